@@ -1,0 +1,1 @@
+"""Pure analysis: FLOPs, bytes, rooflines, timelines."""

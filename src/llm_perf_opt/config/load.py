@@ -1,0 +1,283 @@
+"""DictConfig to typed configuration: the only reader of a DictConfig. Reports every problem at once."""
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import TypeAdapter, ValidationError
+
+from llm_perf_opt.config.schema import (
+    AppConfig,
+    ArtifactsSection,
+    DatasetSection,
+    HardwareSection,
+    InferSection,
+    ModelSection,
+    RunSection,
+    StageConfig,
+    WorkloadSection,
+)
+from llm_perf_opt.errors import ConfigError
+
+T = TypeVar("T")
+
+LIGHT_MAX_NEW_TOKENS = 16
+_DEVICE = re.compile(r"auto|cpu|cuda:\d+")
+_PATH_KEYS = {
+    "run": ("dataset_subset_filelist", "resume"),
+    "dataset": ("root", "subset_filelist", "file"),
+    "model": ("path",),
+}
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "path_type": "a path",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "mapping_type": "a mapping",
+    "dict_type": "a mapping",
+    "dataclass_type": "a mapping of keys",
+}
+
+
+def load_config(
+    cfg: DictConfig,
+    *,
+    user_dir: Path,
+    stage_classes: Mapping[str, type[StageConfig]],
+    known_stages: Iterable[str],
+    model_cls: type[ModelSection] = ModelSection,
+    infer_cls: type[InferSection] = InferSection,
+    broken: Mapping[str, str] | None = None,
+) -> AppConfig:
+    """Build the typed configuration or raise one ConfigError that lists every problem.
+
+    `stage_classes` are the sections that could be imported, `known_stages` all registered names, `broken` the enabled
+    stages whose plug-in failed to import, with the reason.
+    """
+    raw = resolve(cfg)
+    raw = _absolute_paths(raw, user_dir)
+    problems: list[str] = []
+    sections = {
+        "run": RunSection,
+        "artifacts": ArtifactsSection,
+        "workload": WorkloadSection,
+        "dataset": DatasetSection,
+        "model": model_cls,
+        "infer": infer_cls,
+        "hardware": HardwareSection,
+    }
+    typed: dict[str, Any] = {}
+    for name, cls in sections.items():
+        typed[name], found = validate(cls, raw.get(name), name)
+        problems += found
+    allowed = [*sections, "pipeline"]
+    problems += [_unknown(key, raw[key], key, allowed) for key in raw if key not in allowed]
+    stages, found = _stages(raw.get("pipeline") or {}, stage_classes, list(known_stages), broken or {})
+    problems += found
+    if typed["run"] is not None and not _DEVICE.fullmatch(typed["run"].device):
+        problems.append(
+            f"run.device: not a device (got {typed['run'].device!r}), allowed: auto, cpu or cuda:N"
+        )
+    if problems:
+        raise ConfigError(problems)
+    config = AppConfig(
+        run=typed["run"],
+        artifacts=typed["artifacts"],
+        workload=typed["workload"],
+        dataset=typed["dataset"],
+        model=typed["model"],
+        infer=typed["infer"],
+        hardware=typed["hardware"],
+        stages=stages,
+        resolved=raw,
+        user_dir=user_dir,
+    )
+    return effective(config)
+
+
+def resolve(cfg: DictConfig) -> dict[str, Any]:
+    """The composed config as plain data with every interpolation resolved."""
+    try:
+        return cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
+    except OmegaConfBaseException as error:
+        key = error.full_key or "?"
+        raise ConfigError(f"{key}: could not be resolved ({str(error).splitlines()[0]})") from error
+
+
+def effective(config: AppConfig) -> AppConfig:
+    """Apply the run-wide knobs that change others: the token budget, the file list, and light mode."""
+    run, infer, dataset = config.run, config.infer, config.dataset
+    if run.representative_max_new_tokens is not None:
+        infer = replace(infer, max_new_tokens=run.representative_max_new_tokens)
+    if run.dataset_subset_filelist is not None:
+        dataset = replace(dataset, subset_filelist=run.dataset_subset_filelist)
+    if run.mode == "light":
+        run = replace(run, repeats=1)
+        infer = replace(infer, max_new_tokens=min(infer.max_new_tokens, LIGHT_MAX_NEW_TOKENS))
+        dataset = replace(dataset, sampling=replace(dataset.sampling, num_epochs=1, num_samples_per_epoch=1))
+    return replace(config, run=run, infer=infer, dataset=dataset)
+
+
+def validate(cls: type[T], data: Any, section: str) -> tuple[T | None, list[str]]:
+    """Validate one section strictly; returns the object, or None and the problems by full key."""
+    if data is None:
+        return None, [f"{section}: missing, allowed: a mapping of keys"]
+    try:
+        return TypeAdapter(cls).validate_json(json.dumps(data), strict=True), []
+    except ValidationError as error:
+        return None, _explain(error, cls, data, section)
+
+
+def _stages(
+    pipeline: Mapping[str, Any],
+    classes: Mapping[str, type[StageConfig]],
+    known: Sequence[str],
+    broken: Mapping[str, str],
+) -> tuple[dict[str, StageConfig], list[str]]:
+    """The enabled stages' sections. A disabled one is checked only for keys nobody knows."""
+    problems: list[str] = []
+    enabled: dict[str, StageConfig] = {}
+    for name, section in pipeline.items():
+        key = f"pipeline.{name}"
+        if name not in known:
+            problems.append(_unknown(key, section, key, [f"pipeline.{k}" for k in known]))
+            continue
+        on = isinstance(section, Mapping) and section.get("enable") is True
+        if name not in classes:
+            if on:
+                problems.append(
+                    f"{key}: the plug-in could not be loaded ({broken.get(name, 'not importable')})"
+                )
+            continue
+        config, found = validate(classes[name], section, key)
+        is_switch_bad = isinstance(section, Mapping) and not isinstance(section.get("enable", False), bool)
+        if not on and not is_switch_bad:
+            problems += [p for p in found if ": unknown key" in p]
+            continue
+        problems += found
+        if config is not None:
+            enabled[name] = config
+            problems += [f"{key}.{p.key}: {p.text}" for p in config.problems()]
+    return enabled, problems
+
+
+def _explain(error: ValidationError, cls: type[Any], data: Any, section: str) -> list[str]:
+    """Pydantic's errors as one line per key."""
+    grouped: dict[str, list[Any]] = {}
+    for item in error.errors(include_url=False):
+        path = _data_path(item["loc"], data, item["type"])
+        grouped.setdefault(".".join([section, *path]), []).append(item)
+    return [_explain_key(key, items, cls, section) for key, items in grouped.items()]
+
+
+def _explain_key(key: str, items: list[Any], cls: type[Any], section: str) -> str:
+    got = items[0]["input"]
+    if items[0]["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return _unknown(key, got, key, known_keys(cls, section))
+    if items[0]["type"] in ("missing", "missing_argument"):
+        return f"{key}: missing, allowed: a value"
+    return f"{key}: {_wrong(items[0])} (got {got!r}), allowed: {' or '.join(dict.fromkeys(map(_allowed, items)))}"
+
+
+def _data_path(loc: Sequence[int | str], data: Any, kind: str) -> list[str]:
+    """The part of an error's location that is a path into the data (unions add tags that are not)."""
+    path: list[str] = []
+    here = data
+    for part in loc:
+        if isinstance(here, Mapping) and (part in here or kind in ("missing", "missing_argument")):
+            here = here.get(part)
+        elif isinstance(here, list) and isinstance(part, int) and part < len(here):
+            here = here[part]
+        else:
+            continue
+        path.append(str(part))
+    return path
+
+
+def _wrong(item: Mapping[str, Any]) -> str:
+    kind = item["type"]
+    if kind == "literal_error":
+        return "not one of the choices"
+    if kind in _EXPECTED:
+        return f"not {_EXPECTED[kind]}"
+    return "not allowed"
+
+
+def _allowed(item: Mapping[str, Any]) -> str:
+    kind, ctx = item["type"], item.get("ctx", {})
+    if kind == "literal_error":
+        return str(ctx["expected"])
+    bounds = {
+        "greater_than_equal": ("ge", "≥"),
+        "greater_than": ("gt", ">"),
+        "less_than_equal": ("le", "≤"),
+        "less_than": ("lt", "<"),
+    }
+    if kind in bounds:
+        name, sign = bounds[kind]
+        return f"a number {sign} {ctx[name]:g}"
+    if kind == "too_short":
+        return f"at least {ctx['min_length']} element(s)"
+    return _EXPECTED.get(kind, str(item["msg"]))
+
+
+def _unknown(key: str, got: Any, wanted: str, known: Iterable[str]) -> str:
+    nearest = nearest_key(wanted, known)
+    hint = (
+        f"nearest known key: {nearest}"
+        if nearest
+        else "no known key is like it; `llm-perf profile --cfg job` lists all"
+    )
+    return f"{key}: unknown key (got {got!r}), {hint}"
+
+
+def nearest_key(wanted: str, known: Iterable[str]) -> str | None:
+    """The known key most like this one, preferring keys of the same section."""
+    names = list(known)
+    section = wanted.rpartition(".")[0]
+    inside = [n for n in names if n.rpartition(".")[0] == section]
+    for pool in (inside, names):
+        match = difflib.get_close_matches(wanted, pool, n=1, cutoff=0.6)
+        if match:
+            return match[0]
+    leaf = wanted.rpartition(".")[2]
+    by_leaf = difflib.get_close_matches(leaf, [n.rpartition(".")[2] for n in inside], n=1, cutoff=0.5)
+    return next((n for n in inside if by_leaf and n.endswith("." + by_leaf[0])), None)
+
+
+def known_keys(cls: type[Any], prefix: str) -> list[str]:
+    """All keys of a section class, nested ones included."""
+    keys: list[str] = []
+    for item in fields(cls):
+        name = f"{prefix}.{item.name}"
+        keys.append(name)
+        kind = item.type if isinstance(item.type, type) else None
+        if kind is not None and is_dataclass(kind):
+            keys += known_keys(kind, name)
+    return keys
+
+
+def _absolute_paths(raw: dict[str, Any], user_dir: Path) -> dict[str, Any]:
+    """Make relative paths absolute against the directory the user stood in."""
+    out = dict(raw)
+    for section, keys in _PATH_KEYS.items():
+        values = out.get(section)
+        if not isinstance(values, dict):
+            continue
+        changed = {
+            key: str(user_dir / Path(values[key]).expanduser())
+            for key in keys
+            if isinstance(values.get(key), str) and values[key]
+        }
+        out[section] = {**values, **changed}
+    return out

@@ -1,0 +1,166 @@
+"""The typed configuration: frozen, keyword-only, validated once in `config/load.py`.
+
+Every class forbids keys it does not know. Constraints are `annotated_types`, read by the validator.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge, Gt, Interval, Le, MinLen
+
+FORBID_UNKNOWN = {"extra": "forbid"}
+
+Dtype = Literal["float32", "float16", "bfloat16"]
+PositiveInt = Annotated[int, Ge(1)]
+Seconds = Annotated[float, Gt(0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A rule that spans keys was broken: `key` is relative to the section."""
+
+    key: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSection:
+    """`run.*`: what every stage shares."""
+
+    __pydantic_config__: ClassVar = FORBID_UNKNOWN
+    mode: Literal["deep", "light"] = "deep"
+    device: str = "auto"
+    repeats: PositiveInt = 3
+    dataset_subset_filelist: Path | None = None
+    top_n_kernels: PositiveInt = 30
+    representative_max_new_tokens: PositiveInt | None = None
+    on_failure: Literal["continue", "stop"] = "continue"
+    dry_run: bool = False
+    resume: Path | None = None
+    seed: Annotated[int, Ge(0)] = 0
+    env_passthrough: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArtifactsSection:
+    """`artifacts.*`: where a run is written."""
+
+    __pydantic_config__: ClassVar = FORBID_UNKNOWN
+    runs_dir: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadSection:
+    """`workload.*`: what is profiled; `command` replaces our own inference by any program."""
+
+    __pydantic_config__: ClassVar = FORBID_UNKNOWN
+    command: Annotated[tuple[str, ...], MinLen(1)] | None = None
+    prompt: PositiveInt = 1024
+    batch: PositiveInt = 1
+    context: PositiveInt | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingSection:
+    """`dataset.sampling.*`: which samples, how often."""
+
+    __pydantic_config__: ClassVar = FORBID_UNKNOWN
+    num_epochs: PositiveInt = 1
+    num_samples_per_epoch: PositiveInt | None = None
+    randomize: bool = False
+    seed: Annotated[int, Ge(0)] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetSection:
+    """`dataset.*`: pages or prompts."""
+
+    __pydantic_config__: ClassVar = FORBID_UNKNOWN
+    kind: Literal["omnidocbench", "synthetic", "prompts"]
+    root: Path | None = None
+    subset_filelist: Path | None = None
+    fallback_patterns: tuple[str, ...] = ()
+    file: Path | None = None
+    prompt_tokens: PositiveInt = 1024
+    num_samples: PositiveInt = 4
+    page_width: PositiveInt = 1240
+    page_height: PositiveInt = 1754
+    seed: Annotated[int, Ge(0)] = 0
+    max_bad_fraction: Annotated[float, Interval(ge=0.0, le=1.0)] = 0.1
+    sampling: SamplingSection = field(default_factory=SamplingSection)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSection:
+    """`model.*`: the keys every model has. An adapter may extend it with keys of its own."""
+
+    __pydantic_config__: ClassVar = FORBID_UNKNOWN
+    name: str
+    adapter: str
+    weights: Literal["snapshot", "random"] = "snapshot"
+    path: Path | None = None
+    dtype: Dtype | Literal["auto"] = "auto"
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
+    geometry: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferSection:
+    """`infer.*`: how tokens are generated. An adapter may extend it with keys of its own."""
+
+    __pydantic_config__: ClassVar = FORBID_UNKNOWN
+    max_new_tokens: PositiveInt = 64
+    temperature: Annotated[float, Ge(0.0)] = 0.0
+    top_p: Annotated[float, Gt(0.0), Le(1.0)] = 1.0
+    top_k: Annotated[int, Ge(0)] = 0
+    no_repeat_ngram_size: Annotated[int, Ge(0)] = 0
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareSection:
+    """`hardware.*`: what the device could do at best. `name: auto` looks the device up by its own name."""
+
+    __pydantic_config__: ClassVar = FORBID_UNKNOWN
+    name: str = "auto"
+    calibrate: bool = False
+    device_names: tuple[str, ...] = ()
+    peak_tflops: Mapping[str, float] = field(default_factory=dict)
+    memory_bandwidth_gb_s: Annotated[float, Gt(0)] | None = None
+    memory_gb: Annotated[float, Gt(0)] | None = None
+    l2_mb: Annotated[float, Gt(0)] | None = None
+    link: str | None = None
+    link_gb_s: Annotated[float, Gt(0)] | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+    notes: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageConfig:
+    """What every `pipeline.<stage>` section has. Subclass it beside the stage that owns it."""
+
+    __pydantic_config__: ClassVar = FORBID_UNKNOWN
+    enable: bool = False
+    timeout_s: Seconds = 3600.0
+
+    def problems(self) -> tuple[Problem, ...]:
+        """Rules that span keys; checked only when the stage is enabled."""
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppConfig:
+    """One run's configuration. `stages` holds the enabled stages' sections; `resolved` is what config.yaml records."""
+
+    run: RunSection
+    artifacts: ArtifactsSection
+    workload: WorkloadSection
+    dataset: DatasetSection
+    model: ModelSection
+    infer: InferSection
+    hardware: HardwareSection
+    stages: Mapping[str, StageConfig]
+    resolved: Mapping[str, Any]
+    user_dir: Path

@@ -1,0 +1,48 @@
+"""What this machine has, as plain data; probed in `profiling/vendor/tools.py`."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU as nvidia-smi names it."""
+
+    index: int
+    name: str
+    memory_bytes: int
+    driver: str
+    compute_capability: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tool:
+    """A vendor tool. `problem` says what is wrong with it and what to do, or is None."""
+
+    name: str
+    path: str | None = None
+    version: str | None = None
+    problem: str | None = None
+
+    @property
+    def usable(self) -> bool:
+        return self.path is not None and self.problem is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """The facts preflight checks and provenance need."""
+
+    os: str
+    cpu: str
+    cpu_cores: int
+    memory_bytes: int
+    python: str
+    packages: dict[str, str | None]
+    gpus: tuple[Gpu, ...]
+    cuda_driver: str | None
+    tools: dict[str, Tool]
+    counters_restricted: bool | None
+    disk_free_bytes: int
+
+    def tool(self, name: str) -> Tool:
+        return self.tools.get(name, Tool(name=name, problem=f"{name} was not looked for on this machine"))

@@ -1,0 +1,101 @@
+"""The run manifest: everything a report or a comparison needs, as one JSON file."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from llm_perf_opt.core.records import RunStatus, StageFile, StageRecord
+from llm_perf_opt.errors import ManifestError
+
+SCHEMA_VERSION = 1
+FILE_NAME = "manifest.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunManifest:
+    """One run. Paths of files are relative to the run directory, so a run can be moved or zipped."""
+
+    run_id: str
+    created_at: str
+    status: RunStatus
+    config: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    stages: tuple[StageRecord, ...] = ()
+    warnings: tuple[str, ...] = ()
+    schema_version: int = field(default=SCHEMA_VERSION)
+
+    def stage(self, name: str) -> StageRecord | None:
+        return next((s for s in self.stages if s.name == name), None)
+
+    def with_stage(self, record: StageRecord) -> "RunManifest":
+        """A copy with this stage's record put in place of an older one of the same name, or appended."""
+        known = [s.name for s in self.stages]
+        if record.name in known:
+            stages = tuple(record if s.name == record.name else s for s in self.stages)
+        else:
+            stages = (*self.stages, record)
+        return replace(self, stages=stages)
+
+
+def write_manifest(run_dir: Path, manifest: RunManifest) -> Path:
+    """Write atomically: a reader or a crash never sees half a file."""
+    data = asdict(manifest)
+    for stage in data["stages"]:
+        for file in stage["files"]:
+            file["path"] = _relative(Path(file["path"]), run_dir)
+    return write_json(run_dir / FILE_NAME, data)
+
+
+def read_manifest(run_dir: Path) -> RunManifest:
+    """Read a run's manifest; file paths come back absolute."""
+    path = run_dir / FILE_NAME
+    try:
+        raw = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise ManifestError(
+            f"{path}: not found; give the directory of a run (`llm-perf runs` lists them)"
+        ) from error
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path}: not valid JSON ({error}); the run cannot be read") from error
+    version = raw.get("schema_version") if isinstance(raw, dict) else None
+    if version != SCHEMA_VERSION:
+        raise ManifestError(
+            f"{path}: schema_version is {version!r}, this version reads {SCHEMA_VERSION}; "
+            "use the llm-perf that wrote it, or a newer one"
+        )
+    try:
+        manifest = msgspec.convert(raw, RunManifest, strict=False)
+    except msgspec.ValidationError as error:
+        raise ManifestError(f"{path}: {error}") from error
+    root = run_dir.resolve()
+    stages = tuple(
+        replace(s, files=tuple(StageFile(role=f.role, path=root / f.path) for f in s.files))
+        for s in manifest.stages
+    )
+    return replace(manifest, stages=stages)
+
+
+def write_json(path: Path, data: Any) -> Path:
+    """Write JSON through a temporary file and a rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with scratch.open("w", encoding="utf-8") as file:
+        json.dump(data, file, indent=2, ensure_ascii=False, default=str)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
+    return path
+
+
+def _relative(path: Path, run_dir: Path) -> str:
+    """Inside the run: relative to it. Outside (an absolute save_dir): as it is."""
+    if not path.is_absolute():
+        return path.as_posix()
+    root = run_dir.resolve()
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()

@@ -1,0 +1,250 @@
+"""Runs other programs: the only user of subprocess.
+
+Every command gets stdin from /dev/null, its output in a log file, a `cmd.txt` to repeat it by hand, an allow-listed
+environment and a timeout after which its whole tree is ended, including descendants that moved to a session of their own
+(the agent of nsys does).
+"""
+
+import ctypes
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from llm_perf_opt.errors import ToolError
+
+MARKER = "LLM_PERF_COMMAND_ID"
+POLL_S = 0.2
+GRACE_S = 2.0
+TAIL_BYTES = 8192
+
+_ALLOWED = frozenset(
+    "PATH HOME USER LOGNAME SHELL LANG LANGUAGE TMPDIR TZ TERM COLUMNS VIRTUAL_ENV CONDA_PREFIX HOSTNAME "
+    "LD_LIBRARY_PATH LD_PRELOAD DYLD_LIBRARY_PATH SSL_CERT_FILE "
+    "HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE HF_DATASETS_CACHE HF_DATASETS_OFFLINE HF_MODULES_CACHE".split()
+)
+_ALLOWED_PREFIXES = (
+    "LC_", "PYTHON", "CUDA", "NVIDIA_", "NSYS_", "NV_", "NCCL_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "ATEN_",
+    "TORCH", "PYTORCH", "TRITON_", "TRANSFORMERS_", "SLURM_", "XDG_", "LLM_PERF_",
+)  # fmt: skip
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|AUTH", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandResult:
+    """How a command ended. `exit_code` is None when it was ended by us after `timeout_s`."""
+
+    argv: tuple[str, ...]
+    exit_code: int | None
+    duration_s: float
+    timed_out: bool
+    log: Path | None
+    tail: str
+    leftovers: int
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0
+
+
+def allowed_environment(environ: Mapping[str, str], extra_names: Sequence[str] = ()) -> dict[str, str]:
+    """The part of an environment that may reach a child or an artefact. Names that look like secrets never pass by prefix."""
+    extra = frozenset(extra_names)
+
+    def passes(name: str) -> bool:
+        if name in extra or name in _ALLOWED:
+            return True
+        return name.startswith(_ALLOWED_PREFIXES) and not _SECRET.search(name)
+
+    return {name: value for name, value in environ.items() if passes(name)}
+
+
+def run_command(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    timeout_s: float,
+    log: Path,
+    cmd_file: Path | None = None,
+    cwd: Path | None = None,
+    on_tick: Callable[[float, str], None] | None = None,
+) -> CommandResult:
+    """Run argv to its end or to the timeout. `on_tick` gets the elapsed seconds and the last line of output."""
+    argv = tuple(str(a) for a in argv)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    if cmd_file is not None:
+        write_cmd_file(cmd_file, argv, cwd=cwd, env=env)
+    _become_subreaper()
+    marker = uuid.uuid4().hex
+    ours = {child.pid for child in psutil.Process().children(recursive=True)}
+    start = time.monotonic()
+    with log.open("wb") as sink:
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                env={**env, MARKER: marker},
+                cwd=cwd,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ToolError(f"{argv[0]}: could not be started ({error.strerror or error})") from error
+        try:
+            timed_out = not _wait(process, start, timeout_s, log, on_tick)
+            exit_code = None if timed_out else process.returncode
+            leftovers = _end_tree(process, marker, ours, gently=timed_out)
+        except BaseException:
+            _end_tree(process, marker, ours, gently=True)
+            raise
+    return CommandResult(
+        argv=argv,
+        exit_code=exit_code,
+        duration_s=time.monotonic() - start,
+        timed_out=timed_out,
+        log=log,
+        tail=read_tail(log),
+        leftovers=leftovers,
+    )
+
+
+def run_quick(
+    argv: Sequence[str], *, env: Mapping[str, str], timeout_s: float = 20.0
+) -> tuple[int | None, str]:
+    """Ask a tool a short question. Returns its exit code (None: absent, or ended by us) and what it printed."""
+    try:
+        done = subprocess.run(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=dict(env),
+            timeout=timeout_s,
+            start_new_session=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        return None, f"no answer within {timeout_s:g} s" + (
+            f": {error.output[-400:]!r}" if error.output else ""
+        )
+    except OSError as error:
+        return None, str(error)
+    return done.returncode, done.stdout.decode("utf-8", "replace")
+
+
+def write_cmd_file(path: Path, argv: Sequence[str], *, cwd: Path | None, env: Mapping[str, str]) -> None:
+    """Write a command so that a person can run it again with `sh cmd.txt`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [f"cd {shlex.quote(str(cwd))} &&"] if cwd is not None else []
+    added = {k: v for k, v in sorted(env.items()) if os.environ.get(k) != v}
+    lines += [f"{name}={shlex.quote(value)}" for name, value in added.items()]
+    lines.append(shlex.join(argv))
+    path.write_text(" \\\n".join(lines) + "\n", encoding="utf-8")
+
+
+def read_tail(path: Path, size: int = TAIL_BYTES) -> str:
+    """The last bytes of a file as text, whole lines where possible."""
+    with path.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        end = file.tell()
+        file.seek(max(0, end - size))
+        data = file.read()
+    if end > size and b"\n" in data:
+        data = data.split(b"\n", 1)[1]
+    return data.decode("utf-8", "replace")
+
+
+def _wait(
+    process: "subprocess.Popen[bytes]",
+    start: float,
+    timeout_s: float,
+    log: Path,
+    on_tick: Callable[[float, str], None] | None,
+) -> bool:
+    """Wait for the end (True) or the timeout (False)."""
+    while True:
+        elapsed = time.monotonic() - start
+        if elapsed >= timeout_s:
+            return process.poll() is not None
+        try:
+            process.wait(timeout=min(POLL_S, timeout_s - elapsed))
+            return True
+        except subprocess.TimeoutExpired:
+            if on_tick is not None:
+                on_tick(time.monotonic() - start, _last_line(log))
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in re.split(r"[\r\n]+", read_tail(log, 2048)) if line.strip()]
+    return lines[-1].strip() if lines else ""
+
+
+def _end_tree(process: "subprocess.Popen[bytes]", marker: str, ours: set[int], *, gently: bool) -> int:
+    """End everything the command started that still runs; the count of such processes. Waits until they are gone."""
+    found = _descendants(process, marker, ours)
+    if not found:
+        return 0
+    if gently:
+        _signal_all(found, signal.SIGTERM)
+        psutil.wait_procs(found, timeout=GRACE_S)
+    # A descendant may have forked between looking and ending it, so look again until nothing is found.
+    count = len(found)
+    for _ in range(5):
+        rest = _descendants(process, marker, ours)
+        if not rest:
+            break
+        _signal_all(rest, signal.SIGKILL)
+        psutil.wait_procs(rest, timeout=GRACE_S)
+    process.poll()
+    return count
+
+
+def _signal_all(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        try:
+            process.send_signal(number)
+        except psutil.NoSuchProcess:
+            continue
+
+
+def _descendants(process: "subprocess.Popen[bytes]", marker: str, ours: set[int]) -> list[psutil.Process]:
+    """Live processes the command started: our new children and orphans (we are their subreaper), and marked ones."""
+    process.poll()
+    found = {p.pid: p for p in psutil.Process().children(recursive=True) if p.pid not in ours}
+    if not sys.platform.startswith("linux"):
+        found.update({p.pid: p for p in psutil.process_iter() if _is_marked(p, marker)})
+    return [p for p in found.values() if _is_alive(p)]
+
+
+def _is_marked(process: psutil.Process, marker: str) -> bool:
+    try:
+        return process.environ().get(MARKER) == marker
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            process.wait(timeout=0)
+            return False
+        return True
+    except (psutil.NoSuchProcess, psutil.TimeoutExpired):
+        return False
+
+
+def _become_subreaper() -> None:
+    """Let orphaned descendants become our children instead of init's, so that they can be found (Linux)."""
+    if sys.platform.startswith("linux"):
+        pr_set_child_subreaper = 36
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_child_subreaper, 1, 0, 0, 0)

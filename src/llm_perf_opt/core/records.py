@@ -1,0 +1,78 @@
+"""Frozen result types that stages produce and reports read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+StageStatus = Literal["ok", "failed", "skipped"]
+RunStatus = Literal["running", "ok", "failed", "interrupted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One number with its unit and how it was obtained, or no number and the reason why.
+
+    `how` is a short phrase such as "clean pass, median of 30"; `per` names the denominator of a ratio; `source` is the
+    file inside the run directory the value can be checked against.
+    """
+
+    value: float | int | str | None
+    unit: str
+    how: str
+    per: str | None = None
+    source: str | None = None
+    reason: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.value is None and not self.reason:
+            raise ValueError("a metric without a value needs a reason")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageFile:
+    """A file a stage wrote: what it is for, and where (absolute here, relative to the run in the manifest)."""
+
+    role: str
+    path: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandRecord:
+    """One command as it was run. `exit_code` is None when we ended it ourselves."""
+
+    argv: tuple[str, ...]
+    exit_code: int | None
+    duration_s: float
+    log: str | None = None
+    timed_out: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageOutput:
+    """What a stage found. It cannot claim a status or a time: `pipeline/run.py` sets them."""
+
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    files: tuple[StageFile, ...] = ()
+    notes: tuple[str, ...] = ()
+    samples: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRecord:
+    """One stage in the manifest. `reason` is set for every status but ok."""
+
+    name: str
+    status: StageStatus
+    reason: str | None = None
+    started_at: str | None = None
+    duration_s: float | None = None
+    fingerprint: str | None = None
+    commands: tuple[CommandRecord, ...] = ()
+    files: tuple[StageFile, ...] = ()
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def file(self, role: str) -> Path | None:
+        """The first file with this role, or None."""
+        return next((f.path for f in self.files if f.role == role), None)

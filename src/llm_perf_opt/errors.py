@@ -1,0 +1,44 @@
+"""The errors the project raises on purpose; `cli.main` turns each into a message and an exit code."""
+
+from collections.abc import Sequence
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+
+class ProfilingError(Exception):
+    """Something failed that the user should read about in words, not as a traceback."""
+
+    exit_code = EXIT_FAILED
+
+
+class ConfigError(ProfilingError):
+    """Bad input: every problem found, each as `full.key: what is wrong (got ...), what is allowed`."""
+
+    exit_code = EXIT_BAD_INPUT
+
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class ToolError(ProfilingError):
+    """A vendor tool is missing, too old, broken or not allowed to do its work."""
+
+
+class CommandFailed(ProfilingError):
+    """A command we started ended badly; the message names its log and quotes its last lines."""
+
+
+class ParseError(ProfilingError):
+    """A file could not be read as what it claims to be."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
+class ManifestError(ProfilingError):
+    """A run directory's manifest is missing, unreadable or of a version we do not know."""
+
+    exit_code = EXIT_BAD_INPUT

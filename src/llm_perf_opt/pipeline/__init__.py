@@ -1,0 +1,1 @@
+"""Registry, plan, execution and provenance of a run."""

@@ -1,0 +1,1 @@
+"""Stages, vendor tools and their parsers."""

@@ -1,0 +1,1 @@
+"""Command lines of the vendor tools, as pure functions."""

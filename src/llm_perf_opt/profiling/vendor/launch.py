@@ -1,0 +1,110 @@
+"""The command line of our own workload, as a list of Hydra overrides that survive any value."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from llm_perf_opt.config.schema import AppConfig
+
+INFERENCE_RUNNER = "llm_perf_opt.runners.direct_inference_runner"
+PROFILE_RUNNER = "llm_perf_opt.runners.llm_profile_runner"
+CHILD_FLAG = "--child"
+
+
+def build_work_argv(
+    module: str,
+    overrides: Sequence[str],
+    *,
+    hydra_run_dir: Path | str,
+    chdir: bool = True,
+    run_mode: str | None = None,
+    python: str = sys.executable,
+) -> list[str]:
+    """The argv of a child that composes conf/config.yaml with these overrides and works in `hydra_run_dir`."""
+    mode = [] if run_mode is None else [f"run.mode={run_mode}"]
+    return [
+        python,
+        "-m",
+        module,
+        CHILD_FLAG,
+        *overrides,
+        *mode,
+        f"hydra.run.dir={quote(str(hydra_run_dir))}",
+        f"hydra.job.chdir={quote(chdir)}",
+    ]
+
+
+def workload_overrides(config: AppConfig) -> list[str]:
+    """All of model.*, infer.*, dataset.*, hardware.* and the run's shared knobs, as values.
+
+    The groups `model` and `dataset` are taken out of the defaults list first, so that a child never sees a key of a
+    preset the user replaced, and presets from a user's own config directory need not be found again.
+    """
+    run = config.run
+    sections: dict[str, Any] = {
+        "dataset": asdict(config.dataset),
+        "model": asdict(config.model),
+        "infer": asdict(config.infer),
+        "hardware": asdict(config.hardware),
+        "workload": asdict(config.workload),
+    }
+    shared = {
+        "run.device": run.device,
+        "run.repeats": run.repeats,
+        "run.seed": run.seed,
+        "run.mode": run.mode,
+        "run.top_n_kernels": run.top_n_kernels,
+    }
+    return [
+        "~model",
+        "~dataset",
+        *(
+            f"++{key}={quote(value)}"
+            for name, section in sections.items()
+            for key, value in _leaves(name, section)
+        ),
+        *(f"{key}={quote(value)}" for key, value in shared.items()),
+    ]
+
+
+def stage_overrides(name: str, section: Mapping[str, Any]) -> list[str]:
+    """A stage's own section as overrides."""
+    return [f"++{key}={quote(value)}" for key, value in _leaves(f"pipeline.{name}", section)]
+
+
+def quote(value: Any) -> str:
+    """A value in Hydra's override grammar. Strings are double-quoted, so any character survives."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return json.dumps(value)
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{k}:{quote(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(quote(v) for v in value) + "]"
+    return _quote_text(str(value))
+
+
+def _quote_text(text: str) -> str:
+    """Double-quoted for Hydra, and safe from OmegaConf: `${` must not become an interpolation.
+
+    OmegaConf halves the backslashes in front of `${` and takes an odd one as an escape; Hydra does the same in front of
+    a quote and at the end.
+    """
+    literal = re.sub(r"(\\*)\$\{", lambda m: m[1] * 2 + r"\${", text)
+    return '"' + re.sub(r'(\\*)("|\Z)', lambda m: m[1] * 2 + (r"\"" if m[2] else ""), literal) + '"'
+
+
+def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Nested mappings as dotted keys; an empty mapping stays a value."""
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _leaves(f"{prefix}.{key}", item)
+    else:
+        yield prefix, value

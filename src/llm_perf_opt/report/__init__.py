@@ -1,0 +1,1 @@
+"""Manifest to what people read."""

@@ -1,0 +1,1 @@
+"""What is profiled: models, data, clocks and NVTX ranges."""

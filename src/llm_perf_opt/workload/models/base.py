@@ -1,0 +1,113 @@
+"""What a model must offer to be profiled. Adapters import torch only inside their methods."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from llm_perf_opt.config.schema import InferSection, ModelSection
+
+# Opens a named range (NVTX and clock) around a part of prefill; the session provides it.
+RangeFactory = Callable[[str], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One input: a page (`image`) for OCR models; token ids or text for text models."""
+
+    sample_id: str
+    image: Path | None = None
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """The result of one forward: logits of the last position, shape [1, vocabulary], and the state to go on from."""
+
+    logits: Any
+    state: Any
+
+
+class LoadedModel(Protocol):
+    """A model in memory. `prepare` is host work before the clock starts; `prefill` and `decode` are one forward each."""
+
+    @property
+    def module(self) -> Any:
+        """The torch module, for hooks and parameter counts."""
+        ...
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Stated fallbacks, such as "flash_attention_2 is not installed, sdpa used instead"."""
+        ...
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the ranges opened inside prefill (sam, clip, projector), or none."""
+        ...
+
+    def prepare(self, sample: Sample) -> Any: ...
+
+    def prompt_tokens(self, inputs: Any) -> int:
+        """How many positions prefill processes, image tokens included."""
+        ...
+
+    def prompt_ids(self, inputs: Any) -> Sequence[int]:
+        """The prompt's token ids, for n-gram rules."""
+        ...
+
+    def prefill(self, inputs: Any, ranges: RangeFactory) -> Step: ...
+
+    def decode(self, token: Any, state: Any) -> Step:
+        """One more token, a tensor of shape [1, 1] on the device."""
+        ...
+
+    def text(self, token_ids: Sequence[int], *, strip_special: bool) -> str: ...
+
+    def module_groups(self) -> Mapping[str, str]:
+        """Qualified module name to module group (attention, mlp, experts, router, norm, embedding, lm_head, …)."""
+        ...
+
+
+class ModelAdapter(Protocol):
+    """One family of models, named by import path in `model.adapter`.
+
+    `config_cls` and `infer_cls` extend the shared sections with the family's own keys, so that a bad key is refused
+    before torch is imported.
+    """
+
+    @property
+    def config_cls(self) -> type[ModelSection]: ...
+
+    @property
+    def infer_cls(self) -> type[InferSection]: ...
+
+    @property
+    def data_kind(self) -> str:
+        """ "pages" or "tokens": what the synthetic data set must make for it."""
+        ...
+
+    def check(self, model: Any) -> tuple[str, ...]:
+        """Problems that can be seen without torch (missing path, no safetensors, ...), each `key: text`."""
+        ...
+
+    def geometry(self, model: Any) -> Mapping[str, Any]:
+        """The model's configuration as `config.json` would hold it, read without torch or transformers."""
+        ...
+
+    def load(self, model: Any, infer: Any, *, device: str, seed: int) -> LoadedModel: ...
+
+    def build_meta(self, model: Any) -> Any:
+        """The torch module on the meta device in its real geometry, for counting parameters and operators."""
+        ...
