@@ -85,9 +85,7 @@ def load_config(
     stages, found = _stages(raw.get("pipeline") or {}, stage_classes, list(known_stages), broken or {})
     problems += found
     if typed["run"] is not None and not _DEVICE.fullmatch(typed["run"].device):
-        problems.append(
-            f"run.device: not a device (got {typed['run'].device!r}), allowed: auto, cpu or cuda:N"
-        )
+        problems.append(f"run.device: not a device (got {typed['run'].device!r}), allowed: auto, cpu or cuda:N")
     if problems:
         raise ConfigError(problems)
     config = AppConfig(
@@ -155,9 +153,7 @@ def _stages(
         on = isinstance(section, Mapping) and section.get("enable") is True
         if name not in classes:
             if on:
-                problems.append(
-                    f"{key}: the plug-in could not be loaded ({broken.get(name, 'not importable')})"
-                )
+                problems.append(f"{key}: the plug-in could not be loaded ({broken.get(name, 'not importable')})")
             continue
         config, found = validate(classes[name], section, key)
         is_switch_bad = isinstance(section, Mapping) and not isinstance(section.get("enable", False), bool)

@@ -57,9 +57,7 @@ def read_manifest(run_dir: Path) -> RunManifest:
     try:
         raw = json.loads(path.read_bytes())
     except FileNotFoundError as error:
-        raise ManifestError(
-            f"{path}: not found; give the directory of a run (`llm-perf runs` lists them)"
-        ) from error
+        raise ManifestError(f"{path}: not found; give the directory of a run (`llm-perf runs` lists them)") from error
     except (ValueError, UnicodeDecodeError) as error:
         raise ManifestError(f"{path}: not valid JSON ({error}); the run cannot be read") from error
     version = raw.get("schema_version") if isinstance(raw, dict) else None
@@ -74,8 +72,7 @@ def read_manifest(run_dir: Path) -> RunManifest:
         raise ManifestError(f"{path}: {error}") from error
     root = run_dir.resolve()
     stages = tuple(
-        replace(s, files=tuple(StageFile(role=f.role, path=root / f.path) for f in s.files))
-        for s in manifest.stages
+        replace(s, files=tuple(StageFile(role=f.role, path=root / f.path) for f in s.files)) for s in manifest.stages
     )
     return replace(manifest, stages=stages)
 

@@ -28,9 +28,7 @@ GRACE_S = 2.0
 TAIL_BYTES = 8192
 
 _ALLOWED = frozenset(
-    "PATH HOME USER LOGNAME SHELL LANG LANGUAGE TMPDIR TZ TERM COLUMNS VIRTUAL_ENV CONDA_PREFIX HOSTNAME "
-    "LD_LIBRARY_PATH LD_PRELOAD DYLD_LIBRARY_PATH SSL_CERT_FILE "
-    "HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE HF_DATASETS_CACHE HF_DATASETS_OFFLINE HF_MODULES_CACHE".split()
+    ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TMPDIR", "TZ", "TERM", "COLUMNS", "VIRTUAL_ENV", "CONDA_PREFIX", "HOSTNAME", "LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "SSL_CERT_FILE", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_CACHE", "HF_DATASETS_OFFLINE", "HF_MODULES_CACHE"]
 )
 _ALLOWED_PREFIXES = (
     "LC_", "PYTHON", "CUDA", "NVIDIA_", "NSYS_", "NV_", "NCCL_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "ATEN_",
@@ -118,9 +116,7 @@ def run_command(
     )
 
 
-def run_quick(
-    argv: Sequence[str], *, env: Mapping[str, str], timeout_s: float = 20.0
-) -> tuple[int | None, str]:
+def run_quick(argv: Sequence[str], *, env: Mapping[str, str], timeout_s: float = 20.0) -> tuple[int | None, str]:
     """Ask a tool a short question. Returns its exit code (None: absent, or ended by us) and what it printed."""
     try:
         done = subprocess.run(
@@ -134,9 +130,7 @@ def run_quick(
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        return None, f"no answer within {timeout_s:g} s" + (
-            f": {error.output[-400:]!r}" if error.output else ""
-        )
+        return None, f"no answer within {timeout_s:g} s" + (f": {error.output[-400:]!r}" if error.output else "")
     except OSError as error:
         return None, str(error)
     return done.returncode, done.stdout.decode("utf-8", "replace")

@@ -62,11 +62,7 @@ def workload_overrides(config: AppConfig) -> list[str]:
     return [
         "~model",
         "~dataset",
-        *(
-            f"++{key}={quote(value)}"
-            for name, section in sections.items()
-            for key, value in _leaves(name, section)
-        ),
+        *(f"++{key}={quote(value)}" for name, section in sections.items() for key, value in _leaves(name, section)),
         *(f"{key}={quote(value)}" for key, value in shared.items()),
     ]
 
