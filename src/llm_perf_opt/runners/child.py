@@ -1,0 +1,34 @@
+"""What every child process of a run does first: compose the configuration it was given as overrides."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.errors import ProfilingError
+from llm_perf_opt.pipeline.compose import compose_config, type_config
+from llm_perf_opt.profiling.vendor.launch import CHILD_FLAG
+
+
+def load_child_config(argv: Sequence[str]) -> tuple[AppConfig, Path]:
+    """The typed configuration of a child, and the directory it works in (made, and entered if chdir says so)."""
+    overrides = [arg for arg in argv if arg != CHILD_FLAG]
+    composed = compose_config(overrides)
+    out_dir = Path(str(composed.hydra.run.dir)).resolve()
+    out_dir.mkdir(parents=True, exist_ok=True)
+    config = type_config(composed, user_dir=Path.cwd())
+    if composed.hydra.job.chdir:
+        os.chdir(out_dir)
+    return config, out_dir
+
+
+def run_child(work: Callable[[AppConfig, Path], None], argv: Sequence[str]) -> int:
+    """Run a child's work and turn our errors into a message on the log and an exit code."""
+    try:
+        config, out_dir = load_child_config(argv)
+        work(config, out_dir)
+    except ProfilingError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
