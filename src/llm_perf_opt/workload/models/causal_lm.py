@@ -1,0 +1,82 @@
+"""Adapter of decoder-only `transformers` models, from a local snapshot or with random weights."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from llm_perf_opt.config.schema import InferSection, ModelSection
+from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.workload.models.base import LoadedModel
+from llm_perf_opt.workload.models.snapshot_files import (
+    find_config_problems,
+    find_weight_problems,
+    read_config,
+    stored_dtype,
+)
+
+_EXAMPLE = "/models/Qwen3-8B"
+
+
+class CausalLMAdapter:
+    """Everything that needs torch is imported when a model is loaded or built."""
+
+    @property
+    def config_cls(self) -> type[ModelSection]:
+        return ModelSection
+
+    @property
+    def infer_cls(self) -> type[InferSection]:
+        return InferSection
+
+    @property
+    def data_kind(self) -> str:
+        return "tokens"
+
+    def check(self, model: ModelSection) -> tuple[str, ...]:
+        if model.weights == "snapshot":
+            return find_config_problems(model.path, example=_EXAMPLE) or (
+                find_weight_problems(model.path) if model.path is not None else ()
+            )
+        if model.geometry is None:
+            return find_config_problems(model.path, example=_EXAMPLE)
+        if model.path is not None:
+            return (
+                f"model.path: given together with model.geometry (got {str(model.path)!r}), set model.weights=snapshot "
+                "to load it, model.geometry=null to take its config.json, or model.path=null for the preset",
+            )
+        return _geometry_problems(model.geometry)
+
+    def geometry(self, model: ModelSection) -> Mapping[str, Any]:
+        reads_path = model.weights == "snapshot" or model.geometry is None
+        if reads_path and not find_config_problems(model.path, example=_EXAMPLE) and model.path is not None:
+            return read_config(model.path)
+        if model.geometry is None:
+            raise ConfigError(find_config_problems(model.path, example=_EXAMPLE))
+        return model.geometry
+
+    def load(self, model: ModelSection, infer: InferSection, *, device: str, seed: int) -> LoadedModel:
+        problems = self.check(model)
+        if problems:
+            raise ConfigError(problems)
+        from llm_perf_opt.workload.models.causal_lm_load import load_random, load_snapshot
+
+        if model.weights == "snapshot":
+            return load_snapshot(model, self.geometry(model), device=device)
+        return load_random(model, self.geometry(model), device=device, seed=seed)
+
+    def build_meta(self, model: ModelSection) -> Any:
+        from llm_perf_opt.workload.models.causal_lm_load import build_on_meta
+
+        geometry = self.geometry(model)
+        dtype = (stored_dtype(geometry) or "bfloat16") if model.dtype == "auto" else model.dtype
+        # Experts as batched matrix products: the one form that runs on meta and that operator counters see whole.
+        return build_on_meta(geometry, dtype=dtype, attention="sdpa", experts="batched_mm")
+
+
+def _geometry_problems(geometry: Mapping[str, Any]) -> tuple[str, ...]:
+    kind = geometry.get("model_type")
+    if isinstance(kind, str) and kind:
+        return ()
+    return (f"model.geometry.model_type: missing (got {kind!r}), set it as in the model's config.json, e.g. llama",)
+
+
+ADAPTER = CausalLMAdapter()

@@ -1,0 +1,142 @@
+"""Builds and loads decoder-only `transformers` models. Imported only where torch is wanted."""
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import is_flash_attn_2_available
+
+from llm_perf_opt.config.schema import ModelSection
+from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.workload.models.causal_lm_run import LoadedCausalLM
+from llm_perf_opt.workload.models.choices import Choice, choose_attention, choose_dtype
+from llm_perf_opt.workload.models.random_weights import NoiseSource, fill_matrices
+from llm_perf_opt.workload.models.snapshot_files import has_tokenizer, stored_dtype
+
+
+def load_snapshot(model: ModelSection, geometry: Mapping[str, Any], *, device: str) -> LoadedCausalLM:
+    """The snapshot's own weights and tokenizer; never the network, never a pickle, never code of the snapshot."""
+    path = _required(model.path)
+    dtype, attention = _choices(model, geometry, device)
+    try:
+        module = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=_torch_dtype(dtype.value),
+            attn_implementation=attention.value,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+    except (ValueError, KeyError, ImportError, OSError) as error:
+        raise ConfigError(
+            f"model.path: transformers could not load {str(path)!r} as a decoder-only model "
+            f"({type(error).__name__}: {_first_line(error)})"
+        ) from error
+    tokenizer = load_tokenizer(path)
+    notes = [*dtype.notes, *attention.notes]
+    if tokenizer is None:
+        notes.append(f"no tokenizer in {path}: text is shown as token ids")
+    return _wrap(module.to(device), tokenizer, device=device, dtype=dtype.value, notes=notes)
+
+
+def load_random(model: ModelSection, geometry: Mapping[str, Any], *, device: str, seed: int) -> LoadedCausalLM:
+    """The real geometry with noise for weights: built on meta, then filled on the device itself."""
+    dtype, attention = _choices(model, geometry, device)
+    module = build_on_meta(geometry, dtype=dtype.value, attention=attention.value, experts=None)
+    materialise(module, device=device, seed=seed)
+    tokenizer = load_tokenizer(model.path) if model.path is not None else None
+    notes = ["weights are random: the text means nothing", *dtype.notes, *attention.notes]
+    return _wrap(module, tokenizer, device=device, dtype=dtype.value, notes=notes)
+
+
+def build_on_meta(geometry: Mapping[str, Any], *, dtype: str, attention: str, experts: str | None) -> Any:
+    """The module without memory. `experts` None leaves the choice to transformers."""
+    fields = {key: value for key, value in geometry.items() if key not in ("architectures", "transformers_version")}
+    choice = {} if experts is None else {"experts_implementation": experts}
+    try:
+        config = AutoConfig.for_model(**fields)
+        with torch.device("meta"):
+            module = AutoModelForCausalLM.from_config(
+                config, dtype=_torch_dtype(dtype), attn_implementation=attention, trust_remote_code=False, **choice
+            )
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"model.geometry: transformers cannot build a decoder-only model from it "
+            f"({type(error).__name__}: {_first_line(error)}), compare it with the model's config.json"
+        ) from error
+    return module.eval()
+
+
+def materialise(module: Any, *, device: str, seed: int) -> None:
+    """Give a module built on meta its memory: noise in the matrices, the model's own rule for norms and buffers."""
+    module.to_empty(device=device)
+    # Moving off meta unties weights that share one tensor.
+    module.tie_weights()
+    with torch.no_grad():
+        for parameter in fill_matrices(module, NoiseSource(seed=seed, device=device)):
+            # transformers leaves alone what carries this mark, and sets the rest: norms, biases, rotary tables.
+            parameter._is_hf_initialized = True
+        for part in module.modules():
+            part._is_hf_initialized = False
+        module.initialize_weights()
+
+
+def load_tokenizer(path: Path) -> Any | None:
+    """The snapshot's tokenizer, or None where it brings none."""
+    if not has_tokenizer(path):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except (ValueError, KeyError, ImportError, OSError) as error:
+        raise ConfigError(
+            f"model.path: the tokenizer in {str(path)!r} could not be loaded ({_first_line(error)})"
+        ) from (error)
+
+
+def _wrap(module: Any, tokenizer: Any, *, device: str, dtype: str, notes: list[str]) -> LoadedCausalLM:
+    keeps_last = "logits_to_keep" in inspect.signature(module.forward).parameters
+    return LoadedCausalLM(
+        module=module.eval(),
+        device=device,
+        dtype=dtype,
+        eos_token_ids=_eos_ids(module),
+        notes=tuple(notes),
+        tokenizer=tokenizer,
+        vocabulary=int(module.config.vocab_size),
+        forward_options={"use_cache": True, **({"logits_to_keep": 1} if keeps_last else {})},
+    )
+
+
+def _eos_ids(module: Any) -> frozenset[int]:
+    found = [module.config.eos_token_id]
+    if module.generation_config is not None:
+        found.append(module.generation_config.eos_token_id)
+    ids: set[int] = set()
+    for entry in found:
+        ids.update([entry] if isinstance(entry, int) else entry or [])
+    return frozenset(ids)
+
+
+def _choices(model: ModelSection, geometry: Mapping[str, Any], device: str) -> tuple[Choice, Choice]:
+    dtype = choose_dtype(model.dtype, device=device, stored=stored_dtype(geometry))
+    attention = choose_attention(
+        model.attention, device=device, dtype=dtype.value, flash_installed=is_flash_attn_2_available()
+    )
+    return dtype, attention
+
+
+def _torch_dtype(name: str) -> Any:
+    return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[name]
+
+
+def _required(path: Path | None) -> Path:
+    if path is None:
+        raise ConfigError("model.path: missing (got null), set it to the folder of a local snapshot")
+    return path
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else "no message"
