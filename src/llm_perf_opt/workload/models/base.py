@@ -31,7 +31,7 @@ class Step:
 
 
 class LoadedModel(Protocol):
-    """A model in memory. `prepare` is host work before the clock starts; `prefill` and `decode` are one forward each."""
+    """A model in memory. `prepare` is host work before the clock starts; `prefill`, `decode` are one forward each."""
 
     @property
     def module(self) -> Any:

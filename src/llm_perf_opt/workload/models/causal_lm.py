@@ -39,10 +39,8 @@ class CausalLMAdapter:
         if model.geometry is None:
             return find_config_problems(model.path, example=_EXAMPLE)
         if model.path is not None:
-            return (
-                f"model.path: given together with model.geometry (got {str(model.path)!r}), set model.weights=snapshot "
-                "to load it, model.geometry=null to take its config.json, or model.path=null for the preset",
-            )
+            text = "set model.weights=snapshot to load it, or model.geometry=null to take only its config.json"
+            return (f"model.path: given together with model.geometry (got {str(model.path)!r}), {text}",)
         return _geometry_problems(model.geometry)
 
     def geometry(self, model: ModelSection) -> Mapping[str, Any]:
