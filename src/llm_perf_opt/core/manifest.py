@@ -25,6 +25,8 @@ class RunManifest:
     status: RunStatus
     config: Mapping[str, Any]
     environment: Mapping[str, Any]
+    overrides: tuple[str, ...] = ()
+    user_dir: str = ""
     stages: tuple[StageRecord, ...] = ()
     warnings: tuple[str, ...] = ()
     schema_version: int = field(default=SCHEMA_VERSION)

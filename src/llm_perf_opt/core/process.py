@@ -1,8 +1,8 @@
 """Runs other programs: the only user of subprocess.
 
 Every command gets stdin from /dev/null, its output in a log file, a `cmd.txt` to repeat it by hand, an allow-listed
-environment and a timeout after which its whole tree is ended, including descendants that moved to a session of their own
-(the agent of nsys does).
+environment and a timeout after which its whole tree is ended, including descendants that moved to a session of their
+own (the agent of nsys does).
 """
 
 import ctypes
@@ -28,7 +28,24 @@ GRACE_S = 2.0
 TAIL_BYTES = 8192
 
 _ALLOWED = frozenset(
-    ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TMPDIR", "TZ", "TERM", "COLUMNS", "VIRTUAL_ENV", "CONDA_PREFIX", "HOSTNAME", "LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "SSL_CERT_FILE", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_CACHE", "HF_DATASETS_OFFLINE", "HF_MODULES_CACHE"]
+    (
+        *(
+            "PATH",
+            "HOME",
+            "USER",
+            "LOGNAME",
+            "SHELL",
+            "LANG",
+            "LANGUAGE",
+            "TMPDIR",
+            "TZ",
+            "TERM",
+            "COLUMNS",
+            "HOSTNAME",
+        ),
+        *("VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "SSL_CERT_FILE"),
+        *("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_CACHE", "HF_DATASETS_OFFLINE", "HF_MODULES_CACHE"),
+    )
 )
 _ALLOWED_PREFIXES = (
     "LC_", "PYTHON", "CUDA", "NVIDIA_", "NSYS_", "NV_", "NCCL_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "ATEN_",
@@ -55,7 +72,7 @@ class CommandResult:
 
 
 def allowed_environment(environ: Mapping[str, str], extra_names: Sequence[str] = ()) -> dict[str, str]:
-    """The part of an environment that may reach a child or an artefact. Names that look like secrets never pass by prefix."""
+    """The part of an environment that may reach a child or an artefact; no secret passes by its prefix."""
     extra = frozenset(extra_names)
 
     def passes(name: str) -> bool:

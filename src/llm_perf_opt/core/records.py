@@ -60,14 +60,14 @@ class StageOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class StageRecord:
-    """One stage in the manifest. `reason` is set for every status but ok."""
+    """One stage in the manifest. `reason` is set for every status but ok; `fingerprint` decides about reuse."""
 
     name: str
     status: StageStatus
     reason: str | None = None
     started_at: str | None = None
     duration_s: float | None = None
-    fingerprint: str | None = None
+    fingerprint: Mapping[str, str] | None = None
     commands: tuple[CommandRecord, ...] = ()
     files: tuple[StageFile, ...] = ()
     metrics: Mapping[str, Metric] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from llm_perf_opt.config.load import load_config, nearest_key
 from llm_perf_opt.config.paths import conf_dir
-from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.config.schema import AppConfig, InferSection, ModelSection
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.registry import find_entry_points, load_registry
 from llm_perf_opt.workload.models.registry import load_adapter
@@ -38,15 +38,15 @@ def type_config(cfg: DictConfig, *, user_dir: Path) -> AppConfig:
     registry = load_registry(points, {str(name) for name in sections})
     adapter_path = OmegaConf.select(plain, "model.adapter")
     adapter = load_adapter(str(adapter_path)) if adapter_path else None
-    config = load_config(
+    return load_config(
         plain,
         user_dir=user_dir,
         stage_classes=registry.config_classes,
         known_stages=registry.known,
         broken=registry.broken,
-        **({"model_cls": adapter.config_cls, "infer_cls": adapter.infer_cls} if adapter else {}),
+        model_cls=adapter.config_cls if adapter else ModelSection,
+        infer_cls=adapter.infer_cls if adapter else InferSection,
     )
-    return config
 
 
 def explain_composition_error(error: Exception, overrides: Sequence[str]) -> ConfigError:

@@ -33,6 +33,7 @@ def build_work_argv(
         CHILD_FLAG,
         *overrides,
         *mode,
+        f"artifacts.runs_dir={quote(str(hydra_run_dir))}",
         f"hydra.run.dir={quote(str(hydra_run_dir))}",
         f"hydra.job.chdir={quote(chdir)}",
     ]
@@ -64,6 +65,18 @@ def workload_overrides(config: AppConfig) -> list[str]:
         "~dataset",
         *(f"++{key}={quote(value)}" for name, section in sections.items() for key, value in _leaves(name, section)),
         *(f"{key}={quote(value)}" for key, value in shared.items()),
+    ]
+
+
+def capture_overrides(config: AppConfig) -> list[str]:
+    """The workload as nsys and ncu watch it: plain inference, no other stage, neither predictions nor gallery."""
+    return [
+        *workload_overrides(config),
+        "pipeline.static_analysis.enable=false",
+        "pipeline.torch_profiler.enable=false",
+        "pipeline.direct_inference.enable=true",
+        "pipeline.direct_inference.output.prediction.enable=false",
+        "pipeline.direct_inference.output.visualization.enable=false",
     ]
 
 

@@ -1,0 +1,85 @@
+"""What the user sees while a run goes: a live line on a terminal, plain lines elsewhere."""
+
+import sys
+from typing import Protocol
+
+from rich.console import Console as RichConsole
+from rich.status import Status
+
+from llm_perf_opt.core.records import StageRecord
+
+_MARK = {"ok": "[green]✓[/]", "failed": "[red]✗[/]", "skipped": "[yellow]–[/]"}
+
+
+class Console(Protocol):
+    """Where progress goes."""
+
+    def say(self, text: str) -> None: ...
+    def stage_started(self, name: str) -> None: ...
+    def tick(self, elapsed_s: float, text: str) -> None: ...
+    def stage_ended(self, record: StageRecord, *, reused: bool = False) -> None: ...
+    def close(self) -> None: ...
+
+
+def make_console() -> Console:
+    """A live console on a terminal, a plain one otherwise."""
+    return LiveConsole() if sys.stderr.isatty() else PlainConsole()
+
+
+def ended_line(record: StageRecord, *, reused: bool) -> str:
+    """One line about a finished stage."""
+    time = "" if record.duration_s is None else f" in {record.duration_s:.1f} s"
+    what = "reused" if reused else record.status
+    return f"{record.name}: {what}{'' if reused else time}" + (f" — {record.reason}" if record.reason else "")
+
+
+class PlainConsole:
+    """Plain log lines on stderr; no ticks, so that a log file stays readable."""
+
+    def say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def stage_started(self, name: str) -> None:
+        self.say(f"{name}: started")
+
+    def tick(self, elapsed_s: float, text: str) -> None:
+        return
+
+    def stage_ended(self, record: StageRecord, *, reused: bool = False) -> None:
+        self.say(ended_line(record, reused=reused))
+
+    def close(self) -> None:
+        return
+
+
+class LiveConsole:
+    """One live line for the running stage, a mark for each finished one."""
+
+    def __init__(self) -> None:
+        self._console = RichConsole(stderr=True, highlight=False)
+        self._status: Status | None = None
+        self._name = ""
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+    def stage_started(self, name: str) -> None:
+        self._name = name
+        self._status = self._console.status(f"{name}")
+        self._status.start()
+
+    def tick(self, elapsed_s: float, text: str) -> None:
+        if self._status is not None:
+            room = max(20, self._console.width - len(self._name) - 16)
+            shown = text[:room].replace("[", "\\[")
+            self._status.update(f"{self._name}  {elapsed_s:5.1f} s  [dim]{shown}[/]")
+
+    def stage_ended(self, record: StageRecord, *, reused: bool = False) -> None:
+        self.close()
+        self._console.print(_MARK[record.status], end=" ")
+        self._console.print(ended_line(record, reused=reused), markup=False)
+
+    def close(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None

@@ -1,0 +1,80 @@
+"""Decides which stages run, in which order, and what stands in their way."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+from llm_perf_opt.config.schema import AppConfig, StageConfig
+from llm_perf_opt.core.host import Host
+from llm_perf_opt.core.stage import Finding, Stage
+from llm_perf_opt.errors import ConfigError
+
+BUILT_IN = ("static_analysis", "torch_profiler", "direct_inference", "nsys", "ncu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedStage:
+    """One stage to run, its settings and its preflight findings."""
+
+    stage: Stage
+    config: StageConfig
+    findings: tuple[Finding, ...]
+
+    @property
+    def name(self) -> str:
+        return self.stage.name
+
+    @property
+    def blockers(self) -> tuple[Finding, ...]:
+        return tuple(f for f in self.findings if f.blocking)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The stages in order."""
+
+    stages: tuple[PlannedStage, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "stages": [
+                {
+                    "name": step.name,
+                    "settings": asdict(step.config),
+                    "findings": [asdict(finding) for finding in step.findings],
+                }
+                for step in self.stages
+            ]
+        }
+
+
+def build_plan(config: AppConfig, stages: Mapping[str, Stage], host: Host) -> Plan:
+    """Order the enabled stages and ask each what it needs."""
+    steps = [
+        PlannedStage(
+            stage=stages[name],
+            config=config.stages[name],
+            findings=tuple(stages[name].preflight(config.stages[name], host)),
+        )
+        for name in order({name: stages[name].after for name in config.stages})
+    ]
+    return Plan(stages=tuple(steps))
+
+
+def order(after: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """The built-in stages in their fixed order, then plug-ins by their `after`, by name where that leaves a choice."""
+    first = [name for name in BUILT_IN if name in after]
+    plugins = {name: set(after[name]) & set(after) for name in sorted(after) if name not in BUILT_IN}
+    sorter = TopologicalSorter({name: needs - set(first) for name, needs in plugins.items()})
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        circle = " -> ".join(error.args[1])
+        raise ConfigError(f"pipeline: the stages wait for each other ({circle}); one `after` must go") from error
+    result = list(first)
+    while sorter.is_active():
+        ready = sorted(sorter.get_ready())
+        result += ready
+        sorter.done(*ready)
+    return result

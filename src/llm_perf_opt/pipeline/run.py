@@ -1,0 +1,177 @@
+"""Executes a plan: one stage after the other, the manifest rewritten after each; the one broad except lives here."""
+
+import os
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.core.host import Host
+from llm_perf_opt.core.manifest import RunManifest, write_manifest
+from llm_perf_opt.core.process import CommandResult, allowed_environment, run_command
+from llm_perf_opt.core.records import CommandRecord, StageFile, StageOutput, StageRecord
+from llm_perf_opt.core.stage import StageContext
+from llm_perf_opt.errors import ProfilingError
+from llm_perf_opt.pipeline.console import Console
+from llm_perf_opt.pipeline.plan import Plan, PlannedStage
+from llm_perf_opt.pipeline.provenance import write_inputs
+from llm_perf_opt.pipeline.resume import fingerprint, why_run
+from llm_perf_opt.profiling.artifacts import Artifacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInput:
+    """All that `execute` needs, so that a test can fix every part of it."""
+
+    plan: Plan
+    config: AppConfig
+    artifacts: Artifacts
+    host: Host
+    manifest: RunManifest
+    previous: RunManifest | None
+    console: Console
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+
+
+def execute(run: RunInput) -> RunManifest:
+    """Run every planned stage; a failure is recorded and never loses what others wrote."""
+    manifest = run.manifest
+    samples: list[Mapping[str, Any]] = []
+    save = _saver(run.artifacts.root)
+    save(manifest)
+    try:
+        for step in run.plan.stages:
+            record, output = _reuse_or_run(step, run, manifest)
+            manifest = manifest.with_stage(record)
+            save(manifest)
+            samples += output.samples
+            if samples:
+                write_inputs(run.artifacts.root, samples)
+            if record.status == "failed" and run.config.run.on_failure == "stop":
+                manifest = _skip_rest(manifest, run.plan, f"{record.name} failed and run.on_failure is stop")
+                break
+    except KeyboardInterrupt:
+        save(_skip_rest(replace(manifest, status="interrupted"), run.plan, "the run was interrupted"))
+        raise
+    finally:
+        run.console.close()
+    failed = any(stage.status == "failed" for stage in manifest.stages)
+    manifest = replace(manifest, status="failed" if failed else "ok")
+    save(manifest)
+    return manifest
+
+
+def _reuse_or_run(step: PlannedStage, run: RunInput, manifest: RunManifest) -> tuple[StageRecord, StageOutput]:
+    marks = fingerprint(step.stage, step.config, run.config, run.host)
+    if run.previous is not None:
+        old = run.previous.stage(step.name)
+        reason = why_run(step.name, old, marks, old_config=run.previous.config, new_config=dict(run.config.resolved))
+        if old is not None and reason is None:
+            run.console.stage_ended(old, reused=True)
+            return old, StageOutput()
+        run.console.say(f"{step.name}: runs because {reason}")
+    return _run_stage(step, run, manifest, marks)
+
+
+def _run_stage(
+    step: PlannedStage, run: RunInput, manifest: RunManifest, marks: Mapping[str, str]
+) -> tuple[StageRecord, StageOutput]:
+    """Run one stage and record how it ended, whatever happens inside it."""
+    commands: list[CommandRecord] = []
+    started = datetime.now(UTC)
+    clock = time.monotonic()
+    run.console.stage_started(step.name)
+    output, status, reason = StageOutput(), "ok", None
+    try:
+        if step.blockers:
+            raise ProfilingError("; ".join(str(finding) for finding in step.blockers))
+        output = step.stage.run(step.config, _context(step, run, manifest, commands))
+    except ProfilingError as error:
+        status, reason = "failed", str(error)
+    except Exception as error:  # noqa: BLE001 - a stage may be anyone's plug-in; its bug must not lose the run
+        status, reason = "failed", f"{type(error).__name__}: {error} (traceback in {step.name}/error.txt)"
+        run.artifacts.out_dir(step.name).joinpath("error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+    files = tuple(StageFile(role=f.role, path=f.path) for f in output.files if f.path.exists())
+    record = StageRecord(
+        name=step.name,
+        status="ok" if status == "ok" else "failed",
+        reason=reason,
+        started_at=started.isoformat(timespec="seconds"),
+        duration_s=round(time.monotonic() - clock, 3),
+        fingerprint=marks,
+        commands=tuple(commands),
+        files=files,
+        metrics=output.metrics,
+        notes=(*(str(f) for f in step.findings if not f.blocking), *output.notes),
+    )
+    run.console.stage_ended(record)
+    return record, output
+
+
+def _context(step: PlannedStage, run: RunInput, manifest: RunManifest, commands: list[CommandRecord]) -> StageContext:
+    out_dir = run.artifacts.out_dir(step.name)
+    tmp_dir = run.artifacts.tmp_dir(step.name)
+    base_env = allowed_environment(run.environ, run.config.run.env_passthrough)
+
+    def run_in_stage(
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        log: str = "log.txt",
+        cmd_file: str | None = "cmd.txt",
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        label: str | None = None,
+    ) -> CommandResult:
+        prefix = f"{label}: " if label else ""
+        result = run_command(
+            argv,
+            env={**base_env, **(env or {})},
+            timeout_s=timeout_s,
+            log=out_dir / log,
+            cmd_file=None if cmd_file is None else out_dir / cmd_file,
+            cwd=cwd or tmp_dir,
+            on_tick=lambda elapsed, line: run.console.tick(elapsed, prefix + line),
+        )
+        commands.append(
+            CommandRecord(
+                argv=result.argv,
+                exit_code=result.exit_code,
+                duration_s=round(result.duration_s, 3),
+                log=f"{step.name}/{log}",
+                timed_out=result.timed_out,
+            )
+        )
+        return result
+
+    return StageContext(
+        config=run.config,
+        host=run.host,
+        run_dir=run.artifacts.root,
+        out_dir=out_dir,
+        tmp_dir=tmp_dir,
+        workload_dir=run.artifacts.tmp_dir("workload"),
+        run_command=run_in_stage,
+        earlier={stage.name: stage for stage in manifest.stages},
+        say=run.console.say,
+    )
+
+
+def _skip_rest(manifest: RunManifest, plan: Plan, reason: str) -> RunManifest:
+    """Record every planned stage that has no record yet as skipped."""
+    done = {stage.name for stage in manifest.stages}
+    for step in plan.stages:
+        if step.name not in done:
+            manifest = manifest.with_stage(StageRecord(name=step.name, status="skipped", reason=reason))
+    return manifest
+
+
+def _saver(root: Path) -> Callable[[RunManifest], None]:
+    def save(manifest: RunManifest) -> None:
+        write_manifest(root, manifest)
+
+    return save

@@ -1,0 +1,142 @@
+"""Looks at this machine: GPUs, drivers, vendor tools and what each of them is able to do."""
+
+import os
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+
+from llm_perf_opt.core.host import Gpu, Host, Tool
+from llm_perf_opt.core.process import run_quick
+
+PACKAGES = ("llm-perf-opt", "torch", "transformers", "hydra-core", "nvtx", "duckdb", "numpy")
+DRIVER_PARAMS = Path("/proc/driver/nvidia/params")
+_VERSION = re.compile(r"(?:version|Version)\s+(\d+(?:\.\d+)+)")
+_INSTALL = {
+    "nsys": "install Nsight Systems (Debian non-free: nsight-systems; NVIDIA: nsight-systems-cli) and put nsys on PATH",
+    "ncu": "install Nsight Compute (Debian non-free: nsight-compute; NVIDIA: nsight-compute) and put ncu on PATH",
+}
+
+
+def probe_host(*, env: Mapping[str, str], disk: Path) -> Host:
+    """Ask the machine; takes a fraction of a second and never imports torch."""
+    gpus, cuda = probe_gpus(env)
+    return Host(
+        os=platform.platform(),
+        cpu=_cpu_name(),
+        cpu_cores=os.cpu_count() or 1,
+        memory_bytes=psutil.virtual_memory().total,
+        python=platform.python_version(),
+        packages={name: _package_version(name) for name in PACKAGES},
+        gpus=gpus,
+        cuda_driver=cuda,
+        tools={"nsys": probe_nsys(env), "ncu": probe_ncu(env)},
+        counters_restricted=counters_restricted(),
+        disk_free_bytes=shutil.disk_usage(_existing(disk)).free,
+    )
+
+
+def probe_gpus(env: Mapping[str, str]) -> tuple[tuple[Gpu, ...], str | None]:
+    """The GPUs nvidia-smi lists and the CUDA version its driver speaks; empty where there is none."""
+    smi = shutil.which("nvidia-smi", path=env.get("PATH"))
+    if smi is None:
+        return (), None
+    fields = "index,name,memory.total,driver_version,compute_cap"
+    code, text = run_quick([smi, f"--query-gpu={fields}", "--format=csv,noheader,nounits"], env=env)
+    if code != 0:
+        return (), None
+    _, header = run_quick([smi], env=env)
+    cuda = re.search(r"CUDA(?: UMD)? Version:\s*(\d+\.\d+)", header)
+    return parse_gpus(text), cuda[1] if cuda else None
+
+
+def parse_gpus(text: str) -> tuple[Gpu, ...]:
+    """Rows of `nvidia-smi --query-gpu=index,name,memory.total,driver_version,compute_cap`."""
+    gpus = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) == 5 and cells[0].isdigit():
+            mib = int(cells[2]) if cells[2].isdigit() else 0
+            gpus.append(
+                Gpu(
+                    index=int(cells[0]),
+                    name=cells[1],
+                    memory_bytes=mib * 1024**2,
+                    driver=cells[3],
+                    compute_capability=cells[4] if re.fullmatch(r"\d+\.\d+", cells[4]) else None,
+                )
+            )
+    return tuple(gpus)
+
+
+def probe_nsys(env: Mapping[str, str]) -> Tool:
+    tool = _probe("nsys", env)
+    if tool.path is None or tool.problem is not None:
+        return tool
+    problem = importer_problem(Path(tool.path).resolve())
+    return Tool(name="nsys", path=tool.path, version=tool.version, problem=problem)
+
+
+def probe_ncu(env: Mapping[str, str]) -> Tool:
+    return _probe("ncu", env)
+
+
+def importer_problem(nsys: Path) -> str | None:
+    """nsys needs QdstrmImporter beside its own folder; without it a capture stays a .qdstrm that nothing can read."""
+    target = next((p for p in nsys.parents if p.name.startswith("target-linux")), None)
+    if target is None:
+        return None
+    wanted = target.parent / target.name.replace("target", "host")
+    if (wanted / "QdstrmImporter").exists():
+        return None
+    found = next((p for p in sorted(Path("/usr/lib/nsight-systems").glob("host-linux-*/QdstrmImporter"))), None)
+    found = found or next(iter(sorted(target.parent.glob("*/QdstrmImporter"))), None)
+    mend = f"ln -s {found.parent} {wanted}" if found else "install the host part of Nsight Systems"
+    return f"nsys finds no QdstrmImporter in {wanted}, so its captures cannot be read; mend it with: {mend}"
+
+
+def counters_restricted() -> bool | None:
+    """Whether the driver keeps performance counters for root (ERR_NVGPUCTRPERM); None where no driver says."""
+    if not DRIVER_PARAMS.exists():
+        return None
+    only_admin = re.search(r"RmProfilingAdminOnly:\s*(\d)", DRIVER_PARAMS.read_text())
+    if only_admin is None:
+        return None
+    return only_admin[1] == "1" and os.geteuid() != 0
+
+
+def _probe(name: str, env: Mapping[str, str]) -> Tool:
+    path = shutil.which(name, path=env.get("PATH"))
+    if path is None:
+        return Tool(name=name, problem=f"{name} was not found; {_INSTALL[name]}")
+    code, text = run_quick([path, "--version"], env=env)
+    found = _VERSION.search(text)
+    if code != 0 or found is None:
+        last = text.strip().splitlines()[-1] if text.strip() else "nothing"
+        return Tool(name=name, path=path, problem=f"`{path} --version` failed ({last}); {_INSTALL[name]}")
+    return Tool(name=name, path=path, version=found[1])
+
+
+def _package_version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        found = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE)
+        if found:
+            return found[1].strip()
+    return platform.processor() or platform.machine() or sys.platform
+
+
+def _existing(path: Path) -> Path:
+    return next(p for p in (path, *path.parents) if p.exists())

@@ -1,0 +1,133 @@
+"""`llm-perf doctor`: what this machine can do, and the remedy for what it cannot."""
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from llm_perf_opt.core.host import Host, Tool
+from llm_perf_opt.core.process import allowed_environment
+from llm_perf_opt.profiling.vendor.tools import importer_problem, probe_host
+
+MIN_FREE_BYTES = 5 * 1024**3
+COUNTERS_REMEDY = (
+    "run as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0 "
+    "(/etc/modprobe.d/, then reboot); ncu fails with ERR_NVGPUCTRPERM until then"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One line: ok, or a gap with its remedy."""
+
+    name: str
+    ok: bool
+    value: str
+    remedy: str | None = None
+
+
+def diagnose(host: Host) -> list[Check]:
+    """Every check, in the order a person would make them."""
+    free = host.disk_free_bytes
+    return [
+        Check(name="python", ok=True, value=host.python),
+        _package(host, "torch", "pip install torch"),
+        _package(host, "transformers", "pip install transformers"),
+        _gpu(host),
+        _driver(host),
+        _tool(host.tool("nsys")),
+        _importer(host.tool("nsys")),
+        _tool(host.tool("ncu")),
+        _counters(host),
+        _nvtx(host),
+        Check(
+            name="disk",
+            ok=free >= MIN_FREE_BYTES,
+            value=f"{free / 1024**3:.1f} GiB free",
+            remedy=None if free >= MIN_FREE_BYTES else "free some space: captures of a large model take gigabytes",
+        ),
+    ]
+
+
+def _package(host: Host, name: str, remedy: str) -> Check:
+    version = host.packages.get(name)
+    return Check(
+        name=name, ok=version is not None, value=version or "not installed", remedy=None if version else remedy
+    )
+
+
+def _gpu(host: Host) -> Check:
+    if host.gpus:
+        value = "; ".join(f"{g.name} ({g.memory_bytes / 1024**3:.0f} GiB)" for g in host.gpus)
+        return Check(name="gpu", ok=True, value=value)
+    return Check(
+        name="gpu",
+        ok=False,
+        value="none",
+        remedy="static analysis, the torch profiler and nsys (NVTX) work on the CPU; ncu needs an NVIDIA GPU",
+    )
+
+
+def _driver(host: Host) -> Check:
+    if host.gpus:
+        return Check(name="driver", ok=True, value=f"{host.gpus[0].driver}, CUDA {host.cuda_driver or 'unknown'}")
+    return Check(name="driver", ok=False, value="none", remedy="install the NVIDIA driver where there is a GPU")
+
+
+def _tool(tool: Tool) -> Check:
+    """Presence and version; the importer of nsys is a check of its own."""
+    if tool.path is None or tool.version is None:
+        return Check(name=tool.name, ok=False, value="not usable", remedy=tool.problem)
+    return Check(name=tool.name, ok=True, value=f"{tool.version} ({tool.path})")
+
+
+def _importer(nsys: Tool) -> Check:
+    if nsys.path is None:
+        return Check(name="nsys importer", ok=False, value="unknown", remedy="nsys is needed first")
+    problem = importer_problem(Path(nsys.path).resolve())
+    return Check(
+        name="nsys importer", ok=problem is None, value="found" if problem is None else "missing", remedy=problem
+    )
+
+
+def _counters(host: Host) -> Check:
+    if host.counters_restricted is None:
+        return Check(name="gpu counters", ok=False, value="unknown", remedy="no NVIDIA driver on this machine says so")
+    if host.counters_restricted:
+        return Check(name="gpu counters", ok=False, value="root only", remedy=COUNTERS_REMEDY)
+    return Check(name="gpu counters", ok=True, value="allowed")
+
+
+def _nvtx(host: Host) -> Check:
+    """PyPI nvtx from 0.2.12 on is not recorded by older nsys; a CUDA build of torch brings its own."""
+    version = host.packages.get("nvtx")
+    if version is None:
+        return Check(name="nvtx", ok=False, value="not installed", remedy="pip install 'nvtx<0.2.12'")
+    numbers = tuple(int(part) for part in version.split(".") if part.isdigit())
+    if numbers >= (0, 2, 12) and not host.gpus:
+        remedy = "pip install 'nvtx<0.2.12': ranges of newer ones are not recorded by nsys 2022.4 and 2023.4"
+        return Check(name="nvtx", ok=False, value=version, remedy=remedy)
+    return Check(name="nvtx", ok=True, value=version)
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="llm-perf doctor", description="What this machine can do.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args(argv)
+    host = probe_host(env=allowed_environment(os.environ), disk=Path.cwd())
+    checks = diagnose(host)
+    if args.json:
+        print(json.dumps({"host": asdict(host), "checks": [asdict(check) for check in checks]}, indent=2))
+        return 0
+    _print(checks)
+    return 0
+
+
+def _print(checks: Sequence[Check]) -> None:
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        print(f"{'ok ' if check.ok else 'gap'}  {check.name:<{width}}  {check.value}")
+        if check.remedy:
+            print(f"     {'':<{width}}  → {check.remedy}")

@@ -1,0 +1,117 @@
+"""One run from its typed configuration to its reports."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.core.host import Host
+from llm_perf_opt.core.manifest import FILE_NAME, RunManifest, read_manifest, write_json
+from llm_perf_opt.core.process import allowed_environment
+from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.pipeline.console import Console, make_console
+from llm_perf_opt.pipeline.plan import Plan, build_plan
+from llm_perf_opt.pipeline.provenance import describe_environment, write_config, write_environment
+from llm_perf_opt.pipeline.registry import find_entry_points, load_registry
+from llm_perf_opt.pipeline.run import RunInput, execute
+from llm_perf_opt.pipeline.summary import summary_lines
+from llm_perf_opt.profiling.artifacts import Artifacts
+from llm_perf_opt.profiling.vendor.tools import probe_host
+from llm_perf_opt.report.write import write_reports
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A run that is ready to start."""
+
+    config: AppConfig
+    artifacts: Artifacts
+    host: Host
+    plan: Plan
+    overrides: tuple[str, ...]
+    created_at: datetime
+    previous: RunManifest | None
+    console: Console
+
+    @classmethod
+    def prepare(cls, config: AppConfig, run_dir: Path, overrides: tuple[str, ...], *, created_at: datetime) -> "Job":
+        """Look at the machine and plan; raises ConfigError before anything is run."""
+        previous = _previous(config, run_dir)
+        if not config.stages:
+            raise ConfigError("pipeline: no stage is enabled, allowed: at least one pipeline.<stage>.enable=true")
+        host = probe_host(env=allowed_environment(os.environ), disk=run_dir)
+        registry = load_registry(find_entry_points(), set(config.stages))
+        return cls(
+            config=config,
+            artifacts=Artifacts.from_root(run_dir),
+            host=host,
+            plan=build_plan(config, registry.stages, host),
+            overrides=overrides,
+            created_at=created_at,
+            previous=previous,
+            console=make_console(),
+        )
+
+    def run(self) -> bool:
+        """Run it, or only show the plan. True if nothing failed."""
+        self._show_plan()
+        if self.config.run.dry_run:
+            path = write_json(self.artifacts.path("plan.json"), self.plan.to_json())
+            self.console.say(f"nothing was run; the plan is in {path}")
+            return True
+        root = self.artifacts.root
+        environment = describe_environment(self.host, os.environ, self.config.user_dir)
+        write_environment(root, environment)
+        write_config(root, self.config.resolved)
+        manifest = execute(self._input(environment))
+        reports = write_reports(root)
+        for line in summary_lines(manifest, reports):
+            self.console.say(line)
+        return manifest.status == "ok"
+
+    def _input(self, environment: Mapping[str, Any]) -> RunInput:
+        manifest = RunManifest(
+            run_id=self.artifacts.root.name if self.previous is None else self.previous.run_id,
+            created_at=self.created_at.isoformat(timespec="seconds"),
+            status="running",
+            config=self.config.resolved,
+            environment=environment,
+            overrides=self.overrides,
+            user_dir=str(self.config.user_dir),
+            stages=() if self.previous is None else self.previous.stages,
+        )
+        return RunInput(
+            plan=self.plan,
+            config=self.config,
+            artifacts=self.artifacts,
+            host=self.host,
+            manifest=manifest,
+            previous=self.previous,
+            console=self.console,
+        )
+
+    def _show_plan(self) -> None:
+        names = " → ".join(step.name for step in self.plan.stages)
+        self.console.say(f"run {self.artifacts.root}: {names}")
+        for step in self.plan.stages:
+            for finding in step.findings:
+                self.console.say(f"{step.name}: {'cannot run' if finding.blocking else 'note'}: {finding}")
+            if self.config.run.dry_run:
+                settings = json.dumps(self.config.resolved["pipeline"].get(step.name, {}), ensure_ascii=False)
+                self.console.say(f"  {step.name}: {settings}")
+
+
+def _previous(config: AppConfig, run_dir: Path) -> RunManifest | None:
+    """The manifest to resume from. A directory that already holds a run is never overwritten."""
+    if config.run.resume is not None:
+        return read_manifest(run_dir)
+    if (run_dir / FILE_NAME).exists():
+        raise ConfigError(
+            f"artifacts.runs_dir: already holds a run (got {str(run_dir)!r}), "
+            f"allowed: another directory, or run.resume={run_dir} to continue it"
+        )
+    return None

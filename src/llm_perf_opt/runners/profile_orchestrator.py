@@ -1,0 +1,152 @@
+"""Hydra entry of a run: load the configuration, plan, run, report, exit code."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+
+from llm_perf_opt.config.legacy import translate
+from llm_perf_opt.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, ProfilingError
+
+INFER_OVERRIDES = (
+    "pipeline.static_analysis.enable=false",
+    "pipeline.torch_profiler.enable=false",
+    "pipeline.direct_inference.enable=true",
+)
+HELP = """\
+llm-perf profile [OVERRIDE ...] [HYDRA FLAG ...]
+
+Profiles a model through the enabled stages and writes one run directory with one report.
+
+  llm-perf profile experiment=demo                      a tiny model, anywhere
+  llm-perf profile model=llama3_8b model.weights=random real geometry, no weights needed
+  llm-perf profile pipeline.nsys.enable=true            with Nsight Systems
+  llm-perf profile run.dry_run=true                     show the plan, run nothing
+  llm-perf profile run.resume=<run dir>                 run only what is missing or failed
+  llm-perf profile -m model=llama3_1b,llama3_8b         sweep
+  llm-perf profile --cfg job                            every key with its value
+
+Stages: pipeline.{static_analysis,torch_profiler,nsys,ncu,direct_inference}.enable=true|false
+Groups: model, dataset, hardware, experiment, profiling/{torch,nsys,ncu}@pipeline.<stage>
+Hydra's own flags: --hydra-help. Every key: docs/configuration.md.
+"""
+
+
+class RunFailed(ProfilingError):
+    """A stage failed; everything is already said and written."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the orchestrator with Hydra overrides and flags; returns the exit code."""
+    if "--help" in argv or "-h" in argv:
+        print(HELP, end="")
+        return EXIT_OK
+    try:
+        translated = translate(argv)
+        if translated.notice:
+            print(f"INFO: {translated.notice}", file=sys.stderr)
+        from llm_perf_opt.runners.resumed import resumed_arguments
+
+        return _run_hydra(resumed_arguments(translated.overrides))
+    except RunFailed as error:
+        return error.exit_code
+    except ProfilingError as error:
+        print_error(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted: every process of the run was ended, the manifest is complete", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def print_error(error: ProfilingError) -> None:
+    """One line per problem."""
+    lines = error.problems if isinstance(error, ConfigError) else (str(error),)
+    for line in lines:
+        print(f"error: {line}", file=sys.stderr)
+
+
+def _run_hydra(argv: Sequence[str]) -> int:
+    """Give the arguments to Hydra, and let its errors come back to us instead of being printed."""
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf import DictConfig
+    from omegaconf.errors import OmegaConfBaseException
+
+    from llm_perf_opt.config.paths import conf_dir
+    from llm_perf_opt.pipeline.compose import CONFIG_NAME, explain_composition_error
+
+    def task(cfg: DictConfig) -> None:
+        from hydra.core.hydra_config import HydraConfig
+
+        runtime = HydraConfig.get().runtime
+        overrides = tuple(str(o) for o in HydraConfig.get().overrides.task)
+        run_one(cfg, Path(runtime.output_dir), Path(runtime.cwd), overrides)
+
+    with _arguments(argv), _terminate_like_interrupt():
+        try:
+            hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG_NAME)(task)()
+        except (HydraException, OmegaConfBaseException) as error:
+            overrides = [a for a in argv if not a.startswith("-")]
+            raise explain_composition_error(error, overrides) from error
+    return EXIT_OK
+
+
+def run_one(cfg: "object", run_dir: Path, user_dir: Path, overrides: tuple[str, ...]) -> None:
+    """One job: everything from the composed configuration to the reports. Raises RunFailed if a stage failed."""
+    from omegaconf import DictConfig
+
+    from llm_perf_opt.pipeline.compose import type_config
+    from llm_perf_opt.runners.job import Job
+
+    assert isinstance(cfg, DictConfig)
+    try:
+        config = type_config(cfg, user_dir=user_dir)
+        job = Job.prepare(config, run_dir, overrides, created_at=datetime.now(UTC))
+    except ProfilingError:
+        _remove_if_empty(run_dir)
+        raise
+    if not job.run():
+        raise RunFailed("a stage failed")
+
+
+def _remove_if_empty(run_dir: Path) -> None:
+    """Bad input leaves nothing behind."""
+    if run_dir.is_dir() and not any(run_dir.iterdir()):
+        os.chdir(run_dir.parent)
+        run_dir.rmdir()
+
+
+@contextmanager
+def _arguments(argv: Sequence[str]) -> Iterator[None]:
+    """Hydra reads sys.argv, and prints errors itself unless HYDRA_FULL_ERROR is set."""
+    before, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = ["llm-perf profile", *argv]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        sys.argv = before
+        if full_error is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+
+
+@contextmanager
+def _terminate_like_interrupt() -> Iterator[None]:
+    """SIGTERM (a batch system's notice) ends a run as cleanly as Ctrl-C."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
