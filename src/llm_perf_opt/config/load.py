@@ -84,8 +84,7 @@ def load_config(
     problems += [_unknown(key, raw[key], key, allowed) for key in raw if key not in allowed]
     stages, found = _stages(raw.get("pipeline") or {}, stage_classes, list(known_stages), broken or {})
     problems += found
-    if typed["run"] is not None and not _DEVICE.fullmatch(typed["run"].device):
-        problems.append(f"run.device: not a device (got {typed['run'].device!r}), allowed: auto, cpu or cuda:N")
+    problems += _device_problem(raw.get("run"))
     if problems:
         raise ConfigError(problems)
     config = AppConfig(
@@ -101,6 +100,13 @@ def load_config(
         user_dir=user_dir,
     )
     return effective(config)
+
+
+def _device_problem(run: Any) -> list[str]:
+    device = run.get("device", "auto") if isinstance(run, Mapping) else "auto"
+    if not isinstance(device, str) or _DEVICE.fullmatch(device):
+        return []
+    return [f"run.device: not a device (got {device!r}), allowed: auto, cpu or cuda:N"]
 
 
 def resolve(cfg: DictConfig) -> dict[str, Any]:

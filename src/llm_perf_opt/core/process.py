@@ -12,6 +12,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ MARKER = "LLM_PERF_COMMAND_ID"
 POLL_S = 0.2
 GRACE_S = 2.0
 TAIL_BYTES = 8192
+QUICK_BYTES = 1 << 20
 
 _ALLOWED = frozenset(
     (
@@ -135,22 +137,16 @@ def run_command(
 
 def run_quick(argv: Sequence[str], *, env: Mapping[str, str], timeout_s: float = 20.0) -> tuple[int | None, str]:
     """Ask a tool a short question. Returns its exit code (None: absent, or ended by us) and what it printed."""
-    try:
-        done = subprocess.run(
-            list(argv),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=dict(env),
-            timeout=timeout_s,
-            start_new_session=True,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        return None, f"no answer within {timeout_s:g} s" + (f": {error.output[-400:]!r}" if error.output else "")
-    except OSError as error:
-        return None, str(error)
-    return done.returncode, done.stdout.decode("utf-8", "replace")
+    with tempfile.TemporaryDirectory(prefix="llm-perf-") as scratch:
+        log = Path(scratch) / "answer.txt"
+        try:
+            result = run_command(argv, env=env, timeout_s=timeout_s, log=log)
+        except ToolError as error:
+            return None, str(error)
+        text = read_tail(log, QUICK_BYTES)
+    if result.timed_out:
+        return None, f"no answer within {timeout_s:g} s" + (f": {text}" if text else "")
+    return result.exit_code, text
 
 
 def write_cmd_file(path: Path, argv: Sequence[str], *, cwd: Path | None, env: Mapping[str, str]) -> None:

@@ -1,14 +1,16 @@
 """Composes conf/config.yaml and types it; turns Hydra's errors into ours, all of them at once."""
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from llm_perf_opt.config.load import load_config, nearest_key
@@ -26,6 +28,9 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
     """Compose with the `hydra` node included, outside a Hydra application."""
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         composed = compose(CONFIG_NAME, overrides=list(overrides), return_hydra_config=True)
+    # Outside an application nobody tells Hydra where the user stands, and conf/ refers to it.
+    with open_dict(composed):
+        composed.hydra.runtime.cwd = os.getcwd()
     HydraConfig.instance().set_config(composed)
     return composed
 
@@ -33,24 +38,36 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
 def type_config(cfg: DictConfig, *, user_dir: Path) -> AppConfig:
     """The typed configuration of a composed one. Imports the stages it names and the model's adapter."""
     plain = OmegaConf.masked_copy(cfg, [str(k) for k in cfg if k != "hydra"])
-    points = find_entry_points()
-    sections = plain.get("pipeline") or {}
-    registry = load_registry(points, {str(name) for name in sections})
-    adapter_path = OmegaConf.select(plain, "model.adapter")
-    adapter = load_adapter(str(adapter_path)) if adapter_path else None
-    return load_config(
+    registry = load_registry(find_entry_points(), {str(name) for name in plain.get("pipeline") or {}})
+    load = partial(
+        load_config,
         plain,
         user_dir=user_dir,
         stage_classes=registry.config_classes,
         known_stages=registry.known,
         broken=registry.broken,
-        model_cls=adapter.config_cls if adapter else ModelSection,
-        infer_cls=adapter.infer_cls if adapter else InferSection,
     )
+    path = OmegaConf.select(plain, "model.adapter")
+    if path is None:
+        return load()
+    try:
+        adapter = load_adapter(str(path))
+    except ConfigError as error:
+        raise ConfigError([*error.problems, *_problems_outside_the_model(load)]) from error
+    return load(model_cls=adapter.config_cls, infer_cls=adapter.infer_cls)
 
 
-def explain_composition_error(error: Exception, overrides: Sequence[str]) -> ConfigError:
-    """Every override Hydra refuses, each with the nearest known key; tries them one after the other."""
+def _problems_outside_the_model(load: Callable[[], AppConfig]) -> list[str]:
+    """What else is wrong when the model's adapter, and so its keys, are not known."""
+    try:
+        load()
+    except ConfigError as error:
+        return [p for p in error.problems if not p.startswith(("model.", "infer."))]
+    return []
+
+
+def explain_composition_error(error: Exception, overrides: Sequence[str], *, user_dir: Path) -> ConfigError:
+    """Every override Hydra refuses, each with the nearest known key, and what is wrong with the others."""
     problems: list[str] = []
     rest = list(overrides)
     current: Exception | None = error
@@ -61,7 +78,17 @@ def explain_composition_error(error: Exception, overrides: Sequence[str]) -> Con
             break
         rest.remove(bad)
         current = _try(rest)
+    else:
+        problems += _problems_of(rest, user_dir)
     return ConfigError(problems)
+
+
+def _problems_of(overrides: Sequence[str], user_dir: Path) -> tuple[str, ...]:
+    try:
+        type_config(compose_config(overrides), user_dir=user_dir)
+    except ConfigError as error:
+        return error.problems
+    return ()
 
 
 def _try(overrides: Sequence[str]) -> Exception | None:
@@ -81,6 +108,8 @@ def _culprit(error: Exception, overrides: Sequence[str]) -> str | None:
         name = override.lstrip("+~").partition("=")[0]
         if override in text or (key is not None and name.partition("@")[0] == key.partition("@")[0]):
             return override
+    if _try([]) is not None:
+        return None
     return next((o for o in overrides if _try([o]) is not None), None)
 
 

@@ -8,9 +8,13 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from llm_perf_opt.config.legacy import translate
-from llm_perf_opt.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, ProfilingError
+from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, ProfilingError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 INFER_OVERRIDES = (
     "pipeline.static_analysis.enable=false",
@@ -36,10 +40,6 @@ Hydra's own flags: --hydra-help. Every key: docs/configuration.md.
 """
 
 
-class RunFailed(ProfilingError):
-    """A stage failed; everything is already said and written."""
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the orchestrator with Hydra overrides and flags; returns the exit code."""
     if "--help" in argv or "-h" in argv:
@@ -52,8 +52,6 @@ def main(argv: Sequence[str]) -> int:
         from llm_perf_opt.runners.resumed import resumed_arguments
 
         return _run_hydra(resumed_arguments(translated.overrides))
-    except RunFailed as error:
-        return error.exit_code
     except ProfilingError as error:
         print_error(error)
         return error.exit_code
@@ -73,44 +71,44 @@ def _run_hydra(argv: Sequence[str]) -> int:
     """Give the arguments to Hydra, and let its errors come back to us instead of being printed."""
     import hydra
     from hydra.errors import HydraException
-    from omegaconf import DictConfig
     from omegaconf.errors import OmegaConfBaseException
 
     from llm_perf_opt.config.paths import conf_dir
     from llm_perf_opt.pipeline.compose import CONFIG_NAME, explain_composition_error
 
-    def task(cfg: DictConfig) -> None:
-        from hydra.core.hydra_config import HydraConfig
+    codes: list[int] = []
 
-        runtime = HydraConfig.get().runtime
-        overrides = tuple(str(o) for o in HydraConfig.get().overrides.task)
-        run_one(cfg, Path(runtime.output_dir), Path(runtime.cwd), overrides)
+    def task(cfg: "DictConfig") -> None:
+        # Hydra prints an exception of a job as a stack trace, so a job reports through its exit code.
+        codes.append(run_job(cfg))
 
     with _arguments(argv), _terminate_like_interrupt():
         try:
             hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG_NAME)(task)()
         except (HydraException, OmegaConfBaseException) as error:
-            overrides = [a for a in argv if not a.startswith("-")]
-            raise explain_composition_error(error, overrides) from error
-    return EXIT_OK
+            overrides = [a for a in argv if not a.startswith("-") and ("=" in a or a.startswith("~"))]
+            raise explain_composition_error(error, overrides, user_dir=Path.cwd()) from error
+    return max(codes, default=EXIT_OK)
 
 
-def run_one(cfg: "object", run_dir: Path, user_dir: Path, overrides: tuple[str, ...]) -> None:
-    """One job: everything from the composed configuration to the reports. Raises RunFailed if a stage failed."""
-    from omegaconf import DictConfig
+def run_job(cfg: "DictConfig") -> int:
+    """One job of Hydra: everything from the composed configuration to the reports; returns the exit code."""
+    from hydra.core.hydra_config import HydraConfig
 
     from llm_perf_opt.pipeline.compose import type_config
     from llm_perf_opt.runners.job import Job
 
-    assert isinstance(cfg, DictConfig)
+    hydra_config = HydraConfig.get()
+    run_dir = Path(hydra_config.runtime.output_dir)
+    overrides = tuple(str(o) for o in hydra_config.overrides.task)
     try:
-        config = type_config(cfg, user_dir=user_dir)
+        config = type_config(cfg, user_dir=Path(hydra_config.runtime.cwd))
         job = Job.prepare(config, run_dir, overrides, created_at=datetime.now(UTC))
-    except ProfilingError:
+    except ProfilingError as error:
+        print_error(error)
         _remove_if_empty(run_dir)
-        raise
-    if not job.run():
-        raise RunFailed("a stage failed")
+        return error.exit_code
+    return EXIT_OK if job.run() else EXIT_FAILED
 
 
 def _remove_if_empty(run_dir: Path) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
@@ -11,6 +12,7 @@ class ClaimRunDir(Callback):
     """Hydra calls this after composition and before it makes the output directory."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        HydraConfig.instance().set_config(config)  # not done yet, and conf/ refers to hydra.runtime.cwd
         resume = OmegaConf.select(config, "run.resume")
         if resume is not None:
             _set(config, "hydra.run.dir", Path(config.hydra.runtime.cwd) / Path(str(resume)).expanduser())
@@ -18,6 +20,7 @@ class ClaimRunDir(Callback):
             _set(config, "hydra.run.dir", claim(Path(str(config.hydra.run.dir))))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        HydraConfig.instance().set_config(config)
         _set(config, "hydra.sweep.dir", claim(Path(str(config.hydra.sweep.dir))))
 
 
@@ -40,7 +43,7 @@ def _is_chosen_by_user(config: DictConfig) -> bool:
 
 
 def _set(config: DictConfig, key: str, path: Path) -> None:
-    with read_write(config), open_dict(config):
+    with read_write(config), read_write(config.hydra), open_dict(config):
         OmegaConf.update(config, key, str(path))
         if key == "hydra.run.dir":
             OmegaConf.update(config, "artifacts.runs_dir", str(path))

@@ -1,0 +1,20 @@
+"""Fixtures every test may use."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parent.parent
+REQUIRE_TOOLS = os.environ.get("LLM_PERF_REQUIRE_TOOLS") == "1"
+_NEEDS = {"real_nsys": "nsys", "real_ncu": "ncu", "browser": "chromium"}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test that needs a tool skips without it; with LLM_PERF_REQUIRE_TOOLS=1 (CI) it fails instead."""
+    for marker, tool in _NEEDS.items():
+        if item.get_closest_marker(marker) and shutil.which(tool) is None:
+            if REQUIRE_TOOLS:
+                pytest.fail(f"{tool} is required here and is not installed")
+            pytest.skip(f"{tool} is not installed")

@@ -1,0 +1,144 @@
+"""Running other programs: logs, environments, timeouts and the end of whole process trees."""
+
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from llm_perf_opt.core.process import allowed_environment, run_command, run_quick
+from llm_perf_opt.errors import ToolError
+
+ENV = {"PATH": os.environ["PATH"]}
+
+# Starts a grandchild in a session of its own, with an empty environment, and lets its parent die: the hardest to find.
+ESCAPEE = """
+import subprocess, sys, time
+code = '''
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True, env={})
+open(sys.argv[1], "a").write(str(child.pid) + chr(10))
+'''
+subprocess.run([sys.executable, "-c", code, sys.argv[1]], start_new_session=True)
+same = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
+open(sys.argv[1], "a").write(str(same.pid) + chr(10))
+time.sleep(float(sys.argv[2]))
+"""
+
+
+def _pids(path: Path) -> list[int]:
+    return [int(line) for line in path.read_text().splitlines()]
+
+
+def test_output_goes_to_the_log_and_the_exit_code_comes_back(tmp_path: Path) -> None:
+    result = run_command(
+        [sys.executable, "-c", "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"],
+        env=ENV,
+        timeout_s=30,
+        log=tmp_path / "log.txt",
+    )
+    assert (result.exit_code, result.timed_out, result.ok, result.leftovers) == (3, False, False, 0)
+    assert sorted((tmp_path / "log.txt").read_text().split()) == ["err", "out"]
+    assert sorted(result.tail.split()) == ["err", "out"]
+
+
+def test_stdin_is_empty(tmp_path: Path) -> None:
+    result = run_command(
+        [sys.executable, "-c", "import sys; print(repr(sys.stdin.read()))"],
+        env=ENV,
+        timeout_s=30,
+        log=tmp_path / "log.txt",
+    )
+    assert result.tail == "''\n"
+
+
+def test_a_program_that_does_not_exist_is_a_tool_error(tmp_path: Path) -> None:
+    with pytest.raises(ToolError, match=r"^no-such-program: could not be started \(No such file or directory\)$"):
+        run_command(["no-such-program"], env=ENV, timeout_s=5, log=tmp_path / "log.txt")
+
+
+def test_the_timeout_ends_the_whole_tree_within_five_seconds(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    start = time.monotonic()
+    result = run_command(
+        [sys.executable, "-c", ESCAPEE, str(pids), "300"], env=ENV, timeout_s=3, log=tmp_path / "log.txt"
+    )
+    assert time.monotonic() - start < 3 + 5
+    assert (result.exit_code, result.timed_out) == (None, True)
+    assert len(_pids(pids)) == 2
+    assert [pid for pid in _pids(pids) if psutil.pid_exists(pid)] == []
+
+
+def test_what_a_finished_command_left_running_is_ended_and_counted(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    result = run_command(
+        [sys.executable, "-c", ESCAPEE, str(pids), "0"], env=ENV, timeout_s=30, log=tmp_path / "log.txt"
+    )
+    assert (result.exit_code, result.timed_out, result.leftovers) == (0, False, 2)
+    assert [pid for pid in _pids(pids) if psutil.pid_exists(pid)] == []
+
+
+def test_a_gigabyte_of_output_does_not_grow_our_memory(tmp_path: Path) -> None:
+    code = "import os\nblock = b'x' * (1 << 20)\nfor _ in range(1024): os.write(1, block)"
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    result = run_command([sys.executable, "-c", code], env=ENV, timeout_s=120, log=tmp_path / "log.txt")
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    size = (tmp_path / "log.txt").stat().st_size
+    (tmp_path / "log.txt").unlink()
+    assert result.exit_code == 0
+    assert size == 1 << 30
+    assert grown_kib < 20 * 1024
+
+
+def test_cmd_txt_runs_the_same_command_again(tmp_path: Path) -> None:
+    work = tmp_path / "a dir"
+    work.mkdir()
+    argv = [sys.executable, "-c", "import os,sys; print(sys.argv[1:], os.environ['EXTRA'], os.getcwd())", "a b", "$x'\""]
+    first = run_command(
+        argv,
+        env={**ENV, "EXTRA": "1 2"},
+        timeout_s=30,
+        log=tmp_path / "log.txt",
+        cmd_file=tmp_path / "cmd.txt",
+        cwd=work,
+    )
+    code, again = run_quick(["sh", str(tmp_path / "cmd.txt")], env=ENV)
+    assert (code, again) == (0, first.tail)
+    assert first.tail == f"['a b', '$x\\'\"'] 1 2 {work}\n"
+
+
+def test_ticks_tell_the_last_line_of_output(tmp_path: Path) -> None:
+    seen: list[str] = []
+    code = "import time\nprint('step 1', flush=True); time.sleep(0.7); print('step 2', flush=True); time.sleep(0.7)"
+    run_command(
+        [sys.executable, "-c", code],
+        env=ENV,
+        timeout_s=30,
+        log=tmp_path / "log.txt",
+        on_tick=lambda elapsed, line: seen.append(line),
+    )
+    assert [line for line in dict.fromkeys(seen) if line] == ["step 1", "step 2"]
+
+
+def test_only_allowed_variables_pass_and_no_secret_does() -> None:
+    environ = {
+        "PATH": "/bin",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "HF_TOKEN": "secret-1",
+        "AWS_SECRET_ACCESS_KEY": "secret-2",
+        "TORCH_API_KEY": "secret-3",
+        "SLURM_JWT_TOKEN": "secret-4",
+        "MY_OWN": "1",
+        "OMP_NUM_THREADS": "2",
+    }
+    kept = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "2"}
+    assert allowed_environment(environ) == kept
+    assert allowed_environment(environ, ["MY_OWN"]) == {**kept, "MY_OWN": "1"}
+
+
+def test_a_question_that_is_not_answered_in_time_says_so() -> None:
+    code, text = run_quick([sys.executable, "-c", "import time; time.sleep(60)"], env=ENV, timeout_s=0.5)
+    assert (code, text) == (None, "no answer within 0.5 s")
