@@ -120,7 +120,7 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
 
 def effective(config: AppConfig) -> AppConfig:
     """Apply the run-wide knobs that change others: the token budget, the file list, and light mode."""
-    run, infer, dataset = config.run, config.infer, config.dataset
+    run, infer, dataset, stages = config.run, config.infer, config.dataset, config.stages
     if run.representative_max_new_tokens is not None:
         infer = replace(infer, max_new_tokens=run.representative_max_new_tokens)
     if run.dataset_subset_filelist is not None:
@@ -129,7 +129,8 @@ def effective(config: AppConfig) -> AppConfig:
         run = replace(run, repeats=1)
         infer = replace(infer, max_new_tokens=min(infer.max_new_tokens, LIGHT_MAX_NEW_TOKENS))
         dataset = replace(dataset, sampling=replace(dataset.sampling, num_epochs=1, num_samples_per_epoch=1))
-    return replace(config, run=run, infer=infer, dataset=dataset)
+        stages = {name: stage.light() for name, stage in stages.items()}
+    return replace(config, run=run, infer=infer, dataset=dataset, stages=stages)
 
 
 def validate(cls: type[T], data: Any, section: str) -> tuple[T | None, list[str]]:
@@ -244,17 +245,14 @@ def _unknown(key: str, got: Any, wanted: str, known: Iterable[str]) -> str:
 
 
 def nearest_key(wanted: str, known: Iterable[str]) -> str | None:
-    """The known key most like this one, preferring keys of the same section."""
+    """The known key most like this one: by its last part within the section, else by the whole key."""
     names = list(known)
-    section = wanted.rpartition(".")[0]
-    inside = [n for n in names if n.rpartition(".")[0] == section]
-    for pool in (inside, names):
-        match = difflib.get_close_matches(wanted, pool, n=1, cutoff=0.6)
-        if match:
-            return match[0]
-    leaf = wanted.rpartition(".")[2]
-    by_leaf = difflib.get_close_matches(leaf, [n.rpartition(".")[2] for n in inside], n=1, cutoff=0.5)
-    return next((n for n in inside if by_leaf and n.endswith("." + by_leaf[0])), None)
+    section, _, leaf = wanted.rpartition(".")
+    siblings = {name.rpartition(".")[2]: name for name in names if name.rpartition(".")[0] == section}
+    by_leaf = difflib.get_close_matches(leaf, siblings, n=1, cutoff=0.6)
+    if siblings:
+        return siblings[by_leaf[0]] if by_leaf else None
+    return next(iter(difflib.get_close_matches(wanted, names, n=1, cutoff=0.8)), None)
 
 
 def known_keys(cls: type[Any], prefix: str) -> list[str]:

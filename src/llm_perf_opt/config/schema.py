@@ -6,7 +6,7 @@ Every class forbids keys it does not know. Constraints are `annotated_types`, re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from annotated_types import Ge, Gt, Interval, Le, MinLen
 
@@ -148,6 +148,10 @@ class StageConfig:
     def problems(self) -> tuple[Problem, ...]:
         """Rules that span keys; checked only when the stage is enabled."""
         return ()
+
+    def light(self) -> Self:
+        """These settings for a quick look (`run.mode=light`)."""
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Stage direct_inference: plain inference without a profiler; predictions, gallery and clean latencies."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Annotated
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Self
 
 from annotated_types import Ge
 
@@ -19,6 +19,9 @@ class DirectInferenceConfig(StageConfig):
 
     warmup_rounds: Annotated[int, Ge(0)] = 1
     output: OutputConfig = field(default_factory=OutputConfig)
+
+    def light(self) -> Self:
+        return replace(self, warmup_rounds=min(self.warmup_rounds, 1))
 
 
 class DirectInferenceStage:

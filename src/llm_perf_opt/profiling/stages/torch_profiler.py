@@ -1,8 +1,8 @@
 """Stage torch_profiler: a clean pass for latencies, then a pass under torch.profiler for attribution."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal, Self
 
 from annotated_types import Ge, MinLen
 
@@ -25,6 +25,9 @@ class TorchProfilerConfig(StageConfig):
     warmup_rounds: Annotated[int, Ge(0)] = 1
     warmup_synthetic: bool = True
     output: OutputConfig = field(default_factory=OutputConfig)
+
+    def light(self) -> Self:
+        return replace(self, warmup_rounds=min(self.warmup_rounds, 1))
 
 
 class TorchProfilerStage:
