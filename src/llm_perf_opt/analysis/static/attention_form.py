@@ -1,0 +1,158 @@
+"""Closed form of attention: grouped (MHA, GQA, MQA, sliding window) and latent (MLA) in its three modes."""
+
+from typing import Literal
+
+from llm_perf_opt.analysis.static.architecture import Attention, GroupedAttention, LatentAttention
+from llm_perf_opt.analysis.static.dtypes import Dtypes
+from llm_perf_opt.analysis.static.work import Step, Work, linear, linear_params
+
+# cached: keys and values of all heads are cached. latent-expand: the latent is cached and all keys and values are
+# projected up again every step, which is what transformers does. absorbed: scores are taken on the latent itself.
+MlaMode = Literal["cached", "latent-expand", "absorbed"]
+MLA_MODES: tuple[MlaMode, ...] = ("cached", "latent-expand", "absorbed")
+
+
+def attention_params(a: Attention, hidden: int) -> int:
+    if isinstance(a, LatentAttention):
+        return _latent_params(a, hidden)
+    width = (a.heads + 2 * a.kv_heads) * a.head_dim
+    projections = linear_params(hidden, width, bias=a.qkv_bias)
+    out = linear_params(a.heads * a.head_dim, hidden, bias=a.out_bias)
+    return projections + out + a.norm_elements + a.sinks
+
+
+def attention_matrix_elements(a: Attention, hidden: int) -> int:
+    """Elements of the projections alone: what a quantised checkpoint stores in its narrow format."""
+    if isinstance(a, GroupedAttention):
+        return hidden * 2 * (a.heads + a.kv_heads) * a.head_dim
+    q_width = a.heads * a.qk_dim
+    query = hidden * q_width if a.q_rank is None else (hidden + q_width) * a.q_rank
+    up = a.kv_rank * a.heads * (a.nope_dim + a.v_dim)
+    return query + hidden * a.latent + up + a.heads * a.v_dim * hidden
+
+
+def kv_elements(a: Attention, mode: MlaMode) -> int:
+    """What one token adds to the cache of one layer."""
+    if isinstance(a, GroupedAttention):
+        return 2 * a.kv_heads * a.head_dim
+    return a.heads * (a.qk_dim + a.v_dim) if mode == "cached" else a.latent
+
+
+def cached_tokens(a: Attention, context: int) -> int:
+    """How many tokens of a context the cache keeps: a sliding window needs no more than its own length."""
+    if isinstance(a, GroupedAttention) and a.window is not None:
+        return min(context, a.window)
+    return context
+
+
+def attention_work(a: Attention, hidden: int, step: Step, dtypes: Dtypes, mode: MlaMode) -> Work:
+    if isinstance(a, LatentAttention):
+        return _latent_work(a, hidden, step, dtypes, mode)
+    q_width, kv_width = a.heads * a.head_dim, a.kv_heads * a.head_dim
+    if a.is_fused_qkv:
+        # One product reads the input once; the key and value part of its result is the cache's.
+        q = linear(step.rows, hidden, q_width, dtypes, bias=a.qkv_bias)
+        kv = linear(step.rows, hidden, 2 * kv_width, dtypes, bias=a.qkv_bias, writes_kv=True)
+        shared_input = Work(activation_bytes=-step.rows * hidden * dtypes.compute_bytes)
+        projections = q + kv + shared_input
+    else:
+        q = linear(step.rows, hidden, q_width, dtypes, bias=a.qkv_bias)
+        kv = linear(step.rows, hidden, kv_width, dtypes, bias=a.qkv_bias, writes_kv=True)
+        projections = q + kv + kv
+    out = linear(step.rows, q_width, hidden, dtypes, bias=a.out_bias)
+    keys = _keys(step, a.window)
+    scores = _scores(a.heads, a.head_dim, a.head_dim, keys, step, a.window)
+    kv_read = step.batch * keys * 2 * kv_width * dtypes.kv_bytes
+    in_and_out = 2 * step.rows * q_width * dtypes.compute_bytes
+    return projections + scores + Work(kv_read_bytes=kv_read, activation_bytes=in_and_out) + out
+
+
+def _keys(step: Step, window: int | None) -> int:
+    """Keys a query is multiplied with: the cache holds window - 1 earlier tokens, the new ones come on top."""
+    past = step.past if window is None else min(step.past, window - 1)
+    return past + step.new
+
+
+def _scores(heads: int, qk_dim: int, v_dim: int, keys: int, step: Step, window: int | None = None) -> Work:
+    """Scores and the weighted sum of values, for the full rectangle of new tokens by keys."""
+    per_pair = 2 * step.batch * heads * (qk_dim + v_dim)
+    flops = per_pair * step.new * keys
+    return Work(flops=flops, flops_masked=flops - per_pair * needed_pairs(step.new, step.past, window))
+
+
+def needed_pairs(new: int, past: int, window: int | None = None) -> int:
+    """Pairs a causal mask leaves: token i sees itself and what came before, at most `window` in all."""
+    if window is None:
+        return new * past + new * (new + 1) // 2
+    growing = max(0, min(new, window - past))
+    return growing * past + growing * (growing + 1) // 2 + (new - growing) * window
+
+
+def _latent_params(a: LatentAttention, hidden: int) -> int:
+    q_width = a.heads * a.qk_dim
+    if a.q_rank is None:
+        query = linear_params(hidden, q_width)
+    else:
+        query = linear_params(hidden, a.q_rank, bias=a.bias) + a.q_rank + linear_params(a.q_rank, q_width)
+    down = linear_params(hidden, a.latent, bias=a.bias) + a.kv_rank
+    up = linear_params(a.kv_rank, a.heads * (a.nope_dim + a.v_dim))
+    return query + down + up + linear_params(a.heads * a.v_dim, hidden, bias=a.bias)
+
+
+def _latent_work(a: LatentAttention, hidden: int, step: Step, dtypes: Dtypes, mode: MlaMode) -> Work:
+    query = _latent_query(a, hidden, step, dtypes)
+    out = linear(step.rows, a.heads * a.v_dim, hidden, dtypes, bias=a.bias)
+    down = linear(step.rows, hidden, a.latent, dtypes, bias=a.bias, writes_kv=mode != "cached")
+    core = {"cached": _cached_core, "latent-expand": _expanding_core, "absorbed": _absorbed_core}[mode]
+    return query + down + core(a, step, dtypes) + out
+
+
+def _latent_query(a: LatentAttention, hidden: int, step: Step, dtypes: Dtypes) -> Work:
+    q_width = a.heads * a.qk_dim
+    if a.q_rank is None:
+        return linear(step.rows, hidden, q_width, dtypes)
+    down = linear(step.rows, hidden, a.q_rank, dtypes, bias=a.bias)
+    return down + linear(step.rows, a.q_rank, q_width, dtypes)
+
+
+def _cached_core(a: LatentAttention, step: Step, dtypes: Dtypes) -> Work:
+    keys = step.past + step.new
+    elements = a.heads * (a.qk_dim + a.v_dim)
+    up = linear(step.rows, a.kv_rank, a.heads * (a.nope_dim + a.v_dim), dtypes, writes_kv=True)
+    # The shared rotary part is stored once per head beside what the product writes.
+    rotary = step.rows * a.heads * a.rope_dim * dtypes.kv_bytes
+    moved = Work(
+        kv_read_bytes=step.batch * keys * elements * dtypes.kv_bytes,
+        kv_write_bytes=rotary,
+        activation_bytes=step.rows * elements * dtypes.compute_bytes,
+    )
+    return up + _scores(a.heads, a.qk_dim, a.v_dim, keys, step) + moved
+
+
+def _expanding_core(a: LatentAttention, step: Step, dtypes: Dtypes) -> Work:
+    keys = step.past + step.new
+    rows = step.batch * keys
+    up = linear(rows, a.kv_rank, a.heads * (a.nope_dim + a.v_dim), dtypes)
+    elements = a.heads * (a.qk_dim + a.v_dim)
+    latent_read = rows * a.kv_rank * dtypes.compute_bytes
+    moved = Work(
+        # The product's input is the cache itself, so it is counted as cache and not as an activation.
+        kv_read_bytes=rows * a.latent * dtypes.kv_bytes,
+        activation_bytes=(rows + step.rows) * elements * dtypes.compute_bytes - latent_read,
+    )
+    return up + _scores(a.heads, a.qk_dim, a.v_dim, keys, step) + moved
+
+
+def _absorbed_core(a: LatentAttention, step: Step, dtypes: Dtypes) -> Work:
+    keys = step.past + step.new
+    flops = 2 * step.rows * a.heads * a.kv_rank * (a.nope_dim + a.v_dim)
+    weights = a.kv_rank * a.heads * (a.nope_dim + a.v_dim) * dtypes.weight_bytes
+    per_row = a.heads * (a.qk_dim + 2 * a.latent + 2 * a.kv_rank + a.v_dim)
+    moved = Work(
+        flops=flops,
+        flops_quantised=flops,
+        weight_bytes=weights,
+        kv_read_bytes=step.batch * keys * a.latent * dtypes.kv_bytes,
+        activation_bytes=step.rows * per_row * dtypes.compute_bytes,
+    )
+    return moved + _scores(a.heads, a.latent, a.kv_rank, keys, step)

@@ -1,0 +1,170 @@
+"""Parameters, FLOPs and bytes of a whole model from its parts, per module group: the closed form."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llm_perf_opt.analysis.static.architecture import Decoder, Layer, Model, Moe, OcrModel, decoder_of
+from llm_perf_opt.analysis.static.attention_form import (
+    MlaMode,
+    attention_matrix_elements,
+    attention_params,
+    attention_work,
+    cached_tokens,
+    kv_elements,
+)
+from llm_perf_opt.analysis.static.dtypes import Dtypes
+from llm_perf_opt.analysis.static.feed_forward_form import (
+    dense_params,
+    dense_work,
+    expert_params,
+    experts_work,
+    matrix_elements,
+    router_params,
+    router_work,
+    shared_params,
+)
+from llm_perf_opt.analysis.static.vision_form import View, clip_params, projector_params, sam_params, vision_work
+from llm_perf_opt.analysis.static.work import Step, Work, linear
+
+ID_BYTES = 8
+DEFAULT_MLA_MODE: MlaMode = "latent-expand"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """`activated`: all but the routed experts that one token does not pick; embeddings count in full."""
+
+    groups: Mapping[str, int]
+    activated: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.groups.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """One forward pass, per module group."""
+
+    step: Step
+    groups: Mapping[str, Work]
+
+    @property
+    def total(self) -> Work:
+        return sum(self.groups.values(), Work())
+
+
+def count_parameters(model: Model) -> Parameters:
+    decoder = decoder_of(model)
+    groups = _decoder_params(decoder)
+    idle = sum(count * _idle_params(layer, decoder.hidden) for layer, count in decoder.blocks)
+    if isinstance(model, OcrModel):
+        groups |= {
+            "sam": sam_params(model.sam),
+            "clip": clip_params(model.clip),
+            "projector": projector_params(model),
+            # The row-end and the view-separator vector.
+            "other": 2 * model.projector_out,
+        }
+    return Parameters(groups=groups, activated=sum(groups.values()) - idle)
+
+
+def prefill_phase(
+    model: Model,
+    *,
+    batch: int,
+    prompt: int,
+    dtypes: Dtypes,
+    mla_mode: MlaMode = DEFAULT_MLA_MODE,
+    views: tuple[View, ...] = (),
+) -> Phase:
+    """A prompt into an empty cache; logits of the last position only. `views` are the images of all sequences."""
+    step = Step(batch=batch, new=prompt, past=0)
+    groups = _decoder_work(decoder_of(model), step, dtypes, mla_mode)
+    if isinstance(model, OcrModel):
+        groups |= vision_work(model, views, dtypes)
+    return Phase(step=step, groups=groups)
+
+
+def decode_phase(
+    model: Model, *, batch: int, context: int, dtypes: Dtypes, mla_mode: MlaMode = DEFAULT_MLA_MODE
+) -> Phase:
+    """One more token for each sequence, with `context` tokens in the cache before it."""
+    step = Step(batch=batch, new=1, past=context)
+    return Phase(step=step, groups=_decoder_work(decoder_of(model), step, dtypes, mla_mode))
+
+
+def kv_bytes_per_token(model: Model, dtypes: Dtypes, mla_mode: MlaMode = DEFAULT_MLA_MODE) -> float:
+    """What one more token adds to the cache of one sequence, before any sliding window is full."""
+    blocks = decoder_of(model).blocks
+    return sum(count * kv_elements(layer.attention, mla_mode) for layer, count in blocks) * dtypes.kv_bytes
+
+
+def kv_bytes(model: Model, context: int, dtypes: Dtypes, mla_mode: MlaMode = DEFAULT_MLA_MODE) -> float:
+    """The cache of one sequence of this length."""
+    return dtypes.kv_bytes * sum(
+        count * kv_elements(layer.attention, mla_mode) * cached_tokens(layer.attention, context)
+        for layer, count in decoder_of(model).blocks
+    )
+
+
+def weight_bytes(model: Model, dtypes: Dtypes) -> float:
+    """All weights in memory: the matrices of decoder layers in the weights' format, the rest in the compute format."""
+    decoder = decoder_of(model)
+    matrices = sum(
+        count
+        * (
+            attention_matrix_elements(layer.attention, decoder.hidden)
+            + matrix_elements(layer.feed_forward, decoder.hidden)
+        )
+        for layer, count in decoder.blocks
+    )
+    rest = count_parameters(model).total - matrices
+    return matrices * dtypes.weight_bytes + rest * dtypes.compute_bytes
+
+
+def _decoder_params(decoder: Decoder) -> dict[str, int]:
+    hidden = decoder.hidden
+    norm = hidden * (2 if decoder.norm_has_bias else 1)
+    groups = {"embedding": decoder.vocab * hidden, "norm": norm}
+    for layer, count in decoder.blocks:
+        parts = {"attention": attention_params(layer.attention, hidden), "norm": layer.norms * norm}
+        block = layer.feed_forward
+        if isinstance(block, Moe):
+            parts["experts"] = block.experts * expert_params(block, hidden) + shared_params(block, hidden)
+            parts["router"] = router_params(block, hidden)
+        else:
+            parts["mlp"] = dense_params(block, hidden)
+        for name, value in parts.items():
+            groups[name] = groups.get(name, 0) + count * value
+    groups["lm_head"] = 0 if decoder.is_tied else decoder.vocab * hidden
+    return groups
+
+
+def _idle_params(layer: Layer, hidden: int) -> int:
+    """Parameters of the experts a token does not pick."""
+    block = layer.feed_forward
+    return (block.experts - block.top_k) * expert_params(block, hidden) if isinstance(block, Moe) else 0
+
+
+def _decoder_work(decoder: Decoder, step: Step, dtypes: Dtypes, mla_mode: MlaMode) -> dict[str, Work]:
+    hidden, rows = decoder.hidden, step.rows
+    size = dtypes.compute_bytes
+    norm = Work(
+        weight_bytes=hidden * (2 if decoder.norm_has_bias else 1) * size, activation_bytes=2 * rows * hidden * size
+    )
+    ids = Work(weight_bytes=rows * hidden * size, activation_bytes=rows * (hidden * size + ID_BYTES))
+    groups = {"embedding": ids, "norm": norm}
+    for layer, count in decoder.blocks:
+        parts = {"attention": attention_work(layer.attention, hidden, step, dtypes, mla_mode)}
+        parts["norm"] = norm.times(layer.norms)
+        block = layer.feed_forward
+        if isinstance(block, Moe):
+            parts["experts"] = experts_work(block, hidden, rows, dtypes)
+            parts["router"] = router_work(block, hidden, rows, dtypes)
+        else:
+            parts["mlp"] = dense_work(block, hidden, rows, dtypes)
+        for name, work in parts.items():
+            groups[name] = groups.get(name, Work()) + work.times(count)
+    groups["lm_head"] = linear(step.batch, hidden, decoder.vocab, dtypes, is_quantised=False)
+    return groups

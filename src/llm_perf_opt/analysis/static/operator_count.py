@@ -1,0 +1,182 @@
+"""Counts FLOPs and bytes of a forward pass operator by operator, on any device, without running it on real data.
+
+Two hooks work together: a function mode sees attention as one call before torch takes it apart (which it does
+differently on every device), a dispatch mode sees every other operator. Operators are put down to the module group that
+is running.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from llm_perf_opt.analysis.static.operator_formulas import attention_cost, operator_cost, tensor_bytes
+
+OTHER = "other"
+# No kernel runs for these, although their schemas do not say so.
+_FREE = frozenset(
+    [
+        "aten::_unsafe_view",
+        "aten::empty",
+        "aten::empty_like",
+        "aten::empty_strided",
+        "aten::new_empty",
+        "aten::detach",
+        "aten::lift_fresh",
+        "aten::_reshape_alias",
+        "aten::sym_size",
+    ]
+)
+
+
+@dataclass(kw_only=True)
+class Tally:
+    """`bytes` are those of matrix operators, `other_bytes` those of all others, each read and written unfused."""
+
+    flops: float = 0.0
+    bytes: float = 0.0
+    other_bytes: float = 0.0
+    operators: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Count:
+    """One forward, per module group and per operator. `unknown`: operators of other libraries without a formula."""
+
+    groups: Mapping[str, Tally]
+    operators: Mapping[str, Tally]
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> Tally:
+        tallies = self.groups.values()
+        return Tally(
+            flops=sum(t.flops for t in tallies),
+            bytes=sum(t.bytes for t in tallies),
+            other_bytes=sum(t.other_bytes for t in tallies),
+            operators=sum(t.operators for t in tallies),
+        )
+
+
+@dataclass(kw_only=True)
+class _Ledger:
+    """What the two modes write into."""
+
+    stack: list[str] = field(default_factory=lambda: [OTHER])
+    groups: dict[str, Tally] = field(default_factory=dict)
+    operators: dict[str, Tally] = field(default_factory=dict)
+    unknown: set[str] = field(default_factory=set)
+    is_inside_attention: bool = False
+
+    def add(self, operator: str, *, flops: float, moved: float, is_matrix: bool) -> None:
+        tallies = (
+            self.groups.setdefault(self.stack[-1], Tally()),
+            self.operators.setdefault(operator, Tally()),
+        )
+        for tally in tallies:
+            tally.flops += flops
+            tally.bytes += moved if is_matrix else 0.0
+            tally.other_bytes += 0.0 if is_matrix else moved
+            tally.operators += 1
+
+
+def count_operators(module: Any, groups: Mapping[str, str], forward: Callable[[], Any]) -> tuple[Count, Any]:
+    """Run `forward` and count it; returns the count and what `forward` returned.
+
+    `groups` maps qualified names of sub-modules to module groups; the innermost one named wins.
+    """
+    ledger = _Ledger()
+    function_mode, dispatch_mode = _modes(ledger)
+    with _attributed(module, groups, ledger), function_mode, dispatch_mode:
+        result = forward()
+    count = Count(groups=ledger.groups, operators=ledger.operators, unknown=tuple(sorted(ledger.unknown)))
+    return count, result
+
+
+@contextmanager
+def _attributed(module: Any, groups: Mapping[str, str], ledger: _Ledger) -> Iterator[None]:
+    """Keep the ledger's stack at the group of the module that runs."""
+    handles = []
+    for name, part in module.named_modules():
+        group = groups.get(name)
+        if group is None:
+            continue
+
+        def enter(_module: Any, _args: Any, group: str = group) -> None:
+            ledger.stack.append(group)
+
+        def leave(_module: Any, _args: Any, _out: Any) -> None:
+            ledger.stack.pop()
+
+        handles += [part.register_forward_pre_hook(enter), part.register_forward_hook(leave)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _modes(ledger: _Ledger) -> tuple[Any, Any]:
+    """The two torch modes over one ledger; classes are made here because torch is imported here."""
+    from torch.nn.functional import scaled_dot_product_attention
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class AttentionMode(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is not scaled_dot_product_attention:
+                return func(*args, **(kwargs or {}))
+            ledger.is_inside_attention = True
+            try:
+                out = func(*args, **(kwargs or {}))
+            finally:
+                ledger.is_inside_attention = False
+            cost = attention_cost(*_first_three(args, kwargs or {}), out)
+            ledger.add("scaled_dot_product_attention", flops=cost.flops, moved=cost.bytes, is_matrix=True)
+            return out
+
+    class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            if not ledger.is_inside_attention:
+                _record(ledger, func, args, kwargs or {}, out)
+            return out
+
+    return AttentionMode(), OperatorMode()
+
+
+def _first_three(args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    given = dict(zip(("query", "key", "value"), args, strict=False)) | {
+        name: kwargs[name] for name in ("query", "key", "value") if name in kwargs
+    }
+    return given["query"], given["key"], given["value"]
+
+
+def _record(ledger: _Ledger, func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> None:
+    name = func._schema.name
+    if name in _FREE or func.is_view:
+        return
+    cost = operator_cost(name, args, out)
+    if cost is not None:
+        ledger.add(name, flops=cost.flops, moved=cost.bytes, is_matrix=True)
+        return
+    if not name.startswith(("aten::", "prims::", "prim::")):
+        ledger.unknown.add(name)
+    moved = sum(tensor_bytes(t) for t in (*_tensors(args), *_tensors(kwargs.values()), *_tensors(out)))
+    ledger.add(name, flops=0.0, moved=moved, is_matrix=False)
+
+
+def _tensors(values: Any) -> Iterator[Any]:
+    """All tensors in an argument list, one level of lists deep."""
+    from torch import Tensor
+
+    if isinstance(values, Tensor):
+        yield values
+        return
+    if not isinstance(values, tuple | list | type({}.values())):
+        return
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from (v for v in value if isinstance(v, Tensor))
