@@ -1,0 +1,211 @@
+"""Profiled launches to one row per kernel: what bounds it, how far it is from the roof, and what ncu advises."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from llm_perf_opt.analysis.kernel_match import match_kernels, normalise, short_name
+from llm_perf_opt.analysis.ncu_explain import (
+    THEORETICAL_OCCUPANCY,
+    advice,
+    bound_class,
+    occupancy_limiter,
+    top_stalls,
+)
+from llm_perf_opt.analysis.ncu_figures import LaunchFigures, figures
+from llm_perf_opt.analysis.ncu_records import NcuLaunch
+from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NcuKernel, NsysKernel
+
+_COMPUTE_SOL = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
+_MEMORY_SOL = "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed"
+_DRAM_SOL = (
+    "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+)
+_ACHIEVED_OCCUPANCY = "sm__warps_active.avg.pct_of_peak_sustained_active"
+
+
+def analyze_ncu(launches: Sequence[NcuLaunch]) -> NcuAnalysis:
+    """One row per kernel name, by total profiled time."""
+    groups: dict[str, list[NcuLaunch]] = {}
+    for launch in launches:
+        groups.setdefault(launch.kernel, []).append(launch)
+    rows = [_kernel(name, group) for name, group in groups.items()]
+    rows.sort(key=lambda row: -(row.duration_ns or 0.0) * row.launches)
+    device = next((launch.device for launch in launches if launch.device), None)
+    return NcuAnalysis(kernels=tuple(rows), launches=len(launches), device=device)
+
+
+def join_nsys(analysis: NcuAnalysis, kernels: Sequence[NsysKernel]) -> NcuAnalysis:
+    """Add each kernel's share of GPU time on the timeline; rows then come by time times distance to the roof."""
+    names = [row.kernel for row in analysis.kernels]
+    result = match_kernels(names, [k.name for k in kernels])
+    total = sum(k.total_ns for k in kernels)
+    by_name = {k.name: k for k in kernels}
+    rows = [_joined(row, [by_name[n] for n in result.pairs.get(row.kernel, ())], total) for row in analysis.kernels]
+    rows.sort(key=_weight)
+    notes = tuple(
+        f"{name}: fits {len(result.pairs[name])} kernels of the timeline, their times are added"
+        for name in result.ambiguous
+    )
+    return replace(
+        analysis,
+        kernels=tuple(rows),
+        match_rate=result.rate,
+        matched=len(result.pairs),
+        unmatched=result.unmatched,
+        notes=analysis.notes + notes,
+    )
+
+
+def _weight(row: NcuKernel) -> tuple[float, float]:
+    return (-(row.headroom_ns or 0.0), -(row.nsys_total_ns or 0.0))
+
+
+def _joined(row: NcuKernel, found: Sequence[NsysKernel], total_ns: float) -> NcuKernel:
+    if not found:
+        return row
+    time_ns = sum(k.total_ns for k in found)
+    return replace(
+        row,
+        nsys_names=tuple(k.name for k in found),
+        nsys_instances=sum(k.instances for k in found),
+        nsys_total_ns=time_ns,
+        nsys_time_pct=time_ns / total_ns * 100.0 if total_ns else None,
+        headroom_ns=None if row.roof_pct is None else time_ns * max(0.0, 1.0 - row.roof_pct / 100.0),
+    )
+
+
+def headroom_by_name(analysis_json: Mapping[str, Any]) -> dict[str, float]:
+    """The distance to the roof (0 to 1) of each kernel of an earlier analysis, by normal form of its name."""
+    return {
+        normalise(row["kernel"]): max(0.0, 1.0 - row["roof_pct"] / 100.0)
+        for row in analysis_json["kernels"]
+        if row["roof_pct"] is not None
+    }
+
+
+def _kernel(name: str, group: Sequence[NcuLaunch]) -> NcuKernel:
+    derived = [figures(launch) for launch in group]
+    mean = _Mean(group, derived)
+    work, roof = _work(derived, mean), _roof(derived, mean)
+    stalls = top_stalls(group[0])
+    missing = {key: reason for f in derived for key, reason in f.missing.items()} | _roof_reasons(roof)
+    if not stalls:
+        missing["stalls_pct"] = "the section WarpStateStats was not collected"
+    return NcuKernel(
+        kernel=name,
+        short=short_name(name),
+        launches=len(group),
+        grids=tuple(dict.fromkeys(launch.grid for launch in group if launch.grid)),
+        ranges=tuple(dict.fromkeys("/".join(launch.nvtx) for launch in group if launch.nvtx)),
+        **work,
+        **roof,
+        occupancy_pct=mean.metric(_ACHIEVED_OCCUPANCY),
+        occupancy_theoretical_pct=mean.metric(THEORETICAL_OCCUPANCY),
+        occupancy_limiter=occupancy_limiter(group[0]),
+        waves_per_sm=mean.metric("launch__waves_per_multiprocessor"),
+        registers_per_thread=group[0].number("launch__registers_per_thread"),
+        stalls_pct=stalls,
+        advice=advice(rule for launch in group for rule in launch.rules),
+        passes=mean.metric("profiler__replayer_passes"),
+        missing=missing,
+    )
+
+
+def _work(derived: Sequence[LaunchFigures], mean: "_Mean") -> dict[str, Any]:
+    """Time, operations and traffic."""
+    durations = [f.duration_ns for f in derived if f.duration_ns is not None]
+    flop, dram = _total(derived, lambda f: f.flop), _total(derived, lambda f: f.dram_bytes)
+    time_ns = _total(derived, lambda f: f.duration_ns)
+    return {
+        "duration_ns": sum(durations) / len(durations) if durations else None,
+        "duration_min_ns": min(durations, default=None),
+        "duration_max_ns": max(durations, default=None),
+        "flop": None if flop is None else flop / len(derived),
+        "flop_per_s": None if flop is None or not time_ns else flop / time_ns * 1e9,
+        "flop_per_s_by_pipe": _mean_pipes(derived),
+        "dram_bytes": None if dram is None else dram / len(derived),
+        "dram_bytes_per_s": mean.figure(lambda f: f.dram_bytes_per_s),
+        "l2_bytes_per_s": mean.figure(lambda f: f.l2_bytes_per_s),
+        "l1_bytes_per_s": mean.figure(lambda f: f.l1_bytes_per_s),
+        "intensity_flop_per_byte": None if flop is None or not dram else flop / dram,
+    }
+
+
+def _roof(derived: Sequence[LaunchFigures], mean: "_Mean") -> dict[str, Any]:
+    """How near the kernel came to what the device can do, by ncu's own throughputs and by operations and bytes."""
+    compute, memory = mean.metric(_COMPUTE_SOL), mean.metric(_MEMORY_SOL)
+    peaks, dram_peak = derived[0].peak_flop_per_s, mean.figure(lambda f: f.peak_dram_bytes_per_s)
+    dram_rate = mean.figure(lambda f: f.dram_bytes_per_s)
+    compute_roof = _compute_roof_pct(_mean_pipes(derived), peaks)
+    memory_roof = None if dram_rate is None or not dram_peak else dram_rate / dram_peak * 100.0
+    both = None if compute_roof is None or memory_roof is None else max(compute_roof, memory_roof)
+    return {
+        "compute_sol_pct": compute,
+        "memory_sol_pct": memory,
+        "dram_sol_pct": mean.metric(*_DRAM_SOL),
+        "compute_roof_pct": compute_roof,
+        "memory_roof_pct": memory_roof,
+        "roof_pct": both,
+        "bound": bound_class(compute, memory),
+        "peak_flop_per_s": peaks,
+        "peak_dram_bytes_per_s": dram_peak,
+    }
+
+
+def _roof_reasons(roof: Mapping[str, Any]) -> dict[str, str]:
+    reasons = {
+        "compute_roof_pct": "the operations or the dense peak of a pipe in use were not collected",
+        "memory_roof_pct": "the memory traffic or its peak was not collected",
+    }
+    return {key: reason for key, reason in reasons.items() if roof[key] is None}
+
+
+class _Mean:
+    """Time-weighted means over the launches of one kernel; None as soon as one launch lacks the value."""
+
+    def __init__(self, group: Sequence[NcuLaunch], derived: Sequence[LaunchFigures]) -> None:
+        self._group, self._derived = group, derived
+        self._weights = [f.duration_ns or 0.0 for f in derived]
+
+    def metric(self, *names: str) -> float | None:
+        return self._mean([launch.first(*names) for launch in self._group])
+
+    def figure(self, of: Callable[[LaunchFigures], float | None]) -> float | None:
+        return self._mean([of(f) for f in self._derived])
+
+    def _mean(self, values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        if len(known) != len(values):
+            return None
+        weights = self._weights if sum(self._weights) > 0 else [1.0] * len(known)
+        return sum(v * w for v, w in zip(known, weights, strict=True)) / sum(weights)
+
+
+def _total(derived: Sequence[LaunchFigures], of: Callable[[LaunchFigures], float | None]) -> float | None:
+    values = [of(f) for f in derived]
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _mean_pipes(derived: Sequence[LaunchFigures]) -> dict[str, float]:
+    """Operations per second of each pipe over all launches, for the pipes that did any."""
+    time_ns = sum(f.duration_ns or 0.0 for f in derived)
+    names = dict.fromkeys(name for f in derived for name in f.flop_per_s_by_pipe)
+    if not time_ns:
+        return {}
+    return {
+        name: sum(f.flop_per_s_by_pipe.get(name, 0.0) * (f.duration_ns or 0.0) for f in derived) / time_ns
+        for name in names
+    }
+
+
+def _compute_roof_pct(pipes: Mapping[str, float], peaks: Mapping[str, float]) -> float | None:
+    """The busiest pipe's share of its own dense peak."""
+    if not pipes:
+        return None
+    active = {name: rate for name, rate in pipes.items() if rate > 0}
+    if any(name not in peaks for name in active):
+        return None
+    return max((rate / peaks[name] * 100.0 for name, rate in active.items()), default=0.0)

@@ -1,0 +1,200 @@
+"""Both CSV pages of Nsight Compute (raw and details, wide and long) to launches."""
+
+import csv
+import io
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from llm_perf_opt.analysis.ncu_records import NcuLaunch, NcuRule, NcuValue
+from llm_perf_opt.analysis.ncu_units import parse_number, parse_value
+from llm_perf_opt.errors import ParseError
+from llm_perf_opt.profiling.parsers.ncu_labels import metric_name, section_id
+
+_IDENTITY = ("ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Kernel Time", "Context", "Stream")
+_IDENTITY_NEW = ("Block Size", "Grid Size", "Device", "CC")
+_LONG = ("Section Name", "Metric Name", "Metric Unit", "Metric Value")
+_NVTX_ENTRY = re.compile(r'"([^"]*)"')
+
+
+def parse_ncu_csv(text: str, *, source: str) -> list[NcuLaunch]:
+    """The launches of a raw or details page, in file order."""
+    rows = list(_rows(text, source))
+    if not rows:
+        raise ParseError(
+            f"{source}: no CSV table of ncu in it; make one with `ncu --import R.ncu-rep --page raw --csv`"
+        )
+    header, *body = rows
+    if "Metric Name" in header:
+        return _long(header, body, source)
+    return _wide(header, body, source)
+
+
+def csv_table(text: str) -> str:
+    """The CSV part of what ncu printed: the lines before the header and ncu's own `==` lines are dropped."""
+    lines = text.splitlines(keepends=True)
+    start = next((i for i, line in enumerate(lines) if line.startswith(('"ID",', "ID,"))), len(lines))
+    return "".join(line for line in lines[start:] if not line.startswith("=="))
+
+
+def section_tables(text: str) -> dict[str, str]:
+    """A details page split into one CSV per section identifier."""
+    rows = list(csv.reader(io.StringIO(csv_table(text))))
+    if not rows or "Section Name" not in rows[0]:
+        return {}
+    column = rows[0].index("Section Name")
+    parts: dict[str, list[Sequence[str]]] = {}
+    for row in rows[1:]:
+        if len(row) > column and row[column]:
+            parts.setdefault(section_id(row[column]), []).append(row)
+    return {name: _write([rows[0], *found]) for name, found in parts.items()}
+
+
+def merge_launches(pages: Iterable[Sequence[NcuLaunch]]) -> list[NcuLaunch]:
+    """The same launches read from several pages as one list. For a metric on two pages the first page wins."""
+    merged: dict[tuple[str, str], NcuLaunch] = {}
+    for page in pages:
+        for launch in page:
+            key = (launch.launch_id, launch.kernel)
+            merged[key] = _joined(merged[key], launch) if key in merged else launch
+    return list(merged.values())
+
+
+def _joined(first: NcuLaunch, second: NcuLaunch) -> NcuLaunch:
+    metrics = dict(second.metrics)
+    metrics |= {k: v for k, v in first.metrics.items() if v.value is not None or k not in metrics}
+    known = set(first.rules)
+    return NcuLaunch(
+        launch_id=first.launch_id,
+        kernel=first.kernel,
+        grid=first.grid or second.grid,
+        block=first.block or second.block,
+        device=first.device or second.device,
+        compute_capability=first.compute_capability or second.compute_capability,
+        nvtx=first.nvtx or second.nvtx,
+        metrics=metrics,
+        rules=first.rules + tuple(r for r in second.rules if r not in known),
+        source=first.source,
+    )
+
+
+def _rows(text: str, source: str) -> Iterator[list[str]]:
+    # A page with all instances of a metric in one cell passes the reader's default limit of 128 KiB.
+    csv.field_size_limit(sys.maxsize)
+    try:
+        for row in csv.reader(io.StringIO(csv_table(text)), strict=True):
+            if row:
+                yield row
+    except csv.Error as error:
+        raise ParseError(f"{source}: not a whole CSV table ({error}); was the export cut short?") from error
+
+
+def _wide(header: list[str], body: list[list[str]], source: str) -> list[NcuLaunch]:
+    """One row per launch; the row after the header holds the units."""
+    fixed = {*_IDENTITY, *_IDENTITY_NEW, *(h for h in header if _is_nvtx(h))}
+    units = [""] * len(header)
+    if body and not body[0][0].strip():
+        units = body[0] + [""] * (len(header) - len(body[0]))
+        body = body[1:]
+    launches = []
+    for row in body:
+        if len(row) != len(header):
+            raise ParseError(
+                f"{source}: a row has {len(row)} fields, the header {len(header)}; was the file cut short?"
+            )
+        cells = dict(zip(header, row, strict=True))
+        metrics = {
+            name: parse_value(cell, unit)
+            for name, cell, unit in zip(header, row, units, strict=True)
+            if name not in fixed
+        }
+        launches.append(_launch(cells, metrics, (), source))
+    return launches
+
+
+def _long(header: list[str], body: list[list[str]], source: str) -> list[NcuLaunch]:
+    """One row per metric or rule. Metric rows are shorter than the header, rule rows reach its end."""
+    missing = [name for name in (*_LONG, "ID", "Kernel Name") if name not in header]
+    if missing:
+        raise ParseError(f"{source}: the column {missing[0]!r} is missing; this is not a page of ncu")
+    first: dict[str, dict[str, str]] = {}
+    metrics: dict[str, dict[str, NcuValue]] = {}
+    rules: dict[str, list[NcuRule]] = {}
+    for row in body:
+        if len(row) <= header.index("Metric Value"):
+            raise ParseError(
+                f"{source}: a row has {len(row)} fields, the header {len(header)}; was the file cut short?"
+            )
+        cells = dict(zip(header, row + [""] * (len(header) - len(row)), strict=False))
+        key = cells["ID"]
+        if key not in first:
+            first[key], metrics[key], rules[key] = cells, {}, []
+        if cells["Metric Name"]:
+            name = metric_name(cells["Section Name"], cells["Metric Name"])
+            value = parse_value(cells["Metric Value"], cells["Metric Unit"])
+            if name not in metrics[key] or metrics[key][name].value is None:
+                metrics[key][name] = value
+        elif cells.get("Rule Name"):
+            rules[key].append(_rule(cells))
+    return [_launch(first[key], metrics[key], tuple(rules[key]), source) for key in first]
+
+
+def _rule(cells: Mapping[str, str]) -> NcuRule:
+    # Versions before 2023 have no columns for the estimated speed-up.
+    return NcuRule(
+        rule=cells["Rule Name"],
+        section=section_id(cells["Section Name"]),
+        kind=cells.get("Rule Type", ""),
+        text=cells.get("Rule Description", ""),
+        scope=cells.get("Estimated Speedup Type") or None,
+        speedup_pct=parse_number(cells.get("Estimated Speedup", "")),
+    )
+
+
+def _launch(
+    cells: Mapping[str, str], metrics: Mapping[str, NcuValue], rules: tuple[NcuRule, ...], source: str
+) -> NcuLaunch:
+    nvtx = tuple(name for column, cell in cells.items() if _is_nvtx(column) for name in nvtx_names(cell))
+    return NcuLaunch(
+        launch_id=cells.get("ID", ""),
+        kernel=cells.get("Kernel Name", ""),
+        grid=cells.get("Grid Size") or dims(metrics, "grid"),
+        block=cells.get("Block Size") or dims(metrics, "block"),
+        device=_words(metrics, "device__attribute_display_name"),
+        compute_capability=cells.get("CC") or None,
+        nvtx=nvtx,
+        metrics=metrics,
+        rules=rules,
+        source=source,
+    )
+
+
+def nvtx_names(cell: str) -> list[str]:
+    """The range names, outermost first, of an NVTX cell such as `12 "<default domain>:decode:none:…"`."""
+    names = []
+    for entry in _NVTX_ENTRY.findall(cell):
+        _, _, rest = entry.partition(":")
+        names.append(rest.rsplit(":", 6)[0])
+    return names
+
+
+def dims(metrics: Mapping[str, NcuValue], what: str) -> str | None:
+    """`(x, y, z)` of the grid or block from the launch metrics; versions before 2023 have no column for it."""
+    values = [metrics.get(f"launch__{what}_dim_{axis}") for axis in "xyz"]
+    numbers = [v.value for v in values if v is not None and v.value is not None]
+    return None if len(numbers) != 3 else "(" + ", ".join(f"{n:.0f}" for n in numbers) + ")"
+
+
+def _words(metrics: Mapping[str, NcuValue], name: str) -> str | None:
+    found = metrics.get(name)
+    return found.text if found is not None and found.text else None
+
+
+def _is_nvtx(column: str) -> bool:
+    return "Push/Pop_Range" in column or "Start/Stop_Range" in column
+
+
+def _write(rows: Iterable[Sequence[str]]) -> str:
+    out = io.StringIO()
+    csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(rows)
+    return out.getvalue()

@@ -1,0 +1,154 @@
+"""Command lines of Nsight Compute, as pure functions: values in, argv out."""
+
+import fnmatch
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from llm_perf_opt.errors import ConfigError
+
+REPORT_SUFFIX = ".ncu-rep"
+# The set `default` of versions up to 2022 is called `basic` in later ones.
+SET_ALIASES = {"default": "basic", "basic": "default"}
+
+_NCU_SYNTAX = re.compile(r"regex:|[@\[\]\\,]|/$|(?:^|/)\*(?:/|$)")
+
+
+def build_ncu_cmd(
+    out_base: Path | str,
+    work_argv: Sequence[str],
+    *,
+    nvtx_expr: str | Sequence[str] | None,
+    kernel_regex: str | None,
+    use_nvtx: bool,
+    set_name: str | None,
+    metrics: str | Sequence[str] | None,
+    sections: Sequence[str] | None,
+    target_processes: str | None = "all",
+    invocations: str | None = None,
+    kernel_name_base: str = "demangled",
+    replay_mode: str = "kernel",
+    launch_skip: int | None = None,
+    launch_count: int | None = None,
+    clock_control: str = "none",
+    force_overwrite: bool = True,
+    extra_args: Sequence[str] = (),
+    ncu: str = "ncu",
+) -> list[str]:
+    """Profile `work_argv` into `<out_base>.ncu-rep`.
+
+    `kernel_regex` selects kernels by name; with `invocations` (a regex over the running number of each kernel's launches)
+    only those launches of each of them are profiled.
+    """
+    return [
+        ncu,
+        *_flag("--target-processes", target_processes),
+        *_nvtx_flags(nvtx_expr if use_nvtx else None),
+        *_flag("--set", set_name),
+        *(part for section in sections or () for part in ("--section", section)),
+        *_flag("--metrics", metrics_csv(metrics)),
+        "--replay-mode",
+        replay_mode,
+        *_kernel_flags(kernel_regex, invocations, kernel_name_base),
+        *_flag("--launch-skip", launch_skip),
+        *_flag("--launch-count", launch_count),
+        "--clock-control",
+        clock_control,
+        *extra_args,
+        *(["--force-overwrite"] if force_overwrite else []),
+        "--export",
+        str(out_base),
+        *work_argv,
+    ]
+
+
+def build_ncu_import_cmd(report: Path | str, *, page: Literal["raw", "details"], ncu: str = "ncu") -> list[str]:
+    """Print one page of a report as CSV. Units stay scaled: with base units ncu prints fewer digits."""
+    return [ncu, "--import", str(report), "--page", page, "--csv"]
+
+
+def metrics_csv(metrics: str | Sequence[str] | None) -> str | None:
+    """A list or a comma-separated string of metrics, as ncu wants them; None when there are none."""
+    names = metrics.split(",") if isinstance(metrics, str) else list(metrics or ())
+    return ",".join(name.strip() for name in names if name.strip()) or None
+
+
+def nvtx_expressions(include: str | Sequence[str] | None) -> list[str]:
+    """What a person writes for NVTX ranges, as the expressions that make ncu match them.
+
+    ncu matches a push/pop range only as `decode/` and a start/end range only as `decode`, so a plain name becomes both. A
+    glob becomes a regex. What is already in ncu's own syntax is left alone.
+    """
+    names = [include] if isinstance(include, str) else list(include or ())
+    out: list[str] = []
+    for name in (n.strip() for n in names):
+        if name:
+            out += [e for e in _translate(name) if e not in out]
+    return out
+
+
+def check_nvtx_include(include: str | Sequence[str] | None) -> str | None:
+    """Why an include cannot be translated, or None."""
+    try:
+        nvtx_expressions(include)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def pick_set(wanted: str, available: Sequence[str]) -> str | None:
+    """The name this version has for a section set, or None when it has none."""
+    if wanted in available:
+        return wanted
+    alias = SET_ALIASES.get(wanted)
+    return alias if alias in available else None
+
+
+def parse_listing(text: str) -> list[str]:
+    """The identifiers in the first column of `ncu --list-sets` or `--list-sections`."""
+    lines = text.splitlines()
+    rules = [i for i, line in enumerate(lines) if line.startswith("---")]
+    body = lines[rules[1] + 1 :] if len(rules) > 1 else []
+    return [line.split()[0] for line in body if line and not line[0].isspace() and not line.startswith("---")]
+
+
+def _translate(name: str) -> list[str]:
+    if _NCU_SYNTAX.search(name):
+        return [name]
+    is_glob = "*" in name or "?" in name
+    if "/" not in name:
+        core = f"regex:{_glob_regex(name)}" if is_glob else name
+        return [f"{core}/", core]
+    if is_glob:
+        raise ConfigError(
+            f"a glob inside nested ranges cannot be translated (got {name!r}), allowed: plain names such as "
+            "decode/decode_step, or an expression in ncu's own syntax"
+        )
+    return [name]
+
+
+def _glob_regex(pattern: str) -> str:
+    translated = fnmatch.translate(pattern)
+    inner = re.fullmatch(r"\(\?s:(.*)\)\\[zZ]", translated)
+    return inner[1] if inner else translated
+
+
+def _nvtx_flags(include: str | Sequence[str] | None) -> list[str]:
+    expressions = nvtx_expressions(include)
+    return ["--nvtx", *(part for e in expressions for part in ("--nvtx-include", e))] if expressions else []
+
+
+def _kernel_flags(kernel_regex: str | None, invocations: str | None, name_base: str) -> list[str]:
+    if kernel_regex is None and invocations is None:
+        return []
+    base = ["--kernel-name-base", name_base]
+    if invocations is None:
+        return [*base, "--kernel-name", f"regex:{kernel_regex}"]
+    # --kernel-id splits at colons, so the pattern must not hold one.
+    pattern = (kernel_regex or ".*").replace(":", r"\x3a")
+    return [*base, "--kernel-id", f"::regex:{pattern}:{invocations}"]
+
+
+def _flag(name: str, value: str | int | None) -> list[str]:
+    return [] if value is None else [name, str(value)]
