@@ -1,21 +1,21 @@
 """The composed configuration: presets, overrides, errors, old keys."""
 
 import itertools
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tomllib
 import yaml
 from hydra.errors import HydraException
 from omegaconf import DictConfig
+from tests.fixtures_dir import REPO
 
 from llm_perf_opt.config.legacy import translate
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.compose import compose_config, explain_composition_error, type_config
-from tests.fixtures_dir import REPO
 
 TINY = ("model=llama_tiny", "dataset=synthetic")
 
@@ -136,28 +136,32 @@ def test_every_problem_is_reported_at_once_with_key_value_and_choices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "problem"),
+    ("override", "problem"),
     [
-        (("model=llama9",), "model: no such choice (got 'llama9'), allowed: {models}"),
-        (("pipeline.nsyss.enable=true",), "pipeline.nsyss.enable: unknown key (got 'true'), nearest known key: {nsys}"),
-        (("+pipeline.mine.enable=true",), "pipeline.mine: unknown key (got {{'enable': True}}), {nothing}"),
-        (("run.repeats",), "run.repeats: not an override, allowed: key=value"),
-        (("+run.repeats=3",), "run.repeats: already set, so + cannot add it (got '3'), allowed: run.repeats=… without the +"),
-        (("infer.max_new_tokens=true",), "infer.max_new_tokens: not a whole number (got True), allowed: a whole number"),
-        (("infer.max_new_tokens=0",), "infer.max_new_tokens: not allowed (got 0), allowed: a number ≥ 1"),
-        (("run.device=cuda",), "run.device: not a device (got 'cuda'), allowed: auto, cpu or cuda:N"),
-        (("workload.command=[]",), "workload.command: not allowed (got []), allowed: at least 1 element(s)"),
-        (("model.adapter=nowhere:X",), "model.adapter: cannot be imported (No module named 'nowhere') (got 'nowhere:X'), "
-         "allowed: an import path package.module:ADAPTER"),
+        ("model=llama9", "model: no such choice (got 'llama9'), allowed: {models}"),
+        ("pipeline.nsyss.enable=true", "pipeline.nsyss.enable: unknown key (got 'true'), nearest known key: {nsys}"),
+        ("+pipeline.mine.enable=true", "pipeline.mine: unknown key (got {{'enable': True}}), {nothing}"),
+        ("run.repeats", "run.repeats: not an override, allowed: key=value"),
+        ("+run.repeats=3", "run.repeats: already set, so + cannot add it (got '3'), allowed: run.repeats=… {without}"),
+        ("infer.max_new_tokens=true", "infer.max_new_tokens: not a whole number (got True), allowed: a whole number"),
+        ("infer.max_new_tokens=0", "infer.max_new_tokens: not allowed (got 0), allowed: a number ≥ 1"),
+        ("run.device=cuda", "run.device: not a device (got 'cuda'), allowed: auto, cpu or cuda:N"),
+        ("workload.command=[]", "workload.command: not allowed (got []), allowed: at least 1 element(s)"),
+        (
+            "model.adapter=nowhere:X",
+            "model.adapter: cannot be imported (No module named 'nowhere') (got 'nowhere:X'), "
+            "allowed: an import path package.module:ADAPTER",
+        ),
     ],
-)  # fmt: skip
-def test_bad_input_gets_a_message_that_helps(overrides: tuple[str, ...], problem: str) -> None:
+)
+def test_bad_input_gets_a_message_that_helps(override: str, problem: str) -> None:
     expected = problem.format(
         models=", ".join(_choices("model")),
         nsys="pipeline.nsys.enable",
+        without="without the +",
         nothing="no known key is like it; `llm-perf profile --cfg job` lists all",
     )
-    assert expected in problems("dataset=synthetic", *overrides)
+    assert expected in problems("dataset=synthetic", override)
 
 
 @pytest.mark.parametrize("value", ["null", "''", "' '", "[]"])

@@ -69,7 +69,7 @@ def read_manifest(run_dir: Path) -> RunManifest:
             "use the llm-perf that wrote it, or a newer one"
         )
     try:
-        manifest = msgspec.convert(raw, RunManifest, strict=False)
+        manifest = msgspec.convert(raw, RunManifest, dec_hook=_decode)
     except msgspec.ValidationError as error:
         raise ManifestError(f"{path}: {error}") from error
     root = run_dir.resolve()
@@ -90,6 +90,13 @@ def write_json(path: Path, data: Any) -> Path:
         os.fsync(file.fileno())
     scratch.replace(path)
     return path
+
+
+def _decode(kind: type[Any], value: Any) -> Any:
+    """The one type of ours that JSON does not have."""
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise ValueError(f"expected {kind.__name__}, got {value!r}")
 
 
 def _relative(path: Path, run_dir: Path) -> str:

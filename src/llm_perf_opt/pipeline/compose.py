@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from llm_perf_opt.config.load import load_config, nearest_key
 from llm_perf_opt.config.paths import conf_dir
-from llm_perf_opt.config.schema import AppConfig, InferSection, ModelSection
+from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.registry import find_entry_points, load_registry
 from llm_perf_opt.workload.models.registry import load_adapter

@@ -1,6 +1,6 @@
 """Finds stages by entry point. A plug-in that cannot be imported hurts only those who enable it."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 
@@ -39,3 +39,9 @@ def load_registry(points: Mapping[str, EntryPoint], wanted: set[str]) -> Registr
         except (ImportError, AttributeError, SyntaxError) as error:
             broken[name] = f"{point.value}: {type(error).__name__}: {error}"
     return Registry(stages=stages, broken=broken, known=tuple(points))
+
+
+def open_plugin_keys(overrides: Sequence[str], plugins: Collection[str]) -> list[str]:
+    """Let `pipeline.<plug-in>.key=value` be given without a `+`, though conf/config.yaml does not know the section."""
+    prefixes = tuple(f"pipeline.{name}." for name in plugins)
+    return [f"++{o}" if prefixes and o.startswith(prefixes) else o for o in overrides]

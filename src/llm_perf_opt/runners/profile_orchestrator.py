@@ -49,9 +49,12 @@ def main(argv: Sequence[str]) -> int:
         translated = translate(argv)
         if translated.notice:
             print(f"INFO: {translated.notice}", file=sys.stderr)
+        from llm_perf_opt.pipeline.plan import BUILT_IN
+        from llm_perf_opt.pipeline.registry import find_entry_points, open_plugin_keys
         from llm_perf_opt.runners.resumed import resumed_arguments
 
-        return _run_hydra(resumed_arguments(translated.overrides))
+        plugins = find_entry_points().keys() - set(BUILT_IN)
+        return _run_hydra(open_plugin_keys(resumed_arguments(translated.overrides), plugins))
     except ProfilingError as error:
         print_error(error)
         return error.exit_code
@@ -104,11 +107,11 @@ def run_job(cfg: "DictConfig") -> int:
     try:
         config = type_config(cfg, user_dir=Path(hydra_config.runtime.cwd))
         job = Job.prepare(config, run_dir, overrides, created_at=datetime.now(UTC))
+        return EXIT_OK if job.run() else EXIT_FAILED
     except ProfilingError as error:
         print_error(error)
         _remove_if_empty(run_dir)
         return error.exit_code
-    return EXIT_OK if job.run() else EXIT_FAILED
 
 
 def _remove_if_empty(run_dir: Path) -> None:

@@ -1,0 +1,250 @@
+"""The orchestrator end to end: order, failures, interrupts, crashes, resume, provenance."""
+
+import json
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from tests.orchestrator import ALPHA, BETA, OFF, command, environment, llm_perf, only_run, statuses, valid_manifest
+
+
+def _ran(run_dir: Path) -> list[str]:
+    return (run_dir / "ran.txt").read_text().split()
+
+
+def test_enabled_stages_run_in_order_and_everything_is_written_down(tmp_path: Path) -> None:
+    done = llm_perf("profile", *OFF, BETA, ALPHA, cwd=tmp_path, HF_TOKEN="secret-4711", OMP_NUM_THREADS="2")
+    assert done.code == 0, done.err
+    run_dir = only_run(tmp_path)
+    manifest = valid_manifest(run_dir)
+    assert manifest["status"] == "ok"
+    assert statuses(manifest) == {"alpha": "ok", "beta": "ok"}
+    assert _ran(run_dir) == ["alpha", "beta"]
+    alpha = manifest["stages"][0]
+    assert alpha["files"] == [{"role": "out", "path": "alpha/out.txt"}]
+    assert [(c["exit_code"], c["log"], c["timed_out"]) for c in alpha["commands"]] == [(0, "alpha/log.txt", False)]
+    assert alpha["notes"] == ["it is only a recorder — nothing to do"]
+    assert (run_dir / "beta/out.txt").read_text() == "alpha"
+    assert sorted(p.name for p in run_dir.iterdir() if p.is_dir()) == ["alpha", "beta", "tmp"]
+    assert yaml.safe_load((run_dir / "config.yaml").read_text())["model"]["name"] == "llama_tiny"
+    assert [s["sample_id"] for s in yaml.safe_load((run_dir / "inputs.yaml").read_text())["samples"]] == [
+        "alpha",
+        "beta",
+    ]
+    env = json.loads((run_dir / "env.json").read_text())
+    assert env["variables"]["OMP_NUM_THREADS"] == "2"
+    assert env["packages"]["torch"] is not None
+    assert [p for p in run_dir.rglob("*") if p.is_file() and b"secret-4711" in p.read_bytes()] == []
+    assert done.err.splitlines()[0] == f"run {run_dir}: alpha → beta"
+    assert f"report: {run_dir / 'report'}" in done.err
+
+
+@pytest.mark.parametrize(
+    ("fail", "reason"),
+    [
+        ("words", "the probe said no; see log.txt"),
+        ("bug", "ZeroDivisionError: division by zero (traceback in alpha/error.txt)"),
+        ("preflight", "the probe is missing — plug it in"),
+    ],
+)
+def test_a_failed_stage_is_recorded_and_the_others_still_run(tmp_path: Path, fail: str, reason: str) -> None:
+    done = llm_perf("profile", *OFF, ALPHA, BETA, f"pipeline.alpha.fail={fail}", cwd=tmp_path)
+    assert done.code == 1
+    run_dir = only_run(tmp_path)
+    manifest = valid_manifest(run_dir)
+    assert (manifest["status"], statuses(manifest)) == ("failed", {"alpha": "failed", "beta": "ok"})
+    assert manifest["stages"][0]["reason"] == reason
+    assert (run_dir / "report.md").exists()
+    assert f"alpha failed: {reason}" in done.err
+
+
+def test_on_failure_stop_skips_the_rest_with_a_reason(tmp_path: Path) -> None:
+    done = llm_perf("profile", *OFF, ALPHA, BETA, "pipeline.alpha.fail=words", "run.on_failure=stop", cwd=tmp_path)
+    manifest = valid_manifest(only_run(tmp_path))
+    assert done.code == 1
+    assert statuses(manifest) == {"alpha": "failed", "beta": "skipped"}
+    assert manifest["stages"][1]["reason"] == "alpha failed and run.on_failure is stop"
+
+
+def test_a_broken_plug_in_hurts_only_those_who_enable_it(tmp_path: Path) -> None:
+    assert llm_perf("profile", *OFF, ALPHA, cwd=tmp_path).code == 0
+    done = llm_perf("profile", *OFF, "+pipeline.broken.enable=true", cwd=tmp_path)
+    assert done.code == 2
+    assert done.err == (
+        "error: pipeline.broken: the plug-in could not be loaded "
+        "(no_such_module:STAGE: ModuleNotFoundError: No module named 'no_such_module')\n"
+    )
+
+
+def test_bad_input_is_code_2_says_everything_and_leaves_nothing(tmp_path: Path) -> None:
+    done = llm_perf("profile", *OFF, ALPHA, "run.repeats=0", "+pipeline.alpha.settings=3", cwd=tmp_path)
+    assert done.code == 2
+    assert done.err.splitlines() == [
+        "error: run.repeats: not allowed (got 0), allowed: a number ≥ 1",
+        "error: pipeline.alpha.settings: unknown key (got 3), nearest known key: pipeline.alpha.setting",
+    ]
+    assert list((tmp_path / "tmp" / "runs").iterdir()) == []
+
+
+def test_no_stage_at_all_is_bad_input(tmp_path: Path) -> None:
+    done = llm_perf("profile", *OFF, cwd=tmp_path)
+    assert (done.code, done.err) == (
+        2,
+        "error: pipeline: no stage is enabled, allowed: at least one pipeline.<stage>.enable=true\n",
+    )
+
+
+def test_a_dry_run_writes_the_plan_and_nothing_else(tmp_path: Path) -> None:
+    done = llm_perf("profile", *OFF, ALPHA, BETA, "pipeline.beta.fail=preflight", "run.dry_run=true", cwd=tmp_path)
+    assert done.code == 0
+    run_dir = only_run(tmp_path)
+    assert [p.name for p in run_dir.rglob("*")] == ["plan.json"]
+    plan = json.loads((run_dir / "plan.json").read_text())
+    assert [(s["name"], [f["what"] for f in s["findings"]]) for s in plan["stages"]] == [
+        ("alpha", ["it is only a recorder"]),
+        ("beta", ["the probe is missing"]),
+    ]
+    assert "beta: cannot run: the probe is missing — plug it in" in done.err
+
+
+def test_two_runs_of_the_same_second_get_different_directories(tmp_path: Path) -> None:
+    runs = [
+        subprocess.Popen(command("profile", *OFF, ALPHA), cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL)
+        for _ in range(3)
+    ]
+    assert [run.wait(60) for run in runs] == [0, 0, 0]
+    assert len(list((tmp_path / "tmp" / "runs").glob("*/manifest.json"))) == 3
+
+
+def test_a_chosen_directory_is_used_and_never_overwritten(tmp_path: Path) -> None:
+    target = tmp_path / "mine"
+    assert llm_perf("profile", *OFF, ALPHA, "hydra.run.dir=mine", cwd=tmp_path).code == 0
+    assert statuses(valid_manifest(target)) == {"alpha": "ok"}
+    assert not (target / "mine").exists()
+    done = llm_perf("profile", *OFF, ALPHA, "artifacts.runs_dir=mine", cwd=tmp_path)
+    assert done.code == 2
+    assert done.err == (
+        f"error: artifacts.runs_dir: already holds a run (got '{target}'), "
+        f"allowed: another directory, or run.resume={target} to continue it\n"
+    )
+    assert _ran(target) == ["alpha"]
+
+
+def _wait_for(path: Path, timeout_s: float = 30) -> None:
+    end = time.monotonic() + timeout_s
+    while not path.exists() or not path.read_text():
+        assert time.monotonic() < end, f"{path} did not appear"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_whole_tree_and_leaves_a_valid_manifest(tmp_path: Path, number: signal.Signals) -> None:
+    args = command("profile", *OFF, ALPHA, BETA, "pipeline.beta.seconds=120", "hydra.run.dir=r")
+    run = subprocess.Popen(args, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
+    pid_file = tmp_path / "r/tmp/beta/pid"
+    _wait_for(pid_file)
+    run.send_signal(number)
+    _, err = run.communicate(timeout=20)
+    assert run.returncode == 130
+    manifest = valid_manifest(tmp_path / "r")
+    assert (manifest["status"], statuses(manifest)) == ("interrupted", {"alpha": "ok", "beta": "skipped"})
+    assert not psutil.pid_exists(int(pid_file.read_text()))
+    assert "interrupted" in err
+
+
+def test_after_a_crash_only_what_is_missing_is_run(tmp_path: Path) -> None:
+    args = command("profile", *OFF, ALPHA, BETA, "pipeline.beta.seconds=20", "hydra.run.dir=r")
+    run = subprocess.Popen(args, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL)
+    pid_file = tmp_path / "r/tmp/beta/pid"
+    _wait_for(pid_file)
+    orphans = psutil.Process(run.pid).children(recursive=True)
+    run.kill()
+    run.wait(10)
+    for orphan in orphans:
+        orphan.kill()
+    assert statuses(valid_manifest(tmp_path / "r")) == {"alpha": "ok"}
+
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    done = llm_perf("profile", "run.resume=../r", "pipeline.beta.seconds=0", cwd=elsewhere)
+    assert done.code == 0, done.err
+    assert _ran(tmp_path / "r") == ["alpha", "beta", "beta"]
+    assert statuses(valid_manifest(tmp_path / "r")) == {"alpha": "ok", "beta": "ok"}
+    assert "alpha: reused" in done.err
+    assert "beta: runs because it was not run before" in done.err
+
+
+@pytest.mark.parametrize(
+    ("override", "ran", "reason"),
+    [
+        ("run.top_n_kernels=5", "", None),
+        ("pipeline.beta.timeout_s=77", "", None),
+        ("pipeline.beta.setting=2", "beta", "its settings changed (pipeline.beta.setting: 1 -> 2)"),
+        ("infer.top_k=9", "alpha beta", "the workload's settings changed (infer.top_k: 0 -> 9)"),
+    ],
+)
+def test_a_stage_is_reused_only_if_nothing_that_matters_changed(
+    tmp_path: Path, override: str, ran: str, reason: str | None
+) -> None:
+    first = ("pipeline.beta.setting=1", "pipeline.beta.timeout_s=60")
+    assert llm_perf("profile", *OFF, ALPHA, BETA, *first, "hydra.run.dir=r", cwd=tmp_path).code == 0
+    done = llm_perf("profile", "run.resume=r", override, cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert _ran(tmp_path / "r") == ["alpha", "beta", *ran.split()]
+    assert re.findall(r"beta: runs because (.*)", done.err) == ([reason] if reason else [])
+
+
+def test_a_failed_stage_is_run_again_and_a_lost_file_too(tmp_path: Path) -> None:
+    assert llm_perf("profile", *OFF, ALPHA, BETA, "pipeline.beta.fail=words", "hydra.run.dir=r", cwd=tmp_path).code == 1
+    (tmp_path / "r/alpha/out.txt").unlink()
+    done = llm_perf("profile", "run.resume=r", "pipeline.beta.fail=''", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "alpha: runs because its file out.txt is gone" in done.err
+    assert "beta: runs because it was failed before" in done.err
+
+
+def test_resuming_what_is_no_run_is_bad_input(tmp_path: Path) -> None:
+    done = llm_perf("profile", "run.resume=nowhere", cwd=tmp_path)
+    assert (done.code, done.err) == (
+        2,
+        "error: run.resume: no manifest.json in it (got 'nowhere'), "
+        "allowed: the directory of a run (`llm-perf runs` lists them)\n",
+    )
+
+
+def test_a_sweep_makes_one_run_per_job(tmp_path: Path) -> None:
+    done = llm_perf("profile", "-m", *OFF, ALPHA, "run.seed=1,2", cwd=tmp_path)
+    assert done.code == 0, done.err
+    (sweep,) = (tmp_path / "tmp" / "runs").iterdir()
+    seeds = [valid_manifest(sweep / job)["config"]["run"]["seed"] for job in ("0", "1")]
+    assert seeds == [1, 2]
+
+
+def test_a_sweep_with_a_failed_job_runs_the_others_and_says_so(tmp_path: Path) -> None:
+    done = llm_perf("profile", "-m", *OFF, ALPHA, "pipeline.alpha.fail=words,''", cwd=tmp_path)
+    assert done.code == 1
+    (sweep,) = (tmp_path / "tmp" / "runs").iterdir()
+    assert [valid_manifest(sweep / job)["status"] for job in ("0", "1")] == ["failed", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("module", "stages"),
+    [("llm_profile_runner", {"alpha"}), ("deep_profile_runner", {"alpha", "nsys", "ncu"})],
+)
+def test_old_entry_points_plan_the_same_orchestrator_with_one_notice(
+    tmp_path: Path, module: str, stages: set[str]
+) -> None:
+    args = [command()[0], "-m", f"llm_perf_opt.runners.{module}", *OFF, ALPHA, "run.dry_run=true", "device=cpu"]
+    done = subprocess.run(
+        args, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    plan = json.loads((only_run(tmp_path) / "plan.json").read_text())
+    assert {stage["name"] for stage in plan["stages"]} == stages
+    assert len(re.findall("^deprecated: ", done.stderr, re.MULTILINE)) == 1
+    assert "INFO: old keys translated (see docs/migration.md): device -> run.device" in done.stderr
