@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import is_flash_attn_2_available
 
 from llm_perf_opt.config.schema import ModelSection
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.workload.models.causal_lm_run import LoadedCausalLM
-from llm_perf_opt.workload.models.choices import Choice, choose_attention, choose_dtype
+from llm_perf_opt.workload.models.choices import Choice, choose_attention, choose_dtype, torch_dtype
 from llm_perf_opt.workload.models.random_weights import NoiseSource, fill_matrices
-from llm_perf_opt.workload.models.snapshot_files import has_tokenizer, stored_dtype
+from llm_perf_opt.workload.models.snapshot_files import stored_dtype
+from llm_perf_opt.workload.models.tokenizer import first_line, load_tokenizer
 
 
 def load_snapshot(model: ModelSection, geometry: Mapping[str, Any], *, device: str) -> LoadedCausalLM:
@@ -24,7 +25,7 @@ def load_snapshot(model: ModelSection, geometry: Mapping[str, Any], *, device: s
     try:
         module = AutoModelForCausalLM.from_pretrained(
             path,
-            dtype=_torch_dtype(dtype.value),
+            dtype=torch_dtype(dtype.value),
             attn_implementation=attention.value,
             local_files_only=True,
             use_safetensors=True,
@@ -33,7 +34,7 @@ def load_snapshot(model: ModelSection, geometry: Mapping[str, Any], *, device: s
     except (ValueError, KeyError, ImportError, OSError) as error:
         raise ConfigError(
             f"model.path: transformers could not load {str(path)!r} as a decoder-only model "
-            f"({type(error).__name__}: {_first_line(error)})"
+            f"({type(error).__name__}: {first_line(error)})"
         ) from error
     tokenizer = load_tokenizer(path)
     notes = [*dtype.notes, *attention.notes]
@@ -60,12 +61,12 @@ def build_on_meta(geometry: Mapping[str, Any], *, dtype: str, attention: str, ex
         config = AutoConfig.for_model(**fields)
         with torch.device("meta"):
             module = AutoModelForCausalLM.from_config(
-                config, dtype=_torch_dtype(dtype), attn_implementation=attention, trust_remote_code=False, **choice
+                config, dtype=torch_dtype(dtype), attn_implementation=attention, trust_remote_code=False, **choice
             )
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(
             f"model.geometry: transformers cannot build a decoder-only model from it "
-            f"({type(error).__name__}: {_first_line(error)}), compare it with the model's config.json"
+            f"({type(error).__name__}: {first_line(error)}), compare it with the model's config.json"
         ) from error
     return module.eval()
 
@@ -82,18 +83,6 @@ def materialise(module: Any, *, device: str, seed: int) -> None:
         for part in module.modules():
             part._is_hf_initialized = False
         module.initialize_weights()
-
-
-def load_tokenizer(path: Path) -> Any | None:
-    """The snapshot's tokenizer, or None where it brings none."""
-    if not has_tokenizer(path):
-        return None
-    try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except (ValueError, KeyError, ImportError, OSError) as error:
-        raise ConfigError(
-            f"model.path: the tokenizer in {str(path)!r} could not be loaded ({_first_line(error)})"
-        ) from (error)
 
 
 def _wrap(module: Any, tokenizer: Any, *, device: str, dtype: str, notes: list[str]) -> LoadedCausalLM:
@@ -128,15 +117,7 @@ def _choices(model: ModelSection, geometry: Mapping[str, Any], device: str) -> t
     return dtype, attention
 
 
-def _torch_dtype(name: str) -> Any:
-    return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[name]
-
-
 def _required(path: Path | None) -> Path:
     if path is None:
         raise ConfigError("model.path: missing (got null), set it to the folder of a local snapshot")
     return path
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else "no message"

@@ -9,6 +9,7 @@ import torch
 from llm_perf_opt.errors import ProfilingError
 from llm_perf_opt.workload.models.base import RangeFactory, Sample, Step
 from llm_perf_opt.workload.models.module_groups import group_modules
+from llm_perf_opt.workload.models.tokenizer import show_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +51,7 @@ class LoadedCausalLM:
         return self._forward(token, state)
 
     def text(self, token_ids: Sequence[int], *, strip_special: bool) -> str:
-        if self.tokenizer is None:
-            return show_ids(token_ids, self.eos_token_ids if strip_special else frozenset())
-        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=strip_special))
+        return show_text(self.tokenizer, token_ids, strip_special=strip_special, special=self.eos_token_ids)
 
     def module_groups(self) -> Mapping[str, str]:
         return group_modules(self.module)
@@ -73,8 +72,3 @@ class LoadedCausalLM:
                 "use dataset=synthetic, or set model.path to a snapshot that brings a tokenizer"
             )
         return [int(i) for i in self.tokenizer(sample.text)["input_ids"]]
-
-
-def show_ids(token_ids: Sequence[int], left_out: frozenset[int]) -> str:
-    """A readable stand-in where there is no tokenizer: the ids themselves."""
-    return " ".join(f"[{i}]" for i in token_ids if i not in left_out)

@@ -1,6 +1,7 @@
 """Which dtype and attention a model runs with, and what to say where that is not what one would expect."""
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,3 +37,10 @@ def choose_attention(asked: str, *, device: str, dtype: str, flash_installed: bo
     else:
         return Choice(value=asked)
     return Choice(value="sdpa", notes=(f"{reason}, sdpa used instead",))
+
+
+def torch_dtype(name: str) -> Any:
+    """The torch dtype of a name the configuration allows."""
+    import torch
+
+    return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[name]

@@ -23,18 +23,21 @@ _BY_NAME: Mapping[str, str] = {
 _ROUTERS = ("gate", "router")
 
 
-def group_modules(module: Any, *, prefix: str = "") -> dict[str, str]:
-    """Qualified name to group. No module named here holds another one that is, so their times add up."""
-    return dict(_walk(module, prefix))
+def group_modules(module: Any, *, claimed: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Qualified name to group. No module named here holds another one that is, so their times add up.
+
+    `claimed` names modules whose group the caller knows, such as vision encoders.
+    """
+    return dict(_walk(module, "", claimed or {}))
 
 
-def _walk(module: Any, prefix: str) -> Iterator[tuple[str, str]]:
+def _walk(module: Any, prefix: str, claimed: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     children = dict(module.named_children())
     for name, child in children.items():
         path = f"{prefix}.{name}" if prefix else name
-        group = _group_of(name, child, "experts" in children)
+        group = claimed[path] if path in claimed else _group_of(name, child, "experts" in children)
         if group is None:
-            yield from _walk(child, path)
+            yield from _walk(child, path, claimed)
         else:
             yield path, group
 

@@ -1,0 +1,177 @@
+"""The geometry of DeepSeek-OCR, typed and checked without torch, from a preset or a snapshot's config.json."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, Literal
+
+from llm_perf_opt.config.load import validate
+from llm_perf_opt.config.schema import FORBID_UNKNOWN, PositiveInt
+from llm_perf_opt.errors import ConfigError
+
+SECTION = "model.geometry"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamGeometry:
+    """The first encoder: windowed attention, global in `global_layers`, then two stride-2 convolutions."""
+
+    __pydantic_config__: ClassVar = FORBID_UNKNOWN
+    layers: PositiveInt
+    width: PositiveInt
+    heads: PositiveInt
+    mlp_width: PositiveInt
+    window: PositiveInt
+    global_layers: tuple[int, ...]
+    patch: PositiveInt
+    image_size: PositiveInt
+    neck: PositiveInt
+    downsample: tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipGeometry:
+    """The second encoder, fed with the first one's features."""
+
+    __pydantic_config__: ClassVar = FORBID_UNKNOWN
+    layers: PositiveInt
+    width: PositiveInt
+    heads: PositiveInt
+    mlp_width: PositiveInt
+    patch: PositiveInt
+    image_size: PositiveInt
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectorGeometry:
+    """One linear map from both encoders' features to the decoder's width."""
+
+    __pydantic_config__: ClassVar = FORBID_UNKNOWN
+    input: PositiveInt
+    output: PositiveInt
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderGeometry:
+    """The decoder in the words of config.json: plain multi-head attention, the first layers dense, then experts."""
+
+    __pydantic_config__: ClassVar = FORBID_UNKNOWN
+    model_type: Literal["deepseek_v2"]
+    hidden_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    intermediate_size: PositiveInt
+    moe_intermediate_size: PositiveInt
+    n_routed_experts: PositiveInt
+    n_shared_experts: PositiveInt
+    num_experts_per_tok: PositiveInt
+    first_k_dense_replace: int
+    vocab_size: PositiveInt
+    tie_word_embeddings: Literal[False] = False
+    use_mla: Literal[False] = False
+    max_position_embeddings: PositiveInt = 8192
+    rms_norm_eps: float = 1.0e-6
+    rope_theta: float = 10000.0
+    norm_topk_prob: bool = False
+    routed_scaling_factor: float = 1.0
+    bos_token_id: int = 0
+    eos_token_id: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class OcrGeometry:
+    """All parts together."""
+
+    __pydantic_config__: ClassVar = FORBID_UNKNOWN
+    model_type: Literal["deepseek_ocr"]
+    sam: SamGeometry
+    clip: ClipGeometry
+    projector: ProjectorGeometry
+    decoder: DecoderGeometry
+
+
+def parse_geometry(data: Mapping[str, Any]) -> OcrGeometry:
+    """The typed geometry, or one ConfigError with every key that is wrong."""
+    geometry, problems = validate(OcrGeometry, dict(data), SECTION)
+    if geometry is not None:
+        problems = [*_shape_problems(geometry)]
+    if geometry is None or problems:
+        raise ConfigError(problems)
+    return geometry
+
+
+def _shape_problems(g: OcrGeometry) -> list[str]:
+    """Rules between keys: widths that must meet, heads that must divide."""
+    d = g.decoder
+    rules = [
+        (g.sam.width % g.sam.heads == 0, "sam.heads", "must divide sam.width"),
+        (all(0 <= i < g.sam.layers for i in g.sam.global_layers), "sam.global_layers", "must be layers of sam"),
+        (g.sam.image_size % g.sam.patch == 0, "sam.image_size", "must be a multiple of sam.patch"),
+        (g.sam.downsample[1] == g.clip.width, "sam.downsample", "must end with clip.width, whose patches it becomes"),
+        (g.clip.width % g.clip.heads == 0, "clip.heads", "must divide clip.width"),
+        (g.clip.image_size % g.clip.patch == 0, "clip.image_size", "must be a multiple of clip.patch"),
+        (g.projector.input == g.clip.width + g.sam.downsample[1], "projector.input", "must be both features' width"),
+        (g.projector.output == d.hidden_size, "projector.output", "must equal decoder.hidden_size"),
+        (
+            d.hidden_size % (2 * d.num_attention_heads) == 0,
+            "decoder.num_attention_heads",
+            "must give an even head size",
+        ),
+        (d.num_key_value_heads == d.num_attention_heads, "decoder.num_key_value_heads", "must equal the query heads"),
+        (d.num_experts_per_tok <= d.n_routed_experts, "decoder.num_experts_per_tok", "must not pass n_routed_experts"),
+        (
+            0 <= d.first_k_dense_replace <= d.num_hidden_layers,
+            "decoder.first_k_dense_replace",
+            "must be 0 to all layers",
+        ),
+    ]
+    return [f"{SECTION}.{key}: {text}, see docs/models.md" for holds, key, text in rules if not holds]
+
+
+_DECODER_KEYS = tuple(item.name for item in fields(DecoderGeometry))
+
+
+def geometry_of_snapshot(config: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """DeepSeek-OCR's published config.json in the words of `model.geometry`.
+
+    What that file leaves out is fixed in the published model: patch 16, window 14, neck 256, MLPs four times the width.
+    """
+    try:
+        language = config["language_config"]
+        widths = config["vision_config"]["width"]
+        sam, clip = widths["sam_vit_b"], widths["clip-l-14-224"]
+        decoder = {key: language[key] for key in _DECODER_KEYS if language.get(key) is not None}
+        geometry = {
+            "model_type": "deepseek_ocr",
+            "sam": {
+                "layers": sam["layers"],
+                "width": sam["width"],
+                "heads": sam["heads"],
+                "mlp_width": 4 * sam["width"],
+                "window": 14,
+                "global_layers": list(sam["global_attn_indexes"]),
+                "patch": 16,
+                "image_size": config["vision_config"]["image_size"],
+                "neck": 256,
+                "downsample": list(sam["downsample_channels"]),
+            },
+            "clip": {
+                "layers": clip["layers"],
+                "width": clip["width"],
+                "heads": clip["heads"],
+                "mlp_width": 4 * clip["width"],
+                "patch": clip["patch_size"],
+                "image_size": clip["image_size"],
+            },
+            "projector": {
+                "input": config["projector_config"]["input_dim"],
+                "output": config["projector_config"]["n_embed"],
+            },
+            "decoder": {**decoder, "model_type": "deepseek_v2"},
+        }
+    except (KeyError, TypeError) as error:
+        raise ConfigError(
+            f"model.path: {where} is not the configuration of DeepSeek-OCR ({error} is missing), "
+            "set model.path to its snapshot or use model=causal_lm"
+        ) from error
+    return asdict(parse_geometry(geometry))

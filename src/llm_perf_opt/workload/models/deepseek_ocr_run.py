@@ -1,0 +1,154 @@
+"""DeepSeek-OCR in memory: a page and the prompt in one forward, then one forward a token."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from llm_perf_opt.errors import ProfilingError
+from llm_perf_opt.workload.models.base import RangeFactory, Sample, Step
+from llm_perf_opt.workload.models.deepseek_ocr_model import Views
+from llm_perf_opt.workload.models.deepseek_ocr_preprocess import (
+    IMAGE_MARK,
+    PageViews,
+    ViewSizes,
+    count_page_tokens,
+    count_tile_tokens,
+    hash_words,
+    image_token_id,
+    join_prompt,
+    read_views,
+)
+from llm_perf_opt.workload.models.module_groups import group_modules
+from llm_perf_opt.workload.models.tokenizer import show_text
+
+PARTS: Mapping[str, str] = {"model.sam_model": "sam", "model.vision_model": "clip", "model.projector": "projector"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OcrInputs:
+    """One page ready for prefill: token ids [1, n], the page's views on the device."""
+
+    ids: torch.Tensor
+    views: Views
+    page_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedOcr:
+    """The model in this project's code."""
+
+    module: Any
+    device: str
+    dtype: str
+    eos_token_ids: frozenset[int]
+    notes: tuple[str, ...]
+    tokenizer: Any | None
+    prompt: str
+    sizes: ViewSizes
+    crop_mode: bool
+    vocabulary: int
+    bos_token_id: int
+    torch_dtype: Any
+    parts: tuple[str, ...] = tuple(PARTS.values())
+
+    def prepare(self, sample: Sample) -> OcrInputs:
+        if sample.image is None:
+            raise ProfilingError(f"sample {sample.sample_id}: DeepSeek-OCR needs a page, not text or token ids")
+        views = read_views(sample.image, self.sizes, crop_mode=self.crop_mode)
+        before, after = (self._encode(text) for text in self.prompt.split(IMAGE_MARK))
+        places = count_tile_tokens(views.grid, self.sizes) + count_page_tokens(self.sizes)
+        ids = join_prompt(
+            before, after, image_tokens=places, bos=self.bos_token_id, image_id=image_token_id(self.vocabulary)
+        )
+        return OcrInputs(
+            ids=torch.tensor([ids], dtype=torch.long, device=self.device),
+            views=self._on_device(views, start=1 + len(before)),
+            page_tokens=places,
+        )
+
+    def prompt_tokens(self, inputs: OcrInputs) -> int:
+        return int(inputs.ids.shape[1])
+
+    def prompt_ids(self, inputs: OcrInputs) -> Sequence[int]:
+        return [int(i) for i in inputs.ids[0].tolist()]
+
+    def prefill(self, inputs: OcrInputs, ranges: RangeFactory) -> Step:
+        with torch.no_grad():
+            out = self.module(inputs.ids, views=inputs.views, ranges=ranges)
+        return Step(logits=out.logits[:, -1, :], state=out.past_key_values)
+
+    def decode(self, token: Any, state: Any) -> Step:
+        with torch.no_grad():
+            out = self.module(token, past_key_values=state)
+        return Step(logits=out.logits[:, -1, :], state=out.past_key_values)
+
+    def text(self, token_ids: Sequence[int], *, strip_special: bool) -> str:
+        return show_text(self.tokenizer, token_ids, strip_special=strip_special, special=self.eos_token_ids)
+
+    def module_groups(self) -> Mapping[str, str]:
+        return group_modules(self.module, claimed=PARTS)
+
+    def _encode(self, text: str) -> list[int]:
+        if self.tokenizer is None:
+            return hash_words(text, vocabulary=self.vocabulary)
+        return [int(i) for i in self.tokenizer.encode(text, add_special_tokens=False)] if text else []
+
+    def _on_device(self, views: PageViews, *, start: int) -> Views:
+        page, tiles = (
+            None if array is None else torch.from_numpy(array).to(device=self.device, dtype=self.torch_dtype)
+            for array in (views.page, views.tiles)
+        )
+        assert page is not None
+        return Views(page=page, tiles=tiles, grid=views.grid, start=start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteOcr(LoadedOcr):
+    """The model in the snapshot's own code, which takes the page through its forward."""
+
+    def prefill(self, inputs: OcrInputs, ranges: RangeFactory) -> Step:
+        views = inputs.views
+        # Its code takes tiles of zeros for "no tiles".
+        tiles = torch.zeros_like(views.page) if views.tiles is None else views.tiles
+        places = torch.zeros_like(inputs.ids, dtype=torch.bool)
+        places[:, views.start : views.start + inputs.page_tokens] = True
+        with torch.no_grad(), self._ranges_around_parts(ranges):
+            out = self.module(
+                input_ids=inputs.ids,
+                images=[(tiles, views.page)],
+                images_seq_mask=places,
+                images_spatial_crop=torch.tensor([views.grid], dtype=torch.long),
+                use_cache=True,
+                return_dict=True,
+            )
+        return Step(logits=out.logits[:, -1, :], state=out.past_key_values)
+
+    def decode(self, token: Any, state: Any) -> Step:
+        with torch.no_grad():
+            out = self.module(input_ids=token, past_key_values=state, use_cache=True, return_dict=True)
+        return Step(logits=out.logits[:, -1, :], state=out.past_key_values)
+
+    @contextmanager
+    def _ranges_around_parts(self, ranges: RangeFactory) -> Iterator[None]:
+        """Open a range whenever one of the encoders or the projector runs, through hooks: the code is not ours."""
+        with ExitStack() as hooks:
+            for name, part in PARTS.items():
+                for handle in _hook_range(self.module.get_submodule(name), part, ranges):
+                    hooks.callback(handle.remove)
+            yield
+
+
+def _hook_range(module: Any, part: str, ranges: RangeFactory) -> Iterator[Any]:
+    opened = ExitStack()
+
+    def enter(_module: Any, _args: Any) -> None:
+        opened.enter_context(ranges(part))
+
+    def leave(_module: Any, _args: Any, _out: Any) -> None:
+        opened.close()
+
+    yield module.register_forward_pre_hook(enter)
+    yield module.register_forward_hook(leave, always_call=True)
