@@ -121,7 +121,11 @@ class InferSection:
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareSection:
-    """`hardware.*`: what the device could do at best. `name: auto` looks the device up by its own name."""
+    """`hardware.*`: what the device could do at best. `name: auto` looks the device up by its own name.
+
+    Peaks are dense and by short name of the number format (fp32, tf32, bf16, fp16, fp8, int8). `achieved_*` is what a
+    calibration or somebody's measurement reached; `launch_us` the host's cost to start one operator.
+    """
 
     __pydantic_config__: ClassVar = FORBID_UNKNOWN
     name: str = "auto"
@@ -133,6 +137,9 @@ class HardwareSection:
     l2_mb: Annotated[float, Gt(0)] | None = None
     link: str | None = None
     link_gb_s: Annotated[float, Gt(0)] | None = None
+    achieved_tflops: Mapping[str, float] = field(default_factory=dict)
+    achieved_bandwidth_gb_s: Annotated[float, Gt(0)] | None = None
+    launch_us: Annotated[float, Gt(0)] | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     notes: str | None = None
 

@@ -137,12 +137,21 @@ def _modes(ledger: _Ledger) -> tuple[Any, Any]:
 
     class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            out = func(*args, **(kwargs or {}))
+            out = _shape_of_grouped(func, args)
+            if out is None:
+                out = func(*args, **(kwargs or {}))
             if not ledger.is_inside_attention:
                 _record(ledger, func, args, kwargs or {}, out)
             return out
 
     return AttentionMode(), OperatorMode()
+
+
+def _shape_of_grouped(func: Any, args: Any) -> Any | None:
+    """The result of a grouped product on meta, where torch refuses all formats but bfloat16; None for anything else."""
+    if func._schema.name != "aten::_grouped_mm" or not args[0].is_meta or args[0].dim() != 2 or args[1].dim() != 3:
+        return None
+    return args[0].new_empty(args[0].shape[0], args[1].shape[2])
 
 
 def _first_three(args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, Any, Any]:

@@ -1,0 +1,157 @@
+"""Bounds, estimates and utilisation: how fast a phase could be on given hardware, and how near a measured time came."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from llm_perf_opt.analysis.static.dtypes import Dtypes
+from llm_perf_opt.analysis.static.work import Work
+from llm_perf_opt.config.schema import HardwareSection
+
+Limit = Literal["compute", "memory", "launch"]
+# Host cost of one operator in eager PyTorch where it was not measured: a lean C++ path to a Python-heavy model.
+LAUNCH_US_LOW, LAUNCH_US_HIGH = 5.0, 25.0
+# Without a measured band: how far the measured cost of small operators spreads over models and hosts.
+LAUNCH_SPREAD = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceilings:
+    """FLOP/s by number format and bytes/s, with what they are."""
+
+    kind: Literal["datasheet", "achievable"]
+    flops_per_s: Mapping[str, float]
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """No implementation can be faster than `ms` at these ceilings: weights and KV cache once, needed FLOPs only."""
+
+    compute_ms: float
+    memory_ms: float
+
+    @property
+    def ms(self) -> float:
+        return max(self.compute_ms, self.memory_ms)
+
+    @property
+    def limit(self) -> Limit:
+        return "compute" if self.compute_ms > self.memory_ms else "memory"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What an eager run is expected to take: a middle and a band. `launch_ms` is the host's share."""
+
+    low_ms: float
+    mid_ms: float
+    high_ms: float
+    launch_ms: float
+    limit: Limit
+
+
+def datasheet_ceilings(hardware: HardwareSection) -> Ceilings | None:
+    return _ceilings("datasheet", hardware.peak_tflops, hardware.memory_bandwidth_gb_s)
+
+
+def achievable_ceilings(hardware: HardwareSection) -> Ceilings | None:
+    return _ceilings("achievable", hardware.achieved_tflops, hardware.achieved_bandwidth_gb_s)
+
+
+def missing_ceiling(hardware: HardwareSection, ceilings: Ceilings | None, dtypes: Dtypes, kind: str) -> str | None:
+    """Why there is no bound of this kind, or None."""
+    if ceilings is None and kind == "achievable":
+        return f"{hardware.name} was not calibrated here: hardware.calibrate=true on that machine measures it"
+    if ceilings is None:
+        return f"{hardware.name} has no data-sheet peaks"
+    if dtypes.compute not in ceilings.flops_per_s:
+        verb = "measured" if kind == "achievable" else "data-sheet"
+        return f"{hardware.name} has no {verb} peak for {dtypes.compute}"
+    return None
+
+
+def bound(work: Work, dtypes: Dtypes, ceilings: Ceilings) -> Bound:
+    """The larger of compute and memory time; `missing_ceiling` must have been None."""
+    return Bound(
+        compute_ms=1e3 * _compute_s(work, dtypes, ceilings),
+        memory_ms=1e3 * work.bytes_needed / ceilings.bytes_per_s,
+    )
+
+
+def estimate(
+    groups: Mapping[str, Work],
+    dtypes: Dtypes,
+    ceilings: Ceilings,
+    *,
+    operators: float,
+    launch_us: float | None,
+    other_bytes: float,
+    is_synchronous: bool,
+) -> Estimate:
+    """Eager execution: each module group at its own roofline, and the host that has to start every operator.
+
+    Low: all groups overlap perfectly. Middle: group after group. High: compute and memory of a group do not overlap,
+    and elementwise operators move `other_bytes` unfused. On a GPU the host runs ahead, so the larger of device and host
+    time counts; on a CPU (`is_synchronous`) they add up.
+    """
+    each = [(_compute_s(w, dtypes, ceilings), w.bytes / ceilings.bytes_per_s) for w in groups.values()]
+    total = sum(groups.values(), Work())
+    low_s = bound(total, dtypes, ceilings).ms / 1e3
+    mid_s = sum(max(pair) for pair in each)
+    high_s = sum(sum(pair) for pair in each) + other_bytes / ceilings.bytes_per_s
+    low_us, mid_us, high_us = launch_band(launch_us)
+    join = _add if is_synchronous else max
+    launch_ms = operators * mid_us / 1e3
+    return Estimate(
+        low_ms=join(1e3 * low_s, operators * low_us / 1e3),
+        mid_ms=join(1e3 * mid_s, launch_ms),
+        high_ms=join(1e3 * high_s, operators * high_us / 1e3),
+        launch_ms=launch_ms,
+        limit=limit_of(bound(total, dtypes, ceilings), launch_ms),
+    )
+
+
+def launch_band(launch_us: float | None) -> tuple[float, float, float]:
+    """Low, middle and high host cost of one operator in microseconds."""
+    if launch_us is None:
+        return LAUNCH_US_LOW, (LAUNCH_US_LOW * LAUNCH_US_HIGH) ** 0.5, LAUNCH_US_HIGH
+    return launch_us / LAUNCH_SPREAD, launch_us, launch_us * LAUNCH_SPREAD
+
+
+def limit_of(found: Bound, launch_ms: float) -> Limit:
+    """Which of compute, memory and the host's launches takes longest."""
+    return "launch" if launch_ms > found.ms else found.limit
+
+
+def mfu(flops_needed: float, time_ms: float, peak_flops_per_s: float) -> float:
+    """Model FLOPs utilisation: needed FLOPs over what the peak would have done in the measured time."""
+    return flops_needed / (time_ms / 1e3 * peak_flops_per_s)
+
+
+def mbu(bytes_needed: float, time_ms: float, peak_bytes_per_s: float) -> float:
+    """Model bandwidth utilisation: weights and KV cache once, over what the peak would have moved."""
+    return bytes_needed / (time_ms / 1e3 * peak_bytes_per_s)
+
+
+def _compute_s(work: Work, dtypes: Dtypes, ceilings: Ceilings) -> float:
+    """Matrices of layers run in the weights' format where the device has units for it, the rest in the compute one."""
+    plain = ceilings.flops_per_s[dtypes.compute]
+    narrow = ceilings.flops_per_s.get(dtypes.matmul, plain)
+    return work.flops_quantised / narrow + (work.flops_needed - work.flops_quantised) / plain
+
+
+def _ceilings(
+    kind: Literal["datasheet", "achievable"], tflops: Mapping[str, float], bandwidth_gb_s: float | None
+) -> Ceilings | None:
+    if not tflops or bandwidth_gb_s is None:
+        return None
+    return Ceilings(
+        kind=kind,
+        flops_per_s={name: value * 1e12 for name, value in tflops.items()},
+        bytes_per_s=bandwidth_gb_s * 1e9,
+    )
+
+
+def _add(a: float, b: float) -> float:
+    return a + b
