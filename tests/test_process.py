@@ -96,7 +96,13 @@ def test_a_gigabyte_of_output_does_not_grow_our_memory(tmp_path: Path) -> None:
 def test_cmd_txt_runs_the_same_command_again(tmp_path: Path) -> None:
     work = tmp_path / "a dir"
     work.mkdir()
-    argv = [sys.executable, "-c", "import os,sys; print(sys.argv[1:], os.environ['EXTRA'], os.getcwd())", "a b", "$x'\""]
+    argv = [
+        sys.executable,
+        "-c",
+        "import os,sys; print(sys.argv[1:], os.environ['EXTRA'], os.getcwd())",
+        "a b",
+        "$x'\"",
+    ]
     first = run_command(
         argv,
         env={**ENV, "EXTRA": "1 2"},
