@@ -24,18 +24,24 @@ class NoiseSource:
 
     def fill(self, tensor: Any, *, std: float) -> None:
         """Overwrite the tensor in place."""
-        import torch
-
-        start = (self._tensors * _STRIDE) % _BLOCK
-        self._tensors += 1
-        block = (torch.roll(self._block, -start) * std).to(tensor.dtype)
         flat = tensor.detach().view(-1)
+        block = (self._take(min(flat.numel(), _BLOCK)) * std).to(tensor.dtype)
         whole = flat.numel() // _BLOCK
         if whole:
             flat[: whole * _BLOCK].view(whole, _BLOCK).copy_(block)
         rest = flat.numel() - whole * _BLOCK
         if rest:
             flat[whole * _BLOCK :].copy_(block[:rest])
+
+    def _take(self, count: int) -> Any:
+        """The next piece of noise, wrapped around the block's end."""
+        import torch
+
+        start = (self._tensors * _STRIDE) % _BLOCK
+        self._tensors += 1
+        piece = self._block[start : start + count]
+        missing = count - piece.numel()
+        return torch.cat([piece, self._block[:missing]]) if missing else piece
 
 
 def fan_in(shape: Any) -> int:
