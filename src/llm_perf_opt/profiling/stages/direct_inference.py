@@ -1,16 +1,27 @@
 """Stage direct_inference: plain inference without a profiler; predictions, gallery and clean latencies."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Self
+from dataclasses import asdict, dataclass, field
+from typing import Annotated
 
 from annotated_types import Ge
 
 from llm_perf_opt.config.output import OutputConfig
-from llm_perf_opt.config.schema import StageConfig
+from llm_perf_opt.config.schema import Problem, StageConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import Finding, StageContext
+from llm_perf_opt.profiling.output_files import output_files
+from llm_perf_opt.profiling.vendor.launch import INFERENCE_RUNNER, build_work_argv, stage_overrides, workload_overrides
+from llm_perf_opt.profiling.workload_results import (
+    clean_metrics,
+    existing_files,
+    notes_of,
+    read_inputs,
+    read_metrics,
+    require_success,
+)
+from llm_perf_opt.workload.output_options import output_problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +31,8 @@ class DirectInferenceConfig(StageConfig):
     warmup_rounds: Annotated[int, Ge(0)] = 1
     output: OutputConfig = field(default_factory=OutputConfig)
 
-    def light(self) -> Self:
-        return replace(self, warmup_rounds=min(self.warmup_rounds, 1))
+    def problems(self) -> tuple[Problem, ...]:
+        return output_problems(self.output)
 
 
 class DirectInferenceStage:
@@ -36,7 +47,18 @@ class DirectInferenceStage:
         return ()
 
     def run(self, cfg: DirectInferenceConfig, ctx: StageContext) -> StageOutput:
-        raise NotImplementedError
+        """Run inference in a child and report what it wrote."""
+        overrides = [*workload_overrides(ctx.config), *stage_overrides(self.name, asdict(cfg))]
+        argv = build_work_argv(INFERENCE_RUNNER, overrides, hydra_run_dir=ctx.out_dir)
+        result = ctx.run_command(argv, timeout_s=cfg.timeout_s, label=self.name)
+        require_success(result, "the workload")
+        data = read_metrics(ctx.out_dir)
+        return StageOutput(
+            metrics=clean_metrics(data, f"{self.name}/metrics.json"),
+            files=(*existing_files(ctx.out_dir), *output_files(cfg.output, ctx.out_dir)),
+            notes=notes_of(data),
+            samples=read_inputs(ctx.out_dir),
+        )
 
 
 STAGE = DirectInferenceStage()

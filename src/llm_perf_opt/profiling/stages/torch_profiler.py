@@ -1,21 +1,35 @@
 """Stage torch_profiler: a clean pass for latencies, then a pass under torch.profiler for attribution."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal, Self
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
 
 from annotated_types import Ge, MinLen
 
 from llm_perf_opt.config.output import OutputConfig
-from llm_perf_opt.config.schema import StageConfig
+from llm_perf_opt.config.schema import AppConfig, PositiveInt, Problem, StageConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import Finding, StageContext
+from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.profiling.output_files import output_files
+from llm_perf_opt.profiling.vendor.launch import PROFILE_RUNNER, build_work_argv, stage_overrides, workload_overrides
+from llm_perf_opt.profiling.workload_results import (
+    clean_metrics,
+    existing_files,
+    notes_of,
+    read_inputs,
+    read_metrics,
+    require_success,
+    slowdown_metrics,
+)
+from llm_perf_opt.workload.output_options import output_problems
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchProfilerConfig(StageConfig):
-    """`pipeline.torch_profiler.*`"""
+    """`pipeline.torch_profiler.*`. The two `max_*` keys bound the profiled pass; None lifts the bound."""
 
     activities: Annotated[tuple[Literal["cpu", "cuda"], ...], MinLen(1)] = ("cpu", "cuda")
     record_shapes: bool = True
@@ -24,10 +38,12 @@ class TorchProfilerConfig(StageConfig):
     group_by_input_shape: bool = True
     warmup_rounds: Annotated[int, Ge(0)] = 1
     warmup_synthetic: bool = True
+    max_samples: PositiveInt | None = 2
+    max_decode_steps: Annotated[int, Ge(0)] | None = 16
     output: OutputConfig = field(default_factory=OutputConfig)
 
-    def light(self) -> Self:
-        return replace(self, warmup_rounds=min(self.warmup_rounds, 1))
+    def problems(self) -> tuple[Problem, ...]:
+        return output_problems(self.output)
 
 
 class TorchProfilerStage:
@@ -39,10 +55,40 @@ class TorchProfilerStage:
     tools: tuple[str, ...] = ()
 
     def preflight(self, cfg: TorchProfilerConfig, host: Host) -> Sequence[Finding]:
+        if "cuda" in cfg.activities and not host.gpus:
+            return (
+                Finding(
+                    what="pipeline.torch_profiler.activities asks for cuda, and this machine shows no GPU",
+                    remedy="cpu alone will be recorded; set activities=[cpu] to say so",
+                    blocking=False,
+                ),
+            )
         return ()
 
     def run(self, cfg: TorchProfilerConfig, ctx: StageContext) -> StageOutput:
-        raise NotImplementedError
+        """Run both passes in a child and report what it wrote."""
+        overrides = [*workload_overrides(ctx.config), *stage_overrides(self.name, asdict(cfg))]
+        argv = build_work_argv(PROFILE_RUNNER, overrides, hydra_run_dir=ctx.out_dir)
+        result = ctx.run_command(argv, timeout_s=cfg.timeout_s, label=self.name)
+        require_success(result, "the profiled workload")
+        data = read_metrics(ctx.out_dir)
+        source = f"{self.name}/metrics.json"
+        return StageOutput(
+            metrics={**clean_metrics(data, source), **slowdown_metrics(data, source)},
+            files=(*existing_files(ctx.out_dir), *output_files(cfg.output, ctx.out_dir)),
+            notes=notes_of(data),
+            samples=read_inputs(ctx.out_dir),
+        )
+
+
+def run_in_child(config: AppConfig, out_dir: Path) -> None:
+    """The work of the stage, in the process that may import torch."""
+    from llm_perf_opt.workload.profiled import run_profile
+
+    stage = config.stages.get("torch_profiler")
+    if not isinstance(stage, TorchProfilerConfig):
+        raise ConfigError("pipeline.torch_profiler.enable: must be true in the child (got false)")
+    run_profile(config, stage, out_dir)
 
 
 STAGE = TorchProfilerStage()

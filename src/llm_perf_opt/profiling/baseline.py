@@ -1,0 +1,60 @@
+"""The clean pass a profiler's slowdown is measured against: an earlier stage's, or a short one of its own."""
+
+from typing import Any
+
+from llm_perf_opt.core.stage import StageContext
+from llm_perf_opt.profiling.vendor.launch import (
+    INFERENCE_RUNNER,
+    build_work_argv,
+    stage_overrides,
+    workload_overrides,
+)
+from llm_perf_opt.profiling.workload_results import read_metrics, require_success
+
+CLEAN_STAGES = ("torch_profiler", "direct_inference")
+CLEAN_DIR = "clean"
+
+
+def clean_baseline(ctx: StageContext, timeout_s: float) -> dict[str, Any] | None:
+    """The metrics.json object of a clean pass over this workload, with the key `source` added.
+
+    `source` is the file's path inside the run. None when `workload.command` replaces our own inference, because then
+    nobody has timed it without a profiler.
+    """
+    if ctx.config.workload.command is not None:
+        return None
+    for name in CLEAN_STAGES:
+        record = ctx.earlier.get(name)
+        path = record.file("metrics") if record is not None and record.status == "ok" else None
+        if path is not None and path.is_file():
+            return {**read_metrics(path.parent), "source": f"{name}/{path.name}"}
+    return _measure(ctx, timeout_s)
+
+
+def _measure(ctx: StageContext, timeout_s: float) -> dict[str, Any]:
+    """One clean repeat in the workload's scratch directory."""
+    folder = ctx.workload_dir / CLEAN_DIR
+    argv = build_work_argv(
+        INFERENCE_RUNNER,
+        [
+            *workload_overrides(ctx.config),
+            *stage_overrides("direct_inference", quiet_inference(warmup_rounds=1)),
+            "run.repeats=1",
+        ],
+        hydra_run_dir=folder,
+    )
+    result = ctx.run_command(
+        argv, timeout_s=timeout_s, log="clean_baseline.log", cmd_file="clean_baseline.cmd.txt", label="clean baseline"
+    )
+    require_success(result, "the clean pass")
+    source = (folder / "metrics.json").relative_to(ctx.run_dir).as_posix()
+    return {**read_metrics(folder), "source": source}
+
+
+def quiet_inference(*, warmup_rounds: int) -> dict[str, Any]:
+    """The section direct_inference of a child that only has to run: neither predictions nor gallery."""
+    return {
+        "enable": True,
+        "warmup_rounds": warmup_rounds,
+        "output": {"prediction": {"enable": False}, "visualization": {"enable": False}},
+    }

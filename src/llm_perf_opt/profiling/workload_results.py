@@ -1,0 +1,130 @@
+"""Reads the files a run of our own workload left behind into what a stage reports."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llm_perf_opt.core.process import CommandResult
+from llm_perf_opt.core.records import Metric, StageFile
+from llm_perf_opt.errors import CommandFailed, ParseError
+
+METRICS_FILE = "metrics.json"
+INPUTS_FILE = "inputs.json"
+LINES_QUOTED = 6
+FILES = (
+    ("metrics", METRICS_FILE),
+    ("samples", "samples.jsonl"),
+    ("operators_csv", "operators.csv"),
+    ("operators_md", "operators.md"),
+    ("trace", "trace.json.gz"),
+    ("kernels_csv", "kernels.csv"),
+)
+
+
+def require_success(result: CommandResult, what: str) -> None:
+    """Raise with the words the child ended with; what it wrote until then stays where it is."""
+    if result.ok:
+        return
+    if result.timed_out:
+        ending = f"did not end within {result.duration_s:.0f} s"
+    elif result.exit_code is not None and result.exit_code < 0:
+        hint = " (the system may have run out of memory)" if result.exit_code == -9 else ""
+        ending = f"was ended by signal {-result.exit_code}{hint}"
+    else:
+        ending = f"failed with exit code {result.exit_code}"
+    last = last_words(result.tail)
+    raise CommandFailed(f"{what} {ending}: {last or 'it printed nothing'} (log: {result.log})")
+
+
+def last_words(tail: str) -> str:
+    """The lines that say why a program ended: from its last `error:` on, or the last one outside a traceback."""
+    lines = [line.rstrip() for line in tail.splitlines() if line.strip()]
+    starts = [i for i, line in enumerate(lines) if line.startswith("error: ")]
+    if starts:
+        quoted = lines[starts[-1] :][:LINES_QUOTED]
+        return "; ".join([quoted[0].removeprefix("error: "), *quoted[1:]])
+    plain = [line for line in lines if not line.startswith((" ", "Traceback "))]
+    return plain[-1] if plain else ""
+
+
+def read_metrics(folder: Path) -> dict[str, Any]:
+    """The object in metrics.json."""
+    path = folder / METRICS_FILE
+    try:
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise ParseError(f"{path}: the workload ended well but did not write it") from error
+    except ValueError as error:
+        raise ParseError(f"{path}: not valid JSON ({error})") from error
+    if not isinstance(data, dict) or "clean" not in data:
+        raise ParseError(f"{path}: has no clean pass in it")
+    return data
+
+
+def read_inputs(folder: Path) -> tuple[Mapping[str, Any], ...]:
+    """The samples the workload used, with size and hash."""
+    path = folder / INPUTS_FILE
+    return tuple(json.loads(path.read_bytes())) if path.is_file() else ()
+
+
+def clean_metrics(data: Mapping[str, Any], source: str) -> dict[str, Metric]:
+    """The headline numbers of the clean pass: the median of each, or the reason why there is none."""
+    clean = data["clean"]
+    metrics = {name: _median(name, stats, source) for name, stats in clean["metrics"].items()}
+    peak = clean["peak_memory_bytes"]
+    metrics["peak_memory_bytes"] = Metric(
+        value=peak,
+        unit="bytes",
+        how=f"clean pass, highest of all samples: {clean['peak_memory_how']}",
+        source=source,
+        reason=clean["peak_memory_reason"],
+    )
+    return metrics
+
+
+def slowdown_metrics(data: Mapping[str, Any], source: str) -> dict[str, Metric]:
+    """What the profiler cost, per phase."""
+    slowdown = data["slowdown"] or {"prefill": None, "decode": None}
+    return {
+        f"slowdown_{phase}": Metric(
+            value=value,
+            unit="x",
+            how="time in the profiled pass by time in the clean pass, same samples, same first steps",
+            per=f"clean {phase} time",
+            source=source,
+            reason=None if value is not None else f"no {phase} step was measured in both passes",
+        )
+        for phase, value in slowdown.items()
+    }
+
+
+def existing_files(folder: Path) -> tuple[StageFile, ...]:
+    """The files of the fixed names that were written."""
+    return tuple(StageFile(role=role, path=folder / name) for role, name in FILES if (folder / name).is_file())
+
+
+def notes_of(data: Mapping[str, Any]) -> tuple[str, ...]:
+    """The run's own notes, the model's stated fallbacks, and one line on bad samples."""
+    bad = data["bad_samples"]
+    names = ", ".join(sample["sample_id"] for sample in bad[:5])
+    skipped = (f"{len(bad)} sample(s) could not be run and were skipped: {names}",) if bad else ()
+    return (*data["notes"], *data["model"]["notes"], *skipped)
+
+
+def _median(name: str, stats: Mapping[str, Any], source: str) -> Metric:
+    value = stats["p50"]
+    return Metric(
+        value=value,
+        unit=_unit(name),
+        how=f"clean pass, median of {stats['n']}",
+        per="second of the phase" if name.endswith("_per_s") else None,
+        source=source,
+        reason=None if value is not None else stats["reason"],
+    )
+
+
+def _unit(name: str) -> str:
+    if name.endswith("_per_s"):
+        return "tokens/s"
+    return "ms" if name.endswith("_ms") else "tokens"

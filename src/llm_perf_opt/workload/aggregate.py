@@ -1,0 +1,37 @@
+"""Statistics of measured values: mean, standard deviation and percentiles, or the reason why there are none.
+
+Percentiles interpolate linearly between the two nearest ranks; the standard deviation is that of a sample (n - 1).
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+PERCENTILES = (50, 90, 99)
+PERCENTILE_METHOD = "linear interpolation between the nearest ranks, rank = (n - 1) * p / 100"
+STD_METHOD = "sample standard deviation (n - 1); null when n < 2"
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """A percentile of values in ascending order."""
+    rank = (len(ordered) - 1) * percent / 100
+    low = math.floor(rank)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
+
+
+def summarise(values: Iterable[float], *, reason: str) -> dict[str, Any]:
+    """The statistics of these values; with none of them, nulls and the reason."""
+    ordered = sorted(values)
+    count = len(ordered)
+    if count == 0:
+        return {"mean": None, "std": None, **{f"p{p}": None for p in PERCENTILES}, "n": 0, "reason": reason}
+    mean = math.fsum(ordered) / count
+    std = math.sqrt(math.fsum((v - mean) ** 2 for v in ordered) / (count - 1)) if count > 1 else None
+    return {"mean": mean, "std": std, **{f"p{p}": percentile(ordered, p) for p in PERCENTILES}, "n": count}
+
+
+def shares(amounts: Mapping[str, float]) -> dict[str, float] | None:
+    """Each amount as a part of their sum, or None when there is nothing to share."""
+    total = math.fsum(amounts.values())
+    return {name: amount / total for name, amount in amounts.items()} if total > 0 else None

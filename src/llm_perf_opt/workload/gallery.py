@@ -1,0 +1,126 @@
+"""The gallery: predictions.md with thumbnails, and per page its boxes drawn, cut out, and described."""
+
+import hashlib
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from llm_perf_opt.core.manifest import write_json
+from llm_perf_opt.workload.grounding import Box, parse_grounding
+from llm_perf_opt.workload.models.base import Sample
+from llm_perf_opt.workload.results import SampleResult
+
+GALLERY_FILE = "predictions.md"
+TEXT_SHOWN = 2000
+COLOURS = ("#d62728", "#1f77b4", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2")
+
+
+class Gallery:
+    """Grows by one entry per finished sample. Pages beyond `max_images` are counted, not drawn."""
+
+    def __init__(self, folder: Path, *, max_images: int, thumbnail_width: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._file = folder / GALLERY_FILE
+        self._max_images = max_images
+        self._thumbnail_width = thumbnail_width
+        self._shown = 0
+        self._seen = 0
+        self._head = "# Predictions\n"
+        self._entries: list[str] = []
+        self._write()
+
+    def add(self, sample: Sample, result: SampleResult, *, text_raw: str, text_clean: str) -> None:
+        """One more sample, drawn as long as there is room."""
+        self._seen += 1
+        if self._shown < self._max_images:
+            self._shown += 1
+            name = folder_name(f"{sample.sample_id}@{result.epoch}" if result.epoch else sample.sample_id)
+            picture = self._draw_page(sample, name, text_raw, text_clean)
+            self._entries.append(_entry(sample, result, text_clean, picture))
+        self._write()
+
+    def _write(self) -> None:
+        left_out = self._seen - self._shown
+        note = f"\n{left_out} more sample(s) are not shown (max_images is {self._max_images}).\n" if left_out else ""
+        scratch = self._file.with_name(f".{GALLERY_FILE}.tmp")
+        scratch.write_text("\n".join([self._head, *self._entries]) + note, encoding="utf-8")
+        scratch.replace(self._file)
+
+    def _draw_page(self, sample: Sample, name: str, text_raw: str, text_clean: str) -> str | None:
+        """The page's folder; returns the thumbnail's path inside the gallery, or None for a sample without a page."""
+        folder = self._folder / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "page.md").write_text(text_clean + "\n", encoding="utf-8")
+        grounding = parse_grounding(text_raw)
+        info: dict[str, Any] = {
+            "sample_id": sample.sample_id,
+            "labels": dict(Counter(box.label for box in grounding.boxes)),
+            "malformed_tags": grounding.malformed,
+            "boxes": [],
+        }
+        if sample.image is not None:
+            info |= draw_boxes(sample.image, grounding.boxes, folder, self._thumbnail_width)
+        write_json(folder / "info.json", info)
+        return f"{name}/thumbnail.jpg" if sample.image is not None else None
+
+
+def draw_boxes(page: Path, boxes: tuple[Box, ...], folder: Path, thumbnail_width: int) -> dict[str, Any]:
+    """Draw the boxes on a copy of the page, cut each out, and make a thumbnail of the copy."""
+    from PIL import Image, ImageDraw, ImageOps
+
+    with Image.open(page) as opened:
+        image = ImageOps.exif_transpose(opened).convert("RGB")
+    drawn = image.copy()
+    pen = ImageDraw.Draw(drawn)
+    line = max(2, image.width // 400)
+    colours = {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(dict.fromkeys(b.label for b in boxes))}
+    described: list[dict[str, Any]] = []
+    for number, box in enumerate(boxes):
+        pixels = box.in_pixels(image.width, image.height)
+        pen.rectangle(pixels, outline=colours[box.label], width=line)
+        pen.text((pixels[0] + line, pixels[1] + line), box.label, fill=colours[box.label])
+        described.append({"label": box.label, "box_px": list(pixels), "cutout": _cut_out(image, box, folder, number)})
+    drawn.save(folder / "boxes.jpg", quality=90)
+    height = max(1, round(image.height * thumbnail_width / image.width))
+    drawn.resize((thumbnail_width, height), Image.Resampling.LANCZOS).save(folder / "thumbnail.jpg", quality=85)
+    return {"image": str(page), "width": image.width, "height": image.height, "boxes": described}
+
+
+def folder_name(sample_id: str) -> str:
+    """A folder name for any sample id; ids that had to be changed get a short hash, so that no two collide."""
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "_", sample_id).strip("._")[:80]
+    if safe == sample_id:
+        return safe
+    return f"{safe}-{hashlib.sha256(sample_id.encode()).hexdigest()[:8]}"
+
+
+def _cut_out(image: Any, box: Box, folder: Path, number: int) -> str | None:
+    """Save what lies inside a box; None when nothing does."""
+    left, top, right, bottom = box.in_pixels(image.width, image.height)
+    if right <= left or bottom <= top:
+        return None
+    name = f"cutouts/{number:03d}_{folder_name(box.label) or 'box'}.png"
+    (folder / "cutouts").mkdir(exist_ok=True)
+    image.crop((left, top, right, bottom)).save(folder / name)
+    return name
+
+
+def _entry(sample: Sample, result: SampleResult, text: str, picture: str | None) -> str:
+    shown = text if len(text) <= TEXT_SHOWN else f"{text[:TEXT_SHOWN]} … ({len(text) - TEXT_SHOWN} more characters)"
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", shown)), default=0))
+    title = f"{sample.sample_id} (epoch {result.epoch})" if result.epoch else sample.sample_id
+    lines = [f"## {title}", ""]
+    if picture is not None:
+        folder = picture.rpartition("/")[0]
+        lines += [f"![page]({picture})", "", f"[boxes]({folder}/boxes.jpg) · [text]({folder}/page.md)", ""]
+    lines += [
+        f"{result.tokens} tokens, first after {result.generation.ttft_ms:.1f} ms, {result.e2e_ms:.1f} ms in all",
+        "",
+        f"{fence}text",
+        shown,
+        fence,
+        "",
+    ]
+    return "\n".join(lines)

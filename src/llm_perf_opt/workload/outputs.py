@@ -1,0 +1,106 @@
+"""Predictions and gallery, written as samples finish, each independent of the other."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from llm_perf_opt.config.output import OutputConfig
+from llm_perf_opt.workload.gallery import Gallery
+from llm_perf_opt.workload.grounding import clean_text
+from llm_perf_opt.workload.models.base import LoadedModel, Sample
+from llm_perf_opt.workload.output_options import options_for
+from llm_perf_opt.workload.results import SampleResult
+
+DEFAULT_PREDICTION_DIR = "pred"
+DEFAULT_GALLERY_DIR = "viz"
+PREDICTIONS_FILE = "predictions.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputDirs:
+    """Where the outputs go; None means not asked for."""
+
+    prediction: Path | None
+    visualization: Path | None
+
+
+class OutputWriter:
+    """Takes finished samples one by one."""
+
+    def __init__(self, *, predictions: Path | None, gallery: Gallery | None, strip_special_tokens: bool) -> None:
+        self._predictions = predictions
+        self._gallery = gallery
+        self._strip = strip_special_tokens
+        if predictions is not None:
+            predictions.parent.mkdir(parents=True, exist_ok=True)
+            predictions.write_text("", encoding="utf-8")
+
+    def add(self, sample: Sample, result: SampleResult, model: LoadedModel) -> None:
+        """Write one sample's text wherever it was asked for."""
+        token_ids = result.generation.token_ids
+        raw = model.text(token_ids, strip_special=False)
+        clean = clean_text(model.text(token_ids, strip_special=True) if self._strip else raw)
+        if self._predictions is not None:
+            line = json.dumps(_prediction(result, raw, clean), ensure_ascii=False)
+            with self._predictions.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        if self._gallery is not None:
+            self._gallery.add(sample, result, text_raw=raw, text_clean=clean)
+
+
+def resolve_dirs(output: OutputConfig, stage_dir: Path) -> OutputDirs:
+    """A relative `save_dir` is below the stage's directory, null is the default, an absolute one is honoured."""
+    prediction, visualization = output.prediction, output.visualization
+    return OutputDirs(
+        prediction=_resolve(prediction.save_dir, DEFAULT_PREDICTION_DIR, stage_dir) if prediction.enable else None,
+        visualization=_resolve(visualization.save_dir, DEFAULT_GALLERY_DIR, stage_dir)
+        if visualization.enable
+        else None,
+    )
+
+
+def open_outputs(output: OutputConfig | None, stage_dir: Path, *, adapter: str) -> OutputWriter | None:
+    """The writer of what was asked for, or None when nothing was."""
+    if output is None:
+        return None
+    dirs = resolve_dirs(output, stage_dir)
+    if dirs.prediction is None and dirs.visualization is None:
+        return None
+    options = options_for(output.extra, adapter)
+    gallery = None
+    if dirs.visualization is not None:
+        gallery = Gallery(
+            dirs.visualization,
+            max_images=options.visualization.max_images,
+            thumbnail_width=options.visualization.thumbnail_width,
+        )
+    return OutputWriter(
+        predictions=None if dirs.prediction is None else dirs.prediction / PREDICTIONS_FILE,
+        gallery=gallery,
+        strip_special_tokens=options.prediction.strip_special_tokens,
+    )
+
+
+def _resolve(save_dir: str | None, default: str, stage_dir: Path) -> Path:
+    # An absolute path on the right of `/` replaces the left side.
+    return stage_dir / Path(save_dir or default).expanduser()
+
+
+def _prediction(result: SampleResult, raw: str, clean: str) -> dict[str, object]:
+    timings = {
+        "prepare_ms": result.prepare_ms,
+        "prefill_ms": result.generation.prefill_ms,
+        "ttft_ms": result.generation.ttft_ms,
+        "decode_ms": result.generation.decode_ms,
+        "tpot_ms": result.tpot_ms,
+        "e2e_ms": result.e2e_ms,
+    }
+    return {
+        "sample": result.sample_id,
+        "epoch": result.epoch,
+        "text_raw": raw,
+        "text_clean": clean,
+        "timings": timings,
+        "tokens": result.tokens,
+        "prompt_tokens": result.prompt_tokens,
+    }

@@ -1,0 +1,217 @@
+"""The torch_profiler run: the clean pass for latencies, then a bounded pass under torch.profiler for attribution."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from llm_perf_opt.config.output import OutputConfig
+from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.workload.dataset import Planned
+from llm_perf_opt.workload.journal import Journal
+from llm_perf_opt.workload.module_shares import module_ranges
+from llm_perf_opt.workload.nvtx import Ranges
+from llm_perf_opt.workload.outputs import open_outputs
+from llm_perf_opt.workload.passes import WARMUP_TOKENS, generate, prepare, run_clean_pass, warm_up
+from llm_perf_opt.workload.results import SampleResult
+from llm_perf_opt.workload.setup import Session, check_workload, open_journal, open_session, say
+from llm_perf_opt.workload.slowdown import compare_passes, tokens_differ
+from llm_perf_opt.workload.trace_report import TraceReport, write_trace_report
+
+PROFILED = "profiled"
+TRACE_FILE = "trace.json.gz"
+
+
+class ProfilerOptions(Protocol):
+    """What the stage's configuration says about the profiled pass."""
+
+    @property
+    def activities(self) -> tuple[str, ...]: ...
+    @property
+    def record_shapes(self) -> bool: ...
+    @property
+    def profile_memory(self) -> bool: ...
+    @property
+    def with_stack(self) -> bool: ...
+    @property
+    def group_by_input_shape(self) -> bool: ...
+    @property
+    def warmup_rounds(self) -> int: ...
+    @property
+    def warmup_synthetic(self) -> bool: ...
+    @property
+    def max_samples(self) -> int | None: ...
+    @property
+    def max_decode_steps(self) -> int | None: ...
+    @property
+    def output(self) -> OutputConfig: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activities:
+    """What torch.profiler will record, and what it cannot here."""
+
+    names: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def run_profile(config: AppConfig, options: ProfilerOptions, out_dir: Path) -> None:
+    """Both passes; writes every file of the stage."""
+    outputs = open_outputs(options.output, out_dir, adapter=config.model.adapter)
+    session = open_session(check_workload(config, out_dir))
+    with open_journal(session, out_dir, warmup_rounds=options.warmup_rounds) as journal:
+        warm_up(session, rounds=options.warmup_rounds, synthetic=options.warmup_synthetic)
+        run_clean_pass(session, journal, outputs)
+        run_profiled_pass(session, journal, options, out_dir)
+    say(f"done: {len(journal.clean)} sample(s) measured, {len(journal.profiled)} profiled")
+
+
+def run_profiled_pass(session: Session, journal: Journal, options: ProfilerOptions, out_dir: Path) -> None:
+    """Profile the first samples for a bounded number of steps, and write trace, tables and shares."""
+    activities = choose_activities(options.activities, session.model.device)
+    chosen = choose_samples(session.workload.planned, journal.bad, options.max_samples)
+    most = session.workload.config.infer.max_new_tokens
+    budget = most if options.max_decode_steps is None else min(most, options.max_decode_steps + 1)
+    journal.profile = {"profiled": _describe(session, options, activities, chosen, budget)}
+    scratch = session.workload.scratch_dir / "trace.json"
+    scratch.parent.mkdir(parents=True, exist_ok=True)
+    with module_ranges(session.model):
+        _profile(session, journal, options, activities, chosen, budget, scratch)
+    say("building operator tables from the trace")
+    slowdown = compare_passes(journal.clean, journal.profiled)
+    report = write_trace_report(
+        scratch,
+        out_dir,
+        trace_name=TRACE_FILE,
+        by_shape=options.group_by_input_shape and options.record_shapes,
+        pass_note=_pass_note(len(chosen), budget, slowdown),
+    )
+    scratch.unlink()
+    journal.header["notes"] += [*activities.notes, *_notes(session, journal, options, report, len(chosen), budget)]
+    journal.profile |= {"slowdown": slowdown, **report.module_data()}
+    journal.write("running")
+
+
+def choose_activities(wanted: Sequence[str], device: str) -> Activities:
+    """The wanted activities that exist here; CPU alone, with a note, where there is no GPU."""
+    if device.startswith("cuda"):
+        return Activities(names=tuple(dict.fromkeys(wanted)), notes=())
+    left_out = "cuda" in wanted
+    note = f"activities: cuda was asked for, the model runs on {device}; cpu alone was recorded"
+    return Activities(names=("cpu",), notes=(note,) if left_out else ())
+
+
+def choose_samples(planned: Sequence[Planned], bad: dict[str, str], most: int | None) -> list[Planned]:
+    """The first good samples, each once."""
+    unique = {p.sample.sample_id: p for p in reversed(planned) if p.sample.sample_id not in bad}
+    return list(reversed(unique.values()))[:most]
+
+
+def _profile(
+    session: Session,
+    journal: Journal,
+    options: ProfilerOptions,
+    activities: Activities,
+    chosen: Sequence[Planned],
+    budget: int,
+    trace: Path,
+) -> None:
+    """Run the samples under torch.profiler and export the trace."""
+    # Host work is done before the profiler starts, so that the trace holds prefill and decode and nothing else.
+    prepared = [(planned, *prepare(session, planned.sample)) for planned in chosen]
+    ranges = traced_ranges(session.ranges)
+    generator = session.generator(ranges)
+    say("profiled pass: starting the profiler")
+    with _profiler(options, activities):
+        # The first profiled kernels pay for the profiler's own set-up; this trace is thrown away.
+        generate(session, generator, chosen[0].sample, prepared[0][1], max_new_tokens=min(budget, WARMUP_TOKENS))
+    with _profiler(options, activities) as profiler:
+        for number, (planned, inputs, prepare_ms) in enumerate(prepared, start=1):
+            generation = generate(session, generator, planned.sample, inputs, max_new_tokens=budget)
+            journal.add(
+                SampleResult(
+                    sample_id=planned.sample.sample_id,
+                    pass_name=PROFILED,
+                    repeat=0,
+                    epoch=planned.epoch,
+                    prompt_tokens=session.model.prompt_tokens(inputs),
+                    prepare_ms=prepare_ms,
+                    generation=generation,
+                    peak_memory_bytes=None,
+                )
+            )
+            say(f"profiled pass, sample {number} of {len(prepared)}: {len(generation.token_ids)} token(s)")
+    profiler.export_chrome_trace(str(trace))
+
+
+def _profiler(options: ProfilerOptions, activities: Activities) -> Any:
+    from torch.profiler import ProfilerActivity, profile
+
+    known = {"cpu": ProfilerActivity.CPU, "cuda": ProfilerActivity.CUDA}
+    return profile(
+        activities=[known[name] for name in activities.names],
+        record_shapes=options.record_shapes,
+        profile_memory=options.profile_memory,
+        with_stack=options.with_stack,
+    )
+
+
+def traced_ranges(ranges: Ranges) -> Ranges:
+    """Ranges that appear in torch's trace as well as in NVTX."""
+    from torch.profiler import record_function
+
+    open_ranges: list[Any] = []
+
+    def push(name: str) -> None:
+        ranges.push(name)
+        opened = record_function(name)
+        opened.__enter__()
+        open_ranges.append(opened)
+
+    def pop() -> None:
+        open_ranges.pop().__exit__(None, None, None)
+        ranges.pop()
+
+    return Ranges(push=push, pop=pop, backend=f"{ranges.backend}, torch.profiler", note=ranges.note)
+
+
+def _describe(
+    session: Session, options: ProfilerOptions, activities: Activities, chosen: Sequence[Planned], budget: int
+) -> dict[str, Any]:
+    planned = {p.sample.sample_id for p in session.workload.planned}
+    most = session.workload.config.infer.max_new_tokens
+    return {
+        "repeats": 1,
+        "samples": len(chosen),
+        "max_samples": options.max_samples,
+        "max_decode_steps": options.max_decode_steps,
+        "bounded": len(chosen) < len(planned) or budget < most,
+        "activities": list(activities.names),
+    }
+
+
+def _pass_note(samples: int, budget: int, slowdown: dict[str, float | None]) -> str:
+    times = ", ".join(f"{phase} {value:.2f}x" for phase, value in slowdown.items() if value is not None)
+    return (
+        f"From the profiled pass: {samples} sample(s), at most {budget} token(s) each. The profiler slows the work "
+        f"down ({times or 'not measured'}), so use these times for shares, and metrics.json for latencies."
+    )
+
+
+def _notes(
+    session: Session, journal: Journal, options: ProfilerOptions, report: TraceReport, samples: int, budget: int
+) -> list[str]:
+    """What a reader of the profiled pass must know."""
+    notes = []
+    if journal.profile["profiled"]["bounded"]:
+        notes.append(
+            f"the profiled pass was bounded to {samples} sample(s) and {budget} token(s) each "
+            "(pipeline.torch_profiler.max_samples, .max_decode_steps; null lifts the bound)"
+        )
+    if options.group_by_input_shape and not options.record_shapes:
+        notes.append("group_by_input_shape needs record_shapes=true; operators are grouped by name alone")
+    if session.model.device.startswith("cuda") and "cuda" in options.activities and not report.has_device:
+        notes.append("the trace holds no device activity; another profiler may hold CUPTI")
+    if tokens_differ(journal.clean, journal.profiled):
+        notes.append("the profiled pass produced other tokens than the clean pass; its shares may differ too")
+    return notes

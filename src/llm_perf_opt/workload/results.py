@@ -1,0 +1,124 @@
+"""What one finished sample measured, and the metrics of a pass over many of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llm_perf_opt.workload.aggregate import summarise
+from llm_perf_opt.workload.loop import Generation
+
+NO_SAMPLE = "no sample was finished"
+ONE_TOKEN = "every sample ended after its first token, so no token was decoded after prefill"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleResult:
+    """One sample of one repeat of a pass."""
+
+    sample_id: str
+    pass_name: str
+    repeat: int
+    epoch: int
+    prompt_tokens: int
+    prepare_ms: float
+    generation: Generation
+    peak_memory_bytes: int | None
+
+    @property
+    def tokens(self) -> int:
+        return len(self.generation.token_ids)
+
+    @property
+    def e2e_ms(self) -> float:
+        """Host preparation, prefill, the first token, and decode."""
+        return self.prepare_ms + self.generation.ttft_ms + (self.generation.decode_ms or 0.0)
+
+    @property
+    def tpot_ms(self) -> float | None:
+        decode_ms = self.generation.decode_ms
+        return None if decode_ms is None else decode_ms / (self.tokens - 1)
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        return self.prompt_tokens / (self.generation.prefill_ms / 1e3)
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        return None if self.tpot_ms is None else 1e3 / self.tpot_ms
+
+    def line(self) -> dict[str, Any]:
+        """The sample as a line of samples.jsonl."""
+        generation = self.generation
+        line: dict[str, Any] = {
+            "sample_id": self.sample_id,
+            "pass": self.pass_name,
+            "repeat": self.repeat,
+            "epoch": self.epoch,
+            "prompt_tokens": self.prompt_tokens,
+            "tokens": self.tokens,
+            "prepare_ms": self.prepare_ms,
+            "prefill_ms": generation.prefill_ms,
+            "ttft_ms": generation.ttft_ms,
+            "decode_ms": generation.decode_ms,
+            "tpot_ms": self.tpot_ms,
+            "e2e_ms": self.e2e_ms,
+            "prefill_tokens_per_s": self.prefill_tokens_per_s,
+            "decode_tokens_per_s": self.decode_tokens_per_s,
+            **{f"{name}_ms": value for name, value in generation.parts_ms.items()},
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "itl_ms": summarise(generation.itl_ms, reason="only one token was generated"),
+            "itl_values_ms": [round(value, 6) for value in generation.itl_ms],
+        }
+        if generation.decode_ms is None:
+            line["reason"] = "decode_ms, tpot_ms, decode_tokens_per_s: only one token was generated"
+        return line
+
+
+def pass_metrics(results: Sequence[SampleResult], parts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Statistics over all finished samples of a pass; `itl_ms` pools the gaps of all of them."""
+    decoded = ONE_TOKEN if results else NO_SAMPLE
+    tpots = [(r.tpot_ms, r.generation.decode_ms) for r in results]
+    metrics = {
+        "prompt_tokens": summarise((r.prompt_tokens for r in results), reason=NO_SAMPLE),
+        "tokens": summarise((r.tokens for r in results), reason=NO_SAMPLE),
+        "prepare_ms": summarise((r.prepare_ms for r in results), reason=NO_SAMPLE),
+        "prefill_ms": summarise((r.generation.prefill_ms for r in results), reason=NO_SAMPLE),
+        "ttft_ms": summarise((r.generation.ttft_ms for r in results), reason=NO_SAMPLE),
+        "decode_ms": summarise((d for _, d in tpots if d is not None), reason=decoded),
+        "tpot_ms": summarise((t for t, _ in tpots if t is not None), reason=decoded),
+        "itl_ms": summarise((gap for r in results for gap in r.generation.itl_ms), reason=decoded),
+        "e2e_ms": summarise((r.e2e_ms for r in results), reason=NO_SAMPLE),
+        "prefill_tokens_per_s": summarise((r.prefill_tokens_per_s for r in results), reason=NO_SAMPLE),
+        "decode_tokens_per_s": summarise((1e3 / t for t, _ in tpots if t is not None), reason=decoded),
+    }
+    for part in parts:
+        values = [r.generation.parts_ms[part] for r in results if part in r.generation.parts_ms]
+        metrics[f"{part}_ms"] = summarise(values, reason=f"the range {part} was never opened")
+    return metrics
+
+
+def totals(results: Sequence[SampleResult]) -> dict[str, Any]:
+    """Sums over the pass, and the rates they give: all tokens by all the time."""
+    prefill_s = sum(r.generation.prefill_ms for r in results) / 1e3
+    decode_s = sum(r.generation.decode_ms or 0.0 for r in results) / 1e3
+    prompt = sum(r.prompt_tokens for r in results)
+    tokens = sum(r.tokens for r in results)
+    decoded = sum(r.tokens - 1 for r in results)
+    return {
+        "prompt_tokens": prompt,
+        "tokens": tokens,
+        "prefill_s": prefill_s,
+        "decode_s": decode_s,
+        "prefill_tokens_per_s": prompt / prefill_s if prefill_s > 0 else None,
+        "decode_tokens_per_s": decoded / decode_s if decode_s > 0 else None,
+    }
+
+
+def peak_memory(results: Sequence[SampleResult], *, how: str, reason: str | None) -> dict[str, Any]:
+    """The highest peak of the pass, or why there is none."""
+    peaks = [r.peak_memory_bytes for r in results if r.peak_memory_bytes is not None]
+    return {
+        "peak_memory_bytes": max(peaks, default=None),
+        "peak_memory_how": how,
+        "peak_memory_reason": None if peaks else (reason or NO_SAMPLE),
+    }

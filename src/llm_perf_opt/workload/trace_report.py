@@ -1,0 +1,68 @@
+"""From an exported trace to the stage's files: the compressed trace, operator and kernel tables, module shares."""
+
+import gzip
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from llm_perf_opt.workload.module_shares import Shares, cpu_shares, device_shares
+from llm_perf_opt.workload.operators import kernel_table, operator_table
+from llm_perf_opt.workload.tables import Recorded, write_kernels_csv, write_operators_csv, write_operators_md
+from llm_perf_opt.workload.trace_columns import MEMORY, collect
+from llm_perf_opt.workload.trace_events import CHUNK_BYTES, read_events
+from llm_perf_opt.workload.trace_sweep import sweep
+
+OPERATORS_CSV = "operators.csv"
+OPERATORS_MD = "operators.md"
+KERNELS_CSV = "kernels.csv"
+# Traces repeat themselves so much that higher levels cost minutes and save little.
+GZIP_LEVEL = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceReport:
+    """What the trace says about modules, by CPU and by device time."""
+
+    has_device: bool
+    cpu: Shares | None
+    device: Shares | None
+
+    def module_data(self) -> dict[str, Any]:
+        """The shares as metrics.json holds them: by device time where there is any, else by CPU time."""
+        best = self.device or self.cpu
+        return {
+            "modules": best,
+            "modules_by": None if best is None else ("device_time" if self.device is not None else "cpu_time"),
+            "modules_cpu": self.cpu,
+            "modules_device": self.device,
+            "modules_reason": None
+            if best is not None
+            else "the trace holds no range of a phase (activities without cpu)",
+        }
+
+
+def write_trace_report(trace: Path, out_dir: Path, *, trace_name: str, by_shape: bool, pass_note: str) -> TraceReport:
+    """Read the trace once: compress it and build the tables."""
+    with trace.open("rb") as source, gzip.open(out_dir / trace_name, "wb", compresslevel=GZIP_LEVEL) as copy:
+        columns = collect(read_events(_copied(source, copy), source=str(out_dir / trace_name)))
+    found = sweep(columns)
+    has_device = len(columns.device.name) > 0
+    operators = operator_table(columns, found, by_shape=by_shape)
+    recorded = Recorded(device=has_device, memory=MEMORY in columns.cpu.kind, shapes=by_shape)
+    write_operators_csv(out_dir / OPERATORS_CSV, operators, recorded)
+    write_operators_md(out_dir / OPERATORS_MD, operators, recorded, pass_note=pass_note)
+    if has_device:
+        write_kernels_csv(out_dir / KERNELS_CSV, kernel_table(columns, found))
+    return TraceReport(
+        has_device=has_device,
+        cpu=cpu_shares(found),
+        device=device_shares(columns, found) if has_device else None,
+    )
+
+
+def _copied(source: BinaryIO, copy: Any) -> Iterator[bytes]:
+    """The file's pieces, each also written to the copy."""
+    while chunk := source.read(CHUNK_BYTES):
+        copy.write(chunk)
+        yield chunk
