@@ -63,6 +63,14 @@ def test_a_failed_stage_is_recorded_and_the_others_still_run(tmp_path: Path, fai
     assert f"alpha failed: {reason}" in done.err
 
 
+def test_a_stage_with_nothing_to_do_is_skipped_and_the_run_is_ok(tmp_path: Path) -> None:
+    done = llm_perf("profile", *OFF, ALPHA, BETA, "pipeline.alpha.fail=skip", cwd=tmp_path)
+    assert done.code == 0
+    manifest = valid_manifest(only_run(tmp_path))
+    assert statuses(manifest) == {"alpha": "skipped", "beta": "ok"}
+    assert manifest["stages"][0]["reason"] == "there is nothing to record"
+
+
 def test_on_failure_stop_skips_the_rest_with_a_reason(tmp_path: Path) -> None:
     done = llm_perf("profile", *OFF, ALPHA, BETA, "pipeline.alpha.fail=words", "run.on_failure=stop", cwd=tmp_path)
     manifest = valid_manifest(only_run(tmp_path))

@@ -28,6 +28,10 @@ class ToolError(ProfilingError):
     """A vendor tool is missing, too old, broken or not allowed to do its work."""
 
 
+class StageSkipped(ProfilingError):
+    """A stage has nothing to do in this run; the message says why. It is recorded as skipped, not as failed."""
+
+
 class CommandFailed(ProfilingError):
     """A command we started ended badly; the message names its log and quotes its last lines."""
 

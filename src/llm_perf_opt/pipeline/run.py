@@ -13,9 +13,9 @@ from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import RunManifest, write_manifest
 from llm_perf_opt.core.process import CommandResult, allowed_environment, run_command
-from llm_perf_opt.core.records import CommandRecord, StageFile, StageOutput, StageRecord
+from llm_perf_opt.core.records import CommandRecord, StageFile, StageOutput, StageRecord, StageStatus
 from llm_perf_opt.core.stage import StageContext
-from llm_perf_opt.errors import ProfilingError
+from llm_perf_opt.errors import ProfilingError, StageSkipped
 from llm_perf_opt.pipeline.console import Console
 from llm_perf_opt.pipeline.plan import Plan, PlannedStage
 from llm_perf_opt.pipeline.provenance import write_inputs
@@ -85,11 +85,15 @@ def _run_stage(
     started = datetime.now(UTC)
     clock = time.monotonic()
     run.console.stage_started(step.name)
-    output, status, reason = StageOutput(), "ok", None
+    output = StageOutput()
+    status: StageStatus = "ok"
+    reason: str | None = None
     try:
         if step.blockers:
             raise ProfilingError("; ".join(str(finding) for finding in step.blockers))
         output = step.stage.run(step.config, _context(step, run, manifest, commands))
+    except StageSkipped as error:
+        status, reason = "skipped", str(error)
     except ProfilingError as error:
         status, reason = "failed", str(error)
     except Exception as error:  # noqa: BLE001 - a stage may be anyone's plug-in; its bug must not lose the run
@@ -98,7 +102,7 @@ def _run_stage(
     files = tuple(StageFile(role=f.role, path=f.path) for f in output.files if f.path.exists())
     record = StageRecord(
         name=step.name,
-        status="ok" if status == "ok" else "failed",
+        status=status,
         reason=reason,
         started_at=started.isoformat(timespec="seconds"),
         duration_s=round(time.monotonic() - clock, 3),

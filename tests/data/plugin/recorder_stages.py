@@ -8,7 +8,7 @@ from llm_perf_opt.config.schema import StageConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.records import Metric, StageFile, StageOutput
 from llm_perf_opt.core.stage import Finding, StageContext
-from llm_perf_opt.errors import CommandFailed
+from llm_perf_opt.errors import CommandFailed, StageSkipped
 
 CHILD = """
 import subprocess, sys, time
@@ -49,6 +49,8 @@ class Recorder:
             file.write(f"{self.name}\n")
         if cfg.fail == "words":
             raise CommandFailed("the probe said no; see log.txt")
+        if cfg.fail == "skip":
+            raise StageSkipped("there is nothing to record")
         if cfg.fail == "bug":
             raise ZeroDivisionError("division by zero")
         result = ctx.run_command(
