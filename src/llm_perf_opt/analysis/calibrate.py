@@ -1,0 +1,143 @@
+"""Measures what a device reaches in seconds: matrix products, memory traffic, the host's cost per operator."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from llm_perf_opt.analysis.hardware import Calibration, Device
+from llm_perf_opt.analysis.static.operator_count import count_operators
+
+MATMUL_SIDES = (512, 1024, 2048, 4096, 8192)
+LONG_ENOUGH_S = 0.02
+BEST_OF = 5
+CPU_BUFFER_BYTES = 1 << 27
+GPU_BUFFER_BYTES = 1 << 30
+LAUNCH_REPEATS = 30
+_TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def calibrate(device: Device, *, torch_device: str, dtype: str) -> Calibration:
+    """The best of several tries of each, because the question is what the device can reach, not what it did."""
+    import torch
+
+    kind = getattr(torch, _TORCH_NAMES[dtype])
+    wait = torch.cuda.synchronize if torch_device.startswith("cuda") else _nothing
+    with torch.no_grad():
+        tflops, side = _matmul_tflops(torch_device, kind, wait)
+        copy_gb_s, read_gb_s = _bandwidth_gb_s(torch_device, kind, wait)
+        launch_us = _launch_us(torch_device, wait)
+    what = "copy" if copy_gb_s >= read_gb_s else "read by a matrix-vector product"
+    how = (
+        f"measured on {device.name} ({device.driver}): best of {BEST_OF}, {side} x {side} products in {dtype}, "
+        f"memory by {what} (copy {copy_gb_s:.1f}, read {read_gb_s:.1f} GB/s), "
+        f"host cost of small operators in modules {launch_us:.2f} µs"
+    )
+    return Calibration(
+        device=device.name,
+        driver=device.driver,
+        dtype=dtype,
+        tflops=tflops,
+        bandwidth_gb_s=max(copy_gb_s, read_gb_s),
+        launch_us=launch_us,
+        how=how,
+    )
+
+
+def _matmul_tflops(device: str, kind: Any, wait: Callable[[], None]) -> tuple[float, int]:
+    """Square products, larger ones until one takes long enough to be timed."""
+    import torch
+
+    best, best_side = 0.0, 0
+    for side in MATMUL_SIDES:
+        a = torch.randn(side, side, device=device).to(kind)
+        b = torch.randn(side, side, device=device).to(kind)
+        seconds = _best_s(lambda a=a, b=b: torch.mm(a, b), wait)  # type: ignore[misc]
+        rate = 2 * side**3 / seconds / 1e12
+        if rate > best:
+            best, best_side = rate, side
+        if seconds > LONG_ENOUGH_S:
+            break
+    return best, best_side
+
+
+def _bandwidth_gb_s(device: str, kind: Any, wait: Callable[[], None]) -> tuple[float, float]:
+    """A copy (bytes read and written), and a matrix-vector product, which only reads, like decoding does."""
+    import torch
+
+    size = CPU_BUFFER_BYTES if device == "cpu" else GPU_BUFFER_BYTES
+    width = 4096
+    rows = size // (width * torch.empty((), dtype=kind).element_size())
+    source = torch.ones(rows, width, device=device, dtype=kind)
+    target = torch.empty_like(source)
+    vector = torch.ones(width, device=device, dtype=kind)
+    copy_s = _best_s(lambda: target.copy_(source), wait)
+    read_s = _best_s(lambda: torch.mv(source, vector), wait)
+    moved = source.nbytes
+    return 2 * moved / copy_s / 1e9, moved / read_s / 1e9
+
+
+def _launch_us(device: str, wait: Callable[[], None]) -> float:
+    """Host time per operator of a stack of small modules, where the device has next to nothing to do.
+
+    In float32, because a CPU prepares every half-precision product anew, which is work and not the cost of starting it.
+    """
+    import torch
+
+    stack = _small_stack().to(device=device)
+    x = torch.ones(1, 64, device=device)
+    count, _ = count_operators(stack, {}, lambda: stack(x))
+    stack(x)
+    wait()
+    start = time.perf_counter()
+    for _ in range(LAUNCH_REPEATS):
+        stack(x)
+    wait()
+    seconds = (time.perf_counter() - start) / LAUNCH_REPEATS
+    return seconds / count.total.operators * 1e6
+
+
+def _small_stack() -> Any:
+    """Decoder-like blocks in plain modules: norms out of small operators, linear maps, gates, concatenations."""
+    import torch
+    from torch import nn
+
+    class Norm(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(64))
+
+        def forward(self, x: Any) -> Any:
+            wide = x.float()
+            scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+            return self.weight * scaled.to(x.dtype)
+
+    class Block(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = Norm()
+            self.gate, self.up, self.down = (nn.Linear(64, 64, bias=False) for _ in range(3))
+
+        def forward(self, x: Any) -> Any:
+            h = self.norm(x)
+            turned = torch.cat((-h[..., 32:], h[..., :32]), dim=-1)
+            h = h * 0.5 + turned * 0.5
+            return x + self.down(nn.functional.silu(self.gate(h)) * self.up(h))
+
+    return nn.Sequential(*(Block() for _ in range(16)))
+
+
+def _best_s(work: Callable[[], Any], wait: Callable[[], None]) -> float:
+    """The shortest of several runs, after one to warm up."""
+    work()
+    wait()
+    best = float("inf")
+    for _ in range(BEST_OF):
+        start = time.perf_counter()
+        work()
+        wait()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _nothing() -> None:
+    """A CPU has finished when the call returns."""

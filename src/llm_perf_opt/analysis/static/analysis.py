@@ -1,0 +1,166 @@
+"""The whole static analysis of one model at one shape on one device, as records that documents are made of."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llm_perf_opt.analysis.static.architecture import LatentAttention, Model, Moe, decoder_of
+from llm_perf_opt.analysis.static.attention_form import MLA_MODES, MlaMode
+from llm_perf_opt.analysis.static.closed_form import (
+    DEFAULT_MLA_MODE,
+    Parameters,
+    Phase,
+    count_parameters,
+    decode_phase,
+    kv_bytes_per_token,
+    prefill_phase,
+)
+from llm_perf_opt.analysis.static.double_entry import Entry, double_entry
+from llm_perf_opt.analysis.static.dtypes import Dtypes
+from llm_perf_opt.analysis.static.feed_forward_form import expected_experts
+from llm_perf_opt.analysis.static.memory import Fit, MemoryNeed, memory_fit, memory_need
+from llm_perf_opt.analysis.static.operator_count import Count
+from llm_perf_opt.analysis.static.operator_estimate import estimate_operators
+from llm_perf_opt.analysis.static.prediction import Operators, PhasePrediction, predict_phase
+from llm_perf_opt.analysis.static.shape import Shape
+from llm_perf_opt.config.schema import HardwareSection
+
+PREFILL, DECODE = "prefill", "decode"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """`counts` is empty where operators were not counted; `latent_modes` and `experts` are None where a model has none."""
+
+    name: str
+    model: Model
+    dtypes: Dtypes
+    mla_mode: MlaMode
+    shape: Shape
+    hardware: HardwareSection | None
+    hardware_reason: str | None
+    parameters: Parameters
+    kv_bytes_per_token: float
+    phases: Mapping[str, Phase]
+    predictions: Mapping[str, PhasePrediction]
+    counts: Mapping[str, Count]
+    entries: tuple[Entry, ...]
+    memory: MemoryNeed
+    fit: Fit | None
+    latent_modes: Mapping[str, tuple[float, float]] | None
+    experts: Mapping[str, float] | None
+
+
+def analyse(
+    model: Model,
+    shape: Shape,
+    dtypes: Dtypes,
+    hardware: HardwareSection | None,
+    *,
+    name: str,
+    hardware_reason: str | None = None,
+    capacity_bytes: float | None = None,
+    counts: Mapping[str, Count] | None = None,
+    mla_mode: MlaMode = DEFAULT_MLA_MODE,
+) -> Analysis:
+    """`capacity_bytes` is the device's own figure where it could be asked; else the data sheet's."""
+    phases = _phases(model, shape, dtypes, mla_mode)
+    counted = counts or {}
+    return Analysis(
+        name=name,
+        model=model,
+        dtypes=dtypes,
+        mla_mode=mla_mode,
+        shape=shape,
+        hardware=hardware,
+        hardware_reason=hardware_reason,
+        parameters=count_parameters(model),
+        kv_bytes_per_token=kv_bytes_per_token(model, dtypes, mla_mode),
+        phases=phases,
+        predictions={
+            phase: _predict(phase, found, model, shape, dtypes, hardware, counted) for phase, found in phases.items()
+        },
+        counts=counted,
+        entries=double_entry(model, {phase: (phases[phase], count) for phase, count in counted.items()}, dtypes),
+        memory=memory_need(
+            model, batch=shape.batch, prompt=shape.prompt, context=shape.context, dtypes=dtypes, mla_mode=mla_mode
+        ),
+        fit=_fit(model, shape, dtypes, hardware, capacity_bytes, mla_mode),
+        latent_modes=_latent_modes(model, shape, dtypes),
+        experts=_experts(model, shape),
+    )
+
+
+def _phases(model: Model, shape: Shape, dtypes: Dtypes, mla_mode: MlaMode) -> dict[str, Phase]:
+    prefill = prefill_phase(
+        model, batch=shape.batch, prompt=shape.prompt, dtypes=dtypes, mla_mode=mla_mode, views=shape.views
+    )
+    decode = decode_phase(model, batch=shape.batch, context=shape.context, dtypes=dtypes, mla_mode=mla_mode)
+    return {PREFILL: prefill, DECODE: decode}
+
+
+def _predict(
+    name: str,
+    phase: Phase,
+    model: Model,
+    shape: Shape,
+    dtypes: Dtypes,
+    hardware: HardwareSection | None,
+    counts: Mapping[str, Count],
+) -> PhasePrediction:
+    if name in counts:
+        total = counts[name].total
+        operators = Operators(count=total.operators, other_bytes=total.other_bytes, how="counted")
+    else:
+        number = estimate_operators(model, is_prefill=name == PREFILL, view_batches=len(shape.views))
+        operators = Operators(count=number, other_bytes=0.0, how="estimated from the model's parts")
+    return predict_phase(phase, tokens=phase.step.rows, dtypes=dtypes, hardware=hardware, operators=operators)
+
+
+def _fit(
+    model: Model,
+    shape: Shape,
+    dtypes: Dtypes,
+    hardware: HardwareSection | None,
+    capacity_bytes: float | None,
+    mla_mode: MlaMode,
+) -> Fit | None:
+    if capacity_bytes is None and hardware is not None and hardware.memory_gb is not None:
+        capacity_bytes = hardware.memory_gb * 1e9
+    if capacity_bytes is None:
+        return None
+    return memory_fit(
+        model,
+        capacity_bytes,
+        batch=shape.batch,
+        prompt=shape.prompt,
+        context=shape.context,
+        dtypes=dtypes,
+        mla_mode=mla_mode,
+    )
+
+
+def _latent_modes(model: Model, shape: Shape, dtypes: Dtypes) -> dict[str, tuple[float, float]] | None:
+    """FLOPs of a decode step and KV bytes per token in each mode of latent attention."""
+    if not any(isinstance(layer.attention, LatentAttention) for layer, _ in decoder_of(model).blocks):
+        return None
+    return {
+        mode: (
+            decode_phase(model, batch=shape.batch, context=shape.context, dtypes=dtypes, mla_mode=mode).total.flops,
+            kv_bytes_per_token(model, dtypes, mode),
+        )
+        for mode in MLA_MODES
+    }
+
+
+def _experts(model: Model, shape: Shape) -> dict[str, float] | None:
+    """Distinct experts a layer is expected to touch in each phase."""
+    moes = [layer.feed_forward for layer, _ in decoder_of(model).blocks if isinstance(layer.feed_forward, Moe)]
+    if not moes:
+        return None
+    moe = moes[0]
+    return {
+        "experts": moe.experts,
+        "per_token": moe.top_k,
+        PREFILL: expected_experts(moe.experts, moe.top_k, shape.batch * shape.prompt),
+        DECODE: expected_experts(moe.experts, moe.top_k, shape.batch),
+    }

@@ -1,0 +1,117 @@
+"""What a model needs in memory, and the largest batch and context that fit.
+
+Peak = weights + KV cache + the activations alive at the widest point of a prefill. Attention scores are not counted:
+fused attention never holds them.
+"""
+
+from dataclasses import dataclass
+
+from llm_perf_opt.analysis.static.architecture import DenseMlp, GroupedAttention, Layer, Model, Moe, decoder_of
+from llm_perf_opt.analysis.static.attention_form import MlaMode
+from llm_perf_opt.analysis.static.closed_form import kv_bytes, kv_bytes_per_token, weight_bytes
+from llm_perf_opt.analysis.static.dtypes import Dtypes
+
+# Left free for the framework's own context, workspaces and fragmentation.
+RESERVE = 0.1
+LONGEST = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryNeed:
+    """Bytes at one batch and context."""
+
+    weights_bytes: float
+    kv_cache_bytes: float
+    activations_bytes: float
+
+    @property
+    def peak_bytes(self) -> float:
+        return self.weights_bytes + self.kv_cache_bytes + self.activations_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """What fits into a capacity, less the reserve. 0: not even one. `largest_context` None: memory sets no limit."""
+
+    capacity_bytes: float
+    usable_bytes: float
+    largest_batch: int
+    largest_context: int | None
+
+
+def memory_need(
+    model: Model, *, batch: int, prompt: int, context: int, dtypes: Dtypes, mla_mode: MlaMode
+) -> MemoryNeed:
+    return MemoryNeed(
+        weights_bytes=weight_bytes(model, dtypes),
+        kv_cache_bytes=batch * kv_bytes(model, max(context, prompt), dtypes, mla_mode),
+        activations_bytes=batch * prompt * _widest_row(model) * dtypes.compute_bytes,
+    )
+
+
+def memory_fit(
+    model: Model,
+    capacity_bytes: float,
+    *,
+    batch: int,
+    prompt: int,
+    context: int,
+    dtypes: Dtypes,
+    mla_mode: MlaMode,
+) -> Fit:
+    """The largest batch at this context, and the largest context at this batch."""
+    usable = capacity_bytes * (1 - RESERVE)
+    one = memory_need(model, batch=1, prompt=prompt, context=context, dtypes=dtypes, mla_mode=mla_mode)
+    per_sequence = one.kv_cache_bytes + one.activations_bytes
+    room = usable - one.weights_bytes
+    return Fit(
+        capacity_bytes=capacity_bytes,
+        usable_bytes=usable,
+        largest_batch=max(0, int(room // per_sequence)),
+        largest_context=_largest_context(model, room / batch - one.activations_bytes, dtypes, mla_mode),
+    )
+
+
+def _largest_context(model: Model, room: float, dtypes: Dtypes, mla_mode: MlaMode) -> int | None:
+    """Bisection, because full sliding windows stop growing."""
+    if kv_bytes(model, 1, dtypes, mla_mode) > room:
+        return 0
+    if kv_bytes(model, LONGEST, dtypes, mla_mode) <= room:
+        return None
+    low, high = 1, min(LONGEST, 2 * int(room / (kv_bytes_per_token(model, dtypes, mla_mode))) + 2)
+    if kv_bytes(model, high, dtypes, mla_mode) <= room:
+        high = LONGEST
+    while high - low > 1:
+        middle = (low + high) // 2
+        if kv_bytes(model, middle, dtypes, mla_mode) <= room:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _widest_row(model: Model) -> int:
+    """Elements alive per token at the widest point of a layer: residual, norm's output, and the block's own tensors."""
+    decoder = decoder_of(model)
+    hidden = decoder.hidden
+    return max(2 * hidden + max(_attention_row(layer), _feed_forward_row(layer, hidden)) for layer, _ in decoder.blocks)
+
+
+def _attention_row(layer: Layer) -> int:
+    a = layer.attention
+    if isinstance(a, GroupedAttention):
+        return (2 * a.heads + 2 * a.kv_heads) * a.head_dim
+    return a.heads * (2 * a.qk_dim + 2 * a.v_dim) + a.latent
+
+
+def _feed_forward_row(layer: Layer, hidden: int) -> int:
+    block = layer.feed_forward
+    if isinstance(block, DenseMlp):
+        return (3 if block.is_gated else 2) * block.width
+    routed = _routed_row(block, hidden)
+    return max(routed, 3 * block.shared_width + hidden)
+
+
+def _routed_row(moe: Moe, hidden: int) -> int:
+    """Every token is copied once per expert it goes to."""
+    return moe.top_k * (hidden + 3 * moe.width)
