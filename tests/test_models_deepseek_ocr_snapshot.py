@@ -128,10 +128,8 @@ def published_names(module: Any) -> dict[str, torch.Tensor]:
             continue
         parent, leaf = name.rsplit(".", 1)
         for i, matrix in enumerate(tensor):
-            pieces = (
-                [("down", matrix)] if leaf == "down_proj" else list(zip(("gate", "up"), matrix.chunk(2), strict=True))
-            )
-            for kind, piece in pieces:
+            kinds, pieces = (("down",), (matrix,)) if leaf == "down_proj" else (("gate", "up"), matrix.chunk(2))
+            for kind, piece in zip(kinds, pieces, strict=True):
                 tensors[f"{parent}.{i}.{kind}_proj.weight"] = piece.contiguous()
     return tensors
 
@@ -222,8 +220,9 @@ def test_a_snapshot_of_another_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     (tmp_path / "model.safetensors").write_bytes(b"")
     config = compose_preset(f"model.path='{tmp_path}'")
+    file = tmp_path / "config.json"
     assert adapter_of(config).check(config.model) == (
-        f"model.path: {tmp_path / 'config.json'} is not the configuration of DeepSeek-OCR ('language_config' is missing), "
+        f"model.path: {file} is not the configuration of DeepSeek-OCR ('language_config' is missing), "
         "set model.path to its snapshot or use model=causal_lm",
     )
 
@@ -239,10 +238,8 @@ def test_the_snapshots_own_code_gets_the_page_as_the_published_forward_takes_it(
     for file in snapshot[0].iterdir():
         if file.suffix != ".safetensors":
             (folder / file.name).write_bytes(file.read_bytes())
-    save_file(
-        {"model.projector.weight": torch.ones(1, 1), "model.projector.bias": torch.zeros(1)}, folder / "m.safetensors"
-    )
-    (folder / "m.safetensors").rename(folder / "model.safetensors")
+    projector = {"model.projector.weight": torch.ones(1, 1), "model.projector.bias": torch.zeros(1)}
+    save_file(projector, folder / "model.safetensors", metadata={"format": "pt"})
     loaded = load_preset(f"model.path='{folder}'", *SMALL_VIEWS, "model.implementation=remote", "model.attention=eager")
     names: list[str] = []
 
@@ -264,15 +261,19 @@ def test_the_snapshots_own_code_gets_the_page_as_the_published_forward_takes_it(
     assert len(names) == 12
 
 
-def test_own_code_that_cannot_be_imported_says_what_to_do(snapshot: tuple[Path, Any], tmp_path: Path) -> None:
+def test_own_code_that_cannot_be_imported_says_what_to_do(
+    snapshot: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     for file in snapshot[0].iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "modeling_small.py").write_text(
-        "from transformers.models.llama.modeling_llama import LlamaFlashAttention2\n"
-    )
+    # The published code imports a class that transformers 5 no longer has.
+    broken = "from transformers.models.llama.modeling_llama import LlamaFlashAttention2\n"
+    (tmp_path / "modeling_small.py").write_text(broken)
     with pytest.raises(ConfigError) as error:
         load_preset(f"model.path='{tmp_path}'", *SMALL_VIEWS, "model.implementation=remote")
-    assert str(error.value).startswith(
-        "model.implementation: the snapshot's own code could not be loaded (ImportError: "
-    )
-    assert str(error.value).endswith("use model.implementation=builtin or install what it needs")
+    said = str(error.value)
+    assert said.startswith("model.implementation: the snapshot's own code could not be loaded (ImportError: ")
+    assert said.endswith("use model.implementation=builtin or install what it needs")
