@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+
 from tests.orchestrator import ALPHA, BETA, OFF, command, environment, llm_perf, only_run, statuses, valid_manifest
 
 

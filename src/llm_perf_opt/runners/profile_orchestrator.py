@@ -20,6 +20,7 @@ INFER_OVERRIDES = (
     "pipeline.static_analysis.enable=false",
     "pipeline.torch_profiler.enable=false",
     "pipeline.direct_inference.enable=true",
+    "pipeline.direct_inference.output.prediction.enable=true",
 )
 HELP = """\
 llm-perf profile [OVERRIDE ...] [HYDRA FLAG ...]
