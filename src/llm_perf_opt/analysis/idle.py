@@ -1,0 +1,168 @@
+"""Why no kernel was running: the idle time of one process, split by cause.
+
+Busy is the union of kernels and of graphs traced as a whole. All other time is idle, and each nanosecond of it has one
+cause, tested in this order:
+
+1. a copy or a set is running: waiting for a copy;
+2. the launch of what runs next is not recorded: unattributed;
+3. the call that launched what runs next had returned before the GPU fell idle: between back-to-back kernels;
+4. the thread that launched what runs next was inside a synchronisation call: waiting for a synchronisation;
+5. otherwise: waiting for the host to launch.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from llm_perf_opt.analysis.intervals import Flags, Intervals, Ints, gaps_of, intersect, union, union_and_first
+from llm_perf_opt.analysis.timeline import Activities, Calls, Timeline, distinct, join, take
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdleMap:
+    """Sets of intervals of one process from which the idle time inside any window can be read."""
+
+    busy: Intervals
+    copying: Intervals
+    queued: Intervals
+    waiting: Intervals
+    unknown: Intervals
+
+    def split(self, start: Ints, end: Ints) -> "IdleSplit":
+        """The idle time inside each window, by cause."""
+
+        def inside(part: Intervals) -> Ints:
+            return part.covered_before(end) - part.covered_before(start)
+
+        idle = end - start - inside(self.busy)
+        copying, between = inside(self.copying), inside(self.queued)
+        waiting, unknown = inside(self.waiting), inside(self.unknown)
+        return IdleSplit(
+            idle_ns=idle,
+            copy_ns=copying,
+            sync_ns=waiting,
+            between_ns=between,
+            unattributed_ns=unknown,
+            host_ns=idle - copying - between - waiting - unknown,
+        )
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """From the first to the last GPU activity."""
+        parts = [p for p in (self.busy, self.copying) if len(p.start)]
+        return (min(int(p.start[0]) for p in parts), max(int(p.end[-1]) for p in parts)) if parts else (0, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdleSplit:
+    """Columns, one entry per window. The parts add up to `idle_ns`."""
+
+    idle_ns: Ints
+    host_ns: Ints
+    between_ns: Ints
+    copy_ns: Ints
+    sync_ns: Ints
+    unattributed_ns: Ints
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Gaps:
+    """Times in which nothing ran, and the call that launched what ended each (-1: not recorded)."""
+
+    start: Ints
+    end: Ints
+    call: Ints
+
+
+def map_idle(timeline: Timeline) -> dict[int, IdleMap]:
+    """The idle map of each process that appears in the capture."""
+    window = capture_window(timeline)
+    compute = join([timeline.kernels, timeline.graphs])
+    present = [distinct(compute.process), distinct(timeline.copies.process), distinct(timeline.thread_process)]
+    processes = sorted({int(code) for codes in present for code in codes})
+    if len(processes) < 2:
+        return {code: _map(compute, timeline.copies, timeline.calls, window) for code in processes}
+    return {
+        code: _map(
+            take(compute, np.flatnonzero(compute.process == code)),
+            take(timeline.copies, np.flatnonzero(timeline.copies.process == code)),
+            timeline.calls,
+            window,
+        )
+        for code in processes
+    }
+
+
+def _map(compute: Activities, copies: Activities, calls: Calls, window: tuple[int, int]) -> IdleMap:
+    busy, first = union_and_first(compute.start_ns, compute.end_ns)
+    opener = compute.call[first]
+    del first
+    copying, copy_opener = _copying(copies, busy)
+    gaps = _gaps(busy, opener, copying, copy_opener, window)
+    known = gaps.call >= 0
+    queued = known.copy()
+    queued[known] = calls.end_ns[gaps.call[known]] <= gaps.start[known]
+    if len(queued) and gaps.end[-1] == window[1]:
+        # Nothing ran after the last gap, so nothing was queued; without any GPU work the host launched nothing.
+        queued[-1] = False
+        known[-1] = known[-1] or not len(busy.start)
+    return IdleMap(
+        busy=busy,
+        copying=copying,
+        queued=union(gaps.start[queued], gaps.end[queued]),
+        waiting=_waiting(gaps, known & ~queued, calls),
+        unknown=union(gaps.start[~known], gaps.end[~known]),
+    )
+
+
+def _copying(copies: Activities, busy: Intervals) -> tuple[Intervals, Ints]:
+    """When copies or sets run and no kernel does, and the call behind each such time."""
+    merged, first = union_and_first(copies.start_ns, copies.end_ns)
+    if not len(merged.start) or not len(busy.start):
+        return merged, copies.call[first]
+    low, high = min(merged.start[0], busy.start[0]), max(merged.end[-1], busy.end[-1])
+    edges = Intervals(start=np.array([low, busy.end[-1]]), end=np.array([busy.start[0], high]))
+    inner = intersect(merged.start, merged.end, gaps_of(busy))
+    outer = intersect(merged.start, merged.end, edges)
+    alone = union(np.concatenate((inner.start, outer.start)), np.concatenate((inner.end, outer.end)))
+    behind = first[np.searchsorted(merged.start, alone.start, side="right") - 1]
+    return alone, copies.call[behind]
+
+
+def capture_window(timeline: Timeline) -> tuple[int, int]:
+    """From the first to the last thing recorded."""
+    tables = (timeline.kernels, timeline.graphs, timeline.copies, timeline.ranges, timeline.calls)
+    spans = [(t.start_ns, t.end_ns) for t in tables if len(t)]
+    if not spans:
+        return 0, 0
+    return min(int(s.min()) for s, _ in spans), max(int(e.max()) for _, e in spans)
+
+
+def _gaps(busy: Intervals, opener: Ints, copying: Intervals, copy_opener: Ints, window: tuple[int, int]) -> _Gaps:
+    """Gaps before, between and after all activity. The last one belongs to the call that launched last."""
+    start, end = busy.start, busy.end
+    if len(copying.start):
+        place = np.searchsorted(start, copying.start)
+        start, end = np.insert(start, place, copying.start), np.insert(end, place, copying.end)
+        opener = np.insert(opener, place, copy_opener)
+    last = opener[-1:] if len(opener) else np.full(1, -1, np.int32)
+    opened = np.concatenate(([window[0]], end))
+    closed = np.concatenate((start, [window[1]]))
+    real = closed > opened
+    return _Gaps(start=opened[real], end=closed[real], call=np.concatenate((opener, last))[real])
+
+
+def _waiting(gaps: _Gaps, open_: Flags, calls: Calls) -> Intervals:
+    """The parts of the gaps in which the launching thread sat in a synchronisation call."""
+    starts, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    gap_start, gap_end, call = gaps.start[open_], gaps.end[open_], gaps.call[open_]
+    waits = np.flatnonzero(calls.waits)
+    for thread in distinct(calls.thread[waits]):
+        mine = waits[calls.thread[waits] == thread]
+        inside = union(calls.start_ns[mine], calls.end_ns[mine])
+        # Without any GPU work the gap has no launching call, and every thread's waiting counts.
+        here = (calls.thread[call] == thread) | (call < 0)
+        part = intersect(gap_start[here], gap_end[here], inside)
+        starts.append(part.start)
+        ends.append(part.end)
+    return union(np.concatenate(starts), np.concatenate(ends))

@@ -1,0 +1,92 @@
+"""Who contains whom among the intervals of one thread."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from llm_perf_opt.analysis.intervals import Flags, Ints
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nesting:
+    """`parent` is an index into the same columns, -1 at the top; `levels[d]` holds the intervals at depth d."""
+
+    parent: Ints
+    levels: tuple[Ints, ...]
+
+    def has_ancestor(self, flag: Flags) -> Flags:
+        """Whether some ancestor carries the flag."""
+        out = np.zeros(len(flag), np.bool_)
+        for level in self.levels[1:]:
+            above = self.parent[level]
+            out[level] = flag[above] | out[above]
+        return out
+
+    def repeats_ancestor(self, name: Ints) -> Flags:
+        """Whether some ancestor has the same name."""
+        out = np.zeros(len(name), np.bool_)
+        open_, above = np.arange(len(name)), self.parent.copy()
+        while True:
+            keep = above >= 0
+            open_, above = open_[keep], above[keep]
+            if not len(open_):
+                return out
+            same = name[open_] == name[above]
+            out[open_[same]] = True
+            open_, above = open_[~same], self.parent[above[~same]]
+
+    def sum_up(self, value: Ints) -> Ints:
+        """Each interval's value plus those of all it contains."""
+        total = value.copy()
+        for level in reversed(self.levels[1:]):
+            np.add.at(total, self.parent[level], total[level])
+        return total
+
+
+def nest(thread: Ints, start: Ints, end: Ints) -> Nesting:
+    """Find the parents. Intervals of a thread are taken as nested: one that only overlaps another counts as inside it."""
+    parent = np.full(len(start), -1, np.int64)
+    if not len(start):
+        return Nesting(parent=parent, levels=())
+    # An empty interval must still count as open for what starts with it.
+    closed = np.maximum(end, start + 1)
+    order = np.lexsort((-closed, start, thread))
+    depth = np.empty(len(start), np.int64)
+    edges = np.flatnonzero(np.diff(thread[order])) + 1
+    for chunk in np.split(order, edges):
+        done = np.searchsorted(np.sort(closed[chunk]), start[chunk], side="right")
+        depth[chunk] = np.arange(len(chunk)) - done
+    place = depth[order]
+    by_depth = np.argsort(place, kind="stable")
+    positions = np.split(by_depth, np.flatnonzero(np.diff(place[by_depth])) + 1)
+    levels = [order[positions[0]]]
+    for above, here in zip(positions, positions[1:], strict=False):
+        parent[order[here]] = order[above[np.searchsorted(above, here) - 1]]
+        levels.append(order[here])
+    return Nesting(parent=parent, levels=tuple(levels))
+
+
+def innermost(nesting: Nesting, thread: Ints, start: Ints, end: Ints, at_thread: Ints, at: Ints) -> Ints:
+    """For each point of time on a thread, the innermost interval open then, or -1."""
+    out = np.full(len(at), -1, np.int64)
+    if not len(start):
+        return out
+    order = np.lexsort((-end, start, thread))
+    owner = thread[order]
+    points_order = np.argsort(at_thread, kind="stable")
+    for points in np.split(points_order, np.flatnonzero(np.diff(at_thread[points_order])) + 1):
+        if not len(points):
+            continue
+        code = at_thread[points[0]]
+        mine = order[np.searchsorted(owner, code, "left") : np.searchsorted(owner, code, "right")]
+        if not len(mine):
+            continue
+        index = np.searchsorted(start[mine], at[points], side="right") - 1
+        found = np.where(index >= 0, mine[np.maximum(index, 0)], -1)
+        while True:
+            past = (found >= 0) & (end[np.maximum(found, 0)] <= at[points])
+            if not past.any():
+                break
+            found[past] = nesting.parent[found[past]]
+        out[points] = found
+    return out

@@ -1,0 +1,186 @@
+"""Range instances gathered by name: the rows of `ranges[]`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from llm_perf_opt.analysis.intervals import Ints
+from llm_perf_opt.analysis.kernel_class import classify_kernel
+from llm_perf_opt.analysis.kernel_names import short_kernel_name
+from llm_perf_opt.analysis.ranges import RangeInstances, range_keys
+from llm_perf_opt.analysis.timeline import Timeline
+
+KERNELS_PER_RANGE = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Idle:
+    """Why the GPU was idle; the parts add up to `gpu_idle_ns`."""
+
+    waiting_for_host_ns: int
+    between_kernels_ns: int
+    waiting_for_copy_or_sync_ns: int
+    copy_ns: int
+    sync_ns: int
+    unattributed_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeInstance:
+    """One time a range was open. `source` indexes the captures given."""
+
+    source: int
+    start_ns: int
+    wall_ns: int
+    kernel_count: int
+    gpu_busy_ns: int
+    gpu_idle_ns: int
+    launch_ns: int
+    idle: Idle
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeKernel:
+    """What one kernel took inside a range."""
+
+    name: str
+    short_name: str
+    kernel_class: str
+    instances: int
+    total_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeRow:
+    """All instances of one range name; sums over the instances.
+
+    `typical` is the instance of median wall time: the first ones carry one-time costs. `kernels` is None where there are
+    too many range names to tally each.
+    """
+
+    name: str
+    style: str
+    parent: str | None
+    instances: int
+    wall_ns: int
+    kernel_count: int
+    kernel_ns: int
+    graph_launches: int
+    gpu_busy_ns: int
+    gpu_idle_ns: int
+    launch_calls: int
+    launch_ns: int
+    idle: Idle
+    last: RangeInstance
+    typical: RangeInstance
+    kernels: tuple[RangeKernel, ...] | None
+
+
+def range_rows(parts: Sequence[tuple[Timeline, RangeInstances]]) -> tuple[RangeRow, ...]:
+    """Rows by total wall time, over all captures given."""
+    found: dict[tuple[str, str], list[tuple[int, Ints]]] = {}
+    for source, (timeline, instances) in enumerate(parts):
+        for wide in (False, True):
+            index = np.flatnonzero(instances.process_wide == wide)
+            order = index[np.argsort(instances.name[index], kind="stable")]
+            names = instances.name[order]
+            for group in np.split(order, np.flatnonzero(np.diff(names)) + 1) if len(order) else []:
+                key = (timeline.names[instances.name[group[0]]], "start_end" if wide else "push_pop")
+                found.setdefault(key, []).append((source, group))
+    rows = [_row(name, style, groups, parts) for (name, style), groups in found.items()]
+    return tuple(sorted(rows, key=lambda r: (-r.wall_ns, r.name, r.style)))
+
+
+def _row(
+    name: str, style: str, groups: list[tuple[int, Ints]], parts: Sequence[tuple[Timeline, RangeInstances]]
+) -> RangeRow:
+    def total(column: str) -> int:
+        return sum(int(parts[s][1].__dict__[column][g].sum()) for s, g in groups)
+
+    last_source, last_group = groups[-1]
+    newest = last_group[np.argmax(parts[last_source][1].start_ns[last_group])]
+    last = range_instance(parts[last_source][1], int(newest), last_source)
+    walls = sorted((int(w), s, int(i)) for s, g in groups for w, i in zip(parts[s][1].wall_ns[g], g, strict=True))
+    _, middle_source, middle = walls[(len(walls) - 1) // 2]
+    idle = _sum_idle([_idle(parts[s][1], g) for s, g in groups])
+    kernels = _kernels(groups, parts)
+    timeline, instances = parts[groups[0][0]]
+    parents = instances.parent_name[groups[0][1]]
+    return RangeRow(
+        name=name,
+        style=style,
+        parent=timeline.names[parents[0]] if parents[0] >= 0 and bool((parents == parents[0]).all()) else None,
+        instances=sum(len(g) for _, g in groups),
+        wall_ns=total("wall_ns"),
+        kernel_count=total("kernel_count"),
+        kernel_ns=total("kernel_ns"),
+        graph_launches=total("graph_launches"),
+        gpu_busy_ns=total("gpu_busy_ns"),
+        gpu_idle_ns=sum(int(parts[s][1].idle.idle_ns[g].sum()) for s, g in groups),
+        launch_calls=total("launch_calls"),
+        launch_ns=total("launch_ns"),
+        idle=idle,
+        last=last,
+        typical=range_instance(parts[middle_source][1], middle, middle_source),
+        kernels=kernels,
+    )
+
+
+def range_instance(instances: RangeInstances, index: int, source: int) -> RangeInstance:
+    """One instance as a record."""
+    return RangeInstance(
+        source=source,
+        start_ns=int(instances.start_ns[index]),
+        wall_ns=int(instances.wall_ns[index]),
+        kernel_count=int(instances.kernel_count[index]),
+        gpu_busy_ns=int(instances.gpu_busy_ns[index]),
+        gpu_idle_ns=int(instances.idle.idle_ns[index]),
+        launch_ns=int(instances.launch_ns[index]),
+        idle=_idle(instances, np.array([index])),
+    )
+
+
+def _idle(instances: RangeInstances, group: Ints) -> Idle:
+    split = instances.idle
+    copy, sync = int(split.copy_ns[group].sum()), int(split.sync_ns[group].sum())
+    return Idle(
+        waiting_for_host_ns=int(split.host_ns[group].sum()),
+        between_kernels_ns=int(split.between_ns[group].sum()),
+        waiting_for_copy_or_sync_ns=copy + sync,
+        copy_ns=copy,
+        sync_ns=sync,
+        unattributed_ns=int(split.unattributed_ns[group].sum()),
+    )
+
+
+def _sum_idle(parts: list[Idle]) -> Idle:
+    return Idle(**{key: sum(p.__dict__[key] for p in parts) for key in Idle.__dataclass_fields__})
+
+
+def _kernels(
+    groups: list[tuple[int, Ints]], parts: Sequence[tuple[Timeline, RangeInstances]]
+) -> tuple[RangeKernel, ...] | None:
+    """The kernels of a range by time, or None where they were not tallied."""
+    found: dict[str, list[int]] = {}
+    for source, group in groups:
+        timeline, instances = parts[source]
+        key = range_keys(instances.name[group[:1]], instances.process_wide[group[:1]])
+        tally = instances.kernels_by_key.get(int(key[0]))
+        if tally is None:
+            return None
+        for code, count, time_ns in zip(*tally, strict=True):
+            entry = found.setdefault(timeline.names[code], [0, 0])
+            entry[0] += int(count)
+            entry[1] += int(time_ns)
+    rows = sorted(found.items(), key=lambda item: (-item[1][1], item[0]))[:KERNELS_PER_RANGE]
+    return tuple(
+        RangeKernel(
+            name=name,
+            short_name=short_kernel_name(name),
+            kernel_class=classify_kernel(name),
+            instances=count,
+            total_ns=time_ns,
+        )
+        for name, (count, time_ns) in rows
+    )

@@ -1,0 +1,1 @@
+"""One module per rule: measured rows in, findings out."""

@@ -1,0 +1,143 @@
+"""One capture as columns: what ran on the GPU, the host calls that started it, and the named ranges around them.
+
+Both parsers (nsys SQLite, torch trace) fill these; every figure is computed from them and from nothing else. Times are
+nanoseconds of the capture's own clock.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from llm_perf_opt.analysis.intervals import Flags, Ints
+
+UNKNOWN_CALL = -1
+WARMUP_NAMES = frozenset({"warmup", "warm-up", "warm_up"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activities:
+    """Work on the GPU. `name` indexes the timeline's names, `call` its calls (-1: the launching call is not recorded)."""
+
+    start_ns: Ints
+    end_ns: Ints
+    name: Ints
+    call: Ints
+    process: Ints
+    device: Ints
+    size_bytes: Ints | None = None
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calls:
+    """Host calls that started GPU work (`launches`) or waited for it (`waits`)."""
+
+    start_ns: Ints
+    end_ns: Ints
+    thread: Ints
+    launches: Flags
+    waits: Flags
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranges:
+    """Named ranges. `process_wide` ones (start/end) belong to all threads of their process, the others to their thread."""
+
+    start_ns: Ints
+    end_ns: Ints
+    name: Ints
+    thread: Ints
+    process_wide: Flags
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """What the capture says about a GPU; None where it says nothing."""
+
+    name: str
+    sm_count: int | None = None
+    clock_hz: int | None = None
+    l2_bytes: int | None = None
+    memory_bytes: int | None = None
+    memory_bytes_per_s: int | None = None
+    compute_capability: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """One capture. `thread_process[t]` is the process of thread t; `notes` says what was left out and why."""
+
+    source: str
+    kind: str
+    producer: str | None
+    schema: str | None
+    names: tuple[str, ...]
+    kernels: Activities
+    copies: Activities
+    graphs: Activities
+    calls: Calls
+    ranges: Ranges
+    thread_process: Ints
+    devices: tuple[Device, ...] = ()
+    notes: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+def no_activities() -> Activities:
+    none = np.zeros(0, np.int64)
+    return Activities(start_ns=none, end_ns=none, name=none, call=none, process=none, device=none)
+
+
+def no_calls() -> Calls:
+    none, flags = np.zeros(0, np.int64), np.zeros(0, np.bool_)
+    return Calls(start_ns=none, end_ns=none, thread=none, launches=flags, waits=flags)
+
+
+def no_ranges() -> Ranges:
+    none, flags = np.zeros(0, np.int64), np.zeros(0, np.bool_)
+    return Ranges(start_ns=none, end_ns=none, name=none, thread=none, process_wide=flags)
+
+
+def join(parts: list[Activities]) -> Activities:
+    """Several tables of activities as one."""
+    parts = [p for p in parts if len(p)]
+    if not parts:
+        return no_activities()
+    if len(parts) == 1:
+        return parts[0]
+    return Activities(
+        start_ns=np.concatenate([p.start_ns for p in parts]),
+        end_ns=np.concatenate([p.end_ns for p in parts]),
+        name=np.concatenate([p.name for p in parts]),
+        call=np.concatenate([p.call for p in parts]),
+        process=np.concatenate([p.process for p in parts]),
+        device=np.concatenate([p.device for p in parts]),
+    )
+
+
+def take(work: Activities, index: Ints) -> Activities:
+    """Some rows of a table of activities."""
+    return Activities(
+        start_ns=work.start_ns[index],
+        end_ns=work.end_ns[index],
+        name=work.name[index],
+        call=work.call[index],
+        process=work.process[index],
+        device=work.device[index],
+        size_bytes=None if work.size_bytes is None else work.size_bytes[index],
+    )
+
+
+def distinct(codes: Ints) -> Ints:
+    """The distinct values of a column of small codes."""
+    return np.flatnonzero(np.bincount(codes)) if len(codes) else np.zeros(0, np.int64)

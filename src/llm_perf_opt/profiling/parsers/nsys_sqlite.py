@@ -1,0 +1,187 @@
+"""The SQLite export of nsys as a Timeline.
+
+The large tables are scanned by duckdb's SQLite extension, which comes as a package and is loaded from disk; the small
+ones are read with sqlite3. Tables exist in an export only when they hold rows, and column names differ between
+versions, so each is looked up before it is used.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llm_perf_opt.analysis.intervals import Flags, Ints
+from llm_perf_opt.analysis.timeline import Activities, Calls, Ranges, Timeline, join, no_activities, no_calls
+from llm_perf_opt.profiling.parsers.nsys_columns import Names, Processes, drop_broken, encode, join_calls
+from llm_perf_opt.profiling.parsers.nsys_database import NsysDatabase, open_nsys_database
+from llm_perf_opt.profiling.parsers.nsys_facts import read_devices, read_version, schema_note
+
+KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
+SETS = "CUPTI_ACTIVITY_KIND_MEMSET"
+GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
+NVTX = "NVTX_EVENTS"
+PUSH_POP, START_END = 59, 60
+# The process is the upper part of a serialised thread id.
+PID_MASK = ~0xFFFFFF
+# Calls that only ask or prepare; leaving them out of the scan halves it.
+_NEVER_LAUNCH = r"Get|SetAttribute|IsCapturing|Occupancy|Event(Create|Destroy|Query|Record)|Malloc|HostAlloc"
+_WAITS = r"Synchronize|^cudaMemcpy_|^cudaMemcpy$|^cuMemcpy(HtoD|DtoH|DtoD)(_v\d+)?(_ptds)?$|^cudaFree_|^cudaFree$"
+
+
+def read_nsys_sqlite(path: Path) -> Timeline:
+    """Read an export, or raise ParseError with what is wrong with it."""
+    with open_nsys_database(path) as database:
+        return _read(database)
+
+
+def _read(db: NsysDatabase) -> Timeline:
+    product, schema = read_version(db)
+    notes = schema_note(schema)
+    names, processes = Names(db), Processes()
+    kernels = _work(db, KERNELS, "demangledName", names.strings, processes, notes)
+    copies = _work(db, COPIES, "copyKind", lambda ids: names.labels(ids, "ENUM_CUDA_MEMCPY_OPER", "Copy"), processes, notes)
+    sets = _work(db, SETS, None, lambda ids: names.literal(ids, "Memset"), processes, notes)
+    graphs = _work(db, GRAPHS, "graphId", lambda ids: names.numbered(ids, "CUDA graph"), processes, notes)
+    calls, correlation, threads = _calls(db, notes)
+    ranges, threads = _ranges(db, names, threads, notes)
+    thread_process = processes.codes(threads & PID_MASK)
+    tables = [kernels, copies, sets, graphs]
+    links = join_calls(
+        correlation, thread_process[calls.thread], [(t.pop("correlation"), t["process"]) for t in tables]
+    )
+    if links.duplicates:
+        notes.append(
+            f"{links.duplicates} host call(s) share the correlation id of another in the same process; "
+            "the first of them is taken as the launch"
+        )
+    for link in links.calls:
+        calls.launches[link[link >= 0]] = True
+    parts = [_activities(t, link) for t, link in zip(tables, links.calls, strict=True)]
+    return Timeline(
+        source=db.path.name,
+        kind="nsys",
+        producer=product,
+        schema=schema,
+        names=names.all,
+        kernels=parts[0],
+        copies=_with_sizes(parts[1], parts[2]),
+        graphs=parts[3],
+        calls=calls,
+        ranges=ranges,
+        thread_process=thread_process,
+        devices=read_devices(db),
+        notes=tuple(notes),
+    )
+
+
+def _work(
+    db: NsysDatabase,
+    table: str,
+    name: str | None,
+    code: Callable[[Ints], Ints],
+    processes: Processes,
+    notes: list[str],
+) -> dict[str, Ints]:
+    """One table of GPU work; rows without an end, or ending before they start, are left out and said."""
+    none = np.zeros(0, np.int64)
+    if not db.has(table):
+        return dict.fromkeys(("start", "end", "correlation", "process", "device", "bytes", "name"), none)
+    db.require(table, ("start", "end"))
+    wanted = {
+        "start": "start",
+        "end": "end",
+        "correlation": db.column_or(table, "correlationId", "-1"),
+        "process": db.column_or(table, "globalPid", "0"),
+        "bytes": db.column_or(table, "bytes", "0") if table in (COPIES, SETS) else "0",
+    }
+    small = {"device": db.column_or(table, "deviceId", "0"), "name": db.column_or(table, name, "-1") if name else "-1"}
+    if table in (KERNELS, GRAPHS):
+        wanted.pop("bytes")
+    columns = drop_broken(db.scan(table, wanted, small=small), table, notes)
+    return {**columns, "process": processes.codes(columns["process"]), "name": code(columns["name"])}
+
+
+def _activities(columns: dict[str, Ints], call: Ints) -> Activities:
+    return Activities(
+        start_ns=columns["start"],
+        end_ns=columns["end"],
+        name=columns["name"],
+        call=call,
+        process=columns["process"],
+        device=columns["device"],
+        size_bytes=columns["bytes"] if "bytes" in columns else None,
+    )
+
+
+def _with_sizes(copies: Activities, sets: Activities) -> Activities:
+    both = join([copies, sets])
+    sizes = [a.size_bytes for a in (copies, sets) if a.size_bytes is not None]
+    return replace(both, size_bytes=np.concatenate(sizes)) if len(both) else no_activities()
+
+
+def _calls(db: NsysDatabase, notes: list[str]) -> tuple[Calls, Ints, Ints]:
+    """Calls that may have launched or waited; with their correlation ids and the thread ids in use."""
+    none = np.zeros(0, np.int64)
+    if not db.has(CALLS):
+        if db.has(KERNELS):
+            notes.append("the host calls were not recorded (no CUDA API trace), so no kernel can be given to a range")
+        return no_calls(), none, none
+    db.require(CALLS, ("start", "end"))
+    never, waits = db.string_ids(_NEVER_LAUNCH), db.string_ids(_WAITS)
+    wanted = {
+        "start": "start",
+        "end": "end",
+        "tid": db.column_or(CALLS, "globalTid", "0"),
+        "correlation": db.column_or(CALLS, "correlationId", "-1"),
+    }
+    has_names = "nameId" in db.columns(CALLS)
+    skip = ("nameId", sorted(set(never) - set(waits))) if has_names else None
+    small = {"name": "nameId"} if has_names else {}
+    columns = drop_broken(db.scan(CALLS, wanted, small=small, leave_out=skip), CALLS, notes)
+    thread_ids, thread = encode(columns["tid"])
+    wait: Flags = np.isin(columns["name"], waits) if has_names else np.zeros(len(thread), np.bool_)
+    calls = Calls(
+        start_ns=columns["start"], end_ns=columns["end"], thread=thread, launches=np.zeros_like(wait), waits=wait
+    )
+    return calls, columns["correlation"], thread_ids
+
+
+def _ranges(db: NsysDatabase, names: Names, threads: Ints, notes: list[str]) -> tuple[Ranges, Ints]:
+    """NVTX ranges that ended, and all thread ids, those of the calls first."""
+    none = np.zeros(0, np.int64)
+    if not db.has(NVTX):
+        return Ranges(start_ns=none, end_ns=none, name=none, thread=none, process_wide=none.astype(np.bool_)), threads
+    db.require(NVTX, ("start", "end", "eventType"))
+    wanted: dict[str, Any] = {
+        "start": "start",
+        "end": "end",
+        "type": "eventType",
+        "tid": db.column_or(NVTX, "globalTid", "0"),
+        "id": db.column_or(NVTX, "textId", "-1"),
+    }
+    columns = db.scan(NVTX, wanted, only=("eventType", (PUSH_POP, START_END)), text=db.column_or(NVTX, "text", "NULL"))
+    text = columns.pop("text")
+    columns["row"] = np.arange(len(columns["start"]))
+    open_ = int(np.ma.getmaskarray(columns["end"]).sum())
+    kept = drop_broken(columns, NVTX, [])
+    dropped = len(columns["start"]) - len(kept["start"]) - open_
+    if open_:
+        notes.append(f"{open_} range(s) had not ended when the capture stopped and are left out")
+    if dropped:
+        notes.append(f"{dropped} row(s) of {NVTX} end before they start and are left out")
+    known = {int(t): i for i, t in enumerate(threads)}
+    new = [int(t) for t in np.unique(kept["tid"]) if int(t) not in known]
+    all_threads = np.concatenate((threads, np.array(new, np.int64)))
+    code = {int(t): i for i, t in enumerate(all_threads)}
+    unique, inverse = encode(kept["tid"])
+    return Ranges(
+        start_ns=kept["start"],
+        end_ns=kept["end"],
+        name=names.texts(text[kept["row"]], kept["id"]),
+        thread=np.array([code[int(t)] for t in unique], np.int64)[inverse] if len(unique) else none,
+        process_wide=kept["type"] == START_END,
+    ), all_threads
