@@ -15,7 +15,7 @@ class Console(Protocol):
     """Where progress goes."""
 
     def say(self, text: str) -> None: ...
-    def stage_started(self, name: str) -> None: ...
+    def stage_started(self, name: str, *, estimate_s: float | None = None) -> None: ...
     def tick(self, elapsed_s: float, text: str) -> None: ...
     def stage_ended(self, record: StageRecord, *, reused: bool = False) -> None: ...
     def close(self) -> None: ...
@@ -39,8 +39,8 @@ class PlainConsole:
     def say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    def stage_started(self, name: str) -> None:
-        self.say(f"{name}: started")
+    def stage_started(self, name: str, *, estimate_s: float | None = None) -> None:
+        self.say(f"{name}: started" + ("" if estimate_s is None else f", took {estimate_s:.0f} s last time"))
 
     def tick(self, elapsed_s: float, text: str) -> None:
         return
@@ -59,20 +59,22 @@ class LiveConsole:
         self._console = RichConsole(stderr=True, highlight=False)
         self._status: Status | None = None
         self._name = ""
+        self._estimate = ""
 
     def say(self, text: str) -> None:
         self._console.print(text, markup=False)
 
-    def stage_started(self, name: str) -> None:
+    def stage_started(self, name: str, *, estimate_s: float | None = None) -> None:
         self._name = name
+        self._estimate = "" if estimate_s is None else f" of about {estimate_s:.0f} s"
         self._status = self._console.status(f"{name}")
         self._status.start()
 
     def tick(self, elapsed_s: float, text: str) -> None:
         if self._status is not None:
-            room = max(20, self._console.width - len(self._name) - 16)
-            shown = text[:room].replace("[", "\\[")
-            self._status.update(f"{self._name}  {elapsed_s:5.1f} s  [dim]{shown}[/]")
+            head = f"{self._name}  {elapsed_s:5.1f} s{self._estimate}"
+            shown = text[: max(20, self._console.width - len(head) - 6)].replace("[", "\\[")
+            self._status.update(f"{head}  [dim]{shown}[/]")
 
     def stage_ended(self, record: StageRecord, *, reused: bool = False) -> None:
         self.close()

@@ -84,7 +84,7 @@ def _run_stage(
     commands: list[CommandRecord] = []
     started = datetime.now(UTC)
     clock = time.monotonic()
-    run.console.stage_started(step.name)
+    run.console.stage_started(step.name, estimate_s=_earlier_duration(run.previous, step.name))
     output = StageOutput()
     status: StageStatus = "ok"
     reason: str | None = None
@@ -114,6 +114,12 @@ def _run_stage(
     )
     run.console.stage_ended(record)
     return record, output
+
+
+def _earlier_duration(previous: RunManifest | None, name: str) -> float | None:
+    """How long this stage took when it last succeeded: the only estimate known before it starts."""
+    old = None if previous is None else previous.stage(name)
+    return old.duration_s if old is not None and old.status == "ok" else None
 
 
 def _context(step: PlannedStage, run: RunInput, manifest: RunManifest, commands: list[CommandRecord]) -> StageContext:
