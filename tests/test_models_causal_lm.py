@@ -67,6 +67,20 @@ def test_random_weights_depend_on_the_seed_alone_and_norms_and_rotary_tables_are
     assert torch.allclose(one.model.rotary_emb.inv_freq, expected)
 
 
+def test_random_weights_spread_tokens_over_all_experts() -> None:
+    loaded = load_preset("model=qwen3_moe_tiny", "dataset=synthetic")
+    chosen: list[torch.Tensor] = []
+    for name, part in loaded.module.named_modules():
+        if name.endswith(".mlp.experts"):
+            part.register_forward_pre_hook(lambda _module, args: chosen.append(args[1]))
+    ids = torch.randint(2, 512, (256,), generator=torch.Generator().manual_seed(0)).tolist()
+    loaded.prefill(loaded.prepare(Sample(sample_id="a", token_ids=tuple(ids))), no_range)
+    assert len(chosen) == 2
+    for layer in chosen:
+        load = torch.bincount(layer.reshape(-1), minlength=8) / (256 * 2 / 8)
+        assert 0.3 < float(load.min()) <= float(load.max()) < 2.0
+
+
 def test_tied_embeddings_stay_one_tensor_with_random_weights() -> None:
     loaded = load_preset("model=llama_tiny", "dataset=synthetic", "model.geometry.tie_word_embeddings=true")
     assert loaded.module.lm_head.weight is loaded.module.model.embed_tokens.weight

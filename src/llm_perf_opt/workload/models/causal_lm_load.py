@@ -77,7 +77,7 @@ def materialise(module: Any, *, device: str, seed: int) -> None:
     # Moving off meta unties weights that share one tensor.
     module.tie_weights()
     with torch.no_grad():
-        for parameter in fill_matrices(module, NoiseSource(seed=seed, device=device)):
+        for parameter in fill_matrices(module, NoiseSource(seed=seed, device=device), unit=_untied_embedding(module)):
             # transformers leaves alone what carries this mark, and sets the rest: norms, biases, rotary tables.
             parameter._is_hf_initialized = True
         for part in module.modules():
@@ -97,6 +97,12 @@ def _wrap(module: Any, tokenizer: Any, *, device: str, dtype: str, notes: list[s
         vocabulary=int(module.config.vocab_size),
         forward_options={"use_cache": True, **({"logits_to_keep": 1} if keeps_last else {})},
     )
+
+
+def _untied_embedding(module: Any) -> Any | None:
+    head = module.get_output_embeddings()
+    table = module.get_input_embeddings().weight
+    return None if head is not None and head.weight is table else table
 
 
 def _eos_ids(module: Any) -> frozenset[int]:

@@ -24,7 +24,7 @@ def fill_with_noise(module: DeepseekOcr, *, device: str, seed: int) -> None:
     module.to_empty(device=device)
     source = NoiseSource(seed=seed, device=device)
     with torch.no_grad():
-        fill_matrices(module, source)
+        fill_matrices(module, source, unit=module.model.embed_tokens.weight)
         for name, parameter in module.named_parameters():
             if parameter.dim() >= 2:
                 continue

@@ -9,6 +9,9 @@ from typing import Any
 
 _BLOCK = 4_194_301
 _STRIDE = 1_299_709
+# Matrices that write to the residual stream. Damped, as in training, or every layer would make tokens more alike.
+_BLOCK_OUTPUTS = ("o_proj", "out_proj", "down_proj", "c_proj", "dense_4h_to_h")
+_DAMPING = 0.25
 
 
 class NoiseSource:
@@ -49,14 +52,19 @@ def fan_in(shape: Any) -> int:
     return int(math.prod(shape[1:])) if len(shape) == 4 else int(shape[-1])
 
 
-def fill_matrices(module: Any, source: NoiseSource) -> list[Any]:
+def fill_matrices(module: Any, source: NoiseSource, *, unit: Any | None) -> list[Any]:
     """Noise for every parameter with two or more dimensions, spread so that activations keep their size.
 
+    `unit` gets a spread of one: token embeddings that are not also the output's weights. Tokens then stay different
+    from each other through the layers, and a router spreads them over the experts.
     Returns the parameters filled. A tied parameter appears once, so it stays tied.
     """
     filled = []
-    for parameter in module.parameters():
-        if parameter.dim() >= 2:
-            source.fill(parameter, std=1.0 / math.sqrt(fan_in(parameter.shape)))
-            filled.append(parameter)
+    for name, parameter in module.named_parameters():
+        if parameter.dim() < 2:
+            continue
+        std = 1.0 if parameter is unit else 1.0 / math.sqrt(fan_in(parameter.shape))
+        is_damped = any(part in _BLOCK_OUTPUTS for part in name.split("."))
+        source.fill(parameter, std=std * (_DAMPING if is_damped else 1.0))
+        filled.append(parameter)
     return filled
