@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.process import CommandResult
 from llm_perf_opt.core.records import Metric, StageFile
+from llm_perf_opt.core.stage import Finding
 from llm_perf_opt.errors import CommandFailed, ParseError
 
 METRICS_FILE = "metrics.json"
@@ -20,6 +22,13 @@ FILES = (
     ("trace", "trace.json.gz"),
     ("kernels_csv", "kernels.csv"),
 )
+
+
+def torch_findings(host: Host) -> tuple[Finding, ...]:
+    """What every stage that runs the model needs of this machine."""
+    if "torch" in host.packages and host.packages["torch"] is None:
+        return (Finding(what="torch is not installed, so the model cannot run", remedy="pip install 'torch>=2.11'"),)
+    return ()
 
 
 def require_success(result: CommandResult, what: str) -> None:

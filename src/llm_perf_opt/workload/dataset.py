@@ -70,10 +70,10 @@ def plan_notes(samples: Sequence[Sample], sampling: SamplingSection) -> tuple[st
     return (f"dataset.sampling.num_samples_per_epoch is {wanted}, the data set has {len(samples)}: all are used",)
 
 
-def describe_inputs(planned: Sequence[Planned]) -> list[dict[str, Any]]:
-    """Size and hash of every sample the plan uses, each once."""
+def describe_inputs(planned: Sequence[Planned], *, run_dir: Path) -> list[dict[str, Any]]:
+    """Size and hash of every sample the plan uses, each once. Paths inside the run are relative, so it can be moved."""
     samples = {p.sample.sample_id: p.sample for p in planned}
-    return [{"sample_id": sample_id, **_describe(sample)} for sample_id, sample in samples.items()]
+    return [{"sample_id": sample_id, **_describe(sample, run_dir)} for sample_id, sample in samples.items()]
 
 
 def vocabulary_of(geometry: Mapping[str, Any]) -> Vocabulary:
@@ -204,14 +204,16 @@ def _page(path: Path, root: Path) -> Sample:
     return Sample(sample_id=(path.relative_to(root) if inside else path).as_posix(), image=path)
 
 
-def _describe(sample: Sample) -> dict[str, Any]:
+def _describe(sample: Sample, run_dir: Path) -> dict[str, Any]:
     if sample.image is not None:
         digest, size = hashlib.sha256(), 0
         with sample.image.open("rb") as file:
             while chunk := file.read(HASH_CHUNK_BYTES):
                 digest.update(chunk)
                 size += len(chunk)
-        return {"path": str(sample.image), "size_bytes": size, "sha256": digest.hexdigest()}
+        inside = sample.image.is_relative_to(run_dir)
+        path = sample.image.relative_to(run_dir) if inside else sample.image
+        return {"path": path.as_posix(), "size_bytes": size, "sha256": digest.hexdigest()}
     # Token ids are hashed as 32-bit little-endian numbers, texts as UTF-8.
     data = array("I", sample.token_ids).tobytes() if sample.token_ids is not None else (sample.text or "").encode()
     return {"path": None, "size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}

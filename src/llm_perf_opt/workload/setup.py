@@ -73,7 +73,7 @@ def check_workload(config: AppConfig, out_dir: Path) -> Workload:
     vocabulary = vocabulary_of(adapter.geometry(config.model)) if adapter.data_kind == TOKENS else None
     samples = list_samples(config.dataset, data_kind=adapter.data_kind, vocabulary=vocabulary, scratch_dir=scratch_dir)
     planned = plan_samples(samples, config.dataset.sampling)
-    write_inputs_file(out_dir, describe_inputs(planned))
+    write_inputs_file(out_dir, describe_inputs(planned, run_dir=out_dir.parent))
     say(f"{len(samples)} sample(s) found, {len(planned)} planned per repeat")
     return Workload(
         config=config,

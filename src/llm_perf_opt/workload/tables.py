@@ -49,12 +49,16 @@ def write_kernels_csv(path: Path, rows: Sequence[KernelRow]) -> Path:
     return path
 
 
-def write_operators_md(path: Path, rows: Sequence[OperatorRow], recorded: Recorded, *, pass_note: str) -> Path:
-    """The operators that matter, by self CPU time and, with a device, by self device time."""
+def write_operators_md(
+    path: Path, by_name: Sequence[OperatorRow], rows: Sequence[OperatorRow], recorded: Recorded, *, pass_note: str
+) -> Path:
+    """The operators that matter, by device time where there is any and by CPU time; by name, then by input shapes."""
     parts = ["# Operators", "", pass_note, ""]
-    if recorded.device:
-        parts += _section("By device time", rows, lambda row: row.self_device_ns, recorded)
-    parts += _section("By CPU time", rows, lambda row: row.self_cpu_ns, recorded)
+    tables = [("", by_name)] + ([(", by input shapes", rows)] if recorded.shapes else [])
+    for suffix, table in tables:
+        if recorded.device:
+            parts += _section(f"By device time{suffix}", table, lambda row: row.self_device_ns, recorded)
+        parts += _section(f"By CPU time{suffix}", table, lambda row: row.self_cpu_ns, recorded)
     path.write_text("\n".join(parts), encoding="utf-8")
     return path
 
@@ -64,28 +68,19 @@ def _section(
 ) -> list[str]:
     whole = sum(amount(row) for row in rows)
     top = sorted(rows, key=amount, reverse=True)[:SHOWN]
-    columns = [
-        "operator",
-        *(["input shapes"] if recorded.shapes else []),
-        "calls",
-        "share",
-        "self CPU ms",
-        "total CPU ms",
-    ]
+    by_shape = any(row.input_shapes is not None for row in rows)
+    columns = ["operator", *(["input shapes"] if by_shape else []), "calls", "share", "self CPU ms", "total CPU ms"]
     columns += ["self device ms", "total device ms"] if recorded.device else []
     aligns = ["---" if c in ("operator", "input shapes") else "---:" for c in columns]
     lines = [f"## {title}", "", f"| {' | '.join(columns)} |", f"| {' | '.join(aligns)} |"]
     for row in top:
-        cells = [
-            _code(row.name, NAME_SHOWN),
-            *([_code(row.input_shapes or "", SHAPES_SHOWN)] if recorded.shapes else []),
-        ]
+        cells = [_code(row.name, NAME_SHOWN), *([_code(row.input_shapes or "", SHAPES_SHOWN)] if by_shape else [])]
         cells += [f"{row.calls:,}", f"{amount(row) / whole:.1%}" if whole else "–"]
         cells += [_ms(row.self_cpu_ns), _ms(row.total_cpu_ns)]
         cells += [_ms(row.self_device_ns), _ms(row.total_device_ns)] if recorded.device else []
         lines.append(f"| {' | '.join(cells)} |")
     if len(rows) > SHOWN:
-        lines += ["", f"{len(rows) - SHOWN} more rows are in operators.csv."]
+        lines += ["", f"{len(rows) - SHOWN} more rows are left out here; operators.csv has them all."]
     return [*lines, ""]
 
 

@@ -70,7 +70,7 @@ class TraceColumns:
 
     def shape_texts(self) -> list[str]:
         """The input shapes by number; the empty text where an event has none."""
-        return [shape.decode().replace(" ", "") for shape in self.shapes]
+        return ["".join(shape.decode().split()) for shape in self.shapes]
 
 
 def collect(pieces: Iterable[list[TraceEvent]]) -> TraceColumns:

@@ -48,10 +48,11 @@ def write_trace_report(trace: Path, out_dir: Path, *, trace_name: str, by_shape:
         columns = collect(read_events(_copied(source, copy), source=str(out_dir / trace_name)))
     found = sweep(columns)
     has_device = len(columns.device.name) > 0
-    operators = operator_table(columns, found, by_shape=by_shape)
+    by_name = operator_table(columns, found, by_shape=False)
+    operators = operator_table(columns, found, by_shape=True) if by_shape else by_name
     recorded = Recorded(device=has_device, memory=MEMORY in columns.cpu.kind, shapes=by_shape)
     write_operators_csv(out_dir / OPERATORS_CSV, operators, recorded)
-    write_operators_md(out_dir / OPERATORS_MD, operators, recorded, pass_note=pass_note)
+    write_operators_md(out_dir / OPERATORS_MD, by_name, operators, recorded, pass_note=pass_note)
     if has_device:
         write_kernels_csv(out_dir / KERNELS_CSV, kernel_table(columns, found))
     return TraceReport(

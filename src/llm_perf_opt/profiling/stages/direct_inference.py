@@ -20,6 +20,7 @@ from llm_perf_opt.profiling.workload_results import (
     read_inputs,
     read_metrics,
     require_success,
+    torch_findings,
 )
 from llm_perf_opt.workload.output_options import output_problems
 
@@ -44,7 +45,7 @@ class DirectInferenceStage:
     tools: tuple[str, ...] = ()
 
     def preflight(self, cfg: DirectInferenceConfig, host: Host) -> Sequence[Finding]:
-        return ()
+        return torch_findings(host)
 
     def run(self, cfg: DirectInferenceConfig, ctx: StageContext) -> StageOutput:
         """Run inference in a child and report what it wrote."""

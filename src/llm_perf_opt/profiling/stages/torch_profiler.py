@@ -23,6 +23,7 @@ from llm_perf_opt.profiling.workload_results import (
     read_metrics,
     require_success,
     slowdown_metrics,
+    torch_findings,
 )
 from llm_perf_opt.workload.output_options import output_problems
 
@@ -55,15 +56,7 @@ class TorchProfilerStage:
     tools: tuple[str, ...] = ()
 
     def preflight(self, cfg: TorchProfilerConfig, host: Host) -> Sequence[Finding]:
-        if "cuda" in cfg.activities and not host.gpus:
-            return (
-                Finding(
-                    what="pipeline.torch_profiler.activities asks for cuda, and this machine shows no GPU",
-                    remedy="cpu alone will be recorded; set activities=[cpu] to say so",
-                    blocking=False,
-                ),
-            )
-        return ()
+        return torch_findings(host)
 
     def run(self, cfg: TorchProfilerConfig, ctx: StageContext) -> StageOutput:
         """Run both passes in a child and report what it wrote."""
