@@ -1,7 +1,7 @@
 """A stand-in for ncu that records its arguments and speaks ncu's words; `install` puts it on a PATH.
 
-It takes a launch for profiled when `--kernel-name`/`--kernel-id` fits one of FAKE_NCU_KERNELS, and (with FAKE_NCU_NVTX set)
-when one of `--nvtx-include` is in that list. FAKE_NCU_SAYS replaces the profiling by these words and FAKE_NCU_EXIT.
+It profiles a kernel when `--kernel-name` or `--kernel-id` fits one of FAKE_NCU_KERNELS and, with FAKE_NCU_NVTX
+set, when that expression is among its `--nvtx-include`. FAKE_NCU_SAYS and FAKE_NCU_EXIT replace the profiling.
 """
 
 import json
@@ -13,15 +13,15 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SETS = "basic detailed full roofline".split()
-SECTIONS = "SpeedOfLight MemoryWorkloadAnalysis Occupancy SchedulerStats LaunchStats WarpStateStats".split()
+SETS = ["basic", "detailed", "full", "roofline"]
+SECTIONS = ["SpeedOfLight", "MemoryWorkloadAnalysis", "Occupancy", "SchedulerStats", "LaunchStats", "WarpStateStats"]
 
 
 def install(folder: Path) -> Path:
     """Write the executable `ncu` into folder; returns the file its calls are recorded in."""
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "ncu"
-    script.write_text(f"#!/bin/sh\nexec {sys.executable} {Path(__file__).resolve()} {folder / 'calls.jsonl'} \"$@\"\n")
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).resolve()} {folder / "calls.jsonl"} "$@"\n')
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     return folder / "calls.jsonl"
 
@@ -40,7 +40,10 @@ def main(record: str, argv: list[str]) -> int:
     elif "--list-sections" in argv:
         listing("Identifier  Display Name", [f"{name:<30} {name}" for name in SECTIONS])
     elif "--query-metrics" in argv:
-        listing("Metric Name", ["dram__bytes  Counter byte", "gpu__time_duration  Counter ns", "sm__throughput  Throughput %"])
+        listing(
+            "Metric Name",
+            ["dram__bytes  Counter byte", "gpu__time_duration  Counter ns", "sm__throughput  Throughput %"],
+        )
     elif "--import" in argv:
         return print_page(argv)
     else:
@@ -61,7 +64,7 @@ def print_page(argv: list[str]) -> int:
         print(f'"0","foo","{value(argv, "--section")}","Duration","us","1.0",')
         return 0
     page = "raw" if value(argv, "--page") == "raw" else "details"
-    sys.stdout.write(lzma.open(HERE / "data" / f"ncu_{page}.csv.xz", "rt").read())
+    sys.stdout.write(lzma.decompress((HERE / "data" / f"ncu_{page}.csv.xz").read_bytes()).decode())
     return 0
 
 

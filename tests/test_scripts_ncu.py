@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 import yaml
+
 from fake_ncu import calls, install
 from fixtures_dir import DATA, REPO, shared_fixtures
 
@@ -21,10 +22,24 @@ PY = [sys.executable, str(RELEASE / "ncu-profile-kernels.py")]
 SH = ["bash", str(RELEASE / "ncu-profile-kernels.sh")]
 BOTH = pytest.mark.parametrize("tool", [PY, SH], ids=["py", "sh"])
 SECTIONS = ["SpeedOfLight", "MemoryWorkloadAnalysis", "Occupancy", "SchedulerStats"]
-ODD_ARGUMENTS = ["./bench", "--text=a: b #c", 'quo"te', "it's", "back\\slash", "", "tab\tnew\nline", "ü€😀", "-n", "*", "$HOME"]
+ODD_ARGUMENTS = [
+    "./bench",
+    "--text=a: b #c",
+    'quo"te',
+    "it's",
+    "back\\slash",
+    "",
+    "tab\tnew\nline",
+    "ü€😀",
+    "-n",
+    "*",
+    "$HOME",
+]
 
 
-def run(tool: list[str], folder: Path, *args: str, kernels: str = "foo(int)|bar<4>(T1)") -> subprocess.CompletedProcess[str]:
+def run(
+    tool: list[str], folder: Path, *args: str, kernels: str = "foo(int)|bar<4>(T1)"
+) -> subprocess.CompletedProcess[str]:
     record = install(folder / "bin")
     record.unlink(missing_ok=True)
     env = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "FAKE_NCU_KERNELS": kernels}

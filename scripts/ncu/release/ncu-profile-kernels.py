@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Profile chosen kernels of any program with ncu, one after the other, and export what was measured.
 
-Takes the kernels from a YAML list (see extract-top-kernels.py) or one regex. The default sections are those of the preset
-ncu.default. Needs PyYAML beside the standard library. ncu-profile-kernels.sh does the same without Python.
+Takes the kernels from a YAML list (see extract-top-kernels.py) or one regex. The default sections are those of the
+preset ncu.default. Needs PyYAML beside the standard library. ncu-profile-kernels.sh does the same without Python.
 Exit codes: 0 every kernel profiled, 1 a kernel was never seen or ncu failed, 2 bad usage or YAML.
 """
 
@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 DEFAULT_SECTIONS = ["SpeedOfLight", "MemoryWorkloadAnalysis", "Occupancy", "SchedulerStats"]
@@ -125,7 +125,9 @@ def read_config(path):
         raise UsageError(f"{path}: no list `kernels` with an entry in it")
     pairs = []
     for entry in entries:
-        if not isinstance(entry, dict) or not all(isinstance(entry.get(k), str) and entry[k] for k in ("name", "regex")):
+        if not isinstance(entry, dict) or not all(
+            isinstance(entry.get(k), str) and entry[k] for k in ("name", "regex")
+        ):
             raise UsageError(f"{path}: every kernel needs a name and a regex")
         pairs.append((entry["name"], entry["regex"]))
     return pairs
@@ -162,7 +164,9 @@ def profile(args, kernel):
 def run(argv, out):
     """Run a command with nothing on its standard input and all it prints in a file."""
     with out.open("wb") as sink:
-        return subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT, check=False).returncode
+        return subprocess.run(
+            argv, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT, check=False
+        ).returncode
 
 
 def ncu_version():
@@ -174,7 +178,7 @@ def ncu_version():
 
 def write_record(args, kernels, version):
     """command.yaml: what was run, and what came of it."""
-    now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     lines = [f"time: {quoted(now)}", f"ncu_version: {quoted(version)}"]
     lines += ["sections:", *(f"  - {quoted(s)}" for s in args.sections)]
     lines += [f"launch_skip: {args.skip}", f"launch_count: {args.count}"]

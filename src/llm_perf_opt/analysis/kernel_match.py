@@ -17,8 +17,6 @@ _TOKEN = re.compile(
     rf"(?P<unnamed>{_UNNAMED})|(?P<cast>{_CAST})|(?P<scope>\w+::)|(?P<lambda>\[(?=lambda))|"
     r"(?P<space>\s+)|(?P<word>\w+)|(?P<other>.)"
 )
-_TELLING = re.compile(r"\b([A-Za-z_]\w*(?:Functor\w*|Ops?|_kernel(?:_cuda|_impl)?|gemm\w*))\b")
-_GENERIC = ("ReduceOp", "gpu_kernel_impl", "gpu_kernel_impl_nocast", "gpu_index_kernel")
 _BOOL = {"true": "1", "false": "0"}
 
 
@@ -87,12 +85,12 @@ def _opens_scope(name: str, index: int) -> bool:
 
 
 def tolerant_regex(name: str) -> str:
-    """An anchored regex that matches this kernel however ncu demangles it, without colons.
+    """A regex for the whole name of this kernel, however ncu demangles it; without anchors and without colons.
 
     Every namespace and cast is optional and every space may be missing. Colons are written `\\x3a` because ncu splits
     the argument of `--kernel-id` at colons.
     """
-    parts = ["^"]
+    parts: list[str] = []
     for match in _TOKEN.finditer(name):
         if match["unnamed"]:
             parts.append(r"(<?unnamed>\x3a\x3a|\(anonymous namespace\)\x3a\x3a)?")
@@ -108,7 +106,7 @@ def tolerant_regex(name: str) -> str:
             parts.append(_word(match["word"]))
         else:
             parts.append(_escape(match["other"]) + (" ?" if match["other"] == ">" else ""))
-    return "".join(parts) + "$"
+    return "".join(parts)
 
 
 def match_kernels(ncu_names: Iterable[str], nsys_names: Sequence[str]) -> MatchResult:
@@ -125,16 +123,6 @@ def match_kernels(ncu_names: Iterable[str], nsys_names: Sequence[str]) -> MatchR
         else:
             unmatched.append(name)
     return MatchResult(pairs=pairs, unmatched=tuple(unmatched))
-
-
-def short_name(name: str, width: int = 60) -> str:
-    """A readable name for tables: the function, and the first telling template argument if there is one."""
-    base = base_name(name)
-    inner = re.findall(
-        r"([A-Za-z_]\w*(?:Functor|Ops?|_kernel(?:_cuda|_impl)?|gemm\w*))\b", name[name.find(base) + len(base) :]
-    )
-    text = f"{base}<{inner[0]}>" if inner and inner[0] != base else base
-    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def _word(word: str) -> str:

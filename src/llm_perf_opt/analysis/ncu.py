@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from llm_perf_opt.analysis.kernel_match import match_kernels, normalise, short_name
+from llm_perf_opt.analysis.kernel_match import match_kernels, normalise
+from llm_perf_opt.analysis.kernel_names import short_kernel_name
 from llm_perf_opt.analysis.ncu_explain import (
     THEORETICAL_OCCUPANCY,
     advice,
@@ -95,7 +96,7 @@ def _kernel(name: str, group: Sequence[NcuLaunch]) -> NcuKernel:
         missing["stalls_pct"] = "the section WarpStateStats was not collected"
     return NcuKernel(
         kernel=name,
-        short=short_name(name),
+        short=short_kernel_name(name),
         launches=len(group),
         grids=tuple(dict.fromkeys(launch.grid for launch in group if launch.grid)),
         ranges=tuple(dict.fromkeys("/".join(launch.nvtx) for launch in group if launch.nvtx)),

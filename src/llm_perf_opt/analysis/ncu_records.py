@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class NcuValue:
-    """One metric in base units (byte, ns, hz, byte/s); `value` is None for `n/a` and for words. `text` is as printed."""
+    """One metric in base units (byte, ns, hz, byte/s); `value` is None for `n/a` and words. `text` is as printed."""
 
     value: float | None
     unit: str

@@ -77,7 +77,7 @@ def _rule(rule: dict[str, Any], module: Any) -> NcuRule:
     message = rule["rule_message"]
     kinds = {module.MsgType_OPTIMIZATION: "OPT", module.MsgType_WARNING: "WRN", module.MsgType_ERR: "ERR"}
     scopes = {module.SpeedupType_GLOBAL: "global", module.SpeedupType_LOCAL: "local"}
-    estimate = rule["speedup_estimation"] if "speedup_estimation" in rule else None
+    estimate = rule.get("speedup_estimation")
     return NcuRule(
         rule=rule["rule_identifier"],
         section=rule["section_identifier"],

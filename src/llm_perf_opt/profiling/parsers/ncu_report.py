@@ -1,4 +1,4 @@
-"""Any file Nsight Compute leaves behind to launches: a .ncu-rep report, its raw or details CSV page, or a folder of them."""
+"""Any file Nsight Compute leaves behind to launches: a report, its raw or details CSV page, or a folder of them."""
 
 import gzip
 import lzma
@@ -17,7 +17,7 @@ IMPORT_TIMEOUT_S = 600.0
 
 
 def load_ncu(path: Path, *, ncu: str | None = None) -> list[NcuLaunch]:
-    """The launches in a report or in one of its CSV pages (also .gz and .xz). `ncu` is the tool to import reports with."""
+    """The launches in a report or in one of its CSV pages (also .gz and .xz). `ncu` is the tool to import with."""
     if not path.is_file():
         raise ParseError(f"{path}: no such file")
     if path.suffix == ".ncu-rep":

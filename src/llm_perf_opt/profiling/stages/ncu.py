@@ -1,15 +1,27 @@
 """Stage ncu: the kernels that matter under Nsight Compute."""
 
+import os
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, ClassVar, Literal, Self
 
-from annotated_types import Ge
+from annotated_types import Ge, Gt, Le
 
-from llm_perf_opt.config.schema import FORBID_UNKNOWN, PositiveInt, StageConfig
+from llm_perf_opt.config.schema import FORBID_UNKNOWN, AppConfig, PositiveInt, Problem, StageConfig
 from llm_perf_opt.core.host import Host
+from llm_perf_opt.core.process import allowed_environment, run_quick
 from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import Finding, StageContext
+from llm_perf_opt.errors import ToolError
+from llm_perf_opt.profiling.ncu_check import check_metrics, check_sections, check_set
+from llm_perf_opt.profiling.vendor.launch import INFERENCE_RUNNER, build_work_argv, capture_overrides
+from llm_perf_opt.profiling.vendor.ncu import check_nvtx_include
+
+# Every profiled launch is replayed many times, so the workload itself is kept short: one sample, once, few tokens.
+MAX_NEW_TOKENS = 16
+LIGHT_KERNELS = 5
+_ASK_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +74,28 @@ class NcuConfig(StageConfig):
     gating_nvtx: bool = True
     max_kernels: PositiveInt = 30
     max_launches_per_kernel: PositiveInt = 1
+    coverage: Annotated[float, Gt(0.0), Le(1.0)] = 0.9
     exclude: tuple[str, ...] = ("nccl.*", "ncclDevKernel.*")
     ncu_cli: NcuCli = field(default_factory=NcuCli)
+
+    def problems(self) -> tuple[Problem, ...]:
+        found = []
+        trouble = check_nvtx_include(self.ncu_cli.nvtx.include) if self.gating_nvtx else None
+        if trouble is not None:
+            found.append(Problem(key="ncu_cli.nvtx.include", text=trouble))
+        patterns = {f"exclude.{i}": pattern for i, pattern in enumerate(self.exclude)}
+        if self.ncu_cli.kernel_name is not None and self.ncu_cli.kernel_name.startswith("regex:"):
+            patterns["ncu_cli.kernel_name"] = self.ncu_cli.kernel_name.removeprefix("regex:")
+        for key, pattern in patterns.items():
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                text = f"not a regular expression ({error}; got {pattern!r}), allowed: such as nccl.*"
+                found.append(Problem(key=key, text=text))
+        return tuple(found)
+
+    def light(self) -> Self:
+        return replace(self, max_kernels=min(self.max_kernels, LIGHT_KERNELS))
 
 
 class NcuStage:
@@ -75,10 +107,65 @@ class NcuStage:
     tools: tuple[str, ...] = ("ncu",)
 
     def preflight(self, cfg: NcuConfig, host: Host) -> Sequence[Finding]:
-        return ()
+        tool = host.tool("ncu")
+        found = []
+        if not tool.usable:
+            what, _, remedy = (tool.problem or "ncu was not found").partition("; ")
+            found.append(Finding(what=what, remedy=remedy or "install Nsight Compute and put ncu on PATH"))
+        if not host.gpus:
+            remedy = "run the stage where an NVIDIA GPU is; without one ncu profiles nothing and the stage fails"
+            found.append(Finding(what="no CUDA device on this machine", remedy=remedy, blocking=False))
+        if host.counters_restricted:
+            what = "the driver keeps GPU performance counters for the administrator (ERR_NVGPUCTRPERM)"
+            remedy = "run as root or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
+            found.append(Finding(what=what, remedy=remedy, blocking=False))
+        return tuple(found)
 
     def run(self, cfg: NcuConfig, ctx: StageContext) -> StageOutput:
-        raise NotImplementedError
+        from llm_perf_opt.profiling.ncu_session import profile
+
+        tool = ctx.host.tool("ncu")
+        if tool.path is None or not tool.usable:
+            raise ToolError(tool.problem or "ncu was not found; install Nsight Compute and put ncu on PATH")
+        cfg, notes = supported(cfg, tool.path, ctx.config.run.env_passthrough)
+        return profile(cfg, ctx, ncu=tool.path, work_argv=work_argv(ctx), notes=notes)
+
+
+def supported(cfg: NcuConfig, ncu: str, passthrough: Sequence[str]) -> tuple[NcuConfig, tuple[str, ...]]:
+    """The configuration in this ncu's words; raises ToolError when it asks for what this ncu has not."""
+    environment = allowed_environment(os.environ, passthrough)
+
+    def ask(args: Sequence[str]) -> str:
+        code, text = run_quick([ncu, *args], env=environment, timeout_s=_ASK_TIMEOUT_S)
+        return text if code == 0 else ""
+
+    cli = cfg.ncu_cli
+    set_name, note = check_set(cli.set, ask)
+    check_sections(cli.sections, ask)
+    check_metrics(cli.metrics, ask)
+    return replace(cfg, ncu_cli=replace(cli, set=set_name)), () if note is None else (note,)
+
+
+def work_argv(ctx: StageContext) -> list[str]:
+    """What ncu starts: the user's program, or our own inference on one sample."""
+    if ctx.config.workload.command is not None:
+        return list(ctx.config.workload.command)
+    return build_work_argv(
+        INFERENCE_RUNNER,
+        [*capture_overrides(short_workload(ctx.config)), "pipeline.direct_inference.warmup_rounds=0"],
+        hydra_run_dir=ctx.workload_dir / "ncu",
+    )
+
+
+def short_workload(config: AppConfig) -> AppConfig:
+    """One sample, one repeat, at most MAX_NEW_TOKENS tokens. No warm-up: launches that count are taken later anyway."""
+    sampling = replace(config.dataset.sampling, num_epochs=1, num_samples_per_epoch=1)
+    return replace(
+        config,
+        run=replace(config.run, repeats=1),
+        dataset=replace(config.dataset, sampling=sampling),
+        infer=replace(config.infer, max_new_tokens=min(config.infer.max_new_tokens, MAX_NEW_TOKENS)),
+    )
 
 
 STAGE = NcuStage()

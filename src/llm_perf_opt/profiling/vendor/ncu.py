@@ -38,27 +38,22 @@ def build_ncu_cmd(
 ) -> list[str]:
     """Profile `work_argv` into `<out_base>.ncu-rep`.
 
-    `kernel_regex` selects kernels by name; with `invocations` (a regex over the running number of each kernel's launches)
-    only those launches of each of them are profiled.
+    `kernel_regex` selects kernels by name; with `invocations` (a regex over the running number of each kernel's
+    launches) only those launches of each of them are profiled.
     """
     return [
         ncu,
         *_flag("--target-processes", target_processes),
         *_nvtx_flags(nvtx_expr if use_nvtx else None),
-        *_flag("--set", set_name),
-        *(part for section in sections or () for part in ("--section", section)),
-        *_flag("--metrics", metrics_csv(metrics)),
-        "--replay-mode",
-        replay_mode,
+        *_collect_flags(set_name, sections, metrics),
+        *_flag("--replay-mode", replay_mode),
         *_kernel_flags(kernel_regex, invocations, kernel_name_base),
         *_flag("--launch-skip", launch_skip),
         *_flag("--launch-count", launch_count),
-        "--clock-control",
-        clock_control,
+        *_flag("--clock-control", clock_control),
         *extra_args,
         *(["--force-overwrite"] if force_overwrite else []),
-        "--export",
-        str(out_base),
+        *_flag("--export", str(out_base)),
         *work_argv,
     ]
 
@@ -77,8 +72,8 @@ def metrics_csv(metrics: str | Sequence[str] | None) -> str | None:
 def nvtx_expressions(include: str | Sequence[str] | None) -> list[str]:
     """What a person writes for NVTX ranges, as the expressions that make ncu match them.
 
-    ncu matches a push/pop range only as `decode/` and a start/end range only as `decode`, so a plain name becomes both. A
-    glob becomes a regex. What is already in ncu's own syntax is left alone.
+    ncu matches a push/pop range only as `decode/` and a start/end range only as `decode`, so a plain name becomes both.
+    A glob becomes a regex. What is already in ncu's own syntax is left alone.
     """
     names = [include] if isinstance(include, str) else list(include or ())
     out: list[str] = []
@@ -139,14 +134,24 @@ def _nvtx_flags(include: str | Sequence[str] | None) -> list[str]:
     return ["--nvtx", *(part for e in expressions for part in ("--nvtx-include", e))] if expressions else []
 
 
+def _collect_flags(
+    set_name: str | None, sections: Sequence[str] | None, metrics: str | Sequence[str] | None
+) -> list[str]:
+    return [
+        *_flag("--set", set_name),
+        *(part for section in sections or () for part in ("--section", section)),
+        *_flag("--metrics", metrics_csv(metrics)),
+    ]
+
+
 def _kernel_flags(kernel_regex: str | None, invocations: str | None, name_base: str) -> list[str]:
     if kernel_regex is None and invocations is None:
         return []
     base = ["--kernel-name-base", name_base]
     if invocations is None:
         return [*base, "--kernel-name", f"regex:{kernel_regex}"]
-    # --kernel-id splits at colons, so the pattern must not hold one.
-    pattern = (kernel_regex or ".*").replace(":", r"\x3a")
+    # --kernel-id splits at colons, so the pattern must not hold one, not even that of a group that does not capture.
+    pattern = (kernel_regex or ".*").replace("(?:", "(").replace(":", r"\x3a")
     return [*base, "--kernel-id", f"::regex:{pattern}:{invocations}"]
 
 

@@ -1,0 +1,133 @@
+"""Which kernels ncu should look at, which of their launches, and what that will cost."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from llm_perf_opt.analysis.kernel_match import base_name, normalise, tolerant_regex
+from llm_perf_opt.analysis.ncu_rows import NsysKernel
+
+NameBase = Literal["function", "demangled", "mangled"]
+
+# Launches of a kernel are taken at these distances: the first is never among them, and a kernel with few launches per
+# step is met as well as one with many.
+FIRST_LAUNCH = 5
+SPREAD = 8
+LAST_LAUNCH = 1_000_000
+# A longer pattern could exceed what one argument or ncu's regex engine takes.
+MAX_PATTERN = 40_000
+# Measured on an H200 with ncu 2025.3: 18 passes for the set roofline, 24 launches in about 40 s.
+SECONDS_PER_PASS = 0.09
+PASSES_BY_SET = {"default": 8, "basic": 8, "roofline": 18, "detailed": 30, "full": 40}
+PASSES_OTHERWISE = 12
+# Weights are filled and numbers drawn before inference starts: never what a user wants explained.
+INITIALISATION = (r"distribution_elementwise", r"FillFunctor", r"\bcurand", r"random_from_to", r"_philox_")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The chosen kernels, heaviest first, of all the GPU time they were chosen from."""
+
+    kernels: tuple[NsysKernel, ...]
+    total_ns: float
+    excluded: tuple[str, ...]
+    source: str
+
+    @property
+    def covered_ns(self) -> float:
+        return sum(k.total_ns for k in self.kernels)
+
+    @property
+    def share(self) -> float | None:
+        """The part of the GPU time the chosen kernels make up."""
+        return self.covered_ns / self.total_ns if self.total_ns else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NcuPlan:
+    """What a capture will do. `launches` is an upper estimate; `seconds` leaves out the program's own start."""
+
+    kernels: int | None
+    launches: int
+    passes: int
+    seconds: float
+
+    def sentence(self) -> str:
+        what = "all kernels" if self.kernels is None else f"{self.kernels} kernels"
+        return (
+            f"plan: {what}, up to {self.launches} launches × {self.passes} passes, "
+            f"about {self.seconds:.0f} s beyond the program's own time"
+        )
+
+
+def select_kernels(
+    kernels: Sequence[NsysKernel],
+    *,
+    source: str,
+    max_kernels: int,
+    coverage: float,
+    exclude: Sequence[str],
+    headroom: Mapping[str, float] | None = None,
+    leave_out_initialisation: bool = True,
+) -> Selection:
+    """The kernels with most to gain, until they cover `coverage` of the GPU time or `max_kernels` are chosen.
+
+    The gain is the time of a kernel, times its distance to the roof where an earlier capture measured it.
+    """
+    patterns = [*exclude, *(INITIALISATION if leave_out_initialisation else ())]
+    refused = [k for k in kernels if any(re.search(p, k.name) for p in patterns)]
+    names = {k.name for k in refused}
+    rest = [k for k in kernels if k.name not in names and k.total_ns > 0]
+    gain = {k.name: k.total_ns * (headroom or {}).get(normalise(k.name), 1.0) for k in rest}
+    total = sum(k.total_ns for k in kernels)
+    chosen: list[NsysKernel] = []
+    for kernel in sorted(rest, key=lambda k: -gain[k.name]):
+        if len(chosen) == max_kernels or sum(k.total_ns for k in chosen) >= coverage * total:
+            break
+        chosen.append(kernel)
+    return Selection(kernels=tuple(chosen), total_ns=total, excluded=tuple(sorted(names)), source=source)
+
+
+def kernel_pattern(names: Sequence[str], base: NameBase) -> tuple[str, NameBase]:
+    """One anchored regex for these kernels, and the name base it is for.
+
+    A timeline knows no mangled names, so `mangled` falls back to the demangled ones; a pattern too long for ncu falls
+    back to the function names, which fit other instances of the same template as well.
+    """
+    if base != "function":
+        pattern = "^(" + "|".join(tolerant_regex(name) for name in names) + ")$"
+        if len(pattern) <= MAX_PATTERN:
+            return pattern, "demangled"
+    functions = dict.fromkeys(re.escape(base_name(name)) for name in names)
+    return "^(" + "|".join(functions) + ")$", "function"
+
+
+def everything_but(exclude: Sequence[str]) -> str | None:
+    """A regex for all kernels but the excluded ones; None when nothing is excluded."""
+    return f"^(?!.*({'|'.join(exclude)}))" if exclude else None
+
+
+def launch_numbers(launches_per_kernel: int) -> tuple[int, ...]:
+    """The running numbers of the launches of each kernel that are profiled: 5, 40, 320, … for one launch.
+
+    ncu counts the launches of each kernel for itself. How many a kernel has before the range opens differs from kernel
+    to kernel, so no single number meets all of them inside it; spread numbers do.
+    """
+    numbers: list[int] = []
+    start = FIRST_LAUNCH
+    while start <= LAST_LAUNCH:
+        numbers += [start + i for i in range(launches_per_kernel)]
+        start *= SPREAD
+    return tuple(numbers)
+
+
+def expected_launches(kernels: Sequence[NsysKernel], numbers: Sequence[int]) -> int:
+    """How many launches will be profiled at most, from how often each kernel ran on the timeline."""
+    return sum(max(1, sum(number <= k.instances for number in numbers)) for k in kernels)
+
+
+def plan_capture(*, kernels: int | None, launches: int, set_name: str | None, passes: float | None = None) -> NcuPlan:
+    """The cost of a capture. `passes` is what an earlier one with the same sections took."""
+    known = round(passes) if passes else PASSES_BY_SET.get(set_name or "", PASSES_OTHERWISE)
+    return NcuPlan(kernels=kernels, launches=launches, passes=known, seconds=launches * known * SECONDS_PER_PASS)

@@ -1,0 +1,124 @@
+"""Runs ncu on the workload, and once more without filters when they let nothing through."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llm_perf_opt.core.process import CommandResult
+from llm_perf_opt.core.stage import StageContext
+from llm_perf_opt.errors import ToolError
+from llm_perf_opt.profiling.parsers.ncu_log import NcuLog, parse_ncu_log
+from llm_perf_opt.profiling.vendor.ncu import REPORT_SUFFIX, build_ncu_cmd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capture:
+    """What to profile and how. The filters are apart from the rest because the rerun drops them and nothing else."""
+
+    name: str
+    nvtx: str | Sequence[str] | None
+    kernel_regex: str | None
+    kernel_name_base: str
+    invocations: str | None
+    set_name: str | None
+    sections: Sequence[str] | None
+    metrics: str | Sequence[str] | None
+    replay_mode: str
+    target_processes: str
+    launch_skip: int | None
+    launch_count: int
+    clock_control: str
+    force_overwrite: bool
+    extra_args: Sequence[str]
+    ncu: str
+
+    def without_filters(self) -> "Capture":
+        """The same without NVTX gating and kernel filter; metrics, sections and the launch limit stay."""
+        return replace(self, name="kernels", nvtx=None, kernel_regex=None, invocations=None, launch_skip=None)
+
+    def argv(self, out_dir: Path, work_argv: Sequence[str]) -> list[str]:
+        return build_ncu_cmd(
+            out_dir / self.name,
+            work_argv,
+            nvtx_expr=self.nvtx,
+            kernel_regex=self.kernel_regex,
+            use_nvtx=self.nvtx is not None,
+            set_name=self.set_name,
+            metrics=self.metrics,
+            sections=self.sections,
+            target_processes=self.target_processes,
+            invocations=self.invocations,
+            kernel_name_base=self.kernel_name_base,
+            replay_mode=self.replay_mode,
+            launch_skip=self.launch_skip,
+            launch_count=self.launch_count,
+            clock_control=self.clock_control,
+            force_overwrite=self.force_overwrite,
+            extra_args=self.extra_args,
+            ncu=self.ncu,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captured:
+    """The report of a capture. `rerun` tells that the filters were dropped to get it."""
+
+    report: Path
+    log: NcuLog
+    rerun: bool
+    duration_s: float
+
+
+def capture(plan: Capture, work_argv: Sequence[str], ctx: StageContext, timeout_s: float) -> Captured:
+    """Profile the workload, or raise ToolError with what went wrong and what to do about it."""
+    first, result = _run(plan, work_argv, ctx, timeout_s, suffix="")
+    if first.outcome == "ok":
+        return Captured(report=_report(plan, ctx), log=first, rerun=False, duration_s=result.duration_s)
+    if first.outcome == "failed":
+        raise ToolError(f"{first.problem} — {first.remedy} (log: {ctx.out_dir / 'log.txt'})")
+    ctx.say("ncu: the filters let no kernel through; one rerun without NVTX gating and without the kernel filter")
+    bare = plan.without_filters()
+    second, again = _run(bare, work_argv, ctx, timeout_s, suffix="-rerun")
+    if second.outcome == "ok":
+        return Captured(report=_report(bare, ctx), log=second, rerun=True, duration_s=again.duration_s)
+    if second.outcome == "failed":
+        raise ToolError(f"{second.problem} — {second.remedy} (log: {ctx.out_dir / 'log-rerun.txt'})")
+    raise ToolError(_nothing(ctx))
+
+
+def _nothing(ctx: StageContext) -> str:
+    tried = "no kernel was profiled, neither with the filters nor without them (ncu/cmd.txt, ncu/cmd-rerun.txt)"
+    if not ctx.host.gpus:
+        return f"{tried}: no CUDA device on this machine — run the stage ncu where an NVIDIA GPU is"
+    return (
+        f"{tried}: the program launched no CUDA kernel that ncu could see — check run.device, and that the program's "
+        "own children are profiled (pipeline.ncu.ncu_cli.target_processes=all)"
+    )
+
+
+def _run(
+    plan: Capture, work_argv: Sequence[str], ctx: StageContext, timeout_s: float, *, suffix: str
+) -> tuple[NcuLog, CommandResult]:
+    report = _report(plan, ctx)
+    if plan.force_overwrite:
+        # A report left by an earlier attempt must not be taken for this one's.
+        report.unlink(missing_ok=True)
+    log_name = f"log{suffix}.txt"
+    result = ctx.run_command(
+        plan.argv(ctx.out_dir, work_argv),
+        timeout_s=timeout_s,
+        log=log_name,
+        cmd_file=f"cmd{suffix}.txt",
+        label="ncu",
+    )
+    if result.timed_out:
+        raise ToolError(
+            f"ncu did not end within {timeout_s:.0f} s (pipeline.ncu.timeout_s) — profile fewer kernels "
+            "(pipeline.ncu.max_kernels), fewer sections, or allow more time"
+        )
+    text = (ctx.out_dir / log_name).read_text(encoding="utf-8", errors="replace")
+    return parse_ncu_log(text, exit_code=result.exit_code, has_report=report.is_file()), result
+
+
+def _report(plan: Capture, ctx: StageContext) -> Path:
+    return ctx.out_dir / f"{plan.name}{REPORT_SUFFIX}"

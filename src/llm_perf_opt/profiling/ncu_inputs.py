@@ -1,0 +1,87 @@
+"""What the run already knows about its kernels before ncu starts: the timeline of nsys, and an earlier ncu result."""
+
+import csv
+import fnmatch
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from llm_perf_opt.analysis.ncu import headroom_by_name
+from llm_perf_opt.analysis.ncu_rows import NsysKernel
+from llm_perf_opt.core.records import StageRecord
+from llm_perf_opt.errors import ParseError
+
+_NAME = ("Name",)
+_TOTAL = ("Total Time (ns)", "Total Time")
+_COUNT = ("Instances", "Count", "Calls")
+
+
+def timeline_kernels(
+    record: StageRecord | None, include: str | Sequence[str] | None
+) -> tuple[list[NsysKernel], str | None, bool]:
+    """The kernels nsys saw, where they come from, and whether they are those of the wanted ranges only.
+
+    An empty list means that the selection has to do without: nsys was off, failed, or saw no kernel.
+    """
+    if record is None or record.status != "ok":
+        return [], None, False
+    for path in (f.path for f in record.files if f.role == "nsys_sqlite"):
+        if path.is_file():
+            kernels, inside = _from_export(path, range_filter(include))
+            if kernels:
+                return kernels, f"{record.name}/{path.name}", inside
+    summary = record.file("kernel_summary")
+    if summary is not None and summary.is_file():
+        rows = parse_kernel_summary(summary.read_text(encoding="utf-8"), source=str(summary))
+        return rows, f"{record.name}/{summary.name}", False
+    return [], None, False
+
+
+def range_filter(include: str | Sequence[str] | None) -> Callable[[str], bool] | None:
+    """Whether a range is meant by `nvtx.include`; None when there is no include, or it is in ncu's own syntax."""
+    patterns = [include] if isinstance(include, str) else list(include or ())
+    names = [pattern.strip().rpartition("/")[2] for pattern in patterns]
+    if not names or any(not name or set(name) & set("@[]\\,:") for name in names):
+        return None
+    return lambda text: any(fnmatch.fnmatchcase(text, name) for name in names)
+
+
+def parse_kernel_summary(text: str, *, source: str) -> list[NsysKernel]:
+    """The rows of an nsys kernel summary."""
+    rows = list(csv.DictReader(io.StringIO(text)))
+    if not rows:
+        return []
+    columns = [next((name for name in names if name in rows[0]), None) for names in (_NAME, _TOTAL, _COUNT)]
+    if any(column is None for column in columns):
+        raise ParseError(f"{source}: not a kernel summary of nsys (columns Name, Total Time (ns), Instances)")
+    name, total, count = (str(column) for column in columns)
+    try:
+        return [
+            NsysKernel(name=row[name], total_ns=float(row[total].replace(",", "")), instances=int(row[count]))
+            for row in rows
+        ]
+    except ValueError as error:
+        raise ParseError(f"{source}: {error}") from error
+
+
+def earlier_headroom(path: Path) -> tuple[dict[str, float], float | None]:
+    """What an earlier capture of this run measured: distance to the roof by kernel, and the passes it took."""
+    if not path.is_file():
+        return {}, None
+    try:
+        data: Mapping[str, Any] = json.loads(path.read_bytes())
+        passes = [row["passes"] for row in data["kernels"] if row["passes"]]
+        return headroom_by_name(data), max(passes, default=None)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ParseError(f"{path}: not a result of this stage ({error}); delete it and run again") from error
+
+
+def _from_export(path: Path, wanted: Callable[[str], bool] | None) -> tuple[list[NsysKernel], bool]:
+    from llm_perf_opt.analysis.phase_kernels import all_kernels, phase_kernels
+    from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
+
+    timeline = read_nsys_sqlite(path)
+    inside = phase_kernels(timeline, wanted) if wanted is not None else []
+    return (inside, True) if inside else (all_kernels(timeline), False)

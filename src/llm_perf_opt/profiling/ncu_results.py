@@ -1,0 +1,125 @@
+"""From a report to the files of the stage: CSV pages, sections, kernels, roofline plots, regions."""
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+from llm_perf_opt.analysis.ncu import analyze_ncu
+from llm_perf_opt.analysis.ncu_records import NcuLaunch
+from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NcuKernel
+from llm_perf_opt.analysis.roofline_svg import roofline_svg
+from llm_perf_opt.core.manifest import write_json
+from llm_perf_opt.core.records import StageFile
+from llm_perf_opt.core.stage import StageContext
+from llm_perf_opt.errors import ToolError
+from llm_perf_opt.profiling.parsers.ncu_csv import csv_table, merge_launches, parse_ncu_csv, section_tables
+from llm_perf_opt.profiling.parsers.ncu_report import IMPORT_TIMEOUT_S, load_ncu
+from llm_perf_opt.profiling.vendor.ncu import build_ncu_import_cmd
+from llm_perf_opt.report.region_md import render_region_md
+
+_NOT_IN_CSV = ("advice", "missing", "peak_flop_per_s", "flop_per_s_by_pipe", "stalls_pct")
+
+
+def read_capture(
+    report: Path, ctx: StageContext, *, ncu: str, keep_csv: bool
+) -> tuple[list[NcuLaunch], list[StageFile]]:
+    """The launches of a report. The CSV pages and one CSV per section stay in the stage's folder when asked for."""
+    if not keep_csv:
+        return load_ncu(report, ncu=ncu), []
+    raw, details = (_export(report, page, ctx, ncu) for page in ("raw", "details"))
+    for name, table in section_tables(details.read_text(encoding="utf-8")).items():
+        path = ctx.out_dir / "sections" / f"{safe_name(name)}.csv"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(table, encoding="utf-8")
+    pages = [parse_ncu_csv(path.read_text(encoding="utf-8"), source=str(path)) for path in (raw, details)]
+    files = [StageFile(role="ncu_raw", path=raw), StageFile(role="ncu_details", path=details)]
+    return merge_launches(pages), files
+
+
+def _export(report: Path, page: str, ctx: StageContext, ncu: str) -> Path:
+    """One page as CSV. ncu prints it on its standard output, together with warnings, which are taken out again."""
+    path = ctx.out_dir / f"{page}.csv"
+    argv = build_ncu_import_cmd(report, page="raw" if page == "raw" else "details", ncu=ncu)
+    result = ctx.run_command(argv, timeout_s=IMPORT_TIMEOUT_S, log=path.name, cmd_file=None, label=f"ncu import {page}")
+    text = path.read_text(encoding="utf-8", errors="replace")
+    table = csv_table(text)
+    if not result.ok or not table:
+        raise ToolError(f"{report}: ncu could not print its {page} page ({text.strip()[-300:] or 'no message'})")
+    path.write_text(table, encoding="utf-8")
+    return path
+
+
+def write_kernels(analysis: NcuAnalysis, out_dir: Path) -> list[StageFile]:
+    """kernels.json (everything) and kernels.csv (one row per kernel, plain columns)."""
+    json_path = write_json(out_dir / "kernels.json", analysis.to_json())
+    csv_path = out_dir / "kernels.csv"
+    csv_path.write_text(kernels_csv(analysis.kernels), encoding="utf-8")
+    return [StageFile(role="ncu_kernels_csv", path=csv_path), StageFile(role="ncu_kernels_json", path=json_path)]
+
+
+def kernels_csv(kernels: Sequence[NcuKernel]) -> str:
+    """One row per kernel; an unknown value is an empty cell, lists are joined by `;`."""
+    columns = [f.name for f in fields(NcuKernel) if f.name not in _NOT_IN_CSV]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*columns, "top_stalls", "advice"])
+    for kernel in kernels:
+        values = vars(kernel)
+        stalls = ";".join(f"{name}={share:.1f}" for name, share in kernel.stalls_pct.items())
+        writer.writerow([*(_csv_cell(values[c]) for c in columns), stalls, ";".join(a.rule for a in kernel.advice)])
+    return out.getvalue()
+
+
+def _csv_cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, tuple):
+        return ";".join(map(str, value))
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def write_rooflines(analysis: NcuAnalysis, launches: Sequence[NcuLaunch], out_dir: Path) -> list[StageFile]:
+    """roofline.svg for all kernels, and one per phase (the outermost NVTX range) where launches carry ranges."""
+    files = [_svg(analysis.kernels, out_dir / "roofline.svg", "Roofline, all profiled kernels")]
+    joined = {kernel.kernel: kernel for kernel in analysis.kernels}
+    phases = list(dict.fromkeys(launch.nvtx[0] for launch in launches if launch.nvtx))
+    for phase in phases:
+        rows = analyze_ncu([launch for launch in launches if launch.nvtx[:1] == (phase,)]).kernels
+        shared = [_with_share(row, joined[row.kernel]) for row in rows]
+        files.append(_svg(shared, out_dir / f"roofline-{safe_name(phase)}.svg", f"Roofline, {phase}"))
+    return files
+
+
+def _with_share(row: NcuKernel, joined: NcuKernel) -> NcuKernel:
+    return replace(row, nsys_time_pct=joined.nsys_time_pct)
+
+
+def _svg(kernels: Sequence[NcuKernel], path: Path, title: str) -> StageFile:
+    path.write_text(roofline_svg(kernels, title=title), encoding="utf-8")
+    return StageFile(role="roofline_svg", path=path)
+
+
+def write_regions(launches: Sequence[NcuLaunch], out_dir: Path) -> list[StageFile]:
+    """regions/<label>/report.md and report.json of range replay, one per range that was measured."""
+    groups: dict[str, list[NcuLaunch]] = {}
+    for launch in launches:
+        label = launch.nvtx[-1] if launch.nvtx else f"range-{launch.launch_id}"
+        groups.setdefault(label, []).append(launch)
+    files = []
+    for label, group in groups.items():
+        folder = out_dir / "regions" / safe_name(label)
+        folder.mkdir(parents=True, exist_ok=True)
+        analysis = analyze_ncu(group)
+        text = "\n".join(render_region_md(label, row) for row in analysis.kernels)
+        (folder / "report.md").write_text(text, encoding="utf-8")
+        write_json(folder / "report.json", {"label": label, **analysis.to_json()})
+        files += [StageFile(role="region", path=folder / name) for name in ("report.md", "report.json")]
+    return files
+
+
+def safe_name(text: str) -> str:
+    """Text as part of a file name."""
+    return re.sub(r"[^\w.-]+", "_", text).strip("._") or "unnamed"

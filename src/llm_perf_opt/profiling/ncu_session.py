@@ -1,0 +1,262 @@
+"""One ncu capture from choice to files: select kernels, print the plan, profile, analyse, write."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llm_perf_opt.analysis.ncu import analyze_ncu, join_nsys
+from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NsysKernel
+from llm_perf_opt.core.records import Metric, StageFile, StageOutput
+from llm_perf_opt.core.stage import StageContext
+from llm_perf_opt.errors import ProfilingError
+from llm_perf_opt.profiling.baseline import clean_baseline
+from llm_perf_opt.profiling.kernel_select import (
+    NcuPlan,
+    Selection,
+    everything_but,
+    expected_launches,
+    kernel_pattern,
+    launch_numbers,
+    plan_capture,
+    select_kernels,
+)
+from llm_perf_opt.profiling.ncu_capture import Capture, Captured, capture
+from llm_perf_opt.profiling.ncu_inputs import earlier_headroom, timeline_kernels
+from llm_perf_opt.profiling.ncu_results import (
+    read_capture,
+    safe_name,
+    write_kernels,
+    write_regions,
+    write_rooflines,
+)
+from llm_perf_opt.profiling.workload_results import read_metrics
+from llm_perf_opt.report.kernels_md import render_kernels_md
+
+if TYPE_CHECKING:
+    from llm_perf_opt.profiling.stages.ncu import NcuConfig
+
+# ncu's own count of a kernel's launches may start earlier than ours: room for more than the plan expects.
+LAUNCH_ROOM = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What will be profiled and why."""
+
+    timeline: tuple[NsysKernel, ...]
+    selection: Selection | None
+    plan: NcuPlan
+    capture: Capture
+    notes: tuple[str, ...]
+
+
+def profile(
+    cfg: "NcuConfig", ctx: StageContext, *, ncu: str, work_argv: Sequence[str], notes: Sequence[str]
+) -> StageOutput:
+    """Run the stage."""
+    prepared = prepare(cfg, ctx, ncu)
+    for line in (*prepared.notes, prepared.plan.sentence()):
+        ctx.say(f"ncu: {line}")
+    captured = capture(prepared.capture, work_argv, ctx, cfg.timeout_s)
+    launches, files = read_capture(captured.report, ctx, ncu=ncu, keep_csv=cfg.ncu_cli.export.csv)
+    analysis = analyze_ncu(launches)
+    if prepared.timeline:
+        analysis = join_nsys(analysis, prepared.timeline)
+    said = (*notes, *prepared.notes, prepared.plan.sentence(), *_capture_notes(cfg, captured, prepared, analysis))
+    files = [StageFile(role="ncu_report", path=captured.report), *files, *write_kernels(analysis, ctx.out_dir)]
+    plots = write_rooflines(analysis, launches, ctx.out_dir)
+    if cfg.ncu_cli.replay_mode in ("range", "app-range"):
+        files += write_regions(launches, ctx.out_dir)
+    page = ctx.run_dir / "kernels.md"
+    names = [plot.path.relative_to(ctx.run_dir).as_posix() for plot in plots]
+    page.write_text(render_kernels_md(analysis, notes=said, plots=names), encoding="utf-8")
+    metrics = {**_plan_metrics(prepared), **_result_metrics(analysis, captured), **_slowdown(ctx, cfg.timeout_s)}
+    return StageOutput(
+        metrics=metrics, files=(*files, *plots, StageFile(role="kernels_md", path=page)), notes=(*said, *analysis.notes)
+    )
+
+
+def prepare(cfg: "NcuConfig", ctx: StageContext, ncu: str) -> Prepared:
+    """Choose kernels and launches, from the timeline where there is one."""
+    cli = cfg.ncu_cli
+    include = cli.nvtx.include if cfg.gating_nvtx else None
+    kernels, source, inside = timeline_kernels(ctx.earlier.get("nsys"), include)
+    headroom, passes = earlier_headroom(ctx.out_dir / "kernels.json")
+    selection = None
+    by_range = cli.replay_mode in ("range", "app-range")
+    if kernels and source is not None and cli.kernel_name is None and not by_range:
+        selection = select_kernels(
+            kernels,
+            source=source + (" inside the wanted ranges" if inside else ", whole run"),
+            max_kernels=cfg.max_kernels,
+            coverage=cfg.coverage,
+            exclude=cfg.exclude,
+            headroom=headroom,
+            leave_out_initialisation=not inside,
+        )
+    planned, shot = _filters(cfg, selection, by_range)
+    plan = plan_capture(
+        kernels=None if selection is None else len(selection.kernels),
+        launches=planned,
+        set_name=cli.set,
+        passes=passes,
+    )
+    return Prepared(
+        timeline=tuple(kernels),
+        selection=selection,
+        plan=plan,
+        capture=_capture(cfg, include, ncu, shot),
+        notes=_selection_notes(cfg, selection),
+    )
+
+
+def _filters(cfg: "NcuConfig", selection: Selection | None, by_range: bool) -> tuple[int, dict[str, Any]]:
+    """How many launches are expected, and the part of the capture that chooses them."""
+    cli = cfg.ncu_cli
+    limit = cli.launch_count or cfg.max_kernels * cfg.max_launches_per_kernel
+    shot: dict[str, Any] = {"kernel_regex": None, "kernel_name_base": cli.kernel_name_base, "invocations": None}
+    shot |= {"launch_skip": cli.launch_skip, "launch_count": limit}
+    if by_range:
+        return limit, shot
+    spread = launch_numbers(cfg.max_launches_per_kernel)
+    numbers = "|".join(map(str, spread))
+    if cli.kernel_name is not None:
+        shot["kernel_regex"] = _user_regex(cli.kernel_name)
+    elif selection is not None and selection.kernels:
+        names = [k.name for k in selection.kernels]
+        shot["kernel_regex"], shot["kernel_name_base"] = kernel_pattern(names, cli.kernel_name_base)
+        if cli.launch_count is None:
+            limit = expected_launches(selection.kernels, spread)
+            shot["launch_count"] = limit * LAUNCH_ROOM
+    elif cfg.exclude:
+        shot["kernel_regex"] = everything_but(cfg.exclude)
+    if cli.launch_count is None and cli.launch_skip is None:
+        shot["invocations"] = numbers
+    return limit, shot
+
+
+def _user_regex(name: str) -> str:
+    """`regex:…` as it is, anything else as the whole name."""
+    return name.removeprefix("regex:") if name.startswith("regex:") else f"^{re.escape(name)}$"
+
+
+def _capture(cfg: "NcuConfig", include: str | Sequence[str] | None, ncu: str, shot: Mapping[str, Any]) -> Capture:
+    cli = cfg.ncu_cli
+    name = safe_name(include.replace("*", "")) if isinstance(include, str) and include else "kernels"
+    return Capture(
+        name=name,
+        nvtx=include or None,
+        set_name=cli.set,
+        sections=cli.sections,
+        metrics=cli.metrics,
+        replay_mode=cli.replay_mode,
+        target_processes=cli.target_processes,
+        clock_control=cli.clock_control,
+        force_overwrite=cli.force_overwrite,
+        extra_args=cli.extra_args,
+        ncu=ncu,
+        **shot,
+    )
+
+
+def _selection_notes(cfg: "NcuConfig", selection: Selection | None) -> tuple[str, ...]:
+    if cfg.ncu_cli.kernel_name is not None:
+        return (f"kernels chosen by ncu_cli.kernel_name: {cfg.ncu_cli.kernel_name}",)
+    if selection is None:
+        return ("no nsys result to choose kernels by: a limited number of launches of any kernel is profiled",)
+    share = "" if selection.share is None else f", {selection.share:.1%} of the GPU time"
+    out = [f"{len(selection.kernels)} kernels chosen from {selection.source}{share}"]
+    if selection.excluded:
+        out.append(f"left out by pipeline.ncu.exclude or as initialisation: {len(selection.excluded)} kernels")
+    return tuple(out)
+
+
+def _capture_notes(cfg: "NcuConfig", captured: Captured, prepared: Prepared, analysis: NcuAnalysis) -> tuple[str, ...]:
+    out = [f"clocks: --clock-control {cfg.ncu_cli.clock_control}"]
+    if captured.rerun:
+        out.append(
+            "the filters let no kernel through: these are launches from a rerun without NVTX gating and without the "
+            "kernel filter (ncu/cmd-rerun.txt), not necessarily of the phase asked for"
+        )
+    if captured.log.application_exit_code is not None:
+        out.append(f"the program ended with exit code {captured.log.application_exit_code} under ncu")
+    if prepared.selection is not None and not captured.rerun:
+        seen = {name for kernel in analysis.kernels for name in kernel.nsys_names}
+        absent = [k.name for k in prepared.selection.kernels if k.name not in seen]
+        if absent:
+            out.append(f"{len(absent)} of the chosen kernels were not met: {'; '.join(n[:80] for n in absent)}")
+    return tuple(out)
+
+
+def _plan_metrics(prepared: Prepared) -> dict[str, Metric]:
+    plan, selection = prepared.plan, prepared.selection
+    how = "before the capture"
+    reason = "no nsys result of this run to choose kernels by"
+    share = None if selection is None else selection.share
+    return {
+        "ncu_plan_kernels": Metric(value=plan.kernels, unit="kernels", how=how, reason=reason),
+        "ncu_plan_launches": Metric(value=plan.launches, unit="launches", how=f"{how}, upper estimate"),
+        "ncu_plan_passes": Metric(value=plan.passes, unit="passes", how=f"{how}, by section set", per="launch"),
+        "ncu_plan_estimate_s": Metric(
+            value=round(plan.seconds, 1), unit="s", how=f"{how}, without the program's own time"
+        ),
+        "ncu_plan_coverage": Metric(
+            value=share,
+            unit="ratio",
+            how="GPU time of the chosen kernels on the nsys timeline",
+            per=None if selection is None else f"GPU time of {selection.source}",
+            reason=reason,
+        ),
+    }
+
+
+def _result_metrics(analysis: NcuAnalysis, captured: Captured) -> dict[str, Metric]:
+    how = "ncu, rerun without filters" if captured.rerun else "ncu"
+    known = [k.nsys_time_pct for k in analysis.kernels if k.nsys_time_pct is not None]
+    source = "ncu/kernels.json"
+    return {
+        "ncu_kernels": Metric(value=len(analysis.kernels), unit="kernels", how=how, source=source),
+        "ncu_launches": Metric(value=analysis.launches, unit="launches", how=how, source=source),
+        "ncu_capture_s": Metric(value=round(captured.duration_s, 1), unit="s", how=f"{how}, wall time of the capture"),
+        "ncu_match_rate": Metric(
+            value=analysis.match_rate, unit="ratio", how="profiled kernels found on the nsys timeline",
+            per="profiled kernels", source=source, reason="no nsys timeline to match with",
+        ),
+        "ncu_coverage": Metric(
+            value=sum(known) / 100.0 if known else None, unit="ratio", how="GPU time of the profiled kernels",
+            per="GPU time of the timeline they were chosen from", source=source, reason="no nsys timeline to match",
+        ),
+    }  # fmt: skip
+
+
+def _slowdown(ctx: StageContext, timeout_s: float) -> dict[str, Metric]:
+    """Time per token and prefill time under ncu, replays included, against the clean pass."""
+    how = "workload under ncu, replays included, against the clean pass"
+    try:
+        clean = clean_baseline(ctx, timeout_s)
+        if clean is None:
+            return {
+                "slowdown_decode": Metric(
+                    value=None, unit="ratio", how=how, reason="workload.command has no clean pass"
+                )
+            }
+        profiled = read_metrics(ctx.workload_dir / "ncu")
+    except ProfilingError as error:
+        return {"slowdown_decode": Metric(value=None, unit="ratio", how=how, reason=str(error))}
+    pairs = {"slowdown_prefill": "prefill_ms", "slowdown_decode": "tpot_ms"}
+    return {
+        name: _ratio(_mean(profiled, key), _mean(clean, key), how, key, str(clean["source"]))
+        for name, key in pairs.items()
+    }
+
+
+def _mean(data: Mapping[str, Any], key: str) -> float | None:
+    metrics = data["clean"]["metrics"]
+    return metrics[key]["mean"] if key in metrics and metrics[key] is not None else None
+
+
+def _ratio(under: float | None, clean: float | None, how: str, key: str, source: str) -> Metric:
+    if not under or not clean:
+        return Metric(value=None, unit="ratio", how=how, reason=f"{key} was not measured in both passes")
+    return Metric(value=under / clean, unit="ratio", how=how, per=f"clean {key}", source=source)

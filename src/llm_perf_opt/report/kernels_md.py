@@ -1,0 +1,103 @@
+"""kernels.md: the kernels of a capture, what bounds each of them and what ncu advises."""
+
+import re
+from collections.abc import Sequence
+
+from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NcuKernel
+
+ADVICE_WIDTH = 220
+_HEADER = (
+    "| # | kernel | GPU time | launches | mean | bound | of roof | DRAM | FLOP/s | intensity | occupancy |",
+    "| ---: | --- | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
+)
+
+
+def render_kernels_md(analysis: NcuAnalysis, *, notes: Sequence[str] = (), plots: Sequence[str] = ()) -> str:
+    """The whole page."""
+    lines = ["# Kernels", "", *_summary(analysis), *(f"- {note}" for note in notes), ""]
+    if not analysis.kernels:
+        return "\n".join([*lines, "No kernel was profiled.", ""])
+    lines += [*_HEADER, *(_row(rank, k) for rank, k in enumerate(analysis.kernels, start=1)), ""]
+    lines += [f"![{_cell(plot)}]({plot})" for plot in plots]
+    lines += ["", "## What ncu advises", ""]
+    for rank, kernel in enumerate(analysis.kernels, start=1):
+        lines += [*_details(rank, kernel), ""]
+    return "\n".join(lines)
+
+
+def _summary(analysis: NcuAnalysis) -> list[str]:
+    device = f" on {analysis.device}" if analysis.device else ""
+    lines = [f"- {analysis.launches} launches of {len(analysis.kernels)} kernels profiled by ncu{device}."]
+    if analysis.match_rate is not None:
+        lines.append(
+            f"- {analysis.matched} of {len(analysis.kernels)} kernels found on the nsys timeline "
+            f"({analysis.match_rate:.0%}); GPU time and launches are nsys's, everything else is ncu's."
+        )
+        known = [k.nsys_time_pct for k in analysis.kernels if k.nsys_time_pct is not None]
+        lines.append(f"- They make up {sum(known):.1f} % of the GPU time they were chosen from.")
+    else:
+        lines.append("- No nsys timeline to join with: the share of GPU time is not known.")
+    lines.append(f"- Bound: {analysis.bound_rule}.")
+    lines.append("- Of roof: the nearer of the two roofs (operations of the busiest pipe, DRAM bytes), dense peaks.")
+    lines.append("- Under ncu a kernel runs alone with cold caches, so its duration differs from that on the timeline.")
+    return lines
+
+
+def _row(rank: int, kernel: NcuKernel) -> str:
+    mean_ns = kernel.duration_ns
+    if kernel.nsys_total_ns is not None and kernel.nsys_instances:
+        mean_ns = kernel.nsys_total_ns / kernel.nsys_instances
+    cells = (
+        str(rank),
+        _cell(kernel.short),
+        _number(kernel.nsys_time_pct, 1.0, "{:.1f} %"),
+        str(kernel.launches if kernel.nsys_instances is None else kernel.nsys_instances),
+        _number(mean_ns, 1e-3, "{:.2f} µs"),
+        kernel.bound,
+        _number(kernel.roof_pct, 1.0, "{:.1f} %"),
+        _number(kernel.dram_bytes_per_s, 1e-9, "{:,.1f} GB/s"),
+        _number(kernel.flop_per_s, 1e-9, "{:,.1f} G"),
+        _number(kernel.intensity_flop_per_byte, 1.0, "{:.2f}"),
+        _number(kernel.occupancy_pct, 1.0, "{:.1f} %"),
+    )
+    return "| " + " | ".join(cells) + " |"
+
+
+def _details(rank: int, kernel: NcuKernel) -> list[str]:
+    lines = [f"### {rank}. {_cell(kernel.short)}", "", f"`{kernel.kernel.replace('`', chr(39))}`", ""]
+    if kernel.occupancy_theoretical_pct is not None:
+        limiter = "" if kernel.occupancy_limiter in (None, "none") else f", limited by {kernel.occupancy_limiter}"
+        achieved = _number(kernel.occupancy_pct, 1.0, "{:.1f} %")
+        lines.append(f"- Occupancy {achieved} of {kernel.occupancy_theoretical_pct:.1f} % theoretical{limiter}.")
+    if kernel.stalls_pct:
+        words = ", ".join(f"{name.replace('_', ' ')} {share:.0f} %" for name, share in kernel.stalls_pct.items())
+        lines.append(f"- Warps stall on: {words}.")
+    for item in kernel.advice:
+        scope = f" {item.scope}" if item.scope else ""
+        gain = f" (estimated{scope} speed-up {item.speedup_pct:.1f} %)" if item.speedup_pct is not None else ""
+        lines.append(f"- {item.rule}{gain}: {_cell(_shorten(item.text))}")
+    lines += [f"- {key}: not known, {reason}." for key, reason in kernel.missing.items()]
+    return lines
+
+
+def _shorten(text: str) -> str:
+    """The first sentences that fit."""
+    if len(text) <= ADVICE_WIDTH:
+        return text
+    sentences = re.split(r"(?<=\.) ", text)
+    out = sentences[0]
+    for sentence in sentences[1:]:
+        if len(out) + len(sentence) >= ADVICE_WIDTH:
+            break
+        out += f" {sentence}"
+    return out
+
+
+def _number(value: float | None, factor: float, form: str) -> str:
+    return "—" if value is None else form.format(value * factor)
+
+
+def _cell(text: str) -> str:
+    """Text that cannot break a table or start markup."""
+    flat = " ".join(text.split())
+    return re.sub(r"([|\\`*_<>\[\]])", r"\\\1", flat)
