@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from fixtures_dir import DATA, shared_fixtures
 from llm_perf_opt.analysis.ncu import analyze_ncu
 from llm_perf_opt.analysis.ncu_records import NcuLaunch, NcuRule, NcuValue
 from llm_perf_opt.analysis.ncu_units import base_unit, parse_number, parse_value
@@ -15,6 +14,7 @@ from llm_perf_opt.profiling.parsers.ncu_csv import csv_table, merge_launches, nv
 from llm_perf_opt.profiling.parsers.ncu_labels import metric_name
 from llm_perf_opt.profiling.parsers.ncu_log import parse_ncu_log
 from llm_perf_opt.profiling.parsers.ncu_report import load_ncu, load_ncu_dir
+from tests.fixtures_dir import DATA, shared_fixtures
 
 EXAMPLE = Path("/usr/share/doc/nsight-compute/examples/uncoalescedGlobalAccesses/addConstDouble.ncu-rep")
 MET_BOTH = {

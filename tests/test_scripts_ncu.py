@@ -14,8 +14,8 @@ from types import ModuleType
 import pytest
 import yaml
 
-from fake_ncu import calls, install
-from fixtures_dir import DATA, REPO, shared_fixtures
+from tests.fake_ncu import calls, install
+from tests.fixtures_dir import DATA, REPO, shared_fixtures
 
 RELEASE = REPO / "scripts" / "ncu" / "release"
 PY = [sys.executable, str(RELEASE / "ncu-profile-kernels.py")]

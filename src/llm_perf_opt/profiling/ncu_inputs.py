@@ -79,9 +79,9 @@ def earlier_headroom(path: Path) -> tuple[dict[str, float], float | None]:
 
 
 def _from_export(path: Path, wanted: Callable[[str], bool] | None) -> tuple[list[NsysKernel], bool]:
-    from llm_perf_opt.analysis.phase_kernels import all_kernels, phase_kernels
+    from llm_perf_opt.analysis.range_kernels import all_kernels, range_kernels
     from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 
     timeline = read_nsys_sqlite(path)
-    inside = phase_kernels(timeline, wanted) if wanted is not None else []
+    inside = range_kernels(timeline, wanted) if wanted is not None else []
     return (inside, True) if inside else (all_kernels(timeline), False)
