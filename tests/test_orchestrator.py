@@ -72,6 +72,38 @@ def test_a_stage_with_nothing_to_do_is_skipped_and_the_run_is_ok(tmp_path: Path)
     assert manifest["stages"][0]["reason"] == "there is nothing to record"
 
 
+def test_stages_that_look_at_our_model_are_skipped_when_another_program_is_profiled(tmp_path: Path) -> None:
+    done = llm_perf("profile", ALPHA, "workload.command=[python3,serve.py]", cwd=tmp_path)
+    assert done.code == 0, done.err
+    manifest = valid_manifest(only_run(tmp_path))
+    assert statuses(manifest) == {"static_analysis": "skipped", "torch_profiler": "skipped", "alpha": "ok"}
+    reason = "workload.command replaces our own inference, so there is no model to look at"
+    assert manifest["stages"][0]["reason"] == reason
+    assert sorted(p.name for p in only_run(tmp_path).iterdir() if p.is_dir()) == ["alpha", "tmp"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        ((), "model.path: no such folder (got '{cwd}/models/DeepSeek-OCR'), {download}"),
+        (("model.weights=random", "dataset.root=data"), "dataset.root: no such folder (got '{cwd}/data'){rest}"),
+        (
+            ("model=llama_tiny", "dataset=prompts", "dataset.file=p.txt"),
+            "dataset.file: {cwd}/p.txt cannot be read{rest}",
+        ),
+        (("model=llama_tiny", "dataset=omnidocbench"), "dataset.kind: holds pages, the model reads tokens{rest}"),
+    ],
+)
+def test_a_missing_model_or_data_set_is_bad_input_before_anything_runs(
+    tmp_path: Path, overrides: tuple[str, ...], problem: str
+) -> None:
+    done = llm_perf("profile", *overrides, cwd=tmp_path)
+    assert done.code == 2
+    expected = problem.format(cwd=tmp_path, download="download the snapshot there or set model.path", rest="")
+    assert done.err.startswith(f"error: {expected}")
+    assert list((tmp_path / "tmp" / "runs").iterdir()) == []
+
+
 def test_on_failure_stop_skips_the_rest_with_a_reason(tmp_path: Path) -> None:
     done = llm_perf("profile", *OFF, ALPHA, BETA, "pipeline.alpha.fail=words", "run.on_failure=stop", cwd=tmp_path)
     manifest = valid_manifest(only_run(tmp_path))

@@ -11,15 +11,19 @@ from llm_perf_opt.core.stage import Finding, Stage
 from llm_perf_opt.errors import ConfigError
 
 BUILT_IN = ("static_analysis", "torch_profiler", "direct_inference", "nsys", "ncu")
+# These look at our own model; nsys and ncu watch whatever program they are given.
+LOOK_AT_THE_MODEL = frozenset({"static_analysis", "torch_profiler", "direct_inference"})
+COMMAND_INSTEAD = "workload.command replaces our own inference, so there is no model to look at"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedStage:
-    """One stage to run, its settings and its preflight findings."""
+    """One stage to run, its settings and its preflight findings; `skip` says why it has nothing to do."""
 
     stage: Stage
     config: StageConfig
     findings: tuple[Finding, ...]
+    skip: str | None = None
 
     @property
     def name(self) -> str:
@@ -42,6 +46,7 @@ class Plan:
                 {
                     "name": step.name,
                     "settings": asdict(step.config),
+                    "skip": step.skip,
                     "findings": [asdict(finding) for finding in step.findings],
                 }
                 for step in self.stages
@@ -56,6 +61,7 @@ def build_plan(config: AppConfig, stages: Mapping[str, Stage], host: Host) -> Pl
             stage=stages[name],
             config=config.stages[name],
             findings=tuple(stages[name].preflight(config.stages[name], host)),
+            skip=COMMAND_INSTEAD if config.workload.command and name in LOOK_AT_THE_MODEL else None,
         )
         for name in order({name: stages[name].after for name in config.stages})
     ]

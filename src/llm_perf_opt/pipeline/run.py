@@ -89,6 +89,8 @@ def _run_stage(
     status: StageStatus = "ok"
     reason: str | None = None
     try:
+        if step.skip is not None:
+            raise StageSkipped(step.skip)
         if step.blockers:
             raise ProfilingError("; ".join(str(finding) for finding in step.blockers))
         output = step.stage.run(step.config, _context(step, run, manifest, commands))

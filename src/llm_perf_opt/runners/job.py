@@ -15,6 +15,7 @@ from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.console import Console, make_console
 from llm_perf_opt.pipeline.plan import Plan, build_plan
+from llm_perf_opt.pipeline.preflight import workload_problems
 from llm_perf_opt.pipeline.provenance import describe_environment, write_config, write_environment
 from llm_perf_opt.pipeline.registry import find_entry_points, load_registry
 from llm_perf_opt.pipeline.run import RunInput, execute
@@ -36,6 +37,7 @@ class Job:
     created_at: datetime
     previous: RunManifest | None
     console: Console
+    problems: tuple[str, ...]
 
     @classmethod
     def prepare(cls, config: AppConfig, run_dir: Path, overrides: tuple[str, ...], *, created_at: datetime) -> "Job":
@@ -43,6 +45,9 @@ class Job:
         previous = _previous(config, run_dir)
         if not config.stages:
             raise ConfigError("pipeline: no stage is enabled, allowed: at least one pipeline.<stage>.enable=true")
+        problems = workload_problems(config)
+        if problems and not config.run.dry_run:
+            raise ConfigError(problems)
         host = probe_host(env=allowed_environment(os.environ), disk=run_dir)
         registry = load_registry(find_entry_points(), set(config.stages))
         return cls(
@@ -54,6 +59,7 @@ class Job:
             created_at=created_at,
             previous=previous,
             console=make_console(),
+            problems=problems,
         )
 
     def run(self) -> bool:
@@ -97,7 +103,12 @@ class Job:
     def _show_plan(self) -> None:
         names = " → ".join(step.name for step in self.plan.stages)
         self.console.say(f"run {self.artifacts.root}: {names}")
+        for problem in self.problems:
+            self.console.say(f"cannot run: {problem}")
         for step in self.plan.stages:
+            if step.skip is not None:
+                self.console.say(f"{step.name}: will be skipped: {step.skip}")
+                continue
             for finding in step.findings:
                 self.console.say(f"{step.name}: {'cannot run' if finding.blocking else 'note'}: {finding}")
             if self.config.run.dry_run:

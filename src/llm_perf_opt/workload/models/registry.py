@@ -14,7 +14,8 @@ def load_adapter(path: str) -> ModelAdapter:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise ConfigError(
-            f"model.adapter: cannot be imported ({error}) (got {path!r}), allowed: an import path package.module:ADAPTER"
+            f"model.adapter: cannot be imported ({error}) (got {path!r}), "
+            "allowed: an import path package.module:ADAPTER"
         ) from error
     if attribute not in vars(module):
         raise ConfigError(
