@@ -29,7 +29,7 @@ PREFILL, DECODE = "prefill", "decode"
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """`counts` is empty where operators were not counted; `latent_modes` and `experts` are None where a model has none."""
+    """`counts` is empty if operators were not counted; `latent_modes` and `experts` are None if a model has none."""
 
     name: str
     model: Model

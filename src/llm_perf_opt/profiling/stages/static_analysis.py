@@ -1,17 +1,47 @@
 """Stage static_analysis: FLOPs, bytes and memory from the model's configuration, checked by counting operators."""
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
-from llm_perf_opt.config.schema import StageConfig
+from llm_perf_opt.analysis.calibration_cache import cpu_driver
+from llm_perf_opt.analysis.hardware import Device, Resolved, load_catalogue, resolve_hardware, with_calibration
+from llm_perf_opt.analysis.static.analysis import Analysis, analyse
+from llm_perf_opt.analysis.static.architecture import Model
+from llm_perf_opt.analysis.static.count_file import Facts, read_counts, read_facts
+from llm_perf_opt.analysis.static.document import build_document
+from llm_perf_opt.analysis.static.double_entry import disagreements
+from llm_perf_opt.analysis.static.dtypes import Dtypes, short_dtype
+from llm_perf_opt.analysis.static.geometry import quantised_dtype, read_geometry
+from llm_perf_opt.analysis.static.markdown import render_markdown
+from llm_perf_opt.analysis.static.metrics import static_metrics
+from llm_perf_opt.config.paths import conf_dir
+from llm_perf_opt.config.schema import AppConfig, HardwareSection, StageConfig
 from llm_perf_opt.core.host import Host
-from llm_perf_opt.core.records import StageOutput
+from llm_perf_opt.core.manifest import write_json
+from llm_perf_opt.core.process import CommandResult
+from llm_perf_opt.core.records import StageFile, StageOutput
 from llm_perf_opt.core.stage import Finding, StageContext
+from llm_perf_opt.errors import CommandFailed
+from llm_perf_opt.profiling.static_shape import shape_from_config
+from llm_perf_opt.profiling.vendor.launch import build_work_argv, stage_overrides, workload_overrides
+from llm_perf_opt.workload.models.choices import choose_dtype
+from llm_perf_opt.workload.models.registry import load_adapter
+
+STATIC_RUNNER = "llm_perf_opt.runners.static_runner"
+JSON_FILE = "static.json"
+MARKDOWN_FILE = "static_compute.md"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StaticAnalysisConfig(StageConfig):
-    """`pipeline.static_analysis.*`"""
+    """`pipeline.static_analysis.*`
+
+    `use_analytic_fallback`: the closed form stands alone when operators cannot be counted; else the stage fails.
+    `use_synthetic_inputs`: shapes are made up; else the first sample sets them. `write_reports`: files, or the
+    manifest alone.
+    """
 
     write_reports: bool = True
     use_analytic_fallback: bool = True
@@ -27,10 +57,138 @@ class StaticAnalysisStage:
     tools: tuple[str, ...] = ()
 
     def preflight(self, cfg: StaticAnalysisConfig, host: Host) -> Sequence[Finding]:
-        return ()
+        if host.packages.get("torch") is not None:
+            return ()
+        remedy = "install torch, or take the closed form alone"
+        return (
+            Finding(
+                what="torch is not installed, so operators cannot be counted",
+                remedy=remedy,
+                blocking=not cfg.use_analytic_fallback,
+            ),
+        )
 
     def run(self, cfg: StaticAnalysisConfig, ctx: StageContext) -> StageOutput:
-        raise NotImplementedError
+        """Closed form here, operators and calibration in a child; then both books side by side."""
+        config = ctx.config
+        geometry = load_adapter(config.model.adapter).geometry(config.model)
+        where = _where(config)
+        model = read_geometry(geometry, where=where)
+        weight = quantised_dtype(geometry, where=where)
+        notes = _count_in_child(cfg, ctx, self.name)
+        facts = read_facts(ctx.tmp_dir) or _facts_without_child(config, ctx.host, model)
+        analysis = _analyse(config, model, facts, weight, ctx.tmp_dir)
+        notes = (*notes, *facts.notes, *_notes(analysis))
+        files = _write(analysis, notes, ctx.out_dir) if cfg.write_reports else ()
+        source = f"{self.name}/{JSON_FILE}" if cfg.write_reports else None
+        return StageOutput(metrics=static_metrics(analysis, source=source), files=files, notes=notes)
+
+
+def _where(config: AppConfig) -> str:
+    """What to name in an error about the model's configuration."""
+    reads_path = config.model.weights == "snapshot" or config.model.geometry is None
+    path = config.model.path
+    return str(path / "config.json") if reads_path and path is not None and path.is_dir() else "model.geometry"
+
+
+def _count_in_child(cfg: StaticAnalysisConfig, ctx: StageContext, name: str) -> tuple[str, ...]:
+    """Start the child; its files lie in the stage's scratch directory. Returns what the user must know."""
+    overrides = [*workload_overrides(ctx.config), *stage_overrides(name, asdict(cfg))]
+    argv = build_work_argv(STATIC_RUNNER, overrides, hydra_run_dir=ctx.tmp_dir)
+    # Without reports nothing but scratch is written, the child's log included.
+    place = ctx.out_dir if cfg.write_reports else ctx.tmp_dir
+    result = ctx.run_command(
+        argv,
+        timeout_s=cfg.timeout_s,
+        log=os.path.relpath(place / "log.txt", ctx.out_dir),
+        cmd_file=os.path.relpath(place / "cmd.txt", ctx.out_dir),
+        label="static analysis",
+    )
+    if result.ok:
+        return ()
+    log = f"{name}/log.txt" if cfg.write_reports else f"tmp/{name}/log.txt"
+    problem = f"operators could not be counted: {_ending(result)} (log: {log})"
+    if not cfg.use_analytic_fallback:
+        raise CommandFailed(
+            f"{problem}; pipeline.static_analysis.use_analytic_fallback=true takes the closed form alone"
+        )
+    return (f"{problem}; the closed form stands alone",)
+
+
+def _ending(result: CommandResult) -> str:
+    if result.timed_out:
+        return f"the child was ended after {result.duration_s:.0f} s (pipeline.static_analysis.timeout_s)"
+    lines = [line for line in result.tail.splitlines() if line.strip()]
+    return f"the child ended with exit code {result.exit_code}" + (f": {lines[-1].strip()}" if lines else "")
+
+
+def _facts_without_child(config: AppConfig, host: Host, model: Model) -> Facts:
+    """What can be known without torch: the first GPU nvidia-smi lists, or the CPU."""
+    wants_cpu = config.run.device == "cpu" or not host.gpus
+    if wants_cpu:
+        device = Device(name=host.cpu, is_cpu=True, driver=cpu_driver(os.environ), memory_bytes=host.memory_bytes)
+    else:
+        gpu = next((g for g in host.gpus if config.run.device == f"cuda:{g.index}"), host.gpus[0])
+        device = Device(name=gpu.name, is_cpu=False, driver=gpu.driver, memory_bytes=gpu.memory_bytes)
+    chosen = choose_dtype(config.model.dtype, device="cpu" if wants_cpu else "cuda", stored=None)
+    return Facts(
+        device=device,
+        dtype=short_dtype(chosen.value, where="model.dtype"),
+        shape=shape_from_config(config, model),
+        calibration=None,
+        notes=("device and shape were worked out without torch",),
+    )
+
+
+def _analyse(config: AppConfig, model: Model, facts: Facts, weight: str | None, tmp_dir: Path) -> Analysis:
+    resolved = resolve_hardware(config.hardware, facts.device, load_catalogue(conf_dir() / "hardware"))
+    section = _calibrated(resolved, facts)
+    return analyse(
+        model,
+        facts.shape,
+        Dtypes(compute=facts.dtype, weight=weight or facts.dtype, kv=facts.dtype),
+        section,
+        name=config.model.name,
+        hardware_reason=resolved.reason,
+        capacity_bytes=facts.device.memory_bytes if config.hardware.memory_gb is None else None,
+        counts=read_counts(tmp_dir),
+    )
+
+
+def _calibrated(resolved: Resolved, facts: Facts) -> HardwareSection | None:
+    """An unknown device that was calibrated has its own achievable ceilings, though no data-sheet peaks."""
+    if facts.calibration is None:
+        return resolved.section
+    return with_calibration(resolved.section or HardwareSection(name=facts.device.name), facts.calibration)
+
+
+def _notes(analysis: Analysis) -> tuple[str, ...]:
+    found = []
+    if analysis.hardware is None and analysis.hardware_reason:
+        found.append(f"no bounds, MFU or MBU: {analysis.hardware_reason}")
+    found += [
+        f"{e.phase}, {e.group}: operator count is {e.counted:.4g} {e.quantity}, closed form {e.closed_form:.4g}: "
+        f"{e.explanation}"
+        for e in disagreements(analysis.entries)
+    ]
+    unknown = sorted({name for count in analysis.counts.values() for name in count.unknown})
+    if unknown:
+        found.append(f"operators without a formula, counted as 0 FLOPs: {', '.join(unknown)}")
+    if _fits_cache(analysis):
+        found.append("the weights fit into the device's last cache, so memory bounds at DRAM bandwidth can be beaten")
+    return tuple(found)
+
+
+def _fits_cache(analysis: Analysis) -> bool:
+    hardware = analysis.hardware
+    return hardware is not None and hardware.l2_mb is not None and analysis.memory.weights_bytes < hardware.l2_mb * 1e6
+
+
+def _write(analysis: Analysis, notes: tuple[str, ...], out_dir: Path) -> tuple[StageFile, ...]:
+    document = write_json(out_dir / JSON_FILE, build_document(analysis, notes=notes))
+    text = out_dir / MARKDOWN_FILE
+    text.write_text(render_markdown(analysis, notes=notes), encoding="utf-8")
+    return (StageFile(role="static_json", path=document), StageFile(role="static_md", path=text))
 
 
 STAGE = StaticAnalysisStage()

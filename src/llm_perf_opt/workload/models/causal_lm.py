@@ -66,8 +66,8 @@ class CausalLMAdapter:
 
         geometry = self.geometry(model)
         dtype = (stored_dtype(geometry) or "bfloat16") if model.dtype == "auto" else model.dtype
-        # Experts as batched matrix products: the one form that runs on meta and that operator counters see whole.
-        return build_on_meta(geometry, dtype=dtype, attention="sdpa", experts="batched_mm")
+        # Experts as transformers runs them on a device (grouped products); dense models refuse a choice.
+        return build_on_meta(geometry, dtype=dtype, attention="sdpa", experts=None)
 
 
 def _geometry_problems(geometry: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,0 +1,219 @@
+"""`llm-perf predict`: what hardware allows for a model, from its configuration alone. Never imports torch."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from llm_perf_opt.analysis.calibration_cache import cache_dir, cpu_driver, read_calibration
+from llm_perf_opt.analysis.hardware import (
+    AUTO,
+    CPU,
+    Device,
+    Resolved,
+    load_catalogue,
+    resolve_hardware,
+    with_calibration,
+)
+from llm_perf_opt.analysis.static.analysis import Analysis, analyse
+from llm_perf_opt.analysis.static.architecture import Model, OcrModel
+from llm_perf_opt.analysis.static.document import build_document
+from llm_perf_opt.analysis.static.dtypes import Dtypes, short_dtype
+from llm_perf_opt.analysis.static.geometry import quantised_dtype, read_config_json, read_geometry
+from llm_perf_opt.analysis.static.shape import Shape
+from llm_perf_opt.config.load import load_config
+from llm_perf_opt.config.paths import conf_dir
+from llm_perf_opt.config.schema import AppConfig, HardwareSection
+from llm_perf_opt.errors import EXIT_OK, ConfigError
+from llm_perf_opt.profiling.static_shape import shape_from_config
+from llm_perf_opt.profiling.vendor.tools import probe_gpus
+from llm_perf_opt.runners.predict_request import Request, parse_request
+from llm_perf_opt.runners.predict_table import render_table
+from llm_perf_opt.workload.device import CPUINFO, cpu_name
+from llm_perf_opt.workload.models.choices import choose_dtype
+from llm_perf_opt.workload.models.registry import load_adapter
+
+HELP = """\
+llm-perf predict [OVERRIDE ...] [--json]
+
+What the hardware allows for a model, from its configuration alone: no weights, no torch.
+
+  model=llama3_8b,qwen3_8b            presets, or model.path=/models/Qwen3-8B for a folder with a config.json
+  hardware=h200,rtx3090               entries of conf/hardware; auto: this machine
+  workload.prompt=1024,8192           tokens of the prompt
+  workload.batch=1,8,64               sequences at once
+  workload.context=4096               tokens in the cache at the decode step (default: the prompt)
+  workload.weight_dtype=fp8           weights of the layers: bf16, fp16, fp32, fp8, int8, int4
+  workload.kv_dtype=fp8               the KV cache
+  workload.mla_mode=absorbed          latent attention: cached, latent-expand (what transformers does), absorbed
+  dataset.page_width=… page_height=…  the page of a model that reads pages
+  hardware.peak_tflops.bf16=…         peaks of your own, with hardware.memory_bandwidth_gb_s
+
+Lists separated by commas make one row for each combination.
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    if "-h" in argv or "--help" in argv:
+        print(HELP, end="")
+        return EXIT_OK
+    request = parse_request(argv, conf=conf_dir())
+    rows = [row for name in _models(request) for row in _predict_model(name, request)]
+    if request.wants_json:
+        documents = [build_document(analysis, notes=notes) for analysis, notes in rows]
+        json.dump({"schema_version": 1, "predictions": documents}, sys.stdout, indent=2)
+        print()
+    else:
+        print(render_table(rows), end="")
+    return EXIT_OK
+
+
+def _models(request: Request) -> tuple[str, ...]:
+    """The presets asked for; for a folder alone, the one that reads what lies in it."""
+    if request.models:
+        return request.models
+    if request.path is None:
+        return ("deepseek_ocr",)
+    has_towers = {"language_config", "vision_config"} <= set(read_config_json(request.path))
+    return ("deepseek_ocr",) if has_towers else ("causal_lm",)
+
+
+def _predict_model(name: str, request: Request) -> Iterator[tuple[Analysis, tuple[str, ...]]]:
+    """One analysis for each hardware, prompt, context and batch."""
+    plain = tuple(o for o in request.overrides if o not in request.hardware_overrides)
+    config = _compose([f"model={name}", *plain])
+    geometry, where = _geometry(config, is_path_given=request.path is not None)
+    model = read_geometry(geometry, where=where)
+    stored = request.weight_dtype or quantised_dtype(geometry, where=where)
+    if request.prompts and isinstance(model, OcrModel):
+        raise ConfigError(
+            "workload.prompt: the page sets the prompt of this model; set dataset.page_width and page_height"
+        )
+    label = config.model.path.name if config.model.path and where.endswith(".json") else config.model.name
+    for hardware in request.hardware:
+        device, resolved = _find_hardware(hardware, request)
+        dtypes, notes = _dtypes(config, resolved, device, stored, request.kv_dtype)
+        section = _with_cached_calibration(resolved.section, device, dtypes.compute)
+        for shape in _shapes(config, model, request):
+            analysis = analyse(
+                model,
+                shape,
+                dtypes,
+                section,
+                name=label,
+                hardware_reason=resolved.reason or _uncalibrated(section),
+                capacity_bytes=device.memory_bytes if device else None,
+                mla_mode=request.mla_mode,
+            )
+            yield analysis, notes
+
+
+def _compose(overrides: Sequence[str]) -> AppConfig:
+    """The typed configuration without the stages: predict runs none."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from llm_perf_opt.pipeline.compose import compose_config, explain_composition_error
+
+    try:
+        composed = compose_config(overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise explain_composition_error(error, overrides, user_dir=Path.cwd()) from error
+    plain = OmegaConf.masked_copy(composed, [str(k) for k in composed if k not in ("hydra", "pipeline")])
+    adapter = load_adapter(str(composed.model.adapter))
+    return load_config(
+        plain,
+        user_dir=Path.cwd(),
+        stage_classes={},
+        known_stages=(),
+        model_cls=adapter.config_cls,
+        infer_cls=adapter.infer_cls,
+    )
+
+
+def _geometry(config: AppConfig, *, is_path_given: bool) -> tuple[Any, str]:
+    """The model's configuration and where it was read: its folder if it is there, else the preset."""
+    model = config.model
+    if model.path is not None and (is_path_given or (model.path / "config.json").is_file()):
+        read_config_json(model.path)
+        adapter = load_adapter(model.adapter)
+        return adapter.geometry(replace(model, weights="snapshot")), str(model.path / "config.json")
+    if model.geometry is None:
+        raise ConfigError(
+            "model.path: missing, give the folder of a Hugging Face model, or a preset as model=llama3_8b"
+        )
+    return model.geometry, "model.geometry"
+
+
+def _find_hardware(name: str, request: Request) -> tuple[Device | None, Resolved]:
+    """A catalogue entry with the user's changes, or this machine's device. The device is None for somebody else's."""
+    catalogue = load_catalogue(conf_dir() / "hardware")
+    if request.hardware_overrides:
+        section = _compose([f"hardware={name}", *request.hardware_overrides]).hardware
+    else:
+        section = HardwareSection() if name == AUTO else catalogue[name]
+    device = _this_device() if name == AUTO else (_this_cpu() if name == CPU else None)
+    return device, resolve_hardware(section, device, catalogue)
+
+
+def _this_device() -> Device:
+    """The first GPU nvidia-smi lists, or the CPU."""
+    gpus, _ = probe_gpus(os.environ)
+    if not gpus:
+        return _this_cpu()
+    return Device(name=gpus[0].name, is_cpu=False, driver=gpus[0].driver, memory_bytes=gpus[0].memory_bytes)
+
+
+def _this_cpu() -> Device:
+    import psutil
+
+    memory = psutil.virtual_memory().total
+    return Device(name=cpu_name(CPUINFO), is_cpu=True, driver=cpu_driver(os.environ), memory_bytes=memory)
+
+
+def _dtypes(
+    config: AppConfig, resolved: Resolved, device: Device | None, weight: str | None, kv: str | None
+) -> tuple[Dtypes, tuple[str, ...]]:
+    """The formats a run would use on that device: `auto` is bfloat16 on GPUs and float32 on CPUs."""
+    on_cpu = (device is not None and device.is_cpu) or (resolved.section is not None and resolved.section.name == CPU)
+    chosen = choose_dtype(config.model.dtype, device="cpu" if on_cpu else "cuda:0", stored=None)
+    compute = short_dtype(chosen.value, where="model.dtype")
+    return Dtypes(compute=compute, weight=weight or compute, kv=kv or compute), chosen.notes
+
+
+def _with_cached_calibration(
+    section: HardwareSection | None, device: Device | None, dtype: str
+) -> HardwareSection | None:
+    """This machine's own calibration, if an earlier run made one."""
+    if section is None or device is None:
+        return section
+    known = read_calibration(cache_dir(os.environ), device, dtype)
+    return section if known is None else with_calibration(section, known)
+
+
+def _uncalibrated(section: HardwareSection | None) -> str | None:
+    """A CPU has no data sheet to fall back on, and measuring it needs torch, which this command does not import."""
+    if section is None or section.name != CPU or section.achieved_tflops:
+        return None
+    return "this CPU was not calibrated yet: `llm-perf profile experiment=demo` measures it once, in about a second"
+
+
+def _shapes(config: AppConfig, model: Model, request: Request) -> Iterator[Shape]:
+    for prompt in request.prompts or (None,):
+        for context in request.contexts or (None,):
+            for batch in request.batches:
+                yield _shape(config, model, prompt, context, batch)
+
+
+def _shape(config: AppConfig, model: Model, prompt: int | None, context: int | None, batch: int) -> Shape:
+    if isinstance(model, OcrModel):
+        base = shape_from_config(config, model)
+        views = tuple(replace(view, count=view.count * batch) for view in base.views)
+        return replace(base, batch=batch, context=context or base.prompt, views=views)
+    tokens = prompt or config.workload.prompt
+    return Shape(batch=batch, prompt=tokens, context=context or tokens, how="as asked for")

@@ -1,0 +1,185 @@
+"""Child of the static_analysis stage: counts the operators of the model on the meta device, calibrates the device."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llm_perf_opt.analysis.calibration_cache import cache_dir, cpu_driver, read_calibration, write_calibration
+from llm_perf_opt.analysis.hardware import Calibration, Device
+from llm_perf_opt.analysis.static.analysis import DECODE, PREFILL
+from llm_perf_opt.analysis.static.architecture import Model, OcrModel
+from llm_perf_opt.analysis.static.count_file import Facts, write_counts, write_facts
+from llm_perf_opt.analysis.static.dtypes import short_dtype
+from llm_perf_opt.analysis.static.geometry import read_geometry
+from llm_perf_opt.analysis.static.operator_count import Count, count_operators
+from llm_perf_opt.analysis.static.shape import Shape
+from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.profiling.stages.static_analysis import StaticAnalysisConfig
+from llm_perf_opt.profiling.static_shape import page_shape, shape_from_config, text_shape
+from llm_perf_opt.runners.child import run_child
+from llm_perf_opt.workload.dataset import list_samples, plan_samples, vocabulary_of
+from llm_perf_opt.workload.models.base import ModelAdapter, Sample
+from llm_perf_opt.workload.models.registry import load_adapter
+
+
+def main(argv: Sequence[str]) -> int:
+    return run_child(_work, argv)
+
+
+def _work(config: AppConfig, out_dir: Path) -> None:
+    """Facts first, so that a failing count does not lose the calibration."""
+    stage = config.stages.get("static_analysis")
+    if not isinstance(stage, StaticAnalysisConfig):
+        raise ConfigError("pipeline.static_analysis.enable: must be true in the child (got false)")
+    adapter = load_adapter(config.model.adapter)
+    geometry = adapter.geometry(config.model)
+    model = read_geometry(geometry, where="model.geometry")
+    facts = _find_facts(config, adapter, model, is_synthetic=stage.use_synthetic_inputs, out_dir=out_dir)
+    write_facts(out_dir, facts)
+    print(f"counting operators of {config.model.name} for {facts.shape.prompt} tokens", flush=True)
+    write_counts(out_dir, _count(config, adapter, model, facts))
+
+
+def _find_facts(config: AppConfig, adapter: ModelAdapter, model: Model, *, is_synthetic: bool, out_dir: Path) -> Facts:
+    from llm_perf_opt.workload.device import resolve_device
+    from llm_perf_opt.workload.models.choices import choose_dtype
+
+    torch_device = resolve_device(config.run.device)
+    device = describe_device(torch_device)
+    chosen = choose_dtype(config.model.dtype, device=torch_device, stored=None)
+    dtype = short_dtype(chosen.value, where="model.dtype")
+    calibration = None
+    if device.is_cpu or config.hardware.calibrate:
+        calibration = _calibration(device, torch_device, dtype)
+    shape = shape_from_config(config, model) if is_synthetic else _sample_shape(config, adapter, model, out_dir)
+    return Facts(device=device, dtype=dtype, shape=shape, calibration=calibration)
+
+
+def describe_device(torch_device: str) -> Device:
+    """The device as torch names it."""
+    import psutil
+    import torch
+
+    from llm_perf_opt.profiling.vendor.tools import probe_gpus
+    from llm_perf_opt.workload.device import CPUINFO, cpu_name
+
+    if not torch_device.startswith("cuda"):
+        memory = psutil.virtual_memory().total
+        return Device(name=cpu_name(CPUINFO), is_cpu=True, driver=cpu_driver(os.environ), memory_bytes=memory)
+    properties = torch.cuda.get_device_properties(torch_device)
+    name = torch.cuda.get_device_name(torch_device)
+    gpus, _ = probe_gpus(os.environ)
+    driver = next((gpu.driver for gpu in gpus if gpu.name == name), f"CUDA {torch.version.cuda}")
+    return Device(name=name, is_cpu=False, driver=driver, memory_bytes=int(properties.total_memory))
+
+
+def _calibration(device: Device, torch_device: str, dtype: str) -> Calibration:
+    """From the cache, or measured and kept. A CPU is measured every time, because others may have kept it busy."""
+    from llm_perf_opt.analysis.calibrate import better, calibrate
+
+    folder = cache_dir(os.environ)
+    known = read_calibration(folder, device, dtype)
+    if known is not None and not device.is_cpu:
+        return known
+    print(f"calibrating {device.name} in {dtype} (about a second, kept in {folder})", flush=True)
+    found = calibrate(device, torch_device=torch_device, dtype=dtype)
+    best = found if known is None else better(known, found)
+    write_calibration(folder, best)
+    return best
+
+
+def _sample_shape(config: AppConfig, adapter: ModelAdapter, model: Model, out_dir: Path) -> Shape:
+    """The shape of the first sample the plan uses."""
+    vocabulary = None if isinstance(model, OcrModel) else vocabulary_of(adapter.geometry(config.model))
+    samples = list_samples(config.dataset, data_kind=adapter.data_kind, vocabulary=vocabulary, scratch_dir=out_dir)
+    sample = plan_samples(samples, config.dataset.sampling)[0].sample
+    how = f"sample {sample.sample_id} of the data set"
+    if isinstance(model, OcrModel):
+        width, height = _page_size(sample)
+        return page_shape(config, model, width, height, how=f"{how}, {width} × {height} pixels")
+    return text_shape(config, _prompt_tokens(config, sample), how=how)
+
+
+def _page_size(sample: Sample) -> tuple[int, int]:
+    from PIL import Image, ImageOps
+
+    if sample.image is None:
+        raise ConfigError(f"dataset: sample {sample.sample_id} is not a page, which the model reads")
+    with Image.open(sample.image) as opened:
+        picture = ImageOps.exif_transpose(opened)
+        return int(picture.width), int(picture.height)
+
+
+def _prompt_tokens(config: AppConfig, sample: Sample) -> int:
+    from llm_perf_opt.workload.models.tokenizer import load_tokenizer
+
+    if sample.token_ids is not None:
+        return len(sample.token_ids)
+    tokenizer = load_tokenizer(config.model.path) if config.model.path is not None else None
+    if tokenizer is None or sample.text is None:
+        raise ConfigError(
+            f"dataset: sample {sample.sample_id} is text and the model has no tokenizer to measure it; "
+            "use pipeline.static_analysis.use_synthetic_inputs=true or set model.path"
+        )
+    return len(tokenizer(sample.text)["input_ids"])
+
+
+def _count(config: AppConfig, adapter: ModelAdapter, model: Model, facts: Facts) -> dict[str, Count]:
+    """One prefill and one decode step on the meta device, in the format the run uses."""
+    import torch
+
+    from llm_perf_opt.workload.models.module_groups import group_modules
+
+    kind = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[facts.dtype]
+    module = adapter.build_meta(replace(config.model, dtype="bfloat16")).to(kind)
+    if isinstance(model, OcrModel):
+        from llm_perf_opt.workload.models.deepseek_ocr_run import PARTS
+
+        module.set_experts_mode("grouped")
+        groups = group_modules(module, claimed=PARTS)
+        prefill = _page_prefill(module, facts.shape, kind)
+    else:
+        groups = group_modules(module)
+        prefill = _text_prefill(module, facts.shape.batch, facts.shape.prompt)
+    with torch.no_grad():
+        counts = {}
+        counts[PREFILL], out = count_operators(module, groups, prefill)
+        if facts.shape.context != facts.shape.prompt:
+            # Image tokens are tokens like any other to the cache, so a text of the context's length fills it.
+            fill = _text_prefill(module, facts.shape.batch, facts.shape.context)
+            _, out = count_operators(module, {}, fill)
+        ids = torch.zeros(facts.shape.batch, 1, dtype=torch.long, device="meta")
+        counts[DECODE], _ = count_operators(
+            module,
+            groups,
+            lambda: module(input_ids=ids, past_key_values=out.past_key_values, use_cache=True, logits_to_keep=1),
+        )
+    return counts
+
+
+def _text_prefill(module: Any, batch: int, tokens: int) -> Callable[[], Any]:
+    import torch
+
+    ids = torch.zeros(batch, tokens, dtype=torch.long, device="meta")
+    return lambda: module(input_ids=ids, use_cache=True, logits_to_keep=1)
+
+
+def _page_prefill(module: Any, shape: Shape, kind: Any) -> Callable[[], Any]:
+    """A page in its views at the start of the prompt; where it stands does not change the count."""
+    import torch
+
+    from llm_perf_opt.workload.models.deepseek_ocr_model import Views
+
+    ids = torch.zeros(1, shape.prompt, dtype=torch.long, device="meta")
+    *tiles, page = [torch.empty(view.count, 3, view.size, view.size, dtype=kind, device="meta") for view in shape.views]
+    grid = (shape.views[0].count, 1) if tiles else (1, 1)
+    views = Views(page=page, tiles=tiles[0] if tiles else None, grid=grid, start=1)
+    return lambda: module(input_ids=ids, views=views, use_cache=True, logits_to_keep=1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
