@@ -1,0 +1,140 @@
+"""The stage static_analysis and its child, with a real child process and with a failing one."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.core.host import Host
+from llm_perf_opt.core.process import allowed_environment, run_command
+from llm_perf_opt.core.stage import StageContext
+from llm_perf_opt.errors import CommandFailed
+from llm_perf_opt.pipeline.compose import compose_config, type_config
+from llm_perf_opt.profiling.stages.static_analysis import STAGE, StaticAnalysisConfig
+from llm_perf_opt.profiling.vendor.launch import build_work_argv, stage_overrides, workload_overrides
+
+HOST = Host(
+    os="Linux",
+    cpu="Test CPU",
+    cpu_cores=2,
+    memory_bytes=8 << 30,
+    python="3.11",
+    packages={"torch": "2.13"},
+    gpus=(),
+    cuda_driver=None,
+    tools={},
+    counters_restricted=None,
+    disk_free_bytes=1 << 40,
+)
+
+
+def configure(tmp_path: Path, *overrides: str):
+    composed = compose_config([f"artifacts.runs_dir={tmp_path}/run", *overrides])
+    return type_config(composed, user_dir=tmp_path)
+
+
+def context(config, tmp_path: Path) -> StageContext:
+    out_dir, tmp_dir = tmp_path / "run/static_analysis", tmp_path / "run/tmp/static_analysis"
+    out_dir.mkdir(parents=True)
+    tmp_dir.mkdir(parents=True)
+    env = {**allowed_environment(os.environ), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    def run_in_stage(argv, *, timeout_s, log="log.txt", cmd_file="cmd.txt", env_more=None, cwd=None, label=None):
+        return run_command(
+            argv, env=env, timeout_s=timeout_s, log=out_dir / log, cmd_file=out_dir / cmd_file, cwd=tmp_dir
+        )
+
+    return StageContext(
+        config=config,
+        host=HOST,
+        run_dir=tmp_path / "run",
+        out_dir=out_dir,
+        tmp_dir=tmp_dir,
+        workload_dir=tmp_path / "run/tmp/workload",
+        run_command=run_in_stage,
+        earlier={},
+        say=print,
+    )
+
+
+def test_the_demo_model_is_analysed_in_both_books(tmp_path: Path):
+    config = configure(tmp_path, "experiment=demo")
+    ctx = context(config, tmp_path)
+    output = STAGE.run(config.stages["static_analysis"], ctx)
+    assert {f.role: f.path for f in output.files} == {
+        "static_json": ctx.out_dir / "static.json",
+        "static_md": ctx.out_dir / "static_compute.md",
+    }
+    data = json.loads((ctx.out_dir / "static.json").read_text())
+    values = {name: metric.value for name, metric in output.metrics.items()}
+    assert (values["params_total"], values["double_entry_disagreements"]) == (1_274_432, 0)
+    assert data["parameters"] == {**data["parameters"], "total": 1_274_432, "activated": 1_053_248}
+    for phase in ("prefill", "decode"):
+        part = data["phases"][phase]
+        assert part["counted_flops"] == part["flops"] == values[f"flops_{phase}"]
+        assert part["bound_ms"]["datasheet"] is None
+        assert part["bound_ms"]["achievable"] == values[f"bound_{phase}_ms"] > 0
+        assert part["operators_how"] == "counted"
+        assert part["limit"] in ("compute", "memory", "launch")
+    assert data["phases"]["prefill"]["groups"]["sam"]["counted_flops"] > 0
+    assert data["hardware"]["calibrated"] is True
+    assert data["workload"]["views"] == [{"size": 128, "count": 6}, {"size": 256, "count": 1}]
+    assert all(e["agrees"] for e in data["double_entry"])
+    assert "Both books agree within 1% everywhere." in (ctx.out_dir / "static_compute.md").read_text()
+    kept = list((tmp_path / "cache/llm-perf/calibration").glob("*.json"))
+    assert len(kept) == 1
+    assert all(m.source == "static_analysis/static.json" for m in output.metrics.values() if m.value is not None)
+
+
+def test_the_closed_form_stands_alone_when_counting_fails(tmp_path: Path):
+    config = configure(tmp_path, "model=llama_tiny", "dataset=synthetic", "dataset.prompt_tokens=100")
+    ctx = context(config, tmp_path)
+    output = STAGE.run(StaticAnalysisConfig(enable=True, timeout_s=0.1, write_reports=False), ctx)
+    assert output.files == ()
+    assert list(ctx.out_dir.iterdir()) == []
+    assert output.notes[0].startswith("operators could not be counted: the child was ended after")
+    assert output.notes[0].endswith("(log: tmp/static_analysis/log.txt); the closed form stands alone")
+    assert (
+        output.metrics["flops_prefill"].value
+        == 2 * 100 * 2 * (64 * (64 + 64 + 64) + 3 * 64 * 192) + 2 * 4 * 64 * 100**2 + 2 * 64 * 512
+    )
+    assert output.metrics["double_entry_disagreements"].reason == "operators were not counted"
+    assert output.metrics["bound_decode_ms"].value is None
+    assert output.metrics["bound_decode_ms"].reason is not None
+
+
+def test_without_the_fallback_a_failed_count_fails_the_stage(tmp_path: Path):
+    config = configure(tmp_path, "model=llama_tiny", "dataset=synthetic")
+    ctx = context(config, tmp_path)
+    with pytest.raises(CommandFailed, match="operators could not be counted"):
+        STAGE.run(StaticAnalysisConfig(enable=True, timeout_s=0.1, use_analytic_fallback=False), ctx)
+
+
+def run_child_here(config, out_dir: Path, stage: dict[str, object]):
+    """The child's work in this process, which has torch already."""
+    from llm_perf_opt.analysis.static.count_file import read_counts, read_facts
+    from llm_perf_opt.runners.static_runner import main
+
+    out_dir.mkdir()
+    overrides = [*workload_overrides(config), *stage_overrides("static_analysis", {"enable": True, **stage})]
+    argv = build_work_argv("llm_perf_opt.runners.static_runner", overrides, hydra_run_dir=out_dir, chdir=False)
+    assert main(argv[argv.index("--child") :]) == 0
+    return read_facts(out_dir), read_counts(out_dir)
+
+
+def test_a_real_sample_sets_the_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("torch")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    prompts = ["model=qwen3_moe_tiny", "dataset=synthetic", "dataset.prompt_tokens=77", "workload.context=300"]
+    facts, counts = run_child_here(configure(tmp_path, *prompts), tmp_path / "a", {"use_synthetic_inputs": False})
+    assert (facts.shape.prompt, facts.shape.context, facts.shape.batch) == (77, 300, 1)
+    assert facts.shape.how == "sample synthetic-0000 of the data set"
+    assert set(counts) == {"prefill", "decode"}
+    pages = ["experiment=demo", "dataset.page_width=100", "dataset.page_height=90"]
+    facts, _ = run_child_here(configure(tmp_path, *pages), tmp_path / "b", {"use_synthetic_inputs": False})
+    # A page smaller than a tile is not cut.
+    assert [(v.size, v.count) for v in facts.shape.views] == [(256, 1)]
+    assert facts.shape.how.startswith("sample synthetic-0000 of the data set, 100 × 90 pixels")
+    assert "torch" in sys.modules
