@@ -152,6 +152,11 @@ def test_a_baseline_is_measured_once_and_taken_from_an_earlier_stage_when_there_
     assert measured["source"] == "tmp/workload/clean/metrics.json"
     assert (measured["clean"]["repeats"], measured["clean"]["metrics"]["tpot_ms"]["n"]) == (1, 2)
     assert not (tmp_path / "run/tmp/workload/clean/viz").exists()
+    again = clean_baseline(context(config, tmp_path / "run", "ncu"), timeout_s=0.01)
+    assert again == measured
+    changed = replace(config, infer=InferSection(max_new_tokens=3))
+    with pytest.raises(CommandFailed, match="the clean pass did not end within 0 s"):
+        clean_baseline(context(changed, tmp_path / "run", "ncu"), timeout_s=0.01)
     file = StageFile(role="metrics", path=tmp_path / "run/tmp/workload/clean/metrics.json")
     record = StageRecord(name="direct_inference", status="ok", files=(file,))
     reused = clean_baseline(context(config, tmp_path / "run", "nsys", {"direct_inference": record}), timeout_s=0.01)

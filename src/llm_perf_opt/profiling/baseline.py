@@ -1,7 +1,9 @@
 """The clean pass a profiler's slowdown is measured against: an earlier stage's, or a short one of its own."""
 
+import json
 from typing import Any
 
+from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.profiling.vendor.launch import (
     INFERENCE_RUNNER,
@@ -32,7 +34,7 @@ def clean_baseline(ctx: StageContext, timeout_s: float) -> dict[str, Any] | None
 
 
 def _measure(ctx: StageContext, timeout_s: float) -> dict[str, Any]:
-    """One clean repeat in the workload's scratch directory."""
+    """One clean repeat in the workload's scratch directory, measured once for all stages of a run that ask for it."""
     folder = ctx.workload_dir / CLEAN_DIR
     argv = build_work_argv(
         INFERENCE_RUNNER,
@@ -43,10 +45,18 @@ def _measure(ctx: StageContext, timeout_s: float) -> dict[str, Any]:
         ],
         hydra_run_dir=folder,
     )
-    result = ctx.run_command(
-        argv, timeout_s=timeout_s, log="clean_baseline.log", cmd_file="clean_baseline.cmd.txt", label="clean baseline"
-    )
-    require_success(result, "the clean pass")
+    # A resumed run may have other settings, so a result counts only for the very command that made it.
+    made_by = folder / "made_by.json"
+    if not (made_by.is_file() and json.loads(made_by.read_bytes()) == argv):
+        result = ctx.run_command(
+            argv,
+            timeout_s=timeout_s,
+            log="clean_baseline.log",
+            cmd_file="clean_baseline.cmd.txt",
+            label="clean baseline",
+        )
+        require_success(result, "the clean pass")
+        write_json(made_by, argv)
     source = (folder / "metrics.json").relative_to(ctx.run_dir).as_posix()
     return {**read_metrics(folder), "source": source}
 

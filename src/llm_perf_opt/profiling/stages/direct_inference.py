@@ -1,8 +1,8 @@
 """Stage direct_inference: plain inference without a profiler; predictions, gallery and clean latencies."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Annotated
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Self
 
 from annotated_types import Ge
 
@@ -34,6 +34,9 @@ class DirectInferenceConfig(StageConfig):
 
     def problems(self) -> tuple[Problem, ...]:
         return output_problems(self.output)
+
+    def light(self) -> Self:
+        return replace(self, warmup_rounds=min(1, self.warmup_rounds))
 
 
 class DirectInferenceStage:

@@ -1,9 +1,9 @@
 """Stage torch_profiler: a clean pass for latencies, then a pass under torch.profiler for attribution."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from annotated_types import Ge, MinLen
 
@@ -45,6 +45,9 @@ class TorchProfilerConfig(StageConfig):
 
     def problems(self) -> tuple[Problem, ...]:
         return output_problems(self.output)
+
+    def light(self) -> Self:
+        return replace(self, warmup_rounds=min(1, self.warmup_rounds), max_samples=1)
 
 
 class TorchProfilerStage:
