@@ -105,9 +105,14 @@ def test_everything_but_the_excluded_is_one_pattern() -> None:
 def test_launches_are_spread_and_never_the_first_ones() -> None:
     assert launch_numbers(1) == (5, 40, 320, 2560, 20480, 163840)
     assert launch_numbers(2)[:4] == (5, 6, 40, 41)
-    # A kernel of one launch per step, one of sixteen after sixteen in prefill, one of 64: each is met in 15 steps.
-    for before, inside in ((1, 15), (16, 240), (0, 960), (64, 960)):
-        assert any(before < number <= before + inside for number in launch_numbers(1))
+    assert launch_numbers(1, steps=1)[:4] == (2, 4, 8, 16)
+    # Kernels of 1, 16 and 64 launches per step, with as many or none in prefill: each is met, counted from either end.
+    for steps in (1, 3, 7, 15):
+        for per_step in (1, 16, 64):
+            for before in (0, per_step):
+                inside = range(before + 1, before + steps * per_step + 1)
+                if steps > 1 or per_step > 1 or before:
+                    assert any(number in inside for number in launch_numbers(1, steps)), (steps, per_step, before)
 
 
 def test_the_plan_multiplies_kernels_launches_and_passes() -> None:

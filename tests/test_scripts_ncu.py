@@ -239,3 +239,36 @@ def test_the_scripts_import_neither_hydra_nor_torch_nor_the_package() -> None:
         assert {m for m in imported if m not in sys.stdlib_module_names} <= {"yaml"}
     assert shutil.which("bash") is not None
     assert not re.search(r"\b(?:yq|jq|python3?) ", (RELEASE / "ncu-profile-kernels.sh").read_text().split("set -u")[1])
+
+
+def test_a_folder_of_results_is_analysed_with_right_units(tmp_path: Path) -> None:
+    folder = tmp_path / "results" / "kernel_0001_abc"
+    folder.mkdir(parents=True)
+    header = '"ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value","Rule Name"\n'
+    rows = [
+        ("GPU Speed Of Light Throughput", "Duration", "us", "2.00"),
+        ("GPU Speed Of Light Throughput", "Memory Throughput", "%", "81.00"),
+        ("GPU Speed Of Light Throughput", "Compute (SM) Throughput", "%", "10.00"),
+        ("Command line profiler metrics", "dram__bytes_read.sum", "Mbyte", "1.50"),
+        ("Command line profiler metrics", "dram__bytes_write.sum", "Kbyte", "500.00"),
+    ]
+    body = "".join(f'"0","f(int, int)","{s}","{m}","{u}","{v}",\n' for s, m, u, v in rows)
+    (folder / "ncu.details.csv").write_text(header + body)
+    (tmp_path / "results" / "kernel_0002_def").mkdir()
+    argv = [sys.executable, str(REPO / "scripts/ncu/analysis/analyze_ncu_dir.py"), str(tmp_path / "results")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "kernel_0002_def: neither a CSV page nor a report of ncu in it" in done.stderr
+    out = tmp_path / "results" / "analysis"
+    (row,) = csv.DictReader((out / "kernels.csv").open())
+    # 2,000,000 bytes in 2 us are 1 TB/s.
+    assert (row["duration_ns"], row["dram_bytes"], float(row["dram_bytes_per_s"]), row["bound"]) == (
+        "2000.0", "2000000.0", 1e12, "memory"
+    )  # fmt: skip
+    assert sorted(p.name for p in out.iterdir()) == [
+        "histograms.svg", "kernels.csv", "kernels.json", "kernels.md", "roofline.svg"
+    ]  # fmt: skip
+    assert ">memory throughput, % (n = 1)<" in (out / "histograms.svg").read_text()
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert subprocess.run([*argv[:2], str(empty)], capture_output=True, timeout=60).returncode == 2

@@ -15,6 +15,7 @@ NameBase = Literal["function", "demangled", "mangled"]
 FIRST_LAUNCH = 5
 SPREAD = 8
 LAST_LAUNCH = 1_000_000
+LONG_ENOUGH = 15
 # A longer pattern could exceed what one argument or ncu's regex engine takes.
 MAX_PATTERN = 40_000
 # Measured on an H200 with ncu 2025.3: 18 passes for the set roofline, 24 launches in about 40 s.
@@ -108,18 +109,20 @@ def everything_but(exclude: Sequence[str]) -> str | None:
     return f"^(?!.*({'|'.join(exclude)}))" if exclude else None
 
 
-def launch_numbers(launches_per_kernel: int) -> tuple[int, ...]:
-    """The running numbers of the launches of each kernel that are profiled: 5, 40, 320, … for one launch.
+def launch_numbers(launches_per_kernel: int, steps: int = LONG_ENOUGH) -> tuple[int, ...]:
+    """The running numbers of the launches of each kernel that are profiled: 5, 40, 320, … for one launch each.
 
     ncu counts the launches of each kernel for itself. How many a kernel has before the range opens differs from kernel
-    to kernel, so no single number meets all of them inside it; spread numbers do.
+    to kernel, so no single number meets all of them inside it; spread numbers do. With few decode `steps` they have to
+    start earlier and lie closer.
     """
+    first, spread = min(FIRST_LAUNCH, max(2, steps)), min(SPREAD, max(2, (steps + 1) // 2))
     numbers: list[int] = []
-    start = FIRST_LAUNCH
+    start = first
     while start <= LAST_LAUNCH:
         numbers += [start + i for i in range(launches_per_kernel)]
-        start *= SPREAD
-    return tuple(numbers)
+        start *= spread
+    return tuple(dict.fromkeys(numbers))
 
 
 def expected_launches(kernels: Sequence[NsysKernel], numbers: Sequence[int]) -> int:

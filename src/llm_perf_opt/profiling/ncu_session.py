@@ -12,6 +12,7 @@ from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import ProfilingError
 from llm_perf_opt.profiling.baseline import clean_baseline
 from llm_perf_opt.profiling.kernel_select import (
+    LONG_ENOUGH,
     NcuPlan,
     Selection,
     everything_but,
@@ -36,6 +37,8 @@ from llm_perf_opt.report.kernels_md import render_kernels_md
 if TYPE_CHECKING:
     from llm_perf_opt.profiling.stages.ncu import NcuConfig
 
+# Every profiled launch is replayed many times, so our own workload is kept short: one sample, once, few tokens.
+MAX_NEW_TOKENS = 16
 # ncu's own count of a kernel's launches may start earlier than ours: room for more than the plan expects.
 LAUNCH_ROOM = 2
 
@@ -95,7 +98,9 @@ def prepare(cfg: "NcuConfig", ctx: StageContext, ncu: str) -> Prepared:
             headroom=headroom,
             leave_out_initialisation=not inside,
         )
-    planned, shot = _filters(cfg, selection, by_range)
+    own = ctx.config.workload.command is None
+    steps = min(ctx.config.infer.max_new_tokens, MAX_NEW_TOKENS) - 1 if own else LONG_ENOUGH
+    planned, shot = _filters(cfg, selection, by_range, steps)
     plan = plan_capture(
         kernels=None if selection is None else len(selection.kernels),
         launches=planned,
@@ -111,7 +116,7 @@ def prepare(cfg: "NcuConfig", ctx: StageContext, ncu: str) -> Prepared:
     )
 
 
-def _filters(cfg: "NcuConfig", selection: Selection | None, by_range: bool) -> tuple[int, dict[str, Any]]:
+def _filters(cfg: "NcuConfig", selection: Selection | None, by_range: bool, steps: int) -> tuple[int, dict[str, Any]]:
     """How many launches are expected, and the part of the capture that chooses them."""
     cli = cfg.ncu_cli
     limit = cli.launch_count or cfg.max_kernels * cfg.max_launches_per_kernel
@@ -119,7 +124,7 @@ def _filters(cfg: "NcuConfig", selection: Selection | None, by_range: bool) -> t
     shot |= {"launch_skip": cli.launch_skip, "launch_count": limit}
     if by_range:
         return limit, shot
-    spread = launch_numbers(cfg.max_launches_per_kernel)
+    spread = launch_numbers(cfg.max_launches_per_kernel, steps)
     numbers = "|".join(map(str, spread))
     if cli.kernel_name is not None:
         shot["kernel_regex"] = _user_regex(cli.kernel_name)

@@ -15,11 +15,10 @@ from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import Finding, StageContext
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.profiling.ncu_check import check_metrics, check_sections, check_set
+from llm_perf_opt.profiling.ncu_session import MAX_NEW_TOKENS, profile
 from llm_perf_opt.profiling.vendor.launch import INFERENCE_RUNNER, build_work_argv, capture_overrides
 from llm_perf_opt.profiling.vendor.ncu import check_nvtx_include
 
-# Every profiled launch is replayed many times, so the workload itself is kept short: one sample, once, few tokens.
-MAX_NEW_TOKENS = 16
 LIGHT_KERNELS = 5
 _ASK_TIMEOUT_S = 60.0
 
@@ -122,8 +121,6 @@ class NcuStage:
         return tuple(found)
 
     def run(self, cfg: NcuConfig, ctx: StageContext) -> StageOutput:
-        from llm_perf_opt.profiling.ncu_session import profile
-
         tool = ctx.host.tool("ncu")
         if tool.path is None or not tool.usable:
             raise ToolError(tool.problem or "ncu was not found; install Nsight Compute and put ncu on PATH")
