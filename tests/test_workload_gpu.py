@@ -5,11 +5,11 @@ import json
 from pathlib import Path
 
 import pytest
-from model_presets import compose_preset
 
 from llm_perf_opt.config.output import OutputConfig, VisualizationOutput
 from llm_perf_opt.profiling.stages.torch_profiler import TorchProfilerConfig
 from llm_perf_opt.workload.profiled import run_profile
+from model_presets import compose_preset
 
 
 @pytest.mark.gpu
