@@ -20,7 +20,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class SourceRow:
-    """One capture given, and its own totals."""
+    """One capture given, and its own totals; no busy time where the file holds no times of day."""
 
     path: str
     kind: str
@@ -29,8 +29,8 @@ class SourceRow:
     kernel_count: int
     kernel_names: int
     kernel_ns: int
-    gpu_busy_ns: int
-    gpu_span_ns: int
+    gpu_busy_ns: int | None
+    gpu_span_ns: int | None
     range_count: int
     notes: tuple[str, ...]
 
@@ -80,6 +80,8 @@ def _tables(timelines: Sequence[Timeline]) -> tuple[tuple[KernelRow, ...], tuple
         only = timelines[0]
         time_ns = only.kernels.end_ns - only.kernels.start_ns
         return kernel_rows(only.names, only.kernels.name, time_ns), copy_rows(only.names, only.copies)
+    if not timelines:
+        return (), ()
     names: dict[str, int] = {}
     recode = [np.array([names.setdefault(n, len(names)) for n in t.names], np.int64) for t in timelines]
     group = np.concatenate([r[t.kernels.name] for r, t in zip(recode, timelines, strict=True)])
@@ -124,7 +126,9 @@ def _source(timeline: Timeline, ranges: int, maps: Mapping[int, IdleMap]) -> Sou
     )
 
 
-def _gpu(timelines: Sequence[Timeline], maps: Sequence[Mapping[int, IdleMap]], sources: Sequence[SourceRow]) -> dict[str, Any]:
+def _gpu(
+    timelines: Sequence[Timeline], maps: Sequence[Mapping[int, IdleMap]], sources: Sequence[SourceRow]
+) -> dict[str, Any]:
     """The devices as the captures describe them, and busy and idle time from the first to the last GPU activity."""
     devices = list(dict.fromkeys(d for t in timelines for d in t.devices))
     idle = {"waiting_for_host_ns": 0, "between_kernels_ns": 0, "waiting_for_copy_or_sync_ns": 0, "unattributed_ns": 0}
@@ -144,8 +148,8 @@ def _gpu(timelines: Sequence[Timeline], maps: Sequence[Mapping[int, IdleMap]], s
         "devices_used": sorted({int(d) for table in tables for d in distinct(table.device)}),
         "kernel_count": sum(s.kernel_count for s in sources),
         "kernel_ns": sum(s.kernel_ns for s in sources),
-        "busy_ns": sum(s.gpu_busy_ns for s in sources),
-        "span_ns": sum(s.gpu_span_ns for s in sources),
+        "busy_ns": sum(s.gpu_busy_ns or 0 for s in sources),
+        "span_ns": sum(s.gpu_span_ns or 0 for s in sources),
         "idle_ns": idle_ns,
         "idle": idle,
     }
@@ -162,7 +166,8 @@ def _notes(timeline: Timeline, measured: RangeInstances) -> list[str]:
         notes.append(prefix + f"{unknown} kernel(s) have no recorded launch and belong to no range")
     if len(timeline.graphs):
         notes.append(
-            prefix + f"{len(timeline.graphs)} CUDA graph launch(es) were traced as a whole: their kernels are not listed; "
+            prefix
+            + f"{len(timeline.graphs)} CUDA graph launch(es) were traced as a whole: their kernels are not listed; "
             "capture with pipeline.nsys.cuda_graph_trace=node to see them"
         )
     if measured.warmup_left_out:

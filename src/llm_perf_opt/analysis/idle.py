@@ -154,7 +154,8 @@ def _gaps(busy: Intervals, opener: Ints, copying: Intervals, copy_opener: Ints, 
 
 def _waiting(gaps: _Gaps, open_: Flags, calls: Calls) -> Intervals:
     """The parts of the gaps in which the launching thread sat in a synchronisation call."""
-    starts, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    starts: list[Ints] = [np.zeros(0, np.int64)]
+    ends: list[Ints] = [np.zeros(0, np.int64)]
     gap_start, gap_end, call = gaps.start[open_], gaps.end[open_], gaps.call[open_]
     waits = np.flatnonzero(calls.waits)
     for thread in distinct(calls.thread[waits]):

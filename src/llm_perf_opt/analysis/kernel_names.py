@@ -16,7 +16,9 @@ _DETAILS = (
     re.compile(r"\b(\w+?)_functor\b"),
     re.compile(r"\b(\w+?)_cuda_out\b"),
 )
-_NOT_A_DETAIL = frozenset({"gpu", "gpu_index", "launch", "elementwise", "unrolled_elementwise", "vectorized_elementwise"})
+_NOT_A_DETAIL = frozenset(
+    {"gpu", "gpu_index", "launch", "elementwise", "unrolled_elementwise", "vectorized_elementwise"}
+)
 _NAMELESS = re.compile(r"(?:<unnamed>|\(anonymous namespace\))::")
 
 

@@ -1,6 +1,7 @@
 """Who contains whom among the intervals of one thread."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -44,7 +45,7 @@ class Nesting:
 
 
 def nest(thread: Ints, start: Ints, end: Ints) -> Nesting:
-    """Find the parents. Intervals of a thread are taken as nested: one that only overlaps another counts as inside it."""
+    """Find the parents. Intervals of a thread are taken as nested; one that only overlaps another counts as inside."""
     parent = np.full(len(start), -1, np.int64)
     if not len(start):
         return Nesting(parent=parent, levels=())
@@ -60,7 +61,7 @@ def nest(thread: Ints, start: Ints, end: Ints) -> Nesting:
     by_depth = np.argsort(place, kind="stable")
     positions = np.split(by_depth, np.flatnonzero(np.diff(place[by_depth])) + 1)
     levels = [order[positions[0]]]
-    for above, here in zip(positions, positions[1:], strict=False):
+    for above, here in pairwise(positions):
         parent[order[here]] = order[above[np.searchsorted(above, here) - 1]]
         levels.append(order[here])
     return Nesting(parent=parent, levels=tuple(levels))

@@ -55,8 +55,8 @@ class RangeKernel:
 class RangeRow:
     """All instances of one range name; sums over the instances.
 
-    `typical` is the instance of median wall time: the first ones carry one-time costs. `kernels` is None where there are
-    too many range names to tally each.
+    `typical` is the instance of median wall time: the first ones carry one-time costs. `kernels` is None where there
+    are too many range names to tally each.
     """
 
     name: str

@@ -18,7 +18,7 @@ WARMUP_NAMES = frozenset({"warmup", "warm-up", "warm_up"})
 
 @dataclass(frozen=True, kw_only=True)
 class Activities:
-    """Work on the GPU. `name` indexes the timeline's names, `call` its calls (-1: the launching call is not recorded)."""
+    """Work on the GPU. `name` indexes the timeline's names, `call` its calls (-1: the launch is not recorded)."""
 
     start_ns: Ints
     end_ns: Ints
@@ -48,7 +48,7 @@ class Calls:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranges:
-    """Named ranges. `process_wide` ones (start/end) belong to all threads of their process, the others to their thread."""
+    """Named ranges. `process_wide` ones (start/end) belong to all threads of their process, others to one thread."""
 
     start_ns: Ints
     end_ns: Ints

@@ -9,9 +9,9 @@ MIN_IDLE_SHARE = 0.5
 MIN_HOST_SHARE = 0.5
 MIN_KERNELS = 20
 REMEDY = (
-    "launch fewer kernels from the host: capture the step in a CUDA graph (torch.compile(mode='reduce-overhead') with a "
-    "static KV cache, or torch.cuda.graph), fuse elementwise kernels with torch.compile, or decode a larger batch so that "
-    "each launch does more work"
+    "launch fewer kernels from the host: capture the step in a CUDA graph (torch.compile(mode='reduce-overhead') with "
+    "a static KV cache, or torch.cuda.graph), fuse elementwise kernels with torch.compile, or decode a larger batch so "
+    "that each launch does more work"
 )
 
 
@@ -46,7 +46,8 @@ def _finding(row: RangeRow, source: str) -> Finding:
             f"{host / 1e6:.2f} ms of the {one.gpu_idle_ns / 1e6:.2f} ms idle time is waiting for the host to launch",
             f"{one.kernel_count} kernels of {one.gpu_busy_ns / one.kernel_count / 1e3:.1f} µs on average, "
             f"one launched every {one.wall_ns / one.kernel_count / 1e3:.1f} µs",
-            f"launch calls take {one.launch_ns / 1e6:.2f} ms of CPU time ({one.launch_ns / one.wall_ns:.0%} of the wall time)",
+            f"launch calls take {one.launch_ns / 1e6:.2f} ms of CPU time "
+            f"({one.launch_ns / one.wall_ns:.0%} of the wall time)",
         ),
         remedy=REMEDY,
         max_gain=one.wall_ns / left if left > 0 else None,

@@ -7,8 +7,8 @@ from llm_perf_opt.analysis.range_table import RangeRow
 
 MIN_SHARE = 0.2
 REMEDY = (
-    "keep results on the device between steps: avoid .item(), .cpu() and torch.cuda.synchronize() in the loop, copy with "
-    "non_blocking=True from pinned memory, and read tokens back one step late"
+    "keep results on the device between steps: avoid .item(), .cpu() and torch.cuda.synchronize() in the loop, copy "
+    "with non_blocking=True from pinned memory, and read tokens back one step late"
 )
 
 
@@ -17,7 +17,8 @@ def find_wait_bound(rows: Sequence[RangeRow], *, source: str) -> list[Finding]:
     bound = {
         row.name
         for row in rows
-        if row.typical.kernel_count and row.typical.idle.waiting_for_copy_or_sync_ns >= MIN_SHARE * row.typical.wall_ns > 0
+        if row.typical.kernel_count
+        and row.typical.idle.waiting_for_copy_or_sync_ns >= MIN_SHARE * row.typical.wall_ns > 0
     }
     return [_finding(row, source) for row in rows if row.name in bound and row.parent not in bound]
 
@@ -31,8 +32,8 @@ def _finding(row: RangeRow, source: str) -> Finding:
         evidence=(
             f"{wait / 1e6:.2f} ms of {one.wall_ns / 1e6:.2f} ms wall time "
             f"(median of {row.instances} instance(s), under the profiler)",
-            f"of that {one.idle.copy_ns / 1e6:.2f} ms while a copy or set ran and {one.idle.sync_ns / 1e6:.2f} ms while the "
-            "launching thread sat in a synchronisation call",
+            f"of that {one.idle.copy_ns / 1e6:.2f} ms while a copy or set ran and {one.idle.sync_ns / 1e6:.2f} ms "
+            "while the launching thread sat in a synchronisation call",
         ),
         remedy=REMEDY,
         max_gain=one.wall_ns / (one.wall_ns - wait) if wait < one.wall_ns else None,

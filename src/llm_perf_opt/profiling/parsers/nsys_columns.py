@@ -16,7 +16,9 @@ MANY_IDS = 20_000
 def drop_broken(columns: dict[str, Any], table: str, notes: list[str]) -> dict[str, Ints]:
     """Leave out rows without a start or an end, or ending before they start, and say how many."""
     missing = np.ma.getmaskarray(columns["start"]) | np.ma.getmaskarray(columns["end"])
-    plain = {key: np.ma.filled(column, -1) if np.ma.isMaskedArray(column) else column for key, column in columns.items()}
+    plain = {
+        key: np.ma.filled(column, -1) if np.ma.isMaskedArray(column) else column for key, column in columns.items()
+    }
     backwards = ~missing & (plain["end"] < plain["start"])
     if missing.any():
         notes.append(f"{int(missing.sum())} row(s) of {table} have no start or no end and are left out")

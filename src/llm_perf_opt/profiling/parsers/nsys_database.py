@@ -1,4 +1,4 @@
-"""Opens an nsys export read-only and hands out its columns; all that can be wrong with the file becomes a ParseError."""
+"""Opens an nsys export read-only and hands out its columns; whatever is wrong with it becomes a ParseError."""
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,8 +40,8 @@ class NsysDatabase:
         missing = [c for c in columns if c not in self.columns(table)]
         if missing:
             raise ParseError(
-                f"{self.path}: table {table} has no column {', '.join(missing)} (it has {', '.join(self.columns(table))}); "
-                "export the report again with the nsys that made it"
+                f"{self.path}: table {table} has no column {', '.join(missing)} (it has "
+                f"{', '.join(self.columns(table))}); export the report again with the nsys that made it"
             )
 
     def column_or(self, table: str, column: str, other: str) -> str:
@@ -154,7 +154,7 @@ def _connect_duckdb() -> Any:
         raise ToolError("the package duckdb-extension-sqlite-scanner is missing; install it with pip") from error
     # No network, and no spill files in the user's directory.
     settings = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false", "temp_directory": ""}
-    connection = duckdb.connect(config=settings)
+    connection = duckdb.connect(config={**settings})
     try:
         connection.execute(f"LOAD '{found[-1]!s}'" if found else "LOAD sqlite_scanner")
     except duckdb.Error as error:

@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 from llm_perf_opt.analysis.timeline import Device
-from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.nsys_database import NsysDatabase
 
 # Schemas seen in exports of nsys 2022.4 to 2025.x.
@@ -31,29 +30,40 @@ def schema_note(schema: str | None) -> list[str]:
     except ValueError:
         return [f"schema version {schema!r} is not a version; the export was read by its table and column names"]
     if major not in KNOWN_MAJOR or (major, minor) > NEWEST_KNOWN:
-        return [f"schema version {schema} is not among those this version knows (2.x to 3.24); it was tried all the same"]
+        return [
+            f"schema version {schema} is not among those this version knows (2.x to 3.24); it was tried all the same"
+        ]
     return []
 
 
-def read_devices(db: NsysDatabase) -> tuple[Device, ...]:
+def read_devices(db: NsysDatabase, notes: list[str]) -> tuple[Device, ...]:
     """The GPUs, from TARGET_INFO_GPU or, where that is missing, the GpuInfo row of the system environment."""
     if db.has("TARGET_INFO_GPU") and "name" in db.columns("TARGET_INFO_GPU"):
         return _from_table(db)
     if db.has("TARGET_INFO_SYSTEM_ENV"):
         rows = db.query("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'GpuInfo'")
-        return tuple(device for (value,) in rows for device in _from_json(db, str(value)))
+        return tuple(device for (value,) in rows if value for device in _from_json(str(value), notes))
     return ()
 
 
 def _from_table(db: NsysDatabase) -> tuple[Device, ...]:
-    keys = ("name", "smCount", "clockRate", "l2CacheSize", "totalMemory", "memoryBandwidth", "computeMajor", "computeMinor")
+    keys = (
+        "name",
+        "smCount",
+        "clockRate",
+        "l2CacheSize",
+        "totalMemory",
+        "memoryBandwidth",
+        "computeMajor",
+        "computeMinor",
+    )
     select = ", ".join(db.column_or("TARGET_INFO_GPU", key, "NULL") for key in keys)
     return tuple(
         _device(dict(zip(keys, row, strict=True))) for row in db.query(f"SELECT DISTINCT {select} FROM TARGET_INFO_GPU")
     )
 
 
-def _from_json(db: NsysDatabase, text: str) -> tuple[Device, ...]:
+def _from_json(text: str, notes: list[str]) -> tuple[Device, ...]:
     try:
         gpus = json.loads(text)["Gpus"]
         return tuple(
@@ -72,7 +82,8 @@ def _from_json(db: NsysDatabase, text: str) -> tuple[Device, ...]:
             for gpu in gpus
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise ParseError(f"{db.path}: the GPU description could not be understood ({error!r})") from error
+        notes.append(f"the description of the GPU could not be understood ({error!r})")
+        return ()
 
 
 def _device(row: dict[str, Any]) -> Device:

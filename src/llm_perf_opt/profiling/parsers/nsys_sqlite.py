@@ -43,7 +43,9 @@ def _read(db: NsysDatabase) -> Timeline:
     notes = schema_note(schema)
     names, processes = Names(db), Processes()
     kernels = _work(db, KERNELS, "demangledName", names.strings, processes, notes)
-    copies = _work(db, COPIES, "copyKind", lambda ids: names.labels(ids, "ENUM_CUDA_MEMCPY_OPER", "Copy"), processes, notes)
+    copies = _work(
+        db, COPIES, "copyKind", lambda ids: names.labels(ids, "ENUM_CUDA_MEMCPY_OPER", "Copy"), processes, notes
+    )
     sets = _work(db, SETS, None, lambda ids: names.literal(ids, "Memset"), processes, notes)
     graphs = _work(db, GRAPHS, "graphId", lambda ids: names.numbered(ids, "CUDA graph"), processes, notes)
     calls, correlation, threads = _calls(db, notes)
@@ -61,6 +63,7 @@ def _read(db: NsysDatabase) -> Timeline:
     for link in links.calls:
         calls.launches[link[link >= 0]] = True
     parts = [_activities(t, link) for t, link in zip(tables, links.calls, strict=True)]
+    devices = read_devices(db, notes)
     return Timeline(
         source=db.path.name,
         kind="nsys",
@@ -73,7 +76,7 @@ def _read(db: NsysDatabase) -> Timeline:
         calls=calls,
         ranges=ranges,
         thread_process=thread_process,
-        devices=read_devices(db),
+        devices=devices,
         notes=tuple(notes),
     )
 
@@ -113,7 +116,7 @@ def _activities(columns: dict[str, Ints], call: Ints) -> Activities:
         call=call,
         process=columns["process"],
         device=columns["device"],
-        size_bytes=columns["bytes"] if "bytes" in columns else None,
+        size_bytes=columns.get("bytes"),
     )
 
 

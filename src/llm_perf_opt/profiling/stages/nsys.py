@@ -1,5 +1,6 @@
 """Stage nsys: the workload under Nsight Systems."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -8,6 +9,11 @@ from llm_perf_opt.config.schema import Problem, StageConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import Finding, StageContext
+from llm_perf_opt.profiling.vendor.nsys import CAPTURE_ENDS, CAPTURE_ENDS_WORDS
+
+SCOPES = ("none", "process-tree", "system-wide")
+# Flags this stage sets itself; nsys refuses a flag given twice.
+OWN_FLAGS = ("--output", "-o", "--force-overwrite", "-f", "--trace", "-t", "--sample", "-s", "--cpuctxsw")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +33,23 @@ class NsysConfig(StageConfig):
     extra_args: tuple[str, ...] = ()
     keep_report: bool = True
 
-    def problems(self) -> tuple[Problem, ...]:
-        found: list[Problem] = []
+    @property
+    def capture_names(self) -> tuple[str, ...]:
+        """The ranges to capture, one after the other."""
         names = (self.nvtx_capture,) if isinstance(self.nvtx_capture, str) else (self.nvtx_capture or ())
-        if self.capture_range == "nvtx" and not (names and all(n.strip() for n in names)):
+        return tuple(name.strip() for name in names)
+
+    @property
+    def capture_in_force(self) -> str:
+        """`gating_nvtx: false` turns gating by NVTX off and nothing else."""
+        return "none" if self.capture_range == "nvtx" and not self.gating_nvtx else self.capture_range
+
+    def problems(self) -> tuple[Problem, ...]:
+        return (*self._range_problems(), *self._flag_problems())
+
+    def _range_problems(self) -> list[Problem]:
+        found: list[Problem] = []
+        if self.capture_in_force == "nvtx" and not (self.capture_names and all(self.capture_names)):
             found.append(
                 Problem(
                     key="nvtx_capture",
@@ -38,7 +57,61 @@ class NsysConfig(StageConfig):
                     "allowed: the name of an NVTX range, such as decode",
                 )
             )
-        return tuple(found)
+        for name in self.capture_names:
+            text, _, domain = name.partition("@")
+            if re.search(r"[*?\[\]]", text) or (domain != "*" and re.search(r"[*?\[\]]", domain)):
+                plain = re.sub(r"[*?\[\]]", "", text) or "NAME"
+                found.append(
+                    Problem(
+                        key="nvtx_capture",
+                        text=f"nsys never matches a pattern in a range's name (got {name!r}), allowed: the exact name "
+                        f"({plain}), the name in a domain ({plain}@DOMAIN) or in any domain ({plain}@*)",
+                    )
+                )
+        end = self.capture_range_end
+        if end and not CAPTURE_ENDS.fullmatch(end):
+            found.append(
+                Problem(key="capture_range_end", text=f"not known to nsys (got {end!r}), allowed: {CAPTURE_ENDS_WORDS}")
+            )
+        needed = {"nvtx": "nvtx", "cudaProfilerApi": "cuda"}
+        if self.capture_in_force in needed and needed[self.capture_in_force] not in self.trace.split(","):
+            wanted = needed[self.capture_in_force]
+            found.append(
+                Problem(
+                    key="trace",
+                    text=f"must contain {wanted} because capture_range is {self.capture_range} (got {self.trace!r}), "
+                    f"allowed: {self.trace},{wanted}",
+                )
+            )
+        return found
+
+    def _flag_problems(self) -> list[Problem]:
+        found: list[Problem] = []
+        for key, value in (("sample", self.sample), ("cpuctxsw", self.cpuctxsw)):
+            if value not in SCOPES:
+                found.append(
+                    Problem(key=key, text=f"not one of the choices (got {value!r}), allowed: {', '.join(SCOPES)}")
+                )
+        if not re.fullmatch(r"[A-Za-z0-9_-]+(,[A-Za-z0-9_-]+)*", self.trace):
+            found.append(
+                Problem(
+                    key="trace", text=f"not a list of APIs (got {self.trace!r}), allowed: names with commas, no spaces"
+                )
+            )
+        if self.nvtx_domain_include and self.nvtx_domain_exclude:
+            found.append(
+                Problem(
+                    key="nvtx_domain_exclude",
+                    text=f"nsys takes this or nvtx_domain_include, not both (got {self.nvtx_domain_exclude!r}), "
+                    "allowed: null",
+                )
+            )
+        for flag in self.extra_args:
+            if flag.split("=")[0] in OWN_FLAGS:
+                found.append(
+                    Problem(key="extra_args", text=f"{flag.split('=')[0]} is set by the stage itself (got {flag!r})")
+                )
+        return found
 
 
 class NsysStage:
@@ -50,10 +123,39 @@ class NsysStage:
     tools: tuple[str, ...] = ("nsys",)
 
     def preflight(self, cfg: NsysConfig, host: Host) -> Sequence[Finding]:
-        return ()
+        found = []
+        tool = host.tool("nsys")
+        if not tool.usable:
+            found.append(
+                Finding(
+                    what=tool.problem or "nsys was not found",
+                    remedy="mend it, or leave the stage out with pipeline.nsys.enable=false; "
+                    "captures made elsewhere can be read with `llm-perf analyze`",
+                )
+            )
+        if not host.gpus:
+            found.append(
+                Finding(
+                    what="this machine has no GPU: nsys will record NVTX ranges and OS calls, but no kernels",
+                    remedy="run on a machine with an NVIDIA GPU to see kernels",
+                    blocking=False,
+                )
+            )
+        if cfg.capture_range_end and cfg.capture_in_force == "none":
+            found.append(
+                Finding(
+                    what=f"pipeline.nsys.capture_range_end={cfg.capture_range_end} does nothing without a range",
+                    remedy="set pipeline.nsys.capture_range=nvtx and pipeline.nsys.nvtx_capture",
+                    blocking=False,
+                )
+            )
+        return tuple(found)
 
     def run(self, cfg: NsysConfig, ctx: StageContext) -> StageOutput:
-        raise NotImplementedError
+        # numpy and duckdb are imported only when the stage runs.
+        from llm_perf_opt.profiling.nsys_session import run_nsys
+
+        return run_nsys(cfg, ctx)
 
 
 STAGE = NsysStage()

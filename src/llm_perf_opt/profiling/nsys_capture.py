@@ -1,0 +1,258 @@
+"""Runs a workload under nsys and says in words what came of it."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.core.process import CommandResult
+from llm_perf_opt.core.stage import StageContext
+from llm_perf_opt.errors import CommandFailed, ProfilingError, ToolError
+from llm_perf_opt.profiling.baseline import quiet_inference
+from llm_perf_opt.profiling.vendor.launch import (
+    INFERENCE_RUNNER,
+    build_work_argv,
+    stage_overrides,
+    workload_overrides,
+)
+from llm_perf_opt.profiling.vendor.nsys import (
+    build_nsys_cmd,
+    build_nsys_export_cmd,
+    find_reports,
+    find_unimported,
+    keep_exit_code,
+)
+from llm_perf_opt.profiling.workload_results import last_words
+
+LOOK_SECONDS = 120
+RANGES_NAMED = 20
+WORK_DIR = "torch_profiler"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureOptions:
+    """What one capture does; `capture_range` and `nvtx_capture` are those in force, after `gating_nvtx`."""
+
+    nsys: str
+    trace: str
+    sample: str
+    cpuctxsw: str
+    capture_range: str
+    nvtx_capture: str | None
+    capture_range_end: str | None
+    nvtx_domain_include: str | None
+    nvtx_domain_exclude: str | None
+    cuda_graph_trace: str
+    extra_args: tuple[str, ...]
+    timeout_s: float
+
+    @property
+    def ends_workload(self) -> bool:
+        """Whether nsys ends the program when the capture is complete (also its default when no end is given)."""
+        end = self.capture_range_end or "stop-shutdown"
+        return self.capture_range != "none" and end.split(":")[0] in ("stop-shutdown", "repeat-shutdown")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captured:
+    """The reports of one capture. `workload_exit_code` is None when nsys ended the workload, as it was told to."""
+
+    reports: tuple[Path, ...]
+    workload_exit_code: int | None
+    nsys_exit_code: int | None
+    notes: tuple[str, ...]
+
+
+def workload_argv(ctx: StageContext) -> list[str]:
+    """The user's own command, or our plain inference without profiler, predictions and gallery."""
+    if ctx.config.workload.command is not None:
+        return list(ctx.config.workload.command)
+    return build_work_argv(
+        INFERENCE_RUNNER,
+        [*workload_overrides(ctx.config), *stage_overrides("direct_inference", quiet_inference(warmup_rounds=1))],
+        hydra_run_dir=ctx.workload_dir / WORK_DIR,
+    )
+
+
+def workload_cwd(config: AppConfig) -> Path | None:
+    """A user's command runs where the user stood; ours in the scratch directory."""
+    return config.user_dir if config.workload.command is not None else None
+
+
+def run_capture(ctx: StageContext, options: CaptureOptions, base: str) -> Captured:
+    """One capture into `<stage>/<base>*.nsys-rep`; raises with the reason and the remedy when there is none."""
+    out_base = ctx.out_dir / base
+    code_file = ctx.tmp_dir / f"{base}.exit_code"
+    code_file.unlink(missing_ok=True)
+    for old in (*find_reports(out_base), *find_unimported(out_base)):
+        old.unlink()
+    argv = _command(options, out_base, keep_exit_code(workload_argv(ctx), code_file))
+    suffix = "" if base == "run" else f"-{base}"
+    result = ctx.run_command(
+        argv,
+        timeout_s=options.timeout_s,
+        log=f"log{suffix}.txt",
+        cmd_file=f"cmd{suffix}.txt",
+        cwd=workload_cwd(ctx.config),
+        label="nsys" if options.nvtx_capture is None else f"nsys {options.nvtx_capture}",
+    )
+    code = _read_code(code_file)
+    reports = find_reports(out_base)
+    _require_reports(ctx, options, result, code, reports, out_base)
+    return Captured(
+        reports=tuple(reports),
+        workload_exit_code=code,
+        nsys_exit_code=result.exit_code,
+        notes=_capture_notes(options, result, code),
+    )
+
+
+def export_report(ctx: StageContext, nsys: str, report: Path, timeout_s: float) -> Path:
+    """The report as SQLite beside it."""
+    sqlite = report.with_name(report.name.removesuffix(".nsys-rep") + ".sqlite")
+    sqlite.unlink(missing_ok=True)
+    result = ctx.run_command(
+        build_nsys_export_cmd(report, sqlite, nsys=nsys),
+        timeout_s=timeout_s,
+        log=f"export-{report.name}.log",
+        cmd_file=None,
+        label="nsys export",
+    )
+    if result.timed_out or not sqlite.is_file():
+        raise ToolError(export_problem(report, result.timed_out, result.exit_code, result.tail))
+    (ctx.out_dir / f"export-{report.name}.log").unlink(missing_ok=True)
+    return sqlite
+
+
+def export_problem(report: Path, timed_out: bool, exit_code: int | None, tail: str) -> str:
+    """Why a report could not be exported."""
+    if timed_out:
+        return f"{report}: `nsys export` did not end in time; export it by hand and analyse the .sqlite"
+    why = last_words(tail) or "it printed nothing"
+    return (
+        f"{report}: `nsys export` wrote no SQLite (exit code {exit_code}: {why}); the report may be damaged or made by "
+        "a newer nsys: export it with the version that made it"
+    )
+
+
+def _command(options: CaptureOptions, out_base: Path, work: list[str]) -> list[str]:
+    return build_nsys_cmd(
+        out_base,
+        work,
+        nsys=options.nsys,
+        trace=options.trace,
+        sample=options.sample,
+        cpuctxsw=options.cpuctxsw,
+        capture=options.capture_range,
+        capture_end=options.capture_range_end,
+        nvtx_capture=options.nvtx_capture,
+        nvtx_domain_include=options.nvtx_domain_include,
+        nvtx_domain_exclude=options.nvtx_domain_exclude,
+        cuda_graph_trace=options.cuda_graph_trace,
+        extra_args=options.extra_args,
+    )
+
+
+def _read_code(path: Path) -> int | None:
+    text = path.read_text(encoding="ascii", errors="replace").strip() if path.is_file() else ""
+    return int(text) if text.isdigit() else None
+
+
+def _require_reports(
+    ctx: StageContext,
+    options: CaptureOptions,
+    result: CommandResult,
+    code: int | None,
+    reports: list[Path],
+    out_base: Path,
+) -> None:
+    """Judge by what was written, never by the exit code alone: nsys exits with 0 when it captured nothing."""
+    log = result.log
+    said = last_words(result.tail) or "nothing"
+    if result.timed_out:
+        when = "while the workload was still running" if code is None else "although the workload had ended"
+        raise ToolError(
+            f"nsys did not end within {options.timeout_s:g} s, {when}; it and all it started were ended (log: {log}). "
+            "Raise pipeline.nsys.timeout_s, or capture less with pipeline.nsys.capture_range=nvtx"
+        )
+    if code is not None and code != 0:
+        raise CommandFailed(
+            f"the workload failed under nsys with exit code {code} (nsys itself: {result.exit_code}): {said} "
+            f"(log: {log}); run it without nsys first"
+        )
+    if reports:
+        return
+    left = find_unimported(out_base)
+    if left or "QdstrmImporter" in result.tail:
+        name = left[0].name if left else "a .qdstrm"
+        raise ToolError(
+            f"nsys left {name} and no report: it found no working QdstrmImporter. On Debian mend it with `ln -s "
+            "/usr/lib/nsight-systems/host-linux-x64 /usr/lib/x86_64-linux-gnu/nsight-systems/host-linux-x64`, "
+            f"elsewhere install the host part of Nsight Systems (log: {log})"
+        )
+    if options.capture_range != "none" and (code == 0 or result.exit_code == 0):
+        raise ProfilingError(_never_opened(ctx, options))
+    raise ToolError(f"nsys ended with exit code {result.exit_code} and wrote no report: {said} (log: {log})")
+
+
+def _never_opened(ctx: StageContext, options: CaptureOptions) -> str:
+    if options.capture_range == "cudaProfilerApi":
+        return (
+            "the capture never started: the workload did not call cudaProfilerStart (torch.cuda.profiler.start()); "
+            "call it, or set pipeline.nsys.capture_range=none"
+        )
+    if options.capture_range == "hotkey":
+        return "the capture never started: the hotkey was not pressed; set pipeline.nsys.capture_range=none"
+    try:
+        seen = _look(ctx, options)
+    except ProfilingError as error:
+        found = f"which ranges it opens could not be found out ({error})"
+    else:
+        named = ", ".join(seen[:RANGES_NAMED]) + (
+            f" and {len(seen) - RANGES_NAMED} more" if len(seen) > RANGES_NAMED else ""
+        )
+        found = (
+            f"ranges seen in an ungated look: {named}"
+            if seen
+            else (
+                "an ungated look saw no NVTX range at all; the program must emit them (torch.cuda.nvtx, or the package "
+                "nvtx<0.2.12 for nsys 2022.4 and 2023.4)"
+            )
+        )
+    return (
+        f"the NVTX range {options.nvtx_capture!r} never opened, so nsys captured nothing; {found}. Set "
+        "pipeline.nsys.nvtx_capture to one of them (NAME for the default domain, NAME@* for any)"
+    )
+
+
+def _look(ctx: StageContext, options: CaptureOptions) -> list[str]:
+    """The names of the ranges the workload opens, from a short capture without a gate."""
+    from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
+
+    ctx.say(f"nsys: the range {options.nvtx_capture!r} never opened; looking which ranges there are")
+    base = ctx.tmp_dir / "look"
+    limit = min(options.timeout_s, LOOK_SECONDS)
+    argv = build_nsys_cmd(base, workload_argv(ctx), nsys=options.nsys, trace="nvtx", duration_s=max(1, int(limit)))
+    result = ctx.run_command(
+        argv, timeout_s=limit + 60, log="look.log", cmd_file=None, cwd=workload_cwd(ctx.config), label="nsys look"
+    )
+    reports = find_reports(base)
+    if result.timed_out or not reports:
+        raise ToolError("the ungated look wrote no report")
+    timeline = read_nsys_sqlite(export_report(ctx, options.nsys, reports[0], limit))
+    return sorted({timeline.names[int(code)] for code in timeline.ranges.name})
+
+
+def _capture_notes(options: CaptureOptions, result: CommandResult, code: int | None) -> tuple[str, ...]:
+    notes = []
+    if code is None and options.ends_workload:
+        notes.append(
+            "nsys ended the workload when the capture was complete (capture_range_end="
+            f"{options.capture_range_end or 'stop-shutdown, its default'}); the workload's own results are not complete"
+        )
+    elif code is None:
+        notes.append(f"the workload's exit code is not known (nsys ended with {result.exit_code})")
+    if code == 0 and result.exit_code not in (0, None):
+        warning = re.sub(r"\s+", " ", last_words(result.tail))
+        notes.append(f"the workload succeeded, nsys ended with exit code {result.exit_code}: {warning}")
+    return tuple(notes)

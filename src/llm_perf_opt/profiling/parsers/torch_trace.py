@@ -1,0 +1,215 @@
+"""A torch profiler trace (Chrome JSON, .json or .json.gz) as a Timeline, with its operators and modules."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from llm_perf_opt.analysis.intervals import Ints
+from llm_perf_opt.analysis.operators import HostEvents
+from llm_perf_opt.analysis.timeline import Activities, Calls, Device, Ranges, Timeline, no_activities
+from llm_perf_opt.errors import ParseError
+from llm_perf_opt.profiling.parsers.nsys_columns import join_calls
+from llm_perf_opt.profiling.parsers.trace_chunks import TraceText, read_chunks
+from llm_perf_opt.profiling.parsers.trace_events import (
+    ANNOTATION,
+    CALL,
+    COPY,
+    KERNEL,
+    MODULE,
+    OPERATOR,
+    Piece,
+    PieceDecoder,
+)
+
+MAX_NAME = 4096
+_WAITS = re.compile(r"Synchronize|^cudaMemcpy$|^cuMemcpy(HtoD|DtoH|DtoD)(_v\d+)?$|^cudaFree$")
+_COLUMNS = ("start_ns", "end_ns", "name", "thread", "correlation", "device", "size_bytes", "shape")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchTrace:
+    """`operators` and `modules` share the timeline's names and threads; `shapes` is indexed by `operators.shape`."""
+
+    timeline: Timeline
+    operators: HostEvents
+    modules: HostEvents
+    shapes: tuple[str, ...]
+    events: int
+
+
+def read_torch_trace(path: Path, *, shapes: bool = False) -> TorchTrace:
+    """Read a trace; `shapes` keeps the input shapes of operators."""
+    for careful in (False, True):
+        try:
+            return _build(path, _collect(path, shapes=shapes, careful=careful))
+        except msgspec.DecodeError as error:
+            # A piece was cut in the wrong place, or the file is broken: careful cuts tell which.
+            if careful:
+                raise ParseError(f"{path}: not a readable torch profiler trace ({error})") from error
+    raise AssertionError("unreachable")
+
+
+class _Collected:
+    """Pieces put together under shared codes."""
+
+    def __init__(self) -> None:
+        self.text = TraceText()
+        self.names: dict[str, int] = {}
+        self.threads: dict[tuple[Any, Any], int] = {}
+        self.shapes: dict[bytes, int] = {}
+        self.events = self.without_time = self.backwards = 0
+        self._parts: list[dict[str, list[Ints]]] = [{c: [] for c in _COLUMNS} for _ in range(6)]
+
+    def add(self, piece: Piece) -> None:
+        name = np.array([self.names.setdefault(_cut(n), len(self.names)) for n in piece.names], np.int32)
+        thread = np.array([self.threads.setdefault(t, len(self.threads)) for t in piece.threads], np.int32)
+        shape = np.array([self.shapes.setdefault(s, len(self.shapes)) for s in piece.shapes], np.int32)
+        recode = {"name": name, "thread": thread, "shape": shape}
+        for part, table in zip(self._parts, piece.tables, strict=True):
+            for column in _COLUMNS:
+                values = table.__dict__[column]
+                part[column].append(recode[column][values] if column in recode and len(values) else values)
+        self.events += piece.events
+        self.without_time += piece.without_time
+        self.backwards += piece.backwards
+
+    def table(self, kind: int) -> dict[str, Ints]:
+        """The columns of one kind; the pieces are given up as they are joined."""
+        part = self._parts[kind]
+        joined = {}
+        for column in _COLUMNS:
+            values = part.pop(column)
+            joined[column] = np.concatenate(values) if values else np.zeros(0, np.int64)
+            del values
+        return joined
+
+
+def _collect(path: Path, *, shapes: bool, careful: bool) -> _Collected:
+    decoder, found = PieceDecoder(shapes=shapes), _Collected()
+    for data in read_chunks(path, found.text, careful=careful):
+        found.add(decoder.decode(data))
+    return found
+
+
+def _build(path: Path, found: _Collected) -> TorchTrace:
+    notes = _notes(found)
+    kernels, copies, calls = found.table(KERNEL), found.table(COPY), found.table(CALL)
+    process = np.zeros(len(calls["start_ns"]), np.int32)
+    work = [(t["correlation"], np.zeros(len(t["start_ns"]), np.int32)) for t in (kernels, copies)]
+    links = join_calls(calls["correlation"], process, work)
+    launches = np.zeros(len(process), np.bool_)
+    for link in links.calls:
+        launches[link[link >= 0]] = True
+    if links.duplicates:
+        notes.append(
+            f"{links.duplicates} host call(s) share a correlation id; the first of them is taken as the launch"
+        )
+    names = tuple(found.names)
+    waits = np.array([i for i, n in enumerate(names) if _WAITS.search(n)], np.int64)
+    ranges, modules, operators = found.table(ANNOTATION), found.table(MODULE), found.table(OPERATOR)
+    hosts = {pid for pid, _ in found.threads}
+    if len(hosts) > 1:
+        notes.append(f"{len(hosts)} host processes are in one trace and were taken as one")
+    timeline = Timeline(
+        source=path.name,
+        kind="torch",
+        producer=_producer(found.text.head),
+        schema=_text(found.text.head, "schemaVersion"),
+        names=names,
+        kernels=_activities(kernels, links.calls[0]),
+        copies=_activities(copies, links.calls[1]) if len(links.calls[1]) else no_activities(),
+        graphs=no_activities(),
+        calls=Calls(
+            start_ns=calls["start_ns"],
+            end_ns=calls["end_ns"],
+            thread=calls["thread"],
+            launches=launches,
+            waits=np.isin(calls["name"], waits),
+        ),
+        ranges=Ranges(
+            start_ns=ranges["start_ns"],
+            end_ns=ranges["end_ns"],
+            name=ranges["name"].astype(np.int64),
+            thread=ranges["thread"],
+            process_wide=np.zeros(len(ranges["name"]), np.bool_),
+        ),
+        thread_process=np.zeros(max(len(found.threads), 1), np.int64),
+        devices=_devices(found.text.head),
+        notes=tuple(notes),
+    )
+    return TorchTrace(
+        timeline=timeline,
+        operators=_host_events(operators),
+        modules=_host_events(modules),
+        shapes=tuple(s.decode("utf-8", "replace") for s in found.shapes),
+        events=found.events,
+    )
+
+
+def _activities(table: dict[str, Ints], call: Ints) -> Activities:
+    return Activities(
+        start_ns=table["start_ns"],
+        end_ns=table["end_ns"],
+        name=table["name"],
+        call=call,
+        process=np.zeros(len(call), np.int32),
+        device=np.maximum(table["device"], 0),
+        size_bytes=table["size_bytes"] if len(table["size_bytes"]) else None,
+    )
+
+
+def _host_events(table: dict[str, Ints]) -> HostEvents:
+    return HostEvents(
+        start_ns=table["start_ns"],
+        end_ns=table["end_ns"],
+        name=table["name"],
+        thread=table["thread"],
+        shape=table["shape"] if len(table["shape"]) else None,
+    )
+
+
+def _notes(found: _Collected) -> list[str]:
+    notes = []
+    if found.without_time:
+        notes.append(f"{found.without_time} event(s) have no start or no duration and are left out")
+    if found.backwards:
+        notes.append(f"{found.backwards} event(s) have a negative duration and are left out")
+    if not found.events:
+        notes.append("the trace holds no events")
+    return notes
+
+
+def _devices(head: dict[str, Any]) -> tuple[Device, ...]:
+    """The GPUs as torch describes them."""
+    listed = head.get("deviceProperties")
+    found = [d for d in listed if isinstance(d, dict) and "name" in d] if isinstance(listed, list) else []
+    return tuple(
+        Device(
+            name=str(d["name"]),
+            sm_count=d.get("numSms"),
+            memory_bytes=d.get("totalGlobalMem"),
+            compute_capability=f"{d['computeMajor']}.{d['computeMinor']}"
+            if {"computeMajor", "computeMinor"} <= d.keys()
+            else None,
+        )
+        for d in found
+    )
+
+
+def _producer(head: dict[str, Any]) -> str:
+    cuda = _text(head, "cuda_runtime_version")
+    return "torch profiler" + (
+        f", CUDA {int(cuda) // 1000}.{int(cuda) % 1000 // 10}" if cuda and cuda.isdigit() else ""
+    )
+
+
+def _text(head: dict[str, Any], key: str) -> str | None:
+    return str(head[key]) if key in head else None
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= MAX_NAME else name[:MAX_NAME] + "…"

@@ -1,0 +1,235 @@
+"""Decodes one piece of a torch profiler trace into columns, exact to the nanosecond.
+
+Times in a trace are microseconds with decimals. A float64 holds them to the nanosecond below 2**43 µs; traces whose
+times count from 1970 lie above, and their digits are read instead.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from llm_perf_opt.analysis.intervals import Ints
+
+EXACT_BELOW_US = float(2**43)
+KERNEL, COPY, CALL, OPERATOR, ANNOTATION, MODULE = range(6)
+_TS, _DUR, _NAME, _PID, _TID = (attrgetter(name) for name in ("ts", "dur", "name", "pid", "tid"))
+_KINDS = {
+    "kernel": KERNEL,
+    "gpu_memcpy": COPY,
+    "gpu_memset": COPY,
+    "Kernel": KERNEL,
+    "Memcpy": COPY,
+    "Memset": COPY,
+    "Runtime": CALL,
+    "Operator": OPERATOR,
+    "cuda_runtime": CALL,
+    "cuda_driver": CALL,
+    "cpu_op": OPERATOR,
+    "user_annotation": ANNOTATION,
+    "python_function": MODULE,
+}
+MODULE_PREFIX = "nn.Module: "
+NO_DIGITS = msgspec.Raw(b"")
+
+
+class Args(msgspec.Struct, gc=False):
+    """The arguments that are used; all others are skipped while decoding."""
+
+    correlation: int = -1
+    device: int = 0
+    bytes: int = 0
+
+
+class ShapedArgs(msgspec.Struct, gc=False):
+    """As Args, with the operator's input shapes as they stand in the file."""
+
+    correlation: int = -1
+    device: int = 0
+    bytes: int = 0
+    shapes: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input Dims")
+
+
+def _decoder(args: type[Any], time: type[Any]) -> "msgspec.json.Decoder[Any]":
+    event = msgspec.defstruct(
+        "Event",
+        [
+            ("ph", str, ""),
+            ("cat", str, ""),
+            ("name", str, ""),
+            ("pid", int | str | None, None),
+            ("tid", int | str | None, None),
+            ("ts", time, None if time is not msgspec.Raw else NO_DIGITS),
+            ("dur", float | None, None),
+            ("args", args | None, None),
+        ],
+        gc=False,
+    )
+    return msgspec.json.Decoder(list[event])  # type: ignore[valid-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows of one kind. `name`, `thread` and `shape` index the piece's own lists."""
+
+    start_ns: Ints
+    end_ns: Ints
+    name: Ints
+    thread: Ints
+    correlation: Ints
+    device: Ints
+    size_bytes: Ints
+    shape: Ints
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """What one piece held: a table per kind, the names they index, and how many events could not be used."""
+
+    tables: tuple[Table, ...]
+    names: tuple[str, ...]
+    threads: tuple[tuple[Any, Any], ...]
+    shapes: tuple[bytes, ...]
+    events: int
+    without_time: int
+    backwards: int
+
+
+class PieceDecoder:
+    """Decodes pieces; keeps its decoders between them."""
+
+    def __init__(self, *, shapes: bool) -> None:
+        args = ShapedArgs if shapes else Args
+        self._shapes = shapes
+        self._fast = _decoder(args, float | None)  # type: ignore[arg-type]
+        self._exact = _decoder(args, msgspec.Raw)
+        self._digits = False
+
+    def decode(self, data: bytes) -> Piece:
+        """Raises msgspec.DecodeError where the piece is not a list of events."""
+        text = b"[" + data + b"]"
+        if not self._digits:
+            try:
+                return self._piece(self._fast.decode(text), _from_floats)
+            except _TooLarge:
+                self._digits = True
+        return self._piece(self._exact.decode(text), _from_digits)
+
+    def _piece(self, events: list[Any], to_ns: Callable[[list[Any]], Ints]) -> Piece:
+        buckets: tuple[list[Any], ...] = tuple([] for _ in range(6))
+        by_category = {category: buckets[kind].append for category, kind in _KINDS.items()}
+        find = by_category.get
+        for event in events:
+            append = find(event.cat)
+            if append is not None:
+                append(event)
+        names, threads, shapes = Codes(), Codes(), Codes()
+        tables, unusable, backwards = [], 0, 0
+        for kind, rows in enumerate(buckets):
+            table, bad, negative = self._table(kind, rows, to_ns, names, threads, shapes)
+            tables.append(table)
+            unusable += bad
+            backwards += negative
+        return Piece(
+            tables=tuple(tables),
+            names=tuple(names),
+            threads=tuple(threads),
+            shapes=tuple(shapes),
+            events=len(events),
+            without_time=unusable,
+            backwards=backwards,
+        )
+
+    def _table(
+        self,
+        kind: int,
+        rows: list[Any],
+        to_ns: Callable[[list[Any]], Ints],
+        names: "Codes",
+        threads: "Codes",
+        shapes: "Codes",
+    ) -> tuple[Table, int, int]:
+        """The columns of one kind, and how many events had no time or a negative one."""
+        if kind == MODULE:
+            rows = [e for e in rows if e.name.startswith(MODULE_PREFIX)]
+        count = len(rows)
+        rows = [e for e in rows if e.ph == "X" and e.dur is not None and e.ts is not None and e.ts is not NO_DIGITS]
+        unusable = count - len(rows)
+        length = _to_ns(np.fromiter(map(_DUR, rows), np.float64, len(rows)))
+        negative = int((length < 0).sum())
+        if negative:
+            rows = [e for e in rows if e.dur >= 0.0]
+            length = length[length >= 0]
+        start = to_ns(rows)
+        none = np.zeros(0, np.int64)
+        on_gpu = kind in (KERNEL, COPY)
+        shaped = self._shapes and kind == OPERATOR
+        arguments = [e.args for e in rows] if on_gpu or shaped or kind == CALL else []
+        correlation = [-1 if a is None else a.correlation for a in arguments] if not shaped else []
+        shape = [shapes[b"" if a is None else bytes(a.shapes)] for a in arguments if shaped]
+        return (
+            Table(
+                start_ns=start,
+                end_ns=start + length,
+                name=np.fromiter(map(names.__getitem__, map(_NAME, rows)), np.int32, len(rows)),
+                thread=none if on_gpu else _threads(rows, threads),
+                correlation=np.array(correlation, np.int64),
+                device=np.array([0 if a is None else a.device for a in arguments], np.int32) if on_gpu else none,
+                size_bytes=np.array([0 if a is None else a.bytes for a in arguments], np.int64)
+                if kind == COPY
+                else none,
+                shape=np.array(shape, np.int32),
+            ),
+            unusable,
+            negative,
+        )
+
+
+class Codes(dict[Any, int]):
+    """Gives each new key the next number."""
+
+    def __missing__(self, key: Any) -> int:
+        code = self[key] = len(self)
+        return code
+
+
+class _TooLarge(Exception):
+    """A time is too large for a float64 to hold its nanoseconds."""
+
+
+def _threads(rows: list[Any], codes: Codes) -> Ints:
+    """Most pieces hold one thread: then one code serves all rows."""
+    if len(set(map(_TID, rows))) <= 1 and len(set(map(_PID, rows))) <= 1:
+        return np.full(len(rows), codes[(rows[0].pid, rows[0].tid)] if rows else 0, np.int32)
+    return np.fromiter((codes[(e.pid, e.tid)] for e in rows), np.int32, len(rows))
+
+
+def _from_floats(rows: list[Any]) -> Ints:
+    time = np.fromiter(map(_TS, rows), np.float64, len(rows))
+    if len(time) and float(np.abs(time).max()) >= EXACT_BELOW_US:
+        raise _TooLarge
+    return _to_ns(time)
+
+
+def _to_ns(time_us: "np.ndarray[Any, np.dtype[np.float64]]") -> Ints:
+    """Whole microseconds and the rest are converted apart: neither loses a digit."""
+    whole = np.floor(time_us)
+    out: Ints = whole.astype(np.int64) * 1000 + np.rint((time_us - whole) * 1000.0).astype(np.int64)
+    return out
+
+
+def _from_digits(rows: list[Any]) -> Ints:
+    return np.array([digits_to_ns(bytes(e.ts)) for e in rows], np.int64)
+
+
+def digits_to_ns(text: bytes) -> int:
+    """`1790857026123456.789` µs as whole nanoseconds, rounded half up."""
+    whole, _, part = text.partition(b".")
+    if not text or not (whole.lstrip(b"-").isdigit() and (part == b"" or part.isdigit())):
+        raise msgspec.DecodeError(f"{text[:40]!r} is not a time in microseconds")
+    digits = (part + b"0000")[:4]
+    ns = int(whole.lstrip(b"-")) * 1000 + int(digits[:3]) + (digits[3] >= ord("5"))
+    return -ns if whole.startswith(b"-") else ns

@@ -1,0 +1,127 @@
+"""Command lines of nsys, as pure functions, and the reading of what it left behind."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from llm_perf_opt.errors import ConfigError
+
+# Python strings are not registered strings; without this a range never opens the capture.
+NVTX_ANY_STRING = "NSYS_NVTX_PROFILER_REGISTER_ONLY=0"
+CAPTURE_ENDS = re.compile(r"none|stop|stop-shutdown|repeat(:[1-9]\d*)?|repeat-shutdown:[1-9]\d*")
+CAPTURE_ENDS_WORDS = "none, stop, stop-shutdown, repeat, repeat:N or repeat-shutdown:N (N a whole number of at least 1)"
+# The kernel summary's name in new and in old versions.
+KERNEL_SUMMARY_NAMES = ("cuda_gpu_kern_sum", "gpukernsum")
+# Runs the workload and writes its exit code down, because nsys replaces it by its own or passes it on unmarked.
+_KEEP_EXIT_CODE = '"$@"; code=$?; echo "$code" > "$0"; exit "$code"'
+
+
+def build_nsys_cmd(
+    out_base: Path | str,
+    work_argv: Sequence[str],
+    *,
+    nsys: str = "nsys",
+    trace: str = "cuda,nvtx,osrt",
+    sample: str = "none",
+    cpuctxsw: str = "none",
+    capture: str = "none",
+    capture_end: str | None = None,
+    nvtx_capture: str | None = None,
+    nvtx_domain_include: str | None = None,
+    nvtx_domain_exclude: str | None = None,
+    cuda_graph_trace: str = "node",
+    duration_s: int | None = None,
+    extra_args: Sequence[str] = (),
+) -> list[str]:
+    """`nsys profile` around a workload. Writes `<out_base>.nsys-rep`, or `<out_base>.N.nsys-rep` when repeating."""
+    if capture == "nvtx" and not (nvtx_capture or "").strip():
+        raise ConfigError("nvtx_capture: needed because capture_range is nvtx, allowed: the name of an NVTX range")
+    argv = [
+        nsys,
+        "profile",
+        f"--output={out_base}",
+        "--force-overwrite=true",
+        f"--trace={trace}",
+        # Both are passed even when off: left out, nsys samples the process tree and traces context switches.
+        f"--sample={sample}",
+        f"--cpuctxsw={cpuctxsw}",
+    ]
+    if "cuda" in trace.split(","):
+        argv.append(f"--cuda-graph-trace={cuda_graph_trace}")
+    if capture != "none":
+        argv.append(f"--capture-range={capture}")
+        if capture_end:
+            argv.append(f"--capture-range-end={capture_end}")
+    if capture == "nvtx":
+        argv.append(f"--nvtx-capture={nvtx_capture}")
+        argv.append(f"--env-var={NVTX_ANY_STRING}")
+    if nvtx_domain_include:
+        argv.append(f"--nvtx-domain-include={nvtx_domain_include}")
+    if nvtx_domain_exclude:
+        argv.append(f"--nvtx-domain-exclude={nvtx_domain_exclude}")
+    if duration_s is not None:
+        argv.append(f"--duration={duration_s}")
+    return [*argv, *extra_args, *work_argv]
+
+
+def build_nsys_export_cmd(report: Path | str, sqlite: Path | str, *, nsys: str = "nsys") -> list[str]:
+    """`nsys export` of a report to SQLite."""
+    return [
+        nsys,
+        "export",
+        "--type=sqlite",
+        "--quiet=true",
+        "--force-overwrite=true",
+        f"--output={sqlite}",
+        str(report),
+    ]
+
+
+def build_nsys_stats_cmd(
+    report: Path | str, *, report_name: str, out_base: Path | str | None = None, nsys: str = "nsys"
+) -> list[str]:
+    """`nsys stats` of one report as CSV. A stale export beside a `.nsys-rep` is never reused."""
+    argv = [nsys, "stats", f"--report={report_name}", "--format=csv"]
+    if not str(report).endswith(".sqlite"):
+        argv.append("--force-export=true")
+    if out_base is not None:
+        argv += ["--force-overwrite=true", f"--output={out_base}"]
+    return [*argv, str(report)]
+
+
+def build_nsys_help_reports_cmd(*, nsys: str = "nsys") -> list[str]:
+    """Ask which reports this version has; an unknown name would print an error and still exit with 0."""
+    return [nsys, "stats", "--help-reports"]
+
+
+def pick_report_name(help_reports: str, wanted: Sequence[str] = KERNEL_SUMMARY_NAMES) -> str | None:
+    """The first of the names this version lists, or None."""
+    known = set(re.findall(r"^\s+([a-z0-9_]+)(?:\[[^\]]*\])?(?:\s+--|$)", help_reports, re.MULTILINE))
+    return next((name for name in wanted if name in known), None)
+
+
+def keep_exit_code(work_argv: Sequence[str], code_file: Path) -> list[str]:
+    """The workload under a shell that writes its exit code to a file, so that it is not confused with nsys's."""
+    return ["sh", "-c", _KEEP_EXIT_CODE, str(code_file), *work_argv]
+
+
+def find_reports(out_base: Path) -> list[Path]:
+    """All reports of one capture in order: `run.nsys-rep`, or `run.1.nsys-rep`, `run.2.nsys-rep`, …"""
+    single = out_base.with_name(out_base.name + ".nsys-rep")
+    if single.is_file():
+        return [single]
+    numbered = []
+    for path in out_base.parent.glob(f"{_literal(out_base.name)}.*.nsys-rep"):
+        number = path.name.removeprefix(out_base.name + ".").removesuffix(".nsys-rep")
+        if number.isdigit():
+            numbered.append((int(number), path))
+    return [path for _, path in sorted(numbered)]
+
+
+def find_unimported(out_base: Path) -> list[Path]:
+    """Captures nsys could not turn into a report."""
+    return sorted(out_base.parent.glob(f"{_literal(out_base.name)}*.qdstrm"))
+
+
+def _literal(name: str) -> str:
+    return re.sub(r"([*?\[])", r"[\1]", name)

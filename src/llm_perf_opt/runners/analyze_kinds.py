@@ -1,0 +1,48 @@
+"""What kind of capture a file is, by its name and its first bytes."""
+
+from pathlib import Path
+
+from llm_perf_opt.errors import ParseError
+
+NSYS, SUMMARY, TORCH, NCU = "nsys", "nsys_summary", "torch", "ncu"
+_BY_ENDING = {
+    ".nsys-rep": NSYS,
+    ".qdrep": NSYS,
+    ".sqlite": NSYS,
+    ".json": TORCH,
+    ".json.gz": TORCH,
+    ".ncu-rep": NCU,
+    ".csv.gz": NCU,
+    ".csv.xz": NCU,
+}
+
+
+def kind_of(path: Path) -> str:
+    """The kind, or a ParseError that says what is accepted."""
+    name = path.name.lower()
+    if name.endswith(".qdstrm"):
+        raise ParseError(
+            f"{path}: a raw capture that nsys has not imported; run `QdstrmImporter -i {path.name}` of Nsight Systems' "
+            "host part and give the report it writes"
+        )
+    head = _head(path)
+    for ending, kind in _BY_ENDING.items():
+        if name.endswith(ending):
+            return kind
+    if name.endswith(".csv"):
+        return SUMMARY if b"Total Time (ns)" in head and b"Instances" in head else NCU
+    if head.startswith(b"SQLite format 3"):
+        return NSYS
+    if head.startswith(b"\x1f\x8b") or head.lstrip()[:1] in (b"{", b"["):
+        return TORCH
+    raise ParseError(
+        f"{path}: not a capture this command knows, allowed: .nsys-rep, .sqlite, .json, .json.gz, .ncu-rep, .csv"
+    )
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(4096)
+    except OSError as error:
+        raise ParseError(f"{path}: could not be read ({error.strerror or error})") from error

@@ -1,0 +1,156 @@
+"""Reads the files given to `llm-perf analyze` and analyses them together."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llm_perf_opt.analysis.capture import CaptureAnalysis, analyze_timelines
+from llm_perf_opt.analysis.kernel_table import KernelRow
+from llm_perf_opt.analysis.timeline import Timeline
+from llm_perf_opt.core.process import allowed_environment, run_command
+from llm_perf_opt.errors import ToolError
+from llm_perf_opt.runners.analyze_kinds import NCU, NSYS, SUMMARY, TORCH
+
+if TYPE_CHECKING:
+    from llm_perf_opt.analysis.ncu_rows import NcuAnalysis
+
+EXPORT_TIMEOUT_S = 1800.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The analysis, what only one kind of file adds to it, and what was said while reading."""
+
+    kind: str
+    analysis: CaptureAnalysis
+    extra: dict[str, Any]
+    notes: tuple[str, ...]
+    ncu: "NcuAnalysis | None"
+
+
+def read_captures(files: Sequence[Path], kinds: Sequence[str], scratch: Path) -> Found:
+    """All files of one run. `scratch` takes exports of .nsys-rep files."""
+    by_kind = {kind: [f for f, k in zip(files, kinds, strict=True) if k == kind] for kind in dict.fromkeys(kinds)}
+    kind = next((k for k in kinds if k != NCU), NCU)
+    extra: dict[str, Any] = {}
+    notes: list[str] = []
+    timelines: list[Timeline] = []
+    if kind == NSYS:
+        timelines, notes = _read_nsys(by_kind[NSYS], scratch)
+    elif kind == TORCH:
+        timelines, extra, notes = _read_torch(by_kind[TORCH])
+    analysis = analyze_timelines(timelines)
+    if kind == SUMMARY:
+        analysis = _from_summary(analysis, by_kind[SUMMARY][0])
+    ncu = _read_ncu(by_kind[NCU], analysis.kernels) if NCU in by_kind else None
+    if ncu is not None:
+        extra["ncu"] = ncu.to_json()
+        notes += [f"ncu: {note}" for note in ncu.notes]
+    return Found(kind=kind, analysis=analysis, extra=extra, notes=tuple(notes), ncu=ncu)
+
+
+def _read_nsys(files: Sequence[Path], scratch: Path) -> tuple[list[Timeline], list[str]]:
+    from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
+
+    timelines: list[Timeline] = []
+    notes: list[str] = []
+    for index, path in enumerate(files):
+        sqlite = path
+        if path.suffix in (".nsys-rep", ".qdrep"):
+            sqlite, said = _export(path, scratch / f"{index}")
+            notes += said
+        timelines.append(replace(read_nsys_sqlite(sqlite), source=str(path)))
+    return timelines, notes
+
+
+def _export(report: Path, folder: Path) -> tuple[Path, list[str]]:
+    """Export a report with nsys; without nsys, an export beside it that is not older is used and said."""
+    from llm_perf_opt.profiling.nsys_capture import export_problem
+    from llm_perf_opt.profiling.vendor.nsys import build_nsys_export_cmd
+
+    nsys = shutil.which("nsys")
+    beside = report.with_suffix(".sqlite")
+    if nsys is None:
+        if beside.is_file() and beside.stat().st_mtime >= report.stat().st_mtime:
+            return beside, [f"{report}: nsys is not installed, its export {beside.name} was read instead"]
+        raise ToolError(
+            f"{report}: reading a report needs nsys, which is not installed; where it is, run "
+            f"`nsys export --type sqlite {report.name}` and analyse the .sqlite"
+        )
+    folder.mkdir(parents=True)
+    sqlite = folder / beside.name
+    result = run_command(
+        build_nsys_export_cmd(report.resolve(), sqlite, nsys=nsys),
+        env=allowed_environment(os.environ),
+        timeout_s=EXPORT_TIMEOUT_S,
+        log=folder / "export.log",
+    )
+    if result.timed_out or not sqlite.is_file():
+        raise ToolError(export_problem(report, result.timed_out, result.exit_code, result.tail))
+    return sqlite, []
+
+
+def _read_torch(files: Sequence[Path]) -> tuple[list[Timeline], dict[str, Any], list[str]]:
+    from llm_perf_opt.analysis.module_table import ModuleRow, module_rows
+    from llm_perf_opt.analysis.operators import merge_operators, operator_rows
+    from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+
+    timelines, operators, notes = [], [], []
+    modules: list[ModuleRow] = []
+    for path in files:
+        trace = read_torch_trace(path)
+        timelines.append(replace(trace.timeline, source=str(path)))
+        operators.append(operator_rows(trace.timeline, trace.operators))
+        modules += module_rows(trace.timeline, trace.modules)
+        if not len(trace.modules):
+            notes.append(f"{path}: no module ranges (record with with_stack or with_modules to see them)")
+    extra = {
+        "operators": [asdict(row) for row in merge_operators(operators)],
+        "modules": [asdict(row) for row in modules],
+    }
+    return timelines, extra, notes
+
+
+def _from_summary(empty: CaptureAnalysis, path: Path) -> CaptureAnalysis:
+    """A kernel summary has kernels and nothing else."""
+    from llm_perf_opt.analysis.capture import SourceRow
+    from llm_perf_opt.profiling.parsers.nsys_csv import read_kernel_summary, to_kernel_rows
+
+    kernels: tuple[KernelRow, ...] = to_kernel_rows(read_kernel_summary(path), source=str(path))
+    count, time_ns = sum(k.instances for k in kernels), sum(k.total_ns for k in kernels)
+    source = SourceRow(
+        path=str(path),
+        kind=SUMMARY,
+        producer=None,
+        schema=None,
+        kernel_count=count,
+        kernel_names=len({k.name for k in kernels}),
+        kernel_ns=time_ns,
+        gpu_busy_ns=None,
+        gpu_span_ns=None,
+        range_count=0,
+        notes=(),
+    )
+    nothing = {"busy_ns": None, "span_ns": None, "idle_ns": None, "idle": None}
+    return replace(
+        empty,
+        sources=(source,),
+        gpu={**empty.gpu, **nothing, "kernel_count": count, "kernel_ns": time_ns},
+        kernels=kernels,
+        notes=(f"{path}: a kernel summary holds no times of day, so there is no busy or idle time and no range",),
+    )
+
+
+def _read_ncu(files: Sequence[Path], kernels: Sequence[KernelRow]) -> "NcuAnalysis":
+    from llm_perf_opt.analysis.ncu import analyze_ncu, join_nsys
+    from llm_perf_opt.analysis.ncu_rows import NsysKernel
+    from llm_perf_opt.profiling.parsers.ncu_csv import merge_launches
+    from llm_perf_opt.profiling.parsers.ncu_report import load_ncu
+
+    analysis = analyze_ncu(merge_launches(load_ncu(path) for path in files))
+    if not kernels:
+        return analysis
+    return join_nsys(analysis, [NsysKernel(name=k.name, instances=k.instances, total_ns=k.total_ns) for k in kernels])

@@ -1,0 +1,75 @@
+"""Writes the analysis of given captures as a run directory, as if the stages had run."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from llm_perf_opt.core.manifest import RunManifest, write_manifest
+from llm_perf_opt.core.records import Metric, StageFile, StageRecord
+from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.profiling.capture_files import capture_metrics, write_analysis, write_operators
+from llm_perf_opt.report.write import write_reports
+from llm_perf_opt.runners.analyze_kinds import NCU, TORCH
+from llm_perf_opt.runners.analyze_read import Found
+
+
+def require_free(output: Path) -> None:
+    """Refuse a directory that holds something before any work is done."""
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ConfigError(f"-o {output}: exists and is not an empty directory, allowed: a new or an empty one")
+
+
+def write_run(output: Path, files: Sequence[Path], found: Found) -> None:
+    """Files, manifest and reports."""
+    run_dir = output.expanduser().resolve()
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    stages = [] if found.kind == NCU else [_timeline_stage(run_dir, found, now)]
+    if found.ncu is not None:
+        stages.append(_ncu_stage(run_dir, found, now))
+    gpus = [str(device["name"]) for device in found.analysis.gpu["devices"]]
+    manifest = RunManifest(
+        run_id=run_dir.name,
+        created_at=now,
+        status="ok",
+        config={"analyze": {"files": [str(file) for file in files]}},
+        environment={"gpus": gpus},
+        stages=tuple(stages),
+    )
+    write_manifest(run_dir, manifest)
+    write_reports(run_dir)
+
+
+def _timeline_stage(run_dir: Path, found: Found, now: str) -> StageRecord:
+    name = "torch_profiler" if found.kind == TORCH else "nsys"
+    extra = {key: value for key, value in found.extra.items() if key != "ncu"}
+    files = write_analysis(run_dir / name, found.analysis, extra)
+    if found.kind == TORCH:
+        path = write_operators(run_dir / name / "operators.csv", found.extra["operators"])
+        files.append(StageFile(role="operators_csv", path=path))
+    return StageRecord(
+        name=name,
+        status="ok",
+        started_at=now,
+        files=tuple(files),
+        metrics=capture_metrics(found.analysis, source=f"{name}/analysis.json", kind=found.kind),
+        notes=found.analysis.notes,
+    )
+
+
+def _ncu_stage(run_dir: Path, found: Found, now: str) -> StageRecord:
+    from llm_perf_opt.profiling.ncu_results import write_kernels
+
+    assert found.ncu is not None
+    folder = run_dir / "ncu"
+    folder.mkdir(parents=True, exist_ok=True)
+    launches = Metric(
+        value=found.ncu.launches, unit="count", how="launches in the ncu files given", source="ncu/kernels.json"
+    )
+    return StageRecord(
+        name="ncu",
+        status="ok",
+        started_at=now,
+        files=tuple(write_kernels(found.ncu, folder)),
+        metrics={"ncu_launches": launches},
+        notes=found.ncu.notes,
+    )

@@ -1,0 +1,170 @@
+"""The analysis of a capture as plain tables for a terminal."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from llm_perf_opt.analysis.capture import CaptureAnalysis
+
+NAME_WIDTH = 60
+
+
+def render_analysis(analysis: CaptureAnalysis, extra: dict[str, Any], *, top: int) -> str:
+    """All that a reader needs first: what was read, ranges, kernels, findings, notes."""
+    parts = [_sources(analysis), _gpu(analysis), _ranges(analysis), _kernels(analysis, top), _copies(analysis)]
+    if "operators" in extra:
+        parts.append(_operators(extra["operators"], top))
+    if "ncu" in extra:
+        parts.append(_ncu(extra["ncu"], top))
+    parts += [_findings(analysis), _notes(analysis)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _sources(analysis: CaptureAnalysis) -> str:
+    rows = [
+        (
+            s.path,
+            s.producer or s.kind,
+            s.schema or "–",
+            f"{s.kernel_count:,}",
+            _ms(s.kernel_ns),
+            "–" if s.gpu_busy_ns is None else _ms(s.gpu_busy_ns),
+        )
+        for s in analysis.sources
+    ]
+    if not rows:
+        return ""
+    return _table(("file", "made by", "schema", "kernels", "kernel ms", "busy ms"), rows)
+
+
+def _gpu(analysis: CaptureAnalysis) -> str:
+    gpu = analysis.gpu
+    if not gpu["span_ns"]:
+        return ""
+    idle = gpu["idle"]
+    busy = f"busy {_ms(gpu['busy_ns'])} ms of {_ms(gpu['span_ns'])} ms ({gpu['busy_ns'] / gpu['span_ns']:.1%})"
+    return (
+        f"GPU {gpu['name'] or '(not named in the capture)'}: {busy}; idle {_ms(gpu['idle_ns'])} ms: "
+        f"{_ms(idle['waiting_for_host_ns'])} waiting for the host, {_ms(idle['between_kernels_ns'])} between kernels, "
+        f"{_ms(idle['waiting_for_copy_or_sync_ns'])} waiting for copies or synchronisation, "
+        f"{_ms(idle['unattributed_ns'])} unattributed"
+    )
+
+
+def _ranges(analysis: CaptureAnalysis) -> str:
+    rows = [
+        (
+            r.name[:NAME_WIDTH],
+            f"{r.instances:,}",
+            _ms(r.wall_ns),
+            f"{r.kernel_count:,}",
+            _ms(r.gpu_busy_ns),
+            _ms(r.gpu_idle_ns),
+            _ms(r.idle.waiting_for_host_ns),
+            _ms(r.idle.between_kernels_ns),
+            _ms(r.idle.waiting_for_copy_or_sync_ns),
+            f"{r.last.gpu_busy_ns / 1e6:.3f} of {r.last.wall_ns / 1e6:.2f}",
+        )
+        for r in analysis.ranges[:40]
+    ]
+    head = (
+        "range", "n", "wall ms", "kernels", "busy ms", "idle ms", "host ms", "between ms", "copy/sync ms",
+        "last: busy ms",
+    )  # fmt: skip
+    if not rows:
+        return "no NVTX or user ranges in the capture" if analysis.measured else ""
+    return _table(head, rows)
+
+
+def _kernels(analysis: CaptureAnalysis, top: int) -> str:
+    rows = [
+        (
+            f"{k.time_pct:.1f}",
+            _ms(k.total_ns),
+            f"{k.instances:,}",
+            f"{k.avg_ns / 1e3:.1f}",
+            k.kernel_class,
+            k.short_name,
+        )
+        for k in analysis.kernels[:top]
+    ]
+    return _table(("%", "total ms", "n", "avg µs", "class", "kernel"), rows) if rows else ""
+
+
+def _copies(analysis: CaptureAnalysis) -> str:
+    rows = [
+        (c.kind, f"{c.instances:,}", _ms(c.total_ns), "–" if c.size_bytes is None else f"{c.size_bytes / 1e6:.3f}")
+        for c in analysis.copies
+    ]
+    return _table(("copies and sets", "n", "total ms", "MB"), rows) if rows else ""
+
+
+def _operators(operators: Sequence[dict[str, Any]], top: int) -> str:
+    rows = [
+        (
+            o["name"][:NAME_WIDTH],
+            f"{o['calls']:,}",
+            _ms(o["self_cpu_ns"]),
+            _ms(o["total_cpu_ns"]),
+            _ms(o["self_device_ns"]),
+            _ms(o["total_device_ns"]),
+        )
+        for o in operators[:top]
+    ]
+    return _table(("operator", "calls", "self CPU ms", "CPU ms", "self GPU ms", "GPU ms"), rows) if rows else ""
+
+
+def _ncu(ncu: dict[str, Any], top: int) -> str:
+    """Kernels as ncu measured them."""
+
+    def number(value: float | None, scale: float = 1.0) -> str:
+        return "–" if value is None else f"{value / scale:,.1f}"
+
+    rows = [
+        (
+            str(k["launches"]),
+            number(k["duration_ns"], 1e3),
+            k["bound"],
+            number(k["compute_sol_pct"]),
+            number(k["memory_sol_pct"]),
+            number(k["occupancy_pct"]),
+            number(k["nsys_time_pct"]),
+            k["short"],
+        )
+        for k in ncu["kernels"][:top]
+    ]
+    head = ("launches", "mean µs", "bound", "compute %", "memory %", "occupancy %", "of timeline %", "kernel")
+    return _table(head, rows) if rows else "ncu: no kernel in the files given"
+
+
+def _findings(analysis: CaptureAnalysis) -> str:
+    lines = []
+    for finding in analysis.findings:
+        gain = f" (at most {finding.max_gain:.1f}x)" if finding.max_gain is not None else ""
+        lines.append(f"* {finding.title}{gain}")
+        lines += [f"    - {evidence}" for evidence in finding.evidence]
+        lines.append(f"    remedy: {finding.remedy}")
+    return "findings\n" + "\n".join(lines) if lines else ""
+
+
+def _notes(analysis: CaptureAnalysis) -> str:
+    return "notes\n" + "\n".join(f"* {note}" for note in analysis.notes) if analysis.notes else ""
+
+
+def _ms(time_ns: int) -> str:
+    return f"{time_ns / 1e6:,.3f}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their content; numbers to the right."""
+    widths = [max(len(str(row[i])) for row in (head, *rows)) for i in range(len(head))]
+    right = [all(_is_number(row[i]) for row in rows) for i in range(len(head))]
+
+    def line(row: Sequence[str]) -> str:
+        cells = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)]
+        return "  ".join(cells).rstrip()
+
+    return "\n".join([line(head), line(["-" * w for w in widths]), *(line(row) for row in rows)])
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(",", "").replace(".", "").replace("–", "").replace("-", "").isdigit() or text == "–"
