@@ -161,6 +161,14 @@ def test_the_chosen_kernels_and_launches_reach_ncu(fake: Run) -> None:
     assert argv[-3:] == list(PROGRAM)
 
 
+def test_a_name_base_that_cannot_be_used_is_said(fake: Run) -> None:
+    output = fake.stage(ncu_cli=NcuCli(kernel_name_base="mangled"), max_kernels=1)
+    assert (
+        "kernels are matched by their demangled name, not the mangled one: a timeline has no mangled names"
+        in output.notes
+    )
+
+
 def test_chosen_kernels_that_were_not_met_are_named(fake: Run) -> None:
     output = fake.stage(max_kernels=6)
     (note,) = [n for n in output.notes if "not met" in n]

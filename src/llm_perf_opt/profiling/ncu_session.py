@@ -112,7 +112,7 @@ def prepare(cfg: "NcuConfig", ctx: StageContext, ncu: str) -> Prepared:
         selection=selection,
         plan=plan,
         capture=_capture(cfg, include, ncu, shot),
-        notes=_selection_notes(cfg, selection),
+        notes=(*_selection_notes(cfg, selection), *_base_note(cli.kernel_name_base, str(shot["kernel_name_base"]))),
     )
 
 
@@ -175,6 +175,15 @@ def _selection_notes(cfg: "NcuConfig", selection: Selection | None) -> tuple[str
     if selection.excluded:
         out.append(f"left out by pipeline.ncu.exclude or as initialisation: {len(selection.excluded)} kernels")
     return tuple(out)
+
+
+def _base_note(asked: str, used: str) -> tuple[str, ...]:
+    if asked == used:
+        return ()
+    why = (
+        "a timeline has no mangled names" if asked == "mangled" else "the pattern of demangled names would be too long"
+    )
+    return (f"kernels are matched by their {used} name, not the {asked} one: {why}",)
 
 
 def _capture_notes(cfg: "NcuConfig", captured: Captured, prepared: Prepared, analysis: NcuAnalysis) -> tuple[str, ...]:
