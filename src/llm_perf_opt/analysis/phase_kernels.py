@@ -1,7 +1,7 @@
 """Kernels by phase: what each takes in one step, with what ncu knows of it."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from llm_perf_opt.analysis.diagnosis import WHOLE_CAPTURE
 from llm_perf_opt.analysis.facts import GpuFacts, KernelFacts, Known, PhaseFacts, PhaseKernel, RunFacts
@@ -52,8 +52,20 @@ def _slice(phase: PhaseFacts, gpu: GpuFacts, by_name: dict[str, KernelFacts]) ->
         wall_ms=wall,
         busy_ms=gpu.busy_ms,
         is_launch_bound=gpu.busy_ms < (1 - LAUNCH_BOUND_IDLE) * reference,
-        rows=tuple((k, by_name.get(k.name)) for k in gpu.kernels or ()),
+        rows=tuple((k, _in_phase(by_name.get(k.name), phase.name)) for k in gpu.kernels or ()),
     )
+
+
+def _in_phase(kernel: KernelFacts | None, phase: str) -> KernelFacts | None:
+    """Without what ncu measured elsewhere: the same kernel on another phase's shapes is another matter."""
+    if kernel is None or kernel.ncu is None or measured_in(kernel.ncu.ranges, phase):
+        return kernel
+    return replace(kernel, ncu=None)
+
+
+def measured_in(ranges: Sequence[str], phase: str) -> bool:
+    """Whether ncu's launches came from a phase; without ranges nobody knows, and the phase gets the benefit."""
+    return not ranges or any(phase in text for text in ranges)
 
 
 def _whole(kernel: KernelFacts) -> PhaseKernel:

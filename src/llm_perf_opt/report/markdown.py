@@ -1,28 +1,9 @@
-"""The run as one markdown page: stages, numbers with their source, files."""
+"""Pieces every markdown page is made of: safe text, tables, footnotes with the sources of numbers."""
 
-from llm_perf_opt.core.manifest import RunManifest
-from llm_perf_opt.core.records import Metric, StageRecord
+from collections.abc import Iterable, Sequence
 
-
-def render_report(manifest: RunManifest) -> str:
-    lines = [f"# Run {manifest.run_id}", "", f"Status: {manifest.status}. Started: {manifest.created_at}.", ""]
-    lines += ["| stage | status | time | reason |", "| --- | --- | --- | --- |"]
-    lines += [_stage_row(stage) for stage in manifest.stages]
-    for stage in manifest.stages:
-        if stage.metrics:
-            lines += ["", f"## {stage.name}", "", "| number | value | how | source |", "| --- | --- | --- | --- |"]
-            lines += [_metric_row(name, metric) for name, metric in stage.metrics.items()]
-        lines += ["", *(f"- {note}" for note in stage.notes)] if stage.notes else []
-    return "\n".join(lines) + "\n"
-
-
-def _stage_row(stage: StageRecord) -> str:
-    seconds = "" if stage.duration_s is None else f"{stage.duration_s:.1f} s"
-    return f"| {stage.name} | {stage.status} | {seconds} | {escape(stage.reason or '')} |"
-
-
-def _metric_row(name: str, metric: Metric) -> str:
-    return f"| {name} | {format_metric(metric)} | {escape(metric.how)} | {escape(metric.source or '')} |"
+from llm_perf_opt.core.records import Metric
+from llm_perf_opt.report.view.shown import Cell, Missing
 
 
 def format_metric(metric: Metric) -> str:
@@ -42,3 +23,41 @@ def format_value(value: float | int | str) -> str:
 def escape(text: str) -> str:
     """Text safe inside a markdown table cell."""
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+def code(text: str) -> str:
+    """Text as code, safe in a table: inside backticks only the bar and the backtick itself need care."""
+    return "`" + " ".join(text.replace("`", "'").replace("|", "\\|").split()) + "`"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
+    """A table; columns in `right` are aligned right. Cells must be safe already."""
+    marks = ["---:" if i in right else "---" for i in range(len(header))]
+    return [_line(header), _line(marks), *(_line(row) for row in rows)]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+class Footnotes:
+    """Sources of numbers, each once, numbered in the order they come up."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def mark(self, how: str, source: str | None) -> str:
+        """The mark to put behind a number, or nothing when there is nothing to say."""
+        text = ": ".join(part for part in (code(source) if source else "", escape(how)) if part)
+        if not text:
+            return ""
+        return f"[^{self._numbers.setdefault(text, len(self._numbers) + 1)}]"
+
+    def cell(self, cell: Cell) -> str:
+        """A value with its mark, or unknown with its reason."""
+        if isinstance(cell, Missing):
+            return f"unknown: {escape(cell.text)}"
+        return escape(cell.text) + self.mark(cell.how, cell.source)
+
+    def lines(self) -> list[str]:
+        return [f"[^{number}]: {text}" for text, number in self._numbers.items()]

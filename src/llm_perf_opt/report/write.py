@@ -1,14 +1,29 @@
-"""Renders every report of a run from its manifest."""
+"""Renders every report of a run from its manifest and the files it names."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from llm_perf_opt.core.manifest import read_manifest
-from llm_perf_opt.report.markdown import render_report
+from llm_perf_opt.report.kernels_page import render_kernels_page
+from llm_perf_opt.report.report_md import render_report_md
+from llm_perf_opt.report.run_files import read_run_files
+from llm_perf_opt.report.summary_md import render_summary_md
+from llm_perf_opt.report.view.report import ReportView, build_view
+
+# The main report first.
+RENDERERS: tuple[tuple[str, Callable[[ReportView], str]], ...] = (
+    ("report.md", render_report_md),
+    ("kernels.md", render_kernels_page),
+    ("stakeholder_summary.md", render_summary_md),
+)
 
 
 def write_reports(run_dir: Path) -> list[Path]:
     """Write the reports beside the manifest; returns their paths, the main one first."""
-    manifest = read_manifest(run_dir)
-    path = run_dir / "report.md"
-    path.write_text(render_report(manifest), encoding="utf-8")
-    return [path]
+    view = build_view(read_run_files(read_manifest(run_dir), run_dir))
+    paths = []
+    for name, render in RENDERERS:
+        path = run_dir / name
+        path.write_text(render(view), encoding="utf-8")
+        paths.append(path)
+    return paths

@@ -1,0 +1,85 @@
+"""Applies every rule to a run's figures and orders what they find by the time it could save."""
+
+from collections.abc import Callable, Sequence
+
+from llm_perf_opt.analysis.diagnosis import Diagnosis, Evidence
+from llm_perf_opt.analysis.facts import PHASES, Known, RunFacts
+from llm_perf_opt.analysis.findings import Finding
+from llm_perf_opt.analysis.rules.above_bound import find_above_bound
+from llm_perf_opt.analysis.rules.dtype_miss import find_dtype_misses
+from llm_perf_opt.analysis.rules.host_gaps import find_host_gaps
+from llm_perf_opt.analysis.rules.host_waits import find_host_waits
+from llm_perf_opt.analysis.rules.kernel_gaps import find_kernel_gaps
+from llm_perf_opt.analysis.rules.kv_growth import find_kv_growth
+from llm_perf_opt.analysis.rules.low_occupancy import find_low_occupancy
+from llm_perf_opt.analysis.rules.memory_bound import find_memory_bound
+from llm_perf_opt.analysis.rules.needless_copies import find_needless_copies
+from llm_perf_opt.analysis.rules.profiler_overhead import find_profiler_overhead
+from llm_perf_opt.analysis.rules.small_gemm import find_small_gemms
+from llm_perf_opt.analysis.rules.throttling import find_throttling
+from llm_perf_opt.analysis.rules.unfused_elementwise import find_unfused_elementwise
+
+RULES: tuple[Callable[[RunFacts], list[Diagnosis]], ...] = (
+    find_host_gaps,
+    find_host_waits,
+    find_kernel_gaps,
+    find_above_bound,
+    find_memory_bound,
+    find_small_gemms,
+    find_unfused_elementwise,
+    find_needless_copies,
+    find_low_occupancy,
+    find_dtype_misses,
+    find_kv_growth,
+    find_throttling,
+    find_profiler_overhead,
+)
+# A range of a capture that is a phase of the run: its clean time says more than the capture's.
+PHASE_RANGES = (*PHASES, "decode_step")
+
+
+def diagnose(facts: RunFacts, capture_findings: Sequence[Finding] = ()) -> tuple[Diagnosis, ...]:
+    """All findings, the ones that could save most of a request first; those without a time come last."""
+    found = [diagnosis for rule in RULES for diagnosis in rule(facts)]
+    found += [_adopt(finding) for finding in capture_findings if not _is_covered(finding, facts)]
+    return tuple(sorted(found, key=lambda d: _order(d, facts)))
+
+
+def saved_in_request_ms(diagnosis: Diagnosis, facts: RunFacts) -> float | None:
+    """The most a whole request could get shorter; None when the number of steps or the time is not known."""
+    if diagnosis.saves_ms is None or diagnosis.phase is None:
+        return None
+    phase = facts.phases.get(diagnosis.phase)
+    steps = phase.steps_per_request if phase is not None else None
+    return None if steps is None else diagnosis.saves_ms * steps
+
+
+def _order(diagnosis: Diagnosis, facts: RunFacts) -> tuple[bool, bool, float, float]:
+    """By time of a request; a caveat that hides the saving comes after what saves for sure."""
+    request = saved_in_request_ms(diagnosis, facts)
+    saved = request if request is not None else diagnosis.saves_ms
+    return (saved is None, diagnosis.saves_ms is None, -(saved or 0.0), -(diagnosis.gain or 0.0))
+
+
+def _is_covered(finding: Finding, facts: RunFacts) -> bool:
+    """Whether a phase with a clean time speaks for this finding's range."""
+    name = finding.title.split(" ", 1)[0]
+    if name not in PHASE_RANGES:
+        return False
+    phase = facts.phases.get("decode" if name == "decode_step" else name)
+    return phase is not None and isinstance(phase.wall, Known)
+
+
+def _adopt(finding: Finding) -> Diagnosis:
+    """A finding of a capture as it is; its times are the profiler's, so it promises a factor and no milliseconds."""
+    return Diagnosis(
+        rule=finding.rule,
+        title=finding.title,
+        phase=None,
+        evidence=tuple(Evidence(text=text, source=finding.source) for text in finding.evidence),
+        remedy=finding.remedy,
+        saves_ms=None,
+        gain=finding.max_gain,
+        confidence=finding.confidence,
+        caveat="measured under the profiler, which slows the host: a clean pass would show less idle time",
+    )

@@ -1,0 +1,154 @@
+"""What the waterfall and the rules look at: a run's figures, each known with its source or unknown with a reason."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from llm_perf_opt.analysis.ncu_rows import NcuKernel
+from llm_perf_opt.analysis.range_table import Idle
+
+PHASES = ("prefill", "decode")
+PER = {"prefill": "per prompt", "decode": "per token"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """A figure. `how` says how it was obtained, `source` the file it can be checked against."""
+
+    value: float
+    unit: str
+    how: str
+    source: str | None = None
+    is_estimate: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unknown:
+    """No figure: why, and what to switch on to get it."""
+
+    reason: str
+    enable: str | None = None
+
+
+Quantity = Known | Unknown
+
+
+def value_of(quantity: Quantity) -> float | None:
+    return quantity.value if isinstance(quantity, Known) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseKernel:
+    """What one kernel takes in one step of a phase, on average."""
+
+    name: str
+    short_name: str
+    kernel_class: str
+    per_step: float
+    ms_per_step: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuFacts:
+    """The GPU during one step of a phase, from a capture.
+
+    Kernel times are means of all instances; `wall_ms`, `launch_ms` and `idle` are those of a typical one. `wall_ms` was
+    measured under the profiler: it scales the idle split and is never shown as a latency.
+    """
+
+    instances: int
+    wall_ms: float
+    busy_ms: float
+    kernel_sum_ms: float
+    kernel_count: float
+    launch_ms: float
+    idle: Idle
+    kernels: tuple[PhaseKernel, ...] | None
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseFacts:
+    """One phase, all times of one step: a whole prefill, or one decoded token of every sequence."""
+
+    name: str
+    wall: Quantity
+    datasheet: Quantity
+    achievable: Quantity
+    flops: Quantity
+    bytes: Quantity
+    gpu: GpuFacts | Unknown
+    operators: Quantity
+    limit: str | None = None
+    steps_per_request: float | None = None
+
+    @property
+    def per(self) -> str:
+        return PER[self.name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelFacts:
+    """One kernel over the whole capture, with what ncu measured on it."""
+
+    name: str
+    short_name: str
+    kernel_class: str
+    instances: int
+    total_ns: float
+    avg_ns: float
+    time_pct: float
+    ncu: NcuKernel | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyFacts:
+    """Copies or sets of one kind over the whole capture."""
+
+    kind: str
+    instances: int
+    total_ns: int
+    size_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryFacts:
+    """Predicted and measured memory in bytes."""
+
+    weights: Quantity
+    kv_cache: Quantity
+    kv_per_token: Quantity
+    kv_read_per_step: Quantity
+    activations: Quantity
+    predicted_peak: Quantity
+    measured_peak: Quantity
+    capacity: Quantity
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockFacts:
+    """What was sampled of clocks and power while the clean pass ran."""
+
+    sm_clock_mhz: tuple[float, ...]
+    max_sm_clock_mhz: float | None
+    throttle_reasons: Mapping[str, int]
+    samples: int
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """Everything the rules may look at."""
+
+    dtype: str | None
+    is_cpu: bool | None
+    batch: int | None
+    context: int | None
+    phases: Mapping[str, PhaseFacts]
+    kernels: tuple[KernelFacts, ...]
+    copies: tuple[CopyFacts, ...]
+    memory: MemoryFacts
+    slowdowns: Mapping[str, Known] = field(default_factory=dict)
+    clocks: ClockFacts | Unknown = Unknown(reason="clocks and power were not sampled")
+    kernel_source: str = ""
+    ncu_source: str = ""
+    bytes_per_s: float | None = None

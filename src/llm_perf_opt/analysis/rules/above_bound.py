@@ -1,0 +1,54 @@
+"""Rule above_bound: the kernels of a phase take much longer than the hardware needs for the work."""
+
+from llm_perf_opt.analysis.diagnosis import Diagnosis, Evidence, amdahl
+from llm_perf_opt.analysis.facts import GpuFacts, Known, PhaseFacts, RunFacts, value_of
+from llm_perf_opt.analysis.phase_kernels import HIDDEN, LAUNCH_BOUND_IDLE
+
+MIN_FACTOR = 1.5
+SHOWN = 4
+REMEDY = (
+    "start with the classes that take the time: torch.compile(mode='max-autotune') for products and elementwise "
+    "chains, FlashAttention for attention; then look at single kernels with pipeline.ncu.enable=true"
+)
+
+
+def find_above_bound(facts: RunFacts) -> list[Diagnosis]:
+    """One finding per phase whose kernel time is at least one and a half times the best known bound."""
+    found = []
+    for phase in facts.phases.values():
+        floor = phase.achievable if isinstance(phase.achievable, Known) else phase.datasheet
+        if isinstance(phase.gpu, GpuFacts) and isinstance(floor, Known):
+            found += _check(phase, phase.gpu, floor)
+    return found
+
+
+def _check(phase: PhaseFacts, gpu: GpuFacts, floor: Known) -> list[Diagnosis]:
+    if floor.value <= 0 or gpu.busy_ms < MIN_FACTOR * floor.value:
+        return []
+    saved = gpu.busy_ms - floor.value
+    wall = value_of(phase.wall)
+    is_hidden = gpu.busy_ms < (1 - LAUNCH_BOUND_IDLE) * (wall if wall is not None else gpu.wall_ms)
+    by_class: dict[str, float] = {}
+    for kernel in gpu.kernels or ():
+        by_class[kernel.kernel_class] = by_class.get(kernel.kernel_class, 0.0) + kernel.ms_per_step
+    top = sorted(by_class.items(), key=lambda item: -item[1])[:SHOWN]
+    classes = ", ".join(f"{name} {ms:.3f} ms" for name, ms in top)
+    evidence = [
+        Evidence(
+            text=f"bound {floor.value:.3f} ms ({floor.how})", source=floor.source or "static_analysis/static.json"
+        ),
+        Evidence(text=f"kernels {gpu.busy_ms:.3f} ms" + (f": {classes}" if classes else ""), source=gpu.source),
+    ]
+    return [
+        Diagnosis(
+            rule="above_bound",
+            title=f"{phase.name.capitalize()} kernels take {gpu.busy_ms / floor.value:.1f}× what the hardware needs",
+            phase=phase.name,
+            evidence=tuple(evidence),
+            remedy=REMEDY,
+            saves_ms=saved,
+            gain=amdahl(wall, saved),
+            confidence="medium",
+            caveat=HIDDEN if is_hidden else None,
+        )
+    ]

@@ -1,0 +1,65 @@
+"""Rule dtype_miss: matrix products in fp32 or TF32, or off the tensor cores, where a 16-bit format was meant."""
+
+import re
+
+from llm_perf_opt.analysis.diagnosis import Diagnosis, Evidence, amdahl
+from llm_perf_opt.analysis.facts import KernelFacts, PhaseKernel, RunFacts
+from llm_perf_opt.analysis.phase_kernels import Slice, describe, slices, time_of
+
+MEANT = ("bf16", "fp16", "bfloat16", "float16")
+MIN_SHARE = 0.01
+SHOWN = 3
+# Names of cuBLAS and CUTLASS kernels say what they multiply.
+MISSES = (
+    ("fp32 on CUDA cores", re.compile(r"(?<![a-z])sgemm|sgemv|gemv2?[NT]?_kernel<.*\bfloat\b")),
+    ("TF32", re.compile(r"tf32|s1688gemm(?!_bf16|_fp16)|tst_.*_f32f32_tf32")),
+    ("fp32", re.compile(r"(?:s16816|s884|s161616)?gemm_f32f32|f32f32_f32f32")),
+    ("fp64", re.compile(r"(?<![a-z])dgemm|f64f64")),
+)
+# Speed of a dense product in 16 bits over this one on data-centre GPUs since Ampere, at least.
+LEAST_RATIO = {"fp32 on CUDA cores": 8.0, "TF32": 2.0, "fp32": 2.0, "fp64": 8.0}
+REMEDY = (
+    "keep the operands in the model's format: look for .float(), float32 buffers (rotary tables, logits, norms) and "
+    "autocast regions that end too early; where fp32 is meant, "
+    "torch.set_float32_matmul_precision('high') at least uses TF32"
+)
+Row = tuple[PhaseKernel, KernelFacts | None]
+
+
+def find_dtype_misses(facts: RunFacts) -> list[Diagnosis]:
+    """One finding per phase of a 16-bit model that multiplies in a wider format."""
+    if facts.dtype not in MEANT:
+        return []
+    found = []
+    for part in slices(facts):
+        rows = [(row, kind) for row in part.rows if (kind := miss_of(row[0])) is not None]
+        spent = time_of(row for row, _ in rows)
+        if rows and spent >= MIN_SHARE * part.busy_ms:
+            found.append(_finding(part, rows, spent, facts))
+    return found
+
+
+def miss_of(kernel: PhaseKernel) -> str | None:
+    """The wider format a product ran in, or None."""
+    if kernel.kernel_class != "GEMM":
+        return None
+    return next((kind for kind, pattern in MISSES if pattern.search(kernel.name)), None)
+
+
+def _finding(part: Slice, rows: list[tuple[Row, str]], spent: float, facts: RunFacts) -> Diagnosis:
+    rows = sorted(rows, key=lambda item: -item[0][0].ms_per_step)
+    saved = sum(row[0].ms_per_step * (1 - 1 / LEAST_RATIO[kind]) for row, kind in rows)
+    return Diagnosis(
+        rule="dtype_miss",
+        title=f"Products in {rows[0][1]}, not {facts.dtype}, take {100 * spent / part.busy_ms:.1f} % of {part.where}",
+        phase=part.phase,
+        evidence=tuple(
+            Evidence(text=describe(row[0], f", by its name {kind}"), source=facts.kernel_source)
+            for row, kind in rows[:SHOWN]
+        ),
+        remedy=REMEDY,
+        saves_ms=saved,
+        gain=amdahl(part.wall_ms, saved),
+        confidence="medium",
+        caveat=part.caveat,
+    )

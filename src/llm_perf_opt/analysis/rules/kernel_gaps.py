@@ -1,0 +1,43 @@
+"""Rule kernel_gaps: many short kernels follow each other, and the device's own gaps between them add up."""
+
+from llm_perf_opt.analysis.diagnosis import Diagnosis, Evidence, amdahl
+from llm_perf_opt.analysis.facts import GpuFacts, Known, PhaseFacts, RunFacts
+
+MIN_SHARE = 0.1
+REMEDY = (
+    "run fewer, longer kernels: fuse with torch.compile, replay the step as a CUDA graph (gaps between graph nodes are "
+    "shorter), or use programmatic dependent launch where a kernel library offers it"
+)
+
+
+def find_kernel_gaps(facts: RunFacts) -> list[Diagnosis]:
+    """One finding per phase whose gaps between queued kernels take a tenth of its clean time."""
+    found = []
+    for phase in facts.phases.values():
+        if isinstance(phase.gpu, GpuFacts) and isinstance(phase.wall, Known):
+            found += _check(phase, phase.gpu, phase.wall)
+    return found
+
+
+def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known) -> list[Diagnosis]:
+    gap_ms = gpu.idle.between_kernels_ns / 1e6
+    if gap_ms < MIN_SHARE * wall.value or gpu.kernel_count <= 0:
+        return []
+    return [
+        Diagnosis(
+            rule="kernel_gaps",
+            title=f"{phase.name.capitalize()} loses {100 * gap_ms / wall.value:.0f} % in gaps between queued kernels",
+            phase=phase.name,
+            evidence=(
+                Evidence(
+                    text=f"{gap_ms:.3f} ms between kernels whose launch had already returned, "
+                    f"{1e3 * gap_ms / gpu.kernel_count:.2f} µs per kernel over {gpu.kernel_count:.0f} kernels",
+                    source=gpu.source,
+                ),
+            ),
+            remedy=REMEDY,
+            saves_ms=gap_ms,
+            gain=amdahl(wall.value, gap_ms),
+            confidence="medium",
+        )
+    ]

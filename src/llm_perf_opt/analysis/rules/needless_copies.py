@@ -1,0 +1,74 @@
+"""Rule needless_copies: kernels that only move data, and transfers between host and device."""
+
+from llm_perf_opt.analysis.diagnosis import WHOLE_CAPTURE, Diagnosis, Evidence, amdahl
+from llm_perf_opt.analysis.facts import CopyFacts, RunFacts
+from llm_perf_opt.analysis.phase_kernels import Slice, describe, slices, time_of
+
+MIN_SHARE = 0.05
+MIN_TRANSFER_SHARE = 0.05
+SHOWN = 3
+REMEDY = (
+    "write results where they are needed: a preallocated (static) KV cache instead of torch.cat per token, contiguous "
+    "layouts instead of .contiguous() and .transpose() copies, no .to(dtype) inside layers"
+)
+TRANSFER_REMEDY = (
+    "keep inputs and tokens on the device, pin host memory (pin_memory=True) and copy with non_blocking=True, and read "
+    "results back in one piece after the loop"
+)
+
+
+def find_needless_copies(facts: RunFacts) -> list[Diagnosis]:
+    """Copy kernels by phase, and host-device transfers of the capture."""
+    found = []
+    for part in slices(facts):
+        rows = [row for row in part.rows if row[0].kernel_class == "copy"]
+        spent = time_of(rows)
+        if rows and spent >= MIN_SHARE * part.busy_ms:
+            found.append(_copies(part, spent, facts.kernel_source))
+    return found + _transfers(facts)
+
+
+def _copies(part: Slice, spent: float, source: str) -> Diagnosis:
+    rows = sorted((k for k, _ in part.rows if k.kernel_class == "copy"), key=lambda k: -k.ms_per_step)
+    return Diagnosis(
+        rule="needless_copies",
+        title=f"Kernels that only copy take {100 * spent / part.busy_ms:.0f} % of {part.where}",
+        phase=part.phase,
+        evidence=tuple(Evidence(text=describe(k, ""), source=source) for k in rows[:SHOWN]),
+        remedy=REMEDY,
+        saves_ms=spent,
+        gain=amdahl(part.wall_ms, spent),
+        confidence="medium",
+        caveat=part.caveat or "an upper bound: a copy that changes the format or gathers rows may be needed",
+    )
+
+
+def _transfers(facts: RunFacts) -> list[Diagnosis]:
+    rows = [c for c in facts.copies if _crosses(c)]
+    spent = sum(c.total_ns for c in rows)
+    kernels = sum(k.total_ns for k in facts.kernels)
+    if not rows or not kernels or spent < MIN_TRANSFER_SHARE * kernels:
+        return []
+    return [
+        Diagnosis(
+            rule="host_device_transfers",
+            title=f"Host-device copies take {100 * spent / kernels:.0f} % as long as all kernels",
+            phase=WHOLE_CAPTURE,
+            evidence=tuple(Evidence(text=_describe(c), source=facts.kernel_source) for c in rows[:SHOWN]),
+            remedy=TRANSFER_REMEDY,
+            saves_ms=spent / 1e6,
+            gain=None,
+            confidence="low",
+            caveat="over the whole capture, loading the model included when it was captured",
+        )
+    ]
+
+
+def _crosses(copy: CopyFacts) -> bool:
+    kind = copy.kind.lower()
+    return "host" in kind or "htod" in kind or "dtoh" in kind
+
+
+def _describe(copy: CopyFacts) -> str:
+    size = "" if copy.size_bytes is None else f", {copy.size_bytes / 1e6:.4g} MB"
+    return f"{copy.kind}: {copy.instances} copies, {copy.total_ns / 1e6:.4g} ms{size}"

@@ -1,0 +1,45 @@
+"""Rule throttling: the GPU ran below its clock, because of heat, power or a limit somebody set."""
+
+from statistics import median
+
+from llm_perf_opt.analysis.diagnosis import Diagnosis, Evidence
+from llm_perf_opt.analysis.facts import ClockFacts, RunFacts
+
+MIN_SHARE = 0.05
+LOW_CLOCK = 0.85
+# Idle and clocks set by an application are no fault.
+HARMLESS = ("gpu_idle", "idle", "none", "applications_clocks_setting", "active")
+REMEDY = (
+    "look at `nvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE`: mend cooling, raise the power limit if you may, "
+    "and measure again; a comparison of runs at different clocks says nothing"
+)
+
+
+def find_throttling(facts: RunFacts) -> list[Diagnosis]:
+    """A finding when samples name a reason to throttle, or the median clock lies well below the highest."""
+    clocks = facts.clocks
+    if not isinstance(clocks, ClockFacts) or clocks.samples == 0:
+        return []
+    reasons = {name: n for name, n in clocks.throttle_reasons.items() if name.lower() not in HARMLESS}
+    often = {name: n for name, n in reasons.items() if n >= MIN_SHARE * clocks.samples}
+    middle = median(clocks.sm_clock_mhz) if clocks.sm_clock_mhz else None
+    is_slow = (
+        middle is not None and clocks.max_sm_clock_mhz is not None and middle < LOW_CLOCK * clocks.max_sm_clock_mhz
+    )
+    if not often:
+        return []
+    texts = [f"{name}: in {n} of {clocks.samples} samples" for name, n in sorted(often.items(), key=lambda i: -i[1])]
+    if middle is not None and clocks.max_sm_clock_mhz is not None:
+        texts.append(f"median SM clock {middle:.0f} MHz of {clocks.max_sm_clock_mhz:.0f} MHz")
+    return [
+        Diagnosis(
+            rule="throttling",
+            title="The GPU was throttled while it was measured",
+            phase=None,
+            evidence=tuple(Evidence(text=text, source=clocks.source) for text in texts),
+            remedy=REMEDY,
+            saves_ms=None,
+            gain=clocks.max_sm_clock_mhz / middle if is_slow and middle and clocks.max_sm_clock_mhz else None,
+            confidence="high" if is_slow else "medium",
+        )
+    ]

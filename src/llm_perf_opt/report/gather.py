@@ -1,0 +1,196 @@
+"""From the files of a run to the figures the waterfall and the rules look at."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from llm_perf_opt.analysis.facts import (
+    PHASES,
+    ClockFacts,
+    CopyFacts,
+    KernelFacts,
+    Known,
+    MemoryFacts,
+    Quantity,
+    RunFacts,
+    Unknown,
+)
+from llm_perf_opt.analysis.ncu import join_nsys
+from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NcuKernel, NsysKernel
+from llm_perf_opt.report.file_records import ClockFile, PhaseRecord, StaticFile
+from llm_perf_opt.report.gather_phase import (
+    MANIFEST,
+    RANGE,
+    WALL,
+    clean_metric,
+    find_range,
+    phase_facts,
+    phase_record,
+    shape_text,
+)
+from llm_perf_opt.report.run_files import Found, RunFiles
+
+
+def gather(files: RunFiles) -> RunFacts:
+    """All figures of a run."""
+    cpu = is_cpu(files)
+    static = files.static.content if isinstance(files.static, Found) else None
+    ncu = joined_ncu(files)
+    return RunFacts(
+        dtype=_dtype(files),
+        is_cpu=cpu,
+        batch=static.workload.batch if static else None,
+        context=static.workload.context if static else None,
+        phases={name: phase_facts(name, files, cpu=bool(cpu)) for name in PHASES},
+        kernels=_kernels(files, ncu),
+        copies=_copies(files),
+        memory=_memory(files),
+        slowdowns=_slowdowns(files),
+        clocks=_clocks(files),
+        kernel_source=files.capture.source if isinstance(files.capture, Found) else _kernel_source(files),
+        ncu_source=files.ncu.source if isinstance(files.ncu, Found) else "",
+        bytes_per_s=_bandwidth(static),
+    )
+
+
+def is_cpu(files: RunFiles) -> bool | None:
+    if isinstance(files.metrics, Found) and files.metrics.content.model.device is not None:
+        return files.metrics.content.model.device == "cpu"
+    if isinstance(files.capture, Found) and files.capture.content.kernels:
+        return False
+    if isinstance(files.static, Found):
+        return files.static.content.hardware.name == "cpu"
+    return None
+
+
+def _dtype(files: RunFiles) -> str | None:
+    if isinstance(files.metrics, Found) and files.metrics.content.model.dtype:
+        return files.metrics.content.model.dtype.removeprefix("torch.")
+    return files.static.content.dtype if isinstance(files.static, Found) else None
+
+
+def joined_ncu(files: RunFiles) -> NcuAnalysis | None:
+    """What ncu measured, joined with the kernels of the timeline."""
+    if isinstance(files.ncu, Unknown):
+        return None
+    if isinstance(files.capture, Unknown) or not files.capture.content.kernels:
+        return files.ncu.content
+    kernels = [
+        NsysKernel(name=k.name, instances=k.instances, total_ns=k.total_ns) for k in files.capture.content.kernels
+    ]
+    plain = replace(files.ncu.content, notes=())
+    return join_nsys(plain, kernels)
+
+
+def _kernels(files: RunFiles, ncu: NcuAnalysis | None) -> tuple[KernelFacts, ...]:
+    by_name: dict[str, NcuKernel] = {}
+    for row in ncu.kernels if ncu else ():
+        for name in row.nsys_names or (row.kernel,):
+            by_name.setdefault(name, row)
+    if isinstance(files.capture, Found):
+        return tuple(
+            KernelFacts(
+                name=k.name,
+                short_name=k.short_name,
+                kernel_class=k.kernel_class,
+                instances=k.instances,
+                total_ns=k.total_ns,
+                avg_ns=k.avg_ns,
+                time_pct=k.time_pct,
+                ncu=by_name.get(k.name),
+            )
+            for k in files.capture.content.kernels
+        )
+    return ()
+
+
+def _kernel_source(files: RunFiles) -> str:
+    return files.ncu.source if isinstance(files.ncu, Found) else ""
+
+
+def _copies(files: RunFiles) -> tuple[CopyFacts, ...]:
+    if isinstance(files.capture, Unknown):
+        return ()
+    return tuple(
+        CopyFacts(kind=c.kind, instances=c.instances, total_ns=c.total_ns, size_bytes=c.size_bytes)
+        for c in files.capture.content.copies
+    )
+
+
+def _memory(files: RunFiles) -> MemoryFacts:
+    static = files.static
+    decode = phase_record("decode", files)
+
+    def predicted(value: float | None, how: str) -> Quantity:
+        if isinstance(static, Unknown):
+            return static
+        if value is None:
+            return Unknown(reason=static.content.memory.reason or "the static analysis does not say")
+        return Known(value=value, unit="bytes", how=how, source=static.source)
+
+    memory = static.content.memory if isinstance(static, Found) else None
+    shape = shape_text(static.content) if isinstance(static, Found) else ""
+    return MemoryFacts(
+        weights=predicted(memory.weights_bytes if memory else None, "predicted from the configuration"),
+        kv_cache=predicted(memory.kv_cache_bytes if memory else None, f"predicted, {shape}"),
+        kv_per_token=predicted(static.content.kv_bytes_per_token if isinstance(static, Found) else None, "predicted"),
+        kv_read_per_step=predicted(decode.kv_read_bytes if isinstance(decode, PhaseRecord) else None, "predicted"),
+        activations=predicted(
+            memory.activations_bytes if memory else None, f"predicted, widest point of a prefill, {shape}"
+        ),
+        predicted_peak=predicted(memory.peak_bytes if memory else None, f"weights, cache and activations, {shape}"),
+        measured_peak=clean_metric(files.manifest, "peak_memory_bytes"),
+        capacity=predicted(memory.capacity_bytes if memory else None, "memory of the device"),
+    )
+
+
+def _slowdowns(files: RunFiles) -> dict[str, Known]:
+    found: dict[str, Known] = {}
+    for stage in files.manifest.stages:
+        for key, metric in stage.metrics.items():
+            if key.startswith("slowdown_") and isinstance(metric.value, int | float):
+                label = f"{stage.name}, {key.removeprefix('slowdown_')}"
+                how, source = metric.how, metric.source or MANIFEST
+                found[label] = Known(value=float(metric.value), unit="×", how=how, source=source)
+    return {**_capture_slowdowns(files, found), **found}
+
+
+def _capture_slowdowns(files: RunFiles, known: Mapping[str, Known]) -> dict[str, Known]:
+    """Range time under nsys over clean time, for a capture whose stage did not say it itself."""
+    if isinstance(files.capture, Unknown):
+        return {}
+    found = {}
+    for name in PHASES:
+        row, wall = find_range(files.capture.content, RANGE[name]), clean_metric(files.manifest, WALL[name])
+        label = f"{files.capture.content.sources[0].kind if files.capture.content.sources else 'capture'}, {name}"
+        if row is not None and isinstance(wall, Known) and wall.value > 0 and label not in known:
+            how = f"median {RANGE[name]} range under the profiler over the clean time"
+            value = row.typical.wall_ns / 1e6 / wall.value
+            found[label] = Known(value=value, unit="×", how=how, source=files.capture.source)
+    return found
+
+
+def _clocks(files: RunFiles) -> ClockFacts | Unknown:
+    if isinstance(files.clocks, Unknown):
+        return Unknown(reason="clocks and power were not sampled")
+    return clock_facts(files.clocks.content, files.clocks.source)
+
+
+def clock_facts(file: ClockFile, source: str) -> ClockFacts:
+    reasons: dict[str, int] = {}
+    for sample in file.samples:
+        for name in sample.throttle_reasons:
+            reasons[name] = reasons.get(name, 0) + 1
+    return ClockFacts(
+        sm_clock_mhz=tuple(s.sm_clock_mhz for s in file.samples if s.sm_clock_mhz is not None),
+        max_sm_clock_mhz=file.max_sm_clock_mhz,
+        throttle_reasons=reasons,
+        samples=len(file.samples),
+        source=source,
+    )
+
+
+def _bandwidth(static: StaticFile | None) -> float | None:
+    if static is None:
+        return None
+    best = static.hardware.achieved_bandwidth_gb_s or static.hardware.memory_bandwidth_gb_s
+    return None if best is None else best * 1e9

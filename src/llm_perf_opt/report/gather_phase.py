@@ -1,0 +1,164 @@
+"""The figures of one phase: clean wall time, bounds, work, and the GPU or the operators inside it."""
+
+from llm_perf_opt.analysis.facts import GpuFacts, Known, PhaseFacts, PhaseKernel, Quantity, Unknown
+from llm_perf_opt.analysis.range_table import RangeRow
+from llm_perf_opt.analysis.waterfall import ENABLE_CLEAN
+from llm_perf_opt.core.manifest import RunManifest
+from llm_perf_opt.report.file_records import CaptureFile, PhaseRecord, StaticFile
+from llm_perf_opt.report.run_files import Found, RunFiles
+
+# The stages whose clean pass gives latencies, the better-informed one first.
+CLEAN_STAGES = ("torch_profiler", "direct_inference", "given")
+WALL = {"prefill": "prefill_ms", "decode": "tpot_ms"}
+RANGE = {"prefill": "prefill", "decode": "decode_step"}
+ON_CPU = Unknown(reason="the model ran on the CPU: there are no GPU kernels")
+MANIFEST = "manifest.json"
+
+
+def clean_metric(manifest: RunManifest, key: str) -> Quantity:
+    """A figure of the clean pass, from the manifest."""
+    reasons = []
+    for name in CLEAN_STAGES:
+        stage = manifest.stage(name)
+        if stage is None:
+            continue
+        metric = stage.metrics.get(key)
+        if metric is not None and isinstance(metric.value, int | float):
+            return Known(value=float(metric.value), unit=metric.unit, how=metric.how, source=metric.source or MANIFEST)
+        reasons.append(metric.reason if metric is not None and metric.reason else _no_metric(name, stage.reason))
+    if reasons:
+        return Unknown(reason=reasons[0] or "not measured")
+    return Unknown(reason="no clean pass was run", enable=ENABLE_CLEAN)
+
+
+def _no_metric(name: str, reason: str | None) -> str:
+    return f"stage {name}: {reason}" if reason else f"stage {name} did not measure it"
+
+
+def phase_facts(name: str, files: RunFiles, *, cpu: bool) -> PhaseFacts:
+    wall = clean_metric(files.manifest, WALL[name])
+    record = phase_record(name, files)
+    return PhaseFacts(
+        name=name,
+        wall=wall,
+        datasheet=_bound(record, files, "datasheet"),
+        achievable=_bound(record, files, "achievable"),
+        flops=_work(record, files, "flops_needed", "FLOP"),
+        bytes=_work(record, files, "bytes_needed", "bytes"),
+        gpu=ON_CPU if cpu else _gpu(name, files),
+        operators=_operators(name, files, wall),
+        limit=record.limit if isinstance(record, PhaseRecord) else None,
+        steps_per_request=1.0 if name == "prefill" else _steps(files),
+    )
+
+
+def phase_record(name: str, files: RunFiles) -> PhaseRecord | Unknown:
+    if isinstance(files.static, Unknown):
+        return files.static
+    found = files.static.content.phases.get(name)
+    return found or Unknown(reason=f"{files.static.source} has no phase {name}")
+
+
+def _bound(record: PhaseRecord | Unknown, files: RunFiles, kind: str) -> Quantity:
+    if isinstance(record, Unknown) or isinstance(files.static, Unknown):
+        return record if isinstance(record, Unknown) else Unknown(reason="no static analysis")
+    value = record.bound_ms.datasheet if kind == "datasheet" else record.bound_ms.achievable
+    hardware = files.static.content.hardware
+    if value is None:
+        enable = None if kind == "datasheet" else "hardware.calibrate=true"
+        return Unknown(reason=_bound_reason(record.bound_ms.reason, hardware.name, kind), enable=enable)
+    word = f"peaks of the data sheet of {hardware.name}" if kind == "datasheet" else f"rates reached on {hardware.name}"
+    how = f"larger of compute and memory time at the {word}, {shape_text(files.static.content)}"
+    return Known(value=value, unit="ms", how=how, source=files.static.source)
+
+
+def _bound_reason(reason: str | None, name: str | None, kind: str) -> str:
+    """Of the reasons joined by `; ` the one that speaks of this ceiling."""
+    parts = (reason or "").split("; ")
+    word = "data-sheet" if kind == "datasheet" else "calibrat"
+    best = next((part for part in parts if word in part), parts[0])
+    return best or f"no {kind} ceiling of {name or 'this hardware'} is known"
+
+
+def shape_text(static: StaticFile) -> str:
+    work = static.workload
+    context = f", context {work.context}" if work.context is not None else ""
+    return f"batch {work.batch}, prompt {work.prompt_tokens}{context}"
+
+
+def _work(record: PhaseRecord | Unknown, files: RunFiles, key: str, unit: str) -> Quantity:
+    if isinstance(record, Unknown):
+        return record
+    value = record.flops_needed if key == "flops_needed" else record.bytes_needed
+    source = files.static.source if isinstance(files.static, Found) else None
+    return Known(value=value, unit=unit, how="closed form from the model's configuration", source=source)
+
+
+def _gpu(name: str, files: RunFiles) -> GpuFacts | Unknown:
+    if isinstance(files.capture, Unknown):
+        return files.capture
+    row = find_range(files.capture.content, RANGE[name])
+    if row is None or row.instances == 0:
+        return Unknown(
+            reason=f"{files.capture.source} has no range {RANGE[name]}",
+            enable=f"NVTX ranges named {RANGE[name]} in the workload",
+        )
+    if row.kernel_count == 0:
+        return Unknown(reason=f"no kernel was recorded inside the range {RANGE[name]}")
+    return _gpu_of(row, files.capture.source)
+
+
+def _gpu_of(row: RangeRow, source: str) -> GpuFacts:
+    count = row.instances
+    kernels = None
+    if row.kernels is not None:
+        kernels = tuple(
+            PhaseKernel(
+                name=k.name,
+                short_name=k.short_name,
+                kernel_class=k.kernel_class,
+                per_step=k.instances / count,
+                ms_per_step=k.total_ns / count / 1e6,
+            )
+            for k in row.kernels
+        )
+    return GpuFacts(
+        instances=count,
+        wall_ms=row.typical.wall_ns / 1e6,
+        busy_ms=row.gpu_busy_ns / count / 1e6,
+        kernel_sum_ms=row.kernel_ns / count / 1e6,
+        kernel_count=row.kernel_count / count,
+        launch_ms=row.typical.launch_ns / 1e6,
+        idle=row.typical.idle,
+        kernels=kernels,
+        source=source,
+    )
+
+
+def find_range(capture: CaptureFile, name: str) -> RangeRow | None:
+    """The row of a range; of a push/pop and a start/end one of the same name, the one with more kernels."""
+    rows = [row for row in capture.ranges if row.name == name]
+    return max(rows, key=lambda row: row.kernel_count, default=None)
+
+
+def _operators(name: str, files: RunFiles, wall: Quantity) -> Quantity:
+    """Time inside operators: their share of the profiled phase, of the clean wall time."""
+    if isinstance(files.metrics, Unknown):
+        return files.metrics
+    shares = files.metrics.content.operator_shares
+    if shares is None or name not in shares:
+        return Unknown(reason="the profiled pass did not record the share of time inside operators")
+    if isinstance(wall, Unknown):
+        return wall
+    how = f"{100 * shares[name]:.1f} % of the profiled {name} was inside operators, taken of the clean wall time"
+    return Known(value=shares[name] * wall.value, unit="ms", how=how, source=files.metrics.source, is_estimate=True)
+
+
+def _steps(files: RunFiles) -> float | None:
+    tokens = clean_metric(files.manifest, "tokens")
+    if isinstance(tokens, Known):
+        return max(tokens.value - 1, 0.0)
+    if isinstance(files.capture, Unknown):
+        return None
+    steps, loops = find_range(files.capture.content, "decode_step"), find_range(files.capture.content, "decode")
+    return steps.instances / loops.instances if steps and loops and loops.instances else None

@@ -1,0 +1,219 @@
+"""report.md: the whole report for places that render markdown."""
+
+from llm_perf_opt.report.markdown import Footnotes, code, escape, format_metric, table
+from llm_perf_opt.report.units import digits, format_count, format_ms, format_percent
+from llm_perf_opt.report.view.findings import FindingView
+from llm_perf_opt.report.view.kernels import KernelRowView, KernelsView
+from llm_perf_opt.report.view.modules import ModulesView
+from llm_perf_opt.report.view.provenance import ProvenanceView
+from llm_perf_opt.report.view.report import ReportView
+from llm_perf_opt.report.view.shown import Missing
+from llm_perf_opt.report.view.waterfall import BarRow, WaterfallView
+
+KERNELS_SHOWN = 15
+BAR_WIDTH = 40
+MARKS = {"bound": "█", "work": "▓", "idle": "░", "unexplained": "?", "wall": "█"}
+
+
+def render_report_md(view: ReportView) -> str:
+    notes = Footnotes()
+    lines = [
+        *_headline(view, notes),
+        *(line for waterfall in view.waterfalls for line in _waterfall(waterfall, notes)),
+        *_findings(view.findings),
+        *_kernels(view.kernels),
+        *_modules(view.modules),
+        *_memory(view, notes),
+        *_timeline(view),
+        *_provenance(view.provenance),
+        "",
+        *notes.lines(),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _headline(view: ReportView, notes: Footnotes) -> list[str]:
+    head = view.headline
+    facts = " · ".join(f"{name} {escape(value)}" for name, value in head.facts)
+    rows = [(tile.label, notes.cell(tile.cell), escape(tile.explain)) for tile in head.tiles]
+    return [
+        f"# {escape(head.title)}",
+        "",
+        facts,
+        "",
+        f"**{escape(head.verdict)}**",
+        "",
+        *table(("number", "value", "what it is"), rows),
+        "",
+        "Interactive: [report.html](report.html) · kernels: [kernels.md](kernels.md) · "
+        "one page for everyone: [stakeholder_summary.md](stakeholder_summary.md)",
+    ]
+
+
+def _waterfall(view: WaterfallView, notes: Footnotes) -> list[str]:
+    rows = [_bar_row(row, notes) for row in view.rows]
+    lines = ["", f"## {escape(view.title)}: from the limit to what was measured", "", escape(view.summary), ""]
+    lines += table(("step", "up to", "added", "factor", "on one scale"), rows, right=(1, 2, 3))
+    return lines + [f"- {escape(note)}" for note in view.notes]
+
+
+def _bar_row(row: BarRow, notes: Footnotes) -> tuple[str, ...]:
+    if row.missing is not None:
+        return (escape(row.label), "unknown", "", "", escape(row.missing.text))
+    left = round(row.left_pct / 100 * BAR_WIDTH)
+    width = max(1, round(row.width_pct / 100 * BAR_WIDTH))
+    bar = "·" * min(left, BAR_WIDTH - 1) + MARKS[row.kind] * min(width, BAR_WIDTH - min(left, BAR_WIDTH - 1))
+    about = "≈ " if row.is_estimate else ""
+    total = about + row.total + notes.mark(row.how, row.source)
+    return (escape(row.label), total, row.added, row.factor, f"`{bar}`")
+
+
+def _findings(findings: tuple[FindingView, ...]) -> list[str]:
+    lines = ["", "## Findings, by the time they could save", ""]
+    if not findings:
+        return [*lines, "No rule found anything in what was measured."]
+    for finding in findings:
+        gain = f", {finding.gain}" if finding.gain else ""
+        lines += [f"### {finding.rank}. {escape(finding.title)}", ""]
+        lines += [f"{escape(finding.saves)}{gain} · confidence {finding.confidence} · rule {code(finding.rule)}", ""]
+        lines += [f"- {escape(item.text)} ({code(item.source)})" for item in finding.evidence]
+        lines += [f"- **Do:** {escape(finding.remedy)}"]
+        lines += [f"- But: {escape(finding.caveat)}"] if finding.caveat else []
+        lines.append("")
+    return lines
+
+
+def _kernels(view: KernelsView) -> list[str]:
+    lines = ["", "## Kernels", ""]
+    if view.missing is not None:
+        return [*lines, f"Unknown: {escape(view.missing.text)}."]
+    lines += [escape(view.join), ""]
+    lines += kernel_table(view, KERNELS_SHOWN)
+    if len(view.rows) > KERNELS_SHOWN:
+        lines += ["", f"{len(view.rows) - KERNELS_SHOWN} more in [kernels.md](kernels.md)."]
+    return lines + [f"- {escape(note)}" for note in view.notes]
+
+
+def kernel_table(view: KernelsView, count: int) -> list[str]:
+    """The first kernels; a dash stands for what was not measured."""
+    header = ["#", "kernel", "class", "share", "prefill", "decode", "launches", "mean", "bound", "of roof", "DRAM"]
+    header += ["FLOP/s", "occupancy", "floor"]
+    rows = [_kernel_row(rank, row, view.totals_ms[0]) for rank, row in enumerate(view.rows[:count], start=1)]
+    return table(header, rows, right=(0, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13))
+
+
+def _kernel_row(rank: int, row: KernelRowView, total_ms: float | None) -> tuple[str, ...]:
+    share = row.time_ms[0] / total_ms if row.time_ms[0] is not None and total_ms else None
+    return (
+        str(rank),
+        code(row.short_name),
+        row.kernel_class,
+        "—" if share is None else format_percent(share),
+        *("—" if ms is None else format_ms(ms) for ms in row.time_ms[1:]),
+        "—" if row.launches[0] is None else f"{row.launches[0]:,.0f}",
+        "—" if row.mean_us is None else format_ms(row.mean_us / 1e3),
+        row.bound or "—",
+        "—" if row.roof_pct is None else f"{digits(row.roof_pct)} %",
+        "—" if row.dram_bytes_per_s is None else f"{digits(row.dram_bytes_per_s / 1e9)} GB/s",
+        "—" if row.flop_per_s is None else format_count(row.flop_per_s, "FLOP/s"),
+        "—" if row.occupancy_pct is None else f"{digits(row.occupancy_pct)} %",
+        "—" if row.floor_us is None else format_ms(row.floor_us / 1e3),
+    )
+
+
+def _modules(view: ModulesView) -> list[str]:
+    lines = ["", "## Modules and operators", ""]
+    if view.time_missing is not None:
+        lines += [f"Time by module unknown: {escape(view.time_missing.text)}.", ""]
+    for phase in view.phases:
+        by = f", time by {escape(phase.time_by.replace('_', ' '))}" if phase.time_by else ""
+        rows = [
+            (
+                row.group,
+                *("—" if s is None else format_percent(s) for s in (row.time_share, row.flops_share, row.bytes_share)),
+            )
+            for row in phase.rows
+        ]
+        lines += [f"**{phase.phase.capitalize()}**{by}", ""]
+        lines += [*table(("module", "time", "FLOPs (predicted)", "bytes (predicted)"), rows, right=(1, 2, 3)), ""]
+    lines += _operators(view)
+    return lines + _double_entry(view)
+
+
+def _operators(view: ModulesView) -> list[str]:
+    if view.operators_missing is not None:
+        return [f"Operators unknown: {escape(view.operators_missing.text)}.", ""]
+    rows = [
+        (
+            code(op.name),
+            f"{op.calls:,}",
+            "—" if op.share is None else format_percent(op.share),
+            "—" if op.self_cpu_ms is None else format_ms(op.self_cpu_ms),
+            "—" if op.self_device_ms is None else format_ms(op.self_device_ms),
+        )
+        for op in view.operators[:10]
+    ]
+    head = f"Operators by own {view.operators_by} in the profiled pass ({code(view.operators_source or '')}):"
+    return [head, "", *table(("operator", "calls", "share", "CPU", "device"), rows, right=(1, 2, 3, 4)), ""]
+
+
+def _double_entry(view: ModulesView) -> list[str]:
+    if view.double_entry_missing is not None:
+        return [f"Double entry of FLOPs unknown: {escape(view.double_entry_missing.text)}."]
+    off = [entry for entry in view.double_entry if not entry.agrees]
+    total = len(view.double_entry)
+    lines = [
+        f"Double entry: {total - len(off)} of {total} entries agree within 1 % (closed form against operator count)."
+    ]
+    return lines + [
+        f"- {entry.phase}, {entry.group}, {entry.quantity}: closed form {digits(entry.closed_form, 4)}, counted "
+        f"{digits(entry.counted, 4)}: {escape(entry.explanation or 'not explained')}"
+        for entry in off
+    ]
+
+
+def _memory(view: ReportView, notes: Footnotes) -> list[str]:
+    memory = view.memory
+    rows = [(escape(label), notes.cell(cell)) for label, cell in (*memory.rows, *memory.power)]
+    lines = ["", "## Memory and power", "", *table(("what", "value"), rows), ""]
+    lines += [f"- {escape(text)}" for text in memory.fits]
+    return lines + ([f"- Power: {escape(memory.power_missing.text)}."] if memory.power_missing else [])
+
+
+def _timeline(view: ReportView) -> list[str]:
+    timeline = view.timeline
+    lines = ["", "## Timeline", ""]
+    if isinstance(timeline.missing, Missing):
+        return [*lines, f"Unknown: {escape(timeline.missing.text)}."]
+    events = sum(track.count for track in timeline.tracks)
+    return [
+        *lines,
+        f"{events:,} events of {format_ms(timeline.length_ns / 1e6)} in [report.html](report.html), from "
+        f"{code(timeline.source)}; the same in [trace.perfetto.json.gz](trace.perfetto.json.gz) for ui.perfetto.dev.",
+    ]
+
+
+def _provenance(view: ProvenanceView) -> list[str]:
+    rows = [(s.name, s.status, s.duration, escape(s.reason)) for s in view.stages]
+    lines = [
+        "",
+        "## Provenance",
+        "",
+        f"Run {escape(view.run_id)}, {view.status}, started {escape(view.created_at)}.",
+        "",
+    ]
+    lines += [*table(("stage", "status", "time", "reason"), rows, right=(2,)), ""]
+    lines += [f"- Not run: {', '.join(view.not_run)}."] if view.not_run else []
+    lines += [f"- Slowdown, {escape(name)}: {text} ({escape(how)})." for name, text, how, _ in view.slowdowns]
+    lines += [f"- Warning: {escape(text)}" for text in view.warnings]
+    lines += [f"- {s.name}: {escape(note)}" for s in view.stages for note in s.notes]
+    if view.overrides:
+        lines += [f"- Overrides: {' '.join(code(o) for o in view.overrides)}"]
+    if view.versions:
+        lines += ["", *table(("what", "version"), [(escape(a), escape(b)) for a, b in view.versions])]
+    for stage in view.stages:
+        if stage.metrics:
+            metrics = [(code(k), format_metric(m), escape(m.how), escape(m.source or "")) for k, m in stage.metrics]
+            lines += ["", f"<details><summary>All numbers of {escape(stage.name)}</summary>", ""]
+            lines += [*table(("number", "value", "how", "source"), metrics), "", "</details>"]
+    return lines

@@ -1,0 +1,152 @@
+"""Reads the files of a run a report is made from; one that is missing or unreadable becomes a stated reason."""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+
+from llm_perf_opt.analysis.facts import Unknown
+from llm_perf_opt.analysis.ncu_rows import NcuAnalysis
+from llm_perf_opt.core.manifest import RunManifest
+from llm_perf_opt.core.records import StageRecord
+from llm_perf_opt.report.file_records import CaptureFile, ClockFile, MetricsFile, StaticFile, TimelineFile
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found(Generic[T]):
+    """A file's content and its path relative to the run."""
+
+    content: T
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorRow:
+    """One operator of operators.csv; times None where the trace holds no such work."""
+
+    name: str
+    calls: int
+    self_cpu_us: float | None
+    total_cpu_us: float | None
+    self_device_us: float | None
+    total_device_us: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFiles:
+    """Everything read, each found or unknown."""
+
+    manifest: RunManifest
+    metrics: Found[MetricsFile] | Unknown
+    static: Found[StaticFile] | Unknown
+    capture: Found[CaptureFile] | Unknown
+    ncu: Found[NcuAnalysis] | Unknown
+    operators: Found[tuple[OperatorRow, ...]] | Unknown
+    timelines: tuple[Found[TimelineFile], ...]
+    clocks: Found[ClockFile] | Unknown
+
+
+def read_run_files(manifest: RunManifest, run_dir: Path) -> RunFiles:
+    """Read what the manifest names."""
+    reader = _Reader(manifest, run_dir.resolve())
+    return RunFiles(
+        manifest=manifest,
+        metrics=reader.first("metrics", MetricsFile, ("torch_profiler", "direct_inference")),
+        static=reader.first("static_json", StaticFile, ("static_analysis",)),
+        capture=reader.first("analysis_json", CaptureFile, ("nsys", "torch_profiler")),
+        ncu=reader.first("ncu_kernels_json", NcuAnalysis, ("ncu",)),
+        operators=reader.operators(),
+        timelines=reader.all("timeline_json", TimelineFile),
+        clocks=reader.first("gpu_samples", ClockFile, ("nvml", "torch_profiler")),
+    )
+
+
+class _Reader:
+    """Finds files by role and reads them."""
+
+    def __init__(self, manifest: RunManifest, root: Path) -> None:
+        self._manifest, self._root = manifest, root
+
+    def first(self, role: str, kind: type[T], stages: tuple[str, ...]) -> "Found[T] | Unknown":
+        """The first readable file of this role; stages that are expected to write it come first."""
+        paths = [(s, s.file(role)) for s in self._ordered(stages)]
+        problems = []
+        for _, path in paths:
+            if path is not None:
+                found = self._read(path, kind)
+                if isinstance(found, Found):
+                    return found
+                problems.append(found.reason)
+        if problems:
+            return Unknown(reason="; ".join(problems))
+        return self._absent(stages)
+
+    def all(self, role: str, kind: type[T]) -> "tuple[Found[T], ...]":
+        paths = [s.file(role) for s in self._manifest.stages]
+        read = [self._read(path, kind) for path in paths if path is not None]
+        return tuple(found for found in read if isinstance(found, Found))
+
+    def operators(self) -> "Found[tuple[OperatorRow, ...]] | Unknown":
+        stage = self._manifest.stage("torch_profiler")
+        path = stage.file("operators_csv") if stage is not None else None
+        if path is None:
+            return self._absent(("torch_profiler",))
+        try:
+            with path.open(encoding="utf-8", newline="") as file:
+                rows = tuple(_operator(row) for row in csv.DictReader(file))
+        except (OSError, ValueError, KeyError) as error:
+            return Unknown(reason=f"{self._relative(path)}: cannot be read ({error})")
+        return Found(content=rows, source=self._relative(path))
+
+    def _ordered(self, stages: tuple[str, ...]) -> list[StageRecord]:
+        order = {name: index for index, name in enumerate(stages)}
+        return sorted(self._manifest.stages, key=lambda s: order.get(s.name, len(order)))
+
+    def _read(self, path: Path, kind: type[T]) -> "Found[T] | Unknown":
+        source = self._relative(path)
+        try:
+            content = msgspec.json.decode(path.read_bytes(), type=kind)
+        except OSError as error:
+            return Unknown(reason=f"{source}: cannot be read ({error.strerror})")
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return Unknown(reason=f"{source}: is not what it should be ({error})")
+        return Found(content=content, source=source)
+
+    def _relative(self, path: Path) -> str:
+        return path.relative_to(self._root).as_posix() if path.is_relative_to(self._root) else path.as_posix()
+
+    def _absent(self, stages: tuple[str, ...]) -> Unknown:
+        """Why the file is not there: the stage failed, was skipped, wrote none, or was not enabled."""
+        for name in stages:
+            stage = self._manifest.stage(name)
+            if stage is not None and stage.status != "ok":
+                return Unknown(
+                    reason=f"stage {name} {stage.status}: {stage.reason}", enable=f"mend it, then {_on(name)}"
+                )
+            if stage is not None:
+                return Unknown(reason=f"stage {name} wrote no such file")
+        return Unknown(reason=f"stage {stages[0]} was not run", enable=_on(stages[0]))
+
+
+def _on(stage: str) -> str:
+    return f"pipeline.{stage}.enable=true"
+
+
+def _operator(row: dict[str, str]) -> OperatorRow:
+    shapes = row.get("input_shapes")
+    return OperatorRow(
+        name=row["name"] if not shapes else f"{row['name']} {shapes}",
+        calls=int(row["calls"]),
+        self_cpu_us=_number(row["self_cpu_us"]),
+        total_cpu_us=_number(row["total_cpu_us"]),
+        self_device_us=_number(row["self_device_us"]),
+        total_device_us=_number(row["total_device_us"]),
+    )
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text else None

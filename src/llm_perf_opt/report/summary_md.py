@@ -1,0 +1,107 @@
+"""stakeholder_summary.md: one page for people who do not profile."""
+
+from llm_perf_opt.report.markdown import escape
+from llm_perf_opt.report.view.findings import FindingView
+from llm_perf_opt.report.view.report import ReportView
+from llm_perf_opt.report.view.shown import Missing, Shown
+from llm_perf_opt.report.view.waterfall import WaterfallView
+
+DONE = 3
+PLAIN = {
+    "prefill": "reading the prompt",
+    "decode": "writing each word piece (token)",
+    "capture": "the whole recording",
+    "run": "the measurement",
+}
+# What a rule means to somebody who has never seen a kernel.
+IN_WORDS = {
+    "launch_bound": "The processor that feeds the GPU is the bottleneck: the GPU mostly waits for its next order.",
+    "wait_bound": "The GPU waits while data is copied or while the program checks on it.",
+    "kernel_gaps": "Work is cut into so many small pieces that the pauses between them add up.",
+    "above_bound": "While the GPU works, it takes much longer than the hardware would need for this work.",
+    "memory_bound_near": "The GPU moves data as fast as it can; only moving less data will help.",
+    "memory_bound_far": "Parts of the work wait for memory without using it well.",
+    "small_gemm": "The calculations are too small to keep the whole GPU busy.",
+    "unfused_elementwise": "Many small steps could be done in one.",
+    "needless_copies": "Time goes into copying data that could have been written to its place at once.",
+    "host_device_transfers": "Data travels back and forth between the main memory and the GPU.",
+    "low_occupancy": "Parts of the work use only a fraction of the GPU at a time.",
+    "dtype_miss": "Some calculations run in a slower number format than intended.",
+    "kv_growth": "The memory of the conversation so far has become the largest thing to read.",
+    "throttling": "The GPU slowed itself down, because of heat or power.",
+    "profiler_overhead": "Measuring in detail slowed the program; the speeds quoted here are from an undisturbed run.",
+}
+
+
+def render_summary_md(view: ReportView) -> str:
+    lines = ["# Summary", "", *_measured(view), "", "## How good is it?", "", *_quality(view), ""]
+    lines += ["## What to do", "", *_actions(view.findings), "", *_unknown(view)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _measured(view: ReportView) -> list[str]:
+    facts = dict(view.headline.facts)
+    where = "" if facts["device"] == "unknown" else f" on {escape(facts['device'])}"
+    size = f" ({facts['parameters']} parameters)" if "parameters" in facts else ""
+    tiles = {tile.label: tile.cell for tile in view.headline.tiles}
+    parts = []
+    first = tiles["TTFT"] if "TTFT" in tiles else tiles["Prefill"]
+    if isinstance(first, Shown):
+        parts.append(
+            f"the first token came after {first.text}" if "TTFT" in tiles else f"reading the prompt took {first.text}"
+        )
+    if isinstance(tiles["TPOT"], Shown):
+        parts.append(f"each further token took {tiles['TPOT'].text}")
+    if isinstance(tiles["Decode speed"], Shown):
+        parts.append(f"that is {tiles['Decode speed'].text}")
+    text = f"**{escape(view.headline.title)}**{size} was examined{where}."
+    if not parts:
+        return [f"{text} No speed was measured in this run."]
+    return [f"{text} Undisturbed by any measuring tool, {', '.join(parts)}."]
+
+
+def _quality(view: ReportView) -> list[str]:
+    lines = []
+    for waterfall in view.waterfalls:
+        lines.append(f"- **{PLAIN[waterfall.phase].capitalize()}**: {_possible(waterfall)}")
+    return lines
+
+
+def _possible(view: WaterfallView) -> str:
+    rows = {row.key: row for row in view.rows if row.missing is None}
+    wall, bound = rows.get("wall"), rows.get("achievable") or rows.get("datasheet")
+    if wall is None:
+        return "not measured." if bound is None else f"not measured; the hardware needs at least {bound.total}."
+    if bound is None:
+        return f"{wall.total}; what the hardware could do is not known."
+    kernels = rows.get("kernels")
+    text = f"{wall.total}; this hardware could do it in {bound.total}"
+    if kernels is not None:
+        text += f", and the GPU was at work for {kernels.total} of it"
+    return text + "."
+
+
+def _actions(findings: tuple[FindingView, ...]) -> list[str]:
+    chosen: list[FindingView] = []
+    for finding in findings:
+        # One line per kind of problem: the second phase with the same one gets the same advice.
+        if finding.rule not in {f.rule for f in chosen} and len(chosen) < DONE:
+            chosen.append(finding)
+    if not chosen:
+        return ["Nothing stood out in what was measured."]
+    lines = []
+    for number, finding in enumerate(chosen, start=1):
+        gain = f" At most {finding.gain.removeprefix('up to ')} faster there." if finding.gain else ""
+        lines.append(
+            f"{number}. **{escape(finding.title)}.** {IN_WORDS.get(finding.rule, '')}{gain} "
+            f"For the engineers: {escape(finding.remedy)}."
+        )
+    return lines
+
+
+def _unknown(view: ReportView) -> list[str]:
+    missing = [(tile.label, tile.cell) for tile in view.headline.tiles if isinstance(tile.cell, Missing)]
+    if not missing:
+        return []
+    lines = ["## Not known", ""]
+    return lines + [f"- {label}: {escape(cell.text)}" for label, cell in missing]

@@ -1,0 +1,74 @@
+"""Numbers as people read them: a few digits, a unit, never a bare zero for something small."""
+
+import math
+
+
+def digits(value: float, count: int = 3) -> str:
+    """`count` significant digits without an exponent; whole numbers from there on with separators."""
+    if value == 0:
+        return "0"
+    places = count - 1 - math.floor(math.log10(abs(value)))
+    if places <= 0:
+        return f"{value:,.0f}"
+    return f"{value:,.{min(places, 12)}f}"
+
+
+def format_ms(ms: float) -> str:
+    """A time given in milliseconds, in the unit that fits it."""
+    size = abs(ms)
+    if size >= 10_000:
+        return f"{digits(ms / 1e3, 4)} s"
+    if size >= 0.0995 or ms == 0:
+        return f"{digits(ms, 4 if size >= 1 else 3)} ms"
+    if size >= 1e-4:
+        return f"{digits(ms * 1e3)} µs"
+    return f"{digits(ms * 1e6)} ns"
+
+
+def format_bytes(size: float) -> str:
+    """Decimal units, as data sheets use them."""
+    return _scaled(size, (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)), "B")
+
+
+def format_rate(per_s: float, unit: str) -> str:
+    """Bytes or FLOP per second."""
+    return _scaled(per_s, ((f"T{unit}/s", 1e12), (f"G{unit}/s", 1e9), (f"M{unit}/s", 1e6)), f"{unit}/s")
+
+
+def format_count(value: float, unit: str) -> str:
+    """Large counts such as FLOPs and parameters."""
+    return _scaled(value, ((f"P{unit}", 1e15), (f"T{unit}", 1e12), (f"G{unit}", 1e9), (f"M{unit}", 1e6)), unit)
+
+
+def format_percent(share: float) -> str:
+    """A share of one, as percent."""
+    if 0 < abs(share) < 1e-4:
+        return "< 0.01 %"
+    return f"{digits(100 * share, 3 if abs(share) < 0.9995 else 4)} %"
+
+
+def format_factor(factor: float) -> str:
+    """A ratio; 7.8×."""
+    return f"{factor:.2f}×" if factor < 2 else f"{factor:,.1f}×"
+
+
+def format_quantity(value: float, unit: str) -> str:
+    """By unit: the words used in manifests and facts."""
+    if unit == "ms":
+        return format_ms(value)
+    if unit == "bytes":
+        return format_bytes(value)
+    if unit == "FLOP":
+        return format_count(value, "FLOP")
+    if unit in ("x", "×"):
+        return format_factor(value)
+    if unit in ("share", "%"):
+        return format_percent(value if unit == "share" else value / 100)
+    return f"{digits(value, 4)} {unit}".strip()
+
+
+def _scaled(value: float, steps: tuple[tuple[str, float], ...], plain: str) -> str:
+    for name, size in steps:
+        if abs(value) >= size:
+            return f"{digits(value / size)} {name}"
+    return f"{digits(value, 4)} {plain}"

@@ -1,0 +1,244 @@
+"""Headline: what ran, the numbers that matter, and the verdict in one sentence."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from llm_perf_opt.analysis.diagnosis import Diagnosis
+from llm_perf_opt.analysis.facts import Known, PhaseFacts, Quantity, RunFacts, Unknown
+from llm_perf_opt.analysis.roofline import mbu, mfu
+from llm_perf_opt.analysis.static.dtypes import BYTES, short_dtype
+from llm_perf_opt.analysis.waterfall import Waterfall
+from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.report.file_records import StaticFile
+from llm_perf_opt.report.gather_phase import clean_metric
+from llm_perf_opt.report.run_files import Found, RunFiles
+from llm_perf_opt.report.units import format_factor, format_ms, format_percent
+from llm_perf_opt.report.view.shown import Cell, show
+
+Tone = Literal["good", "warn", "bad", "unknown"]
+# What to try, in a few words, for the verdict.
+TRY = {
+    "launch_bound": "CUDA graphs or torch.compile could give up to {gain}.",
+    "wait_bound": "Removing synchronisation and copies from the loop could give up to {gain}.",
+    "kernel_gaps": "Fewer, longer kernels could give up to {gain}.",
+    "above_bound": "Better kernels could give up to {gain}.",
+    "unfused_elementwise": "Fusing elementwise work could give up to {gain}.",
+    "memory_bound_near": "Fewer bytes (quantisation, batching) could give up to {gain}.",
+}
+NEAR_BOUND = 1.3
+FAR_FROM_BOUND = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """One headline number."""
+
+    label: str
+    cell: Cell
+    explain: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadlineView:
+    title: str
+    facts: tuple[tuple[str, str], ...]
+    verdict: str
+    tone: Tone
+    tiles: tuple[Tile, ...]
+
+
+def headline(
+    files: RunFiles, facts: RunFacts, waterfalls: tuple[Waterfall, ...], found: tuple[Diagnosis, ...]
+) -> HeadlineView:
+    verdict, tone = _verdict(waterfalls, found, facts)
+    return HeadlineView(
+        title=model_name(files),
+        facts=_facts(files, facts),
+        verdict=verdict,
+        tone=tone,
+        tiles=_tiles(files, facts),
+    )
+
+
+def model_name(files: RunFiles) -> str:
+    if isinstance(files.metrics, Found):
+        return files.metrics.content.model.name
+    if isinstance(files.static, Found):
+        return files.static.content.model
+    if isinstance(files.capture, Found) and files.capture.content.sources:
+        return ", ".join(source.path for source in files.capture.content.sources)
+    return files.manifest.run_id
+
+
+def device_name(files: RunFiles) -> str | None:
+    if isinstance(files.metrics, Found) and files.metrics.content.model.device_name:
+        return files.metrics.content.model.device_name
+    if isinstance(files.capture, Found) and files.capture.content.gpu.name:
+        return files.capture.content.gpu.name
+    if isinstance(files.ncu, Found) and files.ncu.content.device:
+        return files.ncu.content.device
+    return None
+
+
+def _facts(files: RunFiles, facts: RunFacts) -> tuple[tuple[str, str], ...]:
+    found = [("device", device_name(files) or "unknown"), ("format", facts.dtype or "unknown")]
+    static = files.static.content if isinstance(files.static, Found) else None
+    parameters = static.parameters.total if static else None
+    if parameters is None and isinstance(files.metrics, Found):
+        parameters = files.metrics.content.model.parameters
+    if parameters is not None:
+        found.append(("parameters", f"{parameters:,}"))
+    if static is not None:
+        found.append(("batch", str(static.workload.batch)))
+        found.append(("prompt", f"{static.workload.prompt_tokens:,} tokens"))
+    found.append(("run", files.manifest.run_id))
+    found.append(("started", files.manifest.created_at))
+    return tuple(found)
+
+
+def _tiles(files: RunFiles, facts: RunFacts) -> tuple[Tile, ...]:
+    ttft = clean_metric(files.manifest, "ttft_ms")
+    if isinstance(ttft, Unknown) and isinstance(facts.phases["prefill"].wall, Known):
+        prefill = Tile(
+            label="Prefill", cell=show(facts.phases["prefill"].wall), explain="time of one prefill, clean pass"
+        )
+    else:
+        prefill = Tile(label="TTFT", cell=show(ttft), explain="time to first token, clean pass")
+    decode = facts.phases["decode"]
+    return (
+        prefill,
+        Tile(label="TPOT", cell=show(decode.wall), explain="time per output token after the first, clean pass"),
+        Tile(
+            label="Decode speed",
+            cell=show(_speed(files, facts)),
+            explain="tokens per second of one sequence while decoding",
+        ),
+        Tile(
+            label="MFU, prefill",
+            cell=show(_mfu(files, facts.phases["prefill"])),
+            explain="model FLOPs utilisation: needed FLOPs over what the peak would have done in the clean time",
+        ),
+        Tile(
+            label="MBU, decode",
+            cell=show(_mbu(files, decode)),
+            explain="model bandwidth utilisation: weights and KV cache once, over what the peak would have moved",
+        ),
+        Tile(label="Peak memory", cell=show(facts.memory.measured_peak), explain="highest of all samples, clean pass"),
+    )
+
+
+def _speed(files: RunFiles, facts: RunFacts) -> Quantity:
+    speed = clean_metric(files.manifest, "decode_tokens_per_s")
+    wall = facts.phases["decode"].wall
+    if isinstance(speed, Known) or isinstance(wall, Unknown):
+        return speed
+    return Known(
+        value=1e3 / wall.value, unit="tokens/s", how=f"from the time per token ({wall.how})", source=wall.source
+    )
+
+
+def peak_flops(static: StaticFile) -> tuple[float, str] | Unknown:
+    """The peak for the run's format: the data sheet's, on a device without one the calibrated."""
+    try:
+        dtype = short_dtype(static.dtype, where="dtype")
+    except ConfigError as error:
+        return Unknown(reason=str(error))
+    hardware = static.hardware
+    if dtype in hardware.peak_tflops:
+        return hardware.peak_tflops[dtype] * 1e12, f"data-sheet peak of {hardware.name} in {dtype}"
+    if not hardware.peak_tflops and dtype in hardware.achieved_tflops:
+        return hardware.achieved_tflops[dtype] * 1e12, f"calibrated peak of {hardware.name} in {dtype}"
+    reason = hardware.reason or f"no peak of {hardware.name or 'this device'} for {dtype} is known"
+    return Unknown(
+        reason=reason, enable=f"hardware.peak_tflops.{dtype if dtype in BYTES else 'bf16'}=… or hardware.calibrate=true"
+    )
+
+
+def peak_bytes(static: StaticFile) -> tuple[float, str] | Unknown:
+    hardware = static.hardware
+    if hardware.memory_bandwidth_gb_s is not None:
+        return hardware.memory_bandwidth_gb_s * 1e9, f"data-sheet bandwidth of {hardware.name}"
+    if hardware.achieved_bandwidth_gb_s is not None:
+        return hardware.achieved_bandwidth_gb_s * 1e9, f"calibrated bandwidth of {hardware.name}"
+    reason = hardware.reason or f"no bandwidth of {hardware.name or 'this device'} is known"
+    return Unknown(reason=reason, enable="hardware.memory_bandwidth_gb_s=… or hardware.calibrate=true")
+
+
+def _mfu(files: RunFiles, phase: PhaseFacts) -> Quantity:
+    if isinstance(files.static, Unknown):
+        return files.static
+    return _utilisation(phase.flops, phase.wall, peak_flops(files.static.content), mfu, files.static.source)
+
+
+def _mbu(files: RunFiles, phase: PhaseFacts) -> Quantity:
+    if isinstance(files.static, Unknown):
+        return files.static
+    return _utilisation(phase.bytes, phase.wall, peak_bytes(files.static.content), mbu, files.static.source)
+
+
+def _utilisation(
+    work: Quantity,
+    wall: Quantity,
+    peak: tuple[float, str] | Unknown,
+    formula: Callable[[float, float, float], float],
+    source: str,
+) -> Quantity:
+    if isinstance(wall, Unknown):
+        return wall
+    if isinstance(work, Unknown):
+        return work
+    if isinstance(peak, Unknown):
+        return peak
+    value = formula(work.value, wall.value, peak[0])
+    return Known(value=value, unit="share", how=f"of the {peak[1]}, in the clean time", source=source)
+
+
+def _verdict(waterfalls: tuple[Waterfall, ...], found: tuple[Diagnosis, ...], facts: RunFacts) -> tuple[str, Tone]:
+    best = next((d for d in found if d.gain is not None), None)
+    if best is not None and best.gain is not None and best.gain >= FAR_FROM_BOUND:
+        return _promise(best), "bad"
+    compared = [text for text in (_distance(w, facts) for w in waterfalls) if text is not None]
+    if compared:
+        worst = max(compared, key=lambda item: item[1])
+        tone: Tone = "good" if worst[1] < NEAR_BOUND else "warn" if worst[1] < FAR_FROM_BOUND else "bad"
+        promise = f" {_promise(best)}" if best is not None and best.gain is not None else ""
+        return worst[0] + promise, tone
+    if best is not None:
+        return _promise(best), "warn"
+    known = [w for w in waterfalls if isinstance(w.wall, Known)]
+    if known:
+        times = ", ".join(f"{w.phase} {format_ms(w.wall.value)} {w.per}" for w in known if isinstance(w.wall, Known))
+        return f"Measured: {times}; how far that is from the hardware's limit is not known.", "unknown"
+    texts = [text for text in (_bound_text(w) for w in waterfalls) if text is not None]
+    if texts:
+        return (
+            f"Nothing was measured. By the model and the hardware alone, no faster than {', '.join(texts)}.",
+            "unknown",
+        )
+    return "Nothing was measured and nothing could be predicted: see what was run below.", "unknown"
+
+
+def _promise(diagnosis: Diagnosis) -> str:
+    gain = format_factor(diagnosis.gain) if diagnosis.gain is not None else ""
+    text = TRY.get(diagnosis.rule, "Removing it could give up to {gain}.").format(gain=gain)
+    return f"{diagnosis.title}. {text}"
+
+
+def _distance(waterfall: Waterfall, facts: RunFacts) -> tuple[str, float] | None:
+    """How far a phase is from its bound."""
+    bound = waterfall.known("achievable") or waterfall.known("datasheet")
+    if bound is None or isinstance(waterfall.wall, Unknown) or bound.to_ms <= 0:
+        return None
+    factor = waterfall.wall.value / bound.to_ms
+    share = format_percent(1 / factor)
+    text = (
+        f"{waterfall.phase.capitalize()} takes {format_ms(waterfall.wall.value)} {waterfall.per}, "
+        f"{format_factor(factor)} the {format_ms(bound.to_ms)} this hardware allows ({share} of the possible speed)."
+    )
+    return text, factor
+
+
+def _bound_text(waterfall: Waterfall) -> str | None:
+    bound = waterfall.known("achievable") or waterfall.known("datasheet")
+    return None if bound is None else f"{waterfall.phase} {format_ms(bound.to_ms)} {waterfall.per}"

@@ -1,0 +1,199 @@
+"""Kernels: one row each, times joined with what ncu measured and what its bytes and FLOPs cost at the roof."""
+
+from dataclasses import dataclass
+
+from llm_perf_opt.analysis.facts import GpuFacts, KernelFacts, PhaseKernel, RunFacts
+from llm_perf_opt.analysis.kernel_class import classify_kernel
+from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NcuKernel
+from llm_perf_opt.report.run_files import Found, RunFiles
+from llm_perf_opt.report.view.shown import Missing
+
+VIEWS = ("all", "prefill", "decode")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelRowView:
+    """One kernel; None stands for unknown. `time_ms` and `launches` by view: whole capture, per prefill, per token."""
+
+    name: str
+    short_name: str
+    kernel_class: str
+    time_ms: tuple[float | None, float | None, float | None]
+    launches: tuple[float | None, float | None, float | None]
+    mean_us: float | None
+    bound: str | None
+    roof_pct: float | None
+    dram_bytes_per_s: float | None
+    flop_per_s: float | None
+    intensity: float | None
+    occupancy_pct: float | None
+    limiter: str | None
+    floor_us: float | None
+    module: str | None
+    advice: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelsView:
+    """`totals_ms` are the kernel times of the views; `join` states how many kernels ncu knows."""
+
+    rows: tuple[KernelRowView, ...]
+    totals_ms: tuple[float | None, float | None, float | None]
+    join: str
+    notes: tuple[str, ...]
+    source: str | None
+    ncu_source: str | None
+    missing: Missing | None = None
+
+
+def kernels_view(files: RunFiles, facts: RunFacts, ncu: NcuAnalysis | None) -> KernelsView:
+    phases = {name: _by_name(facts, name) for name in VIEWS[1:]}
+    floors = _Floors(files)
+    rows = [_row(k, phases, floors) for k in facts.kernels] or _ncu_only(ncu, floors)
+    return KernelsView(
+        rows=tuple(rows),
+        totals_ms=(_total(facts), _busy(facts, "prefill"), _busy(facts, "decode")),
+        join=_join(facts, ncu),
+        notes=tuple(_notes(files, facts, ncu)),
+        source=facts.kernel_source or None,
+        ncu_source=facts.ncu_source or None,
+        missing=None if rows else _missing(files, facts),
+    )
+
+
+def _missing(files: RunFiles, facts: RunFacts) -> Missing:
+    if facts.is_cpu:
+        return Missing(reason="the model ran on the CPU: there are no GPU kernels; see the operators")
+    if isinstance(files.capture, Found):
+        return Missing(reason=f"{files.capture.source} holds no kernel")
+    return Missing(reason=files.capture.reason, enable=files.capture.enable)
+
+
+def _by_name(facts: RunFacts, phase: str) -> dict[str, PhaseKernel] | None:
+    gpu = facts.phases[phase].gpu
+    if not isinstance(gpu, GpuFacts) or gpu.kernels is None:
+        return None
+    return {k.name: k for k in gpu.kernels}
+
+
+def _busy(facts: RunFacts, phase: str) -> float | None:
+    gpu = facts.phases[phase].gpu
+    return gpu.kernel_sum_ms if isinstance(gpu, GpuFacts) else None
+
+
+def _total(facts: RunFacts) -> float | None:
+    return sum(k.total_ns for k in facts.kernels) / 1e6 if facts.kernels else None
+
+
+def _row(kernel: KernelFacts, phases: dict[str, dict[str, PhaseKernel] | None], floors: "_Floors") -> KernelRowView:
+    inside = [None if table is None else table.get(kernel.name) for table in phases.values()]
+    return _view(
+        name=kernel.name,
+        short_name=kernel.short_name,
+        kernel_class=kernel.kernel_class,
+        time_ms=(kernel.total_ns / 1e6, *(k.ms_per_step if k else None for k in inside)),
+        launches=(float(kernel.instances), *(k.per_step if k else None for k in inside)),
+        mean_us=kernel.avg_ns / 1e3,
+        ncu=kernel.ncu,
+        floors=floors,
+    )
+
+
+def _ncu_only(ncu: NcuAnalysis | None, floors: "_Floors") -> list[KernelRowView]:
+    """Kernels of an ncu report without a timeline."""
+    return [
+        _view(
+            name=k.kernel,
+            short_name=k.short,
+            kernel_class=classify_kernel(k.kernel),
+            time_ms=(None, None, None),
+            launches=(None, None, None),
+            mean_us=None if k.duration_ns is None else k.duration_ns / 1e3,
+            ncu=k,
+            floors=floors,
+        )
+        for k in (ncu.kernels if ncu else ())
+    ]
+
+
+def _view(
+    *,
+    name: str,
+    short_name: str,
+    kernel_class: str,
+    time_ms: tuple[float | None, ...],
+    launches: tuple[float | None, ...],
+    mean_us: float | None,
+    ncu: NcuKernel | None,
+    floors: "_Floors",
+) -> KernelRowView:
+    return KernelRowView(
+        name=name,
+        short_name=short_name,
+        kernel_class=kernel_class,
+        time_ms=(time_ms[0], time_ms[1], time_ms[2]),
+        launches=(launches[0], launches[1], launches[2]),
+        mean_us=mean_us,
+        bound=ncu.bound if ncu else None,
+        roof_pct=ncu.roof_pct if ncu else None,
+        dram_bytes_per_s=ncu.dram_bytes_per_s if ncu else None,
+        flop_per_s=ncu.flop_per_s if ncu else None,
+        intensity=ncu.intensity_flop_per_byte if ncu else None,
+        occupancy_pct=ncu.occupancy_pct if ncu else None,
+        limiter=ncu.occupancy_limiter if ncu and ncu.occupancy_limiter != "none" else None,
+        floor_us=floors.floor_us(ncu),
+        module=None,
+        advice=ncu.advice[0].text if ncu and ncu.advice else None,
+    )
+
+
+class _Floors:
+    """The time a kernel's own bytes and FLOPs need at the best known ceilings."""
+
+    def __init__(self, files: RunFiles) -> None:
+        static = files.static.content if isinstance(files.static, Found) else None
+        hardware = static.hardware if static else None
+        self._bytes_per_s = None
+        self._flops_per_s = None
+        if static is not None and hardware is not None:
+            bandwidth = hardware.achieved_bandwidth_gb_s or hardware.memory_bandwidth_gb_s
+            rates = hardware.achieved_tflops or hardware.peak_tflops
+            self._bytes_per_s = None if bandwidth is None else bandwidth * 1e9
+            self._flops_per_s = rates[static.dtype] * 1e12 if static.dtype in rates else None
+
+    def floor_us(self, ncu: NcuKernel | None) -> float | None:
+        if ncu is None or ncu.flop is None or ncu.dram_bytes is None:
+            return None
+        if self._bytes_per_s is None or self._flops_per_s is None:
+            return None
+        return 1e6 * max(ncu.flop / self._flops_per_s, ncu.dram_bytes / self._bytes_per_s)
+
+
+def _join(facts: RunFacts, ncu: NcuAnalysis | None) -> str:
+    if ncu is None:
+        return "ncu did not measure kernels: bound, % of roof, bandwidth, FLOP/s and occupancy are unknown."
+    if not facts.kernels or ncu.match_rate is None:
+        return f"{len(ncu.kernels)} kernels measured by ncu; no timeline to join them with."
+    covered = sum(k.total_ns for k in facts.kernels if k.ncu is not None)
+    total = sum(k.total_ns for k in facts.kernels)
+    share = f"{100 * covered / total:.0f} % of the kernel time" if total else "no kernel time"
+    return (
+        f"{ncu.matched} of {len(ncu.kernels)} kernels measured by ncu found on the timeline "
+        f"({100 * ncu.match_rate:.0f} %), {share}."
+    )
+
+
+def _notes(files: RunFiles, facts: RunFacts, ncu: NcuAnalysis | None) -> list[str]:
+    notes = list(ncu.notes) if ncu else []
+    if ncu and ncu.unmatched:
+        notes.append("Not found on the timeline: " + "; ".join(name[:120] for name in ncu.unmatched[:5]))
+    if isinstance(files.capture, Found):
+        notes += files.capture.content.notes
+    for name in VIEWS[1:]:
+        gpu = facts.phases[name].gpu
+        if isinstance(gpu, GpuFacts) and gpu.kernels is not None:
+            listed = sum(k.ms_per_step for k in gpu.kernels)
+            if gpu.kernel_sum_ms - listed > 0.01 * gpu.kernel_sum_ms:
+                share = 100 * listed / gpu.kernel_sum_ms
+                notes.append(f"{name}: the {len(gpu.kernels)} kernels listed take {share:.0f} % of its time")
+    return notes

@@ -1,0 +1,146 @@
+"""Modules and operators: where the time of a phase goes by part of the model, and both books of FLOPs."""
+
+from dataclasses import dataclass
+
+from llm_perf_opt.analysis.facts import PHASES, Unknown
+from llm_perf_opt.report.file_records import DoubleEntryRecord
+from llm_perf_opt.report.run_files import Found, OperatorRow, RunFiles
+from llm_perf_opt.report.view.shown import Missing
+
+OPERATORS_SHOWN = 25
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleRow:
+    """One module group in one phase; shares of one, None where unknown."""
+
+    group: str
+    time_share: float | None
+    flops_share: float | None
+    bytes_share: float | None
+    flops: float | None
+    bytes: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModulePhase:
+    phase: str
+    rows: tuple[ModuleRow, ...]
+    time_by: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorView:
+    name: str
+    calls: int
+    self_cpu_ms: float | None
+    self_device_ms: float | None
+    share: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModulesView:
+    phases: tuple[ModulePhase, ...]
+    operators: tuple[OperatorView, ...]
+    operators_by: str
+    operator_count: int
+    double_entry: tuple[DoubleEntryRecord, ...]
+    time_source: str | None
+    static_source: str | None
+    operators_source: str | None
+    time_missing: Missing | None
+    operators_missing: Missing | None
+    double_entry_missing: Missing | None
+
+
+def modules_view(files: RunFiles) -> ModulesView:
+    operators, by = _operators(files)
+    entries = files.static.content.double_entry if isinstance(files.static, Found) else ()
+    return ModulesView(
+        phases=tuple(phase for phase in (_phase(files, name) for name in PHASES) if phase.rows),
+        operators=operators[:OPERATORS_SHOWN],
+        operators_by=by,
+        operator_count=len(operators),
+        double_entry=entries,
+        time_source=files.metrics.source if isinstance(files.metrics, Found) else None,
+        static_source=files.static.source if isinstance(files.static, Found) else None,
+        operators_source=files.operators.source if isinstance(files.operators, Found) else None,
+        time_missing=_time_missing(files),
+        operators_missing=None if operators else _why(files.operators, "the trace holds no operator"),
+        double_entry_missing=None if entries else _why(files.static, "operators were not counted in this run"),
+    )
+
+
+def _why(found: object, otherwise: str) -> Missing:
+    return (
+        Missing(reason=found.reason, enable=found.enable) if isinstance(found, Unknown) else Missing(reason=otherwise)
+    )
+
+
+def _time_missing(files: RunFiles) -> Missing | None:
+    if not isinstance(files.metrics, Found):
+        return Missing(reason=files.metrics.reason, enable=files.metrics.enable)
+    if files.metrics.content.modules is None:
+        reason = files.metrics.content.modules_reason or "the profiled pass recorded no module ranges"
+        return Missing(reason=reason, enable="pipeline.torch_profiler.enable=true")
+    return None
+
+
+def _phase(files: RunFiles, name: str) -> ModulePhase:
+    times = files.metrics.content.modules if isinstance(files.metrics, Found) else None
+    shares = (times or {}).get(name, {})
+    record = files.static.content.phases.get(name) if isinstance(files.static, Found) else None
+    groups = dict(record.groups) if record else {}
+    flops, moved = sum(g.flops for g in groups.values()), sum(g.bytes for g in groups.values())
+    names = sorted(
+        {*shares, *groups}, key=lambda g: (-shares.get(g, 0.0), -(groups[g].bytes if g in groups else 0.0), g)
+    )
+    rows = []
+    for group in names:
+        work = groups.get(group)
+        rows.append(
+            ModuleRow(
+                group=group,
+                time_share=shares.get(group) if shares else None,
+                flops_share=work.flops / flops if work and flops else None,
+                bytes_share=work.bytes / moved if work and moved else None,
+                flops=work.flops if work else None,
+                bytes=work.bytes if work else None,
+            )
+        )
+    by = files.metrics.content.modules_by if isinstance(files.metrics, Found) else None
+    return ModulePhase(phase=name, rows=tuple(rows), time_by=by)
+
+
+def _operators(files: RunFiles) -> tuple[tuple[OperatorView, ...], str]:
+    if not isinstance(files.operators, Found):
+        return (), ""
+    rows = files.operators.content
+    has_device = any(row.self_device_us for row in rows)
+    total = sum((row.self_device_us if has_device else row.self_cpu_us) or 0.0 for row in rows)
+    merged = _by_name(rows)
+    views = [
+        OperatorView(
+            name=name,
+            calls=calls,
+            self_cpu_ms=cpu,
+            self_device_ms=device if has_device else None,
+            share=((device if has_device else cpu) * 1e3 / total) if total else None,
+        )
+        for name, (calls, cpu, device) in merged.items()
+    ]
+    views.sort(key=lambda v: -(v.share or 0.0))
+    return tuple(views), "device time" if has_device else "CPU time"
+
+
+def _by_name(rows: tuple[OperatorRow, ...]) -> dict[str, tuple[int, float, float]]:
+    """Calls, own CPU and own device time in ms of each operator, its shapes added up."""
+    found: dict[str, tuple[int, float, float]] = {}
+    for row in rows:
+        calls, cpu, device = found.get(row.name, (0, 0.0, 0.0))
+        found[row.name] = (
+            calls + row.calls,
+            cpu + (row.self_cpu_us or 0.0) / 1e3,
+            device + (row.self_device_us or 0.0) / 1e3,
+        )
+    return found

@@ -1,0 +1,108 @@
+"""Provenance: what ran, with which versions and commands, what was skipped and why."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llm_perf_opt.analysis.facts import RunFacts
+from llm_perf_opt.core.manifest import RunManifest
+from llm_perf_opt.core.records import Metric, StageRecord
+from llm_perf_opt.report.run_files import RunFiles
+from llm_perf_opt.report.units import format_factor
+
+KNOWN_STAGES = ("static_analysis", "torch_profiler", "nsys", "ncu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandView:
+    text: str
+    ending: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageView:
+    name: str
+    status: str
+    duration: str
+    reason: str
+    notes: tuple[str, ...]
+    commands: tuple[CommandView, ...]
+    metrics: tuple[tuple[str, Metric], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProvenanceView:
+    run_id: str
+    status: str
+    created_at: str
+    stages: tuple[StageView, ...]
+    not_run: tuple[str, ...]
+    slowdowns: tuple[tuple[str, str, str, str], ...]
+    versions: tuple[tuple[str, str], ...]
+    overrides: tuple[str, ...]
+    warnings: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+def provenance_view(files: RunFiles, facts: RunFacts, sources: tuple[str, ...]) -> ProvenanceView:
+    manifest = files.manifest
+    ran = {stage.name for stage in manifest.stages}
+    return ProvenanceView(
+        run_id=manifest.run_id,
+        status=manifest.status,
+        created_at=manifest.created_at,
+        stages=tuple(_stage(stage) for stage in manifest.stages),
+        not_run=tuple(name for name in KNOWN_STAGES if name not in ran),
+        slowdowns=tuple(
+            (name, format_factor(known.value), known.how, known.source or "") for name, known in facts.slowdowns.items()
+        ),
+        versions=_versions(manifest),
+        overrides=manifest.overrides,
+        warnings=manifest.warnings,
+        files=sources,
+    )
+
+
+def _stage(stage: StageRecord) -> StageView:
+    return StageView(
+        name=stage.name,
+        status=stage.status,
+        duration="" if stage.duration_s is None else f"{stage.duration_s:.1f} s",
+        reason=stage.reason or "",
+        notes=stage.notes,
+        commands=tuple(
+            CommandView(text=shlex.join(c.argv), ending=_ending(c.exit_code, c.timed_out)) for c in stage.commands
+        ),
+        metrics=tuple(stage.metrics.items()),
+    )
+
+
+def _ending(code: int | None, timed_out: bool) -> str:
+    if timed_out:
+        return "ended after its timeout"
+    return f"exit code {code}" if code is not None else "ended by us"
+
+
+def _versions(manifest: RunManifest) -> tuple[tuple[str, str], ...]:
+    """Machine and software, as far as the run recorded them."""
+    environment = manifest.environment
+    found = [(key, str(environment[key])) for key in ("os", "cpu", "cuda_driver", "python") if environment.get(key)]
+    for gpu in _list(environment, "gpus"):
+        found.append((f"GPU {gpu['index']}", f"{gpu['name']}, driver {gpu['driver']}"))
+    found += [(name, str(version)) for name, version in _map(environment, "packages").items() if version]
+    for name, tool in _map(environment, "tools").items():
+        if tool["version"]:
+            found.append((name, str(tool["version"])))
+    git = _map(environment, "git")
+    if git and git["commit"]:
+        found.append(("git commit", git["commit"][:12] + (" with changes" if git["changed"] else "")))
+    return tuple(found)
+
+
+def _list(environment: Mapping[str, Any], key: str) -> list[Any]:
+    return list(environment[key]) if key in environment else []
+
+
+def _map(environment: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return dict(environment[key]) if key in environment else {}

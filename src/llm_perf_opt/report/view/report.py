@@ -1,0 +1,59 @@
+"""The whole view of a run: what every renderer reads and nothing else."""
+
+from dataclasses import dataclass
+
+from llm_perf_opt.analysis.diagnose import diagnose
+from llm_perf_opt.analysis.ncu_rows import NcuAnalysis
+from llm_perf_opt.analysis.waterfall import build_waterfall
+from llm_perf_opt.report.gather import gather, joined_ncu
+from llm_perf_opt.report.run_files import Found, RunFiles
+from llm_perf_opt.report.view.findings import FindingView, findings_view
+from llm_perf_opt.report.view.headline import HeadlineView, headline
+from llm_perf_opt.report.view.kernels import KernelsView, kernels_view
+from llm_perf_opt.report.view.memory import MemoryView, memory_view
+from llm_perf_opt.report.view.modules import ModulesView, modules_view
+from llm_perf_opt.report.view.provenance import ProvenanceView, provenance_view
+from llm_perf_opt.report.view.roofline import RooflineView, roofline_view
+from llm_perf_opt.report.view.timeline import TimelineView, timeline_view
+from llm_perf_opt.report.view.waterfall import WaterfallView, waterfall_view
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportView:
+    headline: HeadlineView
+    waterfalls: tuple[WaterfallView, ...]
+    findings: tuple[FindingView, ...]
+    kernels: KernelsView
+    roofline: RooflineView
+    timeline: TimelineView
+    modules: ModulesView
+    memory: MemoryView
+    provenance: ProvenanceView
+    ncu: NcuAnalysis | None
+
+
+def build_view(files: RunFiles) -> ReportView:
+    """Decide everything once."""
+    facts = gather(files)
+    waterfalls = tuple(build_waterfall(phase) for phase in facts.phases.values())
+    capture = files.capture.content.findings if isinstance(files.capture, Found) else ()
+    found = diagnose(facts, capture)
+    ncu = joined_ncu(files)
+    kernels = kernels_view(files, facts, ncu)
+    return ReportView(
+        headline=headline(files, facts, waterfalls, found),
+        waterfalls=tuple(waterfall_view(w) for w in waterfalls),
+        findings=findings_view(found, facts),
+        kernels=kernels,
+        roofline=roofline_view(files, facts, kernels),
+        timeline=timeline_view(files),
+        modules=modules_view(files),
+        memory=memory_view(files, facts),
+        provenance=provenance_view(files, facts, _sources(files)),
+        ncu=ncu,
+    )
+
+
+def _sources(files: RunFiles) -> tuple[str, ...]:
+    found = [files.metrics, files.static, files.capture, files.ncu, files.operators, files.clocks, *files.timelines]
+    return tuple(f.source for f in found if isinstance(f, Found))

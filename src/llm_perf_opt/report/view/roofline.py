@@ -1,0 +1,143 @@
+"""Roofline: kernels and phases against the data-sheet roof and the achievable one, on log axes."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from llm_perf_opt.analysis.facts import Known, RunFacts, Unknown
+from llm_perf_opt.report.run_files import Found, RunFiles
+from llm_perf_opt.report.units import format_ms, format_rate
+from llm_perf_opt.report.view.kernels import KernelsView
+from llm_perf_opt.report.view.shown import Missing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roof:
+    """min(flops_per_s, intensity × bytes_per_s)."""
+
+    label: str
+    kind: str
+    flops_per_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """`weight` from 0 to 1 sets the size; `phases` the phases it belongs to."""
+
+    label: str
+    kind: str
+    group: str
+    intensity: float
+    flops_per_s: float
+    weight: float
+    detail: str
+    phases: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RooflineView:
+    """`x` and `y` are the ends of the axes as powers of ten."""
+
+    roofs: tuple[Roof, ...]
+    points: tuple[Point, ...]
+    x: tuple[int, int]
+    y: tuple[int, int]
+    notes: tuple[str, ...]
+    missing: Missing | None = None
+
+
+def roofline_view(files: RunFiles, facts: RunFacts, kernels: KernelsView) -> RooflineView:
+    roofs = _roofs(files)
+    points = (*_kernel_points(kernels), *_phase_points(facts))
+    notes = []
+    if not any(p.kind == "kernel" for p in points):
+        notes.append("No kernel is drawn: their FLOPs and bytes come from ncu (pipeline.ncu.enable=true).")
+    hidden = sum(1 for row in kernels.rows if row.intensity is not None and (row.flop_per_s or 0) <= 0)
+    if hidden:
+        notes.append(f"{hidden} kernel(s) do no floating-point work and have no place on these axes.")
+    missing = None
+    if not roofs:
+        reason = files.static.content.hardware.reason if isinstance(files.static, Found) else files.static.reason
+        missing = Missing(
+            reason=reason or "the hardware's peaks are not known", enable="hardware=<entry> or hardware.calibrate=true"
+        )
+    elif not points:
+        missing = Missing(
+            reason="neither a phase nor a kernel was measured", enable="pipeline.torch_profiler.enable=true"
+        )
+    x, y = _axes(roofs, points)
+    return RooflineView(roofs=roofs, points=points, x=x, y=y, notes=tuple(notes), missing=missing)
+
+
+def _roofs(files: RunFiles) -> tuple[Roof, ...]:
+    if isinstance(files.static, Unknown):
+        return ()
+    static = files.static.content
+    hardware, dtype = static.hardware, static.dtype
+    found = []
+    sheet, bandwidth = hardware.peak_tflops.get(dtype), hardware.memory_bandwidth_gb_s
+    if sheet is not None and bandwidth is not None:
+        label = f"data sheet, {dtype}: {format_rate(sheet * 1e12, 'FLOP')}, {format_rate(bandwidth * 1e9, 'B')}"
+        found.append(Roof(label=label, kind="datasheet", flops_per_s=sheet * 1e12, bytes_per_s=bandwidth * 1e9))
+    reached, copied = hardware.achieved_tflops.get(dtype), hardware.achieved_bandwidth_gb_s
+    if reached is not None and copied is not None:
+        label = f"achievable, {dtype}: {format_rate(reached * 1e12, 'FLOP')}, {format_rate(copied * 1e9, 'B')}"
+        found.append(Roof(label=label, kind="achievable", flops_per_s=reached * 1e12, bytes_per_s=copied * 1e9))
+    return tuple(found)
+
+
+def _kernel_points(kernels: KernelsView) -> Iterable[Point]:
+    total = kernels.totals_ms[0] or 0.0
+    for row in kernels.rows:
+        if not row.intensity or not row.flop_per_s:
+            continue
+        time = row.time_ms[0]
+        share = time / total if time is not None and total else 0.0
+        phases = tuple(name for name, ms in zip(("prefill", "decode"), row.time_ms[1:], strict=True) if ms is not None)
+        roof = "" if row.roof_pct is None else f", {row.roof_pct:.0f} % of the roof"
+        yield Point(
+            label=row.short_name,
+            kind="kernel",
+            group=row.kernel_class,
+            intensity=row.intensity,
+            flops_per_s=row.flop_per_s,
+            weight=min(1.0, math.sqrt(share)),
+            detail=f"{row.kernel_class}, {row.intensity:.3g} FLOP/byte, {format_rate(row.flop_per_s, 'FLOP')}{roof}"
+            + (f", {100 * share:.1f} % of kernel time" if share else ""),
+            phases=phases,
+        )
+
+
+def _phase_points(facts: RunFacts) -> Iterable[Point]:
+    for phase in facts.phases.values():
+        if not (isinstance(phase.flops, Known) and isinstance(phase.bytes, Known) and isinstance(phase.wall, Known)):
+            continue
+        if phase.bytes.value <= 0 or phase.wall.value <= 0 or phase.flops.value <= 0:
+            continue
+        rate = phase.flops.value / (phase.wall.value / 1e3)
+        yield Point(
+            label=f"{phase.name} (whole phase)",
+            kind="phase",
+            group="phase",
+            intensity=phase.flops.value / phase.bytes.value,
+            flops_per_s=rate,
+            weight=1.0,
+            detail=f"needed work over the clean {format_ms(phase.wall.value)} {phase.per}: {format_rate(rate, 'FLOP')}",
+            phases=(phase.name,),
+        )
+
+
+def _axes(roofs: tuple[Roof, ...], points: tuple[Point, ...]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Whole powers of ten around everything drawn."""
+    xs = [p.intensity for p in points] + [r.flops_per_s / r.bytes_per_s for r in roofs]
+    ys = [p.flops_per_s for p in points] + [r.flops_per_s for r in roofs]
+    return _decades(xs, (-1, 3)), _decades(ys, (9, 15))
+
+
+def _decades(values: list[float], default: tuple[int, int]) -> tuple[int, int]:
+    if not values:
+        return default
+    low = math.floor(math.log10(min(values)) - 0.15)
+    high = math.ceil(math.log10(max(values)) + 0.15)
+    return low, max(high, low + 1)

@@ -1,0 +1,129 @@
+"""Timeline: launches and kernels of one prefill and a few decode steps, packed for the browser."""
+
+import base64
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from llm_perf_opt.report.file_records import TimelineFile
+from llm_perf_opt.report.run_files import Found, RunFiles
+from llm_perf_opt.report.view.shown import Missing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Track:
+    """One row of the timeline. `data` packs `[start - previous start, length, name, class]` as base64 of varints."""
+
+    label: str
+    kind: str
+    depth: int
+    count: int
+    data: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimelineView:
+    """Times in ns since the window began."""
+
+    length_ns: int
+    names: tuple[str, ...]
+    classes: tuple[str, ...]
+    tracks: tuple[Track, ...]
+    jumps: tuple[tuple[str, int, int], ...]
+    notes: tuple[str, ...]
+    source: str
+    missing: Missing | None = None
+
+
+EMPTY = TimelineView(length_ns=0, names=(), classes=(), tracks=(), jumps=(), notes=(), source="")
+PHASE_RANGES = ("prefill", "decode_step")
+
+
+def timeline_view(files: RunFiles) -> TimelineView:
+    """The timeline with kernels, before one without."""
+    found = sorted(files.timelines, key=lambda f: (not f.content.kernels, f.content.kind != "nsys"))
+    if not found:
+        reason = "no stage recorded a timeline"
+        return TimelineView(**{**vars(EMPTY), "missing": Missing(reason=reason, enable="pipeline.nsys.enable=true")})
+    return _view(found[0])
+
+
+def _view(found: Found[TimelineFile]) -> TimelineView:
+    file = found.content
+    tracks = [*_ranges(file), *_calls(file), *_kernels(file)]
+    notes = list(file.notes)
+    if file.left_out:
+        notes.append(f"{file.left_out:,} event(s) after the window are not shown.")
+    notes.append("Recorded under a profiler: order and gaps are real, the host is slower than in the clean pass.")
+    return TimelineView(
+        length_ns=file.window_ns[1] - file.window_ns[0],
+        names=file.names,
+        classes=file.classes,
+        tracks=tuple(track for track in tracks if track.count),
+        jumps=_jumps(file),
+        notes=tuple(notes),
+        source=found.source,
+    )
+
+
+def _jumps(file: TimelineFile) -> tuple[tuple[str, int, int], ...]:
+    """The first prefill and the second decode step (the first pays for what is done once)."""
+    jumps = []
+    for name in PHASE_RANGES:
+        spans = sorted((s, e) for s, e, _, index in file.ranges if file.names[index] == name)
+        if spans:
+            start, end = spans[min(1, len(spans) - 1)] if name == "decode_step" else spans[0]
+            jumps.append(("decode" if name == "decode_step" else name, start, end))
+    return tuple(jumps)
+
+
+def _ranges(file: TimelineFile) -> list[Track]:
+    """Ranges of one thread by depth, so that nested ones lie below each other."""
+    rows: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
+    open_: dict[int, list[int]] = {}
+    for start, end, thread, name in sorted(file.ranges, key=lambda r: (r[2], r[0], -r[1])):
+        stack = open_.setdefault(thread, [])
+        while stack and stack[-1] <= start:
+            stack.pop()
+        rows.setdefault((thread, len(stack)), []).append((start, end, name, 0))
+        stack.append(end)
+    return [_track("ranges", "range", depth, events) for (_, depth), events in sorted(rows.items())]
+
+
+def _calls(file: TimelineFile) -> list[Track]:
+    """Calls of one thread; nested ones (operators) by depth."""
+    rows: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
+    open_: dict[int, list[int]] = {}
+    for start, end, thread, name in sorted(file.calls, key=lambda r: (r[2], r[0], -r[1])):
+        stack = open_.setdefault(thread, [])
+        while stack and stack[-1] <= start:
+            stack.pop()
+        rows.setdefault((thread, len(stack)), []).append((start, end, name, 0))
+        stack.append(end)
+    return [
+        _track(f"CPU {file.threads[thread]}", "call", depth, events) for (thread, depth), events in sorted(rows.items())
+    ]
+
+
+def _kernels(file: TimelineFile) -> list[Track]:
+    rows: dict[int, list[tuple[int, int, int, int]]] = {}
+    for start, end, stream, name, kind in file.kernels:
+        rows.setdefault(stream, []).append((start, end, name, kind))
+    return [_track(f"GPU {file.streams[s]}", "kernel", 0, events) for s, events in sorted(rows.items())]
+
+
+def _track(label: str, kind: str, depth: int, events: Sequence[tuple[int, int, int, int]]) -> Track:
+    return Track(label=label, kind=kind, depth=depth, count=len(events), data=pack(events))
+
+
+def pack(events: Iterable[tuple[int, int, int, int]]) -> str:
+    """Varints of start differences, lengths, names and classes, event by event, as base64."""
+    out = bytearray()
+    previous = 0
+    for start, end, name, kind in sorted(events):
+        for number in (start - previous, end - start, name, kind):
+            while number > 127:
+                out.append(number & 127 | 128)
+                number >>= 7
+            out.append(number)
+        previous = start
+    return base64.b64encode(bytes(out)).decode("ascii")
