@@ -5,6 +5,7 @@ import lzma
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -242,12 +243,14 @@ def test_a_roofline_without_kernels_says_so() -> None:
 
 
 def test_kernels_md_shows_times_of_nsys_and_counters_of_ncu() -> None:
-    text = render_kernels_md(join_nsys(analyze_ncu(h200()), timeline()), notes=["a note"], plots=["ncu/roofline.svg"])
+    joined = join_nsys(analyze_ncu(h200()), timeline(), source="the last decode")
+    text = render_kernels_md(replace(joined, capture_notes=("a note",), plots=("ncu/roofline.svg",)))
     row = next(line for line in text.splitlines() if line.startswith("| 1 |"))
     assert row == (
         r"| 1 | nvjet\_sm90\_tst\_64x8\_64x16\_2x1\_v\_bz\_TNT | 17.8 % | 256 | 10.86 µs | latency | 59.4 % | "
         "2,850.4 GB/s | 22,489.6 G | 7.89 | 14.3 % |"
     )
+    assert "- They make up 67.2 % of the GPU time of the last decode." in text
     assert "- 16 of 16 kernels found on the nsys timeline (100%)" in text
     assert "- a note" in text and "![ncu/roofline.svg](ncu/roofline.svg)" in text
     assert "- TheoreticalOccupancy (estimated global speed-up" in text

@@ -10,6 +10,7 @@ from llm_perf_opt.analysis.ncu_records import NcuLaunch, NcuRule, NcuValue
 from llm_perf_opt.analysis.ncu_units import base_unit, parse_number, parse_value
 from llm_perf_opt.errors import ParseError, ToolError
 from llm_perf_opt.profiling.parsers import ncu_report
+from llm_perf_opt.profiling.parsers.ncu_binary import plain, read_report, report_module
 from llm_perf_opt.profiling.parsers.ncu_csv import csv_table, merge_launches, nvtx_names, parse_ncu_csv, section_tables
 from llm_perf_opt.profiling.parsers.ncu_labels import metric_name
 from llm_perf_opt.profiling.parsers.ncu_log import parse_ncu_log
@@ -213,6 +214,15 @@ def test_merging_keeps_the_first_page_but_fills_its_gaps() -> None:
     assert (merged.number("a"), merged.number("b"), merged.grid) == (1.0, 3.0, "(1, 1, 1)")
 
 
+def test_launches_of_two_reports_are_not_taken_for_one_because_both_count_from_zero() -> None:
+    def launch(duration_ns: float, source: str) -> NcuLaunch:
+        value = NcuValue(value=duration_ns, unit="ns", text="")
+        return NcuLaunch(launch_id="0", kernel="k", metrics={"gpu__time_duration.sum": value}, source=source)
+
+    pages = [[launch(5664.0, "a/raw")], [launch(5660.0, "a/details")], [launch(9000.0, "b/raw")]]
+    assert [one.number("gpu__time_duration.sum") for one in merge_launches(pages)] == [5664.0, 9000.0]
+
+
 def test_a_published_folder_gives_one_kernel_with_intensity_from_bytes_with_their_units() -> None:
     shared = shared_fixtures()
     if shared is None:
@@ -245,6 +255,25 @@ def test_a_real_report_reads_the_same_through_ncu_and_from_its_csv() -> None:
     assert kernel.dram_bytes == 25170048.0 + 23673216.0
     assert next(iter(kernel.stalls_pct)) == "long_scoreboard"
     assert "Occupancy" in {a.rule for a in kernel.advice}
+
+
+def test_the_package_reads_a_real_report_as_ncu_does() -> None:
+    module = report_module()
+    if module is None or not EXAMPLE.exists():
+        pytest.skip("ncu-report and an example report are not here")
+    (launch,) = read_report(EXAMPLE, module)
+    (kernel,) = analyze_ncu([launch]).kernels
+    assert (launch.kernel, launch.grid) == ("addConstDouble(int, double *, double, double *)", "(12288, 1, 1)")
+    assert (launch.device, launch.compute_capability) == ("NVIDIA RTX A2000", "8.6")
+    assert (kernel.duration_ns, kernel.dram_bytes, kernel.bound) == (239008.0, 48843264.0, "memory")
+    assert {a.rule for a in kernel.advice} == {
+        "FPInstructions", "Occupancy", "IssueSlotUtilization", "SOLFPRoofline", "CPIStall"
+    }  # fmt: skip
+
+
+def test_markup_of_rules_becomes_words() -> None:
+    text = "use @url:fused:https://x.y/#z@ ones, see @section:Occupancy:Occupancy@ and @source:a.cu:3:line 3@"
+    assert plain(text) == "use fused (https://x.y/#z) ones, see Occupancy and line 3"
 
 
 def test_a_report_without_any_reader_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

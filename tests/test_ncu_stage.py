@@ -124,7 +124,7 @@ def test_a_capture_after_nsys_leaves_every_file_and_figure(fake: Run) -> None:
     output = fake.stage()
     files = {str(p.relative_to(fake.folder)) for p in fake.folder.rglob("*") if p.is_file()}
     assert files >= {
-        "kernels.md", "ncu/cmd.txt", "ncu/log.txt", "ncu/decode.ncu-rep", "ncu/raw.csv", "ncu/details.csv",
+        "ncu/cmd.txt", "ncu/log.txt", "ncu/decode.ncu-rep", "ncu/raw.csv", "ncu/details.csv",
         "ncu/kernels.csv", "ncu/kernels.json", "ncu/roofline.svg", "ncu/roofline-decode.svg",
         "ncu/sections/SpeedOfLight.csv", "ncu/sections/Occupancy.csv",
     }  # fmt: skip
@@ -136,9 +136,12 @@ def test_a_capture_after_nsys_leaves_every_file_and_figure(fake: Run) -> None:
     assert values["ncu_coverage"] == pytest.approx(0.6724, abs=1e-4)
     assert values["slowdown_decode"] is None
     assert {f.role for f in output.files} == {
-        "ncu_report", "ncu_raw", "ncu_details", "ncu_kernels_csv", "ncu_kernels_json", "roofline_svg", "kernels_md",
+        "ncu_report", "ncu_raw", "ncu_details", "ncu_kernels_csv", "ncu_kernels_json", "roofline_svg",
     }  # fmt: skip
-    assert len(json.loads((fake.out / "kernels.json").read_text())["kernels"]) == 16
+    written = json.loads((fake.out / "kernels.json").read_text())
+    assert len(written["kernels"]) == 16
+    assert written["plots"] == ["ncu/roofline.svg", "ncu/roofline-decode.svg"]
+    assert written["joined_with"] == "nsys/ncu_decode_kern_sum.csv, whole run"
 
 
 def test_the_plan_is_said_before_ncu_starts(fake: Run) -> None:
@@ -183,7 +186,7 @@ def test_without_nsys_no_kernel_is_chosen_and_launches_are_limited(fake: Run) ->
     assert argv[argv.index("--launch-count") + 1] == "7"
     assert output.metrics["ncu_plan_kernels"].value is None
     assert output.metrics["ncu_match_rate"].reason == "no nsys timeline to match with"
-    assert "No nsys timeline to join with" in (fake.folder / "kernels.md").read_text()
+    assert json.loads((fake.out / "kernels.json").read_text())["match_rate"] is None
 
 
 def test_collectives_are_excluded_without_nsys_too(fake: Run) -> None:
@@ -215,7 +218,8 @@ def test_filters_that_let_nothing_through_give_one_rerun_without_them(fake: Run)
     assert (fake.out / "cmd-rerun.txt").exists() and (fake.out / "kernels.ncu-rep").exists()
     assert any("rerun without NVTX gating and without the kernel filter" in note for note in output.notes)
     assert output.metrics["ncu_kernels"].how == "ncu, rerun without filters"
-    assert "rerun without NVTX gating" in (fake.folder / "kernels.md").read_text()
+    said = json.loads((fake.out / "kernels.json").read_text())["capture_notes"]
+    assert any("rerun without NVTX gating" in note for note in said)
 
 
 @pytest.mark.parametrize(
@@ -231,6 +235,15 @@ def test_a_known_failure_is_not_rerun_and_names_its_remedy(fake: Run, says: str,
     with pytest.raises(ToolError, match=words.replace("(", r"\(")):
         fake.stage()
     assert len(captures(fake)) == 1
+
+
+def test_an_older_report_is_neither_overwritten_unasked_nor_taken_for_the_new_one(fake: Run) -> None:
+    fake.stage()
+    with pytest.raises(ToolError, match="force_overwrite is false"):
+        fake.stage(ncu_cli=NcuCli(force_overwrite=False))
+    fake.env = {"FAKE_NCU_SAYS": "==WARNING== No kernels were profiled."}
+    with pytest.raises(ToolError, match="no kernel was profiled"):
+        fake.stage()
 
 
 def test_nothing_twice_on_a_machine_with_a_gpu_points_to_the_program(fake: Run) -> None:

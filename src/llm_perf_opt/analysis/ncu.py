@@ -37,8 +37,11 @@ def analyze_ncu(launches: Sequence[NcuLaunch]) -> NcuAnalysis:
     return NcuAnalysis(kernels=tuple(rows), launches=len(launches), device=device)
 
 
-def join_nsys(analysis: NcuAnalysis, kernels: Sequence[NsysKernel]) -> NcuAnalysis:
-    """Add each kernel's share of GPU time on the timeline; rows then come by time times distance to the roof."""
+def join_nsys(analysis: NcuAnalysis, kernels: Sequence[NsysKernel], *, source: str | None = None) -> NcuAnalysis:
+    """Add each kernel's share of GPU time on the timeline; rows then come by time times distance to the roof.
+
+    `source` says which time the shares are of.
+    """
     names = [row.kernel for row in analysis.kernels]
     result = match_kernels(names, [k.name for k in kernels])
     total = sum(k.total_ns for k in kernels)
@@ -55,6 +58,7 @@ def join_nsys(analysis: NcuAnalysis, kernels: Sequence[NsysKernel]) -> NcuAnalys
         match_rate=result.rate,
         matched=len(result.pairs),
         unmatched=result.unmatched,
+        joined_with=source,
         notes=analysis.notes + notes,
     )
 

@@ -81,7 +81,10 @@ class NcuKernel:
 
 @dataclass(frozen=True, kw_only=True)
 class NcuAnalysis:
-    """All kernels of a capture, heaviest first, and how many of them the timeline knows."""
+    """All kernels of a capture, heaviest first, and how many of them the timeline knows.
+
+    `capture_notes` say how the launches were come by, `plots` are paths from the root of the run.
+    """
 
     kernels: tuple[NcuKernel, ...]
     launches: int
@@ -90,7 +93,10 @@ class NcuAnalysis:
     match_rate: float | None = None
     matched: int | None = None
     unmatched: tuple[str, ...] = ()
+    joined_with: str | None = None
     notes: tuple[str, ...] = ()
+    capture_notes: tuple[str, ...] = ()
+    plots: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {"schema_version": SCHEMA_VERSION, **asdict(self)}

@@ -100,9 +100,10 @@ def _run(
     plan: Capture, work_argv: Sequence[str], ctx: StageContext, timeout_s: float, *, suffix: str
 ) -> tuple[NcuLog, CommandResult]:
     report = _report(plan, ctx)
-    if plan.force_overwrite:
-        # A report left by an earlier attempt must not be taken for this one's.
-        report.unlink(missing_ok=True)
+    # A report left by an earlier attempt must not be taken for this one's.
+    if report.exists() and not plan.force_overwrite:
+        raise ToolError(f"{report} exists and pipeline.ncu.ncu_cli.force_overwrite is false — move it away or allow it")
+    report.unlink(missing_ok=True)
     log_name = f"log{suffix}.txt"
     result = ctx.run_command(
         plan.argv(ctx.out_dir, work_argv),

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.analysis.ncu import analyze_ncu, join_nsys
@@ -32,7 +32,6 @@ from llm_perf_opt.profiling.ncu_results import (
     write_rooflines,
 )
 from llm_perf_opt.profiling.workload_results import read_metrics
-from llm_perf_opt.report.kernels_md import render_kernels_md
 
 if TYPE_CHECKING:
     from llm_perf_opt.profiling.stages.ncu import NcuConfig
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 MAX_NEW_TOKENS = 16
 # ncu's own count of a kernel's launches may start earlier than ours: room for more than the plan expects.
 LAUNCH_ROOM = 2
+MESSAGES_NOTED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,7 @@ class Prepared:
     """What will be profiled and why."""
 
     timeline: tuple[NsysKernel, ...]
+    source: str | None
     selection: Selection | None
     plan: NcuPlan
     capture: Capture
@@ -65,33 +66,31 @@ def profile(
     launches, files = read_capture(captured.report, ctx, ncu=ncu, keep_csv=cfg.ncu_cli.export.csv)
     analysis = analyze_ncu(launches)
     if prepared.timeline:
-        analysis = join_nsys(analysis, prepared.timeline)
+        analysis = join_nsys(analysis, prepared.timeline, source=prepared.source)
     said = (*notes, *prepared.notes, prepared.plan.sentence(), *_capture_notes(cfg, captured, prepared, analysis))
-    files = [StageFile(role="ncu_report", path=captured.report), *files, *write_kernels(analysis, ctx.out_dir)]
     plots = write_rooflines(analysis, launches, ctx.out_dir)
+    names = tuple(plot.path.relative_to(ctx.run_dir).as_posix() for plot in plots)
+    analysis = replace(analysis, capture_notes=said, plots=names)
+    files = [StageFile(role="ncu_report", path=captured.report), *files, *write_kernels(analysis, ctx.out_dir), *plots]
     if cfg.ncu_cli.replay_mode in ("range", "app-range"):
         files += write_regions(launches, ctx.out_dir)
-    page = ctx.run_dir / "kernels.md"
-    names = [plot.path.relative_to(ctx.run_dir).as_posix() for plot in plots]
-    page.write_text(render_kernels_md(analysis, notes=said, plots=names), encoding="utf-8")
     metrics = {**_plan_metrics(prepared), **_result_metrics(analysis, captured), **_slowdown(ctx, cfg.timeout_s)}
-    return StageOutput(
-        metrics=metrics, files=(*files, *plots, StageFile(role="kernels_md", path=page)), notes=(*said, *analysis.notes)
-    )
+    return StageOutput(metrics=metrics, files=tuple(files), notes=(*said, *analysis.notes))
 
 
 def prepare(cfg: "NcuConfig", ctx: StageContext, ncu: str) -> Prepared:
     """Choose kernels and launches, from the timeline where there is one."""
     cli = cfg.ncu_cli
     include = cli.nvtx.include if cfg.gating_nvtx else None
-    kernels, source, inside = timeline_kernels(ctx.earlier.get("nsys"), include)
+    kernels, file, inside = timeline_kernels(ctx.earlier.get("nsys"), include)
+    source = None if file is None else file + (f" inside {_said(include)}" if inside else ", whole run")
     headroom, passes = earlier_headroom(ctx.out_dir / "kernels.json")
     selection = None
     by_range = cli.replay_mode in ("range", "app-range")
     if kernels and source is not None and cli.kernel_name is None and not by_range:
         selection = select_kernels(
             kernels,
-            source=source + (" inside the wanted ranges" if inside else ", whole run"),
+            source=source,
             max_kernels=cfg.max_kernels,
             coverage=cfg.coverage,
             exclude=cfg.exclude,
@@ -109,6 +108,7 @@ def prepare(cfg: "NcuConfig", ctx: StageContext, ncu: str) -> Prepared:
     )
     return Prepared(
         timeline=tuple(kernels),
+        source=source,
         selection=selection,
         plan=plan,
         capture=_capture(cfg, include, ncu, shot),
@@ -139,6 +139,10 @@ def _filters(cfg: "NcuConfig", selection: Selection | None, by_range: bool, step
     if cli.launch_count is None and cli.launch_skip is None:
         shot["invocations"] = numbers
     return limit, shot
+
+
+def _said(include: str | Sequence[str] | None) -> str:
+    return include if isinstance(include, str) else ", ".join(include or ())
 
 
 def _user_regex(name: str) -> str:
@@ -195,6 +199,7 @@ def _capture_notes(cfg: "NcuConfig", captured: Captured, prepared: Prepared, ana
         )
     if captured.log.application_exit_code is not None:
         out.append(f"the program ended with exit code {captured.log.application_exit_code} under ncu")
+    out += [message for message in captured.log.messages if message.startswith("==ERROR==")][:MESSAGES_NOTED]
     if prepared.selection is not None and not captured.rerun:
         seen = {name for kernel in analysis.kernels for name in kernel.nsys_names}
         absent = [k.name for k in prepared.selection.kernels if k.name not in seen]
@@ -239,7 +244,7 @@ def _result_metrics(analysis: NcuAnalysis, captured: Captured) -> dict[str, Metr
         ),
         "ncu_coverage": Metric(
             value=sum(known) / 100.0 if known else None, unit="ratio", how="GPU time of the profiled kernels",
-            per="GPU time of the timeline they were chosen from", source=source, reason="no nsys timeline to match",
+            per=f"GPU time of {analysis.joined_with}", source=source, reason="no nsys timeline to match",
         ),
     }  # fmt: skip
 

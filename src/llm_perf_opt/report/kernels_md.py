@@ -12,13 +12,13 @@ _HEADER = (
 )
 
 
-def render_kernels_md(analysis: NcuAnalysis, *, notes: Sequence[str] = (), plots: Sequence[str] = ()) -> str:
-    """The whole page."""
-    lines = ["# Kernels", "", *_summary(analysis), *(f"- {note}" for note in notes), ""]
+def render_kernels_md(analysis: NcuAnalysis, *, plots: Sequence[str] | None = None) -> str:
+    """The whole page. `plots` are paths from where the page lies; without them those of the analysis."""
+    lines = ["# Kernels", "", *_summary(analysis), *(f"- {_cell(note)}" for note in analysis.capture_notes), ""]
     if not analysis.kernels:
         return "\n".join([*lines, "No kernel was profiled.", ""])
     lines += [*_HEADER, *(_row(rank, k) for rank, k in enumerate(analysis.kernels, start=1)), ""]
-    lines += [f"![{_cell(plot)}]({plot})" for plot in plots]
+    lines += [f"![{_cell(plot)}]({plot})" for plot in (analysis.plots if plots is None else plots)]
     lines += ["", "## What ncu advises", ""]
     for rank, kernel in enumerate(analysis.kernels, start=1):
         lines += [*_details(rank, kernel), ""]
@@ -34,7 +34,8 @@ def _summary(analysis: NcuAnalysis) -> list[str]:
             f"({analysis.match_rate:.0%}); GPU time and launches are nsys's, everything else is ncu's."
         )
         known = [k.nsys_time_pct for k in analysis.kernels if k.nsys_time_pct is not None]
-        lines.append(f"- They make up {sum(known):.1f} % of the GPU time they were chosen from.")
+        whole = analysis.joined_with or "all kernels on the timeline"
+        lines.append(f"- They make up {sum(known):.1f} % of the GPU time of {_cell(whole)}.")
     else:
         lines.append("- No nsys timeline to join with: the share of GPU time is not known.")
     lines.append(f"- Bound: {analysis.bound_rule}.")

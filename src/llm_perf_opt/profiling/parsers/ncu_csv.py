@@ -51,13 +51,27 @@ def section_tables(text: str) -> dict[str, str]:
 
 
 def merge_launches(pages: Iterable[Sequence[NcuLaunch]]) -> list[NcuLaunch]:
-    """The same launches read from several pages as one list. For a metric on two pages the first page wins."""
-    merged: dict[tuple[str, str], NcuLaunch] = {}
+    """The launches of several pages as one list. For a metric on two pages of one launch the first page wins.
+
+    Every report numbers its launches from 0: equal numbers are the same launch only if grid and duration agree.
+    """
+    merged: dict[tuple[str, ...], NcuLaunch] = {}
     for page in pages:
         for launch in page:
-            key = (launch.launch_id, launch.kernel)
+            key: tuple[str, ...] = (launch.launch_id, launch.kernel)
+            if key in merged and not _same_launch(merged[key], launch):
+                key = (*key, launch.source, str(len(merged)))
             merged[key] = _joined(merged[key], launch) if key in merged else launch
     return list(merged.values())
+
+
+def _same_launch(first: NcuLaunch, second: NcuLaunch) -> bool:
+    if first.grid and second.grid and first.grid != second.grid:
+        return False
+    times = [launch.number("gpu__time_duration.sum") for launch in (first, second)]
+    one, other = times
+    # The details page rounds to two decimals of a scaled unit.
+    return one is None or other is None or abs(one - other) <= 0.01 * max(one, other)
 
 
 def _joined(first: NcuLaunch, second: NcuLaunch) -> NcuLaunch:
