@@ -49,6 +49,11 @@ class CaptureAnalysis:
     notes: tuple[str, ...]
     measured: tuple[tuple[Timeline, RangeInstances], ...]
 
+    @property
+    def gpu_seen(self) -> bool:
+        """Whether any GPU work was recorded; without it busy and idle times would be made up."""
+        return any(len(t.kernels) or len(t.copies) or len(t.graphs) for t, _ in self.measured)
+
 
 def analyze_timelines(timelines: Sequence[Timeline]) -> CaptureAnalysis:
     """Analyse one capture, or several repetitions of one: each by itself, and in total."""
@@ -111,6 +116,7 @@ def _merge_copies(rows: list[CopyRow]) -> CopyRow:
 
 def _source(timeline: Timeline, ranges: int, maps: Mapping[int, IdleMap]) -> SourceRow:
     kernels = timeline.kernels
+    seen = any(len(table) for table in (kernels, timeline.copies, timeline.graphs))
     return SourceRow(
         path=timeline.source,
         kind=timeline.kind,
@@ -119,8 +125,8 @@ def _source(timeline: Timeline, ranges: int, maps: Mapping[int, IdleMap]) -> Sou
         kernel_count=len(kernels),
         kernel_names=len(distinct(kernels.name)),
         kernel_ns=int((kernels.end_ns - kernels.start_ns).sum()),
-        gpu_busy_ns=sum(m.busy.total for m in maps.values()),
-        gpu_span_ns=sum(m.span[1] - m.span[0] for m in maps.values()),
+        gpu_busy_ns=sum(m.busy.total for m in maps.values()) if seen else None,
+        gpu_span_ns=sum(m.span[1] - m.span[0] for m in maps.values()) if seen else None,
         range_count=ranges,
         notes=timeline.notes,
     )
@@ -160,7 +166,7 @@ def _notes(timeline: Timeline, measured: RangeInstances) -> list[str]:
     prefix = f"{timeline.source}: "
     notes = [prefix + note for note in timeline.notes]
     if not len(timeline.kernels) and not len(timeline.graphs):
-        notes.append(prefix + "no GPU kernel was recorded")
+        notes.append(prefix + "no GPU kernel was recorded, so there are no GPU times")
     unknown = int((timeline.kernels.call < 0).sum())
     if unknown:
         notes.append(prefix + f"{unknown} kernel(s) have no recorded launch and belong to no range")
@@ -183,7 +189,17 @@ def _notes(timeline: Timeline, measured: RangeInstances) -> list[str]:
 
 
 def analysis_object(analysis: CaptureAnalysis) -> dict[str, Any]:
-    """The object `--json` prints and `analysis.json` holds."""
+    """The object `--json` prints and `analysis.json` holds. Where no GPU work was recorded, GPU times are null."""
+    found = _rows_as_objects(analysis)
+    if not analysis.gpu_seen:
+        found["gpu"] |= dict.fromkeys(("busy_ns", "span_ns", "idle_ns", "idle"))
+        for row in found["ranges"]:
+            for part in (row, row["last"], row["typical"]):
+                part |= dict.fromkeys(("gpu_busy_ns", "gpu_idle_ns", "idle"))
+    return found
+
+
+def _rows_as_objects(analysis: CaptureAnalysis) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "sources": [asdict(s) for s in analysis.sources],

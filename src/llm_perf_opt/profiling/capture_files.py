@@ -90,17 +90,30 @@ def _unit(name: str) -> str:
 
 
 def _range_rows(analysis: CaptureAnalysis) -> Iterable[Sequence[Any]]:
+    """GPU times stay empty where no GPU work was recorded."""
+    seen = analysis.gpu_seen
     for r in analysis.ranges:
+        idle = r.idle
+        causes = (
+            idle.waiting_for_host_ns,
+            idle.between_kernels_ns,
+            idle.waiting_for_copy_or_sync_ns,
+            idle.unattributed_ns,
+        )
         yield (
-            r.name, r.style, r.parent or "", r.instances, r.wall_ns, r.kernel_count, r.graph_launches, r.gpu_busy_ns,
-            r.gpu_idle_ns, r.launch_calls, r.launch_ns, r.idle.waiting_for_host_ns, r.idle.between_kernels_ns,
-            r.idle.waiting_for_copy_or_sync_ns, r.idle.unattributed_ns, r.last.wall_ns, r.last.kernel_count,
-            r.last.gpu_busy_ns, r.last.gpu_idle_ns,
-        )  # fmt: skip
+            *(r.name, r.style, r.parent or "", r.instances, r.wall_ns, r.kernel_count, r.graph_launches),
+            *((r.gpu_busy_ns, r.gpu_idle_ns) if seen else ("", "")),
+            *(r.launch_calls, r.launch_ns),
+            *(causes if seen else ("",) * len(causes)),
+            *(r.last.wall_ns, r.last.kernel_count),
+            *((r.last.gpu_busy_ns, r.last.gpu_idle_ns) if seen else ("", "")),
+        )
 
 
 def _idle_rows(analysis: CaptureAnalysis) -> Iterable[Sequence[Any]]:
-    """One row per range instance in order of time; of very many only the last ones."""
+    """One row per range instance in order of time; of very many only the last ones, without GPU work none."""
+    if not analysis.gpu_seen:
+        return
     for timeline, found in analysis.measured:
         split = found.idle
         for i in np.argsort(found.start_ns, kind="stable")[-MAX_IDLE_ROWS:]:

@@ -27,6 +27,9 @@ from llm_perf_opt.profiling.workload_results import last_words
 LOOK_SECONDS = 120
 RANGES_NAMED = 20
 WORK_DIR = "torch_profiler"
+_NSYS_LINE = re.compile(
+    r"Generating '|Generated:|\[\d+/\d+\] \[|    /.*\.(nsys-rep|qdstrm|sqlite)$|Capture range |Collecting data"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +110,8 @@ def run_capture(ctx: StageContext, options: CaptureOptions, base: str) -> Captur
     )
 
 
-def export_report(ctx: StageContext, nsys: str, report: Path, timeout_s: float) -> Path:
-    """The report as SQLite beside it."""
-    sqlite = report.with_name(report.name.removesuffix(".nsys-rep") + ".sqlite")
+def export_report(ctx: StageContext, nsys: str, report: Path, sqlite: Path, timeout_s: float) -> Path:
+    """The report as SQLite."""
     sqlite.unlink(missing_ok=True)
     result = ctx.run_command(
         build_nsys_export_cmd(report, sqlite, nsys=nsys),
@@ -133,6 +135,12 @@ def export_problem(report: Path, timed_out: bool, exit_code: int | None, tail: s
         f"{report}: `nsys export` wrote no SQLite (exit code {exit_code}: {why}); the report may be damaged or made by "
         "a newer nsys: export it with the version that made it"
     )
+
+
+def without_nsys_lines(tail: str) -> str:
+    """What the workload printed: nsys writes its own lines into the same stream."""
+    lines = re.split(r"[\r\n]+", tail)
+    return "\n".join(line for line in lines if not _NSYS_LINE.match(line))
 
 
 def _command(options: CaptureOptions, out_base: Path, work: list[str]) -> list[str]:
@@ -168,7 +176,7 @@ def _require_reports(
 ) -> None:
     """Judge by what was written, never by the exit code alone: nsys exits with 0 when it captured nothing."""
     log = result.log
-    said = last_words(result.tail) or "nothing"
+    said = last_words(without_nsys_lines(result.tail)) or "it printed nothing"
     if result.timed_out:
         when = "while the workload was still running" if code is None else "although the workload had ended"
         raise ToolError(
@@ -239,7 +247,10 @@ def _look(ctx: StageContext, options: CaptureOptions) -> list[str]:
     reports = find_reports(base)
     if result.timed_out or not reports:
         raise ToolError("the ungated look wrote no report")
-    timeline = read_nsys_sqlite(export_report(ctx, options.nsys, reports[0], limit))
+    timeline = read_nsys_sqlite(export_report(ctx, options.nsys, reports[0], ctx.tmp_dir / "look.sqlite", limit))
+    # Both hold environments, and nobody needs them any more.
+    for scratch in (*reports, ctx.tmp_dir / "look.sqlite"):
+        scratch.unlink(missing_ok=True)
     return sorted({timeline.names[int(code)] for code in timeline.ranges.name})
 
 

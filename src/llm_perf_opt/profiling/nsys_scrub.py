@@ -1,17 +1,30 @@
-"""Removes the recorded process environment from an nsys export before anyone shares it.
+"""Removes recorded environments from an nsys export, and the secrets among them from the report itself.
 
-nsys stores the complete environment of the workload and of itself: in TARGET_INFO_SYSTEM_ENV, in META_DATA_CAPTURE and,
-as one string of NUL-separated `NAME=value` or one string per variable, in StringIds.
+nsys stores not only the environment of the workload and of itself, but that of every process on the machine whose
+/proc entry it may read: a token exported in any shell of the user ends up in the report, however clean the workload's
+own environment is. In an export the environments are NUL-separated `NAME=value` strings. A report is packed, but
+values that occur once stand in it as they are: they are overwritten in place, byte for byte, so that no length changes.
+Whether that worked has to be checked by exporting the report again.
 """
 
+import mmap
 import re
 import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 from llm_perf_opt.errors import ParseError
 
 REMOVED = "(environment removed)"
-_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+_ASSIGNMENT = re.compile(r"[^=\x00-\x20]{1,256}=")
+SECRET_NAME = re.compile(r"TOKEN|SECRET|PASS|CREDENTIAL|KEY|AUTH|COOKIE|SESSION_ID|_PAT$", re.IGNORECASE)
+SECRET_VALUE = re.compile(r"^(hf_|sk-|gh[pousr]_|glpat-|xox[abp]-|AKIA|eyJ)[A-Za-z0-9_.-]{8}|://[^/@:]+:[^/@]+@")
+_RAW_ASSIGNMENT = re.compile(rb"([A-Za-z_][A-Za-z0-9_]{2,127})=([^\x00-\x1f]{5,4096})")
+SHORTEST_SECRET = 5
+PIECE_BYTES = 8
+_BLOCK_TABLES = frozenset({"TARGET_INFO_SYSTEM_ENV", "META_DATA_CAPTURE"})
 _NAMED_BY = (
     ("NVTX_EVENTS", "textId"),
     ("CUPTI_ACTIVITY_KIND_KERNEL", "demangledName"),
@@ -21,50 +34,96 @@ _NAMED_BY = (
 )
 
 
-def scrub_environment(sqlite: Path) -> int:
-    """Overwrite every recorded environment string; returns how many. The file is rewritten without slack."""
+@dataclass(frozen=True, kw_only=True)
+class Environments:
+    """What an export held, as it stood there."""
+
+    blocks: tuple[str, ...]
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Values of variables that look like secrets by their name or by themselves, longest first."""
+        found = set()
+        for block in self.blocks:
+            for name, _, value in (part.partition("=") for part in block.split("\0")):
+                if len(value) >= SHORTEST_SECRET and (SECRET_NAME.search(name) or SECRET_VALUE.search(value)):
+                    found.add(value)
+        return tuple(sorted(found, key=lambda value: (-len(value), value)))
+
+
+def scrub_export(sqlite: Path) -> Environments:
+    """Overwrite every recorded environment in an export; returns what was there. The file is rewritten whole."""
     try:
-        with sqlite3.connect(sqlite, isolation_level=None) as connection:
+        with closing(sqlite3.connect(sqlite, isolation_level=None)) as connection:
             return _scrub(connection)
     except sqlite3.Error as error:
-        raise ParseError(f"{sqlite}: the recorded environment could not be removed ({error})") from error
-    finally:
-        connection.close()
+        raise ParseError(f"{sqlite}: the recorded environments could not be removed ({error})") from error
 
 
-def _scrub(connection: sqlite3.Connection) -> int:
+def overwrite_secrets(report: Path, secrets: Iterable[str]) -> None:
+    """Overwrite these values in a report wherever they, or long pieces of them, stand in plain bytes."""
+    with report.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
+        for secret in secrets:
+            value = secret.encode("utf-8", "surrogateescape")
+            if not _overwrite(data, value):
+                for start in range(max(1, len(value) - PIECE_BYTES + 1)):
+                    _overwrite(data, value[start : start + PIECE_BYTES])
+        data.flush()
+
+
+def overwrite_assignments(raw: Path) -> None:
+    """Overwrite the values behind names that look like secrets in a file nobody here can read (`.qdstrm`)."""
+    with raw.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
+        for match in _RAW_ASSIGNMENT.finditer(data):
+            if SECRET_NAME.search(match[1].decode("ascii")):
+                data[match.start(2) : match.end(2)] = b"x" * len(match[2])
+        data.flush()
+
+
+def holds_any(file: Path, secrets: Iterable[str]) -> bool:
+    """Whether any of the values stands in a file in plain bytes."""
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return any(data.find(secret.encode("utf-8", "surrogateescape")) >= 0 for secret in secrets)
+
+
+def _overwrite(data: mmap.mmap, value: bytes) -> bool:
+    at = data.find(value)
+    found = at >= 0
+    while at >= 0:
+        data[at : at + len(value)] = b"x" * len(value)
+        at = data.find(value, at)
+    return found
+
+
+def _scrub(connection: sqlite3.Connection) -> Environments:
     connection.execute("PRAGMA secure_delete = ON")
     connection.execute("PRAGMA journal_mode = MEMORY")
     tables = {str(name) for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    names: set[str] = set()
-    changed = 0
+    blocks: list[str] = []
     connection.execute("BEGIN")
-    for table in sorted(tables & {"TARGET_INFO_SYSTEM_ENV", "META_DATA_CAPTURE"}):
+    for table in sorted(tables & _BLOCK_TABLES):
         for row, name, value in connection.execute(f'SELECT rowid, name, value FROM "{table}"').fetchall():
             if _is_block(str(name), str(value)):
-                names |= _variable_names(str(value))
+                blocks.append(str(value))
                 connection.execute(f'UPDATE "{table}" SET value = ? WHERE rowid = ?', (REMOVED, row))
-                changed += 1
     if "StringIds" in tables:
-        changed += _scrub_strings(connection, tables, names)
+        blocks += _scrub_strings(connection, tables, blocks)
     connection.execute("COMMIT")
     connection.execute("VACUUM")
-    return changed
+    return Environments(blocks=tuple(dict.fromkeys(blocks)))
 
 
-def _scrub_strings(connection: sqlite3.Connection, tables: set[str], names: set[str]) -> int:
-    """Blocks of the environment, and single variables named in a block that name nothing on the timeline."""
-    strings = [
-        (int(i), str(v)) for i, v in connection.execute("SELECT id, value FROM StringIds WHERE value LIKE '%=%'")
-    ]
-    blocks = [(i, v) for i, v in strings if "\0" in v and _ASSIGNMENT.match(v)]
-    for _, value in blocks:
-        names |= _variable_names(value)
+def _scrub_strings(connection: sqlite3.Connection, tables: set[str], known: Iterable[str]) -> list[str]:
+    """Whole environments, and single variables named in one of them that name nothing on the timeline."""
+    rows = connection.execute("SELECT id, value FROM StringIds WHERE instr(value, '=') > 0")
+    strings = [(int(i), str(v)) for i, v in rows]
+    blocks = [(i, v) for i, v in strings if _is_block("", v)]
+    names = {name for value in (*known, *(v for _, v in blocks)) for name in _variable_names(value)}
     used = _ids_in_use(connection, tables)
-    single = [i for i, v in strings if "\0" not in v and i not in used and v.split("=", 1)[0] in names]
-    ids = sorted({i for i, _ in blocks} | set(single))
-    connection.executemany("UPDATE StringIds SET value = ? WHERE id = ?", [(REMOVED, i) for i in ids])
-    return len(ids)
+    singles = [(i, v) for i, v in strings if "\0" not in v and i not in used and v.split("=", 1)[0] in names]
+    changes = [(REMOVED, i) for i, _ in (*blocks, *singles)]
+    connection.executemany("UPDATE StringIds SET value = ? WHERE id = ?", changes)
+    return [v for _, v in (*blocks, *singles)]
 
 
 def _ids_in_use(connection: sqlite3.Connection, tables: set[str]) -> set[int]:
@@ -79,9 +138,9 @@ def _ids_in_use(connection: sqlite3.Connection, tables: set[str]) -> set[int]:
 
 
 def _is_block(name: str, value: str) -> bool:
-    """A row that holds variables: by its name, or because it looks like `A=1` NUL `B=2`."""
-    return "environment" in name.lower() or bool("\0" in value and _ASSIGNMENT.match(value)) or ":ENV" in name
+    """Something that holds variables: by its name, or because it looks like `A=1` NUL `B=2`."""
+    return "environment" in name.lower() or bool("\0" in value and _ASSIGNMENT.match(value))
 
 
-def _variable_names(value: str) -> set[str]:
-    return {part.split("=", 1)[0] for part in value.split("\0") if _ASSIGNMENT.match(part)}
+def _variable_names(value: str) -> list[str]:
+    return [part.split("=", 1)[0] for part in value.split("\0") if _ASSIGNMENT.match(part)]

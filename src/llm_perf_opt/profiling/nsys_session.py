@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from llm_perf_opt.analysis.capture import CaptureAnalysis, analyze_timelines
 from llm_perf_opt.core.records import Metric, StageFile, StageOutput
 from llm_perf_opt.core.stage import StageContext
-from llm_perf_opt.errors import ProfilingError
+from llm_perf_opt.errors import ProfilingError, ToolError
 from llm_perf_opt.profiling.baseline import clean_baseline
 from llm_perf_opt.profiling.capture_files import capture_metrics, write_analysis
 from llm_perf_opt.profiling.nsys_capture import WORK_DIR, Captured, CaptureOptions, export_report, run_capture
-from llm_perf_opt.profiling.nsys_scrub import scrub_environment
+from llm_perf_opt.profiling.nsys_scrub import holds_any, overwrite_assignments, overwrite_secrets, scrub_export
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
+from llm_perf_opt.profiling.vendor.nsys import find_reports, find_unimported
 from llm_perf_opt.profiling.workload_results import METRICS_FILE, read_metrics
 
 if TYPE_CHECKING:
@@ -29,19 +30,21 @@ def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
     baseline = clean_baseline(ctx, cfg.timeout_s)
     captures: list[Captured] = []
     for base, options in plan_captures(cfg, ctx.host.tool("nsys").path or "nsys"):
-        captures.append(run_capture(ctx, options, base))
+        try:
+            captures.append(run_capture(ctx, options, base))
+        except ProfilingError:
+            _make_leftovers_safe(ctx, cfg, ctx.out_dir / base)
+            raise
     reports = [report for capture in captures for report in capture.reports]
-    exports = [_export(ctx, report, cfg.timeout_s) for report in reports]
+    notes = [note for capture in captures for note in capture.notes]
+    exports = [_export(ctx, report, cfg, notes) for report in reports]
     analysis = analyze_timelines([read_nsys_sqlite(path) for path in exports])
     child = _child_metrics(ctx)
     _require_kernels(cfg, analysis, child)
     files = write_analysis(ctx.out_dir, analysis)
     metrics = capture_metrics(analysis, source="nsys/analysis.json", kind="nsys")
     metrics |= slowdown_metrics(baseline, child, complete=all(c.workload_exit_code == 0 for c in captures))
-    if not cfg.keep_report:
-        for report in reports:
-            report.unlink()
-    kept = reports if cfg.keep_report else []
+    kept = [report for report in reports if report.is_file()]
     return StageOutput(
         metrics=metrics,
         files=(
@@ -49,7 +52,7 @@ def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
             *(StageFile(role="nsys_sqlite", path=p) for p in exports),
             *files,
         ),
-        notes=_notes(ctx, captures, analysis),
+        notes=(*notes, *_notes(ctx, analysis)),
     )
 
 
@@ -83,10 +86,45 @@ def _unique(names: Sequence[str]) -> list[str]:
     return [name if names.index(name) == i else f"{name}-{i + 1}" for i, name in enumerate(names)]
 
 
-def _export(ctx: StageContext, report: Path, timeout_s: float) -> Path:
-    sqlite = export_report(ctx, ctx.host.tool("nsys").path or "nsys", report, timeout_s)
-    scrub_environment(sqlite)
+def _export(ctx: StageContext, report: Path, cfg: "NsysConfig", notes: list[str]) -> Path:
+    """The export without environments; the report goes with it when it is not wanted or cannot be made safe."""
+    nsys = ctx.host.tool("nsys").path or "nsys"
+    sqlite = export_report(ctx, nsys, report, report.with_suffix(".sqlite"), cfg.timeout_s)
+    secrets = scrub_export(sqlite).secrets
+    if not cfg.keep_report:
+        report.unlink()
+    elif secrets:
+        overwrite_secrets(report, secrets)
+        if not _is_clean(ctx, nsys, report, secrets, cfg.timeout_s):
+            report.unlink()
+            notes.append(
+                f"{report.name} was deleted: nsys had recorded secrets from the environment of running processes in "
+                "it, and they could not be removed; the export is clean. Start from a shell without them to keep the report"
+            )
     return sqlite
+
+
+def _make_leftovers_safe(ctx: StageContext, cfg: "NsysConfig", out_base: Path) -> None:
+    """What a failed capture left stays for a look, but without anyone's secrets."""
+    for raw in find_unimported(out_base):
+        overwrite_assignments(raw)
+    for report in find_reports(out_base):
+        try:
+            _export(ctx, report, replace(cfg, keep_report=True), [])
+        except ProfilingError:
+            report.unlink()
+
+
+def _is_clean(ctx: StageContext, nsys: str, report: Path, secrets: Sequence[str], timeout_s: float) -> bool:
+    """Whether an overwritten report can still be read and holds none of the secrets."""
+    check = ctx.tmp_dir / "check.sqlite"
+    try:
+        export_report(ctx, nsys, report, check, timeout_s)
+        return not holds_any(check, secrets) and not holds_any(report, secrets)
+    except ToolError:
+        return False
+    finally:
+        check.unlink(missing_ok=True)
 
 
 def _child_metrics(ctx: StageContext) -> dict[str, Any] | None:
@@ -139,15 +177,13 @@ def _p50(metrics: Mapping[str, Any], key: str) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _notes(ctx: StageContext, captures: Sequence[Captured], analysis: CaptureAnalysis) -> tuple[str, ...]:
-    notes = [note for capture in captures for note in capture.notes]
-    notes += analysis.notes
+def _notes(ctx: StageContext, analysis: CaptureAnalysis) -> list[str]:
+    notes = list(analysis.notes)
     if not ctx.host.gpus and not analysis.gpu["kernel_count"]:
         notes.append("no kernels were recorded because this machine has no GPU")
     passed = ctx.config.run.env_passthrough
     if passed:
         notes.append(
-            f"nsys records the environment: run.env_passthrough ({', '.join(passed)}) is readable in the .nsys-rep"
+            f"nsys records environments: run.env_passthrough ({', '.join(passed)}) may be readable in the report"
         )
-    notes += [f"finding: {finding.title}" for finding in analysis.findings]
-    return tuple(notes)
+    return notes + [f"finding: {finding.title}" for finding in analysis.findings]

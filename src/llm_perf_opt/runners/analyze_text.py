@@ -6,6 +6,7 @@ from typing import Any
 from llm_perf_opt.analysis.capture import CaptureAnalysis
 
 NAME_WIDTH = 60
+RANGES_SHOWN = 40
 
 
 def render_analysis(analysis: CaptureAnalysis, extra: dict[str, Any], *, top: int) -> str:
@@ -51,20 +52,23 @@ def _gpu(analysis: CaptureAnalysis) -> str:
 
 
 def _ranges(analysis: CaptureAnalysis) -> str:
+    def gpu(text: str) -> str:
+        return text if analysis.gpu_seen else "–"
+
     rows = [
         (
             r.name[:NAME_WIDTH],
             f"{r.instances:,}",
             _ms(r.wall_ns),
             f"{r.kernel_count:,}",
-            _ms(r.gpu_busy_ns),
-            _ms(r.gpu_idle_ns),
-            _ms(r.idle.waiting_for_host_ns),
-            _ms(r.idle.between_kernels_ns),
-            _ms(r.idle.waiting_for_copy_or_sync_ns),
-            f"{r.last.gpu_busy_ns / 1e6:.3f} of {r.last.wall_ns / 1e6:.2f}",
+            gpu(_ms(r.gpu_busy_ns)),
+            gpu(_ms(r.gpu_idle_ns)),
+            gpu(_ms(r.idle.waiting_for_host_ns)),
+            gpu(_ms(r.idle.between_kernels_ns)),
+            gpu(_ms(r.idle.waiting_for_copy_or_sync_ns)),
+            gpu(f"{r.last.gpu_busy_ns / 1e6:.3f} of {r.last.wall_ns / 1e6:.2f}"),
         )
-        for r in analysis.ranges[:40]
+        for r in analysis.ranges[:RANGES_SHOWN]
     ]
     head = (
         "range", "n", "wall ms", "kernels", "busy ms", "idle ms", "host ms", "between ms", "copy/sync ms",
