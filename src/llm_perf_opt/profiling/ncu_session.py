@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.analysis.ncu import analyze_ncu, join_nsys
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NsysKernel
-from llm_perf_opt.core.records import Metric, StageFile, StageOutput
+from llm_perf_opt.core.records import StageFile, StageOutput
 from llm_perf_opt.core.stage import StageContext
-from llm_perf_opt.errors import ProfilingError
-from llm_perf_opt.profiling.baseline import clean_baseline
 from llm_perf_opt.profiling.kernel_select import (
     LONG_ENOUGH,
     NcuPlan,
@@ -24,6 +22,7 @@ from llm_perf_opt.profiling.kernel_select import (
 )
 from llm_perf_opt.profiling.ncu_capture import Capture, Captured, capture
 from llm_perf_opt.profiling.ncu_inputs import earlier_headroom, timeline_kernels
+from llm_perf_opt.profiling.ncu_metrics import plan_metrics, result_metrics, slowdown_metrics
 from llm_perf_opt.profiling.ncu_results import (
     read_capture,
     safe_name,
@@ -31,7 +30,6 @@ from llm_perf_opt.profiling.ncu_results import (
     write_regions,
     write_rooflines,
 )
-from llm_perf_opt.profiling.workload_results import read_metrics
 
 if TYPE_CHECKING:
     from llm_perf_opt.profiling.stages.ncu import NcuConfig
@@ -74,7 +72,11 @@ def profile(
     files = [StageFile(role="ncu_report", path=captured.report), *files, *write_kernels(analysis, ctx.out_dir), *plots]
     if cfg.ncu_cli.replay_mode in ("range", "app-range"):
         files += write_regions(launches, ctx.out_dir)
-    metrics = {**_plan_metrics(prepared), **_result_metrics(analysis, captured), **_slowdown(ctx, cfg.timeout_s)}
+    metrics = {
+        **plan_metrics(prepared.plan, prepared.selection),
+        **result_metrics(analysis, captured),
+        **slowdown_metrics(ctx, cfg.timeout_s),
+    }
     return StageOutput(metrics=metrics, files=tuple(files), notes=(*said, *analysis.notes))
 
 
@@ -99,6 +101,8 @@ def prepare(cfg: "NcuConfig", ctx: StageContext, ncu: str) -> Prepared:
         )
     own = ctx.config.workload.command is None
     steps = min(ctx.config.infer.max_new_tokens, MAX_NEW_TOKENS) - 1 if own else LONG_ENOUGH
+    if selection is not None and not selection.kernels:
+        selection = None
     planned, shot = _filters(cfg, selection, by_range, steps)
     plan = plan_capture(
         kernels=None if selection is None else len(selection.kernels),
@@ -128,7 +132,7 @@ def _filters(cfg: "NcuConfig", selection: Selection | None, by_range: bool, step
     numbers = "|".join(map(str, spread))
     if cli.kernel_name is not None:
         shot["kernel_regex"] = _user_regex(cli.kernel_name)
-    elif selection is not None and selection.kernels:
+    elif selection is not None:
         names = [k.name for k in selection.kernels]
         shot["kernel_regex"], shot["kernel_name_base"] = kernel_pattern(names, cli.kernel_name_base)
         if cli.launch_count is None:
@@ -173,7 +177,7 @@ def _selection_notes(cfg: "NcuConfig", selection: Selection | None) -> tuple[str
     if cfg.ncu_cli.kernel_name is not None:
         return (f"kernels chosen by ncu_cli.kernel_name: {cfg.ncu_cli.kernel_name}",)
     if selection is None:
-        return ("no nsys result to choose kernels by: a limited number of launches of any kernel is profiled",)
+        return ("no nsys result with kernels to choose from: a limited number of launches of any kernel is profiled",)
     share = "" if selection.share is None else f", {selection.share:.1%} of the GPU time"
     out = [f"{len(selection.kernels)} kernels chosen from {selection.source}{share}"]
     if selection.excluded:
@@ -206,76 +210,3 @@ def _capture_notes(cfg: "NcuConfig", captured: Captured, prepared: Prepared, ana
         if absent:
             out.append(f"{len(absent)} of the chosen kernels were not met: {'; '.join(n[:80] for n in absent)}")
     return tuple(out)
-
-
-def _plan_metrics(prepared: Prepared) -> dict[str, Metric]:
-    plan, selection = prepared.plan, prepared.selection
-    how = "before the capture"
-    reason = "no nsys result of this run to choose kernels by"
-    share = None if selection is None else selection.share
-    return {
-        "ncu_plan_kernels": Metric(value=plan.kernels, unit="kernels", how=how, reason=reason),
-        "ncu_plan_launches": Metric(value=plan.launches, unit="launches", how=f"{how}, upper estimate"),
-        "ncu_plan_passes": Metric(value=plan.passes, unit="passes", how=f"{how}, by section set", per="launch"),
-        "ncu_plan_estimate_s": Metric(
-            value=round(plan.seconds, 1), unit="s", how=f"{how}, without the program's own time"
-        ),
-        "ncu_plan_coverage": Metric(
-            value=share,
-            unit="ratio",
-            how="GPU time of the chosen kernels on the nsys timeline",
-            per=None if selection is None else f"GPU time of {selection.source}",
-            reason=reason,
-        ),
-    }
-
-
-def _result_metrics(analysis: NcuAnalysis, captured: Captured) -> dict[str, Metric]:
-    how = "ncu, rerun without filters" if captured.rerun else "ncu"
-    known = [k.nsys_time_pct for k in analysis.kernels if k.nsys_time_pct is not None]
-    source = "ncu/kernels.json"
-    return {
-        "ncu_kernels": Metric(value=len(analysis.kernels), unit="kernels", how=how, source=source),
-        "ncu_launches": Metric(value=analysis.launches, unit="launches", how=how, source=source),
-        "ncu_capture_s": Metric(value=round(captured.duration_s, 1), unit="s", how=f"{how}, wall time of the capture"),
-        "ncu_match_rate": Metric(
-            value=analysis.match_rate, unit="ratio", how="profiled kernels found on the nsys timeline",
-            per="profiled kernels", source=source, reason="no nsys timeline to match with",
-        ),
-        "ncu_coverage": Metric(
-            value=sum(known) / 100.0 if known else None, unit="ratio", how="GPU time of the profiled kernels",
-            per=f"GPU time of {analysis.joined_with}", source=source, reason="no nsys timeline to match",
-        ),
-    }  # fmt: skip
-
-
-def _slowdown(ctx: StageContext, timeout_s: float) -> dict[str, Metric]:
-    """Time per token and prefill time under ncu, replays included, against the clean pass."""
-    how = "workload under ncu, replays included, against the clean pass"
-    try:
-        clean = clean_baseline(ctx, timeout_s)
-        if clean is None:
-            return {
-                "slowdown_decode": Metric(
-                    value=None, unit="ratio", how=how, reason="workload.command has no clean pass"
-                )
-            }
-        profiled = read_metrics(ctx.workload_dir / "ncu")
-    except ProfilingError as error:
-        return {"slowdown_decode": Metric(value=None, unit="ratio", how=how, reason=str(error))}
-    pairs = {"slowdown_prefill": "prefill_ms", "slowdown_decode": "tpot_ms"}
-    return {
-        name: _ratio(_mean(profiled, key), _mean(clean, key), how, key, str(clean["source"]))
-        for name, key in pairs.items()
-    }
-
-
-def _mean(data: Mapping[str, Any], key: str) -> float | None:
-    metrics = data["clean"]["metrics"]
-    return metrics[key]["mean"] if key in metrics and metrics[key] is not None else None
-
-
-def _ratio(under: float | None, clean: float | None, how: str, key: str, source: str) -> Metric:
-    if not under or not clean:
-        return Metric(value=None, unit="ratio", how=how, reason=f"{key} was not measured in both passes")
-    return Metric(value=under / clean, unit="ratio", how=how, per=f"clean {key}", source=source)

@@ -36,10 +36,8 @@ def build_ncu_cmd(
     extra_args: Sequence[str] = (),
     ncu: str = "ncu",
 ) -> list[str]:
-    """Profile `work_argv` into `<out_base>.ncu-rep`.
-
-    `kernel_regex` selects kernels by name; with `invocations` (a regex over the running number of each kernel's
-    launches) only those launches of each of them are profiled.
+    """Profile `work_argv` into `<out_base>.ncu-rep`: the kernels `kernel_regex` fits, and with `invocations` (a regex
+    over the running number of each kernel's launches) only those launches of each of them.
     """
     return [
         ncu,
