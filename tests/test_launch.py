@@ -80,6 +80,7 @@ def test_a_child_sees_the_same_workload(model: str, tmp_path: Path) -> None:
         compose_config(
             [
                 f"model={model}",
+                "dataset=omnidocbench",
                 "run.device=cpu",
                 "run.repeats=7",
                 "run.seed=5",
