@@ -205,10 +205,10 @@ def test_launches_limit_a_phase_that_the_device_would_finish_sooner():
     ceilings = Ceilings(kind="achievable", flops_per_s={"bf16": 1e15}, bytes_per_s=4e12)
     groups = {"mlp": Work(flops=1e9, weight_bytes=2e9, activation_bytes=0)}
     on_gpu = estimate(groups, BF16, ceilings, operators=700, launch_us=10.0, other_bytes=0.0, is_synchronous=False)
-    assert (on_gpu.limit, on_gpu.launch_ms, on_gpu.mid_ms) == ("launch", 7.0, 7.0)
-    assert on_gpu.low_ms == 3.5 and on_gpu.high_ms == 14.0
+    assert (on_gpu.limit, on_gpu.launch_ms, on_gpu.mid_ms) == ("launch", 14.0, 14.0)
+    assert on_gpu.low_ms == 7.0 and on_gpu.high_ms == 28.0
     on_cpu = estimate(groups, BF16, ceilings, operators=700, launch_us=10.0, other_bytes=0.0, is_synchronous=True)
-    assert on_cpu.mid_ms == pytest.approx(7.5)
+    assert on_cpu.mid_ms == pytest.approx(14 + 0.5 / 0.8)
     assert limit_of(bound(groups["mlp"], BF16, ceilings), 0.1) == "memory"
 
 

@@ -13,7 +13,8 @@ LONG_ENOUGH_S = 0.02
 SMALLEST_TRUSTED_SIDE = 1024
 BEST_OF = 5
 BUDGET_S = 0.2
-CPU_BUFFER_BYTES = 1 << 27
+# Larger than the caches of server processors.
+CPU_BUFFER_BYTES = 1 << 29
 GPU_BUFFER_BYTES = 1 << 30
 _TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 

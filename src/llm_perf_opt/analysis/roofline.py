@@ -11,8 +11,10 @@ from llm_perf_opt.config.schema import HardwareSection
 Limit = Literal["compute", "memory", "launch"]
 # Host cost of one operator in eager PyTorch where it was not measured: a lean C++ path to a Python-heavy model.
 LAUNCH_US_LOW, LAUNCH_US_HIGH = 5.0, 25.0
-# Without a measured band: how far the measured cost of small operators spreads over models and hosts.
-LAUNCH_SPREAD = 2.0
+# Where it was measured, on bare modules: a model's own Python around its operators costs as much again, or more.
+LAUNCH_MID, LAUNCH_HIGH = 2.0, 4.0
+# Shapes of real layers reach less than the best square product and the longest copy.
+SHARE_MID, SHARE_HIGH = 0.8, 0.6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,15 +93,15 @@ def estimate(
 ) -> Estimate:
     """Eager execution: each module group at its own roofline, and the host that has to start every operator.
 
-    Low: all groups overlap perfectly. Middle: group after group. High: compute and memory of a group do not overlap,
-    and elementwise operators move `other_bytes` unfused. On a GPU the host runs ahead, so the larger of device and host
-    time counts; on a CPU (`is_synchronous`) they add up.
+    Low: all groups overlap perfectly at the full ceilings. Middle: group after group at 80 % of them. High: compute and
+    memory of a group do not overlap, elementwise operators move `other_bytes` unfused, all at 60 %. On a GPU the host
+    runs ahead, so the larger of device and host time counts; on a CPU (`is_synchronous`) they add up.
     """
     each = [(_compute_s(w, dtypes, ceilings), w.bytes / ceilings.bytes_per_s) for w in groups.values()]
     total = sum(groups.values(), Work())
     low_s = bound(total, dtypes, ceilings).ms / 1e3
-    mid_s = sum(max(pair) for pair in each)
-    high_s = sum(sum(pair) for pair in each) + other_bytes / ceilings.bytes_per_s
+    mid_s = sum(max(pair) for pair in each) / SHARE_MID
+    high_s = (sum(sum(pair) for pair in each) + other_bytes / ceilings.bytes_per_s) / SHARE_HIGH
     low_us, mid_us, high_us = launch_band(launch_us)
     join = _add if is_synchronous else max
     launch_ms = operators * mid_us / 1e3
@@ -116,7 +118,7 @@ def launch_band(launch_us: float | None) -> tuple[float, float, float]:
     """Low, middle and high host cost of one operator in microseconds."""
     if launch_us is None:
         return LAUNCH_US_LOW, (LAUNCH_US_LOW * LAUNCH_US_HIGH) ** 0.5, LAUNCH_US_HIGH
-    return launch_us / LAUNCH_SPREAD, launch_us, launch_us * LAUNCH_SPREAD
+    return launch_us, launch_us * LAUNCH_MID, launch_us * LAUNCH_HIGH
 
 
 def limit_of(found: Bound, launch_ms: float) -> Limit:

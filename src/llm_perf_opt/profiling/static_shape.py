@@ -29,7 +29,8 @@ def shape_from_config(config: AppConfig, model: Model) -> Shape:
 
 
 def text_shape(config: AppConfig, prompt: int, *, how: str) -> Shape:
-    return _with_context(config, Shape(batch=config.workload.batch, prompt=prompt, context=prompt, how=how))
+    """One sequence at a time, because that is how the workload runs and what its times will be compared with."""
+    return _with_context(config, Shape(batch=1, prompt=prompt, context=prompt, how=how))
 
 
 def page_shape(

@@ -78,7 +78,7 @@ class StaticAnalysisStage:
         notes = _count_in_child(cfg, ctx, self.name)
         facts = read_facts(ctx.tmp_dir) or _facts_without_child(config, ctx.host, model)
         analysis = _analyse(config, model, facts, weight, ctx.tmp_dir)
-        notes = (*notes, *facts.notes, *_notes(analysis))
+        notes = (*notes, *facts.notes, *_batch_note(config), *_notes(analysis))
         files = _write(analysis, notes, ctx.out_dir) if cfg.write_reports else ()
         source = f"{self.name}/{JSON_FILE}" if cfg.write_reports else None
         return StageOutput(metrics=static_metrics(analysis, source=source), files=files, notes=notes)
@@ -160,6 +160,15 @@ def _calibrated(resolved: Resolved, facts: Facts) -> HardwareSection | None:
     if facts.calibration is None:
         return resolved.section
     return with_calibration(resolved.section or HardwareSection(name=facts.device.name), facts.calibration)
+
+
+def _batch_note(config: AppConfig) -> tuple[str, ...]:
+    if config.workload.batch == 1:
+        return ()
+    return (
+        f"workload.batch={config.workload.batch} is not used here: the workload runs one sequence at a time, "
+        "and so does its analysis (llm-perf predict takes a batch)",
+    )
 
 
 def _notes(analysis: Analysis) -> tuple[str, ...]:
