@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from llm_perf_opt.analysis.calibration_cache import cache_dir, read_calibration, write_calibration
 from llm_perf_opt.analysis.hardware import (
@@ -28,6 +29,7 @@ from llm_perf_opt.analysis.roofline import (
 )
 from llm_perf_opt.analysis.static.dtypes import Dtypes
 from llm_perf_opt.analysis.static.work import Work
+from llm_perf_opt.config.load import validate
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import HardwareSection
 from llm_perf_opt.errors import ConfigError
@@ -69,6 +71,13 @@ def test_peaks_are_dense_and_as_the_data_sheets_say():
         "rtx4090": (165.2, 1008.0, 24.0),
         "rtx5090": (209.5, 1792.0, 32.0),
     }
+
+
+def test_every_entry_is_a_valid_configuration():
+    for path in sorted((conf_dir() / "hardware").glob("*.yaml")):
+        section, problems = validate(HardwareSection, yaml.safe_load(path.read_text()), "hardware")
+        assert (section is not None, problems) == (True, []), path
+        assert section is not None and section.name == path.stem
 
 
 def test_every_figure_has_a_source():

@@ -112,6 +112,20 @@ def test_without_the_fallback_a_failed_count_fails_the_stage(tmp_path: Path):
         STAGE.run(StaticAnalysisConfig(enable=True, timeout_s=0.1, use_analytic_fallback=False), ctx)
 
 
+def test_asking_for_other_hardware_gives_its_bounds_and_says_so(tmp_path: Path):
+    config = configure(tmp_path, "model=llama3_1b", "dataset=synthetic", "hardware=h200", "workload.context=1024")
+    ctx = context(config, tmp_path)
+    output = STAGE.run(StaticAnalysisConfig(enable=True, timeout_s=0.1, write_reports=False), ctx)
+    # The CPU of this host runs float32: 4 bytes for each weight at 4.8 TB/s.
+    assert output.metrics["bound_decode_ms"].value == pytest.approx(4 * 1_252_600_000 / 4.8e9, rel=0.001)
+    assert output.metrics["bound_decode_ms"].how == "data-sheet peaks of h200"
+    assert output.metrics["bound_achievable_decode_ms"].reason == "h200 has no measured peak for fp32"
+    assert any(
+        note.startswith("hardware=h200 was asked for, the model runs on Test CPU: bounds are those of h200")
+        for note in output.notes
+    )
+
+
 def run_child_here(config, out_dir: Path, stage: dict[str, object]):
     """The child's work in this process, which has torch already."""
     from llm_perf_opt.analysis.static.count_file import read_counts, read_facts

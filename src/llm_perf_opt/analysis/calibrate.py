@@ -76,9 +76,11 @@ def _matmul_tflops(device: str, kind: Any, wait: Callable[[], None]) -> tuple[fl
 
 def _bandwidth_gb_s(device: str, kind: Any, wait: Callable[[], None]) -> tuple[float, float]:
     """A copy (bytes read and written), and a matrix-vector product, which only reads, like decoding does."""
+    import psutil
     import torch
 
-    size = CPU_BUFFER_BYTES if device == "cpu" else GPU_BUFFER_BYTES
+    available = psutil.virtual_memory().available
+    size = min(CPU_BUFFER_BYTES, available // 8) if device == "cpu" else GPU_BUFFER_BYTES
     width = 4096
     rows = size // (width * torch.empty((), dtype=kind).element_size())
     source = torch.ones(rows, width, device=device, dtype=kind)

@@ -163,7 +163,7 @@ def _first_three(args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 
 def _record(ledger: _Ledger, func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> None:
     name = func._schema.name
-    if name in _FREE or func.is_view:
+    if name in _FREE or _is_view(func):
         return
     cost = operator_cost(name, args, out)
     if cost is not None:
@@ -173,6 +173,12 @@ def _record(ledger: _Ledger, func: Any, args: Any, kwargs: Mapping[str, Any], ou
         ledger.unknown.add(name)
     moved = sum(tensor_bytes(t) for t in (*_tensors(args), *_tensors(kwargs.values()), *_tensors(out)))
     ledger.add(name, flops=0.0, moved=moved, is_matrix=False)
+
+
+def _is_view(func: Any) -> bool:
+    """Whether the result shares memory with an argument that stays as it is: no kernel runs."""
+    aliases = [argument.alias_info for argument in func._schema.arguments]
+    return any(alias is not None and not alias.is_write for alias in aliases)
 
 
 def _tensors(values: Any) -> Iterator[Any]:

@@ -6,7 +6,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from llm_perf_opt.analysis.calibration_cache import cpu_driver
-from llm_perf_opt.analysis.hardware import Device, Resolved, load_catalogue, resolve_hardware, with_calibration
+from llm_perf_opt.analysis.hardware import (
+    AUTO,
+    CPU,
+    Device,
+    Resolved,
+    load_catalogue,
+    resolve_hardware,
+    with_calibration,
+)
 from llm_perf_opt.analysis.static.analysis import Analysis, analyse
 from llm_perf_opt.analysis.static.architecture import Model
 from llm_perf_opt.analysis.static.count_file import Facts, read_counts, read_facts
@@ -78,7 +86,7 @@ class StaticAnalysisStage:
         notes = _count_in_child(cfg, ctx, self.name)
         facts = read_facts(ctx.tmp_dir) or _facts_without_child(config, ctx.host, model)
         analysis = _analyse(config, model, facts, weight, ctx.tmp_dir)
-        notes = (*notes, *facts.notes, *_batch_note(config), *_notes(analysis))
+        notes = (*notes, *facts.notes, *_config_notes(config, analysis, facts), *_notes(analysis))
         files = _write(analysis, notes, ctx.out_dir) if cfg.write_reports else ()
         source = f"{self.name}/{JSON_FILE}" if cfg.write_reports else None
         return StageOutput(metrics=static_metrics(analysis, source=source), files=files, notes=notes)
@@ -142,7 +150,7 @@ def _facts_without_child(config: AppConfig, host: Host, model: Model) -> Facts:
 
 def _analyse(config: AppConfig, model: Model, facts: Facts, weight: str | None, tmp_dir: Path) -> Analysis:
     resolved = resolve_hardware(config.hardware, facts.device, load_catalogue(conf_dir() / "hardware"))
-    section = _calibrated(resolved, facts)
+    section = _calibrated(resolved, facts) if _is_this_device(config, resolved, facts) else resolved.section
     return analyse(
         model,
         facts.shape,
@@ -155,6 +163,14 @@ def _analyse(config: AppConfig, model: Model, facts: Facts, weight: str | None, 
     )
 
 
+def _is_this_device(config: AppConfig, resolved: Resolved, facts: Facts) -> bool:
+    """Whether the hardware reckoned with is the one the run uses, so that its calibration applies."""
+    section = resolved.section
+    if config.hardware.name == AUTO or section is None:
+        return True
+    return section.name == CPU if facts.device.is_cpu else facts.device.name in section.device_names
+
+
 def _calibrated(resolved: Resolved, facts: Facts) -> HardwareSection | None:
     """An unknown device that was calibrated has its own achievable ceilings, though no data-sheet peaks."""
     if facts.calibration is None:
@@ -162,13 +178,21 @@ def _calibrated(resolved: Resolved, facts: Facts) -> HardwareSection | None:
     return with_calibration(resolved.section or HardwareSection(name=facts.device.name), facts.calibration)
 
 
-def _batch_note(config: AppConfig) -> tuple[str, ...]:
-    if config.workload.batch == 1:
-        return ()
-    return (
-        f"workload.batch={config.workload.batch} is not used here: the workload runs one sequence at a time, "
-        "and so does its analysis (llm-perf predict takes a batch)",
-    )
+def _config_notes(config: AppConfig, analysis: Analysis, facts: Facts) -> tuple[str, ...]:
+    """What was asked for and is not what runs."""
+    found = []
+    if config.workload.batch != 1:
+        found.append(
+            f"workload.batch={config.workload.batch} is not used here: the workload runs one sequence at a time, "
+            "and so does its analysis (llm-perf predict takes a batch)"
+        )
+    hardware = analysis.hardware
+    if hardware is not None and not _is_this_device(config, Resolved(section=hardware), facts):
+        found.append(
+            f"hardware={hardware.name} was asked for, the model runs on {facts.device.name}: bounds are those of "
+            f"{hardware.name}, and utilisation against them means nothing"
+        )
+    return tuple(found)
 
 
 def _notes(analysis: Analysis) -> tuple[str, ...]:
