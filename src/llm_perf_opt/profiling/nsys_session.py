@@ -29,12 +29,15 @@ def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
     """Capture each range asked for, then analyse all reports together."""
     baseline = clean_baseline(ctx, cfg.timeout_s)
     captures: list[Captured] = []
-    for base, options in plan_captures(cfg, ctx.host.tool("nsys").path or "nsys"):
+    planned = plan_captures(cfg, ctx.host.tool("nsys").path or "nsys")
+    for base, options in planned:
         try:
             captures.append(run_capture(ctx, options, base))
         except ProfilingError:
             _make_leftovers_safe(ctx, cfg, ctx.out_dir / base)
             raise
+    if len(planned) > 1:
+        _gather(ctx.out_dir, [base for base, _ in planned])
     reports = [report for capture in captures for report in capture.reports]
     notes = [note for capture in captures for note in capture.notes]
     exports = [_export(ctx, report, cfg, notes) for report in reports]
@@ -82,6 +85,13 @@ def plan_captures(cfg: "NsysConfig", nsys: str) -> list[tuple[str, CaptureOption
     return [(base, replace(options, nvtx_capture=name)) for base, name in zip(bases, names, strict=True)]
 
 
+def _gather(folder: Path, bases: Sequence[str]) -> None:
+    """Several captures leave a command and a log each; under the usual names stand all of them, one after the other."""
+    for kind in ("cmd", "log"):
+        parts = [(folder / f"{kind}-{base}.txt").read_text(encoding="utf-8", errors="replace") for base in bases]
+        (folder / f"{kind}.txt").write_text("\n".join(parts), encoding="utf-8")
+
+
 def _unique(names: Sequence[str]) -> list[str]:
     return [name if names.index(name) == i else f"{name}-{i + 1}" for i, name in enumerate(names)]
 
@@ -99,7 +109,7 @@ def _export(ctx: StageContext, report: Path, cfg: "NsysConfig", notes: list[str]
             report.unlink()
             notes.append(
                 f"{report.name} was deleted: nsys had recorded secrets from the environment of running processes in "
-                "it, and they could not be removed; the export is clean. Start from a shell without them to keep the report"
+                "it, and they could not be removed; the export is clean. Start from a shell without them to keep it"
             )
     return sqlite
 

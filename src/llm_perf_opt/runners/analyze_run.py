@@ -1,8 +1,9 @@
 """Writes the analysis of given captures as a run directory, as if the stages had run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from llm_perf_opt.core.manifest import RunManifest, write_manifest
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord
@@ -26,7 +27,7 @@ def write_run(output: Path, files: Sequence[Path], found: Found) -> None:
     stages = [] if found.kind == NCU else [_timeline_stage(run_dir, found, now)]
     if found.ncu is not None:
         stages.append(_ncu_stage(run_dir, found, now))
-    gpus = [str(device["name"]) for device in found.analysis.gpu["devices"]]
+    gpus = [_gpu(index, device) for index, device in enumerate(found.analysis.gpu["devices"])]
     manifest = RunManifest(
         run_id=run_dir.name,
         created_at=now,
@@ -37,6 +38,17 @@ def write_run(output: Path, files: Sequence[Path], found: Found) -> None:
     )
     write_manifest(run_dir, manifest)
     write_reports(run_dir)
+
+
+def _gpu(index: int, device: Mapping[str, Any]) -> dict[str, Any]:
+    """A GPU as env.json describes one; what a capture does not say is said to be so."""
+    return {
+        "index": index,
+        "name": device["name"],
+        "memory_bytes": device["memory_bytes"],
+        "driver": "not recorded",
+        "compute_capability": device["compute_capability"],
+    }
 
 
 def _timeline_stage(run_dir: Path, found: Found, now: str) -> StageRecord:

@@ -89,26 +89,27 @@ def _careful_cut(data: bytes) -> int | None:
 
 
 def _last_piece(path: Path, rest: bytes, text: TraceText) -> bytes:
-    """The events before the array's closing bracket, found by trying the brackets from the end."""
-    if rest.strip(_SPACE) in (b"]", b""):
-        if not text.head.get("bare_list") and not rest.strip(_SPACE):
-            raise ParseError(f"{path}: truncated; the list of events does not end")
-        return b""
-    end = len(rest)
-    for _ in range(64):
-        end = rest.rfind(b"]", 0, end)
-        if end < 0:
-            break
-        tail = rest[end + 1 :].strip(_SPACE)
+    """The events before the array's closing bracket; what follows it is kept with the head."""
+    depth, end = 0, None
+    for token in _TOKEN.finditer(rest):
+        mark = token[0]
+        if mark in (b"{", b"["):
+            depth += 1
+        elif mark in (b"}", b"]"):
+            depth -= 1
+            if depth < 0:
+                end = token.start() if mark == b"]" else None
+                break
+    if end is None:
+        raise ParseError(f"{path}: truncated or damaged; the list of events does not end")
+    tail = rest[end + 1 :].strip(_SPACE)
+    if "bare_list" not in text.head:
         try:
-            more = json.loads(b'{"traceEvents": []' + tail) if not text.head.get("bare_list") else {}
-        except ValueError:
-            continue
-        if text.head.get("bare_list") and tail:
-            continue
+            more = json.loads(b'{"traceEvents": []' + tail)
+        except ValueError as error:
+            raise ParseError(f"{path}: what follows the events cannot be read ({error})") from error
         text.head.update({k: v for k, v in more.items() if k != "traceEvents"})
-        return rest[:end].rstrip(b"," + _SPACE)
-    raise ParseError(f"{path}: truncated; the list of events does not end")
+    return rest[:end].rstrip(b"," + _SPACE)
 
 
 def _skip_head(path: Path, source: Iterator[bytes], text: TraceText) -> bytes:

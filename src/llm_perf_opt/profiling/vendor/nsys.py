@@ -96,7 +96,7 @@ def build_nsys_help_reports_cmd(*, nsys: str = "nsys") -> list[str]:
 
 def pick_report_name(help_reports: str, wanted: Sequence[str] = KERNEL_SUMMARY_NAMES) -> str | None:
     """The first of the names this version lists, or None."""
-    known = set(re.findall(r"^\s+([a-z0-9_]+)(?:\[[^\]]*\])?(?:\s+--|$)", help_reports, re.MULTILINE))
+    known = set(re.findall(r"^\s+([a-z0-9_]+)(?:\[[^\]]*\])*(?:\s+--|$)", help_reports, re.MULTILINE))
     return next((name for name in wanted if name in known), None)
 
 

@@ -1,0 +1,332 @@
+"""The SQLite export of nsys: the real capture, other schemas, and files that are broken or hostile."""
+
+import csv
+import io
+import os
+import sqlite3
+import subprocess
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.analysis.capture import CaptureAnalysis, analyze_timelines
+from llm_perf_opt.analysis.timeline import Device
+from llm_perf_opt.errors import ParseError
+from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
+from tests.nsys_builder import Export, h200_export
+
+
+@pytest.fixture(scope="module")
+def h200(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return h200_export(tmp_path_factory.mktemp("h200"))
+
+
+@pytest.fixture(scope="module")
+def analysis(h200: Path) -> CaptureAnalysis:
+    return analyze_timelines([read_nsys_sqlite(h200)])
+
+
+def _small() -> Export:
+    export = Export()
+    export.range("decode", 0, 100)
+    export.call(5, 8, 1)
+    export.kernel("k", 20, 50, 1)
+    return export
+
+
+def test_the_capture_of_the_h200_has_its_known_totals(analysis: CaptureAnalysis) -> None:
+    (source,) = analysis.sources
+    assert (source.producer, source.schema, source.kernel_count) == ("nsys 2025.3.2.0", "3.20.3", 19_611)
+    assert sum(k.instances for k in analysis.kernels) == 19_611
+    assert sum(k.total_ns for k in analysis.kernels) == source.kernel_ns == 77_515_507
+    assert analysis.notes == ()
+
+
+def test_the_last_prefill_and_decode_of_the_h200_are_as_counted_by_hand(analysis: CaptureAnalysis) -> None:
+    rows = {row.name: row for row in analysis.ranges}
+    prefill, decode, step = rows["prefill"].last, rows["decode"].last, rows["decode_step"].last
+    assert (prefill.kernel_count, prefill.gpu_busy_ns) == (661, 5_949_154)
+    assert (decode.kernel_count, decode.gpu_busy_ns, decode.wall_ns) == (5_553, 15_602_626, 189_452_463)
+    assert (step.kernel_count, step.gpu_busy_ns) == (694, 1_938_816)
+    assert {name: row.instances for name, row in rows.items()} == {"prefill": 4, "decode": 4, "decode_step": 24}
+    for row in rows.values():
+        parts = row.idle
+        whole = parts.waiting_for_host_ns + parts.between_kernels_ns + parts.waiting_for_copy_or_sync_ns
+        assert whole + parts.unattributed_ns == row.gpu_idle_ns
+
+
+def test_decode_on_the_h200_is_found_launch_bound(analysis: CaptureAnalysis) -> None:
+    finding = next(f for f in analysis.findings if f.title.startswith("decode "))
+    assert finding.rule == "launch_bound"
+    assert finding.title == "decode is launch-bound: the GPU idles for 92% of it"
+    assert finding.evidence[0].startswith("GPU busy 15.603 ms of 189.45 ms wall time")
+    assert "CUDA graph" in finding.remedy
+
+
+def test_the_gpu_is_described_as_the_capture_describes_it(h200: Path) -> None:
+    assert read_nsys_sqlite(h200).devices == (
+        Device(
+            name="NVIDIA H200",
+            sm_count=132,
+            clock_hz=1_980_000_000,
+            l2_bytes=62_914_560,
+            memory_bytes=150_109_880_320,
+            memory_bytes_per_s=4_814_304_000_000,
+            compute_capability="9.0",
+        ),
+    )
+
+
+@pytest.mark.real_nsys
+def test_the_kernel_summary_equals_nsys_stats_to_the_nanosecond(h200: Path, analysis: CaptureAnalysis) -> None:
+    done = subprocess.run(
+        ["nsys", "stats", "--report", "gpukernsum", "--format", "csv", "--force-export=false", str(h200)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    if "Total Time (ns)" not in done.stdout:
+        done = subprocess.run(
+            ["nsys", "stats", "--report", "cuda_gpu_kern_sum", "--format", "csv", str(h200)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+    table = done.stdout[done.stdout.index("Time (%)") :]
+    theirs = defaultdict(list)
+    for row in csv.DictReader(io.StringIO(table)):
+        theirs[row["Name"]].append(row)
+    assert {k.name for k in analysis.kernels} == set(theirs)
+    compared = 0
+    for kernel in analysis.kernels:
+        rows = theirs[kernel.name]
+        assert kernel.total_ns == sum(int(r["Total Time (ns)"]) for r in rows)
+        assert kernel.instances == sum(int(r["Instances"]) for r in rows)
+        assert kernel.min_ns == min(int(r["Min (ns)"]) for r in rows)
+        assert kernel.max_ns == max(int(r["Max (ns)"]) for r in rows)
+        # nsys 2022.4 lists a kernel once per launch shape; medians can be compared where there is one.
+        if len(rows) == 1:
+            compared += 1
+            assert f"{kernel.avg_ns:.1f}" == rows[0]["Avg (ns)"]
+            assert f"{kernel.med_ns:.1f}" == rows[0]["Med (ns)"]
+            assert f"{kernel.stddev_ns:.1f}" == rows[0]["StdDev (ns)"]
+    assert compared >= 20
+
+
+@pytest.mark.real_nsys
+def test_the_kernels_inside_ranges_equal_the_nvtx_summary_of_nsys(h200: Path, analysis: CaptureAnalysis) -> None:
+    done = subprocess.run(
+        ["nsys", "stats", "--report", "nvtxkernsum", "--format", "csv", "--force-export=false", str(h200)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    if "Kern Inst" not in done.stdout:
+        pytest.skip("this nsys has no report nvtxkernsum")
+    theirs = {}
+    for row in csv.DictReader(io.StringIO(done.stdout[done.stdout.index("NVTX Range") :])):
+        theirs[(row["NVTX Range"], row["Kernel Name"])] = (int(row["Kern Inst"]), int(row["Total Time (ns)"]))
+    # nsys gives a kernel to the innermost range only.
+    for row in analysis.ranges:
+        if row.name in ("prefill", "decode_step"):
+            assert row.kernels is not None
+            ours = {(row.name, k.name): (k.instances, k.total_ns) for k in row.kernels}
+            assert ours == {key: value for key, value in theirs.items() if key[0] == row.name}
+
+
+def test_an_export_of_2022_is_read_under_its_own_table_names(tmp_path: Path) -> None:
+    path = _small().write(tmp_path / "old.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute("ALTER TABLE META_DATA_EXPORT RENAME TO EXPORT_META_DATA")
+        connection.execute("UPDATE EXPORT_META_DATA SET value = '3.0.0' WHERE name = 'EXPORT_SCHEMA_VERSION'")
+    connection.close()
+    timeline = read_nsys_sqlite(path)
+    assert (timeline.schema, len(timeline.kernels), timeline.notes) == ("3.0.0", 1, ())
+
+
+@pytest.mark.parametrize(
+    ("schema", "note"),
+    [
+        (
+            "9.1.0",
+            "schema version 9.1.0 is not among those this version knows (2.x to 3.24); it was tried all the same",
+        ),
+        (None, "the export does not name its schema version; it was read by its table and column names"),
+        ("new", "schema version 'new' is not a version; the export was read by its table and column names"),
+    ],
+)
+def test_an_unknown_schema_is_tried_and_said(tmp_path: Path, schema: str | None, note: str) -> None:
+    export = _small()
+    export.schema = schema
+    timeline = read_nsys_sqlite(export.write(tmp_path / "new.sqlite"))
+    assert (len(timeline.kernels), timeline.notes) == (1, (note,))
+
+
+def test_registered_range_names_come_from_the_string_table(tmp_path: Path) -> None:
+    export = _small()
+    export.registered_range("registered", 10, 20)
+    rows = analyze_timelines([read_nsys_sqlite(export.write(tmp_path / "a.sqlite"))]).ranges
+    assert sorted(r.name for r in rows) == ["decode", "registered"]
+
+
+def test_rows_that_cannot_be_are_left_out_counted_and_said(tmp_path: Path) -> None:
+    export = _small()
+    export.kernel("no end", 60, None, 2)
+    export.kernel("backwards", 90, 80, 3)
+    export.range("open", 10, None)
+    export.range("backwards", 30, 20)
+    analysis = analyze_timelines([read_nsys_sqlite(export.write(tmp_path / "a.sqlite"))])
+    assert [(k.name, k.total_ns) for k in analysis.kernels] == [("k", 30)]
+    assert [r.name for r in analysis.ranges] == ["decode"]
+    assert analysis.notes == (
+        "a.sqlite: 1 row(s) of CUPTI_ACTIVITY_KIND_KERNEL have no start or no end and are left out",
+        "a.sqlite: 1 row(s) of CUPTI_ACTIVITY_KIND_KERNEL end before they start and are left out",
+        "a.sqlite: 1 range(s) had not ended when the capture stopped and are left out",
+        "a.sqlite: 1 row(s) of NVTX_EVENTS end before they start and are left out",
+    )
+
+
+def test_a_kernel_is_counted_once_when_two_calls_claim_it(tmp_path: Path) -> None:
+    export = _small()
+    export.call(200, 210, 1)
+    export.range("later", 190, 300)
+    analysis = analyze_timelines([read_nsys_sqlite(export.write(tmp_path / "a.sqlite"))])
+    assert {r.name: r.kernel_count for r in analysis.ranges} == {"decode": 1, "later": 0}
+    assert analysis.notes == (
+        "a.sqlite: 1 host call(s) share the correlation id of another in the same process; "
+        "the first of them is taken as the launch",
+    )
+
+
+def test_equal_correlation_ids_of_two_processes_are_not_confused(tmp_path: Path) -> None:
+    export = _small()
+    other = 5 * 0x1000000
+    export.call(1005, 1008, 1, tid=other | 7)
+    export.kernel("other", 1020, 1050, 1, pid=other)
+    export.range("other decode", 1000, 1100, tid=other | 7)
+    rows = analyze_timelines([read_nsys_sqlite(export.write(tmp_path / "a.sqlite"))]).ranges
+    assert {r.name: (r.kernel_count, r.gpu_busy_ns) for r in rows} == {"decode": (1, 30), "other decode": (1, 30)}
+
+
+def test_correlation_ids_that_lie_far_apart_are_still_joined(tmp_path: Path) -> None:
+    export = _small()
+    export.call(60, 62, 4_000_000_000)
+    export.kernel("far", 70, 80, 4_000_000_000)
+    (row,) = analyze_timelines([read_nsys_sqlite(export.write(tmp_path / "a.sqlite"))]).ranges
+    assert row.kernel_count == 2
+
+
+def test_sql_in_names_is_only_a_name(tmp_path: Path) -> None:
+    name = "'; DROP TABLE StringIds; -- \" ${x} <script>"
+    export = _small()
+    export.kernel(name, 60, 70, 2)
+    export.call(55, 57, 2)
+    export.range(name, 50, 80)
+    path = export.write(tmp_path / "it's a 'file'.sqlite")
+    analysis = analyze_timelines([read_nsys_sqlite(path)])
+    assert {k.name for k in analysis.kernels} == {"k", name}
+    assert {r.name: r.kernel_count for r in analysis.ranges} == {"decode": 2, name: 1}
+    assert {k.name for k in analyze_timelines([read_nsys_sqlite(path)]).kernels} == {"k", name}
+
+
+def test_a_name_of_four_megabytes_is_cut(tmp_path: Path) -> None:
+    export = _small()
+    export.kernel("x" * (4 << 20), 60, 70, 2)
+    export.range("y" * (4 << 20), 10, 20)
+    analysis = analyze_timelines([read_nsys_sqlite(export.write(tmp_path / "a.sqlite"))])
+    assert max(len(k.name) for k in analysis.kernels) == 4097
+    assert max(len(r.name) for r in analysis.ranges) == 4097
+
+
+def test_a_missing_string_leaves_a_kernel_nameless_but_counted(tmp_path: Path) -> None:
+    path = _small().write(tmp_path / "a.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM StringIds WHERE value = 'k'")
+    connection.close()
+    (kernel,) = analyze_timelines([read_nsys_sqlite(path)]).kernels
+    assert (kernel.name, kernel.total_ns) == ("(no name, string 2)", 30)
+
+
+def test_a_renamed_column_is_named_in_the_error(tmp_path: Path) -> None:
+    path = _small().write(tmp_path / "a.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute("ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL RENAME COLUMN end TO finish")
+    connection.close()
+    with pytest.raises(ParseError, match=r"table CUPTI_ACTIVITY_KIND_KERNEL has no column end \(it has start, finish"):
+        read_nsys_sqlite(path)
+
+
+def test_text_where_a_time_belongs_is_an_error_not_a_traceback(tmp_path: Path) -> None:
+    path = _small().write(tmp_path / "a.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = 'soon'")
+    connection.close()
+    with pytest.raises(ParseError, match="could not be read"):
+        read_nsys_sqlite(path)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.9, 0.999])
+def test_a_truncated_file_is_refused(h200: Path, tmp_path: Path, share: float) -> None:
+    data = h200.read_bytes()
+    path = tmp_path / "cut.sqlite"
+    path.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(ParseError, match=r"truncated \(\d+ of 3629056 bytes\)"):
+        read_nsys_sqlite(path)
+
+
+def test_damaged_pages_are_an_error(h200: Path, tmp_path: Path) -> None:
+    data = bytearray(h200.read_bytes())
+    data[4096 : len(data) // 2] = os.urandom(len(data) // 2 - 4096)
+    path = tmp_path / "bad.sqlite"
+    path.write_bytes(data)
+    with pytest.raises(ParseError):
+        read_nsys_sqlite(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "the file is empty"),
+        (b"not a database, certainly not", "not a SQLite file"),
+        (b"\x1f\x8b" + b"0" * 200, "not a SQLite file"),
+    ],
+)
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "a.sqlite"
+    path.write_bytes(content)
+    with pytest.raises(ParseError, match=words):
+        read_nsys_sqlite(path)
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ParseError, match="No such file"):
+        read_nsys_sqlite(tmp_path / "none.sqlite")
+    with pytest.raises(ParseError, match="directory"):
+        read_nsys_sqlite(tmp_path)
+
+
+def test_another_database_is_not_taken_for_an_export(tmp_path: Path) -> None:
+    path = tmp_path / "notes.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE notes (text TEXT)")
+    connection.close()
+    with pytest.raises(ParseError, match="not an export of nsys"):
+        read_nsys_sqlite(path)
+
+
+def test_a_locked_file_is_said_to_be_locked(tmp_path: Path) -> None:
+    path = _small().write(tmp_path / "a.sqlite")
+    writer = sqlite3.connect(path, isolation_level=None)
+    writer.execute("BEGIN EXCLUSIVE")
+    try:
+        with pytest.raises(ParseError, match="locked by another program"):
+            read_nsys_sqlite(path)
+    finally:
+        writer.close()

@@ -1,0 +1,295 @@
+"""Torch profiler traces: exact times, the same tables as nsys, operators, and files that are broken or hostile."""
+
+import gzip
+import json
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.analysis.capture import analyze_timelines
+from llm_perf_opt.analysis.module_table import ModuleRow, module_rows
+from llm_perf_opt.analysis.operators import OperatorRow, merge_operators, operator_rows
+from llm_perf_opt.analysis.range_table import Idle
+from llm_perf_opt.errors import ParseError
+from llm_perf_opt.profiling.parsers import trace_chunks
+from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+from llm_perf_opt.profiling.parsers.trace_events import digits_to_ns
+from tests.fixtures_dir import DATA
+from tests.trace_builder import event, step, write_trace
+
+H200 = DATA / "h200" / "llama.trace.json.gz"
+
+
+def _ns(text: object) -> int:
+    return int(round(Decimal(str(text)) * 1000))
+
+
+def _operator(name: str, calls: int, *times: int, shapes: str | None = None) -> OperatorRow:
+    self_cpu, total_cpu, self_device, total_device = times
+    return OperatorRow(
+        name=name,
+        input_shapes=shapes,
+        calls=calls,
+        self_cpu_ns=self_cpu,
+        total_cpu_ns=total_cpu,
+        self_device_ns=self_device,
+        total_device_ns=total_device,
+    )
+
+
+def test_the_trace_of_the_h200_gives_the_kernels_a_plain_reading_gives() -> None:
+    raw = json.loads(gzip.decompress(H200.read_bytes()))["traceEvents"]
+    kernels = [(e["name"], _ns(e["ts"]), _ns(e["dur"])) for e in raw if e.get("cat") == "kernel"]
+    expected: dict[str, list[int]] = {}
+    for name, _, dur in kernels:
+        expected.setdefault(name, []).append(dur)
+    trace = read_torch_trace(H200)
+    analysis = analyze_timelines([trace.timeline])
+    assert {k.name: (k.instances, k.total_ns, k.min_ns, k.max_ns) for k in analysis.kernels} == {
+        name: (len(d), sum(d), min(d), max(d)) for name, d in expected.items()
+    }
+    assert (trace.events, len(kernels), analysis.gpu["kernel_ns"]) == (16_248, 2_050, 9_831_088)
+    reach, busy = -1, 0
+    for start, end in sorted((s, s + d) for _, s, d in kernels):
+        busy += max(0, end - max(start, reach))
+        reach = max(reach, end)
+    assert analysis.gpu["busy_ns"] == busy
+    assert analysis.gpu["name"] == "NVIDIA H200"
+    assert int((trace.timeline.kernels.call < 0).sum()) == 0
+
+
+def test_the_operators_of_the_h200_equal_a_plain_walk_over_the_stack() -> None:
+    raw = json.loads(gzip.decompress(H200.read_bytes()))["traceEvents"]
+    ops = sorted(
+        ((e["name"], _ns(e["ts"]), _ns(e["ts"]) + _ns(e["dur"])) for e in raw if e.get("cat") == "cpu_op"),
+        key=lambda o: (o[1], -o[2]),
+    )
+    own: dict[str, int] = {}
+    calls: dict[str, int] = {}
+    stack: list[tuple[str, int]] = []
+    for name, start, end in ops:
+        while stack and stack[-1][1] <= start:
+            stack.pop()
+        calls[name] = calls.get(name, 0) + 1
+        own[name] = own.get(name, 0) + end - start
+        if stack:
+            own[stack[-1][0]] -= end - start
+        stack.append((name, end))
+    trace = read_torch_trace(H200)
+    rows = operator_rows(trace.timeline, trace.operators)
+    assert {r.name: (r.calls, r.self_cpu_ns) for r in rows} == {n: (calls[n], own[n]) for n in calls}
+    launched = sum(int((t.end_ns - t.start_ns).sum()) for t in (trace.timeline.kernels, trace.timeline.copies))
+    assert sum(r.self_device_ns for r in rows) == launched
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
+@pytest.mark.parametrize("pretty", [False, True])
+def test_a_step_is_measured_as_in_an_nsys_capture(tmp_path: Path, name: str, pretty: bool) -> None:
+    trace = read_torch_trace(write_trace(tmp_path / name, step(), pretty=pretty))
+    (row,) = analyze_timelines([trace.timeline]).ranges
+    assert (row.name, row.wall_ns, row.kernel_count, row.gpu_busy_ns) == ("decode", 100_000, 1, 20_500)
+    assert (row.launch_calls, row.launch_ns) == (2, 7_000)
+    assert row.idle == Idle(
+        waiting_for_host_ns=30_125 + 8_375 + 30_000,
+        between_kernels_ns=0,
+        waiting_for_copy_or_sync_ns=1_000 + 10_000,
+        copy_ns=1_000,
+        sync_ns=1_000 + 9_000,
+        unattributed_ns=0,
+    )
+
+
+def test_operators_own_what_is_not_inside_others(tmp_path: Path) -> None:
+    trace = read_torch_trace(write_trace(tmp_path / "t.json", step()))
+    assert operator_rows(trace.timeline, trace.operators) == (
+        _operator("aten::addmm", 1, 30_250, 30_250, 20_500, 20_500),
+        _operator("aten::copy_", 1, 10_000, 10_000, 1_000, 1_000),
+        _operator("aten::linear", 1, 9_750, 40_000, 0, 20_500),
+    )
+
+
+def test_operators_can_be_told_apart_by_their_input_shapes(tmp_path: Path) -> None:
+    events = [
+        event("cpu_op", "aten::mm", "0.000", "1.000", **{"Input Dims": [[1, 2]]}),
+        event("cpu_op", "aten::mm", "2.000", "3.000", **{"Input Dims": [[4, 5]]}),
+        event("cpu_op", "aten::mm", "6.000", "1.500", **{"Input Dims": [[1, 2]]}),
+    ]
+    trace = read_torch_trace(write_trace(tmp_path / "t.json", events), shapes=True)
+    assert operator_rows(trace.timeline, trace.operators, trace.shapes, by_shape=True) == (
+        _operator("aten::mm", 1, 3_000, 3_000, 0, 0, shapes="[[4, 5]]"),
+        _operator("aten::mm", 2, 2_500, 2_500, 0, 0, shapes="[[1, 2]]"),
+    )
+
+
+def test_an_operator_inside_itself_counts_once_in_the_total_as_in_torch(tmp_path: Path) -> None:
+    events = [
+        event("cpu_op", "aten::sum", "0.000", "10.000"),
+        event("cpu_op", "aten::to", "1.000", "8.000"),
+        event("cpu_op", "aten::sum", "2.000", "3.000"),
+    ]
+    trace = read_torch_trace(write_trace(tmp_path / "t.json", events))
+    assert operator_rows(trace.timeline, trace.operators) == (
+        _operator("aten::sum", 2, 5_000, 10_000, 0, 0),
+        _operator("aten::to", 1, 5_000, 8_000, 0, 0),
+    )
+
+
+def test_the_operators_of_two_traces_add_up() -> None:
+    first, second = _operator("a", 1, 1, 2, 3, 4), _operator("a", 2, 10, 20, 30, 40)
+    assert merge_operators([[first], [second]]) == (_operator("a", 3, 11, 22, 33, 44),)
+
+
+def test_modules_get_the_kernels_launched_inside_them(tmp_path: Path) -> None:
+    events = [
+        *step(),
+        event("python_function", "nn.Module: Linear_0", "9.000", "45.000"),
+        event("python_function", "x.py(1): f", "9.000", "45.000"),
+    ]
+    trace = read_torch_trace(write_trace(tmp_path / "t.json", events))
+    assert module_rows(trace.timeline, trace.modules) == (
+        ModuleRow(
+            name="nn.Module: Linear_0", calls=1, wall_ns=45_000, kernel_count=1, kernel_ns=20_500, gpu_busy_ns=20_500
+        ),
+    )
+
+
+def test_a_trace_without_gpu_events_still_has_operators_and_ranges(tmp_path: Path) -> None:
+    events = [event("user_annotation", "decode", "0.000", "9.000"), event("cpu_op", "aten::mm", "1.000", "2.000")]
+    trace = read_torch_trace(write_trace(tmp_path / "t.json", events))
+    analysis = analyze_timelines([trace.timeline])
+    assert [(r.name, r.wall_ns) for r in analysis.ranges] == [("decode", 9_000)]
+    assert not analysis.gpu_seen
+    assert operator_rows(trace.timeline, trace.operators) == (_operator("aten::mm", 1, 2_000, 2_000, 0, 0),)
+
+
+def test_times_that_count_from_1970_keep_their_nanoseconds(tmp_path: Path) -> None:
+    events = [
+        event("kernel", "k", "1790857026123456.789", "0.001", pid=0, tid=7, correlation=1),
+        event("kernel", "k", "1790857026123456.791", "0.002", pid=0, tid=7, correlation=2),
+    ]
+    kernels = read_torch_trace(write_trace(tmp_path / "t.json", events)).timeline.kernels
+    assert kernels.start_ns.tolist() == [1790857026123456789, 1790857026123456791]
+    assert kernels.end_ns.tolist() == [1790857026123456790, 1790857026123456793]
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [
+        (b"0", 0),
+        (b"12", 12_000),
+        (b"0.0004", 0),
+        (b"0.0005", 1),
+        (b"-1.5", -1_500),
+        (b"3868987863072.53", 3868987863072530),
+    ],
+)
+def test_digits_become_whole_nanoseconds(text: bytes, ns: int) -> None:
+    assert digits_to_ns(text) == ns
+
+
+def test_small_times_are_exact_to_the_nanosecond(tmp_path: Path) -> None:
+    times = [f"{4_398_046_511_103 - i}.{(i * 37) % 1000:03d}" for i in range(500)]
+    events = [event("kernel", "k", t, "0.001", pid=0, tid=7, correlation=i) for i, t in enumerate(times)]
+    kernels = read_torch_trace(write_trace(tmp_path / "t.json", events)).timeline.kernels
+    assert kernels.start_ns.tolist() == [_ns(t) for t in times]
+
+
+def test_the_size_of_the_pieces_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = [e for i in range(40) for e in step(i * 1000)]
+    path = write_trace(tmp_path / "t.json.gz", events, pretty=True)
+    whole = read_torch_trace(path)
+    monkeypatch.setattr(trace_chunks, "READ_BYTES", 97)
+    monkeypatch.setattr(trace_chunks, "CHUNK_BYTES", 700)
+    pieces = read_torch_trace(path)
+    assert (pieces.events, sorted(pieces.timeline.names)) == (whole.events, sorted(whole.timeline.names))
+    for one, other in (
+        (whole.timeline.kernels, pieces.timeline.kernels),
+        (whole.timeline.copies, pieces.timeline.copies),
+        (whole.timeline.ranges, pieces.timeline.ranges),
+        (whole.timeline.calls, pieces.timeline.calls),
+    ):
+        assert (one.start_ns.tolist(), one.end_ns.tolist()) == (other.start_ns.tolist(), other.end_ns.tolist())
+    assert analyze_timelines([pieces.timeline]).ranges == analyze_timelines([whole.timeline]).ranges
+    assert analyze_timelines([pieces.timeline]).kernels == analyze_timelines([whole.timeline]).kernels
+    assert operator_rows(pieces.timeline, pieces.operators) == operator_rows(whole.timeline, whole.operators)
+
+
+def test_events_inside_arguments_do_not_lead_the_cuts_astray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_chunks, "READ_BYTES", 64)
+    monkeypatch.setattr(trace_chunks, "CHUNK_BYTES", 256)
+    bait = {"nested": [{"ph": "X", "n": i} for i in range(30)], "text": '}, {"ph": "X", "cat": "kernel"'}
+    events = [event("kernel", f'k"{{[{i}', f"{i}.000", "0.500", pid=0, tid=7, correlation=i, **bait) for i in range(20)]
+    kernels = read_torch_trace(write_trace(tmp_path / "t.json", events)).timeline.kernels
+    assert kernels.start_ns.tolist() == [i * 1000 for i in range(20)]
+
+
+def test_a_bare_list_of_events_and_keys_behind_the_events_are_read(tmp_path: Path) -> None:
+    bare = tmp_path / "bare.json"
+    bare.write_text("[" + ",".join(step()) + "]")
+    assert len(read_torch_trace(bare).timeline.kernels) == 1
+    after = write_trace(tmp_path / "t.json", step(), after='"cuda_runtime_version": 13000, "x": [1, {"y": "]"}]')
+    assert read_torch_trace(after).timeline.producer == "torch profiler, CUDA 13.0"
+
+
+def test_events_without_times_or_with_negative_ones_are_left_out_and_said(tmp_path: Path) -> None:
+    events = [
+        *step(),
+        '{"ph": "X", "cat": "kernel", "name": "no time", "pid": 0, "tid": 7}',
+        event("kernel", "backwards", "5.000", "-1.000", pid=0, tid=7, correlation=9),
+    ]
+    trace = read_torch_trace(write_trace(tmp_path / "t.json", events))
+    assert len(trace.timeline.kernels) == 1
+    assert trace.timeline.notes == (
+        "1 event(s) have no start or no duration and are left out",
+        "1 event(s) have a negative duration and are left out",
+    )
+
+
+def test_a_name_of_four_megabytes_is_cut(tmp_path: Path) -> None:
+    events = [*step(), event("kernel", "x" * (4 << 20), "5.000", "1.000", pid=0, tid=7, correlation=9)]
+    trace = read_torch_trace(write_trace(tmp_path / "t.json.gz", events))
+    assert max(map(len, trace.timeline.names)) == 4097
+
+
+def test_a_trace_with_no_events_says_so(tmp_path: Path) -> None:
+    assert read_torch_trace(write_trace(tmp_path / "t.json", [])).timeline.notes == ("the trace holds no events",)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "the file is empty"),
+        (b"   \n", "the file is empty"),
+        (b'{"name": "not a trace"}', "no list traceEvents"),
+        (b"SQLite format 3\x00" + b"0" * 100, "not a torch profiler trace"),
+        (b'{"traceEvents": [{"ph": "X", "cat": "ker', "truncated"),
+        (b'{"traceEvents": [{"ph": "X"}, {"ph": ]}', "truncated or damaged"),
+        (b'{"traceEvents": [{"ph": "X"}, {"ph": }]}', "not a readable torch profiler trace"),
+        (b'{"traceEvents": [{"ph": "X"}], "x" 1}', "what follows the events cannot be read"),
+        (
+            b'{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": "soon", "dur": 1}]}',
+            "not a readable torch profiler trace",
+        ),
+        (b"\x1f\x8b\x08\x00garbage-that-is-not-deflate", "gzip"),
+    ],
+)
+def test_a_broken_trace_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "t.json"
+    path.write_bytes(content)
+    with pytest.raises(ParseError, match=words):
+        read_torch_trace(path)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.7, 0.99])
+def test_a_truncated_gzip_is_refused(tmp_path: Path, share: float) -> None:
+    data = H200.read_bytes()
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(ParseError, match="truncated"):
+        read_torch_trace(path)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ParseError, match="No such file"):
+        read_torch_trace(tmp_path / "none.json")
