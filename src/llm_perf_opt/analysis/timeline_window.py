@@ -9,6 +9,7 @@ from llm_perf_opt.analysis.idle import capture_window
 from llm_perf_opt.analysis.intervals import Flags, Ints
 from llm_perf_opt.analysis.kernel_class import CLASSES, classify_kernel
 from llm_perf_opt.analysis.kernel_names import short_kernel_name
+from llm_perf_opt.analysis.operators import HostEvents
 from llm_perf_opt.analysis.ranges import warmup_ranges
 from llm_perf_opt.analysis.timeline import Timeline, join
 
@@ -21,13 +22,19 @@ LAUNCH, WAIT, CALL = "launch", "synchronise", "runtime call"
 
 
 def timeline_window(
-    timeline: Timeline, *, max_events: int = MAX_EVENTS, decode_steps: int = DECODE_STEPS
+    timeline: Timeline,
+    operators: HostEvents | None = None,
+    *,
+    max_events: int = MAX_EVENTS,
+    decode_steps: int = DECODE_STEPS,
 ) -> dict[str, Any]:
     """The object `timeline.json` holds: events `[start, end, lane, name(, class)]` in ns since the window began."""
-    start, end, left_out = choose_window(timeline, max_events=max_events, decode_steps=decode_steps)
+    tables = [timeline.kernels.start_ns, timeline.calls.start_ns]
+    starts = np.sort(np.concatenate([*tables, *([operators.start_ns] if operators is not None else [])]))
+    start, end, left_out = choose_window(timeline, starts, max_events=max_events, decode_steps=decode_steps)
     names = _Names()
     kernels, streams = _kernels(timeline, start, end, names)
-    calls, threads = _calls(timeline, start, end, names)
+    calls, threads = _calls(timeline, operators, start, end, names)
     return {
         "schema_version": SCHEMA_VERSION,
         "clock": "ns",
@@ -46,9 +53,8 @@ def timeline_window(
     }
 
 
-def choose_window(timeline: Timeline, *, max_events: int, decode_steps: int) -> tuple[int, int, int]:
+def choose_window(timeline: Timeline, starts: Ints, *, max_events: int, decode_steps: int) -> tuple[int, int, int]:
     """Start and end, and the events after it: the last measured prefill with the decode steps behind it that fit."""
-    starts = np.sort(np.concatenate([timeline.kernels.start_ns, timeline.calls.start_ns]))
     prefill, steps = _spans(timeline, "prefill"), _spans(timeline, "decode_step")
     first, last = capture_window(timeline)
     if not len(prefill) and not len(steps):
@@ -139,11 +145,16 @@ def _lanes(device: Ints, start_ns: Ints, end_ns: Ints) -> tuple[list[int], list[
     return found, labels
 
 
-def _calls(timeline: Timeline, start: int, end: int, names: _Names) -> tuple[list[list[int]], list[str]]:
+def _calls(
+    timeline: Timeline, operators: HostEvents | None, start: int, end: int, names: _Names
+) -> tuple[list[list[int]], list[str]]:
+    """Runtime calls, and operators where the capture has them."""
     calls = timeline.calls
     pick = np.flatnonzero(_inside(calls.start_ns, calls.end_ns, start, end))
     pick = pick[np.argsort(calls.start_ns[pick], kind="stable")]
-    threads = [int(t) for t in np.unique(calls.thread[pick])]
+    seen = _operators_inside(operators, start, end)
+    used = [calls.thread[pick]] + ([operators.thread[seen]] if operators is not None else [])
+    threads = [int(t) for t in np.unique(np.concatenate(used))]
     kind = np.where(calls.waits[pick], 1, np.where(calls.launches[pick], 0, 2))
     codes = [names.code(LAUNCH), names.code(WAIT), names.code(CALL)]
     rows = zip(
@@ -154,7 +165,18 @@ def _calls(timeline: Timeline, start: int, end: int, names: _Names) -> tuple[lis
         strict=True,
     )
     found = [[s, e, threads.index(int(t)), codes[int(k)]] for s, e, t, k in rows]
+    if operators is not None:
+        labels = names.codes(timeline.names, operators.name[seen])
+        begin, stop = _cut(operators.start_ns[seen], start, end), _cut(operators.end_ns[seen], start, end)
+        own = zip(begin, stop, operators.thread[seen], labels, strict=True)
+        found += [[s, e, threads.index(int(t)), n] for s, e, t, n in own]
     return found, [f"thread {t}" for t in threads]
+
+
+def _operators_inside(operators: HostEvents | None, start: int, end: int) -> Ints:
+    if operators is None:
+        return np.zeros(0, np.int64)
+    return np.flatnonzero(_inside(operators.start_ns, operators.end_ns, start, end))
 
 
 def _ranges(timeline: Timeline, start: int, end: int, names: _Names) -> list[list[int]]:

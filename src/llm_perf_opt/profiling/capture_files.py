@@ -1,6 +1,7 @@
 """Writes what was found in a capture: analysis.json and the tables beside it."""
 
 import csv
+import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis, analysis_object
+from llm_perf_opt.analysis.timeline_window import timeline_window
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.records import Metric, StageFile
 from llm_perf_opt.profiling.parsers.nsys_csv import write_kernel_summary
@@ -34,7 +36,9 @@ def write_analysis(out_dir: Path, analysis: CaptureAnalysis, extra: dict[str, An
     out_dir.mkdir(parents=True, exist_ok=True)
     summary = write_kernel_summary(out_dir / "summary_cuda_gpu_kern_sum.csv", analysis.kernels)
     stable = Path(shutil.copyfile(summary, out_dir / "summary.csv"))
+    drawn = [write_timeline(out_dir, timeline_window(timeline)) for timeline, _ in analysis.measured[-1:]]
     return [
+        *drawn,
         StageFile(
             role="analysis_json", path=write_json(out_dir / "analysis.json", analysis_object(analysis) | (extra or {}))
         ),
@@ -43,6 +47,13 @@ def write_analysis(out_dir: Path, analysis: CaptureAnalysis, extra: dict[str, An
         StageFile(role="nvtx_ranges", path=_write(out_dir / "nvtx_ranges.csv", RANGE_COLUMNS, _range_rows(analysis))),
         StageFile(role="gpu_idle", path=_write(out_dir / "gpu_idle.csv", IDLE_COLUMNS, _idle_rows(analysis))),
     ]
+
+
+def write_timeline(out_dir: Path, window: Mapping[str, Any]) -> StageFile:
+    """The few steps a report draws."""
+    path = out_dir / "timeline.json"
+    path.write_text(json.dumps(window, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
+    return StageFile(role="timeline_json", path=path)
 
 
 def write_operators(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:

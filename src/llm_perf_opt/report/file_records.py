@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from llm_perf_opt.analysis.findings import Finding
 from llm_perf_opt.analysis.kernel_table import CopyRow, KernelRow
+from llm_perf_opt.analysis.module_tree import ModuleTree
 from llm_perf_opt.analysis.range_table import RangeRow
 
 
@@ -44,7 +45,7 @@ class CleanPass:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsFile:
-    """`metrics.json` of the workload. `operators_ms` is the time inside operators per phase of the profiled pass."""
+    """`metrics.json` of the workload."""
 
     model: ModelRecord
     clean: CleanPass
@@ -52,7 +53,6 @@ class MetricsFile:
     modules: Mapping[str, Mapping[str, float]] | None = None
     modules_by: str | None = None
     modules_reason: str | None = None
-    operator_shares: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,9 +169,9 @@ class GpuTotals:
     name: str | None = None
     kernel_count: int = 0
     kernel_ns: int = 0
-    busy_ns: int = 0
-    span_ns: int = 0
-    idle_ns: int = 0
+    busy_ns: int | None = None
+    span_ns: int | None = None
+    idle_ns: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +185,7 @@ class CaptureFile:
     ranges: tuple[RangeRow, ...] = ()
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
+    tree: ModuleTree | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -143,15 +143,16 @@ def find_range(capture: CaptureFile, name: str) -> RangeRow | None:
 
 def _operators(name: str, files: RunFiles, wall: Quantity) -> Quantity:
     """Time inside operators: their share of the profiled phase, of the clean wall time."""
-    if isinstance(files.metrics, Unknown):
-        return files.metrics
-    shares = files.metrics.content.operator_shares
-    if shares is None or name not in shares:
-        return Unknown(reason="the profiled pass did not record the share of time inside operators")
+    if isinstance(files.trace, Unknown):
+        return files.trace
+    tree = files.trace.content.tree
+    if tree is None or not tree.phase_ns.get(name) or name not in tree.operator_ns:
+        return Unknown(reason=f"{files.trace.source} does not say how much of {name} was inside operators")
     if isinstance(wall, Unknown):
         return wall
-    how = f"{100 * shares[name]:.1f} % of the profiled {name} was inside operators, taken of the clean wall time"
-    return Known(value=shares[name] * wall.value, unit="ms", how=how, source=files.metrics.source, is_estimate=True)
+    share = min(1.0, tree.operator_ns[name] / tree.phase_ns[name])
+    how = f"{100 * share:.1f} % of the profiled {name} was inside operators, taken of the clean wall time"
+    return Known(value=share * wall.value, unit="ms", how=how, source=files.trace.source, is_estimate=True)
 
 
 def _steps(files: RunFiles) -> float | None:

@@ -26,14 +26,12 @@ class Found(Generic[T]):
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorRow:
-    """One operator of operators.csv; times None where the trace holds no such work."""
+    """One operator of operators.csv, its own times; None where the trace holds no such work."""
 
     name: str
     calls: int
     self_cpu_us: float | None
-    total_cpu_us: float | None
     self_device_us: float | None
-    total_device_us: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +42,7 @@ class RunFiles:
     metrics: Found[MetricsFile] | Unknown
     static: Found[StaticFile] | Unknown
     capture: Found[CaptureFile] | Unknown
+    trace: Found[CaptureFile] | Unknown
     ncu: Found[NcuAnalysis] | Unknown
     operators: Found[tuple[OperatorRow, ...]] | Unknown
     timelines: tuple[Found[TimelineFile], ...]
@@ -58,6 +57,7 @@ def read_run_files(manifest: RunManifest, run_dir: Path) -> RunFiles:
         metrics=reader.first("metrics", MetricsFile, ("torch_profiler", "direct_inference")),
         static=reader.first("static_json", StaticFile, ("static_analysis",)),
         capture=reader.first("analysis_json", CaptureFile, ("nsys", "torch_profiler")),
+        trace=reader.of("torch_profiler", "analysis_json", CaptureFile),
         ncu=reader.first("ncu_kernels_json", NcuAnalysis, ("ncu",)),
         operators=reader.operators(),
         timelines=reader.all("timeline_json", TimelineFile),
@@ -84,6 +84,12 @@ class _Reader:
         if problems:
             return Unknown(reason="; ".join(problems))
         return self._absent(stages)
+
+    def of(self, name: str, role: str, kind: type[T]) -> "Found[T] | Unknown":
+        """A file of one stage."""
+        stage = self._manifest.stage(name)
+        path = stage.file(role) if stage is not None else None
+        return self._absent((name,)) if path is None else self._read(path, kind)
 
     def all(self, role: str, kind: type[T]) -> "tuple[Found[T], ...]":
         paths = [s.file(role) for s in self._manifest.stages]
@@ -137,16 +143,16 @@ def _on(stage: str) -> str:
 
 
 def _operator(row: dict[str, str]) -> OperatorRow:
-    shapes = row.get("input_shapes")
+    """Times are in µs in the table of a run, in ns in that of `llm-perf analyze`."""
+    unit, scale = ("us", 1.0) if "self_cpu_us" in row else ("ns", 1e-3)
+
+    def time_us(column: str) -> float | None:
+        text = row[f"{column}_{unit}"]
+        return float(text) * scale if text else None
+
     return OperatorRow(
-        name=row["name"] if not shapes else f"{row['name']} {shapes}",
+        name=row["name"],
         calls=int(row["calls"]),
-        self_cpu_us=_number(row["self_cpu_us"]),
-        total_cpu_us=_number(row["total_cpu_us"]),
-        self_device_us=_number(row["self_device_us"]),
-        total_device_us=_number(row["total_device_us"]),
+        self_cpu_us=time_us("self_cpu"),
+        self_device_us=time_us("self_device"),
     )
-
-
-def _number(text: str) -> float | None:
-    return float(text) if text else None

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from llm_perf_opt.core.manifest import read_manifest
+from llm_perf_opt.report.html import render_html
 from llm_perf_opt.report.kernels_page import render_kernels_page
 from llm_perf_opt.report.report_md import render_report_md
 from llm_perf_opt.report.run_files import read_run_files
@@ -13,6 +14,7 @@ from llm_perf_opt.report.view.report import ReportView, build_view
 # The main report first.
 RENDERERS: tuple[tuple[str, Callable[[ReportView], str]], ...] = (
     ("report.md", render_report_md),
+    ("report.html", render_html),
     ("kernels.md", render_kernels_page),
     ("stakeholder_summary.md", render_summary_md),
 )

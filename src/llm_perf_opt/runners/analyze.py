@@ -12,16 +12,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from llm_perf_opt.errors import EXIT_OK, ConfigError
+from llm_perf_opt.runners.analyze_context import CLEAN, Context, split_context
 from llm_perf_opt.runners.analyze_kinds import NCU, NSYS, SUMMARY, TORCH, kind_of
 
 
 def main(argv: list[str]) -> int:
     """Entry point of the subcommand."""
-    args = _parser().parse_args(argv)
+    args = _parser().parse_intermixed_args(argv)
+    context = split_context(args)
+    args.files = context.files
     kinds = [kind_of(path) for path in args.files]
     _require_one_story(kinds)
     with tempfile.TemporaryDirectory(prefix="llm-perf-analyze-") as scratch:
-        return _analyze(args, kinds, Path(scratch))
+        return _analyze(args, kinds, context, Path(scratch))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -35,11 +38,14 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help=".nsys-rep, .sqlite, kernel summary .csv, trace.json[.gz], .ncu-rep or ncu CSV page",
+        help=".nsys-rep, .sqlite, kernel summary .csv, trace.json[.gz], .ncu-rep or ncu CSV page; with -o also what "
+        "ran, in the words of `llm-perf predict` (model=llama3_8b hardware=h200 workload.prompt=1024), for bounds",
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="write a run directory with manifest and reports"
     )
+    for name, what in CLEAN.items():
+        parser.add_argument(f"--clean-{name}-ms", type=float, metavar="MS", help=f"{what}, measured without a profiler")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     parser.add_argument("--top", type=int, default=15, metavar="N", help="rows per table on the terminal (default 15)")
     return parser
@@ -58,7 +64,7 @@ def _require_one_story(kinds: list[str]) -> None:
         )
 
 
-def _analyze(args: argparse.Namespace, kinds: list[str], scratch: Path) -> int:
+def _analyze(args: argparse.Namespace, kinds: list[str], context: Context, scratch: Path) -> int:
     # numpy and duckdb are imported only now, so that --help and a wrong file name answer at once.
     from llm_perf_opt.analysis.capture import analysis_object
     from llm_perf_opt.runners.analyze_read import read_captures
@@ -71,7 +77,7 @@ def _analyze(args: argparse.Namespace, kinds: list[str], scratch: Path) -> int:
     found = read_captures(args.files, kinds, scratch)
     analysis = replace(found.analysis, notes=(*found.notes, *found.analysis.notes))
     if args.output is not None:
-        write_run(args.output, args.files, replace(found, analysis=analysis))
+        write_run(args.output, args.files, replace(found, analysis=analysis), context)
     if args.json:
         json.dump(analysis_object(analysis) | found.extra, sys.stdout, indent=2, ensure_ascii=False)
         print()

@@ -10,6 +10,7 @@ from llm_perf_opt.core.records import Metric, StageFile, StageRecord
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.capture_files import capture_metrics, write_analysis, write_operators
 from llm_perf_opt.report.write import write_reports
+from llm_perf_opt.runners.analyze_context import Context, context_stages
 from llm_perf_opt.runners.analyze_kinds import NCU, TORCH
 from llm_perf_opt.runners.analyze_read import Found
 
@@ -20,11 +21,12 @@ def require_free(output: Path) -> None:
         raise ConfigError(f"-o {output}: exists and is not an empty directory, allowed: a new or an empty one")
 
 
-def write_run(output: Path, files: Sequence[Path], found: Found) -> None:
+def write_run(output: Path, files: Sequence[Path], found: Found, context: Context) -> None:
     """Files, manifest and reports."""
     run_dir = output.expanduser().resolve()
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    stages = [] if found.kind == NCU else [_timeline_stage(run_dir, found, now)]
+    stages = context_stages(context, run_dir, now)
+    stages += [] if found.kind == NCU else [_timeline_stage(run_dir, found, now)]
     if found.ncu is not None:
         stages.append(_ncu_stage(run_dir, found, now))
     gpus = [_gpu(index, device) for index, device in enumerate(found.analysis.gpu["devices"])]
@@ -34,6 +36,7 @@ def write_run(output: Path, files: Sequence[Path], found: Found) -> None:
         status="ok",
         config={"analyze": {"files": [str(file) for file in files]}},
         environment={"gpus": gpus},
+        overrides=context.overrides,
         stages=tuple(stages),
     )
     write_manifest(run_dir, manifest)

@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
         print(HELP, end="")
         return EXIT_OK
     request = parse_request(argv, conf=conf_dir())
-    rows = [row for name in _models(request) for row in _predict_model(name, request)]
+    rows = _rows(request)
     if request.wants_json:
         documents = [build_document(analysis, notes=notes) for analysis, notes in rows]
         json.dump({"schema_version": 1, "predictions": documents}, sys.stdout, indent=2)
@@ -71,6 +71,15 @@ def main(argv: Sequence[str]) -> int:
     else:
         print(render_table(rows), end="")
     return EXIT_OK
+
+
+def predictions(overrides: Sequence[str]) -> list[tuple[Analysis, tuple[str, ...]]]:
+    """What a command line of overrides asks for: each analysis with what the user must know about it."""
+    return _rows(parse_request(overrides, conf=conf_dir()))
+
+
+def _rows(request: Request) -> list[tuple[Analysis, tuple[str, ...]]]:
+    return [row for name in _models(request) for row in _predict_model(name, request)]
 
 
 def _models(request: Request) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import Finding, StageContext
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.output_files import output_files
+from llm_perf_opt.profiling.trace_files import trace_files
 from llm_perf_opt.profiling.vendor.launch import PROFILE_RUNNER, build_work_argv, stage_overrides, workload_overrides
 from llm_perf_opt.profiling.workload_results import (
     clean_metrics,
@@ -71,7 +72,11 @@ class TorchProfilerStage:
         source = f"{self.name}/metrics.json"
         return StageOutput(
             metrics={**clean_metrics(data, source), **slowdown_metrics(data, source)},
-            files=(*existing_files(ctx.out_dir), *output_files(cfg.output, ctx.out_dir)),
+            files=(
+                *existing_files(ctx.out_dir),
+                *trace_files(ctx.out_dir / "trace.json.gz"),
+                *output_files(cfg.output, ctx.out_dir),
+            ),
             notes=notes_of(data),
             samples=read_inputs(ctx.out_dir),
         )

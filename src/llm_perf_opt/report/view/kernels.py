@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.facts import GpuFacts, KernelFacts, PhaseKernel, RunFacts
+from llm_perf_opt.analysis.facts import GpuFacts, KernelFacts, PhaseKernel, RunFacts, Unknown
 from llm_perf_opt.analysis.kernel_class import classify_kernel
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NcuKernel
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.shown import Missing
 
 VIEWS = ("all", "prefill", "decode")
+MODULES_NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +49,8 @@ class KernelsView:
 
 def kernels_view(files: RunFiles, facts: RunFacts, ncu: NcuAnalysis | None) -> KernelsView:
     phases = {name: _by_name(facts, name) for name in VIEWS[1:]}
-    floors = _Floors(files)
-    rows = [_row(k, phases, floors) for k in facts.kernels] or _ncu_only(ncu, floors)
+    floors, modules = _Floors(files), modules_of_kernels(files)
+    rows = [_row(k, phases, floors, modules) for k in facts.kernels] or _ncu_only(ncu, floors)
     return KernelsView(
         rows=tuple(rows),
         totals_ms=(_total(facts), _busy(facts, "prefill"), _busy(facts, "decode")),
@@ -85,7 +86,32 @@ def _total(facts: RunFacts) -> float | None:
     return sum(k.total_ns for k in facts.kernels) / 1e6 if facts.kernels else None
 
 
-def _row(kernel: KernelFacts, phases: dict[str, dict[str, PhaseKernel] | None], floors: "_Floors") -> KernelRowView:
+def modules_of_kernels(files: RunFiles) -> dict[str, str]:
+    """The modules that launch a kernel, by its short name, from the torch trace; the one with most time first."""
+    if isinstance(files.trace, Unknown) or files.trace.content.tree is None:
+        return {}
+    times: dict[str, dict[str, int]] = {}
+    for row in files.trace.content.tree.rows:
+        if row.kernel is not None:
+            found = times.setdefault(row.kernel, {})
+            found[row.module] = found.get(row.module, 0) + row.time_ns
+    return {kernel: _modules(found) for kernel, found in times.items()}
+
+
+def _modules(times: dict[str, int]) -> str:
+    total = sum(times.values())
+    ranked = sorted(times.items(), key=lambda item: -item[1])[:MODULES_NAMED]
+    if len(times) == 1 or not total:
+        return ranked[0][0]
+    return ", ".join(f"{name} {100 * time / total:.0f} %" for name, time in ranked)
+
+
+def _row(
+    kernel: KernelFacts,
+    phases: dict[str, dict[str, PhaseKernel] | None],
+    floors: "_Floors",
+    modules: dict[str, str],
+) -> KernelRowView:
     inside = [None if table is None else table.get(kernel.name) for table in phases.values()]
     return _view(
         name=kernel.name,
@@ -96,6 +122,7 @@ def _row(kernel: KernelFacts, phases: dict[str, dict[str, PhaseKernel] | None], 
         mean_us=kernel.avg_ns / 1e3,
         ncu=kernel.ncu,
         floors=floors,
+        module=modules.get(kernel.short_name),
     )
 
 
@@ -126,6 +153,7 @@ def _view(
     mean_us: float | None,
     ncu: NcuKernel | None,
     floors: "_Floors",
+    module: str | None = None,
 ) -> KernelRowView:
     return KernelRowView(
         name=name,
@@ -142,7 +170,7 @@ def _view(
         occupancy_pct=ncu.occupancy_pct if ncu else None,
         limiter=ncu.occupancy_limiter if ncu and ncu.occupancy_limiter != "none" else None,
         floor_us=floors.floor_us(ncu),
-        module=None,
+        module=module,
         advice=ncu.advice[0].text if ncu and ncu.advice else None,
     )
 

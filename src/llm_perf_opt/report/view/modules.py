@@ -23,10 +23,21 @@ class ModuleRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TreeNode:
+    """A module, an operator inside it, or a kernel inside that; `share` is of its phase."""
+
+    label: str
+    share: float
+    count: int
+    children: tuple["TreeNode", ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModulePhase:
     phase: str
     rows: tuple[ModuleRow, ...]
     time_by: str | None
+    tree: tuple[TreeNode, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +120,35 @@ def _phase(files: RunFiles, name: str) -> ModulePhase:
             )
         )
     by = files.metrics.content.modules_by if isinstance(files.metrics, Found) else None
-    return ModulePhase(phase=name, rows=tuple(rows), time_by=by)
+    return ModulePhase(phase=name, rows=tuple(rows), time_by=by, tree=_tree(files, name))
+
+
+def _tree(files: RunFiles, phase: str) -> tuple[TreeNode, ...]:
+    """Module, operator, kernel; the shares are of the phase's rows, times of the profiled pass are not shown."""
+    tree = files.trace.content.tree if isinstance(files.trace, Found) else None
+    rows = [row for row in tree.rows if row.phase == phase] if tree is not None else []
+    total = sum(row.time_ns for row in rows)
+    return _nodes(
+        [((r.module, r.operator, *((r.kernel,) if r.kernel else ())), r.time_ns, r.count) for r in rows], total
+    )
+
+
+def _nodes(leaves: list[tuple[tuple[str, ...], int, int]], total: int) -> tuple[TreeNode, ...]:
+    """One level of the tree from paths with time and count."""
+    groups: dict[str, list[tuple[tuple[str, ...], int, int]]] = {}
+    for path, time, count in leaves:
+        if path:
+            groups.setdefault(path[0], []).append((path[1:], time, count))
+    nodes = [
+        TreeNode(
+            label=label,
+            share=sum(time for _, time, _ in found) / total if total else 0.0,
+            count=sum(count for _, _, count in found),
+            children=_nodes(found, total),
+        )
+        for label, found in groups.items()
+    ]
+    return tuple(sorted(nodes, key=lambda node: -node.share))
 
 
 def _operators(files: RunFiles) -> tuple[tuple[OperatorView, ...], str]:

@@ -88,8 +88,10 @@ def _versions(manifest: RunManifest) -> tuple[tuple[str, str], ...]:
     """Machine and software, as far as the run recorded them."""
     environment = manifest.environment
     found = [(key, str(environment[key])) for key in ("os", "cpu", "cuda_driver", "python") if environment.get(key)]
-    for gpu in _list(environment, "gpus"):
-        found.append((f"GPU {gpu['index']}", f"{gpu['name']}, driver {gpu['driver']}"))
+    for index, gpu in enumerate(_list(environment, "gpus")):
+        # A capture made elsewhere knows its GPU by name alone.
+        text = gpu if isinstance(gpu, str) else f"{gpu['name']}, driver {gpu['driver']}"
+        found.append((f"GPU {index}", text))
     found += [(name, str(version)) for name, version in _map(environment, "packages").items() if version]
     for name, tool in _map(environment, "tools").items():
         if tool["version"]:

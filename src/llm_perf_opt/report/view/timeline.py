@@ -66,10 +66,11 @@ def _view(found: Found[TimelineFile]) -> TimelineView:
 
 
 def _jumps(file: TimelineFile) -> tuple[tuple[str, int, int], ...]:
-    """The first prefill and the second decode step (the first pays for what is done once)."""
+    """The prefill and the second decode step (the first one often pays for what is done once)."""
     jumps = []
     for name in PHASE_RANGES:
-        spans = sorted((s, e) for s, e, _, index in file.ranges if file.names[index] == name)
+        # One that begins with the window is the cut end of something before it.
+        spans = sorted((s, e) for s, e, _, index in file.ranges if s > 0 and file.names[index] == name)
         if spans:
             start, end = spans[min(1, len(spans) - 1)] if name == "decode_step" else spans[0]
             jumps.append(("decode" if name == "decode_step" else name, start, end))
