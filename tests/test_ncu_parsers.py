@@ -276,6 +276,14 @@ def test_markup_of_rules_becomes_words() -> None:
     assert plain(text) == "use fused (https://x.y/#z) ones, see Occupancy and line 3"
 
 
+def test_a_file_that_is_no_report_is_an_error_and_not_an_empty_result(tmp_path: Path) -> None:
+    pytest.importorskip("ncu_report")
+    path = tmp_path / "broken.ncu-rep"
+    path.write_bytes(b"NVR\0 but nothing that follows makes sense")
+    with pytest.raises(ParseError, match="ncu-report can read"):
+        load_ncu(path)
+
+
 def test_a_report_without_any_reader_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = tmp_path / "r.ncu-rep"
     report.write_bytes(b"NVR\0")

@@ -27,7 +27,7 @@ MARKER = "LLM_PERF_COMMAND_ID"
 POLL_S = 0.2
 GRACE_S = 2.0
 TAIL_BYTES = 8192
-QUICK_BYTES = 1 << 20
+QUICK_BYTES = 256 << 20
 
 _ALLOWED = frozenset(
     (
@@ -143,7 +143,9 @@ def run_quick(argv: Sequence[str], *, env: Mapping[str, str], timeout_s: float =
             result = run_command(argv, env=env, timeout_s=timeout_s, log=log)
         except ToolError as error:
             return None, str(error)
-        text = read_tail(log, QUICK_BYTES)
+        if log.stat().st_size > QUICK_BYTES:
+            return None, f"{argv[0]} answered with more than {QUICK_BYTES >> 20} MiB"
+        text = log.read_text(encoding="utf-8", errors="replace")
     if result.timed_out:
         return None, f"no answer within {timeout_s:g} s" + (f": {text}" if text else "")
     return result.exit_code, text

@@ -41,6 +41,9 @@ def read_report(path: Path, module: Any) -> list[NcuLaunch]:
         for i in range(report.num_ranges())
         for j in range(report.range_by_idx(i).num_actions())
     ]
+    if not actions:
+        # The package answers a file it cannot parse with an empty report.
+        raise ParseError(f"{path}: holds no launch that ncu-report can read; is it whole?")
     return [_launch(action, index, path, module) for index, action in enumerate(actions)]
 
 

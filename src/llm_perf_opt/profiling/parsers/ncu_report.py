@@ -52,7 +52,8 @@ def read_text(path: Path) -> str:
 
 
 def _load_report(path: Path, ncu: str | None) -> list[NcuLaunch]:
-    module = report_module()
+    """With the tool that was given (it wrote the report), else with the package, else with the ncu on PATH."""
+    module = report_module() if ncu is None else None
     if module is not None:
         return read_report(path, module)
     tool = ncu or shutil.which("ncu")
