@@ -1,6 +1,7 @@
 """The command llm-perf: finds the subcommand and imports nothing else."""
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -55,6 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader went away (`| head`); what is left to print has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
 
 
 if __name__ == "__main__":
