@@ -50,7 +50,8 @@ def test_every_published_summary_is_read_to_the_last_column(name: str) -> None:
 
 
 def test_a_row_is_read_whole_also_when_its_name_holds_commas_and_quotes() -> None:
-    text = f'Processing [a.sqlite] with [gpukernsum.py]...\n{HEAD}\n95.0,"33,696",1,33696.0,33696.0,33696,33696,0.0,"void f<1, ""x"">(int, T2)"\n\n'
+    row = '95.0,"33,696",1,33696.0,33696.0,33696,33696,0.0,"void f<1, ""x"">(int, T2)"'
+    text = f"Processing [a.sqlite] with [gpukernsum.py]...\n{HEAD}\n{row}\n\n"
     assert parse_kernel_summary(text, source="a.csv") == (
         SummaryRow(
             name='void f<1, "x">(int, T2)',

@@ -22,7 +22,7 @@ H200 = DATA / "h200" / "llama.trace.json.gz"
 
 
 def _ns(text: object) -> int:
-    return int(round(Decimal(str(text)) * 1000))
+    return round(Decimal(str(text)) * 1000)
 
 
 def _operator(name: str, calls: int, *times: int, shapes: str | None = None) -> OperatorRow:
