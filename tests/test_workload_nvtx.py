@@ -59,11 +59,11 @@ def test_ranges_arrive_in_a_report_of_the_real_nsys(tmp_path: Path) -> None:
             "SELECT COALESCE(e.text, s.value) FROM NVTX_EVENTS e LEFT JOIN StringIds s ON s.id = e.textId "
             "WHERE e.eventType = 59 AND e.end IS NOT NULL"
         ).fetchall()
-    # One warm-up and two repeats of one sample, each prefill, then three steps after the first of four tokens.
+    # One warm-up, then two repeats of one sample, each prefill and three steps after the first of four tokens.
     assert Counter(name for (name,) in rows) == {
         "warmup": 1,
-        "prefill": 3,
-        "sam": 3,
-        "decode": 3,
-        "decode_step": 9,
+        "prefill": 2,
+        "sam": 2,
+        "decode": 2,
+        "decode_step": 6,
     }

@@ -8,7 +8,7 @@ from llm_perf_opt.workload.dataset import Planned
 from llm_perf_opt.workload.journal import Journal
 from llm_perf_opt.workload.loop import Generation, Generator
 from llm_perf_opt.workload.models.base import Sample
-from llm_perf_opt.workload.nvtx import WARMUP, Ranges
+from llm_perf_opt.workload.nvtx import WARMUP, Ranges, silent
 from llm_perf_opt.workload.outputs import OutputWriter
 from llm_perf_opt.workload.results import SampleResult
 from llm_perf_opt.workload.setup import Session, say
@@ -20,14 +20,17 @@ CLEAN = "clean"
 
 
 def warm_up(session: Session, *, rounds: int, synthetic: bool, ranges: Ranges | None = None) -> None:
-    """Run `rounds` short samples inside a `warmup` range and throw their times away."""
+    """Run `rounds` short samples inside a `warmup` range and throw their times away.
+
+    No phase is named inside it: a capture gated by `decode` would otherwise start with a warm-up and not know it.
+    """
     if rounds == 0:
         return
     sample = first_good_sample(session)
     if synthetic:
         sample = synthetic_like(sample, session)
     used = ranges or session.ranges
-    generator = session.generator(used)
+    generator = session.generator(silent("warm-up"))
     for number in range(rounds):
         say(f"warm-up {number + 1} of {rounds}")
         inputs = session.model.prepare(sample)
