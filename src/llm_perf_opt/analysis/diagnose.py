@@ -7,6 +7,7 @@ from llm_perf_opt.analysis.facts import PHASES, Known, RunFacts
 from llm_perf_opt.analysis.findings import Finding
 from llm_perf_opt.analysis.rules.above_bound import find_above_bound
 from llm_perf_opt.analysis.rules.dtype_miss import find_dtype_misses
+from llm_perf_opt.analysis.rules.framework_overhead import find_framework_overhead
 from llm_perf_opt.analysis.rules.host_gaps import find_host_gaps
 from llm_perf_opt.analysis.rules.host_waits import find_host_waits
 from llm_perf_opt.analysis.rules.kernel_gaps import find_kernel_gaps
@@ -23,6 +24,7 @@ RULES: tuple[Callable[[RunFacts], list[Diagnosis]], ...] = (
     find_host_gaps,
     find_host_waits,
     find_kernel_gaps,
+    find_framework_overhead,
     find_above_bound,
     find_memory_bound,
     find_small_gemms,

@@ -78,6 +78,7 @@ class PhaseFacts:
     bytes: Quantity
     gpu: GpuFacts | Unknown
     operators: Quantity
+    is_cpu: bool = False
     limit: str | None = None
     steps_per_request: float | None = None
 

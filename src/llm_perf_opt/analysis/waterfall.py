@@ -70,9 +70,10 @@ def build_waterfall(phase: PhaseFacts) -> Waterfall:
     if isinstance(phase.gpu, GpuFacts):
         draft.level("kernels", "GPU kernels", "work", _busy(phase.gpu))
         _add_idle(draft, phase.gpu, phase.wall)
-    elif isinstance(phase.operators, Known):
+    elif phase.is_cpu:
         draft.level("operators", "Inside operators", "work", phase.operators)
-        _add_rest(draft, phase.wall, "Outside operators: Python and the framework")
+        is_known = isinstance(phase.operators, Known)
+        _add_rest(draft, phase.wall, "Outside operators: Python and the framework" if is_known else "Not explained")
     else:
         draft.unknown("kernels", "GPU kernels", "work", phase.gpu)
         draft.unknown("idle", "GPU idle, by cause", "idle", phase.gpu)

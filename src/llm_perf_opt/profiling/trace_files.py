@@ -17,11 +17,14 @@ def trace_files(trace: Path) -> list[StageFile]:
     from llm_perf_opt.analysis.timeline_window import timeline_window
     from llm_perf_opt.profiling.capture_files import write_timeline
     from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+    from llm_perf_opt.profiling.parsers.trace_memory import memory_counters
 
     found = read_torch_trace(trace)
     tree = module_tree(found.timeline, found.operators)
     content = analysis_object(analyze_timelines([found.timeline])) | {"tree": asdict(tree)}
+    window = timeline_window(found.timeline, found.operators)
+    window["memory"] = memory_counters(trace, tuple(window["window_ns"]))
     return [
         StageFile(role="analysis_json", path=write_json(trace.parent / "analysis.json", content)),
-        write_timeline(trace.parent, timeline_window(found.timeline, found.operators)),
+        write_timeline(trace.parent, window),
     ]

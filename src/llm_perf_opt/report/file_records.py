@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from llm_perf_opt.analysis.findings import Finding
 from llm_perf_opt.analysis.kernel_table import CopyRow, KernelRow
 from llm_perf_opt.analysis.module_tree import ModuleTree
-from llm_perf_opt.analysis.range_table import RangeRow
+from llm_perf_opt.analysis.range_table import Idle, RangeKernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +175,28 @@ class GpuTotals:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InstanceRecord:
+    """One time a range was open, under the profiler; GPU times are None where no GPU work was recorded."""
+
+    wall_ns: int
+    launch_ns: int
+    idle: Idle | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeRecord:
+    """All instances of one range name; `kernels` is None where they were not tallied."""
+
+    name: str
+    instances: int
+    kernel_count: int
+    kernel_ns: int
+    gpu_busy_ns: int | None
+    typical: InstanceRecord
+    kernels: tuple[RangeKernel, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class CaptureFile:
     """`analysis.json` of nsys, of a torch trace, or of `llm-perf analyze`."""
 
@@ -182,7 +204,7 @@ class CaptureFile:
     gpu: GpuTotals = GpuTotals()
     kernels: tuple[KernelRow, ...] = ()
     copies: tuple[CopyRow, ...] = ()
-    ranges: tuple[RangeRow, ...] = ()
+    ranges: tuple[RangeRecord, ...] = ()
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
     tree: ModuleTree | None = None
@@ -205,6 +227,7 @@ class TimelineFile:
     kernels: tuple[tuple[int, int, int, int, int], ...]
     source: str
     kind: str
+    memory: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     left_out: int = 0
     notes: tuple[str, ...] = ()
 

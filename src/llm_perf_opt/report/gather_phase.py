@@ -1,10 +1,10 @@
 """The figures of one phase: clean wall time, bounds, work, and the GPU or the operators inside it."""
 
 from llm_perf_opt.analysis.facts import GpuFacts, Known, PhaseFacts, PhaseKernel, Quantity, Unknown
-from llm_perf_opt.analysis.range_table import RangeRow
+from llm_perf_opt.analysis.range_table import Idle
 from llm_perf_opt.analysis.waterfall import ENABLE_CLEAN
 from llm_perf_opt.core.manifest import RunManifest
-from llm_perf_opt.report.file_records import CaptureFile, PhaseRecord, StaticFile
+from llm_perf_opt.report.file_records import CaptureFile, PhaseRecord, RangeRecord, StaticFile
 from llm_perf_opt.report.run_files import Found, RunFiles
 
 # The stages whose clean pass gives latencies, the better-informed one first.
@@ -46,6 +46,7 @@ def phase_facts(name: str, files: RunFiles, *, cpu: bool) -> PhaseFacts:
         flops=_work(record, files, "flops_needed", "FLOP"),
         bytes=_work(record, files, "bytes_needed", "bytes"),
         gpu=ON_CPU if cpu else _gpu(name, files),
+        is_cpu=cpu,
         operators=_operators(name, files, wall),
         limit=record.limit if isinstance(record, PhaseRecord) else None,
         steps_per_request=1.0 if name == "prefill" else _steps(files),
@@ -105,10 +106,12 @@ def _gpu(name: str, files: RunFiles) -> GpuFacts | Unknown:
         )
     if row.kernel_count == 0:
         return Unknown(reason=f"no kernel was recorded inside the range {RANGE[name]}")
-    return _gpu_of(row, files.capture.source)
+    if row.gpu_busy_ns is None or row.typical.idle is None:
+        return Unknown(reason=f"{files.capture.source} holds no GPU times of the range {RANGE[name]}")
+    return _gpu_of(row, row.gpu_busy_ns, row.typical.idle, files.capture.source)
 
 
-def _gpu_of(row: RangeRow, source: str) -> GpuFacts:
+def _gpu_of(row: RangeRecord, busy_ns: int, idle: Idle, source: str) -> GpuFacts:
     count = row.instances
     kernels = None
     if row.kernels is not None:
@@ -125,17 +128,17 @@ def _gpu_of(row: RangeRow, source: str) -> GpuFacts:
     return GpuFacts(
         instances=count,
         wall_ms=row.typical.wall_ns / 1e6,
-        busy_ms=row.gpu_busy_ns / count / 1e6,
+        busy_ms=busy_ns / count / 1e6,
         kernel_sum_ms=row.kernel_ns / count / 1e6,
         kernel_count=row.kernel_count / count,
         launch_ms=row.typical.launch_ns / 1e6,
-        idle=row.typical.idle,
+        idle=idle,
         kernels=kernels,
         source=source,
     )
 
 
-def find_range(capture: CaptureFile, name: str) -> RangeRow | None:
+def find_range(capture: CaptureFile, name: str) -> RangeRecord | None:
     """The row of a range; of a push/pop and a start/end one of the same name, the one with more kernels."""
     rows = [row for row in capture.ranges if row.name == name]
     return max(rows, key=lambda row: row.kernel_count, default=None)

@@ -18,6 +18,7 @@ IN_WORDS = {
     "launch_bound": "The processor that feeds the GPU is the bottleneck: the GPU mostly waits for its next order.",
     "wait_bound": "The GPU waits while data is copied or while the program checks on it.",
     "kernel_gaps": "Work is cut into so many small pieces that the pauses between them add up.",
+    "framework_overhead": "Much of the time goes into directing the work, not into the work itself.",
     "above_bound": "While the GPU works, it takes much longer than the hardware would need for this work.",
     "memory_bound_near": "The GPU moves data as fast as it can; only moving less data will help.",
     "memory_bound_far": "Parts of the work wait for memory without using it well.",

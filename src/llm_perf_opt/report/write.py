@@ -6,11 +6,13 @@ from pathlib import Path
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.report.html import render_html
 from llm_perf_opt.report.kernels_page import render_kernels_page
+from llm_perf_opt.report.perfetto import render_perfetto
 from llm_perf_opt.report.report_md import render_report_md
 from llm_perf_opt.report.run_files import read_run_files
 from llm_perf_opt.report.summary_md import render_summary_md
 from llm_perf_opt.report.view.report import ReportView, build_view
 
+TRACE = "trace.perfetto.json.gz"
 # The main report first.
 RENDERERS: tuple[tuple[str, Callable[[ReportView], str]], ...] = (
     ("report.md", render_report_md),
@@ -22,10 +24,18 @@ RENDERERS: tuple[tuple[str, Callable[[ReportView], str]], ...] = (
 
 def write_reports(run_dir: Path) -> list[Path]:
     """Write the reports beside the manifest; returns their paths, the main one first."""
-    view = build_view(read_run_files(read_manifest(run_dir), run_dir))
+    files = read_run_files(read_manifest(run_dir), run_dir)
+    view = build_view(files)
     paths = []
     for name, render in RENDERERS:
         path = run_dir / name
         path.write_text(render(view), encoding="utf-8")
         paths.append(path)
+    trace = run_dir / TRACE
+    content = render_perfetto(files)
+    # A trace of an earlier rendering must not outlive the data it was made from.
+    trace.unlink(missing_ok=True)
+    if content is not None:
+        trace.write_bytes(content)
+        paths.append(trace)
     return paths

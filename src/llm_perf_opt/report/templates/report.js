@@ -255,6 +255,7 @@
       const style = getComputedStyle(document.documentElement);
       for (const key of ["ink", "muted", "line", "soft", "accent", "idle", "bound", "unexplained", "bg"]) colors[key] = style.getPropertyValue("--" + key).trim();
       colors.classes = time.classes.map((c) => style.getPropertyValue("--c-" + c).trim() || colors.muted);
+      colors.operator = style.getPropertyValue("--c-reduction").trim();
       colors.calls = { launch: colors.accent, synchronise: colors.idle };
     };
     const x = (ns) => LABELS + ((ns - from) / (to - from)) * (width - LABELS);
@@ -265,7 +266,7 @@
       while (low < high) { const middle = (low + high) >> 1; if (track.start[middle] < limit) low = middle + 1; else high = middle; }
       return low;
     };
-    const color = (track, i) => track.kind === "kernel" ? colors.classes[track.cls[i]] : track.kind === "range" ? colors.soft : colors.calls[time.names[track.name[i]]] || colors.unexplained;
+    const color = (track, i) => track.kind === "kernel" ? colors.classes[track.cls[i]] : track.kind === "range" ? colors.soft : colors.calls[time.names[track.name[i]]] || colors.operator;
     const drawTrack = (pen, track) => {
       pen.fillStyle = colors.muted;
       pen.textAlign = "left";

@@ -22,6 +22,7 @@ TRY = {
     "launch_bound": "CUDA graphs or torch.compile could give up to {gain}.",
     "wait_bound": "Removing synchronisation and copies from the loop could give up to {gain}.",
     "kernel_gaps": "Fewer, longer kernels could give up to {gain}.",
+    "framework_overhead": "torch.compile could give up to {gain}.",
     "above_bound": "Better kernels could give up to {gain}.",
     "unfused_elementwise": "Fusing elementwise work could give up to {gain}.",
     "memory_bound_near": "Fewer bytes (quantisation, batching) could give up to {gain}.",
@@ -45,6 +46,7 @@ class HeadlineView:
     facts: tuple[tuple[str, str], ...]
     verdict: str
     tone: Tone
+    phase: str
     tiles: tuple[Tile, ...]
 
 
@@ -57,6 +59,7 @@ def headline(
         facts=_facts(files, facts),
         verdict=verdict,
         tone=tone,
+        phase=next((d.phase for d in found if d.phase in facts.phases), None) or "decode",
         tiles=_tiles(files, facts),
     )
 

@@ -54,7 +54,7 @@ def kernels_view(files: RunFiles, facts: RunFacts, ncu: NcuAnalysis | None) -> K
     return KernelsView(
         rows=tuple(rows),
         totals_ms=(_total(facts), _busy(facts, "prefill"), _busy(facts, "decode")),
-        join=_join(facts, ncu),
+        join=_join(facts, ncu) if rows else "",
         notes=tuple(_notes(files, facts, ncu)),
         source=facts.kernel_source or None,
         ncu_source=facts.ncu_source or None,

@@ -51,7 +51,7 @@ def roofline_view(files: RunFiles, facts: RunFacts, kernels: KernelsView) -> Roo
     roofs = _roofs(files)
     points = (*_kernel_points(kernels), *_phase_points(facts))
     notes = []
-    if not any(p.kind == "kernel" for p in points):
+    if not facts.is_cpu and not any(p.kind == "kernel" for p in points):
         notes.append("No kernel is drawn: their FLOPs and bytes come from ncu (pipeline.ncu.enable=true).")
     hidden = sum(1 for row in kernels.rows if row.intensity is not None and (row.flop_per_s or 0) <= 0)
     if hidden:

@@ -1,0 +1,42 @@
+"""Rule framework_overhead: on a CPU, much of a phase passes outside operators, in Python and the framework."""
+
+from llm_perf_opt.analysis.diagnosis import Diagnosis, Evidence, amdahl
+from llm_perf_opt.analysis.facts import Known, PhaseFacts, RunFacts
+
+MIN_SHARE = 0.15
+REMEDY = (
+    "start fewer operators from Python: torch.compile (on a CPU it fuses chains and drops dispatch), a larger batch, "
+    "or an exported model in a runtime without Python"
+)
+
+
+def find_framework_overhead(facts: RunFacts) -> list[Diagnosis]:
+    """One finding per phase on a CPU that spends a seventh or more of its time outside operators."""
+    found = []
+    for phase in facts.phases.values():
+        if phase.is_cpu and isinstance(phase.wall, Known) and isinstance(phase.operators, Known):
+            found += _check(phase, phase.wall, phase.operators)
+    return found
+
+
+def _check(phase: PhaseFacts, wall: Known, operators: Known) -> list[Diagnosis]:
+    outside = wall.value - operators.value
+    if outside < MIN_SHARE * wall.value:
+        return []
+    measured = f"clean wall time {wall.value:.4g} ms ({wall.how})"
+    return [
+        Diagnosis(
+            rule="framework_overhead",
+            title=f"{phase.name.capitalize()} spends {100 * outside / wall.value:.0f} % outside operators",
+            phase=phase.name,
+            evidence=(
+                Evidence(text=operators.how, source=operators.source or "manifest.json"),
+                Evidence(text=measured, source=wall.source or "manifest.json"),
+            ),
+            remedy=REMEDY,
+            saves_ms=outside,
+            gain=amdahl(wall.value, outside),
+            confidence="medium",
+            caveat="the profiler costs time at every operator, so the split is approximate",
+        )
+    ]

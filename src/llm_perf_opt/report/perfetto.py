@@ -1,0 +1,91 @@
+"""trace.perfetto.json.gz: ranges, operators, launches, kernels, memory and power of a run on one clock.
+
+nsys and torch record different runs of the same work, so their windows are laid over each other at the start of the
+prefill they both show (or at their beginning); each keeps a process row of its own.
+"""
+
+import gzip
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from llm_perf_opt.report.file_records import ClockFile, TimelineFile
+from llm_perf_opt.report.run_files import Found, RunFiles
+
+Event = dict[str, Any]
+RANGES_TID, CALLS_TID, KERNELS_TID = 1, 1000, 2000
+
+
+def render_perfetto(files: RunFiles) -> bytes | None:
+    """The trace in Chrome's JSON format, which ui.perfetto.dev opens; None when no stage recorded a timeline."""
+    if not files.timelines:
+        return None
+    events: list[Event] = []
+    for pid, found in enumerate(files.timelines, start=1):
+        events += _timeline_events(found.content, pid)
+    if isinstance(files.clocks, Found):
+        events += _clock_events(files.clocks.content, len(files.timelines) + 1)
+    text = json.dumps({"displayTimeUnit": "ns", "traceEvents": events}, ensure_ascii=False, separators=(",", ":"))
+    # A fixed time inside makes equal traces equal files.
+    return gzip.compress(text.encode(), mtime=0)
+
+
+def _timeline_events(file: TimelineFile, pid: int) -> Iterator[Event]:
+    zero = origin_ns(file)
+    yield _meta("process_name", pid, 0, f"{file.kind}: {file.source}")
+    for thread in sorted({r[2] for r in file.ranges}):
+        yield _meta("thread_name", pid, RANGES_TID + thread, f"ranges of thread {thread}")
+    for index, label in enumerate(file.threads):
+        yield _meta("thread_name", pid, CALLS_TID + index, f"CPU {label}")
+    for index, label in enumerate(file.streams):
+        yield _meta("thread_name", pid, KERNELS_TID + index, f"GPU {label}")
+    for start, end, thread, name in file.ranges:
+        yield _slice(pid, RANGES_TID + thread, start - zero, end - start, file.names[name], "range")
+    for start, end, thread, name in file.calls:
+        yield _slice(pid, CALLS_TID + thread, start - zero, end - start, file.names[name], "host")
+    for start, end, stream, name, kind in file.kernels:
+        yield _slice(pid, KERNELS_TID + stream, start - zero, end - start, file.names[name], file.classes[kind])
+    for device, points in file.memory.items():
+        for at, size in points:
+            yield _counter(pid, f"{device} memory allocated", at - zero, {"bytes": size})
+
+
+def origin_ns(file: TimelineFile) -> int:
+    """What becomes time zero: the first prefill that begins inside the window, else the window's start."""
+    return min((r[0] for r in file.ranges if file.names[r[3]] == "prefill" and r[0] > 0), default=0)
+
+
+def _clock_events(file: ClockFile, pid: int) -> Iterator[Event]:
+    """Samples of the driver, from their own first moment on."""
+    yield _meta("process_name", pid, 0, f"{file.device}, sampled every {file.interval_ms:g} ms")
+    first = min((s.at_ns for s in file.samples), default=0)
+    for sample in file.samples:
+        values = {
+            "power, W": sample.power_w,
+            "SM clock, MHz": sample.sm_clock_mhz,
+            "memory used, bytes": sample.memory_used_bytes,
+            "temperature, °C": sample.temperature_c,
+        }
+        for name, value in values.items():
+            if value is not None:
+                yield _counter(pid, name, sample.at_ns - first, {"value": value})
+
+
+def _slice(pid: int, tid: int, start_ns: int, length_ns: int, name: str, category: str) -> Event:
+    return {
+        "ph": "X",
+        "pid": pid,
+        "tid": tid,
+        "ts": start_ns / 1e3,
+        "dur": length_ns / 1e3,
+        "name": name,
+        "cat": category,
+    }
+
+
+def _counter(pid: int, name: str, at_ns: int, values: dict[str, float | int]) -> Event:
+    return {"ph": "C", "pid": pid, "tid": 0, "ts": at_ns / 1e3, "name": name, "args": values}
+
+
+def _meta(kind: str, pid: int, tid: int, name: str) -> Event:
+    return {"ph": "M", "pid": pid, "tid": tid, "name": kind, "args": {"name": name}}
