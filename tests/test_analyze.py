@@ -162,6 +162,31 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert (err.startswith("error: "), err.count("\n")) == (True, 1)
 
 
+def test_the_kernel_summary_alone_equals_that_of_the_whole_analysis(
+    h200: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["analyze", "--json", str(h200)]) == 0
+    whole = json.loads(capsys.readouterr().out)["kernels"]
+    assert main(["analyze", "--json", "--kernels-only", str(h200)]) == 0
+    alone = json.loads(capsys.readouterr().out)["kernels"]
+    assert [{**k, "stddev_ns": pytest.approx(k["stddev_ns"])} for k in whole] == alone
+    assert main(["analyze", "--kernels-only", "--top", "2", str(h200)]) == 0
+    assert capsys.readouterr().out.count("nvjet_sm90") == 2
+
+
+def test_the_kernel_summary_alone_leaves_out_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    export = Export()
+    export.kernel("k", 20, 50, 1)
+    export.kernel("k", 60, None, 2)
+    export.kernel("other", 90, 80, 3)
+    path = export.write(tmp_path / "a.sqlite")
+    assert main(["analyze", "--json", "--kernels-only", str(path)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(k["name"], k["instances"], k["total_ns"]) for k in found["kernels"]] == [("k", 1, 30)]
+    assert found["notes"] == ["2 row(s) of CUPTI_ACTIVITY_KIND_KERNEL have no usable start and end and are left out"]
+    assert main(["analyze", "--kernels-only", str(path), str(path)]) == 2
+
+
 def test_a_file_without_a_telling_name_is_known_by_its_first_bytes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,7 +3,7 @@
 import re
 import tomllib
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 
 OTHER = "other"
 CLASSES = ("GEMM", "attention", "MoE", "norm", "elementwise", "reduction", "copy", "communication", OTHER)
@@ -12,7 +12,7 @@ CLASSES = ("GEMM", "attention", "MoE", "norm", "elementwise", "reduction", "copy
 @cache
 def class_rules() -> tuple[tuple[str, re.Pattern[str]], ...]:
     """The rules in order: class and pattern."""
-    text = (files("llm_perf_opt.analysis") / "kernel_classes.toml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("kernel_classes.toml").read_text(encoding="utf-8")
     return tuple((rule["class"], re.compile(rule["pattern"], re.IGNORECASE)) for rule in tomllib.loads(text)["rule"])
 
 

@@ -7,37 +7,10 @@ import numpy as np
 from llm_perf_opt.analysis.intervals import Ints
 from llm_perf_opt.analysis.kernel_class import classify_kernel
 from llm_perf_opt.analysis.kernel_names import short_kernel_name
+from llm_perf_opt.analysis.kernel_rows import CopyRow, KernelRow
 from llm_perf_opt.analysis.timeline import Activities
 
-
-@dataclass(frozen=True, kw_only=True)
-class KernelRow:
-    """One kernel name. `time_pct` is its share of the time of all kernels, as nsys counts it."""
-
-    name: str
-    short_name: str
-    kernel_class: str
-    instances: int
-    total_ns: int
-    avg_ns: float
-    med_ns: float
-    min_ns: int
-    max_ns: int
-    stddev_ns: float
-    time_pct: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class CopyRow:
-    """Copies or sets of one kind."""
-
-    kind: str
-    instances: int
-    total_ns: int
-    size_bytes: int | None
-    avg_ns: float
-    min_ns: int
-    max_ns: int
+__all__ = ["CopyRow", "KernelRow", "copy_rows", "group_statistics", "kernel_rows"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,12 @@ def main(argv: list[str]) -> int:
     args.files = context.files
     kinds = [kind_of(path) for path in args.files]
     _require_one_story(kinds)
+    if args.kernels_only:
+        from llm_perf_opt.runners.analyze_kernels import print_kernels
+
+        if args.output is not None or set(kinds) != {NSYS}:
+            raise ConfigError("analyze --kernels-only: takes exactly one .sqlite export of nsys, and no -o")
+        return print_kernels(args.files, as_json=args.json, top=max(1, args.top))
     with tempfile.TemporaryDirectory(prefix="llm-perf-analyze-") as scratch:
         return _analyze(args, kinds, context, Path(scratch))
 
@@ -47,6 +53,9 @@ def _parser() -> argparse.ArgumentParser:
     for name, what in CLEAN.items():
         parser.add_argument(f"--clean-{name}-ms", type=float, metavar="MS", help=f"{what}, measured without a profiler")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    parser.add_argument(
+        "--kernels-only", action="store_true", help="only the kernel summary of one .sqlite: the fastest answer"
+    )
     parser.add_argument("--top", type=int, default=15, metavar="N", help="rows per table on the terminal (default 15)")
     return parser
 

@@ -3,13 +3,10 @@
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from llm_perf_opt.analysis.intervals import Ints
 from llm_perf_opt.errors import ParseError, ToolError
 
 MAGIC = b"SQLite format 3\x00"
@@ -84,6 +81,17 @@ class NsysDatabase:
                 where = f" WHERE {quoted(chosen[0])} {word} ({', '.join(str(int(v)) for v in chosen[1])})"
         return self._numpy(f"SELECT {', '.join(select)} FROM {self._scan_of(table)}{where}", [])
 
+    def aggregate(self, table: str, columns: Mapping[str, str], select: str, group: str) -> list[tuple[Any, ...]]:
+        """A question to duckdb whose answer is a few rows. `columns` are those `select` and `group` speak of."""
+        import duckdb
+
+        inner = ", ".join(f"{sql} AS {quoted(key)}" for key, sql in columns.items())
+        try:
+            sql = f"SELECT {select} FROM (SELECT {inner} FROM {self._scan_of(table)}) GROUP BY {group}"
+            return list(self._large.sql(sql).fetchall())
+        except duckdb.Error as error:
+            raise broken(self.path, str(error).splitlines()[0]) from error
+
     def _scan_of(self, table: str) -> str:
         path, name = str(self.path).replace("'", "''"), table.replace("'", "''")
         return f"sqlite_scan('{path}', '{name}')"
@@ -148,12 +156,19 @@ def _connect_duckdb() -> Any:
     """A duckdb connection with the SQLite scanner, loaded from its package and never from the network."""
     import duckdb
 
-    try:
-        found = sorted((files("duckdb_extension_sqlite_scanner") / "extensions").glob("*/*.duckdb_extension"))  # type: ignore[attr-defined]
-    except ModuleNotFoundError as error:
-        raise ToolError("the package duckdb-extension-sqlite-scanner is missing; install it with pip") from error
-    # No network, and no spill files in the user's directory.
-    settings = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false", "temp_directory": ""}
+    package = find_spec("duckdb_extension_sqlite_scanner")
+    if package is None or not package.submodule_search_locations:
+        raise ToolError("the package duckdb-extension-sqlite-scanner is missing; install it with pip")
+    folder = Path(package.submodule_search_locations[0]) / "extensions"
+    found = sorted(folder.glob("*/*.duckdb_extension"))
+    # No network, and no spill files in the user's directory. The signature is not checked again: it takes longer than a
+    # whole summary, and whoever could change the package's file could change this one.
+    settings = {
+        "autoinstall_known_extensions": "false",
+        "autoload_known_extensions": "false",
+        "allow_unsigned_extensions": "true",
+        "temp_directory": "",
+    }
     connection = duckdb.connect(config={**settings})
     try:
         connection.execute(f"LOAD '{found[-1]!s}'" if found else "LOAD sqlite_scanner")
@@ -180,8 +195,3 @@ def quoted(name: str) -> str:
 def _name(sql: str) -> str:
     """A plain column name is quoted (`end` is a keyword); SQL made by `column_or` passes."""
     return quoted(sql) if sql.isidentifier() else sql
-
-
-def plain(column: Any) -> Ints:
-    """A column without its mask."""
-    return np.ma.getdata(column)
