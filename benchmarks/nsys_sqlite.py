@@ -1,0 +1,248 @@
+"""Kernel summary and kernels per NVTX range of an nsys export, against `nsys stats`, pandas and sqlite3.
+
+    python benchmarks/nsys_sqlite.py [--kernels 2000000] [--rounds 3] [--pandas PYTHON]
+
+Scales the H200 capture of the tests to many kernels, then runs every contender in a process of its own, one after the
+other in each round. Time is that of the whole process, memory its peak resident size, both medians of the rounds.
+Totals are compared: a contender that disagrees is marked. `--pandas` names an interpreter that has pandas. Writes
+benchmarks/results/nsys_sqlite.json. Aims: summary and ranges at least 10 times faster than `nsys stats`, ranges in a
+third of its memory, twice the capture in at most 2.3 times the time.
+"""
+
+import argparse
+import json
+import lzma
+import os
+import shutil
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+REPO = Path(__file__).resolve().parent.parent
+FIXTURE = REPO / "tests" / "data" / "h200" / "llama.sqlite.xz"
+RESULTS = Path(__file__).parent / "results" / "nsys_sqlite.json"
+SCALED = (
+    "CUPTI_ACTIVITY_KIND_KERNEL",
+    "CUPTI_ACTIVITY_KIND_RUNTIME",
+    "CUPTI_ACTIVITY_KIND_MEMCPY",
+    "CUPTI_ACTIVITY_KIND_MEMSET",
+    "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
+    "NVTX_EVENTS",
+)
+AIM_SUMMARY = AIM_RANGES = 10.0
+AIM_MEMORY = 1 / 3
+AIM_GROWTH = 2.3
+
+SUMMARY_OURS = """
+import sys; from pathlib import Path
+from llm_perf_opt.profiling.parsers.nsys_summary import summarize_kernels
+kernels, _ = summarize_kernels(Path(sys.argv[1]))
+print(sum(k.instances for k in kernels), sum(k.total_ns for k in kernels))
+"""
+RANGES_OURS = """
+import sys; from pathlib import Path
+from llm_perf_opt.analysis.capture import analyze_timelines
+from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
+analysis = analyze_timelines([read_nsys_sqlite(Path(sys.argv[1]))])
+rows = [r for r in analysis.ranges if r.name in ("prefill", "decode_step")]
+print(sum(r.kernel_count for r in rows), sum(r.kernel_ns for r in rows))
+"""
+SUMMARY_PANDAS = """
+import sqlite3, sys; import pandas as pd
+kernels = pd.read_sql("SELECT k.start, k.end, s.value AS name FROM CUPTI_ACTIVITY_KIND_KERNEL k JOIN StringIds s "
+                      "ON s.id = k.demangledName", sqlite3.connect(sys.argv[1]))
+kernels["time"] = kernels.end - kernels.start
+table = kernels.groupby("name").time.agg(["sum", "count", "mean", "median", "min", "max", "std"])
+print(table["count"].sum(), table["sum"].sum())
+"""
+SUMMARY_SQLITE = """
+import sqlite3, statistics, sys
+from collections import defaultdict
+times = defaultdict(list)
+for name, time in sqlite3.connect(sys.argv[1]).execute(
+    "SELECT demangledName, end - start FROM CUPTI_ACTIVITY_KIND_KERNEL"
+):
+    times[name].append(time)
+table = {n: (len(t), sum(t), statistics.median(t), min(t), max(t), statistics.pstdev(t[:2])) for n, t in times.items()}
+print(sum(t[0] for t in table.values()), sum(t[1] for t in table.values()))
+"""
+RANGES_PANDAS = """
+import sqlite3, sys; import numpy as np, pandas as pd
+db = sqlite3.connect(sys.argv[1])
+kernels = pd.read_sql("SELECT start, end, correlationId, demangledName FROM CUPTI_ACTIVITY_KIND_KERNEL", db)
+calls = pd.read_sql("SELECT start AS at, correlationId, globalTid FROM CUPTI_ACTIVITY_KIND_RUNTIME", db)
+ranges = pd.read_sql("SELECT start, end, text, globalTid FROM NVTX_EVENTS WHERE eventType = 59", db)
+both = kernels.merge(calls, on="correlationId").sort_values("at")
+ranges = ranges[ranges.text.isin(["prefill", "decode_step"])].sort_values("start")
+at = np.searchsorted(ranges.start.values, both["at"].values, "right") - 1
+inside = (at >= 0) & (both["at"].values < ranges.end.values[np.maximum(at, 0)])
+both = both[inside].assign(range=ranges.text.values[at[inside]])
+both["time"] = both.end - both.start
+table = both.groupby(["range", "demangledName"]).time.agg(["sum", "count", "mean", "median", "min", "max", "std"])
+print(table["count"].sum(), table["sum"].sum())
+"""
+
+
+def scale(path: Path, kernels: int) -> None:
+    """The fixture repeated in time, with correlation ids that stay unique."""
+    path.write_bytes(lzma.decompress(FIXTURE.read_bytes()))
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA journal_mode = OFF")
+        db.execute("PRAGMA synchronous = OFF")
+        have = db.execute("SELECT count(*) FROM CUPTI_ACTIVITY_KIND_KERNEL").fetchone()[0]
+        copies = -(-kernels // have) - 1
+        low = db.execute("SELECT min(start) FROM CUPTI_ACTIVITY_KIND_RUNTIME").fetchone()[0]
+        tables = ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS")
+        shift = max(db.execute(f"SELECT max(end) FROM {t}").fetchone()[0] for t in tables) - low + 1_000_000
+        ids = db.execute("SELECT max(correlationId) FROM CUPTI_ACTIVITY_KIND_RUNTIME").fetchone()[0] + 1
+        for table in SCALED:
+            columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
+            moved = {
+                "start": f'"start" + n * {shift}',
+                "end": f'"end" + n * {shift}',
+                "correlationId": f"correlationId + n * {ids}",
+            }
+            values = ", ".join(moved.get(c, f'"{c}"') for c in columns)
+            names = ", ".join(f'"{c}"' for c in columns)
+            db.execute(
+                f"WITH RECURSIVE i(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM i WHERE n < {copies}) "
+                f"INSERT INTO {table} ({names}) SELECT {values} FROM i CROSS JOIN (SELECT * FROM {table})"
+            )
+    db.close()
+
+
+def measure(argv: list[str]) -> dict[str, Any]:
+    """Seconds and peak memory of a command with all it starts, and what it printed."""
+    start = time.perf_counter()
+    process = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    peak = _watch(process)
+    out = process.stdout.read() if process.stdout is not None else ""
+    process.wait()
+    return {"seconds": time.perf_counter() - start, "peak_mb": peak / 2**20, "out": out, "code": process.returncode}
+
+
+def _watch(process: "subprocess.Popen[str]") -> int:
+    """The largest sum of resident memory over the tree, or the kernel's own record where that is larger."""
+    import threading
+
+    import psutil
+
+    peak = 0
+    done = threading.Event()
+
+    def look() -> None:
+        nonlocal peak
+        while not done.is_set():
+            try:
+                tree = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+                peak = max(peak, sum(p.memory_info().rss for p in tree))
+            except psutil.NoSuchProcess:
+                peak = max(peak, 0)
+            done.wait(0.01)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    done.set()
+    thread.join()
+    return peak
+
+
+def contenders(path: Path, pandas: str | None) -> dict[str, dict[str, list[str]]]:
+    nsys = shutil.which("nsys")
+    found: dict[str, dict[str, list[str]]] = {"summary": {}, "ranges": {}}
+    found["summary"]["llm-perf (nsys_summary)"] = [sys.executable, "-c", SUMMARY_OURS, str(path)]
+    found["ranges"]["llm-perf (whole analysis)"] = [sys.executable, "-c", RANGES_OURS, str(path)]
+    found["summary"]["sqlite3 into Python lists"] = [sys.executable, "-c", SUMMARY_SQLITE, str(path)]
+    if nsys is not None:
+        reports = subprocess.run([nsys, "stats", "--help-reports"], capture_output=True, text=True, check=False).stdout
+        old = "gpukernsum" in reports
+        names = ("gpukernsum", "nvtxkernsum") if old else ("cuda_gpu_kern_sum", "nvtx_kern_sum")
+        for kind, name in zip(found, names, strict=True):
+            found[kind][f"nsys stats {name}"] = [nsys, "stats", "--report", name, "--format", "csv", str(path)]
+    if pandas is not None:
+        found["summary"]["pandas.read_sql"] = [pandas, "-c", SUMMARY_PANDAS, str(path)]
+        found["ranges"]["pandas + searchsorted"] = [pandas, "-c", RANGES_PANDAS, str(path)]
+    return found
+
+
+def answer(name: str, out: str) -> tuple[int, int]:
+    """Launches and nanoseconds a contender found."""
+    if not name.startswith("nsys"):
+        launches, total = out.split()
+        return int(launches), int(float(total))
+    import csv
+    import io
+
+    lines = out[out.index("NVTX Range" if "NVTX Range" in out else "Time (%)") :]
+    rows = [
+        r for r in csv.DictReader(io.StringIO(lines)) if r.get("NVTX Range", "x") in ("x", "prefill", "decode_step")
+    ]
+    count = "Kern Inst" if "Kern Inst" in rows[0] else "Instances"
+    return sum(int(r[count]) for r in rows), sum(int(r["Total Time (ns)"]) for r in rows)
+
+
+def run(path: Path, rounds: int, pandas: str | None) -> dict[str, list[dict[str, Any]]]:
+    table: dict[str, list[dict[str, Any]]] = {}
+    for kind, entries in contenders(path, pandas).items():
+        samples: dict[str, list[dict[str, Any]]] = {name: [] for name in entries}
+        for _ in range(rounds):
+            for name, argv in entries.items():
+                samples[name].append(measure(argv))
+        ours = next(name for name in entries if name.startswith("llm-perf"))
+        expected = answer(ours, samples[ours][0]["out"])
+        table[kind] = [
+            {
+                "how": name,
+                "seconds": round(statistics.median(s["seconds"] for s in found), 3),
+                "peak_mb": round(statistics.median(s["peak_mb"] for s in found)),
+                "agrees": found[0]["code"] == 0 and answer(name, found[0]["out"]) == expected,
+            }
+            for name, found in samples.items()
+        ]
+    return table
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernels", type=int, default=2_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--pandas", help="an interpreter that has pandas")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "scaled.sqlite"
+        scale(path, args.kernels)
+        table = run(path, args.rounds, args.pandas)
+        double = Path(folder) / "double.sqlite"
+        scale(double, 2 * args.kernels)
+        argv = [sys.executable, "-c", RANGES_OURS]
+        pairs = [(measure([*argv, str(path)]), measure([*argv, str(double)])) for _ in range(args.rounds)]
+        size_mb = path.stat().st_size / 2**20
+    growth = statistics.median(b["seconds"] / a["seconds"] for a, b in pairs)
+    result: dict[str, Any] = {"kernels": args.kernels, "size_mb": round(size_mb), "rounds": args.rounds, **table}
+    result["growth_when_doubled"] = round(growth, 2)
+    met = growth <= AIM_GROWTH
+    for kind, aim in (("summary", AIM_SUMMARY), ("ranges", AIM_RANGES)):
+        ours = next(r for r in table[kind] if r["how"].startswith("llm-perf"))
+        theirs = next((r for r in table[kind] if r["how"].startswith("nsys stats")), None)
+        if theirs is not None:
+            result[f"{kind}_times_faster"] = round(theirs["seconds"] / ours["seconds"], 1)
+            result[f"{kind}_memory_share"] = round(ours["peak_mb"] / theirs["peak_mb"], 2)
+            met = met and result[f"{kind}_times_faster"] >= aim
+    if "ranges_memory_share" in result:
+        met = met and result["ranges_memory_share"] <= AIM_MEMORY
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

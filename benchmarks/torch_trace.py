@@ -1,0 +1,149 @@
+"""Top operators and kernels, GPU busy and idle time of a torch trace, against HolisticTraceAnalysis and json + pandas.
+
+    python benchmarks/torch_trace.py [--events 1000000] [--rounds 3] [--peers PYTHON] [--long 10000000]
+
+Scales the H200 trace of the tests to many events (.json.gz), then runs every contender in a process of its own, one
+after the other in each round; medians of whole-process time and peak resident memory. `--peers` names an interpreter
+that has HolisticTraceAnalysis and pandas 2. `--long` also reads a trace of that length, for its memory. Writes
+benchmarks/results/torch_trace.json. Aims: at least 25 times faster than HolisticTraceAnalysis in no more than an eighth
+of its memory, and 10 million events under 1 GB.
+"""
+
+import argparse
+import gzip
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from nsys_sqlite import measure
+
+REPO = Path(__file__).resolve().parent.parent
+FIXTURE = REPO / "tests" / "data" / "h200" / "llama.trace.json.gz"
+RESULTS = Path(__file__).parent / "results" / "torch_trace.json"
+AIM_SPEED, AIM_MEMORY, AIM_LONG_MB = 25.0, 1 / 8, 1000
+
+OURS = """
+import sys; from pathlib import Path
+from llm_perf_opt.analysis.capture import analyze_timelines
+from llm_perf_opt.analysis.operators import operator_rows
+from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+trace = read_torch_trace(Path(sys.argv[1]))
+analysis = analyze_timelines([trace.timeline])
+operators = operator_rows(trace.timeline, trace.operators)
+print(analysis.gpu["kernel_count"], analysis.gpu["busy_ns"], len(operators))
+"""
+HTA = """
+import sys, warnings; warnings.simplefilter("ignore")
+from hta.trace_analysis import TraceAnalysis
+trace = TraceAnalysis(trace_files={0: sys.argv[1]}, trace_dir="")
+kinds, kernels = trace.get_gpu_kernel_breakdown(visualize=False, num_kernels=1000, duration_ratio=1.0)
+times = trace.get_temporal_breakdown(visualize=False)
+idle = trace.get_idle_time_breakdown(visualize=False)
+frame = trace.t.get_trace_df(0) if hasattr(trace.t, "get_trace_df") else trace.t.get_trace(0)
+ops = frame[frame.stream == -1].groupby("name").dur.agg(["count", "sum"])
+busy = float(times["compute_time(us)"].iloc[0]) * 1000
+print(int(kernels["count"].sum()) if "count" in kernels else len(kernels), int(busy), len(ops))
+"""
+PANDAS = """
+import gzip, json, sys; import numpy as np, pandas as pd
+events = pd.DataFrame(json.load(gzip.open(sys.argv[1]))["traceEvents"])
+kernels = events[events.cat == "kernel"].copy()
+kernels["time"] = kernels.dur
+table = kernels.groupby("name").time.agg(["sum", "count", "mean", "median", "min", "max", "std"])
+ordered = kernels.sort_values("ts")
+start, end = ordered.ts.values, (ordered.ts + ordered.dur).values
+reach = np.maximum.accumulate(end)
+busy = np.maximum(end - np.maximum(start, np.concatenate(([start[0]], reach[:-1]))), 0).sum()
+ops = events[events.cat == "cpu_op"].groupby("name").dur.agg(["count", "sum"])
+print(len(kernels), round(busy * 1000), len(ops))
+"""
+
+
+def scale(path: Path, events: int) -> int:
+    """The fixture repeated in time, with correlation ids that stay unique; times keep their three decimals."""
+    with gzip.open(FIXTURE) as file:
+        trace = json.load(file)
+    rows = [e for e in trace.pop("traceEvents") if e["ph"] not in ("M", "i")]
+    low = min(e["ts"] for e in rows)
+    shift = round(max(e["ts"] + e.get("dur", 0) for e in rows) - low + 1000)
+    ids = max(e["args"]["correlation"] for e in rows if "args" in e and "correlation" in e["args"]) + 1
+    copies = -(-events // len(rows))
+    # HolisticTraceAnalysis wants whole profiler steps.
+    mark = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 453, "tid": 453, "args": {}}
+    with gzip.open(path, "wt", compresslevel=1) as file:
+        file.write(json.dumps(trace)[:-1] + ', "traceEvents": [\n')
+        file.write(json.dumps({**mark, "ts": low - 1, "dur": shift * copies}))
+        for n in range(copies):
+            for e in rows:
+                moved = {**e, "ts": round(e["ts"] + n * shift, 3)}
+                if "id" in e:
+                    moved["id"] = e["id"] + n * ids
+                if "args" in e and "correlation" in e["args"]:
+                    moved["args"] = {**e["args"], "correlation": e["args"]["correlation"] + n * ids}
+                file.write(",\n" + json.dumps(moved, separators=(",", ":")))
+        file.write("\n]}")
+    return copies * len(rows) + 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peers", help="an interpreter that has HolisticTraceAnalysis and pandas 2")
+    parser.add_argument("--long", type=int, help="also read a trace of this many events")
+    args = parser.parse_args()
+    entries = {"llm-perf": [sys.executable, "-c", OURS]}
+    if args.peers:
+        entries |= {"HolisticTraceAnalysis": [args.peers, "-c", HTA], "json + pandas": [args.peers, "-c", PANDAS]}
+    samples: dict[str, list[dict[str, Any]]] = {name: [] for name in entries}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json.gz"
+        events = scale(path, args.events)
+        for _ in range(args.rounds):
+            for name, argv in entries.items():
+                samples[name].append(measure([*argv, str(path)]))
+        result: dict[str, Any] = {
+            "events": events,
+            "size_mb": round(path.stat().st_size / 2**20),
+            "rounds": args.rounds,
+        }
+        if args.long:
+            result["long"] = _read_long(Path(folder) / "long.json.gz", args.long, entries["llm-perf"])
+    result["table"] = [
+        {
+            "how": name,
+            "seconds": round(statistics.median(s["seconds"] for s in found), 2),
+            "peak_mb": round(statistics.median(s["peak_mb"] for s in found)),
+            "kernels, busy ns, operators": found[0]["out"].split("\n")[-2] if found[0]["code"] == 0 else "failed",
+        }
+        for name, found in samples.items()
+    ]
+    met = _compare(result)
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
+    return 0 if met else 1
+
+
+def _read_long(path: Path, events: int, argv: list[str]) -> dict[str, Any]:
+    count = scale(path, events)
+    found = measure([*argv, str(path)])
+    return {"events": count, "seconds": round(found["seconds"], 1), "peak_mb": round(found["peak_mb"])}
+
+
+def _compare(result: dict[str, Any]) -> bool:
+    ours = result["table"][0]
+    met = "long" not in result or result["long"]["peak_mb"] < AIM_LONG_MB
+    theirs = next((row for row in result["table"] if row["how"] == "HolisticTraceAnalysis"), None)
+    if theirs is None:
+        return met
+    result["times_faster"] = round(theirs["seconds"] / ours["seconds"], 1)
+    result["memory_share"] = round(ours["peak_mb"] / theirs["peak_mb"], 3)
+    return bool(met and result["times_faster"] >= AIM_SPEED and result["memory_share"] <= AIM_MEMORY)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
