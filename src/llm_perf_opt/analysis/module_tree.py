@@ -92,7 +92,9 @@ class _Places:
         name = _name_around(self._phases, thread, at)
         out = np.full(len(name), -1, np.int64)
         for index, code in enumerate(self._phase_codes):
-            out[name == code] = index
+            # A phase the trace does not name has no code, and neither has a moment outside all ranges.
+            if code >= 0:
+                out[name == code] = index
         return out
 
     def module(self, thread: Ints, at: Ints) -> Ints:

@@ -54,7 +54,12 @@ def _waterfall(view: WaterfallView, notes: Footnotes) -> list[str]:
     rows = [_bar_row(row, notes) for row in view.rows]
     lines = ["", f"## {escape(view.title)}: from the limit to what was measured", "", escape(view.summary), ""]
     lines += table(("step", "up to", "added", "factor", "on one scale"), rows, right=(1, 2, 3))
-    return lines + [f"- {escape(note)}" for note in view.notes]
+    return lines + _bullets(view.notes)
+
+
+def _bullets(notes: tuple[str, ...]) -> list[str]:
+    """Notes below a table; without the empty line they would become rows of it."""
+    return ["", *(f"- {escape(note)}" for note in notes)] if notes else []
 
 
 def _bar_row(row: BarRow, notes: Footnotes) -> tuple[str, ...]:
@@ -91,7 +96,7 @@ def _kernels(view: KernelsView) -> list[str]:
     lines += kernel_table(view, KERNELS_SHOWN)
     if len(view.rows) > KERNELS_SHOWN:
         lines += ["", f"{len(view.rows) - KERNELS_SHOWN} more in [kernels.md](kernels.md)."]
-    return lines + [f"- {escape(note)}" for note in view.notes]
+    return lines + _bullets(view.notes)
 
 
 def kernel_table(view: KernelsView, count: int) -> list[str]:
