@@ -68,7 +68,10 @@ for name, time in sqlite3.connect(sys.argv[1]).execute(
     "SELECT demangledName, end - start FROM CUPTI_ACTIVITY_KIND_KERNEL"
 ):
     times[name].append(time)
-table = {n: (len(t), sum(t), statistics.median(t), min(t), max(t), statistics.pstdev(t[:2])) for n, t in times.items()}
+def deviation(t):
+    mean = sum(t) / len(t)
+    return (sum((x - mean) ** 2 for x in t) / max(len(t) - 1, 1)) ** 0.5
+table = {n: (len(t), sum(t), statistics.median(t), min(t), max(t), deviation(t)) for n, t in times.items()}
 print(sum(t[0] for t in table.values()), sum(t[1] for t in table.values()))
 """
 RANGES_PANDAS = """

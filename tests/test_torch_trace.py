@@ -246,6 +246,17 @@ def test_events_without_times_or_with_negative_ones_are_left_out_and_said(tmp_pa
     )
 
 
+def test_events_of_unknown_phase_or_none_are_skipped(tmp_path: Path) -> None:
+    events = [
+        *step(),
+        '{"ph": "QQ", "cat": "kernel", "ts": 1, "dur": 1}',
+        '{"name": "x"}',
+        '{"ph": 7, "cat": "kernel"}',
+    ]
+    trace = read_torch_trace(write_trace(tmp_path / "t.json", events))
+    assert (len(trace.timeline.kernels), len(trace.operators), trace.timeline.notes) == (1, 3, ())
+
+
 def test_a_name_of_four_megabytes_is_cut(tmp_path: Path) -> None:
     events = [*step(), event("kernel", "x" * (4 << 20), "5.000", "1.000", pid=0, tid=7, correlation=9)]
     trace = read_torch_trace(write_trace(tmp_path / "t.json.gz", events))

@@ -163,7 +163,8 @@ def _waiting(gaps: _Gaps, open_: Flags, calls: Calls) -> Intervals:
         inside = union(calls.start_ns[mine], calls.end_ns[mine])
         # Without any GPU work the gap has no launching call, and every thread's waiting counts.
         here = (calls.thread[call] == thread) | (call < 0)
-        part = intersect(gap_start[here], gap_end[here], inside)
+        # Few waits are looked up in many gaps, not the other way round.
+        part = intersect(inside.start, inside.end, Intervals(start=gap_start[here], end=gap_end[here]))
         starts.append(part.start)
         ends.append(part.end)
     return union(np.concatenate(starts), np.concatenate(ends))

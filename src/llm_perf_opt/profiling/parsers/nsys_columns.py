@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from llm_perf_opt.analysis.intervals import Ints
+from llm_perf_opt.analysis.timeline import distinct
 from llm_perf_opt.profiling.parsers.nsys_database import MAX_NAME, NsysDatabase
 
 # Above this many ids the whole string table is read instead of asking for each.
@@ -124,8 +125,8 @@ class Links:
 
 
 def join_calls(correlation: Ints, process: Ints, work: Sequence[tuple[Ints, Ints]]) -> Links:
-    """Find each piece of GPU work's call by correlation id inside its process. The first call with an id wins."""
-    processes = np.unique(np.concatenate([process, *(pid for _, pid in work)])) if len(process) else process
+    """Find each piece of GPU work's call by correlation id inside its process (a code). The first call wins."""
+    processes = sorted({int(p) for column in (process, *(owner for _, owner in work)) for p in distinct(column)})
     found = [np.full(len(ids), -1, np.int32) for ids, _ in work]
     duplicates = 0
     for pid in processes:

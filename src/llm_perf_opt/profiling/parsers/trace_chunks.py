@@ -8,6 +8,7 @@ for `careful` cuts, which follow every bracket and string.
 import json
 import queue
 import re
+import sys
 import threading
 import zlib
 from collections.abc import Iterator
@@ -17,8 +18,10 @@ from typing import Any
 
 from llm_perf_opt.errors import ParseError
 
-READ_BYTES = 1 << 17
-CHUNK_BYTES = 2 << 20
+READ_BYTES = 1 << 18
+CHUNK_BYTES = 1 << 20
+# The reading thread needs the interpreter a moment per block; at Python's default of 5 ms it would mostly wait for it.
+SWITCH_INTERVAL_S = 0.0005
 HEAD_LIMIT = 64 << 20
 GZIP_MAGIC = b"\x1f\x8b"
 _LIKELY_BORDER = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat)"\s*:)')
@@ -40,19 +43,23 @@ def read_chunks(path: Path, text: TraceText, *, careful: bool = False) -> Iterat
     source = _prefetched(_plain_bytes(path))
     rest = _skip_head(path, source, text)
     cut = _careful_cut if careful else _likely_cut
-    need = CHUNK_BYTES
+    need, blocks, size = CHUNK_BYTES, [rest], len(rest)
     for block in source:
-        rest += block
-        if len(rest) < need:
+        blocks.append(block)
+        size += len(block)
+        if size < need:
             continue
+        # Joined only when there is enough for a piece: adding block to block would copy the piece many times.
+        rest = b"".join(blocks)
         at = cut(rest)
         if at is None:
-            need = 2 * len(rest)
+            need, blocks = 2 * size, [rest]
             continue
         piece, rest = rest[:at], rest[at:].lstrip(b"," + _SPACE)
-        need = CHUNK_BYTES
+        need, blocks, size = CHUNK_BYTES, [rest], len(rest)
         text.event_bytes += len(piece)
         yield piece
+    rest = b"".join(blocks)
     piece = _last_piece(path, rest, text)
     if piece:
         text.event_bytes += len(piece)
@@ -142,7 +149,7 @@ def _plain_bytes(path: Path) -> Iterator[bytes]:
             first = file.read(2)
             file.seek(0)
             if first != GZIP_MAGIC:
-                while block := file.read(READ_BYTES):
+                while block := file.read(4 * READ_BYTES):
                     yield block
                 return
             unpacker = zlib.decompressobj(wbits=31)
@@ -175,6 +182,8 @@ def _prefetched(source: Iterator[bytes]) -> Iterator[bytes]:
         except ParseError as error:
             ready.put(error)
 
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(min(usual, SWITCH_INTERVAL_S))
     threading.Thread(target=fill, daemon=True).start()
     try:
         while (item := ready.get()) is not None:
@@ -182,6 +191,7 @@ def _prefetched(source: Iterator[bytes]) -> Iterator[bytes]:
                 raise item
             yield item
     finally:
+        sys.setswitchinterval(usual)
         stop.set()
         while not ready.empty():
             ready.get_nowait()

@@ -7,7 +7,7 @@ times count from 1970 lie above, and their digits are read instead.
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar, Union
 
 import msgspec
 import numpy as np
@@ -34,6 +34,15 @@ _KINDS = {
 }
 MODULE_PREFIX = "nn.Module: "
 NO_DIGITS = msgspec.Raw(b"")
+COMPLETE = "X"
+# Every phase the trace event format defines, besides the complete one.
+OTHER_PHASES = "BEbenSTpFstfiIMCPONDRcvVGgLl(),wW"
+
+
+class Other(msgspec.Struct, gc=False):
+    """An event of another phase: a flow, a counter, a name."""
+
+    cat: ClassVar[str] = ""
 
 
 class Args(msgspec.Struct, gc=False):
@@ -53,11 +62,14 @@ class ShapedArgs(msgspec.Struct, gc=False):
     shapes: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input Dims")
 
 
-def _decoder(args: type[Any], time: type[Any]) -> "msgspec.json.Decoder[Any]":
-    event = msgspec.defstruct(
-        "Event",
-        [
-            ("ph", str, ""),
+class EventDecoder:
+    """Complete events (`X`) of a list, told apart from the others while decoding; these are skipped.
+
+    A phase nobody defined, or none, makes that fail; such a list is decoded again and sorted out afterwards.
+    """
+
+    def __init__(self, args: type[Any], time: type[Any]) -> None:
+        fields = [
             ("cat", str, ""),
             ("name", str, ""),
             ("pid", int | str | None, None),
@@ -65,10 +77,25 @@ def _decoder(args: type[Any], time: type[Any]) -> "msgspec.json.Decoder[Any]":
             ("ts", time, None if time is not msgspec.Raw else NO_DIGITS),
             ("dur", float | None, None),
             ("args", args | None, None),
-        ],
-        gc=False,
-    )
-    return msgspec.json.Decoder(list[event])  # type: ignore[valid-type]
+        ]
+        complete = msgspec.defstruct("Complete", fields, tag_field="ph", tag=COMPLETE, gc=False)
+        others = [
+            msgspec.defstruct(f"Other{i}", [], bases=(Other,), tag_field="ph", tag=phase, gc=False)
+            for i, phase in enumerate(OTHER_PHASES)
+        ]
+        any_phase = msgspec.defstruct("AnyPhase", [("ph", Any, ""), *fields], gc=False)
+        # Types made at run time mean nothing to a type checker.
+        either: Any = Union[(complete, *others)]  # type: ignore[valid-type]
+        self._known: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[either])
+        self._lenient: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[any_phase])  # type: ignore[valid-type]
+
+    def decode(self, text: bytes) -> list[Any]:
+        """Complete events, and others with an empty category."""
+        try:
+            found: list[Any] = self._known.decode(text)
+            return found
+        except msgspec.ValidationError:
+            return [event for event in self._lenient.decode(text) if event.ph == COMPLETE]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +131,8 @@ class PieceDecoder:
     def __init__(self, *, shapes: bool) -> None:
         args = ShapedArgs if shapes else Args
         self._shapes = shapes
-        self._fast = _decoder(args, float | None)  # type: ignore[arg-type]
-        self._exact = _decoder(args, msgspec.Raw)
+        self._fast = EventDecoder(args, float | None)  # type: ignore[arg-type]
+        self._exact = EventDecoder(args, msgspec.Raw)
         self._digits = False
 
     def decode(self, data: bytes) -> Piece:
@@ -155,9 +182,7 @@ class PieceDecoder:
         """The columns of one kind, and how many events had no time or a negative one."""
         if kind == MODULE:
             rows = [e for e in rows if e.name.startswith(MODULE_PREFIX)]
-        count = len(rows)
-        rows = [e for e in rows if e.ph == "X" and e.dur is not None and e.ts is not None and e.ts is not NO_DIGITS]
-        unusable = count - len(rows)
+        rows, unusable = _with_times(rows)
         length = _to_ns(np.fromiter(map(_DUR, rows), np.float64, len(rows)))
         negative = int((length < 0).sum())
         if negative:
@@ -198,6 +223,16 @@ class Codes(dict[Any, int]):
 
 class _TooLarge(Exception):
     """A time is too large for a float64 to hold its nanoseconds."""
+
+
+def _with_times(rows: list[Any]) -> tuple[list[Any], int]:
+    """The complete events that have a start and a duration, and how many do not."""
+    # Looking at the few distinct kinds of values is much cheaper than at every event, and nearly always enough.
+    times = set(map(type, map(_DUR, rows))) | set(map(type, map(_TS, rows)))
+    if times <= {float}:
+        return rows, 0
+    good = [e for e in rows if e.dur is not None and e.ts is not None and e.ts is not NO_DIGITS]
+    return good, len(rows) - len(good)
 
 
 def _threads(rows: list[Any], codes: Codes) -> Ints:
