@@ -92,6 +92,8 @@ def test_both_passes_run_in_a_child_and_every_file_and_metric_is_reported(tmp_pa
         ("operators_csv", "operators.csv"),
         ("operators_md", "operators.md"),
         ("trace", "trace.json.gz"),
+        ("analysis_json", "analysis.json"),
+        ("timeline_json", "timeline.json"),
         ("predictions", "mine, too/predictions.jsonl"),
         ("gallery", "viz/predictions.md"),
     ]

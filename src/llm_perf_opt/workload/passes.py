@@ -14,13 +14,11 @@ from llm_perf_opt.workload.results import SampleResult
 from llm_perf_opt.workload.setup import Session, say
 from llm_perf_opt.workload.warmup import first_good_sample, synthetic_like
 
-# Enough to load every kernel and fill the allocator's pools; the prompt is as long as a real one.
-WARMUP_TOKENS = 9
 CLEAN = "clean"
 
 
 def warm_up(session: Session, *, rounds: int, synthetic: bool, ranges: Ranges | None = None) -> None:
-    """Run `rounds` short samples inside a `warmup` range and throw their times away.
+    """Run `rounds` samples inside a `warmup` range and throw their times away.
 
     No phase is named inside it: a capture gated by `decode` would otherwise start with a warm-up and not know it.
     """
@@ -36,7 +34,9 @@ def warm_up(session: Session, *, rounds: int, synthetic: bool, ranges: Ranges | 
         inputs = session.model.prepare(sample)
         used.push(WARMUP)
         try:
-            generate(session, generator, sample, inputs, max_new_tokens=WARMUP_TOKENS)
+            # To the full token budget: on an H200 the first sample's steps beyond a shorter warm-up took four times as
+            # long as in later samples, since something is planned anew for every sequence length met first.
+            generate(session, generator, sample, inputs)
         finally:
             used.pop()
 

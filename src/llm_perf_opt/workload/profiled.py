@@ -12,7 +12,7 @@ from llm_perf_opt.workload.journal import Journal
 from llm_perf_opt.workload.module_shares import module_ranges
 from llm_perf_opt.workload.nvtx import Ranges
 from llm_perf_opt.workload.outputs import open_outputs
-from llm_perf_opt.workload.passes import WARMUP_TOKENS, generate, prepare, run_clean_pass, warm_up
+from llm_perf_opt.workload.passes import generate, prepare, run_clean_pass, warm_up
 from llm_perf_opt.workload.results import SampleResult
 from llm_perf_opt.workload.setup import Session, check_workload, open_journal, open_session, say
 from llm_perf_opt.workload.slowdown import compare_passes, tokens_differ
@@ -20,6 +20,8 @@ from llm_perf_opt.workload.trace_report import TraceReport, write_trace_report
 
 PROFILED = "profiled"
 TRACE_FILE = "trace.json.gz"
+# Enough steps for the profiler to have set itself up.
+SETUP_TOKENS = 9
 
 
 class ProfilerOptions(Protocol):
@@ -124,7 +126,7 @@ def _profile(
     say("profiled pass: starting the profiler")
     with _profiler(options, activities):
         # The first profiled kernels pay for the profiler's own set-up; this trace is thrown away.
-        generate(session, generator, chosen[0].sample, prepared[0][1], max_new_tokens=min(budget, WARMUP_TOKENS))
+        generate(session, generator, chosen[0].sample, prepared[0][1], max_new_tokens=min(budget, SETUP_TOKENS))
     with _profiler(options, activities) as profiler:
         for number, (planned, inputs, prepare_ms) in enumerate(prepared, start=1):
             generation = generate(session, generator, planned.sample, inputs, max_new_tokens=budget)
