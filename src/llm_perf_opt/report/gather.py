@@ -30,11 +30,10 @@ from llm_perf_opt.report.gather_phase import (
 from llm_perf_opt.report.run_files import Found, RunFiles
 
 
-def gather(files: RunFiles) -> RunFacts:
-    """All figures of a run."""
+def gather(files: RunFiles, ncu: NcuAnalysis | None) -> RunFacts:
+    """All figures of a run; `ncu` is what `joined_ncu` found."""
     cpu = is_cpu(files)
     static = files.static.content if isinstance(files.static, Found) else None
-    ncu = joined_ncu(files)
     return RunFacts(
         dtype=_dtype(files),
         is_cpu=cpu,

@@ -32,6 +32,8 @@ def clean_metric(manifest: RunManifest, key: str) -> Quantity:
 
 
 def _no_metric(name: str, reason: str | None) -> str:
+    if name == "given":
+        return "it was not given"
     return f"stage {name}: {reason}" if reason else f"stage {name} did not measure it"
 
 

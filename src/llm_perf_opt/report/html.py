@@ -36,6 +36,7 @@ def render_html(view: ReportView) -> str:
         style=Markup(_text("report.css")),
         script=Markup(_text("report.js")),
         data=Markup(json_for_script(page_data(view))),
+        has_modules=any(row.module for row in view.kernels.rows),
         rows_without_script=ROWS_WITHOUT_SCRIPT,
         findings_open=FINDINGS_OPEN,
     )

@@ -26,8 +26,8 @@ def render_perfetto(files: RunFiles) -> bytes | None:
     if isinstance(files.clocks, Found):
         events += _clock_events(files.clocks.content, len(files.timelines) + 1)
     text = json.dumps({"displayTimeUnit": "ns", "traceEvents": events}, ensure_ascii=False, separators=(",", ":"))
-    # A fixed time inside makes equal traces equal files.
-    return gzip.compress(text.encode(), mtime=0)
+    # A fixed time inside makes equal traces equal files; higher levels take four times as long for a tenth less.
+    return gzip.compress(text.encode(), compresslevel=3, mtime=0)
 
 
 def _timeline_events(file: TimelineFile, pid: int) -> Iterator[Event]:

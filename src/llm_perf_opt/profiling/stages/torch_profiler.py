@@ -1,5 +1,6 @@
 """Stage torch_profiler: a clean pass for latencies, then a pass under torch.profiler for attribution."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import Finding, StageContext
 from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.profiling.nvml import gpu_index, sample_gpu, samples_file
 from llm_perf_opt.profiling.output_files import output_files
 from llm_perf_opt.profiling.trace_files import trace_files
 from llm_perf_opt.profiling.vendor.launch import PROFILE_RUNNER, build_work_argv, stage_overrides, workload_overrides
@@ -66,7 +68,9 @@ class TorchProfilerStage:
         """Run both passes in a child and report what it wrote."""
         overrides = [*workload_overrides(ctx.config), *stage_overrides(self.name, asdict(cfg))]
         argv = build_work_argv(PROFILE_RUNNER, overrides, hydra_run_dir=ctx.out_dir)
-        result = ctx.run_command(argv, timeout_s=cfg.timeout_s, label=self.name)
+        index = gpu_index(ctx.config.run.device, os.environ) if ctx.host.gpus else None
+        with sample_gpu(index) as sampled:
+            result = ctx.run_command(argv, timeout_s=cfg.timeout_s, label=self.name)
         require_success(result, "the profiled workload")
         data = read_metrics(ctx.out_dir)
         source = f"{self.name}/metrics.json"
@@ -75,9 +79,10 @@ class TorchProfilerStage:
             files=(
                 *existing_files(ctx.out_dir),
                 *trace_files(ctx.out_dir / "trace.json.gz"),
+                *samples_file(sampled, ctx.out_dir),
                 *output_files(cfg.output, ctx.out_dir),
             ),
-            notes=notes_of(data),
+            notes=(*notes_of(data), *((sampled.reason,) if sampled.reason and ctx.host.gpus else ())),
             samples=read_inputs(ctx.out_dir),
         )
 

@@ -100,11 +100,13 @@
     const { rows, totals } = data.kernels;
     const PAGE = 60;
     let column = "time", down = true, limit = PAGE;
-    const view = () => VIEW[body.dataset.phase];
+    /* kernels whose phase nobody knows are shown over the whole capture */
+    const phase = () => (totals[VIEW[body.dataset.phase]] === null ? "all" : body.dataset.phase);
+    const view = () => VIEW[phase()];
     const NUMBERS = { mean: 0, roof: 1, dram: 2, flops: 3, occupancy: 4, floor: 5 };
     const share = (r) => (r[3][view()] === null || !totals[view()] ? null : r[3][view()] / totals[view()]);
     const value = {
-      name: (r) => r[0], class: (r) => r[2], bound: (r) => r[5],
+      name: (r) => r[0], class: (r) => r[2], bound: (r) => r[5] || null, module: (r) => r[7] || null,
       time: (r) => r[3][view()], share, launches: (r) => r[4][view()],
     };
     for (const [key, index] of Object.entries(NUMBERS)) value[key] = (r) => r[6][index];
@@ -120,11 +122,11 @@
       td.className = "num";
       if (v === null || v === undefined) { td.textContent = "—"; td.classList.add("none"); return td; }
       td.textContent = text[key](v);
-      if (key === "share" || key === "roof") {
+      if (key === "roof") {
         const meter = document.createElement("span"), fill = document.createElement("i");
         meter.className = "meter";
         meter.setAttribute("aria-hidden", "true");
-        fill.style.width = Math.min(100, key === "share" ? 100 * v : v) + "%";
+        fill.style.width = Math.min(100, v) + "%";
         meter.append(fill);
         td.append(meter);
       }
@@ -168,10 +170,10 @@
           dot.style.background = `var(--c-${r[2]})`;
           td.append(dot, r[2]);
           tr.append(td);
-        } else if (key === "bound") {
-          const td = document.createElement("td");
-          td.textContent = r[5] || "—";
-          if (!r[5]) td.className = "none";
+        } else if (key === "bound" || key === "module") {
+          const td = document.createElement("td"), words = value[key](r);
+          td.textContent = words || "—";
+          if (!words) td.className = "none";
           tr.append(td);
         } else tr.append(numberCell(key, r));
       }
@@ -179,11 +181,11 @@
     };
     redrawKernels = () => {
       const wanted = $("kernel-filter").value.trim().toLowerCase(), kind = $("kernel-class").value;
-      const inView = rows.filter((r) => body.dataset.phase === "all" || r[3][view()] !== null || totals[view()] === null);
+      const inView = rows.filter((r) => phase() === "all" || r[3][view()] !== null);
       const kept = inView.filter((r) => (!kind || r[2] === kind) && (!wanted || r[0].toLowerCase().includes(wanted) || String(r[1]).toLowerCase().includes(wanted)));
       const shown = ordered(kept, value[column], down).slice(0, limit);
       kernelTable.tBodies[0].replaceChildren(...shown.map(rowOf));
-      const where = { all: "of the whole capture", prefill: "of one prefill", decode: "of one decode step" }[body.dataset.phase];
+      const where = { all: "of the whole capture", prefill: "of one prefill", decode: "of one decode step" }[phase()];
       $("kernel-count").textContent = `${group(String(kept.length))} of ${group(String(rows.length))} kernels, times ${where}`;
       $("kernel-more").hidden = kept.length <= limit;
       $("kernel-more").textContent = `Show more (${group(String(kept.length - shown.length))} left)`;

@@ -34,11 +34,11 @@ class ReportView:
 
 def build_view(files: RunFiles) -> ReportView:
     """Decide everything once."""
-    facts = gather(files)
+    ncu = joined_ncu(files)
+    facts = gather(files, ncu)
     waterfalls = tuple(build_waterfall(phase) for phase in facts.phases.values())
     capture = files.capture.content.findings if isinstance(files.capture, Found) else ()
     found = diagnose(facts, capture)
-    ncu = joined_ncu(files)
     kernels = kernels_view(files, facts, ncu)
     return ReportView(
         headline=headline(files, facts, waterfalls, found),

@@ -1,0 +1,223 @@
+"""One-file HTML of 2,000 kernels and 100,000 timeline events: ours against plotly's of the same data, in one run.
+
+    .venv/bin/python benchmarks/report.py [--python /path/to/python-with-plotly] [--keep DIR]
+
+Both start as a process of their own and write one file that needs no network: ours with `llm-perf report` (all reports
+of the run), plotly with a roofline scatter, the waterfall as bars, the kernels as a table and the timeline as WebGL
+lines (as bars its page does not open within a minute at this size).
+Then each file is opened in headless Chromium; `loaded_ms` is the end of the load event, by when both have drawn.
+The result is kept in benchmarks/results/report.json.
+"""
+
+import argparse
+import json
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.browser import Browser, chromium  # noqa: E402
+from tests.report_facts import ncu as ncu_kernel  # noqa: E402
+from tests.report_runs import capture, clean, stage, write_run  # noqa: E402
+
+KERNELS, EVENTS, REPEATS = 2_000, 100_000, 5
+RESULT = Path(__file__).with_name("results") / "report.json"
+TARGETS = {"size_mb": 3.0, "render_s": 3.0, "loaded_ms": 1000.0}
+CLASSES = ("GEMM", "attention", "MoE", "norm", "elementwise", "reduction", "copy", "communication", "other")
+# As long as the names nsys records for torch's elementwise kernels.
+NAME = (
+    "void at::native::vectorized_elementwise_kernel<(int)4, at::native::BinaryFunctor<c10::BFloat16, c10::BFloat16, "
+    "c10::BFloat16, at::native::binary_internal::MulFunctor<float>>, std::array<char *, (unsigned long)3>>(int, T2, "
+    "T3) variant_{0}"
+)
+
+
+def make_run(folder: Path) -> dict[str, Any]:
+    """A run directory, and the same data for the peer."""
+    pick = random.Random(7)
+    kernels = [(NAME.format(i), pick.randint(1, 500), pick.randint(1_000, 50_000_000)) for i in range(KERNELS)]
+    data = capture(*kernels)
+    for i, row in enumerate(data["kernels"]):
+        row |= {"kernel_class": CLASSES[i % len(CLASSES)], "short_name": f"vectorized_elementwise_kernel[{i}]"}
+    measured = [measure_kernel(name, pick) for name, _, _ in kernels]
+    timeline = make_timeline(pick)
+    argv = ["predict", "model=llama3_1b", "hardware=h200", "workload.prompt=1024", "--json"]
+    said = subprocess.run([sys.executable, "-m", "llm_perf_opt.cli", *argv], capture_output=True, check=True)
+    static = json.loads(said.stdout)["predictions"][0]
+    ncu = {"kernels": measured, "launches": KERNELS, "device": "NVIDIA H200"}
+    write_run(
+        folder,
+        stage("static_analysis", folder, {"static_json": ("static.json", static)}),
+        stage("torch_profiler", folder, metrics=clean(prefill_ms=15.9, ttft_ms=16.2, tpot_ms=15.13, tokens=64)),
+        stage(
+            "nsys",
+            folder,
+            {"analysis_json": ("analysis.json", data), "timeline_json": ("timeline.json", timeline)},
+        ),
+        stage("ncu", folder, {"ncu_kernels_json": ("kernels.json", ncu)}),
+    )
+    return {"kernels": data["kernels"], "ncu": measured, "timeline": timeline}
+
+
+def measure_kernel(name: str, pick: random.Random) -> dict[str, Any]:
+    """What ncu could have measured on a kernel."""
+    intensity = 10 ** pick.uniform(-1, 3)
+    flops = min(989e12, intensity * 4.8e12) * pick.uniform(0.01, 0.95)
+    row = ncu_kernel(
+        name,
+        nsys_names=(),
+        bound="memory",
+        roof_pct=pick.uniform(1, 99),
+        intensity_flop_per_byte=intensity,
+        flop_per_s=flops,
+        dram_bytes_per_s=flops / intensity,
+        occupancy_pct=pick.uniform(5, 95),
+        flop=1e9,
+        dram_bytes=1e9 / intensity,
+    )
+    return asdict(row)
+
+
+def make_timeline(pick: random.Random) -> dict[str, Any]:
+    """Half launches, half kernels, back to back with gaps."""
+    calls, kernels, at = [], [], 0
+    for i in range(EVENTS // 2):
+        at += pick.randint(3_000, 40_000)
+        calls.append([at, at + pick.randint(2_000, 3_000), 0, 1])
+        kernels.append([at + 3_000, at + 3_000 + pick.randint(1_000, 12_000), 0, 2 + i % 200, i % len(CLASSES)])
+    end = at + 50_000
+    return {
+        "window_ns": [0, end],
+        "names": ["prefill", "launch", *(f"kernel_{i}" for i in range(200))],
+        "classes": list(CLASSES),
+        "threads": ["thread 0"],
+        "streams": ["device 0", "device 0, overlapping"],
+        "ranges": [[1, end // 2, 0, 0]],
+        "calls": calls,
+        "kernels": kernels,
+        "source": "run.sqlite",
+        "kind": "nsys",
+    }
+
+
+PEER = """
+import json, sys, time
+start = time.perf_counter()
+import plotly, plotly.graph_objects as go
+from plotly.subplots import make_subplots
+imported = time.perf_counter()
+data = json.load(open(sys.argv[1]))
+kinds = [[{"type": "scatter"}], [{"type": "bar"}], [{"type": "scatter"}], [{"type": "table"}]]
+figure = make_subplots(rows=4, cols=1, specs=kinds)
+ncu, kernels, time_line = data["ncu"], data["kernels"], data["timeline"]
+figure.add_trace(go.Scattergl(x=[k["intensity_flop_per_byte"] for k in ncu], y=[k["flop_per_s"] for k in ncu],
+                              mode="markers", text=[k["short_name"] for k in kernels]), row=1, col=1)
+figure.update_xaxes(type="log", row=1, col=1)
+figure.update_yaxes(type="log", row=1, col=1)
+steps = ["bound", "achievable", "kernels", "idle", "wall"]
+figure.add_trace(go.Bar(x=steps, y=[0.52, 0.06, 1.36, 13.18, 15.13]), row=2, col=1)
+for lane, rows in ((1, time_line["calls"]), (0, time_line["kernels"])):
+    x = [v for r in rows for v in (r[0], r[1], None)]
+    text = [t for r in rows for t in (time_line["names"][r[3]],) * 3]
+    trace = go.Scattergl(x=x, y=[lane] * len(x), text=text, mode="lines", line={"width": 20})
+    figure.add_trace(trace, row=3, col=1)
+columns = ["short_name", "name", "kernel_class", "instances", "total_ns", "avg_ns", "time_pct"]
+cells = {"values": [[k[c] for k in kernels] for c in columns]}
+figure.add_trace(go.Table(header={"values": columns}, cells=cells), row=4, col=1)
+figure.update_layout(height=2400)
+figure.write_html(sys.argv[2], include_plotlyjs=True)
+print(json.dumps({"version": plotly.__version__, "work_s": time.perf_counter() - imported}))
+"""
+
+
+def timed(argv: list[str]) -> tuple[float, str]:
+    start = time.perf_counter()
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    return time.perf_counter() - start, done.stdout
+
+
+def load_ms(browser: Browser, page: Path, is_drawn: str) -> float:
+    """The end of the load event, after which `is_drawn` must hold."""
+    browser.open(page)
+    assert browser.run(f"return {is_drawn}"), page
+    return float(browser.run("return performance.getEntriesByType('navigation')[0].loadEventEnd"))
+
+
+def click_ms(browser: Browser) -> float:
+    """From the click on a column to the sorted table on the screen."""
+    script = (
+        "const done = arguments[arguments.length - 1]; const start = performance.now();"
+        "document.querySelector('#kernel-table th[data-col=mean] button').click();"
+        "requestAnimationFrame(() => setTimeout(() => done(performance.now() - start)))"
+    )
+    return float(browser.call("execute/async", {"script": script, "args": []}))
+
+
+def measure(file: Path, make: Callable[[], tuple[float, str]], is_drawn: str) -> tuple[dict[str, Any], str]:
+    runs = [make() for _ in range(REPEATS)]
+    with chromium() as browser:
+        browser.resize(1280, 900)
+        loads = [load_ms(browser, file, is_drawn) for _ in range(REPEATS)]
+        extra: dict[str, Any] = {"sort_click_ms": round(click_ms(browser), 1)} if "kernel-table" in is_drawn else {}
+        extra["console_messages"] = len(browser.console())
+    seconds = [run[0] for run in runs]
+    result = {
+        "size_mb": round(file.stat().st_size / 1e6, 3),
+        "render_s": round(statistics.median(seconds), 3),
+        "render_s_all": [round(s, 3) for s in seconds],
+        "loaded_ms": round(statistics.median(loads), 1),
+        "loaded_ms_all": [round(t, 1) for t in loads],
+        **extra,
+    }
+    return result, runs[-1][1]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", default=sys.executable, help="a Python that has plotly")
+    parser.add_argument("--keep", type=Path, help="keep the files here")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "run"
+        data = make_run(folder)
+        ours, _ = measure(
+            folder / "report.html",
+            lambda: timed([sys.executable, "-m", "llm_perf_opt.cli", "report", str(folder)]),
+            "window.reportReadyMs > 0 && document.querySelectorAll('#kernel-table tbody tr').length > 10",
+        )
+        result: dict[str, Any] = {"kernels": KERNELS, "events": EVENTS, "repeats": REPEATS, "llm-perf report": ours}
+        result["plotly"] = peer(Path(scratch), data, args.python)
+        if args.keep is not None:
+            shutil.copytree(scratch, args.keep, dirs_exist_ok=True)
+    result["targets"] = TARGETS
+    result["met"] = {name: ours[name] < limit for name, limit in TARGETS.items()}
+    RESULT.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(result, indent=2))
+    return 0 if all(result["met"].values()) else 1
+
+
+def peer(scratch: Path, data: dict[str, Any], python: str) -> dict[str, Any]:
+    """plotly's figures, or why there are none."""
+    found = subprocess.run([python, "-c", "import plotly"], capture_output=True, check=False)
+    if found.returncode != 0:
+        return {"skipped": f"plotly is not installed for {python}; give one with --python"}
+    source, page, script = scratch / "data.json", scratch / "plotly.html", scratch / "peer.py"
+    source.write_text(json.dumps(data), encoding="utf-8")
+    script.write_text(PEER, encoding="utf-8")
+    drawn = "document.querySelectorAll('.main-svg').length > 0"
+    result, said = measure(page, lambda: timed([python, str(script), str(source), str(page)]), drawn)
+    return {**result, **json.loads(said)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
