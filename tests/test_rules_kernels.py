@@ -39,6 +39,15 @@ def test_kernels_near_the_bound_or_without_one_are_left_alone() -> None:
     assert find_above_bound(facts(phase(wall=ms(1.2), gpu=gpu(1.0, wall=1.2)))) == []
 
 
+def test_slow_operators_on_a_cpu_are_found_and_fast_ones_are_not() -> None:
+    slow = phase(wall=ms(10.0), achievable=bound(1.0), operators=ms(8.0), is_cpu=True)
+    (found,) = find_above_bound(facts(slow, is_cpu=True))
+    assert found.title == "Decode operators take 8.0× what the CPU needs"
+    assert (found.saves_ms, found.gain, found.confidence) == (7.0, pytest.approx(10 / 3), "low")
+    fast = phase(wall=ms(10.0), achievable=bound(7.0), operators=ms(8.0), is_cpu=True)
+    assert find_above_bound(facts(fast, is_cpu=True)) == []
+
+
 def test_a_gain_hidden_behind_launches_says_so() -> None:
     decode = phase(wall=ms(15.0), achievable=bound(0.4), gpu=gpu(1.0, wall=20.0, kernels=(GEMM,)))
     (found,) = find_above_bound(facts(decode))

@@ -92,7 +92,8 @@ def _actions(findings: tuple[FindingView, ...]) -> list[str]:
         return ["Nothing stood out in what was measured."]
     lines = []
     for number, finding in enumerate(chosen, start=1):
-        gain = f" At most {finding.gain.removeprefix('up to ')} faster there." if finding.gain else ""
+        doubt = ", and this is uncertain" if finding.confidence == "low" else ""
+        gain = f" At most {finding.gain.removeprefix('up to ')} faster there{doubt}." if finding.gain else ""
         lines.append(
             f"{number}. **{escape(finding.title)}.** {IN_WORDS.get(finding.rule, '')}{gain} "
             f"For the engineers: {escape(finding.remedy)}."

@@ -1,4 +1,4 @@
-"""Rule above_bound: the kernels of a phase take much longer than the hardware needs for the work."""
+"""Rule above_bound: the kernels of a phase (on a CPU its operators) take much longer than the hardware needs."""
 
 from llm_perf_opt.analysis.diagnosis import Diagnosis, Evidence, amdahl
 from llm_perf_opt.analysis.facts import GpuFacts, Known, PhaseFacts, RunFacts, value_of
@@ -12,6 +12,12 @@ REMEDY = (
 )
 
 
+CPU_REMEDY = (
+    "let each operator do more and use the cores: torch.compile, bfloat16 where the CPU has units for it, a larger "
+    "batch, and as many threads as there are cores (OMP_NUM_THREADS); operators.md names the ones that take the time"
+)
+
+
 def find_above_bound(facts: RunFacts) -> list[Diagnosis]:
     """One finding per phase whose kernel time is at least one and a half times the best known bound."""
     found = []
@@ -19,7 +25,32 @@ def find_above_bound(facts: RunFacts) -> list[Diagnosis]:
         floor = phase.achievable if isinstance(phase.achievable, Known) else phase.datasheet
         if isinstance(phase.gpu, GpuFacts) and isinstance(floor, Known):
             found += _check(phase, phase.gpu, floor)
+        elif phase.is_cpu and isinstance(phase.operators, Known) and isinstance(floor, Known):
+            found += _check_cpu(phase, phase.operators, floor)
     return found
+
+
+def _check_cpu(phase: PhaseFacts, operators: Known, floor: Known) -> list[Diagnosis]:
+    if floor.value <= 0 or operators.value < MIN_FACTOR * floor.value:
+        return []
+    saved = operators.value - floor.value
+    where = floor.source or "static_analysis/static.json"
+    return [
+        Diagnosis(
+            rule="above_bound",
+            title=f"{phase.name.capitalize()} operators take {operators.value / floor.value:.1f}× what the CPU needs",
+            phase=phase.name,
+            evidence=(
+                Evidence(text=f"bound {floor.value:.4g} ms ({floor.how})", source=where),
+                Evidence(text=operators.how, source=operators.source or "manifest.json"),
+            ),
+            remedy=CPU_REMEDY,
+            saves_ms=saved,
+            gain=amdahl(value_of(phase.wall), saved),
+            confidence="low",
+            caveat="small operators have a fixed cost, so a tiny model never comes near this bound",
+        )
+    ]
 
 
 def _check(phase: PhaseFacts, gpu: GpuFacts, floor: Known) -> list[Diagnosis]:

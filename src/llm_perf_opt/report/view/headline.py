@@ -198,7 +198,8 @@ def _utilisation(
 
 
 def _verdict(waterfalls: tuple[Waterfall, ...], found: tuple[Diagnosis, ...], facts: RunFacts) -> tuple[str, Tone]:
-    best = next((d for d in found if d.gain is not None), None)
+    # A guess is for the list of findings, not for the one sentence everybody reads.
+    best = next((d for d in found if d.gain is not None and d.confidence != "low"), None)
     if best is not None and best.gain is not None and best.gain >= FAR_FROM_BOUND:
         return _promise(best), "bad"
     compared = [text for text in (_distance(w, facts) for w in waterfalls) if text is not None]

@@ -39,12 +39,17 @@ PHASE_RANGES = ("prefill", "decode_step")
 
 
 def timeline_view(files: RunFiles) -> TimelineView:
-    """The timeline with kernels, before one without."""
-    found = sorted(files.timelines, key=lambda f: (not f.content.kernels, f.content.kind != "nsys"))
+    """Of several the one with kernels, nsys's first because it slows the host less; without kernels the fullest."""
+    found = sorted(files.timelines, key=lambda f: _preference(f.content))
     if not found:
         reason = "no stage recorded a timeline"
         return TimelineView(**{**vars(EMPTY), "missing": Missing(reason=reason, enable="pipeline.nsys.enable=true")})
     return _view(found[0])
+
+
+def _preference(file: TimelineFile) -> tuple[bool, bool, int]:
+    has_kernels = len(file.kernels) > 0
+    return (not has_kernels, has_kernels and file.kind != "nsys", -len(file.calls))
 
 
 def _view(found: Found[TimelineFile]) -> TimelineView:
