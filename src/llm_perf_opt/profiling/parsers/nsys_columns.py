@@ -123,6 +123,16 @@ class Links:
     calls: tuple[Ints, ...]
     duplicates: int
 
+    @property
+    def notes(self) -> list[str]:
+        """What to say about ids that are not unique."""
+        if not self.duplicates:
+            return []
+        return [
+            f"{self.duplicates} host call(s) share the correlation id of another in the same process; "
+            "the first of them is taken as the launch"
+        ]
+
 
 def join_calls(correlation: Ints, process: Ints, work: Sequence[tuple[Ints, Ints]]) -> Links:
     """Find each piece of GPU work's call by correlation id inside its process (a code). The first call wins."""

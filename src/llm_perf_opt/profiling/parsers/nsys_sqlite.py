@@ -55,11 +55,7 @@ def _read(db: NsysDatabase) -> Timeline:
     links = join_calls(
         correlation, thread_process[calls.thread], [(t.pop("correlation"), t["process"]) for t in tables]
     )
-    if links.duplicates:
-        notes.append(
-            f"{links.duplicates} host call(s) share the correlation id of another in the same process; "
-            "the first of them is taken as the launch"
-        )
+    notes += links.notes
     for link in links.calls:
         calls.launches[link[link >= 0]] = True
     parts = [_activities(t, link) for t, link in zip(tables, links.calls, strict=True)]

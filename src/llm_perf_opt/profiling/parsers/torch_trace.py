@@ -1,6 +1,7 @@
 """A torch profiler trace (Chrome JSON, .json or .json.gz) as a Timeline, with its operators and modules."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,40 +97,33 @@ def _collect(path: Path, *, shapes: bool, careful: bool) -> _Collected:
 
 
 def _build(path: Path, found: _Collected) -> TorchTrace:
-    notes = _notes(found)
+    operators, modules = found.table(OPERATOR), found.table(MODULE)
+    return TorchTrace(
+        timeline=_timeline(path, found),
+        operators=_host_events(operators),
+        modules=_host_events(modules),
+        shapes=tuple(s.decode("utf-8", "replace") for s in found.shapes),
+        events=found.events,
+    )
+
+
+def _timeline(path: Path, found: _Collected) -> Timeline:
     kernels, copies, calls = found.table(KERNEL), found.table(COPY), found.table(CALL)
-    process = np.zeros(len(calls["start_ns"]), np.int32)
+    ranges = found.table(ANNOTATION)
+    # One process wrote the trace, so correlation ids are unique in it.
     work = [(t["correlation"], np.zeros(len(t["start_ns"]), np.int32)) for t in (kernels, copies)]
-    links = join_calls(calls["correlation"], process, work)
-    launches = np.zeros(len(process), np.bool_)
-    for link in links.calls:
-        launches[link[link >= 0]] = True
-    if links.duplicates:
-        notes.append(
-            f"{links.duplicates} host call(s) share a correlation id; the first of them is taken as the launch"
-        )
-    names = tuple(found.names)
-    waits = np.array([i for i, n in enumerate(names) if _WAITS.search(n)], np.int64)
-    ranges, modules, operators = found.table(ANNOTATION), found.table(MODULE), found.table(OPERATOR)
-    hosts = {pid for pid, _ in found.threads}
-    if len(hosts) > 1:
-        notes.append(f"{len(hosts)} host processes are in one trace and were taken as one")
-    timeline = Timeline(
+    links = join_calls(calls["correlation"], np.zeros(len(calls["start_ns"]), np.int32), work)
+    head = found.text.head
+    return Timeline(
         source=path.name,
         kind="torch",
-        producer=_producer(found.text.head),
-        schema=_text(found.text.head, "schemaVersion"),
-        names=names,
+        producer=_producer(head),
+        schema=_text(head, "schemaVersion"),
+        names=tuple(found.names),
         kernels=_activities(kernels, links.calls[0]),
         copies=_activities(copies, links.calls[1]) if len(links.calls[1]) else no_activities(),
         graphs=no_activities(),
-        calls=Calls(
-            start_ns=calls["start_ns"],
-            end_ns=calls["end_ns"],
-            thread=calls["thread"],
-            launches=launches,
-            waits=np.isin(calls["name"], waits),
-        ),
+        calls=_calls(calls, links.calls, found),
         ranges=Ranges(
             start_ns=ranges["start_ns"],
             end_ns=ranges["end_ns"],
@@ -138,15 +132,22 @@ def _build(path: Path, found: _Collected) -> TorchTrace:
             process_wide=np.zeros(len(ranges["name"]), np.bool_),
         ),
         thread_process=np.zeros(max(len(found.threads), 1), np.int64),
-        devices=_devices(found.text.head),
-        notes=tuple(notes),
+        devices=_devices(head),
+        notes=(*_notes(found), *links.notes),
     )
-    return TorchTrace(
-        timeline=timeline,
-        operators=_host_events(operators),
-        modules=_host_events(modules),
-        shapes=tuple(s.decode("utf-8", "replace") for s in found.shapes),
-        events=found.events,
+
+
+def _calls(table: dict[str, Ints], links: Sequence[Ints], found: _Collected) -> Calls:
+    launches = np.zeros(len(table["start_ns"]), np.bool_)
+    for link in links:
+        launches[link[link >= 0]] = True
+    waits = np.array([code for name, code in found.names.items() if _WAITS.search(name)], np.int64)
+    return Calls(
+        start_ns=table["start_ns"],
+        end_ns=table["end_ns"],
+        thread=table["thread"],
+        launches=launches,
+        waits=np.isin(table["name"], waits),
     )
 
 
@@ -180,6 +181,9 @@ def _notes(found: _Collected) -> list[str]:
         notes.append(f"{found.backwards} event(s) have a negative duration and are left out")
     if not found.events:
         notes.append("the trace holds no events")
+    hosts = {pid for pid, _ in found.threads}
+    if len(hosts) > 1:
+        notes.append(f"{len(hosts)} host processes are in one trace and were taken as one")
     return notes
 
 

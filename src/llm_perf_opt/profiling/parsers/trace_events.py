@@ -4,7 +4,7 @@ Times in a trace are microseconds with decimals. A float64 holds them to the nan
 times count from 1970 lie above, and their digits are read instead.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, ClassVar, Union
@@ -85,7 +85,7 @@ class EventDecoder:
         ]
         any_phase = msgspec.defstruct("AnyPhase", [("ph", Any, ""), *fields], gc=False)
         # Types made at run time mean nothing to a type checker.
-        either: Any = Union[(complete, *others)]  # type: ignore[valid-type]
+        either: Any = Union[(complete, *others)]
         self._known: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[either])
         self._lenient: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[any_phase])  # type: ignore[valid-type]
 
@@ -182,13 +182,7 @@ class PieceDecoder:
         """The columns of one kind, and how many events had no time or a negative one."""
         if kind == MODULE:
             rows = [e for e in rows if e.name.startswith(MODULE_PREFIX)]
-        rows, unusable = _with_times(rows)
-        length = _to_ns(np.fromiter(map(_DUR, rows), np.float64, len(rows)))
-        negative = int((length < 0).sum())
-        if negative:
-            rows = [e for e in rows if e.dur >= 0.0]
-            length = length[length >= 0]
-        start = to_ns(rows)
+        rows, start, length, unusable, negative = _times(rows, to_ns)
         none = np.zeros(0, np.int64)
         on_gpu = kind in (KERNEL, COPY)
         shaped = self._shapes and kind == OPERATOR
@@ -221,18 +215,41 @@ class Codes(dict[Any, int]):
         return code
 
 
+class _NoTime(Exception):
+    """An event has no start or no duration."""
+
+
 class _TooLarge(Exception):
     """A time is too large for a float64 to hold its nanoseconds."""
 
 
-def _with_times(rows: list[Any]) -> tuple[list[Any], int]:
-    """The complete events that have a start and a duration, and how many do not."""
-    # Looking at the few distinct kinds of values is much cheaper than at every event, and nearly always enough.
-    times = set(map(type, map(_DUR, rows))) | set(map(type, map(_TS, rows)))
-    if times <= {float}:
-        return rows, 0
-    good = [e for e in rows if e.dur is not None and e.ts is not None and e.ts is not NO_DIGITS]
-    return good, len(rows) - len(good)
+def _times(rows: list[Any], to_ns: Callable[[list[Any]], Ints]) -> tuple[list[Any], Ints, Ints, int, int]:
+    """The usable events, their starts and lengths, and how many had no time or a negative length."""
+    unusable = 0
+    try:
+        start, length = to_ns(rows), _lengths(rows)
+    except _NoTime:
+        # Rare enough to look at every event only then.
+        good = [e for e in rows if e.dur is not None and e.ts is not None and e.ts is not NO_DIGITS]
+        unusable, rows = len(rows) - len(good), good
+        start, length = to_ns(rows), _lengths(rows)
+    negative = int((length < 0).sum())
+    if negative:
+        rows = [e for e in rows if e.dur >= 0.0]
+        start, length = start[length >= 0], length[length >= 0]
+    return rows, start, length, unusable, negative
+
+
+def _lengths(rows: list[Any]) -> Ints:
+    return _to_ns(_floats(map(_DUR, rows), len(rows)))
+
+
+def _floats(values: Iterator[float | None], count: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
+    found = np.fromiter(values, np.float64, count)
+    # numpy makes NaN of None, and JSON knows no NaN.
+    if np.isnan(found).any():
+        raise _NoTime
+    return found
 
 
 def _threads(rows: list[Any], codes: Codes) -> Ints:
@@ -243,7 +260,7 @@ def _threads(rows: list[Any], codes: Codes) -> Ints:
 
 
 def _from_floats(rows: list[Any]) -> Ints:
-    time = np.fromiter(map(_TS, rows), np.float64, len(rows))
+    time = _floats(map(_TS, rows), len(rows))
     if len(time) and float(np.abs(time).max()) >= EXACT_BELOW_US:
         raise _TooLarge
     return _to_ns(time)
@@ -257,6 +274,8 @@ def _to_ns(time_us: "np.ndarray[Any, np.dtype[np.float64]]") -> Ints:
 
 
 def _from_digits(rows: list[Any]) -> Ints:
+    if any(e.ts is NO_DIGITS for e in rows):
+        raise _NoTime
     return np.array([digits_to_ns(bytes(e.ts)) for e in rows], np.int64)
 
 

@@ -48,13 +48,7 @@ def build_nsys_cmd(
     ]
     if "cuda" in trace.split(","):
         argv.append(f"--cuda-graph-trace={cuda_graph_trace}")
-    if capture != "none":
-        argv.append(f"--capture-range={capture}")
-        if capture_end:
-            argv.append(f"--capture-range-end={capture_end}")
-    if capture == "nvtx":
-        argv.append(f"--nvtx-capture={nvtx_capture}")
-        argv.append(f"--env-var={NVTX_ANY_STRING}")
+    argv += _gate(capture, capture_end, nvtx_capture)
     if nvtx_domain_include:
         argv.append(f"--nvtx-domain-include={nvtx_domain_include}")
     if nvtx_domain_exclude:
@@ -62,6 +56,19 @@ def build_nsys_cmd(
     if duration_s is not None:
         argv.append(f"--duration={duration_s}")
     return [*argv, *extra_args, *work_argv]
+
+
+def _gate(capture: str, capture_end: str | None, nvtx_capture: str | None) -> list[str]:
+    """The flags that start and end the capture by a range."""
+    if capture == "none":
+        return []
+    argv = [f"--capture-range={capture}"]
+    if capture_end:
+        argv.append(f"--capture-range-end={capture_end}")
+    if capture == "nvtx":
+        argv.append(f"--nvtx-capture={nvtx_capture}")
+        argv.append(f"--env-var={NVTX_ANY_STRING}")
+    return argv
 
 
 def build_nsys_export_cmd(report: Path | str, sqlite: Path | str, *, nsys: str = "nsys") -> list[str]:
