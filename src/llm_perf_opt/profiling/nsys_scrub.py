@@ -10,7 +10,7 @@ Whether that worked has to be checked by exporting the report again.
 import mmap
 import re
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,12 +43,20 @@ class Environments:
     @property
     def secrets(self) -> tuple[str, ...]:
         """Values of variables that look like secrets by their name or by themselves, longest first."""
-        found = set()
+        return tuple(sorted({value for _, value in self._found()}, key=lambda value: (-len(value), value)))
+
+    @property
+    def secret_names(self) -> tuple[str, ...]:
+        """The variables those values belong to."""
+        return tuple(sorted({name for name, _ in self._found()}))
+
+    def _found(self) -> Iterator[tuple[str, str]]:
         for block in self.blocks:
             for name, _, value in (part.partition("=") for part in block.split("\0")):
-                if len(value) >= SHORTEST_SECRET and (SECRET_NAME.search(name) or SECRET_VALUE.search(value)):
-                    found.add(value)
-        return tuple(sorted(found, key=lambda value: (-len(value), value)))
+                # SSH_AUTH_SOCK, XAUTHORITY and the like name a place, and a place is no secret.
+                is_named_so = SECRET_NAME.search(name) and not value.startswith("/")
+                if len(value) >= SHORTEST_SECRET and (is_named_so or SECRET_VALUE.search(value)):
+                    yield name, value
 
 
 def scrub_export(sqlite: Path) -> Environments:

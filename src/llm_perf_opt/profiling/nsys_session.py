@@ -100,7 +100,8 @@ def _export(ctx: StageContext, report: Path, cfg: "NsysConfig", notes: list[str]
     """The export without environments; the report goes with it when it is not wanted or cannot be made safe."""
     nsys = ctx.host.tool("nsys").path or "nsys"
     sqlite = export_report(ctx, nsys, report, report.with_suffix(".sqlite"), cfg.timeout_s)
-    secrets = scrub_export(sqlite).secrets
+    environments = scrub_export(sqlite)
+    secrets = environments.secrets
     if not cfg.keep_report:
         report.unlink()
     elif secrets:
@@ -108,8 +109,9 @@ def _export(ctx: StageContext, report: Path, cfg: "NsysConfig", notes: list[str]
         if not _is_clean(ctx, nsys, report, secrets, cfg.timeout_s):
             report.unlink()
             notes.append(
-                f"{report.name} was deleted: nsys had recorded secrets from the environment of running processes in "
-                "it, and they could not be removed; the export is clean. Start from a shell without them to keep it"
+                f"{report.name} was deleted: nsys records the environment of every running process, here with "
+                f"{', '.join(environments.secret_names)}, which could not be removed from the report; the export "
+                f"{sqlite.name} is clean and complete. Unset them in the processes that hold them to keep the report"
             )
     return sqlite
 
