@@ -2,6 +2,7 @@
 
 import argparse
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 
 from llm_perf_opt.core.manifest import write_json
@@ -28,9 +29,8 @@ def split_context(args: argparse.Namespace) -> Context:
     files = tuple(Path(text) for text in given if text not in overrides)
     values = {"prefill": args.clean_prefill_ms, "tpot": args.clean_tpot_ms}
     clean = {name: value for name, value in values.items() if value is not None}
-    problems = [
-        f"--clean-{name}-ms: not a time (got {ms:g}), allowed: above 0" for name, ms in clean.items() if ms <= 0
-    ]
+    wrong = {name: ms for name, ms in clean.items() if not (isfinite(ms) and ms > 0)}
+    problems = [f"--clean-{name}-ms: not a time (got {ms:g}), allowed: above 0" for name, ms in wrong.items()]
     if (overrides or clean) and args.output is None:
         named = overrides[0] if overrides else f"--clean-{next(iter(clean))}-ms"
         problems.append(f"{named}: has no effect without -o DIR, where the report is written")
