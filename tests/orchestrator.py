@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+
 from tests.fixtures_dir import DATA, REPO
 
 OFF = (

@@ -291,7 +291,9 @@ def test_a_report_that_cannot_be_made_safe_is_deleted_and_said(tmp_path: Path) -
     )
     ctx = _context(tmp_path, ["true"], nsys)
     output = STAGE.run(NsysConfig(enable=True, timeout_s=20.0), ctx)
-    assert output.notes[0].startswith("run.nsys-rep was deleted: nsys records the environment of every running process, here with HF_TOKEN,")
+    assert output.notes[0].startswith(
+        "run.nsys-rep was deleted: nsys records the environment of every running process, here with HF_TOKEN, "
+    )
     assert [p for p in ctx.run_dir.rglob("*") if p.is_file() and SECRET.encode() in p.read_bytes()] == []
 
 
