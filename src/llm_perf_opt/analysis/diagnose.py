@@ -56,11 +56,18 @@ def saved_in_request_ms(diagnosis: Diagnosis, facts: RunFacts) -> float | None:
     return None if steps is None else diagnosis.saves_ms * steps
 
 
-def _order(diagnosis: Diagnosis, facts: RunFacts) -> tuple[bool, bool, float, float]:
-    """By time of a request; a caveat that hides the saving comes after what saves for sure."""
+def _order(diagnosis: Diagnosis, facts: RunFacts) -> tuple[int, float, float]:
+    """By time of a request; those without a time last.
+
+    Where no phase has a clean time, what a capture says of whole ranges comes first: kernels are only a part of them.
+    """
     request = saved_in_request_ms(diagnosis, facts)
     saved = request if request is not None else diagnosis.saves_ms
-    return (saved is None, diagnosis.saves_ms is None, -(saved or 0.0), -(diagnosis.gain or 0.0))
+    if saved is not None:
+        return (1, -saved, -(diagnosis.gain or 0.0))
+    has_clean_time = any(isinstance(phase.wall, Known) for phase in facts.phases.values())
+    comes_first = diagnosis.gain is not None and diagnosis.phase is None and not has_clean_time
+    return (0 if comes_first else 2, 0.0, -(diagnosis.gain or 0.0))
 
 
 def _is_covered(finding: Finding, facts: RunFacts) -> bool:

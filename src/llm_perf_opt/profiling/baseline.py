@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from llm_perf_opt.core.manifest import write_json
+from llm_perf_opt.core.records import Metric, StageFile
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.profiling.vendor.launch import (
     INFERENCE_RUNNER,
@@ -11,7 +12,7 @@ from llm_perf_opt.profiling.vendor.launch import (
     stage_overrides,
     workload_overrides,
 )
-from llm_perf_opt.profiling.workload_results import read_metrics, require_success
+from llm_perf_opt.profiling.workload_results import METRICS_FILE, clean_metrics, read_metrics, require_success
 
 CLEAN_STAGES = ("torch_profiler", "direct_inference")
 CLEAN_DIR = "clean"
@@ -31,6 +32,18 @@ def clean_baseline(ctx: StageContext, timeout_s: float) -> dict[str, Any] | None
         if path is not None and path.is_file():
             return {**read_metrics(path.parent), "source": f"{name}/{path.name}"}
     return _measure(ctx, timeout_s)
+
+
+def own_clean_pass(ctx: StageContext) -> tuple[dict[str, Metric], tuple[StageFile, ...]]:
+    """The clean pass a profiler made for itself, as metrics and file; nothing where a stage before it made one.
+
+    So a run of nsys or ncu alone has its latencies in the manifest, and the report shows them.
+    """
+    path = ctx.workload_dir / CLEAN_DIR / METRICS_FILE
+    if not path.is_file() or any("tpot_ms" in record.metrics for record in ctx.earlier.values()):
+        return {}, ()
+    source = path.relative_to(ctx.run_dir).as_posix()
+    return clean_metrics(read_metrics(path.parent), source), (StageFile(role="metrics", path=path),)
 
 
 def _measure(ctx: StageContext, timeout_s: float) -> dict[str, Any]:
@@ -57,7 +70,7 @@ def _measure(ctx: StageContext, timeout_s: float) -> dict[str, Any]:
         )
         require_success(result, "the clean pass")
         write_json(made_by, argv)
-    source = (folder / "metrics.json").relative_to(ctx.run_dir).as_posix()
+    source = (folder / METRICS_FILE).relative_to(ctx.run_dir).as_posix()
     return {**read_metrics(folder), "source": source}
 
 

@@ -9,6 +9,7 @@ from llm_perf_opt.analysis.ncu import analyze_ncu, join_nsys
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NsysKernel
 from llm_perf_opt.core.records import StageFile, StageOutput
 from llm_perf_opt.core.stage import StageContext
+from llm_perf_opt.profiling.baseline import own_clean_pass
 from llm_perf_opt.profiling.kernel_select import (
     LONG_ENOUGH,
     NcuPlan,
@@ -72,12 +73,15 @@ def profile(
     files = [StageFile(role="ncu_report", path=captured.report), *files, *write_kernels(analysis, ctx.out_dir), *plots]
     if cfg.ncu_cli.replay_mode in ("range", "app-range"):
         files += write_regions(launches, ctx.out_dir)
+    slowdown = slowdown_metrics(ctx, cfg.timeout_s)
+    clean, clean_files = own_clean_pass(ctx)
     metrics = {
+        **clean,
         **plan_metrics(prepared.plan, prepared.selection),
         **result_metrics(analysis, captured),
-        **slowdown_metrics(ctx, cfg.timeout_s),
+        **slowdown,
     }
-    return StageOutput(metrics=metrics, files=tuple(files), notes=(*said, *analysis.notes))
+    return StageOutput(metrics=metrics, files=(*files, *clean_files), notes=(*said, *analysis.notes))
 
 
 def prepare(cfg: "NcuConfig", ctx: StageContext, ncu: str) -> Prepared:

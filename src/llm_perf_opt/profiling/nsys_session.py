@@ -10,7 +10,7 @@ from llm_perf_opt.analysis.capture import CaptureAnalysis, analyze_timelines
 from llm_perf_opt.core.records import Metric, StageFile, StageOutput
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import ProfilingError, ToolError
-from llm_perf_opt.profiling.baseline import clean_baseline
+from llm_perf_opt.profiling.baseline import clean_baseline, own_clean_pass
 from llm_perf_opt.profiling.capture_files import capture_metrics, write_analysis
 from llm_perf_opt.profiling.nsys_capture import WORK_DIR, Captured, CaptureOptions, export_report, run_capture
 from llm_perf_opt.profiling.nsys_scrub import holds_any, overwrite_assignments, overwrite_secrets, scrub_export
@@ -47,13 +47,15 @@ def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
     files = write_analysis(ctx.out_dir, analysis)
     metrics = capture_metrics(analysis, source="nsys/analysis.json", kind="nsys")
     metrics |= slowdown_metrics(baseline, child, complete=all(c.workload_exit_code == 0 for c in captures))
+    clean, clean_files = own_clean_pass(ctx)
     kept = [report for report in reports if report.is_file()]
     return StageOutput(
-        metrics=metrics,
+        metrics={**clean, **metrics},
         files=(
             *(StageFile(role="nsys_report", path=p) for p in kept),
             *(StageFile(role="nsys_sqlite", path=p) for p in exports),
             *files,
+            *clean_files,
         ),
         notes=(*notes, *_notes(ctx, analysis)),
     )

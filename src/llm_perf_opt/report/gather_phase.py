@@ -9,6 +9,8 @@ from llm_perf_opt.report.run_files import Found, RunFiles
 
 # The stages whose clean pass gives latencies, the better-informed one first.
 CLEAN_STAGES = ("torch_profiler", "direct_inference", "given")
+# A profiler that ran alone made a clean pass of its own and recorded it.
+PROFILERS = ("nsys", "ncu")
 WALL = {"prefill": "prefill_ms", "decode": "tpot_ms"}
 RANGE = {"prefill": "prefill", "decode": "decode_step"}
 ON_CPU = Unknown(reason="the model ran on the CPU: there are no GPU kernels")
@@ -18,9 +20,9 @@ MANIFEST = "manifest.json"
 def clean_metric(manifest: RunManifest, key: str) -> Quantity:
     """A figure of the clean pass, from the manifest."""
     reasons = []
-    for name in CLEAN_STAGES:
+    for name in (*CLEAN_STAGES, *PROFILERS):
         stage = manifest.stage(name)
-        if stage is None:
+        if stage is None or (name in PROFILERS and key not in stage.metrics):
             continue
         metric = stage.metrics.get(key)
         if metric is not None and isinstance(metric.value, int | float):

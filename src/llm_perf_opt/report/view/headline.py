@@ -1,6 +1,6 @@
 """Headline: what ran, the numbers that matter, and the verdict in one sentence."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -69,6 +69,9 @@ def model_name(files: RunFiles) -> str:
         return files.metrics.content.model.name
     if isinstance(files.static, Found):
         return files.static.content.model
+    model, workload = files.manifest.config.get("model"), files.manifest.config.get("workload")
+    if isinstance(model, Mapping) and isinstance(workload, Mapping) and workload.get("command") is None:
+        return str(model.get("name"))
     if isinstance(files.capture, Found) and files.capture.content.sources:
         return ", ".join(source.path for source in files.capture.content.sources)
     return files.manifest.run_id
