@@ -132,11 +132,15 @@ def _ranges(ctx: StageContext) -> dict[str, int]:
     return {row["name"]: row["instances"] for row in found["ranges"]}
 
 
+def _kept_or_said(ctx: StageContext, output: StageOutput, name: str) -> bool:
+    """Any process of the machine may hold a secret while the test runs, and cost the report."""
+    return (ctx.out_dir / name).is_file() or any(note.startswith(f"{name} was deleted") for note in output.notes)
+
+
 @pytest.mark.real_nsys
 def test_a_capture_without_a_gpu_has_ranges_and_says_there_are_no_kernels(tmp_path: Path) -> None:
     ctx, output = _run(tmp_path)
     assert {p.name for p in ctx.out_dir.iterdir()} >= {
-        "run.nsys-rep",
         "run.sqlite",
         "summary_cuda_gpu_kern_sum.csv",
         "summary.csv",
@@ -146,6 +150,7 @@ def test_a_capture_without_a_gpu_has_ranges_and_says_there_are_no_kernels(tmp_pa
         "cmd.txt",
         "log.txt",
     }
+    assert _kept_or_said(ctx, output, "run.nsys-rep")
     assert _ranges(ctx) == {"prefill": 3, "decode": 3, "decode_step": 6}
     assert output.metrics["gpu_busy_ns"].reason == "no GPU kernel was recorded"
     assert "no kernels were recorded because this machine has no GPU" in output.notes
@@ -156,7 +161,8 @@ def test_a_capture_without_a_gpu_has_ranges_and_says_there_are_no_kernels(tmp_pa
 @pytest.mark.real_nsys
 def test_every_repetition_is_found_exported_and_summed(tmp_path: Path) -> None:
     ctx, output = _run(tmp_path, capture_range="nvtx", nvtx_capture="prefill", capture_range_end="repeat:2")
-    assert [f.path.name for f in output.files if f.role == "nsys_report"] == ["run.1.nsys-rep", "run.2.nsys-rep"]
+    assert [f.path.name for f in output.files if f.role == "nsys_sqlite"] == ["run.1.sqlite", "run.2.sqlite"]
+    assert all(_kept_or_said(ctx, output, f"run.{i}.nsys-rep") for i in (1, 2))
     found = json.loads((ctx.out_dir / "analysis.json").read_text())
     assert [s["path"] for s in found["sources"]] == ["run.1.sqlite", "run.2.sqlite"]
     assert _ranges(ctx) == {"prefill": 2}
