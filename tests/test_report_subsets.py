@@ -18,7 +18,7 @@ from llm_perf_opt.report.view.shown import Missing
 from llm_perf_opt.report.write import write_reports
 from tests.report_runs import analyze_h200, capture, clean, stage, write_run
 
-ALWAYS = ["report.md", "report.html", "kernels.md", "stakeholder_summary.md"]
+ALWAYS = ["report.html", "report.md", "kernels.md", "stakeholder_summary.md"]
 
 
 def look(run: Path) -> ReportView:

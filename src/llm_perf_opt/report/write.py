@@ -15,8 +15,8 @@ from llm_perf_opt.report.view.report import ReportView, build_view
 TRACE = "trace.perfetto.json.gz"
 # The main report first.
 RENDERERS: tuple[tuple[str, Callable[[ReportView], str]], ...] = (
-    ("report.md", render_report_md),
     ("report.html", render_html),
+    ("report.md", render_report_md),
     ("kernels.md", render_kernels_page),
     ("stakeholder_summary.md", render_summary_md),
 )
