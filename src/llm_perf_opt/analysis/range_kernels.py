@@ -20,6 +20,21 @@ def range_kernels(timeline: Timeline, wanted: Callable[[str], bool]) -> list[Nsy
     return _by_name(timeline, inside)
 
 
+def first_range_sequence(timeline: Timeline, wanted: Callable[[str], bool]) -> list[str]:
+    """Kernel names in the order of their launches inside the first range with a wanted name, warm-ups left out."""
+    ranges, calls = timeline.ranges, timeline.calls
+    chosen = np.array([wanted(timeline.names[i]) for i in ranges.name], np.bool_) & ~warmup_ranges(timeline)
+    if not chosen.any():
+        return []
+    first = np.flatnonzero(chosen)[np.argmin(ranges.start_ns[chosen])]
+    inside = (calls.start_ns >= ranges.start_ns[first]) & (calls.start_ns < ranges.end_ns[first])
+    inside &= calls.thread == ranges.thread[first]
+    call = timeline.kernels.call
+    mine = np.flatnonzero((call >= 0) & inside[np.maximum(call, 0)])
+    order = mine[np.argsort(calls.start_ns[call[mine]], kind="stable")]
+    return [timeline.names[int(i)] for i in timeline.kernels.name[order]]
+
+
 def all_kernels(timeline: Timeline) -> list[NsysKernel]:
     """All kernels by name, heaviest first."""
     return _by_name(timeline, np.ones(len(timeline.kernels), np.bool_))

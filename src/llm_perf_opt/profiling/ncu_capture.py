@@ -10,6 +10,9 @@ from llm_perf_opt.errors import ToolError
 from llm_perf_opt.profiling.parsers.ncu_log import NcuLog, parse_ncu_log
 from llm_perf_opt.profiling.vendor.ncu import REPORT_SUFFIX, build_ncu_cmd
 
+# Files of the second look carry this in their names.
+WINDOW = "-window"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Capture:
@@ -35,6 +38,11 @@ class Capture:
     def without_filters(self) -> "Capture":
         """The same without NVTX gating and kernel filter; metrics, sections and the launch limit stay."""
         return replace(self, name="kernels", nvtx=None, kernel_regex=None, invocations=None, launch_skip=None)
+
+    def window(self, start: int, width: int) -> "Capture":
+        """The same for consecutive launches inside the NVTX ranges, whatever their names."""
+        name = f"{self.name}{WINDOW}"
+        return replace(self, name=name, kernel_regex=None, invocations=None, launch_skip=start, launch_count=width)
 
     def argv(self, out_dir: Path, work_argv: Sequence[str]) -> list[str]:
         return build_ncu_cmd(
@@ -84,6 +92,15 @@ def capture(plan: Capture, work_argv: Sequence[str], ctx: StageContext, timeout_
     if second.outcome == "failed":
         raise ToolError(f"{second.problem} — {second.remedy} (log: {ctx.out_dir / 'log-rerun.txt'})")
     raise ToolError(_nothing(ctx))
+
+
+def capture_window(plan: Capture, work_argv: Sequence[str], ctx: StageContext, timeout_s: float) -> Captured | None:
+    """Profile a window of launches; None, with a word to the user, when nothing came of it: the first capture stays."""
+    log, result = _run(plan, work_argv, ctx, timeout_s, suffix=WINDOW)
+    if log.outcome == "ok":
+        return Captured(report=_report(plan, ctx), log=log, rerun=False, duration_s=result.duration_s)
+    ctx.say(f"ncu: the second look brought nothing ({log.problem or 'no kernel in it'})")
+    return None
 
 
 def _nothing(ctx: StageContext) -> str:

@@ -39,6 +39,18 @@ def timeline_kernels(
     return [], None, False
 
 
+def launch_sequence(record: StageRecord | None, include: str | Sequence[str] | None) -> list[str]:
+    """The kernels of the first wanted range in the order of their launches; empty where that is not known."""
+    from llm_perf_opt.analysis.range_kernels import first_range_sequence
+    from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
+
+    wanted = range_filter(include)
+    path = record.file("nsys_sqlite") if record is not None and record.status == "ok" else None
+    if wanted is None or path is None or not path.is_file():
+        return []
+    return first_range_sequence(read_nsys_sqlite(path), wanted)
+
+
 def range_filter(include: str | Sequence[str] | None) -> Callable[[str], bool] | None:
     """Whether a range is meant by `nvtx.include`; None when there is no include, or it is in ncu's own syntax."""
     patterns = [include] if isinstance(include, str) else list(include or ())

@@ -33,16 +33,18 @@ def plan_metrics(plan: NcuPlan, selection: Selection | None) -> dict[str, Metric
     }
 
 
-def result_metrics(analysis: NcuAnalysis, captured: Captured) -> dict[str, Metric]:
+def result_metrics(analysis: NcuAnalysis, captured: Captured, window: Captured | None = None) -> dict[str, Metric]:
+    """What came of the capture, and of the second look where there was one."""
     how = "ncu, rerun without filters" if captured.rerun else "ncu"
     known = [k.nsys_time_pct for k in analysis.kernels if k.nsys_time_pct is not None]
     source = "ncu/kernels.json"
+    seconds = captured.duration_s + (0.0 if window is None else window.duration_s)
     joined = analysis.match_rate is not None
     reason = None if joined else "no nsys timeline to match with"
     return {
         "ncu_kernels": Metric(value=len(analysis.kernels), unit="kernels", how=how, source=source),
         "ncu_launches": Metric(value=analysis.launches, unit="launches", how=how, source=source),
-        "ncu_capture_s": Metric(value=round(captured.duration_s, 1), unit="s", how=f"{how}, wall time of the capture"),
+        "ncu_capture_s": Metric(value=round(seconds, 1), unit="s", how=f"{how}, wall time of the capture"),
         "ncu_match_rate": Metric(
             value=analysis.match_rate,
             unit="ratio",

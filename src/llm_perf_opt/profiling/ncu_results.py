@@ -24,14 +24,14 @@ _NOT_IN_CSV = ("advice", "missing", "peak_flop_per_s", "flop_per_s_by_pipe", "st
 
 
 def read_capture(
-    report: Path, ctx: StageContext, *, ncu: str, keep_csv: bool
+    report: Path, ctx: StageContext, *, ncu: str, keep_csv: bool, suffix: str = ""
 ) -> tuple[list[NcuLaunch], list[StageFile]]:
     """The launches of a report. The CSV pages and one CSV per section stay in the stage's folder when asked for."""
     if not keep_csv:
         return load_ncu(report, ncu=ncu), []
-    raw, details = (_export(report, page, ctx, ncu) for page in ("raw", "details"))
+    raw, details = (_export(report, page, ctx, ncu, suffix) for page in ("raw", "details"))
     for name, table in section_tables(details.read_text(encoding="utf-8")).items():
-        path = ctx.out_dir / "sections" / f"{safe_name(name)}.csv"
+        path = ctx.out_dir / "sections" / f"{safe_name(name)}{suffix}.csv"
         path.parent.mkdir(exist_ok=True)
         path.write_text(table, encoding="utf-8")
     pages = [parse_ncu_csv(path.read_text(encoding="utf-8"), source=str(path)) for path in (raw, details)]
@@ -39,9 +39,9 @@ def read_capture(
     return merge_launches(pages), files
 
 
-def _export(report: Path, page: str, ctx: StageContext, ncu: str) -> Path:
+def _export(report: Path, page: str, ctx: StageContext, ncu: str, suffix: str) -> Path:
     """One page as CSV. ncu prints it on its standard output, together with warnings, which are taken out again."""
-    path = ctx.out_dir / f"{page}.csv"
+    path = ctx.out_dir / f"{page}{suffix}.csv"
     argv = build_ncu_import_cmd(report, page="raw" if page == "raw" else "details", ncu=ncu)
     result = ctx.run_command(argv, timeout_s=IMPORT_TIMEOUT_S, log=path.name, cmd_file=None, label=f"ncu import {page}")
     text = path.read_text(encoding="utf-8", errors="replace")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.analysis.ncu import analyze_ncu, join_nsys
+from llm_perf_opt.analysis.ncu_records import NcuLaunch
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NsysKernel
 from llm_perf_opt.core.records import StageFile, StageOutput
 from llm_perf_opt.core.stage import StageContext
@@ -21,8 +22,8 @@ from llm_perf_opt.profiling.kernel_select import (
     plan_capture,
     select_kernels,
 )
-from llm_perf_opt.profiling.ncu_capture import Capture, Captured, capture
-from llm_perf_opt.profiling.ncu_inputs import earlier_headroom, timeline_kernels
+from llm_perf_opt.profiling.ncu_capture import WINDOW, Capture, Captured, capture, capture_window
+from llm_perf_opt.profiling.ncu_inputs import earlier_headroom, launch_sequence, timeline_kernels
 from llm_perf_opt.profiling.ncu_metrics import plan_metrics, result_metrics, slowdown_metrics
 from llm_perf_opt.profiling.ncu_results import (
     read_capture,
@@ -31,6 +32,7 @@ from llm_perf_opt.profiling.ncu_results import (
     write_regions,
     write_rooflines,
 )
+from llm_perf_opt.profiling.ncu_window import best_window
 
 if TYPE_CHECKING:
     from llm_perf_opt.profiling.stages.ncu import NcuConfig
@@ -63,14 +65,23 @@ def profile(
         ctx.say(f"ncu: {line}")
     captured = capture(prepared.capture, work_argv, ctx, cfg.timeout_s)
     launches, files = read_capture(captured.report, ctx, ncu=ncu, keep_csv=cfg.ncu_cli.export.csv)
-    analysis = analyze_ncu(launches)
-    if prepared.timeline:
-        analysis = join_nsys(analysis, prepared.timeline, source=prepared.source)
+    analysis = _analyze(launches, prepared)
+    window = _second_look(cfg, ctx, prepared, captured, analysis, work_argv)
+    if window is not None:
+        more, more_files = read_capture(window.report, ctx, ncu=ncu, keep_csv=cfg.ncu_cli.export.csv, suffix=WINDOW)
+        launches, files = [*launches, *more], [*files, *more_files]
+        analysis = _analyze(launches, prepared)
     said = (*notes, *prepared.notes, prepared.plan.sentence(), *_capture_notes(cfg, captured, prepared, analysis))
     plots = write_rooflines(analysis, launches, ctx.out_dir)
     names = tuple(plot.path.relative_to(ctx.run_dir).as_posix() for plot in plots)
     analysis = replace(analysis, capture_notes=said, plots=names)
-    files = [StageFile(role="ncu_report", path=captured.report), *files, *write_kernels(analysis, ctx.out_dir), *plots]
+    reports = [c.report for c in (captured, window) if c is not None]
+    files = [
+        *(StageFile(role="ncu_report", path=r) for r in reports),
+        *files,
+        *write_kernels(analysis, ctx.out_dir),
+        *plots,
+    ]
     if cfg.ncu_cli.replay_mode in ("range", "app-range"):
         files += write_regions(launches, ctx.out_dir)
     slowdown = slowdown_metrics(ctx, cfg.timeout_s)
@@ -78,10 +89,48 @@ def profile(
     metrics = {
         **clean,
         **plan_metrics(prepared.plan, prepared.selection),
-        **result_metrics(analysis, captured),
+        **result_metrics(analysis, captured, window),
         **slowdown,
     }
     return StageOutput(metrics=metrics, files=(*files, *clean_files), notes=(*said, *analysis.notes))
+
+
+def _analyze(launches: Sequence[NcuLaunch], prepared: Prepared) -> NcuAnalysis:
+    analysis = analyze_ncu(launches)
+    return join_nsys(analysis, prepared.timeline, source=prepared.source) if prepared.timeline else analysis
+
+
+def _second_look(
+    cfg: "NcuConfig",
+    ctx: StageContext,
+    prepared: Prepared,
+    captured: Captured,
+    analysis: NcuAnalysis,
+    work_argv: Sequence[str],
+) -> Captured | None:
+    """Profile the chosen kernels that were not met by their place among the launches, where the timeline tells it."""
+    absent = [] if captured.rerun else _not_met(prepared, analysis)
+    if not absent or ctx.config.workload.command is not None or cfg.ncu_cli.launch_count is not None:
+        return None
+    sequence = launch_sequence(ctx.earlier.get("nsys"), prepared.capture.nvtx)
+    tokens = ctx.config.infer.max_new_tokens
+    # The workload is shorter under ncu; its first third is left out, where things are still being set up.
+    last = len(sequence) * (min(tokens, MAX_NEW_TOKENS) - 1) // max(tokens - 1, 1)
+    window = best_window(sequence, {k.name: k.total_ns for k in absent}, first=last // 3, last=last)
+    if window is None:
+        return None
+    ctx.say(
+        f"ncu: {len(absent)} chosen kernels were not met by name; a second look at {window.width} launches in a row"
+    )
+    plan = prepared.capture.window(window.start, window.width)
+    return capture_window(plan, work_argv, ctx, cfg.timeout_s)
+
+
+def _not_met(prepared: Prepared, analysis: NcuAnalysis) -> list[NsysKernel]:
+    """The chosen kernels of which no launch was profiled."""
+    seen = {name for kernel in analysis.kernels for name in kernel.nsys_names}
+    chosen = prepared.selection.kernels if prepared.selection is not None else ()
+    return [kernel for kernel in chosen if kernel.name not in seen]
 
 
 def prepare(cfg: "NcuConfig", ctx: StageContext, ncu: str) -> Prepared:
@@ -208,9 +257,7 @@ def _capture_notes(cfg: "NcuConfig", captured: Captured, prepared: Prepared, ana
     if captured.log.application_exit_code is not None:
         out.append(f"the program ended with exit code {captured.log.application_exit_code} under ncu")
     out += [message for message in captured.log.messages if message.startswith("==ERROR==")][:MESSAGES_NOTED]
-    if prepared.selection is not None and not captured.rerun:
-        seen = {name for kernel in analysis.kernels for name in kernel.nsys_names}
-        absent = [k.name for k in prepared.selection.kernels if k.name not in seen]
-        if absent:
-            out.append(f"{len(absent)} of the chosen kernels were not met: {'; '.join(n[:80] for n in absent)}")
+    absent = [] if captured.rerun else [kernel.name for kernel in _not_met(prepared, analysis)]
+    if absent:
+        out.append(f"{len(absent)} of the chosen kernels were not met: {'; '.join(n[:80] for n in absent)}")
     return tuple(out)

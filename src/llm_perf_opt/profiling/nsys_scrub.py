@@ -19,7 +19,8 @@ from llm_perf_opt.errors import ParseError
 
 REMOVED = "(environment removed)"
 _ASSIGNMENT = re.compile(r"[^=\x00-\x20]{1,256}=")
-SECRET_NAME = re.compile(r"TOKEN|SECRET|PASS|CREDENTIAL|KEY|AUTH|COOKIE|SESSION_ID|_PAT$", re.IGNORECASE)
+# nsys marks the processes it watches with a session id of its own, which is no secret.
+SECRET_NAME = re.compile(r"^(?!NSYS_).*(TOKEN|SECRET|PASS|CREDENTIAL|KEY|AUTH|COOKIE|SESSION_ID|_PAT$)", re.IGNORECASE)
 SECRET_VALUE = re.compile(r"^(hf_|sk-|gh[pousr]_|glpat-|xox[abp]-|AKIA|eyJ)[A-Za-z0-9_.-]{8}|://[^/@:]+:[^/@]+@")
 _RAW_ASSIGNMENT = re.compile(rb"([A-Za-z_][A-Za-z0-9_]{2,127})=([^\x00-\x1f]{5,4096})")
 SHORTEST_SECRET = 5
