@@ -19,7 +19,7 @@ def render_kernels_page(view: ReportView) -> str:
         f"{len(kernels.rows)} kernels ({sources}). {escape(kernels.join)}",
         "",
         "Share is of all kernel time of the capture; prefill and decode are times of one prompt and of one token. "
-        "Floor: the time the kernel's own FLOPs and bytes need at the best known ceilings. A dash: not measured.",
+        "Floor: the time the kernel's own FLOPs and bytes need at the data sheet's peaks. A dash: not measured.",
         "",
         *kernel_table(kernels, SHOWN),
     ]

@@ -176,7 +176,10 @@ def _view(
 
 
 class _Floors:
-    """The time a kernel's own bytes and FLOPs need at the best known ceilings."""
+    """The time a kernel's own bytes and FLOPs need at the data sheet's peaks, where there are none at calibrated ones.
+
+    A calibration is what some kernels reached; a good one can be faster, and would then run below its floor.
+    """
 
     def __init__(self, files: RunFiles) -> None:
         static = files.static.content if isinstance(files.static, Found) else None
@@ -184,8 +187,8 @@ class _Floors:
         self._bytes_per_s = None
         self._flops_per_s = None
         if static is not None and hardware is not None:
-            bandwidth = hardware.achieved_bandwidth_gb_s or hardware.memory_bandwidth_gb_s
-            rates = hardware.achieved_tflops or hardware.peak_tflops
+            bandwidth = hardware.memory_bandwidth_gb_s or hardware.achieved_bandwidth_gb_s
+            rates = hardware.peak_tflops or hardware.achieved_tflops
             self._bytes_per_s = None if bandwidth is None else bandwidth * 1e9
             self._flops_per_s = rates[static.dtype] * 1e12 if static.dtype in rates else None
 
