@@ -11,6 +11,13 @@ REQUIRE_TOOLS = os.environ.get("LLM_PERF_REQUIRE_TOOLS") == "1"
 _NEEDS = {"real_nsys": "nsys", "real_ncu": "ncu", "browser": "chromium"}
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Two nsys at a time can lose each other's agent, so tests with the real one share a worker."""
+    for item in items:
+        if item.get_closest_marker("real_nsys"):
+            item.add_marker(pytest.mark.xdist_group("nsys"))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """A test that needs a tool skips without it; with LLM_PERF_REQUIRE_TOOLS=1 (CI) it fails instead."""
     for marker, tool in _NEEDS.items():

@@ -258,6 +258,12 @@ def test_resuming_what_is_no_run_is_bad_input(tmp_path: Path) -> None:
     )
 
 
+def test_a_bare_comma_is_part_of_the_value_outside_a_sweep(tmp_path: Path) -> None:
+    done = llm_perf("profile", *OFF, ALPHA, "pipeline.nsys.trace=cuda,nvtx", "dataset.seed=3", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert valid_manifest(only_run(tmp_path))["config"]["pipeline"]["nsys"]["trace"] == "cuda,nvtx"
+
+
 def test_a_sweep_makes_one_run_per_job(tmp_path: Path) -> None:
     done = llm_perf("profile", "-m", *OFF, ALPHA, "run.seed=1,2", cwd=tmp_path)
     assert done.code == 0, done.err

@@ -37,9 +37,16 @@ def _tools(folder: Path) -> dict[str, str]:
     return {"PATH": os.pathsep.join([str(folder), os.environ["PATH"]])}
 
 
-@pytest.mark.parametrize(
-    "enabled", list(itertools.product([False, True], repeat=4)), ids=lambda e: "".join("01"[x] for x in e)
-)
+def _combinations() -> list[object]:
+    """Each combination; those that start nsys share a worker, because two at a time can lose each other's agent."""
+    group = pytest.mark.xdist_group("nsys")
+    return [
+        pytest.param(on, marks=[group] if on[STAGES.index("nsys")] else [])
+        for on in itertools.product([False, True], repeat=4)
+    ]
+
+
+@pytest.mark.parametrize("enabled", _combinations(), ids=lambda e: "".join("01"[x] for x in e))
 def test_every_combination_of_stages(enabled: tuple[bool, ...], tmp_path: Path) -> None:
     toggles = [f"pipeline.{stage}.enable={str(on).lower()}" for stage, on in zip(STAGES, enabled, strict=True)]
     work = tmp_path / "work"

@@ -200,7 +200,9 @@ def _require_reports(
         )
     if options.capture_range != "none" and (code == 0 or result.exit_code == 0):
         raise ProfilingError(_never_opened(ctx, options))
-    raise ToolError(f"nsys ended with exit code {result.exit_code} and wrote no report: {said} (log: {log})")
+    lost = ". Another nsys on this machine can do that: run the stage again when it has ended"
+    remedy = lost if re.search(r"End of file|Agent launcher failed", said) else ""
+    raise ToolError(f"nsys ended with exit code {result.exit_code} and wrote no report: {said}{remedy} (log: {log})")
 
 
 def _never_opened(ctx: StageContext, options: CaptureOptions) -> str:

@@ -1,6 +1,7 @@
 """Hydra entry of a run: load the configuration, plan, run, report, exit code."""
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigEr
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+_BARE_COMMAS = re.compile(r"""^([\w.+~@/-]+=)([^\[\]{}()'"]*,[^\[\]{}()'"]*)$""")
 INFER_OVERRIDES = (
     "pipeline.static_analysis.enable=false",
     "pipeline.torch_profiler.enable=false",
@@ -55,13 +57,21 @@ def main(argv: Sequence[str]) -> int:
         from llm_perf_opt.runners.resumed import resumed_arguments
 
         plugins = find_entry_points().keys() - set(BUILT_IN)
-        return _run_hydra(open_plugin_keys(resumed_arguments(translated.overrides), plugins))
+        overrides = resumed_arguments(quote_commas(translated.overrides))
+        return _run_hydra(open_plugin_keys(overrides, plugins))
     except ProfilingError as error:
         print_error(error)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted: every process of the run was ended, the manifest is complete", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def quote_commas(argv: Sequence[str]) -> list[str]:
+    """Let `pipeline.nsys.trace=cuda,nvtx` mean what it says: outside a sweep a bare comma is part of the value."""
+    if {"-m", "--multirun"} & set(argv):
+        return list(argv)
+    return [_BARE_COMMAS.sub(r'\1"\2"', arg) for arg in argv]
 
 
 def print_error(error: ProfilingError) -> None:
