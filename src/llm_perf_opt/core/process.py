@@ -119,14 +119,13 @@ def run_command(
             raise ToolError(f"{argv[0]}: could not be started ({error.strerror or error})") from error
         try:
             timed_out = not _wait(process, start, timeout_s, log, on_tick)
-            exit_code = None if timed_out else process.returncode
-            leftovers = _end_tree(process, marker, ours, gently=timed_out)
-        except BaseException:
-            _end_tree(process, marker, ours, gently=True)
-            raise
+        finally:
+            # Also after an interrupt: nothing the command started outlives it.
+            exit_code = process.poll()
+            leftovers = _end_tree(process, marker, ours, gently=exit_code is None)
     return CommandResult(
         argv=argv,
-        exit_code=exit_code,
+        exit_code=None if timed_out else exit_code,
         duration_s=time.monotonic() - start,
         timed_out=timed_out,
         log=log,
