@@ -186,7 +186,7 @@ def test_metrics_without_a_value_carry_the_reason() -> None:
         },
         "slowdown": {"prefill": 2.0, "decode": None},
         "notes": [],
-        "model": {"notes": []},
+        "model": {"notes": [], "device_name": "a CPU"},
         "bad_samples": [],
     }
     metrics = {**clean_metrics(data, "f"), **slowdown_metrics(data, "f")}
@@ -194,6 +194,7 @@ def test_metrics_without_a_value_carry_the_reason() -> None:
         "tpot_ms": (None, "ms", "one token"),
         "decode_tokens_per_s": (None, "tokens/s", "one token"),
         "peak_memory_bytes": (None, "bytes", "not here"),
+        "device_name": ("a CPU", "", None),
         "slowdown_prefill": (2.0, "x", None),
         "slowdown_decode": (None, "x", "no decode step was measured in both passes"),
     }

@@ -89,6 +89,7 @@ def clean_metrics(data: Mapping[str, Any], source: str) -> dict[str, Metric]:
         source=source,
         reason=clean["peak_memory_reason"],
     )
+    metrics["device_name"] = Metric(value=data["model"]["device_name"], unit="", how="as torch names it", source=source)
     return metrics
 
 
