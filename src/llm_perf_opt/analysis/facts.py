@@ -1,6 +1,6 @@
 """What the waterfall and the rules look at: a run's figures, each known with its source or unknown with a reason."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from llm_perf_opt.analysis.ncu_rows import NcuKernel
@@ -153,3 +153,9 @@ class RunFacts:
     kernel_source: str = ""
     ncu_source: str = ""
     bytes_per_s: float | None = None
+
+    def timed_gpu_phases(self) -> Iterator[tuple[PhaseFacts, GpuFacts, Known]]:
+        """The phases of which both the GPU's course and the clean time are known, with the two."""
+        for phase in self.phases.values():
+            if isinstance(phase.gpu, GpuFacts) and isinstance(phase.wall, Known):
+                yield phase, phase.gpu, phase.wall

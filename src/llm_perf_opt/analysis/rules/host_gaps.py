@@ -10,11 +10,7 @@ STEP = {"prefill": "the prefill", "decode": "each step"}
 
 def find_host_gaps(facts: RunFacts) -> list[Diagnosis]:
     """One finding per phase that idles for at least half its clean time, mostly for want of launches."""
-    found = []
-    for phase in facts.phases.values():
-        if isinstance(phase.gpu, GpuFacts) and isinstance(phase.wall, Known):
-            found += _check(phase, phase.gpu, phase.wall)
-    return found
+    return [found for phase in facts.timed_gpu_phases() for found in _check(*phase)]
 
 
 def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known) -> list[Diagnosis]:

@@ -10,11 +10,7 @@ MIN_SHARE = 0.1
 
 def find_host_waits(facts: RunFacts) -> list[Diagnosis]:
     """One finding per phase that spends a tenth of its clean time idle behind copies or synchronisation."""
-    found = []
-    for phase in facts.phases.values():
-        if isinstance(phase.gpu, GpuFacts) and isinstance(phase.wall, Known):
-            found += _check(phase, phase.gpu, phase.wall)
-    return found
+    return [found for phase in facts.timed_gpu_phases() for found in _check(*phase)]
 
 
 def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known) -> list[Diagnosis]:

@@ -12,11 +12,7 @@ REMEDY = (
 
 def find_kernel_gaps(facts: RunFacts) -> list[Diagnosis]:
     """One finding per phase whose gaps between queued kernels take a tenth of its clean time."""
-    found = []
-    for phase in facts.phases.values():
-        if isinstance(phase.gpu, GpuFacts) and isinstance(phase.wall, Known):
-            found += _check(phase, phase.gpu, phase.wall)
-    return found
+    return [found for phase in facts.timed_gpu_phases() for found in _check(*phase)]
 
 
 def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known) -> list[Diagnosis]:
