@@ -51,11 +51,11 @@ def nest(thread: Ints, start: Ints, end: Ints) -> Nesting:
         return Nesting(parent=parent, levels=())
     # An empty interval must still count as open for what starts with it.
     closed = np.maximum(end, start + 1)
-    order = np.lexsort((-closed, start, thread))
+    order = _by_start(thread, start, closed)
     depth = np.empty(len(start), np.int64)
     edges = np.flatnonzero(np.diff(thread[order])) + 1
     for chunk in np.split(order, edges):
-        done = np.searchsorted(np.sort(closed[chunk]), start[chunk], side="right")
+        done = np.searchsorted(np.sort(closed[chunk], kind="stable"), start[chunk], side="right")
         depth[chunk] = np.arange(len(chunk)) - done
     place = depth[order]
     by_depth = np.argsort(place, kind="stable")
@@ -72,7 +72,7 @@ def innermost(nesting: Nesting, thread: Ints, start: Ints, end: Ints, at_thread:
     out = np.full(len(at), -1, np.int64)
     if not len(start):
         return out
-    order = np.lexsort((-end, start, thread))
+    order = _by_start(thread, start, end)
     owner = thread[order]
     points_order = np.argsort(at_thread, kind="stable")
     for points in np.split(points_order, np.flatnonzero(np.diff(at_thread[points_order])) + 1):
@@ -91,3 +91,11 @@ def innermost(nesting: Nesting, thread: Ints, start: Ints, end: Ints, at_thread:
             found[past] = nesting.parent[found[past]]
         out[points] = found
     return out
+
+
+def _by_start(thread: Ints, start: Ints, end: Ints) -> Ints:
+    """The order by thread and start, the longest first where several start together."""
+    order = np.lexsort((start, thread))
+    together = (np.diff(start[order]) == 0) & (np.diff(thread[order]) == 0)
+    # Traces come nearly in order, so sorting by these two costs little; the third key is in no order at all.
+    return np.lexsort((-end, start, thread)) if together.any() else order
