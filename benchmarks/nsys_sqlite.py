@@ -19,9 +19,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 REPO = Path(__file__).resolve().parent.parent
 FIXTURE = REPO / "tests" / "data" / "h200" / "llama.sqlite.xz"
@@ -37,6 +41,7 @@ SCALED = (
 AIM_SUMMARY = AIM_RANGES = 10.0
 AIM_MEMORY = 1 / 3
 AIM_GROWTH = 2.3
+LOOK_EVERY_S = 0.05
 
 SUMMARY_OURS = """
 import sys; from pathlib import Path
@@ -121,40 +126,33 @@ def scale(path: Path, kernels: int) -> None:
 
 def measure(argv: list[str]) -> dict[str, Any]:
     """Seconds and peak memory of a command with all it starts, and what it printed."""
-    start = time.perf_counter()
-    process = subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    peak = _watch(process)
-    out = process.stdout.read() if process.stdout is not None else ""
-    process.wait()
-    return {"seconds": time.perf_counter() - start, "peak_mb": peak / 2**20, "out": out, "code": process.returncode}
+    with tempfile.TemporaryFile("w+") as out:
+        start = time.perf_counter()
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL)
+        done = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            watched = pool.submit(_largest_sum, process.pid, done)
+            _, status, usage = os.wait4(process.pid, 0)
+            seconds = time.perf_counter() - start
+            done.set()
+        process.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0)
+        peak = max(watched.result(), usage.ru_maxrss << 10)
+        return {"seconds": seconds, "peak_mb": peak / 2**20, "out": out.read(), "code": process.returncode}
 
 
-def _watch(process: "subprocess.Popen[str]") -> int:
-    """The largest sum of resident memory over the tree, or the kernel's own record where that is larger."""
-    import threading
+def _largest_sum(pid: int, done: threading.Event) -> int:
+    """The largest resident memory of the whole tree seen in glances; the kernel knows only single processes.
 
-    import psutil
-
+    Looking takes time from the command on a small machine, so it is done rarely.
+    """
     peak = 0
-    done = threading.Event()
-
-    def look() -> None:
-        nonlocal peak
-        while not done.is_set():
-            try:
-                tree = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-                peak = max(peak, sum(p.memory_info().rss for p in tree))
-            except psutil.NoSuchProcess:
-                peak = max(peak, 0)
-            done.wait(0.01)
-
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    done.set()
-    thread.join()
+    while not done.wait(LOOK_EVERY_S):
+        try:
+            root = psutil.Process(pid)
+            peak = max(peak, sum(p.memory_info().rss for p in (root, *root.children(recursive=True))))
+        except psutil.NoSuchProcess:
+            continue
     return peak
 
 

@@ -65,7 +65,7 @@ print(len(kernels), round(busy * 1000), len(ops))
 
 
 def scale(path: Path, events: int) -> int:
-    """The fixture repeated in time, with correlation ids that stay unique; times keep their three decimals."""
+    """The fixture repeated in time, with ids that stay unique, laid out in lines and blanks as torch writes a trace."""
     with gzip.open(FIXTURE) as file:
         trace = json.load(file)
     rows = [e for e in trace.pop("traceEvents") if e["ph"] not in ("M", "i")]
@@ -76,8 +76,8 @@ def scale(path: Path, events: int) -> int:
     # HolisticTraceAnalysis wants whole profiler steps.
     mark = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 453, "tid": 453, "args": {}}
     with gzip.open(path, "wt", compresslevel=1) as file:
-        file.write(json.dumps(trace)[:-1] + ', "traceEvents": [\n')
-        file.write(json.dumps({**mark, "ts": low - 1, "dur": shift * copies}))
+        file.write(json.dumps(trace, indent=4)[:-2] + ',\n    "traceEvents": [\n')
+        file.write(_laid_out({**mark, "ts": low - 1, "dur": shift * copies}))
         for n in range(copies):
             for e in rows:
                 moved = {**e, "ts": round(e["ts"] + n * shift, 3)}
@@ -85,9 +85,17 @@ def scale(path: Path, events: int) -> int:
                     moved["id"] = e["id"] + n * ids
                 if "args" in e and "correlation" in e["args"]:
                     moved["args"] = {**e["args"], "correlation": e["args"]["correlation"] + n * ids}
-                file.write(",\n" + json.dumps(moved, separators=(",", ":")))
-        file.write("\n]}")
+                file.write(",\n" + _laid_out(moved))
+        file.write("\n  ]\n}\n")
     return copies * len(rows) + 1
+
+
+def _laid_out(event: dict[str, Any]) -> str:
+    """A field a line, the arguments in one line."""
+    fields = ",\n".join(f'    "{key}": {json.dumps(value)}' for key, value in event.items() if key != "args")
+    if "args" not in event:
+        return f"  {{\n{fields}\n  }}"
+    return f'  {{\n{fields}\n    ,\n    "args": {{\n      {json.dumps(event["args"])[1:-1]}\n    }}\n  }}'
 
 
 def main() -> int:
