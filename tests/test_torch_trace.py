@@ -2,9 +2,13 @@
 
 import gzip
 import json
+import os
+import sys
 from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
+import psutil
 import pytest
 
 from llm_perf_opt.analysis.capture import analyze_timelines
@@ -12,9 +16,10 @@ from llm_perf_opt.analysis.module_table import ModuleRow, module_rows
 from llm_perf_opt.analysis.operators import OperatorRow, merge_operators, operator_rows
 from llm_perf_opt.analysis.range_table import Idle
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.profiling.parsers import trace_chunks
-from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+from llm_perf_opt.profiling.parsers import trace_chunks, trace_pieces
+from llm_perf_opt.profiling.parsers.torch_trace import TorchTrace, read_torch_trace
 from llm_perf_opt.profiling.parsers.trace_events import digits_to_ns
+from llm_perf_opt.profiling.parsers.trace_share import Turns
 from tests.fixtures_dir import DATA
 from tests.trace_builder import event, step, write_trace
 
@@ -199,7 +204,6 @@ def test_the_size_of_the_pieces_does_not_matter(tmp_path: Path, monkeypatch: pyt
     events = [e for i in range(40) for e in step(i * 1000)]
     path = write_trace(tmp_path / "t.json.gz", events, pretty=True)
     whole = read_torch_trace(path)
-    monkeypatch.setattr(trace_chunks, "READ_BYTES", 97)
     monkeypatch.setattr(trace_chunks, "CHUNK_BYTES", 700)
     pieces = read_torch_trace(path)
     assert (pieces.events, sorted(pieces.timeline.names)) == (whole.events, sorted(whole.timeline.names))
@@ -216,7 +220,6 @@ def test_the_size_of_the_pieces_does_not_matter(tmp_path: Path, monkeypatch: pyt
 
 
 def test_events_inside_arguments_do_not_lead_the_cuts_astray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_chunks, "READ_BYTES", 64)
     monkeypatch.setattr(trace_chunks, "CHUNK_BYTES", 256)
     bait = {"nested": [{"ph": "X", "n": i} for i in range(30)], "text": '}, {"ph": "X", "cat": "kernel"'}
     events = [event("kernel", f'k"{{[{i}', f"{i}.000", "0.500", pid=0, tid=7, correlation=i, **bait) for i in range(20)]
@@ -304,3 +307,64 @@ def test_a_truncated_gzip_is_refused(tmp_path: Path, share: float) -> None:
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ParseError, match="No such file"):
         read_torch_trace(tmp_path / "none.json")
+
+
+def _columns(found: TorchTrace) -> list[object]:
+    """Everything a trace holds, as plain values in the file's order."""
+    line = found.timeline
+    tables = (line.kernels, line.copies, line.calls, line.ranges, found.operators, found.modules)
+    values = [v.tolist() if isinstance(v, np.ndarray) else v for t in tables for v in vars(t).values()]
+    return [found.events, found.shapes, line.names, line.devices, line.notes, values]
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("shapes", [False, True])
+def test_several_processes_read_what_one_reads(processes: int, shapes: bool) -> None:
+    alone = read_torch_trace(H200, shapes=shapes, processes=1)
+    assert _columns(read_torch_trace(H200, shapes=shapes, processes=processes)) == _columns(alone)
+
+
+@pytest.mark.parametrize("program", ["/bin/false", "/no/such/python"])
+def test_help_that_fails_costs_only_time(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    alone = read_torch_trace(H200, processes=1)
+    monkeypatch.setattr(sys, "executable", program)
+    assert _columns(read_torch_trace(H200, processes=2)) == _columns(alone)
+
+
+def test_a_broken_trace_is_refused_by_several_processes_too(tmp_path: Path) -> None:
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(H200.read_bytes()[:-1000])
+    with pytest.raises(ParseError, match="truncated; the gzip data ends too early"):
+        read_torch_trace(path, processes=2)
+    assert psutil.Process().children() == []
+
+
+def test_a_gzip_whose_checksum_is_wrong_is_refused(tmp_path: Path) -> None:
+    data = bytearray(gzip.compress(b'{"traceEvents": []}'))
+    data[-8] ^= 1
+    (tmp_path / "t.json.gz").write_bytes(data)
+    with pytest.raises(ParseError, match="not readable as gzip"):
+        read_torch_trace(tmp_path / "t.json.gz")
+
+
+def test_a_gzip_of_several_members_is_read_whole(tmp_path: Path) -> None:
+    text = ('{"traceEvents": [' + ",".join(step()) + "]}").encode()
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(gzip.compress(text[:300]) + gzip.compress(text[300:]))
+    assert len(read_torch_trace(path).timeline.kernels) == 1
+
+
+def test_each_piece_is_taken_once(tmp_path: Path) -> None:
+    with (tmp_path / "counter").open("w+b") as counter:
+        turns = Turns(counter.fileno())
+        assert [turns.take(n) for n in (0, 0, 1, 3, 2, 3, 4)] == [True, False, True, True, False, False, True]
+
+
+def test_only_long_traces_are_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_pieces, "MAX_PROCESSES", 2)
+    long, short = tmp_path / "long.json", tmp_path / "short.json"
+    with long.open("wb") as file:
+        file.truncate(trace_pieces.WORTH_SHARING_BYTES)
+    short.write_bytes(b"[]")
+    cores = len(os.sched_getaffinity(0))
+    assert (trace_pieces.processes_for(long), trace_pieces.processes_for(short)) == (min(cores, 2), 1)

@@ -15,9 +15,11 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import psutil
 
@@ -25,6 +27,7 @@ from llm_perf_opt.errors import ToolError
 
 MARKER = "LLM_PERF_COMMAND_ID"
 POLL_S = 0.2
+BESIDE_POLL_S = 0.002
 GRACE_S = 2.0
 TAIL_BYTES = 8192
 QUICK_BYTES = 256 << 20
@@ -148,6 +151,41 @@ def run_quick(argv: Sequence[str], *, env: Mapping[str, str], timeout_s: float =
     if result.timed_out:
         return None, f"no answer within {timeout_s:g} s" + (f": {text}" if text else "")
     return result.exit_code, text
+
+
+@contextmanager
+def running_beside(
+    argv: Sequence[str], *, env: Mapping[str, str], outputs: Sequence[BinaryIO], inherited: int
+) -> Iterator[Callable[[float], bool]]:
+    """Run a command of our own beside us, once for each output, with one open file inherited; none outlives the block.
+
+    The function given waits up to so many seconds for all to end and says whether all did well.
+    """
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def did_well(timeout_s: float) -> bool:
+        end = time.monotonic() + timeout_s
+        while any(process.poll() is None for process in processes) and time.monotonic() < end:
+            time.sleep(BESIDE_POLL_S)
+        return all(process.poll() == 0 for process in processes)
+
+    try:
+        for output in outputs:
+            processes.append(
+                subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.DEVNULL,
+                    env=dict(env),
+                    pass_fds=(inherited,),
+                )
+            )
+        yield did_well
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def write_cmd_file(path: Path, argv: Sequence[str], *, cwd: Path | None, env: Mapping[str, str]) -> None:

@@ -14,7 +14,7 @@ from llm_perf_opt.analysis.operators import HostEvents
 from llm_perf_opt.analysis.timeline import Activities, Calls, Device, Ranges, Timeline, no_activities
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.nsys_columns import join_calls
-from llm_perf_opt.profiling.parsers.trace_chunks import TraceText, read_chunks
+from llm_perf_opt.profiling.parsers.trace_chunks import TraceText
 from llm_perf_opt.profiling.parsers.trace_events import (
     ANNOTATION,
     CALL,
@@ -23,8 +23,8 @@ from llm_perf_opt.profiling.parsers.trace_events import (
     MODULE,
     OPERATOR,
     Piece,
-    PieceDecoder,
 )
+from llm_perf_opt.profiling.parsers.trace_pieces import processes_for, read_pieces
 
 MAX_NAME = 4096
 _WAITS = re.compile(r"Synchronize|^cudaMemcpy$|^cuMemcpy(HtoD|DtoH|DtoD)(_v\d+)?$|^cudaFree$")
@@ -42,11 +42,12 @@ class TorchTrace:
     events: int
 
 
-def read_torch_trace(path: Path, *, shapes: bool = False) -> TorchTrace:
-    """Read a trace; `shapes` keeps the input shapes of operators."""
+def read_torch_trace(path: Path, *, shapes: bool = False, processes: int | None = None) -> TorchTrace:
+    """Read a trace; `shapes` keeps the input shapes of operators. A long trace is decoded by several processes."""
+    count = processes_for(path) if processes is None else processes
     for careful in (False, True):
         try:
-            return _build(path, _collect(path, shapes=shapes, careful=careful))
+            return _build(path, _collect(path, shapes=shapes, careful=careful, processes=count))
         except msgspec.DecodeError as error:
             # A piece was cut in the wrong place, or the file is broken: careful cuts tell which.
             if careful:
@@ -89,10 +90,10 @@ class _Collected:
         return joined
 
 
-def _collect(path: Path, *, shapes: bool, careful: bool) -> _Collected:
-    decoder, found = PieceDecoder(shapes=shapes), _Collected()
-    for data in read_chunks(path, found.text, careful=careful):
-        found.add(decoder.decode(data))
+def _collect(path: Path, *, shapes: bool, careful: bool, processes: int) -> _Collected:
+    found = _Collected()
+    for piece in read_pieces(path, found.text, shapes=shapes, careful=careful, processes=processes):
+        found.add(piece)
     return found
 
 

@@ -6,28 +6,30 @@ for `careful` cuts, which follow every bracket and string.
 """
 
 import json
-import queue
 import re
-import sys
-import threading
-import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from isal import igzip, isal_zlib
 
 from llm_perf_opt.errors import ParseError
 
-READ_BYTES = 1 << 18
+HEAD_BYTES = 1 << 16
 CHUNK_BYTES = 1 << 20
-# The reading thread needs the interpreter a moment per block; at Python's default of 5 ms it would mostly wait for it.
-SWITCH_INTERVAL_S = 0.0005
 HEAD_LIMIT = 64 << 20
 GZIP_MAGIC = b"\x1f\x8b"
 _LIKELY_BORDER = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat)"\s*:)')
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
 _SPACE = b" \t\r\n"
+_CLOSE = ord("]")
+# The library has no types for the one and calls the other an instance.
+_open_packed = cast(Callable[[Path, str], BufferedIOBase], igzip.open)
+_BAD_DATA = cast(type[Exception], isal_zlib.error)
 
 
 @dataclass
@@ -35,40 +37,35 @@ class TraceText:
     """The file's text around the events, filled while the pieces are read."""
 
     head: dict[str, Any] = field(default_factory=dict)
-    event_bytes: int = 0
 
 
-def read_chunks(path: Path, text: TraceText, *, careful: bool = False) -> Iterator[bytes]:
-    """Pieces of whole events, separated by commas inside a piece, in order."""
-    source = _prefetched(_plain_bytes(path))
-    rest = _skip_head(path, source, text)
+def read_chunks(path: Path, text: TraceText, *, careful: bool = False) -> Iterator[memoryview]:
+    """Pieces in order, each a JSON list of whole events; a piece is overwritten when the next is asked for."""
     cut = _careful_cut if careful else _likely_cut
-    need, blocks, size = CHUNK_BYTES, [rest], len(rest)
-    for block in source:
-        blocks.append(block)
-        size += len(block)
-        if size < need:
-            continue
-        # Joined only when there is enough for a piece: adding block to block would copy the piece many times.
-        rest = b"".join(blocks)
-        at = cut(rest)
-        if at is None:
-            need, blocks = 2 * size, [rest]
-            continue
-        piece, rest = rest[:at], rest[at:].lstrip(b"," + _SPACE)
-        need, blocks, size = CHUNK_BYTES, [rest], len(rest)
-        text.event_bytes += len(piece)
-        yield piece
-    rest = b"".join(blocks)
-    piece = _last_piece(path, rest, text)
-    if piece:
-        text.event_bytes += len(piece)
-        yield piece
+    with _opened(path) as file:
+        rest = _skip_head(path, file, text)
+        buffer = bytearray(max(CHUNK_BYTES, 2 * len(rest)))
+        while True:
+            size = 1 + len(rest)
+            buffer[:size] = b"[" + rest
+            size += file.readinto(memoryview(buffer)[size:])
+            if size < len(buffer):
+                break
+            at = cut(buffer)
+            if at is None:
+                rest = bytes(memoryview(buffer)[1:])
+                buffer = bytearray(2 * size)
+                continue
+            rest = bytes(memoryview(buffer)[at:]).lstrip(b"," + _SPACE)
+            # Closed in place: a copy of every piece would cost as much as unpacking it.
+            buffer[at] = _CLOSE
+            yield memoryview(buffer)[: at + 1]
+        yield memoryview(_last_piece(path, bytes(memoryview(buffer)[:size]), text))
 
 
-def _likely_cut(data: bytes) -> int | None:
+def _likely_cut(data: bytearray) -> int | None:
     """Just behind the last thing that looks like the end of an event."""
-    window = 1 << 16
+    window = 1 << 12
     while True:
         start = max(0, len(data) - window)
         borders = [match.start() for match in _LIKELY_BORDER.finditer(data, start)]
@@ -76,53 +73,53 @@ def _likely_cut(data: bytes) -> int | None:
             return borders[-1] + 1
         if start == 0:
             return None
-        window *= 8
+        window *= 16
 
 
-def _careful_cut(data: bytes) -> int | None:
+def _careful_cut(data: bytearray) -> int | None:
     """Just behind the last event that is complete, following every bracket and string."""
     depth, last = 0, None
+    for token in _TOKEN.finditer(data, 0, len(data) - 1):
+        mark = token[0]
+        if mark in (b"{", b"["):
+            depth += 1
+        elif mark in (b"}", b"]"):
+            depth -= 1
+            if depth == 1:
+                last = token.end()
+            elif depth < 1:
+                break
+    return last
+
+
+def _last_piece(path: Path, data: bytes, text: TraceText) -> bytes:
+    """The events before the list's closing bracket; what follows it is kept with the head."""
+    depth, end = 0, None
     for token in _TOKEN.finditer(data):
         mark = token[0]
         if mark in (b"{", b"["):
             depth += 1
         elif mark in (b"}", b"]"):
             depth -= 1
-            if depth == 0:
-                last = token.end()
-            elif depth < 0:
-                break
-    return last
-
-
-def _last_piece(path: Path, rest: bytes, text: TraceText) -> bytes:
-    """The events before the array's closing bracket; what follows it is kept with the head."""
-    depth, end = 0, None
-    for token in _TOKEN.finditer(rest):
-        mark = token[0]
-        if mark in (b"{", b"["):
-            depth += 1
-        elif mark in (b"}", b"]"):
-            depth -= 1
-            if depth < 0:
+            if depth < 1:
                 end = token.start() if mark == b"]" else None
                 break
     if end is None:
         raise ParseError(f"{path}: truncated or damaged; the list of events does not end")
-    tail = rest[end + 1 :].strip(_SPACE)
+    tail = data[end + 1 :].strip(_SPACE)
     if "bare_list" not in text.head:
         try:
             more = json.loads(b'{"traceEvents": []' + tail)
         except ValueError as error:
             raise ParseError(f"{path}: what follows the events cannot be read ({error})") from error
         text.head.update({k: v for k, v in more.items() if k != "traceEvents"})
-    return rest[:end].rstrip(b"," + _SPACE)
+    return data[:end].rstrip(b"," + _SPACE) + b"]"
 
 
-def _skip_head(path: Path, source: Iterator[bytes], text: TraceText) -> bytes:
+def _skip_head(path: Path, file: BufferedIOBase, text: TraceText) -> bytes:
     """Read up to the first event; what stands before is kept as the head."""
     data = b""
-    for block in source:
+    while len(data) <= HEAD_LIMIT and (block := file.read(HEAD_BYTES)):
         data += block
         if data.lstrip(_SPACE).startswith(b"["):
             text.head["bare_list"] = True
@@ -135,63 +132,33 @@ def _skip_head(path: Path, source: Iterator[bytes], text: TraceText) -> bytes:
             if isinstance(head, dict):
                 text.head.update({k: v for k, v in head.items() if k != "traceEvents"})
                 return data[match.end() :].lstrip(_SPACE)
-        if len(data) > HEAD_LIMIT:
-            break
     if not data.strip(_SPACE):
         raise ParseError(f"{path}: the file is empty")
     raise ParseError(f"{path}: not a torch profiler trace (no list traceEvents at the top)")
 
 
-def _plain_bytes(path: Path) -> Iterator[bytes]:
-    """The file's bytes, unpacked where it is gzip (also several members in a row)."""
+def is_packed(path: Path) -> bool:
+    """Whether the file is gzip."""
     try:
         with path.open("rb") as file:
-            first = file.read(2)
-            file.seek(0)
-            if first != GZIP_MAGIC:
-                while block := file.read(4 * READ_BYTES):
-                    yield block
-                return
-            unpacker = zlib.decompressobj(wbits=31)
-            while block := file.read(READ_BYTES):
-                while block:
-                    yield unpacker.decompress(block)
-                    block = unpacker.unused_data
-                    if block:
-                        unpacker = zlib.decompressobj(wbits=31)
-            if not unpacker.eof:
-                raise ParseError(f"{path}: truncated; the gzip data ends too early")
-    except zlib.error as error:
+            return file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BufferedIOBase]:
+    """The file's bytes, unpacked where it is gzip (also several members in a row)."""
+    try:
+        with _open_packed(path, "rb") if is_packed(path) else path.open("rb") as file:
+            yield file
+    except EOFError as error:
+        raise ParseError(f"{path}: truncated; the gzip data ends too early") from error
+    except (igzip.BadGzipFile, _BAD_DATA) as error:
         raise ParseError(f"{path}: not readable as gzip ({error})") from error
     except OSError as error:
-        raise ParseError(f"{path}: could not be read ({error.strerror or error})") from error
+        raise _unreadable(path, error) from error
 
 
-def _prefetched(source: Iterator[bytes]) -> Iterator[bytes]:
-    """Read ahead in a thread: unpacking releases the interpreter and runs beside the decoding."""
-    ready: queue.Queue[bytes | BaseException | None] = queue.Queue(maxsize=4)
-    stop = threading.Event()
-
-    def fill() -> None:
-        try:
-            for block in source:
-                if stop.is_set():
-                    return
-                ready.put(block)
-            ready.put(None)
-        except ParseError as error:
-            ready.put(error)
-
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(min(usual, SWITCH_INTERVAL_S))
-    threading.Thread(target=fill, daemon=True).start()
-    try:
-        while (item := ready.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        sys.setswitchinterval(usual)
-        stop.set()
-        while not ready.empty():
-            ready.get_nowait()
+def _unreadable(path: Path, error: OSError) -> ParseError:
+    return ParseError(f"{path}: could not be read ({error.strerror or error})")

@@ -89,7 +89,7 @@ class EventDecoder:
         self._known: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[either])
         self._lenient: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[any_phase])  # type: ignore[valid-type]
 
-    def decode(self, text: bytes) -> list[Any]:
+    def decode(self, text: bytes | memoryview) -> list[Any]:
         """Complete events, and others with an empty category."""
         try:
             found: list[Any] = self._known.decode(text)
@@ -110,6 +110,19 @@ class Table:
     device: Ints
     size_bytes: Ints
     shape: Ints
+
+
+_NONE: Ints = np.zeros(0, np.int64)
+NO_ROWS = Table(
+    start_ns=_NONE,
+    end_ns=_NONE,
+    name=_NONE,
+    thread=_NONE,
+    correlation=_NONE,
+    device=_NONE,
+    size_bytes=_NONE,
+    shape=_NONE,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,9 +148,8 @@ class PieceDecoder:
         self._exact = EventDecoder(args, msgspec.Raw)
         self._digits = False
 
-    def decode(self, data: bytes) -> Piece:
+    def decode(self, text: bytes | memoryview) -> Piece:
         """Raises msgspec.DecodeError where the piece is not a list of events."""
-        text = b"[" + data + b"]"
         if not self._digits:
             try:
                 return self._piece(self._fast.decode(text), _from_floats)
@@ -182,8 +194,9 @@ class PieceDecoder:
         """The columns of one kind, and how many events had no time or a negative one."""
         if kind == MODULE:
             rows = [e for e in rows if e.name.startswith(MODULE_PREFIX)]
+        if not rows:
+            return NO_ROWS, 0, 0
         rows, start, length, unusable, negative = _times(rows, to_ns)
-        none = np.zeros(0, np.int64)
         on_gpu = kind in (KERNEL, COPY)
         shaped = self._shapes and kind == OPERATOR
         arguments = [e.args for e in rows] if on_gpu or shaped or kind == CALL else []
@@ -194,12 +207,12 @@ class PieceDecoder:
                 start_ns=start,
                 end_ns=start + length,
                 name=np.fromiter(map(names.__getitem__, map(_NAME, rows)), np.int32, len(rows)),
-                thread=none if on_gpu else _threads(rows, threads),
+                thread=_NONE if on_gpu else _threads(rows, threads),
                 correlation=np.array(correlation, np.int64),
-                device=np.array([0 if a is None else a.device for a in arguments], np.int32) if on_gpu else none,
+                device=np.array([0 if a is None else a.device for a in arguments], np.int32) if on_gpu else _NONE,
                 size_bytes=np.array([0 if a is None else a.bytes for a in arguments], np.int64)
                 if kind == COPY
-                else none,
+                else _NONE,
                 shape=np.array(shape, np.int32),
             ),
             unusable,
