@@ -1,9 +1,9 @@
 """Kernel summary and kernels per NVTX range of an nsys export, against `nsys stats`, pandas and sqlite3.
 
-    python benchmarks/nsys_sqlite.py [--kernels 2000000] [--rounds 3] [--pandas PYTHON]
+    python benchmarks/nsys_sqlite.py [--kernels 2000000] [--rounds 5] [--pandas PYTHON]
 
 Scales the H200 capture of the tests to many kernels, then runs every contender in a process of its own, one after the
-other in each round. Time is that of the whole process, memory its peak resident size, both medians of the rounds.
+other in each round. Time is that of the whole process (median of the rounds), memory its peak resident size.
 Totals are compared: a contender that disagrees is marked. `--pandas` names an interpreter that has pandas. Writes
 benchmarks/results/nsys_sqlite.json. Aims: summary and ranges at least 10 times faster than `nsys stats`, ranges in a
 third of its memory, twice the capture in at most 2.3 times the time.
@@ -12,20 +12,16 @@ third of its memory, twice the capture in at most 2.3 times the time.
 import argparse
 import json
 import lzma
-import os
 import shutil
 import sqlite3
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
+from contest import contest, seconds_of
 
 REPO = Path(__file__).resolve().parent.parent
 FIXTURE = REPO / "tests" / "data" / "h200" / "llama.sqlite.xz"
@@ -41,7 +37,6 @@ SCALED = (
 AIM_SUMMARY = AIM_RANGES = 10.0
 AIM_MEMORY = 1 / 3
 AIM_GROWTH = 2.3
-LOOK_EVERY_S = 0.05
 
 SUMMARY_OURS = """
 import sys; from pathlib import Path
@@ -124,38 +119,6 @@ def scale(path: Path, kernels: int) -> None:
     db.close()
 
 
-def measure(argv: list[str]) -> dict[str, Any]:
-    """Seconds and peak memory of a command with all it starts, and what it printed."""
-    with tempfile.TemporaryFile("w+") as out:
-        start = time.perf_counter()
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL)
-        done = threading.Event()
-        with ThreadPoolExecutor(1) as pool:
-            watched = pool.submit(_largest_sum, process.pid, done)
-            _, status, usage = os.wait4(process.pid, 0)
-            seconds = time.perf_counter() - start
-            done.set()
-        process.returncode = os.waitstatus_to_exitcode(status)
-        out.seek(0)
-        peak = max(watched.result(), usage.ru_maxrss << 10)
-        return {"seconds": seconds, "peak_mb": peak / 2**20, "out": out.read(), "code": process.returncode}
-
-
-def _largest_sum(pid: int, done: threading.Event) -> int:
-    """The largest resident memory of the whole tree seen in glances; the kernel knows only single processes.
-
-    Looking takes time from the command on a small machine, so it is done rarely.
-    """
-    peak = 0
-    while not done.wait(LOOK_EVERY_S):
-        try:
-            root = psutil.Process(pid)
-            peak = max(peak, sum(p.memory_info().rss for p in (root, *root.children(recursive=True))))
-        except psutil.NoSuchProcess:
-            continue
-    return peak
-
-
 def contenders(path: Path, pandas: str | None) -> dict[str, dict[str, list[str]]]:
     nsys = shutil.which("nsys")
     found: dict[str, dict[str, list[str]]] = {"summary": {}, "ranges": {}}
@@ -193,20 +156,17 @@ def answer(name: str, out: str) -> tuple[int, int]:
 def run(path: Path, rounds: int, pandas: str | None) -> dict[str, list[dict[str, Any]]]:
     table: dict[str, list[dict[str, Any]]] = {}
     for kind, entries in contenders(path, pandas).items():
-        samples: dict[str, list[dict[str, Any]]] = {name: [] for name in entries}
-        for _ in range(rounds):
-            for name, argv in entries.items():
-                samples[name].append(measure(argv))
+        found = contest(entries, rounds)
         ours = next(name for name in entries if name.startswith("llm-perf"))
-        expected = answer(ours, samples[ours][0]["out"])
+        expected = answer(ours, found[ours].out)
         table[kind] = [
             {
                 "how": name,
-                "seconds": round(statistics.median(s["seconds"] for s in found), 3),
-                "peak_mb": round(statistics.median(s["peak_mb"] for s in found)),
-                "agrees": found[0]["code"] == 0 and answer(name, found[0]["out"]) == expected,
+                "seconds": round(outcome.seconds, 3),
+                "peak_mb": round(outcome.peak_mb),
+                "agrees": not outcome.failed and answer(name, outcome.out) == expected,
             }
-            for name, found in samples.items()
+            for name, outcome in found.items()
         ]
     return table
 
@@ -214,7 +174,7 @@ def run(path: Path, rounds: int, pandas: str | None) -> dict[str, list[dict[str,
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kernels", type=int, default=2_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--pandas", help="an interpreter that has pandas")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -224,9 +184,9 @@ def main() -> int:
         double = Path(folder) / "double.sqlite"
         scale(double, 2 * args.kernels)
         argv = [sys.executable, "-c", RANGES_OURS]
-        pairs = [(measure([*argv, str(path)]), measure([*argv, str(double)])) for _ in range(args.rounds)]
+        pairs = [(seconds_of([*argv, str(path)]), seconds_of([*argv, str(double)])) for _ in range(args.rounds)]
         size_mb = path.stat().st_size / 2**20
-    growth = statistics.median(b["seconds"] / a["seconds"] for a, b in pairs)
+    growth = statistics.median(b / a for a, b in pairs)
     result: dict[str, Any] = {"kernels": args.kernels, "size_mb": round(size_mb), "rounds": args.rounds, **table}
     result["growth_when_doubled"] = round(growth, 2)
     met = growth <= AIM_GROWTH

@@ -3,7 +3,7 @@
     python benchmarks/torch_trace.py [--events 1000000] [--rounds 3] [--peers PYTHON] [--long 10000000]
 
 Scales the H200 trace of the tests to many events (.json.gz), then runs every contender in a process of its own, one
-after the other in each round; medians of whole-process time and peak resident memory. `--peers` names an interpreter
+after the other in each round; medians of whole-process time, and peak resident memory. `--peers` names an interpreter
 that has HolisticTraceAnalysis and pandas 2. `--long` also reads a trace of that length, for its memory. Writes
 benchmarks/results/torch_trace.json. Aims: at least 25 times faster than HolisticTraceAnalysis in no more than an eighth
 of its memory, and 10 million events under 1 GB.
@@ -12,13 +12,12 @@ of its memory, and 10 million events under 1 GB.
 import argparse
 import gzip
 import json
-import statistics
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from nsys_sqlite import measure
+from contest import contest, peak_mb_of, seconds_of
 
 REPO = Path(__file__).resolve().parent.parent
 FIXTURE = REPO / "tests" / "data" / "h200" / "llama.trace.json.gz"
@@ -108,13 +107,10 @@ def main() -> int:
     entries = {"llm-perf": [sys.executable, "-c", OURS]}
     if args.peers:
         entries |= {"HolisticTraceAnalysis": [args.peers, "-c", HTA], "json + pandas": [args.peers, "-c", PANDAS]}
-    samples: dict[str, list[dict[str, Any]]] = {name: [] for name in entries}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json.gz"
         events = scale(path, args.events)
-        for _ in range(args.rounds):
-            for name, argv in entries.items():
-                samples[name].append(measure([*argv, str(path)]))
+        found = contest({name: [*argv, str(path)] for name, argv in entries.items()}, args.rounds)
         result: dict[str, Any] = {
             "events": events,
             "size_mb": round(path.stat().st_size / 2**20),
@@ -125,11 +121,11 @@ def main() -> int:
     result["table"] = [
         {
             "how": name,
-            "seconds": round(statistics.median(s["seconds"] for s in found), 2),
-            "peak_mb": round(statistics.median(s["peak_mb"] for s in found)),
-            "kernels, busy ns, operators": found[0]["out"].split("\n")[-2] if found[0]["code"] == 0 else "failed",
+            "seconds": round(outcome.seconds, 2),
+            "peak_mb": round(outcome.peak_mb),
+            "kernels, busy ns, operators": "failed" if outcome.failed else outcome.out.split("\n")[-2],
         }
-        for name, found in samples.items()
+        for name, outcome in found.items()
     ]
     met = _compare(result)
     RESULTS.parent.mkdir(exist_ok=True)
@@ -140,8 +136,8 @@ def main() -> int:
 
 def _read_long(path: Path, events: int, argv: list[str]) -> dict[str, Any]:
     count = scale(path, events)
-    found = measure([*argv, str(path)])
-    return {"events": count, "seconds": round(found["seconds"], 1), "peak_mb": round(found["peak_mb"])}
+    seconds, peak_mb = seconds_of([*argv, str(path)]), peak_mb_of([*argv, str(path)])
+    return {"events": count, "seconds": round(seconds, 1), "peak_mb": round(peak_mb)}
 
 
 def _compare(result: dict[str, Any]) -> bool:

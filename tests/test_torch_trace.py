@@ -19,7 +19,7 @@ from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers import trace_chunks, trace_pieces
 from llm_perf_opt.profiling.parsers.torch_trace import TorchTrace, read_torch_trace
 from llm_perf_opt.profiling.parsers.trace_events import digits_to_ns
-from llm_perf_opt.profiling.parsers.trace_share import Turns
+from llm_perf_opt.profiling.parsers.trace_share import SLOT_BYTES, Slots
 from tests.fixtures_dir import DATA
 from tests.trace_builder import event, step, write_trace
 
@@ -354,10 +354,19 @@ def test_a_gzip_of_several_members_is_read_whole(tmp_path: Path) -> None:
     assert len(read_torch_trace(path).timeline.kernels) == 1
 
 
-def test_each_piece_is_taken_once(tmp_path: Path) -> None:
-    with (tmp_path / "counter").open("w+b") as counter:
-        turns = Turns(counter.fileno())
-        assert [turns.take(n) for n in (0, 0, 1, 3, 2, 3, 4)] == [True, False, True, True, False, False, True]
+def test_slots_hold_a_piece_until_it_is_given_back(tmp_path: Path) -> None:
+    with (tmp_path / "memory").open("w+b") as file:
+        ours, theirs = Slots(file.fileno()), Slots(file.fileno())
+        assert [ours.put(memoryview(b"[1]")), ours.put(memoryview(b"[22]")), ours.put(memoryview(b"[]"))] == [
+            0,
+            1,
+            None,
+        ]
+        assert bytes(theirs.get(1, 4)) == b"[22]"
+        theirs.give_back(1)
+        assert ours.put(memoryview(bytes(SLOT_BYTES + 1))) is None
+        assert ours.put(memoryview(b"[333]")) == 1
+        assert (bytes(theirs.get(0, 3)), bytes(theirs.get(1, 5))) == (b"[1]", b"[333]")
 
 
 def test_only_long_traces_are_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

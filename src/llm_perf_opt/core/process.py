@@ -15,11 +15,10 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 import psutil
 
@@ -153,39 +152,42 @@ def run_quick(argv: Sequence[str], *, env: Mapping[str, str], timeout_s: float =
     return result.exit_code, text
 
 
-@contextmanager
-def running_beside(
-    argv: Sequence[str], *, env: Mapping[str, str], outputs: Sequence[BinaryIO], inherited: int
-) -> Iterator[Callable[[float], bool]]:
-    """Run a command of our own beside us, once for each output, with one open file inherited; none outlives the block.
+class Beside:
+    """A program of our own that works for us while we go on: bytes in, results in a file. It does not outlive us."""
 
-    The function given waits up to so many seconds for all to end and says whether all did well.
-    """
-    processes: list[subprocess.Popen[bytes]] = []
+    def __init__(
+        self, argv: Sequence[str], *, env: Mapping[str, str], output: BinaryIO, inherited: Sequence[int]
+    ) -> None:
+        self._process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.DEVNULL,
+            env=dict(env),
+            pass_fds=tuple(inherited),
+            bufsize=0,
+        )
+        assert self._process.stdin is not None
+        self._input = self._process.stdin
 
-    def did_well(timeout_s: float) -> bool:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._input.close()
+        self._process.kill()
+        self._process.wait()
+
+    def send(self, data: bytes) -> None:
+        self._input.write(data)
+
+    def ends_well(self, timeout_s: float) -> bool:
+        """Nothing more will be sent: whether it ends in time and without a failure."""
+        self._input.close()
         end = time.monotonic() + timeout_s
-        while any(process.poll() is None for process in processes) and time.monotonic() < end:
+        while self._process.poll() is None and time.monotonic() < end:
             time.sleep(BESIDE_POLL_S)
-        return all(process.poll() == 0 for process in processes)
-
-    try:
-        for output in outputs:
-            processes.append(
-                subprocess.Popen(
-                    argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.DEVNULL,
-                    env=dict(env),
-                    pass_fds=(inherited,),
-                )
-            )
-        yield did_well
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        return self._process.poll() == 0
 
 
 def write_cmd_file(path: Path, argv: Sequence[str], *, cwd: Path | None, env: Mapping[str, str]) -> None:

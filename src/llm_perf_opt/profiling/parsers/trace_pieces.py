@@ -1,4 +1,4 @@
-"""The decoded pieces of a trace; of a long one, several processes decode a share each.
+"""The decoded pieces of a trace. Of a long one, other processes decode what this one has no time for.
 
 The others are only help: if one of them fails, nothing is lost but time.
 """
@@ -11,20 +11,20 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from operator import itemgetter
 from pathlib import Path
-from typing import BinaryIO
+from typing import Self
 
-from llm_perf_opt.core.process import allowed_environment, running_beside
+from llm_perf_opt.core.process import Beside, allowed_environment
 from llm_perf_opt.profiling.parsers.trace_chunks import TraceText, is_packed, read_chunks
 from llm_perf_opt.profiling.parsers.trace_events import Piece, PieceDecoder
-from llm_perf_opt.profiling.parsers.trace_share import WITH_SHAPES, Turns, decode_share
+from llm_perf_opt.profiling.parsers.trace_share import TASK, WITH_SHAPES, Slots
 
 MAX_PROCESSES = 4
 # Below this the help would arrive when the work is done.
 WORTH_SHARING_BYTES = 64 << 20
 PACKED_FACTOR = 8
-# When we are through, the others have at most a piece each to finish.
+# When we are through, the others have a few pieces left.
 PATIENCE_S = 60.0
-_SHARE = "llm_perf_opt.profiling.parsers.trace_share"
+_PROGRAM = "llm_perf_opt.profiling.parsers.trace_share"
 
 
 def processes_for(path: Path) -> int:
@@ -49,30 +49,60 @@ def read_pieces(path: Path, text: TraceText, *, shapes: bool, processes: int, ca
 
 def _read_together(path: Path, text: TraceText, *, shapes: bool, processes: int) -> list[Piece] | None:
     """The pieces in order, or None where the help did not work out."""
+    decoder, found = PieceDecoder(shapes=shapes), []
     try:
-        with ExitStack() as files:
-            counter, *outputs = [files.enter_context(tempfile.TemporaryFile()) for _ in range(processes)]
-            handle = counter.fileno()
-            argv = [sys.executable, "-P", "-m", _SHARE, str(path), str(handle), *([WITH_SHAPES] if shapes else [])]
-            env = allowed_environment(os.environ)
-            with running_beside(argv, env=env, outputs=outputs, inherited=handle) as did_well:
-                found = list(decode_share(path, text, Turns(handle), shapes=shapes))
-                if not did_well(PATIENCE_S):
+        with ExitStack() as stack:
+            others = [stack.enter_context(_Other(shapes=shapes)) for _ in range(processes - 1)]
+            for number, data in enumerate(read_chunks(path, text)):
+                if not any(other.takes(number, data) for other in others):
+                    found.append((number, decoder.decode(data)))
+            for other in others:
+                if not other.did_well():
                     return None
-            for output in outputs:
-                found += _saved(output)
+                found += other.pieces()
     except OSError:
-        # No room for temporary files, or no process to be had.
+        # No room for temporary files, no process to be had, or one that ended early.
         return None
     found.sort(key=itemgetter(0))
-    # A file that changed meanwhile was not cut alike by all.
-    whole = [number for number, _ in found] == list(range(len(found)))
-    return [piece for _, piece in found] if whole else None
+    return [piece for _, piece in found]
 
 
-def _saved(output: BinaryIO) -> Iterator[tuple[int, Piece]]:
-    """What another process left."""
-    size = output.seek(0, os.SEEK_END)
-    output.seek(0)
-    while output.tell() < size:
-        yield pickle.load(output)
+class _Other:
+    """A process that decodes pieces for us."""
+
+    def __init__(self, *, shapes: bool) -> None:
+        self._flags = [WITH_SHAPES] if shapes else []
+        self._files = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as files:
+            memory = files.enter_context(tempfile.TemporaryFile())
+            self._output = files.enter_context(tempfile.TemporaryFile())
+            self._slots = Slots(memory.fileno())
+            argv = [sys.executable, "-P", "-m", _PROGRAM, str(memory.fileno()), *self._flags]
+            env = allowed_environment(os.environ)
+            beside = Beside(argv, env=env, output=self._output, inherited=(memory.fileno(),))
+            self._process = files.enter_context(beside)
+            self._files = files.pop_all()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._files.close()
+
+    def takes(self, number: int, data: memoryview) -> bool:
+        """Hand a piece over if there is room for it."""
+        slot = self._slots.put(data)
+        if slot is None:
+            return False
+        self._process.send(TASK.pack(number, slot, len(data)))
+        return True
+
+    def did_well(self) -> bool:
+        return self._process.ends_well(PATIENCE_S)
+
+    def pieces(self) -> Iterator[tuple[int, Piece]]:
+        """What it decoded, with the pieces' numbers."""
+        size = self._output.seek(0, os.SEEK_END)
+        self._output.seek(0)
+        while self._output.tell() < size:
+            yield pickle.load(self._output)

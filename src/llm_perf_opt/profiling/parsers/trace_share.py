@@ -1,53 +1,65 @@
-"""One process's share of a trace: it walks the whole file and decodes the pieces nobody else has taken.
+"""Decodes pieces of a trace for another process: text comes in shared memory, tasks on the standard input."""
 
-Unpacking and cutting are cheap beside decoding. Also a program: what others run to help decode a long trace.
-"""
-
-import fcntl
+import mmap
 import os
 import pickle
+import struct
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
-from llm_perf_opt.profiling.parsers.trace_chunks import TraceText, read_chunks
 from llm_perf_opt.profiling.parsers.trace_events import Piece, PieceDecoder
 
 WITH_SHAPES = "--shapes"
-_COUNTER_BYTES = 8
+# One piece is decoded while the next waits.
+SLOTS = 2
+SLOT_BYTES = 2 << 20
+TASK = struct.Struct("<QII")
+_FREE, _FULL = b"\0", b"\1"
 
 
-@dataclass(frozen=True)
-class Turns:
-    """The number of the next piece nobody has taken, in a file that all processes have open."""
+class Slots:
+    """A few pieces of text in a file that two processes have mapped; a byte each says whether it is in use."""
 
-    handle: int
+    def __init__(self, handle: int) -> None:
+        size = SLOTS * (SLOT_BYTES + 1)
+        os.ftruncate(handle, size)
+        self._memory = mmap.mmap(handle, size)
 
-    def take(self, number: int) -> bool:
-        """Whether this piece is ours. The lock is the process's own and goes with it, whatever ends it."""
-        fcntl.lockf(self.handle, fcntl.LOCK_EX)
-        try:
-            free = number >= int.from_bytes(os.pread(self.handle, _COUNTER_BYTES, 0), "little")
-            if free:
-                os.pwrite(self.handle, (number + 1).to_bytes(_COUNTER_BYTES, "little"), 0)
-        finally:
-            fcntl.lockf(self.handle, fcntl.LOCK_UN)
-        return free
+    def put(self, text: memoryview) -> int | None:
+        """The slot the text went to, or None where it does not fit or all are in use."""
+        slot = self._memory.find(_FREE, SLOTS * SLOT_BYTES) - SLOTS * SLOT_BYTES
+        if slot < 0 or len(text) > SLOT_BYTES:
+            return None
+        self._memory[slot * SLOT_BYTES : slot * SLOT_BYTES + len(text)] = text
+        self._mark(slot, _FULL)
+        return slot
+
+    def get(self, slot: int, size: int) -> memoryview:
+        return memoryview(self._memory)[slot * SLOT_BYTES : slot * SLOT_BYTES + size]
+
+    def give_back(self, slot: int) -> None:
+        self._mark(slot, _FREE)
+
+    def _mark(self, slot: int, state: bytes) -> None:
+        place = SLOTS * SLOT_BYTES + slot
+        self._memory[place : place + 1] = state
 
 
-def decode_share(path: Path, text: TraceText, turns: Turns, *, shapes: bool) -> Iterator[tuple[int, Piece]]:
-    """The pieces this process took, with their numbers."""
+def decode_tasks(slots: Slots, tasks: Iterator[bytes], *, shapes: bool) -> Iterator[tuple[int, Piece]]:
+    """The pieces asked for, with their numbers."""
     decoder = PieceDecoder(shapes=shapes)
-    for number, data in enumerate(read_chunks(path, text)):
-        if turns.take(number):
-            yield number, decoder.decode(data)
+    for task in tasks:
+        number, slot, size = TASK.unpack(task)
+        piece = decoder.decode(slots.get(slot, size))
+        slots.give_back(slot)
+        yield number, piece
 
 
 def main(argv: Sequence[str]) -> None:
-    """Write the share to the standard output."""
-    path, counter, *flags = argv
-    for numbered in decode_share(Path(path), TraceText(), Turns(int(counter)), shapes=WITH_SHAPES in flags):
+    """Write the pieces to the standard output until there are no more tasks."""
+    handle, *flags = argv
+    tasks = iter(lambda: sys.stdin.buffer.read(TASK.size), b"")
+    for numbered in decode_tasks(Slots(int(handle)), tasks, shapes=WITH_SHAPES in flags):
         pickle.dump(numbered, sys.stdout.buffer, protocol=pickle.HIGHEST_PROTOCOL)
 
 
