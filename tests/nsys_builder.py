@@ -79,8 +79,8 @@ class Export:
         return path
 
 
-def h200_export(folder: Path) -> Path:
-    """The real capture of a Llama on an H200, unpacked."""
-    path = folder / "llama.sqlite"
-    path.write_bytes(lzma.decompress((DATA / "h200" / "llama.sqlite.xz").read_bytes()))
+def h200_export(folder: Path, name: str = "llama") -> Path:
+    """A real capture on an H200, unpacked: of a Llama, or of a small program that replays a CUDA graph."""
+    path = folder / f"{name}.sqlite"
+    path.write_bytes(lzma.decompress((DATA / "h200" / f"{name}.sqlite.xz").read_bytes()))
     return path

@@ -64,6 +64,30 @@ def test_decode_on_the_h200_is_found_launch_bound(analysis: CaptureAnalysis) -> 
     assert "CUDA graph" in finding.remedy
 
 
+# Twice: a prefill of 12 kernels, then 10 steps, each a graph of the same 12 and one kernel beside it.
+def test_kernels_of_a_cuda_graph_count_where_its_nodes_were_traced(tmp_path: Path) -> None:
+    found = analyze_timelines([read_nsys_sqlite(h200_export(tmp_path, "graphs_node"))])
+    rows = {r.name: (r.instances, r.kernel_count, r.gpu_busy_ns) for r in found.ranges}
+    assert rows == {
+        "prefill": (2, 24, 83_487),
+        "decode": (2, 2 * 10 * 13, 865_850),
+        "decode_step": (20, 2 * 10 * 13, 865_850),
+    }
+    assert (found.graphs["launches_traced_as_a_whole"], found.notes) == (0, ())
+
+
+def test_a_cuda_graph_traced_as_a_whole_is_busy_and_named(tmp_path: Path) -> None:
+    found = analyze_timelines([read_nsys_sqlite(h200_export(tmp_path, "graphs_whole"))])
+    rows = {r.name: (r.instances, r.kernel_count, r.gpu_busy_ns) for r in found.ranges}
+    busy_ns = 918_941 + 25_600
+    assert rows == {"prefill": (2, 24, 83_776), "decode": (2, 20, busy_ns), "decode_step": (20, 20, busy_ns)}
+    assert found.graphs == {"launches_traced_as_a_whole": 20, "total_ns": 918_941}
+    assert found.notes == (
+        "graphs_whole.sqlite: 20 CUDA graph launch(es) were traced as a whole: their kernels are not listed; capture "
+        "with pipeline.nsys.cuda_graph_trace=node to see them",
+    )
+
+
 def test_the_gpu_is_described_as_the_capture_describes_it(h200: Path) -> None:
     assert read_nsys_sqlite(h200).devices == (
         Device(

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import sys
+from collections import Counter
 from decimal import Decimal
 from pathlib import Path
 
@@ -86,6 +87,19 @@ def test_the_operators_of_the_h200_equal_a_plain_walk_over_the_stack() -> None:
     assert {r.name: (r.calls, r.self_cpu_ns) for r in rows} == {n: (calls[n], own[n]) for n in calls}
     launched = sum(int((t.end_ns - t.start_ns).sum()) for t in (trace.timeline.kernels, trace.timeline.copies))
     assert sum(r.self_device_ns for r in rows) == launched
+
+
+def test_kernels_of_a_cuda_graph_belong_to_its_launch() -> None:
+    trace = read_torch_trace(DATA / "h200" / "graphs.trace.json.gz")
+    (row,) = analyze_timelines([trace.timeline]).ranges
+    assert (row.name, row.kernel_count, row.gpu_busy_ns, row.wall_ns) == ("decode", 10 * 13, 433_916, 14_545_079)
+    # The operator launched one kernel a step; the graph's are nobody's but the range's.
+    (add,) = operator_rows(trace.timeline, trace.operators)
+    raw = json.loads(gzip.decompress((DATA / "h200" / "graphs.trace.json.gz").read_bytes()))["traceEvents"]
+    kernels = [(e["args"]["correlation"], _ns(e["dur"])) for e in raw if e.get("cat") == "kernel"]
+    together = Counter(correlation for correlation, _ in kernels)
+    adds = [dur for correlation, dur in kernels if together[correlation] == 1]
+    assert (add.name, add.calls, add.self_device_ns, len(adds)) == ("aten::add_", 10, sum(adds), 10)
 
 
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
