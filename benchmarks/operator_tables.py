@@ -11,7 +11,6 @@ import itertools
 import json
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +31,13 @@ def record(passes: int) -> Any:
     return profiler
 
 
-def pieces(path: Path, size: int) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while piece := file.read(size):
-            yield piece
-
-
 def ours(path: Path) -> dict[tuple[str, str | None], tuple[int, int, int]]:
     """Name and shapes to calls, self and total CPU time."""
     from llm_perf_opt.workload.operators import operator_table
-    from llm_perf_opt.workload.trace_columns import collect
-    from llm_perf_opt.workload.trace_events import CHUNK_BYTES, read_events
+    from llm_perf_opt.workload.trace_columns import read_columns
     from llm_perf_opt.workload.trace_sweep import sweep
 
-    columns = collect(read_events(pieces(path, CHUNK_BYTES), source=str(path)))
+    columns = read_columns(path)
     rows = operator_table(columns, sweep(columns), by_shape=True)
     return {(r.name, r.input_shapes): (r.calls, r.self_cpu_ns, r.total_cpu_ns) for r in rows}
 

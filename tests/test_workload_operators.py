@@ -3,7 +3,7 @@
 import csv
 import gzip
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +13,19 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from fixtures_dir import shared_fixtures
 from llm_perf_opt.errors import ParseError
+from llm_perf_opt.profiling.parsers import trace_chunks
 from llm_perf_opt.workload.models.base import Sample
 from llm_perf_opt.workload.module_shares import cpu_shares, device_shares, module_ranges
 from llm_perf_opt.workload.operators import KernelRow, OperatorRow, kernel_table, operator_table
-from llm_perf_opt.workload.trace_columns import TraceColumns, collect
-from llm_perf_opt.workload.trace_events import read_events
+from llm_perf_opt.workload.trace_columns import TraceColumns, read_columns
 from llm_perf_opt.workload.trace_report import write_trace_report
 from llm_perf_opt.workload.trace_sweep import sweep
 from workload_fakes import TOKENS
 
 
-def pieces(data: bytes, size: int) -> Iterator[bytes]:
-    yield from (data[i : i + size] for i in range(0, len(data), size))
-
-
-def columns_of(data: bytes, size: int = 700) -> TraceColumns:
-    return collect(read_events(pieces(data, size), source="a trace"))
+def columns_of(data: bytes, tmp_path: Path) -> TraceColumns:
+    (tmp_path / "trace.json").write_bytes(data)
+    return read_columns(tmp_path / "trace.json")
 
 
 def event(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> dict[str, Any]:
@@ -75,8 +72,11 @@ def row(name: str, calls: int, cpu: Sequence[int], device: Sequence[int], shapes
 
 
 @pytest.mark.parametrize("indent", [2, None])
-def test_device_time_reaches_the_operator_that_launched_it_and_those_around_it(indent: int | None) -> None:
-    columns = columns_of(gpu_trace(indent), size=97)
+def test_device_time_reaches_the_operator_that_launched_it_and_those_around_it(
+    indent: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_chunks, "CHUNK_BYTES", 700)
+    columns = columns_of(gpu_trace(indent), tmp_path)
     found = sweep(columns)
     assert operator_table(columns, found, by_shape=False) == [
         row("aten::mm", 1, (7125, 10125), (30000, 30000)),
@@ -95,18 +95,18 @@ def test_device_time_reaches_the_operator_that_launched_it_and_those_around_it(i
     ]
 
 
-def test_module_shares_are_exclusive_and_sum_to_one() -> None:
-    columns = columns_of(gpu_trace())
+def test_module_shares_are_exclusive_and_sum_to_one(tmp_path: Path) -> None:
+    columns = columns_of(gpu_trace(), tmp_path)
     found = sweep(columns)
     assert cpu_shares(found) == {"prefill": {"attention": 0.5, "norm": 0.1, "other": 0.4}}
     assert device_shares(columns, found) == {"prefill": {"other": 0.1, "norm": 0.15, "attention": 0.75}}
 
 
-def test_a_trace_that_is_cut_off_or_none_at_all_is_refused() -> None:
-    with pytest.raises(ParseError, match="the trace may be cut off"):
-        columns_of(gpu_trace()[:-40])
-    with pytest.raises(ParseError, match="has no traceEvents"):
-        columns_of(b"{}")
+def test_a_trace_that_is_cut_off_or_none_at_all_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ParseError, match="truncated or damaged"):
+        columns_of(gpu_trace()[:-40], tmp_path)
+    with pytest.raises(ParseError, match="no list traceEvents"):
+        columns_of(b"{}", tmp_path)
 
 
 def small_model() -> Any:
@@ -124,7 +124,7 @@ def test_the_operator_table_equals_torchs_own(tmp_path: Path, by_shape: bool) ->
             with record_function("prefill"):
                 model(torch.ones(1, length, 32).to(torch.float64).float()).sum().item()
     prof.export_chrome_trace(str(tmp_path / "t.json"))
-    columns = columns_of((tmp_path / "t.json").read_bytes(), size=50_000)
+    columns = read_columns(tmp_path / "t.json")
     ours = {
         (r.name, r.input_shapes): (r.calls, r.self_cpu_ns, r.total_cpu_ns, r.self_cpu_memory_bytes)
         for r in operator_table(columns, sweep(columns), by_shape=by_shape)
@@ -151,7 +151,7 @@ def test_hooks_attribute_a_forward_to_its_modules_and_leave_nothing_behind(tmp_p
             with record_function(name):
                 loaded.decode(inputs[:, -1:], None)
     prof.export_chrome_trace(str(tmp_path / "t.json"))
-    shares = cpu_shares(sweep(columns_of((tmp_path / "t.json").read_bytes())))
+    shares = cpu_shares(sweep(read_columns(tmp_path / "t.json")))
     assert shares is not None
     for phase in ("prefill", "decode"):
         assert set(shares[phase]) == {"embedding", "mlp", "norm", "lm_head", "other"}
@@ -188,8 +188,7 @@ def test_every_kernel_of_a_real_gpu_trace_is_attributed() -> None:
     folder = shared_fixtures()
     if folder is None:
         pytest.skip("the real captures are not beside the checkout")
-    with gzip.open(folder / "h200" / "llama.trace.json.gz") as file:
-        columns = columns_of(file.read(), size=1 << 20)
+    columns = read_columns(folder / "h200" / "llama.trace.json.gz")
     found = sweep(columns)
     kernels, operators = kernel_table(columns, found), operator_table(columns, found, by_shape=False)
     assert sum(k.launches for k in kernels) == 6239

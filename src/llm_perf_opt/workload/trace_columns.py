@@ -3,9 +3,11 @@
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Generic, TypeVar
 
-from llm_perf_opt.workload.trace_events import TraceEvent
+from llm_perf_opt.profiling.parsers.trace_chunks import read_with_cuts
+from llm_perf_opt.workload.trace_events import TraceEvent, read_events
 
 T = TypeVar("T")
 
@@ -73,8 +75,12 @@ class TraceColumns:
         return ["".join(shape.decode().split()) for shape in self.shapes]
 
 
-def collect(pieces: Iterable[list[TraceEvent]]) -> TraceColumns:
-    """Take what the tables need out of the events; Python frames, flows and metadata are left out."""
+def read_columns(path: Path) -> TraceColumns:
+    """Take what the tables need out of a trace; Python frames, flows and metadata are left out."""
+    return read_with_cuts(path, lambda careful: _collect(read_events(path, careful=careful)))
+
+
+def _collect(pieces: Iterable[list[TraceEvent]]) -> TraceColumns:
     columns = TraceColumns()
     for events in pieces:
         timed = [event for event in events if event.ph == "X"]

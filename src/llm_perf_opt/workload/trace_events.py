@@ -1,18 +1,11 @@
-"""Reads the events of a Chrome trace piece by piece, so that memory does not grow with the file."""
+"""What the tables of the torch profiler stage need of a trace's events."""
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
-from llm_perf_opt.errors import ParseError
-
-CHUNK_BYTES = 4 << 20
-_START = re.compile(rb'"traceEvents"\s*:\s*\[')
-# In JSON a quote inside a string is escaped, so these bytes can only stand between two events.
-_BOUNDARY = re.compile(rb"\}\s*,\s*\{\s*\Z")
-_KEY = b'"ph"'
-_LOOK_BACK = 64
+from llm_perf_opt.profiling.parsers.trace_chunks import TraceText, read_chunks
 
 
 class EventArgs(msgspec.Struct, gc=False, frozen=True):
@@ -41,51 +34,9 @@ class TraceEvent(msgspec.Struct, gc=False, frozen=True):
     args: EventArgs = NO_ARGS
 
 
-class _Tail(msgspec.Struct):
-    events: list[TraceEvent] = msgspec.field(name="traceEvents")
-
-
 _PIECE = msgspec.json.Decoder(list[TraceEvent])
-_END = msgspec.json.Decoder(_Tail)
 
 
-def read_events(chunks: Iterable[bytes], *, source: str) -> Iterator[list[TraceEvent]]:
-    """The trace's events in the file's order, some thousands at a time. `source` names the file in errors."""
-    held = b""
-    started = False
-    for chunk in chunks:
-        held += chunk
-        if not started:
-            found = _START.search(held)
-            if found is None:
-                continue
-            held, started = held[found.end() :], True
-        cut = _last_boundary(held)
-        if cut is not None:
-            yield _decode_piece(held[: cut[0]], source)
-            held = held[cut[1] :]
-    if not started:
-        raise ParseError(f"{source}: has no traceEvents, so it is not a Chrome trace")
-    try:
-        yield _END.decode(b'{"traceEvents":[' + held).events
-    except msgspec.DecodeError as error:
-        raise ParseError(f"{source}: its end is not valid JSON ({error}); the trace may be cut off") from error
-
-
-def _decode_piece(piece: bytes, source: str) -> list[TraceEvent]:
-    try:
-        return _PIECE.decode(b"[" + piece + b"]")
-    except msgspec.DecodeError as error:
-        raise ParseError(f"{source}: an event cannot be read ({error})") from error
-
-
-def _last_boundary(data: bytes) -> tuple[int, int] | None:
-    """Where the last whole event ends, and where the one after it starts."""
-    place = len(data)
-    while (place := data.rfind(_KEY, 0, place)) != -1:
-        start = max(0, place - _LOOK_BACK)
-        found = _BOUNDARY.search(data[start:place])
-        if found is not None:
-            end = start + found.start() + 1
-            return end, data.index(b"{", end)
-    return None
+def read_events(path: Path, *, careful: bool) -> Iterator[list[TraceEvent]]:
+    """The trace's events in the file's order, some thousands at a time; done with before the next are asked for."""
+    return map(_PIECE.decode, read_chunks(path, TraceText(), careful=careful))

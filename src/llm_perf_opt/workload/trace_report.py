@@ -1,23 +1,21 @@
 """From an exported trace to the stage's files: the compressed trace, operator and kernel tables, module shares."""
 
-import gzip
-from collections.abc import Iterator
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from llm_perf_opt.profiling.parsers.trace_chunks import open_gzip
 from llm_perf_opt.workload.module_shares import Shares, cpu_shares, device_shares
 from llm_perf_opt.workload.operators import kernel_table, operator_table
 from llm_perf_opt.workload.tables import Recorded, write_kernels_csv, write_operators_csv, write_operators_md
-from llm_perf_opt.workload.trace_columns import MEMORY, collect
-from llm_perf_opt.workload.trace_events import CHUNK_BYTES, read_events
+from llm_perf_opt.workload.trace_columns import MEMORY, read_columns
 from llm_perf_opt.workload.trace_sweep import sweep
 
 OPERATORS_CSV = "operators.csv"
 OPERATORS_MD = "operators.md"
 KERNELS_CSV = "kernels.csv"
-# Traces repeat themselves so much that higher levels cost minutes and save little.
-GZIP_LEVEL = 3
+COPY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +41,10 @@ class TraceReport:
 
 
 def write_trace_report(trace: Path, out_dir: Path, *, trace_name: str, by_shape: bool, pass_note: str) -> TraceReport:
-    """Read the trace once: compress it and build the tables."""
-    with trace.open("rb") as source, gzip.open(out_dir / trace_name, "wb", compresslevel=GZIP_LEVEL) as copy:
-        columns = collect(read_events(_copied(source, copy), source=str(out_dir / trace_name)))
+    """Keep the trace compressed, and build the tables from it."""
+    with trace.open("rb") as source, open_gzip(out_dir / trace_name, "wb") as copy:
+        shutil.copyfileobj(source, copy, COPY_BYTES)
+    columns = read_columns(trace)
     found = sweep(columns)
     has_device = len(columns.device.name) > 0
     by_name = operator_table(columns, found, by_shape=False)
@@ -60,10 +59,3 @@ def write_trace_report(trace: Path, out_dir: Path, *, trace_name: str, by_shape:
         cpu=cpu_shares(found),
         device=device_shares(columns, found) if has_device else None,
     )
-
-
-def _copied(source: BinaryIO, copy: Any) -> Iterator[bytes]:
-    """The file's pieces, each also written to the copy."""
-    while chunk := source.read(CHUNK_BYTES):
-        copy.write(chunk)
-        yield chunk

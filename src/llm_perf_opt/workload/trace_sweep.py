@@ -136,5 +136,5 @@ def _empty(columns: TraceColumns, order: list[int], duration_ns: list[int]) -> S
 
 
 def _to_ns(times_us: Sequence[float]) -> NDArray[np.int64]:
-    """Whole nanoseconds: the trace has three decimals, and a double holds them for a century of microseconds."""
+    """Whole nanoseconds: torch counts from the start of a quarter, so a double holds the three decimals."""
     return np.rint(np.asarray(times_us, dtype=np.float64) * 1000.0).astype(np.int64)

@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from llm_perf_opt.analysis.intervals import Ints
 from llm_perf_opt.analysis.operators import HostEvents
 from llm_perf_opt.analysis.timeline import Activities, Calls, Device, Ranges, Timeline, no_activities
-from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.nsys_columns import join_calls
-from llm_perf_opt.profiling.parsers.trace_chunks import TraceText
+from llm_perf_opt.profiling.parsers.trace_chunks import TraceText, read_with_cuts
 from llm_perf_opt.profiling.parsers.trace_events import (
     ANNOTATION,
     CALL,
@@ -45,14 +43,9 @@ class TorchTrace:
 def read_torch_trace(path: Path, *, shapes: bool = False, processes: int | None = None) -> TorchTrace:
     """Read a trace; `shapes` keeps the input shapes of operators. A long trace is decoded by several processes."""
     count = processes_for(path) if processes is None else processes
-    for careful in (False, True):
-        try:
-            return _build(path, _collect(path, shapes=shapes, careful=careful, processes=count))
-        except msgspec.DecodeError as error:
-            # A piece was cut in the wrong place, or the file is broken: careful cuts tell which.
-            if careful:
-                raise ParseError(f"{path}: not a readable torch profiler trace ({error})") from error
-    raise AssertionError("unreachable")
+    return read_with_cuts(
+        path, lambda careful: _build(path, _collect(path, shapes=shapes, careful=careful, processes=count))
+    )
 
 
 class _Collected:

@@ -10,13 +10,17 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from gzip import GzipFile
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
+import msgspec
 from isal import igzip, isal_zlib
 
 from llm_perf_opt.errors import ParseError
+
+T = TypeVar("T")
 
 HEAD_BYTES = 1 << 16
 CHUNK_BYTES = 1 << 20
@@ -28,7 +32,7 @@ _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
 _SPACE = b" \t\r\n"
 _CLOSE = ord("]")
 # The library has no types for the one and calls the other an instance.
-_open_packed = cast(Callable[[Path, str], BufferedIOBase], igzip.open)
+open_gzip = cast(Callable[[Path, str], GzipFile], igzip.open)
 _BAD_DATA = cast(type[Exception], isal_zlib.error)
 
 
@@ -37,6 +41,17 @@ class TraceText:
     """The file's text around the events, filled while the pieces are read."""
 
     head: dict[str, Any] = field(default_factory=dict)
+
+
+def read_with_cuts(path: Path, read: Callable[[bool], T]) -> T:
+    """What `read(careful)` makes of the file: with likely cuts, or with careful ones where a piece did not parse."""
+    try:
+        return read(False)
+    except msgspec.DecodeError:
+        try:
+            return read(True)
+        except msgspec.DecodeError as error:
+            raise ParseError(f"{path}: not a readable torch profiler trace ({error})") from error
 
 
 def read_chunks(path: Path, text: TraceText, *, careful: bool = False) -> Iterator[memoryview]:
@@ -150,7 +165,7 @@ def is_packed(path: Path) -> bool:
 def _opened(path: Path) -> Iterator[BufferedIOBase]:
     """The file's bytes, unpacked where it is gzip (also several members in a row)."""
     try:
-        with _open_packed(path, "rb") if is_packed(path) else path.open("rb") as file:
+        with open_gzip(path, "rb") if is_packed(path) else path.open("rb") as file:
             yield file
     except EOFError as error:
         raise ParseError(f"{path}: truncated; the gzip data ends too early") from error

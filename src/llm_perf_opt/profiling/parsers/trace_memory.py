@@ -1,10 +1,12 @@
 """Memory counters of a torch trace: how many bytes were allocated when, per device, inside one window of time."""
 
-import gzip
 import re
 from collections.abc import Iterator
 from decimal import Decimal
+from io import TextIOWrapper
 from pathlib import Path
+
+from llm_perf_opt.profiling.parsers.trace_chunks import open_gzip
 
 CHUNK_CHARS = 4 << 20
 # An event is far shorter than this, so a chunk's last piece of this size is looked at again with the next chunk.
@@ -30,7 +32,7 @@ def memory_counters(trace: Path, window_ns: tuple[int, int]) -> dict[str, list[l
 
 def _events(trace: Path) -> Iterator[tuple[str, str, str]]:
     """Time in µs as written, bytes and device type of each memory event, each once."""
-    with gzip.open(trace, "rt", encoding="utf-8", errors="replace") as file:
+    with TextIOWrapper(open_gzip(trace, "rb"), encoding="utf-8", errors="replace") as file:
         held = ""
         while chunk := file.read(CHUNK_CHARS):
             held += chunk
