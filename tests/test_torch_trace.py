@@ -31,11 +31,10 @@ def _ns(text: object) -> int:
     return round(Decimal(str(text)) * 1000)
 
 
-def _operator(name: str, calls: int, *times: int, shapes: str | None = None) -> OperatorRow:
+def _operator(name: str, calls: int, *times: int) -> OperatorRow:
     self_cpu, total_cpu, self_device, total_device = times
     return OperatorRow(
         name=name,
-        input_shapes=shapes,
         calls=calls,
         self_cpu_ns=self_cpu,
         total_cpu_ns=total_cpu,
@@ -67,8 +66,9 @@ def test_the_trace_of_the_h200_gives_the_kernels_a_plain_reading_gives() -> None
 
 def test_the_operators_of_the_h200_equal_a_plain_walk_over_the_stack() -> None:
     raw = json.loads(gzip.decompress(H200.read_bytes()))["traceEvents"]
+    kinds = ("cpu_op", "cuda_runtime", "cuda_driver")
     ops = sorted(
-        ((e["name"], _ns(e["ts"]), _ns(e["ts"]) + _ns(e["dur"])) for e in raw if e.get("cat") == "cpu_op"),
+        ((e["name"], _ns(e["ts"]), _ns(e["ts"]) + _ns(e["dur"])) for e in raw if e.get("cat") in kinds),
         key=lambda o: (o[1], -o[2]),
     )
     own: dict[str, int] = {}
@@ -84,7 +84,7 @@ def test_the_operators_of_the_h200_equal_a_plain_walk_over_the_stack() -> None:
         stack.append((name, end))
     trace = read_torch_trace(H200)
     rows = operator_rows(trace.timeline, trace.operators)
-    assert {r.name: (r.calls, r.self_cpu_ns) for r in rows} == {n: (calls[n], own[n]) for n in calls}
+    assert {r.name: (r.calls, r.self_cpu_ns) for r in rows} == {n: (calls[n], own[n]) for n in calls if "::" in n}
     launched = sum(int((t.end_ns - t.start_ns).sum()) for t in (trace.timeline.kernels, trace.timeline.copies))
     assert sum(r.self_device_ns for r in rows) == launched
 
@@ -122,22 +122,9 @@ def test_a_step_is_measured_as_in_an_nsys_capture(tmp_path: Path, name: str, pre
 def test_operators_own_what_is_not_inside_others(tmp_path: Path) -> None:
     trace = read_torch_trace(write_trace(tmp_path / "t.json", step()))
     assert operator_rows(trace.timeline, trace.operators) == (
-        _operator("aten::addmm", 1, 30_250, 30_250, 20_500, 20_500),
-        _operator("aten::copy_", 1, 10_000, 10_000, 1_000, 1_000),
+        _operator("aten::addmm", 1, 25_250, 30_250, 20_500, 20_500),
         _operator("aten::linear", 1, 9_750, 40_000, 0, 20_500),
-    )
-
-
-def test_operators_can_be_told_apart_by_their_input_shapes(tmp_path: Path) -> None:
-    events = [
-        event("cpu_op", "aten::mm", "0.000", "1.000", **{"Input Dims": [[1, 2]]}),
-        event("cpu_op", "aten::mm", "2.000", "3.000", **{"Input Dims": [[4, 5]]}),
-        event("cpu_op", "aten::mm", "6.000", "1.500", **{"Input Dims": [[1, 2]]}),
-    ]
-    trace = read_torch_trace(write_trace(tmp_path / "t.json", events), shapes=True)
-    assert operator_rows(trace.timeline, trace.operators, trace.shapes, by_shape=True) == (
-        _operator("aten::mm", 1, 3_000, 3_000, 0, 0, shapes="[[4, 5]]"),
-        _operator("aten::mm", 2, 2_500, 2_500, 0, 0, shapes="[[1, 2]]"),
+        _operator("aten::copy_", 1, 2_000, 10_000, 1_000, 1_000),
     )
 
 
@@ -328,14 +315,13 @@ def _columns(found: TorchTrace) -> list[object]:
     line = found.timeline
     tables = (line.kernels, line.copies, line.calls, line.ranges, found.operators, found.modules)
     values = [v.tolist() if isinstance(v, np.ndarray) else v for t in tables for v in vars(t).values()]
-    return [found.events, found.shapes, line.names, line.devices, line.notes, values]
+    return [found.events, line.names, line.devices, line.notes, values]
 
 
 @pytest.mark.parametrize("processes", [2, 3])
-@pytest.mark.parametrize("shapes", [False, True])
-def test_several_processes_read_what_one_reads(processes: int, shapes: bool) -> None:
-    alone = read_torch_trace(H200, shapes=shapes, processes=1)
-    assert _columns(read_torch_trace(H200, shapes=shapes, processes=processes)) == _columns(alone)
+def test_several_processes_read_what_one_reads(processes: int) -> None:
+    alone = read_torch_trace(H200, processes=1)
+    assert _columns(read_torch_trace(H200, processes=processes)) == _columns(alone)
 
 
 @pytest.mark.parametrize("program", ["/bin/false", "/no/such/python"])

@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from fixtures_dir import shared_fixtures
+from fixtures_dir import DATA, shared_fixtures
+from llm_perf_opt.analysis.operators import operator_rows
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers import trace_chunks
+from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 from llm_perf_opt.workload.models.base import Sample
 from llm_perf_opt.workload.module_shares import cpu_shares, device_shares, module_ranges
 from llm_perf_opt.workload.operators import KernelRow, OperatorRow, kernel_table, operator_table
@@ -194,3 +196,36 @@ def test_every_kernel_of_a_real_gpu_trace_is_attributed() -> None:
     assert sum(k.launches for k in kernels) == 6239
     assert sum(k.total_ns for k in kernels) == sum(r.self_device_ns for r in operators) == 21_558_995
     assert (operators[0].name, operators[0].calls) == ("aten::mm", 1017)
+
+
+def test_the_stage_and_analyze_agree_on_the_operators_of_a_trace() -> None:
+    path = DATA / "h200" / "llama.trace.json.gz"
+    columns = read_columns(path)
+    stage = {
+        r.name: (r.calls, r.self_cpu_ns, r.total_cpu_ns, r.self_device_ns, r.total_device_ns)
+        for r in operator_table(columns, sweep(columns), by_shape=False)
+    }
+    trace = read_torch_trace(path)
+    analyzed = {
+        r.name: (r.calls, r.self_cpu_ns, r.total_cpu_ns, r.self_device_ns, r.total_device_ns)
+        for r in operator_rows(trace.timeline, trace.operators)
+    }
+    assert len(analyzed) == 42
+    # The stage lists runtime calls too, as torch does.
+    assert analyzed == {name: values for name, values in stage.items() if "::" in name}
+
+
+def test_an_operator_that_only_calls_itself_is_one_call_as_in_torch(tmp_path: Path) -> None:
+    model = small_model()
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as prof:
+        model(torch.ones(1, 4, 32)).div_(2.0).mul(3)
+    prof.export_chrome_trace(str(tmp_path / "t.json"))
+    trace = read_torch_trace(tmp_path / "t.json")
+    ours = {r.name: (r.calls, r.self_cpu_ns, r.total_cpu_ns) for r in operator_rows(trace.timeline, trace.operators)}
+    assert ours == {
+        e.key: (e.count, round(e.self_cpu_time_total * 1000), round(e.cpu_time_total * 1000))
+        for e in prof.key_averages()
+    }
+    raw = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    divisions = sum(e["name"] == "aten::div_" for e in raw if e.get("cat") == "cpu_op")
+    assert divisions > ours["aten::div_"][0]

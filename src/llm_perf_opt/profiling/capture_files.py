@@ -27,7 +27,7 @@ IDLE_COLUMNS = (
     "sync_ns", "unattributed_ns",
 )  # fmt: skip
 OPERATOR_COLUMNS = (
-    "name", "input_shapes", "calls", "self_cpu_ns", "total_cpu_ns", "self_device_ns", "total_device_ns",
+    "name", "calls", "self_cpu_ns", "total_cpu_ns", "self_device_ns", "total_device_ns",
 )  # fmt: skip
 
 

@@ -26,26 +26,23 @@ from llm_perf_opt.profiling.parsers.trace_pieces import processes_for, read_piec
 
 MAX_NAME = 4096
 _WAITS = re.compile(r"Synchronize|^cudaMemcpy$|^cuMemcpy(HtoD|DtoH|DtoD)(_v\d+)?$|^cudaFree$")
-_COLUMNS = ("start_ns", "end_ns", "name", "thread", "correlation", "device", "size_bytes", "shape")
+_COLUMNS = ("start_ns", "end_ns", "name", "thread", "correlation", "device", "size_bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchTrace:
-    """`operators` and `modules` share the timeline's names and threads; `shapes` is indexed by `operators.shape`."""
+    """`operators` and `modules` share the timeline's names and threads."""
 
     timeline: Timeline
     operators: HostEvents
     modules: HostEvents
-    shapes: tuple[str, ...]
     events: int
 
 
-def read_torch_trace(path: Path, *, shapes: bool = False, processes: int | None = None) -> TorchTrace:
-    """Read a trace; `shapes` keeps the input shapes of operators. A long trace is decoded by several processes."""
+def read_torch_trace(path: Path, *, processes: int | None = None) -> TorchTrace:
+    """Read a trace; a long one is decoded by several processes."""
     count = processes_for(path) if processes is None else processes
-    return read_with_cuts(
-        path, lambda careful: _build(path, _collect(path, shapes=shapes, careful=careful, processes=count))
-    )
+    return read_with_cuts(path, lambda careful: _build(path, _collect(path, careful=careful, processes=count)))
 
 
 class _Collected:
@@ -55,15 +52,13 @@ class _Collected:
         self.text = TraceText()
         self.names: dict[str, int] = {}
         self.threads: dict[tuple[Any, Any], int] = {}
-        self.shapes: dict[bytes, int] = {}
         self.events = self.without_time = self.backwards = 0
         self._parts: list[dict[str, list[Ints]]] = [{c: [] for c in _COLUMNS} for _ in range(6)]
 
     def add(self, piece: Piece) -> None:
         name = np.array([self.names.setdefault(_cut(n), len(self.names)) for n in piece.names], np.int32)
         thread = np.array([self.threads.setdefault(t, len(self.threads)) for t in piece.threads], np.int32)
-        shape = np.array([self.shapes.setdefault(s, len(self.shapes)) for s in piece.shapes], np.int32)
-        recode = {"name": name, "thread": thread, "shape": shape}
+        recode = {"name": name, "thread": thread}
         for part, table in zip(self._parts, piece.tables, strict=True):
             for column in _COLUMNS:
                 values = table.__dict__[column]
@@ -83,9 +78,9 @@ class _Collected:
         return joined
 
 
-def _collect(path: Path, *, shapes: bool, careful: bool, processes: int) -> _Collected:
+def _collect(path: Path, *, careful: bool, processes: int) -> _Collected:
     found = _Collected()
-    for piece in read_pieces(path, found.text, shapes=shapes, careful=careful, processes=processes):
+    for piece in read_pieces(path, found.text, careful=careful, processes=processes):
         found.add(piece)
     return found
 
@@ -96,7 +91,6 @@ def _build(path: Path, found: _Collected) -> TorchTrace:
         timeline=_timeline(path, found),
         operators=_host_events(operators),
         modules=_host_events(modules),
-        shapes=tuple(s.decode("utf-8", "replace") for s in found.shapes),
         events=found.events,
     )
 
@@ -163,7 +157,6 @@ def _host_events(table: dict[str, Ints]) -> HostEvents:
         end_ns=table["end_ns"],
         name=table["name"],
         thread=table["thread"],
-        shape=table["shape"] if len(table["shape"]) else None,
     )
 
 

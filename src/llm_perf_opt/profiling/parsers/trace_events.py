@@ -53,22 +53,13 @@ class Args(msgspec.Struct, gc=False):
     bytes: int = 0
 
 
-class ShapedArgs(msgspec.Struct, gc=False):
-    """As Args, with the operator's input shapes as they stand in the file."""
-
-    correlation: int = -1
-    device: int = 0
-    bytes: int = 0
-    shapes: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input Dims")
-
-
 class EventDecoder:
     """Complete events (`X`) of a list, told apart from the others while decoding; these are skipped.
 
     A phase nobody defined, or none, makes that fail; such a list is decoded again and sorted out afterwards.
     """
 
-    def __init__(self, args: type[Any], time: type[Any]) -> None:
+    def __init__(self, time: type[Any]) -> None:
         fields = [
             ("cat", str, ""),
             ("name", str, ""),
@@ -76,7 +67,7 @@ class EventDecoder:
             ("tid", int | str | None, None),
             ("ts", time, None if time is not msgspec.Raw else NO_DIGITS),
             ("dur", float | None, None),
-            ("args", args | None, None),
+            ("args", Args | None, None),
         ]
         complete = msgspec.defstruct("Complete", fields, tag_field="ph", tag=COMPLETE, gc=False)
         others = [
@@ -100,7 +91,7 @@ class EventDecoder:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows of one kind. `name`, `thread` and `shape` index the piece's own lists."""
+    """Rows of one kind. `name` and `thread` index the piece's own lists."""
 
     start_ns: Ints
     end_ns: Ints
@@ -109,7 +100,6 @@ class Table:
     correlation: Ints
     device: Ints
     size_bytes: Ints
-    shape: Ints
 
 
 _NONE: Ints = np.zeros(0, np.int64)
@@ -121,7 +111,6 @@ NO_ROWS = Table(
     correlation=_NONE,
     device=_NONE,
     size_bytes=_NONE,
-    shape=_NONE,
 )
 
 
@@ -132,7 +121,6 @@ class Piece:
     tables: tuple[Table, ...]
     names: tuple[str, ...]
     threads: tuple[tuple[Any, Any], ...]
-    shapes: tuple[bytes, ...]
     events: int
     without_time: int
     backwards: int
@@ -141,83 +129,75 @@ class Piece:
 class PieceDecoder:
     """Decodes pieces; keeps its decoders between them."""
 
-    def __init__(self, *, shapes: bool) -> None:
-        args = ShapedArgs if shapes else Args
-        self._shapes = shapes
-        self._fast = EventDecoder(args, float | None)  # type: ignore[arg-type]
-        self._exact = EventDecoder(args, msgspec.Raw)
+    def __init__(self) -> None:
+        self._fast = EventDecoder(float | None)  # type: ignore[arg-type]
+        self._exact = EventDecoder(msgspec.Raw)
         self._digits = False
 
     def decode(self, text: bytes | memoryview) -> Piece:
         """Raises msgspec.DecodeError where the piece is not a list of events."""
         if not self._digits:
             try:
-                return self._piece(self._fast.decode(text), _from_floats)
+                return _piece(self._fast.decode(text), _from_floats)
             except _TooLarge:
                 self._digits = True
-        return self._piece(self._exact.decode(text), _from_digits)
+        return _piece(self._exact.decode(text), _from_digits)
 
-    def _piece(self, events: list[Any], to_ns: Callable[[list[Any]], Ints]) -> Piece:
-        buckets: tuple[list[Any], ...] = tuple([] for _ in range(6))
-        by_category = {category: buckets[kind].append for category, kind in _KINDS.items()}
-        find = by_category.get
-        for event in events:
-            append = find(event.cat)
-            if append is not None:
-                append(event)
-        names, threads, shapes = Codes(), Codes(), Codes()
-        tables, unusable, backwards = [], 0, 0
-        for kind, rows in enumerate(buckets):
-            table, bad, negative = self._table(kind, rows, to_ns, names, threads, shapes)
-            tables.append(table)
-            unusable += bad
-            backwards += negative
-        return Piece(
-            tables=tuple(tables),
-            names=tuple(names),
-            threads=tuple(threads),
-            shapes=tuple(shapes),
-            events=len(events),
-            without_time=unusable,
-            backwards=backwards,
-        )
 
-    def _table(
-        self,
-        kind: int,
-        rows: list[Any],
-        to_ns: Callable[[list[Any]], Ints],
-        names: "Codes",
-        threads: "Codes",
-        shapes: "Codes",
-    ) -> tuple[Table, int, int]:
-        """The columns of one kind, and how many events had no time or a negative one."""
-        if kind == MODULE:
-            rows = [e for e in rows if e.name.startswith(MODULE_PREFIX)]
-        if not rows:
-            return NO_ROWS, 0, 0
-        rows, start, length, unusable, negative = _times(rows, to_ns)
-        on_gpu = kind in (KERNEL, COPY)
-        shaped = self._shapes and kind == OPERATOR
-        arguments = [e.args for e in rows] if on_gpu or shaped or kind == CALL else []
-        correlation = [-1 if a is None else a.correlation for a in arguments] if not shaped else []
-        shape = [shapes[b"" if a is None else bytes(a.shapes)] for a in arguments if shaped]
-        return (
-            Table(
-                start_ns=start,
-                end_ns=start + length,
-                name=np.fromiter(map(names.__getitem__, map(_NAME, rows)), np.int32, len(rows)),
-                thread=_NONE if on_gpu else _threads(rows, threads),
-                correlation=np.array(correlation, np.int64),
-                device=np.array([0 if a is None else a.device for a in arguments], np.int32) if on_gpu else _NONE,
-                size_bytes=np.array([0 if a is None else a.bytes for a in arguments], np.int64)
-                if kind == COPY
-                else _NONE,
-                shape=np.array(shape, np.int32),
-            ),
-            unusable,
-            negative,
-        )
+def _piece(events: list[Any], to_ns: Callable[[list[Any]], Ints]) -> Piece:
+    buckets: tuple[list[Any], ...] = tuple([] for _ in range(6))
+    by_category = {category: buckets[kind].append for category, kind in _KINDS.items()}
+    find = by_category.get
+    for event in events:
+        append = find(event.cat)
+        if append is not None:
+            append(event)
+    names, threads = Codes(), Codes()
+    tables, unusable, backwards = [], 0, 0
+    for kind, rows in enumerate(buckets):
+        table, bad, negative = _table(kind, rows, to_ns, names, threads)
+        tables.append(table)
+        unusable += bad
+        backwards += negative
+    return Piece(
+        tables=tuple(tables),
+        names=tuple(names),
+        threads=tuple(threads),
+        events=len(events),
+        without_time=unusable,
+        backwards=backwards,
+    )
+
+
+def _table(
+    kind: int,
+    rows: list[Any],
+    to_ns: Callable[[list[Any]], Ints],
+    names: "Codes",
+    threads: "Codes",
+) -> tuple[Table, int, int]:
+    """The columns of one kind, and how many events had no time or a negative one."""
+    if kind == MODULE:
+        rows = [e for e in rows if e.name.startswith(MODULE_PREFIX)]
+    if not rows:
+        return NO_ROWS, 0, 0
+    rows, start, length, unusable, negative = _times(rows, to_ns)
+    on_gpu = kind in (KERNEL, COPY)
+    arguments = [e.args for e in rows] if on_gpu or kind == CALL else []
+    correlation = [-1 if a is None else a.correlation for a in arguments]
+    return (
+        Table(
+            start_ns=start,
+            end_ns=start + length,
+            name=np.fromiter(map(names.__getitem__, map(_NAME, rows)), np.int32, len(rows)),
+            thread=_NONE if on_gpu else _threads(rows, threads),
+            correlation=np.array(correlation, np.int64),
+            device=np.array([0 if a is None else a.device for a in arguments], np.int32) if on_gpu else _NONE,
+            size_bytes=np.array([0 if a is None else a.bytes for a in arguments], np.int64) if kind == COPY else _NONE,
+        ),
+        unusable,
+        negative,
+    )
 
 
 class Codes(dict[Any, int]):

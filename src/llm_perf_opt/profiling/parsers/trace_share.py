@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 
 from llm_perf_opt.profiling.parsers.trace_events import Piece, PieceDecoder
 
-WITH_SHAPES = "--shapes"
 # One piece is decoded while the next waits.
 SLOTS = 2
 SLOT_BYTES = 2 << 20
@@ -45,9 +44,9 @@ class Slots:
         self._memory[place : place + 1] = state
 
 
-def decode_tasks(slots: Slots, tasks: Iterator[bytes], *, shapes: bool) -> Iterator[tuple[int, Piece]]:
+def decode_tasks(slots: Slots, tasks: Iterator[bytes]) -> Iterator[tuple[int, Piece]]:
     """The pieces asked for, with their numbers."""
-    decoder = PieceDecoder(shapes=shapes)
+    decoder = PieceDecoder()
     for task in tasks:
         number, slot, size = TASK.unpack(task)
         piece = decoder.decode(slots.get(slot, size))
@@ -57,9 +56,9 @@ def decode_tasks(slots: Slots, tasks: Iterator[bytes], *, shapes: bool) -> Itera
 
 def main(argv: Sequence[str]) -> None:
     """Write the pieces to the standard output until there are no more tasks."""
-    handle, *flags = argv
+    (handle,) = argv
     tasks = iter(lambda: sys.stdin.buffer.read(TASK.size), b"")
-    for numbered in decode_tasks(Slots(int(handle)), tasks, shapes=WITH_SHAPES in flags):
+    for numbered in decode_tasks(Slots(int(handle)), tasks):
         pickle.dump(numbered, sys.stdout.buffer, protocol=pickle.HIGHEST_PROTOCOL)
 
 
