@@ -334,9 +334,10 @@ def test_help_that_fails_costs_only_time(monkeypatch: pytest.MonkeyPatch, progra
 def test_a_broken_trace_is_refused_by_several_processes_too(tmp_path: Path) -> None:
     path = tmp_path / "t.json.gz"
     path.write_bytes(H200.read_bytes()[:-1000])
+    before = {child.pid for child in psutil.Process().children()}
     with pytest.raises(ParseError, match="truncated; the gzip data ends too early"):
         read_torch_trace(path, processes=2)
-    assert psutil.Process().children() == []
+    assert {child.pid for child in psutil.Process().children()} <= before
 
 
 def test_a_gzip_whose_checksum_is_wrong_is_refused(tmp_path: Path) -> None:
