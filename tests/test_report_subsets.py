@@ -16,6 +16,7 @@ from llm_perf_opt.report.run_files import read_run_files
 from llm_perf_opt.report.view.report import ReportView, build_view
 from llm_perf_opt.report.view.shown import Missing
 from llm_perf_opt.report.write import write_reports
+from tests.nsys_builder import h200_export
 from tests.report_runs import analyze_h200, capture, clean, stage, write_run
 
 ALWAYS = ["report.html", "report.md", "kernels.md", "stakeholder_summary.md"]
@@ -88,8 +89,24 @@ def test_a_capture_alone_keeps_its_own_findings_and_says_whose_times_they_are(tm
     ] or view.findings[0].saves.startswith("up to")
     adopted = [f for f in view.findings if f.rule == "launch_bound"]
     assert all("profiler" in (f.caveat or "") for f in adopted)
-    assert all(isinstance(tile.cell, Missing) for tile in view.headline.tiles)
+    assert [(tile.label, tile.cell.text) for tile in view.headline.tiles] == [
+        ("Kernels", "19,611"),
+        ("Kernel time", "77.52 ms"),
+        ("GPU busy", "5.03 %"),
+        ("Busy in decode", "8.24 %"),
+        ("Heaviest kernel", "10.8 %"),
+        ("Copies", "78.5 µs"),
+    ]
     assert "wall" not in {row.key for w in view.waterfalls for row in w.rows if row.missing is None}
+
+
+def test_a_capture_without_findings_says_what_was_captured(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert main(["analyze", str(h200_export(tmp_path, "graphs_whole")), "-o", str(run)]) == 0
+    assert look(run).headline.verdict == (
+        "Captured by nsys: 89 kernels and 20 whole CUDA graphs, 1.205 ms of GPU time; the GPU was busy for 6.88 % of a "
+        "typical prefill (0.612 ms). No clean time was measured."
+    )
 
 
 def test_a_clean_pass_alone_leaves_the_rest_unexplained(tmp_path: Path) -> None:

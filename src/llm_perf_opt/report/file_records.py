@@ -175,6 +175,14 @@ class GpuTotals:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GraphTotals:
+    """CUDA graphs whose kernels were not listed."""
+
+    launches_traced_as_a_whole: int = 0
+    total_ns: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class InstanceRecord:
     """One time a range was open, under the profiler; GPU times are None where no GPU work was recorded."""
 
@@ -202,6 +210,7 @@ class CaptureFile:
 
     sources: tuple[CaptureSource, ...] = ()
     gpu: GpuTotals = GpuTotals()
+    graphs: GraphTotals = GraphTotals()
     kernels: tuple[KernelRow, ...] = ()
     copies: tuple[CopyRow, ...] = ()
     ranges: tuple[RangeRecord, ...] = ()

@@ -34,6 +34,15 @@ IN_WORDS = {
 }
 
 
+# What a headline number says in a sentence.
+SPEEDS = {
+    "TTFT": "the first token came after {}",
+    "Prefill": "reading the prompt took {}",
+    "TPOT": "each further token took {}",
+    "Decode speed": "that is {}",
+}
+
+
 def render_summary_md(view: ReportView) -> str:
     lines = ["# Summary", "", *_measured(view), "", "## How good is it?", "", *_quality(view), ""]
     lines += ["## What to do", "", *_actions(view.findings), "", *_unknown(view)]
@@ -45,16 +54,8 @@ def _measured(view: ReportView) -> list[str]:
     where = "" if facts["device"] == "unknown" else f" on {escape(facts['device'])}"
     size = f" ({facts['parameters']} parameters)" if "parameters" in facts else ""
     tiles = {tile.label: tile.cell for tile in view.headline.tiles}
-    parts = []
-    first = tiles["TTFT"] if "TTFT" in tiles else tiles["Prefill"]
-    if isinstance(first, Shown):
-        parts.append(
-            f"the first token came after {first.text}" if "TTFT" in tiles else f"reading the prompt took {first.text}"
-        )
-    if isinstance(tiles["TPOT"], Shown):
-        parts.append(f"each further token took {tiles['TPOT'].text}")
-    if isinstance(tiles["Decode speed"], Shown):
-        parts.append(f"that is {tiles['Decode speed'].text}")
+    shown = {label: cell.text for label, cell in tiles.items() if isinstance(cell, Shown)}
+    parts = [text.format(shown[label]) for label, text in SPEEDS.items() if label in shown]
     text = f"**{escape(view.headline.title)}**{size} was examined{where}."
     if not parts:
         return [f"{text} No speed was measured in this run."]

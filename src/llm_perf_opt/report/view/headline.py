@@ -10,11 +10,12 @@ from llm_perf_opt.analysis.roofline import mbu, mfu
 from llm_perf_opt.analysis.static.dtypes import BYTES, short_dtype
 from llm_perf_opt.analysis.waterfall import Waterfall
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.report.file_records import StaticFile
+from llm_perf_opt.report.file_records import CaptureFile, StaticFile
 from llm_perf_opt.report.gather_phase import clean_metric
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.units import format_factor, format_ms, format_percent
-from llm_perf_opt.report.view.shown import Cell, show
+from llm_perf_opt.report.view.captured import captured_tiles, captured_verdict
+from llm_perf_opt.report.view.shown import Tile, show
 
 Tone = Literal["good", "warn", "bad", "unknown"]
 # What to try, in a few words, for the verdict.
@@ -32,15 +33,6 @@ FAR_FROM_BOUND = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tile:
-    """One headline number."""
-
-    label: str
-    cell: Cell
-    explain: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class HeadlineView:
     title: str
     facts: tuple[tuple[str, str], ...]
@@ -53,14 +45,15 @@ class HeadlineView:
 def headline(
     files: RunFiles, facts: RunFacts, waterfalls: tuple[Waterfall, ...], found: tuple[Diagnosis, ...]
 ) -> HeadlineView:
-    verdict, tone = _verdict(waterfalls, found, facts)
+    capture = _capture_alone(files, facts)
+    verdict, tone = _verdict(waterfalls, found, facts, capture)
     return HeadlineView(
         title=model_name(files),
         facts=_facts(files, facts),
         verdict=verdict,
         tone=tone,
         phase=next((d.phase for d in found if d.phase in facts.phases), None) or "decode",
-        tiles=_tiles(files, facts),
+        tiles=_tiles(files, facts) if capture is None else captured_tiles(capture),
     )
 
 
@@ -101,6 +94,14 @@ def _facts(files: RunFiles, facts: RunFacts) -> tuple[tuple[str, str], ...]:
     found.append(("run", files.manifest.run_id))
     found.append(("started", files.manifest.created_at))
     return tuple(found)
+
+
+def _capture_alone(files: RunFiles, facts: RunFacts) -> Found[CaptureFile] | None:
+    """The capture of a run in which GPU work was recorded and nothing was timed undisturbed."""
+    timed = any(isinstance(phase.wall, Known) for phase in facts.phases.values())
+    if timed or not isinstance(files.capture, Found) or not files.capture.content.gpu.kernel_count:
+        return None
+    return files.capture
 
 
 def _tiles(files: RunFiles, facts: RunFacts) -> tuple[Tile, ...]:
@@ -200,7 +201,12 @@ def _utilisation(
     return Known(value=value, unit="share", how=f"of the {peak[1]}, in the clean time", source=source)
 
 
-def _verdict(waterfalls: tuple[Waterfall, ...], found: tuple[Diagnosis, ...], facts: RunFacts) -> tuple[str, Tone]:
+def _verdict(
+    waterfalls: tuple[Waterfall, ...],
+    found: tuple[Diagnosis, ...],
+    facts: RunFacts,
+    capture: Found[CaptureFile] | None,
+) -> tuple[str, Tone]:
     # A guess is for the list of findings, not for the one sentence everybody reads.
     best = next((d for d in found if d.gain is not None and d.confidence != "low"), None)
     if best is not None and best.gain is not None and best.gain >= FAR_FROM_BOUND:
@@ -217,6 +223,8 @@ def _verdict(waterfalls: tuple[Waterfall, ...], found: tuple[Diagnosis, ...], fa
     if known:
         times = ", ".join(f"{w.phase} {format_ms(w.wall.value)} {w.per}" for w in known if isinstance(w.wall, Known))
         return f"Measured: {times}; how far that is from the hardware's limit is not known.", "unknown"
+    if capture is not None:
+        return captured_verdict(capture.content), "unknown"
     texts = [text for text in (_bound_text(w) for w in waterfalls) if text is not None]
     if texts:
         return (

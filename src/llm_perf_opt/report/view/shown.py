@@ -32,6 +32,15 @@ class Missing:
 Cell = Shown | Missing
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """One headline number."""
+
+    label: str
+    cell: Cell
+    explain: str
+
+
 def show(quantity: Quantity) -> Cell:
     """A figure as a cell."""
     if isinstance(quantity, Unknown):

@@ -1,0 +1,74 @@
+"""What a capture alone says: the headline of a run in which nothing was timed undisturbed."""
+
+from llm_perf_opt.analysis.facts import Known
+from llm_perf_opt.report.file_records import CaptureFile, RangeRecord
+from llm_perf_opt.report.run_files import Found
+from llm_perf_opt.report.units import format_bytes, format_ms, format_percent
+from llm_perf_opt.report.view.shown import Cell, Shown, Tile, share, show
+
+TOOLS = {"nsys": "nsys", "torch": "the torch profiler"}
+NO_CLEAN_TIME = "No clean time was measured."
+
+
+def captured_tiles(capture: Found[CaptureFile]) -> tuple[Tile, ...]:
+    """GPU work, how busy the GPU was, and the heaviest kernel; times are those under the profiler."""
+    found, source = capture.content, capture.source
+    gpu = found.gpu
+    tiles = [
+        _tile("Kernels", Shown(text=f"{gpu.kernel_count:,}", how="launches in the capture", source=source)),
+        _tile(
+            "Kernel time", show(Known(value=gpu.kernel_ns / 1e6, unit="ms", how="sum of all kernels", source=source))
+        ),
+    ]
+    if found.graphs.launches_traced_as_a_whole:
+        what = f"{found.graphs.launches_traced_as_a_whole:,} CUDA graph launches, traced as a whole"
+        tiles.append(
+            _tile("Graph time", show(Known(value=found.graphs.total_ns / 1e6, unit="ms", how=what, source=source)))
+        )
+    if gpu.busy_ns is not None and gpu.span_ns:
+        what = "of the time from the first to the last GPU work, warm-up and loading included"
+        tiles.append(_tile("GPU busy", show(share(gpu.busy_ns / gpu.span_ns, what, source))))
+    phase = _longest(found)
+    if phase is not None:
+        busy, what = _busy(phase), f"of a typical {phase.name} ({format_ms(phase.typical.wall_ns / 1e6)})"
+        tiles.append(_tile(f"Busy in {phase.name}", show(share(busy, what, source))))
+    if found.kernels:
+        top = found.kernels[0]
+        what = f"of all kernel time: {top.short_name}"
+        tiles.append(_tile("Heaviest kernel", show(share(top.time_pct / 100, what, source))))
+    if found.copies:
+        size = sum(copy.size_bytes or 0 for copy in found.copies)
+        what = f"copies and sets, {format_bytes(size)}"
+        total = Known(value=sum(copy.total_ns for copy in found.copies) / 1e6, unit="ms", how=what, source=source)
+        tiles.append(_tile("Copies", show(total)))
+    return tuple(tiles)
+
+
+def _tile(label: str, cell: Cell) -> Tile:
+    return Tile(label=label, cell=cell, explain=cell.how if isinstance(cell, Shown) else cell.text)
+
+
+def captured_verdict(found: CaptureFile) -> str:
+    tool = TOOLS.get(found.sources[0].kind, "a profiler") if found.sources else "a profiler"
+    graphs = found.graphs.launches_traced_as_a_whole
+    beside = f" and {graphs:,} whole CUDA graphs" if graphs else ""
+    time = format_ms((found.gpu.kernel_ns + found.graphs.total_ns) / 1e6)
+    text = f"Captured by {tool}: {found.gpu.kernel_count:,} kernels{beside}, {time} of GPU time"
+    phase = _longest(found)
+    if phase is not None:
+        wall = format_ms(phase.typical.wall_ns / 1e6)
+        text += f"; the GPU was busy for {format_percent(_busy(phase))} of a typical {phase.name} ({wall})"
+    return f"{text}. {NO_CLEAN_TIME}"
+
+
+def _longest(found: CaptureFile) -> RangeRecord | None:
+    """The range with GPU work that took the most time."""
+    known = [r for r in found.ranges if r.typical.idle is not None and r.kernel_count and r.typical.wall_ns > 0]
+    return max(known, key=lambda r: r.instances * r.typical.wall_ns, default=None)
+
+
+def _busy(phase: RangeRecord) -> float:
+    idle = phase.typical.idle
+    assert idle is not None
+    parts = (idle.waiting_for_host_ns, idle.between_kernels_ns, idle.waiting_for_copy_or_sync_ns, idle.unattributed_ns)
+    return 1 - sum(parts) / phase.typical.wall_ns
