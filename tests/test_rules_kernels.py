@@ -116,8 +116,18 @@ def test_copy_kernels_and_transfers_are_found() -> None:
     run = busy_decode(GEMM, cat, wall=1.2, kernels=(whole(GEMM), whole(cat)), copies=copies)
     kernels, transfers = find_needless_copies(run)
     assert (kernels.title, kernels.saves_ms) == ("Kernels that only copy take 20 % of decode kernel time", 0.2)
-    assert transfers.title == "Host-device copies take 30 % as long as all kernels"
+    assert transfers.title == "Host-device copies of 2 MB take 0.3 ms, 0.3× as long as all kernels of the capture"
     assert transfers.evidence[0].text == "Copy Host-to-Device: 4 copies, 0.3 ms, 2 MB"
+
+
+def test_transfers_longer_than_the_kernels_are_given_in_milliseconds_and_as_a_factor() -> None:
+    load = (CopyFacts(kind="[CUDA memcpy HtoD]", instances=146, total_ns=1_612_000_000, size_bytes=2_472_000_000),)
+    run = busy_decode(GEMM, REST, kernels=(whole(GEMM), whole(kernel("rest", "GEMM", 28.0))), copies=load)
+    (found,) = find_needless_copies(run)
+    assert found.title == "Host-device copies of 2,472 MB take 1,612 ms, 56× as long as all kernels of the capture"
+    unsized = (*load, CopyFacts(kind="[CUDA memcpy DtoH]", instances=1, total_ns=1000, size_bytes=None))
+    (found,) = find_needless_copies(busy_decode(GEMM, REST, kernels=(whole(GEMM),), copies=unsized))
+    assert found.title == "Host-device copies take 1,612 ms, 2,015× as long as all kernels of the capture"
 
 
 def test_copies_on_the_device_are_no_transfers() -> None:

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from llm_perf_opt.analysis.diagnose import RULES, diagnose, saved_in_request_ms
-from llm_perf_opt.analysis.facts import ClockFacts, Known
+from llm_perf_opt.analysis.facts import ClockFacts, CopyFacts, Known, RunFacts
 from llm_perf_opt.analysis.findings import Finding
 from llm_perf_opt.analysis.rules.kv_growth import find_kv_growth
 from llm_perf_opt.analysis.rules.profiler_overhead import find_profiler_overhead
 from llm_perf_opt.analysis.rules.throttling import find_throttling
-from tests.report_facts import NO_MEMORY, bound, facts, gpu, idle, kernel, ms, phase, size
+from tests.report_facts import NO_MEMORY, bound, facts, gpu, idle, kernel, ms, phase, size, whole
 
 
 def test_a_cache_that_dominates_the_reads_of_a_step_is_found() -> None:
@@ -68,7 +68,7 @@ def test_a_light_profiler_is_not_named() -> None:
     assert find_profiler_overhead(facts(slowdowns={"nsys, decode": Known(value=1.2, unit="×", how="")})) == []
 
 
-def launch_bound_run() -> object:
+def launch_bound_run() -> RunFacts:
     kernels = (kernel("nvjet", "GEMM", 1.0, 700),)
     decode = phase(wall=ms(10.0), achievable=bound(0.5), gpu=gpu(1.0, wall=14, idle=idle(host=13), kernels=kernels))
     prefill = phase("prefill", wall=ms(40.0), gpu=gpu(10.0, wall=45, idle=idle(host=35), count=700))
@@ -78,14 +78,41 @@ def launch_bound_run() -> object:
 
 def test_findings_come_in_the_order_of_the_time_of_a_request_they_could_save() -> None:
     run = launch_bound_run()
-    found = diagnose(run)  # type: ignore[arg-type]
-    saved = [saved_in_request_ms(d, run) for d in found]  # type: ignore[arg-type]
+    found = diagnose(run)
+    saved = [saved_in_request_ms(d, run) for d in found]
     assert [(d.rule, d.phase) for d in found][:2] == [("launch_bound", "decode"), ("launch_bound", "prefill")]
     # Nine milliseconds in each of ten steps weigh more than thirty in one prefill.
     assert saved[:2] == [pytest.approx(90.0), pytest.approx(30.0)]
     known = [s for s in saved if s is not None]
     assert known == sorted(known, reverse=True)
     assert found[-1].rule == "profiler_overhead"
+
+
+def test_a_time_of_the_whole_capture_never_outranks_a_time_of_a_request() -> None:
+    load = CopyFacts(kind="[CUDA memcpy HtoD]", instances=146, total_ns=1_612_000_000, size_bytes=2_472_000_000)
+    run = replace(launch_bound_run(), copies=(load,), kernels=(whole(kernel("nvjet", "GEMM", 28.0)),))
+    hot = ClockFacts(
+        sm_clock_mhz=(1200.0,) * 10,
+        max_sm_clock_mhz=1980,
+        throttle_reasons={"hw_thermal_slowdown": 10},
+        samples=10,
+        source="torch_profiler/gpu_samples.json",
+    )
+    found = diagnose(replace(run, clocks=hot))
+    # All that is known per request, then what has a gain, then the capture's own time, then what has neither.
+    assert [d.rule for d in found][-3:] == ["throttling", "host_device_transfers", "profiler_overhead"]
+    assert all(saved_in_request_ms(d, run) is not None for d in found[:-3]) and len(found) > 5
+
+
+def test_a_step_of_a_phase_outranks_the_whole_capture_when_the_number_of_steps_is_not_known() -> None:
+    load = CopyFacts(kind="[CUDA memcpy HtoD]", instances=146, total_ns=1_612_000_000, size_bytes=2_472_000_000)
+    step = gpu(1.0, wall=14, idle=idle(host=13))
+    run = facts(phase(wall=ms(10.0), gpu=step, steps_per_request=None), copies=(load,))
+    found = diagnose(replace(run, kernels=(whole(kernel("nvjet", "GEMM", 28.0)),)))
+    assert [(d.rule, d.saves_ms) for d in found] == [
+        ("launch_bound", pytest.approx(9.0)),
+        ("host_device_transfers", 1612.0),
+    ]
 
 
 def test_a_finding_of_the_capture_stays_only_where_no_clean_time_speaks() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from llm_perf_opt.analysis.diagnosis import Diagnosis, Evidence
+from llm_perf_opt.analysis.diagnosis import WHOLE_CAPTURE, Diagnosis, Evidence
 from llm_perf_opt.analysis.facts import PHASES, Known, RunFacts
 from llm_perf_opt.analysis.findings import Finding
 from llm_perf_opt.analysis.rules.above_bound import find_above_bound
@@ -41,7 +41,7 @@ PHASE_RANGES = (*PHASES, "decode_step")
 
 
 def diagnose(facts: RunFacts, capture_findings: Sequence[Finding] = ()) -> tuple[Diagnosis, ...]:
-    """All findings, the ones that could save most of a request first; those without a time come last."""
+    """All findings, the ones that could save most of a request first; those without a time per request come last."""
     found = [diagnosis for rule in RULES for diagnosis in rule(facts)]
     found += [_adopt(finding) for finding in capture_findings if not _is_covered(finding, facts)]
     return tuple(sorted(found, key=lambda d: _order(d, facts)))
@@ -57,17 +57,21 @@ def saved_in_request_ms(diagnosis: Diagnosis, facts: RunFacts) -> float | None:
 
 
 def _order(diagnosis: Diagnosis, facts: RunFacts) -> tuple[int, float, float]:
-    """By time of a request; those without a time last.
+    """By time of a request. Without one: times of a step, then gains, then times of the whole capture, then the rest.
 
+    A capture may hold the loading of the model, so its times say nothing of a request and never outrank one.
     Where no phase has a clean time, what a capture says of whole ranges comes first: kernels are only a part of them.
     """
+    gain = diagnosis.gain or 0.0
     request = saved_in_request_ms(diagnosis, facts)
-    saved = request if request is not None else diagnosis.saves_ms
-    if saved is not None:
-        return (1, -saved, -(diagnosis.gain or 0.0))
+    if request is not None:
+        return (1, -request, -gain)
+    if diagnosis.saves_ms is not None:
+        return (4 if diagnosis.phase == WHOLE_CAPTURE else 2, -diagnosis.saves_ms, -gain)
+    if diagnosis.gain is None:
+        return (5, 0.0, 0.0)
     has_clean_time = any(isinstance(phase.wall, Known) for phase in facts.phases.values())
-    comes_first = diagnosis.gain is not None and diagnosis.phase is None and not has_clean_time
-    return (0 if comes_first else 2, 0.0, -(diagnosis.gain or 0.0))
+    return (0 if diagnosis.phase is None and not has_clean_time else 3, 0.0, -gain)
 
 
 def _is_covered(finding: Finding, facts: RunFacts) -> bool:

@@ -52,7 +52,8 @@ def _transfers(facts: RunFacts) -> list[Diagnosis]:
     return [
         Diagnosis(
             rule="host_device_transfers",
-            title=f"Host-device copies take {100 * spent / kernels:.0f} % as long as all kernels",
+            title=f"Host-device copies{_size(rows)} take {_plain(spent / 1e6)} ms, "
+            f"{_plain(spent / kernels)}× as long as all kernels of the capture",
             phase=WHOLE_CAPTURE,
             evidence=tuple(Evidence(text=_describe(c), source=facts.kernel_source) for c in rows[:SHOWN]),
             remedy=TRANSFER_REMEDY,
@@ -67,6 +68,17 @@ def _transfers(facts: RunFacts) -> list[Diagnosis]:
 def _crosses(copy: CopyFacts) -> bool:
     kind = copy.kind.lower()
     return "host" in kind or "htod" in kind or "dtoh" in kind
+
+
+def _size(rows: list[CopyFacts]) -> str:
+    """Their megabytes, where every one of them is known."""
+    sizes = [c.size_bytes for c in rows if c.size_bytes is not None]
+    return f" of {_plain(sum(sizes) / 1e6)} MB" if len(sizes) == len(rows) else ""
+
+
+def _plain(value: float) -> str:
+    """Three digits, never an exponent for something large."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _describe(copy: CopyFacts) -> str:
