@@ -64,6 +64,18 @@ def test_gaps_between_queued_kernels_are_found() -> None:
     assert "1.00 µs per kernel over 1000 kernels" in found.evidence[0].text
 
 
+def test_gaps_that_only_the_capture_shows_are_not_lost_in_the_clean_time() -> None:
+    decode = phase(wall=ms(10.0), gpu=gpu(9.5, wall=12.5, idle=idle(between=3.0), count=1000))
+    assert find_kernel_gaps(facts(decode)) == []
+    overlapped = phase(wall=ms(10.0), gpu=gpu(10.5, wall=13.5, idle=idle(between=3.0), count=1000))
+    assert find_kernel_gaps(facts(overlapped)) == []
+    # Three captured milliseconds cannot all lie in two idle ones.
+    partly = phase(wall=ms(10.0), gpu=gpu(8.0, wall=11.0, idle=idle(between=3.0), count=1000))
+    (found,) = find_kernel_gaps(facts(partly))
+    assert (found.saves_ms, found.gain) == (pytest.approx(2.0), pytest.approx(1.25))
+    assert found.evidence[0].text.startswith("2.000 ms of 2.000 ms idle time")
+
+
 def test_short_gaps_between_kernels_are_left_alone() -> None:
     decode = phase(wall=ms(5.0), gpu=gpu(4.7, wall=5.1, idle=idle(between=0.3), count=1000))
     assert find_kernel_gaps(facts(decode)) == []
