@@ -267,6 +267,12 @@ def test_a_name_of_four_megabytes_is_cut(tmp_path: Path) -> None:
     assert max(map(len, trace.timeline.names)) == 4097
 
 
+def test_all_gpus_a_trace_describes_are_named(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "t.json", step())
+    path.write_text(path.read_text().replace('[{"id": 0, ', '[{"id": 0, "name": "NVIDIA T400"}, {"id": 1, ', 1))
+    assert analyze_timelines([read_torch_trace(path).timeline]).gpu["name"] == "NVIDIA T400, NVIDIA H200"
+
+
 def test_a_trace_with_no_events_says_so(tmp_path: Path) -> None:
     assert read_torch_trace(write_trace(tmp_path / "t.json", [])).timeline.notes == ("the trace holds no events",)
 

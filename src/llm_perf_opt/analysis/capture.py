@@ -135,7 +135,10 @@ def _source(timeline: Timeline, ranges: int, maps: Mapping[int, IdleMap]) -> Sou
 def _gpu(
     timelines: Sequence[Timeline], maps: Sequence[Mapping[int, IdleMap]], sources: Sequence[SourceRow]
 ) -> dict[str, Any]:
-    """The devices as the captures describe them, and busy and idle time from the first to the last GPU activity."""
+    """The devices as the captures describe them; busy and idle time of each process, from its first GPU work to its last.
+
+    Captures do not say which of several GPUs a kernel's device number means, so all of them are named.
+    """
     devices = list(dict.fromkeys(d for t in timelines for d in t.devices))
     idle = {"waiting_for_host_ns": 0, "between_kernels_ns": 0, "waiting_for_copy_or_sync_ns": 0, "unattributed_ns": 0}
     idle_ns = 0
@@ -149,7 +152,7 @@ def _gpu(
         idle["unattributed_ns"] += int(split.unattributed_ns[0])
     tables = [table for t in timelines for table in (t.kernels, t.graphs, t.copies)]
     return {
-        "name": devices[0].name if devices else None,
+        "name": ", ".join(dict.fromkeys(d.name for d in devices)) or None,
         "devices": [asdict(d) for d in devices],
         "devices_used": sorted({int(d) for table in tables for d in distinct(table.device)}),
         "kernel_count": sum(s.kernel_count for s in sources),
