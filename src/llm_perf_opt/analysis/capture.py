@@ -135,7 +135,7 @@ def _source(timeline: Timeline, ranges: int, maps: Mapping[int, IdleMap]) -> Sou
 def _gpu(
     timelines: Sequence[Timeline], maps: Sequence[Mapping[int, IdleMap]], sources: Sequence[SourceRow]
 ) -> dict[str, Any]:
-    """The devices as the captures describe them; busy and idle time of each process, from its first GPU work to its last.
+    """The devices; busy and idle time of each process from its first GPU work to its last, added up.
 
     Captures do not say which of several GPUs a kernel's device number means, so all of them are named.
     """
