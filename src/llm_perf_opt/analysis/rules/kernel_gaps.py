@@ -31,8 +31,8 @@ def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known) -> list[Diagnosis]:
             phase=phase.name,
             evidence=(
                 Evidence(
-                    text=f"{gap_ms:.3f} ms of {idle_ms:.3f} ms idle time lie between kernels whose launch had already returned "
-                    f"(split as in the capture), "
+                    text=f"{gap_ms:.3f} ms of {idle_ms:.3f} ms idle time lie between kernels whose launch had already "
+                    f"returned (split as in the capture), "
                     f"{1e3 * gap_ms / gpu.kernel_count:.2f} µs per kernel over {gpu.kernel_count:.0f} kernels",
                     source=gpu.source,
                 ),
