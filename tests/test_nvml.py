@@ -57,6 +57,10 @@ class FakeNvml:
         mask._obj.value = 0x4 | 0x20
         return 0
 
+    def nvmlDeviceGetUtilizationRates(self, handle: Any, rates: Any) -> int:
+        rates._obj.gpu = 87
+        return 0
+
     @staticmethod
     def _write(answer: Any, value: int) -> int:
         assert isinstance(answer._obj, ctypes.c_uint)
@@ -68,6 +72,7 @@ def test_samples_are_taken_while_the_block_runs_and_only_then(tmp_path: Path) ->
     library = FakeNvml()
     with sample_gpu(0, library=library, interval_s=0.01) as found:
         time.sleep(0.1)
+    assert found.reason is None
     count = len(found.samples)
     assert 3 <= count <= 12
     time.sleep(0.03)
@@ -79,6 +84,7 @@ def test_samples_are_taken_while_the_block_runs_and_only_then(tmp_path: Path) ->
         "sm_clock_mhz": 1725,
         "temperature_c": 61,
         "memory_used_bytes": 5_000_000_000,
+        "utilisation_pct": 87,
         "throttle_reasons": ["sw_power_cap", "sw_thermal_slowdown"],
     }
     (file,) = samples_file(found, tmp_path)
@@ -98,7 +104,7 @@ def test_a_question_the_device_does_not_answer_is_unknown_and_not_zero() -> None
     assert found.samples[0]["power_w"] is None
 
 
-def test_a_function_an_old_driver_does_not_have_is_unknown() -> None:
+def test_a_function_an_old_driver_does_not_have_is_unknown(tmp_path: Path) -> None:
     class Old(FakeNvml):
         def __getitem__(self, name: str) -> Any:
             if name == "nvmlDeviceGetCurrentClocksThrottleReasons":
@@ -107,7 +113,10 @@ def test_a_function_an_old_driver_does_not_have_is_unknown() -> None:
 
     with sample_gpu(0, library=Old(), interval_s=0.01) as found:
         time.sleep(0.02)
-    assert found.samples[0]["throttle_reasons"] == []
+    assert found.samples[0]["throttle_reasons"] is None
+    assert found.reason == "the driver does not say why it lowers clocks: whether the GPU was throttled is not known"
+    file = samples_file(found, tmp_path)[0]
+    assert msgspec.json.decode(file.path.read_bytes(), type=ClockFile).samples[0].throttle_reasons is None
     assert found.samples[0]["power_w"] == 312.5
 
 

@@ -10,6 +10,8 @@ from llm_perf_opt.analysis.findings import Finding
 from llm_perf_opt.analysis.rules.kv_growth import find_kv_growth
 from llm_perf_opt.analysis.rules.profiler_overhead import find_profiler_overhead
 from llm_perf_opt.analysis.rules.throttling import find_throttling
+from llm_perf_opt.report.file_records import ClockFile, ClockSample
+from llm_perf_opt.report.gather import clock_facts
 from tests.report_facts import NO_MEMORY, bound, facts, gpu, idle, kernel, ms, phase, size, whole
 
 
@@ -36,16 +38,21 @@ def test_a_small_cache_is_left_alone() -> None:
     assert find_kv_growth(facts(phase())) == []
 
 
-def clocks(*mhz: float, reasons: dict[str, int]) -> ClockFacts:
+def clocks(*mhz: float, reasons: dict[str, int] | None) -> ClockFacts:
     return ClockFacts(
-        sm_clock_mhz=mhz, max_sm_clock_mhz=1980, throttle_reasons=reasons, samples=100, source="torch_profiler/gpu.json"
+        sm_clock_mhz=mhz,
+        max_sm_clock_mhz=1980,
+        throttle_reasons=reasons,
+        samples=100,
+        idle_samples=0,
+        source="torch_profiler/gpu_samples.json",
     )
 
 
 def test_a_throttled_gpu_is_found() -> None:
     (found,) = find_throttling(facts(clocks=clocks(1200, 1200, 1980, reasons={"sw_thermal_slowdown": 40})))
     assert [e.text for e in found.evidence] == [
-        "sw_thermal_slowdown: in 40 of 100 samples",
+        "sw_thermal_slowdown: in 40 of 100 samples of a working GPU",
         "median SM clock 1200 MHz of 1980 MHz",
     ]
     assert (found.confidence, found.gain) == ("high", pytest.approx(1.65))
@@ -54,7 +61,42 @@ def test_a_throttled_gpu_is_found() -> None:
 def test_an_idle_or_free_running_gpu_is_not_throttled() -> None:
     assert find_throttling(facts(clocks=clocks(345, 345, reasons={"gpu_idle": 90}))) == []
     assert find_throttling(facts(clocks=clocks(1980, reasons={"sw_power_cap": 1}))) == []
+    assert find_throttling(facts(clocks=clocks(1200, reasons=None))) == []
     assert find_throttling(facts()) == []
+
+
+def sampled(*runs: tuple[int, int, tuple[str, ...] | None, int | None]) -> ClockFacts:
+    """A file of samples: how many, at which clock, with which reasons and utilisation."""
+    samples = [
+        ClockSample(at_ns=0, sm_clock_mhz=mhz, throttle_reasons=reasons, utilisation_pct=busy)
+        for count, mhz, reasons, busy in runs
+        for _ in range(count)
+    ]
+    file = ClockFile(device="NVIDIA H200", interval_ms=100.0, samples=tuple(samples), max_sm_clock_mhz=1980)
+    return clock_facts(file, "torch_profiler/gpu_samples.json")
+
+
+@pytest.mark.parametrize(
+    "loading",
+    [(60, 345, ("gpu_idle",), None), (60, 345, (), 0)],
+    ids=["the driver calls it idle", "nothing ran"],
+)
+def test_the_clock_of_a_gpu_that_waits_for_the_model_to_load_is_no_throttling(
+    loading: tuple[int, int, tuple[str, ...], int | None],
+) -> None:
+    (found,) = find_throttling(facts(clocks=sampled(loading, (34, 1980, (), 95), (6, 1980, ("sw_power_cap",), 95))))
+    assert [e.text for e in found.evidence] == [
+        "sw_power_cap: in 6 of 40 samples of a working GPU",
+        "median SM clock 1980 MHz of 1980 MHz (60 idle samples left out)",
+    ]
+    assert (found.confidence, found.gain) == ("medium", None)
+    assert find_throttling(facts(clocks=sampled(loading, (40, 1980, (), 95)))) == []
+    assert find_throttling(facts(clocks=sampled(loading))) == []
+
+
+def test_reasons_the_driver_never_gave_are_not_known() -> None:
+    assert sampled((10, 1200, None, None)).throttle_reasons is None
+    assert sampled((10, 1200, None, None), (1, 1200, (), None)).throttle_reasons == {}
 
 
 def test_a_profiler_that_slows_the_run_too_much_is_named() -> None:
@@ -96,6 +138,7 @@ def test_a_time_of_the_whole_capture_never_outranks_a_time_of_a_request() -> Non
         max_sm_clock_mhz=1980,
         throttle_reasons={"hw_thermal_slowdown": 10},
         samples=10,
+        idle_samples=0,
         source="torch_profiler/gpu_samples.json",
     )
     found = diagnose(replace(run, clocks=hot))

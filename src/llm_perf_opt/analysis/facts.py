@@ -127,12 +127,17 @@ class MemoryFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ClockFacts:
-    """What was sampled of clocks and power while the clean pass ran."""
+    """What was sampled of a working GPU's clocks during the whole stage: idle samples, loading's too, are left out.
+
+    `samples` counts what is left, `throttle_reasons` in how many of them the driver named each reason, or is None when
+    it never answered.
+    """
 
     sm_clock_mhz: tuple[float, ...]
     max_sm_clock_mhz: float | None
-    throttle_reasons: Mapping[str, int]
+    throttle_reasons: Mapping[str, int] | None
     samples: int
+    idle_samples: int
     source: str
 
 

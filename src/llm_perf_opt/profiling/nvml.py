@@ -21,6 +21,7 @@ INTERVAL_S = 0.1
 MAX_SAMPLES = 324_000
 SM_CLOCK, ON_GPU = 1, 0
 NOT_SUPPORTED = 3
+NO_REASONS = "the driver does not say why it lowers clocks: whether the GPU was throttled is not known"
 # nvmlClocksEventReasons of nvml.h.
 REASONS = {
     0x1: "gpu_idle",
@@ -35,13 +36,17 @@ REASONS = {
 }
 
 
+class _Utilisation(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
 class _Memory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
 @dataclass(kw_only=True)
 class GpuSamples:
-    """What was sampled; `reason` says why there is nothing."""
+    """What was sampled; `reason` says why there is nothing, or what of it is missing."""
 
     device: str = ""
     max_sm_clock_mhz: int | None = None
@@ -79,6 +84,7 @@ class NvmlDevice:
             "sm_clock_mhz": self._number("nvmlDeviceGetClockInfo", ctypes.c_int(SM_CLOCK)),
             "temperature_c": self._number("nvmlDeviceGetTemperature", ctypes.c_int(ON_GPU)),
             "memory_used_bytes": self._memory_used(),
+            "utilisation_pct": self._utilisation(),
             "throttle_reasons": self._reasons(),
         }
 
@@ -100,10 +106,17 @@ class NvmlDevice:
         code = self._ask("nvmlDeviceGetMemoryInfo", self._handle, ctypes.byref(memory))
         return int(memory.used) if code == 0 else None
 
-    def _reasons(self) -> list[str]:
+    def _utilisation(self) -> int | None:
+        """Percent of the driver's last sample period in which a kernel ran."""
+        busy = _Utilisation()
+        code = self._ask("nvmlDeviceGetUtilizationRates", self._handle, ctypes.byref(busy))
+        return int(busy.gpu) if code == 0 else None
+
+    def _reasons(self) -> list[str] | None:
+        """Why the clocks are lowered now; empty: for no reason, None: the driver does not say."""
         mask = ctypes.c_ulonglong()
         code = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", self._handle, ctypes.byref(mask))
-        return [name for bit, name in REASONS.items() if mask.value & bit] if code == 0 else []
+        return [name for bit, name in REASONS.items() if mask.value & bit] if code == 0 else None
 
 
 @contextmanager
@@ -122,6 +135,8 @@ def sample_gpu(index: int | None, *, library: Any = None, interval_s: float = IN
     finally:
         stop.set()
         thread.join()
+        if found.samples and all(sample["throttle_reasons"] is None for sample in found.samples):
+            found.reason = NO_REASONS
 
 
 def _open(index: int | None, library: Any, found: GpuSamples) -> NvmlDevice | None:

@@ -243,19 +243,20 @@ class TimelineFile:
 
 @dataclass(frozen=True, kw_only=True)
 class ClockSample:
-    """What the driver said at one moment."""
+    """What the driver said at one moment; `throttle_reasons` empty: nothing lowers the clocks, None: it did not say."""
 
     at_ns: int
     power_w: float | None = None
     sm_clock_mhz: float | None = None
     memory_used_bytes: int | None = None
     temperature_c: float | None = None
-    throttle_reasons: tuple[str, ...] = ()
+    utilisation_pct: float | None = None
+    throttle_reasons: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClockFile:
-    """`gpu_samples.json`: clocks, power and memory sampled while the clean pass ran."""
+    """`gpu_samples.json`: clocks, power and memory sampled during the whole stage, loading included."""
 
     device: str
     interval_ms: float

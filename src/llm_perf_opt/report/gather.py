@@ -1,5 +1,6 @@
 """From the files of a run to the figures the waterfall and the rules look at."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from llm_perf_opt.analysis.facts import (
 )
 from llm_perf_opt.analysis.ncu import join_nsys
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NcuKernel, NsysKernel
-from llm_perf_opt.report.file_records import ClockFile, PhaseRecord, StaticFile
+from llm_perf_opt.report.file_records import ClockFile, ClockSample, PhaseRecord, StaticFile
 from llm_perf_opt.report.gather_phase import (
     MANIFEST,
     RANGE,
@@ -28,6 +29,9 @@ from llm_perf_opt.report.gather_phase import (
     shape_text,
 )
 from llm_perf_opt.report.run_files import Found, RunFiles
+
+# The driver's word for a GPU without work.
+GPU_IDLE = "gpu_idle"
 
 
 def gather(files: RunFiles, ncu: NcuAnalysis | None) -> RunFacts:
@@ -175,17 +179,22 @@ def _clocks(files: RunFiles) -> ClockFacts | Unknown:
 
 
 def clock_facts(file: ClockFile, source: str) -> ClockFacts:
-    reasons: dict[str, int] = {}
-    for sample in file.samples:
-        for name in sample.throttle_reasons:
-            reasons[name] = reasons.get(name, 0) + 1
+    """A GPU that waits for the model to load runs at its lowest clock: only samples in which it worked count."""
+    busy = [sample for sample in file.samples if not _is_idle(sample)]
+    named = [sample.throttle_reasons for sample in busy if sample.throttle_reasons is not None]
     return ClockFacts(
-        sm_clock_mhz=tuple(s.sm_clock_mhz for s in file.samples if s.sm_clock_mhz is not None),
+        sm_clock_mhz=tuple(s.sm_clock_mhz for s in busy if s.sm_clock_mhz is not None),
         max_sm_clock_mhz=file.max_sm_clock_mhz,
-        throttle_reasons=reasons,
-        samples=len(file.samples),
+        throttle_reasons=dict(Counter(name for names in named for name in names)) if named or not busy else None,
+        samples=len(busy),
+        idle_samples=len(file.samples) - len(busy),
         source=source,
     )
+
+
+def _is_idle(sample: ClockSample) -> bool:
+    """By what the driver says of its clocks, or of the last moment's work; a sample with neither may be of use."""
+    return GPU_IDLE in (sample.throttle_reasons or ()) or sample.utilisation_pct == 0
 
 
 def _bandwidth(static: StaticFile | None) -> float | None:

@@ -16,9 +16,13 @@ REMEDY = (
 
 
 def find_throttling(facts: RunFacts) -> list[Diagnosis]:
-    """A finding when samples name a reason to throttle, or the median clock lies well below the highest."""
+    """A finding when the driver names a reason in a twentieth of the samples of a working GPU.
+
+    How far their median clock lies below the highest says what it cost. A low clock without a reason is no finding:
+    neither is one where the driver never answered, which the stage's notes say.
+    """
     clocks = facts.clocks
-    if not isinstance(clocks, ClockFacts) or clocks.samples == 0:
+    if not isinstance(clocks, ClockFacts) or clocks.samples == 0 or clocks.throttle_reasons is None:
         return []
     reasons = {name: n for name, n in clocks.throttle_reasons.items() if name.lower() not in HARMLESS}
     often = {name: n for name, n in reasons.items() if n >= MIN_SHARE * clocks.samples}
@@ -28,13 +32,17 @@ def find_throttling(facts: RunFacts) -> list[Diagnosis]:
     )
     if not often:
         return []
-    texts = [f"{name}: in {n} of {clocks.samples} samples" for name, n in sorted(often.items(), key=lambda i: -i[1])]
+    texts = [
+        f"{name}: in {n} of {clocks.samples} samples of a working GPU"
+        for name, n in sorted(often.items(), key=lambda i: -i[1])
+    ]
     if middle is not None and clocks.max_sm_clock_mhz is not None:
-        texts.append(f"median SM clock {middle:.0f} MHz of {clocks.max_sm_clock_mhz:.0f} MHz")
+        left_out = f" ({clocks.idle_samples} idle samples left out)" if clocks.idle_samples else ""
+        texts.append(f"median SM clock {middle:.0f} MHz of {clocks.max_sm_clock_mhz:.0f} MHz{left_out}")
     return [
         Diagnosis(
             rule="throttling",
-            title="The GPU was throttled while it was measured",
+            title="The GPU was throttled while it worked",
             phase=None,
             evidence=tuple(Evidence(text=text, source=clocks.source) for text in texts),
             remedy=REMEDY,
