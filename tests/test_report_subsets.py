@@ -100,6 +100,39 @@ def test_a_capture_alone_keeps_its_own_findings_and_says_whose_times_they_are(tm
     assert "wall" not in {row.key for w in view.waterfalls for row in w.rows if row.missing is None}
 
 
+@pytest.mark.parametrize(("prompt", "is_same"), [(1024, True), (1030, True), (30, False)])
+def test_a_prediction_for_another_prompt_is_not_compared_with_what_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], prompt: int, is_same: bool
+) -> None:
+    assert main(["predict", "model=llama3_1b", "hardware=h200", "workload.prompt=1024", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)["predictions"][0]
+    run = tmp_path / "run"
+    stats = {"mean": prompt, "std": 0.0, "p50": prompt, "p90": prompt, "p99": prompt, "n": 3}
+    metrics = {"model": {"name": "llama3_1b"}, "clean": {"metrics": {"prompt_tokens": stats}}}
+    write_run(
+        run,
+        stage("static_analysis", run, {"static_json": ("static.json", document)}),
+        stage(
+            "torch_profiler",
+            run,
+            {"metrics": ("metrics.json", metrics)},
+            metrics=clean(prefill_ms=40.0, ttft_ms=42.0, tpot_ms=10.0, tokens=11),
+        ),
+    )
+    view = look(run)
+    tiles = {tile.label: tile.cell.text for tile in view.headline.tiles}
+    assert dict(view.headline.facts)["prompt"] == f"{prompt:,} tokens"
+    if is_same:
+        assert tiles["MFU, prefill"].endswith(" %")
+    else:
+        assert tiles["MFU, prefill"] == (
+            "static analysis assumed a prompt of 1,024 tokens, the clean pass read 30 — enable "
+            "pipeline.static_analysis.use_synthetic_inputs=false"
+        )
+    # The cache of a thousand tokens is 1.3 % of what a decode step of this model reads.
+    assert tiles["MBU, decode"].endswith(" %")
+
+
 def test_a_capture_without_findings_says_what_was_captured(tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert main(["analyze", str(h200_export(tmp_path, "graphs_whole")), "-o", str(run)]) == 0

@@ -15,6 +15,8 @@ WALL = {"prefill": "prefill_ms", "decode": "tpot_ms"}
 RANGE = {"prefill": "prefill", "decode": "decode_step"}
 ON_CPU = Unknown(reason="the model ran on the CPU: there are no GPU kernels")
 MANIFEST = "manifest.json"
+# Predictions are compared with measurements of inputs this much alike.
+SAME_INPUT = 0.02
 
 
 def clean_metric(manifest: RunManifest, key: str) -> Quantity:
@@ -61,7 +63,33 @@ def phase_record(name: str, files: RunFiles) -> PhaseRecord | Unknown:
     if isinstance(files.static, Unknown):
         return files.static
     found = files.static.content.phases.get(name)
-    return found or Unknown(reason=f"{files.static.source} has no phase {name}")
+    if found is None:
+        return Unknown(reason=f"{files.static.source} has no phase {name}")
+    return _other_input(name, found, files.static.content, measured_prompt(files)) or found
+
+
+def measured_prompt(files: RunFiles) -> float | None:
+    """The tokens of a typical prompt in the clean pass."""
+    stats = files.metrics.content.clean.metrics.get("prompt_tokens") if isinstance(files.metrics, Found) else None
+    return stats.p50 if stats is not None else None
+
+
+def _other_input(name: str, record: PhaseRecord, static: StaticFile, measured: float | None) -> Unknown | None:
+    """Why what was predicted must not be compared with what was measured: it is for another length of prompt."""
+    assumed = static.workload.prompt_tokens
+    if measured is None or not assumed:
+        return None
+    if name == "prefill":
+        apart = abs(measured - assumed) / assumed
+    else:
+        # A decode step depends on the prompt only through the cache it reads.
+        apart = abs(measured - assumed) * static.kv_bytes_per_token * static.workload.batch / record.bytes_needed
+    if apart <= SAME_INPUT:
+        return None
+    return Unknown(
+        reason=f"static analysis assumed a prompt of {assumed:,} tokens, the clean pass read {measured:,.0f}",
+        enable="pipeline.static_analysis.use_synthetic_inputs=false",
+    )
 
 
 def _bound(record: PhaseRecord | Unknown, files: RunFiles, kind: str) -> Quantity:

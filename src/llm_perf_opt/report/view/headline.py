@@ -11,7 +11,7 @@ from llm_perf_opt.analysis.static.dtypes import BYTES, short_dtype
 from llm_perf_opt.analysis.waterfall import Waterfall
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.report.file_records import CaptureFile, StaticFile
-from llm_perf_opt.report.gather_phase import clean_metric
+from llm_perf_opt.report.gather_phase import clean_metric, measured_prompt
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.units import format_factor, format_ms, format_percent
 from llm_perf_opt.report.view.captured import captured_tiles, captured_verdict
@@ -90,7 +90,11 @@ def _facts(files: RunFiles, facts: RunFacts) -> tuple[tuple[str, str], ...]:
         found.append(("parameters", f"{parameters:,}"))
     if static is not None:
         found.append(("batch", str(static.workload.batch)))
-        found.append(("prompt", f"{static.workload.prompt_tokens:,} tokens"))
+    prompt = measured_prompt(files)
+    if prompt is not None:
+        found.append(("prompt", f"{prompt:,.0f} tokens"))
+    elif static is not None:
+        found.append(("prompt", f"{static.workload.prompt_tokens:,} tokens (assumed)"))
     found.append(("run", files.manifest.run_id))
     found.append(("started", files.manifest.created_at))
     return tuple(found)
