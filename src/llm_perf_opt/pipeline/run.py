@@ -3,7 +3,7 @@
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,11 +12,11 @@ from typing import Any
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import RunManifest, write_manifest
-from llm_perf_opt.core.process import CommandResult, allowed_environment, run_command
 from llm_perf_opt.core.records import CommandRecord, StageFile, StageOutput, StageRecord, StageStatus
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import ProfilingError, StageSkipped
 from llm_perf_opt.pipeline.console import Console
+from llm_perf_opt.pipeline.context import stage_context
 from llm_perf_opt.pipeline.plan import Plan, PlannedStage
 from llm_perf_opt.pipeline.provenance import write_inputs
 from llm_perf_opt.pipeline.resume import fingerprint, why_run
@@ -124,52 +124,16 @@ def _earlier_duration(previous: RunManifest | None, name: str) -> float | None:
     return old.duration_s if old is not None and old.status == "ok" else None
 
 
-def _context(step: PlannedStage, run: RunInput, manifest: RunManifest, commands: list[CommandRecord]) -> StageContext:
-    out_dir = run.artifacts.out_dir(step.name)
-    tmp_dir = run.artifacts.tmp_dir(step.name)
-    base_env = allowed_environment(run.environ, run.config.run.env_passthrough)
-
-    def run_in_stage(
-        argv: Sequence[str],
-        *,
-        timeout_s: float,
-        log: str = "log.txt",
-        cmd_file: str | None = "cmd.txt",
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
-        label: str | None = None,
-    ) -> CommandResult:
-        prefix = f"{label}: " if label else ""
-        result = run_command(
-            argv,
-            env={**base_env, **(env or {})},
-            timeout_s=timeout_s,
-            log=out_dir / log,
-            cmd_file=None if cmd_file is None else out_dir / cmd_file,
-            cwd=cwd or tmp_dir,
-            on_tick=lambda elapsed, line: run.console.tick(elapsed, prefix + line),
-        )
-        commands.append(
-            CommandRecord(
-                argv=result.argv,
-                exit_code=result.exit_code,
-                duration_s=round(result.duration_s, 3),
-                log=f"{step.name}/{log}",
-                timed_out=result.timed_out,
-            )
-        )
-        return result
-
-    return StageContext(
+def _context(step: PlannedStage, run: RunInput, manifest: RunManifest, records: list[CommandRecord]) -> StageContext:
+    return stage_context(
+        step.name,
         config=run.config,
         host=run.host,
-        run_dir=run.artifacts.root,
-        out_dir=out_dir,
-        tmp_dir=tmp_dir,
-        workload_dir=run.artifacts.tmp_dir("workload"),
-        run_command=run_in_stage,
+        artifacts=run.artifacts,
+        environ=run.environ,
+        console=run.console,
         earlier={stage.name: stage for stage in manifest.stages},
-        say=run.console.say,
+        records=records,
     )
 
 
