@@ -1,4 +1,4 @@
-"""The run manifest: everything a report or a comparison needs, as one JSON file."""
+"""The run manifest: everything a report needs, as one JSON file."""
 
 import json
 import os

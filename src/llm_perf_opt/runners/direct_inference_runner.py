@@ -5,8 +5,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.errors import EXIT_OK
 from llm_perf_opt.profiling.vendor.launch import CHILD_FLAG
 from llm_perf_opt.runners.child import run_child
+
+HELP = """\
+llm-perf infer [OVERRIDE ...] [HYDRA FLAG ...]
+
+Runs the model over the data set without any profiler; writes predictions, latencies and a report.
+
+  llm-perf infer model=deepseek_ocr_tiny dataset=synthetic
+  llm-perf infer model=llama3_8b model.path=<snapshot> dataset=prompts dataset.file=<file>
+
+It is `llm-perf profile` with pipeline.direct_inference alone, and predictions switched on.
+"""
 
 
 def _work(config: AppConfig, out_dir: Path) -> None:
@@ -21,6 +33,9 @@ def _work(config: AppConfig, out_dir: Path) -> None:
 def main(argv: Sequence[str]) -> int:
     if CHILD_FLAG in argv:
         return run_child(_work, argv)
+    if "--help" in argv or "-h" in argv:
+        print(HELP, end="")
+        return EXIT_OK
     from llm_perf_opt.runners.profile_orchestrator import INFER_OVERRIDES
     from llm_perf_opt.runners.profile_orchestrator import main as orchestrate
 
