@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from llm_perf_opt.analysis.calibrate import MATMUL_SIDES, better
 from llm_perf_opt.analysis.calibration_cache import cache_dir, read_calibration, write_calibration
 from llm_perf_opt.analysis.hardware import (
     Calibration,
@@ -156,6 +157,32 @@ def test_one_device_name_in_two_entries_is_refused(tmp_path: Path):
         load_catalogue(tmp_path)
 
 
+def calibration(dtype: str, *, tflops: float, bandwidth_gb_s: float, launch_us: float) -> Calibration:
+    return Calibration(
+        device="NVIDIA H200",
+        driver="580.65",
+        dtype=dtype,
+        tflops=tflops,
+        bandwidth_gb_s=bandwidth_gb_s,
+        launch_us=launch_us,
+        tflops_how=f"products at {tflops}",
+        bandwidth_how=f"memory at {bandwidth_gb_s}",
+        launch_how=f"operators at {launch_us}",
+    )
+
+
+def test_the_best_of_two_calibrations_keeps_how_each_figure_was_measured():
+    quiet = calibration("fp32", tflops=0.1, bandwidth_gb_s=47.71, launch_us=4.0)
+    busy = calibration("fp32", tflops=0.12, bandwidth_gb_s=18.6, launch_us=3.0)
+    best = calibration("fp32", tflops=0.12, bandwidth_gb_s=47.71, launch_us=3.0)
+    assert better(quiet, busy) == best
+    assert better(busy, quiet) == best
+
+
+def test_a_calibration_is_measured_on_products_a_model_could_have():
+    assert min(MATMUL_SIDES) == 1024
+
+
 def test_a_cpu_is_known_only_by_its_calibration():
     cpu = Device(name="Some CPU", is_cpu=True, driver="torch 2.13, 2 threads")
     section = resolve_hardware(HardwareSection(), cpu, catalogue()).section
@@ -163,16 +190,13 @@ def test_a_cpu_is_known_only_by_its_calibration():
     assert datasheet_ceilings(section) is None
     assert achievable_ceilings(section) is None
     assert missing_ceiling(section, None, BF16, "datasheet") == "cpu has no data-sheet peaks"
-    calibration = Calibration(
-        device="Some CPU",
-        driver=cpu.driver,
-        dtype="fp32",
-        tflops=0.1,
-        bandwidth_gb_s=20.0,
-        launch_us=4.0,
-        how="measured",
-    )
-    ceilings = achievable_ceilings(with_calibration(section, calibration))
+    calibrated = with_calibration(section, calibration("fp32", tflops=0.1, bandwidth_gb_s=20.0, launch_us=4.0))
+    assert calibrated.sources == {
+        "achieved_tflops": "products at 0.1",
+        "achieved_bandwidth_gb_s": "memory at 20.0",
+        "launch_us": "operators at 4.0",
+    }
+    ceilings = achievable_ceilings(calibrated)
     assert ceilings == Ceilings(kind="achievable", flops_per_s={"fp32": 0.1e12}, bytes_per_s=20e9)
 
 
@@ -180,9 +204,7 @@ def test_calibrations_are_kept_per_device_driver_and_format(tmp_path: Path):
     folder = cache_dir({"XDG_CACHE_HOME": str(tmp_path)})
     assert folder == tmp_path / "llm-perf" / "calibration"
     device = gpu("NVIDIA H200")
-    kept = Calibration(
-        device="NVIDIA H200", driver="580.65", dtype="bf16", tflops=819.0, bandwidth_gb_s=4250.0, launch_us=9.0, how="x"
-    )
+    kept = calibration("bf16", tflops=819.0, bandwidth_gb_s=4250.0, launch_us=9.0)
     path = write_calibration(folder, kept)
     assert read_calibration(folder, device, "bf16") == kept
     assert read_calibration(folder, device, "fp16") is None

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from llm_perf_opt.analysis.hardware import Calibration, Device
 
-SCHEMA_VERSION = 1
+# 2: each figure with how it was measured; products of at least 1024 x 1024.
+SCHEMA_VERSION = 2
 _LETTERS = re.compile(r"[^a-z0-9.]+")
 
 
