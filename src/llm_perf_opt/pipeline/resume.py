@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -15,6 +15,39 @@ from llm_perf_opt.core.stage import Stage
 _NOT_SETTINGS = ("enable", "timeout_s")
 _RUN_KEYS = ("mode", "device", "repeats", "seed", "env_passthrough")
 _PACKAGES = ("torch", "transformers", "llm-perf-opt")
+_READS = "reads."
+_ABSENT = "absent"
+CHANGES_NAMED = 8
+
+
+class EarlierRecords(Mapping[str, StageRecord]):
+    """The records a stage may read. Remembers which it asked for, because its own result then depends on them."""
+
+    def __init__(self, records: Mapping[str, StageRecord]) -> None:
+        self._records = dict(records)
+        self._asked: set[str] = set()
+
+    def __getitem__(self, name: str) -> StageRecord:
+        self._asked.add(name)
+        return self._records[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def marks(self) -> dict[str, str]:
+        """What was asked for and what was there, as part of a fingerprint."""
+        return {f"{_READS}{name}": _identity(self._records, name) for name in sorted(self._asked)}
+
+
+def _identity(records: Mapping[str, StageRecord], name: str) -> str:
+    """One attempt at a stage, told from every other one."""
+    if name not in records:
+        return _ABSENT
+    record = records[name]
+    return f"{record.status} {record.started_at} {record.duration_s}"
 
 
 def fingerprint(stage: Stage, cfg: StageConfig, config: AppConfig, host: Host) -> dict[str, str]:
@@ -48,10 +81,11 @@ def why_run(
     old: StageRecord | None,
     new: Mapping[str, str],
     *,
+    earlier: Mapping[str, StageRecord],
     old_config: Mapping[str, Any],
     new_config: Mapping[str, Any],
 ) -> str | None:
-    """The reason for running a stage again, or None when its result is reused."""
+    """The reason for running a stage again, or None when its result is reused. `earlier`: the results before it."""
     if old is None:
         return "it was not run before"
     if old.status != "ok":
@@ -61,13 +95,39 @@ def why_run(
     if any(not file.path.exists() for file in old.files):
         missing = next(file.path.name for file in old.files if not file.path.exists())
         return f"its file {missing} is gone"
-    if old.fingerprint.get("tools") != new["tools"]:
-        return f"tool versions changed ({old.fingerprint.get('tools')} -> {new['tools']})"
-    if old.fingerprint.get("settings") != new["settings"]:
+    stale = why_stale(name, old.fingerprint, new, old_config=old_config, new_config=new_config)
+    return stale or _why_read_again(old.fingerprint, earlier)
+
+
+def why_stale(
+    name: str,
+    old: Mapping[str, str],
+    new: Mapping[str, str],
+    *,
+    old_config: Mapping[str, Any],
+    new_config: Mapping[str, Any],
+) -> str | None:
+    """What a result depends on and is not as it was, or None when the result is one of this configuration."""
+    if old.get("tools") != new["tools"]:
+        return f"tool versions changed ({old.get('tools')} -> {new['tools']})"
+    if old.get("settings") != new["settings"]:
         return f"its settings changed{_changes(old_config, new_config, (f'pipeline.{name}.',))}"
-    if old.fingerprint.get("workload") != new["workload"]:
+    if old.get("workload") != new["workload"]:
         prefixes = ("run.", "workload.", "dataset.", "model.", "infer.", "hardware.")
         return f"the workload's settings changed{_changes(old_config, new_config, prefixes)}"
+    return None
+
+
+def _why_read_again(old: Mapping[str, str], earlier: Mapping[str, StageRecord]) -> str | None:
+    """A stage that used another one's result is run again when that result is another one now."""
+    for key, before in old.items():
+        name = key.removeprefix(_READS)
+        now = _identity(earlier, name)
+        if not key.startswith(_READS) or now == before:
+            continue
+        if before == _ABSENT:
+            return f"it reads the result of {name}, which was not there before"
+        return f"it reads the result of {name}, which {'is not there now' if now == _ABSENT else 'was run again'}"
     return None
 
 
@@ -76,9 +136,12 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any], prefixes: tuple[str
     before, after = _flat(old), _flat(new)
     keys = sorted(k for k in before.keys() | after.keys() if before.get(k) != after.get(k))
     named = [
-        f"{k}: {before.get(k)!r} -> {after.get(k)!r}" for k in keys if k.startswith(prefixes) and k != "run.resume"
+        f"{k}: {before.get(k)!r} -> {after.get(k)!r}"
+        for k in keys
+        if k.startswith(prefixes) and k != "run.resume" and k.rpartition(".")[2] not in _NOT_SETTINGS
     ]
-    return f" ({'; '.join(named)})" if named else ""
+    rest = [f"and {len(named) - CHANGES_NAMED} more"] if len(named) > CHANGES_NAMED else []
+    return f" ({'; '.join([*named[:CHANGES_NAMED], *rest])})" if named else ""
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

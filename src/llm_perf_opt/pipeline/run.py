@@ -17,9 +17,9 @@ from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import ProfilingError, StageSkipped
 from llm_perf_opt.pipeline.console import Console
 from llm_perf_opt.pipeline.context import stage_context
-from llm_perf_opt.pipeline.plan import Plan, PlannedStage
+from llm_perf_opt.pipeline.plan import BUILT_IN, Plan, PlannedStage
 from llm_perf_opt.pipeline.provenance import write_inputs
-from llm_perf_opt.pipeline.resume import fingerprint, why_run
+from llm_perf_opt.pipeline.resume import EarlierRecords, fingerprint, why_run
 from llm_perf_opt.profiling.artifacts import Artifacts
 
 
@@ -46,7 +46,7 @@ def execute(run: RunInput) -> RunManifest:
     try:
         for step in run.plan.stages:
             record, output = _reuse_or_run(step, run, manifest)
-            manifest = manifest.with_stage(record)
+            manifest = _in_order(manifest.with_stage(record), run.plan)
             save(manifest)
             samples += output.samples
             if samples:
@@ -59,7 +59,8 @@ def execute(run: RunInput) -> RunManifest:
         raise
     finally:
         run.console.close()
-    failed = any(stage.status == "failed" for stage in manifest.stages)
+    planned = {step.name for step in run.plan.stages}
+    failed = any(stage.status == "failed" for stage in manifest.stages if stage.name in planned)
     manifest = replace(manifest, status="failed" if failed else "ok")
     save(manifest)
     return manifest
@@ -69,7 +70,14 @@ def _reuse_or_run(step: PlannedStage, run: RunInput, manifest: RunManifest) -> t
     marks = fingerprint(step.stage, step.config, run.config, run.host)
     if run.previous is not None:
         old = run.previous.stage(step.name)
-        reason = why_run(step.name, old, marks, old_config=run.previous.config, new_config=dict(run.config.resolved))
+        reason = why_run(
+            step.name,
+            old,
+            marks,
+            earlier=_before(step, run.plan, manifest),
+            old_config=run.previous.config,
+            new_config=run.config.resolved,
+        )
         if old is not None and reason is None:
             run.console.stage_ended(old, reused=True)
             return old, StageOutput()
@@ -82,6 +90,7 @@ def _run_stage(
 ) -> tuple[StageRecord, StageOutput]:
     """Run one stage and record how it ended, whatever happens inside it."""
     commands: list[CommandRecord] = []
+    earlier = EarlierRecords(_before(step, run.plan, manifest))
     started = datetime.now(UTC)
     clock = time.monotonic()
     run.console.stage_started(step.name, estimate_s=_earlier_duration(run.previous, step.name))
@@ -93,7 +102,7 @@ def _run_stage(
             raise StageSkipped(step.skip)
         if step.blockers:
             raise ProfilingError("; ".join(str(finding) for finding in step.blockers))
-        output = step.stage.run(step.config, _context(step, run, manifest, commands))
+        output = step.stage.run(step.config, _context(step, run, earlier, commands))
     except StageSkipped as error:
         status, reason = "skipped", str(error)
     except ProfilingError as error:
@@ -108,7 +117,7 @@ def _run_stage(
         reason=reason,
         started_at=started.isoformat(timespec="seconds"),
         duration_s=round(time.monotonic() - clock, 3),
-        fingerprint=marks,
+        fingerprint={**marks, **earlier.marks()},
         commands=tuple(commands),
         files=files,
         metrics=output.metrics,
@@ -124,7 +133,23 @@ def _earlier_duration(previous: RunManifest | None, name: str) -> float | None:
     return old.duration_s if old is not None and old.status == "ok" else None
 
 
-def _context(step: PlannedStage, run: RunInput, manifest: RunManifest, records: list[CommandRecord]) -> StageContext:
+def _before(step: PlannedStage, plan: Plan, manifest: RunManifest) -> dict[str, StageRecord]:
+    """The results a stage may read: not those an earlier run has of stages whose turn is still to come."""
+    names = [planned.name for planned in plan.stages]
+    to_come = set(names[names.index(step.name) :])
+    return {stage.name: stage for stage in manifest.stages if stage.name not in to_come}
+
+
+def _in_order(manifest: RunManifest, plan: Plan) -> RunManifest:
+    """Records in the order of the pipeline, also when an earlier run left some of them."""
+    names = list(dict.fromkeys((*BUILT_IN, *(step.name for step in plan.stages))))
+    rank = {name: index for index, name in enumerate(names)}
+    return replace(manifest, stages=tuple(sorted(manifest.stages, key=lambda s: rank.get(s.name, len(rank)))))
+
+
+def _context(
+    step: PlannedStage, run: RunInput, earlier: Mapping[str, StageRecord], records: list[CommandRecord]
+) -> StageContext:
     return stage_context(
         step.name,
         config=run.config,
@@ -132,7 +157,7 @@ def _context(step: PlannedStage, run: RunInput, manifest: RunManifest, records: 
         artifacts=run.artifacts,
         environ=run.environ,
         console=run.console,
-        earlier={stage.name: stage for stage in manifest.stages},
+        earlier=earlier,
         records=records,
     )
 

@@ -15,6 +15,8 @@ from llm_perf_opt.profiling.vendor.launch import (
 from llm_perf_opt.profiling.workload_results import METRICS_FILE, clean_metrics, read_metrics, require_success
 
 CLEAN_STAGES = ("torch_profiler", "direct_inference")
+# Those, and the profiler that may have made a clean pass for itself before another one asks.
+TIMED_STAGES = (*CLEAN_STAGES, "nsys")
 CLEAN_DIR = "clean"
 
 
@@ -40,7 +42,9 @@ def own_clean_pass(ctx: StageContext) -> tuple[dict[str, Metric], tuple[StageFil
     So a run of nsys or ncu alone has its latencies in the manifest, and the report shows them.
     """
     path = ctx.workload_dir / CLEAN_DIR / METRICS_FILE
-    if not path.is_file() or any("tpot_ms" in record.metrics for record in ctx.earlier.values()):
+    timed = any(name in ctx.earlier and "tpot_ms" in ctx.earlier[name].metrics for name in TIMED_STAGES)
+    # A program of the user's own was not timed by us; what lies there is of another workload, before a resume.
+    if timed or ctx.config.workload.command is not None or not path.is_file():
         return {}, ()
     source = path.relative_to(ctx.run_dir).as_posix()
     return clean_metrics(read_metrics(path.parent), source), (StageFile(role="metrics", path=path),)

@@ -13,6 +13,7 @@ from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import FILE_NAME, RunManifest, read_manifest, write_json
 from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.pipeline.carry import Carried, carry_over
 from llm_perf_opt.pipeline.console import Console, make_console
 from llm_perf_opt.pipeline.plan import Plan, build_plan
 from llm_perf_opt.pipeline.preflight import workload_problems
@@ -36,6 +37,7 @@ class Job:
     overrides: tuple[str, ...]
     created_at: datetime
     previous: RunManifest | None
+    carried: Carried
     console: Console
     problems: tuple[str, ...]
 
@@ -49,7 +51,8 @@ class Job:
         if problems and not config.run.dry_run:
             raise ConfigError(problems)
         host = probe_host(env=allowed_environment(os.environ), disk=run_dir)
-        registry = load_registry(find_entry_points(), set(config.stages))
+        recorded = () if previous is None else previous.stages
+        registry = load_registry(find_entry_points(), {*config.stages, *(stage.name for stage in recorded)})
         return cls(
             config=config,
             artifacts=Artifacts.from_root(run_dir),
@@ -58,6 +61,7 @@ class Job:
             overrides=overrides,
             created_at=created_at,
             previous=previous,
+            carried=carry_over(previous, config, registry.stages, host),
             console=make_console(),
             problems=problems,
         )
@@ -88,7 +92,8 @@ class Job:
             environment=environment,
             overrides=self.overrides,
             user_dir=str(self.config.user_dir),
-            stages=() if self.previous is None else self.previous.stages,
+            stages=self.carried.stages,
+            warnings=self.carried.warnings,
         )
         return RunInput(
             plan=self.plan,
@@ -103,8 +108,8 @@ class Job:
     def _show_plan(self) -> None:
         names = " → ".join(step.name for step in self.plan.stages)
         self.console.say(f"run {self.artifacts.root}: {names}")
-        for problem in self.problems:
-            self.console.say(f"cannot run: {problem}")
+        for text in (*self.carried.warnings, *(f"cannot run: {problem}" for problem in self.problems)):
+            self.console.say(text)
         for step in self.plan.stages:
             if step.skip is not None:
                 self.console.say(f"{step.name}: will be skipped: {step.skip}")

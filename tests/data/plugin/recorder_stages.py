@@ -27,6 +27,7 @@ class RecorderConfig(StageConfig):
     seconds: float = 0.0
     fail: str = ""
     setting: int = 1
+    reads: str = ""
 
 
 class Recorder:
@@ -56,6 +57,8 @@ class Recorder:
         result = ctx.run_command(
             [sys.executable, "-c", CHILD, str(ctx.tmp_dir / "pid"), str(cfg.seconds)], timeout_s=cfg.timeout_s
         )
+        if cfg.reads:
+            ctx.earlier.get(cfg.reads)
         out = ctx.out_dir / "out.txt"
         out.write_text(" ".join(ctx.earlier))
         return StageOutput(
