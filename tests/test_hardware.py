@@ -10,8 +10,10 @@ import yaml
 from llm_perf_opt.analysis.calibrate import MATMUL_SIDES, better
 from llm_perf_opt.analysis.calibration_cache import cache_dir, read_calibration, write_calibration
 from llm_perf_opt.analysis.hardware import (
+    GIVEN,
     Calibration,
     Device,
+    Resolved,
     find_by_device_name,
     load_catalogue,
     resolve_hardware,
@@ -138,10 +140,75 @@ def test_the_users_own_peaks_are_taken_for_an_unknown_device():
     own = HardwareSection(peak_tflops={"bf16": 100.0}, memory_bandwidth_gb_s=1000.0)
     found = resolve_hardware(own, gpu("NVIDIA Imaginary 1"), catalogue()).section
     assert found is not None
-    assert (found.name, found.peak_tflops, found.sources["peak_tflops"]) == (
+    assert (found.name, found.peak_tflops, found.memory_bandwidth_gb_s, found.sources) == (
         "NVIDIA Imaginary 1",
         {"bf16": 100.0},
-        "given in hardware.*",
+        1000.0,
+        {"peak_tflops.bf16": GIVEN, "memory_bandwidth_gb_s": GIVEN},
+    )
+
+
+OWN = HardwareSection(achieved_tflops={"fp32": 123.0}, achieved_bandwidth_gb_s=456.0, launch_us=7.0, memory_gb=1.0)
+OWN_SOURCES = {
+    "achieved_tflops.fp32": GIVEN,
+    "achieved_bandwidth_gb_s": GIVEN,
+    "launch_us": GIVEN,
+    "memory_gb": GIVEN,
+}
+
+
+def test_every_figure_can_be_given_for_a_device_that_is_looked_up():
+    entry = catalogue()["h200"]
+    found = resolve_hardware(OWN, gpu("NVIDIA H200"), catalogue())
+    assert found == Resolved(
+        section=replace(
+            entry,
+            achieved_tflops={"bf16": 819.0, "fp32": 123.0},
+            achieved_bandwidth_gb_s=456.0,
+            launch_us=7.0,
+            memory_gb=1.0,
+            sources={**entry.sources, **OWN_SOURCES},
+        )
+    )
+
+
+def test_one_given_peak_leaves_the_catalogues_other_figures():
+    entry = catalogue()["h200"]
+    own = HardwareSection(peak_tflops={"bf16": 800.0}, sources={"peak_tflops.bf16": "our own data sheet"})
+    found = resolve_hardware(own, gpu("NVIDIA H200"), catalogue())
+    assert found.section == replace(
+        entry,
+        peak_tflops={**entry.peak_tflops, "bf16": 800.0},
+        sources={**entry.sources, "peak_tflops.bf16": "given in the configuration: our own data sheet"},
+    )
+
+
+def test_figures_that_are_no_peaks_leave_an_unknown_devices_peaks_unknown():
+    found = resolve_hardware(OWN, gpu("NVIDIA Imaginary 1"), catalogue())
+    assert found.section == replace(OWN, name="NVIDIA Imaginary 1", sources=OWN_SOURCES)
+    assert found.reason is not None and found.reason.startswith("the peaks of 'NVIDIA Imaginary 1' are not known")
+
+
+def test_given_figures_win_over_a_calibration():
+    measured = calibration("bf16", tflops=700.0, bandwidth_gb_s=4000.0, launch_us=9.0)
+    found = resolve_hardware(OWN, gpu("NVIDIA H200"), catalogue()).section
+    assert found is not None
+    calibrated = with_calibration(found, measured)
+    assert (calibrated.achieved_tflops, calibrated.achieved_bandwidth_gb_s, calibrated.launch_us) == (
+        {"bf16": 700.0, "fp32": 123.0},
+        456.0,
+        7.0,
+    )
+    assert calibrated.sources["achieved_tflops"] == "products at 700.0"
+    assert {key: calibrated.sources[key] for key in OWN_SOURCES} == OWN_SOURCES
+    # A named entry is composed with the changes in it: what differs from the catalogue was given.
+    named = resolve_hardware(replace(catalogue()["h200"], launch_us=7.0), None, catalogue()).section
+    assert named is not None
+    calibrated = with_calibration(named, measured)
+    assert (calibrated.achieved_tflops, calibrated.achieved_bandwidth_gb_s, calibrated.launch_us) == (
+        {"bf16": 700.0},
+        4000.0,
+        7.0,
     )
 
 

@@ -114,6 +114,12 @@ def test_own_peaks_replace_an_entrys(capsys):
     assert found["hardware"]["memory_bandwidth_gb_s"] == 936.0
 
 
+def test_the_memory_given_is_the_memory_that_counts(capsys):
+    (found,) = predict_json(capsys, "model=llama_tiny", "hardware=auto", "run.device=cpu", "hardware.memory_gb=1")
+    assert found["memory"]["capacity_bytes"] == 1e9
+    assert found["hardware"]["sources"]["memory_gb"] == "given in the configuration"
+
+
 def test_a_cpu_without_calibration_says_how_to_get_one(capsys):
     assert main(["predict", "model=llama_tiny", "hardware=cpu"]) == 0
     out = capsys.readouterr().out

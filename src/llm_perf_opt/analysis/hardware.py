@@ -1,7 +1,7 @@
 """What devices can do: the catalogue of data-sheet peaks, and the lookup of a device by its own name."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,18 @@ from llm_perf_opt.errors import ConfigError
 AUTO = "auto"
 CPU = "cpu"
 PEAK_NAMES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8", "int4")
+GIVEN = "given in the configuration"
 _LISTS = ("device_names",)
+_RATES = ("peak_tflops", "achieved_tflops")
+_FIGURES = (
+    "memory_bandwidth_gb_s",
+    "memory_gb",
+    "l2_mb",
+    "link",
+    "link_gb_s",
+    "achieved_bandwidth_gb_s",
+    "launch_us",
+)
 _MAPS = ("peak_tflops", "achieved_tflops", "sources")
 
 
@@ -110,11 +121,21 @@ class Resolved:
 def resolve_hardware(
     section: HardwareSection, device: Device | None, catalogue: Mapping[str, HardwareSection]
 ) -> Resolved:
-    """A named entry or the user's own peaks as they are; `auto` by the device's name."""
+    """A named entry, or for `auto` the device's own; what the configuration gives stands in front of either."""
+    check_peaks(section, where="hardware")
     if section.name != AUTO:
-        return Resolved(section=check_peaks(section, where="hardware"))
-    if section.peak_tflops or section.memory_bandwidth_gb_s is not None:
-        return Resolved(section=_given(check_peaks(section, where="hardware"), device))
+        entry = catalogue.get(section.name)
+        return Resolved(section=section if entry is None else replace(section, sources=_sources(entry, section)))
+    found = _look_up(device, catalogue)
+    base = found.section or HardwareSection(name=device.name if device else "given")
+    merged = _overlay(base, section)
+    if merged == base:
+        return found
+    has_peaks = bool(merged.peak_tflops) or merged.memory_bandwidth_gb_s is not None
+    return Resolved(section=merged, reason=None if has_peaks else found.reason)
+
+
+def _look_up(device: Device | None, catalogue: Mapping[str, HardwareSection]) -> Resolved:
     if device is None:
         return Resolved(section=None, reason="no device was found; name one with hardware=<entry>")
     if device.is_cpu:
@@ -129,24 +150,55 @@ def resolve_hardware(
     return Resolved(section=entry)
 
 
-def _given(section: HardwareSection, device: Device | None) -> HardwareSection:
-    sources = {"peak_tflops": "given in hardware.*", "memory_bandwidth_gb_s": "given in hardware.*"}
-    return replace(section, name=device.name if device else "given", sources={**sources, **section.sources})
+def _overlay(base: HardwareSection, given: HardwareSection) -> HardwareSection:
+    """The base's figures, with those that are given in their place."""
+    wanted = asdict(given)
+    figures = {key: wanted[key] for key in (*_FIGURES, "notes") if wanted[key] is not None}
+    return replace(
+        base,
+        **figures,
+        peak_tflops={**base.peak_tflops, **given.peak_tflops},
+        achieved_tflops={**base.achieved_tflops, **given.achieved_tflops},
+        sources=_sources(base, given),
+    )
+
+
+def _sources(base: HardwareSection, given: HardwareSection) -> dict[str, str]:
+    """The base's sources; a figure that differs from the base's was given, and so was a source that does."""
+    theirs, ours = asdict(base), asdict(given)
+    changed = [key for key in _FIGURES if ours[key] is not None and ours[key] != theirs[key]]
+    for key in _RATES:
+        changed += [f"{key}.{name}" for name, value in ours[key].items() if value != theirs[key].get(name)]
+    said = {key: f"{GIVEN}: {text}" for key, text in given.sources.items() if text != base.sources.get(key)}
+    return {**base.sources, **dict.fromkeys(changed, GIVEN), **said}
+
+
+def is_given(section: HardwareSection, key: str) -> bool:
+    """Whether a resolved section has this figure from the configuration; formats as `achieved_tflops.bf16`."""
+    return section.sources.get(key, "").startswith(GIVEN)
 
 
 def with_calibration(section: HardwareSection, calibration: Calibration) -> HardwareSection:
-    """Put what this machine reached in place of what somebody else's did."""
+    """Put what this machine reached in place of what somebody else's did; what was given stays."""
+    rates = {
+        name: rate for name, rate in section.achieved_tflops.items() if is_given(section, f"achieved_tflops.{name}")
+    }
+    keeps_bandwidth = is_given(section, "achieved_bandwidth_gb_s")
+    keeps_launch = is_given(section, "launch_us")
+    sources = dict(section.sources)
+    sources.pop("achieved_tflops", None)
+    if calibration.dtype not in rates:
+        sources["achieved_tflops"] = calibration.tflops_how
+    if not keeps_bandwidth:
+        sources["achieved_bandwidth_gb_s"] = calibration.bandwidth_how
+    if not keeps_launch:
+        sources["launch_us"] = calibration.launch_how
     return replace(
         section,
-        achieved_tflops={calibration.dtype: calibration.tflops},
-        achieved_bandwidth_gb_s=calibration.bandwidth_gb_s,
-        launch_us=calibration.launch_us,
-        sources={
-            **section.sources,
-            "achieved_tflops": calibration.tflops_how,
-            "achieved_bandwidth_gb_s": calibration.bandwidth_how,
-            "launch_us": calibration.launch_how,
-        },
+        achieved_tflops={calibration.dtype: calibration.tflops, **rates},
+        achieved_bandwidth_gb_s=section.achieved_bandwidth_gb_s if keeps_bandwidth else calibration.bandwidth_gb_s,
+        launch_us=section.launch_us if keeps_launch else calibration.launch_us,
+        sources=sources,
     )
 
 

@@ -16,6 +16,7 @@ from llm_perf_opt.analysis.hardware import (
     CPU,
     Device,
     Resolved,
+    is_given,
     load_catalogue,
     resolve_hardware,
     with_calibration,
@@ -116,7 +117,7 @@ def _predict_model(name: str, request: Request) -> Iterator[tuple[Analysis, tupl
                 section,
                 name=label,
                 hardware_reason=resolved.reason or _uncalibrated(section),
-                capacity_bytes=device.memory_bytes if device else None,
+                capacity_bytes=_memory_of(device, section),
                 mla_mode=request.mla_mode,
             )
             yield analysis, notes
@@ -205,9 +206,16 @@ def _with_cached_calibration(
     return section if known is None else with_calibration(section, known)
 
 
+def _memory_of(device: Device | None, section: HardwareSection | None) -> int | None:
+    """What the device itself says, unless the configuration says otherwise; None: the section's own figure counts."""
+    if device is None or (section is not None and is_given(section, "memory_gb")):
+        return None
+    return device.memory_bytes
+
+
 def _uncalibrated(section: HardwareSection | None) -> str | None:
     """A CPU has no data sheet to fall back on, and measuring it needs torch, which this command does not import."""
-    if section is None or section.name != CPU or section.achieved_tflops:
+    if section is None or section.name != CPU or section.achieved_tflops or section.peak_tflops:
         return None
     return "this CPU was not calibrated yet: `llm-perf profile experiment=demo` measures it once, in about a second"
 
