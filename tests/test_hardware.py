@@ -11,6 +11,7 @@ from llm_perf_opt.analysis.calibrate import MATMUL_SIDES, better
 from llm_perf_opt.analysis.calibration_cache import cache_dir, read_calibration, write_calibration
 from llm_perf_opt.analysis.hardware import (
     GIVEN,
+    PEAK_NAMES,
     Calibration,
     Device,
     Resolved,
@@ -32,11 +33,15 @@ from llm_perf_opt.analysis.roofline import (
 )
 from llm_perf_opt.analysis.static.dtypes import Dtypes
 from llm_perf_opt.analysis.static.work import Work
+from llm_perf_opt.cli import main
 from llm_perf_opt.config.load import validate
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import HardwareSection
 from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.pipeline.compose import compose_config, type_config
+from tests.fixtures_dir import REPO
 
+RATES = ("peak_tflops", "achieved_tflops")
 BF16 = Dtypes.uniform("bf16")
 
 
@@ -155,6 +160,31 @@ OWN_SOURCES = {
     "launch_us": GIVEN,
     "memory_gb": GIVEN,
 }
+
+
+@pytest.mark.parametrize("entry", ["auto", "cpu", "a10"])
+def test_the_key_of_every_number_format_is_known_whatever_the_entry(entry):
+    rates = {name: 10.0 + i for i, name in enumerate(PEAK_NAMES)}
+    overrides = [f"hardware.{key}.{name}={rate}" for key in RATES for name, rate in rates.items()]
+    found = type_config(compose_config([f"hardware={entry}", *overrides]), user_dir=Path.cwd()).hardware
+    assert (found.peak_tflops, found.achieved_tflops) == (rates, rates)
+    plain = type_config(compose_config([f"hardware={entry}"]), user_dir=Path.cwd()).hardware
+    expected = {} if entry == "auto" else catalogue()[entry].peak_tflops
+    assert (plain.peak_tflops, plain.achieved_tflops) == (expected, {})
+
+
+def test_the_command_of_the_documentation_takes_peaks_as_written(tmp_path, monkeypatch, capsys):
+    text = (REPO / "docs" / "static-analysis.md").read_text(encoding="utf-8")
+    (line,) = [line for line in text.splitlines() if line.startswith("llm-perf profile hardware.peak_tflops")]
+    monkeypatch.chdir(tmp_path)
+    code = main([*line.split()[1:], "experiment=demo", "run.dry_run=true", "run.device=cpu"])
+    assert (code, "error" in capsys.readouterr().err) == (0, False)
+    _, _, *given = line.split()
+    assert main(["predict", "model=llama_tiny", "model.dtype=bfloat16", *given, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["predictions"]
+    assert (found["hardware"]["peak_tflops"]["bf16"], found["hardware"]["memory_bandwidth_gb_s"]) == (200, 1500)
+    decode = found["phases"]["decode"]
+    assert decode["bound_ms"]["datasheet"] == pytest.approx(1e3 * decode["bytes_needed"] / 1.5e12)
 
 
 def test_every_figure_can_be_given_for_a_device_that_is_looked_up():

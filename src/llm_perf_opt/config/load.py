@@ -34,6 +34,7 @@ _PATH_KEYS = {
     "dataset": ("root", "subset_filelist", "file"),
     "model": ("path",),
 }
+_RATE_MAPS = ("peak_tflops", "achieved_tflops")
 _EXPECTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -65,7 +66,7 @@ def load_config(
     stages whose plug-in failed to import, with the reason.
     """
     raw = resolve(cfg)
-    raw = _absolute_paths(raw, user_dir)
+    raw = _known_rates(_absolute_paths(raw, user_dir))
     problems: list[str] = []
     sections = {
         "run": RunSection,
@@ -265,6 +266,19 @@ def known_keys(cls: type[Any], prefix: str) -> list[str]:
         if kind is not None and is_dataclass(kind):
             keys += known_keys(kind, name)
     return keys
+
+
+def _known_rates(raw: dict[str, Any]) -> dict[str, Any]:
+    """Without the number formats that are only listed so that their keys exist: null is a rate nobody knows."""
+    hardware = raw.get("hardware")
+    if not isinstance(hardware, dict):
+        return raw
+    rates = {
+        key: {name: rate for name, rate in hardware[key].items() if rate is not None}
+        for key in _RATE_MAPS
+        if isinstance(hardware.get(key), dict)
+    }
+    return {**raw, "hardware": {**hardware, **rates}}
 
 
 def _absolute_paths(raw: dict[str, Any], user_dir: Path) -> dict[str, Any]:
