@@ -1,5 +1,8 @@
 """Command lines of nsys, the stage's configuration, and the reading of what nsys left behind."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -157,8 +160,22 @@ def test_all_reports_of_a_repeat_capture_are_found_in_order(tmp_path: Path) -> N
 
 
 def test_the_workload_runs_under_a_shell_that_keeps_its_exit_code() -> None:
-    argv = keep_exit_code(WORK, Path("/tmp/code"))
-    assert (argv[:2], argv[3:]) == (["sh", "-c"], ["/tmp/code", *WORK])
+    argv = keep_exit_code(WORK, Path("/tmp/code"), tmp_dir="/scratch")
+    assert (argv[:2], argv[3:]) == (["sh", "-c"], ["sh", "/tmp/code", "/scratch", *WORK])
+
+
+@pytest.mark.parametrize("tmp_dir", [None, "/a b/tmp"])
+def test_the_shell_writes_the_exit_code_and_gives_the_temporary_directory_back(
+    tmp_path: Path, tmp_dir: str | None
+) -> None:
+    work = [sys.executable, "-c", "import os, sys; print(os.environ.get('TMPDIR')); sys.exit(7)"]
+    argv = keep_exit_code(work, tmp_path / "the code", tmp_dir=tmp_dir)
+    done = subprocess.run(argv, env={**os.environ, "TMPDIR": "/of/nsys"}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, (tmp_path / "the code").read_text()) == (7, f"{tmp_dir}\n", "7\n")
+
+
+def test_percent_signs_in_the_output_reach_nsys_as_they_are() -> None:
+    assert "--output=/runs/a%%p/run" in build_nsys_cmd("/runs/a%p/run", WORK)
 
 
 def test_what_nsys_says_is_kept_apart_from_what_the_workload_says() -> None:

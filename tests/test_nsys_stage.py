@@ -4,7 +4,9 @@ import json
 import os
 import sqlite3
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,13 @@ from llm_perf_opt.core.process import CommandResult, allowed_environment, run_co
 from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed, ProfilingError, ToolError
-from llm_perf_opt.profiling.nsys_scrub import REMOVED, overwrite_assignments, scrub_export
+from llm_perf_opt.profiling.nsys_scrub import (
+    REMOVED,
+    is_secret,
+    overwrite_assignments,
+    overwrite_secrets,
+    scrub_export,
+)
 from llm_perf_opt.profiling.stages.nsys import STAGE, NsysConfig
 from tests.nsys_builder import Export
 from tests.orchestrator import OFF, llm_perf
@@ -204,7 +212,7 @@ def test_a_workload_that_fails_is_told_apart_from_nsys(tmp_path: Path) -> None:
 @pytest.mark.real_nsys
 def test_a_capture_that_does_not_end_is_ended(tmp_path: Path) -> None:
     ctx = _context(tmp_path, ["sleep", "60"])
-    with pytest.raises(ToolError, match=r"nsys did not end within 3 s, while the workload was still running"):
+    with pytest.raises(ToolError, match=r"nsys did not end within 3 s, and neither had the workload"):
         STAGE.run(NsysConfig(enable=True, timeout_s=3.0), ctx)
 
 
@@ -249,6 +257,114 @@ def test_a_token_of_the_parent_is_not_left_in_the_report_of_a_failed_capture(tmp
     assert [p for p in run_dir.rglob("*") if p.is_file() and SECRET.encode() in p.read_bytes()] == []
 
 
+@pytest.mark.real_nsys
+def test_a_token_of_the_parent_is_not_left_behind_when_a_later_capture_fails(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    run_dir = tmp_path / "run"
+    done = llm_perf(
+        "profile",
+        *OFF,
+        "pipeline.nsys.enable=true",
+        "pipeline.nsys.capture_range=nvtx",
+        "pipeline.nsys.nvtx_capture=[prefill,nobody]",
+        f"workload.command=[{sys.executable},{program},'0']",
+        f"artifacts.runs_dir={run_dir}",
+        cwd=tmp_path,
+        HF_TOKEN=f"/{SECRET}/as/a/path",
+        TMPDIR=str(tmp_path),
+    )
+    assert done.code == 1
+    assert "the NVTX range 'nobody' never opened" in done.out + done.err
+    assert (run_dir / "nsys" / "run-prefill.sqlite").is_file()
+    assert "nobody" in (run_dir / "nsys" / "cmd.txt").read_text()
+    assert [p for p in tmp_path.rglob("*") if p.is_file() and SECRET.encode() in p.read_bytes()] == []
+
+
+def test_an_interrupt_leaves_nothing_that_nsys_recorded(tmp_path: Path) -> None:
+    nsys = _fake(
+        tmp_path,
+        "import os, signal\n"
+        "base = next(a for a in sys.argv if a.startswith('--output=')).removeprefix('--output=')\n"
+        "if sys.argv[1] == 'export':\n"
+        "    Path(base).write_bytes(b'HF_TOKEN=secret-4f9d2c7b1e')\n"
+        "    os.kill(os.getppid(), signal.SIGINT); __import__('time').sleep(20)\n"
+        "Path(os.environ['TMPDIR'], 'nsys-report.qdstrm').write_bytes(b'HF_TOKEN=secret-4f9d2c7b1e')\n"
+        "Path(sys.argv[sys.argv.index('sh') + 4]).write_text('0')\n"
+        "Path(base + '.nsys-rep').write_bytes(b'HF_TOKEN=secret-4f9d2c7b1e')\n",
+    )
+    ctx = _context(tmp_path, ["true"], nsys)
+    with pytest.raises(KeyboardInterrupt):
+        STAGE.run(NsysConfig(enable=True, timeout_s=20.0), ctx)
+    assert [p for p in ctx.run_dir.rglob("*") if p.is_file() and SECRET.encode() in p.read_bytes()] == []
+    assert list(Path(tempfile.gettempdir()).glob("llm-perf-nsys-*")) == []
+
+
+def test_files_of_an_earlier_attempt_do_not_stand_beside_new_ones(tmp_path: Path) -> None:
+    ctx = _context(tmp_path, ["true"], _fake(tmp_path, "sys.exit(1)\n"))
+    for name in ("run.sqlite", "run.2.nsys-rep", "nvtx_ranges.csv", "mine.md"):
+        (ctx.out_dir / name).write_text("old")
+    with pytest.raises(ToolError):
+        STAGE.run(NsysConfig(enable=True, timeout_s=20.0), ctx)
+    assert sorted(p.name for p in ctx.out_dir.iterdir()) == ["cmd.txt", "log.txt", "mine.md"]
+
+
+def test_a_flag_nsys_refuses_is_named(tmp_path: Path) -> None:
+    text = "unrecognised option '--nosuchflag'\n\nusage: nsys profile [<args>]\nTry 'nsys profile --help'"
+    ctx = _context(tmp_path, ["true"], _fake(tmp_path, f"print({text!r}); sys.exit(1)\n"))
+    with pytest.raises(ToolError, match=r"nsys refused its command line: unrecognised option '--nosuchflag'"):
+        STAGE.run(NsysConfig(enable=True, timeout_s=20.0), ctx)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("echo",), "nsys would run 'echo' instead of the workload"),
+        (("--duration=3", "echo"), "nsys would run 'echo' instead of the workload"),
+        (("--duration", "3"), None),
+        (("--wait=primary",), None),
+        (("--export=json",), "its file would hold environments and is not kept"),
+        (("--export=none",), None),
+        (("--capture-range=nvtx",), "--capture-range is set by the stage itself"),
+        (("--cuda-graph-trace=graph",), "--cuda-graph-trace is set by the stage itself"),
+    ],
+)
+def test_extra_arguments_that_would_change_what_is_captured_are_refused(
+    words: tuple[str, ...], problem: str | None
+) -> None:
+    found = [p.text for p in NsysConfig(enable=True, extra_args=words).problems()]
+    assert (found == []) if problem is None else found[0].startswith(problem)
+
+
+def test_a_pattern_is_no_problem_where_nothing_gates() -> None:
+    cfg = NsysConfig(enable=True, capture_range="nvtx", nvtx_capture="decode*")
+    assert len(cfg.problems()) == 1
+    assert replace(cfg, gating_nvtx=False).problems() == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        ("HF_TOKEN", "/abc/def", True),
+        ("SSH_AUTH_SOCK", "/tmp/ssh", False),
+        ("NV_TPS_LAUNCH_TOKEN", "Interactive Profile", False),
+        ("NSYS_SESSION_ID", "12345", False),
+        ("ANYTHING", "hf_abcdefghijk", True),
+        ("AWS_SECRET_ACCESS_KEY", "/q3rX", True),
+    ],
+)
+def test_secrets_are_known_by_name_or_value(name: str, value: str, secret: bool) -> None:
+    assert is_secret(name, value) is secret
+
+
+def test_overwriting_leaves_the_header_of_a_report_alone(tmp_path: Path) -> None:
+    report = tmp_path / "run.nsys-rep"
+    report.write_bytes(b"NVIDIA Profiler Report" + bytes(300) + b"a profile of 1" + b"secret value Profiler")
+    overwrite_secrets(report, ["my secret Profiler"])
+    assert report.read_bytes()[:22] == b"NVIDIA Profiler Report"
+    assert b"Profiler" not in report.read_bytes()[22:]
+
+
 def test_a_capture_nsys_cannot_import_names_the_remedy(tmp_path: Path) -> None:
     nsys = _fake(
         tmp_path,
@@ -274,7 +390,7 @@ def test_an_export_that_fails_is_said_and_the_report_goes(tmp_path: Path) -> Non
         tmp_path,
         "if sys.argv[1] == 'export': print('Error: unsupported report version'); sys.exit(0)\n"
         "base = next(a for a in sys.argv if a.startswith('--output=')).removeprefix('--output=')\n"
-        "code = sys.argv[sys.argv.index('sh') + 3]\n"
+        "code = sys.argv[sys.argv.index('sh') + 4]\n"
         "Path(code).write_text('0'); Path(base + '.nsys-rep').write_bytes(b'report')\n",
     )
     ctx = _context(tmp_path, ["true"], nsys)
@@ -292,7 +408,7 @@ def test_a_report_that_cannot_be_made_safe_is_deleted_and_said(tmp_path: Path) -
         "import shutil\n"
         "out = next(a for a in sys.argv if a.startswith('--output=')).removeprefix('--output=')\n"
         f"if sys.argv[1] == 'export': shutil.copy({str(source)!r}, out); sys.exit(0)\n"
-        "code = sys.argv[sys.argv.index('sh') + 3]\n"
+        "code = sys.argv[sys.argv.index('sh') + 4]\n"
         "Path(code).write_text('0'); Path(out + '.nsys-rep').write_bytes(b'packed beyond recognition')\n",
     )
     ctx = _context(tmp_path, ["true"], nsys)

@@ -1,14 +1,16 @@
 """Runs a workload under nsys and says in words what came of it."""
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from llm_perf_opt.config.schema import AppConfig
-from llm_perf_opt.core.process import CommandResult
+from llm_perf_opt.core.process import CommandResult, read_tail
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed, ProfilingError, ToolError
 from llm_perf_opt.profiling.baseline import quiet_inference
+from llm_perf_opt.profiling.nsys_raw import RawFolder, export_report
 from llm_perf_opt.profiling.vendor.launch import (
     INFERENCE_RUNNER,
     build_work_argv,
@@ -17,7 +19,6 @@ from llm_perf_opt.profiling.vendor.launch import (
 )
 from llm_perf_opt.profiling.vendor.nsys import (
     build_nsys_cmd,
-    build_nsys_export_cmd,
     find_reports,
     find_unimported,
     keep_exit_code,
@@ -26,9 +27,10 @@ from llm_perf_opt.profiling.workload_results import last_words
 
 LOOK_SECONDS = 120
 RANGES_NAMED = 20
+LONG_TAIL_BYTES = 1 << 20
 WORK_DIR = "torch_profiler"
 _NSYS_LINE = re.compile(
-    r"Generating '|Generated:|\[\d+/\d+\] \[|    /.*\.(nsys-rep|qdstrm|sqlite)$|Capture range |Collecting data"
+    r"Generating '|Generated:|\[\s*\d+/\d+\] \[|    /.*\.(nsys-rep|qdstrm|sqlite)$|Capture range |Collecting data"
 )
 
 
@@ -82,14 +84,12 @@ def workload_cwd(config: AppConfig) -> Path | None:
     return config.user_dir if config.workload.command is not None else None
 
 
-def run_capture(ctx: StageContext, options: CaptureOptions, base: str) -> Captured:
-    """One capture into `<stage>/<base>*.nsys-rep`; raises with the reason and the remedy when there is none."""
-    out_base = ctx.out_dir / base
+def run_capture(ctx: StageContext, options: CaptureOptions, raw: RawFolder, base: str) -> Captured:
+    """One capture into `<raw>/<base>*.nsys-rep`; raises with the reason and the remedy when there is none."""
+    out_base = raw.reports / base
     code_file = ctx.tmp_dir / f"{base}.exit_code"
     code_file.unlink(missing_ok=True)
-    for old in (*find_reports(out_base), *find_unimported(out_base)):
-        old.unlink()
-    argv = _command(options, out_base, keep_exit_code(workload_argv(ctx), code_file))
+    argv = _command(options, out_base, keep_exit_code(workload_argv(ctx), code_file, tmp_dir=os.environ.get("TMPDIR")))
     suffix = "" if base == "run" else f"-{base}"
     result = ctx.run_command(
         argv,
@@ -97,43 +97,17 @@ def run_capture(ctx: StageContext, options: CaptureOptions, base: str) -> Captur
         log=f"log{suffix}.txt",
         cmd_file=f"cmd{suffix}.txt",
         cwd=workload_cwd(ctx.config),
+        env={"TMPDIR": str(raw.scratch)},
         label="nsys" if options.nvtx_capture is None else f"nsys {options.nvtx_capture}",
     )
     code = _read_code(code_file)
     reports = find_reports(out_base)
-    _require_reports(ctx, options, result, code, reports, out_base)
+    _require_reports(ctx, options, result, code, reports, raw, out_base)
     return Captured(
         reports=tuple(reports),
         workload_exit_code=code,
         nsys_exit_code=result.exit_code,
         notes=_capture_notes(options, result, code),
-    )
-
-
-def export_report(ctx: StageContext, nsys: str, report: Path, sqlite: Path, timeout_s: float) -> Path:
-    """The report as SQLite."""
-    sqlite.unlink(missing_ok=True)
-    result = ctx.run_command(
-        build_nsys_export_cmd(report, sqlite, nsys=nsys),
-        timeout_s=timeout_s,
-        log=f"export-{report.name}.log",
-        cmd_file=None,
-        label="nsys export",
-    )
-    if result.timed_out or not sqlite.is_file():
-        raise ToolError(export_problem(report, result.timed_out, result.exit_code, result.tail))
-    (ctx.out_dir / f"export-{report.name}.log").unlink(missing_ok=True)
-    return sqlite
-
-
-def export_problem(report: Path, timed_out: bool, exit_code: int | None, tail: str) -> str:
-    """Why a report could not be exported."""
-    if timed_out:
-        return f"{report}: `nsys export` did not end in time; export it by hand and analyse the .sqlite"
-    why = last_words(tail) or "it printed nothing"
-    return (
-        f"{report}: `nsys export` wrote no SQLite (exit code {exit_code}: {why}); the report may be damaged or made by "
-        "a newer nsys: export it with the version that made it"
     )
 
 
@@ -172,17 +146,14 @@ def _require_reports(
     result: CommandResult,
     code: int | None,
     reports: list[Path],
+    raw: RawFolder,
     out_base: Path,
 ) -> None:
     """Judge by what was written, never by the exit code alone: nsys exits with 0 when it captured nothing."""
     log = result.log
-    said = last_words(without_nsys_lines(result.tail)) or "it printed nothing"
+    said = last_words(without_nsys_lines(_whole_tail(result))) or "it printed nothing"
     if result.timed_out:
-        when = "while the workload was still running" if code is None else "although the workload had ended"
-        raise ToolError(
-            f"nsys did not end within {options.timeout_s:g} s, {when}; it and all it started were ended (log: {log}). "
-            "Raise pipeline.nsys.timeout_s, or capture less with pipeline.nsys.capture_range=nvtx"
-        )
+        raise ToolError(_too_long(options, code, log))
     if code is not None and code != 0:
         raise CommandFailed(
             f"the workload failed under nsys with exit code {code} (nsys itself: {result.exit_code}): {said} "
@@ -198,14 +169,48 @@ def _require_reports(
             "/usr/lib/nsight-systems/host-linux-x64 /usr/lib/x86_64-linux-gnu/nsight-systems/host-linux-x64`, "
             f"elsewhere install the host part of Nsight Systems (log: {log})"
         )
+    refused = _refusal(log)
+    if refused is not None:
+        raise ToolError(
+            f"nsys refused its command line: {refused} (log: {log}); look at pipeline.nsys.trace and "
+            "pipeline.nsys.extra_args"
+        )
     if options.capture_range != "none" and (code == 0 or result.exit_code == 0):
-        raise ProfilingError(_never_opened(ctx, options))
+        raise ProfilingError(_never_opened(ctx, options, raw))
     lost = ". Another nsys on this machine can do that: run the stage again when it has ended"
     remedy = lost if re.search(r"End of file|Agent launcher failed", said) else ""
     raise ToolError(f"nsys ended with exit code {result.exit_code} and wrote no report: {said}{remedy} (log: {log})")
 
 
-def _never_opened(ctx: StageContext, options: CaptureOptions) -> str:
+def _whole_tail(result: CommandResult) -> str:
+    """More of the log than a result carries: nsys's progress bars alone can fill that."""
+    return result.tail if result.log is None else read_tail(result.log, LONG_TAIL_BYTES)
+
+
+def _too_long(options: CaptureOptions, code: int | None, log: Path | None) -> str:
+    text = f"nsys did not end within {options.timeout_s:g} s"
+    ended = f"it and all it started were ended (log: {log})"
+    if code is None:
+        return (
+            f"{text}, and neither had the workload; {ended}. Raise pipeline.nsys.timeout_s, or capture less with "
+            "pipeline.nsys.capture_range=nvtx"
+        )
+    return (
+        f"{text} although the workload had, with exit code {code}; {ended}. A process it left behind keeps nsys "
+        "waiting: end it in the workload, or let nsys wait for the workload alone with "
+        "'pipeline.nsys.extra_args=[\"--wait=primary\"]'"
+    )
+
+
+def _refusal(log: Path | None) -> str | None:
+    """What nsys objected to, where it printed its usage instead of running."""
+    text = log.read_text(encoding="utf-8", errors="replace")[:LONG_TAIL_BYTES] if log is not None else ""
+    if not re.search(r"^usage: nsys", text, re.MULTILINE):
+        return None
+    return next((line.strip() for line in text.splitlines() if line.strip()), None)
+
+
+def _never_opened(ctx: StageContext, options: CaptureOptions, raw: RawFolder) -> str:
     if options.capture_range == "cudaProfilerApi":
         return (
             "the capture never started: the workload did not call cudaProfilerStart (torch.cuda.profiler.start()); "
@@ -214,7 +219,7 @@ def _never_opened(ctx: StageContext, options: CaptureOptions) -> str:
     if options.capture_range == "hotkey":
         return "the capture never started: the hotkey was not pressed; set pipeline.nsys.capture_range=none"
     try:
-        seen = _look(ctx, options)
+        seen = _look(ctx, options, raw)
     except ProfilingError as error:
         found = f"which ranges it opens could not be found out ({error})"
     else:
@@ -222,37 +227,38 @@ def _never_opened(ctx: StageContext, options: CaptureOptions) -> str:
             f" and {len(seen) - RANGES_NAMED} more" if len(seen) > RANGES_NAMED else ""
         )
         found = (
-            f"ranges seen in an ungated look: {named}"
+            f"ranges seen in an ungated look: {named}. Set pipeline.nsys.nvtx_capture to one of them (NAME for the "
+            "default domain, NAME@* for any)"
             if seen
             else (
                 "an ungated look saw no NVTX range at all; the program must emit them (torch.cuda.nvtx, or the package "
                 "nvtx<0.2.12 for nsys 2022.4 and 2023.4)"
             )
         )
-    return (
-        f"the NVTX range {options.nvtx_capture!r} never opened, so nsys captured nothing; {found}. Set "
-        "pipeline.nsys.nvtx_capture to one of them (NAME for the default domain, NAME@* for any)"
-    )
+    return f"the NVTX range {options.nvtx_capture!r} never opened, so nsys captured nothing; {found}"
 
 
-def _look(ctx: StageContext, options: CaptureOptions) -> list[str]:
+def _look(ctx: StageContext, options: CaptureOptions, raw: RawFolder) -> list[str]:
     """The names of the ranges the workload opens, from a short capture without a gate."""
     from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 
     ctx.say(f"nsys: the range {options.nvtx_capture!r} never opened; looking which ranges there are")
-    base = ctx.tmp_dir / "look"
+    base = raw.reports / "look"
     limit = min(options.timeout_s, LOOK_SECONDS)
     argv = build_nsys_cmd(base, workload_argv(ctx), nsys=options.nsys, trace="nvtx", duration_s=max(1, int(limit)))
     result = ctx.run_command(
-        argv, timeout_s=limit + 60, log="look.log", cmd_file=None, cwd=workload_cwd(ctx.config), label="nsys look"
+        argv,
+        timeout_s=limit + 60,
+        log="look.log",
+        cmd_file=None,
+        cwd=workload_cwd(ctx.config),
+        env={"TMPDIR": str(raw.scratch)},
+        label="nsys look",
     )
     reports = find_reports(base)
     if result.timed_out or not reports:
         raise ToolError("the ungated look wrote no report")
-    timeline = read_nsys_sqlite(export_report(ctx, options.nsys, reports[0], ctx.tmp_dir / "look.sqlite", limit))
-    # Both hold environments, and nobody needs them any more.
-    for scratch in (*reports, ctx.tmp_dir / "look.sqlite"):
-        scratch.unlink(missing_ok=True)
+    timeline = read_nsys_sqlite(export_report(ctx, options.nsys, reports[0], base.with_suffix(".sqlite"), limit))
     return sorted({timeline.names[int(code)] for code in timeline.ranges.name})
 
 

@@ -19,11 +19,17 @@ from llm_perf_opt.errors import ParseError
 
 REMOVED = "(environment removed)"
 _ASSIGNMENT = re.compile(r"[^=\x00-\x20]{1,256}=")
-# nsys marks the processes it watches with a session id of its own, which is no secret.
-SECRET_NAME = re.compile(r"^(?!NSYS_).*(TOKEN|SECRET|PASS|CREDENTIAL|KEY|AUTH|COOKIE|SESSION_ID|_PAT$)", re.IGNORECASE)
+# nsys and ncu mark the processes they watch with session ids and tokens of their own, which are no secrets.
+SECRET_NAME = re.compile(
+    r"^(?!NSYS_|NV_TPS_|NV_NSIGHT_).*(TOKEN|SECRET|PASS|CREDENTIAL|KEY|AUTH|COOKIE|JWT|SESSION_ID|_PAT$)", re.IGNORECASE
+)
+    r"^(?!NSYS_|NV_TPS_|NV_NSIGHT_).*(TOKEN|SECRET|PASS|CREDENTIAL|KEY|AUTH|COOKIE|SESSION_ID|_PAT$)", re.IGNORECASE
+)
 SECRET_VALUE = re.compile(r"^(hf_|sk-|gh[pousr]_|glpat-|xox[abp]-|AKIA|eyJ)[A-Za-z0-9_.-]{8}|://[^/@:]+:[^/@]+@")
-_RAW_ASSIGNMENT = re.compile(rb"([A-Za-z_][A-Za-z0-9_]{2,127})=([^\x00-\x1f]{5,4096})")
+_RAW_ASSIGNMENT = re.compile(rb"([A-Za-z_][A-Za-z0-9_]{2,127})=([^\x00-\x08\x0b\x0c\x0e-\x1f]{5,16384})")
+PLACE_NAME = re.compile(r"(SOCK|SOCKET|FILE|PATH|DIR|HOME|AUTHORITY)$", re.IGNORECASE)
 SHORTEST_SECRET = 5
+HEADER_BYTES = 256
 PIECE_BYTES = 8
 _BLOCK_TABLES = frozenset({"TARGET_INFO_SYSTEM_ENV", "META_DATA_CAPTURE"})
 _NAMED_BY = (
@@ -54,10 +60,16 @@ class Environments:
     def _found(self) -> Iterator[tuple[str, str]]:
         for block in self.blocks:
             for name, _, value in (part.partition("=") for part in block.split("\0")):
-                # SSH_AUTH_SOCK, XAUTHORITY and the like name a place, and a place is no secret.
-                is_named_so = SECRET_NAME.search(name) and not value.startswith("/")
-                if len(value) >= SHORTEST_SECRET and (is_named_so or SECRET_VALUE.search(value)):
+                if is_secret(name, value):
                     yield name, value
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable looks like a secret by its name or by its value."""
+    # SSH_AUTH_SOCK, XAUTHORITY and the like name a place, and a place is no secret.
+    is_place = value.startswith("/") and PLACE_NAME.search(name)
+    named_so = SECRET_NAME.search(name) and not is_place
+    return len(value) >= SHORTEST_SECRET and bool(named_so or SECRET_VALUE.search(value))
 
 
 def scrub_export(sqlite: Path) -> Environments:
@@ -71,6 +83,8 @@ def scrub_export(sqlite: Path) -> Environments:
 
 def overwrite_secrets(report: Path, secrets: Iterable[str]) -> None:
     """Overwrite these values in a report wherever they, or long pieces of them, stand in plain bytes."""
+    if not report.stat().st_size:
+        return
     with report.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
         for secret in secrets:
             value = secret.encode("utf-8", "surrogateescape")
@@ -82,9 +96,11 @@ def overwrite_secrets(report: Path, secrets: Iterable[str]) -> None:
 
 def overwrite_assignments(raw: Path) -> None:
     """Overwrite the values behind names that look like secrets in a file nobody here can read (`.qdstrm`)."""
+    if not raw.stat().st_size:
+        return
     with raw.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
         for match in _RAW_ASSIGNMENT.finditer(data):
-            if SECRET_NAME.search(match[1].decode("ascii")):
+            if is_secret(match[1].decode("ascii"), match[2].decode("utf-8", "replace")):
                 data[match.start(2) : match.end(2)] = b"x" * len(match[2])
         data.flush()
 
@@ -96,7 +112,8 @@ def holds_any(file: Path, secrets: Iterable[str]) -> bool:
 
 
 def _overwrite(data: mmap.mmap, value: bytes) -> bool:
-    at = data.find(value)
+    # A piece of a value may be a word of the file's own header, without which nsys cannot read it.
+    at = data.find(value, HEADER_BYTES)
     found = at >= 0
     while at >= 0:
         data[at : at + len(value)] = b"x" * len(value)

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 from llm_perf_opt.analysis.capture import CaptureAnalysis, analyze_timelines
 from llm_perf_opt.core.records import Metric, StageFile, StageOutput
 from llm_perf_opt.core.stage import StageContext
-from llm_perf_opt.errors import ProfilingError, ToolError
+from llm_perf_opt.errors import ProfilingError
 from llm_perf_opt.profiling.baseline import clean_baseline, own_clean_pass
 from llm_perf_opt.profiling.capture_files import capture_metrics, write_analysis
-from llm_perf_opt.profiling.nsys_capture import WORK_DIR, Captured, CaptureOptions, export_report, run_capture
-from llm_perf_opt.profiling.nsys_scrub import holds_any, overwrite_assignments, overwrite_secrets, scrub_export
+from llm_perf_opt.profiling.nsys_capture import WORK_DIR, Captured, CaptureOptions, run_capture
+from llm_perf_opt.profiling.nsys_raw import RawFolder, publish_leftovers, publish_report, raw_folder
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
-from llm_perf_opt.profiling.vendor.nsys import find_reports, find_unimported
 from llm_perf_opt.profiling.workload_results import METRICS_FILE, read_metrics
 
 if TYPE_CHECKING:
@@ -23,24 +22,14 @@ if TYPE_CHECKING:
 
 # Which number of metrics.json says how long a phase took.
 PHASE_METRICS = {"prefill": "prefill_ms", "decode": "tpot_ms"}
+LONGEST_BASE = 100
 
 
 def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
     """Capture each range asked for, then analyse all reports together."""
     baseline = clean_baseline(ctx, cfg.timeout_s)
-    captures: list[Captured] = []
-    planned = plan_captures(cfg, ctx.host.tool("nsys").path or "nsys")
-    for base, options in planned:
-        try:
-            captures.append(run_capture(ctx, options, base))
-        except ProfilingError:
-            _make_leftovers_safe(ctx, cfg, ctx.out_dir / base)
-            raise
-    if len(planned) > 1:
-        _gather(ctx.out_dir, [base for base, _ in planned])
-    reports = [report for capture in captures for report in capture.reports]
-    notes = [note for capture in captures for note in capture.notes]
-    exports = [_export(ctx, report, cfg, notes) for report in reports]
+    with raw_folder(ctx) as raw:
+        captures, exports, notes = _capture_all(cfg, ctx, raw)
     analysis = analyze_timelines([read_nsys_sqlite(path) for path in exports])
     child = _child_metrics(ctx)
     _require_kernels(cfg, analysis, child)
@@ -48,7 +37,7 @@ def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
     metrics = capture_metrics(analysis, source="nsys/analysis.json", kind="nsys")
     metrics |= slowdown_metrics(baseline, child, complete=all(c.workload_exit_code == 0 for c in captures))
     clean, clean_files = own_clean_pass(ctx)
-    kept = [report for report in reports if report.is_file()]
+    kept = [path for path in (export.with_suffix(".nsys-rep") for export in exports) if path.is_file()]
     return StageOutput(
         metrics={**clean, **metrics},
         files=(
@@ -57,8 +46,33 @@ def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
             *files,
             *clean_files,
         ),
-        notes=(*notes, *_notes(ctx, analysis)),
+        notes=(*notes, *_notes(cfg, ctx, analysis)),
     )
+
+
+def _capture_all(cfg: "NsysConfig", ctx: StageContext, raw: RawFolder) -> tuple[list[Captured], list[Path], list[str]]:
+    """The captures, their exports in the run directory, and notes; each is made safe before the next begins."""
+    captures: list[Captured] = []
+    exports: list[Path] = []
+    notes: list[str] = []
+    nsys = ctx.host.tool("nsys").path or "nsys"
+    planned = plan_captures(cfg, nsys)
+    try:
+        for base, options in planned:
+            try:
+                captures.append(run_capture(ctx, options, raw, base))
+            except ProfilingError:
+                publish_leftovers(ctx, nsys, raw.reports / base, timeout_s=cfg.timeout_s)
+                raise
+            for report in captures[-1].reports:
+                exports.append(
+                    publish_report(ctx, nsys, report, keep_report=cfg.keep_report, timeout_s=cfg.timeout_s, notes=notes)
+                )
+            notes += captures[-1].notes
+    finally:
+        if len(planned) > 1:
+            _gather(ctx.out_dir, [base for base, _ in planned])
+    return captures, exports, notes
 
 
 def plan_captures(cfg: "NsysConfig", nsys: str) -> list[tuple[str, CaptureOptions]]:
@@ -83,62 +97,25 @@ def plan_captures(cfg: "NsysConfig", nsys: str) -> list[tuple[str, CaptureOption
     names = list(dict.fromkeys(cfg.capture_names))
     if len(names) == 1:
         return [("run", replace(options, nvtx_capture=names[0]))]
-    bases = _unique([f"run-{re.sub(r'[^A-Za-z0-9_-]+', '_', name)}" for name in names])
+    bases = _unique([f"run-{re.sub(r'[^A-Za-z0-9_-]+', '_', name)[:LONGEST_BASE]}" for name in names])
     return [(base, replace(options, nvtx_capture=name)) for base, name in zip(bases, names, strict=True)]
 
 
 def _gather(folder: Path, bases: Sequence[str]) -> None:
     """Several captures leave a command and a log each; under the usual names stand all of them, one after the other."""
     for kind in ("cmd", "log"):
-        parts = [(folder / f"{kind}-{base}.txt").read_text(encoding="utf-8", errors="replace") for base in bases]
+        made = [path for path in (folder / f"{kind}-{base}.txt" for base in bases) if path.is_file()]
+        parts = [path.read_text(encoding="utf-8", errors="replace") for path in made]
         (folder / f"{kind}.txt").write_text("\n".join(parts), encoding="utf-8")
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    return [name if names.index(name) == i else f"{name}-{i + 1}" for i, name in enumerate(names)]
-
-
-def _export(ctx: StageContext, report: Path, cfg: "NsysConfig", notes: list[str]) -> Path:
-    """The export without environments; the report goes with it when it is not wanted or cannot be made safe."""
-    nsys = ctx.host.tool("nsys").path or "nsys"
-    sqlite = export_report(ctx, nsys, report, report.with_suffix(".sqlite"), cfg.timeout_s)
-    environments = scrub_export(sqlite)
-    secrets = environments.secrets
-    if not cfg.keep_report:
-        report.unlink()
-    elif secrets:
-        overwrite_secrets(report, secrets)
-        if not _is_clean(ctx, nsys, report, secrets, cfg.timeout_s):
-            report.unlink()
-            notes.append(
-                f"{report.name} was deleted: nsys records the environment of every running process, here with "
-                f"{', '.join(environments.secret_names)}, which could not be removed from the report; the export "
-                f"{sqlite.name} is clean and complete. Unset them in the processes that hold them to keep the report"
-            )
-    return sqlite
-
-
-def _make_leftovers_safe(ctx: StageContext, cfg: "NsysConfig", out_base: Path) -> None:
-    """What a failed capture left stays for a look, but without anyone's secrets."""
-    for raw in find_unimported(out_base):
-        overwrite_assignments(raw)
-    for report in find_reports(out_base):
-        try:
-            _export(ctx, report, replace(cfg, keep_report=True), [])
-        except ProfilingError:
-            report.unlink()
-
-
-def _is_clean(ctx: StageContext, nsys: str, report: Path, secrets: Sequence[str], timeout_s: float) -> bool:
-    """Whether an overwritten report can still be read and holds none of the secrets."""
-    check = ctx.tmp_dir / "check.sqlite"
-    try:
-        export_report(ctx, nsys, report, check, timeout_s)
-        return not holds_any(check, secrets) and not holds_any(report, secrets)
-    except ToolError:
-        return False
-    finally:
-        check.unlink(missing_ok=True)
+    found: list[str] = []
+    for name in names:
+        taken = set(found)
+        tries = (name, *(f"{name}-{i}" for i in range(2, len(names) + 2)))
+        found.append(next(attempt for attempt in tries if attempt not in taken))
+    return found
 
 
 def _child_metrics(ctx: StageContext) -> dict[str, Any] | None:
@@ -191,8 +168,10 @@ def _p50(metrics: Mapping[str, Any], key: str) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _notes(ctx: StageContext, analysis: CaptureAnalysis) -> list[str]:
+def _notes(cfg: "NsysConfig", ctx: StageContext, analysis: CaptureAnalysis) -> list[str]:
     notes = list(analysis.notes)
+    if cfg.capture_names and cfg.capture_range != "nvtx":
+        notes.append("pipeline.nsys.nvtx_capture is not used: pipeline.nsys.capture_range is not nvtx")
     if not ctx.host.gpus and not analysis.gpu["kernel_count"]:
         notes.append("no kernels were recorded because this machine has no GPU")
     passed = ctx.config.run.env_passthrough

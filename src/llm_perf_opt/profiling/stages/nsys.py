@@ -10,10 +10,15 @@ from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import Finding, StageContext
 from llm_perf_opt.profiling.vendor.nsys import CAPTURE_ENDS, CAPTURE_ENDS_WORDS
+from llm_perf_opt.profiling.workload_results import forget_results
 
 SCOPES = ("none", "process-tree", "system-wide")
 # Flags this stage sets itself; nsys refuses a flag given twice.
-OWN_FLAGS = ("--output", "-o", "--force-overwrite", "-f", "--trace", "-t", "--sample", "-s", "--cpuctxsw")
+OWN_FLAGS = (
+    *("--output", "-o", "--force-overwrite", "-f", "--trace", "-t", "--sample", "-s", "--cpuctxsw"),
+    *("--capture-range", "-c", "--capture-range-end", "--nvtx-capture", "-p", "--cuda-graph-trace"),
+    *("--nvtx-domain-include", "--nvtx-domain-exclude"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +62,7 @@ class NsysConfig(StageConfig):
                     "allowed: the name of an NVTX range, such as decode",
                 )
             )
-        for name in self.capture_names:
+        for name in self.capture_names if self.capture_in_force == "nvtx" else ():
             text, _, domain = name.partition("@")
             if re.search(r"[*?\[\]]", text) or (domain != "*" and re.search(r"[*?\[\]]", domain)):
                 plain = re.sub(r"[*?\[\]]", "", text) or "NAME"
@@ -106,12 +111,29 @@ class NsysConfig(StageConfig):
                     "allowed: null",
                 )
             )
-        for flag in self.extra_args:
-            if flag.split("=")[0] in OWN_FLAGS:
-                found.append(
-                    Problem(key="extra_args", text=f"{flag.split('=')[0]} is set by the stage itself (got {flag!r})")
-                )
+        return found + self._extra_problems()
+
+    def _extra_problems(self) -> list[Problem]:
+        found = []
+        for index, word in enumerate(self.extra_args):
+            flag, _, value = word.partition("=")
+            if flag in OWN_FLAGS:
+                found.append(Problem(key="extra_args", text=f"{flag} is set by the stage itself (got {word!r})"))
+            elif flag == "--export" and value != "none":
+                text = f"its file would hold environments and is not kept (got {word!r}); the stage exports to SQLite"
+                found.append(Problem(key="extra_args", text=text))
+            elif flag == "--env-var" and self.capture_in_force == "nvtx":
+                text = "--env-var is set by the stage itself when it gates by NVTX; set the variable in the workload"
+                found.append(Problem(key="extra_args", text=text))
+            elif not word.startswith("-") and not _takes_value(self.extra_args[:index]):
+                text = f"nsys would run {word!r} instead of the workload, allowed: flags and their values"
+                found.append(Problem(key="extra_args", text=text))
         return found
+
+
+def _takes_value(before: Sequence[str]) -> bool:
+    """Whether the last of these words is a flag whose value follows."""
+    return bool(before) and before[-1].startswith("-") and "=" not in before[-1]
 
 
 class NsysStage:
@@ -153,8 +175,10 @@ class NsysStage:
 
     def run(self, cfg: NsysConfig, ctx: StageContext) -> StageOutput:
         # numpy and duckdb are imported only when the stage runs.
+        from llm_perf_opt.profiling.nsys_capture import WORK_DIR
         from llm_perf_opt.profiling.nsys_session import run_nsys
 
+        forget_results(ctx.workload_dir / WORK_DIR)
         return run_nsys(cfg, ctx)
 
 

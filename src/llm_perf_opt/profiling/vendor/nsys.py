@@ -13,7 +13,11 @@ CAPTURE_ENDS_WORDS = "none, stop, stop-shutdown, repeat, repeat:N or repeat-shut
 # The kernel summary's name in new and in old versions.
 KERNEL_SUMMARY_NAMES = ("cuda_gpu_kern_sum", "gpukernsum")
 # Runs the workload and writes its exit code down, because nsys replaces it by its own or passes it on unmarked.
-_KEEP_EXIT_CODE = '"$@"; code=$?; echo "$code" > "$0"; exit "$code"'
+# It also gives the workload its own TMPDIR back: nsys gets another one.
+_KEEP_EXIT_CODE = (
+    'file=$1; if [ -n "$2" ]; then export TMPDIR="$2"; else unset TMPDIR; fi; shift 2; '
+    '"$@"; code=$?; echo "$code" > "$file"; exit "$code"'
+)
 
 
 def build_nsys_cmd(
@@ -39,7 +43,8 @@ def build_nsys_cmd(
     argv = [
         nsys,
         "profile",
-        f"--output={out_base}",
+        # nsys puts process ids and host names for `%p` and `%h`.
+        f"--output={str(out_base).replace('%', '%%')}",
         "--force-overwrite=true",
         f"--trace={trace}",
         # Both are passed even when off: left out, nsys samples the process tree and traces context switches.
@@ -107,9 +112,9 @@ def pick_report_name(help_reports: str, wanted: Sequence[str] = KERNEL_SUMMARY_N
     return next((name for name in wanted if name in known), None)
 
 
-def keep_exit_code(work_argv: Sequence[str], code_file: Path) -> list[str]:
+def keep_exit_code(work_argv: Sequence[str], code_file: Path, *, tmp_dir: str | None = None) -> list[str]:
     """The workload under a shell that writes its exit code to a file, so that it is not confused with nsys's."""
-    return ["sh", "-c", _KEEP_EXIT_CODE, str(code_file), *work_argv]
+    return ["sh", "-c", _KEEP_EXIT_CODE, "sh", str(code_file), tmp_dir or "", *work_argv]
 
 
 def find_reports(out_base: Path) -> list[Path]:
