@@ -1,6 +1,8 @@
 """The catalogue of hardware, the lookup by device name, bounds, estimates and utilisation."""
 
 import json
+import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 import yaml
 
 from llm_perf_opt.analysis.calibrate import MATMUL_SIDES, better
-from llm_perf_opt.analysis.calibration_cache import cache_dir, read_calibration, write_calibration
+from llm_perf_opt.analysis.calibration_cache import cache_dir, cpu_driver, read_calibration, write_calibration
 from llm_perf_opt.analysis.hardware import (
     GIVEN,
     PEAK_NAMES,
@@ -295,6 +297,14 @@ def test_a_cpu_is_known_only_by_its_calibration():
     }
     ceilings = achievable_ceilings(calibrated)
     assert ceilings == Ceilings(kind="achievable", flops_per_s={"fp32": 0.1e12}, bytes_per_s=20e9)
+
+
+def test_the_threads_of_a_cpu_are_known_where_there_is_no_affinity(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 10)
+    assert cpu_driver({}).endswith(", 10 threads")
+    assert cpu_driver({"OMP_NUM_THREADS": "3"}).endswith(", 3 threads")
 
 
 def test_calibrations_are_kept_per_device_driver_and_format(tmp_path: Path):

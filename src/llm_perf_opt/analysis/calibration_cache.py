@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -23,12 +24,17 @@ def cache_dir(environ: Mapping[str, str]) -> Path:
 
 def cpu_driver(environ: Mapping[str, str]) -> str:
     """What a processor's calibration depends on besides its name: torch's version and the threads it may use."""
-    threads = environ.get("OMP_NUM_THREADS") or str(len(os.sched_getaffinity(0)))
+    threads = environ.get("OMP_NUM_THREADS") or str(_cores())
     try:
         torch_version = version("torch")
     except PackageNotFoundError:
         torch_version = "none"
     return f"torch {torch_version}, {threads} threads"
+
+
+def _cores() -> int:
+    """The cores this process may use; macOS knows no affinity."""
+    return len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else os.cpu_count() or 1
 
 
 def read_calibration(folder: Path, device: Device, dtype: str) -> Calibration | None:
