@@ -18,7 +18,7 @@ from llm_perf_opt.core.process import CommandResult, allowed_environment, run_co
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed
-from llm_perf_opt.profiling.baseline import clean_baseline
+from llm_perf_opt.profiling.baseline import clean_baseline, own_clean_pass
 from llm_perf_opt.profiling.stages.direct_inference import STAGE as INFERENCE
 from llm_perf_opt.profiling.stages.direct_inference import DirectInferenceConfig
 from llm_perf_opt.profiling.stages.torch_profiler import STAGE, TorchProfilerConfig
@@ -84,6 +84,8 @@ def fake_config(tmp_path: Path, lines: Sequence[str], stages: Mapping[str, Stage
 def test_both_passes_run_in_a_child_and_every_file_and_metric_is_reported(tmp_path: Path) -> None:
     cfg = TorchProfilerConfig(enable=True, max_samples=1, max_decode_steps=3, warmup_rounds=1, output=OUTPUT)
     ctx = context(fake_config(tmp_path, ["1 2", "bad", "3"]), tmp_path / "run", "torch_profiler")
+    # An attempt on a GPU left it; this one is on the CPU.
+    (ctx.out_dir / "kernels.csv").write_text("name\n")
     output = STAGE.run(cfg, ctx)
     folder = tmp_path / "run" / "torch_profiler"
     assert [(f.role, f.path.relative_to(folder).as_posix()) for f in output.files] == [
@@ -146,6 +148,24 @@ def test_a_failing_child_is_told_in_its_own_words_and_keeps_its_files(tmp_path: 
     assert len((tmp_path / "run/direct_inference/samples.jsonl").read_text().splitlines()) == 1
 
 
+def test_a_child_that_fails_at_once_leaves_no_results_of_an_earlier_attempt(tmp_path: Path) -> None:
+    ctx = context(fake_config(tmp_path, ["1"]), tmp_path / "run", "direct_inference")
+    for name in ("metrics.json", "samples.jsonl", "inputs.json"):
+        (ctx.out_dir / name).write_text("[]")
+    with pytest.raises(CommandFailed):
+        INFERENCE.run(DirectInferenceConfig(enable=True, timeout_s=0.05), ctx)
+    assert [path.name for path in ctx.out_dir.iterdir()] == ["log.txt"]
+
+
+def test_a_program_of_the_user_s_own_gets_no_clean_pass_of_our_workload(tmp_path: Path) -> None:
+    config = fake_config(tmp_path, ["1"])
+    clean = tmp_path / "run/tmp/workload/clean"
+    clean.mkdir(parents=True)
+    (clean / "metrics.json").write_text('{"clean": {}}')
+    own = replace(config, workload=WorkloadSection(command=("true",)))
+    assert own_clean_pass(context(own, tmp_path / "run", "nsys")) == ({}, ())
+
+
 def test_a_baseline_is_measured_once_and_taken_from_an_earlier_stage_when_there_is_one(tmp_path: Path) -> None:
     config = fake_config(tmp_path, ["1", "2"])
     ctx = context(config, tmp_path / "run", "nsys")
@@ -159,6 +179,10 @@ def test_a_baseline_is_measured_once_and_taken_from_an_earlier_stage_when_there_
     changed = replace(config, infer=InferSection(max_new_tokens=3))
     with pytest.raises(CommandFailed, match="the clean pass did not end within 0 s"):
         clean_baseline(context(changed, tmp_path / "run", "ncu"), timeout_s=0.01)
+    # What failed is not taken for a result, neither of the new settings nor of the old ones.
+    assert list((tmp_path / "run/tmp/workload/clean").glob("*.json")) == []
+    measured = clean_baseline(ctx, timeout_s=60)
+    assert measured is not None
     file = StageFile(role="metrics", path=tmp_path / "run/tmp/workload/clean/metrics.json")
     record = StageRecord(name="direct_inference", status="ok", files=(file,))
     reused = clean_baseline(context(config, tmp_path / "run", "nsys", {"direct_inference": record}), timeout_s=0.01)

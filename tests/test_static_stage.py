@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from llm_perf_opt.analysis.hardware import Device
+from llm_perf_opt.analysis.static.count_file import Facts, write_counts, write_facts
+from llm_perf_opt.analysis.static.operator_count import Count, Tally
+from llm_perf_opt.analysis.static.shape import Shape
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.process import allowed_environment, run_command
 from llm_perf_opt.core.stage import StageContext
@@ -103,6 +107,21 @@ def test_the_closed_form_stands_alone_when_counting_fails(tmp_path: Path):
     assert output.metrics["double_entry_disagreements"].reason == "operators were not counted"
     assert output.metrics["bound_decode_ms"].value is None
     assert output.metrics["bound_decode_ms"].reason is not None
+
+
+def test_counts_of_an_earlier_attempt_are_not_taken_for_this_one_s(tmp_path: Path):
+    config = configure(tmp_path, "model=qwen3_moe_tiny", "dataset=synthetic", "dataset.prompt_tokens=100")
+    ctx = context(config, tmp_path)
+    cpu = Device(name="Another CPU", is_cpu=True, driver="", memory_bytes=1 << 30)
+    shape = Shape(batch=1, prompt=7, context=9, how="of another model")
+    write_facts(ctx.tmp_dir, Facts(device=cpu, dtype="fp32", shape=shape, calibration=None))
+    tally = Tally(flops=4711, bytes=11, operators=1)
+    write_counts(ctx.tmp_dir, {"prefill": Count(groups={"mlp": tally}, operators={"aten.mm": tally})})
+    output = STAGE.run(StaticAnalysisConfig(enable=True, timeout_s=0.05), ctx)
+    data = json.loads((ctx.out_dir / "static.json").read_text())
+    assert data["phases"]["prefill"]["counted_flops"] is None
+    assert (data["workload"]["prompt_tokens"], data["double_entry"]) == (100, [])
+    assert output.notes[0].endswith("the closed form stands alone")
 
 
 def test_without_the_fallback_a_failed_count_fails_the_stage(tmp_path: Path):

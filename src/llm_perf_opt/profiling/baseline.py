@@ -12,7 +12,13 @@ from llm_perf_opt.profiling.vendor.launch import (
     stage_overrides,
     workload_overrides,
 )
-from llm_perf_opt.profiling.workload_results import METRICS_FILE, clean_metrics, read_metrics, require_success
+from llm_perf_opt.profiling.workload_results import (
+    METRICS_FILE,
+    clean_metrics,
+    forget_results,
+    read_metrics,
+    require_success,
+)
 
 CLEAN_STAGES = ("torch_profiler", "direct_inference")
 # Those, and the profiler that may have made a clean pass for itself before another one asks.
@@ -65,6 +71,8 @@ def _measure(ctx: StageContext, timeout_s: float) -> dict[str, Any]:
     # A resumed run may have other settings, so a result counts only for the very command that made it.
     made_by = folder / "made_by.json"
     if not (made_by.is_file() and json.loads(made_by.read_bytes()) == argv):
+        made_by.unlink(missing_ok=True)
+        forget_results(folder)
         result = ctx.run_command(
             argv,
             timeout_s=timeout_s,

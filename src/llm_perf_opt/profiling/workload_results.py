@@ -109,6 +109,12 @@ def slowdown_metrics(data: Mapping[str, Any], source: str) -> dict[str, Metric]:
     }
 
 
+def forget_results(folder: Path) -> None:
+    """Remove what an earlier attempt wrote, so that nothing of it is taken for the next one's."""
+    for name in (INPUTS_FILE, *(name for _, name in FILES)):
+        (folder / name).unlink(missing_ok=True)
+
+
 def existing_files(folder: Path) -> tuple[StageFile, ...]:
     """The files of the fixed names that were written."""
     return tuple(StageFile(role=role, path=folder / name) for role, name in FILES if (folder / name).is_file())

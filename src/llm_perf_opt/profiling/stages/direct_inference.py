@@ -16,6 +16,7 @@ from llm_perf_opt.profiling.vendor.launch import INFERENCE_RUNNER, build_work_ar
 from llm_perf_opt.profiling.workload_results import (
     clean_metrics,
     existing_files,
+    forget_results,
     notes_of,
     read_inputs,
     read_metrics,
@@ -53,6 +54,7 @@ class DirectInferenceStage:
     def run(self, cfg: DirectInferenceConfig, ctx: StageContext) -> StageOutput:
         """Run inference in a child and report what it wrote."""
         overrides = [*workload_overrides(ctx.config), *stage_overrides(self.name, asdict(cfg))]
+        forget_results(ctx.out_dir)
         argv = build_work_argv(INFERENCE_RUNNER, overrides, hydra_run_dir=ctx.out_dir)
         result = ctx.run_command(argv, timeout_s=cfg.timeout_s, label=self.name)
         require_success(result, "the workload")

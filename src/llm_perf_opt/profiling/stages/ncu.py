@@ -18,8 +18,10 @@ from llm_perf_opt.profiling.ncu_check import check_metrics, check_sections, chec
 from llm_perf_opt.profiling.ncu_session import MAX_NEW_TOKENS, profile
 from llm_perf_opt.profiling.vendor.launch import INFERENCE_RUNNER, build_work_argv, capture_overrides
 from llm_perf_opt.profiling.vendor.ncu import check_nvtx_include
+from llm_perf_opt.profiling.workload_results import forget_results
 
 LIGHT_KERNELS = 5
+WORK_DIR = "ncu"
 _ASK_TIMEOUT_S = 60.0
 
 
@@ -124,6 +126,7 @@ class NcuStage:
         tool = ctx.host.tool("ncu")
         if tool.path is None or not tool.usable:
             raise ToolError(tool.problem or "ncu was not found; install Nsight Compute and put ncu on PATH")
+        forget_results(ctx.workload_dir / WORK_DIR)
         cfg, notes = supported(cfg, tool.path, ctx.config.run.env_passthrough)
         return profile(cfg, ctx, ncu=tool.path, work_argv=work_argv(ctx), notes=notes)
 
@@ -150,7 +153,7 @@ def work_argv(ctx: StageContext) -> list[str]:
     return build_work_argv(
         INFERENCE_RUNNER,
         [*capture_overrides(short_workload(ctx.config)), "pipeline.direct_inference.warmup_rounds=0"],
-        hydra_run_dir=ctx.workload_dir / "ncu",
+        hydra_run_dir=ctx.workload_dir / WORK_DIR,
     )
 
 

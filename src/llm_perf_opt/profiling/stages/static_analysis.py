@@ -17,7 +17,7 @@ from llm_perf_opt.analysis.hardware import (
 )
 from llm_perf_opt.analysis.static.analysis import Analysis, analyse
 from llm_perf_opt.analysis.static.architecture import Model
-from llm_perf_opt.analysis.static.count_file import Facts, read_counts, read_facts
+from llm_perf_opt.analysis.static.count_file import COUNTS_FILE, FACTS_FILE, Facts, read_counts, read_facts
 from llm_perf_opt.analysis.static.document import build_document
 from llm_perf_opt.analysis.static.double_entry import disagreements
 from llm_perf_opt.analysis.static.dtypes import Dtypes, short_dtype
@@ -102,6 +102,9 @@ def _where(config: AppConfig) -> str:
 def _count_in_child(cfg: StaticAnalysisConfig, ctx: StageContext, name: str) -> tuple[str, ...]:
     """Start the child; its files lie in the stage's scratch directory. Returns what the user must know."""
     overrides = [*workload_overrides(ctx.config), *stage_overrides(name, asdict(cfg))]
+    # A child that fails leaves the answers of an earlier one, which may have counted another model.
+    for answer in (FACTS_FILE, COUNTS_FILE):
+        (ctx.tmp_dir / answer).unlink(missing_ok=True)
     argv = build_work_argv(STATIC_RUNNER, overrides, hydra_run_dir=ctx.tmp_dir)
     # Without reports nothing but scratch is written, the child's log included.
     place = ctx.out_dir if cfg.write_reports else ctx.tmp_dir

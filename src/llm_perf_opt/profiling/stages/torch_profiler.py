@@ -21,6 +21,7 @@ from llm_perf_opt.profiling.vendor.launch import PROFILE_RUNNER, build_work_argv
 from llm_perf_opt.profiling.workload_results import (
     clean_metrics,
     existing_files,
+    forget_results,
     notes_of,
     read_inputs,
     read_metrics,
@@ -67,6 +68,7 @@ class TorchProfilerStage:
     def run(self, cfg: TorchProfilerConfig, ctx: StageContext) -> StageOutput:
         """Run both passes in a child and report what it wrote."""
         overrides = [*workload_overrides(ctx.config), *stage_overrides(self.name, asdict(cfg))]
+        forget_results(ctx.out_dir)
         argv = build_work_argv(PROFILE_RUNNER, overrides, hydra_run_dir=ctx.out_dir)
         index = gpu_index(ctx.config.run.device, os.environ) if ctx.host.gpus else None
         with sample_gpu(index) as sampled:
