@@ -23,8 +23,6 @@ _ASSIGNMENT = re.compile(r"[^=\x00-\x20]{1,256}=")
 SECRET_NAME = re.compile(
     r"^(?!NSYS_|NV_TPS_|NV_NSIGHT_).*(TOKEN|SECRET|PASS|CREDENTIAL|KEY|AUTH|COOKIE|JWT|SESSION_ID|_PAT$)", re.IGNORECASE
 )
-    r"^(?!NSYS_|NV_TPS_|NV_NSIGHT_).*(TOKEN|SECRET|PASS|CREDENTIAL|KEY|AUTH|COOKIE|SESSION_ID|_PAT$)", re.IGNORECASE
-)
 SECRET_VALUE = re.compile(r"^(hf_|sk-|gh[pousr]_|glpat-|xox[abp]-|AKIA|eyJ)[A-Za-z0-9_.-]{8}|://[^/@:]+:[^/@]+@")
 _RAW_ASSIGNMENT = re.compile(rb"([A-Za-z_][A-Za-z0-9_]{2,127})=([^\x00-\x08\x0b\x0c\x0e-\x1f]{5,16384})")
 PLACE_NAME = re.compile(r"(SOCK|SOCKET|FILE|PATH|DIR|HOME|AUTHORITY)$", re.IGNORECASE)
