@@ -20,7 +20,7 @@ from llm_perf_opt.errors import ToolError
 from llm_perf_opt.pipeline.compose import compose_config, type_config
 from llm_perf_opt.profiling.stages.ncu import STAGE, NcuCli, NcuConfig, NcuExport, NvtxFilter, short_workload
 from tests.fake_ncu import calls, install
-from tests.fixtures_dir import DATA
+from tests.fixtures_dir import DATA, REPO
 
 H200 = Gpu(index=0, name="NVIDIA H200", memory_bytes=150_000_000_000, driver="580", compute_capability="9.0")
 SUMMARY = StageRecord(
@@ -44,7 +44,7 @@ def host(ncu: str | None, *gpus: Gpu) -> Host:
 @pytest.fixture(scope="module")
 def config() -> AppConfig:
     composed = compose_config(["model=llama_tiny", "dataset=synthetic", "pipeline.ncu.enable=true"])
-    loaded = type_config(composed, user_dir=Path("/home/me"))
+    loaded = type_config(composed, user_dir=REPO)
     return replace(loaded, workload=replace(loaded.workload, command=PROGRAM))
 
 
@@ -143,6 +143,25 @@ def test_a_capture_after_nsys_leaves_every_file_and_figure(fake: Run) -> None:
     assert len(written["kernels"]) == 16
     assert written["plots"] == ["ncu/roofline.svg", "ncu/roofline-decode.svg"]
     assert written["joined_with"] == "nsys/ncu_decode_kern_sum.csv, whole run"
+
+
+def test_a_program_of_the_user_s_own_starts_where_the_user_stood(fake: Run) -> None:
+    home = fake.folder.parent / "home"
+    home.mkdir()
+    (home / "hello.py").write_text("print('hello')\n")
+    fake.config = replace(
+        fake.config, user_dir=home, workload=replace(fake.config.workload, command=(sys.executable, "hello.py"))
+    )
+    fake.stage()
+    assert (fake.out / "cmd.txt").read_text().startswith(f"cd {home} &&")
+
+
+def test_our_own_inference_starts_in_the_stage_s_scratch_directory(fake: Run) -> None:
+    fake.config = replace(fake.config, workload=replace(fake.config.workload, command=None))
+    with pytest.raises(ToolError):
+        fake.env = {"FAKE_NCU_SAYS": "==ERROR== it ends here", "FAKE_NCU_EXIT": "1"}
+        fake.stage()
+    assert (fake.out / "cmd.txt").read_text().startswith(f"cd {fake.folder} &&")
 
 
 def test_the_plan_is_said_before_ncu_starts(fake: Run) -> None:

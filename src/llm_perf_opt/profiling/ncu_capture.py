@@ -7,6 +7,7 @@ from pathlib import Path
 from llm_perf_opt.core.process import CommandResult
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import ToolError
+from llm_perf_opt.profiling.nsys_capture import workload_cwd
 from llm_perf_opt.profiling.parsers.ncu_log import NcuLog, parse_ncu_log
 from llm_perf_opt.profiling.vendor.ncu import REPORT_SUFFIX, build_ncu_cmd
 
@@ -127,6 +128,7 @@ def _run(
         timeout_s=timeout_s,
         log=log_name,
         cmd_file=f"cmd{suffix}.txt",
+        cwd=workload_cwd(ctx.config),
         label="ncu",
     )
     if result.timed_out:
