@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from llm_perf_opt.analysis.capture import CaptureAnalysis, analyze_timelines
 from llm_perf_opt.analysis.timeline import Device
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
+from llm_perf_opt.profiling.parsers.nsys_summary import summarize_kernels
 from tests.nsys_builder import Export, h200_export
 
 
@@ -354,3 +356,48 @@ def test_a_locked_file_is_said_to_be_locked(tmp_path: Path) -> None:
             read_nsys_sqlite(path)
     finally:
         writer.close()
+
+
+def _damage_row_id(path: Path, row: int, wrong: int) -> None:
+    """Give one kernel of a file of many another row id, as a flipped byte on a disk does."""
+    with sqlite3.connect(path) as connection:
+        ((page,),) = connection.execute(
+            "SELECT rootpage FROM sqlite_master WHERE name = 'CUPTI_ACTIVITY_KIND_KERNEL'"
+        ).fetchall()
+        ((size,),) = connection.execute("PRAGMA page_size").fetchall()
+    connection.close()
+    data = bytearray(path.read_bytes())
+    root = (page - 1) * size
+    assert data[root] == 13, "the table must lie on one page"
+    pointer = root + 8 + 2 * (row - 1)
+    cell = root + int.from_bytes(data[pointer : pointer + 2], "big")
+    assert data[cell + 1] == row
+    data[cell + 1] = wrong
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(("row", "wrong"), [(20, 90), (50, 5)])
+@pytest.mark.parametrize("read", [read_nsys_sqlite, summarize_kernels])
+def test_a_row_id_out_of_order_is_an_error_and_not_fewer_kernels(
+    tmp_path: Path, row: int, wrong: int, read: Callable[[Path], object]
+) -> None:
+    export = Export()
+    for i in range(50):
+        export.kernel("k", 10 * i, 10 * i + 5, i)
+    path = export.write(tmp_path / "a.sqlite")
+    _damage_row_id(path, row, wrong)
+    with pytest.raises(ParseError, match=r"table CUPTI_ACTIVITY_KIND_KERNEL is damaged: only \d+ of its rows"):
+        read(path)
+
+
+def test_row_ids_with_gaps_are_no_damage(tmp_path: Path) -> None:
+    export = _small()
+    export.kernel("gone", 60, 70, 2)
+    export.kernel("far", 80, 90, 3)
+    path = export.write(tmp_path / "a.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE rowid = 2")
+        connection.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET rowid = 500000 WHERE rowid = 3")
+    connection.close()
+    assert {k.name for k in analyze_timelines([read_nsys_sqlite(path)]).kernels} == {"k", "far"}
+    assert {k.name for k in summarize_kernels(path)[0]} == {"k", "far"}

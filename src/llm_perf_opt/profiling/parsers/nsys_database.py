@@ -1,5 +1,6 @@
 """Opens an nsys export read-only and hands out its columns; whatever is wrong with it becomes a ParseError."""
 
+import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from llm_perf_opt.errors import ParseError, ToolError
 MAGIC = b"SQLite format 3\x00"
 # Longer names are cut: a name is for reading, and a report must stay a report.
 MAX_NAME = 4096
+_KEPT_OF_A_SCAN = json.dumps({"OPERATOR_NAME": "true", "OPERATOR_CARDINALITY": "true"})
 
 
 class NsysDatabase:
@@ -56,8 +58,9 @@ class NsysDatabase:
         """Ids of the strings in which a regular expression is found."""
         if not self.has("StringIds"):
             return []
-        sql = f"SELECT id FROM {self._scan_of('StringIds')} WHERE length(value) < 200 AND regexp_matches(value, ?)"
-        return [int(i) for i in self._numpy(sql, [pattern])["id"]]
+        found = f"regexp_matches(value, {literal(pattern)})"
+        sql = f"SELECT id FROM {self._scan_of('StringIds')} WHERE length(value) < 200 AND {found}"
+        return [int(i) for i in self._numpy(sql, "StringIds")["id"]]
 
     def scan(
         self,
@@ -79,33 +82,57 @@ class NsysDatabase:
         for chosen, word in ((leave_out, "NOT IN"), (only, "IN")):
             if chosen is not None and chosen[1]:
                 where = f" WHERE {quoted(chosen[0])} {word} ({', '.join(str(int(v)) for v in chosen[1])})"
-        return self._numpy(f"SELECT {', '.join(select)} FROM {self._scan_of(table)}{where}", [])
+        return self._numpy(f"SELECT {', '.join(select)} FROM {self._scan_of(table)}{where}", table)
 
     def aggregate(self, table: str, columns: Mapping[str, str], select: str, group: str) -> list[tuple[Any, ...]]:
         """A question to duckdb whose answer is a few rows. `columns` are those `select` and `group` speak of."""
-        import duckdb
-
         inner = ", ".join(f"{sql} AS {quoted(key)}" for key, sql in columns.items())
-        try:
-            sql = f"SELECT {select} FROM (SELECT {inner} FROM {self._scan_of(table)}) GROUP BY {group}"
+        sql = f"SELECT {select} FROM (SELECT {inner} FROM {self._scan_of(table)}) GROUP BY {group}"
+        with self._scanning(table):
             return list(self._large.sql(sql).fetchall())
-        except duckdb.Error as error:
-            raise broken(self.path, str(error).splitlines()[0]) from error
 
     def _scan_of(self, table: str) -> str:
-        path, name = str(self.path).replace("'", "''"), table.replace("'", "''")
-        return f"sqlite_scan('{path}', '{name}')"
+        return f"sqlite_scan({literal(str(self.path))}, {literal(table)})"
 
-    def _numpy(self, sql: str, values: Sequence[Any]) -> dict[str, Any]:
+    def _numpy(self, sql: str, table: str) -> dict[str, Any]:
+        with self._scanning(table):
+            # Running the query before fetching lets duckdb scan on all cores.
+            found = self._large.sql(sql)
+            found.execute()
+            return dict(found.fetchnumpy())
+
+    @contextmanager
+    def _scanning(self, table: str) -> Iterator[None]:
+        """One scan of a table: an error becomes ours, and a scan that lost rows becomes one."""
         import duckdb
 
         try:
-            # Running the query before fetching lets duckdb scan on all cores.
-            found = self._large.sql(sql, params=list(values) or None)
-            found.execute()
-            return dict(found.fetchnumpy())
+            yield
+            scanned = _rows_scanned(json.loads(self._large.get_profiling_information()))
         except duckdb.Error as error:
             raise broken(self.path, str(error).splitlines()[0]) from error
+        if not self._is_complete(table, scanned):
+            raise broken(self.path, f"table {table} is damaged: only {scanned} of its rows can be reached")
+
+    def _is_complete(self, table: str, rows: int) -> bool:
+        """Whether this is how many rows a table has.
+
+        duckdb asks for stretches of row ids. Where one is out of order, sqlite ends the stretch there without a word.
+        Row ids are 1 … n in an export, so the first and the last tell; only where they do not, the rows are counted.
+        """
+        name = quoted(table)
+        ((low, high),) = self.query(f"SELECT (SELECT min(rowid) FROM {name}), (SELECT max(rowid) FROM {name})")
+        if high is not None and high - low + 1 == rows:
+            # The last row's own id may be the wrong one.
+            return not self.query(f"SELECT 1 FROM {name} WHERE rowid > {int(high)} LIMIT 1")
+        return bool(self.query(f"SELECT count(*) FROM {name}")[0][0] == rows)
+
+
+def _rows_scanned(plan: Mapping[str, Any]) -> int:
+    """How many rows the scan at the bottom of a plan handed on."""
+    if plan.get("operator_name") == "SQLITE_SCAN":
+        return int(plan["operator_cardinality"])
+    return sum(_rows_scanned(child) for child in plan["children"])
 
 
 @contextmanager
@@ -172,6 +199,9 @@ def _connect_duckdb() -> Any:
     connection = duckdb.connect(config={**settings})
     try:
         connection.execute(f"LOAD '{found[-1]!s}'" if found else "LOAD sqlite_scanner")
+        # How many rows a scan gave is kept, and nothing else about it.
+        connection.execute("SET enable_profiling = 'no_output'")
+        connection.execute(f"PRAGMA custom_profiling_settings = '{_KEPT_OF_A_SCAN}'")
     except duckdb.Error as error:
         connection.close()
         raise ToolError(
@@ -190,6 +220,10 @@ def broken(path: Path, why: str) -> ParseError:
 
 def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
 
 
 def _name(sql: str) -> str:
