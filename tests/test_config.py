@@ -99,6 +99,16 @@ def test_the_representative_token_budget_wins() -> None:
     assert config.infer.max_new_tokens == 7
 
 
+def test_whole_numbers_in_a_command_are_words() -> None:
+    config = typed(
+        "workload.command=[python,serve.py,--port,8000]",
+        "pipeline.nsys.enable=true",
+        "pipeline.nsys.extra_args=[--duration,5]",
+    )
+    assert config.workload.command == ("python", "serve.py", "--port", "8000")
+    assert config.stages["nsys"].extra_args == ("--duration", "5")
+
+
 def test_relative_paths_are_meant_from_where_the_user_stood(tmp_path: Path) -> None:
     config = typed("dataset.root=data", "dataset.subset_filelist=lists/a b.txt", "model.path=m", user_dir=tmp_path)
     assert config.dataset.root == tmp_path / "data"
@@ -146,6 +156,7 @@ def test_every_problem_is_reported_at_once_with_key_value_and_choices() -> None:
         ("infer.max_new_tokens=true", "infer.max_new_tokens: not a whole number (got True), allowed: a whole number"),
         ("infer.max_new_tokens=0", "infer.max_new_tokens: not allowed (got 0), allowed: a number ≥ 1"),
         ("run.device=cuda", "run.device: not a device (got 'cuda'), allowed: auto, cpu or cuda:N"),
+        ("workload.command=[a,1.50]", "workload.command.1: not a string (got 1.5), allowed: a string"),
         ("workload.command=[]", "workload.command: not allowed (got []), allowed: at least 1 element(s)"),
         (
             "model.adapter=nowhere:X",

@@ -66,7 +66,7 @@ def load_config(
     stages whose plug-in failed to import, with the reason.
     """
     raw = resolve(cfg)
-    raw = _known_rates(_absolute_paths(raw, user_dir))
+    raw = _whole_numbers_as_words(_known_rates(_absolute_paths(raw, user_dir)))
     problems: list[str] = []
     sections = {
         "run": RunSection,
@@ -266,6 +266,26 @@ def known_keys(cls: type[Any], prefix: str) -> list[str]:
         if kind is not None and is_dataclass(kind):
             keys += known_keys(kind, name)
     return keys
+
+
+def _whole_numbers_as_words(raw: dict[str, Any]) -> dict[str, Any]:
+    """`[python,serve.py,--port,8000]` is a list of words, whatever YAML makes of its last one."""
+    workload, pipeline = raw.get("workload"), raw.get("pipeline")
+    out = dict(raw)
+    if isinstance(workload, dict):
+        out["workload"] = _worded(workload, "command")
+    if isinstance(pipeline, dict):
+        out["pipeline"] = {
+            name: _worded(stage, "extra_args") if isinstance(stage, dict) else stage for name, stage in pipeline.items()
+        }
+    return out
+
+
+def _worded(section: dict[str, Any], key: str) -> dict[str, Any]:
+    words = section.get(key)
+    if not isinstance(words, list):
+        return section
+    return {**section, key: [str(word) if type(word) is int else word for word in words]}
 
 
 def _known_rates(raw: dict[str, Any]) -> dict[str, Any]:
