@@ -145,6 +145,32 @@ def test_only_allowed_variables_pass_and_no_secret_does() -> None:
     assert allowed_environment(environ, ["MY_OWN"]) == {**kept, "MY_OWN": "1"}
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("SLURM_JWT", "NVIDIA_NGC_KEY", "NVIDIA_API_KEYS", "TORCH_HUB_PASS", "CUDA_PASSWD", "SLURM_DB_PWD"),
+        *("PYTHON_KEYRING_PASSPHRASE", "XDG_COOKIE", "NCCL_AUTHORIZATION", "TRITON_AUTH_HEADER", "TORCH_GITHUB_PAT"),
+        *("TRANSFORMERS_CREDENTIALS", "LLM_PERF_TOKENS", "XDG_SESSION_ID", "torch_secret"),
+    ],
+)
+def test_a_name_that_looks_like_a_secret_passes_only_when_the_user_names_it(name: str) -> None:
+    environ = {"PATH": "/bin", name: "planted"}
+    assert allowed_environment(environ) == {"PATH": "/bin"}
+    assert allowed_environment(environ, [name]) == environ
+
+
+def test_harmless_names_that_only_resemble_secrets_pass() -> None:
+    names = (
+        *("CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"),
+        *("NSYS_SESSION_ID", "NV_TPS_LAUNCH_TOKEN", "NCCL_DEBUG", "OMP_NUM_THREADS", "PYTHONPATH", "PYTHONHASHSEED"),
+        *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_BYPASS_CACHE"),
+        *("TRITON_PASS_PLUGIN_PATH", "TRITON_MAX_PASSES", "TRANSFORMERS_TOKENIZER_PARALLELISM", "XDG_CACHE_HOME"),
+        *("SLURM_JOB_ID", "SLURM_TASKS_PER_NODE", "PYTORCH_CUDA_ALLOC_CONF", "HF_HOME", "SSL_CERT_FILE"),
+    )
+    environ = dict.fromkeys(names, "1")
+    assert allowed_environment(environ) == environ
+
+
 def test_a_question_that_is_not_answered_in_time_says_so() -> None:
     code, text = run_quick([sys.executable, "-c", "import time; time.sleep(60)"], env=ENV, timeout_s=0.5)
     assert (code, text) == (None, "no answer within 0.5 s")

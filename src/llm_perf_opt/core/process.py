@@ -22,6 +22,7 @@ from typing import BinaryIO, Self
 
 import psutil
 
+from llm_perf_opt.core.secret_names import SECRET_NAME
 from llm_perf_opt.errors import ToolError
 
 MARKER = "LLM_PERF_COMMAND_ID"
@@ -31,31 +32,15 @@ GRACE_S = 2.0
 TAIL_BYTES = 8192
 QUICK_BYTES = 256 << 20
 
-_ALLOWED = frozenset(
-    (
-        *(
-            "PATH",
-            "HOME",
-            "USER",
-            "LOGNAME",
-            "SHELL",
-            "LANG",
-            "LANGUAGE",
-            "TMPDIR",
-            "TZ",
-            "TERM",
-            "COLUMNS",
-            "HOSTNAME",
-        ),
-        *("VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "SSL_CERT_FILE"),
-        *("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_CACHE", "HF_DATASETS_OFFLINE", "HF_MODULES_CACHE"),
-    )
-)
+_ALLOWED = frozenset((
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TMPDIR", "TZ", "TERM", "COLUMNS", "HOSTNAME",
+    "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "SSL_CERT_FILE",
+    "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_CACHE", "HF_DATASETS_OFFLINE", "HF_MODULES_CACHE",
+))  # fmt: skip
 _ALLOWED_PREFIXES = (
     "LC_", "PYTHON", "CUDA", "NVIDIA_", "NSYS_", "NV_", "NCCL_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "ATEN_",
     "TORCH", "PYTORCH", "TRITON_", "TRANSFORMERS_", "SLURM_", "XDG_", "LLM_PERF_",
 )  # fmt: skip
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|AUTH", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +67,7 @@ def allowed_environment(environ: Mapping[str, str], extra_names: Sequence[str] =
     def passes(name: str) -> bool:
         if name in extra or name in _ALLOWED:
             return True
-        return name.startswith(_ALLOWED_PREFIXES) and not _SECRET.search(name)
+        return name.startswith(_ALLOWED_PREFIXES) and not SECRET_NAME.search(name)
 
     return {name: value for name, value in environ.items() if passes(name)}
 

@@ -15,14 +15,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_perf_opt.core.secret_names import SECRET_NAME
 from llm_perf_opt.errors import ParseError
 
 REMOVED = "(environment removed)"
 _ASSIGNMENT = re.compile(r"[^=\x00-\x20]{1,256}=")
-# nsys and ncu mark the processes they watch with session ids and tokens of their own, which are no secrets.
-SECRET_NAME = re.compile(
-    r"^(?!NSYS_|NV_TPS_|NV_NSIGHT_).*(TOKEN|SECRET|PASS|CREDENTIAL|KEY|AUTH|COOKIE|JWT|SESSION_ID|_PAT$)", re.IGNORECASE
-)
 SECRET_VALUE = re.compile(r"^(hf_|sk-|gh[pousr]_|glpat-|xox[abp]-|AKIA|eyJ)[A-Za-z0-9_.-]{8}|://[^/@:]+:[^/@]+@")
 _RAW_ASSIGNMENT = re.compile(rb"([A-Za-z_][A-Za-z0-9_]{2,127})=([^\x00-\x08\x0b\x0c\x0e-\x1f]{5,16384})")
 PLACE_NAME = re.compile(r"(SOCK|SOCKET|FILE|PATH|DIR|HOME|AUTHORITY)$", re.IGNORECASE)
