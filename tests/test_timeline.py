@@ -256,3 +256,34 @@ def test_nesting_finds_parents_across_threads_and_ties() -> None:
     assert tree.sum_up(_ints(1, 2, 4, 8, 16, 32)).tolist() == [15, 6, 4, 8, 48, 32]
     at = innermost(tree, thread, start, end, _ints(0, 0, 1, 0, 2), _ints(15, 30, 50, 100, 1))
     assert at.tolist() == [2, 1, 4, -1, -1]
+
+
+def _two_styles(second_busy_ns: int) -> Export:
+    """A launch-bound push/pop decode, and a start/end range of the same name with one long kernel or none."""
+    export = Export()
+    export.range("decode", 0, 3000)
+    for i in range(25):
+        export.call(100 * i + 10, 100 * i + 20, i + 1)
+        export.kernel("k", 100 * i + 30, 100 * i + 40, i + 1)
+    export.range("decode", 5000, 6000, kind=60)
+    if second_busy_ns:
+        export.call(5001, 5002, 50)
+        export.kernel("long", 5003, 5003 + second_busy_ns, 50)
+    return export
+
+
+@pytest.mark.parametrize("second_busy_ns", [0, 990])
+def test_only_the_style_of_a_range_that_is_bound_is_named(tmp_path: Path, second_busy_ns: int) -> None:
+    (finding,) = _analyze(_two_styles(second_busy_ns), tmp_path).findings
+    assert finding.title == "decode is launch-bound: the GPU idles for 92% of it"
+
+
+def test_only_the_style_of_a_range_that_waits_is_named(tmp_path: Path) -> None:
+    export = Export()
+    export.range("decode", 0, 100)
+    export.call(1, 2, 1)
+    export.kernel("k", 5, 25, 1)
+    export.call(25, 90, 2, "cudaStreamSynchronize_v3020")
+    export.range("decode", 200, 200, kind=60)
+    (finding,) = _analyze(export, tmp_path).findings
+    assert finding.title == "decode waits for copies or synchronisation for 65% of it"

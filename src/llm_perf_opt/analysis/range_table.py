@@ -12,6 +12,7 @@ from llm_perf_opt.analysis.ranges import RangeInstances, range_keys
 from llm_perf_opt.analysis.timeline import Timeline
 
 KERNELS_PER_RANGE = 50
+PUSH_POP, START_END = "push_pop", "start_end"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,7 @@ def range_rows(parts: Sequence[tuple[Timeline, RangeInstances]]) -> tuple[RangeR
             order = index[np.argsort(instances.name[index], kind="stable")]
             names = instances.name[order]
             for group in np.split(order, np.flatnonzero(np.diff(names)) + 1) if len(order) else []:
-                key = (timeline.names[instances.name[group[0]]], "start_end" if wide else "push_pop")
+                key = (timeline.names[instances.name[group[0]]], START_END if wide else PUSH_POP)
                 found.setdefault(key, []).append((source, group))
     rows = [_row(name, style, groups, parts) for (name, style), groups in found.items()]
     return tuple(sorted(rows, key=lambda r: (-r.wall_ns, r.name, r.style)))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from llm_perf_opt.analysis.findings import Finding
-from llm_perf_opt.analysis.range_table import RangeInstance, RangeRow
+from llm_perf_opt.analysis.range_table import PUSH_POP, RangeInstance, RangeRow
 
 MIN_IDLE_SHARE = 0.5
 MIN_HOST_SHARE = 0.5
@@ -20,8 +20,10 @@ def find_launch_bound(rows: Sequence[RangeRow], *, source: str) -> list[Finding]
 
     A range inside one that is already named is not named again.
     """
-    bound = {row.name for row in rows if _is_bound(row.typical)}
-    return [_finding(row, source) for row in rows if row.name in bound and row.parent not in bound]
+    bound = [row for row in rows if _is_bound(row.typical)]
+    # Only push/pop ranges have a parent, and it is of their kind.
+    named = {row.name for row in bound if row.style == PUSH_POP}
+    return [_finding(row, source) for row in bound if row.parent not in named]
 
 
 def _is_bound(one: RangeInstance) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from llm_perf_opt.analysis.findings import Finding
-from llm_perf_opt.analysis.range_table import RangeRow
+from llm_perf_opt.analysis.range_table import PUSH_POP, RangeRow
 
 MIN_SHARE = 0.2
 REMEDY = (
@@ -14,13 +14,15 @@ REMEDY = (
 
 def find_wait_bound(rows: Sequence[RangeRow], *, source: str) -> list[Finding]:
     """One finding per range whose typical instance is idle behind copies or synchronisation for a fifth of its time."""
-    bound = {
-        row.name
+    bound = [
+        row
         for row in rows
         if row.typical.kernel_count
         and row.typical.idle.waiting_for_copy_or_sync_ns >= MIN_SHARE * row.typical.wall_ns > 0
-    }
-    return [_finding(row, source) for row in rows if row.name in bound and row.parent not in bound]
+    ]
+    # Only push/pop ranges have a parent, and it is of their kind.
+    named = {row.name for row in bound if row.style == PUSH_POP}
+    return [_finding(row, source) for row in bound if row.parent not in named]
 
 
 def _finding(row: RangeRow, source: str) -> Finding:
