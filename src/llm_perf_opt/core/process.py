@@ -91,25 +91,13 @@ def run_command(
     marker = uuid.uuid4().hex
     ours = {child.pid for child in psutil.Process().children(recursive=True)}
     start = time.monotonic()
-    with log.open("wb") as sink:
-        try:
-            process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                env={**env, MARKER: marker},
-                cwd=cwd,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise ToolError(f"{argv[0]}: could not be started ({error.strerror or error})") from error
-        try:
-            timed_out = not _wait(process, start, timeout_s, log, on_tick)
-        finally:
-            # Also after an interrupt: nothing the command started outlives it.
-            exit_code = process.poll()
-            leftovers = _end_tree(process, marker, ours, gently=exit_code is None)
+    process = _start(argv, env={**env, MARKER: marker}, cwd=cwd, log=log)
+    try:
+        timed_out = not _wait(process, start, timeout_s, log, on_tick)
+    finally:
+        # Also after an interrupt: nothing the command started outlives it.
+        exit_code = process.poll()
+        leftovers = _end_tree(process, marker, ours, gently=exit_code is None)
     return CommandResult(
         argv=argv,
         exit_code=None if timed_out else exit_code,
@@ -195,6 +183,23 @@ def read_tail(path: Path, size: int = TAIL_BYTES) -> str:
     if end > size and b"\n" in data:
         data = data.split(b"\n", 1)[1]
     return data.decode("utf-8", "replace")
+
+
+def _start(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path | None, log: Path) -> "subprocess.Popen[bytes]":
+    """Start a command in a session of its own, with nothing to read and its output in the log."""
+    with log.open("wb") as sink:
+        try:
+            return subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                env=env,
+                cwd=cwd,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ToolError(f"{argv[0]}: could not be started ({error.strerror or error})") from error
 
 
 def _wait(
