@@ -21,12 +21,14 @@ from llm_perf_opt.profiling.kernel_select import (
 )
 from llm_perf_opt.profiling.ncu_inputs import (
     earlier_headroom,
+    launch_sequence,
     parse_kernel_summary,
     range_filter,
     timeline_kernels,
 )
 from llm_perf_opt.profiling.parsers.ncu_csv import parse_ncu_csv
-from tests.fixtures_dir import DATA, shared_fixtures
+from tests.fixtures_dir import DATA
+from tests.nsys_builder import Export, h200_export
 
 SUMMARY = DATA / "ncu_decode_kern_sum.csv"
 
@@ -126,15 +128,9 @@ def test_the_plan_multiplies_kernels_launches_and_passes() -> None:
 
 
 def test_the_kernels_of_decode_are_those_launched_inside_it(tmp_path: Path) -> None:
-    shared = shared_fixtures()
-    if shared is None:
-        pytest.skip("the captures are not here")
     from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 
-    packed = shared / "h200" / "llama.sqlite.xz"
-    path = tmp_path / "llama.sqlite"
-    path.write_bytes(lzma.decompress(packed.read_bytes()))
-    timeline = read_nsys_sqlite(path)
+    timeline = read_nsys_sqlite(h200_export(tmp_path))
     inside = range_kernels(timeline, lambda name: name in ("decode", "decode_step"))
     # Two warm-up passes of 4 steps carry no range `warmup` in this capture, so they count: 24 steps in all.
     assert sum(k.instances for k in all_kernels(timeline)) == 19_611
@@ -161,6 +157,20 @@ def test_without_a_usable_nsys_result_there_is_nothing_to_choose_from(tmp_path: 
     empty = StageRecord(name="nsys", status="ok")
     gone = StageRecord(name="nsys", status="ok", files=(StageFile(role="kernel_summary", path=tmp_path / "gone.csv"),))
     assert [timeline_kernels(r, "decode") for r in (None, failed, empty, gone)] == [([], None, False)] * 4
+
+
+def test_of_several_captures_the_one_with_the_wanted_range_is_chosen_from(tmp_path: Path) -> None:
+    files = []
+    for name in ("prefill", "decode"):
+        export = Export()
+        export.range(name, 0, 100)
+        export.call(5, 8, 1)
+        export.kernel(f"{name}_kernel", 20, 50, 1)
+        files.append(StageFile(role="nsys_sqlite", path=export.write(tmp_path / f"run-{name}.sqlite")))
+    record = StageRecord(name="nsys", status="ok", files=tuple(files))
+    kernels, source, inside = timeline_kernels(record, "decode")
+    assert ([k.name for k in kernels], source, inside) == (["decode_kernel"], "nsys/run-decode.sqlite", True)
+    assert launch_sequence(record, "decode") == ["decode_kernel"]
 
 
 def test_the_summary_stands_in_for_a_missing_export() -> None:

@@ -183,7 +183,7 @@ def _wait_for(path: Path, timeout_s: float = 30) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_ends_the_whole_tree_and_leaves_a_valid_manifest(tmp_path: Path, number: signal.Signals) -> None:
     args = command("profile", *OFF, ALPHA, BETA, "pipeline.beta.seconds=120", "hydra.run.dir=r")
     run = subprocess.Popen(args, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
@@ -196,6 +196,16 @@ def test_an_interrupt_ends_the_whole_tree_and_leaves_a_valid_manifest(tmp_path: 
     assert (manifest["status"], statuses(manifest)) == ("interrupted", {"alpha": "ok", "beta": "skipped"})
     assert not psutil.pid_exists(int(pid_file.read_text()))
     assert "interrupted" in err
+
+
+@pytest.mark.parametrize("place", ["/proc/nobody", "a_file/run"])
+def test_a_run_directory_that_cannot_be_made_is_bad_input(tmp_path: Path, place: str) -> None:
+    (tmp_path / "a_file").write_text("in the way")
+    done = llm_perf("profile", *OFF, ALPHA, f"hydra.run.dir={place}", cwd=tmp_path)
+    assert done.code == 2
+    assert "the run directory cannot be made" in done.err
+    assert "hydra.run.dir" in done.err
+    assert "Traceback" not in done.err
 
 
 def test_after_a_crash_only_what_is_missing_is_run(tmp_path: Path) -> None:

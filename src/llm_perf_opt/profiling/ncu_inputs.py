@@ -27,11 +27,11 @@ def timeline_kernels(
     """
     if record is None or record.status != "ok":
         return [], None, False
-    for path in (f.path for f in record.files if f.role == "nsys_sqlite"):
-        if path.is_file():
-            kernels, inside = _from_export(path, range_filter(include))
-            if kernels:
-                return kernels, f"{record.name}/{path.name}", inside
+    found = [(path, *_from_export(path, range_filter(include))) for path in _exports(record)]
+    # Of captures of several ranges the one that holds the wanted range, whichever was made first.
+    for path, kernels, inside in sorted(found, key=lambda item: not item[2]):
+        if kernels:
+            return kernels, f"{record.name}/{path.name}", inside
     summary = record.file("kernel_summary")
     if summary is not None and summary.is_file():
         rows = parse_kernel_summary(summary.read_text(encoding="utf-8"), source=str(summary))
@@ -45,10 +45,14 @@ def launch_sequence(record: StageRecord | None, include: str | Sequence[str] | N
     from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 
     wanted = range_filter(include)
-    path = record.file("nsys_sqlite") if record is not None and record.status == "ok" else None
-    if wanted is None or path is None or not path.is_file():
+    if wanted is None or record is None or record.status != "ok":
         return []
-    return first_range_sequence(read_nsys_sqlite(path), wanted)
+    sequences = (first_range_sequence(read_nsys_sqlite(path), wanted) for path in _exports(record))
+    return next((sequence for sequence in sequences if sequence), [])
+
+
+def _exports(record: StageRecord) -> list[Path]:
+    return [f.path for f in record.files if f.role == "nsys_sqlite" and f.path.is_file()]
 
 
 def range_filter(include: str | Sequence[str] | None) -> Callable[[str], bool] | None:

@@ -92,7 +92,10 @@ def _run_hydra(argv: Sequence[str]) -> int:
 
     codes: list[int] = []
 
+    started: list[str] = []
+
     def task(cfg: "DictConfig") -> None:
+        started.append("job")
         # Hydra prints an exception of a job as a stack trace, so a job reports through its exit code.
         codes.append(run_job(cfg))
 
@@ -102,6 +105,13 @@ def _run_hydra(argv: Sequence[str]) -> int:
         except (HydraException, OmegaConfBaseException) as error:
             overrides = [a for a in argv if not a.startswith("-") and ("=" in a or a.startswith("~"))]
             raise explain_composition_error(error, overrides, user_dir=Path.cwd()) from error
+        except OSError as error:
+            if started:
+                raise
+            raise ConfigError(
+                f"the run directory cannot be made: {error.filename or ''} ({error.strerror or error}); set "
+                "artifacts.runs_dir or hydra.run.dir to a place you may write to"
+            ) from error
     return max(codes, default=EXIT_OK)
 
 
@@ -148,16 +158,18 @@ def _arguments(argv: Sequence[str]) -> Iterator[None]:
 
 @contextmanager
 def _terminate_like_interrupt() -> Iterator[None]:
-    """SIGTERM (a batch system's notice) ends a run as cleanly as Ctrl-C."""
+    """SIGTERM (a batch system's notice) and SIGHUP (a lost terminal) end a run as cleanly as Ctrl-C."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    handled = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in handled}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":
