@@ -17,6 +17,7 @@ from llm_perf_opt.analysis.static.families import FAMILIES
 from llm_perf_opt.analysis.static.feed_forward_form import expected_experts
 from llm_perf_opt.analysis.static.geometry import quantised_dtype, read_config_json, read_geometry
 from llm_perf_opt.analysis.static.memory import memory_fit, memory_need
+from llm_perf_opt.analysis.static.vision_form import View
 from llm_perf_opt.errors import ConfigError, ParseError
 from static_cases import FAMILY_CASES, SMALL, preset_geometry
 
@@ -186,6 +187,26 @@ def test_largest_batch_and_context_just_fit():
     assert memory_fit(model, 10e9, batch=1, context=1024, **shape).largest_batch == 0
     windowed = small("mistral", sliding_window=16)
     assert memory_fit(windowed, 80e9, batch=1, context=1024, **shape).largest_context is None
+
+
+def test_the_towers_of_deepseek_ocr_count_in_its_memory():
+    model = preset("deepseek_ocr/arch/deepseek_ocr.default")
+    shape = {"prompt": 913, "context": 913, "dtypes": BF16, "mla_mode": "latent-expand"}
+    page, tiles = View(size=1024, count=1), View(size=640, count=6)
+    without = memory_need(model, batch=1, **shape)
+    seen = memory_need(model, batch=1, views=(page,), **shape)
+    # One view of 64 × 64 tokens: the bias of 12 heads, two terms of it, seven rows of 768, and the picture.
+    elements = 12 * 64**4 + 2 * 12 * 64**3 + 7 * 768 * 64**2 + 3 * 1024**2
+    assert (without.activations_bytes < 6e7, seen.activations_bytes) == (True, 2 * elements)
+    # Six tiles are one batch and need more than the page after them; both pictures are there all the while.
+    both = memory_need(model, batch=1, views=(tiles, page), **shape)
+    elements = 6 * (12 * 40**4 + 2 * 12 * 40**3 + 7 * 768 * 40**2) + 3 * (1024**2 + 6 * 640**2)
+    assert both.activations_bytes == 2 * elements
+    two = (View(size=640, count=12), View(size=1024, count=2))
+    assert memory_need(model, batch=2, views=two, **shape).activations_bytes == 2 * both.activations_bytes
+    fit = memory_fit(model, 141e9, batch=2, views=two, **shape)
+    assert fit.largest_batch == int((126.9e9 - both.weights_bytes) // (both.kv_cache_bytes + both.activations_bytes))
+    assert 200 < fit.largest_batch < 250
 
 
 def test_every_family_has_a_case():

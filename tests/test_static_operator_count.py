@@ -1,5 +1,8 @@
 """Operator counting on the meta device against the closed form, for every family and preset."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from static_cases import FAMILY_CASES, SMALL, preset_geometry
@@ -17,7 +20,10 @@ from llm_perf_opt.analysis.static.operator_count import count_operators  # noqa:
 from llm_perf_opt.analysis.static.operator_estimate import estimate_operators  # noqa: E402
 from llm_perf_opt.analysis.static.operator_formulas import operator_cost  # noqa: E402
 from llm_perf_opt.analysis.static.vision_form import View  # noqa: E402
+from llm_perf_opt.analysis.static.vision_memory import vision_bytes  # noqa: E402
 from llm_perf_opt.workload.models.causal_lm_load import build_on_meta  # noqa: E402
+from llm_perf_opt.workload.models.deepseek_ocr_geometry import SamGeometry  # noqa: E402
+from llm_perf_opt.workload.models.deepseek_ocr_sam import SamEncoder  # noqa: E402
 from llm_perf_opt.workload.models.module_groups import group_modules  # noqa: E402
 
 BF16 = Dtypes.uniform("bf16")
@@ -194,3 +200,31 @@ def test_convolutions_and_biases_are_counted():
     linear = torch.nn.Linear(16, 4, device="meta")
     count, _ = count_operators(linear, {}, lambda: linear(torch.empty(5, 16, device="meta")))
     assert (count.total.flops, count.total.bytes) == (2.0 * 5 * 16 * 4, 4 * (5 * 16 + 16 * 4 + 4 + 5 * 4))
+
+
+def allocated_peak(work, tmp_path: Path) -> int:
+    """Bytes that torch's allocator held at most while this ran."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.no_grad(), torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+        work()
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    held = peak = 0
+    for event in sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"]):
+        held += event["args"]["Bytes"]
+        peak = max(peak, held)
+    return peak
+
+
+@pytest.mark.parametrize(("size", "count"), [(256, 1), (128, 4), (96, 3)])
+def test_the_towers_hold_at_their_widest_point_what_the_closed_form_says(size, count, tmp_path):
+    data = preset_geometry("deepseek_ocr/arch/deepseek_ocr.tiny")
+    lists = {key: tuple(data["sam"][key]) for key in ("global_layers", "downsample")}
+    sam = SamEncoder(SamGeometry(**{**data["sam"], **lists}))
+    for parameter in sam.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    measured = allocated_peak(lambda: sam(torch.zeros(count, 3, size, size)), tmp_path)
+    predicted = vision_bytes(read_geometry(data, where="x"), (View(size=size, count=count),), Dtypes.uniform("fp32"))
+    # Scratch room of single operators is not part of the closed form.
+    assert predicted == pytest.approx(measured, rel=0.05)
+    assert predicted <= measured

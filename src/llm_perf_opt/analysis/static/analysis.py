@@ -82,7 +82,13 @@ def analyse(
         counts=counted,
         entries=double_entry(model, {phase: (phases[phase], count) for phase, count in counted.items()}, dtypes),
         memory=memory_need(
-            model, batch=shape.batch, prompt=shape.prompt, context=shape.context, dtypes=dtypes, mla_mode=mla_mode
+            model,
+            batch=shape.batch,
+            prompt=shape.prompt,
+            context=shape.context,
+            dtypes=dtypes,
+            mla_mode=mla_mode,
+            views=shape.views,
         ),
         fit=_fit(model, shape, dtypes, hardware, capacity_bytes, mla_mode),
         latent_modes=_latent_modes(model, shape, dtypes),
@@ -136,6 +142,7 @@ def _fit(
         context=shape.context,
         dtypes=dtypes,
         mla_mode=mla_mode,
+        views=shape.views,
     )
 
 

@@ -1,15 +1,25 @@
 """What a model needs in memory, and the largest batch and context that fit.
 
-Peak = weights + KV cache + the activations alive at the widest point of a prefill. Attention scores are not counted:
-fused attention never holds them.
+Peak = weights + KV cache + the activations alive at the widest point of a prefill, in the decoder's layers or in the
+vision towers. A decoder's attention scores are not counted: fused attention never holds them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from llm_perf_opt.analysis.static.architecture import DenseMlp, GroupedAttention, Layer, Model, Moe, decoder_of
+from llm_perf_opt.analysis.static.architecture import (
+    DenseMlp,
+    GroupedAttention,
+    Layer,
+    Model,
+    Moe,
+    OcrModel,
+    decoder_of,
+)
 from llm_perf_opt.analysis.static.attention_form import MlaMode
 from llm_perf_opt.analysis.static.closed_form import kv_bytes, kv_bytes_per_token, weight_bytes
 from llm_perf_opt.analysis.static.dtypes import Dtypes
+from llm_perf_opt.analysis.static.vision_form import View
+from llm_perf_opt.analysis.static.vision_memory import vision_bytes
 
 # Left free for the framework's own context, workspaces and fragmentation.
 RESERVE = 0.1
@@ -40,12 +50,21 @@ class Fit:
 
 
 def memory_need(
-    model: Model, *, batch: int, prompt: int, context: int, dtypes: Dtypes, mla_mode: MlaMode
+    model: Model,
+    *,
+    batch: int,
+    prompt: int,
+    context: int,
+    dtypes: Dtypes,
+    mla_mode: MlaMode,
+    views: tuple[View, ...] = (),
 ) -> MemoryNeed:
+    """`views` are those of all sequences of the batch, as the towers get them."""
+    towers = vision_bytes(model, views, dtypes) if isinstance(model, OcrModel) else 0.0
     return MemoryNeed(
         weights_bytes=weight_bytes(model, dtypes),
         kv_cache_bytes=batch * kv_bytes(model, max(context, prompt), dtypes, mla_mode),
-        activations_bytes=batch * prompt * _widest_row(model) * dtypes.compute_bytes,
+        activations_bytes=max(batch * prompt * _widest_row(model) * dtypes.compute_bytes, towers),
     )
 
 
@@ -58,10 +77,12 @@ def memory_fit(
     context: int,
     dtypes: Dtypes,
     mla_mode: MlaMode,
+    views: tuple[View, ...] = (),
 ) -> Fit:
     """The largest batch at this context, and the largest context at this batch."""
     usable = capacity_bytes * (1 - RESERVE)
-    one = memory_need(model, batch=1, prompt=prompt, context=context, dtypes=dtypes, mla_mode=mla_mode)
+    own = tuple(replace(view, count=view.count // batch) for view in views)
+    one = memory_need(model, batch=1, prompt=prompt, context=context, dtypes=dtypes, mla_mode=mla_mode, views=own)
     per_sequence = one.kv_cache_bytes + one.activations_bytes
     room = usable - one.weights_bytes
     return Fit(
