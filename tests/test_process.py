@@ -2,6 +2,8 @@
 
 import os
 import resource
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -174,3 +176,31 @@ def test_harmless_names_that_only_resemble_secrets_pass() -> None:
 def test_a_question_that_is_not_answered_in_time_says_so() -> None:
     code, text = run_quick([sys.executable, "-c", "import time; time.sleep(60)"], env=ENV, timeout_s=0.5)
     assert (code, text) == (None, "no answer within 0.5 s")
+
+
+STUBBORN = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(sys.argv[1], "w").write(str(os.getpid()))
+time.sleep(120)
+"""
+RUNS_IT = """
+import sys
+from pathlib import Path
+from llm_perf_opt.core.process import run_command
+run_command([sys.executable, "-c", sys.argv[2], sys.argv[1]], env={}, timeout_s=100, log=Path(sys.argv[1] + ".log"))
+"""
+
+
+def test_a_second_interrupt_does_not_leave_the_command_running(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    run = subprocess.Popen([sys.executable, "-c", RUNS_IT, str(pid_file), STUBBORN], stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 20
+    while not pid_file.exists() or not pid_file.read_text():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    run.send_signal(signal.SIGINT)
+    time.sleep(0.7)
+    run.send_signal(signal.SIGINT)
+    assert run.wait(20) != 0
+    assert not psutil.pid_exists(int(pid_file.read_text()))

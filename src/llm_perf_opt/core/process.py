@@ -228,7 +228,18 @@ def _last_line(log: Path) -> str:
 
 
 def _end_tree(process: "subprocess.Popen[bytes]", marker: str, ours: set[int], *, gently: bool) -> int:
-    """End everything the command started that still runs; the count of such processes. Waits until they are gone."""
+    """End everything the command started that still runs; the count of such processes. Waits until they are gone.
+
+    A second interrupt must not cut this short, or something would stay behind; it waits these few seconds.
+    """
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    try:
+        return _end_all(process, marker, ours, gently=gently)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+def _end_all(process: "subprocess.Popen[bytes]", marker: str, ours: set[int], *, gently: bool) -> int:
     found = _descendants(process, marker, ours)
     if not found:
         return 0
@@ -251,7 +262,8 @@ def _signal_all(processes: Sequence[psutil.Process], number: signal.Signals) -> 
     for process in processes:
         try:
             process.send_signal(number)
-        except psutil.NoSuchProcess:
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            # Gone already, or another user's (sudo): nobody here may end it.
             continue
 
 
