@@ -287,3 +287,57 @@ def test_only_the_style_of_a_range_that_waits_is_named(tmp_path: Path) -> None:
     export.range("decode", 200, 200, kind=60)
     (finding,) = _analyze(export, tmp_path).findings
     assert finding.title == "decode waits for copies or synchronisation for 65% of it"
+
+
+def test_a_kernel_that_takes_no_time_leaves_the_copy_around_it_whole(tmp_path: Path) -> None:
+    export = Export()
+    export.range("decode", 0, 100)
+    export.call(1, 2, 1, "cudaMemcpyAsync")
+    export.copy(10, 60, 1)
+    export.call(3, 4, 2)
+    export.kernel("empty", 20, 20, 2)
+    export.call(5, 6, 3)
+    export.kernel("k", 70, 80, 3)
+    row = _row(_analyze(export, tmp_path), "decode")
+    assert (row.kernel_count, row.gpu_busy_ns, row.gpu_idle_ns) == (2, 10, 90)
+    assert row.idle == Idle(
+        waiting_for_host_ns=10 + 20,
+        between_kernels_ns=10,
+        waiting_for_copy_or_sync_ns=50,
+        copy_ns=50,
+        sync_ns=0,
+        unattributed_ns=0,
+    )
+
+
+def test_a_gap_ends_with_work_that_takes_no_time_also_at_the_end_of_the_capture(tmp_path: Path) -> None:
+    export = Export()
+    export.call(1, 2, 1)
+    export.kernel("k", 10, 20, 1)
+    export.call(3, 4, 2)
+    export.kernel("empty", 40, 40, 2)
+    gpu = _analyze(export, tmp_path).gpu
+    assert (gpu["span_ns"], gpu["idle_ns"], gpu["idle"]["between_kernels_ns"]) == (30, 20, 20)
+
+
+def test_the_span_reaches_to_a_copy_that_takes_no_time(tmp_path: Path) -> None:
+    export = Export()
+    export.range("decode", 0, 100)
+    export.call(1, 2, 1)
+    export.kernel("k", 10, 20, 1)
+    export.call(50, 52, 2, "cudaMemcpyAsync")
+    export.copy(60, 60, 2)
+    gpu = _analyze(export, tmp_path).gpu
+    assert (gpu["span_ns"], gpu["busy_ns"], gpu["idle_ns"], gpu["idle"]["waiting_for_host_ns"]) == (50, 10, 40, 40)
+
+
+def test_the_time_after_the_last_work_belongs_to_the_thread_that_launched_last(tmp_path: Path) -> None:
+    export = Export()
+    export.range("decode", 0, 200)
+    export.call(1, 2, 1)
+    export.kernel("a", 10, 50, 1)
+    export.call(30, 31, 2, tid=OTHER_THREAD)
+    export.kernel("b", 40, 60, 2)
+    export.call(60, 100, 3, "cudaStreamSynchronize_v3020", tid=OTHER_THREAD)
+    row = _row(_analyze(export, tmp_path), "decode")
+    assert (row.gpu_idle_ns, row.idle.sync_ns, row.idle.waiting_for_host_ns) == (150, 40, 110)

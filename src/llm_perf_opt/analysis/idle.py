@@ -10,6 +10,7 @@ cause, tested in this order:
 5. otherwise: waiting for the host to launch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,8 +21,12 @@ from llm_perf_opt.analysis.timeline import Activities, Calls, Timeline, distinct
 
 @dataclass(frozen=True, kw_only=True)
 class IdleMap:
-    """Sets of intervals of one process from which the idle time inside any window can be read."""
+    """Sets of intervals of one process from which the idle time inside any window can be read.
 
+    `span` goes from the first to the last GPU activity, also where that took no time.
+    """
+
+    span: tuple[int, int]
     busy: Intervals
     copying: Intervals
     queued: Intervals
@@ -46,12 +51,6 @@ class IdleMap:
             host_ns=idle - copying - between - waiting - unknown,
         )
 
-    @property
-    def span(self) -> tuple[int, int]:
-        """From the first to the last GPU activity."""
-        parts = [p for p in (self.busy, self.copying) if len(p.start)]
-        return (min(int(p.start[0]) for p in parts), max(int(p.end[-1]) for p in parts)) if parts else (0, 0)
-
 
 @dataclass(frozen=True, kw_only=True)
 class IdleSplit:
@@ -67,11 +66,15 @@ class IdleSplit:
 
 @dataclass(frozen=True, kw_only=True)
 class _Gaps:
-    """Times in which nothing ran, and the call that launched what ended each (-1: not recorded)."""
+    """Times in which nothing ran, and the call that launched what ended each (-1: not recorded).
+
+    `trailing`: nothing ended the last of them but the capture.
+    """
 
     start: Ints
     end: Ints
     call: Ints
+    trailing: bool
 
 
 def map_idle(timeline: Timeline) -> dict[int, IdleMap]:
@@ -94,25 +97,48 @@ def map_idle(timeline: Timeline) -> dict[int, IdleMap]:
 
 
 def _map(compute: Activities, copies: Activities, calls: Calls, window: tuple[int, int]) -> IdleMap:
-    busy, first = union_and_first(compute.start_ns, compute.end_ns)
-    opener = compute.call[first]
+    kernels, moves = _lasting(compute), _lasting(copies)
+    busy, first = union_and_first(kernels.start_ns, kernels.end_ns)
+    opener = kernels.call[first]
     del first
-    copying, copy_opener = _copying(copies, busy)
-    gaps = _gaps(busy, opener, copying, copy_opener, window)
+    copying, copy_opener = _copying(moves, busy)
+    parts = _Parts(start=busy.start, end=busy.end, opener=opener).joined(copying.start, copying.end, copy_opener)
+    for work in (compute, copies):
+        empty = np.flatnonzero(work.end_ns == work.start_ns)
+        parts = parts.marked(work.start_ns[empty], work.call[empty])
+    gaps = _gaps(parts, _last_launch((compute, copies), calls), window)
     known = gaps.call >= 0
     queued = known.copy()
     queued[known] = calls.end_ns[gaps.call[known]] <= gaps.start[known]
-    if len(queued) and gaps.end[-1] == window[1]:
+    if gaps.trailing:
         # Nothing ran after the last gap, so nothing was queued; without any GPU work the host launched nothing.
         queued[-1] = False
-        known[-1] = known[-1] or not len(busy.start)
+        known[-1] = known[-1] or not (len(compute) or len(copies))
     return IdleMap(
+        span=_span((compute, copies)),
         busy=busy,
         copying=copying,
         queued=union(gaps.start[queued], gaps.end[queued]),
         waiting=_waiting(gaps, known & ~queued, calls),
         unknown=union(gaps.start[~known], gaps.end[~known]),
     )
+
+
+def _lasting(work: Activities) -> Activities:
+    """What took any time: the rest covers nothing, and must not cut what does."""
+    some = work.end_ns > work.start_ns
+    return work if bool(some.all()) else take(work, np.flatnonzero(some))
+
+
+def _span(tables: Sequence[Activities]) -> tuple[int, int]:
+    some = [t for t in tables if len(t)]
+    return (min(int(t.start_ns.min()) for t in some), max(int(t.end_ns.max()) for t in some)) if some else (0, 0)
+
+
+def _last_launch(tables: Sequence[Activities], calls: Calls) -> int:
+    """The latest call that launched any of this, or -1."""
+    found = [call[np.argmax(calls.start_ns[call])] for t in tables if len(call := t.call[t.call >= 0])]
+    return int(max(found, key=lambda call: calls.start_ns[call])) if found else -1
 
 
 def _copying(copies: Activities, busy: Intervals) -> tuple[Intervals, Ints]:
@@ -138,18 +164,44 @@ def capture_window(timeline: Timeline) -> tuple[int, int]:
     return min(int(s.min()) for s, _ in spans), max(int(e.max()) for _, e in spans)
 
 
-def _gaps(busy: Intervals, opener: Ints, copying: Intervals, copy_opener: Ints, window: tuple[int, int]) -> _Gaps:
+@dataclass(frozen=True, kw_only=True)
+class _Parts:
+    """Disjoint times in which something ran, in order, and the call behind each."""
+
+    start: Ints
+    end: Ints
+    opener: Ints
+
+    def joined(self, start: Ints, end: Ints, opener: Ints) -> "_Parts":
+        """Together with others that overlap none of these."""
+        if not len(start):
+            return self
+        place = np.searchsorted(self.start, start)
+        return _Parts(
+            start=np.insert(self.start, place, start),
+            end=np.insert(self.end, place, end),
+            opener=np.insert(self.opener, place, opener),
+        )
+
+    def marked(self, at: Ints, opener: Ints) -> "_Parts":
+        """With points in time that lie in none of these: work that took no time still ends a gap."""
+        if not len(at):
+            return self
+        order = np.argsort(at, kind="stable")
+        at, opener = at[order], opener[order]
+        index = np.searchsorted(self.start, at, side="right") - 1
+        free = index < 0
+        free[~free] = at[~free] >= self.end[index[~free]]
+        return self.joined(at[free], at[free], opener[free])
+
+
+def _gaps(parts: _Parts, last_launch: int, window: tuple[int, int]) -> _Gaps:
     """Gaps before, between and after all activity. The last one belongs to the call that launched last."""
-    start, end = busy.start, busy.end
-    if len(copying.start):
-        place = np.searchsorted(start, copying.start)
-        start, end = np.insert(start, place, copying.start), np.insert(end, place, copying.end)
-        opener = np.insert(opener, place, copy_opener)
-    last = opener[-1:] if len(opener) else np.full(1, -1, np.int32)
-    opened = np.concatenate(([window[0]], end))
-    closed = np.concatenate((start, [window[1]]))
+    opened = np.concatenate(([window[0]], parts.end))
+    closed = np.concatenate((parts.start, [window[1]]))
     real = closed > opened
-    return _Gaps(start=opened[real], end=closed[real], call=np.concatenate((opener, last))[real])
+    call = np.concatenate((parts.opener, np.array([last_launch], np.int32)))
+    return _Gaps(start=opened[real], end=closed[real], call=call[real], trailing=bool(real[-1]))
 
 
 def _waiting(gaps: _Gaps, open_: Flags, calls: Calls) -> Intervals:
