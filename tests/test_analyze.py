@@ -12,7 +12,7 @@ from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest
 from tests.fixtures_dir import DATA
 from tests.nsys_builder import Export, h200_export
-from tests.trace_builder import step, write_trace
+from tests.trace_builder import event, step, write_trace
 
 KERNEL_KEYS = {
     "name", "instances", "total_ns", "avg_ns", "med_ns", "min_ns", "max_ns", "stddev_ns", "time_pct",
@@ -105,6 +105,31 @@ def test_several_captures_are_repetitions_of_one_run(tmp_path: Path, capsys: pyt
     found = json.loads(capsys.readouterr().out)
     assert [(s["path"], s["kernel_ns"]) for s in found["sources"]] == [(files[0], 10), (files[1], 20)]
     assert [(k["name"], k["instances"], k["total_ns"]) for k in found["kernels"]] == [("k", 2, 30)]
+
+
+def test_the_modules_of_several_traces_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module = event("python_function", "nn.Module: Linear_0", "5.000", "60.000")
+    other = event("python_function", "nn.Module: Norm_0", "70.000", "500.000")
+    files = [write_trace(tmp_path / "1.json", [*step(), module]), write_trace(tmp_path / "2.json", [module, other])]
+    assert main(["analyze", "--json", *map(str, files)]) == 0
+    assert json.loads(capsys.readouterr().out)["modules"] == [
+        {
+            "name": "nn.Module: Norm_0",
+            "calls": 1,
+            "wall_ns": 500_000,
+            "kernel_count": 0,
+            "kernel_ns": 0,
+            "gpu_busy_ns": 0,
+        },
+        {
+            "name": "nn.Module: Linear_0",
+            "calls": 2,
+            "wall_ns": 120_000,
+            "kernel_count": 1,
+            "kernel_ns": 20_500,
+            "gpu_busy_ns": 20_500,
+        },
+    ]
 
 
 def test_a_kernel_summary_has_kernels_and_no_made_up_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

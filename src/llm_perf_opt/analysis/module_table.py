@@ -1,5 +1,6 @@
 """Module ranges of a torch trace (`nn.Module: …`): calls, host time, and the kernels launched inside them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -50,3 +51,22 @@ def module_rows(timeline: Timeline, modules: HostEvents) -> tuple[ModuleRow, ...
         for row in rows
         if row.name in wanted
     )
+
+
+def merge_modules(tables: Sequence[Sequence[ModuleRow]]) -> tuple[ModuleRow, ...]:
+    """The modules of several traces together, by host time."""
+    found: dict[str, list[ModuleRow]] = {}
+    for row in (row for table in tables for row in table):
+        found.setdefault(row.name, []).append(row)
+    merged = [
+        ModuleRow(
+            name=name,
+            calls=sum(r.calls for r in rows),
+            wall_ns=sum(r.wall_ns for r in rows),
+            kernel_count=sum(r.kernel_count for r in rows),
+            kernel_ns=sum(r.kernel_ns for r in rows),
+            gpu_busy_ns=sum(r.gpu_busy_ns for r in rows),
+        )
+        for name, rows in found.items()
+    ]
+    return tuple(sorted(merged, key=lambda r: (-r.wall_ns, r.name)))

@@ -94,22 +94,21 @@ def _export(report: Path, folder: Path) -> tuple[Path, list[str]]:
 
 
 def _read_torch(files: Sequence[Path]) -> tuple[list[Timeline], dict[str, Any], list[str]]:
-    from llm_perf_opt.analysis.module_table import ModuleRow, module_rows
+    from llm_perf_opt.analysis.module_table import merge_modules, module_rows
     from llm_perf_opt.analysis.operators import merge_operators, operator_rows
     from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 
-    timelines, operators, notes = [], [], []
-    modules: list[ModuleRow] = []
+    timelines, operators, modules, notes = [], [], [], []
     for path in files:
         trace = read_torch_trace(path)
         timelines.append(replace(trace.timeline, source=str(path)))
         operators.append(operator_rows(trace.timeline, trace.operators))
-        modules += module_rows(trace.timeline, trace.modules)
+        modules.append(module_rows(trace.timeline, trace.modules))
         if not len(trace.modules):
             notes.append(f"{path}: no module ranges (record with with_stack or with_modules to see them)")
     extra = {
         "operators": [asdict(row) for row in merge_operators(operators)],
-        "modules": [asdict(row) for row in modules],
+        "modules": [asdict(row) for row in merge_modules(modules)],
     }
     return timelines, extra, notes
 
