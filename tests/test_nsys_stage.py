@@ -3,6 +3,7 @@
 import json
 import os
 import sqlite3
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -164,6 +165,10 @@ def test_a_capture_without_a_gpu_has_ranges_and_says_there_are_no_kernels(tmp_pa
     assert "no kernels were recorded because this machine has no GPU" in output.notes
     assert output.metrics["slowdown_decode"].reason == "workload.command was not timed without a profiler"
     assert [f.path.name for f in output.files if f.role == "nsys_sqlite"] == ["run.sqlite"]
+    assert not (ctx.tmp_dir / "raw").exists()
+    (ctx.out_dir / "run.nsys-rep").unlink(missing_ok=True)
+    again = subprocess.run(["sh", str(ctx.out_dir / "cmd.txt")], capture_output=True, timeout=60, check=False)
+    assert (again.returncode, (ctx.out_dir / "run.nsys-rep").is_file()) == (0, True)
 
 
 @pytest.mark.real_nsys

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_perf_opt.config.schema import AppConfig
-from llm_perf_opt.core.process import CommandResult, read_tail
+from llm_perf_opt.core.process import CommandResult, read_tail, write_cmd_file
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed, ProfilingError, ToolError
 from llm_perf_opt.profiling.baseline import quiet_inference
@@ -89,14 +89,18 @@ def run_capture(ctx: StageContext, options: CaptureOptions, raw: RawFolder, base
     out_base = raw.reports / base
     code_file = ctx.tmp_dir / f"{base}.exit_code"
     code_file.unlink(missing_ok=True)
-    argv = _command(options, out_base, keep_exit_code(workload_argv(ctx), code_file, tmp_dir=os.environ.get("TMPDIR")))
+    work = keep_exit_code(workload_argv(ctx), code_file, tmp_dir=os.environ.get("TMPDIR"))
     suffix = "" if base == "run" else f"-{base}"
+    cwd = workload_cwd(ctx.config)
+    # For people: the same command with the report where it will lie, since the raw folder goes.
+    by_hand = _command(options, ctx.out_dir / base, work)
+    write_cmd_file(ctx.out_dir / f"cmd{suffix}.txt", by_hand, cwd=cwd or ctx.tmp_dir, env={})
     result = ctx.run_command(
-        argv,
+        _command(options, out_base, work),
         timeout_s=options.timeout_s,
         log=f"log{suffix}.txt",
-        cmd_file=f"cmd{suffix}.txt",
-        cwd=workload_cwd(ctx.config),
+        cmd_file=None,
+        cwd=cwd,
         env={"TMPDIR": str(raw.scratch)},
         label="nsys" if options.nvtx_capture is None else f"nsys {options.nvtx_capture}",
     )
