@@ -452,3 +452,12 @@ def test_raw_captures_lose_only_what_looks_secret(tmp_path: Path) -> None:
     path.write_bytes(b"\x01HOME=/root/dir\0API_KEY=abcdefgh\0x=1\0MY_PASSWORD=hunter2!\0")
     overwrite_assignments(path)
     assert path.read_bytes() == b"\x01HOME=/root/dir\0API_KEY=xxxxxxxx\0x=1\0MY_PASSWORD=xxxxxxxx\0"
+
+
+@pytest.mark.parametrize("program", ["nosuchprogram", "./nosuchprogram", "/etc/hostname"])
+def test_a_program_that_cannot_be_run_is_bad_input(tmp_path: Path, program: str) -> None:
+    done = llm_perf(
+        "profile", *OFF, "pipeline.nsys.enable=true", f"workload.command=[{program}]", "hydra.run.dir=r", cwd=tmp_path
+    )
+    assert done.code == 2
+    assert f"workload.command.0: no program of this name can be run (got {program!r})" in done.err

@@ -1,5 +1,6 @@
 """Checks the workload's files before any stage starts: a bad path is bad input, not a failed run."""
 
+import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,10 +15,22 @@ RUN_THE_MODEL = frozenset({"torch_profiler", "direct_inference", "nsys", "ncu"})
 
 def workload_problems(config: AppConfig) -> tuple[str, ...]:
     """What is wrong with the model's files and the data set, if a stage of this run will need them."""
-    if config.workload.command is not None or not RUN_THE_MODEL & set(config.stages):
+    if not RUN_THE_MODEL & set(config.stages):
         return ()
+    if config.workload.command is not None:
+        return _program_problems(config.workload.command[0], config.user_dir)
     problems = load_adapter(config.model.adapter).check(config.model)
     return problems or _dataset_problems(config)
+
+
+def _program_problems(program: str, user_dir: Path) -> tuple[str, ...]:
+    """A name is looked for on PATH, a path from where the user stood."""
+    found = shutil.which(program if "/" not in program else str(user_dir / program))
+    if found is not None:
+        return ()
+    return (
+        f"workload.command.0: no program of this name can be run (got {program!r}), allowed: a program or its path",
+    )
 
 
 def _dataset_problems(config: AppConfig) -> tuple[str, ...]:
