@@ -18,6 +18,10 @@ def _ran(run_dir: Path) -> list[str]:
     return (run_dir / "ran.txt").read_text().split()
 
 
+def _inputs(run_dir: Path) -> list[str]:
+    return [sample["sample_id"] for sample in yaml.safe_load((run_dir / "inputs.yaml").read_text())["samples"]]
+
+
 def test_enabled_stages_run_in_order_and_everything_is_written_down(tmp_path: Path) -> None:
     done = llm_perf("profile", *OFF, BETA, ALPHA, cwd=tmp_path, HF_TOKEN="secret-4711", OMP_NUM_THREADS="2")
     assert done.code == 0, done.err
@@ -33,10 +37,7 @@ def test_enabled_stages_run_in_order_and_everything_is_written_down(tmp_path: Pa
     assert (run_dir / "beta/out.txt").read_text() == "alpha"
     assert sorted(p.name for p in run_dir.iterdir() if p.is_dir()) == ["alpha", "beta", "tmp"]
     assert yaml.safe_load((run_dir / "config.yaml").read_text())["model"]["name"] == "llama_tiny"
-    assert [s["sample_id"] for s in yaml.safe_load((run_dir / "inputs.yaml").read_text())["samples"]] == [
-        "alpha",
-        "beta",
-    ]
+    assert _inputs(run_dir) == ["alpha", "beta"]
     env = json.loads((run_dir / "env.json").read_text())
     assert env["variables"]["OMP_NUM_THREADS"] == "2"
     assert env["packages"]["torch"] is not None
@@ -151,6 +152,26 @@ def test_a_dry_run_writes_the_plan_and_nothing_else(tmp_path: Path) -> None:
         ("beta", ["the probe is missing"]),
     ]
     assert "beta: cannot run: the probe is missing — plug it in" in done.err
+
+
+def test_the_configuration_written_down_is_what_ran(tmp_path: Path) -> None:
+    light = ("run.mode=light", "infer.max_new_tokens=99", "pipeline.ncu.max_kernels=9")
+    done = llm_perf("profile", *OFF, ALPHA, *light, cwd=tmp_path)
+    assert done.code == 0, done.err
+    run_dir = only_run(tmp_path)
+    written = yaml.safe_load((run_dir / "config.yaml").read_text())
+    assert written == valid_manifest(run_dir)["config"]
+    assert (written["run"]["mode"], written["run"]["repeats"], written["infer"]["max_new_tokens"]) == ("light", 1, 16)
+    assert written["dataset"]["sampling"] == {
+        "num_epochs": 1,
+        "num_samples_per_epoch": 1,
+        "randomize": False,
+        "seed": 0,
+    }
+    assert written["pipeline"]["alpha"] == {"enable": True}
+    dry = llm_perf("profile", *OFF, *light, "pipeline.ncu.enable=true", "run.dry_run=true", cwd=tmp_path)
+    (settings,) = [json.loads(line.partition(": ")[2]) for line in dry.err.splitlines() if line.startswith("  ncu: ")]
+    assert settings["max_kernels"] == 5
 
 
 def test_two_runs_of_the_same_second_get_different_directories(tmp_path: Path) -> None:
@@ -333,6 +354,15 @@ def test_a_stage_runs_again_when_a_stage_it_reads_from_did(tmp_path: Path) -> No
     assert _ran(tmp_path / "r") == ["alpha", "beta", "alpha", "beta"]
     assert "beta: runs because it reads the result of alpha, which was run again" in done.err
     assert list(statuses(valid_manifest(tmp_path / "r"))) == ["alpha", "beta"]
+    assert _inputs(tmp_path / "r") == ["alpha", "beta"]
+
+
+def test_inputs_are_those_of_the_stages_in_the_run(tmp_path: Path) -> None:
+    assert llm_perf("profile", *OFF, ALPHA, "hydra.run.dir=r", cwd=tmp_path).code == 0
+    assert llm_perf("profile", "run.resume=r", BETA, cwd=tmp_path).code == 0
+    assert _inputs(tmp_path / "r") == ["alpha", "beta"]
+    assert llm_perf("profile", "run.resume=r", "infer.top_k=9", "pipeline.alpha.enable=false", cwd=tmp_path).code == 0
+    assert _inputs(tmp_path / "r") == ["beta"]
 
 
 def test_a_stage_runs_again_when_what_it_looked_for_is_there_at_last(tmp_path: Path) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 import yaml
 
+from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.process import allowed_environment, run_quick
 
+INPUTS_FILE = "inputs.yaml"
 # Recorded for the reader; narrower than what children get, so that no user's paths are spread without need.
 _RECORDED_PREFIXES = ("CUDA", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "KMP_", "TORCH", "PYTORCH", "TRITON_", "SLURM_JOB_ID")
 
@@ -44,10 +46,40 @@ def write_config(run_dir: Path, resolved: Mapping[str, Any]) -> None:
     _write_yaml(run_dir / "config.yaml", dict(resolved))
 
 
+def effective_config(config: AppConfig) -> dict[str, Any]:
+    """The composed configuration with the values that are in force: `run.mode=light` and others change some."""
+    resolved = dict(config.resolved)
+    sections = {"run": asdict(config.run), "dataset": asdict(config.dataset), "infer": asdict(config.infer)}
+    shared = {name: _overlay(resolved[name], section) for name, section in sections.items()}
+    stages = {
+        name: _overlay(section, asdict(config.stages[name])) if name in config.stages else section
+        for name, section in resolved["pipeline"].items()
+    }
+    return {**resolved, **shared, "pipeline": stages}
+
+
+def _overlay(written: Any, in_force: Any) -> Any:
+    """The keys as written with the values in force, in the words of YAML."""
+    if isinstance(written, Mapping) and isinstance(in_force, Mapping):
+        return {key: _overlay(value, in_force[key]) if key in in_force else value for key, value in written.items()}
+    if isinstance(in_force, tuple | list):
+        return [_overlay(None, item) for item in in_force]
+    return str(in_force) if isinstance(in_force, Path) else in_force
+
+
+def recorded_inputs(run_dir: Path) -> list[dict[str, Any]]:
+    """The samples an earlier run of this directory used."""
+    path = run_dir / INPUTS_FILE
+    return list(yaml.safe_load(path.read_text(encoding="utf-8"))["samples"]) if path.is_file() else []
+
+
 def write_inputs(run_dir: Path, samples: Sequence[Mapping[str, Any]]) -> None:
-    """The samples actually used, with size and hash; stages that used the same ones are listed once."""
+    """The samples actually used, with size and hash, each once; without any there is no file."""
     unique = {str(sample.get("sample_id")): dict(sample) for sample in samples}
-    _write_yaml(run_dir / "inputs.yaml", {"samples": list(unique.values())})
+    if unique:
+        _write_yaml(run_dir / INPUTS_FILE, {"samples": list(unique.values())})
+    else:
+        (run_dir / INPUTS_FILE).unlink(missing_ok=True)
 
 
 def _git(user_dir: Path, environ: Mapping[str, str]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from llm_perf_opt.errors import ProfilingError, StageSkipped
 from llm_perf_opt.pipeline.console import Console
 from llm_perf_opt.pipeline.context import stage_context
 from llm_perf_opt.pipeline.plan import BUILT_IN, Plan, PlannedStage
-from llm_perf_opt.pipeline.provenance import write_inputs
+from llm_perf_opt.pipeline.provenance import recorded_inputs, write_inputs
 from llm_perf_opt.pipeline.resume import EarlierRecords, fingerprint, why_run
 from llm_perf_opt.profiling.artifacts import Artifacts
 
@@ -40,7 +40,9 @@ class RunInput:
 def execute(run: RunInput) -> RunManifest:
     """Run every planned stage; a failure is recorded and never loses what others wrote."""
     manifest = run.manifest
-    samples: list[Mapping[str, Any]] = []
+    # Records that stay are of the same workload, and so are the samples written down beside them.
+    samples: list[Mapping[str, Any]] = [*recorded_inputs(run.artifacts.root)] if manifest.stages else []
+    write_inputs(run.artifacts.root, samples)
     save = _saver(run.artifacts.root)
     save(manifest)
     try:
@@ -49,8 +51,7 @@ def execute(run: RunInput) -> RunManifest:
             manifest = _in_order(manifest.with_stage(record), run.plan)
             save(manifest)
             samples += output.samples
-            if samples:
-                write_inputs(run.artifacts.root, samples)
+            write_inputs(run.artifacts.root, samples)
             if record.status == "failed" and run.config.run.on_failure == "stop":
                 manifest = _skip_rest(manifest, run.plan, f"{record.name} failed and run.on_failure is stop")
                 break

@@ -7,7 +7,7 @@ from typing import Any
 
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.process import CommandResult
-from llm_perf_opt.core.records import Metric, StageFile
+from llm_perf_opt.core.records import Metric, StageFile, StageOutput
 from llm_perf_opt.core.stage import Finding
 from llm_perf_opt.errors import CommandFailed, ParseError
 
@@ -75,6 +75,12 @@ def read_inputs(folder: Path) -> tuple[Mapping[str, Any], ...]:
     """The samples the workload used, with size and hash."""
     path = folder / INPUTS_FILE
     return tuple(json.loads(path.read_bytes())) if path.is_file() else ()
+
+
+def used_samples(output: StageOutput, folder: Path) -> tuple[Mapping[str, Any], ...]:
+    """The samples a profiled workload used, and those of the clean pass its stage made for itself."""
+    clean = [file.path.parent for file in output.files if file.role == "metrics"]
+    return tuple(sample for place in (*clean, folder) for sample in read_inputs(place))
 
 
 def clean_metrics(data: Mapping[str, Any], source: str) -> dict[str, Metric]:

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from llm_perf_opt.pipeline.carry import Carried, carry_over
 from llm_perf_opt.pipeline.console import Console, make_console
 from llm_perf_opt.pipeline.plan import Plan, build_plan
 from llm_perf_opt.pipeline.preflight import workload_problems
-from llm_perf_opt.pipeline.provenance import describe_environment, write_config, write_environment
+from llm_perf_opt.pipeline.provenance import describe_environment, effective_config, write_config, write_environment
 from llm_perf_opt.pipeline.registry import find_entry_points, load_registry
 from llm_perf_opt.pipeline.run import RunInput, execute
 from llm_perf_opt.pipeline.summary import summary_lines
@@ -45,6 +45,7 @@ class Job:
     def prepare(cls, config: AppConfig, run_dir: Path, overrides: tuple[str, ...], *, created_at: datetime) -> "Job":
         """Look at the machine and plan; raises ConfigError before anything is run."""
         previous = _previous(config, run_dir)
+        config = replace(config, resolved=effective_config(config))
         if not config.stages:
             raise ConfigError("pipeline: no stage is enabled, allowed: at least one pipeline.<stage>.enable=true")
         problems = workload_problems(config)

@@ -18,7 +18,7 @@ from llm_perf_opt.profiling.ncu_check import check_metrics, check_sections, chec
 from llm_perf_opt.profiling.ncu_session import MAX_NEW_TOKENS, profile
 from llm_perf_opt.profiling.vendor.launch import INFERENCE_RUNNER, build_work_argv, capture_overrides
 from llm_perf_opt.profiling.vendor.ncu import check_nvtx_include
-from llm_perf_opt.profiling.workload_results import forget_results
+from llm_perf_opt.profiling.workload_results import forget_results, used_samples
 
 LIGHT_KERNELS = 5
 WORK_DIR = "ncu"
@@ -126,9 +126,11 @@ class NcuStage:
         tool = ctx.host.tool("ncu")
         if tool.path is None or not tool.usable:
             raise ToolError(tool.problem or "ncu was not found; install Nsight Compute and put ncu on PATH")
-        forget_results(ctx.workload_dir / WORK_DIR)
+        folder = ctx.workload_dir / WORK_DIR
+        forget_results(folder)
         cfg, notes = supported(cfg, tool.path, ctx.config.run.env_passthrough)
-        return profile(cfg, ctx, ncu=tool.path, work_argv=work_argv(ctx), notes=notes)
+        output = profile(cfg, ctx, ncu=tool.path, work_argv=work_argv(ctx), notes=notes)
+        return replace(output, samples=used_samples(output, folder))
 
 
 def supported(cfg: NcuConfig, ncu: str, passthrough: Sequence[str]) -> tuple[NcuConfig, tuple[str, ...]]:

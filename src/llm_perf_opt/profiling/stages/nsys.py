@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from llm_perf_opt.config.schema import Problem, StageConfig
@@ -10,7 +10,7 @@ from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import Finding, StageContext
 from llm_perf_opt.profiling.vendor.nsys import CAPTURE_ENDS, CAPTURE_ENDS_WORDS
-from llm_perf_opt.profiling.workload_results import forget_results
+from llm_perf_opt.profiling.workload_results import forget_results, used_samples
 
 SCOPES = ("none", "process-tree", "system-wide")
 # Flags this stage sets itself; nsys refuses a flag given twice.
@@ -122,8 +122,8 @@ class NsysConfig(StageConfig):
             elif flag == "--export" and value != "none":
                 text = f"its file would hold environments and is not kept (got {word!r}); the stage exports to SQLite"
                 found.append(Problem(key="extra_args", text=text))
-            elif flag == "--env-var" and self.capture_in_force == "nvtx":
-                text = "--env-var is set by the stage itself when it gates by NVTX; set the variable in the workload"
+            elif flag in ("--env-var", "-e") and self.capture_in_force == "nvtx":
+                text = f"{flag} is set by the stage itself when it gates by NVTX; set the variable in the workload"
                 found.append(Problem(key="extra_args", text=text))
             elif not word.startswith("-") and not _takes_value(self.extra_args[:index]):
                 text = f"nsys would run {word!r} instead of the workload, allowed: flags and their values"
@@ -178,8 +178,10 @@ class NsysStage:
         from llm_perf_opt.profiling.nsys_capture import WORK_DIR
         from llm_perf_opt.profiling.nsys_session import run_nsys
 
-        forget_results(ctx.workload_dir / WORK_DIR)
-        return run_nsys(cfg, ctx)
+        folder = ctx.workload_dir / WORK_DIR
+        forget_results(folder)
+        output = run_nsys(cfg, ctx)
+        return replace(output, samples=used_samples(output, folder))
 
 
 STAGE = NsysStage()
