@@ -12,11 +12,14 @@ from llm_perf_opt.analysis.static.closed_form import (
     prefill_phase,
     weight_bytes,
 )
+from llm_perf_opt.analysis.static.double_entry import UNEXPLAINED, double_entry
 from llm_perf_opt.analysis.static.dtypes import Dtypes, short_dtype
+from llm_perf_opt.analysis.static.explanations import COPIED
 from llm_perf_opt.analysis.static.families import FAMILIES
 from llm_perf_opt.analysis.static.feed_forward_form import expected_experts
 from llm_perf_opt.analysis.static.geometry import quantised_dtype, read_config_json, read_geometry
 from llm_perf_opt.analysis.static.memory import memory_fit, memory_need
+from llm_perf_opt.analysis.static.operator_count import Count, Tally
 from llm_perf_opt.analysis.static.vision_form import View
 from llm_perf_opt.errors import ConfigError, ParseError
 from static_cases import FAMILY_CASES, SMALL, preset_geometry
@@ -207,6 +210,53 @@ def test_the_towers_of_deepseek_ocr_count_in_its_memory():
     fit = memory_fit(model, 141e9, batch=2, views=two, **shape)
     assert fit.largest_batch == int((126.9e9 - both.weights_bytes) // (both.kv_cache_bytes + both.activations_bytes))
     assert 200 < fit.largest_batch < 250
+
+
+def attention_entry(model, counted: float, dtypes: Dtypes = BF16):
+    """The books' entry about the bytes of attention in a decode step in which this was counted."""
+    phase = decode_phase(model, batch=3, context=32, dtypes=dtypes)
+    groups = {name: Tally(flops=work.flops, bytes=work.bytes) for name, work in phase.groups.items()}
+    groups["attention"] = Tally(flops=phase.groups["attention"].flops, bytes=counted)
+    entries = double_entry(model, {"decode": (phase, Count(groups=groups, operators={}))}, dtypes)
+    return next(e for e in entries if (e.group, e.quantity) == ("attention", "bytes"))
+
+
+def test_a_difference_is_explained_only_by_a_rule_that_predicts_its_size():
+    model = small("mistral")
+    closed = attention_entry(model, 0.0).closed_form
+    # Four windowed layers copy 16 keys and values of three sequences to two more heads of 16 elements each.
+    copied = closed + 4 * 3 * 16 * 2 * 2 * 16 * 2
+    assert attention_entry(model, copied).explanation == COPIED
+    assert attention_entry(model, copied * 1.005).explanation == COPIED
+    assert attention_entry(model, copied * 1.05).explanation == UNEXPLAINED
+    assert attention_entry(model, closed * 1000).explanation == UNEXPLAINED
+    assert attention_entry(model, closed).explanation is None
+
+
+def test_another_number_format_explains_what_it_changes_and_no_more():
+    model = small("llama")
+    fp8 = Dtypes(compute="bf16", weight="fp8", kv="bf16")
+    counted = decode_phase(model, batch=3, context=32, dtypes=BF16).groups["attention"].bytes
+    explained = attention_entry(model, counted, fp8).explanation
+    assert explained is not None and explained.startswith("the count builds the model in bf16; the closed form reads")
+    assert attention_entry(model, 2 * counted, fp8).explanation == UNEXPLAINED
+
+
+def test_small_products_outside_the_named_parts_have_to_be_small():
+    model = small("llama")
+    phase = decode_phase(model, batch=3, context=32, dtypes=BF16)
+    groups = {name: Tally(flops=work.flops, bytes=work.bytes) for name, work in phase.groups.items()}
+
+    def explained(flops: float) -> str | None:
+        count = Count(groups={**groups, "other": Tally(flops=flops)}, operators={})
+        entries = double_entry(model, {"decode": (phase, count)}, BF16)
+        return next(e.explanation for e in entries if (e.group, e.quantity) == ("other", "flops"))
+
+    small_text = (
+        "small products outside the named parts (rotary tables, position interpolation): less than 1% of the phase"
+    )
+    assert explained(phase.total.flops / 1000) == small_text
+    assert explained(phase.total.flops) == UNEXPLAINED
 
 
 def test_every_family_has_a_case():

@@ -60,14 +60,14 @@ def attention_work(a: Attention, hidden: int, step: Step, dtypes: Dtypes, mode: 
         kv = linear(step.rows, hidden, kv_width, dtypes, bias=a.qkv_bias, writes_kv=True)
         projections = q + kv + kv
     out = linear(step.rows, q_width, hidden, dtypes, bias=a.out_bias)
-    keys = _keys(step, a.window)
+    keys = keys_seen(step, a.window)
     scores = _scores(a.heads, a.head_dim, a.head_dim, keys, step, a.window)
     kv_read = step.batch * keys * 2 * kv_width * dtypes.kv_bytes
     in_and_out = 2 * step.rows * q_width * dtypes.compute_bytes
     return projections + scores + Work(kv_read_bytes=kv_read, activation_bytes=in_and_out) + out
 
 
-def _keys(step: Step, window: int | None) -> int:
+def keys_seen(step: Step, window: int | None) -> int:
     """Keys a query is multiplied with: the cache holds window - 1 earlier tokens, the new ones come on top."""
     past = step.past if window is None else min(step.past, window - 1)
     return past + step.new

@@ -4,21 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from llm_perf_opt.analysis.static.architecture import (
-    GROUPS,
-    Decoder,
-    GroupedAttention,
-    LatentAttention,
-    Model,
-    Moe,
-    decoder_of,
-)
+from llm_perf_opt.analysis.static.architecture import GROUPS, Model
 from llm_perf_opt.analysis.static.closed_form import Phase
 from llm_perf_opt.analysis.static.dtypes import Dtypes
+from llm_perf_opt.analysis.static.explanations import byte_explanations
 from llm_perf_opt.analysis.static.operator_count import Count, Tally
+from llm_perf_opt.analysis.static.work import Work
 
 TOLERANCE = 0.01
 NOT_COMPARED = ("norm",)
+SMALL = f"less than {TOLERANCE:.0%} of the phase"
+UNEXPLAINED = "unexplained: the closed form and the model that was built differ here; trust neither until it is found"
 Quantity = Literal["flops", "bytes"]
 
 
@@ -42,13 +38,9 @@ def double_entry(model: Model, phases: Mapping[str, tuple[Phase, Count]], dtypes
     for name, (phase, count) in phases.items():
         found = set(phase.groups) | set(count.groups)
         for group in (g for g in GROUPS if g in found):
-            work = phase.groups.get(group)
-            tally = count.groups.get(group, Tally())
-            flops = (work.flops, tally.flops) if work else (0.0, tally.flops)
-            entries.append(_entry(model, dtypes, name, group, "flops", *flops))
+            entries.append(_entry(model, dtypes, name, group, "flops", (phase, count)))
             if group not in NOT_COMPARED:
-                moved = (work.bytes, tally.bytes) if work else (0.0, tally.bytes)
-                entries.append(_entry(model, dtypes, name, group, "bytes", *moved))
+                entries.append(_entry(model, dtypes, name, group, "bytes", (phase, count)))
     return tuple(entries)
 
 
@@ -57,54 +49,36 @@ def disagreements(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
 
 
 def _entry(
-    model: Model, dtypes: Dtypes, phase: str, group: str, quantity: Quantity, closed: float, counted: float
+    model: Model, dtypes: Dtypes, name: str, group: str, quantity: Quantity, books: tuple[Phase, Count]
 ) -> Entry:
-    ratio = counted / closed if closed else None
-    agrees = abs(counted - closed) <= TOLERANCE * max(abs(closed), abs(counted))
-    why = None if agrees else _explain(decoder_of(model), dtypes, phase, group, quantity, closed, counted)
+    phase, count = books
+    work, tally = phase.groups.get(group, Work()), count.groups.get(group, Tally())
+    closed, counted = (work.flops, tally.flops) if quantity == "flops" else (work.bytes, tally.bytes)
+    agrees = _are_close(closed, counted)
     return Entry(
-        phase=phase,
+        phase=name,
         group=group,
         quantity=quantity,
         closed_form=closed,
         counted=counted,
-        ratio=ratio,
+        ratio=counted / closed if closed else None,
         agrees=agrees,
-        explanation=why,
+        explanation=None if agrees else _explain(model, dtypes, group, quantity, phase, count),
     )
 
 
-def _explain(
-    decoder: Decoder, dtypes: Dtypes, phase: str, group: str, quantity: Quantity, closed: float, counted: float
-) -> str:
-    """The rule that makes the difference, found from the model's parts; says so when none does."""
-    if quantity == "bytes" and (dtypes.weight, dtypes.kv) != (dtypes.compute, dtypes.compute):
-        return (
-            f"the count builds the model in {dtypes.compute}; the closed form reads weights in {dtypes.weight} "
-            f"and the KV cache in {dtypes.kv}"
-        )
-    if quantity == "bytes" and group == "attention" and counted > closed and _shares_keys(decoder):
-        return "keys and values are copied to all query heads before the product, as transformers does with a mask"
-    if quantity == "bytes" and group == "attention" and _has_latent(decoder) and counted < closed:
-        return "the rotary part of the cache is copied, not multiplied, so no matrix operator reads it"
-    if quantity == "bytes" and group == "experts" and phase == "decode" and counted > closed and _moe(decoder):
-        return (
-            "the count takes every routed row to hit an expert of its own (it has no data to route); "
-            "the closed form expects n·(1 − (1 − k/n)^T) distinct experts"
-        )
-    if group == "other":
-        return "small products outside the named parts (rotary tables, position interpolation)"
-    return "unexplained: the closed form and the model that was built differ here; trust neither until it is found"
+def _are_close(a: float, b: float) -> bool:
+    return abs(a - b) <= TOLERANCE * max(abs(a), abs(b))
 
 
-def _shares_keys(decoder: Decoder) -> bool:
-    attentions = [layer.attention for layer, _ in decoder.blocks]
-    return any(isinstance(a, GroupedAttention) and a.kv_heads < a.heads for a in attentions)
-
-
-def _has_latent(decoder: Decoder) -> bool:
-    return any(isinstance(layer.attention, LatentAttention) for layer, _ in decoder.blocks)
-
-
-def _moe(decoder: Decoder) -> bool:
-    return any(isinstance(layer.feed_forward, Moe) for layer, _ in decoder.blocks)
+def _explain(model: Model, dtypes: Dtypes, group: str, quantity: Quantity, phase: Phase, count: Count) -> str:
+    """The rule that accounts for the whole difference, to the same tolerance; says so when none does."""
+    tally = count.groups.get(group, Tally())
+    if quantity == "bytes":
+        for rule in byte_explanations(model, phase, group, dtypes):
+            if _are_close(rule.counted, tally.bytes):
+                return rule.text
+    found, total = (tally.flops, count.total.flops) if quantity == "flops" else (tally.bytes, count.total.bytes)
+    if group == "other" and found <= TOLERANCE * total:
+        return f"small products outside the named parts (rotary tables, position interpolation): {SMALL}"
+    return UNEXPLAINED
