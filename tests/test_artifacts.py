@@ -1,11 +1,14 @@
 """The run directory's layout."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.artifacts import Artifacts, create_stage2_root
+from llm_perf_opt.profiling.workload_results import FILES
+from tests.fixtures_dir import REPO
 
 
 def test_paths_are_absolute_and_made_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,3 +49,12 @@ def test_a_path_outside_the_run_is_refused(tmp_path: Path) -> None:
 def test_the_old_way_still_works_and_warns(tmp_path: Path) -> None:
     with pytest.warns(DeprecationWarning, match="Artifacts.for_run"):
         assert create_stage2_root(tmp_path / "r") == tmp_path / "r"
+
+
+def test_every_role_a_stage_gives_a_file_is_documented() -> None:
+    sources = [p.read_text() for p in (REPO / "src/llm_perf_opt/profiling").rglob("*.py")]
+    given = {role for text in sources for role in re.findall(r'\brole="(\w+)"', text)}
+    given |= {role for role, _ in FILES}
+    table = (REPO / "docs/artifacts.md").read_text().partition("## Roles of files")[2].partition("\n## ")[0]
+    assert given - set(re.findall(r"`(\w+)`", table)) == set()
+    assert len(given) > 20

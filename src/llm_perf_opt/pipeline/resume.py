@@ -132,9 +132,10 @@ def _why_read_again(old: Mapping[str, str], earlier: Mapping[str, StageRecord]) 
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any], prefixes: tuple[str, ...]) -> str:
-    """The keys that differ, named."""
+    """The keys that differ, named; the many of a model's geometry last."""
     before, after = _flat(old), _flat(new)
-    keys = sorted(k for k in before.keys() | after.keys() if before.get(k) != after.get(k))
+    keys = [k for k in before.keys() | after.keys() if before.get(k) != after.get(k)]
+    keys.sort(key=lambda key: (key.startswith("model.geometry."), key))
     named = [
         f"{k}: {before.get(k)!r} -> {after.get(k)!r}"
         for k in keys
