@@ -149,6 +149,9 @@ def test_low_occupancy_names_its_limiter_and_the_remedy_that_fits() -> None:
 def test_a_kernel_near_its_roof_needs_no_occupancy() -> None:
     assert find_low_occupancy(measured(occupancy_pct=12.0, compute_sol_pct=80.0, memory_sol_pct=10.0)) == []
     assert find_low_occupancy(measured(occupancy_pct=70.0, compute_sol_pct=20.0, memory_sol_pct=25.0)) == []
+    # A roof that was not measured is not one the kernel is far from.
+    assert find_low_occupancy(measured(occupancy_pct=12.0)) == []
+    assert find_low_occupancy(measured(occupancy_pct=12.0, memory_sol_pct=25.0)) == []
     assert find_low_occupancy(measured()) == []
 
 

@@ -31,9 +31,17 @@ def find_low_occupancy(facts: RunFacts) -> list[Diagnosis]:
 
 
 def _is_low(ncu: NcuKernel) -> bool:
-    """Full SMs are not needed by a kernel that reaches its roof anyway."""
-    roof = max(ncu.compute_sol_pct or 0.0, ncu.memory_sol_pct or 0.0)
-    return ncu.occupancy_pct is not None and ncu.occupancy_pct < LOW_PCT and roof < GOOD_ROOF_PCT
+    """Full SMs are not needed by a kernel that reaches its roof anyway; without both speeds of light nobody knows."""
+    roof = _roof_pct(ncu)
+    is_far = roof is not None and roof < GOOD_ROOF_PCT
+    return is_far and ncu.occupancy_pct is not None and ncu.occupancy_pct < LOW_PCT
+
+
+def _roof_pct(ncu: NcuKernel) -> float | None:
+    """How near the kernel is to the nearer of its two roofs."""
+    if ncu.compute_sol_pct is None or ncu.memory_sol_pct is None:
+        return None
+    return max(ncu.compute_sol_pct, ncu.memory_sol_pct)
 
 
 def limiter(ncu: NcuKernel) -> str:
@@ -45,7 +53,8 @@ def limiter(ncu: NcuKernel) -> str:
 
 def _finding(part: Slice, rows: list[tuple[PhaseKernel, NcuKernel]], spent: float, source: str) -> Diagnosis:
     rows = sorted(rows, key=lambda row: -row[0].ms_per_step)
-    saved = sum(k.ms_per_step * (1 - max(n.compute_sol_pct or 0.0, n.memory_sol_pct or 0.0) / 100) for k, n in rows)
+    roofs = [(k, _roof_pct(n)) for k, n in rows]
+    saved = sum(k.ms_per_step * (1 - roof / 100) for k, roof in roofs if roof is not None)
     remedies = dict.fromkeys(_remedy(limiter(n)) for _, n in rows[:SHOWN])
     return Diagnosis(
         rule="low_occupancy",
