@@ -19,23 +19,9 @@ from llm_perf_opt.profiling.vendor.nsys import (
     find_reports,
     find_unimported,
     keep_exit_code,
-    pick_report_name,
 )
 
 WORK = ["python", "serve.py", "--port", "8000"]
-HELP_2022 = """
-The following built-in reports are available:
-
-  apigpusum[:base|:mangled] -- API & GPU Summary (CUDA API + kernels + mem ops)
-  gpukernsum[:base|:mangled] -- CUDA GPU Kernel Summary
-  nvtxsum -- NVTX Range Summary
-"""
-HELP_2025 = """
-The following built-in reports are available:
-
-  cuda_api_gpu_sum[:nvtx-name][:base|:mangled] -- CUDA Summary (API/Kernels/MemOps)
-  cuda_gpu_kern_sum[:nvtx-name][:base|:mangled] -- CUDA GPU Kernel Summary
-"""
 
 
 def _host(*, tool: Tool, gpus: tuple[Gpu, ...] = ()) -> Host:
@@ -135,11 +121,6 @@ def test_export_and_stats_never_reuse_what_is_stale() -> None:
         "--output=out/summary",
         "run.nsys-rep",
     ]
-
-
-@pytest.mark.parametrize(("text", "name"), [(HELP_2022, "gpukernsum"), (HELP_2025, "cuda_gpu_kern_sum"), ("", None)])
-def test_the_kernel_summary_is_asked_for_under_the_name_this_version_has(text: str, name: str | None) -> None:
-    assert pick_report_name(text) == name
 
 
 def test_all_reports_of_a_repeat_capture_are_found_in_order(tmp_path: Path) -> None:

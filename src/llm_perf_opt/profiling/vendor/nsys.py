@@ -10,8 +10,6 @@ from llm_perf_opt.errors import ConfigError
 NVTX_ANY_STRING = "NSYS_NVTX_PROFILER_REGISTER_ONLY=0"
 CAPTURE_ENDS = re.compile(r"none|stop|stop-shutdown|repeat(:[1-9]\d*)?|repeat-shutdown:[1-9]\d*")
 CAPTURE_ENDS_WORDS = "none, stop, stop-shutdown, repeat, repeat:N or repeat-shutdown:N (N a whole number of at least 1)"
-# The kernel summary's name in new and in old versions.
-KERNEL_SUMMARY_NAMES = ("cuda_gpu_kern_sum", "gpukernsum")
 # Runs the workload and writes its exit code down, because nsys replaces it by its own or passes it on unmarked.
 # It also gives the workload its own TMPDIR back: nsys gets another one.
 _KEEP_EXIT_CODE = (
@@ -99,17 +97,6 @@ def build_nsys_stats_cmd(
     if out_base is not None:
         argv += ["--force-overwrite=true", f"--output={out_base}"]
     return [*argv, str(report)]
-
-
-def build_nsys_help_reports_cmd(*, nsys: str = "nsys") -> list[str]:
-    """Ask which reports this version has; an unknown name would print an error and still exit with 0."""
-    return [nsys, "stats", "--help-reports"]
-
-
-def pick_report_name(help_reports: str, wanted: Sequence[str] = KERNEL_SUMMARY_NAMES) -> str | None:
-    """The first of the names this version lists, or None."""
-    known = set(re.findall(r"^\s+([a-z0-9_]+)(?:\[[^\]]*\])*(?:\s+--|$)", help_reports, re.MULTILINE))
-    return next((name for name in wanted if name in known), None)
 
 
 def keep_exit_code(work_argv: Sequence[str], code_file: Path, *, tmp_dir: str | None = None) -> list[str]:
