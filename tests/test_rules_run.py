@@ -16,13 +16,32 @@ from tests.report_facts import NO_MEMORY, bound, facts, gpu, idle, kernel, ms, p
 
 
 def test_a_cache_that_dominates_the_reads_of_a_step_is_found() -> None:
-    memory = replace(NO_MEMORY, kv_read_per_step=size(4e9), kv_per_token=size(131072), kv_cache=size(4e9))
+    memory = replace(
+        NO_MEMORY, kv_read_per_step=size(4e9), kv_per_token=size(131072), kv_cache=size(4e9), kv_dtype="bf16"
+    )
     decode = phase(wall=ms(10.0), bytes=size(8e9))
     (found,) = find_kv_growth(facts(decode, memory=memory, bytes_per_s=1e12))
     assert found.title == "The KV cache decides: reading the cache is 50 % of the bytes a decode step needs"
     assert found.saves_ms == pytest.approx(2.0)
     assert found.gain == pytest.approx(10 / 8)
     assert found.evidence[-1].text == "each token adds 131,072 bytes"
+    assert found.remedy.startswith("shrink the cache: keep it in fp8 or int8 instead of bf16 (half the bytes), a model")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "saves_ms", "remedy"),
+    [
+        ("fp32", 2.0, "shrink the cache: keep it in bf16 instead of fp32 (half the bytes), a model"),
+        ("fp8", None, "shrink the cache: a model with fewer KV heads"),
+        (None, None, "shrink the cache: a model with fewer KV heads"),
+    ],
+)
+def test_what_halves_a_cache_depends_on_the_format_it_has(
+    dtype: str | None, saves_ms: float | None, remedy: str
+) -> None:
+    memory = replace(NO_MEMORY, kv_read_per_step=size(4e9), kv_cache=size(4e9), kv_dtype=dtype)
+    (found,) = find_kv_growth(facts(phase(wall=ms(10.0), bytes=size(8e9)), memory=memory, bytes_per_s=1e12))
+    assert (found.saves_ms, found.remedy[: len(remedy)]) == (saves_ms, remedy)
 
 
 def test_a_cache_that_fills_the_memory_is_found() -> None:

@@ -113,7 +113,7 @@ class CopyFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryFacts:
-    """Predicted and measured memory in bytes."""
+    """Predicted and measured memory in bytes. `kv_dtype` is the number format the cache was predicted in."""
 
     weights: Quantity
     kv_cache: Quantity
@@ -123,6 +123,7 @@ class MemoryFacts:
     predicted_peak: Quantity
     measured_peak: Quantity
     capacity: Quantity
+    kv_dtype: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

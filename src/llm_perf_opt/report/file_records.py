@@ -148,6 +148,7 @@ class StaticFile:
     kv_bytes_per_token: float
     memory: MemoryRecord
     phases: Mapping[str, PhaseRecord]
+    dtypes: Mapping[str, str] = field(default_factory=dict)
     double_entry: tuple[DoubleEntryRecord, ...] = ()
     notes: tuple[str, ...] = ()
 

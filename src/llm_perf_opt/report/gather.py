@@ -143,6 +143,7 @@ def _memory(files: RunFiles) -> MemoryFacts:
         predicted_peak=predicted(memory.peak_bytes if memory else None, f"weights, cache and activations, {shape}"),
         measured_peak=clean_metric(files.manifest, "peak_memory_bytes"),
         capacity=predicted(memory.capacity_bytes if memory else None, "memory of the device"),
+        kv_dtype=static.content.dtypes.get("kv", static.content.dtype) if isinstance(static, Found) else None,
     )
 
 

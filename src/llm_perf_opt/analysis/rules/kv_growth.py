@@ -6,9 +6,11 @@ from llm_perf_opt.analysis.facts import Known, RunFacts, value_of
 MIN_READ_SHARE = 0.25
 MIN_MEMORY_SHARE = 0.4
 REMEDY = (
-    "shrink the cache: fp8 or int8 KV (half the bytes), a model with fewer KV heads or a latent cache, a sliding "
-    "window, or paged attention so that unused room is not reserved"
+    "shrink the cache: {format}a model with fewer KV heads or a latent cache, a sliding window, or paged attention so "
+    "that unused room is not reserved"
 )
+# What halves the bytes of an element.
+HALVED = {"fp32": "bf16", "bf16": "fp8 or int8", "fp16": "fp8 or int8"}
 
 
 def find_kv_growth(facts: RunFacts) -> list[Diagnosis]:
@@ -32,9 +34,10 @@ def _finding(facts: RunFacts, share: float, filled: float) -> Diagnosis:
     memory, decode = facts.memory, facts.phases.get("decode")
     source = memory.kv_cache.source if isinstance(memory.kv_cache, Known) else None
     read = value_of(memory.kv_read_per_step)
+    now = memory.kv_dtype
+    target = HALVED.get(now or "")
     saved = None
-    if read is not None and facts.bytes_per_s:
-        # Half the bytes per element is what 8-bit formats give.
+    if read is not None and facts.bytes_per_s and target is not None:
         saved = 1e3 * (read / 2) / facts.bytes_per_s
     wall = value_of(decode.wall) if decode is not None else None
     per_token = value_of(memory.kv_per_token)
@@ -50,7 +53,7 @@ def _finding(facts: RunFacts, share: float, filled: float) -> Diagnosis:
         title="The KV cache decides: " + (texts[0] if share >= MIN_READ_SHARE else texts[-2 if per_token else -1]),
         phase="decode",
         evidence=tuple(Evidence(text=text, source=source or "static_analysis/static.json") for text in texts),
-        remedy=REMEDY,
+        remedy=REMEDY.format(format=f"keep it in {target} instead of {now} (half the bytes), " if target else ""),
         saves_ms=saved,
         gain=None if saved is None else amdahl(wall, saved),
         confidence="medium",
