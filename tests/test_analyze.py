@@ -144,6 +144,34 @@ def test_a_kernel_summary_has_kernels_and_no_made_up_times(tmp_path: Path, capsy
     assert (found["gpu"]["busy_ns"], found["gpu"]["kernel_ns"], found["ranges"]) == (None, 90, [])
 
 
+@pytest.mark.parametrize("place", ["nsys/run_gpukernsum.csv", "tmp/stage2/r/nsys/summary_cuda_gpu_kern_sum.csv"])
+def test_an_old_run_is_read_from_its_kernel_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    path = tmp_path / place
+    path.parent.mkdir(parents=True)
+    path.write_text(
+        "Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name\n"
+        "100.0,90,3,30.0,30.0,10,50,20.0,k\n"
+    )
+    assert main(["analyze", "--json", str(tmp_path)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(k["name"], k["total_ns"]) for k in found["kernels"]] == [("k", 90)]
+    assert [source["path"] for source in found["sources"]] == [str(path)]
+
+
+def test_a_directory_that_is_no_old_run_says_what_to_give_instead(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["analyze", str(tmp_path)]) == 2
+    nothing = "a directory without a kernel summary of nsys, allowed: capture files, or a run of an older version"
+    assert capsys.readouterr().err == f"error: {tmp_path}: {nothing}\n"
+    (tmp_path / "manifest.json").write_text("{}")
+    assert main(["analyze", str(tmp_path)]) == 2
+    reported = "a run that has its reports (report.md); to analyse a capture of it, give the file"
+    assert capsys.readouterr().err == f"error: {tmp_path}: {reported}, such as nsys/run.sqlite\n"
+
+
 def test_ncu_files_are_analysed_alone_and_joined_with_a_timeline(
     h200: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

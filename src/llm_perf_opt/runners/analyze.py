@@ -13,14 +13,14 @@ from pathlib import Path
 
 from llm_perf_opt.errors import EXIT_OK, ConfigError
 from llm_perf_opt.runners.analyze_context import CLEAN, Context, split_context
-from llm_perf_opt.runners.analyze_kinds import NCU, NSYS, SUMMARY, TORCH, kind_of
+from llm_perf_opt.runners.analyze_kinds import NCU, NSYS, SUMMARY, TORCH, capture_file, kind_of
 
 
 def main(argv: list[str]) -> int:
     """Entry point of the subcommand."""
     args = _parser().parse_intermixed_args(argv)
     context = split_context(args)
-    args.files = context.files
+    args.files = tuple(capture_file(path) for path in context.files)
     kinds = [kind_of(path) for path in args.files]
     _require_one_story(kinds)
     if args.kernels_only:
@@ -44,7 +44,8 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help=".nsys-rep, .sqlite, kernel summary .csv, trace.json[.gz], .ncu-rep or ncu CSV page; with -o also what "
+        help=".nsys-rep, .sqlite, kernel summary .csv, trace.json[.gz], .ncu-rep, ncu CSV page, or the directory of an "
+        "old run, whose kernel summary is found; with -o also what "
         "ran, in the words of `llm-perf predict` (model=llama3_8b hardware=h200 workload.prompt=1024), for bounds",
     )
     parser.add_argument(

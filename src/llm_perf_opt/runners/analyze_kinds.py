@@ -1,7 +1,8 @@
-"""What kind of capture a file is, by its name and its first bytes."""
+"""Which file is meant, and what kind of capture it is, by its name and its first bytes."""
 
 from pathlib import Path
 
+from llm_perf_opt.core.manifest import FILE_NAME as MANIFEST
 from llm_perf_opt.errors import ParseError
 
 NSYS, SUMMARY, TORCH, NCU = "nsys", "nsys_summary", "torch", "ncu"
@@ -15,6 +16,26 @@ _BY_ENDING = {
     ".csv.gz": NCU,
     ".csv.xz": NCU,
 }
+
+
+def capture_file(path: Path) -> Path:
+    """The file itself; of a directory the kernel summary, wherever the version that made the run put it."""
+    if not path.is_dir():
+        return path
+    from llm_perf_opt.profiling.parsers.nsys_csv import find_kernel_summary
+
+    if (path / MANIFEST).exists():
+        raise ParseError(
+            f"{path}: a run that has its reports (report.md); to analyse a capture of it, give the file, such as "
+            "nsys/run.sqlite"
+        )
+    summary = find_kernel_summary(path)
+    if summary is None:
+        raise ParseError(
+            f"{path}: a directory without a kernel summary of nsys, allowed: capture files, or a run of an older "
+            "version"
+        )
+    return summary
 
 
 def kind_of(path: Path) -> str:
