@@ -229,7 +229,9 @@ def _shapes(config: AppConfig, model: Model, request: Request) -> Iterator[Shape
 
 def _shape(config: AppConfig, model: Model, prompt: int | None, context: int | None, batch: int) -> Shape:
     if isinstance(model, OcrModel):
-        base = shape_from_config(config, model)
+        # A context of its own keeps the stage's half-way point, which is not what is asked for, out of the shape.
+        fixed = replace(config, workload=replace(config.workload, context=context or 1))
+        base = shape_from_config(fixed, model)
         views = tuple(replace(view, count=view.count * batch) for view in base.views)
         return replace(base, batch=batch, context=context or base.prompt, views=views)
     tokens = prompt or config.workload.prompt
