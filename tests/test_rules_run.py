@@ -181,7 +181,8 @@ def test_a_finding_of_the_capture_stays_only_where_no_clean_time_speaks() -> Non
     def finding(name: str) -> Finding:
         return Finding(
             rule="launch_bound",
-            title=f"{name} is launch-bound: the GPU idles for 92% of it",
+            title=f"In {name} the GPU idles for 92% of the time",
+            range_name=name,
             evidence=("x",),
             remedy="y",
             max_gain=12.0,
@@ -190,10 +191,10 @@ def test_a_finding_of_the_capture_stays_only_where_no_clean_time_speaks() -> Non
         )
 
     found = diagnose(facts(phase(wall=ms(10.0))), (finding("decode"), finding("decode_step"), finding("sam")))
-    assert [d.title.split()[0] for d in found] == ["sam"]
+    assert [d.title.split()[1] for d in found] == ["sam"]
     assert found[0].caveat is not None and "profiler" in found[0].caveat
     found = diagnose(facts(phase()), (finding("decode"),))
-    assert [(d.title.split()[0], d.saves_ms, d.gain) for d in found] == [("decode", None, 12.0)]
+    assert [(d.title.split()[1], d.saves_ms, d.gain) for d in found] == [("decode", None, 12.0)]
 
 
 def test_a_run_without_figures_has_no_findings() -> None:

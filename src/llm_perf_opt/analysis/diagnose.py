@@ -76,8 +76,8 @@ def _order(diagnosis: Diagnosis, facts: RunFacts) -> tuple[int, float, float]:
 
 def _is_covered(finding: Finding, facts: RunFacts) -> bool:
     """Whether a phase with a clean time speaks for this finding's range."""
-    name = finding.title.split(" ", 1)[0]
-    if name not in PHASE_RANGES:
+    name = finding.range_name
+    if name is None or name not in PHASE_RANGES:
         return False
     phase = facts.phases.get("decode" if name == "decode_step" else name)
     return phase is not None and isinstance(phase.wall, Known)

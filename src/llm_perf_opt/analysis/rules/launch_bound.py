@@ -55,4 +55,5 @@ def _finding(row: RangeRow, source: str) -> Finding:
         max_gain=one.wall_ns / left if left > 0 else None,
         confidence="high" if idle >= 0.7 and host >= 0.7 * one.gpu_idle_ns else "medium",
         source=source,
+        range_name=row.name,
     )

@@ -41,4 +41,5 @@ def _finding(row: RangeRow, source: str) -> Finding:
         max_gain=one.wall_ns / (one.wall_ns - wait) if wait < one.wall_ns else None,
         confidence="medium",
         source=source,
+        range_name=row.name,
     )
