@@ -341,3 +341,33 @@ def test_the_time_after_the_last_work_belongs_to_the_thread_that_launched_last(t
     export.call(60, 100, 3, "cudaStreamSynchronize_v3020", tid=OTHER_THREAD)
     row = _row(_analyze(export, tmp_path), "decode")
     assert (row.gpu_idle_ns, row.idle.sync_ns, row.idle.waiting_for_host_ns) == (150, 40, 110)
+
+
+def test_what_only_overlaps_is_not_around_and_nothing_hangs_under_what_has_ended() -> None:
+    thread = _ints(0, 0, 0, 0, 0, 0, 1, 1)
+    start, end = _ints(0, 8, 11, 15, 40, 41, 0, 5), _ints(10, 12, 31, 17, 50, 45, 10, 10)
+    tree = nest(thread, start, end)
+    assert (tree.strict, tree.parent.tolist()) == (False, [-1, -1, -1, 2, -1, 4, -1, 6])
+    assert tree.sum_up(_ints(1, 2, 4, 8, 16, 32, 64, 128)).tolist() == [1, 2, 12, 8, 48, 32, 192, 128]
+    at = innermost(tree, thread, start, end, _ints(0, 0, 0, 0), _ints(9, 11, 16, 33))
+    assert at.tolist() == [1, 2, 3, -1]
+
+
+def test_nesting_equals_a_plain_search_for_the_innermost_around() -> None:
+    random = np.random.default_rng(1)
+    for _ in range(50):
+        thread = random.integers(0, 3, 60)
+        start = random.permutation(60)
+        end = start + random.integers(0, 30, 60)
+        around = [
+            [
+                j
+                for j in range(60)
+                if thread[j] == thread[i] and start[j] < start[i] and end[j] >= max(end[i], start[i] + 1)
+            ]
+            for i in range(60)
+        ]
+        expected = [max(found, key=lambda j: start[j], default=-1) for found in around]
+        tree = nest(thread, start, end)
+        assert tree.parent.tolist() == expected
+        assert sorted(np.concatenate(tree.levels).tolist()) == list(range(60))

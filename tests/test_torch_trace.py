@@ -128,6 +128,23 @@ def test_operators_own_what_is_not_inside_others(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("late_us", [0, 1, 3])
+def test_a_launch_that_ends_after_its_operator_is_still_its_own(tmp_path: Path, late_us: int) -> None:
+    events = [
+        event("cpu_op", "aten::a", "0.000", "10.000"),
+        event("cuda_runtime", "cudaLaunchKernel", "8.000", f"{2 + late_us}.000", correlation=1),
+        event("cpu_op", "aten::b", "11.000", "20.000"),
+        event("cuda_runtime", "cudaLaunchKernel", "15.000", "2.000", correlation=2),
+        event("kernel", "k1", "40.000", "1.000", pid=0, tid=7, correlation=1, device=0),
+        event("kernel", "k2", "50.000", "7.000", pid=0, tid=7, correlation=2, device=0),
+    ]
+    trace = read_torch_trace(write_trace(tmp_path / "t.json", events))
+    assert operator_rows(trace.timeline, trace.operators) == (
+        _operator("aten::b", 1, 18_000, 20_000, 7_000, 7_000),
+        _operator("aten::a", 1, 8_000, 10_000, 1_000, 1_000),
+    )
+
+
 def test_an_operator_inside_itself_counts_once_in_the_total_as_in_torch(tmp_path: Path) -> None:
     events = [
         event("cpu_op", "aten::sum", "0.000", "10.000"),

@@ -10,10 +10,14 @@ from llm_perf_opt.analysis.intervals import Flags, Ints
 
 @dataclass(frozen=True, kw_only=True)
 class Nesting:
-    """`parent` is an index into the same columns, -1 at the top; `levels[d]` holds the intervals at depth d."""
+    """`parent` is an index into the same columns, -1 at the top; `levels[d]` holds the intervals at depth d.
+
+    `strict`: no interval overlaps another without lying inside it.
+    """
 
     parent: Ints
     levels: tuple[Ints, ...]
+    strict: bool = True
 
     def has_ancestor(self, flag: Flags) -> Flags:
         """Whether some ancestor carries the flag."""
@@ -45,7 +49,7 @@ class Nesting:
 
 
 def nest(thread: Ints, start: Ints, end: Ints) -> Nesting:
-    """Find the parents. Intervals of a thread are taken as nested; one that only overlaps another counts as inside."""
+    """Find the parents: of each interval the innermost around it on its thread. What only overlaps it is not."""
     parent = np.full(len(start), -1, np.int64)
     if not len(start):
         return Nesting(parent=parent, levels=())
@@ -53,18 +57,44 @@ def nest(thread: Ints, start: Ints, end: Ints) -> Nesting:
     closed = np.maximum(end, start + 1)
     order = _by_start(thread, start, closed)
     depth = np.empty(len(start), np.int64)
-    edges = np.flatnonzero(np.diff(thread[order])) + 1
-    for chunk in np.split(order, edges):
+    chunks = np.split(order, np.flatnonzero(np.diff(thread[order])) + 1)
+    for chunk in chunks:
         done = np.searchsorted(np.sort(closed[chunk], kind="stable"), start[chunk], side="right")
         depth[chunk] = np.arange(len(chunk)) - done
-    place = depth[order]
-    by_depth = np.argsort(place, kind="stable")
-    positions = np.split(by_depth, np.flatnonzero(np.diff(place[by_depth])) + 1)
+    positions = _positions(depth[order])
+    until = closed[order]
+    crossing: list[Ints] = []
     levels = [order[positions[0]]]
     for above, here in pairwise(positions):
-        parent[order[here]] = order[above[np.searchsorted(above, here) - 1]]
+        around = above[np.searchsorted(above, here) - 1]
         levels.append(order[here])
-    return Nesting(parent=parent, levels=tuple(levels))
+        parent[levels[-1]] = order[around]
+        over = until[here] > until[around]
+        if over.any():
+            crossing.append(thread[levels[-1][over]])
+    if not crossing:
+        return Nesting(parent=parent, levels=tuple(levels))
+    # Counting those open gives the depth only where all are nested.
+    for chunk in (c for c in chunks if thread[c[0]] in np.concatenate(crossing)):
+        _walk(chunk, closed, parent, depth)
+    return Nesting(parent=parent, levels=tuple(order[p] for p in _positions(depth[order])), strict=False)
+
+
+def _positions(depth: Ints) -> list[Ints]:
+    """The positions of each depth, in order."""
+    by_depth = np.argsort(depth, kind="stable")
+    return np.split(by_depth, np.flatnonzero(np.diff(depth[by_depth])) + 1)
+
+
+def _walk(chunk: Ints, closed: Ints, parent: Ints, depth: Ints) -> None:
+    """Parents and depths of one thread with a stack; what ends too early to be around an interval leaves it."""
+    stack: list[tuple[int, int]] = []
+    for index, until in zip(chunk.tolist(), closed[chunk].tolist(), strict=True):
+        while stack and stack[-1][1] < until:
+            stack.pop()
+        parent[index] = stack[-1][0] if stack else -1
+        depth[index] = len(stack)
+        stack.append((index, until))
 
 
 def innermost(nesting: Nesting, thread: Ints, start: Ints, end: Ints, at_thread: Ints, at: Ints) -> Ints:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from llm_perf_opt.analysis.intervals import Flags, Ints
-from llm_perf_opt.analysis.nesting import Nesting, nest
+from llm_perf_opt.analysis.nesting import Nesting, innermost, nest
 from llm_perf_opt.analysis.timeline import Calls, Timeline, distinct
 
 
@@ -47,7 +47,8 @@ def operator_rows(timeline: Timeline, operators: HostEvents) -> tuple[OperatorRo
         return ()
     host = _with_calls(operators, timeline.calls)
     tree = nest(host.thread, host.start_ns, host.end_ns)
-    device = _device_time(timeline, tree, count)
+    owner = _launching_operators(host, tree, count)
+    device = _device_time(timeline, owner, len(host))
     repeats = _repeats(host.name, tree)
     outermost = ~tree.repeats_ancestor(host.name)
     found, index = _groups(operators.name)
@@ -59,7 +60,7 @@ def operator_rows(timeline: Timeline, operators: HostEvents) -> tuple[OperatorRo
     columns = zip(
         found.tolist(),
         total(~repeats),
-        total(_own_time(host, tree)),
+        total(_own_time(host, tree, owner)),
         total(np.where(outermost, host.end_ns - host.start_ns, 0)),
         total(device),
         total(np.where(outermost, tree.sum_up(device), 0)),
@@ -108,24 +109,34 @@ def _groups(name: Ints) -> tuple[Ints, Ints]:
     return found, place[name]
 
 
-def _own_time(host: HostEvents, tree: Nesting) -> Ints:
-    """Each one's time without that of what is directly inside it."""
-    own = host.end_ns - host.start_ns
-    child = np.flatnonzero(tree.parent >= 0)
-    parent = tree.parent[child]
-    inside = np.minimum(host.end_ns[child], host.end_ns[parent]) - host.start_ns[child]
-    np.subtract.at(own, parent, np.maximum(inside, 0))
-    return own
-
-
-def _device_time(timeline: Timeline, tree: Nesting, operators: int) -> Ints:
-    """The GPU time launched directly by each operator."""
-    device = np.zeros(len(tree.parent), np.int64)
-    if not len(timeline.calls):
-        return device
+def _launching_operators(host: HostEvents, tree: Nesting, operators: int) -> Ints:
+    """Of each runtime call the innermost operator open when it began, or -1; the call may end after it."""
+    if not tree.strict:
+        columns = (host.thread[:operators], host.start_ns[:operators], host.end_ns[:operators])
+        return innermost(nest(*columns), *columns, host.thread[operators:], host.start_ns[operators:])
     owner = tree.parent[operators:].copy()
     while (inner := owner >= operators).any():
         owner[inner] = tree.parent[owner[inner]]
+    return owner
+
+
+def _own_time(host: HostEvents, tree: Nesting, owner: Ints) -> Ints:
+    """Each one's time without that of what is directly inside it."""
+    own = host.end_ns - host.start_ns
+    child = np.flatnonzero(tree.parent >= 0)
+    np.subtract.at(own, tree.parent[child], own[child].copy())
+    if not tree.strict:
+        # A call that ends after its operator is not inside it, but its first part is.
+        operators = len(host) - len(owner)
+        over = np.flatnonzero((owner >= 0) & (tree.parent[operators:] < operators))
+        over = over[host.end_ns[operators + over] > host.end_ns[owner[over]]]
+        np.subtract.at(own, owner[over], host.end_ns[owner[over]] - host.start_ns[operators + over])
+    return own
+
+
+def _device_time(timeline: Timeline, owner: Ints, count: int) -> Ints:
+    """The GPU time launched directly by each operator."""
+    device = np.zeros(count, np.int64)
     for work in (timeline.kernels, timeline.copies):
         known = work.call >= 0
         of = owner[work.call[known]]
