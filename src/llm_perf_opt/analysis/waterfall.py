@@ -12,7 +12,6 @@ Kind = Literal["bound", "work", "idle", "unexplained", "wall"]
 # Below this part of the wall time a cause of idle time is not worth a line of its own.
 MIN_CAUSE = 0.002
 ENABLE_CLEAN = "pipeline.torch_profiler.enable=true (or pipeline.direct_inference.enable=true)"
-ENABLE_GPU = "pipeline.nsys.enable=true"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,7 +104,6 @@ class Decoder:
     is_tied: bool
     blocks: tuple[tuple[Layer, int], ...]
     norm_has_bias: bool = False
-    max_positions: int | None = None
 
     @property
     def layers(self) -> int:

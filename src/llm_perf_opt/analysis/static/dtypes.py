@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from llm_perf_opt.errors import ConfigError
 
 BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
-COMPUTE = ("fp32", "bf16", "fp16")
 _LONG = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float": "fp32", "half": "fp16"}
 # Weights in these formats are widened before they are multiplied, so the product runs at the activations' rate.
 _WEIGHT_ONLY = ("int4",)

@@ -22,7 +22,6 @@ def build_decoder(
         is_tied=f.boolean("tie_word_embeddings", tied),
         blocks=tuple(Counter(layers).items()),
         norm_has_bias=norm_has_bias,
-        max_positions=f.integer("max_position_embeddings", None),
     )
 
 

@@ -41,14 +41,6 @@ def read_config_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def stored_dtype(data: Mapping[str, Any]) -> str | None:
-    """The number format the configuration names for its weights, under the new or the old key."""
-    for key in ("dtype", "torch_dtype"):
-        if isinstance(data.get(key), str):
-            return str(data[key])
-    return None
-
-
 def quantised_dtype(data: Mapping[str, Any], *, where: str) -> str | None:
     """The narrow format of a quantised checkpoint's matrices, or None. Scales and zero points are not counted."""
     quantisation = data.get("quantization_config")
