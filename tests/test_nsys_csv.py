@@ -72,8 +72,19 @@ def test_a_row_is_read_whole_also_when_its_name_holds_commas_and_quotes() -> Non
     [
         ("ID,Metric Name\n1,x\n", "not a kernel summary of nsys"),
         (f"{HEAD}\n1,2,3\n", "line 2: 3 columns instead of 9"),
-        (f"{HEAD}\n1,x,3,4,5,6,7,8,name\n", "must be whole numbers"),
-        (f"{HEAD}\n1,2,3,high,5,6,7,8,name\n", r"Avg \(ns\) is not a number"),
+        (f"{HEAD}\n1,x,3,4,5,6,7,8,name\n", r"line 2: Total Time \(ns\) is not a whole number of 0 or more"),
+        (f"{HEAD}\n1,,3,4,5,6,7,8,name\n", "must be whole numbers"),
+        (f"{HEAD}\n1,-600,3,4,5,6,7,8,name\n", r"Total Time \(ns\) is not a whole number of 0 or more \(got '-600'"),
+        (f"{HEAD}\n1,600,²,4,5,6,7,8,name\n", "Instances is not a whole number of 0 or more"),
+        (f"{HEAD}\n1,600.7,3,4,5,6,7,8,name\n", r"Total Time \(ns\) is not a whole number"),
+        (f"{HEAD}\n1,{'9' * 5000},3,4,5,6,7,8,name\n", r"Total Time \(ns\) is not a whole number .*\(got '9{40}'"),
+        (f"{HEAD}\n1,2,3,high,5,6,7,8,name\n", r"Avg \(ns\) is not a number of 0 or more \(got 'high'\)"),
+        (f"{HEAD}\n1,2,3,4,inf,6,7,8,name\n", r"Med \(ns\) is not a number of 0 or more"),
+        (f"{HEAD}\n1,2,3,4,1e400,6,7,8,name\n", r"Med \(ns\) is not a number of 0 or more"),
+        (f"{HEAD}\n1,2,3,4,5,6,7,nan,name\n", r"StdDev \(ns\) is not a number of 0 or more"),
+        (f"{HEAD}\n1,2,3,4,-5,6,7,8,name\n", r"Med \(ns\) is not a number of 0 or more"),
+        (f'{HEAD}\n1,2,3,4,5,6,7,8,"na', "line 2: unexpected end of data; the file is damaged"),
+        (f"{HEAD}\n1,2,3,4,5,6,7,8,{'x' * (200 << 10)}\n", "line 2: field larger than field limit"),
     ],
 )
 def test_a_damaged_summary_is_refused_with_its_place(text: str, words: str) -> None:

@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite, nan
 from pathlib import Path
 
 from llm_perf_opt.analysis.kernel_class import classify_kernel
@@ -22,6 +23,8 @@ COLUMNS = (
     "StdDev (ns)",
     "Name",
 )
+# Nanoseconds of ten years have eighteen.
+MOST_DIGITS = 18
 REQUIRED = ("Total Time (ns)", "Instances", "Name")
 SUMMARY_FILES = ("summary_cuda_gpu_kern_sum.csv", "summary_gpukernsum.csv", "summary.csv")
 
@@ -52,7 +55,7 @@ def read_kernel_summary(path: Path) -> tuple[SummaryRow, ...]:
 
 def parse_kernel_summary(text: str, *, source: str) -> tuple[SummaryRow, ...]:
     """As `read_kernel_summary`, from the text."""
-    rows = list(csv.reader(io.StringIO(text, newline="")))
+    rows = _cells(text, source)
     start = next((i for i, row in enumerate(rows) if all(c in row for c in REQUIRED)), None)
     if start is None:
         raise ParseError(f"{source}: not a kernel summary of nsys (no columns {', '.join(REQUIRED)})")
@@ -69,19 +72,38 @@ def parse_kernel_summary(text: str, *, source: str) -> tuple[SummaryRow, ...]:
     return tuple(found)
 
 
+def _cells(text: str, source: str) -> list[list[str]]:
+    """The table and what stands before it. A quote that is never closed is an error: the file was cut there."""
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        return list(reader)
+    except csv.Error as error:
+        raise ParseError(f"{source}, line {reader.line_num}: {error}; the file is damaged") from error
+
+
 def _row(cells: dict[str, str], where: str) -> SummaryRow:
+    def cell(column: str) -> str:
+        return cells[column].replace(",", "").strip() if column in cells else ""
+
     def number(column: str) -> float | None:
-        text = cells[column].replace(",", "").strip() if column in cells else ""
-        if not text:
-            return None
+        text = cell(column)
         try:
-            return float(text)
-        except ValueError as error:
-            raise ParseError(f"{where}: {column} is not a number (got {cells[column]!r})") from error
+            value = float(text) if text else 0.0
+        except ValueError:
+            value = nan
+        if not (isfinite(value) and value >= 0.0):
+            raise ParseError(f"{where}: {column} is not a number of 0 or more (got {cells[column][:40]!r})")
+        return value if text else None
 
     def whole(column: str) -> int | None:
-        text = cells[column].replace(",", "").strip() if column in cells else ""
-        return int(text) if text.lstrip("-").isdigit() else None
+        text = cell(column)
+        if text and not (text.isdecimal() and len(text) <= MOST_DIGITS):
+            raise ParseError(f"{where}: {column} is not a whole number of 0 or more (got {cells[column][:40]!r})")
+        return int(text) if text else None
+
+    def rounded(column: str) -> int | None:
+        value = number(column)
+        return int(value) if value is not None and value.is_integer() else None
 
     instances, total = whole("Instances"), whole("Total Time (ns)")
     if instances is None or total is None:
@@ -93,8 +115,8 @@ def _row(cells: dict[str, str], where: str) -> SummaryRow:
         time_pct=number("Time (%)"),
         avg_ns=number("Avg (ns)"),
         med_ns=number("Med (ns)"),
-        min_ns=whole("Min (ns)"),
-        max_ns=whole("Max (ns)"),
+        min_ns=rounded("Min (ns)"),
+        max_ns=rounded("Max (ns)"),
         stddev_ns=number("StdDev (ns)"),
     )
 
