@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +36,20 @@ def test_text_preset_builds_the_published_number_of_parameters_on_meta(preset: s
     assert (config.model.name, config.model.weights, config.model.path) == (preset, "random", None)
     assert {p.device.type for p in module.parameters()} == {"meta"}
     assert count(module) == TEXT_PRESETS[preset]
+
+
+def test_the_documented_bundle_of_a_new_model_works_as_written(tmp_path: Path) -> None:
+    text = (REPO / "docs" / "models.md").read_text(encoding="utf-8")
+    _, _, rest = text.partition("## Adding a model")
+    bundle = rest.partition("```yaml\n")[2].partition("```")[0].replace("<name>", "newcomer")
+    arch = tmp_path / "model" / "causal_lm" / "arch" / "newcomer.yaml"
+    arch.parent.mkdir(parents=True)
+    shipped = (REPO / "conf/model/causal_lm/arch/llama_tiny.yaml").read_text(encoding="utf-8")
+    arch.write_text(shipped.replace("name: llama_tiny", "name: newcomer"), encoding="utf-8")
+    (tmp_path / "model" / "newcomer.yaml").write_text(bundle, encoding="utf-8")
+    config = compose_preset("model=newcomer", f"hydra.searchpath=[file://{tmp_path}]")
+    assert (config.model.name, config.dataset.kind, config.infer.max_new_tokens > 0) == ("newcomer", "synthetic", True)
+    assert adapter_of(config).data_kind == "tokens"
 
 
 def test_meta_dtype_is_the_presets_own_unless_one_is_asked_for() -> None:
