@@ -262,9 +262,30 @@ def test_events_without_times_or_with_negative_ones_are_left_out_and_said(tmp_pa
     trace = read_torch_trace(write_trace(tmp_path / "t.json", events))
     assert len(trace.timeline.kernels) == 1
     assert trace.timeline.notes == (
-        "1 event(s) have no start or no duration and are left out",
+        "1 event(s) have no usable start or duration and are left out",
         "1 event(s) have a negative duration and are left out",
     )
+
+
+def test_durations_no_clock_can_have_are_left_out_and_said(tmp_path: Path) -> None:
+    lengths = ["1.000", "-5.000", "-0.0001", "1e300", "1e16", "0.000", "2.000"]
+    events = [event("kernel", f"k{i}", f"{10 + i}.000", dur, correlation=i) for i, dur in enumerate(lengths)]
+    trace = read_torch_trace(write_trace(tmp_path / "t.json", events))
+    kernels = trace.timeline.kernels
+    assert [trace.timeline.names[code] for code in kernels.name] == ["k0", "k5", "k6"]
+    assert (kernels.start_ns.tolist(), kernels.end_ns.tolist()) == ([10_000, 15_000, 16_000], [11_000, 15_000, 18_000])
+    assert trace.timeline.notes == (
+        "2 event(s) have no usable start or duration and are left out",
+        "2 event(s) have a negative duration and are left out",
+    )
+
+
+@pytest.mark.parametrize("ts", ["null", "99999999999999999999999.5"])
+def test_a_start_that_is_none_is_left_out_also_where_times_count_from_1970(tmp_path: Path, ts: str) -> None:
+    events = [event("kernel", "k", t, "1.000", correlation=1) for t in ("1790857026123456.789", ts)]
+    trace = read_torch_trace(write_trace(tmp_path / "t.json", events))
+    assert trace.timeline.kernels.start_ns.tolist() == [1790857026123456789]
+    assert trace.timeline.notes == ("1 event(s) have no usable start or duration and are left out",)
 
 
 def test_events_of_unknown_phase_or_none_are_skipped(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def _host_events(table: dict[str, Ints]) -> HostEvents:
 def _notes(found: _Collected) -> list[str]:
     notes = []
     if found.without_time:
-        notes.append(f"{found.without_time} event(s) have no start or no duration and are left out")
+        notes.append(f"{found.without_time} event(s) have no usable start or duration and are left out")
     if found.backwards:
         notes.append(f"{found.backwards} event(s) have a negative duration and are left out")
     if not found.events:

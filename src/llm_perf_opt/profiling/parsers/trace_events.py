@@ -6,6 +6,7 @@ times count from 1970 lie above, and their digits are read instead.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import compress
 from operator import attrgetter
 from typing import Any, ClassVar, Union
 
@@ -15,6 +16,7 @@ import numpy as np
 from llm_perf_opt.analysis.intervals import Ints
 
 EXACT_BELOW_US = float(2**43)
+LATEST_NS = 2**62
 KERNEL, COPY, CALL, OPERATOR, ANNOTATION, MODULE = range(6)
 _TS, _DUR, _NAME, _PID, _TID = (attrgetter(name) for name in ("ts", "dur", "name", "pid", "tid"))
 _KINDS = {
@@ -218,23 +220,27 @@ class _TooLarge(Exception):
 
 def _times(rows: list[Any], to_ns: Callable[[list[Any]], Ints]) -> tuple[list[Any], Ints, Ints, int, int]:
     """The usable events, their starts and lengths, and how many had no time or a negative length."""
-    unusable = 0
+    # numpy makes NaN of None; one mask decides over rows and columns.
+    length_us = np.fromiter(map(_DUR, rows), np.float64, len(rows))
+    usable = (length_us >= 0.0) & (length_us < EXACT_BELOW_US)
+    negative = unusable = 0
+    if not usable.all():
+        negative = int((length_us < 0.0).sum())
+        unusable = len(rows) - int(usable.sum()) - negative
+        rows, length_us = list(compress(rows, usable.tolist())), length_us[usable]
     try:
-        start, length = to_ns(rows), _lengths(rows)
+        start = to_ns(rows)
     except _NoTime:
         # Rare enough to look at every event only then.
-        good = [e for e in rows if e.dur is not None and e.ts is not None and e.ts is not NO_DIGITS]
-        unusable, rows = len(rows) - len(good), good
-        start, length = to_ns(rows), _lengths(rows)
-    negative = int((length < 0).sum())
-    if negative:
-        rows = [e for e in rows if e.dur >= 0.0]
-        start, length = start[length >= 0], length[length >= 0]
-    return rows, start, length, unusable, negative
+        good = [_has_start(e) for e in rows]
+        unusable += good.count(False)
+        rows, length_us = list(compress(rows, good)), length_us[np.array(good, np.bool_)]
+        start = to_ns(rows)
+    return rows, start, _to_ns(length_us), unusable, negative
 
 
-def _lengths(rows: list[Any]) -> Ints:
-    return _to_ns(_floats(map(_DUR, rows), len(rows)))
+def _has_start(event: Any) -> bool:
+    return event.ts is not None and (not isinstance(event.ts, msgspec.Raw) or _start_of(event) is not None)
 
 
 def _floats(values: Iterator[float | None], count: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
@@ -267,9 +273,17 @@ def _to_ns(time_us: "np.ndarray[Any, np.dtype[np.float64]]") -> Ints:
 
 
 def _from_digits(rows: list[Any]) -> Ints:
-    if any(e.ts is NO_DIGITS for e in rows):
+    found = [_start_of(e) for e in rows]
+    if None in found:
         raise _NoTime
-    return np.array([digits_to_ns(bytes(e.ts)) for e in rows], np.int64)
+    return np.array(found, np.int64)
+
+
+def _start_of(event: Any) -> int | None:
+    """The start in nanoseconds, or None where there is none or it is no time a clock can have."""
+    digits = bytes(event.ts)
+    ns = None if digits in (b"", b"null") else digits_to_ns(digits)
+    return ns if ns is not None and abs(ns) < LATEST_NS else None
 
 
 def digits_to_ns(text: bytes) -> int:
