@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -401,3 +402,69 @@ def test_row_ids_with_gaps_are_no_damage(tmp_path: Path) -> None:
     connection.close()
     assert {k.name for k in analyze_timelines([read_nsys_sqlite(path)]).kernels} == {"k", "far"}
     assert {k.name for k in summarize_kernels(path)[0]} == {"k", "far"}
+
+
+def _both(path: Path) -> list[tuple[str, int, int, float]]:
+    """Kernels of the full analysis, which those of the summary alone must equal."""
+    full, alone = analyze_timelines([read_nsys_sqlite(path)]).kernels, summarize_kernels(path)[0]
+    assert [replace(k, stddev_ns=0.0) for k in alone] == [replace(k, stddev_ns=0.0) for k in full]
+    assert [k.stddev_ns for k in alone] == pytest.approx([k.stddev_ns for k in full])
+    return [(k.name, k.instances, k.total_ns, k.med_ns) for k in full]
+
+
+def test_two_ids_of_one_text_are_one_kernel_in_the_summary_too(tmp_path: Path) -> None:
+    export = _small()
+    export.kernel("again", 60, 64, 2)
+    export.kernel("again", 70, 76, 2)
+    path = export.write(tmp_path / "a.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE StringIds SET value = 'k' WHERE value = 'again'")
+    connection.close()
+    assert _both(path) == [("k", 3, 40, 6.0)]
+
+
+def test_names_equal_where_they_are_cut_are_one_kernel_in_the_summary_too(tmp_path: Path) -> None:
+    export = Export()
+    export.kernel("x" * 5000, 0, 4, 1)
+    export.kernel("x" * 5000 + "y", 10, 16, 2)
+    assert _both(export.write(tmp_path / "a.sqlite")) == [("x" * 4096 + "…", 2, 10, 5.0)]
+
+
+def test_an_export_without_strings_has_nameless_kernels_in_the_summary_too(tmp_path: Path) -> None:
+    path = _small().write(tmp_path / "a.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE StringIds")
+    connection.close()
+    assert _both(path) == [("(no name, string 2)", 1, 30, 30.0)]
+
+
+def test_string_ids_of_more_than_32_bits_keep_their_kernels_apart(tmp_path: Path) -> None:
+    export = Export(strings={"one": 5_000_000_001, "two": 5_000_000_002, "cudaStreamSynchronize": 5_000_000_003})
+    export.kernel("one", 0, 4, 1)
+    export.kernel("two", 10, 16, 2)
+    export.range("decode", 0, 100)
+    export.call(1, 2, 1, "launch")
+    export.call(30, 60, 3, "cudaStreamSynchronize")
+    path = export.write(tmp_path / "a.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL (start, end) VALUES (20, 21)")
+    connection.close()
+    assert _both(path) == [("two", 1, 6, 6.0), ("one", 1, 4, 4.0), ("(no name, string -1)", 1, 1, 1.0)]
+    assert read_nsys_sqlite(path).calls.waits.tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("device", "used"), [(None, [0]), (-1, [0]), (2**40, [0]), (2_000_000_000, [0, 2_000_000_000])]
+)
+def test_a_device_number_out_of_place_costs_neither_memory_nor_the_result(
+    tmp_path: Path, device: int | None, used: list[int]
+) -> None:
+    path = _small().write(tmp_path / "a.sqlite")
+    with sqlite3.connect(path) as connection:
+        row = (60, 70, device, 9, 0x1000000, 2)
+        connection.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?, ?, ?)", row)
+    connection.close()
+    analysis = analyze_timelines([read_nsys_sqlite(path)])
+    assert (analysis.gpu["devices_used"], analysis.gpu["kernel_ns"]) == (used, 40)
+    said = "a.sqlite: some kernels do not say which device ran them"
+    assert (said in analysis.notes) == (used == [0])

@@ -154,7 +154,7 @@ def _gpu(
     return {
         "name": ", ".join(dict.fromkeys(d.name for d in devices)) or None,
         "devices": [asdict(d) for d in devices],
-        "devices_used": sorted({int(d) for table in tables for d in distinct(table.device)}),
+        "devices_used": sorted({int(d) for table in tables for d in distinct(table.device) if d >= 0}),
         "kernel_count": sum(s.kernel_count for s in sources),
         "kernel_ns": sum(s.kernel_ns for s in sources),
         "busy_ns": sum(s.gpu_busy_ns or 0 for s in sources),
@@ -185,7 +185,10 @@ def _notes(timeline: Timeline, measured: RangeInstances) -> list[str]:
         notes.append(
             prefix + f"{measured.repeats_left_out} range(s) inside a range of the same name are counted once, with it"
         )
-    devices = len(distinct(timeline.kernels.device))
+    found = distinct(timeline.kernels.device)
+    devices = int((found >= 0).sum())
+    if devices < len(found):
+        notes.append(prefix + "some kernels do not say which device ran them")
     if devices > 1:
         notes.append(prefix + f"{devices} devices were used: busy means that at least one of them ran a kernel")
     return notes

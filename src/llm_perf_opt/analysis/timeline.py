@@ -138,6 +138,10 @@ def take(work: Activities, index: Ints) -> Activities:
     )
 
 
-def distinct(codes: Ints) -> Ints:
-    """The distinct values of a column of small codes."""
-    return np.flatnonzero(np.bincount(codes)) if len(codes) else np.zeros(0, np.int64)
+def distinct(values: Ints) -> Ints:
+    """The distinct values of a column, in order; fast where they are small codes."""
+    if not len(values):
+        return np.zeros(0, np.int64)
+    if int(values.min()) >= 0 and int(values.max()) < 4 * len(values) + 1024:
+        return np.flatnonzero(np.bincount(values))
+    return np.unique(values)

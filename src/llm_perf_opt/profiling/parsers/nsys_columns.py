@@ -8,10 +8,7 @@ import numpy as np
 
 from llm_perf_opt.analysis.intervals import Ints
 from llm_perf_opt.analysis.timeline import distinct
-from llm_perf_opt.profiling.parsers.nsys_database import MAX_NAME, NsysDatabase
-
-# Above this many ids the whole string table is read instead of asking for each.
-MANY_IDS = 20_000
+from llm_perf_opt.profiling.parsers.nsys_database import NsysDatabase
 
 
 def drop_broken(columns: dict[str, Any], table: str, notes: list[str]) -> dict[str, Ints]:
@@ -70,7 +67,7 @@ class Names:
     def strings(self, ids: Ints) -> Ints:
         """Codes of rows whose name is a StringIds id."""
         unique, inverse = encode(ids)
-        return self._add(self._values(unique), inverse)
+        return self._add(self._db.strings(unique.tolist()), inverse)
 
     def labels(self, ids: Ints, table: str, word: str) -> Ints:
         """Codes of rows whose name is the label of an enumeration."""
@@ -92,7 +89,7 @@ class Names:
         own = np.ma.getdata(text)
         absent = np.ma.getmaskarray(text)
         unique, inverse = encode(ids)
-        registered = self._values(unique) if absent.any() else ["" for _ in unique]
+        registered = self._db.strings(unique.tolist()) if absent.any() else ["" for _ in unique]
         out = np.empty(len(ids), np.int64)
         codes = self._codes
         for row in range(len(ids)):
@@ -103,17 +100,6 @@ class Names:
     def _add(self, values: Sequence[str], inverse: Ints) -> Ints:
         codes = np.array([self._codes.setdefault(v, len(self._codes)) for v in values], np.int32)
         return codes[inverse] if len(values) else np.zeros(0, np.int32)
-
-    def _values(self, ids: Ints) -> list[str]:
-        found: dict[int, str] = {}
-        if self._db.has("StringIds"):
-            sql = f"SELECT id, substr(value, 1, {MAX_NAME}), length(value) FROM StringIds"
-            if len(ids) > MANY_IDS:
-                rows = self._db.query(sql)
-            else:
-                rows = [row for i in ids for row in self._db.query(sql + " WHERE id = ?", [int(i)])]
-            found = {int(i): str(v) + ("…" if int(n) > MAX_NAME else "") for i, v, n in rows if v is not None}
-        return [found.get(int(i), f"(no name, string {int(i)})") for i in ids]
 
 
 @dataclass(frozen=True, kw_only=True)

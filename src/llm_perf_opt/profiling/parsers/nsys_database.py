@@ -11,6 +11,8 @@ from typing import Any
 from llm_perf_opt.errors import ParseError, ToolError
 
 MAGIC = b"SQLite format 3\x00"
+# Above this many ids the whole string table is read instead of asking for each.
+MANY_IDS = 20_000
 # Longer names are cut: a name is for reading, and a report must stay a report.
 MAX_NAME = 4096
 _KEPT_OF_A_SCAN = json.dumps({"OPERATOR_NAME": "true", "OPERATOR_CARDINALITY": "true"})
@@ -61,6 +63,18 @@ class NsysDatabase:
         found = f"regexp_matches(value, {literal(pattern)})"
         sql = f"SELECT id FROM {self._scan_of('StringIds')} WHERE length(value) < 200 AND {found}"
         return [int(i) for i in self._numpy(sql, "StringIds")["id"]]
+
+    def strings(self, ids: Sequence[int]) -> list[str]:
+        """The strings behind ids of StringIds; one that is missing is named by its id."""
+        found: dict[int, str] = {}
+        if self.has("StringIds"):
+            sql = f"SELECT id, substr(value, 1, {MAX_NAME}), length(value) FROM StringIds"
+            if len(ids) > MANY_IDS:
+                rows = self.query(sql)
+            else:
+                rows = [row for i in ids for row in self.query(sql + " WHERE id = ?", [int(i)])]
+            found = {int(i): str(v) + ("…" if int(n) > MAX_NAME else "") for i, v, n in rows if v is not None}
+        return [found[int(i)] if int(i) in found else f"(no name, string {int(i)})" for i in ids]
 
     def scan(
         self,

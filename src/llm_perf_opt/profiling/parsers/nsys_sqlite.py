@@ -95,11 +95,11 @@ def _work(
         "end": "end",
         "correlation": db.column_or(table, "correlationId", "-1"),
         "process": db.column_or(table, "globalPid", "0"),
-        "bytes": db.column_or(table, "bytes", "0") if table in (COPIES, SETS) else "0",
+        "name": f"TRY_CAST({db.column_or(table, name, '-1') if name else '-1'} AS BIGINT)",
     }
-    small = {"device": db.column_or(table, "deviceId", "0"), "name": db.column_or(table, name, "-1") if name else "-1"}
-    if table in (KERNELS, GRAPHS):
-        wanted.pop("bytes")
+    if table in (COPIES, SETS):
+        wanted["bytes"] = db.column_or(table, "bytes", "0")
+    small = {"device": db.column_or(table, "deviceId", "0")}
     columns = drop_broken(db.scan(table, wanted, small=small), table, notes)
     return {**columns, "process": processes.codes(columns["process"]), "name": code(columns["name"])}
 
@@ -139,8 +139,9 @@ def _calls(db: NsysDatabase, notes: list[str]) -> tuple[Calls, Ints, Ints]:
     }
     has_names = "nameId" in db.columns(CALLS)
     skip = ("nameId", sorted(set(never) - set(waits))) if has_names else None
-    small = {"name": "nameId"} if has_names else {}
-    columns = drop_broken(db.scan(CALLS, wanted, small=small, leave_out=skip), CALLS, notes)
+    if has_names:
+        wanted["name"] = 'TRY_CAST("nameId" AS BIGINT)'
+    columns = drop_broken(db.scan(CALLS, wanted, leave_out=skip), CALLS, notes)
     thread_ids, thread = encode(columns["tid"])
     wait: Flags = np.isin(columns["name"], waits) if has_names else np.zeros(len(thread), np.bool_)
     calls = Calls(

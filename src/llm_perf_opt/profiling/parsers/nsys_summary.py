@@ -1,11 +1,12 @@
 """The kernel summary of an export alone: one scan in duckdb, several times faster than reading the whole timeline."""
 
 from pathlib import Path
+from typing import Any
 
 from llm_perf_opt.analysis.kernel_class import classify_kernel
 from llm_perf_opt.analysis.kernel_names import short_kernel_name
 from llm_perf_opt.analysis.kernel_rows import KernelRow
-from llm_perf_opt.profiling.parsers.nsys_database import MAX_NAME, NsysDatabase, open_nsys_database
+from llm_perf_opt.profiling.parsers.nsys_database import NsysDatabase, open_nsys_database
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 
@@ -20,26 +21,36 @@ def summarize_kernels(path: Path) -> tuple[tuple[KernelRow, ...], tuple[str, ...
 
 
 def _summarize(db: NsysDatabase) -> tuple[tuple[KernelRow, ...], tuple[str, ...]]:
-    rows = db.aggregate(
-        KERNELS,
-        {
-            "name": db.column_or(KERNELS, "demangledName", "-1"),
-            "time": 'CASE WHEN "end" >= "start" THEN "end" - "start" END',
-        },
-        "name, count(*), count(time), sum(time), median(time), min(time), max(time), stddev_samp(time)",
-        "name",
-    )
+    column = db.column_or(KERNELS, "demangledName", "-1")
+    code = f"coalesce(TRY_CAST({column} AS BIGINT), -1)"
+    rows = _grouped(db, code)
+    codes = [int(row[0]) for row in rows]
+    names = dict(zip(codes, db.strings(codes), strict=True))
+    first: dict[str, int] = {}
+    same = {code: first[name] for code, name in names.items() if first.setdefault(name, code) != code}
+    if same:
+        # Two ids for one text, or names that differ only where they are cut: medians cannot be added up.
+        cases = " ".join(f"WHEN {other} THEN {kept}" for other, kept in same.items())
+        rows = _grouped(db, f"CASE {code} {cases} ELSE {code} END")
     whole = sum(int(row[3]) for row in rows if row[2])
     left_out = sum(int(row[1]) - int(row[2]) for row in rows)
     notes = (f"{left_out} row(s) of {KERNELS} have no usable start and end and are left out",) if left_out else ()
-    kernels = [_kernel(db, row, whole) for row in rows if row[2]]
+    kernels = [_kernel(names[int(row[0])], row, whole) for row in rows if row[2]]
     return tuple(sorted(kernels, key=lambda k: (-k.total_ns, k.name))), notes
 
 
-def _kernel(db: NsysDatabase, row: tuple[object, ...], whole: int) -> KernelRow:
-    code, _, count, total, median, least, most, deviation = row
-    name = _name(db, -1 if code is None else int(str(code)))
-    instances, total_ns = int(str(count)), int(str(total))
+def _grouped(db: NsysDatabase, code: str) -> list[tuple[Any, ...]]:
+    return db.aggregate(
+        KERNELS,
+        {"name": code, "time": 'CASE WHEN "end" >= "start" THEN "end" - "start" END'},
+        "name, count(*), count(time), sum(time), median(time), min(time), max(time), stddev_samp(time)",
+        "name",
+    )
+
+
+def _kernel(name: str, row: tuple[Any, ...], whole: int) -> KernelRow:
+    _, _, count, total, median, least, most, deviation = row
+    instances, total_ns = int(count), int(total)
     return KernelRow(
         name=name,
         short_name=short_kernel_name(name),
@@ -47,16 +58,9 @@ def _kernel(db: NsysDatabase, row: tuple[object, ...], whole: int) -> KernelRow:
         instances=instances,
         total_ns=total_ns,
         avg_ns=total_ns / instances,
-        med_ns=float(str(median)),
-        min_ns=int(str(least)),
-        max_ns=int(str(most)),
-        stddev_ns=0.0 if deviation is None else float(str(deviation)),
+        med_ns=float(median),
+        min_ns=int(least),
+        max_ns=int(most),
+        stddev_ns=0.0 if deviation is None else float(deviation),
         time_pct=100.0 * total_ns / whole if whole else 0.0,
     )
-
-
-def _name(db: NsysDatabase, code: int) -> str:
-    found = db.query("SELECT substr(value, 1, ?), length(value) FROM StringIds WHERE id = ?", (MAX_NAME, code))
-    if not found or found[0][0] is None:
-        return f"(no name, string {code})"
-    return str(found[0][0]) + ("…" if int(found[0][1]) > MAX_NAME else "")
