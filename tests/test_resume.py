@@ -1,0 +1,130 @@
+"""What a resumed run keeps of the earlier one, and when a stage runs again."""
+
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.core.host import Host
+from llm_perf_opt.core.manifest import RunManifest
+from llm_perf_opt.core.records import StageRecord
+from llm_perf_opt.pipeline.carry import Carried, carry_over
+from llm_perf_opt.pipeline.compose import compose_config, type_config
+from llm_perf_opt.pipeline.resume import EarlierRecords, fingerprint, why_run
+from llm_perf_opt.profiling.stages.ncu import STAGE as NCU
+from llm_perf_opt.profiling.stages.nsys import STAGE as NSYS
+from llm_perf_opt.profiling.stages.static_analysis import STAGE as STATIC
+
+HOST = Host(
+    os="Linux", cpu="x", cpu_cores=2, memory_bytes=1, python="3.11", packages={}, gpus=(), cuda_driver=None,
+    tools={}, counters_restricted=None, disk_free_bytes=1,
+)  # fmt: skip
+STAGES = {"static_analysis": STATIC, "nsys": NSYS, "ncu": NCU}
+STATIC_OFF = "pipeline.static_analysis.enable=false"
+NSYS_ON = "pipeline.nsys.enable=true"
+
+
+def configure(*overrides: str) -> AppConfig:
+    base = ("model=llama_tiny", "dataset=synthetic", "pipeline.torch_profiler.enable=false")
+    return type_config(compose_config([*base, *overrides]), user_dir=Path("/"))
+
+
+def earlier_run(config: AppConfig, *, warnings: tuple[str, ...] = ()) -> RunManifest:
+    """A run in which every enabled stage went well."""
+    records = [
+        StageRecord(name=name, status="ok", fingerprint=fingerprint(STAGES[name], settings, config, HOST))
+        for name, settings in config.stages.items()
+    ]
+    return RunManifest(
+        run_id="r",
+        created_at="2026-01-01T00:00:00+00:00",
+        status="ok",
+        config=config.resolved,
+        environment={},
+        stages=tuple(records),
+        warnings=warnings,
+    )
+
+
+def test_a_run_that_is_not_resumed_starts_with_nothing() -> None:
+    assert carry_over(None, configure(), STAGES, HOST) == Carried()
+
+
+def test_the_result_of_a_stage_that_is_disabled_now_stays_while_its_settings_do() -> None:
+    previous = earlier_run(configure())
+    assert carry_over(previous, configure(STATIC_OFF, NSYS_ON), STAGES, HOST) == Carried(stages=previous.stages)
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("dataset.prompt_tokens=7", "the workload's settings changed (dataset.prompt_tokens: 1024 -> 7)"),
+        (
+            "pipeline.static_analysis.use_synthetic_inputs=false",
+            "its settings changed (pipeline.static_analysis.use_synthetic_inputs: True -> False)",
+        ),
+        (
+            "pipeline.static_analysis.write_reports=3",
+            "its present settings are not valid (pipeline.static_analysis)",
+        ),
+    ],
+)
+def test_the_result_of_a_stage_that_is_disabled_now_goes_with_what_it_depends_on(override: str, reason: str) -> None:
+    carried = carry_over(earlier_run(configure()), configure(STATIC_OFF, NSYS_ON, override), STAGES, HOST)
+    text = f"static_analysis: left out of this run because {reason}; its files stay in static_analysis/"
+    assert carried == Carried(warnings=(text,))
+
+
+def test_what_another_model_changes_most_is_named_first() -> None:
+    (text,) = carry_over(
+        earlier_run(configure()), configure(STATIC_OFF, NSYS_ON, "model=deepseek_v2_tiny"), STAGES, HOST
+    ).warnings
+    assert "model.name: 'llama_tiny' -> 'deepseek_v2_tiny'; model.geometry." in text
+    assert " more); its files stay" in text
+
+
+def test_a_stage_whose_plug_in_is_gone_is_left_out() -> None:
+    without = {"nsys": NSYS}
+    carried = carry_over(earlier_run(configure()), configure(STATIC_OFF, NSYS_ON), without, HOST)
+    assert [text.partition(";")[0] for text in carried.warnings] == [
+        "static_analysis: left out of this run because its plug-in cannot be loaded now"
+    ]
+
+
+def test_the_old_result_of_a_stage_that_will_run_again_is_not_carried_and_not_warned_about() -> None:
+    previous = earlier_run(configure())
+    assert carry_over(previous, configure("dataset.prompt_tokens=7"), STAGES, HOST) == Carried()
+
+
+def test_a_warning_stays_until_its_stage_is_enabled_again() -> None:
+    previous = earlier_run(configure(STATIC_OFF, NSYS_ON), warnings=("static_analysis: left out",))
+    assert carry_over(previous, configure(STATIC_OFF, NSYS_ON), STAGES, HOST).warnings == previous.warnings
+    assert carry_over(previous, configure(NSYS_ON), STAGES, HOST).warnings == ()
+
+
+def _attempt(second: int) -> StageRecord:
+    return StageRecord(name="nsys", status="ok", started_at=f"2026-01-01T00:00:{second:02}+00:00", duration_s=1.5)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "reason"),
+    [
+        ({"nsys": _attempt(1)}, {"nsys": _attempt(1)}, None),
+        ({"nsys": _attempt(1)}, {"nsys": _attempt(2)}, "it reads the result of nsys, which was run again"),
+        ({"nsys": _attempt(1)}, {}, "it reads the result of nsys, which is not there now"),
+        ({}, {"nsys": _attempt(1)}, "it reads the result of nsys, which was not there before"),
+        ({}, {}, None),
+    ],
+)
+def test_a_stage_runs_again_when_what_it_read_is_another_one(
+    before: dict[str, StageRecord], now: dict[str, StageRecord], reason: str | None
+) -> None:
+    config = configure(STATIC_OFF, "pipeline.ncu.enable=true")
+    marks = fingerprint(NCU, config.stages["ncu"], config, HOST)
+    read = EarlierRecords(before)
+    assert list(read) == list(before)
+    assert read.marks() == {}
+    read.get("nsys")
+    old = StageRecord(name="ncu", status="ok", fingerprint={**marks, **read.marks()})
+    settings = {"old_config": config.resolved, "new_config": config.resolved}
+    assert why_run("ncu", old, marks, earlier=now, **settings) == reason
