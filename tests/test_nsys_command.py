@@ -214,6 +214,23 @@ def test_flags_that_contradict_each_other_are_refused() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "flag", ["-c=nvtx", "--capture-range-end=stop", "--nvtx-capture=a", "-p=a", "--cuda-graph-trace=graph", "-t=nvtx"]
+)
+def test_a_flag_the_stage_sets_may_not_be_given_again_because_nsys_refuses_it_twice(flag: str) -> None:
+    name = flag.split("=")[0]
+    assert _texts(NsysConfig(extra_args=(flag,))) == [f"extra_args: {name} is set by the stage itself (got {flag!r})"]
+
+
+@pytest.mark.parametrize("flag", ["--env-var", "-e"])
+def test_a_variable_for_the_workload_may_be_given_only_without_a_gate(flag: str) -> None:
+    assert _texts(NsysConfig(extra_args=(f"{flag}=A=1",))) == []
+    gated = NsysConfig(capture_range="nvtx", nvtx_capture="decode", extra_args=(f"{flag}=A=1",))
+    assert _texts(gated) == [
+        f"extra_args: {flag} is set by the stage itself when it gates by NVTX; set the variable in the workload"
+    ]
+
+
 def test_gating_off_turns_off_the_nvtx_gate_and_nothing_else() -> None:
     on = NsysConfig(
         capture_range="nvtx", nvtx_capture="decode", capture_range_end="stop", trace="nvtx", sample="process-tree"
