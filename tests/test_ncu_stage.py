@@ -158,8 +158,8 @@ def test_a_program_of_the_user_s_own_starts_where_the_user_stood(fake: Run) -> N
 
 def test_our_own_inference_starts_in_the_stage_s_scratch_directory(fake: Run) -> None:
     fake.config = replace(fake.config, workload=replace(fake.config.workload, command=None))
-    with pytest.raises(ToolError):
-        fake.env = {"FAKE_NCU_SAYS": "==ERROR== it ends here", "FAKE_NCU_EXIT": "1"}
+    fake.env = {"FAKE_NCU_SAYS": "==ERROR== it ends here", "FAKE_NCU_EXIT": "1"}
+    with pytest.raises(ToolError, match="it ends here"):
         fake.stage()
     assert (fake.out / "cmd.txt").read_text().startswith(f"cd {fake.folder} &&")
 
