@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import sys
+import time
 from collections import Counter
 from decimal import Decimal
 from pathlib import Path
@@ -16,6 +17,7 @@ from llm_perf_opt.analysis.capture import analyze_timelines
 from llm_perf_opt.analysis.module_table import ModuleRow, module_rows
 from llm_perf_opt.analysis.operators import OperatorRow, merge_operators, operator_rows
 from llm_perf_opt.analysis.range_table import Idle
+from llm_perf_opt.analysis.timeline import Device
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers import trace_chunks, trace_pieces
 from llm_perf_opt.profiling.parsers.torch_trace import TorchTrace, read_torch_trace
@@ -338,6 +340,68 @@ def test_a_broken_trace_is_refused(tmp_path: Path, content: bytes, words: str) -
     path.write_bytes(content)
     with pytest.raises(ParseError, match=words):
         read_torch_trace(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"r": [' + ",".join(['{"traceEvents": [1, 2, 3, 4]}'] * 40_000) + "]}",
+        '{"r": [' + ",".join(['{"name": "no list of events in here"}'] * 1_000_000) + "]}",
+        " " * (40 << 20),
+    ],
+    ids=["keys", "none", "spaces"],
+)
+def test_a_file_without_events_is_refused_without_reading_it_over_and_over(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(text)
+    before = time.process_time()
+    with pytest.raises(ParseError, match=r"no list traceEvents|the file is empty"):
+        read_torch_trace(path)
+    assert time.process_time() - before < 3.0
+
+
+@pytest.mark.parametrize("room", range(40))
+def test_the_key_of_the_events_is_found_where_a_block_ends_inside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    monkeypatch.setattr(trace_chunks, "HEAD_BYTES", 64)
+    path = tmp_path / "t.json"
+    path.write_text('{"pad": "' + "x" * room + '", "traceEvents"   :   [' + ",".join(step()) + "]}")
+    assert len(read_torch_trace(path).timeline.kernels) == 1
+
+
+_DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('"correlation": 1,', f'"correlation": {2**63},', "too large"),
+        ('"bytes": 64', f'"bytes": {2**64}', "too large"),
+        ('"device": 0', f'"device": {2**40}', "out of bounds"),
+        ('"gemm"', '"ge\udcffm"', "codec can't decode"),
+        ('"device": 0', f'"device": 0, "x": {_DEEP}', "nested too deeply"),
+        ('"schemaVersion": 1', f'"schemaVersion": {_DEEP}', "nested too deeply"),
+        ('"traceName": "t"', f'"traceName": {_DEEP}', "nested too deeply"),
+    ],
+    ids=["correlation", "bytes", "device", "utf8", "arguments", "head", "tail"],
+)
+def test_a_value_no_trace_can_hold_is_an_error_not_a_traceback(tmp_path: Path, old: str, new: str, words: str) -> None:
+    path = write_trace(tmp_path / "t.json", step())
+    text = path.read_text()
+    assert old in text
+    path.write_bytes(text.replace(old, new).encode(errors="surrogateescape"))
+    with pytest.raises(ParseError, match=f"t.json: not a readable torch profiler trace .*{words}"):
+        read_torch_trace(path)
+
+
+def test_a_description_of_a_gpu_that_is_none_is_taken_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "t.json", step())
+    wrong = '{"name": "\\ud800", "numSms": [1, 2], "totalGlobalMem": "lots", "computeMajor": {}, "computeMinor": 0}'
+    text = path.read_text().replace('"schemaVersion": 1', '"cuda_runtime_version": "²"')
+    path.write_text(text.replace('{"id": 0, "name": "NVIDIA H200", "numSms": 132}', wrong))
+    timeline = read_torch_trace(path).timeline
+    assert (timeline.devices, timeline.producer) == ((Device(name="\\ud800"),), "torch profiler")
 
 
 @pytest.mark.parametrize("share", [0.2, 0.7, 0.99])

@@ -10,7 +10,7 @@ import numpy as np
 
 from llm_perf_opt.analysis.intervals import Ints
 from llm_perf_opt.analysis.operators import HostEvents
-from llm_perf_opt.analysis.timeline import Activities, Calls, Device, Ranges, Timeline, no_activities
+from llm_perf_opt.analysis.timeline import Activities, Calls, Device, Ranges, Timeline, as_utf8, no_activities
 from llm_perf_opt.profiling.parsers.nsys_columns import join_calls
 from llm_perf_opt.profiling.parsers.trace_chunks import TraceText, read_with_cuts
 from llm_perf_opt.profiling.parsers.trace_events import (
@@ -180,26 +180,34 @@ def _devices(head: dict[str, Any]) -> tuple[Device, ...]:
     found = [d for d in listed if isinstance(d, dict) and "name" in d] if isinstance(listed, list) else []
     return tuple(
         Device(
-            name=str(d["name"]),
-            sm_count=d.get("numSms"),
-            memory_bytes=d.get("totalGlobalMem"),
-            compute_capability=f"{d['computeMajor']}.{d['computeMinor']}"
-            if {"computeMajor", "computeMinor"} <= d.keys()
-            else None,
+            name=as_utf8(str(d["name"])),
+            sm_count=_count(d, "numSms"),
+            memory_bytes=_count(d, "totalGlobalMem"),
+            compute_capability=_capability(d),
         )
         for d in found
     )
 
 
+def _count(device: dict[str, Any], key: str) -> int | None:
+    """A number above 0 where that is what stands there."""
+    value = device.get(key)
+    return value if type(value) is int and value > 0 else None
+
+
+def _capability(device: dict[str, Any]) -> str | None:
+    parts = [device[key] for key in ("computeMajor", "computeMinor") if key in device and type(device[key]) is int]
+    return f"{parts[0]}.{parts[1]}" if len(parts) == 2 else None
+
+
 def _producer(head: dict[str, Any]) -> str:
     cuda = _text(head, "cuda_runtime_version")
-    return "torch profiler" + (
-        f", CUDA {int(cuda) // 1000}.{int(cuda) % 1000 // 10}" if cuda and cuda.isdigit() else ""
-    )
+    known = cuda is not None and cuda.isdecimal() and len(cuda) <= 9
+    return "torch profiler" + (f", CUDA {int(cuda) // 1000}.{int(cuda) % 1000 // 10}" if cuda and known else "")
 
 
 def _text(head: dict[str, Any], key: str) -> str | None:
-    return str(head[key]) if key in head else None
+    return as_utf8(str(head[key])) if key in head else None
 
 
 def _cut(name: str) -> str:

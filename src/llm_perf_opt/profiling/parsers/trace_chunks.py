@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from gzip import GzipFile
 from io import BufferedIOBase
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -25,6 +26,10 @@ T = TypeVar("T")
 HEAD_BYTES = 1 << 16
 CHUNK_BYTES = 1 << 20
 HEAD_LIMIT = 64 << 20
+# A head holds the key once; a few more would be odd, thousands are no trace.
+HEAD_TRIES = 8
+# The key with room for spaces, where a block ends inside it.
+KEY_BYTES = 256
 GZIP_MAGIC = b"\x1f\x8b"
 _LIKELY_BORDER = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat)"\s*:)')
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -46,12 +51,14 @@ class TraceText:
 def read_with_cuts(path: Path, read: Callable[[bool], T]) -> T:
     """What `read(careful)` makes of the file: with likely cuts, or with careful ones where a piece did not parse."""
     try:
-        return read(False)
-    except msgspec.DecodeError:
         try:
+            return read(False)
+        except msgspec.DecodeError:
             return read(True)
-        except msgspec.DecodeError as error:
-            raise ParseError(f"{path}: not a readable torch profiler trace ({error})") from error
+    except RecursionError as error:
+        raise ParseError(f"{path}: not a readable torch profiler trace (nested too deeply)") from error
+    except (msgspec.DecodeError, OverflowError, UnicodeDecodeError) as error:
+        raise ParseError(f"{path}: not a readable torch profiler trace ({error})") from error
 
 
 def read_chunks(path: Path, text: TraceText, *, careful: bool = False) -> Iterator[memoryview]:
@@ -132,22 +139,26 @@ def _last_piece(path: Path, data: bytes, text: TraceText) -> bytes:
 
 
 def _skip_head(path: Path, file: BufferedIOBase, text: TraceText) -> bytes:
-    """Read up to the first event; what stands before is kept as the head."""
-    data = b""
-    while len(data) <= HEAD_LIMIT and (block := file.read(HEAD_BYTES)):
-        data += block
-        if data.lstrip(_SPACE).startswith(b"["):
+    """Read up to the first event; what stands before is kept as the head. Every byte is searched once."""
+    data = bytearray()
+    tries = tried = 0
+    while len(data) <= HEAD_LIMIT and tries < HEAD_TRIES and (block := file.read(HEAD_BYTES)):
+        data += block if data else block.lstrip(_SPACE)
+        if data.startswith(b"["):
             text.head["bare_list"] = True
-            return data.lstrip(_SPACE)[1:].lstrip(_SPACE)
-        for match in _EVENTS_KEY.finditer(data):
+            return bytes(data[1:]).lstrip(_SPACE)
+        tried = max(tried, len(data) - len(block) - KEY_BYTES)
+        for match in islice(_EVENTS_KEY.finditer(data, tried), HEAD_TRIES - tries):
+            tries, tried = tries + 1, match.end()
             try:
-                head = json.loads(data[: match.end()] + b"]}")
+                head = json.loads(bytes(data[: match.end()]) + b"]}")
             except ValueError:
+                # Not at the top: the key stands inside something that is still open.
                 continue
             if isinstance(head, dict):
                 text.head.update({k: v for k, v in head.items() if k != "traceEvents"})
-                return data[match.end() :].lstrip(_SPACE)
-    if not data.strip(_SPACE):
+                return bytes(data[match.end() :]).lstrip(_SPACE)
+    if not data:
         raise ParseError(f"{path}: the file is empty")
     raise ParseError(f"{path}: not a torch profiler trace (no list traceEvents at the top)")
 
