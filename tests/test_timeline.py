@@ -146,6 +146,25 @@ def test_a_warm_up_of_start_end_style_covers_all_threads_of_its_process(tmp_path
     assert [(r.name, r.instances) for r in _analyze(export, tmp_path).ranges] == [("decode", 1)]
 
 
+def test_a_range_around_two_warm_ups_that_overlap_is_no_warm_up(tmp_path: Path) -> None:
+    export = Export()
+    export.range("warmup", 10, 50, kind=60)
+    export.range("warmup", 40, 90, kind=60)
+    export.range("decode", 20, 80)
+    export.range("decode", 42, 90)
+    assert [(r.name, r.instances, r.wall_ns) for r in _analyze(export, tmp_path).ranges] == [("decode", 1, 60)]
+
+
+def test_start_end_ranges_of_one_name_are_requests_and_all_counted(tmp_path: Path) -> None:
+    export = Export()
+    export.range("request", 0, 100, kind=60)
+    export.range("request", 10, 50, kind=60)
+    export.call(20, 21, 1)
+    export.kernel("k", 22, 32, 1)
+    row = _row(_analyze(export, tmp_path), "request", "start_end")
+    assert (row.instances, row.wall_ns, row.kernel_count, row.gpu_busy_ns) == (2, 140, 2, 20)
+
+
 def test_a_range_inside_one_of_its_own_name_is_counted_once(tmp_path: Path) -> None:
     export = Export()
     export.range("forward", 0, 100)

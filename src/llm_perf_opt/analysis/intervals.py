@@ -32,13 +32,6 @@ class Intervals:
         partial = np.clip(times - self.start[inside], 0, length[inside])
         return np.where(index > 0, before[inside] + partial, 0)
 
-    def contains(self, start: Ints, end: Ints) -> Flags:
-        """Whether each given interval lies wholly inside one of the set."""
-        if not len(self.start):
-            return np.zeros(len(start), np.bool_)
-        index = np.searchsorted(self.start, start, side="right") - 1
-        return (index >= 0) & (self.end[np.maximum(index, 0)] >= end)
-
 
 def union(start: Ints, end: Ints) -> Intervals:
     """Merge intervals that overlap or touch."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llm_perf_opt.analysis.idle import IdleMap, IdleSplit
-from llm_perf_opt.analysis.intervals import Flags, Ints, expand, segment_union, union
+from llm_perf_opt.analysis.intervals import Flags, Ints, expand, segment_union
 from llm_perf_opt.analysis.launches import LaunchCalls, Launched
 from llm_perf_opt.analysis.nesting import nest
 from llm_perf_opt.analysis.timeline import WARMUP_NAMES, Ranges, Timeline, distinct
@@ -85,9 +85,16 @@ def warmup_ranges(timeline: Timeline) -> Flags:
         source = is_warm & (ranges.process_wide == wide)
         for code in np.unique(owner[source]):
             mine = source & (owner == code)
-            warm = union(ranges.start_ns[mine], ranges.end_ns[mine])
-            out |= (owner == code) & warm.contains(ranges.start_ns, ranges.end_ns)
+            out |= (owner == code) & _inside_one(ranges.start_ns[mine], ranges.end_ns[mine], ranges)
     return out
+
+
+def _inside_one(start: Ints, end: Ints, ranges: Ranges) -> Flags:
+    """Whether each range lies wholly inside one of some intervals, which may overlap."""
+    order = np.argsort(start, kind="stable")
+    reach = np.maximum.accumulate(end[order])
+    index = np.searchsorted(start[order], ranges.start_ns, side="right") - 1
+    return (index >= 0) & (reach[np.maximum(index, 0)] >= ranges.end_ns)
 
 
 def _parents(timeline: Timeline) -> tuple[Ints, Flags]:
