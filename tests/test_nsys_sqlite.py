@@ -468,3 +468,75 @@ def test_a_device_number_out_of_place_costs_neither_memory_nor_the_result(
     assert (analysis.gpu["devices_used"], analysis.gpu["kernel_ns"]) == (used, 40)
     said = "a.sqlite: some kernels do not say which device ran them"
     assert (said in analysis.notes) == (used == [0])
+
+
+def _changed(path: Path, *statements: str) -> Path:
+    with sqlite3.connect(_small().write(path)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+    connection.close()
+    return path
+
+
+def test_range_names_that_are_no_text_are_an_error_not_a_traceback(tmp_path: Path) -> None:
+    path = _changed(tmp_path / "a.sqlite", "UPDATE NVTX_EVENTS SET text = CAST(x'fffe80' AS TEXT)")
+    with pytest.raises(ParseError, match="table NVTX_EVENTS holds text that is not UTF-8"):
+        read_nsys_sqlite(path)
+
+
+@pytest.mark.parametrize("change", [f"start = {-(2**63)}", f"end = {2**63 - 1}"])
+@pytest.mark.parametrize("read", [read_nsys_sqlite, summarize_kernels])
+def test_times_no_clock_can_have_are_an_error(tmp_path: Path, change: str, read: Callable[[Path], object]) -> None:
+    path = _changed(tmp_path / "a.sqlite", f"UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET {change}")
+    with pytest.raises(ParseError, match=r"no clock can have|Overflow|Out of Range"):
+        read(path)
+
+
+@pytest.mark.parametrize("word", ["²", "9" * 5000, "many"])
+def test_a_count_of_processors_that_is_none_is_unknown(tmp_path: Path, word: str) -> None:
+    path = _changed(
+        tmp_path / "a.sqlite",
+        "CREATE TABLE TARGET_INFO_GPU (name TEXT, smCount TEXT, totalMemory INTEGER)",
+        f"INSERT INTO TARGET_INFO_GPU VALUES ('X', '{word}', 5)",
+    )
+    assert read_nsys_sqlite(path).devices == (Device(name="X", memory_bytes=5),)
+
+
+def test_a_description_of_the_gpu_nested_too_deeply_is_only_a_note(tmp_path: Path) -> None:
+    path = _changed(
+        tmp_path / "a.sqlite",
+        "CREATE TABLE TARGET_INFO_SYSTEM_ENV (name TEXT, value TEXT)",
+        f"INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES ('GpuInfo', '{'[' * 200_000}')",
+    )
+    (note,) = read_nsys_sqlite(path).notes
+    assert note.startswith("the description of the GPU could not be understood (RecursionError")
+
+
+def test_a_call_without_a_name_still_launches(tmp_path: Path) -> None:
+    export = _small()
+    export.call(1, 2, 77, "cudaGetDevice")
+    path = export.write(tmp_path / "a.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET nameId = NULL WHERE correlationId = 1")
+    connection.close()
+    (row,) = analyze_timelines([read_nsys_sqlite(path)]).ranges
+    assert (row.kernel_count, row.launch_calls) == (1, 1)
+
+
+def test_a_copy_that_does_not_say_its_size_makes_the_sum_unknown_not_smaller(tmp_path: Path) -> None:
+    export = _small()
+    export.copy(60, 70, 2, size_bytes=100)
+    export.copy(80, 90, 3, size_bytes=50, kind=1)
+    path = export.write(tmp_path / "a.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute(
+            "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY SELECT 95, 97, 0, 4, globalPid, NULL, 2 FROM "
+            "CUPTI_ACTIVITY_KIND_MEMCPY LIMIT 1"
+        )
+    connection.close()
+    analysis = analyze_timelines([read_nsys_sqlite(path)])
+    assert {c.kind: (c.instances, c.size_bytes) for c in analysis.copies} == {
+        "Copy of kind 2": (2, None),
+        "Copy of kind 1": (1, 50),
+    }
+    assert "a.sqlite: 1 copies or sets do not say how many bytes; the sum of their kind is unknown" in analysis.notes

@@ -173,6 +173,9 @@ def _notes(timeline: Timeline, measured: RangeInstances) -> list[str]:
     unknown = int((timeline.kernels.call < 0).sum())
     if unknown:
         notes.append(prefix + f"{unknown} kernel(s) have no recorded launch and belong to no range")
+    sizes = timeline.copies.size_bytes
+    if sizes is not None and (unsized := int((sizes < 0).sum())):
+        notes.append(prefix + f"{unsized} copies or sets do not say how many bytes; the sum of their kind is unknown")
     if len(timeline.graphs):
         notes.append(
             prefix

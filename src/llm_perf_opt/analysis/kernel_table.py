@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.analysis.intervals import Ints
+from llm_perf_opt.analysis.intervals import Flags, Ints
 from llm_perf_opt.analysis.kernel_class import classify_kernel
 from llm_perf_opt.analysis.kernel_names import short_kernel_name
 from llm_perf_opt.analysis.kernel_rows import CopyRow, KernelRow
@@ -92,7 +92,7 @@ def copy_rows(names: tuple[str, ...], copies: Activities) -> tuple[CopyRow, ...]
     found = group_statistics(copies.name, copies.end_ns - copies.start_ns)
     rows = []
     for i, code in enumerate(found.group):
-        size = None if copies.size_bytes is None else int(copies.size_bytes[copies.name == code].sum())
+        size = _size(copies, copies.name == code)
         total, count = int(found.total[i]), int(found.instances[i])
         rows.append(
             CopyRow(
@@ -106,3 +106,9 @@ def copy_rows(names: tuple[str, ...], copies: Activities) -> tuple[CopyRow, ...]
             )
         )
     return tuple(sorted(rows, key=lambda r: (-r.total_ns, r.kind)))
+
+
+def _size(copies: Activities, chosen: Flags) -> int | None:
+    """The bytes of some copies together, or None where one does not say."""
+    sizes = None if copies.size_bytes is None else copies.size_bytes[chosen]
+    return None if sizes is None or bool((sizes < 0).any()) else int(sizes.sum())

@@ -18,7 +18,10 @@ WARMUP_NAMES = frozenset({"warmup", "warm-up", "warm_up"})
 
 @dataclass(frozen=True, kw_only=True)
 class Activities:
-    """Work on the GPU. `name` indexes the timeline's names, `call` its calls (-1: the launch is not recorded)."""
+    """Work on the GPU. `name` indexes the timeline's names, `call` its calls (-1: the launch is not recorded).
+
+    `device` and `size_bytes` are -1 where the capture does not say.
+    """
 
     start_ns: Ints
     end_ns: Ints

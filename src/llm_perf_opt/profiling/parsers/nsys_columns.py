@@ -8,10 +8,10 @@ import numpy as np
 
 from llm_perf_opt.analysis.intervals import Ints
 from llm_perf_opt.analysis.timeline import distinct
-from llm_perf_opt.profiling.parsers.nsys_database import NsysDatabase
+from llm_perf_opt.profiling.parsers.nsys_database import LATEST_NS, NsysDatabase, broken
 
 
-def drop_broken(columns: dict[str, Any], table: str, notes: list[str]) -> dict[str, Ints]:
+def drop_broken(db: NsysDatabase, columns: dict[str, Any], table: str, notes: list[str]) -> dict[str, Ints]:
     """Leave out rows without a start or an end, or ending before they start, and say how many."""
     missing = np.ma.getmaskarray(columns["start"]) | np.ma.getmaskarray(columns["end"])
     plain = {
@@ -23,7 +23,10 @@ def drop_broken(columns: dict[str, Any], table: str, notes: list[str]) -> dict[s
     if backwards.any():
         notes.append(f"{int(backwards.sum())} row(s) of {table} end before they start and are left out")
     bad = missing | backwards
-    return {key: column[~bad] for key, column in plain.items()} if bad.any() else plain
+    kept = {key: column[~bad] for key, column in plain.items()} if bad.any() else plain
+    if len(kept["start"]) and max(-int(kept["start"].min()), int(kept["end"].max())) > LATEST_NS:
+        raise broken(db.path, f"table {table} holds times that no clock can have")
+    return kept
 
 
 def encode(values: Ints) -> tuple[Ints, Ints]:

@@ -15,6 +15,8 @@ MAGIC = b"SQLite format 3\x00"
 MANY_IDS = 20_000
 # Longer names are cut: a name is for reading, and a report must stay a report.
 MAX_NAME = 4096
+# A century and a half from 1970; the difference of two such times still is a 64-bit number.
+LATEST_NS = 2**62
 _KEPT_OF_A_SCAN = json.dumps({"OPERATOR_NAME": "true", "OPERATOR_CARDINALITY": "true"})
 
 
@@ -95,7 +97,9 @@ class NsysDatabase:
         where = ""
         for chosen, word in ((leave_out, "NOT IN"), (only, "IN")):
             if chosen is not None and chosen[1]:
-                where = f" WHERE {quoted(chosen[0])} {word} ({', '.join(str(int(v)) for v in chosen[1])})"
+                listed = f"{quoted(chosen[0])} {word} ({', '.join(str(int(v)) for v in chosen[1])})"
+                # NULL is in no list, and not out of one either.
+                where = f" WHERE {listed}" + (f" OR {quoted(chosen[0])} IS NULL" if chosen is leave_out else "")
         return self._numpy(f"SELECT {', '.join(select)} FROM {self._scan_of(table)}{where}", table)
 
     def aggregate(self, table: str, columns: Mapping[str, str], select: str, group: str) -> list[tuple[Any, ...]]:
@@ -125,6 +129,9 @@ class NsysDatabase:
             scanned = _rows_scanned(json.loads(self._large.get_profiling_information()))
         except duckdb.Error as error:
             raise broken(self.path, str(error).splitlines()[0]) from error
+        except (SystemError, UnicodeDecodeError) as error:
+            # So the driver says that it cannot make text of what is in a cell.
+            raise broken(self.path, f"table {table} holds text that is not UTF-8") from error
         if not self._is_complete(table, scanned):
             raise broken(self.path, f"table {table} is damaged: only {scanned} of its rows can be reached")
 

@@ -3,12 +3,14 @@
 import json
 from typing import Any
 
-from llm_perf_opt.analysis.timeline import Device
+from llm_perf_opt.analysis.timeline import Device, as_utf8
 from llm_perf_opt.profiling.parsers.nsys_database import NsysDatabase
 
 # Schemas seen in exports of nsys 2022.4 to 2025.x.
 KNOWN_MAJOR = (2, 3)
 NEWEST_KNOWN = (3, 24)
+# Of a clock rate or a size in bytes.
+MOST_DIGITS = 18
 
 
 def read_version(db: NsysDatabase) -> tuple[str | None, str | None]:
@@ -40,7 +42,7 @@ def read_devices(db: NsysDatabase, notes: list[str]) -> tuple[Device, ...]:
     """The GPUs, from TARGET_INFO_GPU or, where that is missing, the GpuInfo row of the system environment."""
     if db.has("TARGET_INFO_GPU") and "name" in db.columns("TARGET_INFO_GPU"):
         return _from_table(db)
-    if db.has("TARGET_INFO_SYSTEM_ENV"):
+    if db.has("TARGET_INFO_SYSTEM_ENV") and {"name", "value"} <= set(db.columns("TARGET_INFO_SYSTEM_ENV")):
         rows = db.query("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'GpuInfo'")
         return tuple(device for (value,) in rows if value for device in _from_json(str(value), notes))
     return ()
@@ -81,15 +83,15 @@ def _from_json(text: str, notes: list[str]) -> tuple[Device, ...]:
             )
             for gpu in gpus
         )
-    except (ValueError, KeyError, TypeError) as error:
-        notes.append(f"the description of the GPU could not be understood ({error!r})")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        notes.append(f"the description of the GPU could not be understood ({error!r:.200})")
         return ()
 
 
 def _device(row: dict[str, Any]) -> Device:
-    major, minor = row["computeMajor"], row["computeMinor"]
+    major, minor = (row[key] if isinstance(row[key], int) else None for key in ("computeMajor", "computeMinor"))
     return Device(
-        name=str(row["name"]),
+        name=as_utf8(str(row["name"])),
         sm_count=_number(row["smCount"]),
         clock_hz=_number(row["clockRate"]),
         l2_bytes=_number(row["l2CacheSize"]),
@@ -101,4 +103,5 @@ def _device(row: dict[str, Any]) -> Device:
 
 def _number(value: Any) -> int | None:
     """Zero means nsys does not know."""
-    return int(value) if value is not None and str(value).isdigit() and int(value) > 0 else None
+    text = str(value)
+    return int(text) if text.isdecimal() and len(text) <= MOST_DIGITS and int(text) > 0 else None

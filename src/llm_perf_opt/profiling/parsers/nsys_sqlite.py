@@ -98,9 +98,9 @@ def _work(
         "name": f"TRY_CAST({db.column_or(table, name, '-1') if name else '-1'} AS BIGINT)",
     }
     if table in (COPIES, SETS):
-        wanted["bytes"] = db.column_or(table, "bytes", "0")
+        wanted["bytes"] = db.column_or(table, "bytes", "-1")
     small = {"device": db.column_or(table, "deviceId", "0")}
-    columns = drop_broken(db.scan(table, wanted, small=small), table, notes)
+    columns = drop_broken(db, db.scan(table, wanted, small=small), table, notes)
     return {**columns, "process": processes.codes(columns["process"]), "name": code(columns["name"])}
 
 
@@ -141,7 +141,7 @@ def _calls(db: NsysDatabase, notes: list[str]) -> tuple[Calls, Ints, Ints]:
     skip = ("nameId", sorted(set(never) - set(waits))) if has_names else None
     if has_names:
         wanted["name"] = 'TRY_CAST("nameId" AS BIGINT)'
-    columns = drop_broken(db.scan(CALLS, wanted, leave_out=skip), CALLS, notes)
+    columns = drop_broken(db, db.scan(CALLS, wanted, leave_out=skip), CALLS, notes)
     thread_ids, thread = encode(columns["tid"])
     wait: Flags = np.isin(columns["name"], waits) if has_names else np.zeros(len(thread), np.bool_)
     calls = Calls(
@@ -167,7 +167,7 @@ def _ranges(db: NsysDatabase, names: Names, threads: Ints, notes: list[str]) -> 
     text = columns.pop("text")
     columns["row"] = np.arange(len(columns["start"]))
     open_ = int(np.ma.getmaskarray(columns["end"]).sum())
-    kept = drop_broken(columns, NVTX, [])
+    kept = drop_broken(db, columns, NVTX, [])
     dropped = len(columns["start"]) - len(kept["start"]) - open_
     if open_:
         notes.append(f"{open_} range(s) had not ended when the capture stopped and are left out")

@@ -6,7 +6,7 @@ from typing import Any
 from llm_perf_opt.analysis.kernel_class import classify_kernel
 from llm_perf_opt.analysis.kernel_names import short_kernel_name
 from llm_perf_opt.analysis.kernel_rows import KernelRow
-from llm_perf_opt.profiling.parsers.nsys_database import NsysDatabase, open_nsys_database
+from llm_perf_opt.profiling.parsers.nsys_database import LATEST_NS, NsysDatabase, broken, open_nsys_database
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 
@@ -32,6 +32,8 @@ def _summarize(db: NsysDatabase) -> tuple[tuple[KernelRow, ...], tuple[str, ...]
         # Two ids for one text, or names that differ only where they are cut: medians cannot be added up.
         cases = " ".join(f"WHEN {other} THEN {kept}" for other, kept in same.items())
         rows = _grouped(db, f"CASE {code} {cases} ELSE {code} END")
+    if any(row[2] and int(row[6]) > LATEST_NS for row in rows):
+        raise broken(db.path, f"table {KERNELS} holds times that no clock can have")
     whole = sum(int(row[3]) for row in rows if row[2])
     left_out = sum(int(row[1]) - int(row[2]) for row in rows)
     notes = (f"{left_out} row(s) of {KERNELS} have no usable start and end and are left out",) if left_out else ()

@@ -52,7 +52,7 @@ class Args(msgspec.Struct, gc=False):
 
     correlation: int = -1
     device: int = 0
-    bytes: int = 0
+    bytes: int = -1
 
 
 class EventDecoder:
@@ -195,7 +195,7 @@ def _table(
             thread=_NONE if on_gpu else _threads(rows, threads),
             correlation=np.array(correlation, np.int64),
             device=np.array([0 if a is None else a.device for a in arguments], np.int32) if on_gpu else _NONE,
-            size_bytes=np.array([0 if a is None else a.bytes for a in arguments], np.int64) if kind == COPY else _NONE,
+            size_bytes=np.array([-1 if a is None else a.bytes for a in arguments], np.int64) if kind == COPY else _NONE,
         ),
         unusable,
         negative,
