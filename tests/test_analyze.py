@@ -3,7 +3,10 @@
 import csv
 import json
 import lzma
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -267,3 +270,46 @@ def test_a_damaged_report_is_refused_in_words(tmp_path: Path, capsys: pytest.Cap
     report.write_bytes(b"NVIDIA Tegra Profiler Report 1." + b"\0" * 500)
     assert main(["analyze", str(report)]) == 1
     assert "`nsys export` wrote no SQLite" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("output", ["/dev/null/x", "file/x", "/proc/nope"])
+def test_a_directory_that_cannot_be_made_is_refused_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], output: str
+) -> None:
+    (tmp_path / "file").touch()
+    broken = tmp_path / "broken.sqlite"
+    broken.write_bytes(b"SQLite format 3\0 and nothing else")
+    assert main(["analyze", str(broken), "-o", str(tmp_path / output)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: -o {tmp_path / output}: cannot be made (")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["--kernels-only"], ["--json", "--kernels-only"]])
+def test_a_full_disk_under_the_output_is_one_line_and_exit_code_1(tmp_path: Path, options: list[str]) -> None:
+    argv = [sys.executable, "-m", "llm_perf_opt.cli", "analyze", str(_capture(tmp_path / "a.sqlite")), *options]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    said = "error: reading or writing failed ([Errno 28] No space left on device)\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["--json", "--kernels-only"]])
+def test_names_the_terminal_cannot_show_are_escaped(tmp_path: Path, options: list[str]) -> None:
+    export = Export()
+    export.kernel("naïve_λ_kernel", 20, 50, 1)
+    argv = [sys.executable, "-m", "llm_perf_opt.cli", "analyze", str(export.write(tmp_path / "a.sqlite")), *options]
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(argv, env=env, capture_output=True, timeout=60, check=True)
+    if options:
+        assert [k["name"] for k in json.loads(done.stdout)["kernels"]] == ["naïve_λ_kernel"]
+    else:
+        assert b"na\\xefve_\\u03bb_kernel" in done.stdout
+
+
+def test_a_file_name_that_is_no_text_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/b\xff.sqlite")
+    shutil.copy(_capture(tmp_path / "a.sqlite"), name)
+    assert main(["analyze", name]) == 2
+    said = f"error: {tmp_path}/b\\udcff.sqlite: the name is not UTF-8; rename the file and give that\n"
+    assert capsys.readouterr().err == said

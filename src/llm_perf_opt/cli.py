@@ -1,12 +1,13 @@
 """The command llm-perf: finds the subcommand and imports nothing else."""
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
 
 from llm_perf_opt import __version__
-from llm_perf_opt.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, ConfigError, ProfilingError
+from llm_perf_opt.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, ProfilingError
 
 HELP = """\
 llm-perf: where did the time of an LLM inference go, and what should change first?
@@ -37,7 +38,27 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; our own errors become one line each and an exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A name the terminal cannot show must not end the command.
+        sys.stdout.reconfigure(errors="backslashreplace")
     args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader went away (`| head`); what is left to print has nowhere to go.
+        _print_no_more()
+        return EXIT_OK
+    except OSError as error:
+        # A full disk, most likely, be it under the standard output or under a file.
+        print(f"error: reading or writing failed ({error})", file=sys.stderr)
+        if not _can_print():
+            _print_no_more()
+        return EXIT_FAILED
+    return code
+
+
+def _run(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
         print(HELP, end="")
         return EXIT_OK
@@ -56,10 +77,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader went away (`| head`); what is left to print has nowhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
+
+
+def _can_print() -> bool:
+    """What is left to print can go where it should."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return False
+    return True
+
+
+def _print_no_more() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -96,11 +96,6 @@ class Timeline:
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
-def as_utf8(text: str) -> str:
-    """Text as it can be printed and written: half a surrogate pair becomes its escape."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
 def no_activities() -> Activities:
     none = np.zeros(0, np.int64)
     return Activities(start_ns=none, end_ns=none, name=none, call=none, process=none, device=none)

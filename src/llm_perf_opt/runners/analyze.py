@@ -5,14 +5,13 @@ nsys reports (.nsys-rep, needs nsys to export), exports (.sqlite) and kernel sum
 """
 
 import argparse
-import json
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from llm_perf_opt.errors import EXIT_OK, ConfigError
 from llm_perf_opt.runners.analyze_context import CLEAN, Context, split_context
+from llm_perf_opt.runners.analyze_json import print_json
 from llm_perf_opt.runners.analyze_kinds import NCU, NSYS, SUMMARY, TORCH, capture_file, kind_of
 
 
@@ -89,8 +88,7 @@ def _analyze(args: argparse.Namespace, kinds: list[str], context: Context, scrat
     if args.output is not None:
         write_run(args.output, args.files, replace(found, analysis=analysis), context)
     if args.json:
-        json.dump(analysis_object(analysis) | found.extra, sys.stdout, indent=2, ensure_ascii=False)
-        print()
+        print_json(analysis_object(analysis) | found.extra)
         return EXIT_OK
     print(render_analysis(analysis, found.extra, top=max(1, args.top)))
     if args.output is not None:

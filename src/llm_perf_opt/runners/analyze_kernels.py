@@ -1,13 +1,12 @@
 """`llm-perf analyze --kernels-only`: the kernel summary of one nsys export, without reading the timeline."""
 
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from llm_perf_opt.errors import EXIT_OK, ConfigError
 from llm_perf_opt.profiling.parsers.nsys_summary import summarize_kernels
+from llm_perf_opt.runners.analyze_json import print_json
 
 
 def print_kernels(files: Sequence[Path], *, as_json: bool, top: int) -> int:
@@ -17,8 +16,7 @@ def print_kernels(files: Sequence[Path], *, as_json: bool, top: int) -> int:
     kernels, notes = summarize_kernels(files[0])
     if as_json:
         found = {"sources": [{"path": str(files[0]), "kind": "nsys"}], "kernels": [asdict(k) for k in kernels]}
-        json.dump({**found, "notes": list(notes)}, sys.stdout, indent=2, ensure_ascii=False)
-        print()
+        print_json({**found, "notes": list(notes)})
         return EXIT_OK
     print(f"{'%':>5} {'total ms':>12} {'n':>10} {'avg µs':>10} {'med µs':>10}  {'class':13} kernel")
     for k in kernels[:top]:

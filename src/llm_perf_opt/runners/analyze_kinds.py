@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from llm_perf_opt.core.manifest import FILE_NAME as MANIFEST
+from llm_perf_opt.analysis.printable import as_utf8
 from llm_perf_opt.errors import ParseError
 
 NSYS, SUMMARY, TORCH, NCU = "nsys", "nsys_summary", "torch", "ncu"
@@ -40,6 +41,9 @@ def capture_file(path: Path) -> Path:
 
 def kind_of(path: Path) -> str:
     """The kind, or a ParseError that says what is accepted."""
+    if as_utf8(str(path)) != str(path):
+        # Neither a manifest nor duckdb can hold such a name.
+        raise ParseError(f"{as_utf8(str(path))}: the name is not UTF-8; rename the file and give that")
     name = path.name.lower()
     if name.endswith(".qdstrm"):
         raise ParseError(

@@ -1,5 +1,6 @@
 """Writes the analysis of given captures as a run directory, as if the stages had run."""
 
+import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,9 +17,19 @@ from llm_perf_opt.runners.analyze_read import Found
 
 
 def require_free(output: Path) -> None:
-    """Refuse a directory that holds something before any work is done."""
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ConfigError(f"-o {output}: exists and is not an empty directory, allowed: a new or an empty one")
+    """Make the directory, and refuse one that holds something, before any work is done."""
+    folder = output.expanduser()
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError(f"-o {output}: exists and is not an empty directory, allowed: a new or an empty one")
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK | os.X_OK)
+    except OSError as error:
+        raise ConfigError(
+            f"-o {output}: cannot be made ({error.strerror or error}), allowed: a new directory"
+        ) from error
+    if not writable:
+        raise ConfigError(f"-o {output}: cannot be written into, allowed: a new directory or an empty one of yours")
 
 
 def write_run(output: Path, files: Sequence[Path], found: Found, context: Context) -> None:

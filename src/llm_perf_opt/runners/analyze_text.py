@@ -171,4 +171,4 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _is_number(text: str) -> bool:
-    return text.replace(",", "").replace(".", "").replace("–", "").replace("-", "").isdigit() or text == "–"
+    return text.replace(",", "").replace(".", "").replace("–", "").replace("-", "").isdecimal() or text == "–"

@@ -3,7 +3,8 @@
 import json
 from typing import Any
 
-from llm_perf_opt.analysis.timeline import Device, as_utf8
+from llm_perf_opt.analysis.printable import as_utf8
+from llm_perf_opt.analysis.timeline import Device
 from llm_perf_opt.profiling.parsers.nsys_database import NsysDatabase
 
 # Schemas seen in exports of nsys 2022.4 to 2025.x.

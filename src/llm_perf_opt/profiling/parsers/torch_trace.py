@@ -10,7 +10,8 @@ import numpy as np
 
 from llm_perf_opt.analysis.intervals import Ints
 from llm_perf_opt.analysis.operators import HostEvents
-from llm_perf_opt.analysis.timeline import Activities, Calls, Device, Ranges, Timeline, as_utf8, no_activities
+from llm_perf_opt.analysis.printable import as_utf8
+from llm_perf_opt.analysis.timeline import Activities, Calls, Device, Ranges, Timeline, no_activities
 from llm_perf_opt.profiling.parsers.nsys_columns import join_calls
 from llm_perf_opt.profiling.parsers.trace_chunks import TraceText, read_with_cuts
 from llm_perf_opt.profiling.parsers.trace_events import (
