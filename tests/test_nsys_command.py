@@ -163,6 +163,7 @@ def test_what_nsys_says_is_kept_apart_from_what_the_workload_says() -> None:
     tail = (
         "ValueError: no weights\nGenerating '/tmp/nsys-report-1.qdstrm'\n"
         "\r[1/1] [0%     ] run.nsys-rep\r[1/1] [==100%] run.nsys-rep\nGenerated:\n    /run/nsys/run.nsys-rep\n"
+        "\r[ 9/12] [==100%] run.9.nsys-rep\nGenerated:\n\t/run/nsys/run.12.nsys-rep\n"
     )
     assert without_nsys_lines(tail).strip() == "ValueError: no weights"
 

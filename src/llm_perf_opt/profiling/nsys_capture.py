@@ -30,7 +30,7 @@ RANGES_NAMED = 20
 LONG_TAIL_BYTES = 1 << 20
 WORK_DIR = "torch_profiler"
 _NSYS_LINE = re.compile(
-    r"Generating '|Generated:|\[\s*\d+/\d+\] \[|    /.*\.(nsys-rep|qdstrm|sqlite)$|Capture range |Collecting data"
+    r"Generating '|Generated:|\[\s*\d+/\d+\] \[|\s+/.*\.(nsys-rep|qdstrm|sqlite)$|Capture range |Collecting data"
 )
 
 
