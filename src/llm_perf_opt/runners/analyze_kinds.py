@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from llm_perf_opt.core.manifest import FILE_NAME as MANIFEST
 from llm_perf_opt.analysis.printable import as_utf8
+from llm_perf_opt.core.manifest import FILE_NAME as MANIFEST
 from llm_perf_opt.errors import ParseError
 
 NSYS, SUMMARY, TORCH, NCU = "nsys", "nsys_summary", "torch", "ncu"

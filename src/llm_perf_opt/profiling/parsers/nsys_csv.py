@@ -2,6 +2,7 @@
 
 import csv
 import io
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
@@ -25,6 +26,7 @@ COLUMNS = (
 )
 # Nanoseconds of ten years have eighteen.
 MOST_DIGITS = 18
+MAX_NAME = 4096
 REQUIRED = ("Total Time (ns)", "Instances", "Name")
 SUMMARY_FILES = ("summary_cuda_gpu_kern_sum.csv", "summary_gpukernsum.csv", "summary.csv")
 
@@ -74,6 +76,8 @@ def parse_kernel_summary(text: str, *, source: str) -> tuple[SummaryRow, ...]:
 
 def _cells(text: str, source: str) -> list[list[str]]:
     """The table and what stands before it. A quote that is never closed is an error: the file was cut there."""
+    # A name may be long; it is cut below, as that of an export is.
+    csv.field_size_limit(sys.maxsize)
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         return list(reader)
@@ -109,7 +113,7 @@ def _row(cells: dict[str, str], where: str) -> SummaryRow:
     if instances is None or total is None:
         raise ParseError(f"{where}: Instances and Total Time (ns) must be whole numbers")
     return SummaryRow(
-        name=cells["Name"],
+        name=cells["Name"] if len(cells["Name"]) <= MAX_NAME else cells["Name"][:MAX_NAME] + "…",
         instances=instances,
         total_ns=total,
         time_pct=number("Time (%)"),
