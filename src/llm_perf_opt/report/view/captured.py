@@ -37,8 +37,9 @@ def captured_tiles(capture: Found[CaptureFile]) -> tuple[Tile, ...]:
         what = f"of all kernel time: {top.short_name}"
         tiles.append(_tile("Heaviest kernel", show(share(top.time_pct / 100, what, source))))
     if found.copies:
-        size = sum(copy.size_bytes or 0 for copy in found.copies)
-        what = f"copies and sets, {format_bytes(size)}"
+        sizes = [copy.size_bytes for copy in found.copies if copy.size_bytes is not None]
+        is_whole = len(sizes) == len(found.copies)
+        what = f"copies and sets, {format_bytes(sum(sizes))}" if is_whole else "copies and sets, not all of known size"
         total = Known(value=sum(copy.total_ns for copy in found.copies) / 1e6, unit="ms", how=what, source=source)
         tiles.append(_tile("Copies", show(total)))
     return tuple(tiles)
