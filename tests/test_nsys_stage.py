@@ -286,7 +286,9 @@ def test_a_token_of_the_parent_is_not_left_behind_when_a_later_capture_fails(tmp
     assert [p for p in tmp_path.rglob("*") if p.is_file() and SECRET.encode() in p.read_bytes()] == []
 
 
-def test_an_interrupt_leaves_nothing_that_nsys_recorded(tmp_path: Path) -> None:
+def test_an_interrupt_leaves_nothing_that_nsys_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     nsys = _fake(
         tmp_path,
         "import os, signal\n"
@@ -302,7 +304,7 @@ def test_an_interrupt_leaves_nothing_that_nsys_recorded(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         STAGE.run(NsysConfig(enable=True, timeout_s=20.0), ctx)
     assert [p for p in ctx.run_dir.rglob("*") if p.is_file() and SECRET.encode() in p.read_bytes()] == []
-    assert list(Path(tempfile.gettempdir()).glob("llm-perf-nsys-*")) == []
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_files_of_an_earlier_attempt_do_not_stand_beside_new_ones(tmp_path: Path) -> None:
