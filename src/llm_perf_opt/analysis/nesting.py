@@ -30,7 +30,7 @@ class Nesting:
     def repeats_ancestor(self, name: Ints) -> Flags:
         """Whether some ancestor has the same name."""
         out = np.zeros(len(name), np.bool_)
-        open_, above = np.arange(len(name)), self.parent.copy()
+        open_, above = np.arange(len(name), dtype=np.int32), self.parent.copy()
         while True:
             keep = above >= 0
             open_, above = open_[keep], above[keep]
@@ -50,26 +50,31 @@ class Nesting:
 
 def nest(thread: Ints, start: Ints, end: Ints) -> Nesting:
     """Find the parents: of each interval the innermost around it on its thread. What only overlaps it is not."""
-    parent = np.full(len(start), -1, np.int64)
+    # Indices in 32 bits: a long trace has many of them.
+    parent = np.full(len(start), -1, np.int32)
     if not len(start):
         return Nesting(parent=parent, levels=())
     # An empty interval must still count as open for what starts with it.
     closed = np.maximum(end, start + 1)
     order = _by_start(thread, start, closed)
-    depth = np.empty(len(start), np.int64)
+    depth = np.empty(len(start), np.int32)
     chunks = np.split(order, np.flatnonzero(np.diff(thread[order])) + 1)
     for chunk in chunks:
-        done = np.searchsorted(np.sort(closed[chunk], kind="stable"), start[chunk], side="right")
-        depth[chunk] = np.arange(len(chunk)) - done
+        # In place where it can be: these are the largest arrays of the analysis of a long trace.
+        ends = closed[chunk]
+        ends.sort(kind="stable")
+        done = np.searchsorted(ends, start[chunk], side="right")
+        del ends
+        depth[chunk] = np.subtract(np.arange(len(chunk), dtype=np.int32), done, out=done)
+        del done
     positions = _positions(depth[order])
-    until = closed[order]
     crossing: list[Ints] = []
     levels = [order[positions[0]]]
     for above, here in pairwise(positions):
         around = above[np.searchsorted(above, here) - 1]
         levels.append(order[here])
         parent[levels[-1]] = order[around]
-        over = until[here] > until[around]
+        over = closed[levels[-1]] > closed[order[around]]
         if over.any():
             crossing.append(thread[levels[-1][over]])
     if not crossing:
@@ -82,7 +87,7 @@ def nest(thread: Ints, start: Ints, end: Ints) -> Nesting:
 
 def _positions(depth: Ints) -> list[Ints]:
     """The positions of each depth, in order."""
-    by_depth = np.argsort(depth, kind="stable")
+    by_depth = np.argsort(depth, kind="stable").astype(np.int32)
     return np.split(by_depth, np.flatnonzero(np.diff(depth[by_depth])) + 1)
 
 
@@ -125,7 +130,7 @@ def innermost(nesting: Nesting, thread: Ints, start: Ints, end: Ints, at_thread:
 
 def _by_start(thread: Ints, start: Ints, end: Ints) -> Ints:
     """The order by thread and start, the longest first where several start together."""
-    order = np.lexsort((start, thread))
+    order = np.lexsort((start, thread)).astype(np.int32)
     together = (np.diff(start[order]) == 0) & (np.diff(thread[order]) == 0)
     # Traces come nearly in order, so sorting by these two costs little; the third key is in no order at all.
-    return np.lexsort((-end, start, thread)) if together.any() else order
+    return np.lexsort((-end, start, thread)).astype(np.int32) if together.any() else order

@@ -61,9 +61,9 @@ def operator_rows(timeline: Timeline, operators: HostEvents) -> tuple[OperatorRo
         found.tolist(),
         total(~repeats),
         total(_own_time(host, tree, owner)),
-        total(np.where(outermost, host.end_ns - host.start_ns, 0)),
+        total((host.end_ns - host.start_ns) * outermost),
         total(device),
-        total(np.where(outermost, tree.sum_up(device), 0)),
+        total(tree.sum_up(device) * outermost),
         strict=True,
     )
     rows = [
@@ -82,7 +82,7 @@ def operator_rows(timeline: Timeline, operators: HostEvents) -> tuple[OperatorRo
 
 def _with_calls(operators: HostEvents, calls: Calls) -> HostEvents:
     """The operators, and behind them the runtime calls under no name: they are nobody's own time but theirs."""
-    none = np.full(len(calls), -1, np.int64)
+    none = np.full(len(calls), -1, np.int32)
     return HostEvents(
         start_ns=np.concatenate((operators.start_ns, calls.start_ns)),
         end_ns=np.concatenate((operators.end_ns, calls.end_ns)),
@@ -104,7 +104,7 @@ def _repeats(name: Ints, tree: Nesting) -> Flags:
 def _groups(name: Ints) -> tuple[Ints, Ints]:
     """The distinct names, and for each operator the index of its own."""
     found = distinct(name)
-    place = np.zeros(int(found[-1]) + 1, np.int64)
+    place = np.zeros(int(found[-1]) + 1, np.int32)
     place[found] = np.arange(len(found))
     return found, place[name]
 

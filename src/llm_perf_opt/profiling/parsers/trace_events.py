@@ -105,13 +105,15 @@ class Table:
 
 
 _NONE: Ints = np.zeros(0, np.int64)
+_NO_CODES: Ints = np.zeros(0, np.int32)
+# Of the types a table with rows has: one wide empty column would widen all it is joined with.
 NO_ROWS = Table(
     start_ns=_NONE,
     end_ns=_NONE,
-    name=_NONE,
-    thread=_NONE,
+    name=_NO_CODES,
+    thread=_NO_CODES,
     correlation=_NONE,
-    device=_NONE,
+    device=_NO_CODES,
     size_bytes=_NONE,
 )
 
@@ -192,9 +194,9 @@ def _table(
             start_ns=start,
             end_ns=start + length,
             name=np.fromiter(map(names.__getitem__, map(_NAME, rows)), np.int32, len(rows)),
-            thread=_NONE if on_gpu else _threads(rows, threads),
+            thread=_NO_CODES if on_gpu else _threads(rows, threads),
             correlation=np.array(correlation, np.int64),
-            device=np.array([0 if a is None else a.device for a in arguments], np.int32) if on_gpu else _NONE,
+            device=np.array([0 if a is None else a.device for a in arguments], np.int32) if on_gpu else _NO_CODES,
             size_bytes=np.array([-1 if a is None else a.bytes for a in arguments], np.int64) if kind == COPY else _NONE,
         ),
         unusable,
