@@ -37,7 +37,7 @@ from llm_perf_opt.profiling.nsys_scrub import (
 )
 from llm_perf_opt.profiling.stages.nsys import STAGE, NsysConfig
 from tests.nsys_builder import Export
-from tests.orchestrator import OFF, llm_perf
+from tests.orchestrator import OFF, Outcome, llm_perf
 
 PROGRAM = """
 import sys, time
@@ -221,20 +221,19 @@ def test_a_capture_that_does_not_end_is_ended(tmp_path: Path) -> None:
         STAGE.run(NsysConfig(enable=True, timeout_s=3.0), ctx)
 
 
-@pytest.mark.real_nsys
-def test_a_token_of_the_parent_is_in_no_file_of_the_run(tmp_path: Path) -> None:
+def _profile_program(tmp_path: Path, exit_code: int, *overrides: str, **environ: str) -> Outcome:
+    """The program under the real nsys through the command line, with these variables in the parent."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
+    command = f"workload.command=[{sys.executable},{program},{exit_code}]"
+    runs = f"artifacts.runs_dir={tmp_path / 'run'}"
+    return llm_perf("profile", *OFF, "pipeline.nsys.enable=true", *overrides, command, runs, cwd=tmp_path, **environ)
+
+
+@pytest.mark.real_nsys
+def test_a_token_of_the_parent_is_in_no_file_of_the_run(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    done = llm_perf(
-        "profile",
-        *OFF,
-        "pipeline.nsys.enable=true",
-        f"workload.command=[{sys.executable},{program},'0']",
-        f"artifacts.runs_dir={run_dir}",
-        cwd=tmp_path,
-        HF_TOKEN=SECRET,
-    )
+    done = _profile_program(tmp_path, 0, HF_TOKEN=SECRET)
     assert done.code == 0, done.err
     files = [p for p in run_dir.rglob("*") if p.is_file()]
     assert {"run.sqlite", "manifest.json"} <= {p.name for p in files}
@@ -246,39 +245,17 @@ def test_a_token_of_the_parent_is_in_no_file_of_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.real_nsys
 def test_a_token_of_the_parent_is_not_left_in_the_report_of_a_failed_capture(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
     run_dir = tmp_path / "run"
-    done = llm_perf(
-        "profile",
-        *OFF,
-        "pipeline.nsys.enable=true",
-        f"workload.command=[{sys.executable},{program},'7']",
-        f"artifacts.runs_dir={run_dir}",
-        cwd=tmp_path,
-        HF_TOKEN=SECRET,
-    )
+    done = _profile_program(tmp_path, 7, HF_TOKEN=SECRET)
     assert done.code == 1
     assert [p for p in run_dir.rglob("*") if p.is_file() and SECRET.encode() in p.read_bytes()] == []
 
 
 @pytest.mark.real_nsys
 def test_a_token_of_the_parent_is_not_left_behind_when_a_later_capture_fails(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
     run_dir = tmp_path / "run"
-    done = llm_perf(
-        "profile",
-        *OFF,
-        "pipeline.nsys.enable=true",
-        "pipeline.nsys.capture_range=nvtx",
-        "pipeline.nsys.nvtx_capture=[prefill,nobody]",
-        f"workload.command=[{sys.executable},{program},'0']",
-        f"artifacts.runs_dir={run_dir}",
-        cwd=tmp_path,
-        HF_TOKEN=f"/{SECRET}/as/a/path",
-        TMPDIR=str(tmp_path),
-    )
+    gate = ("pipeline.nsys.capture_range=nvtx", "pipeline.nsys.nvtx_capture=[prefill,nobody]")
+    done = _profile_program(tmp_path, 0, *gate, HF_TOKEN=f"/{SECRET}/as/a/path", TMPDIR=str(tmp_path))
     assert done.code == 1
     assert "the NVTX range 'nobody' never opened" in done.out + done.err
     assert (run_dir / "nsys" / "run-prefill.sqlite").is_file()

@@ -19,14 +19,6 @@ class Nesting:
     levels: tuple[Ints, ...]
     strict: bool = True
 
-    def has_ancestor(self, flag: Flags) -> Flags:
-        """Whether some ancestor carries the flag."""
-        out = np.zeros(len(flag), np.bool_)
-        for level in self.levels[1:]:
-            above = self.parent[level]
-            out[level] = flag[above] | out[above]
-        return out
-
     def repeats_ancestor(self, name: Ints) -> Flags:
         """Whether some ancestor has the same name."""
         out = np.zeros(len(name), np.bool_)

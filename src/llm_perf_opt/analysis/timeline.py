@@ -4,15 +4,12 @@ Both parsers (nsys SQLite, torch trace) fill these; every figure is computed fro
 nanoseconds of the capture's own clock.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from llm_perf_opt.analysis.intervals import Flags, Ints
 
-UNKNOWN_CALL = -1
 WARMUP_NAMES = frozenset({"warmup", "warm-up", "warm_up"})
 
 
@@ -93,7 +90,6 @@ class Timeline:
     thread_process: Ints
     devices: tuple[Device, ...] = ()
     notes: tuple[str, ...] = ()
-    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 def no_activities() -> Activities:
@@ -104,11 +100,6 @@ def no_activities() -> Activities:
 def no_calls() -> Calls:
     none, flags = np.zeros(0, np.int64), np.zeros(0, np.bool_)
     return Calls(start_ns=none, end_ns=none, thread=none, launches=flags, waits=flags)
-
-
-def no_ranges() -> Ranges:
-    none, flags = np.zeros(0, np.int64), np.zeros(0, np.bool_)
-    return Ranges(start_ns=none, end_ns=none, name=none, thread=none, process_wide=flags)
 
 
 def join(parts: list[Activities]) -> Activities:

@@ -10,7 +10,6 @@ DECODE_STEP = "decode_step"
 WARMUP = "warmup"
 SAM = "sam"
 CLIP = "clip"
-PROJECTOR = "projector"
 PHASES = (PREFILL, DECODE)
 
 # Ranges of the PyPI package from this version on are not recorded by nsys 2022.4 and 2023.4.
