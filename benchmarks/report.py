@@ -26,9 +26,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.browser import Browser, chromium  # noqa: E402
-from tests.report_facts import ncu as ncu_kernel  # noqa: E402
-from tests.report_runs import capture, clean, stage, write_run  # noqa: E402
+from tests.support.browser import Browser, chromium  # noqa: E402
+from tests.support.report_facts import ncu as ncu_kernel  # noqa: E402
+from tests.support.report_runs import capture, clean, stage, write_run  # noqa: E402
 
 KERNELS, EVENTS, REPEATS = 2_000, 100_000, 5
 RESULT = Path(__file__).with_name("results") / "report.json"

@@ -2,11 +2,9 @@
 
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 
-REPO = Path(__file__).resolve().parent.parent
 REQUIRE_TOOLS = os.environ.get("LLM_PERF_REQUIRE_TOOLS") == "1"
 _NEEDS = {"real_nsys": "nsys", "real_ncu": "ncu", "browser": "chromium"}
 

@@ -1,0 +1,1 @@
+"""The tests: unit, stages, system (whole commands and real tools), golden, and what they share in support."""

@@ -1,0 +1,80 @@
+"""The markdown reports of the H200 capture, whole; and the figures its waterfall must show.
+
+To accept a change: LLM_PERF_UPDATE_GOLDEN=1 pytest tests/golden/test_report_golden.py, then read the difference.
+"""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.core.manifest import read_manifest
+from llm_perf_opt.report.run_files import read_run_files
+from llm_perf_opt.report.view.report import ReportView, build_view
+from tests.support.report_runs import analyze_h200
+
+GOLDEN = Path(__file__).parent / "h200"
+PAGES = ("report.md", "kernels.md", "stakeholder_summary.md")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return analyze_h200(tmp_path_factory.mktemp("golden"))
+
+
+@pytest.fixture(scope="module")
+def view(run: Path) -> ReportView:
+    return build_view(read_run_files(read_manifest(run), run))
+
+
+def steady(text: str, run: Path) -> str:
+    """Without what differs from day to day and from folder to folder."""
+    text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", "DATE", text)
+    return text.replace(str(run.parent), "FOLDER")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_of_the_h200_capture_reads_as_agreed(name: str, run: Path) -> None:
+    found = steady((run / name).read_text(encoding="utf-8"), run)
+    path = GOLDEN / name
+    if os.environ.get("LLM_PERF_UPDATE_GOLDEN") == "1":
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(found, encoding="utf-8")
+    assert found == path.read_text(encoding="utf-8")
+
+
+def test_the_decode_waterfall_of_the_h200_shows_the_known_figures(view: ReportView) -> None:
+    decode = next(w for w in view.waterfalls if w.phase == "decode")
+    totals = {row.key: float(row.total.split()[0]) for row in decode.rows if row.missing is None}
+    assert totals["wall"] == pytest.approx(15.13, rel=0.03)
+    assert 1.94 <= totals["kernels"] <= 1.95
+    assert totals["achievable"] == pytest.approx(0.58, rel=0.03)
+    assert list(totals) == ["datasheet", "achievable", "kernels", "host", "wall"]
+
+
+def test_the_first_finding_is_the_launch_bound_decode(view: ReportView) -> None:
+    first = view.findings[0]
+    assert (first.rule, first.phase, first.gain, first.confidence) == ("launch_bound", "decode", "up to 7.8×", "high")
+    assert view.headline.verdict == (
+        "Decode is launch-bound: the GPU idles 87 % of each step. CUDA graphs or torch.compile could give up to 7.8×."
+    )
+
+
+def test_kernels_of_ncu_are_found_on_the_timeline_and_placed_on_the_roofline(view: ReportView) -> None:
+    assert view.kernels.join.startswith("16 of 16 kernels measured by ncu found on the timeline (100 %)")
+    assert {p.kind for p in view.roofline.points} == {"kernel", "phase"}
+    assert [r.kind for r in view.roofline.roofs] == ["datasheet", "achievable"]
+
+
+def test_what_ncu_measured_in_decode_is_not_held_against_prefill(view: ReportView) -> None:
+    of_ncu = {f.rule for f in view.findings if any(e.source == "ncu/kernels.json" for e in f.evidence)}
+    assert of_ncu == {"low_occupancy", "small_gemm"}
+    assert {f.phase for f in view.findings if f.rule in of_ncu} == {"decode"}
+
+
+def test_no_time_of_the_profiled_pass_is_shown_as_a_latency(run: Path, view: ReportView) -> None:
+    # 23.8 ms is a decode step under nsys, 17.6 ms a prefill.
+    shown = [row.total for w in view.waterfalls for row in w.rows] + [str(tile.cell) for tile in view.headline.tiles]
+    assert not [text for text in shown if re.search(r"\b(23\.[78]|17\.[56])", text)]
+    assert "23.8" not in (run / "stakeholder_summary.md").read_text(encoding="utf-8")

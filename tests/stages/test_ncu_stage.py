@@ -1,0 +1,368 @@
+"""Stage ncu from choice to files: with a stand-in that speaks ncu's words, and with the real ncu on the CPU."""
+
+import csv
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.core.host import Gpu, Host, Tool
+from llm_perf_opt.core.process import CommandResult, allowed_environment, run_command
+from llm_perf_opt.core.records import StageFile, StageOutput, StageRecord
+from llm_perf_opt.core.stage import StageContext
+from llm_perf_opt.errors import ToolError
+from llm_perf_opt.pipeline.compose import compose_config, type_config
+from llm_perf_opt.profiling.stages.ncu import STAGE, NcuCli, NcuConfig, NcuExport, NvtxFilter, short_workload
+from tests.support.fake_ncu import calls, install
+from tests.support.fixtures_dir import DATA, REPO
+
+H200 = Gpu(index=0, name="NVIDIA H200", memory_bytes=150_000_000_000, driver="580", compute_capability="9.0")
+SUMMARY = StageRecord(
+    name="nsys", status="ok", files=(StageFile(role="kernel_summary", path=DATA / "ncu_decode_kern_sum.csv"),)
+)
+PROGRAM = (sys.executable, "-c", "print('the program ran')")
+
+
+def host(ncu: str | None, *gpus: Gpu) -> Host:
+    tool = (
+        Tool(name="ncu", path=ncu, version="2025.3.1")
+        if ncu
+        else Tool(name="ncu", problem="ncu was not found; install it")
+    )
+    return Host(
+        os="Linux", cpu="x", cpu_cores=2, memory_bytes=1, python="3.11", packages={}, gpus=gpus, cuda_driver=None,
+        tools={"ncu": tool}, counters_restricted=None, disk_free_bytes=1,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def config() -> AppConfig:
+    composed = compose_config(["model=llama_tiny", "dataset=synthetic", "pipeline.ncu.enable=true"])
+    loaded = type_config(composed, user_dir=REPO)
+    return replace(loaded, workload=replace(loaded.workload, command=PROGRAM))
+
+
+@dataclass
+class Run:
+    """One run of the stage in a scratch directory."""
+
+    folder: Path
+    config: AppConfig
+    host: Host
+    env: Mapping[str, str] = field(default_factory=dict)
+    earlier: Mapping[str, StageRecord] = field(default_factory=dict)
+    said: list[str] = field(default_factory=list)
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "ncu"
+
+    def stage(self, **changes: object) -> StageOutput:
+        return STAGE.run(replace(NcuConfig(enable=True, timeout_s=60.0), **changes), self.context())  # type: ignore[arg-type]
+
+    def context(self) -> StageContext:
+        for name in ("ncu", "tmp/ncu", "tmp/workload"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        return StageContext(
+            config=self.config,
+            host=self.host,
+            run_dir=self.folder,
+            out_dir=self.out,
+            tmp_dir=self.folder / "tmp" / "ncu",
+            workload_dir=self.folder / "tmp" / "workload",
+            run_command=self.command,
+            earlier=self.earlier,
+            say=self.said.append,
+        )
+
+    def command(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        log: str = "log.txt",
+        cmd_file: str | None = "cmd.txt",
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        label: str | None = None,
+    ) -> CommandResult:
+        return run_command(
+            argv,
+            env={**allowed_environment(os.environ), **self.env, **(env or {})},
+            timeout_s=timeout_s,
+            log=self.out / log,
+            cmd_file=None if cmd_file is None else self.out / cmd_file,
+            cwd=cwd or self.folder,
+        )
+
+
+@pytest.fixture
+def fake(tmp_path: Path, config: AppConfig) -> Run:
+    install(tmp_path / "bin")
+    names = [row["Name"] for row in csv.DictReader((DATA / "ncu_decode_kern_sum.csv").open())]
+    return Run(
+        folder=tmp_path / "run",
+        config=config,
+        host=host(str(tmp_path / "bin" / "ncu"), H200),
+        env={"FAKE_NCU_KERNELS": "|".join(names)},
+        earlier={"nsys": SUMMARY},
+    )
+
+
+def captures(run: Run) -> list[list[str]]:
+    """The calls that profiled something, without questions and imports."""
+    return [c for c in calls(run.folder.parent / "bin" / "calls.jsonl") if "--export" in c]
+
+
+def test_a_capture_after_nsys_leaves_every_file_and_figure(fake: Run) -> None:
+    output = fake.stage()
+    files = {str(p.relative_to(fake.folder)) for p in fake.folder.rglob("*") if p.is_file()}
+    assert files >= {
+        "ncu/cmd.txt", "ncu/log.txt", "ncu/decode.ncu-rep", "ncu/raw.csv", "ncu/details.csv",
+        "ncu/kernels.csv", "ncu/kernels.json", "ncu/roofline.svg", "ncu/roofline-decode.svg",
+        "ncu/sections/SpeedOfLight.csv", "ncu/sections/Occupancy.csv",
+    }  # fmt: skip
+    assert not (fake.out / "cmd-rerun.txt").exists() and not (fake.out / "regions").exists()
+    values = {name: metric.value for name, metric in output.metrics.items()}
+    assert (values["ncu_plan_kernels"], values["ncu_plan_passes"]) == (17, 18)
+    assert values["ncu_plan_coverage"] == pytest.approx(14086081 / 15608322)
+    assert (values["ncu_kernels"], values["ncu_launches"], values["ncu_match_rate"]) == (16, 24, 1.0)
+    assert values["ncu_coverage"] == pytest.approx(0.6724, abs=1e-4)
+    assert {name for name, metric in output.metrics.items() if metric.reason is not None} == {"slowdown_decode"}
+    assert values["slowdown_decode"] is None
+    assert {f.role for f in output.files} == {
+        "ncu_report", "ncu_raw", "ncu_details", "ncu_kernels_csv", "ncu_kernels_json", "roofline_svg",
+    }  # fmt: skip
+    written = json.loads((fake.out / "kernels.json").read_text())
+    assert len(written["kernels"]) == 16
+    assert written["plots"] == ["ncu/roofline.svg", "ncu/roofline-decode.svg"]
+    assert written["joined_with"] == "nsys/ncu_decode_kern_sum.csv, whole run"
+
+
+def test_a_program_of_the_user_s_own_starts_where_the_user_stood(fake: Run) -> None:
+    home = fake.folder.parent / "home"
+    home.mkdir()
+    (home / "hello.py").write_text("print('hello')\n")
+    fake.config = replace(
+        fake.config, user_dir=home, workload=replace(fake.config.workload, command=(sys.executable, "hello.py"))
+    )
+    fake.stage()
+    assert (fake.out / "cmd.txt").read_text().startswith(f"cd {home} &&")
+
+
+def test_our_own_inference_starts_in_the_stage_s_scratch_directory(fake: Run) -> None:
+    fake.config = replace(fake.config, workload=replace(fake.config.workload, command=None))
+    fake.env = {"FAKE_NCU_SAYS": "==ERROR== it ends here", "FAKE_NCU_EXIT": "1"}
+    with pytest.raises(ToolError, match="it ends here"):
+        fake.stage()
+    assert (fake.out / "cmd.txt").read_text().startswith(f"cd {fake.folder} &&")
+
+
+def test_the_plan_is_said_before_ncu_starts(fake: Run) -> None:
+    fake.stage(max_kernels=3)
+    assert fake.said == [
+        "ncu: 3 kernels chosen from nsys/ncu_decode_kern_sum.csv, whole run, 36.4% of the GPU time",
+        "ncu: plan: 3 kernels, up to 6 launches × 18 passes, about 10 s beyond the program's own time",
+    ]
+
+
+def test_the_chosen_kernels_and_launches_reach_ncu(fake: Run) -> None:
+    fake.stage(max_kernels=2)
+    (argv,) = captures(fake)
+    assert argv[argv.index("--kernel-id") + 1] == (
+        "::regex:^(nvjet_sm90_tst_64x8_64x16_2x1_v_bz_TNT|nvjet_sm90_tst_64x8_64x16_4x1_v_bz_splitK_TNT)$"
+        ":5|40|320|2560|20480|163840"
+    )
+    assert argv[argv.index("--launch-count") + 1] == "8"
+    assert [argv[i + 1] for i, a in enumerate(argv) if a == "--nvtx-include"] == ["regex:decode.*/", "regex:decode.*"]
+    assert argv[-3:] == list(PROGRAM)
+
+
+def test_a_name_base_that_cannot_be_used_is_said(fake: Run) -> None:
+    output = fake.stage(ncu_cli=NcuCli(kernel_name_base="mangled"), max_kernels=1)
+    assert (
+        "kernels are matched by their demangled name, not the mangled one: a timeline has no mangled names"
+        in output.notes
+    )
+
+
+def test_chosen_kernels_that_were_not_met_are_named(fake: Run) -> None:
+    output = fake.stage(max_kernels=6)
+    (note,) = [n for n in output.notes if "not met" in n]
+    assert note.startswith("3 of the chosen kernels were not met: nvjet_sm90_tst_8x64_64x16_4x1_v_bz_TNN; ")
+
+
+def test_without_nsys_no_kernel_is_chosen_and_launches_are_limited(fake: Run) -> None:
+    fake.earlier = {}
+    output = fake.stage(max_kernels=7, exclude=())
+    (argv,) = captures(fake)
+    assert argv[argv.index("--kernel-id") + 1] == "::regex:.*:5|40|320|2560|20480|163840"
+    assert argv[argv.index("--launch-count") + 1] == "7"
+    assert output.metrics["ncu_plan_kernels"].value is None
+    assert output.metrics["ncu_match_rate"].reason == "no nsys timeline to match with"
+    assert json.loads((fake.out / "kernels.json").read_text())["match_rate"] is None
+
+
+def test_collectives_are_excluded_without_nsys_too(fake: Run) -> None:
+    fake.earlier = {}
+    fake.stage()
+    (argv,) = captures(fake)
+    assert argv[argv.index("--kernel-id") + 1].startswith("::regex:^(?!.*(nccl.*|ncclDevKernel.*)):5|40")
+
+
+def test_the_users_own_kernel_name_and_counts_win(fake: Run) -> None:
+    fake.stage(ncu_cli=NcuCli(kernel_name="regex:nvjet.*", kernel_name_base="function", launch_skip=4, launch_count=2))
+    (argv,) = captures(fake)
+    start = argv.index("--kernel-name-base")
+    assert argv[start : start + 8] == [
+        "--kernel-name-base", "function", "--kernel-name", "regex:nvjet.*", "--launch-skip", "4", "--launch-count", "2"
+    ]  # fmt: skip
+
+
+def test_filters_that_let_nothing_through_give_one_rerun_without_them(fake: Run) -> None:
+    fake.env = {**fake.env, "FAKE_NCU_NVTX": "another range/"}
+    metrics = ("dram__bytes.sum",)
+    output = fake.stage(ncu_cli=NcuCli(metrics=metrics, launch_count=9), max_kernels=4)
+    first, second = captures(fake)
+    dropped = {"--nvtx", "--nvtx-include", "--kernel-name", "--kernel-name-base", "--kernel-id"}
+    assert dropped & set(first) and not dropped & set(second)
+    for flag in ("--metrics", "--launch-count", "--set"):
+        assert second[second.index(flag) + 1] == first[first.index(flag) + 1]
+    assert [a for a in second if a in ("SpeedOfLight", "Occupancy")] == ["SpeedOfLight", "Occupancy"]
+    assert (fake.out / "cmd-rerun.txt").exists() and (fake.out / "kernels.ncu-rep").exists()
+    assert any("rerun without NVTX gating and without the kernel filter" in note for note in output.notes)
+    assert output.metrics["ncu_kernels"].how == "ncu, rerun without filters"
+    said = json.loads((fake.out / "kernels.json").read_text())["capture_notes"]
+    assert any("rerun without NVTX gating" in note for note in said)
+
+
+@pytest.mark.parametrize(
+    ("says", "words"),
+    [
+        ("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission", "NVreg_RestrictProfilingToAdminUsers=0"),
+        ("==ERROR== Profiling failed because a driver resource was unavailable.", "another profiler holds"),
+        ("==ERROR== The application returned an error code (3).", "exit code 3"),
+    ],
+)
+def test_a_known_failure_is_not_rerun_and_names_its_remedy(fake: Run, says: str, words: str) -> None:
+    fake.env = {"FAKE_NCU_SAYS": says, "FAKE_NCU_EXIT": "255"}
+    with pytest.raises(ToolError, match=words.replace("(", r"\(")):
+        fake.stage()
+    assert len(captures(fake)) == 1
+
+
+def test_an_older_report_is_neither_overwritten_unasked_nor_taken_for_the_new_one(fake: Run) -> None:
+    fake.stage()
+    with pytest.raises(ToolError, match="force_overwrite is false"):
+        fake.stage(ncu_cli=NcuCli(force_overwrite=False))
+    fake.env = {"FAKE_NCU_SAYS": "==WARNING== No kernels were profiled."}
+    with pytest.raises(ToolError, match="no kernel was profiled"):
+        fake.stage()
+
+
+def test_nothing_twice_on_a_machine_with_a_gpu_points_to_the_program(fake: Run) -> None:
+    fake.env = {"FAKE_NCU_SAYS": "==WARNING== No kernels were profiled."}
+    with pytest.raises(ToolError, match="the program launched no CUDA kernel that ncu could see"):
+        fake.stage()
+    assert len(captures(fake)) == 2
+
+
+def test_an_unknown_section_or_set_fails_before_the_workload_starts(fake: Run) -> None:
+    with pytest.raises(ToolError, match=r"no section Occupanci \(nearest: Occupancy\)"):
+        fake.stage(ncu_cli=NcuCli(sections=("Occupanci",)))
+    with pytest.raises(ToolError, match="no section set 'nosuch'; it has basic, detailed, full, roofline"):
+        fake.stage(ncu_cli=NcuCli(set="nosuch"))
+    with pytest.raises(ToolError, match=r"no metric dram__byts.sum \(nearest: dram__bytes\)"):
+        fake.stage(ncu_cli=NcuCli(metrics="dram__byts.sum"))
+    assert captures(fake) == []
+
+
+def test_an_old_set_name_is_translated_and_said(fake: Run) -> None:
+    output = fake.stage(ncu_cli=NcuCli(set="default"))
+    (argv,) = captures(fake)
+    assert argv[argv.index("--set") + 1] == "basic"
+    assert "the section set default is called basic in this ncu" in output.notes
+
+
+def test_a_hanging_ncu_is_ended_and_said(tmp_path: Path, config: AppConfig) -> None:
+    sleeper = tmp_path / "ncu"
+    sleeper.write_text('#!/bin/sh\ncase "$*" in *--list*) exit 0;; esac\nsleep 60\n')
+    sleeper.chmod(0o755)
+    run = Run(folder=tmp_path / "run", config=config, host=host(str(sleeper), H200))
+    with pytest.raises(ToolError, match=r"did not end within 1 s \(pipeline.ncu.timeout_s\)"):
+        run.stage(timeout_s=1.0)
+
+
+def test_range_replay_writes_a_page_for_every_measured_region(fake: Run) -> None:
+    output = fake.stage(ncu_cli=NcuCli(replay_mode="range", nvtx=NvtxFilter(include="decode/decode_step")))
+    (argv,) = captures(fake)
+    assert "--kernel-id" not in argv and "--kernel-name" not in argv
+    region = fake.out / "regions" / "decode_step"
+    assert json.loads((region / "report.json").read_text())["label"] == "decode_step"
+    assert (region / "report.md").read_text().startswith("# Region decode_step\n")
+    assert [f.role for f in output.files].count("region") == 2
+
+
+def test_a_second_run_prefers_kernels_far_from_their_roof(fake: Run) -> None:
+    fake.stage(max_kernels=3)
+    fake.stage(max_kernels=1)
+    (argv,) = captures(fake)[1:]
+    # 8.8 % of the time of unknown distance to the roof count more than 17.8 % of the time at 59 % of it.
+    assert "nvjet_sm90_tst_8x64_64x16_4x1_v_bz_TNN" in argv[argv.index("--kernel-id") + 1]
+
+
+def test_without_csv_exports_the_report_is_read_all_the_same(fake: Run) -> None:
+    output = fake.stage(ncu_cli=NcuCli(export=NcuExport(csv=False)))
+    assert not (fake.out / "raw.csv").exists() and not (fake.out / "sections").exists()
+    assert output.metrics["ncu_launches"].value == 24
+
+
+def test_the_workload_under_ncu_is_short(config: AppConfig) -> None:
+    short = short_workload(replace(config, infer=replace(config.infer, max_new_tokens=512)))
+    assert (short.run.repeats, short.infer.max_new_tokens) == (1, 16)
+    assert (short.dataset.sampling.num_epochs, short.dataset.sampling.num_samples_per_epoch) == (1, 1)
+    assert short_workload(replace(config, infer=replace(config.infer, max_new_tokens=4))).infer.max_new_tokens == 4
+
+
+def test_preflight_names_what_is_missing() -> None:
+    absent = STAGE.preflight(NcuConfig(), host(None))
+    assert [(f.what, f.blocking) for f in absent] == [
+        ("ncu was not found", True), ("no CUDA device on this machine", False)
+    ]  # fmt: skip
+    assert list(STAGE.preflight(NcuConfig(), host("/usr/bin/ncu", H200))) == []
+    restricted = replace(host("/usr/bin/ncu", H200), counters_restricted=True)
+    assert [(f.blocking, "ERR_NVGPUCTRPERM" in f.what) for f in STAGE.preflight(NcuConfig(), restricted)] == [
+        (False, True)
+    ]
+
+
+def test_a_configuration_that_cannot_work_is_refused_with_its_key() -> None:
+    cli = NcuCli(nvtx=NvtxFilter(include="decode*/step"), kernel_name="regex:(")
+    found = NcuConfig(ncu_cli=cli, exclude=("nccl.*", "[")).problems()
+    assert [p.key for p in found] == ["ncu_cli.nvtx.include", "exclude.1", "ncu_cli.kernel_name"]
+    assert NcuConfig(ncu_cli=cli, gating_nvtx=False).problems()[0].key == "ncu_cli.kernel_name"
+
+
+@pytest.mark.real_ncu
+def test_the_real_ncu_on_the_cpu_reruns_once_and_says_why_it_failed(tmp_path: Path, config: AppConfig) -> None:
+    run = Run(folder=tmp_path / "run", config=config, host=host(shutil.which("ncu")), earlier={"nsys": SUMMARY})
+    with pytest.raises(ToolError) as caught:
+        run.stage(ncu_cli=NcuCli(launch_count=5), max_kernels=12)
+    assert str(caught.value) == (
+        "no kernel was profiled, neither with the filters nor without them (ncu/cmd.txt, ncu/cmd-rerun.txt): no CUDA "
+        "device on this machine — run the stage ncu where an NVIDIA GPU is"
+    )
+    first, second = ((run.out / name).read_text() for name in ("cmd.txt", "cmd-rerun.txt"))
+    assert "--nvtx-include" in first and "--kernel-name" in first
+    assert "--nvtx" not in second and "--kernel" not in second
+    for kept in ("--set roofline", "--section Occupancy", "--launch-count 5"):
+        assert kept in first and kept in second
+    for log in ("log.txt", "log-rerun.txt"):
+        assert "the program ran" in (run.out / log).read_text()
+        assert "No kernels were profiled" in (run.out / log).read_text()

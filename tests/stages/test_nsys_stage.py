@@ -1,0 +1,443 @@
+"""The nsys stage: with the real nsys on any machine, and with one that goes wrong in the ways nsys does."""
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_perf_opt.config.schema import (
+    AppConfig,
+    ArtifactsSection,
+    DatasetSection,
+    HardwareSection,
+    InferSection,
+    ModelSection,
+    RunSection,
+    WorkloadSection,
+)
+from llm_perf_opt.core.host import Host, Tool
+from llm_perf_opt.core.process import CommandResult, allowed_environment, run_command
+from llm_perf_opt.core.records import StageOutput
+from llm_perf_opt.core.stage import StageContext
+from llm_perf_opt.errors import CommandFailed, ProfilingError, ToolError
+from llm_perf_opt.profiling.nsys_scrub import (
+    REMOVED,
+    is_secret,
+    overwrite_assignments,
+    overwrite_secrets,
+    scrub_export,
+)
+from llm_perf_opt.profiling.stages.nsys import STAGE, NsysConfig
+from tests.support.nsys_builder import Export
+from tests.support.orchestrator import OFF, Outcome, llm_perf
+
+PROGRAM = """
+import sys, time
+import nvtx
+with nvtx.annotate("warmup"):
+    with nvtx.annotate("decode"): time.sleep(0.001)
+for _ in range(3):
+    with nvtx.annotate("prefill"): time.sleep(0.002)
+    with nvtx.annotate("decode"):
+        for _ in range(2):
+            with nvtx.annotate("decode_step"): time.sleep(0.001)
+print("the workload is done")
+sys.exit(int(sys.argv[1]))
+"""
+SECRET = "secret-4f9d2c7b1e"
+
+
+def _host(nsys: str) -> Host:
+    return Host(
+        os="Linux",
+        cpu="cpu",
+        cpu_cores=2,
+        memory_bytes=1,
+        python="3.11",
+        packages={},
+        gpus=(),
+        cuda_driver=None,
+        tools={"nsys": Tool(name="nsys", path=nsys, version="2022.4.2")},
+        counters_restricted=None,
+        disk_free_bytes=1,
+    )
+
+
+def _context(tmp_path: Path, command: Sequence[str], nsys: str = "nsys") -> StageContext:
+    out_dir, tmp_dir = tmp_path / "run" / "nsys", tmp_path / "run" / "tmp" / "nsys"
+    for folder in (out_dir, tmp_dir, tmp_path / "run" / "tmp" / "workload"):
+        folder.mkdir(parents=True)
+    config = AppConfig(
+        run=RunSection(),
+        artifacts=ArtifactsSection(runs_dir=tmp_path / "run"),
+        workload=WorkloadSection(command=tuple(command)),
+        dataset=DatasetSection(kind="synthetic"),
+        model=ModelSection(name="none", adapter="none:NONE"),
+        infer=InferSection(),
+        hardware=HardwareSection(),
+        stages={},
+        resolved={},
+        user_dir=tmp_path,
+    )
+
+    def run(
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        log: str = "log.txt",
+        cmd_file: str | None = "cmd.txt",
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        label: str | None = None,
+    ) -> CommandResult:
+        return run_command(
+            argv,
+            env={**allowed_environment(os.environ), **(env or {})},
+            timeout_s=timeout_s,
+            log=out_dir / log,
+            cmd_file=None if cmd_file is None else out_dir / cmd_file,
+            cwd=cwd or tmp_dir,
+        )
+
+    return StageContext(
+        config=config,
+        host=_host(nsys),
+        run_dir=tmp_path / "run",
+        out_dir=out_dir,
+        tmp_dir=tmp_dir,
+        workload_dir=tmp_path / "run" / "tmp" / "workload",
+        run_command=run,
+        earlier={},
+        say=lambda text: None,
+    )
+
+
+def _run(tmp_path: Path, *, exit_code: int = 0, **keys: Any) -> tuple[StageContext, StageOutput]:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    ctx = _context(tmp_path, [sys.executable, str(program), str(exit_code)])
+    return ctx, STAGE.run(NsysConfig(enable=True, timeout_s=60.0, **keys), ctx)
+
+
+def _fake(tmp_path: Path, script: str) -> str:
+    """An nsys that answers as the real one does where something is wrong with it."""
+    path = tmp_path / "bin" / "nsys"
+    path.parent.mkdir()
+    path.write_text(f"#!{sys.executable}\nimport sys, time\nfrom pathlib import Path\n{script}")
+    path.chmod(0o755)
+    return str(path)
+
+
+def _ranges(ctx: StageContext) -> dict[str, int]:
+    found = json.loads((ctx.out_dir / "analysis.json").read_text())
+    return {row["name"]: row["instances"] for row in found["ranges"]}
+
+
+def _kept_or_said(ctx: StageContext, output: StageOutput, name: str) -> bool:
+    """Any process of the machine may hold a secret while the test runs, and cost the report."""
+    return (ctx.out_dir / name).is_file() or any(note.startswith(f"{name} was deleted") for note in output.notes)
+
+
+@pytest.mark.real_nsys
+def test_a_capture_without_a_gpu_has_ranges_and_says_there_are_no_kernels(tmp_path: Path) -> None:
+    ctx, output = _run(tmp_path)
+    assert {p.name for p in ctx.out_dir.iterdir()} >= {
+        "run.sqlite",
+        "summary_cuda_gpu_kern_sum.csv",
+        "summary.csv",
+        "nvtx_ranges.csv",
+        "gpu_idle.csv",
+        "analysis.json",
+        "cmd.txt",
+        "log.txt",
+    }
+    assert _kept_or_said(ctx, output, "run.nsys-rep")
+    assert _ranges(ctx) == {"prefill": 3, "decode": 3, "decode_step": 6}
+    assert output.metrics["gpu_busy_ns"].reason == "no GPU kernel was recorded"
+    assert "no kernels were recorded because this machine has no GPU" in output.notes
+    assert output.metrics["slowdown_decode"].reason == "workload.command was not timed without a profiler"
+    assert [f.path.name for f in output.files if f.role == "nsys_sqlite"] == ["run.sqlite"]
+    assert not (ctx.tmp_dir / "raw").exists()
+    (ctx.out_dir / "run.nsys-rep").unlink(missing_ok=True)
+    again = subprocess.run(["sh", str(ctx.out_dir / "cmd.txt")], capture_output=True, timeout=60, check=False)
+    assert (again.returncode, (ctx.out_dir / "run.nsys-rep").is_file()) == (0, True)
+
+
+@pytest.mark.real_nsys
+def test_every_repetition_is_found_exported_and_summed(tmp_path: Path) -> None:
+    ctx, output = _run(tmp_path, capture_range="nvtx", nvtx_capture="prefill", capture_range_end="repeat:2")
+    assert [f.path.name for f in output.files if f.role == "nsys_sqlite"] == ["run.1.sqlite", "run.2.sqlite"]
+    assert all(_kept_or_said(ctx, output, f"run.{i}.nsys-rep") for i in (1, 2))
+    found = json.loads((ctx.out_dir / "analysis.json").read_text())
+    assert [s["path"] for s in found["sources"]] == ["run.1.sqlite", "run.2.sqlite"]
+    assert _ranges(ctx) == {"prefill": 2}
+
+
+@pytest.mark.real_nsys
+def test_several_ranges_are_captured_one_after_the_other(tmp_path: Path) -> None:
+    ctx, output = _run(tmp_path, capture_range="nvtx", nvtx_capture=("prefill", "decode"), keep_report=False)
+    assert [f.path.name for f in output.files if f.role == "nsys_sqlite"] == ["run-prefill.sqlite", "run-decode.sqlite"]
+    assert list(ctx.out_dir.glob("*.nsys-rep")) == []
+    # Inside the warm-up, decode opens first.
+    assert _ranges(ctx) == {"prefill": 1, "decode": 1}
+    assert "--nvtx-capture=prefill" in (ctx.out_dir / "cmd.txt").read_text()
+    assert "--nvtx-capture=decode" in (ctx.out_dir / "cmd.txt").read_text()
+    assert any("nsys ended the workload when the capture was complete" in note for note in output.notes)
+
+
+@pytest.mark.real_nsys
+def test_a_range_that_never_opens_fails_and_names_those_that_do(tmp_path: Path) -> None:
+    with pytest.raises(ProfilingError) as caught:
+        _run(tmp_path, capture_range="nvtx", nvtx_capture="decoding", capture_range_end="stop")
+    assert str(caught.value) == (
+        "the NVTX range 'decoding' never opened, so nsys captured nothing; ranges seen in an ungated look: decode, "
+        "decode_step, prefill, warmup. Set pipeline.nsys.nvtx_capture to one of them (NAME for the default domain, "
+        "NAME@* for any)"
+    )
+    assert list((tmp_path / "run").rglob("*.nsys-rep")) == []
+
+
+@pytest.mark.real_nsys
+def test_a_workload_that_fails_is_told_apart_from_nsys(tmp_path: Path) -> None:
+    with pytest.raises(CommandFailed) as caught:
+        _run(tmp_path, exit_code=7)
+    assert str(caught.value).startswith(
+        "the workload failed under nsys with exit code 7 (nsys itself: 7): the workload is done (log: "
+    )
+
+
+@pytest.mark.real_nsys
+def test_a_capture_that_does_not_end_is_ended(tmp_path: Path) -> None:
+    ctx = _context(tmp_path, ["sleep", "60"])
+    with pytest.raises(ToolError, match=r"nsys did not end within 3 s, and neither had the workload"):
+        STAGE.run(NsysConfig(enable=True, timeout_s=3.0), ctx)
+
+
+def _profile_program(tmp_path: Path, exit_code: int, *overrides: str, **environ: str) -> Outcome:
+    """The program under the real nsys through the command line, with these variables in the parent."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    command = f"workload.command=[{sys.executable},{program},{exit_code}]"
+    runs = f"artifacts.runs_dir={tmp_path / 'run'}"
+    return llm_perf("profile", *OFF, "pipeline.nsys.enable=true", *overrides, command, runs, cwd=tmp_path, **environ)
+
+
+@pytest.mark.real_nsys
+def test_a_token_of_the_parent_is_in_no_file_of_the_run(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    done = _profile_program(tmp_path, 0, HF_TOKEN=SECRET)
+    assert done.code == 0, done.err
+    files = [p for p in run_dir.rglob("*") if p.is_file()]
+    assert {"run.sqlite", "manifest.json"} <= {p.name for p in files}
+    assert [p for p in files if SECRET.encode() in p.read_bytes()] == []
+    report = run_dir / "nsys" / "run.nsys-rep"
+    notes = json.loads((run_dir / "manifest.json").read_text())["stages"][0]["notes"]
+    assert report.is_file() or any("run.nsys-rep was deleted" in note for note in notes)
+
+
+@pytest.mark.real_nsys
+def test_a_token_of_the_parent_is_not_left_in_the_report_of_a_failed_capture(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    done = _profile_program(tmp_path, 7, HF_TOKEN=SECRET)
+    assert done.code == 1
+    assert [p for p in run_dir.rglob("*") if p.is_file() and SECRET.encode() in p.read_bytes()] == []
+
+
+@pytest.mark.real_nsys
+def test_a_token_of_the_parent_is_not_left_behind_when_a_later_capture_fails(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    gate = ("pipeline.nsys.capture_range=nvtx", "pipeline.nsys.nvtx_capture=[prefill,nobody]")
+    done = _profile_program(tmp_path, 0, *gate, HF_TOKEN=f"/{SECRET}/as/a/path", TMPDIR=str(tmp_path))
+    assert done.code == 1
+    assert "the NVTX range 'nobody' never opened" in done.out + done.err
+    assert (run_dir / "nsys" / "run-prefill.sqlite").is_file()
+    assert "nobody" in (run_dir / "nsys" / "cmd.txt").read_text()
+    assert [p for p in tmp_path.rglob("*") if p.is_file() and SECRET.encode() in p.read_bytes()] == []
+
+
+def test_an_interrupt_leaves_nothing_that_nsys_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    nsys = _fake(
+        tmp_path,
+        "import os, signal\n"
+        "base = next(a for a in sys.argv if a.startswith('--output=')).removeprefix('--output=')\n"
+        "if sys.argv[1] == 'export':\n"
+        "    Path(base).write_bytes(b'HF_TOKEN=secret-4f9d2c7b1e')\n"
+        "    os.kill(os.getppid(), signal.SIGINT); __import__('time').sleep(20)\n"
+        "Path(os.environ['TMPDIR'], 'nsys-report.qdstrm').write_bytes(b'HF_TOKEN=secret-4f9d2c7b1e')\n"
+        "Path(sys.argv[sys.argv.index('sh') + 4]).write_text('0')\n"
+        "Path(base + '.nsys-rep').write_bytes(b'HF_TOKEN=secret-4f9d2c7b1e')\n",
+    )
+    ctx = _context(tmp_path, ["true"], nsys)
+    with pytest.raises(KeyboardInterrupt):
+        STAGE.run(NsysConfig(enable=True, timeout_s=20.0), ctx)
+    assert [p for p in ctx.run_dir.rglob("*") if p.is_file() and SECRET.encode() in p.read_bytes()] == []
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_files_of_an_earlier_attempt_do_not_stand_beside_new_ones(tmp_path: Path) -> None:
+    ctx = _context(tmp_path, ["true"], _fake(tmp_path, "sys.exit(1)\n"))
+    for name in ("run.sqlite", "run.2.nsys-rep", "nvtx_ranges.csv", "mine.md"):
+        (ctx.out_dir / name).write_text("old")
+    with pytest.raises(ToolError):
+        STAGE.run(NsysConfig(enable=True, timeout_s=20.0), ctx)
+    assert sorted(p.name for p in ctx.out_dir.iterdir()) == ["cmd.txt", "log.txt", "mine.md"]
+
+
+def test_a_flag_nsys_refuses_is_named(tmp_path: Path) -> None:
+    text = "unrecognised option '--nosuchflag'\n\nusage: nsys profile [<args>]\nTry 'nsys profile --help'"
+    ctx = _context(tmp_path, ["true"], _fake(tmp_path, f"print({text!r}); sys.exit(1)\n"))
+    with pytest.raises(ToolError, match=r"nsys refused its command line: unrecognised option '--nosuchflag'"):
+        STAGE.run(NsysConfig(enable=True, timeout_s=20.0), ctx)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("echo",), "nsys would run 'echo' instead of the workload"),
+        (("--duration=3", "echo"), "nsys would run 'echo' instead of the workload"),
+        (("--duration", "3"), None),
+        (("--wait=primary",), None),
+        (("--export=json",), "its file would hold environments and is not kept"),
+        (("--export=none",), None),
+        (("--capture-range=nvtx",), "--capture-range is set by the stage itself"),
+        (("--cuda-graph-trace=graph",), "--cuda-graph-trace is set by the stage itself"),
+    ],
+)
+def test_extra_arguments_that_would_change_what_is_captured_are_refused(
+    words: tuple[str, ...], problem: str | None
+) -> None:
+    found = [p.text for p in NsysConfig(enable=True, extra_args=words).problems()]
+    assert (found == []) if problem is None else found[0].startswith(problem)
+
+
+def test_a_pattern_is_no_problem_where_nothing_gates() -> None:
+    cfg = NsysConfig(enable=True, capture_range="nvtx", nvtx_capture="decode*")
+    assert len(cfg.problems()) == 1
+    assert replace(cfg, gating_nvtx=False).problems() == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        ("HF_TOKEN", "/abc/def", True),
+        ("SSH_AUTH_SOCK", "/tmp/ssh", False),
+        ("NV_TPS_LAUNCH_TOKEN", "Interactive Profile", False),
+        ("NSYS_SESSION_ID", "12345", False),
+        ("ANYTHING", "hf_abcdefghijk", True),
+        ("AWS_SECRET_ACCESS_KEY", "/q3rX", True),
+    ],
+)
+def test_secrets_are_known_by_name_or_value(name: str, value: str, secret: bool) -> None:
+    assert is_secret(name, value) is secret
+
+
+def test_overwriting_leaves_the_header_of_a_report_alone(tmp_path: Path) -> None:
+    report = tmp_path / "run.nsys-rep"
+    report.write_bytes(b"NVIDIA Profiler Report" + bytes(300) + b"a profile of 1" + b"secret value Profiler")
+    overwrite_secrets(report, ["my secret Profiler"])
+    assert report.read_bytes()[:22] == b"NVIDIA Profiler Report"
+    assert b"Profiler" not in report.read_bytes()[22:]
+
+
+def test_a_capture_nsys_cannot_import_names_the_remedy(tmp_path: Path) -> None:
+    nsys = _fake(
+        tmp_path,
+        "base = next(a for a in sys.argv if a.startswith('--output=')).removeprefix('--output=')\n"
+        "Path(base + '.qdstrm').write_bytes(b'raw HF_TOKEN=secret-4f9d2c7b1e\\0')\n"
+        "print('Generating ' + base + '.qdstrm')\n",
+    )
+    ctx = _context(tmp_path, ["true"], nsys)
+    with pytest.raises(ToolError, match=r"nsys left run.qdstrm and no report: .* `ln -s /usr/lib/nsight-systems"):
+        STAGE.run(NsysConfig(enable=True, timeout_s=20.0), ctx)
+    assert (ctx.out_dir / "run.qdstrm").read_bytes() == b"raw HF_TOKEN=" + b"x" * len(SECRET) + b"\0"
+
+
+def test_an_nsys_that_fails_is_quoted(tmp_path: Path) -> None:
+    nsys = _fake(tmp_path, "print('Illegal --trace argument'); sys.exit(1)\n")
+    ctx = _context(tmp_path, ["true"], nsys)
+    with pytest.raises(ToolError, match="nsys ended with exit code 1 and wrote no report: Illegal --trace argument"):
+        STAGE.run(NsysConfig(enable=True, timeout_s=20.0), ctx)
+
+
+def test_an_export_that_fails_is_said_and_the_report_goes(tmp_path: Path) -> None:
+    nsys = _fake(
+        tmp_path,
+        "if sys.argv[1] == 'export': print('Error: unsupported report version'); sys.exit(0)\n"
+        "base = next(a for a in sys.argv if a.startswith('--output=')).removeprefix('--output=')\n"
+        "code = sys.argv[sys.argv.index('sh') + 4]\n"
+        "Path(code).write_text('0'); Path(base + '.nsys-rep').write_bytes(b'report')\n",
+    )
+    ctx = _context(tmp_path, ["true"], nsys)
+    with pytest.raises(ToolError, match=r"wrote no SQLite \(exit code 0: Error: unsupported report version\)"):
+        STAGE.run(NsysConfig(enable=True, timeout_s=20.0), ctx)
+
+
+def test_a_report_that_cannot_be_made_safe_is_deleted_and_said(tmp_path: Path) -> None:
+    export = Export()
+    export.range("decode", 0, 100)
+    export.string(f"PATH=/bin\0HF_TOKEN={SECRET}")
+    source = export.write(tmp_path / "source.sqlite")
+    nsys = _fake(
+        tmp_path,
+        "import shutil\n"
+        "out = next(a for a in sys.argv if a.startswith('--output=')).removeprefix('--output=')\n"
+        f"if sys.argv[1] == 'export': shutil.copy({str(source)!r}, out); sys.exit(0)\n"
+        "code = sys.argv[sys.argv.index('sh') + 4]\n"
+        "Path(code).write_text('0'); Path(out + '.nsys-rep').write_bytes(b'packed beyond recognition')\n",
+    )
+    ctx = _context(tmp_path, ["true"], nsys)
+    output = STAGE.run(NsysConfig(enable=True, timeout_s=20.0), ctx)
+    assert output.notes[0].startswith(
+        "run.nsys-rep was deleted: nsys records the environment of every running process, here with HF_TOKEN, "
+    )
+    assert [p for p in ctx.run_dir.rglob("*") if p.is_file() and SECRET.encode() in p.read_bytes()] == []
+
+
+def test_an_export_loses_environments_and_keeps_names_that_look_like_them(tmp_path: Path) -> None:
+    export = Export()
+    export.registered_range("batch=8", 0, 10)
+    export.registered_range("HOME=here", 20, 30)
+    export.kernel("f<x=1>", 0, 5, 1)
+    export.string(f"HOME=/root\0HF_TOKEN={SECRET}\0")
+    export.string("HF_TOKEN=again")
+    path = export.write(tmp_path / "a.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE TARGET_INFO_SYSTEM_ENV (name TEXT, value TEXT)")
+        rows = [("DeviceEnvironment", f"HF_TOKEN={SECRET}"), ("CpuCores", "2")]
+        connection.executemany("INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES (?, ?)", rows)
+    connection.close()
+    assert scrub_export(path).secrets == (SECRET, "again")
+    assert SECRET.encode() not in path.read_bytes()
+    connection = sqlite3.connect(path)
+    strings = [value for (value,) in connection.execute("SELECT value FROM StringIds ORDER BY id")]
+    assert strings == ["batch=8", "HOME=here", "f<x=1>", REMOVED, REMOVED]
+    rows = connection.execute("SELECT name, value FROM TARGET_INFO_SYSTEM_ENV").fetchall()
+    assert rows == [("DeviceEnvironment", REMOVED), ("CpuCores", "2")]
+    connection.close()
+
+
+def test_raw_captures_lose_only_what_looks_secret(tmp_path: Path) -> None:
+    path = tmp_path / "run.qdstrm"
+    path.write_bytes(b"\x01HOME=/root/dir\0API_KEY=abcdefgh\0x=1\0MY_PASSWORD=hunter2!\0")
+    overwrite_assignments(path)
+    assert path.read_bytes() == b"\x01HOME=/root/dir\0API_KEY=xxxxxxxx\0x=1\0MY_PASSWORD=xxxxxxxx\0"
+
+
+@pytest.mark.parametrize("program", ["nosuchprogram", "./nosuchprogram", "./plain.txt"])
+def test_a_program_that_cannot_be_run_is_bad_input(tmp_path: Path, program: str) -> None:
+    (tmp_path / "plain.txt").write_text("no program")
+    done = llm_perf(
+        "profile", *OFF, "pipeline.nsys.enable=true", f"workload.command=[{program}]", "hydra.run.dir=r", cwd=tmp_path
+    )
+    assert done.code == 2
+    assert f"workload.command.0: no program of this name can be run (got {program!r})" in done.err

@@ -1,0 +1,233 @@
+"""Stages torch_profiler and direct_inference through their real child process, on a fake model."""
+
+import csv
+import gzip
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.config.output import OutputConfig, PredictionOutput, VisualizationOutput
+from llm_perf_opt.config.schema import AppConfig, InferSection, StageConfig, WorkloadSection
+from llm_perf_opt.core.host import Host
+from llm_perf_opt.core.process import CommandResult, allowed_environment, run_command
+from llm_perf_opt.core.records import Metric, StageFile, StageRecord
+from llm_perf_opt.core.stage import StageContext
+from llm_perf_opt.errors import CommandFailed
+from llm_perf_opt.profiling.baseline import clean_baseline, own_clean_pass
+from llm_perf_opt.profiling.stages.direct_inference import STAGE as INFERENCE
+from llm_perf_opt.profiling.stages.direct_inference import DirectInferenceConfig
+from llm_perf_opt.profiling.stages.torch_profiler import STAGE, TorchProfilerConfig
+from llm_perf_opt.profiling.workload_results import clean_metrics, last_words, notes_of, slowdown_metrics
+from tests.support.fixtures_dir import REPO
+from tests.support.workload_fakes import FakeConfig, prompts
+
+HOST = Host(
+    os="Linux",
+    cpu="x",
+    cpu_cores=2,
+    memory_bytes=1,
+    python="3.11",
+    packages={"torch": "2.13"},
+    gpus=(),
+    cuda_driver=None,
+    tools={},
+    counters_restricted=None,
+    disk_free_bytes=1,
+)
+OUTPUT = OutputConfig(
+    prediction=PredictionOutput(enable=True, save_dir="mine, too"), visualization=VisualizationOutput(enable=True)
+)
+
+
+def context(
+    config: AppConfig, run_dir: Path, name: str, earlier: Mapping[str, StageRecord] | None = None
+) -> StageContext:
+    out_dir, tmp_dir = run_dir / name, run_dir / "tmp" / name
+    for folder in (out_dir, tmp_dir):
+        folder.mkdir(parents=True, exist_ok=True)
+    base = {**allowed_environment(os.environ), "PYTHONPATH": os.pathsep.join([str(REPO), str(REPO / "src")])}
+
+    def run(
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        log: str = "log.txt",
+        cmd_file: str | None = "cmd.txt",
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        label: str | None = None,
+    ) -> CommandResult:
+        return run_command(argv, env={**base, **(env or {})}, timeout_s=timeout_s, log=out_dir / log, cwd=tmp_dir)
+
+    return StageContext(
+        config=config,
+        host=HOST,
+        run_dir=run_dir,
+        out_dir=out_dir,
+        tmp_dir=tmp_dir,
+        workload_dir=run_dir / "tmp" / "workload",
+        run_command=run,
+        earlier=earlier or {},
+        say=print,
+    )
+
+
+def fake_config(tmp_path: Path, lines: Sequence[str], stages: Mapping[str, StageConfig] | None = None) -> AppConfig:
+    dataset = prompts(tmp_path / "p, 1.txt", lines, max_bad_fraction=0.5)
+    return FakeConfig(dataset=dataset, infer=InferSection(max_new_tokens=6), stages=stages or {}).build(tmp_path)
+
+
+def test_both_passes_run_in_a_child_and_every_file_and_metric_is_reported(tmp_path: Path) -> None:
+    cfg = TorchProfilerConfig(enable=True, max_samples=1, max_decode_steps=3, warmup_rounds=1, output=OUTPUT)
+    ctx = context(fake_config(tmp_path, ["1 2", "bad", "3"]), tmp_path / "run", "torch_profiler")
+    # An attempt on a GPU left it; this one is on the CPU.
+    (ctx.out_dir / "kernels.csv").write_text("name\n")
+    output = STAGE.run(cfg, ctx)
+    folder = tmp_path / "run" / "torch_profiler"
+    assert [(f.role, f.path.relative_to(folder).as_posix()) for f in output.files] == [
+        ("metrics", "metrics.json"),
+        ("samples", "samples.jsonl"),
+        ("operators_csv", "operators.csv"),
+        ("operators_md", "operators.md"),
+        ("trace", "trace.json.gz"),
+        ("analysis_json", "analysis.json"),
+        ("timeline_json", "timeline.json"),
+        ("predictions", "mine, too/predictions.jsonl"),
+        ("gallery", "viz/predictions.md"),
+    ]
+    data = json.loads((folder / "metrics.json").read_bytes())
+    ttft = data["clean"]["metrics"]["ttft_ms"]
+    assert output.metrics["ttft_ms"] == Metric(
+        value=ttft["p50"], unit="ms", how="clean pass, median of 4", source="torch_profiler/metrics.json"
+    )
+    assert data["profiled"] | {"metrics": {}} == {
+        "repeats": 1,
+        "samples": 1,
+        "max_samples": 1,
+        "max_decode_steps": 3,
+        "bounded": True,
+        "activities": ["cpu"],
+        "metrics": {},
+    }
+    assert data["profiled"]["metrics"]["tokens"]["p50"] == 4
+    for phase in ("prefill", "decode"):
+        assert output.metrics[f"slowdown_{phase}"].value == data["slowdown"][phase] > 0
+        assert sum(data["modules"][phase].values()) == pytest.approx(1.0)
+    assert data["modules_by"] == "cpu_time"
+    assert [s["sample_id"] for s in output.samples] == ["p, 1.txt:1", "p, 1.txt:2", "p, 1.txt:3"]
+    assert output.notes == (
+        "activities: cuda was asked for, the model runs on cpu; cpu alone was recorded",
+        "the profiled pass was bounded to 1 sample(s) and 4 token(s) each (pipeline.torch_profiler.max_samples, "
+        ".max_decode_steps; null lifts the bound)",
+        "fake weights",
+        "1 sample(s) could not be run and were skipped: p, 1.txt:2",
+    )
+    trace = json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))
+    names = [e["name"] for e in trace["traceEvents"] if e.get("cat") == "user_annotation"]
+    assert [names.count(n) for n in ("prefill", "decode", "decode_step", "sam")] == [1, 1, 3, 1]
+    with (folder / "operators.csv").open(newline="") as file:
+        calls = {row["name"]: 0 for row in csv.DictReader(file)}
+    assert {"aten::addmm", "aten::argmax", "aten::embedding"} <= set(calls)
+    assert not (tmp_path / "run/tmp/torch_profiler/trace.json").exists()
+
+
+def test_a_failing_child_is_told_in_its_own_words_and_keeps_its_files(tmp_path: Path) -> None:
+    ctx = context(fake_config(tmp_path, ["1", "bad", "bad"]), tmp_path / "run", "direct_inference")
+    with pytest.raises(CommandFailed) as error:
+        INFERENCE.run(DirectInferenceConfig(enable=True, warmup_rounds=0), ctx)
+    log = tmp_path / "run/direct_inference/log.txt"
+    assert str(error.value) == (
+        "the workload failed with exit code 1: 2 of 3 samples are bad (66.7%), more than dataset.max_bad_fraction=0.5 "
+        "allows; what was measured is kept; the first: p, 1.txt:2 (ValueError: this prompt is bad) "
+        f"(log: {log})"
+    )
+    assert len((tmp_path / "run/direct_inference/samples.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_child_that_fails_at_once_leaves_no_results_of_an_earlier_attempt(tmp_path: Path) -> None:
+    ctx = context(fake_config(tmp_path, ["1"]), tmp_path / "run", "direct_inference")
+    for name in ("metrics.json", "samples.jsonl", "inputs.json"):
+        (ctx.out_dir / name).write_text("[]")
+    with pytest.raises(CommandFailed):
+        INFERENCE.run(DirectInferenceConfig(enable=True, timeout_s=0.05), ctx)
+    assert [path.name for path in ctx.out_dir.iterdir()] == ["log.txt"]
+
+
+def test_a_program_of_the_user_s_own_gets_no_clean_pass_of_our_workload(tmp_path: Path) -> None:
+    config = fake_config(tmp_path, ["1"])
+    clean = tmp_path / "run/tmp/workload/clean"
+    clean.mkdir(parents=True)
+    (clean / "metrics.json").write_text('{"clean": {}}')
+    own = replace(config, workload=WorkloadSection(command=("true",)))
+    assert own_clean_pass(context(own, tmp_path / "run", "nsys")) == ({}, ())
+
+
+def test_a_baseline_is_measured_once_and_taken_from_an_earlier_stage_when_there_is_one(tmp_path: Path) -> None:
+    config = fake_config(tmp_path, ["1", "2"])
+    ctx = context(config, tmp_path / "run", "nsys")
+    measured = clean_baseline(ctx, timeout_s=60)
+    assert measured is not None
+    assert measured["source"] == "tmp/workload/clean/metrics.json"
+    assert (measured["clean"]["repeats"], measured["clean"]["metrics"]["tpot_ms"]["n"]) == (1, 2)
+    assert not (tmp_path / "run/tmp/workload/clean/viz").exists()
+    again = clean_baseline(context(config, tmp_path / "run", "ncu"), timeout_s=0.01)
+    assert again == measured
+    changed = replace(config, infer=InferSection(max_new_tokens=3))
+    with pytest.raises(CommandFailed, match="the clean pass did not end within 0 s"):
+        clean_baseline(context(changed, tmp_path / "run", "ncu"), timeout_s=0.01)
+    # What failed is not taken for a result, neither of the new settings nor of the old ones.
+    assert list((tmp_path / "run/tmp/workload/clean").glob("*.json")) == []
+    measured = clean_baseline(ctx, timeout_s=60)
+    assert measured is not None
+    file = StageFile(role="metrics", path=tmp_path / "run/tmp/workload/clean/metrics.json")
+    record = StageRecord(name="direct_inference", status="ok", files=(file,))
+    reused = clean_baseline(context(config, tmp_path / "run", "nsys", {"direct_inference": record}), timeout_s=0.01)
+    assert reused == {**measured, "source": "direct_inference/metrics.json"}
+    other = replace(config, workload=WorkloadSection(command=("true",)))
+    assert clean_baseline(context(other, tmp_path / "run", "nsys"), timeout_s=0.01) is None
+
+
+def test_the_last_words_of_a_child_are_its_error_or_the_last_line_of_a_traceback() -> None:
+    log = "x\nerror: a.b: bad\nc.d: worse\n"
+    assert last_words(log) == "a.b: bad; c.d: worse"
+    trace = 'Traceback (most recent call last):\n  File "a.py", line 1\n    boom()\nRuntimeError: no kernel\n\n'
+    assert last_words(trace) == "RuntimeError: no kernel"
+    assert last_words("") == ""
+
+
+def test_metrics_without_a_value_carry_the_reason() -> None:
+    stats = {"mean": None, "std": None, "p50": None, "p90": None, "p99": None, "n": 0, "reason": "one token"}
+    data = {
+        "clean": {
+            "metrics": {"tpot_ms": stats, "decode_tokens_per_s": stats},
+            "peak_memory_bytes": None,
+            "peak_memory_how": "VmHWM",
+            "peak_memory_reason": "not here",
+        },
+        "slowdown": {"prefill": 2.0, "decode": None},
+        "notes": [],
+        "model": {"notes": [], "device_name": "a CPU"},
+        "bad_samples": [],
+    }
+    metrics = {**clean_metrics(data, "f"), **slowdown_metrics(data, "f")}
+    assert {name: (m.value, m.unit, m.reason) for name, m in metrics.items()} == {
+        "tpot_ms": (None, "ms", "one token"),
+        "decode_tokens_per_s": (None, "tokens/s", "one token"),
+        "peak_memory_bytes": (None, "bytes", "not here"),
+        "device_name": ("a CPU", "", None),
+        "slowdown_prefill": (2.0, "x", None),
+        "slowdown_decode": (None, "x", "no decode step was measured in both passes"),
+    }
+    assert notes_of(data) == ()
+
+
+def test_a_machine_without_torch_is_told_before_the_run() -> None:
+    without = replace(HOST, packages={"torch": None})
+    assert [str(f) for f in STAGE.preflight(TorchProfilerConfig(), without)] == [
+        "torch is not installed, so the model cannot run — pip install 'torch>=2.11'"
+    ]
+    assert STAGE.preflight(TorchProfilerConfig(), HOST) == ()

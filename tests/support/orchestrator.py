@@ -1,0 +1,69 @@
+"""Starts the real orchestrator as a user would, with a plug-in of two small stages."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+from tests.support.fixtures_dir import DATA, REPO
+
+OFF = (
+    "model=llama_tiny",
+    "dataset=synthetic",
+    "pipeline.static_analysis.enable=false",
+    "pipeline.torch_profiler.enable=false",
+)
+ALPHA = "pipeline.alpha.enable=true"
+BETA = "pipeline.beta.enable=true"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a user sees of one call."""
+
+    code: int
+    out: str
+    err: str
+
+
+def environment(**extra: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(DATA / "plugin"), str(REPO)]), **extra}
+
+
+def command(*args: str) -> list[str]:
+    return [sys.executable, "-m", "llm_perf_opt.cli", *args]
+
+
+def llm_perf(*args: str, cwd: Path, timeout_s: float = 120, **extra: str) -> Outcome:
+    done = subprocess.run(
+        command(*args),
+        cwd=cwd,
+        env=environment(**extra),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    return Outcome(code=done.returncode, out=done.stdout, err=done.stderr)
+
+
+def only_run(cwd: Path) -> Path:
+    runs = sorted((cwd / "tmp" / "runs").iterdir())
+    assert len(runs) == 1
+    return runs[0]
+
+
+def valid_manifest(run_dir: Path) -> dict[str, Any]:
+    """The manifest as plain data, checked against the published schema."""
+    manifest: dict[str, Any] = json.loads((run_dir / "manifest.json").read_text())
+    jsonschema.validate(manifest, json.loads((REPO / "docs" / "manifest.schema.json").read_text()))
+    return manifest
+
+
+def statuses(manifest: dict[str, Any]) -> dict[str, str]:
+    return {stage["name"]: stage["status"] for stage in manifest["stages"]}

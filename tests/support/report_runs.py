@@ -1,0 +1,89 @@
+"""Run directories for tests of the report: the H200 capture through `llm-perf analyze`, and runs made by hand."""
+
+import json
+import lzma
+from pathlib import Path
+from typing import Any
+
+from llm_perf_opt.cli import main
+from llm_perf_opt.core.manifest import RunManifest, write_manifest
+from llm_perf_opt.core.records import Metric, StageFile, StageRecord
+from tests.support.fixtures_dir import DATA
+from tests.support.nsys_builder import h200_export
+
+
+def analyze_h200(folder: Path, *, ncu: bool = True, context: bool = True) -> Path:
+    """The capture with the clean times measured beside it, as a user would give them."""
+    scratch = folder / "captures"
+    scratch.mkdir(parents=True)
+    files = [str(h200_export(scratch))]
+    if ncu:
+        for page in ("raw", "details"):
+            path = scratch / f"{page}.csv"
+            path.write_bytes(lzma.decompress((DATA / f"ncu_{page}.csv.xz").read_bytes()))
+            files.append(str(path))
+    out = folder / "h200"
+    said = ["model=llama3_1b", "hardware=h200", "workload.prompt=1024"] if context else []
+    clean = ["--clean-prefill-ms", "15.90", "--clean-tpot-ms", "15.13"] if context else []
+    assert main(["analyze", *files, "-o", str(out), *said, *clean]) == 0
+    return out
+
+
+def write_run(folder: Path, *stages: StageRecord, status: str = "ok", **parts: Any) -> Path:
+    """A run directory with this manifest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest = RunManifest(
+        run_id="made-up",
+        created_at="2025-01-01T00:00:00+00:00",
+        status=status,  # type: ignore[arg-type]
+        config={},
+        environment={},
+        stages=stages,
+        **parts,
+    )
+    write_manifest(folder, manifest)
+    return folder
+
+
+def stage(name: str, folder: Path, files: dict[str, tuple[str, Any]] | None = None, **parts: Any) -> StageRecord:
+    """A stage with JSON files by role: `{role: (name, content)}`."""
+    found = []
+    for role, (file_name, content) in (files or {}).items():
+        path = folder / name / file_name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+        found.append(StageFile(role=role, path=path))
+    return StageRecord(name=name, **{"status": "ok", "files": tuple(found), **parts})
+
+
+def clean(name: str = "torch_profiler", **values: float) -> dict[str, Metric]:
+    """Metrics of a clean pass."""
+    return {
+        key: Metric(
+            value=value, unit="ms" if key.endswith("_ms") else "tokens", how="clean pass, median of 3",
+            source=f"{name}/metrics.json",
+        )
+        for key, value in values.items()
+    }  # fmt: skip
+
+
+def capture(*kernels: tuple[str, int, int], ranges: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """analysis.json of kernels `(name, instances, total ns)`."""
+    total = sum(k[2] for k in kernels)
+    return {
+        "schema_version": 1,
+        "sources": [{"path": "run.sqlite", "kind": "nsys", "kernel_count": len(kernels)}],
+        "gpu": {"name": "NVIDIA H200", "kernel_count": len(kernels), "kernel_ns": total, "busy_ns": total},
+        "kernels": [
+            {
+                "name": name, "short_name": name[:60], "kernel_class": "GEMM", "instances": count, "total_ns": time,
+                "avg_ns": time / count, "med_ns": time / count, "min_ns": 1, "max_ns": time, "stddev_ns": 0.0,
+                "time_pct": 100.0 * time / total,
+            }
+            for name, count, time in kernels
+        ],
+        "copies": [],
+        "ranges": ranges or [],
+        "findings": [],
+        "notes": [],
+    }  # fmt: skip

@@ -1,0 +1,65 @@
+"""Geometries the tests of the static analysis share."""
+
+from typing import Any
+
+import yaml
+
+from tests.support.fixtures_dir import REPO
+
+ARCH = REPO / "conf" / "model"
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+_ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}
+# One case per known model type, with the features that make it differ from Llama switched on.
+FAMILY_CASES: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {**_ROUTED, **_LATENT, "n_shared_experts": 2, "first_k_dense_replace": 1},
+    "deepseek_v3": {
+        **_ROUTED,
+        **_LATENT,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 2,
+        "n_group": 2,
+        "topk_group": 1,
+    },
+    "gemma": {"num_key_value_heads": 1},
+    "gemma2": {"sliding_window": 16},
+    "gemma3_text": {"sliding_window": 16},
+    "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 16},
+    "granite": {"tie_word_embeddings": True},
+    "llama": {"attention_bias": True, "mlp_bias": True},
+    "mistral": {"sliding_window": 16},
+    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "olmo2": {},
+    "phi3": {},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2},
+    "qwen2_moe": {**_ROUTED, "num_experts": 8, "shared_expert_intermediate_size": 40, "decoder_sparse_step": 2},
+    "qwen3": {},
+    "qwen3_moe": {**_ROUTED, "num_experts": 8, "mlp_only_layers": [1]},
+    "smollm3": {},
+}
+
+
+def preset_geometry(name: str) -> dict[str, Any]:
+    """`model.geometry` of a shipped preset, such as causal_lm/arch/llama3_8b."""
+    data = yaml.safe_load((ARCH / f"{name}.yaml").read_text(encoding="utf-8"))
+    geometry: dict[str, Any] = data["geometry"]
+    return geometry

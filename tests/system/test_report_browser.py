@@ -1,0 +1,180 @@
+"""The page in a real Chromium: opens silently, sorts, filters, answers to mouse and keyboard, switches phase."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.report.write import write_reports
+from tests.support.browser import Browser, chromium
+from tests.support.report_runs import analyze_h200
+from tests.unit.test_report_subsets import HOSTILE, hostile_run
+
+pytestmark = pytest.mark.browser
+FIRST = "#kernel-table tbody tr:first-child td:nth-child({})"
+RIGHT = "\ue014"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return analyze_h200(tmp_path_factory.mktemp("browser")) / "report.html"
+
+
+@pytest.fixture(scope="module")
+def one_browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture
+def browser(one_browser: Browser, page: Path) -> Iterator[Browser]:
+    one_browser.resize(1280, 900)
+    one_browser.console(), one_browser.requests()
+    one_browser.open(page)
+    yield one_browser
+    assert one_browser.console() == []
+
+
+def column(browser: Browser, number: int) -> list[str]:
+    return browser.texts(f"#kernel-table tbody td:nth-child({number})")
+
+
+def test_the_page_opens_without_a_message_and_without_a_request(browser: Browser, page: Path) -> None:
+    assert [url for url in browser.requests() if not url.startswith("data:")] == [page.resolve().as_uri()]
+    assert browser.text("#verdict").startswith("Decode is launch-bound")
+    assert browser.run("return window.reportReadyMs") < 1000
+
+
+def test_a_column_is_sorted_by_mouse_and_by_keyboard(browser: Browser) -> None:
+    assert column(browser, 3)[:2] == ["0.348 ms", "0.182 ms"]
+    browser.click('#kernel-table th[data-col="launches"] button')
+    launches = [float(text.replace(",", "")) for text in column(browser, 5)]
+    assert launches == sorted(launches, reverse=True)
+    assert browser.run("return document.querySelector('th[data-col=launches]').ariaSort") == "descending"
+    browser.run("document.querySelector('#kernel-table th[data-col=launches] button').focus()")
+    browser.press("\ue007")
+    assert [float(text.replace(",", "")) for text in column(browser, 5)] == sorted(launches)
+    assert browser.run("return document.querySelectorAll('#kernel-table th[aria-sort]').length") == 1
+
+
+def test_unknown_values_stay_at_the_end_in_both_directions(browser: Browser) -> None:
+    for _ in range(2):
+        browser.click('#kernel-table th[data-col="roof"] button')
+        values = column(browser, 8)
+        known = [text for text in values if text != "—"]
+        assert known and values == known + ["—"] * (len(values) - len(known))
+
+
+def test_the_filter_keeps_what_it_names_and_counts_it(browser: Browser) -> None:
+    browser.type("#kernel-filter", "nvjet")
+    assert all("nvjet" in name for name in column(browser, 1))
+    assert browser.text("#kernel-count") == "5 of 48 kernels, times of one decode step"
+    browser.run(
+        "const s = document.getElementById('kernel-class'); s.value = 'copy'; s.dispatchEvent(new Event('change'))"
+    )
+    assert column(browser, 1) == []
+
+
+def test_a_row_opens_to_its_full_name(browser: Browser) -> None:
+    browser.click("#kernel-table tbody tr:first-child button")
+    assert "nvjet_sm90_tst_64x8_64x16_2x1_v_bz_TNT" in browser.text("#kernel-table tr.full code")
+
+
+def test_switching_the_phase_changes_waterfall_kernels_and_timeline(browser: Browser) -> None:
+    visible = "return [...document.querySelectorAll('.fall-panel')].filter(e => e.offsetParent).map(e => e.dataset.of)"
+    assert browser.run(visible) == ["decode"]
+    before = browser.text("#timeline-span")
+    browser.click('#phase-switch input[value="prefill"]')
+    assert browser.run(visible) == ["prefill"]
+    assert column(browser, 1)[0] == "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT"
+    assert browser.text("#kernel-count") == "27 of 48 kernels, times of one prefill"
+    browser.run("return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert browser.text("#timeline-span") != before
+    browser.click('#phase-switch input[value="all"]')
+    assert browser.run(visible) == ["prefill", "decode"]
+
+
+def test_points_of_the_roofline_answer_to_mouse_and_keyboard(browser: Browser) -> None:
+    browser.run("document.getElementById('roofline').scrollIntoView()")
+    browser.hover("#roofline-points .p.phase:not(.not-decode)")
+    assert browser.run("return document.getElementById('tip').hidden") is False
+    assert browser.text("#tip").startswith("decode (whole phase)")
+    browser.run("document.querySelector('#roofline-points .p[tabindex=\"0\"]').focus()")
+    first = browser.text("#tip")
+    browser.press(RIGHT)
+    assert browser.text("#tip") not in ("", first)
+    assert browser.run("return document.querySelectorAll('#roofline-points .p[tabindex=\"0\"]').length") == 1
+
+
+def test_the_timeline_is_drawn_and_names_what_is_under_the_mouse(browser: Browser) -> None:
+    browser.run("document.getElementById('timeline-canvas').scrollIntoView({block: 'center'})")
+    browser.run("return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    painted = browser.run(
+        "const c = document.getElementById('timeline-canvas');"
+        "const p = c.getContext('2d').getImageData(140, 22, c.width - 150, c.height - 30).data;"
+        "const seen = new Set(); for (let i = 0; i < p.length; i += 4) seen.add((p[i] << 16) + (p[i+1] << 8) + p[i+2]);"
+        "return seen.size"
+    )
+    assert painted > 5
+    box = browser.run(
+        "const b = document.getElementById('timeline-canvas').getBoundingClientRect(); return [b.width, b.height]"
+    )
+    browser.hover("#timeline-canvas", x=0, y=round(-box[1] / 2 + 32))
+    assert browser.text("#tip").startswith("decode")
+    browser.click("[data-zoom=in]")
+    browser.run("return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert "shown of 112.3 ms" in browser.text("#timeline-span")
+
+
+CELLS = "[...r.cells].map(c => c.textContent.trim().replace(/,/g, ''))"
+
+
+def test_the_script_formats_numbers_as_the_page_without_it(browser: Browser, page: Path) -> None:
+    browser.click('#phase-switch input[value="all"]')
+    rows = "[...document.querySelectorAll('#kernel-table tbody tr')].slice(0, 40)"
+    shown = browser.run(f"return {rows}.map(r => {CELLS})")
+    plain = browser.run(
+        "const d = new DOMParser().parseFromString(arguments[0], 'text/html');"
+        f"return [...d.querySelectorAll('#kernel-table tbody tr')].map(r => {CELLS})",
+        page.read_text(encoding="utf-8"),
+    )
+    assert shown == plain
+
+
+def test_a_narrow_screen_does_not_scroll_sideways(browser: Browser) -> None:
+    browser.resize(390, 800)
+    assert browser.run("return document.documentElement.scrollWidth") <= 390
+
+
+CONTRAST = """
+const lum = (color) => {
+  const part = color.match(/[\\d.]+/g).slice(0, 3).map(x => x / 255);
+  const [r, g, b] = part.map(x => x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+return Math.min(...arguments[0].map(selector => {
+  const element = document.querySelector(selector);
+  const a = lum(getComputedStyle(element).color);
+  const b = lum(getComputedStyle(element.closest('section, .tile, .verdict')).backgroundColor);
+  return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+}))
+"""
+TEXTS = ["#verdict", ".tile dt", ".tile p", ".fall td", ".finding .gain", ".finding .sub", ".but", "th", ".notes li"]
+
+
+@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
+def test_text_can_be_read_on_its_background(browser: Browser, is_dark: bool) -> None:
+    browser.dark(is_dark)
+    ratio = browser.run(CONTRAST, TEXTS)
+    browser.dark(False)
+    assert ratio >= 4.5
+
+
+def test_a_kernel_called_script_does_nothing(one_browser: Browser, tmp_path: Path) -> None:
+    run = hostile_run(tmp_path)
+    write_reports(run)
+    one_browser.open(run / "report.html")
+    assert one_browser.run("return document.title") != "owned"
+    one_browser.click("#kernel-table tbody tr:first-child button")
+    assert one_browser.text("#kernel-table tr.full code") == HOSTILE
+    assert one_browser.console() == []

@@ -1,0 +1,203 @@
+"""Listing runs, migrating old ones, and looking at the machine."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.core.host import Gpu, Host, Tool
+from llm_perf_opt.core.manifest import RunManifest, read_manifest, write_manifest
+from llm_perf_opt.core.records import Metric, StageFile, StageRecord
+from llm_perf_opt.errors import ManifestError
+from llm_perf_opt.profiling.vendor.tools import importer_problem, parse_gpus
+from llm_perf_opt.runners.doctor import diagnose
+from llm_perf_opt.runners.runs import find_runs
+from tests.support.fixtures_dir import REPO
+from tests.support.orchestrator import llm_perf
+
+MIGRATE = REPO / "scripts" / "migrate-run-layout.py"
+
+
+def _manifest(run_dir: Path) -> RunManifest:
+    return RunManifest(
+        run_id="20260101-120000",
+        created_at="2026-01-01T12:00:00+00:00",
+        status="failed",
+        config={"model": {"name": "llama3_8b"}, "run": {"device": "auto"}},
+        environment={},
+        stages=(
+            StageRecord(
+                name="torch_profiler",
+                status="ok",
+                files=(StageFile(role="metrics", path=run_dir / "torch_profiler/metrics.json"),),
+                metrics={"device_name": Metric(value="NVIDIA H200", unit="", how="torch")},
+            ),
+            StageRecord(name="nsys", status="failed", reason="nsys was not found"),
+        ),
+    )
+
+
+def _old_run(root: Path) -> Path:
+    run = root / "20240101-000000"
+    nested = run / "tmp" / "stage2" / run.name
+    for name in ("nsys/run.nsys-rep", "ncu/decode.csv", "stage1/metrics.json"):
+        path = nested / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    return run
+
+
+def test_a_manifest_survives_moving_the_run(tmp_path: Path) -> None:
+    first = tmp_path / "a"
+    (first / "torch_profiler").mkdir(parents=True)
+    (first / "torch_profiler/metrics.json").write_text("{}")
+    write_manifest(first, _manifest(first))
+    moved = first.rename(tmp_path / "b")
+    assert read_manifest(moved) == _manifest(moved)
+    assert "/a/" not in (moved / "manifest.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not valid JSON"),
+        ('{"schema_version": 99}', "schema_version is 99, this version reads 1"),
+        ("[]", "schema_version is None"),
+        ('{"schema_version": 1}', "missing required field"),
+    ],
+)
+def test_an_unreadable_manifest_says_why(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(ManifestError, match=message):
+        read_manifest(tmp_path)
+
+
+def test_runs_lists_new_and_old_runs_and_broken_ones(tmp_path: Path) -> None:
+    new = tmp_path / "20260101-120000"
+    new.mkdir()
+    write_manifest(new, _manifest(new))
+    old = _old_run(tmp_path)
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "manifest.json").write_text("{")
+    rows = {row.run_id: row for row in find_runs(tmp_path)}
+    assert set(rows) == {"20260101-120000", "20240101-000000", "broken"}
+    row = rows["20260101-120000"]
+    assert (row.date, row.model, row.device, row.status) == ("2026-01-01 12:00", "llama3_8b", "NVIDIA H200", "failed")
+    assert row.stages == "torch_profiler ok, nsys failed"
+    assert rows["20240101-000000"].note == f"old layout: python scripts/migrate-run-layout.py --dry-run {old}"
+    assert "not valid JSON" in rows["broken"].note
+    shown = llm_perf("runs", str(tmp_path), cwd=tmp_path)
+    assert shown.code == 0
+    assert re.search(r"20260101-120000\s+2026-01-01 12:00\s+llama3_8b\s+NVIDIA H200\s+failed", shown.out)
+    assert len(json.loads(llm_perf("runs", "--json", str(tmp_path), cwd=tmp_path).out)) == 3
+
+
+def _migrate(*args: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, str(MIGRATE), *args], capture_output=True, text=True, timeout=30, check=False
+    )
+    return done.returncode, done.stdout
+
+
+def test_migration_flattens_an_old_run_after_a_dry_run_that_moves_nothing(tmp_path: Path) -> None:
+    run = _old_run(tmp_path)
+    before = sorted(p for p in run.rglob("*") if p.is_file())
+    code, text = _migrate("--dry-run", str(run))
+    assert (code, text.count("would move:")) == (0, 3)
+    assert sorted(p for p in run.rglob("*") if p.is_file()) == before
+    assert _migrate(str(run))[0] == 0
+    files = {str(p.relative_to(run)): p.read_text() for p in run.rglob("*") if p.is_file()}
+    assert files == {
+        "nsys/run.nsys-rep": "nsys/run.nsys-rep",
+        "ncu/decode.csv": "ncu/decode.csv",
+        "torch_profiler/metrics.json": "stage1/metrics.json",
+    }
+    assert not (run / "tmp").exists()
+    assert _migrate(str(run)) == (0, f"{run}: nothing to do, it is in the present layout\n")
+
+
+def test_migration_never_overwrites(tmp_path: Path) -> None:
+    run = _old_run(tmp_path)
+    (run / "nsys").mkdir()
+    (run / "nsys/run.nsys-rep").write_text("mine")
+    code, text = _migrate(str(run))
+    assert code == 1
+    assert "left: " in text
+    assert (run / "nsys/run.nsys-rep").read_text() == "mine"
+    assert (run / "tmp/stage2" / run.name / "nsys/run.nsys-rep").exists()
+
+
+def _host(**changes: object) -> Host:
+    values: dict[str, object] = {
+        "os": "Linux",
+        "cpu": "a CPU",
+        "cpu_cores": 2,
+        "memory_bytes": 1,
+        "python": "3.11.7",
+        "packages": {"torch": "2.13.0", "transformers": "5.22.2", "nvtx": "0.2.11"},
+        "gpus": (Gpu(index=0, name="NVIDIA H200", memory_bytes=143771 << 20, driver="580.1"),),
+        "cuda_driver": "13.0",
+        "tools": {
+            "nsys": Tool(name="nsys", path="/opt/nsys", version="2025.3.1"),
+            "ncu": Tool(name="ncu", path="/opt/ncu", version="2025.3.1"),
+        },
+        "counters_restricted": False,
+        "disk_free_bytes": 10**12,
+    }
+    return Host(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_a_complete_machine_has_no_gap() -> None:
+    checks = diagnose(_host())
+    assert [c.name for c in checks if not c.ok] == []
+    assert [c.name for c in checks] == [
+        *("python", "torch", "transformers", "gpu", "driver", "nsys", "nsys importer", "ncu", "gpu counters", "nvtx"),
+        "disk",
+    ]
+
+
+def test_every_gap_has_a_remedy() -> None:
+    bare = _host(
+        packages={"torch": None, "transformers": None, "nvtx": "0.2.14"},
+        gpus=(),
+        tools={"nsys": Tool(name="nsys", problem="nsys was not found; install it")},
+        counters_restricted=True,
+        disk_free_bytes=1,
+    )
+    gaps = [c for c in diagnose(bare) if not c.ok]
+    assert [c.name for c in gaps] == [
+        *("torch", "transformers", "gpu", "driver", "nsys", "nsys importer", "ncu", "gpu counters", "nvtx", "disk")
+    ]
+    assert [c.name for c in gaps if not c.remedy] == []
+
+
+def test_doctor_prints_json_with_the_host_and_the_checks(tmp_path: Path) -> None:
+    done = llm_perf("doctor", "--json", cwd=tmp_path)
+    data = json.loads(done.out)
+    assert (done.code, sorted(data)) == (0, ["checks", "host"])
+    assert {c["name"]: c["value"] for c in data["checks"]}["python"] == data["host"]["python"]
+
+
+def test_gpus_as_nvidia_smi_lists_them() -> None:
+    text = "0, NVIDIA H200, 143771, 580.159.04, 9.0\n1, NVIDIA L4, 23034, 580.159.04, [N/A]\n"
+    assert parse_gpus(text) == (
+        Gpu(index=0, name="NVIDIA H200", memory_bytes=143771 << 20, driver="580.159.04", compute_capability="9.0"),
+        Gpu(index=1, name="NVIDIA L4", memory_bytes=23034 << 20, driver="580.159.04", compute_capability=None),
+    )
+
+
+def test_a_missing_importer_is_found_and_its_remedy_named(tmp_path: Path) -> None:
+    target = tmp_path / "target-linux-x64"
+    other = tmp_path / "linux-desktop-x64"
+    for folder in (target, other):
+        folder.mkdir()
+    (other / "QdstrmImporter").write_text("")
+    problem = importer_problem(target / "nsys")
+    assert problem is not None
+    assert f" {tmp_path / 'host-linux-x64'}" in problem
+    (tmp_path / "host-linux-x64").symlink_to(other)
+    assert importer_problem(target / "nsys") is None

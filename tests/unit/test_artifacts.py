@@ -1,0 +1,60 @@
+"""The run directory's layout."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.profiling.artifacts import Artifacts, create_stage2_root
+from llm_perf_opt.profiling.workload_results import FILES
+from tests.support.fixtures_dir import REPO
+
+
+def test_paths_are_absolute_and_made_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    artifacts = Artifacts.from_root("runs/r1")
+    assert artifacts.root == tmp_path / "runs/r1"
+    assert not artifacts.root.exists()
+    assert artifacts.out_dir("nsys") == tmp_path / "runs/r1/nsys"
+    assert artifacts.tmp_dir("workload") == tmp_path / "runs/r1/tmp/workload"
+    assert sorted(p.name for p in artifacts.root.iterdir()) == ["nsys", "tmp"]
+    assert artifacts.path("nsys/run") == tmp_path / "runs/r1/nsys/run"
+
+
+def test_a_relative_root_is_not_doubled_after_changing_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    artifacts = Artifacts.for_run("runs/r1")
+    monkeypatch.chdir(artifacts.root)
+    assert artifacts.out_dir("ncu") == tmp_path / "runs/r1/ncu"
+
+
+def test_any_identifier_is_a_stage_and_nothing_else(tmp_path: Path) -> None:
+    artifacts = Artifacts.from_root(tmp_path)
+    assert artifacts.out_dir("my_plugin").is_dir()
+    for name in ("..", "a/b", "", "a-b", "/etc"):
+        with pytest.raises(ConfigError, match="not an identifier"):
+            artifacts.out_dir(name)
+        with pytest.raises(ConfigError, match="not an identifier"):
+            artifacts.tmp_dir(name)
+
+
+def test_a_path_outside_the_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="leaves the run directory"):
+        Artifacts.from_root(tmp_path / "r").path("../other")
+
+
+def test_the_old_way_still_works_and_warns(tmp_path: Path) -> None:
+    with pytest.warns(DeprecationWarning, match="Artifacts.for_run"):
+        assert create_stage2_root(tmp_path / "r") == tmp_path / "r"
+
+
+def test_every_role_a_stage_gives_a_file_is_documented() -> None:
+    sources = [p.read_text() for p in (REPO / "src/llm_perf_opt/profiling").rglob("*.py")]
+    given = {role for text in sources for role in re.findall(r'\brole="(\w+)"', text)}
+    given |= {role for role, _ in FILES}
+    table = (REPO / "docs/artifacts.md").read_text().partition("## Roles of files")[2].partition("\n## ")[0]
+    assert given - set(re.findall(r"`(\w+)`", table)) == set()
+    assert len(given) > 20

@@ -1,0 +1,290 @@
+"""The composed configuration: presets, overrides, errors, old keys."""
+
+import itertools
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+
+from llm_perf_opt.config.legacy import translate
+from llm_perf_opt.config.paths import conf_dir
+from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.pipeline.compose import compose_config, explain_composition_error, type_config
+from tests.support.fixtures_dir import REPO
+
+TINY = ("model=llama_tiny", "dataset=synthetic")
+
+
+def typed(*overrides: str, user_dir: Path = Path("/home/me")) -> AppConfig:
+    return type_config(compose_config(overrides), user_dir=user_dir)
+
+
+def problems(*overrides: str) -> tuple[str, ...]:
+    """What a user reads for these overrides."""
+    try:
+        composed = compose_config(overrides)
+    except HydraException as error:
+        return explain_composition_error(error, overrides, user_dir=Path("/home/me")).problems
+    with pytest.raises(ConfigError) as caught:
+        type_config(composed, user_dir=Path("/home/me"))
+    return caught.value.problems
+
+
+def _choices(group: str) -> list[str]:
+    return sorted(path.name.removesuffix(".yaml") for path in (conf_dir() / group).glob("*.yaml"))
+
+
+def _preset_overrides() -> list[tuple[str, ...]]:
+    groups = {
+        "model": "model",
+        "experiment": "experiment",
+        "runner": "runner",
+        "hardware": "hardware",
+        "profiling/torch": "profiling/torch@pipeline.torch_profiler",
+        "profiling/nsys": "profiling/nsys@pipeline.nsys",
+        "profiling/ncu": "profiling/ncu@pipeline.ncu",
+        "output": "output@pipeline.torch_profiler.output",
+        "dataset/sampling": "dataset/sampling",
+        "model/deepseek_ocr/arch": "model/deepseek_ocr/arch@model",
+        "model/deepseek_ocr/infer": "model/deepseek_ocr/infer@infer",
+    }
+    cases = [(f"{override}={name}",) for group, override in groups.items() for name in _choices(group)]
+    cases += [("dataset=omnidocbench",), ("dataset=synthetic",), ("dataset=prompts", "dataset.file=p.txt")]
+    return cases
+
+
+@pytest.mark.parametrize("overrides", _preset_overrides(), ids=lambda o: o[0])
+def test_every_preset_composes_with_every_stage_enabled(overrides: tuple[str, ...]) -> None:
+    stages = ("static_analysis", "torch_profiler", "nsys", "ncu", "direct_inference")
+    config = typed(*overrides, *(f"pipeline.{stage}.enable=true" for stage in stages))
+    assert set(config.stages) == set(stages)
+
+
+def test_the_defaults_are_the_documented_ones() -> None:
+    config = typed()
+    assert set(config.stages) == {"static_analysis", "torch_profiler"}
+    assert config.model.name == "deepseek_ocr"
+    assert config.dataset.kind == "omnidocbench"
+    run = config.run
+    assert (run.mode, run.device, run.repeats, run.top_n_kernels, run.on_failure) == ("deep", "auto", 3, 30, "continue")
+    assert (run.dry_run, run.resume, run.seed, run.representative_max_new_tokens) == (False, None, 0, None)
+
+
+def test_one_part_of_a_model_can_be_replaced() -> None:
+    config = typed("model/deepseek_ocr/arch@model=deepseek_ocr.tiny")
+    assert config.model.name == "deepseek_ocr_tiny"
+    assert config.infer == typed().infer
+
+
+def test_light_mode_is_a_quick_look() -> None:
+    config = typed(*TINY, "run.mode=light", "infer.max_new_tokens=500", "dataset.sampling.num_samples_per_epoch=9")
+    assert (config.run.repeats, config.infer.max_new_tokens) == (1, 16)
+    assert config.dataset.sampling.num_samples_per_epoch == 1
+    assert typed(*TINY, "run.mode=light", "infer.max_new_tokens=4").infer.max_new_tokens == 4
+
+
+def test_light_mode_warms_up_once() -> None:
+    config = typed(*TINY, "run.mode=light", "profiling/torch@pipeline.torch_profiler=torch-profiler.max")
+    stage: Any = config.stages["torch_profiler"]
+    assert stage.warmup_rounds == 1
+
+
+def test_the_representative_token_budget_wins() -> None:
+    config = typed(*TINY, "run.representative_max_new_tokens=7", "infer.max_new_tokens=99")
+    assert config.infer.max_new_tokens == 7
+
+
+def test_whole_numbers_in_a_command_are_words() -> None:
+    config = typed(
+        "workload.command=[python,serve.py,--port,8000]",
+        "pipeline.nsys.enable=true",
+        "pipeline.nsys.extra_args=[--duration,5]",
+    )
+    assert config.workload.command == ("python", "serve.py", "--port", "8000")
+    assert config.stages["nsys"].extra_args == ("--duration", "5")
+
+
+def test_relative_paths_are_meant_from_where_the_user_stood(tmp_path: Path) -> None:
+    config = typed("dataset.root=data", "dataset.subset_filelist=lists/a b.txt", "model.path=m", user_dir=tmp_path)
+    assert config.dataset.root == tmp_path / "data"
+    assert config.dataset.subset_filelist == tmp_path / "lists/a b.txt"
+    assert config.model.path == tmp_path / "m"
+
+
+def test_the_run_wide_file_list_is_the_data_sets() -> None:
+    assert typed("run.dataset_subset_filelist=/l.txt").dataset.subset_filelist == Path("/l.txt")
+
+
+def test_every_problem_is_reported_at_once_with_key_value_and_choices() -> None:
+    assert problems(
+        *TINY,
+        "run.repeat=3",
+        "run.mode=fast",
+        "run.device=gpu",
+        "run.top_n_kernels=0",
+        "+pipeline.nsys.tracee=x",
+        "model.dtype=float128",
+        "infer.max_new_tokens=2.5",
+        "infer.top_p=2",
+        "pipeline.static_analysis.write_reports=maybe",
+    ) == (
+        "run.repeat: unknown key (got '3'), nearest known key: run.repeats",
+        "run.mode: not one of the choices (got 'fast'), allowed: 'deep' or 'light'",
+        "run.top_n_kernels: not allowed (got 0), allowed: a number ≥ 1",
+        "model.dtype: not one of the choices (got 'float128'), allowed: 'float32', 'float16' or 'bfloat16' or 'auto'",
+        "infer.max_new_tokens: not a whole number (got 2.5), allowed: a whole number",
+        "infer.top_p: not allowed (got 2), allowed: a number ≤ 1",
+        "pipeline.nsys.tracee: unknown key (got 'x'), nearest known key: pipeline.nsys.trace",
+        "pipeline.static_analysis.write_reports: not true or false (got 'maybe'), allowed: true or false",
+        "run.device: not a device (got 'gpu'), allowed: auto, cpu or cuda:N",
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("model=llama9", "model: no such choice (got 'llama9'), allowed: {models}"),
+        ("pipeline.nsyss.enable=true", "pipeline.nsyss.enable: unknown key (got 'true'), nearest known key: {nsys}"),
+        ("+pipeline.mine.enable=true", "pipeline.mine: unknown key (got {{'enable': True}}), {nothing}"),
+        ("run.repeats", "run.repeats: not an override, allowed: key=value"),
+        ("+run.repeats=3", "run.repeats: already set, so + cannot add it (got '3'), allowed: run.repeats=… {without}"),
+        ("infer.max_new_tokens=true", "infer.max_new_tokens: not a whole number (got True), allowed: a whole number"),
+        ("infer.max_new_tokens=0", "infer.max_new_tokens: not allowed (got 0), allowed: a number ≥ 1"),
+        ("run.device=cuda", "run.device: not a device (got 'cuda'), allowed: auto, cpu or cuda:N"),
+        ("workload.command=[a,1.50]", "workload.command.1: not a string (got 1.5), allowed: a string"),
+        ("workload.command=[]", "workload.command: not allowed (got []), allowed: at least 1 element(s)"),
+        (
+            "model.adapter=nowhere:X",
+            "model.adapter: cannot be imported (No module named 'nowhere') (got 'nowhere:X'), "
+            "allowed: an import path package.module:ADAPTER",
+        ),
+    ],
+)
+def test_bad_input_gets_a_message_that_helps(override: str, problem: str) -> None:
+    expected = problem.format(
+        models=", ".join(_choices("model")),
+        nsys="pipeline.nsys.enable",
+        without="without the +",
+        nothing="no known key is like it; `llm-perf profile --cfg job` lists all",
+    )
+    assert expected in problems("dataset=synthetic", override)
+
+
+@pytest.mark.parametrize("value", ["null", "''", "' '", "[]"])
+def test_nvtx_capture_is_needed_when_the_capture_range_is_nvtx(value: str) -> None:
+    found = problems(
+        *TINY, "pipeline.nsys.enable=true", "pipeline.nsys.capture_range=nvtx", f"pipeline.nsys.nvtx_capture={value}"
+    )
+    assert [p.partition(":")[0] for p in found] == ["pipeline.nsys.nvtx_capture"]
+
+
+def test_rules_of_a_stage_are_checked_only_when_it_is_enabled() -> None:
+    overrides = (*TINY, "pipeline.nsys.capture_range=nvtx", "pipeline.nsys.timeout_s=-1")
+    assert "nsys" not in typed(*overrides).stages
+    assert len(problems(*overrides, "pipeline.nsys.enable=true")) >= 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("device=cpu", "run.device=cpu"),
+        ("repeats=5", "run.repeats=5"),
+        ("torch_profiler.enabled=false", "pipeline.torch_profiler.enable=false"),
+        ("torch_profiler.activities=[cpu]", "pipeline.torch_profiler.activities=[cpu]"),
+        ("pipeline.torch_profiler.enabled=true", "pipeline.torch_profiler.enable=true"),
+        ("analysis.static.enabled=false", "pipeline.static_analysis.enable=false"),
+        ("analysis.static.write_reports=false", "pipeline.static_analysis.write_reports=false"),
+        ("runners.analysis.static.use_synthetic_inputs=true", "pipeline.static_analysis.use_synthetic_inputs=true"),
+        ("runner@stage1_runner=stage1.no-static", "pipeline.static_analysis.enable=false"),
+        ("run.stage1_repeats=4", "dataset.sampling.num_samples_per_epoch=4"),
+        ("outputs.save_predictions=true", "pipeline.torch_profiler.output.prediction.enable=true"),
+        ("outputs.visualization.enable=false", "pipeline.torch_profiler.output.visualization.enable=false"),
+        ("output.prediction.save_dir=p", "pipeline.torch_profiler.output.prediction.save_dir=p"),
+        (
+            "outputs.predictions.strip_special_tokens=true",
+            "pipeline.torch_profiler.output.extra.deepseek_ocr.prediction.strip_special_tokens=true",
+        ),
+        (
+            "outputs.visualization.max_images=3",
+            "pipeline.torch_profiler.output.extra.deepseek_ocr.visualization.max_images=3",
+        ),
+        ("pipeline.ncu.nvtx_include=prefill", "pipeline.ncu.ncu_cli.nvtx.include=prefill"),
+        ("pipeline.ncu.set=full", "pipeline.ncu.ncu_cli.set=full"),
+        ("pipeline.ncu.metrics=a,b", "pipeline.ncu.ncu_cli.metrics='a,b'"),
+        ("pipeline.ncu.sections=[SpeedOfLight]", "pipeline.ncu.ncu_cli.sections=[SpeedOfLight]"),
+    ],
+)
+def test_an_old_key_is_translated_and_composes(old: str, new: str) -> None:
+    translation = translate([old])
+    assert translation.overrides == (new,)
+    typed("dataset=synthetic", *translation.overrides, "pipeline.ncu.enable=true")
+
+
+def test_one_notice_lists_every_old_key_and_new_keys_pass_unchanged() -> None:
+    translation = translate(["device=cpu", "run.seed=1", "--cfg", "job", "output@x=y", "repeats=2"])
+    assert translation.overrides == ("run.device=cpu", "run.seed=1", "--cfg", "job", "output@x=y", "run.repeats=2")
+    assert translation.notice == (
+        "old keys translated (see docs/migration.md): device -> run.device, repeats -> run.repeats"
+    )
+    assert translate(["run.seed=1"]).notice is None
+
+
+@pytest.mark.parametrize("task", ["stage1-run", "stage1-run-no-static", "stage2-profile", "direct-infer"])
+def test_every_pixi_task_composes(task: str) -> None:
+    tasks = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["pixi"]["tasks"]
+    python, flag, module, *overrides = tasks[task].split()
+    assert (python, flag, module) == ("python", "-m", "llm_perf_opt.runners.profile_orchestrator")
+    expected = {
+        "stage1-run": {"static_analysis", "torch_profiler"},
+        "stage1-run-no-static": {"torch_profiler"},
+        "stage2-profile": {"static_analysis", "torch_profiler", "nsys", "ncu"},
+        "direct-infer": {"direct_inference"},
+    }
+    assert set(typed(*overrides).stages) == expected[task]
+
+
+def test_every_documented_key_is_known_and_every_key_is_documented() -> None:
+    """docs/configuration.md has one table row per key, with its default."""
+    documented: dict[str, str] = {}
+    for line in (REPO / "docs" / "configuration.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+        if len(cells) == 3 and cells[0].startswith("`") and "." in cells[0]:
+            documented |= dict.fromkeys(_expand(cells[0].strip("`")), cells[1].strip("`"))
+    actual = dict(_leaves(_plain(compose_config([]))))
+    assert sorted(actual.keys() - documented.keys()) == []
+    wrong = {
+        key: (documented[key], value)
+        for key, value in actual.items()
+        if key in documented and not _is_computed(value) and json.loads(documented[key]) != value
+    }
+    assert wrong == {}
+
+
+def _expand(key: str) -> list[str]:
+    """`a.{b,c}` as a.b and a.c."""
+    start, brace, rest = key.partition("{")
+    return [start + name for name in rest.removesuffix("}").split(",")] if brace else [key]
+
+
+def _plain(cfg: DictConfig) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+
+    plain = OmegaConf.to_container(cfg, resolve=False)
+    assert isinstance(plain, dict)
+    plain.pop("hydra")
+    return {str(k): v for k, v in plain.items()}
+
+
+def _leaves(node: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    if isinstance(node, dict) and node:
+        return list(itertools.chain.from_iterable(_leaves(v, f"{prefix}{k}.") for k, v in node.items()))
+    return [(prefix[:-1], node)]
+
+
+def _is_computed(value: Any) -> bool:
+    return isinstance(value, str) and "${" in value

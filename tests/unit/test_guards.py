@@ -1,0 +1,120 @@
+"""Rules of the house that a reviewer would otherwise have to remember."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.fixtures_dir import REPO
+
+SOURCE = REPO / "src" / "llm_perf_opt"
+# Each layer may import from itself and from those left of it.
+LAYERS = (
+    {"errors", "config", "core", "__init__"},
+    {"profiling", "workload", "analysis", "report"},
+    {"pipeline"},
+    {"runners", "cli"},
+)
+# Inside the second layer: pure parts know nothing of what feeds them.
+FORBIDDEN = {
+    "analysis": {"profiling", "workload", "report"},
+    "report": {"profiling", "workload"},
+    "workload": {"report"},
+}
+
+
+def _modules() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def _part(module: str) -> str:
+    pieces = module.split(".")
+    return pieces[1] if len(pieces) > 1 else "__init__"
+
+
+def _imports(path: Path) -> set[str]:
+    """The parts of our package a module imports, anywhere in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {_part(alias.name) for alias in node.names if alias.name.startswith("llm_perf_opt")}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("llm_perf_opt"):
+            found.add(_part(node.module or ""))
+    return found
+
+
+def _layer(part: str) -> int:
+    return next(index for index, layer in enumerate(LAYERS) if part in layer)
+
+
+@pytest.mark.parametrize("path", _modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_a_module_imports_only_from_layers_to_its_left(path: Path) -> None:
+    relative = path.relative_to(SOURCE)
+    part = relative.parts[0].removesuffix(".py")
+    wrong = {name for name in _imports(path) if _layer(name) > _layer(part) or name in FORBIDDEN.get(part, set())}
+    assert wrong == set()
+
+
+def test_only_one_module_starts_programs() -> None:
+    users = [
+        str(p.relative_to(SOURCE))
+        for p in _modules()
+        if re.search(r"^\s*(import|from) subprocess", p.read_text(), re.M)
+    ]
+    assert users == ["core/process.py"]
+
+
+def test_there_is_one_broad_except_and_no_silent_one() -> None:
+    broad: list[str] = []
+    for path in _modules():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ExceptHandler):
+                continue
+            name = node.type.id if isinstance(node.type, ast.Name) else None
+            silent = len(node.body) == 1 and isinstance(node.body[0], ast.Pass)
+            reraises = any(isinstance(n, ast.Raise) and n.exc is None for n in ast.walk(node))
+            if silent or node.type is None or (name in ("Exception", "BaseException") and not reraises):
+                broad.append(str(path.relative_to(SOURCE)))
+    assert broad == ["pipeline/run.py"]
+
+
+def test_nothing_is_called_a_helper() -> None:
+    names = {p.stem for p in _modules()}
+    assert names & {"utils", "util", "helpers", "common", "misc", "manager"} == set()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--help"],
+        ["profile", "--help"],
+        ["profile", "--cfg", "job", "experiment=demo"],
+        ["profile", "experiment=demo", "run.dry_run=true"],
+        ["doctor"],
+        ["predict", "model=llama3_8b", "hardware=h200"],
+        ["analyze", "--help"],
+        ["runs", "."],
+    ],
+    ids=" ".join,
+)
+def test_a_command_that_runs_no_model_imports_no_torch(args: list[str], tmp_path: Path) -> None:
+    code = (
+        "import sys; from llm_perf_opt.cli import main\n"
+        "try:\n    code = main(sys.argv[1:])\nexcept SystemExit as error:\n    code = error.code\n"
+        "print('\\nLOADED', code, sorted({'torch', 'transformers', 'pandas'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.splitlines()[-1] in ("LOADED 0 []", "LOADED None []"), done.stderr
+
+
+def test_top_level_help_imports_no_hydra_either(tmp_path: Path) -> None:
+    code = "import sys; from llm_perf_opt.cli import main; main(['--help']); print('hydra' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "False"

@@ -1,0 +1,356 @@
+"""The catalogue of hardware, the lookup by device name, bounds, estimates and utilisation."""
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from llm_perf_opt.analysis.calibrate import MATMUL_SIDES, better
+from llm_perf_opt.analysis.calibration_cache import cache_dir, cpu_driver, read_calibration, write_calibration
+from llm_perf_opt.analysis.hardware import (
+    GIVEN,
+    PEAK_NAMES,
+    Calibration,
+    Device,
+    Resolved,
+    find_by_device_name,
+    load_catalogue,
+    resolve_hardware,
+    with_calibration,
+)
+from llm_perf_opt.analysis.roofline import (
+    Ceilings,
+    achievable_ceilings,
+    bound,
+    datasheet_ceilings,
+    estimate,
+    limit_of,
+    mbu,
+    mfu,
+    missing_ceiling,
+)
+from llm_perf_opt.analysis.static.dtypes import Dtypes
+from llm_perf_opt.analysis.static.work import Work
+from llm_perf_opt.cli import main
+from llm_perf_opt.config.load import validate
+from llm_perf_opt.config.paths import conf_dir
+from llm_perf_opt.config.schema import HardwareSection
+from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.pipeline.compose import compose_config, type_config
+from tests.support.fixtures_dir import REPO
+
+RATES = ("peak_tflops", "achieved_tflops")
+BF16 = Dtypes.uniform("bf16")
+
+
+def catalogue():
+    return load_catalogue(conf_dir() / "hardware")
+
+
+def gpu(name: str) -> Device:
+    return Device(name=name, is_cpu=False, driver="580.65")
+
+
+def test_peaks_are_dense_and_as_the_data_sheets_say():
+    found = {
+        name: (entry.peak_tflops["bf16"], entry.memory_bandwidth_gb_s, entry.memory_gb)
+        for name, entry in catalogue().items()
+        if name != "cpu"
+    }
+    assert found == {
+        "a10": (125.0, 600.0, 24.0),
+        "a100_40gb": (312.0, 1555.0, 40.0),
+        "a100_80gb": (312.0, 2039.0, 80.0),
+        "a100_80gb_pcie": (312.0, 1935.0, 80.0),
+        "b200": (2250.0, 8000.0, 180.0),
+        "gb200": (2500.0, 8000.0, 186.0),
+        "h100_nvl": (835.5, 3938.0, 94.0),
+        "h100_pcie": (756.0, 2039.0, 80.0),
+        "h100_sxm": (989.4, 3350.0, 80.0),
+        "h20": (148.0, 4000.0, 96.0),
+        "h200": (989.4, 4800.0, 141.0),
+        "h200_nvl": (835.5, 4800.0, 141.0),
+        "l4": (121.0, 300.0, 24.0),
+        "l40s": (362.05, 864.0, 48.0),
+        "mi300x": (1307.4, 5300.0, 192.0),
+        "rtx3090": (71.0, 936.0, 24.0),
+        "rtx4090": (165.2, 1008.0, 24.0),
+        "rtx5090": (209.5, 1792.0, 32.0),
+    }
+
+
+def test_every_entry_is_a_valid_configuration():
+    for path in sorted((conf_dir() / "hardware").glob("*.yaml")):
+        section, problems = validate(HardwareSection, yaml.safe_load(path.read_text()), "hardware")
+        assert (section is not None, problems) == (True, []), path
+        assert section is not None and section.name == path.stem
+
+
+def test_every_figure_has_a_source():
+    for name, entry in catalogue().items():
+        if name == "cpu":
+            continue
+        figures = ["peak_tflops", "memory_bandwidth_gb_s", "memory_gb", "l2_mb", "link_gb_s"]
+        figures += ["achieved_tflops", "achieved_bandwidth_gb_s"] if entry.achieved_tflops else []
+        assert sorted(entry.sources) == sorted(figures), name
+        assert None not in (entry.memory_gb, entry.l2_mb, entry.link, entry.link_gb_s), name
+
+
+@pytest.mark.parametrize(
+    ("device", "entry"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100_sxm"),
+        ("NVIDIA H100 PCIe", "h100_pcie"),
+        ("NVIDIA H100 NVL", "h100_nvl"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H20", "h20"),
+        ("NVIDIA A100-SXM4-40GB", "a100_40gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100_80gb"),
+        ("NVIDIA A100 80GB PCIe", "a100_80gb_pcie"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA A10", "a10"),
+        ("NVIDIA GeForce RTX 3090", "rtx3090"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA GeForce RTX 5090", "rtx5090"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA GB200", "gb200"),
+        ("AMD Instinct MI300X", "mi300x"),
+    ],
+)
+def test_a_device_name_maps_to_one_entry(device, entry):
+    found = find_by_device_name(catalogue(), device)
+    assert found is not None and found.name == entry
+
+
+@pytest.mark.parametrize(
+    "device", ["NVIDIA H2", "NVIDIA H200 Max", "NVIDIA A10G", "NVIDIA GeForce RTX 3090 Ti", "h200"]
+)
+def test_a_name_that_only_resembles_one_is_unknown(device):
+    assert find_by_device_name(catalogue(), device) is None
+
+
+def test_an_unknown_device_has_no_peaks_and_says_what_to_do():
+    found = resolve_hardware(HardwareSection(), gpu("NVIDIA Imaginary 1"), catalogue())
+    assert found.section is None
+    assert found.reason == (
+        "the peaks of 'NVIDIA Imaginary 1' are not known: give them as hardware.peak_tflops.bf16=… and "
+        "hardware.memory_bandwidth_gb_s=…, or measure with hardware.calibrate=true"
+    )
+
+
+def test_the_users_own_peaks_are_taken_for_an_unknown_device():
+    own = HardwareSection(peak_tflops={"bf16": 100.0}, memory_bandwidth_gb_s=1000.0)
+    found = resolve_hardware(own, gpu("NVIDIA Imaginary 1"), catalogue()).section
+    assert found is not None
+    assert (found.name, found.peak_tflops, found.memory_bandwidth_gb_s, found.sources) == (
+        "NVIDIA Imaginary 1",
+        {"bf16": 100.0},
+        1000.0,
+        {"peak_tflops.bf16": GIVEN, "memory_bandwidth_gb_s": GIVEN},
+    )
+
+
+OWN = HardwareSection(achieved_tflops={"fp32": 123.0}, achieved_bandwidth_gb_s=456.0, launch_us=7.0, memory_gb=1.0)
+OWN_SOURCES = {
+    "achieved_tflops.fp32": GIVEN,
+    "achieved_bandwidth_gb_s": GIVEN,
+    "launch_us": GIVEN,
+    "memory_gb": GIVEN,
+}
+
+
+@pytest.mark.parametrize("entry", ["auto", "cpu", "a10"])
+def test_the_key_of_every_number_format_is_known_whatever_the_entry(entry):
+    rates = {name: 10.0 + i for i, name in enumerate(PEAK_NAMES)}
+    overrides = [f"hardware.{key}.{name}={rate}" for key in RATES for name, rate in rates.items()]
+    found = type_config(compose_config([f"hardware={entry}", *overrides]), user_dir=Path.cwd()).hardware
+    assert (found.peak_tflops, found.achieved_tflops) == (rates, rates)
+    plain = type_config(compose_config([f"hardware={entry}"]), user_dir=Path.cwd()).hardware
+    expected = {} if entry == "auto" else catalogue()[entry].peak_tflops
+    assert (plain.peak_tflops, plain.achieved_tflops) == (expected, {})
+
+
+def test_the_command_of_the_documentation_takes_peaks_as_written(tmp_path, monkeypatch, capsys):
+    text = (REPO / "docs" / "static-analysis.md").read_text(encoding="utf-8")
+    (line,) = [line for line in text.splitlines() if line.startswith("llm-perf profile hardware.peak_tflops")]
+    monkeypatch.chdir(tmp_path)
+    code = main([*line.split()[1:], "experiment=demo", "run.dry_run=true", "run.device=cpu"])
+    assert (code, "error" in capsys.readouterr().err) == (0, False)
+    _, _, *given = line.split()
+    assert main(["predict", "model=llama_tiny", "model.dtype=bfloat16", *given, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["predictions"]
+    assert (found["hardware"]["peak_tflops"]["bf16"], found["hardware"]["memory_bandwidth_gb_s"]) == (200, 1500)
+    decode = found["phases"]["decode"]
+    assert decode["bound_ms"]["datasheet"] == pytest.approx(1e3 * decode["bytes_needed"] / 1.5e12)
+
+
+def test_every_figure_can_be_given_for_a_device_that_is_looked_up():
+    entry = catalogue()["h200"]
+    found = resolve_hardware(OWN, gpu("NVIDIA H200"), catalogue())
+    assert found == Resolved(
+        section=replace(
+            entry,
+            achieved_tflops={"bf16": 819.0, "fp32": 123.0},
+            achieved_bandwidth_gb_s=456.0,
+            launch_us=7.0,
+            memory_gb=1.0,
+            sources={**entry.sources, **OWN_SOURCES},
+        )
+    )
+
+
+def test_one_given_peak_leaves_the_catalogues_other_figures():
+    entry = catalogue()["h200"]
+    own = HardwareSection(peak_tflops={"bf16": 800.0}, sources={"peak_tflops.bf16": "our own data sheet"})
+    found = resolve_hardware(own, gpu("NVIDIA H200"), catalogue())
+    assert found.section == replace(
+        entry,
+        peak_tflops={**entry.peak_tflops, "bf16": 800.0},
+        sources={**entry.sources, "peak_tflops.bf16": "given in the configuration: our own data sheet"},
+    )
+
+
+def test_figures_that_are_no_peaks_leave_an_unknown_devices_peaks_unknown():
+    found = resolve_hardware(OWN, gpu("NVIDIA Imaginary 1"), catalogue())
+    assert found.section == replace(OWN, name="NVIDIA Imaginary 1", sources=OWN_SOURCES)
+    assert found.reason is not None and found.reason.startswith("the peaks of 'NVIDIA Imaginary 1' are not known")
+
+
+def test_given_figures_win_over_a_calibration():
+    measured = calibration("bf16", tflops=700.0, bandwidth_gb_s=4000.0, launch_us=9.0)
+    found = resolve_hardware(OWN, gpu("NVIDIA H200"), catalogue()).section
+    assert found is not None
+    calibrated = with_calibration(found, measured)
+    assert (calibrated.achieved_tflops, calibrated.achieved_bandwidth_gb_s, calibrated.launch_us) == (
+        {"bf16": 700.0, "fp32": 123.0},
+        456.0,
+        7.0,
+    )
+    assert calibrated.sources["achieved_tflops"] == "products at 700.0"
+    assert {key: calibrated.sources[key] for key in OWN_SOURCES} == OWN_SOURCES
+    # A named entry is composed with the changes in it: what differs from the catalogue was given.
+    named = resolve_hardware(replace(catalogue()["h200"], launch_us=7.0), None, catalogue()).section
+    assert named is not None
+    calibrated = with_calibration(named, measured)
+    assert (calibrated.achieved_tflops, calibrated.achieved_bandwidth_gb_s, calibrated.launch_us) == (
+        {"bf16": 700.0},
+        4000.0,
+        7.0,
+    )
+
+
+def test_a_peak_under_an_unknown_name_is_refused():
+    with pytest.raises(ConfigError, match=r"hardware: peak_tflops.bfloat16: not a number format"):
+        resolve_hardware(replace(HardwareSection(), peak_tflops={"bfloat16": 1.0}), gpu("x"), catalogue())
+
+
+def test_one_device_name_in_two_entries_is_refused(tmp_path: Path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.yaml").write_text(f"name: {name}\ndevice_names: [NVIDIA X]\n")
+    with pytest.raises(ConfigError, match="'NVIDIA X' belongs to a already"):
+        load_catalogue(tmp_path)
+
+
+def calibration(dtype: str, *, tflops: float, bandwidth_gb_s: float, launch_us: float) -> Calibration:
+    return Calibration(
+        device="NVIDIA H200",
+        driver="580.65",
+        dtype=dtype,
+        tflops=tflops,
+        bandwidth_gb_s=bandwidth_gb_s,
+        launch_us=launch_us,
+        tflops_how=f"products at {tflops}",
+        bandwidth_how=f"memory at {bandwidth_gb_s}",
+        launch_how=f"operators at {launch_us}",
+    )
+
+
+def test_the_best_of_two_calibrations_keeps_how_each_figure_was_measured():
+    quiet = calibration("fp32", tflops=0.1, bandwidth_gb_s=47.71, launch_us=4.0)
+    busy = calibration("fp32", tflops=0.12, bandwidth_gb_s=18.6, launch_us=3.0)
+    best = calibration("fp32", tflops=0.12, bandwidth_gb_s=47.71, launch_us=3.0)
+    assert better(quiet, busy) == best
+    assert better(busy, quiet) == best
+
+
+def test_a_calibration_is_measured_on_products_a_model_could_have():
+    assert min(MATMUL_SIDES) == 1024
+
+
+def test_a_cpu_is_known_only_by_its_calibration():
+    cpu = Device(name="Some CPU", is_cpu=True, driver="torch 2.13, 2 threads")
+    section = resolve_hardware(HardwareSection(), cpu, catalogue()).section
+    assert section is not None
+    assert datasheet_ceilings(section) is None
+    assert achievable_ceilings(section) is None
+    assert missing_ceiling(section, None, BF16, "datasheet") == "cpu has no data-sheet peaks"
+    calibrated = with_calibration(section, calibration("fp32", tflops=0.1, bandwidth_gb_s=20.0, launch_us=4.0))
+    assert calibrated.sources == {
+        "achieved_tflops": "products at 0.1",
+        "achieved_bandwidth_gb_s": "memory at 20.0",
+        "launch_us": "operators at 4.0",
+    }
+    ceilings = achievable_ceilings(calibrated)
+    assert ceilings == Ceilings(kind="achievable", flops_per_s={"fp32": 0.1e12}, bytes_per_s=20e9)
+
+
+def test_the_threads_of_a_cpu_are_known_where_there_is_no_affinity(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 10)
+    assert cpu_driver({}).endswith(", 10 threads")
+    assert cpu_driver({"OMP_NUM_THREADS": "3"}).endswith(", 3 threads")
+
+
+def test_calibrations_are_kept_per_device_driver_and_format(tmp_path: Path):
+    folder = cache_dir({"XDG_CACHE_HOME": str(tmp_path)})
+    assert folder == tmp_path / "llm-perf" / "calibration"
+    device = gpu("NVIDIA H200")
+    kept = calibration("bf16", tflops=819.0, bandwidth_gb_s=4250.0, launch_us=9.0)
+    path = write_calibration(folder, kept)
+    assert read_calibration(folder, device, "bf16") == kept
+    assert read_calibration(folder, device, "fp16") is None
+    assert read_calibration(folder, replace(device, driver="590.1"), "bf16") is None
+    path.write_text(json.dumps({"schema_version": 0}))
+    assert read_calibration(folder, device, "bf16") is None
+    path.write_text("{")
+    assert read_calibration(folder, device, "bf16") is None
+
+
+def test_the_bound_is_the_larger_of_compute_and_memory():
+    ceilings = Ceilings(kind="datasheet", flops_per_s={"bf16": 1e12}, bytes_per_s=1e9)
+    found = bound(Work(flops=4e9, flops_masked=1e9, weight_bytes=2e6, activation_bytes=9e9), BF16, ceilings)
+    assert (found.compute_ms, found.memory_ms, found.ms, found.limit) == (3.0, 2.0, 3.0, "compute")
+
+
+def test_narrow_weights_run_at_the_rate_of_their_own_format_where_there_is_one():
+    work = Work(flops=3e9, flops_quantised=2e9)
+    fp8 = Dtypes(compute="bf16", weight="fp8", kv="bf16")
+    with_units = Ceilings(kind="datasheet", flops_per_s={"bf16": 1e12, "fp8": 2e12}, bytes_per_s=1e9)
+    without = Ceilings(kind="datasheet", flops_per_s={"bf16": 1e12}, bytes_per_s=1e9)
+    int4 = Dtypes(compute="bf16", weight="int4", kv="bf16")
+    assert bound(work, fp8, with_units).compute_ms == 2.0
+    assert bound(work, fp8, without).compute_ms == 3.0
+    assert bound(work, int4, with_units).compute_ms == 3.0
+
+
+def test_launches_limit_a_phase_that_the_device_would_finish_sooner():
+    ceilings = Ceilings(kind="achievable", flops_per_s={"bf16": 1e15}, bytes_per_s=4e12)
+    groups = {"mlp": Work(flops=1e9, weight_bytes=2e9, activation_bytes=0)}
+    on_gpu = estimate(groups, BF16, ceilings, operators=700, launch_us=10.0, other_bytes=0.0, is_synchronous=False)
+    assert (on_gpu.limit, on_gpu.launch_ms, on_gpu.mid_ms) == ("launch", 14.0, 14.0)
+    assert on_gpu.low_ms == 7.0 and on_gpu.high_ms == 28.0
+    on_cpu = estimate(groups, BF16, ceilings, operators=700, launch_us=10.0, other_bytes=0.0, is_synchronous=True)
+    assert on_cpu.mid_ms == pytest.approx(14 + 0.5 / 0.8)
+    assert limit_of(bound(groups["mlp"], BF16, ceilings), 0.1) == "memory"
+
+
+def test_utilisation_is_need_over_what_the_peak_would_have_done():
+    assert mfu(5e11, 1.0, 1e15) == pytest.approx(0.5)
+    # Llama of 1,235,814,400 parameters on an H200: 15.13 ms a token where weights and cache take 0.58 ms.
+    assert mbu(2.505e9, 15.13, 4.8e12) == pytest.approx(0.0345, abs=0.0001)

@@ -1,0 +1,138 @@
+"""Kernel summaries as nsys prints them, ours in the same columns, and where old runs kept theirs."""
+
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.analysis.capture import analyze_timelines
+from llm_perf_opt.errors import ParseError
+from llm_perf_opt.profiling.parsers.nsys_csv import (
+    COLUMNS,
+    SummaryRow,
+    find_kernel_summary,
+    parse_kernel_summary,
+    read_kernel_summary,
+    to_kernel_rows,
+    write_kernel_summary,
+)
+from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
+from tests.support.fixtures_dir import shared_fixtures
+from tests.support.nsys_builder import Export
+
+HEAD = "Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name"
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "launches", "total_ms"),
+    [("all", 113, 1_695_983, 4946.064742), ("decode", 46, 78_016, 179.07), ("prefill", 97, 6_660, 65.69)],
+)
+def test_published_summaries_have_their_known_totals(name: str, rows: int, launches: int, total_ms: float) -> None:
+    shared = shared_fixtures()
+    if shared is None:
+        pytest.skip("the published captures are not beside this checkout")
+    found = read_kernel_summary(shared / "rtx5090" / f"nsys_kern_sum.{name}.csv")
+    assert (len(found), sum(r.instances for r in found)) == (rows, launches)
+    digits = len(str(total_ms).split(".")[1])
+    assert round(sum(r.total_ns for r in found) / 1e6, digits) == total_ms
+
+
+@pytest.mark.parametrize("name", ["all", "clip", "decode", "prefill", "projector", "sam"])
+def test_every_published_summary_is_read_to_the_last_column(name: str) -> None:
+    shared = shared_fixtures()
+    if shared is None:
+        pytest.skip("the published captures are not beside this checkout")
+    rows = read_kernel_summary(shared / "rtx5090" / f"nsys_kern_sum.{name}.csv")
+    kernels = to_kernel_rows(rows, source=name)
+    for row, kernel in zip(sorted(rows, key=lambda r: (-r.total_ns, r.name)), kernels, strict=True):
+        assert (row.name, row.instances, row.total_ns) == (kernel.name, kernel.instances, kernel.total_ns)
+        assert kernel.avg_ns == pytest.approx(row.avg_ns, abs=0.051)
+        assert kernel.time_pct == pytest.approx(row.time_pct, abs=0.051)
+
+
+def test_a_row_is_read_whole_also_when_its_name_holds_commas_and_quotes() -> None:
+    row = '95.0,"33,696",1,33696.0,33696.0,33696,33696,0.0,"void f<1, ""x"">(int, T2)"'
+    text = f"Processing [a.sqlite] with [gpukernsum.py]...\n{HEAD}\n{row}\n\n"
+    assert parse_kernel_summary(text, source="a.csv") == (
+        SummaryRow(
+            name='void f<1, "x">(int, T2)',
+            instances=1,
+            total_ns=33_696,
+            time_pct=95.0,
+            avg_ns=33_696.0,
+            med_ns=33_696.0,
+            min_ns=33_696,
+            max_ns=33_696,
+            stddev_ns=0.0,
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ID,Metric Name\n1,x\n", "not a kernel summary of nsys"),
+        (f"{HEAD}\n1,2,3\n", "line 2: 3 columns instead of 9"),
+        (f"{HEAD}\n1,x,3,4,5,6,7,8,name\n", r"line 2: Total Time \(ns\) is not a whole number of 0 or more"),
+        (f"{HEAD}\n1,,3,4,5,6,7,8,name\n", "must be whole numbers"),
+        (f"{HEAD}\n1,-600,3,4,5,6,7,8,name\n", r"Total Time \(ns\) is not a whole number of 0 or more \(got '-600'"),
+        (f"{HEAD}\n1,600,²,4,5,6,7,8,name\n", "Instances is not a whole number of 0 or more"),
+        (f"{HEAD}\n1,600.7,3,4,5,6,7,8,name\n", r"Total Time \(ns\) is not a whole number"),
+        (f"{HEAD}\n1,{'9' * 5000},3,4,5,6,7,8,name\n", r"Total Time \(ns\) is not a whole number .*\(got '9{40}'"),
+        (f"{HEAD}\n1,2,3,high,5,6,7,8,name\n", r"Avg \(ns\) is not a number of 0 or more \(got 'high'\)"),
+        (f"{HEAD}\n1,2,3,4,inf,6,7,8,name\n", r"Med \(ns\) is not a number of 0 or more"),
+        (f"{HEAD}\n1,2,3,4,1e400,6,7,8,name\n", r"Med \(ns\) is not a number of 0 or more"),
+        (f"{HEAD}\n1,2,3,4,5,6,7,nan,name\n", r"StdDev \(ns\) is not a number of 0 or more"),
+        (f"{HEAD}\n1,2,3,4,-5,6,7,8,name\n", r"Med \(ns\) is not a number of 0 or more"),
+        (f'{HEAD}\n1,2,3,4,5,6,7,8,"na', "line 2: unexpected end of data; the file is damaged"),
+    ],
+)
+def test_a_damaged_summary_is_refused_with_its_place(text: str, words: str) -> None:
+    with pytest.raises(ParseError, match=words):
+        parse_kernel_summary(text, source="a.csv")
+
+
+def test_a_name_of_four_megabytes_is_cut() -> None:
+    (row,) = parse_kernel_summary(f"{HEAD}\n1,2,3,4,5,6,7,8,{'x' * (4 << 20)}\n", source="a.csv")
+    assert row.name == "x" * 4096 + "…"
+
+
+def test_a_summary_by_launch_shape_is_not_mistaken_for_one_by_name() -> None:
+    rows = parse_kernel_summary(f"{HEAD}\n50,10,1,10,10,10,10,0,k\n50,10,1,10,10,10,10,0,k\n", source="a.csv")
+    with pytest.raises(ParseError, match="once per launch shape"):
+        to_kernel_rows(rows, source="a.csv")
+
+
+def test_what_we_write_reads_back_in_nsys_columns(tmp_path: Path) -> None:
+    export = Export()
+    for start, length in ((0, 10), (20, 30), (60, 50)):
+        export.kernel("f<1, 2>(int)", start, start + length, 1)
+    export.kernel("g", 200, 210, 2)
+    analysis = analyze_timelines([read_nsys_sqlite(export.write(tmp_path / "a.sqlite"))])
+    path = write_kernel_summary(tmp_path / "summary.csv", analysis.kernels)
+    assert path.read_text().splitlines() == [
+        ",".join(COLUMNS),
+        '90.0,90,3,30.0,30.0,10,50,20.0,"f<1, 2>(int)"',
+        "10.0,10,1,10.0,10.0,10,10,0.0,g",
+    ]
+    assert to_kernel_rows(read_kernel_summary(path), source="x") == analysis.kernels
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "nsys/summary_cuda_gpu_kern_sum.csv",
+        "nsys/summary.csv",
+        "nsys/run_gpukernsum.csv",
+        "tmp/stage2/20250101-000000/nsys/summary_cuda_gpu_kern_sum.csv",
+        "stage2/nsys/summary_gpukernsum.csv",
+    ],
+)
+def test_the_summary_of_an_old_run_is_found_where_older_versions_put_it(tmp_path: Path, place: str) -> None:
+    path = tmp_path / place
+    path.parent.mkdir(parents=True)
+    path.write_text(HEAD)
+    assert find_kernel_summary(tmp_path) == path
+
+
+def test_a_run_without_a_summary_has_none(tmp_path: Path) -> None:
+    assert find_kernel_summary(tmp_path) is None

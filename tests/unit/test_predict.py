@@ -1,0 +1,179 @@
+"""`llm-perf predict`: the table, JSON, bad input, and what it must never import."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.cli import main
+from tests.support.static_cases import SMALL, preset_geometry
+
+ASKED = ["predict", "model=llama3_8b", "hardware=h200,rtx3090", "workload.prompt=1024", "workload.batch=1,8,64"]
+
+
+@pytest.fixture(autouse=True)
+def no_calibration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def predict_json(capsys, *argv: str):
+    assert main(["predict", *argv, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["predictions"]
+
+
+def test_a_row_for_every_combination(capsys):
+    assert main(ASKED) == 0
+    out = capsys.readouterr().out
+    assert "llama3_8b: 8,030,261,248 parameters, 131,072 KV bytes a token" in out
+    rows = [line.split()[:6] for line in out.splitlines() if line.startswith("llama3_8b ")]
+    assert rows == [
+        ["llama3_8b", hardware, "bf16", batch, "1024", "1024"]
+        for hardware in ("h200", "rtx3090")
+        for batch in ("1", "8", "64")
+    ]
+    # 31 GB do not fit into 24: the row says so.
+    assert [line for line in out.splitlines() if " ! " in line and line.startswith("llama3_8b  rtx3090")] != []
+    assert "note: rtx3090 was not calibrated here" in out
+
+
+def test_bounds_of_llama3_8b_on_an_h200_are_these(capsys):
+    (found,) = predict_json(capsys, "model=llama3_8b", "hardware=h200")
+    prefill, decode = found["phases"]["prefill"], found["phases"]["decode"]
+    assert found["workload"] == {
+        "batch": 1,
+        "prompt_tokens": 1024,
+        "context": 1024,
+        "views": [],
+        "how": "as asked for",
+    }
+    assert prefill["flops"] == 14_844_457_648_128
+    assert prefill["bound_ms"]["datasheet"] == pytest.approx(1e3 * prefill["flops_needed"] / 989.4e12)
+    assert decode["bound_ms"]["datasheet"] == pytest.approx(1e3 * decode["bytes_needed"] / 4.8e12)
+    assert decode["bound_ms"]["achievable"] == pytest.approx(1e3 * decode["bytes_needed"] / 4.25e12)
+    assert decode["tokens_per_s"]["datasheet"] == pytest.approx(1e3 / decode["bound_ms"]["datasheet"])
+    assert (prefill["limit"], decode["limit"]) == ("compute", "launch")
+    low, mid, high = (decode["estimate_ms"][key] for key in ("low", "mid", "high"))
+    assert decode["bound_ms"]["achievable"] < low < mid < high
+
+
+def test_an_uncalibrated_gpu_has_a_bound_and_a_reason_for_no_estimate(capsys):
+    (found,) = predict_json(capsys, "model=llama3_8b", "hardware=a100_80gb")
+    decode = found["phases"]["decode"]
+    assert decode["bound_ms"]["datasheet"] == pytest.approx(1e3 * decode["bytes_needed"] / 2.039e12)
+    assert decode["estimate_ms"] == {
+        "low": None,
+        "mid": None,
+        "high": None,
+        "reason": "a100_80gb was not calibrated here: hardware.calibrate=true on that machine measures it",
+    }
+
+
+def test_a_folder_with_a_config_json_is_enough(capsys, tmp_path: Path):
+    folder = tmp_path / "My-Qwen3"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(preset_geometry("causal_lm/arch/qwen3_30b_a3b")))
+    (found,) = predict_json(capsys, f"model.path={folder}", "hardware=h200", "workload.context=4096")
+    assert (found["model"], found["parameters"]["total"], found["workload"]["context"]) == (
+        "My-Qwen3",
+        30_532_122_624,
+        4096,
+    )
+
+
+def test_formats_of_weights_and_cache_can_be_chosen(capsys):
+    plain, narrow = (
+        predict_json(capsys, "model=llama3_8b", "hardware=h200", *extra)[0]
+        for extra in ((), ("workload.weight_dtype=fp8", "workload.kv_dtype=fp8"))
+    )
+    assert narrow["kv_bytes_per_token"] == plain["kv_bytes_per_token"] / 2
+    assert narrow["memory"]["weights_bytes"] < 0.6 * plain["memory"]["weights_bytes"]
+    assert narrow["dtypes"] == {"compute": "bf16", "weight": "fp8", "kv": "fp8"}
+
+
+def test_the_mode_of_latent_attention_can_be_chosen(capsys):
+    (found,) = predict_json(capsys, "model=deepseek_v2_lite", "hardware=h200", "workload.mla_mode=absorbed")
+    modes = found["latent_attention"]["modes"]
+    assert found["latent_attention"]["mode"] == "absorbed"
+    assert found["phases"]["decode"]["flops"] == modes["absorbed"]["decode_flops"]
+
+
+def test_pages_of_deepseek_ocr_set_prompt_and_views(capsys):
+    (found,) = predict_json(capsys, "model=deepseek_ocr", "hardware=h200", "workload.batch=2")
+    # A page of 1240 × 1754 is cut into 2 × 3 tiles: (10·2+1)·30 + (16+1)·16+1 tokens, and the prompt around them.
+    assert found["workload"]["views"] == [{"size": 640, "count": 12}, {"size": 1024, "count": 2}]
+    assert found["workload"]["prompt_tokens"] - (630 + 273) in range(5, 15)
+    assert found["workload"]["context"] == found["workload"]["prompt_tokens"]
+    assert found["workload"]["how"] == "a made-up page of 1240 × 1754 pixels"
+    (longer,) = predict_json(capsys, "model=deepseek_ocr", "hardware=h200", "workload.context=2000")
+    assert (longer["workload"]["context"], longer["workload"]["how"]) == (2000, "a made-up page of 1240 × 1754 pixels")
+    assert main(["predict", "model=deepseek_ocr", "hardware=h200", "workload.prompt=5"]) == 2
+
+
+def test_own_peaks_replace_an_entrys(capsys):
+    (found,) = predict_json(capsys, "model=llama3_8b", "hardware=rtx3090", "hardware.peak_tflops.bf16=35.5")
+    assert found["hardware"]["peak_tflops"]["bf16"] == 35.5
+    assert found["hardware"]["memory_bandwidth_gb_s"] == 936.0
+
+
+def test_the_memory_given_is_the_memory_that_counts(capsys):
+    (found,) = predict_json(capsys, "model=llama_tiny", "hardware=auto", "run.device=cpu", "hardware.memory_gb=1")
+    assert found["memory"]["capacity_bytes"] == 1e9
+    assert found["hardware"]["sources"]["memory_gb"] == "given in the configuration"
+
+
+def test_a_cpu_without_calibration_says_how_to_get_one(capsys):
+    assert main(["predict", "model=llama_tiny", "hardware=cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "note: this CPU was not calibrated yet: `llm-perf profile experiment=demo` measures it" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["model=lama3_8b"], "error: model: no such choice (got 'lama3_8b'), nearest: llama3_8b; allowed: causal_lm"),
+        (["hardware=rtx4900"], "error: hardware: no such choice (got 'rtx4900'), nearest: rtx4090; allowed: a10"),
+        (["workload.batch=0"], "error: workload.batch: not a whole number ≥ 1 (got '0')"),
+        (["workload.promt=8"], "error: workload.promt: unknown key (got '8'), nearest known key: workload.prompt"),
+        (["workload.kv_dtype=fp4"], "error: workload.kv_dtype: not one of the choices (got 'fp4')"),
+        (["nonsense"], "error: nonsense: not an override, allowed: key=value or --json"),
+        (["model.path=/does/not/exist"], "error: /does/not/exist: not found"),
+    ],
+)
+def test_bad_input_exits_with_2_and_names_it(capsys, argv, message):
+    assert main(["predict", "hardware=h200", *argv]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_all_problems_are_told_at_once(capsys):
+    assert main(["predict", "model=x1", "hardware=y1", "workload.batch=-1"]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 3
+
+
+def test_an_unknown_model_type_in_a_folder_is_named(capsys, tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": "rwkv9"}))
+    assert main(["predict", f"model.path={tmp_path}", "hardware=h200"]) == 2
+    assert f"error: {tmp_path}/config.json: model_type: 'rwkv9' is not known" in capsys.readouterr().err
+
+
+def test_predicting_imports_neither_torch_nor_numpy_and_takes_less_than_a_second(tmp_path: Path):
+    code = (
+        "import sys; from llm_perf_opt.cli import main; rc = main(sys.argv[1:]); "
+        "print(sorted({'torch', 'transformers', 'numpy', 'pandas'} & set(sys.modules))); sys.exit(rc)"
+    )
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-c", code, "predict", "model=llama3_8b", "hardware=h200"],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            check=False,
+        )
+        times.append(time.perf_counter() - start)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == "[]"
+    assert min(times) < 1.0

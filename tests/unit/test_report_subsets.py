@@ -1,0 +1,242 @@
+"""Reports of runs in which much is missing, broken or hostile: complete, honest, never a zero for an unknown."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_perf_opt.cli import main
+from llm_perf_opt.core.manifest import read_manifest
+from llm_perf_opt.core.records import Metric
+from llm_perf_opt.report.run_files import read_run_files
+from llm_perf_opt.report.view.report import ReportView, build_view
+from llm_perf_opt.report.view.shown import Missing
+from llm_perf_opt.report.write import write_reports
+from tests.support.nsys_builder import h200_export
+from tests.support.report_runs import analyze_h200, capture, clean, stage, write_run
+
+ALWAYS = ["report.html", "report.md", "kernels.md", "stakeholder_summary.md"]
+
+
+def look(run: Path) -> ReportView:
+    return build_view(read_run_files(read_manifest(run), run))
+
+
+def names(paths: list[Path]) -> list[str]:
+    return [path.name for path in paths]
+
+
+def test_a_run_in_which_nothing_worked_says_so(tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path / "run",
+        stage("torch_profiler", tmp_path, status="failed", reason="the workload was ended by signal 9"),
+        stage("nsys", tmp_path, status="skipped", reason="torch_profiler failed and run.on_failure is stop"),
+        status="failed",
+    )
+    assert names(write_reports(run)) == ALWAYS
+    view = look(run)
+    assert view.headline.verdict == "Nothing was measured and nothing could be predicted: see what was run below."
+    assert view.headline.tone == "unknown"
+    assert all(isinstance(tile.cell, Missing) for tile in view.headline.tiles)
+    assert "ended by signal 9" in str(view.headline.tiles[0].cell)
+    assert view.findings == ()
+    text = (run / "report.md").read_text(encoding="utf-8")
+    assert "| torch_profiler | failed |  | the workload was ended by signal 9 |" in text
+    assert "- Not run: static_analysis, ncu." in text
+
+
+def test_an_empty_manifest_gives_a_whole_report(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    assert names(write_reports(run)) == ALWAYS
+    view = look(run)
+    waterfall = view.waterfalls[1]
+    assert [row.missing.text for row in waterfall.rows if row.missing] == [
+        "stage static_analysis was not run — enable pipeline.static_analysis.enable=true",
+        "stage static_analysis was not run — enable pipeline.static_analysis.enable=true",
+        "stage nsys was not run — enable pipeline.nsys.enable=true",
+        "stage nsys was not run — enable pipeline.nsys.enable=true",
+        "no clean pass was run — enable pipeline.torch_profiler.enable=true (or pipeline.direct_inference.enable=true)",
+    ]
+
+
+def test_a_static_analysis_alone_gives_bounds_and_no_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "model=llama3_1b", "hardware=h200", "workload.prompt=1024", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)["predictions"][0]
+    run = tmp_path / "run"
+    write_run(run, stage("static_analysis", run, {"static_json": ("static.json", document)}))
+    assert names(write_reports(run)) == ALWAYS
+    view = look(run)
+    assert view.headline.verdict == (
+        "Nothing was measured. By the model and the hardware alone, no faster than "
+        "prefill 2.518 ms per prompt, decode 0.589 ms per token."
+    )
+    keys = [(row.key, row.missing is None) for row in view.waterfalls[1].rows]
+    assert keys == [("datasheet", True), ("achievable", True), ("kernels", False), ("idle", False), ("wall", False)]
+    assert view.memory.segments and view.memory.measured_pct is None
+    assert view.roofline.missing is not None
+
+
+def test_a_capture_alone_keeps_its_own_findings_and_says_whose_times_they_are(tmp_path: Path) -> None:
+    run = analyze_h200(tmp_path, ncu=False, context=False)
+    view = look(run)
+    assert [f.title for f in view.findings][:2] == [
+        "decode is launch-bound: the GPU idles for 92% of it",
+        "prefill is launch-bound: the GPU idles for 66% of it",
+    ] or view.findings[0].saves.startswith("up to")
+    adopted = [f for f in view.findings if f.rule == "launch_bound"]
+    assert all("profiler" in (f.caveat or "") for f in adopted)
+    assert [(tile.label, tile.cell.text) for tile in view.headline.tiles] == [
+        ("Kernels", "19,611"),
+        ("Kernel time", "77.52 ms"),
+        ("GPU busy", "5.03 %"),
+        ("Busy in decode", "8.24 %"),
+        ("Heaviest kernel", "10.8 %"),
+        ("Copies", "78.5 µs"),
+    ]
+    assert "wall" not in {row.key for w in view.waterfalls for row in w.rows if row.missing is None}
+
+
+@pytest.mark.parametrize(("prompt", "is_same"), [(1024, True), (1030, True), (30, False)])
+def test_a_prediction_for_another_prompt_is_not_compared_with_what_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], prompt: int, is_same: bool
+) -> None:
+    assert main(["predict", "model=llama3_1b", "hardware=h200", "workload.prompt=1024", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)["predictions"][0]
+    run = tmp_path / "run"
+    stats = {"mean": prompt, "std": 0.0, "p50": prompt, "p90": prompt, "p99": prompt, "n": 3}
+    metrics = {"model": {"name": "llama3_1b"}, "clean": {"metrics": {"prompt_tokens": stats}}}
+    write_run(
+        run,
+        stage("static_analysis", run, {"static_json": ("static.json", document)}),
+        stage(
+            "torch_profiler",
+            run,
+            {"metrics": ("metrics.json", metrics)},
+            metrics=clean(prefill_ms=40.0, ttft_ms=42.0, tpot_ms=10.0, tokens=11),
+        ),
+    )
+    view = look(run)
+    tiles = {tile.label: tile.cell.text for tile in view.headline.tiles}
+    assert dict(view.headline.facts)["prompt"] == f"{prompt:,} tokens"
+    if is_same:
+        assert tiles["MFU, prefill"].endswith(" %")
+    else:
+        assert tiles["MFU, prefill"] == (
+            "static analysis assumed a prompt of 1,024 tokens, the clean pass read 30 — enable "
+            "pipeline.static_analysis.use_synthetic_inputs=false"
+        )
+    # The cache of a thousand tokens is 1.3 % of what a decode step of this model reads.
+    assert tiles["MBU, decode"].endswith(" %")
+
+
+def test_a_capture_without_findings_says_what_was_captured(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert main(["analyze", str(h200_export(tmp_path, "graphs_whole")), "-o", str(run)]) == 0
+    assert look(run).headline.verdict == (
+        "Captured by nsys: 89 kernels and 20 whole CUDA graphs, 1.205 ms of GPU time; the GPU was busy for 6.88 % of a "
+        "typical prefill (0.612 ms). No clean time was measured."
+    )
+
+
+def test_a_clean_pass_alone_leaves_the_rest_unexplained(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    metrics = clean(prefill_ms=40.0, ttft_ms=42.0, tpot_ms=10.0, tokens=11)
+    write_run(run, stage("torch_profiler", run, metrics=metrics))
+    view = look(run)
+    assert [(row.key, row.total) for row in view.waterfalls[1].rows if row.missing is None] == [
+        ("rest", "10.00 ms"),
+        ("wall", "10.00 ms"),
+    ]
+    assert view.headline.verdict.startswith("Measured: prefill 40.00 ms per prompt, decode 10.00 ms per token")
+
+
+def test_a_broken_or_vanished_file_is_a_stated_reason(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_run(
+        run,
+        stage("static_analysis", run, {"static_json": ("static.json", "{not json")}),
+        stage("nsys", run, {"analysis_json": ("analysis.json", {"kernels": [{"name": 5}]})}),
+        stage("ncu", run, {"ncu_kernels_json": ("kernels.json", {})}),
+    )
+    (run / "ncu" / "kernels.json").unlink()
+    view = look(run)
+    text = str(view)
+    assert "static_analysis/static.json: is not what it should be" in text
+    assert "nsys/analysis.json: is not what it should be" in text
+    assert names(write_reports(run)) == ALWAYS
+
+
+def test_a_metric_without_a_value_shows_its_reason_and_never_zero(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    nothing = Metric(value=None, unit="ms", how="clean pass", reason="every sample ended after its first token")
+    write_run(run, stage("torch_profiler", run, metrics={**clean(prefill_ms=40.0), "tpot_ms": nothing}))
+    write_reports(run)
+    for name in ("report.md", "report.html", "stakeholder_summary.md"):
+        text = (run / name).read_text(encoding="utf-8")
+        assert "every sample ended after its first token" in text, name
+        assert not re.search(r"\b0(\.0+)? ms", text), name
+
+
+HOSTILE = '<script>document.title="owned"</script>|`x`\\ </script><!--'
+
+
+def hostile_run(tmp_path: Path) -> Path:
+    run = tmp_path / "run"
+    data: dict[str, Any] = capture((HOSTILE, 4, 4_000_000), ("plain_kernel", 2, 1_000_000))
+    data["notes"] = [HOSTILE]
+    return write_run(
+        run,
+        stage("nsys", run, {"analysis_json": ("analysis.json", data)}, notes=(HOSTILE,)),
+        stage("ncu", run, status="failed", reason=HOSTILE),
+        warnings=(HOSTILE,),
+        overrides=(HOSTILE,),
+    )
+
+
+def test_names_with_markup_do_nothing_anywhere(tmp_path: Path) -> None:
+    run = hostile_run(tmp_path)
+    write_reports(run)
+    html = (run / "report.html").read_text(encoding="utf-8")
+    # Our own two elements with a closing tag each, and nothing else.
+    assert html.count("<script") == 2
+    assert html.count("</script") == 2
+    assert "<!--" not in html
+    for name in ("report.md", "kernels.md", "stakeholder_summary.md"):
+        text = (run / name).read_text(encoding="utf-8")
+        outside = "".join(part for i, part in enumerate(text.split("`")) if i % 2 == 0)
+        assert "<script" not in outside, name
+
+
+def test_a_table_row_stays_one_row_whatever_the_kernel_is_called(tmp_path: Path) -> None:
+    run = hostile_run(tmp_path)
+    write_reports(run)
+    text = (run / "report.md").read_text(encoding="utf-8")
+    start = text.index("| # | kernel |")
+    table = text[start:].split("\n\n")[0].splitlines()
+    columns = {len(line.replace("\\|", "").split("|")) for line in table}
+    assert columns == {16}
+
+
+def test_rendering_again_needs_neither_torch_nor_the_profilers(tmp_path: Path) -> None:
+    run = hostile_run(tmp_path)
+    code = (
+        "import sys; from llm_perf_opt.cli import main; code = main(['report', sys.argv[1]])\n"
+        "loaded = [m for m in sys.modules if m.split('.')[0] in ('torch', 'transformers', 'pandas', 'duckdb', 'hydra')"
+        " or m.startswith(('llm_perf_opt.profiling', 'llm_perf_opt.workload', 'llm_perf_opt.pipeline'))]\n"
+        "print(code, loaded)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(run)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "0 []"
+
+
+def test_an_old_trace_does_not_outlive_its_data(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "trace.perfetto.json.gz").write_bytes(b"old")
+    write_reports(run)
+    assert not (run / "trace.perfetto.json.gz").exists()

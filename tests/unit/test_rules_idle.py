@@ -1,0 +1,93 @@
+"""Rules about a GPU that waits, and about a CPU that does something else than operators."""
+
+import pytest
+
+from llm_perf_opt.analysis.rules.framework_overhead import find_framework_overhead
+from llm_perf_opt.analysis.rules.host_gaps import find_host_gaps
+from llm_perf_opt.analysis.rules.host_waits import find_host_waits
+from llm_perf_opt.analysis.rules.kernel_gaps import find_kernel_gaps
+from tests.support.report_facts import facts, gpu, idle, ms, phase
+
+
+def test_a_step_that_mostly_waits_for_launches_is_launch_bound() -> None:
+    decode = phase(wall=ms(15.0), gpu=gpu(2.0, wall=23.0, idle=idle(host=21.0), count=694))
+    (found,) = find_host_gaps(facts(decode))
+    assert found.title == "Decode is launch-bound: the GPU idles 87 % of each step"
+    assert found.saves_ms == pytest.approx(13.0)
+    assert found.gain == pytest.approx(7.5)
+    assert (found.rule, found.phase, found.confidence, found.caveat) == ("launch_bound", "decode", "high", None)
+    assert [e.source for e in found.evidence] == [
+        "torch_profiler/metrics.json",
+        "nsys/analysis.json",
+        "nsys/analysis.json",
+    ]
+    assert "694 kernels of 2.9 µs on average, one launched every 21.6 µs" in found.evidence[2].text
+
+
+@pytest.mark.parametrize(
+    "decode",
+    [
+        phase(wall=ms(2.5), gpu=gpu(2.0, wall=23.0, idle=idle(host=21.0), count=694)),
+        phase(wall=ms(15.0), gpu=gpu(2.0, wall=23.0, idle=idle(host=21.0), count=5)),
+        phase(wall=ms(15.0), gpu=gpu(2.0, wall=23.0, idle=idle(sync=21.0), count=694)),
+        phase(gpu=gpu(2.0, wall=23.0, idle=idle(host=21.0), count=694)),
+        phase(wall=ms(15.0)),
+    ],
+    ids=["busy", "few kernels", "waits for something else", "no clean time", "no capture"],
+)
+def test_a_step_is_not_launch_bound_otherwise(decode: object) -> None:
+    assert find_host_gaps(facts(decode)) == []  # type: ignore[arg-type]
+
+
+def test_a_step_that_waits_in_synchronisation_is_wait_bound() -> None:
+    decode = phase(wall=ms(10.0), gpu=gpu(4.0, wall=12.0, idle=idle(host=2.0, sync=4.0, copy=2.0)))
+    (found,) = find_host_waits(facts(decode))
+    # The copy is the device's own time; the four milliseconds left are shared two to four by host and wait.
+    assert found.saves_ms == pytest.approx(2.0 + 4.0 * 4 / 6)
+    assert found.gain == pytest.approx(10.0 / (10.0 - found.saves_ms))
+    assert found.title == "Decode waits for copies or synchronisation, 47 % of it"
+
+
+def test_a_step_that_hardly_waits_is_not_wait_bound() -> None:
+    decode = phase(wall=ms(10.0), gpu=gpu(4.0, wall=12.0, idle=idle(host=7.9, sync=0.1)))
+    assert find_host_waits(facts(decode)) == []
+
+
+def test_gaps_between_queued_kernels_are_found() -> None:
+    decode = phase(wall=ms(5.0), gpu=gpu(4.0, wall=5.1, idle=idle(between=1.0), count=1000))
+    (found,) = find_kernel_gaps(facts(decode))
+    assert (found.title, found.saves_ms, found.gain) == (
+        "Decode loses 20 % in gaps between queued kernels",
+        1.0,
+        1.25,
+    )
+    assert "1.00 µs per kernel over 1000 kernels" in found.evidence[0].text
+
+
+def test_gaps_that_only_the_capture_shows_are_not_lost_in_the_clean_time() -> None:
+    decode = phase(wall=ms(10.0), gpu=gpu(9.5, wall=12.5, idle=idle(between=3.0), count=1000))
+    assert find_kernel_gaps(facts(decode)) == []
+    overlapped = phase(wall=ms(10.0), gpu=gpu(10.5, wall=13.5, idle=idle(between=3.0), count=1000))
+    assert find_kernel_gaps(facts(overlapped)) == []
+    # Three captured milliseconds cannot all lie in two idle ones.
+    partly = phase(wall=ms(10.0), gpu=gpu(8.0, wall=11.0, idle=idle(between=3.0), count=1000))
+    (found,) = find_kernel_gaps(facts(partly))
+    assert (found.saves_ms, found.gain) == (pytest.approx(2.0), pytest.approx(1.25))
+    assert found.evidence[0].text.startswith("2.000 ms of 2.000 ms idle time")
+
+
+def test_short_gaps_between_kernels_are_left_alone() -> None:
+    decode = phase(wall=ms(5.0), gpu=gpu(4.7, wall=5.1, idle=idle(between=0.3), count=1000))
+    assert find_kernel_gaps(facts(decode)) == []
+
+
+def test_time_outside_operators_on_a_cpu_is_found() -> None:
+    decode = phase(wall=ms(10.0), operators=ms(6.0), is_cpu=True)
+    (found,) = find_framework_overhead(facts(decode, is_cpu=True))
+    assert found.title == "Decode spends 40 % outside operators"
+    assert (found.saves_ms, found.gain) == (4.0, pytest.approx(10 / 6))
+
+
+def test_a_cpu_that_is_inside_operators_is_left_alone() -> None:
+    assert find_framework_overhead(facts(phase(wall=ms(10.0), operators=ms(9.5), is_cpu=True))) == []
+    assert find_framework_overhead(facts(phase(wall=ms(10.0), operators=ms(5.0)))) == []

@@ -1,0 +1,323 @@
+"""The closed form: whole values of well-known models, and the rules it is made of. No torch here."""
+
+import pytest
+
+from llm_perf_opt.analysis.roofline import Ceilings, bound
+from llm_perf_opt.analysis.static.attention_form import needed_pairs
+from llm_perf_opt.analysis.static.closed_form import (
+    count_parameters,
+    decode_phase,
+    kv_bytes,
+    kv_bytes_per_token,
+    prefill_phase,
+    weight_bytes,
+)
+from llm_perf_opt.analysis.static.double_entry import UNEXPLAINED, double_entry
+from llm_perf_opt.analysis.static.dtypes import Dtypes, short_dtype
+from llm_perf_opt.analysis.static.explanations import COPIED
+from llm_perf_opt.analysis.static.families import FAMILIES
+from llm_perf_opt.analysis.static.feed_forward_form import expected_experts
+from llm_perf_opt.analysis.static.geometry import quantised_dtype, read_config_json, read_geometry
+from llm_perf_opt.analysis.static.memory import memory_fit, memory_need
+from llm_perf_opt.analysis.static.operator_count import Count, Tally
+from llm_perf_opt.analysis.static.vision_form import View
+from llm_perf_opt.errors import ConfigError, ParseError
+from tests.support.static_cases import FAMILY_CASES, SMALL, preset_geometry
+
+BF16 = Dtypes.uniform("bf16")
+
+
+def preset(name: str):
+    return read_geometry(preset_geometry(name), where=name)
+
+
+def small(model_type: str, **changes):
+    data = {**SMALL, **FAMILY_CASES[model_type], "model_type": model_type, **changes}
+    return read_geometry(data, where="config.json")
+
+
+def test_parameters_of_known_models_are_exact():
+    found = {
+        name: (count_parameters(preset(name)).total, count_parameters(preset(name)).activated)
+        for name in (
+            "causal_lm/arch/llama3_1b",
+            "causal_lm/arch/llama3_8b",
+            "causal_lm/arch/qwen3_8b",
+            "causal_lm/arch/qwen3_30b_a3b",
+            "causal_lm/arch/deepseek_v2_lite",
+            "deepseek_ocr/arch/deepseek_ocr.default",
+        )
+    }
+    assert found == {
+        "causal_lm/arch/llama3_1b": (1_235_814_400, 1_235_814_400),
+        "causal_lm/arch/llama3_8b": (8_030_261_248, 8_030_261_248),
+        "causal_lm/arch/qwen3_8b": (8_190_735_360, 8_190_735_360),
+        "causal_lm/arch/qwen3_30b_a3b": (30_532_122_624, 3_353_032_704),
+        "causal_lm/arch/deepseek_v2_lite": (15_706_484_224, 2_661_150_208),
+        "deepseek_ocr/arch/deepseek_ocr.default": (3_336_106_240, 1_140_977_920),
+    }
+
+
+def test_parts_of_deepseek_ocr_are_exact():
+    groups = count_parameters(preset("deepseek_ocr/arch/deepseek_ocr.default")).groups
+    decoder = sum(v for k, v in groups.items() if k not in ("sam", "clip", "projector", "other"))
+    assert (groups["sam"], groups["clip"], groups["projector"], groups["other"], decoder) == (
+        95_569_152,
+        303_177_728,
+        2_622_720,
+        2_560,
+        2_934_734_080,
+    )
+
+
+def test_kv_bytes_per_token_follow_the_kind_of_attention():
+    latent = preset("causal_lm/arch/deepseek_v2_lite")
+    assert kv_bytes_per_token(preset("causal_lm/arch/llama3_8b"), BF16) == 131_072
+    # 27 layers of kv_lora_rank 512 + rope 64, two bytes each: not heads times dimensions.
+    assert kv_bytes_per_token(latent, BF16) == 27 * 576 * 2
+    assert kv_bytes_per_token(latent, BF16, "absorbed") == 27 * 576 * 2
+    assert kv_bytes_per_token(latent, BF16, "cached") == 27 * 16 * (192 + 128) * 2
+    assert (
+        kv_bytes_per_token(preset("causal_lm/arch/llama3_8b"), Dtypes(compute="bf16", weight="bf16", kv="fp8"))
+        == 65_536
+    )
+
+
+def test_flops_of_llama3_8b_equal_the_sum_over_its_matrices():
+    model = preset("causal_lm/arch/llama3_8b")
+    per_token = 32 * (4096 * (4096 + 1024 + 1024 + 4096) + 3 * 4096 * 14336)
+    scores = 32 * 4 * 32 * 128
+    prefill = prefill_phase(model, batch=1, prompt=1024, dtypes=BF16).total
+    decode = decode_phase(model, batch=1, context=1024, dtypes=BF16).total
+    assert prefill.flops == 2 * 1024 * per_token + scores * 1024 * 1024 + 2 * 4096 * 128256
+    assert decode.flops == 2 * per_token + scores * 1025 + 2 * 4096 * 128256
+
+
+def test_attention_grows_with_the_square_of_the_prompt_and_half_of_it_is_masked():
+    model = preset("causal_lm/arch/llama3_8b")
+
+    def masked(prompt: int) -> float:
+        return prefill_phase(model, batch=1, prompt=prompt, dtypes=BF16).total.flops_masked
+
+    scores = 32 * 4 * 32 * 128
+    assert masked(1024) == scores * 1024 * 1023 / 2
+    assert masked(2048) == scores * 2048 * 2047 / 2
+    assert decode_phase(model, batch=1, context=1024, dtypes=BF16).total.flops_masked == 0
+
+
+def test_grouped_queries_read_only_their_own_keys():
+    shared = decode_phase(small("llama"), batch=1, context=1000, dtypes=BF16).total
+    own = decode_phase(small("llama", num_key_value_heads=4), batch=1, context=1000, dtypes=BF16).total
+    one = decode_phase(small("llama", num_key_value_heads=1), batch=1, context=1000, dtypes=BF16).total
+    assert (one.kv_read_bytes, shared.kv_read_bytes, own.kv_read_bytes) == (
+        4 * 1001 * 2 * 16 * 2,
+        4 * 1001 * 2 * 32 * 2,
+        4 * 1001 * 2 * 64 * 2,
+    )
+
+
+def test_a_sliding_window_caps_keys_and_cache():
+    model = small("mistral", sliding_window=16)
+    far = decode_phase(model, batch=1, context=5000, dtypes=BF16)
+    near = decode_phase(model, batch=1, context=15, dtypes=BF16)
+    assert far.total.flops == near.total.flops
+    assert kv_bytes(model, 5000, BF16) == kv_bytes(model, 16, BF16) == 16 * kv_bytes_per_token(model, BF16)
+
+
+def test_needed_pairs_count_what_a_mask_leaves():
+    def by_hand(new: int, past: int, window: int | None) -> int:
+        return sum(min(past + i + 1, window or past + i + 1) for i in range(new))
+
+    cases = [(5, 0, None), (5, 7, None), (10, 0, 4), (3, 2, 4), (3, 9, 4), (1, 100, 16)]
+    assert [needed_pairs(*case) for case in cases] == [by_hand(*case) for case in cases]
+
+
+def test_modes_of_latent_attention_differ_in_decode_flops():
+    model = preset("causal_lm/arch/deepseek_v2_lite")
+
+    def flops(mode: str) -> float:
+        return decode_phase(model, batch=1, context=1024, dtypes=BF16, mla_mode=mode).total.flops
+
+    # Expanding all keys again costs 2·L·r·H·(nope + v) a layer instead of one token's.
+    up = 2 * 512 * 16 * (128 + 128)
+    assert flops("latent-expand") - flops("cached") == 27 * up * 1024
+    assert 23 < flops("latent-expand") / flops("cached") < 24
+    absorbed_scores = 27 * 2 * 16 * 1025 * (576 + 512)
+    cached_scores = 27 * 2 * 16 * 1025 * (192 + 128)
+    assert flops("absorbed") - flops("cached") == absorbed_scores - cached_scores
+
+
+def test_expected_experts_follow_the_formula():
+    assert expected_experts(128, 8, 1) == 8
+    assert expected_experts(128, 8, 64) == pytest.approx(128 * (1 - (120 / 128) ** 64))
+    assert expected_experts(64, 6, 10_000) == pytest.approx(64)
+    model = preset("causal_lm/arch/qwen3_30b_a3b")
+    one = decode_phase(model, batch=1, context=1, dtypes=BF16).groups["experts"].weight_bytes
+    assert one == 48 * 8 * 3 * 2048 * 768 * 2
+
+
+def test_weights_in_memory_follow_the_formats():
+    model = preset("causal_lm/arch/llama3_8b")
+    assert weight_bytes(model, BF16) == 2 * 8_030_261_248
+    layers = 32 * (4096 * (4096 + 1024 + 1024 + 4096) + 3 * 4096 * 14336)
+    rest = 8_030_261_248 - layers
+    int4 = Dtypes(compute="bf16", weight="int4", kv="bf16")
+    assert weight_bytes(model, int4) == layers / 2 + 2 * rest
+
+
+def test_decode_bound_of_the_h200_llama_is_near_its_measured_bandwidth():
+    work = decode_phase(preset("causal_lm/arch/llama3_1b"), batch=1, context=1024, dtypes=BF16).total
+    ceilings = Ceilings(kind="achievable", flops_per_s={"bf16": 819e12}, bytes_per_s=4.25e12)
+    found = bound(work, BF16, ceilings)
+    assert found.limit == "memory"
+    assert found.ms == pytest.approx(0.5895, abs=0.0005)
+    # The weights alone, each read once: the table of embeddings counts, because it is the output matrix too.
+    assert work.weight_bytes == pytest.approx(2 * 1_235_814_400, rel=1e-5)
+    assert 1e3 * work.weight_bytes / 4.25e12 == pytest.approx(0.5816, abs=0.0001)
+
+
+def test_largest_batch_and_context_just_fit():
+    model = preset("causal_lm/arch/llama3_8b")
+    shape = {"prompt": 1024, "dtypes": BF16, "mla_mode": "latent-expand"}
+    fit = memory_fit(model, 80e9, batch=1, context=1024, **shape)
+
+    def peak(batch: int, context: int) -> float:
+        return memory_need(model, batch=batch, context=context, **shape).peak_bytes
+
+    assert fit.largest_context is not None
+    assert peak(fit.largest_batch, 1024) <= 72e9 < peak(fit.largest_batch + 1, 1024)
+    assert peak(1, fit.largest_context) <= 72e9 < peak(1, fit.largest_context + 1)
+    assert memory_fit(model, 10e9, batch=1, context=1024, **shape).largest_batch == 0
+    windowed = small("mistral", sliding_window=16)
+    assert memory_fit(windowed, 80e9, batch=1, context=1024, **shape).largest_context is None
+
+
+def test_the_towers_of_deepseek_ocr_count_in_its_memory():
+    model = preset("deepseek_ocr/arch/deepseek_ocr.default")
+    shape = {"prompt": 913, "context": 913, "dtypes": BF16, "mla_mode": "latent-expand"}
+    page, tiles = View(size=1024, count=1), View(size=640, count=6)
+    without = memory_need(model, batch=1, **shape)
+    seen = memory_need(model, batch=1, views=(page,), **shape)
+    # One view of 64 × 64 tokens: the bias of 12 heads, two terms of it, seven rows of 768, and the picture.
+    elements = 12 * 64**4 + 2 * 12 * 64**3 + 7 * 768 * 64**2 + 3 * 1024**2
+    assert (without.activations_bytes < 6e7, seen.activations_bytes) == (True, 2 * elements)
+    # Six tiles are one batch and need more than the page after them; both pictures are there all the while.
+    both = memory_need(model, batch=1, views=(tiles, page), **shape)
+    elements = 6 * (12 * 40**4 + 2 * 12 * 40**3 + 7 * 768 * 40**2) + 3 * (1024**2 + 6 * 640**2)
+    assert both.activations_bytes == 2 * elements
+    two = (View(size=640, count=12), View(size=1024, count=2))
+    assert memory_need(model, batch=2, views=two, **shape).activations_bytes == 2 * both.activations_bytes
+    fit = memory_fit(model, 141e9, batch=2, views=two, **shape)
+    assert fit.largest_batch == int((126.9e9 - both.weights_bytes) // (both.kv_cache_bytes + both.activations_bytes))
+    assert 200 < fit.largest_batch < 250
+
+
+def attention_entry(model, counted: float, dtypes: Dtypes = BF16):
+    """The books' entry about the bytes of attention in a decode step in which this was counted."""
+    phase = decode_phase(model, batch=3, context=32, dtypes=dtypes)
+    groups = {name: Tally(flops=work.flops, bytes=work.bytes) for name, work in phase.groups.items()}
+    groups["attention"] = Tally(flops=phase.groups["attention"].flops, bytes=counted)
+    entries = double_entry(model, {"decode": (phase, Count(groups=groups, operators={}))}, dtypes)
+    return next(e for e in entries if (e.group, e.quantity) == ("attention", "bytes"))
+
+
+def test_a_difference_is_explained_only_by_a_rule_that_predicts_its_size():
+    model = small("mistral")
+    closed = attention_entry(model, 0.0).closed_form
+    # Four windowed layers copy 16 keys and values of three sequences to two more heads of 16 elements each.
+    copied = closed + 4 * 3 * 16 * 2 * 2 * 16 * 2
+    assert attention_entry(model, copied).explanation == COPIED
+    assert attention_entry(model, copied * 1.005).explanation == COPIED
+    assert attention_entry(model, copied * 1.05).explanation == UNEXPLAINED
+    assert attention_entry(model, closed * 1000).explanation == UNEXPLAINED
+    assert attention_entry(model, closed).explanation is None
+
+
+def test_another_number_format_explains_what_it_changes_and_no_more():
+    model = small("llama")
+    fp8 = Dtypes(compute="bf16", weight="fp8", kv="bf16")
+    counted = decode_phase(model, batch=3, context=32, dtypes=BF16).groups["attention"].bytes
+    explained = attention_entry(model, counted, fp8).explanation
+    assert explained is not None and explained.startswith("the count builds the model in bf16; the closed form reads")
+    assert attention_entry(model, 2 * counted, fp8).explanation == UNEXPLAINED
+
+
+def test_small_products_outside_the_named_parts_have_to_be_small():
+    model = small("llama")
+    phase = decode_phase(model, batch=3, context=32, dtypes=BF16)
+    groups = {name: Tally(flops=work.flops, bytes=work.bytes) for name, work in phase.groups.items()}
+
+    def explained(flops: float) -> str | None:
+        count = Count(groups={**groups, "other": Tally(flops=flops)}, operators={})
+        entries = double_entry(model, {"decode": (phase, count)}, BF16)
+        return next(e.explanation for e in entries if (e.group, e.quantity) == ("other", "flops"))
+
+    small_text = (
+        "small products outside the named parts (rotary tables, position interpolation): less than 1% of the phase"
+    )
+    assert explained(phase.total.flops / 1000) == small_text
+    assert explained(phase.total.flops) == UNEXPLAINED
+
+
+def test_every_family_has_a_case():
+    assert set(FAMILY_CASES) == set(FAMILIES)
+
+
+def test_an_unknown_model_type_is_refused_by_name():
+    with pytest.raises(ParseError) as error:
+        read_geometry({"model_type": "mamba3"}, where="/m/config.json")
+    assert str(error.value).startswith(
+        "/m/config.json: model_type: 'mamba3' is not known to the closed form; known: deepseek_v2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": None}, "c: hidden_size: missing; the sizes cannot be worked out without it"),
+        ({"vocab_size": "100"}, "c: vocab_size: not a whole number ≥ 1 (got '100')"),
+        ({"num_key_value_heads": 3}, "c: num_key_value_heads: 3 does not divide num_attention_heads 4"),
+        ({"tie_word_embeddings": "no"}, "c: tie_word_embeddings: not true or false (got 'no')"),
+    ],
+)
+def test_a_missing_or_odd_field_is_named(changes, message):
+    with pytest.raises(ParseError) as error:
+        read_geometry({**SMALL, "model_type": "llama", **changes}, where="c")
+    assert str(error.value) == message
+
+
+def test_a_missing_latent_rank_is_not_guessed():
+    data = {**SMALL, **FAMILY_CASES["deepseek_v2"], "model_type": "deepseek_v2"}
+    del data["q_lora_rank"]
+    with pytest.raises(ParseError, match="c: q_lora_rank: missing"):
+        read_geometry(data, where="c")
+
+
+def test_config_json_problems_name_the_file(tmp_path):
+    with pytest.raises(ParseError, match=r"config.json: not found"):
+        read_config_json(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ParseError, match=r"config.json: cannot be read as JSON"):
+        read_config_json(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ParseError, match=r"config.json: not a JSON object"):
+        read_config_json(tmp_path)
+
+
+def test_quantised_checkpoints_are_read_or_refused():
+    assert quantised_dtype({}, where="c") is None
+    assert quantised_dtype({"quantization_config": {"quant_method": "fp8"}}, where="c") == "fp8"
+    assert quantised_dtype({"quantization_config": {"quant_method": "awq", "bits": 4}}, where="c") == "int4"
+    with pytest.raises(ParseError, match="'mxfp4' with None bits is not known"):
+        quantised_dtype({"quantization_config": {"quant_method": "mxfp4"}}, where="c")
+
+
+def test_number_formats_have_short_names():
+    assert [short_dtype(n, where="x") for n in ("bfloat16", "torch.float16", "float32", "int8")] == [
+        "bf16",
+        "fp16",
+        "fp32",
+        "int8",
+    ]
+    with pytest.raises(ConfigError, match=r"model\.dtype: not a number format"):
+        short_dtype("complex64", where="model.dtype")

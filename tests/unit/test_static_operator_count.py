@@ -1,0 +1,233 @@
+"""Operator counting on the meta device against the closed form, for every family and preset."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.static_cases import FAMILY_CASES, SMALL, preset_geometry
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from llm_perf_opt.analysis.static.analysis import DECODE, PREFILL  # noqa: E402
+from llm_perf_opt.analysis.static.architecture import OcrModel  # noqa: E402
+from llm_perf_opt.analysis.static.closed_form import count_parameters, decode_phase, prefill_phase  # noqa: E402
+from llm_perf_opt.analysis.static.double_entry import UNEXPLAINED, disagreements, double_entry  # noqa: E402
+from llm_perf_opt.analysis.static.dtypes import Dtypes  # noqa: E402
+from llm_perf_opt.analysis.static.geometry import read_geometry  # noqa: E402
+from llm_perf_opt.analysis.static.operator_count import count_operators  # noqa: E402
+from llm_perf_opt.analysis.static.operator_estimate import estimate_operators  # noqa: E402
+from llm_perf_opt.analysis.static.operator_formulas import operator_cost  # noqa: E402
+from llm_perf_opt.analysis.static.vision_form import View  # noqa: E402
+from llm_perf_opt.analysis.static.vision_memory import vision_bytes  # noqa: E402
+from llm_perf_opt.workload.models.causal_lm_load import build_on_meta  # noqa: E402
+from llm_perf_opt.workload.models.deepseek_ocr_geometry import SamGeometry  # noqa: E402
+from llm_perf_opt.workload.models.deepseek_ocr_sam import SamEncoder  # noqa: E402
+from llm_perf_opt.workload.models.module_groups import group_modules  # noqa: E402
+
+BF16 = Dtypes.uniform("bf16")
+PRESETS = ("llama3_1b", "llama3_8b", "qwen3_8b", "qwen3_30b_a3b", "deepseek_v2_lite")
+
+
+def count_text(module, *, batch: int, prompt: int):
+    groups = group_modules(module)
+    ids = torch.zeros(batch, prompt, dtype=torch.long, device="meta")
+    with torch.no_grad():
+        first, out = count_operators(module, groups, lambda: module(input_ids=ids, use_cache=True, logits_to_keep=1))
+        cache = out.past_key_values
+        second, _ = count_operators(
+            module,
+            groups,
+            lambda: module(input_ids=ids[:, :1], past_key_values=cache, use_cache=True, logits_to_keep=1),
+        )
+    return {PREFILL: first, DECODE: second}
+
+
+def both_books(model, counts, *, batch: int, prompt: int, dtypes=BF16, views=()):
+    phases = {
+        PREFILL: prefill_phase(model, batch=batch, prompt=prompt, dtypes=dtypes, views=views),
+        DECODE: decode_phase(model, batch=batch, context=prompt, dtypes=dtypes),
+    }
+    return {name: (phases[name], counts[name]) for name in phases}
+
+
+def small_meta(model_type: str):
+    config = transformers.AutoConfig.for_model(model_type, **{**SMALL, **FAMILY_CASES[model_type]})
+    with torch.device("meta"):
+        module = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    return config.to_dict(), module
+
+
+@pytest.mark.parametrize("model_type", sorted(FAMILY_CASES))
+def test_closed_form_equals_what_transformers_builds(model_type):
+    data, module = small_meta(model_type)
+    model = read_geometry(data, where=model_type)
+    assert count_parameters(model).total == sum(p.numel() for p in module.parameters())
+    books = both_books(model, count_text(module, batch=3, prompt=32), batch=3, prompt=32)
+    for form, count in books.values():
+        assert count.total.flops == form.total.flops
+        assert count.unknown == ()
+        found = {name: tally.flops for name, tally in count.groups.items() if tally.flops}
+        assert found == {name: work.flops for name, work in form.groups.items() if work.flops}
+    assert [e for e in disagreements(double_entry(model, books, BF16)) if e.explanation == UNEXPLAINED] == []
+    # The count stays as it is when the closed form takes narrow weights and a narrow cache: that has to explain it.
+    narrow = Dtypes(compute="bf16", weight="int4", kv="fp8")
+    books = both_books(model, {name: count for name, (_, count) in books.items()}, batch=3, prompt=32, dtypes=narrow)
+    assert [e for e in disagreements(double_entry(model, books, narrow)) if e.explanation == UNEXPLAINED] == []
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_agree_within_a_thousandth(name):
+    geometry = preset_geometry(f"causal_lm/arch/{name}")
+    model = read_geometry(geometry, where=name)
+    module = build_on_meta(geometry, dtype="bfloat16", attention="sdpa", experts=None)
+    parameters = count_parameters(model)
+    assert parameters.total == sum(p.numel() for p in module.parameters())
+    assert parameters.activated == activated_by_transformers(module)
+    counts = count_text(module, batch=1, prompt=1024)
+    books = both_books(model, counts, batch=1, prompt=1024)
+    for phase, (form, count) in books.items():
+        assert count.total.flops == pytest.approx(form.total.flops, rel=1e-3)
+        guessed = estimate_operators(model, is_prefill=phase == PREFILL)
+        assert count.total.operators == pytest.approx(guessed, rel=0.1)
+    assert disagreements(double_entry(model, books, BF16)) == ()
+
+
+def activated_by_transformers(module) -> int:
+    """All parameters, those of stacked routed experts by the share a token picks."""
+    config = module.config.to_dict()
+    experts = config.get("n_routed_experts") or config.get("num_local_experts") or config.get("num_experts")
+    total = 0
+    for name, parameter in module.named_parameters():
+        if ".experts." in name:
+            assert parameter.shape[0] == experts
+            total += parameter.numel() // experts * config["num_experts_per_tok"]
+        else:
+            total += parameter.numel()
+    return total
+
+
+def ocr_meta(preset: str, dtype):
+    from llm_perf_opt.workload.models.deepseek_ocr_geometry import parse_geometry
+    from llm_perf_opt.workload.models.deepseek_ocr_load import build_on_meta as build_ocr
+
+    geometry = preset_geometry(f"deepseek_ocr/arch/{preset}")
+    module = build_ocr(parse_geometry(geometry), dtype="bfloat16").to(dtype)
+    module.set_experts_mode("grouped")
+    model = read_geometry(geometry, where=preset)
+    assert isinstance(model, OcrModel)
+    return model, module
+
+
+@pytest.mark.parametrize(
+    ("preset", "base", "tile", "tiles", "prompt"),
+    [
+        ("deepseek_ocr.default", 1024, 640, 6, 912),
+        ("deepseek_ocr.tiny", 256, 128, 2, 60),
+        ("deepseek_ocr.tiny", 256, 128, 0, 60),
+    ],
+)
+def test_pages_agree_with_and_without_tiles(preset, base, tile, tiles, prompt):
+    from llm_perf_opt.workload.models.deepseek_ocr_model import Views
+    from llm_perf_opt.workload.models.deepseek_ocr_run import PARTS
+
+    dtype = torch.bfloat16 if preset.endswith("default") else torch.float32
+    dtypes = Dtypes.uniform("bf16" if preset.endswith("default") else "fp32")
+    model, module = ocr_meta(preset, dtype)
+    groups = group_modules(module, claimed=PARTS)
+    ids = torch.zeros(1, prompt, dtype=torch.long, device="meta")
+    page = torch.empty(1, 3, base, base, device="meta", dtype=dtype)
+    cut = torch.empty(tiles, 3, tile, tile, device="meta", dtype=dtype) if tiles else None
+    views = Views(page=page, tiles=cut, grid=(tiles, 1) if tiles else (1, 1), start=1)
+    with torch.no_grad():
+        first, out = count_operators(module, groups, lambda: module(ids, views=views))
+        cache = out.past_key_values
+        second, _ = count_operators(module, groups, lambda: module(ids[:, :1], past_key_values=cache))
+    seen = ((View(size=tile, count=tiles),) if tiles else ()) + (View(size=base, count=1),)
+    books = both_books(model, {PREFILL: first, DECODE: second}, batch=1, prompt=prompt, dtypes=dtypes, views=seen)
+    for form, count in books.values():
+        assert count.total.flops == form.total.flops
+    assert disagreements(double_entry(model, books, dtypes)) == ()
+
+
+def test_attention_is_counted_the_same_on_every_path():
+    q = torch.randn(2, 8, 16, 32)
+    k = torch.randn(2, 2, 24, 32)
+    full = 2.0 * 2 * 8 * 16 * 24 * (32 + 32)
+    holder = torch.nn.Identity()
+
+    for device in ("cpu", "meta"):
+        at, on = q.to(device), k.to(device)
+        count, _ = count_operators(
+            holder,
+            {},
+            lambda at=at, on=on: torch.nn.functional.scaled_dot_product_attention(at, on, on, enable_gqa=True),
+        )
+        assert count.total.flops == full
+        assert count.total.operators == 1
+        # Keys and values of two heads, not of eight.
+        assert count.total.bytes == 4 * (2 * 2 * 8 * 16 * 32 + 2 * 2 * 2 * 24 * 32)
+
+
+def test_attention_called_below_the_python_function_is_counted_too():
+    q = torch.randn(1, 4, 16, 32)
+    holder = torch.nn.Identity()
+    count, _ = count_operators(holder, {}, lambda: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, q, q))
+    assert count.total.flops == 2.0 * 4 * 16 * 16 * 64
+    for name in ("flash_attention", "efficient_attention", "cudnn_attention", "attention_math"):
+        cost = operator_cost(f"aten::_scaled_dot_product_{name}", (q, q, q), (q,))
+        assert cost is not None and cost.flops == 2.0 * 4 * 16 * 16 * 64
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_grouped_products_are_counted_in_every_format(dtype):
+    rows = torch.empty(12, 64, dtype=dtype, device="meta")
+    matrices = torch.empty(8, 64, 32, dtype=dtype, device="meta")
+    ends = torch.empty(8, dtype=torch.int32, device="meta")
+    count, out = count_operators(torch.nn.Identity(), {}, lambda: torch._grouped_mm(rows, matrices, offs=ends))
+    assert tuple(out.shape) == (12, 32)
+    assert count.total.flops == 2.0 * 12 * 64 * 32
+    assert count.total.bytes == rows.element_size() * (12 * 64 + 8 * 64 * 32 + 12 * 32)
+    few, _ = count_operators(torch.nn.Identity(), {}, lambda: torch._grouped_mm(rows[:3], matrices, offs=ends))
+    # Three rows can touch three matrices at most.
+    assert few.total.bytes == rows.element_size() * (3 * 64 + 3 * 64 * 32 + 3 * 32)
+
+
+def test_convolutions_and_biases_are_counted():
+    conv = torch.nn.Conv2d(3, 8, kernel_size=4, stride=2, device="meta")
+    image = torch.empty(2, 3, 18, 18, device="meta")
+    count, out = count_operators(conv, {"": "sam"}, lambda: conv(image))
+    assert tuple(out.shape) == (2, 8, 8, 8)
+    assert count.groups["sam"].flops == 2.0 * 2 * 64 * 8 * 3 * 16
+    linear = torch.nn.Linear(16, 4, device="meta")
+    count, _ = count_operators(linear, {}, lambda: linear(torch.empty(5, 16, device="meta")))
+    assert (count.total.flops, count.total.bytes) == (2.0 * 5 * 16 * 4, 4 * (5 * 16 + 16 * 4 + 4 + 5 * 4))
+
+
+def allocated_peak(work, tmp_path: Path) -> int:
+    """Bytes that torch's allocator held at most while this ran."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.no_grad(), torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+        work()
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    held = peak = 0
+    for event in sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"]):
+        held += event["args"]["Bytes"]
+        peak = max(peak, held)
+    return peak
+
+
+@pytest.mark.parametrize(("size", "count"), [(256, 1), (128, 4), (96, 3)])
+def test_the_towers_hold_at_their_widest_point_what_the_closed_form_says(size, count, tmp_path):
+    data = preset_geometry("deepseek_ocr/arch/deepseek_ocr.tiny")
+    lists = {key: tuple(data["sam"][key]) for key in ("global_layers", "downsample")}
+    sam = SamEncoder(SamGeometry(**{**data["sam"], **lists}))
+    for parameter in sam.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    measured = allocated_peak(lambda: sam(torch.zeros(count, 3, size, size)), tmp_path)
+    predicted = vision_bytes(read_geometry(data, where="x"), (View(size=size, count=count),), Dtypes.uniform("fp32"))
+    # Scratch room of single operators is not part of the closed form.
+    assert predicted == pytest.approx(measured, rel=0.05)
+    assert predicted <= measured
