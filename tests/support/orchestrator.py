@@ -61,7 +61,7 @@ def only_run(cwd: Path) -> Path:
 def valid_manifest(run_dir: Path) -> dict[str, Any]:
     """The manifest as plain data, checked against the published schema."""
     manifest: dict[str, Any] = json.loads((run_dir / "manifest.json").read_text())
-    jsonschema.validate(manifest, json.loads((REPO / "docs" / "manifest.schema.json").read_text()))
+    jsonschema.validate(manifest, json.loads((REPO / "docs" / "schemas" / "manifest.schema.json").read_text()))
     return manifest
 
 

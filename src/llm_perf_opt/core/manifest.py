@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,16 +80,24 @@ def read_manifest(run_dir: Path) -> RunManifest:
 
 
 def write_json(path: Path, data: Any) -> Path:
-    """Write JSON through a temporary file and a rename."""
+    """Write a record, or plain data that may hold records, as JSON through a temporary file and a rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with scratch.open("w", encoding="utf-8") as file:
-        json.dump(data, file, indent=2, ensure_ascii=False, default=str)
+        json.dump(data, file, indent=2, ensure_ascii=False, default=plain)
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())
     scratch.replace(path)
     return path
+
+
+def plain(value: Any) -> Any:
+    """What JSON has no type for: a record as its keys without those that are unset, anything else as its text."""
+    if not is_dataclass(value):
+        return str(value)
+    values = ((item.name, getattr(value, item.name)) for item in fields(value))
+    return {name: one for name, one in values if one is not msgspec.UNSET}
 
 
 def _decode(kind: type[Any], value: Any) -> Any:
