@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from llm_perf_opt.analysis.facts import (
+from llm_perf_opt.analysis.findings.facts import (
     GpuFacts,
     KernelFacts,
     Known,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llm_perf_opt.analysis.waterfall import Step, UnknownStep, Waterfall, build_waterfall, split_idle
+from llm_perf_opt.analysis.findings.waterfall import Step, UnknownStep, Waterfall, build_waterfall, split_idle
 from llm_perf_opt.report.view.waterfall import waterfall_view
 from tests.support.report_facts import UNKNOWN, bound, gpu, idle, ms, phase
 

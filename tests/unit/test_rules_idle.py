@@ -2,10 +2,10 @@
 
 import pytest
 
-from llm_perf_opt.analysis.rules.framework_overhead import find_framework_overhead
-from llm_perf_opt.analysis.rules.host_gaps import find_host_gaps
-from llm_perf_opt.analysis.rules.host_waits import find_host_waits
-from llm_perf_opt.analysis.rules.kernel_gaps import find_kernel_gaps
+from llm_perf_opt.analysis.findings.rules.framework_overhead import find_framework_overhead
+from llm_perf_opt.analysis.findings.rules.host_gaps import find_host_gaps
+from llm_perf_opt.analysis.findings.rules.host_waits import find_host_waits
+from llm_perf_opt.analysis.findings.rules.kernel_gaps import find_kernel_gaps
 from tests.support.report_facts import facts, gpu, idle, ms, phase
 
 

@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.analysis.facts import CopyFacts, RunFacts
-from llm_perf_opt.analysis.phase_kernels import HIDDEN
-from llm_perf_opt.analysis.rules.above_bound import find_above_bound
-from llm_perf_opt.analysis.rules.dtype_miss import find_dtype_misses
-from llm_perf_opt.analysis.rules.low_occupancy import find_low_occupancy
-from llm_perf_opt.analysis.rules.memory_bound import find_memory_bound
-from llm_perf_opt.analysis.rules.needless_copies import find_needless_copies
-from llm_perf_opt.analysis.rules.small_gemm import find_small_gemms
-from llm_perf_opt.analysis.rules.unfused_elementwise import find_unfused_elementwise
+from llm_perf_opt.analysis.findings.facts import CopyFacts, RunFacts
+from llm_perf_opt.analysis.findings.phase_kernels import HIDDEN
+from llm_perf_opt.analysis.findings.rules.above_bound import find_above_bound
+from llm_perf_opt.analysis.findings.rules.dtype_miss import find_dtype_misses
+from llm_perf_opt.analysis.findings.rules.low_occupancy import find_low_occupancy
+from llm_perf_opt.analysis.findings.rules.memory_bound import find_memory_bound
+from llm_perf_opt.analysis.findings.rules.needless_copies import find_needless_copies
+from llm_perf_opt.analysis.findings.rules.small_gemm import find_small_gemms
+from llm_perf_opt.analysis.findings.rules.unfused_elementwise import find_unfused_elementwise
 from tests.support.report_facts import bound, busy_decode, facts, gpu, kernel, ms, ncu, phase, whole
 
 GEMM = kernel("nvjet_tst_64x8", "GEMM", 0.8, 32)

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from llm_perf_opt.analysis.diagnose import RULES, diagnose, saved_in_request_ms
-from llm_perf_opt.analysis.facts import ClockFacts, CopyFacts, Known, RunFacts
-from llm_perf_opt.analysis.findings import Finding
-from llm_perf_opt.analysis.rules.kv_growth import find_kv_growth
-from llm_perf_opt.analysis.rules.profiler_overhead import find_profiler_overhead
-from llm_perf_opt.analysis.rules.throttling import find_throttling
+from llm_perf_opt.analysis.findings.diagnose import RULES, diagnose, saved_in_request_ms
+from llm_perf_opt.analysis.findings.facts import ClockFacts, CopyFacts, Known, RunFacts
+from llm_perf_opt.analysis.findings.finding import Finding
+from llm_perf_opt.analysis.findings.rules.kv_growth import find_kv_growth
+from llm_perf_opt.analysis.findings.rules.profiler_overhead import find_profiler_overhead
+from llm_perf_opt.analysis.findings.rules.throttling import find_throttling
 from llm_perf_opt.report.file_records import ClockFile, ClockSample
 from llm_perf_opt.report.gather import clock_facts
 from tests.support.report_facts import NO_MEMORY, bound, facts, gpu, idle, kernel, ms, phase, size, whole

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from llm_perf_opt.analysis.findings import Finding
+from llm_perf_opt.analysis.findings.finding import Finding
+from llm_perf_opt.analysis.findings.rules.launch_bound import find_launch_bound
+from llm_perf_opt.analysis.findings.rules.wait_bound import find_wait_bound
 from llm_perf_opt.analysis.idle import IdleMap, map_idle
 from llm_perf_opt.analysis.kernel_table import CopyRow, KernelRow, copy_rows, kernel_rows
 from llm_perf_opt.analysis.range_table import RangeRow, range_rows
 from llm_perf_opt.analysis.ranges import RangeInstances, measure_ranges
-from llm_perf_opt.analysis.rules.launch_bound import find_launch_bound
-from llm_perf_opt.analysis.rules.wait_bound import find_wait_bound
 from llm_perf_opt.analysis.timeline import Timeline, distinct
 
 SCHEMA_VERSION = 1

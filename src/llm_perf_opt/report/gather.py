@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from llm_perf_opt.analysis.facts import (
+from llm_perf_opt.analysis.findings.facts import (
     PHASES,
     ClockFacts,
     CopyFacts,

@@ -1,8 +1,8 @@
 """The figures of one phase: clean wall time, bounds, work, and the GPU or the operators inside it."""
 
-from llm_perf_opt.analysis.facts import GpuFacts, Known, PhaseFacts, PhaseKernel, Quantity, Unknown
+from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, PhaseKernel, Quantity, Unknown
+from llm_perf_opt.analysis.findings.waterfall import ENABLE_CLEAN
 from llm_perf_opt.analysis.range_table import Idle
-from llm_perf_opt.analysis.waterfall import ENABLE_CLEAN
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.report.file_records import CaptureFile, PhaseRecord, RangeRecord, StaticFile
 from llm_perf_opt.report.run_files import Found, RunFiles

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from llm_perf_opt.analysis.facts import Unknown
+from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.records import StageRecord

@@ -1,6 +1,6 @@
 """What a capture alone says: the headline of a run in which nothing was timed undisturbed."""
 
-from llm_perf_opt.analysis.facts import Known
+from llm_perf_opt.analysis.findings.facts import Known
 from llm_perf_opt.report.file_records import CaptureFile, RangeRecord
 from llm_perf_opt.report.run_files import Found
 from llm_perf_opt.report.units import format_bytes, format_ms, format_percent

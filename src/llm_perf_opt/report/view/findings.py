@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.diagnose import saved_in_request_ms
-from llm_perf_opt.analysis.diagnosis import Diagnosis, Evidence
-from llm_perf_opt.analysis.facts import PER, RunFacts
+from llm_perf_opt.analysis.findings.diagnose import saved_in_request_ms
+from llm_perf_opt.analysis.findings.diagnosis import Diagnosis, Evidence
+from llm_perf_opt.analysis.findings.facts import PER, RunFacts
 from llm_perf_opt.report.units import format_factor, format_ms
 
 NO_TIME = "no time at stake"

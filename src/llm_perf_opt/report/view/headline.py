@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from llm_perf_opt.analysis.diagnosis import Diagnosis
-from llm_perf_opt.analysis.facts import Known, PhaseFacts, Quantity, RunFacts, Unknown
+from llm_perf_opt.analysis.findings.diagnosis import Diagnosis
+from llm_perf_opt.analysis.findings.facts import Known, PhaseFacts, Quantity, RunFacts, Unknown
+from llm_perf_opt.analysis.findings.waterfall import Waterfall
 from llm_perf_opt.analysis.roofline import mbu, mfu
 from llm_perf_opt.analysis.static.dtypes import BYTES, short_dtype
-from llm_perf_opt.analysis.waterfall import Waterfall
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.report.file_records import CaptureFile, StaticFile
 from llm_perf_opt.report.gather_phase import clean_metric, measured_prompt

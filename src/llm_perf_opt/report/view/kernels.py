@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.facts import GpuFacts, KernelFacts, PhaseKernel, RunFacts, Unknown
+from llm_perf_opt.analysis.findings.facts import GpuFacts, KernelFacts, PhaseKernel, RunFacts, Unknown
 from llm_perf_opt.analysis.kernel_class import classify_kernel
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NcuKernel
 from llm_perf_opt.report.run_files import Found, RunFiles

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.facts import PHASES, Unknown
+from llm_perf_opt.analysis.findings.facts import PHASES, Unknown
 from llm_perf_opt.report.file_records import DoubleEntryRecord
 from llm_perf_opt.report.run_files import Found, OperatorRow, RunFiles
 from llm_perf_opt.report.view.shown import Missing

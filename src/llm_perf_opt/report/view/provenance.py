@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llm_perf_opt.analysis.facts import RunFacts
+from llm_perf_opt.analysis.findings.facts import RunFacts
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.records import Metric, StageRecord
 from llm_perf_opt.report.run_files import RunFiles

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.diagnose import diagnose
+from llm_perf_opt.analysis.findings.diagnose import diagnose
+from llm_perf_opt.analysis.findings.waterfall import build_waterfall
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis
-from llm_perf_opt.analysis.waterfall import build_waterfall
 from llm_perf_opt.report.gather import gather, joined_ncu
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.findings import FindingView, findings_view

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.facts import Known, RunFacts, Unknown
+from llm_perf_opt.analysis.findings.facts import Known, RunFacts, Unknown
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.units import format_ms, format_rate
 from llm_perf_opt.report.view.kernels import KernelsView

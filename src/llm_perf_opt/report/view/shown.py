@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.facts import Known, Quantity, Unknown
+from llm_perf_opt.analysis.findings.facts import Known, Quantity, Unknown
 from llm_perf_opt.report.units import format_quantity
 
 

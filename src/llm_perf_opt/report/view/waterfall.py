@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.waterfall import Step, UnknownStep, Waterfall
+from llm_perf_opt.analysis.findings.waterfall import Step, UnknownStep, Waterfall
 from llm_perf_opt.report.units import format_factor, format_ms
 from llm_perf_opt.report.view.shown import Missing
 

@@ -1,8 +1,8 @@
 """Rule kernel_gaps: many short kernels follow each other, and the device's own gaps between them add up."""
 
-from llm_perf_opt.analysis.diagnosis import Diagnosis, Evidence, amdahl
-from llm_perf_opt.analysis.facts import GpuFacts, Known, PhaseFacts, RunFacts
-from llm_perf_opt.analysis.waterfall import split_idle
+from llm_perf_opt.analysis.findings.diagnosis import Diagnosis, Evidence, amdahl
+from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
+from llm_perf_opt.analysis.findings.waterfall import split_idle
 
 MIN_SHARE = 0.1
 REMEDY = (

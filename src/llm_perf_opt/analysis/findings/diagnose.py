@@ -2,23 +2,23 @@
 
 from collections.abc import Callable, Sequence
 
-from llm_perf_opt.analysis.diagnosis import WHOLE_CAPTURE, Diagnosis, Evidence
-from llm_perf_opt.analysis.facts import PHASES, Known, RunFacts
-from llm_perf_opt.analysis.findings import Finding
-from llm_perf_opt.analysis.rules.above_bound import find_above_bound
-from llm_perf_opt.analysis.rules.dtype_miss import find_dtype_misses
-from llm_perf_opt.analysis.rules.framework_overhead import find_framework_overhead
-from llm_perf_opt.analysis.rules.host_gaps import find_host_gaps
-from llm_perf_opt.analysis.rules.host_waits import find_host_waits
-from llm_perf_opt.analysis.rules.kernel_gaps import find_kernel_gaps
-from llm_perf_opt.analysis.rules.kv_growth import find_kv_growth
-from llm_perf_opt.analysis.rules.low_occupancy import find_low_occupancy
-from llm_perf_opt.analysis.rules.memory_bound import find_memory_bound
-from llm_perf_opt.analysis.rules.needless_copies import find_needless_copies
-from llm_perf_opt.analysis.rules.profiler_overhead import find_profiler_overhead
-from llm_perf_opt.analysis.rules.small_gemm import find_small_gemms
-from llm_perf_opt.analysis.rules.throttling import find_throttling
-from llm_perf_opt.analysis.rules.unfused_elementwise import find_unfused_elementwise
+from llm_perf_opt.analysis.findings.diagnosis import WHOLE_CAPTURE, Diagnosis, Evidence
+from llm_perf_opt.analysis.findings.facts import PHASES, Known, RunFacts
+from llm_perf_opt.analysis.findings.finding import Finding
+from llm_perf_opt.analysis.findings.rules.above_bound import find_above_bound
+from llm_perf_opt.analysis.findings.rules.dtype_miss import find_dtype_misses
+from llm_perf_opt.analysis.findings.rules.framework_overhead import find_framework_overhead
+from llm_perf_opt.analysis.findings.rules.host_gaps import find_host_gaps
+from llm_perf_opt.analysis.findings.rules.host_waits import find_host_waits
+from llm_perf_opt.analysis.findings.rules.kernel_gaps import find_kernel_gaps
+from llm_perf_opt.analysis.findings.rules.kv_growth import find_kv_growth
+from llm_perf_opt.analysis.findings.rules.low_occupancy import find_low_occupancy
+from llm_perf_opt.analysis.findings.rules.memory_bound import find_memory_bound
+from llm_perf_opt.analysis.findings.rules.needless_copies import find_needless_copies
+from llm_perf_opt.analysis.findings.rules.profiler_overhead import find_profiler_overhead
+from llm_perf_opt.analysis.findings.rules.small_gemm import find_small_gemms
+from llm_perf_opt.analysis.findings.rules.throttling import find_throttling
+from llm_perf_opt.analysis.findings.rules.unfused_elementwise import find_unfused_elementwise
 
 RULES: tuple[Callable[[RunFacts], list[Diagnosis]], ...] = (
     find_host_gaps,

@@ -1,7 +1,7 @@
 """Rule framework_overhead: on a CPU, much of a phase passes outside operators, in Python and the framework."""
 
-from llm_perf_opt.analysis.diagnosis import Diagnosis, Evidence, amdahl
-from llm_perf_opt.analysis.facts import Known, PhaseFacts, RunFacts
+from llm_perf_opt.analysis.findings.diagnosis import Diagnosis, Evidence, amdahl
+from llm_perf_opt.analysis.findings.facts import Known, PhaseFacts, RunFacts
 
 MIN_SHARE = 0.15
 REMEDY = (

@@ -1,9 +1,9 @@
 """Rule wait_bound on clean times: the GPU stands idle behind copies or while the host waits in a synchronisation."""
 
-from llm_perf_opt.analysis.diagnosis import Diagnosis, Evidence, amdahl
-from llm_perf_opt.analysis.facts import GpuFacts, Known, PhaseFacts, RunFacts
-from llm_perf_opt.analysis.rules.wait_bound import REMEDY
-from llm_perf_opt.analysis.waterfall import split_idle
+from llm_perf_opt.analysis.findings.diagnosis import Diagnosis, Evidence, amdahl
+from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
+from llm_perf_opt.analysis.findings.rules.wait_bound import REMEDY
+from llm_perf_opt.analysis.findings.waterfall import split_idle
 
 MIN_SHARE = 0.1
 

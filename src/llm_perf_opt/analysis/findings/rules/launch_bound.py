@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from llm_perf_opt.analysis.findings import Finding
+from llm_perf_opt.analysis.findings.finding import Finding
 from llm_perf_opt.analysis.range_table import PUSH_POP, RangeInstance, RangeRow
 
 MIN_IDLE_SHARE = 0.5

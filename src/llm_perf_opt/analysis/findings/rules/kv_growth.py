@@ -1,7 +1,7 @@
 """Rule kv_growth: the KV cache, not the weights, decides how much a step reads or how much fits."""
 
-from llm_perf_opt.analysis.diagnosis import Diagnosis, Evidence, amdahl
-from llm_perf_opt.analysis.facts import Known, RunFacts, value_of
+from llm_perf_opt.analysis.findings.diagnosis import Diagnosis, Evidence, amdahl
+from llm_perf_opt.analysis.findings.facts import Known, RunFacts, value_of
 
 MIN_READ_SHARE = 0.25
 MIN_MEMORY_SHARE = 0.4

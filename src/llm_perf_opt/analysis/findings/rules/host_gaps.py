@@ -1,9 +1,9 @@
 """Rule launch_bound on clean times: the GPU waits for the host in most of a step."""
 
-from llm_perf_opt.analysis.diagnosis import Diagnosis, Evidence, amdahl
-from llm_perf_opt.analysis.facts import GpuFacts, Known, PhaseFacts, RunFacts
-from llm_perf_opt.analysis.rules.launch_bound import MIN_HOST_SHARE, MIN_IDLE_SHARE, MIN_KERNELS, REMEDY
-from llm_perf_opt.analysis.waterfall import split_idle
+from llm_perf_opt.analysis.findings.diagnosis import Diagnosis, Evidence, amdahl
+from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
+from llm_perf_opt.analysis.findings.rules.launch_bound import MIN_HOST_SHARE, MIN_IDLE_SHARE, MIN_KERNELS, REMEDY
+from llm_perf_opt.analysis.findings.waterfall import split_idle
 
 STEP = {"prefill": "the prefill", "decode": "each step"}
 

@@ -1,8 +1,8 @@
 """Rule above_bound: the kernels of a phase (on a CPU its operators) take much longer than the hardware needs."""
 
-from llm_perf_opt.analysis.diagnosis import Diagnosis, Evidence, amdahl
-from llm_perf_opt.analysis.facts import GpuFacts, Known, PhaseFacts, RunFacts, value_of
-from llm_perf_opt.analysis.phase_kernels import HIDDEN, LAUNCH_BOUND_IDLE
+from llm_perf_opt.analysis.findings.diagnosis import Diagnosis, Evidence, amdahl
+from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts, value_of
+from llm_perf_opt.analysis.findings.phase_kernels import HIDDEN, LAUNCH_BOUND_IDLE
 
 MIN_FACTOR = 1.5
 SHOWN = 4

@@ -2,8 +2,8 @@
 
 from statistics import median
 
-from llm_perf_opt.analysis.diagnosis import Diagnosis, Evidence
-from llm_perf_opt.analysis.facts import ClockFacts, RunFacts
+from llm_perf_opt.analysis.findings.diagnosis import Diagnosis, Evidence
+from llm_perf_opt.analysis.findings.facts import ClockFacts, RunFacts
 
 MIN_SHARE = 0.05
 LOW_CLOCK = 0.85

@@ -1,8 +1,8 @@
 """Rule needless_copies: kernels that only move data, and transfers between host and device."""
 
-from llm_perf_opt.analysis.diagnosis import WHOLE_CAPTURE, Diagnosis, Evidence, amdahl
-from llm_perf_opt.analysis.facts import CopyFacts, RunFacts
-from llm_perf_opt.analysis.phase_kernels import Slice, describe, slices, time_of
+from llm_perf_opt.analysis.findings.diagnosis import WHOLE_CAPTURE, Diagnosis, Evidence, amdahl
+from llm_perf_opt.analysis.findings.facts import CopyFacts, RunFacts
+from llm_perf_opt.analysis.findings.phase_kernels import Slice, describe, slices, time_of
 
 MIN_SHARE = 0.05
 MIN_TRANSFER_SHARE = 0.05

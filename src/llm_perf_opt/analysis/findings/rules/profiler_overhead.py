@@ -1,7 +1,7 @@
 """Rule profiler_overhead: a profiler slowed the run so much that its split of the time needs care."""
 
-from llm_perf_opt.analysis.diagnosis import Diagnosis, Evidence
-from llm_perf_opt.analysis.facts import RunFacts
+from llm_perf_opt.analysis.findings.diagnosis import Diagnosis, Evidence
+from llm_perf_opt.analysis.findings.facts import RunFacts
 
 TOO_SLOW = 1.5
 UNTRUSTED = 3.0

@@ -2,9 +2,9 @@
 
 import re
 
-from llm_perf_opt.analysis.diagnosis import Diagnosis, Evidence, amdahl
-from llm_perf_opt.analysis.facts import KernelFacts, PhaseKernel, RunFacts
-from llm_perf_opt.analysis.phase_kernels import Slice, describe, slices, time_of
+from llm_perf_opt.analysis.findings.diagnosis import Diagnosis, Evidence, amdahl
+from llm_perf_opt.analysis.findings.facts import KernelFacts, PhaseKernel, RunFacts
+from llm_perf_opt.analysis.findings.phase_kernels import Slice, describe, slices, time_of
 
 MEANT = ("bf16", "fp16", "bfloat16", "float16")
 MIN_SHARE = 0.01

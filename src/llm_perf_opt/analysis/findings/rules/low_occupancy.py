@@ -1,9 +1,9 @@
 """Rule low_occupancy: kernels that leave most warps of an SM empty, and what keeps them out."""
 
-from llm_perf_opt.analysis.diagnosis import Diagnosis, Evidence, amdahl
-from llm_perf_opt.analysis.facts import PhaseKernel, RunFacts
+from llm_perf_opt.analysis.findings.diagnosis import Diagnosis, Evidence, amdahl
+from llm_perf_opt.analysis.findings.facts import PhaseKernel, RunFacts
+from llm_perf_opt.analysis.findings.phase_kernels import Slice, describe, slices, time_of
 from llm_perf_opt.analysis.ncu_rows import NcuKernel
-from llm_perf_opt.analysis.phase_kernels import Slice, describe, slices, time_of
 
 LOW_PCT = 30.0
 GOOD_ROOF_PCT = 60.0

@@ -1,9 +1,9 @@
 """Rule memory_bound: kernels that wait for memory, near its roof (move fewer bytes) or far from it (move better)."""
 
-from llm_perf_opt.analysis.diagnosis import Diagnosis, Evidence, amdahl
-from llm_perf_opt.analysis.facts import PhaseKernel, RunFacts
+from llm_perf_opt.analysis.findings.diagnosis import Diagnosis, Evidence, amdahl
+from llm_perf_opt.analysis.findings.facts import PhaseKernel, RunFacts
+from llm_perf_opt.analysis.findings.phase_kernels import Slice, describe, slices, time_of
 from llm_perf_opt.analysis.ncu_rows import NcuKernel
-from llm_perf_opt.analysis.phase_kernels import Slice, describe, slices, time_of
 
 NEAR_PCT = 75.0
 FAR_PCT = 50.0

@@ -1,8 +1,8 @@
 """Rule unfused_elementwise: chains of small elementwise, norm and copy kernels that a compiler would fuse."""
 
-from llm_perf_opt.analysis.diagnosis import Diagnosis, Evidence, amdahl
-from llm_perf_opt.analysis.facts import KernelFacts, PhaseKernel, RunFacts
-from llm_perf_opt.analysis.phase_kernels import Slice, describe, slices, time_of
+from llm_perf_opt.analysis.findings.diagnosis import Diagnosis, Evidence, amdahl
+from llm_perf_opt.analysis.findings.facts import KernelFacts, PhaseKernel, RunFacts
+from llm_perf_opt.analysis.findings.phase_kernels import Slice, describe, slices, time_of
 
 CLASSES = ("elementwise", "norm", "reduction", "copy")
 MIN_SHARE = 0.15

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from llm_perf_opt.analysis.facts import GpuFacts, Known, PhaseFacts, Quantity, Unknown
+from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, Quantity, Unknown
 from llm_perf_opt.analysis.range_table import Idle
 
 Kind = Literal["bound", "work", "idle", "unexplained", "wall"]

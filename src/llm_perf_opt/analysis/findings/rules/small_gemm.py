@@ -1,8 +1,8 @@
 """Rule small_gemm: matrix products too small or too thin to fill the GPU."""
 
-from llm_perf_opt.analysis.diagnosis import Diagnosis, Evidence, amdahl
-from llm_perf_opt.analysis.facts import KernelFacts, PhaseKernel, RunFacts
-from llm_perf_opt.analysis.phase_kernels import Slice, describe, slices, time_of
+from llm_perf_opt.analysis.findings.diagnosis import Diagnosis, Evidence, amdahl
+from llm_perf_opt.analysis.findings.facts import KernelFacts, PhaseKernel, RunFacts
+from llm_perf_opt.analysis.findings.phase_kernels import Slice, describe, slices, time_of
 
 MIN_SHARE = 0.1
 SHORT_US = 10.0

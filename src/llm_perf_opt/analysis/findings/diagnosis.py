@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.findings import Confidence
+from llm_perf_opt.analysis.findings.finding import Confidence
 
 WHOLE_CAPTURE = "capture"
 
