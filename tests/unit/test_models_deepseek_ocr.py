@@ -12,11 +12,9 @@ from PIL import Image
 
 from llm_perf_opt.errors import ConfigError, ProfilingError
 from llm_perf_opt.workload.models.base import Sample
-from llm_perf_opt.workload.models.deepseek_ocr_decoder import MoeBlock
-from llm_perf_opt.workload.models.deepseek_ocr_geometry import OcrGeometry, parse_geometry
-from llm_perf_opt.workload.models.deepseek_ocr_load import build_on_meta
-from llm_perf_opt.workload.models.deepseek_ocr_model import DeepseekOcr, Views
-from llm_perf_opt.workload.models.deepseek_ocr_weights import fill_with_noise
+from llm_perf_opt.workload.models.deepseek_ocr.adapter import OcrGeometry, parse_geometry
+from llm_perf_opt.workload.models.deepseek_ocr.load import build_on_meta, fill_with_noise
+from llm_perf_opt.workload.models.deepseek_ocr.network import DeepseekOcr, MoeBlock, Views
 from tests.support.model_presets import adapter_of, compose_preset, load_preset
 
 

@@ -13,9 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.workload.models.base import Sample
-from llm_perf_opt.workload.models.deepseek_ocr_geometry import geometry_of_snapshot, parse_geometry
-from llm_perf_opt.workload.models.deepseek_ocr_load import build_on_meta
-from llm_perf_opt.workload.models.deepseek_ocr_weights import fill_with_noise
+from llm_perf_opt.workload.models.deepseek_ocr.adapter import geometry_of_snapshot, parse_geometry
+from llm_perf_opt.workload.models.deepseek_ocr.load import build_on_meta, fill_with_noise
 from tests.support.model_presets import adapter_of, compose_preset, load_preset
 
 # The layout of the published config.json with small numbers.

@@ -22,8 +22,8 @@ from llm_perf_opt.analysis.static.operator_formulas import operator_cost  # noqa
 from llm_perf_opt.analysis.static.vision_form import View  # noqa: E402
 from llm_perf_opt.analysis.static.vision_memory import vision_bytes  # noqa: E402
 from llm_perf_opt.workload.models.causal_lm_load import build_on_meta  # noqa: E402
-from llm_perf_opt.workload.models.deepseek_ocr_geometry import SamGeometry  # noqa: E402
-from llm_perf_opt.workload.models.deepseek_ocr_sam import SamEncoder  # noqa: E402
+from llm_perf_opt.workload.models.deepseek_ocr.adapter import SamGeometry  # noqa: E402
+from llm_perf_opt.workload.models.deepseek_ocr.vision import SamEncoder  # noqa: E402
 from llm_perf_opt.workload.models.module_groups import group_modules  # noqa: E402
 
 BF16 = Dtypes.uniform("bf16")
@@ -109,8 +109,8 @@ def activated_by_transformers(module) -> int:
 
 
 def ocr_meta(preset: str, dtype):
-    from llm_perf_opt.workload.models.deepseek_ocr_geometry import parse_geometry
-    from llm_perf_opt.workload.models.deepseek_ocr_load import build_on_meta as build_ocr
+    from llm_perf_opt.workload.models.deepseek_ocr.adapter import parse_geometry
+    from llm_perf_opt.workload.models.deepseek_ocr.load import build_on_meta as build_ocr
 
     geometry = preset_geometry(f"deepseek_ocr/arch/{preset}")
     module = build_ocr(parse_geometry(geometry), dtype="bfloat16").to(dtype)
@@ -129,8 +129,8 @@ def ocr_meta(preset: str, dtype):
     ],
 )
 def test_pages_agree_with_and_without_tiles(preset, base, tile, tiles, prompt):
-    from llm_perf_opt.workload.models.deepseek_ocr_model import Views
-    from llm_perf_opt.workload.models.deepseek_ocr_run import PARTS
+    from llm_perf_opt.workload.models.deepseek_ocr.network import Views
+    from llm_perf_opt.workload.models.deepseek_ocr.run import PARTS
 
     dtype = torch.bfloat16 if preset.endswith("default") else torch.float32
     dtypes = Dtypes.uniform("bf16" if preset.endswith("default") else "fp32")

@@ -7,8 +7,8 @@ from llm_perf_opt.analysis.static.shape import Shape
 from llm_perf_opt.analysis.static.vision_form import View
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.workload.models.deepseek_ocr import OcrInfer
-from llm_perf_opt.workload.models.deepseek_ocr_preprocess import (
+from llm_perf_opt.workload.models.deepseek_ocr.adapter import OcrInfer
+from llm_perf_opt.workload.models.deepseek_ocr.preprocess import (
     IMAGE_MARK,
     ViewSizes,
     choose_grid,

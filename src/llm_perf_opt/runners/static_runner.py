@@ -137,7 +137,7 @@ def _count(config: AppConfig, adapter: ModelAdapter, model: Model, facts: Facts)
     kind = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[facts.dtype]
     module = adapter.build_meta(replace(config.model, dtype="bfloat16")).to(kind)
     if isinstance(model, OcrModel):
-        from llm_perf_opt.workload.models.deepseek_ocr_run import PARTS
+        from llm_perf_opt.workload.models.deepseek_ocr.run import PARTS
 
         module.set_experts_mode("grouped")
         groups = group_modules(module, claimed=PARTS)
@@ -172,7 +172,7 @@ def _page_prefill(module: Any, shape: Shape, kind: Any) -> Callable[[], Any]:
     """A page in its views at the start of the prompt; where it stands does not change the count."""
     import torch
 
-    from llm_perf_opt.workload.models.deepseek_ocr_model import Views
+    from llm_perf_opt.workload.models.deepseek_ocr.network import Views
 
     ids = torch.zeros(1, shape.prompt, dtype=torch.long, device="meta")
     *tiles, page = [torch.empty(view.count, 3, view.size, view.size, dtype=kind, device="meta") for view in shape.views]

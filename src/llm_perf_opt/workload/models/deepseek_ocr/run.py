@@ -9,8 +9,8 @@ import torch
 
 from llm_perf_opt.errors import ProfilingError
 from llm_perf_opt.workload.models.base import RangeFactory, Sample, Step
-from llm_perf_opt.workload.models.deepseek_ocr_model import Views
-from llm_perf_opt.workload.models.deepseek_ocr_preprocess import (
+from llm_perf_opt.workload.models.deepseek_ocr.network import Views
+from llm_perf_opt.workload.models.deepseek_ocr.preprocess import (
     IMAGE_MARK,
     PageViews,
     ViewSizes,

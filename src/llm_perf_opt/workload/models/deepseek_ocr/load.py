@@ -1,18 +1,22 @@
-"""Builds and loads DeepSeek-OCR. Imported only where torch is wanted; transformers only for a snapshot."""
+"""Builds DeepSeek-OCR and fills it, with a snapshot or with noise. Imported only where torch is wanted."""
 
+import math
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from torch import Tensor
 
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.workload.models.choices import Choice, choose_dtype, torch_dtype
-from llm_perf_opt.workload.models.deepseek_ocr import OcrInfer, OcrModel
-from llm_perf_opt.workload.models.deepseek_ocr_geometry import OcrGeometry
-from llm_perf_opt.workload.models.deepseek_ocr_model import DeepseekOcr
-from llm_perf_opt.workload.models.deepseek_ocr_preprocess import ViewSizes
-from llm_perf_opt.workload.models.deepseek_ocr_run import LoadedOcr, RemoteOcr
-from llm_perf_opt.workload.models.deepseek_ocr_weights import fill_from_snapshot, fill_with_noise
+from llm_perf_opt.workload.models.deepseek_ocr.adapter import OcrGeometry, OcrInfer, OcrSection
+from llm_perf_opt.workload.models.deepseek_ocr.network import DeepseekOcr, choose_experts_mode
+from llm_perf_opt.workload.models.deepseek_ocr.preprocess import ViewSizes
+from llm_perf_opt.workload.models.deepseek_ocr.run import LoadedOcr, RemoteOcr
+from llm_perf_opt.workload.models.random_weights import NoiseSource, fill_matrices
 from llm_perf_opt.workload.models.snapshot_files import read_config, stored_dtype
 from llm_perf_opt.workload.models.tokenizer import first_line, load_tokenizer
 
@@ -27,7 +31,7 @@ def build_on_meta(geometry: OcrGeometry, *, dtype: str) -> DeepseekOcr:
     return module
 
 
-def load_random(model: OcrModel, infer: OcrInfer, geometry: OcrGeometry, *, device: str, seed: int) -> LoadedOcr:
+def load_random(model: OcrSection, infer: OcrInfer, geometry: OcrGeometry, *, device: str, seed: int) -> LoadedOcr:
     """The real geometry with noise for weights and checksums of words for a tokenizer."""
     dtype = choose_dtype(model.dtype, device=device, stored=None)
     module = build_on_meta(geometry, dtype=dtype.value)
@@ -42,7 +46,7 @@ def load_random(model: OcrModel, infer: OcrInfer, geometry: OcrGeometry, *, devi
     return LoadedOcr(module=module, notes=notes, **fields)
 
 
-def load_snapshot(model: OcrModel, infer: OcrInfer, geometry: OcrGeometry, *, device: str) -> LoadedOcr:
+def load_snapshot(model: OcrSection, infer: OcrInfer, geometry: OcrGeometry, *, device: str) -> LoadedOcr:
     """The snapshot's weights, run by its own code where that can run here, else by ours."""
     if model.path is None:
         raise ConfigError("model.path: missing (got null), set it to the folder of a DeepSeek-OCR snapshot")
@@ -59,7 +63,7 @@ def load_snapshot(model: OcrModel, infer: OcrInfer, geometry: OcrGeometry, *, de
     return LoadedOcr(module=module, notes=notes, **fields)
 
 
-def _load_remote(model: OcrModel, infer: OcrInfer, geometry: OcrGeometry, *, device: str, dtype: Choice) -> LoadedOcr:
+def _load_remote(model: OcrSection, infer: OcrInfer, geometry: OcrGeometry, *, device: str, dtype: Choice) -> LoadedOcr:
     from transformers import AutoModel
 
     assert model.path is not None
@@ -84,7 +88,7 @@ def _load_remote(model: OcrModel, infer: OcrInfer, geometry: OcrGeometry, *, dev
     return RemoteOcr(module=module.to(device).eval(), notes=notes, **fields)
 
 
-def _why_not_remote(model: OcrModel, config: dict[str, Any], device: str) -> str | None:
+def _why_not_remote(model: OcrSection, config: dict[str, Any], device: str) -> str | None:
     """None where the snapshot's code is to run. As published it calls CUDA by name and the caches of transformers 4."""
     if model.implementation == "remote":
         return None
@@ -102,7 +106,7 @@ def _why_not_remote(model: OcrModel, config: dict[str, Any], device: str) -> str
     return None
 
 
-def _remote_attention(model: OcrModel, *, device: str, dtype: str) -> Choice:
+def _remote_attention(model: OcrSection, *, device: str, dtype: str) -> Choice:
     """The published code knows flash attention and eager, not sdpa."""
     if model.attention in ("eager", "sdpa"):
         return Choice(value=model.attention)
@@ -114,7 +118,7 @@ def _remote_attention(model: OcrModel, *, device: str, dtype: str) -> Choice:
     return Choice(value="eager", notes=(note,))
 
 
-def _attention_notes(model: OcrModel) -> tuple[str, ...]:
+def _attention_notes(model: OcrSection) -> tuple[str, ...]:
     if model.attention in ("auto", "sdpa"):
         return ()
     return (f"the built-in code has no {model.attention} attention, sdpa used instead",)
@@ -150,3 +154,86 @@ def _shared_fields(
         "bos_token_id": geometry.decoder.bos_token_id,
         "torch_dtype": torch_dtype(dtype),
     }
+
+
+# Tables that older code stored beside the weights; ours are computed.
+_COMPUTED = re.compile(r".*\.(position_ids|inv_freq)")
+_SHOWN = 3
+
+
+def fill_with_noise(module: DeepseekOcr, *, device: str, seed: int) -> None:
+    """Memory on the device, noise in matrices and learned vectors, ones in norms, zeros in biases."""
+    module.to_empty(device=device)
+    source = NoiseSource(seed=seed, device=device)
+    with torch.no_grad():
+        fill_matrices(module, source, unit=module.model.embed_tokens.weight)
+        for name, parameter in module.named_parameters():
+            if parameter.dim() >= 2:
+                continue
+            if name.endswith(".bias"):
+                parameter.zero_()
+            elif name.endswith(".weight"):
+                parameter.fill_(1.0)
+            else:
+                source.fill(parameter, std=1.0 / math.sqrt(parameter.numel()))
+    _finish(module, device)
+
+
+def fill_from_snapshot(module: DeepseekOcr, path: Path, *, device: str) -> None:
+    """Copy every tensor of the snapshot to its place; anything missing or left over is an error."""
+    module.to_empty(device=device)
+    places = dict(_places(module))
+    unknown: list[str] = []
+    with torch.no_grad():
+        for file in sorted(path.glob("*.safetensors")):
+            for name, tensor in _read(file):
+                place = places.pop(name, None)
+                if place is not None:
+                    _copy(name, tensor, place, file)
+                elif not _COMPUTED.fullmatch(name):
+                    unknown.append(name)
+    _refuse("does not hold", sorted(places), path)
+    _refuse("holds unknown", sorted(unknown), path)
+    _finish(module, device)
+
+
+def _places(module: DeepseekOcr) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor of the checkpoint by its published name."""
+    for name, parameter in module.named_parameters():
+        parent, _, leaf = name.rpartition(".")
+        if not parent.endswith(".mlp.experts"):
+            yield name, parameter
+            continue
+        for expert, matrix in enumerate(parameter):
+            if leaf == "down_proj":
+                yield f"{parent}.{expert}.down_proj.weight", matrix
+                continue
+            inner = matrix.shape[0] // 2
+            yield f"{parent}.{expert}.gate_proj.weight", matrix[:inner]
+            yield f"{parent}.{expert}.up_proj.weight", matrix[inner:]
+
+
+def _read(file: Path) -> Iterator[tuple[str, Tensor]]:
+    with safe_open(file, framework="pt", device="cpu") as opened:
+        for name in opened.keys():  # noqa: SIM118 - the handle is no mapping
+            yield name, opened.get_tensor(name)
+
+
+def _copy(name: str, tensor: Tensor, place: Tensor, file: Path) -> None:
+    if tensor.shape != place.shape:
+        raise ConfigError(
+            f"model.path: {name} in {file} has the shape {tuple(tensor.shape)}, config.json asks for "
+            f"{tuple(place.shape)}, download the snapshot again"
+        )
+    place.copy_(tensor)
+
+
+def _refuse(what: str, names: list[str], path: Path) -> None:
+    if names:
+        shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        raise ConfigError(f"model.path: {str(path)!r} {what} tensors ({shown}), it is not a complete DeepSeek-OCR")
+
+
+def _finish(module: DeepseekOcr, device: str) -> None:
+    module.model.rotary.refill()
+    module.set_experts_mode(choose_experts_mode(torch.device(device), module.lm_head.weight.dtype))
