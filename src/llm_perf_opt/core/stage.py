@@ -12,8 +12,8 @@ from llm_perf_opt.core.records import StageOutput, StageRecord
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """A preflight finding. A blocking one makes the stage fail before it starts; the others are warnings."""
+class Obstacle:
+    """What a preflight found in the way. A blocking one fails the stage before it starts; the others are warnings."""
 
     what: str
     remedy: str
@@ -73,6 +73,6 @@ class Stage(Protocol):
         """Vendor tools whose versions decide whether an earlier result may be reused."""
         ...
 
-    def preflight(self, cfg: Any, host: Host) -> Sequence[Finding]: ...
+    def preflight(self, cfg: Any, host: Host) -> Sequence[Obstacle]: ...
 
     def run(self, cfg: Any, ctx: StageContext) -> StageOutput: ...

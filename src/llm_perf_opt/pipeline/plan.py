@@ -7,7 +7,7 @@ from typing import Any
 
 from llm_perf_opt.config.schema import AppConfig, StageConfig
 from llm_perf_opt.core.host import Host
-from llm_perf_opt.core.stage import Finding, Stage
+from llm_perf_opt.core.stage import Obstacle, Stage
 from llm_perf_opt.errors import ConfigError
 
 BUILT_IN = ("static_analysis", "torch_profiler", "direct_inference", "nsys", "ncu")
@@ -18,11 +18,11 @@ COMMAND_INSTEAD = "workload.command replaces our own inference, so there is no m
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedStage:
-    """One stage to run, its settings and its preflight findings; `skip` says why it has nothing to do."""
+    """One stage to run, its settings and its preflight's obstacles; `skip` says why it has nothing to do."""
 
     stage: Stage
     config: StageConfig
-    findings: tuple[Finding, ...]
+    obstacles: tuple[Obstacle, ...]
     skip: str | None = None
 
     @property
@@ -30,8 +30,8 @@ class PlannedStage:
         return self.stage.name
 
     @property
-    def blockers(self) -> tuple[Finding, ...]:
-        return tuple(f for f in self.findings if f.blocking)
+    def blockers(self) -> tuple[Obstacle, ...]:
+        return tuple(o for o in self.obstacles if o.blocking)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Plan:
                     "name": step.name,
                     "settings": asdict(step.config),
                     "skip": step.skip,
-                    "findings": [asdict(finding) for finding in step.findings],
+                    "findings": [asdict(obstacle) for obstacle in step.obstacles],
                 }
                 for step in self.stages
             ]
@@ -60,7 +60,7 @@ def build_plan(config: AppConfig, stages: Mapping[str, Stage], host: Host) -> Pl
         PlannedStage(
             stage=stages[name],
             config=config.stages[name],
-            findings=tuple(stages[name].preflight(config.stages[name], host)),
+            obstacles=tuple(stages[name].preflight(config.stages[name], host)),
             skip=COMMAND_INSTEAD if config.workload.command and name in LOOK_AT_THE_MODEL else None,
         )
         for name in order({name: stages[name].after for name in config.stages})

@@ -122,7 +122,7 @@ def _run_stage(
         commands=tuple(commands),
         files=files,
         metrics=output.metrics,
-        notes=(*(str(f) for f in step.findings if not f.blocking), *output.notes),
+        notes=(*(str(o) for o in step.obstacles if not o.blocking), *output.notes),
     )
     run.console.stage_ended(record)
     return record, output

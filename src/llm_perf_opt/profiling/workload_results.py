@@ -8,7 +8,7 @@ from typing import Any
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.process import CommandResult
 from llm_perf_opt.core.records import Metric, StageFile, StageOutput
-from llm_perf_opt.core.stage import Finding
+from llm_perf_opt.core.stage import Obstacle
 from llm_perf_opt.errors import CommandFailed, ParseError
 
 METRICS_FILE = "metrics.json"
@@ -24,10 +24,10 @@ FILES = (
 )
 
 
-def torch_findings(host: Host) -> tuple[Finding, ...]:
+def torch_obstacles(host: Host) -> tuple[Obstacle, ...]:
     """What every stage that runs the model needs of this machine."""
     if "torch" in host.packages and host.packages["torch"] is None:
-        return (Finding(what="torch is not installed, so the model cannot run", remedy="pip install 'torch>=2.11'"),)
+        return (Obstacle(what="torch is not installed, so the model cannot run", remedy="pip install 'torch>=2.11'"),)
     return ()
 
 

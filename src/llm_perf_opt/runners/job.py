@@ -115,8 +115,8 @@ class Job:
             if step.skip is not None:
                 self.console.say(f"{step.name}: will be skipped: {step.skip}")
                 continue
-            for finding in step.findings:
-                self.console.say(f"{step.name}: {'cannot run' if finding.blocking else 'note'}: {finding}")
+            for obstacle in step.obstacles:
+                self.console.say(f"{step.name}: {'cannot run' if obstacle.blocking else 'note'}: {obstacle}")
             if self.config.run.dry_run:
                 settings = json.dumps(self.config.resolved["pipeline"].get(step.name, {}), ensure_ascii=False)
                 self.console.say(f"  {step.name}: {settings}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from llm_perf_opt.config.schema import StageConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.records import Metric, StageFile, StageOutput
-from llm_perf_opt.core.stage import Finding, StageContext
+from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.errors import CommandFailed, StageSkipped
 
 CHILD = """
@@ -40,10 +40,10 @@ class Recorder:
         self.name = name
         self.after = after
 
-    def preflight(self, cfg: RecorderConfig, host: Host) -> Sequence[Finding]:
+    def preflight(self, cfg: RecorderConfig, host: Host) -> Sequence[Obstacle]:
         if cfg.fail == "preflight":
-            return [Finding(what="the probe is missing", remedy="plug it in")]
-        return [Finding(what="it is only a recorder", remedy="nothing to do", blocking=False)]
+            return [Obstacle(what="the probe is missing", remedy="plug it in")]
+        return [Obstacle(what="it is only a recorder", remedy="nothing to do", blocking=False)]
 
     def run(self, cfg: RecorderConfig, ctx: StageContext) -> StageOutput:
         with (ctx.run_dir / "ran.txt").open("a") as file:

@@ -10,7 +10,7 @@ from llm_perf_opt.config.output import OutputConfig
 from llm_perf_opt.config.schema import Problem, StageConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.records import StageOutput
-from llm_perf_opt.core.stage import Finding, StageContext
+from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.profiling.output_files import output_files
 from llm_perf_opt.profiling.vendor.launch import INFERENCE_RUNNER, build_work_argv, stage_overrides, workload_overrides
 from llm_perf_opt.profiling.workload_results import (
@@ -21,7 +21,7 @@ from llm_perf_opt.profiling.workload_results import (
     read_inputs,
     read_metrics,
     require_success,
-    torch_findings,
+    torch_obstacles,
 )
 from llm_perf_opt.workload.output_options import output_problems
 
@@ -48,8 +48,8 @@ class DirectInferenceStage:
     after: tuple[str, ...] = ("static_analysis",)
     tools: tuple[str, ...] = ()
 
-    def preflight(self, cfg: DirectInferenceConfig, host: Host) -> Sequence[Finding]:
-        return torch_findings(host)
+    def preflight(self, cfg: DirectInferenceConfig, host: Host) -> Sequence[Obstacle]:
+        return torch_obstacles(host)
 
     def run(self, cfg: DirectInferenceConfig, ctx: StageContext) -> StageOutput:
         """Run inference in a child and report what it wrote."""

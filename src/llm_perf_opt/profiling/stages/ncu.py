@@ -12,7 +12,7 @@ from llm_perf_opt.config.schema import FORBID_UNKNOWN, AppConfig, PositiveInt, P
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.process import allowed_environment, run_quick
 from llm_perf_opt.core.records import StageOutput
-from llm_perf_opt.core.stage import Finding, StageContext
+from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.profiling.ncu_check import check_metrics, check_sections, check_set
 from llm_perf_opt.profiling.ncu_session import MAX_NEW_TOKENS, profile
@@ -107,19 +107,19 @@ class NcuStage:
     after: tuple[str, ...] = ("nsys",)
     tools: tuple[str, ...] = ("ncu",)
 
-    def preflight(self, cfg: NcuConfig, host: Host) -> Sequence[Finding]:
+    def preflight(self, cfg: NcuConfig, host: Host) -> Sequence[Obstacle]:
         tool = host.tool("ncu")
         found = []
         if not tool.usable:
             what, _, remedy = (tool.problem or "ncu was not found").partition("; ")
-            found.append(Finding(what=what, remedy=remedy or "install Nsight Compute and put ncu on PATH"))
+            found.append(Obstacle(what=what, remedy=remedy or "install Nsight Compute and put ncu on PATH"))
         if not host.gpus:
             remedy = "run the stage where an NVIDIA GPU is; without one ncu profiles nothing and the stage fails"
-            found.append(Finding(what="no CUDA device on this machine", remedy=remedy, blocking=False))
+            found.append(Obstacle(what="no CUDA device on this machine", remedy=remedy, blocking=False))
         if host.counters_restricted:
             what = "the driver keeps GPU performance counters for the administrator (ERR_NVGPUCTRPERM)"
             remedy = "run as root or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
-            found.append(Finding(what=what, remedy=remedy, blocking=False))
+            found.append(Obstacle(what=what, remedy=remedy, blocking=False))
         return tuple(found)
 
     def run(self, cfg: NcuConfig, ctx: StageContext) -> StageOutput:

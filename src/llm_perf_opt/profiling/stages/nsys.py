@@ -8,7 +8,7 @@ from typing import Literal
 from llm_perf_opt.config.schema import Problem, StageConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.records import StageOutput
-from llm_perf_opt.core.stage import Finding, StageContext
+from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.profiling.vendor.nsys import CAPTURE_ENDS, CAPTURE_ENDS_WORDS
 from llm_perf_opt.profiling.workload_results import forget_results, used_samples
 
@@ -144,12 +144,12 @@ class NsysStage:
     after: tuple[str, ...] = ("torch_profiler", "direct_inference")
     tools: tuple[str, ...] = ("nsys",)
 
-    def preflight(self, cfg: NsysConfig, host: Host) -> Sequence[Finding]:
+    def preflight(self, cfg: NsysConfig, host: Host) -> Sequence[Obstacle]:
         found = []
         tool = host.tool("nsys")
         if not tool.usable:
             found.append(
-                Finding(
+                Obstacle(
                     what=tool.problem or "nsys was not found",
                     remedy="mend it, or leave the stage out with pipeline.nsys.enable=false; "
                     "captures made elsewhere can be read with `llm-perf analyze`",
@@ -157,7 +157,7 @@ class NsysStage:
             )
         if not host.gpus:
             found.append(
-                Finding(
+                Obstacle(
                     what="this machine has no GPU: nsys will record NVTX ranges and OS calls, but no kernels",
                     remedy="run on a machine with an NVIDIA GPU to see kernels",
                     blocking=False,
@@ -165,7 +165,7 @@ class NsysStage:
             )
         if cfg.capture_range_end and cfg.capture_in_force == "none":
             found.append(
-                Finding(
+                Obstacle(
                     what=f"pipeline.nsys.capture_range_end={cfg.capture_range_end} does nothing without a range",
                     remedy="set pipeline.nsys.capture_range=nvtx and pipeline.nsys.nvtx_capture",
                     blocking=False,

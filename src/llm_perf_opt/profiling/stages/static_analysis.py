@@ -30,7 +30,7 @@ from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.process import CommandResult
 from llm_perf_opt.core.records import StageFile, StageOutput
-from llm_perf_opt.core.stage import Finding, StageContext
+from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.errors import CommandFailed
 from llm_perf_opt.profiling.static_shape import shape_from_config
 from llm_perf_opt.profiling.vendor.launch import build_work_argv, stage_overrides, workload_overrides
@@ -64,12 +64,12 @@ class StaticAnalysisStage:
     after: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
 
-    def preflight(self, cfg: StaticAnalysisConfig, host: Host) -> Sequence[Finding]:
+    def preflight(self, cfg: StaticAnalysisConfig, host: Host) -> Sequence[Obstacle]:
         if host.packages.get("torch") is not None:
             return ()
         remedy = "install torch, or take the closed form alone"
         return (
-            Finding(
+            Obstacle(
                 what="torch is not installed, so operators cannot be counted",
                 remedy=remedy,
                 blocking=not cfg.use_analytic_fallback,

@@ -12,7 +12,7 @@ from llm_perf_opt.config.output import OutputConfig
 from llm_perf_opt.config.schema import AppConfig, PositiveInt, Problem, StageConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.records import StageOutput
-from llm_perf_opt.core.stage import Finding, StageContext
+from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.nvml import gpu_index, sample_gpu, samples_file
 from llm_perf_opt.profiling.output_files import output_files
@@ -27,7 +27,7 @@ from llm_perf_opt.profiling.workload_results import (
     read_metrics,
     require_success,
     slowdown_metrics,
-    torch_findings,
+    torch_obstacles,
 )
 from llm_perf_opt.workload.output_options import output_problems
 
@@ -62,8 +62,8 @@ class TorchProfilerStage:
     after: tuple[str, ...] = ("static_analysis",)
     tools: tuple[str, ...] = ()
 
-    def preflight(self, cfg: TorchProfilerConfig, host: Host) -> Sequence[Finding]:
-        return torch_findings(host)
+    def preflight(self, cfg: TorchProfilerConfig, host: Host) -> Sequence[Obstacle]:
+        return torch_obstacles(host)
 
     def run(self, cfg: TorchProfilerConfig, ctx: StageContext) -> StageOutput:
         """Run both passes in a child and report what it wrote."""
