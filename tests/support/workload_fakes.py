@@ -18,7 +18,7 @@ from llm_perf_opt.config.schema import (
     StageConfig,
     WorkloadSection,
 )
-from llm_perf_opt.workload.models.base import RangeFactory, Sample, Step
+from llm_perf_opt.workload.models.base import RangeFactory, Sample, StepOutput
 
 VOCABULARY = 32
 GROUNDED = "<|ref|>title<|/ref|><|det|>[[0, 0, 999, 499]]<|/det|>\nHello"
@@ -57,12 +57,12 @@ class FakeLoaded:
     def prompt_ids(self, inputs: Any) -> Sequence[int]:
         return [int(i) for i in inputs[0]]
 
-    def prefill(self, inputs: Any, ranges: RangeFactory) -> Step:
+    def prefill(self, inputs: Any, ranges: RangeFactory) -> StepOutput:
         with ranges("sam"):
             hidden = self.module.mlp(self.module.embed(inputs))
         return self._step(inputs[:, -1:], hidden)
 
-    def decode(self, token: Any, state: Any) -> Step:
+    def decode(self, token: Any, state: Any) -> StepOutput:
         time.sleep(self.slow_s)
         return self._step(token, self.module.mlp(self.module.embed(token)))
 
@@ -73,12 +73,12 @@ class FakeLoaded:
     def module_groups(self) -> Mapping[str, str]:
         return {"embed": "embedding", "mlp": "mlp", "mlp.norm": "norm", "lm_head": "lm_head"}
 
-    def _step(self, token: Any, hidden: Any) -> Step:
+    def _step(self, token: Any, hidden: Any) -> StepOutput:
         import torch
 
         logits = self.module.lm_head(hidden[:, -1, :]) * 0.0
         wanted = torch.clamp(token + 1, max=VOCABULARY - 1)
-        return Step(logits=logits.scatter(1, wanted, 1.0), state=None)
+        return StepOutput(logits=logits.scatter(1, wanted, 1.0), state=None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis, analyze_timelines
-from llm_perf_opt.analysis.timeline import Device
+from llm_perf_opt.analysis.timeline import CapturedGpu
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.parsers.nsys_summary import summarize_kernels
@@ -93,7 +93,7 @@ def test_a_cuda_graph_traced_as_a_whole_is_busy_and_named(tmp_path: Path) -> Non
 
 def test_the_gpu_is_described_as_the_capture_describes_it(h200: Path) -> None:
     assert read_nsys_sqlite(h200).devices == (
-        Device(
+        CapturedGpu(
             name="NVIDIA H200",
             sm_count=132,
             clock_hz=1_980_000_000,
@@ -499,7 +499,7 @@ def test_a_count_of_processors_that_is_none_is_unknown(tmp_path: Path, word: str
         "CREATE TABLE TARGET_INFO_GPU (name TEXT, smCount TEXT, totalMemory INTEGER)",
         f"INSERT INTO TARGET_INFO_GPU VALUES ('X', '{word}', 5)",
     )
-    assert read_nsys_sqlite(path).devices == (Device(name="X", memory_bytes=5),)
+    assert read_nsys_sqlite(path).devices == (CapturedGpu(name="X", memory_bytes=5),)
 
 
 def test_a_description_of_the_gpu_nested_too_deeply_is_only_a_note(tmp_path: Path) -> None:

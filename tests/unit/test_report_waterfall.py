@@ -2,13 +2,13 @@
 
 import pytest
 
-from llm_perf_opt.analysis.findings.waterfall import Step, UnknownStep, Waterfall, build_waterfall, split_idle
+from llm_perf_opt.analysis.findings.waterfall import KnownStep, UnknownStep, Waterfall, build_waterfall, split_idle
 from llm_perf_opt.report.view.waterfall import waterfall_view
 from tests.support.report_facts import UNKNOWN, bound, gpu, idle, ms, phase
 
 
 def levels(fall: Waterfall) -> list[tuple[str, float, float] | tuple[str, str]]:
-    return [(s.key, s.from_ms, s.to_ms) if isinstance(s, Step) else (s.key, s.why.reason) for s in fall.steps]
+    return [(s.key, s.from_ms, s.to_ms) if isinstance(s, KnownStep) else (s.key, s.why.reason) for s in fall.steps]
 
 
 def test_every_level_starts_where_the_last_one_ended_and_idle_fills_up_to_the_clean_time() -> None:

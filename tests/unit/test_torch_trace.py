@@ -17,7 +17,7 @@ from llm_perf_opt.analysis.capture import analyze_timelines
 from llm_perf_opt.analysis.module_table import ModuleRow, module_rows
 from llm_perf_opt.analysis.operators import OperatorRow, merge_operators, operator_rows
 from llm_perf_opt.analysis.range_table import Idle
-from llm_perf_opt.analysis.timeline import Device
+from llm_perf_opt.analysis.timeline import CapturedGpu
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers import trace_chunks, trace_pieces
 from llm_perf_opt.profiling.parsers.torch_trace import TorchTrace, read_torch_trace
@@ -401,7 +401,7 @@ def test_a_description_of_a_gpu_that_is_none_is_taken_as_far_as_it_goes(tmp_path
     text = path.read_text().replace('"schemaVersion": 1', '"cuda_runtime_version": "²"')
     path.write_text(text.replace('{"id": 0, "name": "NVIDIA H200", "numSms": 132}', wrong))
     timeline = read_torch_trace(path).timeline
-    assert (timeline.devices, timeline.producer) == ((Device(name="\\ud800"),), "torch profiler")
+    assert (timeline.devices, timeline.producer) == ((CapturedGpu(name="\\ud800"),), "torch profiler")
 
 
 @pytest.mark.parametrize("share", [0.2, 0.7, 0.99])

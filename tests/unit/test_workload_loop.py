@@ -9,7 +9,7 @@ import torch
 from llm_perf_opt.config.schema import InferSection
 from llm_perf_opt.workload.loop import Generation, Generator
 from llm_perf_opt.workload.models.base import Sample
-from llm_perf_opt.workload.nvtx import Ranges
+from llm_perf_opt.workload.nvtx import RangeEmitter
 from llm_perf_opt.workload.sampling import TokenPicker
 from tests.support.workload_fakes import TOKENS
 
@@ -38,7 +38,7 @@ class StepClock:
 
 def run(prompt: Sequence[int], max_new_tokens: int, *, ignore_eos: bool = False) -> tuple[Generation, list[str]]:
     seen: list[str] = []
-    ranges = Ranges(push=lambda name: seen.append(f"+{name}"), pop=lambda: seen.append("-"), backend="a list")
+    ranges = RangeEmitter(push=lambda name: seen.append(f"+{name}"), pop=lambda: seen.append("-"), backend="a list")
     loaded = TOKENS.load(None, None, device="cpu", seed=0)
     infer = InferSection(max_new_tokens=max_new_tokens)
     picker = TokenPicker(infer, device="cpu", seed=0, prompt_ids=())
@@ -79,7 +79,7 @@ def test_ignore_eos_goes_on_to_the_budget() -> None:
 
 def test_ranges_are_closed_when_a_forward_fails() -> None:
     seen: list[str] = []
-    ranges = Ranges(push=lambda name: seen.append("+"), pop=lambda: seen.append("-"), backend="a list")
+    ranges = RangeEmitter(push=lambda name: seen.append("+"), pop=lambda: seen.append("-"), backend="a list")
     loaded = TOKENS.load(None, None, device="cpu", seed=0)
     picker = TokenPicker(InferSection(), device="cpu", seed=0, prompt_ids=())
     generator = Generator(loaded, clock=StepClock([]), ranges=ranges, ignore_eos=False)

@@ -13,7 +13,7 @@ from llm_perf_opt.config.schema import InferSection
 from llm_perf_opt.profiling.stages.torch_profiler import TorchProfilerConfig
 from llm_perf_opt.workload.dataset import Planned
 from llm_perf_opt.workload.models.base import Sample
-from llm_perf_opt.workload.profiled import Activities, choose_activities, choose_samples, run_profile
+from llm_perf_opt.workload.profiled import ChosenActivities, choose_activities, choose_samples, run_profile
 from tests.support.workload_fakes import FakeConfig, prompts
 
 QUIET = OutputConfig(visualization=VisualizationOutput(enable=False))
@@ -71,9 +71,9 @@ def test_no_decode_steps_leave_decode_without_a_slowdown_or_shares(tmp_path: Pat
 @pytest.mark.parametrize("wanted", [("cpu", "cuda"), ("cuda",)])
 def test_cuda_on_a_cpu_becomes_cpu_with_a_note(wanted: tuple[str, ...]) -> None:
     note = "activities: cuda was asked for, the model runs on cpu; cpu alone was recorded"
-    assert choose_activities(wanted, "cpu") == Activities(names=("cpu",), notes=(note,))
-    assert choose_activities(("cpu",), "cpu") == Activities(names=("cpu",), notes=())
-    assert choose_activities(wanted, "cuda:0") == Activities(names=wanted, notes=())
+    assert choose_activities(wanted, "cpu") == ChosenActivities(names=("cpu",), notes=(note,))
+    assert choose_activities(("cpu",), "cpu") == ChosenActivities(names=("cpu",), notes=())
+    assert choose_activities(wanted, "cuda:0") == ChosenActivities(names=wanted, notes=())
 
 
 def test_the_first_good_samples_are_profiled_each_once() -> None:

@@ -61,7 +61,7 @@ class Ranges:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class CapturedGpu:
     """What the capture says about a GPU; None where it says nothing."""
 
     name: str
@@ -88,7 +88,7 @@ class Timeline:
     calls: Calls
     ranges: Ranges
     thread_process: Ints
-    devices: tuple[Device, ...] = ()
+    devices: tuple[CapturedGpu, ...] = ()
     notes: tuple[str, ...] = ()
 
 

@@ -69,7 +69,7 @@ class Capture:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Captured:
+class NcuCaptured:
     """The report of a capture. `rerun` tells that the filters were dropped to get it."""
 
     report: Path
@@ -78,28 +78,28 @@ class Captured:
     duration_s: float
 
 
-def capture(plan: Capture, work_argv: Sequence[str], ctx: StageContext, timeout_s: float) -> Captured:
+def capture(plan: Capture, work_argv: Sequence[str], ctx: StageContext, timeout_s: float) -> NcuCaptured:
     """Profile the workload, or raise ToolError with what went wrong and what to do about it."""
     first, result = _run(plan, work_argv, ctx, timeout_s, suffix="")
     if first.outcome == "ok":
-        return Captured(report=_report(plan, ctx), log=first, rerun=False, duration_s=result.duration_s)
+        return NcuCaptured(report=_report(plan, ctx), log=first, rerun=False, duration_s=result.duration_s)
     if first.outcome == "failed":
         raise ToolError(f"{first.problem} — {first.remedy} (log: {ctx.out_dir / 'log.txt'})")
     ctx.say("ncu: the filters let no kernel through; one rerun without NVTX gating and without the kernel filter")
     bare = plan.without_filters()
     second, again = _run(bare, work_argv, ctx, timeout_s, suffix="-rerun")
     if second.outcome == "ok":
-        return Captured(report=_report(bare, ctx), log=second, rerun=True, duration_s=again.duration_s)
+        return NcuCaptured(report=_report(bare, ctx), log=second, rerun=True, duration_s=again.duration_s)
     if second.outcome == "failed":
         raise ToolError(f"{second.problem} — {second.remedy} (log: {ctx.out_dir / 'log-rerun.txt'})")
     raise ToolError(_nothing(ctx))
 
 
-def capture_window(plan: Capture, work_argv: Sequence[str], ctx: StageContext, timeout_s: float) -> Captured | None:
+def capture_window(plan: Capture, work_argv: Sequence[str], ctx: StageContext, timeout_s: float) -> NcuCaptured | None:
     """Profile a window of launches; None, with a word to the user, when nothing came of it: the first capture stays."""
     log, result = _run(plan, work_argv, ctx, timeout_s, suffix=WINDOW)
     if log.outcome == "ok":
-        return Captured(report=_report(plan, ctx), log=log, rerun=False, duration_s=result.duration_s)
+        return NcuCaptured(report=_report(plan, ctx), log=log, rerun=False, duration_s=result.duration_s)
     ctx.say(f"ncu: the second look brought nothing ({log.problem or 'no kernel in it'})")
     return None
 

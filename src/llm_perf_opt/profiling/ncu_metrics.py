@@ -9,7 +9,7 @@ from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import ProfilingError
 from llm_perf_opt.profiling.baseline import clean_baseline
 from llm_perf_opt.profiling.kernel_select import NcuPlan, Selection
-from llm_perf_opt.profiling.ncu_capture import Captured
+from llm_perf_opt.profiling.ncu_capture import NcuCaptured
 from llm_perf_opt.profiling.workload_results import read_metrics
 
 
@@ -33,7 +33,9 @@ def plan_metrics(plan: NcuPlan, selection: Selection | None) -> dict[str, Metric
     }
 
 
-def result_metrics(analysis: NcuAnalysis, captured: Captured, window: Captured | None = None) -> dict[str, Metric]:
+def result_metrics(
+    analysis: NcuAnalysis, captured: NcuCaptured, window: NcuCaptured | None = None
+) -> dict[str, Metric]:
     """What came of the capture, and of the second look where there was one."""
     how = "ncu, rerun without filters" if captured.rerun else "ncu"
     known = [k.nsys_time_pct for k in analysis.kernels if k.nsys_time_pct is not None]

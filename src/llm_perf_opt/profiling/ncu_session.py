@@ -22,7 +22,7 @@ from llm_perf_opt.profiling.kernel_select import (
     plan_capture,
     select_kernels,
 )
-from llm_perf_opt.profiling.ncu_capture import WINDOW, Capture, Captured, capture, capture_window
+from llm_perf_opt.profiling.ncu_capture import WINDOW, Capture, NcuCaptured, capture, capture_window
 from llm_perf_opt.profiling.ncu_inputs import earlier_headroom, launch_sequence, timeline_kernels
 from llm_perf_opt.profiling.ncu_metrics import plan_metrics, result_metrics, slowdown_metrics
 from llm_perf_opt.profiling.ncu_results import (
@@ -104,10 +104,10 @@ def _second_look(
     cfg: "NcuConfig",
     ctx: StageContext,
     prepared: Prepared,
-    captured: Captured,
+    captured: NcuCaptured,
     analysis: NcuAnalysis,
     work_argv: Sequence[str],
-) -> Captured | None:
+) -> NcuCaptured | None:
     """Profile the chosen kernels that were not met by their place among the launches, where the timeline tells it."""
     absent = [] if captured.rerun else _not_met(prepared, analysis)
     if not absent or ctx.config.workload.command is not None or cfg.ncu_cli.launch_count is not None:
@@ -247,7 +247,9 @@ def _base_note(asked: str, used: str) -> tuple[str, ...]:
     return (f"kernels are matched by their {used} name, not the {asked} one: {why}",)
 
 
-def _capture_notes(cfg: "NcuConfig", captured: Captured, prepared: Prepared, analysis: NcuAnalysis) -> tuple[str, ...]:
+def _capture_notes(
+    cfg: "NcuConfig", captured: NcuCaptured, prepared: Prepared, analysis: NcuAnalysis
+) -> tuple[str, ...]:
     out = [f"clocks: --clock-control {cfg.ncu_cli.clock_control}"]
     if captured.rerun:
         out.append(

@@ -59,7 +59,7 @@ class CaptureOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Captured:
+class NsysCaptured:
     """The reports of one capture. `workload_exit_code` is None when nsys ended the workload, as it was told to."""
 
     reports: tuple[Path, ...]
@@ -84,7 +84,7 @@ def workload_cwd(config: AppConfig) -> Path | None:
     return config.user_dir if config.workload.command is not None else None
 
 
-def run_capture(ctx: StageContext, options: CaptureOptions, raw: RawFolder, base: str) -> Captured:
+def run_capture(ctx: StageContext, options: CaptureOptions, raw: RawFolder, base: str) -> NsysCaptured:
     """One capture into `<raw>/<base>*.nsys-rep`; raises with the reason and the remedy when there is none."""
     out_base = raw.reports / base
     code_file = ctx.tmp_dir / f"{base}.exit_code"
@@ -107,7 +107,7 @@ def run_capture(ctx: StageContext, options: CaptureOptions, raw: RawFolder, base
     code = _read_code(code_file)
     reports = find_reports(out_base)
     _require_reports(ctx, options, result, code, reports, raw, out_base)
-    return Captured(
+    return NsysCaptured(
         reports=tuple(reports),
         workload_exit_code=code,
         nsys_exit_code=result.exit_code,

@@ -12,7 +12,7 @@ from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import ProfilingError
 from llm_perf_opt.profiling.baseline import clean_baseline, own_clean_pass
 from llm_perf_opt.profiling.capture_files import capture_metrics, write_analysis
-from llm_perf_opt.profiling.nsys_capture import WORK_DIR, Captured, CaptureOptions, run_capture
+from llm_perf_opt.profiling.nsys_capture import WORK_DIR, CaptureOptions, NsysCaptured, run_capture
 from llm_perf_opt.profiling.nsys_raw import RawFolder, publish_leftovers, publish_report, raw_folder
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.workload_results import METRICS_FILE, read_metrics
@@ -50,9 +50,11 @@ def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
     )
 
 
-def _capture_all(cfg: "NsysConfig", ctx: StageContext, raw: RawFolder) -> tuple[list[Captured], list[Path], list[str]]:
+def _capture_all(
+    cfg: "NsysConfig", ctx: StageContext, raw: RawFolder
+) -> tuple[list[NsysCaptured], list[Path], list[str]]:
     """The captures, their exports in the run directory, and notes; each is made safe before the next begins."""
-    captures: list[Captured] = []
+    captures: list[NsysCaptured] = []
     exports: list[Path] = []
     notes: list[str] = []
     nsys = ctx.host.tool("nsys").path or "nsys"

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from llm_perf_opt.errors import EXIT_OK, ConfigError
-from llm_perf_opt.runners.analyze_context import CLEAN, Context, split_context
+from llm_perf_opt.runners.analyze_context import CLEAN, CaptureContext, split_context
 from llm_perf_opt.runners.analyze_json import print_json
 from llm_perf_opt.runners.analyze_kinds import NCU, NSYS, SUMMARY, TORCH, capture_file, kind_of
 
@@ -73,7 +73,7 @@ def _require_one_story(kinds: list[str]) -> None:
         )
 
 
-def _analyze(args: argparse.Namespace, kinds: list[str], context: Context, scratch: Path) -> int:
+def _analyze(args: argparse.Namespace, kinds: list[str], context: CaptureContext, scratch: Path) -> int:
     # numpy and duckdb are imported only now, so that --help and a wrong file name answer at once.
     from llm_perf_opt.analysis.capture import analysis_object
     from llm_perf_opt.runners.analyze_read import read_captures

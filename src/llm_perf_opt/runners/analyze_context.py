@@ -14,7 +14,7 @@ CLEAN = {"prefill": "median time of one prefill", "tpot": "median time per outpu
 
 
 @dataclass(frozen=True, kw_only=True)
-class Context:
+class CaptureContext:
     """The captures, and what was said about them."""
 
     files: tuple[Path, ...]
@@ -22,7 +22,7 @@ class Context:
     clean_ms: dict[str, float]
 
 
-def split_context(args: argparse.Namespace) -> Context:
+def split_context(args: argparse.Namespace) -> CaptureContext:
     """Tell captures from overrides: an override has a `=` and is no file."""
     given = [str(path) for path in args.files]
     overrides = tuple(text for text in given if "=" in text and not Path(text).exists())
@@ -38,15 +38,15 @@ def split_context(args: argparse.Namespace) -> Context:
         problems.append("analyze: no capture given, allowed: at least one file")
     if problems:
         raise ConfigError(problems)
-    return Context(files=files, overrides=overrides, clean_ms=clean)
+    return CaptureContext(files=files, overrides=overrides, clean_ms=clean)
 
 
-def context_stages(context: Context, run_dir: Path, now: str) -> list[StageRecord]:
+def context_stages(context: CaptureContext, run_dir: Path, now: str) -> list[StageRecord]:
     """The static analysis of what ran, and the clean times, as stages of the run."""
     return [*_static(context, run_dir, now), *_given(context, now)]
 
 
-def _static(context: Context, run_dir: Path, now: str) -> list[StageRecord]:
+def _static(context: CaptureContext, run_dir: Path, now: str) -> list[StageRecord]:
     if not context.overrides:
         return []
     from llm_perf_opt.analysis.static.document import build_document
@@ -70,7 +70,7 @@ def _static(context: Context, run_dir: Path, now: str) -> list[StageRecord]:
     ]
 
 
-def _given(context: Context, now: str) -> list[StageRecord]:
+def _given(context: CaptureContext, now: str) -> list[StageRecord]:
     if not context.clean_ms:
         return []
     metrics = {

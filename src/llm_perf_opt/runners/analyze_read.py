@@ -21,7 +21,7 @@ EXPORT_TIMEOUT_S = 1800.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class AnalyzedCaptures:
     """The analysis, what only one kind of file adds to it, and what was said while reading."""
 
     kind: str
@@ -31,7 +31,7 @@ class Found:
     ncu: "NcuAnalysis | None"
 
 
-def read_captures(files: Sequence[Path], kinds: Sequence[str], scratch: Path) -> Found:
+def read_captures(files: Sequence[Path], kinds: Sequence[str], scratch: Path) -> AnalyzedCaptures:
     """All files of one run. `scratch` takes exports of .nsys-rep files."""
     by_kind = {kind: [f for f, k in zip(files, kinds, strict=True) if k == kind] for kind in dict.fromkeys(kinds)}
     kind = next((k for k in kinds if k != NCU), NCU)
@@ -49,7 +49,7 @@ def read_captures(files: Sequence[Path], kinds: Sequence[str], scratch: Path) ->
     if ncu is not None:
         extra["ncu"] = ncu.to_json()
         notes += [f"ncu: {note}" for note in ncu.notes]
-    return Found(kind=kind, analysis=analysis, extra=extra, notes=tuple(notes), ncu=ncu)
+    return AnalyzedCaptures(kind=kind, analysis=analysis, extra=extra, notes=tuple(notes), ncu=ncu)
 
 
 def _read_nsys(files: Sequence[Path], scratch: Path) -> tuple[list[Timeline], list[str]]:

@@ -11,9 +11,9 @@ from llm_perf_opt.core.records import Metric, StageFile, StageRecord
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.capture_files import capture_metrics, write_analysis, write_operators
 from llm_perf_opt.report.write import write_reports
-from llm_perf_opt.runners.analyze_context import Context, context_stages
+from llm_perf_opt.runners.analyze_context import CaptureContext, context_stages
 from llm_perf_opt.runners.analyze_kinds import NCU, TORCH
-from llm_perf_opt.runners.analyze_read import Found
+from llm_perf_opt.runners.analyze_read import AnalyzedCaptures
 
 
 def require_free(output: Path) -> None:
@@ -32,7 +32,7 @@ def require_free(output: Path) -> None:
         raise ConfigError(f"-o {output}: cannot be written into, allowed: a new directory or an empty one of yours")
 
 
-def write_run(output: Path, files: Sequence[Path], found: Found, context: Context) -> None:
+def write_run(output: Path, files: Sequence[Path], found: AnalyzedCaptures, context: CaptureContext) -> None:
     """Files, manifest and reports."""
     run_dir = output.expanduser().resolve()
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -65,7 +65,7 @@ def _gpu(index: int, device: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _timeline_stage(run_dir: Path, found: Found, now: str) -> StageRecord:
+def _timeline_stage(run_dir: Path, found: AnalyzedCaptures, now: str) -> StageRecord:
     name = "torch_profiler" if found.kind == TORCH else "nsys"
     extra = {key: value for key, value in found.extra.items() if key != "ncu"}
     files = write_analysis(run_dir / name, found.analysis, extra)
@@ -82,7 +82,7 @@ def _timeline_stage(run_dir: Path, found: Found, now: str) -> StageRecord:
     )
 
 
-def _ncu_stage(run_dir: Path, found: Found, now: str) -> StageRecord:
+def _ncu_stage(run_dir: Path, found: AnalyzedCaptures, now: str) -> StageRecord:
     from llm_perf_opt.profiling.ncu_results import write_kernels
 
     assert found.ncu is not None

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from llm_perf_opt.workload.nvtx import Ranges
+from llm_perf_opt.workload.nvtx import RangeEmitter
 
 NS_PER_MS = 1e6
 
@@ -70,7 +70,7 @@ def gaps_ms(clock: Clock, marks: Sequence[Any]) -> tuple[float, ...]:
 class PartClock:
     """Times named parts of prefill (a `RangeFactory`): opens the NVTX range and puts a mark at both ends."""
 
-    def __init__(self, clock: Clock, ranges: Ranges) -> None:
+    def __init__(self, clock: Clock, ranges: RangeEmitter) -> None:
         self._clock = clock
         self._ranges = ranges
         self._marks: list[tuple[str, Any, Any]] = []

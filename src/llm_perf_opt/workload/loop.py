@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llm_perf_opt.workload.clock import NS_PER_MS, Clock, PartClock, gaps_ms
-from llm_perf_opt.workload.models.base import LoadedModel, Step
-from llm_perf_opt.workload.nvtx import DECODE, DECODE_STEP, PREFILL, Ranges
+from llm_perf_opt.workload.models.base import LoadedModel, StepOutput
+from llm_perf_opt.workload.nvtx import DECODE, DECODE_STEP, PREFILL, RangeEmitter
 from llm_perf_opt.workload.sampling import TokenPicker
 
 
@@ -25,7 +25,7 @@ class Generation:
 class Generator:
     """Holds what stays the same from sample to sample, so that the loop itself looks nothing up."""
 
-    def __init__(self, model: LoadedModel, *, clock: Clock, ranges: Ranges, ignore_eos: bool) -> None:
+    def __init__(self, model: LoadedModel, *, clock: Clock, ranges: RangeEmitter, ignore_eos: bool) -> None:
         self._model = model
         self._clock = clock
         self._ranges = ranges
@@ -65,7 +65,7 @@ class Generator:
         )
 
     def _decode(
-        self, step: Step, tokens: list[Any], marks: list[Any], picker: TokenPicker, max_new_tokens: int
+        self, step: StepOutput, tokens: list[Any], marks: list[Any], picker: TokenPicker, max_new_tokens: int
     ) -> None:
         """Append tokens and their marks until a stop token or the budget."""
         push, pop, mark = self._ranges.push, self._ranges.pop, self._clock.mark

@@ -17,7 +17,7 @@ UNRECORDED_FROM = (0, 2, 12)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranges:
+class RangeEmitter:
     """Opens and closes nested ranges. `backend` says who records them; `note` what a reader must know about it."""
 
     push: Callable[[str], object]
@@ -26,14 +26,16 @@ class Ranges:
     note: str | None = None
 
 
-def choose_emitter() -> Ranges:
+def choose_emitter() -> RangeEmitter:
     """The first backend that works here: torch's own (CUDA builds), the package nvtx, or none with the reason."""
     return _torch_emitter() or _package_emitter()
 
 
-def silent(reason: str) -> Ranges:
+def silent(reason: str) -> RangeEmitter:
     """Ranges nobody records."""
-    return Ranges(push=_push_nothing, pop=_pop_nothing, backend="none", note=f"NVTX ranges are not emitted: {reason}")
+    return RangeEmitter(
+        push=_push_nothing, pop=_pop_nothing, backend="none", note=f"NVTX ranges are not emitted: {reason}"
+    )
 
 
 def package_note(version: str) -> str | None:
@@ -46,7 +48,7 @@ def package_note(version: str) -> str | None:
     )
 
 
-def _torch_emitter() -> Ranges | None:
+def _torch_emitter() -> RangeEmitter | None:
     """torch.cuda.nvtx, which raises on a CPU build of torch."""
     import torch
 
@@ -56,10 +58,12 @@ def _torch_emitter() -> Ranges | None:
         nvtx.range_pop()
     except RuntimeError:
         return None
-    return Ranges(push=nvtx.range_push, pop=nvtx.range_pop, backend=f"torch.cuda.nvtx (torch {torch.__version__})")
+    return RangeEmitter(
+        push=nvtx.range_push, pop=nvtx.range_pop, backend=f"torch.cuda.nvtx (torch {torch.__version__})"
+    )
 
 
-def _package_emitter() -> Ranges:
+def _package_emitter() -> RangeEmitter:
     """The package nvtx, which works without CUDA; a no-op when NVTX_DISABLE is set."""
     try:
         import nvtx
@@ -68,7 +72,7 @@ def _package_emitter() -> Ranges:
     if not nvtx.enabled():
         return silent("NVTX_DISABLE is set")
     version = metadata.version("nvtx")
-    return Ranges(
+    return RangeEmitter(
         push=nvtx.push_range, pop=nvtx.pop_range, backend=f"nvtx (package nvtx {version})", note=package_note(version)
     )
 

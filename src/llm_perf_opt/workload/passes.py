@@ -8,7 +8,7 @@ from llm_perf_opt.workload.dataset import Planned
 from llm_perf_opt.workload.journal import Journal
 from llm_perf_opt.workload.loop import Generation, Generator
 from llm_perf_opt.workload.models.base import Sample
-from llm_perf_opt.workload.nvtx import WARMUP, Ranges, silent
+from llm_perf_opt.workload.nvtx import WARMUP, RangeEmitter, silent
 from llm_perf_opt.workload.outputs import OutputWriter
 from llm_perf_opt.workload.results import SampleResult
 from llm_perf_opt.workload.setup import Session, say
@@ -17,7 +17,7 @@ from llm_perf_opt.workload.warmup import first_good_sample, synthetic_like
 CLEAN = "clean"
 
 
-def warm_up(session: Session, *, rounds: int, synthetic: bool, ranges: Ranges | None = None) -> None:
+def warm_up(session: Session, *, rounds: int, synthetic: bool, ranges: RangeEmitter | None = None) -> None:
     """Run `rounds` samples inside a `warmup` range and throw their times away.
 
     No phase is named inside it: a capture gated by `decode` would otherwise start with a warm-up and not know it.

@@ -10,7 +10,7 @@ from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.workload.dataset import Planned
 from llm_perf_opt.workload.journal import Journal
 from llm_perf_opt.workload.module_shares import module_ranges
-from llm_perf_opt.workload.nvtx import Ranges
+from llm_perf_opt.workload.nvtx import RangeEmitter
 from llm_perf_opt.workload.outputs import open_outputs
 from llm_perf_opt.workload.passes import generate, prepare, run_clean_pass, warm_up
 from llm_perf_opt.workload.results import SampleResult
@@ -50,7 +50,7 @@ class ProfilerOptions(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Activities:
+class ChosenActivities:
     """What torch.profiler will record, and what it cannot here."""
 
     names: tuple[str, ...]
@@ -94,13 +94,13 @@ def run_profiled_pass(session: Session, journal: Journal, options: ProfilerOptio
     journal.write("running")
 
 
-def choose_activities(wanted: Sequence[str], device: str) -> Activities:
+def choose_activities(wanted: Sequence[str], device: str) -> ChosenActivities:
     """The wanted activities that exist here; CPU alone, with a note, where there is no GPU."""
     if device.startswith("cuda"):
-        return Activities(names=tuple(dict.fromkeys(wanted)), notes=())
+        return ChosenActivities(names=tuple(dict.fromkeys(wanted)), notes=())
     left_out = "cuda" in wanted
     note = f"activities: cuda was asked for, the model runs on {device}; cpu alone was recorded"
-    return Activities(names=("cpu",), notes=(note,) if left_out else ())
+    return ChosenActivities(names=("cpu",), notes=(note,) if left_out else ())
 
 
 def choose_samples(planned: Sequence[Planned], bad: dict[str, str], most: int | None) -> list[Planned]:
@@ -113,7 +113,7 @@ def _profile(
     session: Session,
     journal: Journal,
     options: ProfilerOptions,
-    activities: Activities,
+    activities: ChosenActivities,
     chosen: Sequence[Planned],
     budget: int,
     trace: Path,
@@ -146,7 +146,7 @@ def _profile(
     profiler.export_chrome_trace(str(trace))
 
 
-def _profiler(options: ProfilerOptions, activities: Activities) -> Any:
+def _profiler(options: ProfilerOptions, activities: ChosenActivities) -> Any:
     from torch.profiler import ProfilerActivity, profile
 
     known = {"cpu": ProfilerActivity.CPU, "cuda": ProfilerActivity.CUDA}
@@ -158,7 +158,7 @@ def _profiler(options: ProfilerOptions, activities: Activities) -> Any:
     )
 
 
-def traced_ranges(ranges: Ranges) -> Ranges:
+def traced_ranges(ranges: RangeEmitter) -> RangeEmitter:
     """Ranges that appear in torch's trace as well as in NVTX."""
     from torch.profiler import record_function
 
@@ -174,11 +174,11 @@ def traced_ranges(ranges: Ranges) -> Ranges:
         open_ranges.pop().__exit__(None, None, None)
         ranges.pop()
 
-    return Ranges(push=push, pop=pop, backend=f"{ranges.backend}, torch.profiler", note=ranges.note)
+    return RangeEmitter(push=push, pop=pop, backend=f"{ranges.backend}, torch.profiler", note=ranges.note)
 
 
 def _describe(
-    session: Session, options: ProfilerOptions, activities: Activities, chosen: Sequence[Planned], budget: int
+    session: Session, options: ProfilerOptions, activities: ChosenActivities, chosen: Sequence[Planned], budget: int
 ) -> dict[str, Any]:
     planned = {p.sample.sample_id for p in session.workload.planned}
     most = session.workload.config.infer.max_new_tokens

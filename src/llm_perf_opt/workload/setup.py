@@ -23,7 +23,7 @@ from llm_perf_opt.workload.loop import Generator
 from llm_perf_opt.workload.memory import PeakMemory, peak_memory_for
 from llm_perf_opt.workload.models.base import LoadedModel, ModelAdapter
 from llm_perf_opt.workload.models.registry import load_adapter
-from llm_perf_opt.workload.nvtx import Ranges, choose_emitter
+from llm_perf_opt.workload.nvtx import RangeEmitter, choose_emitter
 from llm_perf_opt.workload.sampling import TokenPicker, seed_for
 
 
@@ -46,10 +46,10 @@ class Session:
     workload: Workload
     model: LoadedModel
     clock: Clock
-    ranges: Ranges
+    ranges: RangeEmitter
     memory: PeakMemory
 
-    def generator(self, ranges: Ranges | None = None) -> Generator:
+    def generator(self, ranges: RangeEmitter | None = None) -> Generator:
         """The loop over this model, with these ranges or the session's own."""
         ignore_eos = self.workload.config.infer.ignore_eos
         return Generator(self.model, clock=self.clock, ranges=ranges or self.ranges, ignore_eos=ignore_eos)

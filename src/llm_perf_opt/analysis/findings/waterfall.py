@@ -15,7 +15,7 @@ ENABLE_CLEAN = "pipeline.torch_profiler.enable=true (or pipeline.direct_inferenc
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class KnownStep:
     """One bar from `from_ms` to `to_ms`; `factor` is the one over the other, None for the first and the total."""
 
     key: str
@@ -52,13 +52,13 @@ class Waterfall:
 
     phase: str
     per: str
-    steps: tuple[Step | UnknownStep, ...]
+    steps: tuple[KnownStep | UnknownStep, ...]
     wall: Quantity
     idle_share: float | None
     notes: tuple[str, ...]
 
-    def known(self, key: str) -> Step | None:
-        return next((s for s in self.steps if isinstance(s, Step) and s.key == key), None)
+    def known(self, key: str) -> KnownStep | None:
+        return next((s for s in self.steps if isinstance(s, KnownStep) and s.key == key), None)
 
 
 def build_waterfall(phase: PhaseFacts) -> Waterfall:
@@ -92,7 +92,7 @@ class _Draft:
     """Steps so far; each known level starts where the last known one ended."""
 
     def __init__(self) -> None:
-        self.steps: list[Step | UnknownStep] = []
+        self.steps: list[KnownStep | UnknownStep] = []
         self.at_ms = 0.0
 
     def level(self, key: str, label: str, kind: Kind, quantity: Quantity) -> None:
@@ -109,7 +109,7 @@ class _Draft:
 
     def _add(self, key: str, label: str, kind: Kind, to_ms: float, how: str, source: str | None, guess: bool) -> None:
         self.steps.append(
-            Step(
+            KnownStep(
                 key=key,
                 label=label,
                 kind=kind,
@@ -189,7 +189,7 @@ def _add_wall(draft: _Draft, wall: Quantity) -> None:
         draft.unknown("wall", "Clean wall time", "wall", wall)
         return
     draft.steps.append(
-        Step(
+        KnownStep(
             key="wall",
             label="Clean wall time",
             kind="wall",

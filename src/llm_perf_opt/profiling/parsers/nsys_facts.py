@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from llm_perf_opt.analysis.printable import as_utf8
-from llm_perf_opt.analysis.timeline import Device
+from llm_perf_opt.analysis.timeline import CapturedGpu
 from llm_perf_opt.profiling.parsers.nsys_database import NsysDatabase
 
 # Schemas seen in exports of nsys 2022.4 to 2025.x.
@@ -39,7 +39,7 @@ def schema_note(schema: str | None) -> list[str]:
     return []
 
 
-def read_devices(db: NsysDatabase, notes: list[str]) -> tuple[Device, ...]:
+def read_devices(db: NsysDatabase, notes: list[str]) -> tuple[CapturedGpu, ...]:
     """The GPUs, from TARGET_INFO_GPU or, where that is missing, the GpuInfo row of the system environment."""
     if db.has("TARGET_INFO_GPU") and "name" in db.columns("TARGET_INFO_GPU"):
         return _from_table(db)
@@ -49,7 +49,7 @@ def read_devices(db: NsysDatabase, notes: list[str]) -> tuple[Device, ...]:
     return ()
 
 
-def _from_table(db: NsysDatabase) -> tuple[Device, ...]:
+def _from_table(db: NsysDatabase) -> tuple[CapturedGpu, ...]:
     keys = (
         "name",
         "smCount",
@@ -66,7 +66,7 @@ def _from_table(db: NsysDatabase) -> tuple[Device, ...]:
     )
 
 
-def _from_json(text: str, notes: list[str]) -> tuple[Device, ...]:
+def _from_json(text: str, notes: list[str]) -> tuple[CapturedGpu, ...]:
     try:
         gpus = json.loads(text)["Gpus"]
         return tuple(
@@ -89,9 +89,9 @@ def _from_json(text: str, notes: list[str]) -> tuple[Device, ...]:
         return ()
 
 
-def _device(row: dict[str, Any]) -> Device:
+def _device(row: dict[str, Any]) -> CapturedGpu:
     major, minor = (row[key] if isinstance(row[key], int) else None for key in ("computeMajor", "computeMinor"))
-    return Device(
+    return CapturedGpu(
         name=as_utf8(str(row["name"])),
         sm_count=_number(row["smCount"]),
         clock_hz=_number(row["clockRate"]),

@@ -11,7 +11,7 @@ import numpy as np
 from llm_perf_opt.analysis.intervals import Ints
 from llm_perf_opt.analysis.operators import HostEvents
 from llm_perf_opt.analysis.printable import as_utf8
-from llm_perf_opt.analysis.timeline import Activities, Calls, Device, Ranges, Timeline, no_activities
+from llm_perf_opt.analysis.timeline import Activities, Calls, CapturedGpu, Ranges, Timeline, no_activities
 from llm_perf_opt.profiling.parsers.nsys_columns import join_calls
 from llm_perf_opt.profiling.parsers.trace_chunks import TraceText, read_with_cuts
 from llm_perf_opt.profiling.parsers.trace_events import (
@@ -175,12 +175,12 @@ def _notes(found: _Collected) -> list[str]:
     return notes
 
 
-def _devices(head: dict[str, Any]) -> tuple[Device, ...]:
+def _devices(head: dict[str, Any]) -> tuple[CapturedGpu, ...]:
     """The GPUs as torch describes them."""
     listed = head.get("deviceProperties")
     found = [d for d in listed if isinstance(d, dict) and "name" in d] if isinstance(listed, list) else []
     return tuple(
-        Device(
+        CapturedGpu(
             name=as_utf8(str(d["name"])),
             sm_count=_count(d, "numSms"),
             memory_bytes=_count(d, "totalGlobalMem"),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.findings.waterfall import Step, UnknownStep, Waterfall
+from llm_perf_opt.analysis.findings.waterfall import KnownStep, UnknownStep, Waterfall
 from llm_perf_opt.report.units import format_factor, format_ms
 from llm_perf_opt.report.view.shown import Missing
 
@@ -41,7 +41,7 @@ class WaterfallView:
 
 
 def waterfall_view(waterfall: Waterfall) -> WaterfallView:
-    known = [step for step in waterfall.steps if isinstance(step, Step)]
+    known = [step for step in waterfall.steps if isinstance(step, KnownStep)]
     scale = max((step.to_ms for step in known), default=0.0)
     return WaterfallView(
         phase=waterfall.phase,
@@ -53,7 +53,7 @@ def waterfall_view(waterfall: Waterfall) -> WaterfallView:
     )
 
 
-def _row(step: Step | UnknownStep, scale: float) -> BarRow:
+def _row(step: KnownStep | UnknownStep, scale: float) -> BarRow:
     if isinstance(step, UnknownStep):
         return BarRow(
             key=step.key,

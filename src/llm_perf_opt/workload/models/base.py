@@ -23,7 +23,7 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class StepOutput:
     """The result of one forward: logits of the last position, shape [1, vocabulary], and the state to go on from."""
 
     logits: Any
@@ -67,9 +67,9 @@ class LoadedModel(Protocol):
         """The prompt's token ids, for n-gram rules."""
         ...
 
-    def prefill(self, inputs: Any, ranges: RangeFactory) -> Step: ...
+    def prefill(self, inputs: Any, ranges: RangeFactory) -> StepOutput: ...
 
-    def decode(self, token: Any, state: Any) -> Step:
+    def decode(self, token: Any, state: Any) -> StepOutput:
         """One more token, a tensor of shape [1, 1] on the device."""
         ...
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from llm_perf_opt.errors import ProfilingError
-from llm_perf_opt.workload.models.base import RangeFactory, Sample, Step
+from llm_perf_opt.workload.models.base import RangeFactory, Sample, StepOutput
 from llm_perf_opt.workload.models.module_groups import group_modules
 from llm_perf_opt.workload.models.tokenizer import show_text
 
@@ -44,10 +44,10 @@ class LoadedCausalLM:
     def prompt_ids(self, inputs: Any) -> Sequence[int]:
         return [int(i) for i in inputs[0].tolist()]
 
-    def prefill(self, inputs: Any, ranges: RangeFactory) -> Step:
+    def prefill(self, inputs: Any, ranges: RangeFactory) -> StepOutput:
         return self._forward(inputs, None)
 
-    def decode(self, token: Any, state: Any) -> Step:
+    def decode(self, token: Any, state: Any) -> StepOutput:
         return self._forward(token, state)
 
     def text(self, token_ids: Sequence[int], *, strip_special: bool) -> str:
@@ -56,10 +56,10 @@ class LoadedCausalLM:
     def module_groups(self) -> Mapping[str, str]:
         return group_modules(self.module)
 
-    def _forward(self, ids: Any, cache: Any) -> Step:
+    def _forward(self, ids: Any, cache: Any) -> StepOutput:
         with torch.no_grad():
             out = self.module(input_ids=ids, past_key_values=cache, **self.forward_options)
-        return Step(logits=out.logits[:, -1, :], state=out.past_key_values)
+        return StepOutput(logits=out.logits[:, -1, :], state=out.past_key_values)
 
     def _ids_of(self, sample: Sample) -> Sequence[int]:
         if sample.token_ids is not None:

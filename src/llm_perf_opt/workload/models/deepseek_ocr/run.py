@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from llm_perf_opt.errors import ProfilingError
-from llm_perf_opt.workload.models.base import RangeFactory, Sample, Step
+from llm_perf_opt.workload.models.base import RangeFactory, Sample, StepOutput
 from llm_perf_opt.workload.models.deepseek_ocr.network import Views
 from llm_perf_opt.workload.models.deepseek_ocr.preprocess import (
     IMAGE_MARK,
@@ -75,15 +75,15 @@ class LoadedOcr:
     def prompt_ids(self, inputs: OcrInputs) -> Sequence[int]:
         return [int(i) for i in inputs.ids[0].tolist()]
 
-    def prefill(self, inputs: OcrInputs, ranges: RangeFactory) -> Step:
+    def prefill(self, inputs: OcrInputs, ranges: RangeFactory) -> StepOutput:
         with torch.no_grad():
             out = self.module(inputs.ids, views=inputs.views, ranges=ranges)
-        return Step(logits=out.logits[:, -1, :], state=out.past_key_values)
+        return StepOutput(logits=out.logits[:, -1, :], state=out.past_key_values)
 
-    def decode(self, token: Any, state: Any) -> Step:
+    def decode(self, token: Any, state: Any) -> StepOutput:
         with torch.no_grad():
             out = self.module(token, past_key_values=state)
-        return Step(logits=out.logits[:, -1, :], state=out.past_key_values)
+        return StepOutput(logits=out.logits[:, -1, :], state=out.past_key_values)
 
     def text(self, token_ids: Sequence[int], *, strip_special: bool) -> str:
         return show_text(self.tokenizer, token_ids, strip_special=strip_special, special=self.eos_token_ids)
@@ -109,7 +109,7 @@ class LoadedOcr:
 class RemoteOcr(LoadedOcr):
     """The model in the snapshot's own code, which takes the page through its forward."""
 
-    def prefill(self, inputs: OcrInputs, ranges: RangeFactory) -> Step:
+    def prefill(self, inputs: OcrInputs, ranges: RangeFactory) -> StepOutput:
         views = inputs.views
         # Its code takes tiles of zeros for "no tiles".
         tiles = torch.zeros_like(views.page) if views.tiles is None else views.tiles
@@ -124,12 +124,12 @@ class RemoteOcr(LoadedOcr):
                 use_cache=True,
                 return_dict=True,
             )
-        return Step(logits=out.logits[:, -1, :], state=out.past_key_values)
+        return StepOutput(logits=out.logits[:, -1, :], state=out.past_key_values)
 
-    def decode(self, token: Any, state: Any) -> Step:
+    def decode(self, token: Any, state: Any) -> StepOutput:
         with torch.no_grad():
             out = self.module(input_ids=token, past_key_values=state, use_cache=True, return_dict=True)
-        return Step(logits=out.logits[:, -1, :], state=out.past_key_values)
+        return StepOutput(logits=out.logits[:, -1, :], state=out.past_key_values)
 
     @contextmanager
     def _ranges_around_parts(self, ranges: RangeFactory) -> Iterator[None]:
