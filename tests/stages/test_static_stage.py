@@ -1,6 +1,5 @@
 """The stage static_analysis and its child, with a real child process and with a failing one."""
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from llm_perf_opt.errors import CommandFailed
 from llm_perf_opt.pipeline.compose import compose_config, type_config
 from llm_perf_opt.profiling.stages.static_analysis import STAGE, StaticAnalysisConfig
 from llm_perf_opt.profiling.vendor.launch import build_work_argv, stage_overrides, workload_overrides
+from tests.support.schemas import valid_file
 
 HOST = Host(
     os="Linux",
@@ -71,7 +71,7 @@ def test_the_demo_model_is_analysed_in_both_books(tmp_path: Path):
         "static_json": ctx.out_dir / "static.json",
         "static_md": ctx.out_dir / "static_compute.md",
     }
-    data = json.loads((ctx.out_dir / "static.json").read_text())
+    data = valid_file("static", ctx.out_dir / "static.json")
     values = {name: metric.value for name, metric in output.metrics.items()}
     assert (values["params_total"], values["double_entry_disagreements"]) == (1_274_432, 0)
     assert data["parameters"] == {**data["parameters"], "total": 1_274_432, "activated": 1_053_248}
@@ -118,7 +118,7 @@ def test_counts_of_an_earlier_attempt_are_not_taken_for_this_one_s(tmp_path: Pat
     tally = Tally(flops=4711, bytes=11, operators=1)
     write_counts(ctx.tmp_dir, {"prefill": Count(groups={"mlp": tally}, operators={"aten.mm": tally})})
     output = STAGE.run(StaticAnalysisConfig(enable=True, timeout_s=0.05), ctx)
-    data = json.loads((ctx.out_dir / "static.json").read_text())
+    data = valid_file("static", ctx.out_dir / "static.json")
     assert data["phases"]["prefill"]["counted_flops"] is None
     assert (data["workload"]["prompt_tokens"], data["double_entry"]) == (100, [])
     assert output.notes[0].endswith("the closed form stands alone")

@@ -1,6 +1,5 @@
 """Starts the real orchestrator as a user would, with a plug-in of two small stages."""
 
-import json
 import os
 import subprocess
 import sys
@@ -8,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jsonschema
-
 from tests.support.fixtures_dir import DATA, REPO
+from tests.support.schemas import valid_file
 
 OFF = (
     "model=llama_tiny",
@@ -60,8 +58,7 @@ def only_run(cwd: Path) -> Path:
 
 def valid_manifest(run_dir: Path) -> dict[str, Any]:
     """The manifest as plain data, checked against the published schema."""
-    manifest: dict[str, Any] = json.loads((run_dir / "manifest.json").read_text())
-    jsonschema.validate(manifest, json.loads((REPO / "docs" / "schemas" / "manifest.schema.json").read_text()))
+    manifest: dict[str, Any] = valid_file("manifest", run_dir / "manifest.json")
     return manifest
 
 

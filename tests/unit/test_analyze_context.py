@@ -8,6 +8,7 @@ import pytest
 from llm_perf_opt.cli import main
 from tests.support.nsys_builder import Export
 from tests.support.report_runs import analyze_h200
+from tests.support.schemas import valid_file
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_what_was_said_is_recorded_in_the_run(tmp_path: Path) -> None:
     run = analyze_h200(tmp_path, ncu=False)
     manifest = json.loads((run / "manifest.json").read_text(encoding="utf-8"))
     assert manifest["overrides"] == ["model=llama3_1b", "hardware=h200", "workload.prompt=1024"]
-    static = json.loads((run / "static_analysis" / "static.json").read_text(encoding="utf-8"))
+    static = valid_file("static", run / "static_analysis" / "static.json")
     assert (static["model"], static["hardware"]["name"], static["parameters"]["total"]) == (
         "llama3_1b",
         "h200",

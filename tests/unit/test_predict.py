@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.cli import main
+from tests.support.schemas import valid
 from tests.support.static_cases import SMALL, preset_geometry
 
 ASKED = ["predict", "model=llama3_8b", "hardware=h200,rtx3090", "workload.prompt=1024", "workload.batch=1,8,64"]
@@ -21,7 +22,7 @@ def no_calibration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def predict_json(capsys, *argv: str):
     assert main(["predict", *argv, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)["predictions"]
+    return valid("predictions", json.loads(capsys.readouterr().out))["predictions"]
 
 
 def test_a_row_for_every_combination(capsys):

@@ -80,6 +80,23 @@ def test_a_static_analysis_alone_gives_bounds_and_no_speed(tmp_path: Path, capsy
     assert view.roofline.missing is not None
 
 
+def test_a_bound_that_is_missing_gives_its_own_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "model=llama3_1b", "hardware=h200", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)["predictions"][0]
+    document["phases"]["decode"]["bound_ms"] = {
+        "datasheet": None,
+        "achievable": None,
+        "datasheet_reason": "no sheet; calibrated or not",
+        "achievable_reason": "no peak was measured for fp8",
+    }
+    run = tmp_path / "run"
+    write_run(run, stage("static_analysis", run, {"static_json": ("static.json", document)}))
+    assert [row.missing.text for row in look(run).waterfalls[1].rows[:2] if row.missing] == [
+        "no sheet; calibrated or not",
+        "no peak was measured for fp8 — enable hardware.calibrate=true",
+    ]
+
+
 def test_a_capture_alone_keeps_its_own_findings_and_says_whose_times_they_are(tmp_path: Path) -> None:
     run = analyze_h200(tmp_path, ncu=False, context=False)
     view = look(run)

@@ -1,4 +1,4 @@
-"""What metrics.json, static.json, timeline.json and clock samples hold, as far as a report shows it."""
+"""What metrics.json, timeline.json and clock samples hold, as far as a report shows it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -53,104 +53,6 @@ class MetricsFile:
     modules: Mapping[str, Mapping[str, float]] | None = None
     modules_by: str | None = None
     modules_reason: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class BoundRecord:
-    datasheet: float | None
-    achievable: float | None
-    reason: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupRecord:
-    params: float
-    flops: float
-    bytes: float
-    flops_needed: float
-    bytes_needed: float
-    counted_flops: float | None = None
-    counted_bytes: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PhaseRecord:
-    flops: float
-    flops_needed: float
-    bytes: float
-    bytes_needed: float
-    bound_ms: BoundRecord
-    kv_read_bytes: float | None = None
-    tokens: int | None = None
-    limit: str | None = None
-    groups: Mapping[str, GroupRecord] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class HardwareRecord:
-    name: str | None
-    reason: str | None = None
-    peak_tflops: Mapping[str, float] = field(default_factory=dict)
-    memory_bandwidth_gb_s: float | None = None
-    memory_gb: float | None = None
-    achieved_tflops: Mapping[str, float] = field(default_factory=dict)
-    achieved_bandwidth_gb_s: float | None = None
-    sources: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkloadRecord:
-    batch: int
-    prompt_tokens: int
-    context: int | None = None
-    how: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParameterRecord:
-    total: int
-    activated: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryRecord:
-    weights_bytes: float | None = None
-    kv_cache_bytes: float | None = None
-    activations_bytes: float | None = None
-    peak_bytes: float | None = None
-    capacity_bytes: float | None = None
-    largest_batch: int | None = None
-    largest_context: int | None = None
-    reason: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class DoubleEntryRecord:
-    phase: str
-    group: str
-    quantity: str
-    closed_form: float
-    counted: float
-    ratio: float | None
-    agrees: bool
-    explanation: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class StaticFile:
-    """`static.json`."""
-
-    model: str
-    dtype: str
-    hardware: HardwareRecord
-    workload: WorkloadRecord
-    parameters: ParameterRecord
-    kv_bytes_per_token: float
-    memory: MemoryRecord
-    phases: Mapping[str, PhaseRecord]
-    dtypes: Mapping[str, str] = field(default_factory=dict)
-    double_entry: tuple[DoubleEntryRecord, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,8 @@ from llm_perf_opt.analysis.findings.facts import (
 )
 from llm_perf_opt.analysis.ncu import join_nsys
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NcuKernel, NsysKernel
-from llm_perf_opt.report.file_records import ClockFile, ClockSample, PhaseRecord, StaticFile
+from llm_perf_opt.analysis.static.document import StaticDocument, StaticPhase
+from llm_perf_opt.report.file_records import ClockFile, ClockSample
 from llm_perf_opt.report.gather_phase import (
     MANIFEST,
     RANGE,
@@ -136,15 +137,19 @@ def _memory(files: RunFiles) -> MemoryFacts:
         weights=predicted(memory.weights_bytes if memory else None, "predicted from the configuration"),
         kv_cache=predicted(memory.kv_cache_bytes if memory else None, f"predicted, {shape}"),
         kv_per_token=predicted(static.content.kv_bytes_per_token if isinstance(static, Found) else None, "predicted"),
-        kv_read_per_step=predicted(decode.kv_read_bytes if isinstance(decode, PhaseRecord) else None, "predicted"),
+        kv_read_per_step=predicted(decode.kv_read_bytes if isinstance(decode, StaticPhase) else None, "predicted"),
         activations=predicted(
             memory.activations_bytes if memory else None, f"predicted, widest point of a prefill, {shape}"
         ),
         predicted_peak=predicted(memory.peak_bytes if memory else None, f"weights, cache and activations, {shape}"),
         measured_peak=clean_metric(files.manifest, "peak_memory_bytes"),
         capacity=predicted(memory.capacity_bytes if memory else None, "memory of the device"),
-        kv_dtype=static.content.dtypes.get("kv", static.content.dtype) if isinstance(static, Found) else None,
+        kv_dtype=_kv_dtype(static.content) if isinstance(static, Found) else None,
     )
+
+
+def _kv_dtype(static: StaticDocument) -> str:
+    return static.dtype if static.dtypes is None else static.dtypes.kv
 
 
 def _slowdowns(files: RunFiles) -> dict[str, Known]:
@@ -198,7 +203,7 @@ def _is_idle(sample: ClockSample) -> bool:
     return GPU_IDLE in (sample.throttle_reasons or ()) or sample.utilisation_pct == 0
 
 
-def _bandwidth(static: StaticFile | None) -> float | None:
+def _bandwidth(static: StaticDocument | None) -> float | None:
     if static is None:
         return None
     best = static.hardware.achieved_bandwidth_gb_s or static.hardware.memory_bandwidth_gb_s

@@ -3,8 +3,9 @@
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, PhaseKernel, Quantity, Unknown
 from llm_perf_opt.analysis.findings.waterfall import ENABLE_CLEAN
 from llm_perf_opt.analysis.range_table import Idle
+from llm_perf_opt.analysis.static.document import StaticDocument, StaticPhase
 from llm_perf_opt.core.manifest import RunManifest
-from llm_perf_opt.report.file_records import CaptureFile, PhaseRecord, RangeRecord, StaticFile
+from llm_perf_opt.report.file_records import CaptureFile, RangeRecord
 from llm_perf_opt.report.run_files import Found, RunFiles
 
 # The stages whose clean pass gives latencies, the better-informed one first.
@@ -54,12 +55,12 @@ def phase_facts(name: str, files: RunFiles, *, cpu: bool) -> PhaseFacts:
         gpu=ON_CPU if cpu else _gpu(name, files),
         is_cpu=cpu,
         operators=_operators(name, files, wall),
-        limit=record.limit if isinstance(record, PhaseRecord) else None,
+        limit=record.limit if isinstance(record, StaticPhase) else None,
         steps_per_request=1.0 if name == "prefill" else _steps(files),
     )
 
 
-def phase_record(name: str, files: RunFiles) -> PhaseRecord | Unknown:
+def phase_record(name: str, files: RunFiles) -> StaticPhase | Unknown:
     if isinstance(files.static, Unknown):
         return files.static
     found = files.static.content.phases.get(name)
@@ -74,7 +75,7 @@ def measured_prompt(files: RunFiles) -> float | None:
     return stats.p50 if stats is not None else None
 
 
-def _other_input(name: str, record: PhaseRecord, static: StaticFile, measured: float | None) -> Unknown | None:
+def _other_input(name: str, record: StaticPhase, static: StaticDocument, measured: float | None) -> Unknown | None:
     """Why what was predicted must not be compared with what was measured: it is for another length of prompt."""
     assumed = static.workload.prompt_tokens
     if measured is None or not assumed:
@@ -92,34 +93,32 @@ def _other_input(name: str, record: PhaseRecord, static: StaticFile, measured: f
     )
 
 
-def _bound(record: PhaseRecord | Unknown, files: RunFiles, kind: str) -> Quantity:
+def _bound(record: StaticPhase | Unknown, files: RunFiles, kind: str) -> Quantity:
     if isinstance(record, Unknown) or isinstance(files.static, Unknown):
         return record if isinstance(record, Unknown) else Unknown(reason="no static analysis")
-    value = record.bound_ms.datasheet if kind == "datasheet" else record.bound_ms.achievable
+    bound = record.bound_ms
+    is_sheet = kind == "datasheet"
+    value, reason = (
+        (bound.datasheet, bound.datasheet_reason) if is_sheet else (bound.achievable, bound.achievable_reason)
+    )
     hardware = files.static.content.hardware
     if value is None:
-        enable = None if kind == "datasheet" else "hardware.calibrate=true"
-        return Unknown(reason=_bound_reason(record.bound_ms.reason, hardware.name, kind), enable=enable)
-    word = f"peaks of the data sheet of {hardware.name}" if kind == "datasheet" else f"rates reached on {hardware.name}"
+        return Unknown(
+            reason=reason or f"no {kind} ceiling of {hardware.name or 'this hardware'} is known",
+            enable=None if is_sheet else "hardware.calibrate=true",
+        )
+    word = f"peaks of the data sheet of {hardware.name}" if is_sheet else f"rates reached on {hardware.name}"
     how = f"larger of compute and memory time at the {word}, {shape_text(files.static.content)}"
     return Known(value=value, unit="ms", how=how, source=files.static.source)
 
 
-def _bound_reason(reason: str | None, name: str | None, kind: str) -> str:
-    """Of the reasons joined by `; ` the one that speaks of this ceiling."""
-    parts = (reason or "").split("; ")
-    word = "data-sheet" if kind == "datasheet" else "calibrat"
-    best = next((part for part in parts if word in part), parts[0])
-    return best or f"no {kind} ceiling of {name or 'this hardware'} is known"
-
-
-def shape_text(static: StaticFile) -> str:
+def shape_text(static: StaticDocument) -> str:
     work = static.workload
     context = f", context {work.context}" if work.context is not None else ""
     return f"batch {work.batch}, prompt {work.prompt_tokens}{context}"
 
 
-def _work(record: PhaseRecord | Unknown, files: RunFiles, key: str, unit: str) -> Quantity:
+def _work(record: StaticPhase | Unknown, files: RunFiles, key: str, unit: str) -> Quantity:
     if isinstance(record, Unknown):
         return record
     value = record.flops_needed if key == "flops_needed" else record.bytes_needed

@@ -9,9 +9,10 @@ import msgspec
 
 from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis
+from llm_perf_opt.analysis.static.document import StaticDocument
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.records import StageRecord
-from llm_perf_opt.report.file_records import CaptureFile, ClockFile, MetricsFile, StaticFile, TimelineFile
+from llm_perf_opt.report.file_records import CaptureFile, ClockFile, MetricsFile, TimelineFile
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ class RunFiles:
 
     manifest: RunManifest
     metrics: Found[MetricsFile] | Unknown
-    static: Found[StaticFile] | Unknown
+    static: Found[StaticDocument] | Unknown
     capture: Found[CaptureFile] | Unknown
     trace: Found[CaptureFile] | Unknown
     ncu: Found[NcuAnalysis] | Unknown
@@ -55,7 +56,7 @@ def read_run_files(manifest: RunManifest, run_dir: Path) -> RunFiles:
     return RunFiles(
         manifest=manifest,
         metrics=reader.first("metrics", MetricsFile, ("torch_profiler", "direct_inference")),
-        static=reader.first("static_json", StaticFile, ("static_analysis",)),
+        static=reader.first("static_json", StaticDocument, ("static_analysis",)),
         capture=reader.first("analysis_json", CaptureFile, ("nsys", "torch_profiler")),
         trace=reader.of("torch_profiler", "analysis_json", CaptureFile),
         ncu=reader.first("ncu_kernels_json", NcuAnalysis, ("ncu",)),

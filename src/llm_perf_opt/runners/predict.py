@@ -23,13 +23,14 @@ from llm_perf_opt.analysis.hardware import (
 )
 from llm_perf_opt.analysis.static.analysis import Analysis, analyse
 from llm_perf_opt.analysis.static.architecture import Model, OcrModel
-from llm_perf_opt.analysis.static.document import build_document
+from llm_perf_opt.analysis.static.document import PredictionsDocument, build_document
 from llm_perf_opt.analysis.static.dtypes import Dtypes, short_dtype
 from llm_perf_opt.analysis.static.geometry import quantised_dtype, read_config_json, read_geometry
 from llm_perf_opt.analysis.static.shape import Shape
 from llm_perf_opt.config.load import load_config
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import AppConfig, HardwareSection
+from llm_perf_opt.core.manifest import plain
 from llm_perf_opt.errors import EXIT_OK, ConfigError
 from llm_perf_opt.profiling.static_shape import shape_from_config
 from llm_perf_opt.profiling.vendor.tools import probe_gpus
@@ -66,8 +67,8 @@ def main(argv: Sequence[str]) -> int:
     request = parse_request(argv, conf=conf_dir())
     rows = _rows(request)
     if request.wants_json:
-        documents = [build_document(analysis, notes=notes) for analysis, notes in rows]
-        json.dump({"schema_version": 1, "predictions": documents}, sys.stdout, indent=2)
+        documents = tuple(build_document(analysis, notes=notes) for analysis, notes in rows)
+        json.dump(PredictionsDocument(predictions=documents), sys.stdout, indent=2, default=plain)
         print()
     else:
         print(render_table(rows), end="")

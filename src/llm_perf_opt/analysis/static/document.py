@@ -1,172 +1,370 @@
-"""A static analysis as `static.json`: every number a report joins with measurements."""
+"""`static.json`: every number of a static analysis that a report joins with measurements.
 
-from dataclasses import asdict
-from typing import Any
+The records below are what is written and what a report reads. Keys without a value are null, with a reason beside them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
 from llm_perf_opt.analysis.roofline import Bound
 from llm_perf_opt.analysis.static.analysis import DECODE, Analysis
 from llm_perf_opt.analysis.static.architecture import GROUPS
+from llm_perf_opt.analysis.static.double_entry import Entry
+from llm_perf_opt.analysis.static.dtypes import Dtypes
 from llm_perf_opt.analysis.static.operator_count import Tally
 from llm_perf_opt.analysis.static.prediction import PhasePrediction
+from llm_perf_opt.analysis.static.vision_form import View
 from llm_perf_opt.analysis.static.work import Work
 
-SCHEMA_VERSION = 1
+NO_HARDWARE_MEMORY = "the device's memory is not known"
 
 
-def build_document(analysis: Analysis, *, notes: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Plain data, ready for JSON."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "model": analysis.name,
-        "dtype": analysis.dtypes.compute,
-        "dtypes": asdict(analysis.dtypes),
-        "hardware": _hardware(analysis),
-        "workload": {
-            "batch": analysis.shape.batch,
-            "prompt_tokens": analysis.shape.prompt,
-            "context": analysis.shape.context,
-            "views": [asdict(view) for view in analysis.shape.views],
-            "how": analysis.shape.how,
-        },
-        "parameters": {
-            "total": analysis.parameters.total,
-            "activated": analysis.parameters.activated,
-            "groups": dict(analysis.parameters.groups),
-        },
-        "kv_bytes_per_token": analysis.kv_bytes_per_token,
-        "latent_attention": _latent(analysis),
-        "experts": None if analysis.experts is None else dict(analysis.experts),
-        "memory": _memory(analysis),
-        "phases": {name: _phase(analysis, name) for name in analysis.phases},
-        "double_entry": [asdict(entry) for entry in analysis.entries],
-        "notes": list(notes),
-    }
+@dataclass(frozen=True, kw_only=True)
+class StaticHardware:
+    """The device's ceilings; `name` None: it is not known, and `reason` says why."""
+
+    name: str | None
+    reason: str | None = None
+    peak_tflops: Mapping[str, float] = field(default_factory=dict)
+    memory_bandwidth_gb_s: float | None = None
+    memory_gb: float | None = None
+    l2_mb: float | None = None
+    link: str | None = None
+    link_gb_s: float | None = None
+    calibrated: bool = False
+    achieved_tflops: Mapping[str, float] = field(default_factory=dict)
+    achieved_bandwidth_gb_s: float | None = None
+    launch_us: float | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
 
 
-def _hardware(analysis: Analysis) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class StaticWorkload:
+    """The input the analysis is made for; `how` says where it is from."""
+
+    batch: int
+    prompt_tokens: int
+    context: int | None = None
+    views: tuple[View, ...] = ()
+    how: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticParameters:
+    """`activated`: those one token uses; `groups`: all, by part of the model."""
+
+    total: int
+    activated: int
+    groups: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentMode:
+    """What one way to run latent attention costs."""
+
+    decode_flops: float
+    kv_bytes_per_token: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentModes:
+    """The ways to run latent attention; `mode` is the one analysed."""
+
+    mode: str
+    modes: Mapping[str, LatentMode]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticMemory:
+    """What the model needs and what fits; `largest_context` None with a capacity: memory sets no limit."""
+
+    weights_bytes: float | None = None
+    kv_cache_bytes: float | None = None
+    activations_bytes: float | None = None
+    peak_bytes: float | None = None
+    capacity_bytes: float | None = None
+    usable_bytes: float | None = None
+    largest_batch: int | None = None
+    largest_context: int | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticGroup:
+    """One part of the model in one phase; `counted_*` and `operators` are None where operators were not counted."""
+
+    params: float
+    flops: float
+    flops_needed: float
+    bytes: float
+    bytes_needed: float
+    weight_bytes: float | None = None
+    kv_read_bytes: float | None = None
+    kv_write_bytes: float | None = None
+    activation_bytes: float | None = None
+    intensity: float | None = None
+    counted_flops: float | None = None
+    counted_bytes: float | None = None
+    counted_other_bytes: float | None = None
+    operators: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundParts:
+    """The two times of which a bound is the larger, in ms."""
+
+    compute: float
+    memory: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseBound:
+    """Milliseconds no run can beat, at the data sheet's and at the measured ceilings, each with its own reason."""
+
+    datasheet: float | None
+    achievable: float | None
+    datasheet_reason: str | None = None
+    achievable_reason: str | None = None
+    datasheet_parts: BoundParts | None = None
+    achievable_parts: BoundParts | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseEstimate:
+    """What an eager run is expected to take, in ms."""
+
+    low: float | None
+    mid: float | None
+    high: float | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenRates:
+    """Tokens per second at the bounds and at the middle of the estimate."""
+
+    datasheet: float | None
+    achievable: float | None
+    estimate: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticPhase:
+    """One phase: its work, and how fast it could be. All figures are per prompt or per decode step, as `per` says."""
+
+    flops: float
+    flops_needed: float
+    bytes: float
+    bytes_needed: float
+    weight_bytes: float | None = None
+    kv_read_bytes: float | None = None
+    kv_write_bytes: float | None = None
+    activation_bytes: float | None = None
+    intensity: float | None = None
+    tokens: int | None = None
+    counted_flops: float | None = None
+    counted_bytes: float | None = None
+    counted_other_bytes: float | None = None
+    operators: float | None = None
+    operators_how: str | None = None
+    groups: Mapping[str, StaticGroup] = field(default_factory=dict)
+    bound_ms: PhaseBound
+    limit: str | None = None
+    launch_ms: float | None = None
+    estimate_ms: PhaseEstimate | None = None
+    tokens_per_s: TokenRates | None = None
+    per: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticDocument:
+    """`static.json`: the static analysis of one model at one shape on one device."""
+
+    schema_version: Literal[1] = 1
+    model: str
+    dtype: str
+    dtypes: Dtypes | None = None
+    hardware: StaticHardware
+    workload: StaticWorkload
+    parameters: StaticParameters
+    kv_bytes_per_token: float
+    latent_attention: LatentModes | None = None
+    experts: Mapping[str, float] | None = None
+    memory: StaticMemory
+    phases: Mapping[str, StaticPhase]
+    double_entry: tuple[Entry, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionsDocument:
+    """What `llm-perf predict --json` prints: one static analysis for each combination asked for."""
+
+    schema_version: Literal[1] = 1
+    predictions: tuple[StaticDocument, ...]
+
+
+def build_document(analysis: Analysis, *, notes: tuple[str, ...] = ()) -> StaticDocument:
+    """The analysis as it is written."""
+    shape = analysis.shape
+    return StaticDocument(
+        model=analysis.name,
+        dtype=analysis.dtypes.compute,
+        dtypes=analysis.dtypes,
+        hardware=_hardware(analysis),
+        workload=StaticWorkload(
+            batch=shape.batch, prompt_tokens=shape.prompt, context=shape.context, views=shape.views, how=shape.how
+        ),
+        parameters=StaticParameters(
+            total=analysis.parameters.total,
+            activated=analysis.parameters.activated,
+            groups=dict(analysis.parameters.groups),
+        ),
+        kv_bytes_per_token=analysis.kv_bytes_per_token,
+        latent_attention=_latent(analysis),
+        experts=None if analysis.experts is None else dict(analysis.experts),
+        memory=_memory(analysis),
+        phases={name: _phase(analysis, name) for name in analysis.phases},
+        double_entry=analysis.entries,
+        notes=notes,
+    )
+
+
+def _hardware(analysis: Analysis) -> StaticHardware:
     section = analysis.hardware
     if section is None:
-        return {"name": None, "reason": analysis.hardware_reason}
-    return {
-        "name": section.name,
-        "reason": analysis.hardware_reason,
-        "peak_tflops": dict(section.peak_tflops),
-        "memory_bandwidth_gb_s": section.memory_bandwidth_gb_s,
-        "memory_gb": section.memory_gb,
-        "l2_mb": section.l2_mb,
-        "link": section.link,
-        "link_gb_s": section.link_gb_s,
-        "calibrated": bool(section.achieved_tflops),
-        "achieved_tflops": dict(section.achieved_tflops),
-        "achieved_bandwidth_gb_s": section.achieved_bandwidth_gb_s,
-        "launch_us": section.launch_us,
-        "sources": dict(section.sources),
-    }
+        return StaticHardware(name=None, reason=analysis.hardware_reason)
+    return StaticHardware(
+        name=section.name,
+        reason=analysis.hardware_reason,
+        peak_tflops=dict(section.peak_tflops),
+        memory_bandwidth_gb_s=section.memory_bandwidth_gb_s,
+        memory_gb=section.memory_gb,
+        l2_mb=section.l2_mb,
+        link=section.link,
+        link_gb_s=section.link_gb_s,
+        calibrated=bool(section.achieved_tflops),
+        achieved_tflops=dict(section.achieved_tflops),
+        achieved_bandwidth_gb_s=section.achieved_bandwidth_gb_s,
+        launch_us=section.launch_us,
+        sources=dict(section.sources),
+    )
 
 
-def _latent(analysis: Analysis) -> dict[str, Any] | None:
+def _latent(analysis: Analysis) -> LatentModes | None:
     if analysis.latent_modes is None:
         return None
     modes = {
-        mode: {"decode_flops": flops, "kv_bytes_per_token": size}
+        mode: LatentMode(decode_flops=flops, kv_bytes_per_token=size)
         for mode, (flops, size) in analysis.latent_modes.items()
     }
-    return {"mode": analysis.mla_mode, "modes": modes}
+    return LatentModes(mode=analysis.mla_mode, modes=modes)
 
 
-def _memory(analysis: Analysis) -> dict[str, Any]:
+def _memory(analysis: Analysis) -> StaticMemory:
     need = analysis.memory
     fit = analysis.fit
-    return {
-        **asdict(need),
-        "peak_bytes": need.peak_bytes,
-        "capacity_bytes": fit.capacity_bytes if fit else None,
-        "usable_bytes": fit.usable_bytes if fit else None,
-        "largest_batch": fit.largest_batch if fit else None,
-        "largest_context": fit.largest_context if fit else None,
-        "reason": None if fit else "the device's memory is not known",
-    }
+    return StaticMemory(
+        weights_bytes=need.weights_bytes,
+        kv_cache_bytes=need.kv_cache_bytes,
+        activations_bytes=need.activations_bytes,
+        peak_bytes=need.peak_bytes,
+        capacity_bytes=fit.capacity_bytes if fit else None,
+        usable_bytes=fit.usable_bytes if fit else None,
+        largest_batch=fit.largest_batch if fit else None,
+        largest_context=fit.largest_context if fit else None,
+        reason=None if fit else NO_HARDWARE_MEMORY,
+    )
 
 
-def _phase(analysis: Analysis, name: str) -> dict[str, Any]:
+def _phase(analysis: Analysis, name: str) -> StaticPhase:
     phase, prediction = analysis.phases[name], analysis.predictions[name]
     total = phase.total
     count = analysis.counts.get(name)
-    return {
-        **_work(total),
-        "tokens": phase.step.rows,
-        "counted_flops": count.total.flops if count else None,
-        "counted_bytes": count.total.bytes if count else None,
-        "counted_other_bytes": count.total.other_bytes if count else None,
-        "operators": prediction.operators.count,
-        "operators_how": prediction.operators.how,
-        "groups": {g: _group(analysis, name, g) for g in GROUPS if g in phase.groups or (count and g in count.groups)},
-        "bound_ms": _bounds(prediction),
-        "limit": prediction.limit,
-        "launch_ms": prediction.launch_ms,
-        "estimate_ms": _estimate(prediction),
-        "tokens_per_s": _rates(prediction),
-        "per": "decode step" if name == DECODE else "prompt",
-    }
+    groups = (g for g in GROUPS if g in phase.groups or (count and g in count.groups))
+    return StaticPhase(
+        flops=total.flops,
+        flops_needed=total.flops_needed,
+        bytes=total.bytes,
+        bytes_needed=total.bytes_needed,
+        weight_bytes=total.weight_bytes,
+        kv_read_bytes=total.kv_read_bytes,
+        kv_write_bytes=total.kv_write_bytes,
+        activation_bytes=total.activation_bytes,
+        intensity=_intensity(total),
+        tokens=phase.step.rows,
+        counted_flops=count.total.flops if count else None,
+        counted_bytes=count.total.bytes if count else None,
+        counted_other_bytes=count.total.other_bytes if count else None,
+        operators=prediction.operators.count,
+        operators_how=prediction.operators.how,
+        groups={group: _group(analysis, name, group) for group in groups},
+        bound_ms=_bounds(prediction),
+        limit=prediction.limit,
+        launch_ms=prediction.launch_ms,
+        estimate_ms=_estimate(prediction),
+        tokens_per_s=_rates(prediction),
+        per="decode step" if name == DECODE else "prompt",
+    )
 
 
-def _work(work: Work) -> dict[str, Any]:
-    return {
-        "flops": work.flops,
-        "flops_needed": work.flops_needed,
-        "bytes": work.bytes,
-        "bytes_needed": work.bytes_needed,
-        "weight_bytes": work.weight_bytes,
-        "kv_read_bytes": work.kv_read_bytes,
-        "kv_write_bytes": work.kv_write_bytes,
-        "activation_bytes": work.activation_bytes,
-        "intensity": work.flops / work.bytes if work.bytes else None,
-    }
-
-
-def _group(analysis: Analysis, phase: str, group: str) -> dict[str, Any]:
+def _group(analysis: Analysis, phase: str, group: str) -> StaticGroup:
+    work = analysis.phases[phase].groups.get(group, Work())
     count = analysis.counts.get(phase)
     tally = None if count is None else count.groups.get(group, Tally())
-    return {
-        "params": analysis.parameters.groups.get(group, 0),
-        **_work(analysis.phases[phase].groups.get(group, Work())),
-        "counted_flops": tally.flops if tally else None,
-        "counted_bytes": tally.bytes if tally else None,
-        "counted_other_bytes": tally.other_bytes if tally else None,
-        "operators": tally.operators if tally else None,
-    }
+    return StaticGroup(
+        params=analysis.parameters.groups.get(group, 0),
+        flops=work.flops,
+        flops_needed=work.flops_needed,
+        bytes=work.bytes,
+        bytes_needed=work.bytes_needed,
+        weight_bytes=work.weight_bytes,
+        kv_read_bytes=work.kv_read_bytes,
+        kv_write_bytes=work.kv_write_bytes,
+        activation_bytes=work.activation_bytes,
+        intensity=_intensity(work),
+        counted_flops=tally.flops if tally else None,
+        counted_bytes=tally.bytes if tally else None,
+        counted_other_bytes=tally.other_bytes if tally else None,
+        operators=tally.operators if tally else None,
+    )
 
 
-def _bounds(prediction: PhasePrediction) -> dict[str, Any]:
-    reasons = [r for r in (prediction.datasheet_reason, prediction.achievable_reason) if r]
-    return {
-        "datasheet": _ms(prediction.datasheet),
-        "achievable": _ms(prediction.achievable),
-        "reason": "; ".join(reasons) or None,
-        "datasheet_parts": _parts(prediction.datasheet),
-        "achievable_parts": _parts(prediction.achievable),
-    }
+def _intensity(work: Work) -> float | None:
+    return work.flops / work.bytes if work.bytes else None
+
+
+def _bounds(prediction: PhasePrediction) -> PhaseBound:
+    return PhaseBound(
+        datasheet=_ms(prediction.datasheet),
+        achievable=_ms(prediction.achievable),
+        datasheet_reason=prediction.datasheet_reason,
+        achievable_reason=prediction.achievable_reason,
+        datasheet_parts=_parts(prediction.datasheet),
+        achievable_parts=_parts(prediction.achievable),
+    )
 
 
 def _ms(bound: Bound | None) -> float | None:
     return None if bound is None else bound.ms
 
 
-def _parts(bound: Bound | None) -> dict[str, float] | None:
-    return None if bound is None else {"compute": bound.compute_ms, "memory": bound.memory_ms}
+def _parts(bound: Bound | None) -> BoundParts | None:
+    return None if bound is None else BoundParts(compute=bound.compute_ms, memory=bound.memory_ms)
 
 
-def _estimate(prediction: PhasePrediction) -> dict[str, Any]:
+def _estimate(prediction: PhasePrediction) -> PhaseEstimate:
     found = prediction.estimate
     if found is None:
-        return {"low": None, "mid": None, "high": None, "reason": prediction.achievable_reason}
-    return {"low": found.low_ms, "mid": found.mid_ms, "high": found.high_ms, "reason": None}
+        return PhaseEstimate(low=None, mid=None, high=None, reason=prediction.achievable_reason)
+    return PhaseEstimate(low=found.low_ms, mid=found.mid_ms, high=found.high_ms)
 
 
-def _rates(prediction: PhasePrediction) -> dict[str, float | None]:
+def _rates(prediction: PhasePrediction) -> TokenRates:
     found = prediction.estimate
-    return {
-        "datasheet": prediction.tokens_per_s(_ms(prediction.datasheet)),
-        "achievable": prediction.tokens_per_s(_ms(prediction.achievable)),
-        "estimate": prediction.tokens_per_s(found.mid_ms if found else None),
-    }
+    return TokenRates(
+        datasheet=prediction.tokens_per_s(_ms(prediction.datasheet)),
+        achievable=prediction.tokens_per_s(_ms(prediction.achievable)),
+        estimate=prediction.tokens_per_s(found.mid_ms if found else None),
+    )

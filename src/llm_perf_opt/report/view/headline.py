@@ -8,9 +8,10 @@ from llm_perf_opt.analysis.findings.diagnosis import Diagnosis
 from llm_perf_opt.analysis.findings.facts import Known, PhaseFacts, Quantity, RunFacts, Unknown
 from llm_perf_opt.analysis.findings.waterfall import Waterfall
 from llm_perf_opt.analysis.roofline import mbu, mfu
+from llm_perf_opt.analysis.static.document import StaticDocument
 from llm_perf_opt.analysis.static.dtypes import BYTES, short_dtype
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.report.file_records import CaptureFile, StaticFile
+from llm_perf_opt.report.file_records import CaptureFile
 from llm_perf_opt.report.gather_phase import clean_metric, measured_prompt
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.units import format_factor, format_ms, format_percent
@@ -149,7 +150,7 @@ def _speed(files: RunFiles, facts: RunFacts) -> Quantity:
     )
 
 
-def peak_flops(static: StaticFile) -> tuple[float, str] | Unknown:
+def peak_flops(static: StaticDocument) -> tuple[float, str] | Unknown:
     """The peak for the run's format: the data sheet's, on a device without one the calibrated."""
     try:
         dtype = short_dtype(static.dtype, where="dtype")
@@ -166,7 +167,7 @@ def peak_flops(static: StaticFile) -> tuple[float, str] | Unknown:
     )
 
 
-def peak_bytes(static: StaticFile) -> tuple[float, str] | Unknown:
+def peak_bytes(static: StaticDocument) -> tuple[float, str] | Unknown:
     hardware = static.hardware
     if hardware.memory_bandwidth_gb_s is not None:
         return hardware.memory_bandwidth_gb_s * 1e9, f"data-sheet bandwidth of {hardware.name}"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.findings.facts import PHASES, Unknown
-from llm_perf_opt.report.file_records import DoubleEntryRecord
+from llm_perf_opt.analysis.static.double_entry import Entry
 from llm_perf_opt.report.run_files import Found, OperatorRow, RunFiles
 from llm_perf_opt.report.view.shown import Missing
 
@@ -55,7 +55,7 @@ class ModulesView:
     operators: tuple[OperatorView, ...]
     operators_by: str
     operator_count: int
-    double_entry: tuple[DoubleEntryRecord, ...]
+    double_entry: tuple[Entry, ...]
     time_source: str | None
     static_source: str | None
     operators_source: str | None
