@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from llm_perf_opt.analysis.static.document import PredictionsDocument, StaticDocument
+from llm_perf_opt.core.documents import ClockDocument
 from llm_perf_opt.core.manifest import RunManifest
 
 FOLDER = Path(__file__).parents[1] / "docs" / "schemas"
@@ -25,6 +26,7 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 # The file's name without its ending, and the record it is written from and read into.
 DOCUMENTS: dict[str, Any] = {
+    "gpu_samples": ClockDocument,
     "manifest": RunManifest,
     "predictions": PredictionsDocument,
     "static": StaticDocument,

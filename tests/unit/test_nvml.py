@@ -1,7 +1,6 @@
 """Sampling a GPU through the driver's library, spoken to as NVML defines it."""
 
 import ctypes
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from llm_perf_opt.core.documents import ClockDocument, ClockSample
 from llm_perf_opt.profiling.nvml import gpu_index, sample_gpu, samples_file
-from llm_perf_opt.report.file_records import ClockFile
+from tests.support.schemas import valid_file
 
 
 class FakeNvml:
@@ -77,31 +77,32 @@ def test_samples_are_taken_while_the_block_runs_and_only_then(tmp_path: Path) ->
     assert 3 <= count <= 12
     time.sleep(0.03)
     assert library.asked == count
-    first = dict(found.samples[0])
-    assert first.pop("at_ns") > 0
-    assert first == {
-        "power_w": 312.5,
-        "sm_clock_mhz": 1725,
-        "temperature_c": 61,
-        "memory_used_bytes": 5_000_000_000,
-        "utilisation_pct": 87,
-        "throttle_reasons": ["sw_power_cap", "sw_thermal_slowdown"],
-    }
+    first = found.samples[0]
+    assert first.at_ns > 0
+    assert first == ClockSample(
+        at_ns=first.at_ns,
+        power_w=312.5,
+        sm_clock_mhz=1725,
+        temperature_c=61,
+        memory_used_bytes=5_000_000_000,
+        utilisation_pct=87,
+        throttle_reasons=("sw_power_cap", "sw_thermal_slowdown"),
+    )
     (file,) = samples_file(found, tmp_path)
-    content = json.loads(file.path.read_text(encoding="utf-8"))
+    content = valid_file("gpu_samples", file.path)
     assert (file.role, content["device"], content["max_sm_clock_mhz"], content["power_limit_w"]) == (
         "gpu_samples",
         "NVIDIA H200",
         1980,
         700.0,
     )
-    assert msgspec.json.decode(file.path.read_bytes(), type=ClockFile).samples[0].power_w == 312.5
+    assert msgspec.json.decode(file.path.read_bytes(), type=ClockDocument).samples[0] == first
 
 
 def test_a_question_the_device_does_not_answer_is_unknown_and_not_zero() -> None:
     with sample_gpu(0, library=FakeNvml(power_code=3), interval_s=0.01) as found:
         time.sleep(0.02)
-    assert found.samples[0]["power_w"] is None
+    assert found.samples[0].power_w is None
 
 
 def test_a_function_an_old_driver_does_not_have_is_unknown(tmp_path: Path) -> None:
@@ -113,11 +114,11 @@ def test_a_function_an_old_driver_does_not_have_is_unknown(tmp_path: Path) -> No
 
     with sample_gpu(0, library=Old(), interval_s=0.01) as found:
         time.sleep(0.02)
-    assert found.samples[0]["throttle_reasons"] is None
+    assert found.samples[0].throttle_reasons is None
     assert found.reason == "the driver does not say why it lowers clocks: whether the GPU was throttled is not known"
     file = samples_file(found, tmp_path)[0]
-    assert msgspec.json.decode(file.path.read_bytes(), type=ClockFile).samples[0].throttle_reasons is None
-    assert found.samples[0]["power_w"] == 312.5
+    assert msgspec.json.decode(file.path.read_bytes(), type=ClockDocument).samples[0].throttle_reasons is None
+    assert found.samples[0].power_w == 312.5
 
 
 PROBLEM = "power and clocks could not be sampled"

@@ -10,7 +10,7 @@ from llm_perf_opt.analysis.findings.finding import Finding
 from llm_perf_opt.analysis.findings.rules.kv_growth import find_kv_growth
 from llm_perf_opt.analysis.findings.rules.profiler_overhead import find_profiler_overhead
 from llm_perf_opt.analysis.findings.rules.throttling import find_throttling
-from llm_perf_opt.report.file_records import ClockFile, ClockSample
+from llm_perf_opt.core.documents import ClockDocument, ClockSample
 from llm_perf_opt.report.gather import clock_facts
 from tests.support.report_facts import NO_MEMORY, bound, facts, gpu, idle, kernel, ms, phase, size, whole
 
@@ -91,7 +91,7 @@ def sampled(*runs: tuple[int, int, tuple[str, ...] | None, int | None]) -> Clock
         for count, mhz, reasons, busy in runs
         for _ in range(count)
     ]
-    file = ClockFile(device="NVIDIA H200", interval_ms=100.0, samples=tuple(samples), max_sm_clock_mhz=1980)
+    file = ClockDocument(device="NVIDIA H200", interval_ms=100.0, samples=tuple(samples), max_sm_clock_mhz=1980)
     return clock_facts(file, "torch_profiler/gpu_samples.json")
 
 

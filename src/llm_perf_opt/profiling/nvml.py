@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llm_perf_opt.core.documents import ClockDocument, ClockSample
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.records import StageFile
 
@@ -51,7 +52,7 @@ class GpuSamples:
     device: str = ""
     max_sm_clock_mhz: int | None = None
     power_limit_w: float | None = None
-    samples: list[dict[str, Any]] = field(default_factory=list)
+    samples: list[ClockSample] = field(default_factory=list)
     reason: str | None = None
 
 
@@ -76,17 +77,17 @@ class NvmlDevice:
         milliwatts = self._number("nvmlDeviceGetEnforcedPowerLimit")
         return None if milliwatts is None else milliwatts / 1e3
 
-    def sample(self, at_ns: int) -> dict[str, Any]:
+    def sample(self, at_ns: int) -> ClockSample:
         milliwatts = self._number("nvmlDeviceGetPowerUsage")
-        return {
-            "at_ns": at_ns,
-            "power_w": None if milliwatts is None else milliwatts / 1e3,
-            "sm_clock_mhz": self._number("nvmlDeviceGetClockInfo", ctypes.c_int(SM_CLOCK)),
-            "temperature_c": self._number("nvmlDeviceGetTemperature", ctypes.c_int(ON_GPU)),
-            "memory_used_bytes": self._memory_used(),
-            "utilisation_pct": self._utilisation(),
-            "throttle_reasons": self._reasons(),
-        }
+        return ClockSample(
+            at_ns=at_ns,
+            power_w=None if milliwatts is None else milliwatts / 1e3,
+            sm_clock_mhz=self._number("nvmlDeviceGetClockInfo", ctypes.c_int(SM_CLOCK)),
+            temperature_c=self._number("nvmlDeviceGetTemperature", ctypes.c_int(ON_GPU)),
+            memory_used_bytes=self._memory_used(),
+            utilisation_pct=self._utilisation(),
+            throttle_reasons=self._reasons(),
+        )
 
     def _number(self, question: str, *args: Any) -> int | None:
         answer = ctypes.c_uint()
@@ -112,11 +113,11 @@ class NvmlDevice:
         code = self._ask("nvmlDeviceGetUtilizationRates", self._handle, ctypes.byref(busy))
         return int(busy.gpu) if code == 0 else None
 
-    def _reasons(self) -> list[str] | None:
+    def _reasons(self) -> tuple[str, ...] | None:
         """Why the clocks are lowered now; empty: for no reason, None: the driver does not say."""
         mask = ctypes.c_ulonglong()
         code = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", self._handle, ctypes.byref(mask))
-        return [name for bit, name in REASONS.items() if mask.value & bit] if code == 0 else None
+        return tuple(name for bit, name in REASONS.items() if mask.value & bit) if code == 0 else None
 
 
 @contextmanager
@@ -135,7 +136,7 @@ def sample_gpu(index: int | None, *, library: Any = None, interval_s: float = IN
     finally:
         stop.set()
         thread.join()
-        if found.samples and all(sample["throttle_reasons"] is None for sample in found.samples):
+        if found.samples and all(sample.throttle_reasons is None for sample in found.samples):
             found.reason = NO_REASONS
 
 
@@ -182,12 +183,11 @@ def samples_file(found: GpuSamples, out_dir: Path) -> list[StageFile]:
     """gpu_samples.json, when there are samples."""
     if not found.samples:
         return []
-    content = {
-        "schema_version": 1,
-        "device": found.device,
-        "interval_ms": INTERVAL_S * 1e3,
-        "max_sm_clock_mhz": found.max_sm_clock_mhz,
-        "power_limit_w": found.power_limit_w,
-        "samples": found.samples,
-    }
+    content = ClockDocument(
+        device=found.device,
+        interval_ms=INTERVAL_S * 1e3,
+        max_sm_clock_mhz=found.max_sm_clock_mhz,
+        power_limit_w=found.power_limit_w,
+        samples=tuple(found.samples),
+    )
     return [StageFile(role="gpu_samples", path=write_json(out_dir / "gpu_samples.json", content))]

@@ -142,27 +142,3 @@ class TimelineFile:
     memory: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     left_out: int = 0
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClockSample:
-    """What the driver said at one moment; `throttle_reasons` empty: nothing lowers the clocks, None: it did not say."""
-
-    at_ns: int
-    power_w: float | None = None
-    sm_clock_mhz: float | None = None
-    memory_used_bytes: int | None = None
-    temperature_c: float | None = None
-    utilisation_pct: float | None = None
-    throttle_reasons: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClockFile:
-    """`gpu_samples.json`: clocks, power and memory sampled during the whole stage, loading included."""
-
-    device: str
-    interval_ms: float
-    samples: tuple[ClockSample, ...]
-    max_sm_clock_mhz: float | None = None
-    power_limit_w: float | None = None

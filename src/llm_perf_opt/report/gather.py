@@ -18,7 +18,7 @@ from llm_perf_opt.analysis.findings.facts import (
 from llm_perf_opt.analysis.ncu import join_nsys
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NcuKernel, NsysKernel
 from llm_perf_opt.analysis.static.document import StaticDocument, StaticPhase
-from llm_perf_opt.report.file_records import ClockFile, ClockSample
+from llm_perf_opt.core.documents import ClockDocument, ClockSample
 from llm_perf_opt.report.gather_phase import (
     MANIFEST,
     RANGE,
@@ -184,7 +184,7 @@ def _clocks(files: RunFiles) -> ClockFacts | Unknown:
     return clock_facts(files.clocks.content, files.clocks.source)
 
 
-def clock_facts(file: ClockFile, source: str) -> ClockFacts:
+def clock_facts(file: ClockDocument, source: str) -> ClockFacts:
     """A GPU that waits for the model to load runs at its lowest clock: only samples in which it worked count."""
     busy = [sample for sample in file.samples if not _is_idle(sample)]
     named = [sample.throttle_reasons for sample in busy if sample.throttle_reasons is not None]

@@ -9,7 +9,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from llm_perf_opt.report.file_records import ClockFile, TimelineFile
+from llm_perf_opt.core.documents import ClockDocument
+from llm_perf_opt.report.file_records import TimelineFile
 from llm_perf_opt.report.run_files import Found, RunFiles
 
 Event = dict[str, Any]
@@ -55,7 +56,7 @@ def origin_ns(file: TimelineFile) -> int:
     return min((r[0] for r in file.ranges if file.names[r[3]] == "prefill" and r[0] > 0), default=0)
 
 
-def _clock_events(file: ClockFile, pid: int) -> Iterator[Event]:
+def _clock_events(file: ClockDocument, pid: int) -> Iterator[Event]:
     """Samples of the driver, from their own first moment on."""
     yield _meta("process_name", pid, 0, f"{file.device}, sampled every {file.interval_ms:g} ms")
     first = min((s.at_ns for s in file.samples), default=0)

@@ -10,9 +10,10 @@ import msgspec
 from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis
 from llm_perf_opt.analysis.static.document import StaticDocument
+from llm_perf_opt.core.documents import ClockDocument
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.records import StageRecord
-from llm_perf_opt.report.file_records import CaptureFile, ClockFile, MetricsFile, TimelineFile
+from llm_perf_opt.report.file_records import CaptureFile, MetricsFile, TimelineFile
 
 T = TypeVar("T")
 
@@ -47,7 +48,7 @@ class RunFiles:
     ncu: Found[NcuAnalysis] | Unknown
     operators: Found[tuple[OperatorRow, ...]] | Unknown
     timelines: tuple[Found[TimelineFile], ...]
-    clocks: Found[ClockFile] | Unknown
+    clocks: Found[ClockDocument] | Unknown
 
 
 def read_run_files(manifest: RunManifest, run_dir: Path) -> RunFiles:
@@ -62,7 +63,7 @@ def read_run_files(manifest: RunManifest, run_dir: Path) -> RunFiles:
         ncu=reader.first("ncu_kernels_json", NcuAnalysis, ("ncu",)),
         operators=reader.operators(),
         timelines=reader.all("timeline_json", TimelineFile),
-        clocks=reader.first("gpu_samples", ClockFile, ("nvml", "torch_profiler")),
+        clocks=reader.first("gpu_samples", ClockDocument, ("nvml", "torch_profiler")),
     )
 
 
