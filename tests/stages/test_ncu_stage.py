@@ -2,43 +2,26 @@
 
 import csv
 import json
-import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from llm_perf_opt.config.schema import AppConfig
-from llm_perf_opt.core.host import Gpu, Host, Tool
-from llm_perf_opt.core.process import CommandResult, allowed_environment, run_command
-from llm_perf_opt.core.records import StageFile, StageOutput, StageRecord
-from llm_perf_opt.core.stage import StageContext
+from llm_perf_opt.core.records import StageFile, StageRecord
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.pipeline.compose import compose_config, type_config
 from llm_perf_opt.profiling.stages.ncu import STAGE, NcuCli, NcuConfig, NcuExport, NvtxFilter, short_workload
-from tests.support.fake_ncu import calls, install
+from tests.support.fake_ncu import install
 from tests.support.fixtures_dir import DATA, REPO
+from tests.support.ncu_run import H200, Run, captures, host
 
-H200 = Gpu(index=0, name="NVIDIA H200", memory_bytes=150_000_000_000, driver="580", compute_capability="9.0")
 SUMMARY = StageRecord(
     name="nsys", status="ok", files=(StageFile(role="kernel_summary", path=DATA / "ncu_decode_kern_sum.csv"),)
 )
 PROGRAM = (sys.executable, "-c", "print('the program ran')")
-
-
-def host(ncu: str | None, *gpus: Gpu) -> Host:
-    tool = (
-        Tool(name="ncu", path=ncu, version="2025.3.1")
-        if ncu
-        else Tool(name="ncu", problem="ncu was not found; install it")
-    )
-    return Host(
-        os="Linux", cpu="x", cpu_cores=2, memory_bytes=1, python="3.11", packages={}, gpus=gpus, cuda_driver=None,
-        tools={"ncu": tool}, counters_restricted=None, disk_free_bytes=1,
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -46,60 +29,6 @@ def config() -> AppConfig:
     composed = compose_config(["model=llama_tiny", "dataset=synthetic", "pipeline.ncu.enable=true"])
     loaded = type_config(composed, user_dir=REPO)
     return replace(loaded, workload=replace(loaded.workload, command=PROGRAM))
-
-
-@dataclass
-class Run:
-    """One run of the stage in a scratch directory."""
-
-    folder: Path
-    config: AppConfig
-    host: Host
-    env: Mapping[str, str] = field(default_factory=dict)
-    earlier: Mapping[str, StageRecord] = field(default_factory=dict)
-    said: list[str] = field(default_factory=list)
-
-    @property
-    def out(self) -> Path:
-        return self.folder / "ncu"
-
-    def stage(self, **changes: object) -> StageOutput:
-        return STAGE.run(replace(NcuConfig(enable=True, timeout_s=60.0), **changes), self.context())  # type: ignore[arg-type]
-
-    def context(self) -> StageContext:
-        for name in ("ncu", "tmp/ncu", "tmp/workload"):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
-        return StageContext(
-            config=self.config,
-            host=self.host,
-            run_dir=self.folder,
-            out_dir=self.out,
-            tmp_dir=self.folder / "tmp" / "ncu",
-            workload_dir=self.folder / "tmp" / "workload",
-            run_command=self.command,
-            earlier=self.earlier,
-            say=self.said.append,
-        )
-
-    def command(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout_s: float,
-        log: str = "log.txt",
-        cmd_file: str | None = "cmd.txt",
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
-        label: str | None = None,
-    ) -> CommandResult:
-        return run_command(
-            argv,
-            env={**allowed_environment(os.environ), **self.env, **(env or {})},
-            timeout_s=timeout_s,
-            log=self.out / log,
-            cmd_file=None if cmd_file is None else self.out / cmd_file,
-            cwd=cwd or self.folder,
-        )
 
 
 @pytest.fixture
@@ -113,11 +42,6 @@ def fake(tmp_path: Path, config: AppConfig) -> Run:
         env={"FAKE_NCU_KERNELS": "|".join(names)},
         earlier={"nsys": SUMMARY},
     )
-
-
-def captures(run: Run) -> list[list[str]]:
-    """The calls that profiled something, without questions and imports."""
-    return [c for c in calls(run.folder.parent / "bin" / "calls.jsonl") if "--export" in c]
 
 
 def test_a_capture_after_nsys_leaves_every_file_and_figure(fake: Run) -> None:
@@ -161,7 +85,7 @@ def test_our_own_inference_starts_in_the_stage_s_scratch_directory(fake: Run) ->
     fake.env = {"FAKE_NCU_SAYS": "==ERROR== it ends here", "FAKE_NCU_EXIT": "1"}
     with pytest.raises(ToolError, match="it ends here"):
         fake.stage()
-    assert (fake.out / "cmd.txt").read_text().startswith(f"cd {fake.folder} &&")
+    assert (fake.out / "cmd.txt").read_text().startswith(f"cd {fake.folder / 'tmp' / 'ncu'} &&")
 
 
 def test_the_plan_is_said_before_ncu_starts(fake: Run) -> None:

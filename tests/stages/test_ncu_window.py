@@ -11,9 +11,9 @@ from llm_perf_opt.core.records import Metric, StageFile, StageRecord
 from llm_perf_opt.pipeline.compose import compose_config, type_config
 from llm_perf_opt.profiling.ncu_inputs import launch_sequence
 from llm_perf_opt.profiling.ncu_window import Window, best_window
-from tests.stages.test_ncu_stage import H200, Run, captures, host
 from tests.support.fake_ncu import install
 from tests.support.fixtures_dir import DATA
+from tests.support.ncu_run import H200, Run, captures, host
 
 CLEAN = {"tpot_ms": Metric(value=1.0, unit="ms", how="clean pass")}
 

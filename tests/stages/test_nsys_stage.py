@@ -1,30 +1,19 @@
 """The nsys stage: with the real nsys on any machine, and with one that goes wrong in the ways nsys does."""
 
 import json
-import os
 import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from llm_perf_opt.config.schema import (
-    AppConfig,
-    ArtifactsSection,
-    DatasetSection,
-    HardwareSection,
-    InferSection,
-    ModelSection,
-    RunSection,
-    WorkloadSection,
-)
-from llm_perf_opt.core.host import Host, Tool
-from llm_perf_opt.core.process import CommandResult, allowed_environment, run_command
+from llm_perf_opt.config.schema import WorkloadSection
+from llm_perf_opt.core.host import Tool
 from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed, ProfilingError, ToolError
@@ -36,6 +25,7 @@ from llm_perf_opt.profiling.nsys_scrub import (
     scrub_export,
 )
 from llm_perf_opt.profiling.stages.nsys import STAGE, NsysConfig
+from llm_perf_opt.testing import plain_config, plain_host, scratch_context
 from tests.support.nsys_builder import Export
 from tests.support.orchestrator import OFF, Outcome, llm_perf
 
@@ -55,68 +45,12 @@ sys.exit(int(sys.argv[1]))
 SECRET = "secret-4f9d2c7b1e"
 
 
-def _host(nsys: str) -> Host:
-    return Host(
-        os="Linux",
-        cpu="cpu",
-        cpu_cores=2,
-        memory_bytes=1,
-        python="3.11",
-        packages={},
-        gpus=(),
-        cuda_driver=None,
-        tools={"nsys": Tool(name="nsys", path=nsys, version="2022.4.2")},
-        counters_restricted=None,
-        disk_free_bytes=1,
-    )
-
-
 def _context(tmp_path: Path, command: Sequence[str], nsys: str = "nsys") -> StageContext:
-    out_dir, tmp_dir = tmp_path / "run" / "nsys", tmp_path / "run" / "tmp" / "nsys"
-    for folder in (out_dir, tmp_dir, tmp_path / "run" / "tmp" / "workload"):
-        folder.mkdir(parents=True)
-    config = AppConfig(
-        run=RunSection(),
-        artifacts=ArtifactsSection(runs_dir=tmp_path / "run"),
-        workload=WorkloadSection(command=tuple(command)),
-        dataset=DatasetSection(kind="synthetic"),
-        model=ModelSection(name="none", adapter="none:NONE"),
-        infer=InferSection(),
-        hardware=HardwareSection(),
-        stages={},
-        resolved={},
-        user_dir=tmp_path,
-    )
-
-    def run(
-        argv: Sequence[str],
-        *,
-        timeout_s: float,
-        log: str = "log.txt",
-        cmd_file: str | None = "cmd.txt",
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
-        label: str | None = None,
-    ) -> CommandResult:
-        return run_command(
-            argv,
-            env={**allowed_environment(os.environ), **(env or {})},
-            timeout_s=timeout_s,
-            log=out_dir / log,
-            cmd_file=None if cmd_file is None else out_dir / cmd_file,
-            cwd=cwd or tmp_dir,
-        )
-
-    return StageContext(
-        config=config,
-        host=_host(nsys),
-        run_dir=tmp_path / "run",
-        out_dir=out_dir,
-        tmp_dir=tmp_dir,
-        workload_dir=tmp_path / "run" / "tmp" / "workload",
-        run_command=run,
-        earlier={},
-        say=lambda text: None,
+    return scratch_context(
+        "nsys",
+        tmp_path / "run",
+        config=plain_config(tmp_path, workload=WorkloadSection(command=tuple(command))),
+        host=plain_host(tools={"nsys": Tool(name="nsys", path=nsys, version="2022.4.2")}),
     )
 
 

@@ -1,6 +1,5 @@
 """The stage static_analysis and its child, with a real child process and with a failing one."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -10,60 +9,29 @@ from llm_perf_opt.analysis.hardware import Device
 from llm_perf_opt.analysis.static.count_file import Facts, write_counts, write_facts
 from llm_perf_opt.analysis.static.operator_count import Count, Tally
 from llm_perf_opt.analysis.static.shape import Shape
-from llm_perf_opt.core.host import Host
-from llm_perf_opt.core.process import allowed_environment, run_command
+from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed
 from llm_perf_opt.pipeline.compose import compose_config, type_config
 from llm_perf_opt.profiling.stages.static_analysis import STAGE, StaticAnalysisConfig
 from llm_perf_opt.profiling.vendor.launch import build_work_argv, stage_overrides, workload_overrides
+from llm_perf_opt.testing import plain_host, scratch_context
 from tests.support.schemas import valid_file
 
-HOST = Host(
-    os="Linux",
-    cpu="Test CPU",
-    cpu_cores=2,
-    memory_bytes=8 << 30,
-    python="3.11",
-    packages={"torch": "2.13"},
-    gpus=(),
-    cuda_driver=None,
-    tools={},
-    counters_restricted=None,
-    disk_free_bytes=1 << 40,
-)
+HOST = plain_host(cpu="Test CPU")
 
 
-def configure(tmp_path: Path, *overrides: str):
+def configure(tmp_path: Path, *overrides: str) -> AppConfig:
     composed = compose_config([f"artifacts.runs_dir={tmp_path}/run", *overrides])
     return type_config(composed, user_dir=tmp_path)
 
 
-def context(config, tmp_path: Path) -> StageContext:
-    out_dir, tmp_dir = tmp_path / "run/static_analysis", tmp_path / "run/tmp/static_analysis"
-    out_dir.mkdir(parents=True)
-    tmp_dir.mkdir(parents=True)
-    env = {**allowed_environment(os.environ), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-
-    def run_in_stage(argv, *, timeout_s, log="log.txt", cmd_file="cmd.txt", env_more=None, cwd=None, label=None):
-        return run_command(
-            argv, env=env, timeout_s=timeout_s, log=out_dir / log, cmd_file=out_dir / cmd_file, cwd=tmp_dir
-        )
-
-    return StageContext(
-        config=config,
-        host=HOST,
-        run_dir=tmp_path / "run",
-        out_dir=out_dir,
-        tmp_dir=tmp_dir,
-        workload_dir=tmp_path / "run/tmp/workload",
-        run_command=run_in_stage,
-        earlier={},
-        say=print,
-    )
+def context(config: AppConfig, tmp_path: Path) -> StageContext:
+    env = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    return scratch_context("static_analysis", tmp_path / "run", config=config, host=HOST, env=env)
 
 
-def test_the_demo_model_is_analysed_in_both_books(tmp_path: Path):
+def test_the_demo_model_is_analysed_in_both_books(tmp_path: Path) -> None:
     config = configure(tmp_path, "experiment=demo")
     ctx = context(config, tmp_path)
     output = STAGE.run(config.stages["static_analysis"], ctx)
@@ -92,7 +60,7 @@ def test_the_demo_model_is_analysed_in_both_books(tmp_path: Path):
     assert all(m.source == "static_analysis/static.json" for m in output.metrics.values() if m.value is not None)
 
 
-def test_the_closed_form_stands_alone_when_counting_fails(tmp_path: Path):
+def test_the_closed_form_stands_alone_when_counting_fails(tmp_path: Path) -> None:
     config = configure(tmp_path, "model=llama_tiny", "dataset=synthetic", "dataset.prompt_tokens=100")
     ctx = context(config, tmp_path)
     output = STAGE.run(StaticAnalysisConfig(enable=True, timeout_s=0.1, write_reports=False), ctx)
@@ -109,7 +77,7 @@ def test_the_closed_form_stands_alone_when_counting_fails(tmp_path: Path):
     assert output.metrics["bound_decode_ms"].reason is not None
 
 
-def test_counts_of_an_earlier_attempt_are_not_taken_for_this_one_s(tmp_path: Path):
+def test_counts_of_an_earlier_attempt_are_not_taken_for_this_one_s(tmp_path: Path) -> None:
     config = configure(tmp_path, "model=qwen3_moe_tiny", "dataset=synthetic", "dataset.prompt_tokens=100")
     ctx = context(config, tmp_path)
     cpu = Device(name="Another CPU", is_cpu=True, driver="", memory_bytes=1 << 30)
@@ -124,14 +92,14 @@ def test_counts_of_an_earlier_attempt_are_not_taken_for_this_one_s(tmp_path: Pat
     assert output.notes[0].endswith("the closed form stands alone")
 
 
-def test_without_the_fallback_a_failed_count_fails_the_stage(tmp_path: Path):
+def test_without_the_fallback_a_failed_count_fails_the_stage(tmp_path: Path) -> None:
     config = configure(tmp_path, "model=llama_tiny", "dataset=synthetic")
     ctx = context(config, tmp_path)
     with pytest.raises(CommandFailed, match="operators could not be counted"):
         STAGE.run(StaticAnalysisConfig(enable=True, timeout_s=0.1, use_analytic_fallback=False), ctx)
 
 
-def test_asking_for_other_hardware_gives_its_bounds_and_says_so(tmp_path: Path):
+def test_asking_for_other_hardware_gives_its_bounds_and_says_so(tmp_path: Path) -> None:
     config = configure(tmp_path, "model=llama3_1b", "dataset=synthetic", "hardware=h200", "workload.context=1024")
     ctx = context(config, tmp_path)
     output = STAGE.run(StaticAnalysisConfig(enable=True, timeout_s=0.1, write_reports=False), ctx)
@@ -157,7 +125,7 @@ def run_child_here(config, out_dir: Path, stage: dict[str, object]):
     return read_facts(out_dir), read_counts(out_dir)
 
 
-def test_a_real_sample_sets_the_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_real_sample_sets_the_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     prompts = ["model=qwen3_moe_tiny", "dataset=synthetic", "dataset.prompt_tokens=77", "workload.context=300"]

@@ -12,8 +12,6 @@ import pytest
 
 from llm_perf_opt.config.output import OutputConfig, PredictionOutput, VisualizationOutput
 from llm_perf_opt.config.schema import AppConfig, InferSection, StageConfig, WorkloadSection
-from llm_perf_opt.core.host import Host
-from llm_perf_opt.core.process import CommandResult, allowed_environment, run_command
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed
@@ -22,22 +20,11 @@ from llm_perf_opt.profiling.stages.direct_inference import STAGE as INFERENCE
 from llm_perf_opt.profiling.stages.direct_inference import DirectInferenceConfig
 from llm_perf_opt.profiling.stages.torch_profiler import STAGE, TorchProfilerConfig
 from llm_perf_opt.profiling.workload_results import clean_metrics, last_words, notes_of, slowdown_metrics
+from llm_perf_opt.testing import plain_host, scratch_context
 from tests.support.fixtures_dir import REPO
 from tests.support.workload_fakes import FakeConfig, prompts
 
-HOST = Host(
-    os="Linux",
-    cpu="x",
-    cpu_cores=2,
-    memory_bytes=1,
-    python="3.11",
-    packages={"torch": "2.13"},
-    gpus=(),
-    cuda_driver=None,
-    tools={},
-    counters_restricted=None,
-    disk_free_bytes=1,
-)
+HOST = plain_host()
 OUTPUT = OutputConfig(
     prediction=PredictionOutput(enable=True, save_dir="mine, too"), visualization=VisualizationOutput(enable=True)
 )
@@ -46,34 +33,9 @@ OUTPUT = OutputConfig(
 def context(
     config: AppConfig, run_dir: Path, name: str, earlier: Mapping[str, StageRecord] | None = None
 ) -> StageContext:
-    out_dir, tmp_dir = run_dir / name, run_dir / "tmp" / name
-    for folder in (out_dir, tmp_dir):
-        folder.mkdir(parents=True, exist_ok=True)
-    base = {**allowed_environment(os.environ), "PYTHONPATH": os.pathsep.join([str(REPO), str(REPO / "src")])}
-
-    def run(
-        argv: Sequence[str],
-        *,
-        timeout_s: float,
-        log: str = "log.txt",
-        cmd_file: str | None = "cmd.txt",
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
-        label: str | None = None,
-    ) -> CommandResult:
-        return run_command(argv, env={**base, **(env or {})}, timeout_s=timeout_s, log=out_dir / log, cwd=tmp_dir)
-
-    return StageContext(
-        config=config,
-        host=HOST,
-        run_dir=run_dir,
-        out_dir=out_dir,
-        tmp_dir=tmp_dir,
-        workload_dir=run_dir / "tmp" / "workload",
-        run_command=run,
-        earlier=earlier or {},
-        say=print,
-    )
+    # The child imports the fake model.
+    env = {"PYTHONPATH": os.pathsep.join([str(REPO), str(REPO / "src")])}
+    return scratch_context(name, run_dir, config=config, host=HOST, env=env, earlier=earlier)
 
 
 def fake_config(tmp_path: Path, lines: Sequence[str], stages: Mapping[str, StageConfig] | None = None) -> AppConfig:
@@ -154,7 +116,7 @@ def test_a_child_that_fails_at_once_leaves_no_results_of_an_earlier_attempt(tmp_
         (ctx.out_dir / name).write_text("[]")
     with pytest.raises(CommandFailed):
         INFERENCE.run(DirectInferenceConfig(enable=True, timeout_s=0.05), ctx)
-    assert [path.name for path in ctx.out_dir.iterdir()] == ["log.txt"]
+    assert sorted(path.name for path in ctx.out_dir.iterdir()) == ["cmd.txt", "log.txt"]
 
 
 def test_a_program_of_the_user_s_own_gets_no_clean_pass_of_our_workload(tmp_path: Path) -> None:

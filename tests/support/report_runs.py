@@ -87,3 +87,20 @@ def capture(*kernels: tuple[str, int, int], ranges: list[dict[str, Any]] | None 
         "findings": [],
         "notes": [],
     }  # fmt: skip
+
+
+HOSTILE = '<script>document.title="owned"</script>|`x`\\ </script><!--'
+
+
+def hostile_run(tmp_path: Path) -> Path:
+    """A run whose every text tries to be markup."""
+    run = tmp_path / "run"
+    data: dict[str, Any] = capture((HOSTILE, 4, 4_000_000), ("plain_kernel", 2, 1_000_000))
+    data["notes"] = [HOSTILE]
+    return write_run(
+        run,
+        stage("nsys", run, {"analysis_json": ("analysis.json", data)}, notes=(HOSTILE,)),
+        stage("ncu", run, status="failed", reason=HOSTILE),
+        warnings=(HOSTILE,),
+        overrides=(HOSTILE,),
+    )

@@ -7,8 +7,7 @@ import pytest
 
 from llm_perf_opt.report.write import write_reports
 from tests.support.browser import Browser, chromium
-from tests.support.report_runs import analyze_h200
-from tests.unit.test_report_subsets import HOSTILE, hostile_run
+from tests.support.report_runs import HOSTILE, analyze_h200, hostile_run
 
 pytestmark = pytest.mark.browser
 FIRST = "#kernel-table tbody tr:first-child td:nth-child({})"

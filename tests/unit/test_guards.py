@@ -16,7 +16,7 @@ LAYERS = (
     {"errors", "config", "core", "__init__"},
     {"profiling", "workload", "analysis", "report"},
     {"pipeline"},
-    {"runners", "cli"},
+    {"runners", "cli", "testing"},
 )
 # Inside the second layer: pure parts know nothing of what feeds them.
 FORBIDDEN = {

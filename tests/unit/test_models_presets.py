@@ -104,7 +104,7 @@ def test_causal_lm_without_a_path_says_which_key_to_set() -> None:
 def test_the_geometry_is_read_without_torch_and_importing_adapters_does_not_import_it() -> None:
     script = (
         "import sys\n"
-        "from tests.model_presets import adapter_of, compose_preset\n"
+        "from tests.support.model_presets import adapter_of, compose_preset\n"
         "for preset in ('llama3_8b', 'deepseek_ocr'):\n"
         "    config = compose_preset(f'model={preset}')\n"
         "    print(adapter_of(config).geometry(config.model)['model_type'])\n"

@@ -20,24 +20,13 @@ from llm_perf_opt.profiling.vendor.nsys import (
     find_unimported,
     keep_exit_code,
 )
+from llm_perf_opt.testing import plain_host
 
 WORK = ["python", "serve.py", "--port", "8000"]
 
 
 def _host(*, tool: Tool, gpus: tuple[Gpu, ...] = ()) -> Host:
-    return Host(
-        os="Linux",
-        cpu="cpu",
-        cpu_cores=2,
-        memory_bytes=1,
-        python="3.11",
-        packages={},
-        gpus=gpus,
-        cuda_driver=None,
-        tools={"nsys": tool},
-        counters_restricted=None,
-        disk_free_bytes=1,
-    )
+    return plain_host(gpus=gpus, tools={"nsys": tool})
 
 
 def _texts(config: NsysConfig) -> list[str]:

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ from llm_perf_opt.report.view.report import ReportView, build_view
 from llm_perf_opt.report.view.shown import Missing
 from llm_perf_opt.report.write import write_reports
 from tests.support.nsys_builder import h200_export
-from tests.support.report_runs import analyze_h200, capture, clean, stage, write_run
+from tests.support.report_runs import analyze_h200, clean, hostile_run, stage, write_run
 
 ALWAYS = ["report.html", "report.md", "kernels.md", "stakeholder_summary.md"]
 
@@ -196,22 +195,6 @@ def test_a_metric_without_a_value_shows_its_reason_and_never_zero(tmp_path: Path
         text = (run / name).read_text(encoding="utf-8")
         assert "every sample ended after its first token" in text, name
         assert not re.search(r"\b0(\.0+)? ms", text), name
-
-
-HOSTILE = '<script>document.title="owned"</script>|`x`\\ </script><!--'
-
-
-def hostile_run(tmp_path: Path) -> Path:
-    run = tmp_path / "run"
-    data: dict[str, Any] = capture((HOSTILE, 4, 4_000_000), ("plain_kernel", 2, 1_000_000))
-    data["notes"] = [HOSTILE]
-    return write_run(
-        run,
-        stage("nsys", run, {"analysis_json": ("analysis.json", data)}, notes=(HOSTILE,)),
-        stage("ncu", run, status="failed", reason=HOSTILE),
-        warnings=(HOSTILE,),
-        overrides=(HOSTILE,),
-    )
 
 
 def test_names_with_markup_do_nothing_anywhere(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.config.schema import AppConfig
-from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.records import StageRecord
 from llm_perf_opt.pipeline.carry import Carried, carry_over
@@ -14,11 +13,9 @@ from llm_perf_opt.pipeline.resume import EarlierRecords, fingerprint, why_run
 from llm_perf_opt.profiling.stages.ncu import STAGE as NCU
 from llm_perf_opt.profiling.stages.nsys import STAGE as NSYS
 from llm_perf_opt.profiling.stages.static_analysis import STAGE as STATIC
+from llm_perf_opt.testing import plain_host
 
-HOST = Host(
-    os="Linux", cpu="x", cpu_cores=2, memory_bytes=1, python="3.11", packages={}, gpus=(), cuda_driver=None,
-    tools={}, counters_restricted=None, disk_free_bytes=1,
-)  # fmt: skip
+HOST = plain_host()
 STAGES = {"static_analysis": STATIC, "nsys": NSYS, "ncu": NCU}
 STATIC_OFF = "pipeline.static_analysis.enable=false"
 NSYS_ON = "pipeline.nsys.enable=true"
