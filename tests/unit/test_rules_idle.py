@@ -3,15 +3,15 @@
 import pytest
 
 from llm_perf_opt.analysis.findings.rules.framework_overhead import find_framework_overhead
-from llm_perf_opt.analysis.findings.rules.host_gaps import find_host_gaps
-from llm_perf_opt.analysis.findings.rules.host_waits import find_host_waits
 from llm_perf_opt.analysis.findings.rules.kernel_gaps import find_kernel_gaps
+from llm_perf_opt.analysis.findings.rules.launch_bound import find_launch_bound
+from llm_perf_opt.analysis.findings.rules.wait_bound import find_wait_bound
 from tests.support.report_facts import facts, gpu, idle, ms, phase
 
 
 def test_a_step_that_mostly_waits_for_launches_is_launch_bound() -> None:
     decode = phase(wall=ms(15.0), gpu=gpu(2.0, wall=23.0, idle=idle(host=21.0), count=694))
-    (found,) = find_host_gaps(facts(decode))
+    (found,) = find_launch_bound(facts(decode))
     assert found.title == "Decode is launch-bound: the GPU idles 87 % of each step"
     assert found.saves_ms == pytest.approx(13.0)
     assert found.gain == pytest.approx(7.5)
@@ -36,12 +36,12 @@ def test_a_step_that_mostly_waits_for_launches_is_launch_bound() -> None:
     ids=["busy", "few kernels", "waits for something else", "no clean time", "no capture"],
 )
 def test_a_step_is_not_launch_bound_otherwise(decode: object) -> None:
-    assert find_host_gaps(facts(decode)) == []  # type: ignore[arg-type]
+    assert find_launch_bound(facts(decode)) == []  # type: ignore[arg-type]
 
 
 def test_a_step_that_waits_in_synchronisation_is_wait_bound() -> None:
     decode = phase(wall=ms(10.0), gpu=gpu(4.0, wall=12.0, idle=idle(host=2.0, sync=4.0, copy=2.0)))
-    (found,) = find_host_waits(facts(decode))
+    (found,) = find_wait_bound(facts(decode))
     # The copy is the device's own time; the four milliseconds left are shared two to four by host and wait.
     assert found.saves_ms == pytest.approx(2.0 + 4.0 * 4 / 6)
     assert found.gain == pytest.approx(10.0 / (10.0 - found.saves_ms))
@@ -50,7 +50,7 @@ def test_a_step_that_waits_in_synchronisation_is_wait_bound() -> None:
 
 def test_a_step_that_hardly_waits_is_not_wait_bound() -> None:
     decode = phase(wall=ms(10.0), gpu=gpu(4.0, wall=12.0, idle=idle(host=7.9, sync=0.1)))
-    assert find_host_waits(facts(decode)) == []
+    assert find_wait_bound(facts(decode)) == []
 
 
 def test_gaps_between_queued_kernels_are_found() -> None:

@@ -9,8 +9,8 @@ from llm_perf_opt.analysis.findings.phase_kernels import HIDDEN
 from llm_perf_opt.analysis.findings.rules.above_bound import find_above_bound
 from llm_perf_opt.analysis.findings.rules.dtype_miss import find_dtype_misses
 from llm_perf_opt.analysis.findings.rules.low_occupancy import find_low_occupancy
-from llm_perf_opt.analysis.findings.rules.memory_bound import find_memory_bound
-from llm_perf_opt.analysis.findings.rules.needless_copies import find_needless_copies
+from llm_perf_opt.analysis.findings.rules.memory_bound import find_far, find_near
+from llm_perf_opt.analysis.findings.rules.needless_copies import find_needless_copies, find_transfers
 from llm_perf_opt.analysis.findings.rules.small_gemm import find_small_gemms
 from llm_perf_opt.analysis.findings.rules.unfused_elementwise import find_unfused_elementwise
 from tests.support.report_facts import bound, busy_decode, facts, gpu, kernel, ms, ncu, phase, whole
@@ -55,7 +55,7 @@ def test_a_gain_hidden_behind_launches_says_so() -> None:
 
 
 def test_memory_bound_kernels_near_the_roof_should_move_less() -> None:
-    (found,) = find_memory_bound(measured(bound="memory", memory_roof_pct=90.0))
+    (found,) = find_near(measured(bound="memory", memory_roof_pct=90.0))
     assert found.rule == "memory_bound_near"
     assert found.title == "Memory-bound kernels near the roof take 80 % of decode kernel time"
     assert found.saves_ms == pytest.approx(0.08)
@@ -63,7 +63,7 @@ def test_memory_bound_kernels_near_the_roof_should_move_less() -> None:
 
 
 def test_memory_bound_kernels_far_from_the_roof_should_move_better() -> None:
-    (found,) = find_memory_bound(measured(bound="memory", memory_roof_pct=25.0))
+    (found,) = find_far(measured(bound="memory", memory_roof_pct=25.0))
     assert (found.rule, found.saves_ms) == ("memory_bound_far", pytest.approx(0.6))
 
 
@@ -77,7 +77,7 @@ def test_memory_bound_kernels_far_from_the_roof_should_move_better() -> None:
     ids=["compute-bound", "neither near nor far", "measured in another phase"],
 )
 def test_other_kernels_are_not_called_memory_bound(values: dict[str, Any]) -> None:
-    assert find_memory_bound(measured(**values)) == []
+    assert (find_near(measured(**values)), find_far(measured(**values))) == ([], [])
 
 
 def test_products_of_less_than_one_wave_are_small() -> None:
@@ -114,7 +114,8 @@ def test_copy_kernels_and_transfers_are_found() -> None:
     cat = kernel("CatArrayBatchedCopy", "copy", 0.2, 32)
     copies = (CopyFacts(kind="Copy Host-to-Device", instances=4, total_ns=300_000, size_bytes=2_000_000),)
     run = busy_decode(GEMM, cat, wall=1.2, kernels=(whole(GEMM), whole(cat)), copies=copies)
-    kernels, transfers = find_needless_copies(run)
+    (kernels,) = find_needless_copies(run)
+    (transfers,) = find_transfers(run)
     assert (kernels.title, kernels.saves_ms) == ("Kernels that only copy take 20 % of decode kernel time", 0.2)
     assert transfers.title == "Host-device copies of 2 MB take 0.3 ms, 0.3× as long as all kernels of the capture"
     assert transfers.evidence[0].text == "Copy Host-to-Device: 4 copies, 0.3 ms, 2 MB"
@@ -123,16 +124,16 @@ def test_copy_kernels_and_transfers_are_found() -> None:
 def test_transfers_longer_than_the_kernels_are_given_in_milliseconds_and_as_a_factor() -> None:
     load = (CopyFacts(kind="[CUDA memcpy HtoD]", instances=146, total_ns=1_612_000_000, size_bytes=2_472_000_000),)
     run = busy_decode(GEMM, REST, kernels=(whole(GEMM), whole(kernel("rest", "GEMM", 28.0))), copies=load)
-    (found,) = find_needless_copies(run)
+    (found,) = find_transfers(run)
     assert found.title == "Host-device copies of 2,472 MB take 1,612 ms, 56× as long as all kernels of the capture"
     unsized = (*load, CopyFacts(kind="[CUDA memcpy DtoH]", instances=1, total_ns=1000, size_bytes=None))
-    (found,) = find_needless_copies(busy_decode(GEMM, REST, kernels=(whole(GEMM),), copies=unsized))
+    (found,) = find_transfers(busy_decode(GEMM, REST, kernels=(whole(GEMM),), copies=unsized))
     assert found.title == "Host-device copies take 1,612 ms, 2,015× as long as all kernels of the capture"
 
 
 def test_copies_on_the_device_are_no_transfers() -> None:
     copies = (CopyFacts(kind="Copy Device-to-Device", instances=4, total_ns=300_000, size_bytes=None),)
-    assert find_needless_copies(busy_decode(GEMM, REST, kernels=(whole(GEMM), whole(REST)), copies=copies)) == []
+    assert find_transfers(busy_decode(GEMM, REST, kernels=(whole(GEMM), whole(REST)), copies=copies)) == []
 
 
 def test_low_occupancy_names_its_limiter_and_the_remedy_that_fits() -> None:

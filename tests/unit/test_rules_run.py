@@ -1,17 +1,28 @@
 """Rules about the run as a whole, and the order of all findings."""
 
+import pkgutil
+import re
 from dataclasses import replace
 
 import pytest
 
-from llm_perf_opt.analysis.findings.diagnose import RULES, diagnose, saved_in_request_ms
+from llm_perf_opt.analysis.findings import rules
 from llm_perf_opt.analysis.findings.facts import ClockFacts, CopyFacts, Known, RunFacts
-from llm_perf_opt.analysis.findings.finding import Finding
+from llm_perf_opt.analysis.findings.finding import (
+    UNDER_PROFILER,
+    Evidence,
+    Finding,
+    FindingRecord,
+    Rule,
+    saved_in_request_ms,
+)
+from llm_perf_opt.analysis.findings.rules import RULES, diagnose
 from llm_perf_opt.analysis.findings.rules.kv_growth import find_kv_growth
 from llm_perf_opt.analysis.findings.rules.profiler_overhead import find_profiler_overhead
 from llm_perf_opt.analysis.findings.rules.throttling import find_throttling
 from llm_perf_opt.core.documents import ClockDocument, ClockSample
 from llm_perf_opt.report.gather import clock_facts
+from tests.support.fixtures_dir import REPO
 from tests.support.report_facts import NO_MEMORY, bound, facts, gpu, idle, kernel, ms, phase, size, whole
 
 
@@ -177,26 +188,69 @@ def test_a_step_of_a_phase_outranks_the_whole_capture_when_the_number_of_steps_i
     ]
 
 
-def test_a_finding_of_the_capture_stays_only_where_no_clean_time_speaks() -> None:
-    def finding(name: str) -> Finding:
-        return Finding(
-            rule="launch_bound",
-            title=f"In {name} the GPU idles for 92% of the time",
-            range_name=name,
-            evidence=("x",),
-            remedy="y",
-            max_gain=12.0,
-            confidence="high",
-            source="nsys/analysis.json",
-        )
+def captured(name: str) -> FindingRecord:
+    """What analysis.json says of one range."""
+    return FindingRecord(
+        rule="launch_bound",
+        title=f"In {name} the GPU idles for 92% of the time",
+        evidence=("x",),
+        remedy="y",
+        max_gain=12.0,
+        confidence="high",
+        source="nsys/analysis.json",
+        range_name=name,
+    )
 
-    found = diagnose(facts(phase(wall=ms(10.0))), (finding("decode"), finding("decode_step"), finding("sam")))
+
+def test_a_finding_of_a_capture_promises_no_milliseconds_and_its_record_holds_all_of_it() -> None:
+    finding = captured("decode").finding()
+    assert finding == Finding(
+        rule="launch_bound",
+        title="In decode the GPU idles for 92% of the time",
+        phase=None,
+        evidence=(Evidence(text="x", source="nsys/analysis.json"),),
+        remedy="y",
+        saves_ms=None,
+        gain=12.0,
+        confidence="high",
+        caveat=UNDER_PROFILER,
+        range_name="decode",
+    )
+    assert FindingRecord.of(finding) == captured("decode")
+
+
+def test_a_finding_of_the_capture_stays_only_where_no_clean_time_speaks() -> None:
+    of_capture = [captured(name).finding() for name in ("decode", "decode_step", "sam")]
+    found = diagnose(facts(phase(wall=ms(10.0))), of_capture)
     assert [d.title.split()[1] for d in found] == ["sam"]
-    assert found[0].caveat is not None and "profiler" in found[0].caveat
-    found = diagnose(facts(phase()), (finding("decode"),))
+    assert found[0].caveat == UNDER_PROFILER
+    found = diagnose(facts(phase()), of_capture[:1])
     assert [(d.title.split()[1], d.saves_ms, d.gain) for d in found] == [("decode", None, 12.0)]
 
 
 def test_a_run_without_figures_has_no_findings() -> None:
     assert diagnose(facts(phase("prefill"), phase("decode"))) == ()
-    assert len(RULES) == len(set(RULES))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_a_rule_has_words_for_everybody_a_remedy_and_a_row_in_the_documentation(rule: Rule) -> None:
+    assert rule.plain_words.endswith(".") and rule.plain_words[0].isupper()
+    assert rule.remedy and not rule.remedy.endswith(".")
+    assert rule.hint and not rule.hint.endswith(".")
+    assert rule.id in documented_rules()
+
+
+def test_the_documentation_names_no_rule_that_does_not_exist() -> None:
+    assert documented_rules() == [rule.id for rule in RULES]
+
+
+def test_every_rule_module_is_in_the_list_of_rules() -> None:
+    modules = {module.name for module in pkgutil.iter_modules(rules.__path__)}
+    assert modules == {rule.find.__module__.rpartition(".")[2] for rule in RULES}
+
+
+def documented_rules() -> list[str]:
+    """The ids in the first column of the table of rules."""
+    text = (REPO / "docs" / "report.md").read_text(encoding="utf-8")
+    table = text.partition("| rule | finds | needs |\n")[2].partition("\n\n")[0]
+    return [name for row in table.splitlines()[1:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]

@@ -245,8 +245,11 @@ def test_a_launch_bound_range_is_named_once_with_its_evidence(tmp_path: Path) ->
         export.kernel("k", i * 1000 + 150, i * 1000 + 250, i + 1)
     (finding,) = _analyze(export, tmp_path).findings
     assert (finding.rule, finding.title) == ("launch_bound", "decode is launch-bound: the GPU idles for 90% of it")
-    assert finding.max_gain == pytest.approx(10.0)
-    assert finding.evidence[0] == "GPU busy 0.004 ms of 0.04 ms wall time (median of 1 instance(s), under the profiler)"
+    assert finding.gain == pytest.approx(10.0)
+    assert (
+        finding.evidence[0].text
+        == "GPU busy 0.004 ms of 0.04 ms wall time (median of 1 instance(s), under the profiler)"
+    )
 
 
 def test_the_union_merges_what_overlaps_or_touches() -> None:

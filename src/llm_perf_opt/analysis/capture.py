@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from llm_perf_opt.analysis.findings.finding import Finding
-from llm_perf_opt.analysis.findings.rules.launch_bound import find_launch_bound
-from llm_perf_opt.analysis.findings.rules.wait_bound import find_wait_bound
+from llm_perf_opt.analysis.findings.finding import Finding, FindingRecord
+from llm_perf_opt.analysis.findings.rules import diagnose_ranges
 from llm_perf_opt.analysis.idle import IdleMap, map_idle
 from llm_perf_opt.analysis.kernel_table import CopyRow, KernelRow, copy_rows, kernel_rows
 from llm_perf_opt.analysis.range_table import RangeRow, range_rows
@@ -73,7 +72,7 @@ def analyze_timelines(timelines: Sequence[Timeline]) -> CaptureAnalysis:
             "total_ns": sum(int((t.graphs.end_ns - t.graphs.start_ns).sum()) for t in timelines),
         },
         ranges=ranges,
-        findings=(*find_launch_bound(ranges, source=source), *find_wait_bound(ranges, source=source)),
+        findings=diagnose_ranges(ranges, source=source),
         notes=tuple(note for t, m in measured for note in _notes(t, m)),
         measured=measured,
     )
@@ -217,6 +216,6 @@ def _rows_as_objects(analysis: CaptureAnalysis) -> dict[str, Any]:
         "copies": [asdict(c) for c in analysis.copies],
         "graphs": dict(analysis.graphs),
         "ranges": [asdict(r) for r in analysis.ranges],
-        "findings": [asdict(f) for f in analysis.findings],
+        "findings": [asdict(FindingRecord.of(f)) for f in analysis.findings],
         "notes": list(analysis.notes),
     }

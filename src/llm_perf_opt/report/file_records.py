@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from llm_perf_opt.analysis.findings.finding import Finding
+from llm_perf_opt.analysis.findings.finding import FindingRecord
 from llm_perf_opt.analysis.kernel_table import CopyRow, KernelRow
 from llm_perf_opt.analysis.module_tree import ModuleTree
 from llm_perf_opt.analysis.range_table import Idle, RangeKernel
@@ -117,7 +117,7 @@ class CaptureFile:
     kernels: tuple[KernelRow, ...] = ()
     copies: tuple[CopyRow, ...] = ()
     ranges: tuple[RangeRecord, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[FindingRecord, ...] = ()
     notes: tuple[str, ...] = ()
     tree: ModuleTree | None = None
 

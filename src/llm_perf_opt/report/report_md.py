@@ -78,7 +78,7 @@ def _findings(findings: tuple[FindingView, ...]) -> list[str]:
     if not findings:
         return [*lines, "No rule found anything in what was measured."]
     for finding in findings:
-        gain = f", {finding.gain}" if finding.gain else ""
+        gain = f", up to {finding.gain}" if finding.gain else ""
         lines += [f"### {finding.rank}. {escape(finding.title)}", ""]
         lines += [f"{escape(finding.saves)}{gain} · confidence {finding.confidence} · rule {code(finding.rule)}", ""]
         lines += [f"- {escape(item.text)} ({code(item.source)})" for item in finding.evidence]

@@ -13,27 +13,6 @@ PLAIN = {
     "capture": "the whole recording",
     "run": "the measurement",
 }
-# What a rule means to somebody who has never seen a kernel.
-IN_WORDS = {
-    "launch_bound": "The processor that feeds the GPU is the bottleneck: the GPU mostly waits for its next order.",
-    "wait_bound": "The GPU waits while data is copied or while the program checks on it.",
-    "kernel_gaps": "Work is cut into so many small pieces that the pauses between them add up.",
-    "framework_overhead": "Much of the time goes into directing the work, not into the work itself.",
-    "above_bound": "While the GPU works, it takes much longer than the hardware would need for this work.",
-    "memory_bound_near": "The GPU moves data as fast as it can; only moving less data will help.",
-    "memory_bound_far": "Parts of the work wait for memory without using it well.",
-    "small_gemm": "The calculations are too small to keep the whole GPU busy.",
-    "unfused_elementwise": "Many small steps could be done in one.",
-    "needless_copies": "Time goes into copying data that could have been written to its place at once.",
-    "host_device_transfers": "Data travels back and forth between the main memory and the GPU.",
-    "low_occupancy": "Parts of the work use only a fraction of the GPU at a time.",
-    "dtype_miss": "Some calculations run in a slower number format than intended.",
-    "kv_growth": "The memory of the conversation so far has become the largest thing to read.",
-    "throttling": "The GPU slowed itself down, because of heat or power.",
-    "profiler_overhead": "Measuring in detail slowed the program; the speeds quoted here are from an undisturbed run.",
-}
-
-
 # What a headline number says in a sentence.
 SPEEDS = {
     "TTFT": "the first token came after {}",
@@ -94,11 +73,10 @@ def _actions(findings: tuple[FindingView, ...]) -> list[str]:
     lines = []
     for number, finding in enumerate(chosen, start=1):
         doubt = ", and this is uncertain" if finding.confidence == "low" else ""
-        gain = f" At most {finding.gain.removeprefix('up to ')} faster there{doubt}." if finding.gain else ""
-        lines.append(
-            f"{number}. **{escape(finding.title)}.** {IN_WORDS.get(finding.rule, '')}{gain} "
-            f"For the engineers: {escape(finding.remedy)}."
-        )
+        gain = f"At most {finding.gain} faster there{doubt}." if finding.gain else ""
+        texts = (f"**{escape(finding.title)}.**", finding.plain_words, gain)
+        told = " ".join(text for text in texts if text)
+        lines.append(f"{number}. {told} For the engineers: {escape(finding.remedy)}.")
     return lines
 
 

@@ -143,9 +143,9 @@ def _ncu(ncu: dict[str, Any], top: int) -> str:
 def _findings(analysis: CaptureAnalysis) -> str:
     lines = []
     for finding in analysis.findings:
-        gain = f" (at most {finding.max_gain:.1f}x)" if finding.max_gain is not None else ""
+        gain = f" (at most {finding.gain:.1f}x)" if finding.gain is not None else ""
         lines.append(f"* {finding.title}{gain}")
-        lines += [f"    - {evidence}" for evidence in finding.evidence]
+        lines += [f"    - {evidence.text}" for evidence in finding.evidence]
         lines.append(f"    remedy: {finding.remedy}")
     return "findings\n" + "\n".join(lines) if lines else ""
 

@@ -1,17 +1,111 @@
-"""What a capture says should change: findings with their evidence and the remedy."""
+"""A finding: what should change, with its evidence, its remedy and the most it could bring; and the rule behind it."""
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from llm_perf_opt.analysis.findings.facts import PHASES, Known, RunFacts
+from llm_perf_opt.analysis.range_table import RangeRow
+
 Confidence = Literal["high", "medium", "low"]
+WHOLE_CAPTURE = "capture"
+# A range of a capture that is a phase of the run: its clean time says more than the capture's.
+PHASE_RANGES = (*PHASES, "decode_step")
+# Where nobody wrote what to try.
+ANY_HINT = "Removing it"
+UNDER_PROFILER = "measured under the profiler, which slows the host: a clean pass would show less idle time"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """One observation with its numbers, and the file they come from."""
+
+    text: str
+    source: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing to change. `max_gain` is the most it could speed the named part up (2.0: twice as fast), or None.
+    """One thing to change.
 
-    `range_name` is the range it is about, None where it is about no single one.
+    `saves_ms` is the most one step of `phase` could get shorter, None where no time is at stake or none is known;
+    `gain` is the speed-up if all of it were saved (Amdahl). `caveat` says when the promise does not hold. A finding of
+    a capture alone speaks of one range, `range_name`: its times are the profiler's, so it promises a factor and no
+    milliseconds.
     """
+
+    rule: str
+    title: str
+    phase: str | None
+    evidence: tuple[Evidence, ...]
+    remedy: str
+    saves_ms: float | None
+    gain: float | None
+    confidence: Confidence
+    caveat: str | None = None
+    range_name: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One kind of finding: how it is found, what it means to somebody who has never seen a kernel, and what to do.
+
+    `find` looks at a run's figures, `find_in_ranges` at the ranges of a capture alone (with the name of its file).
+    `remedy` holds wherever a finding has no better one of its own; `hint` is what to try, in a few words.
+    """
+
+    id: str
+    find: Callable[[RunFacts], list[Finding]]
+    plain_words: str
+    remedy: str
+    hint: str = ANY_HINT
+    find_in_ranges: Callable[[Sequence[RangeRow], str], list[Finding]] | None = None
+
+    def finding(
+        self,
+        *,
+        title: str,
+        phase: str | None,
+        evidence: tuple[Evidence, ...],
+        saves_ms: float | None,
+        gain: float | None,
+        confidence: Confidence,
+        remedy: str | None = None,
+        caveat: str | None = None,
+    ) -> Finding:
+        return Finding(
+            rule=self.id,
+            title=title,
+            phase=phase,
+            evidence=evidence,
+            remedy=self.remedy if remedy is None else remedy,
+            saves_ms=saves_ms,
+            gain=gain,
+            confidence=confidence,
+            caveat=caveat,
+        )
+
+    def finding_of_range(
+        self, name: str, *, title: str, evidence: Sequence[str], source: str, gain: float | None, confidence: Confidence
+    ) -> Finding:
+        """What a capture alone says of one of its ranges."""
+        return Finding(
+            rule=self.id,
+            title=title,
+            phase=None,
+            evidence=tuple(Evidence(text=text, source=source) for text in evidence),
+            remedy=self.remedy,
+            saves_ms=None,
+            gain=gain,
+            confidence=confidence,
+            caveat=UNDER_PROFILER,
+            range_name=name,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindingRecord:
+    """A finding of a capture in `analysis.json`: all its evidence comes from one file."""
 
     rule: str
     title: str
@@ -21,3 +115,78 @@ class Finding:
     confidence: Confidence
     source: str
     range_name: str | None = None
+
+    @classmethod
+    def of(cls, finding: Finding) -> "FindingRecord":
+        return cls(
+            rule=finding.rule,
+            title=finding.title,
+            evidence=tuple(evidence.text for evidence in finding.evidence),
+            remedy=finding.remedy,
+            max_gain=finding.gain,
+            confidence=finding.confidence,
+            source=finding.evidence[0].source,
+            range_name=finding.range_name,
+        )
+
+    def finding(self) -> Finding:
+        return Finding(
+            rule=self.rule,
+            title=self.title,
+            phase=None,
+            evidence=tuple(Evidence(text=text, source=self.source) for text in self.evidence),
+            remedy=self.remedy,
+            saves_ms=None,
+            gain=self.max_gain,
+            confidence=self.confidence,
+            caveat=UNDER_PROFILER,
+            range_name=self.range_name,
+        )
+
+
+def amdahl(wall_ms: float | None, saved_ms: float) -> float | None:
+    """The speed-up of a phase when a part of it vanishes; None when the whole is unknown or the part is all of it."""
+    if wall_ms is None or saved_ms >= wall_ms:
+        return None
+    return wall_ms / (wall_ms - saved_ms)
+
+
+def rank(findings: Iterable[Finding], facts: RunFacts) -> tuple[Finding, ...]:
+    """The ones that could save most of a request first; those without a time per request come last."""
+    return tuple(sorted(findings, key=lambda finding: _order(finding, facts)))
+
+
+def saved_in_request_ms(finding: Finding, facts: RunFacts) -> float | None:
+    """The most a whole request could get shorter; None when the number of steps or the time is not known."""
+    if finding.saves_ms is None or finding.phase is None:
+        return None
+    phase = facts.phases.get(finding.phase)
+    steps = phase.steps_per_request if phase is not None else None
+    return None if steps is None else finding.saves_ms * steps
+
+
+def is_covered(finding: Finding, facts: RunFacts) -> bool:
+    """Whether a phase with a clean time speaks for this finding's range."""
+    name = finding.range_name
+    if name is None or name not in PHASE_RANGES:
+        return False
+    phase = facts.phases.get("decode" if name == "decode_step" else name)
+    return phase is not None and isinstance(phase.wall, Known)
+
+
+def _order(finding: Finding, facts: RunFacts) -> tuple[int, float, float]:
+    """By time of a request. Without one: times of a step, then gains, then times of the whole capture, then the rest.
+
+    A capture may hold the loading of the model, so its times say nothing of a request and never outrank one.
+    Where no phase has a clean time, what a capture says of whole ranges comes first: kernels are only a part of them.
+    """
+    gain = finding.gain or 0.0
+    request = saved_in_request_ms(finding, facts)
+    if request is not None:
+        return (1, -request, -gain)
+    if finding.saves_ms is not None:
+        return (4 if finding.phase == WHOLE_CAPTURE else 2, -finding.saves_ms, -gain)
+    if finding.gain is None:
+        return (5, 0.0, 0.0)
+    has_clean_time = any(isinstance(phase.wall, Known) for phase in facts.phases.values())
+    return (0 if finding.phase is None and not has_clean_time else 3, 0.0, -gain)

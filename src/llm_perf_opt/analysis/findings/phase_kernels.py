@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.analysis.findings.diagnosis import WHOLE_CAPTURE
 from llm_perf_opt.analysis.findings.facts import GpuFacts, KernelFacts, Known, PhaseFacts, PhaseKernel, RunFacts
+from llm_perf_opt.analysis.findings.finding import WHOLE_CAPTURE
 
 LAUNCH_BOUND_IDLE = 0.5
 HIDDEN = "the GPU waits for the host here: this saves wall time only once the launches keep up"

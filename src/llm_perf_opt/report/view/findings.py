@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.findings.diagnose import saved_in_request_ms
-from llm_perf_opt.analysis.findings.diagnosis import Diagnosis, Evidence
 from llm_perf_opt.analysis.findings.facts import PER, RunFacts
+from llm_perf_opt.analysis.findings.finding import Evidence, Finding, saved_in_request_ms
+from llm_perf_opt.analysis.findings.rules import RULE_BY_ID
 from llm_perf_opt.report.units import format_factor, format_ms
 
 NO_TIME = "no time at stake"
@@ -12,11 +12,14 @@ NO_TIME = "no time at stake"
 
 @dataclass(frozen=True, kw_only=True)
 class FindingView:
+    """One finding as text. `gain` is the most its phase could speed up, empty where that is not known."""
+
     rank: int
     rule: str
     title: str
     phase: str
     evidence: tuple[Evidence, ...]
+    plain_words: str
     remedy: str
     saves: str
     gain: str
@@ -24,31 +27,33 @@ class FindingView:
     caveat: str | None
 
 
-def findings_view(found: tuple[Diagnosis, ...], facts: RunFacts) -> tuple[FindingView, ...]:
-    return tuple(_view(rank, diagnosis, facts) for rank, diagnosis in enumerate(found, start=1))
+def findings_view(found: tuple[Finding, ...], facts: RunFacts) -> tuple[FindingView, ...]:
+    return tuple(_view(rank, finding, facts) for rank, finding in enumerate(found, start=1))
 
 
-def _view(rank: int, diagnosis: Diagnosis, facts: RunFacts) -> FindingView:
+def _view(rank: int, finding: Finding, facts: RunFacts) -> FindingView:
+    rule = RULE_BY_ID.get(finding.rule)
     return FindingView(
         rank=rank,
-        rule=diagnosis.rule,
-        title=diagnosis.title,
-        phase=diagnosis.phase or "run",
-        evidence=diagnosis.evidence,
-        remedy=diagnosis.remedy,
-        saves=_saves(diagnosis, facts),
-        gain="" if diagnosis.gain is None else f"up to {format_factor(diagnosis.gain)}",
-        confidence=diagnosis.confidence,
-        caveat=diagnosis.caveat,
+        rule=finding.rule,
+        title=finding.title,
+        phase=finding.phase or "run",
+        evidence=finding.evidence,
+        plain_words=rule.plain_words if rule is not None else "",
+        remedy=finding.remedy,
+        saves=_saves(finding, facts),
+        gain="" if finding.gain is None else format_factor(finding.gain),
+        confidence=finding.confidence,
+        caveat=finding.caveat,
     )
 
 
-def _saves(diagnosis: Diagnosis, facts: RunFacts) -> str:
-    if diagnosis.saves_ms is None:
-        return NO_TIME if diagnosis.gain is None else "time not known"
-    per = PER.get(diagnosis.phase or "", "over the capture")
-    text = f"up to {format_ms(diagnosis.saves_ms)} {per}"
-    request = saved_in_request_ms(diagnosis, facts)
-    if request is not None and diagnosis.phase == "decode":
+def _saves(finding: Finding, facts: RunFacts) -> str:
+    if finding.saves_ms is None:
+        return NO_TIME if finding.gain is None else "time not known"
+    per = PER.get(finding.phase or "", "over the capture")
+    text = f"up to {format_ms(finding.saves_ms)} {per}"
+    request = saved_in_request_ms(finding, facts)
+    if request is not None and finding.phase == "decode":
         text += f", {format_ms(request)} per request"
     return text

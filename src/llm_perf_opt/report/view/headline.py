@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from llm_perf_opt.analysis.findings.diagnosis import Diagnosis
 from llm_perf_opt.analysis.findings.facts import Known, PhaseFacts, Quantity, RunFacts, Unknown
+from llm_perf_opt.analysis.findings.finding import ANY_HINT, Finding
+from llm_perf_opt.analysis.findings.rules import RULE_BY_ID
 from llm_perf_opt.analysis.findings.waterfall import Waterfall
 from llm_perf_opt.analysis.roofline import mbu, mfu
 from llm_perf_opt.analysis.static.document import StaticDocument
@@ -19,16 +20,6 @@ from llm_perf_opt.report.view.captured import captured_tiles, captured_verdict
 from llm_perf_opt.report.view.shown import Tile, show
 
 Tone = Literal["good", "warn", "bad", "unknown"]
-# What to try, in a few words, for the verdict.
-TRY = {
-    "launch_bound": "CUDA graphs or torch.compile could give up to {gain}.",
-    "wait_bound": "Removing synchronisation and copies from the loop could give up to {gain}.",
-    "kernel_gaps": "Fewer, longer kernels could give up to {gain}.",
-    "framework_overhead": "torch.compile could give up to {gain}.",
-    "above_bound": "Better kernels could give up to {gain}.",
-    "unfused_elementwise": "Fusing elementwise work could give up to {gain}.",
-    "memory_bound_near": "Fewer bytes (quantisation, batching) could give up to {gain}.",
-}
 NEAR_BOUND = 1.3
 FAR_FROM_BOUND = 2.0
 
@@ -44,7 +35,7 @@ class HeadlineView:
 
 
 def headline(
-    files: RunFiles, facts: RunFacts, waterfalls: tuple[Waterfall, ...], found: tuple[Diagnosis, ...]
+    files: RunFiles, facts: RunFacts, waterfalls: tuple[Waterfall, ...], found: tuple[Finding, ...]
 ) -> HeadlineView:
     capture = _capture_alone(files, facts)
     verdict, tone = _verdict(waterfalls, found, facts, capture)
@@ -208,7 +199,7 @@ def _utilisation(
 
 def _verdict(
     waterfalls: tuple[Waterfall, ...],
-    found: tuple[Diagnosis, ...],
+    found: tuple[Finding, ...],
     facts: RunFacts,
     capture: Found[CaptureFile] | None,
 ) -> tuple[str, Tone]:
@@ -239,10 +230,11 @@ def _verdict(
     return "Nothing was measured and nothing could be predicted: see what was run below.", "unknown"
 
 
-def _promise(diagnosis: Diagnosis) -> str:
-    gain = format_factor(diagnosis.gain) if diagnosis.gain is not None else ""
-    text = TRY.get(diagnosis.rule, "Removing it could give up to {gain}.").format(gain=gain)
-    return f"{diagnosis.title}. {text}"
+def _promise(finding: Finding) -> str:
+    gain = format_factor(finding.gain) if finding.gain is not None else ""
+    rule = RULE_BY_ID.get(finding.rule)
+    hint = rule.hint if rule is not None else ANY_HINT
+    return f"{finding.title}. {hint} could give up to {gain}."
 
 
 def _distance(waterfall: Waterfall, facts: RunFacts) -> tuple[str, float] | None:

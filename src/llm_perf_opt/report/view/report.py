@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.findings.diagnose import diagnose
+from llm_perf_opt.analysis.findings.rules import diagnose
 from llm_perf_opt.analysis.findings.waterfall import build_waterfall
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis
 from llm_perf_opt.report.gather import gather, joined_ncu
@@ -37,8 +37,8 @@ def build_view(files: RunFiles) -> ReportView:
     ncu = joined_ncu(files)
     facts = gather(files, ncu)
     waterfalls = tuple(build_waterfall(phase) for phase in facts.phases.values())
-    capture = files.capture.content.findings if isinstance(files.capture, Found) else ()
-    found = diagnose(facts, capture)
+    records = files.capture.content.findings if isinstance(files.capture, Found) else ()
+    found = diagnose(facts, [record.finding() for record in records])
     kernels = kernels_view(files, facts, ncu)
     return ReportView(
         headline=headline(files, facts, waterfalls, found),

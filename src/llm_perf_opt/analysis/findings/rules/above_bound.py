@@ -1,7 +1,7 @@
 """Rule above_bound: the kernels of a phase (on a CPU its operators) take much longer than the hardware needs."""
 
-from llm_perf_opt.analysis.findings.diagnosis import Diagnosis, Evidence, amdahl
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts, value_of
+from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl
 from llm_perf_opt.analysis.findings.phase_kernels import HIDDEN, LAUNCH_BOUND_IDLE
 
 MIN_FACTOR = 1.5
@@ -18,7 +18,7 @@ CPU_REMEDY = (
 )
 
 
-def find_above_bound(facts: RunFacts) -> list[Diagnosis]:
+def find_above_bound(facts: RunFacts) -> list[Finding]:
     """One finding per phase whose kernel time is at least one and a half times the best known bound."""
     found = []
     for phase in facts.phases.values():
@@ -30,14 +30,13 @@ def find_above_bound(facts: RunFacts) -> list[Diagnosis]:
     return found
 
 
-def _check_cpu(phase: PhaseFacts, operators: Known, floor: Known) -> list[Diagnosis]:
+def _check_cpu(phase: PhaseFacts, operators: Known, floor: Known) -> list[Finding]:
     if floor.value <= 0 or operators.value < MIN_FACTOR * floor.value:
         return []
     saved = operators.value - floor.value
     where = floor.source or "static_analysis/static.json"
     return [
-        Diagnosis(
-            rule="above_bound",
+        RULE.finding(
             title=f"{phase.name.capitalize()} operators take {operators.value / floor.value:.1f}× what the CPU needs",
             phase=phase.name,
             evidence=(
@@ -53,7 +52,7 @@ def _check_cpu(phase: PhaseFacts, operators: Known, floor: Known) -> list[Diagno
     ]
 
 
-def _check(phase: PhaseFacts, gpu: GpuFacts, floor: Known) -> list[Diagnosis]:
+def _check(phase: PhaseFacts, gpu: GpuFacts, floor: Known) -> list[Finding]:
     if floor.value <= 0 or gpu.busy_ms < MIN_FACTOR * floor.value:
         return []
     saved = gpu.busy_ms - floor.value
@@ -71,15 +70,22 @@ def _check(phase: PhaseFacts, gpu: GpuFacts, floor: Known) -> list[Diagnosis]:
         Evidence(text=f"kernels {gpu.busy_ms:.3f} ms" + (f": {classes}" if classes else ""), source=gpu.source),
     ]
     return [
-        Diagnosis(
-            rule="above_bound",
+        RULE.finding(
             title=f"{phase.name.capitalize()} kernels take {gpu.busy_ms / floor.value:.1f}× what the hardware needs",
             phase=phase.name,
             evidence=tuple(evidence),
-            remedy=REMEDY,
             saves_ms=saved,
             gain=amdahl(wall, saved),
             confidence="medium",
             caveat=HIDDEN if is_hidden else None,
         )
     ]
+
+
+RULE = Rule(
+    id="above_bound",
+    find=find_above_bound,
+    plain_words="While the GPU works, it takes much longer than the hardware would need for this work.",
+    remedy=REMEDY,
+    hint="Better kernels",
+)

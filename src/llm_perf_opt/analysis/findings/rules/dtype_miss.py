@@ -2,8 +2,8 @@
 
 import re
 
-from llm_perf_opt.analysis.findings.diagnosis import Diagnosis, Evidence, amdahl
 from llm_perf_opt.analysis.findings.facts import KernelFacts, PhaseKernel, RunFacts
+from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl
 from llm_perf_opt.analysis.findings.phase_kernels import Slice, describe, slices, time_of
 
 MEANT = ("bf16", "fp16", "bfloat16", "float16")
@@ -26,7 +26,7 @@ REMEDY = (
 Row = tuple[PhaseKernel, KernelFacts | None]
 
 
-def find_dtype_misses(facts: RunFacts) -> list[Diagnosis]:
+def find_dtype_misses(facts: RunFacts) -> list[Finding]:
     """One finding per phase of a 16-bit model that multiplies in a wider format."""
     if facts.dtype not in MEANT:
         return []
@@ -46,20 +46,26 @@ def miss_of(kernel: PhaseKernel) -> str | None:
     return next((kind for kind, pattern in MISSES if pattern.search(kernel.name)), None)
 
 
-def _finding(part: Slice, rows: list[tuple[Row, str]], spent: float, facts: RunFacts) -> Diagnosis:
+def _finding(part: Slice, rows: list[tuple[Row, str]], spent: float, facts: RunFacts) -> Finding:
     rows = sorted(rows, key=lambda item: -item[0][0].ms_per_step)
     saved = sum(row[0].ms_per_step * (1 - 1 / LEAST_RATIO[kind]) for row, kind in rows)
-    return Diagnosis(
-        rule="dtype_miss",
+    return RULE.finding(
         title=f"Products in {rows[0][1]}, not {facts.dtype}, take {100 * spent / part.busy_ms:.1f} % of {part.where}",
         phase=part.phase,
         evidence=tuple(
             Evidence(text=describe(row[0], f", by its name {kind}"), source=facts.kernel_source)
             for row, kind in rows[:SHOWN]
         ),
-        remedy=REMEDY,
         saves_ms=saved,
         gain=amdahl(part.wall_ms, saved),
         confidence="medium",
         caveat=part.caveat,
     )
+
+
+RULE = Rule(
+    id="dtype_miss",
+    find=find_dtype_misses,
+    plain_words="Some calculations run in a slower number format than intended.",
+    remedy=REMEDY,
+)

@@ -1,7 +1,7 @@
 """Rule framework_overhead: on a CPU, much of a phase passes outside operators, in Python and the framework."""
 
-from llm_perf_opt.analysis.findings.diagnosis import Diagnosis, Evidence, amdahl
 from llm_perf_opt.analysis.findings.facts import Known, PhaseFacts, RunFacts
+from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl
 
 MIN_SHARE = 0.15
 REMEDY = (
@@ -10,7 +10,7 @@ REMEDY = (
 )
 
 
-def find_framework_overhead(facts: RunFacts) -> list[Diagnosis]:
+def find_framework_overhead(facts: RunFacts) -> list[Finding]:
     """One finding per phase on a CPU that spends a seventh or more of its time outside operators."""
     found = []
     for phase in facts.phases.values():
@@ -19,24 +19,31 @@ def find_framework_overhead(facts: RunFacts) -> list[Diagnosis]:
     return found
 
 
-def _check(phase: PhaseFacts, wall: Known, operators: Known) -> list[Diagnosis]:
+def _check(phase: PhaseFacts, wall: Known, operators: Known) -> list[Finding]:
     outside = wall.value - operators.value
     if outside < MIN_SHARE * wall.value:
         return []
     measured = f"clean wall time {wall.value:.4g} ms ({wall.how})"
     return [
-        Diagnosis(
-            rule="framework_overhead",
+        RULE.finding(
             title=f"{phase.name.capitalize()} spends {100 * outside / wall.value:.0f} % outside operators",
             phase=phase.name,
             evidence=(
                 Evidence(text=operators.how, source=operators.source or "manifest.json"),
                 Evidence(text=measured, source=wall.source or "manifest.json"),
             ),
-            remedy=REMEDY,
             saves_ms=outside,
             gain=amdahl(wall.value, outside),
             confidence="medium",
             caveat="the profiler costs time at every operator, so the split is approximate",
         )
     ]
+
+
+RULE = Rule(
+    id="framework_overhead",
+    find=find_framework_overhead,
+    plain_words="Much of the time goes into directing the work, not into the work itself.",
+    remedy=REMEDY,
+    hint="torch.compile",
+)

@@ -1,7 +1,7 @@
 """Rule kernel_gaps: many short kernels follow each other, and the device's own gaps between them add up."""
 
-from llm_perf_opt.analysis.findings.diagnosis import Diagnosis, Evidence, amdahl
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
+from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl
 from llm_perf_opt.analysis.findings.waterfall import split_idle
 
 MIN_SHARE = 0.1
@@ -11,12 +11,12 @@ REMEDY = (
 )
 
 
-def find_kernel_gaps(facts: RunFacts) -> list[Diagnosis]:
+def find_kernel_gaps(facts: RunFacts) -> list[Finding]:
     """One finding per phase whose gaps between queued kernels take a tenth of its clean time."""
     return [found for phase in facts.timed_gpu_phases() for found in _check(*phase)]
 
 
-def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known) -> list[Diagnosis]:
+def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known) -> list[Finding]:
     """Of the clean idle time: kernels that overlap, or a slower host, leave longer gaps under the profiler."""
     idle_ms = wall.value - gpu.busy_ms
     if idle_ms <= 0 or gpu.kernel_count <= 0:
@@ -25,8 +25,7 @@ def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known) -> list[Diagnosis]:
     if gap_ms < MIN_SHARE * wall.value:
         return []
     return [
-        Diagnosis(
-            rule="kernel_gaps",
+        RULE.finding(
             title=f"{phase.name.capitalize()} loses {100 * gap_ms / wall.value:.0f} % in gaps between queued kernels",
             phase=phase.name,
             evidence=(
@@ -37,9 +36,17 @@ def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known) -> list[Diagnosis]:
                     source=gpu.source,
                 ),
             ),
-            remedy=REMEDY,
             saves_ms=gap_ms,
             gain=amdahl(wall.value, gap_ms),
             confidence="medium",
         )
     ]
+
+
+RULE = Rule(
+    id="kernel_gaps",
+    find=find_kernel_gaps,
+    plain_words="Work is cut into so many small pieces that the pauses between them add up.",
+    remedy=REMEDY,
+    hint="Fewer, longer kernels",
+)

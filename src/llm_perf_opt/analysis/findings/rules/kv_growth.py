@@ -1,7 +1,7 @@
 """Rule kv_growth: the KV cache, not the weights, decides how much a step reads or how much fits."""
 
-from llm_perf_opt.analysis.findings.diagnosis import Diagnosis, Evidence, amdahl
 from llm_perf_opt.analysis.findings.facts import Known, RunFacts, value_of
+from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl
 
 MIN_READ_SHARE = 0.25
 MIN_MEMORY_SHARE = 0.4
@@ -13,7 +13,7 @@ REMEDY = (
 HALVED = {"fp32": "bf16", "bf16": "fp8 or int8", "fp16": "fp8 or int8"}
 
 
-def find_kv_growth(facts: RunFacts) -> list[Diagnosis]:
+def find_kv_growth(facts: RunFacts) -> list[Finding]:
     """A finding when the cache is a quarter of what a step reads, or fills much of the memory."""
     memory = facts.memory
     read, total = value_of(memory.kv_read_per_step), _step_bytes(facts)
@@ -30,7 +30,7 @@ def _step_bytes(facts: RunFacts) -> float | None:
     return value_of(decode.bytes) if decode is not None else None
 
 
-def _finding(facts: RunFacts, share: float, filled: float) -> Diagnosis:
+def _finding(facts: RunFacts, share: float, filled: float) -> Finding:
     memory, decode = facts.memory, facts.phases.get("decode")
     source = memory.kv_cache.source if isinstance(memory.kv_cache, Known) else None
     read = value_of(memory.kv_read_per_step)
@@ -48,8 +48,7 @@ def _finding(facts: RunFacts, share: float, filled: float) -> Diagnosis:
         else []
     )
     texts += [f"each token adds {per_token:,.0f} bytes"] if per_token is not None else []
-    return Diagnosis(
-        rule="kv_growth",
+    return RULE.finding(
         title="The KV cache decides: " + (texts[0] if share >= MIN_READ_SHARE else texts[-2 if per_token else -1]),
         phase="decode",
         evidence=tuple(Evidence(text=text, source=source or "static_analysis/static.json") for text in texts),
@@ -58,3 +57,11 @@ def _finding(facts: RunFacts, share: float, filled: float) -> Diagnosis:
         gain=None if saved is None else amdahl(wall, saved),
         confidence="medium",
     )
+
+
+RULE = Rule(
+    id="kv_growth",
+    find=find_kv_growth,
+    plain_words="The memory of the conversation so far has become the largest thing to read.",
+    remedy=REMEDY.format(format=""),
+)

@@ -1,7 +1,7 @@
 """Rule low_occupancy: kernels that leave most warps of an SM empty, and what keeps them out."""
 
-from llm_perf_opt.analysis.findings.diagnosis import Diagnosis, Evidence, amdahl
 from llm_perf_opt.analysis.findings.facts import PhaseKernel, RunFacts
+from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl
 from llm_perf_opt.analysis.findings.phase_kernels import Slice, describe, slices, time_of
 from llm_perf_opt.analysis.ncu_rows import NcuKernel
 
@@ -16,10 +16,11 @@ LIMITER_REMEDY = {
     "blocks": "use larger blocks: the number of resident blocks is the limit",
     "barriers": "use fewer barriers per block",
 }
+REMEDY = "keep more warps on each SM: fewer registers and less shared memory per block, and grids that fill the GPU"
 FILL = "launch more blocks: larger batch, split-K, or fuse neighbouring kernels; the grid does not fill the GPU"
 
 
-def find_low_occupancy(facts: RunFacts) -> list[Diagnosis]:
+def find_low_occupancy(facts: RunFacts) -> list[Finding]:
     """One finding per phase: kernels of low occupancy that are also far from both roofs."""
     found = []
     for part in slices(facts):
@@ -51,13 +52,12 @@ def limiter(ncu: NcuKernel) -> str:
     return ncu.occupancy_limiter or "unknown limiter"
 
 
-def _finding(part: Slice, rows: list[tuple[PhaseKernel, NcuKernel]], spent: float, source: str) -> Diagnosis:
+def _finding(part: Slice, rows: list[tuple[PhaseKernel, NcuKernel]], spent: float, source: str) -> Finding:
     rows = sorted(rows, key=lambda row: -row[0].ms_per_step)
     roofs = [(k, _roof_pct(n)) for k, n in rows]
     saved = sum(k.ms_per_step * (1 - roof / 100) for k, roof in roofs if roof is not None)
     remedies = dict.fromkeys(_remedy(limiter(n)) for _, n in rows[:SHOWN])
-    return Diagnosis(
-        rule="low_occupancy",
+    return RULE.finding(
         title=f"Kernels with less than {LOW_PCT:g} % occupancy take {100 * spent / part.busy_ms:.0f} % of {part.where}",
         phase=part.phase,
         evidence=tuple(
@@ -74,3 +74,11 @@ def _finding(part: Slice, rows: list[tuple[PhaseKernel, NcuKernel]], spent: floa
 
 def _remedy(cause: str) -> str:
     return next((text for name, text in LIMITER_REMEDY.items() if name in cause), FILL)
+
+
+RULE = Rule(
+    id="low_occupancy",
+    find=find_low_occupancy,
+    plain_words="Parts of the work use only a fraction of the GPU at a time.",
+    remedy=REMEDY,
+)

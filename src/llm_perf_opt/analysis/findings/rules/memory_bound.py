@@ -1,9 +1,10 @@
-"""Rule memory_bound: kernels that wait for memory, near its roof (move fewer bytes) or far from it (move better)."""
+"""Rules memory_bound_near (move fewer bytes) and memory_bound_far (move them better): kernels that wait for memory."""
 
-from llm_perf_opt.analysis.findings.diagnosis import Diagnosis, Evidence, amdahl
-from llm_perf_opt.analysis.findings.facts import PhaseKernel, RunFacts
-from llm_perf_opt.analysis.findings.phase_kernels import Slice, describe, slices, time_of
-from llm_perf_opt.analysis.ncu_rows import NcuKernel
+from collections.abc import Callable
+
+from llm_perf_opt.analysis.findings.facts import RunFacts
+from llm_perf_opt.analysis.findings.finding import Confidence, Evidence, Finding, Rule, amdahl
+from llm_perf_opt.analysis.findings.phase_kernels import describe, slices, time_of
 
 NEAR_PCT = 75.0
 FAR_PCT = 50.0
@@ -20,40 +21,56 @@ REMEDY_FAR = (
 )
 
 
-def find_memory_bound(facts: RunFacts) -> list[Diagnosis]:
-    """Up to two findings per phase: memory-bound kernels near the roof, and far from it."""
+def find_near(facts: RunFacts) -> list[Finding]:
+    """One finding per phase about memory-bound kernels near the roof."""
+    return _find(facts, NEAR, "near", "high", lambda roof_pct: roof_pct >= NEAR_PCT)
+
+
+def find_far(facts: RunFacts) -> list[Finding]:
+    """One finding per phase about memory-bound kernels far from the roof."""
+    return _find(facts, FAR, "far from", "medium", lambda roof_pct: roof_pct < FAR_PCT)
+
+
+def _find(
+    facts: RunFacts, rule: Rule, word: str, confidence: Confidence, is_meant: Callable[[float], bool]
+) -> list[Finding]:
     found = []
     for part in slices(facts):
-        rows = [(k, f.ncu) for k, f in part.rows if f is not None and f.ncu is not None]
-        rows = [(k, n) for k, n in rows if n.bound == "memory" and n.memory_roof_pct is not None]
-        near = [(k, n) for k, n in rows if (n.memory_roof_pct or 0.0) >= NEAR_PCT]
-        far = [(k, n) for k, n in rows if (n.memory_roof_pct or 0.0) < FAR_PCT]
-        found += _finding(part, near, facts.ncu_source, is_near=True) + _finding(
-            part, far, facts.ncu_source, is_near=False
+        measured = [(k, f.ncu) for k, f in part.rows if f is not None and f.ncu is not None and f.ncu.bound == "memory"]
+        rows = [(k, n.memory_roof_pct) for k, n in measured if n.memory_roof_pct is not None]
+        rows = [(k, roof_pct) for k, roof_pct in rows if is_meant(roof_pct)]
+        spent = time_of((k, None) for k, _ in rows)
+        if not rows or spent < MIN_SHARE * part.busy_ms:
+            continue
+        saved = sum(k.ms_per_step * max(0.0, 1 - roof_pct / 100) for k, roof_pct in rows)
+        top = sorted(rows, key=lambda row: -row[0].ms_per_step)[:SHOWN]
+        found.append(
+            rule.finding(
+                title=f"Memory-bound kernels {word} the roof take {100 * spent / part.busy_ms:.0f} % of {part.where}",
+                phase=part.phase,
+                evidence=tuple(
+                    Evidence(text=describe(k, f", {roof_pct:.0f} % of the memory roof"), source=facts.ncu_source)
+                    for k, roof_pct in top
+                ),
+                saves_ms=saved,
+                gain=amdahl(part.wall_ms, saved),
+                confidence=confidence,
+                caveat=part.caveat,
+            )
         )
     return found
 
 
-def _finding(part: Slice, rows: list[tuple[PhaseKernel, NcuKernel]], source: str, *, is_near: bool) -> list[Diagnosis]:
-    spent = time_of((k, None) for k, _ in rows)
-    if not rows or spent < MIN_SHARE * part.busy_ms:
-        return []
-    saved = sum(k.ms_per_step * max(0.0, 1 - (n.memory_roof_pct or 0.0) / 100) for k, n in rows)
-    word = "near" if is_near else "far from"
-    top = sorted(rows, key=lambda row: -row[0].ms_per_step)[:SHOWN]
-    return [
-        Diagnosis(
-            rule=f"memory_bound_{'near' if is_near else 'far'}",
-            title=f"Memory-bound kernels {word} the roof take {100 * spent / part.busy_ms:.0f} % of {part.where}",
-            phase=part.phase,
-            evidence=tuple(
-                Evidence(text=describe(k, f", {n.memory_roof_pct:.0f} % of the memory roof"), source=source)
-                for k, n in top
-            ),
-            remedy=REMEDY_NEAR if is_near else REMEDY_FAR,
-            saves_ms=saved,
-            gain=amdahl(part.wall_ms, saved),
-            confidence="high" if is_near else "medium",
-            caveat=part.caveat,
-        )
-    ]
+NEAR = Rule(
+    id="memory_bound_near",
+    find=find_near,
+    plain_words="The GPU moves data as fast as it can; only moving less data will help.",
+    remedy=REMEDY_NEAR,
+    hint="Fewer bytes (quantisation, batching)",
+)
+FAR = Rule(
+    id="memory_bound_far",
+    find=find_far,
+    plain_words="Parts of the work wait for memory without using it well.",
+    remedy=REMEDY_FAR,
+)

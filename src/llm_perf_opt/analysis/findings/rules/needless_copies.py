@@ -1,7 +1,7 @@
-"""Rule needless_copies: kernels that only move data, and transfers between host and device."""
+"""Rules needless_copies and host_device_transfers: kernels that only move data, and copies to and from the host."""
 
-from llm_perf_opt.analysis.findings.diagnosis import WHOLE_CAPTURE, Diagnosis, Evidence, amdahl
 from llm_perf_opt.analysis.findings.facts import CopyFacts, RunFacts
+from llm_perf_opt.analysis.findings.finding import WHOLE_CAPTURE, Evidence, Finding, Rule, amdahl
 from llm_perf_opt.analysis.findings.phase_kernels import Slice, describe, slices, time_of
 
 MIN_SHARE = 0.05
@@ -17,52 +17,49 @@ TRANSFER_REMEDY = (
 )
 
 
-def find_needless_copies(facts: RunFacts) -> list[Diagnosis]:
-    """Copy kernels by phase, and host-device transfers of the capture."""
+def find_needless_copies(facts: RunFacts) -> list[Finding]:
+    """One finding per phase in which kernels that only copy take a twentieth of the kernel time."""
     found = []
     for part in slices(facts):
         rows = [row for row in part.rows if row[0].kernel_class == "copy"]
         spent = time_of(rows)
         if rows and spent >= MIN_SHARE * part.busy_ms:
             found.append(_copies(part, spent, facts.kernel_source))
-    return found + _transfers(facts)
+    return found
 
 
-def _copies(part: Slice, spent: float, source: str) -> Diagnosis:
-    rows = sorted((k for k, _ in part.rows if k.kernel_class == "copy"), key=lambda k: -k.ms_per_step)
-    return Diagnosis(
-        rule="needless_copies",
-        title=f"Kernels that only copy take {100 * spent / part.busy_ms:.0f} % of {part.where}",
-        phase=part.phase,
-        evidence=tuple(Evidence(text=describe(k, ""), source=source) for k in rows[:SHOWN]),
-        remedy=REMEDY,
-        saves_ms=spent,
-        gain=amdahl(part.wall_ms, spent),
-        confidence="medium",
-        caveat=part.caveat or "an upper bound: a copy that changes the format or gathers rows may be needed",
-    )
-
-
-def _transfers(facts: RunFacts) -> list[Diagnosis]:
+def find_transfers(facts: RunFacts) -> list[Finding]:
+    """One finding when copies between host and device take a twentieth of the time of all kernels of the capture."""
     rows = [c for c in facts.copies if _crosses(c)]
     spent = sum(c.total_ns for c in rows)
     kernels = sum(k.total_ns for k in facts.kernels)
     if not rows or not kernels or spent < MIN_TRANSFER_SHARE * kernels:
         return []
     return [
-        Diagnosis(
-            rule="host_device_transfers",
+        TRANSFERS.finding(
             title=f"Host-device copies{_size(rows)} take {_plain(spent / 1e6)} ms, "
             f"{_plain(spent / kernels)}× as long as all kernels of the capture",
             phase=WHOLE_CAPTURE,
             evidence=tuple(Evidence(text=_describe(c), source=facts.kernel_source) for c in rows[:SHOWN]),
-            remedy=TRANSFER_REMEDY,
             saves_ms=spent / 1e6,
             gain=None,
             confidence="low",
             caveat="over the whole capture, loading the model included when it was captured",
         )
     ]
+
+
+def _copies(part: Slice, spent: float, source: str) -> Finding:
+    rows = sorted((k for k, _ in part.rows if k.kernel_class == "copy"), key=lambda k: -k.ms_per_step)
+    return RULE.finding(
+        title=f"Kernels that only copy take {100 * spent / part.busy_ms:.0f} % of {part.where}",
+        phase=part.phase,
+        evidence=tuple(Evidence(text=describe(k, ""), source=source) for k in rows[:SHOWN]),
+        saves_ms=spent,
+        gain=amdahl(part.wall_ms, spent),
+        confidence="medium",
+        caveat=part.caveat or "an upper bound: a copy that changes the format or gathers rows may be needed",
+    )
 
 
 def _crosses(copy: CopyFacts) -> bool:
@@ -84,3 +81,17 @@ def _plain(value: float) -> str:
 def _describe(copy: CopyFacts) -> str:
     size = "" if copy.size_bytes is None else f", {copy.size_bytes / 1e6:.4g} MB"
     return f"{copy.kind}: {copy.instances} copies, {copy.total_ns / 1e6:.4g} ms{size}"
+
+
+RULE = Rule(
+    id="needless_copies",
+    find=find_needless_copies,
+    plain_words="Time goes into copying data that could have been written to its place at once.",
+    remedy=REMEDY,
+)
+TRANSFERS = Rule(
+    id="host_device_transfers",
+    find=find_transfers,
+    plain_words="Data travels back and forth between the main memory and the GPU.",
+    remedy=TRANSFER_REMEDY,
+)

@@ -1,7 +1,7 @@
 """Rule small_gemm: matrix products too small or too thin to fill the GPU."""
 
-from llm_perf_opt.analysis.findings.diagnosis import Diagnosis, Evidence, amdahl
 from llm_perf_opt.analysis.findings.facts import KernelFacts, PhaseKernel, RunFacts
+from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl
 from llm_perf_opt.analysis.findings.phase_kernels import Slice, describe, slices, time_of
 
 MIN_SHARE = 0.1
@@ -14,7 +14,7 @@ REMEDY = (
 Row = tuple[PhaseKernel, KernelFacts | None]
 
 
-def find_small_gemms(facts: RunFacts) -> list[Diagnosis]:
+def find_small_gemms(facts: RunFacts) -> list[Finding]:
     """One finding per phase in which small products take a tenth of the kernel time."""
     found = []
     for part in slices(facts):
@@ -44,12 +44,11 @@ def _why(row: Row) -> str:
     return each
 
 
-def _finding(part: Slice, rows: list[Row], spent: float, facts: RunFacts) -> Diagnosis:
+def _finding(part: Slice, rows: list[Row], spent: float, facts: RunFacts) -> Finding:
     roof_known = [(k, f.ncu.roof_pct) for k, f in rows if f and f.ncu and f.ncu.roof_pct is not None]
     saved = sum(k.ms_per_step * max(0.0, 1 - pct / 100) for k, pct in roof_known)
     rest = spent - sum(k.ms_per_step for k, _ in roof_known)
-    return Diagnosis(
-        rule="small_gemm",
+    return RULE.finding(
         title=f"Small matrix products take {100 * spent / part.busy_ms:.0f} % of {part.where}",
         phase=part.phase,
         evidence=tuple(
@@ -59,9 +58,16 @@ def _finding(part: Slice, rows: list[Row], spent: float, facts: RunFacts) -> Dia
             )
             for row in rows[:SHOWN]
         ),
-        remedy=REMEDY,
         saves_ms=saved + rest,
         gain=amdahl(part.wall_ms, saved + rest),
         confidence="medium" if roof_known else "low",
         caveat=part.caveat,
     )
+
+
+RULE = Rule(
+    id="small_gemm",
+    find=find_small_gemms,
+    plain_words="The calculations are too small to keep the whole GPU busy.",
+    remedy=REMEDY,
+)

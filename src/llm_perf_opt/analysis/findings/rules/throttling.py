@@ -2,8 +2,8 @@
 
 from statistics import median
 
-from llm_perf_opt.analysis.findings.diagnosis import Diagnosis, Evidence
 from llm_perf_opt.analysis.findings.facts import ClockFacts, RunFacts
+from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule
 
 MIN_SHARE = 0.05
 LOW_CLOCK = 0.85
@@ -15,7 +15,7 @@ REMEDY = (
 )
 
 
-def find_throttling(facts: RunFacts) -> list[Diagnosis]:
+def find_throttling(facts: RunFacts) -> list[Finding]:
     """A finding when the driver names a reason in a twentieth of the samples of a working GPU.
 
     How far their median clock lies below the highest says what it cost. A low clock without a reason is no finding:
@@ -40,14 +40,20 @@ def find_throttling(facts: RunFacts) -> list[Diagnosis]:
         left_out = f" ({clocks.idle_samples} idle samples left out)" if clocks.idle_samples else ""
         texts.append(f"median SM clock {middle:.0f} MHz of {clocks.max_sm_clock_mhz:.0f} MHz{left_out}")
     return [
-        Diagnosis(
-            rule="throttling",
+        RULE.finding(
             title="The GPU was throttled while it worked",
             phase=None,
             evidence=tuple(Evidence(text=text, source=clocks.source) for text in texts),
-            remedy=REMEDY,
             saves_ms=None,
             gain=clocks.max_sm_clock_mhz / middle if is_slow and middle and clocks.max_sm_clock_mhz else None,
             confidence="high" if is_slow else "medium",
         )
     ]
+
+
+RULE = Rule(
+    id="throttling",
+    find=find_throttling,
+    plain_words="The GPU slowed itself down, because of heat or power.",
+    remedy=REMEDY,
+)
