@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.core.records import Metric
 from llm_perf_opt.report.run_files import read_run_files
 from llm_perf_opt.report.view.report import ReportView, build_view
-from llm_perf_opt.report.view.shown import Missing
 from llm_perf_opt.report.write import write_reports
 from tests.support.nsys_builder import h200_export
 from tests.support.report_runs import analyze_h200, clean, hostile_run, stage, write_run
@@ -40,7 +40,7 @@ def test_a_run_in_which_nothing_worked_says_so(tmp_path: Path) -> None:
     view = look(run)
     assert view.headline.verdict == "Nothing was measured and nothing could be predicted: see what was run below."
     assert view.headline.tone == "unknown"
-    assert all(isinstance(tile.cell, Missing) for tile in view.headline.tiles)
+    assert all(isinstance(tile.cell, Unknown) for tile in view.headline.tiles)
     assert "ended by signal 9" in str(view.headline.tiles[0].cell)
     assert view.findings == ()
     text = (run / "report.md").read_text(encoding="utf-8")

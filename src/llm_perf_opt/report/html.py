@@ -7,11 +7,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.report.roofline_layout import layout_roofline
 from llm_perf_opt.report.units import digits, format_count, format_ms, format_percent
 from llm_perf_opt.report.view.kernels import KernelRowView, KernelsView
 from llm_perf_opt.report.view.report import ReportView
-from llm_perf_opt.report.view.shown import Missing
 from llm_perf_opt.report.view.timeline import TimelineView
 
 PACKAGE = "llm_perf_opt.report"
@@ -29,7 +29,7 @@ def render_html(view: ReportView) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"ms": format_ms, "percent": format_percent, "digits": digits, "count": format_count}
-    environment.tests["missing"] = lambda value: isinstance(value, Missing)
+    environment.tests["missing"] = lambda value: isinstance(value, Unknown)
     return environment.get_template("report.html.j2").render(
         view=view,
         layout=layout_roofline(view.roofline),

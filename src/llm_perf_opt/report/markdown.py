@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
+from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.core.records import Metric
-from llm_perf_opt.report.view.shown import Cell, Missing
+from llm_perf_opt.report.view.shown import Cell
 
 
 def format_metric(metric: Metric) -> str:
@@ -55,7 +56,7 @@ class Footnotes:
 
     def cell(self, cell: Cell) -> str:
         """A value with its mark, or unknown with its reason."""
-        if isinstance(cell, Missing):
+        if isinstance(cell, Unknown):
             return f"unknown: {escape(cell.text)}"
         return escape(cell.text) + self.mark(cell.how, cell.source)
 

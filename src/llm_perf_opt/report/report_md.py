@@ -7,7 +7,6 @@ from llm_perf_opt.report.view.kernels import KernelRowView, KernelsView
 from llm_perf_opt.report.view.modules import ModulesView
 from llm_perf_opt.report.view.provenance import ProvenanceView
 from llm_perf_opt.report.view.report import ReportView
-from llm_perf_opt.report.view.shown import Missing
 from llm_perf_opt.report.view.waterfall import BarRow, WaterfallView
 
 KERNELS_SHOWN = 15
@@ -188,7 +187,7 @@ def _memory(view: ReportView, notes: Footnotes) -> list[str]:
 def _timeline(view: ReportView) -> list[str]:
     timeline = view.timeline
     lines = ["", "## Timeline", ""]
-    if isinstance(timeline.missing, Missing):
+    if timeline.missing is not None:
         return [*lines, f"Unknown: {escape(timeline.missing.text)}."]
     events = sum(track.count for track in timeline.tracks)
     return [

@@ -1,9 +1,10 @@
 """stakeholder_summary.md: one page for people who do not profile."""
 
+from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.report.markdown import escape
 from llm_perf_opt.report.view.findings import FindingView
 from llm_perf_opt.report.view.report import ReportView
-from llm_perf_opt.report.view.shown import Missing, Shown
+from llm_perf_opt.report.view.shown import Shown
 from llm_perf_opt.report.view.waterfall import WaterfallView
 
 DONE = 3
@@ -15,10 +16,10 @@ PLAIN = {
 }
 # What a headline number says in a sentence.
 SPEEDS = {
-    "TTFT": "the first token came after {}",
-    "Prefill": "reading the prompt took {}",
-    "TPOT": "each further token took {}",
-    "Decode speed": "that is {}",
+    "ttft": "the first token came after {}",
+    "prefill": "reading the prompt took {}",
+    "tpot": "each further token took {}",
+    "decode_speed": "that is {}",
 }
 
 
@@ -29,13 +30,12 @@ def render_summary_md(view: ReportView) -> str:
 
 
 def _measured(view: ReportView) -> list[str]:
-    facts = dict(view.headline.facts)
-    where = "" if facts["device"] == "unknown" else f" on {escape(facts['device'])}"
-    size = f" ({facts['parameters']} parameters)" if "parameters" in facts else ""
-    tiles = {tile.label: tile.cell for tile in view.headline.tiles}
-    shown = {label: cell.text for label, cell in tiles.items() if isinstance(cell, Shown)}
-    parts = [text.format(shown[label]) for label, text in SPEEDS.items() if label in shown]
-    text = f"**{escape(view.headline.title)}**{size} was examined{where}."
+    head = view.headline
+    where = "" if head.device is None else f" on {escape(head.device)}"
+    size = "" if head.parameters is None else f" ({head.parameters:,} parameters)"
+    shown = {tile.key: tile.cell.text for tile in head.tiles if isinstance(tile.cell, Shown)}
+    parts = [text.format(shown[key]) for key, text in SPEEDS.items() if key in shown]
+    text = f"**{escape(head.title)}**{size} was examined{where}."
     if not parts:
         return [f"{text} No speed was measured in this run."]
     return [f"{text} Undisturbed by any measuring tool, {', '.join(parts)}."]
@@ -81,7 +81,7 @@ def _actions(findings: tuple[FindingView, ...]) -> list[str]:
 
 
 def _unknown(view: ReportView) -> list[str]:
-    missing = [(tile.label, tile.cell) for tile in view.headline.tiles if isinstance(tile.cell, Missing)]
+    missing = [(tile.label, tile.cell) for tile in view.headline.tiles if isinstance(tile.cell, Unknown)]
     if not missing:
         return []
     lines = ["## Not known", ""]

@@ -28,6 +28,10 @@ class Unknown:
     reason: str
     enable: str | None = None
 
+    @property
+    def text(self) -> str:
+        return self.reason + (f" — enable {self.enable}" if self.enable else "")
+
 
 Quantity = Known | Unknown
 

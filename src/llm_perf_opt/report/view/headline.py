@@ -26,7 +26,11 @@ FAR_FROM_BOUND = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class HeadlineView:
+    """`facts` is what to print of the run; `device` and `parameters` are None where they are not known."""
+
     title: str
+    device: str | None
+    parameters: int | None
     facts: tuple[tuple[str, str], ...]
     verdict: str
     tone: Tone
@@ -41,6 +45,8 @@ def headline(
     verdict, tone = _verdict(waterfalls, found, facts, capture)
     return HeadlineView(
         title=model_name(files),
+        device=device_name(files),
+        parameters=_parameters(files),
         facts=_facts(files, facts),
         verdict=verdict,
         tone=tone,
@@ -72,12 +78,16 @@ def device_name(files: RunFiles) -> str | None:
     return None
 
 
+def _parameters(files: RunFiles) -> int | None:
+    if isinstance(files.static, Found):
+        return files.static.content.parameters.total
+    return files.metrics.content.model.parameters if isinstance(files.metrics, Found) else None
+
+
 def _facts(files: RunFiles, facts: RunFacts) -> tuple[tuple[str, str], ...]:
     found = [("device", device_name(files) or "unknown"), ("format", facts.dtype or "unknown")]
     static = files.static.content if isinstance(files.static, Found) else None
-    parameters = static.parameters.total if static else None
-    if parameters is None and isinstance(files.metrics, Found):
-        parameters = files.metrics.content.model.parameters
+    parameters = _parameters(files)
     if parameters is not None:
         found.append(("parameters", f"{parameters:,}"))
     if static is not None:
@@ -104,15 +114,24 @@ def _tiles(files: RunFiles, facts: RunFacts) -> tuple[Tile, ...]:
     ttft = clean_metric(files.manifest, "ttft_ms")
     if isinstance(ttft, Unknown) and isinstance(facts.phases["prefill"].wall, Known):
         prefill = Tile(
-            label="Prefill", cell=show(facts.phases["prefill"].wall), explain="time of one prefill, clean pass"
+            key="prefill",
+            label="Prefill",
+            cell=show(facts.phases["prefill"].wall),
+            explain="time of one prefill, clean pass",
         )
     else:
-        prefill = Tile(label="TTFT", cell=show(ttft), explain="time to first token, clean pass")
+        prefill = Tile(key="ttft", label="TTFT", cell=show(ttft), explain="time to first token, clean pass")
     decode = facts.phases["decode"]
     return (
         prefill,
-        Tile(label="TPOT", cell=show(decode.wall), explain="time per output token after the first, clean pass"),
         Tile(
+            key="tpot",
+            label="TPOT",
+            cell=show(decode.wall),
+            explain="time per output token after the first, clean pass",
+        ),
+        Tile(
+            key="decode_speed",
             label="Decode speed",
             cell=show(_speed(files, facts)),
             explain="tokens per second of one sequence while decoding",

@@ -6,7 +6,6 @@ from llm_perf_opt.analysis.findings.facts import GpuFacts, KernelFacts, PhaseKer
 from llm_perf_opt.analysis.kernel_class import classify_kernel
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NcuKernel
 from llm_perf_opt.report.run_files import Found, RunFiles
-from llm_perf_opt.report.view.shown import Missing
 
 VIEWS = ("all", "prefill", "decode")
 MODULES_NAMED = 3
@@ -44,7 +43,7 @@ class KernelsView:
     notes: tuple[str, ...]
     source: str | None
     ncu_source: str | None
-    missing: Missing | None = None
+    missing: Unknown | None = None
 
 
 def kernels_view(files: RunFiles, facts: RunFacts, ncu: NcuAnalysis | None) -> KernelsView:
@@ -62,12 +61,12 @@ def kernels_view(files: RunFiles, facts: RunFacts, ncu: NcuAnalysis | None) -> K
     )
 
 
-def _missing(files: RunFiles, facts: RunFacts) -> Missing:
+def _missing(files: RunFiles, facts: RunFacts) -> Unknown:
     if facts.is_cpu:
-        return Missing(reason="the model ran on the CPU: there are no GPU kernels; see the operators")
+        return Unknown(reason="the model ran on the CPU: there are no GPU kernels; see the operators")
     if isinstance(files.capture, Found):
-        return Missing(reason=f"{files.capture.source} holds no kernel")
-    return Missing(reason=files.capture.reason, enable=files.capture.enable)
+        return Unknown(reason=f"{files.capture.source} holds no kernel")
+    return files.capture
 
 
 def _by_name(facts: RunFacts, phase: str) -> dict[str, PhaseKernel] | None:

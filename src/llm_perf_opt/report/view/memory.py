@@ -6,7 +6,7 @@ from statistics import mean, median
 from llm_perf_opt.analysis.findings.facts import Known, MemoryFacts, RunFacts, Unknown
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.units import digits, format_bytes
-from llm_perf_opt.report.view.shown import Cell, Missing, Shown, show
+from llm_perf_opt.report.view.shown import Cell, Shown, show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class MemoryView:
     measured_pct: float | None
     scale: str
     power: tuple[tuple[str, Cell], ...]
-    power_missing: Missing | None
+    power_missing: Unknown | None
     fits: tuple[str, ...]
 
 
@@ -57,20 +57,23 @@ def memory_view(files: RunFiles, facts: RunFacts) -> MemoryView:
 
 def _bar(memory: MemoryFacts) -> tuple[tuple[Segment, ...], float | None, str]:
     """Weights, cache and activations end to end; the scale ends a little above the larger peak."""
-    parts = [("weights", memory.weights), ("KV cache", memory.kv_cache), ("activations", memory.activations)]
-    known = [(name, q.value) for name, q in parts if isinstance(q, Known)]
+    parts = [
+        ("weights", "weights", memory.weights),
+        ("kv-cache", "KV cache", memory.kv_cache),
+        ("activations", "activations", memory.activations),
+    ]
+    known = [(kind, label, q.value) for kind, label, q in parts if isinstance(q, Known)]
     if len(known) != len(parts):
         return (), None, ""
-    total = sum(value for _, value in known)
+    total = sum(value for _, _, value in known)
     peak = memory.measured_peak.value if isinstance(memory.measured_peak, Known) else 0.0
     scale = 1.05 * max(total, peak)
     if scale <= 0:
         return (), None, ""
     segments, at = [], 0.0
-    for name, value in known:
+    for kind, label, value in known:
         width = 100 * value / scale
-        kind = name.lower().replace(" ", "-")
-        segments.append(Segment(label=name, kind=kind, left_pct=at, width_pct=width, text=format_bytes(value)))
+        segments.append(Segment(label=label, kind=kind, left_pct=at, width_pct=width, text=format_bytes(value)))
         at += width
     return tuple(segments), 100 * peak / scale if peak else None, format_bytes(scale)
 
@@ -87,15 +90,15 @@ def _fits(files: RunFiles) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _power(files: RunFiles) -> tuple[tuple[tuple[str, Cell], ...], Missing | None]:
+def _power(files: RunFiles) -> tuple[tuple[tuple[str, Cell], ...], Unknown | None]:
     if isinstance(files.clocks, Unknown) or not files.clocks.content.samples:
-        return (), Missing(reason="power, clocks and temperature were not sampled in this run")
+        return (), Unknown(reason="power, clocks and temperature were not sampled in this run")
     file, source = files.clocks.content, files.clocks.source
     how = f"{len(file.samples)} samples every {file.interval_ms:g} ms"
 
     def cell(values: list[float], unit: str, *, middle: bool = True) -> Cell:
         if not values:
-            return Missing(reason="the driver did not say")
+            return Unknown(reason="the driver did not say")
         value = (median if middle else mean)(values)
         return Shown(
             text=f"{digits(value)} {unit} (max {digits(max(values))} {unit})", value=value, how=how, source=source

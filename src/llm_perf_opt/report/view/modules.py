@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from llm_perf_opt.analysis.findings.facts import PHASES, Unknown
 from llm_perf_opt.analysis.static.double_entry import Entry
 from llm_perf_opt.report.run_files import Found, OperatorRow, RunFiles
-from llm_perf_opt.report.view.shown import Missing
 
 OPERATORS_SHOWN = 25
 
@@ -59,9 +58,9 @@ class ModulesView:
     time_source: str | None
     static_source: str | None
     operators_source: str | None
-    time_missing: Missing | None
-    operators_missing: Missing | None
-    double_entry_missing: Missing | None
+    time_missing: Unknown | None
+    operators_missing: Unknown | None
+    double_entry_missing: Unknown | None
 
 
 def modules_view(files: RunFiles) -> ModulesView:
@@ -82,18 +81,16 @@ def modules_view(files: RunFiles) -> ModulesView:
     )
 
 
-def _why(found: object, otherwise: str) -> Missing:
-    return (
-        Missing(reason=found.reason, enable=found.enable) if isinstance(found, Unknown) else Missing(reason=otherwise)
-    )
+def _why(found: object, otherwise: str) -> Unknown:
+    return found if isinstance(found, Unknown) else Unknown(reason=otherwise)
 
 
-def _time_missing(files: RunFiles) -> Missing | None:
+def _time_missing(files: RunFiles) -> Unknown | None:
     if not isinstance(files.metrics, Found):
-        return Missing(reason=files.metrics.reason, enable=files.metrics.enable)
+        return files.metrics
     if files.metrics.content.modules is None:
         reason = files.metrics.content.modules_reason or "the profiled pass recorded no module ranges"
-        return Missing(reason=reason, enable="pipeline.torch_profiler.enable=true")
+        return Unknown(reason=reason, enable="pipeline.torch_profiler.enable=true")
     return None
 
 

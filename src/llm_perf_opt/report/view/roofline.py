@@ -8,7 +8,6 @@ from llm_perf_opt.analysis.findings.facts import Known, RunFacts, Unknown
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.units import format_ms, format_rate
 from llm_perf_opt.report.view.kernels import KernelsView
-from llm_perf_opt.report.view.shown import Missing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +43,7 @@ class RooflineView:
     x: tuple[int, int]
     y: tuple[int, int]
     notes: tuple[str, ...]
-    missing: Missing | None = None
+    missing: Unknown | None = None
 
 
 def roofline_view(files: RunFiles, facts: RunFacts, kernels: KernelsView) -> RooflineView:
@@ -59,11 +58,11 @@ def roofline_view(files: RunFiles, facts: RunFacts, kernels: KernelsView) -> Roo
     missing = None
     if not roofs:
         reason = files.static.content.hardware.reason if isinstance(files.static, Found) else files.static.reason
-        missing = Missing(
+        missing = Unknown(
             reason=reason or "the hardware's peaks are not known", enable="hardware=<entry> or hardware.calibrate=true"
         )
     elif not points:
-        missing = Missing(
+        missing = Unknown(
             reason="neither a phase nor a kernel was measured", enable="pipeline.torch_profiler.enable=true"
         )
     x, y = _axes(roofs, points)

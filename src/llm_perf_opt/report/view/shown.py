@@ -17,34 +17,23 @@ class Shown:
     is_estimate: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Missing:
-    """No value: why, and what to switch on."""
-
-    reason: str
-    enable: str | None = None
-
-    @property
-    def text(self) -> str:
-        return self.reason + (f" — enable {self.enable}" if self.enable else "")
-
-
-Cell = Shown | Missing
+Cell = Shown | Unknown
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """One headline number."""
+    """One headline number. `key` says which, where more than the page reads it."""
 
     label: str
     cell: Cell
     explain: str
+    key: str | None = None
 
 
 def show(quantity: Quantity) -> Cell:
     """A figure as a cell."""
     if isinstance(quantity, Unknown):
-        return Missing(reason=quantity.reason, enable=quantity.enable)
+        return quantity
     return Shown(
         text=("≈ " if quantity.is_estimate else "") + format_quantity(quantity.value, quantity.unit),
         value=quantity.value,

@@ -4,9 +4,9 @@ import base64
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.report.file_records import TimelineFile
 from llm_perf_opt.report.run_files import Found, RunFiles
-from llm_perf_opt.report.view.shown import Missing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class TimelineView:
     jumps: tuple[tuple[str, int, int], ...]
     notes: tuple[str, ...]
     source: str
-    missing: Missing | None = None
+    missing: Unknown | None = None
 
 
 EMPTY = TimelineView(length_ns=0, names=(), classes=(), tracks=(), jumps=(), notes=(), source="")
@@ -43,7 +43,7 @@ def timeline_view(files: RunFiles) -> TimelineView:
     found = sorted(files.timelines, key=lambda f: _preference(f.content))
     if not found:
         reason = "no stage recorded a timeline"
-        return TimelineView(**{**vars(EMPTY), "missing": Missing(reason=reason, enable="pipeline.nsys.enable=true")})
+        return TimelineView(**{**vars(EMPTY), "missing": Unknown(reason=reason, enable="pipeline.nsys.enable=true")})
     return _view(found[0])
 
 

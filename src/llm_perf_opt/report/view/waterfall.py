@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.analysis.findings.waterfall import KnownStep, UnknownStep, Waterfall
 from llm_perf_opt.report.units import format_factor, format_ms
-from llm_perf_opt.report.view.shown import Missing
 
 # Narrower bars would vanish on the screen.
 MIN_WIDTH_PCT = 0.25
@@ -25,7 +25,7 @@ class BarRow:
     how: str
     source: str | None
     is_estimate: bool
-    missing: Missing | None = None
+    missing: Unknown | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ def _row(step: KnownStep | UnknownStep, scale: float) -> BarRow:
             how="",
             source=None,
             is_estimate=False,
-            missing=Missing(reason=step.why.reason, enable=step.why.enable),
+            missing=step.why,
         )
     low, high = min(step.from_ms, step.to_ms), max(step.from_ms, step.to_ms)
     left = 100 * low / scale if scale > 0 else 0.0
