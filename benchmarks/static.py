@@ -41,13 +41,13 @@ def geometry(model: str) -> dict[str, Any]:
 def closed_form(model: str) -> Callable[[], float]:
     from llm_perf_opt.analysis.static.closed_form import prefill_phase
     from llm_perf_opt.analysis.static.dtypes import Dtypes
-    from llm_perf_opt.analysis.static.geometry import read_geometry
+    from llm_perf_opt.analysis.static.geometry import read_text_model
 
     data = geometry(model)
     bf16 = Dtypes.uniform("bf16")
 
     def work() -> float:
-        return prefill_phase(read_geometry(data, where=model), batch=1, prompt=PROMPT, dtypes=bf16).total.flops
+        return prefill_phase(read_text_model(data, where=model), batch=1, prompt=PROMPT, dtypes=bf16).total.flops
 
     return work
 

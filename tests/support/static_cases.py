@@ -4,6 +4,8 @@ from typing import Any
 
 import yaml
 
+from llm_perf_opt.analysis.static.architecture import Model
+from llm_perf_opt.workload.models.registry import load_adapter
 from tests.support.fixtures_dir import REPO
 
 ARCH = REPO / "conf" / "model"
@@ -60,6 +62,16 @@ FAMILY_CASES: dict[str, dict[str, Any]] = {
 
 def preset_geometry(name: str) -> dict[str, Any]:
     """`model.geometry` of a shipped preset, such as causal_lm/arch/llama3_8b."""
-    data = yaml.safe_load((ARCH / f"{name}.yaml").read_text(encoding="utf-8"))
-    geometry: dict[str, Any] = data["geometry"]
+    geometry: dict[str, Any] = _preset(name)["geometry"]
     return geometry
+
+
+def preset_model(name: str) -> Model:
+    """The parts of a preset's model, as its adapter gives them."""
+    adapter = load_adapter(str(_preset(name)["adapter"]))
+    return adapter.parts(preset_geometry(name), where=name)
+
+
+def _preset(name: str) -> dict[str, Any]:
+    data: dict[str, Any] = yaml.safe_load((ARCH / f"{name}.yaml").read_text(encoding="utf-8"))
+    return data

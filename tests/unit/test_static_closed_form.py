@@ -17,23 +17,23 @@ from llm_perf_opt.analysis.static.dtypes import Dtypes, short_dtype
 from llm_perf_opt.analysis.static.explanations import COPIED
 from llm_perf_opt.analysis.static.families import FAMILIES
 from llm_perf_opt.analysis.static.feed_forward_form import expected_experts
-from llm_perf_opt.analysis.static.geometry import quantised_dtype, read_config_json, read_geometry
+from llm_perf_opt.analysis.static.geometry import quantised_dtype, read_config_json, read_text_model
 from llm_perf_opt.analysis.static.memory import memory_fit, memory_need
 from llm_perf_opt.analysis.static.operator_count import Count, Tally
-from llm_perf_opt.analysis.static.vision_form import View
+from llm_perf_opt.analysis.static.shape import View
 from llm_perf_opt.errors import ConfigError, ParseError
-from tests.support.static_cases import FAMILY_CASES, SMALL, preset_geometry
+from tests.support.static_cases import FAMILY_CASES, SMALL, preset_model
 
 BF16 = Dtypes.uniform("bf16")
 
 
 def preset(name: str):
-    return read_geometry(preset_geometry(name), where=name)
+    return preset_model(name)
 
 
 def small(model_type: str, **changes):
     data = {**SMALL, **FAMILY_CASES[model_type], "model_type": model_type, **changes}
-    return read_geometry(data, where="config.json")
+    return read_text_model(data, where="config.json")
 
 
 def test_parameters_of_known_models_are_exact():
@@ -265,7 +265,7 @@ def test_every_family_has_a_case():
 
 def test_an_unknown_model_type_is_refused_by_name():
     with pytest.raises(ParseError) as error:
-        read_geometry({"model_type": "mamba3"}, where="/m/config.json")
+        read_text_model({"model_type": "mamba3"}, where="/m/config.json")
     assert str(error.value).startswith(
         "/m/config.json: model_type: 'mamba3' is not known to the closed form; known: deepseek_v2"
     )
@@ -282,7 +282,7 @@ def test_an_unknown_model_type_is_refused_by_name():
 )
 def test_a_missing_or_odd_field_is_named(changes, message):
     with pytest.raises(ParseError) as error:
-        read_geometry({**SMALL, "model_type": "llama", **changes}, where="c")
+        read_text_model({**SMALL, "model_type": "llama", **changes}, where="c")
     assert str(error.value) == message
 
 
@@ -290,7 +290,7 @@ def test_a_missing_latent_rank_is_not_guessed():
     data = {**SMALL, **FAMILY_CASES["deepseek_v2"], "model_type": "deepseek_v2"}
     del data["q_lora_rank"]
     with pytest.raises(ParseError, match="c: q_lora_rank: missing"):
-        read_geometry(data, where="c")
+        read_text_model(data, where="c")
 
 
 def test_config_json_problems_name_the_file(tmp_path):

@@ -5,22 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.static_cases import FAMILY_CASES, SMALL, preset_geometry
+from tests.support.static_cases import FAMILY_CASES, SMALL, preset_geometry, preset_model
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from llm_perf_opt.analysis.static.analysis import DECODE, PREFILL  # noqa: E402
-from llm_perf_opt.analysis.static.architecture import OcrModel  # noqa: E402
 from llm_perf_opt.analysis.static.closed_form import count_parameters, decode_phase, prefill_phase  # noqa: E402
 from llm_perf_opt.analysis.static.double_entry import UNEXPLAINED, disagreements, double_entry  # noqa: E402
 from llm_perf_opt.analysis.static.dtypes import Dtypes  # noqa: E402
-from llm_perf_opt.analysis.static.geometry import read_geometry  # noqa: E402
+from llm_perf_opt.analysis.static.geometry import read_text_model  # noqa: E402
 from llm_perf_opt.analysis.static.operator_count import count_operators  # noqa: E402
 from llm_perf_opt.analysis.static.operator_estimate import estimate_operators  # noqa: E402
 from llm_perf_opt.analysis.static.operator_formulas import operator_cost  # noqa: E402
-from llm_perf_opt.analysis.static.vision_form import View  # noqa: E402
-from llm_perf_opt.analysis.static.vision_memory import vision_bytes  # noqa: E402
+from llm_perf_opt.analysis.static.shape import View  # noqa: E402
 from llm_perf_opt.workload.models.causal_lm_load import build_on_meta  # noqa: E402
 from llm_perf_opt.workload.models.deepseek_ocr.adapter import SamGeometry  # noqa: E402
 from llm_perf_opt.workload.models.deepseek_ocr.vision import SamEncoder  # noqa: E402
@@ -62,7 +60,7 @@ def small_meta(model_type: str):
 @pytest.mark.parametrize("model_type", sorted(FAMILY_CASES))
 def test_closed_form_equals_what_transformers_builds(model_type):
     data, module = small_meta(model_type)
-    model = read_geometry(data, where=model_type)
+    model = read_text_model(data, where=model_type)
     assert count_parameters(model).total == sum(p.numel() for p in module.parameters())
     books = both_books(model, count_text(module, batch=3, prompt=32), batch=3, prompt=32)
     for form, count in books.values():
@@ -80,7 +78,7 @@ def test_closed_form_equals_what_transformers_builds(model_type):
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_agree_within_a_thousandth(name):
     geometry = preset_geometry(f"causal_lm/arch/{name}")
-    model = read_geometry(geometry, where=name)
+    model = read_text_model(geometry, where=name)
     module = build_on_meta(geometry, dtype="bfloat16", attention="sdpa", experts=None)
     parameters = count_parameters(model)
     assert parameters.total == sum(p.numel() for p in module.parameters())
@@ -115,9 +113,7 @@ def ocr_meta(preset: str, dtype):
     geometry = preset_geometry(f"deepseek_ocr/arch/{preset}")
     module = build_ocr(parse_geometry(geometry), dtype="bfloat16").to(dtype)
     module.set_experts_mode("grouped")
-    model = read_geometry(geometry, where=preset)
-    assert isinstance(model, OcrModel)
-    return model, module
+    return preset_model(f"deepseek_ocr/arch/{preset}"), module
 
 
 @pytest.mark.parametrize(
@@ -227,7 +223,9 @@ def test_the_towers_hold_at_their_widest_point_what_the_closed_form_says(size, c
     for parameter in sam.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     measured = allocated_peak(lambda: sam(torch.zeros(count, 3, size, size)), tmp_path)
-    predicted = vision_bytes(read_geometry(data, where="x"), (View(size=size, count=count),), Dtypes.uniform("fp32"))
+    images = preset_model("deepseek_ocr/arch/deepseek_ocr.tiny").images
+    assert images is not None
+    predicted = images.peak_bytes((View(size=size, count=count),), Dtypes.uniform("fp32"))
     # Scratch room of single operators is not part of the closed form.
     assert predicted == pytest.approx(measured, rel=0.05)
     assert predicted <= measured

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,9 @@ from llm_perf_opt.analysis.hardware import (
     with_calibration,
 )
 from llm_perf_opt.analysis.static.analysis import Analysis, analyse
-from llm_perf_opt.analysis.static.architecture import Model, OcrModel
 from llm_perf_opt.analysis.static.document import PredictionsDocument, build_document
 from llm_perf_opt.analysis.static.dtypes import Dtypes, short_dtype
-from llm_perf_opt.analysis.static.geometry import quantised_dtype, read_config_json, read_geometry
+from llm_perf_opt.analysis.static.geometry import quantised_dtype, read_config_json
 from llm_perf_opt.analysis.static.shape import Shape
 from llm_perf_opt.config.load import load_config
 from llm_perf_opt.config.paths import conf_dir
@@ -36,7 +35,9 @@ from llm_perf_opt.profiling.static_shape import shape_from_config
 from llm_perf_opt.profiling.vendor.tools import probe_gpus
 from llm_perf_opt.runners.predict_request import Request, parse_request
 from llm_perf_opt.runners.predict_table import render_table
+from llm_perf_opt.workload.dataset import PAGES
 from llm_perf_opt.workload.device import CPUINFO, cpu_name
+from llm_perf_opt.workload.models.base import ModelAdapter
 from llm_perf_opt.workload.models.choices import choose_dtype
 from llm_perf_opt.workload.models.registry import load_adapter
 
@@ -99,9 +100,10 @@ def _predict_model(name: str, request: Request) -> Iterator[tuple[Analysis, tupl
     plain = tuple(o for o in request.overrides if o not in request.hardware_overrides)
     config = _compose([f"model={name}", *plain])
     geometry, where = _geometry(config, is_path_given=request.path is not None)
-    model = read_geometry(geometry, where=where)
+    adapter = load_adapter(config.model.adapter)
+    model = adapter.parts(geometry, where=where)
     stored = request.weight_dtype or quantised_dtype(geometry, where=where)
-    if request.prompts and isinstance(model, OcrModel):
+    if request.prompts and adapter.data_kind == PAGES:
         raise ConfigError(
             "workload.prompt: the page sets the prompt of this model; set dataset.page_width and page_height"
         )
@@ -110,7 +112,7 @@ def _predict_model(name: str, request: Request) -> Iterator[tuple[Analysis, tupl
         device, resolved = _find_hardware(hardware, request)
         dtypes, notes = _dtypes(config, resolved, device, stored, request.kv_dtype)
         section = _with_cached_calibration(resolved.section, device, dtypes.compute)
-        for shape in _shapes(config, model, request):
+        for shape in _shapes(config, adapter, geometry, request):
             analysis = analyse(
                 model,
                 shape,
@@ -221,18 +223,25 @@ def _uncalibrated(section: HardwareSection | None) -> str | None:
     return "this CPU was not calibrated yet: `llm-perf profile experiment=demo` measures it once, in about a second"
 
 
-def _shapes(config: AppConfig, model: Model, request: Request) -> Iterator[Shape]:
+def _shapes(config: AppConfig, adapter: ModelAdapter, geometry: Mapping[str, Any], request: Request) -> Iterator[Shape]:
     for prompt in request.prompts or (None,):
         for context in request.contexts or (None,):
             for batch in request.batches:
-                yield _shape(config, model, prompt, context, batch)
+                yield _shape(config, adapter, geometry, prompt, context, batch)
 
 
-def _shape(config: AppConfig, model: Model, prompt: int | None, context: int | None, batch: int) -> Shape:
-    if isinstance(model, OcrModel):
+def _shape(
+    config: AppConfig,
+    adapter: ModelAdapter,
+    geometry: Mapping[str, Any],
+    prompt: int | None,
+    context: int | None,
+    batch: int,
+) -> Shape:
+    if adapter.data_kind == PAGES:
         # A context of its own keeps the stage's half-way point, which is not what is asked for, out of the shape.
         fixed = replace(config, workload=replace(config.workload, context=context or 1))
-        base = shape_from_config(fixed, model)
+        base = shape_from_config(fixed, adapter, geometry)
         views = tuple(replace(view, count=view.count * batch) for view in base.views)
         return replace(base, batch=batch, context=context or base.prompt, views=views)
     tokens = prompt or config.workload.prompt

@@ -2,18 +2,15 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from llm_perf_opt.analysis.calibration_cache import cache_dir, cpu_driver, read_calibration, write_calibration
 from llm_perf_opt.analysis.hardware import Calibration, Device
 from llm_perf_opt.analysis.static.analysis import DECODE, PREFILL
-from llm_perf_opt.analysis.static.architecture import Model, OcrModel
 from llm_perf_opt.analysis.static.count_file import Facts, write_counts, write_facts
 from llm_perf_opt.analysis.static.dtypes import short_dtype
-from llm_perf_opt.analysis.static.geometry import read_geometry
 from llm_perf_opt.analysis.static.operator_count import Count, count_operators
 from llm_perf_opt.analysis.static.shape import Shape
 from llm_perf_opt.config.schema import AppConfig
@@ -21,7 +18,7 @@ from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.stages.static_analysis import StaticAnalysisConfig
 from llm_perf_opt.profiling.static_shape import page_shape, shape_from_config, text_shape
 from llm_perf_opt.runners.child import run_child
-from llm_perf_opt.workload.dataset import list_samples, plan_samples, vocabulary_of
+from llm_perf_opt.workload.dataset import PAGES, list_samples, plan_samples, vocabulary_of
 from llm_perf_opt.workload.models.base import ModelAdapter, Sample
 from llm_perf_opt.workload.models.registry import load_adapter
 
@@ -36,15 +33,13 @@ def _work(config: AppConfig, out_dir: Path) -> None:
     if not isinstance(stage, StaticAnalysisConfig):
         raise ConfigError("pipeline.static_analysis.enable: must be true in the child (got false)")
     adapter = load_adapter(config.model.adapter)
-    geometry = adapter.geometry(config.model)
-    model = read_geometry(geometry, where="model.geometry")
-    facts = _find_facts(config, adapter, model, is_synthetic=stage.use_synthetic_inputs, out_dir=out_dir)
+    facts = _find_facts(config, adapter, is_synthetic=stage.use_synthetic_inputs, out_dir=out_dir)
     write_facts(out_dir, facts)
     print(f"counting operators of {config.model.name} for {facts.shape.prompt} tokens", flush=True)
-    write_counts(out_dir, _count(config, adapter, model, facts))
+    write_counts(out_dir, _count(config, adapter, facts))
 
 
-def _find_facts(config: AppConfig, adapter: ModelAdapter, model: Model, *, is_synthetic: bool, out_dir: Path) -> Facts:
+def _find_facts(config: AppConfig, adapter: ModelAdapter, *, is_synthetic: bool, out_dir: Path) -> Facts:
     from llm_perf_opt.workload.device import resolve_device
     from llm_perf_opt.workload.models.choices import choose_dtype
 
@@ -55,7 +50,11 @@ def _find_facts(config: AppConfig, adapter: ModelAdapter, model: Model, *, is_sy
     calibration = None
     if device.is_cpu or config.hardware.calibrate:
         calibration = _calibration(device, torch_device, dtype)
-    shape = shape_from_config(config, model) if is_synthetic else _sample_shape(config, adapter, model, out_dir)
+    shape = (
+        shape_from_config(config, adapter, adapter.geometry(config.model))
+        if is_synthetic
+        else _sample_shape(config, adapter, out_dir)
+    )
     return Facts(device=device, dtype=dtype, shape=shape, calibration=calibration)
 
 
@@ -92,15 +91,17 @@ def _calibration(device: Device, torch_device: str, dtype: str) -> Calibration:
     return best
 
 
-def _sample_shape(config: AppConfig, adapter: ModelAdapter, model: Model, out_dir: Path) -> Shape:
+def _sample_shape(config: AppConfig, adapter: ModelAdapter, out_dir: Path) -> Shape:
     """The shape of the first sample the plan uses."""
-    vocabulary = None if isinstance(model, OcrModel) else vocabulary_of(adapter.geometry(config.model))
+    reads_pages = adapter.data_kind == PAGES
+    geometry = adapter.geometry(config.model)
+    vocabulary = None if reads_pages else vocabulary_of(geometry)
     samples = list_samples(config.dataset, data_kind=adapter.data_kind, vocabulary=vocabulary, scratch_dir=out_dir)
     sample = plan_samples(samples, config.dataset.sampling)[0].sample
     how = f"sample {sample.sample_id} of the data set"
-    if isinstance(model, OcrModel):
+    if reads_pages:
         width, height = _page_size(sample)
-        return page_shape(config, model, width, height, how=f"{how}, {width} × {height} pixels")
+        return page_shape(config, adapter, geometry, width, height, how=f"{how}, {width} × {height} pixels")
     return text_shape(config, _prompt_tokens(config, sample), how=how)
 
 
@@ -128,57 +129,22 @@ def _prompt_tokens(config: AppConfig, sample: Sample) -> int:
     return len(tokenizer(sample.text)["input_ids"])
 
 
-def _count(config: AppConfig, adapter: ModelAdapter, model: Model, facts: Facts) -> dict[str, Count]:
+def _count(config: AppConfig, adapter: ModelAdapter, facts: Facts) -> dict[str, Count]:
     """One prefill and one decode step on the meta device, in the format the run uses."""
     import torch
 
-    from llm_perf_opt.workload.models.module_groups import group_modules
-
     kind = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[facts.dtype]
     module = adapter.build_meta(replace(config.model, dtype="bfloat16")).to(kind)
-    if isinstance(model, OcrModel):
-        from llm_perf_opt.workload.models.deepseek_ocr.run import PARTS
-
-        module.set_experts_mode("grouped")
-        groups = group_modules(module, claimed=PARTS)
-        prefill = _page_prefill(module, facts.shape, kind)
-    else:
-        groups = group_modules(module)
-        prefill = _text_prefill(module, facts.shape.batch, facts.shape.prompt)
+    groups, shape = adapter.meta_groups(module), facts.shape
     with torch.no_grad():
         counts = {}
-        counts[PREFILL], out = count_operators(module, groups, prefill)
-        if facts.shape.context != facts.shape.prompt:
+        counts[PREFILL], state = count_operators(module, groups, lambda: adapter.meta_prefill(module, shape))
+        if shape.context != shape.prompt:
             # Image tokens are tokens like any other to the cache, so a text of the context's length fills it.
-            fill = _text_prefill(module, facts.shape.batch, facts.shape.context)
-            _, out = count_operators(module, {}, fill)
-        ids = torch.zeros(facts.shape.batch, 1, dtype=torch.long, device="meta")
-        counts[DECODE], _ = count_operators(
-            module,
-            groups,
-            lambda: module(input_ids=ids, past_key_values=out.past_key_values, use_cache=True, logits_to_keep=1),
-        )
+            text = replace(shape, prompt=shape.context, views=())
+            _, state = count_operators(module, {}, lambda: adapter.meta_prefill(module, text))
+        counts[DECODE], _ = count_operators(module, groups, lambda: adapter.meta_decode(module, shape, state))
     return counts
-
-
-def _text_prefill(module: Any, batch: int, tokens: int) -> Callable[[], Any]:
-    import torch
-
-    ids = torch.zeros(batch, tokens, dtype=torch.long, device="meta")
-    return lambda: module(input_ids=ids, use_cache=True, logits_to_keep=1)
-
-
-def _page_prefill(module: Any, shape: Shape, kind: Any) -> Callable[[], Any]:
-    """A page in its views at the start of the prompt; where it stands does not change the count."""
-    import torch
-
-    from llm_perf_opt.workload.models.deepseek_ocr.network import Views
-
-    ids = torch.zeros(1, shape.prompt, dtype=torch.long, device="meta")
-    *tiles, page = [torch.empty(view.count, 3, view.size, view.size, dtype=kind, device="meta") for view in shape.views]
-    grid = (shape.views[0].count, 1) if tiles else (1, 1)
-    views = Views(page=page, tiles=tiles[0] if tiles else None, grid=grid, start=1)
-    return lambda: module(input_ids=ids, views=views, use_cache=True, logits_to_keep=1)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.static.architecture import LatentAttention, Model, Moe, decoder_of
+from llm_perf_opt.analysis.static.architecture import LatentAttention, Model, Moe
 from llm_perf_opt.analysis.static.attention_form import MLA_MODES, MlaMode
 from llm_perf_opt.analysis.static.closed_form import (
     DEFAULT_MLA_MODE,
@@ -148,7 +148,7 @@ def _fit(
 
 def _latent_modes(model: Model, shape: Shape, dtypes: Dtypes) -> dict[str, tuple[float, float]] | None:
     """FLOPs of a decode step and KV bytes per token in each mode of latent attention."""
-    if not any(isinstance(layer.attention, LatentAttention) for layer, _ in decoder_of(model).blocks):
+    if not any(isinstance(layer.attention, LatentAttention) for layer, _ in model.decoder.blocks):
         return None
     return {
         mode: (
@@ -161,7 +161,7 @@ def _latent_modes(model: Model, shape: Shape, dtypes: Dtypes) -> dict[str, tuple
 
 def _experts(model: Model, shape: Shape) -> dict[str, float] | None:
     """Distinct experts a layer is expected to touch in each phase."""
-    moes = [layer.feed_forward for layer, _ in decoder_of(model).blocks if isinstance(layer.feed_forward, Moe)]
+    moes = [layer.feed_forward for layer, _ in model.decoder.blocks if isinstance(layer.feed_forward, Moe)]
     if not moes:
         return None
     moe = moes[0]

@@ -1,20 +1,16 @@
 """A model's parts as sizes: what the closed form needs to know, and nothing of any framework."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
-GROUPS = (
-    "attention",
-    "mlp",
-    "experts",
-    "router",
-    "norm",
-    "embedding",
-    "lm_head",
-    "sam",
-    "clip",
-    "projector",
-    "other",
-)
+from llm_perf_opt.analysis.static.dtypes import Dtypes
+from llm_perf_opt.analysis.static.shape import View
+from llm_perf_opt.analysis.static.work import Work
+
+TEXT_GROUPS = ("attention", "mlp", "experts", "router", "norm", "embedding", "lm_head")
+IMAGE_GROUPS = ("sam", "clip", "projector")
+OTHER = "other"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,48 +106,39 @@ class Decoder:
         return sum(count for _, count in self.blocks)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SamTower:
-    """SAM's image encoder: windowed attention with relative positions, a neck, then stride-2 convolutions."""
+class ImageSide(Protocol):
+    """What turns images into tokens, as the closed form asks about it. `views` are all images of one forward.
 
-    layers: int
-    width: int
-    heads: int
-    mlp_width: int
-    window: int
-    global_layers: tuple[int, ...]
-    patch: int
-    image_size: int
-    neck: int
-    downsample: tuple[int, ...]
+    Its module groups go by the names its adapter gives them; they are listed after the decoder's.
+    """
 
+    def params(self) -> Mapping[str, int]:
+        """Parameters by module group."""
+        ...
 
-@dataclass(frozen=True, kw_only=True)
-class ClipTower:
-    """CLIP's image encoder, fed with another tower's features."""
+    def work(self, views: tuple[View, ...], dtypes: Dtypes) -> Mapping[str, Work]:
+        """FLOPs and bytes of one forward by module group."""
+        ...
 
-    layers: int
-    width: int
-    heads: int
-    mlp_width: int
-    patch: int
-    image_size: int
+    def peak_bytes(self, views: tuple[View, ...], dtypes: Dtypes) -> float:
+        """Activations alive at its widest point, the images included."""
+        ...
+
+    def operators(self, view_batches: int) -> int:
+        """Operators an eager run starts for so many batches of views."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class OcrModel:
-    """DeepSeek-OCR: two vision towers, a linear projector, two learned vectors and a decoder."""
+class Model:
+    """A decoder, and what stands before it for a model that reads images."""
 
-    sam: SamTower
-    clip: ClipTower
-    projector_in: int
-    projector_out: int
     decoder: Decoder
+    images: ImageSide | None = None
 
 
-Model = Decoder | OcrModel
-
-
-def decoder_of(model: Model) -> Decoder:
-    """The text part."""
-    return model if isinstance(model, Decoder) else model.decoder
+def in_order(groups: Iterable[str]) -> list[str]:
+    """Module groups as tables list them: the decoder's, then those of an image side, what is left over last."""
+    found = set(groups)
+    image = sorted(found - {*TEXT_GROUPS, *IMAGE_GROUPS, OTHER})
+    return [g for g in (*TEXT_GROUPS, *IMAGE_GROUPS, *image, OTHER) if g in found]

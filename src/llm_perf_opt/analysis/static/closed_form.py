@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.static.architecture import Decoder, Layer, Model, Moe, OcrModel, decoder_of
+from llm_perf_opt.analysis.static.architecture import Decoder, Layer, Model, Moe
 from llm_perf_opt.analysis.static.attention_form import (
     MlaMode,
     attention_matrix_elements,
@@ -23,7 +23,7 @@ from llm_perf_opt.analysis.static.feed_forward_form import (
     router_work,
     shared_params,
 )
-from llm_perf_opt.analysis.static.vision_form import View, clip_params, projector_params, sam_params, vision_work
+from llm_perf_opt.analysis.static.shape import View
 from llm_perf_opt.analysis.static.work import Step, Work, linear
 
 ID_BYTES = 8
@@ -55,17 +55,11 @@ class Phase:
 
 
 def count_parameters(model: Model) -> Parameters:
-    decoder = decoder_of(model)
+    decoder = model.decoder
     groups = _decoder_params(decoder)
     idle = sum(count * _idle_params(layer, decoder.hidden) for layer, count in decoder.blocks)
-    if isinstance(model, OcrModel):
-        groups |= {
-            "sam": sam_params(model.sam),
-            "clip": clip_params(model.clip),
-            "projector": projector_params(model),
-            # The row-end and the view-separator vector.
-            "other": 2 * model.projector_out,
-        }
+    if model.images is not None:
+        groups |= model.images.params()
     return Parameters(groups=groups, activated=sum(groups.values()) - idle)
 
 
@@ -80,9 +74,9 @@ def prefill_phase(
 ) -> Phase:
     """A prompt into an empty cache; logits of the last position only. `views` are the images of all sequences."""
     step = Step(batch=batch, new=prompt, past=0)
-    groups = _decoder_work(decoder_of(model), step, dtypes, mla_mode)
-    if isinstance(model, OcrModel):
-        groups |= vision_work(model, views, dtypes)
+    groups = _decoder_work(model.decoder, step, dtypes, mla_mode)
+    if model.images is not None:
+        groups |= model.images.work(views, dtypes)
     return Phase(step=step, groups=groups)
 
 
@@ -91,12 +85,12 @@ def decode_phase(
 ) -> Phase:
     """One more token for each sequence, with `context` tokens in the cache before it."""
     step = Step(batch=batch, new=1, past=context)
-    return Phase(step=step, groups=_decoder_work(decoder_of(model), step, dtypes, mla_mode))
+    return Phase(step=step, groups=_decoder_work(model.decoder, step, dtypes, mla_mode))
 
 
 def kv_bytes_per_token(model: Model, dtypes: Dtypes, mla_mode: MlaMode = DEFAULT_MLA_MODE) -> float:
     """What one more token adds to the cache of one sequence, before any sliding window is full."""
-    blocks = decoder_of(model).blocks
+    blocks = model.decoder.blocks
     return sum(count * kv_elements(layer.attention, mla_mode) for layer, count in blocks) * dtypes.kv_bytes
 
 
@@ -104,13 +98,13 @@ def kv_bytes(model: Model, context: int, dtypes: Dtypes, mla_mode: MlaMode = DEF
     """The cache of one sequence of this length."""
     return dtypes.kv_bytes * sum(
         count * kv_elements(layer.attention, mla_mode) * cached_tokens(layer.attention, context)
-        for layer, count in decoder_of(model).blocks
+        for layer, count in model.decoder.blocks
     )
 
 
 def weight_bytes(model: Model, dtypes: Dtypes) -> float:
     """All weights in memory: the matrices of decoder layers in the weights' format, the rest in the compute format."""
-    decoder = decoder_of(model)
+    decoder = model.decoder
     matrices = sum(
         count
         * (

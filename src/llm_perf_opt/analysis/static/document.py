@@ -9,12 +9,12 @@ from typing import Literal
 
 from llm_perf_opt.analysis.roofline import Bound
 from llm_perf_opt.analysis.static.analysis import DECODE, Analysis
-from llm_perf_opt.analysis.static.architecture import GROUPS
+from llm_perf_opt.analysis.static.architecture import in_order
 from llm_perf_opt.analysis.static.double_entry import Entry
 from llm_perf_opt.analysis.static.dtypes import Dtypes
 from llm_perf_opt.analysis.static.operator_count import Tally
 from llm_perf_opt.analysis.static.prediction import PhasePrediction
-from llm_perf_opt.analysis.static.vision_form import View
+from llm_perf_opt.analysis.static.shape import View
 from llm_perf_opt.analysis.static.work import Work
 
 NO_HARDWARE_MEMORY = "the device's memory is not known"
@@ -282,7 +282,7 @@ def _phase(analysis: Analysis, name: str) -> StaticPhase:
     phase, prediction = analysis.phases[name], analysis.predictions[name]
     total = phase.total
     count = analysis.counts.get(name)
-    groups = (g for g in GROUPS if g in phase.groups or (count and g in count.groups))
+    groups = in_order({*phase.groups, *(count.groups if count else ())})
     return StaticPhase(
         flops=total.flops,
         flops_needed=total.flops_needed,

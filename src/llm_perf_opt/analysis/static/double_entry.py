@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from llm_perf_opt.analysis.static.architecture import GROUPS, Model
+from llm_perf_opt.analysis.static.architecture import Model, in_order
 from llm_perf_opt.analysis.static.closed_form import Phase
 from llm_perf_opt.analysis.static.dtypes import Dtypes
 from llm_perf_opt.analysis.static.explanations import byte_explanations
@@ -37,7 +37,7 @@ def double_entry(model: Model, phases: Mapping[str, tuple[Phase, Count]], dtypes
     entries = []
     for name, (phase, count) in phases.items():
         found = set(phase.groups) | set(count.groups)
-        for group in (g for g in GROUPS if g in found):
+        for group in in_order(found):
             entries.append(_entry(model, dtypes, name, group, "flops", (phase, count)))
             if group not in NOT_COMPARED:
                 entries.append(_entry(model, dtypes, name, group, "bytes", (phase, count)))

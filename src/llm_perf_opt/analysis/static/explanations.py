@@ -9,7 +9,6 @@ from llm_perf_opt.analysis.static.architecture import (
     LatentAttention,
     Model,
     Moe,
-    decoder_of,
 )
 from llm_perf_opt.analysis.static.attention_form import keys_seen
 from llm_perf_opt.analysis.static.closed_form import Phase, decode_phase, prefill_phase
@@ -42,24 +41,24 @@ def byte_explanations(model: Model, phase: Phase, group: str, dtypes: Dtypes) ->
         return
     base, said = work.bytes, ""
     if (dtypes.weight, dtypes.kv) != (dtypes.compute, dtypes.compute):
-        # The vision towers are not part of what is worked out anew: they are in the compute format already.
+        # The image side is not part of what is worked out anew: it is in the compute format already.
         base = _in_one_format(model, phase, dtypes.compute).groups.get(group, work).bytes
         said = (
             f"the count builds the model in {dtypes.compute}; the closed form reads weights in {dtypes.weight} "
             f"and the KV cache in {dtypes.kv}"
         )
         yield Explanation(counted=base, text=said)
-    decoder, step, size = decoder_of(model), phase.step, dtypes.compute_bytes
+    decoder, step, size = model.decoder, phase.step, dtypes.compute_bytes
     for difference, text in _differences(decoder, step, size, group):
         if difference:
             yield Explanation(counted=base + difference, text="; ".join(filter(None, (said, text))))
 
 
 def _in_one_format(model: Model, phase: Phase, compute: str) -> Phase:
-    step, dtypes = phase.step, Dtypes.uniform(compute)
+    step, dtypes, text = phase.step, Dtypes.uniform(compute), Model(decoder=model.decoder)
     if step.past:
-        return decode_phase(decoder_of(model), batch=step.batch, context=step.past, dtypes=dtypes)
-    return prefill_phase(decoder_of(model), batch=step.batch, prompt=step.new, dtypes=dtypes)
+        return decode_phase(text, batch=step.batch, context=step.past, dtypes=dtypes)
+    return prefill_phase(text, batch=step.batch, prompt=step.new, dtypes=dtypes)
 
 
 def _differences(decoder: Decoder, step: Step, size: float, group: str) -> Iterator[tuple[float, str]]:

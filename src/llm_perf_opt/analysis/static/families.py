@@ -17,8 +17,7 @@ from llm_perf_opt.analysis.static.families_dense import (
     read_smollm3,
 )
 from llm_perf_opt.analysis.static.families_moe import read_deepseek, read_gpt_oss, read_qwen_moe
-from llm_perf_opt.analysis.static.fields import Fields
-from llm_perf_opt.errors import ParseError
+from llm_perf_opt.analysis.static.fields import Fields, NotInClosedForm
 
 FAMILIES: dict[str, Callable[[Fields, str], Decoder]] = {
     "deepseek_v2": read_deepseek,
@@ -45,8 +44,9 @@ def read_decoder(fields: Fields) -> Decoder:
     """The decoder a configuration describes."""
     model_type = fields.text("model_type")
     if model_type not in FAMILIES:
-        raise ParseError(
+        raise NotInClosedForm(
             f"{fields.where}: model_type: {model_type!r} is not known to the closed form; "
-            f"known: {', '.join(sorted(FAMILIES))}"
+            f"known: {', '.join(sorted(FAMILIES))}",
+            what=f"the family {model_type!r}",
         )
     return FAMILIES[model_type](fields, model_type)

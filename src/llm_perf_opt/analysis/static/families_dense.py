@@ -12,8 +12,7 @@ from llm_perf_opt.analysis.static.family_fields import (
     read_layer_types,
     windows_of,
 )
-from llm_perf_opt.analysis.static.fields import Fields
-from llm_perf_opt.errors import ParseError
+from llm_perf_opt.analysis.static.fields import Fields, NotInClosedForm
 
 
 def read_llama(f: Fields, model_type: str) -> Decoder:
@@ -28,7 +27,10 @@ def read_llama(f: Fields, model_type: str) -> Decoder:
 
 def read_smollm3(f: Fields, model_type: str) -> Decoder:
     if f.boolean("use_sliding_window", False):
-        raise ParseError(f"{f.where}: use_sliding_window: true is not known to the closed form for {model_type}")
+        raise NotInClosedForm(
+            f"{f.where}: use_sliding_window: true is not known to the closed form for {model_type}",
+            what=f"{model_type} with use_sliding_window",
+        )
     return replace(read_llama(f, model_type), is_tied=f.boolean("tie_word_embeddings", True))
 
 

@@ -11,8 +11,7 @@ from llm_perf_opt.analysis.static.family_fields import (
     read_layer_types,
     windows_of,
 )
-from llm_perf_opt.analysis.static.fields import Fields
-from llm_perf_opt.errors import ParseError
+from llm_perf_opt.analysis.static.fields import Fields, NotInClosedForm
 
 
 def read_qwen_moe(f: Fields, model_type: str) -> Decoder:
@@ -99,7 +98,10 @@ def read_deepseek(f: Fields, model_type: str) -> Decoder:
         is_router_float32=True,
     )
     if f.integer("moe_layer_freq", 1) != 1:
-        raise ParseError(f"{f.where}: moe_layer_freq: only 1 is known to the closed form")
+        raise NotInClosedForm(
+            f"{f.where}: moe_layer_freq: only 1 is known to the closed form",
+            what=f"{model_type} with a moe_layer_freq other than 1",
+        )
     first = f.count("first_k_dense_replace")
     dense = read_dense_mlp(f, bias=mlp_bias and model_type == "deepseek_v2")
     layers = [

@@ -9,6 +9,14 @@ T = TypeVar("T")
 _MISSING = object()
 
 
+class NotInClosedForm(ParseError):
+    """A configuration the closed form has no rule for. `what` names it in a sentence: the family 'gpt2'."""
+
+    def __init__(self, text: str, *, what: str) -> None:
+        super().__init__(text)
+        self.what = what
+
+
 class Fields:
     """A mapping with checked readers. `where` is the file or configuration key it came from."""
 

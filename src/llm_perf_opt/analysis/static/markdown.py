@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from llm_perf_opt.analysis.static.analysis import DECODE, PREFILL, Analysis
-from llm_perf_opt.analysis.static.architecture import GROUPS
+from llm_perf_opt.analysis.static.architecture import in_order
 from llm_perf_opt.analysis.static.double_entry import TOLERANCE, disagreements
 from llm_perf_opt.analysis.static.operator_count import Tally
 from llm_perf_opt.analysis.static.work import Work
@@ -102,7 +102,7 @@ def _latent(analysis: Analysis) -> list[str]:
 
 def _phase(analysis: Analysis, name: str) -> list[str]:
     phase, count = analysis.phases[name], analysis.counts.get(name)
-    found = [g for g in GROUPS if g in phase.groups or (count is not None and g in count.groups)]
+    found = in_order({*phase.groups, *(count.groups if count is not None else ())})
     rows = []
     for group in [*found, "total"]:
         is_total = group == "total"

@@ -1,7 +1,7 @@
 """What a model needs in memory, and the largest batch and context that fit.
 
 Peak = weights + KV cache + the activations alive at the widest point of a prefill, in the decoder's layers or in the
-vision towers. A decoder's attention scores are not counted: fused attention never holds them.
+image side. A decoder's attention scores are not counted: fused attention never holds them.
 """
 
 from dataclasses import dataclass, replace
@@ -12,14 +12,11 @@ from llm_perf_opt.analysis.static.architecture import (
     Layer,
     Model,
     Moe,
-    OcrModel,
-    decoder_of,
 )
 from llm_perf_opt.analysis.static.attention_form import MlaMode
 from llm_perf_opt.analysis.static.closed_form import kv_bytes, kv_bytes_per_token, weight_bytes
 from llm_perf_opt.analysis.static.dtypes import Dtypes
-from llm_perf_opt.analysis.static.vision_form import View
-from llm_perf_opt.analysis.static.vision_memory import vision_bytes
+from llm_perf_opt.analysis.static.shape import View
 
 # Left free for the framework's own context, workspaces and fragmentation.
 RESERVE = 0.1
@@ -59,12 +56,12 @@ def memory_need(
     mla_mode: MlaMode,
     views: tuple[View, ...] = (),
 ) -> MemoryNeed:
-    """`views` are those of all sequences of the batch, as the towers get them."""
-    towers = vision_bytes(model, views, dtypes) if isinstance(model, OcrModel) else 0.0
+    """`views` are those of all sequences of the batch, as the image side gets them."""
+    images = model.images.peak_bytes(views, dtypes) if model.images is not None else 0.0
     return MemoryNeed(
         weights_bytes=weight_bytes(model, dtypes),
         kv_cache_bytes=batch * kv_bytes(model, max(context, prompt), dtypes, mla_mode),
-        activations_bytes=max(batch * prompt * _widest_row(model) * dtypes.compute_bytes, towers),
+        activations_bytes=max(batch * prompt * _widest_row(model) * dtypes.compute_bytes, images),
     )
 
 
@@ -113,7 +110,7 @@ def _largest_context(model: Model, room: float, dtypes: Dtypes, mla_mode: MlaMod
 
 def _widest_row(model: Model) -> int:
     """Elements alive per token at the widest point of a layer: residual, norm's output, and the block's own tensors."""
-    decoder = decoder_of(model)
+    decoder = model.decoder
     hidden = decoder.hidden
     return max(2 * hidden + max(_attention_row(layer), _feed_forward_row(layer, hidden)) for layer, _ in decoder.blocks)
 

@@ -10,8 +10,6 @@ from llm_perf_opt.analysis.static.architecture import (
     Layer,
     Model,
     Moe,
-    OcrModel,
-    decoder_of,
 )
 
 NORM = 8
@@ -22,19 +20,17 @@ CACHE = 2
 LATENT_ATTENTION = 22
 ROUTED = 23
 SHARED = 8
-SAM_BLOCK = 30
-CLIP_LAYER = 14
 
 
 def estimate_operators(model: Model, *, is_prefill: bool, view_batches: int = 0) -> int:
-    """Operators of one forward. `view_batches`: how many times the vision towers run."""
-    decoder = decoder_of(model)
+    """Operators of one forward. `view_batches`: how many times the image side runs."""
+    decoder = model.decoder
     # The causal mask of a prompt costs one more operator in each layer.
     mask = 1 if is_prefill else 0
     text = OUTSIDE_LAYERS + sum(count * (_layer(layer) + mask) for layer, count in decoder.blocks)
-    if not isinstance(model, OcrModel) or not is_prefill:
+    if model.images is None or not is_prefill:
         return text
-    return text + view_batches * (model.sam.layers * SAM_BLOCK + model.clip.layers * CLIP_LAYER)
+    return text + model.images.operators(view_batches)
 
 
 def _layer(layer: Layer) -> int:

@@ -2,12 +2,29 @@
 
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.static.vision_form import View
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """`count` square images of `size` pixels that go through the image side as one batch."""
+
+    size: int
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagePrompt:
+    """What a page becomes: `tokens` of the whole prompt, the text around the page included, and its views."""
+
+    tokens: int
+    views: tuple[View, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """`prompt` counts image tokens too; `context` is what the cache holds before the decode step; `how` says whence."""
+    """`prompt` counts image tokens too; `context` is what the cache holds before the decode step.
+
+    `how` says where the figures are from.
+    """
 
     batch: int
     prompt: int

@@ -21,7 +21,7 @@ from llm_perf_opt.analysis.static.count_file import COUNTS_FILE, FACTS_FILE, Fac
 from llm_perf_opt.analysis.static.document import build_document
 from llm_perf_opt.analysis.static.double_entry import disagreements
 from llm_perf_opt.analysis.static.dtypes import Dtypes, short_dtype
-from llm_perf_opt.analysis.static.geometry import quantised_dtype, read_geometry
+from llm_perf_opt.analysis.static.geometry import quantised_dtype
 from llm_perf_opt.analysis.static.markdown import render_markdown
 from llm_perf_opt.analysis.static.metrics import static_metrics
 from llm_perf_opt.config.paths import conf_dir
@@ -34,6 +34,7 @@ from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.errors import CommandFailed
 from llm_perf_opt.profiling.static_shape import shape_from_config
 from llm_perf_opt.profiling.vendor.launch import build_work_argv, stage_overrides, workload_overrides
+from llm_perf_opt.workload.models.base import ModelAdapter
 from llm_perf_opt.workload.models.choices import choose_dtype
 from llm_perf_opt.workload.models.registry import load_adapter
 
@@ -79,12 +80,13 @@ class StaticAnalysisStage:
     def run(self, cfg: StaticAnalysisConfig, ctx: StageContext) -> StageOutput:
         """Closed form here, operators and calibration in a child; then both books side by side."""
         config = ctx.config
-        geometry = load_adapter(config.model.adapter).geometry(config.model)
+        adapter = load_adapter(config.model.adapter)
+        geometry = adapter.geometry(config.model)
         where = _where(config)
-        model = read_geometry(geometry, where=where)
+        model = adapter.parts(geometry, where=where)
         weight = quantised_dtype(geometry, where=where)
         notes = _count_in_child(cfg, ctx, self.name)
-        facts = read_facts(ctx.tmp_dir) or _facts_without_child(config, ctx.host, model)
+        facts = read_facts(ctx.tmp_dir) or _facts_without_child(config, ctx.host, adapter)
         analysis = _analyse(config, model, facts, weight, ctx.tmp_dir)
         notes = (*notes, *facts.notes, *_config_notes(config, analysis, facts), *_notes(analysis))
         files = _write(analysis, notes, ctx.out_dir) if cfg.write_reports else ()
@@ -133,7 +135,7 @@ def _ending(result: CommandResult) -> str:
     return f"the child ended with exit code {result.exit_code}" + (f": {lines[-1].strip()}" if lines else "")
 
 
-def _facts_without_child(config: AppConfig, host: Host, model: Model) -> Facts:
+def _facts_without_child(config: AppConfig, host: Host, adapter: ModelAdapter) -> Facts:
     """What can be known without torch: the first GPU nvidia-smi lists, or the CPU."""
     wants_cpu = config.run.device == "cpu" or not host.gpus
     if wants_cpu:
@@ -145,7 +147,7 @@ def _facts_without_child(config: AppConfig, host: Host, model: Model) -> Facts:
     return Facts(
         device=device,
         dtype=short_dtype(chosen.value, where="model.dtype"),
-        shape=shape_from_config(config, model),
+        shape=shape_from_config(config, adapter, adapter.geometry(config.model)),
         calibration=None,
         notes=("device and shape were worked out without torch",),
     )

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from llm_perf_opt.analysis.static.architecture import Model
+from llm_perf_opt.analysis.static.shape import PagePrompt, Shape
 from llm_perf_opt.config.schema import InferSection, ModelSection
 
 # Opens a named range (NVTX and clock) around a part of prefill; the session provides it.
@@ -108,6 +110,32 @@ class ModelAdapter(Protocol):
 
     def load(self, model: Any, infer: Any, *, device: str, seed: int) -> LoadedModel: ...
 
+    def parts(self, geometry: Mapping[str, Any], *, where: str) -> Model:
+        """The sizes the closed form works from; raises NotInClosedForm where it has no rule for the model.
+
+        `where` is the file or key the geometry came from, for messages.
+        """
+        ...
+
+    def page_prompt(self, geometry: Mapping[str, Any], infer: Any, *, width: int, height: int) -> PagePrompt:
+        """What a page of this size becomes. Asked only where `data_kind` is "pages"."""
+        ...
+
     def build_meta(self, model: Any) -> Any:
         """The torch module on the meta device in its real geometry, for counting parameters and operators."""
+        ...
+
+    def meta_groups(self, module: Any) -> Mapping[str, str]:
+        """Module groups of a module built on meta, as `LoadedModel.module_groups` has them."""
+        ...
+
+    def meta_prefill(self, module: Any, shape: Shape) -> Any:
+        """One forward on meta over an input of this shape; returns the state to decode from.
+
+        A shape without views is text alone, also for a model that reads pages: that is how a cache is filled.
+        """
+        ...
+
+    def meta_decode(self, module: Any, shape: Shape, state: Any) -> None:
+        """One decode step on meta for each sequence of the shape's batch."""
         ...

@@ -3,9 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+from llm_perf_opt.analysis.static.architecture import Model
+from llm_perf_opt.analysis.static.geometry import read_text_model
+from llm_perf_opt.analysis.static.shape import PagePrompt, Shape
 from llm_perf_opt.config.schema import InferSection, ModelSection
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.workload.models.base import LoadedModel
+from llm_perf_opt.workload.models.meta_run import text_decode, text_prefill
+from llm_perf_opt.workload.models.module_groups import group_modules
 from llm_perf_opt.workload.models.snapshot_files import (
     find_config_problems,
     find_weight_problems,
@@ -68,6 +73,21 @@ class CausalLMAdapter:
         dtype = (stored_dtype(geometry) or "bfloat16") if model.dtype == "auto" else model.dtype
         # Experts as transformers runs them on a device (grouped products); dense models refuse a choice.
         return build_on_meta(geometry, dtype=dtype, attention="sdpa", experts=None)
+
+    def parts(self, geometry: Mapping[str, Any], *, where: str) -> Model:
+        return read_text_model(geometry, where=where)
+
+    def page_prompt(self, geometry: Mapping[str, Any], infer: InferSection, *, width: int, height: int) -> PagePrompt:
+        raise ConfigError(f"dataset: a page of {width} × {height} pixels given to a model that reads text")
+
+    def meta_groups(self, module: Any) -> Mapping[str, str]:
+        return group_modules(module)
+
+    def meta_prefill(self, module: Any, shape: Shape) -> Any:
+        return text_prefill(module, shape)
+
+    def meta_decode(self, module: Any, shape: Shape, state: Any) -> None:
+        text_decode(module, shape, state)
 
 
 def _geometry_problems(geometry: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,6 +1,5 @@
 """Builds and loads decoder-only `transformers` models. Imported only where torch is wanted."""
 
-import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from llm_perf_opt.config.schema import ModelSection
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.workload.models.causal_lm_run import LoadedCausalLM
 from llm_perf_opt.workload.models.choices import Choice, choose_attention, choose_dtype, torch_dtype
+from llm_perf_opt.workload.models.meta_run import last_logits
 from llm_perf_opt.workload.models.random_weights import NoiseSource, fill_matrices
 from llm_perf_opt.workload.models.snapshot_files import stored_dtype
 from llm_perf_opt.workload.models.tokenizer import first_line, load_tokenizer
@@ -86,7 +86,6 @@ def materialise(module: Any, *, device: str, seed: int) -> None:
 
 
 def _wrap(module: Any, tokenizer: Any, *, device: str, dtype: str, notes: list[str]) -> LoadedCausalLM:
-    keeps_last = "logits_to_keep" in inspect.signature(module.forward).parameters
     return LoadedCausalLM(
         module=module.eval(),
         device=device,
@@ -95,7 +94,7 @@ def _wrap(module: Any, tokenizer: Any, *, device: str, dtype: str, notes: list[s
         notes=tuple(notes),
         tokenizer=tokenizer,
         vocabulary=int(module.config.vocab_size),
-        forward_options={"use_cache": True, **({"logits_to_keep": 1} if keeps_last else {})},
+        forward_options={"use_cache": True, **last_logits(module)},
     )
 
 

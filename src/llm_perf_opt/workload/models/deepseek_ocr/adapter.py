@@ -8,11 +8,26 @@ from annotated_types import Interval, MultipleOf
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
+from llm_perf_opt.analysis.static.architecture import Model
+from llm_perf_opt.analysis.static.families import read_decoder
+from llm_perf_opt.analysis.static.fields import Fields
+from llm_perf_opt.analysis.static.shape import PagePrompt, Shape, View
+from llm_perf_opt.analysis.static.vision import ClipTower, SamClipImages, SamTower
 from llm_perf_opt.config.load import validate
 from llm_perf_opt.config.schema import FORBID_UNKNOWN, InferSection, ModelSection, PositiveInt
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.workload.models.base import LoadedModel
-from llm_perf_opt.workload.models.deepseek_ocr.preprocess import IMAGE_MARK
+from llm_perf_opt.workload.models.deepseek_ocr.preprocess import (
+    IMAGE_MARK,
+    PARTS,
+    ViewSizes,
+    choose_grid,
+    count_page_tokens,
+    count_tile_tokens,
+    hash_words,
+)
+from llm_perf_opt.workload.models.meta_run import text_decode, text_prefill
+from llm_perf_opt.workload.models.module_groups import group_modules
 from llm_perf_opt.workload.models.snapshot_files import (
     CONFIG_FILE,
     find_config_problems,
@@ -273,6 +288,52 @@ class DeepseekOcrAdapter:
         from llm_perf_opt.workload.models.deepseek_ocr.load import build_on_meta
 
         return build_on_meta(parse_geometry(self.geometry(model)), dtype=model.dtype)
+
+    def parts(self, geometry: Mapping[str, Any], *, where: str) -> Model:
+        typed = parse_geometry(geometry)
+        images = SamClipImages(
+            sam=SamTower(**asdict(typed.sam)),
+            clip=ClipTower(**asdict(typed.clip)),
+            projector_in=typed.projector.input,
+            projector_out=typed.projector.output,
+        )
+        return Model(decoder=read_decoder(Fields(geometry, where).section("decoder")), images=images)
+
+    def page_prompt(self, geometry: Mapping[str, Any], infer: OcrInfer, *, width: int, height: int) -> PagePrompt:
+        """The text around the page is one token a word, as the model without a tokenizer takes it."""
+        sizes = view_sizes(infer)
+        grid = choose_grid(width, height, image_size=infer.image_size) if infer.crop_mode else (1, 1)
+        tiles = () if grid == (1, 1) else (View(size=infer.image_size, count=grid[0] * grid[1]),)
+        vocabulary = parse_geometry(geometry).decoder.vocab_size
+        words = sum(len(hash_words(part, vocabulary=vocabulary)) for part in infer.prompt.split(IMAGE_MARK))
+        return PagePrompt(
+            tokens=1 + words + count_tile_tokens(grid, sizes) + count_page_tokens(sizes),
+            views=(*tiles, View(size=infer.base_size, count=1)),
+        )
+
+    def meta_groups(self, module: Any) -> Mapping[str, str]:
+        return group_modules(module, claimed=PARTS)
+
+    def meta_prefill(self, module: Any, shape: Shape) -> Any:
+        """Experts as a GPU runs them: grouped products."""
+        module.set_experts_mode("grouped")
+        if not shape.views:
+            return text_prefill(module, shape)
+        from llm_perf_opt.workload.models.deepseek_ocr.run import page_prefill
+
+        return page_prefill(module, shape)
+
+    def meta_decode(self, module: Any, shape: Shape, state: Any) -> None:
+        text_decode(module, shape, state)
+
+
+def view_sizes(infer: OcrInfer) -> ViewSizes:
+    return ViewSizes(
+        base_size=infer.base_size,
+        image_size=infer.image_size,
+        patch_size=infer.patch_size,
+        downsample_ratio=infer.downsample_ratio,
+    )
 
 
 ADAPTER = DeepseekOcrAdapter()

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.workload.models.choices import Choice, choose_dtype, torch_dtype
-from llm_perf_opt.workload.models.deepseek_ocr.adapter import OcrGeometry, OcrInfer, OcrSection
+from llm_perf_opt.workload.models.deepseek_ocr.adapter import OcrGeometry, OcrInfer, OcrSection, view_sizes
 from llm_perf_opt.workload.models.deepseek_ocr.network import DeepseekOcr, choose_experts_mode
-from llm_perf_opt.workload.models.deepseek_ocr.preprocess import ViewSizes
 from llm_perf_opt.workload.models.deepseek_ocr.run import LoadedOcr, RemoteOcr
 from llm_perf_opt.workload.models.random_weights import NoiseSource, fill_matrices
 from llm_perf_opt.workload.models.snapshot_files import read_config, stored_dtype
@@ -143,12 +142,7 @@ def _shared_fields(
         "eos_token_ids": frozenset(eos),
         "tokenizer": tokenizer,
         "prompt": infer.prompt.strip(),
-        "sizes": ViewSizes(
-            base_size=infer.base_size,
-            image_size=infer.image_size,
-            patch_size=infer.patch_size,
-            downsample_ratio=infer.downsample_ratio,
-        ),
+        "sizes": view_sizes(infer),
         "crop_mode": infer.crop_mode,
         "vocabulary": geometry.decoder.vocab_size,
         "bos_token_id": geometry.decoder.bos_token_id,

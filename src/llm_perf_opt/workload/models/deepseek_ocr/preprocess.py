@@ -2,7 +2,7 @@
 
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ IMAGE_MARK = "<image>"
 IMAGE_TOKEN_ID = 128815
 MIN_TILES, MAX_TILES = 2, 9
 GREY = (127, 127, 127)
+# Modules of the image side under the checkpoint's names, and what they are called in ranges and tables.
+PARTS: Mapping[str, str] = {"model.sam_model": "sam", "model.vision_model": "clip", "model.projector": "projector"}
 
 
 @dataclass(frozen=True, kw_only=True)

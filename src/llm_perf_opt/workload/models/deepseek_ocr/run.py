@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
+from llm_perf_opt.analysis.static.shape import Shape
 from llm_perf_opt.errors import ProfilingError
 from llm_perf_opt.workload.models.base import RangeFactory, Sample, StepOutput
 from llm_perf_opt.workload.models.deepseek_ocr.network import Views
 from llm_perf_opt.workload.models.deepseek_ocr.preprocess import (
     IMAGE_MARK,
+    PARTS,
     PageViews,
     ViewSizes,
     count_page_tokens,
@@ -24,7 +26,15 @@ from llm_perf_opt.workload.models.deepseek_ocr.preprocess import (
 from llm_perf_opt.workload.models.module_groups import group_modules
 from llm_perf_opt.workload.models.tokenizer import show_text
 
-PARTS: Mapping[str, str] = {"model.sam_model": "sam", "model.vision_model": "clip", "model.projector": "projector"}
+
+def page_prefill(module: Any, shape: Shape) -> Any:
+    """A page in its views at the start of the prompt, on meta; where it stands does not change the count."""
+    ids = torch.zeros(1, shape.prompt, dtype=torch.long, device="meta")
+    kind = module.lm_head.weight.dtype
+    *tiles, page = [torch.empty(view.count, 3, view.size, view.size, dtype=kind, device="meta") for view in shape.views]
+    grid = (shape.views[0].count, 1) if tiles else (1, 1)
+    views = Views(page=page, tiles=tiles[0] if tiles else None, grid=grid, start=1)
+    return module(input_ids=ids, views=views, use_cache=True, logits_to_keep=1).past_key_values
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,26 +1,92 @@
-"""Closed form of DeepSeek-OCR's vision part: SAM (windowed and global attention), CLIP, and the projector.
+"""Closed form of an image side with two towers: SAM (windowed and global attention), CLIP behind it, and a projector.
 
 Relative position terms are part of SAM's attention; windows are padded to whole ones, as SAM does, and the padding is
-computed like any token.
+computed like any token. They add a learned bias to every score, so SAM's attention holds one matrix of all tokens by
+all tokens for each head, which fused attention cannot avoid. Views go through the towers one after the other.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from llm_perf_opt.analysis.static.architecture import ClipTower, OcrModel, SamTower
 from llm_perf_opt.analysis.static.dtypes import Dtypes
+from llm_perf_opt.analysis.static.shape import View
 from llm_perf_opt.analysis.static.work import Work, linear, linear_params
 
 COLOURS = 3
+# Operators of one layer as plain torch modules start them.
+SAM_BLOCK = 30
+CLIP_LAYER = 14
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
-    """`count` square images of `size` pixels that go through the towers as one batch."""
+class SamTower:
+    """SAM's image encoder: windowed attention with relative positions, a neck, then stride-2 convolutions."""
 
-    size: int
-    count: int
+    layers: int
+    width: int
+    heads: int
+    mlp_width: int
+    window: int
+    global_layers: tuple[int, ...]
+    patch: int
+    image_size: int
+    neck: int
+    downsample: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipTower:
+    """CLIP's image encoder, fed with another tower's features."""
+
+    layers: int
+    width: int
+    heads: int
+    mlp_width: int
+    patch: int
+    image_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamClipImages:
+    """SAM, CLIP fed with its features, one linear projector over both, and the two vectors that end rows and views."""
+
+    sam: SamTower
+    clip: ClipTower
+    projector_in: int
+    projector_out: int
+
+    def params(self) -> Mapping[str, int]:
+        return {
+            "sam": sam_params(self.sam),
+            "clip": clip_params(self.clip),
+            "projector": linear_params(self.projector_in, self.projector_out, bias=True),
+            # The row-end and the view-separator vector.
+            "other": 2 * self.projector_out,
+        }
+
+    def work(self, views: tuple[View, ...], dtypes: Dtypes) -> Mapping[str, Work]:
+        """Each view's batch reads the weights once."""
+        sam, clip, projector = Work(), Work(), Work()
+        for view in views:
+            tokens = feature_side(self.sam, view.size) ** 2
+            sam += _sam_work(self.sam, view, dtypes)
+            clip += _clip_work(self.clip, tokens + 1, view.count, dtypes)
+            rows = tokens * view.count
+            projector += linear(rows, self.projector_in, self.projector_out, dtypes, bias=True, is_quantised=False)
+        return {"sam": sam, "clip": clip, "projector": projector}
+
+    def peak_bytes(self, views: tuple[View, ...], dtypes: Dtypes) -> float:
+        """All pictures, and the widest point of the view that needs most."""
+        pictures = sum(COLOURS * view.size**2 * view.count for view in views)
+        widest = max(
+            (max(_sam_elements(self.sam, view), _clip_elements(self.sam, self.clip, view)) for view in views), default=0
+        )
+        return (pictures + widest) * dtypes.compute_bytes
+
+    def operators(self, view_batches: int) -> int:
+        return view_batches * (self.sam.layers * SAM_BLOCK + self.clip.layers * CLIP_LAYER)
 
 
 def sam_params(sam: SamTower) -> int:
@@ -55,28 +121,12 @@ def clip_params(clip: ClipTower) -> int:
     return embeddings + 2 * clip.width + clip.layers * block
 
 
-def projector_params(model: OcrModel) -> int:
-    return linear_params(model.projector_in, model.projector_out, bias=True)
-
-
 def feature_side(sam: SamTower, size: int) -> int:
     """Tokens along one side after SAM's stride-2 convolutions."""
     side = size // sam.patch
     for _ in sam.downsample:
         side = math.ceil(side / 2)
     return side
-
-
-def vision_work(model: OcrModel, views: tuple[View, ...], dtypes: Dtypes) -> dict[str, Work]:
-    """FLOPs and bytes of the towers and the projector, each view's batch reading the weights once."""
-    sam, clip, projector = Work(), Work(), Work()
-    for view in views:
-        tokens = feature_side(model.sam, view.size) ** 2
-        sam += _sam_work(model.sam, view, dtypes)
-        clip += _clip_work(model.clip, tokens + 1, view.count, dtypes)
-        rows = tokens * view.count
-        projector += linear(rows, model.projector_in, model.projector_out, dtypes, bias=True, is_quantised=False)
-    return {"sam": sam, "clip": clip, "projector": projector}
 
 
 def _sam_work(sam: SamTower, view: View, dtypes: Dtypes) -> Work:
@@ -140,3 +190,34 @@ def _conv(
         weight_bytes=(weights + (n_out if bias else 0)) * size,
         activation_bytes=(in_pixels * n_in + out_pixels * n_out) * size,
     )
+
+
+def _sam_elements(sam: SamTower, view: View) -> int:
+    """Elements alive in SAM's widest layer."""
+    side = view.size // sam.patch
+    tokens = side**2 * view.count
+    # Residual, the attention's result, which is still named, and the norm's output; the inner layer around its GELU.
+    found = [tokens * (3 * sam.width + 2 * sam.mlp_width)]
+    layers = set(range(sam.layers))
+    if layers & set(sam.global_layers):
+        found.append(tokens * sam.width + _sam_attention_elements(sam, view.count, side))
+    if layers - set(sam.global_layers):
+        windows = math.ceil(side / sam.window) ** 2 * view.count
+        found.append(tokens * sam.width + _sam_attention_elements(sam, windows, sam.window))
+    return max(found)
+
+
+def _sam_attention_elements(sam: SamTower, squares: int, side: int) -> int:
+    """Inside `squares` of side × side tokens: input, queries, keys, values, a copy of the queries, result; the bias."""
+    tokens = squares * side**2
+    terms = 2 * tokens * sam.heads * side
+    return tokens * 6 * sam.width + terms + tokens * sam.heads * side**2
+
+
+def _clip_elements(sam: SamTower, clip: ClipTower, view: View) -> int:
+    """Elements alive in CLIP's widest layer, SAM's features beside it."""
+    patches = feature_side(sam, view.size) ** 2
+    attention = 6 * clip.width
+    # Residual and norm's output; the inner layer with the two factors of its activation.
+    mlp = 2 * clip.width + 3 * clip.mlp_width
+    return view.count * (patches * sam.downsample[-1] + (patches + 1) * max(attention, mlp))
