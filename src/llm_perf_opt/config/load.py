@@ -19,6 +19,7 @@ from llm_perf_opt.config.schema import (
     HardwareSection,
     InferSection,
     ModelSection,
+    Problem,
     RunSection,
     StageConfig,
     WorkloadSection,
@@ -30,6 +31,14 @@ T = TypeVar("T")
 
 LIGHT_MAX_NEW_TOKENS = 16
 _DEVICE = re.compile(r"auto|cpu|cuda:\d+")
+# All sections but those that belong to the model's adapter.
+_SECTIONS: Mapping[str, type[Any]] = {
+    "run": RunSection,
+    "artifacts": ArtifactsSection,
+    "workload": WorkloadSection,
+    "dataset": DatasetSection,
+    "hardware": HardwareSection,
+}
 _EXPECTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -61,27 +70,10 @@ def load_config(
     stages whose plug-in failed to import, with the reason.
     """
     raw = plain_values(resolve(cfg), user_dir)
-    problems: list[str] = []
-    sections = {
-        "run": RunSection,
-        "artifacts": ArtifactsSection,
-        "workload": WorkloadSection,
-        "dataset": DatasetSection,
-        "model": model_cls,
-        "infer": infer_cls,
-        "hardware": HardwareSection,
-    }
-    typed: dict[str, Any] = {}
-    for name, cls in sections.items():
-        typed[name], found = validate(cls, raw.get(name), name)
-        problems += found
-    allowed = [*sections, "pipeline"]
-    problems += [_unknown(key, raw[key], key, allowed) for key in raw if key not in allowed]
-    stages, found = _stages(raw.get("pipeline") or {}, stage_classes, list(known_stages), broken or {})
-    problems += found
-    problems += _device_problem(raw.get("run"))
+    sections = {**_SECTIONS, "model": model_cls, "infer": infer_cls}
+    typed, stages, problems = _check(raw, sections, stage_classes, known_stages, broken or {})
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError([str(problem) for problem in problems])
     config = AppConfig(
         run=typed["run"],
         artifacts=typed["artifacts"],
@@ -97,11 +89,45 @@ def load_config(
     return effective(config)
 
 
-def _device_problem(run: Any) -> list[str]:
+def problems_outside_the_model(
+    cfg: DictConfig,
+    *,
+    user_dir: Path,
+    stage_classes: Mapping[str, type[StageConfig]],
+    known_stages: Iterable[str],
+    broken: Mapping[str, str] | None = None,
+) -> list[Problem]:
+    """What is wrong where the model's adapter has no say: `model.*` and `infer.*` are its own and are not looked at."""
+    raw = plain_values(resolve(cfg), user_dir)
+    return _check(raw, _SECTIONS, stage_classes, known_stages, broken or {})[2]
+
+
+def _check(
+    raw: Mapping[str, Any],
+    sections: Mapping[str, type[Any]],
+    stage_classes: Mapping[str, type[StageConfig]],
+    known_stages: Iterable[str],
+    broken: Mapping[str, str],
+) -> tuple[dict[str, Any], dict[str, StageConfig], list[Problem]]:
+    """The sections and the enabled stages that are right, and every problem of all of them."""
+    problems: list[Problem] = []
+    typed: dict[str, Any] = {}
+    for name, cls in sections.items():
+        typed[name], found = validate(cls, raw.get(name), name)
+        problems += found
+    allowed = [*_SECTIONS, "model", "infer", "pipeline"]
+    problems += [_unknown(key, raw[key], allowed) for key in raw if key not in allowed]
+    stages, found = _stages(raw.get("pipeline") or {}, stage_classes, list(known_stages), broken)
+    problems += found
+    problems += _device_problem(raw.get("run"))
+    return typed, stages, problems
+
+
+def _device_problem(run: Any) -> list[Problem]:
     device = run.get("device", "auto") if isinstance(run, Mapping) else "auto"
     if not isinstance(device, str) or _DEVICE.fullmatch(device):
         return []
-    return [f"run.device: not a device (got {device!r}), allowed: auto, cpu or cuda:N"]
+    return [Problem(key="run.device", text=f"not a device (got {device!r}), allowed: auto, cpu or cuda:N")]
 
 
 def resolve(cfg: DictConfig) -> dict[str, Any]:
@@ -128,10 +154,10 @@ def effective(config: AppConfig) -> AppConfig:
     return replace(config, run=run, infer=infer, dataset=dataset, stages=stages)
 
 
-def validate(cls: type[T], data: Any, section: str) -> tuple[T | None, list[str]]:
+def validate(cls: type[T], data: Any, section: str) -> tuple[T | None, list[Problem]]:
     """Validate one section strictly; returns the object, or None and the problems by full key."""
     if data is None:
-        return None, [f"{section}: missing, allowed: a mapping of keys"]
+        return None, [Problem(key=section, text="missing, allowed: a mapping of keys")]
     try:
         return TypeAdapter(cls).validate_json(json.dumps(data), strict=True), []
     except ValidationError as error:
@@ -143,34 +169,35 @@ def _stages(
     classes: Mapping[str, type[StageConfig]],
     known: Sequence[str],
     broken: Mapping[str, str],
-) -> tuple[dict[str, StageConfig], list[str]]:
+) -> tuple[dict[str, StageConfig], list[Problem]]:
     """The enabled stages' sections. A disabled one is checked only for keys nobody knows."""
-    problems: list[str] = []
+    problems: list[Problem] = []
     enabled: dict[str, StageConfig] = {}
     for name, section in pipeline.items():
         key = f"pipeline.{name}"
         if name not in known:
-            problems.append(_unknown(key, section, key, [f"pipeline.{k}" for k in known]))
+            problems.append(_unknown(key, section, [f"pipeline.{k}" for k in known]))
             continue
         on = isinstance(section, Mapping) and section.get("enable") is True
         if name not in classes:
             if on:
-                problems.append(f"{key}: the plug-in could not be loaded ({broken.get(name, 'not importable')})")
+                why = broken.get(name, "not importable")
+                problems.append(Problem(key=key, text=f"the plug-in could not be loaded ({why})"))
             continue
         config, found = validate(classes[name], section, key)
         is_switch_bad = isinstance(section, Mapping) and not isinstance(section.get("enable", False), bool)
         if not on and not is_switch_bad:
-            problems += [p for p in found if ": unknown key" in p]
+            problems += [problem for problem in found if problem.is_unknown]
             continue
         problems += found
         if config is not None:
             enabled[name] = config
-            problems += [f"{key}.{p.key}: {p.text}" for p in config.problems()]
+            problems += [replace(problem, key=f"{key}.{problem.key}") for problem in config.problems()]
     return enabled, problems
 
 
-def _explain(error: ValidationError, cls: type[Any], data: Any, section: str) -> list[str]:
-    """Pydantic's errors as one line per key."""
+def _explain(error: ValidationError, cls: type[Any], data: Any, section: str) -> list[Problem]:
+    """Pydantic's errors as one problem per key."""
     grouped: dict[str, list[Any]] = {}
     for item in error.errors(include_url=False):
         path = _data_path(item["loc"], data, item["type"])
@@ -178,13 +205,14 @@ def _explain(error: ValidationError, cls: type[Any], data: Any, section: str) ->
     return [_explain_key(key, items, cls, section) for key, items in grouped.items()]
 
 
-def _explain_key(key: str, items: list[Any], cls: type[Any], section: str) -> str:
+def _explain_key(key: str, items: list[Any], cls: type[Any], section: str) -> Problem:
     got = items[0]["input"]
     if items[0]["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        return _unknown(key, got, key, known_keys(cls, section))
+        return _unknown(key, got, known_keys(cls, section))
     if items[0]["type"] in ("missing", "missing_argument"):
-        return f"{key}: missing, allowed: a value"
-    return f"{key}: {_wrong(items[0])} (got {got!r}), allowed: {' or '.join(dict.fromkeys(map(_allowed, items)))}"
+        return Problem(key=key, text="missing, allowed: a value")
+    allowed = " or ".join(dict.fromkeys(map(_allowed, items)))
+    return Problem(key=key, text=f"{_wrong(items[0])} (got {got!r}), allowed: {allowed}")
 
 
 def _data_path(loc: Sequence[int | str], data: Any, kind: str) -> list[str]:
@@ -229,14 +257,14 @@ def _allowed(item: Mapping[str, Any]) -> str:
     return _EXPECTED.get(kind, str(item["msg"]))
 
 
-def _unknown(key: str, got: Any, wanted: str, known: Iterable[str]) -> str:
-    nearest = nearest_key(wanted, known)
+def _unknown(key: str, got: Any, known: Iterable[str]) -> Problem:
+    nearest = nearest_key(key, known)
     hint = (
         f"nearest known key: {nearest}"
         if nearest
         else "no known key is like it; `llm-perf profile --cfg job` lists all"
     )
-    return f"{key}: unknown key (got {got!r}), {hint}"
+    return Problem(key=key, text=f"unknown key (got {got!r}), {hint}", is_unknown=True)
 
 
 def nearest_key(wanted: str, known: Iterable[str]) -> str | None:

@@ -19,10 +19,17 @@ Seconds = Annotated[float, Gt(0)]
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A rule that spans keys was broken: `key` is relative to the section."""
+    """What is wrong with a key. A section's own rules give the key relative to it, the loader gives it in full.
+
+    `is_unknown`: there is no such key, so it is wrong whatever its value.
+    """
 
     key: str
     text: str
+    is_unknown: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.text}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from llm_perf_opt.config.load import load_config, nearest_key
+from llm_perf_opt.config.load import load_config, nearest_key, problems_outside_the_model
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.errors import ConfigError
@@ -53,17 +53,15 @@ def type_config(cfg: DictConfig, *, user_dir: Path) -> AppConfig:
     try:
         adapter = load_adapter(str(path))
     except ConfigError as error:
-        raise ConfigError([*error.problems, *_problems_outside_the_model(load)]) from error
+        others = problems_outside_the_model(
+            plain,
+            user_dir=user_dir,
+            stage_classes=registry.config_classes,
+            known_stages=registry.known,
+            broken=registry.broken,
+        )
+        raise ConfigError([*error.problems, *map(str, others)]) from error
     return load(model_cls=adapter.config_cls, infer_cls=adapter.infer_cls)
-
-
-def _problems_outside_the_model(load: Callable[[], AppConfig]) -> list[str]:
-    """What else is wrong when the model's adapter, and so its keys, are not known."""
-    try:
-        load()
-    except ConfigError as error:
-        return [p for p in error.problems if not p.startswith(("model.", "infer."))]
-    return []
 
 
 def explain_composition_error(error: Exception, overrides: Sequence[str], *, user_dir: Path) -> ConfigError:

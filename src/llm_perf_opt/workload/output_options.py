@@ -46,10 +46,9 @@ def output_problems(output: OutputConfig) -> tuple[Problem, ...]:
         key = f"output.extra.{name}"
         if name not in known:
             text = f"unknown key (got {json.dumps(data)}), allowed: a model family ({', '.join(known)})"
-            found.append(Problem(key=key, text=text))
+            found.append(Problem(key=key, text=text, is_unknown=True))
             continue
-        _, texts = validate(OutputOptions, data, key)
-        found += [Problem(key=k, text=rest) for k, _, rest in (text.partition(": ") for text in texts)]
+        found += validate(OutputOptions, data, key)[1]
     return tuple(found)
 
 
@@ -58,7 +57,7 @@ def options_for(extra: Mapping[str, Any], adapter: str) -> OutputOptions:
     name = adapter.partition(":")[0].rpartition(".")[2]
     if name not in extra:
         return OutputOptions()
-    options, texts = validate(OutputOptions, extra[name], f"output.extra.{name}")
+    options, problems = validate(OutputOptions, extra[name], f"output.extra.{name}")
     if options is None:
-        raise ConfigError(texts)
+        raise ConfigError([str(problem) for problem in problems])
     return options

@@ -119,9 +119,8 @@ class OcrGeometry:
 
 def parse_geometry(data: Mapping[str, Any]) -> OcrGeometry:
     """The typed geometry, or one ConfigError with every key that is wrong."""
-    geometry, problems = validate(OcrGeometry, dict(data), SECTION)
-    if geometry is not None:
-        problems = [*_shape_problems(geometry)]
+    geometry, wrong = validate(OcrGeometry, dict(data), SECTION)
+    problems = [str(problem) for problem in wrong] if geometry is None else _shape_problems(geometry)
     if geometry is None or problems:
         raise ConfigError(problems)
     return geometry
