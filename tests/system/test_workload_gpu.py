@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.config.output import OutputConfig, VisualizationOutput
-from llm_perf_opt.profiling.stages.torch_profiler import TorchProfilerConfig
+from llm_perf_opt.profiling.stages.torch_profiler import TorchProfilerConfig, describe_trace
 from llm_perf_opt.workload.profiled import run_profile
 from tests.support.model_presets import compose_preset
 
@@ -29,7 +29,9 @@ def test_a_gpu_run_has_device_times_kernels_and_peaks(tmp_path: Path, ignore_eos
     )
     quiet = OutputConfig(visualization=VisualizationOutput(enable=False))
     out = tmp_path / "torch_profiler"
-    run_profile(config, TorchProfilerConfig(output=quiet, max_decode_steps=8), out)
+    options = TorchProfilerConfig(output=quiet, max_decode_steps=8)
+    run_profile(config, options, out)
+    describe_trace(options, out, tokens=9)
     data = json.loads((out / "metrics.json").read_bytes())
     lines = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
     assert (data["status"], data["model"]["device"]) == ("done", "cuda:0")
@@ -50,5 +52,5 @@ def test_a_gpu_run_has_device_times_kernels_and_peaks(tmp_path: Path, ignore_eos
         operators = list(csv.DictReader(file))
     whole_us = sum(float(row["total_us"]) for row in kernels)
     assert whole_us > 0
-    assert sum(float(row["self_device_us"]) for row in operators) == pytest.approx(whole_us, rel=0.02)
+    assert sum(int(row["self_device_ns"]) for row in operators) == pytest.approx(whole_us * 1000, rel=0.02)
     assert not any("no device activity" in note for note in data["notes"])

@@ -22,7 +22,7 @@ LAYERS = (
 FORBIDDEN = {
     "analysis": {"profiling", "workload", "report"},
     "report": {"profiling", "workload"},
-    "workload": {"report"},
+    "workload": {"profiling", "report"},
 }
 
 

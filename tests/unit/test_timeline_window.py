@@ -8,10 +8,10 @@ import pytest
 
 from llm_perf_opt.analysis.module_tree import TreeRow, module_tree
 from llm_perf_opt.analysis.timeline_window import timeline_window
+from llm_perf_opt.analysis.trace_memory import memory_counters
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
-from llm_perf_opt.profiling.parsers.trace_memory import memory_counters
-from llm_perf_opt.profiling.trace_files import trace_files
+from llm_perf_opt.profiling.trace_files import write_trace_files
 from tests.support.fixtures_dir import DATA
 from tests.support.nsys_builder import Export, h200_export
 
@@ -154,7 +154,8 @@ def test_a_tree_keeps_its_largest_rows_and_counts_the_others(tmp_path: Path) -> 
 
 
 def test_operators_and_memory_are_drawn_with_the_window(tmp_path: Path) -> None:
-    files = {f.role: f.path for f in trace_files(trace(tmp_path, device=False))}
+    written = write_trace_files(trace(tmp_path, device=False), by_shape=True, pass_note="A note.")
+    files = {f.role: f.path for f in written.files}
     window = json.loads(files["timeline_json"].read_text(encoding="utf-8"))
     assert [window["names"][c[3]] for c in sorted(window["calls"])] == [
         "aten::linear",
@@ -165,13 +166,13 @@ def test_operators_and_memory_are_drawn_with_the_window(tmp_path: Path) -> None:
     assert window["memory"] == {"CPU": [[20_000, 1000], [60_000, 5000]]}
     analysis = json.loads(files["analysis_json"].read_text(encoding="utf-8"))
     assert analysis["tree"]["operator_ns"] == {"decode": 40_000}
-    assert trace_files(tmp_path / "absent.json.gz") == []
 
 
 def test_memory_outside_the_window_is_left_out(tmp_path: Path) -> None:
-    path = trace(tmp_path, device=False)
-    assert memory_counters(path, (30_000, 70_000)) == {"CPU": [[30_000, 5000]]}
-    assert memory_counters(path, (70_000, 80_000)) == {}
+    detail = read_torch_trace(trace(tmp_path, device=False), detailed=True).detail
+    assert detail is not None
+    assert memory_counters(detail.memory, (30_000, 70_000)) == {"CPU": [[30_000, 5000]]}
+    assert memory_counters(detail.memory, (70_000, 80_000)) == {}
 
 
 def test_a_real_torch_trace_without_ranges_has_a_window_but_no_phases() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.workload.aggregate import shares, summarise
+from llm_perf_opt.workload.aggregate import summarise
 from llm_perf_opt.workload.loop import Generation
 from llm_perf_opt.workload.memory import ResidentPeak
 from llm_perf_opt.workload.results import ONE_TOKEN, SampleResult, pass_metrics, peak_memory, totals
@@ -106,11 +106,6 @@ def test_slowdown_compares_the_same_samples_and_the_same_first_steps() -> None:
 def test_other_tokens_in_the_profiled_pass_are_noticed() -> None:
     assert not tokens_differ([result("a", gaps=(1.0, 1.0, 1.0))], [result("a", gaps=(1.0,))])
     assert tokens_differ([result("a", gaps=(1.0,))], [result("a", gaps=(1.0, 1.0))])
-
-
-def test_shares_sum_to_one_or_are_absent() -> None:
-    assert shares({"a": 3.0, "b": 1.0}) == {"a": 0.75, "b": 0.25}
-    assert shares({"a": 0.0}) is None
 
 
 def test_a_peak_that_cannot_be_reset_is_absent_with_the_reason(tmp_path: Path) -> None:

@@ -11,23 +11,30 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from llm_perf_opt.analysis.operators import operator_rows
+from llm_perf_opt.analysis.module_tree import ModuleShares, module_shares
+from llm_perf_opt.analysis.operators import ProfiledOperators, ProfiledRow, operator_rows
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers import trace_chunks
-from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+from llm_perf_opt.profiling.parsers.torch_trace import TorchTrace, read_torch_trace
+from llm_perf_opt.profiling.trace_files import write_trace_files
 from llm_perf_opt.workload.models.base import Sample
-from llm_perf_opt.workload.module_shares import cpu_shares, device_shares, module_ranges
-from llm_perf_opt.workload.operators import KernelRow, OperatorRow, kernel_table, operator_table
-from llm_perf_opt.workload.trace_columns import TraceColumns, read_columns
-from llm_perf_opt.workload.trace_report import write_trace_report
-from llm_perf_opt.workload.trace_sweep import sweep
+from llm_perf_opt.workload.profiled import module_ranges
 from tests.support.fixtures_dir import DATA, shared_fixtures
 from tests.support.workload_fakes import TOKENS
 
 
-def columns_of(data: bytes, tmp_path: Path) -> TraceColumns:
+def trace_of(data: bytes, tmp_path: Path) -> TorchTrace:
     (tmp_path / "trace.json").write_bytes(data)
-    return read_columns(tmp_path / "trace.json")
+    return read_torch_trace(tmp_path / "trace.json", detailed=True)
+
+
+def tables(trace: TorchTrace) -> ProfiledOperators:
+    assert trace.detail is not None
+    return ProfiledOperators(trace.timeline, trace.operators, trace.detail)
+
+
+def shares_of(trace: TorchTrace) -> ModuleShares:
+    return module_shares(trace.timeline, trace.operators)
 
 
 def event(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> dict[str, Any]:
@@ -59,8 +66,8 @@ def gpu_trace(indent: int | None = 2) -> bytes:
     return text.encode()
 
 
-def row(name: str, calls: int, cpu: Sequence[int], device: Sequence[int], shapes: str | None = None) -> OperatorRow:
-    return OperatorRow(
+def row(name: str, calls: int, cpu: Sequence[int], device: Sequence[int], shapes: str | None = None) -> ProfiledRow:
+    return ProfiledRow(
         name=name,
         input_shapes=shapes,
         calls=calls,
@@ -78,37 +85,34 @@ def test_device_time_reaches_the_operator_that_launched_it_and_those_around_it(
     indent: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trace_chunks, "CHUNK_BYTES", 700)
-    columns = columns_of(gpu_trace(indent), tmp_path)
-    found = sweep(columns)
-    assert operator_table(columns, found, by_shape=False) == [
+    found = tables(trace_of(gpu_trace(indent), tmp_path))
+    assert found.rows(by_shape=False) == (
         row("aten::mm", 1, (7125, 10125), (30000, 30000)),
         row("aten::mul", 2, (6000, 9000), (10000, 10000)),
         row("aten::matmul", 1, (9875, 20000), (0, 30000)),
         row("cudaLaunchKernel", 3, (6000, 6000), (0, 0)),
-    ]
-    by_shape = operator_table(columns, found, by_shape=True)
-    assert [(r.name, r.input_shapes, r.calls) for r in by_shape if r.name == "aten::mul"] == [
-        ("aten::mul", "[[2,2],[]]", 1),
-        ("aten::mul", "[[8]]", 1),
-    ]
-    assert kernel_table(columns, found) == [
-        KernelRow(name="gemm", launches=1, total_ns=30000, mean_ns=30000, min_ns=30000, max_ns=30000, share=0.75),
-        KernelRow(name="mul_kernel", launches=2, total_ns=10000, mean_ns=5000, min_ns=4000, max_ns=6000, share=0.25),
-    ]
+    )
+    assert found.rows(by_shape=True) == (
+        row("aten::mm", 1, (7125, 10125), (30000, 30000), "[[4]]"),
+        row("aten::mul", 1, (3000, 5000), (6000, 6000), "[[2,2],[]]"),
+        row("aten::mul", 1, (3000, 4000), (4000, 4000), "[[8]]"),
+        row("aten::matmul", 1, (9875, 20000), (0, 30000), "[[4]]"),
+        row("cudaLaunchKernel", 3, (6000, 6000), (0, 0), ""),
+    )
 
 
 def test_module_shares_are_exclusive_and_sum_to_one(tmp_path: Path) -> None:
-    columns = columns_of(gpu_trace(), tmp_path)
-    found = sweep(columns)
-    assert cpu_shares(found) == {"prefill": {"attention": 0.5, "norm": 0.1, "other": 0.4}}
-    assert device_shares(columns, found) == {"prefill": {"other": 0.1, "norm": 0.15, "attention": 0.75}}
+    assert shares_of(trace_of(gpu_trace(), tmp_path)) == ModuleShares(
+        cpu={"prefill": {"attention": 0.5, "norm": 0.1, "other": 0.4}},
+        device={"prefill": {"other": 0.1, "norm": 0.15, "attention": 0.75}},
+    )
 
 
 def test_a_trace_that_is_cut_off_or_none_at_all_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ParseError, match="truncated or damaged"):
-        columns_of(gpu_trace()[:-40], tmp_path)
+        trace_of(gpu_trace()[:-40], tmp_path)
     with pytest.raises(ParseError, match="no list traceEvents"):
-        columns_of(b"{}", tmp_path)
+        trace_of(b"{}", tmp_path)
 
 
 def small_model() -> Any:
@@ -126,10 +130,10 @@ def test_the_operator_table_equals_torchs_own(tmp_path: Path, by_shape: bool) ->
             with record_function("prefill"):
                 model(torch.ones(1, length, 32).to(torch.float64).float()).sum().item()
     prof.export_chrome_trace(str(tmp_path / "t.json"))
-    columns = read_columns(tmp_path / "t.json")
+    found = tables(read_torch_trace(tmp_path / "t.json", detailed=True))
     ours = {
         (r.name, r.input_shapes): (r.calls, r.self_cpu_ns, r.total_cpu_ns, r.self_cpu_memory_bytes)
-        for r in operator_table(columns, sweep(columns), by_shape=by_shape)
+        for r in found.rows(by_shape=by_shape)
     }
     theirs = {
         (e.key, str(e.input_shapes).replace(" ", "") if by_shape else None): (
@@ -153,7 +157,7 @@ def test_hooks_attribute_a_forward_to_its_modules_and_leave_nothing_behind(tmp_p
             with record_function(name):
                 loaded.decode(inputs[:, -1:], None)
     prof.export_chrome_trace(str(tmp_path / "t.json"))
-    shares = cpu_shares(sweep(read_columns(tmp_path / "t.json")))
+    shares = shares_of(read_torch_trace(tmp_path / "t.json")).cpu
     assert shares is not None
     for phase in ("prefill", "decode"):
         assert set(shares[phase]) == {"embedding", "mlp", "norm", "lm_head", "other"}
@@ -162,54 +166,60 @@ def test_hooks_attribute_a_forward_to_its_modules_and_leave_nothing_behind(tmp_p
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in loaded.module.modules())
 
 
-def test_a_report_keeps_the_trace_whole_and_leaves_unrecorded_columns_empty(tmp_path: Path) -> None:
-    trace = tmp_path / "t.json"
-    trace.write_bytes(gpu_trace())
-    report = write_trace_report(trace, tmp_path, trace_name="trace.json.gz", by_shape=True, pass_note="A note.")
-    assert gzip.decompress((tmp_path / "trace.json.gz").read_bytes()) == trace.read_bytes()
-    assert report.module_data()["modules_by"] == "device_time"
+def test_the_tables_of_a_trace_leave_unrecorded_columns_empty(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json.gz"
+    trace.write_bytes(gzip.compress(gpu_trace()))
+    written = write_trace_files(trace, by_shape=True, pass_note="A note.")
+    device = {"prefill": {"other": 0.1, "norm": 0.15, "attention": 0.75}}
+    assert written.module_data() == {
+        "modules": device,
+        "modules_by": "device_time",
+        "modules_cpu": {"prefill": {"attention": 0.5, "norm": 0.1, "other": 0.4}},
+        "modules_device": device,
+        "modules_reason": None,
+    }
     with (tmp_path / "operators.csv").open(newline="") as file:
         first = next(csv.DictReader(file))
     assert first == {
         "name": "aten::mm",
         "input_shapes": "[[4]]",
         "calls": "1",
-        "self_cpu_us": "7.125",
-        "total_cpu_us": "10.125",
-        "self_device_us": "30.000",
-        "total_device_us": "30.000",
+        "self_cpu_ns": "7125",
+        "total_cpu_ns": "10125",
+        "self_device_ns": "30000",
+        "total_device_ns": "30000",
         "self_cpu_memory_bytes": "",
         "self_device_memory_bytes": "",
     }
     text = (tmp_path / "operators.md").read_text()
     assert "| `aten::mm` | 1 | 75.0% | 0.007 | 0.010 | 0.030 | 0.030 |" in text
-    assert (tmp_path / "kernels.csv").read_text().splitlines()[1] == "gemm,1,30.000,30.000,30.000,30.000,0.750000"
+    assert "| operator | calls | of device time | self CPU ms |" in text
+    assert "| operator | calls | of operator time | self CPU ms |" in text
+    assert (tmp_path / "kernels.csv").read_text().splitlines() == [
+        "name,launches,total_us,mean_us,min_us,max_us,share",
+        "gemm,1,30.000,30.000,30.000,30.000,0.750000",
+        "mul_kernel,2,10.000,5.000,4.000,6.000,0.250000",
+    ]
 
 
 def test_every_kernel_of_a_real_gpu_trace_is_attributed() -> None:
     folder = shared_fixtures()
     if folder is None:
         pytest.skip("the real captures are not beside the checkout")
-    columns = read_columns(folder / "h200" / "llama.trace.json.gz")
-    found = sweep(columns)
-    kernels, operators = kernel_table(columns, found), operator_table(columns, found, by_shape=False)
-    assert sum(k.launches for k in kernels) == 6239
-    assert sum(k.total_ns for k in kernels) == sum(r.self_device_ns for r in operators) == 21_558_995
-    assert (operators[0].name, operators[0].calls) == ("aten::mm", 1017)
+    trace = read_torch_trace(folder / "h200" / "llama.trace.json.gz", detailed=True)
+    rows = tables(trace).rows(by_shape=False)
+    work = (trace.timeline.kernels, trace.timeline.copies)
+    assert sum(len(w) for w in work) == 6239
+    assert sum(int((w.end_ns - w.start_ns).sum()) for w in work) == sum(r.self_device_ns for r in rows) == 21_558_995
+    assert (rows[0].name, rows[0].calls) == ("aten::mm", 1017)
 
 
 def test_the_stage_and_analyze_agree_on_the_operators_of_a_trace() -> None:
-    path = DATA / "h200" / "llama.trace.json.gz"
-    columns = read_columns(path)
-    stage = {
-        r.name: (r.calls, r.self_cpu_ns, r.total_cpu_ns, r.self_device_ns, r.total_device_ns)
-        for r in operator_table(columns, sweep(columns), by_shape=False)
-    }
-    trace = read_torch_trace(path)
-    analyzed = {
-        r.name: (r.calls, r.self_cpu_ns, r.total_cpu_ns, r.self_device_ns, r.total_device_ns)
-        for r in operator_rows(trace.timeline, trace.operators)
-    }
+    trace = read_torch_trace(DATA / "h200" / "llama.trace.json.gz", detailed=True)
+    stage, analyzed = (
+        {r.name: (r.calls, r.self_cpu_ns, r.total_cpu_ns, r.self_device_ns, r.total_device_ns) for r in rows}
+        for rows in (tables(trace).rows(by_shape=False), operator_rows(trace.timeline, trace.operators))
+    )
     assert len(analyzed) == 42
     # The stage lists runtime calls too, as torch does.
     assert analyzed == {name: values for name, values in stage.items() if "::" in name}

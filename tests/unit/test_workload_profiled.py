@@ -10,7 +10,7 @@ import pytest
 
 from llm_perf_opt.config.output import OutputConfig, VisualizationOutput
 from llm_perf_opt.config.schema import InferSection
-from llm_perf_opt.profiling.stages.torch_profiler import TorchProfilerConfig
+from llm_perf_opt.profiling.stages.torch_profiler import TorchProfilerConfig, describe_trace
 from llm_perf_opt.workload.dataset import Planned
 from llm_perf_opt.workload.models.base import Sample
 from llm_perf_opt.workload.profiled import ChosenActivities, choose_activities, choose_samples, run_profile
@@ -25,7 +25,9 @@ def profiled(tmp_path: Path, **knobs: Any) -> tuple[dict[str, Any], list[dict[st
         dataset=prompts(tmp_path / "p.txt", ["1 2", "3"]), infer=InferSection(max_new_tokens=5), repeats=1
     ).build(tmp_path)
     out = tmp_path / "out"
-    run_profile(config, TorchProfilerConfig(output=QUIET, **knobs), out)
+    options = TorchProfilerConfig(output=QUIET, **knobs)
+    run_profile(config, options, out)
+    describe_trace(options, out, tokens=options.token_budget(5))
     events = json.loads(gzip.decompress((out / "trace.json.gz").read_bytes()))["traceEvents"]
     with (out / "operators.csv").open(newline="") as file:
         return json.loads((out / "metrics.json").read_bytes()), events, list(csv.DictReader(file))

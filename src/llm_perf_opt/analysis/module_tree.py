@@ -1,5 +1,6 @@
-"""Phase, module, operator and kernel of every piece of work in a torch trace, and the time inside operators."""
+"""Phase, module, operator and kernel of every piece of work in a torch trace, and each module's share of its phase."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,8 @@ MODULE_PREFIX = "module:"
 OTHER = "other"
 NO_OPERATOR = "(no operator)"
 MAX_ROWS = 400
+
+Shares = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,40 @@ def module_tree(timeline: Timeline, operators: HostEvents, *, max_rows: int = MA
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModuleShares:
+    """By phase and module. `cpu` is of the phase's wall time, `device` of the GPU time launched in the phase."""
+
+    cpu: Shares | None
+    device: Shares | None
+
+
+def module_shares(timeline: Timeline, operators: HostEvents) -> ModuleShares:
+    """Exclusive: time inside a nested module is the inner one's alone, and `other` is the rest of the phase."""
+    places = _Places(timeline, operators)
+    device: dict[str, dict[str, int]] = {}
+    for work in (timeline.kernels, timeline.copies):
+        known = np.flatnonzero(work.call >= 0)
+        call = work.call[known]
+        thread, at = timeline.calls.thread[call], timeline.calls.start_ns[call]
+        length = (work.end_ns - work.start_ns)[known]
+        for phase, group, time_ns in places.by_module(places.phase(thread, at), places.module(thread, at), length):
+            groups = device.setdefault(phase, {OTHER: 0})
+            groups[group] = groups.get(group, 0) + time_ns
+    return ModuleShares(cpu=_parts(places.wall_by_module()), device=_parts(device))
+
+
+def _parts(amounts: Mapping[str, Mapping[str, int]]) -> Shares | None:
+    """Each module's part of its phase, phases in their order; None where there is nothing to share."""
+    totals = {phase: sum(amounts[phase].values()) for phase in PHASES if phase in amounts}
+    found = {
+        phase: {group: time_ns / total for group, time_ns in amounts[phase].items()}
+        for phase, total in totals.items()
+        if total > 0
+    }
+    return found or None
+
+
 class _Places:
     """Answers in which phase, module and operator a moment on a thread lies."""
 
@@ -100,6 +137,31 @@ class _Places:
     def module(self, thread: Ints, at: Ints) -> Ints:
         """The name of the innermost module range, or -1."""
         return _name_around(self._modules, thread, at)
+
+    def by_module(self, phase: Ints, module: Ints, length: Ints) -> list[tuple[str, str, int]]:
+        """Phase, module and summed length of what lies inside a phase; modules in the order of their first names."""
+        found = []
+        for index, name in enumerate(PHASES):
+            inside = phase == index
+            for code in np.unique(module[inside]).tolist():
+                group = self._names[code].removeprefix(MODULE_PREFIX) if code >= 0 else OTHER
+                found.append((name, group, int(length[inside & (module == code)].sum())))
+        return found
+
+    def wall_by_module(self) -> dict[str, dict[str, int]]:
+        """Each phase's time by module: that of a module's ranges without the module ranges inside them."""
+        events = self._modules
+        own = events.end_ns - events.start_ns
+        parent = nest(events.thread, events.start_ns, events.end_ns).parent
+        inner = np.flatnonzero(parent >= 0)
+        np.subtract.at(own, parent[inner], (events.end_ns - events.start_ns)[inner])
+        found: dict[str, dict[str, int]] = {phase: {} for phase in self.phase_ns}
+        for phase, group, time_ns in self.by_module(self.phase(events.thread, events.start_ns), events.name, own):
+            found[phase][group] = time_ns
+        for phase, groups in found.items():
+            rest = self.phase_ns[phase] - sum(groups.values())
+            groups[OTHER] = groups.get(OTHER, 0) + max(0, rest)
+        return found
 
     def outermost_operators(self) -> Ints:
         return np.flatnonzero(self._tree.parent < 0)

@@ -1,30 +1,72 @@
-"""Writes what a report needs of a torch trace: kernels and ranges, the tree of modules, and a window to draw."""
+"""Decodes the trace of a profiled pass, once, and writes all that is made of it."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.records import StageFile
 
+if TYPE_CHECKING:
+    from llm_perf_opt.analysis.module_tree import ModuleShares
 
-def trace_files(trace: Path) -> list[StageFile]:
-    """analysis.json and timeline.json beside the trace; nothing when there is none."""
-    if not trace.is_file():
-        return []
+TRACE_FILE = "trace.json.gz"
+NO_PHASE = "the trace holds no range of a phase (activities without cpu)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceFiles:
+    """What a report reads of the trace; the modules' shares; whether anything ran on a device."""
+
+    files: tuple[StageFile, ...]
+    shares: "ModuleShares"
+    has_device: bool
+
+    def module_data(self) -> dict[str, Any]:
+        """The shares as metrics.json holds them: by device time where there is any, else by CPU time."""
+        cpu, device = self.shares.cpu, self.shares.device
+        best = device or cpu
+        return {
+            "modules": best,
+            "modules_by": None if best is None else ("device_time" if device is not None else "cpu_time"),
+            "modules_cpu": cpu,
+            "modules_device": device,
+            "modules_reason": NO_PHASE if best is None else None,
+        }
+
+
+def write_trace_files(trace: Path, *, by_shape: bool, pass_note: str) -> TraceFiles:
+    """Beside the trace: operators.csv and .md, kernels.csv, analysis.json with the tree of modules, timeline.json."""
     # numpy is imported only when a stage has run.
     from llm_perf_opt.analysis.capture import analysis_object, analyze_timelines
-    from llm_perf_opt.analysis.module_tree import module_tree
+    from llm_perf_opt.analysis.module_tree import module_shares, module_tree
+    from llm_perf_opt.analysis.operators import ProfiledOperators
     from llm_perf_opt.analysis.timeline_window import timeline_window
+    from llm_perf_opt.analysis.trace_memory import memory_counters
+    from llm_perf_opt.profiling import trace_tables
     from llm_perf_opt.profiling.capture_files import write_timeline
     from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
-    from llm_perf_opt.profiling.parsers.trace_memory import memory_counters
 
-    found = read_torch_trace(trace)
-    tree = module_tree(found.timeline, found.operators)
-    content = analysis_object(analyze_timelines([found.timeline])) | {"tree": asdict(tree)}
-    window = timeline_window(found.timeline, found.operators)
-    window["memory"] = memory_counters(trace, tuple(window["window_ns"]))
-    return [
-        StageFile(role="analysis_json", path=write_json(trace.parent / "analysis.json", content)),
-        write_timeline(trace.parent, window),
-    ]
+    found = read_torch_trace(trace, detailed=True)
+    timeline, detail, folder = found.timeline, found.detail, trace.parent
+    assert detail is not None
+    has_device = len(timeline.kernels) + len(timeline.copies) > 0
+    operators = ProfiledOperators(timeline, found.operators, detail)
+    by_name = operators.rows(by_shape=False)
+    rows = operators.rows(by_shape=True) if by_shape else by_name
+    recorded = trace_tables.Recorded(device=has_device, memory=len(detail.memory) > 0, shapes=by_shape)
+    trace_tables.write_operator_csv(folder / "operators.csv", rows, recorded)
+    trace_tables.write_operator_md(folder / "operators.md", by_name, rows, recorded, pass_note=pass_note)
+    if has_device:
+        trace_tables.write_kernel_csv(folder / "kernels.csv", timeline)
+    content = analysis_object(analyze_timelines([timeline])) | {"tree": asdict(module_tree(timeline, found.operators))}
+    window = timeline_window(timeline, found.operators)
+    window["memory"] = memory_counters(detail.memory, tuple(window["window_ns"]))
+    return TraceFiles(
+        files=(
+            StageFile(role="analysis_json", path=write_json(folder / "analysis.json", content)),
+            write_timeline(folder, window),
+        ),
+        shares=module_shares(timeline, found.operators),
+        has_device=has_device,
+    )

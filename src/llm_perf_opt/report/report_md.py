@@ -138,7 +138,7 @@ def _modules(view: ModulesView) -> list[str]:
             )
             for row in phase.rows
         ]
-        lines += [f"**{phase.phase.capitalize()}**{by}", ""]
+        lines += [f"**{phase.phase.capitalize()}**, shares of the phase{by}", ""]
         lines += [*table(("module", "time", "FLOPs (predicted)", "bytes (predicted)"), rows, right=(1, 2, 3)), ""]
     lines += _operators(view)
     return lines + _double_entry(view)
@@ -158,7 +158,12 @@ def _operators(view: ModulesView) -> list[str]:
         for op in view.operators[:10]
     ]
     head = f"Operators by own {view.operators_by} in the profiled pass ({code(view.operators_source or '')}):"
-    return [head, "", *table(("operator", "calls", "share", "CPU", "device"), rows, right=(1, 2, 3, 4)), ""]
+    return [
+        head,
+        "",
+        *table(("operator", "calls", f"of {view.operators_of}", "CPU", "device"), rows, right=(1, 2, 3, 4)),
+        "",
+    ]
 
 
 def _double_entry(view: ModulesView) -> list[str]:

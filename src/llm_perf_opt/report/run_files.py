@@ -32,8 +32,8 @@ class OperatorRow:
 
     name: str
     calls: int
-    self_cpu_us: float | None
-    self_device_us: float | None
+    self_cpu_ns: int | None
+    self_device_ns: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,16 +145,10 @@ def _on(stage: str) -> str:
 
 
 def _operator(row: dict[str, str]) -> OperatorRow:
-    """Times are in µs in the table of a run, in ns in that of `llm-perf analyze`."""
-    unit, scale = ("us", 1.0) if "self_cpu_us" in row else ("ns", 1e-3)
-
-    def time_us(column: str) -> float | None:
-        text = row[f"{column}_{unit}"]
-        return float(text) * scale if text else None
-
+    cpu, device = row["self_cpu_ns"], row["self_device_ns"]
     return OperatorRow(
         name=row["name"],
         calls=int(row["calls"]),
-        self_cpu_us=time_us("self_cpu"),
-        self_device_us=time_us("self_device"),
+        self_cpu_ns=int(cpu) if cpu else None,
+        self_device_ns=int(device) if device else None,
     )

@@ -4,7 +4,7 @@ Percentiles interpolate linearly between the two nearest ranks; the standard dev
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 PERCENTILES = (50, 90, 99)
@@ -29,9 +29,3 @@ def summarise(values: Iterable[float], *, reason: str) -> dict[str, Any]:
     mean = math.fsum(ordered) / count
     std = math.sqrt(math.fsum((v - mean) ** 2 for v in ordered) / (count - 1)) if count > 1 else None
     return {"mean": mean, "std": std, **{f"p{p}": percentile(ordered, p) for p in PERCENTILES}, "n": count}
-
-
-def shares(amounts: Mapping[str, float]) -> dict[str, float] | None:
-    """Each amount as a part of their sum, or None when there is nothing to share."""
-    total = math.fsum(amounts.values())
-    return {name: amount / total for name, amount in amounts.items()} if total > 0 else None

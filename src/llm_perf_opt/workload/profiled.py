@@ -1,27 +1,35 @@
 """The torch_profiler run: the clean pass for latencies, then a bounded pass under torch.profiler for attribution."""
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from gzip import GzipFile
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
+from isal import igzip
+
+from llm_perf_opt.analysis.module_tree import MODULE_PREFIX
 from llm_perf_opt.config.output import OutputConfig
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.workload.dataset import Planned
 from llm_perf_opt.workload.journal import Journal
-from llm_perf_opt.workload.module_shares import module_ranges
+from llm_perf_opt.workload.models.base import LoadedModel
 from llm_perf_opt.workload.nvtx import RangeEmitter
 from llm_perf_opt.workload.outputs import open_outputs
 from llm_perf_opt.workload.passes import generate, prepare, run_clean_pass, warm_up
 from llm_perf_opt.workload.results import SampleResult
 from llm_perf_opt.workload.setup import Session, check_workload, open_journal, open_session, say
 from llm_perf_opt.workload.slowdown import compare_passes, tokens_differ
-from llm_perf_opt.workload.trace_report import TraceReport, write_trace_report
 
 PROFILED = "profiled"
 TRACE_FILE = "trace.json.gz"
 # Enough steps for the profiler to have set itself up.
 SETUP_TOKENS = 9
+COPY_BYTES = 1 << 20
+# The library has no types for it.
+_open_gzip = cast(Callable[[Path, str], GzipFile], igzip.open)
 
 
 class ProfilerOptions(Protocol):
@@ -47,6 +55,7 @@ class ProfilerOptions(Protocol):
     def max_decode_steps(self) -> int | None: ...
     @property
     def output(self) -> OutputConfig: ...
+    def token_budget(self, max_new_tokens: int) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,28 +78,20 @@ def run_profile(config: AppConfig, options: ProfilerOptions, out_dir: Path) -> N
 
 
 def run_profiled_pass(session: Session, journal: Journal, options: ProfilerOptions, out_dir: Path) -> None:
-    """Profile the first samples for a bounded number of steps, and write trace, tables and shares."""
+    """Profile the first samples for a bounded number of steps, and keep the trace compressed."""
     activities = choose_activities(options.activities, session.model.device)
     chosen = choose_samples(session.workload.planned, journal.bad, options.max_samples)
-    most = session.workload.config.infer.max_new_tokens
-    budget = most if options.max_decode_steps is None else min(most, options.max_decode_steps + 1)
+    budget = options.token_budget(session.workload.config.infer.max_new_tokens)
     journal.profile = {"profiled": _describe(session, options, activities, chosen, budget)}
     scratch = session.workload.scratch_dir / "trace.json"
     scratch.parent.mkdir(parents=True, exist_ok=True)
     with module_ranges(session.model):
         _profile(session, journal, options, activities, chosen, budget, scratch)
-    say("building operator tables from the trace")
-    slowdown = compare_passes(journal.clean, journal.profiled)
-    report = write_trace_report(
-        scratch,
-        out_dir,
-        trace_name=TRACE_FILE,
-        by_shape=options.group_by_input_shape and options.record_shapes,
-        pass_note=_pass_note(len(chosen), budget, slowdown),
-    )
+    with scratch.open("rb") as source, _open_gzip(out_dir / TRACE_FILE, "wb") as packed:
+        shutil.copyfileobj(source, packed, COPY_BYTES)
     scratch.unlink()
-    journal.header["notes"] += [*activities.notes, *_notes(session, journal, options, report, len(chosen), budget)]
-    journal.profile |= {"slowdown": slowdown, **report.module_data()}
+    journal.header["notes"] += [*activities.notes, *_notes(journal, options, len(chosen), budget)]
+    journal.profile["slowdown"] = compare_passes(journal.clean, journal.profiled)
     journal.write("running")
 
 
@@ -158,6 +159,34 @@ def _profiler(options: ProfilerOptions, activities: ChosenActivities) -> Any:
     )
 
 
+@contextmanager
+def module_ranges(model: LoadedModel) -> Iterator[None]:
+    """Open a range `module:<group>` around every forward of a module that belongs to a group."""
+    from torch.profiler import record_function
+
+    modules = dict(model.module.named_modules())
+    open_ranges: list[Any] = []
+
+    def enter(name: str) -> Any:
+        def hook(module: Any, args: Any) -> None:
+            opened = record_function(name)
+            opened.__enter__()
+            open_ranges.append(opened)
+
+        return hook
+
+    def leave(module: Any, args: Any, output: Any) -> None:
+        open_ranges.pop().__exit__(None, None, None)
+
+    with ExitStack() as hooks:
+        for path, group in model.module_groups().items():
+            module = modules[path]
+            hooks.callback(module.register_forward_pre_hook(enter(f"{MODULE_PREFIX}{group}")).remove)
+            # Called even when the forward raises, so that the ranges stay balanced.
+            hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
+        yield
+
+
 def traced_ranges(ranges: RangeEmitter) -> RangeEmitter:
     """Ranges that appear in torch's trace as well as in NVTX."""
     from torch.profiler import record_function
@@ -192,17 +221,7 @@ def _describe(
     }
 
 
-def _pass_note(samples: int, budget: int, slowdown: dict[str, float | None]) -> str:
-    times = ", ".join(f"{phase} {value:.2f}x" for phase, value in slowdown.items() if value is not None)
-    return (
-        f"From the profiled pass: {samples} sample(s), at most {budget} token(s) each. The profiler slows the work "
-        f"down ({times or 'not measured'}), so use these times for shares, and metrics.json for latencies."
-    )
-
-
-def _notes(
-    session: Session, journal: Journal, options: ProfilerOptions, report: TraceReport, samples: int, budget: int
-) -> list[str]:
+def _notes(journal: Journal, options: ProfilerOptions, samples: int, budget: int) -> list[str]:
     """What a reader of the profiled pass must know."""
     notes = []
     if journal.profile["profiled"]["bounded"]:
@@ -212,8 +231,6 @@ def _notes(
         )
     if options.group_by_input_shape and not options.record_shapes:
         notes.append("group_by_input_shape needs record_shapes=true; operators are grouped by name alone")
-    if session.model.device.startswith("cuda") and "cuda" in options.activities and not report.has_device:
-        notes.append("the trace holds no device activity; another profiler may hold CUPTI")
     if tokens_differ(journal.clean, journal.profiled):
         notes.append("the profiled pass produced other tokens than the clean pass; its shares may differ too")
     return notes

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from llm_perf_opt.analysis.intervals import Ints
-from llm_perf_opt.analysis.operators import HostEvents
+from llm_perf_opt.analysis.operators import HostEvents, TraceDetail
 from llm_perf_opt.analysis.printable import as_utf8
 from llm_perf_opt.analysis.timeline import Activities, Calls, CapturedGpu, Ranges, Timeline, no_activities
+from llm_perf_opt.analysis.trace_memory import MemoryEvents
 from llm_perf_opt.profiling.parsers.nsys_columns import join_calls
 from llm_perf_opt.profiling.parsers.trace_chunks import TraceText, read_with_cuts
 from llm_perf_opt.profiling.parsers.trace_events import (
@@ -19,6 +20,8 @@ from llm_perf_opt.profiling.parsers.trace_events import (
     CALL,
     COPY,
     KERNEL,
+    KINDS,
+    MEMORY,
     MODULE,
     OPERATOR,
     Piece,
@@ -27,23 +30,33 @@ from llm_perf_opt.profiling.parsers.trace_pieces import processes_for, read_piec
 
 MAX_NAME = 4096
 _WAITS = re.compile(r"Synchronize|^cudaMemcpy$|^cuMemcpy(HtoD|DtoH|DtoD)(_v\d+)?$|^cudaFree$")
-_COLUMNS = ("start_ns", "end_ns", "name", "thread", "correlation", "device", "size_bytes")
+_COLUMNS = (
+    "start_ns", "end_ns", "name", "thread", "correlation", "device", "size_bytes", "shape", "allocated_bytes",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchTrace:
-    """`operators` and `modules` share the timeline's names and threads."""
+    """`operators` and `modules` share the timeline's names and threads. `detail` is there where it was asked for."""
 
     timeline: Timeline
     operators: HostEvents
     modules: HostEvents
     events: int
+    detail: TraceDetail | None = None
 
 
-def read_torch_trace(path: Path, *, processes: int | None = None) -> TorchTrace:
-    """Read a trace; a long one is decoded by several processes."""
+def read_torch_trace(path: Path, *, detailed: bool = False, processes: int | None = None) -> TorchTrace:
+    """Read a trace; a long one is decoded by several processes. `detailed`: with input shapes, calls and memory."""
     count = processes_for(path) if processes is None else processes
-    return read_with_cuts(path, lambda careful: _build(path, _collect(path, careful=careful, processes=count)))
+
+    def read(careful: bool) -> TorchTrace:
+        found = _Collected()
+        for piece in read_pieces(path, found.text, careful=careful, processes=count, detailed=detailed):
+            found.add(piece)
+        return _build(path, found, detailed=detailed)
+
+    return read_with_cuts(path, read)
 
 
 class _Collected:
@@ -53,13 +66,15 @@ class _Collected:
         self.text = TraceText()
         self.names: dict[str, int] = {}
         self.threads: dict[tuple[Any, Any], int] = {}
+        self.shapes: dict[str, int] = {}
         self.events = self.without_time = self.backwards = 0
-        self._parts: list[dict[str, list[Ints]]] = [{c: [] for c in _COLUMNS} for _ in range(6)]
+        self._parts: list[dict[str, list[Ints]]] = [{c: [] for c in _COLUMNS} for _ in KINDS]
 
     def add(self, piece: Piece) -> None:
         name = np.array([self.names.setdefault(_cut(n), len(self.names)) for n in piece.names], np.int32)
         thread = np.array([self.threads.setdefault(t, len(self.threads)) for t in piece.threads], np.int32)
-        recode = {"name": name, "thread": thread}
+        shape = np.array([self.shapes.setdefault(_shape(s), len(self.shapes)) for s in piece.shapes], np.int32)
+        recode = {"name": name, "thread": thread, "shape": shape}
         for part, table in zip(self._parts, piece.tables, strict=True):
             for column in _COLUMNS:
                 values = table.__dict__[column]
@@ -79,25 +94,35 @@ class _Collected:
         return joined
 
 
-def _collect(path: Path, *, careful: bool, processes: int) -> _Collected:
-    found = _Collected()
-    for piece in read_pieces(path, found.text, careful=careful, processes=processes):
-        found.add(piece)
-    return found
-
-
-def _build(path: Path, found: _Collected) -> TorchTrace:
-    operators, modules = found.table(OPERATOR), found.table(MODULE)
+def _build(path: Path, found: _Collected, *, detailed: bool) -> TorchTrace:
+    operators, modules, calls = found.table(OPERATOR), found.table(MODULE), found.table(CALL)
     return TorchTrace(
-        timeline=_timeline(path, found),
+        timeline=_timeline(path, found, calls),
         operators=_host_events(operators),
         modules=_host_events(modules),
         events=found.events,
+        detail=_detail(found, operators, calls) if detailed else None,
     )
 
 
-def _timeline(path: Path, found: _Collected) -> Timeline:
-    kernels, copies, calls = found.table(KERNEL), found.table(COPY), found.table(CALL)
+def _detail(found: _Collected, operators: dict[str, Ints], calls: dict[str, Ints]) -> TraceDetail:
+    memory = found.table(MEMORY)
+    return TraceDetail(
+        shapes=tuple(found.shapes),
+        shape=operators["shape"],
+        call_name=calls["name"],
+        memory=MemoryEvents(
+            at_ns=memory["start_ns"],
+            thread=memory["thread"],
+            device_type=memory["device"],
+            changed_bytes=memory["size_bytes"],
+            allocated_bytes=memory["allocated_bytes"],
+        ),
+    )
+
+
+def _timeline(path: Path, found: _Collected, calls: dict[str, Ints]) -> Timeline:
+    kernels, copies = found.table(KERNEL), found.table(COPY)
     ranges = found.table(ANNOTATION)
     # One process wrote the trace, so correlation ids are unique in it.
     work = [(t["correlation"], np.zeros(len(t["start_ns"]), np.int32)) for t in (kernels, copies)]
@@ -213,3 +238,8 @@ def _text(head: dict[str, Any], key: str) -> str | None:
 
 def _cut(name: str) -> str:
     return name if len(name) <= MAX_NAME else name[:MAX_NAME] + "…"
+
+
+def _shape(text: bytes) -> str:
+    """Input shapes without spaces; empty where an operator has none."""
+    return "".join(text.decode().split())

@@ -17,7 +17,8 @@ from llm_perf_opt.analysis.intervals import Ints
 
 EXACT_BELOW_US = float(2**43)
 LATEST_NS = 2**62
-KERNEL, COPY, CALL, OPERATOR, ANNOTATION, MODULE = range(6)
+KERNEL, COPY, CALL, OPERATOR, ANNOTATION, MODULE, MEMORY = KINDS = range(7)
+MEMORY_EVENT = "[memory]"
 _TS, _DUR, _NAME, _PID, _TID = (attrgetter(name) for name in ("ts", "dur", "name", "pid", "tid"))
 _KINDS = {
     "kernel": KERNEL,
@@ -33,10 +34,11 @@ _KINDS = {
     "cpu_op": OPERATOR,
     "user_annotation": ANNOTATION,
     "python_function": MODULE,
+    MEMORY_EVENT: MEMORY,
 }
 MODULE_PREFIX = "nn.Module: "
 NO_DIGITS = msgspec.Raw(b"")
-COMPLETE = "X"
+COMPLETE, INSTANT = "X", "i"
 # Every phase the trace event format defines, besides the complete one.
 OTHER_PHASES = "BEbenSTpFstfiIMCPONDRcvVGgLl(),wW"
 
@@ -47,6 +49,13 @@ class Other(msgspec.Struct, gc=False):
     cat: ClassVar[str] = ""
 
 
+class Instant(msgspec.Struct, gc=False):
+    """An event without a length; the only ones used are changes of memory."""
+
+    cat: ClassVar[str] = MEMORY_EVENT
+    dur: ClassVar[float] = 0.0
+
+
 class Args(msgspec.Struct, gc=False):
     """The arguments that are used; all others are skipped while decoding."""
 
@@ -55,13 +64,27 @@ class Args(msgspec.Struct, gc=False):
     bytes: int = -1
 
 
+class DetailedArgs(Args, gc=False):
+    """Those, and an operator's input shapes and what a memory event says."""
+
+    input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=NO_DIGITS)
+    bytes_changed: int = msgspec.field(name="Bytes", default=0)
+    device_type: int = msgspec.field(name="Device Type", default=-1)
+    allocated: int = msgspec.field(name="Total Allocated", default=-1)
+
+
+NO_MEMORY = DetailedArgs()
+
+
 class EventDecoder:
     """Complete events (`X`) of a list, told apart from the others while decoding; these are skipped.
 
-    A phase nobody defined, or none, makes that fail; such a list is decoded again and sorted out afterwards.
+    A phase nobody defined, or none, makes that fail; such a list is decoded again and sorted out afterwards. With
+    `detailed`, input shapes and memory events are kept too.
     """
 
-    def __init__(self, time: type[Any]) -> None:
+    def __init__(self, time: type[Any], *, detailed: bool) -> None:
+        args: Any = DetailedArgs if detailed else Args
         fields = [
             ("cat", str, ""),
             ("name", str, ""),
@@ -69,31 +92,43 @@ class EventDecoder:
             ("tid", int | str | None, None),
             ("ts", time, None if time is not msgspec.Raw else NO_DIGITS),
             ("dur", float | None, None),
-            ("args", Args | None, None),
+            ("args", args | None, None),
         ]
         complete = msgspec.defstruct("Complete", fields, tag_field="ph", tag=COMPLETE, gc=False)
-        others = [
+        timeless = [field for field in fields if field[0] not in ("cat", "dur")]
+        kinds: list[type] = [complete]
+        if detailed:
+            kinds += [msgspec.defstruct("M", timeless, bases=(Instant,), tag_field="ph", tag=INSTANT, gc=False)]
+        kinds += [
             msgspec.defstruct(f"Other{i}", [], bases=(Other,), tag_field="ph", tag=phase, gc=False)
             for i, phase in enumerate(OTHER_PHASES)
+            if not (detailed and phase == INSTANT)
         ]
         any_phase = msgspec.defstruct("AnyPhase", [("ph", Any, ""), *fields], gc=False)
         # Types made at run time mean nothing to a type checker.
-        either: Any = Union[(complete, *others)]
+        either: Any = Union[(*kinds,)]
         self._known: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[either])
         self._lenient: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[any_phase])  # type: ignore[valid-type]
+        self._phases = (COMPLETE, INSTANT) if detailed else (COMPLETE,)
 
     def decode(self, text: bytes | memoryview) -> list[Any]:
-        """Complete events, and others with an empty category."""
+        """Complete events, instant ones where asked for, and others with an empty category."""
         try:
             found: list[Any] = self._known.decode(text)
-            return found
         except msgspec.ValidationError:
-            return [event for event in self._lenient.decode(text) if event.ph == COMPLETE]
+            found = [event for event in self._lenient.decode(text) if event.ph in self._phases]
+            for event in found:
+                if event.ph == INSTANT:
+                    event.cat, event.dur = Instant.cat, Instant.dur
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows of one kind. `name` and `thread` index the piece's own lists."""
+    """Rows of one kind. `name`, `thread` and `shape` index the piece's own lists.
+
+    Of a memory event, `device` is the type of device and `size_bytes` what was allocated (freed: below 0).
+    """
 
     start_ns: Ints
     end_ns: Ints
@@ -102,6 +137,8 @@ class Table:
     correlation: Ints
     device: Ints
     size_bytes: Ints
+    shape: Ints
+    allocated_bytes: Ints
 
 
 _NONE: Ints = np.zeros(0, np.int64)
@@ -115,6 +152,8 @@ NO_ROWS = Table(
     correlation=_NONE,
     device=_NO_CODES,
     size_bytes=_NONE,
+    shape=_NO_CODES,
+    allocated_bytes=_NONE,
 )
 
 
@@ -125,41 +164,43 @@ class Piece:
     tables: tuple[Table, ...]
     names: tuple[str, ...]
     threads: tuple[tuple[Any, Any], ...]
+    shapes: tuple[bytes, ...]
     events: int
     without_time: int
     backwards: int
 
 
 class PieceDecoder:
-    """Decodes pieces; keeps its decoders between them."""
+    """Decodes pieces; keeps its decoders between them. `detailed`: with input shapes and memory events."""
 
-    def __init__(self) -> None:
-        self._fast = EventDecoder(float | None)  # type: ignore[arg-type]
-        self._exact = EventDecoder(msgspec.Raw)
+    def __init__(self, *, detailed: bool) -> None:
+        self._fast = EventDecoder(float | None, detailed=detailed)  # type: ignore[arg-type]
+        self._exact = EventDecoder(msgspec.Raw, detailed=detailed)
+        self._detailed = detailed
         self._digits = False
 
     def decode(self, text: bytes | memoryview) -> Piece:
         """Raises msgspec.DecodeError where the piece is not a list of events."""
         if not self._digits:
             try:
-                return _piece(self._fast.decode(text), _from_floats)
+                return _piece(self._fast.decode(text), _from_floats, detailed=self._detailed)
             except _TooLarge:
                 self._digits = True
-        return _piece(self._exact.decode(text), _from_digits)
+        return _piece(self._exact.decode(text), _from_digits, detailed=self._detailed)
 
 
-def _piece(events: list[Any], to_ns: Callable[[list[Any]], Ints]) -> Piece:
-    buckets: tuple[list[Any], ...] = tuple([] for _ in range(6))
+def _piece(events: list[Any], to_ns: Callable[[list[Any]], Ints], *, detailed: bool) -> Piece:
+    buckets: tuple[list[Any], ...] = tuple([] for _ in KINDS)
     by_category = {category: buckets[kind].append for category, kind in _KINDS.items()}
     find = by_category.get
     for event in events:
         append = find(event.cat)
         if append is not None:
             append(event)
-    names, threads = Codes(), Codes()
+    names, threads, shapes = Codes(), Codes(), Codes()
     tables, unusable, backwards = [], 0, 0
     for kind, rows in enumerate(buckets):
-        table, bad, negative = _table(kind, rows, to_ns, names, threads)
+        table, bad, negative = _table(kind, rows, to_ns, names, threads, shapes if detailed else None)
         tables.append(table)
         unusable += bad
         backwards += negative
@@ -167,6 +208,7 @@ def _piece(events: list[Any], to_ns: Callable[[list[Any]], Ints]) -> Piece:
         tables=tuple(tables),
         names=tuple(names),
         threads=tuple(threads),
+        shapes=tuple(shapes),
         events=len(events),
         without_time=unusable,
         backwards=backwards,
@@ -179,16 +221,30 @@ def _table(
     to_ns: Callable[[list[Any]], Ints],
     names: "Codes",
     threads: "Codes",
+    shapes: "Codes | None",
 ) -> tuple[Table, int, int]:
     """The columns of one kind, and how many events had no time or a negative one."""
     if kind == MODULE:
         rows = [e for e in rows if e.name.startswith(MODULE_PREFIX)]
+    elif kind == MEMORY:
+        rows = [e for e in rows if e.name == MEMORY_EVENT]
     if not rows:
         return NO_ROWS, 0, 0
     rows, start, length, unusable, negative = _times(rows, to_ns)
     on_gpu = kind in (KERNEL, COPY)
     arguments = [e.args for e in rows] if on_gpu or kind == CALL else []
     correlation = [-1 if a is None else a.correlation for a in arguments]
+    device = [0 if a is None else a.device for a in arguments] if on_gpu else []
+    size = [-1 if a is None else a.bytes for a in arguments] if kind == COPY else []
+    shape: list[int] = []
+    allocated: list[int] = []
+    if shapes is not None and kind == OPERATOR:
+        shape = [shapes[b"" if e.args is None else bytes(e.args.input_dims)] for e in rows]
+    elif shapes is not None and kind == MEMORY:
+        memory = [NO_MEMORY if e.args is None else e.args for e in rows]
+        device = [a.device_type for a in memory]
+        size = [a.bytes_changed for a in memory]
+        allocated = [a.allocated for a in memory]
     return (
         Table(
             start_ns=start,
@@ -196,8 +252,10 @@ def _table(
             name=np.fromiter(map(names.__getitem__, map(_NAME, rows)), np.int32, len(rows)),
             thread=_NO_CODES if on_gpu else _threads(rows, threads),
             correlation=np.array(correlation, np.int64),
-            device=np.array([0 if a is None else a.device for a in arguments], np.int32) if on_gpu else _NO_CODES,
-            size_bytes=np.array([-1 if a is None else a.bytes for a in arguments], np.int64) if kind == COPY else _NONE,
+            device=np.array(device, np.int32),
+            size_bytes=np.array(size, np.int64),
+            shape=np.array(shape, np.int32),
+            allocated_bytes=np.array(allocated, np.int64),
         ),
         unusable,
         negative,

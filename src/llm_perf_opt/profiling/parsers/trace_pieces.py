@@ -16,7 +16,7 @@ from typing import Self
 from llm_perf_opt.core.process import Beside, allowed_environment
 from llm_perf_opt.profiling.parsers.trace_chunks import TraceText, is_packed, read_chunks
 from llm_perf_opt.profiling.parsers.trace_events import Piece, PieceDecoder
-from llm_perf_opt.profiling.parsers.trace_share import TASK, Slots
+from llm_perf_opt.profiling.parsers.trace_share import DETAILED, TASK, Slots
 
 MAX_PROCESSES = 4
 # Below this the help would arrive when the work is done.
@@ -34,11 +34,15 @@ def processes_for(path: Path) -> int:
     return min(cores, MAX_PROCESSES) if path.stat().st_size * factor >= WORTH_SHARING_BYTES else 1
 
 
-def read_pieces(path: Path, text: TraceText, *, processes: int, careful: bool = False) -> Iterator[Piece]:
+def read_pieces(
+    path: Path, text: TraceText, *, processes: int, detailed: bool = False, careful: bool = False
+) -> Iterator[Piece]:
     """All pieces in the file's order. Raises msgspec.DecodeError where one cannot be decoded."""
-    shared = _read_together(path, text, processes=processes) if processes > 1 and not careful else None
+    shared = None
+    if processes > 1 and not careful:
+        shared = _read_together(path, text, processes=processes, detailed=detailed)
     if shared is None:
-        decoder = PieceDecoder()
+        decoder = PieceDecoder(detailed=detailed)
         yield from map(decoder.decode, read_chunks(path, text, careful=careful))
         return
     shared.reverse()
@@ -47,12 +51,12 @@ def read_pieces(path: Path, text: TraceText, *, processes: int, careful: bool = 
         yield shared.pop()
 
 
-def _read_together(path: Path, text: TraceText, *, processes: int) -> list[Piece] | None:
+def _read_together(path: Path, text: TraceText, *, processes: int, detailed: bool) -> list[Piece] | None:
     """The pieces in order, or None where the help did not work out."""
-    decoder, found = PieceDecoder(), []
+    decoder, found = PieceDecoder(detailed=detailed), []
     try:
         with ExitStack() as stack:
-            others = [stack.enter_context(_Other()) for _ in range(processes - 1)]
+            others = [stack.enter_context(_Other(detailed=detailed)) for _ in range(processes - 1)]
             for number, data in enumerate(read_chunks(path, text)):
                 if not any(other.takes(number, data) for other in others):
                     found.append((number, decoder.decode(data)))
@@ -70,7 +74,8 @@ def _read_together(path: Path, text: TraceText, *, processes: int) -> list[Piece
 class _Other:
     """A process that decodes pieces for us."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, detailed: bool) -> None:
+        self._detailed = detailed
         self._files = ExitStack()
 
     def __enter__(self) -> Self:
@@ -78,7 +83,7 @@ class _Other:
             memory = files.enter_context(tempfile.TemporaryFile())
             self._output = files.enter_context(tempfile.TemporaryFile())
             self._slots = Slots(memory.fileno())
-            argv = [sys.executable, "-P", "-m", _PROGRAM, str(memory.fileno())]
+            argv = [sys.executable, "-P", "-m", _PROGRAM, str(memory.fileno()), *([DETAILED] if self._detailed else [])]
             env = allowed_environment(os.environ)
             beside = Beside(argv, env=env, output=self._output, inherited=(memory.fileno(),))
             self._process = files.enter_context(beside)

@@ -13,6 +13,7 @@ from llm_perf_opt.profiling.parsers.trace_events import Piece, PieceDecoder
 SLOTS = 2
 SLOT_BYTES = 2 << 20
 TASK = struct.Struct("<QII")
+DETAILED = "detailed"
 _FREE, _FULL = b"\0", b"\1"
 
 
@@ -44,9 +45,9 @@ class Slots:
         self._memory[place : place + 1] = state
 
 
-def decode_tasks(slots: Slots, tasks: Iterator[bytes]) -> Iterator[tuple[int, Piece]]:
+def decode_tasks(slots: Slots, tasks: Iterator[bytes], *, detailed: bool) -> Iterator[tuple[int, Piece]]:
     """The pieces asked for, with their numbers."""
-    decoder = PieceDecoder()
+    decoder = PieceDecoder(detailed=detailed)
     for task in tasks:
         number, slot, size = TASK.unpack(task)
         piece = decoder.decode(slots.get(slot, size))
@@ -56,9 +57,9 @@ def decode_tasks(slots: Slots, tasks: Iterator[bytes]) -> Iterator[tuple[int, Pi
 
 def main(argv: Sequence[str]) -> None:
     """Write the pieces to the standard output until there are no more tasks."""
-    (handle,) = argv
+    handle, *options = argv
     tasks = iter(lambda: sys.stdin.buffer.read(TASK.size), b"")
-    for numbered in decode_tasks(Slots(int(handle)), tasks):
+    for numbered in decode_tasks(Slots(int(handle)), tasks, detailed=DETAILED in options):
         pickle.dump(numbered, sys.stdout.buffer, protocol=pickle.HIGHEST_PROTOCOL)
 
 

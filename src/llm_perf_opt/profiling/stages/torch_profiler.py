@@ -1,24 +1,26 @@
 """Stage torch_profiler: a clean pass for latencies, then a pass under torch.profiler for attribution."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge, MinLen
 
 from llm_perf_opt.config.output import OutputConfig
 from llm_perf_opt.config.schema import AppConfig, PositiveInt, Problem, StageConfig
 from llm_perf_opt.core.host import Host
-from llm_perf_opt.core.records import StageOutput
+from llm_perf_opt.core.manifest import write_json
+from llm_perf_opt.core.records import StageFile, StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.nvml import gpu_index, sample_gpu, samples_file
 from llm_perf_opt.profiling.output_files import output_files
-from llm_perf_opt.profiling.trace_files import trace_files
+from llm_perf_opt.profiling.trace_files import TRACE_FILE, write_trace_files
 from llm_perf_opt.profiling.vendor.launch import PROFILE_RUNNER, build_work_argv, stage_overrides, workload_overrides
 from llm_perf_opt.profiling.workload_results import (
+    METRICS_FILE,
     clean_metrics,
     existing_files,
     forget_results,
@@ -50,6 +52,10 @@ class TorchProfilerConfig(StageConfig):
     def problems(self) -> tuple[Problem, ...]:
         return output_problems(self.output)
 
+    def token_budget(self, max_new_tokens: int) -> int:
+        """Tokens of each sample in the profiled pass: one comes from prefill, one from every decode step."""
+        return max_new_tokens if self.max_decode_steps is None else min(max_new_tokens, self.max_decode_steps + 1)
+
     def light(self) -> Self:
         return replace(self, warmup_rounds=min(1, self.warmup_rounds), max_samples=1)
 
@@ -74,19 +80,42 @@ class TorchProfilerStage:
         with sample_gpu(index) as sampled:
             result = ctx.run_command(argv, timeout_s=cfg.timeout_s, label=self.name)
         require_success(result, "the profiled workload")
-        data = read_metrics(ctx.out_dir)
+        data, traced = describe_trace(cfg, ctx.out_dir, tokens=cfg.token_budget(ctx.config.infer.max_new_tokens))
         source = f"{self.name}/metrics.json"
         return StageOutput(
             metrics={**clean_metrics(data, source), **slowdown_metrics(data, source)},
             files=(
                 *existing_files(ctx.out_dir),
-                *trace_files(ctx.out_dir / "trace.json.gz"),
+                *traced,
                 *samples_file(sampled, ctx.out_dir),
                 *output_files(cfg.output, ctx.out_dir),
             ),
             notes=(*notes_of(data), *((sampled.reason,) if sampled.reason and ctx.host.gpus else ())),
             samples=read_inputs(ctx.out_dir),
         )
+
+
+def describe_trace(
+    cfg: TorchProfilerConfig, out_dir: Path, *, tokens: int
+) -> tuple[dict[str, Any], tuple[StageFile, ...]]:
+    """Read the trace the child left; metrics.json with the modules' shares in it, and the files a report reads."""
+    data = read_metrics(out_dir)
+    by_shape = cfg.group_by_input_shape and cfg.record_shapes
+    traced = write_trace_files(out_dir / TRACE_FILE, by_shape=by_shape, pass_note=_pass_note(data, tokens))
+    data |= traced.module_data()
+    if data["model"]["device"].startswith("cuda") and "cuda" in cfg.activities and not traced.has_device:
+        data["notes"].append("the trace holds no device activity; another profiler may hold CUPTI")
+    write_json(out_dir / METRICS_FILE, data)
+    return data, traced.files
+
+
+def _pass_note(data: Mapping[str, Any], tokens: int) -> str:
+    times = ", ".join(f"{phase} {value:.2f}x" for phase, value in data["slowdown"].items() if value is not None)
+    return (
+        f"From the profiled pass: {data['profiled']['samples']} sample(s), at most {tokens} token(s) each. The "
+        f"profiler slows the work down ({times or 'not measured'}), so use these times for shares, and metrics.json "
+        "for latencies."
+    )
 
 
 def run_in_child(config: AppConfig, out_dir: Path) -> None:

@@ -7,11 +7,12 @@ from llm_perf_opt.analysis.static.double_entry import Entry
 from llm_perf_opt.report.run_files import Found, OperatorRow, RunFiles
 
 OPERATORS_SHOWN = 25
+CPU_TIME, DEVICE_TIME = "CPU time", "device time"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleRow:
-    """One module group in one phase; shares of one, None where unknown."""
+    """One module group in one phase; shares of the phase, None where unknown."""
 
     group: str
     time_share: float | None
@@ -23,7 +24,7 @@ class ModuleRow:
 
 @dataclass(frozen=True, kw_only=True)
 class TreeNode:
-    """A module, an operator inside it, or a kernel inside that; `share` is of its phase."""
+    """A module, an operator inside it, or a kernel inside that; `share` is of what its tree says."""
 
     label: str
     share: float
@@ -33,14 +34,19 @@ class TreeNode:
 
 @dataclass(frozen=True, kw_only=True)
 class ModulePhase:
+    """Shares of the rows are of the phase, those of the tree of `tree_of`."""
+
     phase: str
     rows: tuple[ModuleRow, ...]
     time_by: str | None
     tree: tuple[TreeNode, ...]
+    tree_of: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorView:
+    """One operator's own times; `share` is of what the view says (`operators_of`)."""
+
     name: str
     calls: int
     self_cpu_ms: float | None
@@ -53,6 +59,7 @@ class ModulesView:
     phases: tuple[ModulePhase, ...]
     operators: tuple[OperatorView, ...]
     operators_by: str
+    operators_of: str
     operator_count: int
     double_entry: tuple[Entry, ...]
     time_source: str | None
@@ -70,6 +77,7 @@ def modules_view(files: RunFiles) -> ModulesView:
         phases=tuple(phase for phase in (_phase(files, name) for name in PHASES) if phase.rows),
         operators=operators[:OPERATORS_SHOWN],
         operators_by=by,
+        operators_of="device time" if by == DEVICE_TIME else "operator time",
         operator_count=len(operators),
         double_entry=entries,
         time_source=files.metrics.source if isinstance(files.metrics, Found) else None,
@@ -117,17 +125,21 @@ def _phase(files: RunFiles, name: str) -> ModulePhase:
             )
         )
     by = files.metrics.content.modules_by if isinstance(files.metrics, Found) else None
-    return ModulePhase(phase=name, rows=tuple(rows), time_by=by, tree=_tree(files, name))
+    tree, tree_of = _tree(files, name)
+    return ModulePhase(phase=name, rows=tuple(rows), time_by=by, tree=tree, tree_of=tree_of)
 
 
-def _tree(files: RunFiles, phase: str) -> tuple[TreeNode, ...]:
-    """Module, operator, kernel; the shares are of the phase's rows, times of the profiled pass are not shown."""
+def _tree(files: RunFiles, phase: str) -> tuple[tuple[TreeNode, ...], str]:
+    """Module, operator, kernel, and what the shares are of; times of the profiled pass are not shown."""
     tree = files.trace.content.tree if isinstance(files.trace, Found) else None
-    rows = [row for row in tree.rows if row.phase == phase] if tree is not None else []
-    total = sum(row.time_ns for row in rows)
-    return _nodes(
-        [((r.module, r.operator, *((r.kernel,) if r.kernel else ())), r.time_ns, r.count) for r in rows], total
-    )
+    if tree is None:
+        return (), ""
+    rows = [row for row in tree.rows if row.phase == phase]
+    leaves = [((r.module, r.operator, *((r.kernel,) if r.kernel else ())), r.time_ns, r.count) for r in rows]
+    if tree.by == "cpu_time":
+        return _nodes(leaves, tree.operator_ns.get(phase, 0)), "operator time"
+    kept = f" (without the {tree.left_out} smallest rows)" if tree.left_out else ""
+    return _nodes(leaves, sum(row.time_ns for row in rows)), f"kernel time{kept}"
 
 
 def _nodes(leaves: list[tuple[tuple[str, ...], int, int]], total: int) -> tuple[TreeNode, ...]:
@@ -152,31 +164,27 @@ def _operators(files: RunFiles) -> tuple[tuple[OperatorView, ...], str]:
     if not isinstance(files.operators, Found):
         return (), ""
     rows = files.operators.content
-    has_device = any(row.self_device_us for row in rows)
-    total = sum((row.self_device_us if has_device else row.self_cpu_us) or 0.0 for row in rows)
+    has_device = any(row.self_device_ns for row in rows)
+    total = sum((row.self_device_ns if has_device else row.self_cpu_ns) or 0 for row in rows)
     merged = _by_name(rows)
     views = [
         OperatorView(
             name=name,
             calls=calls,
-            self_cpu_ms=cpu,
-            self_device_ms=device if has_device else None,
-            share=((device if has_device else cpu) * 1e3 / total) if total else None,
+            self_cpu_ms=cpu / 1e6,
+            self_device_ms=device / 1e6 if has_device else None,
+            share=(device if has_device else cpu) / total if total else None,
         )
         for name, (calls, cpu, device) in merged.items()
     ]
     views.sort(key=lambda v: -(v.share or 0.0))
-    return tuple(views), "device time" if has_device else "CPU time"
+    return tuple(views), DEVICE_TIME if has_device else CPU_TIME
 
 
-def _by_name(rows: tuple[OperatorRow, ...]) -> dict[str, tuple[int, float, float]]:
-    """Calls, own CPU and own device time in ms of each operator, its shapes added up."""
-    found: dict[str, tuple[int, float, float]] = {}
+def _by_name(rows: tuple[OperatorRow, ...]) -> dict[str, tuple[int, int, int]]:
+    """Calls, own CPU and own device time in ns of each operator, its shapes added up."""
+    found: dict[str, tuple[int, int, int]] = {}
     for row in rows:
-        calls, cpu, device = found.get(row.name, (0, 0.0, 0.0))
-        found[row.name] = (
-            calls + row.calls,
-            cpu + (row.self_cpu_us or 0.0) / 1e3,
-            device + (row.self_device_us or 0.0) / 1e3,
-        )
+        calls, cpu, device = found.get(row.name, (0, 0, 0))
+        found[row.name] = (calls + row.calls, cpu + (row.self_cpu_ns or 0), device + (row.self_device_ns or 0))
     return found

@@ -1,0 +1,113 @@
+"""Operator and kernel tables of a profiled pass as CSV and Markdown files."""
+
+import csv
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from llm_perf_opt.analysis.kernel_table import group_statistics
+from llm_perf_opt.analysis.operators import ProfiledRow
+from llm_perf_opt.analysis.timeline import Timeline
+
+SHOWN = 40
+SHAPES_SHOWN = 80
+NAME_SHOWN = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """What the trace holds besides CPU times. Columns of what it does not hold stay empty; they are not zero."""
+
+    device: bool
+    memory: bool
+    shapes: bool
+
+
+def write_operator_csv(path: Path, rows: Sequence[ProfiledRow], recorded: Recorded) -> Path:
+    """Every operator; the columns of `llm-perf analyze`, with shapes and memory."""
+    header = ["name", *(["input_shapes"] if recorded.shapes else []), "calls", "self_cpu_ns", "total_cpu_ns"]
+    header += ["self_device_ns", "total_device_ns", "self_cpu_memory_bytes", "self_device_memory_bytes"]
+    return _write(path, header, (_operator_cells(row, recorded) for row in rows))
+
+
+def write_kernel_csv(path: Path, timeline: Timeline) -> Path:
+    """Every kernel, copy and fill by name, the most time first; shares are of the time of all of them."""
+    work = (timeline.kernels, timeline.copies)
+    found = group_statistics(
+        np.concatenate([w.name for w in work]), np.concatenate([w.end_ns - w.start_ns for w in work])
+    )
+    names = [timeline.names[code] for code in found.group.tolist()]
+    totals, counts = found.total.tolist(), found.instances.tolist()
+    least, most, whole = found.least.tolist(), found.most.tolist(), sum(totals)
+    rows = []
+    for i in sorted(range(len(names)), key=lambda i: (-totals[i], names[i])):
+        times = [_us(totals[i]), _us(totals[i] / counts[i]), _us(least[i]), _us(most[i])]
+        rows.append([names[i], counts[i], *times, f"{totals[i] / whole if whole else 0.0:.6f}"])
+    return _write(path, ["name", "launches", "total_us", "mean_us", "min_us", "max_us", "share"], rows)
+
+
+def write_operator_md(
+    path: Path, by_name: Sequence[ProfiledRow], rows: Sequence[ProfiledRow], recorded: Recorded, *, pass_note: str
+) -> Path:
+    """The operators that matter, by device time where there is any and by CPU time; by name, then by input shapes."""
+    parts = ["# Operators", "", pass_note, ""]
+    tables = [("", by_name)] + ([(", by input shapes", rows)] if recorded.shapes else [])
+    for suffix, table in tables:
+        if recorded.device:
+            parts += _section(f"By device time{suffix}", "of device time", table, lambda r: r.self_device_ns, recorded)
+        parts += _section(f"By CPU time{suffix}", "of operator time", table, lambda r: r.self_cpu_ns, recorded)
+    path.write_text("\n".join(parts), encoding="utf-8")
+    return path
+
+
+def _write(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> Path:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(rows)
+    return path
+
+
+def _operator_cells(row: ProfiledRow, recorded: Recorded) -> list[object]:
+    cells: list[object] = [row.name, *([row.input_shapes] if recorded.shapes else []), row.calls]
+    cells += [row.self_cpu_ns, row.total_cpu_ns]
+    cells += [row.self_device_ns, row.total_device_ns] if recorded.device else ["", ""]
+    cells += [row.self_cpu_memory_bytes if recorded.memory else ""]
+    cells += [row.self_device_memory_bytes if recorded.memory and recorded.device else ""]
+    return cells
+
+
+def _section(
+    title: str, share_of: str, rows: Sequence[ProfiledRow], amount: Callable[[ProfiledRow], int], recorded: Recorded
+) -> list[str]:
+    whole = sum(amount(row) for row in rows)
+    top = sorted(rows, key=amount, reverse=True)[:SHOWN]
+    by_shape = any(row.input_shapes is not None for row in rows)
+    columns = ["operator", *(["input shapes"] if by_shape else []), "calls", share_of, "self CPU ms", "total CPU ms"]
+    columns += ["self device ms", "total device ms"] if recorded.device else []
+    aligns = ["---" if c in ("operator", "input shapes") else "---:" for c in columns]
+    lines = [f"## {title}", "", f"| {' | '.join(columns)} |", f"| {' | '.join(aligns)} |"]
+    for row in top:
+        cells = [_code(row.name, NAME_SHOWN), *([_code(row.input_shapes or "", SHAPES_SHOWN)] if by_shape else [])]
+        cells += [f"{row.calls:,}", f"{amount(row) / whole:.1%}" if whole else "–"]
+        cells += [_ms(row.self_cpu_ns), _ms(row.total_cpu_ns)]
+        cells += [_ms(row.self_device_ns), _ms(row.total_device_ns)] if recorded.device else []
+        lines.append(f"| {' | '.join(cells)} |")
+    if len(rows) > SHOWN:
+        lines += ["", f"{len(rows) - SHOWN} more rows are left out here; operators.csv has them all."]
+    return [*lines, ""]
+
+
+def _code(text: str, most: int) -> str:
+    shown = text if len(text) <= most else text[: most - 1] + "…"
+    return f"`{shown}`".replace("|", "\\|") if shown else ""
+
+
+def _us(ns: float) -> str:
+    return f"{ns / 1e3:.3f}"
+
+
+def _ms(ns: float) -> str:
+    return f"{ns / 1e6:.3f}"
