@@ -202,21 +202,15 @@ def test_rules_of_a_stage_are_checked_only_when_it_is_enabled() -> None:
         ("runners.analysis.static.use_synthetic_inputs=true", "pipeline.static_analysis.use_synthetic_inputs=true"),
         ("runner@stage1_runner=stage1.no-static", "pipeline.static_analysis.enable=false"),
         ("run.stage1_repeats=4", "dataset.sampling.num_samples_per_epoch=4"),
-        ("outputs.save_predictions=true", "pipeline.torch_profiler.output.prediction.enable=true"),
-        ("outputs.visualization.enable=false", "pipeline.torch_profiler.output.visualization.enable=false"),
-        ("output.prediction.save_dir=p", "pipeline.torch_profiler.output.prediction.save_dir=p"),
-        (
-            "outputs.predictions.strip_special_tokens=true",
-            "pipeline.torch_profiler.output.extra.deepseek_ocr.prediction.strip_special_tokens=true",
-        ),
-        (
-            "outputs.visualization.max_images=3",
-            "pipeline.torch_profiler.output.extra.deepseek_ocr.visualization.max_images=3",
-        ),
         ("pipeline.ncu.nvtx_include=prefill", "pipeline.ncu.ncu_cli.nvtx.include=prefill"),
         ("pipeline.ncu.set=full", "pipeline.ncu.ncu_cli.set=full"),
         ("pipeline.ncu.metrics=a,b", "pipeline.ncu.ncu_cli.metrics='a,b'"),
         ("pipeline.ncu.sections=[SpeedOfLight]", "pipeline.ncu.ncu_cli.sections=[SpeedOfLight]"),
+        ("pipeline.ncu.csv=false", "pipeline.ncu.ncu_cli.export.csv=false"),
+        ("pipeline.ncu.target_processes=all", "pipeline.ncu.ncu_cli.target_processes=all"),
+        ("ncu.set=full", "pipeline.ncu.ncu_cli.set=full"),
+        ("ncu.gating_nvtx=false", "pipeline.ncu.gating_nvtx=false"),
+        ("nsys.capture_range=none", "pipeline.nsys.capture_range=none"),
     ],
 )
 def test_an_old_key_is_translated_and_composes(old: str, new: str) -> None:
@@ -225,27 +219,50 @@ def test_an_old_key_is_translated_and_composes(old: str, new: str) -> None:
     typed("dataset=synthetic", *translation.overrides, "pipeline.ncu.enable=true")
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("outputs.save_predictions=true", "prediction.enable=true"),
+        ("outputs.visualization.enable=false", "visualization.enable=false"),
+        ("output.prediction.save_dir=p", "prediction.save_dir=p"),
+        (
+            "outputs.predictions.strip_special_tokens=true",
+            "extra.deepseek_ocr.prediction.strip_special_tokens=true",
+        ),
+        ("outputs.visualization.max_images=3", "extra.deepseek_ocr.visualization.max_images=3"),
+    ],
+)
+def test_an_old_output_key_is_one_of_both_stages_that_write_outputs(old: str, new: str) -> None:
+    translation = translate([old])
+    assert translation.overrides == (
+        f"pipeline.torch_profiler.output.{new}",
+        f"pipeline.direct_inference.output.{new}",
+    )
+    typed("dataset=synthetic", *translation.overrides, "pipeline.direct_inference.enable=true")
+
+
 def test_one_notice_lists_every_old_key_and_new_keys_pass_unchanged() -> None:
     translation = translate(["device=cpu", "run.seed=1", "--cfg", "job", "output@x=y", "repeats=2"])
-    assert translation.overrides == ("run.device=cpu", "run.seed=1", "--cfg", "job", "output@x=y", "run.repeats=2")
+    assert translation.overrides == ("run.device=cpu", "run.repeats=2", "run.seed=1", "--cfg", "job", "output@x=y")
     assert translation.notice == (
         "old keys translated (see docs/migration.md): device -> run.device, repeats -> run.repeats"
     )
     assert translate(["run.seed=1"]).notice is None
 
 
-@pytest.mark.parametrize("task", ["stage1-run", "stage1-run-no-static", "stage2-profile", "direct-infer"])
-def test_every_pixi_task_composes(task: str) -> None:
+def test_every_pixi_task_runs_the_stages_it_is_named_for() -> None:
     tasks = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["pixi"]["tasks"]
-    python, flag, module, *overrides = tasks[task].split()
-    assert (python, flag, module) == ("python", "-m", "llm_perf_opt.runners.profile_orchestrator")
+    orchestrator = ["python", "-m", "llm_perf_opt.runners.profile_orchestrator"]
     expected = {
         "stage1-run": {"static_analysis", "torch_profiler"},
         "stage1-run-no-static": {"torch_profiler"},
-        "stage2-profile": {"static_analysis", "torch_profiler", "nsys", "ncu"},
-        "direct-infer": {"direct_inference"},
+        "stage2-profile": {"nsys", "ncu"},
     }
-    assert set(typed(*overrides).stages) == expected[task]
+    for task, stages in expected.items():
+        words = tasks[task].split()
+        assert words[:3] == orchestrator
+        assert set(typed(*words[3:]).stages) == stages
+    assert tasks["direct-infer"] == "python -m llm_perf_opt.runners.direct_inference_runner"
 
 
 def test_every_documented_key_is_known_and_every_key_is_documented() -> None:

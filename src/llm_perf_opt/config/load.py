@@ -113,7 +113,8 @@ def _check(
     problems: list[Problem] = []
     typed: dict[str, Any] = {}
     for name, cls in sections.items():
-        typed[name], found = validate(cls, raw.get(name), name)
+        # A section may be missing where each of its keys has a default.
+        typed[name], found = validate(cls, raw.get(name) or {}, name)
         problems += found
     allowed = [*_SECTIONS, "model", "infer", "pipeline"]
     problems += [_unknown(key, raw[key], allowed) for key in raw if key not in allowed]

@@ -1,44 +1,123 @@
 """Composes conf/config.yaml and types it; turns Hydra's errors into ours, all of them at once."""
 
+import json
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from llm_perf_opt.config.legacy import notice, translate_mapping
 from llm_perf_opt.config.load import load_config, nearest_key, problems_outside_the_model
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.pipeline.registry import find_entry_points, load_registry
+from llm_perf_opt.pipeline.registry import GROUP, find_entry_points, load_registry
 from llm_perf_opt.workload.models.registry import load_adapter
 
 CONFIG_NAME = "config"
 _FULL_KEY = re.compile(r"Could not (?:override|append|delete)[^']*'([^']+)'")
 
 
-def compose_config(overrides: Sequence[str]) -> DictConfig:
+@dataclass(frozen=True, kw_only=True)
+class ConfigEntry:
+    """Which configuration is composed: `--config-name` and `--config-dir` may name another one."""
+
+    name: str = CONFIG_NAME
+    extra_dir: Path | None = None
+
+    def places(self) -> tuple[Path, Path | None]:
+        """The directory that holds the entry itself, and the other one to look for presets in."""
+        if self.extra_dir is None:
+            return conf_dir(), None
+        extra = self.extra_dir.resolve()
+        is_outside = (extra / f"{self.name.removesuffix('.yaml')}.yaml").is_file()
+        return (extra, conf_dir()) if is_outside else (conf_dir(), extra)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What of a command line is the user's own and what the command stands for; both are overrides."""
+
+    overrides: tuple[str, ...] = ()
+    implied: tuple[str, ...] = ()
+
+
+def compose_config(overrides: Sequence[str], entry: ConfigEntry | None = None) -> DictConfig:
     """Compose with the `hydra` node included, outside a Hydra application."""
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        composed = compose(CONFIG_NAME, overrides=list(overrides), return_hydra_config=True)
+    composed = _compose(overrides, entry or ConfigEntry())
+    HydraConfig.instance().set_config(composed)
+    return composed
+
+
+def _compose(overrides: Sequence[str], entry: ConfigEntry) -> DictConfig:
+    main, other = entry.places()
+    search = [] if other is None else [f"hydra.searchpath=[{json.dumps(f'file://{other}', ensure_ascii=False)}]"]
+    # Inside an application Hydra knows one configuration already, and refuses another until that one is put aside.
+    running = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(main), version_base="1.3"):
+            composed = compose(entry.name, overrides=[*search, *overrides], return_hydra_config=True)
+    finally:
+        GlobalHydra.instance().hydra = running
     # Outside an application nobody tells Hydra where the user stands, and conf/ refers to it.
     with open_dict(composed):
         composed.hydra.runtime.cwd = os.getcwd()
-    HydraConfig.instance().set_config(composed)
     return composed
+
+
+def open_known_keys(overrides: Sequence[str]) -> list[str]:
+    """Let a key every run has be set where the user's own entry leaves it out, though Hydra would refuse it."""
+    known = set(_all_keys((), ConfigEntry()))
+    return [
+        f"++{o}" if o.partition("=")[0] in known and "=" in o and "." in o.partition("=")[0] else o for o in overrides
+    ]
+
+
+def translate_files(cfg: DictConfig, given: Given) -> tuple[DictConfig, str | None]:
+    """The configuration with the old keys of its files translated, and the notice about them.
+
+    A new key wins where the command line gives it or a file set it to something else than the default.
+    """
+    raw = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=False))
+    hydra = raw.pop("hydra", None)
+    defaults: list[DictConfig] = []
+
+    def keeps(key: str) -> bool:
+        if key in {o.lstrip("+").partition("=")[0] for o in given.overrides}:
+            return True
+        if not defaults:
+            defaults.append(_compose(given.implied, ConfigEntry()))
+        own = OmegaConf.select(OmegaConf.create(raw), key)
+        return own is not None and own != OmegaConf.select(defaults[0], key)
+
+    new, changed = translate_mapping(raw, keeps)
+    if not changed:
+        return cfg, None
+    return OmegaConf.create({**new, "hydra": hydra} if hydra is not None else new), notice(changed)
 
 
 def type_config(cfg: DictConfig, *, user_dir: Path) -> AppConfig:
     """The typed configuration of a composed one. Imports the stages it names and the model's adapter."""
     plain = OmegaConf.masked_copy(cfg, [str(k) for k in cfg if k != "hydra"])
-    registry = load_registry(find_entry_points(), {str(name) for name in plain.get("pipeline") or {}})
+    points = find_entry_points()
+    if not points:
+        raise ConfigError(
+            f"pipeline: no stage is installed, since the package has no entry points in the group {GROUP!r}: a path to "
+            "its source is not enough; install it (`pip install .`, or `pip install -e .` in a checkout)"
+        )
+    registry = load_registry(points, {str(name) for name in plain.get("pipeline") or {}})
     load = partial(
         load_config,
         plain,
@@ -64,69 +143,94 @@ def type_config(cfg: DictConfig, *, user_dir: Path) -> AppConfig:
     return load(model_cls=adapter.config_cls, infer_cls=adapter.infer_cls)
 
 
-def explain_composition_error(error: Exception, overrides: Sequence[str], *, user_dir: Path) -> ConfigError:
+def explain_composition_error(
+    error: Exception, overrides: Sequence[str], *, user_dir: Path, entry: ConfigEntry | None = None
+) -> ConfigError:
     """Every override Hydra refuses, each with the nearest known key, and what is wrong with the others."""
-    problems: list[str] = []
-    rest = list(overrides)
-    current: Exception | None = error
+    where = entry or ConfigEntry()
+    malformed = {override: text for override in overrides if (text := _grammar_problem(override)) is not None}
+    problems = list(malformed.values())
+    rest = [override for override in overrides if override not in malformed]
+    current = _try(rest, where) if malformed else error
     while current is not None:
-        bad = _culprit(current, rest)
-        problems.append(_explain(current, bad))
+        bad = _culprit(current, rest, where)
         if bad is None:
+            problems.append(f"config: {_first_line(current)}")
             break
         rest.remove(bad)
-        current = _try(rest)
+        problems.append(_explain(current, bad, rest, where))
+        current = _try(rest, where)
     else:
-        problems += _problems_of(rest, user_dir)
+        problems += _problems_of(rest, user_dir, where)
     return ConfigError(problems)
 
 
-def _problems_of(overrides: Sequence[str], user_dir: Path) -> tuple[str, ...]:
+def _grammar_problem(override: str) -> str | None:
+    """What is wrong with an override on its own, whatever it is for."""
+    key, sign, value = override.lstrip("+~").partition("=")
+    if not sign and not override.startswith("~"):
+        return f"{override}: not an override, allowed: key=value"
     try:
-        type_config(compose_config(overrides), user_dir=user_dir)
+        OverridesParser.create().parse_override(override)
+    except HydraException as error:
+        return f"{key}: {_first_line(error)} (got {value!r}), allowed: an override in Hydra's grammar"
+    return None
+
+
+def _problems_of(overrides: Sequence[str], user_dir: Path, entry: ConfigEntry) -> tuple[str, ...]:
+    cfg, _ = translate_files(compose_config(overrides, entry), Given(overrides=tuple(overrides)))
+    try:
+        type_config(cfg, user_dir=user_dir)
     except ConfigError as error:
         return error.problems
     return ()
 
 
-def _try(overrides: Sequence[str]) -> Exception | None:
+def _try(overrides: Sequence[str], entry: ConfigEntry) -> Exception | None:
     try:
-        compose_config(overrides)
+        compose_config(overrides, entry)
     except (HydraException, OmegaConfBaseException) as error:
         return error
     return None
 
 
-def _culprit(error: Exception, overrides: Sequence[str]) -> str | None:
-    """The override an error speaks of."""
+def _culprit(error: Exception, overrides: Sequence[str], entry: ConfigEntry) -> str | None:
+    """The override an error speaks of: the one it names, else the one without which it is not made."""
     text = str(error)
     found = _FULL_KEY.search(text)
     key = found[1] if found else None
-    for override in overrides:
-        name = override.lstrip("+~").partition("=")[0]
-        if override in text or (key is not None and name.partition("@")[0] == key.partition("@")[0]):
+    names = {override: override.lstrip("+~").partition("=")[0] for override in overrides}
+    for override, name in names.items():
+        if name == key or re.search(rf"(?<![\w.@/]){re.escape(override)}(?![\w.])", text):
             return override
-    if _try([]) is not None:
-        return None
-    return next((o for o in overrides if _try([o]) is not None), None)
+    for override, name in names.items():
+        if key is not None and name.partition("@")[0] == key.partition("@")[0]:
+            return override
+    for number, override in enumerate(overrides):
+        left = _try([*overrides[:number], *overrides[number + 1 :]], entry)
+        if left is None or str(left) != text:
+            return override
+    return None
 
 
-def _explain(error: Exception, override: str | None) -> str:
-    first = str(error).splitlines()[0].rstrip(".")
-    if override is None:
-        return f"config: {first}"
-    key, sign, value = override.lstrip("+~").partition("=")
-    if not sign and not override.startswith("~"):
-        return f"{override}: not an override, allowed: key=value"
+def _explain(error: Exception, override: str, rest: Sequence[str], entry: ConfigEntry) -> str:
+    first = _first_line(error)
+    key, _, value = override.lstrip("+~").partition("=")
     if re.search(r"Could not override|Could not append|not in struct", str(error)):
-        nearest = nearest_key(key, _all_keys())
-        if nearest == key:
+        nearest = nearest_key(key, _all_keys(rest, entry))
+        if nearest == key and override.startswith("+"):
             return f"{key}: already set, so + cannot add it (got {value!r}), allowed: {key}=… without the +"
+        if nearest == key:
+            return f"{key}: cannot be set here: {first} (got {value!r}), allowed: one setting of this key"
         hint = f"nearest known key: {nearest}" if nearest else "`llm-perf profile --cfg job` lists all keys"
         return f"{key}: unknown key (got {value!r}), {hint}"
     if "Could not find" in str(error) or "In '" in first:
         return f"{key}: no such choice (got {value!r}), allowed: {_choices(key)}"
     return f"{key}: {first} (got {value!r}), allowed: an override in Hydra's grammar"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0].rstrip(".")
 
 
 def _choices(group: str) -> str:
@@ -135,9 +239,11 @@ def _choices(group: str) -> str:
     return ", ".join(names) if names else "a config group of conf/"
 
 
-def _all_keys() -> list[str]:
-    """Every key of the default configuration, and its config groups."""
-    cfg = OmegaConf.to_container(compose_config([]), resolve=False)
+def _all_keys(overrides: Sequence[str], entry: ConfigEntry) -> list[str]:
+    """Every key of the configuration these overrides make (the default one when they make none), and its groups."""
+    composes = _try(overrides, entry) is None
+    composed = compose_config(overrides, entry) if composes else compose_config([])
+    cfg = OmegaConf.to_container(composed, resolve=False)
     keys: list[str] = [str(p.relative_to(conf_dir())) for p in conf_dir().iterdir() if p.is_dir()]
 
     def walk(node: Any, prefix: str) -> None:

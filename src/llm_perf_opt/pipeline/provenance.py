@@ -50,7 +50,7 @@ def effective_config(config: AppConfig) -> dict[str, Any]:
     """The composed configuration with the values that are in force: `run.mode=light` and others change some."""
     resolved = dict(config.resolved)
     sections = {"run": asdict(config.run), "dataset": asdict(config.dataset), "infer": asdict(config.infer)}
-    shared = {name: _overlay(resolved[name], section) for name, section in sections.items()}
+    shared = {name: _overlay(resolved.get(name), section) for name, section in sections.items()}
     stages = {
         name: _overlay(section, asdict(config.stages[name])) if name in config.stages else section
         for name, section in resolved["pipeline"].items()
@@ -62,6 +62,8 @@ def _overlay(written: Any, in_force: Any) -> Any:
     """The keys as written with the values in force, in the words of YAML."""
     if isinstance(written, Mapping) and isinstance(in_force, Mapping):
         return {key: _overlay(value, in_force[key]) if key in in_force else value for key, value in written.items()}
+    if isinstance(in_force, Mapping) and written is None:
+        return {key: _overlay(None, value) for key, value in in_force.items()}
     if isinstance(in_force, tuple | list):
         return [_overlay(None, item) for item in in_force]
     return str(in_force) if isinstance(in_force, Path) else in_force

@@ -1,9 +1,14 @@
-"""A deprecated name for the orchestrator with nsys and ncu on."""
+"""A deprecated name for the orchestrator with nsys and ncu alone."""
 
 import sys
 from collections.abc import Sequence
 
-LEGACY_OVERRIDES = ("pipeline.nsys.enable=true", "pipeline.ncu.enable=true")
+LEGACY_OVERRIDES = (
+    "pipeline.static_analysis.enable=false",
+    "pipeline.torch_profiler.enable=false",
+    "pipeline.nsys.enable=true",
+    "pipeline.ncu.enable=true",
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -11,10 +16,10 @@ def main(argv: Sequence[str]) -> int:
 
     print(
         "deprecated: `python -m llm_perf_opt.runners.deep_profile_runner` is now "
-        "`llm-perf profile pipeline.nsys.enable=true pipeline.ncu.enable=true` (see docs/migration.md)",
+        "`llm-perf profile runner=stage2` (nsys and ncu alone; see docs/migration.md)",
         file=sys.stderr,
     )
-    return orchestrate([*LEGACY_OVERRIDES, *argv])
+    return orchestrate(argv, implied=LEGACY_OVERRIDES)
 
 
 if __name__ == "__main__":

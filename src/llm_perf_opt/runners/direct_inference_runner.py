@@ -21,7 +21,8 @@ It is `llm-perf profile` with pipeline.direct_inference alone, and predictions s
 """
 
 
-def _work(config: AppConfig, out_dir: Path) -> None:
+def infer(config: AppConfig, out_dir: Path) -> None:
+    """The work of the child: no profiler, and no word of the stage is needed."""
     from llm_perf_opt.profiling.stages.direct_inference import DirectInferenceConfig
     from llm_perf_opt.workload.session import run_inference
 
@@ -32,14 +33,14 @@ def _work(config: AppConfig, out_dir: Path) -> None:
 
 def main(argv: Sequence[str]) -> int:
     if CHILD_FLAG in argv:
-        return run_child(_work, argv)
+        return run_child(infer, argv)
     if "--help" in argv or "-h" in argv:
         print(HELP, end="")
         return EXIT_OK
     from llm_perf_opt.runners.profile_orchestrator import INFER_OVERRIDES
     from llm_perf_opt.runners.profile_orchestrator import main as orchestrate
 
-    return orchestrate([*INFER_OVERRIDES, *argv])
+    return orchestrate(argv, implied=INFER_OVERRIDES)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,14 @@ LEGACY_OVERRIDES = ("pipeline.nsys.enable=false", "pipeline.ncu.enable=false")
 
 
 def _work(config: AppConfig, out_dir: Path) -> None:
+    """Both passes; with the stage switched off, as under another profiler, the plain inference alone."""
     from llm_perf_opt.profiling.stages.torch_profiler import run_in_child
+    from llm_perf_opt.runners.direct_inference_runner import infer
 
-    run_in_child(config, out_dir)
+    if "torch_profiler" in config.stages:
+        run_in_child(config, out_dir)
+    else:
+        infer(config, out_dir)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -27,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
         "(static analysis and torch profiler; see docs/migration.md)",
         file=sys.stderr,
     )
-    return orchestrate([*LEGACY_OVERRIDES, *argv])
+    return orchestrate(argv, implied=LEGACY_OVERRIDES)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Hydra entry of a run: load the configuration, plan, run, report, exit code."""
 
 import os
-import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,13 +10,14 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.config.legacy import translate
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, ProfilingError
+from llm_perf_opt.runners.arguments import Arguments, parse_arguments
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-_BARE_COMMAS = re.compile(r"""^([\w.+~@/-]+=)([^\[\]{}()'"]*,[^\[\]{}()'"]*)$""")
+    from llm_perf_opt.pipeline.compose import Given
+
 INFER_OVERRIDES = (
     "pipeline.static_analysis.enable=false",
     "pipeline.torch_profiler.enable=false",
@@ -43,35 +43,22 @@ Hydra's own flags: --hydra-help. Every key: docs/configuration.md.
 """
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the orchestrator with Hydra overrides and flags; returns the exit code."""
+def main(argv: Sequence[str], *, implied: Sequence[str] = ()) -> int:
+    """Run the orchestrator with Hydra overrides and flags, after those a command stands for; returns the exit code."""
     if "--help" in argv or "-h" in argv:
         print(HELP, end="")
         return EXIT_OK
     try:
-        translated = translate(argv)
-        if translated.notice:
-            print(f"INFO: {translated.notice}", file=sys.stderr)
-        from llm_perf_opt.pipeline.plan import BUILT_IN
-        from llm_perf_opt.pipeline.registry import find_entry_points, open_plugin_keys
-        from llm_perf_opt.runners.resumed import resumed_arguments
-
-        plugins = find_entry_points().keys() - set(BUILT_IN)
-        overrides = resumed_arguments(quote_commas(translated.overrides))
-        return _run_hydra(open_plugin_keys(overrides, plugins))
+        arguments = parse_arguments(argv, implied=implied)
+        if arguments.notice:
+            print(f"INFO: {arguments.notice}", file=sys.stderr)
+        return _run_hydra(arguments)
     except ProfilingError as error:
         print_error(error)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted: every process of the run was ended, the manifest is complete", file=sys.stderr)
         return EXIT_INTERRUPTED
-
-
-def quote_commas(argv: Sequence[str]) -> list[str]:
-    """Let `pipeline.nsys.trace=cuda,nvtx` mean what it says: outside a sweep a bare comma is part of the value."""
-    if {"-m", "--multirun"} & set(argv):
-        return list(argv)
-    return [_BARE_COMMAS.sub(r'\1"\2"', arg) for arg in argv]
 
 
 def print_error(error: ProfilingError) -> None:
@@ -81,30 +68,43 @@ def print_error(error: ProfilingError) -> None:
         print(f"error: {line}", file=sys.stderr)
 
 
-def _run_hydra(argv: Sequence[str]) -> int:
+def _run_hydra(arguments: Arguments) -> int:
     """Give the arguments to Hydra, and let its errors come back to us instead of being printed."""
     import hydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     from llm_perf_opt.config.paths import conf_dir
-    from llm_perf_opt.pipeline.compose import CONFIG_NAME, explain_composition_error
+    from llm_perf_opt.pipeline.compose import (
+        CONFIG_NAME,
+        ConfigEntry,
+        Given,
+        explain_composition_error,
+        open_known_keys,
+    )
+    from llm_perf_opt.pipeline.plan import BUILT_IN
+    from llm_perf_opt.pipeline.registry import find_entry_points, open_plugin_keys
+    from llm_perf_opt.runners.resumed import resumed_arguments
 
+    plugins = find_entry_points().keys() - set(BUILT_IN)
+    overrides = open_plugin_keys(resumed_arguments([*arguments.implied, *arguments.overrides]), plugins)
+    if arguments.config_name is not None:
+        overrides = open_known_keys(overrides)
+    given = Given(overrides=arguments.overrides, implied=arguments.implied)
     codes: list[int] = []
-
     started: list[str] = []
 
     def task(cfg: "DictConfig") -> None:
         started.append("job")
         # Hydra prints an exception of a job as a stack trace, so a job reports through its exit code.
-        codes.append(run_job(cfg))
+        codes.append(run_job(cfg, given))
 
-    with _arguments(argv), _terminate_like_interrupt():
+    with _arguments([*arguments.flags, *overrides]), _terminate_like_interrupt():
         try:
             hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG_NAME)(task)()
         except (HydraException, OmegaConfBaseException) as error:
-            overrides = [a for a in argv if not a.startswith("-") and ("=" in a or a.startswith("~"))]
-            raise explain_composition_error(error, overrides, user_dir=Path.cwd()) from error
+            entry = ConfigEntry(name=arguments.config_name or CONFIG_NAME, extra_dir=arguments.config_dir)
+            raise explain_composition_error(error, overrides, user_dir=Path.cwd(), entry=entry) from error
         except OSError as error:
             if started:
                 raise
@@ -115,17 +115,20 @@ def _run_hydra(argv: Sequence[str]) -> int:
     return max(codes, default=EXIT_OK)
 
 
-def run_job(cfg: "DictConfig") -> int:
+def run_job(cfg: "DictConfig", given: "Given") -> int:
     """One job of Hydra: everything from the composed configuration to the reports; returns the exit code."""
     from hydra.core.hydra_config import HydraConfig
 
-    from llm_perf_opt.pipeline.compose import type_config
+    from llm_perf_opt.pipeline.compose import translate_files, type_config
     from llm_perf_opt.runners.job import Job
 
     hydra_config = HydraConfig.get()
     run_dir = Path(hydra_config.runtime.output_dir)
     overrides = tuple(str(o) for o in hydra_config.overrides.task)
     try:
+        cfg, notice = translate_files(cfg, given)
+        if notice:
+            print(f"INFO: {notice}", file=sys.stderr)
         config = type_config(cfg, user_dir=Path(hydra_config.runtime.cwd))
         job = Job.prepare(config, run_dir, overrides, created_at=datetime.now(UTC))
         return EXIT_OK if job.run() else EXIT_FAILED

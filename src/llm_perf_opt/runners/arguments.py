@@ -1,0 +1,103 @@
+"""Hydra's flags and the overrides of a command line, told apart, so that both may stand in any order."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llm_perf_opt.config.legacy import notice, translate
+
+# Flags whose value is the next word. `--info` may have one: it is taken when it is not an override.
+_WITH_VALUE = {
+    *("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"),
+    "--experimental-rerun",
+}
+_MAYBE_VALUE = {"--info", "-i"}
+_NAME, _DIR = ("--config-name", "-cn"), ("--config-dir", "-cd")
+_BARE_COMMAS = re.compile(r"""^([\w.+~@/-]+=)([^\[\]{}()'"]*,[^\[\]{}()'"]*)$""")
+# Files that were entries of their own; now they only set switches on top of the one entry.
+_OLD_ENTRY = re.compile(r"runner/(?P<name>[\w.-]+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """`implied` are the overrides a command stands for; what the user gave comes after them and wins."""
+
+    flags: tuple[str, ...]
+    implied: tuple[str, ...]
+    overrides: tuple[str, ...]
+    notice: str | None
+
+    @property
+    def config_name(self) -> str | None:
+        return _value(self.flags, _NAME)
+
+    @property
+    def config_dir(self) -> Path | None:
+        given = _value(self.flags, _DIR)
+        return None if given is None else Path(given)
+
+
+def parse_arguments(argv: Sequence[str], *, implied: Sequence[str] = ()) -> Arguments:
+    """Sort the words of a command line, translate old keys, and keep bare commas outside a sweep."""
+    flags, given = _sorted(argv)
+    entry = _OLD_ENTRY.fullmatch((_value(flags, _NAME) or "").removesuffix(".yaml"))
+    changed: tuple[tuple[str, str], ...] = ()
+    if entry is not None:
+        flags = _without(flags, _NAME)
+        given = [f"runner={entry['name']}", *given]
+        changed = ((f"--config-name runner/{entry['name']}", f"runner={entry['name']}"),)
+    translated = translate(given)
+    is_sweep = bool({"-m", "--multirun"} & set(flags))
+    return Arguments(
+        flags=tuple(flags),
+        implied=tuple(implied),
+        overrides=translated.overrides if is_sweep else tuple(map(_quote_commas, translated.overrides)),
+        notice=notice((*changed, *translated.changed)),
+    )
+
+
+def _sorted(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Flags with their values, and overrides. A bare `--`, as task runners pass it on, means nothing."""
+    flags: list[str] = []
+    overrides: list[str] = []
+    words = [word for word in argv if word != "--"]
+    position = 0
+    while position < len(words):
+        word = words[position]
+        position += 1
+        if not word.startswith("-"):
+            overrides.append(word)
+            continue
+        flags.append(word)
+        following = words[position] if position < len(words) else None
+        if following is not None and (word in _WITH_VALUE or (word in _MAYBE_VALUE and following.isidentifier())):
+            flags.append(following)
+            position += 1
+    return flags, overrides
+
+
+def _value(flags: Sequence[str], names: Sequence[str]) -> str | None:
+    for number, flag in enumerate(flags):
+        name, sign, value = flag.partition("=")
+        if name in names:
+            return value if sign else next(iter(flags[number + 1 : number + 2]), None)
+    return None
+
+
+def _without(flags: Sequence[str], names: Sequence[str]) -> list[str]:
+    out: list[str] = []
+    skip = False
+    for flag in flags:
+        if skip:
+            skip = False
+        elif flag.partition("=")[0] in names:
+            skip = "=" not in flag
+        else:
+            out.append(flag)
+    return out
+
+
+def _quote_commas(override: str) -> str:
+    """Let `pipeline.nsys.trace=cuda,nvtx` mean what it says: outside a sweep a bare comma is part of the value."""
+    return _BARE_COMMAS.sub(r'\1"\2"', override)
