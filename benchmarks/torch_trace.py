@@ -32,7 +32,7 @@ from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 trace = read_torch_trace(Path(sys.argv[1]))
 analysis = analyze_timelines([trace.timeline])
 operators = operator_rows(trace.timeline, trace.operators)
-print(analysis.gpu["kernel_count"], analysis.gpu["busy_ns"], len(operators))
+print(analysis.gpu.kernel_count, analysis.gpu.busy_ns, len(operators))
 """
 HTA = """
 import sys, warnings; warnings.simplefilter("ignore")

@@ -17,7 +17,10 @@ from typing import Any
 
 import msgspec
 
+from llm_perf_opt.analysis.capture import CaptureAnalysis
+from llm_perf_opt.analysis.ncu_rows import NcuAnalysis
 from llm_perf_opt.analysis.static.document import PredictionsDocument, StaticDocument
+from llm_perf_opt.analysis.timeline_window import TimelineWindow
 from llm_perf_opt.core.documents import ClockDocument
 from llm_perf_opt.core.manifest import RunManifest
 
@@ -26,10 +29,13 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 # The file's name without its ending, and the record it is written from and read into.
 DOCUMENTS: dict[str, Any] = {
+    "analysis": CaptureAnalysis,
     "gpu_samples": ClockDocument,
+    "kernels": NcuAnalysis,
     "manifest": RunManifest,
     "predictions": PredictionsDocument,
     "static": StaticDocument,
+    "timeline": TimelineWindow,
 }
 
 _FILLED = {"type": "string", "minLength": 1}

@@ -3,15 +3,18 @@
 To accept a change: LLM_PERF_UPDATE_GOLDEN=1 pytest tests/golden/test_report_golden.py, then read the difference.
 """
 
+import json
 import os
 import re
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.report.run_files import read_run_files
 from llm_perf_opt.report.view.report import ReportView, build_view
+from scripts.schemas import FOLDER
 from tests.support.report_runs import analyze_h200
 
 GOLDEN = Path(__file__).parent / "h200"
@@ -42,6 +45,13 @@ def test_a_page_of_the_h200_capture_reads_as_agreed(name: str, run: Path) -> Non
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(found, encoding="utf-8")
     assert found == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["nsys/analysis", "nsys/timeline", "ncu/kernels"])
+def test_a_document_of_the_h200_capture_obeys_its_schema(name: str, run: Path) -> None:
+    schema = json.loads((FOLDER / f"{Path(name).name}.schema.json").read_text(encoding="utf-8"))
+    found = json.loads((run / f"{name}.json").read_text(encoding="utf-8"))
+    assert not list(jsonschema.Draft202012Validator(schema).iter_errors(found))
 
 
 def test_the_decode_waterfall_of_the_h200_shows_the_known_figures(view: ReportView) -> None:

@@ -5,6 +5,10 @@ import lzma
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from llm_perf_opt.analysis.capture import CaptureAnalysis, GpuTotals, GraphTotals, SourceRow
+from llm_perf_opt.analysis.kernel_table import KernelRow
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import RunManifest, write_manifest
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord
@@ -46,12 +50,14 @@ def write_run(folder: Path, *stages: StageRecord, status: str = "ok", **parts: A
 
 
 def stage(name: str, folder: Path, files: dict[str, tuple[str, Any]] | None = None, **parts: Any) -> StageRecord:
-    """A stage with JSON files by role: `{role: (name, content)}`."""
+    """A stage with JSON files by role: `{role: (name, content)}`; content is text, a record or what JSON holds."""
     found = []
     for role, (file_name, content) in (files or {}).items():
         path = folder / name / file_name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+        path.write_text(
+            content if isinstance(content, str) else json.dumps(msgspec.to_builtins(content)), encoding="utf-8"
+        )
         found.append(StageFile(role=role, path=path))
     return StageRecord(name=name, **{"status": "ok", "files": tuple(found), **parts})
 
@@ -67,26 +73,29 @@ def clean(name: str = "torch_profiler", **values: float) -> dict[str, Metric]:
     }  # fmt: skip
 
 
-def capture(*kernels: tuple[str, int, int], ranges: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+def capture(*kernels: tuple[str, int, int], notes: tuple[str, ...] = ()) -> CaptureAnalysis:
     """analysis.json of kernels `(name, instances, total ns)`."""
-    total = sum(k[2] for k in kernels)
-    return {
-        "schema_version": 1,
-        "sources": [{"path": "run.sqlite", "kind": "nsys", "kernel_count": len(kernels)}],
-        "gpu": {"name": "NVIDIA H200", "kernel_count": len(kernels), "kernel_ns": total, "busy_ns": total},
-        "kernels": [
-            {
-                "name": name, "short_name": name[:60], "kernel_class": "GEMM", "instances": count, "total_ns": time,
-                "avg_ns": time / count, "med_ns": time / count, "min_ns": 1, "max_ns": time, "stddev_ns": 0.0,
-                "time_pct": 100.0 * time / total,
-            }
-            for name, count, time in kernels
-        ],
-        "copies": [],
-        "ranges": ranges or [],
-        "findings": [],
-        "notes": [],
-    }  # fmt: skip
+    count, total = sum(k[1] for k in kernels), sum(k[2] for k in kernels)
+    rows = [
+        KernelRow(
+            name=name, short_name=name[:60], kernel_class="GEMM", instances=instances, total_ns=time,
+            avg_ns=time / instances, med_ns=time / instances, min_ns=1, max_ns=time, stddev_ns=0.0,
+            time_pct=100.0 * time / total,
+        )
+        for name, instances, time in kernels
+    ]  # fmt: skip
+    source = SourceRow(
+        path="run.sqlite", kind="nsys", producer=None, schema=None, kernel_count=count, kernel_names=len(kernels),
+        kernel_ns=total, gpu_busy_ns=total, gpu_span_ns=None, range_count=0, notes=(),
+    )  # fmt: skip
+    gpu = GpuTotals(
+        name="NVIDIA H200", devices=(), devices_used=(), kernel_count=count, kernel_ns=total, busy_ns=total,
+        span_ns=None, idle_ns=None, idle=None,
+    )  # fmt: skip
+    return CaptureAnalysis(
+        sources=(source,), gpu=gpu, kernels=tuple(rows), copies=(), ranges=(), findings=(), notes=notes,
+        graphs=GraphTotals(launches_traced_as_a_whole=0, total_ns=0),
+    )  # fmt: skip
 
 
 HOSTILE = '<script>document.title="owned"</script>|`x`\\ </script><!--'
@@ -95,8 +104,7 @@ HOSTILE = '<script>document.title="owned"</script>|`x`\\ </script><!--'
 def hostile_run(tmp_path: Path) -> Path:
     """A run whose every text tries to be markup."""
     run = tmp_path / "run"
-    data: dict[str, Any] = capture((HOSTILE, 4, 4_000_000), ("plain_kernel", 2, 1_000_000))
-    data["notes"] = [HOSTILE]
+    data = capture((HOSTILE, 4, 4_000_000), ("plain_kernel", 2, 1_000_000), notes=(HOSTILE,))
     return write_run(
         run,
         stage("nsys", run, {"analysis_json": ("analysis.json", data)}, notes=(HOSTILE,)),

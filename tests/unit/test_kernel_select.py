@@ -22,8 +22,8 @@ from llm_perf_opt.profiling.kernel_select import (
 from llm_perf_opt.profiling.ncu_inputs import (
     earlier_headroom,
     launch_sequence,
-    parse_kernel_summary,
     range_filter,
+    summary_kernels,
     timeline_kernels,
 )
 from llm_perf_opt.profiling.parsers.ncu_csv import parse_ncu_csv
@@ -38,7 +38,7 @@ def kernel(name: str, total_ns: float, instances: int = 100) -> NsysKernel:
 
 
 def decode() -> list[NsysKernel]:
-    return parse_kernel_summary(SUMMARY.read_text(), source="summary")
+    return summary_kernels(SUMMARY)
 
 
 def choose(kernels: list[NsysKernel], **changes: object) -> list[str]:
@@ -183,8 +183,14 @@ def test_the_summary_stands_in_for_a_missing_export() -> None:
 
 
 def test_a_file_that_is_no_summary_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ParseError, match=r"^x: not a kernel summary"):
-        parse_kernel_summary("a,b\n1,2\n", source="x")
+    other = tmp_path / "other.csv"
+    for text, problem in (
+        ("a,b\n1,2\n", "not a kernel summary of nsys"),
+        ('Total Time (ns),Instances,Name\n5,1,"cut', "the file is damaged"),
+    ):
+        other.write_text(text)
+        with pytest.raises(ParseError, match=rf"^{re.escape(str(other))}.*{problem}"):
+            summary_kernels(other)
     broken = tmp_path / "kernels.json"
     broken.write_text('{"kernels": [{"no": 1}]}')
     with pytest.raises(ParseError, match="not a result of this stage"):

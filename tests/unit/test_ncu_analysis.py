@@ -217,8 +217,10 @@ def test_a_name_that_fits_twice_adds_the_times_and_says_so() -> None:
 
 
 def test_headroom_of_an_earlier_result_is_found_by_name() -> None:
-    data = {"kernels": [{"kernel": "a::f<(int)4>()", "roof_pct": 75.0}, {"kernel": "g", "roof_pct": None}]}
-    assert headroom_by_name(data) == {"f<4>()": 0.25}
+    analysis = analyze_ncu([launch({}, kernel="a::f<(int)4>()"), launch({}, kernel="g")])
+    near, unknown = analysis.kernels
+    earlier = replace(analysis, kernels=(replace(near, roof_pct=75.0), unknown))
+    assert headroom_by_name(earlier) == {"f<4>()": 0.25}
 
 
 def test_the_roofline_is_valid_svg_with_escaped_names_and_says_what_it_left_out() -> None:

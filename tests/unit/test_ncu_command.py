@@ -9,7 +9,7 @@ import pytest
 from llm_perf_opt.errors import ConfigError, ToolError
 from llm_perf_opt.profiling.kernel_select import everything_but, kernel_pattern, launch_numbers
 from llm_perf_opt.profiling.ncu_check import check_metrics, check_sections, check_set
-from llm_perf_opt.profiling.ncu_inputs import parse_kernel_summary
+from llm_perf_opt.profiling.ncu_inputs import summary_kernels
 from llm_perf_opt.profiling.vendor.ncu import (
     build_ncu_cmd,
     build_ncu_import_cmd,
@@ -165,7 +165,7 @@ def test_what_this_ncu_has_not_is_said_with_the_nearest_name() -> None:
 @pytest.mark.real_ncu
 @pytest.mark.parametrize("exclude", [(), ("nccl.*", "ncclDevKernel.*")])
 def test_the_real_ncu_takes_every_flag_we_give_it(tmp_path: Path, exclude: tuple[str, ...]) -> None:
-    names = [k.name for k in parse_kernel_summary((DATA / "ncu_decode_kern_sum.csv").read_text(), source="x")]
+    names = [k.name for k in summary_kernels(DATA / "ncu_decode_kern_sum.csv")]
     pattern, base = kernel_pattern(names, "demangled")
     ncu = shutil.which("ncu")
     assert ncu is not None

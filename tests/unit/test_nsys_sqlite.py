@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analysis.capture import CaptureAnalysis, analyze_timelines
+from llm_perf_opt.analysis.capture import CaptureAnalysis, GraphTotals, analyze_timelines
 from llm_perf_opt.analysis.timeline import CapturedGpu
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
@@ -76,7 +76,7 @@ def test_kernels_of_a_cuda_graph_count_where_its_nodes_were_traced(tmp_path: Pat
         "decode": (2, 2 * 10 * 13, 865_850),
         "decode_step": (20, 2 * 10 * 13, 865_850),
     }
-    assert (found.graphs["launches_traced_as_a_whole"], found.notes) == (0, ())
+    assert (found.graphs.launches_traced_as_a_whole, found.notes) == (0, ())
 
 
 def test_a_cuda_graph_traced_as_a_whole_is_busy_and_named(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_cuda_graph_traced_as_a_whole_is_busy_and_named(tmp_path: Path) -> Non
     rows = {r.name: (r.instances, r.kernel_count, r.gpu_busy_ns) for r in found.ranges}
     busy_ns = 918_941 + 25_600
     assert rows == {"prefill": (2, 24, 83_776), "decode": (2, 20, busy_ns), "decode_step": (20, 20, busy_ns)}
-    assert found.graphs == {"launches_traced_as_a_whole": 20, "total_ns": 918_941}
+    assert found.graphs == GraphTotals(launches_traced_as_a_whole=20, total_ns=918_941)
     assert found.notes == (
         "graphs_whole.sqlite: 20 CUDA graph launch(es) were traced as a whole: their kernels are not listed; capture "
         "with pipeline.nsys.cuda_graph_trace=node to see them",
@@ -465,7 +465,7 @@ def test_a_device_number_out_of_place_costs_neither_memory_nor_the_result(
         connection.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?, ?, ?)", row)
     connection.close()
     analysis = analyze_timelines([read_nsys_sqlite(path)])
-    assert (analysis.gpu["devices_used"], analysis.gpu["kernel_ns"]) == (used, 40)
+    assert (analysis.gpu.devices_used, analysis.gpu.kernel_ns) == (tuple(used), 40)
     said = "a.sqlite: some kernels do not say which device ran them"
     assert (said in analysis.notes) == (used == [0])
 

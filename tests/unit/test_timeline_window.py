@@ -4,10 +4,11 @@ import gzip
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from llm_perf_opt.analysis.module_tree import TreeRow, module_tree
-from llm_perf_opt.analysis.timeline_window import timeline_window
+from llm_perf_opt.analysis.timeline_window import TimelineWindow, timeline_window
 from llm_perf_opt.analysis.trace_memory import memory_counters
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
@@ -35,23 +36,23 @@ def two_passes(folder: Path, steps: int = 6) -> Path:
 
 def test_the_window_holds_the_last_measured_prefill_and_a_few_steps(tmp_path: Path) -> None:
     window = timeline_window(read_nsys_sqlite(two_passes(tmp_path)), decode_steps=2)
-    names = window["names"]
-    assert [names[r[3]] for r in window["ranges"]] == ["prefill", "decode_step", "decode_step"]
-    start, end = window["window_ns"]
+    names = window.names
+    assert [names[r[3]] for r in window.ranges] == ["prefill", "decode_step", "decode_step"]
+    start, end = window.window_ns
     assert (start, end) == (101_000 - 280, 129_000 + 280)
     # Kernels start a microsecond into their range, on the window's own clock.
-    assert [(k[0], k[1], k[2]) for k in window["kernels"]] == [(1280, 3280, 0), (10280, 12280, 0), (20280, 22280, 0)]
-    assert {window["classes"][k[4]] for k in window["kernels"]} == {"GEMM"}
-    first = window["calls"][0]
+    assert [(k[0], k[1], k[2]) for k in window.kernels] == [(1280, 3280, 0), (10280, 12280, 0), (20280, 22280, 0)]
+    assert {window.classes[k[4]] for k in window.kernels} == {"GEMM"}
+    first = window.calls[0]
     assert (first[0], first[1], names[first[3]]) == (380, 480, "launch")
-    assert window["left_out"] == 8
-    assert json.loads(json.dumps(window)) == window
+    assert window.left_out == 8
+    assert msgspec.json.decode(msgspec.json.encode(window), type=TimelineWindow) == window
 
 
 def test_the_window_stays_within_its_events(tmp_path: Path) -> None:
     window = timeline_window(read_nsys_sqlite(two_passes(tmp_path)), max_events=4, decode_steps=4)
-    assert len(window["kernels"]) + len(window["calls"]) <= 4
-    assert window["left_out"] > 8
+    assert len(window.kernels) + len(window.calls) <= 4
+    assert window.left_out > 8
 
 
 def test_a_capture_without_ranges_shows_its_middle(tmp_path: Path) -> None:
@@ -60,15 +61,15 @@ def test_a_capture_without_ranges_shows_its_middle(tmp_path: Path) -> None:
         export.call(i * 1000, i * 1000 + 100, i)
         export.kernel("gemm_kernel", i * 1000 + 200, i * 1000 + 700, i)
     window = timeline_window(read_nsys_sqlite(export.write(tmp_path / "run.sqlite")), max_events=50)
-    assert window["window_ns"][0] > 30_000
-    assert 45 <= len(window["kernels"]) + len(window["calls"]) <= 52
+    assert window.window_ns[0] > 30_000
+    assert 45 <= len(window.kernels) + len(window.calls) <= 52
 
 
 def test_an_empty_capture_has_an_empty_window(tmp_path: Path) -> None:
     export = Export()
     export.range("setup", 5, 10)
     window = timeline_window(read_nsys_sqlite(export.write(tmp_path / "run.sqlite")))
-    assert (window["kernels"], window["calls"], window["left_out"]) == ([], [], 0)
+    assert (window.kernels, window.calls, window.left_out) == ((), (), 0)
 
 
 def test_kernels_that_overlap_get_a_lane_of_their_own(tmp_path: Path) -> None:
@@ -78,18 +79,18 @@ def test_kernels_that_overlap_get_a_lane_of_their_own(tmp_path: Path) -> None:
         export.call(100 * number + 10, 100 * number + 20, number)
         export.kernel("gemm_kernel", start, end, number)
     window = timeline_window(read_nsys_sqlite(export.write(tmp_path / "run.sqlite")))
-    assert [k[2] for k in window["kernels"]] == [0, 1, 0]
-    assert window["streams"] == ["device 0", "device 0, overlapping"]
+    assert [k[2] for k in window.kernels] == [0, 1, 0]
+    assert window.streams == ("device 0", "device 0, overlapping")
 
 
 def test_the_window_of_the_h200_is_one_prefill_and_four_steps(tmp_path: Path) -> None:
     window = timeline_window(read_nsys_sqlite(h200_export(tmp_path)))
-    names = window["names"]
-    inside = [names[r[3]] for r in window["ranges"] if r[0] > 0]
+    names = window.names
+    inside = [names[r[3]] for r in window.ranges if r[0] > 0]
     assert inside.count("prefill") == 1
     assert inside.count("decode_step") >= 4
     # 661 kernels of the prefill and 694 of each step, and one step or two at the edges.
-    assert len(window["kernels"]) == pytest.approx(661 + 4 * 694, abs=80)
+    assert len(window.kernels) == pytest.approx(661 + 4 * 694, abs=80)
 
 
 def trace(folder: Path, *, device: bool) -> Path:
@@ -171,7 +172,7 @@ def test_operators_and_memory_are_drawn_with_the_window(tmp_path: Path) -> None:
 def test_memory_outside_the_window_is_left_out(tmp_path: Path) -> None:
     detail = read_torch_trace(trace(tmp_path, device=False), detailed=True).detail
     assert detail is not None
-    assert memory_counters(detail.memory, (30_000, 70_000)) == {"CPU": [[30_000, 5000]]}
+    assert memory_counters(detail.memory, (30_000, 70_000)) == {"CPU": ((30_000, 5000),)}
     assert memory_counters(detail.memory, (70_000, 80_000)) == {}
 
 
@@ -180,5 +181,5 @@ def test_a_real_torch_trace_without_ranges_has_a_window_but_no_phases() -> None:
     tree = module_tree(found.timeline, found.operators)
     assert (tree.by, tree.rows, tree.phase_ns, tree.operator_ns) == ("device_time", (), {}, {})
     window = timeline_window(found.timeline, found.operators, max_events=4000)
-    assert 3000 < len(window["kernels"]) + len(window["calls"]) <= 4010
-    assert window["left_out"] > 0
+    assert 3000 < len(window.kernels) + len(window.calls) <= 4010
+    assert window.left_out > 0

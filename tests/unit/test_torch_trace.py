@@ -56,13 +56,13 @@ def test_the_trace_of_the_h200_gives_the_kernels_a_plain_reading_gives() -> None
     assert {k.name: (k.instances, k.total_ns, k.min_ns, k.max_ns) for k in analysis.kernels} == {
         name: (len(d), sum(d), min(d), max(d)) for name, d in expected.items()
     }
-    assert (trace.events, len(kernels), analysis.gpu["kernel_ns"]) == (16_248, 2_050, 9_831_088)
+    assert (trace.events, len(kernels), analysis.gpu.kernel_ns) == (16_248, 2_050, 9_831_088)
     reach, busy = -1, 0
     for start, end in sorted((s, s + d) for _, s, d in kernels):
         busy += max(0, end - max(start, reach))
         reach = max(reach, end)
-    assert analysis.gpu["busy_ns"] == busy
-    assert analysis.gpu["name"] == "NVIDIA H200"
+    assert analysis.gpu.busy_ns == busy
+    assert analysis.gpu.name == "NVIDIA H200"
     assert int((trace.timeline.kernels.call < 0).sum()) == 0
 
 
@@ -184,7 +184,7 @@ def test_a_trace_without_gpu_events_still_has_operators_and_ranges(tmp_path: Pat
     trace = read_torch_trace(write_trace(tmp_path / "t.json", events))
     analysis = analyze_timelines([trace.timeline])
     assert [(r.name, r.wall_ns) for r in analysis.ranges] == [("decode", 9_000)]
-    assert not analysis.gpu_seen
+    assert (analysis.gpu.busy_ns, analysis.gpu.idle, analysis.ranges[0].idle) == (None, None, None)
     assert operator_rows(trace.timeline, trace.operators) == (_operator("aten::mm", 1, 2_000, 2_000, 0, 0),)
 
 
@@ -310,7 +310,7 @@ def test_a_name_of_four_megabytes_is_cut(tmp_path: Path) -> None:
 def test_all_gpus_a_trace_describes_are_named(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "t.json", step())
     path.write_text(path.read_text().replace('[{"id": 0, ', '[{"id": 0, "name": "NVIDIA T400"}, {"id": 1, ', 1))
-    assert analyze_timelines([read_torch_trace(path).timeline]).gpu["name"] == "NVIDIA T400, NVIDIA H200"
+    assert analyze_timelines([read_torch_trace(path).timeline]).gpu.name == "NVIDIA T400, NVIDIA H200"
 
 
 def test_a_trace_with_no_events_says_so(tmp_path: Path) -> None:

@@ -1,20 +1,23 @@
-"""Timelines in, everything `llm-perf analyze` says about them out."""
+"""Timelines in, everything `llm-perf analyze` says about them out: the document `analysis.json` holds."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
+from msgspec import UNSET, UnsetType
 
-from llm_perf_opt.analysis.findings.finding import Finding, FindingRecord
+from llm_perf_opt.analysis.findings.finding import FindingRecord
 from llm_perf_opt.analysis.findings.rules import diagnose_ranges
 from llm_perf_opt.analysis.idle import IdleMap, map_idle
 from llm_perf_opt.analysis.kernel_table import CopyRow, KernelRow, copy_rows, kernel_rows
+from llm_perf_opt.analysis.module_table import ModuleRow
+from llm_perf_opt.analysis.module_tree import ModuleTree
+from llm_perf_opt.analysis.ncu_rows import NcuAnalysis
+from llm_perf_opt.analysis.operators import OperatorRow
 from llm_perf_opt.analysis.range_table import RangeRow, range_rows
 from llm_perf_opt.analysis.ranges import RangeInstances, measure_ranges
-from llm_perf_opt.analysis.timeline import Timeline, distinct
-
-SCHEMA_VERSION = 1
+from llm_perf_opt.analysis.timeline import CapturedGpu, Timeline, distinct
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,46 +38,104 @@ class SourceRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CaptureAnalysis:
-    """The whole result. `instances` stays in columns; the rest is rows."""
+class GpuIdle:
+    """Why the GPU was idle over the whole capture; the parts add up to `idle_ns`."""
 
+    waiting_for_host_ns: int
+    between_kernels_ns: int
+    waiting_for_copy_or_sync_ns: int
+    unattributed_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuTotals:
+    """The devices, and busy and idle time of each process from its first GPU work to its last, added up.
+
+    Captures do not say which of several GPUs a kernel's device number means, so all of them are named. Times other than
+    that of the kernels are None where no GPU work was recorded, or none with times of day.
+    """
+
+    name: str | None
+    devices: tuple[CapturedGpu, ...]
+    devices_used: tuple[int, ...]
+    kernel_count: int
+    kernel_ns: int
+    busy_ns: int | None
+    span_ns: int | None
+    idle_ns: int | None
+    idle: GpuIdle | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphTotals:
+    """CUDA graphs whose kernels were not listed."""
+
+    launches_traced_as_a_whole: int
+    total_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureAnalysis:
+    """What `analysis.json` of nsys and of a torch trace holds, and what `llm-perf analyze --json` prints.
+
+    Of the last parts only those are written that the kind of capture has: `operators` and `modules` of a torch trace
+    given to `analyze`, `tree` of the torch profiler stage, `ncu` of ncu files given beside a capture.
+    """
+
+    schema_version: Literal[1] = 1
     sources: tuple[SourceRow, ...]
-    gpu: Mapping[str, Any]
+    gpu: GpuTotals
     kernels: tuple[KernelRow, ...]
     copies: tuple[CopyRow, ...]
-    graphs: Mapping[str, int]
+    graphs: GraphTotals
     ranges: tuple[RangeRow, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[FindingRecord, ...]
     notes: tuple[str, ...]
-    measured: tuple[tuple[Timeline, RangeInstances], ...]
+    operators: tuple[OperatorRow, ...] | UnsetType = UNSET
+    modules: tuple[ModuleRow, ...] | UnsetType = UNSET
+    tree: ModuleTree | UnsetType = UNSET
+    ncu: NcuAnalysis | UnsetType = UNSET
 
-    @property
-    def gpu_seen(self) -> bool:
-        """Whether any GPU work was recorded; without it busy and idle times would be made up."""
-        return any(len(t.kernels) or len(t.copies) or len(t.graphs) for t, _ in self.measured)
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One capture with its idle time by process and its range instances, all in columns."""
+
+    timeline: Timeline
+    idle: Mapping[int, IdleMap]
+    ranges: RangeInstances
+
+
+def measure_timeline(timeline: Timeline) -> Measured:
+    """Find out when the GPU of a capture was idle, and what lies inside its ranges."""
+    idle = map_idle(timeline)
+    return Measured(timeline=timeline, idle=idle, ranges=measure_ranges(timeline, idle))
 
 
 def analyze_timelines(timelines: Sequence[Timeline]) -> CaptureAnalysis:
     """Analyse one capture, or several repetitions of one: each by itself, and in total."""
-    maps = [map_idle(t) for t in timelines]
-    measured = tuple((t, measure_ranges(t, m)) for t, m in zip(timelines, maps, strict=True))
-    ranges = range_rows(measured)
+    return analyze_measured([measure_timeline(timeline) for timeline in timelines])
+
+
+def analyze_measured(measured: Sequence[Measured]) -> CaptureAnalysis:
+    """As `analyze_timelines`, for those who need the instances as well."""
+    timelines = [m.timeline for m in measured]
+    ranges = range_rows([(m.timeline, m.ranges) for m in measured])
     source = ", ".join(t.source for t in timelines)
     kernels, copies = _tables(timelines)
-    sources = tuple(_source(t, len(m), idle) for (t, m), idle in zip(measured, maps, strict=True))
+    sources = tuple(_source(m) for m in measured)
     return CaptureAnalysis(
         sources=sources,
-        gpu=_gpu(timelines, maps, sources),
+        gpu=_gpu(measured, sources),
         kernels=kernels,
         copies=copies,
-        graphs={
-            "launches_traced_as_a_whole": sum(len(t.graphs) for t in timelines),
-            "total_ns": sum(int((t.graphs.end_ns - t.graphs.start_ns).sum()) for t in timelines),
-        },
+        graphs=GraphTotals(
+            launches_traced_as_a_whole=sum(len(t.graphs) for t in timelines),
+            total_ns=sum(int((t.graphs.end_ns - t.graphs.start_ns).sum()) for t in timelines),
+        ),
         ranges=ranges,
-        findings=diagnose_ranges(ranges, source=source),
-        notes=tuple(note for t, m in measured for note in _notes(t, m)),
-        measured=measured,
+        findings=tuple(FindingRecord.of(found) for found in diagnose_ranges(ranges, source=source)),
+        notes=tuple(note for m in measured for note in _notes(m.timeline, m.ranges)),
     )
 
 
@@ -113,9 +174,9 @@ def _merge_copies(rows: list[CopyRow]) -> CopyRow:
     )
 
 
-def _source(timeline: Timeline, ranges: int, maps: Mapping[int, IdleMap]) -> SourceRow:
-    kernels = timeline.kernels
-    seen = any(len(table) for table in (kernels, timeline.copies, timeline.graphs))
+def _source(measured: Measured) -> SourceRow:
+    timeline, maps = measured.timeline, measured.idle
+    kernels, seen = timeline.kernels, timeline.has_gpu_work
     return SourceRow(
         path=timeline.source,
         kind=timeline.kind,
@@ -126,41 +187,42 @@ def _source(timeline: Timeline, ranges: int, maps: Mapping[int, IdleMap]) -> Sou
         kernel_ns=int((kernels.end_ns - kernels.start_ns).sum()),
         gpu_busy_ns=sum(m.busy.total for m in maps.values()) if seen else None,
         gpu_span_ns=sum(m.span[1] - m.span[0] for m in maps.values()) if seen else None,
-        range_count=ranges,
+        range_count=len(measured.ranges),
         notes=timeline.notes,
     )
 
 
-def _gpu(
-    timelines: Sequence[Timeline], maps: Sequence[Mapping[int, IdleMap]], sources: Sequence[SourceRow]
-) -> dict[str, Any]:
-    """The devices; busy and idle time of each process from its first GPU work to its last, added up.
-
-    Captures do not say which of several GPUs a kernel's device number means, so all of them are named.
-    """
-    devices = list(dict.fromkeys(d for t in timelines for d in t.devices))
-    idle = {"waiting_for_host_ns": 0, "between_kernels_ns": 0, "waiting_for_copy_or_sync_ns": 0, "unattributed_ns": 0}
-    idle_ns = 0
-    for one in (m for by_process in maps for m in by_process.values()):
+def _gpu(measured: Sequence[Measured], sources: Sequence[SourceRow]) -> GpuTotals:
+    timelines = [m.timeline for m in measured]
+    devices = tuple(dict.fromkeys(d for t in timelines for d in t.devices))
+    idle_ns = host_ns = between_ns = copy_or_sync_ns = unattributed_ns = 0
+    for one in (m for part in measured for m in part.idle.values()):
         start, end = one.span
         split = one.split(np.array([start]), np.array([end]))
         idle_ns += int(split.idle_ns[0])
-        idle["waiting_for_host_ns"] += int(split.host_ns[0])
-        idle["between_kernels_ns"] += int(split.between_ns[0])
-        idle["waiting_for_copy_or_sync_ns"] += int(split.copy_ns[0] + split.sync_ns[0])
-        idle["unattributed_ns"] += int(split.unattributed_ns[0])
+        host_ns += int(split.host_ns[0])
+        between_ns += int(split.between_ns[0])
+        copy_or_sync_ns += int(split.copy_ns[0] + split.sync_ns[0])
+        unattributed_ns += int(split.unattributed_ns[0])
+    idle = GpuIdle(
+        waiting_for_host_ns=host_ns,
+        between_kernels_ns=between_ns,
+        waiting_for_copy_or_sync_ns=copy_or_sync_ns,
+        unattributed_ns=unattributed_ns,
+    )
     tables = [table for t in timelines for table in (t.kernels, t.graphs, t.copies)]
-    return {
-        "name": ", ".join(dict.fromkeys(d.name for d in devices)) or None,
-        "devices": [asdict(d) for d in devices],
-        "devices_used": sorted({int(d) for table in tables for d in distinct(table.device) if d >= 0}),
-        "kernel_count": sum(s.kernel_count for s in sources),
-        "kernel_ns": sum(s.kernel_ns for s in sources),
-        "busy_ns": sum(s.gpu_busy_ns or 0 for s in sources),
-        "span_ns": sum(s.gpu_span_ns or 0 for s in sources),
-        "idle_ns": idle_ns,
-        "idle": idle,
-    }
+    seen = any(t.has_gpu_work for t in timelines)
+    return GpuTotals(
+        name=", ".join(dict.fromkeys(d.name for d in devices)) or None,
+        devices=devices,
+        devices_used=tuple(sorted({int(d) for table in tables for d in distinct(table.device) if d >= 0})),
+        kernel_count=sum(s.kernel_count for s in sources),
+        kernel_ns=sum(s.kernel_ns for s in sources),
+        busy_ns=sum(s.gpu_busy_ns or 0 for s in sources) if seen else None,
+        span_ns=sum(s.gpu_span_ns or 0 for s in sources) if seen else None,
+        idle_ns=idle_ns if seen else None,
+        idle=idle if seen else None,
+    )
 
 
 def _notes(timeline: Timeline, measured: RangeInstances) -> list[str]:
@@ -194,28 +256,3 @@ def _notes(timeline: Timeline, measured: RangeInstances) -> list[str]:
     if devices > 1:
         notes.append(prefix + f"{devices} devices were used: busy means that at least one of them ran a kernel")
     return notes
-
-
-def analysis_object(analysis: CaptureAnalysis) -> dict[str, Any]:
-    """The object `--json` prints and `analysis.json` holds. Where no GPU work was recorded, GPU times are null."""
-    found = _rows_as_objects(analysis)
-    if not analysis.gpu_seen:
-        found["gpu"] |= dict.fromkeys(("busy_ns", "span_ns", "idle_ns", "idle"))
-        for row in found["ranges"]:
-            for part in (row, row["last"], row["typical"]):
-                part |= dict.fromkeys(("gpu_busy_ns", "gpu_idle_ns", "idle"))
-    return found
-
-
-def _rows_as_objects(analysis: CaptureAnalysis) -> dict[str, Any]:
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "sources": [asdict(s) for s in analysis.sources],
-        "gpu": dict(analysis.gpu),
-        "kernels": [asdict(k) for k in analysis.kernels],
-        "copies": [asdict(c) for c in analysis.copies],
-        "graphs": dict(analysis.graphs),
-        "ranges": [asdict(r) for r in analysis.ranges],
-        "findings": [asdict(FindingRecord.of(f)) for f in analysis.findings],
-        "notes": list(analysis.notes),
-    }

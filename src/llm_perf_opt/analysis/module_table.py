@@ -46,7 +46,7 @@ def module_rows(timeline: Timeline, modules: HostEvents) -> tuple[ModuleRow, ...
             wall_ns=row.wall_ns,
             kernel_count=row.kernel_count,
             kernel_ns=row.kernel_ns,
-            gpu_busy_ns=row.gpu_busy_ns,
+            gpu_busy_ns=row.gpu_busy_ns or 0,
         )
         for row in rows
         if row.name in wanted

@@ -81,12 +81,12 @@ def _joined(row: NcuKernel, found: Sequence[NsysKernel], total_ns: float) -> Ncu
     )
 
 
-def headroom_by_name(analysis_json: Mapping[str, Any]) -> dict[str, float]:
+def headroom_by_name(analysis: NcuAnalysis) -> dict[str, float]:
     """The distance to the roof (0 to 1) of each kernel of an earlier analysis, by normal form of its name."""
     return {
-        normalise(row["kernel"]): max(0.0, 1.0 - row["roof_pct"] / 100.0)
-        for row in analysis_json["kernels"]
-        if row["roof_pct"] is not None
+        normalise(row.kernel): max(0.0, 1.0 - row.roof_pct / 100.0)
+        for row in analysis.kernels
+        if row.roof_pct is not None
     }
 
 

@@ -1,10 +1,11 @@
 """The rows an analysis of ncu's launches gives: one per kernel."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-SCHEMA_VERSION = 1
+from msgspec import UNSET, UnsetType
+
 LATENCY_BELOW_PCT = 60.0
 BALANCED_WITHIN_PCT = 10.0
 BOUND_RULE = (
@@ -81,11 +82,14 @@ class NcuKernel:
 
 @dataclass(frozen=True, kw_only=True)
 class NcuAnalysis:
-    """All kernels of a capture, heaviest first, and how many of them the timeline knows.
+    """All kernels of a capture, heaviest first, and how many of them the timeline knows: what `ncu/kernels.json` holds.
 
-    `capture_notes` say how the launches were come by, `plots` are paths from the root of the run.
+    `label` is the range in the report of one range. `capture_notes` say how the launches were chosen and recorded,
+    `plots` are paths from the root of the run.
     """
 
+    schema_version: Literal[1] = 1
+    label: str | UnsetType = UNSET
     kernels: tuple[NcuKernel, ...]
     launches: int
     device: str | None
@@ -97,6 +101,3 @@ class NcuAnalysis:
     notes: tuple[str, ...] = ()
     capture_notes: tuple[str, ...] = ()
     plots: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return {"schema_version": SCHEMA_VERSION, **asdict(self)}

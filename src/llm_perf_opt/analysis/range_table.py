@@ -29,16 +29,16 @@ class Idle:
 
 @dataclass(frozen=True, kw_only=True)
 class RangeInstance:
-    """One time a range was open. `source` indexes the captures given."""
+    """One time a range was open. `source` indexes the captures given; GPU times as in `RangeRow`."""
 
     source: int
     start_ns: int
     wall_ns: int
     kernel_count: int
-    gpu_busy_ns: int
-    gpu_idle_ns: int
+    gpu_busy_ns: int | None
+    gpu_idle_ns: int | None
     launch_ns: int
-    idle: Idle
+    idle: Idle | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +56,8 @@ class RangeKernel:
 class RangeRow:
     """All instances of one range name; sums over the instances.
 
-    `typical` is the instance of median wall time: the first ones carry one-time costs. `kernels` is None where there
-    are too many range names to tally each.
+    `typical` is the instance of median wall time: the first ones carry one-time costs. GPU times are None where no
+    capture holds GPU work. `kernels` is None where there are too many range names to tally each.
     """
 
     name: str
@@ -68,11 +68,11 @@ class RangeRow:
     kernel_count: int
     kernel_ns: int
     graph_launches: int
-    gpu_busy_ns: int
-    gpu_idle_ns: int
+    gpu_busy_ns: int | None
+    gpu_idle_ns: int | None
     launch_calls: int
     launch_ns: int
-    idle: Idle
+    idle: Idle | None
     last: RangeInstance
     typical: RangeInstance
     kernels: tuple[RangeKernel, ...] | None
@@ -99,12 +99,12 @@ def _row(
     def total(column: str) -> int:
         return sum(int(parts[s][1].__dict__[column][g].sum()) for s, g in groups)
 
+    seen = any(timeline.has_gpu_work for timeline, _ in parts)
     last_source, last_group = groups[-1]
     newest = last_group[np.argmax(parts[last_source][1].start_ns[last_group])]
-    last = range_instance(parts[last_source][1], int(newest), last_source)
+    last = range_instance(parts[last_source][1], int(newest), last_source, seen=seen)
     walls = sorted((int(w), s, int(i)) for s, g in groups for w, i in zip(parts[s][1].wall_ns[g], g, strict=True))
     _, middle_source, middle = walls[(len(walls) - 1) // 2]
-    idle = _sum_idle([_idle(parts[s][1], g) for s, g in groups])
     kernels = _kernels(groups, parts)
     timeline, instances = parts[groups[0][0]]
     parents = instances.parent_name[groups[0][1]]
@@ -117,28 +117,28 @@ def _row(
         kernel_count=total("kernel_count"),
         kernel_ns=total("kernel_ns"),
         graph_launches=total("graph_launches"),
-        gpu_busy_ns=total("gpu_busy_ns"),
-        gpu_idle_ns=sum(int(parts[s][1].idle.idle_ns[g].sum()) for s, g in groups),
+        gpu_busy_ns=total("gpu_busy_ns") if seen else None,
+        gpu_idle_ns=sum(int(parts[s][1].idle.idle_ns[g].sum()) for s, g in groups) if seen else None,
         launch_calls=total("launch_calls"),
         launch_ns=total("launch_ns"),
-        idle=idle,
+        idle=_sum_idle([_idle(parts[s][1], g) for s, g in groups]) if seen else None,
         last=last,
-        typical=range_instance(parts[middle_source][1], middle, middle_source),
+        typical=range_instance(parts[middle_source][1], middle, middle_source, seen=seen),
         kernels=kernels,
     )
 
 
-def range_instance(instances: RangeInstances, index: int, source: int) -> RangeInstance:
-    """One instance as a record."""
+def range_instance(instances: RangeInstances, index: int, source: int, *, seen: bool) -> RangeInstance:
+    """One instance as a record; `seen` tells whether there was GPU work to time."""
     return RangeInstance(
         source=source,
         start_ns=int(instances.start_ns[index]),
         wall_ns=int(instances.wall_ns[index]),
         kernel_count=int(instances.kernel_count[index]),
-        gpu_busy_ns=int(instances.gpu_busy_ns[index]),
-        gpu_idle_ns=int(instances.idle.idle_ns[index]),
+        gpu_busy_ns=int(instances.gpu_busy_ns[index]) if seen else None,
+        gpu_idle_ns=int(instances.idle.idle_ns[index]) if seen else None,
         launch_ns=int(instances.launch_ns[index]),
-        idle=_idle(instances, np.array([index])),
+        idle=_idle(instances, np.array([index])) if seen else None,
     )
 
 

@@ -91,6 +91,11 @@ class Timeline:
     devices: tuple[CapturedGpu, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def has_gpu_work(self) -> bool:
+        """Whether any GPU work was recorded; without it busy and idle times would be made up."""
+        return bool(len(self.kernels) or len(self.copies) or len(self.graphs))
+
 
 def no_activities() -> Activities:
     none = np.zeros(0, np.int64)

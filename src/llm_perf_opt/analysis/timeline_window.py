@@ -1,9 +1,11 @@
 """A small window of a capture for drawing: one prefill, a few decode steps, their launches and kernels."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from llm_perf_opt.analysis.idle import capture_window
 from llm_perf_opt.analysis.intervals import Flags, Ints
@@ -13,12 +15,40 @@ from llm_perf_opt.analysis.operators import HostEvents
 from llm_perf_opt.analysis.ranges import warmup_ranges
 from llm_perf_opt.analysis.timeline import Timeline, join
 
-SCHEMA_VERSION = 1
 MAX_EVENTS = 20_000
 DECODE_STEPS = 4
 # A hair of context on both sides, so that the first launch and the last kernel are seen whole.
 MARGIN = 0.01
 LAUNCH, WAIT, CALL = "launch", "synchronise", "runtime call"
+
+# Start and end in ns since the window began, the lane, the index of the name; of a kernel also that of its class.
+Event = tuple[int, int, int, int]
+KernelEvent = tuple[int, int, int, int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimelineWindow:
+    """What `timeline.json` holds: the events of a few steps.
+
+    Lanes of calls index `threads`, those of kernels `streams`. `memory` is by device `(time, bytes)`, of a torch trace
+    alone.
+    """
+
+    schema_version: Literal[1] = 1
+    clock: str = "ns"
+    kind: str
+    source: str
+    window_ns: tuple[int, int]
+    classes: tuple[str, ...]
+    threads: tuple[str, ...]
+    streams: tuple[str, ...]
+    ranges: tuple[Event, ...]
+    calls: tuple[Event, ...]
+    kernels: tuple[KernelEvent, ...]
+    names: tuple[str, ...]
+    left_out: int = 0
+    notes: tuple[str, ...] = ()
+    memory: Mapping[str, tuple[tuple[int, int], ...]] | UnsetType = UNSET
 
 
 def timeline_window(
@@ -27,30 +57,28 @@ def timeline_window(
     *,
     max_events: int = MAX_EVENTS,
     decode_steps: int = DECODE_STEPS,
-) -> dict[str, Any]:
-    """The object `timeline.json` holds: events `[start, end, lane, name(, class)]` in ns since the window began."""
+) -> TimelineWindow:
+    """The last measured prefill and the steps behind it."""
     tables = [timeline.kernels.start_ns, timeline.calls.start_ns]
     starts = np.sort(np.concatenate([*tables, *([operators.start_ns] if operators is not None else [])]))
     start, end, left_out = choose_window(timeline, starts, max_events=max_events, decode_steps=decode_steps)
     names = _Names()
     kernels, streams = _kernels(timeline, start, end, names)
     calls, threads = _calls(timeline, operators, start, end, names)
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "clock": "ns",
-        "kind": timeline.kind,
-        "source": timeline.source,
-        "window_ns": [start, end],
-        "classes": list(CLASSES),
-        "threads": threads,
-        "streams": streams,
-        "ranges": _ranges(timeline, start, end, names),
-        "calls": calls,
-        "kernels": kernels,
-        "names": names.all,
-        "left_out": left_out,
-        "notes": [],
-    }
+    ranges = _ranges(timeline, start, end, names)
+    return TimelineWindow(
+        kind=timeline.kind,
+        source=timeline.source,
+        window_ns=(start, end),
+        classes=tuple(CLASSES),
+        threads=tuple(threads),
+        streams=tuple(streams),
+        ranges=tuple(ranges),
+        calls=tuple(calls),
+        kernels=tuple(kernels),
+        names=tuple(names.all),
+        left_out=left_out,
+    )
 
 
 def choose_window(timeline: Timeline, starts: Ints, *, max_events: int, decode_steps: int) -> tuple[int, int, int]:
@@ -116,7 +144,7 @@ def _cut(values: Ints, start: int, end: int) -> list[int]:
     return [int(v) for v in np.clip(values, start, end) - start]
 
 
-def _kernels(timeline: Timeline, start: int, end: int, names: _Names) -> tuple[list[list[int]], list[str]]:
+def _kernels(timeline: Timeline, start: int, end: int, names: _Names) -> tuple[list[KernelEvent], list[str]]:
     work = join([timeline.kernels, timeline.graphs, timeline.copies])
     pick = np.flatnonzero(_inside(work.start_ns, work.end_ns, start, end))
     pick = pick[np.argsort(work.start_ns[pick], kind="stable")]
@@ -126,7 +154,7 @@ def _kernels(timeline: Timeline, start: int, end: int, names: _Names) -> tuple[l
     rows = zip(
         _cut(work.start_ns[pick], start, end), _cut(work.end_ns[pick], start, end), lanes, work.name[pick], strict=True
     )
-    return [[s, e, lane, names.code(short[int(n)]), kinds[int(n)]] for s, e, lane, n in rows], streams
+    return [(s, e, lane, names.code(short[int(n)]), kinds[int(n)]) for s, e, lane, n in rows], streams
 
 
 def _lanes(device: Ints, start_ns: Ints, end_ns: Ints) -> tuple[list[int], list[str]]:
@@ -147,7 +175,7 @@ def _lanes(device: Ints, start_ns: Ints, end_ns: Ints) -> tuple[list[int], list[
 
 def _calls(
     timeline: Timeline, operators: HostEvents | None, start: int, end: int, names: _Names
-) -> tuple[list[list[int]], list[str]]:
+) -> tuple[list[Event], list[str]]:
     """Runtime calls, and operators where the capture has them."""
     calls = timeline.calls
     pick = np.flatnonzero(_inside(calls.start_ns, calls.end_ns, start, end))
@@ -164,12 +192,12 @@ def _calls(
         kind,
         strict=True,
     )
-    found = [[s, e, threads.index(int(t)), codes[int(k)]] for s, e, t, k in rows]
+    found = [(s, e, threads.index(int(t)), codes[int(k)]) for s, e, t, k in rows]
     if operators is not None:
         labels = names.codes(timeline.names, operators.name[seen])
         begin, stop = _cut(operators.start_ns[seen], start, end), _cut(operators.end_ns[seen], start, end)
         own = zip(begin, stop, operators.thread[seen], labels, strict=True)
-        found += [[s, e, threads.index(int(t)), n] for s, e, t, n in own]
+        found += [(s, e, threads.index(int(t)), n) for s, e, t, n in own]
     return found, [f"thread {t}" for t in threads]
 
 
@@ -179,7 +207,7 @@ def _operators_inside(operators: HostEvents | None, start: int, end: int) -> Int
     return np.flatnonzero(_inside(operators.start_ns, operators.end_ns, start, end))
 
 
-def _ranges(timeline: Timeline, start: int, end: int, names: _Names) -> list[list[int]]:
+def _ranges(timeline: Timeline, start: int, end: int, names: _Names) -> list[Event]:
     ranges = timeline.ranges
     pick = np.flatnonzero(_inside(ranges.start_ns, ranges.end_ns, start, end))
     rows = zip(
@@ -189,4 +217,4 @@ def _ranges(timeline: Timeline, start: int, end: int, names: _Names) -> list[lis
         names.codes(timeline.names, ranges.name[pick]),
         strict=True,
     )
-    return [[s, e, int(t), n] for s, e, t, n in rows]
+    return [(s, e, int(t), n) for s, e, t, n in rows]

@@ -24,18 +24,18 @@ class MemoryEvents:
         return len(self.at_ns)
 
 
-def memory_counters(memory: MemoryEvents, window_ns: tuple[int, int]) -> dict[str, list[list[int]]]:
-    """`[time since the window began, bytes]` by device, thinned to a drawable number; empty without memory events."""
+def memory_counters(memory: MemoryEvents, window_ns: tuple[int, int]) -> dict[str, tuple[tuple[int, int], ...]]:
+    """`(time since the window began, bytes)` by device, thinned to a drawable number; empty without memory events."""
     start, end = window_ns
     inside = (memory.at_ns >= start) & (memory.at_ns <= end) & (memory.allocated_bytes >= 0)
-    found: dict[str, list[list[int]]] = {}
+    found: dict[str, list[tuple[int, int]]] = {}
     for at in np.flatnonzero(inside).tolist():
         device = "CPU" if memory.device_type[at] == CPU_TYPE else "GPU"
-        found.setdefault(device, []).append([int(memory.at_ns[at]) - start, int(memory.allocated_bytes[at])])
-    return {device: _thin(sorted(points)) for device, points in found.items()}
+        found.setdefault(device, []).append((int(memory.at_ns[at]) - start, int(memory.allocated_bytes[at])))
+    return {device: tuple(_thin(sorted(points))) for device, points in found.items()}
 
 
-def _thin(points: list[list[int]]) -> list[list[int]]:
+def _thin(points: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Of too many points the highest of each stretch, so that no peak is lost."""
     if len(points) <= MAX_POINTS:
         return points

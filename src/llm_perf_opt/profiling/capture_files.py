@@ -3,14 +3,17 @@
 import csv
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from llm_perf_opt.analysis.capture import CaptureAnalysis, analysis_object
-from llm_perf_opt.analysis.timeline_window import timeline_window
+from llm_perf_opt.analysis.capture import CaptureAnalysis, Measured
+from llm_perf_opt.analysis.operators import OperatorRow
+from llm_perf_opt.analysis.timeline_window import TimelineWindow, timeline_window
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.records import Metric, StageFile
 from llm_perf_opt.profiling.parsers.nsys_csv import write_kernel_summary
@@ -26,60 +29,63 @@ IDLE_COLUMNS = (
     "source", "range", "start_ns", "wall_ns", "gpu_idle_ns", "waiting_for_host_ns", "between_kernels_ns", "copy_ns",
     "sync_ns", "unattributed_ns",
 )  # fmt: skip
-OPERATOR_COLUMNS = (
-    "name", "calls", "self_cpu_ns", "total_cpu_ns", "self_device_ns", "total_device_ns",
-)  # fmt: skip
 
 
-def write_analysis(out_dir: Path, analysis: CaptureAnalysis, extra: dict[str, Any] | None = None) -> list[StageFile]:
+def write_analysis(out_dir: Path, analysis: CaptureAnalysis, measured: Sequence[Measured]) -> list[StageFile]:
     """All files of an analysis, in the stage's directory."""
     out_dir.mkdir(parents=True, exist_ok=True)
     summary = write_kernel_summary(out_dir / "summary_cuda_gpu_kern_sum.csv", analysis.kernels)
     stable = Path(shutil.copyfile(summary, out_dir / "summary.csv"))
-    drawn = [write_timeline(out_dir, timeline_window(timeline)) for timeline, _ in analysis.measured[-1:]]
+    drawn = [write_timeline(out_dir, timeline_window(last.timeline)) for last in measured[-1:]]
     return [
         *drawn,
-        StageFile(
-            role="analysis_json", path=write_json(out_dir / "analysis.json", analysis_object(analysis) | (extra or {}))
-        ),
+        write_capture(out_dir, analysis),
         StageFile(role="kernel_summary", path=summary),
         StageFile(role="kernel_summary", path=stable),
         StageFile(role="nvtx_ranges", path=_write(out_dir / "nvtx_ranges.csv", RANGE_COLUMNS, _range_rows(analysis))),
-        StageFile(role="gpu_idle", path=_write(out_dir / "gpu_idle.csv", IDLE_COLUMNS, _idle_rows(analysis))),
+        StageFile(role="gpu_idle", path=_write(out_dir / "gpu_idle.csv", IDLE_COLUMNS, _idle_rows(measured))),
     ]
 
 
-def write_timeline(out_dir: Path, window: Mapping[str, Any]) -> StageFile:
+def write_capture(out_dir: Path, analysis: CaptureAnalysis) -> StageFile:
+    """The analysis itself."""
+    path = write_json(out_dir / "analysis.json", msgspec.to_builtins(analysis))
+    return StageFile(role="analysis_json", path=path)
+
+
+def write_timeline(out_dir: Path, window: TimelineWindow) -> StageFile:
     """The few steps a report draws."""
     path = out_dir / "timeline.json"
-    path.write_text(json.dumps(window, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
+    text = json.dumps(msgspec.to_builtins(window), ensure_ascii=False, separators=(",", ":"))
+    path.write_text(text, encoding="utf-8")
     return StageFile(role="timeline_json", path=path)
 
 
-def write_operators(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+def write_operators(path: Path, rows: Sequence[OperatorRow]) -> Path:
     """The operators of a torch trace."""
-    return _write(path, OPERATOR_COLUMNS, ([row[c] for c in OPERATOR_COLUMNS] for row in rows))
+    columns = [field.name for field in fields(OperatorRow)]
+    return _write(path, columns, (astuple(row) for row in rows))
 
 
 def capture_metrics(analysis: CaptureAnalysis, *, source: str, kind: str) -> dict[str, Metric]:
     """The headline numbers for the manifest."""
     gpu = analysis.gpu
     how = f"{kind} capture, {len(analysis.sources)} file(s)"
-    if not gpu["kernel_count"] and not analysis.graphs["launches_traced_as_a_whole"]:
+    if not gpu.kernel_count and not analysis.graphs.launches_traced_as_a_whole:
         names = ("kernel_count", "kernel_ns", "gpu_busy_ns", "gpu_idle_ns")
         reason = "no GPU kernel was recorded"
         return {n: Metric(value=None, unit=_unit(n), how=how, source=source, reason=reason) for n in names}
-    if gpu["busy_ns"] is None:
-        given = {"kernel_count": gpu["kernel_count"], "kernel_ns": gpu["kernel_ns"]}
+    if gpu.busy_ns is None or gpu.idle_ns is None or gpu.idle is None:
+        given = {"kernel_count": gpu.kernel_count, "kernel_ns": gpu.kernel_ns}
         return {n: Metric(value=v, unit=_unit(n), how=how, source=source) for n, v in given.items()}
-    values: dict[str, int] = {
-        "kernel_count": gpu["kernel_count"],
-        "kernel_ns": gpu["kernel_ns"],
-        "gpu_busy_ns": gpu["busy_ns"],
-        "gpu_idle_ns": gpu["idle_ns"],
-        "idle_waiting_for_host_ns": gpu["idle"]["waiting_for_host_ns"],
-        "idle_between_kernels_ns": gpu["idle"]["between_kernels_ns"],
-        "idle_waiting_for_copy_or_sync_ns": gpu["idle"]["waiting_for_copy_or_sync_ns"],
+    values = {
+        "kernel_count": gpu.kernel_count,
+        "kernel_ns": gpu.kernel_ns,
+        "gpu_busy_ns": gpu.busy_ns,
+        "gpu_idle_ns": gpu.idle_ns,
+        "idle_waiting_for_host_ns": gpu.idle.waiting_for_host_ns,
+        "idle_between_kernels_ns": gpu.idle.between_kernels_ns,
+        "idle_waiting_for_copy_or_sync_ns": gpu.idle.waiting_for_copy_or_sync_ns,
     }
     found = {n: Metric(value=v, unit=_unit(n), how=how, per="whole capture", source=source) for n, v in values.items()}
     for row in analysis.ranges:
@@ -102,31 +108,28 @@ def _unit(name: str) -> str:
 
 def _range_rows(analysis: CaptureAnalysis) -> Iterable[Sequence[Any]]:
     """GPU times stay empty where no GPU work was recorded."""
-    seen = analysis.gpu_seen
     for r in analysis.ranges:
-        idle = r.idle
-        causes = (
-            idle.waiting_for_host_ns,
-            idle.between_kernels_ns,
-            idle.waiting_for_copy_or_sync_ns,
-            idle.unattributed_ns,
-        )
+        causes: Sequence[int | None] = (None,) * 4
+        if r.idle is not None:
+            causes = (
+                r.idle.waiting_for_host_ns,
+                r.idle.between_kernels_ns,
+                r.idle.waiting_for_copy_or_sync_ns,
+                r.idle.unattributed_ns,
+            )
         yield (
-            *(r.name, r.style, r.parent or "", r.instances, r.wall_ns, r.kernel_count, r.graph_launches),
-            *((r.gpu_busy_ns, r.gpu_idle_ns) if seen else ("", "")),
-            *(r.launch_calls, r.launch_ns),
-            *(causes if seen else ("",) * len(causes)),
-            *(r.last.wall_ns, r.last.kernel_count),
-            *((r.last.gpu_busy_ns, r.last.gpu_idle_ns) if seen else ("", "")),
+            *(r.name, r.style, r.parent, r.instances, r.wall_ns, r.kernel_count, r.graph_launches),
+            *(r.gpu_busy_ns, r.gpu_idle_ns, r.launch_calls, r.launch_ns, *causes),
+            *(r.last.wall_ns, r.last.kernel_count, r.last.gpu_busy_ns, r.last.gpu_idle_ns),
         )
 
 
-def _idle_rows(analysis: CaptureAnalysis) -> Iterable[Sequence[Any]]:
+def _idle_rows(measured: Sequence[Measured]) -> Iterable[Sequence[Any]]:
     """One row per range instance in order of time; of very many only the last ones, without GPU work none."""
-    if not analysis.gpu_seen:
+    if not any(one.timeline.has_gpu_work for one in measured):
         return
-    for timeline, found in analysis.measured:
-        split = found.idle
+    for one in measured:
+        timeline, found, split = one.timeline, one.ranges, one.ranges.idle
         for i in np.argsort(found.start_ns, kind="stable")[-MAX_IDLE_ROWS:]:
             yield (
                 timeline.source, timeline.names[found.name[i]], found.start_ns[i], found.wall_ns[i], split.idle_ns[i],

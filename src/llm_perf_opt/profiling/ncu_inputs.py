@@ -1,21 +1,16 @@
 """What the run already knows about its kernels before ncu starts: the timeline of nsys, and an earlier ncu result."""
 
-import csv
 import fnmatch
-import io
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from llm_perf_opt.analysis.ncu import headroom_by_name
-from llm_perf_opt.analysis.ncu_rows import NsysKernel
+from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NsysKernel
 from llm_perf_opt.core.records import StageRecord
 from llm_perf_opt.errors import ParseError
-
-_NAME = ("Name",)
-_TOTAL = ("Total Time (ns)", "Total Time")
-_COUNT = ("Instances", "Count", "Calls")
+from llm_perf_opt.profiling.parsers.nsys_csv import read_kernel_summary
 
 
 def timeline_kernels(
@@ -34,8 +29,7 @@ def timeline_kernels(
             return kernels, f"{record.name}/{path.name}", inside
     summary = record.file("kernel_summary")
     if summary is not None and summary.is_file():
-        rows = parse_kernel_summary(summary.read_text(encoding="utf-8"), source=str(summary))
-        return rows, f"{record.name}/{summary.name}", False
+        return summary_kernels(summary), f"{record.name}/{summary.name}", False
     return [], None, False
 
 
@@ -64,22 +58,10 @@ def range_filter(include: str | Sequence[str] | None) -> Callable[[str], bool] |
     return lambda text: any(fnmatch.fnmatchcase(text, name) for name in names)
 
 
-def parse_kernel_summary(text: str, *, source: str) -> list[NsysKernel]:
-    """The rows of an nsys kernel summary."""
-    rows = list(csv.DictReader(io.StringIO(text)))
-    if not rows:
-        return []
-    columns = [next((name for name in names if name in rows[0]), None) for names in (_NAME, _TOTAL, _COUNT)]
-    if any(column is None for column in columns):
-        raise ParseError(f"{source}: not a kernel summary of nsys (columns Name, Total Time (ns), Instances)")
-    name, total, count = (str(column) for column in columns)
-    try:
-        return [
-            NsysKernel(name=row[name], total_ns=float(row[total].replace(",", "")), instances=int(row[count]))
-            for row in rows
-        ]
-    except ValueError as error:
-        raise ParseError(f"{source}: {error}") from error
+def summary_kernels(path: Path) -> list[NsysKernel]:
+    """The kernels of a summary of nsys."""
+    rows = read_kernel_summary(path)
+    return [NsysKernel(name=row.name, instances=row.instances, total_ns=float(row.total_ns)) for row in rows]
 
 
 def earlier_headroom(path: Path) -> tuple[dict[str, float], float | None]:
@@ -87,11 +69,10 @@ def earlier_headroom(path: Path) -> tuple[dict[str, float], float | None]:
     if not path.is_file():
         return {}, None
     try:
-        data: Mapping[str, Any] = json.loads(path.read_bytes())
-        passes = [row["passes"] for row in data["kernels"] if row["passes"]]
-        return headroom_by_name(data), max(passes, default=None)
-    except (ValueError, KeyError, TypeError) as error:
+        earlier = msgspec.json.decode(path.read_bytes(), type=NcuAnalysis)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ParseError(f"{path}: not a result of this stage ({error}); delete it and run again") from error
+    return headroom_by_name(earlier), max((row.passes for row in earlier.kernels if row.passes), default=None)
 
 
 def _from_export(path: Path, wanted: Callable[[str], bool] | None) -> tuple[list[NsysKernel], bool]:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
+import msgspec
+
 from llm_perf_opt.analysis.ncu import analyze_ncu
 from llm_perf_opt.analysis.ncu_records import NcuLaunch
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NcuKernel
@@ -54,7 +56,7 @@ def _export(report: Path, page: str, ctx: StageContext, ncu: str, suffix: str) -
 
 def write_kernels(analysis: NcuAnalysis, out_dir: Path) -> list[StageFile]:
     """kernels.json (everything) and kernels.csv (one row per kernel, plain columns)."""
-    json_path = write_json(out_dir / "kernels.json", analysis.to_json())
+    json_path = write_json(out_dir / "kernels.json", msgspec.to_builtins(analysis))
     csv_path = out_dir / "kernels.csv"
     csv_path.write_text(kernels_csv(analysis.kernels), encoding="utf-8")
     return [StageFile(role="ncu_kernels_csv", path=csv_path), StageFile(role="ncu_kernels_json", path=json_path)]
@@ -112,10 +114,10 @@ def write_regions(launches: Sequence[NcuLaunch], out_dir: Path) -> list[StageFil
     for label, group in groups.items():
         folder = out_dir / "regions" / safe_name(label)
         folder.mkdir(parents=True, exist_ok=True)
-        analysis = analyze_ncu(group)
+        analysis = replace(analyze_ncu(group), label=label)
         text = "\n".join(render_region_md(label, row) for row in analysis.kernels)
         (folder / "report.md").write_text(text, encoding="utf-8")
-        write_json(folder / "report.json", {"label": label, **analysis.to_json()})
+        write_json(folder / "report.json", msgspec.to_builtins(analysis))
         files += [StageFile(role="region", path=folder / name) for name in ("report.md", "report.json")]
     return files
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_perf_opt.analysis.capture import CaptureAnalysis, analyze_timelines
+from llm_perf_opt.analysis.capture import CaptureAnalysis, analyze_measured, measure_timeline
 from llm_perf_opt.core.records import Metric, StageFile, StageOutput
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import ProfilingError
@@ -30,10 +30,11 @@ def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
     baseline = clean_baseline(ctx, cfg.timeout_s)
     with raw_folder(ctx) as raw:
         captures, exports, notes = _capture_all(cfg, ctx, raw)
-    analysis = analyze_timelines([read_nsys_sqlite(path) for path in exports])
+    measured = [measure_timeline(read_nsys_sqlite(path)) for path in exports]
+    analysis = analyze_measured(measured)
     child = _child_metrics(ctx)
     _require_kernels(cfg, analysis, child)
-    files = write_analysis(ctx.out_dir, analysis)
+    files = write_analysis(ctx.out_dir, analysis, measured)
     metrics = capture_metrics(analysis, source="nsys/analysis.json", kind="nsys")
     metrics |= slowdown_metrics(baseline, child, complete=all(c.workload_exit_code == 0 for c in captures))
     clean, clean_files = own_clean_pass(ctx)
@@ -129,7 +130,7 @@ def _child_metrics(ctx: StageContext) -> dict[str, Any] | None:
 def _require_kernels(cfg: "NsysConfig", analysis: CaptureAnalysis, child: Mapping[str, Any] | None) -> None:
     """A workload that ran on the GPU and left no kernel was not traced: no empty success."""
     device = str(child["model"]["device"]) if child is not None and "model" in child else ""
-    empty = not analysis.gpu["kernel_count"] and not analysis.graphs["launches_traced_as_a_whole"]
+    empty = not analysis.gpu.kernel_count and not analysis.graphs.launches_traced_as_a_whole
     if empty and device.startswith("cuda") and "cuda" in cfg.trace.split(",") and cfg.capture_in_force == "none":
         raise ProfilingError(
             f"nsys recorded no kernel although the workload ran on {device}; the driver may be too new for this nsys, "
@@ -174,7 +175,7 @@ def _notes(cfg: "NsysConfig", ctx: StageContext, analysis: CaptureAnalysis) -> l
     notes = list(analysis.notes)
     if cfg.capture_names and cfg.capture_range != "nvtx":
         notes.append("pipeline.nsys.nvtx_capture is not used: pipeline.nsys.capture_range is not nvtx")
-    if not ctx.host.gpus and not analysis.gpu["kernel_count"]:
+    if not ctx.host.gpus and not analysis.gpu.kernel_count:
         notes.append("no kernels were recorded because this machine has no GPU")
     passed = ctx.config.run.env_passthrough
     if passed:

@@ -1,10 +1,9 @@
 """Decodes the trace of a profiled pass, once, and writes all that is made of it."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.records import StageFile
 
 if TYPE_CHECKING:
@@ -38,13 +37,13 @@ class TraceFiles:
 def write_trace_files(trace: Path, *, by_shape: bool, pass_note: str) -> TraceFiles:
     """Beside the trace: operators.csv and .md, kernels.csv, analysis.json with the tree of modules, timeline.json."""
     # numpy is imported only when a stage has run.
-    from llm_perf_opt.analysis.capture import analysis_object, analyze_timelines
+    from llm_perf_opt.analysis.capture import analyze_timelines
     from llm_perf_opt.analysis.module_tree import module_shares, module_tree
     from llm_perf_opt.analysis.operators import ProfiledOperators
     from llm_perf_opt.analysis.timeline_window import timeline_window
     from llm_perf_opt.analysis.trace_memory import memory_counters
     from llm_perf_opt.profiling import trace_tables
-    from llm_perf_opt.profiling.capture_files import write_timeline
+    from llm_perf_opt.profiling.capture_files import write_capture, write_timeline
     from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 
     found = read_torch_trace(trace, detailed=True)
@@ -59,14 +58,11 @@ def write_trace_files(trace: Path, *, by_shape: bool, pass_note: str) -> TraceFi
     trace_tables.write_operator_md(folder / "operators.md", by_name, rows, recorded, pass_note=pass_note)
     if has_device:
         trace_tables.write_kernel_csv(folder / "kernels.csv", timeline)
-    content = analysis_object(analyze_timelines([timeline])) | {"tree": asdict(module_tree(timeline, found.operators))}
+    analysis = replace(analyze_timelines([timeline]), tree=module_tree(timeline, found.operators))
     window = timeline_window(timeline, found.operators)
-    window["memory"] = memory_counters(detail.memory, tuple(window["window_ns"]))
+    window = replace(window, memory=memory_counters(detail.memory, window.window_ns))
     return TraceFiles(
-        files=(
-            StageFile(role="analysis_json", path=write_json(folder / "analysis.json", content)),
-            write_timeline(folder, window),
-        ),
+        files=(write_capture(folder, analysis), write_timeline(folder, window)),
         shares=module_shares(timeline, found.operators),
         has_device=has_device,
     )

@@ -1,11 +1,13 @@
 """The figures of one phase: clean wall time, bounds, work, and the GPU or the operators inside it."""
 
+from msgspec import UNSET
+
+from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, PhaseKernel, Quantity, Unknown
 from llm_perf_opt.analysis.findings.waterfall import ENABLE_CLEAN
-from llm_perf_opt.analysis.range_table import Idle
+from llm_perf_opt.analysis.range_table import Idle, RangeRow
 from llm_perf_opt.analysis.static.document import StaticDocument, StaticPhase
 from llm_perf_opt.core.manifest import RunManifest
-from llm_perf_opt.report.file_records import CaptureFile, RangeRecord
 from llm_perf_opt.report.run_files import Found, RunFiles
 
 # The stages whose clean pass gives latencies, the better-informed one first.
@@ -142,7 +144,7 @@ def _gpu(name: str, files: RunFiles) -> GpuFacts | Unknown:
     return _gpu_of(row, row.gpu_busy_ns, row.typical.idle, files.capture.source)
 
 
-def _gpu_of(row: RangeRecord, busy_ns: int, idle: Idle, source: str) -> GpuFacts:
+def _gpu_of(row: RangeRow, busy_ns: int, idle: Idle, source: str) -> GpuFacts:
     count = row.instances
     kernels = None
     if row.kernels is not None:
@@ -169,7 +171,7 @@ def _gpu_of(row: RangeRecord, busy_ns: int, idle: Idle, source: str) -> GpuFacts
     )
 
 
-def find_range(capture: CaptureFile, name: str) -> RangeRecord | None:
+def find_range(capture: CaptureAnalysis, name: str) -> RangeRow | None:
     """The row of a range; of a push/pop and a start/end one of the same name, the one with more kernels."""
     rows = [row for row in capture.ranges if row.name == name]
     return max(rows, key=lambda row: row.kernel_count, default=None)
@@ -180,7 +182,7 @@ def _operators(name: str, files: RunFiles, wall: Quantity) -> Quantity:
     if isinstance(files.trace, Unknown):
         return files.trace
     tree = files.trace.content.tree
-    if tree is None or not tree.phase_ns.get(name) or name not in tree.operator_ns:
+    if tree is UNSET or not tree.phase_ns.get(name) or name not in tree.operator_ns:
         return Unknown(reason=f"{files.trace.source} does not say how much of {name} was inside operators")
     if isinstance(wall, Unknown):
         return wall

@@ -9,8 +9,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec import UNSET
+
+from llm_perf_opt.analysis.timeline_window import TimelineWindow
 from llm_perf_opt.core.documents import ClockDocument
-from llm_perf_opt.report.file_records import TimelineFile
 from llm_perf_opt.report.run_files import Found, RunFiles
 
 Event = dict[str, Any]
@@ -31,7 +33,7 @@ def render_perfetto(files: RunFiles) -> bytes | None:
     return gzip.compress(text.encode(), compresslevel=3, mtime=0)
 
 
-def _timeline_events(file: TimelineFile, pid: int) -> Iterator[Event]:
+def _timeline_events(file: TimelineWindow, pid: int) -> Iterator[Event]:
     zero = origin_ns(file)
     yield _meta("process_name", pid, 0, f"{file.kind}: {file.source}")
     for thread in sorted({r[2] for r in file.ranges}):
@@ -46,12 +48,12 @@ def _timeline_events(file: TimelineFile, pid: int) -> Iterator[Event]:
         yield _slice(pid, CALLS_TID + thread, start - zero, end - start, file.names[name], "host")
     for start, end, stream, name, kind in file.kernels:
         yield _slice(pid, KERNELS_TID + stream, start - zero, end - start, file.names[name], file.classes[kind])
-    for device, points in file.memory.items():
+    for device, points in ({} if file.memory is UNSET else file.memory).items():
         for at, size in points:
             yield _counter(pid, f"{device} memory allocated", at - zero, {"bytes": size})
 
 
-def origin_ns(file: TimelineFile) -> int:
+def origin_ns(file: TimelineWindow) -> int:
     """What becomes time zero: the first prefill that begins inside the window, else the window's start."""
     return min((r[0] for r in file.ranges if file.names[r[3]] == "prefill" and r[0] > 0), default=0)
 

@@ -7,13 +7,15 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis
 from llm_perf_opt.analysis.static.document import StaticDocument
+from llm_perf_opt.analysis.timeline_window import TimelineWindow
 from llm_perf_opt.core.documents import ClockDocument
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.records import StageRecord
-from llm_perf_opt.report.file_records import CaptureFile, MetricsFile, TimelineFile
+from llm_perf_opt.report.file_records import MetricsFile
 
 T = TypeVar("T")
 
@@ -43,11 +45,11 @@ class RunFiles:
     manifest: RunManifest
     metrics: Found[MetricsFile] | Unknown
     static: Found[StaticDocument] | Unknown
-    capture: Found[CaptureFile] | Unknown
-    trace: Found[CaptureFile] | Unknown
+    capture: Found[CaptureAnalysis] | Unknown
+    trace: Found[CaptureAnalysis] | Unknown
     ncu: Found[NcuAnalysis] | Unknown
     operators: Found[tuple[OperatorRow, ...]] | Unknown
-    timelines: tuple[Found[TimelineFile], ...]
+    timelines: tuple[Found[TimelineWindow], ...]
     clocks: Found[ClockDocument] | Unknown
 
 
@@ -58,11 +60,11 @@ def read_run_files(manifest: RunManifest, run_dir: Path) -> RunFiles:
         manifest=manifest,
         metrics=reader.first("metrics", MetricsFile, ("torch_profiler", "direct_inference")),
         static=reader.first("static_json", StaticDocument, ("static_analysis",)),
-        capture=reader.first("analysis_json", CaptureFile, ("nsys", "torch_profiler")),
-        trace=reader.of("torch_profiler", "analysis_json", CaptureFile),
+        capture=reader.first("analysis_json", CaptureAnalysis, ("nsys", "torch_profiler")),
+        trace=reader.of("torch_profiler", "analysis_json", CaptureAnalysis),
         ncu=reader.first("ncu_kernels_json", NcuAnalysis, ("ncu",)),
         operators=reader.operators(),
-        timelines=reader.all("timeline_json", TimelineFile),
+        timelines=reader.all("timeline_json", TimelineWindow),
         clocks=reader.first("gpu_samples", ClockDocument, ("nvml", "torch_profiler")),
     )
 

@@ -75,7 +75,8 @@ def _require_one_story(kinds: list[str]) -> None:
 
 def _analyze(args: argparse.Namespace, kinds: list[str], context: CaptureContext, scratch: Path) -> int:
     # numpy and duckdb are imported only now, so that --help and a wrong file name answer at once.
-    from llm_perf_opt.analysis.capture import analysis_object
+    import msgspec
+
     from llm_perf_opt.runners.analyze_read import read_captures
     from llm_perf_opt.runners.analyze_text import render_analysis
 
@@ -88,9 +89,9 @@ def _analyze(args: argparse.Namespace, kinds: list[str], context: CaptureContext
     if args.output is not None:
         write_run(args.output, args.files, replace(found, analysis=analysis), context)
     if args.json:
-        print_json(analysis_object(analysis) | found.extra)
+        print_json(msgspec.to_builtins(analysis))
         return EXIT_OK
-    print(render_analysis(analysis, found.extra, top=max(1, args.top)))
+    print(render_analysis(analysis, top=max(1, args.top)))
     if args.output is not None:
         print(f"\nwritten: {args.output / 'report.md'}")
     return EXIT_OK

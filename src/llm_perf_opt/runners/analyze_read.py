@@ -3,13 +3,12 @@
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from llm_perf_opt.analysis.capture import CaptureAnalysis, analyze_timelines
+from llm_perf_opt.analysis.capture import CaptureAnalysis, Measured, analyze_measured, measure_timeline
 from llm_perf_opt.analysis.kernel_table import KernelRow
-from llm_perf_opt.analysis.timeline import Timeline
 from llm_perf_opt.core.process import allowed_environment, run_command
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.runners.analyze_kinds import NCU, NSYS, SUMMARY, TORCH
@@ -22,11 +21,11 @@ EXPORT_TIMEOUT_S = 1800.0
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyzedCaptures:
-    """The analysis, what only one kind of file adds to it, and what was said while reading."""
+    """The analysis, the captures it is of, and what was said while reading. `ncu` stands beside the analysis too."""
 
     kind: str
     analysis: CaptureAnalysis
-    extra: dict[str, Any]
+    measured: tuple[Measured, ...]
     notes: tuple[str, ...]
     ncu: "NcuAnalysis | None"
 
@@ -35,35 +34,33 @@ def read_captures(files: Sequence[Path], kinds: Sequence[str], scratch: Path) ->
     """All files of one run. `scratch` takes exports of .nsys-rep files."""
     by_kind = {kind: [f for f, k in zip(files, kinds, strict=True) if k == kind] for kind in dict.fromkeys(kinds)}
     kind = next((k for k in kinds if k != NCU), NCU)
-    extra: dict[str, Any] = {}
-    notes: list[str] = []
-    timelines: list[Timeline] = []
     if kind == NSYS:
-        timelines, notes = _read_nsys(by_kind[NSYS], scratch)
+        measured, analysis, notes = _read_nsys(by_kind[NSYS], scratch)
     elif kind == TORCH:
-        timelines, extra, notes = _read_torch(by_kind[TORCH])
-    analysis = analyze_timelines(timelines)
+        measured, analysis, notes = _read_torch(by_kind[TORCH])
+    else:
+        measured, analysis, notes = [], analyze_measured([]), []
     if kind == SUMMARY:
         analysis = _from_summary(analysis, by_kind[SUMMARY][0])
     ncu = _read_ncu(by_kind[NCU], analysis.kernels) if NCU in by_kind else None
     if ncu is not None:
-        extra["ncu"] = ncu.to_json()
+        analysis = replace(analysis, ncu=ncu)
         notes += [f"ncu: {note}" for note in ncu.notes]
-    return AnalyzedCaptures(kind=kind, analysis=analysis, extra=extra, notes=tuple(notes), ncu=ncu)
+    return AnalyzedCaptures(kind=kind, analysis=analysis, measured=tuple(measured), notes=tuple(notes), ncu=ncu)
 
 
-def _read_nsys(files: Sequence[Path], scratch: Path) -> tuple[list[Timeline], list[str]]:
+def _read_nsys(files: Sequence[Path], scratch: Path) -> tuple[list[Measured], CaptureAnalysis, list[str]]:
     from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 
-    timelines: list[Timeline] = []
+    measured: list[Measured] = []
     notes: list[str] = []
     for index, path in enumerate(files):
         sqlite = path
         if path.suffix in (".nsys-rep", ".qdrep"):
             sqlite, said = _export(path, scratch / f"{index}")
             notes += said
-        timelines.append(replace(read_nsys_sqlite(sqlite), source=str(path)))
-    return timelines, notes
+        measured.append(measure_timeline(replace(read_nsys_sqlite(sqlite), source=str(path))))
+    return measured, analyze_measured(measured), notes
 
 
 def _export(report: Path, folder: Path) -> tuple[Path, list[str]]:
@@ -93,24 +90,22 @@ def _export(report: Path, folder: Path) -> tuple[Path, list[str]]:
     return sqlite, []
 
 
-def _read_torch(files: Sequence[Path]) -> tuple[list[Timeline], dict[str, Any], list[str]]:
+def _read_torch(files: Sequence[Path]) -> tuple[list[Measured], CaptureAnalysis, list[str]]:
     from llm_perf_opt.analysis.module_table import merge_modules, module_rows
     from llm_perf_opt.analysis.operators import merge_operators, operator_rows
     from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 
-    timelines, operators, modules, notes = [], [], [], []
+    measured, operators, modules, notes = [], [], [], []
     for path in files:
         trace = read_torch_trace(path)
-        timelines.append(replace(trace.timeline, source=str(path)))
+        measured.append(measure_timeline(replace(trace.timeline, source=str(path))))
         operators.append(operator_rows(trace.timeline, trace.operators))
         modules.append(module_rows(trace.timeline, trace.modules))
         if not len(trace.modules):
             notes.append(f"{path}: no module ranges (record with with_stack or with_modules to see them)")
-    extra = {
-        "operators": [asdict(row) for row in merge_operators(operators)],
-        "modules": [asdict(row) for row in merge_modules(modules)],
-    }
-    return timelines, extra, notes
+    analysis = analyze_measured(measured)
+    analysis = replace(analysis, operators=merge_operators(operators), modules=merge_modules(modules))
+    return measured, analysis, notes
 
 
 def _from_summary(empty: CaptureAnalysis, path: Path) -> CaptureAnalysis:
@@ -133,11 +128,10 @@ def _from_summary(empty: CaptureAnalysis, path: Path) -> CaptureAnalysis:
         range_count=0,
         notes=(),
     )
-    nothing = {"busy_ns": None, "span_ns": None, "idle_ns": None, "idle": None}
     return replace(
         empty,
         sources=(source,),
-        gpu={**empty.gpu, **nothing, "kernel_count": count, "kernel_ns": time_ns},
+        gpu=replace(empty.gpu, kernel_count=count, kernel_ns=time_ns),
         kernels=kernels,
         notes=(f"{path}: a kernel summary holds no times of day, so there is no busy or idle time and no range",),
     )

@@ -1,11 +1,15 @@
 """Writes the analysis of given captures as a run directory, as if the stages had run."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from msgspec import UNSET
+
+from llm_perf_opt.analysis.timeline import CapturedGpu
 from llm_perf_opt.core.manifest import RunManifest, write_manifest
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord
 from llm_perf_opt.errors import ConfigError
@@ -40,7 +44,7 @@ def write_run(output: Path, files: Sequence[Path], found: AnalyzedCaptures, cont
     stages += [] if found.kind == NCU else [_timeline_stage(run_dir, found, now)]
     if found.ncu is not None:
         stages.append(_ncu_stage(run_dir, found, now))
-    gpus = [_gpu(index, device) for index, device in enumerate(found.analysis.gpu["devices"])]
+    gpus = [_gpu(index, device) for index, device in enumerate(found.analysis.gpu.devices)]
     manifest = RunManifest(
         run_id=run_dir.name,
         created_at=now,
@@ -54,23 +58,23 @@ def write_run(output: Path, files: Sequence[Path], found: AnalyzedCaptures, cont
     write_reports(run_dir)
 
 
-def _gpu(index: int, device: Mapping[str, Any]) -> dict[str, Any]:
+def _gpu(index: int, device: CapturedGpu) -> dict[str, Any]:
     """A GPU as env.json describes one; what a capture does not say is said to be so."""
     return {
         "index": index,
-        "name": device["name"],
-        "memory_bytes": device["memory_bytes"],
+        "name": device.name,
+        "memory_bytes": device.memory_bytes,
         "driver": "not recorded",
-        "compute_capability": device["compute_capability"],
+        "compute_capability": device.compute_capability,
     }
 
 
 def _timeline_stage(run_dir: Path, found: AnalyzedCaptures, now: str) -> StageRecord:
     name = "torch_profiler" if found.kind == TORCH else "nsys"
-    extra = {key: value for key, value in found.extra.items() if key != "ncu"}
-    files = write_analysis(run_dir / name, found.analysis, extra)
-    if found.kind == TORCH:
-        path = write_operators(run_dir / name / "operators.csv", found.extra["operators"])
+    # What ncu measured has a stage and files of its own.
+    files = write_analysis(run_dir / name, replace(found.analysis, ncu=UNSET), found.measured)
+    if found.analysis.operators is not UNSET:
+        path = write_operators(run_dir / name / "operators.csv", found.analysis.operators)
         files.append(StageFile(role="operators_csv", path=path))
     return StageRecord(
         name=name,

@@ -1,21 +1,25 @@
 """The analysis of a capture as plain tables for a terminal."""
 
 from collections.abc import Sequence
-from typing import Any
+
+from msgspec import UNSET
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis
+from llm_perf_opt.analysis.ncu_rows import NcuAnalysis
+from llm_perf_opt.analysis.operators import OperatorRow
+from llm_perf_opt.runners.analyze_kinds import SUMMARY
 
 NAME_WIDTH = 60
 RANGES_SHOWN = 40
 
 
-def render_analysis(analysis: CaptureAnalysis, extra: dict[str, Any], *, top: int) -> str:
+def render_analysis(analysis: CaptureAnalysis, *, top: int) -> str:
     """All that a reader needs first: what was read, ranges, kernels, findings, notes."""
     parts = [_sources(analysis), _gpu(analysis), _ranges(analysis), _kernels(analysis, top), _copies(analysis)]
-    if "operators" in extra:
-        parts.append(_operators(extra["operators"], top))
-    if "ncu" in extra:
-        parts.append(_ncu(extra["ncu"], top))
+    if analysis.operators is not UNSET:
+        parts.append(_operators(analysis.operators, top))
+    if analysis.ncu is not UNSET:
+        parts.append(_ncu(analysis.ncu, top))
     parts += [_findings(analysis), _notes(analysis)]
     return "\n\n".join(part for part in parts if part)
 
@@ -28,7 +32,7 @@ def _sources(analysis: CaptureAnalysis) -> str:
             s.schema or "–",
             f"{s.kernel_count:,}",
             _ms(s.kernel_ns),
-            "–" if s.gpu_busy_ns is None else _ms(s.gpu_busy_ns),
+            _ms(s.gpu_busy_ns),
         )
         for s in analysis.sources
     ]
@@ -38,35 +42,31 @@ def _sources(analysis: CaptureAnalysis) -> str:
 
 
 def _gpu(analysis: CaptureAnalysis) -> str:
-    gpu = analysis.gpu
-    if not gpu["span_ns"]:
+    gpu, idle = analysis.gpu, analysis.gpu.idle
+    if not gpu.span_ns or gpu.busy_ns is None or idle is None:
         return ""
-    idle = gpu["idle"]
-    busy = f"busy {_ms(gpu['busy_ns'])} ms of {_ms(gpu['span_ns'])} ms ({gpu['busy_ns'] / gpu['span_ns']:.1%})"
+    busy = f"busy {_ms(gpu.busy_ns)} ms of {_ms(gpu.span_ns)} ms ({gpu.busy_ns / gpu.span_ns:.1%})"
     return (
-        f"GPU {gpu['name'] or '(not named in the capture)'}: {busy}; idle {_ms(gpu['idle_ns'])} ms: "
-        f"{_ms(idle['waiting_for_host_ns'])} waiting for the host, {_ms(idle['between_kernels_ns'])} between kernels, "
-        f"{_ms(idle['waiting_for_copy_or_sync_ns'])} waiting for copies or synchronisation, "
-        f"{_ms(idle['unattributed_ns'])} unattributed"
+        f"GPU {gpu.name or '(not named in the capture)'}: {busy}; idle {_ms(gpu.idle_ns)} ms: "
+        f"{_ms(idle.waiting_for_host_ns)} waiting for the host, {_ms(idle.between_kernels_ns)} between kernels, "
+        f"{_ms(idle.waiting_for_copy_or_sync_ns)} waiting for copies or synchronisation, "
+        f"{_ms(idle.unattributed_ns)} unattributed"
     )
 
 
 def _ranges(analysis: CaptureAnalysis) -> str:
-    def gpu(text: str) -> str:
-        return text if analysis.gpu_seen else "–"
-
     rows = [
         (
             r.name[:NAME_WIDTH],
             f"{r.instances:,}",
             _ms(r.wall_ns),
             f"{r.kernel_count:,}",
-            gpu(_ms(r.gpu_busy_ns)),
-            gpu(_ms(r.gpu_idle_ns)),
-            gpu(_ms(r.idle.waiting_for_host_ns)),
-            gpu(_ms(r.idle.between_kernels_ns)),
-            gpu(_ms(r.idle.waiting_for_copy_or_sync_ns)),
-            gpu(f"{r.last.gpu_busy_ns / 1e6:.3f} of {r.last.wall_ns / 1e6:.2f}"),
+            _ms(r.gpu_busy_ns),
+            _ms(r.gpu_idle_ns),
+            _ms(r.idle.waiting_for_host_ns if r.idle else None),
+            _ms(r.idle.between_kernels_ns if r.idle else None),
+            _ms(r.idle.waiting_for_copy_or_sync_ns if r.idle else None),
+            "–" if r.last.gpu_busy_ns is None else f"{r.last.gpu_busy_ns / 1e6:.3f} of {r.last.wall_ns / 1e6:.2f}",
         )
         for r in analysis.ranges[:RANGES_SHOWN]
     ]
@@ -75,7 +75,8 @@ def _ranges(analysis: CaptureAnalysis) -> str:
         "last: busy ms",
     )  # fmt: skip
     if not rows:
-        return "no NVTX or user ranges in the capture" if analysis.measured else ""
+        has_ranges = any(source.kind != SUMMARY for source in analysis.sources)
+        return "no NVTX or user ranges in the capture" if has_ranges else ""
     return _table(head, rows)
 
 
@@ -102,22 +103,22 @@ def _copies(analysis: CaptureAnalysis) -> str:
     return _table(("copies and sets", "n", "total ms", "MB"), rows) if rows else ""
 
 
-def _operators(operators: Sequence[dict[str, Any]], top: int) -> str:
+def _operators(operators: Sequence[OperatorRow], top: int) -> str:
     rows = [
         (
-            o["name"][:NAME_WIDTH],
-            f"{o['calls']:,}",
-            _ms(o["self_cpu_ns"]),
-            _ms(o["total_cpu_ns"]),
-            _ms(o["self_device_ns"]),
-            _ms(o["total_device_ns"]),
+            o.name[:NAME_WIDTH],
+            f"{o.calls:,}",
+            _ms(o.self_cpu_ns),
+            _ms(o.total_cpu_ns),
+            _ms(o.self_device_ns),
+            _ms(o.total_device_ns),
         )
         for o in operators[:top]
     ]
     return _table(("operator", "calls", "self CPU ms", "CPU ms", "self GPU ms", "GPU ms"), rows) if rows else ""
 
 
-def _ncu(ncu: dict[str, Any], top: int) -> str:
+def _ncu(ncu: NcuAnalysis, top: int) -> str:
     """Kernels as ncu measured them."""
 
     def number(value: float | None, scale: float = 1.0) -> str:
@@ -125,16 +126,16 @@ def _ncu(ncu: dict[str, Any], top: int) -> str:
 
     rows = [
         (
-            str(k["launches"]),
-            number(k["duration_ns"], 1e3),
-            k["bound"],
-            number(k["compute_sol_pct"]),
-            number(k["memory_sol_pct"]),
-            number(k["occupancy_pct"]),
-            number(k["nsys_time_pct"]),
-            k["short"],
+            str(k.launches),
+            number(k.duration_ns, 1e3),
+            k.bound,
+            number(k.compute_sol_pct),
+            number(k.memory_sol_pct),
+            number(k.occupancy_pct),
+            number(k.nsys_time_pct),
+            k.short,
         )
-        for k in ncu["kernels"][:top]
+        for k in ncu.kernels[:top]
     ]
     head = ("launches", "mean µs", "bound", "compute %", "memory %", "occupancy %", "of timeline %", "kernel")
     return _table(head, rows) if rows else "ncu: no kernel in the files given"
@@ -143,9 +144,9 @@ def _ncu(ncu: dict[str, Any], top: int) -> str:
 def _findings(analysis: CaptureAnalysis) -> str:
     lines = []
     for finding in analysis.findings:
-        gain = f" (at most {finding.gain:.1f}x)" if finding.gain is not None else ""
+        gain = f" (at most {finding.max_gain:.1f}x)" if finding.max_gain is not None else ""
         lines.append(f"* {finding.title}{gain}")
-        lines += [f"    - {evidence.text}" for evidence in finding.evidence]
+        lines += [f"    - {evidence}" for evidence in finding.evidence]
         lines.append(f"    remedy: {finding.remedy}")
     return "findings\n" + "\n".join(lines) if lines else ""
 
@@ -154,8 +155,8 @@ def _notes(analysis: CaptureAnalysis) -> str:
     return "notes\n" + "\n".join(f"* {note}" for note in analysis.notes) if analysis.notes else ""
 
 
-def _ms(time_ns: int) -> str:
-    return f"{time_ns / 1e6:,.3f}"
+def _ms(time_ns: int | None) -> str:
+    return "–" if time_ns is None else f"{time_ns / 1e6:,.3f}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

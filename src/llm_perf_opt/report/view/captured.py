@@ -1,7 +1,8 @@
 """What a capture alone says: the headline of a run in which nothing was timed undisturbed."""
 
+from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.findings.facts import Known
-from llm_perf_opt.report.file_records import CaptureFile, RangeRecord
+from llm_perf_opt.analysis.range_table import RangeRow
 from llm_perf_opt.report.run_files import Found
 from llm_perf_opt.report.units import format_bytes, format_ms, format_percent
 from llm_perf_opt.report.view.shown import Cell, Shown, Tile, share, show
@@ -10,7 +11,7 @@ TOOLS = {"nsys": "nsys", "torch": "the torch profiler"}
 NO_CLEAN_TIME = "No clean time was measured."
 
 
-def captured_tiles(capture: Found[CaptureFile]) -> tuple[Tile, ...]:
+def captured_tiles(capture: Found[CaptureAnalysis]) -> tuple[Tile, ...]:
     """GPU work, how busy the GPU was, and the heaviest kernel; times are those under the profiler."""
     found, source = capture.content, capture.source
     gpu = found.gpu
@@ -49,7 +50,7 @@ def _tile(label: str, cell: Cell) -> Tile:
     return Tile(label=label, cell=cell, explain=cell.how if isinstance(cell, Shown) else cell.text)
 
 
-def captured_verdict(found: CaptureFile) -> str:
+def captured_verdict(found: CaptureAnalysis) -> str:
     tool = TOOLS.get(found.sources[0].kind, "a profiler") if found.sources else "a profiler"
     graphs = found.graphs.launches_traced_as_a_whole
     beside = f" and {graphs:,} whole CUDA graphs" if graphs else ""
@@ -62,13 +63,13 @@ def captured_verdict(found: CaptureFile) -> str:
     return f"{text}. {NO_CLEAN_TIME}"
 
 
-def _longest(found: CaptureFile) -> RangeRecord | None:
+def _longest(found: CaptureAnalysis) -> RangeRow | None:
     """The range with GPU work that took the most time."""
     known = [r for r in found.ranges if r.typical.idle is not None and r.kernel_count and r.typical.wall_ns > 0]
     return max(known, key=lambda r: r.instances * r.typical.wall_ns, default=None)
 
 
-def _busy(phase: RangeRecord) -> float:
+def _busy(phase: RangeRow) -> float:
     idle = phase.typical.idle
     assert idle is not None
     parts = (idle.waiting_for_host_ns, idle.between_kernels_ns, idle.waiting_for_copy_or_sync_ns, idle.unattributed_ns)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.findings.facts import Known, PhaseFacts, Quantity, RunFacts, Unknown
 from llm_perf_opt.analysis.findings.finding import ANY_HINT, Finding
 from llm_perf_opt.analysis.findings.rules import RULE_BY_ID
@@ -12,7 +13,6 @@ from llm_perf_opt.analysis.roofline import mbu, mfu
 from llm_perf_opt.analysis.static.document import StaticDocument
 from llm_perf_opt.analysis.static.dtypes import BYTES, short_dtype
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.report.file_records import CaptureFile
 from llm_perf_opt.report.gather_phase import clean_metric, measured_prompt
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.units import format_factor, format_ms, format_percent
@@ -102,7 +102,7 @@ def _facts(files: RunFiles, facts: RunFacts) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def _capture_alone(files: RunFiles, facts: RunFacts) -> Found[CaptureFile] | None:
+def _capture_alone(files: RunFiles, facts: RunFacts) -> Found[CaptureAnalysis] | None:
     """The capture of a run in which GPU work was recorded and nothing was timed undisturbed."""
     timed = any(isinstance(phase.wall, Known) for phase in facts.phases.values())
     if timed or not isinstance(files.capture, Found) or not files.capture.content.gpu.kernel_count:
@@ -220,7 +220,7 @@ def _verdict(
     waterfalls: tuple[Waterfall, ...],
     found: tuple[Finding, ...],
     facts: RunFacts,
-    capture: Found[CaptureFile] | None,
+    capture: Found[CaptureAnalysis] | None,
 ) -> tuple[str, Tone]:
     # A guess is for the list of findings, not for the one sentence everybody reads.
     best = next((d for d in found if d.gain is not None and d.confidence != "low"), None)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from msgspec import UNSET
+
 from llm_perf_opt.analysis.findings.facts import GpuFacts, KernelFacts, PhaseKernel, RunFacts, Unknown
 from llm_perf_opt.analysis.kernel_class import classify_kernel
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NcuKernel
@@ -87,7 +89,7 @@ def _total(facts: RunFacts) -> float | None:
 
 def modules_of_kernels(files: RunFiles) -> dict[str, str]:
     """The modules that launch a kernel, by its short name, from the torch trace; the one with most time first."""
-    if isinstance(files.trace, Unknown) or files.trace.content.tree is None:
+    if isinstance(files.trace, Unknown) or files.trace.content.tree is UNSET:
         return {}
     times: dict[str, dict[str, int]] = {}
     for row in files.trace.content.tree.rows:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from msgspec import UNSET
+
 from llm_perf_opt.analysis.findings.facts import PHASES, Unknown
 from llm_perf_opt.analysis.static.double_entry import Entry
 from llm_perf_opt.report.run_files import Found, OperatorRow, RunFiles
@@ -131,8 +133,8 @@ def _phase(files: RunFiles, name: str) -> ModulePhase:
 
 def _tree(files: RunFiles, phase: str) -> tuple[tuple[TreeNode, ...], str]:
     """Module, operator, kernel, and what the shares are of; times of the profiled pass are not shown."""
-    tree = files.trace.content.tree if isinstance(files.trace, Found) else None
-    if tree is None:
+    tree = files.trace.content.tree if isinstance(files.trace, Found) else UNSET
+    if tree is UNSET:
         return (), ""
     rows = [row for row in tree.rows if row.phase == phase]
     leaves = [((r.module, r.operator, *((r.kernel,) if r.kernel else ())), r.time_ns, r.count) for r in rows]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.findings.facts import Unknown
-from llm_perf_opt.report.file_records import TimelineFile
+from llm_perf_opt.analysis.timeline_window import TimelineWindow
 from llm_perf_opt.report.run_files import Found, RunFiles
 
 
@@ -47,12 +47,12 @@ def timeline_view(files: RunFiles) -> TimelineView:
     return _view(found[0])
 
 
-def _preference(file: TimelineFile) -> tuple[bool, bool, int]:
+def _preference(file: TimelineWindow) -> tuple[bool, bool, int]:
     has_kernels = len(file.kernels) > 0
     return (not has_kernels, has_kernels and file.kind != "nsys", -len(file.calls))
 
 
-def _view(found: Found[TimelineFile]) -> TimelineView:
+def _view(found: Found[TimelineWindow]) -> TimelineView:
     file = found.content
     tracks = [*_ranges(file), *_calls(file), *_kernels(file)]
     notes = list(file.notes)
@@ -70,7 +70,7 @@ def _view(found: Found[TimelineFile]) -> TimelineView:
     )
 
 
-def _jumps(file: TimelineFile) -> tuple[tuple[str, int, int], ...]:
+def _jumps(file: TimelineWindow) -> tuple[tuple[str, int, int], ...]:
     """The prefill and the second decode step (the first one often pays for what is done once)."""
     jumps = []
     for name in PHASE_RANGES:
@@ -82,7 +82,7 @@ def _jumps(file: TimelineFile) -> tuple[tuple[str, int, int], ...]:
     return tuple(jumps)
 
 
-def _ranges(file: TimelineFile) -> list[Track]:
+def _ranges(file: TimelineWindow) -> list[Track]:
     """Ranges of one thread by depth, so that nested ones lie below each other."""
     rows: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
     open_: dict[int, list[int]] = {}
@@ -95,7 +95,7 @@ def _ranges(file: TimelineFile) -> list[Track]:
     return [_track("ranges", "range", depth, events) for (_, depth), events in sorted(rows.items())]
 
 
-def _calls(file: TimelineFile) -> list[Track]:
+def _calls(file: TimelineWindow) -> list[Track]:
     """Calls of one thread; nested ones (operators) by depth."""
     rows: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
     open_: dict[int, list[int]] = {}
@@ -110,7 +110,7 @@ def _calls(file: TimelineFile) -> list[Track]:
     ]
 
 
-def _kernels(file: TimelineFile) -> list[Track]:
+def _kernels(file: TimelineWindow) -> list[Track]:
     rows: dict[int, list[tuple[int, int, int, int]]] = {}
     for start, end, stream, name, kind in file.kernels:
         rows.setdefault(stream, []).append((start, end, name, kind))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import Confidence, Evidence, Finding, Rule, amdahl
 from llm_perf_opt.analysis.findings.waterfall import split_idle
-from llm_perf_opt.analysis.range_table import PUSH_POP, RangeInstance, RangeRow
+from llm_perf_opt.analysis.range_table import PUSH_POP, RangeRow
 
 MIN_IDLE_SHARE = 0.5
 MIN_HOST_SHARE = 0.5
@@ -30,10 +30,10 @@ def find_launch_bound_ranges(rows: Sequence[RangeRow], source: str) -> list[Find
 
     A range inside one that is already named is not named again.
     """
-    bound = [row for row in rows if _is_bound(row.typical)]
+    bound = [(row, finding) for row in rows if (finding := _of_range(row, source)) is not None]
     # Only push/pop ranges have a parent, and it is of their kind.
-    named = {row.name for row in bound if row.style == PUSH_POP}
-    return [_of_range(row, source) for row in bound if row.parent not in named]
+    named = {row.name for row, _ in bound if row.style == PUSH_POP}
+    return [finding for row, finding in bound if row.parent not in named]
 
 
 def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known) -> list[Finding]:
@@ -74,34 +74,30 @@ def _evidence(gpu: GpuFacts, wall: Known, idle_ms: float, host_ms: float) -> tup
     )
 
 
-def _is_bound(one: RangeInstance) -> bool:
-    return (
-        one.wall_ns > 0
-        and one.kernel_count >= MIN_KERNELS
-        and one.gpu_idle_ns >= MIN_IDLE_SHARE * one.wall_ns
-        and one.idle.waiting_for_host_ns >= MIN_HOST_SHARE * one.gpu_idle_ns
-    )
-
-
-def _of_range(row: RangeRow, source: str) -> Finding:
+def _of_range(row: RangeRow, source: str) -> Finding | None:
     one = row.typical
-    share, host = one.gpu_idle_ns / one.wall_ns, one.idle.waiting_for_host_ns
+    busy_ns, idle_ns = one.gpu_busy_ns, one.gpu_idle_ns
+    if one.idle is None or busy_ns is None or idle_ns is None or one.wall_ns <= 0 or one.kernel_count < MIN_KERNELS:
+        return None
+    share, host = idle_ns / one.wall_ns, one.idle.waiting_for_host_ns
+    if share < MIN_IDLE_SHARE or host < MIN_HOST_SHARE * idle_ns:
+        return None
     left = one.wall_ns - host
     return RULE.finding_of_range(
         row.name,
         title=f"{row.name} is launch-bound: the GPU idles for {share:.0%} of it",
         evidence=(
-            f"GPU busy {one.gpu_busy_ns / 1e6:.3f} ms of {one.wall_ns / 1e6:.2f} ms wall time "
+            f"GPU busy {busy_ns / 1e6:.3f} ms of {one.wall_ns / 1e6:.2f} ms wall time "
             f"(median of {row.instances} instance(s), under the profiler)",
-            f"{host / 1e6:.2f} ms of the {one.gpu_idle_ns / 1e6:.2f} ms idle time is waiting for the host to launch",
-            f"{one.kernel_count} kernels of {one.gpu_busy_ns / one.kernel_count / 1e3:.1f} µs on average, "
+            f"{host / 1e6:.2f} ms of the {idle_ns / 1e6:.2f} ms idle time is waiting for the host to launch",
+            f"{one.kernel_count} kernels of {busy_ns / one.kernel_count / 1e3:.1f} µs on average, "
             f"one launched every {one.wall_ns / one.kernel_count / 1e3:.1f} µs",
             f"launch calls take {one.launch_ns / 1e6:.2f} ms of CPU time "
             f"({one.launch_ns / one.wall_ns:.0%} of the wall time)",
         ),
         source=source,
         gain=one.wall_ns / left if left > 0 else None,
-        confidence=_confidence(share, host, one.gpu_idle_ns),
+        confidence=_confidence(share, host, idle_ns),
     )
 
 

@@ -23,15 +23,10 @@ def find_wait_bound(facts: RunFacts) -> list[Finding]:
 
 def find_wait_bound_ranges(rows: Sequence[RangeRow], source: str) -> list[Finding]:
     """One finding per range whose typical instance is idle behind copies or synchronisation for a fifth of its time."""
-    bound = [
-        row
-        for row in rows
-        if row.typical.kernel_count
-        and row.typical.idle.waiting_for_copy_or_sync_ns >= MIN_RANGE_SHARE * row.typical.wall_ns > 0
-    ]
+    bound = [(row, finding) for row in rows if (finding := _of_range(row, source)) is not None]
     # Only push/pop ranges have a parent, and it is of their kind.
-    named = {row.name for row in bound if row.style == PUSH_POP}
-    return [_of_range(row, source) for row in bound if row.parent not in named]
+    named = {row.name for row, _ in bound if row.style == PUSH_POP}
+    return [finding for row, finding in bound if row.parent not in named]
 
 
 def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known) -> list[Finding]:
@@ -62,9 +57,13 @@ def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known) -> list[Finding]:
     ]
 
 
-def _of_range(row: RangeRow, source: str) -> Finding:
+def _of_range(row: RangeRow, source: str) -> Finding | None:
     one = row.typical
+    if one.idle is None or not one.kernel_count or one.wall_ns <= 0:
+        return None
     wait = one.idle.waiting_for_copy_or_sync_ns
+    if wait < MIN_RANGE_SHARE * one.wall_ns:
+        return None
     return RULE.finding_of_range(
         row.name,
         title=f"{row.name} waits for copies or synchronisation for {wait / one.wall_ns:.0%} of it",
