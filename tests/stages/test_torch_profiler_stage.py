@@ -12,6 +12,7 @@ import pytest
 
 from llm_perf_opt.config.output import OutputConfig, PredictionOutput, VisualizationOutput
 from llm_perf_opt.config.schema import AppConfig, InferSection, StageConfig, WorkloadSection
+from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed
@@ -20,8 +21,11 @@ from llm_perf_opt.profiling.stages.direct_inference import STAGE as INFERENCE
 from llm_perf_opt.profiling.stages.direct_inference import DirectInferenceConfig
 from llm_perf_opt.profiling.stages.torch_profiler import STAGE, TorchProfilerConfig
 from llm_perf_opt.profiling.workload_results import clean_metrics, last_words, notes_of, slowdown_metrics
+from llm_perf_opt.report.run_files import read_run_files
+from llm_perf_opt.report.view.report import build_view
 from llm_perf_opt.testing import plain_host, scratch_context
 from tests.support.fixtures_dir import REPO
+from tests.support.report_runs import write_run
 from tests.support.workload_fakes import FakeConfig, prompts
 
 HOST = plain_host()
@@ -95,6 +99,16 @@ def test_both_passes_run_in_a_child_and_every_file_and_metric_is_reported(tmp_pa
         calls = {row["name"]: 0 for row in csv.DictReader(file)}
     assert {"aten::addmm", "aten::argmax", "aten::embedding"} <= set(calls)
     assert not (tmp_path / "run/tmp/torch_profiler/trace.json").exists()
+    run = write_run(tmp_path / "run", StageRecord(name="torch_profiler", status="ok", files=output.files))
+    view = build_view(read_run_files(read_manifest(run), run)).modules
+    assert [(phase.phase, phase.time_by, phase.tree_of) for phase in view.phases] == [
+        ("prefill", "cpu_time", "operator time"),
+        ("decode", "cpu_time", "operator time"),
+    ]
+    for phase in view.phases:
+        assert {row.group: row.time_share for row in phase.rows} == data["modules"][phase.phase]
+        assert sum(node.share for node in phase.tree) == pytest.approx(1.0)
+    assert view.operators_of == "operator time"
 
 
 def test_a_failing_child_is_told_in_its_own_words_and_keeps_its_files(tmp_path: Path) -> None:

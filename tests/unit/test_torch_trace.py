@@ -432,6 +432,52 @@ def test_several_processes_read_what_one_reads(processes: int) -> None:
     assert _columns(read_torch_trace(H200, processes=processes)) == _columns(alone)
 
 
+def test_several_processes_read_the_same_shapes_and_calls() -> None:
+    alone = read_torch_trace(H200, processes=1, detailed=True).detail
+    found = read_torch_trace(H200, processes=2, detailed=True).detail
+    assert alone is not None
+    assert found is not None
+    assert (len(alone.shapes), len(alone.memory)) == (193, 0)
+    assert (found.shapes, found.shape.tolist()) == (alone.shapes, alone.shape.tolist())
+    assert found.call_name.tolist() == alone.call_name.tolist()
+
+
+@pytest.mark.parametrize("odd", [[], ['{"ph": "nobody defined it"}']])
+def test_a_detailed_reading_keeps_input_shapes_calls_and_memory(odd: list[str], tmp_path: Path) -> None:
+    memory = (
+        '{"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 10, "tid": 10, "ts": 12.500, "args": '
+        '{"Total Allocated": 96, "Bytes": -32, "Device Type": 0}}'
+    )
+    mark = '{"ph": "i", "cat": "kernel", "name": "a mark", "pid": 10, "tid": 10, "ts": 13.000, "s": "g"}'
+    trace = read_torch_trace(write_trace(tmp_path / "t.json", [*step(), memory, mark, *odd]), detailed=True)
+    detail, names = trace.detail, trace.timeline.names
+    assert detail is not None
+    assert [detail.shapes[code] for code in detail.shape] == ["[[1,8],[8,8]]", "[[8],[1,8]]", ""]
+    assert [names[code] for code in detail.call_name] == [
+        "cudaLaunchKernel",
+        "cudaMemcpyAsync",
+        "cudaStreamSynchronize",
+    ]
+    assert {name: column.tolist() for name, column in vars(detail.memory).items()} == {
+        "at_ns": [12_500],
+        "thread": [trace.operators.thread[0]],
+        "device_type": [0],
+        "changed_bytes": [-32],
+        "allocated_bytes": [96],
+    }
+    assert (len(trace.timeline.kernels), trace.timeline.notes) == (1, ())
+
+
+def test_sizes_of_copies_may_be_text_as_rocm_writes_them(tmp_path: Path) -> None:
+    events = [
+        event("gpu_memcpy", "CopyDeviceToHost", f"{at}.000", "1.000", bytes=size)
+        for at, size in enumerate(("256", "?"))
+    ]
+    copies = read_torch_trace(write_trace(tmp_path / "t.json", events)).timeline.copies
+    assert copies.size_bytes is not None
+    assert copies.size_bytes.tolist() == [256, -1]
+
+
 @pytest.mark.parametrize("program", ["/bin/false", "/no/such/python"])
 def test_help_that_fails_costs_only_time(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     alone = read_torch_trace(H200, processes=1)

@@ -57,11 +57,11 @@ class Instant(msgspec.Struct, gc=False):
 
 
 class Args(msgspec.Struct, gc=False):
-    """The arguments that are used; all others are skipped while decoding."""
+    """The arguments that are used; all others are skipped while decoding. ROCm writes sizes as text."""
 
     correlation: int = -1
     device: int = 0
-    bytes: int = -1
+    bytes: int | str = -1
 
 
 class DetailedArgs(Args, gc=False):
@@ -235,7 +235,7 @@ def _table(
     arguments = [e.args for e in rows] if on_gpu or kind == CALL else []
     correlation = [-1 if a is None else a.correlation for a in arguments]
     device = [0 if a is None else a.device for a in arguments] if on_gpu else []
-    size = [-1 if a is None else a.bytes for a in arguments] if kind == COPY else []
+    size = [-1 if a is None else _size(a.bytes) for a in arguments] if kind == COPY else []
     shape: list[int] = []
     allocated: list[int] = []
     if shapes is not None and kind == OPERATOR:
@@ -260,6 +260,12 @@ def _table(
         unusable,
         negative,
     )
+
+
+def _size(value: int | str) -> int:
+    if isinstance(value, int):
+        return value
+    return int(value) if value.isdecimal() else -1
 
 
 class Codes(dict[Any, int]):
