@@ -10,7 +10,6 @@ from tests.support.static_cases import FAMILY_CASES, SMALL, preset_geometry, pre
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from llm_perf_opt.analysis.static.analysis import DECODE, PREFILL  # noqa: E402
 from llm_perf_opt.analysis.static.closed_form import count_parameters, decode_phase, prefill_phase  # noqa: E402
 from llm_perf_opt.analysis.static.double_entry import UNEXPLAINED, disagreements, double_entry  # noqa: E402
 from llm_perf_opt.analysis.static.dtypes import Dtypes  # noqa: E402
@@ -19,6 +18,7 @@ from llm_perf_opt.analysis.static.operator_count import count_operators  # noqa:
 from llm_perf_opt.analysis.static.operator_estimate import estimate_operators  # noqa: E402
 from llm_perf_opt.analysis.static.operator_formulas import operator_cost  # noqa: E402
 from llm_perf_opt.analysis.static.shape import View  # noqa: E402
+from llm_perf_opt.core.names import DECODE, PREFILL  # noqa: E402
 from llm_perf_opt.workload.models.causal_lm_load import build_on_meta  # noqa: E402
 from llm_perf_opt.workload.models.deepseek_ocr.adapter import SamGeometry  # noqa: E402
 from llm_perf_opt.workload.models.deepseek_ocr.vision import SamEncoder  # noqa: E402

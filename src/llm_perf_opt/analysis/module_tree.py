@@ -11,9 +11,8 @@ from llm_perf_opt.analysis.nesting import innermost, nest
 from llm_perf_opt.analysis.operators import HostEvents
 from llm_perf_opt.analysis.ranges import warmup_ranges
 from llm_perf_opt.analysis.timeline import Timeline
+from llm_perf_opt.core.names import MODULE_PREFIX, PHASES
 
-PHASES = ("prefill", "decode")
-MODULE_PREFIX = "module:"
 OTHER = "other"
 NO_OPERATOR = "(no operator)"
 MAX_ROWS = 400

@@ -14,6 +14,7 @@ from llm_perf_opt.analysis.kernel_names import short_kernel_name
 from llm_perf_opt.analysis.operators import HostEvents
 from llm_perf_opt.analysis.ranges import warmup_ranges
 from llm_perf_opt.analysis.timeline import Timeline, join
+from llm_perf_opt.core.names import DECODE_STEP, PREFILL
 
 MAX_EVENTS = 20_000
 DECODE_STEPS = 4
@@ -83,7 +84,7 @@ def timeline_window(
 
 def choose_window(timeline: Timeline, starts: Ints, *, max_events: int, decode_steps: int) -> tuple[int, int, int]:
     """Start and end, and the events after it: the last measured prefill with the decode steps behind it that fit."""
-    prefill, steps = _spans(timeline, "prefill"), _spans(timeline, "decode_step")
+    prefill, steps = _spans(timeline, PREFILL), _spans(timeline, DECODE_STEP)
     first, last = capture_window(timeline)
     if not len(prefill) and not len(steps):
         return _without_ranges(starts, first, last, max_events)

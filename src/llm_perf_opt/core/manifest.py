@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
+from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.records import RunStatus, StageFile, StageRecord
 from llm_perf_opt.errors import ManifestError
 
 SCHEMA_VERSION = 1
-FILE_NAME = "manifest.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +50,12 @@ def write_manifest(run_dir: Path, manifest: RunManifest) -> Path:
     for stage in data["stages"]:
         for file in stage["files"]:
             file["path"] = _relative(Path(file["path"]), run_dir)
-    return write_json(run_dir / FILE_NAME, data)
+    return write_json(run_dir / MANIFEST_FILE, data)
 
 
 def read_manifest(run_dir: Path) -> RunManifest:
     """Read a run's manifest; file paths come back absolute."""
-    path = run_dir / FILE_NAME
+    path = run_dir / MANIFEST_FILE
     try:
         raw = json.loads(path.read_bytes())
     except FileNotFoundError as error:

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from llm_perf_opt.core.names import DIRECT_INFERENCE, GIVEN, NCU, NSYS, STATIC_ANALYSIS, TORCH_PROFILER
+from llm_perf_opt.core.sections import Section
+
 StageStatus = Literal["ok", "failed", "skipped"]
 RunStatus = Literal["running", "ok", "failed", "interrupted"]
 
@@ -49,18 +52,49 @@ class CommandRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StageTraits:
+    """What a stage declares about itself, so that others need not know it by name.
+
+    `runs_model`: it runs the workload, whose files are checked before the run. `gives_clean_pass`: its metrics hold
+    latencies measured without a profiler. `needs_our_model`: it is skipped where `workload.command` replaces our model.
+    """
+
+    runs_model: bool = False
+    gives_clean_pass: bool = False
+    needs_our_model: bool = False
+
+
+# What the stages were when manifests did not record it yet.
+_UNRECORDED_TRAITS = {
+    STATIC_ANALYSIS: StageTraits(needs_our_model=True),
+    TORCH_PROFILER: StageTraits(runs_model=True, gives_clean_pass=True, needs_our_model=True),
+    DIRECT_INFERENCE: StageTraits(runs_model=True, gives_clean_pass=True, needs_our_model=True),
+    NSYS: StageTraits(runs_model=True),
+    NCU: StageTraits(runs_model=True),
+    GIVEN: StageTraits(gives_clean_pass=True),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
 class StageOutput:
-    """What a stage found. It cannot claim a status or a time: `pipeline/run.py` sets them."""
+    """What a stage found. It cannot claim a status or a time: `pipeline/run.py` sets them.
+
+    `sections` appear on the pages of the run after ours.
+    """
 
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     files: tuple[StageFile, ...] = ()
     notes: tuple[str, ...] = ()
     samples: tuple[Mapping[str, Any], ...] = ()
+    sections: tuple[Section, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageRecord:
-    """One stage in the manifest. `reason` is set for every status but ok; `fingerprint` decides about reuse."""
+    """One stage in the manifest. `reason` is set for every status but ok; `fingerprint` decides about reuse.
+
+    `traits` is None in manifests of runs that did not record them.
+    """
 
     name: str
     status: StageStatus
@@ -72,6 +106,13 @@ class StageRecord:
     files: tuple[StageFile, ...] = ()
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    traits: StageTraits | None = None
+    sections: tuple[Section, ...] = ()
+
+    @property
+    def declared(self) -> StageTraits:
+        """The traits recorded, or those the stage of this name had when none were recorded."""
+        return self.traits or _UNRECORDED_TRAITS.get(self.name, StageTraits())
 
     def file(self, role: str) -> Path | None:
         """The first file with this role, or None."""

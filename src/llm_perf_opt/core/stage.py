@@ -1,14 +1,15 @@
 """The contract every stage fulfils, and all it may touch while it runs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
 from llm_perf_opt.config.schema import AppConfig, StageConfig
 from llm_perf_opt.core.host import Host
+from llm_perf_opt.core.names import CLEAN_PASS_ORDER
 from llm_perf_opt.core.process import CommandResult
-from llm_perf_opt.core.records import StageOutput, StageRecord
+from llm_perf_opt.core.records import StageOutput, StageRecord, StageTraits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,11 @@ class CommandRunner(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class StageContext:
-    """All a stage may touch. Paths are absolute; `out_dir` is `<run>/<stage>`, `tmp_dir` is `<run>/tmp/<stage>`."""
+    """All a stage may touch. Paths are absolute; `out_dir` is `<run>/<stage>`, `tmp_dir` is `<run>/tmp/<stage>`.
+
+    `clean_stages` names the stages whose clean pass may be used, best first; reading a result that is not there is
+    remembered too, so they may be names without a record in `earlier`.
+    """
 
     config: AppConfig
     host: Host
@@ -52,10 +57,14 @@ class StageContext:
     run_command: CommandRunner
     earlier: Mapping[str, StageRecord]
     say: Callable[[str], None]
+    clean_stages: tuple[str, ...] = CLEAN_PASS_ORDER
 
 
 class Stage(Protocol):
-    """One step of the pipeline, found through the entry-point group `llm_perf_opt.stages`."""
+    """One step of the pipeline, found through the entry-point group `llm_perf_opt.stages`.
+
+    The three traits (see `StageTraits`) are False for a stage that does not declare them.
+    """
 
     @property
     def name(self) -> str: ...
@@ -73,6 +82,20 @@ class Stage(Protocol):
         """Vendor tools whose versions decide whether an earlier result may be reused."""
         ...
 
+    @property
+    def runs_model(self) -> bool: ...
+
+    @property
+    def gives_clean_pass(self) -> bool: ...
+
+    @property
+    def needs_our_model(self) -> bool: ...
+
     def preflight(self, cfg: Any, host: Host) -> Sequence[Obstacle]: ...
 
     def run(self, cfg: Any, ctx: StageContext) -> StageOutput: ...
+
+
+def traits_of(stage: Stage) -> StageTraits:
+    """What a stage declares. A plug-in declares only what is true of it, so this asks instead of relying on types."""
+    return StageTraits(**{trait.name: bool(getattr(stage, trait.name, False)) for trait in fields(StageTraits)})

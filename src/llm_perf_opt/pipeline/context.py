@@ -65,6 +65,7 @@ def stage_context(
     environ: Mapping[str, str],
     console: Console,
     earlier: Mapping[str, StageRecord],
+    clean_stages: tuple[str, ...],
     records: list[CommandRecord],
 ) -> StageContext:
     """All a stage may touch; makes its directories. Every command it runs is appended to `records`."""
@@ -85,5 +86,6 @@ def stage_context(
         workload_dir=artifacts.tmp_dir("workload"),
         run_command=commands,
         earlier=earlier,
+        clean_stages=clean_stages,
         say=console.say,
     )

@@ -7,12 +7,11 @@ from typing import Any
 
 from llm_perf_opt.config.schema import AppConfig, StageConfig
 from llm_perf_opt.core.host import Host
-from llm_perf_opt.core.stage import Obstacle, Stage
+from llm_perf_opt.core.names import BUILT_IN
+from llm_perf_opt.core.records import StageTraits
+from llm_perf_opt.core.stage import Obstacle, Stage, traits_of
 from llm_perf_opt.errors import ConfigError
 
-BUILT_IN = ("static_analysis", "torch_profiler", "direct_inference", "nsys", "ncu")
-# These look at our own model; nsys and ncu watch whatever program they are given.
-LOOK_AT_THE_MODEL = frozenset({"static_analysis", "torch_profiler", "direct_inference"})
 COMMAND_INSTEAD = "workload.command replaces our own inference, so there is no model to look at"
 
 
@@ -24,6 +23,10 @@ class PlannedStage:
     config: StageConfig
     obstacles: tuple[Obstacle, ...]
     skip: str | None = None
+
+    @property
+    def traits(self) -> StageTraits:
+        return traits_of(self.stage)
 
     @property
     def name(self) -> str:
@@ -61,7 +64,7 @@ def build_plan(config: AppConfig, stages: Mapping[str, Stage], host: Host) -> Pl
             stage=stages[name],
             config=config.stages[name],
             obstacles=tuple(stages[name].preflight(config.stages[name], host)),
-            skip=COMMAND_INSTEAD if config.workload.command and name in LOOK_AT_THE_MODEL else None,
+            skip=COMMAND_INSTEAD if config.workload.command and traits_of(stages[name]).needs_our_model else None,
         )
         for name in order({name: stages[name].after for name in config.stages})
     ]

@@ -1,21 +1,23 @@
 """Checks the workload's files before any stage starts: a bad path is bad input, not a failed run."""
 
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.core.stage import Stage, traits_of
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.workload.dataset import TOKENS, list_samples, vocabulary_of
 from llm_perf_opt.workload.models.registry import load_adapter
 
-# The stages that run the model. Static analysis needs its geometry alone, and says itself when that is missing.
-RUN_THE_MODEL = frozenset({"torch_profiler", "direct_inference", "nsys", "ncu"})
 
+def workload_problems(config: AppConfig, stages: Collection[Stage]) -> tuple[str, ...]:
+    """What is wrong with the model's files and the data set, if one of the stages will run the model.
 
-def workload_problems(config: AppConfig) -> tuple[str, ...]:
-    """What is wrong with the model's files and the data set, if a stage of this run will need them."""
-    if not RUN_THE_MODEL & set(config.stages):
+    Static analysis needs the model's geometry alone, and says itself when that is missing.
+    """
+    if not any(traits_of(stage).runs_model for stage in stages):
         return ()
     if config.workload.command is not None:
         return _program_problems(config.workload.command[0], config.user_dir)

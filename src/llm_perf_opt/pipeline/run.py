@@ -3,21 +3,22 @@
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import RunManifest, write_manifest
+from llm_perf_opt.core.names import BUILT_IN, CLEAN_PASS_ORDER
 from llm_perf_opt.core.records import CommandRecord, StageFile, StageOutput, StageRecord, StageStatus
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import ProfilingError, StageSkipped
 from llm_perf_opt.pipeline.console import Console
 from llm_perf_opt.pipeline.context import stage_context
-from llm_perf_opt.pipeline.plan import BUILT_IN, Plan, PlannedStage
+from llm_perf_opt.pipeline.plan import Plan, PlannedStage
 from llm_perf_opt.pipeline.provenance import recorded_inputs, write_inputs
 from llm_perf_opt.pipeline.resume import EarlierRecords, fingerprint, why_run
 from llm_perf_opt.profiling.artifacts import Artifacts
@@ -43,7 +44,7 @@ def execute(run: RunInput) -> RunManifest:
     # Records that stay are of the same workload, and so are the samples written down beside them.
     samples: list[Mapping[str, Any]] = [*recorded_inputs(run.artifacts.root)] if manifest.stages else []
     write_inputs(run.artifacts.root, samples)
-    save = _saver(run.artifacts.root)
+    save = partial(write_manifest, run.artifacts.root)
     save(manifest)
     try:
         for step in run.plan.stages:
@@ -103,7 +104,7 @@ def _run_stage(
             raise StageSkipped(step.skip)
         if step.blockers:
             raise ProfilingError("; ".join(str(finding) for finding in step.blockers))
-        output = step.stage.run(step.config, _context(step, run, earlier, commands))
+        output = step.stage.run(step.config, _context(step, run, manifest, earlier, commands))
     except StageSkipped as error:
         status, reason = "skipped", str(error)
     except ProfilingError as error:
@@ -123,6 +124,8 @@ def _run_stage(
         files=files,
         metrics=output.metrics,
         notes=(*(str(o) for o in step.obstacles if not o.blocking), *output.notes),
+        traits=step.traits,
+        sections=output.sections,
     )
     run.console.stage_ended(record)
     return record, output
@@ -149,8 +152,13 @@ def _in_order(manifest: RunManifest, plan: Plan) -> RunManifest:
 
 
 def _context(
-    step: PlannedStage, run: RunInput, earlier: Mapping[str, StageRecord], records: list[CommandRecord]
+    step: PlannedStage,
+    run: RunInput,
+    manifest: RunManifest,
+    earlier: Mapping[str, StageRecord],
+    records: list[CommandRecord],
 ) -> StageContext:
+    given = [stage.name for stage in manifest.stages if stage.declared.gives_clean_pass]
     return stage_context(
         step.name,
         config=run.config,
@@ -159,6 +167,7 @@ def _context(
         environ=run.environ,
         console=run.console,
         earlier=earlier,
+        clean_stages=tuple(dict.fromkeys((*CLEAN_PASS_ORDER, *given))),
         records=records,
     )
 
@@ -168,12 +177,7 @@ def _skip_rest(manifest: RunManifest, plan: Plan, reason: str) -> RunManifest:
     done = {stage.name for stage in manifest.stages}
     for step in plan.stages:
         if step.name not in done:
-            manifest = manifest.with_stage(StageRecord(name=step.name, status="skipped", reason=reason))
+            manifest = manifest.with_stage(
+                StageRecord(name=step.name, status="skipped", reason=reason, traits=step.traits)
+            )
     return manifest
-
-
-def _saver(root: Path) -> Callable[[RunManifest], None]:
-    def save(manifest: RunManifest) -> None:
-        write_manifest(root, manifest)
-
-    return save

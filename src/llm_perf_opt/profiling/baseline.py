@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from llm_perf_opt.core.manifest import write_json
+from llm_perf_opt.core.names import DECODE, DIRECT_INFERENCE, METRICS_FILE, NSYS, WALL_METRIC
 from llm_perf_opt.core.records import Metric, StageFile
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.profiling.vendor.launch import (
@@ -13,16 +14,12 @@ from llm_perf_opt.profiling.vendor.launch import (
     workload_overrides,
 )
 from llm_perf_opt.profiling.workload_results import (
-    METRICS_FILE,
     clean_metrics,
     forget_results,
     read_metrics,
     require_success,
 )
 
-CLEAN_STAGES = ("torch_profiler", "direct_inference")
-# Those, and the profiler that may have made a clean pass for itself before another one asks.
-TIMED_STAGES = (*CLEAN_STAGES, "nsys")
 CLEAN_DIR = "clean"
 
 
@@ -34,7 +31,7 @@ def clean_baseline(ctx: StageContext, timeout_s: float) -> dict[str, Any] | None
     """
     if ctx.config.workload.command is not None:
         return None
-    for name in CLEAN_STAGES:
+    for name in ctx.clean_stages:
         record = ctx.earlier.get(name)
         path = record.file("metrics") if record is not None and record.status == "ok" else None
         if path is not None and path.is_file():
@@ -48,7 +45,9 @@ def own_clean_pass(ctx: StageContext) -> tuple[dict[str, Metric], tuple[StageFil
     So a run of nsys or ncu alone has its latencies in the manifest, and the report shows them.
     """
     path = ctx.workload_dir / CLEAN_DIR / METRICS_FILE
-    timed = any(name in ctx.earlier and "tpot_ms" in ctx.earlier[name].metrics for name in TIMED_STAGES)
+    # nsys may have made a clean pass for itself before ncu asks.
+    names = (*ctx.clean_stages, NSYS)
+    timed = any(name in ctx.earlier and WALL_METRIC[DECODE] in ctx.earlier[name].metrics for name in names)
     # A program of the user's own was not timed by us; what lies there is of another workload, before a resume.
     if timed or ctx.config.workload.command is not None or not path.is_file():
         return {}, ()
@@ -63,7 +62,7 @@ def _measure(ctx: StageContext, timeout_s: float) -> dict[str, Any]:
         INFERENCE_RUNNER,
         [
             *workload_overrides(ctx.config),
-            *stage_overrides("direct_inference", quiet_inference(warmup_rounds=1)),
+            *stage_overrides(DIRECT_INFERENCE, quiet_inference(warmup_rounds=1)),
             "run.repeats=1",
         ],
         hydra_run_dir=folder,

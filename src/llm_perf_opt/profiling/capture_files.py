@@ -15,6 +15,7 @@ from llm_perf_opt.analysis.capture import CaptureAnalysis, Measured
 from llm_perf_opt.analysis.operators import OperatorRow
 from llm_perf_opt.analysis.timeline_window import TimelineWindow, timeline_window
 from llm_perf_opt.core.manifest import write_json
+from llm_perf_opt.core.names import ANALYSIS_FILE, DECODE_STEP, PHASES, TIMELINE_FILE
 from llm_perf_opt.core.records import Metric, StageFile
 from llm_perf_opt.profiling.parsers.nsys_csv import write_kernel_summary
 
@@ -49,13 +50,13 @@ def write_analysis(out_dir: Path, analysis: CaptureAnalysis, measured: Sequence[
 
 def write_capture(out_dir: Path, analysis: CaptureAnalysis) -> StageFile:
     """The analysis itself."""
-    path = write_json(out_dir / "analysis.json", msgspec.to_builtins(analysis))
+    path = write_json(out_dir / ANALYSIS_FILE, msgspec.to_builtins(analysis))
     return StageFile(role="analysis_json", path=path)
 
 
 def write_timeline(out_dir: Path, window: TimelineWindow) -> StageFile:
     """The few steps a report draws."""
-    path = out_dir / "timeline.json"
+    path = out_dir / TIMELINE_FILE
     text = json.dumps(msgspec.to_builtins(window), ensure_ascii=False, separators=(",", ":"))
     path.write_text(text, encoding="utf-8")
     return StageFile(role="timeline_json", path=path)
@@ -89,7 +90,7 @@ def capture_metrics(analysis: CaptureAnalysis, *, source: str, kind: str) -> dic
     }
     found = {n: Metric(value=v, unit=_unit(n), how=how, per="whole capture", source=source) for n, v in values.items()}
     for row in analysis.ranges:
-        if row.name in ("prefill", "decode", "decode_step"):
+        if row.name in (*PHASES, DECODE_STEP):
             one = row.typical
             per = f"one {row.name}, the median of {row.instances} by wall time, under the profiler"
             for name, value in (

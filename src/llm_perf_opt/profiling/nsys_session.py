@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis, analyze_measured, measure_timeline
+from llm_perf_opt.core.names import METRICS_FILE, WALL_METRIC
 from llm_perf_opt.core.records import Metric, StageFile, StageOutput
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import ProfilingError
@@ -15,13 +16,11 @@ from llm_perf_opt.profiling.capture_files import capture_metrics, write_analysis
 from llm_perf_opt.profiling.nsys_capture import WORK_DIR, CaptureOptions, NsysCaptured, run_capture
 from llm_perf_opt.profiling.nsys_raw import RawFolder, publish_leftovers, publish_report, raw_folder
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
-from llm_perf_opt.profiling.workload_results import METRICS_FILE, read_metrics
+from llm_perf_opt.profiling.workload_results import read_metrics
 
 if TYPE_CHECKING:
     from llm_perf_opt.profiling.stages.nsys import NsysConfig
 
-# Which number of metrics.json says how long a phase took.
-PHASE_METRICS = {"prefill": "prefill_ms", "decode": "tpot_ms"}
 LONGEST_BASE = 100
 
 
@@ -143,7 +142,7 @@ def slowdown_metrics(
 ) -> dict[str, Metric]:
     """Time under nsys divided by time in the clean pass, per phase, or the reason why there is none."""
     found = {}
-    for phase, key in PHASE_METRICS.items():
+    for phase, key in WALL_METRIC.items():
         how = f"{key} (p50) under nsys divided by the clean pass's"
         reason = None
         if baseline is None:

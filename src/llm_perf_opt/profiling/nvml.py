@@ -14,6 +14,7 @@ from typing import Any
 
 from llm_perf_opt.core.documents import ClockDocument, ClockSample
 from llm_perf_opt.core.manifest import write_json
+from llm_perf_opt.core.names import GPU_SAMPLES_FILE
 from llm_perf_opt.core.records import StageFile
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -190,4 +191,4 @@ def samples_file(found: GpuSamples, out_dir: Path) -> list[StageFile]:
         power_limit_w=found.power_limit_w,
         samples=tuple(found.samples),
     )
-    return [StageFile(role="gpu_samples", path=write_json(out_dir / "gpu_samples.json", content))]
+    return [StageFile(role="gpu_samples", path=write_json(out_dir / GPU_SAMPLES_FILE, content))]

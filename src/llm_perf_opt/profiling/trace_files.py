@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm_perf_opt.core.names import KERNELS_CSV, OPERATORS_CSV, OPERATORS_MD
 from llm_perf_opt.core.records import StageFile
 
 if TYPE_CHECKING:
@@ -54,10 +55,10 @@ def write_trace_files(trace: Path, *, by_shape: bool, pass_note: str) -> TraceFi
     by_name = operators.rows(by_shape=False)
     rows = operators.rows(by_shape=True) if by_shape else by_name
     recorded = trace_tables.Recorded(device=has_device, memory=len(detail.memory) > 0, shapes=by_shape)
-    trace_tables.write_operator_csv(folder / "operators.csv", rows, recorded)
-    trace_tables.write_operator_md(folder / "operators.md", by_name, rows, recorded, pass_note=pass_note)
+    trace_tables.write_operator_csv(folder / OPERATORS_CSV, rows, recorded)
+    trace_tables.write_operator_md(folder / OPERATORS_MD, by_name, rows, recorded, pass_note=pass_note)
     if has_device:
-        trace_tables.write_kernel_csv(folder / "kernels.csv", timeline)
+        trace_tables.write_kernel_csv(folder / KERNELS_CSV, timeline)
     analysis = replace(analyze_timelines([timeline]), tree=module_tree(timeline, found.operators))
     window = timeline_window(timeline, found.operators)
     window = replace(window, memory=memory_counters(detail.memory, window.window_ns))

@@ -6,21 +6,29 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.core.host import Host
+from llm_perf_opt.core.names import (
+    INPUTS_FILE,
+    KERNELS_CSV,
+    METRICS_FILE,
+    OPERATORS_CSV,
+    OPERATORS_MD,
+    SAMPLES_FILE,
+    TRACE_FILE,
+    Role,
+)
 from llm_perf_opt.core.process import CommandResult
 from llm_perf_opt.core.records import Metric, StageFile, StageOutput
 from llm_perf_opt.core.stage import Obstacle
 from llm_perf_opt.errors import CommandFailed, ParseError
 
-METRICS_FILE = "metrics.json"
-INPUTS_FILE = "inputs.json"
 LINES_QUOTED = 6
-FILES = (
+FILES: tuple[tuple[Role, str], ...] = (
     ("metrics", METRICS_FILE),
-    ("samples", "samples.jsonl"),
-    ("operators_csv", "operators.csv"),
-    ("operators_md", "operators.md"),
-    ("trace", "trace.json.gz"),
-    ("kernels_csv", "kernels.csv"),
+    ("samples", SAMPLES_FILE),
+    ("operators_csv", OPERATORS_CSV),
+    ("operators_md", OPERATORS_MD),
+    ("trace", TRACE_FILE),
+    ("kernels_csv", KERNELS_CSV),
 )
 
 

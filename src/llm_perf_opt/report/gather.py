@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from llm_perf_opt.analysis.findings.facts import (
-    PHASES,
     ClockFacts,
     CopyFacts,
     KernelFacts,
@@ -19,10 +18,8 @@ from llm_perf_opt.analysis.ncu import join_nsys
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NcuKernel, NsysKernel
 from llm_perf_opt.analysis.static.document import StaticDocument, StaticPhase
 from llm_perf_opt.core.documents import ClockDocument, ClockSample
+from llm_perf_opt.core.names import DECODE, MANIFEST_FILE, PHASE_RANGE, PHASES, WALL_METRIC
 from llm_perf_opt.report.gather_phase import (
-    MANIFEST,
-    RANGE,
-    WALL,
     clean_metric,
     find_range,
     phase_facts,
@@ -122,7 +119,7 @@ def _copies(files: RunFiles) -> tuple[CopyFacts, ...]:
 
 def _memory(files: RunFiles) -> MemoryFacts:
     static = files.static
-    decode = phase_record("decode", files)
+    decode = phase_record(DECODE, files)
 
     def predicted(value: float | None, how: str) -> Quantity:
         if isinstance(static, Unknown):
@@ -158,7 +155,7 @@ def _slowdowns(files: RunFiles) -> dict[str, Known]:
         for key, metric in stage.metrics.items():
             if key.startswith("slowdown_") and isinstance(metric.value, int | float):
                 label = f"{stage.name}, {key.removeprefix('slowdown_')}"
-                how, source = metric.how, metric.source or MANIFEST
+                how, source = metric.how, metric.source or MANIFEST_FILE
                 found[label] = Known(value=float(metric.value), unit="×", how=how, source=source)
     return {**_capture_slowdowns(files, found), **found}
 
@@ -169,10 +166,13 @@ def _capture_slowdowns(files: RunFiles, known: Mapping[str, Known]) -> dict[str,
         return {}
     found = {}
     for name in PHASES:
-        row, wall = find_range(files.capture.content, RANGE[name]), clean_metric(files.manifest, WALL[name])
+        row, wall = (
+            find_range(files.capture.content, PHASE_RANGE[name]),
+            clean_metric(files.manifest, WALL_METRIC[name]),
+        )
         label = f"{files.capture.content.sources[0].kind if files.capture.content.sources else 'capture'}, {name}"
         if row is not None and isinstance(wall, Known) and wall.value > 0 and label not in known:
-            how = f"median {RANGE[name]} range under the profiler over the clean time"
+            how = f"median {PHASE_RANGE[name]} range under the profiler over the clean time"
             value = row.typical.wall_ns / 1e6 / wall.value
             found[label] = Known(value=value, unit="×", how=how, source=files.capture.source)
     return found

@@ -8,16 +8,20 @@ from llm_perf_opt.analysis.findings.waterfall import ENABLE_CLEAN
 from llm_perf_opt.analysis.range_table import Idle, RangeRow
 from llm_perf_opt.analysis.static.document import StaticDocument, StaticPhase
 from llm_perf_opt.core.manifest import RunManifest
+from llm_perf_opt.core.names import (
+    CLEAN_PASS_ORDER,
+    DECODE,
+    DECODE_STEP,
+    GIVEN,
+    MANIFEST_FILE,
+    PHASE_RANGE,
+    PREFILL,
+    WALL_METRIC,
+)
+from llm_perf_opt.core.records import StageRecord
 from llm_perf_opt.report.run_files import Found, RunFiles
 
-# The stages whose clean pass gives latencies, the better-informed one first.
-CLEAN_STAGES = ("torch_profiler", "direct_inference", "given")
-# A profiler that ran alone made a clean pass of its own and recorded it.
-PROFILERS = ("nsys", "ncu")
-WALL = {"prefill": "prefill_ms", "decode": "tpot_ms"}
-RANGE = {"prefill": "prefill", "decode": "decode_step"}
 ON_CPU = Unknown(reason="the model ran on the CPU: there are no GPU kernels")
-MANIFEST = "manifest.json"
 # Predictions are compared with measurements of inputs this much alike.
 SAME_INPUT = 0.02
 
@@ -25,27 +29,36 @@ SAME_INPUT = 0.02
 def clean_metric(manifest: RunManifest, key: str) -> Quantity:
     """A figure of the clean pass, from the manifest."""
     reasons = []
-    for name in (*CLEAN_STAGES, *PROFILERS):
-        stage = manifest.stage(name)
-        if stage is None or (name in PROFILERS and key not in stage.metrics):
-            continue
+    for stage in _timed_stages(manifest, key):
         metric = stage.metrics.get(key)
         if metric is not None and isinstance(metric.value, int | float):
-            return Known(value=float(metric.value), unit=metric.unit, how=metric.how, source=metric.source or MANIFEST)
-        reasons.append(metric.reason if metric is not None and metric.reason else _no_metric(name, stage.reason))
+            source = metric.source or MANIFEST_FILE
+            return Known(value=float(metric.value), unit=metric.unit, how=metric.how, source=source)
+        reasons.append(metric.reason if metric is not None and metric.reason else _no_metric(stage.name, stage.reason))
     if reasons:
         return Unknown(reason=reasons[0] or "not measured")
     return Unknown(reason="no clean pass was run", enable=ENABLE_CLEAN)
 
 
+def _timed_stages(manifest: RunManifest, key: str) -> list[StageRecord]:
+    """The stages that give a clean pass, the better-informed one first, then profilers that recorded one of their own.
+
+    A profiler that ran alone made a clean pass to compare with.
+    """
+    rank = {name: index for index, name in enumerate(CLEAN_PASS_ORDER)}
+    clean = [stage for stage in manifest.stages if stage.declared.gives_clean_pass]
+    profilers = [s for s in manifest.stages if s.declared.runs_model and s not in clean and key in s.metrics]
+    return [*sorted(clean, key=lambda stage: rank.get(stage.name, len(rank))), *profilers]
+
+
 def _no_metric(name: str, reason: str | None) -> str:
-    if name == "given":
+    if name == GIVEN:
         return "it was not given"
     return f"stage {name}: {reason}" if reason else f"stage {name} did not measure it"
 
 
 def phase_facts(name: str, files: RunFiles, *, cpu: bool) -> PhaseFacts:
-    wall = clean_metric(files.manifest, WALL[name])
+    wall = clean_metric(files.manifest, WALL_METRIC[name])
     record = phase_record(name, files)
     return PhaseFacts(
         name=name,
@@ -58,7 +71,7 @@ def phase_facts(name: str, files: RunFiles, *, cpu: bool) -> PhaseFacts:
         is_cpu=cpu,
         operators=_operators(name, files, wall),
         limit=record.limit if isinstance(record, StaticPhase) else None,
-        steps_per_request=1.0 if name == "prefill" else _steps(files),
+        steps_per_request=1.0 if name == PREFILL else _steps(files),
     )
 
 
@@ -82,7 +95,7 @@ def _other_input(name: str, record: StaticPhase, static: StaticDocument, measure
     assumed = static.workload.prompt_tokens
     if measured is None or not assumed:
         return None
-    if name == "prefill":
+    if name == PREFILL:
         apart = abs(measured - assumed) / assumed
     else:
         # A decode step depends on the prompt only through the cache it reads.
@@ -131,16 +144,16 @@ def _work(record: StaticPhase | Unknown, files: RunFiles, key: str, unit: str) -
 def _gpu(name: str, files: RunFiles) -> GpuFacts | Unknown:
     if isinstance(files.capture, Unknown):
         return files.capture
-    row = find_range(files.capture.content, RANGE[name])
+    row = find_range(files.capture.content, PHASE_RANGE[name])
     if row is None or row.instances == 0:
         return Unknown(
-            reason=f"{files.capture.source} has no range {RANGE[name]}",
-            enable=f"NVTX ranges named {RANGE[name]} in the workload",
+            reason=f"{files.capture.source} has no range {PHASE_RANGE[name]}",
+            enable=f"NVTX ranges named {PHASE_RANGE[name]} in the workload",
         )
     if row.kernel_count == 0:
-        return Unknown(reason=f"no kernel was recorded inside the range {RANGE[name]}")
+        return Unknown(reason=f"no kernel was recorded inside the range {PHASE_RANGE[name]}")
     if row.gpu_busy_ns is None or row.typical.idle is None:
-        return Unknown(reason=f"{files.capture.source} holds no GPU times of the range {RANGE[name]}")
+        return Unknown(reason=f"{files.capture.source} holds no GPU times of the range {PHASE_RANGE[name]}")
     return _gpu_of(row, row.gpu_busy_ns, row.typical.idle, files.capture.source)
 
 
@@ -197,5 +210,5 @@ def _steps(files: RunFiles) -> float | None:
         return max(tokens.value - 1, 0.0)
     if isinstance(files.capture, Unknown):
         return None
-    steps, loops = find_range(files.capture.content, "decode_step"), find_range(files.capture.content, "decode")
+    steps, loops = find_range(files.capture.content, DECODE_STEP), find_range(files.capture.content, DECODE)
     return steps.instances / loops.instances if steps and loops and loops.instances else None

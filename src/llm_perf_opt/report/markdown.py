@@ -31,6 +31,12 @@ def code(text: str) -> str:
     return "`" + " ".join(text.replace("`", "'").replace("|", "\\|").split()) + "`"
 
 
+def link(text: str, target: str) -> str:
+    """Text that leads somewhere; brackets inside it would end it."""
+    safe = escape(text).replace("[", "\\[").replace("]", "\\]")
+    return f"[{safe}](<{target.replace('<', '%3C').replace('>', '%3E')}>)"
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
     """A table; columns in `right` are aligned right. Cells must be safe already."""
     marks = ["---:" if i in right else "---" for i in range(len(header))]

@@ -1,12 +1,13 @@
 """report.md: the whole report for places that render markdown."""
 
-from llm_perf_opt.report.markdown import Footnotes, code, escape, format_metric, table
+from llm_perf_opt.report.markdown import Footnotes, code, escape, format_metric, link, table
 from llm_perf_opt.report.units import digits, format_count, format_ms, format_percent
 from llm_perf_opt.report.view.findings import FindingView
 from llm_perf_opt.report.view.kernels import KernelRowView, KernelsView
 from llm_perf_opt.report.view.modules import ModulesView
 from llm_perf_opt.report.view.provenance import ProvenanceView
 from llm_perf_opt.report.view.report import ReportView
+from llm_perf_opt.report.view.sections import SectionView
 from llm_perf_opt.report.view.waterfall import BarRow, WaterfallView
 
 KERNELS_SHOWN = 15
@@ -24,6 +25,7 @@ def render_report_md(view: ReportView) -> str:
         *_modules(view.modules),
         *_memory(view, notes),
         *_timeline(view),
+        *(line for section in view.sections for line in _section(section, notes)),
         *_provenance(view.provenance),
         "",
         *notes.lines(),
@@ -200,6 +202,25 @@ def _timeline(view: ReportView) -> list[str]:
         f"{events:,} events of {format_ms(timeline.length_ns / 1e6)} in [report.html](report.html), from "
         f"{code(timeline.source)}; the same in [trace.perfetto.json.gz](trace.perfetto.json.gz) for ui.perfetto.dev.",
     ]
+
+
+def _section(view: SectionView, notes: Footnotes) -> list[str]:
+    lines = ["", f"## {escape(view.title)}", "", f"From stage {escape(view.stage)}.", ""]
+    for text in view.paragraphs:
+        lines += [escape(text), ""]
+    if view.metrics:
+        rows = [(code(name), notes.cell(cell)) for name, cell in view.metrics]
+        lines += [*table(("number", "value"), rows), ""]
+    for shown in view.tables:
+        header = [escape(column) for column in shown.columns]
+        lines += [f"**{escape(shown.title)}**", ""] if shown.title else []
+        lines += [*table(header, [[escape(c) for c in row] for row in shown.rows], right=shown.numeric), ""]
+        lines += [f"Source: {code(shown.source)}.", ""] if shown.source else []
+    if view.picture is not None and view.picture.missing is not None:
+        lines += [f"Picture unknown: {escape(view.picture.missing.text)}.", ""]
+    elif view.picture is not None:
+        lines += [f"!{link(view.picture.shows, view.picture.path)}", ""]
+    return lines + [f"- {link(item.text, item.target)}" for item in view.links]
 
 
 def _provenance(view: ProvenanceView) -> list[str]:

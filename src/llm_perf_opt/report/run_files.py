@@ -1,6 +1,7 @@
 """Reads the files of a run a report is made from; one that is missing or unreadable becomes a stated reason."""
 
 import csv
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -14,10 +15,12 @@ from llm_perf_opt.analysis.static.document import StaticDocument
 from llm_perf_opt.analysis.timeline_window import TimelineWindow
 from llm_perf_opt.core.documents import ClockDocument
 from llm_perf_opt.core.manifest import RunManifest
+from llm_perf_opt.core.names import ROLE_WRITERS, TORCH_PROFILER, Role
 from llm_perf_opt.core.records import StageRecord
 from llm_perf_opt.report.file_records import MetricsFile
 
 T = TypeVar("T")
+LARGEST_PICTURE = 8 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,7 @@ class RunFiles:
     operators: Found[tuple[OperatorRow, ...]] | Unknown
     timelines: tuple[Found[TimelineWindow], ...]
     clocks: Found[ClockDocument] | Unknown
+    pictures: Mapping[str, Found[bytes] | Unknown]
 
 
 def read_run_files(manifest: RunManifest, run_dir: Path) -> RunFiles:
@@ -58,14 +62,20 @@ def read_run_files(manifest: RunManifest, run_dir: Path) -> RunFiles:
     reader = _Reader(manifest, run_dir.resolve())
     return RunFiles(
         manifest=manifest,
-        metrics=reader.first("metrics", MetricsFile, ("torch_profiler", "direct_inference")),
-        static=reader.first("static_json", StaticDocument, ("static_analysis",)),
-        capture=reader.first("analysis_json", CaptureAnalysis, ("nsys", "torch_profiler")),
-        trace=reader.of("torch_profiler", "analysis_json", CaptureAnalysis),
-        ncu=reader.first("ncu_kernels_json", NcuAnalysis, ("ncu",)),
+        metrics=reader.first("metrics", MetricsFile),
+        static=reader.first("static_json", StaticDocument),
+        capture=reader.first("analysis_json", CaptureAnalysis),
+        trace=reader.of(TORCH_PROFILER, "analysis_json", CaptureAnalysis),
+        ncu=reader.first("ncu_kernels_json", NcuAnalysis),
         operators=reader.operators(),
         timelines=reader.all("timeline_json", TimelineWindow),
-        clocks=reader.first("gpu_samples", ClockDocument, ("nvml", "torch_profiler")),
+        clocks=reader.first("gpu_samples", ClockDocument),
+        pictures={
+            section.picture.path: reader.picture(section.picture.path)
+            for stage in manifest.stages
+            for section in stage.sections
+            if section.picture is not None
+        },
     )
 
 
@@ -75,11 +85,11 @@ class _Reader:
     def __init__(self, manifest: RunManifest, root: Path) -> None:
         self._manifest, self._root = manifest, root
 
-    def first(self, role: str, kind: type[T], stages: tuple[str, ...]) -> "Found[T] | Unknown":
+    def first(self, role: Role, kind: type[T]) -> "Found[T] | Unknown":
         """The first readable file of this role; stages that are expected to write it come first."""
-        paths = [(s, s.file(role)) for s in self._ordered(stages)]
+        stages = ROLE_WRITERS[role]
         problems = []
-        for _, path in paths:
+        for path in (stage.file(role) for stage in self._ordered(stages)):
             if path is not None:
                 found = self._read(path, kind)
                 if isinstance(found, Found):
@@ -89,28 +99,40 @@ class _Reader:
             return Unknown(reason="; ".join(problems))
         return self._absent(stages)
 
-    def of(self, name: str, role: str, kind: type[T]) -> "Found[T] | Unknown":
+    def of(self, name: str, role: Role, kind: type[T]) -> "Found[T] | Unknown":
         """A file of one stage."""
         stage = self._manifest.stage(name)
         path = stage.file(role) if stage is not None else None
         return self._absent((name,)) if path is None else self._read(path, kind)
 
-    def all(self, role: str, kind: type[T]) -> "tuple[Found[T], ...]":
+    def all(self, role: Role, kind: type[T]) -> "tuple[Found[T], ...]":
         paths = [s.file(role) for s in self._manifest.stages]
         read = [self._read(path, kind) for path in paths if path is not None]
         return tuple(found for found in read if isinstance(found, Found))
 
     def operators(self) -> "Found[tuple[OperatorRow, ...]] | Unknown":
-        stage = self._manifest.stage("torch_profiler")
+        stage = self._manifest.stage(TORCH_PROFILER)
         path = stage.file("operators_csv") if stage is not None else None
         if path is None:
-            return self._absent(("torch_profiler",))
+            return self._absent((TORCH_PROFILER,))
         try:
             with path.open(encoding="utf-8", newline="") as file:
                 rows = tuple(_operator(row) for row in csv.DictReader(file))
         except (OSError, ValueError, KeyError) as error:
             return Unknown(reason=f"{self._relative(path)}: cannot be read ({error})")
         return Found(content=rows, source=self._relative(path))
+
+    def picture(self, path: str) -> "Found[bytes] | Unknown":
+        """A picture a stage's section names; a link must not lead out of the run either."""
+        file = (self._root / path).resolve()
+        if not file.is_relative_to(self._root):
+            return Unknown(reason=f"{path}: is not inside the run directory")
+        try:
+            if file.stat().st_size > LARGEST_PICTURE:
+                return Unknown(reason=f"{path}: is larger than {LARGEST_PICTURE >> 20} MiB, too large for the page")
+            return Found(content=file.read_bytes(), source=path)
+        except OSError as error:
+            return Unknown(reason=f"{path}: cannot be read ({error.strerror})")
 
     def _ordered(self, stages: tuple[str, ...]) -> list[StageRecord]:
         order = {name: index for index, name in enumerate(stages)}

@@ -6,7 +6,8 @@ from math import isfinite
 from pathlib import Path
 
 from llm_perf_opt.core.manifest import write_json
-from llm_perf_opt.core.records import Metric, StageFile, StageRecord
+from llm_perf_opt.core.names import GIVEN, STATIC_ANALYSIS, STATIC_JSON
+from llm_perf_opt.core.records import Metric, StageFile, StageRecord, StageTraits
 from llm_perf_opt.errors import ConfigError
 
 # Option to what it means; the figures keep the names of the workload's own metrics.
@@ -57,14 +58,14 @@ def _static(context: CaptureContext, run_dir: Path, now: str) -> list[StageRecor
     if len(rows) != 1:
         raise ConfigError(f"analyze: {len(rows)} combinations of model, hardware and workload, allowed: one")
     analysis, notes = rows[0]
-    path = write_json(run_dir / "static_analysis" / "static.json", build_document(analysis, notes=notes))
+    path = write_json(run_dir / STATIC_ANALYSIS / STATIC_JSON, build_document(analysis, notes=notes))
     return [
         StageRecord(
-            name="static_analysis",
+            name=STATIC_ANALYSIS,
             status="ok",
             started_at=now,
             files=(StageFile(role="static_json", path=path),),
-            metrics=static_metrics(analysis, source="static_analysis/static.json"),
+            metrics=static_metrics(analysis, source=f"{STATIC_ANALYSIS}/{STATIC_JSON}"),
             notes=notes,
         )
     ]
@@ -77,4 +78,6 @@ def _given(context: CaptureContext, now: str) -> list[StageRecord]:
         f"{name}_ms": Metric(value=value, unit="ms", how=f"given as --clean-{name}-ms: {CLEAN[name]}, no profiler")
         for name, value in context.clean_ms.items()
     }
-    return [StageRecord(name="given", status="ok", started_at=now, metrics=metrics)]
+    return [
+        StageRecord(name=GIVEN, status="ok", started_at=now, metrics=metrics, traits=StageTraits(gives_clean_pass=True))
+    ]

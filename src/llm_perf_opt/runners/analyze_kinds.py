@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from llm_perf_opt.analysis.printable import as_utf8
-from llm_perf_opt.core.manifest import FILE_NAME as MANIFEST
+from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.errors import ParseError
 
 NSYS, SUMMARY, TORCH, NCU = "nsys", "nsys_summary", "torch", "ncu"
@@ -25,7 +25,7 @@ def capture_file(path: Path) -> Path:
         return path
     from llm_perf_opt.profiling.parsers.nsys_csv import find_kernel_summary
 
-    if (path / MANIFEST).exists():
+    if (path / MANIFEST_FILE).exists():
         raise ParseError(
             f"{path}: a run that has its reports (report.md); to analyse a capture of it, give the file, such as "
             "nsys/run.sqlite"

@@ -11,6 +11,7 @@ from msgspec import UNSET
 
 from llm_perf_opt.analysis.timeline import CapturedGpu
 from llm_perf_opt.core.manifest import RunManifest, write_manifest
+from llm_perf_opt.core.names import ANALYSIS_FILE, NSYS, OPERATORS_CSV, TORCH_PROFILER
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.capture_files import capture_metrics, write_analysis, write_operators
@@ -70,18 +71,18 @@ def _gpu(index: int, device: CapturedGpu) -> dict[str, Any]:
 
 
 def _timeline_stage(run_dir: Path, found: AnalyzedCaptures, now: str) -> StageRecord:
-    name = "torch_profiler" if found.kind == TORCH else "nsys"
+    name = TORCH_PROFILER if found.kind == TORCH else NSYS
     # What ncu measured has a stage and files of its own.
     files = write_analysis(run_dir / name, replace(found.analysis, ncu=UNSET), found.measured)
     if found.analysis.operators is not UNSET:
-        path = write_operators(run_dir / name / "operators.csv", found.analysis.operators)
+        path = write_operators(run_dir / name / OPERATORS_CSV, found.analysis.operators)
         files.append(StageFile(role="operators_csv", path=path))
     return StageRecord(
         name=name,
         status="ok",
         started_at=now,
         files=tuple(files),
-        metrics=capture_metrics(found.analysis, source=f"{name}/analysis.json", kind=found.kind),
+        metrics=capture_metrics(found.analysis, source=f"{name}/{ANALYSIS_FILE}", kind=found.kind),
         notes=found.analysis.notes,
     )
 
@@ -90,13 +91,13 @@ def _ncu_stage(run_dir: Path, found: AnalyzedCaptures, now: str) -> StageRecord:
     from llm_perf_opt.profiling.ncu_results import write_kernels
 
     assert found.ncu is not None
-    folder = run_dir / "ncu"
+    folder = run_dir / NCU
     folder.mkdir(parents=True, exist_ok=True)
     launches = Metric(
         value=found.ncu.launches, unit="count", how="launches in the ncu files given", source="ncu/kernels.json"
     )
     return StageRecord(
-        name="ncu",
+        name=NCU,
         status="ok",
         started_at=now,
         files=tuple(write_kernels(found.ncu, folder)),

@@ -10,7 +10,8 @@ from typing import Any
 
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.host import Host
-from llm_perf_opt.core.manifest import FILE_NAME, RunManifest, read_manifest, write_json
+from llm_perf_opt.core.manifest import RunManifest, read_manifest, write_json
+from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.carry import Carried, carry_over
@@ -48,12 +49,12 @@ class Job:
         config = replace(config, resolved=effective_config(config))
         if not config.stages:
             raise ConfigError("pipeline: no stage is enabled, allowed: at least one pipeline.<stage>.enable=true")
-        problems = workload_problems(config)
+        recorded = () if previous is None else previous.stages
+        registry = load_registry(find_entry_points(), {*config.stages, *(stage.name for stage in recorded)})
+        problems = workload_problems(config, [registry.stages[name] for name in config.stages])
         if problems and not config.run.dry_run:
             raise ConfigError(problems)
         host = probe_host(env=allowed_environment(os.environ), disk=run_dir)
-        recorded = () if previous is None else previous.stages
-        registry = load_registry(find_entry_points(), {*config.stages, *(stage.name for stage in recorded)})
         return cls(
             config=config,
             artifacts=Artifacts.from_root(run_dir),
@@ -126,7 +127,7 @@ def _previous(config: AppConfig, run_dir: Path) -> RunManifest | None:
     """The manifest to resume from. A directory that already holds a run is never overwritten."""
     if config.run.resume is not None:
         return read_manifest(run_dir)
-    if (run_dir / FILE_NAME).exists():
+    if (run_dir / MANIFEST_FILE).exists():
         raise ConfigError(
             f"artifacts.runs_dir: already holds a run (got {str(run_dir)!r}), "
             f"allowed: another directory, or run.resume={run_dir} to continue it"

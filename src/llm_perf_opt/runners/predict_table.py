@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from llm_perf_opt.analysis.static.analysis import DECODE, PREFILL, Analysis
+from llm_perf_opt.analysis.static.analysis import Analysis
 from llm_perf_opt.analysis.static.markdown import si
 from llm_perf_opt.analysis.static.prediction import PhasePrediction
+from llm_perf_opt.core.names import DECODE, PREFILL
 
 HEADER = (
     "model",

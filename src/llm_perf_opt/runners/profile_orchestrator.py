@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from llm_perf_opt.core.names import BUILT_IN
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, ProfilingError
 from llm_perf_opt.runners.arguments import Arguments, parse_arguments
 
@@ -24,7 +25,7 @@ INFER_OVERRIDES = (
     "pipeline.direct_inference.enable=true",
     "pipeline.direct_inference.output.prediction.enable=true",
 )
-HELP = """\
+HELP = f"""\
 llm-perf profile [OVERRIDE ...] [HYDRA FLAG ...]
 
 Profiles a model through the enabled stages and writes one run directory with one report.
@@ -37,8 +38,8 @@ Profiles a model through the enabled stages and writes one run directory with on
   llm-perf profile -m model=llama3_1b,llama3_8b         sweep
   llm-perf profile --cfg job                            every key with its value
 
-Stages: pipeline.{static_analysis,torch_profiler,nsys,ncu,direct_inference}.enable=true|false
-Groups: model, dataset, hardware, experiment, profiling/{torch,nsys,ncu}@pipeline.<stage>
+Stages: pipeline.{{{",".join(BUILT_IN)}}}.enable=true|false
+Groups: model, dataset, hardware, experiment, profiling/{{torch,nsys,ncu}}@pipeline.<stage>
 Hydra's own flags: --hydra-help. Every key: docs/configuration.md.
 """
 
@@ -82,7 +83,6 @@ def _run_hydra(arguments: Arguments) -> int:
         explain_composition_error,
         open_known_keys,
     )
-    from llm_perf_opt.pipeline.plan import BUILT_IN
     from llm_perf_opt.pipeline.registry import find_entry_points, open_plugin_keys
     from llm_perf_opt.runners.resumed import resumed_arguments
 

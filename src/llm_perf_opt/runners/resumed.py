@@ -4,7 +4,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from llm_perf_opt.core.manifest import FILE_NAME, read_manifest
+from llm_perf_opt.core.manifest import read_manifest
+from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.errors import ConfigError
 
 KEY = "run.resume"
@@ -19,9 +20,10 @@ def resumed_arguments(argv: Sequence[str]) -> list[str]:
     if value is None or value in ("null", ""):
         return list(argv)
     run_dir = Path(value.strip("'\"")).expanduser().resolve()
-    if not (run_dir / FILE_NAME).exists():
+    if not (run_dir / MANIFEST_FILE).exists():
         raise ConfigError(
-            f"{KEY}: no {FILE_NAME} in it (got {value!r}), allowed: the directory of a run (`llm-perf runs` lists them)"
+            f"{KEY}: no {MANIFEST_FILE} in it (got {value!r}), allowed: the directory of a run "
+            "(`llm-perf runs` lists them)"
         )
     manifest = read_manifest(run_dir)
     new = [a for a in argv if _key(a) != KEY]

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from llm_perf_opt.core.manifest import FILE_NAME, RunManifest, read_manifest
+from llm_perf_opt.core.manifest import RunManifest, read_manifest
+from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.errors import ConfigError, ManifestError
 
 DEFAULT_DIR = Path("tmp/runs")
@@ -33,7 +34,7 @@ def find_runs(root: Path) -> list[RunRow]:
     """Every run below a directory, oldest first; sweeps are looked into."""
     rows: list[RunRow] = []
     for path in sorted(p for p in [root, *root.glob("*"), *root.glob("*/*")] if p.is_dir()):
-        if (path / FILE_NAME).exists():
+        if (path / MANIFEST_FILE).exists():
             rows.append(_row(path))
         elif is_old_layout(path):
             rows.append(RunRow(run_id=path.name, path=str(path), note=MIGRATE.format(path=path)))

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from llm_perf_opt.analysis.calibration_cache import cache_dir, cpu_driver, read_calibration, write_calibration
 from llm_perf_opt.analysis.hardware import Calibration, Device
-from llm_perf_opt.analysis.static.analysis import DECODE, PREFILL
 from llm_perf_opt.analysis.static.count_file import Facts, write_counts, write_facts
 from llm_perf_opt.analysis.static.dtypes import short_dtype
 from llm_perf_opt.analysis.static.operator_count import Count, count_operators
 from llm_perf_opt.analysis.static.shape import Shape
 from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.core.names import DECODE, PREFILL
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.stages.static_analysis import StaticAnalysisConfig
 from llm_perf_opt.profiling.static_shape import page_shape, shape_from_config, text_shape

@@ -8,13 +8,11 @@ from types import TracebackType
 from typing import Any, Literal
 
 from llm_perf_opt.core.manifest import write_json
+from llm_perf_opt.core.names import INPUTS_FILE, METRICS_FILE, SAMPLES_FILE
 from llm_perf_opt.workload.aggregate import PERCENTILE_METHOD, STD_METHOD
 from llm_perf_opt.workload.results import SampleResult, pass_metrics, peak_memory, totals
 
 SCHEMA_VERSION = 1
-METRICS_FILE = "metrics.json"
-SAMPLES_FILE = "samples.jsonl"
-INPUTS_FILE = "inputs.json"
 REWRITE_EVERY_S = 1.0
 # At most this part of the time between two samples goes into rewriting metrics.json.
 REWRITE_SHARE = 0.05

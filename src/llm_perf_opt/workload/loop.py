@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from llm_perf_opt.core.names import DECODE, DECODE_STEP, PREFILL
 from llm_perf_opt.workload.clock import NS_PER_MS, Clock, PartClock, gaps_ms
 from llm_perf_opt.workload.models.base import LoadedModel, StepOutput
-from llm_perf_opt.workload.nvtx import DECODE, DECODE_STEP, PREFILL, RangeEmitter
+from llm_perf_opt.workload.nvtx import RangeEmitter
 from llm_perf_opt.workload.sampling import TokenPicker
 
 

@@ -1,16 +1,11 @@
-"""Names of the NVTX ranges in one place, and an emitter whose backend is tried before it is trusted."""
+"""An emitter of NVTX ranges, whose backend is tried before it is trusted."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 
-PREFILL = "prefill"
-DECODE = "decode"
-DECODE_STEP = "decode_step"
-WARMUP = "warmup"
 SAM = "sam"
 CLIP = "clip"
-PHASES = (PREFILL, DECODE)
 
 # Ranges of the PyPI package from this version on are not recorded by nsys 2022.4 and 2023.4.
 UNRECORDED_FROM = (0, 2, 12)

@@ -2,13 +2,14 @@
 
 from typing import Any
 
+from llm_perf_opt.core.names import WARMUP
 from llm_perf_opt.workload.bad_samples import bad_sample_errors, describe_error, refuse_too_many_bad, release_memory
 from llm_perf_opt.workload.clock import NS_PER_MS
 from llm_perf_opt.workload.dataset import Planned
 from llm_perf_opt.workload.journal import Journal
 from llm_perf_opt.workload.loop import Generation, Generator
 from llm_perf_opt.workload.models.base import Sample
-from llm_perf_opt.workload.nvtx import WARMUP, RangeEmitter, silent
+from llm_perf_opt.workload.nvtx import RangeEmitter, silent
 from llm_perf_opt.workload.outputs import OutputWriter
 from llm_perf_opt.workload.results import SampleResult
 from llm_perf_opt.workload.setup import Session, say

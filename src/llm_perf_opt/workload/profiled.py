@@ -10,9 +10,9 @@ from typing import Any, Protocol, cast
 
 from isal import igzip
 
-from llm_perf_opt.analysis.module_tree import MODULE_PREFIX
 from llm_perf_opt.config.output import OutputConfig
 from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.core.names import MODULE_PREFIX, TRACE_FILE
 from llm_perf_opt.workload.dataset import Planned
 from llm_perf_opt.workload.journal import Journal
 from llm_perf_opt.workload.models.base import LoadedModel
@@ -24,7 +24,6 @@ from llm_perf_opt.workload.setup import Session, check_workload, open_journal, o
 from llm_perf_opt.workload.slowdown import compare_passes, tokens_differ
 
 PROFILED = "profiled"
-TRACE_FILE = "trace.json.gz"
 # Enough steps for the profiler to have set itself up.
 SETUP_TOKENS = 9
 COPY_BYTES = 1 << 20

@@ -1,4 +1,4 @@
-"""Two small stages as a plug-in would bring them: each writes a file and remembers that it ran."""
+"""Small stages as a plug-in would bring them: two write a file and remember that they ran, one times the model."""
 
 import sys
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from llm_perf_opt.config.schema import StageConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.records import Metric, StageFile, StageOutput
+from llm_perf_opt.core.sections import Link, Picture, Section, SectionTable
 from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.errors import CommandFailed, StageSkipped
 
@@ -70,5 +71,57 @@ class Recorder:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class TimerConfig(StageConfig):
+    """Nothing to steer."""
+
+
+class Timer:
+    """Runs the model without a profiler and says so, and has a section of its own on the page."""
+
+    name = "timer"
+    config_cls = TimerConfig
+    after: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    runs_model = True
+    gives_clean_pass = True
+    needs_our_model = True
+
+    def preflight(self, cfg: TimerConfig, host: Host) -> Sequence[Obstacle]:
+        return ()
+
+    def run(self, cfg: TimerConfig, ctx: StageContext) -> StageOutput:
+        (ctx.out_dir / "steps.csv").write_text("step,ms\n1,4.0\n2,5.5\n")
+        (ctx.out_dir / "steps.svg").write_text(
+            '<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
+        )
+        how, source = "stopwatch, median of 2", "timer/steps.csv"
+        return StageOutput(
+            metrics={
+                "tpot_ms": Metric(value=4.75, unit="ms", how=how, source=source),
+                "watch_error_ms": Metric(value=None, unit="ms", how=how, reason="the watch does not say"),
+            },
+            files=(StageFile(role="steps", path=ctx.out_dir / "steps.csv"),),
+            sections=(
+                Section(
+                    title="Stopwatch <b>",
+                    paragraphs=("Timed by hand | <script>alert(2)</script>",),
+                    metrics=("tpot_ms", "watch_error_ms"),
+                    tables=(
+                        SectionTable(
+                            title="Steps",
+                            columns=("step", "ms", "who"),
+                            rows=((1, 4.0, "<i>Ada</i>"), (2, 5.5, None)),
+                            source="timer/steps.csv",
+                        ),
+                    ),
+                    picture=Picture(path="timer/steps.svg", shows="steps over time"),
+                    links=(Link(text="all steps", target="timer/steps.csv"),),
+                ),
+            ),
+        )
+
+
+TIMER = Timer()
 ALPHA = Recorder("alpha", ())
 BETA = Recorder("beta", ("alpha",))

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from llm_perf_opt.analysis.ncu_rows import NcuKernel
 from llm_perf_opt.analysis.range_table import Idle
+from llm_perf_opt.core.names import DECODE, PREFILL
 
-PHASES = ("prefill", "decode")
-PER = {"prefill": "per prompt", "decode": "per token"}
+PER = {PREFILL: "per prompt", DECODE: "per token"}
 
 
 @dataclass(frozen=True, kw_only=True)

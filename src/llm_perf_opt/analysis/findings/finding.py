@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from llm_perf_opt.analysis.findings.facts import PHASES, Known, RunFacts
+from llm_perf_opt.analysis.findings.facts import Known, RunFacts
 from llm_perf_opt.analysis.range_table import RangeRow
+from llm_perf_opt.core.names import DECODE, DECODE_STEP, PHASES
 
 Confidence = Literal["high", "medium", "low"]
 WHOLE_CAPTURE = "capture"
 # A range of a capture that is a phase of the run: its clean time says more than the capture's.
-PHASE_RANGES = (*PHASES, "decode_step")
+PHASE_RANGES = (*PHASES, DECODE_STEP)
 # Where nobody wrote what to try.
 ANY_HINT = "Removing it"
 UNDER_PROFILER = "measured under the profiler, which slows the host: a clean pass would show less idle time"
@@ -170,7 +171,7 @@ def is_covered(finding: Finding, facts: RunFacts) -> bool:
     name = finding.range_name
     if name is None or name not in PHASE_RANGES:
         return False
-    phase = facts.phases.get("decode" if name == "decode_step" else name)
+    phase = facts.phases.get(DECODE if name == DECODE_STEP else name)
     return phase is not None and isinstance(phase.wall, Known)
 
 

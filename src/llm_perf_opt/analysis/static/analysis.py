@@ -23,8 +23,7 @@ from llm_perf_opt.analysis.static.operator_estimate import estimate_operators
 from llm_perf_opt.analysis.static.prediction import Operators, PhasePrediction, predict_phase
 from llm_perf_opt.analysis.static.shape import Shape
 from llm_perf_opt.config.schema import HardwareSection
-
-PREFILL, DECODE = "prefill", "decode"
+from llm_perf_opt.core.names import DECODE, PREFILL
 
 
 @dataclass(frozen=True, kw_only=True)

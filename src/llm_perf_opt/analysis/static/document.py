@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from llm_perf_opt.analysis.roofline import Bound
-from llm_perf_opt.analysis.static.analysis import DECODE, Analysis
+from llm_perf_opt.analysis.static.analysis import Analysis
 from llm_perf_opt.analysis.static.architecture import in_order
 from llm_perf_opt.analysis.static.double_entry import Entry
 from llm_perf_opt.analysis.static.dtypes import Dtypes
@@ -16,6 +16,7 @@ from llm_perf_opt.analysis.static.operator_count import Tally
 from llm_perf_opt.analysis.static.prediction import PhasePrediction
 from llm_perf_opt.analysis.static.shape import View
 from llm_perf_opt.analysis.static.work import Work
+from llm_perf_opt.core.names import DECODE
 
 NO_HARDWARE_MEMORY = "the device's memory is not known"
 

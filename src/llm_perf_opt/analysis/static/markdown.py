@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 
-from llm_perf_opt.analysis.static.analysis import DECODE, PREFILL, Analysis
+from llm_perf_opt.analysis.static.analysis import Analysis
 from llm_perf_opt.analysis.static.architecture import in_order
 from llm_perf_opt.analysis.static.double_entry import TOLERANCE, disagreements
 from llm_perf_opt.analysis.static.operator_count import Tally
 from llm_perf_opt.analysis.static.work import Work
+from llm_perf_opt.core.names import DECODE, PREFILL
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 

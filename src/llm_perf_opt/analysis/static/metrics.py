@@ -1,8 +1,9 @@
 """The headline numbers of a static analysis, for the manifest."""
 
-from llm_perf_opt.analysis.static.analysis import DECODE, PREFILL, Analysis
+from llm_perf_opt.analysis.static.analysis import Analysis
 from llm_perf_opt.analysis.static.double_entry import disagreements
 from llm_perf_opt.analysis.static.prediction import PhasePrediction
+from llm_perf_opt.core.names import DECODE, PREFILL
 from llm_perf_opt.core.records import Metric
 
 CLOSED_FORM = "closed form from the model's configuration"

@@ -47,6 +47,9 @@ class DirectInferenceStage:
     config_cls = DirectInferenceConfig
     after: tuple[str, ...] = ("static_analysis",)
     tools: tuple[str, ...] = ()
+    runs_model = True
+    gives_clean_pass = True
+    needs_our_model = True
 
     def preflight(self, cfg: DirectInferenceConfig, host: Host) -> Sequence[Obstacle]:
         return torch_obstacles(host)

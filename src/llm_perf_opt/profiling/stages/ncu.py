@@ -106,6 +106,9 @@ class NcuStage:
     config_cls = NcuConfig
     after: tuple[str, ...] = ("nsys",)
     tools: tuple[str, ...] = ("ncu",)
+    runs_model = True
+    gives_clean_pass = False
+    needs_our_model = False
 
     def preflight(self, cfg: NcuConfig, host: Host) -> Sequence[Obstacle]:
         tool = host.tool("ncu")

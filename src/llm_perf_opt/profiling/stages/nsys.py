@@ -143,6 +143,9 @@ class NsysStage:
     config_cls = NsysConfig
     after: tuple[str, ...] = ("torch_profiler", "direct_inference")
     tools: tuple[str, ...] = ("nsys",)
+    runs_model = True
+    gives_clean_pass = False
+    needs_our_model = False
 
     def preflight(self, cfg: NsysConfig, host: Host) -> Sequence[Obstacle]:
         found = []

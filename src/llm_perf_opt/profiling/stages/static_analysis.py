@@ -28,6 +28,7 @@ from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import AppConfig, HardwareSection, StageConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import write_json
+from llm_perf_opt.core.names import STATIC_JSON, STATIC_MD
 from llm_perf_opt.core.process import CommandResult
 from llm_perf_opt.core.records import StageFile, StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
@@ -39,8 +40,6 @@ from llm_perf_opt.workload.models.choices import choose_dtype
 from llm_perf_opt.workload.models.registry import load_adapter
 
 STATIC_RUNNER = "llm_perf_opt.runners.static_runner"
-JSON_FILE = "static.json"
-MARKDOWN_FILE = "static_compute.md"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +63,9 @@ class StaticAnalysisStage:
     config_cls = StaticAnalysisConfig
     after: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
+    runs_model = False
+    gives_clean_pass = False
+    needs_our_model = True
 
     def preflight(self, cfg: StaticAnalysisConfig, host: Host) -> Sequence[Obstacle]:
         if host.packages.get("torch") is not None:
@@ -90,7 +92,7 @@ class StaticAnalysisStage:
         analysis = _analyse(config, model, facts, weight, ctx.tmp_dir)
         notes = (*notes, *facts.notes, *_config_notes(config, analysis, facts), *_notes(analysis))
         files = _write(analysis, notes, ctx.out_dir) if cfg.write_reports else ()
-        source = f"{self.name}/{JSON_FILE}" if cfg.write_reports else None
+        source = f"{self.name}/{STATIC_JSON}" if cfg.write_reports else None
         return StageOutput(metrics=static_metrics(analysis, source=source), files=files, notes=notes)
 
 
@@ -223,8 +225,8 @@ def _fits_cache(analysis: Analysis) -> bool:
 
 
 def _write(analysis: Analysis, notes: tuple[str, ...], out_dir: Path) -> tuple[StageFile, ...]:
-    document = write_json(out_dir / JSON_FILE, build_document(analysis, notes=notes))
-    text = out_dir / MARKDOWN_FILE
+    document = write_json(out_dir / STATIC_JSON, build_document(analysis, notes=notes))
+    text = out_dir / STATIC_MD
     text.write_text(render_markdown(analysis, notes=notes), encoding="utf-8")
     return (StageFile(role="static_json", path=document), StageFile(role="static_md", path=text))
 

@@ -12,6 +12,7 @@ from llm_perf_opt.config.output import OutputConfig
 from llm_perf_opt.config.schema import AppConfig, PositiveInt, Problem, StageConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import write_json
+from llm_perf_opt.core.names import METRICS_FILE, TORCH_PROFILER
 from llm_perf_opt.core.records import StageFile, StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.errors import ConfigError
@@ -20,7 +21,6 @@ from llm_perf_opt.profiling.output_files import output_files
 from llm_perf_opt.profiling.trace_files import TRACE_FILE, write_trace_files
 from llm_perf_opt.profiling.vendor.launch import PROFILE_RUNNER, build_work_argv, stage_overrides, workload_overrides
 from llm_perf_opt.profiling.workload_results import (
-    METRICS_FILE,
     clean_metrics,
     existing_files,
     forget_results,
@@ -63,10 +63,13 @@ class TorchProfilerConfig(StageConfig):
 class TorchProfilerStage:
     """See the module."""
 
-    name = "torch_profiler"
+    name = TORCH_PROFILER
     config_cls = TorchProfilerConfig
     after: tuple[str, ...] = ("static_analysis",)
     tools: tuple[str, ...] = ()
+    runs_model = True
+    gives_clean_pass = True
+    needs_our_model = True
 
     def preflight(self, cfg: TorchProfilerConfig, host: Host) -> Sequence[Obstacle]:
         return torch_obstacles(host)
@@ -81,7 +84,7 @@ class TorchProfilerStage:
             result = ctx.run_command(argv, timeout_s=cfg.timeout_s, label=self.name)
         require_success(result, "the profiled workload")
         data, traced = describe_trace(cfg, ctx.out_dir, tokens=cfg.token_budget(ctx.config.infer.max_new_tokens))
-        source = f"{self.name}/metrics.json"
+        source = f"{self.name}/{METRICS_FILE}"
         return StageOutput(
             metrics={**clean_metrics(data, source), **slowdown_metrics(data, source)},
             files=(
@@ -122,7 +125,7 @@ def run_in_child(config: AppConfig, out_dir: Path) -> None:
     """The work of the stage, in the process that may import torch."""
     from llm_perf_opt.workload.profiled import run_profile
 
-    stage = config.stages.get("torch_profiler")
+    stage = config.stages.get(TORCH_PROFILER)
     if not isinstance(stage, TorchProfilerConfig):
         raise ConfigError("pipeline.torch_profiler.enable: must be true in the child (got false)")
     run_profile(config, stage, out_dir)

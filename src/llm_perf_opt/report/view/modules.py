@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.findings.facts import PHASES, Unknown
+from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.analysis.static.double_entry import Entry
+from llm_perf_opt.core.names import PHASES
 from llm_perf_opt.report.run_files import Found, OperatorRow, RunFiles
 
 OPERATORS_SHOWN = 25

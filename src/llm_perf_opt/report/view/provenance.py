@@ -7,11 +7,10 @@ from typing import Any
 
 from llm_perf_opt.analysis.findings.facts import RunFacts
 from llm_perf_opt.core.manifest import RunManifest
+from llm_perf_opt.core.names import OFFERED
 from llm_perf_opt.core.records import Metric, StageRecord
 from llm_perf_opt.report.run_files import RunFiles
 from llm_perf_opt.report.units import format_factor
-
-KNOWN_STAGES = ("static_analysis", "torch_profiler", "nsys", "ncu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +52,7 @@ def provenance_view(files: RunFiles, facts: RunFacts, sources: tuple[str, ...]) 
         status=manifest.status,
         created_at=manifest.created_at,
         stages=tuple(_stage(stage) for stage in manifest.stages),
-        not_run=tuple(name for name in KNOWN_STAGES if name not in ran),
+        not_run=tuple(name for name in OFFERED if name not in ran),
         slowdowns=tuple(
             (name, format_factor(known.value), known.how, known.source or "") for name, known in facts.slowdowns.items()
         ),

@@ -14,6 +14,7 @@ from llm_perf_opt.report.view.memory import MemoryView, memory_view
 from llm_perf_opt.report.view.modules import ModulesView, modules_view
 from llm_perf_opt.report.view.provenance import ProvenanceView, provenance_view
 from llm_perf_opt.report.view.roofline import RooflineView, roofline_view
+from llm_perf_opt.report.view.sections import SectionView, sections_view
 from llm_perf_opt.report.view.timeline import TimelineView, timeline_view
 from llm_perf_opt.report.view.waterfall import WaterfallView, waterfall_view
 
@@ -28,6 +29,7 @@ class ReportView:
     timeline: TimelineView
     modules: ModulesView
     memory: MemoryView
+    sections: tuple[SectionView, ...]
     provenance: ProvenanceView
     ncu: NcuAnalysis | None
 
@@ -49,6 +51,7 @@ def build_view(files: RunFiles) -> ReportView:
         timeline=timeline_view(files),
         modules=modules_view(files),
         memory=memory_view(files, facts),
+        sections=sections_view(files),
         provenance=provenance_view(files, facts, _sources(files)),
         ncu=ncu,
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.analysis.timeline_window import TimelineWindow
+from llm_perf_opt.core.names import DECODE, DECODE_STEP, PHASE_RANGE
 from llm_perf_opt.report.run_files import Found, RunFiles
 
 
@@ -35,7 +36,7 @@ class TimelineView:
 
 
 EMPTY = TimelineView(length_ns=0, names=(), classes=(), tracks=(), jumps=(), notes=(), source="")
-PHASE_RANGES = ("prefill", "decode_step")
+PHASE_RANGES = tuple(PHASE_RANGE.values())
 
 
 def timeline_view(files: RunFiles) -> TimelineView:
@@ -77,8 +78,8 @@ def _jumps(file: TimelineWindow) -> tuple[tuple[str, int, int], ...]:
         # One that begins with the window is the cut end of something before it.
         spans = sorted((s, e) for s, e, _, index in file.ranges if s > 0 and file.names[index] == name)
         if spans:
-            start, end = spans[min(1, len(spans) - 1)] if name == "decode_step" else spans[0]
-            jumps.append(("decode" if name == "decode_step" else name, start, end))
+            start, end = spans[min(1, len(spans) - 1)] if name == DECODE_STEP else spans[0]
+            jumps.append((DECODE if name == DECODE_STEP else name, start, end))
     return tuple(jumps)
 
 

@@ -1,0 +1,83 @@
+"""The words the whole project shares: stages, phases, ranges, and the files of a run with their roles."""
+
+from typing import Final, Literal
+
+# The built-in stages, in the order they run; plug-ins follow.
+STATIC_ANALYSIS: Final = "static_analysis"
+TORCH_PROFILER: Final = "torch_profiler"
+DIRECT_INFERENCE: Final = "direct_inference"
+NSYS: Final = "nsys"
+NCU: Final = "ncu"
+BUILT_IN = (STATIC_ANALYSIS, TORCH_PROFILER, DIRECT_INFERENCE, NSYS, NCU)
+# Clean times given by hand to `llm-perf analyze` stand in the manifest as a stage of this name.
+GIVEN: Final = "given"
+# Whose clean pass is taken where several were made, the better-informed one first; other stages' come after these.
+CLEAN_PASS_ORDER = (TORCH_PROFILER, DIRECT_INFERENCE)
+# A report names those of these that did not run; direct_inference adds no section to it.
+OFFERED = (STATIC_ANALYSIS, TORCH_PROFILER, NSYS, NCU)
+
+PREFILL: Final = "prefill"
+DECODE: Final = "decode"
+PHASES = (PREFILL, DECODE)
+# Which metric of the clean pass says how long a phase took.
+WALL_METRIC = {PREFILL: "prefill_ms", DECODE: "tpot_ms"}
+
+# Ranges the workload opens around its work; `decode` spans all steps of one sequence.
+DECODE_STEP: Final = "decode_step"
+WARMUP: Final = "warmup"
+# The range in which one unit of a phase happens: a prompt, or a token.
+PHASE_RANGE = {PREFILL: PREFILL, DECODE: DECODE_STEP}
+# Around every forward of a module stands a range named after its group: `module:attention`.
+MODULE_PREFIX: Final = "module:"
+
+MANIFEST_FILE: Final = "manifest.json"
+METRICS_FILE: Final = "metrics.json"
+SAMPLES_FILE: Final = "samples.jsonl"
+INPUTS_FILE: Final = "inputs.json"
+TRACE_FILE: Final = "trace.json.gz"
+OPERATORS_CSV: Final = "operators.csv"
+OPERATORS_MD: Final = "operators.md"
+KERNELS_CSV: Final = "kernels.csv"
+KERNELS_JSON: Final = "kernels.json"
+ANALYSIS_FILE: Final = "analysis.json"
+TIMELINE_FILE: Final = "timeline.json"
+GPU_SAMPLES_FILE: Final = "gpu_samples.json"
+STATIC_JSON: Final = "static.json"
+STATIC_MD: Final = "static_compute.md"
+
+# What a file of a built-in stage is for. A plug-in may write these, which reports then read, and roles of its own.
+Role = Literal[
+    "metrics",
+    "samples",
+    "predictions",
+    "gallery",
+    "trace",
+    "operators_csv",
+    "operators_md",
+    "kernels_csv",
+    "static_json",
+    "static_md",
+    "analysis_json",
+    "timeline_json",
+    "kernel_summary",
+    "nvtx_ranges",
+    "gpu_idle",
+    "gpu_samples",
+    "nsys_report",
+    "nsys_sqlite",
+    "ncu_report",
+    "ncu_raw",
+    "ncu_details",
+    "ncu_kernels_csv",
+    "ncu_kernels_json",
+    "roofline_svg",
+    "region",
+]
+# The stages a report looks to first for a role, and names when nobody wrote a file of it.
+ROLE_WRITERS: dict[Role, tuple[str, ...]] = {
+    "metrics": CLEAN_PASS_ORDER,
+    "static_json": (STATIC_ANALYSIS,),
+    "analysis_json": (NSYS, TORCH_PROFILER),
+    "ncu_kernels_json": (NCU,),
+    "gpu_samples": (TORCH_PROFILER,),
+}

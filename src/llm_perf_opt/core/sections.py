@@ -1,0 +1,75 @@
+"""A section a stage adds to the report: text, its own numbers, tables, a picture and links, as plain data."""
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from urllib.parse import urlsplit
+
+PICTURES = {
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+    ".jpeg": "image/jpeg",
+    ".webp": "image/webp",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SectionTable:
+    """Rows under columns; None is shown as a dash. `source` is the file inside the run that holds the numbers."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | int | float | None, ...], ...]
+    title: str = ""
+    source: str | None = None
+
+    def __post_init__(self) -> None:
+        wrong = next((row for row in self.rows if len(row) != len(self.columns)), None)
+        if wrong is not None:
+            raise ValueError(f"a table of {len(self.columns)} columns has a row of {len(wrong)}: {wrong}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A file inside the run directory, by its path from there, and what it shows for those who cannot see it."""
+
+    path: str
+    shows: str
+
+    def __post_init__(self) -> None:
+        _require_inside(self.path)
+        if PurePosixPath(self.path).suffix.lower() not in PICTURES:
+            raise ValueError(f"{self.path}: not a picture, allowed: {', '.join(PICTURES)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """Text that leads to a file inside the run directory or to a page on the web."""
+
+    text: str
+    target: str
+
+    def __post_init__(self) -> None:
+        if urlsplit(self.target).scheme not in ("http", "https"):
+            _require_inside(self.target)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """One section of the report. `metrics` names numbers of the same stage, shown with unit, how and source."""
+
+    title: str
+    paragraphs: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+    tables: tuple[SectionTable, ...] = ()
+    picture: Picture | None = None
+    links: tuple[Link, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.title.strip():
+            raise ValueError("a section needs a title")
+
+
+def _require_inside(path: str) -> None:
+    """A page may be moved with its run, and must not show what lies outside it."""
+    if not path or urlsplit(path).scheme or path.startswith(("/", "\\")) or ".." in PurePosixPath(path).parts:
+        raise ValueError(f"{path!r}: not a path inside the run directory, such as my_stage/picture.svg")

@@ -1,0 +1,123 @@
+"""Sections that stages add to the report, every text and number ready to be shown."""
+
+import base64
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from llm_perf_opt.analysis.findings.facts import Unknown
+from llm_perf_opt.core.names import MANIFEST_FILE
+from llm_perf_opt.core.records import Metric, StageRecord
+from llm_perf_opt.core.sections import PICTURES, Link, Section, SectionTable
+from llm_perf_opt.report.run_files import RunFiles
+from llm_perf_opt.report.units import digits, format_quantity
+from llm_perf_opt.report.view.shown import Cell, Shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableView:
+    """Cells as text; `numeric` are the columns that hold numbers alone."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numeric: tuple[int, ...]
+    source: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureView:
+    """A picture as a data URI, so that the page stays one file, or why there is none."""
+
+    path: str
+    shows: str
+    data_uri: str
+    missing: Unknown | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SectionView:
+    """`key` is unique on the page."""
+
+    key: str
+    stage: str
+    title: str
+    paragraphs: tuple[str, ...]
+    metrics: tuple[tuple[str, Cell], ...]
+    tables: tuple[TableView, ...]
+    picture: PictureView | None
+    links: tuple[Link, ...]
+
+
+def sections_view(files: RunFiles) -> tuple[SectionView, ...]:
+    """In the order of the stages, and of the sections of each."""
+    return tuple(
+        _section(f"{stage.name}-{number}", stage, section, files)
+        for stage in files.manifest.stages
+        for number, section in enumerate(stage.sections, start=1)
+    )
+
+
+def _section(key: str, stage: StageRecord, section: Section, files: RunFiles) -> SectionView:
+    return SectionView(
+        key=key,
+        stage=stage.name,
+        title=section.title,
+        paragraphs=section.paragraphs,
+        metrics=tuple((name, _metric(name, stage)) for name in section.metrics),
+        tables=tuple(_table(table) for table in section.tables),
+        picture=_picture(section, files),
+        links=section.links,
+    )
+
+
+def _metric(name: str, stage: StageRecord) -> Cell:
+    metric = stage.metrics.get(name)
+    if metric is None:
+        return Unknown(reason=f"stage {stage.name} has no number of this name")
+    if metric.value is None:
+        return Unknown(reason=metric.reason or "not measured")
+    how = f"{metric.how}, per {metric.per}" if metric.per else metric.how
+    return Shown(text=_value(metric), how=how, source=metric.source or MANIFEST_FILE)
+
+
+def _value(metric: Metric) -> str:
+    if isinstance(metric.value, int | float):
+        return format_quantity(metric.value, metric.unit)
+    return f"{metric.value} {metric.unit}".strip()
+
+
+def _table(table: SectionTable) -> TableView:
+    columns = [[row[index] for row in table.rows] for index in range(len(table.columns))]
+    numeric = [
+        index
+        for index, cells in enumerate(columns)
+        if any(cell is not None for cell in cells) and all(isinstance(cell, int | float | None) for cell in cells)
+    ]
+    return TableView(
+        title=table.title,
+        columns=table.columns,
+        rows=tuple(tuple(_cell(cell) for cell in row) for row in table.rows),
+        numeric=tuple(numeric),
+        source=table.source,
+    )
+
+
+def _cell(value: str | float | None) -> str:
+    if value is None:
+        return "—"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return value if isinstance(value, str) else digits(value, 4)
+
+
+def _picture(section: Section, files: RunFiles) -> PictureView | None:
+    if section.picture is None:
+        return None
+    path, shows = section.picture.path, section.picture.shows
+    found = files.pictures[path]
+    if isinstance(found, Unknown):
+        return PictureView(path=path, shows=shows, data_uri="", missing=found)
+    kind = PICTURES[PurePosixPath(path).suffix.lower()]
+    return PictureView(
+        path=path, shows=shows, data_uri=f"data:{kind};base64,{base64.b64encode(found.content).decode()}"
+    )
