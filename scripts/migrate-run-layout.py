@@ -17,13 +17,16 @@ from pathlib import Path
 
 RENAMED = {"stage1": "torch_profiler"}
 STAGES = ("nsys", "ncu", "stage1", "torch_profiler", "static_analysis")
+SCRATCH = ("workload", "direct_inference", "stage2")
 
 
 def find_nested(run: Path) -> list[Path]:
-    """Directories inside a run that hold stage directories one level too deep."""
+    """Directories inside a run that hold what belongs one level up: stage directories, or anything in tmp/<run>."""
     old = [path for stage in ("stage2", "stage1") for path in sorted((run / "tmp" / stage).glob("*"))]
-    nested = [*old, run / "tmp" / run.name]
-    return [path for path in nested if path.is_dir() and any((path / stage).is_dir() for stage in STAGES)]
+    nested = [path for path in old if path.is_dir() and any((path / stage).is_dir() for stage in STAGES)]
+    # A run that is called like a stage has that stage's scratch there.
+    again = run / "tmp" / run.name
+    return [*nested, again] if again.is_dir() and run.name not in (*STAGES, *SCRATCH) else nested
 
 
 def plan_moves(run: Path) -> list[tuple[Path, Path]]:

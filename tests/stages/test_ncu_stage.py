@@ -202,9 +202,16 @@ def test_an_unknown_section_or_set_fails_before_the_workload_starts(fake: Run) -
         fake.stage(ncu_cli=NcuCli(sections=("Occupanci",)))
     with pytest.raises(ToolError, match="no section set 'nosuch'; it has basic, detailed, full, roofline"):
         fake.stage(ncu_cli=NcuCli(set="nosuch"))
-    with pytest.raises(ToolError, match=r"no metric dram__byts.sum \(nearest: dram__bytes\)"):
-        fake.stage(ncu_cli=NcuCli(metrics="dram__byts.sum"))
     assert captures(fake) == []
+
+
+def test_an_unknown_metric_is_left_out_with_a_note(fake: Run) -> None:
+    output = fake.stage(ncu_cli=NcuCli(metrics=("dram__byts.sum", "dram__bytes.sum")))
+    (argv,) = captures(fake)
+    assert argv[argv.index("--metrics") + 1] == "dram__bytes.sum"
+    assert [note for note in output.notes if note.startswith("left out: ")] == [
+        "left out: this ncu has no metric dram__byts.sum (nearest: dram__bytes) for this GPU (`ncu --query-metrics`)"
+    ]
 
 
 def test_an_old_set_name_is_translated_and_said(fake: Run) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.profiling.artifacts import Artifacts, create_stage2_root
+from llm_perf_opt.profiling.artifacts import Artifacts
 from llm_perf_opt.profiling.workload_results import FILES
 from tests.support.fixtures_dir import REPO
 
@@ -48,7 +48,7 @@ def test_a_path_outside_the_run_is_refused(tmp_path: Path) -> None:
 
 def test_the_old_way_still_works_and_warns(tmp_path: Path) -> None:
     with pytest.warns(DeprecationWarning, match="Artifacts.for_run"):
-        assert create_stage2_root(tmp_path / "r") == tmp_path / "r"
+        assert Artifacts.create_stage2_root(tmp_path / "r") == tmp_path / "r"
 
 
 def test_every_role_a_stage_gives_a_file_is_documented() -> None:

@@ -156,10 +156,16 @@ def test_what_this_ncu_has_not_is_said_with_the_nearest_name() -> None:
     with pytest.raises(ToolError, match=r"no section rooflin \(nearest: roofline\)"):
         check_sections(["basic", "rooflin", "regex:x.*"], lambda _: SETS)
     metrics = SETS.replace("basic ", "dram__bytes ")
-    check_metrics(["dram__bytes.sum.per_second", "launch__grid_size", "regex:sm__.*"], lambda _: metrics)
-    with pytest.raises(ToolError, match=r"no metric dram__byte.sum \(nearest: dram__bytes\)"):
-        check_metrics("dram__byte.sum", lambda _: metrics)
-    check_metrics("dram__byte.sum", lambda _: "==ERROR== no device")
+    known = ["dram__bytes.sum.per_second", "launch__grid_size", "regex:sm__.*"]
+    assert check_metrics(known, lambda _: metrics) == (known, ())
+    assert check_metrics("dram__byte.sum,dram__bytes.sum", lambda _: metrics) == (
+        "dram__bytes.sum",
+        (
+            "left out: this ncu has no metric dram__byte.sum (nearest: dram__bytes) for this GPU "
+            "(`ncu --query-metrics`)",
+        ),
+    )
+    assert check_metrics("dram__byte.sum", lambda _: "==ERROR== no device") == ("dram__byte.sum", ())
 
 
 @pytest.mark.real_ncu

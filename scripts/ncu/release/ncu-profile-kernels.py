@@ -18,6 +18,11 @@ from pathlib import Path
 
 DEFAULT_SECTIONS = ["SpeedOfLight", "MemoryWorkloadAnalysis", "Occupancy", "SchedulerStats"]
 PROG = "ncu-profile-kernels"
+DEFAULTS = """\
+The defaults mirror the preset ncu.default of the runners (conf/profiling/ncu): sections
+SpeedOfLight, MemoryWorkloadAnalysis, Occupancy and SchedulerStats, and no --metrics. Presets are not read here;
+what ncu.high, ncu.h200 and ncu.rtx3090, ncu.rtx3090.compute, ncu.rtx3090.memory add goes to --extra-sections.
+"""
 
 
 class UsageError(Exception):
@@ -53,7 +58,8 @@ def main(argv):
 
 def parse_args(argv):
     usage = f"{PROG} (--kernel-config YAML | --kernel-regex RE) [options] -- command…"
-    parser = Parser(prog=PROG, usage=usage, allow_abbrev=False)
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog=PROG, usage=usage, allow_abbrev=False, epilog=DEFAULTS, formatter_class=layout)
     parser.add_argument("--kernel-config", type=Path, metavar="YAML")
     parser.add_argument("--kernel-regex", metavar="RE")
     parser.add_argument("--output-dir", type=Path, default=Path("ncu-kernels"))

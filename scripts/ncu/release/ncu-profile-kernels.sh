@@ -35,7 +35,11 @@ parse_args() {
       if [[ $arg == -h || $arg == --help ]]; then
         printf 'usage: %s (--kernel-config YAML | --kernel-regex RE) [--output-dir DIR] [--topk N]\n' "$PROG"
         printf '       [--extra-sections S...] [--num-kernel-call-skip N] [--num-kernel-call-profile N]\n'
-        printf '       [--force-overwrite] -- command...\n'
+        printf '       [--force-overwrite] -- command...\n\n'
+        printf 'The defaults mirror the preset ncu.default of the runners (conf/profiling/ncu): sections\n'
+        printf 'SpeedOfLight, MemoryWorkloadAnalysis, Occupancy and SchedulerStats, and no --metrics. Presets are not read '
+        printf 'here;\nwhat ncu.high, ncu.h200 and ncu.rtx3090, ncu.rtx3090.compute, ncu.rtx3090.memory add goes to '
+        printf -- '--extra-sections.\n'
         exit 0
       fi
     done

@@ -1,6 +1,7 @@
 """Where files of a run go: absolute paths, directories made on demand."""
 
 import warnings
+from datetime import datetime
 from pathlib import Path
 
 from llm_perf_opt.errors import ConfigError
@@ -10,7 +11,7 @@ class Artifacts:
     """The layout of one run directory."""
 
     def __init__(self, root: Path | str) -> None:
-        self._root = Path(root).expanduser().resolve()
+        self.set_root(root)
 
     @classmethod
     def from_root(cls, root: Path | str) -> "Artifacts":
@@ -23,6 +24,20 @@ class Artifacts:
         artifacts = cls(root)
         artifacts.root.mkdir(parents=True, exist_ok=True)
         return artifacts
+
+    @classmethod
+    def create_stage2_root(cls, base: Path | str | None = None) -> Path:
+        """Deprecated: use `for_run`. Without a place, a new directory under `tmp/runs`."""
+        warnings.warn(
+            "create_stage2_root() is deprecated; use Artifacts.for_run(root).root",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return cls.for_run(base or Path("tmp/runs") / datetime.now().strftime("%Y%m%d-%H%M%S")).root
+
+    def set_root(self, root: Path | str) -> None:
+        """Make this the run directory. The path is absolute from here on; nothing is made before it is asked for."""
+        self._root = Path(root).expanduser().resolve()
 
     @property
     def root(self) -> Path:
@@ -48,16 +63,6 @@ class Artifacts:
         path = self._root / name
         path.mkdir(parents=True, exist_ok=True)
         return path
-
-
-def create_stage2_root(base: Path | str) -> Path:
-    """Deprecated: use `Artifacts.for_run`."""
-    warnings.warn(
-        "create_stage2_root() is deprecated; use Artifacts.for_run(root).root",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return Artifacts.for_run(base).root
 
 
 def _identifier(stage: str) -> str:

@@ -1,16 +1,10 @@
 """Whether this ncu has the set, the sections and the metrics a configuration asks for."""
 
 import difflib
-import re
 from collections.abc import Callable, Sequence
 
 from llm_perf_opt.errors import ToolError
-from llm_perf_opt.profiling.vendor.ncu import metrics_csv, parse_listing, pick_set
-
-# These come from the launch, the device or the code itself; `--query-metrics` lists hardware counters only.
-_NOT_LISTED = re.compile(
-    r"(?:regex|group|breakdown):|launch__|device__|derived__|sass__|profiler__|smsp__pcsamp|source|nvlink|numa"
-)
+from llm_perf_opt.profiling.vendor.ncu import filter_metrics, metrics_csv, parse_listing, pick_set
 
 Ask = Callable[[Sequence[str]], str]
 
@@ -43,17 +37,16 @@ def check_sections(wanted: Sequence[str] | None, ask: Ask) -> None:
         )
 
 
-def check_metrics(wanted: str | Sequence[str] | None, ask: Ask) -> None:
-    """Raise when a metric is not known for the GPU of this machine. Without a GPU nothing can be said."""
-    listed = metrics_csv(wanted)
-    names = [name for name in (listed.split(",") if listed else ()) if not _NOT_LISTED.match(name)]
-    available = [name for name in parse_listing(ask(["--query-metrics"])) if "__" in name] if names else []
-    unknown = [name for name in names if available and name.partition(".")[0] not in available]
-    if unknown:
-        raise ToolError(
-            f"pipeline.ncu.ncu_cli.metrics: this ncu has no metric {_with_nearest(unknown, available)} for this GPU "
-            "(`ncu --query-metrics`)"
-        )
+def check_metrics(wanted: str | Sequence[str] | None, ask: Ask) -> tuple[str | Sequence[str] | None, tuple[str, ...]]:
+    """The metrics known for the GPU of this machine, and a note for each left out. Without a GPU all are kept."""
+    if metrics_csv(wanted) is None:
+        return None, ()
+    available = parse_listing(ask(["--query-metrics"]))
+    kept, unknown = filter_metrics(wanted, available)
+    return kept, tuple(
+        f"left out: this ncu has no metric {_with_nearest([name], available)} for this GPU (`ncu --query-metrics`)"
+        for name in unknown
+    )
 
 
 def _with_nearest(unknown: Sequence[str], available: Sequence[str]) -> str:

@@ -137,7 +137,7 @@ class NcuStage:
 
 
 def supported(cfg: NcuConfig, ncu: str, passthrough: Sequence[str]) -> tuple[NcuConfig, tuple[str, ...]]:
-    """The configuration in this ncu's words; raises ToolError when it asks for what this ncu has not."""
+    """The configuration in this ncu's words, and notes about it; raises ToolError for a set or section it has not."""
     environment = allowed_environment(os.environ, passthrough)
 
     def ask(args: Sequence[str]) -> str:
@@ -147,8 +147,9 @@ def supported(cfg: NcuConfig, ncu: str, passthrough: Sequence[str]) -> tuple[Ncu
     cli = cfg.ncu_cli
     set_name, note = check_set(cli.set, ask)
     check_sections(cli.sections, ask)
-    check_metrics(cli.metrics, ask)
-    return replace(cfg, ncu_cli=replace(cli, set=set_name)), () if note is None else (note,)
+    metrics, left_out = check_metrics(cli.metrics, ask)
+    cli = replace(cli, set=set_name, metrics=metrics if metrics is None or isinstance(metrics, str) else tuple(metrics))
+    return replace(cfg, ncu_cli=cli), (*(() if note is None else (note,)), *left_out)
 
 
 def work_argv(ctx: StageContext) -> list[str]:

@@ -2,6 +2,7 @@
 
 import fnmatch
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -12,6 +13,10 @@ REPORT_SUFFIX = ".ncu-rep"
 # The set `default` of versions up to 2022 is called `basic` in later ones.
 SET_ALIASES = {"default": "basic", "basic": "default"}
 
+# These come from the launch, the device or the code itself; `--query-metrics` does not list them.
+_NOT_LISTED = re.compile(
+    r"(?:regex|group|breakdown):|launch__|device__|derived__|sass__|profiler__|smsp__pcsamp|source|nvlink|numa"
+)
 _NCU_SYNTAX = re.compile(r"regex:|[@\[\]\\,]|/$|(?:^|/)\*(?:/|$)")
 
 
@@ -20,12 +25,13 @@ def build_ncu_cmd(
     work_argv: Sequence[str],
     *,
     nvtx_expr: str | Sequence[str] | None,
-    kernel_regex: str | None,
+    kernel_regex: str | None = None,
     use_nvtx: bool,
     set_name: str | None,
     metrics: str | Sequence[str] | None,
     sections: Sequence[str] | None,
     target_processes: str | None = "all",
+    csv_log: Path | str | None = None,
     invocations: str | None = None,
     kernel_name_base: str = "demangled",
     replay_mode: str = "kernel",
@@ -38,7 +44,17 @@ def build_ncu_cmd(
 ) -> list[str]:
     """Profile `work_argv` into `<out_base>.ncu-rep`: the kernels `kernel_regex` fits, and with `invocations` (a regex
     over the running number of each kernel's launches) only those launches of each of them.
+
+    `csv_log` is taken for old callers and makes no flag: with a report being written, ncu puts no rows into a log. The
+    rows come from `build_ncu_import_cmd`.
     """
+    if csv_log is not None:
+        warnings.warn(
+            f"build_ncu_cmd(csv_log=…) writes no file; print the rows of {out_base}{REPORT_SUFFIX} with "
+            "build_ncu_import_cmd",
+            DeprecationWarning,
+            stacklevel=2,
+        )
     return [
         ncu,
         *_flag("--target-processes", target_processes),
@@ -65,6 +81,26 @@ def metrics_csv(metrics: str | Sequence[str] | None) -> str | None:
     """A list or a comma-separated string of metrics, as ncu wants them; None when there are none."""
     names = metrics.split(",") if isinstance(metrics, str) else list(metrics or ())
     return ",".join(name.strip() for name in names if name.strip()) or None
+
+
+def filter_metrics(
+    metrics: str | Sequence[str] | None, available: Sequence[str]
+) -> tuple[str | list[str] | None, tuple[str, ...]]:
+    """The metrics an ncu that lists `available` can measure, as string or list like what was given, and the others.
+
+    `--query-metrics` lists hardware counters by base name and nothing else; where it lists none, none is left out.
+    """
+    listed = metrics_csv(metrics)
+    names = listed.split(",") if listed else []
+    counters = {name for name in available if "__" in name}
+    left = tuple(n for n in names if counters and not _NOT_LISTED.match(n) and n.partition(".")[0] not in counters)
+    kept = [name for name in names if name not in left]
+    if not kept:
+        return None, left
+    return (",".join(kept) if isinstance(metrics, str) else kept), left
+
+
+_filter_metrics = filter_metrics  # the name the founding documents give it
 
 
 def nvtx_expressions(include: str | Sequence[str] | None) -> list[str]:
