@@ -21,7 +21,7 @@ from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis
 from llm_perf_opt.analysis.static.document import PredictionsDocument, StaticDocument
 from llm_perf_opt.analysis.timeline_window import TimelineWindow
-from llm_perf_opt.core.documents import ClockDocument
+from llm_perf_opt.core.documents import ClockDocument, InputSample, MetricsDocument
 from llm_perf_opt.core.manifest import RunManifest
 
 FOLDER = Path(__file__).parents[1] / "docs" / "schemas"
@@ -32,7 +32,9 @@ DOCUMENTS: dict[str, Any] = {
     "analysis": CaptureAnalysis,
     "gpu_samples": ClockDocument,
     "kernels": NcuAnalysis,
+    "inputs": list[InputSample],
     "manifest": RunManifest,
+    "metrics": MetricsDocument,
     "predictions": PredictionsDocument,
     "static": StaticDocument,
     "timeline": TimelineWindow,

@@ -12,6 +12,7 @@ import pytest
 
 from llm_perf_opt.config.output import OutputConfig, PredictionOutput, VisualizationOutput
 from llm_perf_opt.config.schema import AppConfig, InferSection, StageConfig, WorkloadSection
+from llm_perf_opt.core.documents import CleanPass, MetricsDocument, RanModel, Stats
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord
 from llm_perf_opt.core.stage import StageContext
@@ -26,6 +27,7 @@ from llm_perf_opt.report.view.report import build_view
 from llm_perf_opt.testing import plain_host, scratch_context
 from tests.support.fixtures_dir import REPO
 from tests.support.report_runs import write_run
+from tests.support.schemas import valid_file
 from tests.support.workload_fakes import FakeConfig, prompts
 
 HOST = plain_host()
@@ -65,7 +67,7 @@ def test_both_passes_run_in_a_child_and_every_file_and_metric_is_reported(tmp_pa
         ("predictions", "mine, too/predictions.jsonl"),
         ("gallery", "viz/predictions.md"),
     ]
-    data = json.loads((folder / "metrics.json").read_bytes())
+    data = valid_file("metrics", folder / "metrics.json")
     ttft = data["clean"]["metrics"]["ttft_ms"]
     assert output.metrics["ttft_ms"] == Metric(
         value=ttft["p50"], unit="ms", how="clean pass, median of 4", source="torch_profiler/metrics.json"
@@ -147,8 +149,8 @@ def test_a_baseline_is_measured_once_and_taken_from_an_earlier_stage_when_there_
     ctx = context(config, tmp_path / "run", "nsys")
     measured = clean_baseline(ctx, timeout_s=60)
     assert measured is not None
-    assert measured["source"] == "tmp/workload/clean/metrics.json"
-    assert (measured["clean"]["repeats"], measured["clean"]["metrics"]["tpot_ms"]["n"]) == (1, 2)
+    assert measured.source == "tmp/workload/clean/metrics.json"
+    assert (measured.metrics.clean.repeats, measured.metrics.clean.metrics["tpot_ms"].n) == (1, 2)
     assert not (tmp_path / "run/tmp/workload/clean/viz").exists()
     again = clean_baseline(context(config, tmp_path / "run", "ncu"), timeout_s=0.01)
     assert again == measured
@@ -162,7 +164,7 @@ def test_a_baseline_is_measured_once_and_taken_from_an_earlier_stage_when_there_
     file = StageFile(role="metrics", path=tmp_path / "run/tmp/workload/clean/metrics.json")
     record = StageRecord(name="direct_inference", status="ok", files=(file,))
     reused = clean_baseline(context(config, tmp_path / "run", "nsys", {"direct_inference": record}), timeout_s=0.01)
-    assert reused == {**measured, "source": "direct_inference/metrics.json"}
+    assert reused == replace(measured, source="direct_inference/metrics.json")
     other = replace(config, workload=WorkloadSection(command=("true",)))
     assert clean_baseline(context(other, tmp_path / "run", "nsys"), timeout_s=0.01) is None
 
@@ -176,19 +178,16 @@ def test_the_last_words_of_a_child_are_its_error_or_the_last_line_of_a_traceback
 
 
 def test_metrics_without_a_value_carry_the_reason() -> None:
-    stats = {"mean": None, "std": None, "p50": None, "p90": None, "p99": None, "n": 0, "reason": "one token"}
-    data = {
-        "clean": {
-            "metrics": {"tpot_ms": stats, "decode_tokens_per_s": stats},
-            "peak_memory_bytes": None,
-            "peak_memory_how": "VmHWM",
-            "peak_memory_reason": "not here",
-        },
-        "slowdown": {"prefill": 2.0, "decode": None},
-        "notes": [],
-        "model": {"notes": [], "device_name": "a CPU"},
-        "bad_samples": [],
-    }
+    stats = Stats(mean=None, std=None, p50=None, p90=None, p99=None, n=0, reason="one token")
+    data = MetricsDocument(
+        model=RanModel(name="m", device_name="a CPU"),
+        clean=CleanPass(
+            metrics={"tpot_ms": stats, "decode_tokens_per_s": stats},
+            peak_memory_how="VmHWM",
+            peak_memory_reason="not here",
+        ),
+        slowdown={"prefill": 2.0, "decode": None},
+    )
     metrics = {**clean_metrics(data, "f"), **slowdown_metrics(data, "f")}
     assert {name: (m.value, m.unit, m.reason) for name, m in metrics.items()} == {
         "tpot_ms": (None, "ms", "one token"),

@@ -10,6 +10,7 @@ from llm_perf_opt.config.output import OutputConfig, VisualizationOutput
 from llm_perf_opt.profiling.stages.torch_profiler import TorchProfilerConfig, describe_trace
 from llm_perf_opt.workload.profiled import run_profile
 from tests.support.model_presets import compose_preset
+from tests.support.schemas import valid_file
 
 
 @pytest.mark.gpu
@@ -32,7 +33,7 @@ def test_a_gpu_run_has_device_times_kernels_and_peaks(tmp_path: Path, ignore_eos
     options = TorchProfilerConfig(output=quiet, max_decode_steps=8)
     run_profile(config, options, out)
     describe_trace(options, out, tokens=9)
-    data = json.loads((out / "metrics.json").read_bytes())
+    data = valid_file("metrics", out / "metrics.json")
     lines = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
     assert (data["status"], data["model"]["device"]) == ("done", "cuda:0")
     assert data["nvtx_backend"].startswith("torch.cuda.nvtx")

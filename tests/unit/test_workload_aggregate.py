@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from llm_perf_opt.core.documents import PassTotals, Stats
 from llm_perf_opt.workload.aggregate import summarise
 from llm_perf_opt.workload.loop import Generation
 from llm_perf_opt.workload.memory import ResidentPeak
@@ -36,19 +37,19 @@ def result(
 
 
 def test_percentiles_interpolate_and_the_deviation_is_that_of_a_sample() -> None:
-    assert summarise([4.0, 1.0, 3.0, 2.0], reason="") == {
-        "mean": 2.5,
-        "std": pytest.approx(statistics.stdev([1, 2, 3, 4])),
-        "p50": 2.5,
-        "p90": pytest.approx(3.7),
-        "p99": pytest.approx(3.97),
-        "n": 4,
-    }
+    assert summarise([4.0, 1.0, 3.0, 2.0], reason="") == Stats(
+        mean=2.5,
+        std=pytest.approx(statistics.stdev([1, 2, 3, 4])),
+        p50=2.5,
+        p90=pytest.approx(3.7),
+        p99=pytest.approx(3.97),
+        n=4,
+    )
 
 
 def test_one_value_has_no_deviation_and_no_value_has_a_reason() -> None:
-    assert summarise([7.0], reason="") == {"mean": 7.0, "std": None, "p50": 7.0, "p90": 7.0, "p99": 7.0, "n": 1}
-    empty = {"mean": None, "std": None, "p50": None, "p90": None, "p99": None, "n": 0, "reason": "why"}
+    assert summarise([7.0], reason="") == Stats(mean=7.0, std=None, p50=7.0, p90=7.0, p99=7.0, n=1)
+    empty = Stats(mean=None, std=None, p50=None, p90=None, p99=None, n=0, reason="why")
     assert summarise([], reason="why") == empty
 
 
@@ -74,26 +75,26 @@ def test_a_sample_line_holds_every_time_and_rate() -> None:
         "peak_memory_bytes": None,
         "itl_values_ms": [2.0, 4.0],
     }
-    assert (gaps["mean"], gaps["n"]) == (3.0, 2)
+    assert (gaps.mean, gaps.n) == (3.0, 2)
 
 
 def test_a_single_token_leaves_decode_metrics_empty_with_the_reason() -> None:
     metrics = pass_metrics([result(gaps=())], parts=("sam",))
     for name in ("decode_ms", "tpot_ms", "itl_ms", "decode_tokens_per_s"):
-        assert (metrics[name]["p50"], metrics[name]["reason"]) == (None, ONE_TOKEN)
-    assert metrics["e2e_ms"]["p50"] == 16.0
-    assert metrics["sam_ms"]["p50"] == 3.0
+        assert (metrics[name].p50, metrics[name].reason) == (None, ONE_TOKEN)
+    assert metrics["e2e_ms"].p50 == 16.0
+    assert metrics["sam_ms"].p50 == 3.0
 
 
 def test_totals_divide_all_tokens_by_all_time() -> None:
-    assert totals([result(), result(gaps=(1.0,))]) == {
-        "prompt_tokens": 100,
-        "tokens": 5,
-        "prefill_s": 0.02,
-        "decode_s": 0.007,
-        "prefill_tokens_per_s": 5000.0,
-        "decode_tokens_per_s": pytest.approx(3 / 0.007),
-    }
+    assert totals([result(), result(gaps=(1.0,))]) == PassTotals(
+        prompt_tokens=100,
+        tokens=5,
+        prefill_s=0.02,
+        decode_s=0.007,
+        prefill_tokens_per_s=5000.0,
+        decode_tokens_per_s=pytest.approx(3 / 0.007),
+    )
 
 
 def test_slowdown_compares_the_same_samples_and_the_same_first_steps() -> None:
@@ -112,9 +113,9 @@ def test_a_peak_that_cannot_be_reset_is_absent_with_the_reason(tmp_path: Path) -
     meter = ResidentPeak(clear_refs=tmp_path / "absent" / "clear_refs")
     meter.reset()
     assert meter.peak_bytes() is None
-    told = peak_memory([result()], how=meter.how, reason=meter.reason)
-    assert told["peak_memory_bytes"] is None
-    assert "cannot be reset here" in str(told["peak_memory_reason"])
+    peak_bytes, reason = peak_memory([result()], reason=meter.reason)
+    assert peak_bytes is None
+    assert "cannot be reset here" in str(reason)
 
 
 def test_the_resident_peak_of_this_process_is_real() -> None:

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from llm_perf_opt.config.schema import DatasetSection, SamplingSection
+from llm_perf_opt.core.documents import InputSample
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.workload.dataset import (
     Vocabulary,
@@ -162,13 +163,13 @@ def test_inputs_carry_size_and_hash_and_paths_inside_the_run_are_relative(tmp_pa
     samples = [Sample(sample_id="page", image=page), Sample(sample_id="text", text="hé"), Sample(sample_id="page")]
     planned = plan_samples(samples[:2], SamplingSection(num_epochs=2))
     assert describe_inputs(planned, run_dir=tmp_path / "run") == [
-        {
-            "sample_id": "page",
-            "path": "tmp/p.png",
-            "size_bytes": page.stat().st_size,
-            "sha256": hashlib.sha256(page.read_bytes()).hexdigest(),
-        },
-        {"sample_id": "text", "path": None, "size_bytes": 3, "sha256": hashlib.sha256("hé".encode()).hexdigest()},
+        InputSample(
+            sample_id="page",
+            path="tmp/p.png",
+            size_bytes=page.stat().st_size,
+            sha256=hashlib.sha256(page.read_bytes()).hexdigest(),
+        ),
+        InputSample(sample_id="text", path=None, size_bytes=3, sha256=hashlib.sha256("hé".encode()).hexdigest()),
     ]
 
 

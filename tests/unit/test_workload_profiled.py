@@ -14,6 +14,7 @@ from llm_perf_opt.profiling.stages.torch_profiler import TorchProfilerConfig, de
 from llm_perf_opt.workload.dataset import Planned
 from llm_perf_opt.workload.models.base import Sample
 from llm_perf_opt.workload.profiled import ChosenActivities, choose_activities, choose_samples, run_profile
+from tests.support.schemas import valid_file
 from tests.support.workload_fakes import FakeConfig, prompts
 
 QUIET = OutputConfig(visualization=VisualizationOutput(enable=False))
@@ -30,7 +31,7 @@ def profiled(tmp_path: Path, **knobs: Any) -> tuple[dict[str, Any], list[dict[st
     describe_trace(options, out, tokens=options.token_budget(5))
     events = json.loads(gzip.decompress((out / "trace.json.gz").read_bytes()))["traceEvents"]
     with (out / "operators.csv").open(newline="") as file:
-        return json.loads((out / "metrics.json").read_bytes()), events, list(csv.DictReader(file))
+        return valid_file("metrics", out / "metrics.json"), events, list(csv.DictReader(file))
 
 
 def test_with_everything_on_shapes_memory_and_stacks_are_recorded(tmp_path: Path) -> None:

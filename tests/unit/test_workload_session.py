@@ -18,12 +18,13 @@ from llm_perf_opt.errors import ConfigError, ProfilingError
 from llm_perf_opt.workload.device import resolve_device
 from llm_perf_opt.workload.session import run_inference
 from tests.support.fixtures_dir import REPO
+from tests.support.schemas import valid_file
 from tests.support.workload_fakes import FakeConfig, prompts
 
 
 def read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     lines = (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()
-    return json.loads((folder / "metrics.json").read_bytes()), [json.loads(line) for line in lines]
+    return valid_file("metrics", folder / "metrics.json"), [json.loads(line) for line in lines]
 
 
 def test_a_run_repeats_the_samples_and_writes_metrics_samples_inputs_and_predictions(tmp_path: Path) -> None:
@@ -59,7 +60,7 @@ def test_a_run_repeats_the_samples_and_writes_metrics_samples_inputs_and_predict
         assert line["tpot_ms"] == pytest.approx(line["decode_ms"] / (line["tokens"] - 1))
     predictions = [json.loads(x) for x in (out / "pred/predictions.jsonl").read_text().splitlines()]
     assert [p["sample"] for p in predictions] == ["p.txt:1", "p.txt:2"]
-    assert [i["sample_id"] for i in json.loads((out / "inputs.json").read_bytes())] == ["p.txt:1", "p.txt:2"]
+    assert [i["sample_id"] for i in valid_file("inputs", out / "inputs.json")] == ["p.txt:1", "p.txt:2"]
 
 
 def test_one_bad_sample_is_recorded_and_skipped(tmp_path: Path) -> None:

@@ -5,8 +5,130 @@ A document's record stands beside its writer wherever the reader may import it. 
 that have a default, because a run made earlier did not write them.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import UNSET, UnsetType
+
+RunState = Literal["running", "done", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stats:
+    """Statistics of one measured quantity; `reason` is there only when there was nothing to measure."""
+
+    mean: float | None
+    std: float | None
+    p50: float | None
+    p90: float | None
+    p99: float | None
+    n: int
+    reason: str | UnsetType = UNSET
+
+
+@dataclass(frozen=True, kw_only=True)
+class RanModel:
+    """The model that ran, and where; `notes` are fallbacks it states itself."""
+
+    name: str
+    parameters: int | None = None
+    dtype: str | None = None
+    device: str | None = None
+    device_name: str | None = None
+    torch: str | None = None
+    threads: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassTotals:
+    """Sums over a pass, and the rates they give: all tokens by all the time."""
+
+    prompt_tokens: int
+    tokens: int
+    prefill_s: float
+    decode_s: float
+    prefill_tokens_per_s: float | None
+    decode_tokens_per_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleanPass:
+    """The pass without a profiler: every sample of every repeat."""
+
+    repeats: int | None = None
+    samples: int | None = None
+    warmup_rounds: int | None = None
+    metrics: Mapping[str, Stats]
+    totals: PassTotals | None = None
+    peak_memory_bytes: int | None = None
+    peak_memory_how: str | None = None
+    peak_memory_reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfiledPass:
+    """The pass under torch.profiler, and how it was bounded."""
+
+    repeats: int
+    samples: int
+    max_samples: int | None
+    max_decode_steps: int | None
+    bounded: bool
+    activities: tuple[str, ...]
+    metrics: Mapping[str, Stats] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadSample:
+    """A sample that could not be run."""
+
+    sample_id: str
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Methods:
+    """How percentiles and standard deviations were computed, in words."""
+
+    percentiles: str
+    std: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsDocument:
+    """`metrics.json`: what a run of our own workload measured of itself.
+
+    `modules` are the shares of the parts of the model in each phase, by device time where there is any, else by CPU
+    time, as `modules_by` says; `slowdown` is profiled time by clean time.
+    """
+
+    schema_version: Literal[1] = 1
+    status: RunState = "done"
+    model: RanModel
+    nvtx_backend: str | None = None
+    notes: tuple[str, ...] = ()
+    clean: CleanPass
+    profiled: ProfiledPass | None = None
+    slowdown: Mapping[str, float | None] | None = None
+    modules: Mapping[str, Mapping[str, float]] | None = None
+    modules_by: str | None = None
+    modules_cpu: Mapping[str, Mapping[str, float]] | None = None
+    modules_device: Mapping[str, Mapping[str, float]] | None = None
+    modules_reason: str | None = None
+    bad_samples: tuple[BadSample, ...] = ()
+    methods: Methods | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputSample:
+    """One sample a run used; `path` None: it was made up, and its tokens or text were hashed."""
+
+    sample_id: str
+    path: str | None
+    size_bytes: int
+    sha256: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,10 @@
 """The clean pass a profiler's slowdown is measured against: an earlier stage's, or a short one of its own."""
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
+from llm_perf_opt.core.documents import MetricsDocument
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import DECODE, DIRECT_INFERENCE, METRICS_FILE, NSYS, WALL_METRIC
 from llm_perf_opt.core.records import Metric, StageFile
@@ -23,10 +25,18 @@ from llm_perf_opt.profiling.workload_results import (
 CLEAN_DIR = "clean"
 
 
-def clean_baseline(ctx: StageContext, timeout_s: float) -> dict[str, Any] | None:
-    """The metrics.json object of a clean pass over this workload, with the key `source` added.
+@dataclass(frozen=True, kw_only=True)
+class CleanBaseline:
+    """What a clean pass measured, and its file's path inside the run."""
 
-    `source` is the file's path inside the run. None when `workload.command` replaces our own inference, because then
+    metrics: MetricsDocument
+    source: str
+
+
+def clean_baseline(ctx: StageContext, timeout_s: float) -> CleanBaseline | None:
+    """A clean pass over this workload.
+
+    None when `workload.command` replaces our own inference, because then
     nobody has timed it without a profiler.
     """
     if ctx.config.workload.command is not None:
@@ -35,7 +45,7 @@ def clean_baseline(ctx: StageContext, timeout_s: float) -> dict[str, Any] | None
         record = ctx.earlier.get(name)
         path = record.file("metrics") if record is not None and record.status == "ok" else None
         if path is not None and path.is_file():
-            return {**read_metrics(path.parent), "source": f"{name}/{path.name}"}
+            return CleanBaseline(metrics=read_metrics(path.parent), source=f"{name}/{path.name}")
     return _measure(ctx, timeout_s)
 
 
@@ -55,7 +65,7 @@ def own_clean_pass(ctx: StageContext) -> tuple[dict[str, Metric], tuple[StageFil
     return clean_metrics(read_metrics(path.parent), source), (StageFile(role="metrics", path=path),)
 
 
-def _measure(ctx: StageContext, timeout_s: float) -> dict[str, Any]:
+def _measure(ctx: StageContext, timeout_s: float) -> CleanBaseline:
     """One clean repeat in the workload's scratch directory, measured once for all stages of a run that ask for it."""
     folder = ctx.workload_dir / CLEAN_DIR
     argv = build_work_argv(
@@ -82,7 +92,7 @@ def _measure(ctx: StageContext, timeout_s: float) -> dict[str, Any]:
         require_success(result, "the clean pass")
         write_json(made_by, argv)
     source = (folder / METRICS_FILE).relative_to(ctx.run_dir).as_posix()
-    return {**read_metrics(folder), "source": source}
+    return CleanBaseline(metrics=read_metrics(folder), source=source)
 
 
 def quiet_inference(*, warmup_rounds: int) -> dict[str, Any]:

@@ -1,9 +1,7 @@
 """The figures a capture of ncu puts into the manifest: its plan, what came of it, and what it cost."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis
+from llm_perf_opt.core.documents import MetricsDocument
 from llm_perf_opt.core.records import Metric
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import ProfilingError
@@ -82,14 +80,14 @@ def slowdown_metrics(ctx: StageContext, timeout_s: float) -> dict[str, Metric]:
         return {"slowdown_decode": Metric(value=None, unit="ratio", how=how, reason=str(error))}
     pairs = {"slowdown_prefill": "prefill_ms", "slowdown_decode": "tpot_ms"}
     return {
-        name: _ratio(_mean(profiled, key), _mean(clean, key), how, key, str(clean["source"]))
+        name: _ratio(_mean(profiled, key), _mean(clean.metrics, key), how, key, clean.source)
         for name, key in pairs.items()
     }
 
 
-def _mean(data: Mapping[str, Any], key: str) -> float | None:
-    metrics = data["clean"]["metrics"]
-    return metrics[key]["mean"] if key in metrics and metrics[key] is not None else None
+def _mean(data: MetricsDocument, key: str) -> float | None:
+    stats = data.clean.metrics.get(key)
+    return None if stats is None else stats.mean
 
 
 def _ratio(under: float | None, clean: float | None, how: str, key: str, source: str) -> Metric:

@@ -1,17 +1,18 @@
 """The nsys stage's work: captures, exports without the environment, analysis, files, slowdown."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis, analyze_measured, measure_timeline
+from llm_perf_opt.core.documents import MetricsDocument
 from llm_perf_opt.core.names import METRICS_FILE, WALL_METRIC
 from llm_perf_opt.core.records import Metric, StageFile, StageOutput
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import ProfilingError
-from llm_perf_opt.profiling.baseline import clean_baseline, own_clean_pass
+from llm_perf_opt.profiling.baseline import CleanBaseline, clean_baseline, own_clean_pass
 from llm_perf_opt.profiling.capture_files import capture_metrics, write_analysis
 from llm_perf_opt.profiling.nsys_capture import WORK_DIR, CaptureOptions, NsysCaptured, run_capture
 from llm_perf_opt.profiling.nsys_raw import RawFolder, publish_leftovers, publish_report, raw_folder
@@ -120,15 +121,15 @@ def _unique(names: Sequence[str]) -> list[str]:
     return found
 
 
-def _child_metrics(ctx: StageContext) -> dict[str, Any] | None:
+def _child_metrics(ctx: StageContext) -> MetricsDocument | None:
     """What our own workload measured of itself under nsys."""
     folder = ctx.workload_dir / WORK_DIR
     return read_metrics(folder) if ctx.config.workload.command is None and (folder / METRICS_FILE).is_file() else None
 
 
-def _require_kernels(cfg: "NsysConfig", analysis: CaptureAnalysis, child: Mapping[str, Any] | None) -> None:
+def _require_kernels(cfg: "NsysConfig", analysis: CaptureAnalysis, child: MetricsDocument | None) -> None:
     """A workload that ran on the GPU and left no kernel was not traced: no empty success."""
-    device = str(child["model"]["device"]) if child is not None and "model" in child else ""
+    device = (child.model.device if child is not None else None) or ""
     empty = not analysis.gpu.kernel_count and not analysis.graphs.launches_traced_as_a_whole
     if empty and device.startswith("cuda") and "cuda" in cfg.trace.split(",") and cfg.capture_in_force == "none":
         raise ProfilingError(
@@ -138,7 +139,7 @@ def _require_kernels(cfg: "NsysConfig", analysis: CaptureAnalysis, child: Mappin
 
 
 def slowdown_metrics(
-    baseline: Mapping[str, Any] | None, child: Mapping[str, Any] | None, *, complete: bool
+    baseline: CleanBaseline | None, child: MetricsDocument | None, *, complete: bool
 ) -> dict[str, Metric]:
     """Time under nsys divided by time in the clean pass, per phase, or the reason why there is none."""
     found = {}
@@ -150,11 +151,10 @@ def slowdown_metrics(
         elif child is None or not complete:
             reason = "the workload did not run to its end under nsys"
         else:
-            clean, slow = _p50(baseline, key), _p50(child, key)
+            clean, slow = _p50(baseline.metrics, key), _p50(child, key)
             if clean and slow:
-                source = str(baseline["source"])
                 found[f"slowdown_{phase}"] = Metric(
-                    value=round(slow / clean, 4), unit="x", how=how, per="clean pass", source=source
+                    value=round(slow / clean, 4), unit="x", how=how, per="clean pass", source=baseline.source
                 )
                 continue
             reason = f"no {key} was measured"
@@ -162,12 +162,9 @@ def slowdown_metrics(
     return found
 
 
-def _p50(metrics: Mapping[str, Any], key: str) -> float | None:
-    try:
-        value = metrics["clean"]["metrics"][key]["p50"]
-    except (KeyError, TypeError):
-        return None
-    return float(value) if isinstance(value, int | float) else None
+def _p50(metrics: MetricsDocument, key: str) -> float | None:
+    stats = metrics.clean.metrics.get(key)
+    return None if stats is None else stats.p50
 
 
 def _notes(cfg: "NsysConfig", ctx: StageContext, analysis: CaptureAnalysis) -> list[str]:

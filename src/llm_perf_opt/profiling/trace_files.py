@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from llm_perf_opt.core.documents import MetricsDocument
 from llm_perf_opt.core.names import KERNELS_CSV, OPERATORS_CSV, OPERATORS_MD
 from llm_perf_opt.core.records import StageFile
 
@@ -22,17 +23,18 @@ class TraceFiles:
     shares: "ModuleShares"
     has_device: bool
 
-    def module_data(self) -> dict[str, Any]:
-        """The shares as metrics.json holds them: by device time where there is any, else by CPU time."""
+    def add_modules(self, metrics: MetricsDocument) -> MetricsDocument:
+        """With the modules' shares: by device time where there is any, else by CPU time."""
         cpu, device = self.shares.cpu, self.shares.device
         best = device or cpu
-        return {
-            "modules": best,
-            "modules_by": None if best is None else ("device_time" if device is not None else "cpu_time"),
-            "modules_cpu": cpu,
-            "modules_device": device,
-            "modules_reason": NO_PHASE if best is None else None,
-        }
+        return replace(
+            metrics,
+            modules=best,
+            modules_by=None if best is None else ("device_time" if device is not None else "cpu_time"),
+            modules_cpu=cpu,
+            modules_device=device,
+            modules_reason=NO_PHASE if best is None else None,
+        )
 
 
 def write_trace_files(trace: Path, *, by_shape: bool, pass_note: str) -> TraceFiles:

@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from llm_perf_opt.core.documents import MetricsDocument, Stats
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.names import (
     INPUTS_FILE,
@@ -65,18 +68,15 @@ def last_words(tail: str) -> str:
     return plain[-1] if plain else ""
 
 
-def read_metrics(folder: Path) -> dict[str, Any]:
-    """The object in metrics.json."""
+def read_metrics(folder: Path) -> MetricsDocument:
+    """What the workload wrote into metrics.json."""
     path = folder / METRICS_FILE
     try:
-        data = json.loads(path.read_bytes())
+        return msgspec.json.decode(path.read_bytes(), type=MetricsDocument)
     except FileNotFoundError as error:
         raise ParseError(f"{path}: the workload ended well but did not write it") from error
-    except ValueError as error:
-        raise ParseError(f"{path}: not valid JSON ({error})") from error
-    if not isinstance(data, dict) or "clean" not in data:
-        raise ParseError(f"{path}: has no clean pass in it")
-    return data
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ParseError(f"{path}: is not what it should be ({error})") from error
 
 
 def read_inputs(folder: Path) -> tuple[Mapping[str, Any], ...]:
@@ -91,25 +91,24 @@ def used_samples(output: StageOutput, folder: Path) -> tuple[Mapping[str, Any], 
     return tuple(sample for place in (*clean, folder) for sample in read_inputs(place))
 
 
-def clean_metrics(data: Mapping[str, Any], source: str) -> dict[str, Metric]:
+def clean_metrics(data: MetricsDocument, source: str) -> dict[str, Metric]:
     """The headline numbers of the clean pass: the median of each, or the reason why there is none."""
-    clean = data["clean"]
-    metrics = {name: _median(name, stats, source) for name, stats in clean["metrics"].items()}
-    peak = clean["peak_memory_bytes"]
+    clean = data.clean
+    metrics = {name: _median(name, stats, source) for name, stats in clean.metrics.items()}
     metrics["peak_memory_bytes"] = Metric(
-        value=peak,
+        value=clean.peak_memory_bytes,
         unit="bytes",
-        how=f"clean pass, highest of all samples: {clean['peak_memory_how']}",
+        how=f"clean pass, highest of all samples: {clean.peak_memory_how}",
         source=source,
-        reason=clean["peak_memory_reason"],
+        reason=clean.peak_memory_reason,
     )
-    metrics["device_name"] = Metric(value=data["model"]["device_name"], unit="", how="as torch names it", source=source)
+    metrics["device_name"] = Metric(value=data.model.device_name, unit="", how="as torch names it", source=source)
     return metrics
 
 
-def slowdown_metrics(data: Mapping[str, Any], source: str) -> dict[str, Metric]:
+def slowdown_metrics(data: MetricsDocument, source: str) -> dict[str, Metric]:
     """What the profiler cost, per phase."""
-    slowdown = data["slowdown"] or {"prefill": None, "decode": None}
+    slowdown = data.slowdown or {"prefill": None, "decode": None}
     return {
         f"slowdown_{phase}": Metric(
             value=value,
@@ -134,23 +133,23 @@ def existing_files(folder: Path) -> tuple[StageFile, ...]:
     return tuple(StageFile(role=role, path=folder / name) for role, name in FILES if (folder / name).is_file())
 
 
-def notes_of(data: Mapping[str, Any]) -> tuple[str, ...]:
+def notes_of(data: MetricsDocument) -> tuple[str, ...]:
     """The run's own notes, the model's stated fallbacks, and one line on bad samples."""
-    bad = data["bad_samples"]
-    names = ", ".join(sample["sample_id"] for sample in bad[:5])
+    bad = data.bad_samples
+    names = ", ".join(sample.sample_id for sample in bad[:5])
     skipped = (f"{len(bad)} sample(s) could not be run and were skipped: {names}",) if bad else ()
-    return (*data["notes"], *data["model"]["notes"], *skipped)
+    return (*data.notes, *data.model.notes, *skipped)
 
 
-def _median(name: str, stats: Mapping[str, Any], source: str) -> Metric:
-    value = stats["p50"]
+def _median(name: str, stats: Stats, source: str) -> Metric:
+    value = stats.p50
     return Metric(
         value=value,
         unit=_unit(name),
-        how=f"clean pass, median of {stats['n']}",
+        how=f"clean pass, median of {stats.n}",
         per="second of the phase" if name.endswith("_per_s") else None,
         source=source,
-        reason=None if value is not None else stats["reason"],
+        reason=stats.reason or None,
     )
 
 

@@ -13,11 +13,10 @@ from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis
 from llm_perf_opt.analysis.static.document import StaticDocument
 from llm_perf_opt.analysis.timeline_window import TimelineWindow
-from llm_perf_opt.core.documents import ClockDocument
+from llm_perf_opt.core.documents import ClockDocument, MetricsDocument
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.names import ROLE_WRITERS, TORCH_PROFILER, Role
 from llm_perf_opt.core.records import StageRecord
-from llm_perf_opt.report.file_records import MetricsFile
 
 T = TypeVar("T")
 LARGEST_PICTURE = 8 << 20
@@ -46,7 +45,7 @@ class RunFiles:
     """Everything read, each found or unknown."""
 
     manifest: RunManifest
-    metrics: Found[MetricsFile] | Unknown
+    metrics: Found[MetricsDocument] | Unknown
     static: Found[StaticDocument] | Unknown
     capture: Found[CaptureAnalysis] | Unknown
     trace: Found[CaptureAnalysis] | Unknown
@@ -62,7 +61,7 @@ def read_run_files(manifest: RunManifest, run_dir: Path) -> RunFiles:
     reader = _Reader(manifest, run_dir.resolve())
     return RunFiles(
         manifest=manifest,
-        metrics=reader.first("metrics", MetricsFile),
+        metrics=reader.first("metrics", MetricsDocument),
         static=reader.first("static_json", StaticDocument),
         capture=reader.first("analysis_json", CaptureAnalysis),
         trace=reader.of(TORCH_PROFILER, "analysis_json", CaptureAnalysis),

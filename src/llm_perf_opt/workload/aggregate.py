@@ -5,7 +5,8 @@ Percentiles interpolate linearly between the two nearest ranks; the standard dev
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+
+from llm_perf_opt.core.documents import Stats
 
 PERCENTILES = (50, 90, 99)
 PERCENTILE_METHOD = "linear interpolation between the nearest ranks, rank = (n - 1) * p / 100"
@@ -20,12 +21,13 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
 
 
-def summarise(values: Iterable[float], *, reason: str) -> dict[str, Any]:
+def summarise(values: Iterable[float], *, reason: str) -> Stats:
     """The statistics of these values; with none of them, nulls and the reason."""
     ordered = sorted(values)
     count = len(ordered)
     if count == 0:
-        return {"mean": None, "std": None, **{f"p{p}": None for p in PERCENTILES}, "n": 0, "reason": reason}
+        return Stats(mean=None, std=None, p50=None, p90=None, p99=None, n=0, reason=reason)
     mean = math.fsum(ordered) / count
     std = math.sqrt(math.fsum((v - mean) ** 2 for v in ordered) / (count - 1)) if count > 1 else None
-    return {"mean": mean, "std": std, **{f"p{p}": percentile(ordered, p) for p in PERCENTILES}, "n": count}
+    p50, p90, p99 = (percentile(ordered, p) for p in PERCENTILES)
+    return Stats(mean=mean, std=std, p50=p50, p90=p90, p99=p99, n=count)

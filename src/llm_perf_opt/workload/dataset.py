@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.config.schema import DatasetSection, SamplingSection
+from llm_perf_opt.core.documents import InputSample
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.workload.models.base import Sample
 from llm_perf_opt.workload.pages import PageStyle, write_page
@@ -70,10 +71,10 @@ def plan_notes(samples: Sequence[Sample], sampling: SamplingSection) -> tuple[st
     return (f"dataset.sampling.num_samples_per_epoch is {wanted}, the data set has {len(samples)}: all are used",)
 
 
-def describe_inputs(planned: Sequence[Planned], *, run_dir: Path) -> list[dict[str, Any]]:
+def describe_inputs(planned: Sequence[Planned], *, run_dir: Path) -> list[InputSample]:
     """Size and hash of every sample the plan uses, each once. Paths inside the run are relative, so it can be moved."""
     samples = {p.sample.sample_id: p.sample for p in planned}
-    return [{"sample_id": sample_id, **_describe(sample, run_dir)} for sample_id, sample in samples.items()]
+    return [_describe(sample, run_dir) for sample in samples.values()]
 
 
 def vocabulary_of(geometry: Mapping[str, Any]) -> Vocabulary:
@@ -204,7 +205,7 @@ def _page(path: Path, root: Path) -> Sample:
     return Sample(sample_id=(path.relative_to(root) if inside else path).as_posix(), image=path)
 
 
-def _describe(sample: Sample, run_dir: Path) -> dict[str, Any]:
+def _describe(sample: Sample, run_dir: Path) -> InputSample:
     if sample.image is not None:
         digest, size = hashlib.sha256(), 0
         with sample.image.open("rb") as file:
@@ -213,7 +214,9 @@ def _describe(sample: Sample, run_dir: Path) -> dict[str, Any]:
                 size += len(chunk)
         inside = sample.image.is_relative_to(run_dir)
         path = sample.image.relative_to(run_dir) if inside else sample.image
-        return {"path": path.as_posix(), "size_bytes": size, "sha256": digest.hexdigest()}
+        sha256 = digest.hexdigest()
+        return InputSample(sample_id=sample.sample_id, path=path.as_posix(), size_bytes=size, sha256=sha256)
     # Token ids are hashed as 32-bit little-endian numbers, texts as UTF-8.
     data = array("I", sample.token_ids).tobytes() if sample.token_ids is not None else (sample.text or "").encode()
-    return {"path": None, "size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    sha256 = hashlib.sha256(data).hexdigest()
+    return InputSample(sample_id=sample.sample_id, path=None, size_bytes=len(data), sha256=sha256)

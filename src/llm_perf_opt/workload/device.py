@@ -2,8 +2,8 @@
 
 import platform
 from pathlib import Path
-from typing import Any
 
+from llm_perf_opt.core.documents import RanModel
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.workload.models.base import LoadedModel
 
@@ -32,21 +32,21 @@ def resolve_device(wanted: str) -> str:
     return wanted
 
 
-def describe_model(name: str, model: LoadedModel) -> dict[str, Any]:
+def describe_model(name: str, model: LoadedModel) -> RanModel:
     """What metrics.json says about the model and where it ran."""
     import torch
 
     on_gpu = model.device.startswith("cuda")
-    return {
-        "name": name,
-        "parameters": sum(p.numel() for p in model.module.parameters()),
-        "dtype": model.dtype,
-        "device": model.device,
-        "device_name": torch.cuda.get_device_name(model.device) if on_gpu else cpu_name(CPUINFO),
-        "torch": str(torch.__version__),
-        "threads": torch.get_num_threads(),
-        "notes": list(model.notes),
-    }
+    return RanModel(
+        name=name,
+        parameters=sum(p.numel() for p in model.module.parameters()),
+        dtype=model.dtype,
+        device=model.device,
+        device_name=torch.cuda.get_device_name(model.device) if on_gpu else cpu_name(CPUINFO),
+        torch=str(torch.__version__),
+        threads=torch.get_num_threads(),
+        notes=tuple(model.notes),
+    )
 
 
 def cpu_name(cpuinfo: Path) -> str:

@@ -12,6 +12,7 @@ from isal import igzip
 
 from llm_perf_opt.config.output import OutputConfig
 from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.core.documents import ProfiledPass
 from llm_perf_opt.core.names import MODULE_PREFIX, TRACE_FILE
 from llm_perf_opt.workload.dataset import Planned
 from llm_perf_opt.workload.journal import Journal
@@ -81,7 +82,7 @@ def run_profiled_pass(session: Session, journal: Journal, options: ProfilerOptio
     activities = choose_activities(options.activities, session.model.device)
     chosen = choose_samples(session.workload.planned, journal.bad, options.max_samples)
     budget = options.token_budget(session.workload.config.infer.max_new_tokens)
-    journal.profile = {"profiled": _describe(session, options, activities, chosen, budget)}
+    journal.profiled_pass = _plan(session, options, activities, chosen, budget)
     scratch = session.workload.scratch_dir / "trace.json"
     scratch.parent.mkdir(parents=True, exist_ok=True)
     with module_ranges(session.model):
@@ -89,8 +90,8 @@ def run_profiled_pass(session: Session, journal: Journal, options: ProfilerOptio
     with scratch.open("rb") as source, _open_gzip(out_dir / TRACE_FILE, "wb") as packed:
         shutil.copyfileobj(source, packed, COPY_BYTES)
     scratch.unlink()
-    journal.header["notes"] += [*activities.notes, *_notes(journal, options, len(chosen), budget)]
-    journal.profile["slowdown"] = compare_passes(journal.clean, journal.profiled)
+    journal.notes += [*activities.notes, *_notes(journal, options, len(chosen), budget)]
+    journal.slowdown = compare_passes(journal.clean, journal.profiled)
     journal.write("running")
 
 
@@ -205,25 +206,25 @@ def traced_ranges(ranges: RangeEmitter) -> RangeEmitter:
     return RangeEmitter(push=push, pop=pop, backend=f"{ranges.backend}, torch.profiler", note=ranges.note)
 
 
-def _describe(
+def _plan(
     session: Session, options: ProfilerOptions, activities: ChosenActivities, chosen: Sequence[Planned], budget: int
-) -> dict[str, Any]:
+) -> ProfiledPass:
     planned = {p.sample.sample_id for p in session.workload.planned}
     most = session.workload.config.infer.max_new_tokens
-    return {
-        "repeats": 1,
-        "samples": len(chosen),
-        "max_samples": options.max_samples,
-        "max_decode_steps": options.max_decode_steps,
-        "bounded": len(chosen) < len(planned) or budget < most,
-        "activities": list(activities.names),
-    }
+    return ProfiledPass(
+        repeats=1,
+        samples=len(chosen),
+        max_samples=options.max_samples,
+        max_decode_steps=options.max_decode_steps,
+        bounded=len(chosen) < len(planned) or budget < most,
+        activities=activities.names,
+    )
 
 
 def _notes(journal: Journal, options: ProfilerOptions, samples: int, budget: int) -> list[str]:
     """What a reader of the profiled pass must know."""
     notes = []
-    if journal.profile["profiled"]["bounded"]:
+    if journal.profiled_pass is not None and journal.profiled_pass.bounded:
         notes.append(
             f"the profiled pass was bounded to {samples} sample(s) and {budget} token(s) each "
             "(pipeline.torch_profiler.max_samples, .max_decode_steps; null lifts the bound)"

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llm_perf_opt.core.documents import PassTotals, Stats
 from llm_perf_opt.workload.aggregate import summarise
 from llm_perf_opt.workload.loop import Generation
 
@@ -74,7 +75,7 @@ class SampleResult:
         return line
 
 
-def pass_metrics(results: Sequence[SampleResult], parts: Sequence[str]) -> dict[str, dict[str, Any]]:
+def pass_metrics(results: Sequence[SampleResult], parts: Sequence[str]) -> dict[str, Stats]:
     """Statistics over all finished samples of a pass; `itl_ms` pools the gaps of all of them."""
     decoded = ONE_TOKEN if results else NO_SAMPLE
     tpots = [(r.tpot_ms, r.generation.decode_ms) for r in results]
@@ -97,28 +98,24 @@ def pass_metrics(results: Sequence[SampleResult], parts: Sequence[str]) -> dict[
     return metrics
 
 
-def totals(results: Sequence[SampleResult]) -> dict[str, Any]:
+def totals(results: Sequence[SampleResult]) -> PassTotals:
     """Sums over the pass, and the rates they give: all tokens by all the time."""
     prefill_s = sum(r.generation.prefill_ms for r in results) / 1e3
     decode_s = sum(r.generation.decode_ms or 0.0 for r in results) / 1e3
     prompt = sum(r.prompt_tokens for r in results)
     tokens = sum(r.tokens for r in results)
     decoded = sum(r.tokens - 1 for r in results)
-    return {
-        "prompt_tokens": prompt,
-        "tokens": tokens,
-        "prefill_s": prefill_s,
-        "decode_s": decode_s,
-        "prefill_tokens_per_s": prompt / prefill_s if prefill_s > 0 else None,
-        "decode_tokens_per_s": decoded / decode_s if decode_s > 0 else None,
-    }
+    return PassTotals(
+        prompt_tokens=prompt,
+        tokens=tokens,
+        prefill_s=prefill_s,
+        decode_s=decode_s,
+        prefill_tokens_per_s=prompt / prefill_s if prefill_s > 0 else None,
+        decode_tokens_per_s=decoded / decode_s if decode_s > 0 else None,
+    )
 
 
-def peak_memory(results: Sequence[SampleResult], *, how: str, reason: str | None) -> dict[str, Any]:
-    """The highest peak of the pass, or why there is none."""
+def peak_memory(results: Sequence[SampleResult], *, reason: str | None) -> tuple[int | None, str | None]:
+    """The highest peak of the pass, or None and why there is none."""
     peaks = [r.peak_memory_bytes for r in results if r.peak_memory_bytes is not None]
-    return {
-        "peak_memory_bytes": max(peaks, default=None),
-        "peak_memory_how": how,
-        "peak_memory_reason": None if peaks else (reason or NO_SAMPLE),
-    }
+    return (max(peaks), None) if peaks else (None, reason or NO_SAMPLE)

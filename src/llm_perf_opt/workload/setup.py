@@ -18,7 +18,7 @@ from llm_perf_opt.workload.dataset import (
     vocabulary_of,
 )
 from llm_perf_opt.workload.device import describe_model, resolve_device
-from llm_perf_opt.workload.journal import Journal, write_inputs_file
+from llm_perf_opt.workload.journal import Journal, JournalHeader, write_inputs_file
 from llm_perf_opt.workload.loop import Generator
 from llm_perf_opt.workload.memory import PeakMemory, peak_memory_for
 from llm_perf_opt.workload.models.base import LoadedModel, ModelAdapter
@@ -103,17 +103,15 @@ def open_session(workload: Workload) -> Session:
 def open_journal(session: Session, out_dir: Path, *, warmup_rounds: int) -> Journal:
     """Start writing metrics.json and samples.jsonl."""
     workload = session.workload
-    header = {
-        "model": describe_model(workload.config.model.name, session.model),
-        "nvtx_backend": session.ranges.backend,
-        "notes": [*workload.notes, *([session.ranges.note] if session.ranges.note else [])],
-        "clean": {
-            "repeats": workload.config.run.repeats,
-            "samples": len(workload.planned),
-            "warmup_rounds": warmup_rounds,
-        },
-    }
-    return Journal(out_dir, header=header, parts=session.model.parts, memory_how=session.memory.how)
+    header = JournalHeader(
+        model=describe_model(workload.config.model.name, session.model),
+        nvtx_backend=session.ranges.backend,
+        repeats=workload.config.run.repeats,
+        samples=len(workload.planned),
+        warmup_rounds=warmup_rounds,
+    )
+    notes = [*workload.notes, *([session.ranges.note] if session.ranges.note else [])]
+    return Journal(out_dir, header=header, notes=notes, parts=session.model.parts, memory_how=session.memory.how)
 
 
 def say(text: str) -> None:

@@ -1,15 +1,16 @@
 """Stage torch_profiler: a clean pass for latencies, then a pass under torch.profiler for attribution."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from annotated_types import Ge, MinLen
 
 from llm_perf_opt.config.output import OutputConfig
 from llm_perf_opt.config.schema import AppConfig, PositiveInt, Problem, StageConfig
+from llm_perf_opt.core.documents import MetricsDocument
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import METRICS_FILE, TORCH_PROFILER
@@ -100,22 +101,24 @@ class TorchProfilerStage:
 
 def describe_trace(
     cfg: TorchProfilerConfig, out_dir: Path, *, tokens: int
-) -> tuple[dict[str, Any], tuple[StageFile, ...]]:
+) -> tuple[MetricsDocument, tuple[StageFile, ...]]:
     """Read the trace the child left; metrics.json with the modules' shares in it, and the files a report reads."""
     data = read_metrics(out_dir)
     by_shape = cfg.group_by_input_shape and cfg.record_shapes
     traced = write_trace_files(out_dir / TRACE_FILE, by_shape=by_shape, pass_note=_pass_note(data, tokens))
-    data |= traced.module_data()
-    if data["model"]["device"].startswith("cuda") and "cuda" in cfg.activities and not traced.has_device:
-        data["notes"].append("the trace holds no device activity; another profiler may hold CUPTI")
+    data = traced.add_modules(data)
+    if (data.model.device or "").startswith("cuda") and "cuda" in cfg.activities and not traced.has_device:
+        note = "the trace holds no device activity; another profiler may hold CUPTI"
+        data = replace(data, notes=(*data.notes, note))
     write_json(out_dir / METRICS_FILE, data)
     return data, traced.files
 
 
-def _pass_note(data: Mapping[str, Any], tokens: int) -> str:
-    times = ", ".join(f"{phase} {value:.2f}x" for phase, value in data["slowdown"].items() if value is not None)
+def _pass_note(data: MetricsDocument, tokens: int) -> str:
+    samples = data.profiled.samples if data.profiled is not None else 0
+    times = ", ".join(f"{phase} {value:.2f}x" for phase, value in (data.slowdown or {}).items() if value is not None)
     return (
-        f"From the profiled pass: {data['profiled']['samples']} sample(s), at most {tokens} token(s) each. The "
+        f"From the profiled pass: {samples} sample(s), at most {tokens} token(s) each. The "
         f"profiler slows the work down ({times or 'not measured'}), so use these times for shares, and metrics.json "
         "for latencies."
     )
