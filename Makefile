@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Two workers: the machine the suite is sized for has two cores.
 WORKERS ?= 2
 
-.PHONY: demo test lint format docs clean
+.PHONY: demo test test-quick lint format docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12")'
@@ -19,6 +19,10 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+
+# Without what starts the orchestrator, a real tool or a browser, or runs a model: under a minute.
+test-quick: $(STAMP)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow" $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -2,16 +2,23 @@
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
+SYSTEM = Path(__file__).parent / "system"
 REQUIRE_TOOLS = os.environ.get("LLM_PERF_REQUIRE_TOOLS") == "1"
 _NEEDS = {"real_nsys": "nsys", "real_ncu": "ncu", "browser": "chromium"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two nsys at a time can lose each other's agent, so tests with the real one share a worker."""
+    """Two nsys at a time can lose each other's agent, so tests with the real one share a worker.
+
+    What needs a tool or starts whole commands is slow; other slow tests say so themselves.
+    """
     for item in items:
+        if item.path.is_relative_to(SYSTEM) or any(item.get_closest_marker(marker) for marker in _NEEDS):
+            item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("real_nsys"):
             item.add_marker(pytest.mark.xdist_group("nsys"))
 

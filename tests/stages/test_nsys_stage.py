@@ -367,6 +367,7 @@ def test_raw_captures_lose_only_what_looks_secret(tmp_path: Path) -> None:
     assert path.read_bytes() == b"\x01HOME=/root/dir\0API_KEY=xxxxxxxx\0x=1\0MY_PASSWORD=xxxxxxxx\0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["nosuchprogram", "./nosuchprogram", "./plain.txt"])
 def test_a_program_that_cannot_be_run_is_bad_input(tmp_path: Path, program: str) -> None:
     (tmp_path / "plain.txt").write_text("no program")

@@ -31,6 +31,7 @@ def context(config: AppConfig, tmp_path: Path) -> StageContext:
     return scratch_context("static_analysis", tmp_path / "run", config=config, host=HOST, env=env)
 
 
+@pytest.mark.slow
 def test_the_demo_model_is_analysed_in_both_books(tmp_path: Path) -> None:
     config = configure(tmp_path, "experiment=demo")
     ctx = context(config, tmp_path)
@@ -125,6 +126,7 @@ def run_child_here(config, out_dir: Path, stage: dict[str, object]):
     return read_facts(out_dir), read_counts(out_dir)
 
 
+@pytest.mark.slow
 def test_a_real_sample_sets_the_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -49,6 +49,7 @@ def fake_config(tmp_path: Path, lines: Sequence[str], stages: Mapping[str, Stage
     return FakeConfig(dataset=dataset, infer=InferSection(max_new_tokens=6), stages=stages or {}).build(tmp_path)
 
 
+@pytest.mark.slow
 def test_both_passes_run_in_a_child_and_every_file_and_metric_is_reported(tmp_path: Path) -> None:
     cfg = TorchProfilerConfig(enable=True, max_samples=1, max_decode_steps=3, warmup_rounds=1, output=OUTPUT)
     ctx = context(fake_config(tmp_path, ["1 2", "bad", "3"]), tmp_path / "run", "torch_profiler")
@@ -113,6 +114,7 @@ def test_both_passes_run_in_a_child_and_every_file_and_metric_is_reported(tmp_pa
     assert view.operators_of == "operator time"
 
 
+@pytest.mark.slow
 def test_a_failing_child_is_told_in_its_own_words_and_keeps_its_files(tmp_path: Path) -> None:
     ctx = context(fake_config(tmp_path, ["1", "bad", "bad"]), tmp_path / "run", "direct_inference")
     with pytest.raises(CommandFailed) as error:
@@ -144,6 +146,7 @@ def test_a_program_of_the_user_s_own_gets_no_clean_pass_of_our_workload(tmp_path
     assert own_clean_pass(context(own, tmp_path / "run", "nsys")) == ({}, ())
 
 
+@pytest.mark.slow
 def test_a_baseline_is_measured_once_and_taken_from_an_earlier_stage_when_there_is_one(tmp_path: Path) -> None:
     config = fake_config(tmp_path, ["1", "2"])
     ctx = context(config, tmp_path / "run", "nsys")

@@ -58,6 +58,7 @@ def _preset_overrides() -> list[tuple[str, ...]]:
     return cases
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", _preset_overrides(), ids=lambda o: o[0])
 def test_every_preset_composes_with_every_stage_enabled(overrides: tuple[str, ...]) -> None:
     stages = ("static_analysis", "torch_profiler", "nsys", "ncu", "direct_inference")

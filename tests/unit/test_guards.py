@@ -86,6 +86,7 @@ def test_nothing_is_called_a_helper() -> None:
     assert names & {"utils", "util", "helpers", "common", "misc", "manager"} == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "args",
     [

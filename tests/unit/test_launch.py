@@ -72,6 +72,7 @@ def test_the_whole_argv() -> None:
     assert build_work_argv("m", [], hydra_run_dir="/r")[:4] == [sys.executable, "-m", "m", "--child"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model", ["llama3_8b", "qwen3_30b_a3b", "deepseek_v2_lite", "deepseek_ocr", "deepseek_ocr_tiny"]
 )

@@ -13,6 +13,8 @@ from llm_perf_opt.workload.models.base import Sample
 from llm_perf_opt.workload.models.choices import Choice, choose_attention, choose_dtype
 from tests.support.model_presets import adapter_of, compose_preset, load_preset
 
+pytestmark = pytest.mark.slow
+
 PROMPT = tuple(range(7, 30))
 NEW_TOKENS = 24
 

@@ -17,6 +17,8 @@ from llm_perf_opt.workload.models.deepseek_ocr.load import build_on_meta, fill_w
 from llm_perf_opt.workload.models.deepseek_ocr.network import DeepseekOcr, MoeBlock, Views
 from tests.support.model_presets import adapter_of, compose_preset, load_preset
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def geometry() -> OcrGeometry:

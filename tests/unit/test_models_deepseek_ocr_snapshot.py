@@ -17,6 +17,8 @@ from llm_perf_opt.workload.models.deepseek_ocr.adapter import geometry_of_snapsh
 from llm_perf_opt.workload.models.deepseek_ocr.load import build_on_meta, fill_with_noise
 from tests.support.model_presets import adapter_of, compose_preset, load_preset
 
+pytestmark = pytest.mark.slow
+
 # The layout of the published config.json with small numbers.
 CONFIG = {
     "model_type": "deepseek_vl_v2",

@@ -27,6 +27,7 @@ def count(module: Any) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", TEXT_PRESETS)
 def test_text_preset_builds_the_published_number_of_parameters_on_meta(preset: str) -> None:
     config = compose_preset(f"model={preset}", "dataset=synthetic")
@@ -52,6 +53,7 @@ def test_the_documented_bundle_of_a_new_model_works_as_written(tmp_path: Path) -
     assert adapter_of(config).data_kind == "tokens"
 
 
+@pytest.mark.slow
 def test_meta_dtype_is_the_presets_own_unless_one_is_asked_for() -> None:
     own = compose_preset("model=llama3_1b", "dataset=synthetic")
     asked = compose_preset("model=llama3_1b", "dataset=synthetic", "model.dtype=float16")
@@ -59,6 +61,7 @@ def test_meta_dtype_is_the_presets_own_unless_one_is_asked_for() -> None:
     assert dtypes == ["torch.bfloat16", "torch.float16"]
 
 
+@pytest.mark.slow
 def test_deepseek_ocr_has_the_published_number_of_parameters_in_every_part() -> None:
     config = compose_preset("model=deepseek_ocr", "model.weights=random")
     module = adapter_of(config).build_meta(config.model)

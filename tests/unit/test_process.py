@@ -62,6 +62,7 @@ def test_a_program_that_does_not_exist_is_a_tool_error(tmp_path: Path) -> None:
         run_command(["no-such-program"], env=ENV, timeout_s=5, log=tmp_path / "log.txt")
 
 
+@pytest.mark.slow
 def test_the_timeout_ends_the_whole_tree_within_five_seconds(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     start = time.monotonic()
@@ -83,6 +84,7 @@ def test_what_a_finished_command_left_running_is_ended_and_counted(tmp_path: Pat
     assert [pid for pid in _pids(pids) if psutil.pid_exists(pid)] == []
 
 
+@pytest.mark.slow
 def test_a_gigabyte_of_output_does_not_grow_our_memory(tmp_path: Path) -> None:
     code = "import os\nblock = b'x' * (1 << 20)\nfor _ in range(1024): os.write(1, block)"
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -192,6 +194,7 @@ run_command([sys.executable, "-c", sys.argv[2], sys.argv[1]], env={}, timeout_s=
 """
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_does_not_leave_the_command_running(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     run = subprocess.Popen([sys.executable, "-c", RUNS_IT, str(pid_file), STUBBORN], stderr=subprocess.DEVNULL)

@@ -221,6 +221,7 @@ def test_a_table_row_stays_one_row_whatever_the_kernel_is_called(tmp_path: Path)
     assert columns == {16}
 
 
+@pytest.mark.slow
 def test_rendering_again_needs_neither_torch_nor_the_profilers(tmp_path: Path) -> None:
     run = hostile_run(tmp_path)
     code = (

@@ -24,6 +24,8 @@ from llm_perf_opt.workload.models.deepseek_ocr.adapter import SamGeometry  # noq
 from llm_perf_opt.workload.models.deepseek_ocr.vision import SamEncoder  # noqa: E402
 from llm_perf_opt.workload.models.module_groups import group_modules  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 BF16 = Dtypes.uniform("bf16")
 PRESETS = ("llama3_1b", "llama3_8b", "qwen3_8b", "qwen3_30b_a3b", "deepseek_v2_lite")
 

@@ -17,6 +17,8 @@ from llm_perf_opt.workload.profiled import ChosenActivities, choose_activities, 
 from tests.support.schemas import valid_file
 from tests.support.workload_fakes import FakeConfig, prompts
 
+pytestmark = pytest.mark.slow
+
 QUIET = OutputConfig(visualization=VisualizationOutput(enable=False))
 
 

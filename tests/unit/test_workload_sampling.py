@@ -13,6 +13,8 @@ from llm_perf_opt.workload.nvtx import silent
 from llm_perf_opt.workload.sampling import NgramBan, TokenPicker, seed_for
 from tests.support.model_presets import load_preset
 
+pytestmark = pytest.mark.slow
+
 LOGITS = torch.tensor([[0.0, 3.0, 1.0, 2.0, -5.0]])
 
 

@@ -21,6 +21,8 @@ from tests.support.fixtures_dir import REPO
 from tests.support.schemas import valid_file
 from tests.support.workload_fakes import FakeConfig, prompts
 
+pytestmark = pytest.mark.slow
+
 
 def read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     lines = (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()
