@@ -52,13 +52,55 @@ def test_every_nanosecond_of_a_decode_has_one_cause(tmp_path: Path) -> None:
     assert (row.gpu_busy_ns, row.gpu_idle_ns) == (250, 750)
     assert (row.launch_calls, row.launch_ns) == (5, 45)
     assert row.idle == Idle(
-        waiting_for_host_ns=130 + 60 + 136 + 30 + 280,
-        between_kernels_ns=10,
-        waiting_for_copy_or_sync_ns=40 + 64,
+        waiting_for_host_ns=120 + 50 + 135 + 20 + 280,
+        between_kernels_ns=10 + 10 + 10 + 5 + 10,
+        waiting_for_copy_or_sync_ns=40 + 60,
         copy_ns=40,
-        sync_ns=4 + 40 + 20,
+        sync_ns=40 + 20,
         unattributed_ns=0,
+        starting_ns=10 + 10 + 5 + 10,
     )
+
+
+def test_a_kernel_that_starts_long_after_its_launch_waits_for_the_device_from_the_return_of_the_call(
+    tmp_path: Path,
+) -> None:
+    export = Export()
+    export.range("step", 0, 1000)
+    export.call(10, 20, 1)
+    export.kernel("first", 20, 100, 1)
+    export.call(150, 200, 2)
+    export.kernel("held back by another stream", 900, 1000, 2)
+    row = _row(_analyze(export, tmp_path), "step")
+    assert row.gpu_idle_ns == 20 + 800
+    assert row.idle == Idle(
+        waiting_for_host_ns=20 + 100,
+        between_kernels_ns=700,
+        waiting_for_copy_or_sync_ns=0,
+        copy_ns=0,
+        sync_ns=0,
+        unattributed_ns=0,
+        starting_ns=700,
+    )
+
+
+def test_a_late_start_is_a_launch_s_for_20_us_and_a_gap_of_half_a_millisecond_is_no_launch_s(tmp_path: Path) -> None:
+    export = Export()
+    export.range("step", 0, 3_000_000)
+    export.call(10, 20, 1)
+    export.kernel("a", 20, 100, 1)
+    export.call(499_000, 499_099, 2)
+    export.kernel("b", 500_099, 600_000, 2)
+    export.call(1_000_000, 1_050_000, 3, "cudaStreamSynchronize_v3020")
+    export.call(1_060_000, 1_070_000, 4)
+    export.kernel("c", 1_100_000, 3_000_000, 4)
+    idle = _row(_analyze(export, tmp_path), "step").idle
+    assert (idle.waiting_for_host_ns, idle.sync_ns, idle.between_kernels_ns) == (
+        20 + 498_999 + 420_000,
+        50_000,
+        1_000 + 30_000,
+    )
+    assert (idle.starting_ns, idle.long_gaps_ns) == (1_000 + 20_000, 420_000)
 
 
 def test_nested_ranges_get_their_own_share_of_the_gaps_they_cut(tmp_path: Path) -> None:
@@ -66,12 +108,13 @@ def test_nested_ranges_get_their_own_share_of_the_gaps_they_cut(tmp_path: Path) 
     assert (row.instances, row.wall_ns, row.kernel_count, row.parent) == (2, 700, 4, "decode")
     assert (row.gpu_busy_ns, row.gpu_idle_ns) == (250, 120 + 330)
     assert row.idle == Idle(
-        waiting_for_host_ns=110 + 226,
-        between_kernels_ns=10,
-        waiting_for_copy_or_sync_ns=104,
+        waiting_for_host_ns=20 + 50 + 20 + 15 + 20 + 180,
+        between_kernels_ns=10 + 10 + 10 + 5 + 10,
+        waiting_for_copy_or_sync_ns=100,
         copy_ns=40,
-        sync_ns=64,
+        sync_ns=60,
         unattributed_ns=0,
+        starting_ns=10 + 10 + 5 + 10,
     )
     assert (row.last.start_ns, row.last.kernel_count, row.last.gpu_busy_ns, row.last.gpu_idle_ns) == (500, 1, 70, 330)
     assert row.kernels is not None
@@ -182,7 +225,7 @@ def test_kernels_of_a_traced_graph_belong_to_its_one_launch(tmp_path: Path) -> N
         export.kernel("node", start, start + 10, 1)
     row = _row(_analyze(export, tmp_path), "decode")
     assert (row.kernel_count, row.gpu_busy_ns, row.launch_calls, row.launch_ns) == (3, 30, 1, 10)
-    assert row.idle.between_kernels_ns == 20
+    assert (row.idle.between_kernels_ns, row.idle.starting_ns) == (5 + 20, 5)
 
 
 def test_a_graph_traced_as_a_whole_is_busy_time_and_named(tmp_path: Path) -> None:
@@ -322,12 +365,13 @@ def test_a_kernel_that_takes_no_time_leaves_the_copy_around_it_whole(tmp_path: P
     row = _row(_analyze(export, tmp_path), "decode")
     assert (row.kernel_count, row.gpu_busy_ns, row.gpu_idle_ns) == (2, 10, 90)
     assert row.idle == Idle(
-        waiting_for_host_ns=10 + 20,
-        between_kernels_ns=10,
+        waiting_for_host_ns=2 + 20,
+        between_kernels_ns=8 + 10,
         waiting_for_copy_or_sync_ns=50,
         copy_ns=50,
         sync_ns=0,
         unattributed_ns=0,
+        starting_ns=8,
     )
 
 
@@ -349,7 +393,7 @@ def test_the_span_reaches_to_a_copy_that_takes_no_time(tmp_path: Path) -> None:
     export.call(50, 52, 2, "cudaMemcpyAsync")
     export.copy(60, 60, 2)
     gpu = _analyze(export, tmp_path).gpu
-    assert (gpu.span_ns, gpu.busy_ns, gpu.idle_ns, gpu.idle.waiting_for_host_ns) == (50, 10, 40, 40)
+    assert (gpu.span_ns, gpu.busy_ns, gpu.idle_ns, gpu.idle.waiting_for_host_ns) == (50, 10, 40, 32)
 
 
 def test_the_time_after_the_last_work_belongs_to_the_thread_that_launched_last(tmp_path: Path) -> None:
@@ -361,7 +405,7 @@ def test_the_time_after_the_last_work_belongs_to_the_thread_that_launched_last(t
     export.kernel("b", 40, 60, 2)
     export.call(60, 100, 3, "cudaStreamSynchronize_v3020", tid=OTHER_THREAD)
     row = _row(_analyze(export, tmp_path), "decode")
-    assert (row.gpu_idle_ns, row.idle.sync_ns, row.idle.waiting_for_host_ns) == (150, 40, 110)
+    assert (row.gpu_idle_ns, row.idle.sync_ns, row.idle.waiting_for_host_ns) == (150, 40, 102)
 
 
 def test_what_only_overlaps_is_not_around_and_nothing_hangs_under_what_has_ended() -> None:

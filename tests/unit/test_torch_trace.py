@@ -112,12 +112,13 @@ def test_a_step_is_measured_as_in_an_nsys_capture(tmp_path: Path, name: str, pre
     assert (row.name, row.wall_ns, row.kernel_count, row.gpu_busy_ns) == ("decode", 100_000, 1, 20_500)
     assert (row.launch_calls, row.launch_ns) == (2, 7_000)
     assert row.idle == Idle(
-        waiting_for_host_ns=30_125 + 8_375 + 30_000,
-        between_kernels_ns=0,
-        waiting_for_copy_or_sync_ns=1_000 + 10_000,
+        waiting_for_host_ns=25_000 + 7_375 + 30_000,
+        between_kernels_ns=5_125 + 2_000,
+        waiting_for_copy_or_sync_ns=1_000 + 9_000,
         copy_ns=1_000,
-        sync_ns=1_000 + 9_000,
+        sync_ns=9_000,
         unattributed_ns=0,
+        starting_ns=5_125 + 2_000,
     )
 
 

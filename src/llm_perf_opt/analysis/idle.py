@@ -5,9 +5,13 @@ cause, tested in this order:
 
 1. a copy or a set is running: waiting for a copy;
 2. the launch of what runs next is not recorded: unattributed;
-3. the call that launched what runs next had returned before the GPU fell idle: between back-to-back kernels;
+3. the call that launched what runs next has returned: launched and not yet started, the time between kernels;
 4. the thread that launched what runs next was inside a synchronisation call: waiting for a synchronisation;
 5. otherwise: waiting for the host to launch.
+
+One gap may have several: up to the moment the launch call returns it waits for the host, after it for the device.
+Two parts are also known by themselves: the time a GPU that waited for the host needs to start what it was given at last
+(`starting`, of the time between kernels), and host time in gaps too long for a launch to be their reason (`long`).
 """
 
 from collections.abc import Sequence
@@ -15,8 +19,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.analysis.intervals import Flags, Intervals, Ints, gaps_of, intersect, union, union_and_first
+from llm_perf_opt.analysis.intervals import Flags, Intervals, Ints, gaps_of, intersect, union, union_and_first, without
 from llm_perf_opt.analysis.timeline import Activities, Calls, Timeline, distinct, join, take
+
+# Between two launches an eager framework needs 5 to 200 µs, a profiler with stacks included; what takes longer is other
+# work. Captures of many programs have hardly any idle time in gaps near this length.
+LONG_GAP_NS = 500_000
+# A kernel launched on an idle GPU starts within 10 µs; one that takes longer waits for something else.
+START_NS = 20_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +42,8 @@ class IdleMap:
     queued: Intervals
     waiting: Intervals
     unknown: Intervals
+    starting: Intervals
+    long: Intervals
 
     def split(self, start: Ints, end: Ints) -> "IdleSplit":
         """The idle time inside each window, by cause."""
@@ -49,12 +61,17 @@ class IdleMap:
             between_ns=between,
             unattributed_ns=unknown,
             host_ns=idle - copying - between - waiting - unknown,
+            starting_ns=inside(self.starting),
+            long_ns=inside(self.long),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class IdleSplit:
-    """Columns, one entry per window. The parts add up to `idle_ns`."""
+    """Columns, one entry per window. The parts add up to `idle_ns`.
+
+    `starting_ns` is a part of `between_ns`, `long_ns` one of `host_ns`.
+    """
 
     idle_ns: Ints
     host_ns: Ints
@@ -62,6 +79,8 @@ class IdleSplit:
     copy_ns: Ints
     sync_ns: Ints
     unattributed_ns: Ints
+    starting_ns: Ints
+    long_ns: Ints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,19 +127,26 @@ def _map(compute: Activities, copies: Activities, calls: Calls, window: tuple[in
         parts = parts.marked(work.start_ns[empty], work.call[empty])
     gaps = _gaps(parts, _last_launch((compute, copies), calls), window)
     known = gaps.call >= 0
-    queued = known.copy()
-    queued[known] = calls.end_ns[gaps.call[known]] <= gaps.start[known]
+    launched = gaps.end.copy()
+    launched[known] = np.clip(calls.end_ns[gaps.call[known]], gaps.start[known], gaps.end[known])
     if gaps.trailing:
         # Nothing ran after the last gap, so nothing was queued; without any GPU work the host launched nothing.
-        queued[-1] = False
+        launched[-1] = gaps.end[-1]
         known[-1] = known[-1] or not (len(compute) or len(copies))
+    before = _Gaps(start=gaps.start, end=launched, call=gaps.call, trailing=gaps.trailing)
+    queued = launched < gaps.end
+    late = np.flatnonzero(queued & (launched > gaps.start))
+    waiting = _waiting(before, known & (launched > gaps.start), calls)
+    long = np.flatnonzero(known & (gaps.end - gaps.start >= LONG_GAP_NS) & (launched > gaps.start))
     return IdleMap(
         span=_span((compute, copies)),
         busy=busy,
         copying=copying,
-        queued=union(gaps.start[queued], gaps.end[queued]),
-        waiting=_waiting(gaps, known & ~queued, calls),
+        queued=union(launched[queued], gaps.end[queued]),
+        waiting=waiting,
         unknown=union(gaps.start[~known], gaps.end[~known]),
+        starting=union(launched[late], np.minimum(gaps.end[late], launched[late] + START_NS)),
+        long=without(union(gaps.start[long], launched[long]), waiting),
     )
 
 

@@ -71,6 +71,15 @@ def intersect(a_start: Ints, a_end: Ints, b: Intervals) -> Intervals:
     return union(start, end)
 
 
+def without(a: Intervals, b: Intervals) -> Intervals:
+    """What of the first set is not in the second."""
+    if not len(a.start) or not len(b.start):
+        return a
+    low, high = min(a.start[0], b.start[0]), max(a.end[-1], b.end[-1])
+    rest = Intervals(start=np.concatenate(([low], b.end)), end=np.concatenate((b.start, [high])))
+    return intersect(a.start, a.end, rest)
+
+
 def expand(first: Ints, count: Ints) -> Ints:
     """The indices first[i], first[i]+1, … of each i, one after the other."""
     total = int(count.sum())

@@ -17,7 +17,11 @@ PUSH_POP, START_END = "push_pop", "start_end"
 
 @dataclass(frozen=True, kw_only=True)
 class Idle:
-    """Why the GPU was idle; the parts add up to `gpu_idle_ns`."""
+    """Why the GPU was idle; the parts add up to `gpu_idle_ns`.
+
+    `starting_ns` is the part of the time between kernels in which a GPU that had waited for the host starts,
+    `long_gaps_ns` the part of the time waiting for the host that lies in gaps too long to be a launch's.
+    """
 
     waiting_for_host_ns: int
     between_kernels_ns: int
@@ -25,6 +29,8 @@ class Idle:
     copy_ns: int
     sync_ns: int
     unattributed_ns: int
+    starting_ns: int = 0
+    long_gaps_ns: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +158,8 @@ def _idle(instances: RangeInstances, group: Ints) -> Idle:
         copy_ns=copy,
         sync_ns=sync,
         unattributed_ns=int(split.unattributed_ns[group].sum()),
+        starting_ns=int(split.starting_ns[group].sum()),
+        long_gaps_ns=int(split.long_ns[group].sum()),
     )
 
 

@@ -145,7 +145,8 @@ CAUSES = (
     ("host", "GPU idle: waiting for the host to launch"),
     ("sync", "GPU idle: the host waits in a synchronisation"),
     ("copy", "GPU idle: a copy or set runs"),
-    ("between", "GPU idle: between back-to-back kernels"),
+    ("starting", "GPU idle: what was launched late starts"),
+    ("between", "GPU idle: launched, not yet started"),
     ("unexplained", "Not explained"),
 )
 
@@ -156,7 +157,11 @@ def split_idle(idle: Idle, idle_ms: float) -> list[tuple[str, str, float]]:
     Copies and the gaps between queued kernels are the device's own time and are taken as measured; a profiler slows the
     host, so what the host causes is scaled to fill the rest in the proportions of the capture.
     """
-    device = {"copy": idle.copy_ns / 1e6, "between": idle.between_kernels_ns / 1e6}
+    device = {
+        "copy": idle.copy_ns / 1e6,
+        "starting": idle.starting_ns / 1e6,
+        "between": (idle.between_kernels_ns - idle.starting_ns) / 1e6,
+    }
     host = {
         "host": idle.waiting_for_host_ns / 1e6,
         "sync": idle.sync_ns / 1e6,

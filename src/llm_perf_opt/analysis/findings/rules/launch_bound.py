@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import Confidence, Evidence, Finding, Rule, amdahl
 from llm_perf_opt.analysis.findings.waterfall import split_idle
-from llm_perf_opt.analysis.range_table import PUSH_POP, RangeRow
+from llm_perf_opt.analysis.range_table import PUSH_POP, Idle, RangeRow
 
 MIN_IDLE_SHARE = 0.5
 MIN_HOST_SHARE = 0.5
@@ -41,7 +41,9 @@ def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known) -> list[Finding]:
     if gpu.kernel_count < MIN_KERNELS or idle_ms < MIN_IDLE_SHARE * wall.value:
         return []
     causes = {key: ms for key, _, ms in split_idle(gpu.idle, idle_ms)}
-    host_ms = causes.get("host", 0.0)
+    # What is launched in time has started in time, too; a long gap is not a launch's.
+    launching = launching_share(gpu.idle)
+    host_ms = causes.get("host", 0.0) * launching + causes.get("starting", 0.0)
     if host_ms < MIN_HOST_SHARE * idle_ms:
         return []
     share = idle_ms / wall.value
@@ -63,7 +65,7 @@ def _evidence(gpu: GpuFacts, wall: Known, idle_ms: float, host_ms: float) -> tup
         Evidence(text=f"clean wall time {wall.value:.2f} ms ({wall.how})", source=wall.source or "manifest.json"),
         Evidence(
             text=f"kernels run for {gpu.busy_ms:.3f} ms of it, so the GPU idles for {idle_ms:.2f} ms; "
-            f"{host_ms:.2f} ms of that is waiting for the host to launch (split as in the capture)",
+            f"{host_ms:.2f} ms of that is waiting for launches (split as in the capture)",
             source=gpu.source,
         ),
         Evidence(
@@ -74,12 +76,19 @@ def _evidence(gpu: GpuFacts, wall: Known, idle_ms: float, host_ms: float) -> tup
     )
 
 
+def launching_share(idle: Idle) -> float:
+    """The part of the time waiting for the host that lies in gaps short enough to be a launch's."""
+    host = idle.waiting_for_host_ns
+    return (host - idle.long_gaps_ns) / host if host > 0 else 0.0
+
+
 def _of_range(row: RangeRow, source: str) -> Finding | None:
     one = row.typical
     busy_ns, idle_ns = one.gpu_busy_ns, one.gpu_idle_ns
     if one.idle is None or busy_ns is None or idle_ns is None or one.wall_ns <= 0 or one.kernel_count < MIN_KERNELS:
         return None
-    share, host = idle_ns / one.wall_ns, one.idle.waiting_for_host_ns
+    share = idle_ns / one.wall_ns
+    host = one.idle.waiting_for_host_ns - one.idle.long_gaps_ns + one.idle.starting_ns
     if share < MIN_IDLE_SHARE or host < MIN_HOST_SHARE * idle_ns:
         return None
     left = one.wall_ns - host
@@ -89,7 +98,7 @@ def _of_range(row: RangeRow, source: str) -> Finding | None:
         evidence=(
             f"GPU busy {busy_ns / 1e6:.3f} ms of {one.wall_ns / 1e6:.2f} ms wall time "
             f"(median of {row.instances} instance(s), under the profiler)",
-            f"{host / 1e6:.2f} ms of the {idle_ns / 1e6:.2f} ms idle time is waiting for the host to launch",
+            f"{host / 1e6:.2f} ms of the {idle_ns / 1e6:.2f} ms idle time is waiting for launches",
             f"{one.kernel_count} kernels of {busy_ns / one.kernel_count / 1e3:.1f} µs on average, "
             f"one launched every {one.wall_ns / one.kernel_count / 1e3:.1f} µs",
             f"launch calls take {one.launch_ns / 1e6:.2f} ms of CPU time "
