@@ -266,6 +266,7 @@ def test_preflight_names_what_is_missing() -> None:
     assert [(f.what, f.blocking) for f in absent] == [
         ("ncu was not found", True), ("no CUDA device on this machine", False)
     ]  # fmt: skip
+    assert absent[0].remedy == "install it"
     assert list(STAGE.preflight(NcuConfig(), host("/usr/bin/ncu", H200))) == []
     restricted = replace(host("/usr/bin/ncu", H200), counters_restricted=True)
     assert [(f.blocking, "ERR_NVGPUCTRPERM" in f.what) for f in STAGE.preflight(NcuConfig(), restricted)] == [

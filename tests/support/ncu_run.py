@@ -19,7 +19,7 @@ def host(ncu: str | None, *gpus: Gpu) -> Host:
     tool = (
         Tool(name="ncu", path=ncu, version="2025.3.1")
         if ncu
-        else Tool(name="ncu", problem="ncu was not found; install it")
+        else Tool(name="ncu", problem="ncu was not found", remedy="install it")
     )
     return plain_host(gpus=gpus, tools={"ncu": tool})
 

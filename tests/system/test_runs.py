@@ -12,7 +12,7 @@ from llm_perf_opt.core.host import Gpu, Host, Tool
 from llm_perf_opt.core.manifest import RunManifest, read_manifest, write_manifest
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord
 from llm_perf_opt.errors import ManifestError
-from llm_perf_opt.profiling.vendor.tools import importer_problem, parse_gpus
+from llm_perf_opt.profiling.vendor.tools import importer_trouble, parse_gpus
 from llm_perf_opt.runners.doctor import diagnose
 from llm_perf_opt.runners.runs import find_runs
 from tests.support.fixtures_dir import REPO
@@ -164,7 +164,7 @@ def test_every_gap_has_a_remedy() -> None:
     bare = _host(
         packages={"torch": None, "transformers": None, "nvtx": "0.2.14"},
         gpus=(),
-        tools={"nsys": Tool(name="nsys", problem="nsys was not found; install it")},
+        tools={"nsys": Tool(name="nsys", problem="nsys was not found", remedy="install it")},
         counters_restricted=True,
         disk_free_bytes=1,
     )
@@ -196,8 +196,9 @@ def test_a_missing_importer_is_found_and_its_remedy_named(tmp_path: Path) -> Non
     for folder in (target, other):
         folder.mkdir()
     (other / "QdstrmImporter").write_text("")
-    problem = importer_problem(target / "nsys")
-    assert problem is not None
-    assert f" {tmp_path / 'host-linux-x64'}" in problem
+    trouble = importer_trouble(target / "nsys")
+    assert trouble is not None
+    assert f" {tmp_path / 'host-linux-x64'}," in trouble.what
+    assert trouble.remedy.endswith(f" {tmp_path / 'host-linux-x64'}")
     (tmp_path / "host-linux-x64").symlink_to(other)
-    assert importer_problem(target / "nsys") is None
+    assert importer_trouble(target / "nsys") is None

@@ -249,7 +249,9 @@ def test_several_ranges_are_captured_one_after_the_other_under_names_of_their_ow
 
 
 def test_preflight_blocks_without_nsys_and_warns_without_a_gpu() -> None:
-    missing = STAGE.preflight(NsysConfig(), _host(tool=Tool(name="nsys", problem="nsys was not found; install it")))
+    missing = STAGE.preflight(
+        NsysConfig(), _host(tool=Tool(name="nsys", problem="nsys was not found", remedy="install it"))
+    )
     assert [(f.what, f.blocking) for f in missing] == [
         ("nsys was not found; install it", True),
         ("this machine has no GPU: nsys will record NVTX ranges and OS calls, but no kernels", False),

@@ -87,8 +87,14 @@ def test_the_data_holds_every_kernel_and_event(page: str) -> None:
     text = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
     assert text is not None
     data = json.loads(text[1])
-    assert len(data["kernels"]["rows"]) == 48
-    counts = {track[0]: track[3] for track in data["timeline"]["tracks"] if track[1] != "range"}
+    kernels = [dict(zip(data["kernels"]["fields"], row, strict=True)) for row in data["kernels"]["rows"]]
+    assert len(kernels) == 48
+    assert kernels[0]["name"] == "nvjet_sm90_tst_64x8_64x16_2x1_v_bz_TNT"
+    assert set(data["kernels"]["totals"]) == {"all", "prefill", "decode"}
+    assert data["kernels"]["units"] == {
+        "mean": "us", "roof": "%", "dram": "B/s", "flops": "FLOP/s", "occupancy": "%", "floor": "us",
+    }  # fmt: skip
+    counts = {track["label"]: track["count"] for track in data["timeline"]["tracks"] if track["kind"] != "range"}
     assert counts["CPU thread 0"] == 3500
     assert sum(n for name, n in counts.items() if name.startswith("GPU")) == 3498
 

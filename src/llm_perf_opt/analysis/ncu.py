@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from llm_perf_opt.analysis.kernel_match import match_kernels, normalise
 from llm_perf_opt.analysis.kernel_names import short_kernel_name
@@ -93,9 +92,22 @@ def headroom_by_name(analysis: NcuAnalysis) -> dict[str, float]:
 def _kernel(name: str, group: Sequence[NcuLaunch]) -> NcuKernel:
     derived = [figures(launch) for launch in group]
     mean = _Mean(group, derived)
-    work, roof = _work(derived, mean), _roof(derived, mean)
+    durations = [f.duration_ns for f in derived if f.duration_ns is not None]
+    time_ns = _total(derived, lambda f: f.duration_ns)
+    flop, dram = _total(derived, lambda f: f.flop), _total(derived, lambda f: f.dram_bytes)
+    pipes, peaks = _mean_pipes(derived), derived[0].peak_flop_per_s
+    dram_rate = mean.figure(lambda f: f.dram_bytes_per_s)
+    dram_peak = mean.figure(lambda f: f.peak_dram_bytes_per_s)
+    # How near the kernel came to what the device can do: by ncu's own throughputs, and by operations and bytes.
+    compute, memory = mean.metric(_COMPUTE_SOL), mean.metric(_MEMORY_SOL)
+    compute_roof = _compute_roof_pct(pipes, peaks)
+    memory_roof = None if dram_rate is None or not dram_peak else dram_rate / dram_peak * 100.0
     stalls = top_stalls(group[0])
-    missing = {key: reason for f in derived for key, reason in f.missing.items()} | _roof_reasons(roof)
+    missing = {key: reason for f in derived for key, reason in f.missing.items()}
+    if compute_roof is None:
+        missing["compute_roof_pct"] = "the operations or the dense peak of a pipe in use were not collected"
+    if memory_roof is None:
+        missing["memory_roof_pct"] = "the memory traffic or its peak was not collected"
     if not stalls:
         missing["stalls_pct"] = "the section WarpStateStats was not collected"
     return NcuKernel(
@@ -104,8 +116,24 @@ def _kernel(name: str, group: Sequence[NcuLaunch]) -> NcuKernel:
         launches=len(group),
         grids=tuple(dict.fromkeys(launch.grid for launch in group if launch.grid)),
         ranges=tuple(dict.fromkeys("/".join(launch.nvtx) for launch in group if launch.nvtx)),
-        **work,
-        **roof,
+        duration_ns=sum(durations) / len(durations) if durations else None,
+        duration_min_ns=min(durations, default=None),
+        duration_max_ns=max(durations, default=None),
+        flop=None if flop is None else flop / len(derived),
+        flop_per_s=None if flop is None or not time_ns else flop / time_ns * 1e9,
+        flop_per_s_by_pipe=pipes,
+        dram_bytes=None if dram is None else dram / len(derived),
+        dram_bytes_per_s=dram_rate,
+        l2_bytes_per_s=mean.figure(lambda f: f.l2_bytes_per_s),
+        l1_bytes_per_s=mean.figure(lambda f: f.l1_bytes_per_s),
+        intensity_flop_per_byte=None if flop is None or not dram else flop / dram,
+        compute_sol_pct=compute,
+        memory_sol_pct=memory,
+        dram_sol_pct=mean.metric(*_DRAM_SOL),
+        compute_roof_pct=compute_roof,
+        memory_roof_pct=memory_roof,
+        roof_pct=None if compute_roof is None or memory_roof is None else max(compute_roof, memory_roof),
+        bound=bound_class(compute, memory),
         occupancy_pct=mean.metric(_ACHIEVED_OCCUPANCY),
         occupancy_theoretical_pct=mean.metric(THEORETICAL_OCCUPANCY),
         occupancy_limiter=occupancy_limiter(group[0]),
@@ -114,57 +142,10 @@ def _kernel(name: str, group: Sequence[NcuLaunch]) -> NcuKernel:
         stalls_pct=stalls,
         advice=advice(rule for launch in group for rule in launch.rules),
         passes=mean.metric("profiler__replayer_passes"),
+        peak_flop_per_s=peaks,
+        peak_dram_bytes_per_s=dram_peak,
         missing=missing,
     )
-
-
-def _work(derived: Sequence[LaunchFigures], mean: "_Mean") -> dict[str, Any]:
-    """Time, operations and traffic."""
-    durations = [f.duration_ns for f in derived if f.duration_ns is not None]
-    flop, dram = _total(derived, lambda f: f.flop), _total(derived, lambda f: f.dram_bytes)
-    time_ns = _total(derived, lambda f: f.duration_ns)
-    return {
-        "duration_ns": sum(durations) / len(durations) if durations else None,
-        "duration_min_ns": min(durations, default=None),
-        "duration_max_ns": max(durations, default=None),
-        "flop": None if flop is None else flop / len(derived),
-        "flop_per_s": None if flop is None or not time_ns else flop / time_ns * 1e9,
-        "flop_per_s_by_pipe": _mean_pipes(derived),
-        "dram_bytes": None if dram is None else dram / len(derived),
-        "dram_bytes_per_s": mean.figure(lambda f: f.dram_bytes_per_s),
-        "l2_bytes_per_s": mean.figure(lambda f: f.l2_bytes_per_s),
-        "l1_bytes_per_s": mean.figure(lambda f: f.l1_bytes_per_s),
-        "intensity_flop_per_byte": None if flop is None or not dram else flop / dram,
-    }
-
-
-def _roof(derived: Sequence[LaunchFigures], mean: "_Mean") -> dict[str, Any]:
-    """How near the kernel came to what the device can do, by ncu's own throughputs and by operations and bytes."""
-    compute, memory = mean.metric(_COMPUTE_SOL), mean.metric(_MEMORY_SOL)
-    peaks, dram_peak = derived[0].peak_flop_per_s, mean.figure(lambda f: f.peak_dram_bytes_per_s)
-    dram_rate = mean.figure(lambda f: f.dram_bytes_per_s)
-    compute_roof = _compute_roof_pct(_mean_pipes(derived), peaks)
-    memory_roof = None if dram_rate is None or not dram_peak else dram_rate / dram_peak * 100.0
-    both = None if compute_roof is None or memory_roof is None else max(compute_roof, memory_roof)
-    return {
-        "compute_sol_pct": compute,
-        "memory_sol_pct": memory,
-        "dram_sol_pct": mean.metric(*_DRAM_SOL),
-        "compute_roof_pct": compute_roof,
-        "memory_roof_pct": memory_roof,
-        "roof_pct": both,
-        "bound": bound_class(compute, memory),
-        "peak_flop_per_s": peaks,
-        "peak_dram_bytes_per_s": dram_peak,
-    }
-
-
-def _roof_reasons(roof: Mapping[str, Any]) -> dict[str, str]:
-    reasons = {
-        "compute_roof_pct": "the operations or the dense peak of a pipe in use were not collected",
-        "memory_roof_pct": "the memory traffic or its peak was not collected",
-    }
-    return {key: reason for key, reason in reasons.items() if roof[key] is None}
 
 
 class _Mean:

@@ -16,16 +16,22 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Tool:
-    """A vendor tool. `problem` says what is wrong with it and what to do, or is None."""
+    """A vendor tool. `problem` says what is wrong with it, or is None; `remedy` what to do about it."""
 
     name: str
     path: str | None = None
     version: str | None = None
     problem: str | None = None
+    remedy: str | None = None
 
     @property
     def usable(self) -> bool:
         return self.path is not None and self.problem is None
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong and what to do, in one line; for a tool that cannot be used."""
+        return "; ".join(text for text in (self.problem or f"{self.name} was not found", self.remedy) if text)
 
 
 @dataclass(frozen=True, kw_only=True)

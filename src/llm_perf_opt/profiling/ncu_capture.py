@@ -16,21 +16,31 @@ WINDOW = "-window"
 
 
 @dataclass(frozen=True, kw_only=True)
+class LaunchFilter:
+    """Which launches are profiled: kernels whose name (in the form `kernel_name_base`) fits, numbers of invocations.
+
+    Of what fits, `launch_skip` launches are passed over and `launch_count` profiled at most.
+    """
+
+    kernel_regex: str | None
+    kernel_name_base: str
+    invocations: str | None
+    launch_skip: int | None
+    launch_count: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Capture:
     """What to profile and how. The filters are apart from the rest because the rerun drops them and nothing else."""
 
     name: str
     nvtx: str | Sequence[str] | None
-    kernel_regex: str | None
-    kernel_name_base: str
-    invocations: str | None
+    launches: LaunchFilter
     set_name: str | None
     sections: Sequence[str] | None
     metrics: str | Sequence[str] | None
     replay_mode: str
     target_processes: str
-    launch_skip: int | None
-    launch_count: int
     clock_control: str
     force_overwrite: bool
     extra_args: Sequence[str]
@@ -38,29 +48,30 @@ class Capture:
 
     def without_filters(self) -> "Capture":
         """The same without NVTX gating and kernel filter; metrics, sections and the launch limit stay."""
-        return replace(self, name="kernels", nvtx=None, kernel_regex=None, invocations=None, launch_skip=None)
+        launches = replace(self.launches, kernel_regex=None, invocations=None, launch_skip=None)
+        return replace(self, name="kernels", nvtx=None, launches=launches)
 
     def window(self, start: int, width: int) -> "Capture":
         """The same for consecutive launches inside the NVTX ranges, whatever their names."""
-        name = f"{self.name}{WINDOW}"
-        return replace(self, name=name, kernel_regex=None, invocations=None, launch_skip=start, launch_count=width)
+        launches = replace(self.launches, kernel_regex=None, invocations=None, launch_skip=start, launch_count=width)
+        return replace(self, name=f"{self.name}{WINDOW}", launches=launches)
 
     def argv(self, out_dir: Path, work_argv: Sequence[str]) -> list[str]:
         return build_ncu_cmd(
             out_dir / self.name,
             work_argv,
             nvtx_expr=self.nvtx,
-            kernel_regex=self.kernel_regex,
+            kernel_regex=self.launches.kernel_regex,
             use_nvtx=self.nvtx is not None,
             set_name=self.set_name,
             metrics=self.metrics,
             sections=self.sections,
             target_processes=self.target_processes,
-            invocations=self.invocations,
-            kernel_name_base=self.kernel_name_base,
+            invocations=self.launches.invocations,
+            kernel_name_base=self.launches.kernel_name_base,
             replay_mode=self.replay_mode,
-            launch_skip=self.launch_skip,
-            launch_count=self.launch_count,
+            launch_skip=self.launches.launch_skip,
+            launch_count=self.launches.launch_count,
             clock_control=self.clock_control,
             force_overwrite=self.force_overwrite,
             extra_args=self.extra_args,

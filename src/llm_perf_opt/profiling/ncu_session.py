@@ -1,9 +1,9 @@
 """One ncu capture from choice to files: select kernels, print the plan, profile, analyse, write."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llm_perf_opt.analysis.ncu import analyze_ncu, join_nsys
 from llm_perf_opt.analysis.ncu_records import NcuLaunch
@@ -22,7 +22,7 @@ from llm_perf_opt.profiling.kernel_select import (
     plan_capture,
     select_kernels,
 )
-from llm_perf_opt.profiling.ncu_capture import WINDOW, Capture, NcuCaptured, capture, capture_window
+from llm_perf_opt.profiling.ncu_capture import WINDOW, Capture, LaunchFilter, NcuCaptured, capture, capture_window
 from llm_perf_opt.profiling.ncu_inputs import earlier_headroom, launch_sequence, timeline_kernels
 from llm_perf_opt.profiling.ncu_metrics import plan_metrics, result_metrics, slowdown_metrics
 from llm_perf_opt.profiling.ncu_results import (
@@ -156,7 +156,7 @@ def prepare(cfg: "NcuConfig", ctx: StageContext, ncu: str) -> Prepared:
     steps = min(ctx.config.infer.max_new_tokens, MAX_NEW_TOKENS) - 1 if own else LONG_ENOUGH
     if selection is not None and not selection.kernels:
         selection = None
-    planned, shot = _filters(cfg, selection, by_range, steps)
+    planned, launches = _filters(cfg, selection, by_range, steps)
     plan = plan_capture(
         kernels=None if selection is None else len(selection.kernels),
         launches=planned,
@@ -168,34 +168,37 @@ def prepare(cfg: "NcuConfig", ctx: StageContext, ncu: str) -> Prepared:
         source=source,
         selection=selection,
         plan=plan,
-        capture=_capture(cfg, include, ncu, shot),
-        notes=(*_selection_notes(cfg, selection), *_base_note(cli.kernel_name_base, str(shot["kernel_name_base"]))),
+        capture=_capture(cfg, include, ncu, launches),
+        notes=(*_selection_notes(cfg, selection), *_base_note(cli.kernel_name_base, launches.kernel_name_base)),
     )
 
 
-def _filters(cfg: "NcuConfig", selection: Selection | None, by_range: bool, steps: int) -> tuple[int, dict[str, Any]]:
+def _filters(cfg: "NcuConfig", selection: Selection | None, by_range: bool, steps: int) -> tuple[int, LaunchFilter]:
     """How many launches are expected, and the part of the capture that chooses them."""
     cli = cfg.ncu_cli
     limit = cli.launch_count or cfg.max_kernels * cfg.max_launches_per_kernel
-    shot: dict[str, Any] = {"kernel_regex": None, "kernel_name_base": cli.kernel_name_base, "invocations": None}
-    shot |= {"launch_skip": cli.launch_skip, "launch_count": limit}
+    found = LaunchFilter(
+        kernel_regex=None,
+        kernel_name_base=cli.kernel_name_base,
+        invocations=None,
+        launch_skip=cli.launch_skip,
+        launch_count=limit,
+    )
     if by_range:
-        return limit, shot
+        return limit, found
     spread = launch_numbers(cfg.max_launches_per_kernel, steps)
-    numbers = "|".join(map(str, spread))
-    if cli.kernel_name is not None:
-        shot["kernel_regex"] = _user_regex(cli.kernel_name)
-    elif selection is not None:
-        names = [k.name for k in selection.kernels]
-        shot["kernel_regex"], shot["kernel_name_base"] = kernel_pattern(names, cli.kernel_name_base)
-        if cli.launch_count is None:
-            limit = expected_launches(selection.kernels, spread)
-            shot["launch_count"] = limit * LAUNCH_ROOM
-    elif cfg.exclude:
-        shot["kernel_regex"] = everything_but(cfg.exclude)
     if cli.launch_count is None and cli.launch_skip is None:
-        shot["invocations"] = numbers
-    return limit, shot
+        found = replace(found, invocations="|".join(map(str, spread)))
+    if cli.kernel_name is not None:
+        return limit, replace(found, kernel_regex=_user_regex(cli.kernel_name))
+    if selection is None:
+        return limit, replace(found, kernel_regex=everything_but(cfg.exclude) if cfg.exclude else None)
+    pattern, base = kernel_pattern([k.name for k in selection.kernels], cli.kernel_name_base)
+    found = replace(found, kernel_regex=pattern, kernel_name_base=base)
+    if cli.launch_count is None:
+        limit = expected_launches(selection.kernels, spread)
+        found = replace(found, launch_count=limit * LAUNCH_ROOM)
+    return limit, found
 
 
 def _said(include: str | Sequence[str] | None) -> str:
@@ -207,7 +210,7 @@ def _user_regex(name: str) -> str:
     return name.removeprefix("regex:") if name.startswith("regex:") else f"^{re.escape(name)}$"
 
 
-def _capture(cfg: "NcuConfig", include: str | Sequence[str] | None, ncu: str, shot: Mapping[str, Any]) -> Capture:
+def _capture(cfg: "NcuConfig", include: str | Sequence[str] | None, ncu: str, launches: LaunchFilter) -> Capture:
     cli = cfg.ncu_cli
     name = safe_name(include.replace("*", "")) if isinstance(include, str) and include else "kernels"
     return Capture(
@@ -222,7 +225,7 @@ def _capture(cfg: "NcuConfig", include: str | Sequence[str] | None, ncu: str, sh
         force_overwrite=cli.force_overwrite,
         extra_args=cli.extra_args,
         ncu=ncu,
-        **shot,
+        launches=launches,
     )
 
 

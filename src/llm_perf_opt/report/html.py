@@ -1,18 +1,22 @@
 """report.html: one file that opens offline, styles, script and data inside it."""
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
+import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from llm_perf_opt.analysis.findings.facts import Unknown
+from llm_perf_opt.report.kernel_columns import MEASURED, Value, script_values
 from llm_perf_opt.report.roofline_layout import layout_roofline
 from llm_perf_opt.report.units import digits, format_count, format_ms, format_percent
-from llm_perf_opt.report.view.kernels import KernelRowView, KernelsView
+from llm_perf_opt.report.view.kernels import VIEWS, KernelsView
 from llm_perf_opt.report.view.report import ReportView
-from llm_perf_opt.report.view.timeline import TimelineView
+from llm_perf_opt.report.view.timeline import Jump, TimelineView, Track
 
 PACKAGE = "llm_perf_opt.report"
 ROWS_WITHOUT_SCRIPT = 40
@@ -35,7 +39,8 @@ def render_html(view: ReportView) -> str:
         layout=layout_roofline(view.roofline),
         style=Markup(_text("report.css")),
         script=Markup(_text("report.js")),
-        data=Markup(json_for_script(page_data(view))),
+        data=Markup(json_for_script(msgspec.to_builtins(page_data(view)))),
+        measured=MEASURED,
         has_modules=any(row.module for row in view.kernels.rows),
         rows_without_script=ROWS_WITHOUT_SCRIPT,
         findings_open=FINDINGS_OPEN,
@@ -52,47 +57,64 @@ def json_for_script(data: Any) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def page_data(view: ReportView) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class KernelData:
+    """Kernels as the script reads them: `fields` names the values of a row, `units` says how a number is written."""
+
+    totals: Mapping[str, float | None]
+    units: Mapping[str, str]
+    fields: tuple[str, ...]
+    rows: tuple[tuple[Value, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimelineData:
+    """The timeline as the script reads it."""
+
+    length: int
+    names: tuple[str, ...]
+    classes: tuple[str, ...]
+    jumps: tuple[Jump, ...]
+    tracks: tuple[Track, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageData:
     """What the script draws from."""
-    return {"kernels": _kernels(view.kernels), "timeline": _timeline(view.timeline)}
+
+    kernels: KernelData
+    timeline: TimelineData | None
 
 
-def _kernels(view: KernelsView) -> dict[str, Any]:
-    return {"totals": view.totals_ms, "rows": [_row(row) for row in view.rows]}
+def page_data(view: ReportView) -> PageData:
+    return PageData(kernels=_kernels(view.kernels), timeline=_timeline(view.timeline))
 
 
-def _row(row: KernelRowView) -> list[Any]:
-    """Columns in the order the script knows them."""
-    numbers = (row.mean_us, row.roof_pct, row.dram_bytes_per_s, row.flop_per_s, row.occupancy_pct, row.floor_us)
-    return [
-        row.short_name,
-        row.name if row.name != row.short_name else 0,
-        row.kernel_class,
-        [_short(v) for v in row.time_ms],
-        [_short(v) for v in row.launches],
-        row.bound,
-        [_short(v) for v in numbers],
-        row.module or 0,
-        row.limiter or 0,
-        row.advice or 0,
-    ]
+def _kernels(view: KernelsView) -> KernelData:
+    rows = [script_values(row) for row in view.rows]
+    return KernelData(
+        totals=dict(zip(VIEWS, view.totals_ms, strict=True)),
+        units={column.key: column.unit for column in MEASURED if column.unit is not None},
+        fields=tuple(rows[0]) if rows else (),
+        rows=tuple(tuple(_short(value) for value in row.values()) for row in rows),
+    )
 
 
-def _short(value: float | None) -> float | int | None:
+def _short(value: Value) -> Value:
     """Six digits are more than anybody reads."""
-    if value is None:
-        return None
+    if value is None or isinstance(value, str):
+        return value
     rounded = float(f"{value:.6g}")
     return int(rounded) if rounded.is_integer() else rounded
 
 
-def _timeline(view: TimelineView) -> dict[str, Any] | None:
+def _timeline(view: TimelineView) -> TimelineData | None:
     if view.missing is not None:
         return None
-    return {
-        "length": view.length_ns,
-        "names": view.names,
-        "classes": view.classes,
-        "jumps": view.jumps,
-        "tracks": [[t.label, t.kind, t.depth, t.count, t.data] for t in view.tracks],
-    }
+    return TimelineData(
+        length=view.length_ns,
+        names=view.names,
+        classes=view.classes,
+        jumps=view.jumps,
+        tracks=view.tracks,
+    )

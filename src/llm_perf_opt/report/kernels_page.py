@@ -34,4 +34,4 @@ def render_kernels_page(view: ReportView) -> str:
 
 def _names(view: ReportView) -> list[str]:
     rows = [(str(rank), code(row.name)) for rank, row in enumerate(view.kernels.rows[:SHOWN], start=1)]
-    return table(("#", "name"), rows, right=(0,))
+    return table(("#", "name"), rows, right=("#",))

@@ -1,6 +1,6 @@
 """Pieces every markdown page is made of: safe text, tables, footnotes with the sources of numbers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.core.records import Metric
@@ -37,9 +37,9 @@ def link(text: str, target: str) -> str:
     return f"[{safe}](<{target.replace('<', '%3C').replace('>', '%3E')}>)"
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
-    """A table; columns in `right` are aligned right. Cells must be safe already."""
-    marks = ["---:" if i in right else "---" for i in range(len(header))]
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Collection[str] = ()) -> list[str]:
+    """A table; the columns named in `right` are aligned right. Cells must be safe already."""
+    marks = ["---:" if name in right else "---" for name in header]
     return [_line(header), _line(marks), *(_line(row) for row in rows)]
 
 

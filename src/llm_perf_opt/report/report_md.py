@@ -1,7 +1,8 @@
 """report.md: the whole report for places that render markdown."""
 
+from llm_perf_opt.report.kernel_columns import MEASURED, show_value
 from llm_perf_opt.report.markdown import Footnotes, code, escape, format_metric, link, table
-from llm_perf_opt.report.units import digits, format_count, format_ms, format_percent
+from llm_perf_opt.report.units import digits, format_ms, format_percent
 from llm_perf_opt.report.view.findings import FindingView
 from llm_perf_opt.report.view.kernels import KernelRowView, KernelsView
 from llm_perf_opt.report.view.modules import ModulesView
@@ -54,7 +55,7 @@ def _headline(view: ReportView, notes: Footnotes) -> list[str]:
 def _waterfall(view: WaterfallView, notes: Footnotes) -> list[str]:
     rows = [_bar_row(row, notes) for row in view.rows]
     lines = ["", f"## {escape(view.title)}: from the limit to what was measured", "", escape(view.summary), ""]
-    lines += table(("step", "up to", "added", "factor", "on one scale"), rows, right=(1, 2, 3))
+    lines += table(("step", "up to", "added", "factor", "on one scale"), rows, right=("up to", "added", "factor"))
     return lines + _bullets(view.notes)
 
 
@@ -102,10 +103,10 @@ def _kernels(view: KernelsView) -> list[str]:
 
 def kernel_table(view: KernelsView, count: int) -> list[str]:
     """The first kernels; a dash stands for what was not measured."""
-    header = ["#", "kernel", "class", "share", "prefill", "decode", "launches", "mean", "bound", "of roof", "DRAM"]
-    header += ["FLOP/s", "occupancy", "floor"]
+    times = ("share", "prefill", "decode", "launches")
+    header = ("#", "kernel", "class", *times, *(column.title for column in MEASURED))
     rows = [_kernel_row(rank, row, view.totals_ms[0]) for rank, row in enumerate(view.rows[:count], start=1)]
-    return table(header, rows, right=(0, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13))
+    return table(header, rows, right=("#", *times, *(column.title for column in MEASURED if column.unit)))
 
 
 def _kernel_row(rank: int, row: KernelRowView, total_ms: float | None) -> tuple[str, ...]:
@@ -114,16 +115,10 @@ def _kernel_row(rank: int, row: KernelRowView, total_ms: float | None) -> tuple[
         str(rank),
         code(row.short_name),
         row.kernel_class,
-        "—" if share is None else format_percent(share),
-        *("—" if ms is None else format_ms(ms) for ms in row.time_ms[1:]),
-        "—" if row.launches[0] is None else f"{row.launches[0]:,.0f}",
-        "—" if row.mean_us is None else format_ms(row.mean_us / 1e3),
-        row.bound or "—",
-        "—" if row.roof_pct is None else f"{digits(row.roof_pct)} %",
-        "—" if row.dram_bytes_per_s is None else f"{digits(row.dram_bytes_per_s / 1e9)} GB/s",
-        "—" if row.flop_per_s is None else format_count(row.flop_per_s, "FLOP/s"),
-        "—" if row.occupancy_pct is None else f"{digits(row.occupancy_pct)} %",
-        "—" if row.floor_us is None else format_ms(row.floor_us / 1e3),
+        show_value(share, "share"),
+        *(show_value(ms, "ms") for ms in row.time_ms[1:]),
+        show_value(row.launches[0], "launches"),
+        *(column.text(row) for column in MEASURED),
     )
 
 
@@ -141,7 +136,8 @@ def _modules(view: ModulesView) -> list[str]:
             for row in phase.rows
         ]
         lines += [f"**{phase.phase.capitalize()}**, shares of the phase{by}", ""]
-        lines += [*table(("module", "time", "FLOPs (predicted)", "bytes (predicted)"), rows, right=(1, 2, 3)), ""]
+        shares = ("time", "FLOPs (predicted)", "bytes (predicted)")
+        lines += [*table(("module", *shares), rows, right=shares), ""]
     lines += _operators(view)
     return lines + _double_entry(view)
 
@@ -159,11 +155,12 @@ def _operators(view: ModulesView) -> list[str]:
         )
         for op in view.operators[:10]
     ]
+    numbers = ("calls", f"of {view.operators_of}", "CPU", "device")
     head = f"Operators by own {view.operators_by} in the profiled pass ({code(view.operators_source or '')}):"
     return [
         head,
         "",
-        *table(("operator", "calls", f"of {view.operators_of}", "CPU", "device"), rows, right=(1, 2, 3, 4)),
+        *table(("operator", *numbers), rows, right=numbers),
         "",
     ]
 
@@ -214,7 +211,10 @@ def _section(view: SectionView, notes: Footnotes) -> list[str]:
     for shown in view.tables:
         header = [escape(column) for column in shown.columns]
         lines += [f"**{escape(shown.title)}**", ""] if shown.title else []
-        lines += [*table(header, [[escape(c) for c in row] for row in shown.rows], right=shown.numeric), ""]
+        lines += [
+            *table(header, [[escape(c) for c in row] for row in shown.rows], right=[header[i] for i in shown.numeric]),
+            "",
+        ]
         lines += [f"Source: {code(shown.source)}.", ""] if shown.source else []
     if view.picture is not None and view.picture.missing is not None:
         lines += [f"Picture unknown: {escape(view.picture.missing.text)}.", ""]
@@ -232,7 +232,7 @@ def _provenance(view: ProvenanceView) -> list[str]:
         f"Run {escape(view.run_id)}, {view.status}, started {escape(view.created_at)}.",
         "",
     ]
-    lines += [*table(("stage", "status", "time", "reason"), rows, right=(2,)), ""]
+    lines += [*table(("stage", "status", "time", "reason"), rows, right=("time",)), ""]
     lines += [f"- Not run: {', '.join(view.not_run)}."] if view.not_run else []
     lines += [f"- Slowdown, {escape(name)}: {text} ({escape(how)})." for name, text, how, _ in view.slowdowns]
     lines += [f"- Warning: {escape(text)}" for text in view.warnings]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from llm_perf_opt.core.host import Host, Tool
 from llm_perf_opt.core.process import allowed_environment
-from llm_perf_opt.profiling.vendor.tools import importer_problem, probe_host
+from llm_perf_opt.profiling.vendor.tools import importer_trouble, probe_host
 
 MIN_FREE_BYTES = 5 * 1024**3
 COUNTERS_REMEDY = (
@@ -79,17 +79,17 @@ def _driver(host: Host) -> Check:
 def _tool(tool: Tool) -> Check:
     """Presence and version; the importer of nsys is a check of its own."""
     if tool.path is None or tool.version is None:
-        return Check(name=tool.name, ok=False, value="not usable", remedy=tool.problem)
+        return Check(name=tool.name, ok=False, value="not usable", remedy=tool.trouble)
     return Check(name=tool.name, ok=True, value=f"{tool.version} ({tool.path})")
 
 
 def _importer(nsys: Tool) -> Check:
     if nsys.path is None:
         return Check(name="nsys importer", ok=False, value="unknown", remedy="nsys is needed first")
-    problem = importer_problem(Path(nsys.path).resolve())
-    return Check(
-        name="nsys importer", ok=problem is None, value="found" if problem is None else "missing", remedy=problem
-    )
+    trouble = importer_trouble(Path(nsys.path).resolve())
+    if trouble is None:
+        return Check(name="nsys importer", ok=True, value="found")
+    return Check(name="nsys importer", ok=False, value="missing", remedy=f"{trouble.what}; {trouble.remedy}")
 
 
 def _counters(host: Host) -> Check:

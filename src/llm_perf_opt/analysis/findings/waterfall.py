@@ -11,6 +11,9 @@ from llm_perf_opt.analysis.range_table import Idle
 Kind = Literal["bound", "work", "idle", "unexplained", "wall"]
 # Below this part of the wall time a cause of idle time is not worth a line of its own.
 MIN_CAUSE = 0.002
+# Why the level above may come out below: that of a bound, and that of what ran.
+ABOVE_BOUND = "the data came from a cache, or the bound was computed for another prompt or context than was measured"
+ABOVE_WORK = "kernels ran at the same time, or ran faster without the profiler"
 ENABLE_CLEAN = "pipeline.torch_profiler.enable=true (or pipeline.direct_inference.enable=true)"
 
 
@@ -72,11 +75,11 @@ def build_waterfall(phase: PhaseFacts) -> Waterfall:
     elif phase.is_cpu:
         draft.level("operators", "Inside operators", "work", phase.operators)
         is_known = isinstance(phase.operators, Known)
-        _add_rest(draft, phase.wall, "Outside operators: Python and the framework" if is_known else "Not explained")
+        _add_rest(draft, phase.wall, OUTSIDE_OPERATORS if is_known else NOT_EXPLAINED)
     else:
         draft.unknown("kernels", "GPU kernels", "work", phase.gpu)
         draft.unknown("idle", "GPU idle, by cause", "idle", phase.gpu)
-        _add_rest(draft, phase.wall, "Not explained")
+        _add_rest(draft, phase.wall, NOT_EXPLAINED)
     _add_wall(draft, phase.wall)
     return Waterfall(
         phase=phase.name,
@@ -151,6 +154,18 @@ CAUSES = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rest:
+    """What to call the time above the last known step."""
+
+    label: str
+    kind: Kind
+
+
+OUTSIDE_OPERATORS = Rest(label="Outside operators: Python and the framework", kind="idle")
+NOT_EXPLAINED = Rest(label="Not explained", kind="unexplained")
+
+
 def split_idle(idle: Idle, idle_ms: float) -> list[tuple[str, str, float]]:
     """The clean idle time by cause, causes too small to matter left to the largest.
 
@@ -182,11 +197,11 @@ def split_idle(idle: Idle, idle_ms: float) -> list[tuple[str, str, float]]:
     return [(key, label, found[key]) for key, label in CAUSES if key not in small]
 
 
-def _add_rest(draft: _Draft, wall: Quantity, label: str) -> None:
+def _add_rest(draft: _Draft, wall: Quantity, rest: Rest) -> None:
     if isinstance(wall, Unknown) or wall.value <= draft.at_ms:
         return
-    kind: Kind = "unexplained" if label == "Not explained" else "idle"
-    draft.part("rest", label, kind, wall.value - draft.at_ms, "clean wall time less the steps above", wall.source)
+    how = "clean wall time less the steps above"
+    draft.part("rest", rest.label, rest.kind, wall.value - draft.at_ms, how, wall.source)
 
 
 def _add_wall(draft: _Draft, wall: Quantity) -> None:
@@ -217,18 +232,15 @@ def _contradictions(phase: PhaseFacts) -> Sequence[str]:
     """Where a level is below the one it should lie above: the two were not measured on the same work."""
     gpu = phase.gpu
     work = _busy(gpu) if isinstance(gpu, GpuFacts) else phase.operators
-    levels = [("the data-sheet bound", phase.datasheet), ("the achievable bound", phase.achievable)]
-    levels += [("the kernel time" if isinstance(gpu, GpuFacts) else "the time inside operators", work)]
-    levels += [("the clean wall time", phase.wall)]
-    known = [(name, q.value) for name, q in levels if isinstance(q, Known)]
+    levels = [
+        ("the data-sheet bound", phase.datasheet, ABOVE_BOUND),
+        ("the achievable bound", phase.achievable, ABOVE_BOUND),
+        ("the kernel time" if isinstance(gpu, GpuFacts) else "the time inside operators", work, ABOVE_WORK),
+        ("the clean wall time", phase.wall, ABOVE_WORK),
+    ]
+    known = [(name, q.value, reason) for name, q, reason in levels if isinstance(q, Known)]
     return [
-        f"{high} ({high_ms:.4g} ms) is below {low} ({low_ms:.4g} ms): {_reason(low)}"
-        for (low, low_ms), (high, high_ms) in pairwise(known)
+        f"{high} ({high_ms:.4g} ms) is below {low} ({low_ms:.4g} ms): {reason}"
+        for (low, low_ms, reason), (high, high_ms, _) in pairwise(known)
         if high_ms < low_ms
     ]
-
-
-def _reason(low: str) -> str:
-    if "bound" in low:
-        return "the data came from a cache, or the bound was computed for another prompt or context than was measured"
-    return "kernels ran at the same time, or ran faster without the profiler"

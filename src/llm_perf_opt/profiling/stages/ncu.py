@@ -22,6 +22,7 @@ from llm_perf_opt.profiling.workload_results import forget_results, used_samples
 
 LIGHT_KERNELS = 5
 WORK_DIR = "ncu"
+INSTALL = "install Nsight Compute and put ncu on PATH"
 _ASK_TIMEOUT_S = 60.0
 
 
@@ -114,8 +115,8 @@ class NcuStage:
         tool = host.tool("ncu")
         found = []
         if not tool.usable:
-            what, _, remedy = (tool.problem or "ncu was not found").partition("; ")
-            found.append(Obstacle(what=what, remedy=remedy or "install Nsight Compute and put ncu on PATH"))
+            what, remedy = tool.problem or "ncu was not found", tool.remedy or INSTALL
+            found.append(Obstacle(what=what, remedy=remedy))
         if not host.gpus:
             remedy = "run the stage where an NVIDIA GPU is; without one ncu profiles nothing and the stage fails"
             found.append(Obstacle(what="no CUDA device on this machine", remedy=remedy, blocking=False))
@@ -128,7 +129,7 @@ class NcuStage:
     def run(self, cfg: NcuConfig, ctx: StageContext) -> StageOutput:
         tool = ctx.host.tool("ncu")
         if tool.path is None or not tool.usable:
-            raise ToolError(tool.problem or "ncu was not found; install Nsight Compute and put ncu on PATH")
+            raise ToolError(replace(tool, remedy=tool.remedy or INSTALL).trouble)
         folder = ctx.workload_dir / WORK_DIR
         forget_results(folder)
         cfg, notes = supported(cfg, tool.path, ctx.config.run.env_passthrough)

@@ -153,7 +153,7 @@ class NsysStage:
         if not tool.usable:
             found.append(
                 Obstacle(
-                    what=tool.problem or "nsys was not found",
+                    what=tool.trouble,
                     remedy="mend it, or leave the stage out with pipeline.nsys.enable=false; "
                     "captures made elsewhere can be read with `llm-perf analyze`",
                 )

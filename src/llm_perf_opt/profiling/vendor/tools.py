@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import psutil
 
 from llm_perf_opt.core.host import Gpu, Host, Tool
 from llm_perf_opt.core.process import run_quick
+from llm_perf_opt.core.stage import Obstacle
 
 PACKAGES = ("llm-perf-opt", "torch", "transformers", "hydra-core", "nvtx", "duckdb", "numpy")
 DRIVER_PARAMS = Path("/proc/driver/nvidia/params")
@@ -78,15 +80,15 @@ def probe_nsys(env: Mapping[str, str]) -> Tool:
     tool = _probe("nsys", env)
     if tool.path is None or tool.problem is not None:
         return tool
-    problem = importer_problem(Path(tool.path).resolve())
-    return Tool(name="nsys", path=tool.path, version=tool.version, problem=problem)
+    trouble = importer_trouble(Path(tool.path).resolve())
+    return tool if trouble is None else replace(tool, problem=trouble.what, remedy=trouble.remedy)
 
 
 def probe_ncu(env: Mapping[str, str]) -> Tool:
     return _probe("ncu", env)
 
 
-def importer_problem(nsys: Path) -> str | None:
+def importer_trouble(nsys: Path) -> Obstacle | None:
     """nsys needs QdstrmImporter beside its own folder; without it a capture stays a .qdstrm that nothing can read."""
     target = next((p for p in nsys.parents if p.name.startswith("target-linux")), None)
     if target is None:
@@ -97,7 +99,8 @@ def importer_problem(nsys: Path) -> str | None:
     found = next((p for p in sorted(Path("/usr/lib/nsight-systems").glob("host-linux-*/QdstrmImporter"))), None)
     found = found or next(iter(sorted(target.parent.glob("*/QdstrmImporter"))), None)
     mend = f"ln -s {found.parent} {wanted}" if found else "install the host part of Nsight Systems"
-    return f"nsys finds no QdstrmImporter in {wanted}, so its captures cannot be read; mend it with: {mend}"
+    what = f"nsys finds no QdstrmImporter in {wanted}, so its captures cannot be read"
+    return Obstacle(what=what, remedy=f"mend it with: {mend}")
 
 
 def counters_restricted() -> bool | None:
@@ -113,12 +116,12 @@ def counters_restricted() -> bool | None:
 def _probe(name: str, env: Mapping[str, str]) -> Tool:
     path = shutil.which(name, path=env.get("PATH"))
     if path is None:
-        return Tool(name=name, problem=f"{name} was not found; {_INSTALL[name]}")
+        return Tool(name=name, problem=f"{name} was not found", remedy=_INSTALL[name])
     code, text = run_quick([path, "--version"], env=env)
     found = _VERSION.search(text)
     if code != 0 or found is None:
         last = text.strip().splitlines()[-1] if text.strip() else "nothing"
-        return Tool(name=name, path=path, problem=f"`{path} --version` failed ({last}); {_INSTALL[name]}")
+        return Tool(name=name, path=path, problem=f"`{path} --version` failed ({last})", remedy=_INSTALL[name])
     return Tool(name=name, path=path, version=found[1])
 
 

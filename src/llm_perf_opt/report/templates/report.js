@@ -3,7 +3,6 @@
   const $ = (id) => document.getElementById(id);
   const data = JSON.parse($("data").textContent);
   const body = document.body;
-  const VIEW = { all: 0, prefill: 1, decode: 2 };
 
   /* numbers, the same way as in the markdown */
   const group = (text) => {
@@ -97,31 +96,29 @@
   const kernelTable = $("kernel-table");
   let redrawKernels = () => {};
   if (kernelTable) {
-    const { rows, totals } = data.kernels;
+    const { rows, totals, units, fields } = data.kernels;
     const PAGE = 60;
     let column = "time", down = true, limit = PAGE;
     /* kernels whose phase nobody knows are shown over the whole capture */
-    const phase = () => (totals[VIEW[body.dataset.phase]] === null ? "all" : body.dataset.phase);
-    const view = () => VIEW[phase()];
-    const NUMBERS = { mean: 0, roof: 1, dram: 2, flops: 3, occupancy: 4, floor: 5 };
-    const share = (r) => (r[3][view()] === null || !totals[view()] ? null : r[3][view()] / totals[view()]);
-    const value = {
-      name: (r) => r[0], class: (r) => r[2], bound: (r) => r[5] || null, module: (r) => r[7] || null,
-      time: (r) => r[3][view()], share, launches: (r) => r[4][view()],
-    };
-    for (const [key, index] of Object.entries(NUMBERS)) value[key] = (r) => r[6][index];
+    const phase = () => (totals[body.dataset.phase] === null ? "all" : body.dataset.phase);
+    const place = new Map(fields.map((name, index) => [name, index]));
+    const field = (r, name) => r[place.get(name)];
+    const time = (r) => field(r, "time_" + phase());
+    const share = (r) => (time(r) === null || !totals[phase()] ? null : time(r) / totals[phase()]);
+    const byPhase = { time, share, launches: (r) => field(r, "launches_" + phase()) };
+    const value = (key) => byPhase[key] || ((r) => field(r, key));
+    const unit = { time: "ms", share: "share", launches: "launches", ...units };
     const text = {
-      time: ms, share: percent, launches: (v) => (v >= 1000 || Number.isInteger(v) ? group(v.toFixed(0)) : digits(v)),
-      mean: (v) => ms(v / 1e3), roof: (v) => digits(v) + " %", dram: (v) => digits(v / 1e9) + " GB/s",
-      flops: (v) => scaled(v, "FLOP/s"), occupancy: (v) => digits(v) + " %", floor: (v) => ms(v / 1e3),
+      ms, share: percent, launches: (v) => (v >= 1000 || Number.isInteger(v) ? group(v.toFixed(0)) : digits(v)),
+      us: (v) => ms(v / 1e3), "%": (v) => digits(v) + " %", "B/s": (v) => digits(v / 1e9) + " GB/s", "FLOP/s": (v) => scaled(v, "FLOP/s"),
     };
     const columns = [...kernelTable.querySelectorAll("thead th")].map((th) => th.dataset.col);
     const headings = [...kernelTable.querySelectorAll("thead th")];
     const numberCell = (key, r) => {
-      const td = document.createElement("td"), v = value[key](r);
+      const td = document.createElement("td"), v = value(key)(r);
       td.className = "num";
       if (v === null || v === undefined) { td.textContent = "—"; td.classList.add("none"); return td; }
-      td.textContent = text[key](v);
+      td.textContent = text[unit[key]](v);
       if (key === "roof") {
         const meter = document.createElement("span"), fill = document.createElement("i");
         meter.className = "meter";
@@ -136,7 +133,7 @@
       const td = document.createElement("td"), button = document.createElement("button");
       button.type = "button";
       button.className = "kname mono";
-      button.textContent = r[0];
+      button.textContent = field(r, "name");
       button.setAttribute("aria-expanded", "false");
       button.addEventListener("click", () => {
         const open = button.getAttribute("aria-expanded") === "true";
@@ -145,9 +142,10 @@
         const full = document.createElement("tr"), cell = document.createElement("td"), code = document.createElement("code");
         full.className = "full";
         cell.colSpan = columns.length;
-        code.textContent = r[1] || r[0];
+        code.textContent = field(r, "full") || field(r, "name");
         cell.append(code);
-        for (const [label, words] of [["Occupancy limited by", r[8]], ["Module", r[7]], ["ncu", r[9]]]) {
+        for (const [label, key] of [["Occupancy limited by", "limiter"], ["Module", "module"], ["ncu", "advice"]]) {
+          const words = field(r, key);
           if (!words) continue;
           const line = document.createElement("div");
           line.className = "small muted";
@@ -167,11 +165,11 @@
         else if (key === "class") {
           const td = document.createElement("td"), dot = document.createElement("span");
           dot.className = "dot";
-          dot.style.background = `var(--c-${r[2]})`;
-          td.append(dot, r[2]);
+          dot.style.background = `var(--c-${field(r, "class")})`;
+          td.append(dot, field(r, "class"));
           tr.append(td);
-        } else if (key === "bound" || key === "module") {
-          const td = document.createElement("td"), words = value[key](r);
+        } else if (!unit[key]) {
+          const td = document.createElement("td"), words = field(r, key);
           td.textContent = words || "—";
           if (!words) td.className = "none";
           tr.append(td);
@@ -181,9 +179,10 @@
     };
     redrawKernels = () => {
       const wanted = $("kernel-filter").value.trim().toLowerCase(), kind = $("kernel-class").value;
-      const inView = rows.filter((r) => phase() === "all" || r[3][view()] !== null);
-      const kept = inView.filter((r) => (!kind || r[2] === kind) && (!wanted || r[0].toLowerCase().includes(wanted) || String(r[1]).toLowerCase().includes(wanted)));
-      const shown = ordered(kept, value[column], down).slice(0, limit);
+      const inView = rows.filter((r) => phase() === "all" || time(r) !== null);
+      const isNamed = (r) => field(r, "name").toLowerCase().includes(wanted) || (field(r, "full") || "").toLowerCase().includes(wanted);
+      const kept = inView.filter((r) => (!kind || field(r, "class") === kind) && (!wanted || isNamed(r)));
+      const shown = ordered(kept, value(column), down).slice(0, limit);
       kernelTable.tBodies[0].replaceChildren(...shown.map(rowOf));
       const where = { all: "of the whole capture", prefill: "of one prefill", decode: "of one decode step" }[phase()];
       $("kernel-count").textContent = `${group(String(kept.length))} of ${group(String(rows.length))} kernels, times ${where}`;
@@ -227,7 +226,7 @@
   const canvas = $("timeline-canvas");
   if (canvas && data.timeline) {
     const time = data.timeline;
-    const unpack = ([label, kind, depth, count, packed]) => {
+    const unpack = ({ label, kind, depth, count, data: packed }) => {
       const bytes = atob(packed), start = new Float64Array(count), end = new Float64Array(count);
       const name = new Uint32Array(count), cls = new Uint8Array(count);
       let at = 0, previous = 0, longest = 0;
@@ -327,10 +326,10 @@
     };
     const zoom = (factor, center = (from + to) / 2) => look(center - (center - from) * factor, center + (to - center) * factor);
     jumpTo = (phase) => {
-      const jump = time.jumps.find(([name]) => name === phase);
+      const jump = time.jumps.find(({ name }) => name === phase);
       if (phase === "all" || !jump) { look(0, time.length); return; }
-      const margin = 0.03 * (jump[2] - jump[1]);
-      look(jump[1] - margin, jump[2] + margin);
+      const margin = 0.03 * (jump.end - jump.start);
+      look(jump.start - margin, jump.end + margin);
     };
     canvas.addEventListener("wheel", (event) => {
       if (!event.ctrlKey && !event.shiftKey && document.activeElement !== canvas) return;
@@ -371,7 +370,7 @@
     for (const button of document.querySelectorAll("[data-zoom]")) {
       button.addEventListener("click", () => ({ in: () => zoom(0.5), out: () => zoom(2), all: () => look(0, time.length) })[button.dataset.zoom]());
     }
-    for (const [name] of time.jumps) {
+    for (const { name } of time.jumps) {
       const button = document.createElement("button");
       button.type = "button";
       button.className = "plain";

@@ -15,7 +15,10 @@ MODULES_NAMED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class KernelRowView:
-    """One kernel; None stands for unknown. `time_ms` and `launches` by view: whole capture, per prefill, per token."""
+    """One kernel; None stands for unknown. `time_ms` and `launches` by view: whole capture, per prefill, per token.
+
+    `ncu` is what ncu measured; `floor_us` is the time its FLOPs and bytes need at the data sheet's peaks.
+    """
 
     name: str
     short_name: str
@@ -23,16 +26,9 @@ class KernelRowView:
     time_ms: tuple[float | None, float | None, float | None]
     launches: tuple[float | None, float | None, float | None]
     mean_us: float | None
-    bound: str | None
-    roof_pct: float | None
-    dram_bytes_per_s: float | None
-    flop_per_s: float | None
-    intensity: float | None
-    occupancy_pct: float | None
-    limiter: str | None
+    ncu: NcuKernel | None
     floor_us: float | None
     module: str | None
-    advice: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,16 +109,24 @@ def _row(
     floors: "_Floors",
     modules: dict[str, str],
 ) -> KernelRowView:
-    inside = [None if table is None else table.get(kernel.name) for table in phases.values()]
-    return _view(
+    prefill, decode = (None if table is None else table.get(kernel.name) for table in phases.values())
+    return KernelRowView(
         name=kernel.name,
         short_name=kernel.short_name,
         kernel_class=kernel.kernel_class,
-        time_ms=(kernel.total_ns / 1e6, *(k.ms_per_step if k else None for k in inside)),
-        launches=(float(kernel.instances), *(k.per_step if k else None for k in inside)),
+        time_ms=(
+            kernel.total_ns / 1e6,
+            prefill.ms_per_step if prefill else None,
+            decode.ms_per_step if decode else None,
+        ),
+        launches=(
+            float(kernel.instances),
+            prefill.per_step if prefill else None,
+            decode.per_step if decode else None,
+        ),
         mean_us=kernel.avg_ns / 1e3,
         ncu=kernel.ncu,
-        floors=floors,
+        floor_us=floors.floor_us(kernel.ncu),
         module=modules.get(kernel.short_name),
     )
 
@@ -130,7 +134,7 @@ def _row(
 def _ncu_only(ncu: NcuAnalysis | None, floors: "_Floors") -> list[KernelRowView]:
     """Kernels of an ncu report without a timeline."""
     return [
-        _view(
+        KernelRowView(
             name=k.kernel,
             short_name=k.short,
             kernel_class=classify_kernel(k.kernel),
@@ -138,42 +142,11 @@ def _ncu_only(ncu: NcuAnalysis | None, floors: "_Floors") -> list[KernelRowView]
             launches=(None, None, None),
             mean_us=None if k.duration_ns is None else k.duration_ns / 1e3,
             ncu=k,
-            floors=floors,
+            floor_us=floors.floor_us(k),
+            module=None,
         )
         for k in (ncu.kernels if ncu else ())
     ]
-
-
-def _view(
-    *,
-    name: str,
-    short_name: str,
-    kernel_class: str,
-    time_ms: tuple[float | None, ...],
-    launches: tuple[float | None, ...],
-    mean_us: float | None,
-    ncu: NcuKernel | None,
-    floors: "_Floors",
-    module: str | None = None,
-) -> KernelRowView:
-    return KernelRowView(
-        name=name,
-        short_name=short_name,
-        kernel_class=kernel_class,
-        time_ms=(time_ms[0], time_ms[1], time_ms[2]),
-        launches=(launches[0], launches[1], launches[2]),
-        mean_us=mean_us,
-        bound=ncu.bound if ncu else None,
-        roof_pct=ncu.roof_pct if ncu else None,
-        dram_bytes_per_s=ncu.dram_bytes_per_s if ncu else None,
-        flop_per_s=ncu.flop_per_s if ncu else None,
-        intensity=ncu.intensity_flop_per_byte if ncu else None,
-        occupancy_pct=ncu.occupancy_pct if ncu else None,
-        limiter=ncu.occupancy_limiter if ncu and ncu.occupancy_limiter != "none" else None,
-        floor_us=floors.floor_us(ncu),
-        module=module,
-        advice=ncu.advice[0].text if ncu and ncu.advice else None,
-    )
 
 
 class _Floors:

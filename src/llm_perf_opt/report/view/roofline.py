@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.findings.facts import Known, RunFacts, Unknown
+from llm_perf_opt.analysis.ncu_rows import NcuKernel
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.units import format_ms, format_rate
 from llm_perf_opt.report.view.kernels import KernelsView
@@ -52,7 +53,7 @@ def roofline_view(files: RunFiles, facts: RunFacts, kernels: KernelsView) -> Roo
     notes = []
     if not facts.is_cpu and not any(p.kind == "kernel" for p in points):
         notes.append("No kernel is drawn: their FLOPs and bytes come from ncu (pipeline.ncu.enable=true).")
-    hidden = sum(1 for row in kernels.rows if row.intensity is not None and (row.flop_per_s or 0) <= 0)
+    hidden = sum(1 for row in kernels.rows if row.ncu is not None and _does_no_flop(row.ncu))
     if hidden:
         notes.append(f"{hidden} kernel(s) do no floating-point work and have no place on these axes.")
     missing = None
@@ -86,23 +87,29 @@ def _roofs(files: RunFiles) -> tuple[Roof, ...]:
     return tuple(found)
 
 
+def _does_no_flop(kernel: NcuKernel) -> bool:
+    return kernel.intensity_flop_per_byte is not None and (kernel.flop_per_s or 0) <= 0
+
+
 def _kernel_points(kernels: KernelsView) -> Iterable[Point]:
     total = kernels.totals_ms[0] or 0.0
     for row in kernels.rows:
-        if not row.intensity or not row.flop_per_s:
+        ncu = row.ncu
+        if ncu is None or not ncu.intensity_flop_per_byte or not ncu.flop_per_s:
             continue
+        intensity, flops_per_s = ncu.intensity_flop_per_byte, ncu.flop_per_s
         time = row.time_ms[0]
         share = time / total if time is not None and total else 0.0
         phases = tuple(name for name, ms in zip(("prefill", "decode"), row.time_ms[1:], strict=True) if ms is not None)
-        roof = "" if row.roof_pct is None else f", {row.roof_pct:.0f} % of the roof"
+        roof = "" if ncu.roof_pct is None else f", {ncu.roof_pct:.0f} % of the roof"
         yield Point(
             label=row.short_name,
             kind="kernel",
             group=row.kernel_class,
-            intensity=row.intensity,
-            flops_per_s=row.flop_per_s,
+            intensity=intensity,
+            flops_per_s=flops_per_s,
             weight=min(1.0, math.sqrt(share)),
-            detail=f"{row.kernel_class}, {row.intensity:.3g} FLOP/byte, {format_rate(row.flop_per_s, 'FLOP')}{roof}"
+            detail=f"{row.kernel_class}, {intensity:.3g} FLOP/byte, {format_rate(flops_per_s, 'FLOP')}{roof}"
             + (f", {100 * share:.1f} % of kernel time" if share else ""),
             phases=phases,
         )

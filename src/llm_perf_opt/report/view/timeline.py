@@ -22,6 +22,15 @@ class Track:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Jump:
+    """A phase the page can jump to."""
+
+    name: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class TimelineView:
     """Times in ns since the window began."""
 
@@ -29,7 +38,7 @@ class TimelineView:
     names: tuple[str, ...]
     classes: tuple[str, ...]
     tracks: tuple[Track, ...]
-    jumps: tuple[tuple[str, int, int], ...]
+    jumps: tuple[Jump, ...]
     notes: tuple[str, ...]
     source: str
     missing: Unknown | None = None
@@ -71,7 +80,7 @@ def _view(found: Found[TimelineWindow]) -> TimelineView:
     )
 
 
-def _jumps(file: TimelineWindow) -> tuple[tuple[str, int, int], ...]:
+def _jumps(file: TimelineWindow) -> tuple[Jump, ...]:
     """The prefill and the second decode step (the first one often pays for what is done once)."""
     jumps = []
     for name in PHASE_RANGES:
@@ -79,7 +88,7 @@ def _jumps(file: TimelineWindow) -> tuple[tuple[str, int, int], ...]:
         spans = sorted((s, e) for s, e, _, index in file.ranges if s > 0 and file.names[index] == name)
         if spans:
             start, end = spans[min(1, len(spans) - 1)] if name == DECODE_STEP else spans[0]
-            jumps.append((DECODE if name == DECODE_STEP else name, start, end))
+            jumps.append(Jump(name=DECODE if name == DECODE_STEP else name, start=start, end=end))
     return tuple(jumps)
 
 
