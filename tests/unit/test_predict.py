@@ -155,7 +155,14 @@ def test_all_problems_are_told_at_once(capsys):
 def test_an_unknown_model_type_in_a_folder_is_named(capsys, tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": "rwkv9"}))
     assert main(["predict", f"model.path={tmp_path}", "hardware=h200"]) == 2
-    assert f"error: {tmp_path}/config.json: model_type: 'rwkv9' is not known" in capsys.readouterr().err
+    said = capsys.readouterr().err.strip()
+    assert said.startswith(
+        f"error: {tmp_path}/config.json: model_type: 'rwkv9' is not known to the closed form; known: "
+    )
+    assert said.endswith(
+        "; predict works from the closed form alone, `llm-perf profile model=causal_lm …` counts the operators of such "
+        "a model with torch"
+    )
 
 
 def test_predicting_imports_neither_torch_nor_numpy(tmp_path: Path):

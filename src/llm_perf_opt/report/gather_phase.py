@@ -95,7 +95,7 @@ def _other_input(name: str, record: StaticPhase, static: StaticDocument, measure
     assumed = static.workload.prompt_tokens
     if measured is None or not assumed:
         return None
-    if name == PREFILL:
+    if name == PREFILL or static.kv_bytes_per_token is None or record.bytes_needed is None:
         apart = abs(measured - assumed) / assumed
     else:
         # A decode step depends on the prompt only through the cache it reads.
@@ -120,7 +120,7 @@ def _bound(record: StaticPhase | Unknown, files: RunFiles, kind: str) -> Quantit
     if value is None:
         return Unknown(
             reason=reason or f"no {kind} ceiling of {hardware.name or 'this hardware'} is known",
-            enable=None if is_sheet else "hardware.calibrate=true",
+            enable=None if is_sheet or files.static.content.closed_form_reason else "hardware.calibrate=true",
         )
     word = f"peaks of the data sheet of {hardware.name}" if is_sheet else f"rates reached on {hardware.name}"
     how = f"larger of compute and memory time at the {word}, {shape_text(files.static.content)}"
@@ -138,7 +138,13 @@ def _work(record: StaticPhase | Unknown, files: RunFiles, key: str, unit: str) -
         return record
     value = record.flops_needed if key == "flops_needed" else record.bytes_needed
     source = files.static.source if isinstance(files.static, Found) else None
-    return Known(value=value, unit=unit, how="closed form from the model's configuration", source=source)
+    if value is not None:
+        return Known(value=value, unit=unit, how="closed form from the model's configuration", source=source)
+    if key == "flops_needed" and record.counted_flops is not None:
+        how = "operators counted on the meta device, what attention masks included"
+        return Known(value=record.counted_flops, unit=unit, how=how, source=source)
+    reason = files.static.content.closed_form_reason if isinstance(files.static, Found) else None
+    return Unknown(reason=reason or "the static analysis does not say")
 
 
 def _gpu(name: str, files: RunFiles) -> GpuFacts | Unknown:

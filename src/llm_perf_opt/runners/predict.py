@@ -24,13 +24,14 @@ from llm_perf_opt.analysis.hardware import (
 from llm_perf_opt.analysis.static.analysis import Analysis, analyse
 from llm_perf_opt.analysis.static.document import PredictionsDocument, build_document
 from llm_perf_opt.analysis.static.dtypes import Dtypes, short_dtype
+from llm_perf_opt.analysis.static.fields import NotInClosedForm
 from llm_perf_opt.analysis.static.geometry import quantised_dtype, read_config_json
 from llm_perf_opt.analysis.static.shape import Shape
 from llm_perf_opt.config.load import load_config
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import AppConfig, HardwareSection
 from llm_perf_opt.core.manifest import plain
-from llm_perf_opt.errors import EXIT_OK, ConfigError
+from llm_perf_opt.errors import EXIT_OK, ConfigError, ParseError
 from llm_perf_opt.profiling.static_shape import shape_from_config
 from llm_perf_opt.profiling.vendor.tools import probe_gpus
 from llm_perf_opt.runners.predict_request import Request, parse_request
@@ -101,7 +102,13 @@ def _predict_model(name: str, request: Request) -> Iterator[tuple[Analysis, tupl
     config = _compose([f"model={name}", *plain])
     geometry, where = _geometry(config, is_path_given=request.path is not None)
     adapter = load_adapter(config.model.adapter)
-    model = adapter.parts(geometry, where=where)
+    try:
+        model = adapter.parts(geometry, where=where)
+    except NotInClosedForm as error:
+        raise ParseError(
+            f"{error}; predict works from the closed form alone, "
+            f"`llm-perf profile model={name} …` counts the operators of such a model with torch"
+        ) from error
     stored = request.weight_dtype or quantised_dtype(geometry, where=where)
     if request.prompts and adapter.data_kind == PAGES:
         raise ConfigError(

@@ -2,15 +2,16 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from llm_perf_opt.analysis.calibration_cache import cache_dir, cpu_driver, read_calibration, write_calibration
 from llm_perf_opt.analysis.hardware import Calibration, Device
-from llm_perf_opt.analysis.static.count_file import Facts, write_counts, write_facts
+from llm_perf_opt.analysis.static.count_file import Facts, write_counts, write_facts, write_parameters
 from llm_perf_opt.analysis.static.dtypes import short_dtype
-from llm_perf_opt.analysis.static.operator_count import Count, count_operators
+from llm_perf_opt.analysis.static.operator_count import Count, count_module_parameters, count_operators
 from llm_perf_opt.analysis.static.shape import Shape
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.names import DECODE, PREFILL
@@ -36,7 +37,10 @@ def _work(config: AppConfig, out_dir: Path) -> None:
     facts = _find_facts(config, adapter, is_synthetic=stage.use_synthetic_inputs, out_dir=out_dir)
     write_facts(out_dir, facts)
     print(f"counting operators of {config.model.name} for {facts.shape.prompt} tokens", flush=True)
-    write_counts(out_dir, _count(config, adapter, facts))
+    module = _build(config, adapter, facts.dtype)
+    groups = adapter.meta_groups(module)
+    write_parameters(out_dir, count_module_parameters(module, groups))
+    write_counts(out_dir, count_phases(adapter, module, groups, facts.shape))
 
 
 def _find_facts(config: AppConfig, adapter: ModelAdapter, *, is_synthetic: bool, out_dir: Path) -> Facts:
@@ -129,13 +133,18 @@ def _prompt_tokens(config: AppConfig, sample: Sample) -> int:
     return len(tokenizer(sample.text)["input_ids"])
 
 
-def _count(config: AppConfig, adapter: ModelAdapter, facts: Facts) -> dict[str, Count]:
-    """One prefill and one decode step on the meta device, in the format the run uses."""
+def _build(config: AppConfig, adapter: ModelAdapter, dtype: str) -> Any:
+    """The module on the meta device, in the format the run uses."""
     import torch
 
-    kind = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[facts.dtype]
-    module = adapter.build_meta(replace(config.model, dtype="bfloat16")).to(kind)
-    groups, shape = adapter.meta_groups(module), facts.shape
+    kind = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    return adapter.build_meta(replace(config.model, dtype="bfloat16")).to(kind)
+
+
+def count_phases(adapter: ModelAdapter, module: Any, groups: Mapping[str, str], shape: Shape) -> dict[str, Count]:
+    """One prefill and one decode step on the meta device."""
+    import torch
+
     with torch.no_grad():
         counts = {}
         counts[PREFILL], state = count_operators(module, groups, lambda: adapter.meta_prefill(module, shape))

@@ -1,4 +1,5 @@
-"""The files in which the counting child answers: the device, the shape it took, and its operator counts."""
+"""The files in which the counting child answers: the device, the shape it took, parameters and
+operator counts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from llm_perf_opt.errors import ParseError
 
 FACTS_FILE = "facts.json"
 COUNTS_FILE = "counts.json"
+PARAMETERS_FILE = "parameters.json"
 T = TypeVar("T")
 
 
@@ -37,6 +39,11 @@ def write_counts(folder: Path, counts: Mapping[str, Count]) -> Path:
     return _write(folder / COUNTS_FILE, counts)
 
 
+def write_parameters(folder: Path, parameters: Mapping[str, int]) -> Path:
+    """Parameters of the module that was counted, by module group."""
+    return _write(folder / PARAMETERS_FILE, parameters)
+
+
 def read_facts(folder: Path) -> Facts | None:
     """None where the child did not get as far as writing it."""
     return _read(folder / FACTS_FILE, Facts)
@@ -45,6 +52,11 @@ def read_facts(folder: Path) -> Facts | None:
 def read_counts(folder: Path) -> dict[str, Count]:
     """Empty where the child did not finish counting."""
     return _read(folder / COUNTS_FILE, dict[str, Count]) or {}
+
+
+def read_parameters(folder: Path) -> dict[str, int]:
+    """Empty where the child did not get as far as building the module."""
+    return _read(folder / PARAMETERS_FILE, dict[str, int]) or {}
 
 
 def _write(path: Path, data: Any) -> Path:

@@ -16,6 +16,7 @@ from llm_perf_opt.analysis.static.operator_count import Tally
 from llm_perf_opt.analysis.static.prediction import PhasePrediction
 from llm_perf_opt.analysis.static.shape import View
 from llm_perf_opt.analysis.static.work import Work
+from llm_perf_opt.config.schema import HardwareSection
 from llm_perf_opt.core.names import DECODE
 
 NO_HARDWARE_MEMORY = "the device's memory is not known"
@@ -53,10 +54,10 @@ class StaticWorkload:
 
 @dataclass(frozen=True, kw_only=True)
 class StaticParameters:
-    """`activated`: those one token uses; `groups`: all, by part of the model."""
+    """`activated`: those one token uses, None where that is not known; `groups`: all, by part of the model."""
 
     total: int
-    activated: int
+    activated: int | None
     groups: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -96,10 +97,10 @@ class StaticGroup:
     """One part of the model in one phase; `counted_*` and `operators` are None where operators were not counted."""
 
     params: float
-    flops: float
-    flops_needed: float
-    bytes: float
-    bytes_needed: float
+    flops: float | None
+    flops_needed: float | None
+    bytes: float | None
+    bytes_needed: float | None
     weight_bytes: float | None = None
     kv_read_bytes: float | None = None
     kv_write_bytes: float | None = None
@@ -154,10 +155,10 @@ class TokenRates:
 class StaticPhase:
     """One phase: its work, and how fast it could be. All figures are per prompt or per decode step, as `per` says."""
 
-    flops: float
-    flops_needed: float
-    bytes: float
-    bytes_needed: float
+    flops: float | None
+    flops_needed: float | None
+    bytes: float | None
+    bytes_needed: float | None
     weight_bytes: float | None = None
     kv_read_bytes: float | None = None
     kv_write_bytes: float | None = None
@@ -180,16 +181,20 @@ class StaticPhase:
 
 @dataclass(frozen=True, kw_only=True)
 class StaticDocument:
-    """`static.json`: the static analysis of one model at one shape on one device."""
+    """`static.json`: the static analysis of one model at one shape on one device.
+
+    `closed_form_reason`: why there is no closed form; its figures are then null, and `counted_*` stand alone.
+    """
 
     schema_version: Literal[1] = 1
     model: str
     dtype: str
     dtypes: Dtypes | None = None
+    closed_form_reason: str | None = None
     hardware: StaticHardware
     workload: StaticWorkload
     parameters: StaticParameters
-    kv_bytes_per_token: float
+    kv_bytes_per_token: float | None
     latent_attention: LatentModes | None = None
     experts: Mapping[str, float] | None = None
     memory: StaticMemory
@@ -213,7 +218,7 @@ def build_document(analysis: Analysis, *, notes: tuple[str, ...] = ()) -> Static
         model=analysis.name,
         dtype=analysis.dtypes.compute,
         dtypes=analysis.dtypes,
-        hardware=_hardware(analysis),
+        hardware=hardware_record(analysis.hardware, analysis.hardware_reason),
         workload=StaticWorkload(
             batch=shape.batch, prompt_tokens=shape.prompt, context=shape.context, views=shape.views, how=shape.how
         ),
@@ -232,13 +237,12 @@ def build_document(analysis: Analysis, *, notes: tuple[str, ...] = ()) -> Static
     )
 
 
-def _hardware(analysis: Analysis) -> StaticHardware:
-    section = analysis.hardware
+def hardware_record(section: HardwareSection | None, reason: str | None) -> StaticHardware:
     if section is None:
-        return StaticHardware(name=None, reason=analysis.hardware_reason)
+        return StaticHardware(name=None, reason=reason)
     return StaticHardware(
         name=section.name,
-        reason=analysis.hardware_reason,
+        reason=reason,
         peak_tflops=dict(section.peak_tflops),
         memory_bandwidth_gb_s=section.memory_bandwidth_gb_s,
         memory_gb=section.memory_gb,

@@ -7,7 +7,7 @@ from typing import Any
 
 from llm_perf_opt.analysis.static.architecture import Model
 from llm_perf_opt.analysis.static.families import read_decoder
-from llm_perf_opt.analysis.static.fields import Fields, NotInClosedForm
+from llm_perf_opt.analysis.static.fields import Fields
 from llm_perf_opt.errors import ParseError
 
 
@@ -44,8 +44,7 @@ def quantised_dtype(data: Mapping[str, Any], *, where: str) -> str | None:
         return "int4"
     if method == "bitsandbytes" and quantisation.get("load_in_8bit"):
         return "int8"
-    raise NotInClosedForm(
+    raise ParseError(
         f"{where}: quantization_config: {method!r} with {bits!r} bits is not known to the closed form; "
-        "say what the weights take with workload.weight_dtype=fp8, int8 or int4 (llm-perf predict)",
-        what=f"weights quantised by {method!r} with {bits!r} bits",
+        "say what the weights take with workload.weight_dtype=fp8, int8 or int4 (llm-perf predict)"
     )

@@ -93,6 +93,22 @@ def count_operators(module: Any, groups: Mapping[str, str], forward: Callable[[]
     return count, result
 
 
+def count_module_parameters(module: Any, groups: Mapping[str, str]) -> dict[str, int]:
+    """Parameters by the group of the module that holds them; a tied one counts where it is first found."""
+    found: dict[str, int] = {}
+    for name, parameter in module.named_parameters():
+        owners = [groups[prefix] for prefix in _prefixes(name) if prefix in groups]
+        group = owners[-1] if owners else OTHER
+        found[group] = found.get(group, 0) + parameter.numel()
+    return found
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    """a.b.c as a, a.b, a.b.c."""
+    parts = name.split(".")
+    return (".".join(parts[: i + 1]) for i in range(len(parts)))
+
+
 @contextmanager
 def _attributed(module: Any, groups: Mapping[str, str], ledger: _Ledger) -> Iterator[None]:
     """Keep the ledger's stack at the group of the module that runs."""

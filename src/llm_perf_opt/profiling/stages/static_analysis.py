@@ -1,7 +1,7 @@
 """Stage static_analysis: FLOPs, bytes and memory from the model's configuration, checked by counting operators."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,13 +17,30 @@ from llm_perf_opt.analysis.hardware import (
 )
 from llm_perf_opt.analysis.static.analysis import Analysis, analyse
 from llm_perf_opt.analysis.static.architecture import Model
-from llm_perf_opt.analysis.static.count_file import COUNTS_FILE, FACTS_FILE, Facts, read_counts, read_facts
-from llm_perf_opt.analysis.static.document import build_document
+from llm_perf_opt.analysis.static.count_file import (
+    COUNTS_FILE,
+    FACTS_FILE,
+    PARAMETERS_FILE,
+    Facts,
+    read_counts,
+    read_facts,
+    read_parameters,
+)
+from llm_perf_opt.analysis.static.counted import (
+    CountedAnalysis,
+    counted_document,
+    counted_markdown,
+    counted_metrics,
+    unknown_text,
+)
+from llm_perf_opt.analysis.static.document import StaticDocument, build_document
 from llm_perf_opt.analysis.static.double_entry import disagreements
 from llm_perf_opt.analysis.static.dtypes import Dtypes, short_dtype
+from llm_perf_opt.analysis.static.fields import NotInClosedForm
 from llm_perf_opt.analysis.static.geometry import quantised_dtype
 from llm_perf_opt.analysis.static.markdown import render_markdown
 from llm_perf_opt.analysis.static.metrics import static_metrics
+from llm_perf_opt.analysis.static.operator_count import Count
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import AppConfig, HardwareSection, StageConfig
 from llm_perf_opt.core.host import Host
@@ -85,15 +102,48 @@ class StaticAnalysisStage:
         adapter = load_adapter(config.model.adapter)
         geometry = adapter.geometry(config.model)
         where = _where(config)
-        model = adapter.parts(geometry, where=where)
+        try:
+            model = adapter.parts(geometry, where=where)
+        except NotInClosedForm as error:
+            return self._count_alone(cfg, ctx, unknown_text(error.what))
         weight = quantised_dtype(geometry, where=where)
         notes = _count_in_child(cfg, ctx, self.name)
         facts = read_facts(ctx.tmp_dir) or _facts_without_child(config, ctx.host, adapter)
         analysis = _analyse(config, model, facts, weight, ctx.tmp_dir)
-        notes = (*notes, *facts.notes, *_config_notes(config, analysis, facts), *_notes(analysis))
-        files = _write(analysis, notes, ctx.out_dir) if cfg.write_reports else ()
+        notes = (*notes, *facts.notes, *_config_notes(config, analysis.hardware, facts), *_notes(analysis))
+        files: tuple[StageFile, ...] = ()
+        if cfg.write_reports:
+            document = build_document(analysis, notes=notes)
+            files = _write(document, render_markdown(analysis, notes=notes), ctx.out_dir)
         source = f"{self.name}/{STATIC_JSON}" if cfg.write_reports else None
         return StageOutput(metrics=static_metrics(analysis, source=source), files=files, notes=notes)
+
+    def _count_alone(self, cfg: StaticAnalysisConfig, ctx: StageContext, reason: str) -> StageOutput:
+        """A model the closed form has no rule for: without a count there is nothing to say."""
+        problem = _run_child(cfg, ctx, self.name)
+        facts = read_facts(ctx.tmp_dir)
+        if problem is not None or facts is None:
+            raise CommandFailed(f"{problem or 'operators could not be counted'}, and {reason}")
+        section, resolved = _find_hardware(ctx.config, facts)
+        analysis = CountedAnalysis(
+            name=ctx.config.model.name,
+            reason=reason,
+            dtypes=Dtypes.uniform(facts.dtype),
+            shape=facts.shape,
+            hardware=section,
+            hardware_reason=resolved.reason,
+            capacity_bytes=_capacity(ctx.config, section, facts),
+            parameters=read_parameters(ctx.tmp_dir),
+            counts=read_counts(ctx.tmp_dir),
+        )
+        said = f"{reason}: FLOPs and bytes are counted by operators alone, and there are no bounds"
+        notes = (said, *facts.notes, *_config_notes(ctx.config, section, facts), *_unknown_operators(analysis.counts))
+        files: tuple[StageFile, ...] = ()
+        if cfg.write_reports:
+            document = counted_document(analysis, notes=notes)
+            files = _write(document, counted_markdown(analysis, notes=notes), ctx.out_dir)
+        source = f"{self.name}/{STATIC_JSON}" if cfg.write_reports else None
+        return StageOutput(metrics=counted_metrics(analysis, source=source), files=files, notes=notes)
 
 
 def _where(config: AppConfig) -> str:
@@ -104,10 +154,22 @@ def _where(config: AppConfig) -> str:
 
 
 def _count_in_child(cfg: StaticAnalysisConfig, ctx: StageContext, name: str) -> tuple[str, ...]:
-    """Start the child; its files lie in the stage's scratch directory. Returns what the user must know."""
+    """What the user must know of the count: nothing, or why the closed form stands alone."""
+    problem = _run_child(cfg, ctx, name)
+    if problem is None:
+        return ()
+    if not cfg.use_analytic_fallback:
+        raise CommandFailed(
+            f"{problem}; pipeline.static_analysis.use_analytic_fallback=true takes the closed form alone"
+        )
+    return (f"{problem}; the closed form stands alone",)
+
+
+def _run_child(cfg: StaticAnalysisConfig, ctx: StageContext, name: str) -> str | None:
+    """Start the child; its files lie in the stage's scratch directory. Returns what went wrong."""
     overrides = [*workload_overrides(ctx.config), *stage_overrides(name, asdict(cfg))]
     # A child that fails leaves the answers of an earlier one, which may have counted another model.
-    for answer in (FACTS_FILE, COUNTS_FILE):
+    for answer in (FACTS_FILE, PARAMETERS_FILE, COUNTS_FILE):
         (ctx.tmp_dir / answer).unlink(missing_ok=True)
     argv = build_work_argv(STATIC_RUNNER, overrides, hydra_run_dir=ctx.tmp_dir)
     # Without reports nothing but scratch is written, the child's log included.
@@ -120,14 +182,9 @@ def _count_in_child(cfg: StaticAnalysisConfig, ctx: StageContext, name: str) -> 
         label="static analysis",
     )
     if result.ok:
-        return ()
+        return None
     log = f"{name}/log.txt" if cfg.write_reports else f"tmp/{name}/log.txt"
-    problem = f"operators could not be counted: {_ending(result)} (log: {log})"
-    if not cfg.use_analytic_fallback:
-        raise CommandFailed(
-            f"{problem}; pipeline.static_analysis.use_analytic_fallback=true takes the closed form alone"
-        )
-    return (f"{problem}; the closed form stands alone",)
+    return f"operators could not be counted: {_ending(result)} (log: {log})"
 
 
 def _ending(result: CommandResult) -> str:
@@ -156,8 +213,7 @@ def _facts_without_child(config: AppConfig, host: Host, adapter: ModelAdapter) -
 
 
 def _analyse(config: AppConfig, model: Model, facts: Facts, weight: str | None, tmp_dir: Path) -> Analysis:
-    resolved = resolve_hardware(config.hardware, facts.device, load_catalogue(conf_dir() / "hardware"))
-    section = _calibrated(resolved, facts) if _is_this_device(config, resolved, facts) else resolved.section
+    section, resolved = _find_hardware(config, facts)
     return analyse(
         model,
         facts.shape,
@@ -168,6 +224,20 @@ def _analyse(config: AppConfig, model: Model, facts: Facts, weight: str | None, 
         capacity_bytes=facts.device.memory_bytes if config.hardware.memory_gb is None else None,
         counts=read_counts(tmp_dir),
     )
+
+
+def _find_hardware(config: AppConfig, facts: Facts) -> tuple[HardwareSection | None, Resolved]:
+    """The ceilings to reckon with, calibrated where they are this device's, and how they were found."""
+    resolved = resolve_hardware(config.hardware, facts.device, load_catalogue(conf_dir() / "hardware"))
+    section = _calibrated(resolved, facts) if _is_this_device(config, resolved, facts) else resolved.section
+    return section, resolved
+
+
+def _capacity(config: AppConfig, hardware: HardwareSection | None, facts: Facts) -> float | None:
+    """The device's own figure where it could be asked and nothing else was given; else the data sheet's."""
+    if config.hardware.memory_gb is None:
+        return facts.device.memory_bytes
+    return None if hardware is None or hardware.memory_gb is None else hardware.memory_gb * 1e9
 
 
 def _is_this_device(config: AppConfig, resolved: Resolved, facts: Facts) -> bool:
@@ -185,7 +255,7 @@ def _calibrated(resolved: Resolved, facts: Facts) -> HardwareSection | None:
     return with_calibration(resolved.section or HardwareSection(name=facts.device.name), facts.calibration)
 
 
-def _config_notes(config: AppConfig, analysis: Analysis, facts: Facts) -> tuple[str, ...]:
+def _config_notes(config: AppConfig, hardware: HardwareSection | None, facts: Facts) -> tuple[str, ...]:
     """What was asked for and is not what runs."""
     found = []
     if config.workload.batch != 1:
@@ -193,7 +263,6 @@ def _config_notes(config: AppConfig, analysis: Analysis, facts: Facts) -> tuple[
             f"workload.batch={config.workload.batch} is not used here: the workload runs one sequence at a time, "
             "and so does its analysis (llm-perf predict takes a batch)"
         )
-    hardware = analysis.hardware
     if hardware is not None and not _is_this_device(config, Resolved(section=hardware), facts):
         found.append(
             f"hardware={hardware.name} was asked for, the model runs on {facts.device.name}: bounds are those of "
@@ -211,12 +280,15 @@ def _notes(analysis: Analysis) -> tuple[str, ...]:
         f"{e.explanation}"
         for e in disagreements(analysis.entries)
     ]
-    unknown = sorted({name for count in analysis.counts.values() for name in count.unknown})
-    if unknown:
-        found.append(f"operators without a formula, counted as 0 FLOPs: {', '.join(unknown)}")
+    found += _unknown_operators(analysis.counts)
     if _fits_cache(analysis):
         found.append("the weights fit into the device's last cache, so memory bounds at DRAM bandwidth can be beaten")
     return tuple(found)
+
+
+def _unknown_operators(counts: Mapping[str, Count]) -> tuple[str, ...]:
+    unknown = sorted({name for count in counts.values() for name in count.unknown})
+    return (f"operators without a formula, counted as 0 FLOPs: {', '.join(unknown)}",) if unknown else ()
 
 
 def _fits_cache(analysis: Analysis) -> bool:
@@ -224,11 +296,11 @@ def _fits_cache(analysis: Analysis) -> bool:
     return hardware is not None and hardware.l2_mb is not None and analysis.memory.weights_bytes < hardware.l2_mb * 1e6
 
 
-def _write(analysis: Analysis, notes: tuple[str, ...], out_dir: Path) -> tuple[StageFile, ...]:
-    document = write_json(out_dir / STATIC_JSON, build_document(analysis, notes=notes))
+def _write(document: StaticDocument, markdown: str, out_dir: Path) -> tuple[StageFile, ...]:
+    path = write_json(out_dir / STATIC_JSON, document)
     text = out_dir / STATIC_MD
-    text.write_text(render_markdown(analysis, notes=notes), encoding="utf-8")
-    return (StageFile(role="static_json", path=document), StageFile(role="static_md", path=text))
+    text.write_text(markdown, encoding="utf-8")
+    return (StageFile(role="static_json", path=path), StageFile(role="static_md", path=text))
 
 
 STAGE = StaticAnalysisStage()

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from msgspec import UNSET
 
 from llm_perf_opt.analysis.findings.facts import Unknown
+from llm_perf_opt.analysis.static.document import StaticGroup
 from llm_perf_opt.analysis.static.double_entry import Entry
 from llm_perf_opt.core.names import PHASES
 from llm_perf_opt.report.run_files import Found, OperatorRow, RunFiles
 
 OPERATORS_SHOWN = 25
 CPU_TIME, DEVICE_TIME = "CPU time", "device time"
+NO_WORK = (0.0, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +90,13 @@ def modules_view(files: RunFiles) -> ModulesView:
         operators_source=files.operators.source if isinstance(files.operators, Found) else None,
         time_missing=_time_missing(files),
         operators_missing=None if operators else _why(files.operators, "the trace holds no operator"),
-        double_entry_missing=None if entries else _why(files.static, "operators were not counted in this run"),
+        double_entry_missing=None if entries else _why(files.static, _one_book(files)),
     )
+
+
+def _one_book(files: RunFiles) -> str:
+    reason = files.static.content.closed_form_reason if isinstance(files.static, Found) else None
+    return reason or "operators were not counted in this run"
 
 
 def _why(found: object, otherwise: str) -> Unknown:
@@ -109,27 +116,32 @@ def _phase(files: RunFiles, name: str) -> ModulePhase:
     times = files.metrics.content.modules if isinstance(files.metrics, Found) else None
     shares = (times or {}).get(name, {})
     record = files.static.content.phases.get(name) if isinstance(files.static, Found) else None
-    groups = dict(record.groups) if record else {}
-    flops, moved = sum(g.flops for g in groups.values()), sum(g.bytes for g in groups.values())
-    names = sorted(
-        {*shares, *groups}, key=lambda g: (-shares.get(g, 0.0), -(groups[g].bytes if g in groups else 0.0), g)
-    )
+    work = {group: _figures(found) for group, found in (record.groups if record else {}).items()}
+    flops, moved = (sum(pair[i] for pair in work.values()) for i in (0, 1))
+    names = sorted({*shares, *work}, key=lambda g: (-shares.get(g, 0.0), -work.get(g, NO_WORK)[1], g))
     rows = []
     for group in names:
-        work = groups.get(group)
+        own = work.get(group)
         rows.append(
             ModuleRow(
                 group=group,
                 time_share=shares.get(group) if shares else None,
-                flops_share=work.flops / flops if work and flops else None,
-                bytes_share=work.bytes / moved if work and moved else None,
-                flops=work.flops if work else None,
-                bytes=work.bytes if work else None,
+                flops_share=own[0] / flops if own and flops else None,
+                bytes_share=own[1] / moved if own and moved else None,
+                flops=own[0] if own else None,
+                bytes=own[1] if own else None,
             )
         )
     by = files.metrics.content.modules_by if isinstance(files.metrics, Found) else None
     tree, tree_of = _tree(files, name)
     return ModulePhase(phase=name, rows=tuple(rows), time_by=by, tree=tree, tree_of=tree_of)
+
+
+def _figures(group: StaticGroup) -> tuple[float, float]:
+    """FLOPs and bytes of the closed form; of the count, for a model the closed form does not know."""
+    flops = group.counted_flops if group.flops is None else group.flops
+    moved = group.counted_bytes if group.bytes is None else group.bytes
+    return flops or 0.0, moved or 0.0
 
 
 def _tree(files: RunFiles, phase: str) -> tuple[tuple[TreeNode, ...], str]:

@@ -72,7 +72,7 @@ class CausalLMAdapter:
         geometry = self.geometry(model)
         dtype = (stored_dtype(geometry) or "bfloat16") if model.dtype == "auto" else model.dtype
         # Experts as transformers runs them on a device (grouped products); dense models refuse a choice.
-        return build_on_meta(geometry, dtype=dtype, attention="sdpa", experts=None)
+        return build_on_meta(geometry, dtype=dtype, attention=None, experts=None)
 
     def parts(self, geometry: Mapping[str, Any], *, where: str) -> Model:
         return read_text_model(geometry, where=where)

@@ -26,7 +26,7 @@ def load_snapshot(model: ModelSection, geometry: Mapping[str, Any], *, device: s
         module = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=torch_dtype(dtype.value),
-            attn_implementation=attention.value,
+            attn_implementation=_asked(model, attention),
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
@@ -37,7 +37,7 @@ def load_snapshot(model: ModelSection, geometry: Mapping[str, Any], *, device: s
             f"({type(error).__name__}: {first_line(error)})"
         ) from error
     tokenizer = load_tokenizer(path)
-    notes = [*dtype.notes, *attention.notes]
+    notes = [*dtype.notes, *attention.notes, *_attention_found(model, module)]
     if tokenizer is None:
         notes.append(f"no tokenizer in {path}: text is shown as token ids")
     return _wrap(module.to(device), tokenizer, device=device, dtype=dtype.value, notes=notes)
@@ -46,15 +46,16 @@ def load_snapshot(model: ModelSection, geometry: Mapping[str, Any], *, device: s
 def load_random(model: ModelSection, geometry: Mapping[str, Any], *, device: str, seed: int) -> LoadedCausalLM:
     """The real geometry with noise for weights: built on meta, then filled on the device itself."""
     dtype, attention = _choices(model, geometry, device)
-    module = build_on_meta(geometry, dtype=dtype.value, attention=attention.value, experts=None)
+    module = build_on_meta(geometry, dtype=dtype.value, attention=_asked(model, attention), experts=None)
     materialise(module, device=device, seed=seed)
     tokenizer = load_tokenizer(model.path) if model.path is not None else None
     notes = ["weights are random: the text means nothing", *dtype.notes, *attention.notes]
+    notes += _attention_found(model, module)
     return _wrap(module, tokenizer, device=device, dtype=dtype.value, notes=notes)
 
 
-def build_on_meta(geometry: Mapping[str, Any], *, dtype: str, attention: str, experts: str | None) -> Any:
-    """The module without memory. `experts` None leaves the choice to transformers."""
+def build_on_meta(geometry: Mapping[str, Any], *, dtype: str, attention: str | None, experts: str | None) -> Any:
+    """The module without memory. None leaves the choice to transformers: sdpa where the model's code has it."""
     fields = {key: value for key, value in geometry.items() if key not in ("architectures", "transformers_version")}
     choice = {} if experts is None else {"experts_implementation": experts}
     try:
@@ -63,7 +64,7 @@ def build_on_meta(geometry: Mapping[str, Any], *, dtype: str, attention: str, ex
             module = AutoModelForCausalLM.from_config(
                 config, dtype=torch_dtype(dtype), attn_implementation=attention, trust_remote_code=False, **choice
             )
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
         raise ConfigError(
             f"model.geometry: transformers cannot build a decoder-only model from it "
             f"({type(error).__name__}: {first_line(error)}), compare it with the model's config.json"
@@ -120,6 +121,17 @@ def _choices(model: ModelSection, geometry: Mapping[str, Any], device: str) -> t
         model.attention, device=device, dtype=dtype.value, flash_installed=is_flash_attn_2_available()
     )
     return dtype, attention
+
+
+def _asked(model: ModelSection, attention: Choice) -> str | None:
+    return None if model.attention == "auto" else attention.value
+
+
+def _attention_found(model: ModelSection, module: Any) -> list[str]:
+    found = module.config._attn_implementation
+    if model.attention != "auto" or found == "sdpa":
+        return []
+    return [f"the model's code has no sdpa attention, {found} used instead"]
 
 
 def _required(path: Path | None) -> Path:

@@ -12,6 +12,8 @@ _BY_NAME: Mapping[str, str] = {
     "mlp": "mlp",
     "feed_forward": "mlp",
     "ffn": "mlp",
+    "fc1": "mlp",
+    "fc2": "mlp",
     "experts": "experts",
     "shared_experts": "experts",
     "shared_expert": "experts",
