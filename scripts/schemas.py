@@ -23,6 +23,9 @@ from llm_perf_opt.analysis.static.document import PredictionsDocument, StaticDoc
 from llm_perf_opt.analysis.timeline_window import TimelineWindow
 from llm_perf_opt.core.documents import ClockDocument, InputSample, MetricsDocument
 from llm_perf_opt.core.manifest import RunManifest
+from llm_perf_opt.pipeline.plan import PlanDocument
+from llm_perf_opt.workload.gallery import GalleryInfo
+from llm_perf_opt.workload.outputs import PredictionLine
 
 FOLDER = Path(__file__).parents[1] / "docs" / "schemas"
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -30,11 +33,14 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 # The file's name without its ending, and the record it is written from and read into.
 DOCUMENTS: dict[str, Any] = {
     "analysis": CaptureAnalysis,
+    "gallery_info": GalleryInfo,
     "gpu_samples": ClockDocument,
     "kernels": NcuAnalysis,
     "inputs": list[InputSample],
     "manifest": RunManifest,
     "metrics": MetricsDocument,
+    "plan": PlanDocument,
+    "prediction_line": PredictionLine,
     "predictions": PredictionsDocument,
     "static": StaticDocument,
     "timeline": TimelineWindow,

@@ -22,6 +22,7 @@ from tests.support.orchestrator import (
     statuses,
     valid_manifest,
 )
+from tests.support.schemas import valid_file
 
 
 def _ran(run_dir: Path) -> list[str]:
@@ -156,7 +157,7 @@ def test_a_dry_run_writes_the_plan_and_nothing_else(tmp_path: Path) -> None:
     assert done.code == 0
     run_dir = only_run(tmp_path)
     assert [p.name for p in run_dir.rglob("*")] == ["plan.json"]
-    plan = json.loads((run_dir / "plan.json").read_text())
+    plan = valid_file("plan", run_dir / "plan.json")
     assert [(s["name"], [f["what"] for f in s["findings"]]) for s in plan["stages"]] == [
         ("alpha", ["it is only a recorder"]),
         ("beta", ["the probe is missing"]),
@@ -391,7 +392,7 @@ def test_old_entry_points_plan_the_same_orchestrator_with_one_notice(
         args, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    plan = json.loads((only_run(tmp_path) / "plan.json").read_text())
+    plan = valid_file("plan", only_run(tmp_path) / "plan.json")
     assert {stage["name"] for stage in plan["stages"]} == stages
     assert len(re.findall("^deprecated: ", done.stderr, re.MULTILINE)) == 1
     assert "INFO: old keys translated (see docs/migration.md): device -> run.device" in done.stderr

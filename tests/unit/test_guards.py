@@ -132,3 +132,19 @@ def test_no_name_is_used_for_two_public_classes() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
     assert {name: where for name, where in places.items() if len(where) > 1 and name not in TWO_MEANINGS} == {}
+
+
+# What stays is the world outside: raw configuration, a model's config.json, the environment, rows of a trace.
+MOST_DICTS = 24
+
+
+def test_few_functions_return_a_dict_where_a_record_would_say_what_it_holds() -> None:
+    found = [
+        f"{path.relative_to(SOURCE)}:{node.name}"
+        for path in _modules()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+        and node.returns is not None
+        and re.search(r"\b(dict|Mapping)\[str, (Any|object)\]", ast.unparse(node.returns))
+    ]
+    assert len(found) <= MOST_DICTS, "\n".join(found)

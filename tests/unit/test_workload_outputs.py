@@ -1,6 +1,5 @@
 """Predictions, gallery, grounding boxes, and the options that shape them."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from llm_perf_opt.workload.models.base import Sample
 from llm_perf_opt.workload.output_options import OutputOptions, options_for, output_problems
 from llm_perf_opt.workload.outputs import OutputDirs, open_outputs, resolve_dirs
 from llm_perf_opt.workload.results import SampleResult
+from tests.support.schemas import valid_file
 from tests.support.workload_fakes import PAGES
 
 OCR = "llm_perf_opt.workload.models.deepseek_ocr:ADAPTER"
@@ -99,7 +99,7 @@ def test_a_prediction_line_has_raw_and_clean_text_timings_and_tokens(tmp_path: P
         writer = open_outputs(asked(pred=True, viz=False, extra=extra), tmp_path, adapter=OCR)
         assert writer is not None
         writer.add(Sample(sample_id="s"), result("s"), model)
-        lines.append(json.loads((tmp_path / "pred/predictions.jsonl").read_text()))
+        lines.append(valid_file("prediction_line", tmp_path / "pred/predictions.jsonl"))
     times = {"prepare_ms": 5.0, "prefill_ms": 10.0, "ttft_ms": 11.0, "decode_ms": 4.0, "tpot_ms": 4.0, "e2e_ms": 20.0}
     raw = "<|ref|>title<|/ref|><|det|>[[0, 0, 999, 499]]<|/det|>\nHello<|end|>"
     assert lines[0] == {
@@ -125,7 +125,7 @@ def test_a_page_gets_boxes_cutouts_markdown_info_and_a_thumbnail(tmp_path: Path)
     writer.add(Sample(sample_id="two", image=page), result("two"), model)
     name = folder_name("a page, 1.png")
     folder = tmp_path / "viz" / name
-    info = json.loads((folder / "info.json").read_text())
+    info = valid_file("gallery_info", folder / "info.json")
     assert info == {
         "sample_id": "a page, 1.png",
         "labels": {"title": 1},

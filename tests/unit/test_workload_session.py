@@ -18,7 +18,7 @@ from llm_perf_opt.errors import ConfigError, ProfilingError
 from llm_perf_opt.workload.device import resolve_device
 from llm_perf_opt.workload.session import run_inference
 from tests.support.fixtures_dir import REPO
-from tests.support.schemas import valid_file
+from tests.support.schemas import valid, valid_file
 from tests.support.workload_fakes import FakeConfig, prompts
 
 pytestmark = pytest.mark.slow
@@ -60,7 +60,7 @@ def test_a_run_repeats_the_samples_and_writes_metrics_samples_inputs_and_predict
         assert 0 < line["sam_ms"] < line["prefill_ms"] < line["ttft_ms"]
         assert sum(line["itl_values_ms"]) <= line["decode_ms"] + (line["ttft_ms"] - line["prefill_ms"])
         assert line["tpot_ms"] == pytest.approx(line["decode_ms"] / (line["tokens"] - 1))
-    predictions = [json.loads(x) for x in (out / "pred/predictions.jsonl").read_text().splitlines()]
+    predictions = [valid("prediction_line", json.loads(x)) for x in (out / "pred/predictions.jsonl").open()]
     assert [p["sample"] for p in predictions] == ["p.txt:1", "p.txt:2"]
     assert [i["sample_id"] for i in valid_file("inputs", out / "inputs.json")] == ["p.txt:1", "p.txt:2"]
 

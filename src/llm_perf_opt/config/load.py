@@ -4,7 +4,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -71,9 +71,10 @@ def load_config(
     """
     raw = plain_values(resolve(cfg), user_dir)
     sections = {**_SECTIONS, "model": model_cls, "infer": infer_cls}
-    typed, stages, problems = _check(raw, sections, stage_classes, known_stages, broken or {})
-    if problems:
-        raise ConfigError([str(problem) for problem in problems])
+    checked = _check(raw, sections, stage_classes, known_stages, broken or {})
+    if checked.problems:
+        raise ConfigError([str(problem) for problem in checked.problems])
+    typed = checked.sections
     config = AppConfig(
         run=typed["run"],
         artifacts=typed["artifacts"],
@@ -82,7 +83,7 @@ def load_config(
         model=typed["model"],
         infer=typed["infer"],
         hardware=typed["hardware"],
-        stages=stages,
+        stages=checked.stages,
         resolved=raw,
         user_dir=user_dir,
     )
@@ -99,7 +100,16 @@ def problems_outside_the_model(
 ) -> list[Problem]:
     """What is wrong where the model's adapter has no say: `model.*` and `infer.*` are its own and are not looked at."""
     raw = plain_values(resolve(cfg), user_dir)
-    return _check(raw, _SECTIONS, stage_classes, known_stages, broken or {})[2]
+    return _check(raw, _SECTIONS, stage_classes, known_stages, broken or {}).problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Checked:
+    """The sections and the enabled stages that are right, and every problem of all of them."""
+
+    sections: Mapping[str, Any]
+    stages: Mapping[str, StageConfig]
+    problems: list[Problem]
 
 
 def _check(
@@ -108,8 +118,7 @@ def _check(
     stage_classes: Mapping[str, type[StageConfig]],
     known_stages: Iterable[str],
     broken: Mapping[str, str],
-) -> tuple[dict[str, Any], dict[str, StageConfig], list[Problem]]:
-    """The sections and the enabled stages that are right, and every problem of all of them."""
+) -> _Checked:
     problems: list[Problem] = []
     typed: dict[str, Any] = {}
     for name, cls in sections.items():
@@ -121,7 +130,7 @@ def _check(
     stages, found = _stages(raw.get("pipeline") or {}, stage_classes, list(known_stages), broken)
     problems += found
     problems += _device_problem(raw.get("run"))
-    return typed, stages, problems
+    return _Checked(sections=typed, stages=stages, problems=problems)
 
 
 def _device_problem(run: Any) -> list[Problem]:

@@ -43,18 +43,30 @@ class Plan:
 
     stages: tuple[PlannedStage, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "stages": [
-                {
-                    "name": step.name,
-                    "settings": asdict(step.config),
-                    "skip": step.skip,
-                    "findings": [asdict(obstacle) for obstacle in step.obstacles],
-                }
+    def document(self) -> "PlanDocument":
+        return PlanDocument(
+            stages=tuple(
+                PlanDocumentStage(name=step.name, settings=asdict(step.config), skip=step.skip, findings=step.obstacles)
                 for step in self.stages
-            ]
-        }
+            )
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanDocumentStage:
+    """One stage that would run; `skip` says why it would not, `findings` what its preflight found in the way."""
+
+    name: str
+    settings: Mapping[str, Any]
+    skip: str | None
+    findings: tuple[Obstacle, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanDocument:
+    """`plan.json` of a dry run: the stages in order."""
+
+    stages: tuple[PlanDocumentStage, ...]
 
 
 def build_plan(config: AppConfig, stages: Mapping[str, Stage], host: Host) -> Plan:

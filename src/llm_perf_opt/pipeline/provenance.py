@@ -1,7 +1,7 @@
 """Writes what a run was made with: env.json, config.yaml and inputs.yaml."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,14 @@ INPUTS_FILE = "inputs.yaml"
 _RECORDED_PREFIXES = ("CUDA", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "KMP_", "TORCH", "PYTORCH", "TRITON_", "SLURM_JOB_ID")
 
 
+@dataclass(frozen=True, kw_only=True)
+class GitState:
+    """The commit the user stood on, and whether tracked files differ from it; None: not known."""
+
+    commit: str | None
+    changed: bool | None
+
+
 def describe_environment(host: Host, environ: Mapping[str, str], user_dir: Path) -> dict[str, Any]:
     """What env.json holds. Environment variables come from an allow-list and none that looks like a secret."""
     return {
@@ -29,7 +37,7 @@ def describe_environment(host: Host, environ: Mapping[str, str], user_dir: Path)
         "python": host.python,
         "packages": host.packages,
         "tools": {name: {"path": tool.path, "version": tool.version} for name, tool in host.tools.items()},
-        "git": _git(user_dir, environ),
+        "git": asdict(_git(user_dir, environ)),
         "variables": {
             name: value
             for name, value in sorted(allowed_environment(environ).items())
@@ -84,14 +92,14 @@ def write_inputs(run_dir: Path, samples: Sequence[Mapping[str, Any]]) -> None:
         (run_dir / INPUTS_FILE).unlink(missing_ok=True)
 
 
-def _git(user_dir: Path, environ: Mapping[str, str]) -> dict[str, Any]:
+def _git(user_dir: Path, environ: Mapping[str, str]) -> GitState:
     """The commit of the working tree the user stood in, and whether it had changes; None outside a checkout."""
     env = allowed_environment(environ)
     code, head = run_quick(["git", "-C", str(user_dir), "rev-parse", "HEAD"], env=env)
     if code != 0:
-        return {"commit": None, "changed": None}
+        return GitState(commit=None, changed=None)
     code, status = run_quick(["git", "-C", str(user_dir), "status", "--porcelain", "--untracked-files=no"], env=env)
-    return {"commit": head.strip(), "changed": bool(status.strip()) if code == 0 else None}
+    return GitState(commit=head.strip(), changed=bool(status.strip()) if code == 0 else None)
 
 
 def _write_yaml(path: Path, data: Any) -> None:

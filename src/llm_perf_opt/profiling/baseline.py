@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from llm_perf_opt.core.documents import MetricsDocument
 from llm_perf_opt.core.manifest import write_json
@@ -72,7 +71,7 @@ def _measure(ctx: StageContext, timeout_s: float) -> CleanBaseline:
         INFERENCE_RUNNER,
         [
             *workload_overrides(ctx.config),
-            *stage_overrides(DIRECT_INFERENCE, quiet_inference(warmup_rounds=1)),
+            *quiet_inference(warmup_rounds=1),
             "run.repeats=1",
         ],
         hydra_run_dir=folder,
@@ -95,10 +94,11 @@ def _measure(ctx: StageContext, timeout_s: float) -> CleanBaseline:
     return CleanBaseline(metrics=read_metrics(folder), source=source)
 
 
-def quiet_inference(*, warmup_rounds: int) -> dict[str, Any]:
-    """The section direct_inference of a child that only has to run: neither predictions nor gallery."""
-    return {
+def quiet_inference(*, warmup_rounds: int) -> list[str]:
+    """Overrides for a child that only has to run: neither predictions nor gallery."""
+    section = {
         "enable": True,
         "warmup_rounds": warmup_rounds,
         "output": {"prediction": {"enable": False}, "visualization": {"enable": False}},
     }
+    return stage_overrides(DIRECT_INFERENCE, section)

@@ -14,7 +14,6 @@ from llm_perf_opt.profiling.nsys_raw import RawFolder, export_report
 from llm_perf_opt.profiling.vendor.launch import (
     INFERENCE_RUNNER,
     build_work_argv,
-    stage_overrides,
     workload_overrides,
 )
 from llm_perf_opt.profiling.vendor.nsys import (
@@ -74,7 +73,7 @@ def workload_argv(ctx: StageContext) -> list[str]:
         return list(ctx.config.workload.command)
     return build_work_argv(
         INFERENCE_RUNNER,
-        [*workload_overrides(ctx.config), *stage_overrides("direct_inference", quiet_inference(warmup_rounds=1))],
+        [*workload_overrides(ctx.config), *quiet_inference(warmup_rounds=1)],
         hydra_run_dir=ctx.workload_dir / WORK_DIR,
     )
 

@@ -5,11 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.timeline import CapturedGpu
 from llm_perf_opt.core.manifest import RunManifest, write_manifest
 from llm_perf_opt.core.names import ANALYSIS_FILE, NSYS, OPERATORS_CSV, TORCH_PROFILER
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord
@@ -45,7 +43,17 @@ def write_run(output: Path, files: Sequence[Path], found: AnalyzedCaptures, cont
     stages += [] if found.kind == NCU else [_timeline_stage(run_dir, found, now)]
     if found.ncu is not None:
         stages.append(_ncu_stage(run_dir, found, now))
-    gpus = [_gpu(index, device) for index, device in enumerate(found.analysis.gpu.devices)]
+    # As env.json describes a GPU; what a capture does not say is said to be so.
+    gpus = [
+        {
+            "index": index,
+            "name": device.name,
+            "memory_bytes": device.memory_bytes,
+            "driver": "not recorded",
+            "compute_capability": device.compute_capability,
+        }
+        for index, device in enumerate(found.analysis.gpu.devices)
+    ]
     manifest = RunManifest(
         run_id=run_dir.name,
         created_at=now,
@@ -57,17 +65,6 @@ def write_run(output: Path, files: Sequence[Path], found: AnalyzedCaptures, cont
     )
     write_manifest(run_dir, manifest)
     write_reports(run_dir)
-
-
-def _gpu(index: int, device: CapturedGpu) -> dict[str, Any]:
-    """A GPU as env.json describes one; what a capture does not say is said to be so."""
-    return {
-        "index": index,
-        "name": device.name,
-        "memory_bytes": device.memory_bytes,
-        "driver": "not recorded",
-        "compute_capability": device.compute_capability,
-    }
 
 
 def _timeline_stage(run_dir: Path, found: AnalyzedCaptures, now: str) -> StageRecord:

@@ -72,7 +72,7 @@ class Job:
         """Run it, or only show the plan. True if nothing failed."""
         self._show_plan()
         if self.config.run.dry_run:
-            path = write_json(self.artifacts.path("plan.json"), self.plan.to_json())
+            path = write_json(self.artifacts.path("plan.json"), self.plan.document())
             self.console.say(f"nothing was run; the plan is in {path}")
             return True
         root = self.artifacts.root

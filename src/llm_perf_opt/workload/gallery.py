@@ -3,8 +3,12 @@
 import hashlib
 import re
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import UNSET, UnsetType
 
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.workload.grounding import Box, parse_grounding
@@ -14,6 +18,37 @@ from llm_perf_opt.workload.results import SampleResult
 GALLERY_FILE = "predictions.md"
 TEXT_SHOWN = 2000
 COLOURS = ("#d62728", "#1f77b4", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnBox:
+    """One box in pixels (left, top, right, bottom); `cutout` is None where nothing lies inside it."""
+
+    label: str
+    box_px: tuple[int, int, int, int]
+    cutout: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnPage:
+    """A page's size and the boxes drawn on it."""
+
+    width: int
+    height: int
+    boxes: tuple[DrawnBox, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GalleryInfo:
+    """`info.json` of one sample in the gallery; a sample without a page has neither picture nor size."""
+
+    sample_id: str
+    labels: Mapping[str, int]
+    malformed_tags: int
+    image: str | UnsetType = UNSET
+    width: int | UnsetType = UNSET
+    height: int | UnsetType = UNSET
+    boxes: tuple[DrawnBox, ...] = ()
 
 
 class Gallery:
@@ -54,19 +89,20 @@ class Gallery:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "page.md").write_text(text_clean + "\n", encoding="utf-8")
         grounding = parse_grounding(text_raw)
-        info: dict[str, Any] = {
-            "sample_id": sample.sample_id,
-            "labels": dict(Counter(box.label for box in grounding.boxes)),
-            "malformed_tags": grounding.malformed,
-            "boxes": [],
-        }
+        info = GalleryInfo(
+            sample_id=sample.sample_id,
+            labels=dict(Counter(box.label for box in grounding.boxes)),
+            malformed_tags=grounding.malformed,
+        )
         if sample.image is not None:
-            info |= draw_boxes(sample.image, grounding.boxes, folder, self._thumbnail_width)
+            page = draw_boxes(sample.image, grounding.boxes, folder, self._thumbnail_width)
+            image, width, height = str(sample.image), page.width, page.height
+            info = replace(info, image=image, width=width, height=height, boxes=page.boxes)
         write_json(folder / "info.json", info)
         return f"{name}/thumbnail.jpg" if sample.image is not None else None
 
 
-def draw_boxes(page: Path, boxes: tuple[Box, ...], folder: Path, thumbnail_width: int) -> dict[str, Any]:
+def draw_boxes(page: Path, boxes: tuple[Box, ...], folder: Path, thumbnail_width: int) -> DrawnPage:
     """Draw the boxes on a copy of the page, cut each out, and make a thumbnail of the copy."""
     from PIL import Image, ImageDraw, ImageOps
 
@@ -76,16 +112,16 @@ def draw_boxes(page: Path, boxes: tuple[Box, ...], folder: Path, thumbnail_width
     pen = ImageDraw.Draw(drawn)
     line = max(2, image.width // 400)
     colours = {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(dict.fromkeys(b.label for b in boxes))}
-    described: list[dict[str, Any]] = []
+    described: list[DrawnBox] = []
     for number, box in enumerate(boxes):
         pixels = box.in_pixels(image.width, image.height)
         pen.rectangle(pixels, outline=colours[box.label], width=line)
         pen.text((pixels[0] + line, pixels[1] + line), box.label, fill=colours[box.label])
-        described.append({"label": box.label, "box_px": list(pixels), "cutout": _cut_out(image, box, folder, number)})
+        described.append(DrawnBox(label=box.label, box_px=pixels, cutout=_cut_out(image, box, folder, number)))
     drawn.save(folder / "boxes.jpg", quality=90)
     height = max(1, round(image.height * thumbnail_width / image.width))
     drawn.resize((thumbnail_width, height), Image.Resampling.LANCZOS).save(folder / "thumbnail.jpg", quality=85)
-    return {"image": str(page), "width": image.width, "height": image.height, "boxes": described}
+    return DrawnPage(width=image.width, height=image.height, boxes=tuple(described))
 
 
 def folder_name(sample_id: str) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_perf_opt.config.output import OutputConfig
+from llm_perf_opt.core.manifest import plain
 from llm_perf_opt.workload.gallery import Gallery
 from llm_perf_opt.workload.grounding import clean_text
 from llm_perf_opt.workload.models.base import LoadedModel, Sample
@@ -24,6 +25,31 @@ class OutputDirs:
     visualization: Path | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class PredictionTimings:
+    """Of this sample in the clean pass; None where only one token was generated."""
+
+    prepare_ms: float
+    prefill_ms: float
+    ttft_ms: float
+    decode_ms: float | None
+    tpot_ms: float | None
+    e2e_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionLine:
+    """One line of `predictions.jsonl`: what the model wrote, as it came and cleaned."""
+
+    sample: str
+    epoch: int
+    text_raw: str
+    text_clean: str
+    timings: PredictionTimings
+    tokens: int
+    prompt_tokens: int
+
+
 class OutputWriter:
     """Takes finished samples one by one."""
 
@@ -41,7 +67,7 @@ class OutputWriter:
         raw = model.text(token_ids, strip_special=False)
         clean = clean_text(model.text(token_ids, strip_special=True) if self._strip else raw)
         if self._predictions is not None:
-            line = json.dumps(_prediction(result, raw, clean), ensure_ascii=False)
+            line = json.dumps(_prediction(result, raw, clean), ensure_ascii=False, default=plain)
             with self._predictions.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
         if self._gallery is not None:
@@ -86,21 +112,21 @@ def _resolve(save_dir: str | None, default: str, stage_dir: Path) -> Path:
     return stage_dir / Path(save_dir or default).expanduser()
 
 
-def _prediction(result: SampleResult, raw: str, clean: str) -> dict[str, object]:
-    timings = {
-        "prepare_ms": result.prepare_ms,
-        "prefill_ms": result.generation.prefill_ms,
-        "ttft_ms": result.generation.ttft_ms,
-        "decode_ms": result.generation.decode_ms,
-        "tpot_ms": result.tpot_ms,
-        "e2e_ms": result.e2e_ms,
-    }
-    return {
-        "sample": result.sample_id,
-        "epoch": result.epoch,
-        "text_raw": raw,
-        "text_clean": clean,
-        "timings": timings,
-        "tokens": result.tokens,
-        "prompt_tokens": result.prompt_tokens,
-    }
+def _prediction(result: SampleResult, raw: str, clean: str) -> PredictionLine:
+    timings = PredictionTimings(
+        prepare_ms=result.prepare_ms,
+        prefill_ms=result.generation.prefill_ms,
+        ttft_ms=result.generation.ttft_ms,
+        decode_ms=result.generation.decode_ms,
+        tpot_ms=result.tpot_ms,
+        e2e_ms=result.e2e_ms,
+    )
+    return PredictionLine(
+        sample=result.sample_id,
+        epoch=result.epoch,
+        text_raw=raw,
+        text_clean=clean,
+        timings=timings,
+        tokens=result.tokens,
+        prompt_tokens=result.prompt_tokens,
+    )

@@ -6,9 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llm_perf_opt.errors import ParseError, ToolError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 MAGIC = b"SQLite format 3\x00"
 # Above this many ids the whole string table is read instead of asking for each.
@@ -87,7 +90,7 @@ class NsysDatabase:
         leave_out: tuple[str, Sequence[int]] | None = None,
         only: tuple[str, Sequence[int]] | None = None,
         text: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> "dict[str, NDArray[Any]]":
         """Columns as 64-bit integers, `small` ones as 32-bit (masked where NULL), and one of text where asked for."""
         select = [f"CAST({_name(sql)} AS BIGINT) AS {quoted(key)}" for key, sql in wanted.items()]
         select += [f"TRY_CAST({_name(sql)} AS INTEGER) AS {quoted(key)}" for key, sql in (small or {}).items()]
@@ -112,7 +115,7 @@ class NsysDatabase:
     def _scan_of(self, table: str) -> str:
         return f"sqlite_scan({literal(str(self.path))}, {literal(table)})"
 
-    def _numpy(self, sql: str, table: str) -> dict[str, Any]:
+    def _numpy(self, sql: str, table: str) -> "dict[str, NDArray[Any]]":
         with self._scanning(table):
             # Running the query before fetching lets duckdb scan on all cores.
             found = self._large.sql(sql)
