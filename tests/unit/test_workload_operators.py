@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from llm_perf_opt.analysis.module_tree import ModuleShares, module_shares
 from llm_perf_opt.analysis.operators import ProfiledOperators, ProfiledRow, operator_rows
+from llm_perf_opt.core.documents import CleanPass, MetricsDocument, RanModel
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers import trace_chunks
 from llm_perf_opt.profiling.parsers.torch_trace import TorchTrace, read_torch_trace
@@ -171,13 +173,14 @@ def test_the_tables_of_a_trace_leave_unrecorded_columns_empty(tmp_path: Path) ->
     trace.write_bytes(gzip.compress(gpu_trace()))
     written = write_trace_files(trace, by_shape=True, pass_note="A note.")
     device = {"prefill": {"other": 0.1, "norm": 0.15, "attention": 0.75}}
-    assert written.module_data() == {
-        "modules": device,
-        "modules_by": "device_time",
-        "modules_cpu": {"prefill": {"attention": 0.5, "norm": 0.1, "other": 0.4}},
-        "modules_device": device,
-        "modules_reason": None,
-    }
+    measured = MetricsDocument(model=RanModel(name="m"), clean=CleanPass(metrics={}))
+    assert written.add_modules(measured) == replace(
+        measured,
+        modules=device,
+        modules_by="device_time",
+        modules_cpu={"prefill": {"attention": 0.5, "norm": 0.1, "other": 0.4}},
+        modules_device=device,
+    )
     with (tmp_path / "operators.csv").open(newline="") as file:
         first = next(csv.DictReader(file))
     assert first == {
