@@ -58,8 +58,11 @@ def test_a_capture_after_nsys_leaves_every_file_and_figure(fake: Run) -> None:
     assert values["ncu_plan_coverage"] == pytest.approx(14086081 / 15608322)
     assert (values["ncu_kernels"], values["ncu_launches"], values["ncu_match_rate"]) == (16, 24, 1.0)
     assert values["ncu_coverage"] == pytest.approx(0.6724, abs=1e-4)
-    assert {name for name, metric in output.metrics.items() if metric.reason is not None} == {"slowdown_decode"}
-    assert values["slowdown_decode"] is None
+    assert {name for name, metric in output.metrics.items() if metric.reason is not None} == {
+        "slowdown_prefill",
+        "slowdown_decode",
+    }
+    assert {output.metrics[f"slowdown_{phase}"].unit for phase in ("prefill", "decode")} == {"x"}
     assert {f.role for f in output.files} == {
         "ncu_report", "ncu_raw", "ncu_details", "ncu_kernels_csv", "ncu_kernels_json", "roofline_svg",
     }  # fmt: skip

@@ -21,7 +21,7 @@ from llm_perf_opt.profiling.baseline import clean_baseline, own_clean_pass
 from llm_perf_opt.profiling.stages.direct_inference import STAGE as INFERENCE
 from llm_perf_opt.profiling.stages.direct_inference import DirectInferenceConfig
 from llm_perf_opt.profiling.stages.torch_profiler import STAGE, TorchProfilerConfig
-from llm_perf_opt.profiling.workload_results import clean_metrics, last_words, notes_of, slowdown_metrics
+from llm_perf_opt.profiling.workload_results import clean_metrics, last_words, notes_of, profiled_slowdown
 from llm_perf_opt.report.run_files import read_run_files
 from llm_perf_opt.report.view.report import build_view
 from llm_perf_opt.testing import plain_host, scratch_context
@@ -191,7 +191,7 @@ def test_metrics_without_a_value_carry_the_reason() -> None:
         ),
         slowdown={"prefill": 2.0, "decode": None},
     )
-    metrics = {**clean_metrics(data, "f"), **slowdown_metrics(data, "f")}
+    metrics = {**clean_metrics(data, "f"), **profiled_slowdown(data, "f")}
     assert {name: (m.value, m.unit, m.reason) for name, m in metrics.items()} == {
         "tpot_ms": (None, "ms", "one token"),
         "decode_tokens_per_s": (None, "tokens/s", "one token"),

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.core.documents import CleanPass, MetricsDocument, RanModel, Stats
 from llm_perf_opt.core.host import Gpu, Host, Tool
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.profiling.baseline import CleanBaseline
 from llm_perf_opt.profiling.nsys_capture import without_nsys_lines
-from llm_perf_opt.profiling.nsys_session import plan_captures, slowdown_metrics
+from llm_perf_opt.profiling.nsys_session import plan_captures
 from llm_perf_opt.profiling.stages.nsys import STAGE, NsysConfig
 from llm_perf_opt.profiling.vendor.nsys import (
     build_nsys_cmd,
@@ -263,21 +261,3 @@ def test_preflight_blocks_without_nsys_and_warns_without_a_gpu() -> None:
     assert [(f.what, f.blocking) for f in idle_end] == [
         ("pipeline.nsys.capture_range_end=stop does nothing without a range", False)
     ]
-
-
-def stats_of(value: float) -> Stats:
-    return Stats(mean=value, std=None, p50=value, p90=value, p99=value, n=1)
-
-
-def test_the_slowdown_is_a_ratio_of_medians_or_a_reason() -> None:
-    def metrics(prefill: float, tpot: float) -> MetricsDocument:
-        clean = CleanPass(metrics={"prefill_ms": stats_of(prefill), "tpot_ms": stats_of(tpot)})
-        return MetricsDocument(model=RanModel(name="m"), clean=clean)
-
-    clean = CleanBaseline(metrics=metrics(10.0, 2.0), source="torch_profiler/metrics.json")
-    found = slowdown_metrics(clean, metrics(15.0, 2.5), complete=True)
-    assert {k: m.value for k, m in found.items()} == {"slowdown_prefill": 1.5, "slowdown_decode": 1.25}
-    ended = slowdown_metrics(clean, metrics(15.0, 2.5), complete=False)
-    assert {m.reason for m in ended.values()} == {"the workload did not run to its end under nsys"}
-    other = slowdown_metrics(None, None, complete=True)
-    assert {m.reason for m in other.values()} == {"workload.command was not timed without a profiler"}

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 from llm_perf_opt.core.documents import MetricsDocument
 from llm_perf_opt.core.manifest import write_json
@@ -22,14 +23,16 @@ from llm_perf_opt.profiling.workload_results import (
 )
 
 CLEAN_DIR = "clean"
+NO_CLEAN_PASS = "workload.command was not timed without a profiler"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CleanBaseline:
-    """What a clean pass measured, and its file's path inside the run."""
+    """What a clean pass measured, its file's path inside the run, and the folder its samples lie in."""
 
     metrics: MetricsDocument
     source: str
+    folder: Path
 
 
 def clean_baseline(ctx: StageContext, timeout_s: float) -> CleanBaseline | None:
@@ -44,7 +47,7 @@ def clean_baseline(ctx: StageContext, timeout_s: float) -> CleanBaseline | None:
         record = ctx.earlier.get(name)
         path = record.file("metrics") if record is not None and record.status == "ok" else None
         if path is not None and path.is_file():
-            return CleanBaseline(metrics=read_metrics(path.parent), source=f"{name}/{path.name}")
+            return CleanBaseline(metrics=read_metrics(path.parent), source=f"{name}/{path.name}", folder=path.parent)
     return _measure(ctx, timeout_s)
 
 
@@ -91,7 +94,7 @@ def _measure(ctx: StageContext, timeout_s: float) -> CleanBaseline:
         require_success(result, "the clean pass")
         write_json(made_by, argv)
     source = (folder / METRICS_FILE).relative_to(ctx.run_dir).as_posix()
-    return CleanBaseline(metrics=read_metrics(folder), source=source)
+    return CleanBaseline(metrics=read_metrics(folder), source=source, folder=folder)
 
 
 def quiet_inference(*, warmup_rounds: int) -> list[str]:

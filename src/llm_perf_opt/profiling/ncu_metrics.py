@@ -1,14 +1,15 @@
 """The figures a capture of ncu puts into the manifest: its plan, what came of it, and what it cost."""
 
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis
-from llm_perf_opt.core.documents import MetricsDocument
+from llm_perf_opt.core.names import NCU
 from llm_perf_opt.core.records import Metric
+from llm_perf_opt.core.slowdown import no_slowdown
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import ProfilingError
-from llm_perf_opt.profiling.baseline import clean_baseline
+from llm_perf_opt.profiling.baseline import NO_CLEAN_PASS, clean_baseline
 from llm_perf_opt.profiling.kernel_select import NcuPlan, Selection
 from llm_perf_opt.profiling.ncu_capture import NcuCaptured
-from llm_perf_opt.profiling.workload_results import read_metrics
+from llm_perf_opt.profiling.workload_results import read_metrics, slowdown_between
 
 
 def plan_metrics(plan: NcuPlan, selection: Selection | None) -> dict[str, Metric]:
@@ -66,31 +67,13 @@ def result_metrics(
 
 def slowdown_metrics(ctx: StageContext, timeout_s: float) -> dict[str, Metric]:
     """Time per token and prefill time under ncu, replays included, against the clean pass."""
-    how = "workload under ncu, replays included, against the clean pass"
+    where = "under ncu, replays included,"
+    folder = ctx.workload_dir / NCU
     try:
         clean = clean_baseline(ctx, timeout_s)
         if clean is None:
-            return {
-                "slowdown_decode": Metric(
-                    value=None, unit="ratio", how=how, reason="workload.command has no clean pass"
-                )
-            }
-        profiled = read_metrics(ctx.workload_dir / "ncu")
+            return no_slowdown(NO_CLEAN_PASS, where=where)
+        profiled = read_metrics(folder)
     except ProfilingError as error:
-        return {"slowdown_decode": Metric(value=None, unit="ratio", how=how, reason=str(error))}
-    pairs = {"slowdown_prefill": "prefill_ms", "slowdown_decode": "tpot_ms"}
-    return {
-        name: _ratio(_mean(profiled, key), _mean(clean.metrics, key), how, key, clean.source)
-        for name, key in pairs.items()
-    }
-
-
-def _mean(data: MetricsDocument, key: str) -> float | None:
-    stats = data.clean.metrics.get(key)
-    return None if stats is None else stats.mean
-
-
-def _ratio(under: float | None, clean: float | None, how: str, key: str, source: str) -> Metric:
-    if not under or not clean:
-        return Metric(value=None, unit="ratio", how=how, reason=f"{key} was not measured in both passes")
-    return Metric(value=under / clean, unit="ratio", how=how, per=f"clean {key}", source=source)
+        return no_slowdown(str(error), where=where)
+    return slowdown_between(clean.metrics, profiled, folders=(clean.folder, folder), where=where, source=clean.source)

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis, analyze_measured, measure_timeline
 from llm_perf_opt.core.documents import MetricsDocument
-from llm_perf_opt.core.names import METRICS_FILE, WALL_METRIC
+from llm_perf_opt.core.names import METRICS_FILE
 from llm_perf_opt.core.records import Metric, StageFile, StageOutput
+from llm_perf_opt.core.slowdown import no_slowdown
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import ProfilingError
-from llm_perf_opt.profiling.baseline import CleanBaseline, clean_baseline, own_clean_pass
+from llm_perf_opt.profiling.baseline import NO_CLEAN_PASS, CleanBaseline, clean_baseline, own_clean_pass
 from llm_perf_opt.profiling.capture_files import capture_metrics, write_analysis
 from llm_perf_opt.profiling.nsys_capture import WORK_DIR, CaptureOptions, NsysCaptured, run_capture
 from llm_perf_opt.profiling.nsys_raw import RawFolder, publish_leftovers, publish_report, raw_folder
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
-from llm_perf_opt.profiling.workload_results import read_metrics
+from llm_perf_opt.profiling.workload_results import read_metrics, slowdown_between
 
 if TYPE_CHECKING:
     from llm_perf_opt.profiling.stages.nsys import NsysConfig
@@ -36,7 +37,8 @@ def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
     _require_kernels(cfg, analysis, child)
     files = write_analysis(ctx.out_dir, analysis, measured)
     metrics = capture_metrics(analysis, source="nsys/analysis.json", kind="nsys")
-    metrics |= slowdown_metrics(baseline, child, complete=all(c.workload_exit_code == 0 for c in captures))
+    complete = all(c.workload_exit_code == 0 for c in captures)
+    metrics |= nsys_slowdown(baseline, child, ctx.workload_dir / WORK_DIR, complete=complete)
     clean, clean_files = own_clean_pass(ctx)
     kept = [path for path in (export.with_suffix(".nsys-rep") for export in exports) if path.is_file()]
     return StageOutput(
@@ -138,33 +140,18 @@ def _require_kernels(cfg: "NsysConfig", analysis: CaptureAnalysis, child: Metric
         )
 
 
-def slowdown_metrics(
-    baseline: CleanBaseline | None, child: MetricsDocument | None, *, complete: bool
+def nsys_slowdown(
+    baseline: CleanBaseline | None, child: MetricsDocument | None, child_dir: Path, *, complete: bool
 ) -> dict[str, Metric]:
-    """Time under nsys divided by time in the clean pass, per phase, or the reason why there is none."""
-    found = {}
-    for phase, key in WALL_METRIC.items():
-        how = f"{key} (p50) under nsys divided by the clean pass's"
-        reason = None
-        if baseline is None:
-            reason = "workload.command was not timed without a profiler"
-        elif child is None or not complete:
-            reason = "the workload did not run to its end under nsys"
-        else:
-            clean, slow = _p50(baseline.metrics, key), _p50(child, key)
-            if clean and slow:
-                found[f"slowdown_{phase}"] = Metric(
-                    value=round(slow / clean, 4), unit="x", how=how, per="clean pass", source=baseline.source
-                )
-                continue
-            reason = f"no {key} was measured"
-        found[f"slowdown_{phase}"] = Metric(value=None, unit="x", how=how, reason=reason)
-    return found
-
-
-def _p50(metrics: MetricsDocument, key: str) -> float | None:
-    stats = metrics.clean.metrics.get(key)
-    return None if stats is None else stats.p50
+    """Time under nsys by time in the clean pass, per phase, or the reason why there is none."""
+    where = "under nsys"
+    if baseline is None:
+        return no_slowdown(NO_CLEAN_PASS, where=where)
+    if child is None or not complete:
+        return no_slowdown("the workload did not run to its end under nsys", where=where)
+    return slowdown_between(
+        baseline.metrics, child, folders=(baseline.folder, child_dir), where=where, source=baseline.source
+    )
 
 
 def _notes(cfg: "NsysConfig", ctx: StageContext, analysis: CaptureAnalysis) -> list[str]:

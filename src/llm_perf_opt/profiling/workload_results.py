@@ -17,14 +17,18 @@ from llm_perf_opt.core.names import (
     OPERATORS_MD,
     SAMPLES_FILE,
     TRACE_FILE,
+    WALL_METRIC,
     Role,
 )
 from llm_perf_opt.core.process import CommandResult
 from llm_perf_opt.core.records import Metric, StageFile, StageOutput
+from llm_perf_opt.core.slowdown import TimedSample, matched_ratios, slowdown
 from llm_perf_opt.core.stage import Obstacle
 from llm_perf_opt.errors import CommandFailed, ParseError
 
 LINES_QUOTED = 6
+# What samples.jsonl calls the pass that was not under torch.profiler.
+CLEAN_PASS = "clean"
 FILES: tuple[tuple[Role, str], ...] = (
     ("metrics", METRICS_FILE),
     ("samples", SAMPLES_FILE),
@@ -106,20 +110,44 @@ def clean_metrics(data: MetricsDocument, source: str) -> dict[str, Metric]:
     return metrics
 
 
-def slowdown_metrics(data: MetricsDocument, source: str) -> dict[str, Metric]:
-    """What the profiler cost, per phase."""
-    slowdown = data.slowdown or {"prefill": None, "decode": None}
-    return {
-        f"slowdown_{phase}": Metric(
-            value=value,
-            unit="x",
-            how="time in the profiled pass by time in the clean pass, same samples, same first steps",
-            per=f"clean {phase} time",
-            source=source,
-            reason=None if value is not None else f"no {phase} step was measured in both passes",
-        )
-        for phase, value in slowdown.items()
-    }
+def profiled_slowdown(data: MetricsDocument, source: str) -> dict[str, Metric]:
+    """What the profiler cost a run that made both passes itself and compared them."""
+    return slowdown(
+        data.slowdown or dict.fromkeys(WALL_METRIC),
+        clean_ms=_medians(data.clean.metrics),
+        profiled_ms=_medians({} if data.profiled is None else data.profiled.metrics),
+        where="in the profiled pass",
+        source=source,
+    )
+
+
+def slowdown_between(
+    clean: MetricsDocument, profiled: MetricsDocument, *, folders: tuple[Path, Path], where: str, source: str
+) -> dict[str, Metric]:
+    """What a profiler cost: two metrics.json, and the folders they lie in, the clean one first."""
+    return slowdown(
+        matched_ratios(*(read_timed_samples(folder) for folder in folders)),
+        clean_ms=_medians(clean.clean.metrics),
+        profiled_ms=_medians(profiled.clean.metrics),
+        where=where,
+        source=source,
+    )
+
+
+def read_timed_samples(folder: Path) -> list[TimedSample]:
+    """The samples of the pass our inference made, as it timed them itself; none if it wrote no samples."""
+    path = folder / SAMPLES_FILE
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    rows = [json.loads(line) for line in lines]
+    return [
+        TimedSample(sample_id=row["sample_id"], prefill_ms=row["prefill_ms"], step_ms=tuple(row["itl_values_ms"]))
+        for row in rows
+        if row["pass"] == CLEAN_PASS
+    ]
+
+
+def _medians(metrics: Mapping[str, Stats]) -> dict[str, float | None]:
+    return {phase: metrics[key].p50 if key in metrics else None for phase, key in WALL_METRIC.items()}
 
 
 def forget_results(folder: Path) -> None:

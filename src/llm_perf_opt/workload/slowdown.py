@@ -1,26 +1,14 @@
-"""How much slower the profiled pass was: the same samples, and the same first steps of each."""
+"""Compares the profiled pass with the clean one of its run: how much slower, and whether the tokens are the same."""
 
 from collections.abc import Sequence
-from statistics import fmean, median
 
+from llm_perf_opt.core.slowdown import TimedSample, matched_ratios
 from llm_perf_opt.workload.results import SampleResult
 
 
 def compare_passes(clean: Sequence[SampleResult], profiled: Sequence[SampleResult]) -> dict[str, float | None]:
-    """Profiled time by clean time, per phase; the clean time of a sample is the median of its repeats."""
-    prefill: list[tuple[float, float]] = []
-    decode: list[tuple[float, float]] = []
-    for result in profiled:
-        same = [c for c in clean if c.sample_id == result.sample_id]
-        if not same:
-            continue
-        prefill.append((result.generation.prefill_ms, median(c.generation.prefill_ms for c in same)))
-        steps = len(result.generation.itl_ms)
-        # A later step reads a longer cache, so only as many steps as were profiled are compared.
-        means = [fmean(c.generation.itl_ms[:steps]) for c in same if len(c.generation.itl_ms) >= steps > 0]
-        if means:
-            decode.append((fmean(result.generation.itl_ms), median(means)))
-    return {"prefill": _ratio(prefill), "decode": _ratio(decode)}
+    """Profiled time by clean time, per phase, over the same samples and first steps."""
+    return matched_ratios([_timed(c) for c in clean], [_timed(p) for p in profiled])
 
 
 def tokens_differ(clean: Sequence[SampleResult], profiled: Sequence[SampleResult]) -> bool:
@@ -29,6 +17,6 @@ def tokens_differ(clean: Sequence[SampleResult], profiled: Sequence[SampleResult
     return any(first[r.sample_id][: r.tokens] != r.generation.token_ids for r in profiled if r.sample_id in first)
 
 
-def _ratio(pairs: Sequence[tuple[float, float]]) -> float | None:
-    below = sum(clean for _, clean in pairs)
-    return sum(profiled for profiled, _ in pairs) / below if below > 0 else None
+def _timed(result: SampleResult) -> TimedSample:
+    generation = result.generation
+    return TimedSample(sample_id=result.sample_id, prefill_ms=generation.prefill_ms, step_ms=tuple(generation.itl_ms))

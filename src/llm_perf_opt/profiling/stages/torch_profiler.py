@@ -26,10 +26,10 @@ from llm_perf_opt.profiling.workload_results import (
     existing_files,
     forget_results,
     notes_of,
+    profiled_slowdown,
     read_inputs,
     read_metrics,
     require_success,
-    slowdown_metrics,
     torch_obstacles,
 )
 from llm_perf_opt.workload.output_options import output_problems
@@ -87,7 +87,7 @@ class TorchProfilerStage:
         data, traced = describe_trace(cfg, ctx.out_dir, tokens=cfg.token_budget(ctx.config.infer.max_new_tokens))
         source = f"{self.name}/{METRICS_FILE}"
         return StageOutput(
-            metrics={**clean_metrics(data, source), **slowdown_metrics(data, source)},
+            metrics={**clean_metrics(data, source), **profiled_slowdown(data, source)},
             files=(
                 *existing_files(ctx.out_dir),
                 *traced,
