@@ -135,7 +135,7 @@ def test_no_name_is_used_for_two_public_classes() -> None:
 
 
 # What stays is the world outside: raw configuration, a model's config.json, the environment, rows of a trace.
-MOST_DICTS = 24
+MOST_DICTS = 18
 
 
 def test_few_functions_return_a_dict_where_a_record_would_say_what_it_holds() -> None:
