@@ -235,11 +235,27 @@ def test_an_old_key_is_translated_and_composes(old: str, new: str) -> None:
 )
 def test_an_old_output_key_is_one_of_both_stages_that_write_outputs(old: str, new: str) -> None:
     translation = translate([old])
+    # Options of DeepSeek-OCR are there for that model alone; an old command line may name them with another.
+    sign = "++" if new.startswith("extra.") else ""
     assert translation.overrides == (
-        f"pipeline.torch_profiler.output.{new}",
-        f"pipeline.direct_inference.output.{new}",
+        f"{sign}pipeline.torch_profiler.output.{new}",
+        f"{sign}pipeline.direct_inference.output.{new}",
     )
-    typed("dataset=synthetic", *translation.overrides, "pipeline.direct_inference.enable=true")
+    for model in ("deepseek_ocr", "llama_tiny"):
+        typed(f"model={model}", "dataset=synthetic", *translation.overrides, "pipeline.direct_inference.enable=true")
+
+
+def test_what_belongs_to_one_model_is_mounted_for_that_model_alone() -> None:
+    outputs = {model: typed(f"model={model}").stages["torch_profiler"] for model in ("deepseek_ocr_tiny", "llama_tiny")}
+    assert {model: dict(stage.output.extra) for model, stage in outputs.items()} == {  # type: ignore[attr-defined]
+        "deepseek_ocr_tiny": {
+            "deepseek_ocr": {
+                "prediction": {"strip_special_tokens": False},
+                "visualization": {"max_images": 16, "thumbnail_width": 480},
+            }
+        },
+        "llama_tiny": {},
+    }
 
 
 def test_one_notice_lists_every_old_key_and_new_keys_pass_unchanged() -> None:

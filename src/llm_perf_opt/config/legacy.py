@@ -122,7 +122,7 @@ def _translate_one(override: str) -> tuple[str, ...]:
         return (override,)
     if new[0].endswith("ncu_cli.metrics") and "," in value and value[:1] not in "['\"":
         value = f"'{value}'"
-    return tuple(f"{path}={value}" for path in new)
+    return tuple(_override(path, value) for path in new)
 
 
 def _translate_mapping_override(override: str) -> tuple[str, ...]:
@@ -139,7 +139,12 @@ def _translate_mapping_override(override: str) -> tuple[str, ...]:
     leaves = list(_leaves(f"{parsed.key_or_group}.", value)) if isinstance(value, Mapping) else []
     if all(_new_keys(key) == (key,) for key, _ in leaves):
         return (override,)
-    return tuple(f"{new}={_as_override(item)}" for key, item in leaves for new in _new_keys(key))
+    return tuple(_override(new, _as_override(item)) for key, item in leaves for new in _new_keys(key))
+
+
+def _override(path: str, value: str) -> str:
+    """Options of one model's outputs are mounted by that model alone; an old command line may name them for any."""
+    return f"++{path}={value}" if f".{_OCR}." in path else f"{path}={value}"
 
 
 def _as_override(value: Any) -> str:

@@ -27,7 +27,7 @@ class VisualizationOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputConfig:
-    """`extra.<model>` belongs to the model's adapter, which validates it."""
+    """`extra.<family>` holds options of one family of models, checked by `workload.output_options`."""
 
     __pydantic_config__: ClassVar = FORBID_UNKNOWN
     prediction: PredictionOutput = field(default_factory=PredictionOutput)
