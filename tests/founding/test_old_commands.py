@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from llm_perf_opt.runners.profile_orchestrator import INFER_OVERRIDES
 from tests.founding.composing import TINY, stage, typed, write
 from tests.support.fixtures_dir import REPO
 from tests.support.orchestrator import environment
+from tests.support.pixi import pixi_task
 
 OUTPUT = "pipeline.torch_profiler.output"
 
@@ -28,13 +28,6 @@ OUTPUT = "pipeline.torch_profiler.output"
 def _run(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", *argv]
     return subprocess.run(words, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=300, check=False)
-
-
-def _task(name: str) -> list[str]:
-    """The words of a pixi task after `python -m`."""
-    text: str = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["pixi"]["tasks"][name]
-    assert text.startswith("python -m ")
-    return text.split()[2:]
 
 
 def test_055_deep_profile_runner_runs_nsys_and_ncu_only() -> None:
@@ -49,7 +42,7 @@ def test_054_llm_profile_runner_runs_static_analysis_and_the_torch_profiler() ->
 
 def test_058_pixi_stage2_profile_runs_nsys_and_ncu_only() -> None:
     """000:54, 000:233"""
-    module, *overrides = _task("stage2-profile")
+    module, *overrides = pixi_task("stage2-profile")
     assert module == "llm_perf_opt.runners.profile_orchestrator"
     assert list(typed(*TINY, *overrides).stages) == ["nsys", "ncu"]
 
@@ -67,7 +60,7 @@ def test_056_wrappers_take_hydra_flags_behind_overrides(tmp_path: Path) -> None:
 
 def test_059_pixi_tasks_take_a_sweep_behind_their_own_overrides(tmp_path: Path) -> None:
     """000:54"""
-    words = [*_task("stage1-run"), "--", "experiment=demo", "-m", "infer.max_new_tokens=2,4", "run.dry_run=true"]
+    words = [*pixi_task("stage1-run"), "--", "experiment=demo", "-m", "infer.max_new_tokens=2,4", "run.dry_run=true"]
     done = _run(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (sweep,) = (tmp_path / "tmp" / "runs").iterdir()

@@ -36,7 +36,7 @@ class Tool:
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """The facts preflight checks and provenance need."""
+    """The facts preflight checks and provenance need. `has_gpu_files`: a GPU nvidia-smi does not list may be there."""
 
     os: str
     cpu: str
@@ -49,6 +49,7 @@ class Host:
     tools: dict[str, Tool]
     counters_restricted: bool | None
     disk_free_bytes: int
+    has_gpu_files: bool = False
 
     def tool(self, name: str) -> Tool:
         return self.tools.get(name, Tool(name=name, problem=f"{name} was not looked for on this machine"))

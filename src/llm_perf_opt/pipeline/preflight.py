@@ -1,11 +1,12 @@
 """Checks the workload's files before any stage starts: a bad path is bad input, not a failed run."""
 
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.stage import Stage, traits_of
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.workload.dataset import TOKENS, list_samples, vocabulary_of
@@ -23,6 +24,39 @@ def workload_problems(config: AppConfig, stages: Collection[Stage]) -> tuple[str
         return _program_problems(config.workload.command[0], config.user_dir)
     problems = load_adapter(config.model.adapter).check(config.model)
     return problems or _dataset_problems(config)
+
+
+def device_problem(config: AppConfig, host: Host, environ: Mapping[str, str]) -> str | None:
+    """Why `run.device` names a GPU that is not there; None where it does not, or where that cannot be told."""
+    device = config.run.device
+    if config.workload.command is not None or not device.startswith("cuda:"):
+        return None
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    count = (
+        len(host.gpus) if visible is None else min(len(host.gpus), len([p for p in visible.split(",") if p.strip()]))
+    )
+    reason = no_gpu_reason(host)
+    if reason is None and (not host.gpus or int(device.removeprefix("cuda:")) < count):
+        return None
+    have = reason or ("CUDA_VISIBLE_DEVICES hides them all" if not count else f"there are cuda:0 to cuda:{count - 1}")
+    return f"run.device: not there (got {device!r}): {have}; allowed: auto, cpu or a device that exists"
+
+
+def fallback_note(config: AppConfig, host: Host, stages: Collection[Stage]) -> str | None:
+    """What a reader must know when `run.device=auto` means the CPU; None when it does not, or no model is looked at."""
+    looks = any(traits_of(stage).runs_model or traits_of(stage).needs_our_model for stage in stages)
+    reason = no_gpu_reason(host)
+    if config.run.device != "auto" or config.workload.command is not None or not looks or reason is None:
+        return None
+    return f"run.device=auto is the CPU here: {reason}"
+
+
+def no_gpu_reason(host: Host) -> str | None:
+    """Why no model can run on a GPU of this machine, as far as can be told without asking torch."""
+    torch = host.packages.get("torch")
+    if not host.gpus and not host.has_gpu_files:
+        return "this machine has no GPU"
+    return f"this torch ({torch}) is a CPU build" if torch is not None and torch.endswith("+cpu") else None
 
 
 def _program_problems(program: str, user_dir: Path) -> tuple[str, ...]:

@@ -2,10 +2,13 @@
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from llm_perf_opt.config.output import OutputConfig
 from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.core.names import DIRECT_INFERENCE
 from llm_perf_opt.core.process import CommandResult, read_tail, write_cmd_file
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed, ProfilingError, ToolError
@@ -14,6 +17,7 @@ from llm_perf_opt.profiling.nsys_raw import RawFolder, export_report
 from llm_perf_opt.profiling.vendor.launch import (
     INFERENCE_RUNNER,
     build_work_argv,
+    stage_overrides,
     workload_overrides,
 )
 from llm_perf_opt.profiling.vendor.nsys import (
@@ -23,6 +27,7 @@ from llm_perf_opt.profiling.vendor.nsys import (
     keep_exit_code,
 )
 from llm_perf_opt.profiling.workload_results import last_words
+from llm_perf_opt.workload.session import WHOLE_PASS
 
 LOOK_SECONDS = 120
 RANGES_NAMED = 20
@@ -48,7 +53,13 @@ class CaptureOptions:
     nvtx_domain_exclude: str | None
     cuda_graph_trace: str
     extra_args: tuple[str, ...]
+    output: OutputConfig
     timeout_s: float
+
+    @property
+    def cuda_profiler_range(self) -> str | None:
+        """What our own workload makes its calls of cudaProfilerStart and Stop around."""
+        return (self.nvtx_capture or WHOLE_PASS) if self.capture_range == "cudaProfilerApi" else None
 
     @property
     def ends_workload(self) -> bool:
@@ -67,13 +78,21 @@ class NsysCaptured:
     notes: tuple[str, ...]
 
 
-def workload_argv(ctx: StageContext) -> list[str]:
-    """The user's own command, or our plain inference without profiler, predictions and gallery."""
+def workload_argv(
+    ctx: StageContext, *, cuda_profiler_range: str | None = None, output: OutputConfig | None = None
+) -> list[str]:
+    """The user's own command, or our plain inference without profiler, and without outputs unless asked for."""
     if ctx.config.workload.command is not None:
         return list(ctx.config.workload.command)
+    asked: dict[str, Any] = {}
+    if cuda_profiler_range is not None:
+        asked["cuda_profiler_range"] = cuda_profiler_range
+    if output is not None and (output.prediction.enable or output.visualization.enable):
+        asked["output"] = asdict(output)
+    quiet = quiet_inference(warmup_rounds=1)
     return build_work_argv(
         INFERENCE_RUNNER,
-        [*workload_overrides(ctx.config), *quiet_inference(warmup_rounds=1)],
+        [*workload_overrides(ctx.config), *quiet, *(stage_overrides(DIRECT_INFERENCE, asked) if asked else ())],
         hydra_run_dir=ctx.workload_dir / WORK_DIR,
     )
 
@@ -88,7 +107,8 @@ def run_capture(ctx: StageContext, options: CaptureOptions, raw: RawFolder, base
     out_base = raw.reports / base
     code_file = ctx.tmp_dir / f"{base}.exit_code"
     code_file.unlink(missing_ok=True)
-    work = keep_exit_code(workload_argv(ctx), code_file, tmp_dir=os.environ.get("TMPDIR"))
+    argv = workload_argv(ctx, cuda_profiler_range=options.cuda_profiler_range, output=options.output)
+    work = keep_exit_code(argv, code_file, tmp_dir=os.environ.get("TMPDIR"))
     suffix = "" if base == "run" else f"-{base}"
     cwd = workload_cwd(ctx.config)
     # For people: the same command with the report where it will lie, since the raw folder goes.
@@ -198,6 +218,12 @@ def _too_long(options: CaptureOptions, code: int | None, log: Path | None) -> st
             f"{text}, and neither had the workload; {ended}. Raise pipeline.nsys.timeout_s, or capture less with "
             "pipeline.nsys.capture_range=nvtx"
         )
+    if (options.sample, options.cpuctxsw) != ("none", "none"):
+        return (
+            f"{text} although the workload had, with exit code {code}; {ended}. nsys was seen to hang at its end in "
+            f"containers when it samples the CPU (pipeline.nsys.sample={options.sample}, "
+            f"pipeline.nsys.cpuctxsw={options.cpuctxsw}): set both to none"
+        )
     return (
         f"{text} although the workload had, with exit code {code}; {ended}. A process it left behind keeps nsys "
         "waiting: end it in the workload, or let nsys wait for the workload alone with "
@@ -216,8 +242,8 @@ def _refusal(log: Path | None) -> str | None:
 def _never_opened(ctx: StageContext, options: CaptureOptions, raw: RawFolder) -> str:
     if options.capture_range == "cudaProfilerApi":
         return (
-            "the capture never started: the workload did not call cudaProfilerStart (torch.cuda.profiler.start()); "
-            "call it, or set pipeline.nsys.capture_range=none"
+            f"the capture never started: cudaProfilerStart was not called{_around(ctx, options)}; call it "
+            "(torch.cuda.profiler.start()), or set pipeline.nsys.capture_range=none"
         )
     if options.capture_range == "hotkey":
         return "the capture never started: the hotkey was not pressed; set pipeline.nsys.capture_range=none"
@@ -239,6 +265,11 @@ def _never_opened(ctx: StageContext, options: CaptureOptions, raw: RawFolder) ->
             )
         )
     return f"the NVTX range {options.nvtx_capture!r} never opened, so nsys captured nothing; {found}"
+
+
+def _around(ctx: StageContext, options: CaptureOptions) -> str:
+    own = ctx.config.workload.command is None and options.nvtx_capture is not None
+    return f": the workload opened no range {options.nvtx_capture!r} (pipeline.nsys.nvtx_capture)" if own else ""
 
 
 def _look(ctx: StageContext, options: CaptureOptions, raw: RawFolder) -> list[str]:

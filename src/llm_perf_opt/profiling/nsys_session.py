@@ -17,6 +17,7 @@ from llm_perf_opt.profiling.baseline import NO_CLEAN_PASS, CleanBaseline, clean_
 from llm_perf_opt.profiling.capture_files import capture_metrics, write_analysis
 from llm_perf_opt.profiling.nsys_capture import WORK_DIR, CaptureOptions, NsysCaptured, run_capture
 from llm_perf_opt.profiling.nsys_raw import RawFolder, publish_leftovers, publish_report, raw_folder
+from llm_perf_opt.profiling.output_files import output_files
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.workload_results import read_metrics, slowdown_between
 
@@ -48,6 +49,7 @@ def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
             *(StageFile(role="nsys_sqlite", path=p) for p in exports),
             *files,
             *clean_files,
+            *(output_files(cfg.output, ctx.workload_dir / WORK_DIR) if ctx.config.workload.command is None else ()),
         ),
         notes=(*notes, *_notes(cfg, ctx, analysis)),
     )
@@ -61,7 +63,7 @@ def _capture_all(
     exports: list[Path] = []
     notes: list[str] = []
     nsys = ctx.host.tool("nsys").path or "nsys"
-    planned = plan_captures(cfg, nsys)
+    planned = plan_captures(cfg, nsys, is_own=ctx.config.workload.command is None)
     try:
         for base, options in planned:
             try:
@@ -80,8 +82,8 @@ def _capture_all(
     return captures, exports, notes
 
 
-def plan_captures(cfg: "NsysConfig", nsys: str) -> list[tuple[str, CaptureOptions]]:
-    """File base and options of each capture: one, or one per range."""
+def plan_captures(cfg: "NsysConfig", nsys: str, *, is_own: bool = True) -> list[tuple[str, CaptureOptions]]:
+    """File base and options of each capture: one, or one per range that nsys or our own workload gates by."""
     capture = cfg.capture_in_force
     options = CaptureOptions(
         nsys=nsys,
@@ -95,15 +97,21 @@ def plan_captures(cfg: "NsysConfig", nsys: str) -> list[tuple[str, CaptureOption
         nvtx_domain_exclude=cfg.nvtx_domain_exclude,
         cuda_graph_trace=cfg.cuda_graph_trace,
         extra_args=cfg.extra_args,
+        output=cfg.output,
         timeout_s=cfg.timeout_s,
     )
-    if capture != "nvtx":
+    names = list(dict.fromkeys(cfg.capture_names)) if _gates_by_name(cfg, is_own=is_own) else []
+    if not names:
         return [("run", options)]
-    names = list(dict.fromkeys(cfg.capture_names))
     if len(names) == 1:
         return [("run", replace(options, nvtx_capture=names[0]))]
     bases = _unique([f"run-{re.sub(r'[^A-Za-z0-9_-]+', '_', name)[:LONGEST_BASE]}" for name in names])
     return [(base, replace(options, nvtx_capture=name)) for base, name in zip(bases, names, strict=True)]
+
+
+def _gates_by_name(cfg: "NsysConfig", *, is_own: bool) -> bool:
+    """Whether `nvtx_capture` has a say: nsys looks for it, or our workload calls cudaProfilerStart at it."""
+    return cfg.capture_in_force == "nvtx" or (cfg.capture_in_force == "cudaProfilerApi" and is_own)
 
 
 def _gather(folder: Path, bases: Sequence[str]) -> None:
@@ -156,7 +164,7 @@ def nsys_slowdown(
 
 def _notes(cfg: "NsysConfig", ctx: StageContext, analysis: CaptureAnalysis) -> list[str]:
     notes = list(analysis.notes)
-    if cfg.capture_names and cfg.capture_range != "nvtx":
+    if cfg.capture_names and not _gates_by_name(cfg, is_own=ctx.config.workload.command is None):
         notes.append("pipeline.nsys.nvtx_capture is not used: pipeline.nsys.capture_range is not nvtx")
     if not ctx.host.gpus and not analysis.gpu.kernel_count:
         notes.append("no kernels were recorded because this machine has no GPU")

@@ -51,7 +51,8 @@ def parse_arguments(argv: Sequence[str], *, implied: Sequence[str] = ()) -> Argu
     is_sweep = bool({"-m", "--multirun"} & set(flags))
     return Arguments(
         flags=tuple(flags),
-        implied=tuple(implied),
+        # Hydra refuses a group chosen twice.
+        implied=tuple(o for o in implied if o.partition("=")[0] not in {g.partition("=")[0] for g in given}),
         overrides=translated.overrides if is_sweep else tuple(map(_quote_commas, translated.overrides)),
         notice=notice((*changed, *translated.changed)),
     )

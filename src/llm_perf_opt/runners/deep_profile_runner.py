@@ -3,12 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-LEGACY_OVERRIDES = (
-    "pipeline.static_analysis.enable=false",
-    "pipeline.torch_profiler.enable=false",
-    "pipeline.nsys.enable=true",
-    "pipeline.ncu.enable=true",
-)
+LEGACY_OVERRIDES = ("runner=stage2",)
 
 
 def main(argv: Sequence[str]) -> int:

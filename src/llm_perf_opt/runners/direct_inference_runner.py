@@ -28,7 +28,13 @@ def infer(config: AppConfig, out_dir: Path) -> None:
 
     stage = config.stages.get("direct_inference", DirectInferenceConfig())
     assert isinstance(stage, DirectInferenceConfig)
-    run_inference(config, out_dir, warmup_rounds=stage.warmup_rounds, output=stage.output)
+    run_inference(
+        config,
+        out_dir,
+        warmup_rounds=stage.warmup_rounds,
+        output=stage.output,
+        cuda_profiler_range=stage.cuda_profiler_range,
+    )
 
 
 def main(argv: Sequence[str]) -> int:

@@ -17,7 +17,7 @@ from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.carry import Carried, carry_over
 from llm_perf_opt.pipeline.console import Console, make_console
 from llm_perf_opt.pipeline.plan import Plan, build_plan
-from llm_perf_opt.pipeline.preflight import workload_problems
+from llm_perf_opt.pipeline.preflight import device_problem, fallback_note, workload_problems
 from llm_perf_opt.pipeline.provenance import describe_environment, effective_config, write_config, write_environment
 from llm_perf_opt.pipeline.registry import find_entry_points, load_registry
 from llm_perf_opt.pipeline.run import RunInput, execute
@@ -41,6 +41,7 @@ class Job:
     carried: Carried
     console: Console
     problems: tuple[str, ...]
+    on_cpu: str | None
 
     @classmethod
     def prepare(cls, config: AppConfig, run_dir: Path, overrides: tuple[str, ...], *, created_at: datetime) -> "Job":
@@ -51,10 +52,12 @@ class Job:
             raise ConfigError("pipeline: no stage is enabled, allowed: at least one pipeline.<stage>.enable=true")
         recorded = () if previous is None else previous.stages
         registry = load_registry(find_entry_points(), {*config.stages, *(stage.name for stage in recorded)})
-        problems = workload_problems(config, [registry.stages[name] for name in config.stages])
+        stages = [registry.stages[name] for name in config.stages]
+        host = probe_host(env=allowed_environment(os.environ), disk=run_dir)
+        missing = device_problem(config, host, os.environ)
+        problems = (*workload_problems(config, stages), *([] if missing is None else [missing]))
         if problems and not config.run.dry_run:
             raise ConfigError(problems)
-        host = probe_host(env=allowed_environment(os.environ), disk=run_dir)
         return cls(
             config=config,
             artifacts=Artifacts.from_root(run_dir),
@@ -66,6 +69,7 @@ class Job:
             carried=carry_over(previous, config, registry.stages, host),
             console=make_console(),
             problems=problems,
+            on_cpu=fallback_note(config, host, stages),
         )
 
     def run(self) -> bool:
@@ -95,7 +99,7 @@ class Job:
             overrides=self.overrides,
             user_dir=str(self.config.user_dir),
             stages=self.carried.stages,
-            warnings=self.carried.warnings,
+            warnings=tuple(dict.fromkeys([*([] if self.on_cpu is None else [self.on_cpu]), *self.carried.warnings])),
         )
         return RunInput(
             plan=self.plan,
@@ -109,7 +113,7 @@ class Job:
 
     def _show_plan(self) -> None:
         names = " → ".join(step.name for step in self.plan.stages)
-        self.console.say(f"run {self.artifacts.root}: {names}")
+        self.console.say(f"run {self.artifacts.root}: {names}{'' if self.on_cpu is None else f' ({self.on_cpu})'}")
         for text in (*self.carried.warnings, *(f"cannot run: {problem}" for problem in self.problems)):
             self.console.say(text)
         for step in self.plan.stages:

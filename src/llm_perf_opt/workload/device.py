@@ -32,6 +32,22 @@ def resolve_device(wanted: str) -> str:
     return wanted
 
 
+def start_cuda_profiler() -> None:
+    """Open the capture of a profiler that waits for cudaProfilerStart (nsys, ncu)."""
+    import torch
+
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()
+
+
+def stop_cuda_profiler() -> None:
+    """Close it, after all that was started has run."""
+    import torch
+
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
+
+
 def describe_model(name: str, model: LoadedModel) -> RanModel:
     """What metrics.json says about the model and where it ran."""
     import torch

@@ -1,7 +1,7 @@
 """An emitter of NVTX ranges, whose backend is tried before it is trusted."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 
 SAM = "sam"
@@ -24,6 +24,24 @@ class RangeEmitter:
 def choose_emitter() -> RangeEmitter:
     """The first backend that works here: torch's own (CUDA builds), the package nvtx, or none with the reason."""
     return _torch_emitter() or _package_emitter()
+
+
+def around(ranges: RangeEmitter, name: str, start: Callable[[], object], stop: Callable[[], object]) -> RangeEmitter:
+    """The same ranges, with one call before each range of this name opens and one after it has closed."""
+    opened: list[str] = []
+
+    def push(text: str) -> None:
+        if text == name:
+            start()
+        opened.append(text)
+        ranges.push(text)
+
+    def pop() -> None:
+        ranges.pop()
+        if opened.pop() == name:
+            stop()
+
+    return replace(ranges, push=push, pop=pop)
 
 
 def silent(reason: str) -> RangeEmitter:

@@ -28,9 +28,10 @@ from llm_perf_opt.workload.output_options import output_problems
 
 @dataclass(frozen=True, kw_only=True)
 class DirectInferenceConfig(StageConfig):
-    """`pipeline.direct_inference.*`"""
+    """`pipeline.direct_inference.*`; `cuda_profiler_range` is for a profiler that waits for cudaProfilerStart."""
 
     warmup_rounds: Annotated[int, Ge(0)] = 1
+    cuda_profiler_range: str | None = None
     output: OutputConfig = field(default_factory=OutputConfig)
 
     def problems(self) -> tuple[Problem, ...]:

@@ -2,15 +2,17 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from llm_perf_opt.config.output import OutputConfig, VisualizationOutput
 from llm_perf_opt.config.schema import Problem, StageConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.profiling.vendor.nsys import CAPTURE_ENDS, CAPTURE_ENDS_WORDS
 from llm_perf_opt.profiling.workload_results import forget_results, used_samples
+from llm_perf_opt.workload.output_options import output_problems
 
 SCOPES = ("none", "process-tree", "system-wide")
 # Flags this stage sets itself; nsys refuses a flag given twice.
@@ -19,6 +21,11 @@ OWN_FLAGS = (
     *("--capture-range", "-c", "--capture-range-end", "--nvtx-capture", "-p", "--cuda-graph-trace"),
     *("--nvtx-domain-include", "--nvtx-domain-exclude"),
 )
+
+
+def _no_output() -> OutputConfig:
+    """Nothing but inference is captured unless somebody asks for more."""
+    return OutputConfig(visualization=VisualizationOutput(enable=False))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +44,7 @@ class NsysConfig(StageConfig):
     cuda_graph_trace: Literal["node", "graph"] = "node"
     extra_args: tuple[str, ...] = ()
     keep_report: bool = True
+    output: OutputConfig = field(default_factory=_no_output)
 
     @property
     def capture_names(self) -> tuple[str, ...]:
@@ -50,7 +58,7 @@ class NsysConfig(StageConfig):
         return "none" if self.capture_range == "nvtx" and not self.gating_nvtx else self.capture_range
 
     def problems(self) -> tuple[Problem, ...]:
-        return (*self._range_problems(), *self._flag_problems())
+        return (*self._range_problems(), *self._flag_problems(), *output_problems(self.output))
 
     def _range_problems(self) -> list[Problem]:
         found: list[Problem] = []

@@ -17,6 +17,8 @@ from llm_perf_opt.core.process import run_quick
 from llm_perf_opt.core.stage import Obstacle
 
 PACKAGES = ("llm-perf-opt", "torch", "transformers", "hydra-core", "nvtx", "duckdb", "numpy")
+# Of NVIDIA's driver, of ROCm's, and of Windows' under WSL.
+GPU_FILES = ("nvidia[0-9]*", "kfd", "dxg")
 DRIVER_PARAMS = Path("/proc/driver/nvidia/params")
 _VERSION = re.compile(r"(?:version|Version)\s+(\d+(?:\.\d+)+)")
 _INSTALL = {
@@ -40,6 +42,7 @@ def probe_host(*, env: Mapping[str, str], disk: Path) -> Host:
         tools={"nsys": probe_nsys(env), "ncu": probe_ncu(env)},
         counters_restricted=counters_restricted(),
         disk_free_bytes=shutil.disk_usage(_existing(disk)).free,
+        has_gpu_files=any(any(Path("/dev").glob(name)) for name in GPU_FILES),
     )
 
 

@@ -1,0 +1,154 @@
+"""What a run does: gating by cudaProfilerApi, outputs of a captured workload, the device it uses."""
+
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.core.host import Gpu
+from llm_perf_opt.pipeline.preflight import device_problem, fallback_note
+from llm_perf_opt.profiling.nsys_capture import _too_long, workload_argv
+from llm_perf_opt.profiling.nsys_session import plan_captures
+from llm_perf_opt.profiling.stages import nsys, static_analysis
+from llm_perf_opt.profiling.stages.nsys import NsysConfig
+from llm_perf_opt.runners import direct_inference_runner
+from llm_perf_opt.runners.child import load_child_config
+from llm_perf_opt.runners.deep_profile_runner import LEGACY_OVERRIDES as DEEP
+from llm_perf_opt.runners.profile_orchestrator import INFER_OVERRIDES
+from llm_perf_opt.testing import plain_host, scratch_context
+from llm_perf_opt.workload.nvtx import RangeEmitter, around
+from tests.founding.composing import TINY, stage, typed
+from tests.support.orchestrator import llm_perf
+from tests.support.pixi import pixi_task
+
+GPU = Gpu(index=0, name="GPU", memory_bytes=1 << 30, driver="1")
+
+
+def test_029_the_calls_are_made_around_the_chosen_range_only() -> None:
+    """000:121-122: cudaProfilerApi works with our own workload"""
+    said: list[str] = []
+    plain = RangeEmitter(push=lambda name: said.append(f"push {name}"), pop=lambda: said.append("pop"), backend="x")
+    ranges = around(plain, "decode", lambda: said.append("start"), lambda: said.append("stop"))
+    for name in ("prefill", "decode"):
+        ranges.push(name)
+        ranges.push("step")
+        ranges.pop()
+        ranges.pop()
+    assert said == [
+        *("push prefill", "push step", "pop", "pop"),
+        *("start", "push decode", "push step", "pop", "pop", "stop"),
+    ]
+
+
+@pytest.mark.parametrize(("capture", "wanted"), [(None, "all"), ("decode", "decode")])
+def test_029_the_workload_under_nsys_is_told_where_to_call(tmp_path: Path, capture: str | None, wanted: str) -> None:
+    """000:121-122"""
+    cfg = NsysConfig(enable=True, capture_range="cudaProfilerApi", nvtx_capture=capture)
+    ((base, options),) = plan_captures(cfg, "nsys")
+    ctx = scratch_context("nsys", tmp_path / "run", config=typed(*TINY))
+    argv = workload_argv(ctx, cuda_profiler_range=options.cuda_profiler_range, output=options.output)
+    child, out_dir = load_child_config([word for word in argv[3:] if not word.startswith("hydra.job.chdir")])
+    assert (base, out_dir) == ("run", tmp_path / "run" / "tmp" / "workload" / "torch_profiler")
+    assert stage(child, "direct_inference").cuda_profiler_range == wanted
+
+
+def test_029_nobody_makes_the_calls_for_a_program_of_the_users_own() -> None:
+    """000:121-122"""
+    cfg = NsysConfig(enable=True, capture_range="cudaProfilerApi", nvtx_capture="decode")
+    assert [options.nvtx_capture for _, options in plan_captures(cfg, "nsys", is_own=False)] == [None]
+
+
+def test_098_nothing_but_inference_is_captured_by_default() -> None:
+    """001:36"""
+    output = stage(typed(*TINY, implied=DEEP), "nsys").output
+    assert (output.prediction.enable, output.visualization.enable) == (False, False)
+
+
+@pytest.mark.parametrize(
+    "asked", ["pipeline.torch_profiler.output.prediction.enable=true", "outputs.save_predictions=true"]
+)
+def test_181_stage2_leaves_predictions_and_gallery_under_the_workload_when_asked(tmp_path: Path, asked: str) -> None:
+    """003:148"""
+    config = typed(*TINY, asked, implied=DEEP)
+    ctx = scratch_context("nsys", tmp_path / "run", config=config)
+    argv = workload_argv(ctx, output=stage(config, "nsys").output)
+    child, out_dir = load_child_config([word for word in argv[3:] if not word.startswith("hydra.job.chdir")])
+    output = stage(child, "direct_inference").output
+    assert out_dir.relative_to(tmp_path / "run").as_posix() == "tmp/workload/torch_profiler"
+    assert (output.prediction.enable, output.visualization.enable) == (True, True)
+    assert (output.prediction.save_dir, output.visualization.save_dir) == ("pred", "viz")
+
+
+def test_187_pixi_direct_infer_is_llm_perf_infer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """003:18, and the quick start"""
+    assert pixi_task("direct-infer") == ["llm_perf_opt.runners.direct_inference_runner"]
+    called: list[object] = []
+    monkeypatch.setattr(
+        "llm_perf_opt.runners.profile_orchestrator.main", lambda argv, implied: called.append((argv, implied)) or 0
+    )
+    assert direct_inference_runner.main(["run.seed=1"]) == 0
+    assert called == [(["run.seed=1"], INFER_OVERRIDES)]
+    assert stage(typed(*TINY, implied=INFER_OVERRIDES), "direct_inference").output.prediction.enable is True
+
+
+def test_003_a_gpu_that_is_not_there_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    """000:96"""
+    done = llm_perf("profile", "experiment=demo", "run.device=cuda:0", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert done.code == 2
+    assert done.err.startswith("error: run.device: not there (got 'cuda:0'): ")
+    assert list((tmp_path / "tmp" / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "changes", "environ", "problem"),
+    [
+        ("cuda:0", {}, {}, "this machine has no GPU"),
+        ("cuda:0", {"has_gpu_files": True}, {}, None),
+        ("cuda:0", {"gpus": (GPU,)}, {}, None),
+        ("cuda:0", {"gpus": (GPU,)}, {"CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES hides them all"),
+        ("cuda:1", {"gpus": (GPU,)}, {}, "there are cuda:0 to cuda:0"),
+        ("cuda:0", {"gpus": (GPU,), "packages": {"torch": "2.11+cpu"}}, {}, "this torch (2.11+cpu) is a CPU build"),
+        ("cpu", {}, {}, None),
+        ("auto", {}, {}, None),
+    ],
+)
+def test_003_a_device_is_there_or_the_reason_is_said(
+    tmp_path: Path, device: str, changes: dict[str, object], environ: dict[str, str], problem: str | None
+) -> None:
+    """000:96"""
+    config = typed(*TINY, f"run.device={device}")
+    found = device_problem(config, plain_host(**changes), environ)
+    end = "; allowed: auto, cpu or a device that exists"
+    assert found == (None if problem is None else f"run.device: not there (got {device!r}): {problem}{end}")
+
+
+def test_003_a_run_that_falls_back_to_the_cpu_says_so() -> None:
+    """000:96: the default is auto, so that a run works anywhere, and says what it means"""
+    config = typed(*TINY)
+    stages = [static_analysis.STAGE, nsys.STAGE]
+    assert fallback_note(config, plain_host(), stages) == "run.device=auto is the CPU here: this machine has no GPU"
+    assert fallback_note(config, plain_host(gpus=(GPU,)), stages) is None
+    assert fallback_note(config, plain_host(), []) is None
+    assert fallback_note(typed(*TINY, "run.device=cpu"), plain_host(), stages) is None
+
+
+def test_036_a_capture_that_hangs_because_nsys_samples_names_the_key() -> None:
+    """000:125: sample is passed on; nsys 2022.4 was seen to hang at its end with process-tree"""
+    cfg = NsysConfig(enable=True, sample="process-tree", timeout_s=60)
+    ((_, options),) = plan_captures(cfg, "nsys")
+    assert _too_long(options, 0, Path("log.txt")) == (
+        "nsys did not end within 60 s although the workload had, with exit code 0; it and all it started were ended "
+        "(log: log.txt). nsys was seen to hang at its end in containers when it samples the CPU "
+        "(pipeline.nsys.sample=process-tree, pipeline.nsys.cpuctxsw=none): set both to none"
+    )
+
+
+def test_029_a_workload_on_the_cpu_says_that_the_calls_need_a_gpu(tmp_path: Path) -> None:
+    """000:121-122"""
+    done = llm_perf(
+        "infer",
+        *("experiment=demo", "run.device=cpu", "dataset.num_samples=1", "infer.max_new_tokens=2"),
+        "pipeline.direct_inference.cuda_profiler_range=decode",
+        cwd=tmp_path,
+    )
+    assert done.code == 1
+    assert "cudaProfilerStart needs a GPU, and the model runs on cpu (got 'decode'), allowed: null" in done.err
