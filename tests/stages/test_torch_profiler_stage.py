@@ -158,7 +158,7 @@ def test_a_baseline_is_measured_once_and_taken_from_an_earlier_stage_when_there_
     again = clean_baseline(context(config, tmp_path / "run", "ncu"), timeout_s=0.01)
     assert again == measured
     changed = replace(config, infer=InferSection(max_new_tokens=3))
-    with pytest.raises(CommandFailed, match="the clean pass did not end within 0 s"):
+    with pytest.raises(CommandFailed, match=r"the clean pass did not end within 0 s \(pipeline.ncu.timeout_s\)"):
         clean_baseline(context(changed, tmp_path / "run", "ncu"), timeout_s=0.01)
     # What failed is not taken for a result, neither of the new settings nor of the old ones.
     assert list((tmp_path / "run/tmp/workload/clean").glob("*.json")) == []

@@ -67,6 +67,12 @@ def test_only_one_module_starts_programs() -> None:
     assert users == ["core/process.py"]
 
 
+def test_only_the_module_for_tests_needs_pytest_and_nothing_needs_that_module() -> None:
+    of_pytest = [p for p in _modules() if re.search(r"^\s*(import|from) _?pytest", p.read_text(), re.M)]
+    assert [str(p.relative_to(SOURCE)) for p in of_pytest] == ["testing.py"]
+    assert [str(p.relative_to(SOURCE)) for p in _modules() if "testing" in _imports(p)] == []
+
+
 def test_there_is_one_broad_except_and_no_silent_one() -> None:
     broad: list[str] = []
     for path in _modules():

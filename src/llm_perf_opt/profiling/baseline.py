@@ -91,7 +91,7 @@ def _measure(ctx: StageContext, timeout_s: float) -> CleanBaseline:
             cmd_file="clean_baseline.cmd.txt",
             label="clean baseline",
         )
-        require_success(result, "the clean pass")
+        require_success(result, "the clean pass", stage=ctx.out_dir.name)
         write_json(made_by, argv)
     source = (folder / METRICS_FILE).relative_to(ctx.run_dir).as_posix()
     return CleanBaseline(metrics=read_metrics(folder), source=source, folder=folder)

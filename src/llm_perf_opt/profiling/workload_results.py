@@ -46,12 +46,12 @@ def torch_obstacles(host: Host) -> tuple[Obstacle, ...]:
     return ()
 
 
-def require_success(result: CommandResult, what: str) -> None:
-    """Raise with the words the child ended with; what it wrote until then stays where it is."""
+def require_success(result: CommandResult, what: str, *, stage: str) -> None:
+    """Raise with the words the child of a stage ended with; what it wrote until then stays where it is."""
     if result.ok:
         return
     if result.timed_out:
-        ending = f"did not end within {result.duration_s:.0f} s"
+        ending = f"did not end within {result.duration_s:.0f} s (pipeline.{stage}.timeout_s)"
     elif result.exit_code is not None and result.exit_code < 0:
         hint = " (the system may have run out of memory)" if result.exit_code == -9 else ""
         ending = f"was ended by signal {-result.exit_code}{hint}"

@@ -1,6 +1,7 @@
 """Small stages as a plug-in would bring them: two write a file and remember that they ran, one times the model."""
 
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,7 +33,7 @@ class RecorderConfig(StageConfig):
 
 
 class Recorder:
-    """Writes `<stage>/out.txt`; appends its name to `ran.txt` at the run root."""
+    """Writes `<stage>/out.txt`; adds a line to `tmp/<stage>/ran.txt` each time it runs."""
 
     config_cls = RecorderConfig
     tools: tuple[str, ...] = ()
@@ -47,8 +48,8 @@ class Recorder:
         return [Obstacle(what="it is only a recorder", remedy="nothing to do", blocking=False)]
 
     def run(self, cfg: RecorderConfig, ctx: StageContext) -> StageOutput:
-        with (ctx.run_dir / "ran.txt").open("a") as file:
-            file.write(f"{self.name}\n")
+        with (ctx.tmp_dir / "ran.txt").open("a") as file:
+            file.write(f"{time.time_ns()} {self.name}\n")
         if cfg.fail == "words":
             raise CommandFailed("the probe said no; see log.txt")
         if cfg.fail == "skip":
@@ -58,14 +59,15 @@ class Recorder:
         result = ctx.run_command(
             [sys.executable, "-c", CHILD, str(ctx.tmp_dir / "pid"), str(cfg.seconds)], timeout_s=cfg.timeout_s
         )
+        if result.timed_out:
+            raise CommandFailed(f"the probe took too long (pipeline.{self.name}.timeout_s); see log.txt")
         if cfg.reads:
             ctx.earlier.get(cfg.reads)
+        source = f"{self.name}/log.txt"
         out = ctx.out_dir / "out.txt"
         out.write_text(" ".join(ctx.earlier))
         return StageOutput(
-            metrics={
-                "children": Metric(value=result.exit_code, unit="exit code", how="of its child", source="log.txt")
-            },
+            metrics={"children": Metric(value=result.exit_code, unit="exit code", how="of its child", source=source)},
             files=(StageFile(role="out", path=out),),
             samples=({"sample_id": self.name, "size_bytes": 1, "sha256": "0" * 64},),
         )

@@ -61,7 +61,7 @@ class DirectInferenceStage:
         forget_results(ctx.out_dir)
         argv = build_work_argv(INFERENCE_RUNNER, overrides, hydra_run_dir=ctx.out_dir)
         result = ctx.run_command(argv, timeout_s=cfg.timeout_s, label=self.name)
-        require_success(result, "the workload")
+        require_success(result, "the workload", stage=self.name)
         data = read_metrics(ctx.out_dir)
         return StageOutput(
             metrics=clean_metrics(data, f"{self.name}/metrics.json"),

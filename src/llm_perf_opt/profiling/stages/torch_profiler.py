@@ -83,7 +83,7 @@ class TorchProfilerStage:
         index = gpu_index(ctx.config.run.device, os.environ) if ctx.host.gpus else None
         with sample_gpu(index) as sampled:
             result = ctx.run_command(argv, timeout_s=cfg.timeout_s, label=self.name)
-        require_success(result, "the profiled workload")
+        require_success(result, "the profiled workload", stage=self.name)
         data, traced = describe_trace(cfg, ctx.out_dir, tokens=cfg.token_budget(ctx.config.infer.max_new_tokens))
         source = f"{self.name}/{METRICS_FILE}"
         return StageOutput(
