@@ -1,3 +1,83 @@
-"""Profile LLM inference through static analysis, the PyTorch profiler, Nsight Systems and Nsight Compute."""
+"""Profile LLM inference through static analysis, the PyTorch profiler, Nsight Systems and Nsight Compute.
+
+The names below are what plug-ins may rely on (docs/plugin-api.md); everything else may move. Each is imported when it
+is asked for, so that importing the package costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llm_perf_opt.config.schema import AppConfig, InferSection, ModelSection, Problem, StageConfig
+    from llm_perf_opt.core.host import Gpu, Host, Tool
+    from llm_perf_opt.core.manifest import RunManifest, read_manifest
+    from llm_perf_opt.core.process import CommandResult
+    from llm_perf_opt.core.records import CommandRecord, Metric, StageFile, StageOutput, StageRecord, StageTraits
+    from llm_perf_opt.core.sections import Link, Picture, Section, SectionTable
+    from llm_perf_opt.core.stage import CommandRunner, Obstacle, Stage, StageContext
+    from llm_perf_opt.errors import CommandFailed, ConfigError, ParseError, ProfilingError, StageSkipped, ToolError
+    from llm_perf_opt.workload.models.base import LoadedModel, ModelAdapter, Sample, StepOutput
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "AppConfig",
+    "CommandFailed",
+    "CommandRecord",
+    "CommandResult",
+    "CommandRunner",
+    "ConfigError",
+    "Gpu",
+    "Host",
+    "InferSection",
+    "Link",
+    "LoadedModel",
+    "Metric",
+    "ModelAdapter",
+    "ModelSection",
+    "Obstacle",
+    "ParseError",
+    "Picture",
+    "Problem",
+    "ProfilingError",
+    "RunManifest",
+    "Sample",
+    "Section",
+    "SectionTable",
+    "Stage",
+    "StageConfig",
+    "StageContext",
+    "StageFile",
+    "StageOutput",
+    "StageRecord",
+    "StageSkipped",
+    "StageTraits",
+    "StepOutput",
+    "Tool",
+    "ToolError",
+    "__version__",
+    "read_manifest",
+]
+
+_HOMES = {
+    "config.schema": ("AppConfig", "InferSection", "ModelSection", "Problem", "StageConfig"),
+    "core.host": ("Gpu", "Host", "Tool"),
+    "core.manifest": ("RunManifest", "read_manifest"),
+    "core.process": ("CommandResult",),
+    "core.records": ("CommandRecord", "Metric", "StageFile", "StageOutput", "StageRecord", "StageTraits"),
+    "core.sections": ("Link", "Picture", "Section", "SectionTable"),
+    "core.stage": ("CommandRunner", "Obstacle", "Stage", "StageContext"),
+    "errors": ("CommandFailed", "ConfigError", "ParseError", "ProfilingError", "StageSkipped", "ToolError"),
+    "workload.models.base": ("LoadedModel", "ModelAdapter", "Sample", "StepOutput"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

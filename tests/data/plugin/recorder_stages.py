@@ -5,12 +5,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.config.schema import StageConfig
-from llm_perf_opt.core.host import Host
-from llm_perf_opt.core.records import Metric, StageFile, StageOutput
-from llm_perf_opt.core.sections import Link, Picture, Section, SectionTable
-from llm_perf_opt.core.stage import Obstacle, StageContext
-from llm_perf_opt.errors import CommandFailed, StageSkipped
+from llm_perf_opt import (
+    CommandFailed,
+    Host,
+    Link,
+    Metric,
+    Obstacle,
+    Picture,
+    Section,
+    SectionTable,
+    StageConfig,
+    StageContext,
+    StageFile,
+    StageOutput,
+    StageSkipped,
+)
 
 CHILD = """
 import subprocess, sys, time

@@ -1,0 +1,107 @@
+"""What plug-ins may rely on: documented, importable, typed, and free until it is used."""
+
+import ast
+import importlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import llm_perf_opt
+from llm_perf_opt.testing import StageContract, plain_host
+from tests.support.fixtures_dir import REPO
+
+PACKAGE = Path(llm_perf_opt.__file__).parent
+PAGE = REPO / "docs" / "plugin-api.md"
+GUIDE = REPO / "docs" / "adding-a-stage.md"
+
+
+def _documented(*, tests: bool) -> list[str]:
+    """The names in the first column of the page's tables, of the section on tests or of the others."""
+    sections = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.M)
+    chosen = [text for text in sections if text.startswith("Tests\n") is tests]
+    cells = [line.split("|")[1] for text in chosen for line in text.splitlines() if line.startswith("| `")]
+    return sorted(name for cell in cells for name in re.findall(r"`(\w+)`", cell))
+
+
+def _in_a_new_process(code: str) -> object:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    return json.loads(done.stdout)
+
+
+def test_what_is_documented_is_what_the_package_offers() -> None:
+    assert _documented(tests=False) == sorted(set(llm_perf_opt.__all__) - {"__version__"})
+    assert dir(llm_perf_opt) == sorted(llm_perf_opt.__all__)
+
+
+def test_every_name_is_the_one_its_own_module_defines() -> None:
+    homes = {name: module for module, names in llm_perf_opt._HOMES.items() for name in names}
+    assert sorted(homes) == _documented(tests=False)
+    for name, module in homes.items():
+        offered = getattr(llm_perf_opt, name)
+        assert offered is getattr(importlib.import_module(f"llm_perf_opt.{module}"), name)
+        assert offered.__module__ == f"llm_perf_opt.{module}"
+
+
+def test_type_checkers_see_the_same_names_from_the_same_modules() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    typed = {
+        (node.module or "").removeprefix("llm_perf_opt."): tuple(alias.name for alias in node.names)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+    }
+    assert typed == llm_perf_opt._HOMES
+
+
+def test_what_is_documented_for_tests_is_there() -> None:
+    testing = importlib.import_module("llm_perf_opt.testing")
+    assert [name for name in _documented(tests=True) if getattr(testing, name).__module__ != testing.__name__] == []
+
+
+def test_a_name_that_is_not_offered_is_an_attribute_error() -> None:
+    code = "import json, llm_perf_opt; print(json.dumps(hasattr(llm_perf_opt, 'Nothing')))"
+    assert _in_a_new_process(code) is False
+
+
+def test_importing_the_package_loads_nothing_of_it() -> None:
+    code = "import json, sys, llm_perf_opt; print(json.dumps([m for m in sys.modules if 'llm_perf_opt' in m]))"
+    loaded = _in_a_new_process(code)
+    assert isinstance(loaded, list)
+    # An editable install brings a finder of its own.
+    assert [name for name in loaded if not name.startswith("_")] == ["llm_perf_opt"]
+
+
+def test_no_name_loads_torch() -> None:
+    heavy = "{'torch', 'transformers', 'pandas', 'numpy', 'duckdb', 'hydra', 'pytest'}"
+    code = f"import json, sys; from llm_perf_opt import *; print(json.dumps(sorted({heavy} & set(sys.modules))))"
+    assert _in_a_new_process(code) == []
+
+
+def test_our_own_modules_import_from_where_a_name_lives() -> None:
+    users = [
+        str(path.relative_to(PACKAGE))
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if re.search(r"^\s*from llm_perf_opt import (?!__version__$)", path.read_text(encoding="utf-8"), re.M)
+    ]
+    assert users == []
+
+
+def test_the_stage_of_the_guide_keeps_the_contract_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = GUIDE.read_text(encoding="utf-8")
+    code = text[text.index("```python\n") + len("```python\n") :].partition("```")[0]
+    guide = ModuleType("guide")
+    monkeypatch.setitem(sys.modules, "guide", guide)
+    exec(compile(code, str(GUIDE), "exec"), guide.__dict__)
+
+    class Contract(StageContract):
+        stage = guide.STAGE
+
+    Contract().test_it_declares_what_the_pipeline_asks()
+    Contract().test_its_settings_are_frozen_off_by_default_and_have_a_light_form()
+    (obstacle,) = guide.STAGE.preflight(guide.PowerConfig(), plain_host())
+    assert str(obstacle) == "no GPU — run on a machine with one"
