@@ -13,7 +13,7 @@ from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.records import StageFile, StageRecord
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.pipeline.compose import compose_config, type_config
-from llm_perf_opt.profiling.stages.ncu import STAGE, NcuCli, NcuConfig, NcuExport, NvtxFilter, short_workload
+from llm_perf_opt.profiling.stages.ncu import STAGE, NcuCli, NcuConfig, NcuExport, NcuWorkload, NvtxFilter
 from tests.support.fake_ncu import install
 from tests.support.fixtures_dir import DATA, REPO
 from tests.support.ncu_run import H200, Run, captures, host
@@ -157,8 +157,9 @@ def test_filters_that_let_nothing_through_give_one_rerun_without_them(fake: Run)
     metrics = ("dram__bytes.sum",)
     output = fake.stage(ncu_cli=NcuCli(metrics=metrics, launch_count=9), max_kernels=4)
     first, second = captures(fake)
-    dropped = {"--nvtx", "--nvtx-include", "--kernel-name", "--kernel-name-base", "--kernel-id"}
+    dropped = {"--nvtx", "--nvtx-include", "--kernel-id"}
     assert dropped & set(first) and not dropped & set(second)
+    assert second[second.index("--kernel-name") + 1] == "regex:^(?!.*(nccl.*|ncclDevKernel.*))"
     for flag in ("--metrics", "--launch-count", "--set"):
         assert second[second.index(flag) + 1] == first[first.index(flag) + 1]
     assert [a for a in second if a in ("SpeedOfLight", "Occupancy")] == ["SpeedOfLight", "Occupancy"]
@@ -257,11 +258,10 @@ def test_without_csv_exports_the_report_is_read_all_the_same(fake: Run) -> None:
     assert output.metrics["ncu_launches"].value == 24
 
 
-def test_the_workload_under_ncu_is_short(config: AppConfig) -> None:
-    short = short_workload(replace(config, infer=replace(config.infer, max_new_tokens=512)))
-    assert (short.run.repeats, short.infer.max_new_tokens) == (1, 16)
-    assert (short.dataset.sampling.num_epochs, short.dataset.sampling.num_samples_per_epoch) == (1, 1)
-    assert short_workload(replace(config, infer=replace(config.infer, max_new_tokens=4))).infer.max_new_tokens == 4
+def test_the_workload_under_ncu_is_one_sample_with_the_whole_token_budget(config: AppConfig) -> None:
+    used = NcuWorkload().applied(replace(config, infer=replace(config.infer, max_new_tokens=512)))
+    assert (used.run.repeats, used.infer.max_new_tokens) == (1, 512)
+    assert (used.dataset.sampling.num_epochs, used.dataset.sampling.num_samples_per_epoch) == (1, 1)
 
 
 def test_preflight_names_what_is_missing() -> None:
@@ -295,7 +295,8 @@ def test_the_real_ncu_on_the_cpu_reruns_once_and_says_why_it_failed(tmp_path: Pa
     )
     first, second = ((run.out / name).read_text() for name in ("cmd.txt", "cmd-rerun.txt"))
     assert "--nvtx-include" in first and "--kernel-name" in first
-    assert "--nvtx" not in second and "--kernel" not in second
+    assert "--nvtx" not in second and "--kernel-id" not in second
+    assert "--kernel-name 'regex:^(?!.*(nccl.*|ncclDevKernel.*))'" in second
     for kept in ("--set roofline", "--section Occupancy", "--launch-count 5"):
         assert kept in first and kept in second
     for log in ("log.txt", "log-rerun.txt"):

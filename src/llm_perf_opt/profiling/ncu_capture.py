@@ -19,7 +19,8 @@ WINDOW = "-window"
 class LaunchFilter:
     """Which launches are profiled: kernels whose name (in the form `kernel_name_base`) fits, numbers of invocations.
 
-    Of what fits, `launch_skip` launches are passed over and `launch_count` profiled at most.
+    Of what fits, `launch_skip` launches are passed over and `launch_count` profiled at most. `spared_regex` fits all
+    kernels but those that must never be profiled, whatever else is dropped.
     """
 
     kernel_regex: str | None
@@ -27,6 +28,7 @@ class LaunchFilter:
     invocations: str | None
     launch_skip: int | None
     launch_count: int
+    spared_regex: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +49,14 @@ class Capture:
     ncu: str
 
     def without_filters(self) -> "Capture":
-        """The same without NVTX gating and kernel filter; metrics, sections and the launch limit stay."""
-        launches = replace(self.launches, kernel_regex=None, invocations=None, launch_skip=None)
+        """The same without NVTX gating and kernel filter; excluded kernels, metrics, sections and the limit stay."""
+        launches = replace(self.launches, kernel_regex=self.launches.spared_regex, invocations=None, launch_skip=None)
         return replace(self, name="kernels", nvtx=None, launches=launches)
 
     def window(self, start: int, width: int) -> "Capture":
-        """The same for consecutive launches inside the NVTX ranges, whatever their names."""
-        launches = replace(self.launches, kernel_regex=None, invocations=None, launch_skip=start, launch_count=width)
+        """The same for consecutive launches inside the NVTX ranges, whatever their names, but for excluded ones."""
+        every = replace(self.launches, kernel_regex=self.launches.spared_regex, invocations=None)
+        launches = replace(every, launch_skip=start, launch_count=width)
         return replace(self, name=f"{self.name}{WINDOW}", launches=launches)
 
     def argv(self, out_dir: Path, work_argv: Sequence[str]) -> list[str]:
@@ -96,7 +99,10 @@ def capture(plan: Capture, work_argv: Sequence[str], ctx: StageContext, timeout_
         return NcuCaptured(report=_report(plan, ctx), log=first, rerun=False, duration_s=result.duration_s)
     if first.outcome == "failed":
         raise ToolError(f"{first.problem} — {first.remedy} (log: {ctx.out_dir / 'log.txt'})")
-    ctx.say("ncu: the filters let no kernel through; one rerun without NVTX gating and without the kernel filter")
+    ctx.say(
+        "ncu: the filters let no kernel through; one rerun without NVTX gating and without the kernel filter, excluded "
+        "kernels still left out"
+    )
     bare = plan.without_filters()
     second, again = _run(bare, work_argv, ctx, timeout_s, suffix="-rerun")
     if second.outcome == "ok":

@@ -37,8 +37,6 @@ from llm_perf_opt.profiling.ncu_window import best_window
 if TYPE_CHECKING:
     from llm_perf_opt.profiling.stages.ncu import NcuConfig
 
-# Every profiled launch is replayed many times, so our own workload is kept short: one sample, once, few tokens.
-MAX_NEW_TOKENS = 16
 # ncu's own count of a kernel's launches may start earlier than ours: room for more than the plan expects.
 LAUNCH_ROOM = 2
 MESSAGES_NOTED = 3
@@ -112,10 +110,12 @@ def _second_look(
     absent = [] if captured.rerun else _not_met(prepared, analysis)
     if not absent or ctx.config.workload.command is not None or cfg.ncu_cli.launch_count is not None:
         return None
-    sequence = launch_sequence(ctx.earlier.get("nsys"), prepared.capture.nvtx)
-    tokens = ctx.config.infer.max_new_tokens
-    # The workload is shorter under ncu; its first third is left out, where things are still being set up.
-    last = len(sequence) * (min(tokens, MAX_NEW_TOKENS) - 1) // max(tokens - 1, 1)
+    whole = launch_sequence(ctx.earlier.get("nsys"), prepared.capture.nvtx)
+    # Excluded kernels are filtered away, so ncu does not count them.
+    sequence = [name for name in whole if not any(re.search(pattern, name) for pattern in cfg.exclude)]
+    tokens, under = ctx.config.infer.max_new_tokens, cfg.workload.applied(ctx.config).infer.max_new_tokens
+    # The workload may be shorter under ncu; its first third is left out, where things are still being set up.
+    last = len(sequence) * (min(tokens, under) - 1) // max(tokens - 1, 1)
     window = best_window(sequence, {k.name: k.total_ns for k in absent}, first=last // 3, last=last)
     if window is None:
         return None
@@ -153,7 +153,7 @@ def prepare(cfg: "NcuConfig", ctx: StageContext, ncu: str) -> Prepared:
             leave_out_initialisation=not inside,
         )
     own = ctx.config.workload.command is None
-    steps = min(ctx.config.infer.max_new_tokens, MAX_NEW_TOKENS) - 1 if own else LONG_ENOUGH
+    steps = cfg.workload.applied(ctx.config).infer.max_new_tokens - 1 if own else LONG_ENOUGH
     if selection is not None and not selection.kernels:
         selection = None
     planned, launches = _filters(cfg, selection, by_range, steps)
@@ -169,7 +169,11 @@ def prepare(cfg: "NcuConfig", ctx: StageContext, ncu: str) -> Prepared:
         selection=selection,
         plan=plan,
         capture=_capture(cfg, include, ncu, launches),
-        notes=(*_selection_notes(cfg, selection), *_base_note(cli.kernel_name_base, launches.kernel_name_base)),
+        notes=(
+            *((cfg.workload.sentence(ctx.config),) if own else ()),
+            *_selection_notes(cfg, selection),
+            *_base_note(cli.kernel_name_base, launches.kernel_name_base),
+        ),
     )
 
 
@@ -183,6 +187,8 @@ def _filters(cfg: "NcuConfig", selection: Selection | None, by_range: bool, step
         invocations=None,
         launch_skip=cli.launch_skip,
         launch_count=limit,
+        # A range is replayed as a whole: no kernel of it can be left out.
+        spared_regex=None if by_range else everything_but(cfg.exclude),
     )
     if by_range:
         return limit, found
@@ -192,7 +198,7 @@ def _filters(cfg: "NcuConfig", selection: Selection | None, by_range: bool, step
     if cli.kernel_name is not None:
         return limit, replace(found, kernel_regex=_user_regex(cli.kernel_name))
     if selection is None:
-        return limit, replace(found, kernel_regex=everything_but(cfg.exclude) if cfg.exclude else None)
+        return limit, replace(found, kernel_regex=found.spared_regex)
     pattern, base = kernel_pattern([k.name for k in selection.kernels], cli.kernel_name_base)
     found = replace(found, kernel_regex=pattern, kernel_name_base=base)
     if cli.launch_count is None:
@@ -257,7 +263,7 @@ def _capture_notes(
     if captured.rerun:
         out.append(
             "the filters let no kernel through: these are launches from a rerun without NVTX gating and without the "
-            "kernel filter (ncu/cmd-rerun.txt), not necessarily of the phase asked for"
+            "kernel filter but for pipeline.ncu.exclude (ncu/cmd-rerun.txt), not necessarily of the phase asked for"
         )
     if captured.log.application_exit_code is not None:
         out.append(f"the program ended with exit code {captured.log.application_exit_code} under ncu")

@@ -15,7 +15,7 @@ from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.profiling.ncu_check import check_metrics, check_sections, check_set
-from llm_perf_opt.profiling.ncu_session import MAX_NEW_TOKENS, profile
+from llm_perf_opt.profiling.ncu_session import profile
 from llm_perf_opt.profiling.vendor.launch import INFERENCE_RUNNER, build_work_argv, capture_overrides
 from llm_perf_opt.profiling.vendor.ncu import check_nvtx_include
 from llm_perf_opt.profiling.workload_results import forget_results, used_samples
@@ -69,6 +69,46 @@ class NcuCli:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NcuWorkload:
+    """`pipeline.ncu.workload.*`: how much of our own workload runs under ncu; null: as much as everywhere else.
+
+    ncu replays every profiled launch many times, and takes them from one sample as well as from many.
+    """
+
+    __pydantic_config__: ClassVar = FORBID_UNKNOWN
+    max_new_tokens: PositiveInt | None = None
+    num_epochs: PositiveInt | None = 1
+    num_samples_per_epoch: PositiveInt | None = 1
+    repeats: PositiveInt | None = 1
+    warmup_rounds: Annotated[int, Ge(0)] = 0
+
+    def applied(self, config: AppConfig) -> AppConfig:
+        """The configuration of the workload under ncu."""
+        sampling = config.dataset.sampling
+        sampling = replace(
+            sampling,
+            num_epochs=self.num_epochs or sampling.num_epochs,
+            num_samples_per_epoch=self.num_samples_per_epoch or sampling.num_samples_per_epoch,
+        )
+        return replace(
+            config,
+            run=replace(config.run, repeats=self.repeats or config.run.repeats),
+            dataset=replace(config.dataset, sampling=sampling),
+            infer=replace(config.infer, max_new_tokens=self.max_new_tokens or config.infer.max_new_tokens),
+        )
+
+    def sentence(self, config: AppConfig) -> str:
+        """What the user is told about it, on the console and in the manifest."""
+        used = self.applied(config)
+        sampling = used.dataset.sampling
+        return (
+            f"workload under ncu (pipeline.ncu.workload): max_new_tokens {used.infer.max_new_tokens}, num_epochs "
+            f"{sampling.num_epochs}, num_samples_per_epoch {sampling.num_samples_per_epoch or 'all'}, repeats "
+            f"{used.run.repeats}, warmup_rounds {self.warmup_rounds}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class NcuConfig(StageConfig):
     """`pipeline.ncu.*`"""
 
@@ -78,6 +118,7 @@ class NcuConfig(StageConfig):
     max_launches_per_kernel: PositiveInt = 1
     coverage: Annotated[float, Gt(0.0), Le(1.0)] = 0.9
     exclude: tuple[str, ...] = ("nccl.*", "ncclDevKernel.*")
+    workload: NcuWorkload = field(default_factory=NcuWorkload)
     ncu_cli: NcuCli = field(default_factory=NcuCli)
 
     def problems(self) -> tuple[Problem, ...]:
@@ -133,7 +174,7 @@ class NcuStage:
         folder = ctx.workload_dir / WORK_DIR
         forget_results(folder)
         cfg, notes = supported(cfg, tool.path, ctx.config.run.env_passthrough)
-        output = profile(cfg, ctx, ncu=tool.path, work_argv=work_argv(ctx), notes=notes)
+        output = profile(cfg, ctx, ncu=tool.path, work_argv=work_argv(ctx, cfg.workload), notes=notes)
         return replace(output, samples=used_samples(output, folder))
 
 
@@ -153,25 +194,17 @@ def supported(cfg: NcuConfig, ncu: str, passthrough: Sequence[str]) -> tuple[Ncu
     return replace(cfg, ncu_cli=cli), (*(() if note is None else (note,)), *left_out)
 
 
-def work_argv(ctx: StageContext) -> list[str]:
-    """What ncu starts: the user's program, or our own inference on one sample."""
+def work_argv(ctx: StageContext, workload: NcuWorkload) -> list[str]:
+    """What ncu starts: the user's program, or as much of our own inference as it is to watch."""
     if ctx.config.workload.command is not None:
         return list(ctx.config.workload.command)
     return build_work_argv(
         INFERENCE_RUNNER,
-        [*capture_overrides(short_workload(ctx.config)), "pipeline.direct_inference.warmup_rounds=0"],
+        [
+            *capture_overrides(workload.applied(ctx.config)),
+            f"pipeline.direct_inference.warmup_rounds={workload.warmup_rounds}",
+        ],
         hydra_run_dir=ctx.workload_dir / WORK_DIR,
-    )
-
-
-def short_workload(config: AppConfig) -> AppConfig:
-    """One sample, one repeat, at most MAX_NEW_TOKENS tokens. No warm-up: launches that count are taken later anyway."""
-    sampling = replace(config.dataset.sampling, num_epochs=1, num_samples_per_epoch=1)
-    return replace(
-        config,
-        run=replace(config.run, repeats=1),
-        dataset=replace(config.dataset, sampling=sampling),
-        infer=replace(config.infer, max_new_tokens=min(config.infer.max_new_tokens, MAX_NEW_TOKENS)),
     )
 
 
