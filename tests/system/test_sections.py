@@ -23,11 +23,11 @@ from tests.support.report_runs import write_run
 TIMER = "pipeline.timer.enable=true"
 SVG = '<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
 MARKDOWN = """\
-## Stopwatch &lt;b>
+## Stopwatch \\<b\\>
 
 From stage timer.
 
-Timed by hand \\| &lt;script>alert(2)&lt;/script>
+Timed by hand \\| \\<script\\>alert(2)\\</script\\>
 
 | number | value |
 | --- | --- |
@@ -38,7 +38,7 @@ Timed by hand \\| &lt;script>alert(2)&lt;/script>
 
 | step | ms | who |
 | ---: | ---: | --- |
-| 1 | 4.000 | &lt;i>Ada&lt;/i> |
+| 1 | 4.000 | \\<i\\>Ada\\</i\\> |
 | 2 | 5.500 | — |
 
 Source: `timer/steps.csv`.

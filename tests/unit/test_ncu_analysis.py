@@ -14,11 +14,11 @@ from llm_perf_opt.analysis.ncu import analyze_ncu, headroom_by_name, join_nsys
 from llm_perf_opt.analysis.ncu_explain import bound_class, occupancy_limiter
 from llm_perf_opt.analysis.ncu_records import NcuLaunch, NcuRule, NcuValue
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NsysKernel
-from llm_perf_opt.analysis.roofline_svg import roofline_svg
 from llm_perf_opt.profiling.ncu_results import kernels_csv
 from llm_perf_opt.profiling.parsers.ncu_csv import merge_launches, parse_ncu_csv
 from llm_perf_opt.profiling.parsers.ncu_report import load_ncu_dir
 from llm_perf_opt.report.kernels_md import render_kernels_md
+from llm_perf_opt.report.svg import roofline_svg
 from tests.support.fixtures_dir import DATA, shared_fixtures
 
 NSYS = "void at::native::vectorized_elementwise_kernel<(int)4, at::native::<unnamed>::silu_kernel(at::TensorIteratorBase &)::[lambda() (instance 1)]::operator ()() const::[lambda(c10::BFloat16) (instance 1)], std::array<char *, (unsigned long)2>>(int, T2, T3)"  # noqa: E501

@@ -10,15 +10,16 @@ import argparse
 import sys
 from pathlib import Path
 
-from llm_perf_opt.analysis.histogram_svg import histograms_svg
+import msgspec
+
 from llm_perf_opt.analysis.ncu import analyze_ncu
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NcuKernel
-from llm_perf_opt.analysis.roofline_svg import roofline_svg
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.errors import ProfilingError
 from llm_perf_opt.profiling.ncu_results import kernels_csv
 from llm_perf_opt.profiling.parsers.ncu_report import load_ncu_dir
 from llm_perf_opt.report.kernels_md import render_kernels_md
+from llm_perf_opt.report.svg import histograms_svg, roofline_svg
 
 PROG = "analyze_ncu_dir"
 
@@ -50,7 +51,7 @@ def main(argv: list[str]) -> int:
 
 def write(analysis: NcuAnalysis, out: Path, *, title: str) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "kernels.json", analysis.to_json())
+    write_json(out / "kernels.json", msgspec.to_builtins(analysis))
     files = {
         "kernels.csv": kernels_csv(analysis.kernels),
         "kernels.md": render_kernels_md(analysis, plots=["roofline.svg", "histograms.svg"]),

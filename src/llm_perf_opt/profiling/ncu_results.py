@@ -12,7 +12,6 @@ import msgspec
 from llm_perf_opt.analysis.ncu import analyze_ncu
 from llm_perf_opt.analysis.ncu_records import NcuLaunch
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NcuKernel
-from llm_perf_opt.analysis.roofline_svg import roofline_svg
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.records import StageFile
 from llm_perf_opt.core.stage import StageContext
@@ -21,6 +20,7 @@ from llm_perf_opt.profiling.parsers.ncu_csv import csv_table, merge_launches, pa
 from llm_perf_opt.profiling.parsers.ncu_report import IMPORT_TIMEOUT_S, load_ncu
 from llm_perf_opt.profiling.vendor.ncu import build_ncu_import_cmd
 from llm_perf_opt.report.region_md import render_region_md
+from llm_perf_opt.report.svg import roofline_svg
 
 _NOT_IN_CSV = ("advice", "missing", "peak_flop_per_s", "flop_per_s_by_pipe", "stalls_pct")
 

@@ -10,6 +10,7 @@ import numpy as np
 from llm_perf_opt.analysis.kernel_table import group_statistics
 from llm_perf_opt.analysis.operators import ProfiledRow
 from llm_perf_opt.analysis.timeline import Timeline
+from llm_perf_opt.core.markdown import code, table
 
 SHOWN = 40
 SHAPES_SHOWN = 80
@@ -54,10 +55,10 @@ def write_operator_md(
     """The operators that matter, by device time where there is any and by CPU time; by name, then by input shapes."""
     parts = ["# Operators", "", pass_note, ""]
     tables = [("", by_name)] + ([(", by input shapes", rows)] if recorded.shapes else [])
-    for suffix, table in tables:
+    for suffix, listed in tables:
         if recorded.device:
-            parts += _section(f"By device time{suffix}", "of device time", table, lambda r: r.self_device_ns, recorded)
-        parts += _section(f"By CPU time{suffix}", "of operator time", table, lambda r: r.self_cpu_ns, recorded)
+            parts += _section(f"By device time{suffix}", "of device time", listed, lambda r: r.self_device_ns, recorded)
+        parts += _section(f"By CPU time{suffix}", "of operator time", listed, lambda r: r.self_cpu_ns, recorded)
     path.write_text("\n".join(parts), encoding="utf-8")
     return path
 
@@ -87,22 +88,22 @@ def _section(
     by_shape = any(row.input_shapes is not None for row in rows)
     columns = ["operator", *(["input shapes"] if by_shape else []), "calls", share_of, "self CPU ms", "total CPU ms"]
     columns += ["self device ms", "total device ms"] if recorded.device else []
-    aligns = ["---" if c in ("operator", "input shapes") else "---:" for c in columns]
-    lines = [f"## {title}", "", f"| {' | '.join(columns)} |", f"| {' | '.join(aligns)} |"]
+    numbers = [c for c in columns if c not in ("operator", "input shapes")]
+    shown = []
     for row in top:
         cells = [_code(row.name, NAME_SHOWN), *([_code(row.input_shapes or "", SHAPES_SHOWN)] if by_shape else [])]
         cells += [f"{row.calls:,}", f"{amount(row) / whole:.1%}" if whole else "–"]
         cells += [_ms(row.self_cpu_ns), _ms(row.total_cpu_ns)]
         cells += [_ms(row.self_device_ns), _ms(row.total_device_ns)] if recorded.device else []
-        lines.append(f"| {' | '.join(cells)} |")
+        shown.append(cells)
+    lines = [f"## {title}", "", *table(columns, shown, right=numbers)]
     if len(rows) > SHOWN:
         lines += ["", f"{len(rows) - SHOWN} more rows are left out here; operators.csv has them all."]
     return [*lines, ""]
 
 
 def _code(text: str, most: int) -> str:
-    shown = text if len(text) <= most else text[: most - 1] + "…"
-    return f"`{shown}`".replace("|", "\\|") if shown else ""
+    return code(text if len(text) <= most else text[: most - 1] + "…") if text else ""
 
 
 def _us(ns: float) -> str:

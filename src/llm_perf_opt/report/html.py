@@ -11,9 +11,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from llm_perf_opt.analysis.findings.facts import Unknown
+from llm_perf_opt.core.units import digits, format_count, format_ms, format_percent
 from llm_perf_opt.report.kernel_columns import MEASURED, Value, script_values
 from llm_perf_opt.report.roofline_layout import layout_roofline
-from llm_perf_opt.report.units import digits, format_count, format_ms, format_percent
 from llm_perf_opt.report.view.kernels import VIEWS, KernelsView
 from llm_perf_opt.report.view.report import ReportView
 from llm_perf_opt.report.view.timeline import Jump, TimelineView, Track

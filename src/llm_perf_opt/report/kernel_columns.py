@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from llm_perf_opt.analysis.ncu_rows import NcuKernel
-from llm_perf_opt.report.units import digits, format_count, format_ms, format_percent
+from llm_perf_opt.core.units import digits, format_count, format_ms, format_percent
 from llm_perf_opt.report.view.kernels import VIEWS, KernelRowView
 
 Value = float | str | None

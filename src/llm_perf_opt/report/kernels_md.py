@@ -4,21 +4,25 @@ import re
 from collections.abc import Sequence
 
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NcuKernel
+from llm_perf_opt.core.markdown import plain, table
+from llm_perf_opt.core.units import or_dash
 
 ADVICE_WIDTH = 220
+_TEXT_COLUMNS = ("kernel", "bound")
 _HEADER = (
-    "| # | kernel | GPU time | launches | mean | bound | of roof | DRAM | FLOP/s | intensity | occupancy |",
-    "| ---: | --- | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
+    *("#", "kernel", "GPU time", "launches", "mean", "bound"),
+    *("of roof", "DRAM", "FLOP/s", "intensity", "occupancy"),
 )
 
 
 def render_kernels_md(analysis: NcuAnalysis, *, plots: Sequence[str] | None = None) -> str:
     """The whole page. `plots` are paths from where the page lies; without them those of the analysis."""
-    lines = ["# Kernels", "", *_summary(analysis), *(f"- {_cell(note)}" for note in analysis.capture_notes), ""]
+    lines = ["# Kernels", "", *_summary(analysis), *(f"- {plain(note)}" for note in analysis.capture_notes), ""]
     if not analysis.kernels:
         return "\n".join([*lines, "No kernel was profiled.", ""])
-    lines += [*_HEADER, *(_row(rank, k) for rank, k in enumerate(analysis.kernels, start=1)), ""]
-    lines += [f"![{_cell(plot)}]({plot})" for plot in (analysis.plots if plots is None else plots)]
+    rows = [_row(rank, k) for rank, k in enumerate(analysis.kernels, start=1)]
+    lines += [*table(_HEADER, rows, right=[name for name in _HEADER if name not in _TEXT_COLUMNS]), ""]
+    lines += [f"![{plain(plot)}]({plot})" for plot in (analysis.plots if plots is None else plots)]
     lines += ["", "## What ncu advises", ""]
     for rank, kernel in enumerate(analysis.kernels, start=1):
         lines += [*_details(rank, kernel), ""]
@@ -35,7 +39,7 @@ def _summary(analysis: NcuAnalysis) -> list[str]:
         )
         known = [k.nsys_time_pct for k in analysis.kernels if k.nsys_time_pct is not None]
         whole = analysis.joined_with or "all kernels on the timeline"
-        lines.append(f"- They make up {sum(known):.1f} % of the GPU time of {_cell(whole)}.")
+        lines.append(f"- They make up {sum(known):.1f} % of the GPU time of {plain(whole)}.")
     else:
         lines.append("- No nsys timeline to join with: the share of GPU time is not known.")
     lines.append(f"- Bound: {analysis.bound_rule}.")
@@ -44,31 +48,30 @@ def _summary(analysis: NcuAnalysis) -> list[str]:
     return lines
 
 
-def _row(rank: int, kernel: NcuKernel) -> str:
+def _row(rank: int, kernel: NcuKernel) -> tuple[str, ...]:
     mean_ns = kernel.duration_ns
     if kernel.nsys_total_ns is not None and kernel.nsys_instances:
         mean_ns = kernel.nsys_total_ns / kernel.nsys_instances
-    cells = (
+    return (
         str(rank),
-        _cell(kernel.short),
-        _number(kernel.nsys_time_pct, 1.0, "{:.1f} %"),
+        plain(kernel.short),
+        or_dash(kernel.nsys_time_pct, "{:.1f} %"),
         str(kernel.launches if kernel.nsys_instances is None else kernel.nsys_instances),
-        _number(mean_ns, 1e-3, "{:.2f} µs"),
+        or_dash(mean_ns, "{:.2f} µs", unit=1e3),
         kernel.bound,
-        _number(kernel.roof_pct, 1.0, "{:.1f} %"),
-        _number(kernel.dram_bytes_per_s, 1e-9, "{:,.1f} GB/s"),
-        _number(kernel.flop_per_s, 1e-9, "{:,.1f} G"),
-        _number(kernel.intensity_flop_per_byte, 1.0, "{:.2f}"),
-        _number(kernel.occupancy_pct, 1.0, "{:.1f} %"),
+        or_dash(kernel.roof_pct, "{:.1f} %"),
+        or_dash(kernel.dram_bytes_per_s, "{:,.1f} GB/s", unit=1e9),
+        or_dash(kernel.flop_per_s, "{:,.1f} G", unit=1e9),
+        or_dash(kernel.intensity_flop_per_byte, "{:.2f}"),
+        or_dash(kernel.occupancy_pct, "{:.1f} %"),
     )
-    return "| " + " | ".join(cells) + " |"
 
 
 def _details(rank: int, kernel: NcuKernel) -> list[str]:
-    lines = [f"### {rank}. {_cell(kernel.short)}", "", f"`{kernel.kernel.replace('`', chr(39))}`", ""]
+    lines = [f"### {rank}. {plain(kernel.short)}", "", f"`{kernel.kernel.replace('`', chr(39))}`", ""]
     if kernel.occupancy_theoretical_pct is not None:
         limiter = "" if kernel.occupancy_limiter in (None, "none") else f", limited by {kernel.occupancy_limiter}"
-        achieved = _number(kernel.occupancy_pct, 1.0, "{:.1f} %")
+        achieved = or_dash(kernel.occupancy_pct, "{:.1f} %")
         lines.append(f"- Occupancy {achieved} of {kernel.occupancy_theoretical_pct:.1f} % theoretical{limiter}.")
     if kernel.stalls_pct:
         words = ", ".join(f"{name.replace('_', ' ')} {share:.0f} %" for name, share in kernel.stalls_pct.items())
@@ -76,7 +79,7 @@ def _details(rank: int, kernel: NcuKernel) -> list[str]:
     for item in kernel.advice:
         scope = f" {item.scope}" if item.scope else ""
         gain = f" (estimated{scope} speed-up {item.speedup_pct:.1f} %)" if item.speedup_pct is not None else ""
-        lines.append(f"- {item.rule}{gain}: {_cell(_shorten(item.text))}")
+        lines.append(f"- {item.rule}{gain}: {plain(_shorten(item.text))}")
     lines += [f"- {key}: not known, {reason}." for key, reason in kernel.missing.items()]
     return lines
 
@@ -92,13 +95,3 @@ def _shorten(text: str) -> str:
             break
         out += f" {sentence}"
     return out
-
-
-def _number(value: float | None, factor: float, form: str) -> str:
-    return "—" if value is None else form.format(value * factor)
-
-
-def _cell(text: str) -> str:
-    """Text that cannot break a table or start markup."""
-    flat = " ".join(text.split())
-    return re.sub(r"([|\\`*_<>\[\]])", r"\\\1", flat)

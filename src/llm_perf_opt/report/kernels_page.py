@@ -1,7 +1,7 @@
 """kernels.md: every kernel of a run, and what ncu says about those it measured."""
 
+from llm_perf_opt.core.markdown import code, escape, table
 from llm_perf_opt.report.kernels_md import render_kernels_md
-from llm_perf_opt.report.markdown import code, escape, table
 from llm_perf_opt.report.report_md import kernel_table
 from llm_perf_opt.report.view.report import ReportView
 

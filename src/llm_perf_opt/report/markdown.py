@@ -1,8 +1,7 @@
-"""Pieces every markdown page is made of: safe text, tables, footnotes with the sources of numbers."""
-
-from collections.abc import Collection, Iterable, Sequence
+"""Numbers on markdown pages: metrics with their unit, footnotes with the sources."""
 
 from llm_perf_opt.analysis.findings.facts import Unknown
+from llm_perf_opt.core.markdown import code, escape
 from llm_perf_opt.core.records import Metric
 from llm_perf_opt.report.view.shown import Cell
 
@@ -19,32 +18,6 @@ def format_value(value: float | int | str) -> str:
     if isinstance(value, str):
         return value
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
-
-
-def escape(text: str) -> str:
-    """Text safe inside a markdown table cell."""
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
-
-
-def code(text: str) -> str:
-    """Text as code, safe in a table: inside backticks only the bar and the backtick itself need care."""
-    return "`" + " ".join(text.replace("`", "'").replace("|", "\\|").split()) + "`"
-
-
-def link(text: str, target: str) -> str:
-    """Text that leads somewhere; brackets inside it would end it."""
-    safe = escape(text).replace("[", "\\[").replace("]", "\\]")
-    return f"[{safe}](<{target.replace('<', '%3C').replace('>', '%3E')}>)"
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Collection[str] = ()) -> list[str]:
-    """A table; the columns named in `right` are aligned right. Cells must be safe already."""
-    marks = ["---:" if name in right else "---" for name in header]
-    return [_line(header), _line(marks), *(_line(row) for row in rows)]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
 
 
 class Footnotes:

@@ -1,8 +1,9 @@
 """report.md: the whole report for places that render markdown."""
 
+from llm_perf_opt.core.markdown import code, escape, link, plain, table
+from llm_perf_opt.core.units import digits, format_ms, format_percent
 from llm_perf_opt.report.kernel_columns import MEASURED, show_value
-from llm_perf_opt.report.markdown import Footnotes, code, escape, format_metric, link, table
-from llm_perf_opt.report.units import digits, format_ms, format_percent
+from llm_perf_opt.report.markdown import Footnotes, format_metric
 from llm_perf_opt.report.view.findings import FindingView
 from llm_perf_opt.report.view.kernels import KernelRowView, KernelsView
 from llm_perf_opt.report.view.modules import ModulesView
@@ -202,19 +203,17 @@ def _timeline(view: ReportView) -> list[str]:
 
 
 def _section(view: SectionView, notes: Footnotes) -> list[str]:
-    lines = ["", f"## {escape(view.title)}", "", f"From stage {escape(view.stage)}.", ""]
+    lines = ["", f"## {plain(view.title)}", "", f"From stage {escape(view.stage)}.", ""]
     for text in view.paragraphs:
-        lines += [escape(text), ""]
+        lines += [plain(text), ""]
     if view.metrics:
-        rows = [(code(name), notes.cell(cell)) for name, cell in view.metrics]
-        lines += [*table(("number", "value"), rows), ""]
+        numbers = [(code(name), notes.cell(cell)) for name, cell in view.metrics]
+        lines += [*table(("number", "value"), numbers), ""]
     for shown in view.tables:
-        header = [escape(column) for column in shown.columns]
-        lines += [f"**{escape(shown.title)}**", ""] if shown.title else []
-        lines += [
-            *table(header, [[escape(c) for c in row] for row in shown.rows], right=[header[i] for i in shown.numeric]),
-            "",
-        ]
+        header = [plain(column) for column in shown.columns]
+        rows = [[plain(text) for text in row] for row in shown.rows]
+        lines += [f"**{plain(shown.title)}**", ""] if shown.title else []
+        lines += [*table(header, rows, right=[header[index] for index in shown.numeric]), ""]
         lines += [f"Source: {code(shown.source)}.", ""] if shown.source else []
     if view.picture is not None and view.picture.missing is not None:
         lines += [f"Picture unknown: {escape(view.picture.missing.text)}.", ""]

@@ -1,7 +1,7 @@
 """stakeholder_summary.md: one page for people who do not profile."""
 
 from llm_perf_opt.analysis.findings.facts import Unknown
-from llm_perf_opt.report.markdown import escape
+from llm_perf_opt.core.markdown import escape
 from llm_perf_opt.report.view.findings import FindingView
 from llm_perf_opt.report.view.report import ReportView
 from llm_perf_opt.report.view.shown import Shown

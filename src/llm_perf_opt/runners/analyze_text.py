@@ -7,6 +7,8 @@ from msgspec import UNSET
 from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis
 from llm_perf_opt.analysis.operators import OperatorRow
+from llm_perf_opt.core.terminal import number_columns, terminal_table
+from llm_perf_opt.core.units import or_dash
 from llm_perf_opt.runners.analyze_kinds import SUMMARY
 
 NAME_WIDTH = 60
@@ -97,7 +99,7 @@ def _kernels(analysis: CaptureAnalysis, top: int) -> str:
 
 def _copies(analysis: CaptureAnalysis) -> str:
     rows = [
-        (c.kind, f"{c.instances:,}", _ms(c.total_ns), "–" if c.size_bytes is None else f"{c.size_bytes / 1e6:.3f}")
+        (c.kind, f"{c.instances:,}", _ms(c.total_ns), or_dash(c.size_bytes, "{:.3f}", unit=1e6, dash="–"))
         for c in analysis.copies
     ]
     return _table(("copies and sets", "n", "total ms", "MB"), rows) if rows else ""
@@ -121,8 +123,8 @@ def _operators(operators: Sequence[OperatorRow], top: int) -> str:
 def _ncu(ncu: NcuAnalysis, top: int) -> str:
     """Kernels as ncu measured them."""
 
-    def number(value: float | None, scale: float = 1.0) -> str:
-        return "–" if value is None else f"{value / scale:,.1f}"
+    def number(value: float | None, unit: float = 1.0) -> str:
+        return or_dash(value, "{:,.1f}", unit=unit, dash="–")
 
     rows = [
         (
@@ -156,20 +158,8 @@ def _notes(analysis: CaptureAnalysis) -> str:
 
 
 def _ms(time_ns: int | None) -> str:
-    return "–" if time_ns is None else f"{time_ns / 1e6:,.3f}"
+    return or_dash(time_ns, "{:,.3f}", unit=1e6, dash="–")
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their content; numbers to the right."""
-    widths = [max(len(str(row[i])) for row in (head, *rows)) for i in range(len(head))]
-    right = [all(_is_number(row[i]) for row in rows) for i in range(len(head))]
-
-    def line(row: Sequence[str]) -> str:
-        cells = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)]
-        return "  ".join(cells).rstrip()
-
-    return "\n".join([line(head), line(["-" * w for w in widths]), *(line(row) for row in rows)])
-
-
-def _is_number(text: str) -> bool:
-    return text.replace(",", "").replace(".", "").replace("–", "").replace("-", "").isdecimal() or text == "–"
+    return terminal_table(head, rows, right=number_columns(rows))

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from llm_perf_opt.analysis.static.analysis import Analysis
-from llm_perf_opt.analysis.static.markdown import si
 from llm_perf_opt.analysis.static.prediction import PhasePrediction
 from llm_perf_opt.core.names import DECODE, PREFILL
+from llm_perf_opt.core.terminal import terminal_table
+from llm_perf_opt.core.units import or_dash, si
 
 HEADER = (
     "model",
@@ -24,6 +25,8 @@ HEADER = (
     "memory",
     "max batch",
 )
+# The first columns are names, the others numbers.
+NAMES = 3
 LEGEND = (
     "prefill, decode ms: bound from data-sheet peaks (from the calibration on a CPU), per prompt and per step; "
     "no run can be faster.",
@@ -35,10 +38,8 @@ LEGEND = (
 
 def render_table(rows: Sequence[tuple[Analysis, tuple[str, ...]]]) -> str:
     lines = [*_models(rows), ""]
-    cells = [HEADER, *(_row(analysis) for analysis, _ in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(HEADER))]
-    for row in cells:
-        lines.append("  ".join(_aligned(i, cell, widths[i]) for i, cell in enumerate(row)).rstrip())
+    cells = [_row(analysis) for analysis, _ in rows]
+    lines.append(terminal_table(HEADER, cells, right=range(NAMES, len(HEADER)), rule=False))
     lines += ["", *LEGEND, *(f"note: {text}" for text in _notes(rows))]
     return "\n".join(lines) + "\n"
 
@@ -71,8 +72,8 @@ def _row(analysis: Analysis) -> tuple[str, ...]:
         _band(prefill),
         _ms(bound_ms),
         _band(decode),
-        _rate(decode.tokens_per_s(bound_ms)),
-        _rate(decode.tokens_per_s(estimate_ms)),
+        or_dash(decode.tokens_per_s(bound_ms), "{:,.0f}", dash="–"),
+        or_dash(decode.tokens_per_s(estimate_ms), "{:,.0f}", dash="–"),
         f"{prefill.limit or '–'}/{decode.limit or '–'}",
         _memory(analysis),
         "–" if fit is None else f"{fit.largest_batch:,}",
@@ -99,27 +100,13 @@ def _bound_ms(prediction: PhasePrediction) -> float | None:
     return None if found is None else found.ms
 
 
-def _ms(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
-
-
-def _ms3(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def _rate(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.0f}"
+def _ms(value: float | None, count: int = 4) -> str:
+    return or_dash(value, "{:,.0f}" if value is not None and value >= 1000 else f"{{:.{count}g}}", dash="–")
 
 
 def _band(prediction: PhasePrediction) -> str:
     found = prediction.estimate
-    return "–" if found is None else f"{_ms3(found.mid_ms)} ({_ms3(found.low_ms)} – {_ms3(found.high_ms)})"
-
-
-def _aligned(column: int, cell: str, width: int) -> str:
-    return cell.ljust(width) if column < 3 else cell.rjust(width)
+    return "–" if found is None else f"{_ms(found.mid_ms, 3)} ({_ms(found.low_ms, 3)} – {_ms(found.high_ms, 3)})"
 
 
 def _notes(rows: Sequence[tuple[Analysis, tuple[str, ...]]]) -> list[str]:

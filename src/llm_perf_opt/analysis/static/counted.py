@@ -21,12 +21,13 @@ from llm_perf_opt.analysis.static.document import (
     hardware_record,
 )
 from llm_perf_opt.analysis.static.dtypes import Dtypes
-from llm_perf_opt.analysis.static.markdown import si, table
 from llm_perf_opt.analysis.static.operator_count import Count, Tally
 from llm_perf_opt.analysis.static.shape import Shape
 from llm_perf_opt.config.schema import HardwareSection
+from llm_perf_opt.core.markdown import table
 from llm_perf_opt.core.names import DECODE, PREFILL
 from llm_perf_opt.core.records import Metric
+from llm_perf_opt.core.units import si
 
 COUNTED = "operators counted on the meta device"
 BUILT = "parameters of the model built on the meta device"
@@ -180,7 +181,7 @@ def counted_markdown(analysis: CountedAnalysis, *, notes: Sequence[str] = ()) ->
         ("of which one token uses (embeddings in full)", "–" if activated is None else f"{activated:,}"),
         ("weights in memory", si(analysis.weights_bytes, "B")),
     ]
-    parts = [f"# Static analysis of {analysis.name}", opening, "## Model", table(("what", "value"), rows)]
+    parts = [f"# Static analysis of {analysis.name}", opening, "## Model", "\n".join(table(("what", "value"), rows))]
     for name, count in analysis.counts.items():
         parts += ["## Prefill" if name == PREFILL else "## Decode step", _phase_table(analysis, count)]
     parts += ["## Bounds", f"No bound: {analysis.reason}."]
@@ -202,4 +203,4 @@ def _phase_table(analysis: CountedAnalysis, count: Count) -> str:
         )
         for name, params, tally in [*listed, ("**total**", analysis.total, count.total)]
     ]
-    return table(("group", "parameters", "FLOPs", "bytes", "unfused", "operators"), rows)
+    return "\n".join(table(("group", "parameters", "FLOPs", "bytes", "unfused", "operators"), rows))

@@ -1,15 +1,15 @@
 """A static analysis as `static_compute.md`: tables a person reads, both books side by side."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from llm_perf_opt.analysis.static.analysis import Analysis
 from llm_perf_opt.analysis.static.architecture import in_order
 from llm_perf_opt.analysis.static.double_entry import TOLERANCE, disagreements
 from llm_perf_opt.analysis.static.operator_count import Tally
 from llm_perf_opt.analysis.static.work import Work
+from llm_perf_opt.core.markdown import table
 from llm_perf_opt.core.names import DECODE, PREFILL
-
-_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+from llm_perf_opt.core.units import or_dash, si
 
 
 def render_markdown(analysis: Analysis, *, notes: Sequence[str] = ()) -> str:
@@ -28,21 +28,6 @@ def render_markdown(analysis: Analysis, *, notes: Sequence[str] = ()) -> str:
     if notes:
         parts += ["## Notes", "\n".join(f"- {note}" for note in notes)]
     return "\n\n".join(parts) + "\n"
-
-
-def si(value: float | None, unit: str = "") -> str:
-    """A number with an SI prefix and four digits; a dash for none."""
-    if value is None:
-        return "–"
-    for size, prefix in _PREFIXES:
-        if abs(value) >= size:
-            return f"{value / size:.4g} {prefix}{unit}"
-    return f"{value:.4g} {unit}".rstrip()
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(header)} |", f"| {' | '.join('---' for _ in header)} |"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def _conventions(analysis: Analysis) -> str:
@@ -84,7 +69,7 @@ def _model_table(analysis: Analysis) -> str:
             ("routed experts a layer, per token", f"{e['experts']:.0f}, {e['per_token']:.0f}"),
             ("distinct experts expected in prefill, in a decode step", f"{e[PREFILL]:.1f}, {e[DECODE]:.1f}"),
         ]
-    return table(("what", "value"), rows)
+    return _table(("what", "value"), rows)
 
 
 def _latent(analysis: Analysis) -> list[str]:
@@ -98,7 +83,7 @@ def _latent(analysis: Analysis) -> list[str]:
         "Latent attention (MLA) can be run in three ways; the one in bold is what is analysed. *latent-expand* is what "
         "transformers does: it caches the latent and projects all keys and values up again every step."
     )
-    return ["## Latent attention", text, table(("mode", "FLOPs of a decode step", "KV bytes per token"), rows)]
+    return ["## Latent attention", text, _table(("mode", "FLOPs of a decode step", "KV bytes per token"), rows)]
 
 
 def _phase(analysis: Analysis, name: str) -> list[str]:
@@ -125,7 +110,7 @@ def _phase(analysis: Analysis, name: str) -> list[str]:
         )
     title = "## Prefill" if name == PREFILL else "## Decode step"
     header = ("group", "parameters", "FLOPs", "needed", "weights", "KV cache", "activations", "FLOP/byte", "unfused")
-    return [title, table(header, rows)]
+    return [title, _table(header, rows)]
 
 
 def _bounds(analysis: Analysis) -> str:
@@ -138,11 +123,11 @@ def _bounds(analysis: Analysis) -> str:
         rows.append(
             (
                 name,
-                _ms(p.datasheet.ms if p.datasheet else None),
-                _ms(p.achievable.ms if p.achievable else None),
+                or_dash(p.datasheet.ms if p.datasheet else None, "{:.4g}", dash="–"),
+                or_dash(p.achievable.ms if p.achievable else None, "{:.4g}", dash="–"),
                 band,
                 f"{p.operators.count:,.0f} ({p.operators.how})",
-                _ms(p.launch_ms),
+                or_dash(p.launch_ms, "{:.4g}", dash="–"),
                 p.limit or "–",
                 si(p.tokens_per_s(found.mid_ms if found else None)),
             )
@@ -161,12 +146,12 @@ def _bounds(analysis: Analysis) -> str:
     reasons = dict.fromkeys(
         r for p in analysis.predictions.values() for r in (p.datasheet_reason, p.achievable_reason) if r
     )
-    lines = [f"Hardware: {analysis.hardware.name}.", table(header, rows), *(f"- {reason}" for reason in reasons)]
+    lines = [f"Hardware: {analysis.hardware.name}.", _table(header, rows), *(f"- {reason}" for reason in reasons)]
     return "\n\n".join([*lines, "\n".join(sources)]) if sources else "\n\n".join(lines)
 
 
-def _ms(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(table(header, rows))
 
 
 def _double_entry(analysis: Analysis) -> str:
@@ -194,4 +179,4 @@ def _double_entry(analysis: Analysis) -> str:
         "Like is compared with like: the same full rectangle of attention scores, and the bytes of matrix operators "
         "(operands and result) on both sides. Norms hold no product, so only their FLOPs (none) are compared."
     )
-    return "\n\n".join([like, table(header, rows), verdict])
+    return "\n\n".join([like, _table(header, rows), verdict])

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from llm_perf_opt.analysis.findings.facts import PER, RunFacts
 from llm_perf_opt.analysis.findings.finding import Evidence, Finding, saved_in_request_ms
 from llm_perf_opt.analysis.findings.rules import RULE_BY_ID
-from llm_perf_opt.report.units import format_factor, format_ms
+from llm_perf_opt.core.units import format_factor, format_ms
 
 NO_TIME = "no time at stake"
 

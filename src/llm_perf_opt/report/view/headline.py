@@ -12,10 +12,10 @@ from llm_perf_opt.analysis.findings.waterfall import Waterfall
 from llm_perf_opt.analysis.roofline import mbu, mfu
 from llm_perf_opt.analysis.static.document import StaticDocument
 from llm_perf_opt.analysis.static.dtypes import BYTES, short_dtype
+from llm_perf_opt.core.units import format_factor, format_ms, format_percent
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.report.gather_phase import clean_metric, measured_prompt
 from llm_perf_opt.report.run_files import Found, RunFiles
-from llm_perf_opt.report.units import format_factor, format_ms, format_percent
 from llm_perf_opt.report.view.captured import captured_tiles, captured_verdict
 from llm_perf_opt.report.view.shown import Tile, show
 

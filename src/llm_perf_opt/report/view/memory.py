@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from statistics import mean, median
 
 from llm_perf_opt.analysis.findings.facts import Known, MemoryFacts, RunFacts, Unknown
+from llm_perf_opt.core.units import digits, format_bytes
 from llm_perf_opt.report.run_files import Found, RunFiles
-from llm_perf_opt.report.units import digits, format_bytes
 from llm_perf_opt.report.view.shown import Cell, Shown, show
 
 

@@ -9,8 +9,8 @@ from llm_perf_opt.analysis.findings.facts import RunFacts
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.names import OFFERED
 from llm_perf_opt.core.records import Metric, StageRecord
+from llm_perf_opt.core.units import format_factor
 from llm_perf_opt.report.run_files import RunFiles
-from llm_perf_opt.report.units import format_factor
 
 
 @dataclass(frozen=True, kw_only=True)

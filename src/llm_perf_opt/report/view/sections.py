@@ -8,8 +8,8 @@ from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.records import Metric, StageRecord
 from llm_perf_opt.core.sections import PICTURES, Link, Section, SectionTable
+from llm_perf_opt.core.units import digits, format_quantity
 from llm_perf_opt.report.run_files import RunFiles
-from llm_perf_opt.report.units import digits, format_quantity
 from llm_perf_opt.report.view.shown import Cell, Shown
 
 

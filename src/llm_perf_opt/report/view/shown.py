@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.findings.facts import Known, Quantity, Unknown
-from llm_perf_opt.report.units import format_quantity
+from llm_perf_opt.core.units import format_quantity
 
 
 @dataclass(frozen=True, kw_only=True)

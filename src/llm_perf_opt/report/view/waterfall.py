@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.analysis.findings.waterfall import KnownStep, UnknownStep, Waterfall
-from llm_perf_opt.report.units import format_factor, format_ms
+from llm_perf_opt.core.units import format_factor, format_ms
 
 # Narrower bars would vanish on the screen.
 MIN_WIDTH_PCT = 0.25

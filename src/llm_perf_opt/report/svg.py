@@ -1,4 +1,4 @@
-"""A roofline as an SVG drawing: operations per second over operations per byte, both logarithmic."""
+"""Drawings as SVG: a roofline of kernels on two logarithmic axes, and histograms of a few figures."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape, quoteattr
 
 from llm_perf_opt.analysis.ncu_rows import NcuKernel
+from llm_perf_opt.core.units import si
 
 WIDTH, HEIGHT = 860, 520
 LEFT, RIGHT, TOP, BOTTOM = 84, 24, 48, 96
@@ -17,7 +18,10 @@ STYLE = {
     "latency": ("#CC79A7", "triangle"),
     "unknown": ("#666666", "circle"),
 }
-_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+PANEL_WIDTH, PANEL_HEIGHT, MARGIN = 300, 200, 44
+COLUMNS = 2
+BINS = 10
+BAR_FILL = "#0072B2"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +86,11 @@ def _grid(axes: _Axes) -> list[str]:
     for decade in range(axes.x0, axes.x1 + 1):
         x = axes.x(10.0**decade)
         out.append(f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{bottom}" stroke="#ddd"/>')
-        out.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{_number(10.0**decade)}</text>')
+        out.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{si(10.0**decade, count=3)}</text>')
     for decade in range(axes.y0, axes.y1 + 1):
         y = axes.y(10.0**decade)
         out.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}" stroke="#ddd"/>')
-        out.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_number(10.0**decade)}</text>')
+        out.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{si(10.0**decade, count=3)}</text>')
     middle = (TOP + bottom) / 2
     out.append(
         f'<text x="{(LEFT + WIDTH) / 2}" y="{bottom + 36}" text-anchor="middle">FLOP per byte of DRAM traffic</text>'
@@ -103,7 +107,7 @@ def _roof_lines(axes: _Axes, roofs: Mapping[str, float], bandwidth: float | None
         start = max(10.0**axes.x0, peak / bandwidth) if bandwidth else 10.0**axes.x0
         y = axes.y(peak)
         out.append(_line(axes.x(min(start, right)), y, axes.x(right), y))
-        label = f"{escape(pipe)} {_number(peak)}FLOP/s"
+        label = f"{escape(pipe)} {si(peak, 'FLOP/s', count=3)}"
         out.append(f'<text x="{WIDTH - RIGHT - 4}" y="{y - 4:.1f}" text-anchor="end">{label}</text>')
     if bandwidth:
         x0, top = 10.0**axes.x0, max(roofs.values(), default=10.0**axes.y1)
@@ -112,7 +116,9 @@ def _roof_lines(axes: _Axes, roofs: Mapping[str, float], bandwidth: float | None
         if high > low:
             out.append(_line(axes.x(low), axes.y(low * bandwidth), axes.x(high), axes.y(high * bandwidth)))
             x, y = axes.x(math.sqrt(low * high)), axes.y(math.sqrt(low * high) * bandwidth)
-            out.append(f'<text x="{x - 8:.1f}" y="{y - 8:.1f}" text-anchor="end">DRAM {_number(bandwidth)}B/s</text>')
+            out.append(
+                f'<text x="{x - 8:.1f}" y="{y - 8:.1f}" text-anchor="end">DRAM {si(bandwidth, "B/s", count=3)}</text>'
+            )
     return out
 
 
@@ -124,10 +130,8 @@ def _point(axes: _Axes, kernel: NcuKernel) -> str:
     assert kernel.flop_per_s and kernel.intensity_flop_per_byte
     x, y = axes.x(kernel.intensity_flop_per_byte), axes.y(kernel.flop_per_s)
     share = "" if kernel.nsys_time_pct is None else f", {kernel.nsys_time_pct:.1f} % of GPU time"
-    words = (
-        f"{kernel.short}: {_number(kernel.flop_per_s)}FLOP/s at {kernel.intensity_flop_per_byte:.3g} FLOP/byte, "
-        f"{kernel.bound}{share}"
-    )
+    rate = si(kernel.flop_per_s, "FLOP/s", count=3)
+    words = f"{kernel.short}: {rate} at {kernel.intensity_flop_per_byte:.3g} FLOP/byte, {kernel.bound}{share}"
     # The area grows with the share of time.
     size = 4.0 + 1.6 * math.sqrt(kernel.nsys_time_pct or 0.0)
     colour, shape = STYLE[kernel.bound]
@@ -161,9 +165,50 @@ def _legend(drawn: Sequence[NcuKernel], not_drawn: int) -> list[str]:
     return out
 
 
-def _number(value: float) -> str:
-    """A round number with its prefix; small ones as they are."""
-    if value < 1:
-        return f"{value:g}"
-    factor, prefix = next((f, p) for f, p in _PREFIXES if value >= f)
-    return f"{value / factor:.3g} {prefix}"
+def histograms_svg(series: Mapping[str, Sequence[float]], *, title: str) -> str:
+    """One panel per series with at least one value; percentages span 0 to 100, everything else its own values."""
+    panels = [(name, values) for name, values in series.items() if values]
+    rows = -(-len(panels) // COLUMNS)
+    width, height = COLUMNS * PANEL_WIDTH, 40 + max(rows, 1) * PANEL_HEIGHT
+    body = [f'<text x="14" y="24" font-size="16">{escape(title)}</text>']
+    if not panels:
+        body.append('<text x="14" y="60">No values.</text>')
+    for index, (name, values) in enumerate(panels):
+        left, top = index % COLUMNS * PANEL_WIDTH, 40 + index // COLUMNS * PANEL_HEIGHT
+        body += _panel(name, values, left, top)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'font-family="sans-serif" font-size="11" fill="#222">\n<rect width="{width}" height="{height}" fill="#fff"/>\n'
+        + "\n".join(body)
+        + "\n</svg>\n"
+    )
+
+
+def bin_counts(values: Sequence[float], low: float, high: float) -> list[int]:
+    """How many values fall into each of BINS equal parts; the highest value belongs to the last one."""
+    counts = [0] * BINS
+    span = (high - low) or 1.0
+    for value in values:
+        counts[min(BINS - 1, max(0, int((value - low) / span * BINS)))] += 1
+    return counts
+
+
+def _panel(name: str, values: Sequence[float], left: int, top: int) -> list[str]:
+    low, high = (0.0, 100.0) if name.endswith("%") else (min(values), max(values))
+    counts = bin_counts(values, low, high)
+    bottom, wide = top + PANEL_HEIGHT - MARGIN, (PANEL_WIDTH - 2 * MARGIN) / BINS
+    tall = PANEL_HEIGHT - 2 * MARGIN
+    out = [f'<text x="{left + MARGIN}" y="{top + 24}">{escape(name)} (n = {len(values)})</text>']
+    for index, count in enumerate(counts):
+        size = tall * count / max(counts)
+        x = left + MARGIN + index * wide
+        out.append(
+            f'<rect x="{x:.1f}" y="{bottom - size:.1f}" width="{wide - 1:.1f}" height="{size:.1f}" fill="{BAR_FILL}"/>'
+        )
+        if count:
+            out.append(f'<text x="{x + wide / 2:.1f}" y="{bottom - size - 3:.1f}" text-anchor="middle">{count}</text>')
+    right = left + PANEL_WIDTH - MARGIN
+    out.append(f'<line x1="{left + MARGIN}" y1="{bottom}" x2="{right}" y2="{bottom}" stroke="#222"/>')
+    out.append(f'<text x="{left + MARGIN}" y="{bottom + 16}">{low:.4g}</text>')
+    out.append(f'<text x="{right}" y="{bottom + 16}" text-anchor="end">{high:.4g}</text>')
+    return out

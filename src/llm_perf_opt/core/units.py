@@ -2,6 +2,8 @@
 
 import math
 
+_SI = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
 
 def digits(value: float, count: int = 3) -> str:
     """`count` significant digits without an exponent; whole numbers from there on with separators."""
@@ -11,6 +13,21 @@ def digits(value: float, count: int = 3) -> str:
     if places <= 0:
         return f"{value:,.0f}"
     return f"{value:,.{min(places, 12)}f}"
+
+
+def si(value: float | None, unit: str = "", *, count: int = 4) -> str:
+    """A number with an SI prefix and `count` digits, for tables where columns are compared; a dash for none."""
+    if value is None:
+        return "–"
+    for size, prefix in _SI:
+        if abs(value) >= size:
+            return f"{value / size:.{count}g} {prefix}{unit}"
+    return f"{value:.{count}g} {unit}".rstrip()
+
+
+def or_dash(value: float | None, form: str, *, unit: float = 1.0, dash: str = "—") -> str:
+    """A number in multiples of `unit` and a format such as `{:.1f} %`, or a dash where there is none."""
+    return dash if value is None else form.format(value / unit)
 
 
 def format_ms(ms: float) -> str:
