@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.analysis.hardware import Device
-from llm_perf_opt.analysis.static.count_file import Facts, write_counts, write_facts
 from llm_perf_opt.analysis.static.operator_count import Count, Tally
-from llm_perf_opt.analysis.static.shape import Shape
+from llm_perf_opt.analysis.static.work import Shape
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed
 from llm_perf_opt.pipeline.compose import compose_config, type_config
 from llm_perf_opt.profiling.stages.static_analysis import STAGE, StaticAnalysisConfig
+from llm_perf_opt.profiling.static_child import Facts, write_counts, write_facts
 from llm_perf_opt.profiling.vendor.launch import build_work_argv, stage_overrides, workload_overrides
 from llm_perf_opt.testing import plain_host, scratch_context
 from tests.support.schemas import valid_file
@@ -116,7 +116,7 @@ def test_asking_for_other_hardware_gives_its_bounds_and_says_so(tmp_path: Path) 
 
 def run_child_here(config, out_dir: Path, stage: dict[str, object]):
     """The child's work in this process, which has torch already."""
-    from llm_perf_opt.analysis.static.count_file import read_counts, read_facts
+    from llm_perf_opt.profiling.static_child import read_counts, read_facts
     from llm_perf_opt.runners.static_runner import main
 
     out_dir.mkdir()

@@ -33,8 +33,7 @@ from llm_perf_opt.analysis.roofline import (
     mfu,
     missing_ceiling,
 )
-from llm_perf_opt.analysis.static.dtypes import Dtypes
-from llm_perf_opt.analysis.static.work import Work
+from llm_perf_opt.analysis.static.work import Dtypes, Work
 from llm_perf_opt.cli import main
 from llm_perf_opt.config.load import validate
 from llm_perf_opt.config.paths import conf_dir

@@ -3,7 +3,6 @@
 import pytest
 
 from llm_perf_opt.analysis.roofline import Ceilings, bound
-from llm_perf_opt.analysis.static.attention_form import needed_pairs
 from llm_perf_opt.analysis.static.closed_form import (
     count_parameters,
     decode_phase,
@@ -12,15 +11,13 @@ from llm_perf_opt.analysis.static.closed_form import (
     prefill_phase,
     weight_bytes,
 )
-from llm_perf_opt.analysis.static.double_entry import UNEXPLAINED, double_entry
-from llm_perf_opt.analysis.static.dtypes import Dtypes, short_dtype
-from llm_perf_opt.analysis.static.explanations import COPIED
-from llm_perf_opt.analysis.static.families import FAMILIES
-from llm_perf_opt.analysis.static.feed_forward_form import expected_experts
-from llm_perf_opt.analysis.static.geometry import quantised_dtype, read_config_json, read_text_model
+from llm_perf_opt.analysis.static.config_json import quantised_dtype, read_config_json
+from llm_perf_opt.analysis.static.double_entry import COPIED, UNEXPLAINED, double_entry
+from llm_perf_opt.analysis.static.families import FAMILIES, read_text_model
+from llm_perf_opt.analysis.static.forms import expected_experts, needed_pairs
 from llm_perf_opt.analysis.static.memory import memory_fit, memory_need
 from llm_perf_opt.analysis.static.operator_count import Count, Tally
-from llm_perf_opt.analysis.static.shape import View
+from llm_perf_opt.analysis.static.work import Dtypes, View, short_dtype
 from llm_perf_opt.errors import ConfigError, ParseError
 from tests.support.static_cases import FAMILY_CASES, SMALL, preset_model
 

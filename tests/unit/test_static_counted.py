@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("torch")
 
 from llm_perf_opt.analysis.static.closed_form import count_parameters
+from llm_perf_opt.analysis.static.config_json import NotInClosedForm
 from llm_perf_opt.analysis.static.counted import (
     CountedAnalysis,
     counted_document,
@@ -12,10 +13,8 @@ from llm_perf_opt.analysis.static.counted import (
     counted_metrics,
     unknown_text,
 )
-from llm_perf_opt.analysis.static.dtypes import Dtypes
-from llm_perf_opt.analysis.static.fields import NotInClosedForm
 from llm_perf_opt.analysis.static.operator_count import Count, Tally, count_module_parameters
-from llm_perf_opt.analysis.static.shape import Shape
+from llm_perf_opt.analysis.static.work import Dtypes, Shape
 from llm_perf_opt.runners.static_runner import count_phases
 from tests.support.model_presets import adapter_of, compose_preset
 

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from llm_perf_opt.analysis.static.dtypes import Dtypes
-from llm_perf_opt.analysis.static.work import Work
+from llm_perf_opt.analysis.static.work import Dtypes, Work
 from llm_perf_opt.config.schema import HardwareSection
 
 Limit = Literal["compute", "memory", "launch"]

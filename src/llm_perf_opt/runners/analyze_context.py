@@ -50,8 +50,7 @@ def context_stages(context: CaptureContext, run_dir: Path, now: str) -> list[Sta
 def _static(context: CaptureContext, run_dir: Path, now: str) -> list[StageRecord]:
     if not context.overrides:
         return []
-    from llm_perf_opt.analysis.static.document import build_document
-    from llm_perf_opt.analysis.static.metrics import static_metrics
+    from llm_perf_opt.analysis.static.document import build_document, static_metrics
     from llm_perf_opt.runners.predict import predictions
 
     rows = predictions(context.overrides)

@@ -22,17 +22,15 @@ from llm_perf_opt.analysis.hardware import (
     with_calibration,
 )
 from llm_perf_opt.analysis.static.analysis import Analysis, analyse
+from llm_perf_opt.analysis.static.config_json import NotInClosedForm, quantised_dtype, read_config_json
 from llm_perf_opt.analysis.static.document import PredictionsDocument, build_document
-from llm_perf_opt.analysis.static.dtypes import Dtypes, short_dtype
-from llm_perf_opt.analysis.static.fields import NotInClosedForm
-from llm_perf_opt.analysis.static.geometry import quantised_dtype, read_config_json
-from llm_perf_opt.analysis.static.shape import Shape
+from llm_perf_opt.analysis.static.work import Dtypes, Shape, short_dtype
 from llm_perf_opt.config.load import load_config
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import AppConfig, HardwareSection
 from llm_perf_opt.core.manifest import plain
 from llm_perf_opt.errors import EXIT_OK, ConfigError, ParseError
-from llm_perf_opt.profiling.static_shape import shape_from_config
+from llm_perf_opt.profiling.static_child import shape_from_config
 from llm_perf_opt.profiling.vendor.tools import probe_gpus
 from llm_perf_opt.runners.predict_request import Request, parse_request
 from llm_perf_opt.runners.predict_table import render_table

@@ -9,15 +9,21 @@ from typing import Any
 
 from llm_perf_opt.analysis.calibration_cache import cache_dir, cpu_driver, read_calibration, write_calibration
 from llm_perf_opt.analysis.hardware import Calibration, Device
-from llm_perf_opt.analysis.static.count_file import Facts, write_counts, write_facts, write_parameters
-from llm_perf_opt.analysis.static.dtypes import short_dtype
 from llm_perf_opt.analysis.static.operator_count import Count, count_module_parameters, count_operators
-from llm_perf_opt.analysis.static.shape import Shape
+from llm_perf_opt.analysis.static.work import Shape, short_dtype
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.names import DECODE, PREFILL
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.stages.static_analysis import StaticAnalysisConfig
-from llm_perf_opt.profiling.static_shape import page_shape, shape_from_config, text_shape
+from llm_perf_opt.profiling.static_child import (
+    Facts,
+    page_shape,
+    shape_from_config,
+    text_shape,
+    write_counts,
+    write_facts,
+    write_parameters,
+)
 from llm_perf_opt.runners.child import run_child
 from llm_perf_opt.workload.dataset import PAGES, list_samples, plan_samples, vocabulary_of
 from llm_perf_opt.workload.models.base import ModelAdapter, Sample

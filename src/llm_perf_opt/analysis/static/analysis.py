@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.static.architecture import LatentAttention, Model, Moe
-from llm_perf_opt.analysis.static.attention_form import MLA_MODES, MlaMode
 from llm_perf_opt.analysis.static.closed_form import (
     DEFAULT_MLA_MODE,
     Parameters,
@@ -15,13 +13,12 @@ from llm_perf_opt.analysis.static.closed_form import (
     prefill_phase,
 )
 from llm_perf_opt.analysis.static.double_entry import Entry, double_entry
-from llm_perf_opt.analysis.static.dtypes import Dtypes
-from llm_perf_opt.analysis.static.feed_forward_form import expected_experts
+from llm_perf_opt.analysis.static.forms import MLA_MODES, MlaMode, expected_experts
 from llm_perf_opt.analysis.static.memory import Fit, MemoryNeed, memory_fit, memory_need
 from llm_perf_opt.analysis.static.operator_count import Count
-from llm_perf_opt.analysis.static.operator_estimate import estimate_operators
-from llm_perf_opt.analysis.static.prediction import Operators, PhasePrediction, predict_phase
-from llm_perf_opt.analysis.static.shape import Shape
+from llm_perf_opt.analysis.static.parts import LatentAttention, Model, Moe
+from llm_perf_opt.analysis.static.prediction import Operators, PhasePrediction, estimate_operators, predict_phase
+from llm_perf_opt.analysis.static.work import Dtypes, Shape
 from llm_perf_opt.config.schema import HardwareSection
 from llm_perf_opt.core.names import DECODE, PREFILL
 

@@ -3,28 +3,24 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.static.architecture import Decoder, Layer, Model, Moe
-from llm_perf_opt.analysis.static.attention_form import (
+from llm_perf_opt.analysis.static.forms import (
     MlaMode,
     attention_matrix_elements,
     attention_params,
     attention_work,
     cached_tokens,
-    kv_elements,
-)
-from llm_perf_opt.analysis.static.dtypes import Dtypes
-from llm_perf_opt.analysis.static.feed_forward_form import (
     dense_params,
     dense_work,
     expert_params,
     experts_work,
+    kv_elements,
     matrix_elements,
     router_params,
     router_work,
     shared_params,
 )
-from llm_perf_opt.analysis.static.shape import View
-from llm_perf_opt.analysis.static.work import Step, Work, linear
+from llm_perf_opt.analysis.static.parts import Decoder, Layer, Model, Moe
+from llm_perf_opt.analysis.static.work import Dtypes, Step, View, Work, linear
 
 ID_BYTES = 8
 DEFAULT_MLA_MODE: MlaMode = "latent-expand"

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.roofline import launch_band
-from llm_perf_opt.analysis.static.architecture import in_order
 from llm_perf_opt.analysis.static.document import (
     PhaseBound,
     PhaseEstimate,
@@ -20,9 +19,9 @@ from llm_perf_opt.analysis.static.document import (
     StaticWorkload,
     hardware_record,
 )
-from llm_perf_opt.analysis.static.dtypes import Dtypes
 from llm_perf_opt.analysis.static.operator_count import Count, Tally
-from llm_perf_opt.analysis.static.shape import Shape
+from llm_perf_opt.analysis.static.parts import in_order
+from llm_perf_opt.analysis.static.work import Dtypes, Shape
 from llm_perf_opt.config.schema import HardwareSection
 from llm_perf_opt.core.markdown import table
 from llm_perf_opt.core.names import DECODE, PREFILL

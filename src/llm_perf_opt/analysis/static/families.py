@@ -4,20 +4,266 @@ A field that is not in the file takes the value transformers' configuration clas
 of ours; sizes have no default and must be there.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
-from llm_perf_opt.analysis.static.architecture import Decoder
-from llm_perf_opt.analysis.static.families_dense import (
-    read_gemma,
-    read_llama,
-    read_mistral,
-    read_olmo2,
-    read_phi3,
-    read_qwen_dense,
-    read_smollm3,
+from llm_perf_opt.analysis.static.config_json import (
+    FULL,
+    SLIDING,
+    Fields,
+    NotInClosedForm,
+    build_decoder,
+    read_dense_mlp,
+    read_heads,
+    read_layer_types,
+    windows_of,
 )
-from llm_perf_opt.analysis.static.families_moe import read_deepseek, read_gpt_oss, read_qwen_moe
-from llm_perf_opt.analysis.static.fields import Fields, NotInClosedForm
+from llm_perf_opt.analysis.static.parts import (
+    Attention,
+    Decoder,
+    DenseMlp,
+    FeedForward,
+    GroupedAttention,
+    LatentAttention,
+    Layer,
+    Model,
+    Moe,
+)
+
+
+def read_llama(f: Fields, model_type: str) -> Decoder:
+    heads, kv_heads, head_dim = read_heads(f, kv_follows=model_type in ("llama", "granite"))
+    bias = f.boolean("attention_bias", False)
+    layer = Layer(
+        attention=GroupedAttention(heads=heads, kv_heads=kv_heads, head_dim=head_dim, qkv_bias=bias, out_bias=bias),
+        feed_forward=read_dense_mlp(f, bias=f.boolean("mlp_bias", False)),
+    )
+    return build_decoder(f, model_type, [layer] * f.integer("num_hidden_layers"), tied=False)
+
+
+def read_smollm3(f: Fields, model_type: str) -> Decoder:
+    if f.boolean("use_sliding_window", False):
+        raise NotInClosedForm(
+            f"{f.where}: use_sliding_window: true is not known to the closed form for {model_type}",
+            what=f"{model_type} with use_sliding_window",
+        )
+    return replace(read_llama(f, model_type), is_tied=f.boolean("tie_word_embeddings", True))
+
+
+def read_mistral(f: Fields, model_type: str) -> Decoder:
+    heads, kv_heads, head_dim = read_heads(f)
+    window = f.nullable_integer("sliding_window", 4096 if model_type == "mistral" else None)
+    attention = GroupedAttention(heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=window)
+    feed_forward: FeedForward = read_dense_mlp(f)
+    if model_type == "mixtral":
+        feed_forward = Moe(
+            experts=f.integer("num_local_experts"),
+            top_k=f.integer("num_experts_per_tok"),
+            width=f.integer("intermediate_size"),
+        )
+    layer = Layer(attention=attention, feed_forward=feed_forward)
+    return build_decoder(f, model_type, [layer] * f.integer("num_hidden_layers"), tied=False)
+
+
+def read_phi3(f: Fields, model_type: str) -> Decoder:
+    heads, kv_heads, head_dim = read_heads(f, kv_follows=True)
+    attention = GroupedAttention(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        window=f.integer("sliding_window", None),
+        is_fused_qkv=True,
+    )
+    layer = Layer(attention=attention, feed_forward=DenseMlp(width=f.integer("intermediate_size"), is_fused_gate=True))
+    return build_decoder(f, model_type, [layer] * f.integer("num_hidden_layers"), tied=False)
+
+
+def read_qwen_window(f: Fields) -> int | None:
+    return f.integer("sliding_window") if f.boolean("use_sliding_window", False) else None
+
+
+def read_qwen_dense(f: Fields, model_type: str) -> Decoder:
+    """Qwen2 has biases on q, k and v, Qwen3 norms on q and k instead."""
+    is_three = model_type == "qwen3"
+    heads, kv_heads, head_dim = read_heads(f, head_dim=128 if is_three else None)
+    window = read_qwen_window(f)
+    first = f.count("max_window_layers", 28)
+    types = read_layer_types(f, lambda i: SLIDING if window is not None and i >= first else FULL)
+    bias = f.boolean("attention_bias", False) if is_three else False
+    layers = [
+        Layer(
+            attention=GroupedAttention(
+                heads=heads,
+                kv_heads=kv_heads,
+                head_dim=head_dim,
+                window=seen,
+                qkv_bias=bias or not is_three,
+                out_bias=bias,
+                norm_elements=2 * head_dim if is_three else 0,
+            ),
+            feed_forward=read_dense_mlp(f),
+        )
+        for seen in windows_of(types, window)
+    ]
+    return build_decoder(f, model_type, layers, tied=False)
+
+
+def read_gemma(f: Fields, model_type: str) -> Decoder:
+    """Gemma 1 to 3: tied, a head width of its own; the later ones with four norms a layer and sliding windows."""
+    heads, kv_heads, head_dim = read_heads(f, head_dim=256)
+    bias = f.boolean("attention_bias", False)
+    windows: list[int | None] = [None] * f.integer("num_hidden_layers")
+    if model_type != "gemma":
+        pattern = 2 if model_type == "gemma2" else f.integer("sliding_window_pattern", 6)
+        types = read_layer_types(f, lambda i: SLIDING if (i + 1) % pattern else FULL)
+        windows = windows_of(types, f.integer("sliding_window", 4096))
+    layers = [
+        Layer(
+            attention=GroupedAttention(
+                heads=heads,
+                kv_heads=kv_heads,
+                head_dim=head_dim,
+                window=seen,
+                qkv_bias=bias,
+                out_bias=bias,
+                norm_elements=2 * head_dim if model_type == "gemma3_text" else 0,
+            ),
+            feed_forward=read_dense_mlp(f),
+            norms=2 if model_type == "gemma" else 4,
+        )
+        for seen in windows
+    ]
+    return build_decoder(f, model_type, layers, tied=True)
+
+
+def read_olmo2(f: Fields, model_type: str) -> Decoder:
+    heads, kv_heads, head_dim = read_heads(f, kv_follows=True)
+    bias = f.boolean("attention_bias", False)
+    attention = GroupedAttention(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        qkv_bias=bias,
+        out_bias=bias,
+        norm_elements=(heads + kv_heads) * head_dim,
+    )
+    layer = Layer(attention=attention, feed_forward=read_dense_mlp(f))
+    return build_decoder(f, model_type, [layer] * f.integer("num_hidden_layers"), tied=False)
+
+
+def read_qwen_moe(f: Fields, model_type: str) -> Decoder:
+    is_three = model_type == "qwen3_moe"
+    heads, kv_heads, head_dim = read_heads(f)
+    count = f.integer("num_hidden_layers")
+    window = read_qwen_window(f)
+    if is_three:
+        windows = [window] * count
+        bias = f.boolean("attention_bias", False)
+    else:
+        most = f.count("max_window_layers", 28)
+        types = read_layer_types(f, lambda i: SLIDING if window and (i + 1) % 2 and i < most else FULL)
+        windows = windows_of(types, window)
+        bias = f.boolean("qkv_bias", True)
+    experts = f.integer("num_local_experts") if f.has("num_local_experts") else f.integer("num_experts")
+    moe = Moe(
+        experts=experts,
+        top_k=f.integer("num_experts_per_tok"),
+        width=f.integer("moe_intermediate_size"),
+        shared_width=0 if is_three else f.integer("shared_expert_intermediate_size"),
+        has_shared_gate=not is_three,
+    )
+    step = f.integer("decoder_sparse_step", 1)
+    dense_layers = f.integers("mlp_only_layers") if f.has("mlp_only_layers") else ()
+    layers = [
+        Layer(
+            attention=GroupedAttention(
+                heads=heads,
+                kv_heads=kv_heads,
+                head_dim=head_dim,
+                window=windows[i],
+                qkv_bias=bias,
+                out_bias=bias and is_three,
+                norm_elements=2 * head_dim if is_three else 0,
+            ),
+            feed_forward=moe if i not in dense_layers and (i + 1) % step == 0 else read_dense_mlp(f),
+        )
+        for i in range(count)
+    ]
+    return build_decoder(f, model_type, layers, tied=False)
+
+
+def read_gpt_oss(f: Fields, model_type: str) -> Decoder:
+    heads, kv_heads, head_dim = read_heads(f, head_dim=64)
+    bias = f.boolean("attention_bias", True)
+    types = read_layer_types(f, lambda i: SLIDING if (i + 1) % 2 else FULL)
+    moe = Moe(
+        experts=f.integer("num_local_experts"),
+        top_k=f.integer("num_experts_per_tok"),
+        width=f.integer("intermediate_size"),
+        router_bias=True,
+        expert_bias=True,
+    )
+    layers = [
+        Layer(
+            attention=GroupedAttention(
+                heads=heads,
+                kv_heads=kv_heads,
+                head_dim=head_dim,
+                window=seen,
+                qkv_bias=bias,
+                out_bias=bias,
+                sinks=heads,
+            ),
+            feed_forward=moe,
+        )
+        for seen in windows_of(types, f.integer("sliding_window", 128))
+    ]
+    return build_decoder(f, model_type, layers, tied=False)
+
+
+def read_deepseek(f: Fields, model_type: str) -> Decoder:
+    """DeepSeek-V2 and V3: latent attention (plain where `use_mla` is false) and experts after the first layers."""
+    attention = _deepseek_attention(f)
+    mlp_bias = f.boolean("mlp_bias", False)
+    shared = f.count("n_shared_experts")
+    moe = Moe(
+        experts=f.integer("n_routed_experts"),
+        top_k=f.integer("num_experts_per_tok"),
+        width=f.integer("moe_intermediate_size"),
+        shared_width=shared * f.integer("moe_intermediate_size"),
+        shared_bias=mlp_bias and model_type == "deepseek_v2",
+        is_router_float32=True,
+    )
+    if f.integer("moe_layer_freq", 1) != 1:
+        raise NotInClosedForm(
+            f"{f.where}: moe_layer_freq: only 1 is known to the closed form",
+            what=f"{model_type} with a moe_layer_freq other than 1",
+        )
+    first = f.count("first_k_dense_replace")
+    dense = read_dense_mlp(f, bias=mlp_bias and model_type == "deepseek_v2")
+    layers = [
+        Layer(attention=attention, feed_forward=dense if i < first else moe)
+        for i in range(f.integer("num_hidden_layers"))
+    ]
+    return build_decoder(f, model_type, layers, tied=False)
+
+
+def _deepseek_attention(f: Fields) -> Attention:
+    bias = f.boolean("attention_bias", False)
+    if not f.boolean("use_mla", True):
+        heads, kv_heads, head_dim = read_heads(f, kv_follows=True)
+        return GroupedAttention(heads=heads, kv_heads=kv_heads, head_dim=head_dim, qkv_bias=bias, out_bias=bias)
+    return LatentAttention(
+        heads=f.integer("num_attention_heads"),
+        q_rank=f.nullable_integer("q_lora_rank"),
+        kv_rank=f.integer("kv_lora_rank"),
+        nope_dim=f.integer("qk_nope_head_dim"),
+        rope_dim=f.integer("qk_rope_head_dim"),
+        v_dim=f.integer("v_head_dim"),
+        bias=bias,
+    )
+
 
 FAMILIES: dict[str, Callable[[Fields, str], Decoder]] = {
     "deepseek_v2": read_deepseek,
@@ -50,3 +296,8 @@ def read_decoder(fields: Fields) -> Decoder:
             what=f"the family {model_type!r}",
         )
     return FAMILIES[model_type](fields, model_type)
+
+
+def read_text_model(data: Mapping[str, Any], *, where: str) -> Model:
+    """The parts of the text model that `data` describes; `where` is the file or key it came from."""
+    return Model(decoder=read_decoder(Fields(data, where)))

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from llm_perf_opt.analysis.static.analysis import Analysis
-from llm_perf_opt.analysis.static.architecture import in_order
 from llm_perf_opt.analysis.static.double_entry import TOLERANCE, disagreements
 from llm_perf_opt.analysis.static.operator_count import Tally
+from llm_perf_opt.analysis.static.parts import in_order
 from llm_perf_opt.analysis.static.work import Work
 from llm_perf_opt.core.markdown import table
 from llm_perf_opt.core.names import DECODE, PREFILL

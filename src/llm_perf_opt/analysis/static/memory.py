@@ -6,17 +6,16 @@ image side. A decoder's attention scores are not counted: fused attention never 
 
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.analysis.static.architecture import (
+from llm_perf_opt.analysis.static.closed_form import kv_bytes, kv_bytes_per_token, weight_bytes
+from llm_perf_opt.analysis.static.forms import MlaMode
+from llm_perf_opt.analysis.static.parts import (
     DenseMlp,
     GroupedAttention,
     Layer,
     Model,
     Moe,
 )
-from llm_perf_opt.analysis.static.attention_form import MlaMode
-from llm_perf_opt.analysis.static.closed_form import kv_bytes, kv_bytes_per_token, weight_bytes
-from llm_perf_opt.analysis.static.dtypes import Dtypes
-from llm_perf_opt.analysis.static.shape import View
+from llm_perf_opt.analysis.static.work import Dtypes, View
 
 # Left free for the framework's own context, workspaces and fragmentation.
 RESERVE = 0.1

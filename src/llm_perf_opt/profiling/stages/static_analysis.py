@@ -16,16 +16,7 @@ from llm_perf_opt.analysis.hardware import (
     with_calibration,
 )
 from llm_perf_opt.analysis.static.analysis import Analysis, analyse
-from llm_perf_opt.analysis.static.architecture import Model
-from llm_perf_opt.analysis.static.count_file import (
-    COUNTS_FILE,
-    FACTS_FILE,
-    PARAMETERS_FILE,
-    Facts,
-    read_counts,
-    read_facts,
-    read_parameters,
-)
+from llm_perf_opt.analysis.static.config_json import NotInClosedForm, quantised_dtype
 from llm_perf_opt.analysis.static.counted import (
     CountedAnalysis,
     counted_document,
@@ -33,14 +24,12 @@ from llm_perf_opt.analysis.static.counted import (
     counted_metrics,
     unknown_text,
 )
-from llm_perf_opt.analysis.static.document import StaticDocument, build_document
+from llm_perf_opt.analysis.static.document import StaticDocument, build_document, static_metrics
 from llm_perf_opt.analysis.static.double_entry import disagreements
-from llm_perf_opt.analysis.static.dtypes import Dtypes, short_dtype
-from llm_perf_opt.analysis.static.fields import NotInClosedForm
-from llm_perf_opt.analysis.static.geometry import quantised_dtype
 from llm_perf_opt.analysis.static.markdown import render_markdown
-from llm_perf_opt.analysis.static.metrics import static_metrics
 from llm_perf_opt.analysis.static.operator_count import Count
+from llm_perf_opt.analysis.static.parts import Model
+from llm_perf_opt.analysis.static.work import Dtypes, short_dtype
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import AppConfig, HardwareSection, StageConfig
 from llm_perf_opt.core.host import Host
@@ -50,7 +39,16 @@ from llm_perf_opt.core.process import CommandResult
 from llm_perf_opt.core.records import StageFile, StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.errors import CommandFailed
-from llm_perf_opt.profiling.static_shape import shape_from_config
+from llm_perf_opt.profiling.static_child import (
+    COUNTS_FILE,
+    FACTS_FILE,
+    PARAMETERS_FILE,
+    Facts,
+    read_counts,
+    read_facts,
+    read_parameters,
+    shape_from_config,
+)
 from llm_perf_opt.profiling.vendor.launch import build_work_argv, stage_overrides, workload_overrides
 from llm_perf_opt.workload.models.base import ModelAdapter
 from llm_perf_opt.workload.models.choices import choose_dtype

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from llm_perf_opt.analysis.static.architecture import DenseMlp, GroupedAttention, Layer, Model
-from llm_perf_opt.analysis.static.family_fields import build_decoder, read_heads
-from llm_perf_opt.analysis.static.fields import Fields
+from llm_perf_opt.analysis.static.config_json import Fields, build_decoder, read_heads
+from llm_perf_opt.analysis.static.parts import DenseMlp, GroupedAttention, Layer, Model
 from llm_perf_opt.workload.models.causal_lm import CausalLMAdapter
 
 

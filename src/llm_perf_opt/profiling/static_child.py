@@ -1,0 +1,110 @@
+"""What the stage static_analysis and its counting child agree on: the input assumed, the files the child answers in."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from llm_perf_opt.analysis.hardware import Calibration, Device
+from llm_perf_opt.analysis.static.operator_count import Count
+from llm_perf_opt.analysis.static.work import Shape
+from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.errors import ParseError
+from llm_perf_opt.workload.dataset import PAGES
+from llm_perf_opt.workload.models.base import ModelAdapter
+
+
+def shape_from_config(config: AppConfig, adapter: ModelAdapter, geometry: Mapping[str, Any]) -> Shape:
+    """A made-up input: a page of `dataset.page_width` × `page_height`, or a prompt as long as the data set's."""
+    if adapter.data_kind == PAGES:
+        width, height = config.dataset.page_width, config.dataset.page_height
+        return page_shape(config, adapter, geometry, width, height, how=f"a made-up page of {width} × {height} pixels")
+    if config.dataset.kind == "synthetic":
+        return text_shape(config, config.dataset.prompt_tokens, how="a made-up prompt of dataset.prompt_tokens")
+    return text_shape(config, config.workload.prompt, how="a made-up prompt of workload.prompt tokens")
+
+
+def text_shape(config: AppConfig, prompt: int, *, how: str) -> Shape:
+    """One sequence at a time, because that is how the workload runs and what its times will be compared with."""
+    return _with_context(config, Shape(batch=1, prompt=prompt, context=prompt, how=how))
+
+
+def page_shape(
+    config: AppConfig, adapter: ModelAdapter, geometry: Mapping[str, Any], width: int, height: int, *, how: str
+) -> Shape:
+    """A page of this size with the configured prompt around it; pages come one at a time."""
+    page = adapter.page_prompt(geometry, config.infer, width=width, height=height)
+    return _with_context(config, Shape(batch=1, prompt=page.tokens, context=page.tokens, how=how, views=page.views))
+
+
+def _with_context(config: AppConfig, shape: Shape) -> Shape:
+    """Decode at the given context, or half-way through the tokens that will be generated: the mean of all steps."""
+    given = config.workload.context
+    if given is not None:
+        return replace(shape, context=given)
+    half = config.infer.max_new_tokens // 2
+    return replace(shape, context=shape.prompt + half, how=f"{shape.how}, decode half-way through infer.max_new_tokens")
+
+
+FACTS_FILE = "facts.json"
+COUNTS_FILE = "counts.json"
+PARAMETERS_FILE = "parameters.json"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the child found out before it counted."""
+
+    device: Device
+    dtype: str
+    shape: Shape
+    calibration: Calibration | None
+    notes: tuple[str, ...] = ()
+
+
+def write_facts(folder: Path, facts: Facts) -> Path:
+    return _write(folder / FACTS_FILE, facts)
+
+
+def write_counts(folder: Path, counts: Mapping[str, Count]) -> Path:
+    """The counts by phase."""
+    return _write(folder / COUNTS_FILE, counts)
+
+
+def write_parameters(folder: Path, parameters: Mapping[str, int]) -> Path:
+    """Parameters of the module that was counted, by module group."""
+    return _write(folder / PARAMETERS_FILE, parameters)
+
+
+def read_facts(folder: Path) -> Facts | None:
+    """None where the child did not get as far as writing it."""
+    return _read(folder / FACTS_FILE, Facts)
+
+
+def read_counts(folder: Path) -> dict[str, Count]:
+    """Empty where the child did not finish counting."""
+    return _read(folder / COUNTS_FILE, dict[str, Count]) or {}
+
+
+def read_parameters(folder: Path) -> dict[str, int]:
+    """Empty where the child did not get as far as building the module."""
+    return _read(folder / PARAMETERS_FILE, dict[str, int]) or {}
+
+
+def _write(path: Path, data: Any) -> Path:
+    scratch = path.with_suffix(".tmp")
+    scratch.write_bytes(msgspec.json.encode(data))
+    scratch.replace(path)
+    return path
+
+
+def _read(path: Path, kind: type[T]) -> T | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ParseError(f"{path}: cannot be read ({error})") from error
