@@ -99,3 +99,29 @@ def test_128_the_memory_preset_of_the_rtx3090_is_as_written() -> None:
     }
     assert {key: preset["ncu_cli"][key] for key in seed} == seed
     assert "clock_control locks the clocks to base" in _comments("conf/profiling/ncu/ncu.rtx3090.memory.yaml")
+
+
+def test_076_old_paths_are_mapped_to_new_ones() -> None:
+    """000:237"""
+    text = (REPO / "docs" / "migration.md").read_text()
+    assert "| `tmp/stage1/<time>`, `tmp/stage2/<time>` | `tmp/runs/<time>` |" in text
+    assert "| `Artifacts.create_stage2_root()` | `Artifacts.for_run(root)` |" in text
+
+
+def test_081_every_command_of_the_quick_start_composes() -> None:
+    """000:77"""
+    text = (REPO / "docs" / "getting-started.md").read_text()
+    commands = [line.partition("#")[0].split() for line in text.splitlines() if line.startswith("llm-perf profile ")]
+    overrides = [[word for word in words[2:] if word != "…"] for words in commands]
+    composed = [typed(*words) for words in overrides if not any(word.startswith("run.resume") for word in words)]
+    assert {"nsys", "ncu"} in [set(config.stages) - {"static_analysis", "torch_profiler"} for config in composed]
+
+
+def test_every_requirement_has_a_row_and_every_row_a_test_that_exists() -> None:
+    """docs/founding.md: 219 requirements, numbered through"""
+    text = (REPO / "docs" / "founding.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (00\d:[\d, -]+) \| .+ \| `([\w/]+\.py)::(\w+)` \| ", text, re.MULTILINE)
+    assert [int(number) for number, *_ in rows] == list(range(1, 220))
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", text)
+    gone = [f"{file}::{name}" for file, name in named if f"def {name}(" not in (REPO / "tests" / file).read_text()]
+    assert gone == []
