@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.errors import CommandFailed, ConfigError, ParseError, ProfilingError, StageSkipped, ToolError
     from llm_perf_opt.workload.models.base import LoadedModel, ModelAdapter, Sample, StepOutput
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AppConfig",

@@ -1,0 +1,100 @@
+"""The papers agree with each other: navigation and pages, links and their targets, versions and pins."""
+
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import llm_perf_opt
+from tests.support.fixtures_dir import REPO
+
+DOCS = REPO / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), *REPO.glob("*.md")])
+
+
+def _leaves(node: Any) -> Iterator[str]:
+    if isinstance(node, str):
+        yield node
+    else:
+        for child in node.values() if isinstance(node, dict) else node:
+            yield from _leaves(child)
+
+
+def _prose(path: Path) -> str:
+    """A page without its code blocks."""
+    return re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+def _anchors(path: Path) -> set[str]:
+    """The headings of a page as links name them."""
+    titles = re.findall(r"^#+ (.*)$", _prose(path), re.M)
+    return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
+
+
+def test_the_navigation_names_every_page_once() -> None:
+    nav = list(_leaves(yaml.safe_load((REPO / "mkdocs.yml").read_text())["nav"]))
+    assert sorted(nav) == sorted(str(p.relative_to(DOCS)) for p in DOCS.rglob("*.md"))
+
+
+def test_the_first_page_names_every_other_but_the_decisions() -> None:
+    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", (DOCS / "index.md").read_text(encoding="utf-8")))
+    assert linked == {p.name for p in DOCS.glob("*.md")} - {"index.md"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(REPO)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", _prose(page)):
+        name, _, anchor = target.partition("#")
+        if re.match(r"[a-z]+:", name):
+            continue
+        path = (page.parent / name).resolve() if name else page
+        if not path.exists() or (anchor and anchor not in _anchors(path)):
+            broken.append(target)
+    assert broken == []
+
+
+def test_one_version_is_told_everywhere_and_the_changelog_has_a_section_for_it() -> None:
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+    sections = re.findall(r"^## (\S+)", (REPO / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    assert project["version"] == llm_perf_opt.__version__
+    assert sections[:2] == ["Unreleased", llm_perf_opt.__version__]
+
+
+def test_continuous_integration_runs_every_python_the_package_claims() -> None:
+    claimed = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["classifiers"]
+    versions = [c.rpartition(" ")[2] for c in claimed if re.search(r":: 3\.\d+$", c)]
+    jobs = yaml.safe_load((REPO / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+    assert jobs["test"]["strategy"]["matrix"]["python"] == versions
+
+
+def test_the_tools_of_every_hook_are_pinned() -> None:
+    hooks = yaml.safe_load((REPO / ".pre-commit-config.yaml").read_text())["repos"]
+    assert [repository["repo"] for repository in hooks] == ["local"]
+    entries = [hook["entry"] for hook in hooks[0]["hooks"]]
+    tools = {entry.removeprefix(".venv/bin/").split()[0] for entry in entries if entry.startswith(".venv/bin/")}
+    pinned = set(re.findall(r"^([\w-]+)==", (REPO / "constraints.txt").read_text(), re.M))
+    assert tools == {"ruff", "mypy"} and tools <= pinned
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        ("A subject\n\nand a body\n", ""),
+        ("A subject\n# a comment of git\n", ""),
+        ("x" * 72, ""),
+        ("x" * 73, "error: commit message: the subject has 73 characters, allowed: 72\n"),
+        ("\n\nbody", "error: commit message: the first line is empty; say there why the change is made\n"),
+        ("A subject\nwith a body\n", "error: commit message: the second line is not empty; put the body below it\n"),
+    ],
+)
+def test_the_hook_holds_the_rule_for_commits(message: str, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "COMMIT_EDITMSG"
+    file.write_text(message)
+    done = subprocess.run(["bash", str(REPO / ".ci" / "commit-subject"), str(file)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (int(bool(problem)), problem)
