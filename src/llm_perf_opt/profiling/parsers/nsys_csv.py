@@ -10,7 +10,7 @@ from pathlib import Path
 
 from llm_perf_opt.analysis.kernel_class import classify_kernel
 from llm_perf_opt.analysis.kernel_names import short_kernel_name
-from llm_perf_opt.analysis.kernel_table import KernelRow
+from llm_perf_opt.analysis.kernel_rows import KernelRow
 from llm_perf_opt.errors import ParseError
 
 COLUMNS = (
