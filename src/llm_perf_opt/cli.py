@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from llm_perf_opt import __version__
-from llm_perf_opt.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, ProfilingError
+from llm_perf_opt.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ProfilingError, print_error
 
 HELP = """\
 llm-perf: where did the time of an LLM inference go, and what should change first?
@@ -72,8 +72,7 @@ def _run(args: list[str]) -> int:
         module = importlib.import_module(f"llm_perf_opt.runners.{COMMANDS[args[0]]}")
         return int(module.main(args[1:]))
     except ProfilingError as error:
-        for line in error.problems if isinstance(error, ConfigError) else (str(error),):
-            print(f"error: {line}", file=sys.stderr)
+        print_error(error)
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

@@ -1,5 +1,6 @@
 """The errors the project raises on purpose; `cli.main` turns each into a message and an exit code."""
 
+import sys
 from collections.abc import Sequence
 
 EXIT_OK = 0
@@ -46,3 +47,9 @@ class ManifestError(ProfilingError):
     """A run directory's manifest is missing, unreadable or of a version we do not know."""
 
     exit_code = EXIT_BAD_INPUT
+
+
+def print_error(error: ProfilingError) -> None:
+    """One line per problem, on stderr."""
+    for line in error.problems if isinstance(error, ConfigError) else (str(error),):
+        print(f"error: {line}", file=sys.stderr)

@@ -28,10 +28,9 @@ from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import RunManifest, read_manifest, write_manifest
 from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.core.records import StageOutput, StageRecord, StageTraits
-from llm_perf_opt.core.stage import Obstacle, Stage, StageContext, traits_of
+from llm_perf_opt.core.stage import CommandRunner, Obstacle, Stage, StageContext, traits_of
 from llm_perf_opt.errors import ProfilingError, StageSkipped
 from llm_perf_opt.pipeline.console import PlainConsole
-from llm_perf_opt.pipeline.context import Commands
 from llm_perf_opt.profiling.artifacts import Artifacts
 
 # In the environment of all that a case starts.
@@ -89,12 +88,12 @@ def scratch_context(
     """
     artifacts = Artifacts.for_run(run_dir)
     console = _Listener([] if said is None else said)
-    commands = Commands(
+    commands = CommandRunner(
         stage=stage,
         out_dir=artifacts.out_dir(stage),
         tmp_dir=artifacts.tmp_dir(stage),
         environment={**allowed_environment(os.environ), **(env or {})},
-        console=console,
+        on_tick=console.tick,
         records=[],
     )
     return StageContext(

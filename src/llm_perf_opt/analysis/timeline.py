@@ -5,12 +5,23 @@ nanoseconds of the capture's own clock.
 """
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from llm_perf_opt.analysis.intervals import Flags, Ints
 
+K = TypeVar("K")
+
 WARMUP_NAMES = frozenset({"warmup", "warm-up", "warm_up"})
+
+
+class Codes(dict[K, int]):
+    """Numbers for names or ids, each new one the next; in the order of their numbers when iterated."""
+
+    def __missing__(self, key: K) -> int:
+        code = self[key] = len(self)
+        return code
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from llm_perf_opt.analysis.kernel_class import CLASSES, classify_kernel
 from llm_perf_opt.analysis.kernel_names import short_kernel_name
 from llm_perf_opt.analysis.operators import HostEvents
 from llm_perf_opt.analysis.ranges import warmup_ranges
-from llm_perf_opt.analysis.timeline import Timeline, join
+from llm_perf_opt.analysis.timeline import Codes, Timeline, join
 from llm_perf_opt.core.names import DECODE_STEP, PREFILL
 
 MAX_EVENTS = 20_000
@@ -63,7 +63,7 @@ def timeline_window(
     tables = [timeline.kernels.start_ns, timeline.calls.start_ns]
     starts = np.sort(np.concatenate([*tables, *([operators.start_ns] if operators is not None else [])]))
     start, end, left_out = choose_window(timeline, starts, max_events=max_events, decode_steps=decode_steps)
-    names = _Names()
+    names: Codes[str] = Codes()
     kernels, streams = _kernels(timeline, start, end, names)
     calls, threads = _calls(timeline, operators, start, end, names)
     ranges = _ranges(timeline, start, end, names)
@@ -77,7 +77,7 @@ def timeline_window(
         ranges=tuple(ranges),
         calls=tuple(calls),
         kernels=tuple(kernels),
-        names=tuple(names.all),
+        names=tuple(names),
         left_out=left_out,
     )
 
@@ -118,22 +118,10 @@ def _spans(timeline: Timeline, name: str) -> Ints:
     return spans[np.argsort(spans[:, 0], kind="stable")]
 
 
-class _Names:
-    """Texts by number, each once."""
-
-    def __init__(self) -> None:
-        self.all: list[str] = []
-        self._known: dict[str, int] = {}
-
-    def code(self, text: str) -> int:
-        if text not in self._known:
-            self._known[text] = len(self.all)
-            self.all.append(text)
-        return self._known[text]
-
-    def codes(self, texts: Sequence[str], index: Ints) -> list[int]:
-        found = {int(i): self.code(texts[int(i)]) for i in np.unique(index)}
-        return [found[int(i)] for i in index]
+def _codes(names: Codes[str], texts: Sequence[str], index: Ints) -> list[int]:
+    """The codes in `names` of texts that have others in the timeline."""
+    found = {int(i): names[texts[int(i)]] for i in np.unique(index)}
+    return [found[int(i)] for i in index]
 
 
 def _inside(start_ns: Ints, end_ns: Ints, start: int, end: int) -> Flags:
@@ -145,7 +133,7 @@ def _cut(values: Ints, start: int, end: int) -> list[int]:
     return [int(v) for v in np.clip(values, start, end) - start]
 
 
-def _kernels(timeline: Timeline, start: int, end: int, names: _Names) -> tuple[list[KernelEvent], list[str]]:
+def _kernels(timeline: Timeline, start: int, end: int, names: Codes[str]) -> tuple[list[KernelEvent], list[str]]:
     work = join([timeline.kernels, timeline.graphs, timeline.copies])
     pick = np.flatnonzero(_inside(work.start_ns, work.end_ns, start, end))
     pick = pick[np.argsort(work.start_ns[pick], kind="stable")]
@@ -155,7 +143,7 @@ def _kernels(timeline: Timeline, start: int, end: int, names: _Names) -> tuple[l
     rows = zip(
         _cut(work.start_ns[pick], start, end), _cut(work.end_ns[pick], start, end), lanes, work.name[pick], strict=True
     )
-    return [(s, e, lane, names.code(short[int(n)]), kinds[int(n)]) for s, e, lane, n in rows], streams
+    return [(s, e, lane, names[short[int(n)]], kinds[int(n)]) for s, e, lane, n in rows], streams
 
 
 def _lanes(device: Ints, start_ns: Ints, end_ns: Ints) -> tuple[list[int], list[str]]:
@@ -175,7 +163,7 @@ def _lanes(device: Ints, start_ns: Ints, end_ns: Ints) -> tuple[list[int], list[
 
 
 def _calls(
-    timeline: Timeline, operators: HostEvents | None, start: int, end: int, names: _Names
+    timeline: Timeline, operators: HostEvents | None, start: int, end: int, names: Codes[str]
 ) -> tuple[list[Event], list[str]]:
     """Runtime calls, and operators where the capture has them."""
     calls = timeline.calls
@@ -185,7 +173,7 @@ def _calls(
     used = [calls.thread[pick]] + ([operators.thread[seen]] if operators is not None else [])
     threads = [int(t) for t in np.unique(np.concatenate(used))]
     kind = np.where(calls.waits[pick], 1, np.where(calls.launches[pick], 0, 2))
-    codes = [names.code(LAUNCH), names.code(WAIT), names.code(CALL)]
+    codes = [names[LAUNCH], names[WAIT], names[CALL]]
     rows = zip(
         _cut(calls.start_ns[pick], start, end),
         _cut(calls.end_ns[pick], start, end),
@@ -195,7 +183,7 @@ def _calls(
     )
     found = [(s, e, threads.index(int(t)), codes[int(k)]) for s, e, t, k in rows]
     if operators is not None:
-        labels = names.codes(timeline.names, operators.name[seen])
+        labels = _codes(names, timeline.names, operators.name[seen])
         begin, stop = _cut(operators.start_ns[seen], start, end), _cut(operators.end_ns[seen], start, end)
         own = zip(begin, stop, operators.thread[seen], labels, strict=True)
         found += [(s, e, threads.index(int(t)), n) for s, e, t, n in own]
@@ -208,14 +196,14 @@ def _operators_inside(operators: HostEvents | None, start: int, end: int) -> Int
     return np.flatnonzero(_inside(operators.start_ns, operators.end_ns, start, end))
 
 
-def _ranges(timeline: Timeline, start: int, end: int, names: _Names) -> list[Event]:
+def _ranges(timeline: Timeline, start: int, end: int, names: Codes[str]) -> list[Event]:
     ranges = timeline.ranges
     pick = np.flatnonzero(_inside(ranges.start_ns, ranges.end_ns, start, end))
     rows = zip(
         _cut(ranges.start_ns[pick], start, end),
         _cut(ranges.end_ns[pick], start, end),
         ranges.thread[pick],
-        names.codes(timeline.names, ranges.name[pick]),
+        _codes(names, timeline.names, ranges.name[pick]),
         strict=True,
     )
     return [(s, e, int(t), n) for s, e, t, n in rows]

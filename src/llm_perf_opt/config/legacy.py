@@ -165,12 +165,17 @@ def _new_keys(key: str) -> tuple[str, ...]:
 
 def _pairs(override: str, new: Sequence[str]) -> list[tuple[str, str]]:
     """What the notice says: each old key once, with all its new paths."""
-    paths: list[str] = [_key(text) for text in new]
-    return [(_key(override), " and ".join(dict.fromkeys(paths)))]
+    paths: list[str] = [override_key(text) for text in new]
+    return [(override_key(override), " and ".join(dict.fromkeys(paths)))]
 
 
-def _key(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0]
+def split_override(override: str) -> tuple[str, str, str]:
+    """Key without Hydra's signs in front of it, `=` or nothing, value."""
+    return override.lstrip("+~").partition("=")
+
+
+def override_key(override: str) -> str:
+    return split_override(override)[0]
 
 
 def _leaves(prefix: str, value: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:

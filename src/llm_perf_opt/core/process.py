@@ -27,7 +27,7 @@ from llm_perf_opt.errors import ToolError
 
 MARKER = "LLM_PERF_COMMAND_ID"
 POLL_S = 0.2
-BESIDE_POLL_S = 0.002
+WORKER_POLL_S = 0.002
 GRACE_S = 2.0
 TAIL_BYTES = 8192
 QUICK_BYTES = 256 << 20
@@ -125,8 +125,8 @@ def run_quick(argv: Sequence[str], *, env: Mapping[str, str], timeout_s: float =
     return result.exit_code, text
 
 
-class Beside:
-    """A program of our own that works for us while we go on: bytes in, results in a file. It does not outlive us."""
+class Worker:
+    """A program of our own that works while we go on: bytes in, results in a file. It does not outlive us."""
 
     def __init__(
         self, argv: Sequence[str], *, env: Mapping[str, str], output: BinaryIO, inherited: Sequence[int]
@@ -154,12 +154,12 @@ class Beside:
     def send(self, data: bytes) -> None:
         self._input.write(data)
 
-    def ends_well(self, timeout_s: float) -> bool:
-        """Nothing more will be sent: whether it ends in time and without a failure."""
+    def finish(self, timeout_s: float) -> bool:
+        """Send nothing more and wait for the end; False if it is late or a failure."""
         self._input.close()
         end = time.monotonic() + timeout_s
         while self._process.poll() is None and time.monotonic() < end:
-            time.sleep(BESIDE_POLL_S)
+            time.sleep(WORKER_POLL_S)
         return self._process.poll() == 0
 
 

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from llm_perf_opt.config.schema import AppConfig, StageConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.names import CLEAN_PASS_ORDER
-from llm_perf_opt.core.process import CommandResult
-from llm_perf_opt.core.records import StageOutput, StageRecord, StageTraits
+from llm_perf_opt.core.process import CommandResult, run_command
+from llm_perf_opt.core.records import CommandRecord, StageOutput, StageRecord, StageTraits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +24,16 @@ class Obstacle:
         return f"{self.what} — {self.remedy}"
 
 
-class CommandRunner(Protocol):
-    """Runs one command under the stage's directory; its record reaches the manifest without further work."""
+@dataclass(frozen=True, kw_only=True)
+class CommandRunner:
+    """A stage's `run_command`: runs in the stage's directories, tells of progress and records every command."""
+
+    stage: str
+    out_dir: Path
+    tmp_dir: Path
+    environment: Mapping[str, str]
+    on_tick: Callable[[float, str], None]
+    records: list[CommandRecord]
 
     def __call__(
         self,
@@ -37,7 +45,26 @@ class CommandRunner(Protocol):
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         label: str | None = None,
-    ) -> CommandResult: ...
+    ) -> CommandResult:
+        prefix = f"{label}: " if label else ""
+        result = run_command(
+            argv,
+            env={**self.environment, **(env or {})},
+            timeout_s=timeout_s,
+            log=self.out_dir / log,
+            cmd_file=None if cmd_file is None else self.out_dir / cmd_file,
+            cwd=cwd or self.tmp_dir,
+            on_tick=lambda elapsed, line: self.on_tick(elapsed, prefix + line),
+        )
+        record = CommandRecord(
+            argv=result.argv,
+            exit_code=result.exit_code,
+            duration_s=round(result.duration_s, 3),
+            log=f"{self.stage}/{log}",
+            timed_out=result.timed_out,
+        )
+        self.records.append(record)
+        return result
 
 
 @dataclass(frozen=True, kw_only=True)

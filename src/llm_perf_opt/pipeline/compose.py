@@ -17,7 +17,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from llm_perf_opt.config.legacy import notice, translate_mapping
+from llm_perf_opt.config.legacy import notice, override_key, split_override, translate_mapping
 from llm_perf_opt.config.load import load_config, nearest_key, problems_outside_the_model
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import AppConfig
@@ -167,7 +167,7 @@ def explain_composition_error(
 
 def _grammar_problem(override: str) -> str | None:
     """What is wrong with an override on its own, whatever it is for."""
-    key, sign, value = override.lstrip("+~").partition("=")
+    key, sign, value = split_override(override)
     if not sign and not override.startswith("~"):
         return f"{override}: not an override, allowed: key=value"
     try:
@@ -199,7 +199,7 @@ def _culprit(error: Exception, overrides: Sequence[str], entry: ConfigEntry) -> 
     text = str(error)
     found = _FULL_KEY.search(text)
     key = found[1] if found else None
-    names = {override: override.lstrip("+~").partition("=")[0] for override in overrides}
+    names = {override: override_key(override) for override in overrides}
     for override, name in names.items():
         if name == key or re.search(rf"(?<![\w.@/]){re.escape(override)}(?![\w.])", text):
             return override
@@ -215,7 +215,7 @@ def _culprit(error: Exception, overrides: Sequence[str], entry: ConfigEntry) -> 
 
 def _explain(error: Exception, override: str, rest: Sequence[str], entry: ConfigEntry) -> str:
     first = _first_line(error)
-    key, _, value = override.lstrip("+~").partition("=")
+    key, _, value = split_override(override)
     if re.search(r"Could not override|Could not append|not in struct", str(error)):
         nearest = nearest_key(key, _all_keys(rest, entry))
         if nearest == key and override.startswith("+"):

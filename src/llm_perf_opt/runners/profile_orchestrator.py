@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from llm_perf_opt.core.names import BUILT_IN
-from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, ProfilingError
+from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, ProfilingError, print_error
 from llm_perf_opt.runners.arguments import Arguments, parse_arguments
 
 if TYPE_CHECKING:
@@ -60,13 +60,6 @@ def main(argv: Sequence[str], *, implied: Sequence[str] = ()) -> int:
     except KeyboardInterrupt:
         print("interrupted: every process of the run was ended, the manifest is complete", file=sys.stderr)
         return EXIT_INTERRUPTED
-
-
-def print_error(error: ProfilingError) -> None:
-    """One line per problem."""
-    lines = error.problems if isinstance(error, ConfigError) else (str(error),)
-    for line in lines:
-        print(f"error: {line}", file=sys.stderr)
 
 
 def _run_hydra(arguments: Arguments) -> int:

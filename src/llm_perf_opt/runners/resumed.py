@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from llm_perf_opt.config.legacy import override_key
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.errors import ConfigError
@@ -16,7 +17,7 @@ def resumed_arguments(argv: Sequence[str]) -> list[str]:
 
     Relative paths in the recorded overrides were meant from where the user stood, so the process goes back there.
     """
-    value = next((a.partition("=")[2] for a in argv if _key(a) == KEY), None)
+    value = next((a.partition("=")[2] for a in argv if override_key(a) == KEY), None)
     if value is None or value in ("null", ""):
         return list(argv)
     run_dir = Path(value.strip("'\"")).expanduser().resolve()
@@ -26,13 +27,9 @@ def resumed_arguments(argv: Sequence[str]) -> list[str]:
             "(`llm-perf runs` lists them)"
         )
     manifest = read_manifest(run_dir)
-    new = [a for a in argv if _key(a) != KEY]
-    given = {_key(a) for a in new}
-    old = [o for o in manifest.overrides if _key(o) not in given | {KEY, "run.dry_run"}]
+    new = [a for a in argv if override_key(a) != KEY]
+    given = {override_key(a) for a in new}
+    old = [o for o in manifest.overrides if override_key(o) not in given | {KEY, "run.dry_run"}]
     if manifest.user_dir and Path(manifest.user_dir).is_dir():
         os.chdir(manifest.user_dir)
     return [*old, *new, f'{KEY}="{run_dir}"']
-
-
-def _key(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0]

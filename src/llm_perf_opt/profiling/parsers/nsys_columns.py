@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from llm_perf_opt.analysis.intervals import Ints
-from llm_perf_opt.analysis.timeline import distinct
+from llm_perf_opt.analysis.timeline import Codes, distinct
 from llm_perf_opt.profiling.parsers.nsys_database import LATEST_NS, NsysDatabase, broken
 
 
@@ -48,11 +48,11 @@ class Processes:
     """Process ids under one set of codes."""
 
     def __init__(self) -> None:
-        self._codes: dict[int, int] = {}
+        self._codes: Codes[int] = Codes()
 
     def codes(self, ids: Ints) -> Ints:
         unique, inverse = encode(ids)
-        table = np.array([self._codes.setdefault(int(i), len(self._codes)) for i in unique], np.int32)
+        table = np.array([self._codes[int(i)] for i in unique], np.int32)
         return table[inverse] if len(unique) else np.zeros(0, np.int32)
 
 
@@ -61,7 +61,7 @@ class Names:
 
     def __init__(self, db: NsysDatabase) -> None:
         self._db = db
-        self._codes: dict[str, int] = {}
+        self._codes: Codes[str] = Codes()
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -97,11 +97,11 @@ class Names:
         codes = self._codes
         for row in range(len(ids)):
             name = registered[inverse[row]] if absent[row] or own[row] is None else str(own[row])
-            out[row] = codes.setdefault(name, len(codes))
+            out[row] = codes[name]
         return out
 
     def _add(self, values: Sequence[str], inverse: Ints) -> Ints:
-        codes = np.array([self._codes.setdefault(v, len(self._codes)) for v in values], np.int32)
+        codes = np.array([self._codes[v] for v in values], np.int32)
         return codes[inverse] if len(values) else np.zeros(0, np.int32)
 
 

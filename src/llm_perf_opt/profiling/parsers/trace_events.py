@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from llm_perf_opt.analysis.intervals import Ints
+from llm_perf_opt.analysis.timeline import Codes
 
 EXACT_BELOW_US = float(2**43)
 LATEST_NS = 2**62
@@ -197,7 +198,9 @@ def _piece(events: list[Any], to_ns: Callable[[list[Any]], Ints], *, detailed: b
         append = find(event.cat)
         if append is not None:
             append(event)
-    names, threads, shapes = Codes(), Codes(), Codes()
+    names: Codes[Any] = Codes()
+    threads: Codes[Any] = Codes()
+    shapes: Codes[Any] = Codes()
     tables, unusable, backwards = [], 0, 0
     for kind, rows in enumerate(buckets):
         table, bad, negative = _table(kind, rows, to_ns, names, threads, shapes if detailed else None)
@@ -219,9 +222,9 @@ def _table(
     kind: int,
     rows: list[Any],
     to_ns: Callable[[list[Any]], Ints],
-    names: "Codes",
-    threads: "Codes",
-    shapes: "Codes | None",
+    names: Codes[Any],
+    threads: Codes[Any],
+    shapes: Codes[Any] | None,
 ) -> tuple[Table, int, int]:
     """The columns of one kind, and how many events had no time or a negative one."""
     if kind == MODULE:
@@ -268,14 +271,6 @@ def _size(value: int | str) -> int:
     return int(value) if value.isdecimal() else -1
 
 
-class Codes(dict[Any, int]):
-    """Gives each new key the next number."""
-
-    def __missing__(self, key: Any) -> int:
-        code = self[key] = len(self)
-        return code
-
-
 class _NoTime(Exception):
     """An event has no start or no duration."""
 
@@ -317,7 +312,7 @@ def _floats(values: Iterator[float | None], count: int) -> "np.ndarray[Any, np.d
     return found
 
 
-def _threads(rows: list[Any], codes: Codes) -> Ints:
+def _threads(rows: list[Any], codes: Codes[Any]) -> Ints:
     """Most pieces hold one thread: then one code serves all rows."""
     if len(set(map(_TID, rows))) <= 1 and len(set(map(_PID, rows))) <= 1:
         return np.full(len(rows), codes[(rows[0].pid, rows[0].tid)] if rows else 0, np.int32)

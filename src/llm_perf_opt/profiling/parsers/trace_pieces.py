@@ -13,7 +13,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Self
 
-from llm_perf_opt.core.process import Beside, allowed_environment
+from llm_perf_opt.core.process import Worker, allowed_environment
 from llm_perf_opt.profiling.parsers.trace_chunks import TraceText, is_packed, read_chunks
 from llm_perf_opt.profiling.parsers.trace_events import Piece, PieceDecoder
 from llm_perf_opt.profiling.parsers.trace_share import DETAILED, TASK, Slots
@@ -56,14 +56,14 @@ def _read_together(path: Path, text: TraceText, *, processes: int, detailed: boo
     decoder, found = PieceDecoder(detailed=detailed), []
     try:
         with ExitStack() as stack:
-            others = [stack.enter_context(_Other(detailed=detailed)) for _ in range(processes - 1)]
+            workers = [stack.enter_context(_DecodeWorker(detailed=detailed)) for _ in range(processes - 1)]
             for number, data in enumerate(read_chunks(path, text)):
-                if not any(other.takes(number, data) for other in others):
+                if not any(worker.accept(number, data) for worker in workers):
                     found.append((number, decoder.decode(data)))
-            for other in others:
-                if not other.did_well():
+            for worker in workers:
+                if not worker.finish():
                     return None
-                found += other.pieces()
+                found += worker.pieces()
     except OSError:
         # No room for temporary files, no process to be had, or one that ended early.
         return None
@@ -71,7 +71,7 @@ def _read_together(path: Path, text: TraceText, *, processes: int, detailed: boo
     return [piece for _, piece in found]
 
 
-class _Other:
+class _DecodeWorker:
     """A process that decodes pieces for us."""
 
     def __init__(self, *, detailed: bool) -> None:
@@ -85,15 +85,15 @@ class _Other:
             self._slots = Slots(memory.fileno())
             argv = [sys.executable, "-P", "-m", _PROGRAM, str(memory.fileno()), *([DETAILED] if self._detailed else [])]
             env = allowed_environment(os.environ)
-            beside = Beside(argv, env=env, output=self._output, inherited=(memory.fileno(),))
-            self._process = files.enter_context(beside)
+            worker = Worker(argv, env=env, output=self._output, inherited=(memory.fileno(),))
+            self._process = files.enter_context(worker)
             self._files = files.pop_all()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._files.close()
 
-    def takes(self, number: int, data: memoryview) -> bool:
+    def accept(self, number: int, data: memoryview) -> bool:
         """Hand a piece over if there is room for it."""
         slot = self._slots.put(data)
         if slot is None:
@@ -101,8 +101,8 @@ class _Other:
         self._process.send(TASK.pack(number, slot, len(data)))
         return True
 
-    def did_well(self) -> bool:
-        return self._process.ends_well(PATIENCE_S)
+    def finish(self) -> bool:
+        return self._process.finish(PATIENCE_S)
 
     def pieces(self) -> Iterator[tuple[int, Piece]]:
         """What it decoded, with the pieces' numbers."""
