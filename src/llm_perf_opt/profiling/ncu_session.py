@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from llm_perf_opt.analysis.ncu import analyze_ncu, join_nsys
 from llm_perf_opt.analysis.ncu_records import NcuLaunch
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NsysKernel
+from llm_perf_opt.core.names import NSYS
 from llm_perf_opt.core.records import StageFile, StageOutput
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.profiling.baseline import own_clean_pass
@@ -110,7 +111,7 @@ def _second_look(
     absent = [] if captured.rerun else _not_met(prepared, analysis)
     if not absent or ctx.config.workload.command is not None or cfg.ncu_cli.launch_count is not None:
         return None
-    whole = launch_sequence(ctx.earlier.get("nsys"), prepared.capture.nvtx)
+    whole = launch_sequence(ctx.earlier.get(NSYS), prepared.capture.nvtx)
     # Excluded kernels are filtered away, so ncu does not count them.
     sequence = [name for name in whole if not any(re.search(pattern, name) for pattern in cfg.exclude)]
     tokens, under = ctx.config.infer.max_new_tokens, cfg.workload.applied(ctx.config).infer.max_new_tokens
@@ -137,7 +138,7 @@ def prepare(cfg: "NcuConfig", ctx: StageContext, ncu: str) -> Prepared:
     """Choose kernels and launches, from the timeline where there is one."""
     cli = cfg.ncu_cli
     include = cli.nvtx.include if cfg.gating_nvtx else None
-    kernels, file, inside = timeline_kernels(ctx.earlier.get("nsys"), include)
+    kernels, file, inside = timeline_kernels(ctx.earlier.get(NSYS), include)
     source = None if file is None else file + (f" inside {_said(include)}" if inside else ", whole run")
     headroom, passes = earlier_headroom(ctx.out_dir / "kernels.json")
     selection = None

@@ -8,7 +8,7 @@ from typing import Any
 
 from llm_perf_opt.config.output import OutputConfig
 from llm_perf_opt.config.schema import AppConfig
-from llm_perf_opt.core.names import DIRECT_INFERENCE
+from llm_perf_opt.core.names import DIRECT_INFERENCE, TORCH_PROFILER
 from llm_perf_opt.core.process import CommandResult, read_tail, write_cmd_file
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed, ProfilingError, ToolError
@@ -32,7 +32,8 @@ from llm_perf_opt.workload.session import WHOLE_PASS
 LOOK_SECONDS = 120
 RANGES_NAMED = 20
 LONG_TAIL_BYTES = 1 << 20
-WORK_DIR = "torch_profiler"
+# The workload under nsys works in `tmp/workload/torch_profiler/`, as prescribed (docs/founding.md, row 103).
+WORK_DIR = TORCH_PROFILER
 _NSYS_LINE = re.compile(
     r"Generating '|Generated:|\[\s*\d+/\d+\] \[|\s+/.*\.(nsys-rep|qdstrm|sqlite)$|Capture range |Collecting data"
 )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.core.names import DIRECT_INFERENCE
 from llm_perf_opt.errors import EXIT_OK
 from llm_perf_opt.profiling.vendor.launch import CHILD_FLAG
 from llm_perf_opt.runners.child import run_child
@@ -26,7 +27,7 @@ def infer(config: AppConfig, out_dir: Path) -> None:
     from llm_perf_opt.profiling.stages.direct_inference import DirectInferenceConfig
     from llm_perf_opt.workload.session import run_inference
 
-    stage = config.stages.get("direct_inference", DirectInferenceConfig())
+    stage = config.stages.get(DIRECT_INFERENCE, DirectInferenceConfig())
     assert isinstance(stage, DirectInferenceConfig)
     run_inference(
         config,

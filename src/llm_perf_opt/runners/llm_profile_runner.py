@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.core.names import TORCH_PROFILER
 from llm_perf_opt.profiling.vendor.launch import CHILD_FLAG
 from llm_perf_opt.runners.child import run_child
 
@@ -16,7 +17,7 @@ def _work(config: AppConfig, out_dir: Path) -> None:
     from llm_perf_opt.profiling.stages.torch_profiler import run_in_child
     from llm_perf_opt.runners.direct_inference_runner import infer
 
-    if "torch_profiler" in config.stages:
+    if TORCH_PROFILER in config.stages:
         run_in_child(config, out_dir)
     else:
         infer(config, out_dir)

@@ -12,7 +12,7 @@ from llm_perf_opt.analysis.hardware import Calibration, Device
 from llm_perf_opt.analysis.static.operator_count import Count, count_module_parameters, count_operators
 from llm_perf_opt.analysis.static.work import Shape, short_dtype
 from llm_perf_opt.config.schema import AppConfig
-from llm_perf_opt.core.names import DECODE, PREFILL
+from llm_perf_opt.core.names import DECODE, PREFILL, STATIC_ANALYSIS
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.stages.static_analysis import StaticAnalysisConfig
 from llm_perf_opt.profiling.static_child import (
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _work(config: AppConfig, out_dir: Path) -> None:
     """Facts first, so that a failing count does not lose the calibration."""
-    stage = config.stages.get("static_analysis")
+    stage = config.stages.get(STATIC_ANALYSIS)
     if not isinstance(stage, StaticAnalysisConfig):
         raise ConfigError("pipeline.static_analysis.enable: must be true in the child (got false)")
     adapter = load_adapter(config.model.adapter)

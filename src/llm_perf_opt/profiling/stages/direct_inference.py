@@ -9,6 +9,7 @@ from annotated_types import Ge
 from llm_perf_opt.config.output import OutputConfig
 from llm_perf_opt.config.schema import Problem, StageConfig
 from llm_perf_opt.core.host import Host
+from llm_perf_opt.core.names import DIRECT_INFERENCE
 from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.profiling.output_files import output_files
@@ -44,7 +45,7 @@ class DirectInferenceConfig(StageConfig):
 class DirectInferenceStage:
     """See the module."""
 
-    name = "direct_inference"
+    name = DIRECT_INFERENCE
     config_cls = DirectInferenceConfig
     after: tuple[str, ...] = ("static_analysis",)
     tools: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ from annotated_types import Ge, Gt, Le
 
 from llm_perf_opt.config.schema import FORBID_UNKNOWN, AppConfig, PositiveInt, Problem, StageConfig
 from llm_perf_opt.core.host import Host
+from llm_perf_opt.core.names import NCU
 from llm_perf_opt.core.process import allowed_environment, run_quick
 from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
@@ -21,7 +22,7 @@ from llm_perf_opt.profiling.vendor.ncu import check_nvtx_include
 from llm_perf_opt.profiling.workload_results import forget_results, used_samples
 
 LIGHT_KERNELS = 5
-WORK_DIR = "ncu"
+WORK_DIR = NCU
 INSTALL = "install Nsight Compute and put ncu on PATH"
 _ASK_TIMEOUT_S = 60.0
 
@@ -144,7 +145,7 @@ class NcuConfig(StageConfig):
 class NcuStage:
     """See the module."""
 
-    name = "ncu"
+    name = NCU
     config_cls = NcuConfig
     after: tuple[str, ...] = ("nsys",)
     tools: tuple[str, ...] = ("ncu",)

@@ -8,6 +8,7 @@ from typing import Literal
 from llm_perf_opt.config.output import OutputConfig, VisualizationOutput
 from llm_perf_opt.config.schema import Problem, StageConfig
 from llm_perf_opt.core.host import Host
+from llm_perf_opt.core.names import NSYS
 from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.profiling.vendor.nsys import CAPTURE_ENDS, CAPTURE_ENDS_WORDS
@@ -147,7 +148,7 @@ def _takes_value(before: Sequence[str]) -> bool:
 class NsysStage:
     """See the module."""
 
-    name = "nsys"
+    name = NSYS
     config_cls = NsysConfig
     after: tuple[str, ...] = ("torch_profiler", "direct_inference")
     tools: tuple[str, ...] = ("nsys",)

@@ -34,7 +34,7 @@ from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import AppConfig, HardwareSection, StageConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import write_json
-from llm_perf_opt.core.names import STATIC_JSON, STATIC_MD
+from llm_perf_opt.core.names import STATIC_ANALYSIS, STATIC_JSON, STATIC_MD
 from llm_perf_opt.core.process import CommandResult
 from llm_perf_opt.core.records import StageFile, StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
@@ -74,7 +74,7 @@ class StaticAnalysisConfig(StageConfig):
 class StaticAnalysisStage:
     """See the module."""
 
-    name = "static_analysis"
+    name = STATIC_ANALYSIS
     config_cls = StaticAnalysisConfig
     after: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
