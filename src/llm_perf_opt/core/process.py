@@ -3,6 +3,8 @@
 Every command gets stdin from /dev/null, its output in a log file, a `cmd.txt` to repeat it by hand, an allow-listed
 environment and a timeout after which its whole tree is ended, including descendants that moved to a session of their
 own (the agent of nsys does).
+
+Which names of environment variables look like secrets; one rule for what children get and what reports may hold.
 """
 
 import ctypes
@@ -22,8 +24,20 @@ from typing import BinaryIO, Self
 
 import psutil
 
-from llm_perf_opt.core.secret_names import SECRET_NAME
 from llm_perf_opt.errors import ToolError
+
+# nsys and ncu mark the processes they watch with session ids and tokens of their own, which are no secrets.
+_OF_THE_TOOLS = r"NSYS_|NV_TPS_|NV_NSIGHT_"
+_WORDS = (
+    r"TOKEN(?!IZ)",  # tokenizers have none
+    r"(?<!BY)PASS(?!ES|IVE|THROUGH|_PLUGIN)",  # passes of a compiler have none
+    r"AUTH(?!OR(?!I[SZ]))",  # an author is none, an authorization is
+    r"_PWD$",
+    r"_PAT$",
+    *("SECRET", "CREDENTIAL", "KEY", "JWT", "COOKIE", "SESSION_ID"),
+)
+SECRET_NAME = re.compile(rf"^(?!{_OF_THE_TOOLS}).*({'|'.join(_WORDS)})", re.IGNORECASE)
+
 
 MARKER = "LLM_PERF_COMMAND_ID"
 POLL_S = 0.2

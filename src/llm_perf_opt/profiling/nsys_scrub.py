@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from llm_perf_opt.core.secret_names import SECRET_NAME
+from llm_perf_opt.core.process import SECRET_NAME
 from llm_perf_opt.errors import ParseError
 
 REMOVED = "(environment removed)"
