@@ -14,7 +14,7 @@ from llm_perf_opt.core.names import BUILT_IN, ROLE_WRITERS, Role
 from llm_perf_opt.core.records import StageRecord, StageTraits
 from llm_perf_opt.core.sections import Link, Picture, Section, SectionTable
 from llm_perf_opt.core.stage import traits_of
-from llm_perf_opt.pipeline.registry import find_entry_points, load_registry
+from llm_perf_opt.pipeline.plan import find_entry_points, load_registry
 from llm_perf_opt.report.write import write_reports
 from tests.support.fixtures_dir import REPO
 from tests.support.orchestrator import OFF, llm_perf, only_run, statuses, valid_manifest

@@ -7,9 +7,8 @@ import pytest
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.records import StageRecord
-from llm_perf_opt.pipeline.carry import Carried, carry_over
 from llm_perf_opt.pipeline.compose import compose_config, type_config
-from llm_perf_opt.pipeline.resume import EarlierRecords, fingerprint, why_run
+from llm_perf_opt.pipeline.resume import Carried, EarlierRecords, carry_over, fingerprint, why_run
 from llm_perf_opt.profiling.stages.ncu import STAGE as NCU
 from llm_perf_opt.profiling.stages.nsys import STAGE as NSYS
 from llm_perf_opt.profiling.stages.static_analysis import STAGE as STATIC

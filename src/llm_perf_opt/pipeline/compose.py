@@ -22,7 +22,7 @@ from llm_perf_opt.config.load import load_config, nearest_key, problems_outside_
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.pipeline.registry import GROUP, find_entry_points, load_registry
+from llm_perf_opt.pipeline.plan import GROUP, find_entry_points, load_registry
 from llm_perf_opt.workload.models.registry import load_adapter
 
 CONFIG_NAME = "config"

@@ -1,15 +1,33 @@
-"""Decides whether a stage's earlier result may be reused."""
+"""Decides whether a stage's earlier result may be reused.
+
+Decides which records of the earlier run stay in a resumed one, and says which do not.
+
+Turns `run.resume=<dir>` into the overrides the run was started with, plus the new ones.
+
+Claims a run's directory before Hydra makes it: two runs of one second differ, and a resumed run keeps its own.
+"""
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from llm_perf_opt.config.legacy import override_key
+from llm_perf_opt.config.load import validate
 from llm_perf_opt.config.schema import AppConfig, StageConfig
 from llm_perf_opt.core.host import Host
+from llm_perf_opt.core.manifest import RunManifest, read_manifest
+from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.records import StageRecord
 from llm_perf_opt.core.stage import Stage
+from llm_perf_opt.errors import ConfigError
 
 # Knobs that change how long we wait, not what is measured.
 _NOT_SETTINGS = ("enable", "timeout_s")
@@ -153,3 +171,125 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Carried:
+    """What a run starts with. `warnings` name the stages that were left out and why."""
+
+    stages: tuple[StageRecord, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def carry_over(previous: RunManifest | None, config: AppConfig, stages: Mapping[str, Stage], host: Host) -> Carried:
+    """The earlier records that are results of this configuration; those of other settings would mix two runs in one.
+
+    A planned stage tells itself why it runs again, so only stages that are not enabled now are warned about.
+    """
+    if previous is None:
+        return Carried()
+    kept: list[StageRecord] = []
+    said = [text for text in previous.warnings if not text.startswith(tuple(f"{name}: " for name in config.stages))]
+    for record in previous.stages:
+        stale = _why_stale(record, previous, config, stages, host)
+        if record.name in config.stages:
+            kept += [record] if stale is None or record.fingerprint is None else []
+            continue
+        reason = stale if record.status == "ok" else f"it was {record.status} before and is not enabled now"
+        if reason is None:
+            kept.append(record)
+        else:
+            said.append(f"{record.name}: left out of this run because {reason}; its files stay in {record.name}/")
+    return Carried(stages=tuple(kept), warnings=tuple(dict.fromkeys(said)))
+
+
+def _why_stale(
+    record: StageRecord, previous: RunManifest, config: AppConfig, stages: Mapping[str, Stage], host: Host
+) -> str | None:
+    name = record.name
+    if record.fingerprint is None:
+        return "the earlier run did not record its settings"
+    if name not in stages:
+        return "its plug-in cannot be loaded now"
+    settings = _settings(stages[name], config)
+    if settings is None:
+        return f"its present settings are not valid (pipeline.{name})"
+    marks = fingerprint(stages[name], settings, config, host)
+    return why_stale(name, record.fingerprint, marks, old_config=previous.config, new_config=config.resolved)
+
+
+def _settings(stage: Stage, config: AppConfig) -> StageConfig | None:
+    """A stage's present settings, though it may be disabled; None if they are not valid."""
+    if stage.name in config.stages:
+        return config.stages[stage.name]
+    # The section of a plug-in is there only if the user gave one of its keys.
+    section = config.resolved["pipeline"].get(stage.name, {})
+    settings, _ = validate(stage.config_cls, section, f"pipeline.{stage.name}")
+    return settings if settings is None or config.run.mode != "light" else settings.light()
+
+
+KEY = "run.resume"
+
+
+def resumed_arguments(argv: Sequence[str]) -> list[str]:
+    """The arguments of the first start with the new ones on top; unchanged when nothing is resumed.
+
+    Relative paths in the recorded overrides were meant from where the user stood, so the process goes back there.
+    """
+    value = next((a.partition("=")[2] for a in argv if override_key(a) == KEY), None)
+    if value is None or value in ("null", ""):
+        return list(argv)
+    run_dir = Path(value.strip("'\"")).expanduser().resolve()
+    if not (run_dir / MANIFEST_FILE).exists():
+        raise ConfigError(
+            f"{KEY}: no {MANIFEST_FILE} in it (got {value!r}), allowed: the directory of a run "
+            "(`llm-perf runs` lists them)"
+        )
+    manifest = read_manifest(run_dir)
+    new = [a for a in argv if override_key(a) != KEY]
+    given = {override_key(a) for a in new}
+    old = [o for o in manifest.overrides if override_key(o) not in given | {KEY, "run.dry_run"}]
+    if manifest.user_dir and Path(manifest.user_dir).is_dir():
+        os.chdir(manifest.user_dir)
+    return [*old, *new, f'{KEY}="{run_dir}"']
+
+
+class ClaimRunDir(Callback):
+    """Hydra calls this after composition and before it makes the output directory."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        HydraConfig.instance().set_config(config)  # not done yet, and conf/ refers to hydra.runtime.cwd
+        resume = OmegaConf.select(config, "run.resume")
+        if resume is not None:
+            _set(config, "hydra.run.dir", Path(config.hydra.runtime.cwd) / Path(str(resume)).expanduser())
+        elif not _is_chosen_by_user(config):
+            _set(config, "hydra.run.dir", claim(Path(str(config.hydra.run.dir))))
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        HydraConfig.instance().set_config(config)
+        _set(config, "hydra.sweep.dir", claim(Path(str(config.hydra.sweep.dir))))
+
+
+def claim(wanted: Path) -> Path:
+    """Make this directory, or the first of `wanted-2`, `wanted-3`, … that does not exist yet."""
+    path, number = wanted, 1
+    while True:
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            number += 1
+            path = wanted.with_name(f"{wanted.name}-{number}")
+
+
+def _is_chosen_by_user(config: DictConfig) -> bool:
+    overrides = [*config.hydra.overrides.task, *config.hydra.overrides.hydra]
+    keys = {str(o).lstrip("+").partition("=")[0] for o in overrides}
+    return bool(keys & {"artifacts.runs_dir", "hydra.run.dir"})
+
+
+def _set(config: DictConfig, key: str, path: Path) -> None:
+    with read_write(config), read_write(config.hydra), open_dict(config):
+        OmegaConf.update(config, key, str(path))
+        if key == "hydra.run.dir":
+            OmegaConf.update(config, "artifacts.runs_dir", str(path))

@@ -1,4 +1,7 @@
-"""Executes a plan: one stage after the other, the manifest rewritten after each; the one broad except lives here."""
+"""Executes a plan: one stage after the other, the manifest rewritten after each; the one broad except lives here.
+
+Makes what a stage may touch while it runs: its directories, earlier results, and a recorder of its commands.
+"""
 
 import os
 import time
@@ -13,15 +16,50 @@ from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import RunManifest, write_manifest
 from llm_perf_opt.core.names import BUILT_IN, CLEAN_PASS_ORDER
+from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.core.records import CommandRecord, StageFile, StageOutput, StageRecord, StageStatus
-from llm_perf_opt.core.stage import StageContext
+from llm_perf_opt.core.stage import CommandRunner, StageContext
 from llm_perf_opt.errors import ProfilingError, StageSkipped
 from llm_perf_opt.pipeline.console import Console
-from llm_perf_opt.pipeline.context import stage_context
 from llm_perf_opt.pipeline.plan import Plan, PlannedStage
 from llm_perf_opt.pipeline.provenance import recorded_inputs, write_inputs
 from llm_perf_opt.pipeline.resume import EarlierRecords, fingerprint, why_run
 from llm_perf_opt.profiling.artifacts import Artifacts
+
+
+def stage_context(
+    name: str,
+    *,
+    config: AppConfig,
+    host: Host,
+    artifacts: Artifacts,
+    environ: Mapping[str, str],
+    console: Console,
+    earlier: Mapping[str, StageRecord],
+    clean_stages: tuple[str, ...],
+    records: list[CommandRecord],
+) -> StageContext:
+    """All a stage may touch; makes its directories. Every command it runs is appended to `records`."""
+    commands = CommandRunner(
+        stage=name,
+        out_dir=artifacts.out_dir(name),
+        tmp_dir=artifacts.tmp_dir(name),
+        environment=allowed_environment(environ, config.run.env_passthrough),
+        on_tick=console.tick,
+        records=records,
+    )
+    return StageContext(
+        config=config,
+        host=host,
+        run_dir=artifacts.root,
+        out_dir=commands.out_dir,
+        tmp_dir=commands.tmp_dir,
+        workload_dir=artifacts.tmp_dir("workload"),
+        run_command=commands,
+        earlier=earlier,
+        clean_stages=clean_stages,
+        say=console.say,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,14 +14,12 @@ from llm_perf_opt.core.manifest import RunManifest, read_manifest, write_json
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.pipeline.carry import Carried, carry_over
-from llm_perf_opt.pipeline.console import Console, make_console
-from llm_perf_opt.pipeline.plan import Plan, build_plan
+from llm_perf_opt.pipeline.console import Console, make_console, summary_lines
+from llm_perf_opt.pipeline.plan import Plan, build_plan, find_entry_points, load_registry
 from llm_perf_opt.pipeline.preflight import device_problem, fallback_note, workload_problems
 from llm_perf_opt.pipeline.provenance import describe_environment, effective_config, write_config, write_environment
-from llm_perf_opt.pipeline.registry import find_entry_points, load_registry
+from llm_perf_opt.pipeline.resume import Carried, carry_over
 from llm_perf_opt.pipeline.run import RunInput, execute
-from llm_perf_opt.pipeline.summary import summary_lines
 from llm_perf_opt.profiling.artifacts import Artifacts
 from llm_perf_opt.profiling.vendor.tools import probe_host
 from llm_perf_opt.report.write import write_reports

@@ -76,8 +76,8 @@ def _run_hydra(arguments: Arguments) -> int:
         explain_composition_error,
         open_known_keys,
     )
-    from llm_perf_opt.pipeline.registry import find_entry_points, open_plugin_keys
-    from llm_perf_opt.runners.resumed import resumed_arguments
+    from llm_perf_opt.pipeline.plan import find_entry_points, open_plugin_keys
+    from llm_perf_opt.pipeline.resume import resumed_arguments
 
     plugins = find_entry_points().keys() - set(BUILT_IN)
     overrides = open_plugin_keys(resumed_arguments([*arguments.implied, *arguments.overrides]), plugins)
