@@ -6,8 +6,8 @@ import pytest
 
 from llm_perf_opt.core.host import Gpu
 from llm_perf_opt.pipeline.preflight import device_problem, fallback_note
-from llm_perf_opt.profiling.nsys_capture import _too_long, workload_argv
-from llm_perf_opt.profiling.nsys_session import plan_captures
+from llm_perf_opt.profiling.nsys.capture import _too_long, workload_argv
+from llm_perf_opt.profiling.nsys.session import plan_captures
 from llm_perf_opt.profiling.stages import nsys, static_analysis
 from llm_perf_opt.profiling.stages.nsys import NsysConfig
 from llm_perf_opt.runners import direct_inference_runner

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.records import StageRecord
-from llm_perf_opt.profiling.ncu_session import prepare
+from llm_perf_opt.profiling.ncu.session import prepare
 from llm_perf_opt.profiling.stages.ncu import work_argv
 from llm_perf_opt.profiling.vendor.launch import quote
 from llm_perf_opt.runners.child import load_child_config

@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from llm_perf_opt.pipeline.compose import compose_config
 from llm_perf_opt.profiling.artifacts import Artifacts
-from llm_perf_opt.profiling.nsys_capture import workload_argv
+from llm_perf_opt.profiling.nsys.capture import workload_argv
 from llm_perf_opt.profiling.vendor.launch import INFERENCE_RUNNER, PROFILE_RUNNER, build_work_argv
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
 from llm_perf_opt.runners.child import load_child_config

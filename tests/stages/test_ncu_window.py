@@ -9,8 +9,8 @@ import pytest
 
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord
 from llm_perf_opt.pipeline.compose import compose_config, type_config
-from llm_perf_opt.profiling.ncu_inputs import launch_sequence
-from llm_perf_opt.profiling.ncu_window import Window, best_window
+from llm_perf_opt.profiling.ncu.select import launch_sequence
+from llm_perf_opt.profiling.ncu.session import Window, best_window
 from tests.support.fake_ncu import install
 from tests.support.fixtures_dir import DATA
 from tests.support.ncu_run import H200, Run, captures, host

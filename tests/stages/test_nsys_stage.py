@@ -17,7 +17,7 @@ from llm_perf_opt.core.host import Tool
 from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed, ProfilingError, ToolError
-from llm_perf_opt.profiling.nsys_scrub import (
+from llm_perf_opt.profiling.nsys.scrub import (
     REMOVED,
     is_secret,
     overwrite_assignments,

@@ -17,11 +17,17 @@ from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed
-from llm_perf_opt.profiling.baseline import clean_baseline, own_clean_pass
+from llm_perf_opt.profiling.baseline import (
+    clean_baseline,
+    clean_metrics,
+    last_words,
+    notes_of,
+    own_clean_pass,
+    profiled_slowdown,
+)
 from llm_perf_opt.profiling.stages.direct_inference import STAGE as INFERENCE
 from llm_perf_opt.profiling.stages.direct_inference import DirectInferenceConfig
 from llm_perf_opt.profiling.stages.torch_profiler import STAGE, TorchProfilerConfig
-from llm_perf_opt.profiling.workload_results import clean_metrics, last_words, notes_of, profiled_slowdown
 from llm_perf_opt.report.run_files import read_run_files
 from llm_perf_opt.report.view.report import build_view
 from llm_perf_opt.testing import plain_host, scratch_context

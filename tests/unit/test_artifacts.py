@@ -7,7 +7,7 @@ import pytest
 
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.artifacts import Artifacts
-from llm_perf_opt.profiling.workload_results import FILES
+from llm_perf_opt.profiling.baseline import FILES
 from tests.support.fixtures_dir import REPO
 
 

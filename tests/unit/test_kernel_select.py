@@ -11,18 +11,16 @@ from llm_perf_opt.analysis.ncu_rows import NsysKernel
 from llm_perf_opt.analysis.range_kernels import all_kernels, range_kernels
 from llm_perf_opt.core.records import StageFile, StageRecord
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.profiling.kernel_select import (
+from llm_perf_opt.profiling.ncu.select import (
+    earlier_headroom,
     everything_but,
     expected_launches,
     kernel_pattern,
     launch_numbers,
-    plan_capture,
-    select_kernels,
-)
-from llm_perf_opt.profiling.ncu_inputs import (
-    earlier_headroom,
     launch_sequence,
+    plan_capture,
     range_filter,
+    select_kernels,
     summary_kernels,
     timeline_kernels,
 )

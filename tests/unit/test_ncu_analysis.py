@@ -14,7 +14,7 @@ from llm_perf_opt.analysis.ncu import analyze_ncu, headroom_by_name, join_nsys
 from llm_perf_opt.analysis.ncu_explain import bound_class, occupancy_limiter
 from llm_perf_opt.analysis.ncu_records import NcuLaunch, NcuRule, NcuValue
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NsysKernel
-from llm_perf_opt.profiling.ncu_results import kernels_csv
+from llm_perf_opt.profiling.ncu.results import kernels_csv
 from llm_perf_opt.profiling.parsers.ncu_csv import merge_launches, parse_ncu_csv
 from llm_perf_opt.profiling.parsers.ncu_report import load_ncu_dir
 from llm_perf_opt.report.kernels_md import render_kernels_md

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.errors import ConfigError, ToolError
-from llm_perf_opt.profiling.kernel_select import everything_but, kernel_pattern, launch_numbers
-from llm_perf_opt.profiling.ncu_check import check_metrics, check_sections, check_set
-from llm_perf_opt.profiling.ncu_inputs import summary_kernels
+from llm_perf_opt.profiling.ncu.capture import check_metrics, check_sections, check_set
+from llm_perf_opt.profiling.ncu.select import everything_but, kernel_pattern, launch_numbers, summary_kernels
 from llm_perf_opt.profiling.vendor.ncu import (
     build_ncu_cmd,
     build_ncu_import_cmd,

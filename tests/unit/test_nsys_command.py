@@ -9,8 +9,8 @@ import pytest
 
 from llm_perf_opt.core.host import Gpu, Host, Tool
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.profiling.nsys_capture import without_nsys_lines
-from llm_perf_opt.profiling.nsys_session import plan_captures
+from llm_perf_opt.profiling.nsys.capture import without_nsys_lines
+from llm_perf_opt.profiling.nsys.session import plan_captures
 from llm_perf_opt.profiling.stages.nsys import STAGE, NsysConfig
 from llm_perf_opt.profiling.vendor.nsys import (
     build_nsys_cmd,

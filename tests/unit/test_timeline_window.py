@@ -12,7 +12,7 @@ from llm_perf_opt.analysis.timeline_window import TimelineWindow, timeline_windo
 from llm_perf_opt.analysis.trace_memory import memory_counters
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
-from llm_perf_opt.profiling.trace_files import write_trace_files
+from llm_perf_opt.profiling.trace_tables import write_trace_files
 from tests.support.fixtures_dir import DATA
 from tests.support.nsys_builder import Export, h200_export
 

@@ -18,7 +18,7 @@ from llm_perf_opt.core.documents import CleanPass, MetricsDocument, RanModel
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers import trace_chunks
 from llm_perf_opt.profiling.parsers.torch_trace import TorchTrace, read_torch_trace
-from llm_perf_opt.profiling.trace_files import write_trace_files
+from llm_perf_opt.profiling.trace_tables import write_trace_files
 from llm_perf_opt.workload.models.base import Sample
 from llm_perf_opt.workload.profiled import module_ranges
 from tests.support.fixtures_dir import DATA, shared_fixtures

@@ -16,7 +16,7 @@ from llm_perf_opt.analysis.ncu import analyze_ncu
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NcuKernel
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.errors import ProfilingError
-from llm_perf_opt.profiling.ncu_results import kernels_csv
+from llm_perf_opt.profiling.ncu.results import kernels_csv
 from llm_perf_opt.profiling.parsers.ncu_report import load_ncu_dir
 from llm_perf_opt.report.kernels_md import render_kernels_md
 from llm_perf_opt.report.svg import histograms_svg, roofline_svg

@@ -65,7 +65,7 @@ def _read_nsys(files: Sequence[Path], scratch: Path) -> tuple[list[Measured], Ca
 
 def _export(report: Path, folder: Path) -> tuple[Path, list[str]]:
     """Export a report with nsys; without nsys, an export beside it that is not older is used and said."""
-    from llm_perf_opt.profiling.nsys_raw import export_problem
+    from llm_perf_opt.profiling.nsys.scrub import export_problem
     from llm_perf_opt.profiling.vendor.nsys import build_nsys_export_cmd
 
     nsys = shutil.which("nsys")

@@ -85,7 +85,7 @@ def _timeline_stage(run_dir: Path, found: AnalyzedCaptures, now: str) -> StageRe
 
 
 def _ncu_stage(run_dir: Path, found: AnalyzedCaptures, now: str) -> StageRecord:
-    from llm_perf_opt.profiling.ncu_results import write_kernels
+    from llm_perf_opt.profiling.ncu.results import write_kernels
 
     assert found.ncu is not None
     folder = run_dir / NCU

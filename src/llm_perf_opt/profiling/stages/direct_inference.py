@@ -12,18 +12,18 @@ from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.names import DIRECT_INFERENCE
 from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
-from llm_perf_opt.profiling.output_files import output_files
-from llm_perf_opt.profiling.vendor.launch import INFERENCE_RUNNER, build_work_argv, stage_overrides, workload_overrides
-from llm_perf_opt.profiling.workload_results import (
+from llm_perf_opt.profiling.baseline import (
     clean_metrics,
     existing_files,
     forget_results,
     notes_of,
+    output_files,
     read_inputs,
     read_metrics,
     require_success,
     torch_obstacles,
 )
+from llm_perf_opt.profiling.vendor.launch import INFERENCE_RUNNER, build_work_argv, stage_overrides, workload_overrides
 from llm_perf_opt.workload.output_options import output_problems
 
 

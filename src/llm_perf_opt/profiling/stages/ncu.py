@@ -15,11 +15,11 @@ from llm_perf_opt.core.process import allowed_environment, run_quick
 from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.errors import ToolError
-from llm_perf_opt.profiling.ncu_check import check_metrics, check_sections, check_set
-from llm_perf_opt.profiling.ncu_session import profile
+from llm_perf_opt.profiling.baseline import forget_results, used_samples
+from llm_perf_opt.profiling.ncu.capture import check_metrics, check_sections, check_set
+from llm_perf_opt.profiling.ncu.session import profile
 from llm_perf_opt.profiling.vendor.launch import INFERENCE_RUNNER, build_work_argv, capture_overrides
 from llm_perf_opt.profiling.vendor.ncu import check_nvtx_include
-from llm_perf_opt.profiling.workload_results import forget_results, used_samples
 
 LIGHT_KERNELS = 5
 WORK_DIR = NCU

@@ -11,8 +11,8 @@ from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.names import NSYS
 from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
+from llm_perf_opt.profiling.baseline import forget_results, used_samples
 from llm_perf_opt.profiling.vendor.nsys import CAPTURE_ENDS, CAPTURE_ENDS_WORDS
-from llm_perf_opt.profiling.workload_results import forget_results, used_samples
 from llm_perf_opt.workload.output_options import output_problems
 
 SCOPES = ("none", "process-tree", "system-wide")
@@ -187,8 +187,8 @@ class NsysStage:
 
     def run(self, cfg: NsysConfig, ctx: StageContext) -> StageOutput:
         # numpy and duckdb are imported only when the stage runs.
-        from llm_perf_opt.profiling.nsys_capture import WORK_DIR
-        from llm_perf_opt.profiling.nsys_session import run_nsys
+        from llm_perf_opt.profiling.nsys.capture import WORK_DIR
+        from llm_perf_opt.profiling.nsys.session import run_nsys
 
         folder = ctx.workload_dir / WORK_DIR
         forget_results(folder)

@@ -17,21 +17,21 @@ from llm_perf_opt.core.names import METRICS_FILE, TORCH_PROFILER
 from llm_perf_opt.core.records import StageFile, StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.profiling.nvml import gpu_index, sample_gpu, samples_file
-from llm_perf_opt.profiling.output_files import output_files
-from llm_perf_opt.profiling.trace_files import TRACE_FILE, write_trace_files
-from llm_perf_opt.profiling.vendor.launch import PROFILE_RUNNER, build_work_argv, stage_overrides, workload_overrides
-from llm_perf_opt.profiling.workload_results import (
+from llm_perf_opt.profiling.baseline import (
     clean_metrics,
     existing_files,
     forget_results,
     notes_of,
+    output_files,
     profiled_slowdown,
     read_inputs,
     read_metrics,
     require_success,
     torch_obstacles,
 )
+from llm_perf_opt.profiling.nvml import gpu_index, sample_gpu, samples_file
+from llm_perf_opt.profiling.trace_tables import TRACE_FILE, write_trace_files
+from llm_perf_opt.profiling.vendor.launch import PROFILE_RUNNER, build_work_argv, stage_overrides, workload_overrides
 from llm_perf_opt.workload.output_options import output_problems
 
 

@@ -12,8 +12,8 @@ from llm_perf_opt.core.names import DIRECT_INFERENCE, TORCH_PROFILER
 from llm_perf_opt.core.process import CommandResult, read_tail, write_cmd_file
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed, ProfilingError, ToolError
-from llm_perf_opt.profiling.baseline import quiet_inference
-from llm_perf_opt.profiling.nsys_raw import RawFolder, export_report
+from llm_perf_opt.profiling.baseline import last_words, quiet_inference
+from llm_perf_opt.profiling.nsys.scrub import RawFolder, export_report
 from llm_perf_opt.profiling.vendor.launch import (
     INFERENCE_RUNNER,
     build_work_argv,
@@ -26,7 +26,6 @@ from llm_perf_opt.profiling.vendor.nsys import (
     find_unimported,
     keep_exit_code,
 )
-from llm_perf_opt.profiling.workload_results import last_words
 from llm_perf_opt.workload.session import WHOLE_PASS
 
 LOOK_SECONDS = 120

@@ -1,7 +1,14 @@
-"""One ncu capture from choice to files: select kernels, print the plan, profile, analyse, write."""
+"""One ncu capture from choice to files: select kernels, print the plan, profile, analyse, write.
+
+A second look for kernels that ncu did not meet by name: a window of consecutive launches that holds them.
+
+ncu 2025.3 was seen to name some library kernels (cuBLASLt, cuDNN) after another one while it filters, though its report
+has them right; a filter by name then misses them. Their place in the order of launches is known from the timeline.
+"""
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,31 +19,74 @@ from llm_perf_opt.core.names import NSYS
 from llm_perf_opt.core.records import StageFile, StageOutput
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.profiling.baseline import own_clean_pass
-from llm_perf_opt.profiling.kernel_select import (
-    LONG_ENOUGH,
-    NcuPlan,
-    Selection,
-    everything_but,
-    expected_launches,
-    kernel_pattern,
-    launch_numbers,
-    plan_capture,
-    select_kernels,
-)
-from llm_perf_opt.profiling.ncu_capture import WINDOW, Capture, LaunchFilter, NcuCaptured, capture, capture_window
-from llm_perf_opt.profiling.ncu_inputs import earlier_headroom, launch_sequence, timeline_kernels
-from llm_perf_opt.profiling.ncu_metrics import plan_metrics, result_metrics, slowdown_metrics
-from llm_perf_opt.profiling.ncu_results import (
+from llm_perf_opt.profiling.ncu.capture import WINDOW, Capture, LaunchFilter, NcuCaptured, capture, capture_window
+from llm_perf_opt.profiling.ncu.results import (
+    plan_metrics,
     read_capture,
+    result_metrics,
     safe_name,
+    slowdown_metrics,
     write_kernels,
     write_regions,
     write_rooflines,
 )
-from llm_perf_opt.profiling.ncu_window import best_window
+from llm_perf_opt.profiling.ncu.select import (
+    LONG_ENOUGH,
+    NcuPlan,
+    Selection,
+    earlier_headroom,
+    everything_but,
+    expected_launches,
+    kernel_pattern,
+    launch_numbers,
+    launch_sequence,
+    plan_capture,
+    select_kernels,
+    timeline_kernels,
+)
 
 if TYPE_CHECKING:
     from llm_perf_opt.profiling.stages.ncu import NcuConfig
+
+
+# About as many launches as a layer of a model has, so that one window can hold every kernel of a layer.
+MAX_WIDTH = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """Launches `start` to `start + width` of a sequence; `names` are the wanted kernels among them."""
+
+    start: int
+    width: int
+    names: frozenset[str]
+
+
+def best_window(
+    sequence: Sequence[str], weights: Mapping[str, float], *, first: int, last: int, width: int = MAX_WIDTH
+) -> Window | None:
+    """The shortest window in `sequence[first:last]`, of at most `width`, with the most weight of distinct names."""
+    counts: Counter[str] = Counter()
+    best: Window | None = None
+    best_weight, weight, start = 0.0, 0.0, first
+    for end in range(first, min(last, len(sequence))):
+        name = sequence[end]
+        if name in weights:
+            weight += 0.0 if counts[name] else weights[name]
+            counts[name] += 1
+        # Give up at the front what is too far away, unwanted, or stands again further on.
+        while end - start + 1 > width or (start < end and (counts[sequence[start]] != 1)):
+            if counts[sequence[start]] == 1:
+                weight -= weights[sequence[start]]
+            if sequence[start] in weights:
+                counts[sequence[start]] -= 1
+            start += 1
+        found = Window(start=start, width=end - start + 1, names=frozenset(n for n, c in counts.items() if c))
+        is_shorter = best is not None and found.width < best.width
+        if weight > best_weight * (1 + 1e-9) or (weight > best_weight * (1 - 1e-9) and is_shorter):
+            best, best_weight = found, weight
+    return best if best is not None and best.names else None
+
 
 # ncu's own count of a kernel's launches may start earlier than ours: room for more than the plan expects.
 LAUNCH_ROOM = 2

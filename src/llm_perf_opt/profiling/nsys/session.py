@@ -13,16 +13,23 @@ from llm_perf_opt.core.records import Metric, StageFile, StageOutput
 from llm_perf_opt.core.slowdown import no_slowdown
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import ProfilingError
-from llm_perf_opt.profiling.baseline import NO_CLEAN_PASS, CleanBaseline, clean_baseline, own_clean_pass
+from llm_perf_opt.profiling.baseline import (
+    NO_CLEAN_PASS,
+    CleanBaseline,
+    clean_baseline,
+    output_files,
+    own_clean_pass,
+    read_metrics,
+    slowdown_between,
+)
 from llm_perf_opt.profiling.capture_files import capture_metrics, write_analysis
-from llm_perf_opt.profiling.nsys_capture import WORK_DIR, CaptureOptions, NsysCaptured, run_capture
-from llm_perf_opt.profiling.nsys_raw import RawFolder, publish_leftovers, publish_report, raw_folder
-from llm_perf_opt.profiling.output_files import output_files
+from llm_perf_opt.profiling.nsys.capture import WORK_DIR, CaptureOptions, NsysCaptured, run_capture
+from llm_perf_opt.profiling.nsys.scrub import RawFolder, publish_leftovers, publish_report, raw_folder
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
-from llm_perf_opt.profiling.workload_results import read_metrics, slowdown_between
 
 if TYPE_CHECKING:
     from llm_perf_opt.profiling.stages.nsys import NsysConfig
+
 
 LONGEST_BASE = 100
 
