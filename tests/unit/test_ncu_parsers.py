@@ -10,11 +10,16 @@ from llm_perf_opt.analysis.ncu_records import NcuLaunch, NcuRule, NcuValue
 from llm_perf_opt.analysis.ncu_units import base_unit, parse_number, parse_value
 from llm_perf_opt.errors import ParseError, ToolError
 from llm_perf_opt.profiling.parsers import ncu_report
-from llm_perf_opt.profiling.parsers.ncu_binary import plain, read_report, report_module
-from llm_perf_opt.profiling.parsers.ncu_csv import csv_table, merge_launches, nvtx_names, parse_ncu_csv, section_tables
-from llm_perf_opt.profiling.parsers.ncu_labels import metric_name
+from llm_perf_opt.profiling.parsers.ncu_csv import (
+    csv_table,
+    merge_launches,
+    metric_name,
+    nvtx_names,
+    parse_ncu_csv,
+    section_tables,
+)
 from llm_perf_opt.profiling.parsers.ncu_log import parse_ncu_log
-from llm_perf_opt.profiling.parsers.ncu_report import load_ncu, load_ncu_dir
+from llm_perf_opt.profiling.parsers.ncu_report import load_ncu, load_ncu_dir, plain, read_report, report_module
 from tests.support.fixtures_dir import DATA, shared_fixtures
 
 EXAMPLE = Path("/usr/share/doc/nsight-compute/examples/uncoalescedGlobalAccesses/addConstDouble.ncu-rep")

@@ -6,7 +6,8 @@ import pytest
 
 from llm_perf_opt.analysis.capture import analyze_timelines
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.profiling.parsers.nsys_csv import (
+from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
+from llm_perf_opt.profiling.parsers.nsys_summary import (
     COLUMNS,
     SummaryRow,
     find_kernel_summary,
@@ -15,7 +16,6 @@ from llm_perf_opt.profiling.parsers.nsys_csv import (
     to_kernel_rows,
     write_kernel_summary,
 )
-from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from tests.support.fixtures_dir import shared_fixtures
 from tests.support.nsys_builder import Export
 

@@ -19,10 +19,11 @@ from llm_perf_opt.analysis.operators import OperatorRow, merge_operators, operat
 from llm_perf_opt.analysis.range_table import Idle
 from llm_perf_opt.analysis.timeline import CapturedGpu
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.profiling.parsers import trace_chunks, trace_pieces
+from llm_perf_opt.profiling.parsers import trace_text as trace_chunks
+from llm_perf_opt.profiling.parsers import trace_workers as trace_pieces
 from llm_perf_opt.profiling.parsers.torch_trace import TorchTrace, read_torch_trace
-from llm_perf_opt.profiling.parsers.trace_events import digits_to_ns
-from llm_perf_opt.profiling.parsers.trace_share import SLOT_BYTES, Slots
+from llm_perf_opt.profiling.parsers.trace_decode import digits_to_ns
+from llm_perf_opt.profiling.parsers.trace_workers import SLOT_BYTES, Slots
 from tests.support.fixtures_dir import DATA
 from tests.support.trace_builder import event, step, write_trace
 

@@ -16,7 +16,7 @@ from llm_perf_opt.analysis.module_tree import ModuleShares, module_shares
 from llm_perf_opt.analysis.operators import ProfiledOperators, ProfiledRow, operator_rows
 from llm_perf_opt.core.documents import CleanPass, MetricsDocument, RanModel
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.profiling.parsers import trace_chunks
+from llm_perf_opt.profiling.parsers import trace_text as trace_chunks
 from llm_perf_opt.profiling.parsers.torch_trace import TorchTrace, read_torch_trace
 from llm_perf_opt.profiling.trace_tables import write_trace_files
 from llm_perf_opt.workload.models.base import Sample

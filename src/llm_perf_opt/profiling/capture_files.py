@@ -17,7 +17,7 @@ from llm_perf_opt.analysis.timeline_window import TimelineWindow, timeline_windo
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import ANALYSIS_FILE, DECODE_STEP, PHASES, TIMELINE_FILE
 from llm_perf_opt.core.records import Metric, StageFile
-from llm_perf_opt.profiling.parsers.nsys_csv import write_kernel_summary
+from llm_perf_opt.profiling.parsers.nsys_summary import write_kernel_summary
 
 # One row per range instance is useful up to a point; beyond it the file would be larger than the capture.
 MAX_IDLE_ROWS = 100_000

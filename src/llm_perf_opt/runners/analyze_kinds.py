@@ -23,7 +23,7 @@ def capture_file(path: Path) -> Path:
     """The file itself; of a directory the kernel summary, wherever the version that made the run put it."""
     if not path.is_dir():
         return path
-    from llm_perf_opt.profiling.parsers.nsys_csv import find_kernel_summary
+    from llm_perf_opt.profiling.parsers.nsys_summary import find_kernel_summary
 
     if (path / MANIFEST_FILE).exists():
         raise ParseError(

@@ -111,7 +111,7 @@ def _read_torch(files: Sequence[Path]) -> tuple[list[Measured], CaptureAnalysis,
 def _from_summary(empty: CaptureAnalysis, path: Path) -> CaptureAnalysis:
     """A kernel summary has kernels and nothing else."""
     from llm_perf_opt.analysis.capture import SourceRow
-    from llm_perf_opt.profiling.parsers.nsys_csv import read_kernel_summary, to_kernel_rows
+    from llm_perf_opt.profiling.parsers.nsys_summary import read_kernel_summary, to_kernel_rows
 
     kernels: tuple[KernelRow, ...] = to_kernel_rows(read_kernel_summary(path), source=str(path))
     count, time_ns = sum(k.instances for k in kernels), sum(k.total_ns for k in kernels)

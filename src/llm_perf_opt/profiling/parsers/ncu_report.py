@@ -1,17 +1,119 @@
-"""Any file Nsight Compute leaves behind to launches: a report, its raw or details CSV page, or a folder of them."""
+"""Any file Nsight Compute leaves behind to launches: a report, its raw or details CSV page, or a folder of them.
+
+A binary .ncu-rep report to launches, with NVIDIA's `ncu-report` package (the optional extra `ncu`).
+"""
 
 import gzip
+import importlib
+import importlib.util
 import lzma
 import os
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
-from llm_perf_opt.analysis.ncu_records import NcuLaunch
+from llm_perf_opt.analysis.ncu_records import NcuLaunch, NcuRule, NcuValue
+from llm_perf_opt.analysis.ncu_units import base_unit
 from llm_perf_opt.core.process import allowed_environment, run_quick
 from llm_perf_opt.errors import ParseError, ToolError
-from llm_perf_opt.profiling.parsers.ncu_binary import read_report, report_module
-from llm_perf_opt.profiling.parsers.ncu_csv import merge_launches, parse_ncu_csv
+from llm_perf_opt.profiling.parsers.ncu_csv import dims, merge_launches, parse_ncu_csv
 from llm_perf_opt.profiling.vendor.ncu import build_ncu_import_cmd
+
+MODULE = "ncu_report"
+
+_LINK = re.compile(r"@url:([^:@]*):([^@]*)@")
+_MARK = re.compile(r"@(?:section|sass|source):(?:[^@]*:)?([^:@]*)@")
+
+
+def report_module() -> Any | None:
+    """The package, or None when it is absent or too old (the module older Nsight installs ship cannot list rules)."""
+    if importlib.util.find_spec(MODULE) is None:
+        return None
+    try:
+        module = importlib.import_module(MODULE)
+    except ImportError:
+        return None
+    return module if "rule_results_as_dicts" in dir(module.IAction) else None
+
+
+def read_report(path: Path, module: Any) -> list[NcuLaunch]:
+    """All launches of a report, in order."""
+    try:
+        report = module.load_report(str(path))
+    except RuntimeError as error:
+        raise ParseError(f"{path}: not a report ncu-report can read ({error})") from error
+    if report is None:
+        raise ParseError(f"{path}: not a report ncu-report can read; is it whole?")
+    actions = [
+        report.range_by_idx(i).action_by_idx(j)
+        for i in range(report.num_ranges())
+        for j in range(report.range_by_idx(i).num_actions())
+    ]
+    if not actions:
+        # The package answers a file it cannot parse with an empty report.
+        raise ParseError(f"{path}: holds no launch that ncu-report can read; is it whole?")
+    return [_launch(action, index, path, module) for index, action in enumerate(actions)]
+
+
+def _launch(action: Any, index: int, path: Path, module: Any) -> NcuLaunch:
+    metrics = {name: _value(action[name]) for name in action.metric_names() if not name.startswith("breakdown:")}
+    major, minor = (metrics.get(f"device__attribute_compute_capability_{part}") for part in ("major", "minor"))
+    capability = None
+    if major is not None and minor is not None and major.value is not None and minor.value is not None:
+        capability = f"{major.value:.0f}.{minor.value:.0f}"
+    name = metrics.get("device__attribute_display_name")
+    return NcuLaunch(
+        launch_id=str(index),
+        kernel=action.name(action.NameBase_DEMANGLED) or action.name(),
+        grid=dims(metrics, "grid"),
+        block=dims(metrics, "block"),
+        device=name.text if name is not None and name.text else None,
+        compute_capability=capability,
+        nvtx=_nvtx(action.nvtx_state()),
+        metrics=metrics,
+        rules=tuple(_rule(rule, module) for rule in action.rule_results_as_dicts()),
+        source=str(path),
+    )
+
+
+def _value(metric: Any) -> NcuValue:
+    value = metric.value() if metric.has_value() else None
+    factor, unit = base_unit(metric.unit() or "")
+    if isinstance(value, int | float):
+        return NcuValue(value=float(value) * factor, unit=unit, text=f"{value} {metric.unit()}".strip())
+    return NcuValue(value=None, unit=unit, text="n/a" if value is None else str(value))
+
+
+def _rule(rule: dict[str, Any], module: Any) -> NcuRule:
+    message = rule["rule_message"]
+    kinds = {module.MsgType_OPTIMIZATION: "OPT", module.MsgType_WARNING: "WRN", module.MsgType_ERR: "ERR"}
+    scopes = {module.SpeedupType_GLOBAL: "global", module.SpeedupType_LOCAL: "local"}
+    estimate = rule.get("speedup_estimation")
+    return NcuRule(
+        rule=rule["rule_identifier"],
+        section=rule["section_identifier"],
+        kind=kinds.get(message["type"], "INF"),
+        text=plain(message["message"]),
+        scope=None if estimate is None else scopes.get(estimate["type"]),
+        speedup_pct=None if estimate is None else float(estimate["speedup"]),
+    )
+
+
+def plain(text: str) -> str:
+    """A rule's message without its markup, links written as on ncu's own pages."""
+    return _MARK.sub(r"\1", _LINK.sub(r"\1 (\2)", text))
+
+
+def _nvtx(state: Any) -> tuple[str, ...]:
+    if state is None:
+        return ()
+    names: list[str] = []
+    for identifier in state.domains():
+        domain = state.domain_by_id(identifier)
+        names += [*domain.push_pop_ranges(), *domain.start_end_ranges()]
+    return tuple(names)
+
 
 IMPORT_TIMEOUT_S = 600.0
 

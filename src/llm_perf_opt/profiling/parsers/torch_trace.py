@@ -14,8 +14,7 @@ from llm_perf_opt.analysis.printable import as_utf8
 from llm_perf_opt.analysis.timeline import Activities, Calls, CapturedGpu, Ranges, Timeline, no_activities
 from llm_perf_opt.analysis.trace_memory import MemoryEvents
 from llm_perf_opt.profiling.parsers.nsys_columns import join_calls
-from llm_perf_opt.profiling.parsers.trace_chunks import TraceText, read_with_cuts
-from llm_perf_opt.profiling.parsers.trace_events import (
+from llm_perf_opt.profiling.parsers.trace_decode import (
     ANNOTATION,
     CALL,
     COPY,
@@ -26,7 +25,8 @@ from llm_perf_opt.profiling.parsers.trace_events import (
     OPERATOR,
     Piece,
 )
-from llm_perf_opt.profiling.parsers.trace_pieces import processes_for, read_pieces
+from llm_perf_opt.profiling.parsers.trace_text import TraceText, read_with_cuts
+from llm_perf_opt.profiling.parsers.trace_workers import processes_for, read_pieces
 
 MAX_NAME = 4096
 _WAITS = re.compile(r"Synchronize|^cudaMemcpy$|^cuMemcpy(HtoD|DtoH|DtoD)(_v\d+)?$|^cudaFree$")
