@@ -20,7 +20,7 @@ import msgspec
 from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis
 from llm_perf_opt.analysis.static.document import PredictionsDocument, StaticDocument
-from llm_perf_opt.analysis.timeline_window import TimelineWindow
+from llm_perf_opt.analysis.timeline.window import TimelineWindow
 from llm_perf_opt.core.documents import ClockDocument, InputSample, MetricsDocument
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.pipeline.plan import PlanDocument

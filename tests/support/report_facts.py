@@ -15,7 +15,7 @@ from llm_perf_opt.analysis.findings.facts import (
     Unknown,
 )
 from llm_perf_opt.analysis.ncu_rows import NcuKernel
-from llm_perf_opt.analysis.range_table import Idle
+from llm_perf_opt.analysis.timeline.tables import Idle
 
 UNKNOWN = Unknown(reason="not measured")
 NO_IDLE = Idle(

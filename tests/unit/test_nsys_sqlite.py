@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis, GraphTotals, analyze_timelines
-from llm_perf_opt.analysis.timeline import CapturedGpu
+from llm_perf_opt.analysis.timeline.timeline import CapturedGpu
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.parsers.nsys_summary import summarize_kernels

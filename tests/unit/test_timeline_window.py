@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from llm_perf_opt.analysis.module_tree import TreeRow, module_tree
-from llm_perf_opt.analysis.timeline_window import TimelineWindow, timeline_window
-from llm_perf_opt.analysis.trace_memory import memory_counters
+from llm_perf_opt.analysis.timeline.memory import memory_counters
+from llm_perf_opt.analysis.timeline.operators import TreeRow, module_tree
+from llm_perf_opt.analysis.timeline.window import TimelineWindow, timeline_window
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 from llm_perf_opt.profiling.trace_tables import write_trace_files

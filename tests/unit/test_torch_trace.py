@@ -14,10 +14,9 @@ import psutil
 import pytest
 
 from llm_perf_opt.analysis.capture import analyze_timelines
-from llm_perf_opt.analysis.module_table import ModuleRow, module_rows
-from llm_perf_opt.analysis.operators import OperatorRow, merge_operators, operator_rows
-from llm_perf_opt.analysis.range_table import Idle
-from llm_perf_opt.analysis.timeline import CapturedGpu
+from llm_perf_opt.analysis.timeline.operators import ModuleRow, OperatorRow, merge_operators, module_rows, operator_rows
+from llm_perf_opt.analysis.timeline.tables import Idle
+from llm_perf_opt.analysis.timeline.timeline import CapturedGpu
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers import trace_text as trace_chunks
 from llm_perf_opt.profiling.parsers import trace_workers as trace_pieces

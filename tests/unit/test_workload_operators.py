@@ -12,8 +12,13 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from llm_perf_opt.analysis.module_tree import ModuleShares, module_shares
-from llm_perf_opt.analysis.operators import ProfiledOperators, ProfiledRow, operator_rows
+from llm_perf_opt.analysis.timeline.operators import (
+    ModuleShares,
+    ProfiledOperators,
+    ProfiledRow,
+    module_shares,
+    operator_rows,
+)
 from llm_perf_opt.core.documents import CleanPass, MetricsDocument, RanModel
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers import trace_text as trace_chunks

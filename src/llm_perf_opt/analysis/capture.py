@@ -9,15 +9,13 @@ from msgspec import UNSET, UnsetType
 
 from llm_perf_opt.analysis.findings.finding import FindingRecord
 from llm_perf_opt.analysis.findings.rules import diagnose_ranges
-from llm_perf_opt.analysis.idle import IdleMap, map_idle
-from llm_perf_opt.analysis.kernel_table import CopyRow, KernelRow, copy_rows, kernel_rows
-from llm_perf_opt.analysis.module_table import ModuleRow
-from llm_perf_opt.analysis.module_tree import ModuleTree
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis
-from llm_perf_opt.analysis.operators import OperatorRow
-from llm_perf_opt.analysis.range_table import RangeRow, range_rows
-from llm_perf_opt.analysis.ranges import RangeInstances, measure_ranges
-from llm_perf_opt.analysis.timeline import CapturedGpu, Timeline, distinct
+from llm_perf_opt.analysis.timeline.idle import IdleMap, map_idle
+from llm_perf_opt.analysis.timeline.operators import ModuleRow, ModuleTree, OperatorRow
+from llm_perf_opt.analysis.timeline.ranges import RangeInstances, measure_ranges
+from llm_perf_opt.analysis.timeline.rows import KernelRow
+from llm_perf_opt.analysis.timeline.tables import CopyRow, RangeRow, copy_rows, kernel_rows, range_rows
+from llm_perf_opt.analysis.timeline.timeline import CapturedGpu, Timeline, distinct
 
 
 @dataclass(frozen=True, kw_only=True)

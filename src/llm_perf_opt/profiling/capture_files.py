@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis, Measured
-from llm_perf_opt.analysis.operators import OperatorRow
-from llm_perf_opt.analysis.timeline_window import TimelineWindow, timeline_window
+from llm_perf_opt.analysis.timeline.operators import OperatorRow
+from llm_perf_opt.analysis.timeline.window import TimelineWindow, timeline_window
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import ANALYSIS_FILE, DECODE_STEP, PHASES, TIMELINE_FILE
 from llm_perf_opt.core.records import Metric, StageFile

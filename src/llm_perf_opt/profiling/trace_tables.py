@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llm_perf_opt.analysis.kernel_table import group_statistics
-from llm_perf_opt.analysis.operators import ProfiledRow
-from llm_perf_opt.analysis.timeline import Timeline
+from llm_perf_opt.analysis.timeline.operators import ProfiledRow
+from llm_perf_opt.analysis.timeline.tables import group_statistics
+from llm_perf_opt.analysis.timeline.timeline import Timeline
 from llm_perf_opt.core.documents import MetricsDocument
 from llm_perf_opt.core.markdown import code, table
 from llm_perf_opt.core.names import KERNELS_CSV, OPERATORS_CSV, OPERATORS_MD
 from llm_perf_opt.core.records import StageFile
 
 if TYPE_CHECKING:
-    from llm_perf_opt.analysis.module_tree import ModuleShares
+    from llm_perf_opt.analysis.timeline.operators import ModuleShares
 
 
 SHOWN = 40
@@ -155,10 +155,9 @@ def write_trace_files(trace: Path, *, by_shape: bool, pass_note: str) -> TraceFi
     """Beside the trace: operators.csv and .md, kernels.csv, analysis.json with the tree of modules, timeline.json."""
     # numpy is imported only when a stage has run.
     from llm_perf_opt.analysis.capture import analyze_timelines
-    from llm_perf_opt.analysis.module_tree import module_shares, module_tree
-    from llm_perf_opt.analysis.operators import ProfiledOperators
-    from llm_perf_opt.analysis.timeline_window import timeline_window
-    from llm_perf_opt.analysis.trace_memory import memory_counters
+    from llm_perf_opt.analysis.timeline.memory import memory_counters
+    from llm_perf_opt.analysis.timeline.operators import ProfiledOperators, module_shares, module_tree
+    from llm_perf_opt.analysis.timeline.window import timeline_window
     from llm_perf_opt.profiling import trace_tables
     from llm_perf_opt.profiling.capture_files import write_capture, write_timeline
     from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace

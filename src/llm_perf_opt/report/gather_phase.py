@@ -5,8 +5,8 @@ from msgspec import UNSET
 from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, PhaseKernel, Quantity, Unknown
 from llm_perf_opt.analysis.findings.waterfall import ENABLE_CLEAN
-from llm_perf_opt.analysis.range_table import Idle, RangeRow
 from llm_perf_opt.analysis.static.document import StaticDocument, StaticPhase
+from llm_perf_opt.analysis.timeline.tables import Idle, RangeRow
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.names import (
     CLEAN_PASS_ORDER,

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.timeline_window import TimelineWindow
+from llm_perf_opt.analysis.timeline.window import TimelineWindow
 from llm_perf_opt.core.documents import ClockDocument
 from llm_perf_opt.report.run_files import Found, RunFiles
 

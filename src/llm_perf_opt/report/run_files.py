@@ -12,7 +12,7 @@ from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis
 from llm_perf_opt.analysis.static.document import StaticDocument
-from llm_perf_opt.analysis.timeline_window import TimelineWindow
+from llm_perf_opt.analysis.timeline.window import TimelineWindow
 from llm_perf_opt.core.documents import ClockDocument, MetricsDocument
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.names import ROLE_WRITERS, TORCH_PROFILER, Role

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis, Measured, analyze_measured, measure_timeline
-from llm_perf_opt.analysis.kernel_table import KernelRow
+from llm_perf_opt.analysis.timeline.rows import KernelRow
 from llm_perf_opt.core.process import allowed_environment, run_command
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.runners.analyze_kinds import NCU, NSYS, SUMMARY, TORCH
@@ -91,8 +91,7 @@ def _export(report: Path, folder: Path) -> tuple[Path, list[str]]:
 
 
 def _read_torch(files: Sequence[Path]) -> tuple[list[Measured], CaptureAnalysis, list[str]]:
-    from llm_perf_opt.analysis.module_table import merge_modules, module_rows
-    from llm_perf_opt.analysis.operators import merge_operators, operator_rows
+    from llm_perf_opt.analysis.timeline.operators import merge_modules, merge_operators, module_rows, operator_rows
     from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 
     measured, operators, modules, notes = [], [], [], []

@@ -6,7 +6,7 @@ from msgspec import UNSET
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.ncu_rows import NcuAnalysis
-from llm_perf_opt.analysis.operators import OperatorRow
+from llm_perf_opt.analysis.timeline.operators import OperatorRow
 from llm_perf_opt.core.terminal import number_columns, terminal_table
 from llm_perf_opt.core.units import or_dash
 from llm_perf_opt.runners.analyze_kinds import SUMMARY

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from llm_perf_opt.analysis.findings.facts import Known, RunFacts
-from llm_perf_opt.analysis.range_table import RangeRow
+from llm_perf_opt.analysis.timeline.tables import RangeRow
 from llm_perf_opt.core.names import DECODE, DECODE_STEP, PHASES
 
 Confidence = Literal["high", "medium", "low"]

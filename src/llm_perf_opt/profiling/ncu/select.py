@@ -169,7 +169,7 @@ def timeline_kernels(
 
 def launch_sequence(record: StageRecord | None, include: str | Sequence[str] | None) -> list[str]:
     """The kernels of the first wanted range in the order of their launches; empty where that is not known."""
-    from llm_perf_opt.analysis.range_kernels import first_range_sequence
+    from llm_perf_opt.analysis.timeline.operators import first_range_sequence
     from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 
     wanted = range_filter(include)
@@ -210,7 +210,7 @@ def earlier_headroom(path: Path) -> tuple[dict[str, float], float | None]:
 
 
 def _from_export(path: Path, wanted: Callable[[str], bool] | None) -> tuple[list[NsysKernel], bool]:
-    from llm_perf_opt.analysis.range_kernels import all_kernels, range_kernels
+    from llm_perf_opt.analysis.timeline.operators import all_kernels, range_kernels
     from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 
     timeline = read_nsys_sqlite(path)

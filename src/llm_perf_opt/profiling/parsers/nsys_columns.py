@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from llm_perf_opt.analysis.intervals import Ints
-from llm_perf_opt.analysis.timeline import Codes, distinct
+from llm_perf_opt.analysis.timeline.intervals import Ints
+from llm_perf_opt.analysis.timeline.timeline import Codes, distinct
 from llm_perf_opt.profiling.parsers.nsys_database import LATEST_NS, NsysDatabase, broken
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from llm_perf_opt.analysis.intervals import Flags, Ints
 from llm_perf_opt.analysis.printable import as_utf8
-from llm_perf_opt.analysis.timeline import (
+from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
+from llm_perf_opt.analysis.timeline.timeline import (
     Activities,
     Calls,
     CapturedGpu,

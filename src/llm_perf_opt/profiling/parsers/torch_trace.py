@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from llm_perf_opt.analysis.intervals import Ints
-from llm_perf_opt.analysis.operators import HostEvents, TraceDetail
 from llm_perf_opt.analysis.printable import as_utf8
-from llm_perf_opt.analysis.timeline import Activities, Calls, CapturedGpu, Ranges, Timeline, no_activities
-from llm_perf_opt.analysis.trace_memory import MemoryEvents
+from llm_perf_opt.analysis.timeline.intervals import Ints
+from llm_perf_opt.analysis.timeline.memory import MemoryEvents
+from llm_perf_opt.analysis.timeline.operators import HostEvents, TraceDetail
+from llm_perf_opt.analysis.timeline.timeline import Activities, Calls, CapturedGpu, Ranges, Timeline, no_activities
 from llm_perf_opt.profiling.parsers.nsys_columns import join_calls
 from llm_perf_opt.profiling.parsers.trace_decode import (
     ANNOTATION,

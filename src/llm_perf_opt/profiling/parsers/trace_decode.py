@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Union
 import msgspec
 import numpy as np
 
-from llm_perf_opt.analysis.intervals import Ints
-from llm_perf_opt.analysis.timeline import Codes
+from llm_perf_opt.analysis.timeline.intervals import Ints
+from llm_perf_opt.analysis.timeline.timeline import Codes
 
 EXACT_BELOW_US = float(2**43)
 LATEST_NS = 2**62

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.findings.facts import Unknown
-from llm_perf_opt.analysis.timeline_window import TimelineWindow
+from llm_perf_opt.analysis.timeline.window import TimelineWindow
 from llm_perf_opt.core.names import DECODE, DECODE_STEP, PHASE_RANGE
 from llm_perf_opt.report.run_files import Found, RunFiles
 

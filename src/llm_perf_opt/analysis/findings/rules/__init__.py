@@ -25,7 +25,7 @@ from llm_perf_opt.analysis.findings.rules import (
     unfused_elementwise,
     wait_bound,
 )
-from llm_perf_opt.analysis.range_table import RangeRow
+from llm_perf_opt.analysis.timeline.tables import RangeRow
 
 RULES: tuple[Rule, ...] = (
     launch_bound.RULE,

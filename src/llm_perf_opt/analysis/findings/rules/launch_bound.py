@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import Confidence, Evidence, Finding, Rule, amdahl
 from llm_perf_opt.analysis.findings.waterfall import split_idle
-from llm_perf_opt.analysis.range_table import PUSH_POP, Idle, RangeRow
+from llm_perf_opt.analysis.timeline.tables import PUSH_POP, Idle, RangeRow
 
 MIN_IDLE_SHARE = 0.5
 MIN_HOST_SHARE = 0.5

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl
 from llm_perf_opt.analysis.findings.waterfall import split_idle
-from llm_perf_opt.analysis.range_table import PUSH_POP, RangeRow
+from llm_perf_opt.analysis.timeline.tables import PUSH_POP, RangeRow
 
 # Of a phase's clean time, and of a range's time under the profiler.
 MIN_CLEAN_SHARE = 0.1

@@ -19,8 +19,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.analysis.intervals import Flags, Intervals, Ints, gaps_of, intersect, union, union_and_first, without
-from llm_perf_opt.analysis.timeline import Activities, Calls, Timeline, distinct, join, take
+from llm_perf_opt.analysis.timeline.intervals import (
+    Flags,
+    Intervals,
+    Ints,
+    gaps_of,
+    intersect,
+    union,
+    union_and_first,
+    without,
+)
+from llm_perf_opt.analysis.timeline.timeline import Activities, Calls, Timeline, distinct, join, take
 
 # Between two launches an eager framework needs 5 to 200 µs, a profiler with stacks included; what takes longer is other
 # work. Captures of many programs have hardly any idle time in gaps near this length.

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from llm_perf_opt.analysis.intervals import Flags, Ints
+from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
 
 K = TypeVar("K")
 

@@ -7,13 +7,13 @@ from typing import Literal
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from llm_perf_opt.analysis.idle import capture_window
-from llm_perf_opt.analysis.intervals import Flags, Ints
 from llm_perf_opt.analysis.kernel_class import CLASSES, classify_kernel
 from llm_perf_opt.analysis.kernel_names import short_kernel_name
-from llm_perf_opt.analysis.operators import HostEvents
-from llm_perf_opt.analysis.ranges import warmup_ranges
-from llm_perf_opt.analysis.timeline import Codes, Timeline, join
+from llm_perf_opt.analysis.timeline.idle import capture_window
+from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
+from llm_perf_opt.analysis.timeline.operators import HostEvents
+from llm_perf_opt.analysis.timeline.ranges import warmup_ranges
+from llm_perf_opt.analysis.timeline.timeline import Codes, Timeline, join
 from llm_perf_opt.core.names import DECODE_STEP, PREFILL
 
 MAX_EVENTS = 20_000

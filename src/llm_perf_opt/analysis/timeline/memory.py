@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.analysis.intervals import Ints
+from llm_perf_opt.analysis.timeline.intervals import Ints
 
 MAX_POINTS = 5_000
 CPU_TYPE = 0
