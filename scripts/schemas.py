@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis
-from llm_perf_opt.analysis.ncu_rows import NcuAnalysis
+from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.static.document import PredictionsDocument, StaticDocument
 from llm_perf_opt.analysis.timeline.window import TimelineWindow
 from llm_perf_opt.core.documents import ClockDocument, InputSample, MetricsDocument

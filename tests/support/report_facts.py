@@ -14,7 +14,7 @@ from llm_perf_opt.analysis.findings.facts import (
     RunFacts,
     Unknown,
 )
-from llm_perf_opt.analysis.ncu_rows import NcuKernel
+from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
 from llm_perf_opt.analysis.timeline.tables import Idle
 
 UNKNOWN = Unknown(reason="not measured")

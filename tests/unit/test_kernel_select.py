@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analysis.ncu_rows import NsysKernel
+from llm_perf_opt.analysis.kernels.ncu_records import NsysKernel
 from llm_perf_opt.analysis.timeline.operators import all_kernels, range_kernels
 from llm_perf_opt.core.records import StageFile, StageRecord
 from llm_perf_opt.errors import ParseError

@@ -9,11 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from llm_perf_opt.analysis.kernel_match import base_name, match_kernels, normalise, tolerant_regex
-from llm_perf_opt.analysis.ncu import analyze_ncu, headroom_by_name, join_nsys
-from llm_perf_opt.analysis.ncu_explain import bound_class, occupancy_limiter
-from llm_perf_opt.analysis.ncu_records import NcuLaunch, NcuRule, NcuValue
-from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NsysKernel
+from llm_perf_opt.analysis.kernels.match import base_name, match_kernels, normalise, tolerant_regex
+from llm_perf_opt.analysis.kernels.ncu import analyze_ncu, bound_class, headroom_by_name, join_nsys, occupancy_limiter
+from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuLaunch, NcuRule, NcuValue, NsysKernel
 from llm_perf_opt.profiling.ncu.results import kernels_csv
 from llm_perf_opt.profiling.parsers.ncu_csv import merge_launches, parse_ncu_csv
 from llm_perf_opt.profiling.parsers.ncu_report import load_ncu_dir

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analysis.ncu import analyze_ncu
-from llm_perf_opt.analysis.ncu_records import NcuLaunch, NcuRule, NcuValue
-from llm_perf_opt.analysis.ncu_units import base_unit, parse_number, parse_value
+from llm_perf_opt.analysis.kernels.ncu import analyze_ncu
+from llm_perf_opt.analysis.kernels.ncu_records import NcuLaunch, NcuRule, NcuValue, base_unit, parse_number, parse_value
 from llm_perf_opt.errors import ParseError, ToolError
 from llm_perf_opt.profiling.parsers import ncu_report
 from llm_perf_opt.profiling.parsers.ncu_csv import (

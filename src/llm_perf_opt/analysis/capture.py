@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from llm_perf_opt.analysis.findings.finding import FindingRecord
 from llm_perf_opt.analysis.findings.rules import diagnose_ranges
-from llm_perf_opt.analysis.ncu_rows import NcuAnalysis
+from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.timeline.idle import IdleMap, map_idle
 from llm_perf_opt.analysis.timeline.operators import ModuleRow, ModuleTree, OperatorRow
 from llm_perf_opt.analysis.timeline.ranges import RangeInstances, measure_ranges

@@ -14,8 +14,8 @@ from llm_perf_opt.analysis.findings.facts import (
     RunFacts,
     Unknown,
 )
-from llm_perf_opt.analysis.ncu import join_nsys
-from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NcuKernel, NsysKernel
+from llm_perf_opt.analysis.kernels.ncu import join_nsys
+from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuKernel, NsysKernel
 from llm_perf_opt.analysis.static.document import StaticDocument, StaticPhase
 from llm_perf_opt.core.documents import ClockDocument, ClockSample
 from llm_perf_opt.core.names import DECODE, MANIFEST_FILE, PHASE_RANGE, PHASES, WALL_METRIC

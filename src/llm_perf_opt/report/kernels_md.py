@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NcuKernel
+from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuKernel
 from llm_perf_opt.core.markdown import plain, table
 from llm_perf_opt.core.units import or_dash
 

@@ -1,6 +1,6 @@
 """report.md of one profiled region (range replay): what ncu measured over the whole range."""
 
-from llm_perf_opt.analysis.ncu_rows import NcuKernel
+from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
 from llm_perf_opt.core.markdown import table
 from llm_perf_opt.core.units import or_dash
 

@@ -10,7 +10,7 @@ import msgspec
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.findings.facts import Unknown
-from llm_perf_opt.analysis.ncu_rows import NcuAnalysis
+from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.static.document import StaticDocument
 from llm_perf_opt.analysis.timeline.window import TimelineWindow
 from llm_perf_opt.core.documents import ClockDocument, MetricsDocument

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from llm_perf_opt.analysis.printable import as_utf8
+from llm_perf_opt.analysis.kernels.names import as_utf8
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.errors import ParseError
 

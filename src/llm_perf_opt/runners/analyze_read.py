@@ -14,7 +14,7 @@ from llm_perf_opt.errors import ToolError
 from llm_perf_opt.runners.analyze_kinds import NCU, NSYS, SUMMARY, TORCH
 
 if TYPE_CHECKING:
-    from llm_perf_opt.analysis.ncu_rows import NcuAnalysis
+    from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 
 EXPORT_TIMEOUT_S = 1800.0
 
@@ -137,8 +137,8 @@ def _from_summary(empty: CaptureAnalysis, path: Path) -> CaptureAnalysis:
 
 
 def _read_ncu(files: Sequence[Path], kernels: Sequence[KernelRow]) -> "NcuAnalysis":
-    from llm_perf_opt.analysis.ncu import analyze_ncu, join_nsys
-    from llm_perf_opt.analysis.ncu_rows import NsysKernel
+    from llm_perf_opt.analysis.kernels.ncu import analyze_ncu, join_nsys
+    from llm_perf_opt.analysis.kernels.ncu_records import NsysKernel
     from llm_perf_opt.profiling.parsers.ncu_csv import merge_launches
     from llm_perf_opt.profiling.parsers.ncu_report import load_ncu
 

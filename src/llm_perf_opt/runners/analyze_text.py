@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from msgspec import UNSET
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis
-from llm_perf_opt.analysis.ncu_rows import NcuAnalysis
+from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.timeline.operators import OperatorRow
 from llm_perf_opt.core.terminal import number_columns, terminal_table
 from llm_perf_opt.core.units import or_dash

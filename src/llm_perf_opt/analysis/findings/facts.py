@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from llm_perf_opt.analysis.ncu_rows import NcuKernel
+from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
 from llm_perf_opt.analysis.timeline.tables import Idle
 from llm_perf_opt.core.names import DECODE, PREFILL
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from llm_perf_opt.analysis.kernel_names import short_kernel_name
-from llm_perf_opt.analysis.ncu_rows import NsysKernel
+from llm_perf_opt.analysis.kernels.names import short_kernel_name
+from llm_perf_opt.analysis.kernels.ncu_records import NsysKernel
 from llm_perf_opt.analysis.timeline.idle import map_idle
 from llm_perf_opt.analysis.timeline.intervals import Flags, Ints, Nesting, innermost, nest
 from llm_perf_opt.analysis.timeline.memory import CPU_TYPE, MemoryEvents

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.analysis.kernel_class import classify_kernel
-from llm_perf_opt.analysis.kernel_names import short_kernel_name
+from llm_perf_opt.analysis.kernels.names import classify_kernel, short_kernel_name
 from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
 from llm_perf_opt.analysis.timeline.ranges import RangeInstances, range_keys
 from llm_perf_opt.analysis.timeline.rows import CopyRow, KernelRow

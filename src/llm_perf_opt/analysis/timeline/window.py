@@ -7,8 +7,7 @@ from typing import Literal
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from llm_perf_opt.analysis.kernel_class import CLASSES, classify_kernel
-from llm_perf_opt.analysis.kernel_names import short_kernel_name
+from llm_perf_opt.analysis.kernels.names import CLASSES, classify_kernel, short_kernel_name
 from llm_perf_opt.analysis.timeline.idle import capture_window
 from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
 from llm_perf_opt.analysis.timeline.operators import HostEvents

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from llm_perf_opt.analysis.ncu import analyze_ncu
-from llm_perf_opt.analysis.ncu_records import NcuLaunch
-from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NcuKernel
+from llm_perf_opt.analysis.kernels.ncu import analyze_ncu
+from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuKernel, NcuLaunch
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import NCU
 from llm_perf_opt.core.records import Metric, StageFile

@@ -12,9 +12,9 @@ from typing import Literal
 
 import msgspec
 
-from llm_perf_opt.analysis.kernel_match import base_name, normalise, tolerant_regex
-from llm_perf_opt.analysis.ncu import headroom_by_name
-from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NsysKernel
+from llm_perf_opt.analysis.kernels.match import base_name, normalise, tolerant_regex
+from llm_perf_opt.analysis.kernels.ncu import headroom_by_name
+from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NsysKernel
 from llm_perf_opt.core.records import StageRecord
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.nsys_summary import read_kernel_summary

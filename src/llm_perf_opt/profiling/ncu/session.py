@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.analysis.ncu import analyze_ncu, join_nsys
-from llm_perf_opt.analysis.ncu_records import NcuLaunch
-from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NsysKernel
+from llm_perf_opt.analysis.kernels.ncu import analyze_ncu, join_nsys
+from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuLaunch, NsysKernel
 from llm_perf_opt.core.names import NSYS
 from llm_perf_opt.core.records import StageFile, StageOutput
 from llm_perf_opt.core.stage import StageContext

@@ -13,8 +13,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from llm_perf_opt.analysis.ncu_records import NcuLaunch, NcuRule, NcuValue
-from llm_perf_opt.analysis.ncu_units import parse_number, parse_value
+from llm_perf_opt.analysis.kernels.ncu_records import NcuLaunch, NcuRule, NcuValue, parse_number, parse_value
 from llm_perf_opt.errors import ParseError
 
 SECTION_IDS = {

@@ -13,8 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.analysis.ncu_records import NcuLaunch, NcuRule, NcuValue
-from llm_perf_opt.analysis.ncu_units import base_unit
+from llm_perf_opt.analysis.kernels.ncu_records import NcuLaunch, NcuRule, NcuValue, base_unit
 from llm_perf_opt.core.process import allowed_environment, run_quick
 from llm_perf_opt.errors import ParseError, ToolError
 from llm_perf_opt.profiling.parsers.ncu_csv import dims, merge_launches, parse_ncu_csv

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from llm_perf_opt.analysis.printable import as_utf8
+from llm_perf_opt.analysis.kernels.names import as_utf8
 from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
 from llm_perf_opt.analysis.timeline.timeline import (
     Activities,

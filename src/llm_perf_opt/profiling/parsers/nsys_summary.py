@@ -12,8 +12,7 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.analysis.kernel_class import classify_kernel
-from llm_perf_opt.analysis.kernel_names import short_kernel_name
+from llm_perf_opt.analysis.kernels.names import classify_kernel, short_kernel_name
 from llm_perf_opt.analysis.timeline.rows import KernelRow
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.nsys_database import LATEST_NS, NsysDatabase, broken, open_nsys_database

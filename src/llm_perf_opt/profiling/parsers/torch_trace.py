@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from llm_perf_opt.analysis.printable import as_utf8
+from llm_perf_opt.analysis.kernels.names import as_utf8
 from llm_perf_opt.analysis.timeline.intervals import Ints
 from llm_perf_opt.analysis.timeline.memory import MemoryEvents
 from llm_perf_opt.analysis.timeline.operators import HostEvents, TraceDetail

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from msgspec import UNSET
 
 from llm_perf_opt.analysis.findings.facts import GpuFacts, KernelFacts, PhaseKernel, RunFacts, Unknown
-from llm_perf_opt.analysis.kernel_class import classify_kernel
-from llm_perf_opt.analysis.ncu_rows import NcuAnalysis, NcuKernel
+from llm_perf_opt.analysis.kernels.names import classify_kernel
+from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuKernel
 from llm_perf_opt.report.run_files import Found, RunFiles
 
 VIEWS = ("all", "prefill", "decode")

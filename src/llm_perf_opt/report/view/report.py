@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from llm_perf_opt.analysis.findings.rules import diagnose
 from llm_perf_opt.analysis.findings.waterfall import build_waterfall
-from llm_perf_opt.analysis.ncu_rows import NcuAnalysis
+from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.report.gather import gather, joined_ncu
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.findings import FindingView, findings_view

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.findings.facts import Known, RunFacts, Unknown
-from llm_perf_opt.analysis.ncu_rows import NcuKernel
+from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
 from llm_perf_opt.core.units import format_ms, format_rate
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.kernels import KernelsView

@@ -3,7 +3,7 @@
 from llm_perf_opt.analysis.findings.facts import PhaseKernel, RunFacts
 from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl
 from llm_perf_opt.analysis.findings.phase_kernels import Slice, describe, slices, time_of
-from llm_perf_opt.analysis.ncu_rows import NcuKernel
+from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
 
 LOW_PCT = 30.0
 GOOD_ROOF_PCT = 60.0

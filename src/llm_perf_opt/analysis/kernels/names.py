@@ -1,6 +1,14 @@
-"""A short, readable name for a demangled CUDA kernel."""
+"""A short, readable name for a demangled CUDA kernel.
+
+The class of a kernel (GEMM, attention, MoE, …) from its name, by the rules in kernel_classes.toml.
+
+Text as it can be printed and written, whatever it was read from.
+"""
 
 import re
+import tomllib
+from functools import cache
+from pathlib import Path
 
 MAX_LENGTH = 80
 # Names so generic that they need the word before them.
@@ -82,3 +90,24 @@ def _detail(arguments: str) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= MAX_LENGTH else text[: MAX_LENGTH - 1] + "…"
+
+
+OTHER = "other"
+CLASSES = ("GEMM", "attention", "MoE", "norm", "elementwise", "reduction", "copy", "communication", OTHER)
+
+
+@cache
+def class_rules() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    """The rules in order: class and pattern."""
+    text = Path(__file__).with_name("kernel_classes.toml").read_text(encoding="utf-8")
+    return tuple((rule["class"], re.compile(rule["pattern"], re.IGNORECASE)) for rule in tomllib.loads(text)["rule"])
+
+
+def classify_kernel(name: str) -> str:
+    """The class of the first rule whose pattern is in the name, or `other`."""
+    return next((kind for kind, pattern in class_rules() if pattern.search(name)), OTHER)
+
+
+def as_utf8(text: str) -> str:
+    """Half a surrogate pair, or a byte that is no text, becomes its escape."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.ncu_records import NcuLaunch
+from llm_perf_opt.analysis.kernels.ncu_records import NcuLaunch
 
 _SCALAR = {
     "fp64": (("dadd", 1), ("dmul", 1), ("dfma", 2)),
