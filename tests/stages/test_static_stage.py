@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analysis.hardware import Device
+from llm_perf_opt.analysis.hardware.hardware import Device
+from llm_perf_opt.analysis.hardware.work import Shape
 from llm_perf_opt.analysis.static.operator_count import Count, Tally
-from llm_perf_opt.analysis.static.work import Shape
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed

@@ -9,9 +9,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from llm_perf_opt.analysis.calibrate import MATMUL_SIDES, better
-from llm_perf_opt.analysis.calibration_cache import cache_dir, cpu_driver, read_calibration, write_calibration
-from llm_perf_opt.analysis.hardware import (
+from llm_perf_opt.analysis.hardware.calibrate import (
+    MATMUL_SIDES,
+    better,
+    cache_dir,
+    cpu_driver,
+    read_calibration,
+    write_calibration,
+)
+from llm_perf_opt.analysis.hardware.hardware import (
     GIVEN,
     PEAK_NAMES,
     Calibration,
@@ -22,7 +28,7 @@ from llm_perf_opt.analysis.hardware import (
     resolve_hardware,
     with_calibration,
 )
-from llm_perf_opt.analysis.roofline import (
+from llm_perf_opt.analysis.hardware.roofline import (
     Ceilings,
     achievable_ceilings,
     bound,
@@ -33,7 +39,7 @@ from llm_perf_opt.analysis.roofline import (
     mfu,
     missing_ceiling,
 )
-from llm_perf_opt.analysis.static.work import Dtypes, Work
+from llm_perf_opt.analysis.hardware.work import Dtypes, Work
 from llm_perf_opt.cli import main
 from llm_perf_opt.config.load import validate
 from llm_perf_opt.config.paths import conf_dir

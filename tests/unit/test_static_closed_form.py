@@ -2,7 +2,8 @@
 
 import pytest
 
-from llm_perf_opt.analysis.roofline import Ceilings, bound
+from llm_perf_opt.analysis.hardware.roofline import Ceilings, bound
+from llm_perf_opt.analysis.hardware.work import Dtypes, View, short_dtype
 from llm_perf_opt.analysis.static.closed_form import (
     count_parameters,
     decode_phase,
@@ -17,7 +18,6 @@ from llm_perf_opt.analysis.static.families import FAMILIES, read_text_model
 from llm_perf_opt.analysis.static.forms import expected_experts, needed_pairs
 from llm_perf_opt.analysis.static.memory import memory_fit, memory_need
 from llm_perf_opt.analysis.static.operator_count import Count, Tally
-from llm_perf_opt.analysis.static.work import Dtypes, View, short_dtype
 from llm_perf_opt.errors import ConfigError, ParseError
 from tests.support.static_cases import FAMILY_CASES, SMALL, preset_model
 

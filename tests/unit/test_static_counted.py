@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from llm_perf_opt.analysis.hardware.work import Dtypes, Shape
 from llm_perf_opt.analysis.static.closed_form import count_parameters
 from llm_perf_opt.analysis.static.config_json import NotInClosedForm
 from llm_perf_opt.analysis.static.counted import (
@@ -14,7 +15,6 @@ from llm_perf_opt.analysis.static.counted import (
     unknown_text,
 )
 from llm_perf_opt.analysis.static.operator_count import Count, Tally, count_module_parameters
-from llm_perf_opt.analysis.static.work import Dtypes, Shape
 from llm_perf_opt.runners.static_runner import count_phases
 from tests.support.model_presets import adapter_of, compose_preset
 

@@ -10,12 +10,12 @@ from tests.support.static_cases import FAMILY_CASES, SMALL, preset_geometry, pre
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from llm_perf_opt.analysis.hardware.work import Dtypes, View  # noqa: E402
 from llm_perf_opt.analysis.static.closed_form import count_parameters, decode_phase, prefill_phase  # noqa: E402
 from llm_perf_opt.analysis.static.double_entry import UNEXPLAINED, disagreements, double_entry  # noqa: E402
 from llm_perf_opt.analysis.static.families import read_text_model  # noqa: E402
 from llm_perf_opt.analysis.static.operator_count import count_operators, operator_cost  # noqa: E402
 from llm_perf_opt.analysis.static.prediction import estimate_operators  # noqa: E402
-from llm_perf_opt.analysis.static.work import Dtypes, View  # noqa: E402
 from llm_perf_opt.core.names import DECODE, PREFILL  # noqa: E402
 from llm_perf_opt.workload.models.causal_lm_load import build_on_meta  # noqa: E402
 from llm_perf_opt.workload.models.deepseek_ocr.adapter import SamGeometry  # noqa: E402

@@ -10,8 +10,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from llm_perf_opt.analysis.calibration_cache import cache_dir, cpu_driver, read_calibration
-from llm_perf_opt.analysis.hardware import (
+from llm_perf_opt.analysis.hardware.calibrate import cache_dir, cpu_driver, read_calibration
+from llm_perf_opt.analysis.hardware.hardware import (
     AUTO,
     CPU,
     Device,
@@ -21,10 +21,10 @@ from llm_perf_opt.analysis.hardware import (
     resolve_hardware,
     with_calibration,
 )
+from llm_perf_opt.analysis.hardware.work import Dtypes, Shape, short_dtype
 from llm_perf_opt.analysis.static.analysis import Analysis, analyse
 from llm_perf_opt.analysis.static.config_json import NotInClosedForm, quantised_dtype, read_config_json
 from llm_perf_opt.analysis.static.document import PredictionsDocument, build_document
-from llm_perf_opt.analysis.static.work import Dtypes, Shape, short_dtype
 from llm_perf_opt.config.load import load_config
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import AppConfig, HardwareSection

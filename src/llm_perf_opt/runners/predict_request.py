@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_perf_opt.analysis.hardware.work import BYTES
 from llm_perf_opt.analysis.static.closed_form import DEFAULT_MLA_MODE
 from llm_perf_opt.analysis.static.forms import MLA_MODES, MlaMode
-from llm_perf_opt.analysis.static.work import BYTES
 from llm_perf_opt.config.load import nearest_key
 from llm_perf_opt.errors import ConfigError
 

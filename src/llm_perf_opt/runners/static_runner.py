@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.analysis.calibration_cache import cache_dir, cpu_driver, read_calibration, write_calibration
-from llm_perf_opt.analysis.hardware import Calibration, Device
+from llm_perf_opt.analysis.hardware.calibrate import cache_dir, cpu_driver, read_calibration, write_calibration
+from llm_perf_opt.analysis.hardware.hardware import Calibration, Device
+from llm_perf_opt.analysis.hardware.work import Shape, short_dtype
 from llm_perf_opt.analysis.static.operator_count import Count, count_module_parameters, count_operators
-from llm_perf_opt.analysis.static.work import Shape, short_dtype
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.names import DECODE, PREFILL, STATIC_ANALYSIS
 from llm_perf_opt.errors import ConfigError
@@ -88,7 +88,7 @@ def describe_device(torch_device: str) -> Device:
 
 def _calibration(device: Device, torch_device: str, dtype: str) -> Calibration:
     """From the cache, or measured and kept. A CPU is measured every time, because others may have kept it busy."""
-    from llm_perf_opt.analysis.calibrate import better, calibrate
+    from llm_perf_opt.analysis.hardware.calibrate import better, calibrate
 
     folder = cache_dir(os.environ)
     known = read_calibration(folder, device, dtype)

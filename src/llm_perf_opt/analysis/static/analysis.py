@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from llm_perf_opt.analysis.hardware.work import Dtypes, Shape
 from llm_perf_opt.analysis.static.closed_form import (
     DEFAULT_MLA_MODE,
     Parameters,
@@ -18,7 +19,6 @@ from llm_perf_opt.analysis.static.memory import Fit, MemoryNeed, memory_fit, mem
 from llm_perf_opt.analysis.static.operator_count import Count
 from llm_perf_opt.analysis.static.parts import LatentAttention, Model, Moe
 from llm_perf_opt.analysis.static.prediction import Operators, PhasePrediction, estimate_operators, predict_phase
-from llm_perf_opt.analysis.static.work import Dtypes, Shape
 from llm_perf_opt.config.schema import HardwareSection
 from llm_perf_opt.core.names import DECODE, PREFILL
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from llm_perf_opt.analysis.hardware.work import Dtypes, Step, View, Work, linear
 from llm_perf_opt.analysis.static.forms import (
     MlaMode,
     attention_matrix_elements,
@@ -20,7 +21,6 @@ from llm_perf_opt.analysis.static.forms import (
     shared_params,
 )
 from llm_perf_opt.analysis.static.parts import Decoder, Layer, Model, Moe
-from llm_perf_opt.analysis.static.work import Dtypes, Step, View, Work, linear
 
 ID_BYTES = 8
 DEFAULT_MLA_MODE: MlaMode = "latent-expand"

@@ -7,7 +7,8 @@ and estimates, what attention's mask throws away, bytes that no fusion can spare
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.roofline import launch_band
+from llm_perf_opt.analysis.hardware.roofline import launch_band
+from llm_perf_opt.analysis.hardware.work import Dtypes, Shape
 from llm_perf_opt.analysis.static.document import (
     PhaseBound,
     PhaseEstimate,
@@ -21,7 +22,6 @@ from llm_perf_opt.analysis.static.document import (
 )
 from llm_perf_opt.analysis.static.operator_count import Count, Tally
 from llm_perf_opt.analysis.static.parts import in_order
-from llm_perf_opt.analysis.static.work import Dtypes, Shape
 from llm_perf_opt.config.schema import HardwareSection
 from llm_perf_opt.core.markdown import table
 from llm_perf_opt.core.names import DECODE, PREFILL

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from llm_perf_opt.analysis.roofline import Bound
+from llm_perf_opt.analysis.hardware.roofline import Bound
+from llm_perf_opt.analysis.hardware.work import Dtypes, View, Work
 from llm_perf_opt.analysis.static.analysis import Analysis
 from llm_perf_opt.analysis.static.double_entry import Entry, disagreements
 from llm_perf_opt.analysis.static.operator_count import Tally
 from llm_perf_opt.analysis.static.parts import in_order
 from llm_perf_opt.analysis.static.prediction import PhasePrediction
-from llm_perf_opt.analysis.static.work import Dtypes, View, Work
 from llm_perf_opt.config.schema import HardwareSection
 from llm_perf_opt.core.names import DECODE, PREFILL
 from llm_perf_opt.core.records import Metric

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from llm_perf_opt.analysis.hardware.work import Dtypes, Step, Work
 from llm_perf_opt.analysis.static.closed_form import Phase, decode_phase, prefill_phase
 from llm_perf_opt.analysis.static.forms import expected_experts, keys_seen
 from llm_perf_opt.analysis.static.operator_count import Count, Tally
@@ -18,7 +19,6 @@ from llm_perf_opt.analysis.static.parts import (
     Moe,
     in_order,
 )
-from llm_perf_opt.analysis.static.work import Dtypes, Step, Work
 
 COPIED = "keys and values are copied to all query heads before the product, as transformers does with a mask"
 SCORES = "attention is not fused: scores are written by one product and read by the next"

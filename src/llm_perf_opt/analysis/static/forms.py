@@ -2,8 +2,8 @@
 
 from typing import Literal
 
+from llm_perf_opt.analysis.hardware.work import Dtypes, Step, Work, linear, linear_params
 from llm_perf_opt.analysis.static.parts import Attention, DenseMlp, FeedForward, GroupedAttention, LatentAttention, Moe
-from llm_perf_opt.analysis.static.work import Dtypes, Step, Work, linear, linear_params
 
 # cached: keys and values of all heads are cached. latent-expand: the latent is cached and all keys and values are
 # projected up again every step, which is what transformers does. absorbed: scores are taken on the latent itself.

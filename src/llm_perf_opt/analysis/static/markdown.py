@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
+from llm_perf_opt.analysis.hardware.work import Work
 from llm_perf_opt.analysis.static.analysis import Analysis
 from llm_perf_opt.analysis.static.double_entry import TOLERANCE, disagreements
 from llm_perf_opt.analysis.static.operator_count import Tally
 from llm_perf_opt.analysis.static.parts import in_order
-from llm_perf_opt.analysis.static.work import Work
 from llm_perf_opt.core.markdown import table
 from llm_perf_opt.core.names import DECODE, PREFILL
 from llm_perf_opt.core.units import or_dash, si

@@ -6,6 +6,7 @@ image side. A decoder's attention scores are not counted: fused attention never 
 
 from dataclasses import dataclass, replace
 
+from llm_perf_opt.analysis.hardware.work import Dtypes, View
 from llm_perf_opt.analysis.static.closed_form import kv_bytes, kv_bytes_per_token, weight_bytes
 from llm_perf_opt.analysis.static.forms import MlaMode
 from llm_perf_opt.analysis.static.parts import (
@@ -15,7 +16,6 @@ from llm_perf_opt.analysis.static.parts import (
     Model,
     Moe,
 )
-from llm_perf_opt.analysis.static.work import Dtypes, View
 
 # Left free for the framework's own context, workspaces and fragmentation.
 RESERVE = 0.1

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from llm_perf_opt.analysis.static.work import Dtypes, View, Work
+from llm_perf_opt.analysis.hardware.work import Dtypes, View, Work
 
 TEXT_GROUPS = ("attention", "mlp", "experts", "router", "norm", "embedding", "lm_head")
 IMAGE_GROUPS = ("sam", "clip", "projector")

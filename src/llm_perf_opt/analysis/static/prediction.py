@@ -7,8 +7,8 @@ two products). The operator count replaces this estimate where it was run.
 
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.hardware import CPU
-from llm_perf_opt.analysis.roofline import (
+from llm_perf_opt.analysis.hardware.hardware import CPU
+from llm_perf_opt.analysis.hardware.roofline import (
     Bound,
     Ceilings,
     Estimate,
@@ -21,6 +21,7 @@ from llm_perf_opt.analysis.roofline import (
     limit_of,
     missing_ceiling,
 )
+from llm_perf_opt.analysis.hardware.work import Dtypes
 from llm_perf_opt.analysis.static.closed_form import Phase
 from llm_perf_opt.analysis.static.parts import (
     DenseMlp,
@@ -29,7 +30,6 @@ from llm_perf_opt.analysis.static.parts import (
     Model,
     Moe,
 )
-from llm_perf_opt.analysis.static.work import Dtypes
 from llm_perf_opt.config.schema import HardwareSection
 
 NORM = 8

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from llm_perf_opt.analysis.calibration_cache import cpu_driver
-from llm_perf_opt.analysis.hardware import (
+from llm_perf_opt.analysis.hardware.calibrate import cpu_driver
+from llm_perf_opt.analysis.hardware.hardware import (
     AUTO,
     CPU,
     Device,
@@ -15,6 +15,7 @@ from llm_perf_opt.analysis.hardware import (
     resolve_hardware,
     with_calibration,
 )
+from llm_perf_opt.analysis.hardware.work import Dtypes, short_dtype
 from llm_perf_opt.analysis.static.analysis import Analysis, analyse
 from llm_perf_opt.analysis.static.config_json import NotInClosedForm, quantised_dtype
 from llm_perf_opt.analysis.static.counted import (
@@ -29,7 +30,6 @@ from llm_perf_opt.analysis.static.double_entry import disagreements
 from llm_perf_opt.analysis.static.markdown import render_markdown
 from llm_perf_opt.analysis.static.operator_count import Count
 from llm_perf_opt.analysis.static.parts import Model
-from llm_perf_opt.analysis.static.work import Dtypes, short_dtype
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import AppConfig, HardwareSection, StageConfig
 from llm_perf_opt.core.host import Host

@@ -9,9 +9,9 @@ from llm_perf_opt.analysis.findings.facts import Known, PhaseFacts, Quantity, Ru
 from llm_perf_opt.analysis.findings.finding import ANY_HINT, Finding
 from llm_perf_opt.analysis.findings.rules import RULE_BY_ID
 from llm_perf_opt.analysis.findings.waterfall import Waterfall
-from llm_perf_opt.analysis.roofline import mbu, mfu
+from llm_perf_opt.analysis.hardware.roofline import mbu, mfu
+from llm_perf_opt.analysis.hardware.work import BYTES, short_dtype
 from llm_perf_opt.analysis.static.document import StaticDocument
-from llm_perf_opt.analysis.static.work import BYTES, short_dtype
 from llm_perf_opt.core.units import format_factor, format_ms, format_percent
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.report.gather_phase import clean_metric, measured_prompt

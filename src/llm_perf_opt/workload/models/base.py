@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from llm_perf_opt.analysis.hardware.work import PagePrompt, Shape
 from llm_perf_opt.analysis.static.parts import Model
-from llm_perf_opt.analysis.static.work import PagePrompt, Shape
 from llm_perf_opt.config.schema import InferSection, ModelSection
 
 # Opens a named range (NVTX and clock) around a part of prefill; the session provides it.

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from llm_perf_opt.analysis.hardware.work import PagePrompt, Shape
 from llm_perf_opt.analysis.static.families import read_text_model
 from llm_perf_opt.analysis.static.parts import Model
-from llm_perf_opt.analysis.static.work import PagePrompt, Shape
 from llm_perf_opt.config.schema import InferSection, ModelSection
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.workload.models.base import LoadedModel

@@ -10,7 +10,7 @@ from page_reader import PARTS
 from PIL import Image
 from torch import Tensor, nn
 
-from llm_perf_opt.analysis.static.work import Shape
+from llm_perf_opt.analysis.hardware.work import Shape
 from llm_perf_opt.config.schema import ModelSection
 from llm_perf_opt.errors import ProfilingError
 from llm_perf_opt.workload.models.base import RangeFactory, Sample, StepOutput

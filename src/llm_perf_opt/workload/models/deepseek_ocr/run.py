@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from llm_perf_opt.analysis.static.work import Shape
+from llm_perf_opt.analysis.hardware.work import Shape
 from llm_perf_opt.errors import ProfilingError
 from llm_perf_opt.workload.models.base import RangeFactory, Sample, StepOutput
 from llm_perf_opt.workload.models.deepseek_ocr.network import Views

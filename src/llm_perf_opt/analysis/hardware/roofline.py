@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from llm_perf_opt.analysis.static.work import Dtypes, Work
+from llm_perf_opt.analysis.hardware.work import Dtypes, Work
 from llm_perf_opt.config.schema import HardwareSection
 
 Limit = Literal["compute", "memory", "launch"]
