@@ -52,10 +52,8 @@ def time_session(loaded: Any, ranges: Any, tokens: int) -> tuple[float, list[int
     import torch
 
     from llm_perf_opt.config.schema import InferSection
-    from llm_perf_opt.workload.clock import HostClock
-    from llm_perf_opt.workload.loop import Generator
+    from llm_perf_opt.workload.generation import Generator, HostClock, TokenPicker
     from llm_perf_opt.workload.models.base import Sample
-    from llm_perf_opt.workload.sampling import TokenPicker
 
     inputs = loaded.prepare(Sample(sample_id="s", token_ids=PROMPT))
     picker = TokenPicker(InferSection(max_new_tokens=tokens), device="cpu", seed=0, prompt_ids=())

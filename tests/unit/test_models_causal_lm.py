@@ -10,7 +10,7 @@ import torch
 
 from llm_perf_opt.errors import ConfigError, ProfilingError
 from llm_perf_opt.workload.models.base import Sample
-from llm_perf_opt.workload.models.choices import Choice, choose_attention, choose_dtype
+from llm_perf_opt.workload.models.registry import Choice, choose_attention, choose_dtype
 from tests.support.model_presets import adapter_of, compose_preset, load_preset
 
 pytestmark = pytest.mark.slow

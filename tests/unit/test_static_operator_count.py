@@ -17,7 +17,7 @@ from llm_perf_opt.analysis.static.families import read_text_model  # noqa: E402
 from llm_perf_opt.analysis.static.operator_count import count_operators, operator_cost  # noqa: E402
 from llm_perf_opt.analysis.static.prediction import estimate_operators  # noqa: E402
 from llm_perf_opt.core.names import DECODE, PREFILL  # noqa: E402
-from llm_perf_opt.workload.models.causal_lm_load import build_on_meta  # noqa: E402
+from llm_perf_opt.workload.models.causal_lm_torch import build_on_meta  # noqa: E402
 from llm_perf_opt.workload.models.deepseek_ocr.adapter import SamGeometry  # noqa: E402
 from llm_perf_opt.workload.models.deepseek_ocr.vision import SamEncoder  # noqa: E402
 from llm_perf_opt.workload.models.module_groups import group_modules  # noqa: E402

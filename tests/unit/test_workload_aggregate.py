@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.documents import PassTotals, Stats
-from llm_perf_opt.workload.aggregate import summarise
-from llm_perf_opt.workload.loop import Generation
-from llm_perf_opt.workload.memory import ResidentPeak
-from llm_perf_opt.workload.results import ONE_TOKEN, SampleResult, pass_metrics, peak_memory, totals
+from llm_perf_opt.workload.device import ResidentPeak
+from llm_perf_opt.workload.generation import Generation
+from llm_perf_opt.workload.results import ONE_TOKEN, SampleResult, pass_metrics, peak_memory, summarise, totals
 from llm_perf_opt.workload.slowdown import compare_passes, tokens_differ
 
 

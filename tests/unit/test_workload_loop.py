@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from llm_perf_opt.config.schema import InferSection
-from llm_perf_opt.workload.loop import Generation, Generator
+from llm_perf_opt.workload.generation import Generation, Generator, TokenPicker
 from llm_perf_opt.workload.models.base import Sample
 from llm_perf_opt.workload.nvtx import RangeEmitter
-from llm_perf_opt.workload.sampling import TokenPicker
 from tests.support.workload_fakes import TOKENS
 
 

@@ -8,12 +8,17 @@ from PIL import Image
 from llm_perf_opt.config.output import OutputConfig, PredictionOutput, VisualizationOutput
 from llm_perf_opt.config.schema import Problem
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.workload.gallery import folder_name
-from llm_perf_opt.workload.grounding import Box, Grounding, clean_text, parse_grounding
-from llm_perf_opt.workload.loop import Generation
+from llm_perf_opt.workload.gallery import Box, Grounding, clean_text, folder_name, parse_grounding
+from llm_perf_opt.workload.generation import Generation
 from llm_perf_opt.workload.models.base import Sample
-from llm_perf_opt.workload.output_options import OutputOptions, options_for, output_problems
-from llm_perf_opt.workload.outputs import OutputDirs, open_outputs, resolve_dirs
+from llm_perf_opt.workload.outputs import (
+    OutputDirs,
+    OutputOptions,
+    open_outputs,
+    options_for,
+    output_problems,
+    resolve_dirs,
+)
 from llm_perf_opt.workload.results import SampleResult
 from tests.support.schemas import valid_file
 from tests.support.workload_fakes import PAGES

@@ -6,11 +6,9 @@ import pytest
 import torch
 
 from llm_perf_opt.config.schema import InferSection
-from llm_perf_opt.workload.clock import HostClock
-from llm_perf_opt.workload.loop import Generator
+from llm_perf_opt.workload.generation import Generator, HostClock, NgramBan, TokenPicker, seed_for
 from llm_perf_opt.workload.models.base import Sample
 from llm_perf_opt.workload.nvtx import silent
-from llm_perf_opt.workload.sampling import NgramBan, TokenPicker, seed_for
 from tests.support.model_presets import load_preset
 
 pytestmark = pytest.mark.slow

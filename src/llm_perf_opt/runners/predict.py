@@ -37,8 +37,7 @@ from llm_perf_opt.runners.predict_table import render_table
 from llm_perf_opt.workload.dataset import PAGES
 from llm_perf_opt.workload.device import CPUINFO, cpu_name
 from llm_perf_opt.workload.models.base import ModelAdapter
-from llm_perf_opt.workload.models.choices import choose_dtype
-from llm_perf_opt.workload.models.registry import load_adapter
+from llm_perf_opt.workload.models.registry import choose_dtype, load_adapter
 
 HELP = """\
 llm-perf predict [OVERRIDE ...] [--json]

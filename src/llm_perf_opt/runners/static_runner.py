@@ -51,7 +51,7 @@ def _work(config: AppConfig, out_dir: Path) -> None:
 
 def _find_facts(config: AppConfig, adapter: ModelAdapter, *, is_synthetic: bool, out_dir: Path) -> Facts:
     from llm_perf_opt.workload.device import resolve_device
-    from llm_perf_opt.workload.models.choices import choose_dtype
+    from llm_perf_opt.workload.models.registry import choose_dtype
 
     torch_device = resolve_device(config.run.device)
     device = describe_device(torch_device)
@@ -126,7 +126,7 @@ def _page_size(sample: Sample) -> tuple[int, int]:
 
 
 def _prompt_tokens(config: AppConfig, sample: Sample) -> int:
-    from llm_perf_opt.workload.models.tokenizer import load_tokenizer
+    from llm_perf_opt.workload.models.snapshot import load_tokenizer
 
     if sample.token_ids is not None:
         return len(sample.token_ids)

@@ -19,8 +19,7 @@ from llm_perf_opt.core.documents import (
 )
 from llm_perf_opt.core.manifest import plain, write_json
 from llm_perf_opt.core.names import INPUTS_FILE, METRICS_FILE, SAMPLES_FILE
-from llm_perf_opt.workload.aggregate import PERCENTILE_METHOD, STD_METHOD
-from llm_perf_opt.workload.results import SampleResult, pass_metrics, peak_memory, totals
+from llm_perf_opt.workload.results import PERCENTILE_METHOD, STD_METHOD, SampleResult, pass_metrics, peak_memory, totals
 
 REWRITE_EVERY_S = 1.0
 # At most this part of the time between two samples goes into rewriting metrics.json.

@@ -19,9 +19,18 @@ from llm_perf_opt.workload.journal import Journal
 from llm_perf_opt.workload.models.base import LoadedModel
 from llm_perf_opt.workload.nvtx import RangeEmitter
 from llm_perf_opt.workload.outputs import open_outputs
-from llm_perf_opt.workload.passes import generate, prepare, run_clean_pass, warm_up
 from llm_perf_opt.workload.results import SampleResult
-from llm_perf_opt.workload.setup import Session, check_workload, open_journal, open_session, say
+from llm_perf_opt.workload.session import (
+    Session,
+    check_workload,
+    generate,
+    open_journal,
+    open_session,
+    prepare,
+    run_clean_pass,
+    say,
+    warm_up,
+)
 from llm_perf_opt.workload.slowdown import compare_passes, tokens_differ
 
 PROFILED = "profiled"

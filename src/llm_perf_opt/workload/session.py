@@ -1,16 +1,325 @@
-"""A run of the workload without a profiler: check, load, warm up, and time the clean pass."""
+"""Everything before the first token: check the model's files and the data, load the model, open the journal.
 
-from dataclasses import replace
+A run of the workload without a profiler: check, load, warm up, and time the clean pass.
+
+The passes over the samples: warm-up, and the timed clean pass in which one bad sample does not end the run.
+
+The sample a warm-up runs: the first one that can be read, or a made-up one of the same size.
+
+Which errors mean that one sample is bad, and when there are too many of them.
+"""
+
+import struct
+import zlib
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from llm_perf_opt.config.output import OutputConfig
 from llm_perf_opt.config.schema import AppConfig
-from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.workload.device import start_cuda_profiler, stop_cuda_profiler
-from llm_perf_opt.workload.nvtx import around
-from llm_perf_opt.workload.outputs import open_outputs
-from llm_perf_opt.workload.passes import run_clean_pass, warm_up
-from llm_perf_opt.workload.setup import check_workload, open_journal, open_session, say
+from llm_perf_opt.core.names import WARMUP
+from llm_perf_opt.errors import ConfigError, ProfilingError
+from llm_perf_opt.workload.dataset import (
+    TOKENS,
+    Planned,
+    Vocabulary,
+    describe_inputs,
+    list_samples,
+    plan_notes,
+    plan_samples,
+    random_tokens,
+    vocabulary_of,
+)
+from llm_perf_opt.workload.device import (
+    PeakMemory,
+    describe_model,
+    peak_memory_for,
+    resolve_device,
+    start_cuda_profiler,
+    stop_cuda_profiler,
+)
+from llm_perf_opt.workload.generation import NS_PER_MS, Clock, Generation, Generator, TokenPicker, clock_for, seed_for
+from llm_perf_opt.workload.journal import Journal, JournalHeader, write_inputs_file
+from llm_perf_opt.workload.models.base import LoadedModel, ModelAdapter, Sample
+from llm_perf_opt.workload.models.registry import load_adapter
+from llm_perf_opt.workload.nvtx import RangeEmitter, around, choose_emitter, silent
+from llm_perf_opt.workload.outputs import OutputWriter, open_outputs
+from llm_perf_opt.workload.pages import PageStyle, write_page
+from llm_perf_opt.workload.results import SampleResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What is known before a model is loaded. `vocabulary` is None for models that read pages."""
+
+    config: AppConfig
+    adapter: ModelAdapter
+    planned: tuple[Planned, ...]
+    vocabulary: Vocabulary | None
+    scratch_dir: Path
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """A loaded model with its clocks."""
+
+    workload: Workload
+    model: LoadedModel
+    clock: Clock
+    ranges: RangeEmitter
+    memory: PeakMemory
+
+    def generator(self, ranges: RangeEmitter | None = None) -> Generator:
+        """The loop over this model, with these ranges or the session's own."""
+        ignore_eos = self.workload.config.infer.ignore_eos
+        return Generator(self.model, clock=self.clock, ranges=ranges or self.ranges, ignore_eos=ignore_eos)
+
+    def picker(self, sample_id: str, inputs: Any) -> TokenPicker:
+        """A picker for one sample: the same tokens whatever ran before it."""
+        config = self.workload.config
+        prompt_ids = self.model.prompt_ids(inputs) if config.infer.no_repeat_ngram_size else ()
+        seed = seed_for(config.run.seed, sample_id)
+        return TokenPicker(config.infer, device=self.model.device, seed=seed, prompt_ids=prompt_ids)
+
+
+def check_workload(config: AppConfig, out_dir: Path) -> Workload:
+    """Check the model's files and the data set, and write inputs.json. Imports no torch."""
+    adapter = load_adapter(config.model.adapter)
+    problems = adapter.check(config.model)
+    if problems:
+        raise ConfigError(problems)
+    # Scratch lies beside the stage's directory, because that one is for people to look at.
+    scratch_dir = out_dir.parent / "tmp" / out_dir.name
+    vocabulary = vocabulary_of(adapter.geometry(config.model)) if adapter.data_kind == TOKENS else None
+    samples = list_samples(config.dataset, data_kind=adapter.data_kind, vocabulary=vocabulary, scratch_dir=scratch_dir)
+    planned = plan_samples(samples, config.dataset.sampling)
+    write_inputs_file(out_dir, describe_inputs(planned, run_dir=out_dir.parent))
+    say(f"{len(samples)} sample(s) found, {len(planned)} planned per repeat")
+    return Workload(
+        config=config,
+        adapter=adapter,
+        planned=planned,
+        vocabulary=vocabulary,
+        scratch_dir=scratch_dir,
+        notes=plan_notes(samples, config.dataset.sampling),
+    )
+
+
+def open_session(workload: Workload) -> Session:
+    """Load the model on its device."""
+    config = workload.config
+    device = resolve_device(config.run.device)
+    say(f"loading {config.model.name} ({config.model.weights} weights) on {device}")
+    model = workload.adapter.load(config.model, config.infer, device=device, seed=config.run.seed)
+    return Session(
+        workload=workload,
+        model=model,
+        clock=clock_for(device),
+        ranges=choose_emitter(),
+        memory=peak_memory_for(device),
+    )
+
+
+def open_journal(session: Session, out_dir: Path, *, warmup_rounds: int) -> Journal:
+    """Start writing metrics.json and samples.jsonl."""
+    workload = session.workload
+    header = JournalHeader(
+        model=describe_model(workload.config.model.name, session.model),
+        nvtx_backend=session.ranges.backend,
+        repeats=workload.config.run.repeats,
+        samples=len(workload.planned),
+        warmup_rounds=warmup_rounds,
+    )
+    notes = [*workload.notes, *([session.ranges.note] if session.ranges.note else [])]
+    return Journal(out_dir, header=header, notes=notes, parts=session.model.parts, memory_how=session.memory.how)
+
+
+def say(text: str) -> None:
+    """One line of progress; the orchestrator shows the last one."""
+    print(text, flush=True)
+
+
+def bad_sample_errors() -> tuple[type[BaseException], ...]:
+    """What reading or running one sample may raise: broken files, inputs the model refuses, no memory for them."""
+    import torch
+    from PIL import Image
+
+    # Pillow reports a broken PNG as SyntaxError, a truncated file as OSError, a huge one as DecompressionBombError.
+    return (
+        ProfilingError,
+        OSError,
+        ValueError,
+        SyntaxError,
+        EOFError,
+        struct.error,
+        zlib.error,
+        Image.DecompressionBombError,
+        torch.OutOfMemoryError,
+    )
+
+
+def describe_error(error: BaseException) -> str:
+    """The kind of error and its first line."""
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def release_memory(device: str) -> None:
+    """Give cached device memory back, so that the samples after one that was too large find room."""
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.empty_cache()
+
+
+def refuse_too_many_bad(*, bad: Mapping[str, str], sample_ids: Set[str], max_bad_fraction: float) -> None:
+    """Fail the run when too large a part of its samples could not be run, or none could."""
+    if not bad:
+        return
+    fraction = len(bad) / len(sample_ids)
+    first_id, first_error = next(iter(bad.items()))
+    first = f"the first: {first_id} ({first_error})"
+    if len(bad) == len(sample_ids):
+        raise ProfilingError(f"none of the {len(sample_ids)} sample(s) could be run; {first}")
+    if fraction > max_bad_fraction:
+        raise ProfilingError(
+            f"{len(bad)} of {len(sample_ids)} samples are bad ({fraction:.1%}), more than "
+            f"dataset.max_bad_fraction={max_bad_fraction:g} allows; what was measured is kept; {first}"
+        )
+
+
+WARMUP_ID = "warmup"
+
+
+def first_good_sample(session: Session) -> Sample:
+    """The first planned sample the model can read."""
+    first_error = ""
+    for sample in dict.fromkeys(p.sample for p in session.workload.planned):
+        try:
+            session.model.prepare(sample)
+        except bad_sample_errors() as error:
+            first_error = first_error or f"{sample.sample_id} ({describe_error(error)})"
+            continue
+        return sample
+    raise ProfilingError(f"no sample could be read, so nothing was measured; the first: {first_error}")
+
+
+def synthetic_like(sample: Sample, session: Session) -> Sample:
+    """A made-up sample of the same size, so that the warm-up shows the model nothing of the data it is timed on."""
+    workload = session.workload
+    seed = f"{workload.config.run.seed}/{WARMUP_ID}"
+    if workload.vocabulary is not None:
+        length = session.model.prompt_tokens(session.model.prepare(sample))
+        return Sample(sample_id=WARMUP_ID, token_ids=random_tokens(workload.vocabulary, length, seed))
+    if sample.image is None:
+        return sample
+    from PIL import Image
+
+    with Image.open(sample.image) as page:
+        style = PageStyle(width=page.width, height=page.height)
+    return Sample(sample_id=WARMUP_ID, image=write_page(workload.scratch_dir / f"{WARMUP_ID}.png", style, seed=seed))
+
+
+CLEAN = "clean"
+
+
+def warm_up(session: Session, *, rounds: int, synthetic: bool, ranges: RangeEmitter | None = None) -> None:
+    """Run `rounds` samples inside a `warmup` range and throw their times away.
+
+    No phase is named inside it: a capture gated by `decode` would otherwise start with a warm-up and not know it.
+    """
+    if rounds == 0:
+        return
+    sample = first_good_sample(session)
+    if synthetic:
+        sample = synthetic_like(sample, session)
+    used = ranges or session.ranges
+    generator = session.generator(silent("warm-up"))
+    for number in range(rounds):
+        say(f"warm-up {number + 1} of {rounds}")
+        inputs = session.model.prepare(sample)
+        used.push(WARMUP)
+        try:
+            # To the full token budget: on an H200 the first sample's steps beyond a shorter warm-up took four times as
+            # long as in later samples, since something is planned anew for every sequence length met first.
+            generate(session, generator, sample, inputs)
+        finally:
+            used.pop()
+
+
+def run_clean_pass(session: Session, journal: Journal, outputs: OutputWriter | None) -> None:
+    """Every planned sample, `run.repeats` times, timed; predictions come from the first repeat."""
+    repeats, planned_samples = session.workload.config.run.repeats, session.workload.planned
+    generator = session.generator()
+    for repeat in range(repeats):
+        for number, planned in enumerate(planned_samples, start=1):
+            if planned.sample.sample_id in journal.bad:
+                continue
+            result = measure(session, generator, planned, journal, repeat=repeat)
+            if result is None:
+                continue
+            say(
+                f"clean pass, repeat {repeat + 1} of {repeats}, sample {number} of {len(planned_samples)}: "
+                f"{result.tokens} token(s) in {result.e2e_ms:.1f} ms"
+            )
+            if outputs is not None and repeat == 0:
+                outputs.add(planned.sample, result, session.model)
+        refuse_too_many_bad(
+            bad=journal.bad,
+            sample_ids={p.sample.sample_id for p in planned_samples},
+            max_bad_fraction=session.workload.config.dataset.max_bad_fraction,
+        )
+
+
+def measure(
+    session: Session, generator: Generator, planned: Planned, journal: Journal, *, repeat: int
+) -> SampleResult | None:
+    """Time one sample and keep it; None when the sample is bad, which is kept too."""
+    sample = planned.sample
+    session.memory.reset()
+    try:
+        inputs, prepare_ms = prepare(session, sample)
+        generation = generate(session, generator, sample, inputs)
+    except bad_sample_errors() as error:
+        say(f"sample {sample.sample_id} skipped: {describe_error(error)}")
+        journal.add_bad(sample.sample_id, describe_error(error))
+        release_memory(session.model.device)
+        return None
+    journal.memory_reason = session.memory.reason
+    result = SampleResult(
+        sample_id=sample.sample_id,
+        pass_name=CLEAN,
+        repeat=repeat,
+        epoch=planned.epoch,
+        prompt_tokens=session.model.prompt_tokens(inputs),
+        prepare_ms=prepare_ms,
+        generation=generation,
+        peak_memory_bytes=session.memory.peak_bytes(),
+    )
+    journal.add(result)
+    return result
+
+
+def prepare(session: Session, sample: Sample) -> tuple[Any, float]:
+    """The sample's inputs on the device, and the milliseconds it took."""
+    start_ns = session.clock.edge_ns()
+    inputs = session.model.prepare(sample)
+    return inputs, (session.clock.edge_ns() - start_ns) / NS_PER_MS
+
+
+def generate(
+    session: Session, generator: Generator, sample: Sample, inputs: Any, *, max_new_tokens: int | None = None
+) -> Generation:
+    """Generate one sample, to `infer.max_new_tokens` or fewer."""
+    import torch
+
+    most = session.workload.config.infer.max_new_tokens
+    budget = most if max_new_tokens is None else min(most, max_new_tokens)
+    with torch.inference_mode():
+        return generator.generate(inputs, session.picker(sample.sample_id, inputs), budget)
+
 
 # In place of a range's name: around all that is measured.
 WHOLE_PASS = "all"

@@ -24,7 +24,7 @@ from llm_perf_opt.profiling.baseline import (
     torch_obstacles,
 )
 from llm_perf_opt.profiling.vendor.launch import INFERENCE_RUNNER, build_work_argv, stage_overrides, workload_overrides
-from llm_perf_opt.workload.output_options import output_problems
+from llm_perf_opt.workload.outputs import output_problems
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.profiling.baseline import forget_results, used_samples
 from llm_perf_opt.profiling.vendor.nsys import CAPTURE_ENDS, CAPTURE_ENDS_WORDS
-from llm_perf_opt.workload.output_options import output_problems
+from llm_perf_opt.workload.outputs import output_problems
 
 SCOPES = ("none", "process-tree", "system-wide")
 # Flags this stage sets itself; nsys refuses a flag given twice.

@@ -51,8 +51,7 @@ from llm_perf_opt.profiling.static_child import (
 )
 from llm_perf_opt.profiling.vendor.launch import build_work_argv, stage_overrides, workload_overrides
 from llm_perf_opt.workload.models.base import ModelAdapter
-from llm_perf_opt.workload.models.choices import choose_dtype
-from llm_perf_opt.workload.models.registry import load_adapter
+from llm_perf_opt.workload.models.registry import choose_dtype, load_adapter
 
 STATIC_RUNNER = "llm_perf_opt.runners.static_runner"
 

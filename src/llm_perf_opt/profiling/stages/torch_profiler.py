@@ -32,7 +32,7 @@ from llm_perf_opt.profiling.baseline import (
 from llm_perf_opt.profiling.nvml import gpu_index, sample_gpu, samples_file
 from llm_perf_opt.profiling.trace_tables import TRACE_FILE, write_trace_files
 from llm_perf_opt.profiling.vendor.launch import PROFILE_RUNNER, build_work_argv, stage_overrides, workload_overrides
-from llm_perf_opt.workload.output_options import output_problems
+from llm_perf_opt.workload.outputs import output_problems
 
 
 @dataclass(frozen=True, kw_only=True)

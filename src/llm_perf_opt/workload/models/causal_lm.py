@@ -11,7 +11,7 @@ from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.workload.models.base import LoadedModel
 from llm_perf_opt.workload.models.meta_run import text_decode, text_prefill
 from llm_perf_opt.workload.models.module_groups import group_modules
-from llm_perf_opt.workload.models.snapshot_files import (
+from llm_perf_opt.workload.models.snapshot import (
     find_config_problems,
     find_weight_problems,
     read_config,
@@ -60,14 +60,14 @@ class CausalLMAdapter:
         problems = self.check(model)
         if problems:
             raise ConfigError(problems)
-        from llm_perf_opt.workload.models.causal_lm_load import load_random, load_snapshot
+        from llm_perf_opt.workload.models.causal_lm_torch import load_random, load_snapshot
 
         if model.weights == "snapshot":
             return load_snapshot(model, self.geometry(model), device=device)
         return load_random(model, self.geometry(model), device=device, seed=seed)
 
     def build_meta(self, model: ModelSection) -> Any:
-        from llm_perf_opt.workload.models.causal_lm_load import build_on_meta
+        from llm_perf_opt.workload.models.causal_lm_torch import build_on_meta
 
         geometry = self.geometry(model)
         dtype = (stored_dtype(geometry) or "bfloat16") if model.dtype == "auto" else model.dtype

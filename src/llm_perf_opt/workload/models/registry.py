@@ -1,7 +1,11 @@
-"""Finds a model adapter by the import path in `model.adapter`."""
+"""Finds a model adapter by the import path in `model.adapter`.
+
+Which dtype and attention a model runs with, and what to say where that is not what one would expect.
+"""
 
 import importlib
-from typing import cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.workload.models.base import ModelAdapter
@@ -23,3 +27,45 @@ def load_adapter(path: str) -> ModelAdapter:
             "allowed: an import path package.module:ADAPTER"
         )
     return cast(ModelAdapter, vars(module)[attribute])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A setting as it will be used, and the note to show when it needs one."""
+
+    value: str
+    notes: tuple[str, ...] = ()
+
+
+def choose_dtype(asked: str, *, device: str, stored: str | None) -> Choice:
+    """`auto` is bfloat16 on CUDA and float32 on a CPU, where half precision is often slower."""
+    value = asked
+    if asked == "auto":
+        value = "bfloat16" if device.startswith("cuda") else "float32"
+    if stored is None or stored == value:
+        return Choice(value=value)
+    return Choice(value=value, notes=(f"dtype {value} used (model.dtype={asked}), the model's own is {stored}",))
+
+
+def choose_attention(asked: str, *, device: str, dtype: str, flash_installed: bool) -> Choice:
+    """`auto` is sdpa; flash attention falls back to sdpa where it cannot run, and says so."""
+    if asked == "auto":
+        return Choice(value="sdpa")
+    if asked != "flash_attention_2":
+        return Choice(value=asked)
+    if not flash_installed:
+        reason = "flash_attention_2 is not installed"
+    elif not device.startswith("cuda"):
+        reason = f"flash_attention_2 does not run on {device}"
+    elif dtype == "float32":
+        reason = "flash_attention_2 does not run in float32"
+    else:
+        return Choice(value=asked)
+    return Choice(value="sdpa", notes=(f"{reason}, sdpa used instead",))
+
+
+def torch_dtype(name: str) -> Any:
+    """The torch dtype of a name the configuration allows."""
+    import torch
+
+    return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[name]

@@ -14,11 +14,10 @@ from llm_perf_opt.analysis.hardware.work import Shape
 from llm_perf_opt.config.schema import ModelSection
 from llm_perf_opt.errors import ProfilingError
 from llm_perf_opt.workload.models.base import RangeFactory, Sample, StepOutput
-from llm_perf_opt.workload.models.causal_lm_load import build_on_meta as build_text
-from llm_perf_opt.workload.models.causal_lm_load import materialise
-from llm_perf_opt.workload.models.causal_lm_run import LoadedCausalLM
-from llm_perf_opt.workload.models.choices import choose_dtype, torch_dtype
+from llm_perf_opt.workload.models.causal_lm_torch import LoadedCausalLM, materialise
+from llm_perf_opt.workload.models.causal_lm_torch import build_on_meta as build_text
 from llm_perf_opt.workload.models.module_groups import group_modules
+from llm_perf_opt.workload.models.registry import choose_dtype, torch_dtype
 
 
 class PageReader(nn.Module):

@@ -28,7 +28,7 @@ from llm_perf_opt.workload.models.deepseek_ocr.preprocess import (
 )
 from llm_perf_opt.workload.models.meta_run import text_decode, text_prefill
 from llm_perf_opt.workload.models.module_groups import group_modules
-from llm_perf_opt.workload.models.snapshot_files import (
+from llm_perf_opt.workload.models.snapshot import (
     CONFIG_FILE,
     find_config_problems,
     find_weight_problems,

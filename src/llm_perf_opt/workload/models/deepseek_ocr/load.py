@@ -11,13 +11,12 @@ from safetensors import safe_open
 from torch import Tensor
 
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.workload.models.choices import Choice, choose_dtype, torch_dtype
 from llm_perf_opt.workload.models.deepseek_ocr.adapter import OcrGeometry, OcrInfer, OcrSection, view_sizes
 from llm_perf_opt.workload.models.deepseek_ocr.network import DeepseekOcr, choose_experts_mode
 from llm_perf_opt.workload.models.deepseek_ocr.run import LoadedOcr, RemoteOcr
 from llm_perf_opt.workload.models.random_weights import NoiseSource, fill_matrices
-from llm_perf_opt.workload.models.snapshot_files import read_config, stored_dtype
-from llm_perf_opt.workload.models.tokenizer import first_line, load_tokenizer
+from llm_perf_opt.workload.models.registry import Choice, choose_dtype, torch_dtype
+from llm_perf_opt.workload.models.snapshot import first_line, load_tokenizer, read_config, stored_dtype
 
 
 def build_on_meta(geometry: OcrGeometry, *, dtype: str) -> DeepseekOcr:

@@ -24,7 +24,7 @@ from llm_perf_opt.workload.models.deepseek_ocr.preprocess import (
     read_views,
 )
 from llm_perf_opt.workload.models.module_groups import group_modules
-from llm_perf_opt.workload.models.tokenizer import show_text
+from llm_perf_opt.workload.models.snapshot import show_text
 
 
 def page_prefill(module: Any, shape: Shape) -> Any:
