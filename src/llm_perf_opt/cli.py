@@ -28,8 +28,8 @@ Each command explains itself with --help. First steps: llm-perf profile experime
 COMMANDS = {
     "profile": "profile_orchestrator",
     "infer": "direct_inference_runner",
-    "predict": "predict",
-    "analyze": "analyze",
+    "predict": "predict.cli",
+    "analyze": "analyze.cli",
     "report": "report",
     "runs": "runs",
     "doctor": "doctor",

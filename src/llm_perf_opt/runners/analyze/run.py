@@ -14,9 +14,9 @@ from llm_perf_opt.core.records import Metric, StageFile, StageRecord
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.capture_files import capture_metrics, write_analysis, write_operators
 from llm_perf_opt.report.write import write_reports
-from llm_perf_opt.runners.analyze_context import CaptureContext, context_stages
-from llm_perf_opt.runners.analyze_kinds import NCU, TORCH
-from llm_perf_opt.runners.analyze_read import AnalyzedCaptures
+from llm_perf_opt.runners.analyze.cli import CaptureContext, context_stages
+from llm_perf_opt.runners.analyze.kinds import NCU, TORCH
+from llm_perf_opt.runners.analyze.read import AnalyzedCaptures
 
 
 def require_free(output: Path) -> None:

@@ -9,7 +9,7 @@ from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.timeline.operators import OperatorRow
 from llm_perf_opt.core.terminal import number_columns, terminal_table
 from llm_perf_opt.core.units import or_dash
-from llm_perf_opt.runners.analyze_kinds import SUMMARY
+from llm_perf_opt.runners.analyze.kinds import SUMMARY
 
 NAME_WIDTH = 60
 RANGES_SHOWN = 40

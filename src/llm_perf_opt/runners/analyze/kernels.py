@@ -6,7 +6,7 @@ from pathlib import Path
 
 from llm_perf_opt.errors import EXIT_OK, ConfigError
 from llm_perf_opt.profiling.parsers.nsys_summary import summarize_kernels
-from llm_perf_opt.runners.analyze_json import print_json
+from llm_perf_opt.runners.analyze.cli import print_json
 
 
 def print_kernels(files: Sequence[Path], *, as_json: bool, top: int) -> int:

@@ -11,10 +11,11 @@ from llm_perf_opt.analysis.capture import CaptureAnalysis, Measured, analyze_mea
 from llm_perf_opt.analysis.timeline.rows import KernelRow
 from llm_perf_opt.core.process import allowed_environment, run_command
 from llm_perf_opt.errors import ToolError
-from llm_perf_opt.runners.analyze_kinds import NCU, NSYS, SUMMARY, TORCH
+from llm_perf_opt.runners.analyze.kinds import NCU, NSYS, SUMMARY, TORCH
 
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
+
 
 EXPORT_TIMEOUT_S = 1800.0
 

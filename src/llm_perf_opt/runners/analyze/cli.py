@@ -1,0 +1,187 @@
+"""`llm-perf analyze`: captures made elsewhere, read on any machine.
+
+nsys reports (.nsys-rep, needs nsys to export), exports (.sqlite) and kernel summaries (.csv); torch profiler traces
+(.json, .json.gz); ncu reports and CSV pages.
+
+What a capture cannot say of itself: the model and hardware behind it, and its times without a profiler.
+
+Prints one JSON object to the standard output, whatever encoding that has.
+"""
+
+import argparse
+import codecs
+import json
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from llm_perf_opt.core.manifest import write_json
+from llm_perf_opt.core.names import GIVEN, STATIC_ANALYSIS, STATIC_JSON
+from llm_perf_opt.core.records import Metric, StageFile, StageRecord, StageTraits
+from llm_perf_opt.errors import EXIT_OK, ConfigError
+from llm_perf_opt.runners.analyze.kinds import NCU, NSYS, SUMMARY, TORCH, capture_file, kind_of
+
+# Option to what it means; the figures keep the names of the workload's own metrics.
+CLEAN = {"prefill": "median time of one prefill", "tpot": "median time per output token"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureContext:
+    """The captures, and what was said about them."""
+
+    files: tuple[Path, ...]
+    overrides: tuple[str, ...]
+    clean_ms: dict[str, float]
+
+
+def split_context(args: argparse.Namespace) -> CaptureContext:
+    """Tell captures from overrides: an override has a `=` and is no file."""
+    given = [str(path) for path in args.files]
+    overrides = tuple(text for text in given if "=" in text and not Path(text).exists())
+    files = tuple(Path(text) for text in given if text not in overrides)
+    values = {"prefill": args.clean_prefill_ms, "tpot": args.clean_tpot_ms}
+    clean = {name: value for name, value in values.items() if value is not None}
+    wrong = {name: ms for name, ms in clean.items() if not (isfinite(ms) and ms > 0)}
+    problems = [f"--clean-{name}-ms: not a time (got {ms:g}), allowed: above 0" for name, ms in wrong.items()]
+    if (overrides or clean) and args.output is None:
+        named = overrides[0] if overrides else f"--clean-{next(iter(clean))}-ms"
+        problems.append(f"{named}: has no effect without -o DIR, where the report is written")
+    if not files:
+        problems.append("analyze: no capture given, allowed: at least one file")
+    if problems:
+        raise ConfigError(problems)
+    return CaptureContext(files=files, overrides=overrides, clean_ms=clean)
+
+
+def context_stages(context: CaptureContext, run_dir: Path, now: str) -> list[StageRecord]:
+    """The static analysis of what ran, and the clean times, as stages of the run."""
+    return [*_static(context, run_dir, now), *_given(context, now)]
+
+
+def _static(context: CaptureContext, run_dir: Path, now: str) -> list[StageRecord]:
+    if not context.overrides:
+        return []
+    from llm_perf_opt.analysis.static.document import build_document, static_metrics
+    from llm_perf_opt.runners.predict.cli import predictions
+
+    rows = predictions(context.overrides)
+    if len(rows) != 1:
+        raise ConfigError(f"analyze: {len(rows)} combinations of model, hardware and workload, allowed: one")
+    analysis, notes = rows[0]
+    path = write_json(run_dir / STATIC_ANALYSIS / STATIC_JSON, build_document(analysis, notes=notes))
+    return [
+        StageRecord(
+            name=STATIC_ANALYSIS,
+            status="ok",
+            started_at=now,
+            files=(StageFile(role="static_json", path=path),),
+            metrics=static_metrics(analysis, source=f"{STATIC_ANALYSIS}/{STATIC_JSON}"),
+            notes=notes,
+        )
+    ]
+
+
+def _given(context: CaptureContext, now: str) -> list[StageRecord]:
+    if not context.clean_ms:
+        return []
+    metrics = {
+        f"{name}_ms": Metric(value=value, unit="ms", how=f"given as --clean-{name}-ms: {CLEAN[name]}, no profiler")
+        for name, value in context.clean_ms.items()
+    }
+    return [
+        StageRecord(name=GIVEN, status="ok", started_at=now, metrics=metrics, traits=StageTraits(gives_clean_pass=True))
+    ]
+
+
+def print_json(found: Mapping[str, Any]) -> None:
+    """Text stays readable where the output is UTF-8, and becomes escapes where it is not."""
+    encoding = sys.stdout.encoding
+    readable = encoding is None or codecs.lookup(encoding).name == "utf-8"
+    json.dump(found, sys.stdout, indent=2, ensure_ascii=not readable)
+    print()
+
+
+def main(argv: list[str]) -> int:
+    """Entry point of the subcommand."""
+    args = _parser().parse_intermixed_args(argv)
+    context = split_context(args)
+    args.files = tuple(capture_file(path) for path in context.files)
+    kinds = [kind_of(path) for path in args.files]
+    _require_one_story(kinds)
+    if args.kernels_only:
+        from llm_perf_opt.runners.analyze.kernels import print_kernels
+
+        if args.output is not None or set(kinds) != {NSYS}:
+            raise ConfigError("analyze --kernels-only: takes exactly one .sqlite export of nsys, and no -o")
+        return print_kernels(args.files, as_json=args.json, top=max(1, args.top))
+    with tempfile.TemporaryDirectory(prefix="llm-perf-analyze-") as scratch:
+        return _analyze(args, kinds, context, Path(scratch))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="llm-perf analyze",
+        description="Analyse captures made elsewhere. Several files of one kind are taken as repetitions of one run; "
+        "ncu files given with an nsys capture are joined with its kernels.",
+    )
+    parser.add_argument(
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help=".nsys-rep, .sqlite, kernel summary .csv, trace.json[.gz], .ncu-rep, ncu CSV page, or the directory of an "
+        "old run, whose kernel summary is found; with -o also what "
+        "ran, in the words of `llm-perf predict` (model=llama3_8b hardware=h200 workload.prompt=1024), for bounds",
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", help="write a run directory with manifest and reports"
+    )
+    for name, what in CLEAN.items():
+        parser.add_argument(f"--clean-{name}-ms", type=float, metavar="MS", help=f"{what}, measured without a profiler")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    parser.add_argument(
+        "--kernels-only", action="store_true", help="only the kernel summary of one .sqlite: the fastest answer"
+    )
+    parser.add_argument("--top", type=int, default=15, metavar="N", help="rows per table on the terminal (default 15)")
+    return parser
+
+
+def _require_one_story(kinds: list[str]) -> None:
+    """Files that count the same kernels twice are refused."""
+    timelines = {kind for kind in kinds if kind != NCU}
+    if len(timelines) > 1:
+        words = {NSYS: "nsys captures", TORCH: "torch traces", SUMMARY: "nsys kernel summaries"}
+        named = " and ".join(sorted(words[kind] for kind in timelines))
+        raise ConfigError(f"analyze: {named} together would count kernels twice; give them to separate calls")
+    if kinds.count(SUMMARY) > 1:
+        raise ConfigError(
+            "analyze: kernel summaries cannot be added up (medians are lost); give them to separate calls"
+        )
+
+
+def _analyze(args: argparse.Namespace, kinds: list[str], context: CaptureContext, scratch: Path) -> int:
+    # numpy and duckdb are imported only now, so that --help and a wrong file name answer at once.
+    import msgspec
+
+    from llm_perf_opt.runners.analyze.read import read_captures
+    from llm_perf_opt.runners.analyze.text import render_analysis
+
+    if args.output is not None:
+        from llm_perf_opt.runners.analyze.run import require_free, write_run
+
+        require_free(args.output)
+    found = read_captures(args.files, kinds, scratch)
+    analysis = replace(found.analysis, notes=(*found.notes, *found.analysis.notes))
+    if args.output is not None:
+        write_run(args.output, args.files, replace(found, analysis=analysis), context)
+    if args.json:
+        print_json(msgspec.to_builtins(analysis))
+        return EXIT_OK
+    print(render_analysis(analysis, top=max(1, args.top)))
+    if args.output is not None:
+        print(f"\nwritten: {args.output / 'report.md'}")
+    return EXIT_OK
