@@ -21,7 +21,7 @@ from llm_perf_opt.analysis.findings.rules.kv_growth import find_kv_growth
 from llm_perf_opt.analysis.findings.rules.profiler_overhead import find_profiler_overhead
 from llm_perf_opt.analysis.findings.rules.throttling import find_throttling
 from llm_perf_opt.core.documents import ClockDocument, ClockSample
-from llm_perf_opt.report.gather import clock_facts
+from llm_perf_opt.report.facts import clock_facts
 from tests.support.fixtures_dir import REPO
 from tests.support.report_facts import NO_MEMORY, bound, facts, gpu, idle, kernel, ms, phase, size, whole
 

@@ -1,11 +1,18 @@
-"""kernels.md: the kernels of a capture, what bounds each of them and what ncu advises."""
+"""kernels.md: the kernels of a capture, what bounds each of them and what ncu advises.
+
+kernels.md: every kernel of a run, and what ncu says about those it measured.
+
+report.md of one profiled region (range replay): what ncu measured over the whole range.
+"""
 
 import re
 from collections.abc import Sequence
 
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuKernel
-from llm_perf_opt.core.markdown import plain, table
+from llm_perf_opt.core.markdown import code, escape, plain, table
 from llm_perf_opt.core.units import or_dash
+from llm_perf_opt.report.report_md import kernel_table
+from llm_perf_opt.report.view.report import ReportView
 
 ADVICE_WIDTH = 220
 _TEXT_COLUMNS = ("kernel", "bound")
@@ -95,3 +102,57 @@ def _shorten(text: str) -> str:
             break
         out += f" {sentence}"
     return out
+
+
+SHOWN = 200
+
+
+def render_kernels_page(view: ReportView) -> str:
+    kernels = view.kernels
+    if kernels.missing is not None:
+        return f"# Kernels\n\nUnknown: {escape(kernels.missing.text)}.\n"
+    sources = ", ".join(code(s) for s in (kernels.source, kernels.ncu_source) if s)
+    lines = [
+        "# Kernels",
+        "",
+        f"{len(kernels.rows)} kernels ({sources}). {escape(kernels.join)}",
+        "",
+        "Share is of all kernel time of the capture; prefill and decode are times of one prompt and of one token. "
+        "Floor: the time the kernel's own FLOPs and bytes need at the data sheet's peaks. A dash: not measured.",
+        "",
+        *kernel_table(kernels, SHOWN),
+    ]
+    if len(kernels.rows) > SHOWN:
+        lines += ["", f"{len(kernels.rows) - SHOWN} more are in {sources}."]
+    lines += ["", *(f"- {escape(note)}" for note in kernels.notes)]
+    if view.ncu is not None and view.ncu.kernels:
+        text = render_kernels_md(view.ncu)
+        lines += ["", "## Measured by ncu", *text.splitlines()[1:]]
+    return "\n".join([*lines, "", "## Full names", "", *_names(view)]) + "\n"
+
+
+def _names(view: ReportView) -> list[str]:
+    rows = [(str(rank), code(row.name)) for rank, row in enumerate(view.kernels.rows[:SHOWN], start=1)]
+    return table(("#", "name"), rows, right=("#",))
+
+
+_ROWS = (
+    ("duration", "duration_ns", 1e3, "{:,.2f} µs"),
+    ("operations", "flop_per_s", 1e9, "{:,.1f} GFLOP/s"),
+    ("DRAM traffic", "dram_bytes", 1e6, "{:,.2f} MB"),
+    ("DRAM bandwidth", "dram_bytes_per_s", 1e9, "{:,.1f} GB/s"),
+    ("arithmetic intensity", "intensity_flop_per_byte", 1.0, "{:.3f} FLOP/byte"),
+    ("compute throughput", "compute_sol_pct", 1.0, "{:.1f} % of peak"),
+    ("memory throughput", "memory_sol_pct", 1.0, "{:.1f} % of peak"),
+    ("of roof", "roof_pct", 1.0, "{:.1f} %"),
+)
+
+
+def render_region_md(label: str, row: NcuKernel) -> str:
+    """One region's page. A value ncu did not measure is a dash with its reason."""
+    lines = [f"# Region {label}", "", f"Measured {row.launches} time(s) by ncu as one range. Bound: {row.bound}.", ""]
+    values = vars(row)
+    rows = [(name, or_dash(values[key], form, unit=unit)) for name, key, unit, form in _ROWS]
+    lines += table(("what", "measured"), rows, right=("measured",))
+    lines += ["", *(f"- {key}: not known, {reason}." for key, reason in row.missing.items())]
+    return "\n".join(lines).rstrip() + "\n"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.report.html import render_html
-from llm_perf_opt.report.kernels_page import render_kernels_page
+from llm_perf_opt.report.kernels_md import render_kernels_page
 from llm_perf_opt.report.perfetto import render_perfetto
 from llm_perf_opt.report.report_md import render_report_md
 from llm_perf_opt.report.run_files import read_run_files

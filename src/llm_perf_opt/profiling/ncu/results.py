@@ -26,7 +26,7 @@ from llm_perf_opt.profiling.ncu.select import NcuPlan, Selection
 from llm_perf_opt.profiling.parsers.ncu_csv import csv_table, merge_launches, parse_ncu_csv, section_tables
 from llm_perf_opt.profiling.parsers.ncu_report import IMPORT_TIMEOUT_S, load_ncu
 from llm_perf_opt.profiling.vendor.ncu import build_ncu_import_cmd
-from llm_perf_opt.report.region_md import render_region_md
+from llm_perf_opt.report.kernels_md import render_region_md
 from llm_perf_opt.report.svg import roofline_svg
 
 _NOT_IN_CSV = ("advice", "missing", "peak_flop_per_s", "flop_per_s_by_pipe", "stalls_pct")

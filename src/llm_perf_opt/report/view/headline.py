@@ -14,7 +14,7 @@ from llm_perf_opt.analysis.hardware.work import BYTES, short_dtype
 from llm_perf_opt.analysis.static.document import StaticDocument
 from llm_perf_opt.core.units import format_factor, format_ms, format_percent
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.report.gather_phase import clean_metric, measured_prompt
+from llm_perf_opt.report.facts import clean_metric, measured_prompt
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.captured import captured_tiles, captured_verdict
 from llm_perf_opt.report.view.shown import Tile, show

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from llm_perf_opt.analysis.findings.rules import diagnose
 from llm_perf_opt.analysis.findings.waterfall import build_waterfall
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
-from llm_perf_opt.report.gather import gather, joined_ncu
+from llm_perf_opt.report.facts import gather, joined_ncu
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.findings import FindingView, findings_view
 from llm_perf_opt.report.view.headline import HeadlineView, headline
