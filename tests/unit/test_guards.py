@@ -28,16 +28,6 @@ FORBIDDEN = {
 }
 
 
-# Folders not yet cut into sub-packages, with what they hold today; to shrink and to go.
-LARGEST = {
-    "analysis": 32,
-    "profiling": 21,
-    "profiling/parsers": 16,
-    "runners": 24,
-    "workload": 22,
-}
-
-
 def _modules() -> list[Path]:
     return sorted(SOURCE.rglob("*.py"))
 
@@ -93,8 +83,7 @@ def test_the_sub_packages_of_the_analysis_do_not_import_in_a_circle() -> None:
 
 def test_a_folder_holds_at_most_fifteen_modules() -> None:
     sizes = Counter(str(path.parent.relative_to(SOURCE)) for path in _modules() if path.name != "__init__.py")
-    assert {folder: size for folder, size in sizes.items() if size > LARGEST.get(folder, 15)} == {}
-    assert [folder for folder in LARGEST if sizes[folder] <= 15] == [], "small enough now: take it off the list"
+    assert {folder: size for folder, size in sizes.items() if size > 15} == {}
 
 
 def test_only_one_module_starts_programs() -> None:

@@ -1,1 +1,12 @@
-"""Registry, plan, execution and provenance of a run."""
+"""A run from its overrides to its manifest.
+
+compose  overrides and presets to typed configuration
+plan     which stages run, in which order, and what stands in their way
+preflight  the workload's files, checked before anything starts
+run      executes the plan; failure is data here, and the manifest is rewritten after each stage
+resume   what an earlier run of the same directory already has
+provenance  what the run was made with: env.json, config.yaml, inputs.yaml
+console  what the user sees meanwhile, and the lines a run ends with
+
+`runners.job` calls them in that order. Stages are found by entry point and never named here.
+"""

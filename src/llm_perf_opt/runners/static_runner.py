@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,11 @@ def _calibration(device: Device, torch_device: str, dtype: str) -> Calibration:
     if known is not None and not device.is_cpu:
         return known
     print(f"calibrating {device.name} in {dtype} (about a second, kept in {folder})", flush=True)
-    found = calibrate(device, torch_device=torch_device, dtype=dtype)
+
+    def operators_in(module: Any, work: Callable[[], Any]) -> int:
+        return count_operators(module, {}, work)[0].total.operators
+
+    found = calibrate(device, torch_device=torch_device, dtype=dtype, operators_in=operators_in)
     best = found if known is None else better(known, found)
     write_calibration(folder, best)
     return best

@@ -1,1 +1,9 @@
-"""What is profiled: models, data, clocks and NVTX ranges."""
+"""What is profiled when no program is given: our own loop over models and data.
+
+session     load, warm up, time the clean pass          generation  one sample: prefill, then token by token
+profiled    the pass under torch.profiler               results, journal  what was measured, kept while it runs
+dataset, pages    the samples                           outputs, gallery  predictions for people
+device, nvtx      where it runs, and its ranges         models  one adapter per kind of model
+
+Runs only in child processes that answer with files; the orchestrator never imports torch.
+"""

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.analysis.hardware.hardware import Calibration, Device
-from llm_perf_opt.analysis.static.operator_count import count_operators
 
 # Smaller products fit into the caches of a core and say nothing of the layers of a model.
 MATMUL_SIDES = (1024, 2048, 4096, 8192)
@@ -28,8 +27,13 @@ GPU_BUFFER_BYTES = 1 << 30
 _TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
-def calibrate(device: Device, *, torch_device: str, dtype: str) -> Calibration:
-    """The best of several tries of each, because the question is what the device can reach, not what it did."""
+def calibrate(
+    device: Device, *, torch_device: str, dtype: str, operators_in: Callable[[Any, Callable[[], Any]], int]
+) -> Calibration:
+    """The best of several tries of each, because the question is what the device can reach, not what it did.
+
+    `operators_in` counts the operators a piece of work on a module starts.
+    """
     import torch
 
     kind = getattr(torch, _TORCH_NAMES[dtype])
@@ -37,7 +41,7 @@ def calibrate(device: Device, *, torch_device: str, dtype: str) -> Calibration:
     with torch.no_grad():
         tflops, side = _matmul_tflops(torch_device, kind, wait)
         copy_gb_s, read_gb_s = _bandwidth_gb_s(torch_device, kind, wait)
-        launch_us = _launch_us(torch_device, wait)
+        launch_us = _launch_us(torch_device, wait, operators_in)
     what = "copy" if copy_gb_s >= read_gb_s else "matrix-vector product"
     how = f"measured on {device.name} ({device.driver}), best of several:"
     return Calibration(
@@ -105,7 +109,7 @@ def _bandwidth_gb_s(device: str, kind: Any, wait: Callable[[], None]) -> tuple[f
     return 2 * moved / copy_s / 1e9, moved / read_s / 1e9
 
 
-def _launch_us(device: str, wait: Callable[[], None]) -> float:
+def _launch_us(device: str, wait: Callable[[], None], operators_in: Callable[[Any, Callable[[], Any]], int]) -> float:
     """Host time per operator of a stack of small modules, where the device has next to nothing to do.
 
     In float32, because a CPU prepares every half-precision product anew, which is work and not the cost of starting it.
@@ -114,8 +118,7 @@ def _launch_us(device: str, wait: Callable[[], None]) -> float:
 
     stack = _small_stack().to(device=device)
     x = torch.ones(1, 64, device=device)
-    count, _ = count_operators(stack, {}, lambda: stack(x))
-    return _best_s(lambda: stack(x), wait) / count.total.operators * 1e6
+    return _best_s(lambda: stack(x), wait) / operators_in(stack, lambda: stack(x)) * 1e6
 
 
 def _small_stack() -> Any:
