@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.core.host import Gpu
+from llm_perf_opt.core.stage import Stage
 from llm_perf_opt.pipeline.preflight import device_problem, fallback_note
 from llm_perf_opt.profiling.nsys.capture import _too_long, workload_argv
 from llm_perf_opt.profiling.nsys.session import plan_captures
@@ -82,9 +83,12 @@ def test_187_pixi_direct_infer_is_llm_perf_infer(monkeypatch: pytest.MonkeyPatch
     """003:18, and the quick start"""
     assert pixi_task("direct-infer") == ["llm_perf_opt.runners.direct_inference_runner"]
     called: list[object] = []
-    monkeypatch.setattr(
-        "llm_perf_opt.runners.profile_orchestrator.main", lambda argv, implied: called.append((argv, implied)) or 0
-    )
+
+    def main(argv: list[str], implied: object) -> int:
+        called.append((argv, implied))
+        return 0
+
+    monkeypatch.setattr("llm_perf_opt.runners.profile_orchestrator.main", main)
     assert direct_inference_runner.main(["run.seed=1"]) == 0
     assert called == [(["run.seed=1"], INFER_OVERRIDES)]
     assert stage(typed(*TINY, implied=INFER_OVERRIDES), "direct_inference").output.prediction.enable is True
@@ -124,7 +128,7 @@ def test_003_a_device_is_there_or_the_reason_is_said(
 def test_003_a_run_that_falls_back_to_the_cpu_says_so() -> None:
     """000:96: the default is auto, so that a run works anywhere, and says what it means"""
     config = typed(*TINY)
-    stages = [static_analysis.STAGE, nsys.STAGE]
+    stages: list[Stage] = [static_analysis.STAGE, nsys.STAGE]
     assert fallback_note(config, plain_host(), stages) == "run.device=auto is the CPU here: this machine has no GPU"
     assert fallback_note(config, plain_host(gpus=(GPU,)), stages) is None
     assert fallback_note(config, plain_host(), []) is None

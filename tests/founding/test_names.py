@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,7 +59,7 @@ def test_050_build_ncu_cmd_as_document_000_calls_it() -> None:
 
 def test_133_build_ncu_cmd_as_document_002_calls_it() -> None:
     """002:184-195: csv_log is taken; ncu writes no rows into a log beside a report, so it makes no flag"""
-    values = {
+    values: dict[str, Any] = {
         "nvtx_expr": "decode*",
         "kernel_regex": "gemm.*",
         "use_nvtx": True,

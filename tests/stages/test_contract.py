@@ -12,7 +12,6 @@ import pytest
 from llm_perf_opt.config.schema import AppConfig, InferSection, WorkloadSection
 from llm_perf_opt.core.host import Tool
 from llm_perf_opt.core.records import StageFile, StageRecord
-from llm_perf_opt.core.stage import Stage
 from llm_perf_opt.pipeline.compose import compose_config, type_config
 from llm_perf_opt.profiling.stages import direct_inference, ncu, nsys, static_analysis, torch_profiler
 from llm_perf_opt.testing import StageCase, StageContract, plain_config, plain_host
@@ -28,7 +27,7 @@ IMPORTS_FAKES = {"PYTHONPATH": os.pathsep.join([str(REPO), str(REPO / "src")])}
 
 
 class TestRecorder(StageContract):
-    stage: Stage = ALPHA
+    stage = ALPHA
 
     def success(self, folder: Path) -> StageCase:
         return StageCase(settings=RecorderConfig(enable=True, timeout_s=60.0))
@@ -44,7 +43,7 @@ class TestRecorder(StageContract):
 
 
 class TestTimer(StageContract):
-    stage: Stage = TIMER
+    stage = TIMER
 
     def success(self, folder: Path) -> StageCase:
         return StageCase(settings=TimerConfig(enable=True))
@@ -61,7 +60,7 @@ class TestTimer(StageContract):
 
 @pytest.mark.slow
 class TestStaticAnalysis(StageContract):
-    stage: Stage = static_analysis.STAGE
+    stage = static_analysis.STAGE
 
     def case(self, folder: Path, timeout_s: float) -> StageCase:
         settings = static_analysis.StaticAnalysisConfig(enable=True, timeout_s=timeout_s, use_analytic_fallback=False)
@@ -88,7 +87,7 @@ def fake_model(folder: Path, lines: Sequence[str]) -> AppConfig:
 
 @pytest.mark.slow
 class TestTorchProfiler(StageContract):
-    stage: Stage = torch_profiler.STAGE
+    stage = torch_profiler.STAGE
 
     def case(self, folder: Path, *lines: str, timeout_s: float = 120.0) -> StageCase:
         settings = torch_profiler.TorchProfilerConfig(enable=True, timeout_s=timeout_s)
@@ -109,7 +108,7 @@ class TestTorchProfiler(StageContract):
 
 @pytest.mark.slow
 class TestDirectInference(StageContract):
-    stage: Stage = direct_inference.STAGE
+    stage = direct_inference.STAGE
 
     def case(self, folder: Path, *lines: str, timeout_s: float = 120.0) -> StageCase:
         settings = direct_inference.DirectInferenceConfig(enable=True, timeout_s=timeout_s)
@@ -129,7 +128,7 @@ class TestDirectInference(StageContract):
 
 
 class TestNsys(StageContract):
-    stage: Stage = nsys.STAGE
+    stage = nsys.STAGE
 
     def case(self, folder: Path, *command: str, timeout_s: float = 60.0) -> StageCase:
         fake_nsys.install(folder / "bin")
@@ -154,7 +153,7 @@ class TestNsys(StageContract):
 
 
 class TestNcu(StageContract):
-    stage: Stage = ncu.STAGE
+    stage = ncu.STAGE
 
     def case(self, folder: Path, *command: str, timeout_s: float = 60.0, **says: str) -> StageCase:
         record = fake_ncu.install(folder / "bin")

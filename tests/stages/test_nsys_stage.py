@@ -155,7 +155,7 @@ def test_a_capture_that_does_not_end_is_ended(tmp_path: Path) -> None:
         STAGE.run(NsysConfig(enable=True, timeout_s=3.0), ctx)
 
 
-def _profile_program(tmp_path: Path, exit_code: int, *overrides: str, **environ: str) -> Outcome:
+def _profile_program(tmp_path: Path, exit_code: int, *overrides: str, **environ: Any) -> Outcome:
     """The program under the real nsys through the command line, with these variables in the parent."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

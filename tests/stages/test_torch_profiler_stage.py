@@ -114,9 +114,9 @@ def test_both_passes_run_in_a_child_and_every_file_and_metric_is_reported(tmp_pa
         ("prefill", "cpu_time", "operator time"),
         ("decode", "cpu_time", "operator time"),
     ]
-    for phase in view.phases:
-        assert {row.group: row.time_share for row in phase.rows} == data["modules"][phase.phase]
-        assert sum(node.share for node in phase.tree) == pytest.approx(1.0)
+    for shown in view.phases:
+        assert {row.group: row.time_share for row in shown.rows} == data["modules"][shown.phase]
+        assert sum(node.share for node in shown.tree) == pytest.approx(1.0)
     assert view.operators_of == "operator time"
 
 

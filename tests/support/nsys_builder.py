@@ -52,8 +52,8 @@ class Export:
         connection.executemany("INSERT INTO StringIds VALUES (?, ?)", [(i, s) for s, i in self.strings.items()])
         if self.schema is not None:
             connection.execute("CREATE TABLE META_DATA_EXPORT (name TEXT, value TEXT)")
-            rows = [("EXPORT_SCHEMA_VERSION", self.schema), ("EXPORT_PRODUCT_VERSION", "2025.3.2")]
-            connection.executemany("INSERT INTO META_DATA_EXPORT VALUES (?, ?)", rows)
+            versions = [("EXPORT_SCHEMA_VERSION", self.schema), ("EXPORT_PRODUCT_VERSION", "2025.3.2")]
+            connection.executemany("INSERT INTO META_DATA_EXPORT VALUES (?, ?)", versions)
         gpu = "start INTEGER, end INTEGER, deviceId INTEGER, correlationId INTEGER, globalPid INTEGER"
         for table, columns, rows in (
             ("CUPTI_ACTIVITY_KIND_KERNEL", f"{gpu}, demangledName INTEGER", self.kernels),

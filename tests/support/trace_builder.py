@@ -26,12 +26,16 @@ def write_trace(path: Path, events: list[str], *, pretty: bool = False, after: s
     return path
 
 
+def _dims(*shapes: list[int]) -> dict[str, Any]:
+    return {"Input Dims": list(shapes)}
+
+
 def step(base_us: int = 0) -> list[str]:
     """An annotated step: linear → addmm → one launch; a copy; a wait."""
     return [
         event("user_annotation", "decode", f"{base_us}.000", "100.000"),
-        event("cpu_op", "aten::linear", f"{base_us + 10}.000", "40.000", **{"Input Dims": [[1, 8], [8, 8]]}),
-        event("cpu_op", "aten::addmm", f"{base_us + 15}.500", "30.250", **{"Input Dims": [[8], [1, 8]]}),
+        event("cpu_op", "aten::linear", f"{base_us + 10}.000", "40.000", **_dims([1, 8], [8, 8])),
+        event("cpu_op", "aten::addmm", f"{base_us + 15}.500", "30.250", **_dims([8], [1, 8])),
         event("cuda_runtime", "cudaLaunchKernel", f"{base_us + 20}.000", "5.000", correlation=base_us + 1),
         event("kernel", "gemm", f"{base_us + 30}.125", "20.500", pid=0, tid=7, correlation=base_us + 1, device=0),
         event("cpu_op", "aten::copy_", f"{base_us + 55}.000", "10.000"),

@@ -15,6 +15,7 @@ from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.compose import compose_config, explain_composition_error, type_config
+from llm_perf_opt.profiling.stages.nsys import NsysConfig
 from tests.support.fixtures_dir import REPO
 
 TINY = ("model=llama_tiny", "dataset=synthetic")
@@ -53,7 +54,9 @@ def _preset_overrides() -> list[tuple[str, ...]]:
         "model/deepseek_ocr/arch": "model/deepseek_ocr/arch@model",
         "model/deepseek_ocr/infer": "model/deepseek_ocr/infer@infer",
     }
-    cases = [(f"{override}={name}",) for group, override in groups.items() for name in _choices(group)]
+    cases: list[tuple[str, ...]] = [
+        (f"{override}={name}",) for group, override in groups.items() for name in _choices(group)
+    ]
     cases += [("dataset=omnidocbench",), ("dataset=synthetic",), ("dataset=prompts", "dataset.file=p.txt")]
     return cases
 
@@ -107,7 +110,9 @@ def test_whole_numbers_in_a_command_are_words() -> None:
         "pipeline.nsys.extra_args=[--duration,5]",
     )
     assert config.workload.command == ("python", "serve.py", "--port", "8000")
-    assert config.stages["nsys"].extra_args == ("--duration", "5")
+    nsys = config.stages["nsys"]
+    assert isinstance(nsys, NsysConfig)
+    assert nsys.extra_args == ("--duration", "5")
 
 
 def test_relative_paths_are_meant_from_where_the_user_stood(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ RATES = ("peak_tflops", "achieved_tflops")
 BF16 = Dtypes.uniform("bf16")
 
 
-def catalogue():
+def catalogue() -> dict[str, HardwareSection]:
     return load_catalogue(conf_dir() / "hardware")
 
 
@@ -60,7 +60,7 @@ def gpu(name: str) -> Device:
     return Device(name=name, is_cpu=False, driver="580.65")
 
 
-def test_peaks_are_dense_and_as_the_data_sheets_say():
+def test_peaks_are_dense_and_as_the_data_sheets_say() -> None:
     found = {
         name: (entry.peak_tflops["bf16"], entry.memory_bandwidth_gb_s, entry.memory_gb)
         for name, entry in catalogue().items()
@@ -88,14 +88,14 @@ def test_peaks_are_dense_and_as_the_data_sheets_say():
     }
 
 
-def test_every_entry_is_a_valid_configuration():
+def test_every_entry_is_a_valid_configuration() -> None:
     for path in sorted((conf_dir() / "hardware").glob("*.yaml")):
         section, problems = validate(HardwareSection, yaml.safe_load(path.read_text()), "hardware")
         assert (section is not None, problems) == (True, []), path
         assert section is not None and section.name == path.stem
 
 
-def test_every_figure_has_a_source():
+def test_every_figure_has_a_source() -> None:
     for name, entry in catalogue().items():
         if name == "cpu":
             continue
@@ -127,7 +127,7 @@ def test_every_figure_has_a_source():
         ("AMD Instinct MI300X", "mi300x"),
     ],
 )
-def test_a_device_name_maps_to_one_entry(device, entry):
+def test_a_device_name_maps_to_one_entry(device: str, entry: str) -> None:
     found = find_by_device_name(catalogue(), device)
     assert found is not None and found.name == entry
 
@@ -135,11 +135,11 @@ def test_a_device_name_maps_to_one_entry(device, entry):
 @pytest.mark.parametrize(
     "device", ["NVIDIA H2", "NVIDIA H200 Max", "NVIDIA A10G", "NVIDIA GeForce RTX 3090 Ti", "h200"]
 )
-def test_a_name_that_only_resembles_one_is_unknown(device):
+def test_a_name_that_only_resembles_one_is_unknown(device: str) -> None:
     assert find_by_device_name(catalogue(), device) is None
 
 
-def test_an_unknown_device_has_no_peaks_and_says_what_to_do():
+def test_an_unknown_device_has_no_peaks_and_says_what_to_do() -> None:
     found = resolve_hardware(HardwareSection(), gpu("NVIDIA Imaginary 1"), catalogue())
     assert found.section is None
     assert found.reason == (
@@ -148,7 +148,7 @@ def test_an_unknown_device_has_no_peaks_and_says_what_to_do():
     )
 
 
-def test_the_users_own_peaks_are_taken_for_an_unknown_device():
+def test_the_users_own_peaks_are_taken_for_an_unknown_device() -> None:
     own = HardwareSection(peak_tflops={"bf16": 100.0}, memory_bandwidth_gb_s=1000.0)
     found = resolve_hardware(own, gpu("NVIDIA Imaginary 1"), catalogue()).section
     assert found is not None
@@ -170,7 +170,7 @@ OWN_SOURCES = {
 
 
 @pytest.mark.parametrize("entry", ["auto", "cpu", "a10"])
-def test_the_key_of_every_number_format_is_known_whatever_the_entry(entry):
+def test_the_key_of_every_number_format_is_known_whatever_the_entry(entry: str) -> None:
     rates = {name: 10.0 + i for i, name in enumerate(PEAK_NAMES)}
     overrides = [f"hardware.{key}.{name}={rate}" for key in RATES for name, rate in rates.items()]
     found = type_config(compose_config([f"hardware={entry}", *overrides]), user_dir=Path.cwd()).hardware
@@ -180,7 +180,9 @@ def test_the_key_of_every_number_format_is_known_whatever_the_entry(entry):
     assert (plain.peak_tflops, plain.achieved_tflops) == (expected, {})
 
 
-def test_the_command_of_the_documentation_takes_peaks_as_written(tmp_path, monkeypatch, capsys):
+def test_the_command_of_the_documentation_takes_peaks_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = (REPO / "docs" / "static-analysis.md").read_text(encoding="utf-8")
     (line,) = [line for line in text.splitlines() if line.startswith("llm-perf profile hardware.peak_tflops")]
     monkeypatch.chdir(tmp_path)
@@ -194,7 +196,7 @@ def test_the_command_of_the_documentation_takes_peaks_as_written(tmp_path, monke
     assert decode["bound_ms"]["datasheet"] == pytest.approx(1e3 * decode["bytes_needed"] / 1.5e12)
 
 
-def test_every_figure_can_be_given_for_a_device_that_is_looked_up():
+def test_every_figure_can_be_given_for_a_device_that_is_looked_up() -> None:
     entry = catalogue()["h200"]
     found = resolve_hardware(OWN, gpu("NVIDIA H200"), catalogue())
     assert found == Resolved(
@@ -209,7 +211,7 @@ def test_every_figure_can_be_given_for_a_device_that_is_looked_up():
     )
 
 
-def test_one_given_peak_leaves_the_catalogues_other_figures():
+def test_one_given_peak_leaves_the_catalogues_other_figures() -> None:
     entry = catalogue()["h200"]
     own = HardwareSection(peak_tflops={"bf16": 800.0}, sources={"peak_tflops.bf16": "our own data sheet"})
     found = resolve_hardware(own, gpu("NVIDIA H200"), catalogue())
@@ -220,13 +222,13 @@ def test_one_given_peak_leaves_the_catalogues_other_figures():
     )
 
 
-def test_figures_that_are_no_peaks_leave_an_unknown_devices_peaks_unknown():
+def test_figures_that_are_no_peaks_leave_an_unknown_devices_peaks_unknown() -> None:
     found = resolve_hardware(OWN, gpu("NVIDIA Imaginary 1"), catalogue())
     assert found.section == replace(OWN, name="NVIDIA Imaginary 1", sources=OWN_SOURCES)
     assert found.reason is not None and found.reason.startswith("the peaks of 'NVIDIA Imaginary 1' are not known")
 
 
-def test_given_figures_win_over_a_calibration():
+def test_given_figures_win_over_a_calibration() -> None:
     measured = calibration("bf16", tflops=700.0, bandwidth_gb_s=4000.0, launch_us=9.0)
     found = resolve_hardware(OWN, gpu("NVIDIA H200"), catalogue()).section
     assert found is not None
@@ -249,12 +251,12 @@ def test_given_figures_win_over_a_calibration():
     )
 
 
-def test_a_peak_under_an_unknown_name_is_refused():
+def test_a_peak_under_an_unknown_name_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"hardware: peak_tflops.bfloat16: not a number format"):
         resolve_hardware(replace(HardwareSection(), peak_tflops={"bfloat16": 1.0}), gpu("x"), catalogue())
 
 
-def test_one_device_name_in_two_entries_is_refused(tmp_path: Path):
+def test_one_device_name_in_two_entries_is_refused(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.yaml").write_text(f"name: {name}\ndevice_names: [NVIDIA X]\n")
     with pytest.raises(ConfigError, match="'NVIDIA X' belongs to a already"):
@@ -275,7 +277,7 @@ def calibration(dtype: str, *, tflops: float, bandwidth_gb_s: float, launch_us: 
     )
 
 
-def test_the_best_of_two_calibrations_keeps_how_each_figure_was_measured():
+def test_the_best_of_two_calibrations_keeps_how_each_figure_was_measured() -> None:
     quiet = calibration("fp32", tflops=0.1, bandwidth_gb_s=47.71, launch_us=4.0)
     busy = calibration("fp32", tflops=0.12, bandwidth_gb_s=18.6, launch_us=3.0)
     best = calibration("fp32", tflops=0.12, bandwidth_gb_s=47.71, launch_us=3.0)
@@ -283,11 +285,11 @@ def test_the_best_of_two_calibrations_keeps_how_each_figure_was_measured():
     assert better(busy, quiet) == best
 
 
-def test_a_calibration_is_measured_on_products_a_model_could_have():
+def test_a_calibration_is_measured_on_products_a_model_could_have() -> None:
     assert min(MATMUL_SIDES) == 1024
 
 
-def test_a_cpu_is_known_only_by_its_calibration():
+def test_a_cpu_is_known_only_by_its_calibration() -> None:
     cpu = Device(name="Some CPU", is_cpu=True, driver="torch 2.13, 2 threads")
     section = resolve_hardware(HardwareSection(), cpu, catalogue()).section
     assert section is not None
@@ -304,7 +306,7 @@ def test_a_cpu_is_known_only_by_its_calibration():
     assert ceilings == Ceilings(kind="achievable", flops_per_s={"fp32": 0.1e12}, bytes_per_s=20e9)
 
 
-def test_the_threads_of_a_cpu_are_known_where_there_is_no_affinity(monkeypatch):
+def test_the_threads_of_a_cpu_are_known_where_there_is_no_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 10)
@@ -312,7 +314,7 @@ def test_the_threads_of_a_cpu_are_known_where_there_is_no_affinity(monkeypatch):
     assert cpu_driver({"OMP_NUM_THREADS": "3"}).endswith(", 3 threads")
 
 
-def test_calibrations_are_kept_per_device_driver_and_format(tmp_path: Path):
+def test_calibrations_are_kept_per_device_driver_and_format(tmp_path: Path) -> None:
     folder = cache_dir({"XDG_CACHE_HOME": str(tmp_path)})
     assert folder == tmp_path / "llm-perf" / "calibration"
     device = gpu("NVIDIA H200")
@@ -327,13 +329,13 @@ def test_calibrations_are_kept_per_device_driver_and_format(tmp_path: Path):
     assert read_calibration(folder, device, "bf16") is None
 
 
-def test_the_bound_is_the_larger_of_compute_and_memory():
+def test_the_bound_is_the_larger_of_compute_and_memory() -> None:
     ceilings = Ceilings(kind="datasheet", flops_per_s={"bf16": 1e12}, bytes_per_s=1e9)
     found = bound(Work(flops=4e9, flops_masked=1e9, weight_bytes=2e6, activation_bytes=9e9), BF16, ceilings)
     assert (found.compute_ms, found.memory_ms, found.ms, found.limit) == (3.0, 2.0, 3.0, "compute")
 
 
-def test_narrow_weights_run_at_the_rate_of_their_own_format_where_there_is_one():
+def test_narrow_weights_run_at_the_rate_of_their_own_format_where_there_is_one() -> None:
     work = Work(flops=3e9, flops_quantised=2e9)
     fp8 = Dtypes(compute="bf16", weight="fp8", kv="bf16")
     with_units = Ceilings(kind="datasheet", flops_per_s={"bf16": 1e12, "fp8": 2e12}, bytes_per_s=1e9)
@@ -344,7 +346,7 @@ def test_narrow_weights_run_at_the_rate_of_their_own_format_where_there_is_one()
     assert bound(work, int4, with_units).compute_ms == 3.0
 
 
-def test_launches_limit_a_phase_that_the_device_would_finish_sooner():
+def test_launches_limit_a_phase_that_the_device_would_finish_sooner() -> None:
     ceilings = Ceilings(kind="achievable", flops_per_s={"bf16": 1e15}, bytes_per_s=4e12)
     groups = {"mlp": Work(flops=1e9, weight_bytes=2e9, activation_bytes=0)}
     on_gpu = estimate(groups, BF16, ceilings, operators=700, launch_us=10.0, other_bytes=0.0, is_synchronous=False)
@@ -355,7 +357,7 @@ def test_launches_limit_a_phase_that_the_device_would_finish_sooner():
     assert limit_of(bound(groups["mlp"], BF16, ceilings), 0.1) == "memory"
 
 
-def test_utilisation_is_need_over_what_the_peak_would_have_done():
+def test_utilisation_is_need_over_what_the_peak_would_have_done() -> None:
     assert mfu(5e11, 1.0, 1e15) == pytest.approx(0.5)
     # Llama of 1,235,814,400 parameters on an H200: 15.13 ms a token where weights and cache take 0.58 ms.
     assert mbu(2.505e9, 15.13, 4.8e12) == pytest.approx(0.0345, abs=0.0001)

@@ -195,7 +195,8 @@ def problems_of(*overrides: str) -> tuple[str, ...]:
 
 def test_a_path_that_is_no_snapshot_is_refused_with_what_is_missing(tmp_path: Path) -> None:
     bare, pickled = tmp_path / "bare", tmp_path / "pickled"
-    bare.mkdir(), pickled.mkdir()
+    bare.mkdir()
+    pickled.mkdir()
     (pickled / "config.json").write_text(json.dumps({"model_type": "llama"}))
     (pickled / "pytorch_model.bin").write_bytes(b"")
     gone = tmp_path / "gone"

@@ -61,7 +61,9 @@ def test_tokens_of_the_tiles_are_laid_side_by_side_with_one_row_end_a_row() -> N
 def test_the_global_view_is_centred_on_grey_and_scaled_to_minus_one_to_one() -> None:
     views = cut_views(Image.new("RGB", (64, 32), (255, 0, 255)), SMALL, crop_mode=True)
     assert (views.page.shape, views.page.dtype, views.tiles, views.grid) == ((1, 3, 64, 64), np.float32, None, (1, 1))
-    assert np.array_equal(views.page[0, :, 16:48], np.broadcast_to(np.float32([[[1]], [[-1]], [[1]]]), (3, 32, 64)))
+    assert np.array_equal(
+        views.page[0, :, 16:48], np.broadcast_to(np.array([[[1]], [[-1]], [[1]]], np.float32), (3, 32, 64))
+    )
     grey = np.concatenate([views.page[0, :, :16], views.page[0, :, 48:]])
     assert np.array_equal(grey, np.full((6, 16, 64), GREY))
 
@@ -72,6 +74,7 @@ def test_tiles_go_row_by_row_and_only_in_crop_mode() -> None:
         x, y = i % 2 * 64, i // 2 * 64
         picture.paste((shade, shade, shade), (x, y, x + 64, y + 64))
     views = cut_views(picture, SMALL, crop_mode=True)
+    assert views.tiles is not None
     assert (views.grid, views.tiles.shape) == ((2, 3), (6, 3, 64, 64))
     assert [round(float(tile[:, 32, 32].mean()), 3) for tile in views.tiles] == [-1.0, -0.6, -0.2, 0.2, 0.6, 1.0]
     whole = cut_views(picture, SMALL, crop_mode=False)

@@ -50,6 +50,7 @@ def test_every_kernel_of_the_h200_capture_has_figures_and_a_bound() -> None:
     assert gemv.kernel == "nvjet_sm90_tst_64x8_64x16_2x1_v_bz_TNT"
     # Two launches over an 8192 x 2048 bf16 matrix: 33.6 MB each, the output padded to eight columns.
     assert (gemv.launches, gemv.duration_ns, gemv.duration_min_ns) == (2, 11936.0, 11744.0)
+    assert gemv.duration_ns is not None
     assert gemv.flop_per_s_by_pipe["tensor_bf16"] * gemv.duration_ns / 1e9 == pytest.approx(
         2 * 8192 * 2048 * 8, rel=1e-6
     )
@@ -187,6 +188,7 @@ def test_all_profiled_kernels_are_found_on_the_timeline() -> None:
     headroom = [k.headroom_ns for k in analysis.kernels if k.headroom_ns is not None]
     assert headroom == sorted(headroom, reverse=True)
     top = analysis.kernels[0]
+    assert top.nsys_total_ns is not None and top.roof_pct is not None
     assert top.headroom_ns == pytest.approx(top.nsys_total_ns * (1 - top.roof_pct / 100))
 
 

@@ -55,6 +55,7 @@ def test_the_last_prefill_and_decode_of_the_h200_are_as_counted_by_hand(analysis
     assert {name: row.instances for name, row in rows.items()} == {"prefill": 4, "decode": 4, "decode_step": 24}
     for row in rows.values():
         parts = row.idle
+        assert parts is not None
         whole = parts.waiting_for_host_ns + parts.between_kernels_ns + parts.waiting_for_copy_or_sync_ns
         assert whole + parts.unattributed_ns == row.gpu_idle_ns
 
@@ -158,8 +159,8 @@ def test_the_kernels_inside_ranges_equal_the_nvtx_summary_of_nsys(h200: Path, an
     if "Kern Inst" not in done.stdout:
         pytest.skip("this nsys has no report nvtxkernsum")
     theirs = {}
-    for row in csv.DictReader(io.StringIO(done.stdout[done.stdout.index("NVTX Range") :])):
-        theirs[(row["NVTX Range"], row["Kernel Name"])] = (int(row["Kern Inst"]), int(row["Total Time (ns)"]))
+    for line in csv.DictReader(io.StringIO(done.stdout[done.stdout.index("NVTX Range") :])):
+        theirs[(line["NVTX Range"], line["Kernel Name"])] = (int(line["Kern Inst"]), int(line["Total Time (ns)"]))
     # nsys gives a kernel to the innermost range only.
     for row in analysis.ranges:
         if row.name in ("prefill", "decode_step"):

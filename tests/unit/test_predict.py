@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,12 +20,13 @@ def no_calibration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def predict_json(capsys, *argv: str):
+def predict_json(capsys: pytest.CaptureFixture[str], *argv: str) -> list[dict[str, Any]]:
     assert main(["predict", *argv, "--json"]) == 0
-    return valid("predictions", json.loads(capsys.readouterr().out))["predictions"]
+    rows: list[dict[str, Any]] = valid("predictions", json.loads(capsys.readouterr().out))["predictions"]
+    return rows
 
 
-def test_a_row_for_every_combination(capsys):
+def test_a_row_for_every_combination(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(ASKED) == 0
     out = capsys.readouterr().out
     assert "llama3_8b: 8,030,261,248 parameters, 131,072 KV bytes a token" in out
@@ -39,7 +41,7 @@ def test_a_row_for_every_combination(capsys):
     assert "note: rtx3090 was not calibrated here" in out
 
 
-def test_bounds_of_llama3_8b_on_an_h200_are_these(capsys):
+def test_bounds_of_llama3_8b_on_an_h200_are_these(capsys: pytest.CaptureFixture[str]) -> None:
     (found,) = predict_json(capsys, "model=llama3_8b", "hardware=h200")
     prefill, decode = found["phases"]["prefill"], found["phases"]["decode"]
     assert found["workload"] == {
@@ -59,7 +61,7 @@ def test_bounds_of_llama3_8b_on_an_h200_are_these(capsys):
     assert decode["bound_ms"]["achievable"] < low < mid < high
 
 
-def test_an_uncalibrated_gpu_has_a_bound_and_a_reason_for_no_estimate(capsys):
+def test_an_uncalibrated_gpu_has_a_bound_and_a_reason_for_no_estimate(capsys: pytest.CaptureFixture[str]) -> None:
     (found,) = predict_json(capsys, "model=llama3_8b", "hardware=a100_80gb")
     decode = found["phases"]["decode"]
     assert decode["bound_ms"]["datasheet"] == pytest.approx(1e3 * decode["bytes_needed"] / 2.039e12)
@@ -71,7 +73,7 @@ def test_an_uncalibrated_gpu_has_a_bound_and_a_reason_for_no_estimate(capsys):
     }
 
 
-def test_a_folder_with_a_config_json_is_enough(capsys, tmp_path: Path):
+def test_a_folder_with_a_config_json_is_enough(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = tmp_path / "My-Qwen3"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(preset_geometry("causal_lm/arch/qwen3_30b_a3b")))
@@ -83,7 +85,7 @@ def test_a_folder_with_a_config_json_is_enough(capsys, tmp_path: Path):
     )
 
 
-def test_formats_of_weights_and_cache_can_be_chosen(capsys):
+def test_formats_of_weights_and_cache_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     plain, narrow = (
         predict_json(capsys, "model=llama3_8b", "hardware=h200", *extra)[0]
         for extra in ((), ("workload.weight_dtype=fp8", "workload.kv_dtype=fp8"))
@@ -93,14 +95,14 @@ def test_formats_of_weights_and_cache_can_be_chosen(capsys):
     assert narrow["dtypes"] == {"compute": "bf16", "weight": "fp8", "kv": "fp8"}
 
 
-def test_the_mode_of_latent_attention_can_be_chosen(capsys):
+def test_the_mode_of_latent_attention_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     (found,) = predict_json(capsys, "model=deepseek_v2_lite", "hardware=h200", "workload.mla_mode=absorbed")
     modes = found["latent_attention"]["modes"]
     assert found["latent_attention"]["mode"] == "absorbed"
     assert found["phases"]["decode"]["flops"] == modes["absorbed"]["decode_flops"]
 
 
-def test_pages_of_deepseek_ocr_set_prompt_and_views(capsys):
+def test_pages_of_deepseek_ocr_set_prompt_and_views(capsys: pytest.CaptureFixture[str]) -> None:
     (found,) = predict_json(capsys, "model=deepseek_ocr", "hardware=h200", "workload.batch=2")
     # A page of 1240 × 1754 is cut into 2 × 3 tiles: (10·2+1)·30 + (16+1)·16+1 tokens, and the prompt around them.
     assert found["workload"]["views"] == [{"size": 640, "count": 12}, {"size": 1024, "count": 2}]
@@ -112,19 +114,19 @@ def test_pages_of_deepseek_ocr_set_prompt_and_views(capsys):
     assert main(["predict", "model=deepseek_ocr", "hardware=h200", "workload.prompt=5"]) == 2
 
 
-def test_own_peaks_replace_an_entrys(capsys):
+def test_own_peaks_replace_an_entrys(capsys: pytest.CaptureFixture[str]) -> None:
     (found,) = predict_json(capsys, "model=llama3_8b", "hardware=rtx3090", "hardware.peak_tflops.bf16=35.5")
     assert found["hardware"]["peak_tflops"]["bf16"] == 35.5
     assert found["hardware"]["memory_bandwidth_gb_s"] == 936.0
 
 
-def test_the_memory_given_is_the_memory_that_counts(capsys):
+def test_the_memory_given_is_the_memory_that_counts(capsys: pytest.CaptureFixture[str]) -> None:
     (found,) = predict_json(capsys, "model=llama_tiny", "hardware=auto", "run.device=cpu", "hardware.memory_gb=1")
     assert found["memory"]["capacity_bytes"] == 1e9
     assert found["hardware"]["sources"]["memory_gb"] == "given in the configuration"
 
 
-def test_a_cpu_without_calibration_says_how_to_get_one(capsys):
+def test_a_cpu_without_calibration_says_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "model=llama_tiny", "hardware=cpu"]) == 0
     out = capsys.readouterr().out
     assert "note: this CPU was not calibrated yet: `llm-perf profile experiment=demo` measures it" in out
@@ -142,17 +144,17 @@ def test_a_cpu_without_calibration_says_how_to_get_one(capsys):
         (["model.path=/does/not/exist"], "error: /does/not/exist: not found"),
     ],
 )
-def test_bad_input_exits_with_2_and_names_it(capsys, argv, message):
+def test_bad_input_exits_with_2_and_names_it(capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
     assert main(["predict", "hardware=h200", *argv]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_all_problems_are_told_at_once(capsys):
+def test_all_problems_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "model=x1", "hardware=y1", "workload.batch=-1"]) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 3
 
 
-def test_an_unknown_model_type_in_a_folder_is_named(capsys, tmp_path: Path):
+def test_an_unknown_model_type_in_a_folder_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": "rwkv9"}))
     assert main(["predict", f"model.path={tmp_path}", "hardware=h200"]) == 2
     said = capsys.readouterr().err.strip()
@@ -165,7 +167,7 @@ def test_an_unknown_model_type_in_a_folder_is_named(capsys, tmp_path: Path):
     )
 
 
-def test_predicting_imports_neither_torch_nor_numpy(tmp_path: Path):
+def test_predicting_imports_neither_torch_nor_numpy(tmp_path: Path) -> None:
     code = (
         "import sys; from llm_perf_opt.cli import main; rc = main(sys.argv[1:]); "
         "print(sorted({'torch', 'transformers', 'numpy', 'pandas'} & set(sys.modules))); sys.exit(rc)"

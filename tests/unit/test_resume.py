@@ -7,6 +7,7 @@ import pytest
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.records import StageRecord
+from llm_perf_opt.core.stage import Stage
 from llm_perf_opt.pipeline.compose import compose_config, type_config
 from llm_perf_opt.pipeline.resume import Carried, EarlierRecords, carry_over, fingerprint, why_run
 from llm_perf_opt.profiling.stages.ncu import STAGE as NCU
@@ -15,7 +16,7 @@ from llm_perf_opt.profiling.stages.static_analysis import STAGE as STATIC
 from llm_perf_opt.testing import plain_host
 
 HOST = plain_host()
-STAGES = {"static_analysis": STATIC, "nsys": NSYS, "ncu": NCU}
+STAGES: dict[str, Stage] = {"static_analysis": STATIC, "nsys": NSYS, "ncu": NCU}
 STATIC_OFF = "pipeline.static_analysis.enable=false"
 NSYS_ON = "pipeline.nsys.enable=true"
 

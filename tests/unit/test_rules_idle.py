@@ -44,6 +44,7 @@ def test_a_step_that_waits_in_synchronisation_is_wait_bound() -> None:
     (found,) = find_wait_bound(facts(decode))
     # The copy is the device's own time; the four milliseconds left are shared two to four by host and wait.
     assert found.saves_ms == pytest.approx(2.0 + 4.0 * 4 / 6)
+    assert found.saves_ms is not None
     assert found.gain == pytest.approx(10.0 / (10.0 - found.saves_ms))
     assert found.title == "Decode waits for copies or synchronisation, 47 % of it"
 

@@ -1,5 +1,8 @@
 """The closed form: whole values of well-known models, and the rules it is made of. No torch here."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from llm_perf_opt.analysis.hardware.roofline import Ceilings, bound
@@ -13,27 +16,28 @@ from llm_perf_opt.analysis.static.closed_form import (
     weight_bytes,
 )
 from llm_perf_opt.analysis.static.config_json import quantised_dtype, read_config_json
-from llm_perf_opt.analysis.static.double_entry import COPIED, UNEXPLAINED, double_entry
+from llm_perf_opt.analysis.static.double_entry import COPIED, UNEXPLAINED, Entry, double_entry
 from llm_perf_opt.analysis.static.families import FAMILIES, read_text_model
-from llm_perf_opt.analysis.static.forms import expected_experts, needed_pairs
+from llm_perf_opt.analysis.static.forms import MlaMode, expected_experts, needed_pairs
 from llm_perf_opt.analysis.static.memory import memory_fit, memory_need
 from llm_perf_opt.analysis.static.operator_count import Count, Tally
+from llm_perf_opt.analysis.static.parts import Model
 from llm_perf_opt.errors import ConfigError, ParseError
 from tests.support.static_cases import FAMILY_CASES, SMALL, preset_model
 
 BF16 = Dtypes.uniform("bf16")
 
 
-def preset(name: str):
+def preset(name: str) -> Model:
     return preset_model(name)
 
 
-def small(model_type: str, **changes):
+def small(model_type: str, **changes: object) -> Model:
     data = {**SMALL, **FAMILY_CASES[model_type], "model_type": model_type, **changes}
     return read_text_model(data, where="config.json")
 
 
-def test_parameters_of_known_models_are_exact():
+def test_parameters_of_known_models_are_exact() -> None:
     found = {
         name: (count_parameters(preset(name)).total, count_parameters(preset(name)).activated)
         for name in (
@@ -55,7 +59,7 @@ def test_parameters_of_known_models_are_exact():
     }
 
 
-def test_parts_of_deepseek_ocr_are_exact():
+def test_parts_of_deepseek_ocr_are_exact() -> None:
     groups = count_parameters(preset("deepseek_ocr/arch/deepseek_ocr.default")).groups
     decoder = sum(v for k, v in groups.items() if k not in ("sam", "clip", "projector", "other"))
     assert (groups["sam"], groups["clip"], groups["projector"], groups["other"], decoder) == (
@@ -67,7 +71,7 @@ def test_parts_of_deepseek_ocr_are_exact():
     )
 
 
-def test_kv_bytes_per_token_follow_the_kind_of_attention():
+def test_kv_bytes_per_token_follow_the_kind_of_attention() -> None:
     latent = preset("causal_lm/arch/deepseek_v2_lite")
     assert kv_bytes_per_token(preset("causal_lm/arch/llama3_8b"), BF16) == 131_072
     # 27 layers of kv_lora_rank 512 + rope 64, two bytes each: not heads times dimensions.
@@ -80,7 +84,7 @@ def test_kv_bytes_per_token_follow_the_kind_of_attention():
     )
 
 
-def test_flops_of_llama3_8b_equal_the_sum_over_its_matrices():
+def test_flops_of_llama3_8b_equal_the_sum_over_its_matrices() -> None:
     model = preset("causal_lm/arch/llama3_8b")
     per_token = 32 * (4096 * (4096 + 1024 + 1024 + 4096) + 3 * 4096 * 14336)
     scores = 32 * 4 * 32 * 128
@@ -90,7 +94,7 @@ def test_flops_of_llama3_8b_equal_the_sum_over_its_matrices():
     assert decode.flops == 2 * per_token + scores * 1025 + 2 * 4096 * 128256
 
 
-def test_attention_grows_with_the_square_of_the_prompt_and_half_of_it_is_masked():
+def test_attention_grows_with_the_square_of_the_prompt_and_half_of_it_is_masked() -> None:
     model = preset("causal_lm/arch/llama3_8b")
 
     def masked(prompt: int) -> float:
@@ -102,7 +106,7 @@ def test_attention_grows_with_the_square_of_the_prompt_and_half_of_it_is_masked(
     assert decode_phase(model, batch=1, context=1024, dtypes=BF16).total.flops_masked == 0
 
 
-def test_grouped_queries_read_only_their_own_keys():
+def test_grouped_queries_read_only_their_own_keys() -> None:
     shared = decode_phase(small("llama"), batch=1, context=1000, dtypes=BF16).total
     own = decode_phase(small("llama", num_key_value_heads=4), batch=1, context=1000, dtypes=BF16).total
     one = decode_phase(small("llama", num_key_value_heads=1), batch=1, context=1000, dtypes=BF16).total
@@ -113,7 +117,7 @@ def test_grouped_queries_read_only_their_own_keys():
     )
 
 
-def test_a_sliding_window_caps_keys_and_cache():
+def test_a_sliding_window_caps_keys_and_cache() -> None:
     model = small("mistral", sliding_window=16)
     far = decode_phase(model, batch=1, context=5000, dtypes=BF16)
     near = decode_phase(model, batch=1, context=15, dtypes=BF16)
@@ -121,7 +125,7 @@ def test_a_sliding_window_caps_keys_and_cache():
     assert kv_bytes(model, 5000, BF16) == kv_bytes(model, 16, BF16) == 16 * kv_bytes_per_token(model, BF16)
 
 
-def test_needed_pairs_count_what_a_mask_leaves():
+def test_needed_pairs_count_what_a_mask_leaves() -> None:
     def by_hand(new: int, past: int, window: int | None) -> int:
         return sum(min(past + i + 1, window or past + i + 1) for i in range(new))
 
@@ -129,10 +133,10 @@ def test_needed_pairs_count_what_a_mask_leaves():
     assert [needed_pairs(*case) for case in cases] == [by_hand(*case) for case in cases]
 
 
-def test_modes_of_latent_attention_differ_in_decode_flops():
+def test_modes_of_latent_attention_differ_in_decode_flops() -> None:
     model = preset("causal_lm/arch/deepseek_v2_lite")
 
-    def flops(mode: str) -> float:
+    def flops(mode: MlaMode) -> float:
         return decode_phase(model, batch=1, context=1024, dtypes=BF16, mla_mode=mode).total.flops
 
     # Expanding all keys again costs 2·L·r·H·(nope + v) a layer instead of one token's.
@@ -144,7 +148,7 @@ def test_modes_of_latent_attention_differ_in_decode_flops():
     assert flops("absorbed") - flops("cached") == absorbed_scores - cached_scores
 
 
-def test_expected_experts_follow_the_formula():
+def test_expected_experts_follow_the_formula() -> None:
     assert expected_experts(128, 8, 1) == 8
     assert expected_experts(128, 8, 64) == pytest.approx(128 * (1 - (120 / 128) ** 64))
     assert expected_experts(64, 6, 10_000) == pytest.approx(64)
@@ -153,7 +157,7 @@ def test_expected_experts_follow_the_formula():
     assert one == 48 * 8 * 3 * 2048 * 768 * 2
 
 
-def test_weights_in_memory_follow_the_formats():
+def test_weights_in_memory_follow_the_formats() -> None:
     model = preset("causal_lm/arch/llama3_8b")
     assert weight_bytes(model, BF16) == 2 * 8_030_261_248
     layers = 32 * (4096 * (4096 + 1024 + 1024 + 4096) + 3 * 4096 * 14336)
@@ -162,7 +166,7 @@ def test_weights_in_memory_follow_the_formats():
     assert weight_bytes(model, int4) == layers / 2 + 2 * rest
 
 
-def test_decode_bound_of_the_h200_llama_is_near_its_measured_bandwidth():
+def test_decode_bound_of_the_h200_llama_is_near_its_measured_bandwidth() -> None:
     work = decode_phase(preset("causal_lm/arch/llama3_1b"), batch=1, context=1024, dtypes=BF16).total
     ceilings = Ceilings(kind="achievable", flops_per_s={"bf16": 819e12}, bytes_per_s=4.25e12)
     found = bound(work, BF16, ceilings)
@@ -173,9 +177,9 @@ def test_decode_bound_of_the_h200_llama_is_near_its_measured_bandwidth():
     assert 1e3 * work.weight_bytes / 4.25e12 == pytest.approx(0.5816, abs=0.0001)
 
 
-def test_largest_batch_and_context_just_fit():
+def test_largest_batch_and_context_just_fit() -> None:
     model = preset("causal_lm/arch/llama3_8b")
-    shape = {"prompt": 1024, "dtypes": BF16, "mla_mode": "latent-expand"}
+    shape: dict[str, Any] = {"prompt": 1024, "dtypes": BF16, "mla_mode": "latent-expand"}
     fit = memory_fit(model, 80e9, batch=1, context=1024, **shape)
 
     def peak(batch: int, context: int) -> float:
@@ -189,9 +193,9 @@ def test_largest_batch_and_context_just_fit():
     assert memory_fit(windowed, 80e9, batch=1, context=1024, **shape).largest_context is None
 
 
-def test_the_towers_of_deepseek_ocr_count_in_its_memory():
+def test_the_towers_of_deepseek_ocr_count_in_its_memory() -> None:
     model = preset("deepseek_ocr/arch/deepseek_ocr.default")
-    shape = {"prompt": 913, "context": 913, "dtypes": BF16, "mla_mode": "latent-expand"}
+    shape: dict[str, Any] = {"prompt": 913, "context": 913, "dtypes": BF16, "mla_mode": "latent-expand"}
     page, tiles = View(size=1024, count=1), View(size=640, count=6)
     without = memory_need(model, batch=1, **shape)
     seen = memory_need(model, batch=1, views=(page,), **shape)
@@ -209,7 +213,7 @@ def test_the_towers_of_deepseek_ocr_count_in_its_memory():
     assert 200 < fit.largest_batch < 250
 
 
-def attention_entry(model, counted: float, dtypes: Dtypes = BF16):
+def attention_entry(model: Model, counted: float, dtypes: Dtypes = BF16) -> Entry:
     """The books' entry about the bytes of attention in a decode step in which this was counted."""
     phase = decode_phase(model, batch=3, context=32, dtypes=dtypes)
     groups = {name: Tally(flops=work.flops, bytes=work.bytes) for name, work in phase.groups.items()}
@@ -218,7 +222,7 @@ def attention_entry(model, counted: float, dtypes: Dtypes = BF16):
     return next(e for e in entries if (e.group, e.quantity) == ("attention", "bytes"))
 
 
-def test_a_difference_is_explained_only_by_a_rule_that_predicts_its_size():
+def test_a_difference_is_explained_only_by_a_rule_that_predicts_its_size() -> None:
     model = small("mistral")
     closed = attention_entry(model, 0.0).closed_form
     # Four windowed layers copy 16 keys and values of three sequences to two more heads of 16 elements each.
@@ -230,7 +234,7 @@ def test_a_difference_is_explained_only_by_a_rule_that_predicts_its_size():
     assert attention_entry(model, closed).explanation is None
 
 
-def test_another_number_format_explains_what_it_changes_and_no_more():
+def test_another_number_format_explains_what_it_changes_and_no_more() -> None:
     model = small("llama")
     fp8 = Dtypes(compute="bf16", weight="fp8", kv="bf16")
     counted = decode_phase(model, batch=3, context=32, dtypes=BF16).groups["attention"].bytes
@@ -239,7 +243,7 @@ def test_another_number_format_explains_what_it_changes_and_no_more():
     assert attention_entry(model, 2 * counted, fp8).explanation == UNEXPLAINED
 
 
-def test_small_products_outside_the_named_parts_have_to_be_small():
+def test_small_products_outside_the_named_parts_have_to_be_small() -> None:
     model = small("llama")
     phase = decode_phase(model, batch=3, context=32, dtypes=BF16)
     groups = {name: Tally(flops=work.flops, bytes=work.bytes) for name, work in phase.groups.items()}
@@ -256,11 +260,11 @@ def test_small_products_outside_the_named_parts_have_to_be_small():
     assert explained(phase.total.flops) == UNEXPLAINED
 
 
-def test_every_family_has_a_case():
+def test_every_family_has_a_case() -> None:
     assert set(FAMILY_CASES) == set(FAMILIES)
 
 
-def test_an_unknown_model_type_is_refused_by_name():
+def test_an_unknown_model_type_is_refused_by_name() -> None:
     with pytest.raises(ParseError) as error:
         read_text_model({"model_type": "mamba3"}, where="/m/config.json")
     assert str(error.value).startswith(
@@ -277,20 +281,20 @@ def test_an_unknown_model_type_is_refused_by_name():
         ({"tie_word_embeddings": "no"}, "c: tie_word_embeddings: not true or false (got 'no')"),
     ],
 )
-def test_a_missing_or_odd_field_is_named(changes, message):
+def test_a_missing_or_odd_field_is_named(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ParseError) as error:
         read_text_model({**SMALL, "model_type": "llama", **changes}, where="c")
     assert str(error.value) == message
 
 
-def test_a_missing_latent_rank_is_not_guessed():
+def test_a_missing_latent_rank_is_not_guessed() -> None:
     data = {**SMALL, **FAMILY_CASES["deepseek_v2"], "model_type": "deepseek_v2"}
     del data["q_lora_rank"]
     with pytest.raises(ParseError, match="c: q_lora_rank: missing"):
         read_text_model(data, where="c")
 
 
-def test_config_json_problems_name_the_file(tmp_path):
+def test_config_json_problems_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(ParseError, match=r"config.json: not found"):
         read_config_json(tmp_path)
     (tmp_path / "config.json").write_text("{")
@@ -301,7 +305,7 @@ def test_config_json_problems_name_the_file(tmp_path):
         read_config_json(tmp_path)
 
 
-def test_quantised_checkpoints_are_read_or_refused():
+def test_quantised_checkpoints_are_read_or_refused() -> None:
     assert quantised_dtype({}, where="c") is None
     assert quantised_dtype({"quantization_config": {"quant_method": "fp8"}}, where="c") == "fp8"
     assert quantised_dtype({"quantization_config": {"quant_method": "awq", "bits": 4}}, where="c") == "int4"
@@ -309,7 +313,7 @@ def test_quantised_checkpoints_are_read_or_refused():
         quantised_dtype({"quantization_config": {"quant_method": "mxfp4"}}, where="c")
 
 
-def test_number_formats_have_short_names():
+def test_number_formats_have_short_names() -> None:
     assert [short_dtype(n, where="x") for n in ("bfloat16", "torch.float16", "float32", "int8")] == [
         "bf16",
         "fp16",

@@ -1,16 +1,23 @@
 """Operator counting on the meta device against the closed form, for every family and preset."""
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from llm_perf_opt.analysis.hardware.work import View
+from llm_perf_opt.analysis.static.closed_form import Phase
+from llm_perf_opt.analysis.static.operator_count import Count
+from llm_perf_opt.analysis.static.parts import Model
 from tests.support.static_cases import FAMILY_CASES, SMALL, preset_geometry, preset_model
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from llm_perf_opt.analysis.hardware.work import Dtypes, View  # noqa: E402
+from llm_perf_opt.analysis.hardware.work import Dtypes  # noqa: E402
 from llm_perf_opt.analysis.static.closed_form import count_parameters, decode_phase, prefill_phase  # noqa: E402
 from llm_perf_opt.analysis.static.double_entry import UNEXPLAINED, disagreements, double_entry  # noqa: E402
 from llm_perf_opt.analysis.static.families import read_text_model  # noqa: E402
@@ -28,7 +35,7 @@ BF16 = Dtypes.uniform("bf16")
 PRESETS = ("llama3_1b", "llama3_8b", "qwen3_8b", "qwen3_30b_a3b", "deepseek_v2_lite")
 
 
-def count_text(module, *, batch: int, prompt: int):
+def count_text(module: Any, *, batch: int, prompt: int) -> dict[str, Count]:
     groups = group_modules(module)
     ids = torch.zeros(batch, prompt, dtype=torch.long, device="meta")
     with torch.no_grad():
@@ -42,7 +49,15 @@ def count_text(module, *, batch: int, prompt: int):
     return {PREFILL: first, DECODE: second}
 
 
-def both_books(model, counts, *, batch: int, prompt: int, dtypes=BF16, views=()):
+def both_books(
+    model: Model,
+    counts: dict[str, Count],
+    *,
+    batch: int,
+    prompt: int,
+    dtypes: Dtypes = BF16,
+    views: tuple[View, ...] = (),
+) -> dict[str, tuple[Phase, Count]]:
     phases = {
         PREFILL: prefill_phase(model, batch=batch, prompt=prompt, dtypes=dtypes, views=views),
         DECODE: decode_phase(model, batch=batch, context=prompt, dtypes=dtypes),
@@ -50,7 +65,7 @@ def both_books(model, counts, *, batch: int, prompt: int, dtypes=BF16, views=())
     return {name: (phases[name], counts[name]) for name in phases}
 
 
-def small_meta(model_type: str):
+def small_meta(model_type: str) -> tuple[dict[str, Any], Any]:
     config = transformers.AutoConfig.for_model(model_type, **{**SMALL, **FAMILY_CASES[model_type]})
     with torch.device("meta"):
         module = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
@@ -58,7 +73,7 @@ def small_meta(model_type: str):
 
 
 @pytest.mark.parametrize("model_type", sorted(FAMILY_CASES))
-def test_closed_form_equals_what_transformers_builds(model_type):
+def test_closed_form_equals_what_transformers_builds(model_type: str) -> None:
     data, module = small_meta(model_type)
     model = read_text_model(data, where=model_type)
     assert count_parameters(model).total == sum(p.numel() for p in module.parameters())
@@ -76,7 +91,7 @@ def test_closed_form_equals_what_transformers_builds(model_type):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets_agree_within_a_thousandth(name):
+def test_presets_agree_within_a_thousandth(name: str) -> None:
     geometry = preset_geometry(f"causal_lm/arch/{name}")
     model = read_text_model(geometry, where=name)
     module = build_on_meta(geometry, dtype="bfloat16", attention="sdpa", experts=None)
@@ -92,7 +107,7 @@ def test_presets_agree_within_a_thousandth(name):
     assert disagreements(double_entry(model, books, BF16)) == ()
 
 
-def activated_by_transformers(module) -> int:
+def activated_by_transformers(module: Any) -> int:
     """All parameters, those of stacked routed experts by the share a token picks."""
     config = module.config.to_dict()
     experts = config.get("n_routed_experts") or config.get("num_local_experts") or config.get("num_experts")
@@ -106,7 +121,7 @@ def activated_by_transformers(module) -> int:
     return total
 
 
-def ocr_meta(preset: str, dtype):
+def ocr_meta(preset: str, dtype: Any) -> tuple[Model, Any]:
     from llm_perf_opt.workload.models.deepseek_ocr.adapter import parse_geometry
     from llm_perf_opt.workload.models.deepseek_ocr.load import build_on_meta as build_ocr
 
@@ -124,9 +139,9 @@ def ocr_meta(preset: str, dtype):
         ("deepseek_ocr.tiny", 256, 128, 0, 60),
     ],
 )
-def test_pages_agree_with_and_without_tiles(preset, base, tile, tiles, prompt):
+def test_pages_agree_with_and_without_tiles(preset: str, base: int, tile: int, tiles: int, prompt: int) -> None:
     from llm_perf_opt.workload.models.deepseek_ocr.network import Views
-    from llm_perf_opt.workload.models.deepseek_ocr.run import PARTS
+    from llm_perf_opt.workload.models.deepseek_ocr.preprocess import PARTS
 
     dtype = torch.bfloat16 if preset.endswith("default") else torch.float32
     dtypes = Dtypes.uniform("bf16" if preset.endswith("default") else "fp32")
@@ -147,7 +162,7 @@ def test_pages_agree_with_and_without_tiles(preset, base, tile, tiles, prompt):
     assert disagreements(double_entry(model, books, dtypes)) == ()
 
 
-def test_attention_is_counted_the_same_on_every_path():
+def test_attention_is_counted_the_same_on_every_path() -> None:
     q = torch.randn(2, 8, 16, 32)
     k = torch.randn(2, 2, 24, 32)
     full = 2.0 * 2 * 8 * 16 * 24 * (32 + 32)
@@ -155,18 +170,15 @@ def test_attention_is_counted_the_same_on_every_path():
 
     for device in ("cpu", "meta"):
         at, on = q.to(device), k.to(device)
-        count, _ = count_operators(
-            holder,
-            {},
-            lambda at=at, on=on: torch.nn.functional.scaled_dot_product_attention(at, on, on, enable_gqa=True),
-        )
+        attend = partial(torch.nn.functional.scaled_dot_product_attention, at, on, on, enable_gqa=True)
+        count, _ = count_operators(holder, {}, attend)
         assert count.total.flops == full
         assert count.total.operators == 1
         # Keys and values of two heads, not of eight.
         assert count.total.bytes == 4 * (2 * 2 * 8 * 16 * 32 + 2 * 2 * 2 * 24 * 32)
 
 
-def test_attention_called_below_the_python_function_is_counted_too():
+def test_attention_called_below_the_python_function_is_counted_too() -> None:
     q = torch.randn(1, 4, 16, 32)
     holder = torch.nn.Identity()
     count, _ = count_operators(holder, {}, lambda: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, q, q))
@@ -177,7 +189,7 @@ def test_attention_called_below_the_python_function_is_counted_too():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_grouped_products_are_counted_in_every_format(dtype):
+def test_grouped_products_are_counted_in_every_format(dtype: Any) -> None:
     rows = torch.empty(12, 64, dtype=dtype, device="meta")
     matrices = torch.empty(8, 64, 32, dtype=dtype, device="meta")
     ends = torch.empty(8, dtype=torch.int32, device="meta")
@@ -190,7 +202,7 @@ def test_grouped_products_are_counted_in_every_format(dtype):
     assert few.total.bytes == rows.element_size() * (3 * 64 + 3 * 64 * 32 + 3 * 32)
 
 
-def test_convolutions_and_biases_are_counted():
+def test_convolutions_and_biases_are_counted() -> None:
     conv = torch.nn.Conv2d(3, 8, kernel_size=4, stride=2, device="meta")
     image = torch.empty(2, 3, 18, 18, device="meta")
     count, out = count_operators(conv, {"": "sam"}, lambda: conv(image))
@@ -201,7 +213,7 @@ def test_convolutions_and_biases_are_counted():
     assert (count.total.flops, count.total.bytes) == (2.0 * 5 * 16 * 4, 4 * (5 * 16 + 16 * 4 + 4 + 5 * 4))
 
 
-def allocated_peak(work, tmp_path: Path) -> int:
+def allocated_peak(work: Callable[[], object], tmp_path: Path) -> int:
     """Bytes that torch's allocator held at most while this ran."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.no_grad(), torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
@@ -216,7 +228,7 @@ def allocated_peak(work, tmp_path: Path) -> int:
 
 
 @pytest.mark.parametrize(("size", "count"), [(256, 1), (128, 4), (96, 3)])
-def test_the_towers_hold_at_their_widest_point_what_the_closed_form_says(size, count, tmp_path):
+def test_the_towers_hold_at_their_widest_point_what_the_closed_form_says(size: int, count: int, tmp_path: Path) -> None:
     data = preset_geometry("deepseek_ocr/arch/deepseek_ocr.tiny")
     lists = {key: tuple(data["sam"][key]) for key in ("global_layers", "downsample")}
     sam = SamEncoder(SamGeometry(**{**data["sam"], **lists}))

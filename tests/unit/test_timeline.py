@@ -94,6 +94,7 @@ def test_a_late_start_is_a_launch_s_for_20_us_and_a_gap_of_half_a_millisecond_is
     export.call(1_060_000, 1_070_000, 4)
     export.kernel("c", 1_100_000, 3_000_000, 4)
     idle = _row(_analyze(export, tmp_path), "step").idle
+    assert idle is not None
     assert (idle.waiting_for_host_ns, idle.sync_ns, idle.between_kernels_ns) == (
         20 + 498_999 + 420_000,
         50_000,
@@ -224,6 +225,7 @@ def test_kernels_of_a_traced_graph_belong_to_its_one_launch(tmp_path: Path) -> N
         export.kernel("node", start, start + 10, 1)
     row = _row(_analyze(export, tmp_path), "decode")
     assert (row.kernel_count, row.gpu_busy_ns, row.launch_calls, row.launch_ns) == (3, 30, 1, 10)
+    assert row.idle is not None
     assert (row.idle.between_kernels_ns, row.idle.starting_ns) == (5 + 20, 5)
 
 
@@ -246,6 +248,7 @@ def test_kernels_without_a_recorded_launch_leave_their_gaps_unattributed(tmp_pat
     export.kernel("orphan", 40, 60, 1)
     analysis = _analyze(export, tmp_path)
     row = _row(analysis, "decode")
+    assert row.idle is not None
     assert (row.kernel_count, row.gpu_idle_ns, row.idle.unattributed_ns) == (0, 80, 80)
     assert "capture.sqlite: 1 kernel(s) have no recorded launch and belong to no range" in analysis.notes
 
@@ -381,6 +384,7 @@ def test_a_gap_ends_with_work_that_takes_no_time_also_at_the_end_of_the_capture(
     export.call(3, 4, 2)
     export.kernel("empty", 40, 40, 2)
     gpu = _analyze(export, tmp_path).gpu
+    assert gpu.idle is not None
     assert (gpu.span_ns, gpu.idle_ns, gpu.idle.between_kernels_ns) == (30, 20, 20)
 
 
@@ -392,6 +396,7 @@ def test_the_span_reaches_to_a_copy_that_takes_no_time(tmp_path: Path) -> None:
     export.call(50, 52, 2, "cudaMemcpyAsync")
     export.copy(60, 60, 2)
     gpu = _analyze(export, tmp_path).gpu
+    assert gpu.idle is not None
     assert (gpu.span_ns, gpu.busy_ns, gpu.idle_ns, gpu.idle.waiting_for_host_ns) == (50, 10, 40, 32)
 
 
@@ -404,6 +409,7 @@ def test_the_time_after_the_last_work_belongs_to_the_thread_that_launched_last(t
     export.kernel("b", 40, 60, 2)
     export.call(60, 100, 3, "cudaStreamSynchronize_v3020", tid=OTHER_THREAD)
     row = _row(_analyze(export, tmp_path), "decode")
+    assert row.idle is not None
     assert (row.gpu_idle_ns, row.idle.sync_ns, row.idle.waiting_for_host_ns) == (150, 40, 102)
 
 

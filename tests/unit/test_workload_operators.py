@@ -44,7 +44,7 @@ def shares_of(trace: TorchTrace) -> ModuleShares:
     return module_shares(trace.timeline, trace.operators)
 
 
-def event(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> dict[str, Any]:
+def event(cat: str, name: str, ts: float, dur: float, *, tid: Any = 1, **args: Any) -> dict[str, Any]:
     return {"ph": "X", "cat": cat, "name": name, "pid": 9, "tid": tid, "ts": ts, "dur": dur, "args": args}
 
 
