@@ -7,14 +7,16 @@ from typing import Literal
 import numpy as np
 from msgspec import UNSET, UnsetType
 
+from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
 from llm_perf_opt.analysis.findings.finding import FindingRecord
-from llm_perf_opt.analysis.findings.rules import diagnose_ranges
+from llm_perf_opt.analysis.findings.rules import diagnose_capture
+from llm_perf_opt.analysis.gaps.report import IdleReport, report_idle
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.timeline.idle import IdleMap, map_idle
 from llm_perf_opt.analysis.timeline.operators import ModuleRow, ModuleTree, OperatorRow
 from llm_perf_opt.analysis.timeline.ranges import RangeInstances, measure_ranges
 from llm_perf_opt.analysis.timeline.rows import CopyRow, KernelRow
-from llm_perf_opt.analysis.timeline.tables import RangeRow, copy_rows, kernel_rows, range_rows
+from llm_perf_opt.analysis.timeline.tables import Idle, RangeRow, copy_rows, idle_of, kernel_rows, range_rows, sum_idle
 from llm_perf_opt.analysis.timeline.timeline import CapturedGpu, Timeline, distinct
 
 
@@ -89,6 +91,7 @@ class CaptureAnalysis:
     ranges: tuple[RangeRow, ...]
     findings: tuple[FindingRecord, ...]
     notes: tuple[str, ...]
+    idle: IdleReport | UnsetType = UNSET
     operators: tuple[OperatorRow, ...] | UnsetType = UNSET
     modules: tuple[ModuleRow, ...] | UnsetType = UNSET
     tree: ModuleTree | UnsetType = UNSET
@@ -122,9 +125,25 @@ def analyze_measured(measured: Sequence[Measured]) -> CaptureAnalysis:
     source = ", ".join(t.source for t in timelines)
     kernels, copies = _tables(timelines)
     sources = tuple(_source(m) for m in measured)
+    gpu = _gpu(measured, sources)
+    seen = gpu.span_ns is not None
+    idle = report_idle([(m.timeline, m.idle) for m in measured]) if seen else None
+    findings: tuple[FindingRecord, ...] = ()
+    if idle is not None:
+        facts = CaptureFacts(
+            source=source,
+            span_ns=gpu.span_ns or 0,
+            busy_ns=gpu.busy_ns or 0,
+            kernel_count=gpu.kernel_count,
+            idle=_idle_of(measured),
+            ranges=ranges,
+            copies=copies,
+            report=idle,
+        )
+        findings = tuple(FindingRecord.of(found) for found in diagnose_capture(facts))
     return CaptureAnalysis(
         sources=sources,
-        gpu=_gpu(measured, sources),
+        gpu=gpu,
         kernels=kernels,
         copies=copies,
         graphs=GraphTotals(
@@ -132,9 +151,16 @@ def analyze_measured(measured: Sequence[Measured]) -> CaptureAnalysis:
             total_ns=sum(int((t.graphs.end_ns - t.graphs.start_ns).sum()) for t in timelines),
         ),
         ranges=ranges,
-        findings=tuple(FindingRecord.of(found) for found in diagnose_ranges(ranges, source=source)),
+        findings=findings,
         notes=tuple(note for m in measured for note in _notes(m.timeline, m.ranges)),
+        idle=UNSET if idle is None else idle,
     )
+
+
+def _idle_of(measured: Sequence[Measured]) -> Idle:
+    """Why no kernel ran, from each process's first GPU work to its last."""
+    splits = [one.split(np.array([one.span[0]]), np.array([one.span[1]])) for m in measured for one in m.idle.values()]
+    return sum_idle([idle_of(split, np.array([0])) for split in splits])
 
 
 def _tables(timelines: Sequence[Timeline]) -> tuple[tuple[KernelRow, ...], tuple[CopyRow, ...]]:

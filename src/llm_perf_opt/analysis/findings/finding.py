@@ -4,14 +4,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
 from llm_perf_opt.analysis.findings.facts import Known, RunFacts
-from llm_perf_opt.analysis.timeline.tables import RangeRow
 from llm_perf_opt.core.names import DECODE, DECODE_STEP, PHASES
 
 Confidence = Literal["high", "medium", "low"]
 WHOLE_CAPTURE = "capture"
 # A range of a capture that is a phase of the run: its clean time says more than the capture's.
 PHASE_RANGES = (*PHASES, DECODE_STEP)
+# A finding of a capture that could save less of it than this is not worth a line, or not the headline.
+MIN_LISTED, MIN_HEADLINE = 0.01, 0.05
+# A cost paid once counts this much against one paid in every step: a longer run pays it once all the same.
+ONE_TIME_WEIGHT = 0.25
+# What many instances that hardly differ show in most of their time is beyond doubt.
+CERTAIN_INSTANCES, CERTAIN_SPREAD, CERTAIN_SHARE = 3, 0.5, 0.7
 # Where nobody wrote what to try.
 ANY_HINT = "Removing it"
 UNDER_PROFILER = "measured under the profiler, which slows the host: a clean pass would show less idle time"
@@ -31,8 +37,9 @@ class Finding:
 
     `saves_ms` is the most one step of `phase` could get shorter, None where no time is at stake or none is known;
     `gain` is the speed-up if all of it were saved (Amdahl). `caveat` says when the promise does not hold. A finding of
-    a capture alone speaks of one range, `range_name`: its times are the profiler's, so it promises a factor and no
-    milliseconds.
+    a capture alone speaks of one range, `range_name`, or of all of it: its times are the profiler's, so it promises a
+    factor and no milliseconds, over the whole capture, of which `share` is the most that could be saved. `is_one_time`:
+    a longer run would not pay more of it. `hint` is what to try, where it is not what the rule says.
     """
 
     rule: str
@@ -45,13 +52,16 @@ class Finding:
     confidence: Confidence
     caveat: str | None = None
     range_name: str | None = None
+    share: float | None = None
+    is_one_time: bool = False
+    hint: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """One kind of finding: how it is found, what it means to somebody who has never seen a kernel, and what to do.
 
-    `find` looks at a run's figures, `find_in_ranges` at the ranges of a capture alone (with the name of its file).
+    `find` looks at a run's figures, `find_in_capture` at a capture alone.
     `remedy` holds wherever a finding has no better one of its own; `hint` is what to try, in a few words.
     """
 
@@ -60,7 +70,7 @@ class Rule:
     plain_words: str
     remedy: str
     hint: str = ANY_HINT
-    find_in_ranges: Callable[[Sequence[RangeRow], str], list[Finding]] | None = None
+    find_in_capture: Callable[[CaptureFacts], list[Finding]] | None = None
 
     def finding(
         self,
@@ -86,21 +96,35 @@ class Rule:
             caveat=caveat,
         )
 
-    def finding_of_range(
-        self, name: str, *, title: str, evidence: Sequence[str], source: str, gain: float | None, confidence: Confidence
+    def finding_of_capture(
+        self,
+        facts: CaptureFacts,
+        *,
+        title: str,
+        evidence: Sequence[str],
+        saved_ns: float,
+        confidence: Confidence,
+        range_name: str | None = None,
+        remedy: str | None = None,
+        hint: str | None = None,
+        is_one_time: bool = False,
     ) -> Finding:
-        """What a capture alone says of one of its ranges."""
+        """What a capture alone says, of all of it or of one range. The GPU's own work is never saved."""
+        saved = max(0.0, min(saved_ns, facts.idle_ns))
         return Finding(
             rule=self.id,
             title=title,
             phase=None,
-            evidence=tuple(Evidence(text=text, source=source) for text in evidence),
-            remedy=self.remedy,
+            evidence=tuple(Evidence(text=text, source=facts.source) for text in evidence),
+            remedy=self.remedy if remedy is None else remedy,
             saves_ms=None,
-            gain=gain,
+            gain=amdahl(facts.span_ns, saved),
             confidence=confidence,
             caveat=UNDER_PROFILER,
-            range_name=name,
+            range_name=range_name,
+            share=saved / facts.span_ns if facts.span_ns else 0.0,
+            is_one_time=is_one_time,
+            hint=hint,
         )
 
 
@@ -116,6 +140,9 @@ class FindingRecord:
     confidence: Confidence
     source: str
     range_name: str | None = None
+    capture_share: float | None = None
+    is_one_time: bool = False
+    hint: str | None = None
 
     @classmethod
     def of(cls, finding: Finding) -> "FindingRecord":
@@ -128,6 +155,9 @@ class FindingRecord:
             confidence=finding.confidence,
             source=finding.evidence[0].source,
             range_name=finding.range_name,
+            capture_share=finding.share,
+            is_one_time=finding.is_one_time,
+            hint=finding.hint,
         )
 
     def finding(self) -> Finding:
@@ -142,6 +172,9 @@ class FindingRecord:
             confidence=self.confidence,
             caveat=UNDER_PROFILER,
             range_name=self.range_name,
+            share=self.capture_share,
+            is_one_time=self.is_one_time,
+            hint=self.hint,
         )
 
 
@@ -150,6 +183,28 @@ def amdahl(wall_ms: float | None, saved_ms: float) -> float | None:
     if wall_ms is None or saved_ms >= wall_ms:
         return None
     return wall_ms / (wall_ms - saved_ms)
+
+
+def confidence_of(instances: int, *, share: float, spread: float = 0.0) -> Confidence:
+    """From how often it was seen, how much that differs, and how much of the time the evidence explains."""
+    if instances >= CERTAIN_INSTANCES and spread <= CERTAIN_SPREAD and share >= CERTAIN_SHARE:
+        return "high"
+    return "low" if instances < CERTAIN_INSTANCES and share < CERTAIN_SHARE else "medium"
+
+
+def may_be_headline(finding: Finding) -> bool:
+    """Whether this is what everybody should read first: no guess, and no trifle."""
+    return finding.gain is not None and finding.confidence != "low" and (finding.share or 1.0) >= MIN_HEADLINE
+
+
+def rank_of_capture(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """What could save most of a capture first; what could save next to nothing is left out."""
+    listed = [finding for finding in findings if (finding.share or 0.0) >= MIN_LISTED]
+    return tuple(sorted(listed, key=lambda finding: (-_weighted_share(finding), finding.title)))
+
+
+def _weighted_share(finding: Finding) -> float:
+    return (finding.share or 0.0) * (ONE_TIME_WEIGHT if finding.is_one_time else 1.0)
 
 
 def rank(findings: Iterable[Finding], facts: RunFacts) -> tuple[Finding, ...]:
@@ -167,9 +222,11 @@ def saved_in_request_ms(finding: Finding, facts: RunFacts) -> float | None:
 
 
 def is_covered(finding: Finding, facts: RunFacts) -> bool:
-    """Whether a phase with a clean time speaks for this finding's range."""
+    """Whether a phase with a clean time speaks for this finding's range; for a whole capture any such phase does."""
     name = finding.range_name
-    if name is None or name not in PHASE_RANGES:
+    if name is None:
+        return any(isinstance(phase.wall, Known) for phase in facts.phases.values())
+    if name not in PHASE_RANGES:
         return False
     phase = facts.phases.get(DECODE if name == DECODE_STEP else name)
     return phase is not None and isinstance(phase.wall, Known)
@@ -190,4 +247,4 @@ def _order(finding: Finding, facts: RunFacts) -> tuple[int, float, float]:
     if finding.gain is None:
         return (5, 0.0, 0.0)
     has_clean_time = any(isinstance(phase.wall, Known) for phase in facts.phases.values())
-    return (0 if finding.phase is None and not has_clean_time else 3, 0.0, -gain)
+    return (0 if finding.phase is None and not has_clean_time else 3, -_weighted_share(finding), -gain)

@@ -104,6 +104,13 @@ class _Gaps:
     call: Ints
     trailing: bool
 
+    def long_beside(self, waiting: Intervals, wanted: Flags) -> Ints:
+        """Those of the wanted that are long also without the time in which the host waited."""
+        index = np.flatnonzero(wanted & (self.end - self.start >= LONG_GAP_NS))
+        start, end = self.start[index], self.end[index]
+        rest = end - start - (waiting.covered_before(end) - waiting.covered_before(start))
+        return index[rest >= LONG_GAP_NS]
+
 
 def map_idle(timeline: Timeline) -> dict[int, IdleMap]:
     """The idle map of each process that appears in the capture."""
@@ -146,7 +153,7 @@ def _map(compute: Activities, copies: Activities, calls: Calls, window: tuple[in
     queued = launched < gaps.end
     late = np.flatnonzero(queued & (launched > gaps.start))
     waiting = _waiting(before, known & (launched > gaps.start), calls)
-    long = np.flatnonzero(known & (gaps.end - gaps.start >= LONG_GAP_NS) & (launched > gaps.start))
+    long = before.long_beside(waiting, known)
     return IdleMap(
         span=_span((compute, copies)),
         busy=busy,

@@ -20,21 +20,8 @@ from llm_perf_opt.analysis.timeline.intervals import Flags, Ints, Nesting, inner
 from llm_perf_opt.analysis.timeline.memory import CPU_TYPE, MemoryEvents
 from llm_perf_opt.analysis.timeline.ranges import measure_ranges, warmup_ranges
 from llm_perf_opt.analysis.timeline.tables import range_rows
-from llm_perf_opt.analysis.timeline.timeline import Ranges, Timeline, distinct
+from llm_perf_opt.analysis.timeline.timeline import HostEvents, Ranges, Timeline, distinct
 from llm_perf_opt.core.names import MODULE_PREFIX, PHASES
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostEvents:
-    """Named host intervals; `name` and `thread` index the timeline's lists."""
-
-    start_ns: Ints
-    end_ns: Ints
-    name: Ints
-    thread: Ints
-
-    def __len__(self) -> int:
-        return len(self.start_ns)
 
 
 @dataclass(frozen=True, kw_only=True)

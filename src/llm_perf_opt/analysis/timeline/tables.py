@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llm_perf_opt.analysis.kernels.names import classify_kernel, short_kernel_name
+from llm_perf_opt.analysis.timeline.idle import IdleSplit
 from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
 from llm_perf_opt.analysis.timeline.ranges import RangeInstances, range_keys
 from llm_perf_opt.analysis.timeline.rows import CopyRow, KernelRow
@@ -67,6 +68,7 @@ class RangeRow:
 
     `typical` is the instance of median wall time: the first ones carry one-time costs. GPU times are None where no
     capture holds GPU work. `kernels` is None where there are too many range names to tally each.
+    `wall_spread` is the distance between the quartiles of the wall times over their median.
     """
 
     name: str
@@ -85,6 +87,7 @@ class RangeRow:
     last: RangeInstance
     typical: RangeInstance
     kernels: tuple[RangeKernel, ...] | None
+    wall_spread: float = 0.0
 
 
 def range_rows(parts: Sequence[tuple[Timeline, RangeInstances]]) -> tuple[RangeRow, ...]:
@@ -117,6 +120,7 @@ def _row(
     kernels = _kernels(groups, parts)
     timeline, instances = parts[groups[0][0]]
     parents = instances.parent_name[groups[0][1]]
+    quarter = len(walls) // 4
     return RangeRow(
         name=name,
         style=style,
@@ -130,10 +134,11 @@ def _row(
         gpu_idle_ns=sum(int(parts[s][1].idle.idle_ns[g].sum()) for s, g in groups) if seen else None,
         launch_calls=total("launch_calls"),
         launch_ns=total("launch_ns"),
-        idle=_sum_idle([_idle(parts[s][1], g) for s, g in groups]) if seen else None,
+        idle=sum_idle([idle_of(parts[s][1].idle, g) for s, g in groups]) if seen else None,
         last=last,
         typical=range_instance(parts[middle_source][1], middle, middle_source, seen=seen),
         kernels=kernels,
+        wall_spread=(walls[-1 - quarter][0] - walls[quarter][0]) / max(walls[(len(walls) - 1) // 2][0], 1),
     )
 
 
@@ -147,12 +152,12 @@ def range_instance(instances: RangeInstances, index: int, source: int, *, seen: 
         gpu_busy_ns=int(instances.gpu_busy_ns[index]) if seen else None,
         gpu_idle_ns=int(instances.idle.idle_ns[index]) if seen else None,
         launch_ns=int(instances.launch_ns[index]),
-        idle=_idle(instances, np.array([index])) if seen else None,
+        idle=idle_of(instances.idle, np.array([index])) if seen else None,
     )
 
 
-def _idle(instances: RangeInstances, group: Ints) -> Idle:
-    split = instances.idle
+def idle_of(split: IdleSplit, group: Ints) -> Idle:
+    """Some windows of a split together."""
     copy, sync = int(split.copy_ns[group].sum()), int(split.sync_ns[group].sum())
     return Idle(
         waiting_for_host_ns=int(split.host_ns[group].sum()),
@@ -166,7 +171,7 @@ def _idle(instances: RangeInstances, group: Ints) -> Idle:
     )
 
 
-def _sum_idle(parts: list[Idle]) -> Idle:
+def sum_idle(parts: list[Idle]) -> Idle:
     return Idle(**{key: sum(p.__dict__[key] for p in parts) for key in Idle.__dataclass_fields__})
 
 

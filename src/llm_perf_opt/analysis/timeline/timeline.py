@@ -4,7 +4,7 @@ Both parsers (nsys SQLite, torch trace) fill these; every figure is computed fro
 nanoseconds of the capture's own clock.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -45,11 +45,15 @@ class Activities:
 
 @dataclass(frozen=True, kw_only=True)
 class Calls:
-    """Host calls that started GPU work (`launches`) or waited for it (`waits`)."""
+    """Host calls that started GPU work (`launches`) or waited for it (`waits`).
+
+    `name` indexes the timeline's names; it is -1 where the capture does not say.
+    """
 
     start_ns: Ints
     end_ns: Ints
     thread: Ints
+    name: Ints
     launches: Flags
     waits: Flags
 
@@ -72,6 +76,24 @@ class Ranges:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostEvents:
+    """Named host intervals; `name` and `thread` index the timeline's lists."""
+
+    start_ns: Ints
+    end_ns: Ints
+    name: Ints
+    thread: Ints
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+def no_host_events() -> HostEvents:
+    none = np.zeros(0, np.int64)
+    return HostEvents(start_ns=none, end_ns=none, name=none, thread=none)
+
+
+@dataclass(frozen=True, kw_only=True)
 class CapturedGpu:
     """What the capture says about a GPU; None where it says nothing."""
 
@@ -86,7 +108,11 @@ class CapturedGpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """One capture. `thread_process[t]` is the process of thread t; `notes` says what was left out and why."""
+    """One capture. `thread_process[t]` is the process of thread t; `notes` says what was left out and why.
+
+    `operators` are those of a framework; `frames` (of Python) and `system` (calls of the operating system) hold only
+    what took long enough to explain a gap.
+    """
 
     source: str
     kind: str
@@ -101,6 +127,9 @@ class Timeline:
     thread_process: Ints
     devices: tuple[CapturedGpu, ...] = ()
     notes: tuple[str, ...] = ()
+    operators: HostEvents = field(default_factory=no_host_events)
+    frames: HostEvents = field(default_factory=no_host_events)
+    system: HostEvents = field(default_factory=no_host_events)
 
     @property
     def has_gpu_work(self) -> bool:
@@ -115,7 +144,7 @@ def no_activities() -> Activities:
 
 def no_calls() -> Calls:
     none, flags = np.zeros(0, np.int64), np.zeros(0, np.bool_)
-    return Calls(start_ns=none, end_ns=none, thread=none, launches=flags, waits=flags)
+    return Calls(start_ns=none, end_ns=none, thread=none, name=none, launches=flags, waits=flags)
 
 
 def join(parts: list[Activities]) -> Activities:

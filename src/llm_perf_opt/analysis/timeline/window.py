@@ -10,9 +10,8 @@ from msgspec import UNSET, UnsetType
 from llm_perf_opt.analysis.kernels.names import CLASSES, classify_kernel, short_kernel_name
 from llm_perf_opt.analysis.timeline.idle import capture_window
 from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
-from llm_perf_opt.analysis.timeline.operators import HostEvents
 from llm_perf_opt.analysis.timeline.ranges import warmup_ranges
-from llm_perf_opt.analysis.timeline.timeline import Codes, Timeline, join
+from llm_perf_opt.analysis.timeline.timeline import Codes, HostEvents, Timeline, join
 from llm_perf_opt.core.names import DECODE_STEP, PREFILL
 
 MAX_EVENTS = 20_000

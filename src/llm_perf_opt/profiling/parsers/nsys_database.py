@@ -89,9 +89,15 @@ class NsysDatabase:
         small: Mapping[str, str] | None = None,
         leave_out: tuple[str, Sequence[int]] | None = None,
         only: tuple[str, Sequence[int]] | None = None,
+        unless_longer_ns: int | None = None,
+        longer_ns: int | None = None,
         text: str | None = None,
     ) -> "dict[str, NDArray[Any]]":
-        """Columns as 64-bit integers, `small` ones as 32-bit (masked where NULL), and one of text where asked for."""
+        """Columns as 64-bit integers, `small` ones as 32-bit (masked where NULL), and one of text where asked for.
+
+        `unless_longer_ns` keeps rows of this length although they are of those to `leave_out`; `longer_ns` keeps only
+        rows of this length.
+        """
         select = [f"CAST({_name(sql)} AS BIGINT) AS {quoted(key)}" for key, sql in wanted.items()]
         select += [f"TRY_CAST({_name(sql)} AS INTEGER) AS {quoted(key)}" for key, sql in (small or {}).items()]
         if text is not None:
@@ -103,6 +109,10 @@ class NsysDatabase:
                 listed = f"{quoted(chosen[0])} {word} ({', '.join(str(int(v)) for v in chosen[1])})"
                 # NULL is in no list, and not out of one either.
                 where = f" WHERE {listed}" + (f" OR {quoted(chosen[0])} IS NULL" if chosen is leave_out else "")
+        if unless_longer_ns is not None and where:
+            where += f' OR "end" - "start" >= {unless_longer_ns}'
+        if longer_ns is not None:
+            where = f' WHERE "end" - "start" >= {longer_ns}'
         return self._numpy(f"SELECT {', '.join(select)} FROM {self._scan_of(table)}{where}", table)
 
     def aggregate(self, table: str, columns: Mapping[str, str], select: str, group: str) -> list[tuple[Any, ...]]:

@@ -21,11 +21,13 @@ from llm_perf_opt.analysis.timeline.timeline import (
     Activities,
     Calls,
     CapturedGpu,
+    HostEvents,
     Ranges,
     Timeline,
     join,
     no_activities,
     no_calls,
+    no_host_events,
 )
 from llm_perf_opt.profiling.parsers.nsys_columns import Names, Processes, drop_broken, encode, join_calls
 from llm_perf_opt.profiling.parsers.nsys_database import NsysDatabase, open_nsys_database
@@ -136,11 +138,14 @@ COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
 SETS = "CUPTI_ACTIVITY_KIND_MEMSET"
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
+SYSTEM = "OSRT_API"
 NVTX = "NVTX_EVENTS"
 PUSH_POP, START_END = 59, 60
 # The process is the upper part of a serialised thread id.
 PID_MASK = ~0xFFFFFF
-# Calls that only ask or prepare; leaving them out of the scan halves it.
+# Shorter calls explain no gap.
+_LONG_CALL_NS = 100_000
+# Calls that only ask or prepare; leaving the short ones out of the scan halves it.
 _NEVER_LAUNCH = r"Get|SetAttribute|IsCapturing|Occupancy|Event(Create|Destroy|Query|Record)|Malloc|HostAlloc"
 _WAITS = r"Synchronize|^cudaMemcpy_|^cudaMemcpy$|^cuMemcpy(HtoD|DtoH|DtoD)(_v\d+)?(_ptds)?$|^cudaFree_|^cudaFree$"
 
@@ -161,7 +166,7 @@ def _read(db: NsysDatabase) -> Timeline:
     )
     sets = _work(db, SETS, None, lambda ids: names.literal(ids, "Memset"), processes, notes)
     graphs = _work(db, GRAPHS, "graphId", lambda ids: names.numbered(ids, "CUDA graph"), processes, notes)
-    calls, correlation, threads = _calls(db, notes)
+    calls, correlation, threads = _calls(db, names, notes)
     ranges, threads = _ranges(db, names, threads, notes)
     thread_process = processes.codes(threads & PID_MASK)
     tables = [kernels, copies, sets, graphs]
@@ -173,6 +178,7 @@ def _read(db: NsysDatabase) -> Timeline:
         calls.launches[link[link >= 0]] = True
     parts = [_activities(t, link) for t, link in zip(tables, links.calls, strict=True)]
     devices = read_devices(db, notes)
+    system = _system(db, names, threads)
     return Timeline(
         source=db.path.name,
         kind="nsys",
@@ -187,6 +193,7 @@ def _read(db: NsysDatabase) -> Timeline:
         thread_process=thread_process,
         devices=devices,
         notes=tuple(notes),
+        system=system,
     )
 
 
@@ -235,7 +242,7 @@ def _with_sizes(copies: Activities, sets: Activities) -> Activities:
     return replace(both, size_bytes=np.concatenate(sizes)) if len(both) else no_activities()
 
 
-def _calls(db: NsysDatabase, notes: list[str]) -> tuple[Calls, Ints, Ints]:
+def _calls(db: NsysDatabase, names: Names, notes: list[str]) -> tuple[Calls, Ints, Ints]:
     """Calls that may have launched or waited; with their correlation ids and the thread ids in use."""
     none = np.zeros(0, np.int64)
     if not db.has(CALLS):
@@ -254,13 +261,35 @@ def _calls(db: NsysDatabase, notes: list[str]) -> tuple[Calls, Ints, Ints]:
     skip = ("nameId", sorted(set(never) - set(waits))) if has_names else None
     if has_names:
         wanted["name"] = 'TRY_CAST("nameId" AS BIGINT)'
-    columns = drop_broken(db, db.scan(CALLS, wanted, leave_out=skip), CALLS, notes)
+    columns = drop_broken(db, db.scan(CALLS, wanted, leave_out=skip, unless_longer_ns=_LONG_CALL_NS), CALLS, notes)
     thread_ids, thread = encode(columns["tid"])
     wait: Flags = np.isin(columns["name"], waits) if has_names else np.zeros(len(thread), np.bool_)
     calls = Calls(
-        start_ns=columns["start"], end_ns=columns["end"], thread=thread, launches=np.zeros_like(wait), waits=wait
+        start_ns=columns["start"],
+        end_ns=columns["end"],
+        thread=thread,
+        name=names.strings(columns["name"]) if has_names else np.full(len(thread), -1, np.int32),
+        launches=np.zeros_like(wait),
+        waits=wait,
     )
     return calls, columns["correlation"], thread_ids
+
+
+def _system(db: NsysDatabase, names: Names, threads: Ints) -> HostEvents:
+    """Long calls of the operating system by the threads that also called CUDA or opened ranges."""
+    if not db.has(SYSTEM) or not {"start", "end", "globalTid", "nameId"} <= set(db.columns(SYSTEM)):
+        return no_host_events()
+    wanted = {"start": "start", "end": "end", "tid": "globalTid", "name": 'TRY_CAST("nameId" AS BIGINT)'}
+    columns = drop_broken(db, db.scan(SYSTEM, wanted, longer_ns=_LONG_CALL_NS), SYSTEM, [])
+    order = np.argsort(threads)
+    place = np.minimum(np.searchsorted(threads[order], columns["tid"]), max(len(threads) - 1, 0))
+    known = threads[order][place] == columns["tid"] if len(threads) else np.zeros(len(place), np.bool_)
+    return HostEvents(
+        start_ns=columns["start"][known],
+        end_ns=columns["end"][known],
+        name=names.strings(columns["name"][known]),
+        thread=order[place[known]],
+    )
 
 
 def _ranges(db: NsysDatabase, names: Names, threads: Ints, notes: list[str]) -> tuple[Ranges, Ints]:

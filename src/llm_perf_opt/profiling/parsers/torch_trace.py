@@ -11,13 +11,22 @@ import numpy as np
 from llm_perf_opt.analysis.kernels.names import as_utf8
 from llm_perf_opt.analysis.timeline.intervals import Ints
 from llm_perf_opt.analysis.timeline.memory import MemoryEvents
-from llm_perf_opt.analysis.timeline.operators import HostEvents, TraceDetail
-from llm_perf_opt.analysis.timeline.timeline import Activities, Calls, CapturedGpu, Ranges, Timeline, no_activities
+from llm_perf_opt.analysis.timeline.operators import TraceDetail
+from llm_perf_opt.analysis.timeline.timeline import (
+    Activities,
+    Calls,
+    CapturedGpu,
+    HostEvents,
+    Ranges,
+    Timeline,
+    no_activities,
+)
 from llm_perf_opt.profiling.parsers.nsys_columns import join_calls
 from llm_perf_opt.profiling.parsers.trace_decode import (
     ANNOTATION,
     CALL,
     COPY,
+    FRAME,
     KERNEL,
     KINDS,
     MEMORY,
@@ -95,11 +104,12 @@ class _Collected:
 
 
 def _build(path: Path, found: _Collected, *, detailed: bool) -> TorchTrace:
-    operators, modules, calls = found.table(OPERATOR), found.table(MODULE), found.table(CALL)
+    operators, calls = found.table(OPERATOR), found.table(CALL)
+    timeline = _timeline(path, found, calls, _host_events(operators))
     return TorchTrace(
-        timeline=_timeline(path, found, calls),
-        operators=_host_events(operators),
-        modules=_host_events(modules),
+        timeline=timeline,
+        operators=timeline.operators,
+        modules=_host_events(found.table(MODULE)),
         events=found.events,
         detail=_detail(found, operators, calls) if detailed else None,
     )
@@ -121,7 +131,7 @@ def _detail(found: _Collected, operators: dict[str, Ints], calls: dict[str, Ints
     )
 
 
-def _timeline(path: Path, found: _Collected, calls: dict[str, Ints]) -> Timeline:
+def _timeline(path: Path, found: _Collected, calls: dict[str, Ints], operators: HostEvents) -> Timeline:
     kernels, copies = found.table(KERNEL), found.table(COPY)
     ranges = found.table(ANNOTATION)
     # One process wrote the trace, so correlation ids are unique in it.
@@ -148,6 +158,8 @@ def _timeline(path: Path, found: _Collected, calls: dict[str, Ints]) -> Timeline
         thread_process=np.zeros(max(len(found.threads), 1), np.int64),
         devices=_devices(head),
         notes=(*_notes(found), *links.notes),
+        operators=operators,
+        frames=_host_events(found.table(FRAME)),
     )
 
 
@@ -160,6 +172,7 @@ def _calls(table: dict[str, Ints], links: Sequence[Ints], found: _Collected) -> 
         start_ns=table["start_ns"],
         end_ns=table["end_ns"],
         thread=table["thread"],
+        name=table["name"],
         launches=launches,
         waits=np.isin(table["name"], waits),
     )

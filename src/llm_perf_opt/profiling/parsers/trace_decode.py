@@ -18,7 +18,7 @@ from llm_perf_opt.analysis.timeline.timeline import Codes
 
 EXACT_BELOW_US = float(2**43)
 LATEST_NS = 2**62
-KERNEL, COPY, CALL, OPERATOR, ANNOTATION, MODULE, MEMORY = KINDS = range(7)
+KERNEL, COPY, CALL, OPERATOR, ANNOTATION, MODULE, MEMORY, FRAME = KINDS = range(8)
 MEMORY_EVENT = "[memory]"
 _TS, _DUR, _NAME, _PID, _TID = (attrgetter(name) for name in ("ts", "dur", "name", "pid", "tid"))
 _KINDS = {
@@ -38,6 +38,8 @@ _KINDS = {
     MEMORY_EVENT: MEMORY,
 }
 MODULE_PREFIX = "nn.Module: "
+# Shorter frames of Python explain no gap, and there are a hundred times as many of them.
+MIN_FRAME_US = 100.0
 NO_DIGITS = msgspec.Raw(b"")
 COMPLETE, INSTANT = "X", "i"
 # Every phase the trace event format defines, besides the complete one.
@@ -198,6 +200,8 @@ def _piece(events: list[Any], to_ns: Callable[[list[Any]], Ints], *, detailed: b
         append = find(event.cat)
         if append is not None:
             append(event)
+    frames = buckets[MODULE]
+    buckets[FRAME].extend(e for e in frames if e.dur is not None and e.dur >= MIN_FRAME_US)
     names: Codes[Any] = Codes()
     threads: Codes[Any] = Codes()
     shapes: Codes[Any] = Codes()

@@ -6,7 +6,7 @@ from typing import Literal
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.findings.facts import Known, PhaseFacts, Quantity, RunFacts, Unknown
-from llm_perf_opt.analysis.findings.finding import ANY_HINT, Finding
+from llm_perf_opt.analysis.findings.finding import ANY_HINT, Finding, may_be_headline
 from llm_perf_opt.analysis.findings.rules import RULE_BY_ID
 from llm_perf_opt.analysis.findings.waterfall import Waterfall
 from llm_perf_opt.analysis.hardware.roofline import mbu, mfu
@@ -223,7 +223,7 @@ def _verdict(
     capture: Found[CaptureAnalysis] | None,
 ) -> tuple[str, Tone]:
     # A guess is for the list of findings, not for the one sentence everybody reads.
-    best = next((d for d in found if d.gain is not None and d.confidence != "low"), None)
+    best = next((d for d in found if may_be_headline(d)), None)
     if best is not None and best.gain is not None and best.gain >= FAR_FROM_BOUND:
         return _promise(best), "bad"
     compared = [text for text in (_distance(w, facts) for w in waterfalls) if text is not None]
@@ -252,8 +252,9 @@ def _verdict(
 def _promise(finding: Finding) -> str:
     gain = format_factor(finding.gain) if finding.gain is not None else ""
     rule = RULE_BY_ID.get(finding.rule)
-    hint = rule.hint if rule is not None else ANY_HINT
-    return f"{finding.title}. {hint} could give up to {gain}."
+    hint = finding.hint or (rule.hint if rule is not None else ANY_HINT)
+    of = "" if finding.share is None else " over the whole capture"
+    return f"{finding.title}. {hint} could give up to {gain}{of}."
 
 
 def _distance(waterfall: Waterfall, facts: RunFacts) -> tuple[str, float] | None:

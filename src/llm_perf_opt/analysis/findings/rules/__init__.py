@@ -5,10 +5,11 @@ itself with its id, its words for everybody and what to try. A new one needs its
 docs/report.md; nothing else lists rules.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
+from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
 from llm_perf_opt.analysis.findings.facts import RunFacts
-from llm_perf_opt.analysis.findings.finding import Finding, Rule, is_covered, rank
+from llm_perf_opt.analysis.findings.finding import Finding, Rule, is_covered, rank, rank_of_capture
 from llm_perf_opt.analysis.findings.rules import (
     above_bound,
     dtype_miss,
@@ -16,6 +17,7 @@ from llm_perf_opt.analysis.findings.rules import (
     kernel_gaps,
     kv_growth,
     launch_bound,
+    long_gaps,
     low_occupancy,
     memory_bound,
     needless_copies,
@@ -25,12 +27,16 @@ from llm_perf_opt.analysis.findings.rules import (
     unfused_elementwise,
     wait_bound,
 )
-from llm_perf_opt.analysis.timeline.tables import RangeRow
 
 RULES: tuple[Rule, ...] = (
     launch_bound.RULE,
     wait_bound.RULE,
+    long_gaps.DATA_LOADING,
+    long_gaps.COMPILATION,
+    long_gaps.RANK_WAIT,
+    long_gaps.HOST_WORK,
     kernel_gaps.RULE,
+    kernel_gaps.LATE_STARTS,
     framework_overhead.RULE,
     above_bound.RULE,
     memory_bound.NEAR,
@@ -55,7 +61,9 @@ def diagnose(facts: RunFacts, of_capture: Iterable[Finding] = ()) -> tuple[Findi
     return rank([*found, *(finding for finding in of_capture if not is_covered(finding, facts))], facts)
 
 
-def diagnose_ranges(rows: Sequence[RangeRow], *, source: str) -> tuple[Finding, ...]:
-    """What the rules find in the ranges of a capture alone."""
-    asked = [rule.find_in_ranges for rule in RULES if rule.find_in_ranges is not None]
-    return tuple(finding for find in asked for finding in find(rows, source))
+def diagnose_capture(facts: CaptureFacts) -> tuple[Finding, ...]:
+    """What the rules find in a capture alone, the most time first."""
+    if facts.span_ns <= 0:
+        return ()
+    asked = [rule.find_in_capture for rule in RULES if rule.find_in_capture is not None]
+    return rank_of_capture(finding for find in asked for finding in find(facts))

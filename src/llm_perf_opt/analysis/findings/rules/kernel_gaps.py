@@ -1,13 +1,26 @@
-"""Rule kernel_gaps: many short kernels follow each other, and the device's own gaps between them add up."""
+"""Rules kernel_gaps and late_starts: work that was launched in time and did not run at once.
 
+Many short kernels follow each other and the device's own gaps between them add up; or single gaps after the launch are
+long, and something else held the work back.
+"""
+
+from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
-from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl
+from llm_perf_opt.analysis.findings.finding import CERTAIN_INSTANCES, Evidence, Finding, Rule, amdahl
 from llm_perf_opt.analysis.findings.waterfall import split_idle
+from llm_perf_opt.analysis.gaps.longest import Gap
 
 MIN_SHARE = 0.1
 REMEDY = (
     "run fewer, longer kernels: fuse with torch.compile, replay the step as a CUDA graph (gaps between graph nodes are "
     "shorter), or use programmatic dependent launch where a kernel library offers it"
+)
+MIN_LATE_SHARE = 0.05
+SHOWN = 3
+LATE_REMEDY = (
+    "find what holds the work back: a stream or an event it depends on, a collective that waits for another rank, "
+    "work the capture does not show (graphs whose kernels were not traced, another process on the GPU); trace graphs "
+    "by node, and look at the streams around the gaps named"
 )
 
 
@@ -43,10 +56,54 @@ def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known) -> list[Finding]:
     ]
 
 
+def find_none(facts: RunFacts) -> list[Finding]:
+    """A run's figures do not tell late starts from short gaps; captures do."""
+    del facts
+    return []
+
+
+def find_late_starts(facts: CaptureFacts) -> list[Finding]:
+    """One finding when long gaps after the launch take a twentieth of the capture."""
+    gaps = facts.report.gaps
+    if gaps.held_ns < MIN_LATE_SHARE * facts.span_ns:
+        return []
+    share = gaps.held_ns / facts.span_ns
+    return [
+        LATE_STARTS.finding_of_capture(
+            facts,
+            title=f"Launched work does not start while the GPU idles, {share:.0%} of the capture",
+            evidence=(
+                f"{gaps.held_ns / 1e6:.2f} ms of {facts.span_ns / 1e6:.2f} ms in {gaps.held_count} gap(s) lie after "
+                "the launch call had returned",
+                *(_describe(gap) for gap in [gap for gap in gaps.longest if gap.is_held][:SHOWN]),
+            ),
+            saved_ns=gaps.held_ns,
+            # What holds it back is not in the capture, and may be work of its own.
+            confidence="medium" if gaps.held_count >= CERTAIN_INSTANCES else "low",
+        )
+    ]
+
+
+def _describe(gap: Gap) -> str:
+    meanwhile = "" if gap.activity.name is None else f"; the host was in {gap.activity.name}"
+    return (
+        f"{gap.between_ns / 1e6:.2f} ms before {gap.after or 'the next work'}, {gap.start_ns / 1e6:.2f} ms after the "
+        f"first GPU work{meanwhile}"
+    )
+
+
 RULE = Rule(
     id="kernel_gaps",
     find=find_kernel_gaps,
     plain_words="Work is cut into so many small pieces that the pauses between them add up.",
     remedy=REMEDY,
     hint="Fewer, longer kernels",
+)
+LATE_STARTS = Rule(
+    id="late_starts",
+    find=find_none,
+    find_in_capture=find_late_starts,
+    plain_words="Orders reach the GPU in time, and something makes it wait before it carries them out.",
+    remedy=LATE_REMEDY,
+    hint="Finding what holds the work back",
 )

@@ -1,22 +1,36 @@
 """Rule launch_bound: the GPU stands idle because the host does not launch fast enough."""
 
-from collections.abc import Sequence
-
+from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts, runs_on
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
-from llm_perf_opt.analysis.findings.finding import Confidence, Evidence, Finding, Rule, amdahl
+from llm_perf_opt.analysis.findings.finding import MIN_HEADLINE, Evidence, Finding, Rule, amdahl, confidence_of
 from llm_perf_opt.analysis.findings.waterfall import split_idle
-from llm_perf_opt.analysis.timeline.tables import PUSH_POP, Idle, RangeRow
+from llm_perf_opt.analysis.timeline.tables import Idle, RangeRow
 
 MIN_IDLE_SHARE = 0.5
 MIN_HOST_SHARE = 0.5
 MIN_KERNELS = 20
-# From here on, idle time and the host's part in it leave no doubt.
-CERTAIN_SHARE = 0.7
+# Ranges that explain all but this part of the waiting speak for the whole capture.
+MIN_LEFT_SHARE = 0.3
+# An eager program launches one kernel with a call.
+KERNELS_OF_A_GRAPH = 4
 STEP = {"prefill": "the prefill", "decode": "each step"}
 REMEDY = (
     "launch fewer kernels from the host: capture the step in a CUDA graph (torch.compile(mode='reduce-overhead') with "
     "a static KV cache, or torch.cuda.graph), fuse elementwise kernels with torch.compile, or decode a larger batch so "
     "that each launch does more work"
+)
+REMEDY_OF_GRAPHS = (
+    "the program replays graphs already: put what is still launched by itself into them (sampling, copies, other "
+    "shapes), launch the next step before the last one has ended, or run a larger batch so that each launch does "
+    "more work"
+)
+REMEDY_OF_JAX = (
+    "put more of the step under one jax.jit, run several steps in one call (jax.lax.scan or fori_loop), let XLA replay "
+    "them as CUDA graphs (command buffers), or use a larger batch so that each launch does more work"
+)
+REMEDY_OF_CUDA = (
+    "launch fewer, larger kernels: fuse small ones, record the sequence once as a CUDA graph and replay it, or give "
+    "each launch more work; and launch ahead, without waiting for the previous kernel"
 )
 
 
@@ -25,15 +39,19 @@ def find_launch_bound(facts: RunFacts) -> list[Finding]:
     return [found for phase in facts.timed_gpu_phases() for found in _check(*phase)]
 
 
-def find_launch_bound_ranges(rows: Sequence[RangeRow], source: str) -> list[Finding]:
-    """One finding per range whose typical instance idles for at least half its wall time, mostly for want of launches.
+def find_launch_bound_in(facts: CaptureFacts) -> list[Finding]:
+    """The ranges that wait for launches for at least half their time; where none explains it, the whole capture.
 
     A range inside one that is already named is not named again.
     """
-    bound = [(row, finding) for row in rows if (finding := _of_range(row, source)) is not None]
-    # Only push/pop ranges have a parent, and it is of their kind.
-    named = {row.name for row, _ in bound if row.style == PUSH_POP}
-    return [finding for row, finding in bound if row.parent not in named]
+    bound = facts.outermost([row for row in facts.ranges if _is_bound(row)])
+    found = [(row, _of_range(row, facts)) for row in bound]
+    launching = _launching_ns(facts.idle)
+    explained = sum(_saved_ns(row) for row, _ in found)
+    findings = [finding for _, finding in found]
+    if launching - explained < max(MIN_LEFT_SHARE * launching, MIN_HEADLINE * facts.span_ns):
+        return findings
+    return [*findings, _of_capture(facts, launching - explained)] if facts.kernel_count >= MIN_KERNELS else findings
 
 
 def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known) -> list[Finding]:
@@ -54,7 +72,7 @@ def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known) -> list[Finding]:
             evidence=_evidence(gpu, wall, idle_ms, host_ms),
             saves_ms=host_ms,
             gain=amdahl(wall.value, host_ms),
-            confidence=_confidence(share, host_ms, idle_ms),
+            confidence=confidence_of(gpu.instances, share=min(share, host_ms / idle_ms)),
         )
     ]
 
@@ -82,42 +100,105 @@ def launching_share(idle: Idle) -> float:
     return (host - idle.long_gaps_ns) / host if host > 0 else 0.0
 
 
-def _of_range(row: RangeRow, source: str) -> Finding | None:
+def _launching_ns(idle: Idle) -> int:
+    return idle.waiting_for_host_ns - idle.long_gaps_ns + idle.starting_ns
+
+
+def _is_bound(row: RangeRow) -> bool:
     one = row.typical
-    busy_ns, idle_ns = one.gpu_busy_ns, one.gpu_idle_ns
-    if one.idle is None or busy_ns is None or idle_ns is None or one.wall_ns <= 0 or one.kernel_count < MIN_KERNELS:
-        return None
+    if one.idle is None or one.gpu_idle_ns is None or one.wall_ns <= 0 or one.kernel_count < MIN_KERNELS:
+        return False
+    if runs_on(row):
+        return False
+    waits = one.gpu_idle_ns >= MIN_IDLE_SHARE * one.wall_ns
+    return waits and _launching_ns(one.idle) >= MIN_HOST_SHARE * one.gpu_idle_ns
+
+
+def _saved_ns(row: RangeRow) -> float:
+    """Of all instances, as the typical one is: the first ones carry costs of their own."""
+    if row.idle is None or row.typical.idle is None:
+        return 0.0
+    return min(row.instances * _launching_ns(row.typical.idle), _launching_ns(row.idle))
+
+
+def _of_range(row: RangeRow, facts: CaptureFacts) -> Finding:
+    one = row.typical
+    busy_ns, idle_ns = one.gpu_busy_ns or 0, one.gpu_idle_ns or 0
+    host = _launching_ns(one.idle) if one.idle is not None else 0
     share = idle_ns / one.wall_ns
-    host = one.idle.waiting_for_host_ns - one.idle.long_gaps_ns + one.idle.starting_ns
-    if share < MIN_IDLE_SHARE or host < MIN_HOST_SHARE * idle_ns:
-        return None
-    left = one.wall_ns - host
-    return RULE.finding_of_range(
-        row.name,
+    is_graph = row.graph_launches > 0 or row.kernel_count >= KERNELS_OF_A_GRAPH * max(row.launch_calls, 1)
+    remedy, hint = _remedy(facts, is_graph=is_graph or facts.has_graphs)
+    return RULE.finding_of_capture(
+        facts,
         title=f"{row.name} is launch-bound: the GPU idles for {share:.0%} of it",
         evidence=(
             f"GPU busy {busy_ns / 1e6:.3f} ms of {one.wall_ns / 1e6:.2f} ms wall time "
             f"(median of {row.instances} instance(s), under the profiler)",
-            f"{host / 1e6:.2f} ms of the {idle_ns / 1e6:.2f} ms idle time is waiting for launches",
+            f"{host / 1e6:.2f} ms of the {idle_ns / 1e6:.2f} ms idle time is waiting for launches, in gaps under "
+            "0.5 ms",
             f"{one.kernel_count} kernels of {busy_ns / one.kernel_count / 1e3:.1f} µs on average, "
             f"one launched every {one.wall_ns / one.kernel_count / 1e3:.1f} µs",
             f"launch calls take {one.launch_ns / 1e6:.2f} ms of CPU time "
             f"({one.launch_ns / one.wall_ns:.0%} of the wall time)",
+            *_queue(facts),
         ),
-        source=source,
-        gain=one.wall_ns / left if left > 0 else None,
-        confidence=_confidence(share, host, idle_ns),
+        saved_ns=_saved_ns(row),
+        confidence=confidence_of(row.instances, share=min(share, host / max(idle_ns, 1)), spread=row.wall_spread),
+        range_name=row.name,
+        remedy=remedy,
+        hint=hint,
     )
 
 
-def _confidence(idle_share: float, host: float, idle: float) -> Confidence:
-    return "high" if idle_share >= CERTAIN_SHARE and host >= CERTAIN_SHARE * idle else "medium"
+def _of_capture(facts: CaptureFacts, launching_ns: float) -> Finding:
+    share = launching_ns / facts.span_ns
+    is_bound = facts.idle_ns >= MIN_IDLE_SHARE * facts.span_ns and launching_ns >= MIN_HOST_SHARE * facts.idle_ns
+    title = f"The GPU waits for launches for {share:.0%} of the capture"
+    if is_bound:
+        title = f"The capture is launch-bound: the GPU waits for launches for {share:.0%} of it"
+    gaps = facts.report.gaps
+    remedy, hint = _remedy(facts, is_graph=facts.has_graphs)
+    return RULE.finding_of_capture(
+        facts,
+        title=title,
+        evidence=(
+            f"{launching_ns / 1e6:.2f} ms of {facts.span_ns / 1e6:.2f} ms, in gaps under 0.5 ms: "
+            f"{gaps.short_count:,} such gaps between {facts.kernel_count:,} kernels",
+            *_queue(facts),
+        ),
+        saved_ns=launching_ns,
+        confidence=confidence_of(gaps.short_count, share=launching_ns / max(facts.idle_ns, 1)),
+        remedy=remedy,
+        hint=hint,
+    )
+
+
+def _queue(facts: CaptureFacts) -> tuple[str, ...]:
+    queue = facts.report.queue
+    if queue is None:
+        return ()
+    return (
+        f"over the capture {queue.empty_share:.0%} of the launches found the GPU's queue empty "
+        f"(median depth {queue.depth_median:.0f}), and launch calls took {queue.call_ns / facts.span_ns:.0%} of its "
+        "time",
+    )
+
+
+def _remedy(facts: CaptureFacts, *, is_graph: bool) -> tuple[str, str]:
+    """What fits the program: its framework, and whether it replays graphs already."""
+    if is_graph:
+        return REMEDY_OF_GRAPHS, "Larger graphs or a larger batch"
+    if facts.report.framework == "torch":
+        return REMEDY, "CUDA graphs or torch.compile"
+    if facts.report.framework == "jax":
+        return REMEDY_OF_JAX, "One jitted function per step"
+    return REMEDY_OF_CUDA, "Fewer, larger launches"
 
 
 RULE = Rule(
     id="launch_bound",
     find=find_launch_bound,
-    find_in_ranges=find_launch_bound_ranges,
+    find_in_capture=find_launch_bound_in,
     plain_words="The processor that feeds the GPU is the bottleneck: the GPU mostly waits for its next order.",
     remedy=REMEDY,
     hint="CUDA graphs or torch.compile",

@@ -1,11 +1,11 @@
 """Rule wait_bound: the GPU stands idle while copies run or the host waits in a synchronisation call."""
 
-from collections.abc import Sequence
-
+from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts, runs_on
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
-from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl
+from llm_perf_opt.analysis.findings.finding import MIN_LISTED, Evidence, Finding, Rule, amdahl, confidence_of
 from llm_perf_opt.analysis.findings.waterfall import split_idle
-from llm_perf_opt.analysis.timeline.tables import PUSH_POP, RangeRow
+from llm_perf_opt.analysis.timeline.rows import CopyRow
+from llm_perf_opt.analysis.timeline.tables import RangeRow
 
 # Of a phase's clean time, and of a range's time under the profiler.
 MIN_CLEAN_SHARE = 0.1
@@ -14,6 +14,17 @@ REMEDY = (
     "keep results on the device between steps: avoid .item(), .cpu() and torch.cuda.synchronize() in the loop, copy "
     "with non_blocking=True from pinned memory, and read tokens back one step late"
 )
+REMEDY_OF_OTHERS = (
+    "wait less often: keep results on the device between steps, replace blocking copies, allocations and frees in the "
+    "loop by asynchronous ones from pinned memory and a pool, and check results one step late"
+)
+COPY_REMEDY = (
+    "move less and move it beside the work: keep weights, caches and results on the device, copy from pinned host "
+    "memory on a stream of its own, and prefetch the next piece while kernels run"
+)
+SHOWN = 3
+# Ranges that explain all but this part of the waiting speak for the whole capture.
+MIN_LEFT_SHARE = 0.3
 
 
 def find_wait_bound(facts: RunFacts) -> list[Finding]:
@@ -21,12 +32,21 @@ def find_wait_bound(facts: RunFacts) -> list[Finding]:
     return [found for phase in facts.timed_gpu_phases() for found in _check(*phase)]
 
 
-def find_wait_bound_ranges(rows: Sequence[RangeRow], source: str) -> list[Finding]:
-    """One finding per range whose typical instance is idle behind copies or synchronisation for a fifth of its time."""
-    bound = [(row, finding) for row in rows if (finding := _of_range(row, source)) is not None]
-    # Only push/pop ranges have a parent, and it is of their kind.
-    named = {row.name for row, _ in bound if row.style == PUSH_POP}
-    return [finding for row, finding in bound if row.parent not in named]
+def find_wait_bound_in(facts: CaptureFacts) -> list[Finding]:
+    """The ranges that idle behind copies or synchronisation for a fifth of their time, and what they leave unexplained.
+
+    Copies and synchronisation of the whole capture are two findings: what helps against the one does not help against
+    the other.
+    """
+    bound = facts.outermost([row for row in facts.ranges if _is_bound(row)])
+    findings = [_of_range(row, facts) for row in bound]
+    copying = facts.idle.copy_ns - sum(row.idle.copy_ns for row in bound if row.idle is not None)
+    waiting = facts.idle.sync_ns - sum(row.idle.sync_ns for row in bound if row.idle is not None)
+    if copying >= max(MIN_LISTED * facts.span_ns, MIN_LEFT_SHARE * facts.idle.copy_ns):
+        findings.append(_of_copies(facts, copying))
+    if waiting >= max(MIN_LISTED * facts.span_ns, MIN_LEFT_SHARE * facts.idle.sync_ns):
+        findings.append(_of_waits(facts, waiting))
+    return findings
 
 
 def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known) -> list[Finding]:
@@ -57,32 +77,89 @@ def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known) -> list[Finding]:
     ]
 
 
-def _of_range(row: RangeRow, source: str) -> Finding | None:
+def _is_bound(row: RangeRow) -> bool:
     one = row.typical
-    if one.idle is None or not one.kernel_count or one.wall_ns <= 0:
-        return None
-    wait = one.idle.waiting_for_copy_or_sync_ns
-    if wait < MIN_RANGE_SHARE * one.wall_ns:
-        return None
-    return RULE.finding_of_range(
-        row.name,
-        title=f"{row.name} waits for copies or synchronisation for {wait / one.wall_ns:.0%} of it",
+    if one.idle is None or not one.kernel_count or one.wall_ns <= 0 or runs_on(row):
+        return False
+    return one.idle.waiting_for_copy_or_sync_ns >= MIN_RANGE_SHARE * one.wall_ns
+
+
+def _of_range(row: RangeRow, facts: CaptureFacts) -> Finding:
+    one = row.typical
+    idle = one.idle
+    copy, sync = (idle.copy_ns, idle.sync_ns) if idle is not None else (0, 0)
+    share = (copy + sync) / one.wall_ns
+    total = row.idle.waiting_for_copy_or_sync_ns if row.idle is not None else 0
+    return RULE.finding_of_capture(
+        facts,
+        title=f"{row.name} waits for copies or synchronisation for {share:.0%} of it",
         evidence=(
-            f"{wait / 1e6:.2f} ms of {one.wall_ns / 1e6:.2f} ms wall time "
+            f"{(copy + sync) / 1e6:.2f} ms of {one.wall_ns / 1e6:.2f} ms wall time "
             f"(median of {row.instances} instance(s), under the profiler)",
-            f"of that {one.idle.copy_ns / 1e6:.2f} ms while a copy or set ran and {one.idle.sync_ns / 1e6:.2f} ms "
+            f"of that {copy / 1e6:.2f} ms while a copy or set ran and {sync / 1e6:.2f} ms "
             "while the launching thread sat in a synchronisation call",
         ),
-        source=source,
-        gain=one.wall_ns / (one.wall_ns - wait) if wait < one.wall_ns else None,
-        confidence="medium",
+        saved_ns=min(row.instances * (copy + sync), total),
+        confidence=confidence_of(row.instances, share=share, spread=row.wall_spread),
+        range_name=row.name,
+        remedy=_remedy(facts),
     )
+
+
+def _of_copies(facts: CaptureFacts, copying_ns: int) -> Finding:
+    rows = sorted(facts.copies, key=lambda row: -row.total_ns)[:SHOWN]
+    lead = rows[0].kind if rows else "a copy"
+    return RULE.finding_of_capture(
+        facts,
+        title=f"No kernel runs while copies do, for {copying_ns / facts.span_ns:.0%} of the capture (most: {lead})",
+        evidence=(
+            f"{copying_ns / 1e6:.2f} ms of {facts.span_ns / 1e6:.2f} ms a copy or set runs and no kernel",
+            *(_rate(row) for row in rows),
+        ),
+        saved_ns=copying_ns,
+        confidence=confidence_of(sum(row.instances for row in rows), share=1.0),
+        remedy=COPY_REMEDY,
+        hint="Copying less, or while kernels run,",
+    )
+
+
+def _rate(row: CopyRow) -> str:
+    text = f"{row.kind}: {row.instances:,} in {row.total_ns / 1e6:.2f} ms"
+    if row.size_bytes is None or not row.total_ns:
+        return text
+    return f"{text}, {row.size_bytes / 1e6:,.1f} MB at {row.size_bytes / row.total_ns:.1f} GB/s"
+
+
+def _of_waits(facts: CaptureFacts, waiting_ns: int) -> Finding:
+    rows = sorted(facts.report.waits, key=lambda row: -row.gpu_idle_ns)[:SHOWN]
+    named = f" (most: {rows[0].call})" if rows else ""
+    share = waiting_ns / facts.span_ns
+    return RULE.finding_of_capture(
+        facts,
+        title=f"The host waits in synchronisation while the GPU idles, {share:.0%} of the capture{named}",
+        evidence=(
+            f"{waiting_ns / 1e6:.2f} ms of {facts.span_ns / 1e6:.2f} ms the thread that launches sits in a call that "
+            "waits, and the GPU has nothing to do",
+            *(
+                f"{row.call}: {row.count:,} call(s) of {row.total_ns / 1e6:.2f} ms, the GPU idle for "
+                f"{row.gpu_idle_ns / 1e6:.2f} ms of it" + (f", in {', '.join(row.places)}" if row.places else "")
+                for row in rows
+            ),
+        ),
+        saved_ns=waiting_ns,
+        confidence=confidence_of(sum(row.count for row in rows), share=1.0),
+        remedy=_remedy(facts),
+    )
+
+
+def _remedy(facts: CaptureFacts) -> str:
+    return REMEDY if facts.report.framework == "torch" else REMEDY_OF_OTHERS
 
 
 RULE = Rule(
     id="wait_bound",
     find=find_wait_bound,
-    find_in_ranges=find_wait_bound_ranges,
+    find_in_capture=find_wait_bound_in,
     plain_words="The GPU waits while data is copied or while the program checks on it.",
     remedy=REMEDY,
     hint="Removing synchronisation and copies from the loop",

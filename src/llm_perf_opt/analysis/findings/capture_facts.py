@@ -1,0 +1,62 @@
+"""What the rules look at in a capture alone: its ranges, its idle time and the reasons of it, its copies."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llm_perf_opt.analysis.gaps.report import IdleReport
+from llm_perf_opt.analysis.timeline.rows import CopyRow
+from llm_perf_opt.analysis.timeline.tables import PUSH_POP, Idle, RangeRow
+
+# Kernels of a range that run for this much longer than the GPU is busy inside it run on after it: its wall time is not
+# what they cost, and its idle time may be filled by them.
+RUNS_ON = 1.1
+# From this share of the launches on, graphs are how the program launches.
+MOSTLY_GRAPHS = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureFacts:
+    """One capture, or repetitions of one, from the first GPU work of each process to its last."""
+
+    source: str
+    span_ns: int
+    busy_ns: int
+    kernel_count: int
+    idle: Idle
+    ranges: tuple[RangeRow, ...]
+    copies: tuple[CopyRow, ...]
+    report: IdleReport
+
+    @property
+    def idle_ns(self) -> int:
+        return self.span_ns - self.busy_ns
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether the program launches most of its work as graphs already."""
+        queue = self.report.queue
+        return queue is not None and queue.graph_share >= MOSTLY_GRAPHS
+
+    def outermost(self, rows: Sequence[RangeRow]) -> list[RangeRow]:
+        """Those of some rows that lie in none of the others."""
+        # Only push/pop ranges have a parent, and it is of their kind.
+        parent = {row.name: row.parent for row in self.ranges if row.style == PUSH_POP}
+        named = {row.name for row in rows if row.style == PUSH_POP}
+
+        def is_inside(row: RangeRow) -> bool:
+            above, seen = row.parent, {row.name}
+            while above is not None and above not in seen:
+                if above in named:
+                    return True
+                seen.add(above)
+                above = parent.get(above)
+            return False
+
+        return [row for row in rows if not is_inside(row)]
+
+
+def runs_on(row: RangeRow) -> bool:
+    """Whether the GPU works on after the range: then nothing can be said of the range by its idle time."""
+    if row.gpu_busy_ns is None or row.gpu_idle_ns is None:
+        return False
+    return row.gpu_busy_ns > RUNS_ON * (row.wall_ns - row.gpu_idle_ns)

@@ -1,0 +1,202 @@
+"""Rules about gaps no launch takes: data_loading, compilation, rank_wait and host_work.
+
+Each tells what the host did while the GPU had nothing to do, by the operator, frame, call or range that covers the gap.
+"""
+
+from collections.abc import Sequence
+
+from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
+from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
+from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl, confidence_of
+from llm_perf_opt.analysis.findings.waterfall import split_idle
+from llm_perf_opt.analysis.gaps.host import RANGE
+from llm_perf_opt.analysis.gaps.longest import Reason
+from llm_perf_opt.analysis.gaps.verdict import unnumbered
+from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS
+
+# Of a phase's clean time.
+MIN_CLEAN_SHARE = 0.1
+SHOWN = 4
+# A range with so many instances, of which the typical one has no long gap, had it in single ones.
+FEW_INSTANCES = 3
+NAME_WIDTH = 100
+REMEDY = (
+    "do this work while the GPU computes: move it to another thread or process, prepare the next step before waiting "
+    "for this one, or do it less often; the frames, operators or ranges named are where to look"
+)
+LOADING_REMEDY = (
+    "prepare batches ahead and beside the GPU: more workers (DataLoader num_workers > 0, prefetch_factor, "
+    "persistent_workers), pinned memory, decoding and augmentation done before or on the GPU"
+)
+LOADING_REMEDY_OF_OTHERS = (
+    "prepare batches ahead and beside the GPU: read, decode and augment in other threads or processes, keep a few "
+    "batches ready in pinned memory, or store the data in the form the GPU takes"
+)
+COMPILING_REMEDY = (
+    "this is paid once and not in every step: warm up before measuring or serving, keep the cache of compiled kernels "
+    "between runs, fix the shapes that make it compile again, and capture again after the warm-up"
+)
+RANKS_REMEDY = (
+    "the host waits for other ranks: balance what they do, start collectives as soon as their input is ready and wait "
+    "for them late, and look at the slowest rank's capture first"
+)
+
+
+def find_host_work(facts: RunFacts) -> list[Finding]:
+    """One finding per phase that spends a tenth of its clean time in gaps no launch takes."""
+    return [found for phase in facts.timed_gpu_phases() for found in _check(*phase)]
+
+
+def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known) -> list[Finding]:
+    idle_ms = wall.value - gpu.busy_ms
+    if idle_ms <= 0 or gpu.idle.waiting_for_host_ns <= 0:
+        return []
+    host_ms = {key: ms for key, _, ms in split_idle(gpu.idle, idle_ms)}.get("host", 0.0)
+    long_ms = host_ms * gpu.idle.long_gaps_ns / gpu.idle.waiting_for_host_ns
+    share = long_ms / wall.value
+    if share < MIN_CLEAN_SHARE:
+        return []
+    return [
+        HOST_WORK.finding(
+            title=f"{phase.name.capitalize()} waits for other work of the host, {100 * share:.0f} % of it",
+            phase=phase.name,
+            evidence=(
+                Evidence(
+                    text=f"{long_ms:.2f} ms of {wall.value:.2f} ms lie in gaps of at least "
+                    f"{LONG_GAP_NS / 1e6:.1f} ms, which no launch takes (split as in the capture)",
+                    source=gpu.source,
+                ),
+            ),
+            saves_ms=long_ms,
+            gain=amdahl(wall.value, long_ms),
+            confidence=confidence_of(gpu.instances, share=share),
+        )
+    ]
+
+
+def find_none(facts: RunFacts) -> list[Finding]:
+    """A run's figures do not say what the host did in its gaps; captures do."""
+    del facts
+    return []
+
+
+def find_data_loading(facts: CaptureFacts) -> list[Finding]:
+    reasons = [reason for reason in facts.report.gaps.reasons if reason.verdict == "data_loading"]
+    remedy = LOADING_REMEDY if facts.report.framework == "torch" else LOADING_REMEDY_OF_OTHERS
+    return _found(DATA_LOADING, facts, reasons, "Loading data keeps the GPU idle", remedy)
+
+
+def find_compilation(facts: CaptureFacts) -> list[Finding]:
+    reasons = [reason for reason in facts.report.gaps.reasons if _is_one_time(reason, facts)]
+    return _found(COMPILATION, facts, reasons, "Set-up (loading, compiling or tuning kernels) keeps the GPU idle", None)
+
+
+def find_rank_wait(facts: CaptureFacts) -> list[Finding]:
+    reasons = [reason for reason in facts.report.gaps.reasons if reason.verdict == "rank_wait"]
+    return _found(RANK_WAIT, facts, reasons, "The host waits for other ranks while the GPU idles", None)
+
+
+def find_host_work_in(facts: CaptureFacts) -> list[Finding]:
+    """Work that is none of the others, and gaps in which nothing of the host is recorded, apart."""
+    reasons = [
+        reason
+        for reason in facts.report.gaps.reasons
+        if reason.verdict in ("host_work", "allocation") and not _is_one_time(reason, facts)
+    ]
+    unknown = [reason for reason in facts.report.gaps.reasons if reason.verdict == "unknown"]
+    return [
+        *_found(HOST_WORK, facts, reasons, "Host work between launches keeps the GPU idle", None),
+        *_found(
+            HOST_WORK,
+            facts,
+            unknown,
+            "The GPU idles in long gaps in which nothing of the host was recorded",
+            "capture again with what the host does: Python stacks (with_stack=True), ranges (NVTX, record_function), "
+            "or nsys with --trace=cuda,nvtx,osrt",
+        ),
+    ]
+
+
+def _is_one_time(reason: Reason, facts: CaptureFacts) -> bool:
+    """Whether this is set-up, or lies in single instances of a range whose typical one has no such gap."""
+    if reason.verdict == "compilation":
+        return True
+    if reason.verdict != "host_work" or reason.kind != RANGE:
+        return False
+    rows = [row for row in facts.ranges if unnumbered(row.name) == reason.name]
+    return any(
+        row.instances >= FEW_INSTANCES and row.typical.idle is not None and row.typical.idle.long_gaps_ns == 0
+        for row in rows
+    )
+
+
+def _found(rule: Rule, facts: CaptureFacts, reasons: Sequence[Reason], what: str, remedy: str | None) -> list[Finding]:
+    saved = sum(reason.host_ns for reason in reasons)
+    if not saved:
+        return []
+    gaps = sum(reason.gaps for reason in reasons)
+    told = sum(reason.host_ns for reason in reasons if reason.name is not None)
+    return [
+        rule.finding_of_capture(
+            facts,
+            title=f"{what}, {saved / facts.span_ns:.0%} of the capture{_most(reasons[0])}",
+            evidence=(
+                f"{saved / 1e6:.2f} ms of {facts.span_ns / 1e6:.2f} ms in {gaps} gap(s) of at least "
+                f"{LONG_GAP_NS / 1e6:.1f} ms, which no launch takes",
+                *(_describe(reason) for reason in reasons[:SHOWN] if reason.name is not None),
+            ),
+            saved_ns=saved,
+            # Where nothing is recorded, the reason is anybody's guess.
+            confidence=confidence_of(gaps, share=told / saved) if told else "low",
+            remedy=remedy,
+            # Outside the ranges a program marks, it prepares or ends.
+            is_one_time=rule is COMPILATION or (not told and len(facts.ranges) > 0),
+        )
+    ]
+
+
+def _most(reason: Reason) -> str:
+    return "" if reason.name is None else f" (most: {_cut(reason.name)})"
+
+
+def _describe(reason: Reason) -> str:
+    inside = f", inside {_cut(reason.where)}" if reason.where is not None else ""
+    return f"{reason.kind} {_cut(reason.name or '')}: {reason.host_ns / 1e6:.2f} ms in {reason.gaps} gap(s){inside}"
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= NAME_WIDTH else name[: NAME_WIDTH - 1] + "…"
+
+
+DATA_LOADING = Rule(
+    id="data_loading",
+    find=find_none,
+    find_in_capture=find_data_loading,
+    plain_words="The GPU waits for the next data to be read and prepared.",
+    remedy=LOADING_REMEDY,
+    hint="Loading data beside the GPU's work",
+)
+COMPILATION = Rule(
+    id="compilation",
+    find=find_none,
+    find_in_capture=find_compilation,
+    plain_words="The GPU waits while programs for it are loaded, compiled or tuned; a longer run pays this only once.",
+    remedy=COMPILING_REMEDY,
+    hint="Warming up before the measurement",
+)
+RANK_WAIT = Rule(
+    id="rank_wait",
+    find=find_none,
+    find_in_capture=find_rank_wait,
+    plain_words="This part of the machine waits for the others to catch up.",
+    remedy=RANKS_REMEDY,
+    hint="Balancing the ranks",
+)
+HOST_WORK = Rule(
+    id="host_work",
+    find=find_host_work,
+    find_in_capture=find_host_work_in,
+    plain_words="The GPU waits while the program does other work before it gives the next order.",
+    remedy=REMEDY,
+    hint="Moving this work beside the GPU's",
+)

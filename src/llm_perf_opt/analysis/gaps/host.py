@@ -1,0 +1,151 @@
+"""What a host thread did during a time."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from llm_perf_opt.analysis.gaps.verdict import Verdict, judge, readable, unnumbered
+from llm_perf_opt.analysis.timeline.intervals import Ints
+from llm_perf_opt.analysis.timeline.timeline import HostEvents, Timeline
+
+CALL, OPERATOR, FRAME, SYSTEM, RANGE = "runtime call", "operator", "Python frame", "system call", "range"
+# What is this much of a time explains it.
+COVERS = 0.5
+# An operator that takes this many times its median, of at least a few calls, and this long, does something once.
+UNUSUAL, FEW, FIRST_USE_NS = 20, 5, 5_000_000
+# Frames of the interpreter itself tell less than their caller.
+_BUILT_IN = "<built-in"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostActivity:
+    """The work that explains a time: what it is called, what kind of thing that is, and the range around it."""
+
+    verdict: Verdict
+    kind: str | None
+    name: str | None
+    where: str | None
+
+
+NOTHING = HostActivity(verdict="unknown", kind=None, name=None, where=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Table:
+    kind: str
+    events: HostEvents
+
+
+class HostRecord:
+    """The host events of a capture that last long enough to explain one of some times."""
+
+    def __init__(self, timeline: Timeline, shortest_ns: int) -> None:
+        self._names = timeline.names
+        self._process = timeline.thread_process
+        calls, ranges = timeline.calls, timeline.ranges
+        all_calls = HostEvents(start_ns=calls.start_ns, end_ns=calls.end_ns, name=calls.name, thread=calls.thread)
+        all_ranges = HostEvents(start_ns=ranges.start_ns, end_ns=ranges.end_ns, name=ranges.name, thread=ranges.thread)
+        sources = (
+            (CALL, all_calls),
+            (OPERATOR, timeline.operators),
+            (FRAME, timeline.frames),
+            (SYSTEM, timeline.system),
+            (RANGE, all_ranges),
+        )
+        self._tables = [_Table(kind=kind, events=_long(events, shortest_ns)) for kind, events in sources]
+        self._operators = timeline.operators
+
+    def during(self, start: int, end: int, thread: int) -> HostActivity:
+        """What the thread did; where nothing of it is recorded, what another of its process did."""
+        return self._find(start, end, thread, own=True) or self._find(start, end, thread, own=False) or NOTHING
+
+    def place(self, start: int, end: int, thread: int) -> str | None:
+        """The innermost range, operator or frame around a time, by the first kind that has one."""
+        for kind in (RANGE, OPERATOR, FRAME):
+            names = self._covering(kind, start, end, thread, own=True, share=1.0)
+            if names:
+                return names[0]
+        return None
+
+    def _is_first_use(self, activity: HostActivity, length_ns: int) -> bool:
+        """Whether an operator took many times what it usually takes: it loaded, compiled or tuned something."""
+        if activity.kind != OPERATOR or length_ns < FIRST_USE_NS:
+            return False
+        codes = [code for code in np.unique(self._operators.name).tolist() if self._names[code] == activity.name]
+        same = np.isin(self._operators.name, codes)
+        usual = (self._operators.end_ns - self._operators.start_ns)[same]
+        return len(usual) >= FEW and float(np.median(usual)) * UNUSUAL <= length_ns
+
+    def _find(self, start: int, end: int, thread: int, *, own: bool) -> HostActivity | None:
+        stacks = {
+            table.kind: self._covering(table.kind, start, end, thread, own=own)
+            for table in self._tables
+            # Other threads sleep in system calls all the time.
+            if own or table.kind != SYSTEM
+        }
+        inner = [name for kind in (CALL, OPERATOR, FRAME, SYSTEM, RANGE) for name in stacks.get(kind, [])]
+        if not inner:
+            return None
+        verdict, said = judge(inner)
+        kind, name = self._named(stacks, said)
+        if kind == RANGE and said is None and own:
+            busiest = self._busiest(start, end, thread)
+            kind, name = (OPERATOR, busiest) if busiest is not None else (kind, name)
+        where = next((n for n in stacks[RANGE] if n != name), None)
+        found = HostActivity(
+            verdict=verdict,
+            kind=kind,
+            name=unnumbered(readable(name)) if kind == RANGE else readable(name),
+            where=None if where is None else unnumbered(where),
+        )
+        if verdict == "host_work" and self._is_first_use(found, end - start):
+            return replace(found, verdict="compilation")
+        return found
+
+    def _named(self, stacks: dict[str, list[str]], said: str | None) -> tuple[str, str]:
+        """The name that told the verdict, or else the innermost one, by the kind that tells most."""
+        for kind, stack in stacks.items():
+            if said is not None and said in stack:
+                return kind, said
+        for kind in (CALL, OPERATOR, FRAME, SYSTEM, RANGE):
+            stack = stacks.get(kind, [])
+            if stack:
+                return kind, next((name for name in stack if not name.startswith(_BUILT_IN)), stack[0])
+        raise ValueError("no name to choose from")
+
+    def _covering(self, kind: str, start: int, end: int, thread: int, *, own: bool, share: float = COVERS) -> list[str]:
+        """Names of the events of one kind that cover a time, the shortest (innermost) first."""
+        events = next(table.events for table in self._tables if table.kind == kind)
+        if not len(events):
+            return []
+        overlap = np.minimum(events.end_ns, end) - np.maximum(events.start_ns, start)
+        fits = overlap >= max(share * (end - start), 1)
+        fits &= events.thread == thread if own else self._process[events.thread] == self._process[thread]
+        index = np.flatnonzero(fits & (events.name >= 0))
+        index = index[np.argsort((events.end_ns - events.start_ns)[index], kind="stable")]
+        return [self._names[code] for code in events.name[index].tolist()]
+
+    def _busiest(self, start: int, end: int, thread: int) -> str | None:
+        """The operator with most time in many short ones, if they fill half of the time."""
+        events = self._operators
+        inside = np.flatnonzero((events.start_ns >= start) & (events.end_ns <= end) & (events.thread == thread))
+        if not len(inside):
+            return None
+        inside = inside[np.argsort(events.start_ns[inside], kind="stable")]
+        reach = np.concatenate(([start], np.maximum.accumulate(events.end_ns[inside])[:-1]))
+        outer = inside[events.start_ns[inside] >= reach]
+        time = (events.end_ns - events.start_ns)[outer]
+        if time.sum() < COVERS * (end - start):
+            return None
+        names, index = np.unique(events.name[outer], return_inverse=True)
+        return self._names[int(names[np.argmax(np.bincount(index, weights=time))])]
+
+
+def _long(events: HostEvents, shortest_ns: int) -> HostEvents:
+    pick: Ints = np.flatnonzero(events.end_ns - events.start_ns >= COVERS * shortest_ns)
+    return HostEvents(
+        start_ns=events.start_ns[pick],
+        end_ns=events.end_ns[pick],
+        name=events.name[pick],
+        thread=events.thread[pick],
+    )

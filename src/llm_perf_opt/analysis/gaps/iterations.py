@@ -1,0 +1,100 @@
+"""The steps of a loop: marked by torch's profiler, or found as a sequence of kernels that repeats."""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from llm_perf_opt.analysis.kernels.names import short_kernel_name
+from llm_perf_opt.analysis.timeline.intervals import Ints
+from llm_perf_opt.analysis.timeline.timeline import Timeline, distinct
+
+MIN_ITERATIONS = 3
+# A kernel marks the steps when the number of kernels from one of it to the next is the same this often.
+REGULAR = 0.6
+# Steps found must hold this part of all kernels: what repeats only at the edge is no loop of the program.
+COVERED = 0.5
+# An outlier is this many robust standard deviations from the median, and this part of it.
+OUTLIER_DEVIATIONS, OUTLIER_SHARE = 5.0, 0.2
+MAD_TO_DEVIATION = 1.4826
+SHOWN = 10
+_PROFILER_STEP = re.compile(r"^ProfilerStep\b")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlier:
+    """A step that took much longer or shorter than the others, counted from 0."""
+
+    index: int
+    length_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Iterations:
+    """The steps of a capture. `how` says by what they were told apart; quartiles say how much they spread."""
+
+    how: str
+    count: int
+    kernels_each: int | None
+    median_ns: int
+    p25_ns: int
+    p75_ns: int
+    outliers: tuple[Outlier, ...]
+
+    @property
+    def spread(self) -> float:
+        return (self.p75_ns - self.p25_ns) / self.median_ns if self.median_ns else 0.0
+
+
+def find_iterations(timeline: Timeline) -> Iterations | None:
+    """Marked steps where there are three of them, else a repeated sequence of kernels, else None."""
+    ranges = timeline.ranges
+    codes = [code for code in distinct(ranges.name).tolist() if _PROFILER_STEP.match(timeline.names[code])]
+    marked = np.flatnonzero(np.isin(ranges.name, codes))
+    if len(marked) >= MIN_ITERATIONS:
+        marked = marked[np.argsort(ranges.start_ns[marked], kind="stable")]
+        return _describe("marked as ProfilerStep", ranges.end_ns[marked] - ranges.start_ns[marked], None)
+    return _repeated(timeline)
+
+
+def _repeated(timeline: Timeline) -> Iterations | None:
+    """Steps from one of a regular kernel to the next, of the regular kernel that is rarest."""
+    kernels = timeline.kernels
+    if len(kernels) < 2 * MIN_ITERATIONS or len(distinct(kernels.process)) > 1:
+        return None
+    start: Ints = kernels.start_ns
+    name: Ints = kernels.name
+    if not bool(np.all(start[1:] >= start[:-1])):
+        in_time = np.argsort(start, kind="stable")
+        start, name = start[in_time], name[in_time]
+    by_name = np.argsort(name, kind="stable")
+    groups = np.split(by_name, np.flatnonzero(np.diff(name[by_name])) + 1)
+    for positions in sorted(groups, key=len):
+        if len(positions) <= MIN_ITERATIONS:
+            continue
+        steps = np.diff(positions)
+        values, counts = np.unique(steps, return_counts=True)
+        usual = int(values[np.argmax(counts)])
+        if usual < 2 or counts.max() < max(REGULAR * len(steps), MIN_ITERATIONS):
+            continue
+        if usual * counts.max() >= COVERED * len(name):
+            length = np.diff(start[positions])[steps == usual]
+            repeated = short_kernel_name(timeline.names[int(name[positions[0]])])
+            return _describe(f"by the repeated kernel {repeated}", length, usual)
+    return None
+
+
+def _describe(how: str, length: Ints, kernels_each: int | None) -> Iterations:
+    low, median, high = (int(value) for value in np.percentile(length, (25, 50, 75)))
+    deviation = MAD_TO_DEVIATION * float(np.median(np.abs(length - median)))
+    far = np.flatnonzero(np.abs(length - median) > max(OUTLIER_DEVIATIONS * deviation, OUTLIER_SHARE * median))
+    far = far[np.argsort(-np.abs(length[far] - median), kind="stable")]
+    return Iterations(
+        how=how,
+        count=len(length),
+        kernels_each=kernels_each,
+        median_ns=median,
+        p25_ns=low,
+        p75_ns=high,
+        outliers=tuple(Outlier(index=int(i), length_ns=int(length[i])) for i in far[:SHOWN]),
+    )

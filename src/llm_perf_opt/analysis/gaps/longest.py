@@ -1,0 +1,221 @@
+"""The longest gaps of a capture, what ran around them, and what the host did in them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from llm_perf_opt.analysis.gaps.host import NOTHING, HostActivity, HostRecord
+from llm_perf_opt.analysis.gaps.verdict import Verdict
+from llm_perf_opt.analysis.kernels.names import short_kernel_name
+from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS, IdleMap
+from llm_perf_opt.analysis.timeline.intervals import Intervals
+from llm_perf_opt.analysis.timeline.timeline import Activities, Timeline, join, take
+
+# More are not looked into: the longest of them hold nearly all the time, and each is a search.
+MAX_LOOKED_INTO = 200
+SHOWN = 20
+# A gap of which this part lies after the launch is not the host's.
+HELD = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gap:
+    """A time without any kernel; the causes add up to its length. `long_ns` is of `host_ns`, see `IdleMap.long`.
+
+    `start_ns` counts from the first GPU work of the process. `before` and `after` are the kernels around it, `activity`
+    is what the host did until it launched what ended the gap (in all of it, where it had launched that already).
+    """
+
+    source: int
+    start_ns: int
+    length_ns: int
+    host_ns: int
+    long_ns: int
+    sync_ns: int
+    copy_ns: int
+    between_ns: int
+    before: str | None
+    after: str | None
+    activity: HostActivity
+
+    @property
+    def is_held(self) -> bool:
+        return self.between_ns >= HELD * self.length_ns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reason:
+    """Gaps for which the host had the same reason: how many, and how long the GPU waited for the host in them.
+
+    `where` is the range around the longest of them.
+    """
+
+    verdict: Verdict
+    name: str | None
+    kind: str | None
+    where: str | None
+    gaps: int
+    host_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongGaps:
+    """All gaps counted by length, the longest by themselves, and the reasons of the long ones, the costliest first.
+
+    `held_count` and `held_ns` are about long gaps that lie mostly after the return of the launch: something other than
+    the host held the work back.
+    """
+
+    short_count: int
+    long_count: int
+    long_ns: int
+    held_count: int
+    held_ns: int
+    longest: tuple[Gap, ...]
+    reasons: tuple[Reason, ...]
+
+
+def find_long_gaps(timeline: Timeline, maps: Mapping[int, IdleMap], *, source: int = 0) -> LongGaps:
+    """Look into the longest gaps of each process."""
+    compute = join([timeline.kernels, timeline.graphs])
+    short = long = long_ns = 0
+    gaps: list[Gap] = []
+    for code, one in maps.items():
+        edges = _gaps(one)
+        length = edges.end - edges.start
+        chosen = np.flatnonzero(length >= LONG_GAP_NS)
+        short += int(((length > 0) & (length < LONG_GAP_NS)).sum())
+        long += len(chosen)
+        long_ns += int(length[chosen].sum())
+        chosen = chosen[np.argsort(-length[chosen], kind="stable")][:MAX_LOOKED_INTO]
+        if len(chosen):
+            own = compute if len(maps) == 1 else take(compute, np.flatnonzero(compute.process == code))
+            picked = Intervals(start=edges.start[chosen], end=edges.end[chosen])
+            gaps += _look_into(timeline, own, one, picked, source)
+    gaps.sort(key=lambda gap: (-gap.length_ns, gap.start_ns))
+    return LongGaps(
+        short_count=short,
+        long_count=long,
+        long_ns=long_ns,
+        held_count=sum(gap.is_held for gap in gaps),
+        held_ns=sum(gap.between_ns for gap in gaps if gap.is_held),
+        longest=tuple(gaps[:SHOWN]),
+        reasons=_reasons(gaps),
+    )
+
+
+def merge_long_gaps(parts: Sequence[LongGaps]) -> LongGaps:
+    """Those of several captures together."""
+    longest = sorted((gap for part in parts for gap in part.longest), key=lambda gap: -gap.length_ns)
+    totals: dict[tuple[str, str | None, str | None], list[Reason]] = {}
+    for reason in (reason for part in parts for reason in part.reasons):
+        totals.setdefault((reason.verdict, reason.name, reason.kind), []).append(reason)
+    return LongGaps(
+        short_count=sum(part.short_count for part in parts),
+        long_count=sum(part.long_count for part in parts),
+        long_ns=sum(part.long_ns for part in parts),
+        held_count=sum(part.held_count for part in parts),
+        held_ns=sum(part.held_ns for part in parts),
+        longest=tuple(longest[:SHOWN]),
+        reasons=_ordered(
+            Reason(
+                verdict=same[0].verdict,
+                name=same[0].name,
+                kind=same[0].kind,
+                where=same[0].where,
+                gaps=sum(reason.gaps for reason in same),
+                host_ns=sum(reason.host_ns for reason in same),
+            )
+            for same in totals.values()
+        ),
+    )
+
+
+def _gaps(one: IdleMap) -> Intervals:
+    """Times without a kernel from the first GPU work to the last."""
+    return Intervals(
+        start=np.concatenate(([one.span[0]], one.busy.end)), end=np.concatenate((one.busy.start, [one.span[1]]))
+    )
+
+
+def _look_into(timeline: Timeline, compute: Activities, one: IdleMap, gaps: Intervals, source: int) -> list[Gap]:
+    split = one.split(gaps.start, gaps.end)
+    calls = timeline.calls
+    around = _Neighbours(timeline, compute)
+    record = HostRecord(timeline, int((gaps.end - gaps.start).min()) // 2)
+    found = []
+    for i, (start, end) in enumerate(zip(gaps.start.tolist(), gaps.end.tolist(), strict=True)):
+        before, after, call = around.of(start, end)
+        activity = NOTHING
+        if call >= 0:
+            # From the launch on the host has done its part.
+            launched = min(max(int(calls.start_ns[call]), start), end)
+            until = launched if split.long_ns[i] > 0 else end
+            activity = record.during(start, until if until > start else end, int(calls.thread[call]))
+        found.append(
+            Gap(
+                source=source,
+                start_ns=start - one.span[0],
+                length_ns=end - start,
+                host_ns=int(split.host_ns[i]),
+                long_ns=int(split.long_ns[i]),
+                sync_ns=int(split.sync_ns[i]),
+                copy_ns=int(split.copy_ns[i]),
+                between_ns=int(split.between_ns[i]),
+                before=before,
+                after=after,
+                activity=activity,
+            )
+        )
+    return found
+
+
+class _Neighbours:
+    """What ran before and after a gap, and the call that launched the latter."""
+
+    def __init__(self, timeline: Timeline, compute: Activities) -> None:
+        self._names = timeline.names
+        self._start, self._end, self._name, self._call = compute.start_ns, compute.end_ns, compute.name, compute.call
+        if not bool(np.all(self._start[1:] >= self._start[:-1])):
+            order = np.argsort(self._start, kind="stable")
+            self._start, self._end = self._start[order], self._end[order]
+            self._name, self._call = self._name[order], self._call[order]
+        self._reach = np.maximum.accumulate(self._end) if len(self._end) else self._end
+
+    def of(self, start: int, end: int) -> tuple[str | None, str | None, int]:
+        following = int(np.searchsorted(self._start, end, side="left"))
+        before = after = None
+        call = -1
+        if following < len(self._start):
+            after, call = self._short(following), int(self._call[following])
+        if following > 0 and int(self._reach[following - 1]) <= start:
+            # The first position where the reach is what it is before the gap is the kernel that ended last.
+            before = self._short(int(np.searchsorted(self._reach[:following], self._reach[following - 1], side="left")))
+        return before, after, call
+
+    def _short(self, index: int) -> str:
+        return short_kernel_name(self._names[int(self._name[index])])
+
+
+def _reasons(gaps: Sequence[Gap]) -> tuple[Reason, ...]:
+    totals: dict[tuple[str, str | None, str | None], list[Gap]] = {}
+    for gap in gaps:
+        if gap.long_ns > 0:
+            activity = gap.activity
+            totals.setdefault((activity.verdict, activity.name, activity.kind), []).append(gap)
+    return _ordered(
+        Reason(
+            verdict=same[0].activity.verdict,
+            name=same[0].activity.name,
+            kind=same[0].activity.kind,
+            where=same[0].activity.where,
+            gaps=len(same),
+            host_ns=sum(gap.long_ns for gap in same),
+        )
+        for same in totals.values()
+    )
+
+
+def _ordered(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
+    return tuple(sorted(reasons, key=lambda reason: (-reason.host_ns, reason.name or "")))

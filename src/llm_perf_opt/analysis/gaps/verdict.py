@@ -1,0 +1,63 @@
+"""What kind of work a host thread did, told by the names of what it was in."""
+
+import re
+from collections.abc import Iterable
+from typing import Literal
+
+Verdict = Literal["compilation", "data_loading", "allocation", "rank_wait", "host_work", "unknown"]
+
+# A name that says "compiled" is about running, and every compiled function is entered by eval_frame.py: neither counts.
+_COMPILING = re.compile(
+    r"^(cu|hip)(Module|Library)Load|^nvrtc|^hiprtc|^cuLink(Create|Add|Complete)|nvJitLink|^nvPTXCompiler"
+    r"|torch/_dynamo/(convert_frame|symbolic_convert|output_graph)\.py"
+    r"|torch/_inductor/(graph|scheduler|lowering|async_compile|codegen/[^ ]*|select_algorithm)\.py"
+    r"|(compile_fx|compile_fx_inner|fx_codegen_and_compile|_compile_and_load|precompile)$"
+    r"|triton/compiler/|triton/backends/[^ ]*compiler|triton/testing\.py"
+    r"|triton/runtime/autotuner\.py\(\d+\): (_?bench|prune)"
+    r"|\bautotun(e|ing)\b|jax/_src/(interpreters/(mlir|pxla)|compiler|compilation_cache)\.py|XlaCompile|backend_compile"
+    r"|\b(jit|graph|kernel|shader|program)[ _]?compil(e|ation|ing)\b|^compil(e|ing|ation)\b"
+    r"|torch/utils/cpp_extension\.py|numba/core/(compiler|dispatcher)|cupy/cuda/compiler",
+    re.IGNORECASE,
+)
+_LOADING = re.compile(
+    r"torch/utils/data/|enumerate\(DataLoader\)|DataLoader|\bdata_?load(er|ing)\b|IteratorGetNext|nvidia/dali"
+    r"|\bnext[ _]batch\b|\b(load|fetch|read|get)[ _]?(next[ _])?(batch|data)\b|\bdata_load\b|webdataset|tf_?data"
+    r"|datasets/(arrow|iterable)_dataset"
+    r"|^p?read(v|64)?$|^fread|^fgets$|^getline$",
+    re.IGNORECASE,
+)
+_ALLOCATING = re.compile(
+    r"^(cuda|hip)(Malloc|HostAlloc|HostRegister|HostMalloc|Free|HostFree)|^cuMem(Alloc|HostAlloc|Create|Map|Free)",
+)
+_RANKS = re.compile(
+    r"torch/distributed/(?!elastic|launch|run)[^ ]*: (barrier|all_|broadcast|gather|recv|monitored_barrier|wait)"
+    r"|^c10d::|^(nccl|rccl|gloo|mpi):|^MPI_|^nccl(AllReduce|AllGather|ReduceScatter|Broadcast|Send|Recv|Group)",
+)
+_PATTERNS: tuple[tuple[Verdict, re.Pattern[str]], ...] = (
+    ("compilation", _COMPILING),
+    ("data_loading", _LOADING),
+    ("rank_wait", _RANKS),
+    ("allocation", _ALLOCATING),
+)
+_NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?:\.\d+)?(?![A-Za-z0-9])")
+_ADDRESS = re.compile(r" object at 0x[0-9a-fA-F]+|_v\d{4,}$|_ptsz$")
+
+
+def judge(names: Iterable[str]) -> tuple[Verdict, str | None]:
+    """The kind of work of a stack of names, innermost first, and the name that says so."""
+    stack = tuple(names)
+    for verdict, pattern in _PATTERNS:
+        found = next((name for name in stack if pattern.search(name)), None)
+        if found is not None:
+            return verdict, found
+    return ("host_work", None) if stack else ("unknown", None)
+
+
+def unnumbered(name: str) -> str:
+    """A range's name without the numbers that only count: `Step 10 to 20` and `Step 20 to 30` are one range."""
+    return _NUMBER.sub("N", name)
+
+
+def readable(name: str) -> str:
+    """A name without addresses and version suffixes, which differ from run to run."""
+    return _ADDRESS.sub("", name)

@@ -1,0 +1,292 @@
+"""What the host did while no kernel ran, and what a capture alone is told: one small capture per lesson."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.analysis.capture import CaptureAnalysis, analyze_timelines
+from llm_perf_opt.analysis.findings.finding import FindingRecord, confidence_of, may_be_headline
+from llm_perf_opt.analysis.gaps.iterations import Iterations, Outlier
+from llm_perf_opt.analysis.gaps.queue import Queue
+from llm_perf_opt.analysis.gaps.report import IdleReport
+from llm_perf_opt.analysis.gaps.verdict import judge
+from llm_perf_opt.analysis.gaps.waits import WaitRow
+from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
+from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+from tests.support.nsys_builder import Export
+from tests.support.trace_builder import event, write_trace
+
+MS = 1_000_000
+
+
+def _nsys(export: Export, tmp_path: Path) -> CaptureAnalysis:
+    return analyze_timelines([read_nsys_sqlite(export.write(tmp_path / "capture.sqlite"))])
+
+
+def _torch(events: list[str], tmp_path: Path) -> CaptureAnalysis:
+    return analyze_timelines([read_torch_trace(write_trace(tmp_path / "t.json", events)).timeline])
+
+
+def _idle(analysis: CaptureAnalysis) -> IdleReport:
+    assert isinstance(analysis.idle, IdleReport)
+    return analysis.idle
+
+
+def _titles(analysis: CaptureAnalysis) -> list[tuple[str, str]]:
+    return [(finding.rule, finding.title) for finding in analysis.findings]
+
+
+def _kernel(events: list[str], number: int, launch_us: int, start_us: int, length_us: int) -> None:
+    events.append(event("cuda_runtime", "cudaLaunchKernel", f"{launch_us}", "5", correlation=number))
+    events.append(event("kernel", "gemm", f"{start_us}", f"{length_us}", pid=0, tid=7, correlation=number, device=0))
+
+
+def _slow_batches(frame: str, tmp_path: Path, cat: str = "python_function") -> CaptureAnalysis:
+    """Four steps of 25 kernels of 100 µs, back to back, each after 20 ms in one place of the host."""
+    events: list[str] = []
+    for step in range(4):
+        at = 25_000 * step
+        events.append(event("python_function", "train.py(7): main", f"{at}", "25000"))
+        events.append(event(cat, frame, f"{at + 10}", "19900"))
+        for i in range(25):
+            _kernel(events, 25 * step + i + 1, at + 20_000 + 10 * i, at + 20_010 + 100 * i, 100)
+    return _torch(events, tmp_path)
+
+
+def test_a_gap_in_a_data_loader_is_loading_and_not_launch_bound(tmp_path: Path) -> None:
+    analysis = _slow_batches("torch/utils/data/dataloader.py(733): __next__", tmp_path)
+    assert _titles(analysis) == [
+        (
+            "data_loading",
+            "Loading data keeps the GPU idle, 87% of the capture (most: torch/utils/data/dataloader.py(733): __next__)",
+        )
+    ]
+    (finding,) = analysis.findings
+    # Three gaps of 22.5 ms less what the launch itself takes, of a span of 77.5 ms; kernels take 10 ms of it.
+    assert finding.max_gain == pytest.approx(77.5 / (77.5 - 3 * 22.495), rel=1e-6)
+    assert finding.confidence == "high"
+    assert "num_workers" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "cat", "rule"),
+    [
+        ("torch/_inductor/graph.py(1000): compile_to_module", "python_function", "compilation"),
+        ("triton/runtime/autotuner.py(140): _bench", "python_function", "compilation"),
+        ("cuModuleLoadData", "cuda_driver", "compilation"),
+        ("torch/distributed/distributed_c10d.py(3900): barrier", "python_function", "rank_wait"),
+        ("server/scheduler.py(12): pick_requests", "python_function", "host_work"),
+        ("aten::nonzero", "cpu_op", "host_work"),
+        ("cudaMalloc", "cuda_runtime", "host_work"),
+    ],
+)
+def test_a_long_gap_is_judged_by_what_the_host_was_in(tmp_path: Path, name: str, cat: str, rule: str) -> None:
+    analysis = _slow_batches(name, tmp_path, cat)
+    assert [(finding.rule, f"(most: {name})" in finding.title) for finding in analysis.findings] == [(rule, True)]
+    assert "CUDA graph" not in analysis.findings[0].remedy
+
+
+def test_running_what_was_compiled_is_not_compiling() -> None:
+    assert judge(["torch/_dynamo/eval_frame.py(655): _fn"]) == ("host_work", None)
+    assert judge(["Torch-Compiled Region: 0/0"]) == ("host_work", None)
+    assert judge(["CompiledFunctionBackward"]) == ("host_work", None)
+    assert judge([]) == ("unknown", None)
+
+
+def test_an_operator_that_takes_long_once_sets_something_up(tmp_path: Path) -> None:
+    events: list[str] = []
+    for i in range(30):
+        # The eleventh call loads and tunes; all others take 20 µs.
+        late = 50_000 if i >= 10 else 0
+        length = 50_020 if i == 10 else 20
+        events.append(event("cpu_op", "aten::convolution", f"{100 * i + late - (length - 20)}", f"{length}"))
+        _kernel(events, i + 1, 100 * i + late + 10, 100 * i + late + 16, 80)
+    (finding,) = _torch(events, tmp_path).findings
+    assert (finding.rule, finding.is_one_time) == ("compilation", True)
+    assert "(most: aten::convolution)" in finding.title
+
+
+def _eager(export: Export, *, count: int, every_ns: int, first: int = 0, name: str = "cudaLaunchKernel") -> None:
+    for i in range(count):
+        at = first + i * every_ns
+        export.call(at, at + 4_000, first + i + 1, name)
+        export.kernel("void at::native::add", at + 6_000, at + 9_000, first + i + 1)
+
+
+def test_many_short_gaps_are_launch_bound_without_any_range(tmp_path: Path) -> None:
+    export = Export()
+    _eager(export, count=100, every_ns=30_000)
+    analysis = _nsys(export, tmp_path)
+    ((rule, title),) = _titles(analysis)
+    assert (rule, title) == ("launch_bound", "The capture is launch-bound: the GPU waits for launches for 90% of it")
+    assert "torch.compile" in analysis.findings[0].remedy
+    assert _idle(analysis).queue == Queue(
+        launches=100,
+        call_ns=400_000,
+        delay_median_ns=2_000,
+        delay_p90_ns=2_000,
+        depth_median=0.0,
+        empty_share=1.0,
+        short_share=1.0,
+        graph_share=0.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted", "unwanted"),
+    [
+        ({"kernel": "loop_add_fusion", "range": "XlaModule:#hlo_module=jit_step#"}, "jax.jit", "torch"),
+        ({"kernel": "my_kernel", "range": "solve"}, "CUDA graph", "torch"),
+    ],
+)
+def test_a_remedy_fits_the_framework(tmp_path: Path, names: dict[str, str], wanted: str, unwanted: str) -> None:
+    export = Export()
+    export.range(names["range"], 0, 3_000_000)
+    for i in range(100):
+        export.call(i * 30_000, i * 30_000 + 4_000, i + 1)
+        export.kernel(names["kernel"], i * 30_000 + 6_000, i * 30_000 + 9_000, i + 1)
+    finding = _nsys(export, tmp_path).findings[0]
+    assert finding.rule == "launch_bound"
+    assert (wanted in finding.remedy, unwanted in finding.remedy) == (True, False)
+
+
+def test_a_step_that_is_a_graph_is_not_told_to_become_one(tmp_path: Path) -> None:
+    export = Export()
+    for step in range(10):
+        at = step * 400_000
+        export.range("decode_step", at, at + 390_000)
+        export.call(at, at + 5_000, step + 1, "cudaGraphLaunch_v10000")
+        for i in range(25):
+            export.kernel("void at::native::add", at + 200_000 + 2_000 * i, at + 201_500 + 2_000 * i, step + 1)
+        export.call(at + 6_000, at + 380_000, 100 + step, "cudaStreamSynchronize_v3020")
+    analysis = _nsys(export, tmp_path)
+    queue = _idle(analysis).queue
+    assert queue is not None and queue.graph_share == 1.0
+    assert not any("torch.cuda.graph" in finding.remedy for finding in analysis.findings)
+
+
+def test_a_range_whose_gpu_work_runs_on_after_it_is_not_judged(tmp_path: Path) -> None:
+    export = Export()
+    export.range("submit", 0, 1_000_000)
+    export.call(900_000, 910_000, 500)
+    for i in range(50):
+        export.call(900_000 + 1_000 * i, 900_500 + 1_000 * i, i + 1)
+        export.kernel("k", 950_000 + 40_000 * i, 990_000 + 40_000 * i, i + 1)
+    assert _titles(_nsys(export, tmp_path)) == []
+
+
+def test_what_saves_less_than_a_hundredth_of_the_capture_is_not_listed(tmp_path: Path) -> None:
+    export = Export()
+    export.range("metrics", 0, 600_000)
+    _eager(export, count=20, every_ns=30_000)
+    export.call(610_000, 611_000, 900)
+    export.kernel("long", 612_000, 100 * MS, 900)
+    assert _titles(_nsys(export, tmp_path)) == []
+
+
+def test_copies_are_the_story_where_they_fill_the_capture(tmp_path: Path) -> None:
+    export = Export()
+    for i in range(10):
+        at = i * 10 * MS
+        export.call(at, at + 1_000, 2 * i + 1, "cudaMemcpyAsync_v3020")
+        export.copy(at + 2_000, at + 9 * MS, 2 * i + 1, size_bytes=36 * MS, kind=1)
+        export.call(at + 3_000, at + 4_000, 2 * i + 2)
+        export.kernel("k", at + 9 * MS, at + 10 * MS, 2 * i + 2)
+    analysis = _nsys(export, tmp_path)
+    (finding,) = analysis.findings
+    assert (finding.rule, finding.title) == (
+        "wait_bound",
+        "No kernel runs while copies do, for 90% of the capture (most: Copy of kind 1)",
+    )
+    assert finding.evidence[1] == "Copy of kind 1: 10 in 89.98 ms, 360.0 MB at 4.0 GB/s"
+    assert finding.max_gain == pytest.approx((100 * MS - 2_000) / (10 * MS + 9 * 2_000))
+
+
+def test_synchronisation_is_told_by_call_and_place(tmp_path: Path) -> None:
+    export = Export()
+    for i in range(10):
+        at = i * MS
+        export.range(f"step {i}", at, at + 950_000)
+        export.call(at, at + 1_000, 2 * i + 1)
+        export.kernel("k", at + 2_000, at + 300_000, 2 * i + 1)
+        export.call(at + 2_000, at + 900_000, 2 * i + 2, "cudaStreamSynchronize_v3020")
+    analysis = _nsys(export, tmp_path)
+    assert _idle(analysis).waits == (
+        WaitRow(call="cudaStreamSynchronize", count=10, total_ns=8_980_000, gpu_idle_ns=6_000_000, places=("step N",)),
+    )
+    assert analysis.findings[0].rule == "wait_bound"
+
+
+def test_launched_work_that_does_not_start_is_not_the_host_s_fault(tmp_path: Path) -> None:
+    export = Export()
+    for i in range(5):
+        at = i * 10 * MS
+        # Launched while the one before still runs.
+        launched = max(0, at - 2 * MS)
+        export.call(launched, launched + 1_000, i + 1)
+        export.kernel("ncclDevKernel_AllReduce", at + 6 * MS, at + 9 * MS, i + 1)
+    (finding,) = _nsys(export, tmp_path).findings
+    assert (finding.rule, finding.title, finding.confidence) == (
+        "late_starts",
+        "Launched work does not start while the GPU idles, 65% of the capture",
+        "medium",
+    )
+
+
+def test_steps_are_found_by_the_kernels_that_repeat_with_their_outliers(tmp_path: Path) -> None:
+    export = Export()
+    at, number = 0, 0
+    for step in range(12):
+        for name in ("embed", "gemm", "gemm", "sample"):
+            number += 1
+            export.call(at, at + 100, number)
+            export.kernel(name, at + 200, at + 900, number)
+            at += 1_000
+        at += 50_000 if step == 5 else 0
+    assert _idle(_nsys(export, tmp_path)).iterations == Iterations(
+        how="by the repeated kernel embed",
+        count=11,
+        kernels_each=4,
+        median_ns=4_000,
+        p25_ns=4_000,
+        p75_ns=4_000,
+        outliers=(Outlier(index=5, length_ns=54_000),),
+    )
+
+
+def test_steps_marked_by_the_profiler_are_taken_as_they_are(tmp_path: Path) -> None:
+    events = [event("user_annotation", f"ProfilerStep#{i}", f"{1000 * i}", f"{900 + i}") for i in range(5)]
+    for i in range(5):
+        _kernel(events, i + 1, 1000 * i + 10, 1000 * i + 20, 50)
+    steps = _idle(_torch(events, tmp_path)).iterations
+    assert steps is not None
+    assert (steps.how, steps.count, steps.median_ns, steps.outliers) == (
+        "marked as ProfilerStep",
+        5,
+        902_000,
+        (),
+    )
+
+
+def test_confidence_follows_from_instances_spread_and_evidence() -> None:
+    assert confidence_of(1, share=0.99) == "medium"
+    assert confidence_of(1, share=0.5) == "low"
+    assert confidence_of(10, share=0.9, spread=0.1) == "high"
+    assert confidence_of(10, share=0.9, spread=0.8) == "medium"
+
+
+def test_a_trifle_and_a_guess_are_no_headline() -> None:
+    record = FindingRecord(
+        rule="host_work",
+        title="t",
+        evidence=("e",),
+        remedy="r",
+        max_gain=1.5,
+        confidence="medium",
+        source="s",
+        capture_share=0.3,
+    )
+    assert may_be_headline(record.finding())
+    assert not may_be_headline(dataclasses.replace(record, capture_share=0.04).finding())
+    assert not may_be_headline(dataclasses.replace(record, confidence="low").finding())
