@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from llm_perf_opt.config.schema import DatasetSection
 from llm_perf_opt.core.host import Gpu
 from llm_perf_opt.core.stage import Stage
+from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.preflight import device_problem, fallback_note
 from llm_perf_opt.profiling.nsys.capture import _too_long, workload_argv
 from llm_perf_opt.profiling.nsys.session import plan_captures
@@ -17,9 +19,13 @@ from llm_perf_opt.runners.deep_profile_runner import LEGACY_OVERRIDES as DEEP
 from llm_perf_opt.runners.profile_orchestrator import INFER_OVERRIDES
 from llm_perf_opt.testing import plain_host, scratch_context
 from llm_perf_opt.workload.nvtx import RangeEmitter, around
+from llm_perf_opt.workload.session import run_inference
+from llm_perf_opt.workload.setup import check_workload, open_session
+from llm_perf_opt.workload.warmup import first_good_sample, synthetic_like
 from tests.founding.composing import TINY, stage, typed
 from tests.support.orchestrator import llm_perf
 from tests.support.pixi import pixi_task
+from tests.support.workload_fakes import FakeConfig, prompts
 
 GPU = Gpu(index=0, name="GPU", memory_bytes=1 << 30, driver="1")
 
@@ -148,11 +154,16 @@ def test_036_a_capture_that_hangs_because_nsys_samples_names_the_key() -> None:
 
 def test_029_a_workload_on_the_cpu_says_that_the_calls_need_a_gpu(tmp_path: Path) -> None:
     """000:121-122"""
-    done = llm_perf(
-        "infer",
-        *("experiment=demo", "run.device=cpu", "dataset.num_samples=1", "infer.max_new_tokens=2"),
-        "pipeline.direct_inference.cuda_profiler_range=decode",
-        cwd=tmp_path,
-    )
-    assert done.code == 1
-    assert "cudaProfilerStart needs a GPU, and the model runs on cpu (got 'decode'), allowed: null" in done.err
+    config = FakeConfig(dataset=prompts(tmp_path / "p.txt", ["1 2"])).build(tmp_path)
+    with pytest.raises(ConfigError, match=r"cudaProfilerStart needs a GPU, and the model runs on cpu \(got 'decode'\)"):
+        run_inference(config, tmp_path / "out", warmup_rounds=0, output=None, cuda_profiler_range="decode")
+
+
+def test_214_the_made_up_page_of_a_warm_up_lies_in_the_scratch_directory(tmp_path: Path) -> None:
+    """004:128"""
+    dataset = DatasetSection(kind="synthetic", num_samples=1, page_width=40, page_height=40)
+    config = FakeConfig(dataset=dataset, adapter="tests.support.workload_fakes:PAGES").build(tmp_path)
+    session = open_session(check_workload(config, tmp_path / "torch_profiler"))
+    page = synthetic_like(first_good_sample(session), session).image
+    assert page == tmp_path / "tmp" / "torch_profiler" / "warmup.png"
+    assert page.is_file()
