@@ -19,9 +19,7 @@ from llm_perf_opt.runners.deep_profile_runner import LEGACY_OVERRIDES as DEEP
 from llm_perf_opt.runners.profile_orchestrator import INFER_OVERRIDES
 from llm_perf_opt.testing import plain_host, scratch_context
 from llm_perf_opt.workload.nvtx import RangeEmitter, around
-from llm_perf_opt.workload.session import run_inference
-from llm_perf_opt.workload.setup import check_workload, open_session
-from llm_perf_opt.workload.warmup import first_good_sample, synthetic_like
+from llm_perf_opt.workload.session import check_workload, first_good_sample, open_session, run_inference, synthetic_like
 from tests.founding.composing import TINY, stage, typed
 from tests.support.orchestrator import llm_perf
 from tests.support.pixi import pixi_task

@@ -174,6 +174,8 @@ def test_137_an_old_preset_of_ncu_is_translated(tmp_path: Path) -> None:
     cli = stage(typed(*argv, config_dir=folder), "ncu").ncu_cli
     assert (cli.target_processes, cli.nvtx.include, cli.set) == ("all", "decode*", "roofline")
     assert (cli.sections, cli.metrics, cli.export.csv) == (("SpeedOfLight", "MemoryWorkloadAnalysis"), None, True)
+    for other in ("pipeline.ncu.set=full", "ncu={set: full}"):
+        assert stage(typed(*argv, other, config_dir=folder), "ncu").ncu_cli.set == "full"
 
 
 OLD_OUTPUTS = """\

@@ -143,8 +143,10 @@ def _translate_mapping_override(override: str) -> tuple[str, ...]:
 
 
 def _override(path: str, value: str) -> str:
-    """Options of one model's outputs are mounted by that model alone; an old command line may name them for any."""
-    return f"++{path}={value}" if f".{_OCR}." in path else f"{path}={value}"
+    """Options of one model's outputs are mounted by that model alone, and an old preset of ncu has no `ncu_cli`; an old
+    command line may name them all the same.
+    """
+    return f"++{path}={value}" if f".{_OCR}." in path or ".ncu_cli." in path else f"{path}={value}"
 
 
 def _as_override(value: Any) -> str:

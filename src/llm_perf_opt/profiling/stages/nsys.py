@@ -175,6 +175,14 @@ class NsysStage:
                     blocking=False,
                 )
             )
+        if not host.gpus and cfg.capture_in_force == "cudaProfilerApi":
+            found.append(
+                Obstacle(
+                    what="without a GPU our workload cannot call cudaProfilerStart, so nothing would be captured",
+                    remedy="pipeline.nsys.capture_range=nvtx gates anywhere",
+                    blocking=False,
+                )
+            )
         if cfg.capture_range_end and cfg.capture_in_force == "none":
             found.append(
                 Obstacle(
