@@ -1,21 +1,34 @@
-"""A short, readable name for a demangled CUDA kernel.
+"""A kernel's own identity, read from its name: a short name for people, and its class by the rules beside this file.
 
-The class of a kernel (GEMM, attention, MoE, …) from its name, by the rules in kernel_classes.toml.
-
-Text as it can be printed and written, whatever it was read from.
+A C++ kernel's name carries its template arguments and its parameters, and the words in those say what it was given, not
+what it does. So the class is decided by the function's own qualified name. Only where that is a wrapper that runs
+whatever it is given (`elementwise_kernel`, `cutlass::device_kernel`), the argument it runs is part of the identity.
 """
 
 import re
 import tomllib
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
+OTHER = "other"
+CLASSES = (
+    "GEMM", "attention", "MoE", "norm", "elementwise", "reduction", "copy", "communication",
+    "convolution", "quantisation", "sampling", "embedding", "KV cache", OTHER,
+)  # fmt: skip
 MAX_LENGTH = 80
+TAIL_LENGTH = 20
 # Names so generic that they need the word before them.
-_GENERIC = frozenset({"kernel", "Kernel", "run", "device_kernel"})
-_WRAPPERS = frozenset({"Kernel", "Kernel2", "device_kernel"})
+_GENERIC = frozenset({"kernel", "Kernel", "run", "device_kernel", "transpose", "combine", "dispatch", "type"})
+# Functions that only run the type they are given.
+_WRAPPERS = frozenset({"Kernel", "Kernel2", "device_kernel", "kentry", "kernel_entry", "_kernel_agent"})
+_ENABLERS = re.compile(r"enable_\w+")
+# Functions that apply an operation they are given: its name is part of theirs.
+_APPLIERS = re.compile(
+    r"elementwise|^reduce_kernel|multi_tensor_apply|trampoline_kernel|act_and_mul|^unary_|^binary_|_kernel_agent|^kernel$"
+)
 _DETAILS = (
-    re.compile(r"CUDAFunctor(?:OnSelf)?_(\w+)"),
+    re.compile(r"\bwrapped_(\w+?)_config\b"),
+    re.compile(r"CUDAFunctor(?:OnSelf|OnOther)?_(\w+)"),
     re.compile(r"\b(\w+?)_kernel_cuda\b"),
     re.compile(r"\b(\w+?)(?:_cuda)?_kernel(?:_impl)?\b"),
     re.compile(r"\b(\w+?)CUDAKernelImpl\b"),
@@ -23,60 +36,150 @@ _DETAILS = (
     re.compile(r"\b([A-Z]\w+?)Ops\b"),
     re.compile(r"\b(\w+?)_functor\b"),
     re.compile(r"\b(\w+?)_cuda_out\b"),
+    re.compile(r"\blaunch_(clamp)_scalar\b"),
+    re.compile(r"\bstd::(plus|minus|multiplies|divides)\b"),
+    re.compile(r"\bfbgemm_gpu::(\w+)_gpu\b"),
+    re.compile(r"\b(Copy)<"),
+    re.compile(r"\b(silu|gelu\w*|relu|swiglu\w*)\b"),
 )
 _NOT_A_DETAIL = frozenset(
     {"gpu", "gpu_index", "launch", "elementwise", "unrolled_elementwise", "vectorized_elementwise"}
 )
-_NAMELESS = re.compile(r"(?:<unnamed>|\(anonymous namespace\))::")
+_NAMELESS = re.compile(r"(?:<unnamed>|\(anonymous namespace\)|\{anonymous\})::")
+# What ROCm writes around a name.
+_SUFFIX = re.compile(r"^hipGraphLaunch->|(?: ?\[clone [^\]]*\])+$|\.kd$")
+_PART = re.compile(r"(\d+)")
+_MANGLED_ANONYMOUS = re.compile(r"_GLOBAL__N_")
+# Tile, such as cute::tuple<cute::C<128>, cute::C<64>, …> or cute::tuple<cute::Int<128>, …>.
+_TILE = re.compile(r"tuple<(?:cute::)?(?:C|Int)<(\d+)>, ?(?:cute::)?(?:C|Int)<(\d+)>, ?(?:cute::)?(?:C|Int)<(\d+)> ?>")
 
 
+@cache
+def class_rules() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    """The rules in order: class and pattern."""
+    text = Path(__file__).with_name("kernel_classes.toml").read_text(encoding="utf-8")
+    rules = tomllib.loads(text)["rule"]
+    return tuple((rule["class"], re.compile(rule["pattern"], re.IGNORECASE | re.VERBOSE)) for rule in rules)
+
+
+@lru_cache(maxsize=1 << 16)
+def classify_kernel(name: str) -> str:
+    """The class of the first rule whose pattern is found in the kernel's identity, or `other`."""
+    identity = kernel_identity(name)
+    return next((kind for kind, pattern in class_rules() if pattern.search(identity)), OTHER)
+
+
+@lru_cache(maxsize=1 << 16)
+def kernel_identity(name: str) -> str:
+    """`at::native::vectorized_elementwise_kernel[Mul]`: the qualified name, and what a wrapper runs."""
+    head, arguments = _split(name)
+    base = head.rpartition("::")[2]
+    if _runs_a_type(base):
+        inner = _first_type(arguments)
+        return kernel_identity(inner) if inner else head
+    detail = _detail(arguments) if _APPLIERS.search(base) else ""
+    return f"{head}[{detail}]" if detail else head
+
+
+@lru_cache(maxsize=1 << 16)
 def short_kernel_name(name: str) -> str:
     """`vectorized_elementwise_kernel[Mul]` for what C++ calls it; a plain name stays as it is."""
-    text = _NAMELESS.sub("", name)
-    head, arguments = _split(text)
+    head, arguments = _split(name)
     parts = head.split("::")
-    base = parts[-1].strip()
-    if base in _WRAPPERS and arguments.startswith("cutlass"):
-        return _cut(_first_argument(arguments))
+    base = parts[-1]
+    if _runs_a_type(base) and (inner := _first_type(arguments)):
+        tile = _TILE.search(arguments)
+        short = short_kernel_name(inner)
+        return _cut(f"{short}[{'x'.join(tile.groups())}]" if tile and not short.endswith("]") else short)
     if base in _GENERIC and len(parts) > 1:
         base = "::".join(parts[-2:])
     detail = _detail(arguments)
     return _cut(f"{base}[{detail}]" if detail else base or name)
 
 
-def _split(text: str) -> tuple[str, str]:
+def as_utf8(text: str) -> str:
+    """Text as it can be printed and written: half a surrogate pair, or a byte that is no text, becomes its escape."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _runs_a_type(base: str) -> bool:
+    return base in _WRAPPERS or _ENABLERS.fullmatch(base) is not None
+
+
+def _split(name: str) -> tuple[str, str]:
     """The function's qualified name and its template arguments, without return type and parameters."""
-    depth, start, open_at, close_at, previous = 0, 0, -1, -1, ""
+    text = _SUFFIX.sub("", _NAMELESS.sub("", name))
+    if text.startswith("_Z"):
+        return _split_mangled(text)
+    open_: list[str] = []
+    start, first, last, previous = 0, -1, -1, ""
+    end = len(text)
     for index, character in enumerate(text):
-        # The arrow of a trailing return type is no bracket.
         if character == "<":
-            if depth == 0:
-                open_at = index
-            depth += 1
-        elif character == ">" and previous != "-":
-            depth = max(depth - 1, 0)
-            close_at = index
-        elif depth == 0 and character == "(" and index > start:
-            text = text[:index]
-            break
-        elif depth == 0 and character == " ":
-            start, open_at = index + 1, -1
+            # A comparison among the arguments stands between brackets, a template's list behind a name.
+            if previous.isalnum() or previous == "_":
+                if not open_:
+                    first = index
+                open_.append(character)
+        elif character == ">":
+            if previous != "-" and open_ and open_[-1] == "<":
+                open_.pop()
+                if not open_:
+                    last = index
+        elif character == "(":
+            if not open_ and index > start:
+                end = index
+                break
+            open_.append(character)
+        elif character == ")":
+            while open_ and open_.pop() != "(":
+                pass
+        elif character == " " and not open_:
+            start, first, last = index + 1, -1, -1
         previous = character
-    if open_at < 0:
-        return text[start:], ""
-    end = close_at if close_at > open_at else len(text)
-    tail = text[end + 1 :].strip()
+    if first < 0:
+        head = text[start:end].strip()
+        # Brackets that do not match, as in a name that was cut: then all of it is the name.
+        return (head if any(character.isalnum() for character in head) else text), ""
+    close = last if last > first else end
+    tail = text[close + 1 : end].strip()
     # `type<A>::name` names something inside a template: the name is what follows.
-    return (text[start:open_at] + tail if tail.startswith("::") else text[start:open_at]), text[open_at + 1 : end]
+    return text[start:first] + (tail if tail.startswith("::") else ""), text[first + 1 : close]
 
 
-def _first_argument(arguments: str) -> str:
-    depth = 0
-    for index, character in enumerate(arguments):
-        depth += (character == "<") - (character == ">")
-        if character == "," and depth == 0:
-            return arguments[:index].strip()
-    return arguments.strip()
+def _split_mangled(name: str) -> tuple[str, str]:
+    """The qualified name of a mangled one, and the names among its template arguments."""
+    at = 2
+    while at < len(name) and name[at] in "NKVrSt":
+        at += 1
+    words: list[str] = []
+    while match := _PART.match(name, at):
+        at = match.end() + int(match[1])
+        word = name[match.end() : at]
+        if not _MANGLED_ANONYMOUS.match(word):
+            words.append(word)
+    inside: list[str] = []
+    while match := _PART.search(name, at):
+        before, at = at, match.end() + int(match[1][:3])
+        word = name[match.end() : at]
+        if not word.isidentifier():
+            at = match.end()
+        elif not _MANGLED_ANONYMOUS.match(word):
+            inside.append(("::" if match.start() == before and inside else ", ") + word)
+    return "::".join(words) or name, "".join(inside).removeprefix(", ")
+
+
+def _first_type(arguments: str) -> str:
+    """The first argument that is a name, not a number."""
+    depth = start = 0
+    for index, character in enumerate(arguments + ","):
+        depth += (character in "<({") - (character in ">)}")
+        if character == "," and depth <= 0:
+            part = arguments[start:index].strip()
+            start = index + 1
+            if part and not part[0].isdigit() and not part.startswith("("):
+                return part
+    return ""
 
 
 def _detail(arguments: str) -> str:
@@ -89,25 +192,5 @@ def _detail(arguments: str) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= MAX_LENGTH else text[: MAX_LENGTH - 1] + "…"
-
-
-OTHER = "other"
-CLASSES = ("GEMM", "attention", "MoE", "norm", "elementwise", "reduction", "copy", "communication", OTHER)
-
-
-@cache
-def class_rules() -> tuple[tuple[str, re.Pattern[str]], ...]:
-    """The rules in order: class and pattern."""
-    text = Path(__file__).with_name("kernel_classes.toml").read_text(encoding="utf-8")
-    return tuple((rule["class"], re.compile(rule["pattern"], re.IGNORECASE)) for rule in tomllib.loads(text)["rule"])
-
-
-def classify_kernel(name: str) -> str:
-    """The class of the first rule whose pattern is in the name, or `other`."""
-    return next((kind for kind, pattern in class_rules() if pattern.search(name)), OTHER)
-
-
-def as_utf8(text: str) -> str:
-    """Half a surrogate pair, or a byte that is no text, becomes its escape."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    """A long name keeps its end: generated names differ in their last number."""
+    return text if len(text) <= MAX_LENGTH else text[: MAX_LENGTH - 1 - TAIL_LENGTH] + "…" + text[-TAIL_LENGTH:]

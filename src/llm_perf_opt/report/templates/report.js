@@ -165,7 +165,7 @@
         else if (key === "class") {
           const td = document.createElement("td"), dot = document.createElement("span");
           dot.className = "dot";
-          dot.style.background = `var(--c-${field(r, "class")})`;
+          dot.style.background = `var(--c-${field(r, "class").replace(" ", "-")})`;
           td.append(dot, field(r, "class"));
           tr.append(td);
         } else if (!unit[key]) {
@@ -255,7 +255,7 @@
     const readColors = () => {
       const style = getComputedStyle(document.documentElement);
       for (const key of ["ink", "muted", "line", "soft", "accent", "idle", "bound", "unexplained", "bg"]) colors[key] = style.getPropertyValue("--" + key).trim();
-      colors.classes = time.classes.map((c) => style.getPropertyValue("--c-" + c).trim() || colors.muted);
+      colors.classes = time.classes.map((c) => style.getPropertyValue("--c-" + c.replace(" ", "-")).trim() || colors.muted);
       colors.operator = style.getPropertyValue("--c-reduction").trim();
       colors.calls = { launch: colors.accent, synchronise: colors.idle };
     };
@@ -382,7 +382,7 @@
     for (const index of [...used].sort()) {
       const item = document.createElement("li"), key = document.createElement("span");
       key.className = "key";
-      key.style.background = `var(--c-${time.classes[index]})`;
+      key.style.background = `var(--c-${time.classes[index].replace(" ", "-")})`;
       item.append(key, time.classes[index]);
       $("timeline-legend").append(item);
     }
