@@ -59,6 +59,24 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     assert broken == []
 
 
+def test_every_path_that_contributors_are_sent_to_exists() -> None:
+    text = (REPO / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:src|tests|conf|docs|\.ci)/[\w./-]*)`", text)
+    named = re.findall(r"pytest (tests/[\w./]+)", text)
+    assert len(paths) > 30
+    assert [path for path in [*paths, *named] if not (REPO / path).exists()] == []
+    targets = set(re.findall(r"^([\w-]+):", (REPO / "Makefile").read_text(), re.M))
+    assert set(re.findall(r"^make ([\w-]+)", text, re.M)) <= targets
+
+
+def test_the_table_of_layers_names_modules_that_are_there() -> None:
+    rows = re.findall(r"^\| `([\w/.]+)` \| (.*) \|$", (DOCS / "architecture.md").read_text(encoding="utf-8"), re.M)
+    home = REPO / "src" / "llm_perf_opt"
+    named = [home / folder / name for folder, job in rows for name in re.findall(r"`(\w+(?:\.py|/))`", job)]
+    assert len(named) > 20
+    assert [path for path in [*(home / folder for folder, _ in rows), *named] if not path.exists()] == []
+
+
 def test_one_version_is_told_everywhere_and_the_changelog_has_a_section_for_it() -> None:
     project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
     sections = re.findall(r"^## (\S+)", (REPO / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
