@@ -82,6 +82,15 @@ def test_060_runner_default_exists_and_changes_nothing() -> None:
     assert typed(*TINY, "runner=default").stages == typed(*TINY).stages
 
 
+@pytest.mark.parametrize("model", ["llama_tiny", "deepseek_ocr_tiny"])
+def test_055_058_any_model_runs_under_stage2(model: str) -> None:
+    """000:53-54"""
+    config = typed(f"model={model}", "dataset=synthetic", "outputs.save_predictions=true", implied=DEEP)
+    output = stage(config, "nsys").output
+    assert (output.prediction.enable, output.visualization.enable) == (True, True)
+    assert list(output.extra) in ([], ["deepseek_ocr"])
+
+
 @pytest.mark.parametrize("words", [("runner=stage2",), ("--config-name", "runner/stage2"), ("-cn=runner/stage2.yaml",)])
 def test_063_runner_stage2_is_nsys_and_ncu_as_a_group_and_as_an_entry(words: tuple[str, ...]) -> None:
     """000:144, 000:151"""
