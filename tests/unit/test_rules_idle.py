@@ -1,10 +1,13 @@
 """Rules about a GPU that waits, and about a CPU that does something else than operators."""
 
+from dataclasses import replace
+
 import pytest
 
 from llm_perf_opt.analysis.findings.rules.framework_overhead import find_framework_overhead
 from llm_perf_opt.analysis.findings.rules.kernel_gaps import find_kernel_gaps
 from llm_perf_opt.analysis.findings.rules.launch_bound import find_launch_bound
+from llm_perf_opt.analysis.findings.rules.long_gaps import find_host_work
 from llm_perf_opt.analysis.findings.rules.wait_bound import find_wait_bound
 from tests.support.report_facts import facts, gpu, idle, ms, phase
 
@@ -22,6 +25,29 @@ def test_a_step_that_mostly_waits_for_launches_is_launch_bound() -> None:
         "nsys/analysis.json",
     ]
     assert "694 kernels of 2.9 µs on average, one launched every 21.6 µs" in found.evidence[2].text
+
+
+def test_a_step_that_is_a_graph_is_told_what_helps_a_graph() -> None:
+    replayed = replace(gpu(2.0, wall=23.0, idle=idle(host=21.0), count=694), is_graph=True)
+    (found,) = find_launch_bound(facts(phase(wall=ms(15.0), gpu=replayed)))
+    assert "torch.cuda.graph" not in found.remedy
+    assert found.hint == "Larger graphs or a larger batch"
+
+
+def test_gaps_too_long_for_a_launch_are_host_work() -> None:
+    split = replace(idle(host=21.0), long_gaps_ns=14_000_000)
+    decode = phase(wall=ms(15.0), gpu=gpu(2.0, wall=23.0, idle=split, count=694))
+    assert find_launch_bound(facts(decode)) == []
+    (found,) = find_host_work(facts(decode))
+    assert found.title == "Decode waits for other work of the host, 58 % of it"
+    assert found.saves_ms == pytest.approx(13.0 * 14 / 21)
+    assert found.gain == pytest.approx(15.0 / (15.0 - 13.0 * 14 / 21))
+
+
+def test_one_instance_is_never_certain() -> None:
+    once = replace(gpu(0.1, wall=23.0, idle=idle(host=22.9), count=694), instances=1)
+    (found,) = find_launch_bound(facts(phase(wall=ms(15.0), gpu=once)))
+    assert found.confidence == "medium"
 
 
 @pytest.mark.parametrize(

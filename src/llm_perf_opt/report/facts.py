@@ -10,6 +10,7 @@ from dataclasses import replace
 from msgspec import UNSET
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis
+from llm_perf_opt.analysis.findings.capture_facts import replays_graphs
 from llm_perf_opt.analysis.findings.facts import (
     ClockFacts,
     CopyFacts,
@@ -210,6 +211,7 @@ def _gpu_of(row: RangeRow, busy_ns: int, idle: Idle, source: str) -> GpuFacts:
         idle=idle,
         kernels=kernels,
         source=source,
+        is_graph=replays_graphs(row),
     )
 
 

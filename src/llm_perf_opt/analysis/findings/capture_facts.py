@@ -10,6 +10,7 @@ from llm_perf_opt.analysis.timeline.tables import PUSH_POP, Idle, RangeRow
 # Kernels of a range that run for this much longer than the GPU is busy inside it run on after it: its wall time is not
 # what they cost, and its idle time may be filled by them.
 RUNS_ON = 1.1
+KERNELS_OF_A_GRAPH = 4
 # From this share of the launches on, graphs are how the program launches.
 MOSTLY_GRAPHS = 0.5
 
@@ -53,6 +54,11 @@ class CaptureFacts:
             return False
 
         return [row for row in rows if not is_inside(row)]
+
+
+def replays_graphs(row: RangeRow) -> bool:
+    """Whether most kernels of a range come from CUDA graphs: an eager program launches one kernel with a call."""
+    return row.graph_launches > 0 or row.kernel_count >= KERNELS_OF_A_GRAPH * max(row.launch_calls, 1)
 
 
 def runs_on(row: RangeRow) -> bool:

@@ -56,7 +56,8 @@ class GpuFacts:
     """The GPU during one step of a phase, from a capture.
 
     Kernel times are means of all instances; `wall_ms`, `launch_ms` and `idle` are those of a typical one. `wall_ms` was
-    measured under the profiler: it scales the idle split and is never shown as a latency.
+    measured under the profiler: it scales the idle split and is never shown as a latency. `is_graph`: most kernels come
+    from replays of CUDA graphs.
     """
 
     instances: int
@@ -68,6 +69,7 @@ class GpuFacts:
     idle: Idle
     kernels: tuple[PhaseKernel, ...] | None
     source: str
+    is_graph: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,6 +83,7 @@ class Rule:
         confidence: Confidence,
         remedy: str | None = None,
         caveat: str | None = None,
+        hint: str | None = None,
     ) -> Finding:
         return Finding(
             rule=self.id,
@@ -94,6 +95,7 @@ class Rule:
             gain=gain,
             confidence=confidence,
             caveat=caveat,
+            hint=hint,
         )
 
     def finding_of_capture(

@@ -54,6 +54,10 @@ class HostRecord:
         )
         self._tables = [_Table(kind=kind, events=_long(events, shortest_ns)) for kind, events in sources]
         self._operators = timeline.operators
+        # Found when first asked for: most captures never ask.
+        self._usual: dict[str, float | None] = {}
+        self._by_start: Ints | None = None
+        self._starts: Ints = np.zeros(0, np.int64)
 
     def during(self, start: int, end: int, thread: int) -> HostActivity:
         """What the thread did; where nothing of it is recorded, what another of its process did."""
@@ -71,10 +75,13 @@ class HostRecord:
         """Whether an operator took many times what it usually takes: it loaded, compiled or tuned something."""
         if activity.kind != OPERATOR or length_ns < FIRST_USE_NS:
             return False
-        codes = [code for code in np.unique(self._operators.name).tolist() if self._names[code] == activity.name]
-        same = np.isin(self._operators.name, codes)
-        usual = (self._operators.end_ns - self._operators.start_ns)[same]
-        return len(usual) >= FEW and float(np.median(usual)) * UNUSUAL <= length_ns
+        name = activity.name or ""
+        if name not in self._usual:
+            same = self._operators.name == self._names.index(name)
+            length = (self._operators.end_ns - self._operators.start_ns)[same]
+            self._usual[name] = float(np.median(length)) if len(length) >= FEW else None
+        usual = self._usual[name]
+        return usual is not None and usual * UNUSUAL <= length_ns
 
     def _find(self, start: int, end: int, thread: int, *, own: bool) -> HostActivity | None:
         stacks = {
@@ -128,14 +135,17 @@ class HostRecord:
     def _busiest(self, start: int, end: int, thread: int) -> str | None:
         """The operator with most time in many short ones, if they fill half of the time."""
         events = self._operators
-        inside = np.flatnonzero((events.start_ns >= start) & (events.end_ns <= end) & (events.thread == thread))
-        if not len(inside):
+        if not len(events):
             return None
-        inside = inside[np.argsort(events.start_ns[inside], kind="stable")]
+        if self._by_start is None:
+            self._by_start = np.argsort(events.start_ns, kind="stable")
+            self._starts = events.start_ns[self._by_start]
+        inside = self._by_start[slice(*np.searchsorted(self._starts, (start, end)))]
+        inside = inside[(events.end_ns[inside] <= end) & (events.thread[inside] == thread)]
         reach = np.concatenate(([start], np.maximum.accumulate(events.end_ns[inside])[:-1]))
-        outer = inside[events.start_ns[inside] >= reach]
-        time = (events.end_ns - events.start_ns)[outer]
-        if time.sum() < COVERS * (end - start):
+        outer = inside[events.start_ns[inside] >= reach[: len(inside)]]
+        time = events.end_ns[outer] - events.start_ns[outer]
+        if not len(outer) or time.sum() < COVERS * (end - start):
             return None
         names, index = np.unique(events.name[outer], return_inverse=True)
         return self._names[int(names[np.argmax(np.bincount(index, weights=time))])]

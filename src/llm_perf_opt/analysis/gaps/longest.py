@@ -176,6 +176,7 @@ class _Neighbours:
 
     def __init__(self, timeline: Timeline, compute: Activities) -> None:
         self._names = timeline.names
+        self._short_names: dict[int, str] = {}
         self._start, self._end, self._name, self._call = compute.start_ns, compute.end_ns, compute.name, compute.call
         if not bool(np.all(self._start[1:] >= self._start[:-1])):
             order = np.argsort(self._start, kind="stable")
@@ -195,7 +196,10 @@ class _Neighbours:
         return before, after, call
 
     def _short(self, index: int) -> str:
-        return short_kernel_name(self._names[int(self._name[index])])
+        code = int(self._name[index])
+        if code not in self._short_names:
+            self._short_names[code] = short_kernel_name(self._names[code])
+        return self._short_names[code]
 
 
 def _reasons(gaps: Sequence[Gap]) -> tuple[Reason, ...]:

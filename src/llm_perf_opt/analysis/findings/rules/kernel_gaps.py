@@ -15,6 +15,10 @@ REMEDY = (
     "run fewer, longer kernels: fuse with torch.compile, replay the step as a CUDA graph (gaps between graph nodes are "
     "shorter), or use programmatic dependent launch where a kernel library offers it"
 )
+REMEDY_OF_GRAPHS = (
+    "run fewer, longer kernels: the step is replayed as a graph already, so fuse with torch.compile, use kernels that "
+    "do more at once, or programmatic dependent launch where a kernel library offers it"
+)
 MIN_LATE_SHARE = 0.05
 SHOWN = 3
 LATE_REMEDY = (
@@ -52,6 +56,7 @@ def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known) -> list[Finding]:
             saves_ms=gap_ms,
             gain=amdahl(wall.value, gap_ms),
             confidence="medium",
+            remedy=REMEDY_OF_GRAPHS if gpu.is_graph else None,
         )
     ]
 

@@ -1,6 +1,6 @@
 """Rule launch_bound: the GPU stands idle because the host does not launch fast enough."""
 
-from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts, runs_on
+from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts, replays_graphs, runs_on
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import MIN_HEADLINE, Evidence, Finding, Rule, amdahl, confidence_of
 from llm_perf_opt.analysis.findings.waterfall import split_idle
@@ -11,8 +11,6 @@ MIN_HOST_SHARE = 0.5
 MIN_KERNELS = 20
 # Ranges that explain all but this part of the waiting speak for the whole capture.
 MIN_LEFT_SHARE = 0.3
-# An eager program launches one kernel with a call.
-KERNELS_OF_A_GRAPH = 4
 STEP = {"prefill": "the prefill", "decode": "each step"}
 REMEDY = (
     "launch fewer kernels from the host: capture the step in a CUDA graph (torch.compile(mode='reduce-overhead') with "
@@ -24,6 +22,7 @@ REMEDY_OF_GRAPHS = (
     "shapes), launch the next step before the last one has ended, or run a larger batch so that each launch does "
     "more work"
 )
+HINT_OF_GRAPHS = "Larger graphs or a larger batch"
 REMEDY_OF_JAX = (
     "put more of the step under one jax.jit, run several steps in one call (jax.lax.scan or fori_loop), let XLA replay "
     "them as CUDA graphs (command buffers), or use a larger batch so that each launch does more work"
@@ -73,6 +72,8 @@ def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known) -> list[Finding]:
             saves_ms=host_ms,
             gain=amdahl(wall.value, host_ms),
             confidence=confidence_of(gpu.instances, share=min(share, host_ms / idle_ms)),
+            remedy=REMEDY_OF_GRAPHS if gpu.is_graph else None,
+            hint=HINT_OF_GRAPHS if gpu.is_graph else None,
         )
     ]
 
@@ -126,8 +127,7 @@ def _of_range(row: RangeRow, facts: CaptureFacts) -> Finding:
     busy_ns, idle_ns = one.gpu_busy_ns or 0, one.gpu_idle_ns or 0
     host = _launching_ns(one.idle) if one.idle is not None else 0
     share = idle_ns / one.wall_ns
-    is_graph = row.graph_launches > 0 or row.kernel_count >= KERNELS_OF_A_GRAPH * max(row.launch_calls, 1)
-    remedy, hint = _remedy(facts, is_graph=is_graph or facts.has_graphs)
+    remedy, hint = _remedy(facts, is_graph=replays_graphs(row) or facts.has_graphs)
     return RULE.finding_of_capture(
         facts,
         title=f"{row.name} is launch-bound: the GPU idles for {share:.0%} of it",
@@ -187,7 +187,7 @@ def _queue(facts: CaptureFacts) -> tuple[str, ...]:
 def _remedy(facts: CaptureFacts, *, is_graph: bool) -> tuple[str, str]:
     """What fits the program: its framework, and whether it replays graphs already."""
     if is_graph:
-        return REMEDY_OF_GRAPHS, "Larger graphs or a larger batch"
+        return REMEDY_OF_GRAPHS, HINT_OF_GRAPHS
     if facts.report.framework == "torch":
         return REMEDY, "CUDA graphs or torch.compile"
     if facts.report.framework == "jax":
