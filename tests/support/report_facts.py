@@ -15,7 +15,7 @@ from llm_perf_opt.analysis.findings.facts import (
     Unknown,
 )
 from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
-from llm_perf_opt.analysis.timeline.tables import Idle
+from llm_perf_opt.analysis.timeline.rows import Idle
 
 UNKNOWN = Unknown(reason="not measured")
 NO_IDLE = Idle(

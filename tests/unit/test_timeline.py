@@ -7,7 +7,7 @@ import pytest
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis, GraphTotals, analyze_timelines
 from llm_perf_opt.analysis.timeline.intervals import Ints, innermost, intersect, nest, segment_union, union
-from llm_perf_opt.analysis.timeline.tables import Idle, RangeRow
+from llm_perf_opt.analysis.timeline.rows import Idle, RangeRow
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from tests.support.nsys_builder import OTHER_THREAD, PID, Export
 

@@ -15,7 +15,7 @@ import pytest
 
 from llm_perf_opt.analysis.capture import analyze_timelines
 from llm_perf_opt.analysis.timeline.operators import ModuleRow, OperatorRow, merge_operators, module_rows, operator_rows
-from llm_perf_opt.analysis.timeline.tables import Idle
+from llm_perf_opt.analysis.timeline.rows import Idle
 from llm_perf_opt.analysis.timeline.timeline import CapturedGpu
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers import trace_text as trace_chunks

@@ -15,8 +15,8 @@ from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.timeline.idle import IdleMap, map_idle
 from llm_perf_opt.analysis.timeline.operators import ModuleRow, ModuleTree, OperatorRow
 from llm_perf_opt.analysis.timeline.ranges import RangeInstances, measure_ranges
-from llm_perf_opt.analysis.timeline.rows import CopyRow, KernelRow
-from llm_perf_opt.analysis.timeline.tables import Idle, RangeRow, copy_rows, idle_of, kernel_rows, range_rows, sum_idle
+from llm_perf_opt.analysis.timeline.rows import CopyRow, Idle, KernelRow, RangeRow
+from llm_perf_opt.analysis.timeline.tables import copy_rows, idle_of, kernel_rows, range_rows, sum_idle
 from llm_perf_opt.analysis.timeline.timeline import CapturedGpu, Timeline, distinct
 
 

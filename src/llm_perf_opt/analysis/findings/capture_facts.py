@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.gaps.report import IdleReport
-from llm_perf_opt.analysis.timeline.rows import CopyRow
-from llm_perf_opt.analysis.timeline.tables import PUSH_POP, Idle, RangeRow
+from llm_perf_opt.analysis.timeline.rows import PUSH_POP, CopyRow, Idle, RangeRow
 
 # Kernels of a range that run for this much longer than the GPU is busy inside it run on after it: its wall time is not
 # what they cost, and its idle time may be filled by them.

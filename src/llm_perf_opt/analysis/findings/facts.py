@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
-from llm_perf_opt.analysis.timeline.tables import Idle
+from llm_perf_opt.analysis.timeline.rows import Idle
 from llm_perf_opt.core.names import DECODE, PREFILL
 
 PER = {PREFILL: "per prompt", DECODE: "per token"}

@@ -1,6 +1,8 @@
-"""The rows of a kernel table; apart from numpy, so that a summary alone starts at once."""
+"""The rows of the tables of a capture; apart from numpy, so that what only reads them starts at once."""
 
 from dataclasses import dataclass
+
+PUSH_POP, START_END = "push_pop", "start_end"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,3 +33,74 @@ class CopyRow:
     avg_ns: float
     min_ns: int
     max_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Idle:
+    """Why the GPU was idle; the parts add up to `gpu_idle_ns`.
+
+    `starting_ns` is the part of the time between kernels in which a GPU that had waited for the host starts,
+    `long_gaps_ns` the part of the time waiting for the host that lies in gaps too long to be a launch's.
+    """
+
+    waiting_for_host_ns: int
+    between_kernels_ns: int
+    waiting_for_copy_or_sync_ns: int
+    copy_ns: int
+    sync_ns: int
+    unattributed_ns: int
+    starting_ns: int = 0
+    long_gaps_ns: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeInstance:
+    """One time a range was open. `source` indexes the captures given; GPU times as in `RangeRow`."""
+
+    source: int
+    start_ns: int
+    wall_ns: int
+    kernel_count: int
+    gpu_busy_ns: int | None
+    gpu_idle_ns: int | None
+    launch_ns: int
+    idle: Idle | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeKernel:
+    """What one kernel took inside a range."""
+
+    name: str
+    short_name: str
+    kernel_class: str
+    instances: int
+    total_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeRow:
+    """All instances of one range name; sums over the instances.
+
+    `typical` is the instance of median wall time: the first ones carry one-time costs. GPU times are None where no
+    capture holds GPU work. `kernels` is None where there are too many range names to tally each.
+    `wall_spread` is the distance between the quartiles of the wall times over their median.
+    """
+
+    name: str
+    style: str
+    parent: str | None
+    instances: int
+    wall_ns: int
+    kernel_count: int
+    kernel_ns: int
+    graph_launches: int
+    gpu_busy_ns: int | None
+    gpu_idle_ns: int | None
+    launch_calls: int
+    launch_ns: int
+    idle: Idle | None
+    last: RangeInstance
+    typical: RangeInstance
+    kernels: tuple[RangeKernel, ...] | None
+    wall_spread: float = 0.0

@@ -17,7 +17,6 @@ from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.profiling.baseline import forget_results, used_samples
 from llm_perf_opt.profiling.ncu.capture import check_metrics, check_sections, check_set
-from llm_perf_opt.profiling.ncu.session import profile
 from llm_perf_opt.profiling.vendor.launch import INFERENCE_RUNNER, build_work_argv, capture_overrides
 from llm_perf_opt.profiling.vendor.ncu import check_nvtx_include
 
@@ -169,6 +168,9 @@ class NcuStage:
         return tuple(found)
 
     def run(self, cfg: NcuConfig, ctx: StageContext) -> StageOutput:
+        # numpy is imported only when the stage runs.
+        from llm_perf_opt.profiling.ncu.session import profile
+
         tool = ctx.host.tool("ncu")
         if tool.path is None or not tool.usable:
             raise ToolError(replace(tool, remedy=tool.remedy or INSTALL).trouble)

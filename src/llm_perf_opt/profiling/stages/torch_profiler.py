@@ -30,7 +30,6 @@ from llm_perf_opt.profiling.baseline import (
     torch_obstacles,
 )
 from llm_perf_opt.profiling.nvml import gpu_index, sample_gpu, samples_file
-from llm_perf_opt.profiling.trace_tables import TRACE_FILE, write_trace_files
 from llm_perf_opt.profiling.vendor.launch import PROFILE_RUNNER, build_work_argv, stage_overrides, workload_overrides
 from llm_perf_opt.workload.outputs import output_problems
 
@@ -103,6 +102,9 @@ def describe_trace(
     cfg: TorchProfilerConfig, out_dir: Path, *, tokens: int
 ) -> tuple[MetricsDocument, tuple[StageFile, ...]]:
     """Read the trace the child left; metrics.json with the modules' shares in it, and the files a report reads."""
+    # numpy is imported only when there is a trace to read.
+    from llm_perf_opt.profiling.trace_tables import TRACE_FILE, write_trace_files
+
     data = read_metrics(out_dir)
     by_shape = cfg.group_by_input_shape and cfg.record_shapes
     traced = write_trace_files(out_dir / TRACE_FILE, by_shape=by_shape, pass_note=_pass_note(data, tokens))

@@ -2,7 +2,7 @@
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.findings.facts import Known
-from llm_perf_opt.analysis.timeline.tables import RangeRow
+from llm_perf_opt.analysis.timeline.rows import RangeRow
 from llm_perf_opt.core.units import format_bytes, format_ms, format_percent
 from llm_perf_opt.report.run_files import Found
 from llm_perf_opt.report.view.shown import Cell, Shown, Tile, share, show

@@ -4,7 +4,7 @@ from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts, replays_g
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import MIN_HEADLINE, Evidence, Finding, Rule, amdahl, confidence_of
 from llm_perf_opt.analysis.findings.waterfall import split_idle
-from llm_perf_opt.analysis.timeline.tables import Idle, RangeRow
+from llm_perf_opt.analysis.timeline.rows import Idle, RangeRow
 
 MIN_IDLE_SHARE = 0.5
 MIN_HOST_SHARE = 0.5

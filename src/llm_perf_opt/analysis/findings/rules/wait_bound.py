@@ -4,8 +4,7 @@ from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts, runs_on
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import MIN_LISTED, Evidence, Finding, Rule, amdahl, confidence_of
 from llm_perf_opt.analysis.findings.waterfall import split_idle
-from llm_perf_opt.analysis.timeline.rows import CopyRow
-from llm_perf_opt.analysis.timeline.tables import RangeRow
+from llm_perf_opt.analysis.timeline.rows import CopyRow, RangeRow
 
 # Of a phase's clean time, and of a range's time under the profiler.
 MIN_CLEAN_SHARE = 0.1
