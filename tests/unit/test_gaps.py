@@ -87,6 +87,30 @@ def test_a_long_gap_is_judged_by_what_the_host_was_in(tmp_path: Path, name: str,
     assert "CUDA graph" not in analysis.findings[0].remedy
 
 
+def test_a_script_that_is_called_after_one_thing_may_do_others() -> None:
+    assert judge(["solve.py(3): step", "compile_test.py(9): main"], near=["solve.py(3): step"]) == ("host_work", None)
+    assert judge(["## load_batch ##"], near=["## load_batch ##"]) == ("data_loading", "## load_batch ##")
+
+
+def test_a_first_launch_that_takes_long_is_set_up(tmp_path: Path) -> None:
+    export = Export()
+    for i in range(4):
+        at = i * 20 * MS
+        export.call(at, at + 15 * MS, i + 1)
+        export.kernel("k", at + 15 * MS + 2_000, at + 19 * MS, i + 1)
+    (finding,) = _nsys(export, tmp_path).findings
+    assert (finding.rule, "(most: cudaLaunchKernel)" in finding.title) == ("compilation", True)
+
+
+def test_a_thread_that_only_waits_for_work_explains_no_gap(tmp_path: Path) -> None:
+    events = [event("python_function", "torch/utils/data/_utils/pin_memory.py(50): do_one_step", "0", "90000", tid=99)]
+    for i in range(4):
+        _kernel(events, i + 1, 20_000 * i, 20_000 * i + 10, 5_000)
+    (finding,) = _torch(events, tmp_path).findings
+    assert (finding.rule, finding.confidence) == ("host_work", "low")
+    assert finding.title == "The GPU idles in long gaps in which nothing of the host was recorded, 69% of the capture"
+
+
 def test_running_what_was_compiled_is_not_compiling() -> None:
     assert judge(["torch/_dynamo/eval_frame.py(655): _fn"]) == ("host_work", None)
     assert judge(["Torch-Compiled Region: 0/0"]) == ("host_work", None)
@@ -290,3 +314,12 @@ def test_a_trifle_and_a_guess_are_no_headline() -> None:
     assert may_be_headline(record.finding())
     assert not may_be_headline(dataclasses.replace(record, capture_share=0.04).finding())
     assert not may_be_headline(dataclasses.replace(record, confidence="low").finding())
+
+
+def test_a_single_late_start_promises_nothing(tmp_path: Path) -> None:
+    export = Export()
+    for number, start in ((1, 10_000), (2, 463 * MS)):
+        export.call(1_000 * number, 1_000 * number + 500, number, "hipGraphLaunch")
+        export.kernel("k", start, start + 5 * MS, number)
+    (finding,) = _nsys(export, tmp_path).findings
+    assert (finding.rule, finding.confidence, finding.max_gain) == ("late_starts", "low", None)

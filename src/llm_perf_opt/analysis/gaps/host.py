@@ -1,6 +1,6 @@
 """What a host thread did during a time."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,6 +11,8 @@ from llm_perf_opt.analysis.timeline.timeline import HostEvents, Timeline
 CALL, OPERATOR, FRAME, SYSTEM, RANGE = "runtime call", "operator", "Python frame", "system call", "range"
 # What is this much of a time explains it.
 COVERS = 0.5
+# What is longer than this many times does more than that.
+NEAR = 3
 # An operator that takes this many times its median, of at least a few calls, and this long, does something once.
 UNUSUAL, FEW, FIRST_USE_NS = 20, 5, 5_000_000
 # Frames of the interpreter itself tell less than their caller.
@@ -54,6 +56,10 @@ class HostRecord:
         )
         self._tables = [_Table(kind=kind, events=_long(events, shortest_ns)) for kind, events in sources]
         self._operators = timeline.operators
+        # Threads that launch or open ranges run the program; others wait for work all the time.
+        self._is_program = np.zeros(len(timeline.thread_process), np.bool_)
+        self._is_program[calls.thread[calls.launches]] = True
+        self._is_program[ranges.thread] = True
         # Found when first asked for: most captures never ask.
         self._usual: dict[str, float | None] = {}
         self._by_start: Ints | None = None
@@ -68,14 +74,13 @@ class HostRecord:
         for kind in (RANGE, OPERATOR, FRAME):
             names = self._covering(kind, start, end, thread, own=True, share=1.0)
             if names:
-                return names[0]
+                return names[0][0]
         return None
 
-    def _is_first_use(self, activity: HostActivity, length_ns: int) -> bool:
+    def _is_first_use(self, name: str, length_ns: int) -> bool:
         """Whether an operator took many times what it usually takes: it loaded, compiled or tuned something."""
-        if activity.kind != OPERATOR or length_ns < FIRST_USE_NS:
+        if length_ns < FIRST_USE_NS:
             return False
-        name = activity.name or ""
         if name not in self._usual:
             same = self._operators.name == self._names.index(name)
             length = (self._operators.end_ns - self._operators.start_ns)[same]
@@ -90,47 +95,51 @@ class HostRecord:
             # Other threads sleep in system calls all the time.
             if own or table.kind != SYSTEM
         }
-        inner = [name for kind in (CALL, OPERATOR, FRAME, SYSTEM, RANGE) for name in stacks.get(kind, [])]
+        inner = [event for kind in (CALL, OPERATOR, FRAME, SYSTEM, RANGE) for event in stacks.get(kind, [])]
         if not inner:
             return None
-        verdict, said = judge(inner)
+        near = [name for name, length_ns in inner if length_ns <= NEAR * (end - start)]
+        verdict, said = judge([name for name, _ in inner], near)
         kind, name = self._named(stacks, said)
         if kind == RANGE and said is None and own:
             busiest = self._busiest(start, end, thread)
             kind, name = (OPERATOR, busiest) if busiest is not None else (kind, name)
-        where = next((n for n in stacks[RANGE] if n != name), None)
-        found = HostActivity(
+        if verdict == "host_work" and kind == OPERATOR and self._is_first_use(name, end - start):
+            verdict = "compilation"
+        where = next((around for around, _ in stacks[RANGE] if around != name), None)
+        return HostActivity(
             verdict=verdict,
             kind=kind,
             name=unnumbered(readable(name)) if kind == RANGE else readable(name),
             where=None if where is None else unnumbered(where),
         )
-        if verdict == "host_work" and self._is_first_use(found, end - start):
-            return replace(found, verdict="compilation")
-        return found
 
-    def _named(self, stacks: dict[str, list[str]], said: str | None) -> tuple[str, str]:
+    def _named(self, stacks: dict[str, list[tuple[str, int]]], said: str | None) -> tuple[str, str]:
         """The name that told the verdict, or else the innermost one, by the kind that tells most."""
-        for kind, stack in stacks.items():
-            if said is not None and said in stack:
-                return kind, said
-        for kind in (CALL, OPERATOR, FRAME, SYSTEM, RANGE):
-            stack = stacks.get(kind, [])
-            if stack:
-                return kind, next((name for name in stack if not name.startswith(_BUILT_IN)), stack[0])
-        raise ValueError("no name to choose from")
+        named = [(kind, name) for kind in (CALL, OPERATOR, FRAME, SYSTEM, RANGE) for name, _ in stacks.get(kind, [])]
+        if said is not None:
+            return next(pair for pair in named if pair[1] == said)
+        return next((pair for pair in named if not pair[1].startswith(_BUILT_IN)), named[0])
 
-    def _covering(self, kind: str, start: int, end: int, thread: int, *, own: bool, share: float = COVERS) -> list[str]:
-        """Names of the events of one kind that cover a time, the shortest (innermost) first."""
+    def _covering(
+        self, kind: str, start: int, end: int, thread: int, *, own: bool, share: float = COVERS
+    ) -> list[tuple[str, int]]:
+        """Names and lengths of the events of one kind that cover a time, the shortest (innermost) first."""
         events = next(table.events for table in self._tables if table.kind == kind)
         if not len(events):
             return []
         overlap = np.minimum(events.end_ns, end) - np.maximum(events.start_ns, start)
         fits = overlap >= max(share * (end - start), 1)
-        fits &= events.thread == thread if own else self._process[events.thread] == self._process[thread]
+        fits &= events.thread == thread if own else self._is_program[events.thread]
+        if not own:
+            fits &= self._process[events.thread] == self._process[thread]
         index = np.flatnonzero(fits & (events.name >= 0))
-        index = index[np.argsort((events.end_ns - events.start_ns)[index], kind="stable")]
-        return [self._names[code] for code in events.name[index].tolist()]
+        length = events.end_ns[index] - events.start_ns[index]
+        order = np.argsort(length, kind="stable")
+        return [
+            (self._names[code], ns)
+            for code, ns in zip(events.name[index][order].tolist(), length[order].tolist(), strict=True)
+        ]
 
     def _busiest(self, start: int, end: int, thread: int) -> str | None:
         """The operator with most time in many short ones, if they fill half of the time."""

@@ -149,8 +149,8 @@ def _look_into(timeline: Timeline, compute: Activities, one: IdleMap, gaps: Inte
         before, after, call = around.of(start, end)
         activity = NOTHING
         if call >= 0:
-            # From the launch on the host has done its part.
-            launched = min(max(int(calls.start_ns[call]), start), end)
+            # Once the launch has returned the host has done its part.
+            launched = min(max(int(calls.end_ns[call]), start), end)
             until = launched if split.long_ns[i] > 0 else end
             activity = record.during(start, until if until > start else end, int(calls.thread[call]))
         found.append(

@@ -6,26 +6,33 @@ from typing import Literal
 
 Verdict = Literal["compilation", "data_loading", "allocation", "rank_wait", "host_work", "unknown"]
 
-# A name that says "compiled" is about running, and every compiled function is entered by eval_frame.py: neither counts.
+# Where code lies, and calls of a library: these say it of all that is inside them. A name that says "compiled" is about
+# running, and every compiled function is entered by eval_frame.py: neither counts.
 _COMPILING = re.compile(
     r"^(cu|hip)(Module|Library)Load|^nvrtc|^hiprtc|^cuLink(Create|Add|Complete)|nvJitLink|^nvPTXCompiler"
     r"|torch/_dynamo/(convert_frame|symbolic_convert|output_graph)\.py"
     r"|torch/_inductor/(graph|scheduler|lowering|async_compile|codegen/[^ ]*|select_algorithm)\.py"
-    r"|(compile_fx|compile_fx_inner|fx_codegen_and_compile|_compile_and_load|precompile)$"
+    r"|: (compile_fx|compile_fx_inner|fx_codegen_and_compile|_compile_and_load|precompile)$"
     r"|triton/compiler/|triton/backends/[^ ]*compiler|triton/testing\.py"
     r"|triton/runtime/autotuner\.py\(\d+\): (_?bench|prune)"
-    r"|\bautotun(e|ing)\b|jax/_src/(interpreters/(mlir|pxla)|compiler|compilation_cache)\.py|XlaCompile|backend_compile"
-    r"|\b(jit|graph|kernel|shader|program)[ _]?compil(e|ation|ing)\b|^compil(e|ing|ation)\b"
+    r"|jax/_src/(interpreters/(mlir|pxla)|compiler|compilation_cache)\.py|XlaCompile|backend_compile"
     r"|torch/utils/cpp_extension\.py|numba/core/(compiler|dispatcher)|cupy/cuda/compiler",
-    re.IGNORECASE,
 )
 _LOADING = re.compile(
-    r"torch/utils/data/|enumerate\(DataLoader\)|DataLoader|\bdata_?load(er|ing)\b|IteratorGetNext|nvidia/dali"
-    r"|\bnext[ _]batch\b|\b(load|fetch|read|get)[ _]?(next[ _])?(batch|data)\b|\bdata_load\b|webdataset|tf_?data"
-    r"|datasets/(arrow|iterable)_dataset"
+    r"torch/utils/data/|^enumerate\(DataLoader\)|IteratorGetNext|nvidia/dali|/webdataset/|datasets/(arrow|iterable)_dataset",
+)
+# Words in names people chose: a script may be called so that does more than this.
+_COMPILING_BY_WORD = re.compile(
+    r"\bautotun(e|ing)\b|\b(jit|graph|kernel|shader|program)[ _]?compil(e|ation|ing)\b|^compil(e|ing|ation)\b",
+    re.IGNORECASE,
+)
+_LOADING_BY_WORD = re.compile(
+    r"data_?load(er|ing)?\b|\b(load|fetch|read|get|next)[ _]?(next[ _])?(batch|data)\b"
     r"|^p?read(v|64)?$|^fread|^fgets$|^getline$",
     re.IGNORECASE,
 )
+# A launch that takes long on an idle GPU loads what it launches.
+_FIRST_LAUNCH = re.compile(r"^(cuda|cu|hip)(Ext|Module)?(Launch|GraphLaunch)")
 _ALLOCATING = re.compile(
     r"^(cuda|hip)(Malloc|HostAlloc|HostRegister|HostMalloc|Free|HostFree)|^cuMem(Alloc|HostAlloc|Create|Map|Free)",
 )
@@ -38,18 +45,27 @@ _PATTERNS: tuple[tuple[Verdict, re.Pattern[str]], ...] = (
     ("data_loading", _LOADING),
     ("rank_wait", _RANKS),
     ("allocation", _ALLOCATING),
+    ("compilation", _FIRST_LAUNCH),
+)
+_WORDS: tuple[tuple[Verdict, re.Pattern[str]], ...] = (
+    ("compilation", _COMPILING_BY_WORD),
+    ("data_loading", _LOADING_BY_WORD),
 )
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?:\.\d+)?(?![A-Za-z0-9])")
 _ADDRESS = re.compile(r" object at 0x[0-9a-fA-F]+|_v\d{4,}$|_ptsz$")
 
 
-def judge(names: Iterable[str]) -> tuple[Verdict, str | None]:
-    """The kind of work of a stack of names, innermost first, and the name that says so."""
-    stack = tuple(names)
-    for verdict, pattern in _PATTERNS:
-        found = next((name for name in stack if pattern.search(name)), None)
-        if found is not None:
-            return verdict, found
+def judge(names: Iterable[str], near: Iterable[str] = ()) -> tuple[Verdict, str | None]:
+    """The kind of work of a stack of names, innermost first, and the name that says so.
+
+    `near` are those of them that are about as long as the time to explain: only of these mere words are believed.
+    """
+    stack, close = tuple(names), tuple(near)
+    for patterns, candidates in ((_PATTERNS, stack), (_WORDS, close)):
+        for verdict, pattern in patterns:
+            found = next((name for name in candidates if pattern.search(name)), None)
+            if found is not None:
+                return verdict, found
     return ("host_work", None) if stack else ("unknown", None)
 
 

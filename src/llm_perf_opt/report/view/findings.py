@@ -12,7 +12,7 @@ NO_TIME = "no time at stake"
 
 @dataclass(frozen=True, kw_only=True)
 class FindingView:
-    """One finding as text. `gain` is the most its phase could speed up, empty where that is not known."""
+    """One finding as text. `gain` is the most its phase (or the capture) could speed up, empty where not known."""
 
     rank: int
     rule: str
@@ -49,6 +49,8 @@ def _view(rank: int, finding: Finding, facts: RunFacts) -> FindingView:
 
 
 def _saves(finding: Finding, facts: RunFacts) -> str:
+    if finding.share is not None:
+        return f"up to {finding.share:.0%} of the capture"
     if finding.saves_ms is None:
         return NO_TIME if finding.gain is None else "time not known"
     per = PER.get(finding.phase or "", "over the capture")

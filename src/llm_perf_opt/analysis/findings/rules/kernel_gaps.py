@@ -4,6 +4,8 @@ Many short kernels follow each other and the device's own gaps between them add 
 long, and something else held the work back.
 """
 
+from dataclasses import replace
+
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import CERTAIN_INSTANCES, Evidence, Finding, Rule, amdahl
@@ -73,20 +75,19 @@ def find_late_starts(facts: CaptureFacts) -> list[Finding]:
     if gaps.held_ns < MIN_LATE_SHARE * facts.span_ns:
         return []
     share = gaps.held_ns / facts.span_ns
-    return [
-        LATE_STARTS.finding_of_capture(
-            facts,
-            title=f"Launched work does not start while the GPU idles, {share:.0%} of the capture",
-            evidence=(
-                f"{gaps.held_ns / 1e6:.2f} ms of {facts.span_ns / 1e6:.2f} ms in {gaps.held_count} gap(s) lie after "
-                "the launch call had returned",
-                *(_describe(gap) for gap in [gap for gap in gaps.longest if gap.is_held][:SHOWN]),
-            ),
-            saved_ns=gaps.held_ns,
-            # What holds it back is not in the capture, and may be work of its own.
-            confidence="medium" if gaps.held_count >= CERTAIN_INSTANCES else "low",
-        )
-    ]
+    found = LATE_STARTS.finding_of_capture(
+        facts,
+        title=f"Launched work does not start while the GPU idles, {share:.0%} of the capture",
+        evidence=(
+            f"{gaps.held_ns / 1e6:.2f} ms of {facts.span_ns / 1e6:.2f} ms in {gaps.held_count} gap(s) lie after "
+            "the launch call had returned",
+            *(_describe(gap) for gap in [gap for gap in gaps.longest if gap.is_held][:SHOWN]),
+        ),
+        saved_ns=gaps.held_ns,
+        confidence="medium",
+    )
+    # What holds it back is not in the capture, and may be work of its own: a single gap promises nothing.
+    return [found if gaps.held_count >= CERTAIN_INSTANCES else replace(found, confidence="low", gain=None)]
 
 
 def _describe(gap: Gap) -> str:

@@ -36,6 +36,10 @@ COMPILING_REMEDY = (
     "this is paid once and not in every step: warm up before measuring or serving, keep the cache of compiled kernels "
     "between runs, fix the shapes that make it compile again, and capture again after the warm-up"
 )
+ALLOCATING_REMEDY = (
+    "allocate once and keep it: reuse buffers between steps, or take them from a pool (cudaMallocAsync, the "
+    "framework's caching allocator with room to keep what it has); allocating and freeing in the loop stops the GPU"
+)
 RANKS_REMEDY = (
     "the host waits for other ranks: balance what they do, start collectives as soon as their input is ready and wait "
     "for them late, and look at the slowest rank's capture first"
@@ -104,8 +108,15 @@ def find_host_work_in(facts: CaptureFacts) -> list[Finding]:
         if reason.verdict in ("host_work", "allocation") and not _is_one_time(reason, facts)
     ]
     unknown = [reason for reason in facts.report.gaps.reasons if reason.verdict == "unknown"]
+    allocates = len(reasons) > 0 and reasons[0].verdict == "allocation"
     return [
-        *_found(HOST_WORK, facts, reasons, "Host work between launches keeps the GPU idle", None),
+        *_found(
+            HOST_WORK,
+            facts,
+            reasons,
+            "Host work between launches keeps the GPU idle",
+            ALLOCATING_REMEDY if allocates else None,
+        ),
         *_found(
             HOST_WORK,
             facts,
