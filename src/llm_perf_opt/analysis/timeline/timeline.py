@@ -107,6 +107,20 @@ class CapturedGpu:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where in a job a capture was made; None where it does not say. `processes[p]` names process p.
+
+    `base_ns` added to a capture's times gives times that can be compared with those of another.
+    """
+
+    rank: int | None = None
+    world_size: int | None = None
+    host: str | None = None
+    processes: tuple[str, ...] = ()
+    base_ns: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Timeline:
     """One capture. `thread_process[t]` is the process of thread t; `notes` says what was left out and why.
 
@@ -130,6 +144,7 @@ class Timeline:
     operators: HostEvents = field(default_factory=no_host_events)
     frames: HostEvents = field(default_factory=no_host_events)
     system: HostEvents = field(default_factory=no_host_events)
+    origin: Origin = Origin()
 
     @property
     def has_gpu_work(self) -> bool:

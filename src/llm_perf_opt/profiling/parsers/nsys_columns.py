@@ -50,6 +50,11 @@ class Processes:
     def __init__(self) -> None:
         self._codes: Codes[int] = Codes()
 
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The ids in the order of their codes."""
+        return tuple(self._codes)
+
     def codes(self, ids: Ints) -> Ints:
         unique, inverse = encode(ids)
         table = np.array([self._codes[int(i)] for i in unique], np.int32)

@@ -22,6 +22,7 @@ from llm_perf_opt.analysis.timeline.timeline import (
     Calls,
     CapturedGpu,
     HostEvents,
+    Origin,
     Ranges,
     Timeline,
     join,
@@ -143,6 +144,7 @@ NVTX = "NVTX_EVENTS"
 PUSH_POP, START_END = 59, 60
 # The process is the upper part of a serialised thread id.
 PID_MASK = ~0xFFFFFF
+PID_SHIFT, PID_BITS = 24, 0xFFFFFF
 # Shorter calls explain no gap.
 _LONG_CALL_NS = 100_000
 # Calls that only ask or prepare; leaving the short ones out of the scan halves it.
@@ -194,6 +196,23 @@ def _read(db: NsysDatabase) -> Timeline:
         devices=devices,
         notes=tuple(notes),
         system=system,
+        origin=_origin(db, processes),
+    )
+
+
+def _origin(db: NsysDatabase, processes: Processes) -> Origin:
+    """The host, and the processes as `name (pid)`."""
+    table, host = "TARGET_INFO_SYSTEM_ENV", None
+    if db.has(table) and {"name", "value"} <= set(db.columns(table)):
+        rows = db.query(f"SELECT value FROM {table} WHERE name = 'Hostname'")
+        host = next((as_utf8(str(value)) for (value,) in rows if value), None)
+    names: dict[int, str] = {}
+    if db.has("PROCESSES") and {"globalPid", "name"} <= set(db.columns("PROCESSES")):
+        found = db.query("SELECT globalPid, name FROM PROCESSES WHERE name IS NOT NULL")
+        names = {int(key): as_utf8(str(name)) for key, name in found if isinstance(key, int)}
+    return Origin(
+        host=host,
+        processes=tuple(f"{names.get(key, 'process')} ({(key >> PID_SHIFT) & PID_BITS})" for key in processes.ids),
     )
 
 

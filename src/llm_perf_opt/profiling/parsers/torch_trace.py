@@ -17,6 +17,7 @@ from llm_perf_opt.analysis.timeline.timeline import (
     Calls,
     CapturedGpu,
     HostEvents,
+    Origin,
     Ranges,
     Timeline,
     no_activities,
@@ -29,6 +30,7 @@ from llm_perf_opt.profiling.parsers.trace_decode import (
     FRAME,
     KERNEL,
     KINDS,
+    LATEST_NS,
     MEMORY,
     MODULE,
     OPERATOR,
@@ -160,6 +162,7 @@ def _timeline(path: Path, found: _Collected, calls: dict[str, Ints], operators: 
         notes=(*_notes(found), *links.notes),
         operators=operators,
         frames=_host_events(found.table(FRAME)),
+        origin=_origin(head),
     )
 
 
@@ -225,6 +228,20 @@ def _devices(head: dict[str, Any]) -> tuple[CapturedGpu, ...]:
             compute_capability=_capability(d),
         )
         for d in found
+    )
+
+
+def _origin(head: dict[str, Any]) -> Origin:
+    """The rank torch wrote the trace on."""
+    job, base = head.get("distributedInfo"), head.get("baseTimeNanoseconds")
+    base_ns = base if type(base) is int and 0 <= base < LATEST_NS else 0
+    if not isinstance(job, dict):
+        return Origin(base_ns=base_ns)
+    rank, size = (job.get(key) for key in ("rank", "world_size"))
+    return Origin(
+        rank=rank if type(rank) is int and rank >= 0 else None,
+        world_size=size if type(size) is int and size > 0 else None,
+        base_ns=base_ns,
     )
 
 
