@@ -12,6 +12,7 @@ from llm_perf_opt.analysis.findings.finding import FindingRecord
 from llm_perf_opt.analysis.findings.rules import diagnose_capture
 from llm_perf_opt.analysis.gaps.report import IdleReport, report_idle
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
+from llm_perf_opt.analysis.ranks.analysis import RanksAnalysis
 from llm_perf_opt.analysis.timeline.idle import IdleMap, map_idle
 from llm_perf_opt.analysis.timeline.operators import ModuleRow, ModuleTree, OperatorRow
 from llm_perf_opt.analysis.timeline.ranges import RangeInstances, measure_ranges
@@ -79,7 +80,8 @@ class CaptureAnalysis:
     """What `analysis.json` of nsys and of a torch trace holds, and what `llm-perf analyze --json` prints.
 
     Of the last parts only those are written that the kind of capture has: `operators` and `modules` of a torch trace
-    given to `analyze`, `tree` of the torch profiler stage, `ncu` of ncu files given beside a capture.
+    given to `analyze`, `tree` of the torch profiler stage, `ncu` of ncu files given beside a capture, `ranks` where
+    several processes or GPUs worked or kernels communicated.
     """
 
     schema_version: Literal[1] = 1
@@ -96,6 +98,7 @@ class CaptureAnalysis:
     modules: tuple[ModuleRow, ...] | UnsetType = UNSET
     tree: ModuleTree | UnsetType = UNSET
     ncu: NcuAnalysis | UnsetType = UNSET
+    ranks: RanksAnalysis | UnsetType = UNSET
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
+from llm_perf_opt.core.units import digits
+
 PICTURES = {
     ".svg": "image/svg+xml",
     ".png": "image/png",
@@ -13,12 +15,15 @@ PICTURES = {
 }
 
 
+Cell = str | int | float | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class SectionTable:
     """Rows under columns; None is shown as a dash. `source` is the file inside the run that holds the numbers."""
 
     columns: tuple[str, ...]
-    rows: tuple[tuple[str | int | float | None, ...], ...]
+    rows: tuple[tuple[Cell, ...], ...]
     title: str = ""
     source: str | None = None
 
@@ -26,6 +31,15 @@ class SectionTable:
         wrong = next((row for row in self.rows if len(row) != len(self.columns)), None)
         if wrong is not None:
             raise ValueError(f"a table of {len(self.columns)} columns has a row of {len(wrong)}: {wrong}")
+
+
+def cell_text(value: Cell) -> str:
+    """A cell as it is shown: numbers with separators and at most four digits, a dash for what is not known."""
+    if value is None:
+        return "—"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return value if isinstance(value, str) else digits(value, 4)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ STRAGGLER_SHARE = 0.01
 class RankRow:
     """One process of one capture; `rank` is None where nothing says it.
 
-    Busy means that at least one of `devices` ran something. `arrivals` is there where the collectives of several ranks
+    Busy means that at least one of `devices` ran a kernel. `arrivals` is there where the collectives of several ranks
     could be matched.
     """
 

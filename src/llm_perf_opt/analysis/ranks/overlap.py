@@ -22,8 +22,10 @@ COMMUNICATION = "communication"
 class Split:
     """Times of one process or one of its GPUs, from its first GPU work to its last; every part is a union.
 
-    `communication_ns` is `overlapped_ns` (a computation kernel ran meanwhile), `exposed_ns` (nothing did) and what ran
-    beside copies alone. `hta_*` are shares as HolisticTraceAnalysis defines them; `exposed_pct` is of `span_ns`.
+    Busy is a kernel or a graph that runs, and idle the rest, as everywhere in an analysis; a copy does not make a GPU
+    busy here, while HolisticTraceAnalysis counts it as work that is no computation. `communication_ns` is
+    `overlapped_ns` (a computation kernel ran meanwhile), `exposed_ns` (nothing did) and what ran beside copies alone.
+    `hta_*` are shares as HolisticTraceAnalysis defines them; `exposed_pct` is of `span_ns`.
     """
 
     kernel_count: int
@@ -79,9 +81,9 @@ def split_time(
         np.concatenate((kernels.end_ns[computes], timeline.graphs.end_ns[graphs])),
     )
     copies = _union(timeline.copies, _mine(timeline.copies, process, device))
-    parts = (communication, computation, copies)
-    busy = union(np.concatenate([p.start for p in parts]), np.concatenate([p.end for p in parts]))
-    span_ns = int(busy.end[-1] - busy.start[0])
+    busy = _together(communication, computation)
+    active = _together(busy, copies)
+    span_ns = int(active.end[-1] - active.start[0])
     overlapped_ns = intersect(communication.start, communication.end, computation).total
     exposed_ns = without(without(communication, computation), copies).total
     share = 100.0 / span_ns if span_ns else 0.0
@@ -97,11 +99,15 @@ def split_time(
         exposed_ns=exposed_ns,
         copy_ns=copies.total,
         exposed_pct=share * exposed_ns,
-        hta_idle_pct=share * (span_ns - busy.total),
+        hta_idle_pct=share * (span_ns - active.total),
         hta_compute_pct=share * computation.total,
-        hta_non_compute_pct=share * (busy.total - computation.total),
+        hta_non_compute_pct=share * (active.total - computation.total),
         hta_overlap_pct=100.0 * overlapped_ns / communication.total if communication.total else None,
     )
+
+
+def _together(a: Intervals, b: Intervals) -> Intervals:
+    return union(np.concatenate((a.start, b.start)), np.concatenate((a.end, b.end)))
 
 
 def _mine(work: Activities, process: int | None, device: int | None) -> Flags:

@@ -7,8 +7,8 @@ from pathlib import PurePosixPath
 from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.records import Metric, StageRecord
-from llm_perf_opt.core.sections import PICTURES, Link, Section, SectionTable
-from llm_perf_opt.core.units import digits, format_quantity
+from llm_perf_opt.core.sections import PICTURES, Link, Section, SectionTable, cell_text
+from llm_perf_opt.core.units import format_quantity
 from llm_perf_opt.report.run_files import RunFiles
 from llm_perf_opt.report.view.shown import Cell, Shown
 
@@ -96,18 +96,10 @@ def _table(table: SectionTable) -> TableView:
     return TableView(
         title=table.title,
         columns=table.columns,
-        rows=tuple(tuple(_cell(cell) for cell in row) for row in table.rows),
+        rows=tuple(tuple(cell_text(cell) for cell in row) for row in table.rows),
         numeric=tuple(numeric),
         source=table.source,
     )
-
-
-def _cell(value: str | float | None) -> str:
-    if value is None:
-        return "—"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return value if isinstance(value, str) else digits(value, 4)
 
 
 def _picture(section: Section, files: RunFiles) -> PictureView | None:

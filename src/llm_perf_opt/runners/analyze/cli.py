@@ -23,7 +23,7 @@ from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import GIVEN, STATIC_ANALYSIS, STATIC_JSON
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord, StageTraits
 from llm_perf_opt.errors import EXIT_OK, ConfigError
-from llm_perf_opt.runners.analyze.kinds import NCU, NSYS, SUMMARY, TORCH, capture_file, kind_of
+from llm_perf_opt.runners.analyze.kinds import NCU, NSYS, SUMMARY, TORCH, capture_files, kind_of
 
 # Option to what it means; the figures keep the names of the workload's own metrics.
 CLEAN = {"prefill": "median time of one prefill", "tpot": "median time per output token"}
@@ -109,7 +109,7 @@ def main(argv: list[str]) -> int:
     """Entry point of the subcommand."""
     args = _parser().parse_intermixed_args(argv)
     context = split_context(args)
-    args.files = tuple(capture_file(path) for path in context.files)
+    args.files = tuple(file for path in context.files for file in capture_files(path))
     kinds = [kind_of(path) for path in args.files]
     _require_one_story(kinds)
     if args.kernels_only:
@@ -125,16 +125,17 @@ def main(argv: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="llm-perf analyze",
-        description="Analyse captures made elsewhere. Several files of one kind are taken as repetitions of one run; "
-        "ncu files given with an nsys capture are joined with its kernels.",
+        description="Analyse captures made elsewhere. Several files of one kind are taken as ranks of one job where "
+        "they say so, else as repetitions of one run; ncu files given with an nsys capture are joined with its "
+        "kernels.",
     )
     parser.add_argument(
         "files",
         nargs="+",
         type=Path,
         metavar="FILE",
-        help=".nsys-rep, .sqlite, kernel summary .csv, trace.json[.gz], .ncu-rep, ncu CSV page, or the directory of an "
-        "old run, whose kernel summary is found; with -o also what "
+        help=".nsys-rep, .sqlite, kernel summary .csv, trace.json[.gz], .ncu-rep, ncu CSV page, a directory with the "
+        "captures of a job, or that of an old run, whose kernel summary is found; with -o also what "
         "ran, in the words of `llm-perf predict` (model=llama3_8b hardware=h200 workload.prompt=1024), for bounds",
     )
     parser.add_argument(
@@ -145,6 +146,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     parser.add_argument(
         "--kernels-only", action="store_true", help="only the kernel summary of one .sqlite: the fastest answer"
+    )
+    parser.add_argument(
+        "--as",
+        dest="files_are",
+        choices=("ranks", "repeats"),
+        help="what several captures are: ranks of one job, or repetitions of one run (default: as they say themselves)",
     )
     parser.add_argument("--top", type=int, default=15, metavar="N", help="rows per table on the terminal (default 15)")
     return parser
@@ -174,7 +181,7 @@ def _analyze(args: argparse.Namespace, kinds: list[str], context: CaptureContext
         from llm_perf_opt.runners.analyze.run import require_free, write_run
 
         require_free(args.output)
-    found = read_captures(args.files, kinds, scratch)
+    found = read_captures(args.files, kinds, scratch, files_are=args.files_are)
     analysis = replace(found.analysis, notes=(*found.notes, *found.analysis.notes))
     if args.output is not None:
         write_run(args.output, args.files, replace(found, analysis=analysis), context)

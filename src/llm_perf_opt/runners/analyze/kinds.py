@@ -19,10 +19,10 @@ _BY_ENDING = {
 }
 
 
-def capture_file(path: Path) -> Path:
-    """The file itself; of a directory the kernel summary, wherever the version that made the run put it."""
+def capture_files(path: Path) -> tuple[Path, ...]:
+    """The file itself; of a directory the kernel summary of an old run, or all captures in it: the ranks of a job."""
     if not path.is_dir():
-        return path
+        return (path,)
     from llm_perf_opt.profiling.parsers.nsys_summary import find_kernel_summary
 
     if (path / MANIFEST_FILE).exists():
@@ -31,12 +31,23 @@ def capture_file(path: Path) -> Path:
             "nsys/run.sqlite"
         )
     summary = find_kernel_summary(path)
-    if summary is None:
+    if summary is not None:
+        return (summary,)
+    found = _timelines_in(path)
+    if not found:
         raise ParseError(
             f"{path}: a directory without a kernel summary of nsys, allowed: capture files, or a run of an older "
             "version"
         )
-    return summary
+    return found
+
+
+def _timelines_in(folder: Path) -> tuple[Path, ...]:
+    """Captures with times of day; of a report and its export the export."""
+    endings = tuple(ending for ending, kind in _BY_ENDING.items() if kind in (NSYS, TORCH))
+    files = sorted(p for p in folder.iterdir() if p.is_file() and p.name.lower().endswith(endings))
+    exported = {p.with_suffix("") for p in files if p.suffix == ".sqlite"}
+    return tuple(p for p in files if p.suffix not in (".nsys-rep", ".qdrep") or p.with_suffix("") not in exported)
 
 
 def kind_of(path: Path) -> str:

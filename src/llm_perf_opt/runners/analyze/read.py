@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis, Measured, analyze_measured, measure_timeline
+from llm_perf_opt.analysis.ranks.analysis import analyze_ranks
+from llm_perf_opt.analysis.ranks.identify import Kind
 from llm_perf_opt.analysis.timeline.rows import KernelRow
 from llm_perf_opt.core.process import allowed_environment, run_command
 from llm_perf_opt.errors import ToolError
@@ -31,8 +33,10 @@ class AnalyzedCaptures:
     ncu: "NcuAnalysis | None"
 
 
-def read_captures(files: Sequence[Path], kinds: Sequence[str], scratch: Path) -> AnalyzedCaptures:
-    """All files of one run. `scratch` takes exports of .nsys-rep files."""
+def read_captures(
+    files: Sequence[Path], kinds: Sequence[str], scratch: Path, *, files_are: Kind | None = None
+) -> AnalyzedCaptures:
+    """All files of one run. `scratch` takes exports of .nsys-rep files; `files_are` decides what several are."""
     by_kind = {kind: [f for f, k in zip(files, kinds, strict=True) if k == kind] for kind in dict.fromkeys(kinds)}
     kind = next((k for k in kinds if k != NCU), NCU)
     if kind == NSYS:
@@ -41,6 +45,10 @@ def read_captures(files: Sequence[Path], kinds: Sequence[str], scratch: Path) ->
         measured, analysis, notes = _read_torch(by_kind[TORCH])
     else:
         measured, analysis, notes = [], analyze_measured([]), []
+    ranks = analyze_ranks([m.timeline for m in measured], said=files_are)
+    if ranks is not None:
+        analysis = replace(analysis, ranks=ranks)
+        notes += ranks.notes
     if kind == SUMMARY:
         analysis = _from_summary(analysis, by_kind[SUMMARY][0])
     ncu = _read_ncu(by_kind[NCU], analysis.kernels) if NCU in by_kind else None

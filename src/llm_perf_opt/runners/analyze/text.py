@@ -7,9 +7,11 @@ from msgspec import UNSET
 from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.timeline.operators import OperatorRow
+from llm_perf_opt.core.sections import Section, cell_text
 from llm_perf_opt.core.terminal import number_columns, terminal_table
 from llm_perf_opt.core.units import or_dash
 from llm_perf_opt.runners.analyze.kinds import SUMMARY
+from llm_perf_opt.runners.analyze.sections import capture_sections
 
 NAME_WIDTH = 60
 RANGES_SHOWN = 40
@@ -22,6 +24,7 @@ def render_analysis(analysis: CaptureAnalysis, *, top: int) -> str:
         parts.append(_operators(analysis.operators, top))
     if analysis.ncu is not UNSET:
         parts.append(_ncu(analysis.ncu, top))
+    parts += [_section(section, top) for section in capture_sections(analysis)]
     parts += [_course(analysis), _gaps(analysis, top), _waits(analysis, top), _findings(analysis), _notes(analysis)]
     return "\n\n".join(part for part in parts if part)
 
@@ -48,6 +51,8 @@ def _gpu(analysis: CaptureAnalysis) -> str:
     if not gpu.span_ns or gpu.busy_ns is None or idle is None:
         return ""
     busy = f"busy {_ms(gpu.busy_ns)} ms of {_ms(gpu.span_ns)} ms ({gpu.busy_ns / gpu.span_ns:.1%})"
+    if analysis.ranks is not UNSET and len(analysis.ranks.rows) > 1:
+        busy += f", added up over {len(analysis.ranks.rows)} processes, each from its first GPU work to its last"
     return (
         f"GPU {gpu.name or '(not named in the capture)'}: {busy}; idle {_ms(gpu.idle_ns)} ms: "
         f"{_ms(idle.waiting_for_host_ns)} waiting for the host, {_ms(idle.between_kernels_ns)} between kernels, "
@@ -197,6 +202,15 @@ def _course(analysis: CaptureAnalysis) -> str:
             f"{_ms(steps.p25_ns)} to {_ms(steps.p75_ns)} ms" + (f"; outliers: {far}" if far else "")
         )
     return "\n".join(lines)
+
+
+def _section(section: Section, top: int) -> str:
+    """A section of the report as text, its tables cut."""
+    parts = [section.title, *section.paragraphs]
+    for table in section.tables:
+        rows = [[cell_text(cell)[:NAME_WIDTH] for cell in row] for row in table.rows[:top]]
+        parts.append(_table(table.columns, rows))
+    return "\n".join(parts)
 
 
 def _findings(analysis: CaptureAnalysis) -> str:

@@ -1,0 +1,162 @@
+"""What a capture says beyond ranges, kernels and findings, as sections: the same on the terminal and on the page."""
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import UNSET
+
+from llm_perf_opt.analysis.capture import CaptureAnalysis
+from llm_perf_opt.analysis.ranks.analysis import RankRow, RanksAnalysis
+from llm_perf_opt.analysis.ranks.collectives import CollectiveRow
+from llm_perf_opt.analysis.ranks.overlap import Split
+from llm_perf_opt.core.sections import Cell, Section, SectionTable
+from llm_perf_opt.core.units import format_bytes, format_ms, format_percent
+
+# On the page; the terminal shows fewer, analysis.json all.
+ROWS = 60
+
+
+def capture_sections(analysis: CaptureAnalysis, *, source: str | None = None) -> tuple[Section, ...]:
+    """The sections that have something to show. `source` is the file of a run that holds the numbers."""
+    return tuple(_sections(analysis, source))
+
+
+def _sections(analysis: CaptureAnalysis, source: str | None) -> Iterator[Section]:
+    if analysis.ranks is not UNSET:
+        yield _ranks(analysis.ranks, source)
+        if analysis.ranks.collectives:
+            yield _communication(analysis.ranks, source)
+
+
+def _ranks(ranks: RanksAnalysis, source: str | None) -> Section:
+    several = len(ranks.rows) > 1
+    texts = ["Busy: a kernel or graph ran on at least one GPU of the process, between its first GPU work and its last."]
+    if ranks.straggler is not None:
+        late = next(row for row in ranks.rows if row.rank == ranks.straggler)
+        if late.arrivals is not None:
+            texts.append(
+                f"Rank {ranks.straggler} holds the others up: it comes last to {late.arrivals.came_last} of "
+                f"{late.arrivals.matched} matched collectives, and they wait "
+                f"{format_ms(late.arrivals.held_up_ns / 1e6)} for it in all."
+            )
+    elif several and any(row.arrivals is not None for row in ranks.rows):
+        texts.append("No rank holds the others up for long.")
+    tables = [_time_table("", [(_name(row), row.time) for row in ranks.rows], source)]
+    if ranks.devices:
+        named = [(f"{_who(row.rank, row.process, row.source)}, GPU {row.device}", row.time) for row in ranks.devices]
+        tables.append(_time_table("By GPU: busy is the union of what ran on that one", named, source))
+    waiting = _arrivals(ranks.rows, source)
+    return Section(
+        title="Ranks" if several else "GPU time",
+        paragraphs=tuple(texts),
+        tables=(*tables, *([waiting] if waiting is not None else [])),
+    )
+
+
+def _name(row: RankRow) -> str:
+    gpus = ", ".join(str(device) for device in row.devices if device >= 0)
+    where = [f"GPU {gpus}"] if gpus else []
+    return ", ".join([_who(row.rank, row.process, row.source), *where])
+
+
+def _who(rank: int | None, process: str | None, source: str) -> str:
+    if rank is not None:
+        return f"rank {rank}"
+    return process or source
+
+
+def _time_table(title: str, rows: Sequence[tuple[str, Split]], source: str | None) -> SectionTable:
+    return SectionTable(
+        title=title,
+        columns=("who", "kernels", "span ms", "busy ms", "busy %", "compute ms", "copies ms", "communication ms"),
+        rows=tuple(
+            (
+                name,
+                time.kernel_count,
+                time.span_ns / 1e6,
+                time.busy_ns / 1e6,
+                100.0 * time.busy_ns / time.span_ns if time.span_ns else None,
+                time.computation_ns / 1e6,
+                time.copy_ns / 1e6,
+                time.communication_ns / 1e6,
+            )
+            for name, time in rows[:ROWS]
+        ),
+        source=source,
+    )
+
+
+def _arrivals(rows: Sequence[RankRow], source: str | None) -> SectionTable | None:
+    known = [(row, row.arrivals) for row in rows if row.arrivals is not None]
+    if not known:
+        return None
+    return SectionTable(
+        title="Who waited for whom, in collectives that ended together on all ranks given",
+        columns=("who", "matched", "waited ms", "came last", "others waited for it ms"),
+        rows=tuple(
+            (_name(row), came.matched, came.waited_ns / 1e6, came.came_last, came.held_up_ns / 1e6)
+            for row, came in known[:ROWS]
+        ),
+        source=source,
+    )
+
+
+def _communication(ranks: RanksAnalysis, source: str | None) -> Section:
+    talking = [row for row in ranks.rows if row.time.communication_ns]
+    exposed = max(talking, key=lambda row: row.time.exposed_pct)
+    texts = [
+        f"Exposed is communication beside which nothing ran: at most "
+        f"{format_percent(exposed.time.exposed_pct / 100)} of a rank's time ({_name(exposed)}). HTA's overlap is the "
+        "share of communication time during which a computation kernel ran."
+    ]
+    overlap = SectionTable(
+        columns=(
+            "who", "communication ms", "overlapped ms", "exposed ms", "exposed, % of span", "overlap, % (HTA)",
+            "idle % (HTA)", "compute % (HTA)", "non-compute % (HTA)",
+        ),
+        rows=tuple(
+            (
+                _name(row),
+                row.time.communication_ns / 1e6,
+                row.time.overlapped_ns / 1e6,
+                row.time.exposed_ns / 1e6,
+                row.time.exposed_pct,
+                row.time.hta_overlap_pct,
+                row.time.hta_idle_pct,
+                row.time.hta_compute_pct,
+                row.time.hta_non_compute_pct,
+            )
+            for row in talking[:ROWS]
+        ),
+        source=source,
+    )  # fmt: skip
+    return Section(title="Communication", paragraphs=tuple(texts), tables=(overlap, _collectives(ranks, source)))
+
+
+def _collectives(ranks: RanksAnalysis, source: str | None) -> SectionTable:
+    """Columns that no row fills are left out."""
+    rows = ranks.collectives[:ROWS]
+    columns: dict[str, list[Cell]] = {
+        "collective": [row.collective for row in rows],
+        "n": [row.count for row in rows],
+        "message": [None if row.message_bytes is None else format_bytes(row.message_bytes) for row in rows],
+        "dtype": [row.dtype for row in rows],
+        "group": [_group(row) for row in rows],
+        "total ms": [row.total_ns / 1e6 for row in rows],
+        "median ms": [row.median_ns / 1e6 for row in rows],
+        "algorithm GB/s": [row.algorithm_gb_s for row in rows],
+        "bus GB/s": [row.bus_gb_s for row in rows],
+        "matched": [row.matched or None for row in rows],
+        "skew, median ms": [None if row.skew_median_ns is None else row.skew_median_ns / 1e6 for row in rows],
+        "skew, max ms": [None if row.skew_max_ns is None else row.skew_max_ns / 1e6 for row in rows],
+        "kernels": [", ".join(row.kernels) for row in rows],
+    }
+    kept = {name: cells for name, cells in columns.items() if any(cell is not None for cell in cells)}
+    return SectionTable(
+        title="Collectives", columns=tuple(kept), rows=tuple(zip(*kept.values(), strict=True)), source=source
+    )
+
+
+def _group(row: CollectiveRow) -> str | None:
+    if row.group is None:
+        return None if row.group_size is None else f"{row.group_size} ranks"
+    return row.group if row.group_size is None else f"{row.group} ({row.group_size})"

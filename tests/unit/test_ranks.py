@@ -1,0 +1,207 @@
+"""Ranks of one job: who is which, what communication costs, who waits for whom."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.analysis.ranks.analysis import RanksAnalysis, analyze_ranks
+from llm_perf_opt.analysis.ranks.collectives import Arrivals, bus_factor
+from llm_perf_opt.analysis.ranks.identify import identify
+from llm_perf_opt.cli import main
+from llm_perf_opt.core.manifest import read_manifest
+from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
+from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+from tests.support.fixtures_dir import shared_fixtures
+from tests.support.nsys_builder import PID, Export
+from tests.support.trace_builder import event, write_trace
+
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def _rank(path: Path, rank: int | None, kernels: Sequence[tuple[str, int, int]], *, more: str = "") -> Path:
+    """A trace of kernels `(name, start µs, length µs)`, each launched before it starts."""
+    events = []
+    for number, (name, start, length) in enumerate(kernels, start=1):
+        events.append(event("cuda_runtime", "cudaLaunchKernel", f"{start - 1}.000", "0.500", correlation=number))
+        kind = "gpu_memcpy" if name.startswith("Memcpy") else "kernel"
+        events.append(
+            event(kind, name, f"{start}.000", f"{length}.000", pid=0, tid=7, correlation=number, device=rank or 0)
+        )
+    job = "" if rank is None else f', "distributedInfo": {{"backend": "nccl", "rank": {rank}, "world_size": 4}}'
+    return write_trace(path, events, after=f'"traceName": "t"{job}{more}')
+
+
+def _analyze(files: Sequence[Path]) -> RanksAnalysis:
+    found = analyze_ranks([read_torch_trace(path).timeline for path in files])
+    assert found is not None
+    return found
+
+
+def test_communication_is_overlapped_exposed_or_beside_copies(tmp_path: Path) -> None:
+    """Communication runs from 100 to 200: 30 beside a kernel, 20 beside a copy, 50 alone."""
+    kernels = [("gemm", 50, 80), (ALL_REDUCE, 100, 100), ("Memcpy HtoD", 150, 20), ("gemm", 210, 40)]
+    (row,) = _analyze([_rank(tmp_path / "t.json", 0, kernels)]).rows
+    time = row.time
+    assert (time.span_ns, time.busy_ns, time.idle_ns) == (200_000, 190_000, 10_000)
+    assert (time.computation_ns, time.communication_ns, time.copy_ns) == (120_000, 100_000, 20_000)
+    assert (time.overlapped_ns, time.exposed_ns, time.exposed_pct) == (30_000, 50_000, 25.0)
+    assert (time.hta_overlap_pct, time.hta_idle_pct) == (30.0, 5.0)
+    assert (time.hta_compute_pct, time.hta_non_compute_pct) == (60.0, 35.0)
+
+
+def test_a_rank_that_comes_late_to_every_collective_is_the_straggler(tmp_path: Path) -> None:
+    early = [(ALL_REDUCE, 100, 100), (ALL_REDUCE, 300, 100), ("gemm", 400, 10)]
+    late = [(ALL_REDUCE, 170, 30), (ALL_REDUCE, 360, 40), ("gemm", 400, 10)]
+    files = [_rank(tmp_path / f"{rank}.json", rank, kernels) for rank, kernels in enumerate((early, late))]
+    found = _analyze(files)
+    assert (found.files_are, found.how, found.world_size) == ("ranks", "distributedInfo of each trace", 4)
+    assert [row.rank for row in found.rows] == [0, 1]
+    assert [row.arrivals for row in found.rows] == [
+        Arrivals(matched=2, waited_ns=130_000, came_last=0, held_up_ns=0),
+        Arrivals(matched=2, waited_ns=0, came_last=2, held_up_ns=130_000),
+    ]
+    assert found.straggler == 1
+    (row,) = found.collectives
+    assert (row.collective, row.ranks, row.count, row.matched) == ("all-reduce", 2, 4, 2)
+    assert (row.skew_median_ns, row.skew_max_ns) == (65_000.0, 70_000)
+    assert found.notes[-1] == "2 of 4 ranks were given: waiting and skew are among these alone"
+
+
+def test_collectives_are_matched_by_their_ends_though_clocks_differ_and_one_is_missing(tmp_path: Path) -> None:
+    """The second rank's clock is 5 ms ahead; the third recorded one collective more, before the others began."""
+    first = [(ALL_REDUCE, 1000 * n, 100) for n in (1, 2, 3)]
+    second = [(ALL_REDUCE, 5000 + 1000 * n + 60, 40) for n in (1, 2, 3)]
+    third = [(ALL_REDUCE, 1000 * n + 10, 90) for n in (0, 1, 2, 3)]
+    third[0] = (ALL_REDUCE, 10, 50)
+    files = [_rank(tmp_path / f"{i}.json", i, kernels) for i, kernels in enumerate((first, second, third))]
+    found = _analyze(files)
+    assert [(row.arrivals.matched, row.arrivals.waited_ns) for row in found.rows if row.arrivals] == [
+        (3, 180_000),
+        (3, 0),
+        (3, 150_000),
+    ]
+
+
+def test_collectives_that_end_apart_are_not_compared(tmp_path: Path) -> None:
+    files = [
+        _rank(tmp_path / "0.json", 0, [(ALL_REDUCE, 100, 100), (ALL_REDUCE, 900, 10)]),
+        _rank(tmp_path / "1.json", 1, [(ALL_REDUCE, 400, 100), (ALL_REDUCE, 4000, 10)]),
+    ]
+    found = _analyze(files)
+    assert [row.arrivals for row in found.rows] == [None, None]
+    assert (found.collectives[0].matched, found.collectives[0].skew_max_ns, found.straggler) == (0, None, None)
+
+
+@pytest.mark.parametrize(
+    ("names", "ranks", "kind", "how"),
+    [
+        (("a.json", "b.json"), (0, 1), "ranks", "distributedInfo of each trace"),
+        (("a.json", "b.json"), (3, 3), "repeats", "distributedInfo: all say rank 3"),
+        (("x_rank0.json", "x_rank1.json"), (None, None), "ranks", "file names"),
+        (("run.0.json", "run.1.json"), (None, None), "repeats", "nothing in them says that they are ranks"),
+    ],
+)
+def test_captures_say_what_they_are(
+    tmp_path: Path, names: Sequence[str], ranks: Sequence[int | None], kind: str, how: str
+) -> None:
+    files = [_rank(tmp_path / n, r, [("gemm", 10, 5)]) for n, r in zip(names, ranks, strict=True)]
+    found = identify([read_torch_trace(path).timeline for path in files])
+    assert (found.kind, found.how) == (kind, how)
+
+
+def test_what_is_said_decides_and_numbers_in_names_become_ranks(tmp_path: Path) -> None:
+    files = [_rank(tmp_path / f"run2.{n}.json", None, [("gemm", 10, 5)]) for n in (4, 7)]
+    timelines = [read_torch_trace(path).timeline for path in files]
+    assert identify(timelines, "ranks").ranks == (4, 7)
+    assert identify(timelines, "repeats").kind == "repeats"
+
+
+def test_a_directory_of_captures_is_one_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, out = tmp_path / "job", tmp_path / "run"
+    folder.mkdir()
+    for rank in (0, 1):
+        _rank(folder / f"rank{rank}.json", rank, [("gemm", 10, 5 + rank), (ALL_REDUCE, 20, 10)])
+    assert main(["analyze", str(folder), "-o", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "rank 1, GPU 1" in text
+    assert "the 2 captures were taken as ranks of one job (distributedInfo of each trace)" in text
+    (stage,) = read_manifest(out).stages
+    assert [section.title for section in stage.sections] == ["Ranks", "Communication"]
+    page = (out / "report.html").read_text()
+    assert "Who waited for whom" in page
+    capsys.readouterr()
+    assert main(["analyze", str(folder), "--as", "repeats", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ranks"]["files_are"] == "repeats"
+
+
+def test_one_process_on_one_gpu_has_no_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", "--json", str(_rank(tmp_path / "t.json", 0, [("gemm", 10, 5)]))]) == 0
+    assert "ranks" not in json.loads(capsys.readouterr().out)
+
+
+def test_processes_and_gpus_of_one_nsys_capture_have_rows_of_their_own(tmp_path: Path) -> None:
+    """One process on GPU 0 and 1 at overlapping times, another on GPU 2."""
+    export = Export()
+    export.kernel("k", 0, 100, 1)
+    export.kernel("k", 50, 150, 2, device=1)
+    export.kernel("k", 400, 500, 3, pid=2 * PID, device=2)
+    found = analyze_ranks([read_nsys_sqlite(export.write(tmp_path / "two.sqlite"))])
+    assert found is not None
+    assert [(r.process, r.devices, r.time.busy_ns, r.time.kernel_ns) for r in found.rows] == [
+        ("process (1)", (0, 1), 150, 200),
+        ("process (2)", (2,), 100, 100),
+    ]
+    assert [(d.device, d.time.busy_ns) for d in found.devices] == [(0, 100), (1, 100)]
+
+
+def test_bus_bandwidth_factors_are_those_of_nccl_tests() -> None:
+    assert [bus_factor(name, 8) for name in ("all-reduce", "all-gather", "all-to-all", "broadcast", "barrier")] == [
+        1.75,
+        0.875,
+        0.875,
+        1.0,
+        None,
+    ]
+    assert bus_factor("all-reduce", None) is None
+
+
+def _wild(*names: str) -> list[Path]:
+    folder = shared_fixtures()
+    files = [] if folder is None else [folder / "wild" / name for name in names]
+    if not files or not all(path.is_file() for path in files):
+        pytest.skip(f"{names} are not at hand")
+    return files
+
+
+def test_two_published_ranks_have_the_shares_hta_gives_them() -> None:
+    found = _analyze(_wild("hta_rank0.json.gz", "hta_rank1.json.gz"))
+    shares = [
+        (t.hta_idle_pct, t.hta_compute_pct, t.hta_non_compute_pct, t.hta_overlap_pct)
+        for t in (row.time for row in found.rows)
+    ]
+    assert shares[0] == pytest.approx((55.2, 17.2, 27.6, 14.95), abs=0.05)
+    assert shares[1] == pytest.approx((52.9, 22.1, 25.0, 19.93), abs=0.05)
+    assert (found.files_are, found.world_size) == ("ranks", 128)
+
+
+def test_expert_parallel_communication_runs_beside_computation() -> None:
+    (row,) = _analyze(_wild("deepseek_train_overlap.json.gz")).rows
+    assert (row.time.kernel_count, row.time.span_ns) == (963, 129_012_000)
+    assert row.time.hta_overlap_pct == pytest.approx(96.3, abs=0.1)
+    assert row.time.exposed_pct == pytest.approx(3.2, abs=0.1)
+
+
+def test_a_published_capture_of_two_processes_has_a_row_for_each(tmp_path: Path) -> None:
+    import lzma
+
+    (packed,) = _wild("nsysai_h100_2gpu_autograd_nvtx.sqlite.xz")
+    path = tmp_path / packed.stem
+    path.write_bytes(lzma.decompress(packed.read_bytes()))
+    found = analyze_ranks([read_nsys_sqlite(path)])
+    assert found is not None
+    assert [(r.process, r.devices, r.time.kernel_count) for r in found.rows] == [
+        ("python3 (111)", (0,), 1721),
+        ("python3 (112)", (1,), 1721),
+    ]
