@@ -312,7 +312,7 @@ def test_an_export_that_fails_is_said_and_the_report_goes(tmp_path: Path) -> Non
         "Path(code).write_text('0'); Path(base + '.nsys-rep').write_bytes(b'report')\n",
     )
     ctx = _context(tmp_path, ["true"], nsys)
-    with pytest.raises(ToolError, match=r"wrote no SQLite \(exit code 0: Error: unsupported report version\)"):
+    with pytest.raises(ToolError, match=r"`nsys export` failed \(exit code 0: Error: unsupported report version\)"):
         STAGE.run(NsysConfig(enable=True, timeout_s=20.0), ctx)
 
 

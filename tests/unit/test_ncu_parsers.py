@@ -1,6 +1,7 @@
 """Reading what ncu writes: units, both CSV pages of several versions, reports, logs."""
 
 import lzma
+import re
 from pathlib import Path
 
 import pytest
@@ -343,3 +344,15 @@ def test_a_report_counts_even_when_the_program_failed_in_the_end() -> None:
     )
     log = parse_ncu_log(text, exit_code=7, has_report=True)
     assert (log.outcome, log.application_exit_code, log.profiled, log.passes) == ("ok", 7, 1, 18)
+
+
+@pytest.mark.parametrize(
+    ("metric", "unit"),
+    [("gpu__time_duration.sum", "fortnight"), ("dram__bytes.sum", "Kibyte"), ("sm__throughput.avg.pct_of_peak", "ppm")],
+)
+def test_a_unit_nobody_knows_is_refused_with_the_metric_it_stands_behind(metric: str, unit: str) -> None:
+    text = f'"ID","Kernel Name","{metric}"\n"","","{unit}"\n"0","k","12"\n'
+    with pytest.raises(
+        ParseError, match=re.escape(f"a.csv: {metric} is '12 {unit}', in a unit that is not known here")
+    ):
+        parse_ncu_csv(text, source="a.csv")

@@ -1,5 +1,6 @@
 """Kernel summaries as nsys prints them, ours in the same columns, and where old runs kept theirs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,12 +8,16 @@ import pytest
 from llm_perf_opt.analysis.capture import analyze_timelines
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
+from llm_perf_opt.profiling.parsers.nsys_stats import (
+    KernelSummary,
+    SummaryRow,
+    parse_kernel_summary,
+    parse_stats,
+    read_kernel_summary,
+)
 from llm_perf_opt.profiling.parsers.nsys_summary import (
     COLUMNS,
-    SummaryRow,
     find_kernel_summary,
-    parse_kernel_summary,
-    read_kernel_summary,
     to_kernel_rows,
     write_kernel_summary,
 )
@@ -89,6 +94,81 @@ def test_a_row_is_read_whole_also_when_its_name_holds_commas_and_quotes() -> Non
 def test_a_damaged_summary_is_refused_with_its_place(text: str, words: str) -> None:
     with pytest.raises(ParseError, match=words):
         parse_kernel_summary(text, source="a.csv")
+
+
+ROW = SummaryRow(
+    name="k<1, 2>",
+    instances=2,
+    total_ns=3_000,
+    time_pct=100.0,
+    avg_ns=1_500.0,
+    med_ns=1_500.0,
+    min_ns=1_000,
+    max_ns=2_000,
+    stddev_ns=707.0,
+)
+MICRO = HEAD.replace("(ns)", "(us)") + '\n100.0,3.000,2,1.500,1.500,1.000,2.000,0.707,"k<1, 2>"\n'
+API = HEAD.replace("Instances", "Num Calls") + "\n1,2,3,4,5,6,7,8,cudaFree\n"
+SAID = "Processing [a.sqlite] with [x.py]... \n"
+BESIDE = ("beside the kernel summary it holds a summary of host calls (cuda_api_sum or osrt_sum), which were not read",)
+OBJECT = (
+    '{"Time (%)": 100.0, "Total Time (ns)": 3000, "Instances": 2, "Avg (ns)": 1500.0, "Med (ns)": 1500.0, '
+    '"Min (ns)": 1000, "Max (ns)": 2000, "StdDev (ns)": 707.0, "Name": "k<1, 2>"}'
+)
+ALL_WORK = (
+    "Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Category,Operation\n"
+    '99.0,3000,2,1500.0,1500.0,1000,2000,707.0,CUDA_KERNEL,"k<1, 2>"\n1.0,8,1,8,8,8,8,0,MEMORY_OPER,[CUDA memset]\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "rows", "notes"),
+    [
+        (MICRO, (ROW,), ()),
+        (MICRO.replace(",", "\t").replace("k<1\t", "k<1,"), (ROW,), ()),
+        (f"{SAID}{API}\n{SAID}{MICRO}\n{SAID}{API}", (ROW,), BESIDE),
+        (f"{API}\n{MICRO}", (ROW,), BESIDE),
+        (f"[{OBJECT}]", (ROW,), ()),
+        (f"{SAID}[\n  {OBJECT}\n]\n{SAID}[]\n", (ROW,), ()),
+        (ALL_WORK, (replace(ROW, time_pct=99.0),), ()),
+        (
+            HEAD.replace("(ns)", "(ms)") + '\n100.0,0.0030,2,0.0015,0.0015,0.0010,0.0020,0.0007,"k<1, 2>"\n',
+            (replace(ROW, stddev_ns=700.0),),
+            ("its times are printed in ms, rounded to four decimals; with --timeunit nsec they are exact",),
+        ),
+    ],
+)
+def test_the_kernel_summary_is_read_in_any_unit_and_format_and_beside_other_reports(
+    text: str, rows: tuple[SummaryRow, ...], notes: tuple[str, ...]
+) -> None:
+    found = parse_stats(text, source="a")
+    assert found.notes == notes
+    assert [
+        replace(row, avg_ns=round(row.avg_ns or 0, 6), med_ns=round(row.med_ns or 0, 6)) for row in found.rows
+    ] == list(rows)
+    assert isinstance(found, KernelSummary)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (API, "of nsys stats, but no kernel summary: a summary of host calls"),
+        ("Time (%),Total Time (ns),Instances,Avg (ns),Style,Range\n1,2,3,4,PushPop,a\n", "a summary of NVTX ranges"),
+        ("Time (%),Total Time (ns),Count,Avg (ns),Operation\n1,2,3,4,[CUDA memset]\n", "a summary of copies and sets"),
+        ("Start (ns),Duration (ns),CorrId,GrdX,Name\n1,2,3,4,k\n", "a trace of GPU work"),
+        ('[{"Time (%)": 1, "Total Time (ns)": 2, "Num Calls": 3, "Name": "cudaFree"}]', "a summary of host calls"),
+        (f"{MICRO}\n{SAID}{MICRO}", "holds 2 kernel summaries"),
+    ],
+)
+def test_another_report_is_refused_by_its_name(text: str, words: str) -> None:
+    with pytest.raises(ParseError, match=words):
+        parse_stats(text, source="a")
+
+
+def test_a_summary_without_medians_says_who_prints_none() -> None:
+    text = "Time(%),Total Time (ns),Instances,Average,Minimum,Maximum,Name\n100.0,30,2,15.0,10,20,k\n"
+    with pytest.raises(ParseError, match="no column of medians"):
+        to_kernel_rows(parse_kernel_summary(text, source="a.csv"), source="a.csv")
 
 
 def test_a_name_of_four_megabytes_is_cut() -> None:

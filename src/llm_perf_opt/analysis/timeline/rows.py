@@ -36,6 +36,17 @@ class CopyRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CounterRow:
+    """What the hardware counted while one kernel ran: sums over its instances, under the counters' own names."""
+
+    name: str
+    short_name: str
+    kernel_class: str
+    instances: int
+    counters: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Idle:
     """Why the GPU was idle; the parts add up to `gpu_idle_ns`.
 

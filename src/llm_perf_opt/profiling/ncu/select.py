@@ -17,7 +17,7 @@ from llm_perf_opt.analysis.kernels.ncu import headroom_by_name
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NsysKernel
 from llm_perf_opt.core.records import StageRecord
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.profiling.parsers.nsys_summary import read_kernel_summary
+from llm_perf_opt.profiling.parsers.nsys_stats import read_kernel_summary
 
 NameBase = Literal["function", "demangled", "mangled"]
 

@@ -14,6 +14,7 @@ from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed, ProfilingError, ToolError
 from llm_perf_opt.profiling.baseline import last_words, quiet_inference
 from llm_perf_opt.profiling.nsys.scrub import RawFolder, export_report
+from llm_perf_opt.profiling.parsers.nsys_log import import_notes
 from llm_perf_opt.profiling.vendor.launch import (
     INFERENCE_RUNNER,
     build_work_argv,
@@ -308,4 +309,4 @@ def _capture_notes(options: CaptureOptions, result: CommandResult, code: int | N
     if code == 0 and result.exit_code not in (0, None):
         warning = re.sub(r"\s+", " ", last_words(result.tail))
         notes.append(f"the workload succeeded, nsys ended with exit code {result.exit_code}: {warning}")
-    return tuple(notes)
+    return (*notes, *import_notes(result.tail))

@@ -25,7 +25,7 @@ from pathlib import Path
 from llm_perf_opt.core.process import SECRET_NAME
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import ParseError, ProfilingError, ToolError
-from llm_perf_opt.profiling.baseline import last_words
+from llm_perf_opt.profiling.parsers.nsys_log import failure_words
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_export_cmd, find_reports, find_unimported
 
 REMOVED = "(environment removed)"
@@ -228,7 +228,7 @@ def export_report(ctx: StageContext, nsys: str, report: Path, sqlite: Path, time
         cmd_file=None,
         label="nsys export",
     )
-    if result.timed_out or not sqlite.is_file():
+    if not result.ok or not sqlite.is_file():
         raise ToolError(export_problem(report, result.timed_out, result.exit_code, result.tail))
     (ctx.out_dir / log).unlink(missing_ok=True)
     return sqlite
@@ -238,10 +238,9 @@ def export_problem(report: Path, timed_out: bool, exit_code: int | None, tail: s
     """Why a report could not be exported."""
     if timed_out:
         return f"{report}: `nsys export` did not end in time; export it by hand and analyse the .sqlite"
-    why = last_words(tail) or "it printed nothing"
     return (
-        f"{report}: `nsys export` wrote no SQLite (exit code {exit_code}: {why}); the report may be damaged or made by "
-        "a newer nsys: export it with the version that made it"
+        f"{report}: `nsys export` failed (exit code {exit_code}: {failure_words(tail)}); the report may be damaged or "
+        "made by a newer nsys: export it with the version that made it and analyse the .sqlite"
     )
 
 

@@ -174,6 +174,13 @@ def metric_name(section: str, label: str) -> str:
 _IDENTITY = ("ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Kernel Time", "Context", "Stream")
 _IDENTITY_NEW = ("Block Size", "Grid Size", "Device", "CC")
 _LONG = ("Section Name", "Metric Name", "Metric Unit", "Metric Value")
+# What the metrics that are computed with come in, after conversion. ncu calls some of its rates of bytes just bytes.
+_UNITS = (
+    (re.compile(r"\.pct|_pct$"), ("%",)),
+    (re.compile(r"time_duration\.\w+$"), ("ns",)),
+    (re.compile(r"bytes\w*\.sum(\.per_second)?$"), ("byte", "byte/s")),
+    (re.compile(r"cycles_elapsed\.avg\.per_second$"), ("hz",)),
+)
 _NVTX_ENTRY = re.compile(r'"([^"]*)"')
 
 
@@ -328,6 +335,7 @@ def _rule(cells: Mapping[str, str]) -> NcuRule:
 def _launch(
     cells: Mapping[str, str], metrics: Mapping[str, NcuValue], rules: tuple[NcuRule, ...], source: str
 ) -> NcuLaunch:
+    require_known_units(metrics, source)
     nvtx = tuple(name for column, cell in cells.items() if _is_nvtx(column) for name in nvtx_names(cell))
     return NcuLaunch(
         launch_id=cells.get("ID", ""),
@@ -341,6 +349,19 @@ def _launch(
         rules=rules,
         source=source,
     )
+
+
+def require_known_units(metrics: Mapping[str, NcuValue], source: str) -> None:
+    """Refuse a page whose times, bytes, rates or shares are in a unit nobody here can convert."""
+    for name, value in metrics.items():
+        if value.value is None or not value.unit:
+            continue
+        wanted = next((units for pattern, units in _UNITS if pattern.search(name)), (value.unit,))
+        if value.unit not in wanted:
+            raise ParseError(
+                f"{source}: {name} is {value.text!r}, in a unit that is not known here; import the report again with "
+                "`ncu --import R.ncu-rep --page raw --csv --print-units base`"
+            )
 
 
 def nvtx_names(cell: str) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 from llm_perf_opt.analysis.kernels.ncu_records import NcuLaunch, NcuRule, NcuValue, base_unit
 from llm_perf_opt.core.process import allowed_environment, run_quick
 from llm_perf_opt.errors import ParseError, ToolError
-from llm_perf_opt.profiling.parsers.ncu_csv import dims, merge_launches, parse_ncu_csv
+from llm_perf_opt.profiling.parsers.ncu_csv import dims, merge_launches, parse_ncu_csv, require_known_units
 from llm_perf_opt.profiling.vendor.ncu import build_ncu_import_cmd
 
 MODULE = "ncu_report"
@@ -61,6 +61,7 @@ def _launch(action: Any, index: int, path: Path, module: Any) -> NcuLaunch:
     capability = None
     if major is not None and minor is not None and major.value is not None and minor.value is not None:
         capability = f"{major.value:.0f}.{minor.value:.0f}"
+    require_known_units(metrics, str(path))
     name = metrics.get("device__attribute_display_name")
     return NcuLaunch(
         launch_id=str(index),

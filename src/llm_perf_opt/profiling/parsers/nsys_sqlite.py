@@ -8,6 +8,7 @@ What an nsys export says about itself and about the machine: versions and GPUs.
 """
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +64,20 @@ def schema_note(schema: str | None) -> list[str]:
             f"schema version {schema} is not among those this version knows (2.x to 3.24); it was tried all the same"
         ]
     return []
+
+
+def diagnostic_notes(db: NsysDatabase) -> list[str]:
+    """What nsys itself found wrong with the capture: errors, and kinds of events it may have lost."""
+    if not db.has(DIAGNOSTICS) or not {"severity", "text"} <= set(db.columns(DIAGNOSTICS)):
+        return []
+    rows = db.query(
+        f'SELECT text, count(*) FROM "{DIAGNOSTICS}" WHERE severity = {DIAGNOSTIC_ERROR} '
+        "OR text LIKE 'Not all CUDA events%' OR text LIKE 'Not all NVTX events%' GROUP BY text ORDER BY min(rowid)"
+    )
+    listed = [re.sub(r"\s+", " ", as_utf8(str(text))).strip()[:DIAGNOSTIC_LENGTH] for text, _ in rows if text]
+    more = len(listed) - DIAGNOSTICS_QUOTED
+    quoted = [f"nsys says: {text}" for text in listed[:DIAGNOSTICS_QUOTED]]
+    return [*quoted, f"nsys says {more} more such things (table {DIAGNOSTICS})"] if more > 0 else quoted
 
 
 def read_devices(db: NsysDatabase, notes: list[str]) -> tuple[CapturedGpu, ...]:
@@ -141,6 +156,8 @@ GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 SYSTEM = "OSRT_API"
 NVTX = "NVTX_EVENTS"
+DIAGNOSTICS = "DIAGNOSTIC_EVENT"
+DIAGNOSTIC_ERROR, DIAGNOSTICS_QUOTED, DIAGNOSTIC_LENGTH = 3, 3, 200
 PUSH_POP, START_END = 59, 60
 # The process is the upper part of a serialised thread id.
 PID_MASK = ~0xFFFFFF
@@ -149,7 +166,10 @@ PID_SHIFT, PID_BITS = 24, 0xFFFFFF
 _LONG_CALL_NS = 100_000
 # Calls that only ask or prepare; leaving the short ones out of the scan halves it.
 _NEVER_LAUNCH = r"Get|SetAttribute|IsCapturing|Occupancy|Event(Create|Destroy|Query|Record)|Malloc|HostAlloc"
-_WAITS = r"Synchronize|^cudaMemcpy_|^cudaMemcpy$|^cuMemcpy(HtoD|DtoH|DtoD)(_v\d+)?(_ptds)?$|^cudaFree_|^cudaFree$"
+_WAITS = (
+    r"Synchronize|^cudaMemcpy(2D|3D|ToSymbol|FromSymbol)?(_ptds)?(_v\d+)?$|^cudaFree(Host)?(_v\d+)?$"
+    r"|^cuMemcpy(HtoD|DtoH|DtoD)(_v\d+)?(_ptds)?$|^cuMemFree(Host)?(_v\d+)?$"
+)
 
 
 def read_nsys_sqlite(path: Path) -> Timeline:
@@ -179,6 +199,7 @@ def _read(db: NsysDatabase) -> Timeline:
     for link in links.calls:
         calls.launches[link[link >= 0]] = True
     parts = [_activities(t, link) for t, link in zip(tables, links.calls, strict=True)]
+    notes += diagnostic_notes(db)
     devices = read_devices(db, notes)
     system = _system(db, names, threads)
     return Timeline(

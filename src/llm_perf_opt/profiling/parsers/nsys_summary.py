@@ -1,14 +1,10 @@
-"""The kernel summary of `nsys stats` as CSV: reads any version's, writes ours in the same columns, finds old ones.
+"""Kernel summaries: of an export alone, of what `nsys stats` printed, ours in nsys's own columns, and old runs' files.
 
-The kernel summary of an export alone: one scan in duckdb, several times faster than reading the whole timeline.
+That of an export is one scan in duckdb, several times faster than reading the whole timeline.
 """
 
 import csv
-import io
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +12,7 @@ from llm_perf_opt.analysis.kernels.names import classify_kernel, short_kernel_na
 from llm_perf_opt.analysis.timeline.rows import KernelRow
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.nsys_database import LATEST_NS, NsysDatabase, broken, open_nsys_database
+from llm_perf_opt.profiling.parsers.nsys_stats import SummaryRow
 
 COLUMNS = (
     "Time (%)",
@@ -28,105 +25,7 @@ COLUMNS = (
     "StdDev (ns)",
     "Name",
 )
-# Nanoseconds of ten years have eighteen.
-MOST_DIGITS = 18
-MAX_NAME = 4096
-REQUIRED = ("Total Time (ns)", "Instances", "Name")
 SUMMARY_FILES = ("summary_cuda_gpu_kern_sum.csv", "summary_gpukernsum.csv", "summary.csv")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SummaryRow:
-    """One row as nsys printed it; a column this version does not have is None."""
-
-    name: str
-    instances: int
-    total_ns: int
-    time_pct: float | None
-    avg_ns: float | None
-    med_ns: float | None
-    min_ns: int | None
-    max_ns: int | None
-    stddev_ns: float | None
-
-
-def read_kernel_summary(path: Path) -> tuple[SummaryRow, ...]:
-    """Rows of a kernel summary; lines nsys prints before the table are skipped."""
-    try:
-        text = path.read_text(encoding="utf-8-sig", errors="replace")
-    except OSError as error:
-        raise ParseError(f"{path}: could not be read ({error.strerror or error})") from error
-    return parse_kernel_summary(text, source=str(path))
-
-
-def parse_kernel_summary(text: str, *, source: str) -> tuple[SummaryRow, ...]:
-    """As `read_kernel_summary`, from the text."""
-    rows = _cells(text, source)
-    start = next((i for i, row in enumerate(rows) if all(c in row for c in REQUIRED)), None)
-    if start is None:
-        raise ParseError(f"{source}: not a kernel summary of nsys (no columns {', '.join(REQUIRED)})")
-    header = rows[start]
-    found = []
-    for number, row in enumerate(rows[start + 1 :], start=start + 2):
-        if not any(cell.strip() for cell in row):
-            continue
-        if len(row) != len(header):
-            raise ParseError(
-                f"{source}, line {number}: {len(row)} columns instead of {len(header)}; the file is damaged"
-            )
-        found.append(_row(dict(zip(header, row, strict=True)), f"{source}, line {number}"))
-    return tuple(found)
-
-
-def _cells(text: str, source: str) -> list[list[str]]:
-    """The table and what stands before it. A quote that is never closed is an error: the file was cut there."""
-    # A name may be long; it is cut below, as that of an export is.
-    csv.field_size_limit(sys.maxsize)
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    try:
-        return list(reader)
-    except csv.Error as error:
-        raise ParseError(f"{source}, line {reader.line_num}: {error}; the file is damaged") from error
-
-
-def _row(cells: dict[str, str], where: str) -> SummaryRow:
-    def cell(column: str) -> str:
-        return cells[column].replace(",", "").strip() if column in cells else ""
-
-    def number(column: str) -> float | None:
-        text = cell(column)
-        try:
-            value = float(text) if text else 0.0
-        except ValueError:
-            value = nan
-        if not (isfinite(value) and value >= 0.0):
-            raise ParseError(f"{where}: {column} is not a number of 0 or more (got {cells[column][:40]!r})")
-        return value if text else None
-
-    def whole(column: str) -> int | None:
-        text = cell(column)
-        if text and not (text.isdecimal() and len(text) <= MOST_DIGITS):
-            raise ParseError(f"{where}: {column} is not a whole number of 0 or more (got {cells[column][:40]!r})")
-        return int(text) if text else None
-
-    def rounded(column: str) -> int | None:
-        value = number(column)
-        return int(value) if value is not None and value.is_integer() else None
-
-    instances, total = whole("Instances"), whole("Total Time (ns)")
-    if instances is None or total is None:
-        raise ParseError(f"{where}: Instances and Total Time (ns) must be whole numbers")
-    return SummaryRow(
-        name=cells["Name"] if len(cells["Name"]) <= MAX_NAME else cells["Name"][:MAX_NAME] + "…",
-        instances=instances,
-        total_ns=total,
-        time_pct=number("Time (%)"),
-        avg_ns=number("Avg (ns)"),
-        med_ns=number("Med (ns)"),
-        min_ns=rounded("Min (ns)"),
-        max_ns=rounded("Max (ns)"),
-        stddev_ns=number("StdDev (ns)"),
-    )
 
 
 def to_kernel_rows(rows: Sequence[SummaryRow], *, source: str) -> tuple[KernelRow, ...]:
@@ -135,7 +34,12 @@ def to_kernel_rows(rows: Sequence[SummaryRow], *, source: str) -> tuple[KernelRo
     if len(set(names)) < len(names):
         raise ParseError(
             f"{source}: lists a kernel once per launch shape (nsys 2022 and older), so its median and deviation "
-            "cannot be had by name; give the .sqlite or the .nsys-rep"
+            "cannot be had by name; give the .sqlite or the .nsys-rep, or what `nsys stats --report gpusum` prints"
+        )
+    if rows and all(row.med_ns is None for row in rows):
+        raise ParseError(
+            f"{source}: has no column of medians (nsys 2021 and older print none); give the .sqlite or the .nsys-rep, "
+            "or make the summary with a newer nsys"
         )
     total = sum(row.total_ns for row in rows)
     found = []

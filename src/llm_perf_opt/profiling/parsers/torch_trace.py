@@ -12,6 +12,7 @@ from llm_perf_opt.analysis.kernels.names import as_utf8
 from llm_perf_opt.analysis.timeline.intervals import Ints
 from llm_perf_opt.analysis.timeline.memory import MemoryEvents
 from llm_perf_opt.analysis.timeline.operators import TraceDetail
+from llm_perf_opt.analysis.timeline.rows import CounterRow
 from llm_perf_opt.analysis.timeline.timeline import (
     Activities,
     Calls,
@@ -27,6 +28,7 @@ from llm_perf_opt.profiling.parsers.trace_decode import (
     ANNOTATION,
     CALL,
     COPY,
+    COUNTED,
     FRAME,
     KERNEL,
     KINDS,
@@ -36,11 +38,18 @@ from llm_perf_opt.profiling.parsers.trace_decode import (
     OPERATOR,
     Piece,
 )
+from llm_perf_opt.profiling.parsers.trace_rare import not_from_torch, read_counters
 from llm_perf_opt.profiling.parsers.trace_text import TraceText, read_with_cuts
 from llm_perf_opt.profiling.parsers.trace_workers import processes_for, read_pieces
 
 MAX_NAME = 4096
-_WAITS = re.compile(r"Synchronize|^cudaMemcpy$|^cuMemcpy(HtoD|DtoH|DtoD)(_v\d+)?$|^cudaFree$")
+# What torch writes at the top of a trace, and no other tool.
+_MARKS = {"schemaVersion", "deviceProperties", "distributedInfo", "cuda_runtime_version", "hip_runtime_version"}
+# Calls that return when the GPU is done: also the plain copies and the freeing of memory, of CUDA and of HIP.
+_WAITS = re.compile(
+    r"Synchronize|^(cuda|hip)(Memcpy|Memcpy2D|Memcpy3D|MemcpyToSymbol|MemcpyFromSymbol|Free|FreeHost|HostFree)(_ptsz)?$"
+    r"|^(cu|hip)Memcpy(HtoD|DtoH|DtoD)(_v\d+)?$|^cuMemFree(_v\d+)?$|^hipMemcpyWithStream$"
+)
 _COLUMNS = (
     "start_ns", "end_ns", "name", "thread", "correlation", "device", "size_bytes", "shape", "allocated_bytes",
 )  # fmt: skip
@@ -55,6 +64,7 @@ class TorchTrace:
     modules: HostEvents
     events: int
     detail: TraceDetail | None = None
+    counters: tuple[CounterRow, ...] = ()
 
 
 def read_torch_trace(path: Path, *, detailed: bool = False, processes: int | None = None) -> TorchTrace:
@@ -65,6 +75,8 @@ def read_torch_trace(path: Path, *, detailed: bool = False, processes: int | Non
         found = _Collected()
         for piece in read_pieces(path, found.text, careful=careful, processes=count, detailed=detailed):
             found.add(piece)
+        if found.events and not found.used and not _MARKS & set(found.text.head):
+            raise not_from_torch(path)
         return _build(path, found, detailed=detailed)
 
     return read_with_cuts(path, read)
@@ -78,7 +90,7 @@ class _Collected:
         self.names: dict[str, int] = {}
         self.threads: dict[tuple[Any, Any], int] = {}
         self.shapes: dict[str, int] = {}
-        self.events = self.without_time = self.backwards = 0
+        self.events = self.used = self.without_time = self.backwards = 0
         self._parts: list[dict[str, list[Ints]]] = [{c: [] for c in _COLUMNS} for _ in KINDS]
 
     def add(self, piece: Piece) -> None:
@@ -91,6 +103,7 @@ class _Collected:
                 values = table.__dict__[column]
                 part[column].append(recode[column][values] if column in recode and len(values) else values)
         self.events += piece.events
+        self.used += sum(len(table.start_ns) for table in piece.tables) + piece.without_time + piece.backwards
         self.without_time += piece.without_time
         self.backwards += piece.backwards
 
@@ -114,6 +127,7 @@ def _build(path: Path, found: _Collected, *, detailed: bool) -> TorchTrace:
         modules=_host_events(found.table(MODULE)),
         events=found.events,
         detail=_detail(found, operators, calls) if detailed else None,
+        counters=read_counters(path) if len(found.table(COUNTED)["start_ns"]) else (),
     )
 
 
@@ -258,8 +272,12 @@ def _capability(device: dict[str, Any]) -> str | None:
 
 def _producer(head: dict[str, Any]) -> str:
     cuda = _text(head, "cuda_runtime_version")
-    known = cuda is not None and cuda.isdecimal() and len(cuda) <= 9
-    return "torch profiler" + (f", CUDA {int(cuda) // 1000}.{int(cuda) % 1000 // 10}" if cuda and known else "")
+    if cuda is not None and cuda.isdecimal() and len(cuda) <= 9:
+        return f"torch profiler, CUDA {int(cuda) // 1000}.{int(cuda) % 1000 // 10}"
+    hip = _text(head, "hip_runtime_version")
+    if hip is not None and hip.isdecimal() and len(hip) <= 9:
+        return f"torch profiler, HIP {int(hip) // 10_000_000}.{int(hip) // 100_000 % 100}"
+    return "torch profiler"
 
 
 def _text(head: dict[str, Any], key: str) -> str | None:

@@ -18,7 +18,7 @@ from llm_perf_opt.analysis.timeline.timeline import Codes
 
 EXACT_BELOW_US = float(2**43)
 LATEST_NS = 2**62
-KERNEL, COPY, CALL, OPERATOR, ANNOTATION, MODULE, MEMORY, FRAME = KINDS = range(8)
+KERNEL, COPY, CALL, OPERATOR, ANNOTATION, MODULE, MEMORY, FRAME, COUNTED = KINDS = range(9)
 MEMORY_EVENT = "[memory]"
 _TS, _DUR, _NAME, _PID, _TID = (attrgetter(name) for name in ("ts", "dur", "name", "pid", "tid"))
 _KINDS = {
@@ -35,6 +35,7 @@ _KINDS = {
     "cpu_op": OPERATOR,
     "user_annotation": ANNOTATION,
     "python_function": MODULE,
+    "cuda_profiler_range": COUNTED,
     MEMORY_EVENT: MEMORY,
 }
 MODULE_PREFIX = "nn.Module: "

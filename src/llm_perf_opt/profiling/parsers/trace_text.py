@@ -160,7 +160,16 @@ def _skip_head(path: Path, file: BufferedIOBase, text: TraceText) -> bytes:
                 return bytes(data[match.end() :]).lstrip(_SPACE)
     if not data:
         raise ParseError(f"{path}: the file is empty")
-    raise ParseError(f"{path}: not a torch profiler trace (no list traceEvents at the top)")
+    raise ParseError(f"{path}: not a torch profiler trace (no list traceEvents at the top{_keys_of(bytes(data))})")
+
+
+def _keys_of(data: bytes) -> str:
+    """The keys at the top of an object, to name a file by; nothing where it is not a whole one."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return ""
+    return f"; its keys are {', '.join(map(repr, list(found)[:8]))}" if isinstance(found, dict) and found else ""
 
 
 def is_packed(path: Path) -> bool:

@@ -1,22 +1,42 @@
-"""Which file is meant, and what kind of capture it is, by its name and its first bytes."""
+"""Which file is meant, and what it is by its name and first bytes: a capture, or something refused by name."""
 
+import re
+import zlib
 from pathlib import Path
 
 from llm_perf_opt.analysis.kernels.names import as_utf8
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.errors import ParseError
+from llm_perf_opt.profiling.parsers.nsys_stats import MAKE_ONE, looks_like_stats
 
 NSYS, SUMMARY, TORCH, NCU = "nsys", "nsys_summary", "torch", "ncu"
-_BY_ENDING = {
-    ".nsys-rep": NSYS,
-    ".qdrep": NSYS,
-    ".sqlite": NSYS,
-    ".json": TORCH,
-    ".json.gz": TORCH,
-    ".ncu-rep": NCU,
-    ".csv.gz": NCU,
-    ".csv.xz": NCU,
+HEAD_BYTES = 1 << 16
+# Where a tool's own marks stand; further on they may be somebody's range name.
+BEGINNING = 4096
+GZIP = b"\x1f\x8b"
+_BY_ENDING = {".nsys-rep": NSYS, ".qdrep": NSYS, ".sqlite": NSYS, ".ncu-rep": NCU, ".csv.gz": NCU, ".csv.xz": NCU}
+_PACKED = {
+    b"\xfd7zXZ\x00": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bzip2",
+    b"PK\x03\x04": "zip",
+    b"7z\xbc\xaf": "7-Zip",
 }
+_LFS = b"version https://git-lfs.github.com/spec/"
+_WEB_PAGE = re.compile(rb"\s*<(!doctype html|html|head)\b", re.IGNORECASE)
+# JSON of other tools: what stands at its beginning, what it is, and what to do.
+_FOREIGN_JSON = (
+    (
+        re.compile(r'"highres-ticks"|"/device:(GPU|TPU|CPU):\d+|"/host:CPU"|"XLA (Ops|Modules)"'),
+        "a trace of XProf, the profiler of JAX and TensorFlow, which does not say which call launched a kernel; "
+        "capture the program with nsys instead",
+    ),
+    (re.compile(r"speedscope\.app/file-format-schema"), "a profile for speedscope, with samples and no GPU work"),
+    (re.compile(r'"(nodes|samples)"\s*:\s*\[.*"timeDeltas"', re.DOTALL), "a CPU profile of Chrome, with no GPU work"),
+    (re.compile(r'"segments"\s*:\s*\[\s*\{\s*"device"'), "a snapshot of torch's memory, with no kernels"),
+    (re.compile(r'"nbformat"\s*:'), "a notebook"),
+)
+_ALLOWED = "allowed: .nsys-rep, .sqlite, .json, .json.gz, .ncu-rep, .csv"
 
 
 def capture_files(path: Path) -> tuple[Path, ...]:
@@ -51,7 +71,7 @@ def _timelines_in(folder: Path) -> tuple[Path, ...]:
 
 
 def kind_of(path: Path) -> str:
-    """The kind, or a ParseError that says what is accepted."""
+    """The kind, or a ParseError that says what the file is and what is accepted."""
     if as_utf8(str(path)) != str(path):
         # Neither a manifest nor duckdb can hold such a name.
         raise ParseError(f"{as_utf8(str(path))}: the name is not UTF-8; rename the file and give that")
@@ -62,23 +82,68 @@ def kind_of(path: Path) -> str:
             "host part and give the report it writes"
         )
     head = _head(path)
+    _refuse_placeholder(path, head)
     for ending, kind in _BY_ENDING.items():
         if name.endswith(ending):
+            _refuse_packed(path, head, but="xz" if ending == ".csv.xz" else "")
             return kind
-    if name.endswith(".csv"):
-        return SUMMARY if b"Total Time (ns)" in head and b"Instances" in head else NCU
+    _refuse_packed(path, head)
     if head.startswith(b"SQLite format 3"):
         return NSYS
-    if head.startswith(b"\x1f\x8b") or head.lstrip()[:1] in (b"{", b"["):
-        return TORCH
-    raise ParseError(
-        f"{path}: not a capture this command knows, allowed: .nsys-rep, .sqlite, .json, .json.gz, .ncu-rep, .csv"
-    )
+    text = _text(head)
+    if name.endswith((".csv", ".tsv")):
+        return SUMMARY if looks_like_stats(text) else NCU
+    if name.endswith((".json", ".json.gz")) or text.lstrip()[:1] in ("{", "["):
+        return _json_kind(path, text)
+    if looks_like_stats(text):
+        return SUMMARY
+    if re.search(r"Time ?\(%\)\s+Total Time", text):
+        raise ParseError(f"{path}: a report of nsys stats printed for reading; {MAKE_ONE}")
+    raise ParseError(f"{path}: not a capture this command knows, {_ALLOWED}")
+
+
+def _json_kind(path: Path, text: str) -> str:
+    """A trace, or a report of `nsys stats`; other tools' JSON is called what it is."""
+    if looks_like_stats(text):
+        return SUMMARY
+    for pattern, what in _FOREIGN_JSON:
+        if pattern.search(text[:BEGINNING]):
+            raise ParseError(f"{path}: {what}")
+    return TORCH
+
+
+def _refuse_placeholder(path: Path, head: bytes) -> None:
+    """What stands where a capture should be: a pointer to it, or a page about it."""
+    if head.startswith(_LFS):
+        raise ParseError(
+            f"{path}: a pointer of Git LFS, not the file itself; run `git lfs pull` in the repository it came from"
+        )
+    if _WEB_PAGE.match(head):
+        raise ParseError(f"{path}: a web page, not a capture; download the file itself (on GitHub: the raw file)")
+
+
+def _refuse_packed(path: Path, head: bytes, *, but: str = "") -> None:
+    for magic, what in _PACKED.items():
+        if head.startswith(magic) and what != but:
+            raise ParseError(f"{path}: packed with {what}; unpack it and give the file inside")
+    if head.startswith(GZIP) and path.name.lower().endswith((".nsys-rep", ".qdrep", ".sqlite", ".ncu-rep")):
+        raise ParseError(f"{path}: packed with gzip; unpack it and give the file inside")
+
+
+def _text(head: bytes) -> str:
+    """The beginning as text, unpacked where it is gzip; what is no text becomes marks."""
+    if head.startswith(GZIP):
+        try:
+            head = zlib.decompressobj(wbits=31).decompress(head, HEAD_BYTES)
+        except zlib.error:
+            # The reader of the whole file says what is wrong with it.
+            return "{"
+    return head.decode("utf-8-sig", "replace")
 
 
 def _head(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            return file.read(4096)
+            return file.read(HEAD_BYTES)
     except OSError as error:
         raise ParseError(f"{path}: could not be read ({error.strerror or error})") from error

@@ -75,6 +75,7 @@ def _read_nsys(files: Sequence[Path], scratch: Path) -> tuple[list[Measured], Ca
 def _export(report: Path, folder: Path) -> tuple[Path, list[str]]:
     """Export a report with nsys; without nsys, an export beside it that is not older is used and said."""
     from llm_perf_opt.profiling.nsys.scrub import export_problem
+    from llm_perf_opt.profiling.parsers.nsys_log import import_notes
     from llm_perf_opt.profiling.vendor.nsys import build_nsys_export_cmd
 
     nsys = shutil.which("nsys")
@@ -94,9 +95,9 @@ def _export(report: Path, folder: Path) -> tuple[Path, list[str]]:
         timeout_s=EXPORT_TIMEOUT_S,
         log=folder / "export.log",
     )
-    if result.timed_out or not sqlite.is_file():
+    if not result.ok or not sqlite.is_file():
         raise ToolError(export_problem(report, result.timed_out, result.exit_code, result.tail))
-    return sqlite, []
+    return sqlite, [f"{report}: {note}" for note in import_notes(result.tail)]
 
 
 def _read_torch(files: Sequence[Path]) -> tuple[list[Measured], CaptureAnalysis, list[str]]:
@@ -119,9 +120,11 @@ def _read_torch(files: Sequence[Path]) -> tuple[list[Measured], CaptureAnalysis,
 def _from_summary(empty: CaptureAnalysis, path: Path) -> CaptureAnalysis:
     """A kernel summary has kernels and nothing else."""
     from llm_perf_opt.analysis.capture import SourceRow
-    from llm_perf_opt.profiling.parsers.nsys_summary import read_kernel_summary, to_kernel_rows
+    from llm_perf_opt.profiling.parsers.nsys_stats import read_stats
+    from llm_perf_opt.profiling.parsers.nsys_summary import to_kernel_rows
 
-    kernels: tuple[KernelRow, ...] = to_kernel_rows(read_kernel_summary(path), source=str(path))
+    summary = read_stats(path)
+    kernels: tuple[KernelRow, ...] = to_kernel_rows(summary.rows, source=str(path))
     count, time_ns = sum(k.instances for k in kernels), sum(k.total_ns for k in kernels)
     source = SourceRow(
         path=str(path),
@@ -141,7 +144,10 @@ def _from_summary(empty: CaptureAnalysis, path: Path) -> CaptureAnalysis:
         sources=(source,),
         gpu=replace(empty.gpu, kernel_count=count, kernel_ns=time_ns),
         kernels=kernels,
-        notes=(f"{path}: a kernel summary holds no times of day, so there is no busy or idle time and no range",),
+        notes=(
+            f"{path}: a kernel summary holds no times of day, so there is no busy or idle time and no range",
+            *(f"{path}: {note}" for note in summary.notes),
+        ),
     )
 
 
