@@ -24,6 +24,7 @@ class Export:
     graphs: list[tuple[object, ...]] = field(default_factory=list)
     calls: list[tuple[object, ...]] = field(default_factory=list)
     ranges: list[tuple[object, ...]] = field(default_factory=list)
+    system_calls: list[tuple[object, ...]] = field(default_factory=list)
 
     def string(self, text: str) -> int:
         return self.strings.setdefault(text, len(self.strings) + 1)
@@ -39,6 +40,9 @@ class Export:
 
     def call(self, start: int, end: int, correlation: int, name: str = "cudaLaunchKernel", tid: int = THREAD) -> None:
         self.calls.append((start, end, tid, correlation, self.string(name)))
+
+    def system_call(self, name: str, start: int, end: int, tid: int = THREAD) -> None:
+        self.system_calls.append((start, end, tid, self.string(name)))
 
     def range(self, name: str, start: object, end: object, *, tid: int = THREAD, kind: int = 59) -> None:
         self.ranges.append((start, end, kind, name, None, tid))
@@ -64,6 +68,7 @@ class Export:
                 "start INTEGER, end INTEGER, globalTid INTEGER, correlationId INTEGER, nameId INTEGER",
                 self.calls,
             ),
+            ("OSRT_API", "start INTEGER, end INTEGER, globalTid INTEGER, nameId INTEGER", self.system_calls),
             (
                 "NVTX_EVENTS",
                 "start INTEGER, end INTEGER, eventType INTEGER, text TEXT, textId INTEGER, globalTid INTEGER",

@@ -14,7 +14,7 @@ from llm_perf_opt.analysis.gaps.verdict import judge
 from llm_perf_opt.analysis.gaps.waits import WaitRow
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
-from tests.support.nsys_builder import Export
+from tests.support.nsys_builder import OTHER_THREAD, Export
 from tests.support.trace_builder import event, write_trace
 
 MS = 1_000_000
@@ -323,3 +323,53 @@ def test_a_single_late_start_promises_nothing(tmp_path: Path) -> None:
         export.kernel("k", start, start + 5 * MS, number)
     (finding,) = _nsys(export, tmp_path).findings
     assert (finding.rule, finding.confidence, finding.max_gain) == ("late_starts", "low", None)
+
+
+def _gaps_of_9_ms() -> Export:
+    """Five kernels of 1 ms, launched every 10 ms."""
+    export = Export()
+    for i in range(5):
+        export.call(i * 10 * MS, i * 10 * MS + 1_000, i + 1)
+        export.kernel("k", i * 10 * MS + 1_000, i * 10 * MS + MS, i + 1)
+    return export
+
+
+def test_a_system_call_of_the_thread_that_launches_explains_a_gap(tmp_path: Path) -> None:
+    export = _gaps_of_9_ms()
+    for i in range(4):
+        export.system_call("read", i * 10 * MS + 2 * MS, (i + 1) * 10 * MS - 1_000)
+        export.system_call("poll", i * 10 * MS, (i + 1) * 10 * MS, tid=OTHER_THREAD)
+    (finding,) = _nsys(export, tmp_path).findings
+    assert (finding.rule, finding.title) == (
+        "data_loading",
+        "Loading data keeps the GPU idle, 88% of the capture (most: read)",
+    )
+
+
+def test_an_allocation_is_kept_where_it_is_long_enough_to_explain_a_gap(tmp_path: Path) -> None:
+    export = _gaps_of_9_ms()
+    for i in range(4):
+        export.call(i * 10 * MS + 2 * MS, (i + 1) * 10 * MS - 1_000, 100 + i, "cudaMalloc_v3020")
+        export.call(i * 10 * MS + 1_500, i * 10 * MS + 1_600, 200 + i, "cudaMalloc_v3020")
+    analysis = _nsys(export, tmp_path)
+    (finding,) = analysis.findings
+    assert (finding.rule, finding.title) == (
+        "host_work",
+        "Host work between launches keeps the GPU idle, 88% of the capture (most: cudaMalloc)",
+    )
+    assert "cudaMallocAsync" in finding.remedy
+    # A call that only prepares is no launch, however long it is kept.
+    queue = _idle(analysis).queue
+    assert queue is not None and (queue.launches, queue.call_ns) == (5, 5_000)
+
+
+def test_repetitions_share_their_reasons_and_keep_their_gaps_apart(tmp_path: Path) -> None:
+    paths = []
+    for number in range(2):
+        export = _gaps_of_9_ms()
+        export.range("load", 2 * MS, 10 * MS - 1_000)
+        paths.append(export.write(tmp_path / f"{number}.sqlite"))
+    idle = _idle(analyze_timelines([read_nsys_sqlite(path) for path in paths]))
+    assert [(r.name, r.gaps) for r in idle.gaps.reasons] == [(None, 6), ("load", 2)]
+    assert sorted({gap.source for gap in idle.gaps.longest}) == [0, 1]
+    assert (idle.gaps.long_count, len(idle.gaps.longest)) == (8, 8)

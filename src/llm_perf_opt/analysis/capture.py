@@ -128,7 +128,8 @@ def analyze_measured(measured: Sequence[Measured]) -> CaptureAnalysis:
     source = ", ".join(t.source for t in timelines)
     kernels, copies = _tables(timelines)
     sources = tuple(_source(m) for m in measured)
-    gpu = _gpu(measured, sources)
+    reasons = _idle_of(measured)
+    gpu = _gpu(measured, sources, reasons)
     seen = gpu.span_ns is not None
     idle = report_idle([(m.timeline, m.idle) for m in measured]) if seen else None
     findings: tuple[FindingRecord, ...] = ()
@@ -138,7 +139,7 @@ def analyze_measured(measured: Sequence[Measured]) -> CaptureAnalysis:
             span_ns=gpu.span_ns or 0,
             busy_ns=gpu.busy_ns or 0,
             kernel_count=gpu.kernel_count,
-            idle=_idle_of(measured),
+            idle=reasons,
             ranges=ranges,
             copies=copies,
             report=idle,
@@ -219,24 +220,16 @@ def _source(measured: Measured) -> SourceRow:
     )
 
 
-def _gpu(measured: Sequence[Measured], sources: Sequence[SourceRow]) -> GpuTotals:
+def _gpu(measured: Sequence[Measured], sources: Sequence[SourceRow], reasons: Idle) -> GpuTotals:
     timelines = [m.timeline for m in measured]
     devices = tuple(dict.fromkeys(d for t in timelines for d in t.devices))
-    idle_ns = host_ns = between_ns = copy_or_sync_ns = unattributed_ns = 0
-    for one in (m for part in measured for m in part.idle.values()):
-        start, end = one.span
-        split = one.split(np.array([start]), np.array([end]))
-        idle_ns += int(split.idle_ns[0])
-        host_ns += int(split.host_ns[0])
-        between_ns += int(split.between_ns[0])
-        copy_or_sync_ns += int(split.copy_ns[0] + split.sync_ns[0])
-        unattributed_ns += int(split.unattributed_ns[0])
     idle = GpuIdle(
-        waiting_for_host_ns=host_ns,
-        between_kernels_ns=between_ns,
-        waiting_for_copy_or_sync_ns=copy_or_sync_ns,
-        unattributed_ns=unattributed_ns,
+        waiting_for_host_ns=reasons.waiting_for_host_ns,
+        between_kernels_ns=reasons.between_kernels_ns,
+        waiting_for_copy_or_sync_ns=reasons.waiting_for_copy_or_sync_ns,
+        unattributed_ns=reasons.unattributed_ns,
     )
+    span_ns, busy_ns = sum(s.gpu_span_ns or 0 for s in sources), sum(s.gpu_busy_ns or 0 for s in sources)
     tables = [table for t in timelines for table in (t.kernels, t.graphs, t.copies)]
     seen = any(t.has_gpu_work for t in timelines)
     return GpuTotals(
@@ -245,9 +238,9 @@ def _gpu(measured: Sequence[Measured], sources: Sequence[SourceRow]) -> GpuTotal
         devices_used=tuple(sorted({int(d) for table in tables for d in distinct(table.device) if d >= 0})),
         kernel_count=sum(s.kernel_count for s in sources),
         kernel_ns=sum(s.kernel_ns for s in sources),
-        busy_ns=sum(s.gpu_busy_ns or 0 for s in sources) if seen else None,
-        span_ns=sum(s.gpu_span_ns or 0 for s in sources) if seen else None,
-        idle_ns=idle_ns if seen else None,
+        busy_ns=busy_ns if seen else None,
+        span_ns=span_ns if seen else None,
+        idle_ns=span_ns - busy_ns if seen else None,
         idle=idle if seen else None,
     )
 

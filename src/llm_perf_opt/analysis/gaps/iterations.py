@@ -10,6 +10,8 @@ from llm_perf_opt.analysis.timeline.intervals import Ints
 from llm_perf_opt.analysis.timeline.timeline import Timeline, distinct
 
 MIN_ITERATIONS = 3
+# A loop shows in the first kernels of a capture; more of them only take time.
+LOOKED_AT = 200_000
 # A kernel marks the steps when the number of kernels from one of it to the next is the same this often.
 REGULAR = 0.6
 # Steps found must hold this part of all kernels: what repeats only at the edge is no loop of the program.
@@ -62,8 +64,8 @@ def _repeated(timeline: Timeline) -> Iterations | None:
     kernels = timeline.kernels
     if len(kernels) < 2 * MIN_ITERATIONS or len(distinct(kernels.process)) > 1:
         return None
-    start: Ints = kernels.start_ns
-    name: Ints = kernels.name
+    start: Ints = kernels.start_ns[:LOOKED_AT]
+    name: Ints = kernels.name[:LOOKED_AT]
     if not bool(np.all(start[1:] >= start[:-1])):
         in_time = np.argsort(start, kind="stable")
         start, name = start[in_time], name[in_time]

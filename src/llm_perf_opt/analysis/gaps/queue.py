@@ -37,8 +37,9 @@ def measure_queue(timeline: Timeline) -> Queue | None:
     if not len(known):
         return None
     step = max(1, len(known) // SAMPLE)
-    launched = np.sort(calls.start_ns[compute.call[known]], kind="stable")
-    ended = np.sort(compute.end_ns[known], kind="stable")
+    every = len(known) == len(compute)
+    launched = np.sort(calls.start_ns[compute.call if every else compute.call[known]], kind="stable")
+    ended = np.sort(compute.end_ns if every else compute.end_ns[known], kind="stable")
     at = launched[::step]
     # Several kernels of one graph launch begin together: those before it count, its own do not.
     before = np.searchsorted(launched, at, side="left")

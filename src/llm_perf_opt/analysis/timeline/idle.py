@@ -158,10 +158,11 @@ def _map(compute: Activities, copies: Activities, calls: Calls, window: tuple[in
         span=_span((compute, copies)),
         busy=busy,
         copying=copying,
-        queued=union(launched[queued], gaps.end[queued]),
+        # Gaps are in order and apart, and so are parts of them.
+        queued=Intervals(start=launched[queued], end=gaps.end[queued]),
         waiting=waiting,
         unknown=union(gaps.start[~known], gaps.end[~known]),
-        starting=union(launched[late], np.minimum(gaps.end[late], launched[late] + START_NS)),
+        starting=Intervals(start=launched[late], end=np.minimum(gaps.end[late], launched[late] + START_NS)),
         long=without(union(gaps.start[long], launched[long]), waiting),
     )
 

@@ -4,6 +4,7 @@ Who contains whom among the intervals of one thread.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -29,12 +30,17 @@ class Intervals:
         """How much of the set lies before each time; two of these give the part inside a window."""
         if not len(self.start):
             return np.zeros(len(times), np.int64)
-        length = self.end - self.start
-        before = np.concatenate(([0], np.cumsum(length)))
         index = np.searchsorted(self.start, times, side="right")
         inside = np.maximum(index - 1, 0)
-        partial = np.clip(times - self.start[inside], 0, length[inside])
-        return np.where(index > 0, before[inside] + partial, 0)
+        start = self.start[inside]
+        partial = np.clip(times - start, 0, self.end[inside] - start)
+        return np.where(index > 0, self._before[inside] + partial, 0)
+
+    @cached_property
+    def _before(self) -> Ints:
+        """How much of the set lies before each of its intervals; asked for again and again."""
+        total = np.cumsum(self.end - self.start)
+        return np.concatenate(([0], total[:-1]))
 
 
 def union(start: Ints, end: Ints) -> Intervals:
