@@ -67,7 +67,8 @@ def test_the_first_finding_is_the_launch_bound_decode(view: ReportView) -> None:
     first = view.findings[0]
     assert (first.rule, first.phase, first.gain, first.confidence) == ("launch_bound", "decode", "7.8×", "high")
     assert view.headline.verdict == (
-        "Decode is launch-bound: the GPU idles 87 % of each step. CUDA graphs or torch.compile could give up to 7.8×."
+        "Decode is launch-bound: the GPU idles 87 % of each step. CUDA graphs or torch.compile could give up to 7.8× "
+        "in decode."
     )
 
 

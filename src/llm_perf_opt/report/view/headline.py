@@ -12,6 +12,7 @@ from llm_perf_opt.analysis.findings.waterfall import Waterfall
 from llm_perf_opt.analysis.hardware.roofline import mbu, mfu
 from llm_perf_opt.analysis.hardware.work import BYTES, short_dtype
 from llm_perf_opt.analysis.static.document import StaticDocument
+from llm_perf_opt.core.names import PHASES
 from llm_perf_opt.core.units import format_factor, format_ms, format_percent
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.report.facts import clean_metric, measured_prompt
@@ -253,7 +254,10 @@ def _promise(finding: Finding) -> str:
     gain = format_factor(finding.gain) if finding.gain is not None else ""
     rule = RULE_BY_ID.get(finding.rule)
     hint = finding.hint or (rule.hint if rule is not None else ANY_HINT)
-    of = "" if finding.share is None else " over the whole capture"
+    # A factor means nothing without what it is of.
+    of = f" in {finding.phase}" if finding.phase in PHASES else ""
+    if finding.share is not None:
+        of = " over the whole capture"
     return f"{finding.title}. {hint} could give up to {gain}{of}."
 
 
