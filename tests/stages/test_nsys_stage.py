@@ -15,11 +15,11 @@ import pytest
 from llm_perf_opt.config.schema import WorkloadSection
 from llm_perf_opt.core.host import Tool
 from llm_perf_opt.core.records import StageOutput
+from llm_perf_opt.core.redact import is_secret
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed, ProfilingError, ToolError
 from llm_perf_opt.profiling.nsys.scrub import (
     REMOVED,
-    is_secret,
     overwrite_assignments,
     overwrite_secrets,
     scrub_export,
@@ -82,7 +82,7 @@ def _kept_or_said(ctx: StageContext, output: StageOutput, name: str) -> bool:
 
 @pytest.mark.real_nsys
 def test_a_capture_without_a_gpu_has_ranges_and_says_there_are_no_kernels(tmp_path: Path) -> None:
-    ctx, output = _run(tmp_path)
+    ctx, output = _run(tmp_path, keep_report=True)
     assert {p.name for p in ctx.out_dir.iterdir()} >= {
         "run.sqlite",
         "summary_cuda_gpu_kern_sum.csv",
@@ -107,7 +107,9 @@ def test_a_capture_without_a_gpu_has_ranges_and_says_there_are_no_kernels(tmp_pa
 
 @pytest.mark.real_nsys
 def test_every_repetition_is_found_exported_and_summed(tmp_path: Path) -> None:
-    ctx, output = _run(tmp_path, capture_range="nvtx", nvtx_capture="prefill", capture_range_end="repeat:2")
+    ctx, output = _run(
+        tmp_path, capture_range="nvtx", nvtx_capture="prefill", capture_range_end="repeat:2", keep_report=True
+    )
     assert [f.path.name for f in output.files if f.role == "nsys_sqlite"] == ["run.1.sqlite", "run.2.sqlite"]
     assert all(_kept_or_said(ctx, output, f"run.{i}.nsys-rep") for i in (1, 2))
     found = json.loads((ctx.out_dir / "analysis.json").read_text())
@@ -117,7 +119,7 @@ def test_every_repetition_is_found_exported_and_summed(tmp_path: Path) -> None:
 
 @pytest.mark.real_nsys
 def test_several_ranges_are_captured_one_after_the_other(tmp_path: Path) -> None:
-    ctx, output = _run(tmp_path, capture_range="nvtx", nvtx_capture=("prefill", "decode"), keep_report=False)
+    ctx, output = _run(tmp_path, capture_range="nvtx", nvtx_capture=("prefill", "decode"))
     assert [f.path.name for f in output.files if f.role == "nsys_sqlite"] == ["run-prefill.sqlite", "run-decode.sqlite"]
     assert list(ctx.out_dir.glob("*.nsys-rep")) == []
     # Inside the warm-up, decode opens first.
@@ -172,9 +174,7 @@ def test_a_token_of_the_parent_is_in_no_file_of_the_run(tmp_path: Path) -> None:
     files = [p for p in run_dir.rglob("*") if p.is_file()]
     assert {"run.sqlite", "manifest.json"} <= {p.name for p in files}
     assert [p for p in files if SECRET.encode() in p.read_bytes()] == []
-    report = run_dir / "nsys" / "run.nsys-rep"
-    notes = json.loads((run_dir / "manifest.json").read_text())["stages"][0]["notes"]
-    assert report.is_file() or any("run.nsys-rep was deleted" in note for note in notes)
+    assert not (run_dir / "nsys" / "run.nsys-rep").exists()
 
 
 @pytest.mark.real_nsys
@@ -283,7 +283,8 @@ def test_overwriting_leaves_the_header_of_a_report_alone(tmp_path: Path) -> None
     assert b"Profiler" not in report.read_bytes()[22:]
 
 
-def test_a_capture_nsys_cannot_import_names_the_remedy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_capture_nsys_cannot_import_names_the_remedy(tmp_path: Path, keep: bool) -> None:
     nsys = _fake(
         tmp_path,
         "base = next(a for a in sys.argv if a.startswith('--output=')).removeprefix('--output=')\n"
@@ -292,8 +293,9 @@ def test_a_capture_nsys_cannot_import_names_the_remedy(tmp_path: Path) -> None:
     )
     ctx = _context(tmp_path, ["true"], nsys)
     with pytest.raises(ToolError, match=r"nsys left run.qdstrm and no report: .* `ln -s /usr/lib/nsight-systems"):
-        STAGE.run(NsysConfig(enable=True, timeout_s=20.0), ctx)
-    assert (ctx.out_dir / "run.qdstrm").read_bytes() == b"raw HF_TOKEN=" + b"x" * len(SECRET) + b"\0"
+        STAGE.run(NsysConfig(enable=True, timeout_s=20.0, keep_report=keep), ctx)
+    left = {path.name: path.read_bytes() for path in ctx.out_dir.glob("*.qdstrm")}
+    assert left == ({"run.qdstrm": b"raw HF_TOKEN=" + b"x" * len(SECRET) + b"\0"} if keep else {})
 
 
 def test_an_nsys_that_fails_is_quoted(tmp_path: Path) -> None:
@@ -330,7 +332,7 @@ def test_a_report_that_cannot_be_made_safe_is_deleted_and_said(tmp_path: Path) -
         "Path(code).write_text('0'); Path(out + '.nsys-rep').write_bytes(b'packed beyond recognition')\n",
     )
     ctx = _context(tmp_path, ["true"], nsys)
-    output = STAGE.run(NsysConfig(enable=True, timeout_s=20.0), ctx)
+    output = STAGE.run(NsysConfig(enable=True, timeout_s=20.0, keep_report=True), ctx)
     assert output.notes[0].startswith(
         "run.nsys-rep was deleted: nsys records the environment of every running process, here with HF_TOKEN, "
     )

@@ -170,7 +170,10 @@ class StageConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AppConfig:
-    """One run's configuration. `stages` holds the enabled stages' sections; `resolved` is what config.yaml records."""
+    """One run's configuration. `stages` holds the enabled stages' sections; `resolved` is what config.yaml records.
+
+    `from_environment` are the keys set with `${oc.env:NAME}`, as they were written: their values are never recorded.
+    """
 
     run: RunSection
     artifacts: ArtifactsSection
@@ -182,3 +185,4 @@ class AppConfig:
     stages: Mapping[str, StageConfig]
     resolved: Mapping[str, Any]
     user_dir: Path
+    from_environment: Mapping[str, str] = field(default_factory=dict)

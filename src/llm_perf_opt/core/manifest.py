@@ -11,6 +11,7 @@ import msgspec
 
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.records import RunStatus, StageFile, StageRecord
+from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import ManifestError
 
 SCHEMA_VERSION = 1
@@ -44,13 +45,13 @@ class RunManifest:
         return replace(self, stages=stages)
 
 
-def write_manifest(run_dir: Path, manifest: RunManifest) -> Path:
-    """Write atomically: a reader or a crash never sees half a file."""
+def write_manifest(run_dir: Path, manifest: RunManifest, redactor: Redactor | None = None) -> Path:
+    """Write atomically: a reader or a crash never sees half a file. A redactor takes the secrets out."""
     data = asdict(manifest)
     for stage in data["stages"]:
         for file in stage["files"]:
             file["path"] = _relative(Path(file["path"]), run_dir)
-    return write_json(run_dir / MANIFEST_FILE, data)
+    return write_json(run_dir / MANIFEST_FILE, data if redactor is None else redactor.tree(data))
 
 
 def read_manifest(run_dir: Path) -> RunManifest:

@@ -2,9 +2,8 @@
 
 Every command gets stdin from /dev/null, its output in a log file, a `cmd.txt` to repeat it by hand, an allow-listed
 environment and a timeout after which its whole tree is ended, including descendants that moved to a session of their
-own (the agent of nsys does).
-
-Which names of environment variables look like secrets; one rule for what children get and what reports may hold.
+own (the agent of nsys does). What is written about a command, and the log it leaves, holds no secrets; the command
+itself gets the real values.
 """
 
 import ctypes
@@ -24,20 +23,8 @@ from typing import BinaryIO, Self
 
 import psutil
 
+from llm_perf_opt.core.redact import REDACTED, SECRET_NAME, Redactor
 from llm_perf_opt.errors import ToolError
-
-# nsys and ncu mark the processes they watch with session ids and tokens of their own, which are no secrets.
-_OF_THE_TOOLS = r"NSYS_|NV_TPS_|NV_NSIGHT_"
-_WORDS = (
-    r"TOKEN(?!IZ)",  # tokenizers have none
-    r"(?<!BY)PASS(?!ES|IVE|THROUGH|_PLUGIN)",  # passes of a compiler have none
-    r"AUTH(?!OR(?!I[SZ]))",  # an author is none, an authorization is
-    r"_PWD$",
-    r"_PAT$",
-    *("SECRET", "CREDENTIAL", "KEY", "JWT", "COOKIE", "SESSION_ID"),
-)
-SECRET_NAME = re.compile(rf"^(?!{_OF_THE_TOOLS}).*({'|'.join(_WORDS)})", re.IGNORECASE)
-
 
 MARKER = "LLM_PERF_COMMAND_ID"
 POLL_S = 0.2
@@ -45,6 +32,7 @@ WORKER_POLL_S = 0.002
 GRACE_S = 2.0
 TAIL_BYTES = 8192
 QUICK_BYTES = 256 << 20
+LOG_SUFFIXES = (".txt", ".log")
 
 _ALLOWED = frozenset((
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TMPDIR", "TZ", "TERM", "COLUMNS", "HOSTNAME",
@@ -95,12 +83,16 @@ def run_command(
     cmd_file: Path | None = None,
     cwd: Path | None = None,
     on_tick: Callable[[float, str], None] | None = None,
+    redactor: Redactor | None = None,
 ) -> CommandResult:
-    """Run argv to its end or to the timeout. `on_tick` gets the elapsed seconds and the last line of output."""
+    """Run argv to its end or to the timeout. `on_tick` gets the elapsed seconds and the last line of output.
+
+    With a redactor the log and the command file hold no secrets, but an answer that is data (`.csv`) stays as it is.
+    """
     argv = tuple(str(a) for a in argv)
     log.parent.mkdir(parents=True, exist_ok=True)
     if cmd_file is not None:
-        write_cmd_file(cmd_file, argv, cwd=cwd, env=env)
+        write_cmd_file(cmd_file, argv, cwd=cwd, env=env, redactor=redactor)
     _become_subreaper()
     marker = uuid.uuid4().hex
     ours = {child.pid for child in psutil.Process().children(recursive=True)}
@@ -112,6 +104,8 @@ def run_command(
         # Also after an interrupt: nothing the command started outlives it.
         exit_code = process.poll()
         leftovers = _end_tree(process, marker, ours, gently=exit_code is None)
+        if redactor is not None and log.suffix in LOG_SUFFIXES:
+            redactor.log(log)
     return CommandResult(
         argv=argv,
         exit_code=None if timed_out else exit_code,
@@ -177,14 +171,25 @@ class Worker:
         return self._process.poll() == 0
 
 
-def write_cmd_file(path: Path, argv: Sequence[str], *, cwd: Path | None, env: Mapping[str, str]) -> None:
-    """Write a command so that a person can run it again with `sh cmd.txt`."""
+def write_cmd_file(
+    path: Path,
+    argv: Sequence[str],
+    *,
+    cwd: Path | None,
+    env: Mapping[str, str],
+    redactor: Redactor | None = None,
+) -> None:
+    """Write a command so that a person can run it again with `sh cmd.txt`, secrets put in again where any were."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [f"cd {shlex.quote(str(cwd))} &&"] if cwd is not None else []
     added = {k: v for k, v in sorted(env.items()) if os.environ.get(k) != v}
+    if redactor is not None:
+        argv, added = redactor.words(argv), redactor.tree(added)
+    lines = [f"cd {shlex.quote(str(cwd))} &&"] if cwd is not None else []
     lines += [f"{name}={shlex.quote(value)}" for name, value in added.items()]
     lines.append(shlex.join(argv))
-    path.write_text(" \\\n".join(lines) + "\n", encoding="utf-8")
+    text = " \\\n".join(lines) + "\n"
+    note = f"# {REDACTED} stands for a secret that was not written down; put it in to run this again\n"
+    path.write_text((note if REDACTED in text else "") + text, encoding="utf-8", errors="surrogateescape")
 
 
 def read_tail(path: Path, size: int = TAIL_BYTES) -> str:

@@ -1,7 +1,7 @@
 """The contract every stage fulfils, and all it may touch while it runs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,6 +10,7 @@ from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.names import CLEAN_PASS_ORDER
 from llm_perf_opt.core.process import CommandResult, run_command
 from llm_perf_opt.core.records import CommandRecord, StageOutput, StageRecord, StageTraits
+from llm_perf_opt.core.redact import Redactor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,7 @@ class CommandRunner:
     environment: Mapping[str, str]
     on_tick: Callable[[float, str], None]
     records: list[CommandRecord]
+    redactor: Redactor = field(default_factory=Redactor)
 
     def __call__(
         self,
@@ -55,6 +57,7 @@ class CommandRunner:
             cmd_file=None if cmd_file is None else self.out_dir / cmd_file,
             cwd=cwd or self.tmp_dir,
             on_tick=lambda elapsed, line: self.on_tick(elapsed, prefix + line),
+            redactor=self.redactor,
         )
         record = CommandRecord(
             argv=result.argv,

@@ -11,6 +11,7 @@ from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.process import allowed_environment, run_quick
+from llm_perf_opt.core.redact import Redactor, given_secrets
 
 INPUTS_FILE = "inputs.yaml"
 # Recorded for the reader; narrower than what children get, so that no user's paths are spread without need.
@@ -46,16 +47,33 @@ def describe_environment(host: Host, environ: Mapping[str, str], user_dir: Path)
     }
 
 
-def write_environment(run_dir: Path, environment: Mapping[str, Any]) -> None:
-    write_json(run_dir / "env.json", environment)
+def write_environment(run_dir: Path, environment: Mapping[str, Any], redactor: Redactor) -> None:
+    write_json(run_dir / "env.json", redactor.tree(environment))
 
 
-def write_config(run_dir: Path, resolved: Mapping[str, Any]) -> None:
-    _write_yaml(run_dir / "config.yaml", dict(resolved))
+def write_config(run_dir: Path, resolved: Mapping[str, Any], redactor: Redactor) -> None:
+    write_yaml(run_dir / "config.yaml", redactor.tree(resolved))
+
+
+def make_redactor(config: AppConfig, environ: Mapping[str, str]) -> Redactor:
+    """What must not be written in this run: secrets of the environment, and values the configuration took from it."""
+    asked = [_at(config.resolved, key.split(".")) for key in config.from_environment]
+    # A folder is no secret, and would be missing in every path below it.
+    taken = [value for value in asked if not value.startswith("/")]
+    return Redactor.of(environ, more=[*taken, *given_secrets(config.workload.command or ())])
+
+
+def _at(value: Any, path: Sequence[str]) -> str:
+    for part in path:
+        value = value[int(part) if isinstance(value, list | tuple) else part]
+    return str(value)
 
 
 def effective_config(config: AppConfig) -> dict[str, Any]:
-    """The composed configuration with the values that are in force: `run.mode=light` and others change some."""
+    """The composed configuration with the values that are in force: `run.mode=light` and others change some.
+
+    What was taken from the environment stands there as it was written.
+    """
     resolved = dict(config.resolved)
     sections = {"run": asdict(config.run), "dataset": asdict(config.dataset), "infer": asdict(config.infer)}
     shared = {name: _overlay(resolved.get(name), section) for name, section in sections.items()}
@@ -63,7 +81,18 @@ def effective_config(config: AppConfig) -> dict[str, Any]:
         name: _overlay(section, asdict(config.stages[name])) if name in config.stages else section
         for name, section in resolved["pipeline"].items()
     }
-    return {**resolved, **shared, "pipeline": stages}
+    whole = {**resolved, **shared, "pipeline": stages}
+    return {name: _as_written(section, config.from_environment, name) for name, section in whole.items()}
+
+
+def _as_written(value: Any, texts: Mapping[str, str], key: str) -> Any:
+    if key in texts:
+        return texts[key]
+    if isinstance(value, Mapping):
+        return {name: _as_written(item, texts, f"{key}.{name}") for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_written(item, texts, f"{key}.{index}") for index, item in enumerate(value)]
+    return value
 
 
 def _overlay(written: Any, in_force: Any) -> Any:
@@ -87,7 +116,7 @@ def write_inputs(run_dir: Path, samples: Sequence[Mapping[str, Any]]) -> None:
     """The samples actually used, with size and hash, each once; without any there is no file."""
     unique = {str(sample.get("sample_id")): dict(sample) for sample in samples}
     if unique:
-        _write_yaml(run_dir / INPUTS_FILE, {"samples": list(unique.values())})
+        write_yaml(run_dir / INPUTS_FILE, {"samples": list(unique.values())})
     else:
         (run_dir / INPUTS_FILE).unlink(missing_ok=True)
 
@@ -102,7 +131,8 @@ def _git(user_dir: Path, environ: Mapping[str, str]) -> GitState:
     return GitState(commit=head.strip(), changed=bool(status.strip()) if code == 0 else None)
 
 
-def _write_yaml(path: Path, data: Any) -> None:
+def write_yaml(path: Path, data: Any) -> None:
+    """Write plain data through a temporary file and a rename."""
     scratch = path.with_name(f".{path.name}.tmp")
     scratch.write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
     scratch.replace(path)

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -26,8 +27,10 @@ from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import RunManifest, read_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.records import StageRecord
+from llm_perf_opt.core.redact import REDACTED, Redactor
 from llm_perf_opt.core.stage import Stage
 from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.pipeline.provenance import write_yaml
 
 # Knobs that change how long we wait, not what is measured.
 _NOT_SETTINGS = ("enable", "timeout_s")
@@ -249,6 +252,9 @@ def resumed_arguments(argv: Sequence[str]) -> list[str]:
     new = [a for a in argv if override_key(a) != KEY]
     given = {override_key(a) for a in new}
     old = [o for o in manifest.overrides if override_key(o) not in given | {KEY, "run.dry_run"}]
+    lost = [override_key(o) for o in old if REDACTED in o]
+    if lost:
+        raise ConfigError([f"{key}: held a secret, which a run does not record; give it again" for key in lost])
     if manifest.user_dir and Path(manifest.user_dir).is_dir():
         os.chdir(manifest.user_dir)
     return [*old, *new, f'{KEY}="{run_dir}"']
@@ -268,6 +274,13 @@ class ClaimRunDir(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         HydraConfig.instance().set_config(config)
         _set(config, "hydra.sweep.dir", claim(Path(str(config.hydra.sweep.dir))))
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        # Hydra wrote the overrides there as they were given.
+        written = Path(str(config.hydra.sweep.dir)) / "multirun.yaml"
+        if written.is_file():
+            content = yaml.safe_load(written.read_text(encoding="utf-8"))
+            write_yaml(written, Redactor.of(os.environ).tree(content))
 
 
 def claim(wanted: Path) -> Path:

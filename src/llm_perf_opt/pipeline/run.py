@@ -18,6 +18,7 @@ from llm_perf_opt.core.manifest import RunManifest, write_manifest
 from llm_perf_opt.core.names import BUILT_IN, CLEAN_PASS_ORDER
 from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.core.records import CommandRecord, StageFile, StageOutput, StageRecord, StageStatus
+from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.core.stage import CommandRunner, StageContext
 from llm_perf_opt.errors import ProfilingError, StageSkipped
 from llm_perf_opt.pipeline.console import Console
@@ -38,6 +39,7 @@ def stage_context(
     earlier: Mapping[str, StageRecord],
     clean_stages: tuple[str, ...],
     records: list[CommandRecord],
+    redactor: Redactor,
 ) -> StageContext:
     """All a stage may touch; makes its directories. Every command it runs is appended to `records`."""
     commands = CommandRunner(
@@ -47,6 +49,7 @@ def stage_context(
         environment=allowed_environment(environ, config.run.env_passthrough),
         on_tick=console.tick,
         records=records,
+        redactor=redactor,
     )
     return StageContext(
         config=config,
@@ -74,6 +77,7 @@ class RunInput:
     previous: RunManifest | None
     console: Console
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    redactor: Redactor = field(default_factory=Redactor)
 
 
 def execute(run: RunInput) -> RunManifest:
@@ -82,7 +86,7 @@ def execute(run: RunInput) -> RunManifest:
     # Records that stay are of the same workload, and so are the samples written down beside them.
     samples: list[Mapping[str, Any]] = [*recorded_inputs(run.artifacts.root)] if manifest.stages else []
     write_inputs(run.artifacts.root, samples)
-    save = partial(write_manifest, run.artifacts.root)
+    save = partial(write_manifest, run.artifacts.root, redactor=run.redactor)
     save(manifest)
     try:
         for step in run.plan.stages:
@@ -95,6 +99,8 @@ def execute(run: RunInput) -> RunManifest:
                 manifest = _skip_rest(manifest, run.plan, f"{record.name} failed and run.on_failure is stop")
                 break
     except KeyboardInterrupt:
+        for step in run.plan.stages:
+            _take_out_secrets(step.name, run)
         save(_skip_rest(replace(manifest, status="interrupted"), run.plan, "the run was interrupted"))
         raise
     finally:
@@ -149,7 +155,10 @@ def _run_stage(
         status, reason = "failed", str(error)
     except Exception as error:  # noqa: BLE001 - a stage may be anyone's plug-in; its bug must not lose the run
         status, reason = "failed", f"{type(error).__name__}: {error} (traceback in {step.name}/error.txt)"
-        run.artifacts.out_dir(step.name).joinpath("error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+        run.artifacts.out_dir(step.name).joinpath("error.txt").write_text(
+            run.redactor.text(traceback.format_exc()), encoding="utf-8"
+        )
+    _take_out_secrets(step.name, run)
     files = tuple(StageFile(role=f.role, path=f.path) for f in output.files if f.path.exists())
     record = StageRecord(
         name=step.name,
@@ -167,6 +176,12 @@ def _run_stage(
     )
     run.console.stage_ended(record)
     return record, output
+
+
+def _take_out_secrets(name: str, run: RunInput) -> None:
+    """Programs print and write what they like; what we know to be secret is in no file when its stage has ended."""
+    for folder in (name, f"tmp/{name}", "tmp/workload"):
+        run.redactor.folder(run.artifacts.root / folder)
 
 
 def _earlier_duration(previous: RunManifest | None, name: str) -> float | None:
@@ -207,6 +222,7 @@ def _context(
         earlier=earlier,
         clean_stages=tuple(dict.fromkeys((*CLEAN_PASS_ORDER, *given))),
         records=records,
+        redactor=run.redactor,
     )
 
 

@@ -13,11 +13,18 @@ from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import RunManifest, read_manifest, write_json
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.process import allowed_environment
+from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.console import Console, make_console, summary_lines
 from llm_perf_opt.pipeline.plan import Plan, build_plan, find_entry_points, load_registry
 from llm_perf_opt.pipeline.preflight import device_problem, fallback_note, workload_problems
-from llm_perf_opt.pipeline.provenance import describe_environment, effective_config, write_config, write_environment
+from llm_perf_opt.pipeline.provenance import (
+    describe_environment,
+    effective_config,
+    make_redactor,
+    write_config,
+    write_environment,
+)
 from llm_perf_opt.pipeline.resume import Carried, carry_over
 from llm_perf_opt.pipeline.run import RunInput, execute
 from llm_perf_opt.profiling.artifacts import Artifacts
@@ -40,11 +47,13 @@ class Job:
     console: Console
     problems: tuple[str, ...]
     on_cpu: str | None
+    redactor: Redactor
 
     @classmethod
     def prepare(cls, config: AppConfig, run_dir: Path, overrides: tuple[str, ...], *, created_at: datetime) -> "Job":
         """Look at the machine and plan; raises ConfigError before anything is run."""
         previous = _previous(config, run_dir)
+        redactor = make_redactor(config, os.environ)
         config = replace(config, resolved=effective_config(config))
         if not config.stages:
             raise ConfigError("pipeline: no stage is enabled, allowed: at least one pipeline.<stage>.enable=true")
@@ -68,19 +77,20 @@ class Job:
             console=make_console(),
             problems=problems,
             on_cpu=fallback_note(config, host, stages),
+            redactor=redactor,
         )
 
     def run(self) -> bool:
         """Run it, or only show the plan. True if nothing failed."""
         self._show_plan()
         if self.config.run.dry_run:
-            path = write_json(self.artifacts.path("plan.json"), self.plan.document())
+            path = write_json(self.artifacts.path("plan.json"), self.redactor.tree(self.plan.document()))
             self.console.say(f"nothing was run; the plan is in {path}")
             return True
         root = self.artifacts.root
         environment = describe_environment(self.host, os.environ, self.config.user_dir)
-        write_environment(root, environment)
-        write_config(root, self.config.resolved)
+        write_environment(root, environment, self.redactor)
+        write_config(root, self.config.resolved, self.redactor)
         manifest = execute(self._input(environment))
         reports = write_reports(root)
         for line in summary_lines(manifest, reports):
@@ -107,6 +117,7 @@ class Job:
             manifest=manifest,
             previous=self.previous,
             console=self.console,
+            redactor=self.redactor,
         )
 
     def _show_plan(self) -> None:
@@ -121,7 +132,8 @@ class Job:
             for obstacle in step.obstacles:
                 self.console.say(f"{step.name}: {'cannot run' if obstacle.blocking else 'note'}: {obstacle}")
             if self.config.run.dry_run:
-                settings = json.dumps(self.config.resolved["pipeline"].get(step.name, {}), ensure_ascii=False)
+                section = self.redactor.tree(self.config.resolved["pipeline"].get(step.name, {}))
+                settings = json.dumps(section, ensure_ascii=False)
                 self.console.say(f"  {step.name}: {settings}")
 
 

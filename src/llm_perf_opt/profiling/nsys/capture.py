@@ -114,7 +114,9 @@ def run_capture(ctx: StageContext, options: CaptureOptions, raw: RawFolder, base
     cwd = workload_cwd(ctx.config)
     # For people: the same command with the report where it will lie, since the raw folder goes.
     by_hand = _command(options, ctx.out_dir / base, work)
-    write_cmd_file(ctx.out_dir / f"cmd{suffix}.txt", by_hand, cwd=cwd or ctx.tmp_dir, env={})
+    write_cmd_file(
+        ctx.out_dir / f"cmd{suffix}.txt", by_hand, cwd=cwd or ctx.tmp_dir, env={}, redactor=ctx.run_command.redactor
+    )
     result = ctx.run_command(
         _command(options, out_base, work),
         timeout_s=options.timeout_s,

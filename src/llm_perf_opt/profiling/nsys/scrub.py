@@ -22,7 +22,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from llm_perf_opt.core.process import SECRET_NAME
+from llm_perf_opt.core.redact import Redactor, is_secret
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import ParseError, ProfilingError, ToolError
 from llm_perf_opt.profiling.parsers.nsys_log import failure_words
@@ -30,10 +30,7 @@ from llm_perf_opt.profiling.vendor.nsys import build_nsys_export_cmd, find_repor
 
 REMOVED = "(environment removed)"
 _ASSIGNMENT = re.compile(r"[^=\x00-\x20]{1,256}=")
-SECRET_VALUE = re.compile(r"^(hf_|sk-|gh[pousr]_|glpat-|xox[abp]-|AKIA|eyJ)[A-Za-z0-9_.-]{8}|://[^/@:]+:[^/@]+@")
 _RAW_ASSIGNMENT = re.compile(rb"([A-Za-z_][A-Za-z0-9_]{2,127})=([^\x00-\x08\x0b\x0c\x0e-\x1f]{5,16384})")
-PLACE_NAME = re.compile(r"(SOCK|SOCKET|FILE|PATH|DIR|HOME|AUTHORITY)$", re.IGNORECASE)
-SHORTEST_SECRET = 5
 HEADER_BYTES = 256
 PIECE_BYTES = 8
 _BLOCK_TABLES = frozenset({"TARGET_INFO_SYSTEM_ENV", "META_DATA_CAPTURE"})
@@ -62,19 +59,14 @@ class Environments:
         """The variables those values belong to."""
         return tuple(sorted({name for name, _ in self._found()}))
 
-    def _found(self) -> Iterator[tuple[str, str]]:
+    def variables(self) -> Iterator[tuple[str, str]]:
+        """Every variable of every process."""
         for block in self.blocks:
             for name, _, value in (part.partition("=") for part in block.split("\0")):
-                if is_secret(name, value):
-                    yield name, value
+                yield name, value
 
-
-def is_secret(name: str, value: str) -> bool:
-    """Whether a variable looks like a secret by its name or by its value."""
-    # SSH_AUTH_SOCK, XAUTHORITY and the like name a place, and a place is no secret.
-    is_place = value.startswith("/") and PLACE_NAME.search(name)
-    named_so = SECRET_NAME.search(name) and not is_place
-    return len(value) >= SHORTEST_SECRET and bool(named_so or SECRET_VALUE.search(value))
+    def _found(self) -> Iterator[tuple[str, str]]:
+        return ((name, value) for name, value in self.variables() if is_secret(name, value))
 
 
 def scrub_export(sqlite: Path) -> Environments:
@@ -139,9 +131,23 @@ def _scrub(connection: sqlite3.Connection) -> Environments:
                 connection.execute(f'UPDATE "{table}" SET value = ? WHERE rowid = ?', (REMOVED, row))
     if "StringIds" in tables:
         blocks += _scrub_strings(connection, tables, blocks)
+    environments = Environments(blocks=tuple(dict.fromkeys(blocks)))
+    _replace_values(connection, tables, environments)
     connection.execute("COMMIT")
     connection.execute("VACUUM")
-    return Environments(blocks=tuple(dict.fromkeys(blocks)))
+    return environments
+
+
+def _replace_values(connection: sqlite3.Connection, tables: set[str], environments: Environments) -> None:
+    """Secrets of those environments that stand elsewhere too: in a command line, in a range's name."""
+    secrets = Redactor.of(dict(environments.variables())).values
+    for table in sorted(tables) if secrets else ():
+        columns = [row[1] for row in connection.execute(f'PRAGMA table_info("{table}")') if row[2].upper() == "TEXT"]
+        for column in columns:
+            values = connection.execute(f'SELECT DISTINCT "{column}" FROM "{table}"').fetchall()
+            held = [text for (text,) in values if isinstance(text, str) and any(one in text for one in secrets)]
+            clean = [(Redactor(values=secrets).without_known(text), text) for text in held]
+            connection.executemany(f'UPDATE "{table}" SET "{column}" = ? WHERE "{column}" = ?', clean)
 
 
 def _scrub_strings(connection: sqlite3.Connection, tables: set[str], known: Iterable[str]) -> list[str]:
@@ -255,6 +261,12 @@ def publish_report(
         overwrite_secrets(report, secrets)
         if not secrets or _is_clean(ctx, nsys, report, secrets, timeout_s):
             shutil.move(report, ctx.out_dir / report.name)
+            names = {name for name, _ in environments.variables()}
+            notes.append(
+                f"{report.name} holds the environments of every process nsys could read, {len(names)} variables by "
+                "name; what looked like a secret was overwritten, other values are as they were: share "
+                f"{sqlite.name} instead"
+            )
         else:
             notes.append(
                 f"{report.name} was deleted: nsys records the environment of every running process, here with "
@@ -264,14 +276,17 @@ def publish_report(
     return Path(shutil.move(sqlite, ctx.out_dir / sqlite.name))
 
 
-def publish_leftovers(ctx: StageContext, nsys: str, out_base: Path, *, timeout_s: float) -> None:
-    """What a failed capture left stays for a look, but without anyone's secrets."""
+def publish_leftovers(ctx: StageContext, nsys: str, out_base: Path, *, keep_report: bool, timeout_s: float) -> None:
+    """What a failed capture left: its export without environments, and the rest only where reports are wanted."""
     for raw in find_unimported(out_base):
+        if not keep_report:
+            ctx.say(f"nsys: {raw.name} holds environments and was not kept; pipeline.nsys.keep_report=true keeps it")
+            continue
         overwrite_assignments(raw)
         shutil.move(raw, ctx.out_dir / raw.name)
     for report in find_reports(out_base):
         try:
-            publish_report(ctx, nsys, report, keep_report=True, timeout_s=timeout_s, notes=[])
+            publish_report(ctx, nsys, report, keep_report=keep_report, timeout_s=timeout_s, notes=[])
         except ProfilingError as error:
             ctx.say(f"nsys: {report.name} of the failed capture was not kept ({error})")
 

@@ -76,7 +76,7 @@ def _capture_all(
             try:
                 captures.append(run_capture(ctx, options, raw, base))
             except ProfilingError:
-                publish_leftovers(ctx, nsys, raw.reports / base, timeout_s=cfg.timeout_s)
+                publish_leftovers(ctx, nsys, raw.reports / base, keep_report=cfg.keep_report, timeout_s=cfg.timeout_s)
                 raise
             for report in captures[-1].reports:
                 exports.append(
@@ -176,7 +176,7 @@ def _notes(cfg: "NsysConfig", ctx: StageContext, analysis: CaptureAnalysis) -> l
     if not ctx.host.gpus and not analysis.gpu.kernel_count:
         notes.append("no kernels were recorded because this machine has no GPU")
     passed = ctx.config.run.env_passthrough
-    if passed:
+    if passed and cfg.keep_report:
         notes.append(
             f"nsys records environments: run.env_passthrough ({', '.join(passed)}) may be readable in the report"
         )

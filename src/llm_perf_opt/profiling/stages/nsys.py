@@ -44,7 +44,7 @@ class NsysConfig(StageConfig):
     nvtx_domain_exclude: str | None = None
     cuda_graph_trace: Literal["node", "graph"] = "node"
     extra_args: tuple[str, ...] = ()
-    keep_report: bool = True
+    keep_report: bool = False
     output: OutputConfig = field(default_factory=_no_output)
 
     @property

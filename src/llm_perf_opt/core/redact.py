@@ -1,0 +1,285 @@
+"""Takes secrets out of what is written: by the name of a variable or flag, by value, and by the shape of a value.
+
+What runs gets the real values; only files, messages and recorded commands pass through here. Known values are those of
+the environment we were started with that are secrets by name, by shape or because no word looks like them. Shapes are
+looked for in words of ours and in logs, known values in every file of a run. In place of a secret stands `REDACTED`.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+REDACTED = "(redacted)"
+SHORTEST_SECRET = 5
+# A shorter value may be a word of anybody's text, and would be taken out of it everywhere.
+SHORTEST_KNOWN = 6
+BLOCK_BYTES = 1 << 20
+# The longest secret that is found where two blocks of a file meet.
+OVERLAP_BYTES = 1 << 14
+
+# nsys and ncu mark the processes they watch with session ids and tokens of their own, which are no secrets.
+_OF_THE_TOOLS = r"NSYS_|NV_TPS_|NV_NSIGHT_"
+_WORDS = (
+    r"TOKEN(?!IZ)",  # tokenizers have none
+    r"(?<!BY)PASS(?!ES|IVE|THROUGH|_PLUGIN)",  # passes of a compiler have none
+    r"AUTH(?!OR(?!I[SZ]))",  # an author is none, an authorization is
+    r"_PWD$",
+    r"_PAT$",
+    *("SECRET", "CREDENTIAL", "KEY", "JWT", "COOKIE", "SESSION_ID"),
+)
+SECRET_NAME = re.compile(rf"^(?!{_OF_THE_TOOLS}).*({'|'.join(_WORDS)})", re.IGNORECASE)
+PLACE_NAME = re.compile(r"(SOCK|SOCKET|FILE|PATH|DIR|HOME|AUTHORITY)$", re.IGNORECASE)
+# Long and random, and meant to be read: commits, digests, devices.
+_PUBLIC_NAME = re.compile(r"SHA\d*$|COMMIT|REVISION|DIGEST|HASH|VISIBLE_DEVICES|UUID|INVOCATION_ID|BUILD_ID|HOSTNAME")
+_PREFIXES = (
+    r"hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abeoprs]-|AKIA|ASIA|eyJ|nvapi-|AIza|npm_|pypi-|[sr]k_live_|whsec_"
+)
+_STARTS_LIKE_A_TOKEN = re.compile(rf"^(?:{_PREFIXES})[A-Za-z0-9_.-]{{8}}")
+# The names of flags and settings that hold a secret; `max_tokens` and `eos_token` do not.
+_SETTING = (
+    r"(?:[A-Za-z0-9]{1,30}[_.-]){0,6}?(?:api[_-]?key|apikey|(?:access|account|private|secret|signing|encryption)[_-]?key"
+    r"|(?:api|access|auth|hf|bearer|refresh|session|security|id|github|gitlab|hub|web)[_-]?token|(?<![A-Za-z0-9_])(?<![A-Za-z0-9]-)token"
+    r"|secret|passw(?:or)?d|passphrase|pwd|credentials?|authorization|cookie|dsn|webhook(?:[_-]?url)?)"
+)
+_FLAG = re.compile(rf"--?{_SETTING}", re.IGNORECASE)
+_SETTING_NAME = re.compile(_SETTING, re.IGNORECASE)
+_NUMBER = re.compile(r"[\d.,_]{1,9}|true|false|null|none|auto|bearer|basic", re.IGNORECASE)
+_VALUE = r"[^\s\"'`,;&)\]}\\]{6,4096}"
+
+_PRIVATE_KEY = re.compile(
+    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----.{0,16000}?(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY-----|\Z)", re.DOTALL
+)
+_TOKEN = re.compile(rf"(?<![A-Za-z0-9_-])(?:{_PREFIXES}|SG\.|ya29\.|dop_v1_)[A-Za-z0-9_.-]{{12,4096}}")
+_URL_USER = re.compile(
+    r"(?<![a-zA-Z])([a-zA-Z][a-zA-Z0-9+.-]{1,20}://)([^/\s:@'\"]{0,256}:[^/\s'\"]{1,512}|[^/\s:@'\"]{16,512})@"
+)
+_WEBHOOK = re.compile(
+    r"(https?://(?:hooks\.slack\.com/services|(?:\w+\.)?discord(?:app)?\.com/api/webhooks|[\w.-]{1,80}\.webhook\.office\.com"
+    r"|outlook\.office\.com/webhook)/)[^\s'\"]{1,2048}"
+)
+_QUERY = re.compile(
+    r"([?&;](?:sig|signature|x-amz-signature|key|code|token|[a-z_-]{0,20}(?:token|secret|password|apikey|api_key))=)"
+    r"[^&;\s'\"]{6,4096}",
+    re.IGNORECASE,
+)
+_AUTH = re.compile(r"(\b(?i:bearer|basic)\s+)(?=[A-Za-z._~+/=-]{0,200}[0-9A-Z])[A-Za-z0-9._~+/=-]{12,4096}")
+_ASSIGNED = re.compile(rf"((?<![A-Za-z0-9_]){_SETTING}[\"']?\s{{0,4}}[=:]\s{{0,4}}[\"']?)({_VALUE})", re.IGNORECASE)
+_GIVEN = re.compile(
+    rf"(--?{_SETTING}[\"'\\]{{0,3}}(?:\s{{0,4}},\s{{0,4}}|\s{{1,4}})[\"'\\]{{0,3}})({_VALUE})", re.IGNORECASE
+)
+_VARIABLE = re.compile(r"(?<![A-Za-z0-9_])([A-Z][A-Z0-9_]{2,80})=([\"']?)([^\s\"';]{5,4096})")
+# A text without any of these holds no secret by its shape; looking for them is much faster than the patterns are.
+_MARKS = (
+    *("hf_", "sk-", "gh", "glpat-", "xox", "akia", "asia", "eyj", "nvapi-", "aiza", "npm_", "pypi-", "k_live_"),
+    *("whsec_", "sg.", "ya29.", "dop_v1_", "://", "bearer", "basic", "private key", "key", "token", "secret", "pass"),
+    *("pwd", "credential", "auth", "cookie", "dsn", "webhook", "_pat=", "jwt", "session_id"),
+)
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable looks like a secret by its name or by its value."""
+    if len(value) < SHORTEST_SECRET:
+        return False
+    # SSH_AUTH_SOCK, XAUTHORITY and the like name a place, and a place is no secret.
+    is_place = value.startswith("/") and PLACE_NAME.search(name)
+    if SECRET_NAME.search(name) and not is_place:
+        return True
+    return bool(_STARTS_LIKE_A_TOKEN.search(value)) or without_shapes(value) != value or _is_random(name, value)
+
+
+def without_shapes(text: str) -> str:
+    """A text without what looks like a secret by itself or by the word before it."""
+    lower = text.lower()
+    if not any(mark in lower for mark in _MARKS):
+        return text
+    text = _PRIVATE_KEY.sub(REDACTED, text)
+    text = _URL_USER.sub(rf"\1{REDACTED}@", text)
+    for pattern in (_WEBHOOK, _QUERY, _AUTH):
+        text = pattern.sub(rf"\1{REDACTED}", text)
+    text = _TOKEN.sub(REDACTED, text)
+    for pattern in (_ASSIGNED, _GIVEN):
+        text = pattern.sub(lambda m: m[0] if _is_plain(m[2]) else f"{m[1]}{REDACTED}", text)
+    return _VARIABLE.sub(_without_value, text)
+
+
+def _without_value(found: re.Match[str]) -> str:
+    name, sign, value = found.groups()
+    is_place = value.startswith("/") and PLACE_NAME.search(name)
+    if not SECRET_NAME.search(name) or is_place or _is_plain(value):
+        return found[0]
+    return f"{name}={sign}{REDACTED}"
+
+
+def _is_plain(value: str) -> bool:
+    return value.startswith(REDACTED[:-1]) or bool(_NUMBER.fullmatch(value))
+
+
+def _is_random(name: str, value: str) -> bool:
+    """Whether a value is so mixed that it was made by a generator: long runs, or short ones full of signs."""
+    if _PUBLIC_NAME.search(name):
+        return False
+    if any(_is_mixed(run) for run in re.findall(r"[A-Za-z0-9+=_-]{20,4096}", value)):
+        return True
+    signs = len(re.findall(r"[!#$%^&*?~]", value))
+    kinds = sum(bool(re.search(kind, value)) for kind in (r"[a-z]", r"[A-Z]", r"\d"))
+    return len(value) >= 10 and signs >= 2 and kinds >= 2 and not re.search(r"[\s/:;\\]", value)
+
+
+def _is_mixed(run: str) -> bool:
+    """Letters and digits in turn, as no name has them."""
+    kinds = ["d" if c.isdigit() else "u" if c.isupper() else "l" for c in run if c.isalnum()]
+    turns = sum(before != after for before, after in pairwise(kinds))
+    counts = Counter(run)
+    entropy = -sum(n / len(run) * math.log2(n / len(run)) for n in counts.values())
+    return "d" in kinds and len(set(kinds)) > 1 and turns >= len(run) / 6 and entropy >= 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Redactor:
+    """Knows the secrets of one run. `values` are taken out wherever they stand, longest first."""
+
+    values: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str], more: Sequence[str] = ()) -> "Redactor":
+        """One that knows the secrets of an environment, and `more` values that are to be hidden."""
+        whole = [value for name, value in environ.items() if is_secret(name, value) and not _is_word(name, value)]
+        known = {piece for value in (*whole, *more) for piece in _pieces(value) if _is_worth_hiding(piece)}
+        forms = {form for piece in known for form in (piece, json.dumps(piece)[1:-1], quote(piece, safe=""))}
+        return cls(values=tuple(sorted(forms, key=lambda value: (-len(value), value))))
+
+    @cached_property
+    def _known(self) -> re.Pattern[str] | None:
+        return re.compile("|".join(map(re.escape, self.values))) if self.values else None
+
+    def text(self, text: str) -> str:
+        """A text without known values and without what looks like a secret."""
+        return without_shapes(self.without_known(text))
+
+    def without_known(self, text: str) -> str:
+        return text if self._known is None else self._known.sub(REDACTED, text)
+
+    def words(self, argv: Sequence[str]) -> tuple[str, ...]:
+        """A command without secrets: `--api-key X` and `--api-key=X` lose their X."""
+        out: list[str] = []
+        is_value = False
+        for word in argv:
+            hide = is_value and not _is_plain(word) and not word.startswith("-")
+            out.append(REDACTED if hide else self.text(word))
+            is_value = bool(_FLAG.fullmatch(word))
+        return tuple(out)
+
+    def tree(self, value: Any) -> Any:
+        """Plain data without secrets, its shape as it was."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return {key: self._setting(str(key), item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            if value and all(isinstance(item, str) for item in value):
+                return [*self.words(value)]
+            return [self.tree(item) for item in value]
+        return value
+
+    def _setting(self, name: str, value: Any) -> Any:
+        if not isinstance(value, str) or not value or _is_plain(value):
+            return self.tree(value)
+        is_named = _SETTING_NAME.fullmatch(name) or (name.isupper() and is_secret(name, value))
+        return REDACTED if is_named else self.text(value)
+
+    def log(self, path: Path) -> None:
+        """Take secrets out of a log, in place; a log without any is left untouched."""
+        scratch = path.with_name(f".{path.name}.clean")
+        changed = False
+        try:
+            with path.open("rb") as source, scratch.open("wb") as target:
+                for block in _blocks(source):
+                    text = block.decode("utf-8", "surrogateescape")
+                    clean = self.text(text)
+                    changed = changed or clean != text
+                    target.write(clean.encode("utf-8", "surrogateescape"))
+            if changed:
+                scratch.replace(path)
+        finally:
+            scratch.unlink(missing_ok=True)
+
+    def folder(self, folder: Path) -> None:
+        """Overwrite known values in every file below a folder with as many `x`, so that no format breaks."""
+        values = [value.encode("utf-8", "surrogateescape") for value in self.values]
+        for path in sorted(folder.rglob("*")) if values else ():
+            if path.is_file() and not path.is_symlink():
+                _overwrite(path, values)
+
+
+def given_secrets(argv: Sequence[str]) -> list[str]:
+    """The values a command's secret flags are given, as `--api-key X` or `--api-key=X`."""
+    pairs = [*pairwise(argv), *((flag, value) for flag, sign, value in (word.partition("=") for word in argv) if sign)]
+    return [value for flag, value in pairs if _FLAG.fullmatch(flag) and not _is_plain(value) and value[:1] != "-"]
+
+
+def _pieces(value: str) -> Iterator[str]:
+    """A value as a whole, and what of it somebody may print alone: its lines, the password of a URL, a bare token."""
+    yield value
+    lines = value.splitlines()
+    yield from (line for line in lines if len(lines) > 1 and len(line) >= 20 and not line.startswith("-----"))
+    found = re.search(r"://[^/\s:@]*:([^/\s]+)@", value)
+    if found:
+        yield found[1]
+    words = value.split()
+    yield from (word for word in words if len(words) > 1 and len(word) >= 16)
+
+
+def _is_word(name: str, value: str) -> bool:
+    """Whether a value is a word that other texts may hold for their own reasons: `KEYMAP=default`."""
+    if re.search(r"PASSW|PASSPHRASE|SECRET|TOKEN$", name, re.IGNORECASE):
+        return value.lower() in ("default", "disabled", "enabled", "required", "optional", "public", "manual", "always")
+    return bool(re.fullmatch(r"[a-z]{1,8}", value))
+
+
+def _is_worth_hiding(value: str) -> bool:
+    return len(value) >= SHORTEST_KNOWN and not _NUMBER.fullmatch(value) and value.strip() != ""
+
+
+def _blocks(source: Any) -> Iterator[bytes]:
+    """A file in pieces that end with a line where possible, and never inside of a private key."""
+    rest = b""
+    while block := source.read(BLOCK_BYTES):
+        data = rest + block
+        cut = data.rfind(b"\n") + 1 or data.rfind(b" ") + 1 or max(0, len(data) - OVERLAP_BYTES)
+        opened = data.rfind(b"-----BEGIN ", max(0, cut - OVERLAP_BYTES), cut)
+        if opened >= 0 and data.find(b"-----END ", opened, cut) < 0:
+            cut = opened
+        if cut:
+            yield data[:cut]
+        rest = data[cut:]
+    if rest:
+        yield rest
+
+
+def _overwrite(path: Path, values: Sequence[bytes]) -> None:
+    longest = max(map(len, values))
+    with path.open("rb") as source:
+        at, rest, places = 0, b"", []
+        while block := source.read(BLOCK_BYTES):
+            data = rest + block
+            start = at - len(rest)
+            for value in values:
+                found = data.find(value)
+                while found >= 0:
+                    places.append((start + found, len(value)))
+                    found = data.find(value, found + len(value))
+            at += len(block)
+            rest = data[-(longest - 1) :] if longest > 1 else b""
+    if places:
+        with path.open("r+b") as target:
+            for place, size in places:
+                target.seek(place)
+                target.write(b"x" * size)

@@ -1,0 +1,155 @@
+"""Forty secrets of a user's shell, configuration and command line, and every byte a run leaves behind."""
+
+import gzip
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from llm_perf_opt.core.redact import REDACTED
+from tests.support import fake_nsys
+from tests.support.orchestrator import ALPHA, OFF, llm_perf, only_run, valid_manifest
+
+PRIVATE = "MIIEowIBAAKCAQEAx7Qw9ZpLk2Xv4Rt8Wn3Bm6Yh5Gj1Fd0Sa"
+# Built from pieces, so that no scanner takes them for somebody's.
+VALUES = {
+    "HF_TOKEN": "hf_" + "AbCdEfGhIjKlMnOpQrStUvWx",
+    "OPENAI_API_KEY": "sk-" + "proj-4f9d2c7b1eAbCdEfGh",
+    "ANTHROPIC_API_KEY": "sk-" + "ant-api03-9Zx8Yw7Vu6Ts5Rq4",
+    "GITHUB_TOKEN": "ghp_" + "16C7e42F292c6912E7710c838347Ae178B4a",
+    "GH_PAT": "github_pat_" + "11ABCDEFG0abcdefghij",
+    "GITLAB_TOKEN": "glpat-" + "xYz123AbC456dEf789Gh",
+    "AWS_ACCESS_KEY_ID": "AKIA" + "IOSFODNN7EXAMPLE",
+    "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+    "AWS_SESSION_TOKEN": "FwoGZXIvYXdzEBYaDKq7x9Lm2Nn4Pp6Rr8",
+    "SLACK_TOKEN": "xoxb-" + "123456789012-abcdefGHIJKL",
+    "NPM_TOKEN": "npm_" + "aB3dE5fG7hI9jK1lM3nO5pQ7rS9tU1vW3xY5",
+    "PYPI_TOKEN": "pypi-" + "AgEIcHlwaS5vcmcCJDNmMmI4YzFk",
+    "NGC_API_KEY": "nvapi-" + "Qk9zXm4Lp7Rt2Wv8Yb5Nc1",
+    "GOOGLE_API_KEY": "AIza" + "SyD9Kx2Lm4Np6Qr8St0Uv1Wx3Yz5Ab7Cd9E",
+    "DB_PASSWORD": "swordfish",
+    "MYSQL_PWD": "hunter2hunter2",
+    "REDIS_PASS": "r3d1s-p4ss!",
+    "JWT": "eyJ" + "hbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.dQw4w9WgXcQ",
+    "SESSION_COOKIE": "sid=s%3A7fK2mQ9xL4vT7pR1zW6n",
+    "KUBE_AUTH": "kube-bearer-77aa88bb99",
+    "VAULT_SECRET_ID": "0f5e4c1d-vault-4b7a-9c8d",
+    "SMTP_CREDENTIALS": "mailer:Pa55word",
+    "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567",
+    "ENCRYPTION_KEY": "zL8#kQ2$vN5^",
+    # Names that tell nothing.
+    "PLAIN_ONE": "q7Zp2Lk9Xv4Rt8Wn3Bm6",
+    "PLAIN_TWO": "a1b2c3d4e5f60718293a4b5c6d7e8f90",
+    "DATABASE_URL": "postgres://app:dbpw77xyz@db.internal:5432/prod",
+    "BROKER": "amqp://guest:gu3stpw99@mq:5672",
+    "SENTRY": "https://5f2c8e1b9d3a4c7f@o1.ingest.sentry.io/42",
+    "HOOK": "https://hooks.slack.com/services/T00000000/B00000000/XXXXyyyyZZZZ1234",
+    "NOTIFY": "https://example.com/in/8fK2mQ9xL4vT7pR1zW6n",
+    "HEADER": "Bearer zyx987wvu654tsr321",
+    "DEPLOY": f"-----BEGIN PRIVATE KEY-----\n{PRIVATE}\n-----END PRIVATE KEY-----",
+    "MIXED": "Tr0ub4dor&3!xkcd",
+    # Allowed to pass by their prefix, so children see them.
+    "NCCL_ENDPOINT": "https://nccl:ncclpw4242@host/x",
+    "TORCH_UPLOAD": "tk9Qx2Lm4Np6Rr8St0Uv",
+    "CUDA_CLOUD": "cl0ud-Zx8Yw7Vu6Ts5Rq4Pp",
+}
+IN_ARGUMENTS = {"flag": "letmein-argument-1", "assigned": "letmein-argument-2"}
+FROM_CONFIG = {"MY_SETTING": "mellon-from-oc-env"}
+PROGRAM = """
+import os, sys
+for name, value in sorted(os.environ.items()):
+    print(name, value)
+print(sys.argv)
+print("PASSED", os.environ["HF_TOKEN"][:3], os.environ["DB_PASSWORD"][:5], sys.argv[2][:7], sys.argv[4][:6])
+open(os.environ["HOME"] + "/seen.txt", "w").write(os.environ["HF_TOKEN"] + sys.argv[2] + sys.argv[4])
+"""
+
+
+def _secrets() -> dict[str, str]:
+    pieces = {"DEPLOY line": PRIVATE, "DATABASE_URL password": "dbpw77xyz", "NCCL password": "ncclpw4242"}
+    whole = {name: value for name, value in VALUES.items() if name != "DEPLOY"}
+    return {**whole, **pieces, **IN_ARGUMENTS, **FROM_CONFIG}
+
+
+def _found(root: Path) -> list[tuple[str, str]]:
+    """Which secret stands in which file, also inside of what is packed."""
+    found = []
+    for path in root.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            data = path.read_bytes()
+            if path.suffix == ".gz":
+                data += gzip.decompress(data)
+            found += [
+                (str(path.relative_to(root)), name) for name, value in _secrets().items() if value.encode() in data
+            ]
+    return found
+
+
+def _profile(tmp_path: Path, *overrides: str, **extra: str) -> tuple[Path, str]:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    words = [sys.executable, str(program), "--api-key", IN_ARGUMENTS["flag"], f"--token={IN_ARGUMENTS['assigned']}"]
+    words = [*words, "${oc.env:MY_SETTING}"]
+    command = "workload.command=[" + ",".join(f"'{word}'" for word in words) + "]"
+    home = tmp_path / "home"
+    home.mkdir(exist_ok=True)
+    environ = {**VALUES, **FROM_CONFIG, "HOME": str(home), **extra}
+    done = llm_perf(
+        "profile",
+        *OFF,
+        ALPHA,
+        "pipeline.nsys.enable=true",
+        "run.env_passthrough=[HF_TOKEN,DB_PASSWORD,DEPLOY,HEADER,BROKER]",
+        command,
+        *overrides,
+        cwd=tmp_path,
+        timeout_s=120,
+        **environ,
+    )
+    assert done.code == 0, done.err
+    return only_run(tmp_path), done.out + done.err
+
+
+def test_no_byte_of_a_run_holds_any_of_forty_secrets(tmp_path: Path) -> None:
+    fake_nsys.install(tmp_path / "bin")
+    run_dir, said = _profile(tmp_path, PATH=f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    assert len(_secrets()) >= 40
+    assert _found(run_dir) == []
+    assert [name for name, value in _secrets().items() if value in said] == []
+    log = (run_dir / "nsys/log.txt").read_text()
+    assert f"HF_TOKEN {REDACTED}\n" in log
+    # The run itself got the values.
+    assert "PASSED hf_ sword letmein mellon" in log
+    seen = (tmp_path / "home/seen.txt").read_text()
+    assert seen == VALUES["HF_TOKEN"] + IN_ARGUMENTS["flag"] + FROM_CONFIG["MY_SETTING"]
+    manifest = valid_manifest(run_dir)
+    written = yaml.safe_load((run_dir / "config.yaml").read_text())["workload"]["command"]
+    assert written[2:] == ["--api-key", REDACTED, f"--token={REDACTED}", "${oc.env:MY_SETTING}"]
+    assert manifest["config"]["workload"]["command"] == written
+    assert REDACTED in (run_dir / "nsys/cmd.txt").read_text().splitlines()[0]
+    assert json.loads((run_dir / "env.json").read_text())["variables"]["NCCL_ENDPOINT"] == REDACTED
+
+    again = llm_perf("profile", f"run.resume={run_dir}", cwd=tmp_path, timeout_s=120, **VALUES)
+    assert again.code == 2
+    assert again.err == "error: workload.command: held a secret, which a run does not record; give it again\n"
+
+
+@pytest.mark.real_nsys
+@pytest.mark.parametrize("keep", ["false", "true"])
+def test_the_real_nsys_leaves_none_of_them_either(tmp_path: Path, keep: str) -> None:
+    run_dir, _ = _profile(tmp_path, f"pipeline.nsys.keep_report={keep}")
+    assert _found(run_dir) == []
+    assert (run_dir / "nsys/run.sqlite").is_file()
+    assert keep == "true" or not (run_dir / "nsys/run.nsys-rep").exists()
+
+
+def test_a_sweep_writes_no_secret_either(tmp_path: Path) -> None:
+    program = "workload.command=['true','--api-key','letmein-argument-1']"
+    done = llm_perf(
+        "profile", "-m", *OFF, ALPHA, program, "run.seed=1,2", cwd=tmp_path, timeout_s=120, **VALUES, **FROM_CONFIG
+    )
+    assert done.code == 0, done.err
+    assert _found(tmp_path / "tmp") == []
