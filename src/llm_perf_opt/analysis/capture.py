@@ -15,10 +15,14 @@ from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.ranks.analysis import RanksAnalysis
 from llm_perf_opt.analysis.timeline.idle import IdleMap, map_idle
 from llm_perf_opt.analysis.timeline.operators import ModuleRow, ModuleTree, OperatorRow
+from llm_perf_opt.analysis.timeline.range_names import merge_range_names
 from llm_perf_opt.analysis.timeline.ranges import RangeInstances, measure_ranges
-from llm_perf_opt.analysis.timeline.rows import CopyRow, Idle, KernelRow, RangeRow
+from llm_perf_opt.analysis.timeline.rows import CopyRow, CounterRow, Idle, KernelRow, RangeRow, rate
 from llm_perf_opt.analysis.timeline.tables import copy_rows, idle_of, kernel_rows, range_rows, sum_idle
 from llm_perf_opt.analysis.timeline.timeline import CapturedGpu, Timeline, distinct
+
+# Ranges of more names than this are for no reader, and would make the answer larger than the capture.
+RANGES_KEPT = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +84,8 @@ class CaptureAnalysis:
     """What `analysis.json` of nsys and of a torch trace holds, and what `llm-perf analyze --json` prints.
 
     Of the last parts only those are written that the kind of capture has: `operators` and `modules` of a torch trace
-    given to `analyze`, `tree` of the torch profiler stage, `ncu` of ncu files given beside a capture, `ranks` where
-    several processes or GPUs worked or kernels communicated.
+    given to `analyze`, `tree` of the torch profiler stage, `ncu` of ncu files given beside a capture, `counters` of a
+    torch trace with hardware counters, `ranks` where several processes or GPUs worked or kernels communicated.
     """
 
     schema_version: Literal[1] = 1
@@ -98,6 +102,7 @@ class CaptureAnalysis:
     modules: tuple[ModuleRow, ...] | UnsetType = UNSET
     tree: ModuleTree | UnsetType = UNSET
     ncu: NcuAnalysis | UnsetType = UNSET
+    counters: tuple[CounterRow, ...] | UnsetType = UNSET
     ranks: RanksAnalysis | UnsetType = UNSET
 
 
@@ -111,7 +116,8 @@ class Measured:
 
 
 def measure_timeline(timeline: Timeline) -> Measured:
-    """Find out when the GPU of a capture was idle, and what lies inside its ranges."""
+    """Find out when the GPU of a capture was idle, and what lies inside its ranges; numbered ranges are one."""
+    timeline = merge_range_names(timeline)
     idle = map_idle(timeline)
     return Measured(timeline=timeline, idle=idle, ranges=measure_ranges(timeline, idle))
 
@@ -154,11 +160,20 @@ def analyze_measured(measured: Sequence[Measured]) -> CaptureAnalysis:
             launches_traced_as_a_whole=sum(len(t.graphs) for t in timelines),
             total_ns=sum(int((t.graphs.end_ns - t.graphs.start_ns).sum()) for t in timelines),
         ),
-        ranges=ranges,
+        ranges=ranges[:RANGES_KEPT],
         findings=findings,
-        notes=tuple(note for m in measured for note in _notes(m.timeline, m.ranges)),
+        notes=(*(note for m in measured for note in _notes(m.timeline, m.ranges)), *_left_out(ranges)),
         idle=UNSET if idle is None else idle,
     )
+
+
+def _left_out(ranges: Sequence[RangeRow]) -> list[str]:
+    """What to say where there are more ranges than a reader can use: an answer must not outgrow its capture."""
+    more = ranges[RANGES_KEPT:]
+    if not more:
+        return []
+    wall_ms = sum(row.wall_ns for row in more) / 1e6
+    return [f"{len(more):,} ranges of other names, {wall_ms:,.3f} ms in all, are left out: the shortest of them"]
 
 
 def _idle_of(measured: Sequence[Measured]) -> Idle:
@@ -199,6 +214,7 @@ def _merge_copies(rows: list[CopyRow]) -> CopyRow:
         avg_ns=total / count,
         min_ns=min(r.min_ns for r in rows),
         max_ns=max(r.max_ns for r in rows),
+        bytes_per_s=rate(sum(sizes) if len(sizes) == len(rows) else None, total),
     )
 
 

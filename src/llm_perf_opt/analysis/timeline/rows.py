@@ -24,7 +24,7 @@ class KernelRow:
 
 @dataclass(frozen=True, kw_only=True)
 class CopyRow:
-    """Copies or sets of one kind."""
+    """Copies or sets of one kind. `bytes_per_s` is over the time they took together, None where a size is unknown."""
 
     kind: str
     instances: int
@@ -33,17 +33,27 @@ class CopyRow:
     avg_ns: float
     min_ns: int
     max_ns: int
+    bytes_per_s: float | None = None
+
+
+def rate(size_bytes: int | None, time_ns: int) -> float | None:
+    """Bytes per second, where both are known."""
+    return None if size_bytes is None or not time_ns else size_bytes / time_ns * 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
 class CounterRow:
-    """What the hardware counted while one kernel ran: sums over its instances, under the counters' own names."""
+    """What the hardware counted while one kernel ran: sums over its instances, under the counters' own names.
+
+    `flop` is made of the additions, multiplications and fused ones among them, None where these were not counted.
+    """
 
     name: str
     short_name: str
     kernel_class: str
     instances: int
     counters: dict[str, float]
+    flop: float | None
 
 
 @dataclass(frozen=True, kw_only=True)

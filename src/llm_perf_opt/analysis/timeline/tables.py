@@ -21,6 +21,7 @@ from llm_perf_opt.analysis.timeline.rows import (
     RangeInstance,
     RangeKernel,
     RangeRow,
+    rate,
 )
 from llm_perf_opt.analysis.timeline.timeline import Activities, Timeline
 
@@ -230,6 +231,7 @@ def copy_rows(names: tuple[str, ...], copies: Activities) -> tuple[CopyRow, ...]
                 avg_ns=total / count,
                 min_ns=int(found.least[i]),
                 max_ns=int(found.most[i]),
+                bytes_per_s=rate(size, total),
             )
         )
     return tuple(sorted(rows, key=lambda r: (-r.total_ns, r.kind)))

@@ -36,7 +36,7 @@ from llm_perf_opt.profiling.parsers.nsys_database import NsysDatabase, open_nsys
 
 # Schemas seen in exports of nsys 2022.4 to 2025.x.
 KNOWN_MAJOR = (2, 3)
-NEWEST_KNOWN = (3, 24)
+NEWEST_KNOWN = (3, 25)
 # Of a clock rate or a size in bytes.
 MOST_DIGITS = 18
 
@@ -61,7 +61,7 @@ def schema_note(schema: str | None) -> list[str]:
         return [f"schema version {schema!r} is not a version; the export was read by its table and column names"]
     if major not in KNOWN_MAJOR or (major, minor) > NEWEST_KNOWN:
         return [
-            f"schema version {schema} is not among those this version knows (2.x to 3.24); it was tried all the same"
+            f"schema version {schema} is not among those this version knows (2.x to 3.25); it was tried all the same"
         ]
     return []
 
@@ -109,7 +109,8 @@ def _from_table(db: NsysDatabase) -> tuple[CapturedGpu, ...]:
 
 def _from_json(text: str, notes: list[str]) -> tuple[CapturedGpu, ...]:
     try:
-        gpus = json.loads(text)["Gpus"]
+        described = json.loads(text)
+        gpus = described["Gpus"] if described else []
         return tuple(
             _device(
                 {

@@ -258,7 +258,7 @@ def _table(
             start_ns=start,
             end_ns=start + length,
             name=np.fromiter(map(names.__getitem__, map(_NAME, rows)), np.int32, len(rows)),
-            thread=_NO_CODES if on_gpu else _threads(rows, threads),
+            thread=_NO_CODES if on_gpu or kind == COUNTED else _threads(rows, threads),
             correlation=np.array(correlation, np.int64),
             device=np.array(device, np.int32),
             size_bytes=np.array(size, np.int64),

@@ -1,5 +1,6 @@
 """What few traces need, read in a second pass: hardware counters of kernels, and what a foreign trace is made of."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from llm_perf_opt.profiling.parsers.trace_text import TraceText, read_chunks, re
 
 COUNTED = "cuda_profiler_range"
 CATEGORIES_NAMED = 6
+_SCALAR = re.compile(r"thread_inst_executed_op_[dfh](add|mul|fma)_pred_on\.sum$")
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -42,13 +44,23 @@ def read_counters(path: Path) -> tuple[CounterRow, ...]:
             short_name=short_kernel_name(name),
             kernel_class=classify_kernel(name),
             instances=len(kernels),
-            counters={
-                counter: sum(kernel.get(counter, 0.0) for kernel in kernels)
-                for counter in dict.fromkeys(counter for kernel in kernels for counter in kernel)
-            },
+            counters=(counters := _sums(kernels)),
+            flop=_flop(counters),
         )
         for name, kernels in sorted(read_with_cuts(path, read).items(), key=lambda item: (-len(item[1]), item[0]))
     )
+
+
+def _sums(kernels: list[dict[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(counter for kernel in kernels for counter in kernel)
+    return {name: sum(kernel.get(name, 0.0) for kernel in kernels) for name in names}
+
+
+def _flop(counters: dict[str, float]) -> float | None:
+    """Operations on floating-point numbers by scalar instructions: a fused multiplication and addition counts twice."""
+    counted = [(_SCALAR.search(name), value) for name, value in counters.items()]
+    known = [(match[1], value) for match, value in counted if match]
+    return sum(value * (2.0 if kind == "fma" else 1.0) for kind, value in known) if known else None
 
 
 def not_from_torch(path: Path) -> ParseError:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from llm_perf_opt.analysis.capture import CaptureAnalysis, Measured, analyze_measured, measure_timeline
 from llm_perf_opt.analysis.ranks.analysis import analyze_ranks
 from llm_perf_opt.analysis.ranks.identify import Kind
-from llm_perf_opt.analysis.timeline.rows import KernelRow
+from llm_perf_opt.analysis.timeline.rows import CounterRow, KernelRow
 from llm_perf_opt.core.process import allowed_environment, run_command
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.runners.analyze.kinds import NCU, NSYS, SUMMARY, TORCH
@@ -105,15 +105,27 @@ def _read_torch(files: Sequence[Path]) -> tuple[list[Measured], CaptureAnalysis,
     from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 
     measured, operators, modules, notes = [], [], [], []
+    counters: list[CounterRow] = []
     for path in files:
         trace = read_torch_trace(path)
         measured.append(measure_timeline(replace(trace.timeline, source=str(path))))
         operators.append(operator_rows(trace.timeline, trace.operators))
         modules.append(module_rows(trace.timeline, trace.modules))
+        counters += trace.counters
+        if trace.counters:
+            counted = sum(row.instances for row in trace.counters)
+            notes.append(
+                f"{path}: {counted} kernel(s) were recorded with hardware counters and without times of their own: the "
+                "profiler runs each of them several times to count"
+            )
         if not len(trace.modules):
             notes.append(f"{path}: no module ranges (record with with_stack or with_modules to see them)")
     analysis = analyze_measured(measured)
     analysis = replace(analysis, operators=merge_operators(operators), modules=merge_modules(modules))
+    if counters:
+        # Kernels were recorded, though not when they ran.
+        said = tuple(note for note in analysis.notes if "no GPU kernel was recorded" not in note)
+        analysis = replace(analysis, counters=tuple(counters), notes=said)
     return measured, analysis, notes
 
 

@@ -8,6 +8,7 @@ from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.ranks.analysis import RankRow, RanksAnalysis
 from llm_perf_opt.analysis.ranks.collectives import CollectiveRow
 from llm_perf_opt.analysis.ranks.overlap import Split
+from llm_perf_opt.analysis.timeline.rows import CopyRow, CounterRow
 from llm_perf_opt.core.sections import Cell, Section, SectionTable
 from llm_perf_opt.core.units import format_bytes, format_ms, format_percent
 
@@ -21,10 +22,62 @@ def capture_sections(analysis: CaptureAnalysis, *, source: str | None = None) ->
 
 
 def _sections(analysis: CaptureAnalysis, source: str | None) -> Iterator[Section]:
+    if analysis.copies:
+        yield _copies(analysis.copies, source)
+    if analysis.counters is not UNSET:
+        yield _counters(analysis.counters, source)
     if analysis.ranks is not UNSET:
         yield _ranks(analysis.ranks, source)
         if analysis.ranks.collectives:
             yield _communication(analysis.ranks, source)
+
+
+def _copies(copies: Sequence[CopyRow], source: str | None) -> Section:
+    rates = [None if c.bytes_per_s is None else c.bytes_per_s / 1e9 for c in copies]
+    table = SectionTable(
+        columns=("kind", "n", "total ms", "MB", "GB/s", "longest ms"),
+        rows=tuple(
+            (
+                c.kind,
+                c.instances,
+                c.total_ns / 1e6,
+                None if c.size_bytes is None else c.size_bytes / 1e6,
+                gb,
+                c.max_ns / 1e6,
+            )
+            for c, gb in list(zip(copies, rates, strict=True))[:ROWS]
+        ),
+        source=source,
+    )
+    return Section(title="Copies and sets", tables=(table,))
+
+
+def _counters(rows: Sequence[CounterRow], source: str | None) -> Section:
+    """Counters that are zero everywhere are left out."""
+    names = [
+        n for n in dict.fromkeys(n for row in rows for n in row.counters) if any(row.counters.get(n) for row in rows)
+    ]
+    ranked = sorted(rows, key=lambda row: -(row.flop or 0.0))[:ROWS]
+    table = SectionTable(
+        title="Sums over the instances of each kernel",
+        columns=("kernel", "class", "n", "GFLOP", *names),
+        rows=tuple(
+            (
+                row.short_name,
+                row.kernel_class,
+                row.instances,
+                None if row.flop is None else row.flop / 1e9,
+                *(row.counters.get(name) for name in names),
+            )
+            for row in ranked
+        ),
+        source=source,
+    )
+    text = (
+        "What CUPTI counted while these kernels ran. Each was run several times to count, so its time is not known. "
+        "GFLOP: additions, multiplications and fused ones by scalar instructions; matrix instructions are not in it."
+    )
+    return Section(title="Hardware counters", paragraphs=(text,), tables=(table,))
 
 
 def _ranks(ranks: RanksAnalysis, source: str | None) -> Section:

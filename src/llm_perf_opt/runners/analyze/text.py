@@ -14,22 +14,27 @@ from llm_perf_opt.runners.analyze.kinds import SUMMARY
 from llm_perf_opt.runners.analyze.sections import capture_sections
 
 NAME_WIDTH = 60
-RANGES_SHOWN = 40
 
 
 def render_analysis(analysis: CaptureAnalysis, *, top: int) -> str:
     """All that a reader needs first: what was read, ranges, kernels, findings, notes."""
-    parts = [_sources(analysis), _gpu(analysis), _ranges(analysis), _kernels(analysis, top), _copies(analysis)]
+    parts = [_sources(analysis, top), _gpu(analysis), _ranges(analysis, top), _kernels(analysis, top)]
     if analysis.operators is not UNSET:
         parts.append(_operators(analysis.operators, top))
     if analysis.ncu is not UNSET:
         parts.append(_ncu(analysis.ncu, top))
     parts += [_section(section, top) for section in capture_sections(analysis)]
-    parts += [_course(analysis), _gaps(analysis, top), _waits(analysis, top), _findings(analysis), _notes(analysis)]
+    parts += [
+        _course(analysis),
+        _gaps(analysis, top),
+        _waits(analysis, top),
+        _findings(analysis, top),
+        _notes(analysis),
+    ]
     return "\n\n".join(part for part in parts if part)
 
 
-def _sources(analysis: CaptureAnalysis) -> str:
+def _sources(analysis: CaptureAnalysis, top: int) -> str:
     rows = [
         (
             s.path,
@@ -39,11 +44,12 @@ def _sources(analysis: CaptureAnalysis) -> str:
             _ms(s.kernel_ns),
             _ms(s.gpu_busy_ns),
         )
-        for s in analysis.sources
+        for s in analysis.sources[:top]
     ]
     if not rows:
         return ""
-    return _table(("file", "made by", "schema", "kernels", "kernel ms", "busy ms"), rows)
+    head = ("file", "made by", "schema", "kernels", "kernel ms", "busy ms")
+    return _table(head, rows) + _more(len(analysis.sources), top, "files")
 
 
 def _gpu(analysis: CaptureAnalysis) -> str:
@@ -61,7 +67,7 @@ def _gpu(analysis: CaptureAnalysis) -> str:
     )
 
 
-def _ranges(analysis: CaptureAnalysis) -> str:
+def _ranges(analysis: CaptureAnalysis, top: int) -> str:
     rows = [
         (
             r.name[:NAME_WIDTH],
@@ -75,7 +81,7 @@ def _ranges(analysis: CaptureAnalysis) -> str:
             _ms(r.idle.waiting_for_copy_or_sync_ns if r.idle else None),
             "–" if r.last.gpu_busy_ns is None else f"{r.last.gpu_busy_ns / 1e6:.3f} of {r.last.wall_ns / 1e6:.2f}",
         )
-        for r in analysis.ranges[:RANGES_SHOWN]
+        for r in analysis.ranges[:top]
     ]
     head = (
         "range", "n", "wall ms", "kernels", "busy ms", "idle ms", "host ms", "between ms", "copy/sync ms",
@@ -84,7 +90,7 @@ def _ranges(analysis: CaptureAnalysis) -> str:
     if not rows:
         has_ranges = any(source.kind != SUMMARY for source in analysis.sources)
         return "no NVTX or user ranges in the capture" if has_ranges else ""
-    return _table(head, rows)
+    return _table(head, rows) + _more(len(analysis.ranges), top, "ranges")
 
 
 def _kernels(analysis: CaptureAnalysis, top: int) -> str:
@@ -99,15 +105,11 @@ def _kernels(analysis: CaptureAnalysis, top: int) -> str:
         )
         for k in analysis.kernels[:top]
     ]
-    return _table(("%", "total ms", "n", "avg µs", "class", "kernel"), rows) if rows else ""
-
-
-def _copies(analysis: CaptureAnalysis) -> str:
-    rows = [
-        (c.kind, f"{c.instances:,}", _ms(c.total_ns), or_dash(c.size_bytes, "{:.3f}", unit=1e6, dash="–"))
-        for c in analysis.copies
-    ]
-    return _table(("copies and sets", "n", "total ms", "MB"), rows) if rows else ""
+    if not rows:
+        return ""
+    return _table(("%", "total ms", "n", "avg µs", "class", "kernel"), rows) + _more(
+        len(analysis.kernels), top, "kernels"
+    )
 
 
 def _operators(operators: Sequence[OperatorRow], top: int) -> str:
@@ -213,14 +215,19 @@ def _section(section: Section, top: int) -> str:
     return "\n".join(parts)
 
 
-def _findings(analysis: CaptureAnalysis) -> str:
+def _findings(analysis: CaptureAnalysis, top: int) -> str:
     lines = []
-    for finding in analysis.findings:
+    for finding in analysis.findings[:top]:
         gain = f" (at most {finding.max_gain:.2f}x over the capture)" if finding.max_gain is not None else ""
         lines.append(f"* {finding.title}{gain}, confidence {finding.confidence}")
         lines += [f"    - {evidence}" for evidence in finding.evidence]
         lines.append(f"    remedy: {finding.remedy}")
-    return "findings\n" + "\n".join(lines) if lines else ""
+    return "findings\n" + "\n".join(lines) + _more(len(analysis.findings), top, "findings") if lines else ""
+
+
+def _more(count: int, top: int, what: str) -> str:
+    """What to say of rows that are not shown."""
+    return f"\n… and {count - top:,} more {what} (--top)" if count > top else ""
 
 
 def _notes(analysis: CaptureAnalysis) -> str:
