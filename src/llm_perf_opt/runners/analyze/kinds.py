@@ -64,7 +64,7 @@ def capture_files(path: Path) -> tuple[Path, ...]:
 
 def _timelines_in(folder: Path) -> tuple[Path, ...]:
     """Captures with times of day; of a report and its export the export."""
-    endings = tuple(ending for ending, kind in _BY_ENDING.items() if kind in (NSYS, TORCH))
+    endings = (*(ending for ending, kind in _BY_ENDING.items() if kind == NSYS), ".json", ".json.gz")
     files = sorted(p for p in folder.iterdir() if p.is_file() and p.name.lower().endswith(endings))
     exported = {p.with_suffix("") for p in files if p.suffix == ".sqlite"}
     return tuple(p for p in files if p.suffix not in (".nsys-rep", ".qdrep") or p.with_suffix("") not in exported)
