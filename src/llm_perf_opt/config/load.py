@@ -174,6 +174,8 @@ def _check(
         # A section may be missing where each of its keys has a default.
         typed[name], found = validate(cls, raw.get(name) or {}, name)
         problems += found
+        if isinstance(typed[name], InferSection):
+            problems += [replace(problem, key=f"infer.{problem.key}") for problem in typed[name].problems()]
     allowed = [*_SECTIONS, "model", "infer", "pipeline"]
     problems += [_unknown(key, raw[key], allowed) for key in raw if key not in allowed]
     stages, found = _stages(raw.get("pipeline") or {}, stage_classes, list(known_stages), broken)

@@ -109,7 +109,8 @@ class ModelSection:
     weights: Literal["snapshot", "random"] = "snapshot"
     path: Path | None = None
     dtype: Dtype | Literal["auto"] = "auto"
-    attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flex_attention"] = "auto"
+    quantization: Literal["none", "fp8", "int8"] = "none"
     geometry: Mapping[str, Any] | None = None
 
 
@@ -124,6 +125,27 @@ class InferSection:
     top_k: Annotated[int, Ge(0)] = 0
     no_repeat_ngram_size: Annotated[int, Ge(0)] = 0
     ignore_eos: bool = False
+    batch: PositiveInt = 1
+    cache: Literal["dynamic", "static"] = "dynamic"
+    compile: Literal["none", "default", "reduce-overhead", "max-autotune"] = "none"
+    cuda_graph: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """One sequence at a time, eager, with a growing cache: what every model can do."""
+        return (self.batch, self.cache, self.compile, self.cuda_graph) == (1, "dynamic", "none", False)
+
+    def problems(self) -> tuple[Problem, ...]:
+        """Rules that span keys."""
+        found = []
+        asked = f"compile={self.compile}" if self.compile != "none" else "cuda_graph=true"
+        if self.cache != "static" and (self.compile != "none" or self.cuda_graph):
+            text = f"infer.{asked} needs a cache that stays where it is (got {self.cache!r}), allowed: static"
+            found.append(Problem(key="cache", text=text))
+        if self.cuda_graph and self.compile in ("reduce-overhead", "max-autotune"):
+            text = f"infer.compile={self.compile} captures CUDA graphs itself (got true), allowed: false"
+            found.append(Problem(key="cuda_graph", text=text))
+        return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,6 +42,18 @@ class RanModel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """How the model was run: `compile_s` is what compiling or capturing the decode step took, apart from all else."""
+
+    batch: int = 1
+    cache: str = "dynamic"
+    compile: str = "none"
+    cuda_graph: bool = False
+    quantization: str = "none"
+    compile_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class PassTotals:
     """Sums over a pass, and the rates they give: all tokens by all the time."""
 
@@ -107,6 +119,7 @@ class MetricsDocument:
     schema_version: Literal[1] = 1
     status: RunState = "done"
     model: RanModel
+    deployment: Deployment | None = None
     nvtx_backend: str | None = None
     notes: tuple[str, ...] = ()
     clean: CleanPass

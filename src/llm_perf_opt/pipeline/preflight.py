@@ -9,7 +9,7 @@ from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.stage import Stage, traits_of
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.workload.dataset import TOKENS, list_samples, vocabulary_of
+from llm_perf_opt.workload.dataset import PAGES, TOKENS, list_samples, vocabulary_of
 from llm_perf_opt.workload.models.registry import load_adapter
 
 
@@ -22,7 +22,15 @@ def workload_problems(config: AppConfig, stages: Collection[Stage]) -> tuple[str
         return ()
     if config.workload.command is not None:
         return _program_problems(config.workload.command[0], config.user_dir)
-    problems = load_adapter(config.model.adapter).check(config.model)
+    adapter = load_adapter(config.model.adapter)
+    infer, quantization = config.infer, config.model.quantization
+    if adapter.data_kind == PAGES and not (infer.is_plain and quantization == "none"):
+        return (
+            "infer.batch, .cache, .compile, .cuda_graph, model.quantization: a model that reads pages runs one page at "
+            f"a time, eager, with a growing cache (got {infer.batch}, {infer.cache!r}, {infer.compile!r}, "
+            f"{infer.cuda_graph}, {quantization!r}), allowed: their defaults",
+        )
+    problems = adapter.check(config.model)
     return problems or _dataset_problems(config)
 
 

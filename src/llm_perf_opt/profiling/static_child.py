@@ -27,8 +27,13 @@ def shape_from_config(config: AppConfig, adapter: ModelAdapter, geometry: Mappin
 
 
 def text_shape(config: AppConfig, prompt: int, *, how: str) -> Shape:
-    """One sequence at a time, because that is how the workload runs and what its times will be compared with."""
-    return _with_context(config, Shape(batch=1, prompt=prompt, context=prompt, how=how))
+    """As many sequences at once as the workload runs, because its times will be compared with this."""
+    return _with_context(config, Shape(batch=batch_that_runs(config), prompt=prompt, context=prompt, how=how))
+
+
+def batch_that_runs(config: AppConfig) -> int:
+    """Our own loop runs `infer.batch` sequences at once; of another program only the user knows."""
+    return config.infer.batch if config.workload.command is None else config.workload.batch
 
 
 def page_shape(

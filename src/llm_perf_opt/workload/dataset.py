@@ -63,6 +63,21 @@ def plan_samples(samples: Sequence[Sample], sampling: SamplingSection) -> tuple[
     return tuple(planned)
 
 
+def plan_batches(planned: Sequence[Planned], size: int) -> tuple[Planned, ...]:
+    """The same samples, `size` at a time. The last batch is filled from the first samples, so that all are full."""
+    if size == 1:
+        return tuple(planned)
+    count = -(-len(planned) // size)
+    filled = [planned[i % len(planned)] for i in range(count * size)]
+    return tuple(_batch(filled[i * size : (i + 1) * size]) for i in range(count))
+
+
+def _batch(members: Sequence[Planned]) -> Planned:
+    samples = tuple(member.sample for member in members)
+    name = "+".join(sample.sample_id for sample in samples)
+    return Planned(epoch=members[0].epoch, sample=Sample(sample_id=name, batch=samples))
+
+
 def plan_notes(samples: Sequence[Sample], sampling: SamplingSection) -> tuple[str, ...]:
     """What the plan could not do as asked."""
     wanted = sampling.num_samples_per_epoch
@@ -73,7 +88,7 @@ def plan_notes(samples: Sequence[Sample], sampling: SamplingSection) -> tuple[st
 
 def describe_inputs(planned: Sequence[Planned], *, run_dir: Path) -> list[InputSample]:
     """Size and hash of every sample the plan uses, each once. Paths inside the run are relative, so it can be moved."""
-    samples = {p.sample.sample_id: p.sample for p in planned}
+    samples = {sample.sample_id: sample for p in planned for sample in p.sample.members}
     return [_describe(sample, run_dir) for sample in samples.values()]
 
 

@@ -141,21 +141,22 @@ class TokenPicker:
         self._ban = NgramBan(infer.no_repeat_ngram_size, prompt_ids) if infer.no_repeat_ngram_size else None
         self._generator = torch.Generator(device=device)
         self._generator.manual_seed(seed)
-        self._plain = infer.temperature == 0 and self._ban is None
+        # Whether a token is simply the likeliest one.
+        self.is_plain = infer.temperature == 0 and self._ban is None
 
     @property
     def reads_tokens(self) -> bool:
         """Whether `saw` must be told every token, which means waiting for the device at each step."""
         return self._ban is not None
 
-    def saw(self, token: int) -> None:
+    def saw(self, tokens: Sequence[int]) -> None:
         """Tell which token was picked, for the n-gram rule."""
         if self._ban is not None:
-            self._ban.add(token)
+            self._ban.add(tokens[0])
 
     def pick(self, logits: Any) -> Any:
         """The next token."""
-        if self._plain:
+        if self.is_plain:
             return logits.argmax(dim=-1, keepdim=True)
         scores = logits.float()
         banned = self._ban.banned() if self._ban is not None else []
@@ -182,9 +183,40 @@ class TokenPicker:
         return torch.multinomial(scores.softmax(dim=-1), 1, generator=self._generator)
 
 
+class BatchPicker:
+    """The pickers of a batch's sequences: each gets the tokens it would get alone."""
+
+    def __init__(self, rows: Sequence[TokenPicker]) -> None:
+        import torch
+
+        self._rows = rows
+        self._cat = torch.cat
+        self._is_plain = all(row.is_plain for row in rows)
+
+    @property
+    def reads_tokens(self) -> bool:
+        return any(row.reads_tokens for row in self._rows)
+
+    def saw(self, tokens: Sequence[int]) -> None:
+        for row, token in zip(self._rows, tokens, strict=True):
+            row.saw([token])
+
+    def pick(self, logits: Any) -> Any:
+        """The next token of each sequence, [sequences, 1]."""
+        if self._is_plain:
+            return logits.argmax(dim=-1, keepdim=True)
+        return self._cat([row.pick(logits[i : i + 1]) for i, row in enumerate(self._rows)])
+
+
+Picker = TokenPicker | BatchPicker
+
+
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """The tokens of one sample and when they came. `decode_ms` is None when the first token was the only one."""
+    """The tokens of one sample and when they came. `decode_ms` is None when the first token was the only one.
+
+    `others` are the tokens of a batch's further sequences; a sequence that ended before the batch is as long as it is.
+    """
 
     token_ids: tuple[int, ...]
     prefill_ms: float
@@ -192,6 +224,16 @@ class Generation:
     decode_ms: float | None
     itl_ms: tuple[float, ...]
     parts_ms: Mapping[str, float] = field(default_factory=dict)
+    others: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def sequences(self) -> tuple[tuple[int, ...], ...]:
+        return (self.token_ids, *self.others)
+
+    @property
+    def steps(self) -> int:
+        """Forwards after prefill: a batch goes on until its last sequence has ended."""
+        return len(self.itl_ms)
 
 
 class Generator:
@@ -202,10 +244,13 @@ class Generator:
         self._clock = clock
         self._ranges = ranges
         self._stop_ids = frozenset[int]() if ignore_eos else model.eos_token_ids
+        # The sequences of the batch at hand that have had their last token.
+        self._ended: set[int] = set()
 
-    def generate(self, inputs: Any, picker: TokenPicker, max_new_tokens: int) -> Generation:
-        """Run one sample to its end-of-sequence token or to `max_new_tokens`."""
+    def generate(self, inputs: Any, picker: Picker, max_new_tokens: int) -> Generation:
+        """Run one sample, or one batch, to its end-of-sequence token or to `max_new_tokens`."""
         clock, ranges = self._clock, self._ranges
+        self._ended.clear()
         parts = PartClock(clock, ranges)
         start_ns = clock.edge_ns()
         ranges.push(PREFILL)
@@ -227,8 +272,10 @@ class Generator:
                 decode_ms = (clock.edge_ns() - first_ns) / NS_PER_MS
             finally:
                 ranges.pop()
+        first, *others = _to_host(tokens, self._stop_ids)
         return Generation(
-            token_ids=_to_host(tokens),
+            token_ids=first,
+            others=tuple(others),
             prefill_ms=(prefill_ns - start_ns) / NS_PER_MS,
             ttft_ms=(first_ns - start_ns) / NS_PER_MS,
             decode_ms=decode_ms,
@@ -237,7 +284,7 @@ class Generator:
         )
 
     def _decode(
-        self, step: StepOutput, tokens: list[Any], marks: list[Any], picker: TokenPicker, max_new_tokens: int
+        self, step: StepOutput, tokens: list[Any], marks: list[Any], picker: Picker, max_new_tokens: int
     ) -> None:
         """Append tokens and their marks until a stop token or the budget."""
         push, pop, mark = self._ranges.push, self._ranges.pop, self._clock.mark
@@ -254,16 +301,24 @@ class Generator:
             finally:
                 pop()
 
-    def _read(self, token: Any, picker: TokenPicker) -> bool:
-        """Bring the token to the host when somebody must see it (this waits for a GPU); whether it ends the sample."""
+    def _read(self, token: Any, picker: Picker) -> bool:
+        """Bring tokens to the host when somebody must see them (this waits for a GPU); whether all sequences ended."""
         if not self._stop_ids and not picker.reads_tokens:
             return False
-        value = int(token)
-        picker.saw(value)
-        return value in self._stop_ids
+        values = [int(value) for value in token.reshape(-1).tolist()]
+        picker.saw(values)
+        self._ended |= {row for row, value in enumerate(values) if value in self._stop_ids}
+        return len(self._ended) == len(values)
 
 
-def _to_host(tokens: list[Any]) -> tuple[int, ...]:
+def _to_host(tokens: list[Any], stop_ids: frozenset[int]) -> list[tuple[int, ...]]:
+    """The tokens of each sequence, up to its own end."""
     import torch
 
-    return tuple(int(t) for t in torch.cat(tokens, dim=1).reshape(-1).tolist())
+    rows = torch.cat(tokens, dim=1).tolist()
+    return [tuple(row[: _length(row, stop_ids)]) for row in rows]
+
+
+def _length(row: Sequence[int], stop_ids: frozenset[int]) -> int:
+    """How many tokens belong to a sequence: the one that ends it is its last."""
+    return next((i + 1 for i, token in enumerate(row) if token in stop_ids), len(row))

@@ -10,6 +10,7 @@ from types import TracebackType
 from llm_perf_opt.core.documents import (
     BadSample,
     CleanPass,
+    Deployment,
     InputSample,
     Methods,
     MetricsDocument,
@@ -31,6 +32,7 @@ class JournalHeader:
     """What is known before the first sample."""
 
     model: RanModel
+    deployment: Deployment
     nvtx_backend: str
     repeats: int
     samples: int
@@ -97,6 +99,7 @@ class Journal:
         return MetricsDocument(
             status=status,
             model=header.model,
+            deployment=header.deployment,
             nvtx_backend=header.nvtx_backend,
             notes=tuple(self.notes),
             clean=CleanPass(

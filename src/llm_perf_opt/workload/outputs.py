@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -121,12 +121,17 @@ class OutputWriter:
             predictions.write_text("", encoding="utf-8")
 
     def add(self, sample: Sample, result: SampleResult, model: LoadedModel) -> None:
-        """Write one sample's text wherever it was asked for."""
-        token_ids = result.generation.token_ids
+        """Write the text of one sample, or of each of a batch, wherever it was asked for."""
+        # A batch may have been filled with samples it already holds.
+        for member, token_ids in dict(zip(sample.members, result.generation.sequences, strict=True)).items():
+            self._add(member, token_ids, result, model)
+
+    def _add(self, sample: Sample, token_ids: Sequence[int], result: SampleResult, model: LoadedModel) -> None:
         raw = model.text(token_ids, strip_special=False)
         clean = clean_text(model.text(token_ids, strip_special=True) if self._strip else raw)
         if self._predictions is not None:
-            line = json.dumps(_prediction(result, raw, clean), ensure_ascii=False, default=plain)
+            prediction = _prediction(result, raw, clean, sample_id=sample.sample_id, tokens=len(token_ids))
+            line = json.dumps(prediction, ensure_ascii=False, default=plain)
             with self._predictions.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
         if self._gallery is not None:
@@ -171,7 +176,7 @@ def _resolve(save_dir: str | None, default: str, stage_dir: Path) -> Path:
     return stage_dir / Path(save_dir or default).expanduser()
 
 
-def _prediction(result: SampleResult, raw: str, clean: str) -> PredictionLine:
+def _prediction(result: SampleResult, raw: str, clean: str, *, sample_id: str, tokens: int) -> PredictionLine:
     timings = PredictionTimings(
         prepare_ms=result.prepare_ms,
         prefill_ms=result.generation.prefill_ms,
@@ -181,11 +186,11 @@ def _prediction(result: SampleResult, raw: str, clean: str) -> PredictionLine:
         e2e_ms=result.e2e_ms,
     )
     return PredictionLine(
-        sample=result.sample_id,
+        sample=sample_id,
         epoch=result.epoch,
         text_raw=raw,
         text_clean=clean,
         timings=timings,
-        tokens=result.tokens,
+        tokens=tokens,
         prompt_tokens=result.prompt_tokens,
     )

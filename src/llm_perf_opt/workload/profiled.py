@@ -150,6 +150,7 @@ def _profile(
                     prepare_ms=prepare_ms,
                     generation=generation,
                     peak_memory_bytes=None,
+                    own_prompt_tokens=session.own_prompt_tokens(planned.sample),
                 )
             )
             say(f"profiled pass, sample {number} of {len(prepared)}: {len(generation.token_ids)} token(s)")

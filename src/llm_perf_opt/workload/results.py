@@ -44,7 +44,11 @@ ONE_TOKEN = "every sample ended after its first token, so no token was decoded a
 
 @dataclass(frozen=True, kw_only=True)
 class SampleResult:
-    """One sample of one repeat of a pass."""
+    """One sample, or one batch of them, of one repeat of a pass.
+
+    `prompt_tokens` are the positions prefill processed for each sequence, `own_prompt_tokens` those of all sequences
+    without padding; `tokens` of a batch are those of its longest sequence.
+    """
 
     sample_id: str
     pass_name: str
@@ -54,10 +58,23 @@ class SampleResult:
     prepare_ms: float
     generation: Generation
     peak_memory_bytes: int | None
+    own_prompt_tokens: int | None = None
+
+    @property
+    def batch(self) -> int:
+        return len(self.generation.sequences)
 
     @property
     def tokens(self) -> int:
-        return len(self.generation.token_ids)
+        return max(len(sequence) for sequence in self.generation.sequences)
+
+    @property
+    def all_tokens(self) -> int:
+        return sum(len(sequence) for sequence in self.generation.sequences)
+
+    @property
+    def all_prompt_tokens(self) -> int:
+        return self.prompt_tokens if self.own_prompt_tokens is None else self.own_prompt_tokens
 
     @property
     def e2e_ms(self) -> float:
@@ -71,11 +88,14 @@ class SampleResult:
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        return self.prompt_tokens / (self.generation.prefill_ms / 1e3)
+        """Of all sequences together."""
+        return self.all_prompt_tokens / (self.generation.prefill_ms / 1e3)
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        return None if self.tpot_ms is None else 1e3 / self.tpot_ms
+        """Of all sequences together."""
+        decode_ms = self.generation.decode_ms
+        return None if decode_ms is None else (self.all_tokens - self.batch) / (decode_ms / 1e3)
 
     def line(self) -> dict[str, Any]:
         """The sample as a line of samples.jsonl."""
@@ -87,6 +107,7 @@ class SampleResult:
             "epoch": self.epoch,
             "prompt_tokens": self.prompt_tokens,
             "tokens": self.tokens,
+            **({"batch": self.batch, "all_tokens": self.all_tokens} if self.batch > 1 else {}),
             "prepare_ms": self.prepare_ms,
             "prefill_ms": generation.prefill_ms,
             "ttft_ms": generation.ttft_ms,
@@ -120,7 +141,9 @@ def pass_metrics(results: Sequence[SampleResult], parts: Sequence[str]) -> dict[
         "itl_ms": summarise((gap for r in results for gap in r.generation.itl_ms), reason=decoded),
         "e2e_ms": summarise((r.e2e_ms for r in results), reason=NO_SAMPLE),
         "prefill_tokens_per_s": summarise((r.prefill_tokens_per_s for r in results), reason=NO_SAMPLE),
-        "decode_tokens_per_s": summarise((1e3 / t for t, _ in tpots if t is not None), reason=decoded),
+        "decode_tokens_per_s": summarise(
+            (r.decode_tokens_per_s for r in results if r.decode_tokens_per_s is not None), reason=decoded
+        ),
     }
     for part in parts:
         values = [r.generation.parts_ms[part] for r in results if part in r.generation.parts_ms]
@@ -132,9 +155,9 @@ def totals(results: Sequence[SampleResult]) -> PassTotals:
     """Sums over the pass, and the rates they give: all tokens by all the time."""
     prefill_s = sum(r.generation.prefill_ms for r in results) / 1e3
     decode_s = sum(r.generation.decode_ms or 0.0 for r in results) / 1e3
-    prompt = sum(r.prompt_tokens for r in results)
-    tokens = sum(r.tokens for r in results)
-    decoded = sum(r.tokens - 1 for r in results)
+    prompt = sum(r.all_prompt_tokens for r in results)
+    tokens = sum(r.all_tokens for r in results)
+    decoded = sum(r.all_tokens - r.batch for r in results)
     return PassTotals(
         prompt_tokens=prompt,
         tokens=tokens,

@@ -12,12 +12,13 @@ Which errors mean that one sample is bad, and when there are too many of them.
 import struct
 import zlib
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.config.output import OutputConfig
 from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.core.documents import Deployment
 from llm_perf_opt.core.names import WARMUP
 from llm_perf_opt.errors import ConfigError, ProfilingError
 from llm_perf_opt.workload.dataset import (
@@ -26,6 +27,7 @@ from llm_perf_opt.workload.dataset import (
     Vocabulary,
     describe_inputs,
     list_samples,
+    plan_batches,
     plan_notes,
     plan_samples,
     random_tokens,
@@ -39,7 +41,17 @@ from llm_perf_opt.workload.device import (
     start_cuda_profiler,
     stop_cuda_profiler,
 )
-from llm_perf_opt.workload.generation import NS_PER_MS, Clock, Generation, Generator, TokenPicker, clock_for, seed_for
+from llm_perf_opt.workload.generation import (
+    NS_PER_MS,
+    BatchPicker,
+    Clock,
+    Generation,
+    Generator,
+    Picker,
+    TokenPicker,
+    clock_for,
+    seed_for,
+)
 from llm_perf_opt.workload.journal import Journal, JournalHeader, write_inputs_file
 from llm_perf_opt.workload.models.base import LoadedModel, ModelAdapter, Sample
 from llm_perf_opt.workload.models.registry import load_adapter
@@ -63,24 +75,42 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """A loaded model with its clocks."""
+    """A loaded model with its clocks.
+
+    `bad` are samples that no batch could be made of, `prompt_tokens` the lengths of those that are in one; both are
+    empty where samples run one at a time. `compile_s` is None where nothing was compiled or captured.
+    """
 
     workload: Workload
     model: LoadedModel
     clock: Clock
     ranges: RangeEmitter
     memory: PeakMemory
+    bad: Mapping[str, str] = field(default_factory=dict)
+    prompt_tokens: Mapping[str, int] = field(default_factory=dict)
+    compile_s: float | None = None
 
-    def generator(self, ranges: RangeEmitter | None = None) -> Generator:
+    def generator(self, ranges: RangeEmitter | None = None, *, ignore_eos: bool = False) -> Generator:
         """The loop over this model, with these ranges or the session's own."""
-        ignore_eos = self.workload.config.infer.ignore_eos
-        return Generator(self.model, clock=self.clock, ranges=ranges or self.ranges, ignore_eos=ignore_eos)
+        ignore = ignore_eos or self.workload.config.infer.ignore_eos
+        return Generator(self.model, clock=self.clock, ranges=ranges or self.ranges, ignore_eos=ignore)
 
-    def picker(self, sample_id: str, inputs: Any) -> TokenPicker:
-        """A picker for one sample: the same tokens whatever ran before it."""
+    def picker(self, sample: Sample, inputs: Any) -> Picker:
+        """A picker for one sample: the same tokens whatever ran before it, or beside it in a batch."""
+        if sample.batch:
+            return BatchPicker([self._picker(member, None) for member in sample.batch])
+        return self._picker(sample, inputs)
+
+    def own_prompt_tokens(self, sample: Sample) -> int | None:
+        """The tokens of a batch's prompts without padding; None for one sample."""
+        return sum(self.prompt_tokens[member.sample_id] for member in sample.batch) if sample.batch else None
+
+    def _picker(self, sample: Sample, inputs: Any) -> TokenPicker:
         config = self.workload.config
-        prompt_ids = self.model.prompt_ids(inputs) if config.infer.no_repeat_ngram_size else ()
-        seed = seed_for(config.run.seed, sample_id)
+        prompt_ids: tuple[int, ...] = ()
+        if config.infer.no_repeat_ngram_size:
+            prompt_ids = tuple(self.model.prompt_ids(self.model.prepare(sample) if inputs is None else inputs))
+        seed = seed_for(config.run.seed, sample.sample_id)
         return TokenPicker(config.infer, device=self.model.device, seed=seed, prompt_ids=prompt_ids)
 
 
@@ -113,13 +143,70 @@ def open_session(workload: Workload) -> Session:
     device = resolve_device(config.run.device)
     say(f"loading {config.model.name} ({config.model.weights} weights) on {device}")
     model = workload.adapter.load(config.model, config.infer, device=device, seed=config.run.seed)
-    return Session(
+    session = Session(
         workload=workload,
         model=model,
         clock=clock_for(device),
         ranges=choose_emitter(),
         memory=peak_memory_for(device),
     )
+    if config.infer.batch > 1:
+        session = form_batches(session)
+    return settle(session) if config.infer.compile != "none" or config.infer.cuda_graph else session
+
+
+def form_batches(session: Session) -> Session:
+    """Put the samples that can be read into batches of `infer.batch`; the others are bad."""
+    workload, size = session.workload, session.workload.config.infer.batch
+    lengths: dict[str, int] = {}
+    bad: dict[str, str] = {}
+    for sample in dict.fromkeys(p.sample for p in workload.planned):
+        try:
+            lengths[sample.sample_id] = session.model.prompt_tokens(session.model.prepare(sample))
+        except bad_sample_errors() as error:
+            say(f"sample {sample.sample_id} skipped: {describe_error(error)}")
+            bad[sample.sample_id] = describe_error(error)
+    good = [planned for planned in workload.planned if planned.sample.sample_id in lengths]
+    refuse_too_many_bad(bad=bad, sample_ids={*lengths, *bad}, max_bad_fraction=workload.config.dataset.max_bad_fraction)
+    batches = plan_batches(good, size)
+    repeated = len(batches) * size - len(good)
+    note = f"infer.batch={size}: {len(good)} sample(s) make {len(batches)} batch(es)"
+    more = f", {repeated} of them run again to fill the last one" if repeated else ""
+    planned = replace(workload, planned=batches, notes=(*workload.notes, note + more))
+    return replace(session, workload=planned, bad=bad, prompt_tokens=lengths)
+
+
+def settle(session: Session) -> Session:
+    """Compile or capture the decode step on the longest prompt, inside a `warmup` range, and say how long it took.
+
+    The first call compiles; CUDA graphs are recorded by the two after it. Later prompts fit the cache of the longest.
+    """
+    infer = session.workload.config.infer
+    say(f"preparing the decode step (compile={infer.compile}, cuda_graph={str(infer.cuda_graph).lower()})")
+    sample = longest_sample(session)
+    inputs = session.model.prepare(sample)
+    session.ranges.push(WARMUP)
+    try:
+        generator = session.generator(silent("warm-up"), ignore_eos=True)
+        generation = generate(session, generator, sample, inputs, max_new_tokens=SETTLE_TOKENS)
+    finally:
+        session.ranges.pop()
+    compile_s = sum(generation.itl_ms[:SETTLE_STEPS]) / 1e3
+    say(f"the decode step was ready after {compile_s:.1f} s")
+    return replace(session, compile_s=compile_s)
+
+
+def longest_sample(session: Session) -> Sample:
+    """The planned sample or batch with the most prompt tokens, of those the model can read."""
+    best: tuple[int, Sample] | None = None
+    for sample in dict.fromkeys(p.sample for p in session.workload.planned):
+        try:
+            tokens = session.model.prompt_tokens(session.model.prepare(sample))
+        except bad_sample_errors():
+            continue
+        if best is None or tokens > best[0]:
+            best = (tokens, sample)
+    return first_good_sample(session) if best is None else best[1]
 
 
 def open_journal(session: Session, out_dir: Path, *, warmup_rounds: int) -> Journal:
@@ -127,13 +214,39 @@ def open_journal(session: Session, out_dir: Path, *, warmup_rounds: int) -> Jour
     workload = session.workload
     header = JournalHeader(
         model=describe_model(workload.config.model.name, session.model),
+        deployment=describe_deployment(session),
         nvtx_backend=session.ranges.backend,
         repeats=workload.config.run.repeats,
         samples=len(workload.planned),
         warmup_rounds=warmup_rounds,
     )
-    notes = [*workload.notes, *([session.ranges.note] if session.ranges.note else [])]
-    return Journal(out_dir, header=header, notes=notes, parts=session.model.parts, memory_how=session.memory.how)
+    notes = [*workload.notes, *([session.ranges.note] if session.ranges.note else []), *_compile_notes(session)]
+    journal = Journal(out_dir, header=header, notes=notes, parts=session.model.parts, memory_how=session.memory.how)
+    for sample_id, error in session.bad.items():
+        journal.add_bad(sample_id, error)
+    return journal
+
+
+def describe_deployment(session: Session) -> Deployment:
+    """How the model was run, as metrics.json says it."""
+    config = session.workload.config
+    infer = config.infer
+    return Deployment(
+        batch=infer.batch,
+        cache=infer.cache,
+        compile=infer.compile,
+        cuda_graph=infer.cuda_graph,
+        quantization=config.model.quantization,
+        compile_s=session.compile_s,
+    )
+
+
+def _compile_notes(session: Session) -> list[str]:
+    if session.compile_s is None:
+        return []
+    infer = session.workload.config.infer
+    what = "compiling the decode step" if infer.compile != "none" else "capturing the decode step"
+    return [f"{what} took {session.compile_s:.1f} s (its first {SETTLE_STEPS} calls); it is in no latency"]
 
 
 def say(text: str) -> None:
@@ -191,6 +304,9 @@ def refuse_too_many_bad(*, bad: Mapping[str, str], sample_ids: Set[str], max_bad
 
 
 WARMUP_ID = "warmup"
+# torch.compile is done with a step after its third call: compile, warm up, record.
+SETTLE_STEPS = 3
+SETTLE_TOKENS = SETTLE_STEPS + 3
 
 
 def first_good_sample(session: Session) -> Sample:
@@ -210,6 +326,12 @@ def synthetic_like(sample: Sample, session: Session) -> Sample:
     """A made-up sample of the same size, so that the warm-up shows the model nothing of the data it is timed on."""
     workload = session.workload
     seed = f"{workload.config.run.seed}/{WARMUP_ID}"
+    if sample.batch:
+        members = tuple(
+            replace(synthetic_like(member, session), sample_id=f"{WARMUP_ID}-{i}")
+            for i, member in enumerate(sample.batch)
+        )
+        return Sample(sample_id=WARMUP_ID, batch=members)
     if workload.vocabulary is not None:
         length = session.model.prompt_tokens(session.model.prepare(sample))
         return Sample(sample_id=WARMUP_ID, token_ids=random_tokens(workload.vocabulary, length, seed))
@@ -268,7 +390,7 @@ def run_clean_pass(session: Session, journal: Journal, outputs: OutputWriter | N
                 outputs.add(planned.sample, result, session.model)
         refuse_too_many_bad(
             bad=journal.bad,
-            sample_ids={p.sample.sample_id for p in planned_samples},
+            sample_ids={p.sample.sample_id for p in planned_samples} | set(session.bad),
             max_bad_fraction=session.workload.config.dataset.max_bad_fraction,
         )
 
@@ -297,6 +419,7 @@ def measure(
         prepare_ms=prepare_ms,
         generation=generation,
         peak_memory_bytes=session.memory.peak_bytes(),
+        own_prompt_tokens=session.own_prompt_tokens(sample),
     )
     journal.add(result)
     return result
@@ -318,7 +441,7 @@ def generate(
     most = session.workload.config.infer.max_new_tokens
     budget = most if max_new_tokens is None else min(most, max_new_tokens)
     with torch.inference_mode():
-        return generator.generate(inputs, session.picker(sample.sample_id, inputs), budget)
+        return generator.generate(inputs, session.picker(sample, inputs), budget)
 
 
 # In place of a range's name: around all that is measured.

@@ -13,8 +13,13 @@ def compare_passes(clean: Sequence[SampleResult], profiled: Sequence[SampleResul
 
 def tokens_differ(clean: Sequence[SampleResult], profiled: Sequence[SampleResult]) -> bool:
     """Whether a profiled sample's tokens are not the first ones of its clean pass."""
-    first = {c.sample_id: c.generation.token_ids for c in reversed(clean)}
-    return any(first[r.sample_id][: r.tokens] != r.generation.token_ids for r in profiled if r.sample_id in first)
+    first = {c.sample_id: c.generation.sequences for c in reversed(clean)}
+    return any(
+        full[: len(part)] != part
+        for r in profiled
+        if r.sample_id in first
+        for full, part in zip(first[r.sample_id], r.generation.sequences, strict=True)
+    )
 
 
 def _timed(result: SampleResult) -> TimedSample:

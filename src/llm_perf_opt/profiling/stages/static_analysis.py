@@ -103,7 +103,8 @@ class StaticAnalysisStage:
             model = adapter.parts(geometry, where=where)
         except NotInClosedForm as error:
             return self._count_alone(cfg, ctx, unknown_text(error.what))
-        weight = quantised_dtype(geometry, where=where)
+        asked = config.model.quantization
+        weight = quantised_dtype(geometry, where=where) if asked == "none" else asked
         notes = _count_in_child(cfg, ctx, self.name)
         facts = read_facts(ctx.tmp_dir) or _facts_without_child(config, ctx.host, adapter)
         analysis = _analyse(config, model, facts, weight, ctx.tmp_dir)
@@ -255,10 +256,10 @@ def _calibrated(resolved: Resolved, facts: Facts) -> HardwareSection | None:
 def _config_notes(config: AppConfig, hardware: HardwareSection | None, facts: Facts) -> tuple[str, ...]:
     """What was asked for and is not what runs."""
     found = []
-    if config.workload.batch != 1:
+    if config.workload.command is None and config.workload.batch not in (1, config.infer.batch):
         found.append(
-            f"workload.batch={config.workload.batch} is not used here: the workload runs one sequence at a time, "
-            "and so does its analysis (llm-perf predict takes a batch)"
+            f"workload.batch={config.workload.batch} is not used here: the workload runs {config.infer.batch} "
+            "sequence(s) at once (infer.batch), and so does its analysis"
         )
     if hardware is not None and not _is_this_device(config, Resolved(section=hardware), facts):
         found.append(

@@ -95,7 +95,7 @@ def parse_request(argv: Sequence[str], *, conf: Path) -> Request:
         path=Path(given["model.path"]).expanduser() if "model.path" in given else None,
         hardware=hardware,
         prompts=numbers["workload.prompt"],
-        batches=numbers["workload.batch"] or (1,),
+        batches=numbers["workload.batch"],
         contexts=numbers["workload.context"],
         weight_dtype=given.get("workload.weight_dtype"),
         kv_dtype=given.get("workload.kv_dtype"),
@@ -230,7 +230,8 @@ def _predict_model(name: str, request: Request) -> Iterator[tuple[Analysis, tupl
             f"{error}; predict works from the closed form alone, "
             f"`llm-perf profile model={name} …` counts the operators of such a model with torch"
         ) from error
-    stored = request.weight_dtype or quantised_dtype(geometry, where=where)
+    asked = None if config.model.quantization == "none" else config.model.quantization
+    stored = request.weight_dtype or asked or quantised_dtype(geometry, where=where)
     if request.prompts and adapter.data_kind == PAGES:
         raise ConfigError(
             "workload.prompt: the page sets the prompt of this model; set dataset.page_width and page_height"
@@ -354,7 +355,7 @@ def _uncalibrated(section: HardwareSection | None) -> str | None:
 def _shapes(config: AppConfig, adapter: ModelAdapter, geometry: Mapping[str, Any], request: Request) -> Iterator[Shape]:
     for prompt in request.prompts or (None,):
         for context in request.contexts or (None,):
-            for batch in request.batches:
+            for batch in request.batches or (config.infer.batch,):
                 yield _shape(config, adapter, geometry, prompt, context, batch)
 
 

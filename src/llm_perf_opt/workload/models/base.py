@@ -16,17 +16,26 @@ RangeFactory = Callable[[str], AbstractContextManager[None]]
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One input: a page (`image`) for OCR models; token ids or text for text models."""
+    """One input: a page (`image`) for OCR models; token ids or text for text models.
+
+    Or, where `infer.batch` is above 1, the samples of one batch: then `batch` holds them and nothing else is set.
+    """
 
     sample_id: str
     image: Path | None = None
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
+    batch: tuple["Sample", ...] = ()
+
+    @property
+    def members(self) -> tuple["Sample", ...]:
+        """The samples that run at once: those of the batch, or this one."""
+        return self.batch or (self,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepOutput:
-    """The result of one forward: logits of the last position, shape [1, vocabulary], and the state to go on from."""
+    """The result of one forward: logits of the last position, [batch, vocabulary], and the state to go on from."""
 
     logits: Any
     state: Any
@@ -62,7 +71,7 @@ class LoadedModel(Protocol):
     def prepare(self, sample: Sample) -> Any: ...
 
     def prompt_tokens(self, inputs: Any) -> int:
-        """How many positions prefill processes, image tokens included."""
+        """How many positions prefill processes for each sequence, image tokens and padding included."""
         ...
 
     def prompt_ids(self, inputs: Any) -> Sequence[int]:
@@ -72,7 +81,7 @@ class LoadedModel(Protocol):
     def prefill(self, inputs: Any, ranges: RangeFactory) -> StepOutput: ...
 
     def decode(self, token: Any, state: Any) -> StepOutput:
-        """One more token, a tensor of shape [1, 1] on the device."""
+        """One more token for each sequence, a tensor of shape [batch, 1] on the device."""
         ...
 
     def text(self, token_ids: Sequence[int], *, strip_special: bool) -> str: ...

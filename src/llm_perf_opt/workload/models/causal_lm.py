@@ -63,8 +63,8 @@ class CausalLMAdapter:
         from llm_perf_opt.workload.models.causal_lm_torch import load_random, load_snapshot
 
         if model.weights == "snapshot":
-            return load_snapshot(model, self.geometry(model), device=device)
-        return load_random(model, self.geometry(model), device=device, seed=seed)
+            return load_snapshot(model, infer, self.geometry(model), device=device)
+        return load_random(model, infer, self.geometry(model), device=device, seed=seed)
 
     def build_meta(self, model: ModelSection) -> Any:
         from llm_perf_opt.workload.models.causal_lm_torch import build_on_meta

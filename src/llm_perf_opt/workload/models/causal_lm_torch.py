@@ -12,11 +12,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import is_flash_attn_2_available
 
-from llm_perf_opt.config.schema import ModelSection
+from llm_perf_opt.config.schema import InferSection, ModelSection
 from llm_perf_opt.errors import ConfigError, ProfilingError
 from llm_perf_opt.workload.models.base import RangeFactory, Sample, StepOutput
+from llm_perf_opt.workload.models.decode_steps import Prompts, Steps, choose_steps, pad_left
 from llm_perf_opt.workload.models.meta_run import last_logits
 from llm_perf_opt.workload.models.module_groups import group_modules
+from llm_perf_opt.workload.models.quantization import quantize
 from llm_perf_opt.workload.models.random_weights import NoiseSource, fill_matrices
 from llm_perf_opt.workload.models.registry import Choice, choose_attention, choose_dtype, torch_dtype
 from llm_perf_opt.workload.models.snapshot import first_line, load_tokenizer, show_text, stored_dtype
@@ -24,19 +26,47 @@ from llm_perf_opt.workload.models.snapshot import first_line, load_tokenizer, sh
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedCausalLM:
-    """Keys and values stay in the cache the model makes; the state handed on is that cache."""
+    """One sequence or a batch of them; how it steps is in `steps`."""
 
     module: Any
     device: str
     dtype: str
     eos_token_ids: frozenset[int]
-    notes: tuple[str, ...]
+    load_notes: tuple[str, ...]
     tokenizer: Any | None
     vocabulary: int
-    forward_options: Mapping[str, Any]
+    steps: Steps
     parts: tuple[str, ...] = ()
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (*self.load_notes, *self.steps.notes)
+
     def prepare(self, sample: Sample) -> Any:
+        """The ids of one prompt as a tensor, or those of a batch with the mask of their padding."""
+        if sample.batch:
+            return pad_left([self._checked(member) for member in sample.batch], device=self.device)
+        return torch.tensor([self._checked(sample)], dtype=torch.long, device=self.device)
+
+    def prompt_tokens(self, inputs: Any) -> int:
+        return int(_prompts(inputs).ids.shape[1])
+
+    def prompt_ids(self, inputs: Any) -> Sequence[int]:
+        return [int(i) for i in _prompts(inputs).ids[0].tolist()]
+
+    def prefill(self, inputs: Any, ranges: RangeFactory) -> StepOutput:
+        return self.steps.prefill(_prompts(inputs))
+
+    def decode(self, token: Any, state: Any) -> StepOutput:
+        return self.steps.decode(token, state)
+
+    def text(self, token_ids: Sequence[int], *, strip_special: bool) -> str:
+        return show_text(self.tokenizer, token_ids, strip_special=strip_special, special=self.eos_token_ids)
+
+    def module_groups(self) -> Mapping[str, str]:
+        return group_modules(self.module)
+
+    def _checked(self, sample: Sample) -> list[int]:
         ids = list(self._ids_of(sample))
         if not ids:
             raise ProfilingError(f"sample {sample.sample_id}: the prompt has no tokens, give it text or token ids")
@@ -46,30 +76,7 @@ class LoadedCausalLM:
             raise ProfilingError(
                 f"sample {sample.sample_id}: token id {wrong} is outside the vocabulary of {self.vocabulary}"
             )
-        return torch.tensor([ids], dtype=torch.long, device=self.device)
-
-    def prompt_tokens(self, inputs: Any) -> int:
-        return int(inputs.shape[1])
-
-    def prompt_ids(self, inputs: Any) -> Sequence[int]:
-        return [int(i) for i in inputs[0].tolist()]
-
-    def prefill(self, inputs: Any, ranges: RangeFactory) -> StepOutput:
-        return self._forward(inputs, None)
-
-    def decode(self, token: Any, state: Any) -> StepOutput:
-        return self._forward(token, state)
-
-    def text(self, token_ids: Sequence[int], *, strip_special: bool) -> str:
-        return show_text(self.tokenizer, token_ids, strip_special=strip_special, special=self.eos_token_ids)
-
-    def module_groups(self) -> Mapping[str, str]:
-        return group_modules(self.module)
-
-    def _forward(self, ids: Any, cache: Any) -> StepOutput:
-        with torch.no_grad():
-            out = self.module(input_ids=ids, past_key_values=cache, **self.forward_options)
-        return StepOutput(logits=out.logits[:, -1, :], state=out.past_key_values)
+        return ids
 
     def _ids_of(self, sample: Sample) -> Sequence[int]:
         if sample.token_ids is not None:
@@ -84,7 +91,13 @@ class LoadedCausalLM:
         return [int(i) for i in self.tokenizer(sample.text)["input_ids"]]
 
 
-def load_snapshot(model: ModelSection, geometry: Mapping[str, Any], *, device: str) -> LoadedCausalLM:
+def _prompts(inputs: Any) -> Prompts:
+    return inputs if isinstance(inputs, Prompts) else Prompts(ids=inputs, mask=None)
+
+
+def load_snapshot(
+    model: ModelSection, infer: InferSection, geometry: Mapping[str, Any], *, device: str
+) -> LoadedCausalLM:
     """The snapshot's own weights and tokenizer; never the network, never a pickle, never code of the snapshot."""
     path = _required(model.path)
     dtype, attention = _choices(model, geometry, device)
@@ -106,10 +119,12 @@ def load_snapshot(model: ModelSection, geometry: Mapping[str, Any], *, device: s
     notes = [*dtype.notes, *attention.notes, *_attention_found(model, module)]
     if tokenizer is None:
         notes.append(f"no tokenizer in {path}: text is shown as token ids")
-    return _wrap(module.to(device), tokenizer, device=device, dtype=dtype.value, notes=notes)
+    return _wrap(module.to(device), tokenizer, model, infer, device=device, dtype=dtype.value, notes=notes)
 
 
-def load_random(model: ModelSection, geometry: Mapping[str, Any], *, device: str, seed: int) -> LoadedCausalLM:
+def load_random(
+    model: ModelSection, infer: InferSection, geometry: Mapping[str, Any], *, device: str, seed: int
+) -> LoadedCausalLM:
     """The real geometry with noise for weights: built on meta, then filled on the device itself."""
     dtype, attention = _choices(model, geometry, device)
     module = build_on_meta(geometry, dtype=dtype.value, attention=_asked(model, attention), experts=None)
@@ -117,7 +132,7 @@ def load_random(model: ModelSection, geometry: Mapping[str, Any], *, device: str
     tokenizer = load_tokenizer(model.path) if model.path is not None else None
     notes = ["weights are random: the text means nothing", *dtype.notes, *attention.notes]
     notes += _attention_found(model, module)
-    return _wrap(module, tokenizer, device=device, dtype=dtype.value, notes=notes)
+    return _wrap(module, tokenizer, model, infer, device=device, dtype=dtype.value, notes=notes)
 
 
 def build_on_meta(geometry: Mapping[str, Any], *, dtype: str, attention: str | None, experts: str | None) -> Any:
@@ -152,16 +167,28 @@ def materialise(module: Any, *, device: str, seed: int) -> None:
         module.initialize_weights()
 
 
-def _wrap(module: Any, tokenizer: Any, *, device: str, dtype: str, notes: list[str]) -> LoadedCausalLM:
+def _wrap(
+    module: Any,
+    tokenizer: Any,
+    model: ModelSection,
+    infer: InferSection,
+    *,
+    device: str,
+    dtype: str,
+    notes: list[str],
+) -> LoadedCausalLM:
+    module = module.eval()
+    quantize(module, model.quantization)
+    options = {"use_cache": True, **last_logits(module)}
     return LoadedCausalLM(
-        module=module.eval(),
+        module=module,
         device=device,
         dtype=dtype,
         eos_token_ids=_eos_ids(module),
-        notes=tuple(notes),
+        load_notes=tuple(notes),
         tokenizer=tokenizer,
         vocabulary=int(module.config.vocab_size),
-        forward_options={"use_cache": True, **last_logits(module)},
+        steps=choose_steps(module, infer, options, device=device),
     )
 
 

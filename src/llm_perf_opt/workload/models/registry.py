@@ -48,9 +48,11 @@ def choose_dtype(asked: str, *, device: str, stored: str | None) -> Choice:
 
 
 def choose_attention(asked: str, *, device: str, dtype: str, flash_installed: bool) -> Choice:
-    """`auto` is sdpa; flash attention falls back to sdpa where it cannot run, and says so."""
+    """`auto` is sdpa; flash and flex attention fall back to sdpa where they cannot run, and say so."""
     if asked == "auto":
         return Choice(value="sdpa")
+    if asked == "flex_attention" and not device.startswith("cuda"):
+        return Choice(value="sdpa", notes=(f"flex_attention does not run on {device}, sdpa used instead",))
     if asked != "flash_attention_2":
         return Choice(value=asked)
     if not flash_installed:

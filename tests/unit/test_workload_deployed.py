@@ -1,0 +1,166 @@
+"""Our own loop as people deploy it: batches, static cache, compiled steps; the tokens stay those of batch 1."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from llm_perf_opt.config.schema import InferSection
+from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.workload.dataset import Planned, plan_batches
+from llm_perf_opt.workload.generation import BatchPicker, Generator, HostClock, TokenPicker
+from llm_perf_opt.workload.models.base import Sample
+from llm_perf_opt.workload.models.decode_steps import pad_left
+from llm_perf_opt.workload.models.quantization import quantize
+from llm_perf_opt.workload.nvtx import silent
+from tests.support.model_presets import compose_preset, load_preset
+
+pytestmark = pytest.mark.slow
+
+NEW_TOKENS = 12
+LENGTHS = (23, 9, 17, 30)
+TINY = ["llama_tiny", "qwen3_moe_tiny", "deepseek_v2_tiny"]
+
+
+def samples() -> tuple[Sample, ...]:
+    draw = torch.Generator().manual_seed(5)
+    return tuple(
+        Sample(sample_id=str(n), token_ids=tuple(torch.randint(2, 512, (length,), generator=draw).tolist()))
+        for n, length in enumerate(LENGTHS)
+    )
+
+
+def run(preset: str, *overrides: str, batch: bool) -> tuple[tuple[int, ...], ...]:
+    loaded = load_preset(f"model={preset}", "dataset=synthetic", f"infer.max_new_tokens={NEW_TOKENS}", *overrides)
+    infer = InferSection(max_new_tokens=NEW_TOKENS)
+    generator = Generator(loaded, clock=HostClock(), ranges=silent("test"), ignore_eos=True)
+
+    def picker(sample: Sample) -> TokenPicker:
+        return TokenPicker(infer, device="cpu", seed=0, prompt_ids=())
+
+    with torch.inference_mode():
+        if not batch:
+            return tuple(generator.generate(loaded.prepare(s), picker(s), NEW_TOKENS).token_ids for s in samples())
+        inputs = loaded.prepare(Sample(sample_id="all", batch=samples()))
+        rows = BatchPicker([picker(s) for s in samples()])
+        return generator.generate(inputs, rows, NEW_TOKENS).sequences
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("preset", TINY)
+def test_a_ragged_batch_gives_each_sequence_the_tokens_it_gets_alone(preset: str, cache: str) -> None:
+    alone = run(preset, batch=False)
+    assert len(set(alone)) == len(LENGTHS)
+    assert run(preset, f"infer.cache={cache}", batch=True) == alone
+
+
+@pytest.mark.parametrize("preset", TINY)
+def test_a_static_cache_changes_no_token_and_is_emptied_between_samples(preset: str) -> None:
+    assert run(preset, "infer.cache=static", batch=False) == run(preset, batch=False)
+
+
+def test_a_compiled_step_changes_no_token() -> None:
+    torch._dynamo.reset()
+    compiled = run("llama_tiny", "infer.cache=static", "infer.compile=default", batch=True)
+    assert compiled == run("llama_tiny", batch=False)
+
+
+def test_prompts_of_one_length_are_not_padded_and_shorter_ones_are_on_the_left() -> None:
+    even = pad_left([(5, 6), (7, 8)], device="cpu")
+    assert (even.ids.tolist(), even.mask) == ([[5, 6], [7, 8]], None)
+    ragged = pad_left([(5, 6, 7), (8,)], device="cpu")
+    assert (ragged.ids.tolist(), ragged.mask.tolist()) == ([[5, 6, 7], [0, 0, 8]], [[1, 1, 1], [0, 0, 1]])
+
+
+def test_every_batch_is_full_and_the_last_one_is_filled_from_the_first_samples() -> None:
+    planned = [Planned(epoch=0, sample=Sample(sample_id=name, token_ids=(1,))) for name in "abc"]
+    batches = plan_batches(planned, 2)
+    assert [[m.sample_id for m in b.sample.members] for b in batches] == [["a", "b"], ["c", "a"]]
+    assert [b.sample.sample_id for b in batches] == ["a+b", "c+a"]
+    assert plan_batches(planned, 1) == tuple(planned)
+
+
+class Scripted:
+    """A model whose sequences end at different steps: token 31 ends one."""
+
+    device = "cpu"
+    eos_token_ids = frozenset([31])
+    parts = ()
+    notes = ()
+
+    def __init__(self, script: list[list[int]]) -> None:
+        self._script = script
+
+    def _step(self, number: int) -> Any:
+        from llm_perf_opt.workload.models.base import StepOutput
+
+        logits = torch.zeros(len(self._script), 32)
+        for row, tokens in enumerate(self._script):
+            logits[row, tokens[number]] = 1.0
+        return StepOutput(logits=logits, state=number + 1)
+
+    def prefill(self, inputs: Any, ranges: Any) -> Any:
+        return self._step(0)
+
+    def decode(self, token: Any, state: int) -> Any:
+        return self._step(state)
+
+
+def test_a_batch_goes_on_until_its_last_sequence_ends_and_each_keeps_its_own_length() -> None:
+    model: Any = Scripted([[1, 31, 9, 9], [2, 3, 31, 9]])
+    generator = Generator(model, clock=HostClock(), ranges=silent("test"), ignore_eos=False)
+    picker = BatchPicker([TokenPicker(InferSection(), device="cpu", seed=0, prompt_ids=()) for _ in range(2)])
+    generation = generator.generate(torch.zeros(2, 1), picker, 8)
+    assert (generation.sequences, generation.steps) == (((1, 31), (2, 3, 31)), 2)
+
+
+def test_sampling_in_a_batch_draws_what_each_sequence_draws_alone() -> None:
+    infer = InferSection(temperature=0.8, top_k=5, no_repeat_ngram_size=2)
+    logits = torch.randn(3, 32, generator=torch.Generator().manual_seed(1))
+
+    def picker(row: int) -> TokenPicker:
+        return TokenPicker(infer, device="cpu", seed=row, prompt_ids=(1, 2))
+
+    together = BatchPicker([picker(row) for row in range(3)]).pick(logits)
+    alone = [int(picker(row).pick(logits[row : row + 1])) for row in range(3)]
+    assert together.reshape(-1).tolist() == alone
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["infer.compile=default"],
+            "infer.cache: infer.compile=default needs a cache that stays where it is (got 'dynamic'), allowed: static",
+        ),
+        (
+            ["infer.cuda_graph=true"],
+            "infer.cache: infer.cuda_graph=true needs a cache that stays where it is (got 'dynamic'), allowed: static",
+        ),
+        (
+            ["infer.cache=static", "infer.cuda_graph=true", "infer.compile=reduce-overhead"],
+            "infer.cuda_graph: infer.compile=reduce-overhead captures CUDA graphs itself (got true), allowed: false",
+        ),
+    ],
+)
+def test_settings_that_cannot_go_together_are_refused_before_anything_runs(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose_preset("model=llama_tiny", *overrides)
+    assert str(error.value) == message
+
+
+def test_without_a_gpu_the_reason_for_no_cuda_graph_is_a_note() -> None:
+    loaded = load_preset("model=llama_tiny", "infer.cache=static", "infer.cuda_graph=true")
+    assert loaded.notes[-1] == (
+        "infer.cuda_graph=true: no CUDA graph was captured, decode steps run without it: the model runs on cpu"
+    )
+
+
+def test_quantisation_without_torchao_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "torchao", None)
+    with pytest.raises(ConfigError) as error:
+        quantize(torch.nn.Linear(2, 2), "int8")
+    assert str(error.value).startswith("model.quantization: torchao is needed and cannot be imported (")
+    assert str(error.value).endswith(
+        "(got 'int8'); pip install 'llm-perf-opt[quantization]', or set model.quantization=none"
+    )
