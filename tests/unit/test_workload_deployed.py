@@ -69,6 +69,7 @@ def test_prompts_of_one_length_are_not_padded_and_shorter_ones_are_on_the_left()
     even = pad_left([(5, 6), (7, 8)], device="cpu")
     assert (even.ids.tolist(), even.mask) == ([[5, 6], [7, 8]], None)
     ragged = pad_left([(5, 6, 7), (8,)], device="cpu")
+    assert ragged.mask is not None
     assert (ragged.ids.tolist(), ragged.mask.tolist()) == ([[5, 6, 7], [0, 0, 8]], [[1, 1, 1], [0, 0, 1]])
 
 
