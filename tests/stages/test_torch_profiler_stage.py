@@ -14,7 +14,7 @@ from llm_perf_opt.config.output import OutputConfig, PredictionOutput, Visualiza
 from llm_perf_opt.config.schema import AppConfig, InferSection, StageConfig, WorkloadSection
 from llm_perf_opt.core.documents import CleanPass, MetricsDocument, RanModel, Stats
 from llm_perf_opt.core.manifest import read_manifest
-from llm_perf_opt.core.records import Metric, StageFile, StageRecord
+from llm_perf_opt.core.records import Metric, Spread, StageFile, StageRecord
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed
 from llm_perf_opt.profiling.baseline import (
@@ -77,7 +77,11 @@ def test_both_passes_run_in_a_child_and_every_file_and_metric_is_reported(tmp_pa
     data = valid_file("metrics", folder / "metrics.json")
     ttft = data["clean"]["metrics"]["ttft_ms"]
     assert output.metrics["ttft_ms"] == Metric(
-        value=ttft["p50"], unit="ms", how="clean pass, median of 4", source="torch_profiler/metrics.json"
+        value=ttft["p50"],
+        unit="ms",
+        how="clean pass, median of 4",
+        source="torch_profiler/metrics.json",
+        spread=Spread(p10=ttft["p10"], p90=ttft["p90"], n=4),
     )
     assert data["profiled"] | {"metrics": {}} == {
         "repeats": 1,

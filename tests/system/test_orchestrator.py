@@ -140,7 +140,7 @@ def test_bad_input_is_code_2_says_everything_and_leaves_nothing(tmp_path: Path) 
     done = llm_perf("profile", *OFF, ALPHA, "run.repeats=0", "+pipeline.alpha.settings=3", cwd=tmp_path)
     assert done.code == 2
     assert done.err.splitlines() == [
-        "error: run.repeats: not allowed (got 0), allowed: a number ≥ 1",
+        "error: run.repeats: not allowed (got 0), allowed: a number ≥ 1 or 'auto'",
         "error: pipeline.alpha.settings: unknown key (got 3), nearest known key: pipeline.alpha.setting",
     ]
     assert list((tmp_path / "tmp" / "runs").iterdir()) == []

@@ -45,6 +45,7 @@ def test_percentiles_interpolate_and_the_deviation_is_that_of_a_sample() -> None
     assert summarise([4.0, 1.0, 3.0, 2.0], reason="") == Stats(
         mean=2.5,
         std=near(statistics.stdev([1, 2, 3, 4])),
+        p10=near(1.3),
         p50=2.5,
         p90=near(3.7),
         p99=near(3.97),
@@ -53,8 +54,8 @@ def test_percentiles_interpolate_and_the_deviation_is_that_of_a_sample() -> None
 
 
 def test_one_value_has_no_deviation_and_no_value_has_a_reason() -> None:
-    assert summarise([7.0], reason="") == Stats(mean=7.0, std=None, p50=7.0, p90=7.0, p99=7.0, n=1)
-    empty = Stats(mean=None, std=None, p50=None, p90=None, p99=None, n=0, reason="why")
+    assert summarise([7.0], reason="") == Stats(mean=7.0, std=None, p10=7.0, p50=7.0, p90=7.0, p99=7.0, n=1)
+    empty = Stats(mean=None, std=None, p10=None, p50=None, p90=None, p99=None, n=0, reason="why")
     assert summarise([], reason="why") == empty
 
 

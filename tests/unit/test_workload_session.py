@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,22 @@ def test_a_run_repeats_the_samples_and_writes_metrics_samples_inputs_and_predict
     predictions = [valid("prediction_line", json.loads(x)) for x in (out / "pred/predictions.jsonl").open()]
     assert [p["sample"] for p in predictions] == ["p.txt:1", "p.txt:2"]
     assert [i["sample_id"] for i in valid_file("inputs", out / "inputs.json")] == ["p.txt:1", "p.txt:2"]
+
+
+def test_repeats_go_on_until_the_interval_is_narrow_enough(tmp_path: Path) -> None:
+    base = FakeConfig(dataset=prompts(tmp_path / "p.txt", ["1 2 3"])).build(tmp_path)
+    run = replace(base.run, repeats="auto", target_ci=1000.0, max_repeats=9)
+    run_inference(replace(base, run=run), tmp_path / "wide", warmup_rounds=0, output=None)
+    metrics, lines = read(tmp_path / "wide")
+    assert (metrics["clean"]["repeats"], [line["repeat"] for line in lines]) == (4, [0, 1, 2, 3])
+    assert metrics["notes"][-1].startswith("run.repeats=auto: 4 repeats, prefill_ms ±")
+    assert metrics["notes"][-1].endswith(", within run.target_ci=1000")
+    run = replace(run, target_ci=1e-9, max_repeats=6)
+    run_inference(replace(base, run=run), tmp_path / "narrow", warmup_rounds=0, output=None)
+    metrics, lines = read(tmp_path / "narrow")
+    assert (metrics["clean"]["repeats"], len(lines)) == (6, 6)
+    assert metrics["notes"][-1].startswith("run.repeats=auto: run.max_repeats=6 reached, ")
+    assert 0 <= metrics["clean"]["other_cpus"] <= metrics["clean"]["cpu_count"] == os.cpu_count()
 
 
 def test_one_bad_sample_is_recorded_and_skipped(tmp_path: Path) -> None:

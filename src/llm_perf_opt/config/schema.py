@@ -6,7 +6,7 @@ Every class forbids keys it does not know. Constraints are `annotated_types`, re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from annotated_types import Ge, Gt, Interval, Le, MinLen
 
@@ -15,6 +15,8 @@ FORBID_UNKNOWN = {"extra": "forbid"}
 Dtype = Literal["float32", "float16", "bfloat16"]
 PositiveInt = Annotated[int, Ge(1)]
 Seconds = Annotated[float, Gt(0)]
+# Of `run.repeats`: until the interval of the times is narrow enough.
+AUTO: Final = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,9 @@ class RunSection:
     __pydantic_config__: ClassVar = FORBID_UNKNOWN
     mode: Literal["deep", "light"] = "deep"
     device: str = "auto"
-    repeats: PositiveInt = 3
+    repeats: PositiveInt | Literal["auto"] = 3
+    target_ci: Annotated[float, Gt(0.0)] = 0.02
+    max_repeats: PositiveInt = 50
     dataset_subset_filelist: Path | None = None
     top_n_kernels: PositiveInt = 30
     representative_max_new_tokens: PositiveInt | None = None

@@ -20,6 +20,7 @@ class Stats:
 
     mean: float | None
     std: float | None
+    p10: float | None = None
     p50: float | None
     p90: float | None
     p99: float | None
@@ -67,7 +68,10 @@ class PassTotals:
 
 @dataclass(frozen=True, kw_only=True)
 class CleanPass:
-    """The pass without a profiler: every sample of every repeat."""
+    """The pass without a profiler: every sample of every repeat.
+
+    `other_cpus` is how many CPU cores other programs kept busy meanwhile, on average.
+    """
 
     repeats: int | None = None
     samples: int | None = None
@@ -77,6 +81,8 @@ class CleanPass:
     peak_memory_bytes: int | None = None
     peak_memory_how: str | None = None
     peak_memory_reason: str | None = None
+    other_cpus: float | None = None
+    cpu_count: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

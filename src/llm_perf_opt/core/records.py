@@ -13,11 +13,20 @@ RunStatus = Literal["running", "ok", "failed", "interrupted"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Spread:
+    """How far the values lie apart whose median is reported: eight of ten are between `p10` and `p90`."""
+
+    p10: float
+    p90: float
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Metric:
     """One number with its unit and how it was obtained, or no number and the reason why.
 
     `how` is a short phrase such as "clean pass, median of 30"; `per` names the denominator of a ratio; `source` is the
-    file inside the run directory the value can be checked against.
+    file inside the run directory the value can be checked against. `spread` is there where the value is a median.
     """
 
     value: float | int | str | None
@@ -26,6 +35,7 @@ class Metric:
     per: str | None = None
     source: str | None = None
     reason: str | None = None
+    spread: Spread | None = None
 
     def __post_init__(self) -> None:
         if self.value is None and not self.reason:

@@ -32,7 +32,7 @@ from llm_perf_opt.core.names import (
     Role,
 )
 from llm_perf_opt.core.process import CommandResult
-from llm_perf_opt.core.records import Metric, StageFile, StageOutput
+from llm_perf_opt.core.records import Metric, Spread, StageFile, StageOutput
 from llm_perf_opt.core.slowdown import TimedSample, matched_ratios, slowdown
 from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.errors import CommandFailed, ParseError
@@ -197,6 +197,7 @@ def _median(name: str, stats: Stats, source: str) -> Metric:
         per="second of the phase" if name.endswith("_per_s") else None,
         source=source,
         reason=stats.reason or None,
+        spread=None if stats.p10 is None or stats.p90 is None else Spread(p10=stats.p10, p90=stats.p90, n=stats.n),
     )
 
 
@@ -248,7 +249,9 @@ def own_clean_pass(ctx: StageContext) -> tuple[dict[str, Metric], tuple[StageFil
     if timed or ctx.config.workload.command is not None or not path.is_file():
         return {}, ()
     source = path.relative_to(ctx.run_dir).as_posix()
-    return clean_metrics(read_metrics(path.parent), source), (StageFile(role="metrics", path=path),)
+    samples = path.parent / SAMPLES_FILE
+    files = [StageFile(role="metrics", path=path), StageFile(role="samples", path=samples)]
+    return clean_metrics(read_metrics(path.parent), source), tuple(f for f in files if f.path.is_file())
 
 
 def _measure(ctx: StageContext, timeout_s: float) -> CleanBaseline:

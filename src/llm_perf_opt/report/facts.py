@@ -57,7 +57,9 @@ def clean_metric(manifest: RunManifest, key: str) -> Quantity:
         metric = stage.metrics.get(key)
         if metric is not None and isinstance(metric.value, int | float):
             source = metric.source or MANIFEST_FILE
-            return Known(value=float(metric.value), unit=metric.unit, how=metric.how, source=source)
+            return Known(
+                value=float(metric.value), unit=metric.unit, how=metric.how, source=source, spread=metric.spread
+            )
         reasons.append(metric.reason if metric is not None and metric.reason else _no_metric(stage.name, stage.reason))
     if reasons:
         return Unknown(reason=reasons[0] or "not measured")

@@ -37,7 +37,8 @@ class Footnotes:
         """A value with its mark, or unknown with its reason."""
         if isinstance(cell, Unknown):
             return f"unknown: {escape(cell.text)}"
-        return escape(cell.text) + self.mark(cell.how, cell.source)
+        spread = f" ({escape(cell.spread)})" if cell.spread else ""
+        return escape(cell.text) + spread + self.mark(cell.how, cell.source)
 
     def lines(self) -> list[str]:
         return [f"[^{number}]: {text}" for text, number in self._numbers.items()]

@@ -17,6 +17,8 @@ from llm_perf_opt.core.documents import ClockDocument, MetricsDocument
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.names import ROLE_WRITERS, TORCH_PROFILER, Role
 from llm_perf_opt.core.records import StageRecord
+from llm_perf_opt.errors import ParseError
+from llm_perf_opt.report.samples import SampleLine, read_samples, samples_file
 
 T = TypeVar("T")
 LARGEST_PICTURE = 8 << 20
@@ -51,6 +53,7 @@ class RunFiles:
     trace: Found[CaptureAnalysis] | Unknown
     ncu: Found[NcuAnalysis] | Unknown
     operators: Found[tuple[OperatorRow, ...]] | Unknown
+    samples: tuple[SampleLine, ...]
     timelines: tuple[Found[TimelineWindow], ...]
     clocks: Found[ClockDocument] | Unknown
     pictures: Mapping[str, Found[bytes] | Unknown]
@@ -67,6 +70,7 @@ def read_run_files(manifest: RunManifest, run_dir: Path) -> RunFiles:
         trace=reader.of(TORCH_PROFILER, "analysis_json", CaptureAnalysis),
         ncu=reader.first("ncu_kernels_json", NcuAnalysis),
         operators=reader.operators(),
+        samples=reader.samples(),
         timelines=reader.all("timeline_json", TimelineWindow),
         clocks=reader.first("gpu_samples", ClockDocument),
         pictures={
@@ -120,6 +124,14 @@ class _Reader:
         except (OSError, ValueError, KeyError) as error:
             return Unknown(reason=f"{self._relative(path)}: cannot be read ({error})")
         return Found(content=rows, source=self._relative(path))
+
+    def samples(self) -> tuple[SampleLine, ...]:
+        """Of the clean pass; none where they cannot be read, because the medians are in the manifest."""
+        path = samples_file(self._manifest)
+        try:
+            return () if path is None else read_samples(path)
+        except ParseError:
+            return ()
 
     def picture(self, path: str) -> "Found[bytes] | Unknown":
         """A picture a stage's section names; a link must not lead out of the run either."""

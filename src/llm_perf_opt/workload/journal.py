@@ -20,6 +20,7 @@ from llm_perf_opt.core.documents import (
 )
 from llm_perf_opt.core.manifest import plain, write_json
 from llm_perf_opt.core.names import INPUTS_FILE, METRICS_FILE, SAMPLES_FILE
+from llm_perf_opt.workload.other_load import cpu_count
 from llm_perf_opt.workload.results import PERCENTILE_METHOD, STD_METHOD, SampleResult, pass_metrics, peak_memory, totals
 
 REWRITE_EVERY_S = 1.0
@@ -54,6 +55,9 @@ class Journal:
         self.memory_reason: str | None = None
         self.notes: list[str] = list(notes)
         self.bad: dict[str, str] = {}
+        # As planned, or as many as it took.
+        self.repeats = header.repeats
+        self.other_cpus: float | None = None
         self.clean: list[SampleResult] = []
         self.profiled: list[SampleResult] = []
         # The profiled pass as it was planned; its metrics are those of `profiled`.
@@ -103,7 +107,7 @@ class Journal:
             nvtx_backend=header.nvtx_backend,
             notes=tuple(self.notes),
             clean=CleanPass(
-                repeats=header.repeats,
+                repeats=self.repeats,
                 samples=header.samples,
                 warmup_rounds=header.warmup_rounds,
                 metrics=pass_metrics(self.clean, self._parts),
@@ -111,6 +115,8 @@ class Journal:
                 peak_memory_bytes=peak_bytes,
                 peak_memory_how=self._memory_how,
                 peak_memory_reason=no_peak,
+                other_cpus=self.other_cpus,
+                cpu_count=cpu_count(),
             ),
             profiled=planned and replace(planned, metrics=pass_metrics(self.profiled, self._parts)),
             slowdown=self.slowdown,

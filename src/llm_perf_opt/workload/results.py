@@ -13,7 +13,7 @@ from typing import Any
 from llm_perf_opt.core.documents import PassTotals, Stats
 from llm_perf_opt.workload.generation import Generation
 
-PERCENTILES = (50, 90, 99)
+PERCENTILES = (10, 50, 90, 99)
 PERCENTILE_METHOD = "linear interpolation between the nearest ranks, rank = (n - 1) * p / 100"
 STD_METHOD = "sample standard deviation (n - 1); null when n < 2"
 
@@ -31,11 +31,11 @@ def summarise(values: Iterable[float], *, reason: str) -> Stats:
     ordered = sorted(values)
     count = len(ordered)
     if count == 0:
-        return Stats(mean=None, std=None, p50=None, p90=None, p99=None, n=0, reason=reason)
+        return Stats(mean=None, std=None, p10=None, p50=None, p90=None, p99=None, n=0, reason=reason)
     mean = math.fsum(ordered) / count
     std = math.sqrt(math.fsum((v - mean) ** 2 for v in ordered) / (count - 1)) if count > 1 else None
-    p50, p90, p99 = (percentile(ordered, p) for p in PERCENTILES)
-    return Stats(mean=mean, std=std, p50=p50, p90=p90, p99=p99, n=count)
+    p10, p50, p90, p99 = (percentile(ordered, p) for p in PERCENTILES)
+    return Stats(mean=mean, std=std, p10=p10, p50=p50, p90=p90, p99=p99, n=count)
 
 
 NO_SAMPLE = "no sample was finished"

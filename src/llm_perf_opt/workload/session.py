@@ -11,15 +11,16 @@ Which errors mean that one sample is bad, and when there are too many of them.
 
 import struct
 import zlib
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from llm_perf_opt.analysis.compare.stability import RepeatedValue, half_width, repeat_levels
 from llm_perf_opt.config.output import OutputConfig
-from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.config.schema import AUTO, AppConfig, RunSection
 from llm_perf_opt.core.documents import Deployment
-from llm_perf_opt.core.names import WARMUP
+from llm_perf_opt.core.names import DECODE, PREFILL, WALL_METRIC, WARMUP
 from llm_perf_opt.errors import ConfigError, ProfilingError
 from llm_perf_opt.workload.dataset import (
     TOKENS,
@@ -56,6 +57,7 @@ from llm_perf_opt.workload.journal import Journal, JournalHeader, write_inputs_f
 from llm_perf_opt.workload.models.base import LoadedModel, ModelAdapter, Sample
 from llm_perf_opt.workload.models.registry import load_adapter
 from llm_perf_opt.workload.nvtx import RangeEmitter, around, choose_emitter, silent
+from llm_perf_opt.workload.other_load import OtherLoad
 from llm_perf_opt.workload.outputs import OutputWriter, open_outputs
 from llm_perf_opt.workload.pages import PageStyle, write_page
 from llm_perf_opt.workload.results import SampleResult
@@ -216,7 +218,7 @@ def open_journal(session: Session, out_dir: Path, *, warmup_rounds: int) -> Jour
         model=describe_model(workload.config.model.name, session.model),
         deployment=describe_deployment(session),
         nvtx_backend=session.ranges.backend,
-        repeats=workload.config.run.repeats,
+        repeats=most_repeats(workload.config.run),
         samples=len(workload.planned),
         warmup_rounds=warmup_rounds,
     )
@@ -345,6 +347,8 @@ def synthetic_like(sample: Sample, session: Session) -> Sample:
 
 
 CLEAN = "clean"
+# Fewer do not tell how much repeats differ.
+FEWEST_REPEATS = 4
 
 
 def warm_up(session: Session, *, rounds: int, synthetic: bool, ranges: RangeEmitter | None = None) -> None:
@@ -373,8 +377,10 @@ def warm_up(session: Session, *, rounds: int, synthetic: bool, ranges: RangeEmit
 
 def run_clean_pass(session: Session, journal: Journal, outputs: OutputWriter | None) -> None:
     """Every planned sample, `run.repeats` times, timed; predictions come from the first repeat."""
-    repeats, planned_samples = session.workload.config.run.repeats, session.workload.planned
+    run, planned_samples = session.workload.config.run, session.workload.planned
+    repeats = most_repeats(run)
     generator = session.generator()
+    load = OtherLoad()
     for repeat in range(repeats):
         for number, planned in enumerate(planned_samples, start=1):
             if planned.sample.sample_id in journal.bad:
@@ -393,6 +399,39 @@ def run_clean_pass(session: Session, journal: Journal, outputs: OutputWriter | N
             sample_ids={p.sample.sample_id for p in planned_samples} | set(session.bad),
             max_bad_fraction=session.workload.config.dataset.max_bad_fraction,
         )
+        journal.other_cpus = load.cpus()
+        if run.repeats == AUTO and (reason := enough_repeats(journal.clean, run)):
+            journal.repeats = repeat + 1
+            journal.notes.append(reason)
+            say(reason)
+            break
+
+
+def most_repeats(run: RunSection) -> int:
+    return run.max_repeats if run.repeats == AUTO else run.repeats
+
+
+def enough_repeats(results: Sequence[SampleResult], run: RunSection) -> str | None:
+    """With `run.repeats=auto`: why no further repeat is needed, or None."""
+    made = 1 + max((result.repeat for result in results), default=-1)
+    if made < FEWEST_REPEATS:
+        return None
+    timed: dict[str, list[tuple[SampleResult, float | None]]] = {
+        PREFILL: [(r, r.generation.prefill_ms) for r in results],
+        DECODE: [(r, r.tpot_ms) for r in results],
+    }
+    widths = {}
+    for phase, pairs in timed.items():
+        series = [RepeatedValue(sample_id=r.sample_id, repeat=r.repeat, value=v) for r, v in pairs if v is not None]
+        width = half_width(repeat_levels(series))
+        if width is not None:
+            widths[WALL_METRIC[phase]] = width
+    known = ", ".join(f"{name} ±{100 * width:.1f} %" for name, width in widths.items())
+    if widths and max(widths.values()) <= run.target_ci:
+        return f"run.repeats=auto: {made} repeats, {known}, within run.target_ci={run.target_ci:g}"
+    if made == run.max_repeats:
+        return f"run.repeats=auto: run.max_repeats={made} reached, {known}; run.target_ci={run.target_ci:g} was not"
+    return None
 
 
 def measure(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
 from llm_perf_opt.analysis.timeline.rows import Idle
 from llm_perf_opt.core.names import DECODE, PREFILL
+from llm_perf_opt.core.records import Spread
 
 PER = {PREFILL: "per prompt", DECODE: "per token"}
 
@@ -19,6 +20,7 @@ class Known:
     how: str
     source: str | None = None
     is_estimate: bool = False
+    spread: Spread | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

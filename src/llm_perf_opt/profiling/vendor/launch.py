@@ -8,11 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.config.schema import AUTO, AppConfig
 
 INFERENCE_RUNNER = "llm_perf_opt.runners.direct_inference_runner"
 PROFILE_RUNNER = "llm_perf_opt.runners.llm_profile_runner"
 CHILD_FLAG = "--child"
+# Where `run.repeats=auto` leaves it to the clean pass.
+CAPTURED_REPEATS = 3
 
 
 def build_work_argv(
@@ -56,6 +58,8 @@ def workload_overrides(config: AppConfig) -> list[str]:
     shared = {
         "run.device": run.device,
         "run.repeats": run.repeats,
+        "run.target_ci": run.target_ci,
+        "run.max_repeats": run.max_repeats,
         "run.seed": run.seed,
         "run.mode": run.mode,
         "run.top_n_kernels": run.top_n_kernels,
@@ -72,6 +76,8 @@ def capture_overrides(config: AppConfig) -> list[str]:
     """The workload as nsys and ncu watch it: plain inference, no other stage, neither predictions nor gallery."""
     return [
         *workload_overrides(config),
+        # Times under a profiler are no reason to go on.
+        *([f"run.repeats={CAPTURED_REPEATS}"] if config.run.repeats == AUTO else []),
         "pipeline.static_analysis.enable=false",
         "pipeline.torch_profiler.enable=false",
         "pipeline.direct_inference.enable=true",

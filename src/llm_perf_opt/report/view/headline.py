@@ -17,6 +17,7 @@ from llm_perf_opt.core.units import format_factor, format_ms, format_percent
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.report.facts import clean_metric, measured_prompt
 from llm_perf_opt.report.run_files import Found, RunFiles
+from llm_perf_opt.report.samples import stability_warnings
 from llm_perf_opt.report.view.captured import captured_tiles, captured_verdict
 from llm_perf_opt.report.view.shown import Tile, show
 
@@ -37,6 +38,7 @@ class HeadlineView:
     tone: Tone
     phase: str
     tiles: tuple[Tile, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def headline(
@@ -53,6 +55,18 @@ def headline(
         tone=tone,
         phase=next((d.phase for d in found if d.phase in facts.phases), None) or "decode",
         tiles=_tiles(files, facts) if capture is None else captured_tiles(capture),
+        warnings=_warnings(files),
+    )
+
+
+def _warnings(files: RunFiles) -> tuple[str, ...]:
+    """Why the numbers may not come out the same again."""
+    if not files.samples:
+        return ()
+    return stability_warnings(
+        files.samples,
+        files.metrics.content if isinstance(files.metrics, Found) else None,
+        files.clocks.content if isinstance(files.clocks, Found) else None,
     )
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.findings.facts import Known, Quantity, Unknown
+from llm_perf_opt.core.records import Spread
 from llm_perf_opt.core.units import format_quantity
 
 
@@ -15,6 +16,7 @@ class Shown:
     how: str = ""
     source: str | None = None
     is_estimate: bool = False
+    spread: str = ""
 
 
 Cell = Shown | Unknown
@@ -40,7 +42,14 @@ def show(quantity: Quantity) -> Cell:
         how=quantity.how,
         source=quantity.source,
         is_estimate=quantity.is_estimate,
+        spread="" if quantity.spread is None else format_spread(quantity.spread, quantity.unit),
     )
+
+
+def format_spread(spread: Spread, unit: str) -> str:
+    """`p10–p90 9.81 ms – 10.4 ms, n = 30`."""
+    low, high = format_quantity(spread.p10, unit), format_quantity(spread.p90, unit)
+    return f"p10–p90 {low} – {high}, n = {spread.n:,}"
 
 
 def share(value: float, how: str, source: str | None) -> Known:
