@@ -8,6 +8,7 @@ from llm_perf_opt.analysis.kernels.names import (
     CLASSES,
     class_rules,
     classify_kernel,
+    distinct_short_names,
     kernel_identity,
     short_kernel_name,
 )
@@ -98,3 +99,19 @@ def test_the_labelled_names_have_their_class() -> None:
 
 def test_every_rule_gives_a_class_that_exists() -> None:
     assert {kind for kind, _ in class_rules()} <= set(CLASSES)
+
+
+def test_kernels_of_one_table_never_share_a_short_name() -> None:
+    add = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<{}>, char*>(int)"
+    cat = "void at::native::CatArrayBatchedCopy<float, {}>(int)"
+    twice = ["void f<1, 2>(int)", "void f<2, 1>(int)"]
+    names = [add.format("float"), add.format("c10::BFloat16"), cat.format(3), cat.format(4), "gemm", *twice]
+    assert distinct_short_names(names) == (
+        "vectorized_elementwise_kernel[add, float]",
+        "vectorized_elementwise_kernel[add, BFloat16]",
+        "CatArrayBatchedCopy[3]",
+        "CatArrayBatchedCopy[4]",
+        "gemm",
+        "f[#1]",
+        "f[#2]",
+    )

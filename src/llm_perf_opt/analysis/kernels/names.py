@@ -7,6 +7,8 @@ whatever it is given (`elementwise_kernel`, `cutlass::device_kernel`), the argum
 
 import re
 import tomllib
+from collections import defaultdict
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -17,6 +19,10 @@ CLASSES = (
 )  # fmt: skip
 MAX_LENGTH = 80
 TAIL_LENGTH = 20
+# How many words may tell kernels of one short name apart.
+MOST_WORDS = 3
+_WORD = re.compile(r"\w+")
+_NOISE = frozenset({"c10", "at", "native", "const", "std", "void", "lambda", "operator", "instance", "unnamed"})
 # Names so generic that they need the word before them.
 _GENERIC = frozenset({"kernel", "Kernel", "run", "device_kernel", "transpose", "combine", "dispatch", "type"})
 # Functions that only run the type they are given.
@@ -95,6 +101,35 @@ def short_kernel_name(name: str) -> str:
         base = "::".join(parts[-2:])
     detail = _detail(arguments)
     return _cut(f"{base}[{detail}]" if detail else base or name)
+
+
+def distinct_short_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Short names for one table: where several kernels share one, what differs in their full names is added.
+
+    `vectorized_elementwise_kernel[add]` becomes `…[add, float]` and `…[add, BFloat16]`.
+    """
+    short = [short_kernel_name(name) for name in names]
+    same: dict[str, list[int]] = defaultdict(list)
+    for index, name in enumerate(short):
+        same[name].append(index)
+    for name, members in same.items():
+        if len(members) > 1:
+            for index, words in zip(members, _differences([names[index] for index in members]), strict=True):
+                short[index] = f"{name[:-1]}, {words}]" if name.endswith("]") else f"{name}[{words}]"
+    return tuple(short)
+
+
+def _differences(names: Sequence[str]) -> list[str]:
+    """For each name the fewest of its own words that no other has in the same order, or a number."""
+    words = [[word for word in dict.fromkeys(_WORD.findall(name)) if word not in _NOISE] for name in names]
+    common = set[str].intersection(*map(set, words))
+    # Types say more than numbers.
+    own = [sorted((w for w in part if w not in common), key=lambda w: w[0].isdigit()) for part in words]
+    for count in range(1, MOST_WORDS + 1):
+        found = [", ".join(part[:count]) for part in own]
+        if len(set(found)) == len(found) and all(found):
+            return found
+    return [f"#{sorted(names).index(name) + 1}" for name in names]
 
 
 def as_utf8(text: str) -> str:

@@ -1,6 +1,9 @@
 """The rows of the tables of a capture; apart from numpy, so that what only reads them starts at once."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from llm_perf_opt.analysis.kernels.names import distinct_short_names
 
 PUSH_POP, START_END = "push_pop", "start_end"
 
@@ -20,6 +23,13 @@ class KernelRow:
     max_ns: int
     stddev_ns: float
     time_pct: float
+
+
+def ranked(kernels: Iterable[KernelRow]) -> tuple[KernelRow, ...]:
+    """Kernels by total time, then by name, under short names that no two of them share."""
+    rows = sorted(kernels, key=lambda row: (-row.total_ns, row.name))
+    short = distinct_short_names([row.name for row in rows])
+    return tuple(replace(row, short_name=name) for row, name in zip(rows, short, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)

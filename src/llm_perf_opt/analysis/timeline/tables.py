@@ -3,12 +3,12 @@
 Kernels by name and copies by kind: instances, total, share, mean, median, least, most, standard deviation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.analysis.kernels.names import classify_kernel, short_kernel_name
+from llm_perf_opt.analysis.kernels.names import classify_kernel, distinct_short_names, short_kernel_name
 from llm_perf_opt.analysis.timeline.idle import IdleSplit
 from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
 from llm_perf_opt.analysis.timeline.ranges import RangeInstances, range_keys
@@ -21,9 +21,10 @@ from llm_perf_opt.analysis.timeline.rows import (
     RangeInstance,
     RangeKernel,
     RangeRow,
+    ranked,
     rate,
 )
-from llm_perf_opt.analysis.timeline.timeline import Activities, Timeline
+from llm_perf_opt.analysis.timeline.timeline import Activities, Timeline, distinct
 
 KERNELS_PER_RANGE = 50
 
@@ -39,12 +40,18 @@ def range_rows(parts: Sequence[tuple[Timeline, RangeInstances]]) -> tuple[RangeR
             for group in np.split(order, np.flatnonzero(np.diff(names)) + 1) if len(order) else []:
                 key = (timeline.names[instances.name[group[0]]], START_END if wide else PUSH_POP)
                 found.setdefault(key, []).append((source, group))
-    rows = [_row(name, style, groups, parts) for (name, style), groups in found.items()]
+    kernels = sorted({t.names[code] for t, _ in parts for code in distinct(t.kernels.name).tolist()})
+    short_names = dict(zip(kernels, distinct_short_names(kernels), strict=True))
+    rows = [_row(name, style, groups, parts, short_names) for (name, style), groups in found.items()]
     return tuple(sorted(rows, key=lambda r: (-r.wall_ns, r.name, r.style)))
 
 
 def _row(
-    name: str, style: str, groups: list[tuple[int, Ints]], parts: Sequence[tuple[Timeline, RangeInstances]]
+    name: str,
+    style: str,
+    groups: list[tuple[int, Ints]],
+    parts: Sequence[tuple[Timeline, RangeInstances]],
+    short_names: Mapping[str, str],
 ) -> RangeRow:
     def total(column: str) -> int:
         return sum(int(parts[s][1].__dict__[column][g].sum()) for s, g in groups)
@@ -55,7 +62,7 @@ def _row(
     last = range_instance(parts[last_source][1], int(newest), last_source, seen=seen)
     walls = sorted((int(w), s, int(i)) for s, g in groups for w, i in zip(parts[s][1].wall_ns[g], g, strict=True))
     _, middle_source, middle = walls[(len(walls) - 1) // 2]
-    kernels = _kernels(groups, parts)
+    kernels = _kernels(groups, parts, short_names)
     timeline, instances = parts[groups[0][0]]
     parents = instances.parent_name[groups[0][1]]
     quarter = len(walls) // 4
@@ -114,7 +121,7 @@ def sum_idle(parts: list[Idle]) -> Idle:
 
 
 def _kernels(
-    groups: list[tuple[int, Ints]], parts: Sequence[tuple[Timeline, RangeInstances]]
+    groups: list[tuple[int, Ints]], parts: Sequence[tuple[Timeline, RangeInstances]], short_names: Mapping[str, str]
 ) -> tuple[RangeKernel, ...] | None:
     """The kernels of a range by time, or None where they were not tallied."""
     found: dict[str, list[int]] = {}
@@ -132,7 +139,7 @@ def _kernels(
     return tuple(
         RangeKernel(
             name=name,
-            short_name=short_kernel_name(name),
+            short_name=short_names[name],
             kernel_class=classify_kernel(name),
             instances=count,
             total_ns=time_ns,
@@ -212,7 +219,7 @@ def kernel_rows(names: tuple[str, ...], group: Ints, duration_ns: Ints) -> tuple
                 time_pct=100.0 * total / whole if whole else 0.0,
             )
         )
-    return tuple(sorted(rows, key=lambda r: (-r.total_ns, r.name)))
+    return ranked(rows)
 
 
 def copy_rows(names: tuple[str, ...], copies: Activities) -> tuple[CopyRow, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.analysis.kernels.names import classify_kernel, short_kernel_name
-from llm_perf_opt.analysis.timeline.rows import KernelRow
+from llm_perf_opt.analysis.timeline.rows import KernelRow, ranked
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.nsys_database import LATEST_NS, NsysDatabase, broken, open_nsys_database
 from llm_perf_opt.profiling.parsers.nsys_stats import SummaryRow
@@ -61,7 +61,7 @@ def to_kernel_rows(rows: Sequence[SummaryRow], *, source: str) -> tuple[KernelRo
                 time_pct=100.0 * row.total_ns / total if total else 0.0,
             )
         )
-    return tuple(sorted(found, key=lambda k: (-k.total_ns, k.name)))
+    return ranked(found)
 
 
 def write_kernel_summary(path: Path, kernels: Sequence[KernelRow]) -> Path:
@@ -130,7 +130,7 @@ def _summarize(db: NsysDatabase) -> tuple[tuple[KernelRow, ...], tuple[str, ...]
     left_out = sum(int(row[1]) - int(row[2]) for row in rows)
     notes = (f"{left_out} row(s) of {KERNELS} have no usable start and end and are left out",) if left_out else ()
     kernels = [_kernel(names[int(row[0])], row, whole) for row in rows if row[2]]
-    return tuple(sorted(kernels, key=lambda k: (-k.total_ns, k.name))), notes
+    return ranked(kernels), notes
 
 
 def _grouped(db: NsysDatabase, code: str) -> list[tuple[Any, ...]]:

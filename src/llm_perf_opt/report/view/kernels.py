@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from msgspec import UNSET
 
 from llm_perf_opt.analysis.findings.facts import GpuFacts, KernelFacts, PhaseKernel, RunFacts, Unknown
-from llm_perf_opt.analysis.kernels.names import classify_kernel
+from llm_perf_opt.analysis.kernels.names import classify_kernel, short_kernel_name
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuKernel
 from llm_perf_opt.report.run_files import Found, RunFiles
 
@@ -127,7 +127,7 @@ def _row(
         mean_us=kernel.avg_ns / 1e3,
         ncu=kernel.ncu,
         floor_us=floors.floor_us(kernel.ncu),
-        module=modules.get(kernel.short_name),
+        module=modules.get(short_kernel_name(kernel.name)),
     )
 
 
