@@ -18,6 +18,7 @@ from llm_perf_opt.analysis.timeline.operators import ModuleRow, ModuleTree, Oper
 from llm_perf_opt.analysis.timeline.range_names import merge_range_names
 from llm_perf_opt.analysis.timeline.ranges import RangeInstances, measure_ranges
 from llm_perf_opt.analysis.timeline.rows import CopyRow, CounterRow, Idle, KernelRow, RangeRow, rate
+from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis
 from llm_perf_opt.analysis.timeline.tables import copy_rows, idle_of, kernel_rows, range_rows, sum_idle
 from llm_perf_opt.analysis.timeline.timeline import CapturedGpu, Timeline, distinct
 
@@ -85,7 +86,8 @@ class CaptureAnalysis:
 
     Of the last parts only those are written that the kind of capture has: `operators` and `modules` of a torch trace
     given to `analyze`, `tree` of the torch profiler stage, `ncu` of ncu files given beside a capture, `counters` of a
-    torch trace with hardware counters, `ranks` where several processes or GPUs worked or kernels communicated.
+    torch trace with hardware counters, `ranks` where several processes or GPUs worked or kernels communicated,
+    `shapes` of a trace with input shapes.
     """
 
     schema_version: Literal[1] = 1
@@ -104,6 +106,7 @@ class CaptureAnalysis:
     ncu: NcuAnalysis | UnsetType = UNSET
     counters: tuple[CounterRow, ...] | UnsetType = UNSET
     ranks: RanksAnalysis | UnsetType = UNSET
+    shapes: ShapesAnalysis | UnsetType = UNSET
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from llm_perf_opt.analysis.kernels.names import short_kernel_name
@@ -66,6 +67,30 @@ class RecordedArgs:
 
     code: Ints
     args: tuple[CollectiveArgs, ...]
+
+
+def recorded_args(extras: Sequence[tuple[bytes, ...]], code: Ints) -> RecordedArgs:
+    """From what a detailed reading kept: name, elements in and out, type, size and ranks of the group, each as JSON."""
+    used = {int(c) for c in np.unique(code) if c >= 0}
+    return RecordedArgs(
+        code=code, args=tuple(_args(e) if i in used else CollectiveArgs() for i, e in enumerate(extras))
+    )
+
+
+def _args(extra: Sequence[bytes]) -> CollectiveArgs:
+    name, in_elements, out_elements, dtype, size, group = (msgspec.json.decode(e) if e else None for e in extra)
+    return CollectiveArgs(
+        name=name if isinstance(name, str) else None,
+        in_elements=_whole(in_elements),
+        out_elements=_whole(out_elements),
+        dtype=dtype if isinstance(dtype, str) else None,
+        group_size=_whole(size),
+        group=group if isinstance(group, str) else None,
+    )
+
+
+def _whole(value: object) -> int | None:
+    return value if type(value) is int and value >= 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)

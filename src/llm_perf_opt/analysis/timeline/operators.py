@@ -51,12 +51,20 @@ class ProfiledRow(OperatorRow):
 
 @dataclass(frozen=True, kw_only=True)
 class TraceDetail:
-    """What a detailed reading adds: each operator's `shape` (an index of `shapes`), the calls' names, and memory."""
+    """What a detailed reading adds: each operator's `shape` (an index of `shapes`), the calls' names, and memory.
+
+    `extras[operator_extra[i]]` are an operator's input types and inputs, as JSON; `extras[kernel_extra[k]]` is what a
+    collective's kernel says of itself (-1: nothing). `frames` are all of Python's, however short.
+    """
 
     shapes: tuple[str, ...]
     shape: Ints
     call_name: Ints
     memory: MemoryEvents
+    extras: tuple[tuple[bytes, ...], ...]
+    operator_extra: Ints
+    kernel_extra: Ints
+    frames: HostEvents
 
 
 def operator_rows(timeline: Timeline, operators: HostEvents) -> tuple[OperatorRow, ...]:

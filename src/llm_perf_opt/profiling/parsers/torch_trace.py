@@ -34,6 +34,7 @@ from llm_perf_opt.profiling.parsers.trace_decode import (
     KINDS,
     LATEST_NS,
     MEMORY,
+    MIN_FRAME_US,
     MODULE,
     OPERATOR,
     Piece,
@@ -43,6 +44,7 @@ from llm_perf_opt.profiling.parsers.trace_text import TraceText, read_with_cuts
 from llm_perf_opt.profiling.parsers.trace_workers import processes_for, read_pieces
 
 MAX_NAME = 4096
+MIN_FRAME_NS = round(1000 * MIN_FRAME_US)
 # What torch writes at the top of a trace, and no other tool.
 _MARKS = {"schemaVersion", "deviceProperties", "distributedInfo", "cuda_runtime_version", "hip_runtime_version"}
 # Calls that return when the GPU is done: also the plain copies and the freeing of memory, of CUDA and of HIP.
@@ -90,6 +92,8 @@ class _Collected:
         self.names: dict[str, int] = {}
         self.threads: dict[tuple[Any, Any], int] = {}
         self.shapes: dict[str, int] = {}
+        self.extras: dict[tuple[bytes, ...], int] = {}
+        self.extra: dict[int, list[Ints]] = {KERNEL: [], OPERATOR: []}
         self.events = self.used = self.without_time = self.backwards = 0
         self._parts: list[dict[str, list[Ints]]] = [{c: [] for c in _COLUMNS} for _ in KINDS]
 
@@ -102,6 +106,10 @@ class _Collected:
             for column in _COLUMNS:
                 values = table.__dict__[column]
                 part[column].append(recode[column][values] if column in recode and len(values) else values)
+        # One more, so that what has none (-1) stays at it.
+        extra = np.array([*(self.extras.setdefault(e, len(self.extras)) for e in piece.extras), -1], np.int32)
+        for kind, columns in self.extra.items():
+            columns.append(extra[piece.tables[kind].extra])
         self.events += piece.events
         self.used += sum(len(table.start_ns) for table in piece.tables) + piece.without_time + piece.backwards
         self.without_time += piece.without_time
@@ -120,19 +128,22 @@ class _Collected:
 
 def _build(path: Path, found: _Collected, *, detailed: bool) -> TorchTrace:
     operators, calls = found.table(OPERATOR), found.table(CALL)
-    timeline = _timeline(path, found, calls, _host_events(operators))
+    frames = _host_events(found.table(FRAME))
+    timeline = _timeline(path, found, calls, _host_events(operators), frames)
     return TorchTrace(
         timeline=timeline,
         operators=timeline.operators,
         modules=_host_events(found.table(MODULE)),
         events=found.events,
-        detail=_detail(found, operators, calls) if detailed else None,
+        detail=_detail(found, operators, calls, frames) if detailed else None,
         counters=read_counters(path) if len(found.table(COUNTED)["start_ns"]) else (),
     )
 
 
-def _detail(found: _Collected, operators: dict[str, Ints], calls: dict[str, Ints]) -> TraceDetail:
+def _detail(found: _Collected, operators: dict[str, Ints], calls: dict[str, Ints], frames: HostEvents) -> TraceDetail:
     memory = found.table(MEMORY)
+    extra = {kind: np.concatenate(columns) for kind, columns in found.extra.items() if columns}
+    none = np.zeros(0, np.int32)
     return TraceDetail(
         shapes=tuple(found.shapes),
         shape=operators["shape"],
@@ -144,10 +155,16 @@ def _detail(found: _Collected, operators: dict[str, Ints], calls: dict[str, Ints
             changed_bytes=memory["size_bytes"],
             allocated_bytes=memory["allocated_bytes"],
         ),
+        extras=tuple(found.extras),
+        operator_extra=extra.get(OPERATOR, none),
+        kernel_extra=extra.get(KERNEL, none),
+        frames=frames,
     )
 
 
-def _timeline(path: Path, found: _Collected, calls: dict[str, Ints], operators: HostEvents) -> Timeline:
+def _timeline(
+    path: Path, found: _Collected, calls: dict[str, Ints], operators: HostEvents, frames: HostEvents
+) -> Timeline:
     kernels, copies = found.table(KERNEL), found.table(COPY)
     ranges = found.table(ANNOTATION)
     # One process wrote the trace, so correlation ids are unique in it.
@@ -175,7 +192,7 @@ def _timeline(path: Path, found: _Collected, calls: dict[str, Ints], operators: 
         devices=_devices(head),
         notes=(*_notes(found), *links.notes),
         operators=operators,
-        frames=_host_events(found.table(FRAME)),
+        frames=_long(frames),
         origin=_origin(head),
     )
 
@@ -204,6 +221,19 @@ def _activities(table: dict[str, Ints], call: Ints) -> Activities:
         process=np.zeros(len(call), np.int32),
         device=np.maximum(table["device"], 0),
         size_bytes=table["size_bytes"] if len(table["size_bytes"]) else None,
+    )
+
+
+def _long(frames: HostEvents) -> HostEvents:
+    """Those that can explain a gap; a detailed reading has them all."""
+    keep = frames.end_ns - frames.start_ns >= MIN_FRAME_NS
+    if bool(keep.all()):
+        return frames
+    return HostEvents(
+        start_ns=frames.start_ns[keep],
+        end_ns=frames.end_ns[keep],
+        name=frames.name[keep],
+        thread=frames.thread[keep],
     )
 
 

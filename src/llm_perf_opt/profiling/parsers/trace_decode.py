@@ -4,6 +4,7 @@ Times in a trace are microseconds with decimals. A float64 holds them to the nan
 times count from 1970 lie above, and their digits are read instead.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import compress
@@ -69,15 +70,25 @@ class Args(msgspec.Struct, gc=False):
 
 
 class DetailedArgs(Args, gc=False):
-    """Those, and an operator's input shapes and what a memory event says."""
+    """Those, an operator's inputs, what a collective's kernel moves, and what a memory event says."""
 
     input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=NO_DIGITS)
+    input_types: msgspec.Raw = msgspec.field(name="Input type", default=NO_DIGITS)
+    inputs: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=NO_DIGITS)
+    collective: msgspec.Raw = msgspec.field(name="Collective name", default=NO_DIGITS)
+    in_elements: msgspec.Raw = msgspec.field(name="In msg nelems", default=NO_DIGITS)
+    out_elements: msgspec.Raw = msgspec.field(name="Out msg nelems", default=NO_DIGITS)
+    element: msgspec.Raw = msgspec.field(name="dtype", default=NO_DIGITS)
+    group_size: msgspec.Raw = msgspec.field(name="Group size", default=NO_DIGITS)
+    group: msgspec.Raw = msgspec.field(name="Process Group Ranks", default=NO_DIGITS)
     bytes_changed: int = msgspec.field(name="Bytes", default=0)
     device_type: int = msgspec.field(name="Device Type", default=-1)
     allocated: int = msgspec.field(name="Total Allocated", default=-1)
 
 
 NO_MEMORY = DetailedArgs()
+# Operators whose work depends on more than shapes and types: strides of a convolution, the mask of an attention.
+_NEEDS_INPUTS = re.compile("conv|attention|attn", re.IGNORECASE)
 
 
 class EventDecoder:
@@ -129,7 +140,7 @@ class EventDecoder:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows of one kind. `name`, `thread` and `shape` index the piece's own lists.
+    """Rows of one kind. `name`, `thread`, `shape` and `extra` index the piece's own lists.
 
     Of a memory event, `device` is the type of device and `size_bytes` what was allocated (freed: below 0).
     """
@@ -143,6 +154,7 @@ class Table:
     size_bytes: Ints
     shape: Ints
     allocated_bytes: Ints
+    extra: Ints
 
 
 _NONE: Ints = np.zeros(0, np.int64)
@@ -158,17 +170,22 @@ NO_ROWS = Table(
     size_bytes=_NONE,
     shape=_NO_CODES,
     allocated_bytes=_NONE,
+    extra=_NO_CODES,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """What one piece held: a table per kind, the names they index, and how many events could not be used."""
+    """What one piece held: a table per kind, the names they index, and how many events could not be used.
+
+    An extra is, as JSON, an operator's input types and inputs, or what a collective's kernel says of itself.
+    """
 
     tables: tuple[Table, ...]
     names: tuple[str, ...]
     threads: tuple[tuple[Any, Any], ...]
     shapes: tuple[bytes, ...]
+    extras: tuple[tuple[bytes, ...], ...]
     events: int
     without_time: int
     backwards: int
@@ -202,13 +219,14 @@ def _piece(events: list[Any], to_ns: Callable[[list[Any]], Ints], *, detailed: b
         if append is not None:
             append(event)
     frames = buckets[MODULE]
-    buckets[FRAME].extend(e for e in frames if e.dur is not None and e.dur >= MIN_FRAME_US)
+    buckets[FRAME].extend(e for e in frames if detailed or (e.dur is not None and e.dur >= MIN_FRAME_US))
     names: Codes[Any] = Codes()
     threads: Codes[Any] = Codes()
     shapes: Codes[Any] = Codes()
+    extras: Codes[Any] = Codes()
     tables, unusable, backwards = [], 0, 0
     for kind, rows in enumerate(buckets):
-        table, bad, negative = _table(kind, rows, to_ns, names, threads, shapes if detailed else None)
+        table, bad, negative = _table(kind, rows, to_ns, names, threads, shapes, extras if detailed else None)
         tables.append(table)
         unusable += bad
         backwards += negative
@@ -217,6 +235,7 @@ def _piece(events: list[Any], to_ns: Callable[[list[Any]], Ints], *, detailed: b
         names=tuple(names),
         threads=tuple(threads),
         shapes=tuple(shapes),
+        extras=tuple(extras),
         events=len(events),
         without_time=unusable,
         backwards=backwards,
@@ -229,9 +248,10 @@ def _table(
     to_ns: Callable[[list[Any]], Ints],
     names: Codes[Any],
     threads: Codes[Any],
-    shapes: Codes[Any] | None,
+    shapes: Codes[Any],
+    extras: Codes[Any] | None,
 ) -> tuple[Table, int, int]:
-    """The columns of one kind, and how many events had no time or a negative one."""
+    """The columns of one kind, and how many events had no time or a negative one. `extras`: where asked for detail."""
     if kind == MODULE:
         rows = [e for e in rows if e.name.startswith(MODULE_PREFIX)]
     elif kind == MEMORY:
@@ -246,9 +266,13 @@ def _table(
     size = [-1 if a is None else _size(a.bytes) for a in arguments] if kind == COPY else []
     shape: list[int] = []
     allocated: list[int] = []
-    if shapes is not None and kind == OPERATOR:
+    extra: list[int] = []
+    if extras is not None and kind == OPERATOR:
         shape = [shapes[b"" if e.args is None else bytes(e.args.input_dims)] for e in rows]
-    elif shapes is not None and kind == MEMORY:
+        extra = [extras[_inputs(e)] for e in rows]
+    elif extras is not None and kind == KERNEL:
+        extra = [-1 if a is None or not bytes(a.collective) else extras[_collective(a)] for a in arguments]
+    elif extras is not None and kind == MEMORY:
         memory = [NO_MEMORY if e.args is None else e.args for e in rows]
         device = [a.device_type for a in memory]
         size = [a.bytes_changed for a in memory]
@@ -264,6 +288,7 @@ def _table(
             size_bytes=np.array(size, np.int64),
             shape=np.array(shape, np.int32),
             allocated_bytes=np.array(allocated, np.int64),
+            extra=np.array(extra, np.int32),
         ),
         unusable,
         negative,
@@ -274,6 +299,19 @@ def _size(value: int | str) -> int:
     if isinstance(value, int):
         return value
     return int(value) if value.isdecimal() else -1
+
+
+def _inputs(event: Any) -> tuple[bytes, ...]:
+    """Types of an operator's inputs, and the inputs where its work depends on them."""
+    if event.args is None:
+        return (b"", b"")
+    wanted = _NEEDS_INPUTS.search(event.name) is not None
+    return (bytes(event.args.input_types), bytes(event.args.inputs) if wanted else b"")
+
+
+def _collective(args: Any) -> tuple[bytes, ...]:
+    said = (args.collective, args.in_elements, args.out_elements, args.element, args.group_size, args.group)
+    return tuple(bytes(value) for value in said)
 
 
 class _NoTime(Exception):

@@ -88,11 +88,16 @@ PATIENCE_S = 60.0
 _PROGRAM = "llm_perf_opt.profiling.parsers.trace_workers"
 
 
+def is_long(path: Path) -> bool:
+    """Whether a file holds, or unpacks to, so much text that its reading takes seconds."""
+    factor = PACKED_FACTOR if is_packed(path) else 1
+    return path.stat().st_size * factor >= WORTH_SHARING_BYTES
+
+
 def processes_for(path: Path) -> int:
     """How many processes are worth their start for this file."""
     cores = len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else os.cpu_count() or 1
-    factor = PACKED_FACTOR if is_packed(path) else 1
-    return min(cores, MAX_PROCESSES) if path.stat().st_size * factor >= WORTH_SHARING_BYTES else 1
+    return min(cores, MAX_PROCESSES) if is_long(path) else 1
 
 
 def read_pieces(

@@ -1,5 +1,6 @@
 """`llm-perf analyze`: captures made elsewhere, read on any machine.
 
 `cli` takes the command line, `kinds` finds out what each file is, `read` reads and analyses them, `text` prints tables,
-`run` writes a run directory. `kernels` is the short way to a kernel summary and imports nothing heavy.
+`run` writes a run directory. `detail` adds what a detailed reading of a trace has; `sections` and `pictures` show it on
+the terminal and on the page. `kernels` is the short way to a kernel summary and imports nothing heavy.
 """

@@ -148,6 +148,11 @@ def _parser() -> argparse.ArgumentParser:
         "--kernels-only", action="store_true", help="only the kernel summary of one .sqlite: the fastest answer"
     )
     parser.add_argument(
+        "--detail",
+        action="store_true",
+        help="shapes, sizes of collectives, memory and Python frames also of a long trace (short ones and -o: always)",
+    )
+    parser.add_argument(
         "--as",
         dest="files_are",
         choices=("ranks", "repeats"),
@@ -181,7 +186,9 @@ def _analyze(args: argparse.Namespace, kinds: list[str], context: CaptureContext
         from llm_perf_opt.runners.analyze.run import require_free, write_run
 
         require_free(args.output)
-    found = read_captures(args.files, kinds, scratch, files_are=args.files_are)
+    found = read_captures(
+        args.files, kinds, scratch, files_are=args.files_are, detailed=args.detail or args.output is not None
+    )
     analysis = replace(found.analysis, notes=(*found.notes, *found.analysis.notes))
     if args.output is not None:
         write_run(args.output, args.files, replace(found, analysis=analysis), context)

@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis, Measured, analyze_measured, measure_timeline
 from llm_perf_opt.analysis.ranks.analysis import analyze_ranks
+from llm_perf_opt.analysis.ranks.collectives import RecordedArgs, recorded_args
 from llm_perf_opt.analysis.ranks.identify import Kind
 from llm_perf_opt.analysis.timeline.rows import CounterRow, KernelRow
+from llm_perf_opt.analysis.timeline.timeline import Timeline
 from llm_perf_opt.core.process import allowed_environment, run_command
 from llm_perf_opt.errors import ToolError
+from llm_perf_opt.runners.analyze.detail import add_detail
 from llm_perf_opt.runners.analyze.kinds import NCU, NSYS, SUMMARY, TORCH
 
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
+    from llm_perf_opt.analysis.timeline.operators import TraceDetail
 
 
 EXPORT_TIMEOUT_S = 1800.0
@@ -34,18 +38,27 @@ class AnalyzedCaptures:
 
 
 def read_captures(
-    files: Sequence[Path], kinds: Sequence[str], scratch: Path, *, files_are: Kind | None = None
+    files: Sequence[Path],
+    kinds: Sequence[str],
+    scratch: Path,
+    *,
+    files_are: Kind | None = None,
+    detailed: bool = False,
 ) -> AnalyzedCaptures:
-    """All files of one run. `scratch` takes exports of .nsys-rep files; `files_are` decides what several are."""
+    """All files of one run. `scratch` takes exports of .nsys-rep files; `files_are` decides what several are.
+
+    `detailed` reads what is slow to read also from long traces.
+    """
     by_kind = {kind: [f for f, k in zip(files, kinds, strict=True) if k == kind] for kind in dict.fromkeys(kinds)}
     kind = next((k for k in kinds if k != NCU), NCU)
+    recorded: Sequence[RecordedArgs | None] | None = None
     if kind == NSYS:
         measured, analysis, notes = _read_nsys(by_kind[NSYS], scratch)
     elif kind == TORCH:
-        measured, analysis, notes = _read_torch(by_kind[TORCH])
+        measured, analysis, notes, recorded = _read_torch(by_kind[TORCH], detailed=detailed)
     else:
         measured, analysis, notes = [], analyze_measured([]), []
-    ranks = analyze_ranks([m.timeline for m in measured], said=files_are)
+    ranks = analyze_ranks([m.timeline for m in measured], said=files_are, recorded=recorded)
     if ranks is not None:
         analysis = replace(analysis, ranks=ranks)
         notes += ranks.notes
@@ -100,14 +113,18 @@ def _export(report: Path, folder: Path) -> tuple[Path, list[str]]:
     return sqlite, [f"{report}: {note}" for note in import_notes(result.tail)]
 
 
-def _read_torch(files: Sequence[Path]) -> tuple[list[Measured], CaptureAnalysis, list[str]]:
+def _read_torch(
+    files: Sequence[Path], *, detailed: bool
+) -> tuple[list[Measured], CaptureAnalysis, list[str], list[RecordedArgs | None]]:
     from llm_perf_opt.analysis.timeline.operators import merge_modules, merge_operators, module_rows, operator_rows
     from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+    from llm_perf_opt.profiling.parsers.trace_workers import is_long
 
     measured, operators, modules, notes = [], [], [], []
     counters: list[CounterRow] = []
+    details: list[tuple[Timeline, TraceDetail] | None] = []
     for path in files:
-        trace = read_torch_trace(path)
+        trace = read_torch_trace(path, detailed=detailed or not is_long(path))
         measured.append(measure_timeline(replace(trace.timeline, source=str(path))))
         operators.append(operator_rows(trace.timeline, trace.operators))
         modules.append(module_rows(trace.timeline, trace.modules))
@@ -118,6 +135,9 @@ def _read_torch(files: Sequence[Path]) -> tuple[list[Measured], CaptureAnalysis,
                 f"{path}: {counted} kernel(s) were recorded with hardware counters and without times of their own: the "
                 "profiler runs each of them several times to count"
             )
+        details.append(None if trace.detail is None else (trace.timeline, trace.detail))
+        if trace.detail is None:
+            notes.append(f"{path}: a long trace; give --detail for shapes, sizes of collectives, memory and Python")
         if not len(trace.modules):
             notes.append(f"{path}: no module ranges (record with with_stack or with_modules to see them)")
     analysis = analyze_measured(measured)
@@ -126,7 +146,8 @@ def _read_torch(files: Sequence[Path]) -> tuple[list[Measured], CaptureAnalysis,
         # Kernels were recorded, though not when they ran.
         said = tuple(note for note in analysis.notes if "no GPU kernel was recorded" not in note)
         analysis = replace(analysis, counters=tuple(counters), notes=said)
-    return measured, analysis, notes
+    recorded = [None if d is None else recorded_args(d[1].extras, d[1].kernel_extra) for d in details]
+    return measured, add_detail(analysis, [d for d in details if d is not None]), notes, recorded
 
 
 def _from_summary(empty: CaptureAnalysis, path: Path) -> CaptureAnalysis:

@@ -16,6 +16,7 @@ from llm_perf_opt.profiling.capture_files import capture_metrics, write_analysis
 from llm_perf_opt.report.write import write_reports
 from llm_perf_opt.runners.analyze.cli import CaptureContext, context_stages
 from llm_perf_opt.runners.analyze.kinds import NCU, TORCH
+from llm_perf_opt.runners.analyze.pictures import with_pictures, write_pictures
 from llm_perf_opt.runners.analyze.read import AnalyzedCaptures
 from llm_perf_opt.runners.analyze.sections import capture_sections
 
@@ -75,6 +76,8 @@ def _timeline_stage(run_dir: Path, found: AnalyzedCaptures, now: str) -> StageRe
     if found.analysis.operators is not UNSET:
         path = write_operators(run_dir / name / OPERATORS_CSV, found.analysis.operators)
         files.append(StageFile(role="operators_csv", path=path))
+    pictures = write_pictures(run_dir, name, found.analysis)
+    files += [StageFile(role="picture", path=run_dir / picture.path) for picture in pictures.values()]
     return StageRecord(
         name=name,
         status="ok",
@@ -82,7 +85,7 @@ def _timeline_stage(run_dir: Path, found: AnalyzedCaptures, now: str) -> StageRe
         files=tuple(files),
         metrics=capture_metrics(found.analysis, source=f"{name}/{ANALYSIS_FILE}", kind=found.kind),
         notes=found.analysis.notes,
-        sections=capture_sections(found.analysis, source=f"{name}/{ANALYSIS_FILE}"),
+        sections=with_pictures(capture_sections(found.analysis, source=f"{name}/{ANALYSIS_FILE}"), pictures),
     )
 
 

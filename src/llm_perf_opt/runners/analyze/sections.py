@@ -1,6 +1,6 @@
 """What a capture says beyond ranges, kernels and findings, as sections: the same on the terminal and on the page."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import UNSET
 
@@ -9,11 +9,14 @@ from llm_perf_opt.analysis.ranks.analysis import RankRow, RanksAnalysis
 from llm_perf_opt.analysis.ranks.collectives import CollectiveRow
 from llm_perf_opt.analysis.ranks.overlap import Split
 from llm_perf_opt.analysis.timeline.rows import CopyRow, CounterRow
+from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis
 from llm_perf_opt.core.sections import Cell, Section, SectionTable
 from llm_perf_opt.core.units import format_bytes, format_ms, format_percent
 
 # On the page; the terminal shows fewer, analysis.json all.
 ROWS = 60
+SHAPES = "Shapes"
+NO_BREAK = "\u00a0"
 
 
 def capture_sections(analysis: CaptureAnalysis, *, source: str | None = None) -> tuple[Section, ...]:
@@ -30,6 +33,8 @@ def _sections(analysis: CaptureAnalysis, source: str | None) -> Iterator[Section
         yield _ranks(analysis.ranks, source)
         if analysis.ranks.collectives:
             yield _communication(analysis.ranks, source)
+    if analysis.shapes is not UNSET:
+        yield _shapes(analysis.shapes, source)
 
 
 def _copies(copies: Sequence[CopyRow], source: str | None) -> Section:
@@ -186,7 +191,6 @@ def _communication(ranks: RanksAnalysis, source: str | None) -> Section:
 
 
 def _collectives(ranks: RanksAnalysis, source: str | None) -> SectionTable:
-    """Columns that no row fills are left out."""
     rows = ranks.collectives[:ROWS]
     columns: dict[str, list[Cell]] = {
         "collective": [row.collective for row in rows],
@@ -203,13 +207,40 @@ def _collectives(ranks: RanksAnalysis, source: str | None) -> SectionTable:
         "skew, max ms": [None if row.skew_max_ns is None else row.skew_max_ns / 1e6 for row in rows],
         "kernels": [", ".join(row.kernels) for row in rows],
     }
+    return _filled("Collectives", columns, source)
+
+
+def _filled(title: str, columns: Mapping[str, list[Cell]], source: str | None) -> SectionTable:
+    """A table without the columns that no row fills."""
     kept = {name: cells for name, cells in columns.items() if any(cell is not None for cell in cells)}
-    return SectionTable(
-        title="Collectives", columns=tuple(kept), rows=tuple(zip(*kept.values(), strict=True)), source=source
-    )
+    return SectionTable(title=title, columns=tuple(kept), rows=tuple(zip(*kept.values(), strict=True)), source=source)
 
 
 def _group(row: CollectiveRow) -> str | None:
     if row.group is None:
         return None if row.group_size is None else f"{row.group_size} ranks"
     return row.group if row.group_size is None else f"{row.group} ({row.group_size})"
+
+
+def _shapes(shapes: ShapesAnalysis, source: str | None) -> Section:
+    rows = shapes.rows[:ROWS]
+    covered = format_percent(shapes.covered_ns / shapes.kernel_ns) if shapes.kernel_ns else "none"
+    texts = [
+        f"{len(shapes.rows):,} operator(s) and shape(s) take {covered} of the kernel time. Roof: {shapes.roof.how}. "
+        "Work is what inputs and result need; of roof is the time that needs at the peaks over the time taken."
+    ]
+    columns: dict[str, list[Cell]] = {
+        "kind": [row.kind for row in rows],
+        "operator": [row.operator for row in rows],
+        "shape": [row.shape.replace(" ", NO_BREAK) for row in rows],
+        "dtype": [row.dtype for row in rows],
+        "calls": [row.calls for row in rows],
+        "total ms": [row.time_ns / 1e6 for row in rows],
+        "mean µs": [row.mean_ns / 1e3 for row in rows],
+        "GFLOP": [None if row.flops is None else row.flops / 1e9 for row in rows],
+        "TFLOP/s": [row.tflops for row in rows],
+        "GB/s": [row.gb_per_s for row in rows],
+        "bound": [row.bound for row in rows],
+        "of roof %": [row.roof_pct for row in rows],
+    }
+    return Section(title=SHAPES, paragraphs=tuple(texts), tables=(_filled("", columns, source),))

@@ -1,0 +1,143 @@
+"""Drawings for sections, as SVG: work by shape under the GPU's roofs, and amounts that change over time."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from xml.sax.saxutils import escape, quoteattr
+
+from llm_perf_opt.core.units import digits, format_bytes, format_ms, si
+
+WIDTH, HEIGHT = 900, 460
+LEFT, RIGHT, TOP, BOTTOM = 78, 20, 20, 72
+# Okabe and Ito's colours, told apart by every common kind of colour vision.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666")
+RADIUS = (3.5, 15.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScatterPoint:
+    """`weight` between 0 and 1 is the area; `text` is said on hovering."""
+
+    x: float
+    y: float
+    weight: float
+    group: str
+    text: str
+
+
+def scatter_svg(points: Sequence[ScatterPoint], *, roofs: Mapping[str, float], slope: float | None, title: str) -> str:
+    """FLOP per byte against FLOP/s, both logarithmic. `roofs` are FLOP/s by name, `slope` bytes/s."""
+    xs = [p.x for p in points] + [roof / slope for roof in roofs.values() if slope]
+    ys = [p.y for p in points] + list(roofs.values())
+    x0, x1 = math.floor(math.log10(min(xs))), math.ceil(math.log10(max(xs)) + 1e-9)
+    y0, y1 = math.floor(math.log10(min(ys))), math.ceil(math.log10(max(ys)) + 1e-9)
+    axes = _Log(x0=x0, x1=max(x1, x0 + 1), y0=y0, y1=max(y1, y0 + 1))
+    groups = list(dict.fromkeys(p.group for p in points))
+    body = _log_grid(axes)
+    for name, peak in roofs.items():
+        body += _roof(axes, name, peak, slope)
+    for point in sorted(points, key=lambda p: -p.weight):
+        radius = RADIUS[0] + (RADIUS[1] - RADIUS[0]) * math.sqrt(point.weight)
+        colour = COLOURS[groups.index(point.group) % len(COLOURS)]
+        body.append(
+            f'<circle cx="{axes.x(point.x):.1f}" cy="{axes.y(point.y):.1f}" r="{radius:.1f}" fill="{colour}" '
+            f'fill-opacity="0.65" stroke="{colour}"><title>{escape(point.text)}</title></circle>'
+        )
+    return _page(title, [*body, *_legend(groups)])
+
+
+def steps_svg(lines: Mapping[str, Sequence[tuple[int, int]]], *, length_ns: int, title: str) -> str:
+    """Bytes over time by name: each value holds until the next."""
+    top = max((value for points in lines.values() for _, value in points), default=1) or 1
+    bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
+
+    def x(at_ns: int) -> float:
+        return LEFT + (right - LEFT) * at_ns / max(length_ns, 1)
+
+    def y(value: float) -> float:
+        return bottom - (bottom - TOP) * value / top
+
+    body = []
+    for part in range(5):
+        value, at = top * part / 4, length_ns * part // 4
+        body.append(f'<line x1="{LEFT}" y1="{y(value):.1f}" x2="{right}" y2="{y(value):.1f}" stroke="#ddd"/>')
+        body.append(f'<text x="{LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{format_bytes(value)}</text>')
+        body.append(f'<text x="{x(at):.1f}" y="{bottom + 16}" text-anchor="middle">{format_ms(at / 1e6)}</text>')
+    for index, (name, points) in enumerate(lines.items()):
+        colour, path, held = COLOURS[index % len(COLOURS)], [], None
+        for at_ns, value in points:
+            if held is not None:
+                path.append(f"{x(at_ns):.1f},{y(held):.1f}")
+            path.append(f"{x(at_ns):.1f},{y(value):.1f}")
+            held = value
+        if held is not None:
+            path.append(f"{right},{y(held):.1f}")
+        body.append(
+            f'<polyline points="{" ".join(path)}" fill="none" stroke="{colour}" stroke-width="1.4">'
+            f"<title>{escape(name)}</title></polyline>"
+        )
+    return _page(title, [*body, *_legend(list(lines))])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Log:
+    """Decades of both axes."""
+
+    x0: int
+    x1: int
+    y0: int
+    y1: int
+
+    def x(self, value: float) -> float:
+        return LEFT + (math.log10(value) - self.x0) / (self.x1 - self.x0) * (WIDTH - RIGHT - LEFT)
+
+    def y(self, value: float) -> float:
+        return HEIGHT - BOTTOM - (math.log10(value) - self.y0) / (self.y1 - self.y0) * (HEIGHT - BOTTOM - TOP)
+
+
+def _log_grid(axes: _Log) -> list[str]:
+    bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
+    body = []
+    for decade in range(axes.x0, axes.x1 + 1):
+        at = axes.x(10.0**decade)
+        body.append(f'<line x1="{at:.1f}" y1="{TOP}" x2="{at:.1f}" y2="{bottom}" stroke="#ddd"/>')
+        body.append(f'<text x="{at:.1f}" y="{bottom + 16}" text-anchor="middle">{digits(10.0**decade, 1)}</text>')
+    for decade in range(axes.y0, axes.y1 + 1):
+        at = axes.y(10.0**decade)
+        body.append(f'<line x1="{LEFT}" y1="{at:.1f}" x2="{right}" y2="{at:.1f}" stroke="#ddd"/>')
+        body.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{si(10.0**decade, count=3)}</text>')
+    middle = (TOP + bottom) / 2
+    centre = (LEFT + right) / 2
+    body.append(f'<text x="{centre}" y="{bottom + 34}" text-anchor="middle">FLOP per byte of inputs and result</text>')
+    body.append(f'<text transform="translate(16 {middle}) rotate(-90)" text-anchor="middle">FLOP/s</text>')
+    return body
+
+
+def _roof(axes: _Log, name: str, peak: float, slope: float | None) -> list[str]:
+    """Flat at the peak, and the memory's slope up to it."""
+    right, left = 10.0**axes.x1, 10.0**axes.x0
+    ridge = min(max(peak / slope, left), right) if slope else left
+    corners = [(ridge, peak), (right, peak)]
+    if slope:
+        start = max(left, 10.0**axes.y0 / slope)
+        corners = [(start, start * slope), *corners] if start < ridge else corners
+    line = " ".join(f"{axes.x(x):.1f},{axes.y(y):.1f}" for x, y in corners)
+    label = f'<text x="{WIDTH - RIGHT - 4}" y="{axes.y(peak) - 5:.1f}" text-anchor="end">{escape(name)}</text>'
+    return [f'<polyline points="{line}" fill="none" stroke="#444" stroke-dasharray="5 3"/>', label]
+
+
+def _legend(groups: Sequence[str]) -> list[str]:
+    body, at = [], LEFT
+    for index, name in enumerate(groups):
+        body.append(f'<rect x="{at}" y="{HEIGHT - 22}" width="11" height="11" fill="{COLOURS[index % len(COLOURS)]}"/>')
+        body.append(f'<text x="{at + 16}" y="{HEIGHT - 12}">{escape(name)}</text>')
+        at += 34 + 7 * len(name)
+    return body
+
+
+def _page(title: str, body: Sequence[str]) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+        f'font-family="sans-serif" font-size="12" fill="#222" role="img" aria-label={quoteattr(title)}>\n'
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>\n' + "\n".join(body) + "\n</svg>\n"
+    )
