@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.core.sections import Link, Picture, Section, SectionTable
     from llm_perf_opt.core.stage import CommandRunner, Obstacle, Stage, StageContext
     from llm_perf_opt.errors import CommandFailed, ConfigError, ParseError, ProfilingError, StageSkipped, ToolError
+    from llm_perf_opt.marks import mark_warmup, phase, request
     from llm_perf_opt.workload.models.base import LoadedModel, ModelAdapter, Sample, StepOutput
 
 __version__ = "0.2.0"
@@ -56,7 +57,10 @@ __all__ = [
     "Tool",
     "ToolError",
     "__version__",
+    "mark_warmup",
+    "phase",
     "read_manifest",
+    "request",
 ]
 
 _HOMES = {
@@ -68,6 +72,7 @@ _HOMES = {
     "core.sections": ("Link", "Picture", "Section", "SectionTable"),
     "core.stage": ("CommandRunner", "Obstacle", "Stage", "StageContext"),
     "errors": ("CommandFailed", "ConfigError", "ParseError", "ProfilingError", "StageSkipped", "ToolError"),
+    "marks": ("mark_warmup", "phase", "request"),
     "workload.models.base": ("LoadedModel", "ModelAdapter", "Sample", "StepOutput"),
 }
 
@@ -75,7 +80,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     for module, names in _HOMES.items():
         if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
+            # Kept, so that a name used in a loop is looked for once.
+            return globals().setdefault(name, getattr(import_module(f"{__name__}.{module}"), name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
