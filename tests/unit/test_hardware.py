@@ -62,29 +62,82 @@ def gpu(name: str) -> Device:
 
 def test_peaks_are_dense_and_as_the_data_sheets_say() -> None:
     found = {
-        name: (entry.peak_tflops["bf16"], entry.memory_bandwidth_gb_s, entry.memory_gb)
+        name: (entry.peak_tflops.get("bf16"), entry.memory_bandwidth_gb_s, entry.memory_gb)
         for name, entry in catalogue().items()
         if name != "cpu"
     }
     assert found == {
-        "a10": (125.0, 600.0, 24.0),
-        "a100_40gb": (312.0, 1555.0, 40.0),
-        "a100_80gb": (312.0, 2039.0, 80.0),
-        "a100_80gb_pcie": (312.0, 1935.0, 80.0),
-        "b200": (2250.0, 8000.0, 180.0),
-        "gb200": (2500.0, 8000.0, 186.0),
-        "h100_nvl": (835.5, 3938.0, 94.0),
-        "h100_pcie": (756.0, 2039.0, 80.0),
-        "h100_sxm": (989.4, 3350.0, 80.0),
-        "h20": (148.0, 4000.0, 96.0),
-        "h200": (989.4, 4800.0, 141.0),
-        "h200_nvl": (835.5, 4800.0, 141.0),
-        "l4": (121.0, 300.0, 24.0),
-        "l40s": (362.05, 864.0, 48.0),
+        "a10": (125.0, 600.0, 24.15),
+        "a100_40gb": (312.0, 1555.0, 42.95),
+        "a100_80gb": (312.0, 2039.0, 85.9),
+        "a100_80gb_pcie": (312.0, 1935.0, 85.9),
+        "a10g": (70.0, 600.0, 24.15),
+        "a30": (165.0, 933.0, 25.77),
+        "a40": (149.7, 696.0, 48.31),
+        "apple_m1": (None, 68.25, None),
+        "apple_m1_max": (None, 400.0, None),
+        "apple_m1_pro": (None, 200.0, None),
+        "apple_m1_ultra": (None, 800.0, None),
+        "apple_m2": (None, 100.0, None),
+        "apple_m2_max": (None, 400.0, None),
+        "apple_m2_pro": (None, 200.0, None),
+        "apple_m2_ultra": (None, 800.0, None),
+        "apple_m3": (None, 100.0, None),
+        "apple_m3_max": (None, 400.0, None),
+        "apple_m3_ultra": (None, 819.0, None),
+        "apple_m4": (None, 120.0, None),
+        "apple_m4_max": (None, 546.0, None),
+        "apple_m4_pro": (None, 273.0, None),
+        "b200": (2250.0, 8000.0, 192.27),
+        "b300": (2250.0, 8000.0, 288.4),
+        "epyc_7763": (None, 204.8, None),
+        "epyc_9654": (None, 460.8, None),
+        "epyc_9755": (None, 576.0, None),
+        "gaudi2": (432.0, 2450.0, 96.0),
+        "gaudi3": (1835.0, 3700.0, 128.0),
+        "gb10": (None, 273.0, 128.0),
+        "gb200": (2500.0, 8000.0, 198.67),
+        "gb300": (2500.0, 8000.0, 288.4),
+        "gh200": (989.4, 4000.0, 102.63),
+        "grace": (None, 500.0, None),
+        "h100_nvl": (835.5, 3938.0, 100.49),
+        "h100_pcie": (756.0, 2039.0, 85.52),
+        "h100_sxm": (989.4, 3350.0, 85.52),
+        "h20": (148.0, 4000.0, 102.63),
+        "h200": (989.4, 4800.0, 150.75),
+        "h200_nvl": (835.5, 4800.0, 150.75),
+        "h800": (989.4, 3350.0, 85.52),
+        "jetson_agx_orin": (None, 204.8, 64.0),
+        "jetson_thor": (None, 273.0, 128.0),
+        "l4": (121.0, 300.0, 24.15),
+        "l40s": (362.05, 864.0, 48.31),
+        "mi210": (181.0, 1638.4, 64.0),
+        "mi250x": (191.5, 1638.4, 64.0),
         "mi300x": (1307.4, 5300.0, 192.0),
-        "rtx3090": (71.0, 936.0, 24.0),
-        "rtx4090": (165.2, 1008.0, 24.0),
-        "rtx5090": (209.5, 1792.0, 32.0),
+        "mi325x": (1307.4, 6000.0, 256.0),
+        "mi355x": (2516.6, 8000.0, 288.0),
+        "rtx3070": (40.6, 448.0, 8.59),
+        "rtx3080": (59.5, 760.0, 10.74),
+        "rtx3090": (71.0, 936.0, 25.77),
+        "rtx3090_ti": (80.0, 1008.0, 25.76),
+        "rtx4070_ti": (80.2, 504.0, 12.88),
+        "rtx4080": (97.5, 716.8, 17.17),
+        "rtx4090": (165.2, 1008.0, 25.76),
+        "rtx5070_ti": (87.9, 896.0, 17.09),
+        "rtx5080": (112.6, 960.0, 17.09),
+        "rtx5090": (209.5, 1792.0, 34.19),
+        "rtx6000_ada": (364.2, 960.0, 51.53),
+        "rtx_a6000": (154.8, 768.0, 51.53),
+        "rtx_pro_6000": (503.8, 1792.0, 102.64),
+        "t4": (None, 320.0, 16.11),
+        "tpu_v5e": (197.0, 819.0, 16.0),
+        "tpu_v5p": (459.0, 2765.0, 95.0),
+        "tpu_v6e": (918.0, 1640.0, 32.0),
+        "v100_sxm_16gb": (None, 900.0, 17.18),
+        "v100_sxm_32gb": (None, 900.0, 34.36),
+        "xeon_8380": (None, 204.8, None),
+        "xeon_8480": (None, 307.2, None),
+        "xeon_8592": (None, 358.4, None),
     }
 
 
@@ -99,10 +152,18 @@ def test_every_figure_has_a_source() -> None:
     for name, entry in catalogue().items():
         if name == "cpu":
             continue
-        figures = ["peak_tflops", "memory_bandwidth_gb_s", "memory_gb", "l2_mb", "link_gb_s"]
-        figures += ["achieved_tflops", "achieved_bandwidth_gb_s"] if entry.achieved_tflops else []
-        assert sorted(entry.sources) == sorted(figures), name
-        assert None not in (entry.memory_gb, entry.l2_mb, entry.link, entry.link_gb_s), name
+        figures = {
+            "peak_tflops": entry.peak_tflops,
+            "memory_bandwidth_gb_s": entry.memory_bandwidth_gb_s,
+            "memory_gb": entry.memory_gb,
+            "l2_mb": entry.l2_mb,
+            "link_gb_s": entry.link_gb_s,
+            "achieved_tflops": entry.achieved_tflops,
+            "achieved_bandwidth_gb_s": entry.achieved_bandwidth_gb_s,
+        }
+        assert sorted(entry.sources) == sorted(key for key, figure in figures.items() if figure), name
+        # What every use needs is there, or the notes say why it is not.
+        assert entry.notes is not None or (entry.memory_gb is not None and "bf16" in entry.peak_tflops), name
 
 
 @pytest.mark.parametrize(
@@ -133,7 +194,7 @@ def test_a_device_name_maps_to_one_entry(device: str, entry: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "device", ["NVIDIA H2", "NVIDIA H200 Max", "NVIDIA A10G", "NVIDIA GeForce RTX 3090 Ti", "h200"]
+    "device", ["NVIDIA H2", "NVIDIA H200 Max", "NVIDIA A10M", "NVIDIA GeForce RTX 3090 Ti Max", "h200"]
 )
 def test_a_name_that_only_resembles_one_is_unknown(device: str) -> None:
     assert find_by_device_name(catalogue(), device) is None
@@ -343,7 +404,9 @@ def test_narrow_weights_run_at_the_rate_of_their_own_format_where_there_is_one()
     int4 = Dtypes(compute="bf16", weight="int4", kv="bf16")
     assert bound(work, fp8, with_units).compute_ms == 2.0
     assert bound(work, fp8, without).compute_ms == 3.0
-    assert bound(work, int4, with_units).compute_ms == 3.0
+    # Kernels in use widen 4 bits to 8, so no bound may be slower than that; what the user says of activations counts.
+    assert bound(work, int4, with_units).compute_ms == 2.0
+    assert bound(work, replace(int4, activation="bf16"), with_units).compute_ms == 3.0
 
 
 def test_launches_limit_a_phase_that_the_device_would_finish_sooner() -> None:

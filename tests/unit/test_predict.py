@@ -92,7 +92,13 @@ def test_formats_of_weights_and_cache_can_be_chosen(capsys: pytest.CaptureFixtur
     )
     assert narrow["kv_bytes_per_token"] == plain["kv_bytes_per_token"] / 2
     assert narrow["memory"]["weights_bytes"] < 0.6 * plain["memory"]["weights_bytes"]
-    assert narrow["dtypes"] == {"compute": "bf16", "weight": "fp8", "kv": "fp8"}
+    assert narrow["dtypes"] == {
+        "compute": "bf16",
+        "weight": "fp8",
+        "kv": "fp8",
+        "attention": None,
+        "activation": None,
+    }
 
 
 def test_the_mode_of_latent_attention_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:

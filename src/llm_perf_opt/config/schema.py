@@ -157,7 +157,8 @@ class HardwareSection:
     """`hardware.*`: what the device could do at best. `name: auto` looks the device up by its own name.
 
     Peaks are dense and by short name of the number format (fp32, tf32, bf16, fp16, fp8, int8). `achieved_*` is what a
-    calibration or somebody's measurement reached; `launch_us` the host's cost to start one operator.
+    calibration or somebody's measurement reached; `launch_us` the host's cost to start one operator. `price_per_hour`
+    is the user's: no price is bundled.
     """
 
     __pydantic_config__: ClassVar = FORBID_UNKNOWN
@@ -173,6 +174,7 @@ class HardwareSection:
     achieved_tflops: Mapping[str, float] = field(default_factory=dict)
     achieved_bandwidth_gb_s: Annotated[float, Gt(0)] | None = None
     launch_us: Annotated[float, Gt(0)] | None = None
+    price_per_hour: Annotated[float, Gt(0)] | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     notes: str | None = None
 

@@ -12,7 +12,20 @@ from llm_perf_opt.errors import ConfigError
 
 AUTO = "auto"
 CPU = "cpu"
-PEAK_NAMES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8", "int4")
+PEAK_NAMES = (
+    "fp64",
+    "fp32",
+    "tf32",
+    "bf16",
+    "fp16",
+    "fp16_acc16",
+    "fp8",
+    "fp8_acc16",
+    "int8",
+    "int4",
+    "nvfp4",
+    "mxfp4",
+)
 GIVEN = "given in the configuration"
 _LISTS = ("device_names",)
 _RATES = ("peak_tflops", "achieved_tflops")
@@ -171,6 +184,11 @@ def _sources(base: HardwareSection, given: HardwareSection) -> dict[str, str]:
         changed += [f"{key}.{name}" for name, value in ours[key].items() if value != theirs[key].get(name)]
     said = {key: f"{GIVEN}: {text}" for key, text in given.sources.items() if text != base.sources.get(key)}
     return {**base.sources, **dict.fromkeys(changed, GIVEN), **said}
+
+
+def given_sources(section: HardwareSection) -> dict[str, str]:
+    """The sources of a section whose every figure the configuration gives."""
+    return _sources(HardwareSection(), section)
 
 
 def is_given(section: HardwareSection, key: str) -> bool:

@@ -1,6 +1,6 @@
 """Bounds, estimates and utilisation: how fast a phase could be on given hardware, and how near a measured time came."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +14,7 @@ LAUNCH_US_LOW, LAUNCH_US_HIGH = 5.0, 25.0
 LAUNCH_MID, LAUNCH_HIGH = 2.0, 4.0
 # Shapes of real layers reach less than the best square product and the longest copy.
 SHARE_MID, SHARE_HIGH = 0.8, 0.6
+_SAME_UNITS = {"fp16_acc16": "fp16", "fp8_acc16": "fp8"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,15 @@ class Ceilings:
     kind: Literal["datasheet", "achievable"]
     flops_per_s: Mapping[str, float]
     bytes_per_s: float
+
+    def fastest(self, formats: Sequence[str]) -> float:
+        """The highest rate among formats; `missing_ceiling` has seen to it that there is one.
+
+        Without any rate products are taken to cost nothing: what is left, memory traffic, is a bound all the same.
+        """
+        if not self.flops_per_s:
+            return float("inf")
+        return max(self.flops_per_s[name] for name in formats if name in self.flops_per_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,16 +76,34 @@ def missing_ceiling(hardware: HardwareSection, ceilings: Ceilings | None, dtypes
         return f"{hardware.name} was not calibrated here: hardware.calibrate=true on that machine measures it"
     if ceilings is None:
         return f"{hardware.name} has no data-sheet peaks"
-    if dtypes.compute not in ceilings.flops_per_s:
-        verb = "measured" if kind == "achievable" else "data-sheet"
-        return f"{hardware.name} has no {verb} peak for {dtypes.compute}"
+    if not ceilings.flops_per_s:
+        return None
+    verb = "measured" if kind == "achievable" else "data-sheet"
+    for formats in _formats_used(hardware, dtypes):
+        if not set(formats) & set(ceilings.flops_per_s):
+            return f"{hardware.name} has no {verb} peak for {formats[0]}"
     return None
+
+
+def _formats_used(hardware: HardwareSection, dtypes: Dtypes) -> list[tuple[str, ...]]:
+    """For each kind of product, the format it runs in: the fastest by the data sheet, which alone may stand for it.
+
+    Another format's rate is never put in its place: a device that multiplies fp8 and was measured in bf16 alone has no
+    measured ceiling for weights in fp8. Without a data sheet the format asked for must have been measured.
+    """
+    found: list[tuple[str, ...]] = []
+    for formats in (dtypes.plain_products, dtypes.weight_products, dtypes.score_products):
+        listed = [name for name in formats if name in hardware.peak_tflops]
+        fastest = max(listed, key=lambda name: hardware.peak_tflops[name], default=formats[0])
+        # Sums in fp16 are an engine's choice on the same units: what was measured with sums in fp32 may stand.
+        found.append((_SAME_UNITS[fastest], fastest) if fastest in _SAME_UNITS else (fastest,))
+    return found
 
 
 def bound(work: Work, dtypes: Dtypes, ceilings: Ceilings) -> Bound:
     """The larger of compute and memory time; `missing_ceiling` must have been None."""
     return Bound(
-        compute_ms=1e3 * _compute_s(work, dtypes, ceilings),
+        compute_ms=1e3 * compute_s(work, dtypes, ceilings),
         memory_ms=1e3 * work.bytes_needed / ceilings.bytes_per_s,
     )
 
@@ -96,7 +124,7 @@ def estimate(
     memory of a group do not overlap, elementwise operators move `other_bytes` unfused, all at 60 %. On a GPU the host
     runs ahead, so the larger of device and host time counts; on a CPU (`is_synchronous`) they add up.
     """
-    each = [(_compute_s(w, dtypes, ceilings), w.bytes / ceilings.bytes_per_s) for w in groups.values()]
+    each = [(compute_s(w, dtypes, ceilings), w.bytes / ceilings.bytes_per_s) for w in groups.values()]
     total = sum(groups.values(), Work())
     low_s = bound(total, dtypes, ceilings).ms / 1e3
     mid_s = sum(max(pair) for pair in each) / SHARE_MID
@@ -135,17 +163,24 @@ def mbu(bytes_needed: float, time_ms: float, peak_bytes_per_s: float) -> float:
     return bytes_needed / (time_ms / 1e3 * peak_bytes_per_s)
 
 
-def _compute_s(work: Work, dtypes: Dtypes, ceilings: Ceilings) -> float:
-    """Matrices of layers run in the weights' format where the device has units for it, the rest in the compute one."""
-    plain = ceilings.flops_per_s[dtypes.compute]
-    narrow = ceilings.flops_per_s.get(dtypes.matmul, plain)
-    return work.flops_quantised / narrow + (work.flops_needed - work.flops_quantised) / plain
+def compute_s(work: Work, dtypes: Dtypes, ceilings: Ceilings) -> float:
+    """Each kind of product at the fastest rate there is for its formats.
+
+    Matrices of layers run in the weights' format where the device has units for it, attention in the cache's, the rest
+    in the compute one.
+    """
+    plain = work.flops_needed - work.flops_quantised - work.flops_scores_needed
+    return (
+        work.flops_quantised / ceilings.fastest(dtypes.weight_products)
+        + work.flops_scores_needed / ceilings.fastest(dtypes.score_products)
+        + plain / ceilings.fastest(dtypes.plain_products)
+    )
 
 
 def _ceilings(
     kind: Literal["datasheet", "achievable"], tflops: Mapping[str, float], bandwidth_gb_s: float | None
 ) -> Ceilings | None:
-    if not tflops or bandwidth_gb_s is None:
+    if bandwidth_gb_s is None or (kind == "achievable" and not tflops):
         return None
     return Ceilings(
         kind=kind,

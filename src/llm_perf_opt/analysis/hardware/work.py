@@ -1,13 +1,34 @@
 """What one forward is given and what it does: number formats, input shapes, FLOPs and bytes of a piece."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llm_perf_opt.errors import ConfigError
 
-BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
+# Bytes of one element with what the format itself prescribes: nvfp4 has a scale byte for every 16 elements, mxfp4 for
+# every 32. Scales of int4, int8 and fp8 are a checkpoint's choice and are left out: a bound counts the fewest bytes.
+BYTES = {
+    "fp32": 4.0,
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "fp8": 1.0,
+    "int8": 1.0,
+    "int4": 0.5,
+    "nvfp4": 0.5 + 1 / 16,
+    "mxfp4": 0.5 + 1 / 32,
+}
 _LONG = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float": "fp32", "half": "fp16"}
-# Weights in these formats are widened before they are multiplied, so the product runs at the activations' rate.
-_WEIGHT_ONLY = ("int4",)
+# Formats in which kernels in use multiply weights of a narrow format, besides the activations' own. Weights of 4 bits
+# are widened to 8 where activations are quantised as they come (llama.cpp and QServe to int8, TensorRT-LLM to fp8), so
+# no bound for them may be slower than those.
+_PRODUCTS = {
+    "fp8": ("fp8", "fp8_acc16"),
+    "int8": ("int8",),
+    "int4": ("int8", "fp8"),
+    "nvfp4": ("nvfp4", "fp8"),
+    "mxfp4": ("mxfp4", "fp8"),
+}
+# GeForce cards multiply fp16 twice as fast where sums are kept in fp16 too, which some engines do.
+_SAME_OPERANDS = {"fp16": ("fp16_acc16",)}
 
 
 def short_dtype(name: str, *, where: str) -> str:
@@ -21,11 +42,18 @@ def short_dtype(name: str, *, where: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Dtypes:
-    """Formats of a run: `compute` of activations, norms, embeddings and lm_head; `weight` of the layers' matrices."""
+    """Formats of a run: `compute` of activations, norms, embeddings and lm_head; `weight` of the layers' matrices.
+
+    `attention` is the format of the projections around attention where a checkpoint keeps them apart (gpt-oss has
+    experts in mxfp4 and the rest in bf16). `activation` is what the layers' products get beside their weights, where
+    the user says so; otherwise the fastest that kernels in use know.
+    """
 
     compute: str
     weight: str
     kv: str
+    attention: str | None = None
+    activation: str | None = None
 
     @classmethod
     def uniform(cls, name: str) -> "Dtypes":
@@ -44,9 +72,26 @@ class Dtypes:
         return BYTES[self.kv]
 
     @property
-    def matmul(self) -> str:
-        """The format the layers' matrix products run in."""
-        return self.compute if self.weight in _WEIGHT_ONLY else self.weight
+    def around_attention(self) -> "Dtypes":
+        """These formats with the projections' own as the weights'."""
+        return self if self.attention is None else replace(self, weight=self.attention)
+
+    @property
+    def plain_products(self) -> tuple[str, ...]:
+        """Formats the products outside the quantised matrices can run in."""
+        return (self.compute, *_SAME_OPERANDS.get(self.compute, ()))
+
+    @property
+    def weight_products(self) -> tuple[str, ...]:
+        """Formats the layers' matrix products can run in; a bound takes the fastest a device has."""
+        if self.activation is not None:
+            return (self.activation,)
+        return (*_PRODUCTS.get(self.weight, ()), *self.plain_products)
+
+    @property
+    def score_products(self) -> tuple[str, ...]:
+        """Formats attention's products can run in: a narrow cache may be multiplied as it is."""
+        return (*_PRODUCTS.get(self.kv, ()), *self.plain_products)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,13 +130,17 @@ class Work:
 
     `flops` counts 2 per multiply-add of matrix products, convolutions and attention, the masked part of attention
     scores included, as a kernel without skipping does; `flops_masked` is that part. `flops_quantised` run in the
-    weights' format. Bytes: weights read, KV cache read and written, and activations in and out of each product.
+    weights' format, `flops_scores` (masked part included) are attention's own. Bytes: weights read, KV cache read and
+    written, and activations in and out of each product. `weight_bytes` are those of the experts a batch is expected to
+    hit; `weight_spared_bytes` of them would not be read if all its tokens picked the same experts.
     """
 
     flops: float = 0
     flops_masked: float = 0
     flops_quantised: float = 0
+    flops_scores: float = 0
     weight_bytes: float = 0
+    weight_spared_bytes: float = 0
     kv_read_bytes: float = 0
     kv_write_bytes: float = 0
     activation_bytes: float = 0
@@ -102,31 +151,39 @@ class Work:
         return self.flops - self.flops_masked
 
     @property
+    def flops_scores_needed(self) -> float:
+        return self.flops_scores - self.flops_masked
+
+    @property
     def bytes_needed(self) -> float:
-        """Weights and KV cache: what no fusion can spare."""
-        return self.weight_bytes + self.kv_read_bytes + self.kv_write_bytes
+        """Weights and KV cache: what no fusion and no routing can spare."""
+        return self.weight_bytes - self.weight_spared_bytes + self.kv_read_bytes + self.kv_write_bytes
 
     @property
     def bytes(self) -> float:
-        return self.bytes_needed + self.activation_bytes
+        return self.weight_bytes + self.kv_read_bytes + self.kv_write_bytes + self.activation_bytes
 
     def __add__(self, other: "Work") -> "Work":
         return Work(
             flops=self.flops + other.flops,
             flops_masked=self.flops_masked + other.flops_masked,
             flops_quantised=self.flops_quantised + other.flops_quantised,
+            flops_scores=self.flops_scores + other.flops_scores,
             weight_bytes=self.weight_bytes + other.weight_bytes,
+            weight_spared_bytes=self.weight_spared_bytes + other.weight_spared_bytes,
             kv_read_bytes=self.kv_read_bytes + other.kv_read_bytes,
             kv_write_bytes=self.kv_write_bytes + other.kv_write_bytes,
             activation_bytes=self.activation_bytes + other.activation_bytes,
         )
 
-    def times(self, count: int) -> "Work":
+    def times(self, count: float) -> "Work":
         return Work(
             flops=self.flops * count,
             flops_masked=self.flops_masked * count,
             flops_quantised=self.flops_quantised * count,
+            flops_scores=self.flops_scores * count,
             weight_bytes=self.weight_bytes * count,
+            weight_spared_bytes=self.weight_spared_bytes * count,
             kv_read_bytes=self.kv_read_bytes * count,
             kv_write_bytes=self.kv_write_bytes * count,
             activation_bytes=self.activation_bytes * count,
@@ -162,7 +219,7 @@ def linear(
     out_bytes = rows * n_out * (dtypes.kv_bytes if writes_kv else dtypes.compute_bytes)
     return Work(
         flops=flops,
-        flops_quantised=flops if is_quantised else 0,
+        flops_quantised=flops if is_quantised and dtypes.weight != dtypes.compute else 0,
         weight_bytes=n_in * n_out * weight + (n_out * dtypes.compute_bytes if bias else 0),
         kv_write_bytes=out_bytes if writes_kv else 0,
         activation_bytes=rows * n_in * dtypes.compute_bytes + (0 if writes_kv else out_bytes),

@@ -115,7 +115,25 @@ def _predict(
     else:
         number = estimate_operators(model, is_prefill=name == PREFILL, view_batches=len(shape.views))
         operators = Operators(count=number, other_bytes=0.0, how="estimated from the model's parts")
-    return predict_phase(phase, tokens=phase.step.rows, dtypes=dtypes, hardware=hardware, operators=operators)
+    return predict_phase(
+        phase,
+        tokens=phase.step.rows,
+        dtypes=dtypes,
+        hardware=hardware,
+        operators=operators,
+        ways=_ways(name, model, shape, dtypes),
+    )
+
+
+def _ways(name: str, model: Model, shape: Shape, dtypes: Dtypes) -> dict[str, Phase] | None:
+    """The phase in each mode of latent attention; None for a model without."""
+    if not _is_latent(model):
+        return None
+    return {mode: _phases(model, shape, dtypes, mode)[name] for mode in MLA_MODES}
+
+
+def _is_latent(model: Model) -> bool:
+    return any(isinstance(layer.attention, LatentAttention) for layer, _ in model.decoder.blocks)
 
 
 def _fit(
@@ -144,7 +162,7 @@ def _fit(
 
 def _latent_modes(model: Model, shape: Shape, dtypes: Dtypes) -> dict[str, tuple[float, float]] | None:
     """FLOPs of a decode step and KV bytes per token in each mode of latent attention."""
-    if not any(isinstance(layer.attention, LatentAttention) for layer, _ in model.decoder.blocks):
+    if not _is_latent(model):
         return None
     return {
         mode: (
@@ -156,7 +174,7 @@ def _latent_modes(model: Model, shape: Shape, dtypes: Dtypes) -> dict[str, tuple
 
 
 def _experts(model: Model, shape: Shape) -> dict[str, float] | None:
-    """Distinct experts a layer is expected to touch in each phase."""
+    """Distinct experts a layer is expected to touch in each phase; a bound counts those of one token alone."""
     moes = [layer.feed_forward for layer, _ in model.decoder.blocks if isinstance(layer.feed_forward, Moe)]
     if not moes:
         return None

@@ -101,16 +101,11 @@ def kv_bytes(model: Model, context: int, dtypes: Dtypes, mla_mode: MlaMode = DEF
 def weight_bytes(model: Model, dtypes: Dtypes) -> float:
     """All weights in memory: the matrices of decoder layers in the weights' format, the rest in the compute format."""
     decoder = model.decoder
-    matrices = sum(
-        count
-        * (
-            attention_matrix_elements(layer.attention, decoder.hidden)
-            + matrix_elements(layer.feed_forward, decoder.hidden)
-        )
-        for layer, count in decoder.blocks
-    )
-    rest = count_parameters(model).total - matrices
-    return matrices * dtypes.weight_bytes + rest * dtypes.compute_bytes
+    around = sum(count * attention_matrix_elements(layer.attention, decoder.hidden) for layer, count in decoder.blocks)
+    inside = sum(count * matrix_elements(layer.feed_forward, decoder.hidden) for layer, count in decoder.blocks)
+    rest = count_parameters(model).total - around - inside
+    narrow = around * dtypes.around_attention.weight_bytes + inside * dtypes.weight_bytes
+    return narrow + rest * dtypes.compute_bytes
 
 
 def _decoder_params(decoder: Decoder) -> dict[str, int]:

@@ -170,23 +170,3 @@ def read_config_json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ParseError(f"{file}: not a JSON object")
     return data
-
-
-def quantised_dtype(data: Mapping[str, Any], *, where: str) -> str | None:
-    """The narrow format of a quantised checkpoint's matrices, or None. Scales and zero points are not counted."""
-    quantisation = data.get("quantization_config")
-    if not isinstance(quantisation, Mapping):
-        return None
-    method, bits = quantisation.get("quant_method"), quantisation.get("bits")
-    if method == "fp8":
-        return "fp8"
-    if method in ("gptq", "awq") and bits in (4, 8):
-        return f"int{bits}"
-    if method == "bitsandbytes" and quantisation.get("load_in_4bit"):
-        return "int4"
-    if method == "bitsandbytes" and quantisation.get("load_in_8bit"):
-        return "int8"
-    raise ParseError(
-        f"{where}: quantization_config: {method!r} with {bits!r} bits is not known to the closed form; "
-        "say what the weights take with workload.weight_dtype=fp8, int8 or int4 (llm-perf predict)"
-    )

@@ -121,7 +121,10 @@ class BoundParts:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseBound:
-    """Milliseconds no run can beat, at the data sheet's and at the measured ceilings, each with its own reason."""
+    """Milliseconds no run can beat, at the data sheet's and at the measured ceilings, each with its own reason.
+
+    `latent_modes`: the bound of each way to run latent attention, of which the lowest counts.
+    """
 
     datasheet: float | None
     achievable: float | None
@@ -129,6 +132,7 @@ class PhaseBound:
     achievable_reason: str | None = None
     datasheet_parts: BoundParts | None = None
     achievable_parts: BoundParts | None = None
+    latent_modes: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,6 +351,7 @@ def _bounds(prediction: PhasePrediction) -> PhaseBound:
         achievable_reason=prediction.achievable_reason,
         datasheet_parts=_parts(prediction.datasheet),
         achievable_parts=_parts(prediction.achievable),
+        latent_modes={mode: found.ms for mode, found in prediction.modes.items()},
     )
 
 

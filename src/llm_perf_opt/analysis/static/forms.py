@@ -45,6 +45,7 @@ def cached_tokens(a: Attention, context: int) -> int:
 
 
 def attention_work(a: Attention, hidden: int, step: Step, dtypes: Dtypes, mode: MlaMode) -> Work:
+    dtypes = dtypes.around_attention
     if isinstance(a, LatentAttention):
         return _latent_work(a, hidden, step, dtypes, mode)
     q_width, kv_width = a.heads * a.head_dim, a.kv_heads * a.head_dim
@@ -76,7 +77,8 @@ def _scores(heads: int, qk_dim: int, v_dim: int, keys: int, step: Step, window: 
     """Scores and the weighted sum of values, for the full rectangle of new tokens by keys."""
     per_pair = 2 * step.batch * heads * (qk_dim + v_dim)
     flops = per_pair * step.new * keys
-    return Work(flops=flops, flops_masked=flops - per_pair * needed_pairs(step.new, step.past, window))
+    masked = flops - per_pair * needed_pairs(step.new, step.past, window)
+    return Work(flops=flops, flops_masked=masked, flops_scores=flops)
 
 
 def needed_pairs(new: int, past: int, window: int | None = None) -> int:
@@ -149,7 +151,7 @@ def _absorbed_core(a: LatentAttention, step: Step, dtypes: Dtypes) -> Work:
     per_row = a.heads * (a.qk_dim + 2 * a.latent + 2 * a.kv_rank + a.v_dim)
     moved = Work(
         flops=flops,
-        flops_quantised=flops,
+        flops_quantised=flops if dtypes.weight != dtypes.compute else 0,
         weight_bytes=weights,
         kv_read_bytes=step.batch * keys * a.latent * dtypes.kv_bytes,
         activation_bytes=step.rows * per_row * dtypes.compute_bytes,
@@ -205,7 +207,10 @@ def router_work(moe: Moe, hidden: int, rows: int, dtypes: Dtypes) -> Work:
 
 
 def experts_work(moe: Moe, hidden: int, rows: int, dtypes: Dtypes) -> Work:
-    """Every token's `top_k` experts do their FLOPs; the weights read are those of the experts expected to be hit."""
+    """Every token's `top_k` experts do their FLOPs; the weights read are those of the experts expected to be hit.
+
+    All tokens may pick the same `top_k`, so what is read beyond those could be spared.
+    """
     picked = rows * moe.top_k
     up = linear(picked, hidden, 2 * moe.width, dtypes)
     down = linear(picked, moe.width, hidden, dtypes)
@@ -214,6 +219,7 @@ def experts_work(moe: Moe, hidden: int, rows: int, dtypes: Dtypes) -> Work:
     touched = expected_experts(moe.experts, moe.top_k, rows)
     # `linear` counted the weights of one expert.
     routed = up + down + Work(weight_bytes=touched * (matrices + biases) - matrices)
+    routed += Work(weight_spared_bytes=(touched - min(moe.top_k, touched)) * (matrices + biases))
     return routed + dense_work(_shared(moe), hidden, rows, dtypes) if moe.shared_width else routed
 
 

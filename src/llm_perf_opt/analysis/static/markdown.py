@@ -60,7 +60,7 @@ def _model_table(analysis: Analysis) -> str:
     if fit is not None:
         context = "memory sets no limit" if fit.largest_context is None else f"{fit.largest_context:,} tokens"
         rows += [
-            (f"largest batch in {si(fit.usable_bytes, 'B')} (capacity less 10 %)", f"{fit.largest_batch:,}"),
+            (f"largest batch in {si(fit.usable_bytes, 'B')} (capacity less 3 %)", f"{fit.largest_batch:,}"),
             ("largest context at this batch", context),
         ]
     if analysis.experts is not None:

@@ -4,10 +4,11 @@ Peak = weights + KV cache + the activations alive at the widest point of a prefi
 image side. A decoder's attention scores are not counted: fused attention never holds them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.analysis.hardware.work import Dtypes, View
-from llm_perf_opt.analysis.static.closed_form import kv_bytes, kv_bytes_per_token, weight_bytes
+from llm_perf_opt.analysis.static.closed_form import kv_bytes, weight_bytes
 from llm_perf_opt.analysis.static.forms import MlaMode
 from llm_perf_opt.analysis.static.parts import (
     DenseMlp,
@@ -17,8 +18,8 @@ from llm_perf_opt.analysis.static.parts import (
     Moe,
 )
 
-# Left free for the framework's own context, workspaces and fragmentation.
-RESERVE = 0.1
+# Left free for the framework's own context and workspaces: runs have been published that filled 96 % of a card.
+RESERVE = 0.03
 LONGEST = 1 << 30
 
 
@@ -54,13 +55,18 @@ def memory_need(
     dtypes: Dtypes,
     mla_mode: MlaMode,
     views: tuple[View, ...] = (),
+    chunk: int | None = None,
 ) -> MemoryNeed:
-    """`views` are those of all sequences of the batch, as the image side gets them."""
+    """`views` are those of all sequences of the batch, as the image side gets them.
+
+    `chunk`: the prompt goes in pieces of so many tokens, all sequences together; only one is alive at a time.
+    """
     images = model.images.peak_bytes(views, dtypes) if model.images is not None else 0.0
+    alive = batch * prompt if chunk is None else min(batch * prompt, chunk)
     return MemoryNeed(
         weights_bytes=weight_bytes(model, dtypes),
         kv_cache_bytes=batch * kv_bytes(model, max(context, prompt), dtypes, mla_mode),
-        activations_bytes=max(batch * prompt * _widest_row(model) * dtypes.compute_bytes, images),
+        activations_bytes=max(alive * _widest_row(model) * dtypes.compute_bytes, images),
     )
 
 
@@ -74,37 +80,55 @@ def memory_fit(
     dtypes: Dtypes,
     mla_mode: MlaMode,
     views: tuple[View, ...] = (),
+    chunk: int | None = None,
 ) -> Fit:
     """The largest batch at this context, and the largest context at this batch."""
     usable = capacity_bytes * (1 - RESERVE)
-    own = tuple(replace(view, count=view.count // batch) for view in views)
-    one = memory_need(model, batch=1, prompt=prompt, context=context, dtypes=dtypes, mla_mode=mla_mode, views=own)
-    per_sequence = one.kv_cache_bytes + one.activations_bytes
-    room = usable - one.weights_bytes
+
+    def need(sequences: int) -> MemoryNeed:
+        own = tuple(replace(view, count=view.count // batch * sequences) for view in views)
+        return memory_need(
+            model,
+            batch=sequences,
+            prompt=prompt,
+            context=context,
+            dtypes=dtypes,
+            mla_mode=mla_mode,
+            views=own,
+            chunk=chunk,
+        )
+
+    asked = need(batch)
+    room = usable - asked.weights_bytes - asked.activations_bytes
     return Fit(
         capacity_bytes=capacity_bytes,
         usable_bytes=usable,
-        largest_batch=max(0, int(room // per_sequence)),
-        largest_context=_largest_context(model, room / batch - one.activations_bytes, dtypes, mla_mode),
+        largest_batch=largest(lambda sequences: need(sequences).peak_bytes <= usable),
+        largest_context=_largest_context(model, room / batch, dtypes, mla_mode),
     )
 
 
+def largest(fits: Callable[[int], bool]) -> int:
+    """The largest number that fits, 0 if not even one does; what fits grows no smaller with it."""
+    if not fits(1):
+        return 0
+    high = 2
+    while high < LONGEST and fits(high):
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
 def _largest_context(model: Model, room: float, dtypes: Dtypes, mla_mode: MlaMode) -> int | None:
-    """Bisection, because full sliding windows stop growing."""
+    """None: sliding windows are full before the memory is."""
     if kv_bytes(model, 1, dtypes, mla_mode) > room:
         return 0
     if kv_bytes(model, LONGEST, dtypes, mla_mode) <= room:
         return None
-    low, high = 1, min(LONGEST, 2 * int(room / (kv_bytes_per_token(model, dtypes, mla_mode))) + 2)
-    if kv_bytes(model, high, dtypes, mla_mode) <= room:
-        high = LONGEST
-    while high - low > 1:
-        middle = (low + high) // 2
-        if kv_bytes(model, middle, dtypes, mla_mode) <= room:
-            low = middle
-        else:
-            high = middle
-    return low
+    return largest(lambda context: kv_bytes(model, context, dtypes, mla_mode) <= room)
 
 
 def _widest_row(model: Model) -> int:

@@ -5,7 +5,8 @@ transformers' plain modules (a norm in half precision is eight operators: two ca
 two products). The operator count replaces this estimate where it was run.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from llm_perf_opt.analysis.hardware.hardware import CPU
 from llm_perf_opt.analysis.hardware.roofline import (
@@ -90,7 +91,11 @@ class Operators:
 
 @dataclass(frozen=True, kw_only=True)
 class PhasePrediction:
-    """None wherever a ceiling is not known, with the reason beside it."""
+    """None wherever a ceiling is not known, with the reason beside it.
+
+    Bounds are those of the fastest way to run latent attention; `modes` has the data sheet's (where there is none, the
+    achievable one) of each way, and is empty for other models.
+    """
 
     tokens: int
     datasheet: Bound | None
@@ -101,17 +106,28 @@ class PhasePrediction:
     launch_ms: float
     limit: Limit | None
     operators: Operators
+    modes: Mapping[str, Bound] = field(default_factory=dict)
 
     def tokens_per_s(self, ms: float | None) -> float | None:
         return self.tokens / (ms / 1e3) if ms else None
 
 
 def predict_phase(
-    phase: Phase, *, tokens: int, dtypes: Dtypes, hardware: HardwareSection | None, operators: Operators
+    phase: Phase,
+    *,
+    tokens: int,
+    dtypes: Dtypes,
+    hardware: HardwareSection | None,
+    operators: Operators,
+    ways: Mapping[str, Phase] | None = None,
 ) -> PhasePrediction:
-    """`tokens` is what the phase yields: the prompt's tokens, or one per sequence."""
-    sheet, why_no_sheet = _bound(phase, dtypes, hardware, "datasheet")
-    reach, why_no_reach = _bound(phase, dtypes, hardware, "achievable")
+    """`tokens` is what the phase yields: the prompt's tokens, or one per sequence.
+
+    `ways` are the same phase with latent attention run in other ways: no run can be faster than the fastest of them.
+    """
+    sheets, why_no_sheet = _bounds(ways or {"": phase}, dtypes, hardware, "datasheet")
+    reaches, why_no_reach = _bounds(ways or {"": phase}, dtypes, hardware, "achievable")
+    sheet, reach = _lowest(sheets), _lowest(reaches)
     launch_us = hardware.launch_us if hardware is not None else None
     launch_ms = operators.count * launch_band(launch_us)[1] / 1e3
     known = reach or sheet
@@ -125,6 +141,7 @@ def predict_phase(
         launch_ms=launch_ms,
         limit=limit_of(known, launch_ms) if known else None,
         operators=operators,
+        modes=(sheets or reaches) if ways else {},
     )
 
 
@@ -132,16 +149,20 @@ def ceilings_of(hardware: HardwareSection, kind: str) -> Ceilings | None:
     return achievable_ceilings(hardware) if kind == "achievable" else datasheet_ceilings(hardware)
 
 
-def _bound(
-    phase: Phase, dtypes: Dtypes, hardware: HardwareSection | None, kind: str
-) -> tuple[Bound | None, str | None]:
+def _bounds(
+    ways: Mapping[str, Phase], dtypes: Dtypes, hardware: HardwareSection | None, kind: str
+) -> tuple[dict[str, Bound], str | None]:
     if hardware is None:
-        return None, "the hardware is not known"
+        return {}, "the hardware is not known"
     ceilings = ceilings_of(hardware, kind)
     reason = missing_ceiling(hardware, ceilings, dtypes, kind)
     if ceilings is None or reason is not None:
-        return None, reason
-    return bound(phase.total, dtypes, ceilings), None
+        return {}, reason
+    return {way: bound(phase.total, dtypes, ceilings) for way, phase in ways.items()}, None
+
+
+def _lowest(bounds: Mapping[str, Bound]) -> Bound | None:
+    return min(bounds.values(), key=lambda found: found.ms, default=None)
 
 
 def _estimate(phase: Phase, dtypes: Dtypes, hardware: HardwareSection | None, operators: Operators) -> Estimate | None:

@@ -17,7 +17,7 @@ from llm_perf_opt.analysis.hardware.hardware import (
 )
 from llm_perf_opt.analysis.hardware.work import Dtypes, short_dtype
 from llm_perf_opt.analysis.static.analysis import Analysis, analyse
-from llm_perf_opt.analysis.static.config_json import NotInClosedForm, quantised_dtype
+from llm_perf_opt.analysis.static.config_json import NotInClosedForm
 from llm_perf_opt.analysis.static.counted import (
     CountedAnalysis,
     counted_document,
@@ -30,6 +30,7 @@ from llm_perf_opt.analysis.static.double_entry import disagreements
 from llm_perf_opt.analysis.static.markdown import render_markdown
 from llm_perf_opt.analysis.static.operator_count import Count
 from llm_perf_opt.analysis.static.parts import Model
+from llm_perf_opt.analysis.static.quantised import Quantised, read_quantised, run_dtypes
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import AppConfig, HardwareSection, StageConfig
 from llm_perf_opt.core.host import Host
@@ -104,10 +105,10 @@ class StaticAnalysisStage:
         except NotInClosedForm as error:
             return self._count_alone(cfg, ctx, unknown_text(error.what))
         asked = config.model.quantization
-        weight = quantised_dtype(geometry, where=where) if asked == "none" else asked
+        stored = Quantised(weight=asked) if asked != "none" else read_quantised(geometry, where=where)
         notes = _count_in_child(cfg, ctx, self.name)
         facts = read_facts(ctx.tmp_dir) or _facts_without_child(config, ctx.host, adapter)
-        analysis = _analyse(config, model, facts, weight, ctx.tmp_dir)
+        analysis = _analyse(config, model, facts, stored, ctx.tmp_dir)
         notes = (*notes, *facts.notes, *_config_notes(config, analysis.hardware, facts), *_notes(analysis))
         files: tuple[StageFile, ...] = ()
         if cfg.write_reports:
@@ -210,12 +211,12 @@ def _facts_without_child(config: AppConfig, host: Host, adapter: ModelAdapter) -
     )
 
 
-def _analyse(config: AppConfig, model: Model, facts: Facts, weight: str | None, tmp_dir: Path) -> Analysis:
+def _analyse(config: AppConfig, model: Model, facts: Facts, stored: Quantised | None, tmp_dir: Path) -> Analysis:
     section, resolved = _find_hardware(config, facts)
     return analyse(
         model,
         facts.shape,
-        Dtypes(compute=facts.dtype, weight=weight or facts.dtype, kv=facts.dtype),
+        run_dtypes(facts.dtype, stored),
         section,
         name=config.model.name,
         hardware_reason=resolved.reason,

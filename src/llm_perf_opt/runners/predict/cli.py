@@ -20,6 +20,7 @@ from llm_perf_opt.analysis.hardware.hardware import (
     CPU,
     Device,
     Resolved,
+    given_sources,
     is_given,
     load_catalogue,
     resolve_hardware,
@@ -28,9 +29,10 @@ from llm_perf_opt.analysis.hardware.hardware import (
 from llm_perf_opt.analysis.hardware.work import BYTES, Dtypes, Shape, short_dtype
 from llm_perf_opt.analysis.static.analysis import Analysis, analyse
 from llm_perf_opt.analysis.static.closed_form import DEFAULT_MLA_MODE
-from llm_perf_opt.analysis.static.config_json import NotInClosedForm, quantised_dtype, read_config_json
+from llm_perf_opt.analysis.static.config_json import NotInClosedForm, read_config_json
 from llm_perf_opt.analysis.static.document import PredictionsDocument, build_document
 from llm_perf_opt.analysis.static.forms import MLA_MODES, MlaMode
+from llm_perf_opt.analysis.static.quantised import Quantised, read_quantised, run_dtypes
 from llm_perf_opt.config.load import load_config, nearest_key
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import AppConfig, HardwareSection
@@ -48,6 +50,7 @@ SWEPT = ("workload.prompt", "workload.batch", "workload.context")
 CHOICES = {
     "workload.weight_dtype": tuple(BYTES),
     "workload.kv_dtype": tuple(BYTES),
+    "workload.activation_dtype": tuple(BYTES),
     "workload.mla_mode": MLA_MODES,
 }
 SECTIONS = ("model", "hardware", "workload", "infer", "dataset", "run")
@@ -65,6 +68,7 @@ class Request:
     contexts: tuple[int, ...]
     weight_dtype: str | None
     kv_dtype: str | None
+    activation_dtype: str | None
     mla_mode: MlaMode
     overrides: tuple[str, ...]
     wants_json: bool
@@ -99,6 +103,7 @@ def parse_request(argv: Sequence[str], *, conf: Path) -> Request:
         contexts=numbers["workload.context"],
         weight_dtype=given.get("workload.weight_dtype"),
         kv_dtype=given.get("workload.kv_dtype"),
+        activation_dtype=given.get("workload.activation_dtype"),
         mla_mode=modes[given.get("workload.mla_mode", DEFAULT_MLA_MODE)],
         overrides=tuple(f"{key}={value}" for key, value in rest.items()),
         wants_json="--json" in argv,
@@ -230,8 +235,10 @@ def _predict_model(name: str, request: Request) -> Iterator[tuple[Analysis, tupl
             f"{error}; predict works from the closed form alone, "
             f"`llm-perf profile model={name} …` counts the operators of such a model with torch"
         ) from error
-    asked = None if config.model.quantization == "none" else config.model.quantization
-    stored = request.weight_dtype or asked or quantised_dtype(geometry, where=where)
+    asked = config.model.quantization
+    stored = Quantised(weight=asked) if asked != "none" else None
+    if stored is None and request.weight_dtype is None:
+        stored = read_quantised(geometry, where=where)
     if request.prompts and adapter.data_kind == PAGES:
         raise ConfigError(
             "workload.prompt: the page sets the prompt of this model; set dataset.page_width and page_height"
@@ -239,7 +246,7 @@ def _predict_model(name: str, request: Request) -> Iterator[tuple[Analysis, tupl
     label = config.model.path.name if config.model.path and where.endswith(".json") else config.model.name
     for hardware in request.hardware:
         device, resolved = _find_hardware(hardware, request)
-        dtypes, notes = _dtypes(config, resolved, device, stored, request.kv_dtype)
+        dtypes, notes = _dtypes(config, resolved, device, stored, request)
         section = _with_cached_calibration(resolved.section, device, dtypes.compute)
         for shape in _shapes(config, adapter, geometry, request):
             analysis = analyse(
@@ -300,6 +307,9 @@ def _find_hardware(name: str, request: Request) -> tuple[Device | None, Resolved
     else:
         section = HardwareSection() if name == AUTO else catalogue[name]
     device = _this_device() if name == AUTO else (_this_cpu() if name == CPU else None)
+    if device is not None and name == AUTO and device.is_cpu and section.peak_tflops:
+        # Peaks given on a machine without a GPU describe a device of the user's, not this machine's processor.
+        return None, Resolved(section=replace(section, name="given", sources=given_sources(section)))
     return device, resolve_hardware(section, device, catalogue)
 
 
@@ -319,13 +329,15 @@ def _this_cpu() -> Device:
 
 
 def _dtypes(
-    config: AppConfig, resolved: Resolved, device: Device | None, weight: str | None, kv: str | None
+    config: AppConfig, resolved: Resolved, device: Device | None, stored: Quantised | None, request: Request
 ) -> tuple[Dtypes, tuple[str, ...]]:
     """The formats a run would use on that device: `auto` is bfloat16 on GPUs and float32 on CPUs."""
     on_cpu = (device is not None and device.is_cpu) or (resolved.section is not None and resolved.section.name == CPU)
     chosen = choose_dtype(config.model.dtype, device="cpu" if on_cpu else "cuda:0", stored=None)
     compute = short_dtype(chosen.value, where="model.dtype")
-    return Dtypes(compute=compute, weight=weight or compute, kv=kv or compute), chosen.notes
+    found = run_dtypes(compute, stored)
+    weight, kv = request.weight_dtype or found.weight, request.kv_dtype or found.kv
+    return replace(found, weight=weight, kv=kv, activation=request.activation_dtype), chosen.notes
 
 
 def _with_cached_calibration(

@@ -32,7 +32,7 @@ LEGEND = (
     "no run can be faster.",
     "estimate: an eager run at what the device was measured to reach, (low – high). tok/s: decode, all sequences.",
     "limit: what takes longest in prefill / decode. memory: weights + KV cache + activations, ! where it does not fit; "
-    "max batch leaves 10 % free.",
+    "max batch leaves 3 % free.",
 )
 
 

@@ -1,0 +1,171 @@
+"""Which number formats a quantised checkpoint holds, from the `quantization_config` of its config.json.
+
+Scales and zero points are not counted, except those a format prescribes (nvfp4, mxfp4). What a checkpoint leaves alone
+is looked up for attention only, because that is where whole models differ; embeddings, norms, routers and lm_head are
+taken as left alone, which all methods here do by default.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llm_perf_opt.analysis.hardware.work import Dtypes
+from llm_perf_opt.errors import ParseError
+
+_LEFT_ALONE = ("modules_to_not_convert", "ignore", "exclude_modules", "exclude", "ignored_layers")
+_LAYER = re.compile(r"layers\.(\d+)\.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantised:
+    """`weight` of the layers' matrices; `has_wide_attention`: the projections around attention were left alone.
+
+    `kv` is the cache's format where the checkpoint prescribes one.
+    """
+
+    weight: str
+    has_wide_attention: bool = False
+    kv: str | None = None
+
+
+def read_quantised(data: Mapping[str, Any], *, where: str) -> Quantised | None:
+    """What the checkpoint says of its formats; None: it is not quantised."""
+    config = data.get("quantization_config")
+    if not isinstance(config, Mapping):
+        return None
+    method = str(config.get("quant_method", "modelopt" if "quant_algo" in config else None))
+    read = _METHODS.get(method)
+    weight = read(config) if read is not None else None
+    if weight is None:
+        raise ParseError(
+            f"{where}: quantization_config: {method!r} with {config.get('bits')!r} bits is not known to the closed "
+            "form; say what the weights take with workload.weight_dtype=fp8, int8, int4, nvfp4 or mxfp4 "
+            "(llm-perf predict)"
+        )
+    layers = data.get("num_hidden_layers")
+    return Quantised(
+        weight=weight,
+        has_wide_attention=_leaves_attention(config, layers if isinstance(layers, int) else None),
+        kv=_cache_format(config),
+    )
+
+
+def run_dtypes(compute: str, stored: Quantised | None) -> Dtypes:
+    """The formats of a run that takes the checkpoint as it is."""
+    if stored is None:
+        return Dtypes.uniform(compute)
+    attention = compute if stored.has_wide_attention else None
+    return Dtypes(compute=compute, weight=stored.weight, kv=stored.kv or compute, attention=attention)
+
+
+def _bits(config: Mapping[str, Any]) -> str | None:
+    bits = config.get("bits")
+    return f"int{bits}" if bits in (4, 8) else None
+
+
+def _bitsandbytes(config: Mapping[str, Any]) -> str | None:
+    if config.get("load_in_4bit") or config.get("_load_in_4bit"):
+        return "int4"
+    return "int8" if config.get("load_in_8bit") or config.get("_load_in_8bit") else None
+
+
+def _groups(config: Mapping[str, Any]) -> str | None:
+    """The narrowest format of the groups: it is what most of a mixed checkpoint's bytes are in."""
+    groups = config.get("config_groups")
+    found = []
+    if isinstance(groups, Mapping):
+        weights = [g.get("weights") for g in groups.values() if isinstance(g, Mapping)]
+        found = [name for w in weights if isinstance(w, Mapping) and (name := _scheme(w)) is not None]
+    order = ("mxfp4", "nvfp4", "int4", "int8", "fp8")
+    return next((name for name in order if name in found), None)
+
+
+def _scheme(weights: Mapping[str, Any]) -> str | None:
+    bits, is_float = weights.get("num_bits"), weights.get("type") == "float"
+    if bits == 8:
+        return "fp8" if is_float else "int8"
+    if bits == 4 and not is_float:
+        return "int4"
+    if bits == 4:
+        return "nvfp4" if weights.get("group_size") == 16 else "mxfp4"
+    return None
+
+
+def _modelopt(config: Mapping[str, Any]) -> str | None:
+    algorithm = str(config.get("quant_algo", "")).upper()
+    for start, name in (("NVFP4", "nvfp4"), ("MXFP4", "mxfp4"), ("FP8", "fp8"), ("W4A", "int4"), ("INT8", "int8")):
+        if algorithm.startswith(start):
+            return name
+    return "int8" if algorithm.startswith("W8A") else _groups(config)
+
+
+def _torchao(config: Mapping[str, Any]) -> str | None:
+    """The name of the configuration class, or the older plain name, says it."""
+    kind = config.get("quant_type")
+    if isinstance(kind, Mapping):
+        default = kind.get("default")
+        kind = default.get("_type") if isinstance(default, Mapping) else default
+    name = str(kind).lower().replace("_", "")
+    for part, found in (("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("float8", "fp8"), ("int4", "int4"), ("int8", "int8")):
+        if part in name:
+            return found
+    return None
+
+
+def _quark(config: Mapping[str, Any]) -> str | None:
+    whole = config.get("global_quant_config")
+    weight = whole.get("weight") if isinstance(whole, Mapping) else None
+    if not isinstance(weight, Mapping):
+        return None
+    name = str(weight.get("dtype", "")).lower()
+    if name.startswith("fp4"):
+        return "mxfp4"
+    if name.startswith("fp8"):
+        return "fp8"
+    return {"int8": "int8", "uint8": "int8", "int4": "int4", "uint4": "int4"}.get(name)
+
+
+_METHODS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
+    "auto-round": _bits,
+    "awq": _bits,
+    "bitsandbytes": _bitsandbytes,
+    "compressed-tensors": _groups,
+    "fbgemm_fp8": lambda _: "fp8",
+    "fp8": lambda _: "fp8",
+    "gptq": _bits,
+    "modelopt": _modelopt,
+    "mxfp4": lambda _: "mxfp4",
+    "quark": _quark,
+    "torchao": _torchao,
+}
+
+
+def _leaves_attention(config: Mapping[str, Any], layers: int | None) -> bool:
+    """Whether the projections of every layer's attention are left alone, by a pattern or layer by layer."""
+    targets = _targets(config)
+    if targets and all("mlp" in t or "expert" in t for t in targets):
+        return True
+    left = [str(name) for key in _LEFT_ALONE for name in _list(config.get(key)) if "attn" in str(name)]
+    if any(not _LAYER.search(name) for name in left):
+        return True
+    numbers = {found[1] for name in left if (found := _LAYER.search(name))}
+    return layers is not None and len(numbers) == layers
+
+
+def _targets(config: Mapping[str, Any]) -> list[str]:
+    groups = config.get("config_groups")
+    if not isinstance(groups, Mapping):
+        return []
+    return [str(t) for g in groups.values() if isinstance(g, Mapping) for t in _list(g.get("targets"))]
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, Sequence) and not isinstance(value, str) else ()
+
+
+def _cache_format(config: Mapping[str, Any]) -> str | None:
+    scheme = config.get("kv_cache_scheme")
+    if isinstance(scheme, Mapping):
+        return _scheme(scheme)
+    return "fp8" if str(config.get("kv_cache_quant_algo", "")).upper() == "FP8" else None
