@@ -28,6 +28,7 @@ _GENERIC = frozenset({"kernel", "Kernel", "run", "device_kernel", "transpose", "
 # Functions that only run the type they are given.
 _WRAPPERS = frozenset({"Kernel", "Kernel2", "device_kernel", "kentry", "kernel_entry", "_kernel_agent"})
 _ENABLERS = re.compile(r"enable_\w+")
+_TARGET = re.compile(r"\bgfx\w+_t$")
 # Functions that apply an operation they are given: its name is part of theirs.
 _APPLIERS = re.compile(
     r"elementwise|^reduce_kernel|multi_tensor_apply|trampoline_kernel|act_and_mul|^unary_|^binary_|_kernel_agent|^kernel$"
@@ -205,14 +206,14 @@ def _split_mangled(name: str) -> tuple[str, str]:
 
 
 def _first_type(arguments: str) -> str:
-    """The first argument that is a name, not a number."""
+    """The first argument that is a type to run: neither a number nor the hardware it is built for."""
     depth = start = 0
     for index, character in enumerate(arguments + ","):
         depth += (character in "<({") - (character in ">)}")
         if character == "," and depth <= 0:
             part = arguments[start:index].strip()
             start = index + 1
-            if part and not part[0].isdigit() and not part.startswith("("):
+            if part and not part[0].isdigit() and not part.startswith("(") and not _TARGET.search(part):
                 return part
     return ""
 
