@@ -66,6 +66,11 @@ def test_a_capture_is_known_by_its_name_and_beginning(tmp_path: Path, name: str,
             b" Time (%)  Total Time (ns)  Instances\n",
             "a report of nsys stats printed for reading; make a kernel",
         ),
+        ("a.h5", b"\x89HDF\r\n\x1a\n", "HDF5 export of nsys; export the report with `nsys export --type sqlite`"),
+        ("a.json", b'{"data":["[Unknown]","[kernel.kallsyms]"]}\n', "JSON or text export of nsys"),
+        ("a.csv", b'"Name","Calls","TotalDurationNs","AverageNs","Percentage"\n', "a summary of rocprof"),
+        ("a.csv", b'"Kind","Kernel_Name","Start_Timestamp","End_Timestamp"\n', "a trace of rocprof"),
+        ("a.csv", b'==12== Profiling result:\n"Type","Time(%)","Time","Calls","Avg","Name"\n', "a summary of nvprof"),
         ("a.txt", b"hello", "not a capture this command knows"),
     ],
 )
@@ -132,6 +137,11 @@ def test_non_fatal_errors_of_an_import_become_one_note() -> None:
         "may be missing"
     ]
     assert import_notes("Generated:\n    /tmp/run.nsys-rep\n") == []
+
+
+def test_the_progress_of_an_export_is_not_taken_for_its_words() -> None:
+    said = "Exporting 238 events: [1%      ]\rExporting 238 events: [==100%]\nExportation error: too new\n"
+    assert failure_words(said) == "Exportation error: too new"
 
 
 def test_a_failed_export_is_told_in_the_words_of_nsys() -> None:

@@ -311,4 +311,4 @@ def _capture_notes(options: CaptureOptions, result: CommandResult, code: int | N
     if code == 0 and result.exit_code not in (0, None):
         warning = re.sub(r"\s+", " ", last_words(result.tail))
         notes.append(f"the workload succeeded, nsys ended with exit code {result.exit_code}: {warning}")
-    return (*notes, *import_notes(result.tail))
+    return (*notes, *import_notes(_whole_tail(result)))

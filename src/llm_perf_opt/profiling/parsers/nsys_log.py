@@ -10,6 +10,7 @@ _DETAIL = re.compile(
     r"^(?:Importer error output: *)?(.*(?:Cannot find string|exterior index|Event requestor|Analysis failed).*)$", re.M
 )
 _FAILED = re.compile(r"\bERROR\b|[Ee]rror:|Can't parse|what:|[Ee]xception|newer version|not supported", re.M)
+_PROGRESS = re.compile(r"\[[= ]*\d+% *\]")
 # nsys names the files it was built from; they say nothing to a reader.
 _BUILT_FROM = re.compile(r"/(?:build|dvs)/\S+?\.(?:cpp|cc|h)(?:[:(]\d+[)\]]?)?:? ?")
 
@@ -25,7 +26,7 @@ def import_notes(said: str) -> list[str]:
 
 def failure_words(said: str) -> str:
     """The lines that say why nsys failed, as one."""
-    lines = [_plain(line) for line in said.splitlines() if line.strip()]
+    lines = [_plain(line) for line in said.splitlines() if line.strip() and not _PROGRESS.search(line)]
     telling = [line for line in lines if _FAILED.search(line)] or lines[-1:]
     return "; ".join(line[:WORDS] for line in dict.fromkeys((*telling[:1], *telling[-1:]))) or "it printed nothing"
 

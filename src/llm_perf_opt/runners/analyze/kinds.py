@@ -22,6 +22,16 @@ _PACKED = {
     b"PK\x03\x04": "zip",
     b"7z\xbc\xaf": "7-Zip",
 }
+# Other formats nsys exports to, by their first bytes, and by their first words.
+_OTHER_EXPORTS = {b"\x89HDF": "HDF5", b"PAR1": "Parquet", b"ARROW1": "Arrow"}
+_OTHER_EXPORT_TEXT = re.compile(r'\s*(\{"data":\s*\["|data: ")\[Unknown\]"')
+# Tables of other profilers, by the columns only they have.
+_FOREIGN_TABLES = (
+    (("TotalDurationNs",), "a summary of rocprof"),
+    (("Start_Timestamp", "End_Timestamp"), "a trace of rocprof"),
+    (("BeginNs", "EndNs"), "a trace of rocprof"),
+    (("Type", "Time(%)", "Calls"), "a summary of nvprof"),
+)
 _LFS = b"version https://git-lfs.github.com/spec/"
 _WEB_PAGE = re.compile(rb"\s*<(!doctype html|html|head)\b", re.IGNORECASE)
 # JSON of other tools: what stands at its beginning, what it is, and what to do.
@@ -91,8 +101,9 @@ def kind_of(path: Path) -> str:
     if head.startswith(b"SQLite format 3"):
         return NSYS
     text = _text(head)
+    _refuse_other_export(path, head, text)
     if name.endswith((".csv", ".tsv")):
-        return SUMMARY if looks_like_stats(text) else NCU
+        return _table_kind(path, text)
     if name.endswith((".json", ".json.gz")) or text.lstrip()[:1] in ("{", "["):
         return _json_kind(path, text)
     if looks_like_stats(text):
@@ -100,6 +111,26 @@ def kind_of(path: Path) -> str:
     if re.search(r"Time ?\(%\)\s+Total Time", text):
         raise ParseError(f"{path}: a report of nsys stats printed for reading; {MAKE_ONE}")
     raise ParseError(f"{path}: not a capture this command knows, {_ALLOWED}")
+
+
+def _refuse_other_export(path: Path, head: bytes, text: str) -> None:
+    found = next((what for magic, what in _OTHER_EXPORTS.items() if head.startswith(magic)), None)
+    if found is not None or _OTHER_EXPORT_TEXT.match(text):
+        raise ParseError(
+            f"{path}: {found or 'JSON or text'} export of nsys; export the report with `nsys export --type sqlite` and "
+            "give that"
+        )
+
+
+def _table_kind(path: Path, text: str) -> str:
+    """A report of `nsys stats` or a page of ncu; tables of other profilers are called what they are."""
+    if looks_like_stats(text):
+        return SUMMARY
+    lines = text.splitlines()
+    for columns, what in _FOREIGN_TABLES:
+        if any(all(column in re.split(r'[",\t]+', line) for column in columns) for line in lines[:20]):
+            raise ParseError(f"{path}: {what}, which is not read; give a trace of torch.profiler, or a report of nsys")
+    return NCU
 
 
 def _json_kind(path: Path, text: str) -> str:

@@ -101,16 +101,16 @@ def _export(report: Path, folder: Path) -> tuple[Path, list[str]]:
             f"`nsys export --type sqlite {report.name}` and analyse the .sqlite"
         )
     folder.mkdir(parents=True)
-    sqlite = folder / beside.name
+    sqlite, log = folder / beside.name, folder / "export.log"
     result = run_command(
         build_nsys_export_cmd(report.resolve(), sqlite, nsys=nsys),
         env=allowed_environment(os.environ),
         timeout_s=EXPORT_TIMEOUT_S,
-        log=folder / "export.log",
+        log=log,
     )
     if not result.ok or not sqlite.is_file():
         raise ToolError(export_problem(report, result.timed_out, result.exit_code, result.tail))
-    return sqlite, [f"{report}: {note}" for note in import_notes(result.tail)]
+    return sqlite, [f"{report}: {note}" for note in import_notes(log.read_text(errors="replace"))]
 
 
 def _read_torch(
