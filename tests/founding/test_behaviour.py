@@ -98,6 +98,7 @@ def test_187_pixi_direct_infer_is_llm_perf_infer(monkeypatch: pytest.MonkeyPatch
     assert stage(typed(*TINY, implied=INFER_OVERRIDES), "direct_inference").output.prediction.enable is True
 
 
+@pytest.mark.slow
 def test_003_a_gpu_that_is_not_there_is_refused_before_anything_runs(tmp_path: Path) -> None:
     """000:96"""
     done = llm_perf("profile", "experiment=demo", "run.device=cuda:0", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")

@@ -22,6 +22,8 @@ from tests.support.fixtures_dir import REPO
 from tests.support.orchestrator import environment
 from tests.support.pixi import pixi_task
 
+pytestmark = pytest.mark.slow
+
 OUTPUT = "pipeline.torch_profiler.output"
 
 

@@ -155,6 +155,7 @@ def test_a_real_sample_sets_the_shape(tmp_path: Path, monkeypatch: pytest.Monkey
 GPT2 = ("model=llama_tiny", "model.geometry.model_type=gpt2", "dataset=synthetic", "dataset.prompt_tokens=64")
 
 
+@pytest.mark.slow
 def test_a_family_without_a_closed_form_is_counted_by_operators_alone(tmp_path: Path) -> None:
     config = configure(tmp_path, *GPT2, "workload.context=72")
     ctx = context(config, tmp_path)

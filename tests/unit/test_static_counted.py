@@ -18,6 +18,8 @@ from llm_perf_opt.analysis.static.operator_count import Count, Tally, count_modu
 from llm_perf_opt.runners.static_runner import count_phases
 from tests.support.model_presets import adapter_of, compose_preset
 
+pytestmark = pytest.mark.slow
+
 SHAPE = Shape(batch=1, prompt=64, context=72, how="as asked for")
 # Elements of one layer's matrices with a hidden size of 64 and four heads, biases aside.
 PLAIN = 12 * 64 * 64
