@@ -1,0 +1,339 @@
+"""Two sides in, everything `llm-perf compare` says about them out: the document `compare.json` holds."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from llm_perf_opt.analysis.capture import CaptureAnalysis
+from llm_perf_opt.analysis.compare.differences import (
+    DifferenceWaterfall,
+    KernelChange,
+    RowChange,
+    TableName,
+    capture_waterfall,
+    kernel_changes,
+    phase_waterfall,
+    table_changes,
+)
+from llm_perf_opt.analysis.compare.gate import Condition, GateResult, check_condition, failed_run
+from llm_perf_opt.analysis.compare.settings import SettingChange
+from llm_perf_opt.analysis.compare.stability import RepeatedValue
+from llm_perf_opt.analysis.compare.statistics import (
+    THRESHOLD,
+    ChangeEstimate,
+    Level,
+    Pass,
+    Verdict,
+    estimate,
+    holm,
+    judge,
+    repeats_needed,
+)
+from llm_perf_opt.analysis.timeline.rows import RangeRow
+from llm_perf_opt.core.names import PHASE_RANGE, PHASES, WALL_METRIC
+
+# What every comparison asks; a gate may ask for any other metric of the samples.
+METRICS = ("ttft_ms", "tpot_ms", "e2e_ms", "prefill_ms")
+OverallVerdict = Literal["better", "worse", "mixed", "same", "inconclusive", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideInput:
+    """One side as it was read: the samples of each pass by metric, and a capture where there is one.
+
+    `problem` is set where a run failed or measured nothing.
+    """
+
+    name: str
+    passes: Sequence[Mapping[str, Sequence[RepeatedValue]]] = ()
+    single: Mapping[str, float] = field(default_factory=dict)
+    bounds_ms: Mapping[str, float] = field(default_factory=dict)
+    capture: CaptureAnalysis | None = None
+    problem: str | None = None
+
+    def series(self, metric: str) -> list[Pass]:
+        return [one[metric] for one in self.passes if one.get(metric)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricComparison:
+    """One metric on both sides. `ratio` is candidate by base; `low` and `high` bound it with 95 % confidence.
+
+    `p_adjusted` is corrected for the number of metrics. `repeats_needed` is there where more would settle it.
+    """
+
+    metric: str
+    lower_is_better: bool
+    base: Level
+    candidate: Level
+    difference: float
+    ratio: float
+    low: float | None
+    high: float | None
+    p_adjusted: float | None
+    verdict: Verdict
+    repeats_needed: int | None
+    how: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideSummary:
+    """What was compared: its name, how many passes, and why it cannot win if it cannot."""
+
+    name: str
+    passes: int
+    problem: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareDocument:
+    """`compare.json`. `forced` lists why the sides are not to be compared, where that was overruled."""
+
+    schema_version: Literal[1] = 1
+    base: SideSummary
+    candidate: SideSummary
+    verdict: OverallVerdict
+    sentence: str
+    threshold: float
+    paired: bool
+    forced: tuple[str, ...]
+    metrics: tuple[MetricComparison, ...]
+    gates: tuple[GateResult, ...]
+    waterfalls: tuple[DifferenceWaterfall, ...]
+    kernels: tuple[KernelChange, ...]
+    tables: Mapping[str, tuple[RowChange, ...]]
+    settings: tuple[SettingChange, ...]
+    notes: tuple[str, ...]
+
+
+def compare_sides(
+    base: SideInput,
+    candidate: SideInput,
+    *,
+    conditions: Sequence[Condition] = (),
+    paired: bool = False,
+    threshold: float = THRESHOLD,
+    settings: tuple[SettingChange, ...] = (),
+    forced: tuple[str, ...] = (),
+) -> CompareDocument:
+    """Everything about two sides; what was not measured on both is left out and said."""
+    metrics = compare_metrics(base, candidate, paired=paired, threshold=threshold)
+    kernels: tuple[KernelChange, ...] = ()
+    tables: dict[TableName, tuple[RowChange, ...]] = {}
+    if base.capture is not None and candidate.capture is not None:
+        kernels = kernel_changes(base.capture.kernels, candidate.capture.kernels, threshold=threshold)
+        tables = table_changes(base.capture, candidate.capture)
+    bounds = _bounds(base, candidate)
+    if bounds:
+        tables["bounds"] = bounds
+    waterfalls = _waterfalls(base, candidate, metrics, kernels)
+    verdict = overall(base, candidate, metrics, kernels)
+    return CompareDocument(
+        base=_summary(base),
+        candidate=_summary(candidate),
+        verdict=verdict,
+        sentence=_sentence(verdict, base, candidate, metrics, kernels, waterfalls),
+        threshold=threshold,
+        paired=paired,
+        forced=forced,
+        metrics=metrics,
+        gates=tuple(_gate(condition, base, candidate, paired=paired) for condition in conditions),
+        waterfalls=waterfalls,
+        kernels=kernels,
+        tables={str(name): rows for name, rows in tables.items()},
+        settings=settings,
+        notes=_notes(base, candidate, metrics, paired=paired),
+    )
+
+
+def compare_metrics(
+    base: SideInput, candidate: SideInput, *, paired: bool, threshold: float = THRESHOLD
+) -> tuple[MetricComparison, ...]:
+    """The metrics both sides sampled, and those they have one number of."""
+    if base.problem is not None or candidate.problem is not None:
+        return ()
+    found = [(name, one) for name in METRICS if (one := _estimate(name, base, candidate, paired=paired)) is not None]
+    known = [p for _, one in found if (p := one.p_value) is not None]
+    adjusted = iter(holm(known))
+    rows = []
+    for name, one in found:
+        p_adjusted = None if one.p_value is None else next(adjusted)
+        rows.append(_row(name, one, p_adjusted, threshold))
+    return (*rows, *_single(base, candidate, threshold))
+
+
+def _estimate(metric: str, base: SideInput, candidate: SideInput, *, paired: bool) -> ChangeEstimate | None:
+    sides = base.series(metric), candidate.series(metric)
+    if not all(sides) or any(item.value <= 0 for side in sides for one in side for item in one):
+        return None
+    return estimate(*sides, paired=paired)
+
+
+def _row(name: str, found: ChangeEstimate, p_adjusted: float | None, threshold: float) -> MetricComparison:
+    lower = lower_is_better(name)
+    verdict = judge(found, p_adjusted, lower_is_better=lower, threshold=threshold)
+    interval = found.interval
+    return MetricComparison(
+        metric=name,
+        lower_is_better=lower,
+        base=found.base,
+        candidate=found.candidate,
+        difference=found.candidate.median - found.base.median,
+        ratio=found.ratio,
+        low=None if interval is None else interval[0],
+        high=None if interval is None else interval[1],
+        p_adjusted=p_adjusted,
+        verdict=verdict,
+        repeats_needed=repeats_needed(found, threshold=threshold) if verdict == "inconclusive" else None,
+        how=found.how,
+    )
+
+
+def lower_is_better(metric: str) -> bool:
+    return not metric.endswith("_per_s")
+
+
+def _single(base: SideInput, candidate: SideInput, threshold: float) -> list[MetricComparison]:
+    """Numbers that are no medians, such as the peak of memory: equal within the threshold or simply different."""
+    rows = []
+    for name in base.single:
+        if name not in candidate.single or base.single[name] <= 0:
+            continue
+        values = base.single[name], candidate.single[name]
+        ratio = values[1] / values[0]
+        verdict: Verdict = "same" if abs(ratio - 1) <= threshold else "better" if ratio < 1 else "worse"
+        levels = [Level(median=v, p10=v, p90=v, n=1) for v in values]
+        rows.append(
+            MetricComparison(
+                metric=name,
+                lower_is_better=True,
+                base=levels[0],
+                candidate=levels[1],
+                difference=values[1] - values[0],
+                ratio=ratio,
+                low=None,
+                high=None,
+                p_adjusted=None,
+                verdict=verdict,
+                repeats_needed=None,
+                how="one number on each side, the highest of all samples",
+            )
+        )
+    return rows
+
+
+def overall(
+    base: SideInput, candidate: SideInput, metrics: Sequence[MetricComparison], kernels: Sequence[KernelChange]
+) -> OverallVerdict:
+    """One word for all of it. A side that failed or is empty never wins."""
+    if base.problem is not None or candidate.problem is not None:
+        return "failed"
+    found = {row.verdict for row in metrics}
+    if not found:
+        return _of_kernels(kernels)
+    if {"better", "worse"} <= found:
+        return "mixed"
+    if "worse" in found:
+        return "worse"
+    if "better" in found:
+        return "better"
+    return "inconclusive" if "inconclusive" in found else "same"
+
+
+def _of_kernels(kernels: Sequence[KernelChange]) -> OverallVerdict:
+    """Captures alone have no samples of the whole, so only equality of every kernel can be said."""
+    if not kernels:
+        return "inconclusive"
+    unchanged = all(k.verdict == "same" and k.base_launches == k.candidate_launches for k in kernels)
+    return "same" if unchanged else "inconclusive"
+
+
+def _gate(condition: Condition, base: SideInput, candidate: SideInput, *, paired: bool) -> GateResult:
+    for side, is_candidate in ((candidate, True), (base, False)):
+        if side.problem is not None and (is_candidate or condition.is_relative):
+            return failed_run(condition, f"{side.name}: {side.problem}", is_candidate=is_candidate)
+    found = _estimate(condition.metric, base, candidate, paired=paired) if condition.is_relative else None
+    return check_condition(condition, found, candidate.series(condition.metric))
+
+
+def _waterfalls(
+    base: SideInput, candidate: SideInput, metrics: Sequence[MetricComparison], kernels: Sequence[KernelChange]
+) -> tuple[DifferenceWaterfall, ...]:
+    of_metric = {row.metric: row for row in metrics}
+    found = []
+    for phase in PHASES:
+        row = of_metric.get(WALL_METRIC[phase])
+        if row is not None:
+            ranges = [_range(side.capture, PHASE_RANGE[phase]) for side in (base, candidate)]
+            clean = row.base.median, row.candidate.median
+            found.append(phase_waterfall(phase, clean_ms=clean, base=ranges[0], candidate=ranges[1]))
+    if base.capture is not None and candidate.capture is not None:
+        whole = capture_waterfall(base.capture, candidate.capture, kernels)
+        found += [whole] if whole is not None else []
+    return tuple(found)
+
+
+def _range(capture: CaptureAnalysis | None, name: str) -> RangeRow | None:
+    rows = () if capture is None else capture.ranges
+    return next((row for row in rows if row.name == name and row.instances), None)
+
+
+def _bounds(base: SideInput, candidate: SideInput) -> tuple[RowChange, ...]:
+    names = [name for name in base.bounds_ms if name in candidate.bounds_ms]
+    return tuple(RowChange(name=n, base=base.bounds_ms[n], candidate=candidate.bounds_ms[n]) for n in names)
+
+
+def _summary(side: SideInput) -> SideSummary:
+    return SideSummary(name=side.name, passes=len(side.passes), problem=side.problem)
+
+
+def _sentence(
+    verdict: OverallVerdict,
+    base: SideInput,
+    candidate: SideInput,
+    metrics: Sequence[MetricComparison],
+    kernels: Sequence[KernelChange],
+    waterfalls: Sequence[DifferenceWaterfall],
+) -> str:
+    if verdict == "failed":
+        bad = [f"{side.name}: {side.problem}" for side in (base, candidate) if side.problem is not None]
+        return f"No verdict, because a side measured nothing: {'; '.join(bad)}."
+    if metrics:
+        moved = [row for row in metrics if row.verdict in ("better", "worse")]
+        shown = moved or [row for row in metrics if row.metric in WALL_METRIC.values()] or list(metrics)
+        return f"{verdict.capitalize()}: {'; '.join(_in_words(row) for row in shown)}."
+    if waterfalls:
+        whole = waterfalls[-1]
+        moved_ms = whole.candidate_ms - whole.base_ms
+        counts = Counter(k.verdict for k in kernels)
+        changed = [f"{counts[w]} {w}" for w in ("appeared", "vanished", "slower", "faster") if counts[w]]
+        words = f"kernels: {', '.join(changed)}" if changed else "no kernel changed"
+        times = f"{whole.base_ms:.3f} → {whole.candidate_ms:.3f} ms ({moved_ms:+.3f} ms)"
+        return f"{whole.title[0].upper()}{whole.title[1:]}: {times}; {words}."
+    return "Nothing was measured on both sides."
+
+
+def _in_words(row: MetricComparison) -> str:
+    change = f"{row.metric} {100 * (row.ratio - 1):+.1f} %"
+    if row.low is None or row.high is None:
+        return f"{change} ({row.verdict})"
+    known = f"95 %: {100 * (row.low - 1):+.1f} to {100 * (row.high - 1):+.1f} %"
+    more = f", about {row.repeats_needed} repeats would settle it" if row.repeats_needed is not None else ""
+    return f"{change} ({known}, {row.verdict}{more})"
+
+
+def _notes(
+    base: SideInput, candidate: SideInput, metrics: Sequence[MetricComparison], *, paired: bool
+) -> tuple[str, ...]:
+    notes = []
+    if metrics and min(len(base.passes), len(candidate.passes)) < 2:
+        notes.append(
+            "one pass on a side: how much one start of the program differs from the next is not known, nor in the "
+            "intervals; `llm-perf compare --interleave 5` measures it"
+        )
+    if metrics and not paired and min(len(base.passes), len(candidate.passes)) > 1:
+        notes.append("passes were not interleaved: what drifted between the two sides looks like a difference")
+    if not metrics and base.problem is None and candidate.problem is None:
+        notes.append("captures hold no clean times, so only what they recorded is compared")
+    return tuple(notes)

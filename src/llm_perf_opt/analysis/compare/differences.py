@@ -1,0 +1,349 @@
+"""What appeared, vanished and moved between two captures, and steps from one time to the other that add up.
+
+Kernels have verdicts: each instance in a capture is a measurement of its kernel, so Welch's test compares the averages,
+corrected for the number of kernels. What a whole capture did differently, such as a lower clock, no such test can see.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from msgspec import UNSET
+
+from llm_perf_opt.analysis.capture import CaptureAnalysis, GpuIdle
+from llm_perf_opt.analysis.compare.matching import MatchedBy, NameMatch, match_names
+from llm_perf_opt.analysis.compare.statistics import THRESHOLD, holm
+from llm_perf_opt.analysis.compare.student import two_sided_p
+from llm_perf_opt.analysis.kernels.names import OTHER
+from llm_perf_opt.analysis.timeline.rows import Idle, KernelRow, RangeRow
+
+KernelVerdict = Literal["appeared", "vanished", "faster", "slower", "same", "inconclusive"]
+TableName = Literal["copies", "ranges", "operators", "modules", "idle", "bounds"]
+StepKind = Literal["kernel", "overlap", "idle", "rest"]
+ALPHA = 0.05
+# Kernels that get a step of their own.
+STEPS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelChange:
+    """One kernel on both sides, under all names it has there.
+
+    `average_ratio` is candidate by base, of the time of one launch; `p_adjusted` how often chance alone changes any of
+    all kernels that much.
+    """
+
+    name: str
+    kernel_class: str
+    base_names: tuple[str, ...]
+    candidate_names: tuple[str, ...]
+    matched_by: MatchedBy
+    base_launches: int
+    candidate_launches: int
+    base_ns: int
+    candidate_ns: int
+    difference_ns: int
+    average_ratio: float | None
+    p_adjusted: float | None
+    verdict: KernelVerdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowChange:
+    """One row of another table of a capture: times in ns, or ms of bounds. None: it is not on that side."""
+
+    name: str
+    base: float | None
+    candidate: float | None
+    base_count: int | None = None
+    candidate_count: int | None = None
+
+    @property
+    def difference(self) -> float:
+        return (self.candidate or 0) - (self.base or 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaterfallStep:
+    """A part of the way from the base's time to the candidate's."""
+
+    label: str
+    kind: StepKind
+    difference_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DifferenceWaterfall:
+    """Where a difference went: `base_ms` and all steps are `candidate_ms`."""
+
+    title: str
+    base_ms: float
+    candidate_ms: float
+    steps: tuple[WaterfallStep, ...]
+
+    @property
+    def adds_up(self) -> bool:
+        total = self.base_ms + math.fsum(step.difference_ms for step in self.steps)
+        return math.isclose(total, self.candidate_ms, rel_tol=1e-9, abs_tol=1e-9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pooled:
+    """All launches of some kernels together."""
+
+    launches: int
+    total_ns: int
+    average_ns: float
+    deviation_ns: float
+
+
+def kernel_changes(
+    base: Sequence[KernelRow], candidate: Sequence[KernelRow], *, threshold: float = THRESHOLD
+) -> tuple[KernelChange, ...]:
+    """Every kernel of both captures, the largest difference first."""
+    sides = {row.name: row for row in base}, {row.name: row for row in candidate}
+
+    def place(name: str, is_base: bool) -> object | None:
+        row = sides[0 if is_base else 1][name]
+        return None if row.kernel_class == OTHER else (row.kernel_class, row.instances)
+
+    matches = match_names(sides[0], sides[1], place=place)
+    pooled = [
+        (_pool([sides[0][n] for n in match.base]), _pool([sides[1][n] for n in match.candidate])) for match in matches
+    ]
+    tested = [_p_value(a, b) for a, b in pooled]
+    adjusted = iter(holm([p for p in tested if p is not None]))
+    rows = []
+    for match, (before, after), p in zip(matches, pooled, tested, strict=True):
+        named = sides[1][match.candidate[0]] if match.candidate else sides[0][match.base[0]]
+        rows.append(_change(match, named, before, after, None if p is None else next(adjusted), threshold))
+    return tuple(sorted(rows, key=lambda row: (-abs(row.difference_ns), row.name)))
+
+
+def _pool(rows: Sequence[KernelRow]) -> _Pooled | None:
+    if not rows:
+        return None
+    count, total = sum(r.instances for r in rows), sum(r.total_ns for r in rows)
+    average = total / count if count else 0.0
+    inside = sum((r.instances - 1) * r.stddev_ns**2 + r.instances * (r.avg_ns - average) ** 2 for r in rows)
+    return _Pooled(
+        launches=count,
+        total_ns=total,
+        average_ns=average,
+        deviation_ns=math.sqrt(max(0.0, inside) / (count - 1)) if count > 1 else 0.0,
+    )
+
+
+def _p_value(base: _Pooled | None, candidate: _Pooled | None) -> float | None:
+    """Welch's test of the averages; None where one side has fewer than two launches."""
+    if base is None or candidate is None or min(base.launches, candidate.launches) < 2:
+        return None
+    error = math.sqrt(base.deviation_ns**2 / base.launches + candidate.deviation_ns**2 / candidate.launches)
+    moved = candidate.average_ns - base.average_ns
+    if error == 0:
+        return 1.0 if moved == 0 else 0.0
+    # The smaller side's freedom: fewer than Welch would allow, never more.
+    return two_sided_p(moved / error, min(base.launches, candidate.launches) - 1)
+
+
+def _change(
+    match: NameMatch,
+    named: KernelRow,
+    base: _Pooled | None,
+    candidate: _Pooled | None,
+    p_adjusted: float | None,
+    threshold: float,
+) -> KernelChange:
+    ratio = None
+    if base is not None and candidate is not None and base.average_ns > 0:
+        ratio = candidate.average_ns / base.average_ns
+    before, after = base or _NOTHING, candidate or _NOTHING
+    return KernelChange(
+        name=named.short_name,
+        kernel_class=named.kernel_class,
+        base_names=match.base,
+        candidate_names=match.candidate,
+        matched_by=match.by,
+        base_launches=before.launches,
+        candidate_launches=after.launches,
+        base_ns=before.total_ns,
+        candidate_ns=after.total_ns,
+        difference_ns=after.total_ns - before.total_ns,
+        average_ratio=ratio,
+        p_adjusted=p_adjusted,
+        verdict=_kernel_verdict(base, candidate, ratio, p_adjusted, threshold),
+    )
+
+
+_NOTHING = _Pooled(launches=0, total_ns=0, average_ns=0.0, deviation_ns=0.0)
+
+
+def _kernel_verdict(
+    base: _Pooled | None, candidate: _Pooled | None, ratio: float | None, p_adjusted: float | None, threshold: float
+) -> KernelVerdict:
+    if base is None:
+        return "appeared"
+    if candidate is None:
+        return "vanished"
+    if ratio is None:
+        return "inconclusive"
+    if abs(ratio - 1) <= threshold:
+        return "same"
+    if p_adjusted is None or p_adjusted >= ALPHA:
+        return "inconclusive"
+    return "slower" if ratio > 1 else "faster"
+
+
+def capture_waterfall(
+    base: CaptureAnalysis, candidate: CaptureAnalysis, kernels: Sequence[KernelChange]
+) -> DifferenceWaterfall | None:
+    """From the span of GPU work of one capture to that of the other; of kernels alone where no span is known."""
+    sides = base.gpu, candidate.gpu
+    steps = _kernel_steps([(k.name, k.difference_ns / 1e6) for k in kernels])
+    spans = [gpu.span_ns for gpu in sides]
+    if spans[0] is None or spans[1] is None or any(gpu.busy_ns is None or gpu.idle is None for gpu in sides):
+        if not (sides[0].kernel_ns or sides[1].kernel_ns):
+            return None
+        return DifferenceWaterfall(
+            title="time of all kernels",
+            base_ms=sides[0].kernel_ns / 1e6,
+            candidate_ms=sides[1].kernel_ns / 1e6,
+            steps=tuple(steps),
+        )
+    graphs = candidate.graphs.total_ns - base.graphs.total_ns
+    if graphs:
+        steps.append(WaterfallStep(label="graphs traced as a whole", kind="kernel", difference_ms=graphs / 1e6))
+    busy = (sides[1].busy_ns or 0) - (sides[0].busy_ns or 0)
+    work = sides[1].kernel_ns - sides[0].kernel_ns + graphs
+    if busy != work:
+        label = "kernels at the same time as others"
+        steps.append(WaterfallStep(label=label, kind="overlap", difference_ms=(busy - work) / 1e6))
+    steps += [
+        WaterfallStep(label=row.name, kind="idle", difference_ms=row.difference / 1e6)
+        for row in idle_changes(base, candidate)
+        if row.difference
+    ]
+    return DifferenceWaterfall(
+        title="from the first GPU work to the last",
+        base_ms=spans[0] / 1e6,
+        candidate_ms=spans[1] / 1e6,
+        steps=tuple(steps),
+    )
+
+
+def phase_waterfall(
+    name: str,
+    *,
+    clean_ms: tuple[float, float],
+    base: RangeRow | None,
+    candidate: RangeRow | None,
+) -> DifferenceWaterfall:
+    """From the clean time of a phase to that of the other run: what the captures saw inside it, and the rest."""
+    steps: list[WaterfallStep] = []
+    if base is not None and candidate is not None:
+        steps = [*_kernel_steps(_range_kernels(base, candidate)), *_range_idle(base, candidate)]
+    seen = math.fsum(step.difference_ms for step in steps)
+    rest = clean_ms[1] - clean_ms[0] - seen
+    label = "not in the captures: overlap, host work, what the profiler changed" if steps else "no capture says where"
+    steps.append(WaterfallStep(label=label, kind="rest", difference_ms=rest))
+    return DifferenceWaterfall(title=name, base_ms=clean_ms[0], candidate_ms=clean_ms[1], steps=tuple(steps))
+
+
+def _range_kernels(base: RangeRow, candidate: RangeRow) -> list[tuple[str, float]]:
+    """The time of each kernel in one instance of the range, candidate less base."""
+    tables = [
+        {k.name: (k.short_name, k.total_ns / row.instances / 1e6) for k in row.kernels or ()}
+        for row in (base, candidate)
+    ]
+    found = []
+    for match in match_names(tables[0], tables[1]):
+        label = tables[1][match.candidate[0]][0] if match.candidate else tables[0][match.base[0]][0]
+        times = (
+            math.fsum(tables[0][name][1] for name in match.base),
+            math.fsum(tables[1][name][1] for name in match.candidate),
+        )
+        found.append((label, times[1] - times[0]))
+    return found
+
+
+def _range_idle(base: RangeRow, candidate: RangeRow) -> list[WaterfallStep]:
+    if base.idle is None or candidate.idle is None:
+        return []
+    pairs = zip(_idle_parts(base.idle), _idle_parts(candidate.idle), strict=True)
+    moved = [(label, after / candidate.instances - before / base.instances) for (label, before), (_, after) in pairs]
+    return [WaterfallStep(label=label, kind="idle", difference_ms=ns / 1e6) for label, ns in moved if ns]
+
+
+def _idle_parts(idle: GpuIdle | Idle) -> tuple[tuple[str, int], ...]:
+    return (
+        ("idle: waiting for the host", idle.waiting_for_host_ns),
+        ("idle: between kernels", idle.between_kernels_ns),
+        ("idle: waiting for a copy or a synchronisation", idle.waiting_for_copy_or_sync_ns),
+        ("idle: cause not recorded", idle.unattributed_ns),
+    )
+
+
+def _kernel_steps(differences: Sequence[tuple[str, float]]) -> list[WaterfallStep]:
+    """The largest differences by name, and all others together."""
+    ordered = sorted((d for d in differences if d[1]), key=lambda d: -abs(d[1]))
+    steps = [WaterfallStep(label=label, kind="kernel", difference_ms=ms) for label, ms in ordered[:STEPS]]
+    rest = ordered[STEPS:]
+    if rest:
+        total = math.fsum(ms for _, ms in rest)
+        steps.append(WaterfallStep(label=f"{len(rest)} other kernels", kind="kernel", difference_ms=total))
+    return steps
+
+
+def idle_changes(base: CaptureAnalysis, candidate: CaptureAnalysis) -> tuple[RowChange, ...]:
+    """Idle time of the GPU by cause."""
+    if base.gpu.idle is None or candidate.gpu.idle is None:
+        return ()
+    pairs = zip(_idle_parts(base.gpu.idle), _idle_parts(candidate.gpu.idle), strict=True)
+    return tuple(RowChange(name=label, base=before, candidate=after) for (label, before), (_, after) in pairs)
+
+
+def table_changes(base: CaptureAnalysis, candidate: CaptureAnalysis) -> dict[TableName, tuple[RowChange, ...]]:
+    """The other tables of two captures; only those that both have."""
+    found: dict[TableName, tuple[RowChange, ...]] = {
+        "copies": _rows(
+            {r.kind: (r.instances, r.total_ns) for r in base.copies},
+            {r.kind: (r.instances, r.total_ns) for r in candidate.copies},
+        ),
+        "ranges": _rows(
+            {r.name: (r.instances, r.wall_ns) for r in base.ranges},
+            {r.name: (r.instances, r.wall_ns) for r in candidate.ranges},
+        ),
+        "idle": idle_changes(base, candidate),
+    }
+    if base.operators is not UNSET and candidate.operators is not UNSET:
+        # Own time on the device where there is any, else on the CPU.
+        device = any(o.self_device_ns for side in (base, candidate) for o in side.operators or ())
+        found["operators"] = _rows(
+            {o.name: (o.calls, o.self_device_ns if device else o.self_cpu_ns) for o in base.operators or ()},
+            {o.name: (o.calls, o.self_device_ns if device else o.self_cpu_ns) for o in candidate.operators or ()},
+        )
+    if base.modules is not UNSET and candidate.modules is not UNSET:
+        found["modules"] = _rows(
+            {m.name: (m.calls, m.wall_ns) for m in base.modules or ()},
+            {m.name: (m.calls, m.wall_ns) for m in candidate.modules or ()},
+        )
+    return {name: rows for name, rows in found.items() if rows}
+
+
+def _rows(base: Mapping[str, tuple[int, int]], candidate: Mapping[str, tuple[int, int]]) -> tuple[RowChange, ...]:
+    """Rows of `(count, time)` by name, the largest difference first."""
+    rows = []
+    for match in match_names(base, candidate):
+        before = [base[name] for name in match.base]
+        after = [candidate[name] for name in match.candidate]
+        rows.append(
+            RowChange(
+                name=(match.candidate or match.base)[0],
+                base=sum(time for _, time in before) if before else None,
+                candidate=sum(time for _, time in after) if after else None,
+                base_count=sum(count for count, _ in before) if before else None,
+                candidate_count=sum(count for count, _ in after) if after else None,
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: (-abs(row.difference), row.name)))

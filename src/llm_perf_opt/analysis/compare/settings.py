@@ -1,0 +1,99 @@
+"""What else changed between two runs, and which of it means that their numbers must not be compared."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from llm_perf_opt.core.manifest import RunManifest
+
+# Keys that say what was measured: other work has other times.
+SAME_WORK = (
+    "model.name",
+    "model.adapter",
+    "model.geometry*",
+    "dataset.kind",
+    "dataset.file",
+    "dataset.subset_filelist",
+    "dataset.prompt_tokens",
+    "dataset.num_samples",
+    "dataset.page_*",
+    "dataset.seed",
+    "dataset.sampling.*",
+    "workload.*",
+    "infer.batch",
+    "infer.max_new_tokens",
+    "infer.ignore_eos",
+    "run.device",
+    "run.seed",
+    "run.mode",
+)
+# Where a run was written, how it went on, and what it was asked to do besides, says nothing about what it measured.
+IGNORED = (
+    "artifacts.*",
+    "run.resume",
+    "run.dry_run",
+    "run.on_failure",
+    "run.env_passthrough",
+    "environment.git.changed",
+    "environment.tools.*.path",
+    "environment.variables.SLURM_JOB_ID",
+    "environment.memory_bytes",
+)
+GPU_KEYS = ("environment.gpus.*.name", "environment.cpu", "device")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingChange:
+    """A key that differs; None where a side does not have it. `matters`: the numbers are then of different things."""
+
+    key: str
+    base: str | None
+    candidate: str | None
+    matters: bool
+
+    @property
+    def text(self) -> str:
+        return f"{self.key}: {self.base or 'not set'} → {self.candidate or 'not set'}"
+
+
+def setting_changes(
+    base: RunManifest, candidate: RunManifest, *, meant: frozenset[str] = frozenset()
+) -> tuple[SettingChange, ...]:
+    """Every key that differs, those that matter first. Keys in `meant` were changed on purpose and never matter."""
+    sides = [{**dict(_leaves("", m.config)), **_environment(m)} for m in (base, candidate)]
+    found = []
+    for key in sorted(sides[0].keys() | sides[1].keys()):
+        values = sides[0].get(key), sides[1].get(key)
+        if values[0] == values[1] or _one_of(key, IGNORED):
+            continue
+        matters = _one_of(key, (*SAME_WORK, *GPU_KEYS)) and key not in meant
+        found.append(SettingChange(key=key, base=values[0], candidate=values[1], matters=matters))
+    return tuple(sorted(found, key=lambda change: (not change.matters, change.key)))
+
+
+def incomparable(changes: tuple[SettingChange, ...]) -> tuple[str, ...]:
+    """Why two runs are not to be compared; empty where they are."""
+    return tuple(change.text for change in changes if change.matters)
+
+
+def _environment(manifest: RunManifest) -> dict[str, str]:
+    """The machine and the software, and the device as the workload named it."""
+    found = dict(_leaves("environment", manifest.environment))
+    names = [stage.metrics["device_name"].value for stage in manifest.stages if "device_name" in stage.metrics]
+    return {**found, **({"device": str(names[0])} if names else {})}
+
+
+def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _leaves(f"{prefix}.{key}" if prefix else str(key), item)
+    elif isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
+        for index, item in enumerate(value):
+            yield from _leaves(f"{prefix}.{index}", item)
+    elif value is not None:
+        yield prefix, str(value)
+
+
+def _one_of(key: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(key, pattern) for pattern in patterns)

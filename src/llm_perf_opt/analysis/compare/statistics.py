@@ -1,0 +1,304 @@
+"""Two sides of measured passes: how much they differ, how sure that is, and a verdict.
+
+A side is one pass or several; a pass holds the values of its samples in each repeat. The difference is that of the
+logarithms, so that +5 % and -5 % weigh the same. Its uncertainty comes from a bootstrap in two levels: passes are drawn
+with replacement, and inside each the repeats, all samples of a repeat together: they share what the machine did.
+Pairs of passes that were measured one beside the other are drawn as pairs, and the difference is the Hodges-Lehmann
+estimate of theirs: drift that hits both halves of a pair cancels, and one disturbed pair does not decide.
+
+The interval is Student's with as many degrees of freedom as there are passes (or repeats, or samples) to draw from:
+percentiles of a bootstrap over five passes would be too narrow by a third.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, Literal
+
+import numpy as np
+
+from llm_perf_opt.analysis.compare.stability import CONFIDENCE, RepeatedValue
+from llm_perf_opt.analysis.compare.student import t_quantile, two_sided_p
+
+# Differences below this are of no practical use.
+THRESHOLD = 0.02
+DRAWS = 2000
+# Values drawn in one go; larger passes get fewer draws.
+LARGEST_DRAW = 4_000_000
+FEWEST_DRAWS = 200
+# Where the interval has to become very narrow, the answer is "very many", not a number nobody believes.
+MOST_REPEATS = 1000
+# What rounding alone gives.
+NO_NOISE = 1e-12
+
+Verdict = Literal["better", "worse", "same", "inconclusive"]
+Pass = Sequence[RepeatedValue]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """What one side measured: the median of all values, and where eight of ten lie."""
+
+    median: float
+    p10: float
+    p90: float
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeEstimate:
+    """The difference of two sides as the logarithm of candidate by base, and its standard error.
+
+    `error` is None where nothing was repeated. `units` is how many things were drawn from on each side.
+    """
+
+    base: Level
+    candidate: Level
+    log_ratio: float
+    error: float | None
+    freedom: int
+    units: int
+    how: str
+
+    def half_width(self, confidence: float = CONFIDENCE) -> float | None:
+        if self.error is None or self.freedom < 1:
+            return None
+        return t_quantile(0.5 + confidence / 2, self.freedom) * self.error
+
+    @property
+    def ratio(self) -> float:
+        return math.exp(self.log_ratio)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The confidence interval of the ratio."""
+        width = self.half_width()
+        return None if width is None else (math.exp(self.log_ratio - width), math.exp(self.log_ratio + width))
+
+    @property
+    def p_value(self) -> float | None:
+        """How often equal sides would differ this much."""
+        if self.error is None or self.freedom < 1:
+            return None
+        if self.error < NO_NOISE:
+            return 1.0 if abs(self.log_ratio) < NO_NOISE else 0.0
+        return two_sided_p(self.log_ratio / self.error, self.freedom)
+
+
+def level_of(passes: Sequence[Pass]) -> Level:
+    """All values of a side together, as headline numbers are."""
+    values = np.array([item.value for one in passes for item in one])
+    p10, p50, p90 = (float(v) for v in np.percentile(values, (10, 50, 90)))
+    return Level(median=p50, p10=p10, p90=p90, n=len(values))
+
+
+def estimate(base: Sequence[Pass], candidate: Sequence[Pass], *, paired: bool = False, seed: int = 0) -> ChangeEstimate:
+    """Compare two sides that both hold positive values."""
+    random = np.random.default_rng(seed)
+    levels = level_of(base), level_of(candidate)
+    base, candidate = _by_sample(base, candidate)
+    if paired and len(base) == len(candidate) and len(base) > 1:
+        return _paired(base, candidate, levels, random)
+    ratio = math.log(level_of(candidate).median / level_of(base).median)
+    if len(base) == len(candidate) == 1 and min(_repeats(base[0]), _repeats(candidate[0])) == 1:
+        return _same_samples(base[0], candidate[0], levels, ratio, random)
+    units = [len(side) if len(side) > 1 else _repeats(side[0]) for side in (base, candidate)]
+    what = "passes" if max(len(base), len(candidate)) > 1 else "repeats of one pass each"
+    how = f"medians of {units[0]} and {units[1]} {what}"
+    if min(units) < 2:
+        return ChangeEstimate(
+            base=levels[0], candidate=levels[1], log_ratio=ratio, error=None, freedom=0, units=min(units), how=how
+        )
+    draws = [np.log(np.median(_drawn(_cube(side), random), axis=1)) for side in (base, candidate)]
+    error = math.sqrt(sum(float(np.var(d)) * n / (n - 1) for d, n in zip(draws, units, strict=True)))
+    return ChangeEstimate(
+        base=levels[0],
+        candidate=levels[1],
+        log_ratio=ratio,
+        error=error,
+        freedom=sum(units) - 2,
+        units=min(units),
+        how=how,
+    )
+
+
+def level_interval(side: Sequence[Pass], *, seed: int = 0) -> tuple[float, float] | None:
+    """The confidence interval of the median of one side; None where nothing was repeated."""
+    units = len(side) if len(side) > 1 else _repeats(side[0])
+    if units < 2:
+        return None
+    draws = np.log(np.median(_drawn(_cube(side), np.random.default_rng(seed)), axis=1))
+    error = float(np.std(draws)) * math.sqrt(units / (units - 1))
+    width = t_quantile(0.5 + CONFIDENCE / 2, units - 1) * error
+    middle = level_of(side).median
+    return middle * math.exp(-width), middle * math.exp(width)
+
+
+def _paired(
+    base: Sequence[Pass], candidate: Sequence[Pass], levels: tuple[Level, Level], random: np.random.Generator
+) -> ChangeEstimate:
+    """The n-th pass of one side with the n-th of the other."""
+    cubes = _cube(base), _cube(candidate)
+    point = [np.log(np.nanmedian(cube.values.reshape(len(cube.values), -1), axis=1)) for cube in cubes]
+    count = len(base)
+    draws = max(FEWEST_DRAWS, min(DRAWS, LARGEST_DRAW // max(c.values.size for c in cubes)))
+    chosen = random.integers(0, count, (draws, count))
+    logs = [np.log(_pass_medians(cube, chosen, random)) for cube in cubes]
+    error = float(np.std(_hodges_lehmann(logs[1] - logs[0]))) * math.sqrt(count / (count - 1))
+    return ChangeEstimate(
+        base=levels[0],
+        candidate=levels[1],
+        log_ratio=float(_hodges_lehmann((point[1] - point[0])[None, :])[0]),
+        error=error,
+        freedom=count - 1,
+        units=count,
+        how=f"{count} interleaved pairs, median of the pairwise means of their ratios",
+    )
+
+
+def _same_samples(
+    base: Pass, candidate: Pass, levels: tuple[Level, Level], ratio: float, random: np.random.Generator
+) -> ChangeEstimate:
+    """Without repeats, samples that both sides ran are pairs."""
+    of_base = {item.sample_id: item.value for item in base}
+    both = [(of_base[i.sample_id], i.value) for i in candidate if i.sample_id in of_base]
+    count = len(both)
+    if count < 2:
+        return ChangeEstimate(
+            base=levels[0],
+            candidate=levels[1],
+            log_ratio=ratio,
+            error=None,
+            freedom=0,
+            units=1,
+            how="one value on each side, nothing was repeated",
+        )
+    logs = np.log(np.array([c / b for b, c in both]))
+    draws = _hodges_lehmann(logs[random.integers(0, count, (DRAWS, count))])
+    return ChangeEstimate(
+        base=levels[0],
+        candidate=levels[1],
+        log_ratio=float(_hodges_lehmann(logs[None, :])[0]),
+        error=float(np.std(draws)) * math.sqrt(count / (count - 1)),
+        freedom=count - 1,
+        units=count,
+        how=f"{count} samples that both ran once, as pairs",
+    )
+
+
+def _by_sample(base: Sequence[Pass], candidate: Sequence[Pass]) -> tuple[Sequence[Pass], Sequence[Pass]]:
+    """Where both sides ran the same samples, each value by the typical one of its sample.
+
+    A median over short and long samples would hang on the few values between the two.
+    """
+    values: list[dict[str, list[float]]] = [{}, {}]
+    for side, found in zip((base, candidate), values, strict=True):
+        for item in (item for one in side for item in one):
+            found.setdefault(item.sample_id, []).append(item.value)
+    if values[0].keys() != values[1].keys():
+        return base, candidate
+    typical = {name: median(values[0][name] + values[1][name]) for name in values[0]}
+    scaled = [
+        [[replace(item, value=item.value / typical[item.sample_id]) for item in one] for one in side]
+        for side in (base, candidate)
+    ]
+    return scaled[0], scaled[1]
+
+
+def _repeats(one: Pass) -> int:
+    return len({item.repeat for item in one})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cube:
+    """Passes by repeats by samples; NaN where a pass has fewer. `repeats` counts those of each pass."""
+
+    values: "np.ndarray[Any, np.dtype[np.float64]]"
+    repeats: "np.ndarray[Any, np.dtype[np.int64]]"
+
+
+def _cube(side: Sequence[Pass]) -> _Cube:
+    rows = []
+    for one in side:
+        of_repeat: dict[int, list[float]] = {}
+        for item in one:
+            of_repeat.setdefault(item.repeat, []).append(item.value)
+        rows.append([values for _, values in sorted(of_repeat.items())])
+    deep, wide = max(len(row) for row in rows), max(len(values) for row in rows for values in row)
+    cube = np.full((len(rows), deep, wide), np.nan)
+    for number, row in enumerate(rows):
+        for repeat, values in enumerate(row):
+            cube[number, repeat, : len(values)] = values
+    return _Cube(values=cube, repeats=np.array([len(row) for row in rows], np.int64))
+
+
+def _drawn(cube: _Cube, random: np.random.Generator) -> "np.ndarray[Any, np.dtype[np.float64]]":
+    """Sides drawn anew: passes, and repeats inside them; one row each."""
+    count, deep, _ = cube.values.shape
+    draws = max(FEWEST_DRAWS, min(DRAWS, LARGEST_DRAW // cube.values.size))
+    chosen = random.integers(0, count, (draws, count)) if count > 1 else np.zeros((draws, 1), np.int64)
+    repeat = (random.random((draws, count, deep)) * cube.repeats[chosen][:, :, None]).astype(np.int64)
+    values = cube.values[chosen[:, :, None], repeat].reshape(draws, -1)
+    return _filled(values)
+
+
+def _pass_medians(
+    cube: _Cube, chosen: "np.ndarray[Any, np.dtype[np.int64]]", random: np.random.Generator
+) -> "np.ndarray[Any, np.dtype[np.float64]]":
+    """The median of each chosen pass, its repeats drawn anew."""
+    draws, count = chosen.shape
+    repeat = (random.random((draws, count, cube.values.shape[1])) * cube.repeats[chosen][:, :, None]).astype(np.int64)
+    values = cube.values[chosen[:, :, None], repeat].reshape(draws, count, -1)
+    if np.isnan(values).any():
+        return np.asarray(np.nanmedian(values, axis=2))
+    return np.asarray(np.median(values, axis=2))
+
+
+def _filled(values: "np.ndarray[Any, np.dtype[np.float64]]") -> "np.ndarray[Any, np.dtype[np.float64]]":
+    """Missing values replaced by the median of their row, which leaves it where it is."""
+    holes = np.isnan(values)
+    return np.where(holes, np.nanmedian(values, axis=1, keepdims=True), values) if holes.any() else values
+
+
+def _hodges_lehmann(
+    rows: "np.ndarray[Any, np.dtype[np.float64]]",
+) -> "np.ndarray[Any, np.dtype[np.float64]]":
+    """Of each row the median of the means of all pairs of its values."""
+    first, second = np.triu_indices(rows.shape[1])
+    return np.asarray(np.median((rows[:, first] + rows[:, second]) / 2, axis=1))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Corrected for the number of questions asked: the chance of one false alarm among all of them (Holm)."""
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
+    adjusted = [1.0] * len(p_values)
+    highest = 0.0
+    for rank, index in enumerate(order):
+        highest = max(highest, min(1.0, p_values[index] * (len(p_values) - rank)))
+        adjusted[index] = highest
+    return adjusted
+
+
+def judge(
+    found: ChangeEstimate, p_adjusted: float | None, *, lower_is_better: bool, threshold: float = THRESHOLD
+) -> Verdict:
+    """Better or worse: not by chance, and by more than the threshold. Same: the whole interval lies within it."""
+    width = found.half_width()
+    if width is None or p_adjusted is None:
+        return "inconclusive"
+    limit = math.log1p(threshold)
+    if p_adjusted < 1 - CONFIDENCE and abs(found.log_ratio) > limit:
+        return "better" if (found.log_ratio < 0) == lower_is_better else "worse"
+    return "same" if abs(found.log_ratio) + width <= limit else "inconclusive"
+
+
+def repeats_needed(found: ChangeEstimate, *, threshold: float = THRESHOLD) -> int | None:
+    """How many passes or repeats as noisy as these would settle it; None where the noise is not known."""
+    width = found.half_width()
+    if width is None:
+        return None
+    limit = math.log1p(threshold)
+    room = abs(limit - abs(found.log_ratio))
+    wanted = max(0.9 * abs(found.log_ratio) if abs(found.log_ratio) > limit else room, limit / 10)
+    return min(MOST_REPEATS, max(found.units + 1, math.ceil(found.units * (width / wanted) ** 2)))

@@ -1,0 +1,310 @@
+"""Comparing two sides: statistics against simulated truth, matching of names, differences that add up, gates."""
+
+import gzip
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llm_perf_opt.analysis.capture import analyze_timelines
+from llm_perf_opt.analysis.compare.comparison import CompareDocument, SideInput, compare_sides, overall
+from llm_perf_opt.analysis.compare.differences import capture_waterfall, kernel_changes, phase_waterfall
+from llm_perf_opt.analysis.compare.gate import GateResult, check_condition, exit_code, parse_condition
+from llm_perf_opt.analysis.compare.matching import NameMatch, match_names, without_numbers
+from llm_perf_opt.analysis.compare.settings import incomparable, setting_changes
+from llm_perf_opt.analysis.compare.stability import RepeatedValue
+from llm_perf_opt.analysis.compare.statistics import (
+    ChangeEstimate,
+    estimate,
+    holm,
+    judge,
+    level_interval,
+    repeats_needed,
+)
+from llm_perf_opt.core.manifest import RunManifest
+from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+from tests.support.fixtures_dir import shared_fixtures
+from tests.support.report_runs import capture
+
+Passes = list[list[RepeatedValue]]
+
+
+def one_pass(values: Sequence[float], sizes: Sequence[float] = (1.0,)) -> list[RepeatedValue]:
+    """A pass with a repeat for each value, over samples of these sizes."""
+    return [
+        RepeatedValue(sample_id=f"s{size}", repeat=repeat, value=value * size)
+        for repeat, value in enumerate(values)
+        for size in sizes
+    ]
+
+
+def noisy(seed: int, passes: int, *, factor: float, interleaved: bool) -> tuple[Passes, Passes]:
+    """Two sides on a machine that drifts and is disturbed now and then; the candidate is `factor` slower."""
+    random = np.random.default_rng(seed)
+    drift = np.cumsum(random.normal(0, 0.01, 2 * passes))
+    moments = (drift[0::2], drift[1::2]) if interleaved else (drift[:passes], drift[passes:])
+    return tuple(  # type: ignore[return-value]
+        [
+            one_pass(
+                speed * np.exp(moment + 0.01 * random.standard_t(3) + 0.02 * np.abs(random.standard_t(3, 3))), (1, 4)
+            )
+            for moment in when
+        ]
+        for when, speed in zip(moments, (1.0, factor), strict=True)
+    )
+
+
+def verdicts(factor: float, *, interleaved: bool) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for seed in range(100):
+        one = estimate(*noisy(seed, 8, factor=factor, interleaved=interleaved), paired=interleaved, seed=seed)
+        found[judge(one, one.p_value, lower_is_better=True)] += 1
+    return found
+
+
+def test_interleaved_pairs_find_a_slowdown_of_five_percent_and_raise_few_false_alarms() -> None:
+    same, slower = verdicts(1.0, interleaved=True), verdicts(1.05, interleaved=True)
+    assert same["worse"] + same["better"] <= 5
+    assert slower["worse"] >= 85 and slower["better"] == 0
+
+
+def test_drift_between_sides_that_are_not_interleaved_looks_like_a_difference() -> None:
+    same = verdicts(1.0, interleaved=False)
+    assert same["worse"] + same["better"] > 15
+
+
+def test_repeats_of_one_pass_are_compared_by_their_medians() -> None:
+    found = estimate([one_pass([10.0, 10.1, 9.9, 10.0], (1, 3))], [one_pass([20.0, 20.2, 19.8, 20.0], (1, 3))])
+    assert (found.base.median, found.candidate.median, found.base.n) == (pytest.approx(19.9), pytest.approx(39.8), 8)
+    assert found.ratio == pytest.approx(2.0)
+    assert (found.freedom, found.units, found.how) == (6, 4, "medians of 4 and 4 repeats of one pass each")
+    assert found.interval is not None and found.interval[0] < 2 < found.interval[1]
+    assert judge(found, found.p_value, lower_is_better=True) == "worse"
+    assert judge(found, found.p_value, lower_is_better=False) == "better"
+
+
+def test_without_repeats_the_samples_are_pairs_and_one_value_says_nothing() -> None:
+    base, slower = one_pass([1.0], (1, 5, 9, 20)), one_pass([1.1], (1, 5, 9, 20))
+    found = estimate([base], [slower])
+    assert (found.ratio, found.how) == (pytest.approx(1.1), "4 samples that both ran once, as pairs")
+    alone = estimate([one_pass([1.0])], [one_pass([3.0])])
+    assert (alone.error, alone.interval, alone.p_value) == (None, None, None)
+    assert (judge(alone, None, lower_is_better=True), repeats_needed(alone)) == ("inconclusive", None)
+
+
+def test_equality_is_shown_and_not_assumed() -> None:
+    quiet = [one_pass([1.0, 1.001, 0.999, 1.0, 1.0, 1.001])]
+    found = estimate(quiet, quiet)
+    assert judge(found, found.p_value, lower_is_better=True) == "same"
+    loud = [one_pass([1.0, 1.4, 0.7, 1.0, 1.2, 0.9])]
+    found = estimate(loud, loud)
+    assert judge(found, found.p_value, lower_is_better=True) == "inconclusive"
+    assert (repeats_needed(found) or 0) > 6
+
+
+def test_passes_may_have_different_numbers_of_repeats() -> None:
+    base = [one_pass([1.0, 1.01]), one_pass([1.0, 0.99, 1.02, 1.0])]
+    found = estimate(base, [one_pass([1.2, 1.21, 1.19]), one_pass([1.2])])
+    assert found.ratio == pytest.approx(1.2, rel=0.01) and found.freedom == 2 and (found.error or 0) > 0
+
+
+def test_many_questions_need_better_answers() -> None:
+    assert holm([0.01, 0.04, 0.03]) == [pytest.approx(0.03), pytest.approx(0.06), pytest.approx(0.06)]
+    assert holm([]) == []
+
+
+def test_names_are_matched_step_by_step_and_each_once() -> None:
+    base = ["gemm<64>", "void at::foo<(int)4>(int)", "triton_poi_fused_add_3", "old_attention", "gone"]
+    candidate = ["gemm<64>", "gemm<128>", "void foo<4>(int)", "triton_poi_fused_add_17", "new_attention", "came"]
+    places = {"old_attention": "attention", "new_attention": "attention"}
+    assert match_names(base, candidate, place=lambda name, _: places.get(name)) == [
+        NameMatch(base=("gemm<64>",), candidate=("gemm<64>",), by="name"),
+        NameMatch(base=("void at::foo<(int)4>(int)",), candidate=("void foo<4>(int)",), by="demangling"),
+        NameMatch(base=("triton_poi_fused_add_3",), candidate=("triton_poi_fused_add_17",), by="numbers"),
+        NameMatch(base=("old_attention",), candidate=("new_attention",), by="place"),
+        NameMatch(base=("gone",), candidate=(), by="none"),
+        NameMatch(base=(), candidate=("gemm<128>",), by="none"),
+        NameMatch(base=(), candidate=("came",), by="none"),
+    ]
+
+
+def test_ids_and_addresses_are_noise_and_words_are_not() -> None:
+    assert without_numbers("kernel_0a1b2c3d4e_12") == without_numbers("kernel_ffee0011aa_7") == "kernel_#_#"
+    assert without_numbers("f(0x7f00)") == without_numbers("f(0xdeadbeef)")
+    assert without_numbers("added_facade") == "added_facade"
+
+
+def test_kernels_appear_vanish_and_change_and_the_rest_is_the_same() -> None:
+    base = capture(("gemm", 10, 10_000), ("softmax", 4, 400), ("copy_gone", 1, 50)).kernels
+    candidate = capture(("gemm", 10, 12_000), ("softmax", 4, 401), ("fused_new", 7, 70)).kernels
+    rows = kernel_changes(base, candidate)
+    assert [(r.name, r.verdict, r.difference_ns, r.base_launches, r.candidate_launches) for r in rows] == [
+        ("gemm", "slower", 2000, 10, 10),
+        ("fused_new", "appeared", 70, 0, 7),
+        ("copy_gone", "vanished", -50, 1, 0),
+        ("softmax", "same", 1, 4, 4),
+    ]
+
+
+def test_the_steps_of_a_phase_add_up_to_the_clean_difference() -> None:
+    found = phase_waterfall("decode", clean_ms=(10.0, 13.1), base=None, candidate=None)
+    assert found.adds_up
+    assert [(s.label, s.difference_ms) for s in found.steps] == [("no capture says where", pytest.approx(3.1))]
+
+
+def condition(text: str, base: Sequence[float], candidate: Sequence[float]) -> GateResult:
+    sides = [one_pass(base)], [one_pass(candidate)]
+    return check_condition(parse_condition(text), estimate(*sides), sides[1])
+
+
+def test_a_gate_passes_fails_or_is_inconclusive() -> None:
+    steady = [10.0, 10.01, 9.99, 10.0, 10.0]
+    slower = [value * 1.2 for value in steady]
+    loud = [8.0, 12.0, 9.0, 13.0, 10.0]
+    results = [
+        condition("tpot_ms<=+5%", steady, steady),
+        condition("tpot_ms<=+5%", steady, slower),
+        condition("tpot_ms<=+5%", steady, loud),
+        condition("tpot_ms<=10.5", steady, steady),
+        condition("tpot_ms <= 10.5", steady, slower),
+        condition("decode_tokens_per_s>=-5%", steady, slower),
+        condition("tpot_ms<=50", [1.0], [1.0]),
+    ]
+    assert [r.status for r in results] == [
+        "passed", "failed", "inconclusive", "passed", "failed", "passed", "inconclusive",
+    ]  # fmt: skip
+    assert results[1].measured == pytest.approx(1.2) and results[1].limit == 1.05
+    assert [exit_code(results), exit_code([results[0], results[2]]), exit_code([results[0]]), exit_code([])] == [
+        1,
+        3,
+        0,
+        0,
+    ]
+
+
+def test_the_interval_of_one_side_is_around_its_median() -> None:
+    low, high = level_interval([one_pass([10.0, 10.1, 9.9, 10.2, 9.8])]) or (0.0, 0.0)
+    assert 9.5 < low < 10.0 < high < 10.5
+    assert level_interval([one_pass([10.0])]) is None
+
+
+@pytest.mark.parametrize("text", ["tpot_ms", "tpot_ms<5", "tpot_ms==5%", "<=5", "tpot_ms<=-100%", "tpot_ms<=x"])
+def test_what_is_no_condition_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--gate: "):
+        parse_condition(text)
+
+
+def side(name: str, *passes: Sequence[float], **parts: Any) -> SideInput:
+    return SideInput(name=name, passes=[{"tpot_ms": one_pass(values)} for values in passes], **parts)
+
+
+def test_a_failed_or_empty_run_never_wins() -> None:
+    good = side("base", [10.0, 10.1, 9.9])
+    bad = side("candidate", problem="the run failed")
+    found = compare_sides(good, bad, conditions=[parse_condition("tpot_ms<=+5%")])
+    assert (found.verdict, found.metrics, found.gates[0].status) == ("failed", (), "failed")
+    assert found.sentence == "No verdict, because a side measured nothing: candidate: the run failed."
+    back = compare_sides(bad, good, conditions=[parse_condition("tpot_ms<=+5%")])
+    assert (back.verdict, back.gates[0].status) == ("failed", "inconclusive")
+
+
+def test_the_verdict_of_all_is_the_worst_that_is_known() -> None:
+    steady, slow = [10.0, 10.01, 9.99, 10.0], [12.0, 12.01, 11.99, 12.0]
+    assert compare_sides(side("a", steady), side("b", slow)).verdict == "worse"
+    assert compare_sides(side("a", slow), side("b", steady)).verdict == "better"
+    assert compare_sides(side("a", steady), side("b", steady)).verdict == "same"
+    mixed = compare_sides(
+        side("a", steady, single={"peak_memory_bytes": 100.0}), side("b", slow, single={"peak_memory_bytes": 50.0})
+    )
+    assert (mixed.verdict, [row.verdict for row in mixed.metrics]) == ("mixed", ["worse", "better"])
+    assert overall(side("a"), side("b"), (), ()) == "inconclusive"
+
+
+def test_all_that_changed_is_listed_and_other_work_cannot_be_compared() -> None:
+    def manifest(config: dict[str, Any], environment: dict[str, Any]) -> RunManifest:
+        return RunManifest(run_id="r", created_at="2025-01-01", status="ok", config=config, environment=environment)
+
+    base = manifest(
+        {"model": {"name": "a", "dtype": "bfloat16"}, "artifacts": {"runs_dir": "x"}, "infer": {"max_new_tokens": 8}},
+        {"gpus": [{"name": "H200", "driver": "570"}], "packages": {"torch": "2.11"}},
+    )
+    other = manifest(
+        {"model": {"name": "b", "dtype": "float16"}, "artifacts": {"runs_dir": "y"}, "infer": {"max_new_tokens": 8}},
+        {"gpus": [{"name": "H100", "driver": "570"}], "packages": {"torch": "2.12"}},
+    )
+    found = setting_changes(base, other)
+    assert [change.text for change in found] == [
+        "environment.gpus.0.name: H200 → H100",
+        "model.name: a → b",
+        "environment.packages.torch: 2.11 → 2.12",
+        "model.dtype: bfloat16 → float16",
+    ]
+    assert incomparable(found) == ("environment.gpus.0.name: H200 → H100", "model.name: a → b")
+    meant = setting_changes(base, other, meant=frozenset({"model.name"}))
+    assert incomparable(meant) == ("environment.gpus.0.name: H200 → H100",)
+
+
+def _counted(path: Path) -> dict[str, tuple[int, float]]:
+    """Kernels of a trace counted by hand: launches and microseconds by name."""
+    found: dict[str, tuple[int, float]] = {}
+    for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]:
+        if event.get("ph") == "X" and event.get("cat") == "kernel":
+            count, time = found.get(event["name"], (0, 0.0))
+            found[event["name"]] = (count + 1, time + event["dur"])
+    return found
+
+
+def test_two_real_traces_differ_by_what_an_independent_count_finds() -> None:
+    shared = shared_fixtures() or Path("/work/shared/fixtures")
+    paths = [shared / "wild" / f"hta_diff_{name}.json.gz" for name in ("control", "test")]
+    if not all(path.is_file() for path in paths):
+        pytest.skip("the two traces are not here")
+    counts = [_counted(path) for path in paths]
+    analyses = [analyze_timelines([read_torch_trace(path).timeline]) for path in paths]
+    rows = kernel_changes(analyses[0].kernels, analyses[1].kernels)
+    assert sorted(n for r in rows for n in r.base_names) == sorted(counts[0])
+    assert sorted(n for r in rows for n in r.candidate_names) == sorted(counts[1])
+    for row in rows:
+        before = [counts[0][name] for name in row.base_names]
+        after = [counts[1][name] for name in row.candidate_names]
+        assert (row.base_launches, row.candidate_launches) == (sum(c for c, _ in before), sum(c for c, _ in after))
+        assert row.base_ns == pytest.approx(1000 * sum(t for _, t in before), abs=1)
+        assert row.candidate_ns == pytest.approx(1000 * sum(t for _, t in after), abs=1)
+    both = counts[0].keys() & counts[1].keys()
+    by_name = {row.base_names[0]: row for row in rows if row.matched_by == "name"}
+    assert by_name.keys() == both
+    moved = {name for name in both if counts[0][name] != counts[1][name]}
+    ours = {n for n, r in by_name.items() if r.difference_ns or r.base_launches != r.candidate_launches}
+    assert (len(moved), ours) == (len(ours), moved)
+    whole = capture_waterfall(analyses[0], analyses[1], rows)
+    assert whole is not None and whole.adds_up
+    total = [1000 * math.fsum(t for _, t in count.values()) for count in counts]
+    assert sum(row.difference_ns for row in rows) == pytest.approx(total[1] - total[0], abs=10)
+
+
+def test_a_document_names_its_parts(tmp_path: Path) -> None:
+    found = compare_sides(
+        SideInput(name="a", capture=capture(("gemm", 10, 10_000))),
+        SideInput(name="b", capture=capture(("gemm", 5, 5_000))),
+    )
+    assert isinstance(found, CompareDocument)
+    assert found.sentence == "Time of all kernels: 0.010 → 0.005 ms (-0.005 ms); no kernel changed."
+    assert (found.verdict, found.notes) == (
+        "inconclusive",
+        ("captures hold no clean times, so only what they recorded is compared",),
+    )
+
+
+def test_an_estimate_without_noise_is_certain() -> None:
+    found: ChangeEstimate = estimate([one_pass([2.0, 2.0])], [one_pass([3.0, 3.0])])
+    assert (found.error, found.p_value, found.interval) == (
+        pytest.approx(0.0),
+        0.0,
+        (pytest.approx(1.5), pytest.approx(1.5)),
+    )
