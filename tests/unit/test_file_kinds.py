@@ -66,6 +66,8 @@ def test_a_capture_is_known_by_its_name_and_beginning(tmp_path: Path, name: str,
             b" Time (%)  Total Time (ns)  Instances\n",
             "a report of nsys stats printed for reading; make a kernel",
         ),
+        ("a.json", b"[1, 2, 3]", "a JSON list of values, not of events: no trace"),
+        ("a.json", b" [ ]", "a JSON list of values"),
         ("a.h5", b"\x89HDF\r\n\x1a\n", "HDF5 export of nsys; export the report with `nsys export --type sqlite`"),
         ("a.json", b'{"data":["[Unknown]","[kernel.kallsyms]"]}\n', "JSON or text export of nsys"),
         ("a.csv", b'"Name","Calls","TotalDurationNs","AverageNs","Percentage"\n', "a summary of rocprof"),
@@ -93,6 +95,14 @@ def test_a_chrome_trace_of_another_tool_is_refused_with_its_categories(tmp_path:
         "'cuda_api'); give the capture it was made from (an nsys report or export), or a trace "
         "written by torch.profiler"
     )
+
+
+@pytest.mark.parametrize("text", ['[{"model": "x", "latency_ms": 3}]', '{"traceEvents": [{"ph": "M", "name": "x"}]}'])
+def test_json_without_any_event_is_no_trace(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(ParseError, match="JSON, but no trace: it holds no complete event"):
+        read_torch_trace(path)
 
 
 def test_a_bare_list_of_torch_events_is_read(tmp_path: Path) -> None:

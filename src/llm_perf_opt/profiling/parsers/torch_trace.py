@@ -77,7 +77,9 @@ def read_torch_trace(path: Path, *, detailed: bool = False, processes: int | Non
         found = _Collected()
         for piece in read_pieces(path, found.text, careful=careful, processes=count, detailed=detailed):
             found.add(piece)
-        if found.events and not found.used and not _MARKS & set(found.text.head):
+        # A bare list says nothing of who wrote it, so it must hold something known.
+        must_hold = found.events or "bare_list" in found.text.head
+        if must_hold and not found.used and not _MARKS & set(found.text.head):
             raise not_from_torch(path)
         return _build(path, found, detailed=detailed)
 

@@ -70,6 +70,8 @@ def not_from_torch(path: Path) -> ParseError:
         return Counter(event.cat for event in _events(path, careful=careful) if event.ph == "X")
 
     categories = read_with_cuts(path, read)
+    if not categories:
+        return ParseError(f"{path}: JSON, but no trace: it holds no complete event (an object with `ph` of `X`)")
     named = ", ".join(f"{cat!r}" for cat, _ in categories.most_common(CATEGORIES_NAMED) if cat)
     what = f"its events are of the categories {named}" if named else "its events have no category"
     return ParseError(

@@ -137,6 +137,8 @@ def _json_kind(path: Path, text: str) -> str:
     """A trace, or a report of `nsys stats`; other tools' JSON is called what it is."""
     if looks_like_stats(text):
         return SUMMARY
+    if re.match(r"\s*\[\s*[^{\s]", text):
+        raise ParseError(f"{path}: a JSON list of values, not of events: no trace")
     for pattern, what in _FOREIGN_JSON:
         if pattern.search(text[:BEGINNING]):
             raise ParseError(f"{path}: {what}")
