@@ -39,9 +39,9 @@ def geometry(model: str) -> dict[str, Any]:
 
 
 def closed_form(model: str) -> Callable[[], float]:
+    from llm_perf_opt.analysis.families.known import read_text_model
     from llm_perf_opt.analysis.hardware.work import Dtypes
     from llm_perf_opt.analysis.static.closed_form import prefill_phase
-    from llm_perf_opt.analysis.static.families import read_text_model
 
     data = geometry(model)
     bf16 = Dtypes.uniform("bf16")

@@ -33,6 +33,8 @@ _LATENT = {
 }
 # One case per known model type, with the features that make it differ from Llama switched on.
 FAMILY_CASES: dict[str, dict[str, Any]] = {
+    "cohere": {},
+    "cohere2": {"sliding_window": 16},
     "deepseek_v2": {**_ROUTED, **_LATENT, "n_shared_experts": 2, "first_k_dense_replace": 1},
     "deepseek_v3": {
         **_ROUTED,
@@ -57,6 +59,41 @@ FAMILY_CASES: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "qwen3_moe": {**_ROUTED, "num_experts": 8, "mlp_only_layers": [1]},
     "smollm3": {},
+    "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "glm": {"head_dim": 16, "attention_bias": True},
+    "glm4": {"head_dim": 16, "attention_bias": True},
+    "glm4_moe": {
+        **_ROUTED,
+        "head_dim": 16,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "use_qk_norm": True,
+        "attention_bias": True,
+    },
+    "gpt2": {"n_embd": 64, "n_head": 4, "n_layer": 4, "n_positions": 128},
+    "llama4_text": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "intermediate_size_mlp": 80,
+        "interleave_moe_layer_step": 2,
+        "head_dim": 16,
+        "attention_chunk_size": 16,
+    },
+    "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 32, "n_groups": 2, "num_hidden_layers": 4},
+    "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 16},
+    "olmo3": {"sliding_window": 16},
+    "qwen3_next": {
+        **_ROUTED,
+        "num_experts": 8,
+        "head_dim": 16,
+        "shared_expert_intermediate_size": 40,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    },
+    "starcoder2": {"sliding_window": 16},
 }
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from llm_perf_opt.analysis.estimate.serving_bound import Requests, batch_bound_ms, serving_bound_tokens_per_s
+from llm_perf_opt.analysis.families.known import read_text_model
 from llm_perf_opt.analysis.hardware.hardware import load_catalogue
 from llm_perf_opt.analysis.hardware.roofline import datasheet_ceilings, missing_ceiling
 from llm_perf_opt.analysis.hardware.work import Dtypes
-from llm_perf_opt.analysis.static.families import read_text_model
 from llm_perf_opt.analysis.static.memory import memory_fit
 from llm_perf_opt.analysis.static.parts import Model
 from llm_perf_opt.config.paths import conf_dir

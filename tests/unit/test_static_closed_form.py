@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from llm_perf_opt.analysis.families.known import FAMILIES, read_text_model
+from llm_perf_opt.analysis.families.wrapped import is_wrapped
 from llm_perf_opt.analysis.hardware.roofline import Ceilings, bound
 from llm_perf_opt.analysis.hardware.work import Dtypes, View, short_dtype
 from llm_perf_opt.analysis.static.closed_form import (
@@ -15,9 +17,8 @@ from llm_perf_opt.analysis.static.closed_form import (
     prefill_phase,
     weight_bytes,
 )
-from llm_perf_opt.analysis.static.config_json import read_config_json
+from llm_perf_opt.analysis.static.config_json import NotInClosedForm, read_config_json
 from llm_perf_opt.analysis.static.double_entry import COPIED, UNEXPLAINED, Entry, double_entry
-from llm_perf_opt.analysis.static.families import FAMILIES, read_text_model
 from llm_perf_opt.analysis.static.forms import MlaMode, expected_experts, needed_pairs
 from llm_perf_opt.analysis.static.memory import memory_fit, memory_need
 from llm_perf_opt.analysis.static.operator_count import Count, Tally
@@ -271,7 +272,7 @@ def test_an_unknown_model_type_is_refused_by_name() -> None:
     with pytest.raises(ParseError) as error:
         read_text_model({"model_type": "mamba3"}, where="/m/config.json")
     assert str(error.value).startswith(
-        "/m/config.json: model_type: 'mamba3' is not known to the closed form; known: deepseek_v2"
+        "/m/config.json: model_type: 'mamba3' is not known to the closed form; known: cohere, "
     )
 
 
@@ -380,3 +381,36 @@ def test_number_formats_have_short_names() -> None:
     ]
     with pytest.raises(ConfigError, match=r"model\.dtype: not a number format"):
         short_dtype("complex64", where="model.dtype")
+
+
+def test_the_text_model_inside_a_wrapper_is_read_with_its_types_defaults() -> None:
+    """Gemma 3 4B as its config.json has it: heads and vocabulary are transformers' defaults."""
+    text = {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+    }
+    model = read_text_model({"model_type": "gemma3", "text_config": text, "vision_config": {}}, where="c")
+    assert count_parameters(model).total == 3_880_263_168
+    assert (is_wrapped({"text_config": text}), is_wrapped(text)) == (True, False)
+
+
+def test_kimi_k2_is_read_as_deepseek_v3() -> None:
+    data = {**SMALL, **FAMILY_CASES["deepseek_v3"]}
+    kimi, deepseek = (read_text_model({**data, "model_type": t}, where="c") for t in ("kimi_k2", "deepseek_v3"))
+    assert kimi == deepseek
+
+
+@pytest.mark.parametrize("data", [{"model_type": "t5"}, {"model_type": "anything", "is_encoder_decoder": True}])
+def test_what_is_no_decoder_is_refused_with_a_way_on(data: dict[str, Any]) -> None:
+    with pytest.raises(NotInClosedForm, match=r"only decoders are predicted; profile your own program"):
+        read_text_model(data, where="c")
+
+
+def test_a_state_takes_the_same_memory_at_every_context() -> None:
+    model = read_text_model({**SMALL, **FAMILY_CASES["mamba2"], "model_type": "mamba2"}, where="c")
+    # Four layers of 8 heads × 16 × 32 elements, and a convolution over 128 + 2 · 2 · 32 channels of 4.
+    assert kv_bytes(model, 10, BF16) == kv_bytes(model, 10_000, BF16) == 2 * 4 * (8 * 16 * 32 + 256 * 4)
+    assert kv_bytes_per_token(model, BF16) == 0

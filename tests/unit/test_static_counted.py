@@ -24,12 +24,7 @@ SHAPE = Shape(batch=1, prompt=64, context=72, how="as asked for")
 # Elements of one layer's matrices with a hidden size of 64 and four heads, biases aside.
 PLAIN = 12 * 64 * 64
 LAYERS = {
-    "gpt2": PLAIN,
     "bloom": PLAIN,
-    # One head of keys and values for all queries.
-    "falcon": 64 * (64 + 2 * 16) + 64 * 64 + 8 * 64 * 64,
-    # The preset's two heads of keys and values, and its inner width of 192.
-    "starcoder2": 64 * (64 + 2 * 32) + 64 * 64 + 2 * 64 * 192,
     # An inner width of 3072, which its configuration has by default.
     "opt": 4 * 64 * 64 + 2 * 64 * 3072,
 }

@@ -19,6 +19,7 @@ from llm_perf_opt.analysis.static.forms import (
     router_params,
     router_work,
     shared_params,
+    state_elements,
 )
 from llm_perf_opt.analysis.static.parts import Decoder, Layer, Model, Moe
 
@@ -28,10 +29,17 @@ DEFAULT_MLA_MODE: MlaMode = "latent-expand"
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
-    """`activated`: all but the routed experts that one token does not pick; embeddings count in full."""
+    """`activated`: all but the routed experts that one token does not pick; embeddings count in full.
+
+    `activated_inside` leaves embedding and output matrix out, as some vendors do.
+    """
 
     groups: Mapping[str, int]
     activated: int
+
+    @property
+    def activated_inside(self) -> int:
+        return self.activated - self.groups["embedding"] - self.groups["lm_head"]
 
     @property
     def total(self) -> int:
@@ -91,9 +99,13 @@ def kv_bytes_per_token(model: Model, dtypes: Dtypes, mla_mode: MlaMode = DEFAULT
 
 
 def kv_bytes(model: Model, context: int, dtypes: Dtypes, mla_mode: MlaMode = DEFAULT_MLA_MODE) -> float:
-    """The cache of one sequence of this length."""
+    """The cache of one sequence of this length, states of fixed size included."""
     return dtypes.kv_bytes * sum(
-        count * kv_elements(layer.attention, mla_mode) * cached_tokens(layer.attention, context)
+        count
+        * (
+            kv_elements(layer.attention, mla_mode) * cached_tokens(layer.attention, context)
+            + state_elements(layer.attention)
+        )
         for layer, count in model.decoder.blocks
     )
 
@@ -111,7 +123,7 @@ def weight_bytes(model: Model, dtypes: Dtypes) -> float:
 def _decoder_params(decoder: Decoder) -> dict[str, int]:
     hidden = decoder.hidden
     norm = hidden * (2 if decoder.norm_has_bias else 1)
-    groups = {"embedding": decoder.vocab * hidden, "norm": norm}
+    groups = {"embedding": (decoder.vocab + decoder.positions) * hidden, "norm": norm}
     for layer, count in decoder.blocks:
         parts = {"attention": attention_params(layer.attention, hidden), "norm": layer.norms * norm}
         block = layer.feed_forward
@@ -138,7 +150,8 @@ def _decoder_work(decoder: Decoder, step: Step, dtypes: Dtypes, mla_mode: MlaMod
     norm = Work(
         weight_bytes=hidden * (2 if decoder.norm_has_bias else 1) * size, activation_bytes=2 * rows * hidden * size
     )
-    ids = Work(weight_bytes=rows * hidden * size, activation_bytes=rows * (hidden * size + ID_BYTES))
+    looked_up = 2 if decoder.positions else 1
+    ids = Work(weight_bytes=looked_up * rows * hidden * size, activation_bytes=rows * (hidden * size + ID_BYTES))
     groups = {"embedding": ids, "norm": norm}
     for layer, count in decoder.blocks:
         parts = {"attention": attention_work(layer.attention, hidden, step, dtypes, mla_mode)}

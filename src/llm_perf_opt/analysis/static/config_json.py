@@ -14,7 +14,7 @@ _MISSING = object()
 
 
 class NotInClosedForm(ParseError):
-    """A configuration the closed form has no rule for. `what` names it in a sentence: the family 'gpt2'."""
+    """A configuration the closed form has no rule for. `what` names it in a sentence: the family 'gptj'."""
 
     def __init__(self, text: str, *, what: str) -> None:
         super().__init__(text)

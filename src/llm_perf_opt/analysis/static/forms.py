@@ -3,7 +3,15 @@
 from typing import Literal
 
 from llm_perf_opt.analysis.hardware.work import Dtypes, Step, Work, linear, linear_params
-from llm_perf_opt.analysis.static.parts import Attention, DenseMlp, FeedForward, GroupedAttention, LatentAttention, Moe
+from llm_perf_opt.analysis.static.parts import (
+    Attention,
+    DenseMlp,
+    FeedForward,
+    GroupedAttention,
+    LatentAttention,
+    Moe,
+    StateMixer,
+)
 
 # cached: keys and values of all heads are cached. latent-expand: the latent is cached and all keys and values are
 # projected up again every step, which is what transformers does. absorbed: scores are taken on the latent itself.
@@ -14,16 +22,27 @@ MLA_MODES: tuple[MlaMode, ...] = ("cached", "latent-expand", "absorbed")
 def attention_params(a: Attention, hidden: int) -> int:
     if isinstance(a, LatentAttention):
         return _latent_params(a, hidden)
-    width = (a.heads + 2 * a.kv_heads) * a.head_dim
+    if isinstance(a, StateMixer):
+        conv = a.conv_channels * (a.conv_kernel + (1 if a.conv_bias else 0))
+        projections = linear_params(hidden, a.in_width, bias=a.bias) + linear_params(a.out_width, hidden, bias=a.bias)
+        return projections + conv + a.other_params
+    width = (_query_heads(a) + 2 * a.kv_heads) * a.head_dim
     projections = linear_params(hidden, width, bias=a.qkv_bias)
     out = linear_params(a.heads * a.head_dim, hidden, bias=a.out_bias)
     return projections + out + a.norm_elements + a.sinks
 
 
+def _query_heads(a: GroupedAttention) -> int:
+    """Heads the query's projection yields, the gate's included."""
+    return 2 * a.heads if a.has_gate else a.heads
+
+
 def attention_matrix_elements(a: Attention, hidden: int) -> int:
     """Elements of the projections alone: what a quantised checkpoint stores in its narrow format."""
+    if isinstance(a, StateMixer):
+        return hidden * (a.in_width + a.out_width)
     if isinstance(a, GroupedAttention):
-        return hidden * 2 * (a.heads + a.kv_heads) * a.head_dim
+        return hidden * (_query_heads(a) + a.heads + 2 * a.kv_heads) * a.head_dim
     q_width = a.heads * a.qk_dim
     query = hidden * q_width if a.q_rank is None else (hidden + q_width) * a.q_rank
     up = a.kv_rank * a.heads * (a.nope_dim + a.v_dim)
@@ -32,9 +51,16 @@ def attention_matrix_elements(a: Attention, hidden: int) -> int:
 
 def kv_elements(a: Attention, mode: MlaMode) -> int:
     """What one token adds to the cache of one layer."""
+    if isinstance(a, StateMixer):
+        return 0
     if isinstance(a, GroupedAttention):
         return 2 * a.kv_heads * a.head_dim
     return a.heads * (a.qk_dim + a.v_dim) if mode == "cached" else a.latent
+
+
+def state_elements(a: Attention) -> int:
+    """What a layer keeps for one sequence, however long it is."""
+    return a.kept_elements if isinstance(a, StateMixer) else 0
 
 
 def cached_tokens(a: Attention, context: int) -> int:
@@ -48,7 +74,10 @@ def attention_work(a: Attention, hidden: int, step: Step, dtypes: Dtypes, mode: 
     dtypes = dtypes.around_attention
     if isinstance(a, LatentAttention):
         return _latent_work(a, hidden, step, dtypes, mode)
+    if isinstance(a, StateMixer):
+        return _mixer_work(a, hidden, step, dtypes)
     q_width, kv_width = a.heads * a.head_dim, a.kv_heads * a.head_dim
+    gate = linear(step.rows, hidden, q_width, dtypes, bias=a.qkv_bias) if a.has_gate else Work()
     if a.is_fused_qkv:
         # One product reads the input once; the key and value part of its result is the cache's.
         q = linear(step.rows, hidden, q_width, dtypes, bias=a.qkv_bias)
@@ -64,7 +93,21 @@ def attention_work(a: Attention, hidden: int, step: Step, dtypes: Dtypes, mode: 
     scores = _scores(a.heads, a.head_dim, a.head_dim, keys, step, a.window)
     kv_read = step.batch * keys * 2 * kv_width * dtypes.kv_bytes
     in_and_out = 2 * step.rows * q_width * dtypes.compute_bytes
-    return projections + scores + Work(kv_read_bytes=kv_read, activation_bytes=in_and_out) + out
+    return projections + gate + scores + Work(kv_read_bytes=kv_read, activation_bytes=in_and_out) + out
+
+
+def _mixer_work(a: StateMixer, hidden: int, step: Step, dtypes: Dtypes) -> Work:
+    """The least any kernel does: a state updated and read out once a token, read and written once a forward."""
+    projections = linear(step.rows, hidden, a.in_width, dtypes, bias=a.bias)
+    projections += linear(step.rows, a.out_width, hidden, dtypes, bias=a.bias)
+    kept = step.batch * a.kept_elements * dtypes.kv_bytes
+    return projections + Work(
+        flops=step.rows * (4 * a.state_elements + 2 * a.conv_channels * a.conv_kernel),
+        weight_bytes=a.conv_channels * a.conv_kernel * dtypes.compute_bytes,
+        kv_read_bytes=kept if step.past else 0,
+        kv_write_bytes=kept,
+        activation_bytes=2 * step.rows * a.conv_channels * dtypes.compute_bytes,
+    )
 
 
 def keys_seen(step: Step, window: int | None) -> int:

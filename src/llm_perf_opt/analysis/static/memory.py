@@ -16,6 +16,7 @@ from llm_perf_opt.analysis.static.parts import (
     Layer,
     Model,
     Moe,
+    StateMixer,
 )
 
 # Left free for the framework's own context and workspaces: runs have been published that filled 96 % of a card.
@@ -142,6 +143,8 @@ def _attention_row(layer: Layer) -> int:
     a = layer.attention
     if isinstance(a, GroupedAttention):
         return (2 * a.heads + 2 * a.kv_heads) * a.head_dim
+    if isinstance(a, StateMixer):
+        return a.in_width + a.conv_channels + a.out_width
     return a.heads * (2 * a.qk_dim + 2 * a.v_dim) + a.latent
 
 

@@ -15,7 +15,8 @@ OTHER = "other"
 class GroupedAttention:
     """Attention with `kv_heads` shared by `heads` (equal: MHA, one: MQA). `window` None: every earlier token is seen.
 
-    `norm_elements` are the weights of query and key norms, `sinks` learned scores per head.
+    `norm_elements` are the weights of query and key norms, `sinks` learned scores per head. `has_gate`: the query's
+    projection is twice as wide and its second half gates the result.
     """
 
     heads: int
@@ -27,6 +28,7 @@ class GroupedAttention:
     is_fused_qkv: bool = False
     norm_elements: int = 0
     sinks: int = 0
+    has_gate: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,29 @@ class LatentAttention:
     @property
     def latent(self) -> int:
         return self.kv_rank + self.rope_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateMixer:
+    """A layer that keeps a state of `state_elements` for each sequence instead of keys and values.
+
+    `in_width` are the columns of all projections from the hidden width, `out_width` the rows of the one back to it;
+    between them a short convolution over `conv_channels`.
+    """
+
+    in_width: int
+    out_width: int
+    conv_channels: int
+    conv_kernel: int
+    state_elements: int
+    bias: bool = False
+    conv_bias: bool = False
+    other_params: int = 0
+
+    @property
+    def kept_elements(self) -> int:
+        """What a sequence keeps between steps: the state and the convolution's last inputs."""
+        return self.state_elements + self.conv_channels * self.conv_kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +100,7 @@ class Moe:
     is_router_float32: bool = False
 
 
-Attention = GroupedAttention | LatentAttention
+Attention = GroupedAttention | LatentAttention | StateMixer
 FeedForward = DenseMlp | Moe
 
 
@@ -90,7 +115,10 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class Decoder:
-    """A decoder-only model; `blocks` are its distinct layers with how often each occurs."""
+    """A decoder-only model; `blocks` are its distinct layers with how often each occurs.
+
+    `positions`: how many learned positions there are, 0 where they are worked out.
+    """
 
     model_type: str
     hidden: int
@@ -98,6 +126,7 @@ class Decoder:
     is_tied: bool
     blocks: tuple[tuple[Layer, int], ...]
     norm_has_bias: bool = False
+    positions: int = 0
 
     @property
     def layers(self) -> int:

@@ -30,6 +30,7 @@ from llm_perf_opt.analysis.static.parts import (
     Layer,
     Model,
     Moe,
+    StateMixer,
 )
 from llm_perf_opt.config.schema import HardwareSection
 
@@ -39,6 +40,7 @@ RESIDUALS = 2
 ROTARY = 10
 CACHE = 2
 LATENT_ATTENTION = 22
+MIXER = 40
 ROUTED = 23
 SHARED = 8
 
@@ -60,6 +62,8 @@ def _layer(layer: Layer) -> int:
 
 def _attention(layer: Layer) -> int:
     a = layer.attention
+    if isinstance(a, StateMixer):
+        return MIXER
     if not isinstance(a, GroupedAttention):
         return LATENT_ATTENTION + (NORM + 1 if a.q_rank is not None else 0)
     projections = 2 if a.is_fused_qkv else 4

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from llm_perf_opt.analysis.families.known import read_text_model
 from llm_perf_opt.analysis.hardware.work import PagePrompt, Shape
-from llm_perf_opt.analysis.static.families import read_text_model
 from llm_perf_opt.analysis.static.parts import Model
 from llm_perf_opt.config.schema import InferSection, ModelSection
 from llm_perf_opt.errors import ConfigError

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from llm_perf_opt.analysis.families.known import read_decoder
 from llm_perf_opt.analysis.hardware.work import Dtypes, PagePrompt, Shape, View, Work
 from llm_perf_opt.analysis.static.config_json import Fields
-from llm_perf_opt.analysis.static.families import read_decoder
 from llm_perf_opt.analysis.static.parts import Model
 from llm_perf_opt.config.schema import InferSection, ModelSection
 from llm_perf_opt.errors import ConfigError

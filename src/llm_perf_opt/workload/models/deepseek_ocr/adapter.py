@@ -8,9 +8,9 @@ from annotated_types import Interval, MultipleOf
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
+from llm_perf_opt.analysis.families.known import read_decoder
 from llm_perf_opt.analysis.hardware.work import PagePrompt, Shape, View
 from llm_perf_opt.analysis.static.config_json import Fields
-from llm_perf_opt.analysis.static.families import read_decoder
 from llm_perf_opt.analysis.static.parts import Model
 from llm_perf_opt.analysis.static.vision import ClipTower, SamClipImages, SamTower
 from llm_perf_opt.config.load import validate

@@ -8,6 +8,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from llm_perf_opt.analysis.families.dense import (
+    read_cohere,
+    read_falcon,
+    read_glm4,
+    read_gpt2,
+    read_olmo3,
+    read_starcoder2,
+)
+from llm_perf_opt.analysis.families.hybrid import read_mamba2, read_qwen3_next
+from llm_perf_opt.analysis.families.routed import read_glm4_moe, read_llama4, read_minimax_m2
+from llm_perf_opt.analysis.families.wrapped import known_type, refuse_encoders, text_fields
 from llm_perf_opt.analysis.static.config_json import (
     FULL,
     SLIDING,
@@ -266,6 +277,8 @@ def _deepseek_attention(f: Fields) -> Attention:
 
 
 FAMILIES: dict[str, Callable[[Fields, str], Decoder]] = {
+    "cohere": read_cohere,
+    "cohere2": read_cohere,
     "deepseek_v2": read_deepseek,
     "deepseek_v3": read_deepseek,
     "gemma": read_gemma,
@@ -282,13 +295,24 @@ FAMILIES: dict[str, Callable[[Fields, str], Decoder]] = {
     "qwen2_moe": read_qwen_moe,
     "qwen3": read_qwen_dense,
     "qwen3_moe": read_qwen_moe,
+    "falcon": read_falcon,
+    "glm": read_glm4,
+    "glm4": read_glm4,
+    "glm4_moe": read_glm4_moe,
+    "gpt2": read_gpt2,
+    "llama4_text": read_llama4,
+    "mamba2": read_mamba2,
+    "minimax_m2": read_minimax_m2,
+    "olmo3": read_olmo3,
+    "qwen3_next": read_qwen3_next,
+    "starcoder2": read_starcoder2,
     "smollm3": read_smollm3,
 }
 
 
 def read_decoder(fields: Fields) -> Decoder:
     """The decoder a configuration describes."""
-    model_type = fields.text("model_type")
+    model_type = known_type(fields.text("model_type"))
     if model_type not in FAMILIES:
         raise NotInClosedForm(
             f"{fields.where}: model_type: {model_type!r} is not known to the closed form; "
@@ -300,4 +324,5 @@ def read_decoder(fields: Fields) -> Decoder:
 
 def read_text_model(data: Mapping[str, Any], *, where: str) -> Model:
     """The parts of the text model that `data` describes; `where` is the file or key it came from."""
-    return Model(decoder=read_decoder(Fields(data, where)))
+    refuse_encoders(data, where=where)
+    return Model(decoder=read_decoder(text_fields(data, where)))

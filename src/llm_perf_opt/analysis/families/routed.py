@@ -1,0 +1,93 @@
+"""Further decoders with routed experts: Llama 4, GLM-4 MoE and MiniMax-M2."""
+
+from llm_perf_opt.analysis.static.config_json import Fields, build_decoder, read_dense_mlp, read_heads
+from llm_perf_opt.analysis.static.parts import Decoder, DenseMlp, GroupedAttention, Layer, Moe
+
+
+def read_llama4(f: Fields, model_type: str) -> Decoder:
+    """Every second layer (Maverick) or every layer (Scout) routed, with a shared expert; chunks seen in three of four.
+
+    Chunked attention sees at most its chunk, so it is reckoned as a window of that length.
+    """
+    heads, kv_heads, head_dim = read_heads(f, head_dim=128)
+    count = f.integer("num_hidden_layers")
+    width = f.integer("intermediate_size")
+    moe = Moe(
+        experts=f.integer("num_local_experts"),
+        top_k=f.integer("num_experts_per_tok", 1),
+        width=width,
+        shared_width=width,
+    )
+    step = f.integer("interleave_moe_layer_step", 1)
+    routed = set(f.integers("moe_layers") if f.has("moe_layers") else range(step - 1, count, step))
+    dense = DenseMlp(width=f.integer("intermediate_size_mlp", 16384))
+    bias = f.boolean("attention_bias", False)
+    full = _full_layers(f, count)
+    layers = [
+        Layer(
+            attention=GroupedAttention(
+                heads=heads,
+                kv_heads=kv_heads,
+                head_dim=head_dim,
+                window=None if i in full else f.integer("attention_chunk_size", 8192),
+                qkv_bias=bias,
+                out_bias=bias,
+            ),
+            feed_forward=moe if i in routed else dense,
+        )
+        for i in range(count)
+    ]
+    return build_decoder(f, model_type, layers, tied=False)
+
+
+def _full_layers(f: Fields, count: int) -> set[int]:
+    """Layers that see everything: those without rotary positions, every fourth by default."""
+    types = f.texts("layer_types")
+    if types is not None:
+        return {i for i, kind in enumerate(types) if kind == "full_attention"}
+    rotary = f.integers("no_rope_layers") if f.has("no_rope_layers") else ()
+    if rotary:
+        return {i for i, kind in enumerate(rotary) if not kind}
+    step = f.integer("no_rope_layer_interval", 4)
+    return {i for i in range(count) if (i + 1) % step == 0}
+
+
+def read_glm4_moe(f: Fields, model_type: str) -> Decoder:
+    heads, kv_heads, head_dim = read_heads(f)
+    attention = GroupedAttention(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        qkv_bias=f.boolean("attention_bias", False),
+        norm_elements=2 * head_dim if f.boolean("use_qk_norm", False) else 0,
+    )
+    width = f.integer("moe_intermediate_size")
+    moe = Moe(
+        experts=f.integer("n_routed_experts"),
+        top_k=f.integer("num_experts_per_tok"),
+        width=width,
+        shared_width=f.count("n_shared_experts", 1) * width,
+        is_router_float32=True,
+    )
+    first = f.count("first_k_dense_replace", 1)
+    dense = read_dense_mlp(f)
+    layers = [
+        Layer(attention=attention, feed_forward=dense if i < first else moe)
+        for i in range(f.integer("num_hidden_layers"))
+    ]
+    return build_decoder(f, model_type, layers, tied=False)
+
+
+def read_minimax_m2(f: Fields, model_type: str) -> Decoder:
+    heads, kv_heads, head_dim = read_heads(f)
+    layer = Layer(
+        attention=GroupedAttention(
+            heads=heads, kv_heads=kv_heads, head_dim=head_dim, norm_elements=(heads + kv_heads) * head_dim
+        ),
+        feed_forward=Moe(
+            experts=f.integer("num_local_experts"),
+            top_k=f.integer("num_experts_per_tok"),
+            width=f.integer("intermediate_size"),
+        ),
+    )
+    return build_decoder(f, model_type, [layer] * f.integer("num_hidden_layers"), tied=False)

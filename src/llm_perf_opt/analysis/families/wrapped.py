@@ -1,0 +1,81 @@
+"""Finds the text model inside a configuration that holds more, and refuses what is no decoder, with a way on."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from llm_perf_opt.analysis.static.config_json import Fields, NotInClosedForm
+
+# Types inside wrappers that are a known family under a name of their own.
+ALIASES = {
+    "kimi_k2": "deepseek_v3",
+    "llama4": "llama4_text",
+    "glm4v_text": "glm4",
+    "glm4v_moe_text": "glm4_moe",
+    "qwen2_vl": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+}
+# Sizes that text parts leave out because they are transformers' defaults of that type.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+    },
+    "llama": {
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    },
+    "mistral": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+    },
+}
+_TEXT_KEYS = ("text_config", "llm_config", "language_config", "thinker_config")
+_ENCODERS = (
+    *("t5", "mt5", "umt5", "t5gemma", "bart", "mbart", "pegasus", "marian", "m2m_100", "whisper", "led", "prophetnet"),
+    *("bert", "roberta", "xlm-roberta", "deberta", "deberta-v2", "electra", "distilbert", "modernbert", "albert"),
+)
+
+
+def text_fields(data: Mapping[str, Any], where: str) -> Fields:
+    """The text model of a multimodal configuration with its type's defaults filled in; other data as they are."""
+    for key in _TEXT_KEYS:
+        inner = data.get(key)
+        if not isinstance(inner, Mapping):
+            continue
+        defaults = _DEFAULTS.get(str(inner.get("model_type")), {})
+        outer = {k: data[k] for k in ("tie_word_embeddings", "vocab_size") if k in data}
+        return text_fields({**defaults, **outer, **{k: v for k, v in inner.items() if v is not None}}, where)
+    return Fields(data, where)
+
+
+def is_wrapped(data: Mapping[str, Any]) -> bool:
+    """Whether there is more than the text model, such as a vision part."""
+    return any(isinstance(data.get(key), Mapping) for key in (*_TEXT_KEYS, "vision_config"))
+
+
+def known_type(model_type: str) -> str:
+    """The family whose rule reads this type."""
+    return ALIASES.get(model_type, model_type)
+
+
+def refuse_encoders(data: Mapping[str, Any], *, where: str) -> None:
+    """A model that is no decoder has no prefill and decode as they are reckoned here."""
+    kind = str(data.get("model_type"))
+    if data.get("is_encoder_decoder") is not True and kind not in _ENCODERS:
+        return
+    raise NotInClosedForm(
+        f"{where}: model_type: {kind!r} is an encoder or an encoder-decoder, and only decoders are predicted; "
+        "profile your own program that runs it (docs/your-own-program.md), or give the config.json of a decoder",
+        what=f"the family {kind!r}, which is no decoder",
+    )
