@@ -1,13 +1,12 @@
-"""The command llm-perf: finds the subcommand and imports nothing else."""
+"""The command llm-perf: finds the subcommand and imports no other."""
 
 import importlib
-import io
-import os
 import sys
 from collections.abc import Sequence
 
 from llm_perf_opt import __version__
-from llm_perf_opt.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ProfilingError, print_error
+from llm_perf_opt.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, ProfilingError, print_error
+from llm_perf_opt.runners.program import run_program
 
 HELP = """\
 llm-perf: where did the time of an LLM inference go, and what should change first?
@@ -38,24 +37,7 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; our own errors become one line each and an exit code."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # A name the terminal cannot show must not end the command.
-        sys.stdout.reconfigure(errors="backslashreplace")
-    args = list(sys.argv[1:] if argv is None else argv)
-    try:
-        code = _run(args)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader went away (`| head`); what is left to print has nowhere to go.
-        _print_no_more()
-        return EXIT_OK
-    except OSError as error:
-        # A full disk, most likely, be it under the standard output or under a file.
-        print(f"error: reading or writing failed ({error})", file=sys.stderr)
-        if not _can_print():
-            _print_no_more()
-        return EXIT_FAILED
-    return code
+    return run_program(_run, sys.argv[1:] if argv is None else argv)
 
 
 def _run(args: list[str]) -> int:
@@ -76,19 +58,6 @@ def _run(args: list[str]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-
-
-def _can_print() -> bool:
-    """What is left to print can go where it should."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        return False
-    return True
-
-
-def _print_no_more() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

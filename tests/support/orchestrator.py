@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ OFF = (
     "pipeline.torch_profiler.enable=false",
 )
 ALPHA = "pipeline.alpha.enable=true"
+# The key runs are marked with, apart from the user's own.
+STATE = Path(tempfile.gettempdir(), f"llm-perf-tests-{os.getuid()}")
 BETA = "pipeline.beta.enable=true"
 
 
@@ -30,7 +33,8 @@ class Outcome:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(DATA / "plugin"), str(REPO)]), **extra}
+    plugin = os.pathsep.join([str(DATA / "plugin"), str(REPO)])
+    return {**os.environ, "PYTHONPATH": plugin, "XDG_STATE_HOME": str(STATE), **extra}
 
 
 def command(*args: str) -> list[str]:

@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from llm_perf_opt.config.schema import ModelSection
 from llm_perf_opt.errors import ConfigError, ProfilingError
 from llm_perf_opt.workload.models.base import Sample
+from llm_perf_opt.workload.models.causal_lm import ADAPTER
+from llm_perf_opt.workload.models.random_weights import require_room
 from llm_perf_opt.workload.models.registry import Choice, choose_attention, choose_dtype
+from llm_perf_opt.workload.models.snapshot import read_config
 from tests.support.model_presets import adapter_of, compose_preset, load_preset
 
 pytestmark = pytest.mark.slow
@@ -275,3 +279,30 @@ def test_flash_attention_that_cannot_run_becomes_sdpa_and_says_why(
     asked: str, device: str, dtype: str, installed: bool, choice: Choice
 ) -> None:
     assert choose_attention(asked, device=device, dtype=dtype, flash_installed=installed) == choice
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("hidden_size", 10**12), ("num_hidden_layers", 10**9), ("num_attention_heads", 10**6)]
+)
+def test_sizes_no_model_has_are_refused_before_anything_is_built(tmp_path: Path, key: str, value: int) -> None:
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, key: value}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=rf"config.json: {key}: too large \(got {value}\), allowed: at most "):
+        read_config(tmp_path)
+    model = ModelSection(name="x", adapter="y", weights="random", geometry=config)
+    (problem,) = ADAPTER.check(model)
+    assert problem.startswith(f"model.geometry.{key}: too large (got {value})")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": NaN}', '{"a": ' + "9" * 5000 + "}", "\x00", '{"a": 1e999}'])
+def test_a_damaged_configuration_is_said_in_words(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        read_config(tmp_path)
+
+
+def test_a_model_the_device_has_no_room_for_is_refused_before_memory_is_taken() -> None:
+    with torch.device("meta"):
+        module = torch.nn.Linear(1 << 24, 1 << 24)
+    with pytest.raises(ConfigError, match=r"^model: its weights take 1,125,900\.0 GB, cpu has "):
+        require_room(module, device="cpu")

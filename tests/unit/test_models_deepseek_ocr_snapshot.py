@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.workload.models.base import Sample
-from llm_perf_opt.workload.models.deepseek_ocr.adapter import geometry_of_snapshot, parse_geometry
-from llm_perf_opt.workload.models.deepseek_ocr.load import build_on_meta, fill_with_noise
+from llm_perf_opt.workload.models.deepseek_ocr.adapter import OcrSection, geometry_of_snapshot, parse_geometry
+from llm_perf_opt.workload.models.deepseek_ocr.load import _why_not_remote, build_on_meta, fill_with_noise
 from tests.support.model_presets import adapter_of, compose_preset, load_preset
 
 pytestmark = pytest.mark.slow
@@ -60,6 +60,7 @@ CONFIG = {
         },
     },
 }
+REMOTE = ("model.implementation=remote", "model.trust_remote_code=true")
 SMALL_VIEWS = ("infer.base_size=128", "infer.image_size=64")
 
 # Takes what the published forward takes, refuses anything else, and leaves a trace of it in the logits.
@@ -241,7 +242,13 @@ def test_the_snapshots_own_code_gets_the_page_as_the_published_forward_takes_it(
             (folder / file.name).write_bytes(file.read_bytes())
     projector = {"model.projector.weight": torch.ones(1, 1), "model.projector.bias": torch.zeros(1)}
     save_file(projector, folder / "model.safetensors", metadata={"format": "pt"})
-    loaded = load_preset(f"model.path='{folder}'", *SMALL_VIEWS, "model.implementation=remote", "model.attention=eager")
+    loaded = load_preset(
+        f"model.path='{folder}'",
+        *SMALL_VIEWS,
+        "model.implementation=remote",
+        "model.trust_remote_code=true",
+        "model.attention=eager",
+    )
     names: list[str] = []
 
     @contextmanager
@@ -274,7 +281,23 @@ def test_own_code_that_cannot_be_imported_says_what_to_do(
     broken = "from transformers.models.llama.modeling_llama import LlamaFlashAttention2\n"
     (tmp_path / "modeling_small.py").write_text(broken)
     with pytest.raises(ConfigError) as error:
-        load_preset(f"model.path='{tmp_path}'", *SMALL_VIEWS, "model.implementation=remote")
+        load_preset(f"model.path='{tmp_path}'", *SMALL_VIEWS, *REMOTE)
     said = str(error.value)
     assert said.startswith("model.implementation: the snapshot's own code could not be loaded (ImportError: ")
     assert said.endswith("use model.implementation=builtin or install what it needs")
+
+
+def test_code_of_a_snapshot_never_runs_unless_it_is_trusted(snapshot: tuple[Path, Any], tmp_path: Path) -> None:
+    for file in snapshot[0].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    ran = tmp_path / "ran"
+    (tmp_path / "modeling_small.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    with pytest.raises(ConfigError, match=r"^model.trust_remote_code: needed because model.implementation is remote"):
+        load_preset(f"model.path='{tmp_path}'", *SMALL_VIEWS, "model.implementation=remote")
+    loaded = load_preset(f"model.path='{tmp_path}'", *SMALL_VIEWS)
+    assert loaded.notes[0].startswith("the snapshot's weights run in the built-in code: ")
+    model = OcrSection(name="x", adapter="y")
+    assert _why_not_remote(model, {"auto_map": {}}, "cuda:0") == (
+        "its own code is not trusted (model.trust_remote_code=false)"
+    )
+    assert not ran.exists()

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -179,3 +180,27 @@ def test_the_vocabulary_is_found_where_configurations_keep_it() -> None:
     assert vocabulary_of({"text_config": {"vocab_size": 7}}).size == 7
     with pytest.raises(ConfigError, match="has no vocab_size"):
         vocabulary_of({})
+
+
+@pytest.mark.parametrize("name", ["../secret.png", "images/../../secret.png", "{tmp}/secret.png", "/etc/hostname"])
+def test_a_list_does_not_leave_the_root_unless_absolute_paths_are_allowed(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "set"
+    root.mkdir()
+    (tmp_path / "secret.png").write_bytes(b"x")
+    name = name.replace("{tmp}", str(tmp_path))
+    filelist = tmp_path / "list.txt"
+    filelist.write_text(f"{name}\n")
+    dataset = DatasetSection(kind="omnidocbench", root=root, subset_filelist=filelist)
+    with pytest.raises(ConfigError) as error:
+        list_samples(dataset, data_kind="pages", vocabulary=None, scratch_dir=tmp_path)
+    assert str(error.value) == (
+        f"dataset.subset_filelist: {filelist}, line 1: leaves dataset.root (got {name!r}), "
+        "allowed: paths below it, or absolute ones with dataset.allow_absolute=true"
+    )
+    allowed = replace(dataset, allow_absolute=True)
+    if name.startswith("/"):
+        (sample,) = list_samples(allowed, data_kind="pages", vocabulary=None, scratch_dir=tmp_path)
+        assert sample.image == Path(name)
+    else:
+        with pytest.raises(ConfigError, match=r"leaves dataset\.root"):
+            list_samples(allowed, data_kind="pages", vocabulary=None, scratch_dir=tmp_path)

@@ -3,9 +3,11 @@
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from llm_perf_opt.errors import ConfigError, ProfilingError
 from llm_perf_opt.workload.device import resolve_device
 from llm_perf_opt.workload.session import run_inference
 from tests.support.fixtures_dir import REPO
+from tests.support.model_presets import compose_preset
 from tests.support.schemas import valid, valid_file
 from tests.support.workload_fakes import FakeConfig, prompts
 
@@ -91,8 +94,8 @@ def test_one_bad_sample_is_recorded_and_skipped(tmp_path: Path) -> None:
 
 
 def test_too_many_bad_samples_fail_the_run_after_writing_what_was_measured(tmp_path: Path) -> None:
-    dataset = prompts(tmp_path / "p.txt", ["1", "bad one", "2"], max_bad_fraction=0.3)
-    with pytest.raises(ProfilingError, match=r"1 of 3 samples are bad \(33.3%\), more than dataset.max_bad_fraction"):
+    dataset = prompts(tmp_path / "p.txt", ["1", "bad one", "2", "bad two"], max_bad_fraction=0.3)
+    with pytest.raises(ProfilingError, match=r"2 of 4 samples are bad \(50.0%\), more than dataset.max_bad_fraction"):
         run_inference(FakeConfig(dataset=dataset).build(tmp_path), tmp_path / "out", warmup_rounds=0, output=None)
     metrics, lines = read(tmp_path / "out")
     assert (metrics["status"], len(lines)) == ("failed", 2)
@@ -187,3 +190,26 @@ def test_a_killed_run_keeps_every_finished_sample_and_a_readable_metrics_file(tm
     assert told <= len(lines) <= told + 1
     assert metrics["status"] == "running"
     assert 0 < metrics["clean"]["metrics"]["ttft_ms"]["n"] <= len(lines)
+
+
+def test_odd_pictures_are_skipped_with_their_reason_and_the_rest_is_measured(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    root.mkdir()
+    for number in range(3):
+        Image.new("RGB", (80, 60), "white").save(root / f"good-{number}.png")
+    Image.new("RGB", (1, 20000)).save(root / "line.png")
+    bomb = bytearray((root / "good-0.png").read_bytes())
+    bomb[16:24] = struct.pack(">II", 60000, 60000)
+    bomb[29:33] = struct.pack(">I", zlib.crc32(bytes(bomb[12:29])))
+    (root / "bomb.png").write_bytes(bytes(bomb))
+    (root / "cut.jpg").write_bytes(b"\xff\xd8\xff\xe0\x00\x10JFIF")
+    dataset = DatasetSection(kind="omnidocbench", root=root, fallback_patterns=("*.png", "*.jpg"), max_bad_fraction=0.9)
+    config = replace(
+        compose_preset("model=deepseek_ocr_tiny", "infer.max_new_tokens=2", "run.repeats=1"), dataset=dataset
+    )
+    run_inference(config, tmp_path / "out", warmup_rounds=0, output=None)
+    metrics, lines = read(tmp_path / "out")
+    reasons = {bad["sample_id"]: bad["error"] for bad in metrics["bad_samples"]}
+    assert {"bomb.png", "cut.jpg"} <= set(reasons) <= {"bomb.png", "cut.jpg", "line.png"}
+    assert "Image size (3600000000 pixels) exceeds limit" in reasons["bomb.png"]
+    assert {line["sample_id"] for line in lines} >= {"good-0.png", "good-1.png", "good-2.png"}

@@ -50,6 +50,7 @@ class RunSection:
     on_failure: Literal["continue", "stop"] = "continue"
     dry_run: bool = False
     resume: Path | None = None
+    trust: bool = False
     seed: Annotated[int, Ge(0)] = 0
     env_passthrough: tuple[str, ...] = ()
 
@@ -92,6 +93,7 @@ class DatasetSection:
     kind: Literal["omnidocbench", "synthetic", "prompts"]
     root: Path | None = None
     subset_filelist: Path | None = None
+    allow_absolute: bool = False
     fallback_patterns: tuple[str, ...] = ()
     file: Path | None = None
     prompt_tokens: PositiveInt = 1024

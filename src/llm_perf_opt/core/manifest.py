@@ -1,7 +1,6 @@
 """The run manifest: everything a report needs, as one JSON file."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -9,17 +8,22 @@ from typing import Any
 
 import msgspec
 
+from llm_perf_opt.core.files import read_limited, write_whole
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.records import RunStatus, StageFile, StageRecord
 from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import ManifestError
 
 SCHEMA_VERSION = 1
+LARGEST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunManifest:
-    """One run. Paths of files are relative to the run directory, so a run can be moved or zipped."""
+    """One run. Paths of files are relative to the run directory, so a run can be moved or zipped.
+
+    `signature` tells whose run it is (`pipeline/trust.py`); empty in runs that have none.
+    """
 
     run_id: str
     created_at: str
@@ -30,6 +34,7 @@ class RunManifest:
     user_dir: str = ""
     stages: tuple[StageRecord, ...] = ()
     warnings: tuple[str, ...] = ()
+    signature: str = ""
     schema_version: int = field(default=SCHEMA_VERSION)
 
     def stage(self, name: str) -> StageRecord | None:
@@ -58,10 +63,14 @@ def read_manifest(run_dir: Path) -> RunManifest:
     """Read a run's manifest; file paths come back absolute."""
     path = run_dir / MANIFEST_FILE
     try:
-        raw = json.loads(path.read_bytes())
+        raw = json.loads(read_limited(path, LARGEST_BYTES))
     except FileNotFoundError as error:
         raise ManifestError(f"{path}: not found; give the directory of a run (`llm-perf runs` lists them)") from error
-    except (ValueError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ManifestError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except RecursionError as error:
+        raise ManifestError(f"{path}: nested too deeply; the run cannot be read") from error
+    except ValueError as error:
         raise ManifestError(f"{path}: not valid JSON ({error}); the run cannot be read") from error
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if version != SCHEMA_VERSION:
@@ -71,7 +80,7 @@ def read_manifest(run_dir: Path) -> RunManifest:
         )
     try:
         manifest = msgspec.convert(raw, RunManifest, dec_hook=_decode)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, RecursionError, ValueError) as error:
         raise ManifestError(f"{path}: {error}") from error
     root = run_dir.resolve()
     stages = tuple(
@@ -83,14 +92,8 @@ def read_manifest(run_dir: Path) -> RunManifest:
 def write_json(path: Path, data: Any) -> Path:
     """Write a record, or plain data that may hold records, as JSON through a temporary file and a rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with scratch.open("w", encoding="utf-8") as file:
-        json.dump(data, file, indent=2, ensure_ascii=False, default=plain)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
-    return path
+    text = json.dumps(data, indent=2, ensure_ascii=False, default=plain) + "\n"
+    return write_whole(path, text.encode("utf-8", "backslashreplace"))
 
 
 def plain(value: Any) -> Any:

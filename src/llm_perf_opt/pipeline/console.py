@@ -13,6 +13,7 @@ from rich.status import Status
 
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.records import Metric, StageRecord
+from llm_perf_opt.core.terminal import printable
 from llm_perf_opt.report.markdown import format_metric
 
 _MARK = {"ok": "[green]✓[/]", "failed": "[red]✗[/]", "skipped": "[yellow]–[/]"}
@@ -63,13 +64,13 @@ class LiveConsole:
     """One live line for the running stage, a mark for each finished one."""
 
     def __init__(self) -> None:
-        self._console = RichConsole(stderr=True, highlight=False)
+        self._console = RichConsole(file=sys.__stderr__, highlight=False)
         self._status: Status | None = None
         self._name = ""
         self._estimate = ""
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False)
+        self._console.print(printable(text), markup=False)
 
     def stage_started(self, name: str, *, estimate_s: float | None = None) -> None:
         self._name = name
@@ -80,13 +81,13 @@ class LiveConsole:
     def tick(self, elapsed_s: float, text: str) -> None:
         if self._status is not None:
             head = f"{self._name}  {elapsed_s:5.1f} s{self._estimate}"
-            shown = text[: max(20, self._console.width - len(head) - 6)].replace("[", "\\[")
+            shown = printable(text)[: max(20, self._console.width - len(head) - 6)].replace("[", "\\[")
             self._status.update(f"{head}  [dim]{shown}[/]")
 
     def stage_ended(self, record: StageRecord, *, reused: bool = False) -> None:
         self.close()
         self._console.print(_MARK[record.status], end=" ")
-        self._console.print(ended_line(record, reused=reused), markup=False)
+        self._console.print(printable(ended_line(record, reused=reused)), markup=False)
 
     def close(self) -> None:
         if self._status is not None:

@@ -8,12 +8,15 @@ from typing import Any
 import yaml
 
 from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.core.files import read_limited, write_whole
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.process import allowed_environment, run_quick
 from llm_perf_opt.core.redact import Redactor, given_secrets
+from llm_perf_opt.errors import ManifestError
 
 INPUTS_FILE = "inputs.yaml"
+LARGEST_INPUTS = 64 << 20
 # Recorded for the reader; narrower than what children get, so that no user's paths are spread without need.
 _RECORDED_PREFIXES = ("CUDA", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "KMP_", "TORCH", "PYTORCH", "TRITON_", "SLURM_JOB_ID")
 
@@ -109,7 +112,16 @@ def _overlay(written: Any, in_force: Any) -> Any:
 def recorded_inputs(run_dir: Path) -> list[dict[str, Any]]:
     """The samples an earlier run of this directory used."""
     path = run_dir / INPUTS_FILE
-    return list(yaml.safe_load(path.read_text(encoding="utf-8"))["samples"]) if path.is_file() else []
+    if not path.exists():
+        return []
+    try:
+        content = yaml.safe_load(read_limited(path, LARGEST_INPUTS))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ManifestError(f"{path}: cannot be read ({str(error).splitlines()[0]}); delete it to go on") from error
+    samples = content.get("samples") if isinstance(content, dict) else None
+    if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
+        raise ManifestError(f"{path}: holds no list of samples; delete it to go on")
+    return samples
 
 
 def write_inputs(run_dir: Path, samples: Sequence[Mapping[str, Any]]) -> None:
@@ -133,6 +145,5 @@ def _git(user_dir: Path, environ: Mapping[str, str]) -> GitState:
 
 def write_yaml(path: Path, data: Any) -> None:
     """Write plain data through a temporary file and a rename."""
-    scratch = path.with_name(f".{path.name}.tmp")
-    scratch.write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    scratch.replace(path)
+    text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+    write_whole(path, text.encode("utf-8", "backslashreplace"))

@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from llm_perf_opt.config.legacy import override_key
 from llm_perf_opt.config.load import validate
 from llm_perf_opt.config.schema import AppConfig, StageConfig
+from llm_perf_opt.core.files import odd_entries
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import RunManifest, read_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE
@@ -31,6 +33,7 @@ from llm_perf_opt.core.redact import REDACTED, Redactor
 from llm_perf_opt.core.stage import Stage
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.provenance import write_yaml
+from llm_perf_opt.pipeline.trust import is_own, recorded_command
 
 # Knobs that change how long we wait, not what is measured.
 _NOT_SETTINGS = ("enable", "timeout_s")
@@ -232,6 +235,7 @@ def _settings(stage: Stage, config: AppConfig) -> StageConfig | None:
 
 
 KEY = "run.resume"
+TRUST = "run.trust"
 
 
 def resumed_arguments(argv: Sequence[str]) -> list[str]:
@@ -249,15 +253,29 @@ def resumed_arguments(argv: Sequence[str]) -> list[str]:
             "(`llm-perf runs` lists them)"
         )
     manifest = read_manifest(run_dir)
+    _refuse_strangers(run_dir, manifest, argv)
     new = [a for a in argv if override_key(a) != KEY]
     given = {override_key(a) for a in new}
-    old = [o for o in manifest.overrides if override_key(o) not in given | {KEY, "run.dry_run"}]
+    old = [o for o in manifest.overrides if override_key(o) not in given | {KEY, TRUST, "run.dry_run"}]
     lost = [override_key(o) for o in old if REDACTED in o]
     if lost:
         raise ConfigError([f"{key}: held a secret, which a run does not record; give it again" for key in lost])
     if manifest.user_dir and Path(manifest.user_dir).is_dir():
         os.chdir(manifest.user_dir)
     return [*old, *new, f'{KEY}="{run_dir}"']
+
+
+def _refuse_strangers(run_dir: Path, manifest: RunManifest, argv: Sequence[str]) -> None:
+    """What a run of somebody else would execute is shown first; files that lead elsewhere are never written to."""
+    odd = list(islice(odd_entries(run_dir), CHANGES_NAMED))
+    if odd:
+        raise ConfigError([f"{KEY}: {run_dir} holds what no run makes; remove it: {text}" for text in odd])
+    trusted = any(override_key(a) == TRUST and a.partition("=")[2].lower() == "true" for a in argv)
+    if not trusted and not is_own(manifest, os.environ):
+        raise ConfigError(
+            f"{KEY}: the run in {run_dir} was not started by you on this machine, or was changed since; resuming it "
+            f"would run: {recorded_command(manifest)}; allowed: {TRUST}=true if you trust that"
+        )
 
 
 class ClaimRunDir(Callback):

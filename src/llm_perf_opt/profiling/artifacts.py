@@ -61,6 +61,8 @@ class Artifacts:
 
     def _made(self, name: str) -> Path:
         path = self._root / name
+        if not path.resolve().is_relative_to(self._root):
+            raise ConfigError(f"{path}: a link that leads out of the run directory; remove it")
         path.mkdir(parents=True, exist_ok=True)
         return path
 

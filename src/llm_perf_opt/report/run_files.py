@@ -1,8 +1,10 @@
 """Reads the files of a run a report is made from; one that is missing or unreadable becomes a stated reason."""
 
 import csv
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -14,6 +16,7 @@ from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.static.document import StaticDocument
 from llm_perf_opt.analysis.timeline.window import TimelineWindow
 from llm_perf_opt.core.documents import ClockDocument, MetricsDocument
+from llm_perf_opt.core.files import read_limited
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.names import ROLE_WRITERS, TORCH_PROFILER, Role
 from llm_perf_opt.core.records import StageRecord
@@ -22,6 +25,7 @@ from llm_perf_opt.report.samples import SampleLine, read_samples, samples_file
 
 T = TypeVar("T")
 LARGEST_PICTURE = 8 << 20
+LARGEST_FILE = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,10 +123,10 @@ class _Reader:
         if path is None:
             return self._absent((TORCH_PROFILER,))
         try:
-            with path.open(encoding="utf-8", newline="") as file:
-                rows = tuple(_operator(row) for row in csv.DictReader(file))
-        except (OSError, ValueError, KeyError) as error:
-            return Unknown(reason=f"{self._relative(path)}: cannot be read ({error})")
+            text = self._content(path).decode("utf-8")
+            rows = tuple(_operator(row) for row in csv.DictReader(StringIO(text, newline="")))
+        except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+            return Unknown(reason=f"{self._relative(path)}: cannot be read ({_why(error)})")
         return Found(content=rows, source=self._relative(path))
 
     def samples(self) -> tuple[SampleLine, ...]:
@@ -141,9 +145,9 @@ class _Reader:
         try:
             if file.stat().st_size > LARGEST_PICTURE:
                 return Unknown(reason=f"{path}: is larger than {LARGEST_PICTURE >> 20} MiB, too large for the page")
-            return Found(content=file.read_bytes(), source=path)
-        except OSError as error:
-            return Unknown(reason=f"{path}: cannot be read ({error.strerror})")
+            return Found(content=read_limited(file, LARGEST_PICTURE), source=path)
+        except (OSError, ValueError) as error:
+            return Unknown(reason=f"{path}: cannot be read ({_why(error)})")
 
     def _ordered(self, stages: tuple[str, ...]) -> list[StageRecord]:
         order = {name: index for index, name in enumerate(stages)}
@@ -152,12 +156,18 @@ class _Reader:
     def _read(self, path: Path, kind: type[T]) -> "Found[T] | Unknown":
         source = self._relative(path)
         try:
-            content = msgspec.json.decode(path.read_bytes(), type=kind)
+            content = msgspec.json.decode(self._content(path), type=kind)
         except OSError as error:
-            return Unknown(reason=f"{source}: cannot be read ({error.strerror})")
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return Unknown(reason=f"{source}: cannot be read ({_why(error)})")
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             return Unknown(reason=f"{source}: is not what it should be ({error})")
         return Found(content=content, source=source)
+
+    def _content(self, path: Path) -> bytes:
+        """The bytes of a file the manifest names; somebody else's manifest must not make us read files of ours."""
+        if not path.resolve().is_relative_to(self._root):
+            raise OSError(errno.EPERM, "is not inside the run directory")
+        return read_limited(path, LARGEST_FILE)
 
     def _relative(self, path: Path) -> str:
         return path.relative_to(self._root).as_posix() if path.is_relative_to(self._root) else path.as_posix()
@@ -173,6 +183,10 @@ class _Reader:
             if stage is not None:
                 return Unknown(reason=f"stage {name} wrote no such file")
         return Unknown(reason=f"stage {stages[0]} was not run", enable=_on(stages[0]))
+
+
+def _why(error: Exception) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
 
 
 def _on(stage: str) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from llm_perf_opt.core.files import write_whole
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.report.html import render_html
 from llm_perf_opt.report.kernels_md import render_kernels_page
@@ -28,14 +29,11 @@ def write_reports(run_dir: Path) -> list[Path]:
     view = build_view(files)
     paths = []
     for name, render in RENDERERS:
-        path = run_dir / name
-        path.write_text(render(view), encoding="utf-8")
-        paths.append(path)
+        paths.append(write_whole(run_dir / name, render(view).encode("utf-8", "backslashreplace")))
     trace = run_dir / TRACE
     content = render_perfetto(files)
     # A trace of an earlier rendering must not outlive the data it was made from.
     trace.unlink(missing_ok=True)
     if content is not None:
-        trace.write_bytes(content)
-        paths.append(trace)
+        paths.append(write_whole(trace, content))
     return paths

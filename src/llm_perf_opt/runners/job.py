@@ -27,6 +27,7 @@ from llm_perf_opt.pipeline.provenance import (
 )
 from llm_perf_opt.pipeline.resume import Carried, carry_over
 from llm_perf_opt.pipeline.run import RunInput, execute
+from llm_perf_opt.pipeline.trust import sign
 from llm_perf_opt.profiling.artifacts import Artifacts
 from llm_perf_opt.profiling.vendor.tools import probe_host
 from llm_perf_opt.report.write import write_reports
@@ -109,6 +110,9 @@ class Job:
             stages=self.carried.stages,
             warnings=tuple(dict.fromkeys([*([] if self.on_cpu is None else [self.on_cpu]), *self.carried.warnings])),
         )
+        # The mark is of what is written, where secrets are redacted.
+        recorded = replace(manifest, overrides=self.redactor.words(self.overrides))
+        manifest = replace(manifest, signature=sign(recorded, os.environ))
         return RunInput(
             plan=self.plan,
             config=self.config,

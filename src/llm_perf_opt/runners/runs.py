@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -9,10 +10,12 @@ from pathlib import Path
 
 from llm_perf_opt.core.manifest import RunManifest, read_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE
+from llm_perf_opt.core.terminal import printable
 from llm_perf_opt.errors import ConfigError, ManifestError
 
 DEFAULT_DIR = Path("tmp/runs")
 OLD_LAYOUT = ("tmp/stage2/*/nsys", "tmp/stage2/*/ncu", "tmp/stage2/*/stage1", "stage1")
+LONGEST_CELL = 200
 MIGRATE = "old layout: python scripts/migrate-run-layout.py --dry-run {path}"
 
 
@@ -33,12 +36,33 @@ class RunRow:
 def find_runs(root: Path) -> list[RunRow]:
     """Every run below a directory, oldest first; sweeps are looked into."""
     rows: list[RunRow] = []
-    for path in sorted(p for p in [root, *root.glob("*"), *root.glob("*/*")] if p.is_dir()):
-        if (path / MANIFEST_FILE).exists():
-            rows.append(_row(path))
-        elif is_old_layout(path):
-            rows.append(RunRow(run_id=path.name, path=str(path), note=MIGRATE.format(path=path)))
+    for path in _folders(root):
+        try:
+            if (path / MANIFEST_FILE).exists():
+                rows.append(_row(path))
+            elif is_old_layout(path):
+                rows.append(RunRow(run_id=path.name, path=str(path), note=MIGRATE.format(path=path)))
+        except OSError as error:
+            rows.append(RunRow(run_id=path.name, path=str(path), note=f"cannot be read ({error.strerror or error})"))
     return rows
+
+
+def _folders(root: Path) -> list[Path]:
+    """The directory itself and two levels below it; what may not be looked into is left out."""
+    found, level = [root], [root]
+    for _ in range(2):
+        level = [path for folder in level for path in _folders_in(folder)]
+        found += level
+    return sorted(found)
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    try:
+        entries = [Path(entry.path) for entry in os.scandir(folder)]
+    except OSError:
+        return []
+    # Unlike an entry of scandir, this says no to a link that leads to itself.
+    return [path for path in entries if path.is_dir()]
 
 
 def is_old_layout(path: Path) -> bool:
@@ -52,14 +76,19 @@ def _row(path: Path) -> RunRow:
     except ManifestError as error:
         return RunRow(run_id=path.name, path=str(path), note=str(error))
     return RunRow(
-        run_id=manifest.run_id,
+        run_id=_short(manifest.run_id),
         path=str(path),
         date=manifest.created_at.replace("T", " ")[:16],
-        model=str(_nested(manifest, "model", "name")),
-        device=str(_device(manifest)),
+        model=_short(_nested(manifest, "model", "name")),
+        device=_short(_device(manifest)),
         status=manifest.status,
-        stages=", ".join(f"{s.name} {s.status}" for s in manifest.stages),
+        stages=_short(", ".join(f"{s.name} {s.status}" for s in manifest.stages)),
     )
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= LONGEST_CELL else f"{text[:LONGEST_CELL]}…"
 
 
 def _nested(manifest: RunManifest, section: str, key: str) -> object:
@@ -96,10 +125,15 @@ def main(argv: Sequence[str]) -> int:
 def _print_table(rows: Sequence[RunRow]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("run", "date", "model", "device", "status", "stages"):
         table.add_column(title, overflow="fold")
     for row in rows:
-        table.add_row(row.run_id, row.date, row.model, row.device, row.status, row.note or row.stages)
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+        cells = (row.run_id, row.date, row.model, row.device, row.status, row.note or row.stages)
+        # As Text a bracket in a name is a bracket, not markup.
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+    # Colours are for a terminal, and would not pass the filter of what is printed.
+    console = Console(file=sys.__stdout__) if sys.stdout.isatty() else Console(width=200)
+    console.print(table)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import random
 from array import array
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 from llm_perf_opt.config.schema import DatasetSection, SamplingSection
 from llm_perf_opt.core.documents import InputSample
+from llm_perf_opt.core.files import read_limited
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.workload.models.base import Sample
 from llm_perf_opt.workload.pages import PageStyle, write_page
@@ -19,6 +21,7 @@ PAGES = "pages"
 TOKENS = "tokens"
 MISSING_SHOWN = 10
 HASH_CHUNK_BYTES = 1 << 20
+LARGEST_LIST_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +149,7 @@ def _read_prompts(file: Path | None) -> tuple[Sample, ...]:
     if file is None:
         raise ConfigError("dataset.file: needed when dataset.kind is prompts (got None), allowed: a text or JSONL file")
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")
+        lines = read_limited(file, LARGEST_LIST_BYTES).decode("utf-8").split("\n")
     except OSError as error:
         raise ConfigError(
             f"dataset.file: {file} cannot be read ({error.strerror}); give a text or JSONL file"
@@ -170,6 +173,8 @@ def _prompt(line: str, file: Path, number: int) -> str:
         value = json.loads(line)
     except json.JSONDecodeError as error:
         raise ConfigError(f"dataset.file: {file}, line {number}: not JSON ({error.msg})") from error
+    except (RecursionError, ValueError) as error:
+        raise ConfigError(f"dataset.file: {file}, line {number}: nested too deeply, or a number too long") from error
     if not isinstance(value, dict) or not isinstance(value.get("prompt"), str) or not value["prompt"]:
         raise ConfigError(f'dataset.file: {file}, line {number}: not an object with a text under "prompt"')
     return str(value["prompt"])
@@ -184,7 +189,8 @@ def _find_pages(dataset: DatasetSection) -> tuple[Sample, ...]:
             "or use dataset=synthetic, which needs no files"
         )
     if dataset.subset_filelist is not None:
-        return tuple(_page(path, root) for path in _listed_pages(dataset.subset_filelist, root))
+        listed = _listed_pages(dataset.subset_filelist, root, allow_absolute=dataset.allow_absolute)
+        return tuple(_page(path, root) for path in listed)
     found = dict.fromkeys(p for pattern in dataset.fallback_patterns for p in sorted(root.glob(pattern)) if p.is_file())
     if not found:
         patterns = ", ".join(dataset.fallback_patterns) or "none given"
@@ -192,16 +198,24 @@ def _find_pages(dataset: DatasetSection) -> tuple[Sample, ...]:
     return tuple(_page(path, root) for path in found)
 
 
-def _listed_pages(filelist: Path, root: Path) -> list[Path]:
+def _listed_pages(filelist: Path, root: Path, *, allow_absolute: bool) -> list[Path]:
     """The pages of a list, one path a line as it stands, relative to the root or to its folder `images`."""
     key = "dataset.subset_filelist"
     try:
-        lines = filelist.read_text(encoding="utf-8").split("\n")
+        lines = read_limited(filelist, LARGEST_LIST_BYTES).decode("utf-8").split("\n")
     except OSError as error:
         raise ConfigError(f"{key}: {filelist} cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{key}: {filelist} is not UTF-8 text ({error.reason} at byte {error.start})") from error
     wanted = [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
     if not wanted:
         raise ConfigError(f"{key}: {filelist} names no page; write one path a line")
+    bound = [(number, name) for number, name in wanted if not (allow_absolute and Path(name).is_absolute())]
+    leaving = [(number, name) for number, name in bound if _leaves(name, root)][:MISSING_SHOWN]
+    if leaving:
+        allowed = "allowed: paths below it, or absolute ones with dataset.allow_absolute=true"
+        where = f"{key}: {filelist}, line"
+        raise ConfigError([f"{where} {n}: leaves dataset.root (got {name!r}), {allowed}" for n, name in leaving])
     found = [(number, name, _existing(name, root)) for number, name in wanted]
     missing = [f"{key}: {filelist}, line {n}: no such file below {root}: {name}" for n, name, p in found if p is None]
     if len(missing) > MISSING_SHOWN:
@@ -209,6 +223,10 @@ def _listed_pages(filelist: Path, root: Path) -> list[Path]:
     if missing:
         raise ConfigError(missing)
     return list(dict.fromkeys(path for _, _, path in found if path is not None))
+
+
+def _leaves(name: str, root: Path) -> bool:
+    return not Path(os.path.normpath(root / name)).is_relative_to(os.path.normpath(root))
 
 
 def _existing(name: str, root: Path) -> Path | None:

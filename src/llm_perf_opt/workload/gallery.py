@@ -69,7 +69,7 @@ def clean_text(text: str) -> str:
 def _boxes(label: str, text: str) -> list[Box] | None:
     try:
         rows = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return None
     rows = [rows] if isinstance(rows, list) and rows and not isinstance(rows[0], list) else rows
     if not isinstance(rows, list) or not rows or not all(_is_box(row) for row in rows):

@@ -261,11 +261,17 @@ def bad_sample_errors() -> tuple[type[BaseException], ...]:
     import torch
     from PIL import Image
 
-    # Pillow reports a broken PNG as SyntaxError, a truncated file as OSError, a huge one as DecompressionBombError.
+    # Pillow reports a broken PNG as SyntaxError, a truncated file as OSError, a huge one as DecompressionBombError; its
+    # plug-ins and the model's own preparation stumble over odd sizes with whatever Python raises there.
     return (
         ProfilingError,
         OSError,
         ValueError,
+        TypeError,
+        LookupError,
+        ArithmeticError,
+        RuntimeError,
+        MemoryError,
         SyntaxError,
         EOFError,
         struct.error,
@@ -298,7 +304,7 @@ def refuse_too_many_bad(*, bad: Mapping[str, str], sample_ids: Set[str], max_bad
     first = f"the first: {first_id} ({first_error})"
     if len(bad) == len(sample_ids):
         raise ProfilingError(f"none of the {len(sample_ids)} sample(s) could be run; {first}")
-    if fraction > max_bad_fraction:
+    if len(bad) > 1 and fraction > max_bad_fraction:
         raise ProfilingError(
             f"{len(bad)} of {len(sample_ids)} samples are bad ({fraction:.1%}), more than "
             f"dataset.max_bad_fraction={max_bad_fraction:g} allows; what was measured is kept; {first}"

@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from llm_perf_opt.analysis.static.parts import Decoder, DenseMlp, Layer
+from llm_perf_opt.core.files import read_limited
 from llm_perf_opt.errors import ParseError
 
 T = TypeVar("T")
 _MISSING = object()
+LARGEST_SIZE = 1 << 31
+MOST_LAYERS = 10_000
+LARGEST_FILE_BYTES = 16 << 20
 
 
 class NotInClosedForm(ParseError):
@@ -45,6 +49,8 @@ class Fields:
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ParseError(f"{self.where}: {key}: not a whole number ≥ 1 (got {value!r})")
+        if value > (MOST_LAYERS if key.endswith("layers") else LARGEST_SIZE):
+            raise ParseError(f"{self.where}: {key}: no model is that large (got {str(value)[:24]})")
         return value
 
     def nullable_integer(self, key: str, absent: Any = _MISSING) -> int | None:
@@ -162,10 +168,10 @@ def read_config_json(path: Path) -> dict[str, Any]:
     """`config.json` of a model's folder, or the file itself."""
     file = path / "config.json" if path.is_dir() else path
     try:
-        data = json.loads(file.read_bytes())
+        data = json.loads(read_limited(file, LARGEST_FILE_BYTES))
     except FileNotFoundError as error:
         raise ParseError(f"{file}: not found; give the folder of a model that holds a config.json") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ParseError(f"{file}: cannot be read as JSON ({error})") from error
     if not isinstance(data, dict):
         raise ParseError(f"{file}: not a JSON object")

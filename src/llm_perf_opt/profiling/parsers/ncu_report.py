@@ -3,10 +3,8 @@
 A binary .ncu-rep report to launches, with NVIDIA's `ncu-report` package (the optional extra `ncu`).
 """
 
-import gzip
 import importlib
 import importlib.util
-import lzma
 import os
 import re
 import shutil
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.analysis.kernels.ncu_records import NcuLaunch, NcuRule, NcuValue, base_unit
+from llm_perf_opt.core.files import read_unpacked
 from llm_perf_opt.core.process import allowed_environment, run_quick
 from llm_perf_opt.errors import ParseError, ToolError
 from llm_perf_opt.profiling.parsers.ncu_csv import dims, merge_launches, parse_ncu_csv, require_known_units
@@ -144,13 +143,9 @@ def load_ncu_dir(path: Path) -> list[NcuLaunch]:
 def read_text(path: Path) -> str:
     """A text file, unpacked by its suffix."""
     try:
-        if path.suffix == ".xz":
-            return lzma.decompress(path.read_bytes()).decode("utf-8", "replace")
-        if path.suffix == ".gz":
-            return gzip.decompress(path.read_bytes()).decode("utf-8", "replace")
-        return path.read_text(encoding="utf-8", errors="replace")
-    except (OSError, EOFError, lzma.LZMAError) as error:
-        raise ParseError(f"{path}: could not be read ({error})") from error
+        return read_unpacked(path).decode("utf-8", "replace")
+    except OSError as error:
+        raise ParseError(f"{path}: could not be read ({error.strerror or error})") from error
 
 
 def _load_report(path: Path, ncu: str | None) -> list[NcuLaunch]:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 from isal import igzip, isal_zlib
 
+from llm_perf_opt.core.files import open_regular, too_much, unpacked_limit_bytes
 from llm_perf_opt.errors import ParseError
 
 T = TypeVar("T")
@@ -175,18 +176,47 @@ def _keys_of(data: bytes) -> str:
 def is_packed(path: Path) -> bool:
     """Whether the file is gzip."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
     except OSError as error:
         raise _unreadable(path, error) from error
+
+
+class _Bounded(BufferedIOBase):
+    """Unpacked bytes, as many as a file of this size may hold."""
+
+    def __init__(self, file: GzipFile, path: Path) -> None:
+        self._file, self._path = file, path
+        self._left = self._limit = unpacked_limit_bytes(path.stat().st_size)
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return self._counted(self._file.read(-1 if size is None else size))
+
+    def readinto(self, buffer: Any, /) -> int:
+        number = self._file.readinto(buffer)
+        self._count(number)
+        return number
+
+    def _counted(self, data: bytes) -> bytes:
+        self._count(len(data))
+        return data
+
+    def _count(self, number: int) -> None:
+        self._left -= number
+        if self._left < 0:
+            raise too_much(self._path, self._limit)
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BufferedIOBase]:
     """The file's bytes, unpacked where it is gzip (also several members in a row)."""
     try:
-        with open_gzip(path, "rb") if is_packed(path) else path.open("rb") as file:
-            yield file
+        if not is_packed(path):
+            with open_regular(path) as plain:
+                yield plain
+            return
+        with open_gzip(path, "rb") as file:
+            yield _Bounded(file, path)
     except EOFError as error:
         raise ParseError(f"{path}: truncated; the gzip data ends too early") from error
     except (igzip.BadGzipFile, _BAD_DATA) as error:

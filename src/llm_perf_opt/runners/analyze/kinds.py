@@ -5,6 +5,7 @@ import zlib
 from pathlib import Path
 
 from llm_perf_opt.analysis.kernels.names import as_utf8
+from llm_perf_opt.core.files import open_regular
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.nsys_stats import MAKE_ONE, looks_like_stats
@@ -176,7 +177,7 @@ def _text(head: bytes) -> str:
 
 def _head(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(HEAD_BYTES)
     except OSError as error:
         raise ParseError(f"{path}: could not be read ({error.strerror or error})") from error

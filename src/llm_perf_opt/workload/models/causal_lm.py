@@ -13,6 +13,7 @@ from llm_perf_opt.workload.models.meta_run import text_decode, text_prefill
 from llm_perf_opt.workload.models.module_groups import group_modules
 from llm_perf_opt.workload.models.snapshot import (
     find_config_problems,
+    find_size_problems,
     find_weight_problems,
     read_config,
     stored_dtype,
@@ -93,7 +94,7 @@ class CausalLMAdapter:
 def _geometry_problems(geometry: Mapping[str, Any]) -> tuple[str, ...]:
     kind = geometry.get("model_type")
     if isinstance(kind, str) and kind:
-        return ()
+        return find_size_problems(geometry, where="model.geometry")
     return (f"model.geometry.model_type: missing (got {kind!r}), set it as in the model's config.json, e.g. llama",)
 
 

@@ -19,7 +19,7 @@ from llm_perf_opt.workload.models.decode_steps import Prompts, Steps, choose_ste
 from llm_perf_opt.workload.models.meta_run import last_logits
 from llm_perf_opt.workload.models.module_groups import group_modules
 from llm_perf_opt.workload.models.quantization import quantize
-from llm_perf_opt.workload.models.random_weights import NoiseSource, fill_matrices
+from llm_perf_opt.workload.models.random_weights import NoiseSource, fill_matrices, require_room
 from llm_perf_opt.workload.models.registry import Choice, choose_attention, choose_dtype, torch_dtype
 from llm_perf_opt.workload.models.snapshot import first_line, load_tokenizer, show_text, stored_dtype
 
@@ -155,6 +155,7 @@ def build_on_meta(geometry: Mapping[str, Any], *, dtype: str, attention: str | N
 
 def materialise(module: Any, *, device: str, seed: int) -> None:
     """Give a module built on meta its memory: noise in the matrices, the model's own rule for norms and buffers."""
+    require_room(module, device=device)
     module.to_empty(device=device)
     # Moving off meta unties weights that share one tensor.
     module.tie_weights()

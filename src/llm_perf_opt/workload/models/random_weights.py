@@ -7,11 +7,28 @@ prime, so rows of a matrix never repeat, and each tensor starts at another place
 import math
 from typing import Any
 
+from llm_perf_opt.errors import ConfigError
+
 _BLOCK = 4_194_301
 _STRIDE = 1_299_709
 # Matrices that write to the residual stream. Damped, as in training, or every layer would make tokens more alike.
 _BLOCK_OUTPUTS = ("o_proj", "out_proj", "down_proj", "c_proj", "dense_4h_to_h")
 _DAMPING = 0.25
+
+
+def require_room(module: Any, *, device: str) -> None:
+    """Refuse a module built on meta that the device has no memory for, before any of it is taken."""
+    import psutil
+    import torch
+
+    needed = sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
+    is_cuda = device.startswith("cuda")
+    free = torch.cuda.mem_get_info(device)[0] if is_cuda else psutil.virtual_memory().available
+    if needed > free:
+        raise ConfigError(
+            f"model: its weights take {needed / 1e9:,.1f} GB, {device} has {free / 1e9:,.1f} GB free; choose a smaller "
+            "model, another model.dtype or another device, and compare the geometry with the model's config.json"
+        )
 
 
 class NoiseSource:

@@ -4,13 +4,21 @@ Loads a snapshot's tokenizer, and stands in where there is none.
 """
 
 import json
+import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from llm_perf_opt.core.files import read_limited
 from llm_perf_opt.errors import ConfigError
 
 CONFIG_FILE = "config.json"
+LARGEST_CONFIG_BYTES = 16 << 20
+# Ten times what the largest published models have, and more.
+LARGEST_SIZE = 1 << 31
+MOST_PARTS = 10_000
+_COUNTS_PARTS = re.compile(r"layers?$|experts?$|heads?$|blocks?$|n_shared|depth|num_key_value")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
@@ -40,12 +48,31 @@ def read_config(path: Path) -> dict[str, Any]:
     """The snapshot's config.json as plain data."""
     file = path / CONFIG_FILE
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        data = json.loads(read_limited(file, LARGEST_CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"model.path: {file} could not be read ({error}), repair or download it again") from error
     if not isinstance(data, dict):
         raise ConfigError(f"model.path: {file} holds no JSON object, repair or download it again")
+    problems = find_size_problems(data, where=f"model.path: {file}")
+    if problems:
+        raise ConfigError(problems)
     return data
+
+
+def find_size_problems(geometry: Mapping[str, Any], *, where: str) -> tuple[str, ...]:
+    """Sizes no model has, which would take all memory before anything is said about them."""
+    found: list[str] = []
+    for key, value in geometry.items():
+        name = f"{where}.{key}" if ": " not in where else f"{where}: {key}"
+        if isinstance(value, Mapping):
+            found += find_size_problems(value, where=name)
+        elif isinstance(value, float) and not math.isfinite(value):
+            found.append(f"{name}: not a number (got {value!r}), allowed: a finite one")
+        elif isinstance(value, int) and not isinstance(value, bool):
+            largest = MOST_PARTS if _COUNTS_PARTS.search(str(key)) else LARGEST_SIZE
+            if abs(value) > largest:
+                found.append(f"{name}: too large (got {str(value)[:24]}), allowed: at most {largest}")
+    return tuple(found)
 
 
 def has_tokenizer(path: Path) -> bool:

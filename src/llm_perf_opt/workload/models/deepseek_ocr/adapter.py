@@ -31,6 +31,7 @@ from llm_perf_opt.workload.models.module_groups import group_modules
 from llm_perf_opt.workload.models.snapshot import (
     CONFIG_FILE,
     find_config_problems,
+    find_size_problems,
     find_weight_problems,
     read_config,
 )
@@ -119,6 +120,9 @@ class OcrGeometry:
 
 def parse_geometry(data: Mapping[str, Any]) -> OcrGeometry:
     """The typed geometry, or one ConfigError with every key that is wrong."""
+    too_large = find_size_problems(data, where=SECTION)
+    if too_large:
+        raise ConfigError(too_large)
     geometry, wrong = validate(OcrGeometry, dict(data), SECTION)
     problems = [str(problem) for problem in wrong] if geometry is None else _shape_problems(geometry)
     if geometry is None or problems:
@@ -218,9 +222,10 @@ PixelSide = Annotated[int, Interval(ge=64, le=4096), MultipleOf(16)]
 
 @dataclass(frozen=True, kw_only=True)
 class OcrSection(ModelSection):
-    """`model.*` of DeepSeek-OCR. `implementation` says whose code runs a snapshot: its own or ours."""
+    """`model.*` of DeepSeek-OCR. `implementation` says whose code runs a snapshot: its own (if trusted) or ours."""
 
     implementation: Literal["auto", "remote", "builtin"] = "auto"
+    trust_remote_code: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,6 +261,11 @@ class DeepseekOcrAdapter:
             problems = find_config_problems(model.path, example=_EXAMPLE)
         if not problems and model.weights == "snapshot" and model.path is not None:
             problems = find_weight_problems(model.path)
+        if not problems and model.implementation == "remote" and not model.trust_remote_code:
+            problems = (
+                "model.trust_remote_code: needed because model.implementation is remote (got False): the snapshot's "
+                "own code runs with your rights, allowed: true if you trust it, or model.implementation=builtin",
+            )
         if problems:
             return problems
         try:

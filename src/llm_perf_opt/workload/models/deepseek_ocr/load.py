@@ -14,7 +14,7 @@ from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.workload.models.deepseek_ocr.adapter import OcrGeometry, OcrInfer, OcrSection, view_sizes
 from llm_perf_opt.workload.models.deepseek_ocr.network import DeepseekOcr, choose_experts_mode
 from llm_perf_opt.workload.models.deepseek_ocr.run import LoadedOcr, RemoteOcr
-from llm_perf_opt.workload.models.random_weights import NoiseSource, fill_matrices
+from llm_perf_opt.workload.models.random_weights import NoiseSource, fill_matrices, require_room
 from llm_perf_opt.workload.models.registry import Choice, choose_dtype, torch_dtype
 from llm_perf_opt.workload.models.snapshot import first_line, load_tokenizer, read_config, stored_dtype
 
@@ -101,7 +101,7 @@ def _why_not_remote(model: OcrSection, config: dict[str, Any], device: str) -> s
     written_for = config.get("transformers_version")
     if isinstance(written_for, str) and written_for.split(".")[0] != transformers.__version__.split(".")[0]:
         return f"its own code was written for transformers {written_for}, {transformers.__version__} is installed"
-    return None
+    return None if model.trust_remote_code else "its own code is not trusted (model.trust_remote_code=false)"
 
 
 def _remote_attention(model: OcrSection, *, device: str, dtype: str) -> Choice:
@@ -156,6 +156,7 @@ _SHOWN = 3
 
 def fill_with_noise(module: DeepseekOcr, *, device: str, seed: int) -> None:
     """Memory on the device, noise in matrices and learned vectors, ones in norms, zeros in biases."""
+    require_room(module, device=device)
     module.to_empty(device=device)
     source = NoiseSource(seed=seed, device=device)
     with torch.no_grad():
@@ -174,6 +175,7 @@ def fill_with_noise(module: DeepseekOcr, *, device: str, seed: int) -> None:
 
 def fill_from_snapshot(module: DeepseekOcr, path: Path, *, device: str) -> None:
     """Copy every tensor of the snapshot to its place; anything missing or left over is an error."""
+    require_room(module, device=device)
     module.to_empty(device=device)
     places = dict(_places(module))
     unknown: list[str] = []

@@ -1,0 +1,112 @@
+"""Reads and writes files that somebody else may have prepared.
+
+Reading: only regular files, so that a pipe or a device never makes us wait or fill the memory, and no more of them than
+a limit, also of what a packed one unpacks to. Writing: through a new file and a rename, so that neither half a file is
+seen nor a link followed. Errors are OSError, which every reader handles already.
+"""
+
+import errno
+import gzip
+import lzma
+import os
+import stat
+import zlib
+from collections.abc import Iterable
+from io import BufferedReader
+from pathlib import Path
+
+# Real captures pack to about a fiftieth at best; a large one that unpacks to a hundred times its size is a trap.
+LARGEST_RATIO = 100
+UNPACKED_ALWAYS_BYTES = 256 << 20
+CHUNK_BYTES = 1 << 20
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file for reading; pipes, devices, sockets and directories are refused, never waited for."""
+    # Without O_NONBLOCK the opening of a pipe nobody writes to would not return.
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return open(number, "rb")
+    except OSError:
+        os.close(number)
+        raise
+
+
+def read_limited(path: Path, limit_bytes: int) -> bytes:
+    """The content of a regular file of at most so many bytes."""
+    with open_regular(path) as file:
+        data = file.read(limit_bytes + 1)
+    if len(data) > limit_bytes:
+        raise OSError(errno.EFBIG, f"larger than {limit_bytes >> 20} MiB", str(path))
+    return data
+
+
+def unpacked_limit_bytes(packed_bytes: int) -> int:
+    """How much a packed file of this size may unpack to."""
+    return max(UNPACKED_ALWAYS_BYTES, LARGEST_RATIO * packed_bytes)
+
+
+def too_much(path: Path, limit_bytes: int) -> OSError:
+    """The error for a file that unpacks to more than it may."""
+    text = f"unpacks to more than {limit_bytes >> 20} MiB, more than a capture does; unpack it yourself if it is one"
+    return OSError(errno.EFBIG, text, str(path))
+
+
+def read_unpacked(path: Path) -> bytes:
+    """A `.gz` or `.xz` file unpacked, any other as it is."""
+    with open_regular(path) as file:
+        limit = unpacked_limit_bytes(os.fstat(file.fileno()).st_size)
+        if path.suffix == ".gz":
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                data = _first_bytes(unpacked, limit)
+        elif path.suffix == ".xz":
+            with lzma.LZMAFile(file) as unpacked_xz:
+                data = _first_bytes(unpacked_xz, limit)
+        else:
+            data = file.read()
+    if path.suffix in (".gz", ".xz") and len(data) > limit:
+        raise too_much(path, limit)
+    return data
+
+
+def _first_bytes(file: gzip.GzipFile | lzma.LZMAFile, limit: int) -> bytes:
+    """One byte more than the limit at most."""
+    out = bytearray()
+    try:
+        while len(out) <= limit and (chunk := file.read(min(CHUNK_BYTES, limit + 1 - len(out)))):
+            out += chunk
+    except (zlib.error, lzma.LZMAError, EOFError) as error:
+        raise OSError(errno.EINVAL, f"damaged or truncated ({error})") from error
+    return bytes(out)
+
+
+def write_whole(path: Path, data: bytes) -> Path:
+    """Write a file so that it is there as a whole or as it was. A link in its place is replaced, not followed."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    scratch.unlink(missing_ok=True)
+    number = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        with os.fdopen(number, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except OSError:
+        scratch.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def odd_entries(root: Path) -> Iterable[str]:
+    """What a directory of our own making does not hold, each in words: links that lead out of it, pipes, devices."""
+    top = root.resolve()
+    for folder, folders, files in os.walk(top):
+        for name in (*folders, *files):
+            path = Path(folder, name)
+            mode = path.lstat().st_mode
+            if stat.S_ISLNK(mode) and not path.resolve().is_relative_to(top):
+                yield f"{path.relative_to(top)}: a link that leads out of it"
+            elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
+                yield f"{path.relative_to(top)}: neither a file nor a directory"

@@ -1,0 +1,114 @@
+"""What every command of ours does around its work: standard streams that are safe, and no traceback at the end.
+
+Streams somebody closed are opened on nothing, names a terminal cannot show are escaped, and what would steer a terminal
+is made visible. An error nobody foresaw becomes one line and a file with its trace.
+"""
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from io import TextIOWrapper
+from types import TracebackType
+from typing import Self, TextIO, cast
+
+from llm_perf_opt.core.terminal import PrintableStream
+from llm_perf_opt.errors import EXIT_FAILED, EXIT_OK
+
+LONGEST_LINE = 300
+
+
+def run_program(main: Callable[[list[str]], int], argv: Sequence[str]) -> int:
+    """Run a command; whatever happens inside it, the answer is an exit code."""
+    with _safe_streams(), LastResort() as last:
+        try:
+            code = main(list(argv))
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The reader went away (`| head`); what is left to print has nowhere to go.
+            _print_no_more()
+            return EXIT_OK
+        except OSError as error:
+            # A full disk, most likely, be it under the standard output or under a file.
+            print(f"error: reading or writing failed ({error})", file=sys.stderr)
+            if not _can_print():
+                _print_no_more()
+            return EXIT_FAILED
+        return code
+    assert last.caught
+    return EXIT_FAILED
+
+
+class LastResort:
+    """Turns an error nobody foresaw into one line on stderr and a file that has the trace."""
+
+    caught = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self.caught = True
+        text = " ".join(str(error).split())[:LONGEST_LINE]
+        where = _write_trace(error)
+        print(f"error: {type(error).__name__}: {text} (not foreseen; the trace is in {where})", file=sys.stderr)
+        return True
+
+
+def _write_trace(error: Exception) -> str:
+    """The file with the trace, or the reason why there is none."""
+    from llm_perf_opt.core.redact import Redactor
+
+    text = Redactor.of(os.environ).text("".join(traceback.format_exception(error)))
+    try:
+        number, path = tempfile.mkstemp(prefix="llm-perf-error-", suffix=".log")
+        with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+    except OSError as trouble:
+        return f"no file, since none could be written: {trouble.strerror}"
+    return path
+
+
+@contextmanager
+def _safe_streams() -> Iterator[None]:
+    _open_closed_streams()
+    before = sys.stdout, sys.stderr
+    for stream in before:
+        if isinstance(stream, TextIOWrapper):
+            # A name the terminal cannot show must not end the command.
+            stream.reconfigure(errors="backslashreplace")
+    sys.stdout, sys.stderr = (cast(TextIO, PrintableStream(stream)) for stream in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def _open_closed_streams() -> None:
+    """A closed descriptor would be given to the next file we open, and that file would get what is printed."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - it stays open
+
+
+def _can_print() -> bool:
+    """What is left to print can go where it should."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return False
+    return True
+
+
+def _print_no_more() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,158 @@
+"""Run directories and captures that somebody prepared: nothing outside is touched, nothing hangs, nothing runs."""
+
+import gzip
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_perf_opt.cli import main
+from tests.support.orchestrator import ALPHA, OFF, llm_perf, only_run
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one small stage, to be copied and tampered with."""
+    folder = tmp_path_factory.mktemp("finished")
+    done = llm_perf("profile", *OFF, ALPHA, cwd=folder)
+    assert done.code == 0, done.err
+    return only_run(folder)
+
+
+def _copy(finished: Path, target: Path) -> Path:
+    shutil.copytree(finished, target)
+    return target
+
+
+def _change(run_dir: Path, **keys: Any) -> None:
+    path = run_dir / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
+
+
+def test_a_report_replaces_a_link_instead_of_following_it(tmp_path: Path, finished: Path) -> None:
+    run_dir = _copy(finished, tmp_path / "run")
+    for name in ("report.html", "report.md", "kernels.md", "stakeholder_summary.md"):
+        (tmp_path / f"mine-{name}").write_text("mine")
+        (run_dir / name).unlink()
+        (run_dir / name).symlink_to(tmp_path / f"mine-{name}")
+    assert main(["report", str(run_dir)]) == 0
+    assert {path.read_text() for path in tmp_path.glob("mine-*")} == {"mine"}
+    assert not (run_dir / "report.html").is_symlink()
+
+
+@pytest.mark.parametrize("place", ["/etc/hostname", "fifo", "/dev/zero"])
+def test_a_report_reads_no_file_but_those_of_the_run(tmp_path: Path, finished: Path, place: str) -> None:
+    run_dir = _copy(finished, tmp_path / "run")
+    os.mkfifo(run_dir / "fifo")
+    stages = json.loads((run_dir / "manifest.json").read_text())["stages"]
+    stages[0]["files"] = [{"role": role, "path": place} for role in ("metrics", "timeline_json", "operators_csv")]
+    _change(run_dir, stages=stages)
+    assert main(["report", str(run_dir)]) == 0
+
+
+def test_one_hostile_run_never_breaks_the_list(
+    tmp_path: Path, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _copy(finished, tmp_path / "a-good")
+    for name in ("b-fifo", "c-deep", "d-markup", "e-huge", "f-directory"):
+        (tmp_path / name).mkdir()
+    os.mkfifo(tmp_path / "b-fifo/manifest.json")
+    (tmp_path / "c-deep/manifest.json").write_text("[" * 200_000)
+    shutil.copy(finished / "manifest.json", tmp_path / "d-markup")
+    _change(tmp_path / "d-markup", run_id="[/red]\x1b]0;title\x07\u202e", created_at="9" * 300_000)
+    with (tmp_path / "e-huge/manifest.json").open("wb") as file:
+        file.truncate(10 << 30)
+    (tmp_path / "f-directory/manifest.json").mkdir()
+    (tmp_path / "g-loop").symlink_to("g-loop")
+    assert main(["runs", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "alpha ok" in shown
+    assert "[/red]\\x1b]0;title\\x07\\u202e" in shown
+    assert not {"\x1b", "\x07", "\u202e"} & set(shown)
+    assert main(["runs", "--json", str(tmp_path)]) == 0
+    notes = {row["run_id"]: row["note"] for row in json.loads(capsys.readouterr().out)}
+    assert "not a regular file" in notes["b-fifo"]
+    assert "nested too deeply" in notes["c-deep"]
+    assert "larger than 64 MiB" in notes["e-huge"]
+
+
+def test_a_run_of_somebody_else_is_shown_and_not_resumed(tmp_path: Path, finished: Path) -> None:
+    run_dir = _copy(finished, tmp_path / "run")
+    mine = llm_perf("profile", f"run.resume={run_dir}", cwd=tmp_path)
+    assert (mine.code, "alpha: reused" in mine.err) == (0, True)
+
+    victim = tmp_path / "victim"
+    overrides = json.loads((run_dir / "manifest.json").read_text())["overrides"]
+    _change(run_dir, overrides=[*overrides, f"workload.command=[touch,{victim}]", "pipeline.nsys.enable=true"])
+    done = llm_perf("profile", f"run.resume={run_dir}", cwd=tmp_path)
+    assert done.code == 2
+    assert f"'workload.command=[touch,{victim}]'" in done.err
+    assert "allowed: run.trust=true if you trust that" in done.err
+    assert not victim.exists()
+    again = _copy(finished, tmp_path / "again")
+    other = llm_perf("profile", f"run.resume={again}", cwd=tmp_path, XDG_STATE_HOME=str(tmp_path / "other"))
+    assert (other.code, "was not started by you" in other.err) == (2, True)
+    trusted = llm_perf(
+        "profile", f"run.resume={again}", "run.trust=true", cwd=tmp_path, XDG_STATE_HOME=str(tmp_path / "other")
+    )
+    assert (trusted.code, "alpha: reused" in trusted.err) == (0, True)
+
+
+def test_a_run_with_a_way_out_is_not_resumed(tmp_path: Path, finished: Path) -> None:
+    run_dir = _copy(finished, tmp_path / "run")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    shutil.rmtree(run_dir / "alpha")
+    (run_dir / "alpha").symlink_to(outside)
+    (run_dir / "tmp/alpha/log.txt").symlink_to(tmp_path / "log")
+    os.mkfifo(run_dir / "pipe")
+    done = llm_perf("profile", f"run.resume={run_dir}", "run.trust=true", cwd=tmp_path)
+    assert done.code == 2
+    for text in (
+        "alpha: a link that leads out of it",
+        "pipe: neither a file nor a directory",
+        "tmp/alpha/log.txt: a link",
+    ):
+        assert text in done.err
+    assert list(outside.iterdir()) == []
+
+
+def test_a_damaged_list_of_inputs_is_said_in_words(tmp_path: Path, finished: Path) -> None:
+    run_dir = _copy(finished, tmp_path / "run")
+    for text in ("samples: [", "samples: 3", "[" * 5000, "- a"):
+        (run_dir / "inputs.yaml").write_text(text)
+        done = llm_perf("profile", f"run.resume={run_dir}", cwd=tmp_path)
+        assert (done.code, "Traceback" in done.err) == (2, False)
+        assert "inputs.yaml" in done.err
+
+
+@pytest.mark.parametrize("name", ["trace.json", "raw.csv", "run.sqlite", "report.ncu-rep", "run.nsys-rep"])
+def test_a_pipe_is_no_capture(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / name)
+    assert main(["analyze", str(tmp_path / name)]) == 2
+    assert "not a regular file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "opened"), [("trace.json.gz", b'{"traceEvents": ['), ("raw.csv.gz", b"ID,Metric Name\n")]
+)
+def test_a_bomb_is_refused_before_it_fills_the_memory(
+    tmp_path: Path, name: str, opened: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("llm_perf_opt.core.files.UNPACKED_ALWAYS_BYTES", 8 << 20)
+    member = gzip.compress(b'{"ph": "X", "name": "a", "ts": 1, "dur": 1, "pid": 1, "tid": 1},\n' * (1 << 14))
+    (tmp_path / name).write_bytes(gzip.compress(opened) + member * 12)
+    assert main(["analyze", str(tmp_path / name)]) == 2
+    assert "unpacks to more than 8 MiB" in capsys.readouterr().err
+
+
+def test_what_is_printed_cannot_steer_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = tmp_path / "a\x1b[2J\x9b\u202e.json"
+    odd.write_text("{")
+    assert main(["analyze", str(odd)]) == 2
+    err = capsys.readouterr().err
+    assert "a\\x1b[2J\\x9b\\u202e.json" in err
+    assert not {"\x1b", "\x9b", "\u202e"} & set(err)
