@@ -13,7 +13,10 @@ from llm_perf_opt.analysis.findings.rules import diagnose_capture
 from llm_perf_opt.analysis.gaps.report import IdleReport, report_idle
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.ranks.analysis import RanksAnalysis
+from llm_perf_opt.analysis.timeline.critical import CriticalPath
+from llm_perf_opt.analysis.timeline.frames import PythonTree
 from llm_perf_opt.analysis.timeline.idle import IdleMap, map_idle
+from llm_perf_opt.analysis.timeline.memory import MemoryCurve
 from llm_perf_opt.analysis.timeline.operators import ModuleRow, ModuleTree, OperatorRow
 from llm_perf_opt.analysis.timeline.range_names import merge_range_names
 from llm_perf_opt.analysis.timeline.ranges import RangeInstances, measure_ranges
@@ -87,7 +90,8 @@ class CaptureAnalysis:
     Of the last parts only those are written that the kind of capture has: `operators` and `modules` of a torch trace
     given to `analyze`, `tree` of the torch profiler stage, `ncu` of ncu files given beside a capture, `counters` of a
     torch trace with hardware counters, `ranks` where several processes or GPUs worked or kernels communicated,
-    `shapes` of a trace with input shapes.
+    `shapes` of a trace with input shapes, `critical_paths` of ranges with GPU work, `memory` of a trace with memory
+    events, `python` of one with frames.
     """
 
     schema_version: Literal[1] = 1
@@ -107,6 +111,9 @@ class CaptureAnalysis:
     counters: tuple[CounterRow, ...] | UnsetType = UNSET
     ranks: RanksAnalysis | UnsetType = UNSET
     shapes: ShapesAnalysis | UnsetType = UNSET
+    critical_paths: tuple[CriticalPath, ...] | UnsetType = UNSET
+    memory: tuple[MemoryCurve, ...] | UnsetType = UNSET
+    python: tuple[PythonTree, ...] | UnsetType = UNSET
 
 
 @dataclass(frozen=True, kw_only=True)

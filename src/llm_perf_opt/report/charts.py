@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape, quoteattr
 from llm_perf_opt.core.units import digits, format_bytes, format_ms, si
 
 WIDTH, HEIGHT = 900, 460
-LEFT, RIGHT, TOP, BOTTOM = 78, 20, 20, 72
+LEFT, RIGHT, TOP, BOTTOM = 78, 40, 20, 72
 # Okabe and Ito's colours, told apart by every common kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666")
 RADIUS = (3.5, 15.0)

@@ -7,11 +7,11 @@ from llm_perf_opt.analysis.ranks.collectives import Arrivals, CollectiveRow, Rec
 from llm_perf_opt.analysis.ranks.identify import RANKS, Kind, Understood, identify
 from llm_perf_opt.analysis.ranks.overlap import (
     Split,
-    communication_kernels,
     devices_of,
     processes_with_work,
     split_time,
 )
+from llm_perf_opt.analysis.timeline.tables import communication_kernels
 from llm_perf_opt.analysis.timeline.timeline import Timeline
 
 # A rank is a straggler if the others wait so many times longer for it than for all others, and for such a share of

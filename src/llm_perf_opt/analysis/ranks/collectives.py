@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 
 from llm_perf_opt.analysis.kernels.names import short_kernel_name
-from llm_perf_opt.analysis.ranks.overlap import communication_kernels
 from llm_perf_opt.analysis.timeline.intervals import Ints, innermost, nest
+from llm_perf_opt.analysis.timeline.tables import communication_kernels
 from llm_perf_opt.analysis.timeline.timeline import Timeline
 
 ITEM_BYTES = {

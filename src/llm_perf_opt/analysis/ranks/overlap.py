@@ -11,11 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.analysis.kernels.names import classify_kernel
 from llm_perf_opt.analysis.timeline.intervals import Flags, Intervals, intersect, union, without
 from llm_perf_opt.analysis.timeline.timeline import Activities, Timeline, distinct
-
-COMMUNICATION = "communication"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +40,6 @@ class Split:
     hta_compute_pct: float
     hta_non_compute_pct: float
     hta_overlap_pct: float | None
-
-
-def communication_kernels(timeline: Timeline) -> Flags:
-    """Which kernels communicate."""
-    kernels = timeline.kernels
-    wanted = np.zeros(len(timeline.names), np.bool_)
-    for code in distinct(kernels.name).tolist():
-        wanted[code] = classify_kernel(timeline.names[code]) == COMMUNICATION
-    return wanted[kernels.name] if len(kernels) else np.zeros(0, np.bool_)
 
 
 def processes_with_work(timeline: Timeline) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""Memory events of a torch trace: how many bytes were allocated when, by device, inside one window of time."""
+"""Memory events of a torch trace: how many bytes were allocated when, by device: in a window, and over the capture."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,7 @@ import numpy as np
 from llm_perf_opt.analysis.timeline.intervals import Ints
 
 MAX_POINTS = 5_000
+CURVE_POINTS = 600
 CPU_TYPE = 0
 
 
@@ -35,9 +36,60 @@ def memory_counters(memory: MemoryEvents, window_ns: tuple[int, int]) -> dict[st
     return {device: tuple(_thin(sorted(points))) for device, points in found.items()}
 
 
-def _thin(points: list[tuple[int, int]]) -> list[tuple[int, int]]:
+@dataclass(frozen=True, kw_only=True)
+class MemoryCurve:
+    """What torch's allocator held on one kind of device over a trace; times since the first memory event.
+
+    `largest_bytes` is the largest single allocation. `points` are thinned, and keep every peak.
+    """
+
+    source: str
+    device: str
+    events: int
+    length_ns: int
+    first_bytes: int
+    last_bytes: int
+    peak_bytes: int
+    peak_at_ns: int
+    largest_bytes: int
+    points: tuple[tuple[int, int], ...]
+
+
+def memory_curves(memory: MemoryEvents, source: str) -> tuple[MemoryCurve, ...]:
+    """GPU first; none where the trace has no memory events."""
+    known = np.flatnonzero(memory.allocated_bytes >= 0)
+    if not len(known):
+        return ()
+    known = known[np.argsort(memory.at_ns[known], kind="stable")]
+    begin, length_ns = int(memory.at_ns[known[0]]), int(memory.at_ns[known[-1]] - memory.at_ns[known[0]])
+    on_cpu = memory.device_type[known] == CPU_TYPE
+    found = []
+    for device, mine in (("GPU", known[~on_cpu]), ("CPU", known[on_cpu])):
+        if not len(mine):
+            continue
+        at, held = memory.at_ns[mine] - begin, memory.allocated_bytes[mine]
+        peak = int(np.argmax(held))
+        points = _thin(list(zip(at.tolist(), held.tolist(), strict=True)), CURVE_POINTS)
+        found.append(
+            MemoryCurve(
+                source=source,
+                device=device,
+                events=len(mine),
+                length_ns=length_ns,
+                first_bytes=int(held[0]),
+                last_bytes=int(held[-1]),
+                peak_bytes=int(held[peak]),
+                peak_at_ns=int(at[peak]),
+                largest_bytes=max(int(memory.changed_bytes[mine].max()), 0),
+                points=tuple(points),
+            )
+        )
+    return tuple(found)
+
+
+def _thin(points: list[tuple[int, int]], most: int = MAX_POINTS) -> list[tuple[int, int]]:
     """Of too many points the highest of each stretch, so that no peak is lost."""
-    if len(points) <= MAX_POINTS:
+    if len(points) <= most:
         return points
-    size = -(-len(points) // MAX_POINTS)
+    size = -(-len(points) // most)
     return [max(points[i : i + size], key=lambda p: p[1]) for i in range(0, len(points), size)]

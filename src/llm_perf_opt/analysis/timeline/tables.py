@@ -26,6 +26,8 @@ from llm_perf_opt.analysis.timeline.rows import (
 )
 from llm_perf_opt.analysis.timeline.timeline import Activities, Timeline, distinct
 
+COMMUNICATION = "communication"
+
 KERNELS_PER_RANGE = 50
 
 
@@ -248,3 +250,12 @@ def _size(copies: Activities, chosen: Flags) -> int | None:
     """The bytes of some copies together, or None where one does not say."""
     sizes = None if copies.size_bytes is None else copies.size_bytes[chosen]
     return None if sizes is None or bool((sizes < 0).any()) else int(sizes.sum())
+
+
+def communication_kernels(timeline: Timeline) -> Flags:
+    """Which kernels communicate with other GPUs."""
+    kernels = timeline.kernels
+    wanted = np.zeros(len(timeline.names), np.bool_)
+    for code in distinct(kernels.name).tolist():
+        wanted[code] = classify_kernel(timeline.names[code]) == COMMUNICATION
+    return wanted[kernels.name] if len(kernels) else np.zeros(0, np.bool_)

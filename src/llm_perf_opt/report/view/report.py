@@ -8,6 +8,7 @@ from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.report.facts import gather, joined_ncu
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.findings import FindingView, findings_view
+from llm_perf_opt.report.view.flame import FlameView, flame_view
 from llm_perf_opt.report.view.headline import HeadlineView, headline
 from llm_perf_opt.report.view.kernels import KernelsView, kernels_view
 from llm_perf_opt.report.view.memory import MemoryView, memory_view
@@ -30,6 +31,7 @@ class ReportView:
     modules: ModulesView
     memory: MemoryView
     sections: tuple[SectionView, ...]
+    flames: tuple[FlameView, ...]
     provenance: ProvenanceView
     ncu: NcuAnalysis | None
 
@@ -52,6 +54,7 @@ def build_view(files: RunFiles) -> ReportView:
         modules=modules_view(files),
         memory=memory_view(files, facts),
         sections=sections_view(files),
+        flames=flame_view(files),
         provenance=provenance_view(files, facts, _sources(files)),
         ncu=ncu,
     )

@@ -7,11 +7,12 @@ from pathlib import Path
 from msgspec import UNSET
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis
+from llm_perf_opt.analysis.timeline.memory import MemoryCurve
 from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis
 from llm_perf_opt.core.sections import Picture, Section
 from llm_perf_opt.core.units import digits
-from llm_perf_opt.report.charts import ScatterPoint, scatter_svg
-from llm_perf_opt.runners.analyze.sections import SHAPES
+from llm_perf_opt.report.charts import ScatterPoint, scatter_svg, steps_svg
+from llm_perf_opt.runners.analyze.sections import MEMORY, SHAPES
 
 POINTS = 300
 
@@ -22,6 +23,8 @@ def write_pictures(run_dir: Path, stage: str, analysis: CaptureAnalysis) -> dict
     if analysis.shapes is not UNSET and (text := _shapes(analysis.shapes)):
         shows = "FLOP per byte against FLOP/s of each operator and shape; the area is its share of the time"
         drawn[SHAPES] = ("shapes.svg", text, shows)
+    if analysis.memory is not UNSET:
+        drawn[MEMORY] = ("memory.svg", _memory(analysis.memory), "bytes held by torch's allocator over the trace")
     found = {}
     for title, (name, text, shows) in drawn.items():
         (run_dir / stage / name).write_text(text, encoding="utf-8")
@@ -54,6 +57,15 @@ def _shapes(shapes: ShapesAnalysis) -> str:
     roofs = {f"{name} {digits(peaks[name])} TFLOP/s": 1e12 * peaks[name] for name in _formats(shapes) if name in peaks}
     slope = None if shapes.roof.bandwidth_gb_s is None else 1e9 * shapes.roof.bandwidth_gb_s
     return scatter_svg(points, roofs=roofs, slope=slope, title="Work by shape under the roofs of the GPU")
+
+
+def _memory(curves: Sequence[MemoryCurve]) -> str:
+    """The GPU's curves; those of the host where there are no others."""
+    shown = [curve for curve in curves if curve.device == "GPU"] or list(curves)
+    several = len({curve.source for curve in shown}) > 1
+    lines = {f"{c.device}, {Path(c.source).name}" if several else c.device: c.points for c in shown}
+    length_ns = max(curve.length_ns for curve in shown)
+    return steps_svg(lines, length_ns=length_ns, title="Memory held by torch's allocator")
 
 
 def _formats(shapes: ShapesAnalysis) -> list[str]:

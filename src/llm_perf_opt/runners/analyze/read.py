@@ -15,7 +15,7 @@ from llm_perf_opt.analysis.timeline.rows import CounterRow, KernelRow
 from llm_perf_opt.analysis.timeline.timeline import Timeline
 from llm_perf_opt.core.process import allowed_environment, run_command
 from llm_perf_opt.errors import ToolError
-from llm_perf_opt.runners.analyze.detail import add_detail
+from llm_perf_opt.runners.analyze.detail import add_critical_paths, add_detail
 from llm_perf_opt.runners.analyze.kinds import NCU, NSYS, SUMMARY, TORCH
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def read_captures(
         measured, analysis, notes, recorded = _read_torch(by_kind[TORCH], detailed=detailed)
     else:
         measured, analysis, notes = [], analyze_measured([]), []
+    analysis = add_critical_paths(analysis, measured)
     ranks = analyze_ranks([m.timeline for m in measured], said=files_are, recorded=recorded)
     if ranks is not None:
         analysis = replace(analysis, ranks=ranks)

@@ -8,6 +8,9 @@ from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.ranks.analysis import RankRow, RanksAnalysis
 from llm_perf_opt.analysis.ranks.collectives import CollectiveRow
 from llm_perf_opt.analysis.ranks.overlap import Split
+from llm_perf_opt.analysis.timeline.critical import CriticalPath
+from llm_perf_opt.analysis.timeline.frames import PythonTree
+from llm_perf_opt.analysis.timeline.memory import MemoryCurve
 from llm_perf_opt.analysis.timeline.rows import CopyRow, CounterRow
 from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis
 from llm_perf_opt.core.sections import Cell, Section, SectionTable
@@ -15,7 +18,9 @@ from llm_perf_opt.core.units import format_bytes, format_ms, format_percent
 
 # On the page; the terminal shows fewer, analysis.json all.
 ROWS = 60
+PYTHON_ROWS = 25
 SHAPES = "Shapes"
+MEMORY = "Allocated memory"
 NO_BREAK = "\u00a0"
 
 
@@ -35,6 +40,12 @@ def _sections(analysis: CaptureAnalysis, source: str | None) -> Iterator[Section
             yield _communication(analysis.ranks, source)
     if analysis.shapes is not UNSET:
         yield _shapes(analysis.shapes, source)
+    if analysis.critical_paths is not UNSET:
+        yield _critical(analysis.critical_paths, source)
+    if analysis.memory is not UNSET:
+        yield _memory(analysis.memory, source)
+    if analysis.python is not UNSET:
+        yield _python(analysis.python, source)
 
 
 def _copies(copies: Sequence[CopyRow], source: str | None) -> Section:
@@ -231,16 +242,76 @@ def _shapes(shapes: ShapesAnalysis, source: str | None) -> Section:
     ]
     columns: dict[str, list[Cell]] = {
         "kind": [row.kind for row in rows],
-        "operator": [row.operator for row in rows],
+        "operator": [row.operator.removeprefix("aten::") for row in rows],
         "shape": [row.shape.replace(" ", NO_BREAK) for row in rows],
         "dtype": [row.dtype for row in rows],
         "calls": [row.calls for row in rows],
         "total ms": [row.time_ns / 1e6 for row in rows],
         "mean µs": [row.mean_ns / 1e3 for row in rows],
-        "GFLOP": [None if row.flops is None else row.flops / 1e9 for row in rows],
         "TFLOP/s": [row.tflops for row in rows],
         "GB/s": [row.gb_per_s for row in rows],
-        "bound": [row.bound for row in rows],
         "of roof %": [row.roof_pct for row in rows],
+        "bound": [row.bound for row in rows],
+        "GFLOP": [None if row.flops is None else row.flops / 1e9 for row in rows],
     }
     return Section(title=SHAPES, paragraphs=tuple(texts), tables=(_filled("", columns, source),))
+
+
+def _critical(paths: Sequence[CriticalPath], source: str | None) -> Section:
+    parts: dict[str, list[int]] = {
+        "host ms": [p.host_ns for p in paths],
+        "launch ms": [p.launch_ns for p in paths],
+        "start delay ms": [p.start_delay_ns for p in paths],
+        "wait return ms": [p.wait_return_ns for p in paths],
+        "compute ms": [p.computation_ns for p in paths],
+        "communication ms": [p.communication_ns for p in paths],
+        "copies ms": [p.copy_ns for p in paths],
+        "between ms": [p.between_ns for p in paths],
+    }
+    columns: dict[str, list[Cell]] = {
+        "range": [p.range_name for p in paths],
+        "length ms": [p.length_ns / 1e6 for p in paths],
+        **{name: [ns / 1e6 if any(times) else None for ns in times] for name, times in parts.items()},
+        "GPU idle ms": [p.gpu_idle_ns / 1e6 for p in paths],
+        "to shrink": [p.shrink for p in paths],
+    }
+    text = (
+        "What decides when a range's work is done, of its instance of median time: the parts add up to the length. A "
+        "faster host saves at most the GPU's idle time."
+    )
+    return Section(title="Critical path", paragraphs=(text,), tables=(_filled("", columns, source),))
+
+
+def _memory(curves: Sequence[MemoryCurve], source: str | None) -> Section:
+    table = SectionTable(
+        columns=("device", "events", "first", "peak", "peak at ms", "last", "largest allocation"),
+        rows=tuple(
+            (
+                curve.device if len({c.source for c in curves}) == 1 else f"{curve.device}, {curve.source}",
+                curve.events,
+                format_bytes(curve.first_bytes),
+                format_bytes(curve.peak_bytes),
+                curve.peak_at_ns / 1e6,
+                format_bytes(curve.last_bytes),
+                format_bytes(curve.largest_bytes),
+            )
+            for curve in curves[:ROWS]
+        ),
+        source=source,
+    )
+    text = "What torch's allocator held, by its own events; times since the first of them."
+    return Section(title=MEMORY, paragraphs=(text,), tables=(table,))
+
+
+def _python(trees: Sequence[PythonTree], source: str | None) -> Section:
+    rows = [
+        (frame.name, frame.calls, frame.self_ns / 1e6, frame.total_ns / 1e6, frame.gpu_ns / 1e6)
+        for tree in trees
+        for frame in tree.frames[:PYTHON_ROWS]
+    ]
+    rows.sort(key=lambda row: -row[2])
+    text = "Functions by own time, under the profiler, which makes every call of Python slower; waiting counts."
+    table = SectionTable(
+        columns=("function", "calls", "own ms", "total ms", "GPU ms"), rows=tuple(rows[:PYTHON_ROWS]), source=source
+    )
+    return Section(title="Python", paragraphs=(text,), tables=(table,))

@@ -1,0 +1,218 @@
+"""The critical path of a range: what decides when its work is done, walked back from its end.
+
+The walk begins where the range ends on the host or where the last GPU work launched inside it ends, whichever is later.
+From the host it goes back along the thread to the last wait for the GPU, and from there to the GPU work that ended the
+wait; from a piece of GPU work to the work before it, if that was still running when the launch call had returned, and
+otherwise to the launch call, and so back to the host. Every nanosecond belongs to one part, so the parts say what would
+have to shrink: making anything that is not on the path faster changes nothing. Nor does a faster host where the GPU
+never idles: what host, launch and delay could save is at most the GPU's idle time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from llm_perf_opt.analysis.kernels.names import short_kernel_name
+from llm_perf_opt.analysis.timeline.intervals import Intervals, Ints, union
+from llm_perf_opt.analysis.timeline.rows import RangeRow
+from llm_perf_opt.analysis.timeline.tables import communication_kernels
+from llm_perf_opt.analysis.timeline.timeline import Timeline, join
+
+RANGES = 10
+# A range with more work than this is not walked: it would take seconds.
+MOST_WORK = 100_000
+KERNELS_NAMED = 3
+HOST, LAUNCH, DELAY, WAIT, COMPUTE, COMMUNICATION, COPY, BETWEEN = range(8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticalPath:
+    """One instance of a range, that of median wall time; the parts add up to `length_ns`.
+
+    On the host: its own work, launch calls, and returning from waits. Between host and GPU: the delay from the return
+    of a launch to the start. On the GPU: computation, communication, copies, and the time between one and the next.
+    `gpu_idle_ns` is when no kernel ran, on the path or not. `shrink` names what could save most: host, launch, GPU,
+    communication or copies.
+    """
+
+    range_name: str
+    length_ns: int
+    host_ns: int
+    launch_ns: int
+    start_delay_ns: int
+    wait_return_ns: int
+    computation_ns: int
+    communication_ns: int
+    copy_ns: int
+    between_ns: int
+    gpu_idle_ns: int
+    shrink: str
+    kernels: tuple[str, ...]
+
+
+def critical_paths(timelines: Sequence[Timeline], rows: Sequence[RangeRow]) -> tuple[CriticalPath, ...]:
+    """Of the ranges with GPU work that take most time."""
+    wanted = [row for row in rows if row.kernel_count and row.typical.kernel_count <= MOST_WORK][:RANGES]
+    found = []
+    for row in wanted:
+        timeline = timelines[row.typical.source]
+        start_ns, end_ns = row.typical.start_ns, row.typical.start_ns + row.typical.wall_ns
+        at = np.flatnonzero((timeline.ranges.start_ns == start_ns) & (timeline.ranges.end_ns == end_ns))
+        if len(at):
+            walk = _Walk(timeline, int(timeline.ranges.thread[at[0]]), start_ns, end_ns)
+            found.append(_path(row.name, walk))
+    return tuple(found)
+
+
+def _path(name: str, walk: "_Walk") -> CriticalPath:
+    part = walk.walk()
+    idle = walk.idle_ns()
+    groups = {
+        "host": min(part[HOST] + part[WAIT], idle),
+        "launch": min(part[LAUNCH] + part[DELAY], idle),
+        "GPU": part[COMPUTE] + part[BETWEEN],
+        "communication": part[COMMUNICATION],
+        "copies": part[COPY],
+    }
+    return CriticalPath(
+        range_name=name,
+        length_ns=walk.end_ns - walk.start_ns,
+        host_ns=part[HOST],
+        launch_ns=part[LAUNCH],
+        start_delay_ns=part[DELAY],
+        wait_return_ns=part[WAIT],
+        computation_ns=part[COMPUTE],
+        communication_ns=part[COMMUNICATION],
+        copy_ns=part[COPY],
+        between_ns=part[BETWEEN],
+        gpu_idle_ns=idle,
+        shrink=max(groups, key=lambda key: groups[key]),
+        kernels=walk.heaviest(),
+    )
+
+
+class _Walk:
+    """The work and calls around one window, in the order the walk needs them."""
+
+    def __init__(self, timeline: Timeline, thread: int, start_ns: int, end_ns: int) -> None:
+        self.start_ns = start_ns
+        self._host_end_ns = end_ns
+        self._timeline, self._thread = timeline, thread
+        process = timeline.thread_process[thread]
+        work = join([timeline.kernels, timeline.graphs, timeline.copies])
+        kind = np.concatenate(
+            (
+                np.where(communication_kernels(timeline), COMMUNICATION, COMPUTE),
+                np.full(len(timeline.graphs), COMPUTE),
+                np.full(len(timeline.copies), COPY),
+            )
+        )
+        calls = timeline.calls
+        known = (work.call >= 0) & (work.process == process)
+        called_ns = calls.start_ns[np.maximum(work.call, 0)] if len(calls) else np.zeros(len(work), np.int64)
+        launched = known & (called_ns >= start_ns) & (called_ns < end_ns)
+        self.end_ns = max(end_ns, int(work.end_ns[launched].max(initial=end_ns)))
+        pick = np.flatnonzero((work.end_ns > start_ns) & (work.start_ns < self.end_ns) & (work.process == process))
+        pick = pick[np.argsort(work.end_ns[pick], kind="stable")]
+        self._start, self._end = work.start_ns[pick], work.end_ns[pick]
+        self._call, self._kind, self._name = work.call[pick], kind[pick], work.name[pick]
+        self._launches: dict[int, Intervals] = {}
+        self._waits: dict[int, tuple[Ints, Ints]] = {}
+        self._part = [0] * 8
+        self._on_path: dict[int, int] = {}
+
+    def walk(self) -> list[int]:
+        """Nanoseconds of each part."""
+        at, thread, work = self.end_ns, self._thread, -1
+        if self.end_ns > self._host_end_ns:
+            work = int(np.searchsorted(self._end, self.end_ns, side="right")) - 1
+        # Each turn ends one piece of work or one wait, or goes from the GPU to the host.
+        for _ in range(3 * len(self._start) + 3 * len(self._timeline.calls) + 3):
+            if at <= self.start_ns:
+                break
+            if work >= 0:
+                at, thread, work = self._from_work(work, at, thread)
+            else:
+                at, work = self._from_host(at, thread)
+        return self._part
+
+    def idle_ns(self) -> int:
+        """When no kernel or graph ran."""
+        runs = self._kind != COPY
+        busy = union(self._start[runs], self._end[runs])
+        inside = busy.covered_before(np.array([self.start_ns, self.end_ns]))
+        return self.end_ns - self.start_ns - int(inside[1] - inside[0])
+
+    def heaviest(self) -> tuple[str, ...]:
+        """The kernels that take most of the path."""
+        names = sorted(self._on_path, key=lambda name: -self._on_path[name])[:KERNELS_NAMED]
+        return tuple(dict.fromkeys(short_kernel_name(self._timeline.names[name]) for name in names))
+
+    def _add(self, part: int, start: int, end: int) -> int:
+        """Count a stretch, cut at the range's start, and go to where it began."""
+        start = max(start, self.start_ns)
+        self._part[part] += max(end - start, 0)
+        return min(start, end)
+
+    def _from_host(self, at: int, thread: int) -> tuple[int, int]:
+        """Back to the last wait on the thread, and to the work it waited for."""
+        starts, ends = self._waits_of(thread)
+        index = int(np.searchsorted(ends, at, side="right")) - 1
+        if index < 0 or ends[index] <= self.start_ns:
+            return self._host(self.start_ns, at, thread), -1
+        begin, end = int(starts[index]), int(ends[index])
+        at = self._host(end, at, thread)
+        work = int(np.searchsorted(self._end, at, side="right")) - 1
+        if work >= 0 and self._end[work] > begin:
+            return self._add(WAIT, int(self._end[work]), at), work
+        # It found nothing to wait for, and is a call like others.
+        return self._add(HOST, begin, at), -1
+
+    def _host(self, start: int, end: int, thread: int) -> int:
+        """Count host time, launch calls apart."""
+        start = max(start, self.start_ns)
+        inside = self._launches_of(thread).covered_before(np.array([start, end]))
+        launch = int(inside[1] - inside[0])
+        self._part[LAUNCH] += launch
+        self._part[HOST] += max(end - start, 0) - launch
+        return min(start, end)
+
+    def _from_work(self, work: int, at: int, thread: int) -> tuple[int, int, int]:
+        """Back to the start of a piece of work, then to the work before it or to its launch."""
+        before_at, begin = at, int(self._start[work])
+        at = self._add(int(self._kind[work]), begin, at)
+        name = int(self._name[work])
+        self._on_path[name] = self._on_path.get(name, 0) + before_at - at
+        if at <= self.start_ns:
+            return at, thread, -1
+        call = int(self._call[work])
+        calls = self._timeline.calls
+        # A call that waits for its own work can start it as soon as it is made.
+        ready = int((calls.start_ns if calls.waits[call] else calls.end_ns)[call]) if call >= 0 else self.start_ns
+        before = int(np.searchsorted(self._end, at, side="right")) - 1
+        while before >= 0 and (before == work or self._start[before] >= begin):
+            before -= 1
+        if before >= 0 and (call < 0 or self._end[before] >= ready):
+            return self._add(BETWEEN, int(self._end[before]), at), thread, before
+        if call < 0:
+            return self._add(BETWEEN, self.start_ns, at), thread, -1
+        at = self._add(DELAY, ready, at) if ready < at else at
+        began = int(calls.start_ns[call])
+        return (self._add(LAUNCH, began, at) if began < at else at), int(calls.thread[call]), -1
+
+    def _launches_of(self, thread: int) -> Intervals:
+        if thread not in self._launches:
+            calls = self._timeline.calls
+            mine = np.flatnonzero((calls.thread == thread) & calls.launches & ~calls.waits)
+            self._launches[thread] = union(calls.start_ns[mine], calls.end_ns[mine])
+        return self._launches[thread]
+
+    def _waits_of(self, thread: int) -> tuple[Ints, Ints]:
+        """Starts and ends of the waits of a thread, by end."""
+        if thread not in self._waits:
+            calls = self._timeline.calls
+            mine = np.flatnonzero((calls.thread == thread) & calls.waits & (calls.end_ns > self.start_ns))
+            mine = mine[np.argsort(calls.end_ns[mine], kind="stable")]
+            self._waits[thread] = (calls.start_ns[mine], calls.end_ns[mine])
+        return self._waits[thread]

@@ -1,0 +1,96 @@
+"""The call tree of Python as a flame graph: where each bar lies, in shares of the width."""
+
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from msgspec import UNSET
+
+from llm_perf_opt.analysis.timeline.frames import FlameNode, PythonTree
+from llm_perf_opt.core.units import format_ms, format_percent
+from llm_perf_opt.report.run_files import Found, RunFiles
+
+MODULE = "nn.Module: "
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlameBar:
+    """`left` and `width` in percent of the whole, `depth` in rows from the top."""
+
+    depth: int
+    left: float
+    width: float
+    label: str
+    text: str
+    kind: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlameView:
+    """One tree. `deepest` is the number of rows."""
+
+    title: str
+    bars: tuple[FlameBar, ...]
+    deepest: int
+    left_out: int
+    source: str
+
+
+def flame_view(files: RunFiles) -> tuple[FlameView, ...]:
+    """A graph per trace that has frames; none without."""
+    if not isinstance(files.capture, Found) or files.capture.content.python is UNSET:
+        return ()
+    trees = files.capture.content.python
+    return tuple(_view(tree, files.capture.source) for tree in trees if tree.total_ns > 0)
+
+
+def _view(tree: PythonTree, source: str) -> FlameView:
+    children: dict[int, list[int]] = {}
+    for index, node in enumerate(tree.nodes):
+        children.setdefault(node.parent, []).append(index)
+    bars: list[FlameBar] = []
+    # Widest first, each beside the one before; what is left of a caller's width is its own time.
+    open_ = [(-1, -1, 0.0)]
+    while open_:
+        index, depth, left = open_.pop()
+        if index >= 0:
+            bars.append(_bar(tree.nodes[index], depth, left, tree.total_ns))
+        for child in sorted(children.get(index, []), key=lambda node: -tree.nodes[node].total_ns):
+            open_.append((child, depth + 1, left))
+            left += 100.0 * tree.nodes[child].total_ns / tree.total_ns
+    return FlameView(
+        title=PurePath(tree.source).name,
+        bars=tuple(bars),
+        deepest=max(bar.depth for bar in bars) + 1,
+        left_out=tree.left_out,
+        source=source,
+    )
+
+
+def _bar(node: FlameNode, depth: int, left: float, total_ns: int) -> FlameBar:
+    share = format_percent(node.total_ns / total_ns)
+    gpu = f", {format_ms(node.gpu_ns / 1e6)} of GPU work" if node.gpu_ns else ""
+    return FlameBar(
+        depth=depth,
+        left=round(left, 4),
+        width=round(100.0 * node.total_ns / total_ns, 4),
+        label=_label(node.name),
+        text=f"{node.name}\n{format_ms(node.total_ns / 1e6)}, {share}; own {format_ms(node.self_ns / 1e6)}; "
+        f"{node.calls:,} call(s){gpu}",
+        kind=_kind(node.name),
+    )
+
+
+def _label(name: str) -> str:
+    """The function, with its file where it has one: `loader.py(708): __next__`."""
+    place, colon, function = name.rpartition(": ")
+    if name.startswith(MODULE) or not colon:
+        return name.removeprefix(MODULE)
+    return f"{function} {PurePath(place).name}"
+
+
+def _kind(name: str) -> str:
+    if name.startswith(MODULE):
+        return "module"
+    if name.startswith("<"):
+        return "built-in"
+    return "torch" if name.startswith(("torch/", "torch.")) or "/site-packages/torch/" in name else "code"
