@@ -1,6 +1,7 @@
 """The steps of a loop: marked by torch's profiler, or found as a sequence of kernels that repeats."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,10 +26,11 @@ _PROFILER_STEP = re.compile(r"^ProfilerStep\b")
 
 @dataclass(frozen=True, kw_only=True)
 class Outlier:
-    """A step that took much longer or shorter than the others, counted from 0."""
+    """A step that took much longer or shorter than the others, counted from 0 in its capture."""
 
     index: int
     length_ns: int
+    source: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,18 +50,41 @@ class Iterations:
         return (self.p75_ns - self.p25_ns) / self.median_ns if self.median_ns else 0.0
 
 
-def find_iterations(timeline: Timeline) -> Iterations | None:
+@dataclass(frozen=True, kw_only=True)
+class _Steps:
+    """The steps of one capture: how they were told apart, kernels in each, and their lengths in order."""
+
+    how: str
+    kernels_each: int | None
+    length: Ints
+
+
+def find_iterations(timelines: Sequence[Timeline]) -> Iterations | None:
+    """The steps of all captures in which they are told apart the same way, the way that finds most of them."""
+    found: dict[tuple[str, int | None], list[tuple[int, Ints]]] = {}
+    for source, timeline in enumerate(timelines):
+        steps = _steps(timeline)
+        if steps is not None:
+            found.setdefault((steps.how, steps.kernels_each), []).append((source, steps.length))
+    if not found:
+        return None
+    (how, kernels_each), parts = max(found.items(), key=lambda item: sum(len(length) for _, length in item[1]))
+    return _describe(how, kernels_each, parts)
+
+
+def _steps(timeline: Timeline) -> _Steps | None:
     """Marked steps where there are three of them, else a repeated sequence of kernels, else None."""
     ranges = timeline.ranges
     codes = [code for code in distinct(ranges.name).tolist() if _PROFILER_STEP.match(timeline.names[code])]
     marked = np.flatnonzero(np.isin(ranges.name, codes))
     if len(marked) >= MIN_ITERATIONS:
         marked = marked[np.argsort(ranges.start_ns[marked], kind="stable")]
-        return _describe("marked as ProfilerStep", ranges.end_ns[marked] - ranges.start_ns[marked], None)
+        length = ranges.end_ns[marked] - ranges.start_ns[marked]
+        return _Steps(how="marked as ProfilerStep", kernels_each=None, length=length)
     return _repeated(timeline)
 
 
-def _repeated(timeline: Timeline) -> Iterations | None:
+def _repeated(timeline: Timeline) -> _Steps | None:
     """Steps from one of a regular kernel to the next, of the regular kernel that is rarest."""
     kernels = timeline.kernels
     if len(kernels) < 2 * MIN_ITERATIONS or len(distinct(kernels.process)) > 1:
@@ -82,11 +107,14 @@ def _repeated(timeline: Timeline) -> Iterations | None:
         if usual * counts.max() >= COVERED * len(name):
             length = np.diff(start[positions])[steps == usual]
             repeated = short_kernel_name(timeline.names[int(name[positions[0]])])
-            return _describe(f"by the repeated kernel {repeated}", length, usual)
+            return _Steps(how=f"by the repeated kernel {repeated}", kernels_each=usual, length=length)
     return None
 
 
-def _describe(how: str, length: Ints, kernels_each: int | None) -> Iterations:
+def _describe(how: str, kernels_each: int | None, parts: Sequence[tuple[int, Ints]]) -> Iterations:
+    length = np.concatenate([one for _, one in parts])
+    source = np.concatenate([np.full(len(one), number) for number, one in parts])
+    index = np.concatenate([np.arange(len(one)) for _, one in parts])
     low, median, high = (int(value) for value in np.percentile(length, (25, 50, 75)))
     deviation = MAD_TO_DEVIATION * float(np.median(np.abs(length - median)))
     far = np.flatnonzero(np.abs(length - median) > max(OUTLIER_DEVIATIONS * deviation, OUTLIER_SHARE * median))
@@ -98,5 +126,7 @@ def _describe(how: str, length: Ints, kernels_each: int | None) -> Iterations:
         median_ns=median,
         p25_ns=low,
         p75_ns=high,
-        outliers=tuple(Outlier(index=int(i), length_ns=int(length[i])) for i in far[:SHOWN]),
+        outliers=tuple(
+            Outlier(index=int(index[i]), length_ns=int(length[i]), source=int(source[i])) for i in far[:SHOWN]
+        ),
     )

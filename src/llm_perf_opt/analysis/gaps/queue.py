@@ -1,9 +1,11 @@
 """How far launches run ahead of the GPU: delay of the start, and depth of the queue."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
 from llm_perf_opt.analysis.timeline.timeline import Timeline, join
 
 # Launches looked at, evenly over the capture: enough for every percentile, and a bound on the time it takes.
@@ -30,8 +32,39 @@ class Queue:
     graph_share: float
 
 
-def measure_queue(timeline: Timeline) -> Queue | None:
-    """The queue over the whole capture; None where no launch is recorded."""
+def measure_queue(timelines: Sequence[Timeline]) -> Queue | None:
+    """The queue over whole captures, one after the other; None where no launch is recorded."""
+    parts = [part for part in (_launches(timeline) for timeline in timelines) if part is not None]
+    if not parts:
+        return None
+    delay, depth = np.concatenate([part.delay for part in parts]), np.concatenate([part.depth for part in parts])
+    by_graph = np.concatenate([part.by_graph for part in parts])
+    return Queue(
+        launches=sum(part.calls for part in parts),
+        call_ns=sum(part.call_ns for part in parts),
+        delay_median_ns=int(np.median(delay)),
+        delay_p90_ns=int(np.percentile(delay, 90)),
+        depth_median=float(np.median(depth)),
+        empty_share=float((depth == 0).mean()),
+        short_share=sum(part.short for part in parts) / sum(part.work for part in parts),
+        graph_share=float(by_graph.mean()),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Launches:
+    """One capture: of launches over all of it the delay, the depth and whether it is a graph's; and its totals."""
+
+    delay: Ints
+    depth: Ints
+    by_graph: Flags
+    calls: int
+    call_ns: int
+    work: int
+    short: int
+
+
+def _launches(timeline: Timeline) -> _Launches | None:
     calls, compute = timeline.calls, join([timeline.kernels, timeline.graphs])
     known = np.flatnonzero(compute.call >= 0)
     if not len(known):
@@ -43,20 +76,15 @@ def measure_queue(timeline: Timeline) -> Queue | None:
     at = launched[::step]
     # Several kernels of one graph launch begin together: those before it count, its own do not.
     before = np.searchsorted(launched, at, side="left")
-    depth = np.maximum(before - np.searchsorted(ended, at, side="right"), 0)
     some = known[::step]
-    delay = np.maximum(compute.start_ns[some] - calls.end_ns[compute.call[some]], 0)
-    length = compute.end_ns - compute.start_ns
-    launches = calls.launches
     graphs = np.array([code for code, name in enumerate(timeline.names) if "GraphLaunch" in name], np.int64)
-    by_graph = np.isin(calls.name[compute.call[some]], graphs) if len(graphs) else np.zeros(len(some), np.bool_)
-    return Queue(
-        launches=int(launches.sum()),
+    launches = calls.launches
+    return _Launches(
+        delay=np.maximum(compute.start_ns[some] - calls.end_ns[compute.call[some]], 0),
+        depth=np.maximum(before - np.searchsorted(ended, at, side="right"), 0),
+        by_graph=np.isin(calls.name[compute.call[some]], graphs) if len(graphs) else np.zeros(len(some), np.bool_),
+        calls=int(launches.sum()),
         call_ns=int((calls.end_ns - calls.start_ns)[launches].sum()),
-        delay_median_ns=int(np.median(delay)),
-        delay_p90_ns=int(np.percentile(delay, 90)),
-        depth_median=float(np.median(depth)),
-        empty_share=float((depth == 0).mean()),
-        short_share=float((length < SHORT_KERNEL_NS).mean()),
-        graph_share=float(by_graph.mean()),
+        work=len(compute),
+        short=int((compute.end_ns - compute.start_ns < SHORT_KERNEL_NS).sum()),
     )

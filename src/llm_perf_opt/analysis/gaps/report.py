@@ -16,7 +16,7 @@ Framework = Literal["torch", "jax", "other"]
 
 @dataclass(frozen=True, kw_only=True)
 class IdleReport:
-    """Gaps, queue, waits and steps. `queue`, `waits` and `iterations` are those of the first capture that has them."""
+    """Gaps, queue, waits and steps of all captures together."""
 
     framework: Framework
     gaps: LongGaps
@@ -28,15 +28,13 @@ class IdleReport:
 def report_idle(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap]]]) -> IdleReport:
     """Look into the idle time of captures of one program."""
     gaps = [find_long_gaps(timeline, maps, source=i) for i, (timeline, maps) in enumerate(captures)]
-    queues = (measure_queue(timeline) for timeline, _ in captures)
-    waits = (wait_rows(timeline, maps) for timeline, maps in captures)
-    iterations = (find_iterations(timeline) for timeline, _ in captures)
+    timelines = [timeline for timeline, _ in captures]
     return IdleReport(
-        framework=framework_of([timeline for timeline, _ in captures]),
+        framework=framework_of(timelines),
         gaps=merge_long_gaps(gaps),
-        queue=next((queue for queue in queues if queue is not None), None),
-        waits=next((rows for rows in waits if rows), ()),
-        iterations=next((found for found in iterations if found is not None), None),
+        queue=measure_queue(timelines),
+        waits=wait_rows(captures),
+        iterations=find_iterations(timelines),
     )
 
 

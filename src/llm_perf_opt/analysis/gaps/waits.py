@@ -1,7 +1,7 @@
 """What synchronisation costs: host calls that wait for the GPU, by name and place."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -29,38 +29,62 @@ class WaitRow:
     places: tuple[str, ...]
 
 
-def wait_rows(timeline: Timeline, maps: Mapping[int, IdleMap]) -> tuple[WaitRow, ...]:
-    """One row per call, the longest first."""
+def wait_rows(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap]]]) -> tuple[WaitRow, ...]:
+    """One row per call over all captures, the longest first."""
+    found: dict[str, _Waits] = {}
+    for timeline, maps in captures:
+        for call, one in _waits(timeline, maps):
+            found.setdefault(call, _Waits()).add(one)
+    rows = [
+        WaitRow(
+            call=call,
+            count=one.count,
+            total_ns=one.total_ns,
+            gpu_idle_ns=one.gpu_idle_ns,
+            places=tuple(sorted(one.places, key=one.places.__getitem__, reverse=True)[:3]),
+        )
+        for call, one in found.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.total_ns, row.call))[:SHOWN])
+
+
+@dataclass(kw_only=True)
+class _Waits:
+    """Calls of one name while they are added up; `places` with the time in each."""
+
+    count: int = 0
+    total_ns: int = 0
+    gpu_idle_ns: int = 0
+    places: dict[str, int] = field(default_factory=dict)
+
+    def add(self, other: "_Waits") -> None:
+        self.count += other.count
+        self.total_ns += other.total_ns
+        self.gpu_idle_ns += other.gpu_idle_ns
+        for name, time_ns in other.places.items():
+            self.places[name] = self.places.get(name, 0) + time_ns
+
+
+def _waits(timeline: Timeline, maps: Mapping[int, IdleMap]) -> Iterator[tuple[str, _Waits]]:
     calls = timeline.calls
     waits = np.flatnonzero(calls.waits & (calls.end_ns > calls.start_ns))
     record: HostRecord | None = None
-    rows = []
     for code in distinct(calls.name[waits]) if len(waits) and int(calls.name[waits].min()) >= 0 else ():
         mine = waits[calls.name[waits] == code]
         length = calls.end_ns[mine] - calls.start_ns[mine]
-        idle = 0
+        one = _Waits(count=len(mine), total_ns=int(length.sum()))
         process = timeline.thread_process[calls.thread[mine]]
         for owner in distinct(process):
             some = mine[process == owner]
             busy = maps[int(owner)].busy
             covered = busy.covered_before(calls.end_ns[some]) - busy.covered_before(calls.start_ns[some])
-            idle += int((calls.end_ns[some] - calls.start_ns[some] - covered).sum())
+            one.gpu_idle_ns += int((calls.end_ns[some] - calls.start_ns[some] - covered).sum())
         longest = mine[np.argsort(-length, kind="stable")[:PLACED]]
         record = record or HostRecord(timeline, 0)
-        places: dict[str, int] = {}
         for index in longest.tolist():
             start, end = int(calls.start_ns[index]), int(calls.end_ns[index])
             place = record.place(start, end, int(calls.thread[index]))
             if place is not None:
                 name = unnumbered(readable(place))
-                places[name] = places.get(name, 0) + end - start
-        rows.append(
-            WaitRow(
-                call=readable(timeline.names[code]),
-                count=len(mine),
-                total_ns=int(length.sum()),
-                gpu_idle_ns=idle,
-                places=tuple(sorted(places, key=lambda name: -places[name])[:3]),
-            )
-        )
-    return tuple(sorted(rows, key=lambda row: (-row.total_ns, row.call))[:SHOWN])
+                one.places[name] = one.places.get(name, 0) + end - start
+        yield readable(timeline.names[code]), one
