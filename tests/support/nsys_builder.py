@@ -25,12 +25,22 @@ class Export:
     calls: list[tuple[object, ...]] = field(default_factory=list)
     ranges: list[tuple[object, ...]] = field(default_factory=list)
     system_calls: list[tuple[object, ...]] = field(default_factory=list)
+    pauses: list[tuple[object, ...]] = field(default_factory=list)
 
     def string(self, text: str) -> int:
         return self.strings.setdefault(text, len(self.strings) + 1)
 
-    def kernel(self, name: str, start: object, end: object, correlation: int, pid: int = PID, device: int = 0) -> None:
-        self.kernels.append((start, end, device, correlation, pid, self.string(name)))
+    def kernel(
+        self,
+        name: str,
+        start: object,
+        end: object,
+        correlation: int,
+        pid: int = PID,
+        device: int = 0,
+        stream: int = 7,
+    ) -> None:
+        self.kernels.append((start, end, device, correlation, pid, self.string(name), stream))
 
     def copy(self, start: int, end: int, correlation: int, size_bytes: int = 8, kind: int = DEVICE_TO_HOST) -> None:
         self.copies.append((start, end, 0, correlation, PID, size_bytes, kind))
@@ -43,6 +53,10 @@ class Export:
 
     def system_call(self, name: str, start: int, end: int, tid: int = THREAD) -> None:
         self.system_calls.append((start, end, tid, self.string(name)))
+
+    def pause(self, name: str, start: int, end: int, tid: int = OTHER_THREAD) -> None:
+        """Something nsys lists as its own overhead."""
+        self.pauses.append((start, end, tid, self.string(name)))
 
     def range(self, name: str, start: object, end: object, *, tid: int = THREAD, kind: int = 59) -> None:
         self.ranges.append((start, end, kind, name, None, tid))
@@ -60,7 +74,7 @@ class Export:
             connection.executemany("INSERT INTO META_DATA_EXPORT VALUES (?, ?)", versions)
         gpu = "start INTEGER, end INTEGER, deviceId INTEGER, correlationId INTEGER, globalPid INTEGER"
         for table, columns, rows in (
-            ("CUPTI_ACTIVITY_KIND_KERNEL", f"{gpu}, demangledName INTEGER", self.kernels),
+            ("CUPTI_ACTIVITY_KIND_KERNEL", f"{gpu}, demangledName INTEGER, streamId INTEGER", self.kernels),
             ("CUPTI_ACTIVITY_KIND_MEMCPY", f"{gpu}, bytes INTEGER, copyKind INTEGER", self.copies),
             ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", f"{gpu}, graphId INTEGER", self.graphs),
             (
@@ -68,6 +82,7 @@ class Export:
                 "start INTEGER, end INTEGER, globalTid INTEGER, correlationId INTEGER, nameId INTEGER",
                 self.calls,
             ),
+            ("PROFILER_OVERHEAD", "start INTEGER, end INTEGER, globalTid INTEGER, nameId INTEGER", self.pauses),
             ("OSRT_API", "start INTEGER, end INTEGER, globalTid INTEGER, nameId INTEGER", self.system_calls),
             (
                 "NVTX_EVENTS",

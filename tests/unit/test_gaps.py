@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from msgspec import UNSET
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis, analyze_timelines
 from llm_perf_opt.analysis.findings.finding import FindingRecord, confidence_of, may_be_headline
@@ -12,6 +13,7 @@ from llm_perf_opt.analysis.gaps.queue import Queue
 from llm_perf_opt.analysis.gaps.report import IdleReport
 from llm_perf_opt.analysis.gaps.verdict import judge
 from llm_perf_opt.analysis.gaps.waits import WaitRow
+from llm_perf_opt.analysis.timeline.streams import StreamRow
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 from tests.support.nsys_builder import OTHER_THREAD, Export
@@ -376,3 +378,106 @@ def test_repetitions_share_their_reasons_and_keep_their_gaps_apart(tmp_path: Pat
     assert [(r.name, r.gaps) for r in idle.gaps.reasons] == [(None, 6), ("load", 2)]
     assert sorted({gap.source for gap in idle.gaps.longest}) == [0, 1]
     assert (idle.gaps.long_count, len(idle.gaps.longest)) == (8, 8)
+
+
+@pytest.mark.parametrize(("name", "rules"), [("CUPTI: Buffer flush", []), ("Lazy Function Loading", ["compilation"])])
+def test_a_pause_of_the_profiler_is_no_work_of_the_host(tmp_path: Path, name: str, rules: list[str]) -> None:
+    export = _gaps_of_9_ms()
+    for i in range(4):
+        export.pause(name, i * 10 * MS + 2 * MS, (i + 1) * 10 * MS - 1_000)
+    analysis = _nsys(export, tmp_path)
+    assert [finding.rule for finding in analysis.findings] == rules
+    note = (
+        "the profiler itself (CUPTI: Buffer flush) keeps the GPU idle for 36.004 ms in 4 long gap(s), 87.8% of the "
+        "capture; no finding counts that"
+    )
+    assert [text for text in analysis.notes if "profiler itself" in text] == ([] if rules else [note])
+
+
+def test_a_flush_in_a_torch_trace_is_the_profiler_s(tmp_path: Path) -> None:
+    events: list[str] = []
+    for i in range(5):
+        _kernel(events, i + 1, 10_000 * i, 10_000 * i + 10, 1_000)
+        events.append(event("overhead", "Buffer Flush", f"{10_000 * i + 1_500}", "8000", pid=-1, tid=0))
+    analysis = _torch(events, tmp_path)
+    assert analysis.findings == ()
+    assert [(r.verdict, r.name, r.gaps) for r in _idle(analysis).gaps.reasons] == [("profiler", "Buffer Flush", 4)]
+
+
+def test_a_kernel_that_only_a_tuner_runs_tells_that_the_gap_is_tuning(tmp_path: Path) -> None:
+    export = Export()
+    for i in range(6):
+        export.call(i * 10 * MS, i * 10 * MS + 1_000, i + 1)
+        export.kernel("gemm" if i % 2 else "redzone_checker", i * 10 * MS + 1_000, i * 10 * MS + MS, i + 1)
+    (finding,) = _nsys(export, tmp_path).findings
+    assert (finding.rule, finding.is_one_time) == ("compilation", True)
+    assert "(most: redzone_checker)" in finding.title
+
+
+def _two_streams(*, overlap: bool, streams: tuple[int, int] = (7, 13)) -> Export:
+    """Forty kernels of 100 µs, all launched ahead, on two streams in turn."""
+    export = Export()
+    for i in range(40):
+        at = 1 * MS + (i // 2 if overlap else i) * 100_000
+        export.call(i * 1_000, i * 1_000 + 500, i + 1)
+        export.kernel("k", at, at + 100_000, i + 1, stream=streams[i % 2])
+    return export
+
+
+def test_streams_that_run_one_after_the_other_are_told(tmp_path: Path) -> None:
+    analysis = _nsys(_two_streams(overlap=False), tmp_path)
+    (finding,) = analysis.findings
+    assert (finding.rule, finding.title, finding.confidence) == (
+        "serial_streams",
+        "Work on 2 streams runs one after the other: launched work waits for another stream for 50% of the capture",
+        "low",
+    )
+    assert finding.max_gain == 2.0
+    assert analysis.streams is not UNSET
+    assert analysis.streams.rows == tuple(
+        StreamRow(
+            source=0,
+            process=0,
+            device=0,
+            stream=stream,
+            kernel_count=20,
+            busy_ns=2 * MS,
+            copy_ns=0,
+            span_ns=4 * MS,
+        )
+        for stream in (7, 13)
+    )
+
+
+@pytest.mark.parametrize("export", [_two_streams(overlap=True), _two_streams(overlap=False, streams=(7, 7))])
+def test_streams_that_overlap_and_single_ones_raise_no_alarm(tmp_path: Path, export: Export) -> None:
+    analysis = _nsys(export, tmp_path)
+    assert analysis.findings == ()
+
+
+def test_a_program_with_one_stream_has_no_table_of_streams(tmp_path: Path) -> None:
+    assert _nsys(_two_streams(overlap=False, streams=(7, 7)), tmp_path).streams is UNSET
+
+
+def test_streams_of_a_torch_trace_are_read_where_they_are_numbers(tmp_path: Path) -> None:
+    events = []
+    for i, stream in enumerate((7, 20, "none", 7)):
+        events.append(event("cuda_runtime", "cudaLaunchKernel", f"{10 * i}", "5", correlation=i + 1, stream=[1]))
+        at = f"{100 + 10 * i}"
+        events.append(event("kernel", "gemm", at, "10", pid=0, tid=7, correlation=i + 1, device=0, stream=stream))
+    streams = _torch(events, tmp_path).streams
+    assert streams is not UNSET
+    assert [(row.stream, row.kernel_count) for row in streams.rows] == [(7, 2), (-1, 1), (20, 1)]
+
+
+def test_queue_waits_and_steps_are_those_of_all_captures(tmp_path: Path) -> None:
+    paths = []
+    for number in range(2):
+        export = Export()
+        _eager(export, count=10, every_ns=30_000)
+        for i in range(5 + number):
+            export.call(MS + i * 10_000, MS + i * 10_000 + 1_000, 100 + i, "cudaDeviceSynchronize_v3020")
+        paths.append(export.write(tmp_path / f"{number}.sqlite"))
+    idle = _idle(analyze_timelines([read_nsys_sqlite(path) for path in paths]))
+    assert idle.queue is not None and (idle.queue.launches, idle.queue.call_ns) == (20, 80_000)
+    assert [(row.call, row.count, row.total_ns) for row in idle.waits] == [("cudaDeviceSynchronize", 11, 11_000)]

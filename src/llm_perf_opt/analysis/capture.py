@@ -22,6 +22,7 @@ from llm_perf_opt.analysis.timeline.range_names import merge_range_names
 from llm_perf_opt.analysis.timeline.ranges import RangeInstances, measure_ranges
 from llm_perf_opt.analysis.timeline.rows import CopyRow, CounterRow, Idle, KernelRow, RangeRow, rate
 from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis
+from llm_perf_opt.analysis.timeline.streams import StreamReport, report_streams
 from llm_perf_opt.analysis.timeline.tables import copy_rows, idle_of, kernel_rows, range_rows, sum_idle
 from llm_perf_opt.analysis.timeline.timeline import CapturedGpu, Timeline, distinct
 
@@ -89,9 +90,9 @@ class CaptureAnalysis:
 
     Of the last parts only those are written that the kind of capture has: `operators` and `modules` of a torch trace
     given to `analyze`, `tree` of the torch profiler stage, `ncu` of ncu files given beside a capture, `counters` of a
-    torch trace with hardware counters, `ranks` where several processes or GPUs worked or kernels communicated,
-    `shapes` of a trace with input shapes, `critical_paths` of ranges with GPU work, `memory` of a trace with memory
-    events, `python` of one with frames.
+    torch trace with hardware counters, `streams` where a GPU used several, `ranks` where several processes or GPUs
+    worked or kernels communicated, `shapes` of a trace with input shapes, `critical_paths` of ranges with GPU work,
+    `memory` of a trace with memory events, `python` of one with frames.
     """
 
     schema_version: Literal[1] = 1
@@ -104,6 +105,7 @@ class CaptureAnalysis:
     findings: tuple[FindingRecord, ...]
     notes: tuple[str, ...]
     idle: IdleReport | UnsetType = UNSET
+    streams: StreamReport | UnsetType = UNSET
     operators: tuple[OperatorRow, ...] | UnsetType = UNSET
     modules: tuple[ModuleRow, ...] | UnsetType = UNSET
     tree: ModuleTree | UnsetType = UNSET
@@ -148,6 +150,7 @@ def analyze_measured(measured: Sequence[Measured]) -> CaptureAnalysis:
     gpu = _gpu(measured, sources, reasons)
     seen = gpu.span_ns is not None
     idle = report_idle([(m.timeline, m.idle) for m in measured]) if seen else None
+    streams = report_streams(timelines)
     findings: tuple[FindingRecord, ...] = ()
     if idle is not None:
         facts = CaptureFacts(
@@ -159,6 +162,7 @@ def analyze_measured(measured: Sequence[Measured]) -> CaptureAnalysis:
             ranges=ranges,
             copies=copies,
             report=idle,
+            serial_streams=() if streams is None else streams.serial,
         )
         findings = tuple(FindingRecord.of(found) for found in diagnose_capture(facts))
     return CaptureAnalysis(
@@ -172,9 +176,27 @@ def analyze_measured(measured: Sequence[Measured]) -> CaptureAnalysis:
         ),
         ranges=ranges[:RANGES_KEPT],
         findings=findings,
-        notes=(*(note for m in measured for note in _notes(m.timeline, m.ranges)), *_left_out(ranges)),
+        notes=(
+            *(note for m in measured for note in _notes(m.timeline, m.ranges)),
+            *_left_out(ranges),
+            *_pauses(idle, gpu.span_ns or 0),
+        ),
         idle=UNSET if idle is None else idle,
+        streams=UNSET if streams is None else streams,
     )
+
+
+def _pauses(idle: IdleReport | None, span_ns: int) -> list[str]:
+    """What to say where the profiler itself kept the GPU idle: that is nobody's work, and no finding counts it."""
+    reasons = [reason for reason in idle.gaps.reasons if reason.verdict == "profiler"] if idle is not None else []
+    spent = sum(reason.host_ns for reason in reasons)
+    if not spent:
+        return []
+    return [
+        f"the profiler itself ({reasons[0].name}) keeps the GPU idle for {spent / 1e6:,.3f} ms in "
+        f"{sum(reason.gaps for reason in reasons)} long gap(s), {spent / span_ns:.1%} of the capture; no finding "
+        "counts that"
+    ]
 
 
 def _left_out(ranges: Sequence[RangeRow]) -> list[str]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from llm_perf_opt.analysis.gaps.report import IdleReport
 from llm_perf_opt.analysis.timeline.rows import PUSH_POP, CopyRow, Idle, RangeRow
+from llm_perf_opt.analysis.timeline.streams import SerialStreams
 
 # Kernels of a range that run for this much longer than the GPU is busy inside it run on after it: its wall time is not
 # what they cost, and its idle time may be filled by them.
@@ -26,6 +27,7 @@ class CaptureFacts:
     ranges: tuple[RangeRow, ...]
     copies: tuple[CopyRow, ...]
     report: IdleReport
+    serial_streams: tuple[SerialStreams, ...] = ()
 
     @property
     def idle_ns(self) -> int:

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.analysis.gaps.verdict import Verdict, judge, readable, unnumbered
+from llm_perf_opt.analysis.gaps.verdict import Verdict, judge, judge_overhead, readable
 from llm_perf_opt.analysis.timeline.intervals import Ints
 from llm_perf_opt.analysis.timeline.timeline import HostEvents, Timeline
 
 CALL, OPERATOR, FRAME, SYSTEM, RANGE = "runtime call", "operator", "Python frame", "system call", "range"
+OVERHEAD, KERNEL = "overhead", "kernel"
 # What is this much of a time explains it.
 COVERS = 0.5
 # What is longer than this many times does more than that.
@@ -56,6 +57,7 @@ class HostRecord:
         )
         self._tables = [_Table(kind=kind, events=_long(events, shortest_ns)) for kind, events in sources]
         self._operators = timeline.operators
+        self._pauses = timeline.pauses
         # Threads that launch or open ranges run the program; others wait for work all the time.
         self._is_program = np.zeros(len(timeline.thread_process), np.bool_)
         self._is_program[calls.thread[calls.launches]] = True
@@ -66,16 +68,43 @@ class HostRecord:
         self._starts: Ints = np.zeros(0, np.int64)
 
     def during(self, start: int, end: int, thread: int) -> HostActivity:
-        """What the thread did; where nothing of it is recorded, what another of its process did."""
-        return self._find(start, end, thread, own=True) or self._find(start, end, thread, own=False) or NOTHING
+        """What the thread did; where nothing of it is recorded, what another of its process did.
+
+        A pause of the profiler comes first: what the host did in it, it would have done in no time.
+        """
+        return (
+            self._paused(start, end, thread)
+            or self._find(start, end, thread, own=True)
+            or self._find(start, end, thread, own=False)
+            or NOTHING
+        )
+
+    def _paused(self, start: int, end: int, thread: int) -> HostActivity | None:
+        """The profiler, or the driver that loads code, if their pauses fill half of a time."""
+        pauses = self._pauses
+        if not len(pauses):
+            return None
+        overlap = np.minimum(pauses.end_ns, end) - np.maximum(pauses.start_ns, start)
+        inside = np.flatnonzero((overlap > 0) & (self._process[pauses.thread] == self._process[thread]))
+        spent: dict[Verdict, dict[str, int]] = {}
+        for index in inside.tolist():
+            name = self._names[int(pauses.name[index])]
+            verdict = judge_overhead(name)
+            if verdict is not None:
+                names = spent.setdefault(verdict, {})
+                names[name] = names.get(name, 0) + int(overlap[index])
+        for verdict, names in spent.items():
+            if sum(names.values()) >= COVERS * (end - start):
+                return HostActivity(verdict=verdict, kind=OVERHEAD, name=max(names, key=names.__getitem__), where=None)
+        return None
 
     def place(self, start: int, end: int, thread: int) -> str | None:
-        """The innermost range, operator or frame around a time, by the first kind that has one."""
-        for kind in (RANGE, OPERATOR, FRAME):
-            names = self._covering(kind, start, end, thread, own=True, share=1.0)
-            if names:
-                return names[0][0]
-        return None
+        """The innermost operator (else frame) around a time, and the innermost range around that."""
+        found = {
+            kind: self._covering(kind, start, end, thread, own=True, share=1.0) for kind in (OPERATOR, FRAME, RANGE)
+        }
+        inner = (found[OPERATOR] or found[FRAME])[:1]
+        return " in ".join(name for name, _ in (*inner, *found[RANGE][:1])) or None
 
     def _is_first_use(self, name: str, length_ns: int) -> bool:
         """Whether an operator took many times what it usually takes: it loaded, compiled or tuned something."""
@@ -110,8 +139,8 @@ class HostRecord:
         return HostActivity(
             verdict=verdict,
             kind=kind,
-            name=unnumbered(readable(name)) if kind == RANGE else readable(name),
-            where=None if where is None else unnumbered(where),
+            name=readable(name),
+            where=where,
         )
 
     def _named(self, stacks: dict[str, list[tuple[str, int]]], said: str | None) -> tuple[str, str]:

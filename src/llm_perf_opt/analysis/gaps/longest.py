@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.analysis.gaps.host import NOTHING, HostActivity, HostRecord
-from llm_perf_opt.analysis.gaps.verdict import Verdict
+from llm_perf_opt.analysis.gaps.host import KERNEL, NOTHING, HostActivity, HostRecord
+from llm_perf_opt.analysis.gaps.verdict import Verdict, is_tuning
 from llm_perf_opt.analysis.kernels.names import short_kernel_name
 from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS, IdleMap
 from llm_perf_opt.analysis.timeline.intervals import Intervals
@@ -41,7 +41,7 @@ class Gap:
 
     @property
     def is_held(self) -> bool:
-        return self.between_ns >= HELD * self.length_ns
+        return self.between_ns >= HELD * self.length_ns and self.activity.verdict != "profiler"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +153,9 @@ def _look_into(timeline: Timeline, compute: Activities, one: IdleMap, gaps: Inte
             launched = min(max(int(calls.end_ns[call]), start), end)
             until = launched if split.long_ns[i] > 0 else end
             activity = record.during(start, until if until > start else end, int(calls.thread[call]))
+        tuner = next((name for name in (before, after) if is_tuning(name)), None)
+        if tuner is not None and activity.verdict in ("host_work", "unknown"):
+            activity = HostActivity(verdict="compilation", kind=KERNEL, name=tuner, where=activity.where)
         found.append(
             Gap(
                 source=source,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import Literal
 
-Verdict = Literal["compilation", "data_loading", "allocation", "rank_wait", "host_work", "unknown"]
+Verdict = Literal["compilation", "data_loading", "allocation", "rank_wait", "profiler", "host_work", "unknown"]
 
 # Where code lies, and calls of a library: these say it of all that is inside them. A name that says "compiled" is about
 # running, and every compiled function is entered by eval_frame.py: neither counts.
@@ -16,6 +16,10 @@ _COMPILING = re.compile(
     r"|triton/compiler/|triton/backends/[^ ]*compiler|triton/testing\.py"
     r"|triton/runtime/autotuner\.py\(\d+\): (_?bench|prune)"
     r"|jax/_src/(interpreters/(mlir|pxla)|compiler|compilation_cache)\.py|XlaCompile|backend_compile"
+    r"|torch/_inductor/(autotune_process|codecache|runtime/(benchmarking|autotune_cache|hints))\.py"
+    r"|(triton_heuristics|select_algorithm)\.py\(\d+\): (_?bench|autotune|coordinate|precompile|do_autotuning)"
+    r"|^cudnnFind|^cudnnGetConvolution\w*Algorithm|^cublasLtMatmulAlgo|^(Xla)?Autotun"
+    r"|gemm_fusion_autotuner|ConvAlgorithmPicker|GemmAlgorithmPicker"
     r"|torch/utils/cpp_extension\.py|numba/core/(compiler|dispatcher)|cupy/cuda/compiler",
 )
 _LOADING = re.compile(
@@ -51,8 +55,26 @@ _WORDS: tuple[tuple[Verdict, re.Pattern[str]], ...] = (
     ("compilation", _COMPILING_BY_WORD),
     ("data_loading", _LOADING_BY_WORD),
 )
-_NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?:\.\d+)?(?![A-Za-z0-9])")
 _ADDRESS = re.compile(r" object at 0x[0-9a-fA-F]+|_v\d{4,}$|_ptsz$")
+
+
+# The driver's own business, which CUPTI reports beside that of the profiler. A full queue is no pause.
+_QUEUE_FULL = "Command Buffer Full"
+_DRIVER_LOADS = frozenset({"Lazy Function Loading", "Runtime Triggered Module Loading"})
+# Kernels that only a search for the fastest of several variants runs.
+_TUNING = re.compile(r"redzone|RepeatBuffer|autotun|_fp_comparison|(fp|bf|f)\d+(_e\dm\d\w*)?_comparison", re.IGNORECASE)
+
+
+def judge_overhead(name: str) -> Verdict | None:
+    """What a profiler reports as overhead: its own pause, code that the driver loads, or neither."""
+    if name in _DRIVER_LOADS:
+        return "compilation"
+    return None if name == _QUEUE_FULL else "profiler"
+
+
+def is_tuning(kernel: str | None) -> bool:
+    """Whether a kernel belongs to an autotuner, by its name."""
+    return kernel is not None and _TUNING.search(kernel) is not None
 
 
 def judge(names: Iterable[str], near: Iterable[str] = ()) -> tuple[Verdict, str | None]:
@@ -67,11 +89,6 @@ def judge(names: Iterable[str], near: Iterable[str] = ()) -> tuple[Verdict, str 
             if found is not None:
                 return verdict, found
     return ("host_work", None) if stack else ("unknown", None)
-
-
-def unnumbered(name: str) -> str:
-    """A range's name without the numbers that only count: `Step 10 to 20` and `Step 20 to 30` are one range."""
-    return _NUMBER.sub("N", name)
 
 
 def readable(name: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from llm_perf_opt.analysis.gaps.host import HostRecord
-from llm_perf_opt.analysis.gaps.verdict import readable, unnumbered
+from llm_perf_opt.analysis.gaps.verdict import readable
 from llm_perf_opt.analysis.timeline.idle import IdleMap
 from llm_perf_opt.analysis.timeline.timeline import Timeline, distinct
 
@@ -19,7 +19,7 @@ SHOWN = 20
 class WaitRow:
     """Calls of one name. `gpu_idle_ns` is the part in which no kernel of the process ran: there the wait costs time.
 
-    `places` are the ranges, operators or frames around the longest of them, the costliest first.
+    `places` are the operators (else frames) and ranges around the longest of them, the costliest first.
     """
 
     call: str
@@ -85,6 +85,6 @@ def _waits(timeline: Timeline, maps: Mapping[int, IdleMap]) -> Iterator[tuple[st
             start, end = int(calls.start_ns[index]), int(calls.end_ns[index])
             place = record.place(start, end, int(calls.thread[index]))
             if place is not None:
-                name = unnumbered(readable(place))
+                name = readable(place)
                 one.places[name] = one.places.get(name, 0) + end - start
         yield readable(timeline.names[code]), one

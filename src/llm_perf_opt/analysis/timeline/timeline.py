@@ -28,7 +28,7 @@ class Codes(dict[K, int]):
 class Activities:
     """Work on the GPU. `name` indexes the timeline's names, `call` its calls (-1: the launch is not recorded).
 
-    `device` and `size_bytes` are -1 where the capture does not say.
+    `device`, `stream` and `size_bytes` are -1 where the capture does not say.
     """
 
     start_ns: Ints
@@ -37,6 +37,7 @@ class Activities:
     call: Ints
     process: Ints
     device: Ints
+    stream: Ints
     size_bytes: Ints | None = None
 
     def __len__(self) -> int:
@@ -125,7 +126,7 @@ class Timeline:
     """One capture. `thread_process[t]` is the process of thread t; `notes` says what was left out and why.
 
     `operators` are those of a framework; `frames` (of Python) and `system` (calls of the operating system) hold only
-    what took long enough to explain a gap.
+    what took long enough to explain a gap, `pauses` when the profiler itself held the program up.
     """
 
     source: str
@@ -144,6 +145,7 @@ class Timeline:
     operators: HostEvents = field(default_factory=no_host_events)
     frames: HostEvents = field(default_factory=no_host_events)
     system: HostEvents = field(default_factory=no_host_events)
+    pauses: HostEvents = field(default_factory=no_host_events)
     origin: Origin = Origin()
 
     @property
@@ -154,7 +156,7 @@ class Timeline:
 
 def no_activities() -> Activities:
     none = np.zeros(0, np.int64)
-    return Activities(start_ns=none, end_ns=none, name=none, call=none, process=none, device=none)
+    return Activities(start_ns=none, end_ns=none, name=none, call=none, process=none, device=none, stream=none)
 
 
 def no_calls() -> Calls:
@@ -176,6 +178,7 @@ def join(parts: list[Activities]) -> Activities:
         call=np.concatenate([p.call for p in parts]),
         process=np.concatenate([p.process for p in parts]),
         device=np.concatenate([p.device for p in parts]),
+        stream=np.concatenate([p.stream for p in parts]),
     )
 
 
@@ -188,6 +191,7 @@ def take(work: Activities, index: Ints) -> Activities:
         call=work.call[index],
         process=work.process[index],
         device=work.device[index],
+        stream=work.stream[index],
         size_bytes=None if work.size_bytes is None else work.size_bytes[index],
     )
 

@@ -23,6 +23,7 @@ from llm_perf_opt.profiling.baseline import (
     slowdown_between,
 )
 from llm_perf_opt.profiling.capture_files import capture_metrics, write_analysis
+from llm_perf_opt.profiling.idle_sections import idle_sections
 from llm_perf_opt.profiling.nsys.capture import WORK_DIR, CaptureOptions, NsysCaptured, run_capture
 from llm_perf_opt.profiling.nsys.scrub import RawFolder, publish_leftovers, publish_report, raw_folder
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
@@ -59,6 +60,7 @@ def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
             *(output_files(cfg.output, ctx.workload_dir / WORK_DIR) if ctx.config.workload.command is None else ()),
         ),
         notes=(*notes, *_notes(cfg, ctx, analysis)),
+        sections=tuple(idle_sections(analysis, source="nsys/analysis.json")),
     )
 
 

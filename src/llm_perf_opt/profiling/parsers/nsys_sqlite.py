@@ -157,6 +157,7 @@ GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 SYSTEM = "OSRT_API"
 NVTX = "NVTX_EVENTS"
+PAUSES = ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD")
 DIAGNOSTICS = "DIAGNOSTIC_EVENT"
 DIAGNOSTIC_ERROR, DIAGNOSTICS_QUOTED, DIAGNOSTIC_LENGTH = 3, 3, 200
 PUSH_POP, START_END = 59, 60
@@ -191,6 +192,7 @@ def _read(db: NsysDatabase) -> Timeline:
     graphs = _work(db, GRAPHS, "graphId", lambda ids: names.numbered(ids, "CUDA graph"), processes, notes)
     calls, correlation, threads = _calls(db, names, notes)
     ranges, threads = _ranges(db, names, threads, notes)
+    pauses, threads = _pauses(db, names, threads)
     thread_process = processes.codes(threads & PID_MASK)
     tables = [kernels, copies, sets, graphs]
     links = join_calls(
@@ -218,6 +220,7 @@ def _read(db: NsysDatabase) -> Timeline:
         devices=devices,
         notes=tuple(notes),
         system=system,
+        pauses=pauses,
         origin=_origin(db, processes),
     )
 
@@ -249,7 +252,7 @@ def _work(
     """One table of GPU work; rows without an end, or ending before they start, are left out and said."""
     none = np.zeros(0, np.int64)
     if not db.has(table):
-        return dict.fromkeys(("start", "end", "correlation", "process", "device", "bytes", "name"), none)
+        return dict.fromkeys(("start", "end", "correlation", "process", "device", "stream", "bytes", "name"), none)
     db.require(table, ("start", "end"))
     wanted = {
         "start": "start",
@@ -260,7 +263,7 @@ def _work(
     }
     if table in (COPIES, SETS):
         wanted["bytes"] = db.column_or(table, "bytes", "-1")
-    small = {"device": db.column_or(table, "deviceId", "0")}
+    small = {"device": db.column_or(table, "deviceId", "0"), "stream": db.column_or(table, "streamId", "-1")}
     columns = drop_broken(db, db.scan(table, wanted, small=small), table, notes)
     return {**columns, "process": processes.codes(columns["process"]), "name": code(columns["name"])}
 
@@ -273,6 +276,7 @@ def _activities(columns: dict[str, Ints], call: Ints) -> Activities:
         call=call,
         process=columns["process"],
         device=columns["device"],
+        stream=columns["stream"],
         size_bytes=columns.get("bytes"),
     )
 
@@ -331,6 +335,26 @@ def _system(db: NsysDatabase, names: Names, threads: Ints) -> HostEvents:
         name=names.strings(columns["name"][known]),
         thread=order[place[known]],
     )
+
+
+def _pauses(db: NsysDatabase, names: Names, threads: Ints) -> tuple[HostEvents, Ints]:
+    """When nsys or CUPTI held the program up long enough to be seen, and all thread ids, the known ones first."""
+    found: list[dict[str, Ints]] = []
+    for table in PAUSES:
+        if db.has(table) and {"start", "end", "globalTid", "nameId"} <= set(db.columns(table)):
+            wanted = {"start": "start", "end": "end", "tid": "globalTid", "name": 'TRY_CAST("nameId" AS BIGINT)'}
+            found.append(drop_broken(db, db.scan(table, wanted, longer_ns=_LONG_CALL_NS), table, []))
+    if not any(len(part["start"]) for part in found):
+        return no_host_events(), threads
+    columns = {key: np.concatenate([part[key] for part in found]) for key in found[0]}
+    all_threads = np.concatenate((threads, np.setdiff1d(columns["tid"], threads)))
+    order = np.argsort(all_threads, kind="stable")
+    return HostEvents(
+        start_ns=columns["start"],
+        end_ns=columns["end"],
+        name=names.strings(columns["name"]),
+        thread=order[np.searchsorted(all_threads[order], columns["tid"])],
+    ), all_threads
 
 
 def _ranges(db: NsysDatabase, names: Names, threads: Ints, notes: list[str]) -> tuple[Ranges, Ints]:

@@ -37,6 +37,7 @@ from llm_perf_opt.profiling.parsers.trace_decode import (
     MIN_FRAME_US,
     MODULE,
     OPERATOR,
+    PAUSE,
     Piece,
 )
 from llm_perf_opt.profiling.parsers.trace_rare import not_from_torch, read_counters
@@ -53,7 +54,8 @@ _WAITS = re.compile(
     r"|^(cu|hip)Memcpy(HtoD|DtoH|DtoD)(_v\d+)?$|^cuMemFree(_v\d+)?$|^hipMemcpyWithStream$"
 )
 _COLUMNS = (
-    "start_ns", "end_ns", "name", "thread", "correlation", "device", "size_bytes", "shape", "allocated_bytes",
+    "start_ns", "end_ns", "name", "thread", "correlation", "device", "stream", "size_bytes", "shape",
+    "allocated_bytes",
 )  # fmt: skip
 
 
@@ -195,6 +197,7 @@ def _timeline(
         notes=(*_notes(found), *links.notes),
         operators=operators,
         frames=_long(frames),
+        pauses=_pauses(found.table(PAUSE)),
         origin=_origin(head),
     )
 
@@ -222,6 +225,7 @@ def _activities(table: dict[str, Ints], call: Ints) -> Activities:
         call=call,
         process=np.zeros(len(call), np.int32),
         device=np.maximum(table["device"], 0),
+        stream=table["stream"],
         size_bytes=table["size_bytes"] if len(table["size_bytes"]) else None,
     )
 
@@ -246,6 +250,11 @@ def _host_events(table: dict[str, Ints]) -> HostEvents:
         name=table["name"],
         thread=table["thread"],
     )
+
+
+def _pauses(table: dict[str, Ints]) -> HostEvents:
+    """They are of the whole process, whatever thread is written there."""
+    return _host_events({**table, "thread": np.zeros(len(table["start_ns"]), np.int32)})
 
 
 def _notes(found: _Collected) -> list[str]:

@@ -19,7 +19,8 @@ from llm_perf_opt.analysis.timeline.timeline import Codes
 
 EXACT_BELOW_US = float(2**43)
 LATEST_NS = 2**62
-KERNEL, COPY, CALL, OPERATOR, ANNOTATION, MODULE, MEMORY, FRAME, COUNTED = KINDS = range(9)
+MOST_STREAMS = 2**31
+KERNEL, COPY, CALL, OPERATOR, ANNOTATION, MODULE, MEMORY, FRAME, COUNTED, PAUSE = KINDS = range(10)
 MEMORY_EVENT = "[memory]"
 _TS, _DUR, _NAME, _PID, _TID = (attrgetter(name) for name in ("ts", "dur", "name", "pid", "tid"))
 _KINDS = {
@@ -37,6 +38,7 @@ _KINDS = {
     "user_annotation": ANNOTATION,
     "python_function": MODULE,
     "cuda_profiler_range": COUNTED,
+    "overhead": PAUSE,
     MEMORY_EVENT: MEMORY,
 }
 MODULE_PREFIX = "nn.Module: "
@@ -62,11 +64,15 @@ class Instant(msgspec.Struct, gc=False):
 
 
 class Args(msgspec.Struct, gc=False):
-    """The arguments that are used; all others are skipped while decoding. ROCm writes sizes as text."""
+    """The arguments that are used; all others are skipped while decoding. ROCm writes sizes as text.
+
+    Host calls may say something else under `stream`; only that of GPU work is looked at.
+    """
 
     correlation: int = -1
     device: int = 0
     bytes: int | str = -1
+    stream: Any = -1
 
 
 class DetailedArgs(Args, gc=False):
@@ -151,6 +157,7 @@ class Table:
     thread: Ints
     correlation: Ints
     device: Ints
+    stream: Ints
     size_bytes: Ints
     shape: Ints
     allocated_bytes: Ints
@@ -167,6 +174,7 @@ NO_ROWS = Table(
     thread=_NO_CODES,
     correlation=_NONE,
     device=_NO_CODES,
+    stream=_NO_CODES,
     size_bytes=_NONE,
     shape=_NO_CODES,
     allocated_bytes=_NONE,
@@ -263,6 +271,7 @@ def _table(
     arguments = [e.args for e in rows] if on_gpu or kind == CALL else []
     correlation = [-1 if a is None else a.correlation for a in arguments]
     device = [0 if a is None else a.device for a in arguments] if on_gpu else []
+    stream = [-1 if a is None else _stream(a.stream) for a in arguments] if on_gpu else []
     size = [-1 if a is None else _size(a.bytes) for a in arguments] if kind == COPY else []
     shape: list[int] = []
     allocated: list[int] = []
@@ -282,9 +291,10 @@ def _table(
             start_ns=start,
             end_ns=start + length,
             name=np.fromiter(map(names.__getitem__, map(_NAME, rows)), np.int32, len(rows)),
-            thread=_NO_CODES if on_gpu or kind == COUNTED else _threads(rows, threads),
+            thread=_NO_CODES if on_gpu or kind in (COUNTED, PAUSE) else _threads(rows, threads),
             correlation=np.array(correlation, np.int64),
             device=np.array(device, np.int32),
+            stream=np.array(stream, np.int32),
             size_bytes=np.array(size, np.int64),
             shape=np.array(shape, np.int32),
             allocated_bytes=np.array(allocated, np.int64),
@@ -312,6 +322,11 @@ def _inputs(event: Any) -> tuple[bytes, ...]:
 def _collective(args: Any) -> tuple[bytes, ...]:
     said = (args.collective, args.in_elements, args.out_elements, args.element, args.group_size, args.group)
     return tuple(bytes(value) for value in said)
+
+
+def _stream(value: Any) -> int:
+    """The number of a stream, -1 where there is none a stream can have."""
+    return value if type(value) is int and 0 <= value < MOST_STREAMS else -1
 
 
 class _NoTime(Exception):

@@ -15,6 +15,7 @@ from llm_perf_opt.analysis.timeline.rows import CopyRow, CounterRow
 from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis
 from llm_perf_opt.core.sections import Cell, Section, SectionTable
 from llm_perf_opt.core.units import format_bytes, format_ms, format_percent
+from llm_perf_opt.profiling.idle_sections import idle_sections
 
 # On the page; the terminal shows fewer, analysis.json all.
 ROWS = 60
@@ -30,6 +31,7 @@ def capture_sections(analysis: CaptureAnalysis, *, source: str | None = None) ->
 
 
 def _sections(analysis: CaptureAnalysis, source: str | None) -> Iterator[Section]:
+    yield from idle_sections(analysis, source=source)
     if analysis.copies:
         yield _copies(analysis.copies, source)
     if analysis.counters is not UNSET:

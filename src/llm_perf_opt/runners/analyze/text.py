@@ -24,13 +24,7 @@ def render_analysis(analysis: CaptureAnalysis, *, top: int) -> str:
     if analysis.ncu is not UNSET:
         parts.append(_ncu(analysis.ncu, top))
     parts += [_section(section, top) for section in capture_sections(analysis)]
-    parts += [
-        _course(analysis),
-        _gaps(analysis, top),
-        _waits(analysis, top),
-        _findings(analysis, top),
-        _notes(analysis),
-    ]
+    parts += [_findings(analysis, top), _notes(analysis)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -150,67 +144,12 @@ def _ncu(ncu: NcuAnalysis, top: int) -> str:
     return _table(head, rows) if rows else "ncu: no kernel in the files given"
 
 
-def _gaps(analysis: CaptureAnalysis, top: int) -> str:
-    """The longest times without a kernel, and what the host did in them."""
-    if analysis.idle is UNSET or not analysis.idle.gaps.longest:
-        return ""
-    rows = [
-        (
-            _ms(gap.length_ns),
-            _ms(gap.start_ns),
-            _ms(gap.host_ns),
-            _ms(gap.sync_ns),
-            _ms(gap.copy_ns),
-            _ms(gap.between_ns),
-            (gap.activity.name or "–")[:NAME_WIDTH],
-            (gap.after or "–")[:NAME_WIDTH],
-        )
-        for gap in analysis.idle.gaps.longest[:top]
-    ]
-    head = ("longest gaps: ms", "at ms", "host", "sync", "copy", "launched", "the host was in", "ended by")
-    return _table(head, rows)
-
-
-def _waits(analysis: CaptureAnalysis, top: int) -> str:
-    """What synchronisation costs, by call and place."""
-    if analysis.idle is UNSET or not analysis.idle.waits:
-        return ""
-    rows = [
-        (row.call, f"{row.count:,}", _ms(row.total_ns), _ms(row.gpu_idle_ns), "; ".join(row.places)[:NAME_WIDTH] or "–")
-        for row in analysis.idle.waits[:top]
-    ]
-    return _table(("waiting call", "n", "total ms", "GPU idle ms", "mostly in"), rows)
-
-
-def _course(analysis: CaptureAnalysis) -> str:
-    """Launches and steps, a line each."""
-    if analysis.idle is UNSET:
-        return ""
-    lines = []
-    queue, steps = analysis.idle.queue, analysis.idle.iterations
-    if queue is not None:
-        lines.append(
-            f"launches: {queue.launches:,} calls of {_ms(queue.call_ns)} ms; start "
-            f"{queue.delay_median_ns / 1e3:,.1f} µs after the call returns (median; 90 % within "
-            f"{queue.delay_p90_ns / 1e3:,.1f} µs); queue depth {queue.depth_median:.0f} (median), empty for "
-            f"{queue.empty_share:.0%} of the launches; {queue.short_share:.0%} of the kernels are under 10 µs; "
-            f"{queue.graph_share:.0%} come from graphs"
-        )
-    if steps is not None:
-        each = "" if steps.kernels_each is None else f" of {steps.kernels_each} kernels"
-        far = ", ".join(f"#{one.index} {_ms(one.length_ns)} ms" for one in steps.outliers[:3])
-        lines.append(
-            f"steps, {steps.how}: {steps.count}{each}, median {_ms(steps.median_ns)} ms, quartiles "
-            f"{_ms(steps.p25_ns)} to {_ms(steps.p75_ns)} ms" + (f"; outliers: {far}" if far else "")
-        )
-    return "\n".join(lines)
-
-
 def _section(section: Section, top: int) -> str:
     """A section of the report as text, its tables cut."""
     parts = [section.title, *section.paragraphs]
     for table in section.tables:
         rows = [[cell_text(cell)[:NAME_WIDTH] for cell in row] for row in table.rows[:top]]
+        parts += [table.title] if table.title else []
         parts.append(_table(table.columns, rows))
     return "\n".join(parts)
 

@@ -37,6 +37,7 @@ RULES: tuple[Rule, ...] = (
     long_gaps.HOST_WORK,
     kernel_gaps.RULE,
     kernel_gaps.LATE_STARTS,
+    kernel_gaps.SERIAL_STREAMS,
     framework_overhead.RULE,
     above_bound.RULE,
     memory_bound.NEAR,

@@ -1,7 +1,7 @@
-"""Rules kernel_gaps and late_starts: work that was launched in time and did not run at once.
+"""Rules kernel_gaps, late_starts and serial_streams: work that was launched in time and did not run at once.
 
 Many short kernels follow each other and the device's own gaps between them add up; or single gaps after the launch are
-long, and something else held the work back.
+long, and something else held the work back; or it waited in an idle stream while another stream worked.
 """
 
 from dataclasses import replace
@@ -11,6 +11,7 @@ from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, Ru
 from llm_perf_opt.analysis.findings.finding import CERTAIN_INSTANCES, Evidence, Finding, Rule, amdahl
 from llm_perf_opt.analysis.findings.waterfall import split_idle
 from llm_perf_opt.analysis.gaps.longest import Gap
+from llm_perf_opt.analysis.timeline.streams import SerialStreams
 
 MIN_SHARE = 0.1
 REMEDY = (
@@ -27,6 +28,15 @@ LATE_REMEDY = (
     "find what holds the work back: a stream or an event it depends on, a collective that waits for another rank, "
     "work the capture does not show (graphs whose kernels were not traced, another process on the GPU); trace graphs "
     "by node, and look at the streams around the gaps named"
+)
+
+# Fewer kernels held back are an accident, and so is less time of the capture.
+MIN_HELD, MIN_HELD_SHARE = 10, 0.05
+STREAMS_NAMED = 6
+STREAM_REMEDY = (
+    "find what keeps the streams in order: an event one waits for, work on the default stream (use streams made with "
+    "cudaStreamNonBlocking, or per-thread default streams), allocations and frees between launches, or kernels that "
+    "fill the GPU by themselves; where the last is the case, nothing is lost and one stream would do"
 )
 
 
@@ -98,6 +108,35 @@ def _describe(gap: Gap) -> str:
     )
 
 
+def find_serial_streams(facts: CaptureFacts) -> list[Finding]:
+    """One finding for all GPUs on which launched work waited for another stream in a twentieth of the capture."""
+    found = [serial for serial in facts.serial_streams if serial.held_count >= MIN_HELD]
+    held = sum(serial.held_ns for serial in found)
+    if not found or held < MIN_HELD_SHARE * facts.span_ns:
+        return []
+    streams = max(len(serial.streams) for serial in found)
+    finding = SERIAL_STREAMS.finding_of_capture(
+        facts,
+        title=f"Work on {streams} streams runs one after the other: launched work waits for another stream for "
+        f"{held / facts.span_ns:.0%} of the capture",
+        evidence=tuple(_streams(serial) for serial in found[:STREAMS_NAMED]),
+        saved_ns=0,
+        # Kernels that fill the GPU would gain nothing, and how much of it they fill is not known here.
+        confidence="low",
+    )
+    return [replace(finding, share=held / facts.span_ns, gain=amdahl(facts.span_ns, held))]
+
+
+def _streams(serial: SerialStreams) -> str:
+    names = ", ".join(str(stream) for stream in serial.streams[:STREAMS_NAMED])
+    more = f" and {len(serial.streams) - STREAMS_NAMED} more" if len(serial.streams) > STREAMS_NAMED else ""
+    return (
+        f"GPU {serial.device}, streams {names}{more}: {serial.held_count:,} kernels were launched into an idle stream "
+        f"and waited {serial.held_ns / 1e6:.2f} ms while another ran; {serial.overlap_ns / 1e6:.2f} ms overlap of the "
+        f"{serial.could_hide_ns / 1e6:.2f} ms beside the busiest stream"
+    )
+
+
 RULE = Rule(
     id="kernel_gaps",
     find=find_kernel_gaps,
@@ -112,4 +151,12 @@ LATE_STARTS = Rule(
     plain_words="Orders reach the GPU in time, and something makes it wait before it carries them out.",
     remedy=LATE_REMEDY,
     hint="Finding what holds the work back",
+)
+SERIAL_STREAMS = Rule(
+    id="serial_streams",
+    find=find_none,
+    find_in_capture=find_serial_streams,
+    plain_words="Jobs that could run side by side on the GPU run one after the other.",
+    remedy=STREAM_REMEDY,
+    hint="Letting the streams overlap",
 )

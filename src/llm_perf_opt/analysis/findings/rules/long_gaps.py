@@ -11,7 +11,7 @@ from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amda
 from llm_perf_opt.analysis.findings.waterfall import split_idle
 from llm_perf_opt.analysis.gaps.host import RANGE
 from llm_perf_opt.analysis.gaps.longest import Reason
-from llm_perf_opt.analysis.gaps.verdict import unnumbered
+from llm_perf_opt.analysis.gaps.verdict import readable
 from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS
 
 # Of a phase's clean time.
@@ -134,7 +134,7 @@ def _is_one_time(reason: Reason, facts: CaptureFacts) -> bool:
         return True
     if reason.verdict != "host_work" or reason.kind != RANGE:
         return False
-    rows = [row for row in facts.ranges if unnumbered(row.name) == reason.name]
+    rows = [row for row in facts.ranges if readable(row.name) == reason.name]
     return any(
         row.instances >= FEW_INSTANCES and row.typical.idle is not None and row.typical.idle.long_gaps_ns == 0
         for row in rows

@@ -38,6 +38,8 @@ def find_wait_bound_in(facts: CaptureFacts) -> list[Finding]:
     the other.
     """
     bound = facts.outermost([row for row in facts.ranges if _is_bound(row)])
+    # A range that is not listed explains nothing.
+    bound = [row for row in bound if _saved_ns(row) >= MIN_LISTED * facts.span_ns]
     findings = [_of_range(row, facts) for row in bound]
     copying = facts.idle.copy_ns - sum(row.idle.copy_ns for row in bound if row.idle is not None)
     waiting = facts.idle.sync_ns - sum(row.idle.sync_ns for row in bound if row.idle is not None)
@@ -83,12 +85,18 @@ def _is_bound(row: RangeRow) -> bool:
     return one.idle.waiting_for_copy_or_sync_ns >= MIN_RANGE_SHARE * one.wall_ns
 
 
+def _saved_ns(row: RangeRow) -> int:
+    """Of all instances, as the typical one is: the first ones carry costs of their own."""
+    if row.idle is None or row.typical.idle is None:
+        return 0
+    return min(row.instances * row.typical.idle.waiting_for_copy_or_sync_ns, row.idle.waiting_for_copy_or_sync_ns)
+
+
 def _of_range(row: RangeRow, facts: CaptureFacts) -> Finding:
     one = row.typical
     idle = one.idle
     copy, sync = (idle.copy_ns, idle.sync_ns) if idle is not None else (0, 0)
     share = (copy + sync) / one.wall_ns
-    total = row.idle.waiting_for_copy_or_sync_ns if row.idle is not None else 0
     return RULE.finding_of_capture(
         facts,
         title=f"{row.name} waits for copies or synchronisation for {share:.0%} of it",
@@ -98,7 +106,7 @@ def _of_range(row: RangeRow, facts: CaptureFacts) -> Finding:
             f"of that {copy / 1e6:.2f} ms while a copy or set ran and {sync / 1e6:.2f} ms "
             "while the launching thread sat in a synchronisation call",
         ),
-        saved_ns=min(row.instances * (copy + sync), total),
+        saved_ns=_saved_ns(row),
         confidence=confidence_of(row.instances, share=share, spread=row.wall_spread),
         range_name=row.name,
         remedy=_remedy(facts),

@@ -1,0 +1,216 @@
+"""What a capture says of idle time, launches, waits, steps and streams, as sections of the report."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+
+from msgspec import UNSET
+
+from llm_perf_opt.analysis.capture import CaptureAnalysis
+from llm_perf_opt.analysis.gaps.iterations import Iterations
+from llm_perf_opt.analysis.gaps.longest import Gap, LongGaps
+from llm_perf_opt.analysis.gaps.queue import Queue
+from llm_perf_opt.analysis.gaps.report import IdleReport
+from llm_perf_opt.analysis.gaps.waits import WaitRow
+from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS
+from llm_perf_opt.analysis.timeline.streams import StreamReport, StreamRow
+from llm_perf_opt.core.sections import Cell, Section, SectionTable
+from llm_perf_opt.core.units import format_ms, format_percent
+
+ROWS = 60
+NAME_WIDTH = 90
+LONG = f"{LONG_GAP_NS / 1e6:.1f} ms"
+VERDICTS = {
+    "compilation": "setting up: loading, compiling or tuning",
+    "data_loading": "loading data",
+    "allocation": "allocating or freeing memory",
+    "rank_wait": "waiting for other ranks",
+    "profiler": "the profiler itself",
+    "host_work": "other work of the host",
+    "unknown": "nothing recorded",
+}
+
+
+def idle_sections(analysis: CaptureAnalysis, *, source: str | None = None) -> Iterator[Section]:
+    """Those that have something to show. `source` is the file of a run that holds the numbers."""
+    span_ns = analysis.gpu.span_ns
+    if analysis.idle is not UNSET and span_ns:
+        idle = analysis.idle
+        files = _files(analysis)
+        if idle.gaps.longest:
+            yield _gaps(idle.gaps, analysis, span_ns, files, source)
+        if idle.queue is not None or idle.waits or idle.iterations is not None:
+            yield _launches(idle, span_ns, files, source)
+    if analysis.streams is not UNSET:
+        yield _streams(analysis.streams, analysis, source)
+
+
+def _gaps(
+    gaps: LongGaps, analysis: CaptureAnalysis, span_ns: int, files: Sequence[str | None], source: str | None
+) -> Section:
+    idle_ns = analysis.gpu.idle_ns or 0
+    text = (
+        f"No kernel ran for {_ms(idle_ns)}, {format_percent(idle_ns / span_ns)} of the time from the first GPU work to "
+        f"the last ({_ms(span_ns)}). {_count(gaps.long_count, 'gap')} of at least {LONG} hold {_ms(gaps.long_ns)} of "
+        f"it, {_count(gaps.short_count, 'shorter one')} the rest."
+    )
+    reasons = SectionTable(
+        title=f"What the host did in gaps of at least {LONG} while the GPU waited for it",
+        columns=("kind", "most of it in", "inside", "gaps", "ms", "% of the capture"),
+        rows=tuple(
+            (
+                VERDICTS[reason.verdict],
+                _cut(reason.name),
+                _cut(reason.where),
+                reason.gaps,
+                reason.host_ns / 1e6,
+                100.0 * reason.host_ns / span_ns,
+            )
+            for reason in gaps.reasons[:ROWS]
+        ),
+        source=source,
+    )
+    longest = _table(
+        "Longest gaps, ms by cause: waiting for the host, in synchronisation, copying, launched and not started",
+        {
+            "capture": [files[gap.source] for gap in gaps.longest],
+            "at ms": [gap.start_ns / 1e6 for gap in gaps.longest],
+            "ms": [gap.length_ns / 1e6 for gap in gaps.longest],
+            **_causes(gaps.longest),
+            "the host was in": [_cut(gap.activity.name) for gap in gaps.longest],
+            "after": [_cut(gap.before) for gap in gaps.longest],
+            "ended by": [_cut(gap.after) for gap in gaps.longest],
+        },
+        source,
+    )
+    return Section(title="Gaps", paragraphs=(text,), tables=(*([reasons] if gaps.reasons else []), longest))
+
+
+def _causes(gaps: Sequence[Gap]) -> dict[str, list[Cell]]:
+    """Milliseconds of each gap by cause; a cause that none has is left out."""
+    columns = {
+        "host": [gap.host_ns for gap in gaps],
+        "sync": [gap.sync_ns for gap in gaps],
+        "copy": [gap.copy_ns for gap in gaps],
+        "launched": [gap.between_ns for gap in gaps],
+    }
+    return {name: [ns / 1e6 for ns in values] for name, values in columns.items() if any(values)}
+
+
+def _launches(idle: IdleReport, span_ns: int, files: Sequence[str | None], source: str | None) -> Section:
+    texts, tables = [], []
+    if idle.queue is not None:
+        texts.append(_queue(idle.queue, span_ns))
+    if idle.iterations is not None:
+        texts.append(_steps(idle.iterations))
+        if idle.iterations.outliers:
+            tables.append(_outliers(idle.iterations, files, source))
+    if idle.waits:
+        tables.insert(0, _waits(idle.waits, source))
+    return Section(title="Launches, waits and steps", paragraphs=tuple(texts), tables=tuple(tables))
+
+
+def _queue(queue: Queue, span_ns: int) -> str:
+    return (
+        f"{_count(queue.launches, 'launch call')} took {_ms(queue.call_ns)} "
+        f"({format_percent(queue.call_ns / span_ns)} of the capture). Work started "
+        f"{_ms(queue.delay_median_ns)} after its launch call had returned (median; 90 % within "
+        f"{_ms(queue.delay_p90_ns)}). "
+        f"{queue.depth_median:,.0f} launches were waiting or running when another came (median); "
+        f"{format_percent(queue.empty_share)} of the launches found nothing before them. "
+        f"{format_percent(queue.short_share)} of the kernels take under 10 µs, {format_percent(queue.graph_share)} "
+        "come from graphs."
+    )
+
+
+def _steps(steps: Iterations) -> str:
+    each = "" if steps.kernels_each is None else f" of {_count(steps.kernels_each, 'kernel')} each"
+    far = "none is" if not steps.outliers else f"{_count(len(steps.outliers), 'step is', 'steps are')} listed as"
+    return (
+        f"{_count(steps.count, 'step')}{each}, {steps.how}: {_ms(steps.median_ns)} in the median, half of them between "
+        f"{_ms(steps.p25_ns)} and {_ms(steps.p75_ns)}; {far} far from it."
+    )
+
+
+def _waits(waits: Sequence[WaitRow], source: str | None) -> SectionTable:
+    return SectionTable(
+        title="Calls that wait for the GPU; where it was idle meanwhile, waiting cost time",
+        columns=("call", "n", "total ms", "GPU idle ms", "mostly in"),
+        rows=tuple(
+            (row.call, row.count, row.total_ns / 1e6, row.gpu_idle_ns / 1e6, _cut("; ".join(row.places)))
+            for row in waits
+        ),
+        source=source,
+    )
+
+
+def _outliers(steps: Iterations, files: Sequence[str | None], source: str | None) -> SectionTable:
+    return _table(
+        "Steps far from the median, counted from 0",
+        {
+            "capture": [files[one.source] for one in steps.outliers],
+            "step": [one.index for one in steps.outliers],
+            "ms": [one.length_ns / 1e6 for one in steps.outliers],
+            "times the median": [one.length_ns / max(steps.median_ns, 1) for one in steps.outliers],
+        },
+        source,
+    )
+
+
+def _streams(streams: StreamReport, analysis: CaptureAnalysis, source: str | None) -> Section:
+    rows = streams.rows[:ROWS]
+    files = _files(analysis)
+    texts = [
+        f"{_count(streams.count, 'stream')} worked. A stream is busy while a kernel or graph of it runs, as a share of "
+        "the time from the first work on its GPU to the last."
+    ]
+    texts += [
+        f"On GPU {one.device}, streams {', '.join(str(s) for s in one.streams[:8])} ran one after the other: "
+        f"{_ms(one.overlap_ns)} of the {_ms(one.could_hide_ns)} beside the busiest of them overlap."
+        for one in streams.serial
+    ]
+    table = _table(
+        "",
+        {
+            "capture": [files[row.source] for row in rows],
+            "process": [row.process if len({r.process for r in rows}) > 1 else None for row in rows],
+            "GPU": [row.device for row in rows],
+            "stream": [row.stream if row.stream >= 0 else "not recorded" for row in rows],
+            "kernels": [row.kernel_count for row in rows],
+            "busy ms": [row.busy_ns / 1e6 for row in rows],
+            "busy, % of span": [_share(row) for row in rows],
+            "copies ms": [row.copy_ns / 1e6 for row in rows],
+        },
+        source,
+    )
+    return Section(title="Streams", paragraphs=tuple(texts), tables=(table,))
+
+
+def _files(analysis: CaptureAnalysis) -> tuple[str | None, ...]:
+    """What to call each capture; nothing where there is but one."""
+    if len(analysis.sources) == 1:
+        return (None,)
+    return tuple(PurePath(source.path).name for source in analysis.sources)
+
+
+def _share(row: StreamRow) -> float | None:
+    return 100.0 * row.busy_ns / row.span_ns if row.span_ns else None
+
+
+def _table(title: str, columns: dict[str, list[Cell]], source: str | None) -> SectionTable:
+    """Columns that no row fills are left out."""
+    kept = {name: cells for name, cells in columns.items() if any(cell is not None for cell in cells)}
+    return SectionTable(title=title, columns=tuple(kept), rows=tuple(zip(*kept.values(), strict=True)), source=source)
+
+
+def _count(number: int, what: str, several: str = "") -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {several or what + 's'}"
+
+
+def _ms(time_ns: float) -> str:
+    return format_ms(time_ns / 1e6)
+
+
+def _cut(name: str | None) -> str | None:
+    if not name:
+        return None
+    return name if len(name) <= NAME_WIDTH else name[: NAME_WIDTH - 1] + "…"
