@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis
+from llm_perf_opt.analysis.compare.comparison import CompareDocument
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.static.document import PredictionsDocument, StaticDocument
 from llm_perf_opt.analysis.timeline.window import TimelineWindow
@@ -33,6 +34,7 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 # The file's name without its ending, and the record it is written from and read into.
 DOCUMENTS: dict[str, Any] = {
     "analysis": CaptureAnalysis,
+    "compare": CompareDocument,
     "gallery_info": GalleryInfo,
     "gpu_samples": ClockDocument,
     "kernels": NcuAnalysis,

@@ -15,6 +15,7 @@ llm-perf: where did the time of an LLM inference go, and what should change firs
   llm-perf infer [OVERRIDE ...]       plain inference: predictions and gallery, no profiler
   llm-perf predict [OVERRIDE ...]     what the hardware allows, from the configuration alone
   llm-perf analyze FILE ...           captures made elsewhere: nsys, ncu, torch traces
+  llm-perf compare BASE CANDIDATE     did it help? runs or captures; --gate for CI, --interleave for noisy machines
   llm-perf report RUN_DIR             render a run's reports again
   llm-perf runs [DIR]                 list runs
   llm-perf doctor [--json]            what this machine can do, and how to mend what it cannot
@@ -29,6 +30,7 @@ COMMANDS = {
     "infer": "direct_inference_runner",
     "predict": "predict.cli",
     "analyze": "analyze.cli",
+    "compare": "compare.cli",
     "report": "report",
     "runs": "runs",
     "doctor": "doctor",

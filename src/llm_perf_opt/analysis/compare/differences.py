@@ -106,7 +106,10 @@ def kernel_changes(
 
     def place(name: str, is_base: bool) -> object | None:
         row = sides[0 if is_base else 1][name]
-        return None if row.kernel_class == OTHER else (row.kernel_class, row.instances)
+        if row.kernel_class == OTHER or row.avg_ns <= 0:
+            return None
+        # Of about the same length too: what takes ten times as long is another kernel.
+        return row.kernel_class, row.instances, round(math.log(row.avg_ns, 4))
 
     matches = match_names(sides[0], sides[1], place=place)
     pooled = [

@@ -1,0 +1,145 @@
+"""A comparison as text: for the terminal with the verdict first, and as markdown for a pull request."""
+
+from collections.abc import Sequence
+
+from llm_perf_opt.analysis.compare.comparison import CompareDocument, MetricComparison
+from llm_perf_opt.analysis.compare.differences import DifferenceWaterfall, KernelChange, RowChange
+from llm_perf_opt.analysis.compare.gate import GateResult
+from llm_perf_opt.core.markdown import code, escape, table
+from llm_perf_opt.core.terminal import terminal_table
+from llm_perf_opt.core.units import format_ms, format_quantity
+
+KERNELS, ROWS, SETTINGS = 15, 8, 20
+METRIC_COLUMNS = ("metric", "base", "candidate", "change", "95 % interval", "verdict", "to settle it")
+MARK = {"passed": "✅", "failed": "❌", "inconclusive": "⚠️"}
+FORCED = "compared by force although these differ"
+
+
+def render_terminal(found: CompareDocument, *, top: int = KERNELS) -> str:
+    """Verdict first, then why."""
+    lines = [f"{found.verdict.upper()}: {found.base.name} → {found.candidate.name}", found.sentence]
+    lines += [f"FORCED, {FORCED}: {'; '.join(found.forced)}"] if found.forced else []
+    lines += [f"gate {gate.condition}: {gate.status} ({gate_words(gate)})" for gate in found.gates]
+    if found.metrics:
+        rows = [metric_cells(row) for row in found.metrics]
+        lines += ["", terminal_table(METRIC_COLUMNS, rows, right=(1, 2, 3))]
+    for waterfall in found.waterfalls:
+        rows = [(label, ms) for label, ms in waterfall_cells(waterfall)]
+        lines += ["", f"where it went: {waterfall.title}", terminal_table(("step", "ms"), rows, right=(1,), rule=False)]
+    changed = changed_kernels(found.kernels)
+    if changed:
+        rows_ = [kernel_cells(row) for row in changed[:top]]
+        lines += ["", terminal_table(KERNEL_COLUMNS, rows_, right=(1, 2, 3, 4))]
+        lines += [f"… {len(changed) - top} more kernels changed"] if len(changed) > top else []
+    for name, table_rows in found.tables.items():
+        moved = [row for row in table_rows if row.difference][:ROWS]
+        if moved:
+            cells = [row_cells(name, row) for row in moved]
+            lines += ["", terminal_table((name, "base", "candidate", "change"), cells, right=(1, 2, 3))]
+    if found.settings:
+        lines += ["", "what else changed:"]
+        lines += [f"  {'! ' if change.matters else '  '}{change.text}" for change in found.settings[:SETTINGS]]
+        rest = len(found.settings) - SETTINGS
+        lines += [f"    … {rest} more"] if rest > 0 else []
+    return "\n".join([*lines, *(f"note: {note}" for note in found.notes)])
+
+
+def render_markdown(found: CompareDocument) -> str:
+    """For a comment under a pull request; details are folded."""
+    lines = [f"### llm-perf compare: {found.verdict}", "", f"**{escape(found.sentence)}**", ""]
+    if found.forced:
+        lines += [f"> ⚠️ **Forced**, {FORCED}: {escape('; '.join(found.forced))}", ""]
+    if found.gates:
+        rows = [(MARK[g.status], code(g.condition), g.status, escape(gate_words(g))) for g in found.gates]
+        lines += [*table(("", "gate", "result", "why"), rows), ""]
+    if found.metrics:
+        cells = [[escape(cell) for cell in metric_cells(row)] for row in found.metrics]
+        lines += [*table(METRIC_COLUMNS, cells, right=("base", "candidate", "change")), ""]
+    for waterfall in found.waterfalls:
+        steps = [(escape(label), ms) for label, ms in waterfall_cells(waterfall)]
+        lines += _folded(f"Where it went: {waterfall.title}", table(("step", "ms"), steps, right=("ms",)))
+    changed = changed_kernels(found.kernels)
+    if changed:
+        kernels = [(code(cells[0]), *cells[1:]) for cells in map(kernel_cells, changed[:KERNELS])]
+        right = KERNEL_COLUMNS[1:5]
+        lines += _folded(f"{len(changed)} kernels changed", table(KERNEL_COLUMNS, kernels, right=right))
+    if found.settings:
+        settings = [f"- {'**' if c.matters else ''}{escape(c.text)}{'**' if c.matters else ''}" for c in found.settings]
+        lines += _folded(f"What else changed ({len(found.settings)})", settings)
+    lines += [f"- {escape(note)}" for note in found.notes]
+    lines += ["", f"Base {code(found.base.name)}, candidate {code(found.candidate.name)}."]
+    return "\n".join(lines) + "\n"
+
+
+def metric_cells(row: MetricComparison) -> tuple[str, ...]:
+    unit = unit_of(row.metric)
+    interval = "unknown" if row.low is None or row.high is None else f"{percent(row.low)} to {percent(row.high)}"
+    more = "" if row.repeats_needed is None else f"about {row.repeats_needed} repeats"
+    values = [format_quantity(level.median, unit) for level in (row.base, row.candidate)]
+    return (row.metric, *values, percent(row.ratio), interval, row.verdict, more)
+
+
+KERNEL_COLUMNS = ("kernel", "launches", "base", "candidate", "change", "verdict")
+
+
+def changed_kernels(kernels: Sequence[KernelChange]) -> list[KernelChange]:
+    """Those that a reader looks for: anything but the same time and the same number of launches."""
+    return [k for k in kernels if k.verdict != "same" or k.base_launches != k.candidate_launches]
+
+
+def kernel_cells(row: KernelChange) -> tuple[str, ...]:
+    counts = (
+        f"{row.base_launches:,}"
+        if row.base_launches == row.candidate_launches
+        else f"{row.base_launches:,} → {row.candidate_launches:,}"
+    )
+    renamed = " (renamed)" if row.matched_by == "place" else ""
+    return (
+        row.name + renamed,
+        counts,
+        format_ms(row.base_ns / 1e6),
+        format_ms(row.candidate_ns / 1e6),
+        signed_ms(row.difference_ns / 1e6),
+        row.verdict,
+    )
+
+
+def row_cells(table_name: str, row: RowChange) -> tuple[str, ...]:
+    scale = 1.0 if table_name == "bounds" else 1e6
+    values = ["—" if value is None else format_ms(value / scale) for value in (row.base, row.candidate)]
+    return (row.name, *values, signed_ms(row.difference / scale))
+
+
+def waterfall_cells(waterfall: DifferenceWaterfall) -> list[tuple[str, str]]:
+    return [
+        ("base", f"{waterfall.base_ms:,.3f}"),
+        *((step.label, f"{step.difference_ms:+,.3f}") for step in waterfall.steps),
+        ("candidate", f"{waterfall.candidate_ms:,.3f}"),
+    ]
+
+
+def gate_words(gate: GateResult) -> str:
+    if gate.measured is None or gate.low is None or gate.high is None:
+        return gate.reason
+    if "%" in gate.condition:
+        return f"{percent(gate.measured)}, {percent(gate.low)} to {percent(gate.high)}: {gate.reason}"
+    return f"{gate.measured:.4g}, {gate.low:.4g} to {gate.high:.4g}: {gate.reason}"
+
+
+def percent(ratio: float) -> str:
+    """A ratio as a change: +5.0 %."""
+    return f"{100 * (ratio - 1):+.1f} %"
+
+
+def signed_ms(ms: float) -> str:
+    return ("+" if ms > 0 else "") + format_ms(ms)
+
+
+def unit_of(metric: str) -> str:
+    if metric.endswith("_per_s"):
+        return "tokens/s"
+    return "bytes" if metric.endswith("_bytes") else "ms" if metric.endswith("_ms") else ""
+
+
+def _folded(title: str, body: Sequence[str]) -> list[str]:
+    return [f"<details><summary>{escape(title)}</summary>", "", *body, "", "</details>", ""]

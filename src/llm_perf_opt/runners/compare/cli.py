@@ -1,0 +1,170 @@
+"""`llm-perf compare`: did it help, by how much, how sure is that, and where did the time go?"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llm_perf_opt.analysis.compare.gate import exit_code, parse_condition
+from llm_perf_opt.errors import EXIT_FAILED, EXIT_OK, ConfigError
+
+if TYPE_CHECKING:
+    from llm_perf_opt.analysis.compare.comparison import CompareDocument
+    from llm_perf_opt.runners.compare.interleave import Experiment
+    from llm_perf_opt.runners.compare.sides import ReadSide
+
+DEFAULT_DIR = Path("tmp/compare")
+JSON_FILE, MARKDOWN_FILE, PAGE_FILE = "compare.json", "compare.md", "compare.html"
+EPILOG = """\
+  llm-perf compare runs/base runs/candidate
+  llm-perf compare a.sqlite b.sqlite
+  llm-perf compare runs/base runs/candidate --gate 'tpot_ms<=+5%' --gate 'ttft_ms<=50'
+  llm-perf compare --interleave 5 -- model=llama3_1b candidate.overrides=model.attention=eager
+  llm-perf compare --interleave 5 -- experiment=demo base.ref=main candidate.ref=HEAD
+
+exit codes: 0 compared, or every gate passed; 1 a gate failed or a run measured nothing; 2 bad input, or runs that
+cannot be compared; 3 a gate is inconclusive
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point of the subcommand."""
+    given, words = list(argv), []
+    if "--" in given:
+        cut = given.index("--")
+        given, words = given[:cut], given[cut + 1 :]
+    args = _parser().parse_args(given)
+    conditions = [parse_condition(text) for text in args.gate]
+    threshold = _threshold(args.threshold)
+    experiment = _experiment(args, words)
+    # numpy is imported only now, so that --help and a wrong condition answer at once.
+    from llm_perf_opt.analysis.compare.comparison import compare_sides
+    from llm_perf_opt.analysis.compare.settings import incomparable
+    from llm_perf_opt.runners.compare.sides import changes_between, read_side
+
+    out_dir: Path | None = args.output
+    if experiment is not None:
+        out_dir = _measure(experiment, args.interleave, out_dir)
+        args.sides = [out_dir / "base", out_dir / "candidate"]
+    base, candidate = (read_side(path) for path in args.sides)
+    settings = changes_between(base, candidate, meant=frozenset() if experiment is None else experiment.meant)
+    reasons = incomparable(settings)
+    if reasons and not args.force:
+        raise ConfigError(
+            [f"compare: {reason}" for reason in reasons]
+            + ["compare: these runs did not do the same work; --force compares them and says so on every output"]
+        )
+    found = compare_sides(
+        base.input,
+        candidate.input,
+        conditions=conditions,
+        paired=args.pairs or experiment is not None,
+        threshold=threshold,
+        settings=settings,
+        forced=reasons,
+    )
+    _print(found, args)
+    if out_dir is not None:
+        _write(found, base, candidate, out_dir)
+    if found.gates:
+        return exit_code(found.gates)
+    return EXIT_FAILED if found.verdict == "failed" else EXIT_OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="llm-perf compare",
+        usage="llm-perf compare BASE CANDIDATE [OPTION ...]\n"
+        "       llm-perf compare --interleave N [OPTION ...] -- WORD ...",
+        description="Compare two runs, two directories of runs (the passes of each side), or two captures.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "sides", nargs="*", type=Path, metavar="BASE CANDIDATE", help="run, directory of runs, or capture"
+    )
+    parser.add_argument(
+        "--gate", action="append", default=[], metavar="CONDITION", help="such as 'tpot_ms<=+5%%' or 'ttft_ms<=50'"
+    )
+    parser.add_argument(
+        "--threshold", type=float, default=2.0, metavar="PERCENT", help="differences below it do not matter (default 2)"
+    )
+    parser.add_argument(
+        "--pairs", action="store_true", help="the n-th pass of one side was made beside the n-th of the other"
+    )
+    parser.add_argument(
+        "--interleave", type=int, metavar="N", help="make N runs of each side, in turns; what they are stands behind --"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="compare what did not do the same work, and say so everywhere"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", help=f"write {JSON_FILE}, {MARKDOWN_FILE}, {PAGE_FILE}"
+    )
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument(
+        "--json", action="store_true", help="print the document as JSON (docs/schemas/compare.schema.json)"
+    )
+    shown.add_argument("--markdown", action="store_true", help="print markdown, for a pull request")
+    parser.add_argument("--top", type=int, default=15, metavar="N", help="kernels on the terminal (default 15)")
+    return parser
+
+
+def _threshold(percent: float) -> float:
+    if not 0 <= percent < 100:
+        raise ConfigError(f"--threshold: not a share (got {percent:g}), allowed: 0 to 100 percent")
+    return percent / 100
+
+
+def _experiment(args: argparse.Namespace, words: list[str]) -> "Experiment | None":
+    if args.interleave is None:
+        if words or len(args.sides) != 2:
+            raise ConfigError(
+                f"compare: two sides are needed (got {len(args.sides)}), allowed: BASE CANDIDATE or --interleave N -- …"
+            )
+        return None
+    if args.sides or args.interleave < 2:
+        raise ConfigError("compare --interleave: allowed: a number of pairs from 2 on, and what to run behind --")
+    from llm_perf_opt.runners.compare.interleave import parse_experiment
+
+    return parse_experiment(words)
+
+
+def _measure(experiment: "Experiment", pairs: int, out_dir: Path | None) -> Path:
+    from llm_perf_opt.runners.compare.interleave import run_pairs
+
+    folder = (out_dir or DEFAULT_DIR / datetime.now().strftime("%Y%m%d-%H%M%S")).resolve()
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"-o: {folder} is not empty, allowed: a new directory")
+    run_pairs(experiment, pairs, folder, lambda text: print(text, file=sys.stderr, flush=True))
+    return folder
+
+
+def _print(found: "CompareDocument", args: argparse.Namespace) -> None:
+    from llm_perf_opt.report.compare.text import render_markdown, render_terminal
+
+    if args.json:
+        import msgspec
+
+        from llm_perf_opt.runners.analyze.cli import print_json
+
+        print_json(msgspec.to_builtins(found))
+    elif args.markdown:
+        print(render_markdown(found), end="")
+    else:
+        print(render_terminal(found, top=max(1, args.top)))
+
+
+def _write(found: "CompareDocument", base: "ReadSide", candidate: "ReadSide", out_dir: Path) -> None:
+    from llm_perf_opt.core.manifest import write_json
+    from llm_perf_opt.report.compare.page import render_page
+    from llm_perf_opt.report.compare.text import render_markdown
+
+    out_dir.mkdir(parents=True, exist_ok=True)
+    write_json(out_dir / JSON_FILE, found)
+    (out_dir / MARKDOWN_FILE).write_text(render_markdown(found), encoding="utf-8")
+    page = out_dir / PAGE_FILE
+    page.write_text(render_page(found, (base.timeline, candidate.timeline)), encoding="utf-8")
+    print(f"written: {page}", file=sys.stderr)

@@ -1,0 +1,143 @@
+"""Makes the runs of a comparison itself, in pairs: base, candidate, candidate, base, … so that drift hits both alike.
+
+Each run is a process of its own. Unless told otherwise it is a clean pass alone (stage `direct_inference`).
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from llm_perf_opt.core.manifest import read_manifest
+from llm_perf_opt.core.process import allowed_environment, run_command, run_quick
+from llm_perf_opt.errors import CommandFailed, ConfigError, ManifestError
+from llm_perf_opt.profiling.vendor.launch import quote
+
+SIDES = ("base", "candidate")
+CLEAN_PASS_ALONE = (
+    "pipeline.static_analysis.enable=false",
+    "pipeline.torch_profiler.enable=false",
+    "pipeline.direct_inference.enable=true",
+)
+RUN_TIMEOUT_S = 4 * 3600.0
+_ALLOWED = (
+    "allowed: overrides of both sides, base.overrides=KEY=VALUE, candidate.overrides=…, base.ref=, candidate.ref="
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """What both sides run, and in what they differ. `refs` are commits of the repository the user stands in."""
+
+    common: tuple[str, ...]
+    overrides: dict[str, tuple[str, ...]]
+    refs: dict[str, str]
+
+    @property
+    def meant(self) -> frozenset[str]:
+        """The keys that were changed on purpose."""
+        words = [word for side in SIDES for word in self.overrides[side]]
+        return frozenset(word.lstrip("+~").partition("=")[0] for word in words)
+
+
+def parse_experiment(words: Sequence[str]) -> Experiment:
+    """The words behind `--`; an override of a side may be given several times, or several in one with commas."""
+    common: list[str] = []
+    overrides: dict[str, list[str]] = {side: [] for side in SIDES}
+    refs: dict[str, str] = {}
+    for word in words:
+        key, _, value = word.partition("=")
+        side, _, what = key.partition(".")
+        if side not in SIDES:
+            common.append(word)
+        elif what == "overrides":
+            overrides[side] += _split(value.removeprefix("[").removesuffix("]") if value.startswith("[") else value)
+        elif what == "ref" and value:
+            refs[side] = value
+        else:
+            raise ConfigError(f"compare --interleave: {word!r} is not understood, {_ALLOWED}")
+    if overrides["base"] == overrides["candidate"] and refs.get("base") == refs.get("candidate"):
+        raise ConfigError(f"compare --interleave: both sides are the same, {_ALLOWED}")
+    return Experiment(
+        common=tuple(common), overrides={side: tuple(found) for side, found in overrides.items()}, refs=refs
+    )
+
+
+def run_pairs(experiment: Experiment, pairs: int, out_dir: Path, say: Callable[[str], None]) -> None:
+    """Make `pairs` runs of each side below `out_dir`; a run that fails ends it, since nothing can be compared then."""
+    with _checkouts(experiment, out_dir) as places:
+        for number in range(1, pairs + 1):
+            # The order changes with every pair, so that being first is no advantage.
+            for side in SIDES if number % 2 else reversed(SIDES):
+                folder = out_dir / side / str(number)
+                say(f"pair {number} of {pairs}: {side}")
+                if not _run(experiment, side, folder, places[side]):
+                    say(f"{side} {number} failed: {folder}")
+                    return
+
+
+def _run(experiment: Experiment, side: str, folder: Path, place: Path | None) -> bool:
+    argv = [
+        sys.executable,
+        "-m",
+        "llm_perf_opt.cli",
+        "profile",
+        *CLEAN_PASS_ALONE,
+        *experiment.common,
+        *experiment.overrides[side],
+        f"artifacts.runs_dir={quote(str(folder))}",
+        f"hydra.run.dir={quote(str(folder))}",
+    ]
+    env = allowed_environment(os.environ)
+    if place is not None:
+        # What is in the checkout is found before what is installed.
+        paths = [str(place / "src"), str(place), *filter(None, [env.get("PYTHONPATH")])]
+        env["PYTHONPATH"] = os.pathsep.join(paths)
+    log = folder.with_name(f"{folder.name}.log")
+    result = run_command(argv, env=env, timeout_s=RUN_TIMEOUT_S, log=log, cwd=place)
+    try:
+        read_manifest(folder)
+    except ManifestError as error:
+        raise CommandFailed(
+            f"the {side} could not be started: {result.tail.strip() or 'it printed nothing'} (log: {log})"
+        ) from error
+    return result.ok
+
+
+@contextmanager
+def _checkouts(experiment: Experiment, out_dir: Path) -> Iterator[dict[str, Path | None]]:
+    """A working tree for each commit that was named, taken away at the end."""
+    env = allowed_environment(os.environ)
+    places: dict[str, Path | None] = dict.fromkeys(SIDES)
+    try:
+        for side, ref in experiment.refs.items():
+            place = out_dir / f"{side}-checkout"
+            code, text = run_quick(["git", "worktree", "add", "--detach", str(place), ref], env=env, timeout_s=300)
+            if code != 0:
+                raise ConfigError(f"compare --interleave: {side}.ref={ref}: no checkout could be made: {text.strip()}")
+            places[side] = place
+        yield places
+    finally:
+        for made in places.values():
+            if made is not None:
+                run_quick(["git", "worktree", "remove", "--force", str(made)], env=env, timeout_s=300)
+
+
+def _split(text: str) -> list[str]:
+    """At commas outside brackets and quotes."""
+    parts, depth, start, quoted = [], 0, 0, ""
+    for index, character in enumerate(text + ","):
+        if quoted:
+            quoted = "" if character == quoted else quoted
+        elif character in "'\"":
+            quoted = character
+        elif character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+        elif character == "," and depth == 0:
+            parts.append(text[start:index].strip())
+            start = index + 1
+    return [part for part in parts if part]

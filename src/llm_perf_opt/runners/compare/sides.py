@@ -1,0 +1,204 @@
+"""Reads one side of a comparison: a run, a directory of runs (its passes), or captures made elsewhere."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from llm_perf_opt.analysis.capture import CaptureAnalysis
+from llm_perf_opt.analysis.compare.comparison import SideInput
+from llm_perf_opt.analysis.compare.settings import SettingChange, setting_changes
+from llm_perf_opt.analysis.compare.stability import RepeatedValue
+from llm_perf_opt.analysis.findings.facts import Known
+from llm_perf_opt.analysis.kernels.names import classify_kernel
+from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
+from llm_perf_opt.analysis.timeline.rows import KernelRow
+from llm_perf_opt.analysis.timeline.window import TimelineWindow, timeline_window
+from llm_perf_opt.core.manifest import RunManifest, read_manifest
+from llm_perf_opt.core.names import MANIFEST_FILE, WALL_METRIC
+from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.report.facts import clean_metric
+from llm_perf_opt.report.run_files import Found, RunFiles, read_run_files
+from llm_perf_opt.report.samples import BUSY_PCT, SampleLine
+
+PEAK_MEMORY = "peak_memory_bytes"
+# Clocks and power differ a little in every run.
+CLOCK_DIFFERENCE = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadSide:
+    """One side: what is compared, and what it was measured with. `manifest` is None of a capture made elsewhere."""
+
+    input: SideInput
+    manifest: RunManifest | None
+    timeline: TimelineWindow | None
+    clocks: Mapping[str, float]
+    kind: str
+    gpu: str | None
+
+
+def read_side(path: Path) -> ReadSide:
+    """A side by its path."""
+    if (path / MANIFEST_FILE).is_file():
+        return _runs(path, [path])
+    passes = sorted((p.parent for p in path.glob(f"*/{MANIFEST_FILE}")), key=_natural) if path.is_dir() else []
+    if passes:
+        return _runs(path, passes)
+    if not path.exists():
+        raise ConfigError(f"{path}: no such file or directory, allowed: a run, a directory of runs, or a capture")
+    return _capture(path)
+
+
+def changes_between(base: ReadSide, candidate: ReadSide, *, meant: frozenset[str]) -> tuple[SettingChange, ...]:
+    """What else differs: configuration, machine and software of runs; kind and GPU of captures; clocks and power."""
+    found: tuple[SettingChange, ...] = ()
+    if base.manifest is not None and candidate.manifest is not None:
+        found = setting_changes(base.manifest, candidate.manifest, meant=meant)
+    facts = [("kind of capture", base.kind, candidate.kind)]
+    if not any(change.key.startswith("environment.gpus") or change.key == "device" for change in found):
+        facts.append(("GPU", base.gpu or "", candidate.gpu or ""))
+    other = [SettingChange(key=k, base=a, candidate=b, matters=True) for k, a, b in facts if a and b and a != b]
+    clocks = [
+        SettingChange(key=key, base=f"{value:.0f}", candidate=f"{candidate.clocks[key]:.0f}", matters=False)
+        for key, value in base.clocks.items()
+        if key in candidate.clocks and abs(candidate.clocks[key] / value - 1) > CLOCK_DIFFERENCE
+    ]
+    return (*other, *found, *clocks)
+
+
+def _runs(path: Path, folders: list[Path]) -> ReadSide:
+    manifests = [read_manifest(folder) for folder in folders]
+    files = [read_run_files(manifest, folder) for manifest, folder in zip(manifests, folders, strict=True)]
+    first = files[0]
+    passes = [one for one in (_pass(each) for each in files) if one]
+    capture = next((each.capture.content for each in files if isinstance(each.capture, Found)), None)
+    peaks = [q.value for m in manifests if isinstance(q := clean_metric(m, PEAK_MEMORY), Known)]
+    return ReadSide(
+        input=SideInput(
+            name=str(path),
+            passes=passes,
+            single={PEAK_MEMORY: max(peaks)} if peaks else {},
+            bounds_ms=_bounds(first),
+            capture=capture,
+            problem=_problem(manifests, passes, capture),
+        ),
+        manifest=manifests[0],
+        timeline=first.timelines[0].content if first.timelines else None,
+        clocks=_clocks(files),
+        kind="",
+        gpu=None if capture is None else capture.gpu.name,
+    )
+
+
+def _pass(files: RunFiles) -> dict[str, list[RepeatedValue]]:
+    """The samples by metric; where a run has medians alone, those."""
+    found: dict[str, list[RepeatedValue]] = {}
+    for line in files.samples:
+        for name, value in line.values.items():
+            found.setdefault(name, []).append(_value(line, value))
+    if found:
+        return found
+    known = {name: clean_metric(files.manifest, name) for name in ("ttft_ms", *WALL_METRIC.values())}
+    return {
+        name: [RepeatedValue(sample_id="median", repeat=0, value=one.value)]
+        for name, one in known.items()
+        if isinstance(one, Known)
+    }
+
+
+def _value(line: SampleLine, value: float) -> RepeatedValue:
+    return RepeatedValue(sample_id=line.sample_id, repeat=line.repeat, value=value)
+
+
+def _problem(manifests: Sequence[RunManifest], passes: Sequence[object], capture: CaptureAnalysis | None) -> str | None:
+    """Why this side must not win."""
+    for manifest in manifests:
+        if manifest.status != "ok":
+            failed = [f"{s.name}: {s.reason}" for s in manifest.stages if s.status == "failed"]
+            return f"the run {manifest.run_id} is {manifest.status}" + (f" ({'; '.join(failed)})" if failed else "")
+    if not passes and (capture is None or not capture.gpu.kernel_count):
+        return "neither clean times nor kernels were recorded"
+    return None
+
+
+def _bounds(files: RunFiles) -> dict[str, float]:
+    if not isinstance(files.static, Found):
+        return {}
+    found = {}
+    for phase, record in files.static.content.phases.items():
+        for kind, value in (("achievable", record.bound_ms.achievable), ("datasheet", record.bound_ms.datasheet)):
+            if value is not None:
+                found[f"{phase}, {kind}"] = value
+    return found
+
+
+def _clocks(files: list[RunFiles]) -> dict[str, float]:
+    """Medians while the GPU was at work."""
+    samples = [
+        sample
+        for each in files
+        if isinstance(each.clocks, Found)
+        for sample in each.clocks.content.samples
+        if (sample.utilisation_pct or 0) > BUSY_PCT
+    ]
+    clock = [s.sm_clock_mhz for s in samples if s.sm_clock_mhz]
+    power = [s.power_w for s in samples if s.power_w]
+    found = {"GPU clock, MHz (median at work)": clock, "GPU power, W (median at work)": power}
+    return {name: median(values) for name, values in found.items() if values}
+
+
+def _capture(path: Path) -> ReadSide:
+    from llm_perf_opt.runners.analyze.kinds import capture_files, kind_of
+    from llm_perf_opt.runners.analyze.read import read_captures
+
+    files = capture_files(path)
+    with tempfile.TemporaryDirectory(prefix="llm-perf-compare-") as scratch:
+        found = read_captures(files, [kind_of(file) for file in files], Path(scratch))
+    capture = found.analysis
+    problem = None if capture.gpu.kernel_count or capture.ranges else "no kernel and no range was recorded"
+    if found.ncu is not None and not capture.gpu.kernel_count:
+        capture, problem = _with_kernels(capture, found.ncu), None
+    return ReadSide(
+        input=SideInput(name=str(path), capture=capture, problem=problem),
+        manifest=None,
+        timeline=timeline_window(found.measured[0].timeline) if found.measured else None,
+        clocks={},
+        kind=found.kind,
+        gpu=capture.gpu.name,
+    )
+
+
+def _with_kernels(capture: CaptureAnalysis, ncu: NcuAnalysis) -> CaptureAnalysis:
+    """ncu's kernels as rows; of their spread only its largest possible value is known, half of max less min."""
+    timed = [(k, k.duration_ns) for k in ncu.kernels if k.duration_ns is not None]
+    total = sum(mean * k.launches for k, mean in timed)
+    rows = tuple(
+        KernelRow(
+            name=k.kernel,
+            short_name=k.short,
+            kernel_class=classify_kernel(k.kernel),
+            instances=k.launches,
+            total_ns=round(mean * k.launches),
+            avg_ns=mean,
+            med_ns=mean,
+            min_ns=round(k.duration_min_ns if k.duration_min_ns is not None else mean),
+            max_ns=round(k.duration_max_ns if k.duration_max_ns is not None else mean),
+            stddev_ns=((k.duration_max_ns or mean) - (k.duration_min_ns or mean)) / 2,
+            time_pct=100 * mean * k.launches / total,
+        )
+        for k, mean in timed
+    )
+    gpu = replace(
+        capture.gpu,
+        name=ncu.device,
+        kernel_count=sum(row.instances for row in rows),
+        kernel_ns=sum(row.total_ns for row in rows),
+    )
+    return replace(capture, kernels=rows, gpu=gpu)
+
+
+def _natural(path: Path) -> tuple[int, str]:
+    """Numbered directories in the order of their numbers."""
+    return (int(path.name), "") if path.name.isdigit() else (0, path.name)

@@ -1,0 +1,207 @@
+"""`llm-perf compare` on run directories and captures: what it prints, writes, refuses and returns."""
+
+import gzip
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_perf_opt.cli import main
+from llm_perf_opt.core.manifest import read_manifest, write_manifest
+from llm_perf_opt.core.records import Metric, StageRecord
+from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.report.compare.page import timeline_pair
+from llm_perf_opt.runners.compare.interleave import parse_experiment
+from llm_perf_opt.runners.compare.sides import read_side
+from tests.support.fixtures_dir import DATA
+from tests.support.report_runs import HOSTILE, capture, stage, write_run
+from tests.support.schemas import valid, valid_file
+
+CONFIG = {"model": {"name": "tiny"}, "infer": {"max_new_tokens": 8}}
+
+
+def run_of(folder: Path, tpot_ms: Sequence[float], *, config: dict[str, Any] = CONFIG, **parts: Any) -> Path:
+    """A run whose clean pass measured these times of one sample, one repeat each."""
+    lines = [
+        {"sample_id": "a", "pass": "clean", "repeat": n, "epoch": 0, "tpot_ms": v, "ttft_ms": 5 * v, "e2e_ms": 12 * v}
+        for n, v in enumerate(tpot_ms)
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    metrics = {"peak_memory_bytes": Metric(value=1000, unit="bytes", how="highest")}
+    record = stage("direct_inference", folder, {"samples": ("samples.jsonl", text)}, metrics=metrics)
+    write_run(folder, record)
+    manifest = read_manifest(folder)
+    write_manifest(folder, type(manifest)(**{**vars(manifest), "config": config, **parts}))
+    return folder
+
+
+STEADY = (10.0, 10.01, 9.99, 10.0)
+SLOWER = tuple(1.2 * value for value in STEADY)
+
+
+def test_a_slower_run_is_told_with_interval_and_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, slower = run_of(tmp_path / "base", STEADY), run_of(tmp_path / "slower", SLOWER)
+    assert main(["compare", str(base), str(slower)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"WORSE: {base} → {slower}"
+    assert lines[1].startswith("Worse: ttft_ms +20.0 % (95 %: +19.") and lines[1].endswith("worse).")
+    assert main(["compare", str(base), str(slower), "--gate", "tpot_ms<=+5%"]) == 1
+    assert "gate tpot_ms<=+5%: failed (+20.0 %, " in capsys.readouterr().out
+    assert main(["compare", str(base), str(slower), "--gate", "tpot_ms<=+25%", "--gate", "ttft_ms<=70"]) == 0
+    assert main(["compare", str(base), str(slower), "--gate", "unheard_ms<=5%"]) == 3
+
+
+def test_everything_is_written_and_the_json_obeys_its_schema(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, slower = run_of(tmp_path / "base", STEADY), run_of(tmp_path / "slower", SLOWER)
+    out = tmp_path / "out"
+    assert main(["compare", str(base), str(slower), "-o", str(out), "--json", "--gate", "tpot_ms<=+5%"]) == 1
+    printed = valid("compare", json.loads(capsys.readouterr().out))
+    assert printed == valid_file("compare", out / "compare.json")
+    assert (printed["verdict"], [g["status"] for g in printed["gates"]]) == ("worse", ["failed"])
+    assert [row["metric"] for row in printed["metrics"]] == ["ttft_ms", "tpot_ms", "e2e_ms", "peak_memory_bytes"]
+    assert [fall["title"] for fall in printed["waterfalls"]] == ["decode"]
+    assert (out / "compare.md").read_text().startswith("### llm-perf compare: worse\n")
+    page = (out / "compare.html").read_text()
+    assert 'id="gates"' in page and 'id="metrics"' in page and "http" not in page.replace("http-equiv", "")
+    assert main(["compare", str(base), str(slower), "--markdown"]) == 0
+    assert "| tpot_ms | 10.00 ms | 12.00 ms | +20.0 % |" in capsys.readouterr().out
+
+
+def test_other_work_is_refused_with_the_list_and_force_says_so_everywhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = run_of(tmp_path / "base", STEADY)
+    other = run_of(tmp_path / "other", STEADY, config={"model": {"name": "large"}, "infer": {"max_new_tokens": 9}})
+    assert main(["compare", str(base), str(other)]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "error: compare: infer.max_new_tokens: 8 → 9",
+        "error: compare: model.name: tiny → large",
+        "error: compare: these runs did not do the same work; --force compares them and says so on every output",
+    ]
+    out = tmp_path / "out"
+    assert main(["compare", str(base), str(other), "--force", "-o", str(out)]) == 0
+    said = "infer.max_new_tokens: 8 → 9; model.name: tiny → large"
+    assert f"FORCED, compared by force although these differ: {said}" in capsys.readouterr().out
+    assert said in (out / "compare.md").read_text()
+    assert 'id="forced"' in (out / "compare.html").read_text()
+    assert valid_file("compare", out / "compare.json")["forced"] == said.split("; ")
+
+
+def test_a_failed_run_never_wins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = run_of(tmp_path / "base", STEADY)
+    failed = run_of(tmp_path / "failed", [1.0, 1.0, 1.0], status="failed")
+    assert main(["compare", str(base), str(failed)]) == 1
+    assert capsys.readouterr().out.startswith(f"FAILED: {base} → {failed}\nNo verdict, because a side measured nothing")
+    assert main(["compare", str(base), str(failed), "--gate", "tpot_ms<=+5%"]) == 1
+    assert main(["compare", str(failed), str(base), "--gate", "tpot_ms<=+5%"]) == 3
+    empty = write_run(tmp_path / "empty", StageRecord(name="nsys", status="skipped", reason="no GPU"))
+    assert main(["compare", str(base), str(empty), "--gate", "tpot_ms<=+5%", "--force"]) == 1
+
+
+def test_directories_of_runs_are_passes_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for number in (10, 2, 1):
+        run_of(tmp_path / "base" / str(number), [float(number)])
+        run_of(tmp_path / "candidate" / str(number), [1.2 * number])
+    side = read_side(tmp_path / "base")
+    assert [one["tpot_ms"][0].value for one in side.input.passes] == [1.0, 2.0, 10.0]
+    out = tmp_path / "out"
+    sides = [str(tmp_path / "base"), str(tmp_path / "candidate")]
+    assert main(["compare", *sides, "--pairs", "-o", str(out)]) == 0
+    found = valid_file("compare", out / "compare.json")
+    assert (found["verdict"], found["paired"], found["base"]["passes"]) == ("worse", True, 3)
+    assert found["metrics"][0]["how"] == "3 interleaved pairs, median of the pairwise means of their ratios"
+
+
+def test_captures_of_one_kind_are_compared_and_their_timelines_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = DATA / "h200" / "llama.trace.json.gz"
+    data = json.loads(gzip.decompress(trace.read_bytes()))
+    kernels = [event for event in data["traceEvents"] if event.get("cat") == "kernel"]
+    name = kernels[0]["name"]
+    for event in kernels:
+        if event["name"] == name:
+            event["name"] = f"{name}_renamed_by_hand"
+    (tmp_path / "other.json").write_text(json.dumps(data))
+    out = tmp_path / "out"
+    assert main(["compare", str(trace), str(tmp_path / "other.json"), "-o", str(out)]) == 0
+    found = valid_file("compare", out / "compare.json")
+    assert all(k["difference_ns"] == 0 for k in found["kernels"] if k["matched_by"] != "none")
+    assert sum(k["difference_ns"] for k in found["kernels"]) == 0
+    assert "Timelines" in (out / "compare.html").read_text()
+    assert main(["compare", str(trace), str(trace)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("note: captures hold no clean times")
+
+
+def test_a_capture_beside_one_of_another_kind_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = DATA / "h200" / "llama.trace.json.gz"
+    summary = DATA / "ncu_decode_kern_sum.csv"
+    assert main(["compare", str(trace), str(summary)]) == 2
+    assert "error: compare: kind of capture: torch → nsys_summary" in capsys.readouterr().err
+
+
+def test_texts_of_others_are_no_markup(tmp_path: Path) -> None:
+    sides = []
+    for number, name in enumerate(("base", "candidate")):
+        run = tmp_path / name
+        data = capture((HOSTILE, 4 + number, 4_000_000), notes=(HOSTILE,))
+        sides.append(str(write_run(run, stage("nsys", run, {"analysis_json": ("analysis.json", data)}))))
+    assert main(["compare", *sides, "-o", str(tmp_path / "out")]) == 0
+    assert "<script>" not in (tmp_path / "out" / "compare.html").read_text()
+    assert "<script>" not in re.sub("`[^`]*`", "", (tmp_path / "out" / "compare.md").read_text())
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ([], "compare: two sides are needed (got 0), allowed: BASE CANDIDATE or --interleave N -- …"),
+        (["a"], "compare: two sides are needed (got 1), allowed: BASE CANDIDATE or --interleave N -- …"),
+        (["/no/a", "/no/b"], "/no/a: no such file or directory, allowed: a run, a directory of runs, or a capture"),
+        (["a", "b", "--threshold", "150"], "--threshold: not a share (got 150), allowed: 0 to 100 percent"),
+        (
+            ["--interleave", "1", "--", "x=1"],
+            "compare --interleave: allowed: a number of pairs from 2 on, and what to run behind --",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_input_is_named(words: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", *words]) == 2
+    assert capsys.readouterr().err == f"error: {problem}\n"
+
+
+def test_an_experiment_says_what_both_sides_share_and_what_they_do_not() -> None:
+    found = parse_experiment(
+        ["experiment=demo", "base.overrides=a=1,b=[1,2]", "candidate.overrides=[a=2]", "candidate.ref=HEAD"]
+    )
+    assert found.common == ("experiment=demo",)
+    assert found.overrides == {"base": ("a=1", "b=[1,2]"), "candidate": ("a=2",)}
+    assert (found.refs, found.meant) == ({"candidate": "HEAD"}, frozenset({"a", "b"}))
+    for words in (["experiment=demo"], ["base.what=1"], ["base.overrides=a=1", "candidate.overrides=a=1"]):
+        with pytest.raises(ConfigError, match="compare --interleave: "):
+            parse_experiment(words)
+
+
+def test_without_two_timelines_none_is_drawn(tmp_path: Path) -> None:
+    from llm_perf_opt.analysis.compare.comparison import compare_sides
+
+    side = read_side(run_of(tmp_path / "run", STEADY))
+    assert timeline_pair(compare_sides(side.input, side.input), (None, None)) == ""
+
+
+@pytest.mark.slow
+def test_pairs_are_made_in_turns_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["experiment=demo", "run.repeats=2", "run.device=cpu", "candidate.overrides=model.attention=eager"]
+    assert main(["compare", "--interleave", "2", "-o", "out", "--", *words]) == 0
+    found = valid_file("compare", tmp_path / "out" / "compare.json")
+    assert (found["paired"], found["base"]["passes"], found["candidate"]["passes"]) == (True, 2, 2)
+    assert [row["metric"] for row in found["metrics"]][:2] == ["ttft_ms", "tpot_ms"]
+    assert "model.attention" in [change["key"] for change in found["settings"]]
+    started = {p.parent: read_manifest(p.parent).created_at for p in (tmp_path / "out").glob("*/*/manifest.json")}
+    order = [f"{p.parent.name}{p.name}" for p, _ in sorted(started.items(), key=lambda item: item[1])]
+    assert order == ["base1", "candidate1", "candidate2", "base2"]
