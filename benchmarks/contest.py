@@ -1,4 +1,8 @@
-"""Runs commands side by side: medians of whole-process time, then one more run of each for its memory."""
+"""Runs commands side by side: medians of whole-process time, then one more run of each for its memory.
+
+CPU seconds are those of the process and all it started and waited for: on a busy machine wall time says more about the
+neighbours. On one core (`taskset`) nobody gains from doing several things at once.
+"""
 
 import os
 import statistics
@@ -8,6 +12,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
@@ -15,36 +20,96 @@ LOOK_EVERY_S = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
+class Spent:
+    """Seconds on the clock and on the processor."""
+
+    wall: float
+    cpu: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a contender took and what it printed."""
+    """What a contender took and what it printed; `one_core` is the same on one core, where that was asked for."""
 
     seconds: float
+    cpu_seconds: float
+    one_core: "Spent | None"
     peak_mb: float
     out: str
     failed: bool
 
 
-def contest(entries: dict[str, list[str]], rounds: int) -> dict[str, Outcome]:
+def contest(entries: dict[str, list[str]], rounds: int, *, one_core: bool = False) -> dict[str, Outcome]:
     """Every command once in each round, so that a slow spell of the machine meets all of them."""
-    times: dict[str, list[float]] = {name: [] for name in entries}
+    times: dict[str, list[Spent]] = {name: [] for name in entries}
+    alone: dict[str, list[Spent]] = {name: [] for name in entries}
     for _ in range(rounds):
         for name, argv in entries.items():
-            times[name].append(seconds_of(argv))
-    return {name: _outcome(argv, statistics.median(times[name])) for name, argv in entries.items()}
+            times[name].append(spent_by(argv))
+            if one_core:
+                alone[name].append(spent_by(on_one_core(argv)))
+    return {
+        name: _outcome(argv, _median(times[name]), _median(alone[name]) if alone[name] else None)
+        for name, argv in entries.items()
+    }
+
+
+def on_one_core(argv: list[str]) -> list[str]:
+    """The command kept on one core, the last this process may use."""
+    return ["taskset", "-c", str(max(os.sched_getaffinity(0))), *argv]
 
 
 def seconds_of(argv: list[str]) -> float:
+    return spent_by(argv).wall
+
+
+def spent_by(argv: list[str]) -> Spent:
     """The time of a whole process, with nobody looking: on a small machine looking takes time from it."""
+    quiet = subprocess.DEVNULL
     start = time.perf_counter()
-    subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-    return time.perf_counter() - start
+    process = subprocess.Popen(argv, stdin=quiet, stdout=quiet, stderr=quiet)
+    _, status, usage = os.wait4(process.pid, 0)
+    wall = time.perf_counter() - start
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return Spent(wall=wall, cpu=usage.ru_utime + usage.ru_stime)
+
+
+def rows_of(found: dict[str, Outcome]) -> list[dict[str, Any]]:
+    """The times and the memory of each, as results files hold them."""
+    return [
+        {
+            "how": name,
+            "seconds": round(outcome.seconds, 3),
+            "cpu_seconds": round(outcome.cpu_seconds, 3),
+            **(
+                {}
+                if outcome.one_core is None
+                else {
+                    "one_core_seconds": round(outcome.one_core.wall, 3),
+                    "one_core_cpu_seconds": round(outcome.one_core.cpu, 3),
+                }
+            ),
+            "peak_mb": round(outcome.peak_mb),
+        }
+        for name, outcome in found.items()
+    ]
+
+
+def times_faster(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float]:
+    """How many times faster one row is than another, in each measure both have."""
+    keys = [key for key in ours if key.endswith("seconds") and key in theirs and ours[key]]
+    return {key: round(theirs[key] / ours[key], 1) for key in keys}
 
 
 def peak_mb_of(argv: list[str]) -> float:
-    return _outcome(argv, 0.0).peak_mb
+    return _outcome(argv, Spent(wall=0.0, cpu=0.0), None).peak_mb
 
 
-def _outcome(argv: list[str], seconds: float) -> Outcome:
+def _median(spent: list[Spent]) -> Spent:
+    return Spent(wall=statistics.median(s.wall for s in spent), cpu=statistics.median(s.cpu for s in spent))
+
+
+def _outcome(argv: list[str], spent: Spent, one_core: Spent | None) -> Outcome:
     """The largest memory of the command with all it starts: what the kernel noted, or the sum over the tree if more."""
     with tempfile.TemporaryFile("w+") as out:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL)
@@ -56,7 +121,14 @@ def _outcome(argv: list[str], seconds: float) -> Outcome:
         process.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0)
         peak = max(watched.result(), usage.ru_maxrss << 10)
-        return Outcome(seconds=seconds, peak_mb=peak / 2**20, out=out.read(), failed=process.returncode != 0)
+        return Outcome(
+            seconds=spent.wall,
+            cpu_seconds=spent.cpu,
+            one_core=one_core,
+            peak_mb=peak / 2**20,
+            out=out.read(),
+            failed=process.returncode != 0,
+        )
 
 
 def _largest_sum(pid: int, done: threading.Event) -> int:

@@ -3,10 +3,11 @@
     python benchmarks/nsys_sqlite.py [--kernels 2000000] [--rounds 5] [--pandas PYTHON]
 
 Scales the H200 capture of the tests to many kernels, then runs every contender in a process of its own, one after the
-other in each round. Time is that of the whole process (median of the rounds), memory its peak resident size.
+other in each round. Time is that of the whole process (median of the rounds), on the clock and on the processor, on all
+cores and on one; memory is its peak resident size.
 Totals are compared: a contender that disagrees is marked. `--pandas` names an interpreter that has pandas. Writes
-benchmarks/results/nsys_sqlite.json. Aims: summary and ranges at least 10 times faster than `nsys stats`, ranges in a
-third of its memory, twice the capture in at most 2.3 times the time.
+benchmarks/results/nsys_sqlite.json. Aims, in every measure of time: summary and ranges at least 10 times faster than
+`nsys stats`, ranges in a third of its memory, twice the capture in at most 2.3 times the time.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from contest import contest, seconds_of
+from contest import contest, rows_of, seconds_of, times_faster
 
 REPO = Path(__file__).resolve().parent.parent
 FIXTURE = REPO / "tests" / "data" / "h200" / "llama.sqlite.xz"
@@ -156,17 +157,12 @@ def answer(name: str, out: str) -> tuple[int, int]:
 def run(path: Path, rounds: int, pandas: str | None) -> dict[str, list[dict[str, Any]]]:
     table: dict[str, list[dict[str, Any]]] = {}
     for kind, entries in contenders(path, pandas).items():
-        found = contest(entries, rounds)
+        found = contest(entries, rounds, one_core=True)
         ours = next(name for name in entries if name.startswith("llm-perf"))
         expected = answer(ours, found[ours].out)
         table[kind] = [
-            {
-                "how": name,
-                "seconds": round(outcome.seconds, 3),
-                "peak_mb": round(outcome.peak_mb),
-                "agrees": not outcome.failed and answer(name, outcome.out) == expected,
-            }
-            for name, outcome in found.items()
+            {**row, "agrees": not outcome.failed and answer(row["how"], outcome.out) == expected}
+            for row, outcome in zip(rows_of(found), found.values(), strict=True)
         ]
     return table
 
@@ -194,9 +190,9 @@ def main() -> int:
         ours = next(r for r in table[kind] if r["how"].startswith("llm-perf"))
         theirs = next((r for r in table[kind] if r["how"].startswith("nsys stats")), None)
         if theirs is not None:
-            result[f"{kind}_times_faster"] = round(theirs["seconds"] / ours["seconds"], 1)
+            result[f"{kind}_times_faster"] = times_faster(ours, theirs)
             result[f"{kind}_memory_share"] = round(ours["peak_mb"] / theirs["peak_mb"], 2)
-            met = met and result[f"{kind}_times_faster"] >= aim
+            met = met and min(result[f"{kind}_times_faster"].values()) >= aim
     if "ranges_memory_share" in result:
         met = met and result["ranges_memory_share"] <= AIM_MEMORY
     RESULTS.parent.mkdir(exist_ok=True)

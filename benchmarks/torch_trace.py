@@ -3,10 +3,11 @@
     python benchmarks/torch_trace.py [--events 1000000] [--rounds 3] [--peers PYTHON] [--long 10000000]
 
 Scales the H200 trace of the tests to many events (.json.gz), then runs every contender in a process of its own, one
-after the other in each round; medians of whole-process time, and peak resident memory. `--peers` names an interpreter
+after the other in each round; medians of whole-process time on the clock and on the processor, on all cores and on
+one, and peak resident memory. `--peers` names an interpreter
 that has HolisticTraceAnalysis and pandas 2. `--long` also reads a trace of that length, for its memory. Writes
 benchmarks/results/torch_trace.json. Aims: at least 25 times faster than HolisticTraceAnalysis in no more than an eighth
-of its memory, and 10 million events under 1 GB.
+of its memory, in every measure of time, and 10 million events under 1 GB.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from contest import contest, peak_mb_of, seconds_of
+from contest import contest, peak_mb_of, rows_of, spent_by, times_faster
 
 REPO = Path(__file__).resolve().parent.parent
 FIXTURE = REPO / "tests" / "data" / "h200" / "llama.trace.json.gz"
@@ -110,7 +111,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json.gz"
         events = scale(path, args.events)
-        found = contest({name: [*argv, str(path)] for name, argv in entries.items()}, args.rounds)
+        found = contest({name: [*argv, str(path)] for name, argv in entries.items()}, args.rounds, one_core=True)
         result: dict[str, Any] = {
             "events": events,
             "size_mb": round(path.stat().st_size / 2**20),
@@ -119,13 +120,8 @@ def main() -> int:
         if args.long:
             result["long"] = _read_long(Path(folder) / "long.json.gz", args.long, entries["llm-perf"])
     result["table"] = [
-        {
-            "how": name,
-            "seconds": round(outcome.seconds, 2),
-            "peak_mb": round(outcome.peak_mb),
-            "kernels, busy ns, operators": "failed" if outcome.failed else outcome.out.split("\n")[-2],
-        }
-        for name, outcome in found.items()
+        {**row, "kernels, busy ns, operators": "failed" if outcome.failed else outcome.out.split("\n")[-2]}
+        for row, outcome in zip(rows_of(found), found.values(), strict=True)
     ]
     met = _compare(result)
     RESULTS.parent.mkdir(exist_ok=True)
@@ -136,8 +132,9 @@ def main() -> int:
 
 def _read_long(path: Path, events: int, argv: list[str]) -> dict[str, Any]:
     count = scale(path, events)
-    seconds, peak_mb = seconds_of([*argv, str(path)]), peak_mb_of([*argv, str(path)])
-    return {"events": count, "seconds": round(seconds, 1), "peak_mb": round(peak_mb)}
+    spent, peak_mb = spent_by([*argv, str(path)]), peak_mb_of([*argv, str(path)])
+    times = {"seconds": round(spent.wall, 1), "cpu_seconds": round(spent.cpu, 1)}
+    return {"events": count, **times, "peak_mb": round(peak_mb)}
 
 
 def _compare(result: dict[str, Any]) -> bool:
@@ -146,9 +143,9 @@ def _compare(result: dict[str, Any]) -> bool:
     theirs = next((row for row in result["table"] if row["how"] == "HolisticTraceAnalysis"), None)
     if theirs is None or theirs["kernels, busy ns, operators"] == "failed":
         return met
-    result["times_faster"] = round(theirs["seconds"] / ours["seconds"], 1)
+    result["times_faster"] = times_faster(ours, theirs)
     result["memory_share"] = round(ours["peak_mb"] / theirs["peak_mb"], 3)
-    return bool(met and result["times_faster"] >= AIM_SPEED and result["memory_share"] <= AIM_MEMORY)
+    return bool(met and min(result["times_faster"].values()) >= AIM_SPEED and result["memory_share"] <= AIM_MEMORY)
 
 
 if __name__ == "__main__":
