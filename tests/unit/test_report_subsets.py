@@ -158,7 +158,7 @@ def test_a_capture_without_findings_says_what_was_captured(tmp_path: Path) -> No
     export.graph(904_000, 999_000, 1)
     assert main(["analyze", str(export.write(tmp_path / "busy.sqlite")), "-o", str(run)]) == 0
     assert look(run).headline.verdict == (
-        "Captured by nsys: 1 kernels and 1 whole CUDA graphs, 0.995 ms of GPU time; the GPU was busy for 99.5 % of a "
+        "Captured by nsys: 1 kernel and 1 whole CUDA graph, 0.995 ms of GPU time; the GPU was busy for 99.5 % of a "
         "typical prefill (1.000 ms). No clean time was measured."
     )
 

@@ -73,7 +73,7 @@ def _actions(findings: tuple[FindingView, ...]) -> list[str]:
     lines = []
     for number, finding in enumerate(chosen, start=1):
         doubt = ", and this is uncertain" if finding.confidence == "low" else ""
-        gain = f"At most {finding.gain} faster there{doubt}." if finding.gain else ""
+        gain = f"Speed-up: at most {finding.gain}{doubt}." if finding.gain else ""
         texts = (f"**{escape(finding.title)}.**", finding.plain_words, gain)
         told = " ".join(text for text in texts if text)
         lines.append(f"{number}. {told} For the engineers: {escape(finding.remedy)}.")

@@ -223,6 +223,17 @@ def saved_in_request_ms(finding: Finding, facts: RunFacts) -> float | None:
     return None if steps is None else finding.saves_ms * steps
 
 
+def gain_in_request(finding: Finding, facts: RunFacts) -> float | None:
+    """The speed-up of a whole request, prefill and all steps, if all of it were saved; None where a time is missing."""
+    saved = saved_in_request_ms(finding, facts)
+    total = 0.0
+    for phase in facts.phases.values():
+        if not isinstance(phase.wall, Known) or phase.steps_per_request is None:
+            return None
+        total += phase.wall.value * phase.steps_per_request
+    return None if saved is None or finding.gain is None else amdahl(total, saved)
+
+
 def is_covered(finding: Finding, facts: RunFacts) -> bool:
     """Whether a phase with a clean time speaks for this finding's range; for a whole capture any such phase does."""
     name = finding.range_name

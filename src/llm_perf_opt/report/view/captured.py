@@ -22,7 +22,7 @@ def captured_tiles(capture: Found[CaptureAnalysis]) -> tuple[Tile, ...]:
         ),
     ]
     if found.graphs.launches_traced_as_a_whole:
-        what = f"{found.graphs.launches_traced_as_a_whole:,} CUDA graph launches, traced as a whole"
+        what = f"CUDA graphs traced as a whole: {_count(found.graphs.launches_traced_as_a_whole, 'launch', 'launches')}"
         tiles.append(
             _tile("Graph time", show(Known(value=found.graphs.total_ns / 1e6, unit="ms", how=what, source=source)))
         )
@@ -53,14 +53,18 @@ def _tile(label: str, cell: Cell) -> Tile:
 def captured_verdict(found: CaptureAnalysis) -> str:
     tool = TOOLS.get(found.sources[0].kind, "a profiler") if found.sources else "a profiler"
     graphs = found.graphs.launches_traced_as_a_whole
-    beside = f" and {graphs:,} whole CUDA graphs" if graphs else ""
+    beside = f" and {_count(graphs, 'whole CUDA graph')}" if graphs else ""
     time = format_ms((found.gpu.kernel_ns + found.graphs.total_ns) / 1e6)
-    text = f"Captured by {tool}: {found.gpu.kernel_count:,} kernels{beside}, {time} of GPU time"
+    text = f"Captured by {tool}: {_count(found.gpu.kernel_count, 'kernel')}{beside}, {time} of GPU time"
     phase = _longest(found)
     if phase is not None:
         wall = format_ms(phase.typical.wall_ns / 1e6)
         text += f"; the GPU was busy for {format_percent(_busy(phase))} of a typical {phase.name} ({wall})"
     return f"{text}. {NO_CLEAN_TIME}"
+
+
+def _count(number: int, what: str, several: str = "") -> str:
+    return f"{number:,} {what if number == 1 else several or what + 's'}"
 
 
 def _longest(found: CaptureAnalysis) -> RangeRow | None:

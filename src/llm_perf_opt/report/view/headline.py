@@ -12,13 +12,13 @@ from llm_perf_opt.analysis.findings.waterfall import Waterfall
 from llm_perf_opt.analysis.hardware.roofline import mbu, mfu
 from llm_perf_opt.analysis.hardware.work import BYTES, short_dtype
 from llm_perf_opt.analysis.static.document import StaticDocument
-from llm_perf_opt.core.names import PHASES
 from llm_perf_opt.core.units import format_factor, format_ms, format_percent
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.report.facts import clean_metric, measured_prompt
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.samples import stability_warnings
 from llm_perf_opt.report.view.captured import captured_tiles, captured_verdict
+from llm_perf_opt.report.view.findings import gain_text
 from llm_perf_opt.report.view.shown import Tile, show
 
 Tone = Literal["good", "warn", "bad", "unknown"]
@@ -240,15 +240,15 @@ def _verdict(
     # A guess is for the list of findings, not for the one sentence everybody reads.
     best = next((d for d in found if may_be_headline(d)), None)
     if best is not None and best.gain is not None and best.gain >= FAR_FROM_BOUND:
-        return _promise(best), "bad"
+        return _promise(best, facts), "bad"
     compared = [text for text in (_distance(w, facts) for w in waterfalls) if text is not None]
     if compared:
         worst = max(compared, key=lambda item: item[1])
         tone: Tone = "good" if worst[1] < NEAR_BOUND else "warn" if worst[1] < FAR_FROM_BOUND else "bad"
-        promise = f" {_promise(best)}" if best is not None and best.gain is not None else ""
+        promise = f" {_promise(best, facts)}" if best is not None and best.gain is not None else ""
         return worst[0] + promise, tone
     if best is not None:
-        return _promise(best), "warn"
+        return _promise(best, facts), "warn"
     known = [w for w in waterfalls if isinstance(w.wall, Known)]
     if known:
         times = ", ".join(f"{w.phase} {format_ms(w.wall.value)} {w.per}" for w in known if isinstance(w.wall, Known))
@@ -264,15 +264,10 @@ def _verdict(
     return "Nothing was measured and nothing could be predicted: see what was run below.", "unknown"
 
 
-def _promise(finding: Finding) -> str:
-    gain = format_factor(finding.gain) if finding.gain is not None else ""
+def _promise(finding: Finding, facts: RunFacts) -> str:
     rule = RULE_BY_ID.get(finding.rule)
     hint = finding.hint or (rule.hint if rule is not None else ANY_HINT)
-    # A factor means nothing without what it is of.
-    of = f" in {finding.phase}" if finding.phase in PHASES else ""
-    if finding.share is not None:
-        of = " over the whole capture"
-    return f"{finding.title}. {hint} could give up to {gain}{of}."
+    return f"{finding.title}. {hint} could give up to {gain_text(finding, facts)}."
 
 
 def _distance(waterfall: Waterfall, facts: RunFacts) -> tuple[str, float] | None:
