@@ -12,6 +12,7 @@ HELP = """\
 llm-perf: where did the time of an LLM inference go, and what should change first?
 
   llm-perf profile [OVERRIDE ...]     profile a model through the enabled stages, one report
+  llm-perf run -- PROGRAM ...         any program through every stage, one report
   llm-perf infer [OVERRIDE ...]       plain inference: predictions and gallery, no profiler
   llm-perf predict [OVERRIDE ...]     what the hardware allows, from the configuration alone
   llm-perf analyze FILE ...           captures made elsewhere: nsys, ncu, torch traces
@@ -27,6 +28,7 @@ Each command explains itself with --help. First steps: llm-perf profile experime
 # Each module has `main(argv) -> exit code`; only the chosen one is imported.
 COMMANDS = {
     "profile": "profile_orchestrator",
+    "run": "run_program",
     "infer": "direct_inference_runner",
     "predict": "predict.cli",
     "analyze": "analyze.cli",

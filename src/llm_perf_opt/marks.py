@@ -49,17 +49,22 @@ class phase:
         self._facts = facts
 
     def __enter__(self) -> None:
-        profiler = _torch_profiler() if "torch.autograd" in _modules else None
-        if profiler is None and not _somebody_listens:
-            return
+        if _somebody_listens or ("torch.autograd" in _modules and _torch_profiler() is not None):
+            self._open()
+
+    def _open(self) -> None:
         closers: list[Callable[[], object]] = []
-        self._closers = closers
+        if _follower is not None:
+            # First, because it may start a profiler that is to see this very phase.
+            closers.append(_follower.open(self._kind))
+        profiler = _torch_profiler() if "torch.autograd" in _modules else None
         if _nvtx is not None:
             closers.append(_nvtx.open(self._name))
         if profiler is not None:
             closers.append(_record_function(profiler, self._name))
         if _journal is not None:
             closers.append(_journal.open(self._kind, self._name, self._facts))
+        self._closers = closers
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if self._closers:
@@ -208,6 +213,35 @@ class _Journal:
         self._lock = threading.Lock()
 
 
+class _Follower:
+    """Tells somebody of every outermost phase, and whether it is warm-up."""
+
+    def __init__(self, begins: Callable[[bool], object], ended: Callable[[bool], object]) -> None:
+        self._begins = begins
+        self._ended = ended
+        self._stack: list[str] = []
+
+    def open(self, kind: str) -> Callable[[], object]:
+        is_outermost = kind == "phase" and "phase" not in self._stack
+        is_warmup = WARMUP in self._stack
+        if is_outermost:
+            self._begins(is_warmup)
+        self._stack.append(kind)
+
+        def close() -> None:
+            self._stack.pop()
+            if is_outermost:
+                self._ended(is_warmup)
+
+        return close
+
+
+def follow(begins: Callable[[bool], object], ended: Callable[[bool], object]) -> None:
+    """Have these called at both ends of every outermost phase."""
+    global _follower, _somebody_listens
+    _follower, _somebody_listens = _Follower(begins, ended), True
+
+
 def _synchronise() -> bool:
     """Wait for the GPU the program uses through torch; False where there is none."""
     torch = sys.modules.get("torch")
@@ -234,4 +268,5 @@ _is_recording: Callable[[], bool] | None = None
 _somebody_listens = False
 _nvtx: _Nvtx | None = None
 _journal: _Journal | None = None
+_follower: _Follower | None = None
 listen()

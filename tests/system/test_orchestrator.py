@@ -86,12 +86,14 @@ def test_a_stage_with_nothing_to_do_is_skipped_and_the_run_is_ok(tmp_path: Path)
     assert manifest["stages"][0]["reason"] == "there is nothing to record"
 
 
-def test_stages_that_look_at_our_model_are_skipped_when_another_program_is_profiled(tmp_path: Path) -> None:
-    done = llm_perf("profile", ALPHA, "workload.command=[python3,serve.py]", cwd=tmp_path)
+def test_static_analysis_is_skipped_when_a_program_is_profiled_whose_model_nobody_named(tmp_path: Path) -> None:
+    done = llm_perf(
+        "profile", ALPHA, "pipeline.torch_profiler.enable=false", "workload.command=[python3,serve.py]", cwd=tmp_path
+    )
     assert done.code == 0, done.err
     manifest = valid_manifest(only_run(tmp_path))
-    assert statuses(manifest) == {"static_analysis": "skipped", "torch_profiler": "skipped", "alpha": "ok"}
-    reason = "workload.command replaces our own inference, so there is no model to look at"
+    assert statuses(manifest) == {"static_analysis": "skipped", "alpha": "ok"}
+    reason = "no model is named that the program runs; model=<preset>, or model.path, gives its bounds"
     assert manifest["stages"][0]["reason"] == reason
     assert sorted(p.name for p in only_run(tmp_path).iterdir() if p.is_dir()) == ["alpha", "tmp"]
 

@@ -65,11 +65,21 @@ class ArtifactsSection:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadSection:
-    """`workload.*`: what is profiled; `command` replaces our own inference by any program."""
+    """`workload.*`: what is profiled; `command` replaces our own inference by any program.
+
+    `declares_model`: that program runs the model of `model.*`, so its bounds apply; null: it does where the command
+    line names a model. `phases` maps phases to patterns of ranges the program opens itself.
+    """
 
     __pydantic_config__: ClassVar = FORBID_UNKNOWN
     command: Annotated[tuple[str, ...], MinLen(1)] | None = None
+    repeats: PositiveInt = 1
+    duration_s: Seconds | None = None
+    declares_model: bool | None = None
+    phases: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    phase_preset: Literal["vllm", "sglang", "tensorrt_llm", "jax"] | None = None
     prompt: PositiveInt = 1024
+    output: PositiveInt | None = None
     batch: PositiveInt = 1
     context: PositiveInt | None = None
 

@@ -77,8 +77,8 @@ class StageTraits:
 # What the stages were when manifests did not record it yet.
 _UNRECORDED_TRAITS = {
     STATIC_ANALYSIS: StageTraits(needs_our_model=True),
-    TORCH_PROFILER: StageTraits(runs_model=True, gives_clean_pass=True, needs_our_model=True),
-    DIRECT_INFERENCE: StageTraits(runs_model=True, gives_clean_pass=True, needs_our_model=True),
+    TORCH_PROFILER: StageTraits(runs_model=True, gives_clean_pass=True),
+    DIRECT_INFERENCE: StageTraits(runs_model=True, gives_clean_pass=True),
     NSYS: StageTraits(runs_model=True),
     NCU: StageTraits(runs_model=True),
     GIVEN: StageTraits(gives_clean_pass=True),

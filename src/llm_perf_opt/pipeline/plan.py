@@ -11,12 +11,13 @@ from typing import Any
 
 from llm_perf_opt.config.schema import AppConfig, StageConfig
 from llm_perf_opt.core.host import Host
-from llm_perf_opt.core.names import BUILT_IN
+from llm_perf_opt.core.names import BUILT_IN, STATIC_ANALYSIS
 from llm_perf_opt.core.records import StageTraits
 from llm_perf_opt.core.stage import Obstacle, Stage, traits_of
 from llm_perf_opt.errors import ConfigError
 
 COMMAND_INSTEAD = "workload.command replaces our own inference, so there is no model to look at"
+NO_MODEL_NAMED = "no model is named that the program runs; model=<preset>, or model.path, gives its bounds"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +81,20 @@ def build_plan(config: AppConfig, stages: Mapping[str, Stage], host: Host) -> Pl
             stage=stages[name],
             config=config.stages[name],
             obstacles=tuple(stages[name].preflight(config.stages[name], host)),
-            skip=COMMAND_INSTEAD if config.workload.command and traits_of(stages[name]).needs_our_model else None,
+            skip=_skip(stages[name], config),
         )
         for name in order({name: stages[name].after for name in config.stages})
     ]
     return Plan(stages=tuple(steps))
+
+
+def _skip(stage: Stage, config: AppConfig) -> str | None:
+    """Why a stage that looks at our model has nothing to look at; static analysis looks at one that is only named."""
+    if config.workload.command is None or not traits_of(stage).needs_our_model:
+        return None
+    if stage.name != STATIC_ANALYSIS:
+        return COMMAND_INSTEAD
+    return None if config.workload.declares_model else NO_MODEL_NAMED
 
 
 def order(after: Mapping[str, tuple[str, ...]]) -> list[str]:

@@ -6,6 +6,8 @@ Where `pipeline.<stage>.output` put predictions and gallery, as files of the sta
 """
 
 import json
+import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +38,9 @@ from llm_perf_opt.core.records import Metric, Spread, StageFile, StageOutput
 from llm_perf_opt.core.slowdown import TimedSample, matched_ratios, slowdown
 from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.errors import CommandFailed, ParseError
+from llm_perf_opt.marks import MARKS_DIR
+from llm_perf_opt.profiling.nvml import gpu_index, sample_gpu
+from llm_perf_opt.profiling.program import ProgramRun, describe_program, program_title, read_marks
 from llm_perf_opt.profiling.vendor.launch import (
     INFERENCE_RUNNER,
     build_work_argv,
@@ -208,7 +213,7 @@ def _unit(name: str) -> str:
 
 
 CLEAN_DIR = "clean"
-NO_CLEAN_PASS = "workload.command was not timed without a profiler"
+NOT_TIMED = "a program of your own is not timed under a profiler"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,20 +225,14 @@ class CleanBaseline:
     folder: Path
 
 
-def clean_baseline(ctx: StageContext, timeout_s: float) -> CleanBaseline | None:
-    """A clean pass over this workload.
-
-    None when `workload.command` replaces our own inference, because then
-    nobody has timed it without a profiler.
-    """
-    if ctx.config.workload.command is not None:
-        return None
+def clean_baseline(ctx: StageContext, timeout_s: float) -> CleanBaseline:
+    """A clean pass over this workload, made here if no stage before made one."""
     for name in ctx.clean_stages:
         record = ctx.earlier.get(name)
         path = record.file("metrics") if record is not None and record.status == "ok" else None
         if path is not None and path.is_file():
             return CleanBaseline(metrics=read_metrics(path.parent), source=f"{name}/{path.name}", folder=path.parent)
-    return _measure(ctx, timeout_s)
+    return _measure(ctx, timeout_s) if ctx.config.workload.command is None else _measure_program(ctx, timeout_s)
 
 
 def own_clean_pass(ctx: StageContext) -> tuple[dict[str, Metric], tuple[StageFile, ...]]:
@@ -245,8 +244,8 @@ def own_clean_pass(ctx: StageContext) -> tuple[dict[str, Metric], tuple[StageFil
     # nsys may have made a clean pass for itself before ncu asks.
     names = (*ctx.clean_stages, NSYS)
     timed = any(name in ctx.earlier and WALL_METRIC[DECODE] in ctx.earlier[name].metrics for name in names)
-    # A program of the user's own was not timed by us; what lies there is of another workload, before a resume.
-    if timed or ctx.config.workload.command is not None or not path.is_file():
+    # What lies there may be of another workload, before a resume.
+    if timed or not path.is_file() or not _is_of_this_program(ctx, path.parent):
         return {}, ()
     source = path.relative_to(ctx.run_dir).as_posix()
     samples = path.parent / SAMPLES_FILE
@@ -282,6 +281,71 @@ def _measure(ctx: StageContext, timeout_s: float) -> CleanBaseline:
         write_json(made_by, argv)
     source = (folder / METRICS_FILE).relative_to(ctx.run_dir).as_posix()
     return CleanBaseline(metrics=read_metrics(folder), source=source, folder=folder)
+
+
+def _measure_program(ctx: StageContext, timeout_s: float) -> CleanBaseline:
+    """The user's program without a profiler, `workload.repeats` times, measured once for all stages of a run."""
+    folder = ctx.workload_dir / CLEAN_DIR
+    made_by = folder / "made_by.json"
+    if not _is_of_this_program(ctx, folder):
+        made_by.unlink(missing_ok=True)
+        forget_results(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / METRICS_FILE, _run_program(ctx, folder, timeout_s))
+        write_json(made_by, _program(ctx))
+    source = (folder / METRICS_FILE).relative_to(ctx.run_dir).as_posix()
+    return CleanBaseline(metrics=read_metrics(folder), source=source, folder=folder)
+
+
+def _is_of_this_program(ctx: StageContext, folder: Path) -> bool:
+    """Whether a clean pass is that of the very program asked for; of our own workload its command says so."""
+    made_by = folder / "made_by.json"
+    if ctx.config.workload.command is None:
+        return True
+    return made_by.is_file() and json.loads(made_by.read_bytes()) == _program(ctx)
+
+
+def _program(ctx: StageContext) -> list[str]:
+    workload = ctx.config.workload
+    limits = [str(workload.repeats), str(workload.duration_s), str(ctx.config.user_dir)]
+    return [*(workload.command or ()), *limits]
+
+
+def _run_program(ctx: StageContext, folder: Path, timeout_s: float) -> MetricsDocument:
+    """Run it; what its marks wrote, its wall time and the GPU's memory become the document of the clean pass."""
+    workload = ctx.config.workload
+    command = workload.command or ()
+    runs: list[ProgramRun] = []
+    index = gpu_index(ctx.config.run.device, os.environ) if ctx.host.gpus else None
+    with sample_gpu(index) as sampled:
+        for repeat in range(workload.repeats):
+            marks = folder / f"marks-{repeat + 1}"
+            shutil.rmtree(marks, ignore_errors=True)
+            marks.mkdir(parents=True)
+            suffix = "" if workload.repeats == 1 else f"-{repeat + 1}"
+            result = ctx.run_command(
+                command,
+                timeout_s=workload.duration_s or timeout_s,
+                log=f"clean{suffix}.log",
+                cmd_file=f"clean{suffix}.cmd.txt",
+                cwd=ctx.config.user_dir,
+                env={MARKS_DIR: str(marks)},
+                label=f"clean pass {repeat + 1} of {workload.repeats}",
+            )
+            if not result.timed_out:
+                require_success(result, program_title(command), stage=ctx.out_dir.name)
+            wall_s = None if result.timed_out else result.duration_s
+            runs.append(ProgramRun(wall_s=wall_s, marks=read_marks(marks)))
+    peaks = [sample.memory_used_bytes for sample in sampled.samples if sample.memory_used_bytes is not None]
+    reason = sampled.reason or "memory is measured on NVIDIA GPUs alone for a program of your own"
+    return describe_program(
+        command,
+        runs,
+        device_name=ctx.host.gpus[0].name if ctx.host.gpus else ctx.host.cpu,
+        is_cpu=not ctx.host.gpus,
+        peak_memory_bytes=max(peaks, default=None),
+        peak_memory_reason=None if peaks else reason,
+    )
 
 
 def quiet_inference(*, warmup_rounds: int) -> list[str]:

@@ -18,6 +18,8 @@ from llm_perf_opt.workload.models.base import ModelAdapter
 
 def shape_from_config(config: AppConfig, adapter: ModelAdapter, geometry: Mapping[str, Any]) -> Shape:
     """A made-up input: a page of `dataset.page_width` × `page_height`, or a prompt as long as the data set's."""
+    if config.workload.command is not None:
+        return text_shape(config, config.workload.prompt, how=f"a prompt of {config.workload.prompt} tokens")
     if adapter.data_kind == PAGES:
         width, height = config.dataset.page_width, config.dataset.page_height
         return page_shape(config, adapter, geometry, width, height, how=f"a made-up page of {width} × {height} pixels")
@@ -49,6 +51,9 @@ def _with_context(config: AppConfig, shape: Shape) -> Shape:
     given = config.workload.context
     if given is not None:
         return replace(shape, context=given)
+    if config.workload.command is not None:
+        half = (config.workload.output or 0) // 2
+        return replace(shape, context=shape.prompt + half, how=f"{shape.how}, decode half-way through the output")
     half = config.infer.max_new_tokens // 2
     return replace(shape, context=shape.prompt + half, how=f"{shape.how}, decode half-way through infer.max_new_tokens")
 

@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -13,10 +14,12 @@ from typing import TYPE_CHECKING
 from llm_perf_opt.core.names import BUILT_IN
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, ProfilingError, print_error
 from llm_perf_opt.runners.arguments import Arguments, parse_arguments
+from llm_perf_opt.runners.run_program import declares_model
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from llm_perf_opt.config.schema import AppConfig
     from llm_perf_opt.pipeline.compose import Given
 
 INFER_OVERRIDES = (
@@ -122,13 +125,20 @@ def run_job(cfg: "DictConfig", given: "Given") -> int:
         cfg, notice = translate_files(cfg, given)
         if notice:
             print(f"INFO: {notice}", file=sys.stderr)
-        config = type_config(cfg, user_dir=Path(hydra_config.runtime.cwd))
+        config = _with_declared_model(type_config(cfg, user_dir=Path(hydra_config.runtime.cwd)), overrides)
         job = Job.prepare(config, run_dir, overrides, created_at=datetime.now(UTC))
         return EXIT_OK if job.run() else EXIT_FAILED
     except ProfilingError as error:
         print_error(error)
         _remove_if_empty(run_dir)
         return error.exit_code
+
+
+def _with_declared_model(config: "AppConfig", overrides: Sequence[str]) -> "AppConfig":
+    """A command line that names a model says which one the program of `workload.command` runs."""
+    if config.workload.command is None or config.workload.declares_model is not None:
+        return config
+    return replace(config, workload=replace(config.workload, declares_model=declares_model(overrides)))
 
 
 def _remove_if_empty(run_dir: Path) -> None:

@@ -96,12 +96,17 @@ def run_profiled_pass(session: Session, journal: Journal, options: ProfilerOptio
     scratch.parent.mkdir(parents=True, exist_ok=True)
     with module_ranges(session.model):
         _profile(session, journal, options, activities, chosen, budget, scratch)
-    with scratch.open("rb") as source, _open_gzip(out_dir / TRACE_FILE, "wb") as packed:
-        shutil.copyfileobj(source, packed, COPY_BYTES)
-    scratch.unlink()
+    pack_trace(scratch, out_dir / TRACE_FILE)
     journal.notes += [*activities.notes, *_notes(journal, options, len(chosen), budget)]
     journal.slowdown = compare_passes(journal.clean, journal.profiled)
     journal.write("running")
+
+
+def pack_trace(trace: Path, packed: Path) -> None:
+    """Compress a trace and remove the plain one."""
+    with trace.open("rb") as source, _open_gzip(packed, "wb") as out:
+        shutil.copyfileobj(source, out, COPY_BYTES)
+    trace.unlink()
 
 
 def choose_activities(wanted: Sequence[str], device: str) -> ChosenActivities:

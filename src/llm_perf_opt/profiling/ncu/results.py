@@ -20,7 +20,7 @@ from llm_perf_opt.core.records import Metric, StageFile
 from llm_perf_opt.core.slowdown import no_slowdown
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import ProfilingError, ToolError
-from llm_perf_opt.profiling.baseline import NO_CLEAN_PASS, clean_baseline, read_metrics, slowdown_between
+from llm_perf_opt.profiling.baseline import NOT_TIMED, clean_baseline, read_metrics, slowdown_between
 from llm_perf_opt.profiling.ncu.capture import NcuCaptured
 from llm_perf_opt.profiling.ncu.select import NcuPlan, Selection
 from llm_perf_opt.profiling.parsers.ncu_csv import csv_table, merge_launches, parse_ncu_csv, section_tables
@@ -191,10 +191,10 @@ def slowdown_metrics(ctx: StageContext, timeout_s: float) -> dict[str, Metric]:
     """Time per token and prefill time under ncu, replays included, against the clean pass."""
     where = "under ncu, replays included,"
     folder = ctx.workload_dir / NCU
+    if ctx.config.workload.command is not None:
+        return no_slowdown(NOT_TIMED, where=where)
     try:
         clean = clean_baseline(ctx, timeout_s)
-        if clean is None:
-            return no_slowdown(NO_CLEAN_PASS, where=where)
         profiled = read_metrics(folder)
     except ProfilingError as error:
         return no_slowdown(str(error), where=where)

@@ -14,7 +14,7 @@ from llm_perf_opt.core.slowdown import no_slowdown
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import ProfilingError
 from llm_perf_opt.profiling.baseline import (
-    NO_CLEAN_PASS,
+    NOT_TIMED,
     CleanBaseline,
     clean_baseline,
     output_files,
@@ -47,7 +47,8 @@ def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
     files = write_analysis(ctx.out_dir, analysis, measured)
     metrics = capture_metrics(analysis, source="nsys/analysis.json", kind="nsys")
     complete = all(c.workload_exit_code == 0 for c in captures)
-    metrics |= nsys_slowdown(baseline, child, ctx.workload_dir / WORK_DIR, complete=complete)
+    is_own = ctx.config.workload.command is None
+    metrics |= nsys_slowdown(baseline if is_own else None, child, ctx.workload_dir / WORK_DIR, complete=complete)
     clean, clean_files = own_clean_pass(ctx)
     kept = [path for path in (export.with_suffix(".nsys-rep") for export in exports) if path.is_file()]
     return StageOutput(
@@ -163,7 +164,7 @@ def nsys_slowdown(
     """Time under nsys by time in the clean pass, per phase, or the reason why there is none."""
     where = "under nsys"
     if baseline is None:
-        return no_slowdown(NO_CLEAN_PASS, where=where)
+        return no_slowdown(NOT_TIMED, where=where)
     if child is None or not complete:
         return no_slowdown("the workload did not run to its end under nsys", where=where)
     return slowdown_between(

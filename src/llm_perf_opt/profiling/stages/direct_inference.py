@@ -9,10 +9,12 @@ from annotated_types import Ge
 from llm_perf_opt.config.output import OutputConfig
 from llm_perf_opt.config.schema import Problem, StageConfig
 from llm_perf_opt.core.host import Host
-from llm_perf_opt.core.names import DIRECT_INFERENCE
+from llm_perf_opt.core.manifest import write_json
+from llm_perf_opt.core.names import DIRECT_INFERENCE, METRICS_FILE
 from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.profiling.baseline import (
+    clean_baseline,
     clean_metrics,
     existing_files,
     forget_results,
@@ -51,13 +53,15 @@ class DirectInferenceStage:
     tools: tuple[str, ...] = ()
     runs_model = True
     gives_clean_pass = True
-    needs_our_model = True
+    needs_our_model = False
 
     def preflight(self, cfg: DirectInferenceConfig, host: Host) -> Sequence[Obstacle]:
         return torch_obstacles(host)
 
     def run(self, cfg: DirectInferenceConfig, ctx: StageContext) -> StageOutput:
-        """Run inference in a child and report what it wrote."""
+        """Run inference in a child and report what it wrote; a program of the user's own as it is."""
+        if ctx.config.workload.command is not None:
+            return self._run_program(cfg, ctx)
         overrides = [*workload_overrides(ctx.config), *stage_overrides(self.name, asdict(cfg))]
         forget_results(ctx.out_dir)
         argv = build_work_argv(INFERENCE_RUNNER, overrides, hydra_run_dir=ctx.out_dir)
@@ -69,6 +73,16 @@ class DirectInferenceStage:
             files=(*existing_files(ctx.out_dir), *output_files(cfg.output, ctx.out_dir)),
             notes=notes_of(data),
             samples=read_inputs(ctx.out_dir),
+        )
+
+    def _run_program(self, cfg: DirectInferenceConfig, ctx: StageContext) -> StageOutput:
+        forget_results(ctx.out_dir)
+        data = clean_baseline(ctx, cfg.timeout_s).metrics
+        write_json(ctx.out_dir / METRICS_FILE, data)
+        return StageOutput(
+            metrics=clean_metrics(data, f"{self.name}/{METRICS_FILE}"),
+            files=existing_files(ctx.out_dir),
+            notes=notes_of(data),
         )
 
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from llm_perf_opt.analysis.hardware.calibrate import cpu_driver
@@ -39,7 +39,7 @@ from llm_perf_opt.core.names import STATIC_ANALYSIS, STATIC_JSON, STATIC_MD
 from llm_perf_opt.core.process import CommandResult
 from llm_perf_opt.core.records import StageFile, StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
-from llm_perf_opt.errors import CommandFailed
+from llm_perf_opt.errors import CommandFailed, ProfilingError
 from llm_perf_opt.profiling.static_child import (
     COUNTS_FILE,
     FACTS_FILE,
@@ -96,6 +96,8 @@ class StaticAnalysisStage:
 
     def run(self, cfg: StaticAnalysisConfig, ctx: StageContext) -> StageOutput:
         """Closed form here, operators and calibration in a child; then both books side by side."""
+        if ctx.config.workload.command is not None:
+            ctx = replace(ctx, config=lengths_of_program(ctx, cfg.timeout_s))
         config = ctx.config
         adapter = load_adapter(config.model.adapter)
         geometry = adapter.geometry(config.model)
@@ -143,6 +145,26 @@ class StaticAnalysisStage:
             files = _write(document, counted_markdown(analysis, notes=notes), ctx.out_dir)
         source = f"{self.name}/{STATIC_JSON}" if cfg.write_reports else None
         return StageOutput(metrics=counted_metrics(analysis, source=source), files=files, notes=notes)
+
+
+def lengths_of_program(ctx: StageContext, timeout_s: float) -> AppConfig:
+    """The configuration with prompt, output and batch as the phases of the user's program tell them."""
+    from llm_perf_opt.profiling.baseline import clean_baseline
+
+    config = ctx.config
+    try:
+        metrics = clean_baseline(ctx, timeout_s).metrics.clean.metrics
+    except ProfilingError as error:
+        ctx.say(f"lengths are those of workload.*, since the program could not be timed: {error}")
+        return config
+    known = {name: round(stats.p50) for name, stats in metrics.items() if stats.p50}
+    workload = replace(
+        config.workload,
+        prompt=known.get("prompt_tokens", config.workload.prompt),
+        output=known.get("tokens", config.workload.output),
+        batch=known.get("batch", config.workload.batch),
+    )
+    return replace(config, workload=workload)
 
 
 def _where(config: AppConfig) -> str:

@@ -29,6 +29,7 @@ from llm_perf_opt.profiling.baseline import (
     require_success,
     torch_obstacles,
 )
+from llm_perf_opt.profiling.injected import WindowConfig, profile_program
 from llm_perf_opt.profiling.nvml import gpu_index, sample_gpu, samples_file
 from llm_perf_opt.profiling.vendor.launch import PROFILE_RUNNER, build_work_argv, stage_overrides, workload_overrides
 from llm_perf_opt.workload.outputs import output_problems
@@ -47,6 +48,7 @@ class TorchProfilerConfig(StageConfig):
     warmup_synthetic: bool = True
     max_samples: PositiveInt | None = 2
     max_decode_steps: Annotated[int, Ge(0)] | None = 16
+    window: WindowConfig = field(default_factory=WindowConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
 
     def problems(self) -> tuple[Problem, ...]:
@@ -69,13 +71,15 @@ class TorchProfilerStage:
     tools: tuple[str, ...] = ()
     runs_model = True
     gives_clean_pass = True
-    needs_our_model = True
+    needs_our_model = False
 
     def preflight(self, cfg: TorchProfilerConfig, host: Host) -> Sequence[Obstacle]:
         return torch_obstacles(host)
 
     def run(self, cfg: TorchProfilerConfig, ctx: StageContext) -> StageOutput:
         """Run both passes in a child and report what it wrote."""
+        if ctx.config.workload.command is not None:
+            return profile_program(cfg, ctx)
         overrides = [*workload_overrides(ctx.config), *stage_overrides(self.name, asdict(cfg))]
         forget_results(ctx.out_dir)
         argv = build_work_argv(PROFILE_RUNNER, overrides, hydra_run_dir=ctx.out_dir)

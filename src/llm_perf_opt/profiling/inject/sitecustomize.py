@@ -1,0 +1,164 @@
+"""Starts torch.profiler inside a program that does not know of it; on PYTHONPATH only for the program to be profiled.
+
+Python imports a module of this name before the program's first line. This one waits until the program has imported
+torch, opens a window as LLM_PERF_TORCH_WINDOW says, and writes the trace when the window closes or the program ends. A
+`sitecustomize` the environment already has is run first, as it would be without this one.
+"""
+
+import atexit
+import importlib.machinery
+import importlib.util
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+WINDOW = "LLM_PERF_TORCH_WINDOW"
+
+
+def run_the_other_one() -> None:
+    """The environment's own sitecustomize, which this folder hides."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    paths = [path for path in sys.path if os.path.abspath(path or ".") != here]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", paths)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+class RecordedStretch:
+    """The stretch that is recorded: from `start_after_s` for `seconds`, or `steps` phases from the first one on."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.settings = settings
+        self.folder = Path(settings["folder"])
+        self.profiler: Any = None
+        self.closed = False
+        self.phases_seen = 0
+
+    def torch_is_there(self) -> None:
+        """Called once, when the program's own `import torch` is complete."""
+        if threading.current_thread() is not threading.main_thread():
+            self.refuse("torch was imported outside the main thread")
+            return
+        self.write("imported", "")
+        atexit.register(self.close)
+        if self.follow_marks():
+            return
+        delay = self.settings["start_after_s"]
+        if delay > 0:
+            self.at(delay, self.open)
+        else:
+            self.open()
+
+    def follow_marks(self) -> bool:
+        """With `steps` the program's own phases open and close the window."""
+        if self.settings["steps"] is None:
+            return False
+        try:
+            from llm_perf_opt import marks
+        except ImportError:
+            self.write("note", "steps were asked for, but the program's Python has no llm_perf_opt to mark them with")
+            return False
+        marks.follow(self.phase_begins, self.phase_ended)
+        return True
+
+    def phase_begins(self, is_warmup: bool) -> None:
+        if not is_warmup and self.profiler is None and not self.closed:
+            self.open()
+
+    def phase_ended(self, is_warmup: bool) -> None:
+        if self.profiler is None or is_warmup:
+            return
+        self.phases_seen += 1
+        if self.phases_seen >= self.settings["steps"]:
+            self.close()
+
+    def open(self) -> None:
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        known = {"cpu": ProfilerActivity.CPU, "cuda": ProfilerActivity.CUDA}
+        wanted = [known[name] for name in self.settings["activities"]]
+        if not torch.cuda.is_available():
+            wanted = [ProfilerActivity.CPU]
+        self.profiler = profile(
+            activities=wanted,
+            record_shapes=self.settings["record_shapes"],
+            profile_memory=self.settings["profile_memory"],
+            with_stack=self.settings["with_stack"],
+        )
+        self.profiler.__enter__()
+        if self.settings["seconds"] is not None:
+            self.at(self.settings["seconds"], self.close)
+
+    def close(self) -> None:
+        if self.closed or self.profiler is None:
+            return
+        self.closed = True
+        import torch
+
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        self.profiler.__exit__(None, None, None)
+        scratch = self.folder / f"trace-{os.getpid()}.part"
+        self.profiler.export_chrome_trace(str(scratch))
+        # A trace is there as a whole or not at all.
+        scratch.rename(scratch.with_suffix(".json"))
+        print("llm-perf: the window of torch.profiler is closed and its trace written", file=sys.stderr, flush=True)
+
+    def at(self, seconds: float, work: Callable[[], None]) -> None:
+        """Run something in the main thread later, where the profiler must be started and stopped."""
+        if signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL:
+            self.write("note", "the program uses SIGALRM itself, so the window could not be timed")
+            return
+
+        def handler(number: int, frame: object) -> None:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            work()
+
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    def refuse(self, why: str) -> None:
+        self.write("refused", why)
+
+    def write(self, kind: str, text: str) -> None:
+        (self.folder / f"{kind}-{os.getpid()}.txt").write_text(text, encoding="utf-8")
+
+
+class TorchWatcher:
+    """A finder that lets torch be imported as always and tells when it is done."""
+
+    def __init__(self, done: Callable[[], None]) -> None:
+        self.done = done
+        self.inside = False
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "torch" or self.inside:
+            return None
+        self.inside = True
+        try:
+            spec = importlib.util.find_spec("torch")
+        finally:
+            self.inside = False
+        if spec is None or spec.loader is None:
+            return None
+        loader: Any = spec.loader
+        run = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            run(module)
+            sys.meta_path.remove(self)
+            self.done()
+
+        loader.exec_module = exec_module
+        return spec
+
+
+run_the_other_one()
+if os.environ.get(WINDOW):
+    sys.meta_path.insert(0, TorchWatcher(RecordedStretch(json.loads(os.environ[WINDOW])).torch_is_there))

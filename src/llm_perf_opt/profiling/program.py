@@ -1,0 +1,173 @@
+"""A program of the user's own: what it is called, and what its clean pass says from the phases it marked.
+
+The program runs without a profiler; the lines its marks wrote (`llm_perf_opt.marks`) become the same document our own
+workload writes, so that everything after it need not know whose program ran.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from llm_perf_opt.core.documents import CleanPass, Methods, MetricsDocument, RanModel, Stats
+from llm_perf_opt.core.names import DECODE_STEP, PREFILL
+from llm_perf_opt.workload.results import PERCENTILE_METHOD, STD_METHOD, summarise
+
+_PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
+# Programs whose first words are about how a program is started, not what it is.
+_STARTERS = re.compile(r"python(\d+(\.\d+)*)?|torchrun|accelerate|uv|env|bash|sh")
+SHEBANG_BYTES = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """One line a mark wrote. `tokens` are those of the phase, all sequences together."""
+
+    kind: str
+    name: str
+    ms: float
+    start_ns: int
+    warmup: bool = False
+    synchronised: bool = False
+    tokens: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramRun:
+    """One run of the program without a profiler. `wall_s` is None when it did not end and was ended."""
+
+    wall_s: float | None
+    marks: tuple[Mark, ...]
+
+
+def program_title(command: Sequence[str]) -> str:
+    """What a reader calls the program: its script or module, else its first word."""
+    words = list(command)
+    while len(words) > 1 and (_STARTERS.fullmatch(Path(words[0]).name) or words[0].startswith("-") or "=" in words[0]):
+        is_module = words[0] == "-m"
+        words = words[1:]
+        if is_module:
+            break
+    return Path(words[0]).name or words[0]
+
+
+def is_python(command: Sequence[str], user_dir: Path) -> bool:
+    """Whether the program can be seen to be Python: by its name, or by the first line of its file."""
+    import shutil
+
+    name = command[0]
+    if _PYTHON.fullmatch(Path(name).name):
+        return True
+    found = shutil.which(name if "/" not in name else str(user_dir / name))
+    if found is None:
+        return False
+    with Path(found).open("rb") as file:
+        first = file.read(SHEBANG_BYTES).split(b"\n")[0]
+    return first.startswith(b"#!") and b"python" in first
+
+
+def read_marks(folder: Path) -> tuple[Mark, ...]:
+    """The lines of every process, by start; a last line that was cut off is left out."""
+    decoder = msgspec.json.Decoder(Mark)
+    found: list[Mark] = []
+    for path in sorted(folder.glob("marks-*.jsonl")):
+        lines = path.read_bytes().split(b"\n")
+        # What stands behind the last line break is empty or cut off.
+        found += [decoder.decode(line) for line in lines[:-1]]
+    return tuple(sorted(found, key=lambda mark: mark.start_ns))
+
+
+def describe_program(
+    command: Sequence[str],
+    runs: Sequence[ProgramRun],
+    *,
+    device_name: str,
+    is_cpu: bool,
+    peak_memory_bytes: int | None,
+    peak_memory_reason: str | None,
+) -> MetricsDocument:
+    """The clean pass of a program as metrics.json has it."""
+    marks = [mark for run in runs for mark in run.marks if not mark.warmup]
+    unsynchronised = sorted({mark.name for mark in marks if mark.kind == "phase" and not mark.synchronised})
+    notes = []
+    if unsynchronised and not is_cpu:
+        named = ", ".join(unsynchronised)
+        notes.append(f"phases without a wait for the GPU at their ends, so their times are the host's: {named}")
+    if not marks:
+        notes.append(
+            'the program marks no phases, so only its wall time is known; `with llm_perf_opt.phase("decode_step"):` '
+            "around its steps gives it latencies"
+        )
+    return MetricsDocument(
+        model=RanModel(name=program_title(command), device="cpu" if is_cpu else None, device_name=device_name),
+        notes=tuple(notes),
+        clean=CleanPass(
+            repeats=len(runs),
+            metrics={**phase_metrics(marks), **_walls(runs)},
+            peak_memory_bytes=peak_memory_bytes,
+            peak_memory_how="most memory of the GPU in use at once, by all processes, as the driver says",
+            peak_memory_reason=peak_memory_reason,
+        ),
+        methods=Methods(percentiles=PERCENTILE_METHOD, std=STD_METHOD),
+    )
+
+
+def _walls(runs: Sequence[ProgramRun]) -> dict[str, Stats]:
+    walls = [run.wall_s * 1e3 for run in runs if run.wall_s is not None]
+    return {"wall_ms": summarise(walls, reason="the program did not end by itself, it was ended after a while")}
+
+
+def phase_metrics(marks: Sequence[Mark]) -> dict[str, Stats]:
+    """Statistics of each phase; prefill and decode_step under the names the report looks for."""
+    by_name: dict[str, list[Mark]] = {}
+    for mark in marks:
+        if mark.kind == "phase":
+            by_name.setdefault(mark.name, []).append(mark)
+    metrics: dict[str, Stats] = {}
+    for name, found in by_name.items():
+        times = [mark.ms for mark in found]
+        if name == DECODE_STEP:
+            metrics |= {"tpot_ms": _stats(times), "itl_ms": _stats(times)}
+            metrics |= _rates("decode_tokens_per_s", found)
+        else:
+            metrics[f"{_key(name)}_ms"] = _stats(times)
+            metrics |= _rates("prefill_tokens_per_s", found) if name == PREFILL else {}
+    return {**metrics, **_lengths(by_name)}
+
+
+def _lengths(by_name: Mapping[str, Sequence[Mark]]) -> dict[str, Stats]:
+    """Prompt and output lengths of one sequence, as far as the phases tell: a decode step's tokens are the batch."""
+    prefills, steps = by_name.get(PREFILL, ()), by_name.get(DECODE_STEP, ())
+    batch = batch_of(steps)
+    found: dict[str, Stats] = {}
+    prompts = [mark.tokens / batch for mark in prefills if mark.tokens is not None]
+    if prompts:
+        found["prompt_tokens"] = _stats(prompts)
+    if any(mark.tokens for mark in steps):
+        found["batch"] = _stats([batch])
+    if prefills and steps:
+        found["tokens"] = _stats([1 + len(steps) / len(prefills)])
+        # The first token comes out of prefill.
+        found["ttft_ms"] = _stats([mark.ms for mark in prefills])
+    return found
+
+
+def batch_of(steps: Sequence[Mark]) -> int:
+    """Sequences at once: the most common number of tokens of a decode step, 1 where none says."""
+    known = [mark.tokens for mark in steps if mark.tokens]
+    return max(set(known), key=known.count) if known else 1
+
+
+def _rates(key: str, marks: Sequence[Mark]) -> dict[str, Stats]:
+    rates = [mark.tokens / (mark.ms / 1e3) for mark in marks if mark.tokens is not None and mark.ms > 0]
+    return {key: _stats(rates)} if rates else {}
+
+
+def _stats(values: Sequence[float]) -> Stats:
+    return summarise(values, reason="it did not happen")
+
+
+def _key(name: str) -> str:
+    return re.sub(r"\W+", "_", name).strip("_") or "phase"

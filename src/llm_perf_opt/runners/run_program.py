@@ -1,0 +1,79 @@
+"""The command `llm-perf run`: any program through every stage this machine has, one report."""
+
+import shutil
+import sys
+from collections.abc import Sequence
+
+from llm_perf_opt.core.names import NCU, NSYS
+from llm_perf_opt.errors import EXIT_OK, ConfigError
+from llm_perf_opt.profiling.vendor.launch import quote
+
+HELP = """\
+llm-perf run [OVERRIDE ...] -- PROGRAM [ARGUMENT ...]
+
+Runs a program of yours: once without a profiler for its times, then under torch.profiler (Python programs), nsys and
+ncu, as far as this machine has them; one run directory, one report.
+
+  llm-perf run -- python my_script.py --flag
+  llm-perf run model=llama3_1b -- python my_script.py         with the bounds of the model it runs
+  llm-perf run pipeline.ncu.enable=false -- ./bench --steps 20
+  llm-perf run pipeline.nsys.delay_s=30 pipeline.nsys.duration_s=20 -- python serve.py
+
+What stands before `--` are overrides as of `llm-perf profile`; it is that command with workload.command set.
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    words = list(argv)
+    if "--" not in words and (not words or {"-h", "--help"} & set(words)):
+        print(HELP, end="")
+        return EXIT_OK
+    given, command = split_command(words)
+    if {"-h", "--help"} & set(given):
+        print(HELP, end="")
+        return EXIT_OK
+    from llm_perf_opt.runners.profile_orchestrator import main as orchestrate
+
+    missing = [tool for tool in (NSYS, NCU) if not _is_here(tool)]
+    for tool in missing:
+        print(f"INFO: {tool} is left out: {_why_not(tool)}", file=sys.stderr)
+    return orchestrate(given, implied=implied_overrides(given, command, missing=missing))
+
+
+def split_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Overrides and the program, at the first `--`."""
+    place = words.index("--") if "--" in words else len(words)
+    given, command = list(words[:place]), list(words[place + 1 :])
+    if not command:
+        example = "llm-perf run -- python my_script.py"
+        raise ConfigError(f"run: no program given (got {' '.join(words)!r}), put it behind `--`: {example}")
+    return given, command
+
+
+def implied_overrides(given: Sequence[str], command: Sequence[str], *, missing: Sequence[str]) -> list[str]:
+    """What `run` stands for: every stage that can work here; the model's bounds where a model is named."""
+    on = [f"pipeline.{tool}.enable={'false' if tool in missing else 'true'}" for tool in (NSYS, NCU)]
+    declared = declares_model(given)
+    return [
+        f"workload.command={quote(list(command))}",
+        f"pipeline.static_analysis.enable={'true' if declared else 'false'}",
+        "pipeline.torch_profiler.enable=true",
+        *on,
+    ]
+
+
+def declares_model(overrides: Sequence[str]) -> bool:
+    """Whether the user named the model: `model=…`, or a key of it."""
+    return any(word.lstrip("+").startswith(("model=", "model.")) for word in overrides)
+
+
+def _is_here(tool: str) -> bool:
+    return shutil.which(tool) is not None and (tool != NCU or _has_gpu())
+
+
+def _why_not(tool: str) -> str:
+    return "it is not on PATH" if shutil.which(tool) is None else "this machine has no GPU"
+
+
+def _has_gpu() -> bool:
+    return shutil.which("nvidia-smi") is not None
