@@ -15,6 +15,7 @@ from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.ranks.analysis import RanksAnalysis
 from llm_perf_opt.analysis.timeline.critical import CriticalPath
 from llm_perf_opt.analysis.timeline.frames import PythonTree
+from llm_perf_opt.analysis.timeline.graphs import GraphReplays
 from llm_perf_opt.analysis.timeline.idle import IdleMap, map_idle
 from llm_perf_opt.analysis.timeline.memory import MemoryCurve
 from llm_perf_opt.analysis.timeline.operators import ModuleRow, ModuleTree, OperatorRow
@@ -92,7 +93,8 @@ class CaptureAnalysis:
     given to `analyze`, `tree` of the torch profiler stage, `ncu` of ncu files given beside a capture, `counters` of a
     torch trace with hardware counters, `streams` where a GPU used several, `ranks` where several processes or GPUs
     worked or kernels communicated, `shapes` of a trace with input shapes, `critical_paths` of ranges with GPU work,
-    `memory` of a trace with memory events, `python` of one with frames.
+    `memory` of a trace with memory events, `python` of one with frames, `graph_replays` where another
+    trace says what graphs replay.
     """
 
     schema_version: Literal[1] = 1
@@ -116,6 +118,7 @@ class CaptureAnalysis:
     critical_paths: tuple[CriticalPath, ...] | UnsetType = UNSET
     memory: tuple[MemoryCurve, ...] | UnsetType = UNSET
     python: tuple[PythonTree, ...] | UnsetType = UNSET
+    graph_replays: tuple[GraphReplays, ...] | UnsetType = UNSET
 
 
 @dataclass(frozen=True, kw_only=True)

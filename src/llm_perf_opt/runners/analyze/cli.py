@@ -153,6 +153,13 @@ def _parser() -> argparse.ArgumentParser:
         help="shapes, sizes of collectives, memory and Python frames also of a long trace (short ones and -o: always)",
     )
     parser.add_argument(
+        "--graphs-from",
+        type=Path,
+        metavar="TRACE",
+        help="torch trace of the capture of a CUDA or HIP graph, or of a run without graphs: names the operators and "
+        "modules of kernels that graphs replay",
+    )
+    parser.add_argument(
         "--as",
         dest="files_are",
         choices=("ranks", "repeats"),
@@ -187,7 +194,12 @@ def _analyze(args: argparse.Namespace, kinds: list[str], context: CaptureContext
 
         require_free(args.output)
     found = read_captures(
-        args.files, kinds, scratch, files_are=args.files_are, detailed=args.detail or args.output is not None
+        args.files,
+        kinds,
+        scratch,
+        files_are=args.files_are,
+        detailed=args.detail or args.output is not None,
+        graphs_from=args.graphs_from,
     )
     analysis = replace(found.analysis, notes=(*found.notes, *found.analysis.notes))
     if args.output is not None:

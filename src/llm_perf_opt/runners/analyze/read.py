@@ -15,7 +15,7 @@ from llm_perf_opt.analysis.timeline.rows import CounterRow, KernelRow
 from llm_perf_opt.analysis.timeline.timeline import Timeline
 from llm_perf_opt.core.process import allowed_environment, run_command
 from llm_perf_opt.errors import ToolError
-from llm_perf_opt.runners.analyze.detail import add_critical_paths, add_detail
+from llm_perf_opt.runners.analyze.detail import add_critical_paths, add_detail, add_graph_replays
 from llm_perf_opt.runners.analyze.kinds import NCU, NSYS, SUMMARY, TORCH
 
 if TYPE_CHECKING:
@@ -44,10 +44,11 @@ def read_captures(
     *,
     files_are: Kind | None = None,
     detailed: bool = False,
+    graphs_from: Path | None = None,
 ) -> AnalyzedCaptures:
     """All files of one run. `scratch` takes exports of .nsys-rep files; `files_are` decides what several are.
 
-    `detailed` reads what is slow to read also from long traces.
+    `detailed` reads what is slow to read also from long traces, `graphs_from` is a trace that says what graphs replay.
     """
     by_kind = {kind: [f for f, k in zip(files, kinds, strict=True) if k == kind] for kind in dict.fromkeys(kinds)}
     kind = next((k for k in kinds if k != NCU), NCU)
@@ -58,7 +59,8 @@ def read_captures(
         measured, analysis, notes, recorded = _read_torch(by_kind[TORCH], detailed=detailed)
     else:
         measured, analysis, notes = [], analyze_measured([]), []
-    analysis = add_critical_paths(analysis, measured)
+    analysis, said = add_graph_replays(add_critical_paths(analysis, measured), measured, graphs_from)
+    notes += said
     ranks = analyze_ranks([m.timeline for m in measured], said=files_are, recorded=recorded)
     if ranks is not None:
         analysis = replace(analysis, ranks=ranks)

@@ -10,6 +10,7 @@ from llm_perf_opt.analysis.ranks.collectives import CollectiveRow
 from llm_perf_opt.analysis.ranks.overlap import Split
 from llm_perf_opt.analysis.timeline.critical import CriticalPath
 from llm_perf_opt.analysis.timeline.frames import PythonTree
+from llm_perf_opt.analysis.timeline.graphs import GraphReplays
 from llm_perf_opt.analysis.timeline.memory import MemoryCurve
 from llm_perf_opt.analysis.timeline.rows import CopyRow, CounterRow
 from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis
@@ -42,6 +43,8 @@ def _sections(analysis: CaptureAnalysis, source: str | None) -> Iterator[Section
             yield _communication(analysis.ranks, source)
     if analysis.shapes is not UNSET:
         yield _shapes(analysis.shapes, source)
+    if analysis.graph_replays is not UNSET:
+        yield _replays(analysis.graph_replays, source)
     if analysis.critical_paths is not UNSET:
         yield _critical(analysis.critical_paths, source)
     if analysis.memory is not UNSET:
@@ -257,6 +260,31 @@ def _shapes(shapes: ShapesAnalysis, source: str | None) -> Section:
         "GFLOP": [None if row.flops is None else row.flops / 1e9 for row in rows],
     }
     return Section(title=SHAPES, paragraphs=tuple(texts), tables=(_filled("", columns, source),))
+
+
+def _replays(captures: Sequence[GraphReplays], source: str | None) -> Section:
+    texts, rows = [], []
+    for found in captures:
+        texts.append(
+            f"{found.replays:,} replay(s) of {found.graphs:,} graph(s): {found.matched_count:,} of "
+            f"{found.kernel_count:,} kernels, {format_percent(found.matched_ns / max(found.kernel_ns, 1))} of their "
+            f"time, are named by {found.reference}: {found.how}."
+        )
+        rows += [
+            (
+                row.operator.removeprefix("aten::"),
+                row.module,
+                row.kernel_count,
+                row.time_ns / 1e6,
+                100.0 * row.time_ns / found.kernel_ns if found.kernel_ns else None,
+                ", ".join(row.kernels),
+            )
+            for row in found.rows[:ROWS]
+        ]
+    table = SectionTable(
+        columns=("operator", "module", "kernels", "total ms", "of replays %", "kernel"), rows=tuple(rows), source=source
+    )
+    return Section(title="Graph replays", paragraphs=tuple(texts), tables=(table,) if rows else ())
 
 
 def _critical(paths: Sequence[CriticalPath], source: str | None) -> Section:
