@@ -68,6 +68,7 @@ def test_098_nothing_but_inference_is_captured_by_default() -> None:
     assert (output.prediction.enable, output.visualization.enable) == (False, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "asked", ["pipeline.torch_profiler.output.prediction.enable=true", "outputs.save_predictions=true"]
 )
@@ -107,6 +108,7 @@ def test_003_a_gpu_that_is_not_there_is_refused_before_anything_runs(tmp_path: P
     assert list((tmp_path / "tmp" / "runs").iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "changes", "environ", "problem"),
     [

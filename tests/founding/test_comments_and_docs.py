@@ -108,6 +108,7 @@ def test_076_old_paths_are_mapped_to_new_ones() -> None:
     assert "| `Artifacts.create_stage2_root()` | `Artifacts.for_run(root)` |" in text
 
 
+@pytest.mark.slow
 def test_081_every_command_of_the_quick_start_composes() -> None:
     """000:77"""
     text = (REPO / "docs" / "getting-started.md").read_text()

@@ -31,6 +31,7 @@ def _under_ncu(folder: Path, *argv: str) -> dict[str, object]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "tokens"),
     [

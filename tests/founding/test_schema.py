@@ -74,6 +74,7 @@ def test_every_key_has_the_default_the_documents_give() -> None:
     assert found == {key: value for key, value, _ in DEFAULTS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("override", GROUPS)
 def test_every_group_the_documents_mount_composes(override: str) -> None:
     """000:86-92, 000:59, 002:5, 002:33, 003:29, 003:47"""

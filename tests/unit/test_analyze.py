@@ -288,6 +288,7 @@ def test_a_directory_that_cannot_be_made_is_refused_before_any_work(
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--json"], ["--kernels-only"], ["--json", "--kernels-only"]])
 def test_a_full_disk_under_the_output_is_one_line_and_exit_code_1(tmp_path: Path, options: list[str]) -> None:
     argv = [sys.executable, "-m", "llm_perf_opt.cli", "analyze", str(_capture(tmp_path / "a.sqlite")), *options]
@@ -297,6 +298,7 @@ def test_a_full_disk_under_the_output_is_one_line_and_exit_code_1(tmp_path: Path
     assert (done.returncode, done.stderr) == (1, said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--json"], ["--json", "--kernels-only"]])
 def test_names_the_terminal_cannot_show_are_escaped(tmp_path: Path, options: list[str]) -> None:
     export = Export()

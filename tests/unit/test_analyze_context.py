@@ -58,6 +58,7 @@ def test_a_capture_whose_name_holds_an_equals_sign_is_still_a_capture(small: Pat
         "unit": "ms",
         "how": "given as --clean-tpot-ms: median time per output token, no profiler",
         "per": None,
+        "spread": None,
         "source": None,
         "reason": None,
     }

@@ -195,6 +195,7 @@ def test_rules_of_a_stage_are_checked_only_when_it_is_enabled() -> None:
     assert len(problems(*overrides, "pipeline.nsys.enable=true")) >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -225,6 +226,7 @@ def test_an_old_key_is_translated_and_composes(old: str, new: str) -> None:
     typed("dataset=synthetic", *translation.overrides, "pipeline.ncu.enable=true")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -37,10 +38,16 @@ def _part(module: str) -> str:
     return part if (SOURCE / part).is_dir() or (SOURCE / f"{part}.py").is_file() else "__init__"
 
 
+@cache
+def _nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@cache
 def _module_names(path: Path) -> set[str]:
     """The modules of our package that a module imports, anywhere in it."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -104,7 +111,7 @@ def test_only_the_module_for_tests_needs_pytest_and_nothing_needs_that_module() 
 def test_there_is_one_broad_except_and_no_silent_one() -> None:
     broad: list[str] = []
     for path in _modules():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in _nodes(path):
             if not isinstance(node, ast.ExceptHandler):
                 continue
             name = node.type.id if isinstance(node.type, ast.Name) else None
@@ -162,7 +169,7 @@ TWO_MEANINGS = {"KernelRow", "ModuleRow", "OcrModel", "OperatorRow"}
 def test_no_name_is_used_for_two_public_classes() -> None:
     places: dict[str, list[str]] = {}
     for path in _modules():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in _nodes(path):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
     assert {name: where for name, where in places.items() if len(where) > 1 and name not in TWO_MEANINGS} == {}
@@ -176,7 +183,7 @@ def test_few_functions_return_a_dict_where_a_record_would_say_what_it_holds() ->
     found = [
         f"{path.relative_to(SOURCE)}:{node.name}"
         for path in _modules()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in _nodes(path)
         if isinstance(node, ast.FunctionDef)
         and node.returns is not None
         and re.search(r"\b(dict|Mapping)\[str, (Any|object)\]", ast.unparse(node.returns))

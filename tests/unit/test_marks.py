@@ -71,6 +71,7 @@ def test_an_error_passes_through_and_the_phase_is_still_closed(listened: Any) ->
     assert [(line["name"], line["depth"]) for line in listened()] == [("prefill", 0), ("after", 0)]
 
 
+@pytest.mark.slow
 def test_a_phase_is_a_range_of_a_torch_trace_while_the_profiler_records() -> None:
     from torch.profiler import ProfilerActivity, profile
 

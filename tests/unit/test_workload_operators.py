@@ -129,6 +129,7 @@ def small_model() -> Any:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_shape", [False, True])
 def test_the_operator_table_equals_torchs_own(tmp_path: Path, by_shape: bool) -> None:
     model = small_model()
