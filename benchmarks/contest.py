@@ -102,28 +102,35 @@ def times_faster(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, floa
 
 
 def peak_mb_of(argv: list[str]) -> float:
-    return _outcome(argv, Spent(wall=0.0, cpu=0.0), None).peak_mb
+    return outcome_of(argv).peak_mb
+
+
+def outcome_of(argv: list[str]) -> Outcome:
+    """One run of a command: its time, its memory and what it printed. Looking at it takes a little time from it."""
+    return _outcome(argv, None, None)
 
 
 def _median(spent: list[Spent]) -> Spent:
     return Spent(wall=statistics.median(s.wall for s in spent), cpu=statistics.median(s.cpu for s in spent))
 
 
-def _outcome(argv: list[str], spent: Spent, one_core: Spent | None) -> Outcome:
+def _outcome(argv: list[str], spent: Spent | None, one_core: Spent | None) -> Outcome:
     """The largest memory of the command with all it starts: what the kernel noted, or the sum over the tree if more."""
     with tempfile.TemporaryFile("w+") as out:
+        start = time.perf_counter()
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL)
         done = threading.Event()
         with ThreadPoolExecutor(1) as pool:
             watched = pool.submit(_largest_sum, process.pid, done)
             _, status, usage = os.wait4(process.pid, 0)
+            taken = Spent(wall=time.perf_counter() - start, cpu=usage.ru_utime + usage.ru_stime)
             done.set()
         process.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0)
         peak = max(watched.result(), usage.ru_maxrss << 10)
         return Outcome(
-            seconds=spent.wall,
-            cpu_seconds=spent.cpu,
+            seconds=(spent or taken).wall,
+            cpu_seconds=(spent or taken).cpu,
             one_core=one_core,
             peak_mb=peak / 2**20,
             out=out.read(),
