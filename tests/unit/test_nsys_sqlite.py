@@ -462,8 +462,8 @@ def test_a_device_number_out_of_place_costs_neither_memory_nor_the_result(
 ) -> None:
     path = _small().write(tmp_path / "a.sqlite")
     with sqlite3.connect(path) as connection:
-        row = (60, 70, device, 9, 0x1000000, 2)
-        connection.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?, ?, ?)", row)
+        row = (60, 70, device, 9, 0x1000000, 2, 7)
+        connection.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?, ?, ?, ?)", row)
     connection.close()
     analysis = analyze_timelines([read_nsys_sqlite(path)])
     assert (analysis.gpu.devices_used, analysis.gpu.kernel_ns) == (tuple(used), 40)

@@ -120,7 +120,9 @@ def test_products_of_one_shape_are_one_row_under_the_roof_of_the_gpu(
     assert (found["roof"]["gpu"], found["covered_ns"], found["kernel_ns"]) == ("NVIDIA H200", 4_000_000, 8_000_000)
     (stage,) = read_manifest(out).stages
     assert [(s.title, s.picture.path if s.picture else None) for s in stage.sections] == [
-        ("Shapes", "torch_profiler/shapes.svg")
+        ("Gaps", None),
+        ("Launches, waits and steps", None),
+        ("Shapes", "torch_profiler/shapes.svg"),
     ]
     assert "aten::mm m 4096, n 4096, k 4096, bf16" in (out / "torch_profiler" / "shapes.svg").read_text()
 
