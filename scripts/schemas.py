@@ -25,6 +25,7 @@ from llm_perf_opt.analysis.timeline.window import TimelineWindow
 from llm_perf_opt.core.documents import ClockDocument, InputSample, MetricsDocument
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.pipeline.plan import PlanDocument
+from llm_perf_opt.pipeline.sweep import SweepDocument
 from llm_perf_opt.workload.gallery import GalleryInfo
 from llm_perf_opt.workload.outputs import PredictionLine
 
@@ -45,6 +46,7 @@ DOCUMENTS: dict[str, Any] = {
     "prediction_line": PredictionLine,
     "predictions": PredictionsDocument,
     "static": StaticDocument,
+    "sweep": SweepDocument,
     "timeline": TimelineWindow,
 }
 

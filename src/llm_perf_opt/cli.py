@@ -18,7 +18,8 @@ llm-perf: where did the time of an LLM inference go, and what should change firs
   llm-perf analyze FILE ...           captures made elsewhere: nsys, ncu, torch traces
   llm-perf compare BASE CANDIDATE     did it help? runs or captures; --gate for CI, --interleave for noisy machines
   llm-perf report RUN_DIR             render a run's reports again
-  llm-perf runs [DIR]                 list runs
+  llm-perf runs [DIR]                 list, filter and sort runs; --html draws them over time
+  llm-perf sweep report DIR           one table and one page of all runs of a sweep
   llm-perf doctor [--json]            what this machine can do, and how to mend what it cannot
 
 Each command explains itself with --help. First steps: llm-perf profile experiment=demo
@@ -35,6 +36,7 @@ COMMANDS = {
     "compare": "compare.cli",
     "report": "report",
     "runs": "runs",
+    "sweep": "sweep",
     "doctor": "doctor",
 }
 

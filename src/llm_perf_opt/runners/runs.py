@@ -7,13 +7,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llm_perf_opt.core.manifest import RunManifest, read_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.terminal import printable
 from llm_perf_opt.errors import ConfigError, ManifestError
 
+if TYPE_CHECKING:
+    from llm_perf_opt.pipeline.index import IndexedRun
+
 DEFAULT_DIR = Path("tmp/runs")
+# Shown where no columns are named.
+TREND = ("ttft_ms", "tpot_ms", "decode_tokens_per_s", "peak_memory_bytes")
 OLD_LAYOUT = ("tmp/stage2/*/nsys", "tmp/stage2/*/ncu", "tmp/stage2/*/stage1", "stage1")
 LONGEST_CELL = 200
 MIGRATE = "old layout: python scripts/migrate-run-layout.py --dry-run {path}"
@@ -108,10 +114,23 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="llm-perf runs", description="List runs: id, date, model, device, stages.")
     parser.add_argument("dir", nargs="?", type=Path, default=DEFAULT_DIR, help=f"default: {DEFAULT_DIR}")
     parser.add_argument("--json", action="store_true", help="print one JSON array")
+    parser.add_argument(
+        "--where",
+        action="append",
+        default=[],
+        metavar="FILTER",
+        help="such as model=llama3_1b or 'tpot_ms<20'",
+    )
+    parser.add_argument("--sort", metavar="KEY", help="by a label, a number or a key of the configuration")
+    parser.add_argument("--reverse", action="store_true", help="the highest first")
+    parser.add_argument("--columns", metavar="KEYS", help="numbers, labels or keys to show, with commas")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the numbers over time")
     args = parser.parse_args(argv)
     if not args.dir.is_dir():
         raise ConfigError(f"{args.dir}: no such directory; give the folder that holds runs (artifacts.runs_dir)")
     rows = find_runs(args.dir)
+    if args.where or args.sort or args.columns or args.html:
+        return _chosen(rows, args)
     if args.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return 0
@@ -120,6 +139,84 @@ def main(argv: Sequence[str]) -> int:
         return 0
     _print_table(rows)
     return 0
+
+
+def _chosen(rows: Sequence[RunRow], args: argparse.Namespace) -> int:
+    """Runs filtered, sorted and with columns of choice; those that cannot be read are left out and counted."""
+    from llm_perf_opt.core.terminal import terminal_table
+    from llm_perf_opt.pipeline.index import index_run, parse_filter, sorted_runs
+
+    filters = [parse_filter(text) for text in args.where]
+    runs = [index_run(Path(row.path)) for row in rows if not row.note]
+    runs = [run for run in runs if all(one.keeps(run) for one in filters)]
+    runs = sorted_runs(runs, args.sort, reverse=args.reverse) if args.sort else runs
+    chosen = [name.strip() for name in (args.columns or ",".join(TREND)).split(",") if name.strip()]
+    unknown = [name for name in chosen if runs and all(run.value(name) is None for run in runs)]
+    if args.columns and unknown:
+        print(f"note: no run has {', '.join(unknown)}", file=sys.stderr)
+    if args.html is not None:
+        args.html.write_text(_trend_page(runs, chosen), encoding="utf-8")
+        print(f"written: {args.html}", file=sys.stderr)
+    if args.json:
+        found = [{"run": r.run_id, "path": str(r.path), **{name: r.value(name) for name in chosen}} for r in runs]
+        print(json.dumps(found, indent=2))
+        return 0
+    lines = [[printable(cell) for cell in line] for line in _lines(runs, chosen)]
+    print(terminal_table(("run", "date", "model", "device", *chosen), lines, right=range(4, 4 + len(chosen))))
+    left_out = sum(bool(row.note) for row in rows)
+    if left_out:
+        print(f"note: {left_out} run(s) cannot be read as they are; `llm-perf runs` says why")
+    return 0
+
+
+def _lines(runs: "Sequence[IndexedRun]", chosen: Sequence[str]) -> list[tuple[str, ...]]:
+    return [
+        (*(_short(run.labels[name]) for name in ("run", "date", "model", "device")), *(_cell(run, n) for n in chosen))
+        for run in runs
+    ]
+
+
+def _cell(run: "IndexedRun", name: str) -> str:
+    from llm_perf_opt.core.units import format_quantity
+
+    value = run.value(name)
+    if value is None:
+        return "—"
+    if isinstance(value, float):
+        return format_quantity(value, run.numbers[name].unit)
+    return _short(value)
+
+
+def _trend_page(runs: "Sequence[IndexedRun]", chosen: Sequence[str]) -> str:
+    """Each number over the time of the runs, a line for each model on each device."""
+    from llm_perf_opt.report.compare.trends import Chart, ChartPoint, RunsTable, render_runs_page
+
+    charts = []
+    for name in chosen:
+        shown = sorted((run for run in runs if isinstance(run.value(name), float)), key=lambda run: run.created_at)
+        points = []
+        for run in shown:
+            metric, spread = run.numbers[name], run.numbers[name].spread
+            points.append(
+                ChartPoint(
+                    x=run.labels["date"],
+                    y=float(metric.value) if isinstance(metric.value, int | float) else 0.0,
+                    low=None if spread is None else spread.p10,
+                    high=None if spread is None else spread.p90,
+                    group=f"{run.labels['model']} on {run.labels['device']}",
+                    text=f"{run.run_id} {run.labels['commit']}: {_cell(run, name)}",
+                )
+            )
+        if points:
+            unit = shown[0].numbers[name].unit
+            charts.append(Chart(title=name, x_label="date", y_unit=unit, points=tuple(points)))
+    columns = ("run", "date", "model", "device", *chosen)
+    return render_runs_page(
+        title="Runs",
+        sentence=f"{len(runs)} runs; points are medians, bars go from p10 to p90.",
+        table=RunsTable(columns=columns, rows=tuple(_lines(runs, chosen)), numeric=tuple(range(4, len(columns)))),
+        charts=charts,
+    )
 
 
 def _print_table(rows: Sequence[RunRow]) -> None:

@@ -1,0 +1,171 @@
+"""Many runs at once: each with its labels, its keys and its numbers, to be filtered, sorted and drawn."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llm_perf_opt.core.manifest import RunManifest, read_manifest
+from llm_perf_opt.core.names import CLEAN_PASS_ORDER
+from llm_perf_opt.core.records import Metric
+from llm_perf_opt.errors import ConfigError
+
+LABELS = ("run", "date", "model", "device", "gpu", "status", "commit")
+_FILTER = re.compile(r"(?P<key>[\w.@/-]+)\s*(?P<sign><=|>=|!=|=|<|>)\s*(?P<value>.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexedRun:
+    """One run: `labels` as people name them, `keys` of the configuration in full, `numbers` of its stages.
+
+    Where stages have a number of the same name, the clean pass of the better-informed one is meant.
+    """
+
+    run_id: str
+    path: Path
+    created_at: str
+    status: str
+    labels: Mapping[str, str]
+    keys: Mapping[str, str]
+    numbers: Mapping[str, Metric]
+    overrides: tuple[str, ...]
+
+    def value(self, column: str) -> float | str | None:
+        """A column by its name: a label, a number, or a key of the configuration; None: the run has none."""
+        if column in self.labels:
+            return self.labels[column]
+        if column in self.numbers:
+            value = self.numbers[column].value
+            return float(value) if isinstance(value, int | float) else value
+        return self.keys.get(column)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filter:
+    """`model=llama3_1b`, `tpot_ms<20`; an empty value with `=` means that there is none."""
+
+    key: str
+    sign: str
+    value: str
+
+    def keeps(self, run: IndexedRun) -> bool:
+        found = run.value(self.key)
+        if self.sign in ("=", "!="):
+            same = _same(found, self.value)
+            return same if self.sign == "=" else not same
+        if not isinstance(found, float):
+            return False
+        limit = float(self.value)
+        return {"<": found < limit, "<=": found <= limit, ">": found > limit, ">=": found >= limit}[self.sign]
+
+
+def parse_filter(text: str) -> Filter:
+    match = _FILTER.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"--where: not a filter (got {text!r}), allowed: such as model=llama3_1b or 'tpot_ms<20'")
+    if match["sign"] not in ("=", "!=") and _number(match["value"]) is None:
+        raise ConfigError(f"--where: {match['value']!r} is no number (got {text!r}), allowed: such as 'tpot_ms<20'")
+    return Filter(key=match["key"], sign=match["sign"], value=match["value"].strip())
+
+
+def index_run(path: Path) -> IndexedRun:
+    """Read one run; raises ManifestError where that cannot be done."""
+    manifest = read_manifest(path)
+    keys = dict(_leaves("", manifest.config))
+    numbers = _numbers(manifest)
+    git = manifest.environment.get("git")
+    labels = {
+        "run": manifest.run_id,
+        "date": manifest.created_at.replace("T", " ")[:16],
+        "model": keys.get("model.name", ""),
+        "device": _device(manifest, keys),
+        "gpu": ", ".join(dict.fromkeys(_gpus(manifest))),
+        "status": manifest.status,
+        "commit": str(git["commit"])[:12] if isinstance(git, Mapping) and git.get("commit") else "",
+    }
+    return IndexedRun(
+        run_id=manifest.run_id,
+        path=path,
+        created_at=manifest.created_at,
+        status=manifest.status,
+        labels=labels,
+        keys=keys,
+        numbers=numbers,
+        overrides=manifest.overrides,
+    )
+
+
+def sorted_runs(runs: list[IndexedRun], column: str, *, reverse: bool = False) -> list[IndexedRun]:
+    """By a column; runs without it come last, numbers before words."""
+    known = [run for run in runs if run.value(column) is not None]
+    known.sort(key=lambda run: _rank(run.value(column)), reverse=reverse)
+    return [*known, *(run for run in runs if run.value(column) is None)]
+
+
+def swept_keys(runs: list[IndexedRun]) -> tuple[str, ...]:
+    """The keys that were overridden and differ among the runs; groups such as `model` count as one."""
+    named = dict.fromkeys(word.lstrip("+~").partition("=")[0] for run in runs for word in run.overrides)
+    return tuple(key for key in named if len({setting(run, key) for run in runs}) > 1)
+
+
+def setting(run: IndexedRun, key: str) -> str | None:
+    """What a run was given for a key: its override, else what its configuration holds."""
+    for word in reversed(run.overrides):
+        name, _, value = word.lstrip("+~").partition("=")
+        if name == key:
+            return value.strip("'\"")
+    return run.keys.get(key)
+
+
+def _same(found: float | str | None, wanted: str) -> bool:
+    if found is None:
+        return wanted == ""
+    number = _number(wanted)
+    if isinstance(found, float) and number is not None:
+        return found == number
+    return str(found) == wanted
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _rank(value: float | str | None) -> tuple[int, float, str]:
+    if isinstance(value, float):
+        return 0, value, ""
+    number = _number(str(value))
+    return (0, number, "") if number is not None else (1, 0.0, str(value))
+
+
+def _numbers(manifest: RunManifest) -> dict[str, Metric]:
+    rank = {name: index for index, name in enumerate(CLEAN_PASS_ORDER)}
+    found: dict[str, Metric] = {}
+    for stage in sorted(manifest.stages, key=lambda s: rank.get(s.name, len(rank))):
+        for name, metric in stage.metrics.items():
+            if metric.value is not None:
+                found.setdefault(name, metric)
+    return found
+
+
+def _device(manifest: RunManifest, keys: Mapping[str, str]) -> str:
+    """The device's own name where a stage recorded it, else what was asked for."""
+    names = [s.metrics["device_name"].value for s in manifest.stages if "device_name" in s.metrics]
+    return str(names[0]) if names else keys.get("run.device", "")
+
+
+def _gpus(manifest: RunManifest) -> list[str]:
+    gpus = manifest.environment.get("gpus")
+    found = gpus if isinstance(gpus, list | tuple) else ()
+    return [str(gpu.get("name")) if isinstance(gpu, Mapping) else str(gpu) for gpu in found]
+
+
+def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _leaves(f"{prefix}.{key}" if prefix else str(key), item)
+    elif value is not None:
+        yield prefix, str(value)

@@ -1,0 +1,172 @@
+"""`llm-perf sweep report DIR`: the runs of a sweep as one table and one page."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from llm_perf_opt.core.manifest import write_json
+from llm_perf_opt.core.markdown import escape, table
+from llm_perf_opt.core.names import MANIFEST_FILE
+from llm_perf_opt.core.terminal import printable, terminal_table
+from llm_perf_opt.core.units import format_quantity
+from llm_perf_opt.errors import EXIT_FAILED, EXIT_OK, ConfigError, ManifestError
+from llm_perf_opt.pipeline.index import IndexedRun, index_run
+from llm_perf_opt.pipeline.sweep import OBJECTIVES, SweepDocument, SweptRun, build_sweep
+from llm_perf_opt.report.compare.trends import Chart, ChartPoint, RunsTable, render_runs_page
+
+FRONT = "★"
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="llm-perf sweep", description="Reports of sweeps (`llm-perf profile -m …`).")
+    parser.add_argument("what", choices=["report"], help="report: one table and one page of all runs of a sweep")
+    parser.add_argument("dir", type=Path, help="the directory of the sweep, such as tmp/runs/sweep-…")
+    parser.add_argument(
+        "--objectives",
+        default=",".join(OBJECTIVES),
+        help=f"the two or more numbers that span the Pareto front (default {','.join(OBJECTIVES)})",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object (docs/schemas/sweep.schema.json)")
+    args = parser.parse_args(argv)
+    objectives = [name.strip() for name in args.objectives.split(",") if name.strip()]
+    if not objectives:
+        raise ConfigError(f"--objectives: none given (got {args.objectives!r}), allowed: names of numbers, with commas")
+    runs, notes = read_sweep(args.dir)
+    found = build_sweep(runs, objectives=objectives)
+    write_json(args.dir / "sweep.json", found)
+    (args.dir / "sweep.md").write_text(render_md(found, notes), encoding="utf-8")
+    (args.dir / "sweep.html").write_text(render_html(found, notes), encoding="utf-8")
+    if args.json:
+        import msgspec
+
+        from llm_perf_opt.runners.analyze.cli import print_json
+
+        print_json(msgspec.to_builtins(found))
+    else:
+        cells = _table(found)
+        print(terminal_table(cells.columns, [[printable(c) for c in row] for row in cells.rows], right=cells.numeric))
+        print(f"{FRONT}: no other run is better in {' or '.join(found.objectives)} without losing in the other")
+        for note in notes:
+            print(f"note: {note}")
+        print(f"written: {args.dir / 'sweep.html'}")
+    return EXIT_FAILED if all(run.problem for run in found.runs) else EXIT_OK
+
+
+def read_sweep(folder: Path) -> tuple[list[IndexedRun], list[str]]:
+    """The runs directly below a directory, in the order of their numbers, and what could not be read."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such directory; give that of a sweep, such as tmp/runs/sweep-…")
+    places = sorted((p.parent for p in folder.glob(f"*/{MANIFEST_FILE}")), key=lambda p: (len(p.name), p.name))
+    runs, notes = [], []
+    for place in places:
+        try:
+            runs.append(index_run(place))
+        except ManifestError as error:
+            notes.append(str(error))
+    if not runs:
+        raise ConfigError(f"{folder}: holds no runs; `llm-perf profile -m KEY=A,B` makes a sweep")
+    return runs, notes
+
+
+def render_md(found: SweepDocument, notes: Sequence[str]) -> str:
+    cells = _table(found)
+    rows = [[escape(cell) for cell in row] for row in cells.rows]
+    lines = ["# Sweep", "", _sentence(found), ""]
+    lines += table(cells.columns, rows, right=[cells.columns[i] for i in cells.numeric])
+    return "\n".join([*lines, "", *(f"- {escape(note)}" for note in notes)]).rstrip() + "\n"
+
+
+def render_html(found: SweepDocument, notes: Sequence[str]) -> str:
+    charts = [_front(found), *(_against(found, metric, key) for key in found.keys for metric in found.metrics)]
+    return render_runs_page(
+        title="Sweep",
+        sentence=_sentence(found),
+        table=_table(found),
+        charts=[chart for chart in charts if chart is not None],
+        notes=notes,
+    )
+
+
+def _sentence(found: SweepDocument) -> str:
+    failed = sum(run.problem is not None for run in found.runs)
+    keys = ", ".join(found.keys) or "nothing"
+    best = [_name(found, run) for run in found.runs if run.on_front]
+    front = f"; on the front of {' and '.join(found.objectives)}: {'; '.join(best)}" if best else ""
+    return f"{len(found.runs)} runs over {keys}" + (f", {failed} of them failed" if failed else "") + front + "."
+
+
+def _name(found: SweepDocument, run: SweptRun) -> str:
+    return ", ".join(f"{key}={run.settings[key]}" for key in found.keys) or run.run_id
+
+
+def _table(found: SweepDocument) -> RunsTable:
+    columns = ("run", *found.keys, *found.metrics, "front")
+    rows = []
+    for run in found.runs:
+        numbers = [
+            format_quantity(run.numbers[m].value, run.numbers[m].unit) if m in run.numbers else "—"
+            for m in found.metrics
+        ]
+        settings = [run.settings[key] or "—" for key in found.keys]
+        rows.append((Path(run.path).name, *settings, *numbers, run.problem or (FRONT if run.on_front else "")))
+    first = 1 + len(found.keys)
+    return RunsTable(
+        columns=columns,
+        rows=tuple(rows),
+        numeric=tuple(range(first, first + len(found.metrics))),
+        marked=tuple(index for index, run in enumerate(found.runs) if run.on_front),
+    )
+
+
+def _front(found: SweepDocument) -> Chart | None:
+    if len(found.objectives) < 2:
+        return None
+    x, y = found.objectives[:2]
+    shown = [run for run in found.runs if x in run.numbers and y in run.numbers]
+    points = tuple(
+        ChartPoint(
+            x=run.numbers[x].value,
+            y=run.numbers[y].value,
+            low=None,
+            high=None,
+            group="runs",
+            text=f"{_name(found, run)}: {x} {run.numbers[x].value:.4g}, {y} {run.numbers[y].value:.4g}",
+            marked=run.on_front,
+        )
+        for run in shown
+    )
+    unit = shown[0].numbers[y].unit if shown else ""
+    return Chart(title=f"{y} against {x}; marked: the front", x_label=x, y_unit=unit, points=points, connect=False)
+
+
+def _against(found: SweepDocument, metric: str, key: str) -> Chart | None:
+    """A number over one key; runs that differ in other keys are lines of their own."""
+    others = [other for other in found.keys if other != key]
+    shown = [run for run in found.runs if metric in run.numbers and run.settings[key] is not None]
+    points = []
+    for run in shown:
+        number, value = run.numbers[metric], run.settings[key] or ""
+        spread = number.spread
+        points.append(
+            ChartPoint(
+                x=_number(value),
+                y=number.value,
+                low=None if spread is None else spread.p10,
+                high=None if spread is None else spread.p90,
+                group=", ".join(f"{o}={run.settings[o]}" for o in others) or "runs",
+                text=f"{_name(found, run)}: {format_quantity(number.value, number.unit)}",
+                marked=run.on_front,
+            )
+        )
+    if not points:
+        return None
+    points.sort(key=lambda p: (isinstance(p.x, str), p.x if isinstance(p.x, float) else 0.0))
+    unit = shown[0].numbers[metric].unit
+    return Chart(title=f"{metric} against {key}", x_label=key, y_unit=unit, points=tuple(points))
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -1,0 +1,143 @@
+"""Many runs: filters, order, columns, the page of trends, and the report of a sweep."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_perf_opt.cli import main
+from llm_perf_opt.core.manifest import read_manifest, write_manifest
+from llm_perf_opt.core.records import Metric, Spread, StageRecord
+from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.pipeline.index import index_run, parse_filter, sorted_runs, swept_keys
+from llm_perf_opt.pipeline.sweep import build_sweep, pareto
+from llm_perf_opt.report.compare.trends import Chart, ChartPoint, chart_svg
+from tests.support.report_runs import HOSTILE, write_run
+from tests.support.schemas import valid, valid_file
+
+
+def timed_run(folder: Path, tpot_ms: float, *, rate: float = 100.0, batch: int = 1, **parts: Any) -> Path:
+    spread = Spread(p10=0.9 * tpot_ms, p90=1.1 * tpot_ms, n=9)
+    metrics = {
+        "tpot_ms": Metric(value=tpot_ms, unit="ms", how="clean pass, median of 9", spread=spread),
+        "decode_tokens_per_s": Metric(value=rate, unit="tokens/s", how="clean pass, median of 9"),
+        "device_name": Metric(value="NVIDIA H200", unit="", how="as torch names it"),
+    }
+    write_run(folder, StageRecord(name="direct_inference", status="ok", metrics=metrics))
+    changes = {
+        "run_id": folder.name,
+        "config": {"model": {"name": "llama3_1b"}, "infer": {"batch": batch}},
+        "overrides": (f"infer.batch={batch}", "run.device=cuda:0"),
+        "environment": {"gpus": [{"name": "NVIDIA H200"}], "git": {"commit": "0123456789abcdef", "changed": False}},
+        **parts,
+    }
+    write_manifest(folder, replace(read_manifest(folder), **changes))
+    return folder
+
+
+@pytest.fixture
+def runs_dir(tmp_path: Path) -> Path:
+    timed_run(tmp_path / "a", 10.0, batch=1)
+    timed_run(tmp_path / "b", 30.0, batch=4, rate=300.0, created_at="2025-01-02T00:00:00+00:00")
+    timed_run(tmp_path / "c", 20.0, batch=2, rate=90.0, created_at="2025-01-03T00:00:00+00:00")
+    return tmp_path
+
+
+def test_a_run_has_labels_numbers_and_keys(runs_dir: Path) -> None:
+    run = index_run(runs_dir / "b")
+    names = ("run", "model", "gpu", "commit", "tpot_ms", "infer.batch", "device_name", "unheard")
+    assert [run.value(name) for name in names] == [
+        "b", "llama3_1b", "NVIDIA H200", "0123456789ab", 30.0, "4", "NVIDIA H200", None,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("model=llama3_1b", "abc"), ("model!=llama3_1b", ""), ("tpot_ms<=20", "ac"), ("tpot_ms>20", "b"),
+        ("infer.batch=4", "b"), ("tpot_ms=30", "b"), ("unheard=", "abc"), ("unheard<5", ""), ("gpu=NVIDIA H200", "abc"),
+    ],
+)  # fmt: skip
+def test_filters_keep_what_they_say(text: str, kept: str, runs_dir: Path) -> None:
+    runs = [index_run(runs_dir / name) for name in "abc"]
+    assert "".join(run.run_id for run in runs if parse_filter(text).keeps(run)) == kept
+
+
+@pytest.mark.parametrize("text", ["model", "=x", "tpot_ms<fast"])
+def test_what_is_no_filter_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--where: "):
+        parse_filter(text)
+
+
+def test_runs_are_sorted_by_number_and_those_without_come_last(runs_dir: Path) -> None:
+    timed_run(runs_dir / "d", 1.0, stages=())
+    runs = [index_run(runs_dir / name) for name in "dabc"]
+    assert [run.run_id for run in sorted_runs(runs, "tpot_ms")] == ["a", "c", "b", "d"]
+    assert [run.run_id for run in sorted_runs(runs, "tpot_ms", reverse=True)] == ["b", "c", "a", "d"]
+
+
+def test_the_command_filters_sorts_and_writes_a_page(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = runs_dir / "trend.html"
+    given = ["--where", "tpot_ms<25", "--sort", "tpot_ms", "--reverse", "--columns", "tpot_ms,infer.batch"]
+    assert main(["runs", str(runs_dir), *given, "--html", str(page)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "run  date              model      device        tpot_ms  infer.batch",
+        "---  ----------------  ---------  -----------  --------  -----------",
+        "c    2025-01-03 00:00  llama3_1b  NVIDIA H200  20.00 ms            2",
+        "a    2025-01-01 00:00  llama3_1b  NVIDIA H200  10.00 ms            1",
+    ]
+    text = page.read_text()
+    assert text.count("<circle") == 2 and "b " not in text.partition("<tbody>")[2].partition("</tbody>")[0]
+    assert main(["runs", str(runs_dir), "--json", "--columns", "tpot_ms", "--sort", "tpot_ms"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(row["run"], row["tpot_ms"]) for row in found] == [("a", 10.0), ("c", 20.0), ("b", 30.0)]
+
+
+def test_the_front_holds_what_no_other_beats() -> None:
+    points = [
+        {"ms": 1.0, "rate": 10.0},
+        {"ms": 2.0, "rate": 30.0},
+        {"ms": 2.0, "rate": 20.0},
+        {"ms": 1.0, "rate": 10.0},
+    ]
+    assert pareto(points, {"ms": True, "rate": False}) == (0, 1, 3)
+    assert pareto([], {"ms": True}) == ()
+
+
+def test_a_sweep_is_one_table_one_page_and_one_document(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    timed_run(runs_dir / "d", 1.0, batch=8, status="failed")
+    assert main(["sweep", "report", str(runs_dir)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["run", "infer.batch", "tpot_ms", "decode_tokens_per_s", "front"]
+    assert [line.split()[0] + line.split()[-1] for line in lines[2:6]] == ["a★", "b★", "ctokens/s", "dfailed"]
+    found = valid_file("sweep", runs_dir / "sweep.json")
+    assert (found["keys"], [run["on_front"] for run in found["runs"]]) == (["infer.batch"], [True, True, False, False])
+    page = (runs_dir / "sweep.html").read_text()
+    assert "tpot_ms against infer.batch" in page and "marked: the front" in page
+    assert (
+        (runs_dir / "sweep.md").read_text().startswith("# Sweep\n\n4 runs over infer.batch, 1 of them failed; on the")
+    )
+    assert main(["sweep", "report", str(runs_dir), "--json", "--objectives", "tpot_ms"]) == 0
+    assert valid("sweep", json.loads(capsys.readouterr().out))["objectives"] == ["tpot_ms"]
+
+
+def test_a_sweep_of_failures_fails_and_no_sweep_is_bad_input(tmp_path: Path) -> None:
+    timed_run(tmp_path / "s" / "0", 1.0, status="failed")
+    assert main(["sweep", "report", str(tmp_path / "s")]) == 1
+    assert main(["sweep", "report", str(tmp_path / "nowhere")]) == 2
+    (tmp_path / "empty").mkdir()
+    assert main(["sweep", "report", str(tmp_path / "empty")]) == 2
+
+
+def test_only_keys_that_differ_were_swept(runs_dir: Path) -> None:
+    runs = [index_run(runs_dir / name) for name in "abc"]
+    assert swept_keys(runs) == ("infer.batch",)
+    assert build_sweep(runs[:1]).keys == ()
+
+
+def test_texts_of_others_are_no_markup_in_a_drawing() -> None:
+    point = ChartPoint(x=HOSTILE, y=1.0, low=0.5, high=1.5, group=HOSTILE, text=HOSTILE)
+    drawing = chart_svg(Chart(title=HOSTILE, x_label=HOSTILE, y_unit="ms", points=(point, replace(point, group="b"))))
+    assert "<script>" not in drawing and drawing.count("<circle") == 2
