@@ -10,15 +10,17 @@ factor of the collective and its group. The time is that of the rank that arrive
 it alone does not wait for others.
 """
 
+import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
 
 from llm_perf_opt.analysis.kernels.names import short_kernel_name
 from llm_perf_opt.analysis.timeline.intervals import Ints, innermost, nest
+from llm_perf_opt.analysis.timeline.operators import TraceDetail
 from llm_perf_opt.analysis.timeline.tables import communication_kernels
 from llm_perf_opt.analysis.timeline.timeline import Timeline
 
@@ -28,6 +30,7 @@ ITEM_BYTES = {
     "__half": 2, "__nv_bfloat16": 2, "float": 4, "int": 4, "f32": 4, "u32": 4, "i32": 4, "uint32_t": 4, "double": 8,
     "long": 8, "f64": 8, "u64": 8, "i64": 8, "uint64_t": 8,
 }  # fmt: skip
+_TORCH_TYPES = {"signed char": "Char", "unsigned char": "Byte", "long int": "Long"}
 # Ranks leave a collective within a few copies of each other; what lies further apart is another one.
 END_SHARE, END_NS = 0.05, 20_000
 ANNOTATION = "nccl:"
@@ -69,11 +72,58 @@ class RecordedArgs:
     args: tuple[CollectiveArgs, ...]
 
 
-def recorded_args(extras: Sequence[tuple[bytes, ...]], code: Ints) -> RecordedArgs:
-    """From what a detailed reading kept: name, elements in and out, type, size and ranks of the group, each as JSON."""
+def recorded_args(timeline: Timeline, detail: TraceDetail) -> RecordedArgs:
+    """What a detailed reading kept beside a kernel; where it kept nothing, the tensors of the operator around it."""
+    code = detail.kernel_extra.astype(np.int64)
     used = {int(c) for c in np.unique(code) if c >= 0}
-    return RecordedArgs(
-        code=code, args=tuple(_args(e) if i in used else CollectiveArgs() for i, e in enumerate(extras))
+    args = [_args(e) if i in used else CollectiveArgs() for i, e in enumerate(detail.extras)]
+    pick = np.flatnonzero(communication_kernels(timeline) & (code < 0) & (timeline.kernels.call >= 0))
+    if not len(pick):
+        return RecordedArgs(code=code, args=tuple(args))
+    sized, size = _sized_operators(timeline, detail)
+    operators = timeline.operators
+    columns = (operators.thread[sized], operators.start_ns[sized], operators.end_ns[sized])
+    call = timeline.kernels.call[pick]
+    owner = innermost(nest(*columns), *columns, timeline.calls.thread[call], timeline.calls.start_ns[call])
+    known: dict[CollectiveArgs, int] = {}
+    for kernel, at in zip(pick.tolist(), owner.tolist(), strict=True):
+        if at >= 0:
+            code[kernel] = len(args) + known.setdefault(size[at], len(known))
+    return RecordedArgs(code=code, args=(*args, *known))
+
+
+def _sized_operators(timeline: Timeline, detail: TraceDetail) -> tuple[Ints, list[CollectiveArgs]]:
+    """The operators that start collectives and say how much they move."""
+    operators = timeline.operators
+    wanted = np.array([bool(_kind(name)) and "::" in name for name in timeline.names], np.bool_)
+    chosen: list[int] = []
+    sizes: list[CollectiveArgs] = []
+    for at in (np.flatnonzero(wanted[operators.name]) if len(operators) else np.zeros(0, np.int64)).tolist():
+        types, _ = detail.extras[int(detail.operator_extra[at])]
+        found = _tensor_args(timeline.names[int(operators.name[at])], detail.shapes[int(detail.shape[at])], types)
+        if found is not None:
+            chosen.append(at)
+            sizes.append(found)
+    return np.array(chosen, np.int64), sizes
+
+
+def _tensor_args(name: str, dims: str, types: bytes) -> CollectiveArgs | None:
+    """From an operator's inputs: `…_base_` takes the result and the input, others the input alone."""
+    shapes, kinds = (msgspec.json.decode(text) if text else [] for text in (dims, types))
+    counts = [math.prod(s) if s and all(type(n) is int for n in s) else None for s in shapes if isinstance(s, list)]
+    place = 1 if name.endswith("_base_") else 0
+    whole = counts[place] if place < len(counts) else None
+    if not whole or place >= len(kinds) or not isinstance(kinds[place], str):
+        return None
+    out = counts[0] if place else None
+    kind = _kind(name)[0]
+    large, small = (whole, out) if kind == REDUCE_SCATTER else (out, whole)
+    ranks = large // small if kind in (REDUCE_SCATTER, ALL_GATHER) and large and small else None
+    return CollectiveArgs(
+        in_elements=whole,
+        out_elements=whole if kind == BROADCAST else out,
+        dtype=_TORCH_TYPES.get(kinds[place], kinds[place].removeprefix("c10::")),
+        group_size=ranks,
     )
 
 
@@ -163,8 +213,8 @@ def find_collectives(
     found = [_find(t, args) for t, args in zip(timelines, recorded, strict=True)]
     apart = _clocks_apart(found)
     keys = dict.fromkeys(key for one in found for key in one.keys)
-    matches = {key: _match(key, found, apart) for key in keys}
-    rows = [_row(key, found, matches[key]) for key in keys]
+    matches = {key: _match(key, found, apart) for key in dict.fromkeys(map(_meeting, keys))}
+    rows = [_row(key, found, matches.get(key)) for key in keys]
     rows.sort(key=lambda r: (-r.total_ns, r.collective, r.message_bytes or 0))
     return tuple(rows), _arrivals(list(matches.values()), len(timelines))
 
@@ -177,9 +227,14 @@ class _Match:
     length_ns: Ints
 
 
+def _meeting(key: _Key) -> _Key:
+    """What ranks that meet in a collective agree on: in an all-to-all each may send another amount."""
+    return replace(key, message_bytes=None, dtype=None) if key.collective == ALL_TO_ALL else key
+
+
 def _of(one: _Found, key: _Key) -> Ints:
-    """Which collectives of a capture have this key."""
-    return np.flatnonzero(one.key == one.keys.index(key)) if key in one.keys else np.zeros(0, np.int64)
+    """Which collectives of a capture have this key, or meet under it."""
+    return np.flatnonzero(np.isin(one.key, [i for i, k in enumerate(one.keys) if key in (k, _meeting(k))]))
 
 
 def _clocks_apart(found: Sequence[_Found]) -> list[int]:
@@ -188,7 +243,7 @@ def _clocks_apart(found: Sequence[_Found]) -> list[int]:
     for one in found[1:]:
         gaps: list[Ints] = [np.zeros(0, np.int64)]
         lengths: list[Ints] = [np.zeros(0, np.int64)]
-        for key in found[0].keys:
+        for key in dict.fromkeys(map(_meeting, found[0].keys)):
             first, second = _of(found[0], key), _of(one, key)
             if key.collective in _OF_THE_GROUP and len(first) == len(second):
                 gaps.append(one.end_ns[second] - found[0].end_ns[first])
@@ -207,7 +262,7 @@ def _tolerance(length_ns: Ints) -> Ints:
 
 def _match(key: _Key, found: Sequence[_Found], apart: Sequence[int]) -> _Match | None:
     """The collectives that ended together on all ranks that have this key."""
-    ranks = tuple(rank for rank, one in enumerate(found) if key in one.keys)
+    ranks = tuple(rank for rank, one in enumerate(found) if len(_of(one, key)))
     if len(ranks) < 2 or key.collective not in _OF_THE_GROUP:
         return None
     columns = [_of(found[rank], key) for rank in ranks]

@@ -149,7 +149,7 @@ def _read_torch(
         # Kernels were recorded, though not when they ran.
         said = tuple(note for note in analysis.notes if "no GPU kernel was recorded" not in note)
         analysis = replace(analysis, counters=tuple(counters), notes=said)
-    recorded = [None if d is None else recorded_args(d[1].extras, d[1].kernel_extra) for d in details]
+    recorded = [None if d is None else recorded_args(*d) for d in details]
     return measured, add_detail(analysis, [d for d in details if d is not None]), notes, recorded
 
 
