@@ -20,6 +20,7 @@ import atexit
 import functools
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -28,6 +29,8 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 MARKS_DIR = "LLM_PERF_MARKS_DIR"
+# After so many outermost phases that are not warm-up the program is ended, as if it had come to its end.
+STOP_AFTER = "LLM_PERF_STOP_AFTER_PHASES"
 # nsys and ncu set it for the programs they watch.
 NVTX_INJECTION = "NVTX_INJECTION64_PATH"
 FLUSH_EVERY_NS = 1_000_000_000
@@ -242,6 +245,27 @@ def follow(begins: Callable[[bool], object], ended: Callable[[bool], object]) ->
     _follower, _somebody_listens = _Follower(begins, ended), True
 
 
+class _Limit:
+    """Ends the program after its last phase: by leaving the main thread, or by an interrupt from another one."""
+
+    def __init__(self, phases: int) -> None:
+        self._left = phases
+
+    def __call__(self, is_warmup: bool) -> None:
+        if is_warmup:
+            return
+        self._left -= 1
+        if self._left > 0:
+            return
+        if threading.current_thread() is threading.main_thread():
+            raise SystemExit(0)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def _nobody_asks(is_warmup: bool) -> None:
+    """Stands in for somebody who wants to know when a phase begins."""
+
+
 def _synchronise() -> bool:
     """Wait for the GPU the program uses through torch; False where there is none."""
     torch = sys.modules.get("torch")
@@ -261,6 +285,8 @@ def listen(environ: Any = os.environ) -> None:
     if _journal is not None:
         atexit.register(_journal.flush)
         os.register_at_fork(after_in_child=_journal.forget)
+    if environ.get(STOP_AFTER):
+        follow(_nobody_asks, _Limit(int(environ[STOP_AFTER])))
 
 
 _modules = sys.modules

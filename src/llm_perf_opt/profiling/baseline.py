@@ -7,6 +7,7 @@ Where `pipeline.<stage>.output` put predictions and gallery, as files of the sta
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,6 +52,16 @@ from llm_perf_opt.workload.gallery import GALLERY_FILE
 from llm_perf_opt.workload.outputs import PREDICTIONS_FILE, resolve_dirs
 
 LINES_QUOTED = 6
+# A line that names an error, and those that follow one without saying more: advice, and launchers' own errors.
+_TELLING = re.compile(
+    r"^[\w.]*(Error|Exception)\b"
+    r"|\b(CUDA error|out of memory|[Ss]egmentation fault|panicked at|Killed)\b"
+    r"|^(fatal|FATAL)\b"
+)
+_AFTERWORD = re.compile(
+    r"ChildFailedError"
+    r"|^(Compile with|For debugging|CUDA kernel errors|Search for|Device-side assertion|\[W\d|={5}|-{5})"
+)
 # What samples.jsonl calls the pass that was not under torch.profiler.
 CLEAN_PASS = "clean"
 FILES: tuple[tuple[Role, str], ...] = (
@@ -86,14 +97,16 @@ def require_success(result: CommandResult, what: str, *, stage: str) -> None:
 
 
 def last_words(tail: str) -> str:
-    """The lines that say why a program ended: from its last `error:` on, or the last one outside a traceback."""
+    """The lines that say why a program ended: from its last `error:` on, the last error it names, or its last line."""
     lines = [line.rstrip() for line in tail.splitlines() if line.strip()]
     starts = [i for i, line in enumerate(lines) if line.startswith("error: ")]
     if starts:
         quoted = lines[starts[-1] :][:LINES_QUOTED]
         return "; ".join([quoted[0].removeprefix("error: "), *quoted[1:]])
     plain = [line for line in lines if not line.startswith((" ", "Traceback "))]
-    return plain[-1] if plain else ""
+    telling = [line for line in plain if _TELLING.search(line) and not _AFTERWORD.search(line)]
+    others = [line for line in plain if not _AFTERWORD.search(line)]
+    return next(iter([*telling[-1:], *others[-1:], *plain[-1:]]), "")
 
 
 def read_metrics(folder: Path) -> MetricsDocument:

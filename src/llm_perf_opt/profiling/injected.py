@@ -120,6 +120,7 @@ def _why_no_trace(folder: Path) -> str:
 def _with_trace(
     cfg: "TorchProfilerConfig", ctx: StageContext, data: MetricsDocument, traces: list[Path], folder: Path
 ) -> StageOutput:
+    from llm_perf_opt.profiling.range_phases import chosen_phases
     from llm_perf_opt.profiling.trace_tables import write_trace_files
     from llm_perf_opt.workload.profiled import pack_trace
 
@@ -130,7 +131,8 @@ def _with_trace(
     shutil.rmtree(folder, ignore_errors=True)
     by_shape = cfg.group_by_input_shape and cfg.record_shapes
     pass_note = "From one run of the program under torch.profiler, which slows it down: use these times for shares."
-    traced = write_trace_files(ctx.out_dir / TRACE_FILE, by_shape=by_shape, pass_note=pass_note)
+    phases = chosen_phases(ctx.config.workload.phase_preset, ctx.config.workload.phases)
+    traced = write_trace_files(ctx.out_dir / TRACE_FILE, by_shape=by_shape, pass_note=pass_note, phases=phases)
     data = replace(traced.add_modules(data), notes=(*data.notes, *notes))
     write_json(ctx.out_dir / METRICS_FILE, data)
     return _output(ctx, data, traced.files)

@@ -4,7 +4,7 @@ Decodes the trace of a profiled pass, once, and writes all that is made of it.
 """
 
 import csv
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -151,7 +151,9 @@ class TraceFiles:
         )
 
 
-def write_trace_files(trace: Path, *, by_shape: bool, pass_note: str) -> TraceFiles:
+def write_trace_files(
+    trace: Path, *, by_shape: bool, pass_note: str, phases: Mapping[str, tuple[str, ...]] | None = None
+) -> TraceFiles:
     """Beside the trace: operators.csv and .md, kernels.csv, analysis.json with the tree of modules, timeline.json."""
     # numpy is imported only when a stage has run.
     from llm_perf_opt.analysis.capture import analyze_timelines
@@ -161,9 +163,10 @@ def write_trace_files(trace: Path, *, by_shape: bool, pass_note: str) -> TraceFi
     from llm_perf_opt.profiling import trace_tables
     from llm_perf_opt.profiling.capture_files import write_capture, write_timeline
     from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+    from llm_perf_opt.profiling.range_phases import with_phases
 
     found = read_torch_trace(trace, detailed=True)
-    timeline, detail, folder = found.timeline, found.detail, trace.parent
+    timeline, detail, folder = with_phases(found.timeline, phases or {}), found.detail, trace.parent
     assert detail is not None
     has_device = len(timeline.kernels) + len(timeline.copies) > 0
     operators = ProfiledOperators(timeline, found.operators, detail)

@@ -177,9 +177,8 @@ class _Reader:
         for name in stages:
             stage = self._manifest.stage(name)
             if stage is not None and stage.status != "ok":
-                return Unknown(
-                    reason=f"stage {name} {stage.status}: {stage.reason}", enable=f"mend it, then {_on(name)}"
-                )
+                # Its own reason says what to do; to enable it again would not help.
+                return Unknown(reason=f"stage {name} {stage.status}: {stage.reason}")
             if stage is not None:
                 return Unknown(reason=f"stage {name} wrote no such file")
         return Unknown(reason=f"stage {stages[0]} was not run", enable=_on(stages[0]))

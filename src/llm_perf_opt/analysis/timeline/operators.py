@@ -21,7 +21,7 @@ from llm_perf_opt.analysis.timeline.memory import CPU_TYPE, MemoryEvents
 from llm_perf_opt.analysis.timeline.ranges import measure_ranges, warmup_ranges
 from llm_perf_opt.analysis.timeline.tables import range_rows
 from llm_perf_opt.analysis.timeline.timeline import HostEvents, Ranges, Timeline, distinct
-from llm_perf_opt.core.names import MODULE_PREFIX, PHASES
+from llm_perf_opt.core.names import MODULE_PREFIX, PHASE_RANGE, PHASES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -430,7 +430,8 @@ class _Places:
         codes = {name: i for i, name in enumerate(timeline.names)}
         self._names = timeline.names
         self._operators = operators
-        phases = np.array([codes.get(name, -1) for name in PHASES])
+        # A program may name its steps and not the loop around them.
+        phases = np.array([codes.get(name, codes.get(PHASE_RANGE[name], -1)) for name in PHASES])
         modules = np.array([i for i, name in enumerate(timeline.names) if name.startswith(MODULE_PREFIX)])
         self._phases = _pick(timeline, np.isin(ranges.name, phases) & measured)
         self._modules = _pick(timeline, np.isin(ranges.name, modules) & measured)

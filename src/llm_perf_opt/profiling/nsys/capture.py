@@ -12,6 +12,7 @@ from llm_perf_opt.core.names import DIRECT_INFERENCE, TORCH_PROFILER
 from llm_perf_opt.core.process import CommandResult, read_tail, write_cmd_file
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed, ProfilingError, ToolError
+from llm_perf_opt.marks import STOP_AFTER
 from llm_perf_opt.profiling.baseline import last_words, quiet_inference
 from llm_perf_opt.profiling.nsys.scrub import RawFolder, export_report
 from llm_perf_opt.profiling.parsers.nsys_log import import_notes
@@ -56,6 +57,9 @@ class CaptureOptions:
     extra_args: tuple[str, ...]
     output: OutputConfig
     timeout_s: float
+    delay_s: int = 0
+    duration_s: int | None = None
+    stop_after_phases: int | None = None
 
     @property
     def cuda_profiler_range(self) -> str | None:
@@ -123,10 +127,12 @@ def run_capture(ctx: StageContext, options: CaptureOptions, raw: RawFolder, base
         log=f"log{suffix}.txt",
         cmd_file=None,
         cwd=cwd,
-        env={"TMPDIR": str(raw.scratch)},
+        env={"TMPDIR": str(raw.scratch), **_phase_limit(options)},
         label="nsys" if options.nvtx_capture is None else f"nsys {options.nvtx_capture}",
     )
-    code = _read_code(code_file)
+    # What ends a program because the window is over is no failure of the program.
+    is_over = options.duration_s is not None and result.duration_s >= options.delay_s + options.duration_s
+    code = None if is_over else _read_code(code_file)
     reports = find_reports(out_base)
     _require_reports(ctx, options, result, code, reports, raw, out_base)
     return NsysCaptured(
@@ -135,6 +141,11 @@ def run_capture(ctx: StageContext, options: CaptureOptions, raw: RawFolder, base
         nsys_exit_code=result.exit_code,
         notes=_capture_notes(options, result, code),
     )
+
+
+def _phase_limit(options: CaptureOptions) -> dict[str, str]:
+    """The program's own marks end it after so many phases."""
+    return {} if options.stop_after_phases is None else {STOP_AFTER: str(options.stop_after_phases)}
 
 
 def without_nsys_lines(tail: str) -> str:
@@ -157,6 +168,8 @@ def _command(options: CaptureOptions, out_base: Path, work: list[str]) -> list[s
         nvtx_domain_include=options.nvtx_domain_include,
         nvtx_domain_exclude=options.nvtx_domain_exclude,
         cuda_graph_trace=options.cuda_graph_trace,
+        delay_s=options.delay_s,
+        duration_s=options.duration_s,
         extra_args=options.extra_args,
     )
 
@@ -301,7 +314,12 @@ def _look(ctx: StageContext, options: CaptureOptions, raw: RawFolder) -> list[st
 
 def _capture_notes(options: CaptureOptions, result: CommandResult, code: int | None) -> tuple[str, ...]:
     notes = []
-    if code is None and options.ends_workload:
+    if options.duration_s is not None and result.duration_s >= options.delay_s + options.duration_s:
+        notes.append(
+            f"the window of {options.duration_s} s was over before the program ended, so nsys ended it; times and "
+            "counts are those of the window"
+        )
+    elif code is None and options.ends_workload:
         notes.append(
             "nsys ended the workload when the capture was complete (capture_range_end="
             f"{options.capture_range_end or 'stop-shutdown, its default'}); the workload's own results are not complete"

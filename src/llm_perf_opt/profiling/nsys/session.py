@@ -27,12 +27,15 @@ from llm_perf_opt.profiling.idle_sections import idle_sections
 from llm_perf_opt.profiling.nsys.capture import WORK_DIR, CaptureOptions, NsysCaptured, run_capture
 from llm_perf_opt.profiling.nsys.scrub import RawFolder, publish_leftovers, publish_report, raw_folder
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
+from llm_perf_opt.profiling.range_phases import chosen_phases, with_phases
 
 if TYPE_CHECKING:
     from llm_perf_opt.profiling.stages.nsys import NsysConfig
 
 
 LONGEST_BASE = 100
+# Of pipeline.nsys.timeout_s; the rest is for nsys to write and import the capture.
+WINDOW_SHARE = 0.8
 
 
 def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
@@ -40,7 +43,8 @@ def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
     baseline = clean_baseline(ctx, cfg.timeout_s)
     with raw_folder(ctx) as raw:
         captures, exports, notes = _capture_all(cfg, ctx, raw)
-    measured = [measure_timeline(read_nsys_sqlite(path)) for path in exports]
+    phases = chosen_phases(ctx.config.workload.phase_preset, ctx.config.workload.phases)
+    measured = [measure_timeline(with_phases(read_nsys_sqlite(path), phases)) for path in exports]
     analysis = analyze_measured(measured)
     child = _child_metrics(ctx)
     _require_kernels(cfg, analysis, child)
@@ -109,6 +113,9 @@ def plan_captures(cfg: "NsysConfig", nsys: str, *, is_own: bool = True) -> list[
         extra_args=cfg.extra_args,
         output=cfg.output,
         timeout_s=cfg.timeout_s,
+        delay_s=cfg.delay_s,
+        duration_s=cfg.duration_s if is_own else (cfg.duration_s or _longest_window(cfg)),
+        stop_after_phases=cfg.stop_after_phases,
     )
     names = list(dict.fromkeys(cfg.capture_names)) if _gates_by_name(cfg, is_own=is_own) else []
     if not names:
@@ -117,6 +124,11 @@ def plan_captures(cfg: "NsysConfig", nsys: str, *, is_own: bool = True) -> list[
         return [("run", replace(options, nvtx_capture=names[0]))]
     bases = _unique([f"run-{re.sub(r'[^A-Za-z0-9_-]+', '_', name)[:LONGEST_BASE]}" for name in names])
     return [(base, replace(options, nvtx_capture=name)) for base, name in zip(bases, names, strict=True)]
+
+
+def _longest_window(cfg: "NsysConfig") -> int:
+    """A program of the user's own may never end: its capture is closed while there is time to write it down."""
+    return max(1, int(WINDOW_SHARE * cfg.timeout_s) - cfg.delay_s)
 
 
 def _gates_by_name(cfg: "NsysConfig", *, is_own: bool) -> bool:

@@ -3,10 +3,12 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge
 
 from llm_perf_opt.config.output import OutputConfig, VisualizationOutput
-from llm_perf_opt.config.schema import Problem, StageConfig
+from llm_perf_opt.config.schema import PositiveInt, Problem, StageConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.names import NSYS
 from llm_perf_opt.core.records import StageOutput
@@ -20,7 +22,7 @@ SCOPES = ("none", "process-tree", "system-wide")
 OWN_FLAGS = (
     *("--output", "-o", "--force-overwrite", "-f", "--trace", "-t", "--sample", "-s", "--cpuctxsw"),
     *("--capture-range", "-c", "--capture-range-end", "--nvtx-capture", "-p", "--cuda-graph-trace"),
-    *("--nvtx-domain-include", "--nvtx-domain-exclude"),
+    *("--nvtx-domain-include", "--nvtx-domain-exclude", "--delay", "-y", "--duration", "-d"),
 )
 
 
@@ -43,6 +45,9 @@ class NsysConfig(StageConfig):
     nvtx_domain_include: str | None = None
     nvtx_domain_exclude: str | None = None
     cuda_graph_trace: Literal["node", "graph"] = "node"
+    delay_s: Annotated[int, Ge(0)] = 0
+    duration_s: PositiveInt | None = None
+    stop_after_phases: PositiveInt | None = None
     extra_args: tuple[str, ...] = ()
     keep_report: bool = False
     output: OutputConfig = field(default_factory=_no_output)
@@ -59,7 +64,18 @@ class NsysConfig(StageConfig):
         return "none" if self.capture_range == "nvtx" and not self.gating_nvtx else self.capture_range
 
     def problems(self) -> tuple[Problem, ...]:
-        return (*self._range_problems(), *self._flag_problems(), *output_problems(self.output))
+        return (
+            *self._range_problems(),
+            *self._window_problems(),
+            *self._flag_problems(),
+            *output_problems(self.output),
+        )
+
+    def _window_problems(self) -> list[Problem]:
+        if not self.delay_s or self.capture_in_force == "none":
+            return []
+        text = f"a range already says when the capture starts (got {self.delay_s}), allowed: 0, or capture_range=none"
+        return [Problem(key="delay_s", text=text)]
 
     def _range_problems(self) -> list[Problem]:
         found: list[Problem] = []
@@ -163,7 +179,7 @@ class NsysStage:
             found.append(
                 Obstacle(
                     what=tool.trouble,
-                    remedy="mend it, or leave the stage out with pipeline.nsys.enable=false; "
+                    remedy="see `llm-perf doctor`, or leave the stage out with pipeline.nsys.enable=false; "
                     "captures made elsewhere can be read with `llm-perf analyze`",
                 )
             )

@@ -32,6 +32,7 @@ def build_nsys_cmd(
     nvtx_domain_include: str | None = None,
     nvtx_domain_exclude: str | None = None,
     cuda_graph_trace: str = "node",
+    delay_s: int = 0,
     duration_s: int | None = None,
     extra_args: Sequence[str] = (),
 ) -> list[str]:
@@ -56,6 +57,8 @@ def build_nsys_cmd(
         argv.append(f"--nvtx-domain-include={nvtx_domain_include}")
     if nvtx_domain_exclude:
         argv.append(f"--nvtx-domain-exclude={nvtx_domain_exclude}")
+    if delay_s:
+        argv.append(f"--delay={delay_s}")
     if duration_s is not None:
         argv.append(f"--duration={duration_s}")
     return [*argv, *extra_args, *work_argv]

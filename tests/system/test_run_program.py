@@ -1,0 +1,104 @@
+"""`llm-perf run`: real programs through the clean pass, the injected torch.profiler and nsys."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.orchestrator import llm_perf, only_run, statuses, valid_manifest
+
+pytestmark = pytest.mark.slow
+
+NO_NSYS = ("pipeline.nsys.enable=false", "pipeline.ncu.enable=false")
+MARKED = """
+import torch
+import llm_perf_opt as perf
+
+layer = torch.nn.Linear(32, 32)
+with torch.no_grad():
+    with perf.mark_warmup(), perf.phase("prefill", tokens=8):
+        layer(torch.randn(8, 32))
+    with perf.phase("prefill", tokens=8):
+        x = layer(torch.randn(8, 32))
+    for _ in range(6):
+        with perf.phase("decode_step", tokens=2):
+            x = layer(torch.randn(2, 32)).relu()
+print("done")
+"""
+ENDLESS = """
+import time
+import llm_perf_opt as perf
+
+while True:
+    with perf.phase("decode_step"):
+        time.sleep(0.01)
+"""
+
+
+def stage(manifest: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(s for s in manifest["stages"] if s["name"] == name)
+    return found
+
+
+def program(tmp_path: Path, text: str, name: str = "script.py") -> list[str]:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    return ["--", sys.executable, name]
+
+
+def test_a_marked_program_gets_latencies_and_a_trace_of_its_window(tmp_path: Path) -> None:
+    window = "pipeline.torch_profiler.window.steps=3"
+    done = llm_perf("run", *NO_NSYS, window, "workload.repeats=2", *program(tmp_path, MARKED), cwd=tmp_path)
+    assert done.code == 0, done.err
+    manifest = valid_manifest(only_run(tmp_path))
+    metrics = stage(manifest, "torch_profiler")["metrics"]
+    assert metrics["tpot_ms"]["how"] == "clean pass, median of 12"
+    assert (metrics["prompt_tokens"]["value"], metrics["tokens"]["value"]) == (4.0, 7.0)
+    ranges = json.loads((only_run(tmp_path) / "torch_profiler" / "analysis.json").read_bytes())["ranges"]
+    counts = {row["name"]: row["instances"] for row in ranges}
+    assert (counts["prefill"], counts["decode_step"]) == (1, 2)
+    assert (only_run(tmp_path) / "report.md").read_text().splitlines()[0] == "# script.py"
+
+
+def test_a_program_that_is_not_python_or_never_imports_torch_is_timed_and_a_note_says_why_no_more(
+    tmp_path: Path,
+) -> None:
+    done = llm_perf("run", *NO_NSYS, "artifacts.runs_dir=sh", "--", "sh", "-c", "exit 0", cwd=tmp_path)
+    assert done.code == 0, done.err
+    plain = stage(valid_manifest(tmp_path / "sh"), "torch_profiler")
+    assert "torch.profiler was not used: sh cannot be seen to be a Python program" in plain["notes"]
+    assert plain["metrics"]["wall_ms"]["value"] > 0
+    done = llm_perf("run", *NO_NSYS, "artifacts.runs_dir=py", *program(tmp_path, "print(1)"), cwd=tmp_path)
+    assert done.code == 0, done.err
+    notes = stage(valid_manifest(tmp_path / "py"), "torch_profiler")["notes"]
+    assert any(note.startswith("torch.profiler was not used: the program never imported torch") for note in notes)
+
+
+def test_a_crashed_program_is_reported_by_the_line_that_matters(tmp_path: Path) -> None:
+    text = "import sys\ntry:\n    raise ValueError('no such model')\nfinally:\n    print('bye', file=sys.stderr)\n"
+    done = llm_perf("run", *NO_NSYS, *program(tmp_path, text), cwd=tmp_path)
+    assert done.code == 1
+    reason = stage(valid_manifest(only_run(tmp_path)), "torch_profiler")["reason"]
+    assert reason.startswith("script.py failed with exit code 1: ValueError: no such model (log: ")
+
+
+def test_a_program_that_does_not_end_is_ended_after_its_time_and_that_is_no_failure(tmp_path: Path) -> None:
+    done = llm_perf("run", *NO_NSYS, "workload.duration_s=3", *program(tmp_path, ENDLESS), cwd=tmp_path)
+    assert done.code == 0, done.err
+    found = stage(valid_manifest(only_run(tmp_path)), "torch_profiler")["metrics"]
+    assert 10 <= found["tpot_ms"]["value"] < 1000
+    assert found["wall_ms"]["reason"] == "the program did not end by itself, it was ended after a while"
+
+
+@pytest.mark.skipif(shutil.which("nsys") is None, reason="nsys is not here")
+@pytest.mark.parametrize("window", ["pipeline.nsys.duration_s=3", "pipeline.nsys.stop_after_phases=20"])
+def test_nsys_captures_a_window_of_a_program_that_does_not_end(tmp_path: Path, window: str) -> None:
+    off = ("pipeline.torch_profiler.enable=false", "pipeline.ncu.enable=false", "pipeline.nsys.enable=true")
+    done = llm_perf("run", *off, "workload.duration_s=2", window, *program(tmp_path, ENDLESS), cwd=tmp_path)
+    manifest = valid_manifest(only_run(tmp_path))
+    assert statuses(manifest) == {"nsys": "ok"}, done.err
+    rows = json.loads((only_run(tmp_path) / "nsys" / "analysis.json").read_bytes())["ranges"]
+    steps = next(row["instances"] for row in rows if row["name"] == "decode_step")
+    assert steps == 20 if "phases" in window else steps > 20

@@ -1,0 +1,206 @@
+"""Programs of the user's own: their names, phases, clean pass, and the words they end with."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llm_perf_opt.analysis.timeline.timeline import Ranges, Timeline, no_activities, no_calls
+from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.profiling.baseline import last_words
+from llm_perf_opt.profiling.injected import INJECT_DIR, injected_environment
+from llm_perf_opt.profiling.program import (
+    Mark,
+    ProgramRun,
+    describe_program,
+    is_python,
+    phase_metrics,
+    program_title,
+    read_marks,
+)
+from llm_perf_opt.profiling.range_phases import PRESETS, chosen_phases, with_phases
+from llm_perf_opt.profiling.stages.torch_profiler import TorchProfilerConfig
+from llm_perf_opt.runners.run_program import implied_overrides, split_command
+
+
+@pytest.mark.parametrize(
+    ("command", "title"),
+    [
+        (("python", "my_script.py", "--flag"), "my_script.py"),
+        (("/usr/bin/python3.12", "-u", "dir/bench.py"), "bench.py"),
+        (("python", "-m", "vllm.entrypoints.cli.main"), "vllm.entrypoints.cli.main"),
+        (("env", "A=1", "./bench", "--steps"), "bench"),
+        (("torchrun", "train.py"), "train.py"),
+        (("bench",), "bench"),
+    ],
+)
+def test_a_program_is_called_by_its_script(command: tuple[str, ...], title: str) -> None:
+    assert program_title(command) == title
+
+
+def test_python_is_seen_by_name_or_by_the_first_line_of_the_file(tmp_path: Path) -> None:
+    script = tmp_path / "serve"
+    script.write_text("#!/usr/bin/env python3\n")
+    script.chmod(0o755)
+    shell = tmp_path / "bench"
+    shell.write_text("#!/bin/sh\n")
+    shell.chmod(0o755)
+    commands = [("python3.12", "a.py"), ("./serve",), ("./bench",), ("./gone",)]
+    assert [is_python(command, tmp_path) for command in commands] == [True, True, False, False]
+
+
+def mark(name: str, ms: float, *, tokens: int | None = None, warmup: bool = False, start_ns: int = 0) -> Mark:
+    return Mark(kind="phase", name=name, ms=ms, start_ns=start_ns, tokens=tokens, warmup=warmup, synchronised=True)
+
+
+def test_phases_become_the_metrics_a_report_looks_for() -> None:
+    marks = [mark("prefill", 10.0, tokens=2048), *(mark("decode_step", 2.0, tokens=2) for _ in range(4))]
+    metrics = phase_metrics([*marks, mark("tokenise it", 1.0)])
+    found = {name: stats.p50 for name, stats in metrics.items()}
+    assert found == {
+        "prefill_ms": 10.0,
+        "prefill_tokens_per_s": 204_800.0,
+        "tpot_ms": 2.0,
+        "itl_ms": 2.0,
+        "decode_tokens_per_s": 1000.0,
+        "tokenise_it_ms": 1.0,
+        "prompt_tokens": 1024.0,
+        "batch": 2.0,
+        "tokens": 5.0,
+        "ttft_ms": 10.0,
+    }
+
+
+def test_warm_up_is_in_no_latency_and_a_program_that_was_ended_has_no_wall_time() -> None:
+    run = ProgramRun(wall_s=None, marks=(mark("decode_step", 90.0, warmup=True), mark("decode_step", 2.0)))
+    document = describe_program(
+        ("python", "a.py"),
+        [run],
+        device_name="a GPU",
+        is_cpu=False,
+        peak_memory_bytes=None,
+        peak_memory_reason="not asked",
+    )
+    assert document.model.name == "a.py"
+    assert document.clean.metrics["tpot_ms"].p50 == 2.0
+    assert document.clean.metrics["wall_ms"].reason == ("the program did not end by itself, it was ended after a while")
+    assert document.notes == ()
+
+
+def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    line = json.dumps({"kind": "phase", "name": "a", "ms": 1.0, "start_ns": 5, "more": "x"})
+    (tmp_path / "marks-1.jsonl").write_text(f"{line}\n{line[:20]}")
+    assert read_marks(tmp_path) == (Mark(kind="phase", name="a", ms=1.0, start_ns=5),)
+
+
+@pytest.mark.parametrize(
+    ("tail", "words"),
+    [
+        (
+            "Traceback (most recent call last):\n  File 'a.py', line 1\n"
+            "torch.AcceleratorError: CUDA error: an illegal memory access was encountered\n"
+            "CUDA kernel errors might be asynchronously reported at some other API call\n"
+            "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+            "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n",
+            "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
+        ),
+        (
+            "ValueError: bad batch\n"
+            "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+            "============\ntrain.py FAILED\n------------\n",
+            "ValueError: bad batch",
+        ),
+        ("loading\nsomething is wrong\n", "something is wrong"),
+        ("error: ours\nmore\n", "ours; more"),
+        ("", ""),
+    ],
+)
+def test_the_line_that_matters_is_quoted_and_not_the_last_one(tail: str, words: str) -> None:
+    assert last_words(tail) == words
+
+
+def test_run_stands_for_a_profile_of_the_command_with_every_stage_that_is_here() -> None:
+    given, command = split_command(["model=llama3_1b", "--", "python", "a b.py", "--", "-x"])
+    assert (given, command) == (["model=llama3_1b"], ["python", "a b.py", "--", "-x"])
+    assert implied_overrides(given, command, missing=["ncu"]) == [
+        'workload.command=["python","a b.py","--","-x"]',
+        "pipeline.static_analysis.enable=true",
+        "pipeline.torch_profiler.enable=true",
+        "pipeline.nsys.enable=true",
+        "pipeline.ncu.enable=false",
+    ]
+    assert "pipeline.static_analysis.enable=false" in implied_overrides([], command, missing=[])
+
+
+def test_run_without_a_program_says_where_to_put_it() -> None:
+    with pytest.raises(ConfigError) as error:
+        split_command(["python", "a.py"])
+    assert str(error.value) == (
+        "run: no program given (got 'python a.py'), put it behind `--`: llm-perf run -- python my_script.py"
+    )
+
+
+def test_the_injected_module_is_on_the_path_of_the_child_before_what_was_there() -> None:
+    cfg = TorchProfilerConfig()
+    found = injected_environment(cfg, Path("/t"), has_phases=False, environ={"PYTHONPATH": "/mine"})
+    assert found["PYTHONPATH"] == f"{INJECT_DIR}:/mine"
+    assert json.loads(found["LLM_PERF_TORCH_WINDOW"]) == {
+        "folder": "/t",
+        "start_after_s": 0.0,
+        "seconds": 30.0,
+        "steps": None,
+        "activities": ["cpu", "cuda"],
+        "record_shapes": True,
+        "profile_memory": True,
+        "with_stack": False,
+    }
+
+
+def timeline_with_ranges(names: tuple[str, ...]) -> Timeline:
+    """A capture of nothing but these ranges, one after the other."""
+    number = np.arange(len(names), dtype=np.int64)
+    return Timeline(
+        source="a.sqlite",
+        kind="nsys",
+        producer=None,
+        schema=None,
+        names=names,
+        kernels=no_activities(),
+        copies=no_activities(),
+        graphs=no_activities(),
+        calls=no_calls(),
+        ranges=Ranges(
+            start_ns=number * 10,
+            end_ns=number * 10 + 5,
+            name=number,
+            thread=number * 0,
+            process_wide=np.zeros(len(names), np.bool_),
+        ),
+        thread_process=np.zeros(1, np.int64),
+    )
+
+
+@pytest.mark.parametrize(
+    ("preset", "name", "phase"),
+    [
+        ("vllm", "execute_context_1(1024)_generation_0(0)", "prefill"),
+        ("vllm", "execute_context_0(0)_generation_8(8)", "decode_step"),
+        ("vllm", "execute_7_context_0(sq0)_generation_2(sq1sk300)", "decode_step"),
+        ("sglang", "step[EXTEND bs=1 toks=107]", "prefill"),
+        ("sglang", "step[DECODE bs=4]", "decode_step"),
+        ("tensorrt_llm", "[Executor] _forward_step 12: 0 ctx reqs, 4 gen reqs", "decode_step"),
+        ("tensorrt_llm", "[Executor] _forward_step 3: 2 ctx reqs, 0 gen reqs", "prefill"),
+        ("jax", "XlaModule:#hlo_module=jit_decode_step,program_id=3#", "decode_step"),
+    ],
+)
+def test_the_ranges_of_an_engine_count_as_phases(preset: str, name: str, phase: str) -> None:
+    timeline = with_phases(timeline_with_ranges((name, "other")), chosen_phases(preset, {}))
+    assert [timeline.names[int(code)] for code in timeline.ranges.name] == [phase, "other"]
+    assert timeline.notes == (f"1 range name(s) such as {name!r} count as {phase} (workload.phases)",)
+
+
+def test_what_the_user_gives_takes_the_place_of_a_presets_pattern() -> None:
+    found = chosen_phases("sglang", {"decode_step": "execute_model*", "verify": ("a*", "b*")})
+    prefill = PRESETS["sglang"]["prefill"]
+    assert found == {"prefill": prefill, "decode_step": ("execute_model*",), "verify": ("a*", "b*")}
