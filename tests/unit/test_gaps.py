@@ -1,6 +1,7 @@
 """What the host did while no kernel ran, and what a capture alone is told: one small capture per lesson."""
 
 import dataclasses
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from llm_perf_opt.analysis.gaps.waits import WaitRow
 from llm_perf_opt.analysis.timeline.streams import StreamRow
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
-from tests.support.nsys_builder import OTHER_THREAD, Export
+from tests.support.nsys_builder import OTHER_THREAD, PID, Export
 from tests.support.trace_builder import event, write_trace
 
 MS = 1_000_000
@@ -223,10 +224,10 @@ def test_copies_are_the_story_where_they_fill_the_capture(tmp_path: Path) -> Non
     (finding,) = analysis.findings
     assert (finding.rule, finding.title) == (
         "wait_bound",
-        "No kernel runs while copies do, for 90% of the capture (most: Copy of kind 1)",
+        "No kernel runs while copies do, for 90% of the capture (most: Copy Host-to-Device)",
     )
     assert finding.evidence[1:] == (
-        "Copy of kind 1: 10 in 89.98 ms, 360.0 MB at 4.0 GB/s",
+        "Copy Host-to-Device: 10 in 89.98 ms, 360.0 MB at 4.0 GB/s",
         "beside the kernels they could hide for 10.00 ms at most; the rest is saved only by copying less or faster",
     )
     assert finding.max_gain == pytest.approx((100 * MS - 2_000) / (10 * MS + 9 * 2_000))
@@ -481,3 +482,56 @@ def test_queue_waits_and_steps_are_those_of_all_captures(tmp_path: Path) -> None
     idle = _idle(analyze_timelines([read_nsys_sqlite(path) for path in paths]))
     assert idle.queue is not None and (idle.queue.launches, idle.queue.call_ns) == (20, 80_000)
     assert [(row.call, row.count, row.total_ns) for row in idle.waits] == [("cudaDeviceSynchronize", 11, 11_000)]
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict"),
+    [
+        ("epoll_wait", "host_wait"),
+        ("pthread_cond_timedwait", "host_wait"),
+        ("threading.py(324): wait", "host_wait"),
+        ("MPI:MPI_Allreduce", "rank_wait"),
+        ("MPI_Waitall", "rank_wait"),
+        ("data", "data_loading"),
+        ("database_update", "host_work"),
+        ("torch/_inductor/runtime/triton_heuristics.py(800): benchmark_all_configs", "compilation"),
+    ],
+)
+def test_a_gap_is_judged_by_its_name(name: str, verdict: str) -> None:
+    assert judge([name], near=[name])[0] == verdict
+
+
+def test_a_server_that_waits_for_requests_is_promised_nothing(tmp_path: Path) -> None:
+    export = _gaps_of_9_ms()
+    for i in range(4):
+        export.system_call("epoll_wait", i * 10 * MS + 2 * MS, (i + 1) * 10 * MS - 1_000)
+    (finding,) = _nsys(export, tmp_path).findings
+    assert (finding.title, finding.max_gain, finding.confidence) == (
+        "The host itself waits while the GPU idles, 88% of the capture (most: epoll_wait)",
+        None,
+        "low",
+    )
+
+
+def test_an_early_export_without_processes_still_finds_the_launches(tmp_path: Path) -> None:
+    export = Export()
+    _eager(export, count=50, every_ns=30_000)
+    path = export.write(tmp_path / "old.sqlite")
+    with sqlite3.connect(path) as database:
+        database.execute("ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL DROP COLUMN globalPid")
+    database.close()
+    analysis = analyze_timelines([read_nsys_sqlite(path)])
+    assert [finding.rule for finding in analysis.findings] == ["launch_bound"]
+    assert analysis.notes == ()
+
+
+def test_processes_that_share_a_gpu_are_said_to_do_so(tmp_path: Path) -> None:
+    export = Export()
+    for i in range(40):
+        pid = PID * (1 + i % 2)
+        export.call(i * 50_000, i * 50_000 + 4_000, i + 1, tid=pid | 1)
+        export.kernel("k", i * 50_000 + 6_000, i * 50_000 + 46_000, i + 1, pid=pid)
+    assert _nsys(export, tmp_path).notes == (
+        "capture.sqlite: several processes worked on what each calls GPU 0: busy and idle are each process's own, and "
+        "where that is one GPU another process may have used it meanwhile",
+    )

@@ -537,7 +537,7 @@ def test_a_copy_that_does_not_say_its_size_makes_the_sum_unknown_not_smaller(tmp
     connection.close()
     analysis = analyze_timelines([read_nsys_sqlite(path)])
     assert {c.kind: (c.instances, c.size_bytes) for c in analysis.copies} == {
-        "Copy of kind 2": (2, None),
-        "Copy of kind 1": (1, 50),
+        "Copy Device-to-Host": (2, None),
+        "Copy Host-to-Device": (1, 50),
     }
     assert "a.sqlite: 1 copies or sets do not say how many bytes; the sum of their kind is unknown" in analysis.notes

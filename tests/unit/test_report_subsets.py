@@ -158,9 +158,28 @@ def test_a_capture_without_findings_says_what_was_captured(tmp_path: Path) -> No
     export.graph(904_000, 999_000, 1)
     assert main(["analyze", str(export.write(tmp_path / "busy.sqlite")), "-o", str(run)]) == 0
     assert look(run).headline.verdict == (
-        "Captured by nsys: 1 kernel and 1 whole CUDA graph, 0.995 ms of GPU time; the GPU was busy for 99.5 % of a "
-        "typical prefill (1.000 ms). No clean time was measured."
+        "Captured by nsys: 1 kernel and 1 whole CUDA graph, 0.995 ms of GPU time; the GPU was busy for 99.9 % of the "
+        "time from its first work to its last, and for 99.5 % of a typical prefill (1.000 ms). No clean time was "
+        "measured."
     )
+
+
+def test_a_capture_of_graphs_alone_or_of_no_gpu_work_says_so(tmp_path: Path) -> None:
+    graphs, ranges = Export(), Export()
+    for i in range(2):
+        graphs.call(i * 1_000_000, i * 1_000_000 + 5_000, i + 1, "cudaGraphLaunch_v10000")
+        graphs.graph(i * 1_000_000 + 10_000, (i + 1) * 1_000_000, i + 1)
+    ranges.range("step", 0, 1_000)
+    said = []
+    for name, export in (("graphs", graphs), ("ranges", ranges)):
+        path = export.write(tmp_path / f"{name}.sqlite")
+        assert main(["analyze", str(path), "-o", str(tmp_path / name)]) == 0
+        said.append(look(tmp_path / name).headline.verdict)
+    assert said == [
+        "Captured by nsys: 2 whole CUDA graphs, 1.980 ms of GPU time; the GPU was busy for 99.5 % of the time from its "
+        "first work to its last. No clean time was measured.",
+        "Captured by nsys: no kernel was recorded; 1 range, the longest step. No clean time was measured.",
+    ]
 
 
 def test_a_clean_pass_alone_leaves_the_rest_unexplained(tmp_path: Path) -> None:

@@ -324,6 +324,22 @@ def _notes(timeline: Timeline, measured: RangeInstances) -> list[str]:
     devices = int((found >= 0).sum())
     if devices < len(found):
         notes.append(prefix + "some kernels do not say which device ran them")
+    shared = _shared(timeline)
+    if shared:
+        notes.append(
+            prefix + f"several processes worked on what each calls GPU {', '.join(str(d) for d in shared)}: busy and "
+            "idle are each process's own, and where that is one GPU another process may have used it meanwhile"
+        )
     if devices > 1:
         notes.append(prefix + f"{devices} devices were used: busy means that at least one of them ran a kernel")
     return notes
+
+
+def _shared(timeline: Timeline) -> list[int]:
+    """Numbers of devices on which kernels of several processes ran."""
+    kernels = timeline.kernels
+    processes = distinct(kernels.process)
+    if len(processes) < 2:
+        return []
+    used = [int(d) for code in processes for d in distinct(kernels.device[kernels.process == code])]
+    return sorted({device for device in used if device >= 0 and used.count(device) > 1})

@@ -25,6 +25,7 @@ VERDICTS = {
     "allocation": "allocating or freeing memory",
     "rank_wait": "waiting for other ranks",
     "profiler": "the profiler itself",
+    "host_wait": "waiting itself, for what is not recorded",
     "host_work": "other work of the host",
     "unknown": "nothing recorded",
 }

@@ -4,7 +4,9 @@ import re
 from collections.abc import Iterable
 from typing import Literal
 
-Verdict = Literal["compilation", "data_loading", "allocation", "rank_wait", "profiler", "host_work", "unknown"]
+Verdict = Literal[
+    "compilation", "data_loading", "allocation", "rank_wait", "profiler", "host_wait", "host_work", "unknown"
+]
 
 # Where code lies, and calls of a library: these say it of all that is inside them. A name that says "compiled" is about
 # running, and every compiled function is entered by eval_frame.py: neither counts.
@@ -32,6 +34,7 @@ _COMPILING_BY_WORD = re.compile(
 )
 _LOADING_BY_WORD = re.compile(
     r"data_?load(er|ing)?\b|\b(load|fetch|read|get|next)[ _]?(next[ _])?(batch|data)\b"
+    r"|^(data|input|batch)$|^(data|input)[ _]?(wait|time|fetch|pipeline)\b"
     r"|^p?read(v|64)?$|^fread|^fgets$|^getline$",
     re.IGNORECASE,
 )
@@ -42,7 +45,16 @@ _ALLOCATING = re.compile(
 )
 _RANKS = re.compile(
     r"torch/distributed/(?!elastic|launch|run)[^ ]*: (barrier|all_|broadcast|gather|recv|monitored_barrier|wait)"
-    r"|^c10d::|^(nccl|rccl|gloo|mpi):|^MPI_|^nccl(AllReduce|AllGather|ReduceScatter|Broadcast|Send|Recv|Group)",
+    r"|^c10d::|^(nccl|rccl|gloo|mpi|MPI):|^P?MPI_|^nccl(AllReduce|AllGather|ReduceScatter|Broadcast|Send|Recv|Group)",
+)
+# The host itself waits, for a request, a timer, another thread or process: what for is not in the capture.
+_WAITING = re.compile(
+    r"^(epoll_p?wait|p?poll|p?select|pselect6|accept4?|recv(from|msg)?|nanosleep|clock_nanosleep|u?sleep|sigtimedwait"
+    r"|pthread_(cond_(timed|clock)?wait|join|mutex_(timed)?lock|rwlock_(rd|wr)lock)|sem_(timed|clock)?wait|futex"
+    r"|wait(id|pid|3|4)?|pause)$"
+    r"|\b(selectors|select|threading|queue|socket|asyncio/base_events|subprocess|multiprocessing/(connection|queues"
+    r"|synchronize|popen_fork))\.py\(\d+\): (select|wait|get|acquire|join|recv\w*|poll|_run_once|accept)"
+    r"|built-in (method|function) sleep|^time\.sleep",
 )
 _PATTERNS: tuple[tuple[Verdict, re.Pattern[str]], ...] = (
     ("compilation", _COMPILING),
@@ -54,6 +66,7 @@ _PATTERNS: tuple[tuple[Verdict, re.Pattern[str]], ...] = (
 _WORDS: tuple[tuple[Verdict, re.Pattern[str]], ...] = (
     ("compilation", _COMPILING_BY_WORD),
     ("data_loading", _LOADING_BY_WORD),
+    ("host_wait", _WAITING),
 )
 _ADDRESS = re.compile(r" object at 0x[0-9a-fA-F]+|_v\d{4,}$|_ptsz$")
 

@@ -61,6 +61,21 @@ class Processes:
         return table[inverse] if len(unique) else np.zeros(0, np.int32)
 
 
+# As CUPTI counts them and nsys calls them.
+_COPY_KINDS = {
+    1: "Host-to-Device",
+    2: "Device-to-Host",
+    3: "Host-to-Array",
+    4: "Array-to-Host",
+    5: "Array-to-Array",
+    6: "Array-to-Device",
+    7: "Device-to-Array",
+    8: "Device-to-Device",
+    9: "Host-to-Host",
+    10: "Peer-to-Peer",
+}
+
+
 class Names:
     """The names of kernels, copies and ranges under one set of codes; kernels come first."""
 
@@ -78,10 +93,10 @@ class Names:
         return self._add(self._db.strings(unique.tolist()), inverse)
 
     def labels(self, ids: Ints, table: str, word: str) -> Ints:
-        """Codes of rows whose name is the label of an enumeration."""
-        known: dict[int, str] = {}
+        """Codes of rows whose name is the label of an enumeration; early exports lack the tables of these."""
+        known = {number: f"{word} {label}" for number, label in _COPY_KINDS.items()} if word == "Copy" else {}
         if self._db.has(table) and {"id", "label"} <= set(self._db.columns(table)):
-            known = {int(i): f"{word} {label}" for i, label in self._db.query(f'SELECT id, label FROM "{table}"')}
+            known |= {int(i): f"{word} {label}" for i, label in self._db.query(f'SELECT id, label FROM "{table}"')}
         unique, inverse = encode(ids)
         return self._add([known.get(int(i), f"{word} of kind {int(i)}") for i in unique], inverse)
 

@@ -26,6 +26,7 @@ from llm_perf_opt.analysis.timeline.timeline import (
     Origin,
     Ranges,
     Timeline,
+    distinct,
     join,
     no_activities,
     no_calls,
@@ -156,6 +157,8 @@ SETS = "CUPTI_ACTIVITY_KIND_MEMSET"
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 SYSTEM = "OSRT_API"
+# Calls of MPI and when they wait, as far as nsys traced them; their names are texts.
+MPI = ("MPI_COLLECTIVES_EVENTS", "MPI_P2P_EVENTS", "MPI_OTHER_EVENTS")
 NVTX = "NVTX_EVENTS"
 PAUSES = ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD")
 DIAGNOSTICS = "DIAGNOSTIC_EVENT"
@@ -195,6 +198,11 @@ def _read(db: NsysDatabase) -> Timeline:
     pauses, threads = _pauses(db, names, threads)
     thread_process = processes.codes(threads & PID_MASK)
     tables = [kernels, copies, sets, graphs]
+    owners = distinct(thread_process[calls.thread])
+    for table, columns in zip((KERNELS, COPIES, SETS, GRAPHS), tables, strict=True):
+        # Early exports do not say which process worked; where only one called, it did.
+        if len(owners) == 1 and db.has(table) and "globalPid" not in db.columns(table):
+            columns["process"] = np.full(len(columns["start"]), owners[0], np.int32)
     links = join_calls(
         correlation, thread_process[calls.thread], [(t.pop("correlation"), t["process"]) for t in tables]
     )
@@ -321,11 +329,15 @@ def _calls(db: NsysDatabase, names: Names, notes: list[str]) -> tuple[Calls, Int
 
 
 def _system(db: NsysDatabase, names: Names, threads: Ints) -> HostEvents:
-    """Long calls of the operating system by the threads that also called CUDA or opened ranges."""
-    if not db.has(SYSTEM) or not {"start", "end", "globalTid", "nameId"} <= set(db.columns(SYSTEM)):
+    """Long calls of the operating system and of MPI by the threads that also called CUDA or opened ranges."""
+    parts = []
+    for table, name in ((SYSTEM, "nameId"), *((table, "textId") for table in MPI)):
+        if db.has(table) and {"start", "end", "globalTid", name} <= set(db.columns(table)):
+            wanted = {"start": "start", "end": "end", "tid": "globalTid", "name": f'TRY_CAST("{name}" AS BIGINT)'}
+            parts.append(drop_broken(db, db.scan(table, wanted, longer_ns=_LONG_CALL_NS), table, []))
+    if not parts:
         return no_host_events()
-    wanted = {"start": "start", "end": "end", "tid": "globalTid", "name": 'TRY_CAST("nameId" AS BIGINT)'}
-    columns = drop_broken(db, db.scan(SYSTEM, wanted, longer_ns=_LONG_CALL_NS), SYSTEM, [])
+    columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     order = np.argsort(threads)
     place = np.minimum(np.searchsorted(threads[order], columns["tid"]), max(len(threads) - 1, 0))
     known = threads[order][place] == columns["tid"] if len(threads) else np.zeros(len(place), np.bool_)

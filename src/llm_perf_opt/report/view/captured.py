@@ -1,5 +1,7 @@
 """What a capture alone says: the headline of a run in which nothing was timed undisturbed."""
 
+from msgspec import UNSET
+
 from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.findings.facts import Known
 from llm_perf_opt.analysis.timeline.rows import RangeRow
@@ -53,14 +55,45 @@ def _tile(label: str, cell: Cell) -> Tile:
 def captured_verdict(found: CaptureAnalysis) -> str:
     tool = TOOLS.get(found.sources[0].kind, "a profiler") if found.sources else "a profiler"
     graphs = found.graphs.launches_traced_as_a_whole
-    beside = f" and {_count(graphs, 'whole CUDA graph')}" if graphs else ""
+    kernels = [_count(found.gpu.kernel_count, "kernel")] if found.gpu.kernel_count or not graphs else []
+    what = " and ".join([*kernels, *([_count(graphs, "whole CUDA graph")] if graphs else [])])
     time = format_ms((found.gpu.kernel_ns + found.graphs.total_ns) / 1e6)
-    text = f"Captured by {tool}: {_count(found.gpu.kernel_count, 'kernel')}{beside}, {time} of GPU time"
+    if not found.gpu.kernel_count and not graphs:
+        return f"Captured by {tool}: no kernel was recorded{_on_host(found)}. {NO_CLEAN_TIME}"
+    text = f"Captured by {tool}: {what}, {time} of GPU time"
     phase = _longest(found)
+    if found.gpu.busy_ns is not None and found.gpu.span_ns:
+        busy = format_percent(found.gpu.busy_ns / found.gpu.span_ns)
+        text += f"; the GPU was busy for {busy} of the time from its first work to its last{_each(found)}"
     if phase is not None:
         wall = format_ms(phase.typical.wall_ns / 1e6)
-        text += f"; the GPU was busy for {format_percent(_busy(phase))} of a typical {phase.name} ({wall})"
+        text += f", and for {format_percent(_busy(phase))} of a typical {phase.name} ({wall})"
     return f"{text}. {NO_CLEAN_TIME}"
+
+
+def _each(found: CaptureAnalysis) -> str:
+    """Of several GPUs of one process: busy is when any of them is, so their mean is said too."""
+    devices = found.ranks.devices if found.ranks is not UNSET else ()
+    spans = [(row.time.busy_ns, found.gpu.span_ns or 1) for row in devices]
+    if len(spans) < 2 or len(found.sources) > 1 or len({row.process for row in devices}) > 1:
+        return ""
+    mean = sum(busy / span for busy, span in spans) / len(spans)
+    return f" (any of its {len(spans)} GPUs; each by itself {format_percent(mean)} on average)"
+
+
+def _on_host(found: CaptureAnalysis) -> str:
+    """What there is instead, on the host."""
+    if found.operators is not UNSET and found.operators:
+        top = max(found.operators, key=lambda row: row.self_cpu_ns)
+        total = sum(row.self_cpu_ns for row in found.operators)
+        share = format_percent(top.self_cpu_ns / total) if total else "0 %"
+        return (
+            f"; operators on the CPU take {format_ms(total / 1e6)}, most of it {top.name} ({share} of the operators' "
+            "own time)"
+        )
+    if found.ranges:
+        return f"; {_count(len(found.ranges), 'range')}, the longest {found.ranges[0].name}"
+    return ""
 
 
 def _count(number: int, what: str, several: str = "") -> str:

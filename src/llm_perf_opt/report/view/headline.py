@@ -6,7 +6,7 @@ from typing import Literal
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.findings.facts import Known, PhaseFacts, Quantity, RunFacts, Unknown
-from llm_perf_opt.analysis.findings.finding import ANY_HINT, Finding, may_be_headline
+from llm_perf_opt.analysis.findings.finding import ANY_HINT, MIN_HEADLINE, Finding, may_be_headline
 from llm_perf_opt.analysis.findings.rules import RULE_BY_ID
 from llm_perf_opt.analysis.findings.waterfall import Waterfall
 from llm_perf_opt.analysis.hardware.roofline import mbu, mfu
@@ -118,11 +118,13 @@ def _facts(files: RunFiles, facts: RunFacts) -> tuple[tuple[str, str], ...]:
 
 
 def _capture_alone(files: RunFiles, facts: RunFacts) -> Found[CaptureAnalysis] | None:
-    """The capture of a run in which GPU work was recorded and nothing was timed undisturbed."""
+    """The capture of a run in which nothing was timed undisturbed and nothing predicted."""
     timed = any(isinstance(phase.wall, Known) for phase in facts.phases.values())
-    if timed or not isinstance(files.capture, Found) or not files.capture.content.gpu.kernel_count:
+    if timed or not isinstance(files.capture, Found) or not files.capture.content.sources:
         return None
-    return files.capture
+    found = files.capture.content
+    has_work = found.gpu.kernel_count or found.graphs.launches_traced_as_a_whole
+    return files.capture if has_work or isinstance(files.static, Unknown) else None
 
 
 def _tiles(files: RunFiles, facts: RunFacts) -> tuple[Tile, ...]:
@@ -254,7 +256,8 @@ def _verdict(
         times = ", ".join(f"{w.phase} {format_ms(w.wall.value)} {w.per}" for w in known if isinstance(w.wall, Known))
         return f"Measured: {times}; how far that is from the hardware's limit is not known.", "unknown"
     if capture is not None:
-        return captured_verdict(capture.content), "unknown"
+        told = [d.title for d in found if (d.share or 0.0) >= MIN_HEADLINE][:1]
+        return " ".join([captured_verdict(capture.content), *(f"{title}." for title in told)]), "unknown"
     texts = [text for text in (_bound_text(w) for w in waterfalls) if text is not None]
     if texts:
         return (
@@ -267,6 +270,9 @@ def _verdict(
 def _promise(finding: Finding, facts: RunFacts) -> str:
     rule = RULE_BY_ID.get(finding.rule)
     hint = finding.hint or (rule.hint if rule is not None else ANY_HINT)
+    if finding.is_one_time and finding.gain is not None:
+        shorter = format_factor(finding.gain)
+        return f"{finding.title}. It is paid once: without it the capture would be up to {shorter} shorter."
     return f"{finding.title}. {hint} could give up to {gain_text(finding, facts)}."
 
 

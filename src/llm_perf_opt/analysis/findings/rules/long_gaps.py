@@ -4,6 +4,7 @@ Each tells what the host did while the GPU had nothing to do, by the operator, f
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
@@ -43,6 +44,11 @@ ALLOCATING_REMEDY = (
 RANKS_REMEDY = (
     "the host waits for other ranks: balance what they do, start collectives as soon as their input is ready and wait "
     "for them late, and look at the slowest rank's capture first"
+)
+
+WAITING_REMEDY = (
+    "find out what it waits for: requests that do not come (then the capture is of an idle server, and only its busy "
+    "part tells something), a lock or another thread, another process, or a sleep in the program"
 )
 
 
@@ -108,6 +114,7 @@ def find_host_work_in(facts: CaptureFacts) -> list[Finding]:
         if reason.verdict in ("host_work", "allocation") and not _is_one_time(reason, facts)
     ]
     unknown = [reason for reason in facts.report.gaps.reasons if reason.verdict == "unknown"]
+    waiting = [reason for reason in facts.report.gaps.reasons if reason.verdict == "host_wait"]
     allocates = len(reasons) > 0 and reasons[0].verdict == "allocation"
     return [
         *_found(
@@ -116,6 +123,11 @@ def find_host_work_in(facts: CaptureFacts) -> list[Finding]:
             reasons,
             "Host work between launches keeps the GPU idle",
             ALLOCATING_REMEDY if allocates else None,
+        ),
+        # What the host waits for may be a request that nobody sent: nothing is promised.
+        *(
+            replace(found, gain=None, confidence="low")
+            for found in _found(HOST_WORK, facts, waiting, "The host itself waits while the GPU idles", WAITING_REMEDY)
         ),
         *_found(
             HOST_WORK,
