@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.core.stage import CommandRunner, Obstacle, Stage, StageContext
     from llm_perf_opt.errors import CommandFailed, ConfigError, ParseError, ProfilingError, StageSkipped, ToolError
     from llm_perf_opt.marks import mark_warmup, phase, request
+    from llm_perf_opt.pipeline.loaded_run import LoadedRun, RunTable, load_run
     from llm_perf_opt.workload.models.base import LoadedModel, ModelAdapter, Sample, StepOutput
 
 __version__ = "0.2.0"
@@ -33,6 +34,7 @@ __all__ = [
     "InferSection",
     "Link",
     "LoadedModel",
+    "LoadedRun",
     "Metric",
     "ModelAdapter",
     "ModelSection",
@@ -42,6 +44,7 @@ __all__ = [
     "Problem",
     "ProfilingError",
     "RunManifest",
+    "RunTable",
     "Sample",
     "Section",
     "SectionTable",
@@ -57,6 +60,7 @@ __all__ = [
     "Tool",
     "ToolError",
     "__version__",
+    "load_run",
     "mark_warmup",
     "phase",
     "read_manifest",
@@ -73,6 +77,7 @@ _HOMES = {
     "core.stage": ("CommandRunner", "Obstacle", "Stage", "StageContext"),
     "errors": ("CommandFailed", "ConfigError", "ParseError", "ProfilingError", "StageSkipped", "ToolError"),
     "marks": ("mark_warmup", "phase", "request"),
+    "pipeline.loaded_run": ("LoadedRun", "RunTable", "load_run"),
     "workload.models.base": ("LoadedModel", "ModelAdapter", "Sample", "StepOutput"),
 }
 

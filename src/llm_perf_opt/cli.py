@@ -19,6 +19,7 @@ llm-perf: where did the time of an LLM inference go, and what should change firs
   llm-perf compare BASE CANDIDATE     did it help? runs or captures; --gate for CI, --interleave for noisy machines
   llm-perf report RUN_DIR             render a run's reports again
   llm-perf runs [DIR]                 list, filter and sort runs; --html draws them over time
+  llm-perf export RUN_DIR --to WHERE  numbers for Prometheus, OpenMetrics, MLflow, Weights & Biases
   llm-perf sweep report DIR           one table and one page of all runs of a sweep
   llm-perf doctor [--json]            what this machine can do, and how to mend what it cannot
 
@@ -37,6 +38,7 @@ COMMANDS = {
     "report": "report",
     "runs": "runs",
     "sweep": "sweep",
+    "export": "export",
     "doctor": "doctor",
 }
 

@@ -1,0 +1,62 @@
+"""Numbers of a run as text that Prometheus reads: for the textfile collector, or as OpenMetrics.
+
+Units are the base units Prometheus asks for: seconds, bytes. A median comes with p10 and p90, told by the label `stat`.
+"""
+
+import re
+from collections.abc import Mapping
+
+from llm_perf_opt.core.records import Metric
+
+PREFIX = "llm_perf"
+# Unit in the manifest to the word in the name and the factor.
+UNITS = {
+    "ms": ("seconds", 1e-3),
+    "s": ("seconds", 1.0),
+    "bytes": ("bytes", 1.0),
+    "tokens/s": ("tokens_per_second", 1.0),
+}
+# The longest first.
+_ENDINGS = ("_tokens_per_s", "_per_s", "_bytes", "_ms", "_s")
+
+
+def render_openmetrics(numbers: Mapping[str, Metric], labels: Mapping[str, str], *, strict: bool) -> str:
+    """Every number as a gauge. `strict`: OpenMetrics, with units and an end; else what node_exporter collects."""
+    lines = []
+    for name, metric in sorted(numbers.items()):
+        if not isinstance(metric.value, int | float) or isinstance(metric.value, bool):
+            continue
+        word, factor = UNITS.get(metric.unit, ("", 1.0))
+        full = metric_name(name, word)
+        lines += [f"# HELP {full} {_help(metric.how)}", f"# TYPE {full} gauge"]
+        if strict and word:
+            lines.append(f"# UNIT {full} {word}")
+        values = {"median": metric.value} if metric.spread is not None else {"value": metric.value}
+        if metric.spread is not None:
+            values |= {"p10": metric.spread.p10, "p90": metric.spread.p90}
+        for stat, value in values.items():
+            lines.append(f"{full}{{{_labels({**labels, 'stat': stat})}}} {_number(value * factor)}")
+    return "\n".join([*lines, *(["# EOF"] if strict else [])]) + "\n"
+
+
+def metric_name(name: str, unit: str) -> str:
+    """`tpot_ms` in seconds becomes `llm_perf_tpot_seconds`."""
+    base = next((name.removesuffix(end) for end in _ENDINGS if unit and name.endswith(end)), name)
+    clean = re.sub(r"[^a-zA-Z0-9_]", "_", base)
+    return "_".join(part for part in (PREFIX, clean, unit) if part)
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+def _help(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    return f"{value:.9g}"

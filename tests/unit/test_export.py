@@ -1,0 +1,161 @@
+"""A run for others: tables for notebooks, text for Prometheus, and what MLflow and Weights & Biases are told."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import llm_perf_opt
+from llm_perf_opt.cli import main
+from llm_perf_opt.core.records import Metric, Spread
+from llm_perf_opt.errors import ManifestError, ToolError
+from llm_perf_opt.report.openmetrics import metric_name, render_openmetrics
+from tests.support.report_runs import capture, stage, write_run
+from tests.unit.test_compare_command import STEADY, run_of
+from tests.unit.test_many_runs import timed_run
+
+
+def test_a_run_is_loaded_as_tables(tmp_path: Path) -> None:
+    run = llm_perf_opt.load_run(run_of(tmp_path / "run", STEADY))
+    assert run.samples.columns["tpot_ms"] == list(STEADY)
+    assert run.samples.rows()[0] == {"sample_id": "a", "repeat": 0, "tpot_ms": 10.0, "ttft_ms": 50.0, "e2e_ms": 120.0}
+    [row] = run.metrics.rows()
+    assert (row["stage"], row["metric"], row["value"], row["unit"]) == (
+        "direct_inference",
+        "peak_memory_bytes",
+        1000,
+        "bytes",
+    )
+    assert (len(run.kernels), len(run.operators), len(run.ranges)) == (0, 0, 0)
+    with pytest.raises(ManifestError, match="not found"):
+        llm_perf_opt.load_run(str(tmp_path / "nowhere"))
+
+
+def test_kernels_of_a_capture_are_a_table(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_run(run, stage("nsys", run, {"analysis_json": ("analysis.json", capture(("gemm", 4, 400), ("add", 1, 10)))}))
+    kernels = llm_perf_opt.load_run(run).kernels
+    assert (list(kernels.columns["name"]), list(kernels.columns["total_ns"])) == (["gemm", "add"], [400, 10])
+
+
+def test_a_frame_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = llm_perf_opt.load_run(run_of(tmp_path / "run", STEADY)).samples
+    for name in ("pandas", "polars"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ToolError, match="pip install pandas"):
+        table.to_pandas()
+    with pytest.raises(ToolError, match="pip install polars"):
+        table.to_polars()
+
+
+def test_tables_become_frames_of_pandas(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    frame = llm_perf_opt.load_run(run_of(tmp_path / "run", STEADY)).samples.to_pandas()
+    assert frame["tpot_ms"].median() == 10.0
+
+
+def test_tables_become_frames_of_polars(tmp_path: Path) -> None:
+    pytest.importorskip("polars")
+    run = llm_perf_opt.load_run(run_of(tmp_path / "run", STEADY))
+    assert (run.samples.to_polars()["tpot_ms"].median(), run.metrics.to_polars().height) == (10.0, 1)
+
+
+NUMBERS = {
+    "tpot_ms": Metric(value=20.0, unit="ms", how="clean\npass", spread=Spread(p10=18.0, p90=22.0, n=9)),
+    "peak_memory_bytes": Metric(value=1000, unit="bytes", how="highest"),
+    "device_name": Metric(value="H200", unit="", how="torch"),
+}
+
+
+def test_numbers_are_gauges_in_base_units() -> None:
+    labels = {"run": 'a"b\\c\nd'}
+    lines = [
+        "# HELP llm_perf_peak_memory_bytes highest",
+        "# TYPE llm_perf_peak_memory_bytes gauge",
+        'llm_perf_peak_memory_bytes{run="a\\"b\\\\c\\nd",stat="value"} 1000',
+        "# HELP llm_perf_tpot_seconds clean\\npass",
+        "# TYPE llm_perf_tpot_seconds gauge",
+        'llm_perf_tpot_seconds{run="a\\"b\\\\c\\nd",stat="median"} 0.02',
+        'llm_perf_tpot_seconds{run="a\\"b\\\\c\\nd",stat="p10"} 0.018',
+        'llm_perf_tpot_seconds{run="a\\"b\\\\c\\nd",stat="p90"} 0.022',
+    ]
+    assert render_openmetrics(NUMBERS, labels, strict=False).splitlines() == lines
+    strict = render_openmetrics(NUMBERS, labels, strict=True).splitlines()
+    assert strict[-1] == "# EOF" and strict[2] == "# UNIT llm_perf_peak_memory_bytes bytes"
+
+
+def test_names_are_those_prometheus_allows() -> None:
+    assert metric_name("decode_tokens_per_s", "tokens_per_second") == "llm_perf_decode_tokens_per_second"
+    assert metric_name("my.stage/number", "") == "llm_perf_my_stage_number"
+
+
+def test_openmetrics_is_read_by_the_parser_of_prometheus() -> None:
+    parser = pytest.importorskip("prometheus_client.openmetrics.parser")
+    text = render_openmetrics(NUMBERS, {"run": 'a"b\\c\nd'}, strict=True)
+    found = {family.name: family for family in parser.text_string_to_metric_families(text)}
+    assert [(s.labels["stat"], s.value) for s in found["llm_perf_tpot_seconds"].samples] == [
+        ("median", 0.02), ("p10", 0.018), ("p90", 0.022),
+    ]  # fmt: skip
+
+
+def test_the_command_prints_or_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = timed_run(tmp_path / "run", 20.0)
+    assert main(["export", str(run), "--to", "prometheus"]) == 0
+    printed = capsys.readouterr().out
+    labels = 'run="run",model="llama3_1b",device="NVIDIA H200",commit="0123456789ab"'
+    assert f'llm_perf_tpot_seconds{{{labels},stat="median"}} 0.02' in printed
+    assert main(["export", str(run), "--to", "openmetrics", "-o", str(tmp_path / "a.prom")]) == 0
+    assert (tmp_path / "a.prom").read_text().endswith("# EOF\n")
+    assert [p.name for p in tmp_path.glob(".*")] == []
+    assert main(["export", str(run), "--to", "wandb", "-o", "x"]) == 2
+
+
+class Told:
+    """Takes the place of a package, and keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append((name, args[0] if args else kwargs))
+            return self._opened() if name in ("start_run", "init") else None
+
+        return call
+
+    @contextmanager
+    def _opened(self) -> Iterator["Told"]:
+        yield self
+
+
+@pytest.mark.parametrize("name", ["mlflow", "wandb"])
+def test_trackers_are_told_every_number(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told()
+    module = ModuleType(name)
+    module.__getattr__ = told.__getattr__  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, name, module)
+    run = timed_run(tmp_path / "run", 20.0)
+    (run / "report.html").write_text("page")
+    assert main(["export", str(run), "--to", name, "--project", "mine"]) == 0
+    numbers = {"tpot_ms": 20.0, "tpot_ms_p10": 18.0, "tpot_ms_p90": 22.0, "decode_tokens_per_s": 100.0}
+    words = [word for word, _ in told.calls]
+    if name == "mlflow":
+        assert words == ["set_experiment", "start_run", "set_tags", "log_params", "log_metrics", *["log_artifact"] * 2]
+        assert dict(told.calls)["log_params"] == {"model.name": "llama3_1b", "infer.batch": "1"}
+        assert dict(told.calls)["log_metrics"] == numbers
+    else:
+        assert words == ["init", "log", "save", "save"]
+        assert dict(told.calls)["log"] == numbers
+        assert dict(told.calls)["init"]["project"] == "mine"
+
+
+def test_a_tracker_that_is_not_installed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    assert main(["export", str(timed_run(tmp_path / "run", 20.0)), "--to", "mlflow"]) == 1
+    assert "pip install 'llm-perf-opt[mlflow]'" in capsys.readouterr().err
