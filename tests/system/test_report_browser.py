@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from llm_perf_opt.cli import main
 from llm_perf_opt.report.write import write_reports
 from tests.support.browser import Browser, chromium
 from tests.support.report_runs import HOSTILE, analyze_h200, hostile_run
+from tests.support.trace_builder import event, write_trace
 
 pytestmark = pytest.mark.browser
 FIRST = "#kernel-table tbody tr:first-child td:nth-child({})"
@@ -176,4 +178,23 @@ def test_a_kernel_called_script_does_nothing(one_browser: Browser, tmp_path: Pat
     assert one_browser.run("return document.title") != "owned"
     one_browser.click("#kernel-table tbody tr:first-child button")
     assert one_browser.text("#kernel-table tr.full code") == HOSTILE
+    assert one_browser.console() == []
+
+
+def test_a_bar_of_the_flame_graph_fills_the_width_when_clicked(one_browser: Browser, tmp_path: Path) -> None:
+    """`main` calls `load` for a third of its time and `step` for the rest."""
+    frames = [("a.py(1): main", "0.0", "90.0"), ("a.py(2): load", "0.0", "30.0"), ("a.py(3): step", "30.0", "60.0")]
+    trace = write_trace(tmp_path / "t.json", [event("python_function", *frame) for frame in frames])
+    assert main(["analyze", str(trace), "-o", str(tmp_path / "run")]) == 0
+    one_browser.open(tmp_path / "run" / "report.html")
+    shown = "return [...document.querySelectorAll('.flame button')].map(b => [b.hidden, b.style.left, b.style.width])"
+    assert one_browser.texts(".flame button") == ["main a.py(1)", "load a.py(2)", "step a.py(3)"]
+    whole = [[False, "0%", "100%"], [False, "66.6667%", "33.3333%"], [False, "0%", "66.6667%"]]
+    assert one_browser.run(shown) == whole
+    one_browser.click(".flame button:nth-child(2)")
+    zoomed = one_browser.run(shown)
+    assert [bar[0] for bar in zoomed] == [False, False, True]
+    assert zoomed[1][1:] == ["0%", "100%"]
+    one_browser.click(".flame-all")
+    assert [bar[0] for bar in one_browser.run(shown)] == [False, False, False]
     assert one_browser.console() == []

@@ -81,6 +81,19 @@ def test_a_copy_that_blocks_its_caller_waits_for_the_kernel_before_it(tmp_path: 
     assert (path.wait_return_ns, path.host_ns, path.launch_ns, path.shrink) == (3, 5, 5, "GPU")
 
 
+def test_a_long_copy_call_that_outlasts_its_copy_waited_for_it(tmp_path: Path) -> None:
+    """cudaMemcpyAsync to memory that is not pinned; a kernel of 200 µs runs before the copy."""
+    export = Export()
+    export.range("step", 0, 300_000)
+    export.call(0, 5_000, 1)
+    export.kernel("gemm", 5_000, 205_000, 1)
+    export.call(10_000, 230_000, 2, name="cudaMemcpyAsync")
+    export.copy(205_000, 225_000, 2)
+    (path,) = _read(export, tmp_path)
+    assert (path.computation_ns, path.copy_ns, path.wait_return_ns) == (200_000, 20_000, 5_000)
+    assert (path.launch_ns, path.host_ns, path.shrink) == (5_000, 70_000, "GPU")
+
+
 def test_the_parts_of_every_path_of_a_published_trace_add_up() -> None:
     folder = shared_fixtures()
     path = None if folder is None else folder / "wild" / "deepseek_train_overlap.json.gz"

@@ -14,15 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from llm_perf_opt.analysis.kernels.names import short_kernel_name
-from llm_perf_opt.analysis.timeline.intervals import Intervals, Ints, union
+from llm_perf_opt.analysis.timeline.intervals import Flags, Intervals, Ints, union
 from llm_perf_opt.analysis.timeline.rows import RangeRow
 from llm_perf_opt.analysis.timeline.tables import communication_kernels
-from llm_perf_opt.analysis.timeline.timeline import Timeline, join
+from llm_perf_opt.analysis.timeline.timeline import Activities, Timeline, join
 
 RANGES = 10
 # A range with more work than this is not walked: it would take seconds.
 MOST_WORK = 100_000
 KERNELS_NAMED = 3
+BLOCKING_NS = 50_000
 HOST, LAUNCH, DELAY, WAIT, COMPUTE, COMMUNICATION, COPY, BETWEEN = range(8)
 
 
@@ -32,8 +33,8 @@ class CriticalPath:
 
     On the host: its own work, launch calls, and returning from waits. Between host and GPU: the delay from the return
     of a launch to the start. On the GPU: computation, communication, copies, and the time between one and the next.
-    `gpu_idle_ns` is when no kernel ran, on the path or not. `shrink` names what could save most: host, launch, GPU,
-    communication or copies.
+    `gpu_idle_ns` is when no kernel ran, on the path or not. `shrink` names what could save most: host, launch, start
+    delay, GPU, communication or copies.
     """
 
     range_name: str
@@ -55,12 +56,15 @@ def critical_paths(timelines: Sequence[Timeline], rows: Sequence[RangeRow]) -> t
     """Of the ranges with GPU work that take most time."""
     wanted = [row for row in rows if row.kernel_count and row.typical.kernel_count <= MOST_WORK][:RANGES]
     found = []
+    captures: dict[int, _Capture] = {}
     for row in wanted:
         timeline = timelines[row.typical.source]
         start_ns, end_ns = row.typical.start_ns, row.typical.start_ns + row.typical.wall_ns
         at = np.flatnonzero((timeline.ranges.start_ns == start_ns) & (timeline.ranges.end_ns == end_ns))
         if len(at):
-            walk = _Walk(timeline, int(timeline.ranges.thread[at[0]]), start_ns, end_ns)
+            if row.typical.source not in captures:
+                captures[row.typical.source] = _capture(timeline)
+            walk = _Walk(captures[row.typical.source], int(timeline.ranges.thread[at[0]]), start_ns, end_ns)
             found.append(_path(row.name, walk))
     return tuple(found)
 
@@ -70,7 +74,8 @@ def _path(name: str, walk: "_Walk") -> CriticalPath:
     idle = walk.idle_ns()
     groups = {
         "host": min(part[HOST] + part[WAIT], idle),
-        "launch": min(part[LAUNCH] + part[DELAY], idle),
+        "launch": min(part[LAUNCH], idle),
+        "start delay": min(part[DELAY], idle),
         "GPU": part[COMPUTE] + part[BETWEEN],
         "communication": part[COMMUNICATION],
         "copies": part[COPY],
@@ -92,31 +97,51 @@ def _path(name: str, walk: "_Walk") -> CriticalPath:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Capture:
+    """A timeline with its GPU work in one table, the kind of each piece, and the calls that wait.
+
+    A long launch call that returns after its own work has ended waited for it: a copy to memory that is not pinned.
+    """
+
+    timeline: Timeline
+    work: Activities
+    kind: Ints
+    waits: Flags
+
+
+def _capture(timeline: Timeline) -> _Capture:
+    work, calls = join([timeline.kernels, timeline.graphs, timeline.copies]), timeline.calls
+    known = np.flatnonzero(work.call >= 0)
+    call = work.call[known]
+    waits = calls.waits.copy()
+    waits[call[(calls.end_ns - calls.start_ns >= BLOCKING_NS)[call] & (work.end_ns[known] <= calls.end_ns[call])]] = (
+        True
+    )
+    kind = (
+        np.where(communication_kernels(timeline), COMMUNICATION, COMPUTE),
+        np.full(len(timeline.graphs), COMPUTE),
+        np.full(len(timeline.copies), COPY),
+    )
+    return _Capture(timeline=timeline, work=work, kind=np.concatenate(kind), waits=waits)
+
+
 class _Walk:
     """The work and calls around one window, in the order the walk needs them."""
 
-    def __init__(self, timeline: Timeline, thread: int, start_ns: int, end_ns: int) -> None:
+    def __init__(self, capture: _Capture, thread: int, start_ns: int, end_ns: int) -> None:
         self.start_ns = start_ns
         self._host_end_ns = end_ns
-        self._timeline, self._thread = timeline, thread
-        process = timeline.thread_process[thread]
-        work = join([timeline.kernels, timeline.graphs, timeline.copies])
-        kind = np.concatenate(
-            (
-                np.where(communication_kernels(timeline), COMMUNICATION, COMPUTE),
-                np.full(len(timeline.graphs), COMPUTE),
-                np.full(len(timeline.copies), COPY),
-            )
-        )
-        calls = timeline.calls
-        known = (work.call >= 0) & (work.process == process)
+        self._timeline, self._thread, self._calls_wait = capture.timeline, thread, capture.waits
+        work, calls = capture.work, capture.timeline.calls
+        mine = work.process == capture.timeline.thread_process[thread]
         called_ns = calls.start_ns[np.maximum(work.call, 0)] if len(calls) else np.zeros(len(work), np.int64)
-        launched = known & (called_ns >= start_ns) & (called_ns < end_ns)
+        launched = mine & (work.call >= 0) & (called_ns >= start_ns) & (called_ns < end_ns)
         self.end_ns = max(end_ns, int(work.end_ns[launched].max(initial=end_ns)))
-        pick = np.flatnonzero((work.end_ns > start_ns) & (work.start_ns < self.end_ns) & (work.process == process))
+        pick = np.flatnonzero(mine & (work.end_ns > start_ns) & (work.start_ns < self.end_ns))
         pick = pick[np.argsort(work.end_ns[pick], kind="stable")]
         self._start, self._end = work.start_ns[pick], work.end_ns[pick]
-        self._call, self._kind, self._name = work.call[pick], kind[pick], work.name[pick]
+        self._call, self._kind, self._name = work.call[pick], capture.kind[pick], work.name[pick]
         self._launches: dict[int, Intervals] = {}
         self._waits: dict[int, tuple[Ints, Ints]] = {}
         self._part = [0] * 8
@@ -189,7 +214,7 @@ class _Walk:
         call = int(self._call[work])
         calls = self._timeline.calls
         # A call that waits for its own work can start it as soon as it is made.
-        ready = int((calls.start_ns if calls.waits[call] else calls.end_ns)[call]) if call >= 0 else self.start_ns
+        ready = int((calls.start_ns if self._calls_wait[call] else calls.end_ns)[call]) if call >= 0 else self.start_ns
         before = int(np.searchsorted(self._end, at, side="right")) - 1
         while before >= 0 and (before == work or self._start[before] >= begin):
             before -= 1
@@ -204,7 +229,7 @@ class _Walk:
     def _launches_of(self, thread: int) -> Intervals:
         if thread not in self._launches:
             calls = self._timeline.calls
-            mine = np.flatnonzero((calls.thread == thread) & calls.launches & ~calls.waits)
+            mine = np.flatnonzero((calls.thread == thread) & calls.launches & ~self._calls_wait)
             self._launches[thread] = union(calls.start_ns[mine], calls.end_ns[mine])
         return self._launches[thread]
 
@@ -212,7 +237,7 @@ class _Walk:
         """Starts and ends of the waits of a thread, by end."""
         if thread not in self._waits:
             calls = self._timeline.calls
-            mine = np.flatnonzero((calls.thread == thread) & calls.waits & (calls.end_ns > self.start_ns))
+            mine = np.flatnonzero((calls.thread == thread) & self._calls_wait & (calls.end_ns > self.start_ns))
             mine = mine[np.argsort(calls.end_ns[mine], kind="stable")]
             self._waits[thread] = (calls.start_ns[mine], calls.end_ns[mine])
         return self._waits[thread]
