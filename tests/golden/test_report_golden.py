@@ -17,6 +17,9 @@ from llm_perf_opt.report.view.report import ReportView, build_view
 from scripts.schemas import FOLDER
 from tests.support.report_runs import analyze_h200
 
+# One worker makes the report these tests look at.
+pytestmark = pytest.mark.xdist_group("report_golden")
+
 GOLDEN = Path(__file__).parent / "h200"
 PAGES = ("report.md", "kernels.md", "stakeholder_summary.md")
 

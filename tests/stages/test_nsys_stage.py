@@ -224,7 +224,8 @@ def test_files_of_an_earlier_attempt_do_not_stand_beside_new_ones(tmp_path: Path
         (ctx.out_dir / name).write_text("old")
     with pytest.raises(ToolError):
         STAGE.run(NsysConfig(enable=True, timeout_s=20.0), ctx)
-    assert sorted(p.name for p in ctx.out_dir.iterdir()) == ["cmd.txt", "log.txt", "mine.md"]
+    left = {p.name for p in ctx.out_dir.iterdir()}
+    assert left == {"clean.cmd.txt", "clean.log", "cmd.txt", "log.txt", "mine.md"}
 
 
 def test_a_flag_nsys_refuses_is_named(tmp_path: Path) -> None:
@@ -238,8 +239,9 @@ def test_a_flag_nsys_refuses_is_named(tmp_path: Path) -> None:
     ("words", "problem"),
     [
         (("echo",), "nsys would run 'echo' instead of the workload"),
-        (("--duration=3", "echo"), "nsys would run 'echo' instead of the workload"),
-        (("--duration", "3"), None),
+        (("--backtrace=none", "echo"), "nsys would run 'echo' instead of the workload"),
+        (("--backtrace", "none"), None),
+        (("--duration=3",), "--duration is set by the stage itself"),
         (("--wait=primary",), None),
         (("--export=json",), "its file would hold environments and is not kept"),
         (("--export=none",), None),

@@ -68,6 +68,7 @@ def verdicts(factor: float, *, interleaved: bool) -> Counter[str]:
     return found
 
 
+@pytest.mark.slow
 def test_interleaved_pairs_find_a_slowdown_of_five_percent_and_raise_few_false_alarms() -> None:
     same, slower = verdicts(1.0, interleaved=True), verdicts(1.05, interleaved=True)
     assert same["worse"] + same["better"] <= 5
@@ -260,6 +261,7 @@ def _counted(path: Path) -> dict[str, tuple[int, float]]:
     return found
 
 
+@pytest.mark.slow
 def test_two_real_traces_differ_by_what_an_independent_count_finds() -> None:
     shared = shared_fixtures() or Path("/work/shared/fixtures")
     paths = [shared / "wild" / f"hta_diff_{name}.json.gz" for name in ("control", "test")]

@@ -241,6 +241,7 @@ def test_the_key_of_every_number_format_is_known_whatever_the_entry(entry: str) 
     assert (plain.peak_tflops, plain.achieved_tflops) == (expected, {})
 
 
+@pytest.mark.slow
 def test_the_command_of_the_documentation_takes_peaks_as_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -104,6 +104,7 @@ def test_causal_lm_without_a_path_says_which_key_to_set() -> None:
         adapter_of(config).geometry(config.model)
 
 
+@pytest.mark.slow
 def test_the_geometry_is_read_without_torch_and_importing_adapters_does_not_import_it() -> None:
     script = (
         "import sys\n"

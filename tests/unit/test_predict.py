@@ -173,6 +173,7 @@ def test_an_unknown_model_type_in_a_folder_is_named(capsys: pytest.CaptureFixtur
     )
 
 
+@pytest.mark.slow
 def test_predicting_imports_neither_torch_nor_numpy(tmp_path: Path) -> None:
     code = (
         "import sys; from llm_perf_opt.cli import main; rc = main(sys.argv[1:]); "

@@ -13,6 +13,9 @@ from llm_perf_opt.report.html import json_for_script
 from llm_perf_opt.report.view.timeline import pack
 from tests.support.report_runs import analyze_h200
 
+# One worker makes the report these tests look at.
+pytestmark = pytest.mark.xdist_group("report_html")
+
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:

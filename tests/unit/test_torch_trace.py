@@ -427,12 +427,14 @@ def _columns(found: TorchTrace) -> list[object]:
     return [found.events, line.names, line.devices, line.notes, values]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 3])
 def test_several_processes_read_what_one_reads(processes: int) -> None:
     alone = read_torch_trace(H200, processes=1)
     assert _columns(read_torch_trace(H200, processes=processes)) == _columns(alone)
 
 
+@pytest.mark.slow
 def test_several_processes_read_the_same_shapes_and_calls() -> None:
     alone = read_torch_trace(H200, processes=1, detailed=True).detail
     found = read_torch_trace(H200, processes=2, detailed=True).detail

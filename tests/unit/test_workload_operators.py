@@ -157,6 +157,7 @@ def test_the_operator_table_equals_torchs_own(tmp_path: Path, by_shape: bool) ->
     assert ours == theirs
 
 
+@pytest.mark.slow
 def test_hooks_attribute_a_forward_to_its_modules_and_leave_nothing_behind(tmp_path: Path) -> None:
     loaded = TOKENS.load(None, None, device="cpu", seed=0)
     inputs = loaded.prepare(Sample(sample_id="s", token_ids=(1, 2, 3)))
@@ -234,6 +235,7 @@ def test_the_stage_and_analyze_agree_on_the_operators_of_a_trace() -> None:
     assert analyzed == {name: values for name, values in stage.items() if "::" in name}
 
 
+@pytest.mark.slow
 def test_an_operator_that_only_calls_itself_is_one_call_as_in_torch(tmp_path: Path) -> None:
     model = small_model()
     with profile(activities=[ProfilerActivity.CPU], acc_events=True) as prof:
