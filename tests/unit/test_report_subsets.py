@@ -71,7 +71,7 @@ def test_a_static_analysis_alone_gives_bounds_and_no_speed(tmp_path: Path, capsy
     view = look(run)
     assert view.headline.verdict == (
         "Nothing was measured. By the model and the hardware alone, no faster than "
-        "prefill 2.518 ms per prompt, decode 0.589 ms per token."
+        "prefill 2.518 ms per prompt, decode 0.555 ms per token."
     )
     keys = [(row.key, row.missing is None) for row in view.waterfalls[1].rows]
     assert keys == [("datasheet", True), ("achievable", True), ("kernels", False), ("idle", False), ("wall", False)]

@@ -53,13 +53,19 @@ class Bound:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What an eager run is expected to take: a middle and a band. `launch_ms` is the host's share."""
+    """What a run is expected to take: a middle and a band. `launch_ms` is the host's share.
+
+    `gpu_ms` is the device's busy time where the estimate tells it apart; `label`: from rates measured on this device,
+    or transferred from another.
+    """
 
     low_ms: float
     mid_ms: float
     high_ms: float
     launch_ms: float
     limit: Limit
+    gpu_ms: float | None = None
+    label: str = "measured"
 
 
 def datasheet_ceilings(hardware: HardwareSection) -> Ceilings | None:

@@ -18,7 +18,13 @@ from llm_perf_opt.analysis.static.forms import MLA_MODES, MlaMode, expected_expe
 from llm_perf_opt.analysis.static.memory import Fit, MemoryNeed, memory_fit, memory_need
 from llm_perf_opt.analysis.static.operator_count import Count
 from llm_perf_opt.analysis.static.parts import LatentAttention, Model, Moe
-from llm_perf_opt.analysis.static.prediction import Operators, PhasePrediction, estimate_operators, predict_phase
+from llm_perf_opt.analysis.static.prediction import (
+    Estimator,
+    Operators,
+    PhasePrediction,
+    estimate_operators,
+    predict_phase,
+)
 from llm_perf_opt.config.schema import HardwareSection
 from llm_perf_opt.core.names import DECODE, PREFILL
 
@@ -57,8 +63,15 @@ def analyse(
     capacity_bytes: float | None = None,
     counts: Mapping[str, Count] | None = None,
     mla_mode: MlaMode = DEFAULT_MLA_MODE,
+    estimator: Estimator | None = None,
+    chunk: int | None = None,
+    devices: int = 1,
 ) -> Analysis:
-    """`capacity_bytes` is the device's own figure where it could be asked; else the data sheet's."""
+    """`capacity_bytes` is the device's own figure where it could be asked; else the data sheet's.
+
+    `estimator` is a way of running that is asked about; `chunk`: prompts go in pieces of so many tokens; `devices`
+    share the work of a forward.
+    """
     phases = _phases(model, shape, dtypes, mla_mode)
     counted = counts or {}
     return Analysis(
@@ -73,7 +86,8 @@ def analyse(
         kv_bytes_per_token=kv_bytes_per_token(model, dtypes, mla_mode),
         phases=phases,
         predictions={
-            phase: _predict(phase, found, model, shape, dtypes, hardware, counted) for phase, found in phases.items()
+            phase: _predict(phase, found, model, shape, dtypes, hardware, counted, estimator, devices)
+            for phase, found in phases.items()
         },
         counts=counted,
         entries=double_entry(model, {phase: (phases[phase], count) for phase, count in counted.items()}, dtypes),
@@ -85,8 +99,9 @@ def analyse(
             dtypes=dtypes,
             mla_mode=mla_mode,
             views=shape.views,
+            chunk=chunk,
         ),
-        fit=_fit(model, shape, dtypes, hardware, capacity_bytes, mla_mode),
+        fit=_fit(model, shape, dtypes, hardware, capacity_bytes, mla_mode, chunk),
         latent_modes=_latent_modes(model, shape, dtypes),
         experts=_experts(model, shape),
     )
@@ -108,6 +123,8 @@ def _predict(
     dtypes: Dtypes,
     hardware: HardwareSection | None,
     counts: Mapping[str, Count],
+    estimator: Estimator | None,
+    devices: int,
 ) -> PhasePrediction:
     if name in counts:
         total = counts[name].total
@@ -122,6 +139,8 @@ def _predict(
         hardware=hardware,
         operators=operators,
         ways=_ways(name, model, shape, dtypes),
+        estimator=estimator,
+        devices=devices,
     )
 
 
@@ -143,6 +162,7 @@ def _fit(
     hardware: HardwareSection | None,
     capacity_bytes: float | None,
     mla_mode: MlaMode,
+    chunk: int | None,
 ) -> Fit | None:
     if capacity_bytes is None and hardware is not None and hardware.memory_gb is not None:
         capacity_bytes = hardware.memory_gb * 1e9
@@ -157,6 +177,7 @@ def _fit(
         dtypes=dtypes,
         mla_mode=mla_mode,
         views=shape.views,
+        chunk=chunk,
     )
 
 

@@ -92,6 +92,11 @@ def decode_phase(
     return Phase(step=step, groups=_decoder_work(model.decoder, step, dtypes, mla_mode))
 
 
+def forward_phase(model: Model, step: Step, dtypes: Dtypes, mla_mode: MlaMode = DEFAULT_MLA_MODE) -> Phase:
+    """Any forward of text: a piece of a prompt behind what the cache holds, or a token for each sequence."""
+    return Phase(step=step, groups=_decoder_work(model.decoder, step, dtypes, mla_mode))
+
+
 def kv_bytes_per_token(model: Model, dtypes: Dtypes, mla_mode: MlaMode = DEFAULT_MLA_MODE) -> float:
     """What one more token adds to the cache of one sequence, before any sliding window is full."""
     blocks = model.decoder.blocks

@@ -53,10 +53,14 @@ class StaticWorkload:
 
 @dataclass(frozen=True, kw_only=True)
 class StaticParameters:
-    """`activated`: those one token uses, None where that is not known; `groups`: all, by part of the model."""
+    """`activated`: those one token uses, None where that is not known; `groups`: all, by part of the model.
+
+    `activated_inside` leaves embedding and output matrix out.
+    """
 
     total: int
     activated: int | None
+    activated_inside: int | None = None
     groups: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -137,12 +141,17 @@ class PhaseBound:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseEstimate:
-    """What an eager run is expected to take, in ms."""
+    """What a run is expected to take, in ms; `gpu` is the device's busy time where it is told apart.
+
+    `label`: from rates measured on the device, or transferred from another.
+    """
 
     low: float | None
     mid: float | None
     high: float | None
     reason: str | None = None
+    gpu: float | None = None
+    label: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +192,24 @@ class StaticPhase:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServingForecast:
+    """Requests under a way of running: ms of a request, tokens per second of all replicas, cost of a million tokens."""
+
+    engine: str
+    tp: int
+    pp: int
+    ep: int
+    dp: int
+    output_tokens: int | None = None
+    concurrency: int | None = None
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    request_ms: float | None = None
+    output_tokens_per_s: float | None = None
+    cost_per_million_tokens: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class StaticDocument:
     """`static.json`: the static analysis of one model at one shape on one device.
 
@@ -201,6 +228,7 @@ class StaticDocument:
     latent_attention: LatentModes | None = None
     experts: Mapping[str, float] | None = None
     memory: StaticMemory
+    serving: ServingForecast | None = None
     phases: Mapping[str, StaticPhase]
     double_entry: tuple[Entry, ...] = ()
     notes: tuple[str, ...] = ()
@@ -228,6 +256,7 @@ def build_document(analysis: Analysis, *, notes: tuple[str, ...] = ()) -> Static
         parameters=StaticParameters(
             total=analysis.parameters.total,
             activated=analysis.parameters.activated,
+            activated_inside=analysis.parameters.activated_inside,
             groups=dict(analysis.parameters.groups),
         ),
         kv_bytes_per_token=analysis.kv_bytes_per_token,
@@ -367,7 +396,7 @@ def _estimate(prediction: PhasePrediction) -> PhaseEstimate:
     found = prediction.estimate
     if found is None:
         return PhaseEstimate(low=None, mid=None, high=None, reason=prediction.achievable_reason)
-    return PhaseEstimate(low=found.low_ms, mid=found.mid_ms, high=found.high_ms)
+    return PhaseEstimate(low=found.low_ms, mid=found.mid_ms, high=found.high_ms, gpu=found.gpu_ms, label=found.label)
 
 
 def _rates(prediction: PhasePrediction) -> TokenRates:

@@ -5,8 +5,8 @@ transformers' plain modules (a norm in half precision is eight operators: two ca
 two products). The operator count replaces this estimate where it was run.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from llm_perf_opt.analysis.hardware.hardware import CPU
 from llm_perf_opt.analysis.hardware.roofline import (
@@ -22,7 +22,7 @@ from llm_perf_opt.analysis.hardware.roofline import (
     limit_of,
     missing_ceiling,
 )
-from llm_perf_opt.analysis.hardware.work import Dtypes
+from llm_perf_opt.analysis.hardware.work import Dtypes, Step
 from llm_perf_opt.analysis.static.closed_form import Phase
 from llm_perf_opt.analysis.static.parts import (
     DenseMlp,
@@ -93,6 +93,10 @@ class Operators:
     how: str
 
 
+# What a forward takes under a way of running; None: not known.
+Estimator = Callable[[Step], Estimate | None]
+
+
 @dataclass(frozen=True, kw_only=True)
 class PhasePrediction:
     """None wherever a ceiling is not known, with the reason beside it.
@@ -124,29 +128,55 @@ def predict_phase(
     hardware: HardwareSection | None,
     operators: Operators,
     ways: Mapping[str, Phase] | None = None,
+    estimator: Estimator | None = None,
+    devices: int = 1,
 ) -> PhasePrediction:
     """`tokens` is what the phase yields: the prompt's tokens, or one per sequence.
 
     `ways` are the same phase with latent attention run in other ways: no run can be faster than the fastest of them.
+    `estimator` says what a forward takes; without one the estimate is the roofline's own. `devices` share the work of a
+    forward, and with it the bound.
     """
-    sheets, why_no_sheet = _bounds(ways or {"": phase}, dtypes, hardware, "datasheet")
-    reaches, why_no_reach = _bounds(ways or {"": phase}, dtypes, hardware, "achievable")
+    sheets, why_no_sheet = _bounds(ways or {"": phase}, dtypes, hardware, "datasheet", devices)
+    reaches, why_no_reach = _bounds(ways or {"": phase}, dtypes, hardware, "achievable", devices)
     sheet, reach = _lowest(sheets), _lowest(reaches)
     launch_us = hardware.launch_us if hardware is not None else None
     launch_ms = operators.count * launch_band(launch_us)[1] / 1e3
     known = reach or sheet
+    if estimator is not None:
+        expected = estimator(phase.step)
+    else:
+        expected = _estimate(phase, dtypes, hardware, operators) if reach else None
     return PhasePrediction(
         tokens=tokens,
         datasheet=sheet,
         datasheet_reason=why_no_sheet,
         achievable=reach,
         achievable_reason=why_no_reach,
-        estimate=_estimate(phase, dtypes, hardware, operators) if reach else None,
-        launch_ms=launch_ms,
-        limit=limit_of(known, launch_ms) if known else None,
+        estimate=_not_below(expected, sheet),
+        launch_ms=launch_ms if expected is None or estimator is None else expected.launch_ms,
+        limit=_limit(known, launch_ms, expected if estimator is not None else None),
         operators=operators,
         modes=(sheets or reaches) if ways else {},
     )
+
+
+def _not_below(found: Estimate | None, sheet: Bound | None) -> Estimate | None:
+    """An estimate below what no run can beat is the bound itself, whatever was measured or given."""
+    if found is None or sheet is None:
+        return found
+    return replace(
+        found,
+        low_ms=max(found.low_ms, sheet.ms),
+        mid_ms=max(found.mid_ms, sheet.ms),
+        high_ms=max(found.high_ms, sheet.ms),
+    )
+
+
+def _limit(known: Bound | None, launch_ms: float, expected: Estimate | None) -> Limit | None:
+    if expected is not None:
+        return expected.limit
+    return limit_of(known, launch_ms) if known else None
 
 
 def ceilings_of(hardware: HardwareSection, kind: str) -> Ceilings | None:
@@ -154,7 +184,7 @@ def ceilings_of(hardware: HardwareSection, kind: str) -> Ceilings | None:
 
 
 def _bounds(
-    ways: Mapping[str, Phase], dtypes: Dtypes, hardware: HardwareSection | None, kind: str
+    ways: Mapping[str, Phase], dtypes: Dtypes, hardware: HardwareSection | None, kind: str, devices: int
 ) -> tuple[dict[str, Bound], str | None]:
     if hardware is None:
         return {}, "the hardware is not known"
@@ -162,7 +192,10 @@ def _bounds(
     reason = missing_ceiling(hardware, ceilings, dtypes, kind)
     if ceilings is None or reason is not None:
         return {}, reason
-    return {way: bound(phase.total, dtypes, ceilings) for way, phase in ways.items()}, None
+    whole = {way: bound(phase.total, dtypes, ceilings) for way, phase in ways.items()}
+    return {
+        way: Bound(compute_ms=one.compute_ms / devices, memory_ms=one.memory_ms / devices) for way, one in whole.items()
+    }, None
 
 
 def _lowest(bounds: Mapping[str, Bound]) -> Bound | None:

@@ -1,4 +1,5 @@
-"""`llm-perf predict`: what hardware allows for a model, from its configuration alone.
+"""`llm-perf predict`: what hardware allows for a model and what to expect, from its configuration alone.
 
-`cli` reads the request, composes and computes; `table` prints it.
+`request` reads the command line, `source` finds a model's config.json, `machine` this machine's device; `cli` composes
+and computes rows. `row` has their columns, `table` prints them, `files` writes CSV and a picture.
 """

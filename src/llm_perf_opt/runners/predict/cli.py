@@ -1,20 +1,18 @@
-"""`llm-perf predict`: what hardware allows for a model, from its configuration alone. Never imports torch.
+"""`llm-perf predict`: what hardware allows for a model, from its configuration alone. Never imports torch."""
 
-`llm-perf predict`'s command line: comma lists to sweep over, keys of its own, and the rest for Hydra.
-"""
-
-import difflib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from llm_perf_opt.analysis.hardware.calibrate import cache_dir, cpu_driver, read_calibration
+from llm_perf_opt.analysis.estimate.forecast import Forecast, Load, Setting, forecast, step_estimate
+from llm_perf_opt.analysis.families.wrapped import is_wrapped
+from llm_perf_opt.analysis.hardware.calibrate import cache_dir, read_calibration
 from llm_perf_opt.analysis.hardware.hardware import (
     AUTO,
     CPU,
@@ -26,165 +24,59 @@ from llm_perf_opt.analysis.hardware.hardware import (
     resolve_hardware,
     with_calibration,
 )
-from llm_perf_opt.analysis.hardware.work import BYTES, Dtypes, Shape, short_dtype
+from llm_perf_opt.analysis.hardware.work import Dtypes, Shape, short_dtype
 from llm_perf_opt.analysis.static.analysis import Analysis, analyse
 from llm_perf_opt.analysis.static.closed_form import DEFAULT_MLA_MODE
 from llm_perf_opt.analysis.static.config_json import NotInClosedForm, read_config_json
-from llm_perf_opt.analysis.static.document import PredictionsDocument, build_document
-from llm_perf_opt.analysis.static.forms import MLA_MODES, MlaMode
+from llm_perf_opt.analysis.static.document import (
+    PredictionsDocument,
+    ServingForecast,
+    StaticDocument,
+    build_document,
+)
+from llm_perf_opt.analysis.static.parts import Model
 from llm_perf_opt.analysis.static.quantised import Quantised, read_quantised, run_dtypes
-from llm_perf_opt.config.load import load_config, nearest_key
+from llm_perf_opt.config.load import load_config
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import AppConfig, HardwareSection
 from llm_perf_opt.core.manifest import plain
 from llm_perf_opt.errors import EXIT_OK, ConfigError, ParseError
 from llm_perf_opt.profiling.static_child import shape_from_config
-from llm_perf_opt.profiling.vendor.tools import probe_gpus
+from llm_perf_opt.runners.predict.files import write_csv, write_plot
+from llm_perf_opt.runners.predict.machine import this_cpu, this_device
+from llm_perf_opt.runners.predict.request import Case, Request, parse_request
+from llm_perf_opt.runners.predict.row import Row, sorted_rows
+from llm_perf_opt.runners.predict.source import fetch_config, find_config
 from llm_perf_opt.runners.predict.table import render_table
 from llm_perf_opt.workload.dataset import PAGES
-from llm_perf_opt.workload.device import CPUINFO, cpu_name
 from llm_perf_opt.workload.models.base import ModelAdapter
 from llm_perf_opt.workload.models.registry import choose_dtype, load_adapter
 
-SWEPT = ("workload.prompt", "workload.batch", "workload.context")
-CHOICES = {
-    "workload.weight_dtype": tuple(BYTES),
-    "workload.kv_dtype": tuple(BYTES),
-    "workload.activation_dtype": tuple(BYTES),
-    "workload.mla_mode": MLA_MODES,
-}
-SECTIONS = ("model", "hardware", "workload", "infer", "dataset", "run")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What was asked for. Empty lists of models, prompts or contexts mean the configuration's own."""
-
-    models: tuple[str, ...]
-    path: Path | None
-    hardware: tuple[str, ...]
-    prompts: tuple[int, ...]
-    batches: tuple[int, ...]
-    contexts: tuple[int, ...]
-    weight_dtype: str | None
-    kv_dtype: str | None
-    activation_dtype: str | None
-    mla_mode: MlaMode
-    overrides: tuple[str, ...]
-    wants_json: bool
-
-    @property
-    def hardware_overrides(self) -> tuple[str, ...]:
-        return tuple(o for o in self.overrides if o.lstrip("+").startswith("hardware."))
-
-
-def parse_request(argv: Sequence[str], *, conf: Path) -> Request:
-    """Every problem of the command line at once."""
-    problems: list[str] = []
-    given = _split(argv, problems)
-    models = _names("model", given, conf / "model", problems)
-    hardware = _names("hardware", given, conf / "hardware", problems) or ("auto",)
-    numbers = {key: _numbers(key, given.get(key), problems) for key in SWEPT}
-    for key, allowed in CHOICES.items():
-        if key in given and given[key] not in allowed:
-            problems.append(f"{key}: not one of the choices (got {given[key]!r}), allowed: {', '.join(allowed)}")
-    known = {"model", "hardware", *SWEPT, *CHOICES}
-    rest = {key: value for key, value in given.items() if key not in known}
-    problems += _unknown_keys(rest)
-    if problems:
-        raise ConfigError(problems)
-    modes: dict[str, MlaMode] = {mode: mode for mode in MLA_MODES}
-    return Request(
-        models=models,
-        path=Path(given["model.path"]).expanduser() if "model.path" in given else None,
-        hardware=hardware,
-        prompts=numbers["workload.prompt"],
-        batches=numbers["workload.batch"],
-        contexts=numbers["workload.context"],
-        weight_dtype=given.get("workload.weight_dtype"),
-        kv_dtype=given.get("workload.kv_dtype"),
-        activation_dtype=given.get("workload.activation_dtype"),
-        mla_mode=modes[given.get("workload.mla_mode", DEFAULT_MLA_MODE)],
-        overrides=tuple(f"{key}={value}" for key, value in rest.items()),
-        wants_json="--json" in argv,
-    )
-
-
-def nearest_name(wanted: str, names: Sequence[str]) -> str | None:
-    match = difflib.get_close_matches(wanted, names, n=1, cutoff=0.4)
-    return match[0] if match else None
-
-
-def _split(argv: Sequence[str], problems: list[str]) -> dict[str, str]:
-    given: dict[str, str] = {}
-    for arg in argv:
-        if arg == "--json":
-            continue
-        key, sign, value = arg.partition("=")
-        if not sign or arg.startswith("-"):
-            problems.append(f"{arg}: not an override, allowed: key=value or --json")
-            continue
-        given[key] = value
-    return given
-
-
-def _names(key: str, given: dict[str, str], folder: Path, problems: list[str]) -> tuple[str, ...]:
-    """The presets a comma list names, each checked against the files there are."""
-    if key not in given:
-        return ()
-    allowed = sorted(path.stem for path in folder.glob("*.yaml"))
-    names = tuple(name.strip() for name in given[key].strip("[]").split(",") if name.strip())
-    if not names:
-        problems.append(f"{key}: empty, allowed: {', '.join(allowed)}")
-    for name in names:
-        if name not in allowed:
-            nearest = nearest_name(name, allowed)
-            hint = f"nearest: {nearest}; " if nearest else ""
-            problems.append(f"{key}: no such choice (got {name!r}), {hint}allowed: {', '.join(allowed)}")
-    return names
-
-
-def _numbers(key: str, text: str | None, problems: list[str]) -> tuple[int, ...]:
-    if text is None or text == "null":
-        return ()
-    found = []
-    for part in text.strip("[]").split(","):
-        if not part.strip().isascii() or not part.strip().isdecimal() or int(part) < 1:
-            problems.append(
-                f"{key}: not a whole number ≥ 1 (got {part.strip()!r}), allowed: numbers separated by commas"
-            )
-        else:
-            found.append(int(part))
-    return tuple(found)
-
-
-def _unknown_keys(rest: dict[str, str]) -> list[str]:
-    """Keys whose section predict does not read; keys inside a section are Hydra's to check."""
-    known = [*SECTIONS, *SWEPT, *CHOICES]
-    return [
-        f"{key}: unknown key (got {value!r}), nearest known key: {nearest_key(key, known) or 'model'}"
-        for key, value in rest.items()
-        if key.lstrip("+~").partition(".")[0] not in SECTIONS or key.startswith("workload.")
-    ]
-
-
 HELP = """\
-llm-perf predict [OVERRIDE ...] [--json]
+llm-perf predict [OVERRIDE ...] [--wide] [--sort COLUMN] [--csv FILE] [--plot FILE.svg] [--json]
 
-What the hardware allows for a model, from its configuration alone: no weights, no torch.
+What the hardware allows for a model and what to expect of it, from its configuration alone: no weights, no torch.
 
-  model=llama3_8b,qwen3_8b            presets, or model.path=/models/Qwen3-8B for a folder with a config.json
+  model=llama3_8b,qwen3_8b            presets; model.path=… takes folders, config.json files, hub names
   hardware=h200,rtx3090               entries of conf/hardware; auto: this machine
   workload.prompt=1024,8192           tokens of the prompt
   workload.batch=1,8,64               sequences at once
   workload.context=4096               tokens in the cache at the decode step (default: the prompt)
-  workload.weight_dtype=fp8           weights of the layers: bf16, fp16, fp32, fp8, int8, int4
-  workload.kv_dtype=fp8               the KV cache
+  workload.output=512                 tokens of the answer: request latency, throughput, cost
+  workload.engine=eager,graph,server  transformers as it comes, a CUDA graph, a serving engine
+  workload.tp=1,2,4,8                 tensor parallel; also pp, ep, dp
+  workload.weight_dtype=fp8,int4      weights of the layers: bf16, fp16, fp32, fp8, int8, int4, nvfp4, mxfp4
+  workload.kv_dtype=fp8               the KV cache; workload.activation_dtype: what products get beside weights
   workload.mla_mode=absorbed          latent attention: cached, latent-expand (what transformers does), absorbed
+  workload.concurrency=32             requests in flight (default: the batch)
+  workload.prefill_chunk=2048         prompts go in pieces; workload.prefix_hit=0.5: share of the prompt cached
+  workload.acceptance=0.7             speculative decoding: share of drafts kept; workload.draft_tokens=4
   dataset.page_width=… page_height=…  the page of a model that reads pages
   hardware.peak_tflops.bf16=…         peaks of your own, with hardware.memory_bandwidth_gb_s
+  hardware.price_per_hour=…           of one device, for the cost of a million tokens
 
-Lists separated by commas make one row for each combination.
+Every workload key takes a list separated by commas; there is one row for each combination. Columns to sort by are the
+names in the header of the CSV file.
 """
 
 
@@ -193,40 +85,83 @@ def main(argv: Sequence[str]) -> int:
         print(HELP, end="")
         return EXIT_OK
     request = parse_request(argv, conf=conf_dir())
-    rows = _rows(request)
-    if request.wants_json:
-        documents = tuple(build_document(analysis, notes=notes) for analysis, notes in rows)
-        json.dump(PredictionsDocument(predictions=documents), sys.stdout, indent=2, default=plain)
+    rows = sorted_rows(predict_rows(request), request.options.get("--sort"))
+    if "--csv" in request.options:
+        write_csv(rows, Path(request.options["--csv"]))
+    if "--plot" in request.options:
+        write_plot(rows, Path(request.options["--plot"]))
+    if "--json" in request.flags:
+        document = PredictionsDocument(predictions=tuple(_document(row) for row in rows))
+        json.dump(document, sys.stdout, indent=2, default=plain)
         print()
     else:
-        print(render_table(rows), end="")
+        print(render_table(rows, is_wide="--wide" in request.flags), end="")
     return EXIT_OK
 
 
 def predictions(overrides: Sequence[str]) -> list[tuple[Analysis, tuple[str, ...]]]:
     """What a command line of overrides asks for: each analysis with what the user must know about it."""
-    return _rows(parse_request(overrides, conf=conf_dir()))
+    return [(row.analysis, row.notes) for row in predict_rows(parse_request(overrides, conf=conf_dir()))]
 
 
-def _rows(request: Request) -> list[tuple[Analysis, tuple[str, ...]]]:
-    return [row for name in _models(request) for row in _predict_model(name, request)]
+def predict_rows(request: Request) -> list[Row]:
+    return [row for subject in _subjects(request) for row in _predict(subject, request)]
 
 
-def _models(request: Request) -> tuple[str, ...]:
-    """The presets asked for; for a folder alone, the one that reads what lies in it."""
-    if request.models:
-        return request.models
-    if request.path is None:
-        return ("deepseek_ocr",)
-    has_towers = {"language_config", "vision_config"} <= set(read_config_json(request.path))
-    return ("deepseek_ocr",) if has_towers else ("causal_lm",)
+def _document(row: Row) -> StaticDocument:
+    layout, case, found = row.case.layout, row.case, row.forecast
+    serving = ServingForecast(
+        engine=case.engine,
+        tp=layout.tp,
+        pp=layout.pp,
+        ep=layout.ep,
+        dp=layout.dp,
+        output_tokens=case.output,
+        concurrency=case.concurrency or case.batch,
+        ttft_ms=found.ttft_ms if found else None,
+        tpot_ms=found.tpot_ms if found else None,
+        request_ms=found.request_ms if found else None,
+        output_tokens_per_s=found.output_tokens_per_s if found else None,
+        cost_per_million_tokens=found.cost if found else None,
+    )
+    return replace(build_document(row.analysis, notes=row.notes), serving=serving)
 
 
-def _predict_model(name: str, request: Request) -> Iterator[tuple[Analysis, tuple[str, ...]]]:
-    """One analysis for each hardware, prompt, context and batch."""
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A model to predict: its configuration, where that was read, and its parts."""
+
+    label: str
+    config: AppConfig
+    adapter: ModelAdapter
+    geometry: Any
+    where: str
+    model: Model
+
+    @property
+    def longest(self) -> int | None:
+        found = self.geometry.get("max_position_embeddings")
+        return found if isinstance(found, int) else None
+
+
+def _subjects(request: Request) -> Iterator[Subject]:
+    """The presets asked for, and the model in each path: read by the preset named, or by the one that knows it."""
+    paths = [find_config(path) or fetch_config(path, os.environ) for path in request.paths]
+    if not paths:
+        for name in request.models or ("deepseek_ocr",):
+            yield _subject(name, None, request)
+    for path in paths:
+        data = read_config_json(path)
+        has_towers = {"language_config", "vision_config"} <= set(data)
+        for name in request.models or (("deepseek_ocr",) if has_towers else ("causal_lm",)):
+            yield _subject(name, path, request)
+
+
+def _subject(name: str, path: Path | None, request: Request) -> Subject:
     plain = tuple(o for o in request.overrides if o not in request.hardware_overrides)
-    config = _compose([f"model={name}", *plain])
-    geometry, where = _geometry(config, is_path_given=request.path is not None)
+    folder = () if path is None else (f"model.path={json.dumps(str(path.parent))}",)
+    config = _compose([f"model={name}", *folder, *plain])
+    geometry, where = _geometry(config, path)
     adapter = load_adapter(config.model.adapter)
     try:
         model = adapter.parts(geometry, where=where)
@@ -235,31 +170,81 @@ def _predict_model(name: str, request: Request) -> Iterator[tuple[Analysis, tupl
             f"{error}; predict works from the closed form alone, "
             f"`llm-perf profile model={name} …` counts the operators of such a model with torch"
         ) from error
-    asked = config.model.quantization
-    stored = Quantised(weight=asked) if asked != "none" else None
-    if stored is None and request.weight_dtype is None:
-        stored = read_quantised(geometry, where=where)
-    if request.prompts and adapter.data_kind == PAGES:
+    label = config.model.name
+    if path is not None:
+        label = path.parent.name if path.name == "config.json" else path.stem
+    return Subject(label=label, config=config, adapter=adapter, geometry=geometry, where=where, model=model)
+
+
+def _predict(subject: Subject, request: Request) -> Iterator[Row]:
+    """One row for each hardware and each combination of the workload's lists."""
+    if "prompt" in request.lists and subject.adapter.data_kind == PAGES:
         raise ConfigError(
             "workload.prompt: the page sets the prompt of this model; set dataset.page_width and page_height"
         )
-    label = config.model.path.name if config.model.path and where.endswith(".json") else config.model.name
     for hardware in request.hardware:
         device, resolved = _find_hardware(hardware, request)
-        dtypes, notes = _dtypes(config, resolved, device, stored, request)
-        section = _with_cached_calibration(resolved.section, device, dtypes.compute)
-        for shape in _shapes(config, adapter, geometry, request):
-            analysis = analyse(
-                model,
-                shape,
-                dtypes,
-                section,
-                name=label,
-                hardware_reason=resolved.reason or _uncalibrated(section),
-                capacity_bytes=_memory_of(device, section),
-                mla_mode=request.mla_mode,
-            )
-            yield analysis, notes
+        for case in request.cases():
+            yield _row(subject, case, device, resolved)
+
+
+def _row(subject: Subject, case: Case, device: Device | None, resolved: Resolved) -> Row:
+    dtypes, notes = _dtypes(subject, resolved, device, case)
+    section = _with_cached_calibration(resolved.section, device, dtypes.compute)
+    shape = _shape(subject, case)
+    setting = None
+    if section is not None and section.name != CPU and subject.model.images is None:
+        setting = Setting(model=subject.model, dtypes=dtypes, hardware=section, engine=case.engine, layout=case.layout)
+    capacity = _memory_of(device, section)
+    if capacity is None and section is not None and section.memory_gb is not None:
+        capacity = section.memory_gb * 1e9
+    analysis = analyse(
+        subject.model,
+        shape,
+        dtypes,
+        section,
+        name=subject.label,
+        hardware_reason=resolved.reason or _uncalibrated(section),
+        capacity_bytes=None if capacity is None else capacity * case.layout.model_devices,
+        mla_mode=case.mla_mode or DEFAULT_MLA_MODE,
+        estimator=None if setting is None else lambda step: step_estimate(setting, step),
+        chunk=case.prefill_chunk,
+        devices=case.layout.experts_split,
+    )
+    return Row(
+        analysis=analysis,
+        case=case,
+        forecast=_forecast(setting, case, shape),
+        notes=(*notes, *_subject_notes(subject, shape, case)),
+    )
+
+
+def _forecast(setting: Setting | None, case: Case, shape: Shape) -> Forecast | None:
+    if setting is None or case.output is None:
+        return None
+    return forecast(
+        setting,
+        Load(
+            prompt=shape.prompt,
+            output=case.output,
+            concurrency=case.concurrency or case.batch,
+            prefix_hit=case.prefix_hit,
+            chunk=case.prefill_chunk,
+            acceptance=case.acceptance,
+            draft=case.draft_tokens,
+        ),
+    )
+
+
+def _subject_notes(subject: Subject, shape: Shape, case: Case) -> tuple[str, ...]:
+    found = []
+    longest = subject.longest
+    reach = max(shape.prompt + (case.output or 0), shape.context)
+    if longest is not None and reach > longest:
+        found.append(f"{subject.label}: {reach:,} tokens are beyond its max_position_embeddings of {longest:,}")
+    if subject.adapter.data_kind != PAGES and is_wrapped(subject.geometry):
+        found.append(f"{subject.label}: the text model alone is counted, not what reads images or sound")
+    return tuple(found)
 
 
 def _compose(overrides: Sequence[str]) -> AppConfig:
@@ -285,10 +270,12 @@ def _compose(overrides: Sequence[str]) -> AppConfig:
     )
 
 
-def _geometry(config: AppConfig, *, is_path_given: bool) -> tuple[Any, str]:
-    """The model's configuration and where it was read: its folder if it is there, else the preset."""
+def _geometry(config: AppConfig, path: Path | None) -> tuple[Any, str]:
+    """The model's configuration and where it was read: its file if it is there, else the preset."""
     model = config.model
-    if model.path is not None and (is_path_given or (model.path / "config.json").is_file()):
+    if path is not None and path.name != "config.json":
+        return read_config_json(path), str(path)
+    if model.path is not None and (path is not None or (model.path / "config.json").is_file()):
         read_config_json(model.path)
         adapter = load_adapter(model.adapter)
         return adapter.geometry(replace(model, weights="snapshot")), str(model.path / "config.json")
@@ -306,38 +293,29 @@ def _find_hardware(name: str, request: Request) -> tuple[Device | None, Resolved
         section = _compose([f"hardware={name}", *request.hardware_overrides]).hardware
     else:
         section = HardwareSection() if name == AUTO else catalogue[name]
-    device = _this_device() if name == AUTO else (_this_cpu() if name == CPU else None)
+    device = this_device(os.environ) if name == AUTO else (this_cpu() if name == CPU else None)
     if device is not None and name == AUTO and device.is_cpu and section.peak_tflops:
         # Peaks given on a machine without a GPU describe a device of the user's, not this machine's processor.
         return None, Resolved(section=replace(section, name="given", sources=given_sources(section)))
     return device, resolve_hardware(section, device, catalogue)
 
 
-def _this_device() -> Device:
-    """The first GPU nvidia-smi lists, or the CPU."""
-    gpus, _ = probe_gpus(os.environ)
-    if not gpus:
-        return _this_cpu()
-    return Device(name=gpus[0].name, is_cpu=False, driver=gpus[0].driver, memory_bytes=gpus[0].memory_bytes)
-
-
-def _this_cpu() -> Device:
-    import psutil
-
-    memory = psutil.virtual_memory().total
-    return Device(name=cpu_name(CPUINFO), is_cpu=True, driver=cpu_driver(os.environ), memory_bytes=memory)
-
-
-def _dtypes(
-    config: AppConfig, resolved: Resolved, device: Device | None, stored: Quantised | None, request: Request
-) -> tuple[Dtypes, tuple[str, ...]]:
-    """The formats a run would use on that device: `auto` is bfloat16 on GPUs and float32 on CPUs."""
-    on_cpu = (device is not None and device.is_cpu) or (resolved.section is not None and resolved.section.name == CPU)
-    chosen = choose_dtype(config.model.dtype, device="cpu" if on_cpu else "cuda:0", stored=None)
-    compute = short_dtype(chosen.value, where="model.dtype")
+def _dtypes(subject: Subject, resolved: Resolved, device: Device | None, case: Case) -> tuple[Dtypes, tuple[str, ...]]:
+    """The formats a run would use there: `auto` is bfloat16 on GPUs (float16 before Ampere) and float32 on CPUs."""
+    section, model = resolved.section, subject.config.model
+    on_cpu = (device is not None and device.is_cpu) or (section is not None and section.name == CPU)
+    chosen = choose_dtype(model.dtype, device="cpu" if on_cpu else "cuda:0", stored=None)
+    compute, notes = short_dtype(chosen.value, where="model.dtype"), chosen.notes
+    if section is not None and model.dtype == "auto" and compute == "bf16":
+        peaks = section.peak_tflops
+        if "bf16" not in peaks and "fp16" in peaks:
+            compute, notes = "fp16", (*notes, f"{section.name} has no bf16: fp16 is used")
+    stored = Quantised(weight=model.quantization) if model.quantization != "none" else None
+    if stored is None and case.weight_dtype is None:
+        stored = read_quantised(subject.geometry, where=subject.where)
     found = run_dtypes(compute, stored)
-    weight, kv = request.weight_dtype or found.weight, request.kv_dtype or found.kv
-    return replace(found, weight=weight, kv=kv, activation=request.activation_dtype), chosen.notes
+    weight, kv = case.weight_dtype or found.weight, case.kv_dtype or found.kv
+    return replace(found, weight=weight, kv=kv, activation=case.activation_dtype), notes
 
 
 def _with_cached_calibration(
@@ -350,7 +328,7 @@ def _with_cached_calibration(
     return section if known is None else with_calibration(section, known)
 
 
-def _memory_of(device: Device | None, section: HardwareSection | None) -> int | None:
+def _memory_of(device: Device | None, section: HardwareSection | None) -> float | None:
     """What the device itself says, unless the configuration says otherwise; None: the section's own figure counts."""
     if device is None or (section is not None and is_given(section, "memory_gb")):
         return None
@@ -364,26 +342,13 @@ def _uncalibrated(section: HardwareSection | None) -> str | None:
     return "this CPU was not calibrated yet: `llm-perf profile experiment=demo` measures it once, in about a second"
 
 
-def _shapes(config: AppConfig, adapter: ModelAdapter, geometry: Mapping[str, Any], request: Request) -> Iterator[Shape]:
-    for prompt in request.prompts or (None,):
-        for context in request.contexts or (None,):
-            for batch in request.batches or (config.infer.batch,):
-                yield _shape(config, adapter, geometry, prompt, context, batch)
-
-
-def _shape(
-    config: AppConfig,
-    adapter: ModelAdapter,
-    geometry: Mapping[str, Any],
-    prompt: int | None,
-    context: int | None,
-    batch: int,
-) -> Shape:
+def _shape(subject: Subject, case: Case) -> Shape:
+    config, adapter = subject.config, subject.adapter
     if adapter.data_kind == PAGES:
         # A context of its own keeps the stage's half-way point, which is not what is asked for, out of the shape.
-        fixed = replace(config, workload=replace(config.workload, context=context or 1))
-        base = shape_from_config(fixed, adapter, geometry)
-        views = tuple(replace(view, count=view.count * batch) for view in base.views)
-        return replace(base, batch=batch, context=context or base.prompt, views=views)
-    tokens = prompt or config.workload.prompt
-    return Shape(batch=batch, prompt=tokens, context=context or tokens, how="as asked for")
+        fixed = replace(config, workload=replace(config.workload, context=case.context or 1))
+        base = shape_from_config(fixed, adapter, subject.geometry)
+        views = tuple(replace(view, count=view.count * case.batch) for view in base.views)
+        return replace(base, batch=case.batch, context=case.context or base.prompt, views=views)
+    tokens = case.prompt or config.workload.prompt
+    return Shape(batch=case.batch, prompt=tokens, context=case.context or tokens, how="as asked for")

@@ -1,127 +1,163 @@
-"""The table `llm-perf predict` prints: one line for each combination, what it means below it."""
+"""The table `llm-perf predict` prints: one line for each combination, 80 columns, what it means below it."""
 
+import textwrap
 from collections.abc import Sequence
 
-from llm_perf_opt.analysis.static.analysis import Analysis
-from llm_perf_opt.analysis.static.prediction import PhasePrediction
-from llm_perf_opt.core.names import DECODE, PREFILL
 from llm_perf_opt.core.terminal import terminal_table
 from llm_perf_opt.core.units import or_dash, si
+from llm_perf_opt.runners.predict.row import BY_KEY, COLUMNS, Column, Row, Value
 
-HEADER = (
-    "model",
-    "hardware",
-    "dtype",
-    "batch",
-    "prompt",
-    "context",
-    "prefill ms",
-    "estimate",
-    "decode ms",
-    "estimate",
-    "tok/s ≤",
-    "tok/s est",
-    "limit p/d",
-    "memory",
-    "max batch",
-)
-# The first columns are names, the others numbers.
-NAMES = 3
+WIDTH = 80
+# What a narrow table shows of the results, the least wanted last.
+RESULTS = ("prefill_ms", "decode_ms", "tokens_per_s", "memory_bytes", "tokens_per_s_bound", "max_batch", "limit")
+SERVED = ("ttft_ms", "tpot_ms", "throughput", "cost", "memory_bytes", "request_ms", "max_batch")
+ALWAYS = ("model", "hardware")
+# Questions that say nothing while they have these values.
+PLAIN: dict[str, Value] = {"tp": 1, "pp": 1, "ep": 1, "dp": 1, "prefix_hit": 0.0, "draft_tokens": 4}
 LEGEND = (
-    "prefill, decode ms: bound from data-sheet peaks (from the calibration on a CPU), per prompt and per step; "
-    "no run can be faster.",
-    "estimate: an eager run at what the device was measured to reach, (low – high). tok/s: decode, all sequences.",
-    "limit: what takes longest in prefill / decode. memory: weights + KV cache + activations, ! where it does not fit; "
-    "max batch leaves 3 % free.",
+    "prefill, decode ms: what to expect of one prompt batch and one step; ≥, tok/s ≤: at data-sheet peaks, no run can "
+    "be faster. tok/s: decode, all sequences. limit: what takes longest in prefill / decode. memory: weights + KV "
+    "cache + activations over all devices, ! where it does not fit; max batch leaves 3 % free.",
 )
+ASSUMPTIONS = (
+    "assumed: products at the fastest rate the formats allow (4-bit weights also at 8-bit peaks), full batches of one "
+    "length, logits of the last position, experts picked evenly (bounds: as few as can be), no power or thermal limit.",
+)
+ENGINES = {
+    "eager": "eager: transformers as it comes; the host starts every operator.",
+    "graph": "graph: plain torch in a CUDA graph, measured on an H200.",
+    "server": "server: a serving engine with fused kernels; reckoned from measured operators, not measured as a whole.",
+}
 
 
-def render_table(rows: Sequence[tuple[Analysis, tuple[str, ...]]]) -> str:
-    lines = [*_models(rows), ""]
-    cells = [_row(analysis) for analysis, _ in rows]
-    lines.append(terminal_table(HEADER, cells, right=range(NAMES, len(HEADER)), rule=False))
-    lines += ["", *LEGEND, *(f"note: {text}" for text in _notes(rows))]
+def render_table(rows: Sequence[Row], *, is_wide: bool = False) -> str:
+    columns = list(COLUMNS) if is_wide else _narrow(rows)
+    lines = [*_models(rows)]
+    shared = [] if is_wide else _shared(rows, columns)
+    lines += [*(textwrap.fill(", ".join(shared), WIDTH).splitlines() if shared else []), ""]
+    cells = [tuple(_cell(column, row) for column in columns) for row in rows]
+    right = [i for i, column in enumerate(columns) if not _is_text(column, rows)]
+    lines.append(terminal_table([column.header for column in columns], cells, right=right, rule=False))
+    texts = [*LEGEND, *_engines(rows), *_bands(rows), *ASSUMPTIONS, *(f"note: {text}" for text in _notes(rows))]
+    lines += ["", *(line for text in texts for line in _filled(text, is_wide))]
     return "\n".join(lines) + "\n"
 
 
-def _models(rows: Sequence[tuple[Analysis, tuple[str, ...]]]) -> list[str]:
-    """One line for each model: what does not depend on the hardware."""
+def _filled(text: str, is_wide: bool) -> list[str]:
+    return [text] if is_wide else textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def _narrow(rows: Sequence[Row]) -> list[Column]:
+    """Names, what differs between rows, and as many results as fit into the width."""
+    asked = [c for c in COLUMNS if c.is_question and (c.key in ALWAYS or _varies(c, rows))]
+    chosen = list(asked)
+    wanted: tuple[str, ...] = SERVED if any(row.forecast for row in rows) else RESULTS
+    if all(row.decode.estimate is None for row in rows):
+        wanted = ("prefill_bound_ms", "decode_bound_ms", *RESULTS)
+    for key in wanted:
+        column = BY_KEY[key]
+        if any(column.value(row) is not None for row in rows) and _width([*chosen, column], rows) <= WIDTH:
+            chosen.append(column)
+    return chosen
+
+
+def _varies(column: Column, rows: Sequence[Row]) -> bool:
+    return len({column.value(row) for row in rows}) > 1
+
+
+def _width(columns: Sequence[Column], rows: Sequence[Row]) -> int:
+    widths = [max(len(column.header), *(len(_cell(column, row)) for row in rows)) for column in columns]
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
+def _shared(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
+    """What is asked and the same in all rows, unless it is the plain thing."""
+    shown = {column.key for column in columns}
+    found = []
+    for column in COLUMNS:
+        if not column.is_question or column.key in shown or not rows:
+            continue
+        value = column.value(rows[0])
+        if value is not None and (column.key not in PLAIN or PLAIN[column.key] != value):
+            found.append(f"{column.key} {value}")
+    return found
+
+
+def _is_text(column: Column, rows: Sequence[Row]) -> bool:
+    return any(isinstance(column.value(row), str) for row in rows)
+
+
+def _cell(column: Column, row: Row) -> str:
+    value = column.value(row)
+    if value is None or isinstance(value, str):
+        return value or "–"
+    if column.key == "memory_bytes":
+        # A mark where the peak does not fit, so that nobody takes the times beside it for a run that could be made.
+        return f"! {si(value, 'B', count=3)}" if row.fits is False else si(value, "B", count=3)
+    if column.key == "kv_bytes_at_context":
+        return si(value, "B", count=3)
+    if isinstance(value, int):
+        return str(value) if column.is_question else f"{value:,}"
+    return or_dash(value, "{:,.0f}" if value >= 1000 else "{:.3g}", dash="–")
+
+
+def _models(rows: Sequence[Row]) -> list[str]:
+    """One line or two for each model: what does not depend on the hardware."""
     seen: dict[str, str] = {}
-    for analysis, _ in rows:
+    for row in rows:
+        analysis = row.analysis
         p = analysis.parameters
-        active = "" if p.activated == p.total else f", {p.activated:,} a token"
-        mode = f", MLA {analysis.mla_mode}" if analysis.latent_modes else ""
-        text = f"{analysis.name}: {p.total:,} parameters{active}"
-        seen[analysis.name] = f"{text}, {analysis.kv_bytes_per_token:,.0f} KV bytes a token{mode}"
-    return list(seen.values())
+        active = ""
+        if p.activated != p.total:
+            active = f", {p.activated:,} a token ({p.activated_inside:,} without embeddings)"
+        text = f"{analysis.name}: {p.total:,} parameters{active}, {analysis.kv_bytes_per_token:,.0f} KV bytes a token"
+        seen[analysis.name] = text + _windowed(row)
+    return [line for text in seen.values() for line in textwrap.wrap(text, WIDTH)]
 
 
-def _row(analysis: Analysis) -> tuple[str, ...]:
-    prefill, decode = analysis.predictions[PREFILL], analysis.predictions[DECODE]
-    fit = analysis.fit
-    bound_ms = _bound_ms(decode)
-    estimate_ms = decode.estimate.mid_ms if decode.estimate else None
-    return (
-        analysis.name,
-        analysis.hardware.name if analysis.hardware else "unknown",
-        _dtypes(analysis),
-        str(analysis.shape.batch),
-        str(analysis.shape.prompt),
-        str(analysis.shape.context),
-        _ms(_bound_ms(prefill)),
-        _band(prefill),
-        _ms(bound_ms),
-        _band(decode),
-        or_dash(decode.tokens_per_s(bound_ms), "{:,.0f}", dash="–"),
-        or_dash(decode.tokens_per_s(estimate_ms), "{:,.0f}", dash="–"),
-        f"{prefill.limit or '–'}/{decode.limit or '–'}",
-        _memory(analysis),
-        "–" if fit is None else f"{fit.largest_batch:,}",
-    )
+def _windowed(row: Row) -> str:
+    """Full windows keep the cache smaller than tokens times bytes: what it is at this context."""
+    analysis = row.analysis
+    longest = max(analysis.shape.context, analysis.shape.prompt)
+    held = analysis.memory.kv_cache_bytes / analysis.shape.batch
+    if abs(held - longest * analysis.kv_bytes_per_token) < 1:
+        return ""
+    return f" until windows are full, {si(held, 'B', count=3)} at {longest:,}"
 
 
-def _dtypes(analysis: Analysis) -> str:
-    d = analysis.dtypes
-    parts = [d.compute]
-    parts += [f"w{d.weight}"] if d.weight != d.compute else []
-    parts += [f"kv{d.kv}"] if d.kv != d.compute else []
-    return " ".join(parts)
+def _engines(rows: Sequence[Row]) -> list[str]:
+    used = {
+        row.case.engine for row in rows if row.decode.estimate is not None and row.decode.estimate.gpu_ms is not None
+    }
+    return [text for name, text in ENGINES.items() if name in used]
 
 
-def _memory(analysis: Analysis) -> str:
-    """A mark where the peak does not fit, so that nobody takes the times beside it for a run that could be made."""
-    text = si(analysis.memory.peak_bytes, "B")
-    fit = analysis.fit
-    return f"! {text}" if fit is not None and analysis.memory.peak_bytes > fit.usable_bytes else text
+def _bands(rows: Sequence[Row]) -> list[str]:
+    """How far the figures may be off, by the first row's bands of each kind."""
+    found: dict[str, str] = {}
+    for row in rows:
+        estimate = row.decode.estimate
+        if estimate is not None:
+            band = f"{estimate.low_ms:.3g} – {estimate.high_ms:.3g} ms"
+            name = row.analysis.hardware.name if row.analysis.hardware else "unknown"
+            found.setdefault(estimate.label, f"rates {estimate.label}: {name} decode {estimate.mid_ms:.3g} ms, {band}.")
+    return list(found.values())
 
 
-def _bound_ms(prediction: PhasePrediction) -> float | None:
-    found = prediction.datasheet or prediction.achievable
-    return None if found is None else found.ms
-
-
-def _ms(value: float | None, count: int = 4) -> str:
-    return or_dash(value, "{:,.0f}" if value is not None and value >= 1000 else f"{{:.{count}g}}", dash="–")
-
-
-def _band(prediction: PhasePrediction) -> str:
-    found = prediction.estimate
-    return "–" if found is None else f"{_ms(found.mid_ms, 3)} ({_ms(found.low_ms, 3)} – {_ms(found.high_ms, 3)})"
-
-
-def _notes(rows: Sequence[tuple[Analysis, tuple[str, ...]]]) -> list[str]:
+def _notes(rows: Sequence[Row]) -> list[str]:
     """Reasons for dashes and stated choices, each once."""
     found: dict[str, None] = {}
-    for analysis, notes in rows:
-        for text in (*notes, analysis.hardware_reason or ""):
+    for row in rows:
+        analysis = row.analysis
+        for text in (*row.notes, analysis.hardware_reason or ""):
             if text:
                 found[text] = None
         if analysis.hardware_reason:
             continue
         for prediction in analysis.predictions.values():
-            reasons = [prediction.achievable_reason]
-            reasons += [prediction.datasheet_reason] if prediction.achievable is None else []
-            for reason in reasons:
+            if prediction.estimate is not None:
+                continue
+            for reason in (prediction.achievable_reason, prediction.datasheet_reason):
                 if reason:
                     found[reason] = None
     return list(found)

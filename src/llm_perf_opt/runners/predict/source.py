@@ -1,0 +1,45 @@
+"""Where a model's config.json is: a folder, the file itself, or a name on the hub where there is a network."""
+
+import re
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+
+from llm_perf_opt.errors import ConfigError, ParseError
+
+HUB = "https://huggingface.co"
+TIMEOUT_S = 15.0
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def find_config(text: str) -> Path | None:
+    """The file a path stands for; None where the text may be a name on the hub."""
+    path = Path(text).expanduser()
+    if path.is_file():
+        return path
+    if path.is_dir() or not _HUB_NAME.fullmatch(text):
+        file = path / "config.json"
+        if not file.is_file():
+            raise ParseError(f"{file}: not found; give the folder of a model that holds a config.json")
+        return file
+    return None
+
+
+def fetch_config(name: str, environ: Mapping[str, str]) -> Path:
+    """The config.json of a name on the hub, in a temporary folder of that name; `HF_ENDPOINT` names another hub."""
+    where = f"model.path: {name!r} is no file or folder here"
+    if environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
+        raise ConfigError(f"{where}, and HF_HUB_OFFLINE keeps it from being looked up on the hub")
+    address = f"{environ.get('HF_ENDPOINT', HUB).rstrip('/')}/{name}/resolve/main/config.json"
+    headers = {"User-Agent": "llm-perf"}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=TIMEOUT_S) as answer:
+            content = answer.read()
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise ConfigError(f"{where}, and {address} could not be read ({error}); download its config.json") from error
+    folder = Path(tempfile.mkdtemp(prefix="llm-perf-")) / name.replace("/", "--")
+    folder.mkdir()
+    (folder / "config.json").write_bytes(content)
+    return folder / "config.json"

@@ -1,0 +1,148 @@
+"""Estimates: against what one H200 was measured to take, and the rules they are made of."""
+
+import json
+import statistics
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from llm_perf_opt.analysis.estimate.efficiency import MEASURED, TRANSFERRED, rates_of
+from llm_perf_opt.analysis.estimate.forecast import (
+    BAND_MEASURED,
+    Load,
+    Setting,
+    forecast,
+    prompt_ms,
+    step_estimate,
+    tokens_per_check,
+)
+from llm_perf_opt.analysis.estimate.parallel import Layout, Wire, link_of
+from llm_perf_opt.analysis.hardware.hardware import load_catalogue
+from llm_perf_opt.analysis.hardware.work import Dtypes, Step
+from llm_perf_opt.config.paths import conf_dir
+from llm_perf_opt.config.schema import HardwareSection
+from llm_perf_opt.runners.predict.machine import parse_amd_smi, parse_rocm_smi
+from tests.support.fixtures_dir import REPO
+from tests.support.static_cases import preset_model
+
+BF16 = Dtypes.uniform("bf16")
+MEASUREMENTS = REPO / "benchmarks" / "results" / "prediction_gpu.json"
+
+
+def hardware(name: str) -> HardwareSection:
+    return load_catalogue(conf_dir() / "hardware")[name]
+
+
+def setting(model: str = "llama3_8b", device: str = "h200", **changes: Any) -> Setting:
+    return Setting(model=preset_model(f"causal_lm/arch/{model}"), dtypes=BF16, hardware=hardware(device), **changes)
+
+
+def errors(figure: str) -> list[float]:
+    """Estimate over measurement less one: the GPU's busy time of both engines, the wall time of the graph."""
+    found = []
+    for part, rows in json.loads(MEASUREMENTS.read_text()).items():
+        if not part.startswith("grid."):
+            continue
+        _, model, engine = part.split(".")
+        for row in rows:
+            step = Step(batch=row["batch"], new=row["prompt"] or 1, past=row["context"])
+            estimate = step_estimate(setting(model, engine=engine), step)
+            assert estimate is not None and estimate.gpu_ms is not None
+            if figure == "gpu":
+                found.append(estimate.gpu_ms / (row["gpu_us"]["busy"] / 1e3) - 1)
+            elif engine == "graph":
+                found.append(estimate.mid_ms / (row["wall_us"]["median"] / 1e3) - 1)
+    return found
+
+
+def test_gpu_times_are_within_ten_percent_in_the_middle() -> None:
+    found = errors("gpu")
+    assert len(found) == 54
+    assert statistics.median(map(abs, found)) <= 0.10
+
+
+def test_wall_times_of_graphs_are_within_twelve_percent_and_nine_of_ten_in_the_band() -> None:
+    found = errors("wall")
+    assert len(found) == 27
+    assert statistics.median(map(abs, found)) <= 0.12
+    inside = [e for e in found if 1 / BAND_MEASURED <= 1 + e <= BAND_MEASURED]
+    assert len(inside) >= 0.9 * len(found)
+
+
+def test_rates_are_measured_where_they_were_and_transferred_elsewhere() -> None:
+    h200, a100 = rates_of(hardware("h200")), rates_of(hardware("a100_80gb"))
+    assert h200 is not None and a100 is not None
+    assert (h200.label, a100.label) == (MEASURED, TRANSFERRED)
+    assert a100.ceilings.flops_per_s["bf16"] == pytest.approx(312e12 * 0.828)
+    assert rates_of(hardware("apple_m3")) is None
+
+
+def test_an_estimate_is_never_below_the_bound_whatever_is_given() -> None:
+    """A device said to reach ten times its data sheet."""
+    own = replace(hardware("h200"), achieved_tflops={"bf16": 9894.0}, achieved_bandwidth_gb_s=48000.0)
+    for step in (Step(batch=1, new=1, past=1024), Step(batch=1, new=4096, past=0)):
+        sane = step_estimate(setting(engine="server"), step)
+        odd = step_estimate(replace(setting(engine="server"), hardware=own), step)
+        assert sane is not None and odd is not None
+        bound = {1: 3.155, 4096: 62.23}[step.new]
+        assert odd.low_ms == pytest.approx(bound, rel=0.02)
+        assert odd.low_ms <= odd.mid_ms < sane.mid_ms
+
+
+def test_two_devices_are_faster_than_one_and_slower_than_half() -> None:
+    step = Step(batch=8, new=1, past=1024)
+    one, two = (step_estimate(setting(engine="server", layout=Layout(tp=n)), step) for n in (1, 2))
+    assert one is not None and two is not None
+    assert one.mid_ms / 2 < two.mid_ms < one.mid_ms
+
+
+def test_an_all_reduce_moves_its_bytes_twice_over_the_slower_direction() -> None:
+    wire = Wire(bytes_per_s=450e9, start_us=8.0)
+    # 100 MB among 4: three quarters there and back at three quarters of 450 GB/s, and the start.
+    assert wire.all_reduce_us(100e6, 4) == pytest.approx(8.0 + 2 * 75e6 / (450e9 * 0.75) * 1e6)
+    assert (link_of(hardware("h200")).bytes_per_s, link_of(hardware("l40s")).start_us) == (450e9, 20.0)
+
+
+def test_drafts_yield_the_run_of_kept_tokens_and_one_more() -> None:
+    assert tokens_per_check(0.0, 4) == 1
+    assert tokens_per_check(0.5, 2) == pytest.approx(1 + 0.5 + 0.25)
+    assert tokens_per_check(1.0, 4) == 5
+
+
+def test_requests_in_flight_share_steps_and_prompts() -> None:
+    load = Load(prompt=1024, output=256, concurrency=16)
+    found = forecast(setting(engine="server"), load)
+    first = prompt_ms(setting(engine="server"), load)
+    step = step_estimate(setting(engine="server"), Step(batch=16, new=1, past=1024 + 128))
+    assert found is not None and first is not None and step is not None
+    assert found.tpot_ms == pytest.approx(step.mid_ms + 16 / 256 * first)
+    assert found.output_tokens_per_s == pytest.approx(16 / found.tpot_ms * 1e3)
+    assert found.request_ms == pytest.approx(first + 255 * found.tpot_ms)
+    assert found.cost is None
+    priced = replace(setting(engine="server"), hardware=replace(hardware("h200"), price_per_hour=3.6))
+    twice = forecast(replace(priced, layout=Layout(dp=2)), load)
+    assert twice is not None and twice.cost is not None
+    # Two replicas cost twice as much and yield twice as much.
+    assert twice.output_tokens_per_s == pytest.approx(2 * found.output_tokens_per_s)
+    assert twice.cost == pytest.approx(1e6 * 3.6 / 3600 / found.output_tokens_per_s)
+
+
+def test_a_cached_prefix_shortens_the_prompt_and_drafts_the_tokens() -> None:
+    plain, hit = (prompt_ms(setting(), Load(prompt=4096, output=1, prefix_hit=share)) for share in (0.0, 0.5))
+    assert plain is not None and hit is not None
+    assert 0.4 * plain < hit < 0.7 * plain
+    slow, fast = (forecast(setting(engine="server"), Load(prompt=1024, output=64, acceptance=a)) for a in (None, 0.8))
+    assert slow is not None and fast is not None
+    assert fast.tpot_ms < slow.tpot_ms
+
+
+def test_gpus_of_amd_are_read_from_both_tools() -> None:
+    new = [
+        {"gpu": 0, "asic": {"market_name": "AMD Instinct MI300X"}, "vram": {"size": {"value": 196592, "unit": "MB"}}}
+    ]
+    old = {"card0": {"Card Series": "AMD Instinct MI300X OAM", "VRAM Total Memory (B)": "206141652992"}}
+    for found in (parse_amd_smi(json.dumps(new)), parse_rocm_smi(json.dumps(old))):
+        assert found is not None
+        assert (found.name, found.memory_bytes) == ("AMD Instinct MI300X", 206_141_652_992)
+    assert parse_amd_smi("no JSON") is None
