@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from llm_perf_opt import __version__
 from llm_perf_opt.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, ProfilingError, print_error
-from llm_perf_opt.runners.program import run_program
+from llm_perf_opt.runners.program import run_safely
 
 HELP = """\
 llm-perf: where did the time of an LLM inference go, and what should change first?
@@ -45,7 +45,7 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; our own errors become one line each and an exit code."""
-    return run_program(_run, sys.argv[1:] if argv is None else argv)
+    return run_safely(_run, sys.argv[1:] if argv is None else argv)
 
 
 def _run(args: list[str]) -> int:

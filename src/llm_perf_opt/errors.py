@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -51,5 +52,7 @@ class ManifestError(ProfilingError):
 
 def print_error(error: ProfilingError) -> None:
     """One line per problem, on stderr."""
-    for line in error.problems if isinstance(error, ConfigError) else (str(error),):
-        print(f"error: {line}", file=sys.stderr)
+    # Where nobody listens the exit code still tells.
+    with suppress(OSError):
+        for line in error.problems if isinstance(error, ConfigError) else (str(error),):
+            print(f"error: {line}", file=sys.stderr)

@@ -206,7 +206,8 @@ def test_an_interrupt_leaves_nothing_that_nsys_recorded(tmp_path: Path, monkeypa
         "base = next(a for a in sys.argv if a.startswith('--output=')).removeprefix('--output=')\n"
         "if sys.argv[1] == 'export':\n"
         "    Path(base).write_bytes(b'HF_TOKEN=secret-4f9d2c7b1e')\n"
-        "    os.kill(os.getppid(), signal.SIGINT); __import__('time').sleep(20)\n"
+        "    ours = int(Path('/proc', str(os.getppid()), 'stat').read_text().rpartition(')')[2].split()[1])\n"
+        "    os.kill(ours, signal.SIGINT); __import__('time').sleep(20)\n"
         "Path(os.environ['TMPDIR'], 'nsys-report.qdstrm').write_bytes(b'HF_TOKEN=secret-4f9d2c7b1e')\n"
         "Path(sys.argv[sys.argv.index('sh') + 4]).write_text('0')\n"
         "Path(base + '.nsys-rep').write_bytes(b'HF_TOKEN=secret-4f9d2c7b1e')\n",

@@ -252,8 +252,8 @@ def test_after_a_crash_only_what_is_missing_is_run(tmp_path: Path) -> None:
     orphans = psutil.Process(run.pid).children(recursive=True)
     run.kill()
     run.wait(10)
-    for orphan in orphans:
-        orphan.kill()
+    assert psutil.wait_procs(orphans, timeout=20)[1] == []
+    assert not psutil.pid_exists(int(pid_file.read_text()))
     assert statuses(valid_manifest(tmp_path / "r")) == {"alpha": "ok"}
 
     elsewhere = tmp_path / "elsewhere"
@@ -264,6 +264,9 @@ def test_after_a_crash_only_what_is_missing_is_run(tmp_path: Path) -> None:
     assert statuses(valid_manifest(tmp_path / "r")) == {"alpha": "ok", "beta": "ok"}
     assert "alpha: reused" in done.err
     assert "beta: runs because it was not run before" in done.err
+    assert re.search(
+        r"/r: its lock was left by process \d+ on .*, 0 min old, which has ended; it is taken over", done.err
+    )
 
 
 @pytest.mark.parametrize(

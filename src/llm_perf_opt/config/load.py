@@ -91,6 +91,7 @@ _EXPECTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
+    "finite_number": "a finite number",
     "string_type": "a string",
     "bool_type": "true or false",
     "path_type": "a path",
@@ -178,7 +179,12 @@ def _check(
             problems += [replace(problem, key=f"infer.{problem.key}") for problem in typed[name].problems()]
     allowed = [*_SECTIONS, "model", "infer", "pipeline"]
     problems += [_unknown(key, raw[key], allowed) for key in raw if key not in allowed]
-    stages, found = _stages(raw.get("pipeline") or {}, stage_classes, list(known_stages), broken)
+    pipeline = raw.get("pipeline", {})
+    if not isinstance(pipeline, Mapping):
+        problems.append(Problem(key="pipeline", text=f"missing (got {pipeline!r}), allowed: a mapping of stages"))
+    stages, found = _stages(
+        pipeline if isinstance(pipeline, Mapping) else {}, stage_classes, list(known_stages), broken
+    )
     problems += found
     problems += _device_problem(raw.get("run"))
     return _Checked(sections=typed, stages=stages, problems=problems)
@@ -234,6 +240,9 @@ def validate(cls: type[T], data: Any, section: str) -> tuple[T | None, list[Prob
         return TypeAdapter(cls).validate_json(json.dumps(data), strict=True), []
     except ValidationError as error:
         return None, _explain(error, cls, data, section)
+    except (ValueError, RecursionError) as error:
+        text = f"cannot be read ({str(error).splitlines()[0]}), allowed: numbers and nesting a person would write"
+        return None, [Problem(key=section, text=text)]
 
 
 def _stages(
@@ -323,7 +332,7 @@ def _allowed(item: Mapping[str, Any]) -> str:
     }
     if kind in bounds:
         name, sign = bounds[kind]
-        return f"a number {sign} {ctx[name]:g}"
+        return f"a number {sign} {ctx[name]:.12g}"
     if kind == "too_short":
         return f"at least {ctx['min_length']} element(s)"
     return _EXPECTED.get(kind, str(item["msg"]))

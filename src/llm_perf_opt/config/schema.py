@@ -10,10 +10,12 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from annotated_types import Ge, Gt, Interval, Le, MinLen
 
-FORBID_UNKNOWN = {"extra": "forbid"}
+FORBID_UNKNOWN = {"extra": "forbid", "allow_inf_nan": False}
 
 Dtype = Literal["float32", "float16", "bfloat16"]
-PositiveInt = Annotated[int, Ge(1)]
+# Nobody means more than that, and what is made of it must fit into memory.
+MOST = 2**31 - 1
+PositiveInt = Annotated[int, Ge(1), Le(MOST)]
 Seconds = Annotated[float, Gt(0)]
 # Of `run.repeats`: until the interval of the times is narrow enough.
 AUTO: Final = "auto"
@@ -51,7 +53,7 @@ class RunSection:
     dry_run: bool = False
     resume: Path | None = None
     trust: bool = False
-    seed: Annotated[int, Ge(0)] = 0
+    seed: Annotated[int, Ge(0), Le(MOST)] = 0
     env_passthrough: tuple[str, ...] = ()
 
 
@@ -92,7 +94,7 @@ class SamplingSection:
     num_epochs: PositiveInt = 1
     num_samples_per_epoch: PositiveInt | None = None
     randomize: bool = False
-    seed: Annotated[int, Ge(0)] = 0
+    seed: Annotated[int, Ge(0), Le(MOST)] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +112,7 @@ class DatasetSection:
     num_samples: PositiveInt = 4
     page_width: PositiveInt = 1240
     page_height: PositiveInt = 1754
-    seed: Annotated[int, Ge(0)] = 0
+    seed: Annotated[int, Ge(0), Le(MOST)] = 0
     max_bad_fraction: Annotated[float, Interval(ge=0.0, le=1.0)] = 0.1
     sampling: SamplingSection = field(default_factory=SamplingSection)
 
@@ -138,8 +140,8 @@ class InferSection:
     max_new_tokens: PositiveInt = 64
     temperature: Annotated[float, Ge(0.0)] = 0.0
     top_p: Annotated[float, Gt(0.0), Le(1.0)] = 1.0
-    top_k: Annotated[int, Ge(0)] = 0
-    no_repeat_ngram_size: Annotated[int, Ge(0)] = 0
+    top_k: Annotated[int, Ge(0), Le(MOST)] = 0
+    no_repeat_ngram_size: Annotated[int, Ge(0), Le(MOST)] = 0
     ignore_eos: bool = False
     batch: PositiveInt = 1
     cache: Literal["dynamic", "static"] = "dynamic"

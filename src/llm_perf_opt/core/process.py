@@ -2,8 +2,8 @@
 
 Every command gets stdin from /dev/null, its output in a log file, a `cmd.txt` to repeat it by hand, an allow-listed
 environment and a timeout after which its whole tree is ended, including descendants that moved to a session of their
-own (the agent of nsys does). What is written about a command, and the log it leaves, holds no secrets; the command
-itself gets the real values.
+own (the agent of nsys does). None of it outlives us, whatever ends us. What is written about a command, and the log it
+leaves, holds no secrets; the command itself gets the real values.
 """
 
 import ctypes
@@ -33,6 +33,9 @@ GRACE_S = 2.0
 TAIL_BYTES = 8192
 QUICK_BYTES = 256 << 20
 LOG_SUFFIXES = (".txt", ".log")
+SUPERVISOR = Path(__file__).with_name("supervise.py")
+# It needs to be told of our end, which only this kernel does.
+_HAS_SUPERVISOR = sys.platform.startswith("linux")
 
 _ALLOWED = frozenset((
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TMPDIR", "TZ", "TERM", "COLUMNS", "HOSTNAME",
@@ -84,10 +87,12 @@ def run_command(
     cwd: Path | None = None,
     on_tick: Callable[[float, str], None] | None = None,
     redactor: Redactor | None = None,
+    remove: Sequence[Path] = (),
 ) -> CommandResult:
     """Run argv to its end or to the timeout. `on_tick` gets the elapsed seconds and the last line of output.
 
-    With a redactor the log and the command file hold no secrets, but an answer that is data (`.csv`) stays as it is.
+    The folders in `remove` go when we are killed while it runs. With a redactor the log and the command file hold no
+    secrets, but an answer that is data (`.csv`) stays as it is.
     """
     argv = tuple(str(a) for a in argv)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +102,7 @@ def run_command(
     marker = uuid.uuid4().hex
     ours = {child.pid for child in psutil.Process().children(recursive=True)}
     start = time.monotonic()
-    process = _start(argv, env={**env, MARKER: marker}, cwd=cwd, log=log)
+    process = _start(argv, env={**env, MARKER: marker}, cwd=cwd, log=log, remove=remove)
     try:
         timed_out = not _wait(process, start, timeout_s, log, on_tick)
     finally:
@@ -204,21 +209,40 @@ def read_tail(path: Path, size: int = TAIL_BYTES) -> str:
     return data.decode("utf-8", "replace")
 
 
-def _start(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path | None, log: Path) -> "subprocess.Popen[bytes]":
+def _start(
+    argv: Sequence[str], *, env: Mapping[str, str], cwd: Path | None, log: Path, remove: Sequence[Path]
+) -> "subprocess.Popen[bytes]":
     """Start a command in a session of its own, with nothing to read and its output in the log."""
-    with log.open("wb") as sink:
-        try:
-            return subprocess.Popen(
-                argv,
+    failed, told = os.pipe()
+    try:
+        with log.open("wb") as sink:
+            process = subprocess.Popen(
+                _supervised(argv, told, remove) if _HAS_SUPERVISOR else argv,
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 env=env,
                 cwd=cwd,
                 start_new_session=True,
+                pass_fds=(told,),
             )
-        except OSError as error:
-            raise ToolError(f"{argv[0]}: could not be started ({error.strerror or error})") from error
+    except OSError as error:
+        os.close(failed)
+        raise ToolError(f"{argv[0]}: could not be started ({error.strerror or error})") from error
+    finally:
+        os.close(told)
+    # Ends when the command has been started, and says why if it could not be.
+    with open(failed, "rb") as answer:
+        number = answer.read() if _HAS_SUPERVISOR else b""
+    if number:
+        process.wait()
+        raise ToolError(f"{argv[0]}: could not be started ({os.strerror(int(number))})")
+    return process
+
+
+def _supervised(argv: Sequence[str], told: int, remove: Sequence[Path]) -> list[str]:
+    folders = [word for folder in remove for word in ("--remove", str(folder))]
+    return [sys.executable, "-I", "-S", str(SUPERVISOR), str(told), str(os.getpid()), *folders, "--", *argv]
 
 
 def _wait(

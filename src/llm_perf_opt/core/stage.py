@@ -47,6 +47,7 @@ class CommandRunner:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         label: str | None = None,
+        remove: Sequence[Path] = (),
     ) -> CommandResult:
         prefix = f"{label}: " if label else ""
         result = run_command(
@@ -58,6 +59,7 @@ class CommandRunner:
             cwd=cwd or self.tmp_dir,
             on_tick=lambda elapsed, line: self.on_tick(elapsed, prefix + line),
             redactor=self.redactor,
+            remove=remove,
         )
         record = CommandRecord(
             argv=result.argv,

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -26,6 +27,19 @@ from llm_perf_opt.pipeline.plan import GROUP, find_entry_points, load_registry
 from llm_perf_opt.workload.models.registry import load_adapter
 
 CONFIG_NAME = "config"
+# What Hydra and OmegaConf raise on odd input, on purpose or not: deep nesting, numbers of thousands of digits, nulls.
+COMPOSITION_ERRORS = (
+    HydraException,
+    OmegaConfBaseException,
+    yaml.YAMLError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    AssertionError,
+    RecursionError,
+)
+LONGEST_SHOWN = 120
 _FULL_KEY = re.compile(r"Could not (?:override|append|delete)[^']*'([^']+)'")
 
 
@@ -148,6 +162,9 @@ def explain_composition_error(
 ) -> ConfigError:
     """Every override Hydra refuses, each with the nearest known key, and what is wrong with the others."""
     where = entry or ConfigEntry()
+    is_foreseen = isinstance(error, HydraException | OmegaConfBaseException)
+    if not is_foreseen and _try(overrides, where) is None:
+        return ConfigError(f"command line: {_first_line(error)}; `llm-perf profile --hydra-help` lists Hydra's flags")
     malformed = {override: text for override in overrides if (text := _grammar_problem(override)) is not None}
     problems = list(malformed.values())
     rest = [override for override in overrides if override not in malformed]
@@ -168,13 +185,17 @@ def explain_composition_error(
 def _grammar_problem(override: str) -> str | None:
     """What is wrong with an override on its own, whatever it is for."""
     key, sign, value = split_override(override)
-    if not sign and not override.startswith("~"):
-        return f"{override}: not an override, allowed: key=value"
+    if (not sign and not override.startswith("~")) or not key.strip():
+        return f"{override[:LONGEST_SHOWN]}: not an override, allowed: key=value"
     try:
         OverridesParser.create().parse_override(override)
-    except HydraException as error:
-        return f"{key}: {_first_line(error)} (got {value!r}), allowed: an override in Hydra's grammar"
+    except COMPOSITION_ERRORS as error:
+        return f"{key}: {_first_line(error)} (got {_shown(value)}), allowed: an override in Hydra's grammar"
     return None
+
+
+def _shown(value: str) -> str:
+    return repr(value if len(value) <= LONGEST_SHOWN else f"{value[:LONGEST_SHOWN]}…")
 
 
 def _problems_of(overrides: Sequence[str], user_dir: Path, entry: ConfigEntry) -> tuple[str, ...]:
@@ -189,7 +210,7 @@ def _problems_of(overrides: Sequence[str], user_dir: Path, entry: ConfigEntry) -
 def _try(overrides: Sequence[str], entry: ConfigEntry) -> Exception | None:
     try:
         compose_config(overrides, entry)
-    except (HydraException, OmegaConfBaseException) as error:
+    except COMPOSITION_ERRORS as error:
         return error
     return None
 
@@ -224,13 +245,22 @@ def _explain(error: Exception, override: str, rest: Sequence[str], entry: Config
             return f"{key}: cannot be set here: {first} (got {value!r}), allowed: one setting of this key"
         hint = f"nearest known key: {nearest}" if nearest else "`llm-perf profile --cfg job` lists all keys"
         return f"{key}: unknown key (got {value!r}), {hint}"
-    if "Could not find" in str(error) or "In '" in first:
+    if "Could not find" in str(error) or "In '" in first or first.startswith("Config group override must be"):
         return f"{key}: no such choice (got {value!r}), allowed: {_choices(key)}"
-    return f"{key}: {first} (got {value!r}), allowed: an override in Hydra's grammar"
+    return f"{key}: {first} (got {_shown(value)}), allowed: an override in Hydra's grammar"
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0].rstrip(".")
+    lines = str(error).splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+def require_values(overrides: Sequence[str], entry: ConfigEntry) -> None:
+    """Refuse interpolations that cannot be resolved, before Hydra says so in its own way."""
+    if not any("${" in override for override in overrides):
+        return
+    composed = compose_config(overrides, entry)
+    OmegaConf.to_container(OmegaConf.masked_copy(composed, [str(k) for k in composed if k != "hydra"]), resolve=True)
 
 
 def _choices(group: str) -> str:

@@ -5,6 +5,7 @@ The few lines a run ends with: how it went, the headline numbers, and where the 
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -45,7 +46,9 @@ class PlainConsole:
     """Plain log lines on stderr; no ticks, so that a log file stays readable."""
 
     def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        # Nobody may be listening any more; the run goes on, and the manifest tells what happened.
+        with suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
 
     def stage_started(self, name: str, *, estimate_s: float | None = None) -> None:
         self.say(f"{name}: started" + ("" if estimate_s is None else f", took {estimate_s:.0f} s last time"))
@@ -70,7 +73,8 @@ class LiveConsole:
         self._estimate = ""
 
     def say(self, text: str) -> None:
-        self._console.print(printable(text), markup=False)
+        with suppress(OSError):
+            self._console.print(printable(text), markup=False)
 
     def stage_started(self, name: str, *, estimate_s: float | None = None) -> None:
         self._name = name
@@ -86,12 +90,14 @@ class LiveConsole:
 
     def stage_ended(self, record: StageRecord, *, reused: bool = False) -> None:
         self.close()
-        self._console.print(_MARK[record.status], end=" ")
-        self._console.print(printable(ended_line(record, reused=reused)), markup=False)
+        with suppress(OSError):
+            self._console.print(_MARK[record.status], end=" ")
+            self._console.print(printable(ended_line(record, reused=reused)), markup=False)
 
     def close(self) -> None:
         if self._status is not None:
-            self._status.stop()
+            with suppress(OSError):
+                self._status.stop()
             self._status = None
 
 

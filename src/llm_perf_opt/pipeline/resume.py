@@ -10,6 +10,7 @@ Claims a run's directory before Hydra makes it: two runs of one second differ, a
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -32,6 +33,7 @@ from llm_perf_opt.core.records import StageRecord
 from llm_perf_opt.core.redact import REDACTED, Redactor
 from llm_perf_opt.core.stage import Stage
 from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.pipeline.lock import RunInUse, is_locked, take_lock
 from llm_perf_opt.pipeline.provenance import write_yaml
 from llm_perf_opt.pipeline.trust import is_own, recorded_command
 
@@ -288,6 +290,12 @@ class ClaimRunDir(Callback):
             _set(config, "hydra.run.dir", Path(config.hydra.runtime.cwd) / Path(str(resume)).expanduser())
         elif not _is_chosen_by_user(config):
             _set(config, "hydra.run.dir", claim(Path(str(config.hydra.run.dir))))
+        else:
+            wanted = Path(config.hydra.runtime.cwd, str(config.hydra.run.dir))
+            free = claim_chosen(wanted)
+            if free != wanted:
+                print(f"{wanted}: another run has just started there; this one goes to {free}", file=sys.stderr)
+                _set(config, "hydra.run.dir", free)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         HydraConfig.instance().set_config(config)
@@ -309,6 +317,27 @@ def claim(wanted: Path) -> Path:
             path.mkdir(parents=True)
             return path
         except FileExistsError:
+            number += 1
+            path = wanted.with_name(f"{wanted.name}-{number}")
+
+
+def claim_chosen(wanted: Path) -> Path:
+    """This directory, locked, or the first free name like it if another run is at work there.
+
+    One that holds a finished run is left to be refused in words.
+    """
+    path, number = wanted, 1
+    while True:
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            if not (path / MANIFEST_FILE).exists():
+                take_lock(path)
+            elif path != wanted:
+                raise RunInUse(f"{path}: holds a run")
+            elif is_locked(path):
+                raise RunInUse(f"{path}: a run has just started")
+            return path
+        except RunInUse:
             number += 1
             path = wanted.with_name(f"{wanted.name}-{number}")
 

@@ -6,7 +6,7 @@ Makes what a stage may touch while it runs: its directories, earlier results, an
 import os
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -78,6 +78,7 @@ class RunInput:
     console: Console
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     redactor: Redactor = field(default_factory=Redactor)
+    free_room: Callable[[], None] = lambda: None
 
 
 def execute(run: RunInput) -> RunManifest:
@@ -103,6 +104,14 @@ def execute(run: RunInput) -> RunManifest:
             _take_out_secrets(step.name, run)
         save(_skip_rest(replace(manifest, status="interrupted"), run.plan, "the run was interrupted"))
         raise
+    except OSError as error:
+        # A full disk, most likely: what is recorded so far stays, and the next start goes on from there.
+        run.free_room()
+        where = f" ({error.filename})" if error.filename else ""
+        reason = f"the run could not go on: {error.strerror or error}{where}"
+        broken = replace(manifest, status="failed", warnings=(*manifest.warnings, reason))
+        save(_skip_rest(broken, run.plan, reason))
+        raise ProfilingError(f"{reason}; make room, then go on with run.resume={run.artifacts.root}") from error
     finally:
         run.console.close()
     planned = {step.name for step in run.plan.stages}
@@ -154,10 +163,8 @@ def _run_stage(
     except ProfilingError as error:
         status, reason = "failed", str(error)
     except Exception as error:  # noqa: BLE001 - a stage may be anyone's plug-in; its bug must not lose the run
-        status, reason = "failed", f"{type(error).__name__}: {error} (traceback in {step.name}/error.txt)"
-        run.artifacts.out_dir(step.name).joinpath("error.txt").write_text(
-            run.redactor.text(traceback.format_exc()), encoding="utf-8"
-        )
+        trace = _write_trace(step.name, run, traceback.format_exc())
+        status, reason = "failed", f"{type(error).__name__}: {error} ({trace})"
     _take_out_secrets(step.name, run)
     files = tuple(StageFile(role=f.role, path=f.path) for f in output.files if f.path.exists())
     record = StageRecord(
@@ -176,6 +183,16 @@ def _run_stage(
     )
     run.console.stage_ended(record)
     return record, output
+
+
+def _write_trace(name: str, run: RunInput, text: str) -> str:
+    """Write the trace of a bug down; where it is, or why it is not there."""
+    try:
+        path = run.artifacts.out_dir(name) / "error.txt"
+        path.write_text(run.redactor.text(text), encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        return f"no traceback was written: {error.strerror or error}"
+    return f"traceback in {name}/error.txt"
 
 
 def _take_out_secrets(name: str, run: RunInput) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_perf_opt.config.legacy import notice, translate
+from llm_perf_opt.errors import ConfigError
 
 # Flags whose value is the next word. `--info` may have one: it is taken when it is not an override.
 _WITH_VALUE = {
@@ -15,6 +16,11 @@ _WITH_VALUE = {
 _MAYBE_VALUE = {"--info", "-i"}
 _NAME, _DIR = ("--config-name", "-cn"), ("--config-dir", "-cd")
 _BARE_COMMAS = re.compile(r"""^([\w.+~@/-]+=)([^\[\]{}()'"]*,[^\[\]{}()'"]*)$""")
+_OTHER_LETTERS = re.compile(r"""^([\w.+~@/-]+=)([^\[\]{}()'",]*[^\x00-\x7f\udc80-\udcff][^\[\]{}()'",]*)$""")
+_LONG_FLAGS = (
+    *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--info"),
+    *("--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun"),
+)
 # Files that were entries of their own; now they only set switches on top of the one entry.
 _OLD_ENTRY = re.compile(r"runner/(?P<name>[\w.-]+)")
 
@@ -41,6 +47,10 @@ class Arguments:
 def parse_arguments(argv: Sequence[str], *, implied: Sequence[str] = ()) -> Arguments:
     """Sort the words of a command line, translate old keys, and keep bare commas outside a sweep."""
     flags, given = _sorted(argv)
+    shortened = [flag for flag in flags if _is_shortened(flag)]
+    if shortened:
+        hint = "; a preset is chosen with experiment=NAME" if shortened[0].startswith("--experiment") else ""
+        raise ConfigError(f"{shortened[0]}: no such flag, allowed: those of --hydra-help in full{hint}")
     entry = _OLD_ENTRY.fullmatch((_value(flags, _NAME) or "").removesuffix(".yaml"))
     changed: tuple[tuple[str, str], ...] = ()
     if entry is not None:
@@ -53,7 +63,9 @@ def parse_arguments(argv: Sequence[str], *, implied: Sequence[str] = ()) -> Argu
         flags=tuple(flags),
         # Hydra refuses a group chosen twice.
         implied=tuple(o for o in implied if o.partition("=")[0] not in {g.partition("=")[0] for g in given}),
-        overrides=translated.overrides if is_sweep else tuple(map(_quote_commas, translated.overrides)),
+        overrides=tuple(map(_quote_letters, translated.overrides))
+        if is_sweep
+        else tuple(_quote_letters(_quote_commas(override)) for override in translated.overrides),
         notice=notice((*changed, *translated.changed)),
     )
 
@@ -97,6 +109,17 @@ def _without(flags: Sequence[str], names: Sequence[str]) -> list[str]:
         else:
             out.append(flag)
     return out
+
+
+def _is_shortened(flag: str) -> bool:
+    """A piece of one of Hydra's flags, which argparse would take for the whole of it."""
+    name = flag.partition("=")[0]
+    return name.startswith("--") and name not in _LONG_FLAGS and any(known.startswith(name) for known in _LONG_FLAGS)
+
+
+def _quote_letters(override: str) -> str:
+    """Let `hydra.run.dir=läufe/1` mean what it says: outside quotes Hydra knows no letters but a to z."""
+    return _OTHER_LETTERS.sub(r'\1"\2"', override)
 
 
 def _quote_commas(override: str) -> str:

@@ -5,13 +5,10 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
-
 from llm_perf_opt.config.legacy import translate
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.errors import ProfilingError
-from llm_perf_opt.pipeline.compose import compose_config, explain_composition_error, type_config
+from llm_perf_opt.pipeline.compose import COMPOSITION_ERRORS, compose_config, explain_composition_error, type_config
 from llm_perf_opt.profiling.vendor.launch import CHILD_FLAG
 
 
@@ -20,7 +17,7 @@ def load_child_config(argv: Sequence[str]) -> tuple[AppConfig, Path]:
     overrides = translate([arg for arg in argv if arg != CHILD_FLAG]).overrides
     try:
         composed = compose_config(overrides)
-    except (HydraException, OmegaConfBaseException) as error:
+    except COMPOSITION_ERRORS as error:
         raise explain_composition_error(error, overrides, user_dir=Path.cwd()) from error
     out_dir = Path(str(composed.hydra.run.dir)).resolve()
     out_dir.mkdir(parents=True, exist_ok=True)

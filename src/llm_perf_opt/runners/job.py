@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -10,11 +10,11 @@ from typing import Any
 
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.host import Host
-from llm_perf_opt.core.manifest import RunManifest, read_manifest, write_json
+from llm_perf_opt.core.manifest import RunManifest, read_manifest, write_json, write_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.core.redact import Redactor
-from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.errors import ConfigError, ProfilingError
 from llm_perf_opt.pipeline.console import Console, make_console, summary_lines
 from llm_perf_opt.pipeline.plan import Plan, build_plan, find_entry_points, load_registry
 from llm_perf_opt.pipeline.preflight import device_problem, fallback_note, workload_problems
@@ -49,15 +49,27 @@ class Job:
     problems: tuple[str, ...]
     on_cpu: str | None
     redactor: Redactor
+    free_room: Callable[[], None]
 
     @classmethod
-    def prepare(cls, config: AppConfig, run_dir: Path, overrides: tuple[str, ...], *, created_at: datetime) -> "Job":
-        """Look at the machine and plan; raises ConfigError before anything is run."""
+    def prepare(
+        cls,
+        config: AppConfig,
+        run_dir: Path,
+        overrides: tuple[str, ...],
+        *,
+        created_at: datetime,
+        free_room: Callable[[], None] = lambda: None,
+    ) -> "Job":
+        """Look at the machine and plan; raises ConfigError before anything is run.
+
+        `free_room` makes some room on a full disk, so that the manifest can still say that it was full.
+        """
         previous = _previous(config, run_dir)
-        redactor = make_redactor(config, os.environ)
-        config = replace(config, resolved=effective_config(config))
         if not config.stages:
             raise ConfigError("pipeline: no stage is enabled, allowed: at least one pipeline.<stage>.enable=true")
+        redactor = make_redactor(config, os.environ)
+        config = replace(config, resolved=effective_config(config))
         recorded = () if previous is None else previous.stages
         registry = load_registry(find_entry_points(), {*config.stages, *(stage.name for stage in recorded)})
         stages = [registry.stages[name] for name in config.stages]
@@ -79,6 +91,7 @@ class Job:
             problems=problems,
             on_cpu=fallback_note(config, host, stages),
             redactor=redactor,
+            free_room=free_room,
         )
 
     def run(self) -> bool:
@@ -90,13 +103,31 @@ class Job:
             return True
         root = self.artifacts.root
         environment = describe_environment(self.host, os.environ, self.config.user_dir)
-        write_environment(root, environment, self.redactor)
-        write_config(root, self.config.resolved, self.redactor)
+        try:
+            write_environment(root, environment, self.redactor)
+            write_config(root, self.config.resolved, self.redactor)
+        except OSError:
+            if self.previous is None:
+                # Without a manifest they would be files of no run.
+                for name in ("env.json", "config.yaml"):
+                    (root / name).unlink(missing_ok=True)
+            raise
         manifest = execute(self._input(environment))
-        reports = write_reports(root)
+        reports = self._reports(manifest)
         for line in summary_lines(manifest, reports):
             self.console.say(line)
         return manifest.status == "ok"
+
+    def _reports(self, manifest: RunManifest) -> list[Path]:
+        root = self.artifacts.root
+        try:
+            return write_reports(root)
+        except OSError as error:
+            self.free_room()
+            text = f"the reports could not be written ({error.strerror or error}); `llm-perf report {root}` writes them"
+            failed = replace(manifest, status="failed", warnings=(*manifest.warnings, text))
+            write_manifest(root, failed, self.redactor)
+            raise ProfilingError(text) from error
 
     def _input(self, environment: Mapping[str, Any]) -> RunInput:
         manifest = RunManifest(
@@ -122,6 +153,7 @@ class Job:
             previous=self.previous,
             console=self.console,
             redactor=self.redactor,
+            free_room=self.free_room,
         )
 
     def _show_plan(self) -> None:

@@ -3,10 +3,12 @@
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING
 from llm_perf_opt.core.names import BUILT_IN
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, ProfilingError, print_error
 from llm_perf_opt.runners.arguments import Arguments, parse_arguments
+from llm_perf_opt.runners.program import LastResort, run_safely
 from llm_perf_opt.runners.run_program import declares_model
 
 if TYPE_CHECKING:
@@ -68,16 +71,16 @@ def main(argv: Sequence[str], *, implied: Sequence[str] = ()) -> int:
 def _run_hydra(arguments: Arguments) -> int:
     """Give the arguments to Hydra, and let its errors come back to us instead of being printed."""
     import hydra
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
 
     from llm_perf_opt.config.paths import conf_dir
     from llm_perf_opt.pipeline.compose import (
+        COMPOSITION_ERRORS,
         CONFIG_NAME,
         ConfigEntry,
         Given,
         explain_composition_error,
         open_known_keys,
+        require_values,
     )
     from llm_perf_opt.pipeline.plan import find_entry_points, open_plugin_keys
     from llm_perf_opt.pipeline.resume import resumed_arguments
@@ -93,13 +96,17 @@ def _run_hydra(arguments: Arguments) -> int:
     def task(cfg: "DictConfig") -> None:
         started.append("job")
         # Hydra prints an exception of a job as a stack trace, so a job reports through its exit code.
-        codes.append(run_job(cfg, given))
+        with LastResort() as last:
+            codes.append(run_job(cfg, given))
+        if last.caught:
+            codes.append(EXIT_FAILED)
 
+    entry = ConfigEntry(name=arguments.config_name or CONFIG_NAME, extra_dir=arguments.config_dir)
     with _arguments([*arguments.flags, *overrides]), _terminate_like_interrupt():
         try:
+            require_values(overrides, entry)
             hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG_NAME)(task)()
-        except (HydraException, OmegaConfBaseException) as error:
-            entry = ConfigEntry(name=arguments.config_name or CONFIG_NAME, extra_dir=arguments.config_dir)
+        except COMPOSITION_ERRORS as error:
             raise explain_composition_error(error, overrides, user_dir=Path.cwd(), entry=entry) from error
         except OSError as error:
             if started:
@@ -116,22 +123,25 @@ def run_job(cfg: "DictConfig", given: "Given") -> int:
     from hydra.core.hydra_config import HydraConfig
 
     from llm_perf_opt.pipeline.compose import translate_files, type_config
+    from llm_perf_opt.pipeline.lock import locked
     from llm_perf_opt.runners.job import Job
 
     hydra_config = HydraConfig.get()
     run_dir = Path(hydra_config.runtime.output_dir)
     overrides = tuple(str(o) for o in hydra_config.overrides.task)
     try:
-        cfg, notice = translate_files(cfg, given)
-        if notice:
-            print(f"INFO: {notice}", file=sys.stderr)
-        config = _with_declared_model(type_config(cfg, user_dir=Path(hydra_config.runtime.cwd)), overrides)
-        job = Job.prepare(config, run_dir, overrides, created_at=datetime.now(UTC))
-        return EXIT_OK if job.run() else EXIT_FAILED
+        with locked(run_dir, partial(print, file=sys.stderr)) as lock:
+            cfg, notice = translate_files(cfg, given)
+            if notice:
+                print(f"INFO: {notice}", file=sys.stderr)
+            config = _with_declared_model(type_config(cfg, user_dir=Path(hydra_config.runtime.cwd)), overrides)
+            job = Job.prepare(config, run_dir, overrides, created_at=datetime.now(UTC), free_room=lock.free_room)
+            code = EXIT_OK if job.run() else EXIT_FAILED
     except ProfilingError as error:
         print_error(error)
-        _remove_if_empty(run_dir)
-        return error.exit_code
+        code = error.exit_code
+    _remove_if_empty(run_dir)
+    return code
 
 
 def _with_declared_model(config: "AppConfig", overrides: Sequence[str]) -> "AppConfig":
@@ -155,7 +165,10 @@ def _arguments(argv: Sequence[str]) -> Iterator[None]:
     sys.argv = ["llm-perf profile", *argv]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        yield
+        with warnings.catch_warnings():
+            # It warns of what it raises a moment later, and then we say it in one line.
+            warnings.filterwarnings("ignore", category=UserWarning, module="hydra")
+            yield
     finally:
         sys.argv = before
         if full_error is None:
@@ -179,4 +192,4 @@ def _terminate_like_interrupt() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_safely(main, sys.argv[1:]))

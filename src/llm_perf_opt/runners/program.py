@@ -20,7 +20,7 @@ from llm_perf_opt.errors import EXIT_FAILED, EXIT_OK
 LONGEST_LINE = 300
 
 
-def run_program(main: Callable[[list[str]], int], argv: Sequence[str]) -> int:
+def run_safely(main: Callable[[list[str]], int], argv: Sequence[str]) -> int:
     """Run a command; whatever happens inside it, the answer is an exit code."""
     with _safe_streams(), LastResort() as last:
         try:
@@ -55,17 +55,17 @@ class LastResort:
         if not isinstance(error, Exception):
             return False
         self.caught = True
-        text = " ".join(str(error).split())[:LONGEST_LINE]
-        where = _write_trace(error)
+        from llm_perf_opt.core.redact import Redactor
+
+        redactor = Redactor.of(os.environ)
+        text = redactor.text(" ".join(str(error).split())[:LONGEST_LINE])
+        where = _write_trace(redactor.text("".join(traceback.format_exception(error))))
         print(f"error: {type(error).__name__}: {text} (not foreseen; the trace is in {where})", file=sys.stderr)
         return True
 
 
-def _write_trace(error: Exception) -> str:
+def _write_trace(text: str) -> str:
     """The file with the trace, or the reason why there is none."""
-    from llm_perf_opt.core.redact import Redactor
-
-    text = Redactor.of(os.environ).text("".join(traceback.format_exception(error)))
     try:
         number, path = tempfile.mkstemp(prefix="llm-perf-error-", suffix=".log")
         with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:

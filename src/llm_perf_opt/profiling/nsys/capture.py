@@ -128,6 +128,7 @@ def run_capture(ctx: StageContext, options: CaptureOptions, raw: RawFolder, base
         cmd_file=None,
         cwd=cwd,
         env={"TMPDIR": str(raw.scratch), **_phase_limit(options)},
+        remove=[raw.scratch],
         label="nsys" if options.nvtx_capture is None else f"nsys {options.nvtx_capture}",
     )
     # What ends a program because the window is over is no failure of the program.
@@ -303,6 +304,7 @@ def _look(ctx: StageContext, options: CaptureOptions, raw: RawFolder) -> list[st
         cmd_file=None,
         cwd=workload_cwd(ctx.config),
         env={"TMPDIR": str(raw.scratch)},
+        remove=[raw.scratch],
         label="nsys look",
     )
     reports = find_reports(base)

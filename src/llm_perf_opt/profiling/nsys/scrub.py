@@ -212,15 +212,12 @@ def raw_folder(ctx: StageContext) -> Iterator[RawFolder]:
     for pattern in EARLIER:
         for old in ctx.out_dir.glob(pattern):
             old.unlink()
-    reports = ctx.tmp_dir / "raw"
-    shutil.rmtree(reports, ignore_errors=True)
-    reports.mkdir()
-    try:
-        # A short path: nsys opens sockets there, and their names may not be long.
-        with tempfile.TemporaryDirectory(prefix="llm-perf-nsys-", ignore_cleanup_errors=True) as scratch:
-            yield RawFolder(reports=reports, scratch=Path(scratch))
-    finally:
-        shutil.rmtree(reports, ignore_errors=True)
+    # A short path: nsys opens sockets there, and their names may not be long. It is not in the run directory, so that
+    # nothing of it is there even if we are killed.
+    with tempfile.TemporaryDirectory(prefix="llm-perf-nsys-", ignore_cleanup_errors=True) as scratch:
+        reports = Path(scratch, "raw")
+        reports.mkdir()
+        yield RawFolder(reports=reports, scratch=Path(scratch))
 
 
 def export_report(ctx: StageContext, nsys: str, report: Path, sqlite: Path, timeout_s: float) -> Path:
@@ -233,6 +230,7 @@ def export_report(ctx: StageContext, nsys: str, report: Path, sqlite: Path, time
         log=log,
         cmd_file=None,
         label="nsys export",
+        remove=[report.parent],
     )
     if not result.ok or not sqlite.is_file():
         raise ToolError(export_problem(report, result.timed_out, result.exit_code, result.tail))

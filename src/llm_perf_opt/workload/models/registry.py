@@ -10,6 +10,8 @@ from typing import Any, cast
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.workload.models.base import ModelAdapter
 
+_NEEDED = ("config_cls", "infer_cls", "data_kind", "check", "geometry", "load")
+
 
 def load_adapter(path: str) -> ModelAdapter:
     """Import `package.module:ATTRIBUTE`. Importing an adapter must not import torch."""
@@ -26,7 +28,14 @@ def load_adapter(path: str) -> ModelAdapter:
             f"model.adapter: {module_name} has no {attribute or 'attribute named'} (got {path!r}), "
             "allowed: an import path package.module:ADAPTER"
         )
-    return cast(ModelAdapter, vars(module)[attribute])
+    adapter = vars(module)[attribute]
+    missing = [name for name in _NEEDED if name not in dir(adapter)]
+    if missing:
+        raise ConfigError(
+            f"model.adapter: {path} is no adapter, it has no {missing[0]} (got {path!r}), "
+            "allowed: an import path package.module:ADAPTER"
+        )
+    return cast(ModelAdapter, adapter)
 
 
 @dataclass(frozen=True, kw_only=True)

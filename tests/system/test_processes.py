@@ -1,0 +1,171 @@
+"""Two at once, a full disk, nobody listening, and input nobody would type: a run says so and loses nothing."""
+
+import errno
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.cli import main
+from llm_perf_opt.core.files import write_whole
+from tests.support.orchestrator import (
+    ALPHA,
+    BETA,
+    OFF,
+    command,
+    environment,
+    llm_perf,
+    statuses,
+    valid_manifest,
+)
+
+
+def _wait_for(path: Path, timeout_s: float = 60) -> None:
+    end = time.monotonic() + timeout_s
+    while not path.exists() or not path.read_text():
+        assert time.monotonic() < end, f"{path} did not appear"
+        time.sleep(0.05)
+
+
+def _start(tmp_path: Path, *args: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        command("profile", *args), cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_of_two_starts_in_one_new_directory_one_gets_the_next_name(tmp_path: Path) -> None:
+    slow = (*OFF, ALPHA, "pipeline.alpha.seconds=8", "hydra.run.dir=mine")
+    runs = [_start(tmp_path, *slow) for _ in range(2)]
+    said = [run.communicate(timeout=120)[1] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "mine-2"]
+    assert [statuses(valid_manifest(tmp_path / name)) for name in ("mine", "mine-2")] == [{"alpha": "ok"}] * 2
+    assert sum("another run has just started there" in text for text in said) == 1
+    assert list(tmp_path.rglob(".lock")) == []
+
+
+def test_a_directory_in_use_is_neither_resumed_nor_reported(tmp_path: Path) -> None:
+    run = _start(tmp_path, *OFF, ALPHA, BETA, "pipeline.beta.seconds=20", "hydra.run.dir=r")
+    try:
+        _wait_for(tmp_path / "r/tmp/beta/pid")
+        resumed = llm_perf("profile", "run.resume=r", cwd=tmp_path)
+        reported = llm_perf("report", "r", cwd=tmp_path)
+    finally:
+        run.terminate()
+        run.communicate(timeout=60)
+    for outcome in (resumed, reported):
+        assert outcome.code == 2
+        assert f"in use by process {run.pid} on " in outcome.err
+        assert "wait until it has ended, or end it" in outcome.err
+    assert llm_perf("report", "r", cwd=tmp_path).code == 0
+
+
+def test_a_full_disk_is_recorded_and_the_run_can_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(environment()["PYTHONPATH"].split(os.pathsep)[0])
+    real: Callable[[Path, bytes], Path] = write_whole
+    room = {"left": 2}
+
+    def full(path: Path, data: bytes) -> Path:
+        is_final = b'"status": "failed"' in data
+        room["left"] -= path.name == "manifest.json"
+        if room["left"] < 0 and not is_final:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return real(path, data)
+
+    monkeypatch.setattr("llm_perf_opt.core.manifest.write_whole", full)
+    assert main(["profile", *OFF, ALPHA, BETA, "hydra.run.dir=r"]) == 1
+    monkeypatch.setattr("llm_perf_opt.core.manifest.write_whole", real)
+    manifest = valid_manifest(tmp_path / "r")
+    reason = f"the run could not go on: No space left on device ({tmp_path / 'r/manifest.json'})"
+    assert (manifest["status"], manifest["warnings"]) == ("failed", [reason])
+    assert [path for path in (tmp_path / "r").rglob("*") if path.name.startswith(".")] == []
+    assert main(["profile", "run.resume=r"]) == 0
+    assert statuses(valid_manifest(tmp_path / "r")) == {"alpha": "ok", "beta": "ok"}
+
+
+@pytest.mark.parametrize("closed", ["1>&-", "2>&-", "0<&- 1>&- 2>&-", "2>/dev/full", "1>/dev/full 2>/dev/full"])
+def test_a_run_nobody_listens_to_ends_as_it_should(tmp_path: Path, closed: str) -> None:
+    words = " ".join(f"'{word}'" for word in command("profile", *OFF, ALPHA, "hydra.run.dir=r"))
+    done = subprocess.run(["sh", "-c", f"{words} {closed}"], cwd=tmp_path, env=environment(), check=False, timeout=120)
+    assert done.returncode == 0
+    assert (valid_manifest(tmp_path / "r")["status"], statuses(valid_manifest(tmp_path / "r"))) == (
+        "ok",
+        {"alpha": "ok"},
+    )
+    assert (tmp_path / "r/report.html").is_file()
+
+
+DEMO = ("experiment=demo", "run.dry_run=true")
+
+
+@pytest.mark.parametrize(
+    ("words", "start"),
+    [
+        (("model=null",), "model: no such choice (got 'null'), allowed: causal_lm, "),
+        (("dataset=null",), "dataset: no such choice (got 'null'), allowed: omnidocbench, "),
+        (("hardware=null",), "hardware: no such choice (got 'null'), allowed: "),
+        (("pipeline=null",), "pipeline: missing (got None), allowed: a mapping of stages"),
+        (("~pipeline",), "pipeline: no stage is enabled, allowed: at least one pipeline.<stage>.enable=true"),
+        (("=1",), "=1: not an override, allowed: key=value"),
+        (("--resolve",), "command line: The --resolve flag can only be used in conjunction with --cfg or --help"),
+        (("--experiment", "demo"), "--experiment: no such flag, "),
+        (("model.name=${oc.env:NOT_SET_HERE}", *DEMO), "model.name: KeyError raised while resolving interpolation"),
+        (("run.seed=${run.seed}", *DEMO), "run.seed: Recursive interpolation detected"),
+        (("run.repeats=" + "9" * 10_000, *DEMO), "run.repeats: Exceeds the limit (4300 digits)"),
+        (("model.geometry=" + "[" * 3000 + "]" * 3000, *DEMO), "model.geometry: maximum recursion depth exceeded"),
+        (
+            ("infer.temperature=nan", *DEMO),
+            "infer.temperature: not a finite number (got nan)",
+        ),
+        (
+            ("infer.temperature=inf", *DEMO),
+            "infer.temperature: not a finite number (got inf)",
+        ),
+        (
+            ("run.top_n_kernels=99999999999", *DEMO),
+            "run.top_n_kernels: not allowed (got 99999999999), allowed: a number ≤ 2",
+        ),
+        (("model.adapter=os:path", *DEMO), "model.adapter: os:path is no adapter, it has no config_cls"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
+)
+def test_odd_input_is_one_line_and_exit_code_2(
+    words: tuple[str, ...],
+    start: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["profile", *words]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {start}")
+    assert len(err.splitlines()) == 1
+
+
+def test_an_error_nobody_foresaw_is_one_line_and_a_file_with_its_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def surprise(argv: list[str]) -> int:
+        raise ZeroDivisionError("token=abcdef123456 by zero\nsecond line")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("llm_perf_opt.runners.runs.main", surprise)
+    assert main(["runs"]) == 1
+    (trace,) = tmp_path.iterdir()
+    assert capsys.readouterr().err == (
+        f"error: ZeroDivisionError: token=(redacted) by zero second line (not foreseen; the trace is in {trace})\n"
+    )
+    assert "ZeroDivisionError: token=(redacted) by zero" in trace.read_text()
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_letters_of_any_alphabet_work_on_the_command_line(tmp_path: Path, locale: str) -> None:
+    done = llm_perf("profile", *OFF, ALPHA, "hydra.run.dir=läufe/試験 1", cwd=tmp_path, LC_ALL=locale)
+    assert done.code == 0, done.err
+    assert statuses(valid_manifest(tmp_path / "läufe/試験 1")) == {"alpha": "ok"}
