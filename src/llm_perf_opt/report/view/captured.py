@@ -9,7 +9,7 @@ from llm_perf_opt.core.units import format_bytes, format_ms, format_percent
 from llm_perf_opt.report.run_files import Found
 from llm_perf_opt.report.view.shown import Cell, Shown, Tile, share, show
 
-TOOLS = {"nsys": "nsys", "torch": "the torch profiler"}
+TOOLS = {"nsys": "nsys", "nsys_summary": "nsys (a summary, without times of day)", "torch": "the torch profiler"}
 NO_CLEAN_TIME = "No clean time was measured."
 
 
@@ -82,7 +82,12 @@ def _each(found: CaptureAnalysis) -> str:
 
 
 def _on_host(found: CaptureAnalysis) -> str:
-    """What there is instead, on the host."""
+    """What there is instead: kernels that were only counted, or work on the host."""
+    if found.counters is not UNSET and found.counters:
+        counted = _count(sum(row.instances for row in found.counters), "kernel")
+        largest = max(found.counters, key=lambda row: row.flop or 0.0)
+        most = f", most FLOPs in {largest.short_name}" if largest.flop else ""
+        return f" with its times; hardware counters of {counted} were{most}"
     if found.operators is not UNSET and found.operators:
         top = max(found.operators, key=lambda row: row.self_cpu_ns)
         total = sum(row.self_cpu_ns for row in found.operators)

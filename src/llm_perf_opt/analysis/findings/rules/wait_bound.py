@@ -1,5 +1,7 @@
 """Rule wait_bound: the GPU stands idle while copies run or the host waits in a synchronisation call."""
 
+from collections.abc import Sequence
+
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts, runs_on
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import MIN_LISTED, Evidence, Finding, Rule, amdahl, confidence_of
@@ -22,6 +24,9 @@ COPY_REMEDY = (
     "memory on a stream of its own, and prefetch the next piece while kernels run"
 )
 SHOWN = 3
+# 16 lanes of 8 GT/s, 128 of 130 bits: what the bus of 2010 carries one way. Copies of this size should come near it.
+PCIE3_BYTES_PER_S = 16 * 8e9 * 128 / 130 / 8
+LARGE_COPY_BYTES, SLOW_SHARE = 1_000_000, 0.5
 # Ranges that explain all but this part of the waiting speak for the whole capture.
 MIN_LEFT_SHARE = 0.3
 
@@ -122,6 +127,7 @@ def _of_copies(facts: CaptureFacts, copying_ns: int) -> Finding:
         evidence=(
             f"{copying_ns / 1e6:.2f} ms of {facts.span_ns / 1e6:.2f} ms a copy or set runs and no kernel",
             *(_rate(row) for row in rows),
+            *_slow(rows),
             # There is no more kernel time than this to hide them behind.
             f"beside the kernels they could hide for {min(copying_ns, facts.busy_ns) / 1e6:.2f} ms at most; the rest "
             "is saved only by copying less or faster",
@@ -131,6 +137,22 @@ def _of_copies(facts: CaptureFacts, copying_ns: int) -> Finding:
         remedy=COPY_REMEDY,
         hint="Keeping the data on the device",
     )
+
+
+def _slow(rows: Sequence[CopyRow]) -> tuple[str, ...]:
+    """Large copies over the bus that are slower than an old bus is."""
+    for row in rows:
+        kind = row.kind.lower()
+        crosses = any(word in kind for word in ("host-to-device", "device-to-host", "htod", "dtoh"))
+        if not crosses or row.bytes_per_s is None or row.size_bytes is None:
+            continue
+        if row.size_bytes >= LARGE_COPY_BYTES * row.instances and row.bytes_per_s < SLOW_SHARE * PCIE3_BYTES_PER_S:
+            return (
+                f"{row.kind}: {row.bytes_per_s / 1e9:.1f} GB/s is {row.bytes_per_s / PCIE3_BYTES_PER_S:.0%} of what "
+                f"PCIe 3.0 x16 carries ({PCIE3_BYTES_PER_S / 1e9:.1f} GB/s): pageable host memory copies so slowly, "
+                "pinned memory does not",
+            )
+    return ()
 
 
 def _rate(row: CopyRow) -> str:
