@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from llm_perf_opt.analysis.ranks.analysis import RanksAnalysis, analyze_ranks
 from llm_perf_opt.analysis.ranks.collectives import Arrivals, bus_factor
 from llm_perf_opt.analysis.ranks.identify import identify
+from llm_perf_opt.analysis.timeline.timeline import Origin
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
@@ -134,6 +136,28 @@ def test_a_directory_of_captures_is_one_job(tmp_path: Path, capsys: pytest.Captu
     capsys.readouterr()
     assert main(["analyze", str(folder), "--as", "repeats", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ranks"]["files_are"] == "repeats"
+
+
+def test_repetitions_are_told_apart_by_their_files_and_do_not_meet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [str(_rank(tmp_path / f"{n}.json", 3, [("gemm", 10, 5), (ALL_REDUCE, 20, 10)])) for n in ("old", "new")]
+    assert main(["analyze", *files]) == 0
+    text = capsys.readouterr().out
+    assert "Repetitions\n" in text
+    assert "old.json, GPU 3" in text
+    assert "taken as repetitions of one run (distributedInfo: all say rank 3); --as ranks says otherwise" in text
+    assert main(["analyze", "--json", *files]) == 0
+    found = json.loads(capsys.readouterr().out)["ranks"]
+    assert [(c["count"], c["matched"]) for c in found["collectives"]] == [(2, 0)]
+    assert [row["arrivals"] for row in found["rows"]] == [None, None]
+
+
+def test_captures_of_different_hosts_are_ranks(tmp_path: Path) -> None:
+    one = read_torch_trace(_rank(tmp_path / "a.json", None, [("gemm", 10, 5)])).timeline
+    hosts = [replace(one, origin=Origin(host=name)) for name in ("node1", "node2")]
+    found = identify(hosts)
+    assert (found.kind, found.ranks, found.how) == ("ranks", (0, 1), "each was recorded on another host")
 
 
 def test_one_process_on_one_gpu_has_no_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,7 +74,7 @@ def analyze_ranks(
         return None
     understood = identify(timelines, said)
     args = list(recorded) if recorded is not None else [None] * len(timelines)
-    collectives, arrivals = _collectives(timelines, args, understood)
+    collectives, arrivals = find_collectives(timelines, args, as_ranks=understood.kind == RANKS)
     rows: list[RankRow] = []
     devices: list[DeviceRow] = []
     for timeline, rank, came in zip(timelines, understood.ranks, arrivals, strict=True):
@@ -95,16 +95,6 @@ def analyze_ranks(
         straggler=_straggler(rows),
         notes=tuple(_notes(timelines, understood, rows, world)),
     )
-
-
-def _collectives(
-    timelines: Sequence[Timeline], recorded: Sequence[RecordedArgs | None], understood: Understood
-) -> tuple[tuple[CollectiveRow, ...], tuple[Arrivals | None, ...]]:
-    """Repetitions are no ranks: what happened in them is not matched."""
-    if understood.kind == RANKS:
-        return find_collectives(timelines, recorded)
-    alone = [find_collectives([t], [args])[0] for t, args in zip(timelines, recorded, strict=True)]
-    return (alone[0] if alone else ()), (None,) * len(timelines)
 
 
 def _rows(timeline: Timeline, rank: int | None, arrivals: Arrivals | None) -> tuple[list[RankRow], list[DeviceRow]]:

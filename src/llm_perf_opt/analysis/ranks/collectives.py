@@ -207,13 +207,13 @@ class _Key:
 
 
 def find_collectives(
-    timelines: Sequence[Timeline], recorded: Sequence[RecordedArgs | None]
+    timelines: Sequence[Timeline], recorded: Sequence[RecordedArgs | None], *, as_ranks: bool = True
 ) -> tuple[tuple[CollectiveRow, ...], tuple[Arrivals | None, ...]]:
-    """Collectives by time, and the arrivals of each capture; the captures are taken as ranks."""
+    """Collectives by time, and the arrivals of each capture where they are ranks; repetitions do not meet."""
     found = [_find(t, args) for t, args in zip(timelines, recorded, strict=True)]
     apart = _clocks_apart(found)
     keys = dict.fromkeys(key for one in found for key in one.keys)
-    matches = {key: _match(key, found, apart) for key in dict.fromkeys(map(_meeting, keys))}
+    matches = {key: _match(key, found, apart) for key in dict.fromkeys(map(_meeting, keys)) if as_ranks}
     rows = [_row(key, found, matches.get(key)) for key in keys]
     rows.sort(key=lambda r: (-r.total_ns, r.collective, r.message_bytes or 0))
     return tuple(rows), _arrivals(list(matches.values()), len(timelines))

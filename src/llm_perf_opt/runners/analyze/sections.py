@@ -1,12 +1,14 @@
 """What a capture says beyond ranges, kernels and findings, as sections: the same on the terminal and on the page."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
 
 from msgspec import UNSET
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis
-from llm_perf_opt.analysis.ranks.analysis import RankRow, RanksAnalysis
+from llm_perf_opt.analysis.ranks.analysis import DeviceRow, RankRow, RanksAnalysis
 from llm_perf_opt.analysis.ranks.collectives import CollectiveRow
+from llm_perf_opt.analysis.ranks.identify import REPEATS
 from llm_perf_opt.analysis.ranks.overlap import Split
 from llm_perf_opt.analysis.timeline.critical import CriticalPath
 from llm_perf_opt.analysis.timeline.frames import PythonTree
@@ -114,28 +116,32 @@ def _ranks(ranks: RanksAnalysis, source: str | None) -> Section:
             )
     elif several and any(row.arrivals is not None for row in ranks.rows):
         texts.append("No rank holds the others up for long.")
-    tables = [_time_table("", [(_name(row), row.time) for row in ranks.rows], source)]
+    tables = [_time_table("", [(_name(row, ranks), row.time) for row in ranks.rows], source)]
     if ranks.devices:
-        named = [(f"{_who(row.rank, row.process, row.source)}, GPU {row.device}", row.time) for row in ranks.devices]
+        named = [(f"{_who(row, ranks)}, GPU {row.device}", row.time) for row in ranks.devices]
         tables.append(_time_table("By GPU: busy is the union of what ran on that one", named, source))
-    waiting = _arrivals(ranks.rows, source)
+    waiting = _arrivals(ranks, source)
     return Section(
-        title="Ranks" if several else "GPU time",
+        title=("Repetitions" if ranks.files_are == REPEATS else "Ranks") if several else "GPU time",
         paragraphs=tuple(texts),
         tables=(*tables, *([waiting] if waiting is not None else [])),
     )
 
 
-def _name(row: RankRow) -> str:
+def _name(row: RankRow, ranks: RanksAnalysis) -> str:
     gpus = ", ".join(str(device) for device in row.devices if device >= 0)
-    where = [f"GPU {gpus}"] if gpus else []
-    return ", ".join([_who(row.rank, row.process, row.source), *where])
+    return _who(row, ranks) + (f", GPU {gpus}" if gpus else "")
 
 
-def _who(rank: int | None, process: str | None, source: str) -> str:
-    if rank is not None:
-        return f"rank {rank}"
-    return process or source
+def _who(row: RankRow | DeviceRow, ranks: RanksAnalysis) -> str:
+    """The rank, else the process; of repetitions the file, which alone tells them apart."""
+    if ranks.files_are == REPEATS:
+        return PurePath(row.source).name
+    if row.rank is not None:
+        return f"rank {row.rank}"
+    several = len({other.source for other in ranks.rows}) > 1
+    parts = [*([PurePath(row.source).name] if several or row.process is None else []), row.process]
+    return ", ".join(part for part in parts if part)
 
 
 def _time_table(title: str, rows: Sequence[tuple[str, Split]], source: str | None) -> SectionTable:
@@ -159,15 +165,15 @@ def _time_table(title: str, rows: Sequence[tuple[str, Split]], source: str | Non
     )
 
 
-def _arrivals(rows: Sequence[RankRow], source: str | None) -> SectionTable | None:
-    known = [(row, row.arrivals) for row in rows if row.arrivals is not None]
+def _arrivals(ranks: RanksAnalysis, source: str | None) -> SectionTable | None:
+    known = [(row, row.arrivals) for row in ranks.rows if row.arrivals is not None]
     if not known:
         return None
     return SectionTable(
         title="Who waited for whom, in collectives that ended together on all ranks given",
         columns=("who", "matched", "waited ms", "came last", "others waited for it ms"),
         rows=tuple(
-            (_name(row), came.matched, came.waited_ns / 1e6, came.came_last, came.held_up_ns / 1e6)
+            (_name(row, ranks), came.matched, came.waited_ns / 1e6, came.came_last, came.held_up_ns / 1e6)
             for row, came in known[:ROWS]
         ),
         source=source,
@@ -179,8 +185,8 @@ def _communication(ranks: RanksAnalysis, source: str | None) -> Section:
     exposed = max(talking, key=lambda row: row.time.exposed_pct)
     texts = [
         f"Exposed is communication beside which nothing ran: at most "
-        f"{format_percent(exposed.time.exposed_pct / 100)} of a rank's time ({_name(exposed)}). HTA's overlap is the "
-        "share of communication time during which a computation kernel ran."
+        f"{format_percent(exposed.time.exposed_pct / 100)} of a rank's time ({_name(exposed, ranks)}). "
+        "HTA's overlap is the share of communication time during which a computation kernel ran."
     ]
     overlap = SectionTable(
         columns=(
@@ -189,7 +195,7 @@ def _communication(ranks: RanksAnalysis, source: str | None) -> Section:
         ),
         rows=tuple(
             (
-                _name(row),
+                _name(row, ranks),
                 row.time.communication_ns / 1e6,
                 row.time.overlapped_ns / 1e6,
                 row.time.exposed_ns / 1e6,
