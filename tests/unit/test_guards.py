@@ -138,6 +138,7 @@ def test_nothing_is_called_a_helper() -> None:
         ["doctor"],
         ["predict", "model=llama3_8b", "hardware=h200"],
         ["analyze", "--help"],
+        ["compare", "--help"],
         ["runs", "."],
     ],
     ids=" ".join,

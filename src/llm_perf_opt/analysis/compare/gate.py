@@ -7,11 +7,13 @@ which is not a pass.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from llm_perf_opt.analysis.compare.stability import CONFIDENCE
-from llm_perf_opt.analysis.compare.statistics import ChangeEstimate, Pass, level_interval, level_of
 from llm_perf_opt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llm_perf_opt.analysis.compare.statistics import ChangeEstimate, Pass
 
 GateStatus = Literal["passed", "failed", "inconclusive"]
 EXIT_PASSED, EXIT_REGRESSION, EXIT_INCONCLUSIVE = 0, 1, 3
@@ -62,7 +64,7 @@ def parse_condition(text: str) -> Condition:
     )
 
 
-def check_condition(condition: Condition, found: ChangeEstimate | None, candidate: Sequence[Pass]) -> GateResult:
+def check_condition(condition: Condition, found: "ChangeEstimate | None", candidate: "Sequence[Pass]") -> GateResult:
     """Whether a condition holds. `found` is None where the metric is not on both sides."""
     if condition.is_relative:
         if found is None:
@@ -71,6 +73,9 @@ def check_condition(condition: Condition, found: ChangeEstimate | None, candidat
     else:
         if not any(candidate):
             return _without(condition, f"{condition.metric} was not measured in the candidate")
+        # numpy is behind it, and a condition is parsed before anything is computed.
+        from llm_perf_opt.analysis.compare.statistics import level_interval, level_of
+
         bounds, measured = level_interval(candidate), level_of(candidate).median
     if bounds is None:
         return _result(condition, "inconclusive", measured, None, "nothing was repeated, so its spread is not known")

@@ -164,12 +164,14 @@ def _timeline_svg(window: TimelineWindow, length_ns: int) -> str:
     boxes = []
     for start, end, _, name in window.ranges[:MOST_KERNELS]:
         boxes.append(_box(start, end, 0, scale, "none", window.names[name], outline=True))
-    for start, end, lane, name, kind in window.kernels[:MOST_KERNELS]:
+    # The longest, so that what is left out is what could hardly be seen.
+    longest = sorted(window.kernels, key=lambda kernel: kernel[0] - kernel[1])[:MOST_KERNELS]
+    for start, end, lane, name, kind in longest:
         colour = f"var(--c-{window.classes[kind].replace(' ', '-')})"
         boxes.append(_box(start, end, lane + 1, scale, colour, window.names[name]))
     height = (lanes + 1) * LANE
     left_out = max(0, len(window.kernels) - MOST_KERNELS)
-    note = f"<p class='small muted'>{left_out:,} kernels are not drawn.</p>" if left_out else ""
+    note = f"<p class='small muted'>The {left_out:,} shortest kernels are not drawn.</p>" if left_out else ""
     return (
         f'<svg class="plot" viewBox="0 0 {WIDTH} {height}" width="100%" role="img" '
         f'aria-label="ranges above, kernels by stream below">{"".join(boxes)}</svg>{note}'
