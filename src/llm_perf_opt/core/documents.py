@@ -141,6 +141,24 @@ class MetricsDocument:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GeneratedKernel:
+    """A kernel torch.compile wrote: what it is made of, and its source by the path from the run directory."""
+
+    name: str
+    language: str
+    operators: tuple[str, ...]
+    file: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedDocument:
+    """`generated.json`: the kernels torch.compile wrote for the run."""
+
+    schema_version: Literal[1] = 1
+    kernels: tuple[GeneratedKernel, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class InputSample:
     """One sample a run used; `path` None: it was made up, and its tokens or text were hashed."""
 

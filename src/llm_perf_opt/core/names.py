@@ -42,6 +42,9 @@ KERNELS_JSON: Final = "kernels.json"
 ANALYSIS_FILE: Final = "analysis.json"
 TIMELINE_FILE: Final = "timeline.json"
 GPU_SAMPLES_FILE: Final = "gpu_samples.json"
+GENERATED_FILE: Final = "generated.json"
+# Below tmp/ of a run: where torch.compile keeps what it wrote, shared by all stages.
+INDUCTOR_DIR: Final = "inductor"
 STATIC_JSON: Final = "static.json"
 STATIC_MD: Final = "static_compute.md"
 
@@ -70,6 +73,7 @@ Role = Literal[
     "ncu_details",
     "ncu_kernels_csv",
     "ncu_kernels_json",
+    "generated_kernels",
     "roofline_svg",
     "region",
 ]
@@ -80,4 +84,5 @@ ROLE_WRITERS: dict[Role, tuple[str, ...]] = {
     "analysis_json": (NSYS, TORCH_PROFILER),
     "ncu_kernels_json": (NCU,),
     "gpu_samples": (TORCH_PROFILER,),
+    "generated_kernels": (TORCH_PROFILER, DIRECT_INFERENCE, NSYS),
 }

@@ -89,6 +89,7 @@ def script_values(row: KernelRowView) -> dict[str, Value]:
         "full": row.name if row.name != row.short_name else None,
         "class": row.kernel_class,
         "module": row.module,
+        "generated": row.generated,
         "limiter": ncu.occupancy_limiter if ncu and ncu.occupancy_limiter != "none" else None,
         "advice": ncu.advice[0].text if ncu and ncu.advice else None,
         **{f"time_{view}": value for view, value in times},

@@ -15,7 +15,7 @@ from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.static.document import StaticDocument
 from llm_perf_opt.analysis.timeline.window import TimelineWindow
-from llm_perf_opt.core.documents import ClockDocument, MetricsDocument
+from llm_perf_opt.core.documents import ClockDocument, GeneratedDocument, MetricsDocument
 from llm_perf_opt.core.files import read_limited
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.names import ROLE_WRITERS, TORCH_PROFILER, Role
@@ -60,6 +60,7 @@ class RunFiles:
     samples: tuple[SampleLine, ...]
     timelines: tuple[Found[TimelineWindow], ...]
     clocks: Found[ClockDocument] | Unknown
+    generated: Found[GeneratedDocument] | Unknown
     pictures: Mapping[str, Found[bytes] | Unknown]
 
 
@@ -77,6 +78,7 @@ def read_run_files(manifest: RunManifest, run_dir: Path) -> RunFiles:
         samples=reader.samples(),
         timelines=reader.all("timeline_json", TimelineWindow),
         clocks=reader.first("gpu_samples", ClockDocument),
+        generated=reader.first("generated_kernels", GeneratedDocument),
         pictures={
             section.picture.path: reader.picture(section.picture.path)
             for stage in manifest.stages

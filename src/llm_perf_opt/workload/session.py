@@ -9,6 +9,7 @@ The sample a warm-up runs: the first one that can be read, or a made-up one of t
 Which errors mean that one sample is bad, and when there are too many of them.
 """
 
+import os
 import struct
 import zlib
 from collections.abc import Mapping, Sequence, Set
@@ -20,7 +21,7 @@ from llm_perf_opt.analysis.compare.stability import RepeatedValue, half_width, r
 from llm_perf_opt.config.output import OutputConfig
 from llm_perf_opt.config.schema import AUTO, AppConfig, RunSection
 from llm_perf_opt.core.documents import Deployment
-from llm_perf_opt.core.names import DECODE, PREFILL, WALL_METRIC, WARMUP
+from llm_perf_opt.core.names import DECODE, INDUCTOR_DIR, MANIFEST_FILE, PREFILL, WALL_METRIC, WARMUP
 from llm_perf_opt.errors import ConfigError, ProfilingError
 from llm_perf_opt.workload.dataset import (
     TOKENS,
@@ -142,6 +143,9 @@ def check_workload(config: AppConfig, out_dir: Path) -> Workload:
 def open_session(workload: Workload) -> Session:
     """Load the model on its device."""
     config = workload.config
+    if config.infer.compile != "none":
+        # Before torch.compile is used at all: it takes its folder once and for all.
+        keep_generated_code(workload.scratch_dir)
     device = resolve_device(config.run.device)
     say(f"loading {config.model.name} ({config.model.weights} weights) on {device}")
     model = workload.adapter.load(config.model, config.infer, device=device, seed=config.run.seed)
@@ -196,6 +200,13 @@ def settle(session: Session) -> Session:
     compile_s = sum(generation.itl_ms[:SETTLE_STEPS]) / 1e3
     say(f"the decode step was ready after {compile_s:.1f} s")
     return replace(session, compile_s=compile_s)
+
+
+def keep_generated_code(scratch_dir: Path) -> None:
+    """Have torch.compile write into the run: stages share what was compiled, and its sources can be shown."""
+    runs = [folder for folder in scratch_dir.parents if (folder / MANIFEST_FILE).is_file()]
+    folder = runs[0] / "tmp" / INDUCTOR_DIR if runs else scratch_dir / INDUCTOR_DIR
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
 
 
 def longest_sample(session: Session) -> Sample:

@@ -23,6 +23,7 @@ from llm_perf_opt.profiling.baseline import (
     slowdown_between,
 )
 from llm_perf_opt.profiling.capture_files import capture_metrics, write_analysis
+from llm_perf_opt.profiling.generated import collect_generated
 from llm_perf_opt.profiling.idle_sections import idle_sections
 from llm_perf_opt.profiling.nsys.capture import WORK_DIR, CaptureOptions, NsysCaptured, run_capture
 from llm_perf_opt.profiling.nsys.scrub import RawFolder, publish_leftovers, publish_report, raw_folder
@@ -54,6 +55,8 @@ def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
     is_own = ctx.config.workload.command is None
     metrics |= nsys_slowdown(baseline if is_own else None, child, ctx.workload_dir / WORK_DIR, complete=complete)
     clean, clean_files = own_clean_pass(ctx)
+    has_sources = any(record.file("generated_kernels") is not None for record in ctx.earlier.values())
+    generated, sections = ((), ()) if has_sources else collect_generated(ctx.run_dir, ctx.out_dir)
     kept = [path for path in (export.with_suffix(".nsys-rep") for export in exports) if path.is_file()]
     return StageOutput(
         metrics={**clean, **metrics},
@@ -62,10 +65,11 @@ def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
             *(StageFile(role="nsys_sqlite", path=p) for p in exports),
             *files,
             *clean_files,
+            *generated,
             *(output_files(cfg.output, ctx.workload_dir / WORK_DIR) if ctx.config.workload.command is None else ()),
         ),
         notes=(*notes, *_notes(cfg, ctx, analysis)),
-        sections=tuple(idle_sections(analysis, source="nsys/analysis.json")),
+        sections=(*idle_sections(analysis, source="nsys/analysis.json"), *sections),
     )
 
 

@@ -25,6 +25,7 @@ from llm_perf_opt.profiling.baseline import (
     require_success,
     torch_obstacles,
 )
+from llm_perf_opt.profiling.generated import collect_generated
 from llm_perf_opt.profiling.vendor.launch import INFERENCE_RUNNER, build_work_argv, stage_overrides, workload_overrides
 from llm_perf_opt.workload.outputs import output_problems
 
@@ -68,11 +69,13 @@ class DirectInferenceStage:
         result = ctx.run_command(argv, timeout_s=cfg.timeout_s, label=self.name)
         require_success(result, "the workload", stage=self.name)
         data = read_metrics(ctx.out_dir)
+        generated, sections = collect_generated(ctx.run_dir, ctx.out_dir)
         return StageOutput(
             metrics=clean_metrics(data, f"{self.name}/metrics.json"),
-            files=(*existing_files(ctx.out_dir), *output_files(cfg.output, ctx.out_dir)),
+            files=(*existing_files(ctx.out_dir), *output_files(cfg.output, ctx.out_dir), *generated),
             notes=notes_of(data),
             samples=read_inputs(ctx.out_dir),
+            sections=sections,
         )
 
     def _run_program(self, cfg: DirectInferenceConfig, ctx: StageContext) -> StageOutput:

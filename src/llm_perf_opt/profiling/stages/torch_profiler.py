@@ -29,6 +29,7 @@ from llm_perf_opt.profiling.baseline import (
     require_success,
     torch_obstacles,
 )
+from llm_perf_opt.profiling.generated import collect_generated
 from llm_perf_opt.profiling.injected import WindowConfig, profile_program
 from llm_perf_opt.profiling.nvml import gpu_index, sample_gpu, samples_file
 from llm_perf_opt.profiling.vendor.launch import PROFILE_RUNNER, build_work_argv, stage_overrides, workload_overrides
@@ -89,6 +90,7 @@ class TorchProfilerStage:
         require_success(result, "the profiled workload", stage=self.name)
         data, traced = describe_trace(cfg, ctx.out_dir, tokens=cfg.token_budget(ctx.config.infer.max_new_tokens))
         source = f"{self.name}/{METRICS_FILE}"
+        generated, sections = collect_generated(ctx.run_dir, ctx.out_dir)
         return StageOutput(
             metrics={**clean_metrics(data, source), **profiled_slowdown(data, source)},
             files=(
@@ -96,9 +98,11 @@ class TorchProfilerStage:
                 *traced,
                 *samples_file(sampled, ctx.out_dir),
                 *output_files(cfg.output, ctx.out_dir),
+                *generated,
             ),
             notes=(*notes_of(data), *((sampled.reason,) if sampled.reason and ctx.host.gpus else ())),
             samples=read_inputs(ctx.out_dir),
+            sections=sections,
         )
 
 

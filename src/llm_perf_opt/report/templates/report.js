@@ -152,6 +152,14 @@
           line.textContent = label + ": " + words;
           cell.append(line);
         }
+        if (field(r, "generated")) {
+          const line = document.createElement("div"), link = document.createElement("a");
+          line.className = "small muted";
+          link.href = field(r, "generated");
+          link.textContent = field(r, "generated");
+          line.append("Written by torch.compile: ", link);
+          cell.append(line);
+        }
         full.append(cell);
         tr.after(full);
       });

@@ -1,6 +1,6 @@
 """Kernels: one row each, times joined with what ncu measured and what its bytes and FLOPs cost at the roof."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from msgspec import UNSET
 
@@ -17,7 +17,8 @@ MODULES_NAMED = 3
 class KernelRowView:
     """One kernel; None stands for unknown. `time_ms` and `launches` by view: whole capture, per prefill, per token.
 
-    `ncu` is what ncu measured; `floor_us` is the time its FLOPs and bytes need at the data sheet's peaks.
+    `ncu` is what ncu measured; `floor_us` is the time its FLOPs and bytes need at the data sheet's peaks; `generated`
+    is the source torch.compile wrote for it, by its path in the run.
     """
 
     name: str
@@ -29,6 +30,7 @@ class KernelRowView:
     ncu: NcuKernel | None
     floor_us: float | None
     module: str | None
+    generated: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,8 @@ def kernels_view(files: RunFiles, facts: RunFacts, ncu: NcuAnalysis | None) -> K
     phases = {name: _by_name(facts, name) for name in VIEWS[1:]}
     floors, modules = _Floors(files), modules_of_kernels(files)
     rows = [_row(k, phases, floors, modules) for k in facts.kernels] or _ncu_only(ncu, floors)
+    sources = {k.name: k.file for k in files.generated.content.kernels} if isinstance(files.generated, Found) else {}
+    rows = [replace(row, generated=sources.get(row.name)) for row in rows] if sources else rows
     return KernelsView(
         rows=tuple(rows),
         totals_ms=(_total(facts), _busy(facts, "prefill"), _busy(facts, "decode")),
