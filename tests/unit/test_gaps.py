@@ -537,3 +537,22 @@ def test_processes_that_share_a_gpu_are_said_to_do_so(tmp_path: Path) -> None:
         "capture.sqlite: several processes worked on what each calls GPU 0: busy and idle are each process's own, and "
         "where that is one GPU another process may have used it meanwhile",
     )
+
+
+def test_communication_beside_which_nothing_runs_is_told(tmp_path: Path) -> None:
+    export = Export()
+    for i in range(10):
+        at = i * 10 * MS
+        for number, (name, start, end, stream) in enumerate(
+            [("gemm", 0, 6 * MS, 7), ("ncclDevKernel_AllReduce_Sum_bf16", 5 * MS, 10 * MS, 20)]
+        ):
+            call = 2 * i + number + 1
+            launched = max(at - MS, 0) + 1_000 * number
+            export.call(launched, launched + 500, call)
+            export.kernel(name, at + start + 2_000, at + end, call, stream=stream)
+    (finding,) = _nsys(export, tmp_path).findings
+    assert (finding.rule, finding.title) == (
+        "exposed_communication",
+        "Communication runs with nothing beside it for 40% of the capture",
+    )
+    assert finding.max_gain == pytest.approx(99.998 / 59.998)

@@ -7,12 +7,13 @@ from typing import Literal
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
+from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts, ExposedCommunication
 from llm_perf_opt.analysis.findings.finding import FindingRecord
 from llm_perf_opt.analysis.findings.rules import diagnose_capture
 from llm_perf_opt.analysis.gaps.report import IdleReport, report_idle
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.ranks.analysis import RanksAnalysis
+from llm_perf_opt.analysis.ranks.overlap import split_time
 from llm_perf_opt.analysis.timeline.critical import CriticalPath
 from llm_perf_opt.analysis.timeline.frames import PythonTree
 from llm_perf_opt.analysis.timeline.graphs import GraphReplays
@@ -24,7 +25,14 @@ from llm_perf_opt.analysis.timeline.ranges import RangeInstances, measure_ranges
 from llm_perf_opt.analysis.timeline.rows import CopyRow, CounterRow, Idle, KernelRow, RangeRow, rate
 from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis
 from llm_perf_opt.analysis.timeline.streams import StreamReport, report_streams
-from llm_perf_opt.analysis.timeline.tables import copy_rows, idle_of, kernel_rows, range_rows, sum_idle
+from llm_perf_opt.analysis.timeline.tables import (
+    communication_kernels,
+    copy_rows,
+    idle_of,
+    kernel_rows,
+    range_rows,
+    sum_idle,
+)
 from llm_perf_opt.analysis.timeline.timeline import CapturedGpu, Timeline, distinct
 
 # Ranges of more names than this are for no reader, and would make the answer larger than the capture.
@@ -166,6 +174,7 @@ def analyze_measured(measured: Sequence[Measured]) -> CaptureAnalysis:
             copies=copies,
             report=idle,
             serial_streams=() if streams is None else streams.serial,
+            exposed=_exposed(timelines),
         )
         findings = tuple(FindingRecord.of(found) for found in diagnose_capture(facts))
     return CaptureAnalysis(
@@ -186,6 +195,23 @@ def analyze_measured(measured: Sequence[Measured]) -> CaptureAnalysis:
         ),
         idle=UNSET if idle is None else idle,
         streams=UNSET if streams is None else streams,
+    )
+
+
+def _exposed(timelines: Sequence[Timeline]) -> ExposedCommunication | None:
+    """What communication costs each process, added up; None where no kernel communicates."""
+    parts = []
+    for timeline in timelines:
+        talks = communication_kernels(timeline)
+        if talks.any():
+            owners = distinct(timeline.kernels.process[talks])
+            parts += [split_time(timeline, talks, process=int(owner)) for owner in owners]
+    if not parts:
+        return None
+    return ExposedCommunication(
+        total_ns=sum(part.communication_ns for part in parts),
+        exposed_ns=sum(part.exposed_ns for part in parts),
+        computation_ns=sum(part.computation_ns for part in parts),
     )
 
 

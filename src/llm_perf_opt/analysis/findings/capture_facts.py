@@ -16,6 +16,15 @@ MOSTLY_GRAPHS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExposedCommunication:
+    """Communication of all processes, and the part of it beside which nothing else ran."""
+
+    total_ns: int
+    exposed_ns: int
+    computation_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class CaptureFacts:
     """One capture, or repetitions of one, from the first GPU work of each process to its last."""
 
@@ -28,6 +37,7 @@ class CaptureFacts:
     copies: tuple[CopyRow, ...]
     report: IdleReport
     serial_streams: tuple[SerialStreams, ...] = ()
+    exposed: ExposedCommunication | None = None
 
     @property
     def idle_ns(self) -> int:

@@ -46,6 +46,7 @@ RULES: tuple[Rule, ...] = (
     unfused_elementwise.RULE,
     needless_copies.RULE,
     needless_copies.TRANSFERS,
+    needless_copies.COMMUNICATION,
     low_occupancy.RULE,
     dtype_miss.RULE,
     kv_growth.RULE,

@@ -1,5 +1,11 @@
-"""Rules needless_copies and host_device_transfers: kernels that only move data, and copies to and from the host."""
+"""Rules needless_copies, host_device_transfers and exposed_communication: time that goes into moving data.
 
+Kernels that only copy, copies to and from the host, and communication beside which nothing computes.
+"""
+
+from dataclasses import replace
+
+from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
 from llm_perf_opt.analysis.findings.facts import CopyFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import WHOLE_CAPTURE, Evidence, Finding, Rule, amdahl
 from llm_perf_opt.analysis.findings.phase_kernels import Slice, describe, slices, time_of
@@ -14,6 +20,13 @@ REMEDY = (
 TRANSFER_REMEDY = (
     "keep inputs and tokens on the device, pin host memory (pin_memory=True) and copy with non_blocking=True, and read "
     "results back in one piece after the loop"
+)
+
+MIN_EXPOSED_SHARE = 0.05
+COMMUNICATION_REMEDY = (
+    "compute while data travels: start collectives as soon as their input is ready and wait for them late (gradient "
+    "buckets, asynchronous collectives, splitting a batch in two), send less (a lower precision, a smaller group), and "
+    "balance the ranks: a kernel that communicates also waits for the slowest of them"
 )
 
 
@@ -47,6 +60,34 @@ def find_transfers(facts: RunFacts) -> list[Finding]:
             caveat="over the whole capture, loading the model included when it was captured",
         )
     ]
+
+
+def find_none(facts: RunFacts) -> list[Finding]:
+    """A run's figures do not tell what runs beside communication; captures do."""
+    del facts
+    return []
+
+
+def find_exposed_communication(facts: CaptureFacts) -> list[Finding]:
+    """One finding when communication beside which nothing runs takes a twentieth of the capture."""
+    found = facts.exposed
+    if found is None or found.exposed_ns < MIN_EXPOSED_SHARE * facts.span_ns:
+        return []
+    # There is no more computation than this to hide it behind.
+    hidden = min(found.exposed_ns, found.computation_ns)
+    finding = COMMUNICATION.finding_of_capture(
+        facts,
+        title=f"Communication runs with nothing beside it for {found.exposed_ns / facts.span_ns:.0%} of the capture",
+        evidence=(
+            f"{found.exposed_ns / 1e6:.2f} ms of {facts.span_ns / 1e6:.2f} ms; kernels that communicate take "
+            f"{found.total_ns / 1e6:.2f} ms in all",
+            f"beside the {found.computation_ns / 1e6:.2f} ms of computation at most {hidden / 1e6:.2f} ms of it could "
+            "hide",
+        ),
+        saved_ns=0,
+        confidence="medium",
+    )
+    return [replace(finding, share=hidden / facts.span_ns, gain=amdahl(facts.span_ns, hidden))]
 
 
 def _copies(part: Slice, spent: float, source: str) -> Finding:
@@ -94,4 +135,12 @@ TRANSFERS = Rule(
     find=find_transfers,
     plain_words="Data travels back and forth between the main memory and the GPU.",
     remedy=TRANSFER_REMEDY,
+)
+COMMUNICATION = Rule(
+    id="exposed_communication",
+    find=find_none,
+    find_in_capture=find_exposed_communication,
+    plain_words="The GPU waits for data to travel between GPUs instead of computing meanwhile.",
+    remedy=COMMUNICATION_REMEDY,
+    hint="Computing beside communication",
 )
