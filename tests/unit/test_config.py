@@ -107,12 +107,12 @@ def test_whole_numbers_in_a_command_are_words() -> None:
     config = typed(
         "workload.command=[python,serve.py,--port,8000]",
         "pipeline.nsys.enable=true",
-        "pipeline.nsys.extra_args=[--duration,5]",
+        "pipeline.nsys.extra_args=[--kill,9]",
     )
     assert config.workload.command == ("python", "serve.py", "--port", "8000")
     nsys = config.stages["nsys"]
     assert isinstance(nsys, NsysConfig)
-    assert nsys.extra_args == ("--duration", "5")
+    assert nsys.extra_args == ("--kill", "9")
 
 
 def test_relative_paths_are_meant_from_where_the_user_stood(tmp_path: Path) -> None:
