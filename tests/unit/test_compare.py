@@ -159,6 +159,18 @@ def test_the_steps_of_a_phase_add_up_to_the_clean_difference() -> None:
     assert [(s.label, s.difference_ms) for s in found.steps] == [("no capture says where", pytest.approx(3.1))]
 
 
+def test_without_captures_modules_share_the_difference_out() -> None:
+    shares: tuple[dict[str, float], dict[str, float]] = (
+        {"attention": 0.5, "mlp": 0.5},
+        {"attention": 0.25, "experts": 0.75},
+    )
+    found = phase_waterfall("decode", clean_ms=(10.0, 20.0), base=None, candidate=None, modules=shares)
+    assert found.adds_up
+    assert [(s.label.split()[0], s.difference_ms) for s in found.steps] == [
+        ("experts", 15.0), ("mlp", -5.0), ("attention", 0.0),
+    ]  # fmt: skip
+
+
 def condition(text: str, base: Sequence[float], candidate: Sequence[float]) -> GateResult:
     sides = [one_pass(base)], [one_pass(candidate)]
     return check_condition(parse_condition(text), estimate(*sides), sides[1])

@@ -14,6 +14,7 @@ from llm_perf_opt.analysis.compare.differences import (
     capture_waterfall,
     kernel_changes,
     phase_waterfall,
+    rows_by_name,
     table_changes,
 )
 from llm_perf_opt.analysis.compare.gate import Condition, GateResult, check_condition, failed_run
@@ -42,6 +43,7 @@ OverallVerdict = Literal["better", "worse", "mixed", "same", "inconclusive", "fa
 class SideInput:
     """One side as it was read: the samples of each pass by metric, and a capture where there is one.
 
+    Of the profiled pass, `operators` are calls and own time in ns by name, `modules` shares of each phase by group.
     `problem` is set where a run failed or measured nothing.
     """
 
@@ -49,6 +51,8 @@ class SideInput:
     passes: Sequence[Mapping[str, Sequence[RepeatedValue]]] = ()
     single: Mapping[str, float] = field(default_factory=dict)
     bounds_ms: Mapping[str, float] = field(default_factory=dict)
+    operators: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    modules: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     capture: CaptureAnalysis | None = None
     problem: str | None = None
 
@@ -124,6 +128,8 @@ def compare_sides(
     if base.capture is not None and candidate.capture is not None:
         kernels = kernel_changes(base.capture.kernels, candidate.capture.kernels, threshold=threshold)
         tables = table_changes(base.capture, candidate.capture)
+    if base.operators and candidate.operators:
+        tables["operators"] = rows_by_name(base.operators, candidate.operators)
     bounds = _bounds(base, candidate)
     if bounds:
         tables["bounds"] = bounds
@@ -267,7 +273,8 @@ def _waterfalls(
         if row is not None:
             ranges = [_range(side.capture, PHASE_RANGE[phase]) for side in (base, candidate)]
             clean = row.base.median, row.candidate.median
-            found.append(phase_waterfall(phase, clean_ms=clean, base=ranges[0], candidate=ranges[1]))
+            shares = base.modules.get(phase, {}), candidate.modules.get(phase, {})
+            found.append(phase_waterfall(phase, clean_ms=clean, base=ranges[0], candidate=ranges[1], modules=shares))
     if base.capture is not None and candidate.capture is not None:
         whole = capture_waterfall(base.capture, candidate.capture, kernels)
         found += [whole] if whole is not None else []

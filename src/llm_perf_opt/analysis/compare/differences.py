@@ -20,7 +20,7 @@ from llm_perf_opt.analysis.timeline.rows import Idle, KernelRow, RangeRow
 
 KernelVerdict = Literal["appeared", "vanished", "faster", "slower", "same", "inconclusive"]
 TableName = Literal["copies", "ranges", "operators", "modules", "idle", "bounds"]
-StepKind = Literal["kernel", "overlap", "idle", "rest"]
+StepKind = Literal["kernel", "module", "overlap", "idle", "rest"]
 ALPHA = 0.05
 # Kernels that get a step of their own.
 STEPS = 8
@@ -241,9 +241,16 @@ def phase_waterfall(
     clean_ms: tuple[float, float],
     base: RangeRow | None,
     candidate: RangeRow | None,
+    modules: tuple[Mapping[str, float], Mapping[str, float]] = ({}, {}),
 ) -> DifferenceWaterfall:
-    """From the clean time of a phase to that of the other run: what the captures saw inside it, and the rest."""
+    """From the clean time of a phase to that of the other run: what the captures saw inside it, and the rest.
+
+    Without captures, `modules` share the clean times out: the shares of the profiled pass, by group of modules.
+    """
     steps: list[WaterfallStep] = []
+    if (base is None or candidate is None) and all(modules):
+        steps = _module_steps(clean_ms, modules)
+        return DifferenceWaterfall(title=name, base_ms=clean_ms[0], candidate_ms=clean_ms[1], steps=tuple(steps))
     if base is not None and candidate is not None:
         steps = [*_kernel_steps(_range_kernels(base, candidate)), *_range_idle(base, candidate)]
     seen = math.fsum(step.difference_ms for step in steps)
@@ -251,6 +258,24 @@ def phase_waterfall(
     label = "not in the captures: overlap, host work, what the profiler changed" if steps else "no capture says where"
     steps.append(WaterfallStep(label=label, kind="rest", difference_ms=rest))
     return DifferenceWaterfall(title=name, base_ms=clean_ms[0], candidate_ms=clean_ms[1], steps=tuple(steps))
+
+
+def _module_steps(
+    clean_ms: tuple[float, float], modules: tuple[Mapping[str, float], Mapping[str, float]]
+) -> list[WaterfallStep]:
+    """Shares of a phase sum to one, so these steps are all of the difference."""
+    groups = dict.fromkeys((*modules[0], *modules[1]))
+    moved = [
+        (group, clean_ms[1] * modules[1].get(group, 0.0) - clean_ms[0] * modules[0].get(group, 0.0)) for group in groups
+    ]
+    steps = [
+        WaterfallStep(label=f"{group} (share of the profiled pass)", kind="module", difference_ms=ms)
+        for group, ms in sorted(moved, key=lambda item: -abs(item[1]))
+    ]
+    rest = clean_ms[1] - clean_ms[0] - math.fsum(ms for _, ms in moved)
+    if abs(rest) > 1e-9 * max(clean_ms):
+        steps.append(WaterfallStep(label="in no group of modules", kind="rest", difference_ms=rest))
+    return steps
 
 
 def _range_kernels(base: RangeRow, candidate: RangeRow) -> list[tuple[str, float]]:
@@ -309,11 +334,11 @@ def idle_changes(base: CaptureAnalysis, candidate: CaptureAnalysis) -> tuple[Row
 def table_changes(base: CaptureAnalysis, candidate: CaptureAnalysis) -> dict[TableName, tuple[RowChange, ...]]:
     """The other tables of two captures; only those that both have."""
     found: dict[TableName, tuple[RowChange, ...]] = {
-        "copies": _rows(
+        "copies": rows_by_name(
             {r.kind: (r.instances, r.total_ns) for r in base.copies},
             {r.kind: (r.instances, r.total_ns) for r in candidate.copies},
         ),
-        "ranges": _rows(
+        "ranges": rows_by_name(
             {r.name: (r.instances, r.wall_ns) for r in base.ranges},
             {r.name: (r.instances, r.wall_ns) for r in candidate.ranges},
         ),
@@ -322,19 +347,21 @@ def table_changes(base: CaptureAnalysis, candidate: CaptureAnalysis) -> dict[Tab
     if base.operators is not UNSET and candidate.operators is not UNSET:
         # Own time on the device where there is any, else on the CPU.
         device = any(o.self_device_ns for side in (base, candidate) for o in side.operators or ())
-        found["operators"] = _rows(
+        found["operators"] = rows_by_name(
             {o.name: (o.calls, o.self_device_ns if device else o.self_cpu_ns) for o in base.operators or ()},
             {o.name: (o.calls, o.self_device_ns if device else o.self_cpu_ns) for o in candidate.operators or ()},
         )
     if base.modules is not UNSET and candidate.modules is not UNSET:
-        found["modules"] = _rows(
+        found["modules"] = rows_by_name(
             {m.name: (m.calls, m.wall_ns) for m in base.modules or ()},
             {m.name: (m.calls, m.wall_ns) for m in candidate.modules or ()},
         )
     return {name: rows for name, rows in found.items() if rows}
 
 
-def _rows(base: Mapping[str, tuple[int, int]], candidate: Mapping[str, tuple[int, int]]) -> tuple[RowChange, ...]:
+def rows_by_name(
+    base: Mapping[str, tuple[int, int]], candidate: Mapping[str, tuple[int, int]]
+) -> tuple[RowChange, ...]:
     """Rows of `(count, time)` by name, the largest difference first."""
     rows = []
     for match in match_names(base, candidate):

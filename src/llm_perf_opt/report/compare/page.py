@@ -28,7 +28,13 @@ KERNELS, ROWS = 200, 40
 # Of a timeline; a page with more rectangles scrolls badly.
 MOST_KERNELS = 4000
 WIDTH, LANE = 1240, 18
-BAR_KIND: dict[StepKind, str] = {"kernel": "work", "overlap": "bound", "idle": "idle", "rest": "unexplained"}
+BAR_KIND: dict[StepKind, str] = {
+    "kernel": "work",
+    "module": "work",
+    "overlap": "bound",
+    "idle": "idle",
+    "rest": "unexplained",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,6 +81,8 @@ def _runs(path: Path, folders: list[Path]) -> ReadSide:
             passes=passes,
             single={PEAK_MEMORY: max(peaks)} if peaks else {},
             bounds_ms=_bounds(first),
+            operators=_operators(first),
+            modules=first.metrics.content.modules or {} if isinstance(first.metrics, Found) else {},
             capture=capture,
             problem=_problem(manifests, passes, capture),
         ),
@@ -131,6 +133,19 @@ def _bounds(files: RunFiles) -> dict[str, float]:
         for kind, value in (("achievable", record.bound_ms.achievable), ("datasheet", record.bound_ms.datasheet)):
             if value is not None:
                 found[f"{phase}, {kind}"] = value
+    return found
+
+
+def _operators(files: RunFiles) -> dict[str, tuple[int, int]]:
+    """Calls and own time, on the device where there is any."""
+    if not isinstance(files.operators, Found):
+        return {}
+    rows = files.operators.content
+    on_device = any(row.self_device_ns for row in rows)
+    found: dict[str, tuple[int, int]] = {}
+    for row in rows:
+        calls, time_ns = found.get(row.name, (0, 0))
+        found[row.name] = (calls + row.calls, time_ns + ((row.self_device_ns if on_device else row.self_cpu_ns) or 0))
     return found
 
 
