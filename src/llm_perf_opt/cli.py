@@ -15,6 +15,7 @@ llm-perf: where did the time of an LLM inference go, and what should change firs
   llm-perf run -- PROGRAM ...         any program through every stage, one report
   llm-perf infer [OVERRIDE ...]       plain inference: predictions and gallery, no profiler
   llm-perf predict [OVERRIDE ...]     what the hardware allows, from the configuration alone
+  llm-perf plan [OVERRIDE ...]        which device, how many, which batch meets limits of latency
   llm-perf analyze FILE ...           captures made elsewhere: nsys, ncu, torch traces
   llm-perf compare BASE CANDIDATE     did it help? runs or captures; --gate for CI, --interleave for noisy machines
   llm-perf report RUN_DIR             render a run's reports again
@@ -33,6 +34,7 @@ COMMANDS = {
     "run": "run_program",
     "infer": "direct_inference_runner",
     "predict": "predict.cli",
+    "plan": "plan.cli",
     "analyze": "analyze.cli",
     "compare": "compare.cli",
     "report": "report",

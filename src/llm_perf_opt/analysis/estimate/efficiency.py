@@ -39,6 +39,10 @@ ATTENTION = Curve(fixed_us=5.5, compute=0.75)
 NARROW_HEAD = 0.45
 # One sequence's keys are worked off one block after the other: microseconds a key, for heads 128 wide.
 PROMPT_KEY_US = 0.012
+# Activations have to be brought into a narrow format before each product: a small kernel, and the product starts later.
+# Taken from what fp8 products took beyond their curve here and what aiconfigurator expects of whole steps.
+QUANTISE_US = 6.0
+ACTIVATIONS_QUANTISED = ("fp8", "int8", "nvfp4", "mxfp4")
 # Picking the next token from the logits, looking up the ids.
 OUTSIDE_US = 45.0
 

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from llm_perf_opt.analysis.estimate.efficiency import (
+    ACTIVATIONS_QUANTISED,
     ATTENTION,
     GROUPED,
     NARROW_HEAD,
     OUTSIDE_US,
     PRODUCT,
     PROMPT_KEY_US,
+    QUANTISE_US,
     Curve,
     Rates,
 )
@@ -180,6 +182,8 @@ class _Clock:
             compute_us=1e6 * seconds / split / operators,
             memory_us=1e6 * work.bytes / ceilings.bytes_per_s / split / operators,
         )
+        if work.flops_quantised and dtypes.weight in ACTIVATIONS_QUANTISED:
+            each += QUANTISE_US
         return operators * each
 
     def layer_us(self, layer: Layer, hidden: int) -> float:

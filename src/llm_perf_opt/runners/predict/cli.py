@@ -105,7 +105,7 @@ def predictions(overrides: Sequence[str]) -> list[tuple[Analysis, tuple[str, ...
 
 
 def predict_rows(request: Request) -> list[Row]:
-    return [row for subject in _subjects(request) for row in _predict(subject, request)]
+    return [row for subject in subjects(request) for row in _predict(subject, request)]
 
 
 def _document(row: Row) -> StaticDocument:
@@ -144,7 +144,7 @@ class Subject:
         return found if isinstance(found, int) else None
 
 
-def _subjects(request: Request) -> Iterator[Subject]:
+def subjects(request: Request) -> Iterator[Subject]:
     """The presets asked for, and the model in each path: read by the preset named, or by the one that knows it."""
     paths = [find_config(path) or fetch_config(path, os.environ) for path in request.paths]
     if not paths:
@@ -183,12 +183,12 @@ def _predict(subject: Subject, request: Request) -> Iterator[Row]:
             "workload.prompt: the page sets the prompt of this model; set dataset.page_width and page_height"
         )
     for hardware in request.hardware:
-        device, resolved = _find_hardware(hardware, request)
+        device, resolved = find_hardware(hardware, request)
         for case in request.cases():
-            yield _row(subject, case, device, resolved)
+            yield predict_row(subject, case, device, resolved)
 
 
-def _row(subject: Subject, case: Case, device: Device | None, resolved: Resolved) -> Row:
+def predict_row(subject: Subject, case: Case, device: Device | None, resolved: Resolved) -> Row:
     dtypes, notes = _dtypes(subject, resolved, device, case)
     section = _with_cached_calibration(resolved.section, device, dtypes.compute)
     shape = _shape(subject, case)
@@ -286,7 +286,7 @@ def _geometry(config: AppConfig, path: Path | None) -> tuple[Any, str]:
     return model.geometry, "model.geometry"
 
 
-def _find_hardware(name: str, request: Request) -> tuple[Device | None, Resolved]:
+def find_hardware(name: str, request: Request) -> tuple[Device | None, Resolved]:
     """A catalogue entry with the user's changes, or this machine's device. The device is None for somebody else's."""
     catalogue = load_catalogue(conf_dir() / "hardware")
     if request.hardware_overrides:
