@@ -1,4 +1,4 @@
-# make demo | test | test-quick | coverage | lint | format | docs — each sets up its environment by itself. Needs Python 3.11+ and make.
+# make demo | test | test-quick | coverage | fuzz | drill | soak | lint | format | docs — each sets up its environment by itself. Needs Python 3.11+ and make.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Two workers: the machine the suite is sized for has two cores.
 WORKERS ?= 2
 
-.PHONY: demo test test-quick coverage lint format docs clean
+.PHONY: demo test test-quick coverage fuzz drill soak lint format docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12")'
@@ -27,6 +27,20 @@ test-quick: $(STAMP)
 # What children of a stage run is not counted: they get an allow-listed environment.
 coverage: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --cov --cov-report=term:skip-covered $(PYTEST_ARGS)
+
+# The parsers and the configuration with made-up input: 2,000 cases belong to `make test`, this many are for a night.
+FUZZ_CASES ?= 100000
+fuzz: $(STAMP)
+	LLM_PERF_FUZZ_CASES=$(FUZZ_CASES) $(BIN)/python -m pytest -n $(WORKERS) tests/fuzz $(PYTEST_ARGS)
+
+# Every fault of a tool in every combination of stages, and a kill at thirty moments: about half an hour.
+drill: $(STAMP)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -o addopts=--strict-markers -m "drill and not soak" tests/drill $(PYTEST_ARGS)
+
+# 2,000 samples, then the same again until an hour is over; memory must stay flat.
+SOAK_S ?= 3600
+soak: $(STAMP)
+	LLM_PERF_SOAK_S=$(SOAK_S) $(BIN)/python -m pytest -o addopts=--strict-markers -m soak tests/drill $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SYSTEM = Path(__file__).parent / "system"
+WHOLE_COMMANDS = tuple(Path(__file__).parent / name for name in ("system", "fuzz", "drill"))
 REQUIRE_TOOLS = os.environ.get("LLM_PERF_REQUIRE_TOOLS") == "1"
 _NEEDS = {"real_nsys": "nsys", "real_ncu": "ncu", "browser": "chromium"}
 
@@ -17,7 +17,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     What needs a tool or starts whole commands is slow; other slow tests say so themselves.
     """
     for item in items:
-        if item.path.is_relative_to(SYSTEM) or any(item.get_closest_marker(marker) for marker in _NEEDS):
+        if any(map(item.path.is_relative_to, WHOLE_COMMANDS)) or any(
+            item.get_closest_marker(marker) for marker in _NEEDS
+        ):
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("real_nsys"):
             item.add_marker(pytest.mark.xdist_group("nsys"))

@@ -1,0 +1,97 @@
+"""Every fault of a vendor tool in every combination of stages: said in words, the rest kept, and mended by a resume."""
+
+import itertools
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import fake_ncu, fake_nsys
+from tests.support.orchestrator import llm_perf, only_run, statuses, valid_manifest
+from tests.system.test_toggle_matrix import FAST, STAGES
+
+pytestmark = pytest.mark.drill
+TOOLS = ("nsys", "ncu")
+FAULTS = ("missing", "exit 1", "hang", "no artefact", "truncated", "disk full")
+COMBINATIONS = list(itertools.product([False, True], repeat=4))
+FAULTY = """#!{python}
+import subprocess, sys, time
+from pathlib import Path
+argv = sys.argv[1:]
+fault = {fault!r}
+if any(word in argv for word in ("--version", "--list-sets", "--list-sections", "--query-metrics")):
+    sys.exit(subprocess.run([{real!r}, *argv]).returncode)
+if fault == "exit 1":
+    print("a fault nobody can explain"); sys.exit(1)
+if fault == "hang":
+    time.sleep(600)
+if fault == "no artefact":
+    sys.exit(0)
+code = subprocess.run([{real!r}, *argv]).returncode
+for word in argv:
+    for path in Path(word.partition("=")[2] or word).parent.glob("*") if "/" in word else ():
+        if path.suffix in (".sqlite", ".ncu-rep", ".nsys-rep") and path.is_file():
+            path.write_bytes(path.read_bytes()[: 40])
+if fault == "disk full":
+    print("write: No space left on device"); sys.exit(1)
+sys.exit(code)
+"""
+
+
+def _break(folder: Path, fault: str) -> None:
+    """Put a faulty tool in front of each stand-in, or take the stand-in away."""
+    for tool in TOOLS:
+        script = folder / tool
+        if fault == "missing":
+            # Found before any real one, and it cannot be started.
+            script.unlink()
+            script.mkdir()
+            continue
+        script.rename(folder / f"real-{tool}")
+        script.write_text(FAULTY.format(python=sys.executable, fault=fault, real=str(folder / f"real-{tool}")))
+        script.chmod(0o755)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "enabled", list(itertools.product([False, True], repeat=4)), ids=lambda e: "".join("01"[x] for x in e)
+)
+def test_a_fault_fails_its_stage_alone_and_a_resume_mends_it(
+    enabled: tuple[bool, ...], fault: str, tmp_path: Path
+) -> None:
+    chosen = [stage for stage, on in zip(STAGES, enabled, strict=True) if on]
+    toggles = [f"pipeline.{stage}.enable={str(stage in chosen).lower()}" for stage in STAGES]
+    limits = ["pipeline.nsys.timeout_s=8", "pipeline.ncu.timeout_s=8"] if fault == "hang" else []
+    folder, work = tmp_path / "bin", tmp_path / "work"
+    work.mkdir()
+    fake_nsys.install(folder)
+    fake_ncu.install(folder)
+    _break(folder, fault)
+    path = f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin" if fault != "missing" else f"{folder}{os.pathsep}/bin"
+    environ = {"PATH": path, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    done = llm_perf("profile", *FAST, *toggles, *limits, cwd=work, timeout_s=280, **environ)
+    assert "Traceback" not in done.err, done.err
+    if not chosen:
+        assert done.code == 2
+        return
+    run_dir = only_run(work)
+    manifest = valid_manifest(run_dir)
+    found = statuses(manifest)
+    expected = {stage: "failed" if stage in TOOLS else "ok" for stage in chosen}
+    assert found == expected, done.err
+    assert all(stage["reason"] for stage in manifest["stages"] if stage["status"] == "failed")
+    assert done.code == (1 if set(chosen) & set(TOOLS) else 0)
+    assert (run_dir / "report.md").is_file()
+    assert [p.name for p in run_dir.rglob("*") if p.name.endswith((".tmp", ".lock"))] == []
+    for stage in manifest["stages"]:
+        if stage["status"] == "failed":
+            assert not any(f["role"] in ("nsys_sqlite", "ncu_report") for f in stage["files"])
+    again = llm_perf(
+        "profile", f"run.resume={run_dir}", *(f"pipeline.{tool}.enable=false" for tool in TOOLS if tool in chosen),
+        cwd=work, timeout_s=280, **environ,
+    ) if set(chosen) - set(TOOLS) else None  # fmt: skip
+    if again is not None:
+        assert again.code == 0, again.err
+        for stage in set(chosen) - set(TOOLS):
+            assert f"{stage}: reused" in again.err
