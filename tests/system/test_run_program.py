@@ -82,6 +82,11 @@ def test_a_crashed_program_is_reported_by_the_line_that_matters(tmp_path: Path) 
     assert done.code == 1
     reason = stage(valid_manifest(only_run(tmp_path)), "torch_profiler")["reason"]
     assert reason.startswith("script.py failed with exit code 1: ValueError: no such model (log: ")
+    page = (only_run(tmp_path) / "report.md").read_text()
+    assert page.splitlines()[0] == "# script.py"
+    assert page.splitlines()[4] == f"**The program did not run to its end: {reason}**"
+    assert "from the limit to what was measured" not in page
+    assert "pipeline.static_analysis.enable=true" not in page
 
 
 def test_a_program_that_does_not_end_is_ended_after_its_time_and_that_is_no_failure(tmp_path: Path) -> None:

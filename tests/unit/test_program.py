@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from llm_perf_opt.analysis.timeline.timeline import Ranges, Timeline, no_activities, no_calls
+from llm_perf_opt.core.process import program_title
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.baseline import last_words
 from llm_perf_opt.profiling.injected import INJECT_DIR, injected_environment
@@ -16,7 +17,6 @@ from llm_perf_opt.profiling.program import (
     describe_program,
     is_python,
     phase_metrics,
-    program_title,
     read_marks,
 )
 from llm_perf_opt.profiling.range_phases import PRESETS, chosen_phases, with_phases

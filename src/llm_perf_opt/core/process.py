@@ -65,6 +65,21 @@ class CommandResult:
         return self.exit_code == 0
 
 
+# Words at the start of a command line that say how a program is started, not what it is.
+_STARTERS = re.compile(r"python(\d+(\.\d+)*)?|torchrun|accelerate|uv|env|bash|sh")
+
+
+def program_title(command: Sequence[str]) -> str:
+    """What a reader calls the program: its script or module, else its first word."""
+    words = list(command)
+    while len(words) > 1 and (_STARTERS.fullmatch(Path(words[0]).name) or words[0].startswith("-") or "=" in words[0]):
+        is_module = words[0] == "-m"
+        words = words[1:]
+        if is_module:
+            break
+    return Path(words[0]).name or words[0]
+
+
 def allowed_environment(environ: Mapping[str, str], extra_names: Sequence[str] = ()) -> dict[str, str]:
     """The part of an environment that may reach a child or an artefact; no secret passes by its prefix."""
     extra = frozenset(extra_names)

@@ -34,14 +34,14 @@ from llm_perf_opt.core.names import (
     WALL_METRIC,
     Role,
 )
-from llm_perf_opt.core.process import CommandResult
+from llm_perf_opt.core.process import CommandResult, program_title
 from llm_perf_opt.core.records import Metric, Spread, StageFile, StageOutput
 from llm_perf_opt.core.slowdown import TimedSample, matched_ratios, slowdown
 from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.errors import CommandFailed, ParseError
 from llm_perf_opt.marks import MARKS_DIR
 from llm_perf_opt.profiling.nvml import gpu_index, sample_gpu
-from llm_perf_opt.profiling.program import ProgramRun, describe_program, program_title, read_marks
+from llm_perf_opt.profiling.program import ProgramRun, describe_program, read_marks
 from llm_perf_opt.profiling.vendor.launch import (
     INFERENCE_RUNNER,
     build_work_argv,

@@ -13,11 +13,10 @@ import msgspec
 
 from llm_perf_opt.core.documents import CleanPass, Methods, MetricsDocument, RanModel, Stats
 from llm_perf_opt.core.names import DECODE_STEP, PREFILL
+from llm_perf_opt.core.process import program_title
 from llm_perf_opt.workload.results import PERCENTILE_METHOD, STD_METHOD, summarise
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
-# Programs whose first words are about how a program is started, not what it is.
-_STARTERS = re.compile(r"python(\d+(\.\d+)*)?|torchrun|accelerate|uv|env|bash|sh")
 SHEBANG_BYTES = 200
 
 
@@ -40,17 +39,6 @@ class ProgramRun:
 
     wall_s: float | None
     marks: tuple[Mark, ...]
-
-
-def program_title(command: Sequence[str]) -> str:
-    """What a reader calls the program: its script or module, else its first word."""
-    words = list(command)
-    while len(words) > 1 and (_STARTERS.fullmatch(Path(words[0]).name) or words[0].startswith("-") or "=" in words[0]):
-        is_module = words[0] == "-m"
-        words = words[1:]
-        if is_module:
-            break
-    return Path(words[0]).name or words[0]
 
 
 def is_python(command: Sequence[str], user_dir: Path) -> bool:

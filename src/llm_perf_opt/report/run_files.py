@@ -18,7 +18,7 @@ from llm_perf_opt.analysis.timeline.window import TimelineWindow
 from llm_perf_opt.core.documents import ClockDocument, GeneratedDocument, MetricsDocument
 from llm_perf_opt.core.files import read_limited
 from llm_perf_opt.core.manifest import RunManifest
-from llm_perf_opt.core.names import ROLE_WRITERS, TORCH_PROFILER, Role
+from llm_perf_opt.core.names import ROLE_WRITERS, STATIC_ANALYSIS, TORCH_PROFILER, Role
 from llm_perf_opt.core.records import StageRecord
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.report.samples import SampleLine, read_samples, samples_file
@@ -183,7 +183,13 @@ class _Reader:
                 return Unknown(reason=f"stage {name} {stage.status}: {stage.reason}")
             if stage is not None:
                 return Unknown(reason=f"stage {name} wrote no such file")
-        return Unknown(reason=f"stage {stages[0]} was not run", enable=_on(stages[0]))
+        return Unknown(reason=f"stage {stages[0]} was not run", enable=self._remedy(stages[0]))
+
+    def _remedy(self, stage: str) -> str:
+        """What would bring it; static analysis of a program of the user's own needs the name of the model it runs."""
+        workload = self._manifest.config.get("workload")
+        is_program = isinstance(workload, Mapping) and bool(workload.get("command"))
+        return "model=<the model it runs>" if is_program and stage == STATIC_ANALYSIS else _on(stage)
 
 
 def _why(error: Exception) -> str:

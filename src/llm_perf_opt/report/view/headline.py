@@ -117,6 +117,13 @@ def _facts(files: RunFiles, facts: RunFacts) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
+def _sequences(files: RunFiles) -> str:
+    deployment = files.metrics.content.deployment if isinstance(files.metrics, Found) else None
+    told = files.metrics.content.clean.metrics.get("batch") if isinstance(files.metrics, Found) else None
+    batch = deployment.batch if deployment is not None else told.p50 if told is not None and told.p50 else 1
+    return "one sequence" if batch == 1 else f"all {batch:.0f} sequences"
+
+
 def _capture_alone(files: RunFiles, facts: RunFacts) -> Found[CaptureAnalysis] | None:
     """The capture of a run in which nothing was timed undisturbed and nothing predicted."""
     timed = any(isinstance(phase.wall, Known) for phase in facts.phases.values())
@@ -151,7 +158,7 @@ def _tiles(files: RunFiles, facts: RunFacts) -> tuple[Tile, ...]:
             key="decode_speed",
             label="Decode speed",
             cell=show(_speed(files, facts)),
-            explain="tokens per second of one sequence while decoding",
+            explain=f"tokens per second of {_sequences(files)} while decoding",
         ),
         Tile(
             label="MFU, prefill",

@@ -13,6 +13,7 @@ from llm_perf_opt.report.view.headline import HeadlineView, headline
 from llm_perf_opt.report.view.kernels import KernelsView, kernels_view
 from llm_perf_opt.report.view.memory import MemoryView, memory_view
 from llm_perf_opt.report.view.modules import ModulesView, modules_view
+from llm_perf_opt.report.view.program import of_program, phases_shown
 from llm_perf_opt.report.view.provenance import ProvenanceView, provenance_view
 from llm_perf_opt.report.view.roofline import RooflineView, roofline_view
 from llm_perf_opt.report.view.sections import SectionView, sections_view
@@ -45,8 +46,8 @@ def build_view(files: RunFiles) -> ReportView:
     found = diagnose(facts, [record.finding() for record in records])
     kernels = kernels_view(files, facts, ncu)
     return ReportView(
-        headline=headline(files, facts, waterfalls, found),
-        waterfalls=tuple(waterfall_view(w) for w in waterfalls),
+        headline=of_program(headline(files, facts, waterfalls, found), files),
+        waterfalls=tuple(waterfall_view(w) for w in waterfalls if w.phase in phases_shown(files, facts)),
         findings=findings_view(found, facts),
         kernels=kernels,
         roofline=roofline_view(files, facts, kernels),
