@@ -426,3 +426,32 @@ def test_utilisation_is_need_over_what_the_peak_would_have_done() -> None:
     assert mfu(5e11, 1.0, 1e15) == pytest.approx(0.5)
     # Llama of 1,235,814,400 parameters on an H200: 15.13 ms a token where weights and cache take 0.58 ms.
     assert mbu(2.505e9, 15.13, 4.8e12) == pytest.approx(0.0345, abs=0.0001)
+
+
+def test_other_formats_of_a_calibration_are_ceilings_of_their_own() -> None:
+    one = Calibration(
+        device="NVIDIA H200",
+        driver="580",
+        dtype="bf16",
+        tflops=800.0,
+        bandwidth_gb_s=4000.0,
+        launch_us=5.0,
+        tflops_how="a",
+        bandwidth_how="b",
+        launch_how="c",
+        other_tflops={"fp8": 1400.0, "int8": 900.0},
+        link_gb_s=400.0,
+    )
+    two = replace(one, other_tflops={"fp8": 1300.0, "int8": 1000.0}, link_gb_s=None)
+    best = better(one, two)
+    assert (best.other_tflops, best.link_gb_s) == ({"fp8": 1400.0, "int8": 1000.0}, 400.0)
+    section = with_calibration(catalogue()["h200"], best)
+    assert section.achieved_tflops == {"fp8": 1400.0, "int8": 1000.0, "bf16": 800.0}
+
+
+def test_products_in_narrow_formats_can_be_timed() -> None:
+    """On the CPU, where torch has the same calls; the rate itself is the machine's."""
+    pytest.importorskip("torch")
+    from llm_perf_opt.analysis.hardware.calibrate import _square_tflops
+
+    assert [_square_tflops("cpu", name, 64, lambda: None) > 0 for name in ("bf16", "fp16", "fp8", "int8")] == [True] * 4

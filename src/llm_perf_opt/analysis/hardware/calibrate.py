@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ def calibrate(
         tflops, side = _matmul_tflops(torch_device, kind, wait)
         copy_gb_s, read_gb_s = _bandwidth_gb_s(torch_device, kind, wait)
         launch_us = _launch_us(torch_device, wait, operators_in)
+        others = _other_tflops(torch_device, dtype, wait)
+        link_gb_s = _link_gb_s(torch_device, wait)
     what = "copy" if copy_gb_s >= read_gb_s else "matrix-vector product"
     how = f"measured on {device.name} ({device.driver}), best of several:"
     return Calibration(
@@ -54,6 +57,8 @@ def calibrate(
         tflops_how=f"{how} {side} x {side} products in {dtype}",
         bandwidth_how=f"{how} memory by {what} (copy {copy_gb_s:.1f}, read {read_gb_s:.1f} GB/s)",
         launch_how=f"{how} host cost of small operators in modules {launch_us:.2f} µs",
+        other_tflops=others,
+        link_gb_s=link_gb_s,
     )
 
 
@@ -71,6 +76,11 @@ def better(a: Calibration, b: Calibration) -> Calibration:
         bandwidth_how=widest.bandwidth_how,
         launch_us=quickest.launch_us,
         launch_how=quickest.launch_how,
+        other_tflops={
+            name: max(a.other_tflops.get(name, 0.0), b.other_tflops.get(name, 0.0))
+            for name in sorted({*a.other_tflops, *b.other_tflops})
+        },
+        link_gb_s=max((rate for rate in (a.link_gb_s, b.link_gb_s) if rate is not None), default=None),
     )
 
 
@@ -89,6 +99,55 @@ def _matmul_tflops(device: str, kind: Any, wait: Callable[[], None]) -> tuple[fl
         if seconds > LONG_ENOUGH_S:
             break
     return best, best_side
+
+
+def _other_tflops(device: str, dtype: str, wait: Callable[[], None]) -> dict[str, float]:
+    """Rates of the formats a GPU has units for, besides the run's own; none on a processor."""
+    import torch
+
+    if not device.startswith("cuda"):
+        return {}
+    capability = torch.cuda.get_device_capability(device)
+    found = {}
+    for name, since in (("bf16", (8, 0)), ("fp16", (7, 0)), ("fp8", (8, 9)), ("int8", (8, 0))):
+        if name != dtype and capability >= since:
+            found[name] = max(_square_tflops(device, name, side, wait) for side in (4096, 8192))
+    return found
+
+
+def _square_tflops(device: str, name: str, side: int, wait: Callable[[], None]) -> float:
+    """One square product; the narrow formats go through the calls torch has for them."""
+    import torch
+
+    a, b = (torch.randn(side, side, device=device) for _ in range(2))
+    work: Callable[[], Any]
+    if name == "fp8":
+        left, right = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
+        one = torch.ones((), device=device)
+        work = partial(torch._scaled_mm, left, right.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    elif name == "int8":
+        work = partial(torch._int_mm, a.to(torch.int8), b.to(torch.int8).t())
+    else:
+        kind = getattr(torch, _TORCH_NAMES[name])
+        work = partial(torch.mm, a.to(kind), b.to(kind))
+    return float(2 * side**3 / _best_s(work, wait) / 1e12)
+
+
+def _link_gb_s(device: str, wait: Callable[[], None]) -> float | None:
+    """A copy to a second GPU, where there is one; the wait is for both."""
+    import torch
+
+    if not device.startswith("cuda") or torch.cuda.device_count() < 2:
+        return None
+    other = 1 if torch.device(device).index in (None, 0) else 0
+    source = torch.ones(GPU_BUFFER_BYTES // 4, device=device, dtype=torch.uint8)
+    target = torch.empty_like(source, device=f"cuda:{other}")
+
+    def both() -> None:
+        torch.cuda.synchronize(other)
+        wait()
+
+    return float(source.nbytes / _best_s(partial(target.copy_, source), both) / 1e9)
 
 
 def _bandwidth_gb_s(device: str, kind: Any, wait: Callable[[], None]) -> tuple[float, float]:
@@ -169,8 +228,8 @@ def _nothing() -> None:
     """A CPU has finished when the call returns."""
 
 
-# 2: each figure with how it was measured; products of at least 1024 x 1024.
-SCHEMA_VERSION = 2
+# 2: each figure with how it was measured; products of at least 1024 x 1024. 3: the other formats, and the link.
+SCHEMA_VERSION = 3
 _LETTERS = re.compile(r"[^a-z0-9.]+")
 
 

@@ -1,7 +1,7 @@
 """What devices can do: the catalogue of data-sheet peaks, and the lookup of a device by its own name."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,9 @@ class Calibration:
     tflops_how: str
     bandwidth_how: str
     launch_how: str
+    # Rates of the other formats a GPU multiplies, and of a copy to a second GPU in one direction.
+    other_tflops: Mapping[str, float] = field(default_factory=dict)
+    link_gb_s: float | None = None
 
 
 def load_catalogue(folder: Path) -> dict[str, HardwareSection]:
@@ -213,7 +216,7 @@ def with_calibration(section: HardwareSection, calibration: Calibration) -> Hard
         sources["launch_us"] = calibration.launch_how
     return replace(
         section,
-        achieved_tflops={calibration.dtype: calibration.tflops, **rates},
+        achieved_tflops={**calibration.other_tflops, calibration.dtype: calibration.tflops, **rates},
         achieved_bandwidth_gb_s=section.achieved_bandwidth_gb_s if keeps_bandwidth else calibration.bandwidth_gb_s,
         launch_us=section.launch_us if keeps_launch else calibration.launch_us,
         sources=sources,
