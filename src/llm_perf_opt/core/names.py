@@ -76,6 +76,7 @@ Role = Literal[
     "generated_kernels",
     "roofline_svg",
     "region",
+    "picture",
 ]
 # The stages a report looks to first for a role, and names when nobody wrote a file of it.
 ROLE_WRITERS: dict[Role, tuple[str, ...]] = {

@@ -16,6 +16,7 @@ from llm_perf_opt.errors import ProfilingError
 from llm_perf_opt.workload.models.base import RangeFactory, Sample, StepOutput
 from llm_perf_opt.workload.models.causal_lm_torch import LoadedCausalLM, materialise
 from llm_perf_opt.workload.models.causal_lm_torch import build_on_meta as build_text
+from llm_perf_opt.workload.models.decode_steps import GrowingSteps
 from llm_perf_opt.workload.models.module_groups import group_modules
 from llm_perf_opt.workload.models.registry import choose_dtype, torch_dtype
 
@@ -78,7 +79,7 @@ class LoadedPageReader(LoadedCausalLM):
             with ranges("look"):
                 seen = self.module.look(picture)
             out = self.module(ids, seen=seen)
-        return StepOutput(logits=out.logits[:, -1, :], state=out.past_key_values)
+        return StepOutput(logits=out.logits[:, -1, :], state=(out.past_key_values, None))
 
     def module_groups(self) -> Mapping[str, str]:
         return group_modules(self.module, claimed=PARTS)
@@ -101,10 +102,10 @@ def load(model: ModelSection, geometry: Mapping[str, Any], *, device: str, seed:
         device=device,
         dtype=dtype,
         eos_token_ids=frozenset({geometry["decoder"]["eos_token_id"]}),
-        notes=("weights are random: the text means nothing",),
+        load_notes=("weights are random: the text means nothing",),
         tokenizer=None,
         vocabulary=geometry["decoder"]["vocab_size"],
-        forward_options={"use_cache": True, "logits_to_keep": 1},
+        steps=GrowingSteps(module, {"use_cache": True, "logits_to_keep": 1}),
         parts=("look",),
         side=geometry["side"],
         patch=geometry["patch"],
