@@ -13,6 +13,7 @@ llm-perf: where did the time of an LLM inference go, and what should change firs
 
   llm-perf profile [OVERRIDE ...]     profile a model through the enabled stages, one report
   llm-perf run -- PROGRAM ...         any program through every stage, one report
+  llm-perf bench [OVERRIDE ...]       a server under load: vllm, sglang, transformers, tensorrt_llm, or any address
   llm-perf infer [OVERRIDE ...]       plain inference: predictions and gallery, no profiler
   llm-perf predict [OVERRIDE ...]     what the hardware allows, from the configuration alone
   llm-perf plan [OVERRIDE ...]        which device, how many, which batch meets limits of latency
@@ -32,6 +33,7 @@ Each command explains itself with --help. First steps: llm-perf profile experime
 COMMANDS = {
     "profile": "profile_orchestrator",
     "run": "run_program",
+    "bench": "bench.cli",
     "infer": "direct_inference_runner",
     "predict": "predict.cli",
     "plan": "plan.cli",

@@ -191,6 +191,60 @@ class Worker:
         return self._process.poll() == 0
 
 
+class Service:
+    """A program that runs while we go on, such as a server: output in a log, its whole tree ended when we are done."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        log: Path,
+        cmd_file: Path,
+        cwd: Path | None = None,
+        redactor: Redactor | None = None,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self.argv = tuple(argv)
+        self.log = log
+        self.ended_by_us = False
+        self._redactor, self._grace_s = redactor, grace_s
+        log.parent.mkdir(parents=True, exist_ok=True)
+        write_cmd_file(cmd_file, self.argv, cwd=cwd, env=env, redactor=redactor)
+        _become_subreaper()
+        self._marker = uuid.uuid4().hex
+        self._ours = {child.pid for child in psutil.Process().children(recursive=True)}
+        self._started = time.monotonic()
+        self._process = _start(self.argv, env={**env, MARKER: self._marker}, cwd=cwd, log=log, remove=())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.end()
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs."""
+        return self._process.poll()
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._started
+
+    def end(self) -> int:
+        """End everything it started, gently first; the count of processes that still ran."""
+        is_running = self._process.poll() is None
+        self.ended_by_us = self.ended_by_us or is_running
+        left = _end_tree(self._process, self._marker, self._ours, gently=is_running, grace_s=self._grace_s)
+        if self._redactor is not None:
+            self._redactor.log(self.log)
+        return left
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for it to end by itself; False if it has not in that time."""
+        return _wait(self._process, time.monotonic(), timeout_s, self.log, None)
+
+
 def write_cmd_file(
     path: Path,
     argv: Sequence[str],
@@ -285,25 +339,27 @@ def _last_line(log: Path) -> str:
     return lines[-1].strip() if lines else ""
 
 
-def _end_tree(process: "subprocess.Popen[bytes]", marker: str, ours: set[int], *, gently: bool) -> int:
+def _end_tree(
+    process: "subprocess.Popen[bytes]", marker: str, ours: set[int], *, gently: bool, grace_s: float = GRACE_S
+) -> int:
     """End everything the command started that still runs; the count of such processes. Waits until they are gone.
 
     A second interrupt must not cut this short, or something would stay behind; it waits these few seconds.
     """
     held = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     try:
-        return _end_all(process, marker, ours, gently=gently)
+        return _end_all(process, marker, ours, gently=gently, grace_s=grace_s)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
-def _end_all(process: "subprocess.Popen[bytes]", marker: str, ours: set[int], *, gently: bool) -> int:
+def _end_all(process: "subprocess.Popen[bytes]", marker: str, ours: set[int], *, gently: bool, grace_s: float) -> int:
     found = _descendants(process, marker, ours)
     if not found:
         return 0
     if gently:
         _signal_all(found, signal.SIGTERM)
-        psutil.wait_procs(found, timeout=GRACE_S)
+        psutil.wait_procs(found, timeout=grace_s)
     # A descendant may have forked between looking and ending it, so look again until nothing is found.
     count = len(found)
     for _ in range(5):

@@ -45,10 +45,14 @@ _FULL_KEY = re.compile(r"Could not (?:override|append|delete)[^']*'([^']+)'")
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigEntry:
-    """Which configuration is composed: `--config-name` and `--config-dir` may name another one."""
+    """Which configuration is composed: `--config-name` and `--config-dir` may name another one.
+
+    `is_of_a_run`: it holds the sections of a run, whose values are checked too.
+    """
 
     name: str = CONFIG_NAME
     extra_dir: Path | None = None
+    is_of_a_run: bool = True
 
     def places(self) -> tuple[Path, Path | None]:
         """The directory that holds the entry itself, and the other one to look for presets in."""
@@ -199,6 +203,8 @@ def _shown(value: str) -> str:
 
 
 def _problems_of(overrides: Sequence[str], user_dir: Path, entry: ConfigEntry) -> tuple[str, ...]:
+    if not entry.is_of_a_run:
+        return ()
     cfg, _ = translate_files(compose_config(overrides, entry), Given(overrides=tuple(overrides)))
     try:
         type_config(cfg, user_dir=user_dir)

@@ -43,7 +43,7 @@ def scatter_svg(points: Sequence[ScatterPoint], *, roofs: Mapping[str, float], s
             f'<circle cx="{axes.x(point.x):.1f}" cy="{axes.y(point.y):.1f}" r="{radius:.1f}" fill="{colour}" '
             f'fill-opacity="0.65" stroke="{colour}"><title>{escape(point.text)}</title></circle>'
         )
-    return _page(title, [*body, *_legend(groups)])
+    return svg_page(title, [*body, *legend(groups)])
 
 
 def steps_svg(lines: Mapping[str, Sequence[tuple[int, int]]], *, length_ns: int, title: str) -> str:
@@ -76,7 +76,7 @@ def steps_svg(lines: Mapping[str, Sequence[tuple[int, int]]], *, length_ns: int,
             f'<polyline points="{" ".join(path)}" fill="none" stroke="{colour}" stroke-width="1.4">'
             f"<title>{escape(name)}</title></polyline>"
         )
-    return _page(title, [*body, *_legend(list(lines))])
+    return svg_page(title, [*body, *legend(list(lines))])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,8 @@ def _roof(axes: _Log, name: str, peak: float, slope: float | None) -> list[str]:
     return [f'<polyline points="{line}" fill="none" stroke="#444" stroke-dasharray="5 3"/>', label]
 
 
-def _legend(groups: Sequence[str]) -> list[str]:
+def legend(groups: Sequence[str]) -> list[str]:
+    """A square and a name for each group, in the order of the colours."""
     body, at = [], LEFT
     for index, name in enumerate(groups):
         body.append(f'<rect x="{at}" y="{HEIGHT - 22}" width="11" height="11" fill="{COLOURS[index % len(COLOURS)]}"/>')
@@ -135,7 +136,8 @@ def _legend(groups: Sequence[str]) -> list[str]:
     return body
 
 
-def _page(title: str, body: Sequence[str]) -> str:
+def svg_page(title: str, body: Sequence[str]) -> str:
+    """The drawing around its body."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
         f'font-family="sans-serif" font-size="12" fill="#222" role="img" aria-label={quoteattr(title)}>\n'

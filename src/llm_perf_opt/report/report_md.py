@@ -21,18 +21,25 @@ def render_report_md(view: ReportView) -> str:
     notes = Footnotes()
     lines = [
         *_headline(view, notes),
-        *(line for waterfall in view.waterfalls for line in _waterfall(waterfall, notes)),
-        *_findings(view.findings),
-        *_kernels(view.kernels),
-        *_modules(view.modules),
-        *_memory(view, notes),
-        *_timeline(view),
+        *([] if view.is_load_alone else _inside(view, notes)),
         *(line for section in view.sections for line in _section(section, notes)),
         *_provenance(view.provenance),
         "",
         *notes.lines(),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _inside(view: ReportView, notes: Footnotes) -> list[str]:
+    """What profilers and the static analysis say."""
+    return [
+        *(line for waterfall in view.waterfalls for line in _waterfall(waterfall, notes)),
+        *_findings(view.findings),
+        *_kernels(view.kernels),
+        *_modules(view.modules),
+        *_memory(view, notes),
+        *_timeline(view),
+    ]
 
 
 def _headline(view: ReportView, notes: Footnotes) -> list[str]:

@@ -24,9 +24,19 @@ SPEEDS = {
 
 
 def render_summary_md(view: ReportView) -> str:
+    if view.is_load_alone:
+        return "\n".join(["# Summary", "", *_served(view)]) + "\n"
     lines = ["# Summary", "", *_measured(view), "", "## How good is it?", "", *_quality(view), ""]
     lines += ["## What to do", "", *_actions(view.findings), "", *_unknown(view)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _served(view: ReportView) -> list[str]:
+    """A server seen from outside: how fast it answered, and no word about why."""
+    head = view.headline
+    lines = [f"**{escape(head.title)}** was put under load. {escape(head.verdict)}", ""]
+    lines += [f"- {tile.label}: {escape(tile.cell.text)}, {escape(tile.explain)}." for tile in head.tiles]
+    return lines
 
 
 def _measured(view: ReportView) -> list[str]:

@@ -102,7 +102,7 @@ def _run_hydra(arguments: Arguments) -> int:
             codes.append(EXIT_FAILED)
 
     entry = ConfigEntry(name=arguments.config_name or CONFIG_NAME, extra_dir=arguments.config_dir)
-    with _arguments([*arguments.flags, *overrides]), _terminate_like_interrupt():
+    with _arguments([*arguments.flags, *overrides]), terminate_like_interrupt():
         try:
             require_values(overrides, entry)
             hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG_NAME)(task)()
@@ -176,7 +176,7 @@ def _arguments(argv: Sequence[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _terminate_like_interrupt() -> Iterator[None]:
+def terminate_like_interrupt() -> Iterator[None]:
     """SIGTERM (a batch system's notice) and SIGHUP (a lost terminal) end a run as cleanly as Ctrl-C."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:

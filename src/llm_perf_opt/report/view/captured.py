@@ -1,12 +1,15 @@
-"""What a capture alone says: the headline of a run in which nothing was timed undisturbed."""
+"""Headlines of runs in which our own loop was not timed: a capture alone, or a server measured from outside."""
+
+from collections.abc import Mapping
 
 from msgspec import UNSET
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis
-from llm_perf_opt.analysis.findings.facts import Known
+from llm_perf_opt.analysis.findings.facts import Known, Unknown
 from llm_perf_opt.analysis.timeline.rows import RangeRow
+from llm_perf_opt.core.records import Metric, StageRecord
 from llm_perf_opt.core.units import format_bytes, format_ms, format_percent
-from llm_perf_opt.report.run_files import Found
+from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.shown import Cell, Shown, Tile, share, show
 
 TOOLS = {"nsys": "nsys", "nsys_summary": "nsys (a summary, without times of day)", "torch": "the torch profiler"}
@@ -116,3 +119,61 @@ def _busy(phase: RangeRow) -> float:
     assert idle is not None
     parts = (idle.waiting_for_host_ns, idle.between_kernels_ns, idle.waiting_for_copy_or_sync_ns, idle.unattributed_ns)
     return 1 - sum(parts) / phase.typical.wall_ns
+
+
+STAGE = "bench"
+TILES = (
+    ("serve_ttft_ms", "TTFT", "from sending a request to its first token"),
+    ("serve_tpot_ms", "TPOT", "time per output token after the first"),
+    ("serve_itl_ms", "ITL", "between two events of a stream"),
+    ("serve_e2el_ms", "End-to-end", "from sending a request to its last token"),
+    ("serve_output_tokens_per_s", "Output tokens", "of all requests that succeeded, by the time the load took"),
+    ("serve_requests_per_s", "Requests", "that succeeded, by the time the load took"),
+    ("serve_goodput_per_s", "Goodput", "requests that kept to every limit, by the time the load took"),
+)
+
+
+def load_test(files: RunFiles) -> StageRecord | None:
+    """The stage that put a server under load."""
+    return files.manifest.stage(STAGE)
+
+
+def served_title(files: RunFiles) -> str:
+    model, server = files.manifest.config.get("model"), files.manifest.config.get("server")
+    name = str(model["name"]) if isinstance(model, Mapping) and "name" in model else files.manifest.run_id
+    engine = str(server["name"]) if isinstance(server, Mapping) and "name" in server else None
+    return f"{name}, served by {engine}" if engine not in (None, name, "openai") else name
+
+
+def served_tiles(stage: StageRecord) -> tuple[Tile, ...]:
+    """Medians and throughput; those that were not asked for are left out."""
+    return tuple(
+        Tile(label=label, cell=show(_known(stage.metrics[key])), explain=explain)
+        for key, label, explain in TILES
+        if key in stage.metrics
+    )
+
+
+def _known(metric: Metric) -> Known | Unknown:
+    if not isinstance(metric.value, int | float):
+        return Unknown(reason=metric.reason or "not measured")
+    return Known(value=metric.value, unit=metric.unit, how=metric.how, source=metric.source)
+
+
+def served_verdict(stage: StageRecord) -> str:
+    """In one sentence; a failure comes first."""
+    failed = f"The load test failed: {stage.reason}. " if stage.reason else ""
+    rate, ttft, tpot = (stage.metrics.get(f"serve_{n}") for n in ("output_tokens_per_s", "ttft_ms", "tpot_ms"))
+    if rate is None or not isinstance(rate.value, int | float):
+        return f"{failed}No request succeeded."
+    text = f"{rate.value:,.1f} output tokens per second at {rate.how}"
+    medians = [
+        f"{name} {format_ms(float(metric.value))}"
+        for name, metric in (("TTFT", ttft), ("TPOT", tpot))
+        if metric is not None and isinstance(metric.value, int | float)
+    ]
+    text += f": {', '.join(medians)} in the median" if medians else ""
+    share = stage.metrics.get("serve_failed_share")
+    if share is not None and isinstance(share.value, int | float) and share.value > 0:
+        text += f"; {format_percent(share.value)} of the requests failed"
+    return f"{failed}{text}."

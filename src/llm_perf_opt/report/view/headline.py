@@ -17,7 +17,14 @@ from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.report.facts import clean_metric, measured_prompt
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.samples import stability_warnings
-from llm_perf_opt.report.view.captured import captured_tiles, captured_verdict
+from llm_perf_opt.report.view.captured import (
+    captured_tiles,
+    captured_verdict,
+    load_test,
+    served_tiles,
+    served_title,
+    served_verdict,
+)
 from llm_perf_opt.report.view.findings import gain_text
 from llm_perf_opt.report.view.shown import Tile, show
 
@@ -46,15 +53,20 @@ def headline(
 ) -> HeadlineView:
     capture = _capture_alone(files, facts)
     verdict, tone = _verdict(waterfalls, found, facts, capture)
+    tiles = _tiles(files, facts) if capture is None else captured_tiles(capture)
+    title, loaded = model_name(files), load_test(files)
+    if loaded is not None:
+        title, tiles = served_title(files), served_tiles(loaded)
+        verdict, tone = served_verdict(loaded), "bad" if loaded.reason else "unknown"
     return HeadlineView(
-        title=model_name(files),
+        title=title,
         device=device_name(files),
         parameters=_parameters(files),
         facts=_facts(files, facts),
         verdict=verdict,
         tone=tone,
         phase=next((d.phase for d in found if d.phase in facts.phases), None) or "decode",
-        tiles=_tiles(files, facts) if capture is None else captured_tiles(capture),
+        tiles=tiles,
         warnings=_warnings(files),
     )
 
@@ -101,6 +113,8 @@ def _parameters(files: RunFiles) -> int | None:
 
 def _facts(files: RunFiles, facts: RunFacts) -> tuple[tuple[str, str], ...]:
     found = [("device", device_name(files) or "unknown"), ("format", facts.dtype or "unknown")]
+    if load_test(files) is not None:
+        found = [fact for fact in found if fact[1] != "unknown"]
     static = files.static.content if isinstance(files.static, Found) else None
     parameters = _parameters(files)
     if parameters is not None:

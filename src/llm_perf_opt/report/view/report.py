@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
+from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.analysis.findings.rules import diagnose
 from llm_perf_opt.analysis.findings.waterfall import build_waterfall
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.report.facts import gather, joined_ncu
 from llm_perf_opt.report.run_files import Found, RunFiles
+from llm_perf_opt.report.view.captured import load_test
 from llm_perf_opt.report.view.findings import FindingView, findings_view
 from llm_perf_opt.report.view.flame import FlameView, flame_view
 from llm_perf_opt.report.view.headline import HeadlineView, headline
@@ -23,6 +25,8 @@ from llm_perf_opt.report.view.waterfall import WaterfallView, waterfall_view
 
 @dataclass(frozen=True, kw_only=True)
 class ReportView:
+    """`is_load_alone`: a server was measured from outside, and nothing looked inside it."""
+
     headline: HeadlineView
     waterfalls: tuple[WaterfallView, ...]
     findings: tuple[FindingView, ...]
@@ -35,6 +39,7 @@ class ReportView:
     flames: tuple[FlameView, ...]
     provenance: ProvenanceView
     ncu: NcuAnalysis | None
+    is_load_alone: bool = False
 
 
 def build_view(files: RunFiles) -> ReportView:
@@ -58,6 +63,7 @@ def build_view(files: RunFiles) -> ReportView:
         flames=flame_view(files),
         provenance=provenance_view(files, facts, _sources(files)),
         ncu=ncu,
+        is_load_alone=load_test(files) is not None and isinstance(files.capture, Unknown),
     )
 
 

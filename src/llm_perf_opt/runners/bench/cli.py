@@ -1,0 +1,161 @@
+"""`llm-perf bench`'s command line: overrides of conf/bench.yaml into a typed configuration."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from llm_perf_opt.config.load import resolve, validate
+from llm_perf_opt.config.schema import ArtifactsSection, DatasetSection
+from llm_perf_opt.core.redact import Redactor
+from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError
+from llm_perf_opt.serving.config import LoadSection, ServerSection
+
+T = TypeVar("T")
+ENTRY = "bench"
+SWEPT = ("rate", "concurrency")
+WORD_LISTS = ("args", "command")
+HELP = """\
+llm-perf bench [OVERRIDE ...]
+
+Puts a server under load and writes what a client sees: TTFT, TPOT, ITL, end-to-end latency, throughput, goodput.
+
+  server=vllm server.args=[/models/Qwen3-8B]    start one: vllm, sglang, transformers, tensorrt_llm
+  server.url=http://127.0.0.1:8000              or use one that runs (server=openai, the default)
+  load.rate=1,2,4                               requests per second, Poisson; several are a sweep
+  load.concurrency=1,8,32                       or so many at once
+  load.duration_s=60 load.requests=1000         each level ends at the first of the two
+  load.slo.ttft_ms=200 load.slo.tpot_ms=30      limits for goodput
+  dataset.prompt_tokens=1024                    made-up prompts of about so many tokens, or
+  dataset=prompts dataset.file=prompts.jsonl    your own
+  load.output_tokens=128 load.ignore_eos=true   length of the answers
+
+Requests go to the given address alone. Every key: docs/serving.md.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig:
+    """Everything `llm-perf bench` was told. `resolved` is what config.yaml records."""
+
+    server: ServerSection
+    load: LoadSection
+    dataset: DatasetSection
+    run_dir: Path
+    user_dir: Path
+    overrides: tuple[str, ...]
+    resolved: Mapping[str, Any]
+
+
+def main(argv: Sequence[str]) -> int:
+    if "-h" in argv or "--help" in argv:
+        print(HELP, end="")
+        return EXIT_OK
+    config = read_config(argv, user_dir=Path.cwd())
+    from llm_perf_opt.runners.bench.run import run_bench
+    from llm_perf_opt.runners.profile_orchestrator import terminate_like_interrupt
+
+    with terminate_like_interrupt():
+        try:
+            return EXIT_OK if run_bench(config) else EXIT_FAILED
+        except KeyboardInterrupt:
+            print("interrupted: the server was ended, the results so far are kept", file=sys.stderr)
+            return EXIT_INTERRUPTED
+
+
+def read_config(argv: Sequence[str], *, user_dir: Path) -> BenchConfig:
+    """Every problem of the command line at once."""
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from llm_perf_opt.pipeline.compose import ConfigEntry, compose_config, explain_composition_error
+    from llm_perf_opt.runners.arguments import parse_arguments
+
+    flags = [word for word in argv if word.startswith("-") and word != "--"]
+    if flags:
+        raise ConfigError([f"{flag}: no flag of this command, allowed: key=value, --help" for flag in flags])
+    overrides = parse_arguments(argv).overrides
+    entry = ConfigEntry(name=ENTRY, is_of_a_run=False)
+    try:
+        composed = compose_config(overrides, entry)
+        raw = resolve(OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise explain_composition_error(error, overrides, user_dir=user_dir, entry=entry) from error
+    return type_bench(raw, user_dir=user_dir, overrides=overrides)
+
+
+def type_bench(raw: dict[str, Any], *, user_dir: Path, overrides: tuple[str, ...] = ()) -> BenchConfig:
+    """The composed values as sections, or a ConfigError that lists every problem."""
+    load = raw["load"]
+    if isinstance(load, dict):
+        load.update({key: _numbers(load.get(key)) for key in SWEPT})
+    server = raw["server"]
+    if isinstance(server, dict):
+        server.update({key: _words(server.get(key)) for key in WORD_LISTS})
+    file = raw["dataset"].get("file") if isinstance(raw["dataset"], dict) else None
+    if isinstance(file, str):
+        raw["dataset"]["file"] = str(user_dir / Path(file).expanduser())
+    problems: list[str] = []
+    typed = {
+        "server": _section(ServerSection, raw, "server", problems),
+        "load": _section(LoadSection, raw, "load", problems),
+        "dataset": _section(DatasetSection, raw, "dataset", problems),
+        "artifacts": _section(ArtifactsSection, raw, "artifacts", problems),
+    }
+    if typed["server"] is not None:
+        problems += [str(problem) for problem in typed["server"].problems()]
+    if typed["load"] is not None:
+        problems += [str(problem) for problem in typed["load"].problems()]
+    problems += _cross_problems(typed)
+    if problems:
+        raise ConfigError(problems)
+    return BenchConfig(
+        server=typed["server"],
+        load=typed["load"],
+        dataset=typed["dataset"],
+        run_dir=user_dir / typed["artifacts"].runs_dir,
+        user_dir=user_dir,
+        overrides=Redactor.of({}).words(overrides),
+        resolved=raw,
+    )
+
+
+def _section(cls: type[T], raw: Mapping[str, Any], name: str, problems: list[str]) -> Any:
+    """The section, or None and its problems told."""
+    typed, found = validate(cls, raw.get(name) or {}, name)
+    problems += [str(problem) for problem in found]
+    return cast(Any, typed)
+
+
+def _cross_problems(typed: Mapping[str, Any]) -> list[str]:
+    """Rules that span sections."""
+    dataset = typed["dataset"]
+    if dataset is None or dataset.kind != "omnidocbench":
+        return []
+    return ["dataset: pages are not sent to servers (got 'omnidocbench'), allowed: synthetic, prompts"]
+
+
+def _numbers(value: Any) -> Any:
+    """One number or several with commas as a list; anything else as it is, to be refused by its type."""
+    if isinstance(value, str):
+        parts = [part.strip() for part in value.split(",")]
+        return [_number(part) for part in parts]
+    return [value] if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _number(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _words(value: Any) -> Any:
+    """`[--max-model-len,1024]` is a list of words, whatever YAML makes of its last one."""
+    if not isinstance(value, list):
+        return value
+    return [str(word) if isinstance(word, int | float) and not isinstance(word, bool) else word for word in value]

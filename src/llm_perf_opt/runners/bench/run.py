@@ -1,0 +1,280 @@
+"""One load test from its configuration to its report: start, warm up, load, stop, write.
+
+Files and manifest are written after every level, so that whatever happens later loses nothing.
+"""
+
+import os
+import time
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from llm_perf_opt.core.files import write_whole
+from llm_perf_opt.core.manifest import RunManifest, write_json, write_manifest
+from llm_perf_opt.core.names import MANIFEST_FILE
+from llm_perf_opt.core.process import allowed_environment
+from llm_perf_opt.core.records import CommandRecord, RunStatus, StageFile, StageRecord, StageTraits
+from llm_perf_opt.core.redact import Redactor, given_secrets
+from llm_perf_opt.core.units import format_ms
+from llm_perf_opt.errors import ConfigError, ProfilingError, ToolError
+from llm_perf_opt.pipeline.console import Console, make_console
+from llm_perf_opt.pipeline.provenance import describe_environment, write_config, write_environment
+from llm_perf_opt.profiling.vendor.tools import probe_host
+from llm_perf_opt.report.write import write_reports
+from llm_perf_opt.runners.bench.cli import BenchConfig
+from llm_perf_opt.runners.bench.pictures import draw_runs, draw_trade, with_pictures
+from llm_perf_opt.serving.client import Ask, RequestRecord
+from llm_perf_opt.serving.config import LoadLevel
+from llm_perf_opt.serving.engine import RunningServer, ServerPlace, running_server
+from llm_perf_opt.serving.load import LoadRun, run_level, send_one_by_one
+from llm_perf_opt.serving.prompts import PROBE_WORDS, LoadPrompts, made_up, words_for
+from llm_perf_opt.serving.results import (
+    BENCH,
+    BENCH_FILE,
+    REQUESTS_FILE,
+    BenchDocument,
+    LevelResult,
+    level_result,
+)
+from llm_perf_opt.serving.sections import bench_metrics, bench_sections
+from llm_perf_opt.workload.dataset import TOKENS, list_samples
+
+SOURCE = f"{BENCH}/{BENCH_FILE}"
+
+
+@dataclass(kw_only=True)
+class BenchRun:
+    """A load test under way: what has been measured so far, and how to write it down."""
+
+    config: BenchConfig
+    root: Path
+    manifest: RunManifest
+    redactor: Redactor
+    console: Console
+    server: str | None = None
+    model: str | None = None
+    runs: list[LoadRun] = field(default_factory=list)
+    levels: list[LevelResult] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    commands: list[CommandRecord] = field(default_factory=list)
+    others: list[StageRecord] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def place(self) -> ServerPlace:
+        return ServerPlace(
+            out_dir=self.root / BENCH,
+            cwd=self.config.user_dir,
+            environ=os.environ,
+            redactor=self.redactor,
+            say=self.console.say,
+        )
+
+    def document(self) -> BenchDocument:
+        return BenchDocument(
+            server=self.server,
+            model=self.model,
+            slo=self.config.load.slo,
+            levels=tuple(self.levels),
+            notes=tuple(self.notes),
+        )
+
+    def save(self, status: RunStatus) -> None:
+        """Everything so far: results, requests, pictures, manifest."""
+        document = self.document()
+        folder = self.root / BENCH
+        folder.mkdir(exist_ok=True)
+        write_json(folder / BENCH_FILE, document)
+        lines = [
+            msgspec.json.encode({"level": run.level.key, **msgspec.to_builtins(record)})
+            for run in self.runs
+            for record in run.records
+        ]
+        write_whole(folder / REQUESTS_FILE, b"".join(line + b"\n" for line in lines))
+        drawn = (*draw_trade(self.root, document), *draw_runs(self.root, self.runs))
+        pictures = [StageFile(role="picture", path=self.root / s.picture.path) for s in drawn if s.picture is not None]
+        reason = "; ".join(self.problems) or ("the run was interrupted" if status == "interrupted" else None)
+        record = StageRecord(
+            name=BENCH,
+            status="ok" if reason is None else "failed",
+            reason=reason,
+            started_at=self.manifest.created_at,
+            duration_s=round(time.monotonic() - self.started, 3),
+            commands=tuple(self.commands),
+            files=(
+                StageFile(role="bench_json", path=folder / BENCH_FILE),
+                StageFile(role="bench_requests", path=folder / REQUESTS_FILE),
+                *pictures,
+            ),
+            metrics=bench_metrics(document, source=SOURCE),
+            notes=tuple(self.notes),
+            traits=StageTraits(),
+            sections=with_pictures(bench_sections(document, source=SOURCE), *drawn),
+        )
+        config = {**self.config.resolved, "model": {"name": self.model or self.config.server.name}}
+        self.manifest = replace(self.manifest, status=status, config=config, stages=(record, *self.others))
+        write_manifest(self.root, self.manifest, self.redactor)
+
+
+def run_bench(config: BenchConfig) -> bool:
+    """Run it and write its reports; True if nothing failed. An interrupt keeps what was measured and goes on up."""
+    run = _prepare(config)
+    run.console.say(f"run {run.root}")
+    try:
+        _measure(run)
+    except ProfilingError as error:
+        run.problems.append(str(error))
+    except KeyboardInterrupt:
+        _finish(run, "interrupted")
+        raise
+    finally:
+        run.console.close()
+    _finish(run, "failed" if run.problems else "ok")
+    return not run.problems
+
+
+def _prepare(config: BenchConfig) -> BenchRun:
+    root = config.run_dir.expanduser().resolve()
+    if (root / MANIFEST_FILE).exists():
+        raise ConfigError(f"artifacts.runs_dir: already holds a run (got {str(root)!r}), allowed: another directory")
+    root.mkdir(parents=True, exist_ok=True)
+    redactor = Redactor.of(os.environ, more=given_secrets([*config.server.command, *config.server.args]))
+    host = probe_host(env=allowed_environment(os.environ), disk=root)
+    environment = describe_environment(host, os.environ, config.user_dir)
+    write_environment(root, environment, redactor)
+    write_config(root, config.resolved, redactor)
+    manifest = RunManifest(
+        run_id=root.name,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        status="running",
+        config=config.resolved,
+        environment=environment,
+        overrides=redactor.words(config.overrides),
+        user_dir=str(config.user_dir),
+    )
+    run = BenchRun(config=config, root=root, manifest=manifest, redactor=redactor, console=make_console())
+    run.save("running")
+    return run
+
+
+def _measure(run: BenchRun) -> None:
+    """Every level against one server, then a look inside it where that was asked for."""
+    config = run.config
+    with running_server(config.server, run.place) as server:
+        run.server, run.model = server.target.url, server.model
+        begun = time.monotonic()
+        try:
+            ask, prompts = warm_up(run, server)
+            for level in config.load.levels():
+                if not _measure_level(run, server, ask, prompts, level):
+                    break
+        finally:
+            if server.service is not None:
+                duration_s = round(time.monotonic() - begun, 3)
+                code, log = server.service.poll(), f"{BENCH}/server.log"
+                argv = run.redactor.words(server.service.argv)
+                run.commands.append(CommandRecord(argv=argv, exit_code=code, duration_s=duration_s, log=log))
+
+
+def _measure_level(run: BenchRun, server: RunningServer, ask: Ask, prompts: LoadPrompts, level: LoadLevel) -> bool:
+    """One level, written down however it ends; False where the server is gone."""
+    load = run.config.load
+    run.console.stage_started(f"{BENCH}, {level.label}")
+    one = LoadRun(level=level)
+    run.runs.append(one)
+    try:
+        run_level(
+            one,
+            server.target,
+            ask,
+            # LoadPrompts of their own for every level: those of the one before may be in a cache.
+            replace(prompts, seed=f"{prompts.seed}-{level.key}"),
+            load,
+            on_tick=lambda elapsed, done: run.console.tick(elapsed, f"{done} requests done"),
+        )
+    finally:
+        run.console.close()
+        result = level_result(one, load.slo)
+        run.levels.append(result)
+        _judge(run, result)
+        run.save("running")
+    run.console.say(_summary(result))
+    return server.target.trouble() is None
+
+
+def _judge(run: BenchRun, result: LevelResult) -> None:
+    limit = run.config.load.max_failed_share
+    if result.stopped is not None:
+        run.problems.append(f"{result.label}: {result.stopped}")
+    if result.failed_share > limit and result.completed + result.failed + result.unfinished:
+        common = next(iter(result.errors), "no error was told")
+        run.problems.append(
+            f"{result.label}: {result.failed} failed and {result.unfinished} unfinished of {result.sent} requests, "
+            f"more than load.max_failed_share={limit:g} allows; most often: {common}"
+        )
+    elif not result.completed:
+        run.problems.append(f"{result.label}: no request was sent before the load ended")
+
+
+def _summary(result: LevelResult) -> str:
+    parts = [f"{result.completed} requests"]
+    if result.failed or result.unfinished:
+        parts.append(f"{result.failed} failed, {result.unfinished} unfinished")
+    for name, label in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2el", "end-to-end")):
+        median = result.latencies[name].median_ms if name in result.latencies else None
+        if median is not None:
+            parts.append(f"{label} {format_ms(median)}")
+    if result.output_tokens_per_s is not None:
+        parts.append(f"{result.output_tokens_per_s:,.1f} output tokens/s")
+    return f"{result.label}: {', '.join(parts)}"
+
+
+def warm_up(run: BenchRun, server: RunningServer) -> tuple[Ask, LoadPrompts]:
+    """Requests nobody times: they wake the server, and tell how many of its tokens a made-up word has."""
+    load, dataset = run.config.load, run.config.dataset
+    ask = Ask(
+        model=server.model,
+        api=load.api,
+        output_tokens=load.output_tokens,
+        temperature=load.temperature,
+        seed=load.seed,
+        ignore_eos=load.ignore_eos and server.section.ignore_eos,
+    )
+    if dataset.kind == "prompts":
+        samples = list_samples(dataset, data_kind=TOKENS, vocabulary=None, scratch_dir=run.root)
+        prompts = LoadPrompts(texts=[sample.text or "" for sample in samples], seed=str(load.seed))
+    else:
+        short = replace(ask, output_tokens=1)
+        (probe,) = send_one_by_one(server.target, short, [made_up(PROBE_WORDS, "probe")], stall_s=load.stall_s)
+        _require_answer(probe, server)
+        prompts = LoadPrompts(
+            words=words_for(dataset.prompt_tokens, probe_tokens=probe.prompt_tokens), seed=str(dataset.seed)
+        )
+        if probe.prompt_tokens is None:
+            run.notes.append("the server does not say how many tokens a prompt has: one word was taken for one token")
+    # Numbers no measured request has, so that nothing is in a cache already.
+    texts = [prompts.text(-1 - number) for number in range(load.warmup_requests)]
+    for record in send_one_by_one(server.target, ask, texts, stall_s=load.stall_s):
+        _require_answer(record, server)
+        if record.counted_by == "events" and "events" not in " ".join(run.notes):
+            run.notes.append("the server does not say how many tokens it made: events of the stream were counted")
+    return ask, prompts
+
+
+def _require_answer(record: RequestRecord, server: RunningServer) -> None:
+    if record.status == "ok":
+        return
+    dead = server.target.trouble()
+    raise ToolError(f"warm-up: {dead or record.error} ({server.target.url}, model {server.model!r})")
+
+
+def _finish(run: BenchRun, status: RunStatus) -> None:
+    run.save(status)
+    reports = write_reports(run.root)
+    for problem in run.problems:
+        run.console.say(f"failed: {problem}")
+    run.console.say(f"{status}: {len(run.levels)} of {len(run.config.load.levels())} levels measured")
+    run.console.say(f"report: {reports[0]}")

@@ -1,0 +1,185 @@
+"""One request to an OpenAI-compatible server, its stream timed as `vllm bench serve` does.
+
+Time starts when the request is sent. Every event of the stream with a choice in it is a token's arrival, also when the
+token decodes to no text; the end is the last of them. In a chat the event that only names the role is no token.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import httpx
+
+LONGEST_ERROR = 200
+JSON = {"Content-Type": "application/json"}
+RequestStatus = Literal["ok", "failed", "unfinished"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestRecord:
+    """What came of one request. Times are seconds; `started_s` counts from the start of the load.
+
+    `gaps_s` are the times between one token's arrival and the next. `counted_by` is `usage` where the server said how
+    many tokens there were, else `events`.
+    """
+
+    index: int
+    started_s: float
+    status: RequestStatus
+    error: str | None = None
+    ttft_s: float | None = None
+    latency_s: float | None = None
+    gaps_s: tuple[float, ...] = ()
+    prompt_tokens: int | None = None
+    output_tokens: int = 0
+    counted_by: Literal["usage", "events"] = "events"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """All requests of a load but their prompts."""
+
+    model: str
+    api: Literal["completions", "chat"]
+    output_tokens: int
+    temperature: float
+    seed: int
+    ignore_eos: bool
+
+    @property
+    def path(self) -> str:
+        return "/v1/chat/completions" if self.api == "chat" else "/v1/completions"
+
+    def body(self, prompt: str) -> bytes:
+        content = {"messages": [{"role": "user", "content": prompt}]} if self.api == "chat" else {"prompt": prompt}
+        request = {
+            "model": self.model,
+            **content,
+            "max_tokens": self.output_tokens,
+            "temperature": self.temperature,
+            "seed": self.seed,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **({"ignore_eos": True} if self.ignore_eos else {}),
+        }
+        return json.dumps(request).encode()
+
+
+def open_client(url: str, *, stall_s: float, headers: Mapping[str, str]) -> httpx.AsyncClient:
+    """A client for this address alone: no proxy of the environment, no redirect to another place."""
+    return httpx.AsyncClient(
+        base_url=url.rstrip("/"),
+        timeout=httpx.Timeout(stall_s, connect=min(stall_s, 10.0)),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        headers=dict(headers),
+        follow_redirects=False,
+        trust_env=False,
+    )
+
+
+class _Stream:
+    """What a stream has said so far."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.sent = clock()
+        self.last = self.sent
+        self.ttft: float | None = None
+        self.gaps: list[float] = []
+        self.prompt_tokens: int | None = None
+        self.output_tokens: int | None = None
+        self.error: str | None = None
+
+    def take(self, line: str) -> bool:
+        """One line of the stream; True when it is the last."""
+        if not line.startswith("data:"):
+            return False
+        text = line.removeprefix("data:").strip()
+        if text == "[DONE]":
+            return True
+        event = json.loads(text)
+        if not isinstance(event, dict):
+            raise ValueError(f"an event that is no object: {text[:40]}")
+        if "error" in event:
+            self.error = f"the stream holds an error: {str(event['error'])[:LONGEST_ERROR]}"
+            return True
+        if event.get("choices") and _is_token(event["choices"][0]):
+            self._arrived()
+        usage = event.get("usage")
+        if isinstance(usage, dict):
+            self.prompt_tokens = usage.get("prompt_tokens")
+            self.output_tokens = usage.get("completion_tokens")
+        return False
+
+    def _arrived(self) -> None:
+        now = self._clock()
+        if self.ttft is None:
+            self.ttft = now - self.sent
+        else:
+            self.gaps.append(now - self.last)
+        self.last = now
+
+
+def _is_token(choice: Mapping[str, Any]) -> bool:
+    delta = choice.get("delta")
+    if delta is None:
+        return True
+    says = any(value for name, value in delta.items() if name != "role")
+    return says or choice.get("finish_reason") is not None
+
+
+async def send(
+    client: httpx.AsyncClient,
+    ask: Ask,
+    prompt: str,
+    *,
+    index: int = 0,
+    start: float = 0.0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> RequestRecord:
+    """Send one request and follow its stream to the end; a failure is a record too, never an exception."""
+    body = ask.body(prompt)
+    stream = _Stream(clock)
+    try:
+        async with client.stream("POST", ask.path, content=body, headers=JSON) as response:
+            if response.status_code != httpx.codes.OK:
+                said = (await response.aread()).decode("utf-8", "replace")
+                stream.error = f"HTTP {response.status_code}: {' '.join(said.split())[:LONGEST_ERROR]}".rstrip(": ")
+            else:
+                async for line in response.aiter_lines():
+                    if stream.take(line):
+                        break
+    except httpx.TimeoutException as error:
+        stream.error = _silent(error, stream)
+    except httpx.HTTPError as error:
+        stream.error = f"the connection failed ({type(error).__name__}: {error})".replace(": )", ")")
+    except ValueError as error:
+        stream.error = f"the stream is not what it should be ({error})"
+    if stream.error is None and stream.ttft is None:
+        stream.error = "the stream ended without a token"
+    return _record(stream, index, start)
+
+
+def _silent(error: httpx.TimeoutException, stream: _Stream) -> str:
+    if isinstance(error, httpx.ConnectTimeout):
+        return "no connection in time"
+    where = "before the first token" if stream.ttft is None else "in the middle of the stream"
+    return f"silent for longer than load.stall_s {where}"
+
+
+def _record(stream: _Stream, index: int, start: float) -> RequestRecord:
+    events = 0 if stream.ttft is None else 1 + len(stream.gaps)
+    return RequestRecord(
+        index=index,
+        started_s=stream.sent - start,
+        status="ok" if stream.error is None else "failed",
+        error=stream.error,
+        ttft_s=stream.ttft,
+        latency_s=None if stream.ttft is None else stream.last - stream.sent,
+        gaps_s=tuple(stream.gaps),
+        prompt_tokens=stream.prompt_tokens,
+        output_tokens=stream.output_tokens or events,
+        counted_by="usage" if stream.output_tokens else "events",
+    )

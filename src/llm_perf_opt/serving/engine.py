@@ -1,0 +1,191 @@
+"""A server from its start, or its discovery, to its end: address, readiness, model name, last words.
+
+Whatever happens in between, everything a started server has started is ended.
+"""
+
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import httpx
+
+from llm_perf_opt.core.process import Service, allowed_environment, read_tail
+from llm_perf_opt.core.redact import Redactor
+from llm_perf_opt.errors import CommandFailed, ToolError
+from llm_perf_opt.serving.config import ServerSection
+from llm_perf_opt.serving.load import Target
+
+POLL_S = 0.5
+ANSWER_S = 5.0
+TAIL_LINES = 12
+MODELS_PATH = "/v1/models"
+MODEL_FLAGS = ("--model", "--model-path")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerPlace:
+    """Where a started server's log and command file go, where it runs, and what it gets of our environment."""
+
+    out_dir: Path
+    cwd: Path
+    environ: Mapping[str, str]
+    redactor: Redactor
+    say: Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningServer:
+    """A server that answers. `service` is None for one that somebody else started."""
+
+    section: ServerSection
+    target: Target
+    model: str
+    service: Service | None
+
+
+@contextmanager
+def running_server(
+    section: ServerSection,
+    place: ServerPlace,
+    *,
+    name: str = "server",
+    prefix: Sequence[str] = (),
+    more_args: Sequence[str] = (),
+) -> Iterator[RunningServer]:
+    """Start the server (or look for the one at `server.url`) and wait until it answers; end it with all it started.
+
+    `prefix` are words put before its command, such as those of a profiler; `name` is that of its log.
+    """
+    headers = auth_headers(section, place.environ)
+    if section.url is not None:
+        target = Target(url=section.url, headers=headers, metrics_path=section.metrics_path, trouble=lambda: None)
+        _wait_until_ready(section, target, None)
+        yield RunningServer(section=section, target=target, model=find_model(section, target), service=None)
+        return
+    port = section.port or free_port(section.host)
+    argv = [*prefix, *build_server_cmd(section, port=port, more_args=more_args)]
+    service = Service(
+        argv,
+        env={**server_environment(section, place.environ), **section.env},
+        log=place.out_dir / f"{name}.log",
+        cmd_file=place.out_dir / f"{name}.cmd.txt",
+        cwd=place.cwd,
+        redactor=place.redactor,
+        grace_s=section.end_timeout_s,
+    )
+    with service:
+        target = Target(
+            url=f"http://{section.host}:{port}",
+            headers=headers,
+            metrics_path=section.metrics_path,
+            trouble=lambda: _death(service),
+        )
+        place.say(f"{section.name}: started at {target.url}, waiting until it answers (log: {service.log})")
+        _wait_until_ready(section, target, service)
+        place.say(f"{section.name}: ready after {service.elapsed_s:.0f} s")
+        yield RunningServer(section=section, target=target, model=find_model(section, target), service=service)
+
+
+def build_server_cmd(section: ServerSection, *, port: int, more_args: Sequence[str] = ()) -> list[str]:
+    """The command with the user's arguments and the address put in."""
+    words: list[str] = []
+    for word in section.command:
+        if word == "{args}":
+            words += [*section.args, *more_args]
+        else:
+            words.append(word.replace("{host}", section.host).replace("{port}", str(port)))
+    return words
+
+
+def server_environment(section: ServerSection, environ: Mapping[str, str]) -> dict[str, str]:
+    """What of our environment reaches the server: the usual, and what `server.env_passthrough` names."""
+    begins = tuple(name.removesuffix("*") for name in section.env_passthrough if name.endswith("*"))
+    named = [name for name in environ if name in section.env_passthrough or (begins and name.startswith(begins))]
+    return allowed_environment(environ, named)
+
+
+def auth_headers(section: ServerSection, environ: Mapping[str, str]) -> dict[str, str]:
+    """The key is read when it is used, and written nowhere."""
+    if section.api_key_env is None:
+        return {}
+    if section.api_key_env not in environ:
+        raise ToolError(
+            f"server.api_key_env: there is no variable {section.api_key_env!r} in the environment; export it, or leave "
+            "the key out for a server that asks for none"
+        )
+    return {"Authorization": f"Bearer {environ[section.api_key_env]}"}
+
+
+def free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def find_model(section: ServerSection, target: Target) -> str:
+    """The model to ask for: the one given, the one it was started with, or the first the server lists."""
+    started = model_in(section.args) if section.model_from == "args" else None
+    if section.model is not None or started is not None:
+        return section.model or started or ""
+    try:
+        answer = httpx.get(target.url.rstrip("/") + MODELS_PATH, headers=target.headers, timeout=30.0, trust_env=False)
+        listed = answer.json()["data"]
+        return str(listed[0]["id"])
+    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+        raise ToolError(
+            f"{target.url}{MODELS_PATH} names no model ({type(error).__name__}); say which one to ask for with "
+            "server.model=…"
+        ) from error
+
+
+def model_in(args: Sequence[str]) -> str | None:
+    """The model among a server's arguments: behind its flag, or the first word if that is no flag."""
+    for flag, value in pairwise(args):
+        if flag in MODEL_FLAGS:
+            return value
+    given = [word.partition("=")[2] for word in args if word.partition("=")[0] in MODEL_FLAGS]
+    return next(iter(given), None) or next((word for word in args[:1] if not word.startswith("-")), None)
+
+
+def _wait_until_ready(section: ServerSection, target: Target, service: Service | None) -> None:
+    """Until the server answers at its readiness path; raises with its last words when it never does."""
+    end = time.monotonic() + section.ready_timeout_s
+    url = target.url.rstrip("/") + section.ready_path
+    said = "nothing answers"
+    while time.monotonic() < end:
+        if service is not None and service.poll() is not None:
+            raise CommandFailed(
+                f"{section.name} ended with exit code {service.poll()} before it was ready: {last_lines(service.log)}"
+            )
+        try:
+            answer = httpx.get(url, headers=target.headers, timeout=ANSWER_S, trust_env=False)
+            if answer.status_code == httpx.codes.OK:
+                return
+            said = f"it answers HTTP {answer.status_code}"
+            if service is None and answer.status_code == httpx.codes.NOT_FOUND:
+                # A server without such a page: it answers, which is all that was asked.
+                return
+        except httpx.HTTPError as error:
+            said = f"nothing answers ({type(error).__name__})"
+        time.sleep(POLL_S)
+    waited = f"{url}: not ready within {section.ready_timeout_s:g} s (server.ready_timeout_s), {said}"
+    if service is None:
+        raise ToolError(f"{waited}; start the server, or let it be started with server=vllm server.args=[…]")
+    raise ToolError(f"{waited}; it and all it started were ended. It said: {last_lines(service.log)}")
+
+
+def _death(service: Service) -> str | None:
+    code = service.poll()
+    if code is None:
+        return None
+    return f"the server ended under load with exit code {code}: {last_lines(service.log)}"
+
+
+def last_lines(log: Path) -> str:
+    """The end of a log in one line, and where all of it is."""
+    lines = [" ".join(line.split()) for line in read_tail(log).splitlines() if line.strip()]
+    return f"{' | '.join(lines[-TAIL_LINES:]) or 'it printed nothing'} (log: {log})"

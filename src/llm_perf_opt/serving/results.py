@@ -1,0 +1,174 @@
+"""Requests to figures, defined as `vllm bench serve` defines them, and the document `bench.json`.
+
+Only requests that succeeded count. TTFT: from sending to the first token. TPOT: (end-to-end - TTFT) / (output tokens -
+1), of requests with more than one token. ITL: every gap between two events of a stream. Throughput: by the time from
+the first request's sending to the last one's end. Goodput: requests that keep to all limits, by that time.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from llm_perf_opt.serving.client import RequestRecord
+from llm_perf_opt.serving.config import LoadLevel, SloSection
+from llm_perf_opt.serving.counters import CounterSample, ServerCounter, summarise_counters
+from llm_perf_opt.serving.load import LoadRun
+
+BENCH: str = "bench"
+BENCH_FILE = "bench.json"
+REQUESTS_FILE = "requests.jsonl"
+LATENCIES = ("ttft", "tpot", "itl", "e2el")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyFigures:
+    """Milliseconds; None where a result file does not say. `n` is how many values there were."""
+
+    mean_ms: float | None = None
+    median_ms: float | None = None
+    p90_ms: float | None = None
+    p99_ms: float | None = None
+    std_ms: float | None = None
+    n: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LevelResult:
+    """One load and what came of it."""
+
+    label: str
+    rate: float | None = None
+    concurrency: int | None = None
+    duration_s: float | None = None
+    sent: int | None = None
+    completed: int
+    failed: int = 0
+    unfinished: int = 0
+    errors: Mapping[str, int] = field(default_factory=dict)
+    stopped: str | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    requests_per_s: float | None = None
+    output_tokens_per_s: float | None = None
+    total_tokens_per_s: float | None = None
+    goodput_per_s: float | None = None
+    most_at_once: int | None = None
+    latencies: Mapping[str, LatencyFigures] = field(default_factory=dict)
+    counters: tuple[ServerCounter, ...] = ()
+    counter_samples: tuple[CounterSample, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return LoadLevel(rate=self.rate, concurrency=self.concurrency).key
+
+    @property
+    def failed_share(self) -> float:
+        ended = self.completed + self.failed + self.unfinished
+        return (self.failed + self.unfinished) / ended if ended else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchDocument:
+    """`bench.json`: who was asked, and every level. `made_by` is the load generator."""
+
+    schema_version: Literal[1] = 1
+    made_by: str = "llm-perf bench"
+    server: str | None = None
+    model: str | None = None
+    slo: SloSection = field(default_factory=SloSection)
+    levels: tuple[LevelResult, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def tpot_s(record: RequestRecord) -> float | None:
+    """Time per output token after the first; None for a single token."""
+    if record.latency_s is None or record.ttft_s is None or record.output_tokens < 2:
+        return None
+    return (record.latency_s - record.ttft_s) / (record.output_tokens - 1)
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Linear between the two nearest ranks, as numpy's default is. `values` are sorted."""
+    at = (len(values) - 1) * percent / 100
+    low = math.floor(at)
+    high = min(low + 1, len(values) - 1)
+    return values[low] + (values[high] - values[low]) * (at - low)
+
+
+def latency_figures(seconds: Sequence[float]) -> LatencyFigures | None:
+    if not seconds:
+        return None
+    values = sorted(1e3 * value for value in seconds)
+    mean = math.fsum(values) / len(values)
+    return LatencyFigures(
+        mean_ms=mean,
+        median_ms=percentile(values, 50),
+        p90_ms=percentile(values, 90),
+        p99_ms=percentile(values, 99),
+        std_ms=math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values)),
+        n=len(values),
+    )
+
+
+def level_result(run: LoadRun, slo: SloSection) -> LevelResult:
+    good = [r for r in run.records if r.status == "ok"]
+    prompts = [r.prompt_tokens for r in good if r.prompt_tokens is not None]
+    inputs = sum(prompts) if good and len(prompts) == len(good) else None
+    outputs = sum(r.output_tokens for r in good)
+    time_s = run.duration_s if run.duration_s > 0 else None
+    values = {
+        "ttft": [r.ttft_s for r in good if r.ttft_s is not None],
+        "tpot": [value for r in good if (value := tpot_s(r)) is not None],
+        "itl": [gap for r in good for gap in r.gaps_s],
+        "e2el": [r.latency_s for r in good if r.latency_s is not None],
+    }
+    figures = {name: latency_figures(seconds) for name, seconds in values.items()}
+    kept = sum(1 for r in good if keeps_to(r, slo)) if slo.is_set else None
+    return LevelResult(
+        label=run.level.label,
+        rate=run.level.rate,
+        concurrency=run.level.concurrency,
+        duration_s=run.duration_s,
+        sent=len(run.records),
+        completed=len(good),
+        failed=sum(1 for r in run.records if r.status == "failed"),
+        unfinished=sum(1 for r in run.records if r.status == "unfinished"),
+        errors=dict(Counter(r.error for r in run.records if r.error is not None).most_common()),
+        stopped=run.stopped,
+        input_tokens=inputs,
+        output_tokens=outputs,
+        requests_per_s=_per_s(len(good), time_s),
+        output_tokens_per_s=_per_s(outputs, time_s),
+        total_tokens_per_s=None if inputs is None else _per_s(inputs + outputs, time_s),
+        goodput_per_s=None if kept is None else _per_s(kept, time_s),
+        most_at_once=_most_at_once(good),
+        latencies={name: found for name, found in figures.items() if found is not None},
+        counters=summarise_counters(run.counters),
+        counter_samples=tuple(run.counters),
+    )
+
+
+def keeps_to(record: RequestRecord, slo: SloSection) -> bool:
+    """Whether a request is as fast as every limit asks; a single token has a TPOT of 0."""
+    pairs = (
+        (record.ttft_s or 0.0, slo.ttft_ms),
+        (tpot_s(record) or 0.0, slo.tpot_ms),
+        (record.latency_s or 0.0, slo.e2el_ms),
+    )
+    return all(limit is None or 1e3 * value <= limit for value, limit in pairs)
+
+
+def _per_s(count: int, time_s: float | None) -> float | None:
+    return None if time_s is None else count / time_s
+
+
+def _most_at_once(records: Sequence[RequestRecord]) -> int | None:
+    """The most requests that were under way at one moment; one that ends as another starts is not counted twice."""
+    changes = [(r.started_s, 1) for r in records] + [(r.started_s + (r.latency_s or 0.0), -1) for r in records]
+    most = now = 0
+    for _, change in sorted(changes):
+        now += change
+        most = max(most, now)
+    return most if records else None

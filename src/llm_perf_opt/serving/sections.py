@@ -1,0 +1,143 @@
+"""Results of a load as sections of the report and as metrics of the manifest."""
+
+from collections.abc import Sequence
+
+from llm_perf_opt.core.records import Metric
+from llm_perf_opt.core.sections import Cell, Section, SectionTable
+from llm_perf_opt.serving.results import LATENCIES, BenchDocument, LatencyFigures, LevelResult
+
+LATENCY, OVER_TIME, TRADE, COUNTERS = "Serving under load", "Latency over time", "Throughput and latency", "Counters"
+WORDS = {
+    "ttft": "TTFT: from sending a request to its first token",
+    "tpot": "TPOT: time per output token after the first, (end-to-end - TTFT) / (tokens - 1)",
+    "itl": "ITL: gaps between two events of a stream",
+    "e2el": "E2EL: from sending a request to its last token",
+}
+SHORT = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
+ERRORS_SHOWN = 10
+
+
+def bench_sections(document: BenchDocument, *, source: str) -> tuple[Section, ...]:
+    """The table of levels, latencies of each, errors, and the server's own counters."""
+    if not document.levels:
+        return (Section(title=LATENCY, paragraphs=("No load was measured.", *document.notes)),)
+    found = [
+        Section(
+            title=LATENCY,
+            paragraphs=_paragraphs(document),
+            tables=(_throughput(document, source), _latency(document, source), *_errors(document.levels, source)),
+        )
+    ]
+    if any(level.counters for level in document.levels):
+        found.append(_counters(document.levels, source))
+    return tuple(found)
+
+
+def _paragraphs(document: BenchDocument) -> tuple[str, ...]:
+    who = " ".join(text for text in (document.model, f"at {document.server}" if document.server else None) if text)
+    texts = [f"Measured by {document.made_by}{f': {who}' if who else ''}. Only requests that succeeded are timed."]
+    texts.append("; ".join(WORDS[name] for name in LATENCIES) + ".")
+    slo = document.slo
+    if slo.is_set:
+        limits = {"TTFT": slo.ttft_ms, "TPOT": slo.tpot_ms, "E2EL": slo.e2el_ms}
+        named = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in limits.items() if limit is not None)
+        texts.append(f"Goodput counts requests with {named}.")
+    texts += [f"{level.label}: ended early, because {level.stopped}." for level in document.levels if level.stopped]
+    return (*texts, *document.notes)
+
+
+def _throughput(document: BenchDocument, source: str) -> SectionTable:
+    columns: dict[str, list[Cell]] = {
+        "load": [level.label for level in document.levels],
+        "requests": [level.completed for level in document.levels],
+        "failed": [level.failed for level in document.levels],
+        "unfinished": [level.unfinished for level in document.levels],
+        "seconds": [level.duration_s for level in document.levels],
+        "requests/s": [level.requests_per_s for level in document.levels],
+        "output tokens/s": [level.output_tokens_per_s for level in document.levels],
+        "all tokens/s": [level.total_tokens_per_s for level in document.levels],
+        "goodput/s": [level.goodput_per_s for level in document.levels],
+        "most at once": [level.most_at_once for level in document.levels],
+    }
+    kept = {name: cells for name, cells in columns.items() if any(cell is not None for cell in cells)}
+    rows = tuple(zip(*kept.values(), strict=True))
+    return SectionTable(title="Throughput", columns=tuple(kept), rows=rows, source=source)
+
+
+def _latency(document: BenchDocument, source: str) -> SectionTable:
+    rows: list[tuple[Cell, ...]] = []
+    for level in document.levels:
+        for name in LATENCIES:
+            one = level.latencies.get(name)
+            if one is not None:
+                figures = (one.mean_ms, one.median_ms, one.p90_ms, one.p99_ms, one.n)
+                rows.append((level.label, SHORT[name], *figures))
+    columns = ("load", "latency", "mean ms", "median ms", "p90 ms", "p99 ms", "values")
+    return SectionTable(title="Latencies", columns=columns, rows=tuple(rows), source=source)
+
+
+def _errors(levels: Sequence[LevelResult], source: str) -> tuple[SectionTable, ...]:
+    rows = [(level.label, text, count) for level in levels for text, count in list(level.errors.items())[:ERRORS_SHOWN]]
+    if not rows:
+        return ()
+    return (SectionTable(title="Errors", columns=("load", "error", "requests"), rows=tuple(rows), source=source),)
+
+
+def _counters(levels: Sequence[LevelResult], source: str) -> Section:
+    rows = tuple(
+        (level.label, row.name, *((row.mean, row.most) if row.kind == "gauge" else (None, None)), row.last)
+        for level in levels
+        for row in level.counters
+    )
+    columns = ("load", "counter", "mean", "most", "at the end, or by how much it grew")
+    text = "What the server counted itself, from its Prometheus page, looked at once a second during the load."
+    return Section(
+        title=COUNTERS, paragraphs=(text,), tables=(SectionTable(columns=columns, rows=rows, source=source),)
+    )
+
+
+def busiest(document: BenchDocument) -> LevelResult | None:
+    """The level with the most output tokens per second, whose figures the headline shows."""
+    done = [level for level in document.levels if level.completed]
+    return max(done, key=lambda level: level.output_tokens_per_s or level.requests_per_s or 0.0, default=None)
+
+
+def bench_metrics(document: BenchDocument, *, source: str) -> dict[str, Metric]:
+    """Medians and throughput: by their plain name those of the busiest level, of a sweep also every level's own."""
+    metrics: dict[str, Metric] = {}
+    top = busiest(document)
+    if top is not None:
+        metrics |= _metrics(top, "", source)
+    if len(document.levels) > 1:
+        for level in document.levels:
+            metrics |= _metrics(level, f"[{level.key}]", source)
+    return metrics
+
+
+def _metrics(level: LevelResult, suffix: str, source: str) -> dict[str, Metric]:
+    how = f"{level.label}, {level.completed} requests"
+    found: dict[str, Metric] = {}
+    for name in LATENCIES:
+        one = level.latencies.get(name)
+        if one is not None:
+            found |= _latency_metrics(name, one, how, suffix, source)
+    rates = {
+        "serve_requests_per_s": (level.requests_per_s, "requests/s"),
+        "serve_output_tokens_per_s": (level.output_tokens_per_s, "tokens/s"),
+        "serve_total_tokens_per_s": (level.total_tokens_per_s, "tokens/s"),
+        "serve_goodput_per_s": (level.goodput_per_s, "requests/s"),
+    }
+    for name, (value, unit) in rates.items():
+        if value is not None:
+            found[f"{name}{suffix}"] = Metric(value=value, unit=unit, how=how, source=source)
+    share = Metric(value=level.failed_share, unit="share", how=f"{how}, failed or unfinished", source=source)
+    return {**found, f"serve_failed_share{suffix}": share}
+
+
+def _latency_metrics(name: str, one: LatencyFigures, how: str, suffix: str, source: str) -> dict[str, Metric]:
+    parts = {f"serve_{name}_ms": (one.median_ms, "median"), f"serve_{name}_p99_ms": (one.p99_ms, "99th percentile")}
+    return {
+        f"{key}{suffix}": Metric(value=value, unit="ms", how=f"{word}; {how}", source=source)
+        for key, (value, word) in parts.items()
+        if value is not None
+    }

@@ -1,0 +1,203 @@
+"""`llm-perf bench` as a user runs it: servers are started, loaded and ended with all they started, bad ones too."""
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.fake_server import fake_server
+from tests.support.fixtures_dir import REPO
+from tests.support.orchestrator import Outcome, command, environment, llm_perf, only_run, valid_manifest
+from tests.support.tiny_snapshot import write_tiny_snapshot
+
+pytestmark = pytest.mark.slow
+FAKE = REPO / "tests" / "support" / "fake_server.py"
+QUICK = ("load.requests=40", "load.output_tokens=4", "dataset.prompt_tokens=16", "load.duration_s=20")
+
+
+def _fake(*args: str) -> list[str]:
+    words = [sys.executable, str(FAKE), "'{args}'", "--host", "'{host}'", "--port", "'{port}'"]
+    return [f"server.command=[{','.join(words)}]", f"server.args=[{','.join(args)}]"]
+
+
+def _bench(cwd: Path, *overrides: str, **extra: str) -> Outcome:
+    return llm_perf("bench", *overrides, cwd=cwd, timeout_s=240, **extra)
+
+
+def _results(cwd: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((only_run(cwd) / "bench" / "bench.json").read_text())
+    return found
+
+
+def _left_running(cwd: Path) -> list[str]:
+    """Processes of a server this test started: they have its run's port in their command, or its folder as theirs."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if str(FAKE) in words and _works_in(process, cwd):
+            found.append(shlex.join(words))
+    return found
+
+
+def _works_in(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return Path(process.cwd()) == folder.resolve()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
+
+
+def test_a_server_is_started_loaded_and_ended_and_the_page_says_what_came(tmp_path: Path) -> None:
+    done = _bench(tmp_path, *_fake(), *QUICK, "load.rate=100,200", "load.slo.ttft_ms=10000")
+    assert done.code == 0, done.err
+    run = only_run(tmp_path)
+    manifest = valid_manifest(run)
+    assert [(s["name"], s["status"]) for s in manifest["stages"]] == [("bench", "ok")]
+    found = _results(tmp_path)
+    assert [(level["label"], level["completed"]) for level in found["levels"]] == [
+        ("100 requests/s", 40),
+        ("200 requests/s", 40),
+    ]
+    # The fake counts two tokens a word, which the probe finds out: prompts are as long as asked for.
+    assert [level["input_tokens"] for level in found["levels"]] == [40 * 16] * 2
+    assert [level["goodput_per_s"] == level["requests_per_s"] for level in found["levels"]] == [True, True]
+    lines = [json.loads(line) for line in (run / "bench" / "requests.jsonl").read_text().splitlines()]
+    assert sorted({line["level"] for line in lines}) == ["rate=100", "rate=200"] and len(lines) == 80
+    text = (run / "report.md").read_text()
+    titles = re.findall(r"^## (.*)$", text, re.M)
+    assert titles == [
+        "Serving under load",
+        "Throughput and latency",
+        "Latency over time, 100 requests/s",
+        "Latency over time, 200 requests/s",
+        "Counters",
+        "Provenance",
+    ]
+    page = (run / "report.html").read_text()
+    assert 'id="section-bench-1"' in page and 'id="waterfall"' not in page
+    assert _left_running(tmp_path) == []
+    again = llm_perf("report", str(run), cwd=tmp_path)
+    assert (again.code, (run / "report.md").read_text()) == (0, text)
+
+
+def test_a_server_that_runs_is_used_and_stays(tmp_path: Path) -> None:
+    with fake_server() as server:
+        done = _bench(
+            tmp_path,
+            f"server.url={server.url}",
+            *QUICK,
+            "load.concurrency=1,4",
+            "server.api_key_env=MY_KEY",
+            MY_KEY="sk-0123456789abcdefgh",
+        )
+        assert done.code == 0, done.err
+        assert {one["auth"] for one in server.asked} == {"Bearer sk-0123456789abcdefgh"}
+        assert len(server.asked) == 1 + 2 + 80
+    held = [p for p in only_run(tmp_path).rglob("*") if p.is_file() and b"0123456789abcdefgh" in p.read_bytes()]
+    assert held == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "overrides", "words", "levels"),
+    [
+        ("dies_on_start", (), "openai ended with exit code 4 before it was ready: fake: ValueError: no such model", 0),
+        (
+            "never_ready",
+            ("server.ready_timeout_s=2",),
+            "not ready within 2 s (server.ready_timeout_s), it answers HTTP",
+            0,
+        ),
+        (
+            "dies_under_load",
+            (),
+            "1 at once: the server ended under load with exit code 3: fake: RuntimeError: out of memory",
+            1,
+        ),
+        (
+            "every_tenth_500",
+            (),
+            "1 at once: 4 failed and 0 unfinished of 40 requests, more than load.max_failed_share=0.05 allows; "
+            'most often: HTTP 500: {"error": "out of luck"}',
+            1,
+        ),
+        (
+            "stalls",
+            ("load.stall_s=0.5", "load.requests=3"),
+            "most often: silent for longer than load.stall_s in the",
+            1,
+        ),
+    ],
+)
+def test_a_bad_server_fails_the_run_in_words_and_leaves_nothing(
+    fault: str, overrides: tuple[str, ...], words: str, levels: int, tmp_path: Path
+) -> None:
+    done = _bench(tmp_path, *_fake("--fault", fault), *QUICK, *overrides)
+    assert (done.code, _left_running(tmp_path)) == (1, [])
+    assert words in done.err
+    manifest = valid_manifest(only_run(tmp_path))
+    assert (manifest["status"], manifest["stages"][0]["status"]) == ("failed", "failed")
+    assert words in manifest["stages"][0]["reason"]
+    found = _results(tmp_path)["levels"]
+    assert len(found) == levels
+    if fault == "dies_under_load":
+        # The probe, two to warm up, and the rest of the first twenty: kept although the server died.
+        assert found[0]["completed"] == 17
+
+
+def test_a_server_that_ignores_the_first_signal_is_ended_all_the_same(tmp_path: Path) -> None:
+    done = _bench(tmp_path, *_fake("--fault", "ignores_sigterm"), *QUICK, "server.end_timeout_s=1")
+    assert (done.code, _left_running(tmp_path)) == (0, [])
+
+
+def test_an_interrupt_ends_the_server_and_keeps_the_results(tmp_path: Path) -> None:
+    overrides = (*_fake(), "load.duration_s=300", "load.requests=1000000", "load.output_tokens=4")
+    process = subprocess.Popen(command("bench", *overrides), cwd=tmp_path, env=environment(), stderr=subprocess.PIPE)
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if b"bench, 1 at once: started" in line:
+                break
+        time.sleep(1.0)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, _left_running(tmp_path)) == (130, [])
+    assert b"interrupted: the server was ended, the results so far are kept" in said
+    assert valid_manifest(only_run(tmp_path))["status"] == "interrupted"
+    assert _results(tmp_path)["levels"][0]["completed"] > 5
+
+
+def _can_serve() -> bool:
+    return all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "openai", "accelerate"))
+
+
+@pytest.mark.skipif(not _can_serve(), reason="transformers serve needs fastapi, uvicorn, openai and accelerate")
+def test_transformers_serve_answers_and_is_measured(tmp_path: Path) -> None:
+    model = write_tiny_snapshot(tmp_path / "tiny")
+    done = _bench(
+        tmp_path,
+        "server=transformers",
+        f"server.args=[{model},--device,cpu]",
+        "dataset.prompt_tokens=24",
+        "load.output_tokens=6",
+        "load.requests=4",
+        "load.concurrency=2",
+        "load.warmup_requests=1",
+        HF_HUB_OFFLINE="1",
+        PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    )
+    assert done.code == 0, done.err
+    (level,) = _results(tmp_path)["levels"]
+    assert (level["completed"], level["failed"], level["output_tokens"]) == (4, 0, 24)
+    assert 4 * 18 <= level["input_tokens"] <= 4 * 30
+    assert sorted(level["latencies"]) == ["e2el", "itl", "tpot", "ttft"]
