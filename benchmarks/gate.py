@@ -27,7 +27,7 @@ from llm_perf_opt.analysis.compare.stability import RepeatedValue
 from llm_perf_opt.analysis.compare.statistics import estimate, judge
 
 TRIALS, REPEATS, SLOWER = 40, 41, 1.05
-LOOKS = (6, 12, 24)
+LOOKS = (6, 12, 24, 48)
 # Half a millisecond to one: on a busy machine most longer loops are interrupted, and then so is the median.
 STEPS = 15_000
 PROGRAM = """

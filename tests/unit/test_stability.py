@@ -104,6 +104,11 @@ def test_too_few_repeats_say_how_many_more_would_do() -> None:
     )
 
 
+def test_noise_that_no_number_of_repeats_can_settle_is_called_so() -> None:
+    [text] = check_stability("ttft_ms", series([1.0, 3.0, 0.4, 1.6])).warnings
+    assert text.endswith("; no sensible number of repeats brings that to ±2 %, a quiet machine may")
+
+
 def test_a_busy_machine_and_a_restless_clock_are_named() -> None:
     assert machine_warnings(other_cpus=0.1, cpu_count=2) == ()
     assert machine_warnings(other_cpus=None, cpu_count=None, clocks_mhz=[1980.0] * 20) == ()

@@ -282,8 +282,9 @@ def _waterfalls(
 
 
 def _range(capture: CaptureAnalysis | None, name: str) -> RangeRow | None:
+    """The range of a phase, where kernels were recorded inside it."""
     rows = () if capture is None else capture.ranges
-    return next((row for row in rows if row.name == name and row.instances), None)
+    return next((row for row in rows if row.name == name and row.instances and row.kernel_count), None)
 
 
 def _bounds(base: SideInput, candidate: SideInput) -> tuple[RowChange, ...]:
