@@ -41,7 +41,7 @@ def matrix(*shape):
     return torch.randn(*shape, device=device, dtype=kind) * 0.02
 
 
-weights = [(matrix(WIDTH, WIDTH * 2), matrix(WIDTH, WIDTH), matrix(WIDTH, 2 * HIDDEN), matrix(HIDDEN, WIDTH))
+weights = [(matrix(WIDTH, WIDTH + 1024), matrix(WIDTH, WIDTH), matrix(WIDTH, 2 * HIDDEN), matrix(HIDDEN, WIDTH))
            for _ in range(LAYERS)]
 head = matrix(WIDTH, VOCABULARY)
 cache = [torch.zeros(BATCH, 8, PROMPT + STEPS + 8, 64, device=device, dtype=kind) for _ in range(2 * LAYERS)]
