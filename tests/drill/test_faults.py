@@ -1,7 +1,7 @@
 """Every fault of a vendor tool in every combination of stages: said in words, the rest kept, and mended by a resume."""
 
 import itertools
-import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -41,12 +41,13 @@ sys.exit(code)
 
 def _break(folder: Path, fault: str) -> None:
     """Put a faulty tool in front of each stand-in, or take the stand-in away."""
+    # The one folder on PATH: a real tool in another must not be found in its place.
+    for name in ("sh", "git", "env"):
+        (folder / name).symlink_to(shutil.which(name) or "/bin/false")
     for tool in TOOLS:
         script = folder / tool
         if fault == "missing":
-            # Found before any real one, and it cannot be started.
             script.unlink()
-            script.mkdir()
             continue
         script.rename(folder / f"real-{tool}")
         script.write_text(FAULTY.format(python=sys.executable, fault=fault, real=str(folder / f"real-{tool}")))
@@ -68,8 +69,7 @@ def test_a_fault_fails_its_stage_alone_and_a_resume_mends_it(
     fake_nsys.install(folder)
     fake_ncu.install(folder)
     _break(folder, fault)
-    path = f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin" if fault != "missing" else f"{folder}{os.pathsep}/bin"
-    environ = {"PATH": path, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    environ = {"PATH": str(folder), "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
     done = llm_perf("profile", *FAST, *toggles, *limits, cwd=work, timeout_s=280, **environ)
     assert "Traceback" not in done.err, done.err
     if not chosen:
