@@ -12,12 +12,13 @@ import pytest
 from llm_perf_opt.core.sections import SectionTable
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.runners.bench.cli import read_config
-from llm_perf_opt.serving.client import Ask, RequestRecord
+from llm_perf_opt.serving.client import Ask
 from llm_perf_opt.serving.config import LoadLevel, LoadSection, ServerSection, SloSection
 from llm_perf_opt.serving.counters import CounterSample, ServerCounter, parse_counters, summarise_counters
 from llm_perf_opt.serving.engine import build_server_cmd, model_in, server_environment
-from llm_perf_opt.serving.load import LoadRun, Target, run_level, send_one_by_one
+from llm_perf_opt.serving.load import Target, run_level, send_one_by_one
 from llm_perf_opt.serving.prompts import LoadPrompts, made_up, words_for
+from llm_perf_opt.serving.records import LoadRun, RequestRecord
 from llm_perf_opt.serving.results import BenchDocument, LatencyFigures, keeps_to, latency_figures, level_result
 from llm_perf_opt.serving.schedule import arrival_times
 from llm_perf_opt.serving.sections import bench_metrics, bench_sections, busiest

@@ -12,29 +12,10 @@ from typing import Any, Literal
 
 import httpx
 
+from llm_perf_opt.serving.records import RequestRecord
+
 LONGEST_ERROR = 200
 JSON = {"Content-Type": "application/json"}
-RequestStatus = Literal["ok", "failed", "unfinished"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RequestRecord:
-    """What came of one request. Times are seconds; `started_s` counts from the start of the load.
-
-    `gaps_s` are the times between one token's arrival and the next. `counted_by` is `usage` where the server said how
-    many tokens there were, else `events`.
-    """
-
-    index: int
-    started_s: float
-    status: RequestStatus
-    error: str | None = None
-    ttft_s: float | None = None
-    latency_s: float | None = None
-    gaps_s: tuple[float, ...] = ()
-    prompt_tokens: int | None = None
-    output_tokens: int = 0
-    counted_by: Literal["usage", "events"] = "events"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,19 +7,21 @@ error loses nothing.
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import httpx
 
-from llm_perf_opt.serving.client import Ask, RequestRecord, open_client, send
-from llm_perf_opt.serving.config import LoadLevel, LoadSection
+from llm_perf_opt.serving.client import Ask, open_client, send
+from llm_perf_opt.serving.config import LoadSection
 from llm_perf_opt.serving.counters import CounterSample, parse_counters
 from llm_perf_opt.serving.prompts import LoadPrompts
+from llm_perf_opt.serving.records import LoadRun, RequestRecord
 from llm_perf_opt.serving.schedule import arrival_times
 
 WATCH_S = 0.25
 DYING_S = 0.3
 COUNTERS_S = 1.0
+COUNTERS_TIMEOUT_S = 10.0
 # So many failures in a row with nothing between them: the server is gone or refuses everything.
 FAILURES_IN_A_ROW = 50
 LARGEST_PAGE = 8 << 20
@@ -33,17 +35,6 @@ class Target:
     headers: dict[str, str]
     metrics_path: str | None
     trouble: Callable[[], str | None]
-
-
-@dataclass(kw_only=True)
-class LoadRun:
-    """One level while it runs, and what is left of it. `stopped` is why it ended early."""
-
-    level: LoadLevel
-    records: list[RequestRecord] = field(default_factory=list)
-    counters: list[CounterSample] = field(default_factory=list)
-    duration_s: float = 0.0
-    stopped: str | None = None
 
 
 def run_level(
@@ -97,7 +88,7 @@ class _Driver:
         async with open_client(self._target.url, stall_s=stall_s, headers=headers) as client:
             self._start = time.perf_counter()
             work = asyncio.create_task(self._open(client) if self._run.level.rate is not None else self._closed(client))
-            counters = asyncio.create_task(self._count())
+            counters = asyncio.create_task(self._count(client))
             work.add_done_callback(self._stop_clock)
             try:
                 await self._watch(work)
@@ -177,26 +168,24 @@ class _Driver:
             # Not as fast as a dead server refuses.
             await asyncio.sleep(min(self._failures * 0.01, WATCH_S))
 
-    async def _count(self) -> None:
+    async def _count(self, client: httpx.AsyncClient) -> None:
         """Look at the server's counters once a second; a server without them is asked once."""
         path = self._target.metrics_path
-        if path is None:
-            return
-        async with open_client(self._target.url, stall_s=10.0, headers=self._target.headers) as client:
-            while True:
-                at = time.perf_counter() - self._start
-                try:
-                    response = await client.get(path)
-                except httpx.HTTPError:
-                    response = None
-                if response is None or response.status_code != httpx.codes.OK or len(response.content) > LARGEST_PAGE:
-                    if not self._run.counters:
-                        return
-                elif values := parse_counters(response.text):
-                    self._run.counters.append(CounterSample(at_s=at, values=values))
-                else:
-                    return
-                await asyncio.sleep(COUNTERS_S)
+        while path is not None:
+            at = time.perf_counter() - self._start
+            try:
+                response = await client.get(path, timeout=COUNTERS_TIMEOUT_S)
+            except httpx.HTTPError:
+                response = None
+            if response is None or response.status_code != httpx.codes.OK or len(response.content) > LARGEST_PAGE:
+                values = {}
+            else:
+                values = parse_counters(response.text)
+            if values:
+                self._run.counters.append(CounterSample(at_s=at, values=values))
+            elif not self._run.counters:
+                return
+            await asyncio.sleep(COUNTERS_S)
 
     def _close_books(self) -> None:
         """What was under way is neither a success nor a failure of the server's own, and is shown as what it is."""

@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from llm_perf_opt.serving.client import RequestRecord
 from llm_perf_opt.serving.config import LoadLevel, SloSection
 from llm_perf_opt.serving.counters import CounterSample, ServerCounter, summarise_counters
-from llm_perf_opt.serving.load import LoadRun
+from llm_perf_opt.serving.records import LoadRun, RequestRecord
 
 BENCH: str = "bench"
 BENCH_FILE = "bench.json"

@@ -1,7 +1,7 @@
 """`llm-perf analyze`: captures made elsewhere, read on any machine.
 
 nsys reports (.nsys-rep, needs nsys to export), exports (.sqlite) and kernel summaries (.csv); torch profiler traces
-(.json, .json.gz); ncu reports and CSV pages.
+(.json, .json.gz); ncu reports and CSV pages; results of `vllm bench serve` and aiperf (.json).
 
 What a capture cannot say of itself: the model and hardware behind it, and its times without a profiler.
 
@@ -23,7 +23,7 @@ from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import GIVEN, STATIC_ANALYSIS, STATIC_JSON
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord, StageTraits
 from llm_perf_opt.errors import EXIT_OK, ConfigError
-from llm_perf_opt.runners.analyze.kinds import NCU, NSYS, SUMMARY, TORCH, capture_files, kind_of
+from llm_perf_opt.runners.analyze.kinds import LOAD, NCU, NSYS, SUMMARY, TORCH, capture_files, kind_of
 
 # Option to what it means; the figures keep the names of the workload's own metrics.
 CLEAN = {"prefill": "median time of one prefill", "tpot": "median time per output token"}
@@ -112,6 +112,11 @@ def main(argv: list[str]) -> int:
     args.files = tuple(file for path in context.files for file in capture_files(path))
     kinds = [kind_of(path) for path in args.files]
     _require_one_story(kinds)
+    if LOAD in kinds:
+        from llm_perf_opt.runners.analyze.served import analyze_results
+
+        analyze_results(args.files, args.output, as_json=args.json)
+        return EXIT_OK
     if args.kernels_only:
         from llm_perf_opt.runners.analyze.kernels import print_kernels
 
@@ -134,7 +139,8 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help=".nsys-rep, .sqlite, kernel summary .csv, trace.json[.gz], .ncu-rep, ncu CSV page, a directory with the "
+        help=".nsys-rep, .sqlite, kernel summary .csv, trace.json[.gz], .ncu-rep, ncu CSV page, results of `vllm bench "
+        "serve` or aiperf, a directory with the "
         "captures of a job, or that of an old run, whose kernel summary is found; with -o also what "
         "ran, in the words of `llm-perf predict` (model=llama3_8b hardware=h200 workload.prompt=1024), for bounds",
     )
@@ -171,6 +177,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _require_one_story(kinds: list[str]) -> None:
     """Files that count the same kernels twice are refused."""
+    if LOAD in kinds and set(kinds) != {LOAD}:
+        raise ConfigError("analyze: results of load generators and captures are two stories; give them separately")
     timelines = {kind for kind in kinds if kind != NCU}
     if len(timelines) > 1:
         words = {NSYS: "nsys captures", TORCH: "torch traces", SUMMARY: "nsys kernel summaries"}

@@ -9,8 +9,9 @@ from llm_perf_opt.core.files import open_regular
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.nsys_stats import MAKE_ONE, looks_like_stats
+from llm_perf_opt.serving.foreign import looks_like_results
 
-NSYS, SUMMARY, TORCH, NCU = "nsys", "nsys_summary", "torch", "ncu"
+NSYS, SUMMARY, TORCH, NCU, LOAD = "nsys", "nsys_summary", "torch", "ncu", "load"
 HEAD_BYTES = 1 << 16
 # Where a tool's own marks stand; further on they may be somebody's range name.
 BEGINNING = 4096
@@ -135,9 +136,11 @@ def _table_kind(path: Path, text: str) -> str:
 
 
 def _json_kind(path: Path, text: str) -> str:
-    """A trace, or a report of `nsys stats`; other tools' JSON is called what it is."""
+    """A trace, a report of `nsys stats` or a load generator's results; other tools' JSON is called what it is."""
     if looks_like_stats(text):
         return SUMMARY
+    if looks_like_results(text):
+        return LOAD
     if re.match(r"\s*\[\s*[^{\s]", text):
         raise ParseError(f"{path}: a JSON list of values, not of events: no trace")
     for pattern, what in _FOREIGN_JSON:

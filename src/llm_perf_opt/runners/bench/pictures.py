@@ -7,8 +7,7 @@ from pathlib import Path
 from llm_perf_opt.core.files import write_whole
 from llm_perf_opt.core.sections import Picture, Section
 from llm_perf_opt.report.load_charts import LoadPoint, over_time_svg, trade_svg
-from llm_perf_opt.serving.client import RequestRecord
-from llm_perf_opt.serving.load import LoadRun
+from llm_perf_opt.serving.records import LoadRun, RequestRecord
 from llm_perf_opt.serving.results import BENCH, BenchDocument, LevelResult
 from llm_perf_opt.serving.sections import OVER_TIME, TRADE
 

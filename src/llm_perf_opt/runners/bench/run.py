@@ -25,11 +25,12 @@ from llm_perf_opt.profiling.vendor.tools import probe_host
 from llm_perf_opt.report.write import write_reports
 from llm_perf_opt.runners.bench.cli import BenchConfig
 from llm_perf_opt.runners.bench.pictures import draw_runs, draw_trade, with_pictures
-from llm_perf_opt.serving.client import Ask, RequestRecord
+from llm_perf_opt.serving.client import Ask
 from llm_perf_opt.serving.config import LoadLevel
 from llm_perf_opt.serving.engine import RunningServer, ServerPlace, running_server
-from llm_perf_opt.serving.load import LoadRun, run_level, send_one_by_one
+from llm_perf_opt.serving.load import run_level, send_one_by_one
 from llm_perf_opt.serving.prompts import PROBE_WORDS, LoadPrompts, made_up, words_for
+from llm_perf_opt.serving.records import LoadRun, RequestRecord
 from llm_perf_opt.serving.results import (
     BENCH,
     BENCH_FILE,
