@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from llm_perf_opt.profiling.artifacts import Artifacts
+from llm_perf_opt.profiling.stages.ncu import supported
 from llm_perf_opt.profiling.vendor.ncu import _filter_metrics, build_ncu_cmd
 from tests.founding.composing import TINY, stage, typed, write
+from tests.support.fake_ncu import install
 from tests.support.fixtures_dir import REPO
 
 WORK = ["python", "work.py"]
@@ -83,7 +85,7 @@ def test_126_127_metrics_ncu_does_not_know_are_filtered_from_strings_and_lists(k
     assert _filter_metrics(None, COUNTERS) == (None, ())
 
 
-def test_126_the_example_preset_composes(tmp_path: Path) -> None:
+def test_126_the_example_preset_keeps_the_metrics_ncu_knows_and_notes_each_other(tmp_path: Path) -> None:
     """002:66-87"""
     metrics = "".join(f"    - {name}\n" for name in SEED_METRICS)
     text = (
@@ -95,6 +97,13 @@ def test_126_the_example_preset_composes(tmp_path: Path) -> None:
     folder = write(tmp_path, "profiling/ncu/example.yaml", text)
     config = typed(*TINY, "runner=stage2", "profiling/ncu@pipeline.ncu=example", config_dir=folder)
     assert stage(config, "ncu").ncu_cli.metrics == tuple(SEED_METRICS)
+    install(tmp_path)
+    used, notes = supported(stage(config, "ncu"), str(tmp_path / "ncu"), ())
+    assert used.ncu_cli.metrics == (SEED_METRICS[2], SEED_METRICS[3])
+    unknown = (*SEED_METRICS[:2], f"{SEED_METRICS[4]} (nearest: sm__throughput)")
+    assert notes == tuple(
+        f"left out: this ncu has no metric {name} for this GPU (`ncu --query-metrics`)" for name in unknown
+    )
 
 
 def test_211_the_migration_moves_a_nested_run_that_holds_only_files(tmp_path: Path) -> None:

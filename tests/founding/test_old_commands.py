@@ -74,9 +74,24 @@ def test_056_flags_and_overrides_are_told_apart_wherever_they_stand() -> None:
     found = parse_arguments(
         ["a=1", "-m", "--config-dir", "X", "b=2,3", "--", "--cfg", "job", "--info", "c=4", "--resolve"]
     )
-    assert found.flags == ("-m", "--config-dir", "X", "--cfg", "job", "--info", "--resolve")
+    assert found.flags == ("-m", "--config-dir", "X", "--cfg", "job", "--info", "all", "--resolve")
     assert found.overrides == ("a=1", "b=2,3", "c=4")
     assert found.config_dir == Path("X")
+
+
+@pytest.mark.parametrize(
+    ("argv", "flags"),
+    [
+        (["a=1", "--info", "defaults-tree"], ("--info", "defaults-tree")),
+        (["--info", "a=1"], ("--info", "all")),
+        (["a=1", "-i"], ("-i", "all")),
+        (["--info=plugins", "a=1"], ("--info=plugins",)),
+    ],
+)
+def test_056_info_takes_its_own_values_and_never_an_override(argv: list[str], flags: tuple[str, ...]) -> None:
+    """000:52-54"""
+    found = parse_arguments(argv)
+    assert (found.flags, found.overrides) == (flags, ("a=1",))
 
 
 def test_060_runner_default_exists_and_changes_nothing() -> None:
@@ -187,6 +202,23 @@ def test_137_an_old_preset_of_ncu_is_translated(tmp_path: Path) -> None:
     assert (cli.sections, cli.metrics, cli.export.csv) == (("SpeedOfLight", "MemoryWorkloadAnalysis"), None, True)
     for other in ("pipeline.ncu.set=full", "ncu={set: full}"):
         assert stage(typed(*argv, other, config_dir=folder), "ncu").ncu_cli.set == "full"
+
+
+def test_137_keys_an_old_preset_leaves_out_are_set_by_their_new_names(tmp_path: Path) -> None:
+    """002:37-47, 003:139: new keys win over those of the file"""
+    write(tmp_path, "profiling/ncu/old.yaml", "nvtx_include: prefill\nset: roofline\n")
+    done = _run(
+        "llm_perf_opt.cli",
+        *("profile", "experiment=demo", "runner=stage2", "--config-dir", ".", "profiling/ncu@pipeline.ncu=old"),
+        *("pipeline.nsys.enable=false", "pipeline.ncu.ncu_cli.set=full", "pipeline.ncu.max_kernels=2"),
+        "run.dry_run=true",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    (plan,) = (tmp_path / "tmp" / "runs").glob("*/plan.json")
+    (planned,) = json.loads(plan.read_text())["stages"]
+    cli = planned["settings"]["ncu_cli"]
+    assert (planned["settings"]["max_kernels"], cli["set"], cli["nvtx"]) == (2, "full", {"include": "prefill"})
 
 
 OLD_OUTPUTS = """\

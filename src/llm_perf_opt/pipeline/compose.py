@@ -95,12 +95,10 @@ def _compose(overrides: Sequence[str], entry: ConfigEntry) -> DictConfig:
     return composed
 
 
-def open_known_keys(overrides: Sequence[str]) -> list[str]:
-    """Let a key every run has be set where the user's own entry leaves it out, though Hydra would refuse it."""
-    known = set(_all_keys((), ConfigEntry()))
-    return [
-        f"++{o}" if o.partition("=")[0] in known and "=" in o and "." in o.partition("=")[0] else o for o in overrides
-    ]
+def open_known_keys(overrides: Sequence[str], *, below: str = "") -> list[str]:
+    """Let a key every run has be set where an entry or preset of the user's leaves it out: Hydra would refuse it."""
+    known = {key for key in _all_keys((), ConfigEntry()) if "." in key and key.startswith(below)}
+    return [f"++{o}" if "=" in o and o.partition("=")[0] in known else o for o in overrides]
 
 
 def translate_files(cfg: DictConfig, given: Given) -> tuple[DictConfig, str | None]:

@@ -8,12 +8,14 @@ from pathlib import Path
 from llm_perf_opt.config.legacy import notice, translate
 from llm_perf_opt.errors import ConfigError
 
-# Flags whose value is the next word. `--info` may have one: it is taken when it is not an override.
+# Flags whose value is the next word. `--info` may have one; without it means `all`, which is written out, or argparse
+# would take the first override for its value.
 _WITH_VALUE = {
     *("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"),
     "--experimental-rerun",
 }
-_MAYBE_VALUE = {"--info", "-i"}
+_INFO = {"--info", "-i"}
+_INFO_VALUES = {"all", "config", "defaults", "defaults-tree", "plugins", "searchpath"}
 _NAME, _DIR = ("--config-name", "-cn"), ("--config-dir", "-cd")
 _BARE_COMMAS = re.compile(r"""^([\w.+~@/-]+=)([^\[\]{}()'"]*,[^\[\]{}()'"]*)$""")
 _OTHER_LETTERS = re.compile(r"""^([\w.+~@/-]+=)([^\[\]{}()'",]*[^\x00-\x7f\udc80-\udcff][^\[\]{}()'",]*)$""")
@@ -84,9 +86,11 @@ def _sorted(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             continue
         flags.append(word)
         following = words[position] if position < len(words) else None
-        if following is not None and (word in _WITH_VALUE or (word in _MAYBE_VALUE and following.isidentifier())):
+        if following is not None and (word in _WITH_VALUE or (word in _INFO and following in _INFO_VALUES)):
             flags.append(following)
             position += 1
+        elif word in _INFO:
+            flags.append("all")
     return flags, overrides
 
 

@@ -89,6 +89,9 @@ def _run_hydra(arguments: Arguments) -> int:
     overrides = open_plugin_keys(resumed_arguments([*arguments.implied, *arguments.overrides]), plugins)
     if arguments.config_name is not None:
         overrides = open_known_keys(overrides)
+    elif arguments.config_dir is not None:
+        # Presets of the user's own may leave out keys of their stage; which keys a model has, its own preset says.
+        overrides = open_known_keys(overrides, below="pipeline.")
     given = Given(overrides=arguments.overrides, implied=arguments.implied)
     codes: list[int] = []
     started: list[str] = []
