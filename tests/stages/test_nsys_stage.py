@@ -143,11 +143,11 @@ def test_a_range_that_never_opens_fails_and_names_those_that_do(tmp_path: Path) 
 
 @pytest.mark.real_nsys
 def test_a_workload_that_fails_is_told_apart_from_nsys(tmp_path: Path) -> None:
+    """Already in its clean pass, before nsys is started."""
     with pytest.raises(CommandFailed) as caught:
         _run(tmp_path, exit_code=7)
-    assert str(caught.value).startswith(
-        "the workload failed under nsys with exit code 7 (nsys itself: 7): the workload is done (log: "
-    )
+    assert str(caught.value).startswith("program.py failed with exit code 7: the workload is done (log: ")
+    assert not (tmp_path / "run" / "nsys" / "log.txt").exists()
 
 
 @pytest.mark.real_nsys

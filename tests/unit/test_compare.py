@@ -275,9 +275,9 @@ def _counted(path: Path) -> dict[str, tuple[int, float]]:
 
 @pytest.mark.slow
 def test_two_real_traces_differ_by_what_an_independent_count_finds() -> None:
-    shared = shared_fixtures() or Path("/work/shared/fixtures")
-    paths = [shared / "wild" / f"hta_diff_{name}.json.gz" for name in ("control", "test")]
-    if not all(path.is_file() for path in paths):
+    shared = shared_fixtures()
+    paths = [shared / "wild" / f"hta_diff_{name}.json.gz" for name in ("control", "test")] if shared else []
+    if not paths or not all(path.is_file() for path in paths):
         pytest.skip("the two traces are not here")
     counts = [_counted(path) for path in paths]
     analyses = [analyze_timelines([read_torch_trace(path).timeline]) for path in paths]
