@@ -68,6 +68,9 @@ class _Handler(BaseHTTPRequestHandler):
         with self.server.lock:
             self.server.asked.append({"path": self.path, "auth": self.headers.get("Authorization"), **body})
             number = len(self.server.asked)
+        if self.path in ("/start_profile", "/stop_profile"):
+            self._answer(404 if self.server.fault == "no_profiler" else 200, b"")
+            return
         fault = self.server.fault
         # The first three are the probe and the warm-up.
         if fault == "every_tenth_500" and number > 3 and number % 10 == 0:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -175,6 +176,42 @@ def test_an_interrupt_ends_the_server_and_keeps_the_results(tmp_path: Path) -> N
     assert b"interrupted: the server was ended, the results so far are kept" in said
     assert valid_manifest(only_run(tmp_path))["status"] == "interrupted"
     assert _results(tmp_path)["levels"][0]["completed"] > 5
+
+
+@pytest.mark.real_nsys
+@pytest.mark.skipif(shutil.which("nsys") is None, reason="needs nsys")
+def test_nsys_records_a_window_of_a_server_that_is_started_once_more(tmp_path: Path) -> None:
+    window = ("capture.tool=nsys", "capture.duration_s=1", "capture.trace=osrt,nvtx")
+    done = _bench(tmp_path, *_fake(), *QUICK, *window)
+    assert (done.code, _left_running(tmp_path)) == (0, []), done.err
+    run = only_run(tmp_path)
+    stages = valid_manifest(run)["stages"]
+    assert [(stage["name"], stage["status"]) for stage in stages] == [("bench", "ok"), ("nsys", "ok")]
+    assert stages[1]["notes"][0] == "a window of the server under 1 at once, opened after warming up"
+    assert (run / "nsys" / "run.sqlite").is_file() and not list((run / "nsys").glob("*.nsys-rep"))
+    # Measured was the server without nsys: what it printed, and was started with, stands in a file of its own.
+    assert (run / "bench" / "server.cmd.txt").read_text().startswith("cd ")
+    assert "nsys launch" in (run / "bench" / "server-nsys.cmd.txt").read_text()
+
+
+def test_the_servers_own_profiler_is_asked_around_a_window(tmp_path: Path) -> None:
+    with fake_server() as server:
+        asked = (f"server.url={server.url}", "capture.tool=engine", "capture.duration_s=0.3")
+        done = _bench(tmp_path, *asked, *QUICK, "+server.profile_body.output_dir='{dir}'")
+        paths = [one["path"] for one in server.asked]
+        folder = next(one["output_dir"] for one in server.asked if one["path"] == "/start_profile")
+    assert done.code == 0, done.err
+    first, last = paths.index("/start_profile"), paths.index("/stop_profile")
+    assert (first, last) == (1 + 2 + 40, len(paths) - 1) and last > first + 1
+    assert folder == str(only_run(tmp_path) / "bench" / "engine")
+
+
+def test_a_server_without_a_profiler_is_told_from_one_that_fails(tmp_path: Path) -> None:
+    with fake_server(fault="no_profiler") as server:
+        done = _bench(tmp_path, f"server.url={server.url}", "capture.tool=engine", *QUICK)
+    assert done.code == 1
+    assert "answers HTTP 404: this server offers no profiler of its own" in done.err
+    assert _results(tmp_path)["levels"][0]["completed"] == 40
 
 
 def _can_serve() -> bool:

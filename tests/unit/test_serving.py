@@ -295,6 +295,7 @@ def test_a_server_gets_its_own_variables_and_no_secret() -> None:
         (["server.url=http://a", "load.rates=1"], "load.rates: unknown key (got '1'), nearest known key: load.rate"),
         (["server=vlm"], "server: no such choice (got 'vlm')"),
         (["server.url=http://a", "dataset=omnidocbench"], "dataset: pages are not sent to servers"),
+        (["server.url=http://a", "capture.tool=nsys"], "capture.tool: nsys cannot look into a server it did not start"),
         (["--sweep"], "--sweep: no flag of this command"),
     ],
 )

@@ -72,6 +72,22 @@ class CommandRunner:
         return result
 
 
+class CommandPlace(Protocol):
+    """The part of a stage's context that runs commands and keeps their files."""
+
+    @property
+    def out_dir(self) -> Path: ...
+
+    @property
+    def tmp_dir(self) -> Path: ...
+
+    @property
+    def run_command(self) -> CommandRunner: ...
+
+    @property
+    def say(self) -> Callable[[str], None]: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class StageContext:
     """All a stage may touch. Paths are absolute; `out_dir` is `<run>/<stage>`, `tmp_dir` is `<run>/tmp/<stage>`.

@@ -1,8 +1,8 @@
-"""What `llm-perf bench` can be told: the server and the load."""
+"""What `llm-perf bench` can be told: the server, the load and the capture."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from annotated_types import Ge, Interval, MinLen
@@ -39,6 +39,8 @@ class ServerSection:
     end_timeout_s: Seconds = 15.0
     metrics_path: str | None = "/metrics"
     ignore_eos: bool = False
+    profile_args: tuple[str, ...] = ()
+    profile_body: Mapping[str, Any] = field(default_factory=dict)
 
     def problems(self) -> tuple[Problem, ...]:
         found = []
@@ -127,3 +129,15 @@ class LoadLevel:
     @property
     def key(self) -> str:
         return f"rate={self.rate:g}" if self.rate is not None else f"concurrency={self.concurrency}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowSection:
+    """`capture.*`: a profiler's look at the server under the last level's load, apart from the measured ones."""
+
+    __pydantic_config__: ClassVar = FORBID_UNKNOWN
+    tool: Literal["none", "nsys", "engine"] = "none"
+    duration_s: Seconds = 10.0
+    trace: str = "cuda,nvtx,osrt"
+    keep_report: bool = False
+    timeout_s: Seconds = 600.0

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_perf_opt.core.redact import Redactor, is_secret
-from llm_perf_opt.core.stage import StageContext
+from llm_perf_opt.core.stage import CommandPlace
 from llm_perf_opt.errors import ParseError, ProfilingError, ToolError
 from llm_perf_opt.profiling.parsers.nsys_log import failure_words
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_export_cmd, find_reports, find_unimported
@@ -207,7 +207,7 @@ class RawFolder:
 
 
 @contextmanager
-def raw_folder(ctx: StageContext) -> Iterator[RawFolder]:
+def raw_folder(ctx: CommandPlace) -> Iterator[RawFolder]:
     """Both folders, empty; and an output directory without the files of an earlier attempt."""
     for pattern in EARLIER:
         for old in ctx.out_dir.glob(pattern):
@@ -220,7 +220,7 @@ def raw_folder(ctx: StageContext) -> Iterator[RawFolder]:
         yield RawFolder(reports=reports, scratch=Path(scratch))
 
 
-def export_report(ctx: StageContext, nsys: str, report: Path, sqlite: Path, timeout_s: float) -> Path:
+def export_report(ctx: CommandPlace, nsys: str, report: Path, sqlite: Path, timeout_s: float) -> Path:
     """The report as SQLite."""
     sqlite.unlink(missing_ok=True)
     log = f"export-{report.name}.log"
@@ -249,7 +249,7 @@ def export_problem(report: Path, timed_out: bool, exit_code: int | None, tail: s
 
 
 def publish_report(
-    ctx: StageContext, nsys: str, report: Path, *, keep_report: bool, timeout_s: float, notes: list[str]
+    ctx: CommandPlace, nsys: str, report: Path, *, keep_report: bool, timeout_s: float, notes: list[str]
 ) -> Path:
     """The export without environments, in the run directory; the report goes with it if wanted and made safe."""
     sqlite = export_report(ctx, nsys, report, report.with_suffix(".sqlite"), timeout_s)
@@ -274,7 +274,7 @@ def publish_report(
     return Path(shutil.move(sqlite, ctx.out_dir / sqlite.name))
 
 
-def publish_leftovers(ctx: StageContext, nsys: str, out_base: Path, *, keep_report: bool, timeout_s: float) -> None:
+def publish_leftovers(ctx: CommandPlace, nsys: str, out_base: Path, *, keep_report: bool, timeout_s: float) -> None:
     """What a failed capture left: its export without environments, and the rest only where reports are wanted."""
     for raw in find_unimported(out_base):
         if not keep_report:
@@ -289,7 +289,7 @@ def publish_leftovers(ctx: StageContext, nsys: str, out_base: Path, *, keep_repo
             ctx.say(f"nsys: {report.name} of the failed capture was not kept ({error})")
 
 
-def _is_clean(ctx: StageContext, nsys: str, report: Path, secrets: Sequence[str], timeout_s: float) -> bool:
+def _is_clean(ctx: CommandPlace, nsys: str, report: Path, secrets: Sequence[str], timeout_s: float) -> bool:
     """Whether an overwritten report can still be read and holds none of the secrets."""
     check = report.with_name("check.sqlite")
     try:

@@ -77,6 +77,29 @@ def _gate(capture: str, capture_end: str | None, nvtx_capture: str | None) -> li
     return argv
 
 
+def build_nsys_launch_cmd(session: str, *, nsys: str = "nsys", trace: str = "cuda,nvtx,osrt") -> list[str]:
+    """`nsys launch`: what comes behind it runs ready to be recorded, and is not until `nsys start`."""
+    return [nsys, "launch", f"--session-new={session}", f"--trace={trace}", "--wait=primary"]
+
+
+def build_nsys_start_cmd(session: str, out_base: Path | str, *, nsys: str = "nsys") -> list[str]:
+    """`nsys start`: open the window of a launched program."""
+    return [
+        nsys,
+        "start",
+        f"--session={session}",
+        f"--output={str(out_base).replace('%', '%%')}",
+        "--force-overwrite=true",
+        "--sample=none",
+        "--cpuctxsw=none",
+    ]
+
+
+def build_nsys_stop_cmd(session: str, *, nsys: str = "nsys") -> list[str]:
+    """`nsys stop`: close the window and write the report; the program goes on."""
+    return [nsys, "stop", f"--session={session}"]
+
+
 def build_nsys_export_cmd(report: Path | str, sqlite: Path | str, *, nsys: str = "nsys") -> list[str]:
     """`nsys export` of a report to SQLite."""
     return [

@@ -10,12 +10,12 @@ from llm_perf_opt.config.load import resolve, validate
 from llm_perf_opt.config.schema import ArtifactsSection, DatasetSection
 from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError
-from llm_perf_opt.serving.config import LoadSection, ServerSection
+from llm_perf_opt.serving.config import LoadSection, ServerSection, WindowSection
 
 T = TypeVar("T")
 ENTRY = "bench"
 SWEPT = ("rate", "concurrency")
-WORD_LISTS = ("args", "command")
+WORD_LISTS = ("args", "command", "profile_args")
 HELP = """\
 llm-perf bench [OVERRIDE ...]
 
@@ -30,6 +30,8 @@ Puts a server under load and writes what a client sees: TTFT, TPOT, ITL, end-to-
   dataset.prompt_tokens=1024                    made-up prompts of about so many tokens, or
   dataset=prompts dataset.file=prompts.jsonl    your own
   load.output_tokens=128 load.ignore_eos=true   length of the answers
+  capture.tool=nsys                             another start under nsys, with a window after warming up
+  capture.tool=engine                           the server's own /start_profile
 
 Requests go to the given address alone. Every key: docs/serving.md.
 """
@@ -41,6 +43,7 @@ class BenchConfig:
 
     server: ServerSection
     load: LoadSection
+    capture: WindowSection
     dataset: DatasetSection
     run_dir: Path
     user_dir: Path
@@ -101,6 +104,7 @@ def type_bench(raw: dict[str, Any], *, user_dir: Path, overrides: tuple[str, ...
     typed = {
         "server": _section(ServerSection, raw, "server", problems),
         "load": _section(LoadSection, raw, "load", problems),
+        "capture": _section(WindowSection, raw, "capture", problems),
         "dataset": _section(DatasetSection, raw, "dataset", problems),
         "artifacts": _section(ArtifactsSection, raw, "artifacts", problems),
     }
@@ -114,6 +118,7 @@ def type_bench(raw: dict[str, Any], *, user_dir: Path, overrides: tuple[str, ...
     return BenchConfig(
         server=typed["server"],
         load=typed["load"],
+        capture=typed["capture"],
         dataset=typed["dataset"],
         run_dir=user_dir / typed["artifacts"].runs_dir,
         user_dir=user_dir,
@@ -131,10 +136,16 @@ def _section(cls: type[T], raw: Mapping[str, Any], name: str, problems: list[str
 
 def _cross_problems(typed: Mapping[str, Any]) -> list[str]:
     """Rules that span sections."""
-    dataset = typed["dataset"]
-    if dataset is None or dataset.kind != "omnidocbench":
-        return []
-    return ["dataset: pages are not sent to servers (got 'omnidocbench'), allowed: synthetic, prompts"]
+    problems = []
+    dataset, server, capture = typed["dataset"], typed["server"], typed["capture"]
+    if dataset is not None and dataset.kind == "omnidocbench":
+        problems.append("dataset: pages are not sent to servers (got 'omnidocbench'), allowed: synthetic, prompts")
+    if server is not None and capture is not None and capture.tool == "nsys" and server.url is not None:
+        problems.append(
+            "capture.tool: nsys cannot look into a server it did not start (got 'nsys'), allowed: engine, or a server "
+            "that is started (server=vllm server.args=[…])"
+        )
+    return problems
 
 
 def _numbers(value: Any) -> Any:

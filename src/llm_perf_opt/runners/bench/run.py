@@ -24,6 +24,7 @@ from llm_perf_opt.pipeline.provenance import describe_environment, write_config,
 from llm_perf_opt.profiling.vendor.tools import probe_host
 from llm_perf_opt.report.write import write_reports
 from llm_perf_opt.runners.bench.cli import BenchConfig
+from llm_perf_opt.runners.bench.look import LookPlace, nsys_stage
 from llm_perf_opt.runners.bench.pictures import draw_runs, draw_trade, with_pictures
 from llm_perf_opt.serving.client import Ask
 from llm_perf_opt.serving.config import LoadLevel
@@ -40,6 +41,7 @@ from llm_perf_opt.serving.results import (
     level_result,
 )
 from llm_perf_opt.serving.sections import bench_metrics, bench_sections
+from llm_perf_opt.serving.window import profile_args, record_with_engine, record_with_nsys
 from llm_perf_opt.workload.dataset import TOKENS, list_samples
 
 SOURCE = f"{BENCH}/{BENCH_FILE}"
@@ -62,7 +64,14 @@ class BenchRun:
     problems: list[str] = field(default_factory=list)
     commands: list[CommandRecord] = field(default_factory=list)
     others: list[StageRecord] = field(default_factory=list)
+    warm: tuple[Ask, LoadPrompts] | None = None
     started: float = field(default_factory=time.monotonic)
+
+    @property
+    def asked(self) -> tuple[Ask, LoadPrompts]:
+        """What warming up found out: how to ask, and with which prompts."""
+        assert self.warm is not None
+        return self.warm
 
     @property
     def place(self) -> ServerPlace:
@@ -126,6 +135,8 @@ def run_bench(config: BenchConfig) -> bool:
     run.console.say(f"run {run.root}")
     try:
         _measure(run)
+        if config.capture.tool == "nsys" and not run.problems:
+            _look_with_nsys(run)
     except ProfilingError as error:
         run.problems.append(str(error))
     except KeyboardInterrupt:
@@ -164,7 +175,10 @@ def _prepare(config: BenchConfig) -> BenchRun:
 def _measure(run: BenchRun) -> None:
     """Every level against one server, then a look inside it where that was asked for."""
     config = run.config
-    with running_server(config.server, run.place) as server:
+    traces = run.root / BENCH / "engine"
+    is_engine = config.capture.tool == "engine"
+    more = profile_args(config.server, traces) if is_engine else []
+    with running_server(config.server, run.place, more_args=more) as server:
         run.server, run.model = server.target.url, server.model
         begun = time.monotonic()
         try:
@@ -172,12 +186,62 @@ def _measure(run: BenchRun) -> None:
             for level in config.load.levels():
                 if not _measure_level(run, server, ask, prompts, level):
                     break
+            else:
+                if is_engine:
+                    _look_with_engine(run, server, traces)
         finally:
             if server.service is not None:
                 duration_s = round(time.monotonic() - begun, 3)
                 code, log = server.service.poll(), f"{BENCH}/server.log"
                 argv = run.redactor.words(server.service.argv)
                 run.commands.append(CommandRecord(argv=argv, exit_code=code, duration_s=duration_s, log=log))
+
+
+def _look_with_engine(run: BenchRun, server: RunningServer, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    run.console.say(f"capture: {run.config.server.name} profiles itself")
+    found = record_with_engine(server, folder, lambda running: _load_window(run, running))
+    if not found:
+        run.notes.append(f"the server's own profiler left no file in {folder}; it may have written elsewhere")
+    for path in found:
+        run.notes.append(f"recorded by the server's own profiler: llm-perf analyze {path}")
+
+
+def _look_with_nsys(run: BenchRun) -> None:
+    """The server once more, under nsys, with the last level's load in the window."""
+    config = run.config
+    tool = probe_host(env=allowed_environment(os.environ), disk=run.root).tool("nsys")
+    if not tool.usable:
+        raise ToolError(f"capture.tool=nsys: {tool.trouble}")
+    records: list[CommandRecord] = []
+    place = LookPlace.of(run.root, run.console, records)
+    window = record_with_nsys(
+        config.server,
+        config.capture,
+        run.place,
+        place,
+        nsys=tool.path or "nsys",
+        session=f"llm-perf-{os.getpid()}",
+        warm=lambda server: _warm_again(run, server),
+        load=lambda server: _load_window(run, server),
+    )
+    run.others.append(nsys_stage(place, window, label=config.load.levels()[-1].label))
+
+
+def _warm_again(run: BenchRun, server: RunningServer) -> None:
+    warm_up(run, server)
+
+
+def _load_window(run: BenchRun, server: RunningServer) -> None:
+    """The last level's load for as long as the window is open; nothing of it is measured."""
+    load = run.config.load
+    short = replace(load, duration_s=run.config.capture.duration_s)
+    ask, prompts = run.asked
+    level = load.levels()[-1]
+    one = LoadRun(level=level)
+    run_level(one, server.target, ask, replace(prompts, seed=f"{prompts.seed}-window"), short)
+    if not any(record.status == "ok" for record in one.records):
+        raise ToolError(f"capture: no request succeeded in the window ({one.stopped or 'none was sent'})")
 
 
 def _measure_level(run: BenchRun, server: RunningServer, ask: Ask, prompts: LoadPrompts, level: LoadLevel) -> bool:
@@ -262,6 +326,7 @@ def warm_up(run: BenchRun, server: RunningServer) -> tuple[Ask, LoadPrompts]:
         _require_answer(record, server)
         if record.counted_by == "events" and "events" not in " ".join(run.notes):
             run.notes.append("the server does not say how many tokens it made: events of the stream were counted")
+    run.warm = ask, prompts
     return ask, prompts
 
 

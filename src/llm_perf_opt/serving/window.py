@@ -1,0 +1,118 @@
+"""A look inside a server under load: nsys with a window opened after warming up, or the server's own profiler.
+
+Both are apart from what is measured. Under nsys the server is started once more, because a program nsys may record is
+slower also while nothing is recorded.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import httpx
+
+from llm_perf_opt.core.stage import CommandPlace
+from llm_perf_opt.errors import ToolError
+from llm_perf_opt.profiling.nsys.scrub import publish_report, raw_folder
+from llm_perf_opt.profiling.vendor.nsys import (
+    build_nsys_launch_cmd,
+    build_nsys_start_cmd,
+    build_nsys_stop_cmd,
+    find_reports,
+)
+from llm_perf_opt.serving.config import ServerSection, WindowSection
+from llm_perf_opt.serving.engine import RunningServer, ServerPlace, running_server
+
+START, STOP = "/start_profile", "/stop_profile"
+ENGINE_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NsysWindow:
+    """What a window left: exports without environments, and what is to be said about them."""
+
+    exports: tuple[Path, ...]
+    notes: tuple[str, ...]
+
+
+def record_with_nsys(
+    section: ServerSection,
+    window: WindowSection,
+    place: ServerPlace,
+    commands: CommandPlace,
+    *,
+    nsys: str,
+    session: str,
+    warm: Callable[[RunningServer], None],
+    load: Callable[[RunningServer], None],
+) -> NsysWindow:
+    """Start the server under nsys, warm it up, open the window, load it, close the window, end the server."""
+    own = place.environ.get("TMPDIR")
+    # nsys gets a folder of its own for what it writes meanwhile; the server keeps the user's.
+    prefix = [
+        *build_nsys_launch_cmd(session, nsys=nsys, trace=window.trace),
+        *(["env", f"TMPDIR={own}"] if own else ["env", "-u", "TMPDIR"]),
+    ]
+    notes: list[str] = []
+    with raw_folder(commands) as raw:
+        under = replace(section, env={**section.env, "TMPDIR": str(raw.scratch)})
+        base = raw.reports / "run"
+        with running_server(under, place, name="server-nsys", prefix=prefix) as server:
+            warm(server)
+            _command(commands, build_nsys_start_cmd(session, base, nsys=nsys), raw.scratch, "start", window)
+            load(server)
+            _command(commands, build_nsys_stop_cmd(session, nsys=nsys), raw.scratch, "stop", window)
+        reports = find_reports(base)
+        if not reports:
+            raise ToolError(f"nsys wrote no report of the window (log: {commands.out_dir / 'stop.log'})")
+        exports = [
+            publish_report(
+                commands, nsys, report, keep_report=window.keep_report, timeout_s=window.timeout_s, notes=notes
+            )
+            for report in reports
+        ]
+    return NsysWindow(exports=tuple(exports), notes=tuple(notes))
+
+
+def _command(commands: CommandPlace, argv: list[str], scratch: Path, what: str, window: WindowSection) -> None:
+    result = commands.run_command(
+        argv,
+        timeout_s=window.timeout_s,
+        log=f"{what}.log",
+        cmd_file=None,
+        env={"TMPDIR": str(scratch)},
+        label=f"nsys {what}",
+    )
+    if not result.ok:
+        words = " ".join(result.tail.split())[-300:]
+        raise ToolError(f"`nsys {what}` failed with exit code {result.exit_code}: {words} (log: {result.log})")
+
+
+def profile_args(section: ServerSection, folder: Path) -> list[str]:
+    """What the server must be started with, so that its own profiler can be asked for later."""
+    return [word.replace("{dir}", str(folder)) for word in section.profile_args]
+
+
+def record_with_engine(server: RunningServer, folder: Path, load: Callable[[RunningServer], None]) -> list[Path]:
+    """Ask the server to profile itself while it is loaded; the files it left in the folder."""
+    inside = json.dumps(str(folder))[1:-1]
+    _post(server, START, json.dumps(dict(server.section.profile_body)).replace("{dir}", inside))
+    try:
+        load(server)
+    finally:
+        _post(server, STOP, "{}")
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _post(server: RunningServer, path: str, body: str) -> None:
+    url = server.target.url.rstrip("/") + path
+    headers = {**server.target.headers, "Content-Type": "application/json"}
+    try:
+        answer = httpx.post(url, content=body, headers=headers, timeout=ENGINE_TIMEOUT_S, trust_env=False)
+    except httpx.HTTPError as error:
+        raise ToolError(f"capture.tool=engine: {url} did not answer ({type(error).__name__})") from error
+    if answer.status_code != httpx.codes.OK:
+        raise ToolError(
+            f"capture.tool=engine: {url} answers HTTP {answer.status_code}: this server offers no profiler of its own, "
+            "or was not started with it; use capture.tool=nsys"
+        )
