@@ -18,6 +18,7 @@ from llm_perf_opt.runners.child import load_child_config
 from llm_perf_opt.runners.deep_profile_runner import LEGACY_OVERRIDES as DEEP
 from llm_perf_opt.runners.profile_orchestrator import INFER_OVERRIDES
 from llm_perf_opt.testing import plain_host, scratch_context
+from llm_perf_opt.workload.device import start_cuda_profiler, stop_cuda_profiler
 from llm_perf_opt.workload.nvtx import RangeEmitter, around
 from llm_perf_opt.workload.session import check_workload, first_good_sample, open_session, run_inference, synthetic_like
 from tests.founding.composing import TINY, stage, typed
@@ -115,7 +116,8 @@ def test_003_a_gpu_that_is_not_there_is_refused_before_anything_runs(tmp_path: P
         ("cuda:0", {}, {}, "this machine has no GPU"),
         ("cuda:0", {"has_gpu_files": True}, {}, None),
         ("cuda:0", {"gpus": (GPU,)}, {}, None),
-        ("cuda:0", {"gpus": (GPU,)}, {"CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES hides them all"),
+        ("cuda:0", {"gpus": (GPU,)}, {"CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES hides every GPU"),
+        ("cuda:0", {"gpus": (GPU,)}, {"CUDA_VISIBLE_DEVICES": "-1"}, "CUDA_VISIBLE_DEVICES hides every GPU"),
         ("cuda:1", {"gpus": (GPU,)}, {}, "there are cuda:0 to cuda:0"),
         ("cuda:0", {"gpus": (GPU,), "packages": {"torch": "2.11+cpu"}}, {}, "this torch (2.11+cpu) is a CPU build"),
         ("cpu", {}, {}, None),
@@ -136,10 +138,38 @@ def test_003_a_run_that_falls_back_to_the_cpu_says_so() -> None:
     """000:96: the default is auto, so that a run works anywhere, and says what it means"""
     config = typed(*TINY)
     stages: list[Stage] = [static_analysis.STAGE, nsys.STAGE]
-    assert fallback_note(config, plain_host(), stages) == "run.device=auto is the CPU here: this machine has no GPU"
-    assert fallback_note(config, plain_host(gpus=(GPU,)), stages) is None
-    assert fallback_note(config, plain_host(), []) is None
-    assert fallback_note(typed(*TINY, "run.device=cpu"), plain_host(), stages) is None
+    nothing = dict[str, str]()
+    said = "run.device=auto is the CPU here: "
+    assert fallback_note(config, plain_host(), stages, nothing) == f"{said}this machine has no GPU"
+    assert fallback_note(config, plain_host(gpus=(GPU,)), stages, nothing) is None
+    for hidden in ("", "-1", "-1,0"):
+        note = fallback_note(config, plain_host(gpus=(GPU,)), stages, {"CUDA_VISIBLE_DEVICES": hidden})
+        assert note == f"{said}CUDA_VISIBLE_DEVICES hides every GPU"
+    assert fallback_note(config, plain_host(gpus=(GPU,)), stages, {"CUDA_VISIBLE_DEVICES": "0"}) is None
+    assert fallback_note(config, plain_host(), [], nothing) is None
+    assert fallback_note(typed(*TINY, "run.device=cpu"), plain_host(), stages, nothing) is None
+
+
+@pytest.mark.slow
+def test_003_the_first_line_and_the_page_say_that_it_is_the_cpu(tmp_path: Path) -> None:
+    """000:96"""
+    only = ("pipeline.torch_profiler.enable=false", "artifacts.runs_dir=run")
+    done = llm_perf("profile", "experiment=demo", *only, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    said = "run.device=auto is the CPU here: "
+    assert (done.code, said in done.err.splitlines()[0]) == (0, True), done.err
+    assert [n for n in ("report.md", "report.html") if said not in (tmp_path / "run" / n).read_text()] == []
+
+
+def test_029_the_calls_are_those_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """000:121-122: all that was started has run before either call"""
+    torch = pytest.importorskip("torch")
+    said: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: said.append("wait"))
+    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: said.append("start"))
+    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: said.append("stop"))
+    start_cuda_profiler()
+    stop_cuda_profiler()
+    assert said == ["wait", "start", "wait", "stop"]
 
 
 def test_036_a_capture_that_hangs_because_nsys_samples_names_the_key() -> None:

@@ -1,5 +1,6 @@
 """Checks the workload's files before any stage starts: a bad path is bad input, not a failed run."""
 
+import itertools
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -11,6 +12,8 @@ from llm_perf_opt.core.stage import Stage, traits_of
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.workload.dataset import PAGES, TOKENS, list_samples, vocabulary_of
 from llm_perf_opt.workload.models.registry import load_adapter
+
+_ALL_HIDDEN = "CUDA_VISIBLE_DEVICES hides every GPU"
 
 
 def workload_problems(config: AppConfig, stages: Collection[Stage]) -> tuple[str, ...]:
@@ -39,24 +42,31 @@ def device_problem(config: AppConfig, host: Host, environ: Mapping[str, str]) ->
     device = config.run.device
     if config.workload.command is not None or not device.startswith("cuda:"):
         return None
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    count = (
-        len(host.gpus) if visible is None else min(len(host.gpus), len([p for p in visible.split(",") if p.strip()]))
-    )
+    count = _visible_gpus(host, environ)
     reason = no_gpu_reason(host)
     if reason is None and (not host.gpus or int(device.removeprefix("cuda:")) < count):
         return None
-    have = reason or ("CUDA_VISIBLE_DEVICES hides them all" if not count else f"there are cuda:0 to cuda:{count - 1}")
+    have = reason or (f"there are cuda:0 to cuda:{count - 1}" if count else _ALL_HIDDEN)
     return f"run.device: not there (got {device!r}): {have}; allowed: auto, cpu or a device that exists"
 
 
-def fallback_note(config: AppConfig, host: Host, stages: Collection[Stage]) -> str | None:
+def fallback_note(config: AppConfig, host: Host, stages: Collection[Stage], environ: Mapping[str, str]) -> str | None:
     """What a reader must know when `run.device=auto` means the CPU; None when it does not, or no model is looked at."""
     looks = any(traits_of(stage).runs_model or traits_of(stage).needs_our_model for stage in stages)
-    reason = no_gpu_reason(host)
+    hidden = _ALL_HIDDEN if host.gpus and not _visible_gpus(host, environ) else None
+    reason = no_gpu_reason(host) or hidden
     if config.run.device != "auto" or config.workload.command is not None or not looks or reason is None:
         return None
     return f"run.device=auto is the CPU here: {reason}"
+
+
+def _visible_gpus(host: Host, environ: Mapping[str, str]) -> int:
+    """How many GPUs CUDA shows a program: those CUDA_VISIBLE_DEVICES lists, up to the first that cannot be one."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return len(host.gpus)
+    listed = itertools.takewhile(lambda name: name and not name.startswith("-"), map(str.strip, visible.split(",")))
+    return min(len(host.gpus), len(list(listed)))
 
 
 def no_gpu_reason(host: Host) -> str | None:

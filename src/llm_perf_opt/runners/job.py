@@ -89,7 +89,7 @@ class Job:
             carried=carry_over(previous, config, registry.stages, host),
             console=make_console(),
             problems=problems,
-            on_cpu=fallback_note(config, host, stages),
+            on_cpu=fallback_note(config, host, stages, os.environ),
             redactor=redactor,
             free_room=free_room,
         )
