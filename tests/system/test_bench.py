@@ -238,3 +238,30 @@ def test_transformers_serve_answers_and_is_measured(tmp_path: Path) -> None:
     assert (level["completed"], level["failed"], level["output_tokens"]) == (4, 0, 24)
     assert 4 * 18 <= level["input_tokens"] <= 4 * 30
     assert sorted(level["latencies"]) == ["e2el", "itl", "tpot", "ttft"]
+
+
+@pytest.mark.real_vllm
+@pytest.mark.skipif("LLM_PERF_TEST_VLLM" not in os.environ, reason="LLM_PERF_TEST_VLLM names no folder with a vllm")
+def test_vllm_on_the_cpu_is_started_loaded_profiled_and_ended(tmp_path: Path) -> None:
+    model = write_tiny_snapshot(tmp_path / "tiny")
+    done = llm_perf(
+        "bench",
+        "server=vllm",
+        f"server.args=[{model},--load-format,dummy,--max-model-len,512,--enforce-eager]",
+        "dataset.prompt_tokens=64",
+        "load.output_tokens=16",
+        "load.concurrency=1,4",
+        "load.requests=20",
+        "capture.tool=engine",
+        "capture.duration_s=2",
+        cwd=tmp_path,
+        timeout_s=600,
+        VLLM_CPU_KVCACHE_SPACE="1",
+        HF_HUB_OFFLINE="1",
+        PATH=f"{os.environ['LLM_PERF_TEST_VLLM']}{os.pathsep}{os.environ['PATH']}",
+    )
+    assert done.code == 0, done.err
+    levels = _results(tmp_path)["levels"]
+    assert [(one["completed"], one["failed"], one["output_tokens"]) for one in levels] == [(20, 0, 320)] * 2
+    assert {row["name"] for row in levels[0]["counters"]} >= {"running", "waiting", "KV cache use"}
+    assert list((only_run(tmp_path) / "bench" / "engine").rglob("*.json*")) != []

@@ -10,8 +10,11 @@ from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.runners.analyze.kinds import LOAD, TORCH, kind_of
+from llm_perf_opt.serving.config import LoadLevel, SloSection
 from llm_perf_opt.serving.foreign import read_results
-from llm_perf_opt.serving.results import LatencyFigures, LevelResult
+from llm_perf_opt.serving.records import LoadRun, RequestRecord
+from llm_perf_opt.serving.results import LatencyFigures, LevelResult, level_result
+from tests.support.fixtures_dir import DATA
 
 # The keys and their order are those the tools write.
 VLLM: dict[str, Any] = {
@@ -97,6 +100,39 @@ def test_a_result_of_aiperf_is_a_level_of_ours_and_its_itl_our_tpot(tmp_path: Pa
         "tpot": LatencyFigures(mean_ms=2.1, median_ms=2.0, p90_ms=3.0, p99_ms=4.0),
         "e2el": LatencyFigures(mean_ms=210.0, median_ms=200.0, p90_ms=300.0, p99_ms=400.0, std_ms=9.0, n=10),
     }
+
+
+def test_our_figures_of_vllms_own_requests_are_those_it_prints() -> None:
+    """12 requests vLLM 0.32 timed itself (`--save-detailed`), put through our definitions, give its own figures."""
+    path = DATA / "vllm_bench.json"
+    raw = json.loads(path.read_text())
+    columns = ("start_times", "ttfts", "itls", "latencies", "input_lens", "output_lens")
+    records = [
+        RequestRecord(
+            index=index,
+            started_s=start,
+            status="ok",
+            ttft_s=ttft,
+            latency_s=latency,
+            gaps_s=tuple(gaps),
+            prompt_tokens=prompt,
+            output_tokens=output,
+        )
+        for index, (start, ttft, gaps, latency, prompt, output) in enumerate(
+            zip(*(raw[name] for name in columns), strict=True)
+        )
+    ]
+    run = LoadRun(level=LoadLevel(rate=6.0), records=records, duration_s=raw["duration"])
+    ours = level_result(run, SloSection(ttft_ms=150, e2el_ms=400))
+    (theirs,) = read_results([path]).levels
+    for name in ("ttft", "tpot", "itl", "e2el"):
+        mine, printed = vars(ours.latencies[name]), vars(theirs.latencies[name])
+        assert {k: v for k, v in mine.items() if k != "n"} == pytest.approx(
+            {k: v for k, v in printed.items() if k != "n"}, rel=1e-9
+        )
+    # The most at once is another matter: this version of vLLM counts by whole seconds.
+    rates = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s", "goodput_per_s")
+    assert [getattr(ours, name) for name in rates] == pytest.approx([getattr(theirs, name) for name in rates])
 
 
 def test_appended_results_and_several_files_are_a_sweep(tmp_path: Path) -> None:
