@@ -77,6 +77,9 @@ Role = Literal[
     "roofline_svg",
     "region",
     "picture",
+    "generated_kernels",
+    "bench_json",
+    "bench_requests",
 ]
 # The stages a report looks to first for a role, and names when nobody wrote a file of it.
 ROLE_WRITERS: dict[Role, tuple[str, ...]] = {
