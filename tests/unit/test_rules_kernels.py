@@ -190,4 +190,4 @@ def test_a_capture_without_phases_is_judged_as_a_whole() -> None:
     cat = kernel("CatArrayBatchedCopy", "copy", 0.2, 32)
     (found,) = find_needless_copies(facts(phase("decode"), kernels=(whole(GEMM), whole(cat))))
     assert (found.phase, found.gain) == ("capture", None)
-    assert found.title == "Kernels that only copy take 20 % of the capture"
+    assert found.title == "Kernels that only copy take 20 % of the capture's kernel time"

@@ -26,7 +26,7 @@ class Slice:
 
     @property
     def where(self) -> str:
-        return "the capture" if self.phase == WHOLE_CAPTURE else f"{self.phase} kernel time"
+        return "the capture's kernel time" if self.phase == WHOLE_CAPTURE else f"{self.phase} kernel time"
 
 
 def slices(facts: RunFacts) -> list[Slice]:
