@@ -151,10 +151,13 @@ def test_a_workload_that_fails_is_told_apart_from_nsys(tmp_path: Path) -> None:
 
 
 @pytest.mark.real_nsys
-def test_a_capture_that_does_not_end_is_ended(tmp_path: Path) -> None:
+def test_a_program_that_does_not_end_is_captured_for_a_window_and_ended(tmp_path: Path) -> None:
     ctx = _context(tmp_path, ["sleep", "60"])
-    with pytest.raises(ToolError, match=r"nsys did not end within 3 s, and neither had the workload"):
-        STAGE.run(NsysConfig(enable=True, timeout_s=3.0), ctx)
+    output = STAGE.run(NsysConfig(enable=True, timeout_s=3.0), ctx)
+    assert output.notes[0] == (
+        "the window of 2 s was over before the program ended, so nsys ended it; "
+        "times and counts are those of the window"
+    )
 
 
 def _profile_program(tmp_path: Path, exit_code: int, *overrides: str, **environ: Any) -> Outcome:

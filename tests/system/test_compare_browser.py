@@ -28,7 +28,7 @@ def opened(browser: Browser, page: Path) -> None:
         browser.open(page)
         assert browser.console() == []
         assert browser.run("return document.documentElement.scrollWidth <= window.innerWidth"), width
-    assert {url for url in browser.requests() if not url.startswith("data:")} == {page.resolve().as_uri()}
+    assert {url for url in browser.requests() if not url.startswith(("data:", "chrome:"))} == {page.resolve().as_uri()}
     browser.resize(1280, 900)
 
 

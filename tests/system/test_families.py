@@ -55,7 +55,10 @@ IMAGE = [
 @pytest.mark.parametrize(
     ("folder", "preset", "written", "parameters", "groups"),
     [
-        ("text", "starcoder2_tiny", TEXT, 124_544, {"attention", "mlp", "norm", "embedding", "lm_head"}),
+        pytest.param(
+            *("text", "starcoder2_tiny", TEXT, 124_544, {"attention", "mlp", "norm", "embedding", "lm_head"}),
+            marks=[pytest.mark.slow, pytest.mark.long],
+        ),
         ("image", "page_reader", IMAGE, 213_376, {"attention", "mlp", "norm", "embedding", "lm_head", "look"}),
     ],
 )

@@ -36,6 +36,8 @@ def _start(tmp_path: Path, *args: str) -> "subprocess.Popen[str]":
     )
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_of_two_starts_in_one_new_directory_one_gets_the_next_name(tmp_path: Path) -> None:
     slow = (*OFF, ALPHA, "pipeline.alpha.seconds=8", "hydra.run.dir=mine")
     runs = [_start(tmp_path, *slow) for _ in range(2)]

@@ -38,10 +38,17 @@ def _tools(folder: Path) -> dict[str, str]:
 
 
 def _combinations() -> list[object]:
-    """Each combination; those that start nsys share a worker, because two at a time can lose each other's agent."""
-    group = pytest.mark.xdist_group("nsys")
+    """Each combination; those that start nsys share a worker, because two at a time can lose each other's agent.
+
+    None, each alone, the first two and all are in the default suite, the others are long.
+    """
+    group, long = pytest.mark.xdist_group("nsys"), (pytest.mark.slow, pytest.mark.long)
+    usual = {(False,) * 4, (True,) * 4, (True, True, False, False)}
     return [
-        pytest.param(on, marks=[group] if on[STAGES.index("nsys")] else [])
+        pytest.param(
+            on,
+            marks=[*([group] if on[STAGES.index("nsys")] else []), *(() if on in usual or sum(on) == 1 else long)],
+        )
         for on in itertools.product([False, True], repeat=4)
     ]
 

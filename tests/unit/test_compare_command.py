@@ -194,6 +194,7 @@ def test_without_two_timelines_none_is_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_pairs_are_made_in_turns_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["experiment=demo", "run.repeats=2", "run.device=cpu", "candidate.overrides=model.attention=eager"]
