@@ -78,7 +78,8 @@ def _launches(timeline: Timeline) -> _Launches | None:
     before = np.searchsorted(launched, at, side="left")
     some = known[::step]
     graphs = np.array([code for code, name in enumerate(timeline.names) if "GraphLaunch" in name], np.int64)
-    launches = calls.launches
+    # A copy that blocks is a wait, whatever it starts.
+    launches = calls.launches & ~calls.waits
     return _Launches(
         delay=np.maximum(compute.start_ns[some] - calls.end_ns[compute.call[some]], 0),
         depth=np.maximum(before - np.searchsorted(ended, at, side="right"), 0),
