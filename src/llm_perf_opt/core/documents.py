@@ -170,9 +170,13 @@ class InputSample:
 
 @dataclass(frozen=True, kw_only=True)
 class ClockSample:
-    """What the driver said at one moment; `throttle_reasons` empty: nothing lowers the clocks, None: it did not say."""
+    """What the driver said at one moment; `throttle_reasons` empty: nothing lowers the clocks, None: it did not say.
+
+    `energy_j` is the driver's counter, which runs since it was loaded: differences mean something, values do not.
+    """
 
     at_ns: int
+    energy_j: float | None = None
     power_w: float | None = None
     sm_clock_mhz: float | None = None
     temperature_c: float | None = None
@@ -190,4 +194,33 @@ class ClockDocument:
     interval_ms: float
     max_sm_clock_mhz: float | None = None
     power_limit_w: float | None = None
+    power_how: str | None = None
     samples: tuple[ClockSample, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CounterTrack:
+    """A quantity over time: moments in ns on the clock of `time.monotonic_ns()`, and the value from then on."""
+
+    name: str
+    unit: str
+    points: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CounterSpan:
+    """What happened from one moment to another on the same clock, beside the counters."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CounterDocument:
+    """A file of the role `counters`, which any stage may write: rows of their own in the Perfetto trace."""
+
+    schema_version: Literal[1] = 1
+    title: str
+    tracks: tuple[CounterTrack, ...]
+    spans: tuple[CounterSpan, ...] = ()
