@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from llm_perf_opt.core.process import allowed_environment, run_command, run_quick
+from llm_perf_opt.core.records import Progress
 from llm_perf_opt.errors import ToolError
 
 ENV = {"PATH": os.environ["PATH"]}
@@ -120,17 +121,23 @@ def test_cmd_txt_runs_the_same_command_again(tmp_path: Path) -> None:
     assert first.tail == f"['a b', '$x\\'\"'] 1 2 {work}\n"
 
 
-def test_ticks_tell_the_last_line_of_output(tmp_path: Path) -> None:
-    seen: list[str] = []
-    code = "import time\nprint('step 1', flush=True); time.sleep(0.7); print('step 2', flush=True); time.sleep(0.7)"
+def test_ticks_tell_the_progress_a_child_of_ours_told_last_and_no_words_of_others(tmp_path: Path) -> None:
+    seen: list[Progress | None] = []
+    code = (
+        "import time\nprint('llm-perf 1/2: step', 'USDT: profiler_start', sep='\\n', flush=True); time.sleep(0.7)\n"
+        "print('llm-perf: done', '==PROF== Connected', sep='\\n', flush=True); time.sleep(0.7)"
+    )
     run_command(
         [sys.executable, "-c", code],
         env=ENV,
         timeout_s=30,
         log=tmp_path / "log.txt",
-        on_tick=lambda elapsed, line: seen.append(line),
+        on_tick=lambda elapsed, told: seen.append(told),
     )
-    assert [line for line in dict.fromkeys(seen) if line] == ["step 1", "step 2"]
+    assert [told for told in dict.fromkeys(seen) if told] == [
+        Progress(text="step", done=1, of=2),
+        Progress(text="done"),
+    ]
 
 
 def test_only_allowed_variables_pass_and_no_secret_does() -> None:

@@ -23,6 +23,7 @@ from typing import BinaryIO, Self
 
 import psutil
 
+from llm_perf_opt.core.records import Progress, read_progress
 from llm_perf_opt.core.redact import REDACTED, SECRET_NAME, Redactor
 from llm_perf_opt.errors import ToolError
 
@@ -100,14 +101,15 @@ def run_command(
     log: Path,
     cmd_file: Path | None = None,
     cwd: Path | None = None,
-    on_tick: Callable[[float, str], None] | None = None,
+    on_tick: Callable[[float, Progress | None], None] | None = None,
+    reads: Callable[[str], Progress | None] = read_progress,
     redactor: Redactor | None = None,
     remove: Sequence[Path] = (),
 ) -> CommandResult:
-    """Run argv to its end or to the timeout. `on_tick` gets the elapsed seconds and the last line of output.
+    """Run argv to its end or to the timeout. `on_tick` gets the elapsed seconds and the progress last told.
 
-    The folders in `remove` go when we are killed while it runs. With a redactor the log and the command file hold no
-    secrets, but an answer that is data (`.csv`) stays as it is.
+    `reads` finds progress in a line of the log. The folders in `remove` go when we are killed while it runs. With a
+    redactor the log and the command file hold no secrets, but an answer that is data (`.csv`) stays as it is.
     """
     argv = tuple(str(a) for a in argv)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +121,7 @@ def run_command(
     start = time.monotonic()
     process = _start(argv, env={**env, MARKER: marker}, cwd=cwd, log=log, remove=remove)
     try:
-        timed_out = not _wait(process, start, timeout_s, log, on_tick)
+        timed_out = not _wait(process, start, timeout_s, log, on_tick, reads)
     finally:
         # Also after an interrupt: nothing the command started outlives it.
         exit_code = process.poll()
@@ -242,7 +244,7 @@ class Service:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for it to end by itself; False if it has not in that time."""
-        return _wait(self._process, time.monotonic(), timeout_s, self.log, None)
+        return _wait(self._process, time.monotonic(), timeout_s, self.log, None, read_progress)
 
 
 def write_cmd_file(
@@ -319,7 +321,8 @@ def _wait(
     start: float,
     timeout_s: float,
     log: Path,
-    on_tick: Callable[[float, str], None] | None,
+    on_tick: Callable[[float, Progress | None], None] | None,
+    reads: Callable[[str], Progress | None],
 ) -> bool:
     """Wait for the end (True) or the timeout (False)."""
     while True:
@@ -331,12 +334,12 @@ def _wait(
             return True
         except subprocess.TimeoutExpired:
             if on_tick is not None:
-                on_tick(time.monotonic() - start, _last_line(log))
+                on_tick(time.monotonic() - start, _last_progress(log, reads))
 
 
-def _last_line(log: Path) -> str:
-    lines = [line for line in re.split(r"[\r\n]+", read_tail(log, 2048)) if line.strip()]
-    return lines[-1].strip() if lines else ""
+def _last_progress(log: Path, reads: Callable[[str], Progress | None]) -> Progress | None:
+    lines = reversed(re.split(r"[\r\n]+", read_tail(log)))
+    return next((found for line in lines if (found := reads(line.strip())) is not None), None)
 
 
 def _end_tree(

@@ -1,5 +1,6 @@
 """Frozen result types that stages produce and reports read."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, Literal
 from llm_perf_opt.core.names import DIRECT_INFERENCE, GIVEN, NCU, NSYS, STATIC_ANALYSIS, TORCH_PROFILER
 from llm_perf_opt.core.sections import Section
 
+_PROGRESS = re.compile(r"llm-perf(?: (?P<done>\d+)/(?P<of>\d+))?: (?P<text>.*)")
 StageStatus = Literal["ok", "failed", "skipped"]
 RunStatus = Literal["running", "ok", "failed", "interrupted"]
 
@@ -40,6 +42,29 @@ class Metric:
     def __post_init__(self) -> None:
         if self.value is None and not self.reason:
             raise ValueError("a metric without a value needs a reason")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a command is: so many of so many, where that is known. A child of ours prints it as a line of its log."""
+
+    text: str
+    done: int | None = None
+    of: int | None = None
+
+    @property
+    def line(self) -> str:
+        count = "" if self.done is None or self.of is None else f" {self.done}/{self.of}"
+        return f"llm-perf{count}: {self.text}"
+
+
+def read_progress(line: str) -> Progress | None:
+    """What a line of a log tells of progress; None for the words of libraries and tools."""
+    found = _PROGRESS.fullmatch(line)
+    if found is None:
+        return None
+    done, of = found["done"], found["of"]
+    return Progress(text=found["text"], done=int(done) if done else None, of=int(of) if of else None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The contract every stage fulfils, and all it may touch while it runs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -9,7 +9,14 @@ from llm_perf_opt.config.schema import AppConfig, StageConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.names import CLEAN_PASS_ORDER
 from llm_perf_opt.core.process import CommandResult, run_command
-from llm_perf_opt.core.records import CommandRecord, StageOutput, StageRecord, StageTraits
+from llm_perf_opt.core.records import (
+    CommandRecord,
+    Progress,
+    StageOutput,
+    StageRecord,
+    StageTraits,
+    read_progress,
+)
 from llm_perf_opt.core.redact import Redactor
 
 
@@ -33,7 +40,7 @@ class CommandRunner:
     out_dir: Path
     tmp_dir: Path
     environment: Mapping[str, str]
-    on_tick: Callable[[float, str], None]
+    on_tick: Callable[[float, Progress | None], None]
     records: list[CommandRecord]
     redactor: Redactor = field(default_factory=Redactor)
 
@@ -47,9 +54,15 @@ class CommandRunner:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         label: str | None = None,
+        reads: Callable[[str], Progress | None] = read_progress,
         remove: Sequence[Path] = (),
     ) -> CommandResult:
-        prefix = f"{label}: " if label else ""
+        """Run a command; `label` says what it does, `reads` finds its progress in a line of its log."""
+
+        def tick(elapsed_s: float, told: Progress | None) -> None:
+            words = [text for text in (label, told.text if told else None) if text and text != self.stage]
+            self.on_tick(elapsed_s, replace(told or Progress(text=""), text=": ".join(words)))
+
         result = run_command(
             argv,
             env={**self.environment, **(env or {})},
@@ -57,7 +70,8 @@ class CommandRunner:
             log=self.out_dir / log,
             cmd_file=None if cmd_file is None else self.out_dir / cmd_file,
             cwd=cwd or self.tmp_dir,
-            on_tick=lambda elapsed, line: self.on_tick(elapsed, prefix + line),
+            on_tick=tick,
+            reads=reads,
             redactor=self.redactor,
             remove=remove,
         )

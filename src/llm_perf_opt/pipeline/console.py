@@ -1,31 +1,52 @@
-"""What the user sees while a run goes: a live line on a terminal, plain lines elsewhere.
+"""What the user sees while a run goes, and the answer it ends with.
 
-The few lines a run ends with: how it went, the headline numbers, and where the report is.
+On a terminal one live line tells the stage, how far it is and how long the rest may take; elsewhere there are plain
+lines. The answer is the report's own: the verdict, what to change first, and where to read on.
 """
 
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from rich.console import Console as RichConsole
 from rich.status import Status
+from rich.text import Text
 
 from llm_perf_opt.core.manifest import RunManifest
-from llm_perf_opt.core.records import Metric, StageRecord
-from llm_perf_opt.core.terminal import printable
-from llm_perf_opt.report.markdown import format_metric
+from llm_perf_opt.core.records import Progress, StageRecord
+from llm_perf_opt.core.terminal import printable, rich_console, show
 
-_MARK = {"ok": "[green]✓[/]", "failed": "[red]✗[/]", "skipped": "[yellow]–[/]"}
+if TYPE_CHECKING:
+    from llm_perf_opt.report.view.report import ReportView
+
+_MARK = {"ok": ("✓ ", "green"), "failed": ("✗ ", "red"), "skipped": ("– ", "yellow")}
+_TONE = {"good": "bold green", "warn": "bold yellow", "bad": "bold red", "unknown": "bold"}
+FINDINGS_SHOWN = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTurn:
+    """Which stage runs, as the which of how many; `took_s` is how long it took when it last succeeded."""
+
+    name: str
+    number: int = 1
+    of: int = 1
+    took_s: float | None = None
+
+    @property
+    def title(self) -> str:
+        return self.name if self.of == 1 else f"[{self.number}/{self.of}] {self.name}"
 
 
 class Console(Protocol):
     """Where progress goes."""
 
     def say(self, text: str) -> None: ...
-    def stage_started(self, name: str, *, estimate_s: float | None = None) -> None: ...
-    def tick(self, elapsed_s: float, text: str) -> None: ...
+    def show(self, lines: Sequence[Text]) -> None: ...
+    def stage_started(self, turn: StageTurn) -> None: ...
+    def tick(self, elapsed_s: float, told: Progress | None) -> None: ...
     def stage_ended(self, record: StageRecord, *, reused: bool = False) -> None: ...
     def close(self) -> None: ...
 
@@ -50,10 +71,14 @@ class PlainConsole:
         with suppress(OSError):
             print(text, file=sys.stderr, flush=True)
 
-    def stage_started(self, name: str, *, estimate_s: float | None = None) -> None:
-        self.say(f"{name}: started" + ("" if estimate_s is None else f", took {estimate_s:.0f} s last time"))
+    def show(self, lines: Sequence[Text]) -> None:
+        for line in lines:
+            self.say(line.plain)
 
-    def tick(self, elapsed_s: float, text: str) -> None:
+    def stage_started(self, turn: StageTurn) -> None:
+        self.say(f"{turn.title}: started" + ("" if turn.took_s is None else f", took {turn.took_s:.0f} s last time"))
+
+    def tick(self, elapsed_s: float, told: Progress | None) -> None:
         return
 
     def stage_ended(self, record: StageRecord, *, reused: bool = False) -> None:
@@ -67,32 +92,37 @@ class LiveConsole:
     """One live line for the running stage, a mark for each finished one."""
 
     def __init__(self) -> None:
-        self._console = RichConsole(file=sys.__stderr__, highlight=False)
+        self._console = rich_console(sys.stderr)
         self._status: Status | None = None
-        self._name = ""
-        self._estimate = ""
+        self._turn = StageTurn(name="")
+        self._pace = Pace()
 
     def say(self, text: str) -> None:
+        self.show([Text(printable(text))])
+
+    def show(self, lines: Sequence[Text]) -> None:
         with suppress(OSError):
-            self._console.print(printable(text), markup=False)
+            if self._status is not None:
+                self._status.stop()
+            show(*lines, stream=sys.stderr)
+            if self._status is not None:
+                self._status.start()
 
-    def stage_started(self, name: str, *, estimate_s: float | None = None) -> None:
-        self._name = name
-        self._estimate = "" if estimate_s is None else f" of about {estimate_s:.0f} s"
-        self._status = self._console.status(f"{name}")
-        self._status.start()
+    def stage_started(self, turn: StageTurn) -> None:
+        self._turn, self._pace = turn, Pace()
+        self._status = self._console.status(Text(turn.title))
+        with suppress(OSError):
+            self._status.start()
 
-    def tick(self, elapsed_s: float, text: str) -> None:
+    def tick(self, elapsed_s: float, told: Progress | None) -> None:
         if self._status is not None:
-            head = f"{self._name}  {elapsed_s:5.1f} s{self._estimate}"
-            shown = printable(text)[: max(20, self._console.width - len(head) - 6)].replace("[", "\\[")
-            self._status.update(f"{head}  [dim]{shown}[/]")
+            line = progress_text(self._turn, elapsed_s, told, left_s=self._pace.left_s(elapsed_s, told))
+            line.truncate(self._console.width - 3, overflow="ellipsis")
+            self._status.update(line)
 
     def stage_ended(self, record: StageRecord, *, reused: bool = False) -> None:
         self.close()
-        with suppress(OSError):
-            self._console.print(_MARK[record.status], end=" ")
-            self._console.print(printable(ended_line(record, reused=reused)), markup=False)
+        self.show([Text.assemble(_MARK[record.status], printable(ended_line(record, reused=reused)))])
 
     def close(self) -> None:
         if self._status is not None:
@@ -101,28 +131,58 @@ class LiveConsole:
             self._status = None
 
 
-HEADLINE = (
-    ("ttft_ms", "time to first token"),
-    ("tpot_ms", "time per output token"),
-    ("decode_tokens_per_s", "decode speed"),
-    ("bound_decode_ms", "decode bound of this hardware"),
-)
+class Pace:
+    """How long the rest takes if it goes on as since the first count; counts that start anew start it anew."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, int] | None = None
+        self._latest: tuple[float, int] | None = None
+
+    def left_s(self, elapsed_s: float, told: Progress | None) -> float | None:
+        if told is None or told.done is None or told.of is None:
+            return None
+        if self._first is None or self._latest is None or told.done < self._latest[1]:
+            self._first = self._latest = (elapsed_s, told.done)
+        if told.done > self._latest[1]:
+            self._latest = (elapsed_s, told.done)
+        (began_s, began), (came_s, came) = self._first, self._latest
+        if came == began:
+            return None
+        each_s = (came_s - began_s) / (came - began)
+        return max(0.0, each_s * (told.of - came) - (elapsed_s - came_s))
 
 
-def summary_lines(manifest: RunManifest, reports: Sequence[Path]) -> list[str]:
-    ok = [s.name for s in manifest.stages if s.status == "ok"]
-    lines = [f"{manifest.status}: {len(ok)} of {len(manifest.stages)} stages ok"]
-    lines += [f"  {s.name} {s.status}: {s.reason}" for s in manifest.stages if s.status != "ok"]
-    for key, label in HEADLINE:
-        metric = first_metric(manifest, key)
-        if metric is not None:
-            lines.append(
-                f"  {label}: {format_metric(metric)}" + (f" ({metric.how})" if metric.value is not None else "")
-            )
-    lines += [f"report: {path}" for path in reports[:1]]
+def progress_text(turn: StageTurn, elapsed_s: float, told: Progress | None, *, left_s: float | None) -> Text:
+    """Stage, time, so many of so many, what is left, and last what is being done, which a narrow terminal cuts."""
+    time = f"{elapsed_s:.0f} s" + ("" if turn.took_s is None else f" of about {turn.took_s:.0f} s")
+    parts: list[str | tuple[str, str]] = [(turn.title, "bold"), f"  {time}"]
+    if told is not None and told.done is not None and told.of is not None:
+        left = "" if left_s is None else f", about {left_s:.0f} s left"
+        parts.append((f"  {told.done} of {told.of}{left}", "cyan"))
+    if told is not None and told.text:
+        parts.append((f"  {printable(told.text)}", "dim"))
+    return Text.assemble(*parts)
+
+
+def answer(manifest: RunManifest, view: "ReportView", reports: Sequence[Path]) -> list[Text]:
+    """The lines a run ends with. A stage that failed was told of when it did; here it is only counted."""
+    failed = [stage.name for stage in manifest.stages if stage.status == "failed"]
+    lines = [Text(), *verdict_lines(view)]
+    if failed:
+        what = f"{', '.join(failed)} failed; mend the cause, then: llm-perf profile run.resume={reports[0].parent}"
+        lines.append(Text(printable(what), style="red"))
+    return [*lines, Text.assemble(("report: ", "bold"), printable(str(reports[0])))]
+
+
+def verdict_lines(view: "ReportView", *, findings: int = FINDINGS_SHOWN) -> list[Text]:
+    """The verdict, each phase against its bound, and what to change first."""
+    headline = view.headline
+    lines = [Text(printable(headline.verdict), style=_TONE[headline.tone])]
+    known = [w for w in view.waterfalls if any(row.key == "wall" and row.missing is None for row in w.rows)]
+    lines += [Text.assemble((f"  {w.phase:<8}", "bold"), printable(w.summary)) for w in known]
+    for finding in view.findings[:findings]:
+        gain = ", ".join(text for text in (finding.saves, finding.gain) if text)
+        lines.append(Text.assemble(f"  {finding.rank}. ", printable(finding.title), (f" ({printable(gain)})", "green")))
+    if len(view.findings) > findings == FINDINGS_SHOWN:
+        lines.append(Text(f"  … {len(view.findings) - findings} more in the report", style="dim"))
     return lines
-
-
-def first_metric(manifest: RunManifest, key: str) -> Metric | None:
-    """The metric of this name from the first stage that has it."""
-    return next((s.metrics[key] for s in manifest.stages if key in s.metrics), None)

@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llm_perf_opt.config.schema import AUTO
 from llm_perf_opt.core.manifest import RunManifest, read_manifest
 from llm_perf_opt.core.names import CLEAN_PASS_ORDER
+from llm_perf_opt.core.process import program_title
 from llm_perf_opt.core.records import Metric
 from llm_perf_opt.errors import ConfigError
 
@@ -17,7 +19,7 @@ _FILTER = re.compile(r"(?P<key>[\w.@/-]+)\s*(?P<sign><=|>=|!=|=|<|>)\s*(?P<value
 
 @dataclass(frozen=True, kw_only=True)
 class IndexedRun:
-    """One run: `labels` as people name them, `keys` of the configuration in full, `numbers` of its stages.
+    """One run: `labels` as people name them, `keys` of the configuration in full, `numbers` of its `stages`.
 
     Where stages have a number of the same name, the clean pass of the better-informed one is meant.
     """
@@ -30,6 +32,7 @@ class IndexedRun:
     keys: Mapping[str, str]
     numbers: Mapping[str, Metric]
     overrides: tuple[str, ...]
+    stages: Mapping[str, str] = field(default_factory=dict)
 
     def value(self, column: str) -> float | str | None:
         """A column by its name: a label, a number, or a key of the configuration; None: the run has none."""
@@ -78,7 +81,7 @@ def index_run(path: Path) -> IndexedRun:
     labels = {
         "run": manifest.run_id,
         "date": manifest.created_at.replace("T", " ")[:16],
-        "model": keys.get("model.name", ""),
+        "model": _program(manifest) or keys.get("model.name", ""),
         "device": _device(manifest, keys),
         "gpu": ", ".join(dict.fromkeys(_gpus(manifest))),
         "status": manifest.status,
@@ -93,6 +96,7 @@ def index_run(path: Path) -> IndexedRun:
         keys=keys,
         numbers=numbers,
         overrides=manifest.overrides,
+        stages={stage.name: stage.status for stage in manifest.stages},
     )
 
 
@@ -152,9 +156,22 @@ def _numbers(manifest: RunManifest) -> dict[str, Metric]:
 
 
 def _device(manifest: RunManifest, keys: Mapping[str, str]) -> str:
-    """The device's own name where a stage recorded it, else what was asked for."""
+    """The device's own name: as a stage recorded it, else what this machine has of what was asked for."""
     names = [s.metrics["device_name"].value for s in manifest.stages if "device_name" in s.metrics]
-    return str(names[0]) if names else keys.get("run.device", "")
+    asked, gpus, cpu = keys.get("run.device", ""), _gpus(manifest), manifest.environment.get("cpu")
+    if names or not asked:
+        return str(names[0]) if names else ""
+    if asked == "cpu" or (asked == AUTO and not gpus):
+        return str(cpu or asked)
+    number = int(asked.removeprefix("cuda:")) if asked.removeprefix("cuda:").isdecimal() else 0
+    return gpus[number] if number < len(gpus) else asked
+
+
+def _program(manifest: RunManifest) -> str | None:
+    """What a program of the user's own is called."""
+    workload = manifest.config.get("workload")
+    command = workload.get("command") if isinstance(workload, Mapping) else None
+    return program_title([str(word) for word in command]) if isinstance(command, list | tuple) and command else None
 
 
 def _gpus(manifest: RunManifest) -> list[str]:

@@ -6,11 +6,13 @@ Makes what a stage may touch while it runs: its directories, earlier results, an
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
+
+from rich.text import Text
 
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.host import Host
@@ -21,11 +23,13 @@ from llm_perf_opt.core.records import CommandRecord, StageFile, StageOutput, Sta
 from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.core.stage import CommandRunner, StageContext
 from llm_perf_opt.errors import ProfilingError, StageSkipped
-from llm_perf_opt.pipeline.console import Console
+from llm_perf_opt.pipeline.console import Console, StageTurn
 from llm_perf_opt.pipeline.plan import Plan, PlannedStage
 from llm_perf_opt.pipeline.provenance import recorded_inputs, write_inputs
 from llm_perf_opt.pipeline.resume import EarlierRecords, fingerprint, why_run
 from llm_perf_opt.profiling.artifacts import Artifacts
+
+T = TypeVar("T")
 
 
 def stage_context(
@@ -79,6 +83,7 @@ class RunInput:
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     redactor: Redactor = field(default_factory=Redactor)
     free_room: Callable[[], None] = lambda: None
+    so_far: Callable[[], Sequence[Text]] | None = None
 
 
 def execute(run: RunInput) -> RunManifest:
@@ -86,6 +91,8 @@ def execute(run: RunInput) -> RunManifest:
     manifest = run.manifest
     # Records that stay are of the same workload, and so are the samples written down beside them.
     samples: list[Mapping[str, Any]] = [*recorded_inputs(run.artifacts.root)] if manifest.stages else []
+    started = time.monotonic()
+    was_told = False
     write_inputs(run.artifacts.root, samples)
     save = partial(write_manifest, run.artifacts.root, redactor=run.redactor)
     save(manifest)
@@ -96,6 +103,10 @@ def execute(run: RunInput) -> RunManifest:
             save(manifest)
             samples += output.samples
             write_inputs(run.artifacts.root, samples)
+            is_clean = record.status == "ok" and record.declared.gives_clean_pass
+            if is_clean and not was_told and step is not run.plan.stages[-1]:
+                was_told = True
+                _tell_so_far(run, time.monotonic() - started)
             if record.status == "failed" and run.config.run.on_failure == "stop":
                 manifest = _skip_rest(manifest, run.plan, f"{record.name} failed and run.on_failure is stop")
                 break
@@ -148,23 +159,29 @@ def _run_stage(
     earlier = EarlierRecords(_before(step, run.plan, manifest))
     started = datetime.now(UTC)
     clock = time.monotonic()
-    run.console.stage_started(step.name, estimate_s=_earlier_duration(run.previous, step.name))
+    steps = [planned.name for planned in run.plan.stages]
+    took_s = _earlier_duration(run.previous, step.name)
+    turn = StageTurn(name=step.name, number=1 + steps.index(step.name), of=len(steps), took_s=took_s)
+    run.console.stage_started(turn)
     output = StageOutput()
     status: StageStatus = "ok"
     reason: str | None = None
-    try:
+
+    def work() -> StageOutput:
         if step.skip is not None:
             raise StageSkipped(step.skip)
         if step.blockers:
             raise ProfilingError("; ".join(str(finding) for finding in step.blockers))
-        output = step.stage.run(step.config, _context(step, run, manifest, earlier, commands))
-    except StageSkipped as error:
-        status, reason = "skipped", str(error)
-    except ProfilingError as error:
-        status, reason = "failed", str(error)
-    except Exception as error:  # noqa: BLE001 - a stage may be anyone's plug-in; its bug must not lose the run
-        trace = _write_trace(step.name, run, traceback.format_exc())
-        status, reason = "failed", f"{type(error).__name__}: {error} ({trace})"
+        return step.stage.run(step.config, _context(step, run, manifest, earlier, commands))
+
+    result = _guarded(work)
+    if isinstance(result, StageOutput):
+        output = result
+    elif isinstance(result, ProfilingError):
+        status, reason = "skipped" if isinstance(result, StageSkipped) else "failed", str(result)
+    else:
+        trace = _write_trace(step.name, run, "".join(traceback.format_exception(result)))
+        status, reason = "failed", f"{type(result).__name__}: {result} ({trace})"
     _take_out_secrets(step.name, run)
     files = tuple(StageFile(role=f.role, path=f.path) for f in output.files if f.path.exists())
     record = StageRecord(
@@ -183,6 +200,25 @@ def _run_stage(
     )
     run.console.stage_ended(record)
     return record, output
+
+
+def _guarded(work: Callable[[], T]) -> T | Exception:
+    """The result, or whatever went wrong."""
+    try:
+        return work()
+    except Exception as error:  # noqa: BLE001 - a stage may be anyone's plug-in; its bug must not lose the run
+        return error
+
+
+def _tell_so_far(run: RunInput, after_s: float) -> None:
+    """The first verdict, while later stages are still to come."""
+    if run.so_far is None:
+        return
+    told = _guarded(run.so_far)
+    if isinstance(told, Exception):
+        run.console.say(f"no first verdict: {type(told).__name__}: {told}")
+        return
+    run.console.show([Text(f"first verdict, after {after_s:.0f} s; the other stages go on:"), *told])
 
 
 def _write_trace(name: str, run: RunInput, text: str) -> str:

@@ -23,8 +23,18 @@ RENDERERS: tuple[tuple[str, Callable[[ReportView], str]], ...] = (
 )
 
 
+def view_run(run_dir: Path) -> ReportView:
+    """What the reports of a run would say by now."""
+    return build_view(read_run_files(read_manifest(run_dir), run_dir))
+
+
 def write_reports(run_dir: Path) -> list[Path]:
     """Write the reports beside the manifest; returns their paths, the main one first."""
+    return write_view(run_dir)[1]
+
+
+def write_view(run_dir: Path) -> tuple[ReportView, list[Path]]:
+    """Write the reports; returns also what they say."""
     files = read_run_files(read_manifest(run_dir), run_dir)
     view = build_view(files)
     paths = []
@@ -36,4 +46,4 @@ def write_reports(run_dir: Path) -> list[Path]:
     trace.unlink(missing_ok=True)
     if content is not None:
         paths.append(write_whole(trace, content))
-    return paths
+    return view, paths

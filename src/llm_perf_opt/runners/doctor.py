@@ -126,8 +126,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _print(checks: Sequence[Check]) -> None:
+    from rich.text import Text
+
+    from llm_perf_opt.core.terminal import printable, show
+
     width = max(len(check.name) for check in checks)
     for check in checks:
-        print(f"{'ok ' if check.ok else 'gap'}  {check.name:<{width}}  {check.value}")
+        mark = ("ok ", "green") if check.ok else ("gap", "yellow")
+        show(Text.assemble(mark, f"  {check.name:<{width}}  {printable(check.value)}"))
         if check.remedy:
-            print(f"     {'':<{width}}  → {check.remedy}")
+            show(Text(f"     {'':<{width}}  → {printable(check.remedy)}"))

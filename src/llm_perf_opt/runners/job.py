@@ -15,7 +15,7 @@ from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import ConfigError, ProfilingError
-from llm_perf_opt.pipeline.console import Console, make_console, summary_lines
+from llm_perf_opt.pipeline.console import Console, answer, make_console, verdict_lines
 from llm_perf_opt.pipeline.plan import Plan, build_plan, find_entry_points, load_registry
 from llm_perf_opt.pipeline.preflight import device_problem, fallback_note, workload_problems
 from llm_perf_opt.pipeline.provenance import (
@@ -30,7 +30,8 @@ from llm_perf_opt.pipeline.run import RunInput, execute
 from llm_perf_opt.pipeline.trust import sign
 from llm_perf_opt.profiling.artifacts import Artifacts
 from llm_perf_opt.profiling.vendor.tools import probe_host
-from llm_perf_opt.report.write import write_reports
+from llm_perf_opt.report.view.report import ReportView
+from llm_perf_opt.report.write import view_run, write_view
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,15 +114,14 @@ class Job:
                     (root / name).unlink(missing_ok=True)
             raise
         manifest = execute(self._input(environment))
-        reports = self._reports(manifest)
-        for line in summary_lines(manifest, reports):
-            self.console.say(line)
+        view, reports = self._reports(manifest)
+        self.console.show(answer(manifest, view, reports))
         return manifest.status == "ok"
 
-    def _reports(self, manifest: RunManifest) -> list[Path]:
+    def _reports(self, manifest: RunManifest) -> tuple[ReportView, list[Path]]:
         root = self.artifacts.root
         try:
-            return write_reports(root)
+            return write_view(root)
         except OSError as error:
             self.free_room()
             text = f"the reports could not be written ({error.strerror or error}); `llm-perf report {root}` writes them"
@@ -154,6 +154,7 @@ class Job:
             console=self.console,
             redactor=self.redactor,
             free_room=self.free_room,
+            so_far=lambda: verdict_lines(view_run(self.artifacts.root), findings=1),
         )
 
     def _show_plan(self) -> None:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from types import TracebackType
 from typing import Self, TextIO, cast
@@ -83,10 +83,14 @@ def _safe_streams() -> Iterator[None]:
         if isinstance(stream, TextIOWrapper):
             # A name the terminal cannot show must not end the command.
             stream.reconfigure(errors="backslashreplace")
-    sys.stdout, sys.stderr = (cast(TextIO, PrintableStream(stream)) for stream in before)
+    ours = [PrintableStream(stream) for stream in before]
+    sys.stdout, sys.stderr = (cast(TextIO, stream) for stream in ours)
     try:
         yield
     finally:
+        for stream in ours:
+            with suppress(OSError):
+                stream.flush()
         sys.stdout, sys.stderr = before
 
 

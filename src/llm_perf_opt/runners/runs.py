@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.core.manifest import RunManifest, read_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.terminal import printable
 from llm_perf_opt.errors import ConfigError, ManifestError
@@ -22,12 +21,14 @@ DEFAULT_DIR = Path("tmp/runs")
 TREND = ("ttft_ms", "tpot_ms", "decode_tokens_per_s", "peak_memory_bytes")
 OLD_LAYOUT = ("tmp/stage2/*/nsys", "tmp/stage2/*/ncu", "tmp/stage2/*/stage1", "stage1")
 LONGEST_CELL = 200
+# Narrower terminals do without the date.
+WIDE = 110
 MIGRATE = "old layout: python scripts/migrate-run-layout.py --dry-run {path}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRow:
-    """One line of the table. `note` is set when the run cannot be read as it is."""
+    """One line of the table. `failed`: stages that are not ok; `note`: why the run cannot be read as it is."""
 
     run_id: str
     path: str
@@ -36,6 +37,9 @@ class RunRow:
     device: str = ""
     status: str = ""
     stages: str = ""
+    failed: str = ""
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
     note: str = ""
 
 
@@ -77,18 +81,24 @@ def is_old_layout(path: Path) -> bool:
 
 
 def _row(path: Path) -> RunRow:
+    from llm_perf_opt.pipeline.index import index_run
+
     try:
-        manifest = read_manifest(path)
+        run = index_run(path)
     except ManifestError as error:
         return RunRow(run_id=path.name, path=str(path), note=str(error))
+    ttft, tpot = run.value("ttft_ms"), run.value("tpot_ms")
     return RunRow(
-        run_id=_short(manifest.run_id),
+        run_id=_short(run.run_id),
         path=str(path),
-        date=manifest.created_at.replace("T", " ")[:16],
-        model=_short(_nested(manifest, "model", "name")),
-        device=_short(_device(manifest)),
-        status=manifest.status,
-        stages=_short(", ".join(f"{s.name} {s.status}" for s in manifest.stages)),
+        date=_short(run.labels["date"]),
+        model=_short(run.labels["model"]),
+        device=_short(run.labels["device"]),
+        status=run.status,
+        stages=_short(", ".join(f"{name} {status}" for name, status in run.stages.items())),
+        failed=_short(", ".join(f"{name} {status}" for name, status in run.stages.items() if status != "ok")),
+        ttft_ms=ttft if isinstance(ttft, float) else None,
+        tpot_ms=tpot if isinstance(tpot, float) else None,
     )
 
 
@@ -97,21 +107,8 @@ def _short(value: object) -> str:
     return text if len(text) <= LONGEST_CELL else f"{text[:LONGEST_CELL]}…"
 
 
-def _nested(manifest: RunManifest, section: str, key: str) -> object:
-    values = manifest.config.get(section)
-    return values.get(key, "") if isinstance(values, dict) else ""
-
-
-def _device(manifest: RunManifest) -> object:
-    """The device's own name where a stage recorded it, else what was asked for."""
-    for stage in manifest.stages:
-        if "device_name" in stage.metrics:
-            return stage.metrics["device_name"].value
-    return _nested(manifest, "run", "device")
-
-
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="llm-perf runs", description="List runs: id, date, model, device, stages.")
+    parser = argparse.ArgumentParser(prog="llm-perf runs", description="List runs with their TTFT and TPOT.")
     parser.add_argument("dir", nargs="?", type=Path, default=DEFAULT_DIR, help=f"default: {DEFAULT_DIR}")
     parser.add_argument("--json", action="store_true", help="print one JSON array")
     parser.add_argument(
@@ -220,17 +217,22 @@ def _trend_page(runs: "Sequence[IndexedRun]", chosen: Sequence[str]) -> str:
 
 
 def _print_table(rows: Sequence[RunRow]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from llm_perf_opt.core.terminal import screen_width, show, table_text
+    from llm_perf_opt.core.units import format_ms
 
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("run", "date", "model", "device", "status", "stages"):
-        table.add_column(title, overflow="fold")
-    for row in rows:
-        cells = (row.run_id, row.date, row.model, row.device, row.status, row.note or row.stages)
-        # As Text a bracket in a name is a bracket, not markup.
-        table.add_row(*(Text(printable(cell)) for cell in cells))
-    # Colours are for a terminal, and would not pass the filter of what is printed.
-    console = Console(file=sys.__stdout__) if sys.stdout.isatty() else Console(width=200)
-    console.print(table)
+    header = ["run", "date", "model", "device", "status", "TTFT", "TPOT", "stages"]
+    cells = [
+        [
+            *(row.run_id, row.date, row.model, row.device, row.status),
+            *("–" if ms is None else format_ms(ms) for ms in (row.ttft_ms, row.tpot_ms)),
+            row.note or row.failed or row.stages,
+        ]
+        for row in rows
+    ]
+    width = screen_width()
+    if width is not None and width < WIDE:
+        # The name of a run is its time unless somebody chose another; of stages those that failed are enough.
+        header = [header[0], *header[2:7], "not ok"]
+        cells = [[line[0], *line[2:7], row.note or row.failed] for line, row in zip(cells, rows, strict=True)]
+    numbers = [header.index(name) for name in ("TTFT", "TPOT")]
+    show(table_text(header, cells, right=numbers, rule=False))

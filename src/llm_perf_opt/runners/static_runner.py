@@ -13,6 +13,7 @@ from llm_perf_opt.analysis.hardware.work import Shape, short_dtype
 from llm_perf_opt.analysis.static.operator_count import Count, count_module_parameters, count_operators
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.names import DECODE, PREFILL, STATIC_ANALYSIS
+from llm_perf_opt.core.records import Progress
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.stages.static_analysis import StaticAnalysisConfig
 from llm_perf_opt.profiling.static_child import (
@@ -42,7 +43,7 @@ def _work(config: AppConfig, out_dir: Path) -> None:
     adapter = load_adapter(config.model.adapter)
     facts = _find_facts(config, adapter, is_synthetic=stage.use_synthetic_inputs, out_dir=out_dir)
     write_facts(out_dir, facts)
-    print(f"counting operators of {config.model.name} for {facts.shape.prompt} tokens", flush=True)
+    _say(f"counting operators of {config.model.name} for {facts.shape.prompt} tokens")
     module = _build(config, adapter, facts.dtype)
     groups = adapter.meta_groups(module)
     write_parameters(out_dir, count_module_parameters(module, groups))
@@ -94,7 +95,7 @@ def _calibration(device: Device, torch_device: str, dtype: str) -> Calibration:
     known = read_calibration(folder, device, dtype)
     if known is not None and not device.is_cpu:
         return known
-    print(f"calibrating {device.name} in {dtype} (about a second, kept in {folder})", flush=True)
+    _say(f"calibrating {device.name} in {dtype} (about a second, kept in {folder})")
 
     def operators_in(module: Any, work: Callable[[], Any]) -> int:
         return count_operators(module, {}, work)[0].total.operators
@@ -164,6 +165,10 @@ def count_phases(adapter: ModelAdapter, module: Any, groups: Mapping[str, str], 
             _, state = count_operators(module, {}, lambda: adapter.meta_prefill(module, text))
         counts[DECODE], _ = count_operators(module, groups, lambda: adapter.meta_decode(module, shape, state))
     return counts
+
+
+def _say(text: str) -> None:
+    print(Progress(text=text).line, flush=True)
 
 
 if __name__ == "__main__":

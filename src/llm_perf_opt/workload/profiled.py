@@ -158,7 +158,8 @@ def _profile(
                     own_prompt_tokens=session.own_prompt_tokens(planned.sample),
                 )
             )
-            say(f"profiled pass, sample {number} of {len(prepared)}: {len(generation.token_ids)} token(s)")
+            tokens = f"{len(generation.token_ids)} token(s)"
+            say(f"profiled pass, sample {number} of {len(prepared)}: {tokens}", done=number, of=len(prepared))
     profiler.export_chrome_trace(str(trace))
 
 

@@ -22,6 +22,7 @@ from llm_perf_opt.config.output import OutputConfig
 from llm_perf_opt.config.schema import AUTO, AppConfig, RunSection
 from llm_perf_opt.core.documents import Deployment
 from llm_perf_opt.core.names import DECODE, INDUCTOR_DIR, MANIFEST_FILE, PREFILL, WALL_METRIC, WARMUP
+from llm_perf_opt.core.records import Progress
 from llm_perf_opt.errors import ConfigError, ProfilingError
 from llm_perf_opt.workload.dataset import (
     TOKENS,
@@ -262,9 +263,9 @@ def _compile_notes(session: Session) -> list[str]:
     return [f"{what} took {session.compile_s:.1f} s (its first {SETTLE_STEPS} calls); it is in no latency"]
 
 
-def say(text: str) -> None:
+def say(text: str, *, done: int | None = None, of: int | None = None) -> None:
     """One line of progress; the orchestrator shows the last one."""
-    print(text, flush=True)
+    print(Progress(text=text, done=done, of=of).line, flush=True)
 
 
 def bad_sample_errors() -> tuple[type[BaseException], ...]:
@@ -407,7 +408,9 @@ def run_clean_pass(session: Session, journal: Journal, outputs: OutputWriter | N
                 continue
             say(
                 f"clean pass, repeat {repeat + 1} of {repeats}, sample {number} of {len(planned_samples)}: "
-                f"{result.tokens} token(s) in {result.e2e_ms:.1f} ms"
+                f"{result.tokens} token(s) in {result.e2e_ms:.1f} ms",
+                done=repeat * len(planned_samples) + number,
+                of=repeats * len(planned_samples),
             )
             if outputs is not None and repeat == 0:
                 outputs.add(planned.sample, result, session.model)

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llm_perf_opt.core.process import CommandResult
+from llm_perf_opt.core.records import read_progress
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.profiling.nsys.capture import workload_cwd
-from llm_perf_opt.profiling.parsers.ncu_log import NcuLog, parse_ncu_log
+from llm_perf_opt.profiling.parsers.ncu_log import NcuLog, parse_ncu_log, read_ncu_progress
 from llm_perf_opt.profiling.vendor.ncu import (
     REPORT_SUFFIX,
     build_ncu_cmd,
@@ -157,7 +158,7 @@ def _run(
         log=log_name,
         cmd_file=f"cmd{suffix}.txt",
         cwd=workload_cwd(ctx.config),
-        label="ncu",
+        reads=lambda line: read_ncu_progress(line) or read_progress(line),
     )
     if result.timed_out:
         raise ToolError(

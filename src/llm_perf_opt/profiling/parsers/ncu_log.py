@@ -4,9 +4,12 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from llm_perf_opt.core.records import Progress
+
 Outcome = Literal["ok", "nothing", "failed"]
 
 _PROGRESS = re.compile(r'==PROF== Profiling "(?P<name>[^"]*)".*?(?P<passes>\d+) pass', re.DOTALL)
+_KERNEL = re.compile(r'==PROF== Profiling "(?P<name>[^"]*)" - (?P<number>\d+)')
 _NOTHING = re.compile(r"No (?:kernels|ranges|workloads?) were profiled")
 _MESSAGE = re.compile(r"^==(?:ERROR|WARNING)== .*$", re.MULTILINE)
 
@@ -78,6 +81,12 @@ class NcuLog:
     profiled: int = 0
     passes: int | None = None
     messages: tuple[str, ...] = ()
+
+
+def read_ncu_progress(line: str) -> Progress | None:
+    """Which kernel ncu measures, by the line it prints when it begins with one; kernels are counted from 0."""
+    found = _KERNEL.match(line)
+    return None if found is None else Progress(text=f"kernel {int(found['number']) + 1}, {found['name']}")
 
 
 def parse_ncu_log(text: str, *, exit_code: int | None, has_report: bool) -> NcuLog:

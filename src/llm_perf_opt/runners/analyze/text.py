@@ -1,14 +1,15 @@
-"""The analysis of a capture as plain tables for a terminal."""
+"""The analysis of a capture for a terminal: what was found first, then the tables it was found in."""
 
 from collections.abc import Sequence
 
 from msgspec import UNSET
+from rich.text import Text
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.timeline.operators import OperatorRow
 from llm_perf_opt.core.sections import Section, cell_text
-from llm_perf_opt.core.terminal import number_columns, terminal_table
+from llm_perf_opt.core.terminal import number_columns, printable, table_text
 from llm_perf_opt.core.units import or_dash
 from llm_perf_opt.runners.analyze.kinds import SUMMARY
 from llm_perf_opt.runners.analyze.sections import capture_sections
@@ -16,19 +17,20 @@ from llm_perf_opt.runners.analyze.sections import capture_sections
 NAME_WIDTH = 60
 
 
-def render_analysis(analysis: CaptureAnalysis, *, top: int) -> str:
-    """All that a reader needs first: what was read, ranges, kernels, findings, notes."""
-    parts = [_sources(analysis, top), _gpu(analysis), _ranges(analysis, top), _kernels(analysis, top)]
+def render_analysis(analysis: CaptureAnalysis, *, top: int) -> Text:
+    """All that a reader needs, the answer first: how busy the GPU was and why, then ranges, kernels and the rest."""
+    parts = [_gpu(analysis), _findings(analysis, top), _sources(analysis, top), _ranges(analysis, top)]
+    parts.append(_kernels(analysis, top))
     if analysis.operators is not UNSET:
         parts.append(_operators(analysis.operators, top))
     if analysis.ncu is not UNSET:
         parts.append(_ncu(analysis.ncu, top))
     parts += [_section(section, top) for section in capture_sections(analysis)]
-    parts += [_findings(analysis, top), _notes(analysis)]
-    return "\n\n".join(part for part in parts if part)
+    parts.append(_notes(analysis))
+    return Text("\n\n").join(part for part in parts if part)
 
 
-def _sources(analysis: CaptureAnalysis, top: int) -> str:
+def _sources(analysis: CaptureAnalysis, top: int) -> Text:
     rows = [
         (
             s.path,
@@ -41,19 +43,19 @@ def _sources(analysis: CaptureAnalysis, top: int) -> str:
         for s in analysis.sources[:top]
     ]
     if not rows:
-        return ""
+        return Text()
     head = ("file", "made by", "schema", "kernels", "kernel ms", "busy ms")
     return _table(head, rows) + _more(len(analysis.sources), top, "files")
 
 
-def _gpu(analysis: CaptureAnalysis) -> str:
+def _gpu(analysis: CaptureAnalysis) -> Text:
     gpu, idle = analysis.gpu, analysis.gpu.idle
     if not gpu.span_ns or gpu.busy_ns is None or idle is None:
-        return ""
+        return Text()
     busy = f"busy {_ms(gpu.busy_ns)} ms of {_ms(gpu.span_ns)} ms ({gpu.busy_ns / gpu.span_ns:.1%})"
     if analysis.ranks is not UNSET and len(analysis.ranks.rows) > 1:
         busy += f", added up over {len(analysis.ranks.rows)} processes, each from its first GPU work to its last"
-    return (
+    return _plain(
         f"GPU {gpu.name or '(not named in the capture)'}: {busy}; idle {_ms(gpu.idle_ns)} ms: "
         f"{_ms(idle.waiting_for_host_ns)} waiting for the host, {_ms(idle.between_kernels_ns)} between kernels, "
         f"{_ms(idle.waiting_for_copy_or_sync_ns)} waiting for copies or synchronisation, "
@@ -61,7 +63,7 @@ def _gpu(analysis: CaptureAnalysis) -> str:
     )
 
 
-def _ranges(analysis: CaptureAnalysis, top: int) -> str:
+def _ranges(analysis: CaptureAnalysis, top: int) -> Text:
     rows = [
         (
             r.name[:NAME_WIDTH],
@@ -83,11 +85,11 @@ def _ranges(analysis: CaptureAnalysis, top: int) -> str:
     )  # fmt: skip
     if not rows:
         has_ranges = any(source.kind != SUMMARY for source in analysis.sources)
-        return "no NVTX or user ranges in the capture" if has_ranges else ""
+        return Text("no NVTX or user ranges in the capture" if has_ranges else "")
     return _table(head, rows) + _more(len(analysis.ranges), top, "ranges")
 
 
-def _kernels(analysis: CaptureAnalysis, top: int) -> str:
+def _kernels(analysis: CaptureAnalysis, top: int) -> Text:
     rows = [
         (
             f"{k.time_pct:.1f}",
@@ -100,13 +102,13 @@ def _kernels(analysis: CaptureAnalysis, top: int) -> str:
         for k in analysis.kernels[:top]
     ]
     if not rows:
-        return ""
+        return Text()
     return _table(("%", "total ms", "n", "avg µs", "class", "kernel"), rows) + _more(
         len(analysis.kernels), top, "kernels"
     )
 
 
-def _operators(operators: Sequence[OperatorRow], top: int) -> str:
+def _operators(operators: Sequence[OperatorRow], top: int) -> Text:
     rows = [
         (
             o.name[:NAME_WIDTH],
@@ -118,10 +120,10 @@ def _operators(operators: Sequence[OperatorRow], top: int) -> str:
         )
         for o in operators[:top]
     ]
-    return _table(("operator", "calls", "self CPU ms", "CPU ms", "self GPU ms", "GPU ms"), rows) if rows else ""
+    return _table(("operator", "calls", "self CPU ms", "CPU ms", "self GPU ms", "GPU ms"), rows) if rows else Text()
 
 
-def _ncu(ncu: NcuAnalysis, top: int) -> str:
+def _ncu(ncu: NcuAnalysis, top: int) -> Text:
     """Kernels as ncu measured them."""
 
     def number(value: float | None, unit: float = 1.0) -> str:
@@ -141,41 +143,55 @@ def _ncu(ncu: NcuAnalysis, top: int) -> str:
         for k in ncu.kernels[:top]
     ]
     head = ("launches", "mean µs", "bound", "compute %", "memory %", "occupancy %", "of timeline %", "kernel")
-    return _table(head, rows) if rows else "ncu: no kernel in the files given"
+    return _table(head, rows) if rows else Text("ncu: no kernel in the files given")
 
 
-def _section(section: Section, top: int) -> str:
+def _section(section: Section, top: int) -> Text:
     """A section of the report as text, its tables cut."""
-    parts = [section.title, *section.paragraphs]
+    parts = [_title(section.title), *(_plain(text) for text in section.paragraphs)]
     for table in section.tables:
         rows = [[cell_text(cell)[:NAME_WIDTH] for cell in row] for row in table.rows[:top]]
-        parts += [table.title] if table.title else []
+        parts += [_plain(table.title)] if table.title else []
         parts.append(_table(table.columns, rows))
-    return "\n".join(parts)
+    return Text("\n").join(parts)
 
 
-def _findings(analysis: CaptureAnalysis, top: int) -> str:
-    lines = []
+def _findings(analysis: CaptureAnalysis, top: int) -> Text:
+    if not analysis.findings:
+        return Text()
+    lines = [_title("findings")]
     for finding in analysis.findings[:top]:
         gain = f" (at most {finding.max_gain:.2f}x over the capture)" if finding.max_gain is not None else ""
-        lines.append(f"* {finding.title}{gain}, confidence {finding.confidence}")
-        lines += [f"    - {evidence}" for evidence in finding.evidence]
-        lines.append(f"    remedy: {finding.remedy}")
-    return "findings\n" + "\n".join(lines) + _more(len(analysis.findings), top, "findings") if lines else ""
+        title = (printable(finding.title), "bold")
+        lines.append(Text.assemble("* ", title, (gain, "green"), f", confidence {finding.confidence}"))
+        lines += [_plain(f"    - {evidence}") for evidence in finding.evidence]
+        lines.append(Text.assemble("    ", ("remedy: ", "cyan"), printable(finding.remedy)))
+    return Text("\n").join(lines) + _more(len(analysis.findings), top, "findings")
 
 
-def _more(count: int, top: int, what: str) -> str:
+def _more(count: int, top: int, what: str) -> Text:
     """What to say of rows that are not shown."""
-    return f"\n… and {count - top:,} more {what} (--top)" if count > top else ""
+    return Text(f"\n… and {count - top:,} more {what} (--top)" if count > top else "")
 
 
-def _notes(analysis: CaptureAnalysis) -> str:
-    return "notes\n" + "\n".join(f"* {note}" for note in analysis.notes) if analysis.notes else ""
+def _notes(analysis: CaptureAnalysis) -> Text:
+    if not analysis.notes:
+        return Text()
+    return Text("\n").join([_title("notes"), *(_plain(f"* {note}") for note in analysis.notes)])
 
 
 def _ms(time_ns: int | None) -> str:
     return or_dash(time_ns, "{:,.3f}", unit=1e6, dash="–")
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return terminal_table(head, rows, right=number_columns(rows))
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Text:
+    return table_text(head, rows, right=number_columns(rows) if rows else [])
+
+
+def _title(text: str) -> Text:
+    return Text(printable(text), style="bold underline")
+
+
+def _plain(text: str) -> Text:
+    # As Text a bracket in a name is a bracket, not markup.
+    return Text(printable(text))

@@ -15,11 +15,11 @@ from llm_perf_opt.core.files import write_whole
 from llm_perf_opt.core.manifest import RunManifest, write_json, write_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.process import allowed_environment
-from llm_perf_opt.core.records import CommandRecord, RunStatus, StageFile, StageRecord, StageTraits
+from llm_perf_opt.core.records import CommandRecord, Progress, RunStatus, StageFile, StageRecord, StageTraits
 from llm_perf_opt.core.redact import Redactor, given_secrets
 from llm_perf_opt.core.units import format_ms
 from llm_perf_opt.errors import ConfigError, ProfilingError, ToolError
-from llm_perf_opt.pipeline.console import Console, make_console
+from llm_perf_opt.pipeline.console import Console, StageTurn, make_console
 from llm_perf_opt.pipeline.provenance import describe_environment, write_config, write_environment
 from llm_perf_opt.profiling.vendor.tools import probe_host
 from llm_perf_opt.report.write import write_reports
@@ -247,7 +247,7 @@ def _load_window(run: BenchRun, server: RunningServer) -> None:
 def _measure_level(run: BenchRun, server: RunningServer, ask: Ask, prompts: LoadPrompts, level: LoadLevel) -> bool:
     """One level, written down however it ends; False where the server is gone."""
     load = run.config.load
-    run.console.stage_started(f"{BENCH}, {level.label}")
+    run.console.stage_started(StageTurn(name=f"{BENCH}, {level.label}"))
     one = LoadRun(level=level)
     run.runs.append(one)
     try:
@@ -258,7 +258,7 @@ def _measure_level(run: BenchRun, server: RunningServer, ask: Ask, prompts: Load
             # LoadPrompts of their own for every level: those of the one before may be in a cache.
             replace(prompts, seed=f"{prompts.seed}-{level.key}"),
             load,
-            on_tick=lambda elapsed, done: run.console.tick(elapsed, f"{done} requests done"),
+            on_tick=lambda elapsed, done: run.console.tick(elapsed, Progress(text=f"{done} requests done")),
         )
     finally:
         run.console.close()
