@@ -118,3 +118,10 @@ def test_a_busy_machine_and_a_restless_clock_are_named() -> None:
         "the GPU's clock varied between 1500 and 1980 MHz while work was running; lock it (nvidia-smi -lgc) for "
         "comparisons",
     )
+
+
+def test_cores_that_run_at_several_speeds_are_named() -> None:
+    assert machine_warnings(other_cpus=None, cpu_count=None, host_probes_ms=[0.50, 0.52, 0.55]) == ()
+    assert machine_warnings(other_cpus=None, cpu_count=None, host_probes_ms=[0.5, 2.5]) == ()
+    [text] = machine_warnings(other_cpus=None, cpu_count=None, host_probes_ms=[0.5, 0.5, 2.5])
+    assert text.startswith("the CPU cores did not run at one speed: a fixed piece of work took 0.50 to 2.50 ms")

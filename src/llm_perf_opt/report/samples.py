@@ -49,6 +49,8 @@ def read_samples(path: Path) -> tuple[SampleLine, ...]:
 
 
 _LABELS = ("repeat", "epoch")
+# How long a fixed piece of CPU work took around a sample: about the machine, not about the model.
+HOST_PROBE = "host_probe_ms"
 
 
 def samples_file(manifest: RunManifest) -> Path | None:
@@ -84,6 +86,7 @@ def stability_warnings(
         *machine_warnings(
             other_cpus=clean.other_cpus if clean else None,
             cpu_count=clean.cpu_count if clean else None,
+            host_probes_ms=[line.values[HOST_PROBE] for line in samples if HOST_PROBE in line.values],
             clocks_mhz=[sample.sm_clock_mhz for sample in running if sample.sm_clock_mhz is not None],
         ),
     )

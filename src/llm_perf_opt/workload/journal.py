@@ -20,7 +20,7 @@ from llm_perf_opt.core.documents import (
 )
 from llm_perf_opt.core.manifest import plain, write_json
 from llm_perf_opt.core.names import INPUTS_FILE, METRICS_FILE, SAMPLES_FILE
-from llm_perf_opt.workload.other_load import cpu_count
+from llm_perf_opt.workload.host_state import cpu_count
 from llm_perf_opt.workload.results import PERCENTILE_METHOD, STD_METHOD, SampleResult, pass_metrics, peak_memory, totals
 
 REWRITE_EVERY_S = 1.0

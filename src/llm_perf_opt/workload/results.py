@@ -47,7 +47,8 @@ class SampleResult:
     """One sample, or one batch of them, of one repeat of a pass.
 
     `prompt_tokens` are the positions prefill processed for each sequence, `own_prompt_tokens` those of all sequences
-    without padding; `tokens` of a batch are those of its longest sequence.
+    without padding; `tokens` of a batch are those of its longest sequence. `host_probe_ms` is the time a fixed piece of
+    host work took around the sample, the slower of before and after.
     """
 
     sample_id: str
@@ -59,6 +60,7 @@ class SampleResult:
     generation: Generation
     peak_memory_bytes: int | None
     own_prompt_tokens: int | None = None
+    host_probe_ms: float | None = None
 
     @property
     def batch(self) -> int:
@@ -118,6 +120,7 @@ class SampleResult:
             "decode_tokens_per_s": self.decode_tokens_per_s,
             **{f"{name}_ms": value for name, value in generation.parts_ms.items()},
             "peak_memory_bytes": self.peak_memory_bytes,
+            **({} if self.host_probe_ms is None else {"host_probe_ms": self.host_probe_ms}),
             "itl_ms": summarise(generation.itl_ms, reason="only one token was generated"),
             "itl_values_ms": [round(value, 6) for value in generation.itl_ms],
         }

@@ -55,11 +55,11 @@ from llm_perf_opt.workload.generation import (
     clock_for,
     seed_for,
 )
+from llm_perf_opt.workload.host_state import OtherLoad, host_probe_ms
 from llm_perf_opt.workload.journal import Journal, JournalHeader, write_inputs_file
 from llm_perf_opt.workload.models.base import LoadedModel, ModelAdapter, Sample
 from llm_perf_opt.workload.models.registry import load_adapter
 from llm_perf_opt.workload.nvtx import RangeEmitter, around, choose_emitter, silent
-from llm_perf_opt.workload.other_load import OtherLoad
 from llm_perf_opt.workload.outputs import OutputWriter, open_outputs
 from llm_perf_opt.workload.pages import PageStyle, write_page
 from llm_perf_opt.workload.results import SampleResult
@@ -460,6 +460,7 @@ def measure(
     """Time one sample and keep it; None when the sample is bad, which is kept too."""
     sample = planned.sample
     session.memory.reset()
+    probe_ms = host_probe_ms()
     try:
         inputs, prepare_ms = prepare(session, sample)
         generation = generate(session, generator, sample, inputs)
@@ -479,6 +480,7 @@ def measure(
         generation=generation,
         peak_memory_bytes=session.memory.peak_bytes(),
         own_prompt_tokens=session.own_prompt_tokens(sample),
+        host_probe_ms=max(probe_ms, host_probe_ms()),
     )
     journal.add(result)
     return result

@@ -17,6 +17,7 @@ TARGET = 0.02
 # Smaller disagreements than this are not worth a sentence.
 NOTABLE = 0.03
 FEWEST_FOR_SHAPE = 8
+FEWEST_PROBES = 3
 # Of the samples, how many each of two levels must hold; and how far apart they are, in spreads of the wider one.
 SMALLER_LEVEL, APART = 0.2, 4.0
 # Kendall's statistic in units of its own deviation: chance gives more than this about once in a thousand series.
@@ -24,6 +25,8 @@ DRIFT_SIGMA = 3.3
 # Cores that other programs kept busy, as a part of all cores, from which it is said.
 OTHER_LOAD = 0.1
 CLOCK_SPREAD = 0.05
+# A fixed piece of host work whose slower tenth takes so much longer than its faster one.
+HOST_SPREAD = 0.15
 # Every pair of values is looked at.
 MOST_FOR_DRIFT = 300
 # Nobody makes more repeats than this.
@@ -118,18 +121,30 @@ def check_stability(name: str, series: Sequence[RepeatedValue], *, target: float
 
 
 def machine_warnings(
-    *, other_cpus: float | None, cpu_count: int | None, clocks_mhz: Sequence[float] = (), throttled: Sequence[str] = ()
+    *,
+    other_cpus: float | None,
+    cpu_count: int | None,
+    clocks_mhz: Sequence[float] = (),
+    throttled: Sequence[str] = (),
+    host_probes_ms: Sequence[float] = (),
 ) -> tuple[str, ...]:
-    """What else may have moved the times: other programs on the machine, and clocks that did not stand still."""
+    """What else may have moved the times: other programs, cores that ran at several speeds, clocks that moved."""
     found = []
     if other_cpus is not None and cpu_count and other_cpus > OTHER_LOAD * cpu_count:
         found.append(
             f"other programs kept {other_cpus:.1f} of {cpu_count} CPU cores busy during the clean pass; measure on a "
             "quiet machine, or compare with --interleave"
         )
+    if len(host_probes_ms) >= FEWEST_PROBES:
+        low, high = _tenths(host_probes_ms)
+        if low > 0 and high / low - 1 > HOST_SPREAD:
+            found.append(
+                f"the CPU cores did not run at one speed: a fixed piece of work took {low:.2f} to {high:.2f} ms "
+                "between the samples (a shared or virtual machine, or a changing CPU clock); what waits for launches "
+                "follows it"
+            )
     if len(clocks_mhz) >= FEWEST_FOR_SHAPE:
-        ordered = sorted(clocks_mhz)
-        low, high = ordered[len(ordered) // 10], ordered[(9 * len(ordered)) // 10]
+        low, high = _tenths(clocks_mhz)
         if low > 0 and high / low - 1 > CLOCK_SPREAD:
             found.append(
                 f"the GPU's clock varied between {low:.0f} and {high:.0f} MHz while work was running; lock it "
@@ -189,6 +204,12 @@ def _two_levels(values: Sequence[float]) -> str | None:
         f"the values lie on two levels: {len(low)} of {count} near {100 * median(low):.0f} % and {len(high)} near "
         f"{100 * median(high):.0f} % of the median; something switches between them"
     )
+
+
+def _tenths(values: Sequence[float]) -> tuple[float, float]:
+    """The values below and above which a tenth lies; the ends of a short series."""
+    ordered = sorted(values)
+    return ordered[len(ordered) // 10], ordered[(9 * len(ordered)) // 10]
 
 
 def _half_range(ordered: Sequence[float]) -> float:

@@ -20,7 +20,7 @@ from llm_perf_opt.core.names import MANIFEST_FILE, WALL_METRIC
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.report.facts import clean_metric
 from llm_perf_opt.report.run_files import Found, RunFiles, read_run_files
-from llm_perf_opt.report.samples import BUSY_PCT, SampleLine
+from llm_perf_opt.report.samples import BUSY_PCT, HOST_PROBE, SampleLine
 
 PEAK_MEMORY = "peak_memory_bytes"
 # Clocks and power differ a little in every run.
@@ -61,7 +61,7 @@ def changes_between(base: ReadSide, candidate: ReadSide, *, meant: frozenset[str
         facts.append(("GPU", base.gpu or "", candidate.gpu or ""))
     other = [SettingChange(key=k, base=a, candidate=b, matters=True) for k, a, b in facts if a and b and a != b]
     clocks = [
-        SettingChange(key=key, base=f"{value:.0f}", candidate=f"{candidate.clocks[key]:.0f}", matters=False)
+        SettingChange(key=key, base=f"{value:.4g}", candidate=f"{candidate.clocks[key]:.4g}", matters=False)
         for key, value in base.clocks.items()
         if key in candidate.clocks and abs(candidate.clocks[key] / value - 1) > CLOCK_DIFFERENCE
     ]
@@ -99,7 +99,8 @@ def _pass(files: RunFiles) -> dict[str, list[RepeatedValue]]:
     found: dict[str, list[RepeatedValue]] = {}
     for line in files.samples:
         for name, value in line.values.items():
-            found.setdefault(name, []).append(_value(line, value))
+            if name != HOST_PROBE:
+                found.setdefault(name, []).append(_value(line, value))
     if found:
         return found
     known = {name: clean_metric(files.manifest, name) for name in ("ttft_ms", *WALL_METRIC.values())}
@@ -150,7 +151,7 @@ def _operators(files: RunFiles) -> dict[str, tuple[int, int]]:
 
 
 def _clocks(files: list[RunFiles]) -> dict[str, float]:
-    """Medians while the GPU was at work."""
+    """How fast the machine ran: medians while the GPU was at work, and of the fixed CPU work between samples."""
     samples = [
         sample
         for each in files
@@ -160,7 +161,12 @@ def _clocks(files: list[RunFiles]) -> dict[str, float]:
     ]
     clock = [s.sm_clock_mhz for s in samples if s.sm_clock_mhz]
     power = [s.power_w for s in samples if s.power_w]
-    found = {"GPU clock, MHz (median at work)": clock, "GPU power, W (median at work)": power}
+    probes = [line.values[HOST_PROBE] for each in files for line in each.samples if HOST_PROBE in line.values]
+    found = {
+        "GPU clock, MHz (median at work)": clock,
+        "GPU power, W (median at work)": power,
+        "fixed piece of CPU work, ms (median between samples)": probes,
+    }
     return {name: median(values) for name, values in found.items() if values}
 
 
