@@ -3,6 +3,7 @@
 import errno
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.cli import main
+from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.files import write_whole
+from llm_perf_opt.profiling.baseline import last_words
+from llm_perf_opt.runners.child import run_child
 from tests.support.orchestrator import (
     ALPHA,
     BETA,
@@ -116,6 +120,8 @@ DEMO = ("experiment=demo", "run.dry_run=true")
         (("=1",), "=1: not an override, allowed: key=value"),
         (("--resolve",), "command line: The --resolve flag can only be used in conjunction with --cfg or --help"),
         (("--experiment", "demo"), "--experiment: no such flag, "),
+        (("--experimental-rerun", "config.pickle"), "--experimental-rerun: refused, it runs what a pickled file holds"),
+        (("--experimental-rerun=config.pickle",), "--experimental-rerun: refused, it runs what a pickled file holds"),
         (("model.name=${oc.env:NOT_SET_HERE}", *DEMO), "model.name: KeyError raised while resolving interpolation"),
         (("run.seed=${run.seed}", *DEMO), "run.seed: Recursive interpolation detected"),
         (("run.repeats=" + "9" * 10_000, *DEMO), "run.repeats: Exceeds the limit (4300 digits)"),
@@ -164,6 +170,41 @@ def test_an_error_nobody_foresaw_is_one_line_and_a_file_with_its_trace(
         f"error: ZeroDivisionError: token=(redacted) by zero second line (not foreseen; the trace is in {trace})\n"
     )
     assert "ZeroDivisionError: token=(redacted) by zero" in trace.read_text()
+
+
+def test_a_child_of_a_run_ends_with_one_line_below_its_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def surprise(config: AppConfig, out_dir: Path) -> None:
+        raise ZeroDivisionError("token=abcdef123456 by zero")
+
+    argv = ["--child", "experiment=demo", f"hydra.run.dir={tmp_path}", f"artifacts.runs_dir={tmp_path}"]
+    assert run_child(surprise, argv) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-2:] == [
+        "ZeroDivisionError: token=(redacted) by zero",
+        "error: ZeroDivisionError: token=(redacted) by zero (not foreseen; the trace is above)",
+    ]
+    assert last_words("\n".join(lines)) == lines[-1].removeprefix("error: ")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "direct_inference_runner",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("llm_profile_runner", "static_runner")),
+        pytest.param("deep_profile_runner", marks=pytest.mark.long),
+    ],
+)
+def test_every_entry_of_ours_ends_in_words(module: str, tmp_path: Path) -> None:
+    """A closed output and a word nobody knows, at once: no traceback, exit code 2."""
+    done = subprocess.run(
+        f"{sys.executable} -m llm_perf_opt.runners.{module} --child nonsense.key=1 >&-",
+        shell=True, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert "nonsense" in done.stderr
 
 
 @pytest.mark.parametrize("locale", ["C", "C.UTF-8"])

@@ -4,12 +4,14 @@ import gzip
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from llm_perf_opt.core.redact import REDACTED
+from llm_perf_opt.core.redact import REDACTED, Redactor
+from llm_perf_opt.profiling.parsers.ncu_report import load_ncu
 from tests.support import fake_nsys
 from tests.support.orchestrator import ALPHA, OFF, llm_perf, only_run, valid_manifest
 
@@ -144,6 +146,26 @@ def test_the_real_nsys_leaves_none_of_them_either(tmp_path: Path, keep: str) -> 
     assert _found(run_dir) == []
     assert (run_dir / "nsys/run.sqlite").is_file()
     assert keep == "true" or not (run_dir / "nsys/run.nsys-rep").exists()
+
+
+SAMPLE_REPORT = Path("/usr/share/doc/nsight-compute/examples/uncoalescedGlobalAccesses/addConstDouble.ncu-rep")
+
+
+@pytest.mark.skipif(not SAMPLE_REPORT.is_file(), reason="the reports that come with ncu are not here")
+def test_a_report_of_ncu_loses_its_secrets_and_can_still_be_read(tmp_path: Path) -> None:
+    """Its format has places for the command line and the environment of a program, as they are, nothing packed."""
+    whole = load_ncu(SAMPLE_REPORT)
+    path = b"/home/uuu/samples/uncoalescedGlobalAccesses/uncoalescedGlobalAccesses"
+    data = SAMPLE_REPORT.read_bytes()
+    secret = ("hf_" + "AbCdEfGhIjKlMnOpQrStUvWx").encode()
+    planted = b"HF_TOKEN=" + secret + b" --token " + IN_ARGUMENTS["flag"].encode()
+    report = tmp_path / "ncu/decode.ncu-rep"
+    report.parent.mkdir()
+    report.write_bytes(data.replace(path, planted.ljust(len(path), b"/")))
+    assert report.read_bytes().count(secret) == data.count(path) > 1
+    Redactor.of({"HF_TOKEN": secret.decode()}, more=[IN_ARGUMENTS["flag"]]).folder(tmp_path / "ncu")
+    assert secret not in report.read_bytes() and IN_ARGUMENTS["flag"].encode() not in report.read_bytes()
+    assert [replace(launch, source=str(SAMPLE_REPORT)) for launch in load_ncu(report)] == whole
 
 
 def test_a_sweep_writes_no_secret_either(tmp_path: Path) -> None:

@@ -4,13 +4,16 @@ import gzip
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llm_perf_opt.cli import main
-from tests.support.orchestrator import ALPHA, OFF, llm_perf, only_run
+from tests.support.fixtures_dir import DATA
+from tests.support.orchestrator import ALPHA, OFF, STATE, llm_perf, only_run
+from tests.unit.test_compare_command import STEADY, run_of
 
 
 @pytest.fixture(scope="module")
@@ -120,13 +123,18 @@ def test_a_run_with_a_way_out_is_not_resumed(tmp_path: Path, finished: Path) -> 
     assert list(outside.iterdir()) == []
 
 
-def test_a_damaged_list_of_inputs_is_said_in_words(tmp_path: Path, finished: Path) -> None:
+def test_a_damaged_list_of_inputs_is_said_in_words(
+    tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_dir = _copy(finished, tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(DATA / "plugin")
+    monkeypatch.setenv("XDG_STATE_HOME", str(STATE))
     for text in ("samples: [", "samples: 3", "[" * 5000, "- a"):
         (run_dir / "inputs.yaml").write_text(text)
-        done = llm_perf("profile", f"run.resume={run_dir}", cwd=tmp_path)
-        assert (done.code, "Traceback" in done.err) == (2, False)
-        assert "inputs.yaml" in done.err
+        assert main(["profile", f"run.resume={run_dir}"]) == 2
+        *_, last = capsys.readouterr().err.splitlines()
+        assert last.startswith("error: ") and "inputs.yaml" in last
 
 
 @pytest.mark.parametrize("name", ["trace.json", "raw.csv", "run.sqlite", "report.ncu-rep", "run.nsys-rep"])
@@ -147,6 +155,112 @@ def test_a_bomb_is_refused_before_it_fills_the_memory(
     (tmp_path / name).write_bytes(gzip.compress(opened) + member * 12)
     assert main(["analyze", str(tmp_path / name)]) == 2
     assert "unpacks to more than 8 MiB" in capsys.readouterr().err
+
+
+PREPARED_FILES = ("samples", "metrics", "timeline_json", "operators_csv", "analysis_json", "static_json", "gpu_samples")
+
+
+def _as_manifest(text: str) -> Callable[[Path], None]:
+    return lambda run_dir: (run_dir / "manifest.json").write_text(text) and None
+
+
+def _sparse_manifest(run_dir: Path) -> None:
+    with (run_dir / "manifest.json").open("wb") as file:
+        file.truncate(10 << 30)
+
+
+def _pipe_for_a_manifest(run_dir: Path) -> None:
+    (run_dir / "manifest.json").unlink()
+    os.mkfifo(run_dir / "manifest.json")
+
+
+def _loop_for_a_manifest(run_dir: Path) -> None:
+    (run_dir / "manifest.json").unlink()
+    (run_dir / "manifest.json").symlink_to("manifest.json")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "words"),
+    [
+        (_pipe_for_a_manifest, "manifest.json: cannot be read (not a regular file)"),
+        (_loop_for_a_manifest, "manifest.json: cannot be read (Too many levels of symbolic links)"),
+        (_sparse_manifest, "manifest.json: cannot be read (larger than 64 MiB)"),
+        (_as_manifest("[" * 200_000), "manifest.json: nested too deeply"),
+        (_as_manifest("{}"), "manifest.json: schema_version is None"),
+        (_as_manifest('{"schema_version": 1, "stages": {}}'), "manifest.json: Expected `array`, got `object`"),
+        (_as_manifest("\x00"), "manifest.json: not valid JSON"),
+    ],
+    ids=["pipe", "loop", "huge", "deep", "empty", "wrong", "binary"],
+)
+def test_a_run_that_cannot_be_read_is_not_compared(
+    tmp_path: Path, prepare: Callable[[Path], None], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = run_of(tmp_path / "good", STEADY), run_of(tmp_path / "bad", STEADY)
+    prepare(bad)
+    for sides in ((good, bad), (bad, good)):
+        assert main(["compare", *map(str, sides)]) == 2
+        err = capsys.readouterr().err
+        assert words in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("place", ["/etc/hostname", "fifo", "/dev/zero", "../good/manifest.json", "direct_inference"])
+def test_a_comparison_reads_no_file_but_those_of_the_runs(
+    tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = run_of(tmp_path / "good", STEADY), run_of(tmp_path / "bad", STEADY)
+    os.mkfifo(bad / "fifo")
+    stages = json.loads((bad / "manifest.json").read_text())["stages"]
+    stages[0]["files"] = [{"role": role, "path": place} for role in PREPARED_FILES]
+    _change(bad, stages=stages)
+    # It has no times of its own, which is a failure in words, and never a win.
+    assert main(["compare", str(good), str(bad)]) == 1
+    assert "neither clean times nor kernels were recorded" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "samples",
+    ["[" * 200_000, "9" * 10_000, '{"sample_id": "a", "pass": "clean", "repeat": 0, "tpot_ms": 1e999}', "\x00\n"],
+    ids=["deep", "digits", "infinite", "binary"],
+)
+def test_damaged_samples_are_no_times(tmp_path: Path, samples: str, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = run_of(tmp_path / "good", STEADY), run_of(tmp_path / "bad", STEADY)
+    next(bad.rglob("samples.jsonl")).write_text(samples)
+    assert main(["compare", str(good), str(bad)]) == 1
+    assert "neither clean times nor kernels were recorded" in capsys.readouterr().out
+    assert main(["report", str(bad)]) == 0
+
+
+def test_a_comparison_and_a_sweep_replace_links_instead_of_following_them(tmp_path: Path) -> None:
+    base, other = run_of(tmp_path / "s/1", STEADY), run_of(tmp_path / "s/2", STEADY)
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    names = [f"compare.{kind}" for kind in ("json", "md", "html")] + [
+        f"sweep.{kind}" for kind in ("json", "md", "html")
+    ]
+    for name in names:
+        (tmp_path / "s" / name).symlink_to(mine)
+    assert main(["compare", str(base), str(other), "-o", str(tmp_path / "s")]) == 0
+    assert main(["sweep", "report", str(tmp_path / "s")]) == 0
+    assert mine.read_text() == "mine"
+    assert [name for name in names if (tmp_path / "s" / name).is_symlink()] == []
+
+
+def test_two_prepared_captures_are_not_compared_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("llm_perf_opt.core.files.UNPACKED_ALWAYS_BYTES", 8 << 20)
+    good = run_of(tmp_path / "good", STEADY)
+    os.mkfifo(tmp_path / "run.sqlite")
+    (tmp_path / "deep.json").write_text('{"x": ' + "[" * 200_000 + "]" * 200_000 + ', "traceEvents": [{}]}')
+    member = gzip.compress(b'{"ph": "X", "name": "a", "ts": 1, "dur": 1, "pid": 1, "tid": 1},\n' * (1 << 14))
+    (tmp_path / "bomb.json.gz").write_bytes(gzip.compress(b'{"traceEvents": [') + member * 12)
+    for name, words in (
+        ("run.sqlite", "not a regular file"),
+        ("deep.json", "nested too deeply"),
+        ("bomb.json.gz", "unpacks to more than 8 MiB"),
+    ):
+        assert main(["compare", str(good), str(tmp_path / name)]) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_what_is_printed_cannot_steer_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.names import ROLE_WRITERS, STATIC_ANALYSIS, TORCH_PROFILER, Role
 from llm_perf_opt.core.records import StageRecord
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.report.samples import SampleLine, read_samples, samples_file
+from llm_perf_opt.report.samples import SampleLine, parse_samples, samples_file
 
 T = TypeVar("T")
 LARGEST_PICTURE = 8 << 20
@@ -135,8 +135,8 @@ class _Reader:
         """Of the clean pass; none where they cannot be read, because the medians are in the manifest."""
         path = samples_file(self._manifest)
         try:
-            return () if path is None else read_samples(path)
-        except ParseError:
+            return () if path is None else parse_samples(self._content(path), source=self._relative(path))
+        except (OSError, ParseError):
             return ()
 
     def picture(self, path: str) -> "Found[bytes] | Unknown":

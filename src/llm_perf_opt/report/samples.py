@@ -31,10 +31,10 @@ class SampleLine:
     values: Mapping[str, float]
 
 
-def read_samples(path: Path) -> tuple[SampleLine, ...]:
-    """The clean samples of a file, in the order they were measured."""
+def parse_samples(data: bytes, *, source: str) -> tuple[SampleLine, ...]:
+    """The clean samples of a file's content, in the order they were measured."""
     try:
-        lines = [msgspec.json.decode(line) for line in path.read_bytes().splitlines() if line.strip()]
+        lines = [msgspec.json.decode(line) for line in data.splitlines() if line.strip()]
         return tuple(
             SampleLine(
                 sample_id=str(line["sample_id"]),
@@ -44,8 +44,8 @@ def read_samples(path: Path) -> tuple[SampleLine, ...]:
             for line in lines
             if line["pass"] == CLEAN_PASS
         )
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
-        raise ParseError(f"{path}: cannot be read as samples of a clean pass ({error})") from error
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ParseError(f"{source}: cannot be read as samples of a clean pass ({error})") from error
 
 
 _LABELS = ("repeat", "epoch")

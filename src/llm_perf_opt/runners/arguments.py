@@ -12,8 +12,9 @@ from llm_perf_opt.errors import ConfigError
 # would take the first override for its value.
 _WITH_VALUE = {
     *("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"),
-    "--experimental-rerun",
 }
+# It unpickles a file, and a pickle may run anything; nothing else of ours ever reads one.
+_RERUN = "--experimental-rerun"
 _INFO = {"--info", "-i"}
 _INFO_VALUES = {"all", "config", "defaults", "defaults-tree", "plugins", "searchpath"}
 _NAME, _DIR = ("--config-name", "-cn"), ("--config-dir", "-cd")
@@ -21,7 +22,7 @@ _BARE_COMMAS = re.compile(r"""^([\w.+~@/-]+=)([^\[\]{}()'"]*,[^\[\]{}()'"]*)$"""
 _OTHER_LETTERS = re.compile(r"""^([\w.+~@/-]+=)([^\[\]{}()'",]*[^\x00-\x7f\udc80-\udcff][^\[\]{}()'",]*)$""")
 _LONG_FLAGS = (
     *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--info"),
-    *("--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun"),
+    *("--shell-completion", "--config-path", "--config-name", "--config-dir", _RERUN),
 )
 # Files that were entries of their own; now they only set switches on top of the one entry.
 _OLD_ENTRY = re.compile(r"runner/(?P<name>[\w.-]+)")
@@ -49,6 +50,8 @@ class Arguments:
 def parse_arguments(argv: Sequence[str], *, implied: Sequence[str] = ()) -> Arguments:
     """Sort the words of a command line, translate old keys, and keep bare commas outside a sweep."""
     flags, given = _sorted(argv)
+    if any(flag.partition("=")[0] == _RERUN for flag in flags):
+        raise ConfigError(f"{_RERUN}: refused, it runs what a pickled file holds, allowed: run.resume=<run dir>")
     shortened = [flag for flag in flags if _is_shortened(flag)]
     if shortened:
         hint = "; a preset is chosen with experiment=NAME" if shortened[0].startswith("--experiment") else ""

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from llm_perf_opt.config.legacy import translate
 from llm_perf_opt.config.schema import AppConfig
-from llm_perf_opt.errors import ProfilingError
+from llm_perf_opt.errors import EXIT_FAILED, EXIT_OK, ProfilingError
 from llm_perf_opt.pipeline.compose import COMPOSITION_ERRORS, compose_config, explain_composition_error, type_config
 from llm_perf_opt.profiling.vendor.launch import CHILD_FLAG
+from llm_perf_opt.runners.program import LastResort
 
 
 def load_child_config(argv: Sequence[str]) -> tuple[AppConfig, Path]:
@@ -28,11 +29,13 @@ def load_child_config(argv: Sequence[str]) -> tuple[AppConfig, Path]:
 
 
 def run_child(work: Callable[[AppConfig, Path], None], argv: Sequence[str]) -> int:
-    """Run a child's work and turn our errors into a message on the log and an exit code."""
-    try:
-        config, out_dir = load_child_config(argv)
-        work(config, out_dir)
-    except ProfilingError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    """Run a child's work and turn errors, also those nobody foresaw, into a message on the log and an exit code."""
+    with LastResort(in_log=True):
+        try:
+            config, out_dir = load_child_config(argv)
+            work(config, out_dir)
+        except ProfilingError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return error.exit_code
+        return EXIT_OK
+    return EXIT_FAILED

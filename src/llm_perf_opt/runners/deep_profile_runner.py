@@ -3,6 +3,8 @@
 import sys
 from collections.abc import Sequence
 
+from llm_perf_opt.runners.program import run_safely
+
 LEGACY_OVERRIDES = ("runner=stage2",)
 
 
@@ -18,4 +20,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_safely(main, sys.argv[1:]))

@@ -9,6 +9,7 @@ from llm_perf_opt.core.names import DIRECT_INFERENCE
 from llm_perf_opt.errors import EXIT_OK
 from llm_perf_opt.profiling.vendor.launch import CHILD_FLAG
 from llm_perf_opt.runners.child import run_child
+from llm_perf_opt.runners.program import run_safely
 
 HELP = """\
 llm-perf infer [OVERRIDE ...] [HYDRA FLAG ...]
@@ -51,4 +52,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_safely(main, sys.argv[1:]))

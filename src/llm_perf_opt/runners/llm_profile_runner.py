@@ -8,6 +8,7 @@ from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.names import TORCH_PROFILER
 from llm_perf_opt.profiling.vendor.launch import CHILD_FLAG
 from llm_perf_opt.runners.child import run_child
+from llm_perf_opt.runners.program import run_safely
 
 LEGACY_OVERRIDES = ("pipeline.nsys.enable=false", "pipeline.ncu.enable=false")
 
@@ -37,4 +38,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_safely(main, sys.argv[1:]))

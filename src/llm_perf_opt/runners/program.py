@@ -42,9 +42,15 @@ def run_safely(main: Callable[[list[str]], int], argv: Sequence[str]) -> int:
 
 
 class LastResort:
-    """Turns an error nobody foresaw into one line on stderr and a file that has the trace."""
+    """Turns an error nobody foresaw into one line on stderr and a file that has the trace.
+
+    What a child of a run prints is in a log already: there, with `in_log`, its trace goes.
+    """
 
     caught = False
+
+    def __init__(self, *, in_log: bool = False) -> None:
+        self._in_log = in_log
 
     def __enter__(self) -> Self:
         return self
@@ -59,8 +65,11 @@ class LastResort:
 
         redactor = Redactor.of(os.environ)
         text = redactor.text(" ".join(str(error).split())[:LONGEST_LINE])
-        where = _write_trace(redactor.text("".join(traceback.format_exception(error))))
-        print(f"error: {type(error).__name__}: {text} (not foreseen; the trace is in {where})", file=sys.stderr)
+        trace_text = redactor.text("".join(traceback.format_exception(error)))
+        if self._in_log:
+            print(trace_text, end="", file=sys.stderr)
+        where = "above" if self._in_log else f"in {_write_trace(trace_text)}"
+        print(f"error: {type(error).__name__}: {text} (not foreseen; the trace is {where})", file=sys.stderr)
         return True
 
 

@@ -26,6 +26,7 @@ from llm_perf_opt.profiling.static_child import (
     write_parameters,
 )
 from llm_perf_opt.runners.child import run_child
+from llm_perf_opt.runners.program import run_safely
 from llm_perf_opt.workload.dataset import PAGES, list_samples, plan_samples, vocabulary_of
 from llm_perf_opt.workload.models.base import ModelAdapter, Sample
 from llm_perf_opt.workload.models.registry import load_adapter
@@ -172,4 +173,4 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_safely(main, sys.argv[1:]))

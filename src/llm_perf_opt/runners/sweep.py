@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from llm_perf_opt.core.files import write_whole
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.markdown import escape, table
 from llm_perf_opt.core.names import MANIFEST_FILE
@@ -34,8 +35,8 @@ def main(argv: Sequence[str]) -> int:
     runs, notes = read_sweep(args.dir)
     found = build_sweep(runs, objectives=objectives)
     write_json(args.dir / "sweep.json", found)
-    (args.dir / "sweep.md").write_text(render_md(found, notes), encoding="utf-8")
-    (args.dir / "sweep.html").write_text(render_html(found, notes), encoding="utf-8")
+    for name, text in (("sweep.md", render_md(found, notes)), ("sweep.html", render_html(found, notes))):
+        write_whole(args.dir / name, text.encode("utf-8", "backslashreplace"))
     if args.json:
         import msgspec
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import httpx
+import msgspec
 
 from llm_perf_opt.serving.records import RequestRecord
 
@@ -60,6 +61,27 @@ def open_client(url: str, *, stall_s: float, headers: Mapping[str, str]) -> http
     )
 
 
+class _Choice(msgspec.Struct):
+    delta: dict[str, Any] | None = None
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Event(msgspec.Struct):
+    """What is read of one event; a server may say much more."""
+
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_EVENTS = msgspec.json.Decoder(_Event)
+
+
 class _Stream:
     """What a stream has said so far."""
 
@@ -80,18 +102,15 @@ class _Stream:
         text = line.removeprefix("data:").strip()
         if text == "[DONE]":
             return True
-        event = json.loads(text)
-        if not isinstance(event, dict):
-            raise ValueError(f"an event that is no object: {text[:40]}")
-        if "error" in event:
-            self.error = f"the stream holds an error: {str(event['error'])[:LONGEST_ERROR]}"
+        event = _EVENTS.decode(text)
+        if event.error is not None:
+            self.error = f"the stream holds an error: {str(event.error)[:LONGEST_ERROR]}"
             return True
-        if event.get("choices") and _is_token(event["choices"][0]):
+        if event.choices and _is_token(event.choices[0]):
             self._arrived()
-        usage = event.get("usage")
-        if isinstance(usage, dict):
-            self.prompt_tokens = usage.get("prompt_tokens")
-            self.output_tokens = usage.get("completion_tokens")
+        if event.usage is not None:
+            self.prompt_tokens = event.usage.prompt_tokens
+            self.output_tokens = event.usage.completion_tokens
         return False
 
     def _arrived(self) -> None:
@@ -103,12 +122,11 @@ class _Stream:
         self.last = now
 
 
-def _is_token(choice: Mapping[str, Any]) -> bool:
-    delta = choice.get("delta")
-    if delta is None:
+def _is_token(choice: _Choice) -> bool:
+    if choice.delta is None:
         return True
-    says = any(value for name, value in delta.items() if name != "role")
-    return says or choice.get("finish_reason") is not None
+    says = any(value for name, value in choice.delta.items() if name != "role")
+    return says or choice.finish_reason is not None
 
 
 async def send(
@@ -136,7 +154,7 @@ async def send(
         stream.error = _silent(error, stream)
     except httpx.HTTPError as error:
         stream.error = f"the connection failed ({type(error).__name__}: {error})".replace(": )", ")")
-    except ValueError as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         stream.error = f"the stream is not what it should be ({error})"
     if stream.error is None and stream.ttft is None:
         stream.error = "the stream ended without a token"

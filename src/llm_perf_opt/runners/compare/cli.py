@@ -158,13 +158,14 @@ def _print(found: "CompareDocument", args: argparse.Namespace) -> None:
 
 
 def _write(found: "CompareDocument", base: "ReadSide", candidate: "ReadSide", out_dir: Path) -> None:
+    from llm_perf_opt.core.files import write_whole
     from llm_perf_opt.core.manifest import write_json
     from llm_perf_opt.report.compare.page import render_page
     from llm_perf_opt.report.compare.text import render_markdown
 
     out_dir.mkdir(parents=True, exist_ok=True)
     write_json(out_dir / JSON_FILE, found)
-    (out_dir / MARKDOWN_FILE).write_text(render_markdown(found), encoding="utf-8")
-    page = out_dir / PAGE_FILE
-    page.write_text(render_page(found, (base.timeline, candidate.timeline)), encoding="utf-8")
+    write_whole(out_dir / MARKDOWN_FILE, render_markdown(found).encode("utf-8", "backslashreplace"))
+    whole = render_page(found, (base.timeline, candidate.timeline))
+    page = write_whole(out_dir / PAGE_FILE, whole.encode("utf-8", "backslashreplace"))
     print(f"written: {page}", file=sys.stderr)

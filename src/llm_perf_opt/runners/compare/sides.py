@@ -1,5 +1,6 @@
 """Reads one side of a comparison: a run, a directory of runs (its passes), or captures made elsewhere."""
 
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +42,8 @@ class ReadSide:
 
 def read_side(path: Path) -> ReadSide:
     """A side by its path."""
-    if (path / MANIFEST_FILE).is_file():
+    # A pipe or a broken link in its place is a run that cannot be read, and not a directory of something else.
+    if os.path.lexists(path / MANIFEST_FILE):
         return _runs(path, [path])
     passes = sorted((p.parent for p in path.glob(f"*/{MANIFEST_FILE}")), key=_natural) if path.is_dir() else []
     if passes:
