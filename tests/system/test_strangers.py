@@ -161,7 +161,10 @@ PREPARED_FILES = ("samples", "metrics", "timeline_json", "operators_csv", "analy
 
 
 def _as_manifest(text: str) -> Callable[[Path], None]:
-    return lambda run_dir: (run_dir / "manifest.json").write_text(text) and None
+    def prepare(run_dir: Path) -> None:
+        (run_dir / "manifest.json").write_text(text)
+
+    return prepare
 
 
 def _sparse_manifest(run_dir: Path) -> None:

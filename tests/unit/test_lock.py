@@ -26,7 +26,7 @@ def test_a_package_nobody_knows_is_no_package_without_holes() -> None:
         return read_audit(json.dumps({"dependencies": packages, "fixes": []}))
 
     hole = {"id": "PYSEC-1", "fix_versions": ["2.1"], "aliases": [], "description": "a hole"}
-    clean = [{"name": f"p{n}", "version": "1", "vulns": []} for n in range(9)]
+    clean: list[dict[str, object]] = [{"name": f"p{n}", "version": "1", "vulns": []} for n in range(9)]
     unknown: dict[str, object] = {"name": "x", "skip_reason": "Dependency not found on PyPI"}
     ours: dict[str, object] = {"name": "llm-perf-opt", "skip_reason": "distribution marked as editable"}
     assert audit(*clean, unknown, ours) == Audited(known=9, unknown=("x",), holes=())
