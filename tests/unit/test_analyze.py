@@ -46,7 +46,12 @@ def test_json_is_one_object_with_the_promised_keys(h200: Path, capsys: pytest.Ca
     assert sum(k["time_pct"] for k in found["kernels"]) == pytest.approx(100.0)
     decode = next(r for r in found["ranges"] if r["name"] == "decode")
     assert (decode["last"]["kernel_count"], decode["last"]["gpu_busy_ns"]) == (5_553, 15_602_626)
-    assert [f["rule"] for f in found["findings"]] == ["launch_bound", "compilation", "launch_bound"]
+    assert [f["rule"] for f in found["findings"]] == [
+        "launch_bound",
+        "compilation",
+        "launch_bound",
+        "unfused_elementwise",
+    ]
 
 
 def test_the_tables_name_the_numbers_that_matter(h200: Path, capsys: pytest.CaptureFixture[str]) -> None:

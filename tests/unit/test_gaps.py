@@ -145,8 +145,10 @@ def test_many_short_gaps_are_launch_bound_without_any_range(tmp_path: Path) -> N
     export = Export()
     _eager(export, count=100, every_ns=30_000)
     analysis = _nsys(export, tmp_path)
-    ((rule, title),) = _titles(analysis)
-    assert (rule, title) == ("launch_bound", "The capture is launch-bound: the GPU waits for launches for 90% of it")
+    assert _titles(analysis) == [
+        ("launch_bound", "The capture is launch-bound: the GPU waits for launches for 90% of it"),
+        ("unfused_elementwise", "Unfused elementwise work takes 100% of the capture's kernel time"),
+    ]
     assert "torch.compile" in analysis.findings[0].remedy
     assert _idle(analysis).queue == Queue(
         launches=100,
@@ -157,6 +159,7 @@ def test_many_short_gaps_are_launch_bound_without_any_range(tmp_path: Path) -> N
         empty_share=1.0,
         short_share=1.0,
         graph_share=0.0,
+        short_time_share=1.0,
     )
 
 
@@ -523,7 +526,7 @@ def test_an_early_export_without_processes_still_finds_the_launches(tmp_path: Pa
         database.execute("ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL DROP COLUMN globalPid")
     database.close()
     analysis = analyze_timelines([read_nsys_sqlite(path)])
-    assert [finding.rule for finding in analysis.findings] == ["launch_bound"]
+    assert [finding.rule for finding in analysis.findings] == ["launch_bound", "unfused_elementwise"]
     assert analysis.notes == ()
 
 
@@ -556,3 +559,70 @@ def test_communication_beside_which_nothing_runs_is_told(tmp_path: Path) -> None
         "Communication runs with nothing beside it for 40% of the capture",
     )
     assert finding.max_gain == pytest.approx(99.998 / 59.998)
+
+
+def test_a_wait_for_launched_work_that_does_not_start_is_a_wait_and_promises_nothing(tmp_path: Path) -> None:
+    """The previous step, given to the GPU before the recording began, is what a blocking copy waits for."""
+    events = [
+        event("cuda_runtime", "hipLaunchKernel", "0", "5", correlation=1),
+        event("kernel", "arange", "10", "5", pid=0, tid=7, correlation=1, device=0),
+        event("cuda_runtime", "hipLaunchKernel", "20", "5", correlation=2),
+        event("cuda_runtime", "hipMemcpyWithStream", "30", "463000", correlation=3),
+        event("gpu_memcpy", "Memcpy DtoH (Device -> Host)", "463020", "5", pid=0, tid=7, correlation=3, bytes="256"),
+        event("kernel", "resolve_future_token_ids", "463000", "10", pid=0, tid=7, correlation=2, device=0),
+        event("cuda_runtime", "hipGraphLaunch", "463050", "50", correlation=4),
+        event("kernel", "Cijk_Alik_Bljk_BBS", "463200", "9000", pid=0, tid=7, correlation=4, device=0),
+    ]
+    analysis = _torch(events, tmp_path)
+    assert analysis.gpu.idle is not None
+    assert analysis.gpu.idle.waiting_for_copy_or_sync_ns > 0.99 * (analysis.gpu.idle_ns or 0)
+    (finding,) = analysis.findings
+    assert (finding.title, finding.max_gain, finding.confidence) == (
+        "The host waits in hipMemcpyWithStream for work that does not run here, 98% of the capture",
+        None,
+        "low",
+    )
+
+
+def test_copies_are_no_launches_and_a_graph_is_one(tmp_path: Path) -> None:
+    export = Export()
+    for i in range(4):
+        at = i * MS
+        export.call(at, at + 900_000, 10 * i, "cudaMemcpyAsync")
+        export.copy(at + 10_000, at + 890_000, 10 * i)
+        export.call(at + 905_000, at + 910_000, 10 * i + 1, "cudaGraphLaunch")
+        for node in range(5):
+            export.kernel("gemm", at + 912_000 + 12_000 * node, at + 923_000 + 12_000 * node, 10 * i + 1)
+    queue = _idle(_nsys(export, tmp_path)).queue
+    assert queue is not None
+    assert (queue.launches, queue.call_ns, queue.delay_median_ns, queue.graph_share) == (4, 20_000, 2_000, 1.0)
+    assert (queue.short_share, queue.short_time_share) == (0.0, 0.0)
+
+
+def test_kernels_a_compiler_has_fused_are_not_told_to_be_fused(tmp_path: Path) -> None:
+    def chains(name: str) -> list[str]:
+        (tmp_path / "capture.sqlite").unlink(missing_ok=True)
+        export = Export()
+        for i in range(120):
+            export.call(i * 2_000, i * 2_000 + 1_000, i + 1)
+            export.kernel(name if i % 3 else "ampere_sgemm_128x64_nn", i * 20_000 + 5_000, i * 20_000 + 24_000, i + 1)
+        return [f.rule for f in _nsys(export, tmp_path).findings]
+
+    assert chains("void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor>") == [
+        "unfused_elementwise"
+    ]
+    assert chains("triton_poi_fused_add_mul_2") == []
+
+
+def test_late_starts_in_a_job_of_several_ranks_name_the_other_ranks(tmp_path: Path) -> None:
+    events: list[str] = []
+    for i in range(6):
+        at = 20_000 * i
+        name = "ncclKernel_SendRecv" if i % 2 else "gemm"
+        events.append(event("cuda_runtime", "cudaLaunchKernel", f"{at}", "5", correlation=i + 1))
+        events.append(event("kernel", name, f"{at + 15_000}", "4000", pid=0, tid=7, correlation=i + 1, device=0))
+    job = '"distributedInfo": {"rank": 0, "world_size": 128}'
+    path = write_trace(tmp_path / "t.json", events, after=job)
+    found = [f for f in analyze_timelines([read_torch_trace(path).timeline]).findings if f.rule == "late_starts"]
+    assert "this is one of 128 ranks" in found[0].evidence[-1]
+    assert "captures of the other ranks" in found[0].remedy

@@ -17,6 +17,7 @@ from llm_perf_opt.report.view.report import ReportView, build_view
 from llm_perf_opt.report.write import write_reports
 from tests.support.nsys_builder import Export
 from tests.support.report_runs import analyze_h200, clean, hostile_run, stage, write_run
+from tests.support.trace_builder import event, write_trace
 
 ALWAYS = ["report.html", "report.md", "kernels.md", "stakeholder_summary.md"]
 
@@ -266,3 +267,41 @@ def test_an_old_trace_does_not_outlive_its_data(tmp_path: Path) -> None:
     (run / "trace.perfetto.json.gz").write_bytes(b"old")
     write_reports(run)
     assert not (run / "trace.perfetto.json.gz").exists()
+
+
+def test_the_page_of_a_capture_has_only_the_parts_it_can_fill(tmp_path: Path) -> None:
+    events = [event("cpu_op", "aten::mm", "0", "40")]
+    for i in range(60):
+        events.append(event("cuda_runtime", "cudaLaunchKernel", f"{100 * i}", "5", correlation=i + 1))
+        name = "gemm" if i % 3 else "elementwise_kernel"
+        where = {"pid": 0, "tid": 7, "device": 0}
+        events.append(event("kernel", name, f"{100 * i + 10}", "89", correlation=i + 1, **where))
+    trace = write_trace(tmp_path / "t.json", events)
+    assert main(["analyze", str(trace), "-o", str(tmp_path / "run")]) == 0
+    assert look(tmp_path / "run").parts == ("findings", "kernels", "timeline", "modules")
+    for name in ("report.md", "stakeholder_summary.md", "report.html"):
+        page = (tmp_path / "run" / name).read_text(encoding="utf-8")
+        words = ("unknown:", "unknown</b>", "pipeline.", "not measured:", "Prefill, per prompt")
+        assert not [word for word in words if word in page]
+
+
+def test_kernels_measured_by_ncu_alone_have_a_headline_of_their_own(tmp_path: Path) -> None:
+    source = Path(__file__).parents[1] / "data" / "ncu_raw.csv.xz"
+    assert main(["analyze", str(source), "-o", str(tmp_path / "run")]) == 0
+    head = look(tmp_path / "run").headline
+    assert head.verdict.startswith("ncu measured ")
+    assert "TTFT" not in [tile.label for tile in head.tiles]
+    assert "Nothing was measured" not in head.verdict
+
+
+def test_what_a_capture_could_save_of_itself_decides_the_order(tmp_path: Path) -> None:
+    """Copies within kernels take 40 % of the kernel time, and kernels a hundredth of the capture: not worth a line."""
+    events: list[str] = []
+    for i in range(40):
+        at = 20_000 * i
+        events.append(event("cuda_runtime", "cudaLaunchKernel", f"{at}", "5", correlation=i + 1))
+        name = "gemm" if i % 2 else "void at::native::CatArrayBatchedCopy<float>"
+        events.append(event("kernel", name, f"{at + 10}", "100", pid=0, tid=7, device=0, correlation=i + 1))
+    trace = write_trace(tmp_path / "t.json", events)
+    assert main(["analyze", str(trace), "-o", str(tmp_path / "run")]) == 0
+    assert [f.rule for f in look(tmp_path / "run").findings] == ["host_work"]

@@ -39,7 +39,7 @@ def _analyze(name: str, tmp_path: Path) -> CaptureAnalysis:
         ("wild/nsightful_power_iteration.sqlite.xz", ["host_work"], "(most: IO N)"),
         ("wild/tracelens_b200_vllm_eager.json.gz", ["launch_bound", "host_work"], "is launch-bound"),
         ("wild/deepseek_train_overlap.json.gz", [], ""),
-        ("wild/tracelens_h100_qwen05b.json.gz", [], ""),
+        ("wild/tracelens_h100_qwen05b.json.gz", ["unfused_elementwise"], "Unfused elementwise work takes 54%"),
         ("h200/llama.sqlite.xz", ["launch_bound", "compilation"], "decode is launch-bound"),
         ("h200/llama.trace.json.gz", ["launch_bound", "compilation"], "is launch-bound"),
     ],

@@ -7,10 +7,11 @@ from typing import Literal
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts, ExposedCommunication
+from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts, ExposedCommunication, FusibleChains
 from llm_perf_opt.analysis.findings.finding import FindingRecord
 from llm_perf_opt.analysis.findings.rules import diagnose_capture
 from llm_perf_opt.analysis.gaps.report import IdleReport, report_idle
+from llm_perf_opt.analysis.kernels.names import is_fusible
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.ranks.analysis import RanksAnalysis
 from llm_perf_opt.analysis.ranks.overlap import split_time
@@ -26,6 +27,7 @@ from llm_perf_opt.analysis.timeline.rows import CopyRow, CounterRow, Idle, Kerne
 from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis
 from llm_perf_opt.analysis.timeline.streams import StreamReport, report_streams
 from llm_perf_opt.analysis.timeline.tables import (
+    chains_of,
     communication_kernels,
     copy_rows,
     idle_of,
@@ -175,6 +177,9 @@ def analyze_measured(measured: Sequence[Measured]) -> CaptureAnalysis:
             report=idle,
             serial_streams=() if streams is None else streams.serial,
             exposed=_exposed(timelines),
+            fusible=_fusible(timelines),
+            kernels=kernels,
+            world_size=max((t.origin.world_size or 1 for t in timelines), default=1),
         )
         findings = tuple(FindingRecord.of(found) for found in diagnose_capture(facts))
     return CaptureAnalysis(
@@ -212,6 +217,16 @@ def _exposed(timelines: Sequence[Timeline]) -> ExposedCommunication | None:
         total_ns=sum(part.communication_ns for part in parts),
         exposed_ns=sum(part.exposed_ns for part in parts),
         computation_ns=sum(part.computation_ns for part in parts),
+    )
+
+
+def _fusible(timelines: Sequence[Timeline]) -> FusibleChains:
+    parts = [chains_of(timeline, is_fusible) for timeline in timelines]
+    return FusibleChains(
+        chains=sum(part.count for part in parts),
+        kernel_count=sum(part.kernel_count for part in parts),
+        time_ns=sum(part.time_ns for part in parts),
+        saved_ns=sum(part.time_ns - part.longest_ns for part in parts),
     )
 
 

@@ -51,8 +51,9 @@ def _gaps(
     idle_ns = analysis.gpu.idle_ns or 0
     text = (
         f"No kernel ran for {_ms(idle_ns)}, {format_percent(idle_ns / span_ns)} of the time from the first GPU work to "
-        f"the last ({_ms(span_ns)}). {_count(gaps.long_count, 'gap')} of at least {LONG} hold {_ms(gaps.long_ns)} of "
-        f"it, {_count(gaps.short_count, 'shorter one')} the rest."
+        f"the last ({_ms(span_ns)}). {_count(gaps.long_count, 'gap')} of at least {LONG} "
+        f"{'holds' if gaps.long_count == 1 else 'hold'} {_ms(gaps.long_ns)} of it, "
+        f"{_count(gaps.short_count, 'shorter one')} the rest."
     )
     reasons = SectionTable(
         title=f"What the host did in gaps of at least {LONG} while the GPU waited for it",
@@ -112,22 +113,26 @@ def _launches(idle: IdleReport, span_ns: int, files: Sequence[str | None], sourc
 
 def _queue(queue: Queue, span_ns: int) -> str:
     return (
-        f"{_count(queue.launches, 'launch call')} took {_ms(queue.call_ns)} "
+        f"{_count(queue.launches, 'call')} that launched kernels or graphs took {_ms(queue.call_ns)} "
         f"({format_percent(queue.call_ns / span_ns)} of the capture). Work started "
         f"{_ms(queue.delay_median_ns)} after its launch call had returned (median; 90 % within "
         f"{_ms(queue.delay_p90_ns)}). "
         f"{queue.depth_median:,.0f} launches were waiting or running when another came (median); "
         f"{format_percent(queue.empty_share)} of the launches found nothing before them. "
-        f"{format_percent(queue.short_share)} of the kernels take under 10 µs, {format_percent(queue.graph_share)} "
-        "come from graphs."
+        f"{format_percent(queue.short_share)} of the kernels take under 10 µs and make up "
+        f"{format_percent(queue.short_time_share)} of the kernel time; {format_percent(queue.graph_share)} of the "
+        "kernels come from graphs."
     )
 
 
 def _steps(steps: Iterations) -> str:
-    each = "" if steps.kernels_each is None else f" of {_count(steps.kernels_each, 'kernel')} each"
-    far = "none is" if not steps.outliers else f"{_count(len(steps.outliers), 'step is', 'steps are')} listed as"
+    what = _count(steps.count, "step")
+    if steps.kernels_each is not None:
+        # Kernels that repeat may be those of a step or of a layer: both repeat.
+        what = f"The same {_count(steps.kernels_each, 'kernel')} come {steps.count:,} times (steps or layers)"
+    far = "none is" if not steps.outliers else f"{_count(len(steps.outliers), 'is', 'are')} listed as"
     return (
-        f"{_count(steps.count, 'step')}{each}, {steps.how}: {_ms(steps.median_ns)} in the median, half of them between "
+        f"{what}, {steps.how}: {_ms(steps.median_ns)} in the median, half of them between "
         f"{_ms(steps.p25_ns)} and {_ms(steps.p75_ns)}; {far} far from it."
     )
 

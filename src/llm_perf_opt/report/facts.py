@@ -269,7 +269,15 @@ def gather(files: RunFiles, ncu: NcuAnalysis | None) -> RunFacts:
         kernel_source=files.capture.source if isinstance(files.capture, Found) else _kernel_source(files),
         ncu_source=files.ncu.source if isinstance(files.ncu, Found) else "",
         bytes_per_s=_bandwidth(static),
+        capture_ms=_capture_ms(files),
     )
+
+
+def _capture_ms(files: RunFiles) -> float | None:
+    if isinstance(files.capture, Unknown) or not files.capture.content.gpu.span_ns:
+        return None
+    timed = any(isinstance(clean_metric(files.manifest, WALL_METRIC[name]), Known) for name in PHASES)
+    return None if timed else files.capture.content.gpu.span_ns / 1e6
 
 
 def is_cpu(files: RunFiles) -> bool | None:

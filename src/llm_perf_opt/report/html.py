@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.core.units import digits, format_count, format_ms, format_percent
-from llm_perf_opt.report.kernel_columns import MEASURED, Value, script_values
+from llm_perf_opt.report.kernel_columns import MEASURED, KernelColumn, Value, script_values
 from llm_perf_opt.report.view.kernels import VIEWS, KernelsView
 from llm_perf_opt.report.view.report import ReportView
 from llm_perf_opt.report.view.roofline import Point, Roof, RooflineView
@@ -152,11 +152,15 @@ def render_html(view: ReportView) -> str:
         style=Markup(_text("report.css")),
         script=Markup(_text("report.js")),
         data=Markup(json_for_script(msgspec.to_builtins(page_data(view)))),
-        measured=MEASURED,
+        measured=[column for column in MEASURED if not view.is_bare or _is_filled(column, view)],
         has_modules=any(row.module for row in view.kernels.rows),
         rows_without_script=ROWS_WITHOUT_SCRIPT,
         findings_open=FINDINGS_OPEN,
     )
+
+
+def _is_filled(column: KernelColumn, view: ReportView) -> bool:
+    return any(column.value(row) is not None for row in view.kernels.rows)
 
 
 def _text(name: str) -> str:

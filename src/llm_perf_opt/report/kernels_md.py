@@ -112,15 +112,18 @@ def render_kernels_page(view: ReportView) -> str:
     if kernels.missing is not None:
         return f"# Kernels\n\nUnknown: {escape(kernels.missing.text)}.\n"
     sources = ", ".join(code(s) for s in (kernels.source, kernels.ncu_source) if s)
+    is_plain = view.is_bare and kernels.ncu_source is None
     lines = [
         "# Kernels",
         "",
-        f"{len(kernels.rows)} kernels ({sources}). {escape(kernels.join)}",
+        f"{len(kernels.rows)} kernels ({sources})." + ("" if is_plain else f" {escape(kernels.join)}"),
         "",
-        "Share is of all kernel time of the capture; prefill and decode are times of one prompt and of one token. "
+        "Share is of all kernel time of the capture."
+        if is_plain
+        else "Share is of all kernel time of the capture; prefill and decode are times of one prompt and of one token. "
         "Floor: the time the kernel's own FLOPs and bytes need at the data sheet's peaks. A dash: not measured.",
         "",
-        *kernel_table(kernels, SHOWN),
+        *kernel_table(kernels, SHOWN, filled=view.is_bare),
     ]
     if len(kernels.rows) > SHOWN:
         lines += ["", f"{len(kernels.rows) - SHOWN} more are in {sources}."]

@@ -1,5 +1,7 @@
 """report.md: the whole report for places that render markdown."""
 
+from collections.abc import Callable
+
 from llm_perf_opt.core.markdown import code, escape, link, plain, table
 from llm_perf_opt.core.units import digits, format_ms, format_percent
 from llm_perf_opt.report.kernel_columns import MEASURED, show_value
@@ -21,7 +23,7 @@ def render_report_md(view: ReportView) -> str:
     notes = Footnotes()
     lines = [
         *_headline(view, notes),
-        *([] if view.is_load_alone else _inside(view, notes)),
+        *_inside(view, notes),
         *(line for section in view.sections for line in _section(section, notes)),
         *_provenance(view.provenance),
         "",
@@ -32,14 +34,15 @@ def render_report_md(view: ReportView) -> str:
 
 def _inside(view: ReportView, notes: Footnotes) -> list[str]:
     """What profilers and the static analysis say."""
-    return [
-        *(line for waterfall in view.waterfalls for line in _waterfall(waterfall, notes)),
-        *_findings(view.findings),
-        *_kernels(view.kernels),
-        *_modules(view.modules),
-        *_memory(view, notes),
-        *_timeline(view),
-    ]
+    parts: dict[str, Callable[[], list[str]]] = {
+        "waterfall": lambda: [line for waterfall in view.waterfalls for line in _waterfall(waterfall, notes)],
+        "findings": lambda: _findings(view.findings),
+        "kernels": lambda: _kernels(view.kernels, is_bare=view.is_bare),
+        "modules": lambda: _modules(view.modules),
+        "memory": lambda: _memory(view, notes),
+        "timeline": lambda: _timeline(view),
+    }
+    return [line for part, render in parts.items() if part in view.parts for line in render()]
 
 
 def _headline(view: ReportView, notes: Footnotes) -> list[str]:
@@ -99,23 +102,27 @@ def _findings(findings: tuple[FindingView, ...]) -> list[str]:
     return lines
 
 
-def _kernels(view: KernelsView) -> list[str]:
+def _kernels(view: KernelsView, *, is_bare: bool) -> list[str]:
     lines = ["", "## Kernels", ""]
     if view.missing is not None:
         return [*lines, f"Unknown: {escape(view.missing.text)}."]
-    lines += [escape(view.join), ""]
-    lines += kernel_table(view, KERNELS_SHOWN)
+    lines += [] if view.ncu_source is None and is_bare else [escape(view.join), ""]
+    lines += kernel_table(view, KERNELS_SHOWN, filled=is_bare)
     if len(view.rows) > KERNELS_SHOWN:
         lines += ["", f"{len(view.rows) - KERNELS_SHOWN} more in [kernels.md](kernels.md)."]
     return lines + _bullets(view.notes)
 
 
-def kernel_table(view: KernelsView, count: int) -> list[str]:
-    """The first kernels; a dash stands for what was not measured."""
+def kernel_table(view: KernelsView, count: int, *, filled: bool = False) -> list[str]:
+    """The first kernels; a dash stands for what was not measured, and `filled` leaves columns of dashes out."""
     times = ("share", "prefill", "decode", "launches")
     header = ("#", "kernel", "class", *times, *(column.title for column in MEASURED))
     rows = [_kernel_row(rank, row, view.totals_ms[0]) for rank, row in enumerate(view.rows[:count], start=1)]
-    return table(header, rows, right=("#", *times, *(column.title for column in MEASURED if column.unit)))
+    if filled:
+        kept = [i for i in range(len(header)) if any(row[i] != show_value(None, None) for row in rows)]
+        header, rows = tuple(header[i] for i in kept), [tuple(row[i] for i in kept) for row in rows]
+    right = ("#", *times, *(column.title for column in MEASURED if column.unit))
+    return table(header, rows, right=[name for name in right if name in header])
 
 
 def _kernel_row(rank: int, row: KernelRowView, total_ms: float | None) -> tuple[str, ...]:
@@ -147,8 +154,8 @@ def _modules(view: ModulesView) -> list[str]:
         lines += [f"**{phase.phase.capitalize()}**, shares of the phase{by}", ""]
         shares = ("time", "FLOPs (predicted)", "bytes (predicted)")
         lines += [*table(("module", *shares), rows, right=shares), ""]
-    lines += _operators(view)
-    return lines + _double_entry(view)
+    lines += _operators(view) if view.operators or view.operators_missing else []
+    return lines + (_double_entry(view) if view.double_entry or view.double_entry_missing else [])
 
 
 def _operators(view: ModulesView) -> list[str]:

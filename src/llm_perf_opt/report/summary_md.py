@@ -26,7 +26,8 @@ SPEEDS = {
 def render_summary_md(view: ReportView) -> str:
     if view.is_load_alone:
         return "\n".join(["# Summary", "", *_served(view)]) + "\n"
-    lines = ["# Summary", "", *_measured(view), "", "## How good is it?", "", *_quality(view), ""]
+    lines = ["# Summary", "", *_measured(view), ""]
+    lines += ["## How good is it?", "", *_quality(view), ""] if view.waterfalls else []
     lines += ["## What to do", "", *_actions(view.findings), "", *_unknown(view)]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -46,6 +47,8 @@ def _measured(view: ReportView) -> list[str]:
     shown = {tile.key: tile.cell.text for tile in head.tiles if isinstance(tile.cell, Shown)}
     parts = [text.format(shown[key]) for key, text in SPEEDS.items() if key in shown]
     text = f"**{escape(head.title)}**{size} was examined{where}."
+    if not parts and view.is_bare:
+        return [f"{text} {escape(head.verdict)}"]
     if not parts:
         return [f"{text} No speed was measured in this run."]
     return [f"{text} Undisturbed by any measuring tool, {', '.join(parts)}."]

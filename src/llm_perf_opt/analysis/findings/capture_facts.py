@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.gaps.report import IdleReport
-from llm_perf_opt.analysis.timeline.rows import PUSH_POP, CopyRow, Idle, RangeRow
+from llm_perf_opt.analysis.timeline.rows import PUSH_POP, CopyRow, Idle, KernelRow, RangeRow
 from llm_perf_opt.analysis.timeline.streams import SerialStreams
 
 # Kernels of a range that run for this much longer than the GPU is busy inside it run on after it: its wall time is not
@@ -25,8 +25,24 @@ class ExposedCommunication:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FusibleChains:
+    """Kernels without a product that follow each other on a stream: a compiler makes one of each such chain.
+
+    The one that is left takes at least as long as the longest of them: `saved_ns` is what the others take.
+    """
+
+    chains: int
+    kernel_count: int
+    time_ns: int
+    saved_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class CaptureFacts:
-    """One capture, or repetitions of one, from the first GPU work of each process to its last."""
+    """One capture, or repetitions of one, from the first GPU work of each process to its last.
+
+    `world_size` is the number of ranks of the job this is a part of, where the capture says so.
+    """
 
     source: str
     span_ns: int
@@ -38,6 +54,9 @@ class CaptureFacts:
     report: IdleReport
     serial_streams: tuple[SerialStreams, ...] = ()
     exposed: ExposedCommunication | None = None
+    fusible: FusibleChains | None = None
+    kernels: tuple[KernelRow, ...] = ()
+    world_size: int | None = None
 
     @property
     def idle_ns(self) -> int:

@@ -152,7 +152,11 @@ class ClockFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """Everything the rules may look at."""
+    """Everything the rules may look at.
+
+    `capture_ms`: from the first GPU work of a capture to its last, where that is all there is: nothing was timed
+    without a profiler, and what could be saved is a part of this.
+    """
 
     dtype: str | None
     is_cpu: bool | None
@@ -167,6 +171,7 @@ class RunFacts:
     kernel_source: str = ""
     ncu_source: str = ""
     bytes_per_s: float | None = None
+    capture_ms: float | None = None
 
     def timed_gpu_phases(self) -> Iterator[tuple[PhaseFacts, GpuFacts, Known]]:
         """The phases of which both the GPU's course and the clean time are known, with the two."""

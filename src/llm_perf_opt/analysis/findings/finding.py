@@ -1,11 +1,11 @@
 """A finding: what should change, with its evidence, its remedy and the most it could bring; and the rule behind it."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
-from llm_perf_opt.analysis.findings.facts import Known, RunFacts
+from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, RunFacts
 from llm_perf_opt.core.names import DECODE, DECODE_STEP, PHASES
 
 Confidence = Literal["high", "medium", "low"]
@@ -132,7 +132,10 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class FindingRecord:
-    """A finding of a capture in `analysis.json`: all its evidence comes from one file."""
+    """A finding of a capture in `analysis.json`: all its evidence comes from one file.
+
+    `caveat` is said where it is another than that of every finding made under a profiler.
+    """
 
     rule: str
     title: str
@@ -145,6 +148,7 @@ class FindingRecord:
     capture_share: float | None = None
     is_one_time: bool = False
     hint: str | None = None
+    caveat: str | None = None
 
     @classmethod
     def of(cls, finding: Finding) -> "FindingRecord":
@@ -160,6 +164,7 @@ class FindingRecord:
             capture_share=finding.share,
             is_one_time=finding.is_one_time,
             hint=finding.hint,
+            caveat=None if finding.caveat == UNDER_PROFILER else finding.caveat,
         )
 
     def finding(self) -> Finding:
@@ -172,7 +177,7 @@ class FindingRecord:
             saves_ms=None,
             gain=self.max_gain,
             confidence=self.confidence,
-            caveat=UNDER_PROFILER,
+            caveat=self.caveat or UNDER_PROFILER,
             range_name=self.range_name,
             share=self.capture_share,
             is_one_time=self.is_one_time,
@@ -207,6 +212,17 @@ def rank_of_capture(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 def _weighted_share(finding: Finding) -> float:
     return (finding.share or 0.0) * (ONE_TIME_WEIGHT if finding.is_one_time else 1.0)
+
+
+def of_capture_alone(finding: Finding, facts: RunFacts) -> Finding | None:
+    """A finding as a part of the capture, where that is all there is; None where the part is not worth a line."""
+    if facts.capture_ms is None or finding.share is not None or finding.saves_ms is None:
+        return finding
+    phase = facts.phases.get(finding.phase or "")
+    times = phase.gpu.instances if phase is not None and isinstance(phase.gpu, GpuFacts) else 1
+    saved = finding.saves_ms * times
+    share = min(1.0, saved / facts.capture_ms)
+    return None if share < MIN_LISTED else replace(finding, share=share, gain=amdahl(facts.capture_ms, saved))
 
 
 def rank(findings: Iterable[Finding], facts: RunFacts) -> tuple[Finding, ...]:
@@ -252,6 +268,8 @@ def _order(finding: Finding, facts: RunFacts) -> tuple[int, float, float]:
     Where no phase has a clean time, what a capture says of whole ranges comes first: kernels are only a part of them.
     """
     gain = finding.gain or 0.0
+    if facts.capture_ms is not None and finding.share is not None:
+        return (0, -_weighted_share(finding), -gain)
     request = saved_in_request_ms(finding, facts)
     if request is not None:
         return (1, -request, -gain)

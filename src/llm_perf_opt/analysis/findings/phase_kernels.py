@@ -8,6 +8,7 @@ from llm_perf_opt.analysis.findings.finding import WHOLE_CAPTURE
 
 LAUNCH_BOUND_IDLE = 0.5
 HIDDEN = "the GPU waits for the host here: this saves wall time only once the launches keep up"
+HIDDEN_IN_CAPTURE = "the GPU idles for most of the capture: this saves wall time only once that is less"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +23,9 @@ class Slice:
 
     @property
     def caveat(self) -> str | None:
-        return HIDDEN if self.is_launch_bound else None
+        if not self.is_launch_bound:
+            return None
+        return HIDDEN_IN_CAPTURE if self.phase == WHOLE_CAPTURE else HIDDEN
 
     @property
     def where(self) -> str:
@@ -41,7 +44,8 @@ def slices(facts: RunFacts) -> list[Slice]:
         return found
     rows = tuple((_whole(k), k) for k in facts.kernels)
     busy = sum(k.total_ns for k in facts.kernels) / 1e6
-    return [Slice(phase=WHOLE_CAPTURE, wall_ms=None, busy_ms=busy, is_launch_bound=False, rows=rows)]
+    idles = facts.capture_ms is not None and busy < (1 - LAUNCH_BOUND_IDLE) * facts.capture_ms
+    return [Slice(phase=WHOLE_CAPTURE, wall_ms=None, busy_ms=busy, is_launch_bound=idles, rows=rows)]
 
 
 def _slice(phase: PhaseFacts, gpu: GpuFacts, by_name: dict[str, KernelFacts]) -> Slice:

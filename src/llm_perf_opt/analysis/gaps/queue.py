@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
+from llm_perf_opt.analysis.timeline.intervals import Ints
 from llm_perf_opt.analysis.timeline.timeline import Timeline, join
 
 # Launches looked at, evenly over the capture: enough for every percentile, and a bound on the time it takes.
@@ -19,7 +19,8 @@ class Queue:
 
     The delay goes from the return of the call to the start on the GPU, 0 where the start came first. The depth is the
     work launched before and not yet done when a launch begins; an empty queue means that the GPU waits for this launch.
-    `short_share` is the share of kernels under 10 µs, `call_ns` the time inside launch calls, each counted once.
+    `short_share` is the share of kernels under 10 µs, `short_time_share` that of their time, `call_ns` the time inside
+    the calls that launched a kernel or a graph.
     """
 
     launches: int
@@ -30,6 +31,7 @@ class Queue:
     empty_share: float
     short_share: float
     graph_share: float
+    short_time_share: float = 0.0
 
 
 def measure_queue(timelines: Sequence[Timeline]) -> Queue | None:
@@ -38,7 +40,6 @@ def measure_queue(timelines: Sequence[Timeline]) -> Queue | None:
     if not parts:
         return None
     delay, depth = np.concatenate([part.delay for part in parts]), np.concatenate([part.depth for part in parts])
-    by_graph = np.concatenate([part.by_graph for part in parts])
     return Queue(
         launches=sum(part.calls for part in parts),
         call_ns=sum(part.call_ns for part in parts),
@@ -47,21 +48,25 @@ def measure_queue(timelines: Sequence[Timeline]) -> Queue | None:
         depth_median=float(np.median(depth)),
         empty_share=float((depth == 0).mean()),
         short_share=sum(part.short for part in parts) / sum(part.work for part in parts),
-        graph_share=float(by_graph.mean()),
+        graph_share=sum(part.by_graph for part in parts) / sum(part.known for part in parts),
+        short_time_share=sum(part.short_ns for part in parts) / max(sum(part.work_ns for part in parts), 1),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Launches:
-    """One capture: of launches over all of it the delay, the depth and whether it is a graph's; and its totals."""
+    """One capture: delay and depth of launches over all of it, and its totals; `known` work has its call recorded."""
 
     delay: Ints
     depth: Ints
-    by_graph: Flags
+    by_graph: int
+    known: int
     calls: int
     call_ns: int
     work: int
     short: int
+    work_ns: int
+    short_ns: int
 
 
 def _launches(timeline: Timeline) -> _Launches | None:
@@ -69,23 +74,34 @@ def _launches(timeline: Timeline) -> _Launches | None:
     known = np.flatnonzero(compute.call >= 0)
     if not len(known):
         return None
+    # Copies are no launches: one from pageable memory blocks whatever its call is named.
+    launches = np.zeros(len(calls), np.bool_)
+    launches[compute.call[known]] = True
+    graphs = np.array([code for code, name in enumerate(timeline.names) if "GraphLaunch" in name], np.int64)
+    by_graph = int(np.isin(calls.name[compute.call[known]], graphs).sum()) if len(graphs) else 0
+    all_known = len(known)
+    if int(launches.sum()) < len(known):
+        # A graph is one launch of many kernels: the first of them tells when it began.
+        known = known[np.lexsort((compute.start_ns[known], compute.call[known]))]
+        known = np.sort(known[np.concatenate(([True], np.diff(compute.call[known]) != 0))])
     step = max(1, len(known) // SAMPLE)
     every = len(known) == len(compute)
     launched = np.sort(calls.start_ns[compute.call if every else compute.call[known]], kind="stable")
     ended = np.sort(compute.end_ns if every else compute.end_ns[known], kind="stable")
     at = launched[::step]
-    # Several kernels of one graph launch begin together: those before it count, its own do not.
     before = np.searchsorted(launched, at, side="left")
     some = known[::step]
-    graphs = np.array([code for code, name in enumerate(timeline.names) if "GraphLaunch" in name], np.int64)
-    # A copy that blocks is a wait, whatever it starts.
-    launches = calls.launches & ~calls.waits
+    length = compute.end_ns - compute.start_ns
+    short = length < SHORT_KERNEL_NS
     return _Launches(
         delay=np.maximum(compute.start_ns[some] - calls.end_ns[compute.call[some]], 0),
         depth=np.maximum(before - np.searchsorted(ended, at, side="right"), 0),
-        by_graph=np.isin(calls.name[compute.call[some]], graphs) if len(graphs) else np.zeros(len(some), np.bool_),
+        by_graph=by_graph,
+        known=all_known,
         calls=int(launches.sum()),
         call_ns=int((calls.end_ns - calls.start_ns)[launches].sum()),
         work=len(compute),
-        short=int((compute.end_ns - compute.start_ns < SHORT_KERNEL_NS).sum()),
+        short=int(short.sum()),
+        work_ns=int(length.sum()),
+        short_ns=int(length[short].sum()),
     )

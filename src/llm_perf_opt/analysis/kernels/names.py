@@ -17,11 +17,17 @@ CLASSES = (
     "GEMM", "attention", "MoE", "norm", "elementwise", "reduction", "copy", "communication",
     "convolution", "quantisation", "sampling", "embedding", "KV cache", OTHER,
 )  # fmt: skip
+# Work between products that one kernel could do in passing.
+FUSIBLE = ("elementwise", "norm", "reduction", "copy")
+_FUSED = re.compile(r"^triton_\w+_fused_|^(loop|input|wrapped)_\w*fusion|^fusion_\d|^fused_")
 MAX_LENGTH = 80
 TAIL_LENGTH = 20
 # How many words may tell kernels of one short name apart.
 MOST_WORDS = 3
+# A longer word is itself made of words: a generated name, or a mangled one with numbers among its arguments.
+LONG_WORD = 32
 _WORD = re.compile(r"\w+")
+_MANGLED_NUMBER = re.compile(r"L[a-z](\d+)E")
 _NOISE = frozenset({"c10", "at", "native", "const", "std", "void", "lambda", "operator", "instance", "unnamed"})
 # Names so generic that they need the word before them.
 _GENERIC = frozenset({"kernel", "Kernel", "run", "device_kernel", "transpose", "combine", "dispatch", "type"})
@@ -76,6 +82,11 @@ def classify_kernel(name: str) -> str:
     return next((kind for kind, pattern in class_rules() if pattern.search(identity)), OTHER)
 
 
+def is_fusible(name: str) -> bool:
+    """Whether a kernel does little work on each number it reads, and no compiler has fused it already."""
+    return classify_kernel(name) in FUSIBLE and _FUSED.search(name) is None
+
+
 @lru_cache(maxsize=1 << 16)
 def kernel_identity(name: str) -> str:
     """`at::native::vectorized_elementwise_kernel[Mul]`: the qualified name, and what a wrapper runs."""
@@ -122,7 +133,7 @@ def distinct_short_names(names: Sequence[str]) -> tuple[str, ...]:
 
 def _differences(names: Sequence[str]) -> list[str]:
     """For each name the fewest of its own words that no other has in the same order, or a number."""
-    words = [[word for word in dict.fromkeys(_WORD.findall(name)) if word not in _NOISE] for name in names]
+    words = [[word for word in dict.fromkeys(_words(name)) if word not in _NOISE] for name in names]
     common = set[str].intersection(*map(set, words))
     # Types say more than numbers.
     own = [sorted((w for w in part if w not in common), key=lambda w: w[0].isdigit()) for part in words]
@@ -131,6 +142,18 @@ def _differences(names: Sequence[str]) -> list[str]:
         if len(set(found)) == len(found) and all(found):
             return found
     return [f"#{sorted(names).index(name) + 1}" for name in names]
+
+
+def _words(name: str) -> list[str]:
+    found: list[str] = []
+    for word in _WORD.findall(name):
+        if len(word) <= LONG_WORD:
+            found.append(word)
+        else:
+            found += (
+                _MANGLED_NUMBER.findall(word) if word.startswith("_Z") else [part for part in word.split("_") if part]
+            )
+    return found
 
 
 def as_utf8(text: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from llm_perf_opt.analysis.kernels.match import match_kernels, normalise
-from llm_perf_opt.analysis.kernels.names import short_kernel_name
+from llm_perf_opt.analysis.kernels.names import distinct_short_names, short_kernel_name
 from llm_perf_opt.analysis.kernels.ncu_figures import LaunchFigures, figures
 from llm_perf_opt.analysis.kernels.ncu_records import (
     BALANCED_WITHIN_PCT,
@@ -106,6 +106,8 @@ def analyze_ncu(launches: Sequence[NcuLaunch]) -> NcuAnalysis:
         groups.setdefault(launch.kernel, []).append(launch)
     rows = [_kernel(name, group) for name, group in groups.items()]
     rows.sort(key=lambda row: -(row.duration_ns or 0.0) * row.launches)
+    short = distinct_short_names([row.kernel for row in rows])
+    rows = [replace(row, short=name) for row, name in zip(rows, short, strict=True)]
     device = next((launch.device for launch in launches if launch.device), None)
     return NcuAnalysis(kernels=tuple(rows), launches=len(launches), device=device)
 

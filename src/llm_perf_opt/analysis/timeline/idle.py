@@ -5,13 +5,15 @@ cause, tested in this order:
 
 1. a copy or a set is running: waiting for a copy;
 2. the launch of what runs next is not recorded: unattributed;
-3. the call that launched what runs next has returned: launched and not yet started, the time between kernels;
+3. the call that launched what runs next has returned: launched and not yet started, the time between kernels (where
+   that is long and the thread that launched it waits for the GPU meanwhile: waiting for a synchronisation);
 4. the thread that launched what runs next was inside a synchronisation call: waiting for a synchronisation;
 5. otherwise: waiting for the host to launch.
 
 One gap may have several: up to the moment the launch call returns it waits for the host, after it for the device.
-Two parts are also known by themselves: the time a GPU that waited for the host needs to start what it was given at last
-(`starting`, of the time between kernels), and host time in gaps too long for a launch to be their reason (`long`).
+Three parts are also known by themselves: the time a GPU that waited for the host needs to start what it was given at
+last (`starting`, of the time between kernels), host time in gaps too long for a launch to be their reason (`long`), and
+waiting while launched work did not start (`held`, of the synchronisation: what both wait for is not in the capture).
 """
 
 from collections.abc import Sequence
@@ -53,6 +55,7 @@ class IdleMap:
     unknown: Intervals
     starting: Intervals
     long: Intervals
+    held: Intervals
 
     def split(self, start: Ints, end: Ints) -> "IdleSplit":
         """The idle time inside each window, by cause."""
@@ -72,6 +75,7 @@ class IdleMap:
             host_ns=idle - copying - between - waiting - unknown,
             starting_ns=inside(self.starting),
             long_ns=inside(self.long),
+            held_ns=inside(self.held),
         )
 
 
@@ -79,7 +83,7 @@ class IdleMap:
 class IdleSplit:
     """Columns, one entry per window. The parts add up to `idle_ns`.
 
-    `starting_ns` is a part of `between_ns`, `long_ns` one of `host_ns`.
+    `starting_ns` is a part of `between_ns`, `long_ns` one of `host_ns`, `held_ns` one of `sync_ns`.
     """
 
     idle_ns: Ints
@@ -90,6 +94,7 @@ class IdleSplit:
     unattributed_ns: Ints
     starting_ns: Ints
     long_ns: Ints
+    held_ns: Ints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,16 +159,23 @@ def _map(compute: Activities, copies: Activities, calls: Calls, window: tuple[in
     late = np.flatnonzero(queued & (launched > gaps.start))
     waiting = _waiting(before, known & (launched > gaps.start), calls)
     long = before.long_beside(waiting, known)
+    after = _Gaps(start=launched, end=gaps.end, call=gaps.call, trailing=gaps.trailing)
+    # Gaps are in order and apart, and so are parts of them.
+    between = Intervals(start=launched[queued], end=gaps.end[queued])
+    held = _waiting(after, known & (gaps.end - launched >= LONG_GAP_NS), calls)
+    if len(held.start):
+        between = without(between, held)
+        waiting = union(np.concatenate((waiting.start, held.start)), np.concatenate((waiting.end, held.end)))
     return IdleMap(
         span=_span((compute, copies)),
         busy=busy,
         copying=copying,
-        # Gaps are in order and apart, and so are parts of them.
-        queued=Intervals(start=launched[queued], end=gaps.end[queued]),
+        queued=between,
         waiting=waiting,
         unknown=union(gaps.start[~known], gaps.end[~known]),
         starting=Intervals(start=launched[late], end=np.minimum(gaps.end[late], launched[late] + START_NS)),
         long=without(union(gaps.start[long], launched[long]), waiting),
+        held=held,
     )
 
 

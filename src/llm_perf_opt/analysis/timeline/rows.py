@@ -71,7 +71,8 @@ class Idle:
     """Why the GPU was idle; the parts add up to `gpu_idle_ns`.
 
     `starting_ns` is the part of the time between kernels in which a GPU that had waited for the host starts,
-    `long_gaps_ns` the part of the time waiting for the host that lies in gaps too long to be a launch's.
+    `long_gaps_ns` the part of the time waiting for the host that lies in gaps too long to be a launch's, `held_ns` the
+    part of the synchronisation in which launched work did not start either.
     """
 
     waiting_for_host_ns: int
@@ -82,6 +83,7 @@ class Idle:
     unattributed_ns: int
     starting_ns: int = 0
     long_gaps_ns: int = 0
+    held_ns: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

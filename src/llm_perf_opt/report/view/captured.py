@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from msgspec import UNSET
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis
+from llm_perf_opt.analysis.findings.capture_facts import runs_on
 from llm_perf_opt.analysis.findings.facts import Known, Unknown
+from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.timeline.rows import RangeRow
 from llm_perf_opt.core.records import Metric, StageRecord
 from llm_perf_opt.core.units import format_bytes, format_ms, format_percent
@@ -74,6 +76,55 @@ def captured_verdict(found: CaptureAnalysis) -> str:
     return f"{text}. {NO_CLEAN_TIME}"
 
 
+def ncu_tiles(ncu: Found[NcuAnalysis]) -> tuple[Tile, ...]:
+    """What ncu measured, where there is no timeline."""
+    found, source = ncu.content, ncu.source
+    times = _ncu_times(found)
+    tiles = [
+        _tile("Kernels", Shown(text=f"{len(found.kernels):,}", how="kernels measured by ncu", source=source)),
+        _tile("Launches", Shown(text=f"{found.launches:,}", how="launches measured by ncu", source=source)),
+    ]
+    if times:
+        how = "all measured launches, each alone and with cold caches"
+        tiles.append(
+            _tile("Time under ncu", show(Known(value=sum(times.values()) / 1e6, unit="ms", how=how, source=source)))
+        )
+        top = max(found.kernels, key=lambda kernel: times[kernel.kernel])
+        what = f"of the time under ncu: {top.short}"
+        tiles.append(_tile("Heaviest kernel", show(share(times[top.kernel] / sum(times.values()), what, source))))
+    return tuple(tiles)
+
+
+def ncu_verdict(found: NcuAnalysis) -> str:
+    times = _ncu_times(found)
+    text = f"ncu measured {_count(found.launches, 'launch', 'launches')} of {_count(len(found.kernels), 'kernel')}"
+    if not times:
+        return f"{text}; there is no timeline, so their share of the GPU's time is not known."
+    total = sum(times.values())
+    bounds: dict[str, float] = {}
+    for kernel in found.kernels:
+        bounds[kernel.bound] = bounds.get(kernel.bound, 0.0) + times[kernel.kernel]
+    parts = ", ".join(
+        f"{format_percent(time / total)} {bound}" for bound, time in sorted(bounds.items(), key=lambda item: -item[1])
+    )
+    top = max(found.kernels, key=lambda kernel: times[kernel.kernel])
+    roof = "" if top.roof_pct is None else f", at {format_percent(top.roof_pct / 100)} of its nearer roof"
+    return (
+        f"{text}, {format_ms(total / 1e6)} in all; bound by (of that time): {parts}. Most of it in {top.short} "
+        f"({format_percent(times[top.kernel] / total)}){roof}. There is no timeline: how often they run is not known."
+    )
+
+
+def _ncu_times(found: NcuAnalysis) -> dict[str, float]:
+    """Nanoseconds under ncu by kernel, where every one of them was timed."""
+    times: dict[str, float] = {}
+    for kernel in found.kernels:
+        if kernel.duration_ns is None:
+            return {}
+        times[kernel.kernel] = kernel.duration_ns * kernel.launches
+    return times
+
+
 def _each(found: CaptureAnalysis) -> str:
     """Of several GPUs of one process: busy is when any of them is, so their mean is said too."""
     devices = found.ranks.devices if found.ranks is not UNSET else ()
@@ -109,9 +160,16 @@ def _count(number: int, what: str, several: str = "") -> str:
 
 
 def _longest(found: CaptureAnalysis) -> RangeRow | None:
-    """The range with GPU work that took the most time."""
+    """The range with GPU work that took the most time, where that is a tenth of the capture: others tell little of it.
+
+    None of those after which the GPU works on: it may be busy in none of their time.
+    """
+    span = found.gpu.span_ns or 0
     known = [r for r in found.ranges if r.typical.idle is not None and r.kernel_count and r.typical.wall_ns > 0]
-    return max(known, key=lambda r: r.instances * r.typical.wall_ns, default=None)
+    longest = max(known, key=lambda r: r.instances * r.typical.wall_ns, default=None)
+    if longest is None or not longest.typical.kernel_count or runs_on(longest):
+        return None
+    return longest if 10 * longest.instances * longest.typical.wall_ns >= span > 0 else None
 
 
 def _busy(phase: RangeRow) -> float:

@@ -21,6 +21,8 @@ from llm_perf_opt.report.view.captured import (
     captured_tiles,
     captured_verdict,
     load_test,
+    ncu_tiles,
+    ncu_verdict,
     served_tiles,
     served_title,
     served_verdict,
@@ -54,6 +56,8 @@ def headline(
     capture = _capture_alone(files, facts)
     verdict, tone = _verdict(waterfalls, found, facts, capture)
     tiles = _tiles(files, facts) if capture is None else captured_tiles(capture)
+    if isinstance(files.ncu, Found) and isinstance(files.capture, Unknown) and _is_nothing_else(files, facts):
+        tiles, verdict, tone = ncu_tiles(files.ncu), ncu_verdict(files.ncu.content), "unknown"
     title, loaded = model_name(files), load_test(files)
     if loaded is not None:
         title, tiles = served_title(files), served_tiles(loaded)
@@ -69,6 +73,11 @@ def headline(
         tiles=tiles,
         warnings=_warnings(files),
     )
+
+
+def _is_nothing_else(files: RunFiles, facts: RunFacts) -> bool:
+    timed = any(isinstance(phase.wall, Known) for phase in facts.phases.values())
+    return not timed and isinstance(files.static, Unknown)
 
 
 def _warnings(files: RunFiles) -> tuple[str, ...]:

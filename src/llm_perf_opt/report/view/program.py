@@ -1,14 +1,25 @@
-"""The page of a program of the user's own: its name, how it ended, and only the parts that can apply to it."""
+"""The page of a program or a capture of the user's own: its name, its end, and only the parts that apply to it."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from llm_perf_opt.analysis.findings.facts import Known, RunFacts
+from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts, Unknown
+from llm_perf_opt.core.names import DECODE, PREFILL
 from llm_perf_opt.core.process import program_title
 from llm_perf_opt.report.facts import clean_metric
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.headline import HeadlineView
+from llm_perf_opt.report.view.kernels import KernelsView
+from llm_perf_opt.report.view.memory import MemoryView
+from llm_perf_opt.report.view.modules import ModulesView
+from llm_perf_opt.report.view.roofline import RooflineView
 from llm_perf_opt.report.view.shown import Shown, Tile, show
+from llm_perf_opt.report.view.timeline import TimelineView
+from llm_perf_opt.report.view.waterfall import WaterfallView
+
+# The parts of a page between its headline and what stages add, in their order.
+CLEAN_OPTION = {PREFILL: "--clean-prefill-ms", DECODE: "--clean-tpot-ms"}
+PARTS = ("waterfall", "findings", "kernels", "roofline", "timeline", "modules", "memory")
 
 
 def program_of(files: RunFiles) -> tuple[str, ...] | None:
@@ -19,10 +30,72 @@ def program_of(files: RunFiles) -> tuple[str, ...] | None:
 
 
 def phases_shown(files: RunFiles, facts: RunFacts) -> tuple[str, ...]:
-    """The phases a page has: both for our own inference, for a program those it was timed in."""
+    """The phases a page has: both for our own inference, of a program those timed, of a capture those in it."""
+    if is_bare(files):
+        return tuple(name for name, phase in facts.phases.items() if _is_known(phase))
     if program_of(files) is None:
         return tuple(facts.phases)
     return tuple(name for name, phase in facts.phases.items() if isinstance(phase.wall, Known))
+
+
+def is_bare(files: RunFiles) -> bool:
+    """Whether captures made elsewhere were read: what is not in them was not forgotten, it cannot be known."""
+    return "analyze" in files.manifest.config
+
+
+def _is_known(phase: PhaseFacts) -> bool:
+    return isinstance(phase.gpu, GpuFacts) or isinstance(phase.wall, Known) or isinstance(phase.datasheet, Known)
+
+
+def parts_of_capture(
+    falls: tuple[WaterfallView, ...],
+    kernels: KernelsView,
+    roofline: RooflineView,
+    timeline: TimelineView,
+    modules: ModulesView,
+    memory: MemoryView,
+) -> tuple[str, ...]:
+    """The parts of a capture's page: findings, and whatever the capture or what was said beside it knows."""
+    known = {
+        "waterfall": len(falls) > 0,
+        "findings": True,
+        "kernels": kernels.missing is None,
+        "roofline": roofline.missing is None,
+        "timeline": timeline.missing is None,
+        "modules": len(modules.phases) > 0 or len(modules.operators) > 0,
+        "memory": bool(memory.power) or any(isinstance(cell, Shown) for _, cell in memory.rows),
+    }
+    return tuple(part for part in PARTS if known[part])
+
+
+def waterfall_of_capture(fall: WaterfallView) -> WaterfallView:
+    """What is missing is asked for in the words of the command that reads captures."""
+    clean = Unknown(
+        reason="the times of a capture are those under the profiler",
+        enable=f"{CLEAN_OPTION[fall.phase]} beside the capture",
+    )
+    bound = Unknown(
+        reason="the capture does not say which model ran",
+        enable="model=… hardware=… workload.prompt=… beside the capture",
+    )
+    said = {"datasheet": bound, "achievable": bound, "idle": clean, "wall": clean}
+    rows = [row if row.missing is None else replace(row, missing=said.get(row.key, row.missing)) for row in fall.rows]
+    return replace(fall, rows=tuple(rows))
+
+
+def modules_of_capture(view: ModulesView) -> ModulesView:
+    """Without a word about what only our own inference measures."""
+    return replace(view, time_missing=None, operators_missing=None, double_entry_missing=None)
+
+
+def memory_of_capture(view: MemoryView) -> MemoryView:
+    rows = tuple((label, cell) for label, cell in view.rows if not isinstance(cell, Unknown))
+    return replace(view, rows=rows, power_missing=None)
+
+
+def of_capture(head: HeadlineView) -> HeadlineView:
+    """The headline of a capture says nothing of what it cannot know."""
+    return replace(head, facts=tuple(fact for fact in head.facts if fact[1] != "unknown"))
 
 
 def of_program(head: HeadlineView, files: RunFiles) -> HeadlineView:

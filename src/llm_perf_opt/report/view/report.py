@@ -1,6 +1,6 @@
 """The whole view of a run: what every renderer reads and nothing else."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.analysis.findings.rules import diagnose
@@ -15,7 +15,17 @@ from llm_perf_opt.report.view.headline import HeadlineView, headline
 from llm_perf_opt.report.view.kernels import KernelsView, kernels_view
 from llm_perf_opt.report.view.memory import MemoryView, memory_view
 from llm_perf_opt.report.view.modules import ModulesView, modules_view
-from llm_perf_opt.report.view.program import of_program, phases_shown
+from llm_perf_opt.report.view.program import (
+    PARTS,
+    is_bare,
+    memory_of_capture,
+    modules_of_capture,
+    of_capture,
+    of_program,
+    parts_of_capture,
+    phases_shown,
+    waterfall_of_capture,
+)
 from llm_perf_opt.report.view.provenance import ProvenanceView, provenance_view
 from llm_perf_opt.report.view.roofline import RooflineView, roofline_view
 from llm_perf_opt.report.view.sections import SectionView, sections_view
@@ -25,7 +35,10 @@ from llm_perf_opt.report.view.waterfall import WaterfallView, waterfall_view
 
 @dataclass(frozen=True, kw_only=True)
 class ReportView:
-    """`is_load_alone`: a server was measured from outside, and nothing looked inside it."""
+    """`parts` are those shown: none where a server was measured from outside and nothing looked inside it.
+
+    `is_bare`: of captures made elsewhere, which say nothing of the rest.
+    """
 
     headline: HeadlineView
     waterfalls: tuple[WaterfallView, ...]
@@ -39,7 +52,12 @@ class ReportView:
     flames: tuple[FlameView, ...]
     provenance: ProvenanceView
     ncu: NcuAnalysis | None
-    is_load_alone: bool = False
+    parts: tuple[str, ...] = PARTS
+    is_bare: bool = False
+
+    @property
+    def is_load_alone(self) -> bool:
+        return not self.parts
 
 
 def build_view(files: RunFiles) -> ReportView:
@@ -50,7 +68,7 @@ def build_view(files: RunFiles) -> ReportView:
     records = files.capture.content.findings if isinstance(files.capture, Found) else ()
     found = diagnose(facts, [record.finding() for record in records])
     kernels = kernels_view(files, facts, ncu)
-    return ReportView(
+    view = ReportView(
         headline=of_program(headline(files, facts, waterfalls, found), files),
         waterfalls=tuple(waterfall_view(w) for w in waterfalls if w.phase in phases_shown(files, facts)),
         findings=findings_view(found, facts),
@@ -63,7 +81,23 @@ def build_view(files: RunFiles) -> ReportView:
         flames=flame_view(files),
         provenance=provenance_view(files, facts, _sources(files)),
         ncu=ncu,
-        is_load_alone=load_test(files) is not None and isinstance(files.capture, Unknown),
+        parts=() if load_test(files) is not None and isinstance(files.capture, Unknown) else PARTS,
+    )
+    return _of_capture(view) if is_bare(files) and view.parts else view
+
+
+def _of_capture(view: ReportView) -> ReportView:
+    """Of a capture made elsewhere: only what it can know."""
+    shown = (view.waterfalls, view.kernels, view.roofline, view.timeline, view.modules, view.memory)
+    return replace(
+        view,
+        headline=of_capture(view.headline),
+        waterfalls=tuple(waterfall_of_capture(fall) for fall in view.waterfalls),
+        modules=modules_of_capture(view.modules),
+        memory=memory_of_capture(view.memory),
+        provenance=replace(view.provenance, not_run=()),
+        parts=parts_of_capture(*shown),
+        is_bare=True,
     )
 
 

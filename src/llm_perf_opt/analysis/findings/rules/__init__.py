@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
 from llm_perf_opt.analysis.findings.facts import RunFacts
-from llm_perf_opt.analysis.findings.finding import Finding, Rule, is_covered, rank, rank_of_capture
+from llm_perf_opt.analysis.findings.finding import Finding, Rule, is_covered, of_capture_alone, rank, rank_of_capture
 from llm_perf_opt.analysis.findings.rules import (
     above_bound,
     dtype_miss,
@@ -59,7 +59,8 @@ RULE_BY_ID = {rule.id: rule for rule in RULES}
 
 def diagnose(facts: RunFacts, of_capture: Iterable[Finding] = ()) -> tuple[Finding, ...]:
     """What every rule finds in a run, and what a capture says where no clean time does, in the order of the gain."""
-    found = [finding for rule in RULES for finding in rule.find(facts)]
+    parts = (of_capture_alone(finding, facts) for rule in RULES for finding in rule.find(facts))
+    found = [finding for finding in parts if finding is not None]
     return rank([*found, *(finding for finding in of_capture if not is_covered(finding, facts))], facts)
 
 

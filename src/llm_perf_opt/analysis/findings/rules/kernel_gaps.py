@@ -29,6 +29,10 @@ LATE_REMEDY = (
     "work the capture does not show (graphs whose kernels were not traced, another process on the GPU); trace graphs "
     "by node, and look at the streams around the gaps named"
 )
+RANKS_REMEDY = (
+    "compare with the captures of the other ranks (give them all to llm-perf analyze): the one that comes last to the "
+    "collectives around these gaps is the one to make faster; if all of them wait, " + LATE_REMEDY
+)
 
 # Fewer kernels held back are an accident, and so is less time of the capture.
 MIN_HELD, MIN_HELD_SHARE = 10, 0.05
@@ -92,12 +96,26 @@ def find_late_starts(facts: CaptureFacts) -> list[Finding]:
             f"{gaps.held_ns / 1e6:.2f} ms of {facts.span_ns / 1e6:.2f} ms in {gaps.held_count} gap(s) lie after "
             "the launch call had returned",
             *(_describe(gap) for gap in [gap for gap in gaps.longest if gap.is_held][:SHOWN]),
+            *_of_ranks(facts),
         ),
         saved_ns=gaps.held_ns,
         confidence="medium",
+        remedy=RANKS_REMEDY if _of_ranks(facts) else None,
     )
     # What holds it back is not in the capture, and may be work of its own: a single gap promises nothing.
     return [found if gaps.held_count >= CERTAIN_INSTANCES else replace(found, confidence="low", gain=None)]
+
+
+def _of_ranks(facts: CaptureFacts) -> tuple[str, ...]:
+    """That other ranks may be what the work waits for, where there are any."""
+    several = facts.world_size is not None and facts.world_size > 1
+    if facts.exposed is None and not several:
+        return ()
+    job = f"this is one of {facts.world_size} ranks" if several else "kernels here communicate with other ranks"
+    return (
+        f"{job}: work that depends on a collective starts when the slowest rank has come, so other ranks may be what "
+        "it waits for",
+    )
 
 
 def _describe(gap: Gap) -> str:

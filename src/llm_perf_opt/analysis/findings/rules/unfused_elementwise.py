@@ -1,10 +1,20 @@
 """Rule unfused_elementwise: chains of small elementwise, norm and copy kernels that a compiler would fuse."""
 
+from dataclasses import replace
+
+from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
 from llm_perf_opt.analysis.findings.facts import KernelFacts, PhaseKernel, RunFacts
 from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl
-from llm_perf_opt.analysis.findings.phase_kernels import Slice, describe, slices, time_of
+from llm_perf_opt.analysis.findings.phase_kernels import (
+    HIDDEN_IN_CAPTURE,
+    LAUNCH_BOUND_IDLE,
+    Slice,
+    describe,
+    slices,
+    time_of,
+)
+from llm_perf_opt.analysis.kernels.names import is_fusible
 
-CLASSES = ("elementwise", "norm", "reduction", "copy")
 MIN_SHARE = 0.15
 MIN_LAUNCHES = 50
 SHOWN = 4
@@ -12,14 +22,23 @@ REMEDY = (
     "fuse them: torch.compile (inductor makes one kernel of a chain), or fused kernels for RMSNorm, rotary embedding "
     "and SwiGLU (Liger, Apex, vLLM or flash-attn's layers)"
 )
+REMEDY_OF_OTHERS = (
+    "fuse them: let the framework's compiler make one kernel of a chain (jax.jit, cupy.fuse, numba), or write one "
+    "kernel that does what the chain does"
+)
 Row = tuple[PhaseKernel, KernelFacts | None]
 
 
 def find_unfused_elementwise(facts: RunFacts) -> list[Finding]:
-    """One finding per phase in which many small kernels without a product take a good part of the kernel time."""
+    """One finding per phase in which many small kernels without a product take a good part of the kernel time.
+
+    None of a capture alone, which says by itself which of them follow each other.
+    """
+    if facts.capture_ms is not None:
+        return []
     found = []
     for part in slices(facts):
-        rows = [row for row in part.rows if row[0].kernel_class in CLASSES]
+        rows = [row for row in part.rows if is_fusible(row[0].name)]
         spent, launches = time_of(rows), sum(k.per_step for k, _ in rows)
         if launches >= MIN_LAUNCHES and spent >= MIN_SHARE * part.busy_ms:
             found.append(_finding(part, rows, spent, launches, facts.kernel_source))
@@ -45,9 +64,42 @@ def _finding(part: Slice, rows: list[Row], spent: float, launches: float, source
     )
 
 
+def find_chains(facts: CaptureFacts) -> list[Finding]:
+    """One finding when chains of such kernels take a good part of the kernel time."""
+    found = facts.fusible
+    if found is None or found.kernel_count < MIN_LAUNCHES:
+        return []
+    total = sum(row.total_ns for row in facts.kernels)
+    if not total or found.time_ns < MIN_SHARE * total:
+        return []
+    top = [row for row in facts.kernels if is_fusible(row.name)][:SHOWN]
+    idles = facts.busy_ns < (1 - LAUNCH_BOUND_IDLE) * facts.span_ns
+    finding = RULE.finding_of_capture(
+        facts,
+        title=f"Unfused elementwise work takes {found.time_ns / total:.0%} of the capture's kernel time",
+        evidence=(
+            f"{found.chains:,} chains of {found.kernel_count / found.chains:.1f} elementwise, norm, reduction or copy "
+            f"kernels take {found.time_ns / 1e6:.3f} of {total / 1e6:.3f} ms kernel time",
+            f"fused, each chain takes at least as long as the longest of its kernels: {found.saved_ns / 1e6:.3f} ms "
+            "less in all at most",
+            *(
+                f"`{row.short_name}`: {row.total_ns / 1e6:.3f} ms in {row.instances:,} launch(es) ({row.kernel_class})"
+                for row in top
+            ),
+        ),
+        saved_ns=0,
+        confidence="medium",
+        remedy=REMEDY if facts.report.framework == "torch" else REMEDY_OF_OTHERS,
+    )
+    caveat = HIDDEN_IN_CAPTURE if idles else "an upper bound: not every such chain can be one kernel"
+    gain = amdahl(facts.span_ns, found.saved_ns)
+    return [replace(finding, share=found.saved_ns / facts.span_ns, gain=gain, caveat=caveat)]
+
+
 RULE = Rule(
     id="unfused_elementwise",
     find=find_unfused_elementwise,
+    find_in_capture=find_chains,
     plain_words="Many small steps could be done in one.",
     remedy=REMEDY,
     hint="Fusing elementwise work",

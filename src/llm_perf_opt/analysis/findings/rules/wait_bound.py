@@ -1,12 +1,22 @@
 """Rule wait_bound: the GPU stands idle while copies run or the host waits in a synchronisation call."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts, runs_on
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
-from llm_perf_opt.analysis.findings.finding import MIN_LISTED, Evidence, Finding, Rule, amdahl, confidence_of
+from llm_perf_opt.analysis.findings.finding import (
+    CERTAIN_INSTANCES,
+    MIN_LISTED,
+    Evidence,
+    Finding,
+    Rule,
+    amdahl,
+    confidence_of,
+)
 from llm_perf_opt.analysis.findings.waterfall import split_idle
-from llm_perf_opt.analysis.timeline.rows import CopyRow, RangeRow
+from llm_perf_opt.analysis.gaps.waits import WaitRow
+from llm_perf_opt.analysis.timeline.rows import CopyRow, Idle, RangeRow
 
 # Of a phase's clean time, and of a range's time under the profiler.
 MIN_CLEAN_SHARE = 0.1
@@ -22,6 +32,11 @@ REMEDY_OF_OTHERS = (
 COPY_REMEDY = (
     "move less and move it beside the work: keep weights, caches and results on the device, copy from pinned host "
     "memory on a stream of its own, and prefetch the next piece while kernels run"
+)
+HELD_REMEDY = (
+    "find out what the call waits for: work given to the GPU before the recording began (the previous step: record a "
+    "few steps more and look at the later ones), another process on this GPU, another rank, or kernels that were not "
+    "traced (graphs traced as a whole); then, if it is there in every step, wait for it later or not at all"
 )
 SHOWN = 3
 # 16 lanes of 8 GT/s, 128 of 130 bits: what the bus of 2010 carries one way. Copies of this size should come near it.
@@ -47,11 +62,14 @@ def find_wait_bound_in(facts: CaptureFacts) -> list[Finding]:
     bound = [row for row in bound if _saved_ns(row) >= MIN_LISTED * facts.span_ns]
     findings = [_of_range(row, facts) for row in bound]
     copying = facts.idle.copy_ns - sum(row.idle.copy_ns for row in bound if row.idle is not None)
-    waiting = facts.idle.sync_ns - sum(row.idle.sync_ns for row in bound if row.idle is not None)
+    every = facts.idle.sync_ns - facts.idle.held_ns
+    waiting = every - sum(row.idle.sync_ns - row.idle.held_ns for row in bound if row.idle is not None)
     if copying >= max(MIN_LISTED * facts.span_ns, MIN_LEFT_SHARE * facts.idle.copy_ns):
         findings.append(_of_copies(facts, copying))
-    if waiting >= max(MIN_LISTED * facts.span_ns, MIN_LEFT_SHARE * facts.idle.sync_ns):
+    if waiting >= max(MIN_LISTED * facts.span_ns, MIN_LEFT_SHARE * every):
         findings.append(_of_waits(facts, waiting))
+    if facts.idle.held_ns >= MIN_LISTED * facts.span_ns:
+        findings.append(_of_held_waits(facts))
     return findings
 
 
@@ -87,20 +105,25 @@ def _is_bound(row: RangeRow) -> bool:
     one = row.typical
     if one.idle is None or not one.kernel_count or one.wall_ns <= 0 or runs_on(row):
         return False
-    return one.idle.waiting_for_copy_or_sync_ns >= MIN_RANGE_SHARE * one.wall_ns
+    return _waited_ns(one.idle) >= MIN_RANGE_SHARE * one.wall_ns
+
+
+def _waited_ns(idle: Idle) -> int:
+    """Without the waiting for what did not start either: that is told of the whole capture."""
+    return idle.waiting_for_copy_or_sync_ns - idle.held_ns
 
 
 def _saved_ns(row: RangeRow) -> int:
     """Of all instances, as the typical one is: the first ones carry costs of their own."""
     if row.idle is None or row.typical.idle is None:
         return 0
-    return min(row.instances * row.typical.idle.waiting_for_copy_or_sync_ns, row.idle.waiting_for_copy_or_sync_ns)
+    return min(row.instances * _waited_ns(row.typical.idle), _waited_ns(row.idle))
 
 
 def _of_range(row: RangeRow, facts: CaptureFacts) -> Finding:
     one = row.typical
     idle = one.idle
-    copy, sync = (idle.copy_ns, idle.sync_ns) if idle is not None else (0, 0)
+    copy, sync = (idle.copy_ns, idle.sync_ns - idle.held_ns) if idle is not None else (0, 0)
     share = (copy + sync) / one.wall_ns
     return RULE.finding_of_capture(
         facts,
@@ -172,15 +195,41 @@ def _of_waits(facts: CaptureFacts, waiting_ns: int) -> Finding:
         evidence=(
             f"{waiting_ns / 1e6:.2f} ms of {facts.span_ns / 1e6:.2f} ms the thread that launches sits in a call that "
             "waits, and the GPU has nothing to do",
-            *(
-                f"{row.call}: {row.count:,} call(s) of {row.total_ns / 1e6:.2f} ms, the GPU idle for "
-                f"{row.gpu_idle_ns / 1e6:.2f} ms of it" + (f", in {', '.join(row.places)}" if row.places else "")
-                for row in rows
-            ),
+            *_calls(rows),
         ),
         saved_ns=waiting_ns,
         confidence=confidence_of(sum(row.count for row in rows), share=1.0),
         remedy=_remedy(facts),
+    )
+
+
+def _of_held_waits(facts: CaptureFacts) -> Finding:
+    """The host waits, and what it launched before does not start: whatever both wait for is not in the capture."""
+    held = facts.idle.held_ns
+    rows = sorted(facts.report.waits, key=lambda row: -row.gpu_idle_ns)[:SHOWN]
+    named = f" in {rows[0].call}" if rows else ""
+    found = RULE.finding_of_capture(
+        facts,
+        title=f"The host waits{named} for work that does not run here, {held / facts.span_ns:.0%} of the capture",
+        evidence=(
+            f"{held / 1e6:.2f} ms of {facts.span_ns / 1e6:.2f} ms the thread that launches sits in a call that waits, "
+            "no kernel runs, and work launched before the call has not started",
+            *_calls(rows),
+        ),
+        saved_ns=held,
+        confidence="low",
+        remedy=HELD_REMEDY,
+    )
+    # A single one may be the end of work that began before the recording: it promises nothing.
+    few = sum(row.count for row in rows) < CERTAIN_INSTANCES
+    return replace(found, gain=None) if few else replace(found, confidence="medium")
+
+
+def _calls(rows: Sequence[WaitRow]) -> tuple[str, ...]:
+    return tuple(
+        f"{row.call}: {row.count:,} call(s) of {row.total_ns / 1e6:.2f} ms, the GPU idle for "
+        f"{row.gpu_idle_ns / 1e6:.2f} ms of it" + (f", in {', '.join(row.places)}" if row.places else "")
+        for row in rows
     )
 
 
