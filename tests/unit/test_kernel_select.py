@@ -12,12 +12,15 @@ from llm_perf_opt.analysis.timeline.operators import all_kernels, range_kernels
 from llm_perf_opt.core.records import StageFile, StageRecord
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.ncu.select import (
+    LaunchSpan,
     earlier_headroom,
     everything_but,
     expected_launches,
+    fewest_numbers,
     kernel_pattern,
     launch_numbers,
     launch_sequence,
+    launch_spans,
     plan_capture,
     range_filter,
     select_kernels,
@@ -113,6 +116,33 @@ def test_launches_are_spread_and_never_the_first_ones() -> None:
                 inside = range(before + 1, before + steps * per_step + 1)
                 if steps > 1 or per_step > 1 or before:
                     assert any(number in inside for number in launch_numbers(1, steps)), (steps, per_step, before)
+
+
+def test_known_counts_need_the_fewest_numbers() -> None:
+    # A decoder of 16 layers, 63 steps: once a step, once a layer, four times a layer; some in prefill as well.
+    spans = [LaunchSpan(before=b, inside=i) for b, i in ((1, 63), (0, 63), (16, 1008), (0, 1008), (64, 4032))]
+    numbers = fewest_numbers(spans, 1)
+    assert numbers == (51, 3226)
+    for span in spans:
+        assert any(span.before < n <= span.before + span.inside for n in numbers), span
+        assert any(n <= span.inside for n in numbers), span
+    assert fewest_numbers(spans[:4], 2) == (51, 52)
+    # One step: a kernel launched in prefill is met in decode by the count of the whole program.
+    assert fewest_numbers([LaunchSpan(before=16, inside=1)], 1) == (17,)
+    assert fewest_numbers([LaunchSpan(before=0, inside=1)], 1) == (1,)
+
+
+def test_launch_counts_come_from_the_timeline_of_the_same_work(tmp_path: Path) -> None:
+    record = StageRecord(
+        name="nsys", status="ok", files=(StageFile(role="nsys_sqlite", path=h200_export(tmp_path)),), metrics={}
+    )
+    kernels, _, inside = timeline_kernels(record, "decode*")
+    assert inside
+    spans = launch_spans(record, "decode*", kernels, 1.0)
+    assert spans is not None and len(spans) == len(kernels)
+    assert all(span.inside > 0 for span in spans) and any(span.before > 0 for span in spans)
+    assert launch_spans(record, "decode*", [kernel("never seen", 1)], 1.0) is None
+    assert launch_spans(None, "decode*", kernels, 1.0) is None
 
 
 def test_the_plan_multiplies_kernels_launches_and_passes() -> None:

@@ -5,6 +5,7 @@ What the run already knows about its kernels before ncu starts: the timeline of 
 
 import fnmatch
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import msgspec
 from llm_perf_opt.analysis.kernels.match import base_name, normalise, tolerant_regex
 from llm_perf_opt.analysis.kernels.ncu import headroom_by_name
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NsysKernel
+from llm_perf_opt.core.names import PREFILL
 from llm_perf_opt.core.records import StageRecord
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.nsys_stats import read_kernel_summary
@@ -136,9 +138,53 @@ def launch_numbers(launches_per_kernel: int, steps: int = LONG_ENOUGH) -> tuple[
     return tuple(dict.fromkeys(numbers))
 
 
-def expected_launches(kernels: Sequence[NsysKernel], numbers: Sequence[int]) -> int:
-    """How many launches will be profiled at most, from how often each kernel ran on the timeline."""
-    return sum(max(1, sum(number <= k.instances for number in numbers)) for k in kernels)
+@dataclass(frozen=True, kw_only=True)
+class LaunchSpan:
+    """The launches of one kernel in a run that is known: `before` the wanted range opens, and `inside` it."""
+
+    before: int
+    inside: int
+
+    def wanted(self) -> tuple[int, int]:
+        """The running numbers that are inside, by whichever count: of the whole program, or since the range opened.
+
+        The first few are left out, and the last fifth, in case the program under ncu launches a little less.
+        """
+        first = self.before + 1 + min(FIRST_LAUNCH, self.inside // 4)
+        last = self.inside - self.inside // 5
+        return (first, last) if first <= last else (first, max(first, self.before + last))
+
+
+def fewest_numbers(spans: Sequence[LaunchSpan], launches_per_kernel: int) -> tuple[int, ...]:
+    """The fewest running numbers with which every kernel is met inside the range."""
+    points: list[int] = []
+    for first, last in sorted((span.wanted() for span in spans), key=lambda pair: pair[1]):
+        if not points or points[-1] < first:
+            points.append(last)
+    return tuple(dict.fromkeys(point + i for point in points for i in range(launches_per_kernel)))
+
+
+def launch_spans(
+    record: StageRecord | None, include: str | Sequence[str] | None, kernels: Sequence[NsysKernel], share: float
+) -> list[LaunchSpan] | None:
+    """How often each kernel is launched before and inside the first wanted range, from the timeline of the same work.
+
+    `share` is the part of the steps that will run under ncu. None where the timeline does not show the range, or where
+    a kernel is not in it.
+    """
+    inside = Counter(launch_sequence(record, include))
+    before = Counter(launch_sequence(record, PREFILL))
+    if not before or any(not inside[kernel.name] for kernel in kernels):
+        return None
+    return [LaunchSpan(before=before[k.name], inside=max(1, int(inside[k.name] * share))) for k in kernels]
+
+
+def expected_launches(
+    kernels: Sequence[NsysKernel], numbers: Sequence[int], launches: Sequence[int] | None = None
+) -> int:
+    """How many launches will be profiled at most, from how often each kernel ran on the timeline, or will run."""
+    runs = launches if launches is not None else [kernel.instances for kernel in kernels]
+    return sum(max(1, sum(number <= run for number in numbers)) for run in runs)
 
 
 def plan_capture(*, kernels: int | None, launches: int, set_name: str | None, passes: float | None = None) -> NcuPlan:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from llm_perf_opt.analysis.kernels.ncu import analyze_ncu, join_nsys
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuLaunch, NsysKernel
+from llm_perf_opt.config.schema import InferSection
 from llm_perf_opt.core.names import NSYS
 from llm_perf_opt.core.records import StageFile, StageOutput
 from llm_perf_opt.core.stage import StageContext
@@ -31,14 +32,17 @@ from llm_perf_opt.profiling.ncu.results import (
 )
 from llm_perf_opt.profiling.ncu.select import (
     LONG_ENOUGH,
+    LaunchSpan,
     NcuPlan,
     Selection,
     earlier_headroom,
     everything_but,
     expected_launches,
+    fewest_numbers,
     kernel_pattern,
     launch_numbers,
     launch_sequence,
+    launch_spans,
     plan_capture,
     select_kernels,
     timeline_kernels,
@@ -206,7 +210,11 @@ def prepare(cfg: "NcuConfig", ctx: StageContext, ncu: str) -> Prepared:
     steps = cfg.workload.applied(ctx.config).infer.max_new_tokens - 1 if own else LONG_ENOUGH
     if selection is not None and not selection.kernels:
         selection = None
-    planned, launches = _filters(cfg, selection, by_range, steps)
+    spans = None
+    if selection is not None and own and not is_compiled(ctx.config.infer):
+        share = min(1.0, steps / max(1, ctx.config.infer.max_new_tokens - 1))
+        spans = launch_spans(ctx.earlier.get(NSYS), include, selection.kernels, share)
+    planned, launches = _filters(cfg, selection, by_range, steps, spans)
     plan = plan_capture(
         kernels=None if selection is None else len(selection.kernels),
         launches=planned,
@@ -227,7 +235,14 @@ def prepare(cfg: "NcuConfig", ctx: StageContext, ncu: str) -> Prepared:
     )
 
 
-def _filters(cfg: "NcuConfig", selection: Selection | None, by_range: bool, steps: int) -> tuple[int, LaunchFilter]:
+def is_compiled(infer: InferSection) -> bool:
+    """Whether steps run before the first sample, unseen by the ranges: compiling and capturing do that."""
+    return infer.compile != "none" or infer.cuda_graph
+
+
+def _filters(
+    cfg: "NcuConfig", selection: Selection | None, by_range: bool, steps: int, spans: Sequence[LaunchSpan] | None = None
+) -> tuple[int, LaunchFilter]:
     """How many launches are expected, and the part of the capture that chooses them."""
     cli = cfg.ncu_cli
     limit = cli.launch_count or cfg.max_kernels * cfg.max_launches_per_kernel
@@ -242,7 +257,8 @@ def _filters(cfg: "NcuConfig", selection: Selection | None, by_range: bool, step
     )
     if by_range:
         return limit, found
-    spread = launch_numbers(cfg.max_launches_per_kernel, steps)
+    each = cfg.max_launches_per_kernel
+    spread = launch_numbers(each, steps) if spans is None else fewest_numbers(spans, each)
     if cli.launch_count is None and cli.launch_skip is None:
         found = replace(found, invocations="|".join(map(str, spread)))
     if cli.kernel_name is not None:
@@ -252,7 +268,8 @@ def _filters(cfg: "NcuConfig", selection: Selection | None, by_range: bool, step
     pattern, base = kernel_pattern([k.name for k in selection.kernels], cli.kernel_name_base)
     found = replace(found, kernel_regex=pattern, kernel_name_base=base)
     if cli.launch_count is None:
-        limit = expected_launches(selection.kernels, spread)
+        known = spans if spans is None else [s.before + s.inside for s in spans]
+        limit = expected_launches(selection.kernels, spread, known)
         found = replace(found, launch_count=limit * LAUNCH_ROOM)
     return limit, found
 
