@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llm_perf_opt.config.schema import AppConfig, InferSection, ModelSection, Problem, StageConfig
+    from llm_perf_opt.core.documents import ClockSample, CounterDocument, CounterSpan, CounterTrack
     from llm_perf_opt.core.host import Gpu, Host, Tool
     from llm_perf_opt.core.manifest import RunManifest, read_manifest
     from llm_perf_opt.core.process import CommandResult
@@ -18,18 +19,28 @@ if TYPE_CHECKING:
     from llm_perf_opt.errors import CommandFailed, ConfigError, ParseError, ProfilingError, StageSkipped, ToolError
     from llm_perf_opt.marks import mark_warmup, phase, request
     from llm_perf_opt.pipeline.loaded_run import LoadedRun, RunTable, load_run
+    from llm_perf_opt.profiling.nvml import GpuSamples, sample_gpus
+    from llm_perf_opt.profiling.workload_run import WorkloadRun, WorkloadSpan, run_workload
+    from llm_perf_opt.report.charts import ChartBand, draw_chart
     from llm_perf_opt.workload.models.base import LoadedModel, ModelAdapter, Sample, StepOutput
+    from llm_perf_opt.workload.watcher import WorkloadWatcher
 
 __version__ = "0.2.0"
 
 __all__ = [
     "AppConfig",
+    "ChartBand",
+    "ClockSample",
     "CommandFailed",
     "CommandRecord",
     "CommandResult",
     "CommandRunner",
     "ConfigError",
+    "CounterDocument",
+    "CounterSpan",
+    "CounterTrack",
     "Gpu",
+    "GpuSamples",
     "Host",
     "InferSection",
     "Link",
@@ -59,16 +70,23 @@ __all__ = [
     "StepOutput",
     "Tool",
     "ToolError",
+    "WorkloadRun",
+    "WorkloadSpan",
+    "WorkloadWatcher",
     "__version__",
+    "draw_chart",
     "load_run",
     "mark_warmup",
     "phase",
     "read_manifest",
     "request",
+    "run_workload",
+    "sample_gpus",
 ]
 
 _HOMES = {
     "config.schema": ("AppConfig", "InferSection", "ModelSection", "Problem", "StageConfig"),
+    "core.documents": ("ClockSample", "CounterDocument", "CounterSpan", "CounterTrack"),
     "core.host": ("Gpu", "Host", "Tool"),
     "core.manifest": ("RunManifest", "read_manifest"),
     "core.process": ("CommandResult",),
@@ -78,7 +96,11 @@ _HOMES = {
     "errors": ("CommandFailed", "ConfigError", "ParseError", "ProfilingError", "StageSkipped", "ToolError"),
     "marks": ("mark_warmup", "phase", "request"),
     "pipeline.loaded_run": ("LoadedRun", "RunTable", "load_run"),
+    "profiling.nvml": ("GpuSamples", "sample_gpus"),
+    "profiling.workload_run": ("WorkloadRun", "WorkloadSpan", "run_workload"),
+    "report.charts": ("ChartBand", "draw_chart"),
     "workload.models.base": ("LoadedModel", "ModelAdapter", "Sample", "StepOutput"),
+    "workload.watcher": ("WorkloadWatcher",),
 }
 
 

@@ -38,11 +38,12 @@ class FakeNvml:
         init_code: int = 0,
         throttle_mask: int = 0x4 | 0x20,
         clock_mhz: Callable[[int], int] = lambda at_ns: 1725,
+        utilisation_pct: int = 87,
     ) -> None:
         self._gpus, self._power_w, self._energy_j, self._refresh_ns = gpus, power_w, energy_j, refresh_ns
         self._missing, self._init_code = missing, init_code
         self._throttle_mask, self._clock_mhz = throttle_mask, clock_mhz
-        self._born_ns = time.monotonic_ns()
+        self._utilisation_pct = utilisation_pct
         self.asked = 0
 
     def __getattribute__(self, name: str) -> Any:
@@ -102,4 +103,4 @@ class FakeNvml:
         return self._throttle_mask
 
     def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
-        return SimpleNamespace(gpu=87, memory=40)
+        return SimpleNamespace(gpu=self._utilisation_pct, memory=40)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import llm_perf_opt
 from tests.support.fixtures_dir import REPO
 
 SOURCE = REPO / "src" / "llm_perf_opt"
@@ -20,6 +21,7 @@ LAYERS = (
     {"profiling", "workload", "serving", "analysis", "report"},
     {"pipeline"},
     {"runners", "cli", "testing"},
+    {"plugins"},
 )
 # Inside the second layer: pure parts know nothing of what feeds them.
 FORBIDDEN = {
@@ -74,6 +76,23 @@ def test_a_module_imports_only_from_layers_to_its_left(path: Path) -> None:
     part = relative.parts[0].removesuffix(".py")
     wrong = {name for name in _imports(path) if _layer(name) > _layer(part) or name in FORBIDDEN.get(part, set())}
     assert wrong == set()
+
+
+def test_our_plug_ins_import_nothing_but_the_public_surface_and_themselves() -> None:
+    homes = {path for path in (SOURCE / "plugins").iterdir() if path.is_dir() and (path / "__init__.py").is_file()}
+    assert {home.name for home in homes} >= {"energy"}
+    wrong = [
+        f"{path.relative_to(SOURCE)}: {name}"
+        for home in sorted(homes)
+        for path in home.rglob("*.py")
+        for name in sorted(_module_names(path))
+        if name.removeprefix("llm_perf_opt.") not in llm_perf_opt.__all__
+        and not name.startswith(f"llm_perf_opt.plugins.{home.name}.")
+    ]
+    assert wrong == []
+    assert [
+        str(p.relative_to(SOURCE)) for p in _modules() if "plugins" in _imports(p) and "plugins" not in p.parts
+    ] == []
 
 
 def test_the_sub_packages_of_the_analysis_do_not_import_in_a_circle() -> None:

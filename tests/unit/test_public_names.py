@@ -86,6 +86,8 @@ def test_our_own_modules_import_from_where_a_name_lives() -> None:
     users = [
         str(path.relative_to(PACKAGE))
         for path in sorted(PACKAGE.rglob("*.py"))
+        # Those are plug-ins, which have nothing else to import from.
+        if path.relative_to(PACKAGE).parts[0] != "plugins"
         for names in re.findall(r"^\s*from llm_perf_opt import (.*)$", path.read_text(encoding="utf-8"), re.M)
         if set(re.split(r",\s*", names)) & set(llm_perf_opt.__all__) - {"__version__"}
     ]

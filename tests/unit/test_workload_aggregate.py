@@ -69,6 +69,7 @@ def test_a_sample_line_holds_every_time_and_rate() -> None:
         "epoch": 0,
         "prompt_tokens": 50,
         "tokens": 3,
+        "start_ns": 0,
         "prepare_ms": 5.0,
         "prefill_ms": 10.0,
         "ttft_ms": 11.0,

@@ -57,7 +57,13 @@ def test_edges_are_taken_at_phase_ends_only_and_ranges_nest() -> None:
     ]
     # Looks are 1 ms apart: edges at 1, 4, 6 and 9, marks of tokens at 5, 7 and 8, of sam at 2 and 3.
     assert generation == Generation(
-        token_ids=(3, 4, 5), prefill_ms=3.0, ttft_ms=5.0, decode_ms=3.0, itl_ms=(2.0, 1.0), parts_ms={"sam": 1.0}
+        token_ids=(3, 4, 5),
+        prefill_ms=3.0,
+        ttft_ms=5.0,
+        decode_ms=3.0,
+        itl_ms=(2.0, 1.0),
+        parts_ms={"sam": 1.0},
+        start_ns=1_000_000,
     )
 
 

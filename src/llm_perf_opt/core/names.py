@@ -66,6 +66,7 @@ Role = Literal[
     "nvtx_ranges",
     "gpu_idle",
     "gpu_samples",
+    "counters",
     "nsys_report",
     "nsys_sqlite",
     "ncu_report",

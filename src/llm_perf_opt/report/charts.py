@@ -1,4 +1,7 @@
-"""Drawings for sections, as SVG: work by shape under the GPU's roofs, and amounts that change over time."""
+"""Drawings for sections, as SVG: work by shape under the GPU's roofs, and amounts that change over time.
+
+`draw_chart` is also what plug-ins draw with.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -77,6 +80,98 @@ def steps_svg(lines: Mapping[str, Sequence[tuple[int, int]]], *, length_ns: int,
             f"<title>{escape(name)}</title></polyline>"
         )
     return svg_page(title, [*body, *legend(list(lines))])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChartBand:
+    """A stretch of a chart that is shaded, from `start` to `end` on its x axis; equal labels have equal colours."""
+
+    start: float
+    end: float
+    label: str
+
+
+def draw_chart(
+    lines: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    title: str,
+    x_unit: str,
+    y_unit: str,
+    bands: Sequence[ChartBand] = (),
+    stacked: bool = False,
+) -> str:
+    """Amounts over x by name, as SVG: points joined by lines, from zero up.
+
+    Stacked, all lines have the same x values, each holds until the next, and areas stand on each other in the order of
+    the names. The unit `bytes` is shown with its prefix.
+    """
+    shown = _stack(lines) if stacked else lines
+    xs = [x for points in shown.values() for x, _ in points]
+    left, right = min(xs, default=0.0), max(xs, default=1.0)
+    top = max((y for points in shown.values() for _, y in points), default=1.0) or 1.0
+    bottom, edge = HEIGHT - BOTTOM, WIDTH - RIGHT
+
+    def px(x: float) -> float:
+        return LEFT + (edge - LEFT) * (x - left) / ((right - left) or 1.0)
+
+    def py(y: float) -> float:
+        return bottom - (bottom - TOP) * y / top
+
+    labels = list(dict.fromkeys(band.label for band in bands))
+    tints = {label: COLOURS[-1 - index % len(COLOURS)] for index, label in enumerate(labels)}
+    height = bottom - TOP
+    body = []
+    for band in bands:
+        x0, x1 = px(max(band.start, left)), px(min(band.end, right))
+        if x1 > x0:
+            body.append(
+                f'<rect x="{x0:.1f}" y="{TOP}" width="{x1 - x0:.2f}" height="{height}" fill="{tints[band.label]}" '
+                f'fill-opacity="0.18"><title>{escape(band.label)}</title></rect>'
+            )
+    for part in range(5):
+        y, x = top * part / 4, left + (right - left) * part / 4
+        text = format_bytes(y) if y_unit == "bytes" else f"{digits(y)} {escape(y_unit)}"
+        body.append(f'<line x1="{LEFT}" y1="{py(y):.1f}" x2="{edge}" y2="{py(y):.1f}" stroke="#ddd"/>')
+        body.append(f'<text x="{LEFT - 6}" y="{py(y) + 4:.1f}" text-anchor="end">{text}</text>')
+        body.append(f'<text x="{px(x):.1f}" y="{bottom + 16}" text-anchor="middle">{digits(x)} {escape(x_unit)}</text>')
+    for index, (name, points) in reversed(list(enumerate(shown.items()))):
+        colour = COLOURS[index % len(COLOURS)]
+        path = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in points)
+        named = f"<title>{escape(name)}</title></polyline>"
+        if stacked:
+            path = f"{px(left):.1f},{bottom} {path} {px(right):.1f},{bottom}"
+            body.append(f'<polyline points="{path}" fill="{colour}" stroke="none">{named}')
+        else:
+            body.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.4">{named}')
+    names = list(lines)
+    shades = [(label, tints[label]) for label in labels]
+    return svg_page(
+        title, [*body, *legend(names), *_band_legend(shades, start=LEFT + sum(34 + 7 * len(n) for n in names))]
+    )
+
+
+def _stack(lines: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, list[tuple[float, float]]]:
+    """Sums from the first name up, as steps."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    below: list[float] = []
+    for name, points in lines.items():
+        below = [y + (below[i] if below else 0.0) for i, (_, y) in enumerate(points)]
+        steps: list[tuple[float, float]] = []
+        for i, (x, _) in enumerate(points):
+            if i:
+                steps.append((x, below[i - 1]))
+            steps.append((x, below[i]))
+        found[name] = steps
+    return found
+
+
+def _band_legend(shades: Sequence[tuple[str, str]], *, start: int) -> list[str]:
+    body, at = [], start
+    for label, colour in shades:
+        body.append(f'<rect x="{at}" y="{HEIGHT - 22}" width="11" height="11" fill="{colour}" fill-opacity="0.35"/>')
+        body.append(f'<text x="{at + 16}" y="{HEIGHT - 12}">{escape(label)}</text>')
+        at += 34 + 7 * len(label)
+    return body
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 import csv
 import errno
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -15,7 +15,7 @@ from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.static.document import StaticDocument
 from llm_perf_opt.analysis.timeline.window import TimelineWindow
-from llm_perf_opt.core.documents import ClockDocument, GeneratedDocument, MetricsDocument
+from llm_perf_opt.core.documents import ClockDocument, CounterDocument, GeneratedDocument, MetricsDocument
 from llm_perf_opt.core.files import read_limited
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.names import ROLE_WRITERS, STATIC_ANALYSIS, TORCH_PROFILER, Role
@@ -58,15 +58,18 @@ class RunFiles:
     ncu: Found[NcuAnalysis] | Unknown
     operators: Found[tuple[OperatorRow, ...]] | Unknown
     samples: tuple[SampleLine, ...]
+    added_samples: tuple[SampleLine, ...]
     timelines: tuple[Found[TimelineWindow], ...]
     clocks: Found[ClockDocument] | Unknown
     generated: Found[GeneratedDocument] | Unknown
+    counters: tuple[Found[CounterDocument], ...]
     pictures: Mapping[str, Found[bytes] | Unknown]
 
 
 def read_run_files(manifest: RunManifest, run_dir: Path) -> RunFiles:
     """Read what the manifest names."""
     reader = _Reader(manifest, run_dir.resolve())
+    samples = reader.samples()
     return RunFiles(
         manifest=manifest,
         metrics=reader.first("metrics", MetricsDocument),
@@ -75,10 +78,12 @@ def read_run_files(manifest: RunManifest, run_dir: Path) -> RunFiles:
         trace=reader.of(TORCH_PROFILER, "analysis_json", CaptureAnalysis),
         ncu=reader.first("ncu_kernels_json", NcuAnalysis),
         operators=reader.operators(),
-        samples=reader.samples(),
+        samples=samples,
+        added_samples=reader.added_samples(samples),
         timelines=reader.all("timeline_json", TimelineWindow),
         clocks=reader.first("gpu_samples", ClockDocument),
         generated=reader.first("generated_kernels", GeneratedDocument),
+        counters=reader.all("counters", CounterDocument),
         pictures={
             section.picture.path: reader.picture(section.picture.path)
             for stage in manifest.stages
@@ -138,6 +143,21 @@ class _Reader:
             return () if path is None else parse_samples(self._content(path), source=self._relative(path))
         except (OSError, ParseError):
             return ()
+
+    def added_samples(self, known: tuple[SampleLine, ...]) -> tuple[SampleLine, ...]:
+        """What stages measured of samples besides the clean pass of the headline: the numbers that one has not."""
+        first = samples_file(self._manifest)
+        names = {name for line in known for name in line.values}
+        found: list[SampleLine] = []
+        for path in (stage.file("samples") for stage in self._manifest.stages if stage.status == "ok"):
+            if path is None or path == first:
+                continue
+            try:
+                lines = parse_samples(self._content(path), source=self._relative(path))
+            except (OSError, ParseError):
+                continue
+            found += [replace(line, values={n: v for n, v in line.values.items() if n not in names}) for line in lines]
+        return tuple(found)
 
     def picture(self, path: str) -> "Found[bytes] | Unknown":
         """A picture a stage's section names; a link must not lead out of the run either."""

@@ -48,7 +48,7 @@ def parse_samples(data: bytes, *, source: str) -> tuple[SampleLine, ...]:
         raise ParseError(f"{source}: cannot be read as samples of a clean pass ({error})") from error
 
 
-_LABELS = ("repeat", "epoch")
+_LABELS = ("repeat", "epoch", "start_ns")
 # How long a fixed piece of CPU work took around a sample: about the machine, not about the model.
 HOST_PROBE = "host_probe_ms"
 

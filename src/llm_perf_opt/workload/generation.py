@@ -216,6 +216,7 @@ class Generation:
     """The tokens of one sample and when they came. `decode_ms` is None when the first token was the only one.
 
     `others` are the tokens of a batch's further sequences; a sequence that ended before the batch is as long as it is.
+    `start_ns` is when prefill began, on the clock of `time.monotonic_ns()`.
     """
 
     token_ids: tuple[int, ...]
@@ -225,6 +226,7 @@ class Generation:
     itl_ms: tuple[float, ...]
     parts_ms: Mapping[str, float] = field(default_factory=dict)
     others: tuple[tuple[int, ...], ...] = ()
+    start_ns: int = 0
 
     @property
     def sequences(self) -> tuple[tuple[int, ...], ...]:
@@ -281,6 +283,7 @@ class Generator:
             decode_ms=decode_ms,
             itl_ms=gaps_ms(clock, marks),
             parts_ms=parts.totals_ms(),
+            start_ns=start_ns,
         )
 
     def _decode(

@@ -109,7 +109,12 @@ class SampleResult:
             "epoch": self.epoch,
             "prompt_tokens": self.prompt_tokens,
             "tokens": self.tokens,
-            **({"batch": self.batch, "all_tokens": self.all_tokens} if self.batch > 1 else {}),
+            **(
+                {"batch": self.batch, "all_tokens": self.all_tokens, "all_prompt_tokens": self.all_prompt_tokens}
+                if self.batch > 1
+                else {}
+            ),
+            "start_ns": generation.start_ns,
             "prepare_ms": self.prepare_ms,
             "prefill_ms": generation.prefill_ms,
             "ttft_ms": generation.ttft_ms,

@@ -63,6 +63,7 @@ from llm_perf_opt.workload.nvtx import RangeEmitter, around, choose_emitter, sil
 from llm_perf_opt.workload.outputs import OutputWriter, open_outputs
 from llm_perf_opt.workload.pages import PageStyle, write_page
 from llm_perf_opt.workload.results import SampleResult
+from llm_perf_opt.workload.watcher import WorkloadWatcher, open_watcher, watched
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +83,8 @@ class Session:
     """A loaded model with its clocks.
 
     `bad` are samples that no batch could be made of, `prompt_tokens` the lengths of those that are in one; both are
-    empty where samples run one at a time. `compile_s` is None where nothing was compiled or captured.
+    empty where samples run one at a time. `compile_s` is None where nothing was compiled or captured. `watcher` is a
+    stage's, which looks on from inside.
     """
 
     workload: Workload
@@ -93,6 +95,7 @@ class Session:
     bad: Mapping[str, str] = field(default_factory=dict)
     prompt_tokens: Mapping[str, int] = field(default_factory=dict)
     compile_s: float | None = None
+    watcher: WorkloadWatcher | None = None
 
     def generator(self, ranges: RangeEmitter | None = None, *, ignore_eos: bool = False) -> Generator:
         """The loop over this model, with these ranges or the session's own."""
@@ -141,7 +144,7 @@ def check_workload(config: AppConfig, out_dir: Path) -> Workload:
     )
 
 
-def open_session(workload: Workload) -> Session:
+def open_session(workload: Workload, watcher: WorkloadWatcher | None = None) -> Session:
     """Load the model on its device."""
     config = workload.config
     if config.infer.compile != "none":
@@ -149,13 +152,17 @@ def open_session(workload: Workload) -> Session:
         keep_generated_code(workload.scratch_dir)
     device = resolve_device(config.run.device)
     say(f"loading {config.model.name} ({config.model.weights} weights) on {device}")
+    if watcher is not None:
+        watcher.before_load(device)
     model = workload.adapter.load(config.model, config.infer, device=device, seed=config.run.seed)
+    ranges = choose_emitter()
     session = Session(
         workload=workload,
-        model=model,
+        model=model if watcher is None else watcher.loaded(model),
         clock=clock_for(device),
-        ranges=choose_emitter(),
+        ranges=ranges if watcher is None else watched(ranges, watcher),
         memory=peak_memory_for(device),
+        watcher=watcher,
     )
     if config.infer.batch > 1:
         session = form_batches(session)
@@ -467,6 +474,8 @@ def measure(
     except bad_sample_errors() as error:
         say(f"sample {sample.sample_id} skipped: {describe_error(error)}")
         journal.add_bad(sample.sample_id, describe_error(error))
+        if session.watcher is not None:
+            session.watcher.failed(error)
         release_memory(session.model.device)
         return None
     journal.memory_reason = session.memory.reason
@@ -523,8 +532,28 @@ def run_inference(
     Around each range of the name `cuda_profiler_range` (`all`: around the pass) a profiler that waits for it is told to
     start and to stop.
     """
+    watcher = open_watcher(os.environ)
+    try:
+        _infer(config, out_dir, watcher, warmup_rounds, output, cuda_profiler_range)
+    except BaseException as error:
+        if watcher is not None:
+            watcher.failed(error)
+        raise
+    finally:
+        if watcher is not None:
+            watcher.close()
+
+
+def _infer(
+    config: AppConfig,
+    out_dir: Path,
+    watcher: WorkloadWatcher | None,
+    warmup_rounds: int,
+    output: OutputConfig | None,
+    cuda_profiler_range: str | None,
+) -> None:
     outputs = open_outputs(output, out_dir, adapter=config.model.adapter)
-    session = open_session(check_workload(config, out_dir))
+    session = open_session(check_workload(config, out_dir), watcher)
     if cuda_profiler_range is not None and not session.model.device.startswith("cuda"):
         raise ConfigError(
             f"{KEY}: cudaProfilerStart needs a GPU, and the model runs on {session.model.device} "

@@ -35,7 +35,7 @@ from llm_perf_opt.analysis.timeline.rows import RangeRow
 from llm_perf_opt.core.names import PHASE_RANGE, PHASES, WALL_METRIC
 
 # What every comparison asks; a gate may ask for any other metric of the samples.
-METRICS = ("ttft_ms", "tpot_ms", "e2e_ms", "prefill_ms")
+METRICS = ("ttft_ms", "tpot_ms", "e2e_ms", "prefill_ms", "joules_per_token")
 OverallVerdict = Literal["better", "worse", "mixed", "same", "inconclusive", "failed"]
 
 

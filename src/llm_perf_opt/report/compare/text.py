@@ -138,7 +138,8 @@ def signed_ms(ms: float) -> str:
 def unit_of(metric: str) -> str:
     if metric.endswith("_per_s"):
         return "tokens/s"
-    return "bytes" if metric.endswith("_bytes") else "ms" if metric.endswith("_ms") else ""
+    units = {"_bytes": "bytes", "_ms": "ms", "joules_per_token": "J/token"}
+    return next((unit for ending, unit in units.items() if metric.endswith(ending)), "")
 
 
 def _folded(title: str, body: Sequence[str]) -> list[str]:

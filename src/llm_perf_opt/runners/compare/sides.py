@@ -103,6 +103,10 @@ def _pass(files: RunFiles) -> dict[str, list[RepeatedValue]]:
         for name, value in line.values.items():
             if name != HOST_PROBE:
                 found.setdefault(name, []).append(_value(line, value))
+    for line in files.added_samples:
+        for name, value in line.values.items():
+            if name != HOST_PROBE:
+                found.setdefault(name, []).append(_value(line, value))
     if found:
         return found
     known = {name: clean_metric(files.manifest, name) for name in ("ttft_ms", *WALL_METRIC.values())}
