@@ -1,4 +1,4 @@
-# make demo | test | test-quick | test-long | coverage | fuzz | drill | soak | audit | lint | format | docs — each sets up its environment by itself. Needs Python 3.11+ and make.
+# make demo | test | test-quick | test-long | test-cluster | coverage | fuzz | drill | soak | audit | lint | format | docs — each sets up its environment by itself. Needs Python 3.11+ and make.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Two workers: the machine the suite is sized for has two cores.
 WORKERS ?= 2
 
-.PHONY: demo test test-quick test-long coverage fuzz drill soak audit lint format docs clean
+.PHONY: demo test test-quick test-long test-cluster coverage fuzz drill soak audit lint format docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12")'
@@ -23,6 +23,10 @@ test: $(STAMP)
 # The rest of the exhaustive tests; CI runs them after `make test`.
 test-long: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m long $(PYTEST_ARGS)
+
+# Sweeps on a real Slurm of one node on loopback (needs slurm-wlm and munge, and root) and on a real Ray.
+test-cluster: $(STAMP)
+	$(BIN)/python -m pytest -m cluster tests/system/test_cluster.py $(PYTEST_ARGS)
 
 # Without what starts the orchestrator, a real tool or a browser, or runs a model: under a minute.
 test-quick: $(STAMP)

@@ -24,6 +24,7 @@ from llm_perf_opt.analysis.static.document import PredictionsDocument, StaticDoc
 from llm_perf_opt.analysis.timeline.window import TimelineWindow
 from llm_perf_opt.core.documents import ClockDocument, InputSample, MetricsDocument
 from llm_perf_opt.core.manifest import RunManifest
+from llm_perf_opt.pipeline.jobs.record import JobsDocument
 from llm_perf_opt.pipeline.plan import PlanDocument
 from llm_perf_opt.pipeline.sweep import SweepDocument
 from llm_perf_opt.workload.gallery import GalleryInfo
@@ -40,6 +41,7 @@ DOCUMENTS: dict[str, Any] = {
     "gpu_samples": ClockDocument,
     "kernels": NcuAnalysis,
     "inputs": list[InputSample],
+    "jobs": JobsDocument,
     "manifest": RunManifest,
     "metrics": MetricsDocument,
     "plan": PlanDocument,

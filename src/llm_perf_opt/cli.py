@@ -22,7 +22,7 @@ llm-perf: where did the time of an LLM inference go, and what should change firs
   llm-perf report RUN_DIR             render a run's reports again
   llm-perf runs [DIR]                 list, filter and sort runs; --html draws them over time
   llm-perf export RUN_DIR --to WHERE  numbers for Prometheus, OpenMetrics, MLflow, Weights & Biases
-  llm-perf sweep report DIR           one table and one page of all runs of a sweep
+  llm-perf sweep report|resume DIR    one table and page of a sweep's runs; run what is missing or failed
   llm-perf doctor [--json]            what this machine can do, and how to mend what it cannot
 
 Each command explains itself with --help. First steps: llm-perf profile experiment=demo

@@ -51,6 +51,7 @@ class RunSection:
     representative_max_new_tokens: PositiveInt | None = None
     on_failure: Literal["continue", "stop"] = "continue"
     dry_run: bool = False
+    exclusive: Literal["device", "node"] | None = None
     resume: Path | None = None
     trust: bool = False
     seed: Annotated[int, Ge(0), Le(MOST)] = 0

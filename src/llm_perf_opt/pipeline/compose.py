@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice, product
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,6 +41,10 @@ COMPOSITION_ERRORS = (
     RecursionError,
 )
 LONGEST_SHOWN = 120
+MOST_JOBS_TRIED = 1000
+# The extra of ours that brings each launcher.
+LAUNCHER_EXTRAS = {"submitit_slurm": "slurm", "submitit_local": "slurm", "joblib": "joblib", "ray": "ray"}
+_LAUNCHER = re.compile(r"(?:Could not (?:find|load) |In ')\'?hydra/launcher[/=:](\w+)")
 _FULL_KEY = re.compile(r"Could not (?:override|append|delete)[^']*'([^']+)'")
 
 
@@ -184,6 +189,23 @@ def explain_composition_error(
     return ConfigError(problems)
 
 
+def first_bad_job(overrides: Sequence[str], entry: ConfigEntry) -> list[str]:
+    """The overrides of the first job of a sweep that does not compose; all as they are if the sweep cannot be read."""
+    try:
+        choices = [_choices_of(text) for text in overrides]
+    except COMPOSITION_ERRORS:
+        return list(overrides)
+    jobs = [list(job) for job in islice(product(*choices), MOST_JOBS_TRIED)]
+    return next((job for job in jobs if _try(job, entry) is not None), list(overrides))
+
+
+def _choices_of(override: str) -> list[str]:
+    parsed = OverridesParser.create().parse_override(override)
+    if not (parsed.is_sweep_override() and parsed.is_discrete_sweep()):
+        return [override]
+    return [f"{parsed.get_key_element()}={value}" for value in parsed.sweep_string_iterator()]
+
+
 def _grammar_problem(override: str) -> str | None:
     """What is wrong with an override on its own, whatever it is for."""
     key, sign, value = split_override(override)
@@ -249,6 +271,13 @@ def _explain(error: Exception, override: str, rest: Sequence[str], entry: Config
             return f"{key}: cannot be set here: {first} (got {value!r}), allowed: one setting of this key"
         hint = f"nearest known key: {nearest}" if nearest else "`llm-perf profile --cfg job` lists all keys"
         return f"{key}: unknown key (got {value!r}), {hint}"
+    launcher = _LAUNCHER.search(str(error))
+    if launcher is not None and launcher[1] in LAUNCHER_EXTRAS:
+        extra = LAUNCHER_EXTRAS[launcher[1]]
+        return (
+            f"{key}: the launcher {launcher[1]} is not installed (got {value!r}), "
+            f"allowed: once it is (pip install 'llm-perf-opt[{extra}]')"
+        )
     if "Could not find" in str(error) or "In '" in first or first.startswith("Config group override must be"):
         return f"{key}: no such choice (got {value!r}), allowed: {_choices(key)}"
     return f"{key}: {first} (got {_shown(value)}), allowed: an override in Hydra's grammar"

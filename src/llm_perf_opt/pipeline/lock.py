@@ -103,6 +103,13 @@ def is_locked(run_dir: Path) -> bool:
     return False
 
 
+def release_lock(run_dir: Path) -> None:
+    """Give back the lock of a directory, where this process holds it."""
+    lock = _HELD.pop(run_dir.resolve() / LOCK_FILE, None)
+    if lock is not None:
+        lock.release()
+
+
 @contextmanager
 def locked(run_dir: Path, say: Callable[[str], None]) -> Iterator[RunLock]:
     """Hold a run directory for as long as the block runs."""

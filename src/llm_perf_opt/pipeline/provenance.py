@@ -1,5 +1,6 @@
 """Writes what a run was made with: env.json, config.yaml and inputs.yaml."""
 
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ class GitState:
 def describe_environment(host: Host, environ: Mapping[str, str], user_dir: Path) -> dict[str, Any]:
     """What env.json holds. Environment variables come from an allow-list and none that looks like a secret."""
     return {
+        "hostname": platform.node(),
         "os": host.os,
         "cpu": host.cpu,
         "cpu_cores": host.cpu_cores,

@@ -33,7 +33,7 @@ from llm_perf_opt.core.records import StageRecord
 from llm_perf_opt.core.redact import REDACTED, Redactor
 from llm_perf_opt.core.stage import Stage
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.pipeline.lock import RunInUse, is_locked, take_lock
+from llm_perf_opt.pipeline.lock import RunInUse, is_locked, release_lock, take_lock
 from llm_perf_opt.pipeline.provenance import write_yaml
 from llm_perf_opt.pipeline.trust import is_own, recorded_command
 
@@ -298,12 +298,25 @@ class ClaimRunDir(Callback):
                 _set(config, "hydra.run.dir", free)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        # Only a sweep needs these.
+        from llm_perf_opt.pipeline.jobs.record import ASKED
+        from llm_perf_opt.pipeline.jobs.sweeper import use_our_jobs
+
         HydraConfig.instance().set_config(config)
-        _set(config, "hydra.sweep.dir", claim(Path(str(config.hydra.sweep.dir))))
+        wanted = Path(config.hydra.runtime.cwd, str(config.hydra.sweep.dir))
+        _set(config, "hydra.sweep.dir", wanted if ASKED.get().only is not None else claim(wanted))
+        use_our_jobs(config, _set)
+        # Held while jobs are launched and waited for; who reads the states knows from it that somebody is at it.
+        take_lock(Path(str(config.hydra.sweep.dir)))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        # Hydra wrote the overrides there as they were given.
-        written = Path(str(config.hydra.sweep.dir)) / "multirun.yaml"
+        from llm_perf_opt.pipeline.jobs.states import remove_pickles
+
+        # Hydra and submitit wrote the overrides there as they were given.
+        sweep_dir = Path(str(config.hydra.sweep.dir))
+        release_lock(sweep_dir)
+        remove_pickles(sweep_dir)
+        written = sweep_dir / "multirun.yaml"
         if written.is_file():
             content = yaml.safe_load(written.read_text(encoding="utf-8"))
             write_yaml(written, Redactor.of(os.environ).tree(content))
@@ -348,7 +361,7 @@ def _is_chosen_by_user(config: DictConfig) -> bool:
     return bool(keys & {"artifacts.runs_dir", "hydra.run.dir"})
 
 
-def _set(config: DictConfig, key: str, path: Path) -> None:
+def _set(config: DictConfig, key: str, path: Path | str) -> None:
     with read_write(config), read_write(config.hydra), open_dict(config):
         OmegaConf.update(config, key, str(path))
         if key == "hydra.run.dir":

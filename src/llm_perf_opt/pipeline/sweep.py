@@ -7,6 +7,7 @@ from typing import Literal
 from llm_perf_opt.analysis.compare.comparison import lower_is_better
 from llm_perf_opt.core.records import Spread
 from llm_perf_opt.pipeline.index import IndexedRun, setting, swept_keys
+from llm_perf_opt.pipeline.jobs.states import JobState, State
 
 METRICS = ("ttft_ms", "tpot_ms", "decode_tokens_per_s", "peak_memory_bytes")
 OBJECTIVES = ("tpot_ms", "decode_tokens_per_s")
@@ -21,10 +22,16 @@ class SweptNumber:
 
 @dataclass(frozen=True, kw_only=True)
 class SweptRun:
-    """One job: its settings of the swept keys, its numbers, and whether it is on the front. `problem`: it failed."""
+    """One job: its settings of the swept keys, its numbers, and whether it is on the front.
+
+    `problem`: why it is not `ok`. `where`: the machine it ran on; `job`: what its scheduler calls it.
+    """
 
     run_id: str
     path: str
+    state: State
+    where: str | None
+    job: str | None
     settings: Mapping[str, str | None]
     numbers: Mapping[str, SweptNumber]
     on_front: bool
@@ -42,13 +49,24 @@ class SweepDocument:
     runs: tuple[SweptRun, ...]
 
 
-def build_sweep(runs: Sequence[IndexedRun], *, objectives: Sequence[str] = OBJECTIVES) -> SweepDocument:
-    """Put runs side by side; only runs that ended well and have every objective can be on the front."""
+def build_sweep(
+    runs: Sequence[IndexedRun],
+    *,
+    objectives: Sequence[str] = OBJECTIVES,
+    states: Mapping[str, JobState] | None = None,
+    jobs: Mapping[str, str | None] | None = None,
+) -> SweepDocument:
+    """Put runs side by side; only runs that ended well and have every objective can be on the front.
+
+    `states` and `jobs` (how they stand, and what the scheduler calls them) go by the path of the run.
+    """
     keys = swept_keys(list(runs))
     named = dict.fromkeys((*METRICS, *objectives))
     numbers = [_numbers(run, tuple(named)) for run in runs]
     good = [
-        index for index, run in enumerate(runs) if run.status == "ok" and all(o in numbers[index] for o in objectives)
+        index
+        for index, run in enumerate(runs)
+        if state_of(run, states).state == "ok" and all(o in numbers[index] for o in objectives)
     ]
     wanted = {name: lower_is_better(name) for name in objectives}
     front = {good[i] for i in pareto([{o: numbers[n][o].value for o in objectives} for n in good], wanted)}
@@ -63,11 +81,24 @@ def build_sweep(runs: Sequence[IndexedRun], *, objectives: Sequence[str] = OBJEC
                 settings={key: setting(run, key) for key in keys},
                 numbers=found,
                 on_front=index in front,
-                problem=None if run.status == "ok" else f"the run is {run.status}",
+                state=state_of(run, states).state,
+                where=state_of(run, states).where,
+                job=(jobs or {}).get(str(run.path)),
+                problem=state_of(run, states).text,
             )
             for index, (run, found) in enumerate(zip(runs, numbers, strict=True))
         ),
     )
+
+
+def state_of(run: IndexedRun, states: Mapping[str, JobState] | None) -> JobState:
+    """How a run stands: as its sweep says, else as its manifest does."""
+    known = (states or {}).get(str(run.path))
+    if known is not None:
+        return known
+    if run.status == "ok":
+        return JobState(number=0, state="ok")
+    return JobState(number=0, state="running" if run.status == "running" else "failed")
 
 
 def pareto(points: Sequence[Mapping[str, float]], objectives: Mapping[str, bool]) -> tuple[int, ...]:

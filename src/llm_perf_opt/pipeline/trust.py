@@ -22,13 +22,13 @@ KEY_FILE = "llm-perf/run.key"
 
 def sign(manifest: RunManifest, environ: Mapping[str, str]) -> str:
     """The mark of a run; empty where no key can be kept, and then resuming it needs `run.trust=true`."""
-    key = _key(environ, make=True)
+    key = user_key(environ, make=True)
     return "" if key is None else _mark(key, manifest)
 
 
 def is_own(manifest: RunManifest, environ: Mapping[str, str]) -> bool:
     """Whether this user started the run with what it says."""
-    key = _key(environ, make=False)
+    key = user_key(environ, make=False)
     return key is not None and hmac.compare_digest(_mark(key, manifest).encode(), manifest.signature.encode())
 
 
@@ -44,7 +44,8 @@ def _mark(key: bytes, manifest: RunManifest) -> str:
     return hmac.new(key, content, hashlib.sha256).hexdigest()
 
 
-def _key(environ: Mapping[str, str], *, make: bool) -> bytes | None:
+def user_key(environ: Mapping[str, str], *, make: bool) -> bytes | None:
+    """The key that only this user may read; None where none can be kept."""
     home = environ.get("XDG_STATE_HOME") or (f"{environ['HOME']}/.local/state" if environ.get("HOME") else None)
     if home is None:
         return None

@@ -16,6 +16,7 @@ from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import ConfigError, ProfilingError
 from llm_perf_opt.pipeline.console import Console, answer, make_console, verdict_lines
+from llm_perf_opt.pipeline.jobs.turns import devices_of, turn
 from llm_perf_opt.pipeline.plan import Plan, build_plan, find_entry_points, load_registry
 from llm_perf_opt.pipeline.preflight import device_problem, fallback_note, workload_problems
 from llm_perf_opt.pipeline.provenance import (
@@ -113,7 +114,11 @@ class Job:
                 for name in ("env.json", "config.yaml"):
                     (root / name).unlink(missing_ok=True)
             raise
-        manifest = execute(self._input(environment))
+        run = self.config.run
+        gpus = tuple(str(gpu.index) for gpu in self.host.gpus)
+        devices = devices_of(run.device, os.environ.get("CUDA_VISIBLE_DEVICES"), gpus)
+        with turn(run.exclusive, devices, self.console.say):
+            manifest = execute(self._input(environment))
         view, reports = self._reports(manifest)
         self.console.show(answer(manifest, view, reports))
         return manifest.status == "ok"

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.core.names import BUILT_IN
+from llm_perf_opt.core.names import BUILT_IN, MANIFEST_FILE
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, ProfilingError, print_error
 from llm_perf_opt.runners.arguments import Arguments, parse_arguments
 from llm_perf_opt.runners.program import LastResort, run_safely
@@ -41,7 +42,7 @@ Profiles a model through the enabled stages and writes one run directory with on
   llm-perf profile pipeline.nsys.enable=true            with Nsight Systems
   llm-perf profile run.dry_run=true                     show the plan, run nothing
   llm-perf profile run.resume=<run dir>                 run only what is missing or failed
-  llm-perf profile -m model=llama3_1b,llama3_8b         sweep
+  llm-perf profile -m model=llama3_1b,llama3_8b         sweep; launcher=slurm_h200 or ray sends the jobs there
   llm-perf profile --cfg job                            every key with its value
 
 Stages: pipeline.{{{",".join(BUILT_IN)}}}.enable=true|false
@@ -59,7 +60,7 @@ def main(argv: Sequence[str], *, implied: Sequence[str] = ()) -> int:
         arguments = parse_arguments(argv, implied=implied)
         if arguments.notice:
             print(f"INFO: {arguments.notice}", file=sys.stderr)
-        return _run_hydra(arguments)
+        return run_hydra(arguments)
     except ProfilingError as error:
         print_error(error)
         return error.exit_code
@@ -68,8 +69,11 @@ def main(argv: Sequence[str], *, implied: Sequence[str] = ()) -> int:
         return EXIT_INTERRUPTED
 
 
-def _run_hydra(arguments: Arguments) -> int:
-    """Give the arguments to Hydra, and let its errors come back to us instead of being printed."""
+def run_hydra(arguments: Arguments, *, only: tuple[int, ...] | None = None) -> int:
+    """Give the arguments to Hydra, and let its errors come back to us instead of being printed.
+
+    `only`: of a sweep that was begun, the jobs to do again.
+    """
     import hydra
 
     from llm_perf_opt.config.paths import conf_dir
@@ -79,9 +83,12 @@ def _run_hydra(arguments: Arguments) -> int:
         ConfigEntry,
         Given,
         explain_composition_error,
+        first_bad_job,
         open_known_keys,
         require_values,
     )
+    from llm_perf_opt.pipeline.jobs.record import ASKED, Asked
+    from llm_perf_opt.pipeline.jobs.states import all_ok
     from llm_perf_opt.pipeline.plan import find_entry_points, open_plugin_keys
     from llm_perf_opt.pipeline.resume import resumed_arguments
 
@@ -98,19 +105,25 @@ def _run_hydra(arguments: Arguments) -> int:
 
     def task(cfg: "DictConfig") -> None:
         started.append("job")
-        # Hydra prints an exception of a job as a stack trace, so a job reports through its exit code.
-        with LastResort() as last:
+        # Hydra prints an exception of a job as a stack trace, so a job reports through its exit code. A launcher may
+        # have taken this to another machine, where nobody reads the code: there the run directory says how it ended.
+        with LastResort() as last, terminate_like_interrupt():
             codes.append(run_job(cfg, given))
-        if last.caught:
+        if last.caught is not None:
             codes.append(EXIT_FAILED)
+            note_failure(last.caught)
 
+    is_sweep = bool({"-m", "--multirun"} & set(arguments.flags))
+    asked = Asked(arguments=(*arguments.flags, *arguments.implied, *arguments.overrides), only=only)
+    ASKED.set(asked)
     entry = ConfigEntry(name=arguments.config_name or CONFIG_NAME, extra_dir=arguments.config_dir)
     with _arguments([*arguments.flags, *overrides]), terminate_like_interrupt():
         try:
             require_values(overrides, entry)
             hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG_NAME)(task)()
         except COMPOSITION_ERRORS as error:
-            raise explain_composition_error(error, overrides, user_dir=Path.cwd(), entry=entry) from error
+            told = first_bad_job(overrides, entry) if is_sweep else overrides
+            raise explain_composition_error(error, told, user_dir=Path.cwd(), entry=entry) from error
         except OSError as error:
             if started:
                 raise
@@ -118,12 +131,27 @@ def _run_hydra(arguments: Arguments) -> int:
                 f"the run directory cannot be made: {error.filename or ''} ({error.strerror or error}); set "
                 "artifacts.runs_dir or hydra.run.dir to a place you may write to"
             ) from error
-    return max(codes, default=EXIT_OK)
+    return max([*codes, EXIT_OK if all_ok(asked.begun) else EXIT_FAILED])
+
+
+def note_failure(text: str) -> None:
+    """Leave the reason of a job that ended before it had a manifest where the states of a sweep are read."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from llm_perf_opt.core.redact import Redactor
+    from llm_perf_opt.pipeline.jobs.record import ERROR_FILE
+
+    hydra_config = HydraConfig.get()
+    if hydra_config.mode == RunMode.MULTIRUN:
+        path = Path(hydra_config.runtime.output_dir, ERROR_FILE)
+        path.write_text(Redactor.of(os.environ).text(text) + "\n", encoding="utf-8", errors="backslashreplace")
 
 
 def run_job(cfg: "DictConfig", given: "Given") -> int:
     """One job of Hydra: everything from the composed configuration to the reports; returns the exit code."""
     from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
 
     from llm_perf_opt.pipeline.compose import translate_files, type_config
     from llm_perf_opt.pipeline.lock import locked
@@ -138,11 +166,16 @@ def run_job(cfg: "DictConfig", given: "Given") -> int:
             if notice:
                 print(f"INFO: {notice}", file=sys.stderr)
             config = _with_declared_model(type_config(cfg, user_dir=Path(hydra_config.runtime.cwd)), overrides)
+            if hydra_config.mode == RunMode.MULTIRUN and (run_dir / MANIFEST_FILE).exists():
+                # A job of a sweep that is done again, by `sweep resume` or by a scheduler that put it back.
+                config = replace(config, run=replace(config.run, resume=run_dir))
             job = Job.prepare(config, run_dir, overrides, created_at=datetime.now(UTC), free_room=lock.free_room)
             code = EXIT_OK if job.run() else EXIT_FAILED
     except ProfilingError as error:
         print_error(error)
         code = error.exit_code
+        if not (run_dir / MANIFEST_FILE).exists():
+            note_failure(str(error))
     _remove_if_empty(run_dir)
     return code
 
@@ -185,7 +218,9 @@ def terminate_like_interrupt() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    handled = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    # Only the main thread may say what a signal does.
+    may = threading.current_thread() is threading.main_thread()
+    handled = [n for n in (signal.SIGTERM, signal.SIGHUP) if may and signal.getsignal(n) is not signal.SIG_IGN]
     before = {number: signal.signal(number, interrupt) for number in handled}
     try:
         yield

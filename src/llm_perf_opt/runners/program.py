@@ -37,17 +37,17 @@ def run_safely(main: Callable[[list[str]], int], argv: Sequence[str]) -> int:
                 _print_no_more()
             return EXIT_FAILED
         return code
-    assert last.caught
+    assert last.caught is not None
     return EXIT_FAILED
 
 
 class LastResort:
-    """Turns an error nobody foresaw into one line on stderr and a file that has the trace.
+    """Turns an error nobody foresaw into one line on stderr, `caught`, and a file that has the trace.
 
     What a child of a run prints is in a log already: there, with `in_log`, its trace goes.
     """
 
-    caught = False
+    caught: str | None = None
 
     def __init__(self, *, in_log: bool = False) -> None:
         self._in_log = in_log
@@ -60,7 +60,6 @@ class LastResort:
     ) -> bool:
         if not isinstance(error, Exception):
             return False
-        self.caught = True
         from llm_perf_opt.core.redact import Redactor
 
         redactor = Redactor.of(os.environ)
@@ -69,7 +68,8 @@ class LastResort:
         if self._in_log:
             print(trace_text, end="", file=sys.stderr)
         where = "above" if self._in_log else f"in {_write_trace(trace_text)}"
-        print(f"error: {type(error).__name__}: {text} (not foreseen; the trace is {where})", file=sys.stderr)
+        self.caught = f"{type(error).__name__}: {text} (not foreseen; the trace is {where})"
+        print(f"error: {self.caught}", file=sys.stderr)
         return True
 
 

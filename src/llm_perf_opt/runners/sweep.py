@@ -1,17 +1,24 @@
-"""`llm-perf sweep report DIR`: the runs of a sweep as one table and one page."""
+"""`llm-perf sweep report DIR`: the runs of a sweep as one table and one page. `sweep resume DIR`: what is left."""
 
 import argparse
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from llm_perf_opt.core.files import write_whole
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.markdown import escape, table
 from llm_perf_opt.core.names import MANIFEST_FILE
+from llm_perf_opt.core.redact import REDACTED
 from llm_perf_opt.core.terminal import printable, terminal_table
 from llm_perf_opt.core.units import format_quantity
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_OK, ConfigError, ManifestError
 from llm_perf_opt.pipeline.index import IndexedRun, index_run
+from llm_perf_opt.pipeline.jobs.launchers import describe
+from llm_perf_opt.pipeline.jobs.record import JobsDocument, read_jobs, require_own
+from llm_perf_opt.pipeline.jobs.states import JobState, job_states, remove_pickles
+from llm_perf_opt.pipeline.lock import is_locked
 from llm_perf_opt.pipeline.sweep import OBJECTIVES, SweepDocument, SweptRun, build_sweep
 from llm_perf_opt.report.compare.trends import Chart, ChartPoint, RunsTable, render_runs_page
 
@@ -19,23 +26,32 @@ FRONT = "★"
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="llm-perf sweep", description="Reports of sweeps (`llm-perf profile -m …`).")
-    parser.add_argument("what", choices=["report"], help="report: one table and one page of all runs of a sweep")
-    parser.add_argument("dir", type=Path, help="the directory of the sweep, such as tmp/runs/sweep-…")
-    parser.add_argument(
+    parser = argparse.ArgumentParser(prog="llm-perf sweep", description="Sweeps (`llm-perf profile -m …`).")
+    commands = parser.add_subparsers(dest="what", required=True)
+    report = commands.add_parser("report", help="one table and one page of all runs of a sweep; also while jobs run")
+    report.add_argument("dir", type=Path, help="the directory of the sweep, such as tmp/runs/sweep-…")
+    report.add_argument(
         "--objectives",
         default=",".join(OBJECTIVES),
         help=f"the two or more numbers that span the Pareto front (default {','.join(OBJECTIVES)})",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object (docs/schemas/sweep.schema.json)")
+    report.add_argument("--json", action="store_true", help="print one JSON object (docs/schemas/sweep.schema.json)")
+    resume = commands.add_parser("resume", help="run the jobs that are missing or failed, as they were asked for")
+    resume.add_argument("dir", type=Path, help="the directory of the sweep, such as tmp/runs/sweep-…")
+    resume.add_argument("overrides", nargs="*", help="secrets that were not recorded, or another launcher=…")
+    resume.add_argument("--trust", action="store_true", help="run what somebody else's sweep says")
     args = parser.parse_args(argv)
+    return _report(args) if args.what == "report" else _resume(args)
+
+
+def _report(args: argparse.Namespace) -> int:
     objectives = [name.strip() for name in args.objectives.split(",") if name.strip()]
     if not objectives:
         raise ConfigError(f"--objectives: none given (got {args.objectives!r}), allowed: names of numbers, with commas")
-    runs, notes = read_sweep(args.dir)
-    found = build_sweep(runs, objectives=objectives)
+    read = read_sweep(args.dir)
+    found = build_sweep(read.runs, objectives=objectives, states=read.states, jobs=read.jobs)
     write_json(args.dir / "sweep.json", found)
-    for name, text in (("sweep.md", render_md(found, notes)), ("sweep.html", render_html(found, notes))):
+    for name, text in (("sweep.md", render_md(found, read.notes)), ("sweep.html", render_html(found, read.notes))):
         write_whole(args.dir / name, text.encode("utf-8", "backslashreplace"))
     if args.json:
         import msgspec
@@ -47,16 +63,60 @@ def main(argv: Sequence[str]) -> int:
         cells = _table(found)
         print(terminal_table(cells.columns, [[printable(c) for c in row] for row in cells.rows], right=cells.numeric))
         print(f"{FRONT}: no other run is better in {' or '.join(found.objectives)} without losing in the other")
-        for note in notes:
+        for note in read.notes:
             print(f"note: {note}")
         print(f"written: {args.dir / 'sweep.html'}")
-    return EXIT_FAILED if all(run.problem for run in found.runs) else EXIT_OK
+    return EXIT_FAILED if all(run.state in ("failed", "missing") for run in found.runs) else EXIT_OK
 
 
-def read_sweep(folder: Path) -> tuple[list[IndexedRun], list[str]]:
-    """The runs directly below a directory, in the order of their numbers, and what could not be read."""
+def _resume(args: argparse.Namespace) -> int:
+    """The same command line again, in the same directory, for the jobs that need it."""
+    from llm_perf_opt.config.legacy import override_key
+    from llm_perf_opt.runners.arguments import parse_arguments
+    from llm_perf_opt.runners.profile_orchestrator import run_hydra
+
+    folder = args.dir.resolve()
+    document = read_jobs(folder) if folder.is_dir() else None
+    if document is None:
+        raise ConfigError(f"{args.dir}: holds no jobs.json; give the directory of a sweep, such as tmp/runs/sweep-…")
+    if not args.trust:
+        require_own(folder, document)
+    if is_locked(folder):
+        raise ConfigError(f"{args.dir}: its submitter is still at work; end it first, or wait")
+    states = job_states(folder, document)
+    todo = tuple(state.number for state in states if state.state in ("missing", "failed"))
+    print(f"{args.dir}: {describe(states)}; to be run: {len(todo)}", flush=True)
+    remove_pickles(folder)
+    if not todo:
+        return EXIT_OK
+    given = {override_key(word) for word in args.overrides}
+    kept = [word for word in document.arguments if word.startswith("-") or override_key(word) not in given]
+    lost = [override_key(word) for word in kept if REDACTED in word]
+    if lost:
+        raise ConfigError([f"{key}: held a secret, which a sweep does not record; give it again" for key in lost])
+    kept = [word for word in kept if override_key(word) != "hydra.sweep.dir"]
+    if document.user_dir and Path(document.user_dir).is_dir():
+        os.chdir(document.user_dir)
+    return run_hydra(parse_arguments([*kept, *args.overrides, f'hydra.sweep.dir="{folder}"']), only=todo)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadSweep:
+    """The runs of a sweep in the order of their numbers; how they stand, by path; and what could not be read."""
+
+    runs: list[IndexedRun]
+    states: dict[str, JobState] = field(default_factory=dict)
+    jobs: dict[str, str | None] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def read_sweep(folder: Path) -> ReadSweep:
+    """Every job a sweep was asked for, also those that did not begin; without such a list, the runs that are there."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such directory; give that of a sweep, such as tmp/runs/sweep-…")
+    document = read_jobs(folder)
+    if document is not None:
+        return _read_jobs(folder, document)
     places = sorted((p.parent for p in folder.glob(f"*/{MANIFEST_FILE}")), key=lambda p: (len(p.name), p.name))
     runs, notes = [], []
     for place in places:
@@ -66,7 +126,41 @@ def read_sweep(folder: Path) -> tuple[list[IndexedRun], list[str]]:
             notes.append(str(error))
     if not runs:
         raise ConfigError(f"{folder}: holds no runs; `llm-perf profile -m KEY=A,B` makes a sweep")
-    return runs, notes
+    return ReadSweep(runs=runs, notes=notes)
+
+
+def _read_jobs(folder: Path, document: JobsDocument) -> ReadSweep:
+    states = job_states(folder, document)
+    runs, notes = [], []
+    for job, state in zip(document.jobs, states, strict=True):
+        path = folder / job.folder
+        try:
+            runs.append(index_run(path))
+        except ManifestError:
+            runs.append(
+                IndexedRun(
+                    run_id=job.folder,
+                    path=path,
+                    created_at="",
+                    status=state.state,
+                    labels={},
+                    keys={},
+                    numbers={},
+                    overrides=job.overrides,
+                )
+            )
+        if state.state == "failed":
+            notes.append(f"job {job.number}: {state.reason}")
+    if any(state.state != "ok" for state in states):
+        rest = "" if is_locked(folder) else f"; `llm-perf sweep resume {folder}` runs what is missing or failed"
+        notes.insert(0, f"{describe(states)}{rest}")
+    paths = [str(folder / job.folder) for job in document.jobs]
+    return ReadSweep(
+        runs=runs,
+        states=dict(zip(paths, states, strict=True)),
+        jobs=dict(zip(paths, (job.scheduler_id for job in document.jobs), strict=True)),
+        notes=notes,
+    )
 
 
 def render_md(found: SweepDocument, notes: Sequence[str]) -> str:
@@ -89,7 +183,7 @@ def render_html(found: SweepDocument, notes: Sequence[str]) -> str:
 
 
 def _sentence(found: SweepDocument) -> str:
-    failed = sum(run.problem is not None for run in found.runs)
+    failed = sum(run.state == "failed" for run in found.runs)
     keys = ", ".join(found.keys) or "nothing"
     best = [_name(found, run) for run in found.runs if run.on_front]
     front = f"; on the front of {' and '.join(found.objectives)}: {'; '.join(best)}" if best else ""
@@ -109,7 +203,14 @@ def _table(found: SweepDocument) -> RunsTable:
             for m in found.metrics
         ]
         settings = [run.settings[key] or "—" for key in found.keys]
-        rows.append((Path(run.path).name, *settings, *numbers, run.problem or (FRONT if run.on_front else "")))
+        rows.append(
+            (
+                Path(run.path).name,
+                *settings,
+                *numbers,
+                FRONT if run.on_front else "" if run.state == "ok" else run.state,
+            )
+        )
     first = 1 + len(found.keys)
     return RunsTable(
         columns=columns,

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from llm_perf_opt import (
     CommandFailed,
@@ -39,6 +40,7 @@ class RecorderConfig(StageConfig):
     fail: str = ""
     setting: int = 1
     reads: str = ""
+    needs: str = ""
 
 
 class Recorder:
@@ -61,6 +63,8 @@ class Recorder:
             file.write(f"{time.time_ns()} {self.name}\n")
         if cfg.fail == "words":
             raise CommandFailed("the probe said no; see log.txt")
+        if cfg.needs and not Path(cfg.needs).exists():
+            raise CommandFailed(f"{cfg.needs} is not there; make it")
         if cfg.fail == "skip":
             raise StageSkipped("there is nothing to record")
         if cfg.fail == "bug":
