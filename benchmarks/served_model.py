@@ -1,0 +1,59 @@
+"""A random model of a real size as a folder that servers can load, with a tokenizer of as many pieces as the model has.
+
+    python benchmarks/served_model.py FOLDER [--layers 16] [--device cuda]
+
+The shapes are those of Llama 3.2 1B. With fewer pieces than the model has tokens most of them would decode to nothing,
+a stream would arrive in one piece, and no time to the first token could be seen.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+VOCABULARY = 128_256
+
+
+def write_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, pre_tokenizers
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = {"<s>": 0, "</s>": 1, **{f"w{number}": number for number in range(2, VOCABULARY)}}
+    tokenizer = Tokenizer(WordLevel(pieces, unk_token="w2"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>").save_pretrained(folder)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="A random model that servers can load")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--device", default="cpu")
+    args = parser.parse_args()
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=args.layers,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=64,
+        vocab_size=VOCABULARY,
+        tie_word_embeddings=True,
+        max_position_embeddings=8192,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device(args.device):
+        LlamaForCausalLM(config).save_pretrained(args.folder)
+    write_tokenizer(args.folder)
+    print(f"written: {args.folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
