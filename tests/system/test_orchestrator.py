@@ -170,7 +170,7 @@ def test_a_dry_run_writes_the_plan_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_the_configuration_written_down_is_what_ran(tmp_path: Path) -> None:
-    light = ("run.mode=light", "infer.max_new_tokens=99", "pipeline.ncu.max_kernels=9")
+    light = ("run.mode=light", "infer.max_new_tokens=99", "pipeline.ncu.max_launches_per_kernel=3")
     done = llm_perf("profile", *OFF, ALPHA, *light, cwd=tmp_path)
     assert done.code == 0, done.err
     run_dir = only_run(tmp_path)
@@ -186,7 +186,7 @@ def test_the_configuration_written_down_is_what_ran(tmp_path: Path) -> None:
     assert written["pipeline"]["alpha"] == {"enable": True}
     dry = llm_perf("profile", *OFF, *light, "pipeline.ncu.enable=true", "run.dry_run=true", cwd=tmp_path)
     (settings,) = [json.loads(line.partition(": ")[2]) for line in dry.err.splitlines() if line.startswith("  ncu: ")]
-    assert settings["max_kernels"] == 5
+    assert settings["max_launches_per_kernel"] == 1
 
 
 def test_two_runs_of_the_same_second_get_different_directories(tmp_path: Path) -> None:

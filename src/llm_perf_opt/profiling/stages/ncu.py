@@ -20,7 +20,6 @@ from llm_perf_opt.profiling.ncu.capture import check_metrics, check_sections, ch
 from llm_perf_opt.profiling.vendor.launch import INFERENCE_RUNNER, build_work_argv, capture_overrides
 from llm_perf_opt.profiling.vendor.ncu import check_nvtx_include
 
-LIGHT_KERNELS = 5
 WORK_DIR = NCU
 INSTALL = "install Nsight Compute and put ncu on PATH"
 _ASK_TIMEOUT_S = 60.0
@@ -138,7 +137,8 @@ class NcuConfig(StageConfig):
         return tuple(found)
 
     def light(self) -> Self:
-        return replace(self, max_kernels=min(self.max_kernels, LIGHT_KERNELS))
+        # Fewer kernels would leave half of a mixture of experts' decode time unexplained.
+        return replace(self, max_launches_per_kernel=1)
 
 
 class NcuStage:
