@@ -3,47 +3,53 @@
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from llm_perf_opt import __version__
-from llm_perf_opt.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, ProfilingError, print_error
+from llm_perf_opt.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, ProfilingError, did_you_mean, print_error
 from llm_perf_opt.runners.program import run_safely
 
-HELP = """\
-llm-perf: where did the time of an LLM inference go, and what should change first?
 
-  llm-perf profile [OVERRIDE ...]     profile a model through the enabled stages, one report
-  llm-perf run -- PROGRAM ...         any program through every stage, one report
-  llm-perf bench [OVERRIDE ...]       a server under load: vllm, sglang, transformers, tensorrt_llm, or any address
-  llm-perf infer [OVERRIDE ...]       plain inference: predictions and gallery, no profiler
-  llm-perf predict [OVERRIDE ...]     what the hardware allows, from the configuration alone
-  llm-perf plan [OVERRIDE ...]        which device, how many, which batch meets limits of latency
-  llm-perf analyze FILE ...           captures made elsewhere: nsys, ncu, torch traces
-  llm-perf compare BASE CANDIDATE     did it help? runs or captures; --gate for CI, --interleave for noisy machines
-  llm-perf report RUN_DIR             render a run's reports again
-  llm-perf runs [DIR]                 list, filter and sort runs; --html draws them over time
-  llm-perf export RUN_DIR --to WHERE  numbers for Prometheus, OpenMetrics, MLflow, Weights & Biases
-  llm-perf sweep report|resume DIR    one table and page of a sweep's runs; run what is missing or failed
-  llm-perf doctor [--json]            what this machine can do, and how to mend what it cannot
+class Command(NamedTuple):
+    """A subcommand: the module whose `function(argv)` gives the exit code, what it takes, and what it is for.
 
-Each command explains itself with --help. First steps: llm-perf profile experiment=demo
-"""
+    `config` is the entry of conf/ whose keys it takes, `groups` the folders of conf/ it takes choices of.
+    """
+
+    module: str
+    takes: str
+    summary: str
+    config: str | None = None
+    groups: tuple[str, ...] = ()
+    function: str = "main"
 
 
-# Each module has `main(argv) -> exit code`; only the chosen one is imported.
+_RUN = ("config", ("model", "dataset", "hardware", "experiment"))
+_PREDICT = ("config", ("model", "hardware"))
+# In the order a reader needs them; only the chosen one's module is imported.
 COMMANDS = {
-    "profile": "profile_orchestrator",
-    "run": "run_program",
-    "bench": "bench.cli",
-    "infer": "direct_inference_runner",
-    "predict": "predict.cli",
-    "plan": "plan.cli",
-    "analyze": "analyze.cli",
-    "compare": "compare.cli",
-    "report": "report",
-    "runs": "runs",
-    "sweep": "sweep",
-    "export": "export",
-    "doctor": "doctor",
+    "profile": Command("profile_orchestrator", "[OVERRIDE ...]", "a model through the stages, one report", *_RUN),
+    "run": Command("run_program", "-- PROGRAM ...", "any program through every stage, one report", *_RUN),
+    "bench": Command(
+        "bench.cli", "[OVERRIDE ...]", "a server under load, started or running", "bench", ("server", "dataset")
+    ),
+    "infer": Command("direct_inference_runner", "[OVERRIDE ...]", "plain inference, no profiler", *_RUN),
+    "predict": Command("predict.cli", "[OVERRIDE ...]", "what hardware allows, before anything runs", *_PREDICT),
+    "plan": Command("plan.cli", "[OVERRIDE ...]", "which device, how many, which batch", *_PREDICT),
+    "analyze": Command("analyze.cli", "FILE ...", "captures made elsewhere: nsys, ncu, torch"),
+    "compare": Command("compare.cli", "BASE CANDIDATE", "did it help? --gate for CI"),
+    "open": Command("report", "[RUN_DIR]", "show a report, by default the newest", function="main_open"),
+    "report": Command("report", "RUN_DIR", "render a run's reports again"),
+    "runs": Command("runs", "[DIR]", "list, filter, sort and draw runs"),
+    "sweep": Command("sweep", "report|resume DIR", "a sweep's runs on one page; run what is left"),
+    "export": Command("export", "RUN_DIR --to WHERE", "numbers for Prometheus, MLflow, W&B"),
+    "doctor": Command("doctor", "[--json]", "what this machine can do, and remedies"),
+}
+OPTIONS = {
+    "--install-completion": "let bash, zsh or fish complete keys and choices",
+    "--show-completion": "print the script that does it",
+    "--version": "print the version",
+    "--help": "print this",
 }
 
 
@@ -52,24 +58,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_safely(_run, sys.argv[1:] if argv is None else argv)
 
 
+def help_text() -> str:
+    lines = [f"  {name + ' ' + command.takes:<26}  {command.summary}" for name, command in COMMANDS.items()]
+    options = [f"  {name:<26}  {text}" for name, text in OPTIONS.items()]
+    head = "llm-perf COMMAND ...: where did the time of an LLM inference go, and why?"
+    tail = (
+        "Each command explains itself with --help. First steps:\n\n  llm-perf profile experiment=demo\n  llm-perf open"
+    )
+    return "\n".join([head, "", *lines, "", *options, "", tail, ""])
+
+
 def _run(args: list[str]) -> int:
-    if not args or args[0] in ("-h", "--help", "help"):
-        print(HELP, end="")
-        return EXIT_OK
-    if args[0] == "--version":
-        print(f"llm-perf {__version__}")
-        return EXIT_OK
-    if args[0] not in COMMANDS:
-        print(f"error: {args[0]!r}: no such command, allowed: {', '.join(COMMANDS)}", file=sys.stderr)
-        return EXIT_BAD_INPUT
     try:
-        module = importlib.import_module(f"llm_perf_opt.runners.{COMMANDS[args[0]]}")
-        return int(module.main(args[1:]))
+        return _dispatch(args)
     except ProfilingError as error:
         print_error(error)
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def _dispatch(args: list[str]) -> int:
+    name, rest = (args[0], args[1:]) if args else ("--help", [])
+    if name in ("-h", "--help", "help"):
+        print(help_text(), end="")
+        return EXIT_OK
+    if name == "--version":
+        print(f"llm-perf {__version__}")
+        return EXIT_OK
+    if name in ("--install-completion", "--show-completion", "--complete"):
+        completion = importlib.import_module("llm_perf_opt.completion")
+        return int(completion.main(name, rest))
+    if name not in COMMANDS:
+        hint = did_you_mean(name, [*COMMANDS, *OPTIONS])
+        raise ConfigError(f"{name!r}: no such command{hint}, allowed: {', '.join(COMMANDS)}")
+    command = COMMANDS[name]
+    module = importlib.import_module(f"llm_perf_opt.runners.{command.module}")
+    return int(getattr(module, command.function)(rest))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The errors the project raises on purpose; `cli.main` turns each into a message and an exit code."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 EXIT_OK = 0
@@ -56,3 +56,11 @@ def print_error(error: ProfilingError) -> None:
     with suppress(OSError):
         for line in error.problems if isinstance(error, ConfigError) else (str(error),):
             print(f"error: {line}", file=sys.stderr)
+
+
+def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """`; did you mean profile?`, or nothing where no known word is near."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, [*known], n=1, cutoff=cutoff)
+    return f"; did you mean {near[0]}?" if near else ""

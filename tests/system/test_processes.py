@@ -119,7 +119,7 @@ DEMO = ("experiment=demo", "run.dry_run=true")
         (("~pipeline",), "pipeline: no stage is enabled, allowed: at least one pipeline.<stage>.enable=true"),
         (("=1",), "=1: not an override, allowed: key=value"),
         (("--resolve",), "command line: The --resolve flag can only be used in conjunction with --cfg or --help"),
-        (("--experiment", "demo"), "--experiment: no such flag, "),
+        (("--experiment", "demo"), "--experiment: no such flag; "),
         (("--experimental-rerun", "config.pickle"), "--experimental-rerun: refused, it runs what a pickled file holds"),
         (("--experimental-rerun=config.pickle",), "--experimental-rerun: refused, it runs what a pickled file holds"),
         (("model.name=${oc.env:NOT_SET_HERE}", *DEMO), "model.name: KeyError raised while resolving interpolation"),

@@ -158,7 +158,7 @@ def test_every_problem_is_reported_at_once_with_key_value_and_choices() -> None:
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
-        ("model=llama9", "model: no such choice (got 'llama9'), allowed: {models}"),
+        ("model=llama9", "model: no such choice (got 'llama9'); did you mean llama3_8b?, allowed: {models}"),
         ("pipeline.nsyss.enable=true", "pipeline.nsyss.enable: unknown key (got 'true'), nearest known key: {nsys}"),
         ("+pipeline.mine.enable=true", "pipeline.mine: unknown key (got {{'enable': True}}), {nothing}"),
         ("run.repeats", "run.repeats: not an override, allowed: key=value"),

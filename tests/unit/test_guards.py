@@ -20,7 +20,7 @@ LAYERS = (
     {"errors", "config", "core", "marks", "__init__"},
     {"profiling", "workload", "serving", "analysis", "report"},
     {"pipeline"},
-    {"runners", "cli", "testing"},
+    {"runners", "cli", "completion", "testing"},
     {"plugins"},
 )
 # Inside the second layer: pure parts know nothing of what feeds them.

@@ -23,7 +23,7 @@ from llm_perf_opt.config.legacy import notice, override_key, split_override, tra
 from llm_perf_opt.config.load import load_config, nearest_key, problems_outside_the_model
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import AppConfig
-from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.errors import ConfigError, did_you_mean
 from llm_perf_opt.pipeline.plan import GROUP, find_entry_points, load_registry
 from llm_perf_opt.workload.models.registry import load_adapter
 
@@ -279,7 +279,11 @@ def _explain(error: Exception, override: str, rest: Sequence[str], entry: Config
             f"allowed: once it is (pip install 'llm-perf-opt[{extra}]')"
         )
     if "Could not find" in str(error) or "In '" in first or first.startswith("Config group override must be"):
-        return f"{key}: no such choice (got {value!r}), allowed: {_choices(key)}"
+        choices = _choices(key)
+        hint = did_you_mean(value, choices)
+        return (
+            f"{key}: no such choice (got {value!r}){hint}, allowed: {', '.join(choices) or 'a config group of conf/'}"
+        )
     return f"{key}: {first} (got {_shown(value)}), allowed: an override in Hydra's grammar"
 
 
@@ -296,10 +300,8 @@ def require_values(overrides: Sequence[str], entry: ConfigEntry) -> None:
     OmegaConf.to_container(OmegaConf.masked_copy(composed, [str(k) for k in composed if k != "hydra"]), resolve=True)
 
 
-def _choices(group: str) -> str:
-    folder = conf_dir() / group.partition("@")[0]
-    names = sorted(path.stem for path in folder.glob("*.yaml"))
-    return ", ".join(names) if names else "a config group of conf/"
+def _choices(group: str) -> list[str]:
+    return sorted(path.stem for path in (conf_dir() / group.partition("@")[0]).glob("*.yaml"))
 
 
 def _all_keys(overrides: Sequence[str], entry: ConfigEntry) -> list[str]:

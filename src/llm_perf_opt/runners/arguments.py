@@ -1,12 +1,14 @@
-"""Hydra's flags and the overrides of a command line, told apart, so that both may stand in any order."""
+"""Command lines: Hydra's flags and overrides told apart, so that both may stand in any order; parsers of the others."""
 
+import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from llm_perf_opt.config.legacy import notice, translate
-from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.errors import ConfigError, did_you_mean
 
 # Flags whose value is the next word. `--info` may have one; without it means `all`, which is written out, or argparse
 # would take the first override for its value.
@@ -17,6 +19,7 @@ _WITH_VALUE = {
 _RERUN = "--experimental-rerun"
 _INFO = {"--info", "-i"}
 _INFO_VALUES = {"all", "config", "defaults", "defaults-tree", "plugins", "searchpath"}
+OPEN = "--open"
 _NAME, _DIR = ("--config-name", "-cn"), ("--config-dir", "-cd")
 _BARE_COMMAS = re.compile(r"""^([\w.+~@/-]+=)([^\[\]{}()'"]*,[^\[\]{}()'"]*)$""")
 _OTHER_LETTERS = re.compile(r"""^([\w.+~@/-]+=)([^\[\]{}()'",]*[^\x00-\x7f\udc80-\udcff][^\[\]{}()'",]*)$""")
@@ -30,12 +33,16 @@ _OLD_ENTRY = re.compile(r"runner/(?P<name>[\w.-]+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """`implied` are the overrides a command stands for; what the user gave comes after them and wins."""
+    """`implied` are the overrides a command stands for; what the user gave comes after them and wins.
+
+    `opens`: the report is shown when the run has ended.
+    """
 
     flags: tuple[str, ...]
     implied: tuple[str, ...]
     overrides: tuple[str, ...]
     notice: str | None
+    opens: bool = False
 
     @property
     def config_name(self) -> str | None:
@@ -49,13 +56,10 @@ class Arguments:
 
 def parse_arguments(argv: Sequence[str], *, implied: Sequence[str] = ()) -> Arguments:
     """Sort the words of a command line, translate old keys, and keep bare commas outside a sweep."""
-    flags, given = _sorted(argv)
+    flags, given = _sorted([word for word in argv if word != OPEN])
     if any(flag.partition("=")[0] == _RERUN for flag in flags):
         raise ConfigError(f"{_RERUN}: refused, it runs what a pickled file holds, allowed: run.resume=<run dir>")
-    shortened = [flag for flag in flags if _is_shortened(flag)]
-    if shortened:
-        hint = "; a preset is chosen with experiment=NAME" if shortened[0].startswith("--experiment") else ""
-        raise ConfigError(f"{shortened[0]}: no such flag, allowed: those of --hydra-help in full{hint}")
+    _refuse_unknown(flags, given)
     entry = _OLD_ENTRY.fullmatch((_value(flags, _NAME) or "").removesuffix(".yaml"))
     changed: tuple[tuple[str, str], ...] = ()
     if entry is not None:
@@ -72,6 +76,29 @@ def parse_arguments(argv: Sequence[str], *, implied: Sequence[str] = ()) -> Argu
         if is_sweep
         else tuple(_quote_letters(_quote_commas(override)) for override in translated.overrides),
         notice=notice((*changed, *translated.changed)),
+        opens=OPEN in argv,
+    )
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose complaints are one line, with the word that was probably meant."""
+
+    def error(self, message: str) -> NoReturn:
+        unknown = re.match(r"unrecognized arguments: (-\S+)", message)
+        known = [flag for action in self._actions for flag in action.option_strings]
+        hint = did_you_mean(unknown[1].partition("=")[0], known) if unknown else ""
+        raise ConfigError(f"{self.prog}: {message}{hint}; `{self.prog} --help` explains it")
+
+
+def command_parser(name: str, description: str, examples: Sequence[str], *, epilog: str = "") -> CommandParser:
+    """The parser of a command; its help ends with examples, each of which a test runs."""
+    shown = "\n".join(("examples:", *(f"  {example}" for example in examples), *(["", epilog] if epilog else [])))
+    return CommandParser(
+        prog=f"llm-perf {name}",
+        description=description,
+        epilog=shown,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
 
 
@@ -118,10 +145,20 @@ def _without(flags: Sequence[str], names: Sequence[str]) -> list[str]:
     return out
 
 
-def _is_shortened(flag: str) -> bool:
-    """A piece of one of Hydra's flags, which argparse would take for the whole of it."""
-    name = flag.partition("=")[0]
-    return name.startswith("--") and name not in _LONG_FLAGS and any(known.startswith(name) for known in _LONG_FLAGS)
+def _refuse_unknown(flags: Sequence[str], given: Sequence[str]) -> None:
+    """A flag Hydra does not have, or a piece of one, which argparse would take for the whole of it.
+
+    Settings are no flags: `--experiment demo` is meant as `experiment=demo`.
+    """
+    for flag in flags:
+        name, sign, value = flag.partition("=")
+        if not name.startswith("--") or name in _LONG_FLAGS:
+            continue
+        near = did_you_mean(name, (*_LONG_FLAGS, OPEN), cutoff=0.8)
+        if not near or name.startswith("--experiment"):
+            value = value if sign else next((word for word in given if "=" not in word), "…")
+            near = f"; settings have no dashes: {name.removeprefix('--').replace('-', '_')}={value}"
+        raise ConfigError(f"{name}: no such flag{near}")
 
 
 def _quote_letters(override: str) -> str:

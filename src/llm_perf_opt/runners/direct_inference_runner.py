@@ -12,14 +12,18 @@ from llm_perf_opt.runners.child import run_child
 from llm_perf_opt.runners.program import run_safely
 
 HELP = """\
-llm-perf infer [OVERRIDE ...] [HYDRA FLAG ...]
+llm-perf infer [OVERRIDE ...] [--open] [HYDRA FLAG ...]
 
-Runs the model over the data set without any profiler; writes predictions, latencies and a report.
+Runs the model over the data set without any profiler; writes predictions,
+latencies and a report.
 
+examples:
   llm-perf infer model=deepseek_ocr_tiny dataset=synthetic
-  llm-perf infer model=llama3_8b model.path=<snapshot> dataset=prompts dataset.file=<file>
+  llm-perf infer model=llama_tiny dataset=synthetic infer.max_new_tokens=8
 
-It is `llm-perf profile` with pipeline.direct_inference alone, and predictions switched on.
+A model of your own: model=causal_lm model.path=FOLDER, with prompts of your own:
+dataset=prompts dataset.file=FILE. It is `llm-perf profile` with
+pipeline.direct_inference alone, and predictions switched on.
 """
 
 

@@ -1,6 +1,5 @@
 """`llm-perf doctor`: what this machine can do, and the remedy for what it cannot."""
 
-import argparse
 import json
 import os
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 from llm_perf_opt.core.host import Host, Tool
 from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.profiling.vendor.tools import importer_trouble, probe_host
+from llm_perf_opt.runners.arguments import command_parser
 
 MIN_FREE_BYTES = 5 * 1024**3
 COUNTERS_REMEDY = (
@@ -113,7 +113,8 @@ def _nvtx(host: Host) -> Check:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="llm-perf doctor", description="What this machine can do.")
+    examples = ["llm-perf doctor", "llm-perf doctor --json"]
+    parser = command_parser("doctor", "What this machine can do, and how to mend what it cannot.", examples)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
     host = probe_host(env=allowed_environment(os.environ), disk=Path.cwd())

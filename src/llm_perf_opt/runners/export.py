@@ -3,7 +3,6 @@
 The last two need their package (extras `mlflow` and `wandb`), which is imported only when asked for.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from types import ModuleType
 from llm_perf_opt.errors import EXIT_OK, ConfigError, ToolError
 from llm_perf_opt.pipeline.index import IndexedRun, index_run
 from llm_perf_opt.report.openmetrics import render_openmetrics
+from llm_perf_opt.runners.arguments import command_parser
 
 TEXTS = ("prometheus", "openmetrics")
 PACKAGES = {"mlflow": "mlflow", "wandb": "wandb"}
@@ -23,7 +23,11 @@ PARAMS_AT_ONCE = 100
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="llm-perf export", description="Export the numbers of a run.")
+    examples = [
+        "llm-perf export tmp/runs/demo --to prometheus",
+        "llm-perf export tmp/runs/demo --to openmetrics -o demo.prom",
+    ]
+    parser = command_parser("export", "Export the numbers of a run.", examples)
     parser.add_argument("run", type=Path, metavar="RUN_DIR", help="the directory of a run")
     parser.add_argument("--to", required=True, choices=[*TEXTS, *PACKAGES], help="where to")
     parser.add_argument(

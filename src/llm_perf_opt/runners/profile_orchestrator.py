@@ -18,6 +18,7 @@ from llm_perf_opt.core.names import BUILT_IN, MANIFEST_FILE
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, ProfilingError, print_error
 from llm_perf_opt.runners.arguments import Arguments, parse_arguments
 from llm_perf_opt.runners.program import LastResort, run_safely
+from llm_perf_opt.runners.report import PAGE, show_page
 from llm_perf_opt.runners.run_program import declares_model
 
 if TYPE_CHECKING:
@@ -33,20 +34,31 @@ INFER_OVERRIDES = (
     "pipeline.direct_inference.output.prediction.enable=true",
 )
 HELP = f"""\
-llm-perf profile [OVERRIDE ...] [HYDRA FLAG ...]
+llm-perf profile [OVERRIDE ...] [--open] [HYDRA FLAG ...]
 
-Profiles a model through the enabled stages and writes one run directory with one report.
+Profiles a model through the enabled stages: one run directory, one report.
 
-  llm-perf profile experiment=demo                      a tiny model, anywhere
-  llm-perf profile model=llama3_8b model.weights=random real geometry, no weights needed
-  llm-perf profile pipeline.nsys.enable=true            with Nsight Systems
-  llm-perf profile run.dry_run=true                     show the plan, run nothing
-  llm-perf profile run.resume=<run dir>                 run only what is missing or failed
-  llm-perf profile -m model=llama3_1b,llama3_8b         sweep; launcher=slurm_h200 or ray sends the jobs there
-  llm-perf profile --cfg job                            every key with its value
+examples:
+  llm-perf profile experiment=demo
+  llm-perf profile model=llama3_8b dataset=synthetic run.dry_run=true
+  llm-perf profile experiment=demo pipeline.nsys.enable=true
+  llm-perf profile run.resume=tmp/runs/demo
+  llm-perf profile -m model=llama_tiny,qwen3_moe_tiny dataset=synthetic
+  llm-perf profile --cfg job experiment=demo
 
-Stages: pipeline.{{{",".join(BUILT_IN)}}}.enable=true|false
-Groups: model, dataset, hardware, experiment, profiling/{{torch,nsys,ncu}}@pipeline.<stage>
+  run.dry_run=true     shows the plan and what is in its way, and runs nothing
+  run.resume=RUN_DIR   runs only what is missing, failed or changed
+  model.weights=random takes real geometry, without weights to download
+  --open               shows the report when the run has ended
+  -m, --multirun       runs every combination of lists with commas;
+                       launcher=slurm_h200 or ray sends the jobs there
+  --cfg job            prints every key with its value
+
+Stages: {", ".join(BUILT_IN)};
+        each is switched by pipeline.STAGE.enable=true|false
+Groups: model, dataset, hardware, experiment,
+        profiling/torch@pipeline.torch_profiler, profiling/nsys@pipeline.nsys,
+        profiling/ncu@pipeline.ncu
 Hydra's own flags: --hydra-help. Every key: docs/configuration.md.
 """
 
@@ -108,7 +120,7 @@ def run_hydra(arguments: Arguments, *, only: tuple[int, ...] | None = None) -> i
         # Hydra prints an exception of a job as a stack trace, so a job reports through its exit code. A launcher may
         # have taken this to another machine, where nobody reads the code: there the run directory says how it ended.
         with LastResort() as last, terminate_like_interrupt():
-            codes.append(run_job(cfg, given))
+            codes.append(run_job(cfg, given, opens=arguments.opens))
         if last.caught is not None:
             codes.append(EXIT_FAILED)
             note_failure(last.caught)
@@ -148,7 +160,7 @@ def note_failure(text: str) -> None:
         path.write_text(Redactor.of(os.environ).text(text) + "\n", encoding="utf-8", errors="backslashreplace")
 
 
-def run_job(cfg: "DictConfig", given: "Given") -> int:
+def run_job(cfg: "DictConfig", given: "Given", *, opens: bool = False) -> int:
     """One job of Hydra: everything from the composed configuration to the reports; returns the exit code."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
@@ -171,6 +183,9 @@ def run_job(cfg: "DictConfig", given: "Given") -> int:
                 config = replace(config, run=replace(config.run, resume=run_dir))
             job = Job.prepare(config, run_dir, overrides, created_at=datetime.now(UTC), free_room=lock.free_room)
             code = EXIT_OK if job.run() else EXIT_FAILED
+        page = run_dir / PAGE
+        if opens and page.is_file():
+            show_page(page)
     except ProfilingError as error:
         print_error(error)
         code = error.exit_code

@@ -11,15 +11,22 @@ from llm_perf_opt.profiling.vendor.launch import quote
 HELP = """\
 llm-perf run [OVERRIDE ...] -- PROGRAM [ARGUMENT ...]
 
-Runs a program of yours: once without a profiler for its times, then under torch.profiler (Python programs), nsys and
-ncu, as far as this machine has them; one run directory, one report.
+Runs a program of yours: once without a profiler for its times, then under
+torch.profiler (Python programs), nsys and ncu, as far as this machine has them;
+one run directory, one report.
 
-  llm-perf run -- python my_script.py --flag
-  llm-perf run model=llama3_1b -- python my_script.py         with the bounds of the model it runs
-  llm-perf run pipeline.ncu.enable=false -- ./bench --steps 20
-  llm-perf run pipeline.nsys.delay_s=30 pipeline.nsys.duration_s=20 -- python serve.py
+examples:
+  llm-perf run -- python my_script.py --steps 2
+  llm-perf run model=llama_tiny -- python my_script.py
+  llm-perf run pipeline.nsys.enable=false -- python my_script.py
+  llm-perf run pipeline.nsys.delay_s=1 pipeline.nsys.duration_s=2 -- python my_script.py
 
-What stands before `--` are overrides as of `llm-perf profile`; it is that command with workload.command set.
+  model=NAME           the model it runs: bounds, utilisation and waterfall
+  workload.duration_s  ends a program that does not end by itself
+  --open               shows the report when the run has ended
+
+What stands before `--` are overrides as of `llm-perf profile`; it is that
+command with workload.command set.
 """
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.terminal import printable
 from llm_perf_opt.errors import ConfigError, ManifestError
+from llm_perf_opt.runners.arguments import command_parser
 
 if TYPE_CHECKING:
     from llm_perf_opt.pipeline.index import IndexedRun
@@ -108,7 +109,8 @@ def _short(value: object) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="llm-perf runs", description="List runs with their TTFT and TPOT.")
+    examples = ["llm-perf runs", "llm-perf runs --where 'tpot_ms<500' --sort tpot_ms", "llm-perf runs --html runs.html"]
+    parser = command_parser("runs", "List runs with their TTFT and TPOT; sweeps are looked into.", examples)
     parser.add_argument("dir", nargs="?", type=Path, default=DEFAULT_DIR, help=f"default: {DEFAULT_DIR}")
     parser.add_argument("--json", action="store_true", help="print one JSON array")
     parser.add_argument(

@@ -21,12 +21,14 @@ from llm_perf_opt.pipeline.jobs.states import JobState, job_states, remove_pickl
 from llm_perf_opt.pipeline.lock import is_locked
 from llm_perf_opt.pipeline.sweep import OBJECTIVES, SweepDocument, SweptRun, build_sweep
 from llm_perf_opt.report.compare.trends import Chart, ChartPoint, RunsTable, render_runs_page
+from llm_perf_opt.runners.arguments import command_parser
 
 FRONT = "★"
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="llm-perf sweep", description="Sweeps (`llm-perf profile -m …`).")
+    examples = ["llm-perf sweep report tmp/runs/sweep"]
+    parser = command_parser("sweep", "Sweeps (`llm-perf profile -m …`).", examples)
     commands = parser.add_subparsers(dest="what", required=True)
     report = commands.add_parser("report", help="one table and one page of all runs of a sweep; also while jobs run")
     report.add_argument("dir", type=Path, help="the directory of the sweep, such as tmp/runs/sweep-…")

@@ -24,6 +24,7 @@ from llm_perf_opt.core.names import GIVEN, STATIC_ANALYSIS, STATIC_JSON
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord, StageTraits
 from llm_perf_opt.errors import EXIT_OK, ConfigError
 from llm_perf_opt.runners.analyze.kinds import LOAD, NCU, NSYS, SUMMARY, TORCH, capture_files, kind_of
+from llm_perf_opt.runners.arguments import command_parser
 
 # Option to what it means; the figures keep the names of the workload's own metrics.
 CLEAN = {"prefill": "median time of one prefill", "tpot": "median time per output token"}
@@ -128,11 +129,16 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="llm-perf analyze",
-        description="Analyse captures made elsewhere. Several files of one kind are taken as ranks of one job where "
+    parser = command_parser(
+        "analyze",
+        "Analyse captures made elsewhere. Several files of one kind are taken as ranks of one job where "
         "they say so, else as repetitions of one run; ncu files given with an nsys capture are joined with its "
         "kernels.",
+        [
+            "llm-perf analyze capture.sqlite",
+            "llm-perf analyze trace.json.gz --top 5",
+            "llm-perf analyze capture.sqlite -o report model=llama3_1b hardware=h200",
+        ],
     )
     parser.add_argument(
         "files",
@@ -147,6 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="write a run directory with manifest and reports"
     )
+    parser.add_argument("--open", action="store_true", help="with -o: show the report afterwards")
     for name, what in CLEAN.items():
         parser.add_argument(f"--clean-{name}-ms", type=float, metavar="MS", help=f"{what}, measured without a profiler")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
@@ -219,4 +226,8 @@ def _analyze(args: argparse.Namespace, kinds: list[str], context: CaptureContext
     show(render_analysis(analysis, top=max(1, args.top)))
     if args.output is not None:
         print(f"\nwritten: {args.output / 'report.html'}")
+        if args.open:
+            from llm_perf_opt.runners.report import PAGE, show_page
+
+            show_page(args.output / PAGE)
     return EXIT_OK

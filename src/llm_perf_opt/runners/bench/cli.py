@@ -19,19 +19,24 @@ WORD_LISTS = ("args", "command", "profile_args")
 HELP = """\
 llm-perf bench [OVERRIDE ...]
 
-Puts a server under load and writes what a client sees: TTFT, TPOT, ITL, end-to-end latency, throughput, goodput.
+Puts a server under load and writes what a client sees: TTFT, TPOT, ITL,
+end-to-end latency, throughput, goodput.
 
-  server=vllm server.args=[/models/Qwen3-8B]    start one: vllm, sglang, transformers, tensorrt_llm
-  server.url=http://127.0.0.1:8000              or use one that runs (server=openai, the default)
-  load.rate=1,2,4                               requests per second, Poisson; several are a sweep
-  load.concurrency=1,8,32                       or so many at once
-  load.duration_s=60 load.requests=1000         each level ends at the first of the two
-  load.slo.ttft_ms=200 load.slo.tpot_ms=30      limits for goodput
-  dataset.prompt_tokens=1024                    made-up prompts of about so many tokens, or
-  dataset=prompts dataset.file=prompts.jsonl    your own
-  load.output_tokens=128 load.ignore_eos=true   length of the answers
-  capture.tool=nsys                             another start under nsys, with a window after warming up
-  capture.tool=engine                           the server's own /start_profile
+examples:
+  llm-perf bench server.url=http://127.0.0.1:8000 load.concurrency=1,8,32
+  llm-perf bench server=vllm 'server.args=[/models/Qwen3-8B]' load.rate=1,2,4
+
+  server=vllm              start one: vllm, sglang, transformers, tensorrt_llm
+  server.url=http://…      or use one that runs (server=openai, the default)
+  load.rate=1,2,4          requests per second, Poisson; several are a sweep
+  load.concurrency=1,8     or so many at once
+  load.duration_s=60       a level ends after so long, or after load.requests
+  load.slo.ttft_ms=200     limits for goodput; also tpot_ms, e2el_ms
+  dataset.prompt_tokens=…  made-up prompts of about so many tokens, or
+  dataset=prompts          your own: dataset.file=prompts.jsonl
+  load.output_tokens=128   length of the answers; load.ignore_eos=true
+  capture.tool=nsys        another start under nsys, with a window
+  capture.tool=engine      the server's own /start_profile
 
 Requests go to the given address alone. Every key: docs/serving.md.
 """

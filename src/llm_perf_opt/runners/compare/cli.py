@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from llm_perf_opt.analysis.compare.gate import exit_code, parse_condition
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_OK, ConfigError
+from llm_perf_opt.runners.arguments import command_parser
 
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.compare.comparison import CompareDocument
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
 
 DEFAULT_DIR = Path("tmp/compare")
 JSON_FILE, MARKDOWN_FILE, PAGE_FILE = "compare.json", "compare.md", "compare.html"
+EXAMPLES = (
+    "llm-perf compare tmp/runs/base tmp/runs/candidate",
+    "llm-perf compare base.sqlite candidate.sqlite",
+    "llm-perf compare tmp/runs/base tmp/runs/candidate --gate 'tpot_ms<=+5%'",
+    "llm-perf compare --interleave 5 -- experiment=demo candidate.overrides=infer.max_new_tokens=16",
+    "llm-perf compare --interleave 5 -- experiment=demo base.ref=main candidate.ref=HEAD",
+)
 EPILOG = """\
-  llm-perf compare runs/base runs/candidate
-  llm-perf compare a.sqlite b.sqlite
-  llm-perf compare runs/base runs/candidate --gate 'tpot_ms<=+5%' --gate 'ttft_ms<=50'
-  llm-perf compare --interleave 5 -- model=llama3_1b candidate.overrides=model.attention=eager
-  llm-perf compare --interleave 5 -- experiment=demo base.ref=main candidate.ref=HEAD
-
 exit codes: 0 compared, or every gate passed; 1 a gate failed or a run measured nothing; 2 bad input, or runs that
 cannot be compared; 3 a gate is inconclusive
 """
@@ -74,13 +76,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="llm-perf compare",
-        usage="llm-perf compare BASE CANDIDATE [OPTION ...]\n"
-        "       llm-perf compare --interleave N [OPTION ...] -- WORD ...",
-        description="Compare two runs, two directories of runs (the passes of each side), or two captures.",
+    parser = command_parser(
+        "compare",
+        "Compare two runs, two directories of runs (the passes of each side), or two captures.",
+        EXAMPLES,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.usage = (
+        "llm-perf compare BASE CANDIDATE [OPTION ...]\n       llm-perf compare --interleave N [OPTION ...] -- WORD ..."
     )
     parser.add_argument(
         "sides", nargs="*", type=Path, metavar="BASE CANDIDATE", help="run, directory of runs, or capture"

@@ -16,15 +16,24 @@ from llm_perf_opt.runners.predict.request import Case, Request, parse_request
 from llm_perf_opt.runners.predict.row import Row
 
 HELP = """\
-llm-perf plan [OVERRIDE ...] [--ttft-ms MS] [--tpot-ms MS] [--context TOKENS] [--output TOKENS]
-              [--devices N] [--price ENTRY=PRICE,...] [--csv FILE] [--plot FILE.svg]
+llm-perf plan [OVERRIDE ...] [--ttft-ms MS] [--tpot-ms MS] [--context TOKENS]
+              [--output TOKENS] [--devices N] [--price ENTRY=PRICE,...]
+              [--csv FILE] [--plot FILE.svg]
 
-Which device, how many of them, which batch and format: the cheapest that meets the limits, by the estimates of
-`llm-perf predict` (see there for model=, hardware= and workload.*).
+Which device, how many of them, which batch and format: the cheapest that meets
+the limits, by the estimates of `llm-perf predict` (see there for model=,
+hardware= and workload.*).
 
-  --ttft-ms 500      time to first token at most          --tpot-ms 30    time per further token at most
-  --context 8192     prompt and answer together           --output 256    of which the answer
-  --devices 8        at most so many devices a replica    --price h200=3.5,l40s=1   per hour and device
+examples:
+  llm-perf plan model=llama3_8b hardware=h200,l40s --ttft-ms 500 --tpot-ms 30
+  llm-perf plan model=qwen3_8b hardware=h200 --context 8192 --price h200=3.5
+
+  --ttft-ms 500   time to first token at most
+  --tpot-ms 30    time per further token at most
+  --context 8192  prompt and answer together
+  --output 256    of which the answer
+  --devices 8     at most so many devices a replica
+  --price h200=3.5,l40s=1   per hour and device
 
 Searched: batches in powers of two up to what fits, tp up to --devices, formats bf16 and fp8 (or the list given as
 workload.weight_dtype), the engine `server` (or the one given). Without prices, devices are what is saved.

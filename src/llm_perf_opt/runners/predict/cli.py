@@ -53,9 +53,16 @@ from llm_perf_opt.workload.models.base import ModelAdapter
 from llm_perf_opt.workload.models.registry import choose_dtype, load_adapter
 
 HELP = """\
-llm-perf predict [OVERRIDE ...] [--wide] [--sort COLUMN] [--csv FILE] [--plot FILE.svg] [--json]
+llm-perf predict [OVERRIDE ...] [--wide] [--sort COLUMN] [--csv FILE]
+                 [--plot FILE.svg] [--json]
 
-What the hardware allows for a model and what to expect of it, from its configuration alone: no weights, no torch.
+What the hardware allows for a model and what to expect of it, from its
+configuration alone: no weights, no torch.
+
+examples:
+  llm-perf predict model=llama3_8b hardware=h200,rtx3090 workload.batch=1,8,64
+  llm-perf predict model=qwen3_8b hardware=l40s workload.weight_dtype=fp8 --wide
+  llm-perf predict model=llama3_8b hardware=h200 --csv predictions.csv
 
   model=llama3_8b,qwen3_8b            presets; model.path=… takes folders, config.json files, hub names
   hardware=h200,rtx3090               entries of conf/hardware; auto: this machine

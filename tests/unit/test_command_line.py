@@ -1,0 +1,165 @@
+"""The command line itself: help, what was probably meant, completion in a real shell, the report that is opened."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from llm_perf_opt.cli import COMMANDS, main
+from llm_perf_opt.completion import BASH, SHELLS, complete, install
+from scripts import config_schemas
+from tests.support.fixtures_dir import REPO
+from tests.support.report_runs import write_run
+
+BIN = Path(sys.executable).parent
+
+
+def test_the_help_names_every_command_and_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("  ")][: len(COMMANDS)] == list(COMMANDS)
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["profil"], "error: 'profil': no such command; did you mean profile?, allowed: profile, run, "),
+        (
+            ["profile", "--experiment", "demo"],
+            "error: --experiment: no such flag; settings have no dashes: experiment=demo\n",
+        ),
+        (["profile", "--model=llama3_8b"], "error: --model: no such flag; settings have no dashes: model=llama3_8b\n"),
+        (["profile", "--mutirun"], "error: --mutirun: no such flag; did you mean --multirun?\n"),
+        (
+            ["runs", "--colums", "x"],
+            "error: llm-perf runs: unrecognized arguments: --colums; did you mean --columns?; ",
+        ),
+        (["report"], "error: llm-perf report: the following arguments are required: run_dir; "),
+        (["--show-completion", "tcsh"], "error: --show-completion: not a shell we know (got 'tcsh'), allowed: bash, "),
+    ],
+)
+def test_a_wrong_word_is_answered_in_one_line_with_the_right_one(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(told)
+    assert err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_wrong_choice_names_the_right_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["profile", "model=lama3_8b"]) == 2
+    told = "error: model: no such choice (got 'lama3_8b'); did you mean llama3_8b?, allowed: causal_lm, "
+    assert capsys.readouterr().err.startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("llm-perf pr", ["profile", "predict"]),
+        ("llm-perf profile experiment=de", ["experiment=demo"]),
+        ("llm-perf profile run.on_f", ["run.on_failure="]),
+        ("llm-perf profile run.on_failure=", ["run.on_failure=continue", "run.on_failure=stop"]),
+        ("llm-perf profile pipeline.nsys.enable=t", ["pipeline.nsys.enable=true"]),
+        ("llm-perf predict hardware=h200,rtx409", ["hardware=h200,rtx4090"]),
+        ("llm-perf bench server=vl", ["server=vllm"]),
+        ("llm-perf bench load.api=", ["load.api=completions", "load.api=chat"]),
+        ("llm-perf runs --w", ["--where"]),
+        ("llm-perf --show-completion f", ["fish"]),
+        ("llm-perf run -- python my", []),
+        ("llm-perf nonsense x", []),
+    ],
+)
+def test_words_are_completed(line: str, found: list[str]) -> None:
+    assert [candidate.text for candidate in complete(line)] == found
+
+
+def test_completion_knows_what_a_key_means_and_which_runs_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "tmp/runs/a")
+    monkeypatch.chdir(tmp_path)
+    assert [c.text for c in complete("llm-perf report ")] == ["tmp/runs/a"]
+    assert [c.text for c in complete("llm-perf profile run.resume=")] == ["run.resume=tmp/runs/a"]
+    (candidate,) = complete("llm-perf profile run.dry_r")
+    assert candidate.meaning.startswith("show stages, order")
+
+
+def test_a_real_bash_completes_behind_the_signs_it_splits_words_at(tmp_path: Path) -> None:
+    ask = """
+    answer() { COMP_LINE="$1"; COMP_POINT=${#1}; COMPREPLY=(); _llm_perf_complete 2>/dev/null; echo "${COMPREPLY[*]}"; }
+    answer "llm-perf pr"; answer "llm-perf profile model=qw"; answer "llm-perf profile profiling/ncu@pipeline.ncu=ncu.h"
+    answer "llm-perf predict hardware=h200,mi3"; complete -p llm-perf
+    """
+    done = subprocess.run(
+        ["bash", "-c", BASH + ask],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"},
+    )
+    assert done.stdout.splitlines() == [
+        "profile predict",
+        "qwen3_30b_a3b qwen3_8b qwen3_moe_tiny",
+        "ncu.h200 ncu.high",
+        "h200,mi300x h200,mi325x h200,mi355x",
+        "complete -o default -F _llm_perf_complete llm-perf",
+    ]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_completion_is_installed_once(shell: str, tmp_path: Path) -> None:
+    (tmp_path / f".{shell}rc").write_text("# mine")
+    install(shell, tmp_path)
+    before = {path: path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    assert sum("--complete" in text for text in before.values()) == 1
+    install(shell, tmp_path)
+    assert {path: path.read_text() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert (tmp_path / f".{shell}rc").read_text().startswith("# mine" + ("" if shell == "fish" else "\n"))
+
+
+def test_open_finds_the_newest_report_and_says_what_to_do_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["open"]) == 2
+    assert "no run with a report" in capsys.readouterr().err
+    for number, name in enumerate(("old", "sweep/1", "new")):
+        page = write_run(Path("tmp/runs") / name) / "report.html"
+        page.write_text("")
+        os.utime(page, (number, number))
+    assert main(["open", "--print"]) == 0
+    assert capsys.readouterr().out == "tmp/runs/new/report.html\n"
+    assert main(["open", "tmp/runs/old"]) == 0
+    assert str(tmp_path / "tmp/runs/old/report.html") in capsys.readouterr().out
+    Path("tmp/runs/new/report.html").unlink()
+    assert main(["open", "tmp/runs/new"]) == 2
+    assert "`llm-perf report tmp/runs/new` writes it" in capsys.readouterr().err
+
+
+def test_the_schemas_of_the_configuration_are_fresh_and_hold_for_the_files_we_ship() -> None:
+    assert config_schemas.stale() == [], "run: python scripts/config_schemas.py"
+    for name, files in {"config": ["config.yaml", *_presets("experiment")], "bench": ["bench.yaml"]}.items():
+        schema = json.loads((REPO / "conf" / f"{name}.schema.json").read_text(encoding="utf-8"))
+        for file in files:
+            jsonschema.validate(yaml.safe_load((REPO / "conf" / file).read_text(encoding="utf-8")), schema)
+    config = json.loads((REPO / "conf/config.schema.json").read_text(encoding="utf-8"))
+    with pytest.raises(jsonschema.ValidationError, match="contine"):
+        jsonschema.validate({"run": {"on_failure": "contine"}}, config)
+    jsonschema.validate({"run": {"seed": "${oc.env:SEED}"}}, config)
+
+
+def _presets(group: str) -> list[str]:
+    return [str(path.relative_to(REPO / "conf")) for path in (REPO / "conf" / group).glob("*.yaml")]
