@@ -20,6 +20,7 @@ import msgspec
 from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.compare.comparison import CompareDocument
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
+from llm_perf_opt.analysis.optimize.document import OptimizeDocument
 from llm_perf_opt.analysis.static.document import PredictionsDocument, StaticDocument
 from llm_perf_opt.analysis.timeline.window import TimelineWindow
 from llm_perf_opt.core.documents import ClockDocument, InputSample, MetricsDocument
@@ -44,6 +45,7 @@ DOCUMENTS: dict[str, Any] = {
     "jobs": JobsDocument,
     "manifest": RunManifest,
     "metrics": MetricsDocument,
+    "optimize": OptimizeDocument,
     "plan": PlanDocument,
     "prediction_line": PredictionLine,
     "predictions": PredictionsDocument,

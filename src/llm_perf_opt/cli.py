@@ -12,6 +12,7 @@ from llm_perf_opt.runners.program import run_safely
 
 class Command(NamedTuple):
     """A subcommand: the module whose `function(argv)` gives the exit code, what it takes, and what it is for.
+  llm-perf optimize [OVERRIDE ...]    try what the findings advise, verify it, recommend what helped
 
     `config` is the entry of conf/ whose keys it takes, `groups` the folders of conf/ it takes choices of.
     """
@@ -50,6 +51,7 @@ OPTIONS = {
     "--show-completion": "print the script that does it",
     "--version": "print the version",
     "--help": "print this",
+    "optimize": "optimize.cli",
 }
 
 

@@ -161,6 +161,7 @@ def test_nothing_is_called_a_helper() -> None:
         ["analyze", "--help"],
         ["compare", "--help"],
         ["bench", "--help"],
+        ["optimize", "--help"],
         ["runs", "."],
     ],
     ids=" ".join,

@@ -35,6 +35,8 @@ TAIL_BYTES = 8192
 QUICK_BYTES = 256 << 20
 LOG_SUFFIXES = (".txt", ".log")
 SUPERVISOR = Path(__file__).with_name("supervise.py")
+# The commands that run now, by process id: what one of them started is not another one's to end.
+_RUNNING: set[int] = set()
 # It needs to be told of our end, which only this kernel does.
 _HAS_SUPERVISOR = sys.platform.startswith("linux")
 
@@ -308,6 +310,7 @@ def _start(
     if number:
         process.wait()
         raise ToolError(f"{argv[0]}: could not be started ({os.strerror(int(number))})")
+    _RUNNING.add(process.pid)
     return process
 
 
@@ -353,6 +356,7 @@ def _end_tree(
     try:
         return _end_all(process, marker, ours, gently=gently, grace_s=grace_s)
     finally:
+        _RUNNING.discard(process.pid)
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
@@ -387,10 +391,18 @@ def _signal_all(processes: Sequence[psutil.Process], number: signal.Signals) -> 
 def _descendants(process: "subprocess.Popen[bytes]", marker: str, ours: set[int]) -> list[psutil.Process]:
     """Live processes the command started: our new children and orphans (we are their subreaper), and marked ones."""
     process.poll()
-    found = {p.pid: p for p in psutil.Process().children(recursive=True) if p.pid not in ours}
+    of_others = {pid for other in _RUNNING - {process.pid} for pid in _tree(other)}
+    found = {p.pid: p for p in psutil.Process().children(recursive=True) if p.pid not in ours | of_others}
     if not sys.platform.startswith("linux"):
         found.update({p.pid: p for p in psutil.process_iter() if _is_marked(p, marker)})
     return [p for p in found.values() if _is_alive(p)]
+
+
+def _tree(pid: int) -> set[int]:
+    try:
+        return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
+    except psutil.NoSuchProcess:
+        return set()
 
 
 def _is_marked(process: psutil.Process, marker: str) -> bool:

@@ -47,14 +47,14 @@ class GateResult:
     reason: str
 
 
-def parse_condition(text: str) -> Condition:
+def parse_condition(text: str, option: str = "--gate") -> Condition:
     match = _CONDITION.fullmatch(text)
     if match is None:
-        raise ConfigError(f"--gate: not a condition (got {text!r}), {_ALLOWED}")
+        raise ConfigError(f"{option}: not a condition (got {text!r}), {_ALLOWED}")
     limit = float(match["limit"])
     relative = match["percent"] is not None
     if relative and limit <= -100:
-        raise ConfigError(f"--gate: nothing can fall by 100 % or more (got {text!r}), {_ALLOWED}")
+        raise ConfigError(f"{option}: nothing can fall by 100 % or more (got {text!r}), {_ALLOWED}")
     return Condition(
         text=text.strip(),
         metric=match["metric"],

@@ -6,6 +6,7 @@ from typing import Literal
 
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, RunFacts
+from llm_perf_opt.analysis.findings.remedies import Remedy
 from llm_perf_opt.core.names import DECODE, DECODE_STEP, PHASES
 
 Confidence = Literal["high", "medium", "low"]
@@ -63,6 +64,7 @@ class Rule:
 
     `find` looks at a run's figures, `find_in_capture` at a capture alone.
     `remedy` holds wherever a finding has no better one of its own; `hint` is what to try, in a few words.
+    `experiments` are the remedies that `llm-perf optimize` can try by itself.
     """
 
     id: str
@@ -71,6 +73,7 @@ class Rule:
     remedy: str
     hint: str = ANY_HINT
     find_in_capture: Callable[[CaptureFacts], list[Finding]] | None = None
+    experiments: tuple[Remedy, ...] = ()
 
     def finding(
         self,

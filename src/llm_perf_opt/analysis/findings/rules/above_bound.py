@@ -3,6 +3,16 @@
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts, value_of
 from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl
 from llm_perf_opt.analysis.findings.phase_kernels import HIDDEN, LAUNCH_BOUND_IDLE
+from llm_perf_opt.analysis.findings.remedies import (
+    BFLOAT16,
+    COMPILE,
+    FLASH_ATTENTION,
+    FLEX_ATTENTION,
+    MAX_AUTOTUNE,
+    ONE_THREAD,
+    REDUCE_OVERHEAD,
+    SDPA,
+)
 
 MIN_FACTOR = 1.5
 SHOWN = 4
@@ -88,4 +98,5 @@ RULE = Rule(
     plain_words="While the GPU works, it takes much longer than the hardware would need for this work.",
     remedy=REMEDY,
     hint="Better kernels",
+    experiments=(REDUCE_OVERHEAD, COMPILE, MAX_AUTOTUNE, SDPA, FLASH_ATTENTION, FLEX_ATTENTION, ONE_THREAD, BFLOAT16),
 )

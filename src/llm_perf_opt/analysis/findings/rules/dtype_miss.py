@@ -5,6 +5,7 @@ import re
 from llm_perf_opt.analysis.findings.facts import KernelFacts, PhaseKernel, RunFacts
 from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl
 from llm_perf_opt.analysis.findings.phase_kernels import Slice, describe, slices, time_of
+from llm_perf_opt.analysis.findings.remedies import BFLOAT16
 
 MEANT = ("bf16", "fp16", "bfloat16", "float16")
 MIN_SHARE = 0.01
@@ -68,4 +69,5 @@ RULE = Rule(
     find=find_dtype_misses,
     plain_words="Some calculations run in a slower number format than intended.",
     remedy=REMEDY,
+    experiments=(BFLOAT16,),
 )

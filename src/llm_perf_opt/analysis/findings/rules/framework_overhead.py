@@ -2,6 +2,7 @@
 
 from llm_perf_opt.analysis.findings.facts import Known, PhaseFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl
+from llm_perf_opt.analysis.findings.remedies import COMPILE, LARGER_BATCH, ONE_THREAD
 
 MIN_SHARE = 0.15
 REMEDY = (
@@ -46,4 +47,5 @@ RULE = Rule(
     plain_words="Much of the time goes into directing the work, not into the work itself.",
     remedy=REMEDY,
     hint="torch.compile",
+    experiments=(COMPILE, ONE_THREAD, LARGER_BATCH),
 )

@@ -9,6 +9,7 @@ from dataclasses import replace
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import CERTAIN_INSTANCES, Evidence, Finding, Rule, amdahl
+from llm_perf_opt.analysis.findings.remedies import COMPILE, CUDA_GRAPH, MAX_AUTOTUNE, REDUCE_OVERHEAD
 from llm_perf_opt.analysis.findings.waterfall import split_idle
 from llm_perf_opt.analysis.gaps.longest import Gap
 from llm_perf_opt.analysis.timeline.streams import SerialStreams
@@ -161,6 +162,7 @@ RULE = Rule(
     plain_words="Work is cut into so many small pieces that the pauses between them add up.",
     remedy=REMEDY,
     hint="Fewer, longer kernels",
+    experiments=(REDUCE_OVERHEAD, CUDA_GRAPH, COMPILE, MAX_AUTOTUNE),
 )
 LATE_STARTS = Rule(
     id="late_starts",

@@ -3,6 +3,14 @@
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts, replays_graphs, runs_on
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import MIN_HEADLINE, Evidence, Finding, Rule, amdahl, confidence_of
+from llm_perf_opt.analysis.findings.remedies import (
+    COMPILE,
+    CUDA_GRAPH,
+    LARGER_BATCH,
+    LARGEST_BATCH,
+    MAX_AUTOTUNE,
+    REDUCE_OVERHEAD,
+)
 from llm_perf_opt.analysis.findings.waterfall import split_idle
 from llm_perf_opt.analysis.timeline.rows import Idle, RangeRow
 
@@ -202,4 +210,5 @@ RULE = Rule(
     plain_words="The processor that feeds the GPU is the bottleneck: the GPU mostly waits for its next order.",
     remedy=REMEDY,
     hint="CUDA graphs or torch.compile",
+    experiments=(REDUCE_OVERHEAD, CUDA_GRAPH, COMPILE, MAX_AUTOTUNE, LARGER_BATCH, LARGEST_BATCH),
 )

@@ -5,6 +5,14 @@ from collections.abc import Callable
 from llm_perf_opt.analysis.findings.facts import RunFacts
 from llm_perf_opt.analysis.findings.finding import Confidence, Evidence, Finding, Rule, amdahl
 from llm_perf_opt.analysis.findings.phase_kernels import describe, slices, time_of
+from llm_perf_opt.analysis.findings.remedies import (
+    FP8_WEIGHTS,
+    INT8_WEIGHTS,
+    LARGER_BATCH,
+    LARGEST_BATCH,
+    MAX_AUTOTUNE,
+    REDUCE_OVERHEAD,
+)
 
 NEAR_PCT = 75.0
 FAR_PCT = 50.0
@@ -67,10 +75,12 @@ NEAR = Rule(
     plain_words="The GPU moves data as fast as it can; only moving less data will help.",
     remedy=REMEDY_NEAR,
     hint="Fewer bytes (quantisation, batching)",
+    experiments=(FP8_WEIGHTS, INT8_WEIGHTS, LARGER_BATCH, LARGEST_BATCH),
 )
 FAR = Rule(
     id="memory_bound_far",
     find=find_far,
     plain_words="Parts of the work wait for memory without using it well.",
     remedy=REMEDY_FAR,
+    experiments=(MAX_AUTOTUNE, REDUCE_OVERHEAD, LARGER_BATCH),
 )

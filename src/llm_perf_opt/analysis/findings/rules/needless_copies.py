@@ -9,6 +9,7 @@ from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
 from llm_perf_opt.analysis.findings.facts import CopyFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import WHOLE_CAPTURE, Evidence, Finding, Rule, amdahl
 from llm_perf_opt.analysis.findings.phase_kernels import Slice, describe, slices, time_of
+from llm_perf_opt.analysis.findings.remedies import COMPILE, MAX_AUTOTUNE, REDUCE_OVERHEAD
 
 MIN_SHARE = 0.05
 MIN_TRANSFER_SHARE = 0.05
@@ -134,6 +135,7 @@ RULE = Rule(
     find=find_needless_copies,
     plain_words="Time goes into copying data that could have been written to its place at once.",
     remedy=REMEDY,
+    experiments=(REDUCE_OVERHEAD, COMPILE, MAX_AUTOTUNE),
 )
 TRANSFERS = Rule(
     id="host_device_transfers",

@@ -13,6 +13,7 @@ from llm_perf_opt.analysis.findings.phase_kernels import (
     slices,
     time_of,
 )
+from llm_perf_opt.analysis.findings.remedies import COMPILE, MAX_AUTOTUNE, REDUCE_OVERHEAD
 from llm_perf_opt.analysis.kernels.names import is_fusible
 
 MIN_SHARE = 0.15
@@ -103,4 +104,5 @@ RULE = Rule(
     plain_words="Many small steps could be done in one.",
     remedy=REMEDY,
     hint="Fusing elementwise work",
+    experiments=(REDUCE_OVERHEAD, COMPILE, MAX_AUTOTUNE),
 )

@@ -14,6 +14,7 @@ from llm_perf_opt.analysis.findings.finding import (
     amdahl,
     confidence_of,
 )
+from llm_perf_opt.analysis.findings.remedies import CUDA_GRAPH, MAX_AUTOTUNE, REDUCE_OVERHEAD
 from llm_perf_opt.analysis.findings.waterfall import split_idle
 from llm_perf_opt.analysis.gaps.waits import WaitRow
 from llm_perf_opt.analysis.timeline.rows import CopyRow, Idle, RangeRow
@@ -244,4 +245,5 @@ RULE = Rule(
     plain_words="The GPU waits while data is copied or while the program checks on it.",
     remedy=REMEDY,
     hint="Removing synchronisation and copies from the loop",
+    experiments=(REDUCE_OVERHEAD, CUDA_GRAPH, MAX_AUTOTUNE),
 )

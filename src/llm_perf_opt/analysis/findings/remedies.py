@@ -1,0 +1,188 @@
+"""What can be tried against a finding, as data: the settings, where they make sense, and the code that does the same.
+
+A rule names those that could save what it found (`Rule.experiments`); `llm-perf optimize` tries them. Several rules may
+name one remedy: then it could save what all of them found.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from llm_perf_opt.core.names import DECODE, PHASES
+
+Place = Literal["gpu", "cpu"]
+# Objectives in which more sequences at once can count; the time of one token can only grow with them.
+THROUGHPUT = ("tokens_per_s", "joules_per_token")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guard:
+    """Where a remedy makes sense. Empty values mean: anywhere.
+
+    `own_loop`: the model must run in the loop that knows batches, static caches and compiled steps (text models).
+    `dtypes`: formats the model may run in now. `package`: a module that must be importable. `min_context`: tokens.
+    `kernel_class`: kernels of this class take at least `min_share` of the kernel time.
+    """
+
+    place: Place | None = None
+    own_loop: bool = False
+    dtypes: tuple[str, ...] = ()
+    package: str | None = None
+    throughput: bool = False
+    kernel_class: str | None = None
+    min_share: float = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """One thing to try. `sets` are keys of the configuration, `environment` variables of the process.
+
+    `is_lossy`: outputs may differ by more than rounding. `phases` are those it can shorten at all. `batch` multiplies
+    the batch: each step then serves so many times the sequences, at best in the same time. `lowers_bound`: fewer bytes
+    have to be moved, so the bound of the run as it is does not limit it. `compile_s` is what preparing takes, roughly.
+    `code` does the same in a program of one's own.
+    """
+
+    id: str
+    title: str
+    sets: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    guard: Guard = Guard()
+    is_lossy: bool = False
+    phases: tuple[str, ...] = PHASES
+    batch: int = 1
+    lowers_bound: bool = False
+    compile_s: float = 0.0
+    code: str = ""
+
+
+_LOOP = Guard(own_loop=True)
+_GPU_LOOP = Guard(own_loop=True, place="gpu")
+_STATIC = (
+    "from transformers import StaticCache\ncache = StaticCache(config=model.config, max_cache_len=prompt + new_tokens)"
+)
+
+REDUCE_OVERHEAD = Remedy(
+    id="reduce_overhead",
+    title="static cache, decode step compiled with CUDA graphs (reduce-overhead)",
+    sets={"infer.cache": "static", "infer.compile": "reduce-overhead"},
+    guard=_GPU_LOOP,
+    phases=(DECODE,),
+    compile_s=25.0,
+    code=f"""\
+{_STATIC}
+step = torch.compile(model.forward, mode="reduce-overhead", dynamic=False)
+# before each step: torch.compiler.cudagraph_mark_step_begin(); clone what must outlive the next one""",
+)
+CUDA_GRAPH = Remedy(
+    id="cuda_graph",
+    title="static cache, decode step replayed from a CUDA graph",
+    sets={"infer.cache": "static", "infer.cuda_graph": "true"},
+    guard=_GPU_LOOP,
+    phases=(DECODE,),
+    compile_s=1.0,
+    code=f"""\
+{_STATIC}
+graph = torch.cuda.CUDAGraph()  # after two steps on a side stream, with inputs at fixed addresses
+with torch.no_grad(), torch.cuda.graph(graph):
+    logits = model(input_ids=token, past_key_values=cache, position_ids=positions).logits[:, -1]
+    positions.add_(1)
+# each step: token.copy_(next_token); graph.replay()""",
+)
+COMPILE = Remedy(
+    id="compile",
+    title="static cache, decode step compiled (torch.compile)",
+    sets={"infer.cache": "static", "infer.compile": "default"},
+    guard=_LOOP,
+    phases=(DECODE,),
+    compile_s=20.0,
+    code=f"{_STATIC}\nstep = torch.compile(model.forward, dynamic=False)",
+)
+MAX_AUTOTUNE = Remedy(
+    id="max_autotune",
+    title="static cache, decode step compiled and its products tuned (max-autotune)",
+    sets={"infer.cache": "static", "infer.compile": "max-autotune"},
+    guard=_GPU_LOOP,
+    phases=(DECODE,),
+    compile_s=150.0,
+    code=f'{_STATIC}\nstep = torch.compile(model.forward, mode="max-autotune", dynamic=False)',
+)
+FP8_WEIGHTS = Remedy(
+    id="fp8_weights",
+    title="fp8 weights and activations (torchao)",
+    sets={"model.quantization": "fp8"},
+    guard=Guard(own_loop=True, place="gpu", package="torchao"),
+    is_lossy=True,
+    lowers_bound=True,
+    code="""\
+from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, quantize_
+quantize_(model, Float8DynamicActivationFloat8WeightConfig())""",
+)
+INT8_WEIGHTS = Remedy(
+    id="int8_weights",
+    title="int8 weights (torchao)",
+    sets={"model.quantization": "int8"},
+    guard=Guard(own_loop=True, package="torchao"),
+    is_lossy=True,
+    lowers_bound=True,
+    code="from torchao.quantization import Int8WeightOnlyConfig, quantize_\nquantize_(model, Int8WeightOnlyConfig())",
+)
+BFLOAT16 = Remedy(
+    id="bfloat16",
+    title="bfloat16 instead of float32",
+    sets={"model.dtype": "bfloat16"},
+    guard=Guard(dtypes=("float32", "fp32")),
+    is_lossy=True,
+    lowers_bound=True,
+    code="model = model.to(torch.bfloat16)",
+)
+SDPA = Remedy(
+    id="sdpa",
+    title="attention by torch's scaled_dot_product_attention",
+    sets={"model.attention": "sdpa"},
+    guard=Guard(own_loop=True, kernel_class="attention"),
+    code='model.set_attn_implementation("sdpa")',
+)
+FLASH_ATTENTION = Remedy(
+    id="flash_attention",
+    title="attention by flash_attn",
+    sets={"model.attention": "flash_attention_2"},
+    guard=Guard(own_loop=True, place="gpu", package="flash_attn", kernel_class="attention"),
+    code='model.set_attn_implementation("flash_attention_2")',
+)
+FLEX_ATTENTION = Remedy(
+    id="flex_attention",
+    title="attention compiled for its mask (flex_attention)",
+    sets={"model.attention": "flex_attention"},
+    guard=Guard(own_loop=True, place="gpu", kernel_class="attention"),
+    compile_s=20.0,
+    code='model.set_attn_implementation("flex_attention")',
+)
+LARGER_BATCH = Remedy(
+    id="batch_x4",
+    title="four times the sequences at once",
+    batch=4,
+    guard=Guard(own_loop=True, throughput=True),
+    code="# pad the prompts of a batch on the left and mask the padding",
+)
+LARGEST_BATCH = Remedy(
+    id="batch_x16",
+    title="sixteen times the sequences at once",
+    batch=16,
+    guard=Guard(own_loop=True, throughput=True),
+    code="# pad the prompts of a batch on the left and mask the padding",
+)
+ONE_THREAD = Remedy(
+    id="one_thread",
+    title="one thread for each operator (OMP_NUM_THREADS=1)",
+    environment={"OMP_NUM_THREADS": "1"},
+    guard=Guard(place="cpu"),
+    code="torch.set_num_threads(1)",
+)
+EXPANDABLE_SEGMENTS = Remedy(
+    id="expandable_segments",
+    title="an allocator whose segments grow (expandable_segments)",
+    environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+    guard=Guard(place="gpu"),
+    code='os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # before torch is imported',
+)

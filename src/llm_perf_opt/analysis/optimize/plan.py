@@ -1,0 +1,296 @@
+"""From findings to experiments: which remedies make sense here, the most each could bring, and what it costs to try.
+
+The bound of an experiment is Amdahl's over the waterfall: the time its findings could save leaves the phase, and no
+phase becomes shorter than the hardware's bound, unless the remedy lowers that.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
+from llm_perf_opt.analysis.findings.finding import Finding
+from llm_perf_opt.analysis.findings.remedies import THROUGHPUT, Remedy
+from llm_perf_opt.analysis.findings.rules import RULE_BY_ID
+from llm_perf_opt.analysis.optimize.document import Objective, PredictedBound
+from llm_perf_opt.core.names import DECODE, PHASES, PREFILL
+from llm_perf_opt.core.units import format_factor, format_ms
+
+# What is not known before the first start: of the process with its imports and weights.
+START_S = {"gpu": 20.0, "cpu": 12.0}
+# Pairs of passes an experiment takes at least and at most.
+FEWEST_PAIRS, MOST_PAIRS = 4, 8
+PHASE_OF: dict[str, str] = {"tpot_ms": DECODE, "ttft_ms": PREFILL}
+BATCH_KEY = "infer.batch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """What the guards ask. `settings` are present values by key, `packages` what remedies need and is installed."""
+
+    objective: Objective
+    is_cpu: bool
+    own_loop: bool
+    dtype: str | None
+    settings: Mapping[str, str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    packages: frozenset[str] = frozenset()
+    lossless: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """Remedies tried together. `order` is what it is ranked by: its bound, or the time it could save."""
+
+    remedies: tuple[Remedy, ...]
+    sets: Mapping[str, str]
+    environment: Mapping[str, str]
+    bound: PredictedBound | None
+    order: float
+    cost_s: float
+
+    @property
+    def name(self) -> str:
+        return "+".join(remedy.id for remedy in self.remedies)
+
+    @property
+    def title(self) -> str:
+        return "; ".join(remedy.title for remedy in self.remedies)
+
+    @property
+    def is_lossy(self) -> bool:
+        return any(remedy.is_lossy for remedy in self.remedies)
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        return tuple(f"{key}={value}" for key, value in self.sets.items())
+
+    @property
+    def effect(self) -> frozenset[tuple[str, str]]:
+        """What it sets, to tell two of the same effect."""
+        return frozenset((*self.sets.items(), *self.environment.items()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """A remedy that a finding names and that is not tried, and why."""
+
+    remedy: Remedy
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentPlan:
+    """What will be tried, in order, what will not, and the findings nothing here can be done about."""
+
+    objective: Objective
+    candidates: tuple[Candidate, ...]
+    refused: tuple[Refused, ...]
+    left: tuple[str, ...]
+    facts: RunFacts | None
+    findings: tuple[Finding, ...]
+    costs: "Costs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What an experiment takes: a start, preparing, passes on both sides. Estimates until the start was measured."""
+
+    start_s: float
+    pass_s: float
+
+    def of(self, remedies: Iterable[Remedy]) -> float:
+        return self.start_s + sum(r.compile_s for r in remedies) + FEWEST_PAIRS * 2 * self.pass_s
+
+
+def build_plan(
+    findings: Sequence[Finding],
+    facts: RunFacts | None,
+    situation: Situation,
+    costs: Costs,
+    *,
+    given: Sequence[Remedy] = (),
+) -> ExperimentPlan:
+    """The remedies of all findings and those the user gave, the most promising first."""
+    named: dict[str, Remedy] = {}
+    left = []
+    for finding in findings:
+        rule = RULE_BY_ID.get(finding.rule)
+        experiments = () if rule is None else rule.experiments
+        named |= {remedy.id: remedy for remedy in experiments}
+        if not experiments and (finding.gain or finding.saves_ms):
+            left.append(f"{finding.title}: {finding.remedy}")
+    candidates, refused = [], []
+    for remedy in (*given, *named.values()):
+        why = why_not(remedy, situation, facts)
+        candidate = None if why else combine([remedy], findings, facts, situation, costs)
+        if candidate is None:
+            refused.append(Refused(remedy=remedy, why=why or "it conflicts with itself"))
+        elif remedy in given or candidate.order > 1.0:
+            candidates.append(candidate)
+        else:
+            refused.append(Refused(remedy=remedy, why=f"no finding says that it could change {situation.objective}"))
+    # What the user gave comes first; of equal promises the one a rule names first.
+    ids = [remedy.id for remedy in given]
+    candidates.sort(key=lambda c: (c.remedies[0].id not in ids, -c.order))
+    return ExperimentPlan(
+        objective=situation.objective,
+        candidates=tuple(candidates),
+        refused=tuple(refused),
+        left=tuple(left),
+        facts=facts,
+        findings=tuple(findings),
+        costs=costs,
+    )
+
+
+def why_not(remedy: Remedy, situation: Situation, facts: RunFacts | None) -> str | None:
+    """Why a remedy makes no sense here; None if it does."""
+    guard = remedy.guard
+    place = "cpu" if situation.is_cpu else "gpu"
+    if guard.place is not None and guard.place != place:
+        return f"it is for a {guard.place.upper()}, and the model runs on a {place.upper()}"
+    if guard.own_loop and not situation.own_loop:
+        return "a model that reads pages runs one page at a time, eager, with a growing cache"
+    if guard.dtypes and situation.dtype not in guard.dtypes:
+        return f"the model runs in {situation.dtype or 'an unknown format'}"
+    if guard.package is not None and guard.package not in situation.packages:
+        return f"{guard.package} is not installed"
+    if guard.throughput and situation.objective not in THROUGHPUT:
+        return f"{situation.objective} is the time of one sequence, which a larger batch never shortens"
+    if guard.kernel_class is not None and facts is not None and not _takes(facts, guard.kernel_class, guard.min_share):
+        return f"{guard.kernel_class} kernels take less than {100 * guard.min_share:.0f} % of the kernel time"
+    if situation.lossless and remedy.is_lossy:
+        return "only remedies without loss were asked for"
+    sets, environment = _settings(remedy, situation), remedy.environment
+    same = all(situation.settings.get(key) == value for key, value in sets.items())
+    if same and all(situation.environment.get(key) == value for key, value in environment.items()):
+        return "it is set already"
+    return None
+
+
+def combine(
+    remedies: Sequence[Remedy],
+    findings: Sequence[Finding],
+    facts: RunFacts | None,
+    situation: Situation,
+    costs: Costs,
+) -> Candidate | None:
+    """Several remedies at once; None where two of them set one thing to different values."""
+    sets: dict[str, str] = {}
+    environment: dict[str, str] = {}
+    for remedy in remedies:
+        for into, values in ((sets, _settings(remedy, situation)), (environment, remedy.environment)):
+            if any(into.get(key, value) != value for key, value in values.items()):
+                return None
+            into.update(values)
+    bound = predict(remedies, findings, facts, situation.objective)
+    in_time = bound if situation.objective != "joules_per_token" else None
+    order = 1.0 if bound is None else bound.gain if bound.gain is not None else float("inf")
+    return Candidate(
+        remedies=tuple(remedies),
+        sets=sets,
+        environment=environment,
+        bound=in_time,
+        order=order,
+        cost_s=costs.of(remedies),
+    )
+
+
+def with_costs(plan: ExperimentPlan, costs: Costs) -> ExperimentPlan:
+    """The same plan with costs that were measured."""
+    known = tuple(replace(c, cost_s=costs.of(c.remedies)) for c in plan.candidates)
+    return replace(plan, candidates=known, costs=costs)
+
+
+def predict(
+    remedies: Sequence[Remedy], findings: Sequence[Finding], facts: RunFacts | None, objective: Objective
+) -> PredictedBound | None:
+    """The most these remedies could bring together, None where no finding speaks of them."""
+    if facts is None:
+        return None
+    phases = (PHASE_OF[objective],) if objective in PHASE_OF else PHASES
+    before, least, named, words = 0.0, 0.0, [], []
+    for name in phases:
+        phase = facts.phases.get(name)
+        steps = 1.0 if objective in PHASE_OF else None if phase is None else phase.steps_per_request
+        if phase is None or not isinstance(phase.wall, Known) or steps is None:
+            return None
+        of_phase = [f for f in findings if f.phase == name and _names(f, remedies)]
+        left, text = _left_ms(phase, of_phase, lowers=any(r.lowers_bound for r in remedies))
+        before += steps * phase.wall.value
+        least += steps * left
+        named += of_phase
+        words += [text] if of_phase else []
+    batch = 1
+    for remedy in remedies:
+        batch *= remedy.batch
+    if not named and batch == 1:
+        return None
+    if batch > 1:
+        words.append(f"{batch} times the sequences in the same time at best")
+    gain = batch * before / least if least > 0 else None
+    rules = dict.fromkeys(finding.rule for finding in named)
+    if batch > 1:
+        rules |= dict.fromkeys(f.rule for f in findings if any(r.batch > 1 and r in _experiments(f) for r in remedies))
+    return PredictedBound(
+        gain=gain,
+        least=None if objective not in PHASE_OF or least <= 0 else least,
+        rules=tuple(rules),
+        parts=tuple(f"{finding.title} (up to {format_ms(finding.saves_ms or 0.0)})" for finding in named),
+        how="; ".join(words),
+    )
+
+
+def scaled_bound(bound: PredictedBound, *, profiled: float | None, measured: float, is_cpu: bool) -> float | None:
+    """The bound as a gain over the start as it was measured beside the experiment.
+
+    What is left of a GPU's step is device time, which a busier or quieter host does not change: there the value that
+    cannot be beaten holds. On a CPU all of it scales with the machine, so the factor does.
+    """
+    if bound.least is None or profiled is None or is_cpu:
+        return bound.gain
+    return measured / bound.least
+
+
+def _names(finding: Finding, remedies: Sequence[Remedy]) -> bool:
+    named = _experiments(finding)
+    return bool(finding.saves_ms) and any(
+        remedy in named and remedy.batch == 1 and finding.phase in remedy.phases for remedy in remedies
+    )
+
+
+def _experiments(finding: Finding) -> tuple[Remedy, ...]:
+    rule = RULE_BY_ID.get(finding.rule)
+    return () if rule is None else rule.experiments
+
+
+def _left_ms(phase: PhaseFacts, findings: Sequence[Finding], *, lowers: bool) -> tuple[float, str]:
+    """What stays of one step of a phase, and the arithmetic in words."""
+    assert isinstance(phase.wall, Known)
+    wall = phase.wall.value
+    saved = sum(finding.saves_ms or 0.0 for finding in findings)
+    left = max(wall - saved, 0.0)
+    text = f"{phase.name} {format_ms(wall)} less {format_ms(saved)}"
+    floor = next((q.value for q in (phase.achievable, phase.datasheet) if isinstance(q, Known)), None)
+    if floor is not None and left < floor and not lowers:
+        return floor, f"{text}, and not below the hardware's {format_ms(floor)}"
+    return left, f"{text} leaves {format_ms(left)}" + (f" ({format_factor(wall / left)})" if left > 0 else "")
+
+
+def _settings(remedy: Remedy, situation: Situation) -> dict[str, str]:
+    if remedy.batch == 1:
+        return dict(remedy.sets)
+    return {**remedy.sets, BATCH_KEY: str(remedy.batch * int(situation.settings.get(BATCH_KEY, "1")))}
+
+
+def _takes(facts: RunFacts, kernel_class: str, share: float) -> bool:
+    """Whether kernels of a class take this share of a phase's kernel time; on a CPU nobody knows, and it may."""
+    for phase in facts.phases.values():
+        if not isinstance(phase.gpu, GpuFacts):
+            if phase.is_cpu:
+                return True
+            continue
+        spent = sum(k.ms_per_step for k in phase.gpu.kernels or () if k.kernel_class == kernel_class)
+        if phase.gpu.kernel_sum_ms > 0 and spent >= share * phase.gpu.kernel_sum_ms:
+            return True
+    return False

@@ -1,0 +1,127 @@
+"""Which experiment comes next: single remedies by what they promise, then combinations of what helped.
+
+An experiment whose bound is not above what the best already brings is not tried by itself; together with the best it
+may be. Combinations are measured beside the best, so that each step of the way is one that was seen.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from llm_perf_opt.analysis.findings.remedies import Remedy
+from llm_perf_opt.analysis.optimize.plan import Candidate, ExperimentPlan, Situation, combine
+from llm_perf_opt.core.units import format_factor
+
+# A bound must be this much above what is there already to be worth the time.
+WORTH = 1.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """How an experiment ended; `total_gain` is over the start."""
+
+    candidate: Candidate
+    helped: bool
+    total_gain: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passed:
+    """An experiment that was not started, and why."""
+
+    candidate: Candidate
+    why: str
+
+
+@dataclass(kw_only=True)
+class Search:
+    """The state of a search. `refuse` says why a candidate is no valid configuration; `most` limits those started."""
+
+    plan: ExperimentPlan
+    situation: Situation
+    most: int | None = None
+    refuse: Callable[[Candidate], str | None] = lambda candidate: None
+    tried: list[Tried] = field(default_factory=list)
+    passed: list[Passed] = field(default_factory=list)
+    best: Tried | None = None
+
+    def next(self, left_s: float) -> Candidate | None:
+        """The next one to try, None when nothing is left or may be started; those passed over are noted with why."""
+        if self.most is not None and len(self.tried) >= self.most:
+            return None
+        while True:
+            # Whatever is passed over may be worth it beside others, so look again each time.
+            candidate = next(iter(self._singles() or self._with_best() or self._pairs()), None)
+            if candidate is None:
+                return None
+            why = self._why_not(candidate, left_s)
+            if why is None:
+                return candidate
+            self.passed.append(Passed(candidate=candidate, why=why))
+
+    def record(self, candidate: Candidate, *, helped: bool, total_gain: float | None) -> bool:
+        """Keep an outcome; True if it is the best now."""
+        self.tried.append(Tried(candidate=candidate, helped=helped, total_gain=total_gain))
+        if not helped or total_gain is None or total_gain <= self.best_gain:
+            return False
+        self.best = self.tried[-1]
+        return True
+
+    @property
+    def best_gain(self) -> float:
+        return self.best.total_gain if self.best is not None and self.best.total_gain is not None else 1.0
+
+    def unseen(self) -> list[Candidate]:
+        """Those of the plan that were neither tried nor passed over, because the search ended before them."""
+        return self._singles()
+
+    def _singles(self) -> list[Candidate]:
+        return [candidate for candidate in self.plan.candidates if not self._seen(candidate)]
+
+    def _with_best(self) -> list[Candidate]:
+        """The best with one more: what helped by itself, or was not tried because it could not beat the best alone."""
+        if self.best is None:
+            return []
+        used = {remedy.id for remedy in self.best.candidate.remedies}
+        more = [remedy for remedy in (*self._helped(), *self._not_worth_it_alone()) if remedy.id not in used]
+        return self._combined([(*self.best.candidate.remedies, remedy) for remedy in more])
+
+    def _pairs(self) -> list[Candidate]:
+        """Two that helped, or one that did and one that was not tried alone."""
+        helped = self._helped()
+        mixed = [(one, other) for one in helped for other in self._not_worth_it_alone()]
+        return self._combined([*combinations(helped, 2), *mixed])
+
+    def _helped(self) -> list[Remedy]:
+        return [t.candidate.remedies[0] for t in self.tried if t.helped and len(t.candidate.remedies) == 1]
+
+    def _not_worth_it_alone(self) -> list[Remedy]:
+        return [p.candidate.remedies[0] for p in self.passed if len(p.candidate.remedies) == 1]
+
+    def _combined(self, groups: Sequence[Sequence[Remedy]]) -> list[Candidate]:
+        found = []
+        for group in groups:
+            candidate = combine(group, self.plan.findings, self.plan.facts, self.situation, self.plan.costs)
+            if candidate is not None and not self._seen(candidate):
+                found.append(candidate)
+        return sorted(found, key=lambda c: (-c.order, c.cost_s))
+
+    def _seen(self, candidate: Candidate) -> bool:
+        seen = [t.candidate for t in self.tried] + [p.candidate for p in self.passed]
+        return any(other.effect == candidate.effect for other in seen)
+
+    def _why_not(self, candidate: Candidate, left_s: float) -> str | None:
+        refused = self.refuse(candidate)
+        if refused is not None:
+            return refused
+        bound = candidate.bound
+        if bound is not None and bound.gain is not None and bound.gain < WORTH * self.best_gain:
+            if self.best is None:
+                return f"it could bring {format_factor(bound.gain)} at most"
+            return (
+                f"it could bring {format_factor(bound.gain)} at most, and {self.best.candidate.name} brings "
+                f"{format_factor(self.best_gain)} already"
+            )
+        if candidate.cost_s > left_s:
+            return f"about {candidate.cost_s:.0f} s, and {max(left_s, 0.0):.0f} s of the budget are left"
+        return None

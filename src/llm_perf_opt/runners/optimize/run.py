@@ -1,0 +1,515 @@
+"""One search from its plan to its pages. Every experiment is written down before the next one starts."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from llm_perf_opt.analysis.compare.gate import Condition
+from llm_perf_opt.analysis.compare.stability import RepeatedValue
+from llm_perf_opt.analysis.compare.statistics import Pass, level_of
+from llm_perf_opt.analysis.findings.facts import Known
+from llm_perf_opt.analysis.optimize.document import (
+    ExperimentRow,
+    ExperimentStatus,
+    MetricChange,
+    Objective,
+    OptimizeDocument,
+    OptimizeStatus,
+    OutputCheck,
+    Recommendation,
+    StartRow,
+)
+from llm_perf_opt.analysis.optimize.plan import (
+    FEWEST_PAIRS,
+    MOST_PAIRS,
+    PHASE_OF,
+    Candidate,
+    Costs,
+    ExperimentPlan,
+    Situation,
+    scaled_bound,
+    with_costs,
+)
+from llm_perf_opt.analysis.optimize.recommend import (
+    distance_to_bound,
+    in_words,
+    pasted_code,
+    path_to_best,
+)
+from llm_perf_opt.analysis.optimize.search import Search
+from llm_perf_opt.analysis.optimize.verdict import (
+    LossLimits,
+    Measured,
+    bound_held,
+    break_even_tokens,
+    broken_constraints,
+    calibrate_rules,
+    compare_passes,
+    is_settled,
+    judge_experiment,
+)
+from llm_perf_opt.core.files import write_whole
+from llm_perf_opt.core.manifest import write_json
+from llm_perf_opt.core.redact import Redactor
+from llm_perf_opt.errors import CommandFailed, ConfigError, ProfilingError, ToolError
+from llm_perf_opt.pipeline.console import Console
+from llm_perf_opt.report.optimize.page import render_page
+from llm_perf_opt.report.optimize.text import render_markdown
+from llm_perf_opt.runners.optimize.protocol import WorkerReady
+from llm_perf_opt.runners.optimize.setup import Profile
+from llm_perf_opt.runners.optimize.workers import Bench, OutOfMemory, Worker
+
+START = "start"
+JSON_FILE, MARKDOWN_FILE, PAGE_FILE = "optimize.json", "optimize.md", "optimize.html"
+EXPERIMENTS_DIR, REFERENCE_FILE = "experiments", "reference.pt"
+METRICS = ("tpot_ms", "ttft_ms", "tokens_per_s", "joules_per_token", "wall_ms")
+# No experiment takes more of what is left of the budget than this, unless that is very little.
+MOST_SHARE, LEAST_S = 0.6, 60.0
+MeasuredPass = Mapping[str, list[RepeatedValue]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizeOptions:
+    """What the command line asks for."""
+
+    objective: Objective
+    budget_s: float
+    most: int | None = None
+    constraints: tuple[Condition, ...] = ()
+    limits: LossLimits = field(default_factory=LossLimits)
+
+
+@dataclass(kw_only=True)
+class Side:
+    """A configuration with its worker, as long as that lives, and every pass it made."""
+
+    name: str
+    worker: Worker | None
+    ready: WorkerReady
+    start_s: float
+    passes: list[MeasuredPass] = field(default_factory=list)
+    peak_bytes: int | None = None
+
+    def median(self, metric: str) -> float | None:
+        series: list[Pass] = [one[metric] for one in self.passes if one.get(metric)]
+        return level_of(series).median if series else None
+
+    def metrics(self) -> dict[str, float]:
+        return {name: value for name in METRICS if (value := self.median(name)) is not None}
+
+    def end(self) -> None:
+        if self.worker is not None:
+            self.worker.end()
+            self.worker = None
+
+
+@dataclass(kw_only=True)
+class Optimizer:
+    """A search under way."""
+
+    bench: Bench
+    profile: Profile | None
+    plan: ExperimentPlan
+    situation: Situation
+    options: OptimizeOptions
+    folder: Path
+    console: Console
+    redactor: Redactor
+    began: float
+    rows: list[ExperimentRow] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    start: Side | None = None
+    best: Side | None = None
+    sides: list[Side] = field(default_factory=list)
+    direct: MetricChange | None = None
+    # Two of them do not fit on the device side by side.
+    alone: bool = False
+    _search: Search | None = None
+
+    @property
+    def search(self) -> Search:
+        assert self._search is not None
+        return self._search
+
+    @property
+    def deadline(self) -> float:
+        return self.began + self.options.budget_s
+
+    @property
+    def left_s(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def run(self) -> OptimizeDocument:
+        """Search until nothing is left to try or the budget is used; whatever happens, what was measured is kept."""
+        self._search = Search(
+            plan=self.plan, situation=self.situation, most=self.options.most, refuse=self.bench.refuse
+        )
+        status: OptimizeStatus = "failed"
+        try:
+            self._open_start()
+            self.save("running")
+            while (candidate := self.search.next(self.left_s)) is not None:
+                self._try(candidate)
+                self.save("running")
+            self._verify_best()
+            status = "done"
+        except KeyboardInterrupt:
+            status = "interrupted"
+            raise
+        except (ProfilingError, OSError) as error:
+            self.notes.append(f"ended early: {error}")
+            raise
+        finally:
+            for side in self.sides:
+                side.end()
+            (self.folder / REFERENCE_FILE).unlink(missing_ok=True)
+            self.console.close()
+            document = self.save(status)
+        return document
+
+    def _open_start(self) -> None:
+        """The configuration as it is: its worker, its outputs, and one pass that tells what a pass costs."""
+        self.console.say(f"{START}: loading")
+        self.start = self._open(START, None, until=self.deadline)
+        worker = self.start.worker
+        assert worker is not None
+        self._note_other_device(self.start.ready)
+        worker.write_reference(self.folder / REFERENCE_FILE, self.deadline)
+        before = time.monotonic()
+        self._pass(self.start)
+        pass_s = time.monotonic() - before
+        self.search.plan = with_costs(self.plan, Costs(start_s=self.start.start_s, pass_s=pass_s))
+        # It paid for what a first pass pays for; pairs begin after it.
+        shown, measured = self.start.median(self.options.objective), self.start.metrics()
+        self.start.passes.clear()
+        if shown is None:
+            raise CommandFailed(
+                f"--objective {self.options.objective}: not measured here; measured: {', '.join(measured)}"
+            )
+        self.console.say(
+            f"{START}: {self.options.objective} {shown:.4g}; ready after {self.start.start_s:.0f} s, a pass takes "
+            f"{pass_s:.1f} s"
+        )
+
+    def _note_other_device(self, ready: WorkerReady) -> None:
+        stages = () if self.profile is None else self.profile.manifest.stages
+        named = [stage.metrics["device_name"].value for stage in stages if "device_name" in stage.metrics]
+        if named and named[0] != ready.device_name:
+            self.notes.append(
+                f"the profile was made on {named[0]}, the experiments run on {ready.device_name}: its bounds are of "
+                "another machine"
+            )
+
+    def _open(self, name: str, candidate: Candidate | None, *, until: float) -> Side:
+        folder = self._folder_of(name)
+        self.console.stage_started(name)
+        worker = self.bench.open(candidate, folder, self.console.tick)
+        try:
+            ready = worker.wait_ready(until)
+        except BaseException:
+            worker.end()
+            raise
+        finally:
+            self.console.close()
+        side = Side(name=name, worker=worker, ready=ready, start_s=worker.start_s)
+        self.sides.append(side)
+        return side
+
+    def _folder_of(self, name: str) -> Path:
+        """Numbered in the order of the experiments."""
+        return self.folder / EXPERIMENTS_DIR / f"{len(self.rows) if name != START else 0:02d}-{name}"
+
+    def _try(self, candidate: Candidate) -> None:
+        """One experiment, from its start to its row."""
+        is_single = len(candidate.remedies) == 1
+        other = self.start if is_single or self.best is None else self.best
+        assert other is not None
+        bound = candidate.bound
+        promised = "" if bound is None or bound.gain is None else f", at most {bound.gain:.2f}×"
+        self.console.say(f"{candidate.name}: {candidate.title}{promised}")
+        until = time.monotonic() + max(LEAST_S, MOST_SHARE * self.left_s)
+        log = self._folder_of(candidate.name) / "worker.log"
+        side = None
+        try:
+            side = self._open_beside(candidate, other, until)
+            row = self._measure(candidate, side, other, until)
+        except (CommandFailed, ToolError, ConfigError) as error:
+            row = self._row(candidate, "failed", str(error), against=other.name, log=log)
+            helped = False
+        else:
+            helped = row.status == "helped"
+        self.rows.append(row)
+        self.console.say(f"{candidate.name}: {row.status}" + (f" — {row.reason}" if row.reason else ""))
+        is_best = self.search.record(candidate, helped=helped, total_gain=row.total_gain)
+        if is_best and side is not None:
+            if self.best is not None and self.best is not self.start:
+                self.best.end()
+            self.best = side
+        elif side is not None:
+            side.end()
+
+    def _open_beside(self, candidate: Candidate, other: Side, until: float) -> Side:
+        """Load it beside what it is compared with; where there is no room for both, alone."""
+        try:
+            return self._open(candidate.name, candidate, until=until)
+        except OutOfMemory:
+            living = [side for side in self.sides if side.worker is not None]
+            if not living:
+                raise
+            self.alone = True
+            self.notes.append(
+                f"{candidate.name}: no room beside {', '.join(side.name for side in living)}; from here on "
+                "configurations run one after the other, so drift of the machine is in their intervals"
+            )
+            for side in living:
+                while len(side.passes) < FEWEST_PAIRS:
+                    self._pass(side)
+                side.end()
+            return self._open(candidate.name, candidate, until=until)
+
+    def _measure(self, candidate: Candidate, side: Side, other: Side, until: float) -> ExperimentRow:
+        assert side.worker is not None
+        check = side.worker.check(
+            self.folder / REFERENCE_FILE, until, is_lossy=candidate.is_lossy, limits=self.options.limits
+        )
+        found = self._pairs(other, side, until)
+        objective = self.options.objective
+        measured = found.get(objective)
+        changes = tuple(one.change for one in found.values())
+        values: dict[str, float | None] = {
+            **{name: side.median(name) for name in METRICS},
+            "peak_gb": None if side.peak_bytes is None else side.peak_bytes / 1e9,
+            "compile_s": side.ready.compile_s or 0.0,
+        }
+        assert self.start is not None
+        start: dict[str, float | None] = {
+            **{name: self.start.median(name) for name in METRICS},
+            "peak_gb": None if self.start.peak_bytes is None else self.start.peak_bytes / 1e9,
+        }
+        broken = broken_constraints(self.options.constraints, values, start)
+        status, reason = judge_experiment(measured, check, broken, objective=objective)
+        before = 1.0 if other is self.start else self.search.best_gain
+        return self._row(
+            candidate,
+            status,
+            reason,
+            against=other.name,
+            log=side.worker.log,
+            changes=changes,
+            measured=measured,
+            before=before,
+            check=check,
+            side=side,
+        )
+
+    def _pairs(self, other: Side, side: Side, until: float) -> dict[str, Measured]:
+        """Passes in turns, first the one, then the other: until the objective is settled, or the time is up."""
+        mine: list[MeasuredPass] = []
+        theirs: list[MeasuredPass] = []
+        paired = other.worker is not None
+        found: dict[str, Measured] = {}
+        for number in range(MOST_PAIRS):
+            began = time.monotonic()
+            order = (other, side) if number % 2 == 0 else (side, other)
+            for one in order if paired else (side,):
+                (mine if one is side else theirs).append(self._pass(one))
+            enough = number + 1 >= FEWEST_PAIRS
+            if number >= 1:
+                found = compare_passes(theirs if paired else other.passes, mine, METRICS, paired=paired)
+            spent = time.monotonic() - began
+            if (enough and is_settled(found.get(self.options.objective))) or (
+                number >= 1 and time.monotonic() + spent > until
+            ):
+                break
+        return found
+
+    def _pass(self, side: Side) -> MeasuredPass:
+        assert side.worker is not None
+        found = side.worker.run_pass(len(side.passes), self.deadline + LEAST_S)
+        side.passes.append(found.values)
+        known = [peak for peak in (side.peak_bytes, found.peak_bytes) if peak is not None]
+        side.peak_bytes = max(known, default=None)
+        return found.values
+
+    def _verify_best(self) -> None:
+        """Where the best was reached in several steps, measure it once more, beside the start itself."""
+        best, start = self.best, self.start
+        row = None if best is None else next((r for r in self.rows if r.name == best.name), None)
+        if best is None or start is None or row is None:
+            return
+        if row.against == START:
+            self.direct = row.change(self.options.objective)
+        elif best.worker is not None and start.worker is not None and self.left_s > 0:
+            self.console.say(f"{best.name}: once more, beside the start")
+            found = self._pairs(start, best, self.deadline + LEAST_S).get(self.options.objective)
+            self.direct = None if found is None else found.change
+
+    def _row(
+        self,
+        candidate: Candidate,
+        status: ExperimentStatus,
+        reason: str,
+        *,
+        against: str,
+        log: Path | None,
+        changes: tuple[MetricChange, ...] = (),
+        measured: Measured | None = None,
+        before: float = 1.0,
+        check: OutputCheck | None = None,
+        side: Side | None = None,
+    ) -> ExperimentRow:
+        total = None if measured is None else before * measured.change.gain
+        low = None if measured is None or measured.change.low is None else before * measured.change.low
+        by_name = {change.metric: change for change in changes}
+        tpot = by_name.get("tpot_ms")
+        compile_s = None if side is None else side.ready.compile_s
+        start_tpot = None if self.start is None else self.start.median("tpot_ms")
+        return ExperimentRow(
+            name=candidate.name,
+            title=candidate.title,
+            overrides=candidate.overrides,
+            environment=dict(candidate.environment),
+            is_lossy=candidate.is_lossy,
+            status=status,
+            reason=reason,
+            against=against,
+            bound=candidate.bound,
+            bound_held=None if total is None else bound_held(total, low, self._bound_now(candidate)),
+            changes=changes,
+            total_gain=total,
+            check=check,
+            peak_memory_bytes=None if side is None else side.peak_bytes,
+            start_s=None if side is None else side.start_s,
+            compile_s=compile_s,
+            break_even_tokens=None
+            if tpot is None or status != "helped"
+            else break_even_tokens(compile_s, start_tpot, tpot.after),
+            pairs=0 if side is None else len(side.passes),
+            how="" if measured is None else measured.estimate.how,
+            log=None if log is None or not log.is_file() else log.relative_to(self.folder).as_posix(),
+        )
+
+    def _bound_now(self, candidate: Candidate) -> float | None:
+        """The bound over the start as it was measured beside the experiment."""
+        objective = self.options.objective
+        if candidate.bound is None or self.start is None:
+            return None
+        name = PHASE_OF.get(objective)
+        wall = None if name is None or self.profile is None else self.profile.facts.phases[name].wall
+        profiled = wall.value if isinstance(wall, Known) else None
+        measured = self.start.median(objective)
+        if measured is None:
+            return candidate.bound.gain
+        return scaled_bound(
+            candidate.bound, profiled=profiled, measured=measured, is_cpu=self.start.ready.device == "cpu"
+        )
+
+    def save(self, status: OptimizeStatus) -> OptimizeDocument:
+        """Write everything there is, as a whole each time."""
+        document = self._document(status)
+        write_document(self.folder, document, self.redactor)
+        return document
+
+    def _document(self, status: OptimizeStatus) -> OptimizeDocument:
+        objective = self.options.objective
+        start = self.start
+        first = None
+        if start is not None and start.passes:
+            first = StartRow(
+                metrics=start.metrics(),
+                peak_memory_bytes=start.peak_bytes,
+                start_s=start.start_s,
+                passes=len(start.passes),
+            )
+        best = self.search.best
+        name = None if best is None else best.candidate.name
+        path = [] if first is None else path_to_best(first, self.rows, name, objective)
+        row = next((r for r in self.rows if r.name == name), None)
+        direct = self.direct
+        gain = direct.gain if direct is not None else None if row is None else row.total_gain
+        last = path[-1].value if path else None
+        limits = [condition.text for condition in self.options.constraints]
+        check = None if row is None or row.check is None else row.check.verdict
+        tried = len(self.search.tried)
+        sentence = in_words(
+            objective=objective,
+            path=path,
+            gain=gain,
+            low=None if direct is None else direct.low,
+            high=None if direct is None else direct.high,
+            check=check,
+            tried=tried,
+        )
+        return OptimizeDocument(
+            status=status,
+            objective=objective,
+            constraints=tuple(limits),
+            model=self.bench.title,
+            device=None if start is None else start.ready.device_name,
+            budget_s=self.options.budget_s,
+            spent_s=round(time.monotonic() - self.began, 1),
+            max_experiments=self.options.most,
+            profile=None if self.profile is None else str(self.profile.folder),
+            start=first,
+            experiments=(*self.rows, *self._not_tried(status)),
+            best=name,
+            gain=gain,
+            gain_low=None if direct is None else direct.low,
+            gain_high=None if direct is None else direct.high,
+            gain_is_direct=direct is not None,
+            path=tuple(path),
+            distance=distance_to_bound(self.plan.facts, last, objective),
+            left=self.plan.left,
+            recommendation=None if best is None else self._recommend(best.candidate, sentence),
+            calibration=calibrate_rules(self.rows, objective),
+            sentence=sentence,
+            notes=tuple(dict.fromkeys((*self.notes, *self._start_notes()))),
+        )
+
+    def _start_notes(self) -> tuple[str, ...]:
+        return () if self.start is None else self.start.ready.notes
+
+    def _not_tried(self, status: OptimizeStatus) -> list[ExperimentRow]:
+        """Those that were passed over, refused by their guards, or not reached."""
+        passed = {p.candidate.name: (p.candidate, p.why) for p in self.search.passed}
+        if status != "running":
+            why = {"interrupted": "the search was interrupted"}.get(status, "the search ended before it")
+            if self.options.most is not None and len(self.search.tried) >= self.options.most:
+                why = f"--max-experiments {self.options.most} were made"
+            passed |= {c.name: (c, why) for c in self.search.unseen()}
+        done = {row.name for row in self.rows}
+        rows = [
+            self._row(candidate, "not tried", why, against=START, log=None)
+            for name, (candidate, why) in passed.items()
+            if name not in done
+        ]
+        for refused in self.plan.refused:
+            candidate = Candidate(
+                remedies=(refused.remedy,),
+                sets=refused.remedy.sets,
+                environment=refused.remedy.environment,
+                bound=None,
+                order=1.0,
+                cost_s=0.0,
+            )
+            rows.append(self._row(candidate, "not tried", refused.why, against=START, log=None))
+        return rows
+
+    def _recommend(self, candidate: Candidate, sentence: str) -> Recommendation:
+        file, command = self.bench.recommend(candidate, sentence, self.folder)
+        return Recommendation(
+            overrides=candidate.overrides,
+            environment=dict(candidate.environment),
+            is_lossy=candidate.is_lossy,
+            file=file,
+            command=command,
+            code=pasted_code(candidate),
+        )
+
+
+def write_document(folder: Path, document: OptimizeDocument, redactor: Redactor) -> None:
+    """optimize.json first: pages can be made of it again."""
+    write_json(folder / JSON_FILE, document)
+    write_whole(folder / MARKDOWN_FILE, redactor.text(render_markdown(document)).encode("utf-8", "backslashreplace"))
+    write_whole(folder / PAGE_FILE, redactor.text(render_page(document)).encode("utf-8", "backslashreplace"))

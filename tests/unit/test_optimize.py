@@ -1,0 +1,325 @@
+"""What `llm-perf optimize` decides without running anything: plan, search, verdicts, recommendation."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.analysis.compare.gate import parse_condition
+from llm_perf_opt.analysis.compare.stability import RepeatedValue
+from llm_perf_opt.analysis.findings.facts import RunFacts
+from llm_perf_opt.analysis.findings.remedies import (
+    COMPILE,
+    CUDA_GRAPH,
+    INT8_WEIGHTS,
+    LARGER_BATCH,
+    REDUCE_OVERHEAD,
+    Guard,
+    Remedy,
+)
+from llm_perf_opt.analysis.findings.rules import RULES, diagnose
+from llm_perf_opt.analysis.optimize.document import Agreement, ExperimentRow, PredictedBound, StartRow
+from llm_perf_opt.analysis.optimize.plan import (
+    Candidate,
+    Costs,
+    ExperimentPlan,
+    Situation,
+    build_plan,
+    combine,
+    predict,
+    scaled_bound,
+)
+from llm_perf_opt.analysis.optimize.recommend import experiment_yaml, in_words, pasted_code, path_to_best
+from llm_perf_opt.analysis.optimize.search import Search
+from llm_perf_opt.analysis.optimize.verdict import (
+    LossLimits,
+    bound_held,
+    break_even_tokens,
+    broken_constraints,
+    calibrate_rules,
+    check_outputs,
+    compare_passes,
+    judge_experiment,
+)
+from llm_perf_opt.pipeline.compose import ConfigEntry, compose_config
+from tests.support.report_facts import bound, facts, gpu, idle, kernel, ms, phase
+
+COSTS = Costs(start_s=10.0, pass_s=1.0)
+KERNELS = (kernel("gemm", "GEMM", 1.2, 100), kernel("add", "elementwise", 0.6, 200))
+
+
+def launch_bound() -> RunFacts:
+    """10 ms a token: 2 ms of kernels, 8 ms waiting for launches; the hardware needs 0.6 ms."""
+    decode = phase(
+        "decode",
+        wall=ms(10.0),
+        achievable=bound(0.6),
+        gpu=gpu(2.0, wall=12.0, idle=idle(host=10.0), count=300, kernels=KERNELS),
+    )
+    prefill = phase("prefill", wall=ms(20.0), achievable=bound(15.0))
+    return facts(prefill, decode, dtype="bfloat16")
+
+
+def situation(**changes: object) -> Situation:
+    plain = Situation(
+        objective="tpot_ms",
+        is_cpu=False,
+        own_loop=True,
+        dtype="bfloat16",
+        settings={"infer.cache": "dynamic", "infer.compile": "none", "infer.batch": "1"},
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def plan_of(found: RunFacts, where: Situation, given: Sequence[Remedy] = ()) -> ExperimentPlan:
+    return build_plan(diagnose(found), found, where, COSTS, given=given)
+
+
+def test_a_launch_bound_step_is_planned_with_what_could_save_it() -> None:
+    plan = plan_of(launch_bound(), situation())
+    bounds = {c.name: c.bound.gain if c.bound else None for c in plan.candidates}
+    # Launches, unfused kernels and kernels above the bound: never below the hardware's 0.6 ms.
+    assert bounds["reduce_overhead"] == pytest.approx(10 / 0.6)
+    # The graph saves the launches alone: 8 of 10 ms.
+    assert bounds["cuda_graph"] == pytest.approx(5.0)
+    assert [c.name for c in plan.candidates][-1] == "cuda_graph"
+    assert (
+        plan.candidates[0].cost_s < plan.candidates[-1].cost_s or plan.candidates[0].order > plan.candidates[-1].order
+    )
+    why = {refused.remedy.id: refused.why for refused in plan.refused}
+    assert "larger batch never shortens" in why["batch_x4"]
+    assert why["one_thread"] == "it is for a CPU, and the model runs on a GPU"
+    assert why["flash_attention"] == "flash_attn is not installed"
+    assert why["sdpa"].startswith("attention kernels take less than 10 %")
+
+
+def test_guards_ask_for_the_loop_the_format_and_what_is_set_already() -> None:
+    pages = plan_of(launch_bound(), situation(own_loop=False))
+    assert [c.name for c in pages.candidates] == []
+    assert "one page at a time" in {r.remedy.id: r.why for r in pages.refused}["cuda_graph"]
+    done = situation(settings={"infer.cache": "static", "infer.compile": "reduce-overhead", "infer.batch": "1"})
+    assert "it is set already" in {r.remedy.id: r.why for r in plan_of(launch_bound(), done).refused}["reduce_overhead"]
+    mine = Remedy(id="mine", title="mine", sets={"model.dtype": "float16"}, is_lossy=True)
+    kept = plan_of(launch_bound(), situation(lossless=True), [mine])
+    assert {r.remedy.id: r.why for r in kept.refused}["mine"] == "only remedies without loss were asked for"
+
+
+def test_what_the_user_gives_is_tried_first_though_no_rule_promises_anything() -> None:
+    mine = Remedy(id="mine", title="mine", environment={"A": "1"})
+    plan = plan_of(launch_bound(), situation(), [mine])
+    assert plan.candidates[0].name == "mine" and plan.candidates[0].bound is None
+
+
+def test_bounds_of_a_whole_request_count_prefill_and_every_step_and_a_batch_multiplies() -> None:
+    found = launch_bound()
+    findings = diagnose(found)
+    one = predict([CUDA_GRAPH], findings, found, "tokens_per_s")
+    # 20 ms and ten steps of 10 ms, of which 8 can go.
+    assert one is not None and one.gain == pytest.approx(120 / 40)
+    batch = predict([LARGER_BATCH], findings, found, "tokens_per_s")
+    assert batch is not None and batch.gain == pytest.approx(4.0)
+    both = predict([CUDA_GRAPH, LARGER_BATCH], findings, found, "tokens_per_s")
+    assert both is not None and both.gain == pytest.approx(12.0)
+    assert predict([CUDA_GRAPH], findings, found, "ttft_ms") is None
+
+
+def test_the_bound_of_a_gpu_is_a_time_and_that_of_a_cpu_a_factor() -> None:
+    promised = PredictedBound(gain=5.0, least=2.0, rules=("launch_bound",), parts=(), how="")
+    # The host was busier beside the experiment: 16 ms instead of 10, and still 2 ms of kernels.
+    assert scaled_bound(promised, profiled=10.0, measured=16.0, is_cpu=False) == 8.0
+    assert scaled_bound(promised, profiled=10.0, measured=16.0, is_cpu=True) == 5.0
+
+
+def test_remedies_that_set_one_key_differently_do_not_combine() -> None:
+    found = launch_bound()
+    findings = diagnose(found)
+    assert combine([REDUCE_OVERHEAD, COMPILE], findings, found, situation(), COSTS) is None
+    both = combine([COMPILE, CUDA_GRAPH], findings, found, situation(), COSTS)
+    assert both is not None and both.name == "compile+cuda_graph"
+    assert both.overrides == ("infer.cache=static", "infer.compile=default", "infer.cuda_graph=true")
+
+
+def run_search(gains: Mapping[str, float], *, most: int | None = None, left_s: float = 1e9) -> tuple[list[str], Search]:
+    """The order of a search whose experiments come out like this over the start; those not named fail."""
+    search = Search(
+        plan=plan_of(launch_bound(), situation(packages=frozenset({"torchao"}))), situation=situation(), most=most
+    )
+    order = []
+    while (candidate := search.next(left_s)) is not None:
+        order.append(candidate.name)
+        gain = gains.get(candidate.name)
+        search.record(candidate, helped=gain is not None and gain > 1.02, total_gain=gain)
+    return order, search
+
+
+def test_singles_come_first_and_what_helped_is_combined() -> None:
+    order, search = run_search({"compile": 1.3, "cuda_graph": 4.0, "cuda_graph+compile": 6.0})
+    assert order[0] == "reduce_overhead" and order.index("cuda_graph") < order.index("cuda_graph+compile")
+    assert search.best is not None and search.best.candidate.name == "cuda_graph+compile"
+    assert len(order) == len(set(order))
+
+
+def test_what_is_not_worth_it_alone_may_be_beside_what_helped() -> None:
+    """The graph alone brings 5 at most, less than the best; with a compiled step inside it could bring more."""
+    order, search = run_search({"reduce_overhead": 6.0, "compile": 1.3, "compile+cuda_graph": 7.0})
+    assert "cuda_graph" not in order and order[-1] == "compile+cuda_graph"
+    assert search.best is not None and search.best.candidate.name == "compile+cuda_graph"
+
+
+def test_what_cannot_beat_the_best_is_passed_over_with_its_bound() -> None:
+    order, search = run_search({"reduce_overhead": 6.0})
+    assert "cuda_graph" not in order
+    why = {p.candidate.name: p.why for p in search.passed}
+    assert why["cuda_graph"] == "it could bring 5.0× at most, and reduce_overhead brings 6.0× already"
+
+
+def test_a_search_ends_at_its_number_and_at_its_budget() -> None:
+    order, search = run_search({}, most=2)
+    assert len(order) == 2 and len(search.unseen()) >= 1
+    order, search = run_search({}, left_s=5.0)
+    assert order == [] and all("of the budget are left" in p.why for p in search.passed)
+
+
+AGREES = Agreement(
+    samples=2,
+    positions=64,
+    tokens_equal=True,
+    first_difference=None,
+    top1=1.0,
+    kl_mean=1e-9,
+    kl_max=1e-8,
+    flip_gap=0.0,
+    logit_rms=1.0,
+    dtype="bfloat16",
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_lossy", "verdict"),
+    [
+        ({}, False, "equal"),
+        ({"tokens_equal": False, "kl_mean": 1e-4, "flip_gap": 0.05, "top1": 0.95}, False, "within rounding"),
+        ({"tokens_equal": False, "kl_mean": 1e-4, "flip_gap": 0.2, "top1": 0.95}, False, "different"),
+        ({"tokens_equal": False, "kl_mean": 0.01, "flip_gap": 0.05, "top1": 0.95}, False, "different"),
+        # The same distance is no rounding in float32.
+        ({"tokens_equal": False, "kl_mean": 1e-4, "flip_gap": 0.05, "dtype": "float32"}, False, "different"),
+        ({"tokens_equal": False, "kl_mean": 0.01, "flip_gap": 2.0, "top1": 0.95}, True, "within limits"),
+        ({"tokens_equal": False, "kl_mean": 0.06, "flip_gap": 2.0, "top1": 0.95}, True, "different"),
+        ({"tokens_equal": False, "kl_mean": 0.01, "flip_gap": 2.0, "top1": 0.8}, True, "different"),
+    ],
+)
+def test_outputs_hold_by_tokens_by_rounding_or_by_stated_limits(
+    changes: Mapping[str, object], is_lossy: bool, verdict: str
+) -> None:
+    found = check_outputs(replace(AGREES, **changes), is_lossy=is_lossy, limits=LossLimits())  # type: ignore[arg-type]
+    assert found.verdict == verdict
+    assert f"{found.agreement.kl_mean:.1e}" in found.text if found.agreement else False
+
+
+def passes(*values: float) -> list[dict[str, list[RepeatedValue]]]:
+    return [{"tpot_ms": [RepeatedValue(sample_id="a", repeat=n, value=v)]} for n, v in enumerate(values)]
+
+
+def test_gains_are_of_pairs_and_outputs_come_before_speed() -> None:
+    # The machine slowed down by half on the way; pairs do not mind.
+    found = compare_passes(passes(10, 12, 14, 15), passes(5, 6, 7, 7.5), ("tpot_ms", "ttft_ms"), paired=True)
+    assert found["tpot_ms"].change.gain == pytest.approx(2.0) and "ttft_ms" not in found
+    equal = check_outputs(AGREES, is_lossy=False, limits=LossLimits())
+    assert judge_experiment(found["tpot_ms"], equal, [], objective="tpot_ms")[0] == "helped"
+    other = replace(equal, verdict="different")
+    assert judge_experiment(found["tpot_ms"], other, [], objective="tpot_ms")[0] == "wrong"
+    assert judge_experiment(found["tpot_ms"], equal, ["too large"], objective="tpot_ms")[0] == "over a limit"
+    same = compare_passes(passes(10, 10.1, 9.9, 10), passes(10, 10, 10, 10), ("tpot_ms",), paired=True)
+    assert judge_experiment(same["tpot_ms"], equal, [], objective="tpot_ms")[0] == "no gain"
+    assert judge_experiment(None, equal, [], objective="ttft_ms") == (
+        "failed",
+        "ttft_ms was not measured on both sides",
+    )
+
+
+def test_limits_are_absolute_or_against_the_start_and_unknown_is_not_kept() -> None:
+    limits = [parse_condition(text, "--constraint") for text in ("peak_gb<=80", "ttft_ms<=+10%", "tokens_per_s>=5")]
+    values = {"peak_gb": 81.0, "ttft_ms": 105.0, "tokens_per_s": None}
+    assert broken_constraints(limits, values, {"ttft_ms": 100.0}) == [
+        "peak_gb is 81.00, the limit is peak_gb<=80",
+        "tokens_per_s is not known, so tokens_per_s>=5 cannot be shown to hold",
+    ]
+
+
+def row(name: str, **changes: object) -> ExperimentRow:
+    plain = ExperimentRow(
+        name=name,
+        title=name,
+        overrides=(),
+        environment={},
+        is_lossy=False,
+        status="helped",
+        reason="",
+        against="start",
+        bound=PredictedBound(gain=2.0, least=5.0, rules=("launch_bound",), parts=(), how=""),
+        bound_held="held",
+        changes=(),
+        total_gain=1.5,
+        check=None,
+        peak_memory_bytes=None,
+        start_s=None,
+        compile_s=None,
+        break_even_tokens=None,
+        pairs=4,
+        how="",
+        log=None,
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def test_a_gain_above_the_bound_is_counted_against_its_rule() -> None:
+    assert bound_held(1.5, 1.4, 2.0) == "held"
+    assert bound_held(2.2, 2.1, 2.0) == "exceeded"
+    assert bound_held(2.2, 1.9, 2.0) == "exceeded within the noise"
+    assert bound_held(2.2, 1.9, None) is None
+    rows = [row("a"), row("b", bound_held="exceeded", total_gain=2.4), row("c", bound=None, bound_held=None)]
+    (found,) = calibrate_rules(rows, "tpot_ms")
+    assert (found.rule, found.experiments, found.held, found.exceeded, found.worst) == ("launch_bound", 2, 1, 1, "b")
+
+
+def test_compiling_pays_after_the_tokens_that_save_as_much() -> None:
+    assert break_even_tokens(20.0, 10.0, 2.0) == 2500
+    assert break_even_tokens(20.0, 2.0, 10.0) is None
+    assert break_even_tokens(None, 10.0, 2.0) is None
+
+
+def candidate(*remedies: Remedy) -> Candidate:
+    found = combine(remedies, (), None, situation(), COSTS)
+    assert found is not None
+    return found
+
+
+def test_the_recommended_file_composes_on_top_of_the_experiment_that_was_chosen(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    text = experiment_yaml(candidate(COMPILE, CUDA_GRAPH), sentence="10 → 2 ms.", parents=["demo"])
+    (tmp_path / "experiment" / "optimized.yaml").write_text(text)
+    found = compose_config(["experiment=optimized"], ConfigEntry(extra_dir=tmp_path))
+    assert (found.infer.cache, found.infer.compile, found.infer.cuda_graph) == ("static", "default", True)
+    assert found.model.name == "deepseek_ocr_tiny" and found.infer.max_new_tokens == 32
+    assert "torch.cuda.graph(graph)" in pasted_code(candidate(CUDA_GRAPH))
+
+
+def test_every_remedy_of_a_rule_sets_something_and_says_how_it_is_done_by_hand() -> None:
+    found = {remedy.id: remedy for rule in RULES for remedy in rule.experiments}
+    assert len(found) >= 10 and found[INT8_WEIGHTS.id].guard == Guard(own_loop=True, package="torchao")
+    empty = [r.id for r in found.values() if not (r.sets or r.environment or r.batch > 1) or not r.code]
+    assert empty == []
+
+
+def test_the_way_from_start_to_best_goes_through_what_each_was_measured_beside() -> None:
+    (first,) = compare_passes(passes(10, 10, 10, 10), passes(2, 2, 2, 2), ("tpot_ms",), paired=True).values()
+    (second,) = compare_passes(passes(2, 2, 2, 2), passes(1, 1, 1, 1), ("tpot_ms",), paired=True).values()
+    rows = [row("a", changes=(first.change,)), row("a+b", against="a", changes=(second.change,))]
+    start = StartRow(metrics={"tpot_ms": 10.0}, peak_memory_bytes=None, start_s=1.0, passes=4)
+    path = path_to_best(start, rows, "a+b", "tpot_ms")
+    assert [(s.name, s.value) for s in path] == [("start", 10.0), ("a", 2.0), ("a+b", 1.0)]
+    said = in_words(objective="tpot_ms", path=path, gain=10.0, low=9.0, high=11.0, check="equal", tried=3)
+    assert said == "tpot_ms 10.00 → 1.000 ms, 10.0× (a → a+b, 95 %: 9.00 to 11.00×); outputs: equal."
+    none = in_words(objective="tpot_ms", path=path[:1], gain=None, low=None, high=None, check=None, tried=3)
+    assert none == "Nothing helped: none of 3 experiment(s) improved tpot_ms beyond chance and kept its outputs."
