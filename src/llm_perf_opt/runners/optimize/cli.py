@@ -145,7 +145,7 @@ def _optimize_model(args: argparse.Namespace, options: "OptimizeOptions") -> int
     import os
     from functools import partial
 
-    from llm_perf_opt.pipeline.console import make_console
+    from llm_perf_opt.pipeline.console import StageTurn, make_console
     from llm_perf_opt.pipeline.lock import locked
     from llm_perf_opt.pipeline.provenance import make_redactor
     from llm_perf_opt.report.optimize.text import render_plan, render_terminal
@@ -180,7 +180,7 @@ def _optimize_model(args: argparse.Namespace, options: "OptimizeOptions") -> int
             profile = read_profile(subject.run_dir)
         else:
             console.say(f"profiling into {folder / PROFILE_DIR}")
-            console.stage_started("profile")
+            console.stage_started(StageTurn(name="profile"))
             try:
                 profile = make_profile(
                     subject,

@@ -53,7 +53,7 @@ from llm_perf_opt.core.files import write_whole
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import CommandFailed, ConfigError, ProfilingError, ToolError
-from llm_perf_opt.pipeline.console import Console
+from llm_perf_opt.pipeline.console import Console, StageTurn
 from llm_perf_opt.report.optimize.page import render_page
 from llm_perf_opt.report.optimize.text import render_markdown
 from llm_perf_opt.runners.optimize.protocol import WorkerReady
@@ -203,7 +203,7 @@ class Optimizer:
 
     def _open(self, name: str, candidate: Candidate | None, *, until: float) -> Side:
         folder = self._folder_of(name)
-        self.console.stage_started(name)
+        self.console.stage_started(StageTurn(name=name))
         worker = self.bench.open(candidate, folder, self.console.tick)
         try:
             ready = worker.wait_ready(until)

@@ -18,6 +18,7 @@ from llm_perf_opt.analysis.optimize.plan import Candidate
 from llm_perf_opt.analysis.optimize.verdict import LossLimits, check_outputs
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.process import Service, allowed_environment, read_tail
+from llm_perf_opt.core.records import Progress, read_progress
 from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import CommandFailed
 from llm_perf_opt.profiling.baseline import last_words
@@ -27,9 +28,10 @@ from llm_perf_opt.runners.optimize.protocol import SOCKET, Answer, Ask, PassSamp
 WORKER = "llm_perf_opt.runners.optimize.worker"
 POLL_S = 0.2
 CHUNK_BYTES = 1 << 16
+TAIL_BYTES = 2048
 # Words of a process that found no room, in torch's and in the system's own words.
 NO_ROOM = ("out of memory", "OutOfMemoryError", "CUDA_ERROR_OUT_OF_MEMORY", "Cannot allocate memory")
-Tick = Callable[[float, str], None]
+Tick = Callable[[float, Progress | None], None]
 
 
 class OutOfMemory(CommandFailed):
@@ -189,11 +191,8 @@ class ModelWorker:
         if time.monotonic() >= until:
             self._service.end()
             raise OutOfTime(f"it was ended after {self._service.elapsed_s:.0f} s: its share of the budget was used up")
-        self._tick(self._service.elapsed_s, self._last_line())
-
-    def _last_line(self) -> str:
-        lines = [line for line in read_tail(self.log, 2048).splitlines() if line.strip()]
-        return lines[-1].strip() if lines else ""
+        lines = reversed(read_tail(self.log, TAIL_BYTES).splitlines())
+        self._tick(self._service.elapsed_s, next((told for line in lines if (told := read_progress(line))), None))
 
 
 def pass_values(samples: tuple[PassSample, ...], *, repeat: int) -> dict[str, list[RepeatedValue]]:
