@@ -31,7 +31,7 @@ from llm_perf_opt.analysis.optimize.plan import (
     scaled_bound,
 )
 from llm_perf_opt.analysis.optimize.recommend import experiment_yaml, in_words, pasted_code, path_to_best
-from llm_perf_opt.analysis.optimize.search import Search
+from llm_perf_opt.analysis.optimize.search import ExperimentSearch
 from llm_perf_opt.analysis.optimize.verdict import (
     LossLimits,
     bound_held,
@@ -140,9 +140,11 @@ def test_remedies_that_set_one_key_differently_do_not_combine() -> None:
     assert both.overrides == ("infer.cache=static", "infer.compile=default", "infer.cuda_graph=true")
 
 
-def run_search(gains: Mapping[str, float], *, most: int | None = None, left_s: float = 1e9) -> tuple[list[str], Search]:
+def run_search(
+    gains: Mapping[str, float], *, most: int | None = None, left_s: float = 1e9
+) -> tuple[list[str], ExperimentSearch]:
     """The order of a search whose experiments come out like this over the start; those not named fail."""
-    search = Search(
+    search = ExperimentSearch(
         plan=plan_of(launch_bound(), situation(packages=frozenset({"torchao"}))), situation=situation(), most=most
     )
     order = []

@@ -34,7 +34,7 @@ class Passed:
 
 
 @dataclass(kw_only=True)
-class Search:
+class ExperimentSearch:
     """The state of a search. `refuse` says why a candidate is no valid configuration; `most` limits those started."""
 
     plan: ExperimentPlan

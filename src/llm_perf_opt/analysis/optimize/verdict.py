@@ -79,7 +79,7 @@ def check_outputs(agreement: Agreement | None, *, is_lossy: bool, limits: LossLi
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredMetric:
     """One metric of an experiment beside what it is compared with."""
 
     change: MetricChange
@@ -89,7 +89,7 @@ class Measured:
 
 def compare_passes(
     before: Sequence[Mapping[str, Pass]], after: Sequence[Mapping[str, Pass]], metrics: Sequence[str], *, paired: bool
-) -> dict[str, Measured]:
+) -> dict[str, MeasuredMetric]:
     """Every metric both sides have; passes in the order they were made, the n-th beside the n-th where `paired`."""
     found = {}
     for metric in metrics:
@@ -110,17 +110,17 @@ def compare_passes(
             high=high,
         )
         verdict = judge(one, one.p_value, lower_is_better=not higher)
-        found[metric] = Measured(change=change, estimate=one, verdict=verdict)
+        found[metric] = MeasuredMetric(change=change, estimate=one, verdict=verdict)
     return found
 
 
-def is_settled(found: Measured | None) -> bool:
+def is_settled(found: MeasuredMetric | None) -> bool:
     """Whether more pairs would not change the verdict."""
     return found is not None and found.verdict != "inconclusive"
 
 
 def judge_experiment(
-    found: Measured | None, check: OutputCheck, broken: Sequence[str], *, objective: str
+    found: MeasuredMetric | None, check: OutputCheck, broken: Sequence[str], *, objective: str
 ) -> tuple[ExperimentStatus, str]:
     """One word and its reason. Outputs come before speed, limits before gains."""
     if found is None:

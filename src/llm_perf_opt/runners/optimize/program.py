@@ -20,7 +20,7 @@ from llm_perf_opt.marks import MARKS_DIR
 from llm_perf_opt.profiling.baseline import last_words
 from llm_perf_opt.profiling.program import phase_metrics, read_marks
 from llm_perf_opt.runners.optimize.protocol import WorkerReady
-from llm_perf_opt.runners.optimize.workers import OutOfTime, Tick, Worker, WorkerPass
+from llm_perf_opt.runners.optimize.workers import ExperimentWorker, OutOfTime, Tick, WorkerPass
 
 STDOUT = "stdout"
 # What phases of a program are called in optimize.json.
@@ -41,7 +41,7 @@ class ProgramBench:
     def title(self) -> str:
         return program_title(self.command)
 
-    def open(self, candidate: Candidate | None, folder: Path, tick: Tick) -> Worker:
+    def open(self, candidate: Candidate | None, folder: Path, tick: Tick) -> ExperimentWorker:
         words = () if candidate is None else program_words(candidate)
         return ProgramWorker(
             bench=self,

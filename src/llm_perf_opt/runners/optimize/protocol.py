@@ -10,7 +10,7 @@ SOCKET = "LLM_PERF_OPTIMIZE_SOCKET"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
+class WorkerAsk:
     """`pass`: every planned sample once. `reference`, `check`: outputs, into or against a file."""
 
     do: Literal["pass", "reference", "check", "end"]

@@ -37,10 +37,10 @@ from llm_perf_opt.analysis.optimize.recommend import (
     pasted_code,
     path_to_best,
 )
-from llm_perf_opt.analysis.optimize.search import Search
+from llm_perf_opt.analysis.optimize.search import ExperimentSearch
 from llm_perf_opt.analysis.optimize.verdict import (
     LossLimits,
-    Measured,
+    MeasuredMetric,
     bound_held,
     break_even_tokens,
     broken_constraints,
@@ -58,7 +58,7 @@ from llm_perf_opt.report.optimize.page import render_page
 from llm_perf_opt.report.optimize.text import render_markdown
 from llm_perf_opt.runners.optimize.protocol import WorkerReady
 from llm_perf_opt.runners.optimize.setup import Profile
-from llm_perf_opt.runners.optimize.workers import Bench, OutOfMemory, Worker
+from llm_perf_opt.runners.optimize.workers import Bench, ExperimentWorker, OutOfMemory
 
 START = "start"
 JSON_FILE, MARKDOWN_FILE, PAGE_FILE = "optimize.json", "optimize.md", "optimize.html"
@@ -85,7 +85,7 @@ class Side:
     """A configuration with its worker, as long as that lives, and every pass it made."""
 
     name: str
-    worker: Worker | None
+    worker: ExperimentWorker | None
     ready: WorkerReady
     start_s: float
     passes: list[MeasuredPass] = field(default_factory=list)
@@ -125,10 +125,10 @@ class Optimizer:
     direct: MetricChange | None = None
     # Two of them do not fit on the device side by side.
     alone: bool = False
-    _search: Search | None = None
+    _search: ExperimentSearch | None = None
 
     @property
-    def search(self) -> Search:
+    def search(self) -> ExperimentSearch:
         assert self._search is not None
         return self._search
 
@@ -141,8 +141,8 @@ class Optimizer:
         return self.deadline - time.monotonic()
 
     def run(self) -> OptimizeDocument:
-        """Search until nothing is left to try or the budget is used; whatever happens, what was measured is kept."""
-        self._search = Search(
+        """ExperimentSearch until nothing is left to try or the budget is used; whatever happens, what was measured is kept."""
+        self._search = ExperimentSearch(
             plan=self.plan, situation=self.situation, most=self.options.most, refuse=self.bench.refuse
         )
         status: OptimizeStatus = "failed"
@@ -303,12 +303,12 @@ class Optimizer:
             side=side,
         )
 
-    def _pairs(self, other: Side, side: Side, until: float) -> dict[str, Measured]:
+    def _pairs(self, other: Side, side: Side, until: float) -> dict[str, MeasuredMetric]:
         """Passes in turns, first the one, then the other: until the objective is settled, or the time is up."""
         mine: list[MeasuredPass] = []
         theirs: list[MeasuredPass] = []
         paired = other.worker is not None
-        found: dict[str, Measured] = {}
+        found: dict[str, MeasuredMetric] = {}
         for number in range(MOST_PAIRS):
             began = time.monotonic()
             order = (other, side) if number % 2 == 0 else (side, other)
@@ -354,7 +354,7 @@ class Optimizer:
         against: str,
         log: Path | None,
         changes: tuple[MetricChange, ...] = (),
-        measured: Measured | None = None,
+        measured: MeasuredMetric | None = None,
         before: float = 1.0,
         check: OutputCheck | None = None,
         side: Side | None = None,

@@ -35,7 +35,7 @@ from llm_perf_opt.profiling.baseline import last_words
 from llm_perf_opt.profiling.vendor.launch import quote
 from llm_perf_opt.report.facts import gather, joined_ncu
 from llm_perf_opt.report.run_files import Found, read_run_files
-from llm_perf_opt.runners.optimize.workers import ModelWorker, Tick, Worker
+from llm_perf_opt.runners.optimize.workers import ExperimentWorker, ModelWorker, Tick
 
 RUN = "run"
 PROFILE_DIR = "profile"
@@ -46,7 +46,7 @@ PROFILE_WORDS = ("run.repeats=1",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class OptimizedModel:
     """What is optimised. `overrides` make its configuration; `run_dir` is the run the user named, if any."""
 
     overrides: tuple[str, ...]
@@ -69,7 +69,7 @@ class Profile:
     findings: tuple[Finding, ...]
 
 
-def read_subject(words: Sequence[str], *, config_dir: Path | None = None) -> Subject:
+def read_subject(words: Sequence[str], *, config_dir: Path | None = None) -> OptimizedModel:
     """The words of the command line: overrides, and `run=DIR` for a run that was made."""
     from llm_perf_opt.runners.arguments import parse_arguments
 
@@ -97,10 +97,10 @@ def read_subject(words: Sequence[str], *, config_dir: Path | None = None) -> Sub
             f"{RUN if folders else 'workload.command'}: a program of your own; give it behind `--`, with experiments: "
             "llm-perf optimize --experiments FILE -- python my_script.py"
         )
-    return Subject(overrides=tuple(overrides), entry=entry, config=config, run_dir=run_dir)
+    return OptimizedModel(overrides=tuple(overrides), entry=entry, config=config, run_dir=run_dir)
 
 
-def make_profile(subject: Subject, folder: Path, *, timeout_s: float, tick: Tick, log: Path) -> Profile:
+def make_profile(subject: OptimizedModel, folder: Path, *, timeout_s: float, tick: Tick, log: Path) -> Profile:
     """Profile the subject as it is: static analysis and torch.profiler, and whatever else its overrides switch on."""
     flags = [] if subject.entry.extra_dir is None else ["--config-dir", str(subject.entry.extra_dir)]
     argv = [
@@ -129,14 +129,14 @@ def read_profile(folder: Path) -> Profile:
 class ModelBench:
     """Our own model: every configuration in a process of its own that stays alive."""
 
-    subject: Subject
+    subject: OptimizedModel
     redactor: Redactor
 
     @property
     def title(self) -> str:
         return self.subject.config.model.name
 
-    def open(self, candidate: Candidate | None, folder: Path, tick: Tick) -> Worker:
+    def open(self, candidate: Candidate | None, folder: Path, tick: Tick) -> ExperimentWorker:
         config = self.subject.config if candidate is None else self.subject.with_changes(candidate.overrides)
         environment = {} if candidate is None else dict(candidate.environment)
         return ModelWorker(config, folder, environment=environment, redactor=self.redactor, tick=tick)

@@ -12,14 +12,14 @@ from llm_perf_opt.analysis.optimize.document import Objective
 from llm_perf_opt.analysis.optimize.plan import START_S, Costs, ExperimentPlan, Situation, build_plan
 from llm_perf_opt.config.schema import AUTO
 from llm_perf_opt.core.names import PHASES
-from llm_perf_opt.runners.optimize.setup import Profile, Subject
+from llm_perf_opt.runners.optimize.setup import OptimizedModel, Profile
 from llm_perf_opt.workload.dataset import TOKENS
 from llm_perf_opt.workload.models.registry import load_adapter
 
 SECTIONS = ("model", "infer", "dataset")
 
 
-def situation_of(subject: Subject, profile: Profile, objective: Objective, *, lossless: bool) -> Situation:
+def situation_of(subject: OptimizedModel, profile: Profile, objective: Objective, *, lossless: bool) -> Situation:
     """From the configuration, the profile, and what is installed."""
     needed = {remedy.guard.package for rule in RULES for remedy in rule.experiments} - {None}
     packages = frozenset(name for name in needed if name is not None and find_spec(name) is not None)
@@ -40,7 +40,7 @@ def situation_of(subject: Subject, profile: Profile, objective: Objective, *, lo
 
 
 def plan_for(
-    subject: Subject, profile: Profile, situation: Situation, *, given: Sequence[Remedy] = ()
+    subject: OptimizedModel, profile: Profile, situation: Situation, *, given: Sequence[Remedy] = ()
 ) -> ExperimentPlan:
     """The plan with costs guessed from the profile: a pass is every sample once."""
     times = []

@@ -13,7 +13,7 @@ import msgspec
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.errors import ProfilingError
 from llm_perf_opt.runners.child import run_child
-from llm_perf_opt.runners.optimize.protocol import SOCKET, Answer, Ask, PassSample, WorkerReady
+from llm_perf_opt.runners.optimize.protocol import SOCKET, Answer, PassSample, WorkerAsk, WorkerReady
 
 if TYPE_CHECKING:
     from llm_perf_opt.workload.journal import Journal
@@ -48,7 +48,7 @@ def _work(config: AppConfig, out_dir: Path) -> None:
         _send(line, Answer(ready=ready))
         with line.makefile("rb") as asked:
             for text in asked:
-                ask = msgspec.json.decode(text, type=Ask)
+                ask = msgspec.json.decode(text, type=WorkerAsk)
                 if ask.do == "pass":
                     _send(line, Answer(samples=_pass(session, journal, ask.number)))
                 elif ask.do == "reference":

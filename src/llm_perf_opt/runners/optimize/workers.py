@@ -23,7 +23,7 @@ from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import CommandFailed
 from llm_perf_opt.profiling.baseline import last_words
 from llm_perf_opt.profiling.vendor.launch import build_work_argv, workload_overrides
-from llm_perf_opt.runners.optimize.protocol import SOCKET, Answer, Ask, PassSample, WorkerReady
+from llm_perf_opt.runners.optimize.protocol import SOCKET, Answer, PassSample, WorkerAsk, WorkerReady
 
 WORKER = "llm_perf_opt.runners.optimize.worker"
 POLL_S = 0.2
@@ -50,7 +50,7 @@ class WorkerPass:
     peak_bytes: int | None
 
 
-class Worker(Protocol):
+class ExperimentWorker(Protocol):
     """One configuration that can be asked for passes; times to wait until are of the monotonic clock."""
 
     @property
@@ -76,7 +76,7 @@ class Bench(Protocol):
     @property
     def title(self) -> str: ...
 
-    def open(self, candidate: Candidate | None, folder: Path, tick: Tick) -> Worker: ...
+    def open(self, candidate: Candidate | None, folder: Path, tick: Tick) -> ExperimentWorker: ...
 
     def refuse(self, candidate: Candidate) -> str | None:
         """Why a candidate cannot be run at all."""
@@ -130,15 +130,15 @@ class ModelWorker:
         return answer.ready
 
     def run_pass(self, number: int, until: float) -> WorkerPass:
-        samples = self._ask(Ask(do="pass", number=number), until).samples
+        samples = self._ask(WorkerAsk(do="pass", number=number), until).samples
         peaks = [s.peak_memory_bytes for s in samples if s.peak_memory_bytes is not None]
         return WorkerPass(values=pass_values(samples, repeat=number), peak_bytes=max(peaks, default=None))
 
     def write_reference(self, path: Path, until: float) -> None:
-        self._ask(Ask(do="reference", path=str(path)), until)
+        self._ask(WorkerAsk(do="reference", path=str(path)), until)
 
     def check(self, path: Path, until: float, *, is_lossy: bool, limits: LossLimits) -> OutputCheck:
-        agreement = self._ask(Ask(do="check", path=str(path)), until).agreement
+        agreement = self._ask(WorkerAsk(do="check", path=str(path)), until).agreement
         return check_outputs(agreement, is_lossy=is_lossy, limits=limits)
 
     def end(self) -> None:
@@ -153,7 +153,7 @@ class ModelWorker:
         self._socket_dir.cleanup()
         shutil.rmtree(self._scratch_dir, ignore_errors=True)
 
-    def _ask(self, ask: Ask, until: float) -> Answer:
+    def _ask(self, ask: WorkerAsk, until: float) -> Answer:
         assert self._line is not None
         try:
             self._line.sendall(msgspec.json.encode(ask) + b"\n")
