@@ -12,9 +12,9 @@ from llm_perf_opt.runners.program import run_safely
 
 class Command(NamedTuple):
     """A subcommand: the module whose `function(argv)` gives the exit code, what it takes, and what it is for.
-  llm-perf optimize [OVERRIDE ...]    try what the findings advise, verify it, recommend what helped
+    llm-perf optimize [OVERRIDE ...]    try what the findings advise, verify it, recommend what helped
 
-    `config` is the entry of conf/ whose keys it takes, `groups` the folders of conf/ it takes choices of.
+      `config` is the entry of conf/ whose keys it takes, `groups` the folders of conf/ it takes choices of.
     """
 
     module: str

@@ -141,7 +141,7 @@ class Optimizer:
         return self.deadline - time.monotonic()
 
     def run(self) -> OptimizeDocument:
-        """ExperimentSearch until nothing is left to try or the budget is used; whatever happens, what was measured is kept."""
+        """Search until nothing is left to try or the budget is used; whatever happens, what was measured is kept."""
         self._search = ExperimentSearch(
             plan=self.plan, situation=self.situation, most=self.options.most, refuse=self.bench.refuse
         )
