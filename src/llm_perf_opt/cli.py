@@ -12,9 +12,8 @@ from llm_perf_opt.runners.program import run_safely
 
 class Command(NamedTuple):
     """A subcommand: the module whose `function(argv)` gives the exit code, what it takes, and what it is for.
-    llm-perf optimize [OVERRIDE ...]    try what the findings advise, verify it, recommend what helped
 
-      `config` is the entry of conf/ whose keys it takes, `groups` the folders of conf/ it takes choices of.
+    `config` is the entry of conf/ whose keys it takes, `groups` the folders of conf/ it takes choices of.
     """
 
     module: str
@@ -39,6 +38,7 @@ COMMANDS = {
     "plan": Command("plan.cli", "[OVERRIDE ...]", "which device, how many, which batch", *_PREDICT),
     "analyze": Command("analyze.cli", "FILE ...", "captures made elsewhere: nsys, ncu, torch"),
     "compare": Command("compare.cli", "BASE CANDIDATE", "did it help? --gate for CI"),
+    "optimize": Command("optimize.cli", "[OVERRIDE ...]", "try what the findings advise, verify it", *_RUN),
     "open": Command("report", "[RUN_DIR]", "show a report, by default the newest", function="main_open"),
     "report": Command("report", "RUN_DIR", "render a run's reports again"),
     "runs": Command("runs", "[DIR]", "list, filter, sort and draw runs"),
@@ -51,7 +51,6 @@ OPTIONS = {
     "--show-completion": "print the script that does it",
     "--version": "print the version",
     "--help": "print this",
-    "optimize": "optimize.cli",
 }
 
 

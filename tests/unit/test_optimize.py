@@ -21,10 +21,10 @@ from llm_perf_opt.analysis.findings.remedies import (
 from llm_perf_opt.analysis.findings.rules import RULES, diagnose
 from llm_perf_opt.analysis.optimize.document import Agreement, ExperimentRow, PredictedBound, StartRow
 from llm_perf_opt.analysis.optimize.plan import (
-    Candidate,
     Costs,
     ExperimentPlan,
     Situation,
+    TrialSet,
     build_plan,
     combine,
     predict,
@@ -291,7 +291,7 @@ def test_compiling_pays_after_the_tokens_that_save_as_much() -> None:
     assert break_even_tokens(None, 10.0, 2.0) is None
 
 
-def candidate(*remedies: Remedy) -> Candidate:
+def candidate(*remedies: Remedy) -> TrialSet:
     found = combine(remedies, (), None, situation(), COSTS)
     assert found is not None
     return found

@@ -38,7 +38,7 @@ class Situation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class TrialSet:
     """Remedies tried together. `order` is what it is ranked by: its bound, or the time it could save."""
 
     remedies: tuple[Remedy, ...]
@@ -83,7 +83,7 @@ class ExperimentPlan:
     """What will be tried, in order, what will not, and the findings nothing here can be done about."""
 
     objective: Objective
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[TrialSet, ...]
     refused: tuple[Refused, ...]
     left: tuple[str, ...]
     facts: RunFacts | None
@@ -174,7 +174,7 @@ def combine(
     facts: RunFacts | None,
     situation: Situation,
     costs: Costs,
-) -> Candidate | None:
+) -> TrialSet | None:
     """Several remedies at once; None where two of them set one thing to different values."""
     sets: dict[str, str] = {}
     environment: dict[str, str] = {}
@@ -186,7 +186,7 @@ def combine(
     bound = predict(remedies, findings, facts, situation.objective)
     in_time = bound if situation.objective != "joules_per_token" else None
     order = 1.0 if bound is None else bound.gain if bound.gain is not None else float("inf")
-    return Candidate(
+    return TrialSet(
         remedies=tuple(remedies),
         sets=sets,
         environment=environment,

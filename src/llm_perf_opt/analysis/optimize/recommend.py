@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 
 from llm_perf_opt.analysis.findings.facts import Known, RunFacts
 from llm_perf_opt.analysis.optimize.document import UNITS, Distance, ExperimentRow, PathStep, StartRow
-from llm_perf_opt.analysis.optimize.plan import PHASE_OF, Candidate
+from llm_perf_opt.analysis.optimize.plan import PHASE_OF, TrialSet
 from llm_perf_opt.core.units import digits, format_factor
 
 EXPERIMENT = "optimized"
 
 
-def experiment_yaml(candidate: Candidate, *, sentence: str, parents: Sequence[str] = ()) -> str:
+def experiment_yaml(candidate: TrialSet, *, sentence: str, parents: Sequence[str] = ()) -> str:
     """A file for `experiment=optimized`, on top of others; variables of the environment can only be told."""
     lines = ["# @package _global_", f"# {sentence}"]
     if parents:
@@ -42,7 +42,7 @@ def _nested(values: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def pasted_code(candidate: Candidate) -> str:
+def pasted_code(candidate: TrialSet) -> str:
     """The same by hand."""
     parts = [f"# {remedy.title}\n{remedy.code}" for remedy in candidate.remedies if remedy.code]
     return "\n\n".join(dict.fromkeys(parts)) + "\n" if parts else ""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from llm_perf_opt.analysis.findings.remedies import Remedy
-from llm_perf_opt.analysis.optimize.plan import Candidate, ExperimentPlan, Situation, combine
+from llm_perf_opt.analysis.optimize.plan import ExperimentPlan, Situation, TrialSet, combine
 from llm_perf_opt.core.units import format_factor
 
 # A bound must be this much above what is there already to be worth the time.
@@ -20,7 +20,7 @@ WORTH = 1.02
 class Tried:
     """How an experiment ended; `total_gain` is over the start."""
 
-    candidate: Candidate
+    candidate: TrialSet
     helped: bool
     total_gain: float | None
 
@@ -29,7 +29,7 @@ class Tried:
 class Passed:
     """An experiment that was not started, and why."""
 
-    candidate: Candidate
+    candidate: TrialSet
     why: str
 
 
@@ -40,12 +40,12 @@ class ExperimentSearch:
     plan: ExperimentPlan
     situation: Situation
     most: int | None = None
-    refuse: Callable[[Candidate], str | None] = lambda candidate: None
+    refuse: Callable[[TrialSet], str | None] = lambda candidate: None
     tried: list[Tried] = field(default_factory=list)
     passed: list[Passed] = field(default_factory=list)
     best: Tried | None = None
 
-    def next(self, left_s: float) -> Candidate | None:
+    def next(self, left_s: float) -> TrialSet | None:
         """The next one to try, None when nothing is left or may be started; those passed over are noted with why."""
         if self.most is not None and len(self.tried) >= self.most:
             return None
@@ -59,7 +59,7 @@ class ExperimentSearch:
                 return candidate
             self.passed.append(Passed(candidate=candidate, why=why))
 
-    def record(self, candidate: Candidate, *, helped: bool, total_gain: float | None) -> bool:
+    def record(self, candidate: TrialSet, *, helped: bool, total_gain: float | None) -> bool:
         """Keep an outcome; True if it is the best now."""
         self.tried.append(Tried(candidate=candidate, helped=helped, total_gain=total_gain))
         if not helped or total_gain is None or total_gain <= self.best_gain:
@@ -71,14 +71,14 @@ class ExperimentSearch:
     def best_gain(self) -> float:
         return self.best.total_gain if self.best is not None and self.best.total_gain is not None else 1.0
 
-    def unseen(self) -> list[Candidate]:
+    def unseen(self) -> list[TrialSet]:
         """Those of the plan that were neither tried nor passed over, because the search ended before them."""
         return self._singles()
 
-    def _singles(self) -> list[Candidate]:
+    def _singles(self) -> list[TrialSet]:
         return [candidate for candidate in self.plan.candidates if not self._seen(candidate)]
 
-    def _with_best(self) -> list[Candidate]:
+    def _with_best(self) -> list[TrialSet]:
         """The best with one more: what helped by itself, or was not tried because it could not beat the best alone."""
         if self.best is None:
             return []
@@ -86,7 +86,7 @@ class ExperimentSearch:
         more = [remedy for remedy in (*self._helped(), *self._not_worth_it_alone()) if remedy.id not in used]
         return self._combined([(*self.best.candidate.remedies, remedy) for remedy in more])
 
-    def _pairs(self) -> list[Candidate]:
+    def _pairs(self) -> list[TrialSet]:
         """Two that helped, or one that did and one that was not tried alone."""
         helped = self._helped()
         mixed = [(one, other) for one in helped for other in self._not_worth_it_alone()]
@@ -98,7 +98,7 @@ class ExperimentSearch:
     def _not_worth_it_alone(self) -> list[Remedy]:
         return [p.candidate.remedies[0] for p in self.passed if len(p.candidate.remedies) == 1]
 
-    def _combined(self, groups: Sequence[Sequence[Remedy]]) -> list[Candidate]:
+    def _combined(self, groups: Sequence[Sequence[Remedy]]) -> list[TrialSet]:
         found = []
         for group in groups:
             candidate = combine(group, self.plan.findings, self.plan.facts, self.situation, self.plan.costs)
@@ -106,11 +106,11 @@ class ExperimentSearch:
                 found.append(candidate)
         return sorted(found, key=lambda c: (-c.order, c.cost_s))
 
-    def _seen(self, candidate: Candidate) -> bool:
+    def _seen(self, candidate: TrialSet) -> bool:
         seen = [t.candidate for t in self.tried] + [p.candidate for p in self.passed]
         return any(other.effect == candidate.effect for other in seen)
 
-    def _why_not(self, candidate: Candidate, left_s: float) -> str | None:
+    def _why_not(self, candidate: TrialSet, left_s: float) -> str | None:
         refused = self.refuse(candidate)
         if refused is not None:
             return refused

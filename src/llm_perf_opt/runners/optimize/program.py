@@ -10,7 +10,7 @@ from pathlib import Path
 
 from llm_perf_opt.analysis.compare.stability import RepeatedValue
 from llm_perf_opt.analysis.optimize.document import OutputCheck
-from llm_perf_opt.analysis.optimize.plan import Candidate
+from llm_perf_opt.analysis.optimize.plan import TrialSet
 from llm_perf_opt.analysis.optimize.verdict import LossLimits
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.process import allowed_environment, program_title, run_command
@@ -41,7 +41,7 @@ class ProgramBench:
     def title(self) -> str:
         return program_title(self.command)
 
-    def open(self, candidate: Candidate | None, folder: Path, tick: Tick) -> ExperimentWorker:
+    def open(self, candidate: TrialSet | None, folder: Path, tick: Tick) -> ExperimentWorker:
         words = () if candidate is None else program_words(candidate)
         return ProgramWorker(
             bench=self,
@@ -51,18 +51,18 @@ class ProgramBench:
             tick=tick,
         )
 
-    def refuse(self, candidate: Candidate) -> str | None:
+    def refuse(self, candidate: TrialSet) -> str | None:
         del candidate
         return None
 
-    def recommend(self, candidate: Candidate, sentence: str, folder: Path) -> tuple[str | None, str]:
+    def recommend(self, candidate: TrialSet, sentence: str, folder: Path) -> tuple[str | None, str]:
         del sentence, folder
         environment = [f"{key}={shlex.quote(value)}" for key, value in candidate.environment.items()]
         words = self.redactor.words((*self.command, *program_words(candidate)))
         return None, " ".join([*environment, shlex.join(words)])
 
 
-def program_words(candidate: Candidate) -> tuple[str, ...]:
+def program_words(candidate: TrialSet) -> tuple[str, ...]:
     """What is added to the command line: `key=value`, or a flag alone."""
     return tuple(f"{key}={value}" if value else key for key, value in candidate.sets.items())
 

@@ -24,10 +24,10 @@ from llm_perf_opt.analysis.optimize.plan import (
     FEWEST_PAIRS,
     MOST_PAIRS,
     PHASE_OF,
-    Candidate,
     Costs,
     ExperimentPlan,
     Situation,
+    TrialSet,
     scaled_bound,
     with_costs,
 )
@@ -201,7 +201,7 @@ class Optimizer:
                 "another machine"
             )
 
-    def _open(self, name: str, candidate: Candidate | None, *, until: float) -> Side:
+    def _open(self, name: str, candidate: TrialSet | None, *, until: float) -> Side:
         folder = self._folder_of(name)
         self.console.stage_started(StageTurn(name=name))
         worker = self.bench.open(candidate, folder, self.console.tick)
@@ -220,7 +220,7 @@ class Optimizer:
         """Numbered in the order of the experiments."""
         return self.folder / EXPERIMENTS_DIR / f"{len(self.rows) if name != START else 0:02d}-{name}"
 
-    def _try(self, candidate: Candidate) -> None:
+    def _try(self, candidate: TrialSet) -> None:
         """One experiment, from its start to its row."""
         is_single = len(candidate.remedies) == 1
         other = self.start if is_single or self.best is None else self.best
@@ -249,7 +249,7 @@ class Optimizer:
         elif side is not None:
             side.end()
 
-    def _open_beside(self, candidate: Candidate, other: Side, until: float) -> Side:
+    def _open_beside(self, candidate: TrialSet, other: Side, until: float) -> Side:
         """Load it beside what it is compared with; where there is no room for both, alone."""
         try:
             return self._open(candidate.name, candidate, until=until)
@@ -268,7 +268,7 @@ class Optimizer:
                 side.end()
             return self._open(candidate.name, candidate, until=until)
 
-    def _measure(self, candidate: Candidate, side: Side, other: Side, until: float) -> ExperimentRow:
+    def _measure(self, candidate: TrialSet, side: Side, other: Side, until: float) -> ExperimentRow:
         assert side.worker is not None
         check = side.worker.check(
             self.folder / REFERENCE_FILE, until, is_lossy=candidate.is_lossy, limits=self.options.limits
@@ -347,7 +347,7 @@ class Optimizer:
 
     def _row(
         self,
-        candidate: Candidate,
+        candidate: TrialSet,
         status: ExperimentStatus,
         reason: str,
         *,
@@ -390,7 +390,7 @@ class Optimizer:
             log=None if log is None or not log.is_file() else log.relative_to(self.folder).as_posix(),
         )
 
-    def _bound_now(self, candidate: Candidate) -> float | None:
+    def _bound_now(self, candidate: TrialSet) -> float | None:
         """The bound over the start as it was measured beside the experiment."""
         objective = self.options.objective
         if candidate.bound is None or self.start is None:
@@ -485,7 +485,7 @@ class Optimizer:
             if name not in done
         ]
         for refused in self.plan.refused:
-            candidate = Candidate(
+            candidate = TrialSet(
                 remedies=(refused.remedy,),
                 sets=refused.remedy.sets,
                 environment=refused.remedy.environment,
@@ -496,7 +496,7 @@ class Optimizer:
             rows.append(self._row(candidate, "not tried", refused.why, against=START, log=None))
         return rows
 
-    def _recommend(self, candidate: Candidate, sentence: str) -> Recommendation:
+    def _recommend(self, candidate: TrialSet, sentence: str) -> Recommendation:
         file, command = self.bench.recommend(candidate, sentence, self.folder)
         return Recommendation(
             overrides=candidate.overrides,

@@ -10,7 +10,7 @@ from pathlib import Path
 from llm_perf_opt.analysis.findings.facts import RunFacts
 from llm_perf_opt.analysis.findings.finding import Finding
 from llm_perf_opt.analysis.findings.rules import diagnose
-from llm_perf_opt.analysis.optimize.plan import Candidate
+from llm_perf_opt.analysis.optimize.plan import TrialSet
 from llm_perf_opt.analysis.optimize.recommend import EXPERIMENT, experiment_yaml
 from llm_perf_opt.config.legacy import override_key
 from llm_perf_opt.config.schema import AppConfig
@@ -136,19 +136,19 @@ class ModelBench:
     def title(self) -> str:
         return self.subject.config.model.name
 
-    def open(self, candidate: Candidate | None, folder: Path, tick: Tick) -> ExperimentWorker:
+    def open(self, candidate: TrialSet | None, folder: Path, tick: Tick) -> ExperimentWorker:
         config = self.subject.config if candidate is None else self.subject.with_changes(candidate.overrides)
         environment = {} if candidate is None else dict(candidate.environment)
         return ModelWorker(config, folder, environment=environment, redactor=self.redactor, tick=tick)
 
-    def refuse(self, candidate: Candidate) -> str | None:
+    def refuse(self, candidate: TrialSet) -> str | None:
         try:
             problems = problems_of(self.subject.with_changes(candidate.overrides))
         except ConfigError as error:
             problems = error.problems
         return f"not possible here: {'; '.join(problems)}" if problems else None
 
-    def recommend(self, candidate: Candidate, sentence: str, folder: Path) -> tuple[str | None, str]:
+    def recommend(self, candidate: TrialSet, sentence: str, folder: Path) -> tuple[str | None, str]:
         """An experiment for `--config-dir`. One that was chosen already becomes a part of it: Hydra takes one."""
         chosen = [word.partition("=")[2] for word in self.subject.overrides if override_key(word) == GROUP]
         given = self.redactor.words([word for word in self.subject.overrides if override_key(word) != GROUP])

@@ -14,7 +14,7 @@ import msgspec
 
 from llm_perf_opt.analysis.compare.stability import RepeatedValue
 from llm_perf_opt.analysis.optimize.document import OutputCheck
-from llm_perf_opt.analysis.optimize.plan import Candidate
+from llm_perf_opt.analysis.optimize.plan import TrialSet
 from llm_perf_opt.analysis.optimize.verdict import LossLimits, check_outputs
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.process import Service, allowed_environment, read_tail
@@ -76,13 +76,13 @@ class Bench(Protocol):
     @property
     def title(self) -> str: ...
 
-    def open(self, candidate: Candidate | None, folder: Path, tick: Tick) -> ExperimentWorker: ...
+    def open(self, candidate: TrialSet | None, folder: Path, tick: Tick) -> ExperimentWorker: ...
 
-    def refuse(self, candidate: Candidate) -> str | None:
+    def refuse(self, candidate: TrialSet) -> str | None:
         """Why a candidate cannot be run at all."""
         ...
 
-    def recommend(self, candidate: Candidate, sentence: str, folder: Path) -> tuple[str | None, str]:
+    def recommend(self, candidate: TrialSet, sentence: str, folder: Path) -> tuple[str | None, str]:
         """The file to use it with, if any, and the command."""
         ...
 
