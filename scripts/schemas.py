@@ -28,6 +28,7 @@ from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.pipeline.jobs.record import JobsDocument
 from llm_perf_opt.pipeline.plan import PlanDocument
 from llm_perf_opt.pipeline.sweep import SweepDocument
+from llm_perf_opt.serving.results import BenchDocument
 from llm_perf_opt.workload.gallery import GalleryInfo
 from llm_perf_opt.workload.outputs import PredictionLine
 
@@ -37,6 +38,7 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 # The file's name without its ending, and the record it is written from and read into.
 DOCUMENTS: dict[str, Any] = {
     "analysis": CaptureAnalysis,
+    "bench": BenchDocument,
     "compare": CompareDocument,
     "gallery_info": GalleryInfo,
     "gpu_samples": ClockDocument,

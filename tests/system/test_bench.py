@@ -19,6 +19,7 @@ import pytest
 from tests.support.fake_server import fake_server
 from tests.support.fixtures_dir import REPO
 from tests.support.orchestrator import Outcome, command, environment, llm_perf, only_run, valid_manifest
+from tests.support.schemas import valid_file
 from tests.support.tiny_snapshot import write_tiny_snapshot
 
 pytestmark = pytest.mark.slow
@@ -36,7 +37,7 @@ def _bench(cwd: Path, *overrides: str, **extra: str) -> Outcome:
 
 
 def _results(cwd: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((only_run(cwd) / "bench" / "bench.json").read_text())
+    found: dict[str, Any] = valid_file("bench", only_run(cwd) / "bench" / "bench.json")
     return found
 
 
@@ -254,8 +255,9 @@ def test_vllm_on_the_cpu_is_started_loaded_profiled_and_ended(tmp_path: Path) ->
         "load.requests=20",
         "capture.tool=engine",
         "capture.duration_s=2",
+        "capture.timeout_s=1200",
         cwd=tmp_path,
-        timeout_s=600,
+        timeout_s=2400,
         VLLM_CPU_KVCACHE_SPACE="1",
         HF_HUB_OFFLINE="1",
         PATH=f"{os.environ['LLM_PERF_TEST_VLLM']}{os.pathsep}{os.environ['PATH']}",

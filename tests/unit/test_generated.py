@@ -5,7 +5,7 @@ from pathlib import Path
 
 from llm_perf_opt.core.documents import GeneratedKernel
 from llm_perf_opt.core.sections import Link
-from llm_perf_opt.profiling.generated import collect_generated, find_kernels
+from llm_perf_opt.profiling.generated import collect_generated, find_kernels, read_nodes
 
 TRITON = """
 async_compile = AsyncCompile()
@@ -25,11 +25,18 @@ extern "C" void kernel(const float* in_ptr0) {}
 """
 
 
+NODES = {"x": "model.layers.0.mlp", "y": "model.layers.0.mlp", "z": "lm_head"}
+
+
 def test_triton_and_c_kernels_are_found_with_what_they_are_made_of() -> None:
-    assert list(find_kernels(TRITON)) == [
+    assert list(find_kernels(TRITON, NODES)) == [
         (
             GeneratedKernel(
-                name="triton_poi_fused_add_mul_0", language="triton", operators=("aten.add", "aten.mul"), file=""
+                name="triton_poi_fused_add_mul_0",
+                language="triton",
+                operators=("aten.add", "aten.mul"),
+                file="",
+                modules=("model.layers.*.mlp",),
             ),
             "import triton\ndef triton_poi_fused_add_mul_0(in_ptr0):\n    pass\n",
         ),
@@ -63,3 +70,11 @@ def test_sources_are_kept_in_the_stage_and_linked(tmp_path: Path) -> None:
 def test_nothing_is_written_where_nothing_was_compiled(tmp_path: Path) -> None:
     assert collect_generated(tmp_path, tmp_path) == ((), ())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_operation_of_two_modules_is_of_none(tmp_path: Path) -> None:
+    lines = [{"x": "model.layers.0.mlp", "y": "norm"}, {"x": "model.layers.0.mlp", "y": "lm_head"}]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "nodes").write_text(text + '{"cut off": "mod')
+    assert read_nodes(tmp_path / "nodes") == {"x": "model.layers.0.mlp"}
+    assert read_nodes(tmp_path / "none") == {}

@@ -1,12 +1,15 @@
 """Our own loop as people deploy it: batches, static cache, compiled steps; the tokens stay those of batch 1."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from llm_perf_opt.config.schema import InferSection
+from llm_perf_opt.core.names import SOURCE_NODES_FILE
 from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.profiling.generated import read_nodes
 from llm_perf_opt.workload.dataset import Planned, plan_batches
 from llm_perf_opt.workload.generation import BatchPicker, Generator, HostClock, TokenPicker
 from llm_perf_opt.workload.models.base import Sample
@@ -59,10 +62,17 @@ def test_a_static_cache_changes_no_token_and_is_emptied_between_samples(preset: 
     assert run(preset, "infer.cache=static", batch=False) == run(preset, batch=False)
 
 
-def test_a_compiled_step_changes_no_token() -> None:
+def test_a_compiled_step_changes_no_token_and_tells_its_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()
     compiled = run("llama_tiny", "infer.cache=static", "infer.compile=default", batch=True)
     assert compiled == run("llama_tiny", batch=False)
+    nodes = read_nodes(tmp_path / SOURCE_NODES_FILE)
+    assert {"model.layers.0.mlp.act_fn", "model.layers.0.self_attn.q_proj", "model.norm", "lm_head"} <= set(
+        nodes.values()
+    )
 
 
 def test_prompts_of_one_length_are_not_padded_and_shorter_ones_are_on_the_left() -> None:

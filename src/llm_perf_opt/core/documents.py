@@ -142,12 +142,16 @@ class MetricsDocument:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedKernel:
-    """A kernel torch.compile wrote: what it is made of, and its source by the path from the run directory."""
+    """A kernel torch.compile wrote: what it is made of, and its source by the path from the run directory.
+
+    `modules` are those its operations stood in, numbers of layers as `*`; none where that is not known.
+    """
 
     name: str
     language: str
     operators: tuple[str, ...]
     file: str
+    modules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,6 +45,8 @@ GPU_SAMPLES_FILE: Final = "gpu_samples.json"
 GENERATED_FILE: Final = "generated.json"
 # Below tmp/ of a run: where torch.compile keeps what it wrote, shared by all stages.
 INDUCTOR_DIR: Final = "inductor"
+# There, one line for each compiled graph: the module of every operation.
+SOURCE_NODES_FILE: Final = "source_nodes.jsonl"
 STATIC_JSON: Final = "static.json"
 STATIC_MD: Final = "static_compute.md"
 

@@ -24,7 +24,6 @@ from llm_perf_opt.serving.config import ServerSection, WindowSection
 from llm_perf_opt.serving.engine import RunningServer, ServerPlace, running_server
 
 START, STOP = "/start_profile", "/stop_profile"
-ENGINE_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,22 +92,30 @@ def profile_args(section: ServerSection, folder: Path) -> list[str]:
     return [word.replace("{dir}", str(folder)) for word in section.profile_args]
 
 
-def record_with_engine(server: RunningServer, folder: Path, load: Callable[[RunningServer], None]) -> list[Path]:
+def record_with_engine(
+    server: RunningServer, window: WindowSection, folder: Path, load: Callable[[RunningServer], None]
+) -> list[Path]:
     """Ask the server to profile itself while it is loaded; the files it left in the folder."""
     inside = json.dumps(str(folder))[1:-1]
-    _post(server, START, json.dumps(dict(server.section.profile_body)).replace("{dir}", inside))
+    _post(server, window, START, json.dumps(dict(server.section.profile_body)).replace("{dir}", inside))
     try:
         load(server)
     finally:
-        _post(server, STOP, "{}")
+        _post(server, window, STOP, "{}")
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def _post(server: RunningServer, path: str, body: str) -> None:
+def _post(server: RunningServer, window: WindowSection, path: str, body: str) -> None:
     url = server.target.url.rstrip("/") + path
     headers = {**server.target.headers, "Content-Type": "application/json"}
     try:
-        answer = httpx.post(url, content=body, headers=headers, timeout=ENGINE_TIMEOUT_S, trust_env=False)
+        answer = httpx.post(url, content=body, headers=headers, timeout=window.timeout_s, trust_env=False)
+    except httpx.ReadTimeout as error:
+        # It answers when its trace is written, which takes long for a busy server.
+        raise ToolError(
+            f"capture.tool=engine: {url} did not answer within {window.timeout_s:g} s (capture.timeout_s); a shorter "
+            "window (capture.duration_s) leaves less to write"
+        ) from error
     except httpx.HTTPError as error:
         raise ToolError(f"capture.tool=engine: {url} did not answer ({type(error).__name__})") from error
     if answer.status_code != httpx.codes.OK:

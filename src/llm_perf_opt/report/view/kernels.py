@@ -7,6 +7,7 @@ from msgspec import UNSET
 from llm_perf_opt.analysis.findings.facts import GpuFacts, KernelFacts, PhaseKernel, RunFacts, Unknown
 from llm_perf_opt.analysis.kernels.names import classify_kernel, short_kernel_name
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuKernel
+from llm_perf_opt.core.documents import GeneratedKernel
 from llm_perf_opt.report.run_files import Found, RunFiles
 
 VIEWS = ("all", "prefill", "decode")
@@ -50,8 +51,8 @@ def kernels_view(files: RunFiles, facts: RunFacts, ncu: NcuAnalysis | None) -> K
     phases = {name: _by_name(facts, name) for name in VIEWS[1:]}
     floors, modules = _Floors(files), modules_of_kernels(files)
     rows = [_row(k, phases, floors, modules) for k in facts.kernels] or _ncu_only(ncu, floors)
-    sources = {k.name: k.file for k in files.generated.content.kernels} if isinstance(files.generated, Found) else {}
-    rows = [replace(row, generated=sources.get(row.name)) for row in rows] if sources else rows
+    written = {k.name: k for k in files.generated.content.kernels} if isinstance(files.generated, Found) else {}
+    rows = [_with_source(row, written[row.name]) if row.name in written else row for row in rows]
     return KernelsView(
         rows=tuple(rows),
         totals_ms=(_total(facts), _busy(facts, "prefill"), _busy(facts, "decode")),
@@ -85,6 +86,11 @@ def _busy(facts: RunFacts, phase: str) -> float | None:
 
 def _total(facts: RunFacts) -> float | None:
     return sum(k.total_ns for k in facts.kernels) / 1e6 if facts.kernels else None
+
+
+def _with_source(row: KernelRowView, written: GeneratedKernel) -> KernelRowView:
+    """A compiled step opens no range of a module, so the modules of a kernel are those of the operations in it."""
+    return replace(row, generated=written.file, module=row.module or ", ".join(written.modules) or None)
 
 
 def modules_of_kernels(files: RunFiles) -> dict[str, str]:

@@ -200,7 +200,7 @@ def _measure(run: BenchRun) -> None:
 def _look_with_engine(run: BenchRun, server: RunningServer, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     run.console.say(f"capture: {run.config.server.name} profiles itself")
-    found = record_with_engine(server, folder, lambda running: _load_window(run, running))
+    found = record_with_engine(server, run.config.capture, folder, lambda running: _load_window(run, running))
     if not found:
         run.notes.append(f"the server's own profiler left no file in {folder}; it may have written elsewhere")
     for path in found:

@@ -11,6 +11,7 @@ import torch
 
 from llm_perf_opt.config.schema import InferSection
 from llm_perf_opt.workload.models.base import StepOutput
+from llm_perf_opt.workload.models.compiled_nodes import note_modules_of_graphs
 from llm_perf_opt.workload.models.snapshot import first_line
 
 # A static cache is as long as the longest sequence, in steps of this many tokens.
@@ -171,6 +172,7 @@ class StaticSteps:
         return out.logits[:, -1, :]
 
     def _compiled(self, mode: str) -> Any:
+        note_modules_of_graphs()
         return torch.compile(self._forward, mode=None if mode == "default" else mode, dynamic=False)
 
     def _open(self, batch: int, tokens: int) -> None:
