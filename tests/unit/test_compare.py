@@ -13,7 +13,14 @@ import pytest
 
 from llm_perf_opt.analysis.capture import analyze_timelines
 from llm_perf_opt.analysis.compare.comparison import CompareDocument, SideInput, compare_sides, overall
-from llm_perf_opt.analysis.compare.differences import capture_waterfall, kernel_changes, phase_waterfall
+from llm_perf_opt.analysis.compare.differences import (
+    capture_waterfall,
+    kernel_changes,
+    once,
+    over_passes,
+    phase_waterfall,
+    rows_by_name,
+)
 from llm_perf_opt.analysis.compare.gate import GateResult, check_condition, exit_code, parse_condition
 from llm_perf_opt.analysis.compare.matching import NameMatch, match_names, without_numbers
 from llm_perf_opt.analysis.compare.settings import incomparable, setting_changes
@@ -25,6 +32,7 @@ from llm_perf_opt.analysis.compare.statistics import (
     judge,
     level_interval,
     repeats_needed,
+    shared_among,
 )
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.errors import ConfigError
@@ -80,12 +88,44 @@ def test_drift_between_sides_that_are_not_interleaved_looks_like_a_difference() 
     assert same["worse"] + same["better"] > 15
 
 
+@pytest.mark.parametrize("pairs", [2, 3])
+def test_two_pairs_settle_a_change_of_a_factor_and_not_one_of_five_percent(pairs: int) -> None:
+    random = np.random.default_rng(7)
+
+    def side(level: float) -> Passes:
+        starts = level * np.exp(random.normal(0, 0.02, pairs))
+        return [one_pass(start * np.exp(random.normal(0, 0.002, 10)), (1, 4)) for start in starts]
+
+    huge = [estimate(side(15.1), side(2.05), paired=True) for _ in range(40)]
+    # Corrected for four metrics.
+    assert {judge(one, min(1.0, 4 * (one.p_value or 0)), lower_is_better=True) for one in huge} == {"better"}
+    same = [estimate(side(15.1), side(15.1), paired=True) for _ in range(60)]
+    assert sum(judge(one, one.p_value, lower_is_better=True) in ("better", "worse") for one in same) <= 5
+
+
+def test_passes_that_agree_by_chance_are_as_sure_as_what_differs_inside_them() -> None:
+    values = [1.0, 1.2, 0.8, 1.1, 0.9]
+    found = estimate([one_pass(values)] * 2, [one_pass([1.03 * v for v in values])] * 2, paired=True)
+    assert (found.error or 0) > 0.05
+    assert judge(found, found.p_value, lower_is_better=True) == "inconclusive"
+
+
+def test_several_looks_share_the_chance_to_err() -> None:
+    assert shared_among((3, 6, 12, 24)) == pytest.approx((3 / 45, 6 / 45, 12 / 45, 24 / 45))
+    found = estimate([one_pass([1.0, 1.04, 0.98, 1.01])], [one_pass([1.05, 1.08, 1.06, 1.04])])
+    p = found.p_value or 0.0
+    assert 0.01 < p < 0.05
+    assert judge(found, p, lower_is_better=True) == "worse"
+    assert judge(found, p, lower_is_better=True, spent=0.1) == "inconclusive"
+
+
 def test_repeats_of_one_pass_are_compared_by_their_medians() -> None:
     found = estimate([one_pass([10.0, 10.1, 9.9, 10.0], (1, 3))], [one_pass([20.0, 20.2, 19.8, 20.0], (1, 3))])
     assert (found.base.median, found.candidate.median, found.base.n) == (pytest.approx(19.9), pytest.approx(39.8), 8)
     assert found.ratio == pytest.approx(2.0)
     assert (found.freedom, found.units, found.how) == (6, 4, "medians of 4 and 4 repeats of one pass each")
-    assert found.interval is not None and found.interval[0] < 2 < found.interval[1]
+    bounds = found.interval
+    assert bounds is not None and bounds[0] < 2 < bounds[1]
     assert judge(found, found.p_value, lower_is_better=True) == "worse"
     assert judge(found, found.p_value, lower_is_better=False) == "better"
 
@@ -322,3 +362,42 @@ def test_an_estimate_without_noise_is_certain() -> None:
         0.0,
         (pytest.approx(1.5), pytest.approx(1.5)),
     )
+
+
+def test_rows_of_other_tables_get_the_verdict_their_samples_allow() -> None:
+    base = {
+        "steady": over_passes([(10, 1_000), (10, 1_010), (10, 990)]),
+        "slower": over_passes([(10, 5_000), (10, 5_010), (10, 4_990)]),
+        "noisy": over_passes([(10, 5_000), (10, 9_000), (10, 2_000)]),
+        "gone": once(1, 50),
+        "single": once(5, 5_000),
+    }
+    candidate = {
+        "steady": over_passes([(10, 1_000), (10, 1_001), (10, 999)]),
+        "slower": over_passes([(10, 7_000), (10, 7_010), (10, 6_990)]),
+        "noisy": over_passes([(10, 9_000), (10, 5_000), (10, 12_000)]),
+        "came": once(1, 70),
+        "single": once(5, 9_000),
+    }
+    rows = {row.name: (row.verdict, row.samples) for row in rows_by_name(base, candidate)}
+    assert rows == {
+        "steady": ("same", 3),
+        "slower": ("slower", 3),
+        "noisy": ("inconclusive", 3),
+        "gone": ("vanished", 1),
+        "came": ("appeared", 1),
+        "single": ("inconclusive", 1),
+    }
+
+
+def test_bounds_are_computed_so_what_differs_differs() -> None:
+    bounds = (
+        {"decode, datasheet": 1.0, "prefill, datasheet": 2.0},
+        {"decode, datasheet": 2.0, "prefill, datasheet": 2.0},
+    )
+    sides = [SideInput(name=name, bounds_ms=of) for name, of in zip("ab", bounds, strict=True)]
+    found = compare_sides(*sides).tables["bounds"]
+    assert [(row.name, row.verdict) for row in found] == [
+        ("decode, datasheet", "slower"),
+        ("prefill, datasheet", "same"),
+    ]

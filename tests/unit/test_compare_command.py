@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from llm_perf_opt.cli import main
@@ -14,7 +15,8 @@ from llm_perf_opt.core.manifest import read_manifest, write_manifest
 from llm_perf_opt.core.records import Metric, StageRecord
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.report.compare.page import timeline_pair
-from llm_perf_opt.runners.compare.interleave import parse_experiment
+from llm_perf_opt.runners.compare import interleave
+from llm_perf_opt.runners.compare.interleave import Experiment, parse_experiment
 from llm_perf_opt.runners.compare.sides import read_side
 from tests.support.fixtures_dir import DATA
 from tests.support.report_runs import HOSTILE, capture, stage, write_run
@@ -114,7 +116,7 @@ def test_directories_of_runs_are_passes_in_the_order_of_their_numbers(tmp_path: 
     assert main(["compare", *sides, "--pairs", "-o", str(out)]) == 0
     found = valid_file("compare", out / "compare.json")
     assert (found["verdict"], found["paired"], found["base"]["passes"]) == ("worse", True, 3)
-    assert found["metrics"][0]["how"] == "3 interleaved pairs, median of the pairwise means of their ratios"
+    assert found["metrics"][0]["how"] == "3 interleaved pairs, mean of their ratios"
 
 
 def test_captures_of_one_kind_are_compared_and_their_timelines_drawn(
@@ -165,7 +167,7 @@ def test_texts_of_others_are_no_markup(tmp_path: Path) -> None:
         (["a", "b", "--threshold", "150"], "--threshold: not a share (got 150), allowed: 0 to 100 percent"),
         (
             ["--interleave", "1", "--", "x=1"],
-            "compare --interleave: allowed: a number of pairs from 2 on, and what to run behind --",
+            "compare --interleave: allowed: a number of pairs from 2 on, or auto, and what to run behind --",
         ),
     ],
 )  # fmt: skip
@@ -191,6 +193,24 @@ def test_without_two_timelines_none_is_drawn(tmp_path: Path) -> None:
 
     side = read_side(run_of(tmp_path / "run", STEADY))
     assert timeline_pair(compare_sides(side.input, side.input), (None, None)) == ""
+
+
+@pytest.mark.parametrize(("slower", "pairs"), [(2.0, 3), (1.0, 24)])
+def test_auto_makes_pairs_until_the_gate_has_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slower: float, pairs: int
+) -> None:
+    """Noise of 4 % from run to run: a factor of two shows at once, equality within 1 % never."""
+    random = np.random.default_rng(3)
+
+    def made(experiment: Experiment, side: str, folder: Path, place: Path | None) -> bool:
+        level = (slower if side == "candidate" else 1.0) * float(np.exp(random.normal(0, 0.04)))
+        run_of(folder, [level * value for value in STEADY])
+        return True
+
+    monkeypatch.setattr(interleave, "_run", made)
+    words = ["--gate", "tpot_ms<=+1%", "--json", "-o", str(tmp_path / "out"), "--", "candidate.overrides=x=1"]
+    assert main(["compare", "--interleave", "auto", *words]) == (1 if slower > 1 else 3)
+    assert len(list((tmp_path / "out" / "candidate").iterdir())) == pairs
 
 
 @pytest.mark.slow

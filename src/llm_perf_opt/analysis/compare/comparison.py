@@ -9,10 +9,13 @@ from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.compare.differences import (
     DifferenceWaterfall,
     KernelChange,
+    KernelVerdict,
     RowChange,
     TableName,
+    TableRow,
     capture_waterfall,
     kernel_changes,
+    over_passes,
     phase_waterfall,
     rows_by_name,
     table_changes,
@@ -43,7 +46,8 @@ OverallVerdict = Literal["better", "worse", "mixed", "same", "inconclusive", "fa
 class SideInput:
     """One side as it was read: the samples of each pass by metric, and a capture where there is one.
 
-    Of the profiled pass, `operators` are calls and own time in ns by name, `modules` shares of each phase by group.
+    Of profiled passes, `operators` are calls and own time in ns by name, one entry for each pass; `modules` are shares
+    of each phase by group, of the first.
     `problem` is set where a run failed or measured nothing.
     """
 
@@ -51,7 +55,7 @@ class SideInput:
     passes: Sequence[Mapping[str, Sequence[RepeatedValue]]] = ()
     single: Mapping[str, float] = field(default_factory=dict)
     bounds_ms: Mapping[str, float] = field(default_factory=dict)
-    operators: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    operators: Sequence[Mapping[str, tuple[int, int]]] = ()
     modules: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     capture: CaptureAnalysis | None = None
     problem: str | None = None
@@ -120,17 +124,18 @@ def compare_sides(
     threshold: float = THRESHOLD,
     settings: tuple[SettingChange, ...] = (),
     forced: tuple[str, ...] = (),
+    spent: float = 1.0,
 ) -> CompareDocument:
-    """Everything about two sides; what was not measured on both is left out and said."""
-    metrics = compare_metrics(base, candidate, paired=paired, threshold=threshold)
+    """Everything about two sides; what was not measured on both is left out and said. `spent` as in `judge`."""
+    metrics = compare_metrics(base, candidate, paired=paired, threshold=threshold, spent=spent)
     kernels: tuple[KernelChange, ...] = ()
     tables: dict[TableName, tuple[RowChange, ...]] = {}
     if base.capture is not None and candidate.capture is not None:
         kernels = kernel_changes(base.capture.kernels, candidate.capture.kernels, threshold=threshold)
-        tables = table_changes(base.capture, candidate.capture)
+        tables = table_changes(base.capture, candidate.capture, threshold=threshold)
     if base.operators and candidate.operators:
-        tables["operators"] = rows_by_name(base.operators, candidate.operators)
-    bounds = _bounds(base, candidate)
+        tables["operators"] = rows_by_name(_operators(base), _operators(candidate), threshold=threshold)
+    bounds = _bounds(base, candidate, threshold)
     if bounds:
         tables["bounds"] = bounds
     waterfalls = _waterfalls(base, candidate, metrics, kernels)
@@ -144,7 +149,7 @@ def compare_sides(
         paired=paired,
         forced=forced,
         metrics=metrics,
-        gates=tuple(_gate(condition, base, candidate, paired=paired) for condition in conditions),
+        gates=tuple(_gate(condition, base, candidate, paired=paired, spent=spent) for condition in conditions),
         waterfalls=waterfalls,
         kernels=kernels,
         tables={str(name): rows for name, rows in tables.items()},
@@ -153,8 +158,17 @@ def compare_sides(
     )
 
 
+def is_settled(found: CompareDocument) -> bool:
+    """Whether more passes would tell nothing more: every gate has an answer, or every metric where there are none."""
+    if found.verdict == "failed":
+        return True
+    if found.gates:
+        return all(gate.status != "inconclusive" for gate in found.gates)
+    return bool(found.metrics) and all(row.verdict != "inconclusive" for row in found.metrics)
+
+
 def compare_metrics(
-    base: SideInput, candidate: SideInput, *, paired: bool, threshold: float = THRESHOLD
+    base: SideInput, candidate: SideInput, *, paired: bool, threshold: float = THRESHOLD, spent: float = 1.0
 ) -> tuple[MetricComparison, ...]:
     """The metrics both sides sampled, and those they have one number of."""
     if base.problem is not None or candidate.problem is not None:
@@ -165,7 +179,7 @@ def compare_metrics(
     rows = []
     for name, one in found:
         p_adjusted = None if one.p_value is None else next(adjusted)
-        rows.append(_row(name, one, p_adjusted, threshold))
+        rows.append(_row(name, one, p_adjusted, threshold, spent))
     return (*rows, *_single(base, candidate, threshold))
 
 
@@ -176,9 +190,11 @@ def _estimate(metric: str, base: SideInput, candidate: SideInput, *, paired: boo
     return estimate(*sides, paired=paired)
 
 
-def _row(name: str, found: ChangeEstimate, p_adjusted: float | None, threshold: float) -> MetricComparison:
+def _row(
+    name: str, found: ChangeEstimate, p_adjusted: float | None, threshold: float, spent: float
+) -> MetricComparison:
     lower = lower_is_better(name)
-    verdict = judge(found, p_adjusted, lower_is_better=lower, threshold=threshold)
+    verdict = judge(found, p_adjusted, lower_is_better=lower, threshold=threshold, spent=spent)
     interval = found.interval
     return MetricComparison(
         metric=name,
@@ -255,12 +271,12 @@ def _of_kernels(kernels: Sequence[KernelChange]) -> OverallVerdict:
     return "same" if unchanged else "inconclusive"
 
 
-def _gate(condition: Condition, base: SideInput, candidate: SideInput, *, paired: bool) -> GateResult:
+def _gate(condition: Condition, base: SideInput, candidate: SideInput, *, paired: bool, spent: float) -> GateResult:
     for side, is_candidate in ((candidate, True), (base, False)):
         if side.problem is not None and (is_candidate or condition.is_relative):
             return failed_run(condition, f"{side.name}: {side.problem}", is_candidate=is_candidate)
     found = _estimate(condition.metric, base, candidate, paired=paired) if condition.is_relative else None
-    return check_condition(condition, found, candidate.series(condition.metric))
+    return check_condition(condition, found, candidate.series(condition.metric), spent=spent)
 
 
 def _waterfalls(
@@ -287,9 +303,20 @@ def _range(capture: CaptureAnalysis | None, name: str) -> RangeRow | None:
     return next((row for row in rows if row.name == name and row.instances and row.kernel_count), None)
 
 
-def _bounds(base: SideInput, candidate: SideInput) -> tuple[RowChange, ...]:
-    names = [name for name in base.bounds_ms if name in candidate.bounds_ms]
-    return tuple(RowChange(name=n, base=base.bounds_ms[n], candidate=candidate.bounds_ms[n]) for n in names)
+def _operators(side: SideInput) -> dict[str, TableRow]:
+    names = dict.fromkeys(name for one in side.operators for name in one)
+    return {name: over_passes([one[name] for one in side.operators if name in one]) for name in names}
+
+
+def _bounds(base: SideInput, candidate: SideInput, threshold: float) -> tuple[RowChange, ...]:
+    """Bounds are computed, not measured: what differs, differs."""
+    rows = []
+    for name in (name for name in base.bounds_ms if name in candidate.bounds_ms):
+        before, after = base.bounds_ms[name], candidate.bounds_ms[name]
+        verdict: KernelVerdict = "slower" if after > before else "faster"
+        verdict = "same" if abs(after - before) <= threshold * before else verdict
+        rows.append(RowChange(name=name, base=before, candidate=after, verdict=verdict))
+    return tuple(rows)
 
 
 def _summary(side: SideInput) -> SideSummary:

@@ -2,18 +2,21 @@
 
 Kernels have verdicts: each instance in a capture is a measurement of its kernel, so Welch's test compares the averages,
 corrected for the number of kernels. What a whole capture did differently, such as a lower clock, no such test can see.
+Rows of other tables get what their samples allow: instances of ranges and profiled passes with operators are tested in
+the same way, bounds are exact, and of numbers that were taken once only equality within the threshold can be said.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Literal
 
 from msgspec import UNSET
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis, GpuIdle
 from llm_perf_opt.analysis.compare.matching import MatchedBy, NameMatch, match_names
-from llm_perf_opt.analysis.compare.statistics import THRESHOLD, holm
+from llm_perf_opt.analysis.compare.statistics import MEDIAN_BY_MEAN, MIDDLE_HALF, THRESHOLD, holm
 from llm_perf_opt.analysis.compare.student import two_sided_p
 from llm_perf_opt.analysis.kernels.names import OTHER
 from llm_perf_opt.analysis.timeline.rows import Idle, KernelRow, RangeRow
@@ -22,6 +25,10 @@ KernelVerdict = Literal["appeared", "vanished", "faster", "slower", "same", "inc
 TableName = Literal["copies", "ranges", "operators", "modules", "idle", "bounds"]
 StepKind = Literal["kernel", "module", "overlap", "idle", "rest"]
 ALPHA = 0.05
+# Fewer instances of a range say nothing of their spread.
+FEWEST_INSTANCES = 4
+# Of the largest row of a table.
+WORTH_ASKING = 0.01
 # Kernels that get a step of their own.
 STEPS = 8
 
@@ -51,17 +58,35 @@ class KernelChange:
 
 @dataclass(frozen=True, kw_only=True)
 class RowChange:
-    """One row of another table of a capture: times in ns, or ms of bounds. None: it is not on that side."""
+    """One row of another table of a capture: times in ns, or ms of bounds. None: it is not on that side.
+
+    The verdict is about one call or instance; `samples` is the smaller number of times that was measured on a side.
+    """
 
     name: str
     base: float | None
     candidate: float | None
     base_count: int | None = None
     candidate_count: int | None = None
+    verdict: KernelVerdict = "inconclusive"
+    samples: int = 1
 
     @property
     def difference(self) -> float:
         return (self.candidate or 0) - (self.base or 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableRow:
+    """One row of one side. `typical` is the time of one call or instance, `error` its standard error, None where it
+    was measured once.
+    """
+
+    count: int
+    time: float
+    typical: float
+    error: float | None = None
+    samples: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,52 +353,120 @@ def idle_changes(base: CaptureAnalysis, candidate: CaptureAnalysis) -> tuple[Row
     if base.gpu.idle is None or candidate.gpu.idle is None:
         return ()
     pairs = zip(_idle_parts(base.gpu.idle), _idle_parts(candidate.gpu.idle), strict=True)
-    return tuple(RowChange(name=label, base=before, candidate=after) for (label, before), (_, after) in pairs)
+    return tuple(
+        RowChange(
+            name=label,
+            base=before,
+            candidate=after,
+            verdict="same" if abs(after - before) <= THRESHOLD * before else "inconclusive",
+        )
+        for (label, before), (_, after) in pairs
+    )
 
 
-def table_changes(base: CaptureAnalysis, candidate: CaptureAnalysis) -> dict[TableName, tuple[RowChange, ...]]:
+def table_changes(
+    base: CaptureAnalysis, candidate: CaptureAnalysis, *, threshold: float = THRESHOLD
+) -> dict[TableName, tuple[RowChange, ...]]:
     """The other tables of two captures; only those that both have."""
+    sides = base, candidate
     found: dict[TableName, tuple[RowChange, ...]] = {
         "copies": rows_by_name(
-            {r.kind: (r.instances, r.total_ns) for r in base.copies},
-            {r.kind: (r.instances, r.total_ns) for r in candidate.copies},
+            *({r.kind: once(r.instances, r.total_ns) for r in side.copies} for side in sides), threshold=threshold
         ),
-        "ranges": rows_by_name(
-            {r.name: (r.instances, r.wall_ns) for r in base.ranges},
-            {r.name: (r.instances, r.wall_ns) for r in candidate.ranges},
-        ),
+        "ranges": rows_by_name(*({r.name: _of_range(r) for r in side.ranges} for side in sides), threshold=threshold),
         "idle": idle_changes(base, candidate),
     }
     if base.operators is not UNSET and candidate.operators is not UNSET:
         # Own time on the device where there is any, else on the CPU.
         device = any(o.self_device_ns for side in (base, candidate) for o in side.operators or ())
         found["operators"] = rows_by_name(
-            {o.name: (o.calls, o.self_device_ns if device else o.self_cpu_ns) for o in base.operators or ()},
-            {o.name: (o.calls, o.self_device_ns if device else o.self_cpu_ns) for o in candidate.operators or ()},
+            *(
+                {o.name: once(o.calls, o.self_device_ns if device else o.self_cpu_ns) for o in side.operators or ()}
+                for side in sides
+            ),
+            threshold=threshold,
         )
     if base.modules is not UNSET and candidate.modules is not UNSET:
         found["modules"] = rows_by_name(
-            {m.name: (m.calls, m.wall_ns) for m in base.modules or ()},
-            {m.name: (m.calls, m.wall_ns) for m in candidate.modules or ()},
+            *({m.name: once(m.calls, m.wall_ns) for m in side.modules or ()} for side in sides), threshold=threshold
         )
     return {name: rows for name, rows in found.items() if rows}
 
 
+def once(count: int, time: float) -> TableRow:
+    """What was measured once: the calls of one profiled pass are not independent, and their spread is not kept."""
+    return TableRow(count=count, time=time, typical=time / max(count, 1))
+
+
+def over_passes(passes: Sequence[tuple[int, int]]) -> TableRow:
+    """Calls and time of each of several profiled passes: as many samples as passes."""
+    count, time = sum(calls for calls, _ in passes), float(sum(spent for _, spent in passes))
+    if len(passes) < 2:
+        return once(count, time)
+    each = [spent / max(calls, 1) for calls, spent in passes]
+    error = stdev(each) / math.sqrt(len(each))
+    return TableRow(count=count, time=time, typical=fmean(each), error=error, samples=len(each))
+
+
+def _of_range(row: RangeRow) -> TableRow:
+    """The median instance; its error from the middle half of the instances, as of a normal distribution."""
+    typical, error = float(row.typical.wall_ns), None
+    if row.instances >= FEWEST_INSTANCES:
+        error = MEDIAN_BY_MEAN * row.wall_spread * typical / MIDDLE_HALF / math.sqrt(row.instances)
+    return TableRow(count=row.instances, time=row.wall_ns, typical=typical, error=error, samples=row.instances)
+
+
 def rows_by_name(
-    base: Mapping[str, tuple[int, int]], candidate: Mapping[str, tuple[int, int]]
+    base: Mapping[str, TableRow], candidate: Mapping[str, TableRow], *, threshold: float = THRESHOLD
 ) -> tuple[RowChange, ...]:
-    """Rows of `(count, time)` by name, the largest difference first."""
+    """Rows by name with their verdicts, the largest difference first."""
+    matches = match_names(base, candidate)
+    pairs = [([base[n] for n in match.base], [candidate[n] for n in match.candidate]) for match in matches]
+    # Every question asked costs the others some of their certainty: small rows are not asked.
+    least = WORTH_ASKING * max((row.time for row in base.values()), default=0.0)
+    tested = [_row_p_value(before, after) if _time(before) >= least else None for before, after in pairs]
+    adjusted = iter(holm([p for p in tested if p is not None]))
     rows = []
-    for match in match_names(base, candidate):
-        before = [base[name] for name in match.base]
-        after = [candidate[name] for name in match.candidate]
+    for match, (before, after), p in zip(matches, pairs, tested, strict=True):
         rows.append(
             RowChange(
                 name=(match.candidate or match.base)[0],
-                base=sum(time for _, time in before) if before else None,
-                candidate=sum(time for _, time in after) if after else None,
-                base_count=sum(count for count, _ in before) if before else None,
-                candidate_count=sum(count for count, _ in after) if after else None,
+                base=sum(row.time for row in before) if before else None,
+                candidate=sum(row.time for row in after) if after else None,
+                base_count=sum(row.count for row in before) if before else None,
+                candidate_count=sum(row.count for row in after) if after else None,
+                verdict=_row_verdict(before, after, None if p is None else next(adjusted), threshold),
+                samples=min((row.samples for row in (*before, *after)), default=1),
             )
         )
     return tuple(sorted(rows, key=lambda row: (-abs(row.difference), row.name)))
+
+
+def _time(rows: Sequence[TableRow]) -> float:
+    return sum(row.time for row in rows)
+
+
+def _row_p_value(before: Sequence[TableRow], after: Sequence[TableRow]) -> float | None:
+    """Welch's test, where one row of each side was measured several times."""
+    if len(before) != 1 or len(after) != 1 or before[0].error is None or after[0].error is None:
+        return None
+    error, moved = math.hypot(before[0].error, after[0].error), after[0].typical - before[0].typical
+    if error == 0:
+        return 1.0 if moved == 0 else 0.0
+    return two_sided_p(moved / error, min(before[0].samples, after[0].samples) - 1)
+
+
+def _row_verdict(
+    before: Sequence[TableRow], after: Sequence[TableRow], p_adjusted: float | None, threshold: float
+) -> KernelVerdict:
+    if not before or not after:
+        return "vanished" if before else "appeared"
+    typical = [
+        sum(row.typical * row.count for row in side) / max(sum(r.count for r in side), 1) for side in (before, after)
+    ]
+    ratio = typical[1] / typical[0] if typical[0] > 0 else 1.0 if typical[1] == typical[0] else math.inf
+    if abs(ratio - 1) <= threshold:
+        return "same"
+    if p_adjusted is None or p_adjusted >= ALPHA:
+        return "inconclusive"
+    return "slower" if ratio > 1 else "faster"

@@ -64,25 +64,30 @@ def parse_condition(text: str, option: str = "--gate") -> Condition:
     )
 
 
-def check_condition(condition: Condition, found: "ChangeEstimate | None", candidate: "Sequence[Pass]") -> GateResult:
-    """Whether a condition holds. `found` is None where the metric is not on both sides."""
+def check_condition(
+    condition: Condition, found: "ChangeEstimate | None", candidate: "Sequence[Pass]", *, spent: float = 1.0
+) -> GateResult:
+    """Whether a condition holds. `found` is None where the metric is not on both sides; `spent` as of a verdict."""
+    confidence = 1 - spent * (1 - CONFIDENCE)
     if condition.is_relative:
         if found is None:
             return _without(condition, f"{condition.metric} was not measured on both sides")
-        bounds, measured = found.interval, found.ratio
+        bounds, measured = found.interval_at(confidence), found.ratio
     else:
         if not any(candidate):
             return _without(condition, f"{condition.metric} was not measured in the candidate")
         # numpy is behind it, and a condition is parsed before anything is computed.
         from llm_perf_opt.analysis.compare.statistics import level_interval, level_of
 
-        bounds, measured = level_interval(candidate), level_of(candidate).median
+        bounds, measured = level_interval(candidate, confidence=confidence), level_of(candidate).median
     if bounds is None:
         return _result(condition, "inconclusive", measured, None, "nothing was repeated, so its spread is not known")
     inside = [value <= condition.limit if condition.at_most else value >= condition.limit for value in bounds]
     status: GateStatus = "passed" if all(inside) else "inconclusive" if any(inside) else "failed"
     part = {"passed": "all", "failed": "none", "inconclusive": "only a part"}[status]
-    return _result(condition, status, measured, bounds, f"{part} of the {CONFIDENCE:.0%} interval is within the limit")
+    return _result(
+        condition, status, measured, bounds, f"{part} of the {100 * confidence:.3g} % interval is within the limit"
+    )
 
 
 def failed_run(condition: Condition, reason: str, *, is_candidate: bool) -> GateResult:

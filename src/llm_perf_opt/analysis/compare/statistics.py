@@ -4,7 +4,10 @@ A side is one pass or several; a pass holds the values of its samples in each re
 logarithms, so that +5 % and -5 % weigh the same. Its uncertainty comes from a bootstrap in two levels: passes are drawn
 with replacement, and inside each the repeats, all samples of a repeat together: they share what the machine did.
 Pairs of passes that were measured one beside the other are drawn as pairs, and the difference is the Hodges-Lehmann
-estimate of theirs: drift that hits both halves of a pair cancels, and one disturbed pair does not decide.
+estimate of theirs: drift that hits both halves of a pair cancels, and one disturbed pair does not decide. What differs
+inside a pass shows in the differences between pairs, so it is not drawn a second time. Two or three pairs say little of
+how pairs differ. There the passes of each side are asked as well, which are twice as many, and the narrower of the two
+answers counts, corrected for having asked twice; it is never narrower than what differs inside a pass.
 
 The interval is Student's with as many degrees of freedom as there are passes (or repeats, or samples) to draw from:
 percentiles of a bootstrap over five passes would be too narrow by a third.
@@ -29,6 +32,11 @@ LARGEST_DRAW = 4_000_000
 FEWEST_DRAWS = 200
 # Where the interval has to become very narrow, the answer is "very many", not a number nobody believes.
 MOST_REPEATS = 1000
+# Fewer pairs than this are also judged by how the passes of each side differ.
+FEWEST_PAIRS = 4
+# The median of n values of a normal distribution varies this much more than their mean, and its middle half spans this
+# many standard deviations.
+MEDIAN_BY_MEAN, MIDDLE_HALF = math.sqrt(math.pi / 2), 1.349
 # What rounding alone gives.
 NO_NOISE = 1e-12
 
@@ -50,7 +58,8 @@ class Level:
 class ChangeEstimate:
     """The difference of two sides as the logarithm of candidate by base, and its standard error.
 
-    `error` is None where nothing was repeated. `units` is how many things were drawn from on each side.
+    `error` is None where nothing was repeated. `units` is how many things were drawn from on each side, `ways` in how
+    many ways the uncertainty was asked for before this one was taken.
     """
 
     base: Level
@@ -60,11 +69,12 @@ class ChangeEstimate:
     freedom: int
     units: int
     how: str
+    ways: int = 1
 
     def half_width(self, confidence: float = CONFIDENCE) -> float | None:
         if self.error is None or self.freedom < 1:
             return None
-        return t_quantile(0.5 + confidence / 2, self.freedom) * self.error
+        return t_quantile(1 - (1 - confidence) / 2 / self.ways, self.freedom) * self.error
 
     @property
     def ratio(self) -> float:
@@ -73,7 +83,10 @@ class ChangeEstimate:
     @property
     def interval(self) -> tuple[float, float] | None:
         """The confidence interval of the ratio."""
-        width = self.half_width()
+        return self.interval_at(CONFIDENCE)
+
+    def interval_at(self, confidence: float) -> tuple[float, float] | None:
+        width = self.half_width(confidence)
         return None if width is None else (math.exp(self.log_ratio - width), math.exp(self.log_ratio + width))
 
     @property
@@ -83,7 +96,7 @@ class ChangeEstimate:
             return None
         if self.error < NO_NOISE:
             return 1.0 if abs(self.log_ratio) < NO_NOISE else 0.0
-        return two_sided_p(self.log_ratio / self.error, self.freedom)
+        return min(1.0, self.ways * two_sided_p(self.log_ratio / self.error, self.freedom))
 
 
 def level_of(passes: Sequence[Pass]) -> Level:
@@ -123,14 +136,16 @@ def estimate(base: Sequence[Pass], candidate: Sequence[Pass], *, paired: bool = 
     )
 
 
-def level_interval(side: Sequence[Pass], *, seed: int = 0) -> tuple[float, float] | None:
+def level_interval(
+    side: Sequence[Pass], *, seed: int = 0, confidence: float = CONFIDENCE
+) -> tuple[float, float] | None:
     """The confidence interval of the median of one side; None where nothing was repeated."""
     units = len(side) if len(side) > 1 else _repeats(side[0])
     if units < 2:
         return None
     draws = np.log(np.median(_drawn(_cube(side), np.random.default_rng(seed)), axis=1))
     error = float(np.std(draws)) * math.sqrt(units / (units - 1))
-    width = t_quantile(0.5 + CONFIDENCE / 2, units - 1) * error
+    width = t_quantile(0.5 + confidence / 2, units - 1) * error
     middle = level_of(side).median
     return middle * math.exp(-width), middle * math.exp(width)
 
@@ -139,22 +154,47 @@ def _paired(
     base: Sequence[Pass], candidate: Sequence[Pass], levels: tuple[Level, Level], random: np.random.Generator
 ) -> ChangeEstimate:
     """The n-th pass of one side with the n-th of the other."""
-    cubes = _cube(base), _cube(candidate)
-    point = [np.log(np.nanmedian(cube.values.reshape(len(cube.values), -1), axis=1)) for cube in cubes]
+    cubes = [_cube(side).values.reshape(len(side), -1) for side in (base, candidate)]
+    point = [np.log(np.nanmedian(values, axis=1)) for values in cubes]
     count = len(base)
-    draws = max(FEWEST_DRAWS, min(DRAWS, LARGEST_DRAW // max(c.values.size for c in cubes)))
-    chosen = random.integers(0, count, (draws, count))
-    logs = [np.log(_pass_medians(cube, chosen, random)) for cube in cubes]
-    error = float(np.std(_hodges_lehmann(logs[1] - logs[0]))) * math.sqrt(count / (count - 1))
+    change = point[1] - point[0]
+    if count < FEWEST_PAIRS:
+        floor = sum(_median_variance(values) for values in cubes)
+        by_pairs = ChangeEstimate(
+            base=levels[0],
+            candidate=levels[1],
+            log_ratio=float(change.mean()),
+            error=math.sqrt(max(float(np.var(change, ddof=1)), floor) / count),
+            freedom=count - 1,
+            units=count,
+            how=f"{count} interleaved pairs, mean of their ratios",
+            ways=2,
+        )
+        by_sides = replace(
+            by_pairs,
+            error=math.sqrt(max(sum(float(np.var(logs, ddof=1)) for logs in point), floor) / count),
+            freedom=2 * count - 2,
+            how=f"{count} passes of each side, mean of their ratios",
+        )
+        return min(by_pairs, by_sides, key=lambda one: one.half_width() or 0.0)
+    draws = _hodges_lehmann(change[random.integers(0, count, (DRAWS, count))])
     return ChangeEstimate(
         base=levels[0],
         candidate=levels[1],
-        log_ratio=float(_hodges_lehmann((point[1] - point[0])[None, :])[0]),
-        error=error,
+        log_ratio=float(_hodges_lehmann(change[None, :])[0]),
+        error=float(np.std(draws)) * math.sqrt(count / (count - 1)),
         freedom=count - 1,
         units=count,
         how=f"{count} interleaved pairs, median of the pairwise means of their ratios",
     )
+
+
+def _median_variance(passes: "np.ndarray[Any, np.dtype[np.float64]]") -> float:
+    """How much the logarithm of a typical pass's median varies by what differs inside the pass."""
+    low, middle, high = np.nanpercentile(passes, (25, 50, 75), axis=1)
+    values = np.count_nonzero(~np.isnan(passes), axis=1)
+    deviation = MEDIAN_BY_MEAN * (high - low) / MIDDLE_HALF / middle
+    return float(np.median(deviation**2 / values))
 
 
 def _same_samples(
@@ -243,18 +283,6 @@ def _drawn(cube: _Cube, random: np.random.Generator) -> "np.ndarray[Any, np.dtyp
     return _filled(values)
 
 
-def _pass_medians(
-    cube: _Cube, chosen: "np.ndarray[Any, np.dtype[np.int64]]", random: np.random.Generator
-) -> "np.ndarray[Any, np.dtype[np.float64]]":
-    """The median of each chosen pass, its repeats drawn anew."""
-    draws, count = chosen.shape
-    repeat = (random.random((draws, count, cube.values.shape[1])) * cube.repeats[chosen][:, :, None]).astype(np.int64)
-    values = cube.values[chosen[:, :, None], repeat].reshape(draws, count, -1)
-    if np.isnan(values).any():
-        return np.asarray(np.nanmedian(values, axis=2))
-    return np.asarray(np.median(values, axis=2))
-
-
 def _filled(values: "np.ndarray[Any, np.dtype[np.float64]]") -> "np.ndarray[Any, np.dtype[np.float64]]":
     """Missing values replaced by the median of their row, which leaves it where it is."""
     holes = np.isnan(values)
@@ -280,15 +308,32 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
+def shared_among(looks: Sequence[int]) -> tuple[float, ...]:
+    """What each of several looks at growing data may spend of the chance to err, in proportion to the data it has.
+
+    Whoever asks after 3, 6, 12 and 24 pairs, and stops at the first answer, errs as often in all as who asks once.
+    """
+    return tuple(look / sum(looks) for look in looks)
+
+
 def judge(
-    found: ChangeEstimate, p_adjusted: float | None, *, lower_is_better: bool, threshold: float = THRESHOLD
+    found: ChangeEstimate,
+    p_adjusted: float | None,
+    *,
+    lower_is_better: bool,
+    threshold: float = THRESHOLD,
+    spent: float = 1.0,
 ) -> Verdict:
-    """Better or worse: not by chance, and by more than the threshold. Same: the whole interval lies within it."""
-    width = found.half_width()
+    """Better or worse: not by chance, and by more than the threshold. Same: the whole interval lies within it.
+
+    `spent` is the part of the chance to err that this look may take, where there are several.
+    """
+    chance = spent * (1 - CONFIDENCE)
+    width = found.half_width(1 - chance)
     if width is None or p_adjusted is None:
         return "inconclusive"
     limit = math.log1p(threshold)
-    if p_adjusted < 1 - CONFIDENCE and abs(found.log_ratio) > limit:
+    if p_adjusted < chance and abs(found.log_ratio) > limit:
         return "better" if (found.log_ratio < 0) == lower_is_better else "worse"
     return "same" if abs(found.log_ratio) + width <= limit else "inconclusive"
 

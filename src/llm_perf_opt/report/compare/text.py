@@ -11,6 +11,7 @@ from llm_perf_opt.core.units import format_ms, format_quantity
 
 KERNELS, ROWS, SETTINGS = 15, 8, 20
 METRIC_COLUMNS = ("metric", "base", "candidate", "change", "95 % interval", "verdict", "to settle it")
+ROW_COLUMNS = ("n", "base", "candidate", "change", "verdict of one")
 MARK = {"passed": "✅", "failed": "❌", "inconclusive": "⚠️"}
 FORCED = "compared by force although these differ"
 
@@ -35,7 +36,7 @@ def render_terminal(found: CompareDocument, *, top: int = KERNELS) -> str:
         moved = [row for row in table_rows if row.difference][:ROWS]
         if moved:
             cells = [row_cells(name, row) for row in moved]
-            lines += ["", terminal_table((name, "base", "candidate", "change"), cells, right=(1, 2, 3))]
+            lines += ["", terminal_table((name, *ROW_COLUMNS), cells, right=(1, 2, 3, 4))]
     if found.settings:
         lines += ["", "what else changed:"]
         lines += [f"  {'! ' if change.matters else '  '}{change.text}" for change in found.settings[:SETTINGS]]
@@ -63,6 +64,13 @@ def render_markdown(found: CompareDocument) -> str:
         kernels = [(code(cells[0]), *cells[1:]) for cells in map(kernel_cells, changed[:KERNELS])]
         right = KERNEL_COLUMNS[1:5]
         lines += _folded(f"{len(changed)} kernels changed", table(KERNEL_COLUMNS, kernels, right=right))
+    for name, rows_of_table in found.tables.items():
+        moved = [row_cells(name, row) for row in rows_of_table if row.difference][:ROWS]
+        if moved:
+            shown = [(code(cells[0]), *cells[1:]) for cells in moved]
+            lines += _folded(
+                f"{name.capitalize()} that changed", table((name, *ROW_COLUMNS), shown, right=ROW_COLUMNS[:4])
+            )
     if found.settings:
         settings = [f"- {'**' if c.matters else ''}{escape(c.text)}{'**' if c.matters else ''}" for c in found.settings]
         lines += _folded(f"What else changed ({len(found.settings)})", settings)
@@ -107,7 +115,10 @@ def kernel_cells(row: KernelChange) -> tuple[str, ...]:
 def row_cells(table_name: str, row: RowChange) -> tuple[str, ...]:
     scale = 1.0 if table_name == "bounds" else 1e6
     values = ["—" if value is None else format_ms(value / scale) for value in (row.base, row.candidate)]
-    return (row.name, *values, signed_ms(row.difference / scale))
+    verdict = "measured once" if row.samples == 1 and row.verdict == "inconclusive" else row.verdict
+    counts = [f"{count:,}" for count in (row.base_count, row.candidate_count) if count is not None]
+    shown = " → ".join(dict.fromkeys(counts)) or "—"
+    return (row.name, shown, *values, signed_ms(row.difference / scale), verdict)
 
 
 def waterfall_cells(waterfall: DifferenceWaterfall) -> list[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,13 +17,16 @@ if TYPE_CHECKING:
     from llm_perf_opt.runners.compare.sides import ReadSide
 
 DEFAULT_DIR = Path("tmp/compare")
+AUTO = "auto"
+# After so many pairs `auto` asks whether it is settled.
+AUTO_LOOKS = (3, 6, 12, 24)
 JSON_FILE, MARKDOWN_FILE, PAGE_FILE = "compare.json", "compare.md", "compare.html"
 EXAMPLES = (
     "llm-perf compare tmp/runs/base tmp/runs/candidate",
     "llm-perf compare base.sqlite candidate.sqlite",
     "llm-perf compare tmp/runs/base tmp/runs/candidate --gate 'tpot_ms<=+5%'",
     "llm-perf compare --interleave 5 -- experiment=demo candidate.overrides=infer.max_new_tokens=16",
-    "llm-perf compare --interleave 5 -- experiment=demo base.ref=main candidate.ref=HEAD",
+    "llm-perf compare --interleave auto -- experiment=demo base.ref=main candidate.ref=HEAD",
 )
 EPILOG = """\
 exit codes: 0 compared, or every gate passed; 1 a gate failed or a run measured nothing; 2 bad input, or runs that
@@ -41,16 +44,27 @@ def main(argv: Sequence[str]) -> int:
     conditions = [parse_condition(text) for text in args.gate]
     threshold = _threshold(args.threshold)
     experiment = _experiment(args, words)
+    looks: tuple[int, ...] = AUTO_LOOKS if args.interleave == AUTO else (args.interleave or 1,)
     # numpy is imported only now, so that --help and a wrong condition answer at once.
-    from llm_perf_opt.analysis.compare.comparison import compare_sides
+    from llm_perf_opt.analysis.compare.comparison import compare_sides, is_settled
     from llm_perf_opt.analysis.compare.settings import incomparable
+    from llm_perf_opt.analysis.compare.statistics import shared_among
     from llm_perf_opt.runners.compare.sides import changes_between, read_side
 
     out_dir: Path | None = args.output
+    spent = shared_among(looks)
     if experiment is not None:
-        out_dir = _measure(experiment, args.interleave, out_dir)
+        out_dir = _new_folder(out_dir)
         args.sides = [out_dir / "base", out_dir / "candidate"]
+
+        def settled(look: int) -> bool:
+            sides = [read_side(path).input for path in args.sides]
+            found = compare_sides(*sides, conditions=conditions, paired=True, threshold=threshold, spent=spent[look])
+            return is_settled(found)
+
+        _measure(experiment, looks, out_dir, settled)
     base, candidate = (read_side(path) for path in args.sides)
+    pairs = min(len(base.input.passes), len(candidate.input.passes))
     settings = changes_between(base, candidate, meant=frozenset() if experiment is None else experiment.meant)
     reasons = incomparable(settings)
     if reasons and not args.force:
@@ -66,6 +80,7 @@ def main(argv: Sequence[str]) -> int:
         threshold=threshold,
         settings=settings,
         forced=reasons,
+        spent=spent[looks.index(pairs)] if pairs in looks else spent[-1],
     )
     _print(found, args)
     if out_dir is not None:
@@ -98,7 +113,11 @@ def _parser() -> argparse.ArgumentParser:
         "--pairs", action="store_true", help="the n-th pass of one side was made beside the n-th of the other"
     )
     parser.add_argument(
-        "--interleave", type=int, metavar="N", help="make N runs of each side, in turns; what they are stands behind --"
+        "--interleave",
+        type=_pairs,
+        metavar="N",
+        help="make N runs of each side, in turns; what they are stands behind --; auto: as many as settle it, at most "
+        f"{AUTO_LOOKS[-1]}",
     )
     parser.add_argument(
         "--force", action="store_true", help="compare what did not do the same work, and say so everywhere"
@@ -128,21 +147,30 @@ def _experiment(args: argparse.Namespace, words: list[str]) -> "Experiment | Non
                 f"compare: two sides are needed (got {len(args.sides)}), allowed: BASE CANDIDATE or --interleave N -- …"
             )
         return None
-    if args.sides or args.interleave < 2:
-        raise ConfigError("compare --interleave: allowed: a number of pairs from 2 on, and what to run behind --")
+    if args.sides or (args.interleave != AUTO and args.interleave < 2):
+        raise ConfigError(
+            "compare --interleave: allowed: a number of pairs from 2 on, or auto, and what to run behind --"
+        )
     from llm_perf_opt.runners.compare.interleave import parse_experiment
 
     return parse_experiment(words)
 
 
-def _measure(experiment: "Experiment", pairs: int, out_dir: Path | None) -> Path:
-    from llm_perf_opt.runners.compare.interleave import run_pairs
+def _pairs(text: str) -> int | str:
+    return text if text == AUTO else int(text)
 
+
+def _new_folder(out_dir: Path | None) -> Path:
     folder = (out_dir or DEFAULT_DIR / datetime.now().strftime("%Y%m%d-%H%M%S")).resolve()
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"-o: {folder} is not empty, allowed: a new directory")
-    run_pairs(experiment, pairs, folder, lambda text: print(text, file=sys.stderr, flush=True))
     return folder
+
+
+def _measure(experiment: "Experiment", looks: Sequence[int], folder: Path, is_settled: Callable[[int], bool]) -> None:
+    from llm_perf_opt.runners.compare.interleave import run_pairs
+
+    run_pairs(experiment, looks, folder, lambda text: print(text, file=sys.stderr, flush=True), is_settled)
 
 
 def _print(found: "CompareDocument", args: argparse.Namespace) -> None:

@@ -65,17 +65,30 @@ def parse_experiment(words: Sequence[str]) -> Experiment:
     )
 
 
-def run_pairs(experiment: Experiment, pairs: int, out_dir: Path, say: Callable[[str], None]) -> None:
-    """Make `pairs` runs of each side below `out_dir`; a run that fails ends it, since nothing can be compared then."""
+def run_pairs(
+    experiment: Experiment,
+    looks: Sequence[int],
+    out_dir: Path,
+    say: Callable[[str], None],
+    is_settled: Callable[[int], bool],
+) -> None:
+    """Make runs of each side below `out_dir`, in pairs, until it is settled after one of the numbers of pairs in looks.
+
+    `is_settled` is asked with the look's place in `looks`, and not after the last. A run that fails ends it, since
+    nothing can be compared then.
+    """
     with _checkouts(experiment, out_dir) as places:
-        for number in range(1, pairs + 1):
+        for number in range(1, looks[-1] + 1):
             # The order changes with every pair, so that being first is no advantage.
             for side in SIDES if number % 2 else reversed(SIDES):
                 folder = out_dir / side / str(number)
-                say(f"pair {number} of {pairs}: {side}")
+                most = "" if len(looks) == 1 else "at most "
+                say(f"pair {number} of {most}{looks[-1]}: {side}")
                 if not _run(experiment, side, folder, places[side]):
                     say(f"{side} {number} failed: {folder}")
                     return
+            if number in looks[:-1] and is_settled(looks.index(number)):
+                return
 
 
 def _run(experiment: Experiment, side: str, folder: Path, place: Path | None) -> bool:

@@ -83,7 +83,7 @@ def _runs(path: Path, folders: list[Path]) -> ReadSide:
             passes=passes,
             single={PEAK_MEMORY: max(peaks)} if peaks else {},
             bounds_ms=_bounds(first),
-            operators=_operators(first),
+            operators=[found for each in files if (found := _operators(each))],
             modules=first.metrics.content.modules or {} if isinstance(first.metrics, Found) else {},
             capture=capture,
             problem=_problem(manifests, passes, capture),
