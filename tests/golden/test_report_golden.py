@@ -68,8 +68,11 @@ def test_the_decode_waterfall_of_the_h200_shows_the_known_figures(view: ReportVi
 
 def test_the_first_finding_is_the_launch_bound_decode(view: ReportView) -> None:
     first = view.findings[0]
-    assert (first.rule, first.phase, first.confidence) == ("launch_bound", "decode", "high")
-    assert first.gain == "3.9× over a request (7.8× in decode)"
+    assert (first.rule, first.phase, first.confidence) == ("launch_bound", "decode and prefill", "high")
+    assert first.also == ("Prefill is launch-bound: the GPU idles 63 % of the prefill",)
+    assert (first.saves, first.saves_each) == ("up to 88.89 ms per request", "13.18 ms per token, 9.804 ms per prompt")
+    assert first.gain == "6.0× over a request (7.8× in decode, 2.6× in prefill)"
+    assert "profiler_overhead" not in {f.rule for f in view.findings} and view.provenance.overhead
     assert view.headline.verdict == (
         "Decode is launch-bound: the GPU idles 87 % of each step. CUDA graphs or torch.compile could give up to 3.9× "
         "over a request (7.8× in decode)."

@@ -91,6 +91,7 @@ def ncu(name: str, **values: Any) -> NcuKernel:
     empty: dict[str, Any] = dict.fromkeys(NcuKernel.__dataclass_fields__)
     empty |= {"kernel": name, "short": name, "launches": 1, "grids": (), "ranges": (), "bound": "unknown"}
     empty |= {"flop_per_s_by_pipe": {}, "stalls_pct": {}, "advice": (), "peak_flop_per_s": {}, "missing": {}}
+    empty |= {"blocks": (), "breakdown_pct": {}, "hit_rates_pct": {}}
     return NcuKernel(**{**empty, "nsys_names": (name,), **values})
 
 

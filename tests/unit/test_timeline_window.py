@@ -44,7 +44,8 @@ def test_the_window_holds_the_last_measured_prefill_and_a_few_steps(tmp_path: Pa
     assert [(k[0], k[1], k[2]) for k in window.kernels] == [(1280, 3280, 0), (10280, 12280, 0), (20280, 22280, 0)]
     assert {window.classes[k[4]] for k in window.kernels} == {"GEMM"}
     first = window.calls[0]
-    assert (first[0], first[1], names[first[3]]) == (380, 480, "launch")
+    assert (first[0], first[1], names[first[3]]) == (380, 480, "cudaLaunchKernel")
+    assert (window.launches, window.call_kinds, window.correlations) == ((0, 1, 2), (0, 0, 0), (8, 9, 10))
     assert window.left_out == 8
     assert msgspec.json.decode(msgspec.json.encode(window), type=TimelineWindow) == window
 
@@ -80,7 +81,7 @@ def test_kernels_that_overlap_get_a_lane_of_their_own(tmp_path: Path) -> None:
         export.kernel("gemm_kernel", start, end, number)
     window = timeline_window(read_nsys_sqlite(export.write(tmp_path / "run.sqlite")))
     assert [k[2] for k in window.kernels] == [0, 1, 0]
-    assert window.streams == ("device 0", "device 0, overlapping")
+    assert window.streams == ("device 0 stream 7", "device 0 stream 7, overlapping")
 
 
 def test_the_window_of_the_h200_is_one_prefill_and_four_steps(tmp_path: Path) -> None:

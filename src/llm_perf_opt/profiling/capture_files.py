@@ -37,7 +37,9 @@ def write_analysis(out_dir: Path, analysis: CaptureAnalysis, measured: Sequence[
     out_dir.mkdir(parents=True, exist_ok=True)
     summary = write_kernel_summary(out_dir / "summary_cuda_gpu_kern_sum.csv", analysis.kernels)
     stable = Path(shutil.copyfile(summary, out_dir / "summary.csv"))
-    drawn = [write_timeline(out_dir, timeline_window(last.timeline)) for last in measured[-1:]]
+    last = [one.timeline for one in measured[-1:]]
+    windows = [timeline_window(one, one.operators if len(one.operators) else None) for one in last]
+    drawn = [write_timeline(out_dir, window) for window in windows]
     return [
         *drawn,
         write_capture(out_dir, analysis),

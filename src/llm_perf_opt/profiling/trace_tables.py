@@ -159,7 +159,7 @@ def write_trace_files(
     from llm_perf_opt.analysis.capture import analyze_timelines
     from llm_perf_opt.analysis.timeline.memory import memory_counters
     from llm_perf_opt.analysis.timeline.operators import ProfiledOperators, module_shares, module_tree
-    from llm_perf_opt.analysis.timeline.window import timeline_window
+    from llm_perf_opt.analysis.timeline.window import OperatorInputs, timeline_window
     from llm_perf_opt.profiling import trace_tables
     from llm_perf_opt.profiling.capture_files import write_capture, write_timeline
     from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
@@ -178,7 +178,8 @@ def write_trace_files(
     if has_device:
         trace_tables.write_kernel_csv(folder / KERNELS_CSV, timeline)
     analysis = replace(analyze_timelines([timeline]), tree=module_tree(timeline, found.operators))
-    window = timeline_window(timeline, found.operators)
+    inputs = OperatorInputs(texts=detail.shapes, index=detail.shape)
+    window = timeline_window(timeline, found.operators, inputs=inputs)
     window = replace(window, memory=memory_counters(detail.memory, window.window_ns))
     return TraceFiles(
         files=(write_capture(folder, analysis), write_timeline(folder, window)),

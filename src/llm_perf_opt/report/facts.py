@@ -23,6 +23,7 @@ from llm_perf_opt.analysis.findings.facts import (
     Quantity,
     RunFacts,
     Unknown,
+    value_of,
 )
 from llm_perf_opt.analysis.findings.waterfall import ENABLE_CLEAN
 from llm_perf_opt.analysis.kernels.ncu import join_nsys
@@ -270,6 +271,9 @@ def gather(files: RunFiles, ncu: NcuAnalysis | None) -> RunFacts:
         ncu_source=files.ncu.source if isinstance(files.ncu, Found) else "",
         bytes_per_s=_bandwidth(static),
         capture_ms=_capture_ms(files),
+        request_ms=value_of(clean_metric(files.manifest, "e2e_ms")),
+        deployment=files.metrics.content.deployment if isinstance(files.metrics, Found) else None,
+        is_compiled=isinstance(files.generated, Found) and bool(files.generated.content.kernels),
     )
 
 
@@ -325,6 +329,9 @@ def _kernels(files: RunFiles, ncu: NcuAnalysis | None) -> tuple[KernelFacts, ...
                 avg_ns=k.avg_ns,
                 time_pct=k.time_pct,
                 ncu=by_name.get(k.name),
+                min_ns=k.min_ns,
+                max_ns=k.max_ns,
+                stddev_ns=k.stddev_ns,
             )
             for k in files.capture.content.kernels
         )

@@ -1,10 +1,6 @@
-"""report.html: one file that opens offline, styles, script and data inside it.
-
-Where everything of a roofline plot lies, in the units of its SVG.
-"""
+"""report.html: one file that opens offline, styles, script and data inside it."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -16,122 +12,24 @@ from markupsafe import Markup
 
 from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.core.units import digits, format_count, format_ms, format_percent
-from llm_perf_opt.report.kernel_columns import MEASURED, KernelColumn, Value, script_values
+from llm_perf_opt.report.kernel_columns import (
+    COLUMNS,
+    Detail,
+    KernelColumn,
+    Value,
+    kernel_details,
+    script_values,
+)
+from llm_perf_opt.report.page.glossary import terms, words
+from llm_perf_opt.report.page.roofline_layout import layout_roofline
 from llm_perf_opt.report.view.kernels import VIEWS, KernelsView
 from llm_perf_opt.report.view.report import ReportView
-from llm_perf_opt.report.view.roofline import Point, Roof, RooflineView
 from llm_perf_opt.report.view.timeline import Jump, TimelineView, Track
-
-WIDTH, HEIGHT = 900, 460
-LEFT, RIGHT, TOP, BOTTOM = 74, 18, 16, 52
-RADIUS = (4.0, 16.0)
-SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tick:
-    at: float
-    label: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoofLine:
-    """A roof as the points of a polyline; the label stands at its right end."""
-
-    kind: str
-    label: str
-    points: str
-    label_y: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dot:
-    cx: float
-    cy: float
-    r: float
-    point: Point
-
-
-@dataclass(frozen=True, kw_only=True)
-class RooflineLayout:
-    width: int
-    height: int
-    left: int
-    right: int
-    top: int
-    bottom: int
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    roofs: tuple[RoofLine, ...]
-    dots: tuple[Dot, ...]
-
-
-def layout_roofline(view: RooflineView) -> RooflineLayout:
-    axes = _Axes(view)
-    # Small dots lie on top of large ones, so that every one can be reached.
-    points = sorted(view.points, key=lambda p: -p.weight)
-    return RooflineLayout(
-        width=WIDTH,
-        height=HEIGHT,
-        left=LEFT,
-        right=WIDTH - RIGHT,
-        top=TOP,
-        bottom=HEIGHT - BOTTOM,
-        x_ticks=tuple(Tick(at=axes.x(e), label=_power(e)) for e in range(view.x[0], view.x[1] + 1)),
-        y_ticks=tuple(Tick(at=axes.y(e), label=_rate(e)) for e in range(view.y[0], view.y[1] + 1)),
-        roofs=tuple(_roof(roof, axes, view) for roof in view.roofs),
-        dots=tuple(
-            Dot(
-                cx=axes.x(math.log10(p.intensity)),
-                cy=axes.y(math.log10(p.flops_per_s)),
-                r=round(RADIUS[0] + (RADIUS[1] - RADIUS[0]) * p.weight, 1) if p.kind == "kernel" else 7.0,
-                point=p,
-            )
-            for p in points
-        ),
-    )
-
-
-class _Axes:
-    """Powers of ten to SVG units."""
-
-    def __init__(self, view: RooflineView) -> None:
-        self._x, self._y = view.x, view.y
-
-    def x(self, exponent: float) -> float:
-        share = (exponent - self._x[0]) / (self._x[1] - self._x[0])
-        return round(LEFT + share * (WIDTH - RIGHT - LEFT), 1)
-
-    def y(self, exponent: float) -> float:
-        share = (exponent - self._y[0]) / (self._y[1] - self._y[0])
-        return round(HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - TOP), 1)
-
-
-def _roof(roof: Roof, axes: _Axes, view: RooflineView) -> RoofLine:
-    """From where the slope enters the plot to the ridge, then flat to the right edge."""
-    slope, flat = math.log10(roof.bytes_per_s), math.log10(roof.flops_per_s)
-    start = max(float(view.x[0]), view.y[0] - slope)
-    corners = [(start, start + slope), (flat - slope, flat), (float(view.x[1]), flat)]
-    points = " ".join(f"{axes.x(x)},{axes.y(y)}" for x, y in corners)
-    return RoofLine(kind=roof.kind, label=roof.label, points=points, label_y=axes.y(flat))
-
-
-def _power(exponent: int) -> str:
-    """10³ as people write it; the powers around one in plain digits."""
-    if -2 <= exponent <= 3:
-        return f"{10.0**exponent:g}"
-    return "10" + str(exponent).translate(SUPERSCRIPT)
-
-
-def _rate(exponent: int) -> str:
-    for name, power in (("P", 15), ("T", 12), ("G", 9), ("M", 6)):
-        if exponent >= power:
-            return f"{10 ** (exponent - power):g} {name}"
-    return _power(exponent)
-
 
 PACKAGE = "llm_perf_opt.report"
 ROWS_WITHOUT_SCRIPT = 40
+# In this order: each uses what stands before it.
+SCRIPTS = ("base", "tables", "kernels", "roofline", "timeline", "flame", "start")
 FINDINGS_OPEN = 3
 
 
@@ -145,17 +43,25 @@ def render_html(view: ReportView) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"ms": format_ms, "percent": format_percent, "digits": digits, "count": format_count}
+    environment.filters |= {"words": words, "terms": terms}
     environment.tests["missing"] = lambda value: isinstance(value, Unknown)
+    columns = [column for column in COLUMNS if not view.is_bare or _is_filled(column, view)]
     return environment.get_template("report.html.j2").render(
         view=view,
         layout=layout_roofline(view.roofline),
         style=Markup(_text("report.css")),
-        script=Markup(_text("report.js")),
+        script=Markup(page_script()),
         data=Markup(json_for_script(msgspec.to_builtins(page_data(view)))),
-        measured=[column for column in MEASURED if not view.is_bare or _is_filled(column, view)],
+        columns=columns,
+        measured=[column for column in columns if column.is_first],
         has_modules=any(row.module for row in view.kernels.rows),
         rows_without_script=ROWS_WITHOUT_SCRIPT,
         findings_open=FINDINGS_OPEN,
+        can_scale=any(
+            fall.is_known and fall.request_title != fall.title for fall in view.waterfalls if fall.request_title
+        ),
+        has_phases=any(fall.is_known for fall in view.waterfalls) or any(view.kernels.totals_ms[1:]),
+        has_trace=view.has_trace,
     )
 
 
@@ -167,6 +73,12 @@ def _text(name: str) -> str:
     return (files(PACKAGE) / "templates" / name).read_text(encoding="utf-8")
 
 
+def page_script() -> str:
+    """All parts of the script under one roof, so that none of their names is the page's."""
+    parts = "\n".join(_text(f"js/{name}.js") for name in SCRIPTS)
+    return f'"use strict";\n(() => {{\n{parts}\n}})();\n'
+
+
 def json_for_script(data: Any) -> str:
     """JSON that cannot end a script element or start a comment, whatever names it holds."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -175,12 +87,17 @@ def json_for_script(data: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelData:
-    """Kernels as the script reads them: `fields` names the values of a row, `units` says how a number is written."""
+    """Kernels as the script reads them: `fields` names the values of a row, `units` says how a number is written.
+
+    `details` are what is known of a kernel besides, by its row; `steps` how often a phase's step is in a request.
+    """
 
     totals: Mapping[str, float | None]
     units: Mapping[str, str]
     fields: tuple[str, ...]
     rows: tuple[tuple[Value, ...], ...]
+    details: Mapping[int, tuple[Detail, ...]]
+    steps: Mapping[str, float | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +107,7 @@ class TimelineData:
     length: int
     names: tuple[str, ...]
     classes: tuple[str, ...]
+    shapes: tuple[str, ...]
     jumps: tuple[Jump, ...]
     tracks: tuple[Track, ...]
 
@@ -203,16 +121,18 @@ class PageData:
 
 
 def page_data(view: ReportView) -> PageData:
-    return PageData(kernels=_kernels(view.kernels), timeline=_timeline(view.timeline))
+    return PageData(kernels=_kernels(view.kernels, view.steps), timeline=_timeline(view.timeline))
 
 
-def _kernels(view: KernelsView) -> KernelData:
+def _kernels(view: KernelsView, steps: Mapping[str, float | None]) -> KernelData:
     rows = [script_values(row) for row in view.rows]
     return KernelData(
         totals=dict(zip(VIEWS, view.totals_ms, strict=True)),
-        units={column.key: column.unit for column in MEASURED if column.unit is not None},
+        units={column.key: column.unit for column in COLUMNS if column.unit is not None},
         fields=tuple(rows[0]) if rows else (),
         rows=tuple(tuple(_short(value) for value in row.values()) for row in rows),
+        details={i: details for i, row in enumerate(view.rows) if (details := kernel_details(row))},
+        steps=steps,
     )
 
 
@@ -231,6 +151,7 @@ def _timeline(view: TimelineView) -> TimelineData | None:
         length=view.length_ns,
         names=view.names,
         classes=view.classes,
+        shapes=view.shapes,
         jumps=view.jumps,
         tracks=view.tracks,
     )

@@ -1,6 +1,6 @@
 """The columns of the kernel table, each declared once: the page, its script and the markdown pages read them by name.
 
-A new figure of ncu is one entry in `MEASURED`; only a unit nobody has used yet needs a line in `FORMATS` and in the
+A new figure of ncu is one entry in `COLUMNS`; only a unit nobody has used yet needs a line in `FORMATS` and in the
 script's `text`.
 """
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
-from llm_perf_opt.core.units import digits, format_count, format_ms, format_percent
+from llm_perf_opt.core.units import digits, format_bytes, format_count, format_ms, format_percent
 from llm_perf_opt.report.view.kernels import VIEWS, KernelRowView
 
 Value = float | str | None
-Unit = Literal["ms", "share", "launches", "us", "%", "B/s", "FLOP/s"]
+Unit = Literal["ms", "share", "launches", "us", "%", "B/s", "FLOP/s", "B", "count"]
 
 FORMATS: Mapping[Unit, Callable[[float], str]] = {
     "ms": format_ms,
@@ -23,18 +23,24 @@ FORMATS: Mapping[Unit, Callable[[float], str]] = {
     "%": lambda value: f"{digits(value)} %",
     "B/s": lambda value: f"{digits(value / 1e9)} GB/s",
     "FLOP/s": lambda value: format_count(value, "FLOP/s"),
+    "B": format_bytes,
+    "count": digits,
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelColumn:
-    """One column. `key` is its name in the page's data and script; a column without a unit holds words."""
+    """One column. `key` is its name in the page's data and script; a column without a unit holds words.
+
+    `is_first`: shown from the start, on the markdown pages too; the others are there to be chosen.
+    """
 
     key: str
     title: str
     value: Callable[[KernelRowView], Value]
     unit: Unit | None = None
     explain: str | None = None
+    is_first: bool = True
 
     @property
     def heading(self) -> str:
@@ -50,9 +56,40 @@ def _ncu(of: Callable[[NcuKernel], Value]) -> Callable[[KernelRowView], Value]:
 
 
 # What does not depend on the phase chosen, behind the kernel's name, class, times and launches.
-MEASURED = (
-    KernelColumn(key="mean", title="mean", unit="us", value=lambda row: row.mean_us),
-    KernelColumn(key="bound", title="bound", value=_ncu(lambda ncu: ncu.bound)),
+COLUMNS = (
+    KernelColumn(key="mean", title="mean", unit="us", value=lambda row: row.mean_us, explain="time of one launch"),
+    KernelColumn(key="min", title="min", unit="us", value=lambda row: row.min_us, is_first=False),
+    KernelColumn(key="max", title="max", unit="us", value=lambda row: row.max_us, is_first=False),
+    KernelColumn(
+        key="stddev",
+        title="deviation",
+        unit="us",
+        value=lambda row: row.stddev_us,
+        explain="standard deviation of the launches",
+        is_first=False,
+    ),
+    KernelColumn(
+        key="per_prefill",
+        title="per prefill",
+        unit="count",
+        value=lambda row: row.launches[1],
+        explain="launches in one prefill",
+        is_first=False,
+    ),
+    KernelColumn(
+        key="per_step",
+        title="per step",
+        unit="count",
+        value=lambda row: row.launches[2],
+        explain="launches in one decode step",
+        is_first=False,
+    ),
+    KernelColumn(
+        key="bound",
+        title="bound",
+        value=_ncu(lambda ncu: ncu.bound),
+        explain="what limits it: compute, memory, or neither (latency)",
+    ),
     KernelColumn(
         key="roof",
         title="of roof",
@@ -60,9 +97,21 @@ MEASURED = (
         value=_ncu(lambda ncu: ncu.roof_pct),
         explain="the nearer of the compute and the memory roof",
     ),
-    KernelColumn(key="dram", title="DRAM", unit="B/s", value=_ncu(lambda ncu: ncu.dram_bytes_per_s)),
+    KernelColumn(
+        key="dram",
+        title="DRAM",
+        unit="B/s",
+        value=_ncu(lambda ncu: ncu.dram_bytes_per_s),
+        explain="bytes to and from GPU memory by time",
+    ),
     KernelColumn(key="flops", title="FLOP/s", unit="FLOP/s", value=_ncu(lambda ncu: ncu.flop_per_s)),
-    KernelColumn(key="occupancy", title="occupancy", unit="%", value=_ncu(lambda ncu: ncu.occupancy_pct)),
+    KernelColumn(
+        key="occupancy",
+        title="occupancy",
+        unit="%",
+        value=_ncu(lambda ncu: ncu.occupancy_pct),
+        explain="warps at work, of those an SM can hold",
+    ),
     KernelColumn(
         key="floor",
         title="floor",
@@ -70,7 +119,34 @@ MEASURED = (
         value=lambda row: row.floor_us,
         explain="time its own FLOPs and bytes need at the data sheet's peaks",
     ),
+    KernelColumn(
+        key="grid", title="grid", value=_ncu(lambda ncu: "; ".join(ncu.grids) or None), explain="blocks", is_first=False
+    ),
+    KernelColumn(
+        key="block",
+        title="block",
+        value=_ncu(lambda ncu: "; ".join(ncu.blocks) or None),
+        explain="threads of a block",
+        is_first=False,
+    ),
+    KernelColumn(
+        key="registers",
+        title="registers",
+        unit="count",
+        value=_ncu(lambda ncu: ncu.registers_per_thread),
+        explain="of one thread",
+        is_first=False,
+    ),
+    KernelColumn(
+        key="shared",
+        title="shared memory",
+        unit="B",
+        value=_ncu(lambda ncu: ncu.shared_bytes_per_block),
+        explain="of one block",
+        is_first=False,
+    ),
 )
+MEASURED = tuple(column for column in COLUMNS if column.is_first)
 
 
 def show_value(value: Value, unit: Unit | None) -> str:
@@ -81,18 +157,99 @@ def show_value(value: Value, unit: Unit | None) -> str:
 
 
 def script_values(row: KernelRowView) -> dict[str, Value]:
-    """Everything the script knows of a kernel, by name; times and launches once for each view."""
-    ncu = row.ncu
+    """Everything the script knows of a kernel, by name; times, launches and modules once for each view."""
     times, launches = zip(VIEWS, row.time_ms, strict=True), zip(VIEWS, row.launches, strict=True)
     return {
         "name": row.short_name,
         "full": row.name if row.name != row.short_name else None,
         "class": row.kernel_class,
-        "module": row.module,
         "generated": row.generated,
-        "limiter": ncu.occupancy_limiter if ncu and ncu.occupancy_limiter != "none" else None,
-        "advice": ncu.advice[0].text if ncu and ncu.advice else None,
+        **{f"module_{view}": value for view, value in zip(VIEWS, row.modules, strict=True)},
         **{f"time_{view}": value for view, value in times},
         **{f"launches_{view}": value for view, value in launches},
-        **{column.key: column.value(row) for column in MEASURED},
+        **{column.key: column.value(row) for column in COLUMNS},
     }
+
+
+# A heading and its lines: what is said, and the value.
+Detail = tuple[str, tuple[tuple[str, str], ...]]
+
+
+def kernel_details(row: KernelRowView) -> tuple[Detail, ...]:
+    """Everything ncu knows of a kernel, in the order it is read; none for kernels it did not measure."""
+    ncu = row.ncu
+    if ncu is None:
+        return ()
+    found = (
+        ("Launch", _launch(ncu)),
+        ("Speed", _speed(ncu)),
+        ("Occupancy", _occupancy(ncu)),
+        ("Why warps wait", tuple((_words(name), _percent(share)) for name, share in ncu.stalls_pct.items())),
+        ("Busiest units, of their peak", tuple((name, _percent(share)) for name, share in ncu.breakdown_pct.items())),
+        ("What ncu advises", tuple((_advice(a.rule, a.speedup_pct, a.scope), a.text) for a in ncu.advice)),
+        ("Not known", tuple((_words(name), reason) for name, reason in ncu.missing.items())),
+    )
+    return tuple((heading, lines) for heading, lines in found if lines)
+
+
+def _percent(value: float) -> str:
+    return f"{digits(value)} %"
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _advice(rule: str, speedup_pct: float | None, scope: str | None) -> str:
+    if speedup_pct is None:
+        return rule
+    return f"{rule} (estimated {scope + ' ' if scope else ''}speed-up {digits(speedup_pct)} %)"
+
+
+def _known(*lines: tuple[str, float | None, Unit]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, show_value(value, unit)) for name, value, unit in lines if value is not None)
+
+
+def _launch(ncu: NcuKernel) -> tuple[tuple[str, str], ...]:
+    texts = (("grid", "; ".join(ncu.grids)), ("block", "; ".join(ncu.blocks)), ("in ranges", "; ".join(ncu.ranges)))
+    return (
+        *((name, text) for name, text in texts if text),
+        *_known(
+            ("launches measured", float(ncu.launches), "count"),
+            ("registers per thread", ncu.registers_per_thread, "count"),
+            ("shared memory per block", ncu.shared_bytes_per_block, "B"),
+            ("waves per SM", ncu.waves_per_sm, "count"),
+            ("passes of ncu", ncu.passes, "count"),
+        ),
+    )
+
+
+def _speed(ncu: NcuKernel) -> tuple[tuple[str, str], ...]:
+    def micro(value: float | None) -> float | None:
+        return None if value is None else value / 1e3
+
+    intensity = ncu.intensity_flop_per_byte
+    return (
+        *_known(
+            ("duration under ncu", micro(ncu.duration_ns), "us"),
+            ("compute throughput, of peak", ncu.compute_sol_pct, "%"),
+            ("memory throughput, of peak", ncu.memory_sol_pct, "%"),
+            ("DRAM throughput, of peak", ncu.dram_sol_pct, "%"),
+            ("of the compute roof", ncu.compute_roof_pct, "%"),
+            ("of the memory roof", ncu.memory_roof_pct, "%"),
+            ("DRAM", ncu.dram_bytes_per_s, "B/s"),
+            ("L2", ncu.l2_bytes_per_s, "B/s"),
+            ("L1", ncu.l1_bytes_per_s, "B/s"),
+            *((f"{pipe} pipe", rate, "FLOP/s") for pipe, rate in ncu.flop_per_s_by_pipe.items() if rate > 0),
+            *((f"{cache} hit rate", rate, "%") for cache, rate in ncu.hit_rates_pct.items()),
+        ),
+        *((("intensity", f"{digits(intensity)} FLOP/byte"),) if intensity is not None else ()),
+    )
+
+
+def _occupancy(ncu: NcuKernel) -> tuple[tuple[str, str], ...]:
+    limiter = ncu.occupancy_limiter
+    return (
+        *_known(("achieved", ncu.occupancy_pct, "%"), ("theoretical", ncu.occupancy_theoretical_pct, "%")),
+        *((("limited by", limiter),) if limiter not in (None, "none") else ()),
+    )

@@ -15,6 +15,7 @@ from llm_perf_opt.report.report_md import kernel_table
 from llm_perf_opt.report.view.report import ReportView
 
 ADVICE_WIDTH = 220
+STALLS_NAMED = 3
 _TEXT_COLUMNS = ("kernel", "bound")
 _HEADER = (
     *("#", "kernel", "GPU time", "launches", "mean", "bound"),
@@ -81,7 +82,8 @@ def _details(rank: int, kernel: NcuKernel) -> list[str]:
         achieved = or_dash(kernel.occupancy_pct, "{:.1f} %")
         lines.append(f"- Occupancy {achieved} of {kernel.occupancy_theoretical_pct:.1f} % theoretical{limiter}.")
     if kernel.stalls_pct:
-        words = ", ".join(f"{name.replace('_', ' ')} {share:.0f} %" for name, share in kernel.stalls_pct.items())
+        stalls = list(kernel.stalls_pct.items())[:STALLS_NAMED]
+        words = ", ".join(f"{name.replace('_', ' ')} {share:.0f} %" for name, share in stalls)
         lines.append(f"- Warps stall on: {words}.")
     for item in kernel.advice:
         scope = f" {item.scope}" if item.scope else ""

@@ -93,11 +93,16 @@ def _findings(findings: tuple[FindingView, ...]) -> list[str]:
         return [*lines, "No rule found anything in what was measured."]
     for finding in findings:
         gain = f", up to {finding.gain}" if finding.gain else ""
+        each = f" ({finding.saves_each})" if finding.saves_each else ""
         lines += [f"### {finding.rank}. {escape(finding.title)}", ""]
-        lines += [f"{escape(finding.saves)}{gain} · confidence {finding.confidence} · rule {code(finding.rule)}", ""]
+        lines += [
+            f"{escape(finding.saves)}{each}{gain} · confidence {finding.confidence} · rule {code(finding.rule)}",
+            "",
+        ]
+        lines += [f"- Also: {escape(title)}" for title in finding.also]
         lines += [f"- {escape(item.text)} ({code(item.source)})" for item in finding.evidence]
-        lines += [f"- **Do:** {escape(finding.remedy)}"]
-        lines += [f"- But: {escape(finding.caveat)}"] if finding.caveat else []
+        lines += [f"- **Fix:** {escape(finding.remedy)}"]
+        lines += [f"- Caveat: {escape(finding.caveat)}"] if finding.caveat else []
         lines.append("")
     return lines
 

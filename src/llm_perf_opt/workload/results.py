@@ -48,7 +48,8 @@ class SampleResult:
 
     `prompt_tokens` are the positions prefill processed for each sequence, `own_prompt_tokens` those of all sequences
     without padding; `tokens` of a batch are those of its longest sequence. `host_probe_ms` is the time a fixed piece of
-    host work took around the sample, the slower of before and after.
+    host work took around the sample, the slower of before and after. `post_ms` is the time the tokens took to become
+    text, None where nobody asked for it.
     """
 
     sample_id: str
@@ -61,6 +62,7 @@ class SampleResult:
     peak_memory_bytes: int | None
     own_prompt_tokens: int | None = None
     host_probe_ms: float | None = None
+    post_ms: float | None = None
 
     @property
     def batch(self) -> int:
@@ -121,6 +123,7 @@ class SampleResult:
             "decode_ms": generation.decode_ms,
             "tpot_ms": self.tpot_ms,
             "e2e_ms": self.e2e_ms,
+            **({} if self.post_ms is None else {"post_ms": self.post_ms}),
             "prefill_tokens_per_s": self.prefill_tokens_per_s,
             "decode_tokens_per_s": self.decode_tokens_per_s,
             **{f"{name}_ms": value for name, value in generation.parts_ms.items()},
@@ -153,6 +156,9 @@ def pass_metrics(results: Sequence[SampleResult], parts: Sequence[str]) -> dict[
             (r.decode_tokens_per_s for r in results if r.decode_tokens_per_s is not None), reason=decoded
         ),
     }
+    posts = [r.post_ms for r in results if r.post_ms is not None]
+    if posts:
+        metrics["post_ms"] = summarise(posts, reason=NO_SAMPLE)
     for part in parts:
         values = [r.generation.parts_ms[part] for r in results if part in r.generation.parts_ms]
         metrics[f"{part}_ms"] = summarise(values, reason=f"the range {part} was never opened")

@@ -471,6 +471,7 @@ def measure(
     try:
         inputs, prepare_ms = prepare(session, sample)
         generation = generate(session, generator, sample, inputs)
+        post_ms = to_text(session, generation)
     except bad_sample_errors() as error:
         say(f"sample {sample.sample_id} skipped: {describe_error(error)}")
         journal.add_bad(sample.sample_id, describe_error(error))
@@ -490,6 +491,7 @@ def measure(
         peak_memory_bytes=session.memory.peak_bytes(),
         own_prompt_tokens=session.own_prompt_tokens(sample),
         host_probe_ms=max(probe_ms, host_probe_ms()),
+        post_ms=post_ms,
     )
     journal.add(result)
     return result
@@ -500,6 +502,14 @@ def prepare(session: Session, sample: Sample) -> tuple[Any, float]:
     start_ns = session.clock.edge_ns()
     inputs = session.model.prepare(sample)
     return inputs, (session.clock.edge_ns() - start_ns) / NS_PER_MS
+
+
+def to_text(session: Session, generation: Generation) -> float:
+    """The milliseconds the generated tokens take to become text."""
+    start_ns = session.clock.edge_ns()
+    for sequence in generation.sequences:
+        session.model.text(sequence, strip_special=True)
+    return (session.clock.edge_ns() - start_ns) / NS_PER_MS
 
 
 def generate(

@@ -5,9 +5,13 @@ from dataclasses import dataclass, field
 
 from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
 from llm_perf_opt.analysis.timeline.rows import Idle
+from llm_perf_opt.core.documents import Deployment
 from llm_perf_opt.core.names import DECODE, PREFILL
 from llm_perf_opt.core.records import Spread
 
+# What a deployment can do already; advice to do it is not given again.
+COMPILED, TUNED, GRAPHS, STATIC_CACHE = "compiled", "tuned", "graphs", "static_cache"
+GRAPH_MODES = ("reduce-overhead", "max-autotune")
 PER = {PREFILL: "per prompt", DECODE: "per token"}
 
 
@@ -107,6 +111,9 @@ class KernelFacts:
     avg_ns: float
     time_pct: float
     ncu: NcuKernel | None = None
+    min_ns: float | None = None
+    max_ns: float | None = None
+    stddev_ns: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +163,8 @@ class RunFacts:
 
     `capture_ms`: from the first GPU work of a capture to its last, where that is all there is: nothing was timed
     without a profiler, and what could be saved is a part of this.
+    `request_ms` is a whole request of the clean pass, preparation and text included; `deployment` is how the model was
+    run, None where nobody recorded it; `is_compiled`: torch.compile wrote some of the kernels.
     """
 
     dtype: str | None
@@ -172,6 +181,20 @@ class RunFacts:
     ncu_source: str = ""
     bytes_per_s: float | None = None
     capture_ms: float | None = None
+    request_ms: float | None = None
+    deployment: Deployment | None = None
+    is_compiled: bool = False
+
+    def already(self, phase: str | None) -> frozenset[str]:
+        """What the run does already in a phase, in the words of `Suggestion.done`; ours compiles decode steps alone."""
+        run = self.deployment
+        done = {COMPILED} if self.is_compiled and run is None else set()
+        if run is not None and phase == DECODE:
+            done |= {COMPILED} if run.compile != "none" else set()
+            done |= {TUNED} if run.compile.startswith("max-autotune") else set()
+            done |= {GRAPHS} if run.cuda_graph or run.compile in GRAPH_MODES else set()
+            done |= {STATIC_CACHE} if run.cache == "static" else set()
+        return frozenset(done)
 
     def timed_gpu_phases(self) -> Iterator[tuple[PhaseFacts, GpuFacts, Known]]:
         """The phases of which both the GPU's course and the clean time are known, with the two."""

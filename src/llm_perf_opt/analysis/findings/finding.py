@@ -59,6 +59,23 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Suggestion:
+    """One thing to do; where the run does `done` already (`RunFacts.already`), `instead` is said, or nothing."""
+
+    text: str
+    done: str
+    instead: str = ""
+
+
+def advise(start: str, pieces: Sequence[Suggestion | str], already: frozenset[str] = frozenset()) -> str:
+    """A remedy of several pieces, without those that are followed already."""
+    told = [
+        piece if isinstance(piece, str) else piece.instead if piece.done in already else piece.text for piece in pieces
+    ]
+    return start + ", ".join(piece for piece in told if piece)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rule:
     """One kind of finding: how it is found, what it means to somebody who has never seen a kernel, and what to do.
 
@@ -245,12 +262,17 @@ def saved_in_request_ms(finding: Finding, facts: RunFacts) -> float | None:
 def gain_in_request(finding: Finding, facts: RunFacts) -> float | None:
     """The speed-up of a whole request, prefill and all steps, if all of it were saved; None where a time is missing."""
     saved = saved_in_request_ms(finding, facts)
+    return None if saved is None or finding.gain is None else gain_of_saving(saved, facts)
+
+
+def gain_of_saving(saved_ms: float, facts: RunFacts) -> float | None:
+    """The speed-up of a whole request that gets so much shorter; None where the time of a phase is missing."""
     total = 0.0
     for phase in facts.phases.values():
         if not isinstance(phase.wall, Known) or phase.steps_per_request is None:
             return None
         total += phase.wall.value * phase.steps_per_request
-    return None if saved is None or finding.gain is None else amdahl(total, saved)
+    return amdahl(max(total, facts.request_ms or 0.0), saved_ms)
 
 
 def is_covered(finding: Finding, facts: RunFacts) -> bool:

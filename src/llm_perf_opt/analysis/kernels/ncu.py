@@ -22,7 +22,7 @@ from llm_perf_opt.analysis.kernels.ncu_records import (
     NsysKernel,
 )
 
-TOP_STALLS = 3
+BUSIEST = 14
 THEORETICAL_OCCUPANCY = "sm__maximum_warps_per_active_cycle_pct"
 
 _LIMITS = {
@@ -37,6 +37,8 @@ _STALLS = (
     re.compile(r"smsp__average_warp_latency_issue_stalled_(\w+)\.ratio"),
     re.compile(r"smsp__pcsamp_warps_issue_stalled_(\w+)"),
 )
+_OF_PEAK = re.compile(r"(\w+)\.avg\.pct_of_peak_sustained_(?:elapsed|active)")
+_HIT_RATES = {"L1/TEX": "l1tex__t_sector_hit_rate.pct", "L2": "lts__t_sector_hit_rate.pct"}
 _ADVICE_KINDS = ("OPT", "WRN")
 
 
@@ -64,7 +66,7 @@ def occupancy_limiter(launch: NcuLaunch) -> str | None:
 
 
 def top_stalls(launch: NcuLaunch) -> dict[str, float]:
-    """The largest stall reasons as percent of all warp states; empty when the section was not collected."""
+    """The stall reasons as percent of all warp states, the largest first; empty when the section was not collected."""
     for pattern in _STALLS:
         found = {
             m[1]: v.value for k, v in launch.metrics.items() if (m := pattern.fullmatch(k)) and v.value is not None
@@ -73,8 +75,21 @@ def top_stalls(launch: NcuLaunch) -> dict[str, float]:
         total = sum(found.values())
         if total > 0:
             ranked = sorted(((n, v) for n, v in found.items() if n != "selected" and v > 0), key=lambda item: -item[1])
-            return {name: value / total * 100.0 for name, value in ranked[:TOP_STALLS]}
+            return {name: value / total * 100.0 for name, value in ranked}
     return {}
+
+
+def breakdown(launch: NcuLaunch) -> dict[str, float]:
+    """The units that came nearest to their peak, by ncu's names."""
+    found = {m[1]: v.value for k, v in launch.metrics.items() if (m := _OF_PEAK.fullmatch(k)) and v.value is not None}
+    ranked = sorted(((name, value) for name, value in found.items() if value > 0), key=lambda item: -item[1])
+    return dict(ranked[:BUSIEST])
+
+
+def _shared_bytes(launch: NcuLaunch) -> float | None:
+    parts = [launch.number(f"launch__shared_mem_per_block_{kind}") for kind in ("static", "dynamic", "driver")]
+    known = [part for part in parts if part is not None]
+    return sum(known) if known else None
 
 
 def advice(rules: Iterable[NcuRule]) -> tuple[Advice, ...]:
@@ -221,6 +236,10 @@ def _kernel(name: str, group: Sequence[NcuLaunch]) -> NcuKernel:
         peak_flop_per_s=peaks,
         peak_dram_bytes_per_s=dram_peak,
         missing=missing,
+        blocks=tuple(dict.fromkeys(launch.block for launch in group if launch.block)),
+        shared_bytes_per_block=_shared_bytes(group[0]),
+        breakdown_pct=breakdown(group[0]),
+        hit_rates_pct={name: rate for name, key in _HIT_RATES.items() if (rate := mean.metric(key)) is not None},
     )
 
 

@@ -98,7 +98,11 @@ class Advice:
 
 @dataclass(frozen=True, kw_only=True)
 class NcuKernel:
-    """One kernel. Times and rates are means over its profiled launches, weighted by time where they are ratios."""
+    """One kernel. Times and rates are means over its profiled launches, weighted by time where they are ratios.
+
+    `stalls_pct` are the reasons warps waited, `breakdown_pct` the busiest units by ncu's own metric names, both of the
+    first launch and the largest first; `shared_bytes_per_block` is static, dynamic and the driver's together.
+    """
 
     kernel: str
     short: str
@@ -139,6 +143,10 @@ class NcuKernel:
     nsys_total_ns: float | None = None
     nsys_time_pct: float | None = None
     headroom_ns: float | None = None
+    blocks: tuple[str, ...] = ()
+    shared_bytes_per_block: float | None = None
+    breakdown_pct: Mapping[str, float] = field(default_factory=dict)
+    hit_rates_pct: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

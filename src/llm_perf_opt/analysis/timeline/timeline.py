@@ -4,6 +4,7 @@ Both parsers (nsys SQLite, torch trace) fill these; every figure is computed fro
 nanoseconds of the capture's own clock.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -28,7 +29,8 @@ class Codes(dict[K, int]):
 class Activities:
     """Work on the GPU. `name` indexes the timeline's names, `call` its calls (-1: the launch is not recorded).
 
-    `device`, `stream` and `size_bytes` are -1 where the capture does not say.
+    `device`, `stream` and `size_bytes` are -1 where the capture does not say; `shape` indexes the timeline's launch
+    shapes (-1: not known), None where none were read.
     """
 
     start_ns: Ints
@@ -39,6 +41,7 @@ class Activities:
     device: Ints
     stream: Ints
     size_bytes: Ints | None = None
+    shape: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -48,7 +51,8 @@ class Activities:
 class Calls:
     """Host calls that started GPU work (`launches`) or waited for it (`waits`).
 
-    `name` indexes the timeline's names; it is -1 where the capture does not say.
+    `name` indexes the timeline's names; it is -1 where the capture does not say. `correlation` is the capture's own
+    number of a call, None where it was not kept.
     """
 
     start_ns: Ints
@@ -57,6 +61,7 @@ class Calls:
     name: Ints
     launches: Flags
     waits: Flags
+    correlation: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -95,6 +100,16 @@ def no_host_events() -> HostEvents:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LaunchShape:
+    """How a kernel was launched; None where the capture does not say. Shared memory is that of one block."""
+
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    registers: int | None = None
+    shared_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class CapturedGpu:
     """What the capture says about a GPU; None where it says nothing."""
 
@@ -125,6 +140,9 @@ class Origin:
 class Timeline:
     """One capture. `thread_process[t]` is the process of thread t; `notes` says what was left out and why.
 
+    `thread_names[t]` names it, where threads have names. `launch_shapes` are those of its kernels; captures of very
+    many kernels are read without them.
+
     `operators` are those of a framework; `frames` (of Python) and `system` (calls of the operating system) hold only
     what took long enough to explain a gap, `pauses` when the profiler itself held the program up.
     """
@@ -147,6 +165,8 @@ class Timeline:
     system: HostEvents = field(default_factory=no_host_events)
     pauses: HostEvents = field(default_factory=no_host_events)
     origin: Origin = Origin()
+    launch_shapes: tuple[LaunchShape, ...] = ()
+    thread_names: tuple[str, ...] = ()
 
     @property
     def has_gpu_work(self) -> bool:
@@ -179,7 +199,17 @@ def join(parts: list[Activities]) -> Activities:
         process=np.concatenate([p.process for p in parts]),
         device=np.concatenate([p.device for p in parts]),
         stream=np.concatenate([p.stream for p in parts]),
+        size_bytes=_joined([p.size_bytes for p in parts], parts),
+        shape=_joined([p.shape for p in parts], parts),
     )
+
+
+def _joined(columns: Sequence[Ints | None], parts: Sequence[Activities]) -> Ints | None:
+    """A column some tables have; -1 for the others."""
+    if all(column is None for column in columns):
+        return None
+    filled = [np.full(len(p), -1, np.int64) if c is None else c for c, p in zip(columns, parts, strict=True)]
+    return np.concatenate(filled)
 
 
 def take(work: Activities, index: Ints) -> Activities:
@@ -193,6 +223,7 @@ def take(work: Activities, index: Ints) -> Activities:
         device=work.device[index],
         stream=work.stream[index],
         size_bytes=None if work.size_bytes is None else work.size_bytes[index],
+        shape=None if work.shape is None else work.shape[index],
     )
 
 

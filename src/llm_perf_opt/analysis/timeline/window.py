@@ -7,18 +7,20 @@ from typing import Literal
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from llm_perf_opt.analysis.kernels.names import CLASSES, classify_kernel, short_kernel_name
+from llm_perf_opt.analysis.kernels.names import CLASSES, classify_kernel
 from llm_perf_opt.analysis.timeline.idle import capture_window
-from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
+from llm_perf_opt.analysis.timeline.intervals import Flags, Ints, innermost, nest
 from llm_perf_opt.analysis.timeline.ranges import warmup_ranges
-from llm_perf_opt.analysis.timeline.timeline import Codes, HostEvents, Timeline, join
-from llm_perf_opt.core.names import DECODE_STEP, PREFILL
+from llm_perf_opt.analysis.timeline.timeline import Activities, Codes, HostEvents, LaunchShape, Timeline, join, take
+from llm_perf_opt.core.names import DECODE_STEP, MODULE_PREFIX, PREFILL
 
 MAX_EVENTS = 20_000
 DECODE_STEPS = 4
 # A hair of context on both sides, so that the first launch and the last kernel are seen whole.
 MARGIN = 0.01
-LAUNCH, WAIT, CALL = "launch", "synchronise", "runtime call"
+# What a host event is, by `call_kinds`.
+LAUNCH, WAIT, CALL, OPERATOR = range(4)
+CALL_NAMES = ("launch", "synchronise", "runtime call")
 
 # Start and end in ns since the window began, the lane, the index of the name; of a kernel also that of its class.
 Event = tuple[int, int, int, int]
@@ -27,10 +29,14 @@ KernelEvent = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class TimelineWindow:
-    """What `timeline.json` holds: the events of a few steps.
+    """What `timeline.json` holds: the events of a few steps, names as the capture has them.
 
-    Lanes of calls index `threads`, those of kernels `streams`. `memory` is by device `(time, bytes)`, of a torch trace
-    alone.
+    Lanes of calls index `threads`, those of kernels `streams`. Columns beside `kernels`, an entry for each: `launches`
+    (the index in `calls` of the call that started it), `operators` and `modules` (the names around that call), `shapes`
+    (an index of `launch_shapes`) and `sizes` (bytes, of copies); -1 where that is not known. Beside `calls`:
+    `call_kinds` (launch, wait, other call, operator), `inputs` (a name that is an operator's input shapes) and
+    `correlations`. A file of an earlier version has none of them. `epoch_ns` is the time of day of the window's start,
+    0 where the capture does not say. `memory` is by device `(time, bytes)`, of a torch trace alone.
     """
 
     schema_version: Literal[1] = 1
@@ -48,12 +54,31 @@ class TimelineWindow:
     left_out: int = 0
     notes: tuple[str, ...] = ()
     memory: Mapping[str, tuple[tuple[int, int], ...]] | UnsetType = UNSET
+    epoch_ns: int = 0
+    launches: tuple[int, ...] = ()
+    operators: tuple[int, ...] = ()
+    modules: tuple[int, ...] = ()
+    shapes: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
+    launch_shapes: tuple[LaunchShape, ...] = ()
+    call_kinds: tuple[int, ...] = ()
+    inputs: tuple[int, ...] = ()
+    correlations: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorInputs:
+    """The input shapes of operators: `texts[index[i]]` of operator i."""
+
+    texts: tuple[str, ...]
+    index: Ints
 
 
 def timeline_window(
     timeline: Timeline,
     operators: HostEvents | None = None,
     *,
+    inputs: OperatorInputs | None = None,
     max_events: int = MAX_EVENTS,
     decode_steps: int = DECODE_STEPS,
 ) -> TimelineWindow:
@@ -62,22 +87,80 @@ def timeline_window(
     starts = np.sort(np.concatenate([*tables, *([operators.start_ns] if operators is not None else [])]))
     start, end, left_out = choose_window(timeline, starts, max_events=max_events, decode_steps=decode_steps)
     names: Codes[str] = Codes()
-    kernels, streams = _kernels(timeline, start, end, names)
-    calls, threads = _calls(timeline, operators, start, end, names)
-    ranges = _ranges(timeline, start, end, names)
+    calls = _calls(timeline, operators, inputs, start, end, names)
+    work = join([timeline.kernels, timeline.graphs, timeline.copies])
+    pick = np.flatnonzero(_inside(work.start_ns, work.end_ns, start, end))
+    work = take(work, pick[np.argsort(work.start_ns[pick], kind="stable")])
+    kernels, streams = _kernels(timeline, work, start, end, names)
+    around = _Around(timeline, operators if operators is not None else timeline.operators, start, end)
+    at = np.maximum(work.call, 0)
+    known = (work.call >= 0) & (len(timeline.calls) > 0)
+    thread, when = (column[at] if len(column) else at for column in (timeline.calls.thread, timeline.calls.start_ns))
     return TimelineWindow(
         kind=timeline.kind,
         source=timeline.source,
         window_ns=(start, end),
         classes=tuple(CLASSES),
-        threads=tuple(threads),
+        threads=calls.threads,
         streams=tuple(streams),
-        ranges=tuple(ranges),
-        calls=tuple(calls),
+        ranges=tuple(_ranges(timeline, start, end, names)),
+        calls=calls.events,
         kernels=tuple(kernels),
+        epoch_ns=timeline.origin.base_ns + start if timeline.origin.base_ns else 0,
+        launches=tuple(calls.place.get(int(call), -1) for call in work.call),
+        operators=tuple(_named(names, timeline.names, np.where(known, around.operator(thread, when), -1))),
+        modules=tuple(_named(names, timeline.names, np.where(known, around.module(thread, when), -1), MODULE_PREFIX)),
+        shapes=() if work.shape is None else tuple(work.shape.tolist()),
+        sizes=() if work.size_bytes is None else tuple(work.size_bytes.tolist()),
+        launch_shapes=timeline.launch_shapes,
+        call_kinds=calls.kinds,
+        inputs=calls.inputs,
+        correlations=calls.correlations,
         names=tuple(names),
         left_out=left_out,
     )
+
+
+class _Around:
+    """The innermost operator and module around a moment on a thread, of those that touch the window."""
+
+    def __init__(self, timeline: Timeline, operators: HostEvents, start: int, end: int) -> None:
+        self._operators = _only(operators, _inside(operators.start_ns, operators.end_ns, start, end))
+        ranges = timeline.ranges
+        codes = [i for i, name in enumerate(timeline.names) if name.startswith(MODULE_PREFIX)]
+        keep = np.isin(ranges.name, codes) & _inside(ranges.start_ns, ranges.end_ns, start, end)
+        self._modules = HostEvents(
+            start_ns=ranges.start_ns[keep],
+            end_ns=ranges.end_ns[keep],
+            name=ranges.name[keep],
+            thread=ranges.thread[keep],
+        )
+
+    def operator(self, thread: Ints, at: Ints) -> Ints:
+        return _name_around(self._operators, thread, at)
+
+    def module(self, thread: Ints, at: Ints) -> Ints:
+        return _name_around(self._modules, thread, at)
+
+
+def _only(events: HostEvents, keep: Flags) -> HostEvents:
+    return HostEvents(
+        start_ns=events.start_ns[keep], end_ns=events.end_ns[keep], name=events.name[keep], thread=events.thread[keep]
+    )
+
+
+def _name_around(events: HostEvents, thread: Ints, at: Ints) -> Ints:
+    if not len(events):
+        return np.full(len(at), -1, np.int64)
+    tree = nest(events.thread, events.start_ns, events.end_ns)
+    found = innermost(tree, events.thread, events.start_ns, events.end_ns, thread, at)
+    return np.where(found >= 0, events.name[np.maximum(found, 0)], -1)
+
+
+def _named(names: Codes[str], texts: Sequence[str], codes: Ints, prefix: str = "") -> list[int]:
+    """The codes in `names` of names without a prefix; -1 stays."""
+    found = {int(i): names[texts[int(i)].removeprefix(prefix)] if i >= 0 else -1 for i in np.unique(codes)}
+    return [found[int(i)] for i in codes]
 
 
 def choose_window(timeline: Timeline, starts: Ints, *, max_events: int, decode_steps: int) -> tuple[int, int, int]:
@@ -131,61 +214,95 @@ def _cut(values: Ints, start: int, end: int) -> list[int]:
     return [int(v) for v in np.clip(values, start, end) - start]
 
 
-def _kernels(timeline: Timeline, start: int, end: int, names: Codes[str]) -> tuple[list[KernelEvent], list[str]]:
-    work = join([timeline.kernels, timeline.graphs, timeline.copies])
-    pick = np.flatnonzero(_inside(work.start_ns, work.end_ns, start, end))
-    pick = pick[np.argsort(work.start_ns[pick], kind="stable")]
-    short = {int(i): short_kernel_name(timeline.names[int(i)]) for i in np.unique(work.name[pick])}
-    kinds = {i: CLASSES.index(classify_kernel(timeline.names[i])) for i in short}
-    lanes, streams = _lanes(work.device[pick], work.start_ns[pick], work.end_ns[pick])
-    rows = zip(
-        _cut(work.start_ns[pick], start, end), _cut(work.end_ns[pick], start, end), lanes, work.name[pick], strict=True
-    )
-    return [(s, e, lane, names[short[int(n)]], kinds[int(n)]) for s, e, lane, n in rows], streams
+def _kernels(
+    timeline: Timeline, work: Activities, start: int, end: int, names: Codes[str]
+) -> tuple[list[KernelEvent], list[str]]:
+    codes = {int(i): names[timeline.names[int(i)]] for i in np.unique(work.name)}
+    kinds = {i: CLASSES.index(classify_kernel(timeline.names[i])) for i in codes}
+    lanes, streams = _lanes(work)
+    rows = zip(_cut(work.start_ns, start, end), _cut(work.end_ns, start, end), lanes, work.name, strict=True)
+    return [(s, e, lane, codes[int(n)], kinds[int(n)]) for s, e, lane, n in rows], streams
 
 
-def _lanes(device: Ints, start_ns: Ints, end_ns: Ints) -> tuple[list[int], list[str]]:
-    """A row for every kernel of a device that runs while another does; most captures need one."""
-    free: list[tuple[int, int]] = []
+def _lanes(work: Activities) -> tuple[list[int], list[str]]:
+    """A row for every stream of a device, and one more for work that runs while other work of its stream does."""
+    free: list[tuple[tuple[int, int], int]] = []
     labels: list[str] = []
     found = []
-    for owner, start, end in zip(device.tolist(), start_ns.tolist(), end_ns.tolist(), strict=True):
-        lane = next((i for i, (d, busy) in enumerate(free) if d == owner and busy <= start), None)
+    columns = (work.device.tolist(), work.stream.tolist(), work.start_ns.tolist(), work.end_ns.tolist())
+    for device, stream, start, end in zip(*columns, strict=True):
+        owner = (device, stream)
+        lane = next((i for i, (o, busy) in enumerate(free) if o == owner and busy <= start), None)
         if lane is None:
             lane = len(free)
+            more = ", overlapping" if any(o == owner for o, _ in free) else ""
+            labels.append((f"device {device} stream {stream}" if stream >= 0 else f"device {device}") + more)
             free.append((owner, end))
-            labels.append(f"device {owner}" + (", overlapping" if any(d == owner for d, _ in free[:-1]) else ""))
         free[lane] = (owner, end)
         found.append(lane)
-    return found, labels
+    order = sorted(range(len(labels)), key=lambda lane: (free[lane][0], lane))
+    place = {lane: index for index, lane in enumerate(order)}
+    return [place[lane] for lane in found], [labels[lane] for lane in order]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _HostRows:
+    """Runtime calls, then operators; `place` finds a call of the timeline among the events."""
+
+    events: tuple[Event, ...]
+    kinds: tuple[int, ...]
+    inputs: tuple[int, ...]
+    correlations: tuple[int, ...]
+    threads: tuple[str, ...]
+    place: Mapping[int, int]
 
 
 def _calls(
-    timeline: Timeline, operators: HostEvents | None, start: int, end: int, names: Codes[str]
-) -> tuple[list[Event], list[str]]:
-    """Runtime calls, and operators where the capture has them."""
+    timeline: Timeline,
+    operators: HostEvents | None,
+    inputs: OperatorInputs | None,
+    start: int,
+    end: int,
+    names: Codes[str],
+) -> _HostRows:
+    """Runtime calls, and operators where they are asked for."""
     calls = timeline.calls
     pick = np.flatnonzero(_inside(calls.start_ns, calls.end_ns, start, end))
     pick = pick[np.argsort(calls.start_ns[pick], kind="stable")]
     seen = _operators_inside(operators, start, end)
     used = [calls.thread[pick]] + ([operators.thread[seen]] if operators is not None else [])
     threads = [int(t) for t in np.unique(np.concatenate(used))]
-    kind = np.where(calls.waits[pick], 1, np.where(calls.launches[pick], 0, 2))
-    codes = [names[LAUNCH], names[WAIT], names[CALL]]
-    rows = zip(
+    lane = {thread: index for index, thread in enumerate(threads)}
+    kind = np.where(calls.waits[pick], WAIT, np.where(calls.launches[pick], LAUNCH, CALL)).tolist()
+    named = {int(i): names[timeline.names[int(i)]] if i >= 0 else -1 for i in np.unique(calls.name[pick])}
+    columns = (
         _cut(calls.start_ns[pick], start, end),
         _cut(calls.end_ns[pick], start, end),
-        calls.thread[pick],
+        calls.thread[pick].tolist(),
+        calls.name[pick].tolist(),
         kind,
-        strict=True,
     )
-    found = [(s, e, threads.index(int(t)), codes[int(k)]) for s, e, t, k in rows]
+    events: list[Event] = [
+        (s, e, lane[t], named[n] if named[n] >= 0 else names[CALL_NAMES[k]])
+        for s, e, t, n, k in zip(*columns, strict=True)
+    ]
+    shown: list[int] = [-1] * len(events)
     if operators is not None:
         labels = _codes(names, timeline.names, operators.name[seen])
         begin, stop = _cut(operators.start_ns[seen], start, end), _cut(operators.end_ns[seen], start, end)
-        own = zip(begin, stop, operators.thread[seen], labels, strict=True)
-        found += [(s, e, threads.index(int(t)), n) for s, e, t, n in own]
-    return found, [f"thread {t}" for t in threads]
+        own = zip(begin, stop, operators.thread[seen].tolist(), labels, strict=True)
+        events += [(s, e, lane[t], n) for s, e, t, n in own]
+        if inputs is not None:
+            texts = [inputs.texts[int(i)] for i in inputs.index[seen]]
+            shown += [names[text] if text else -1 for text in texts]
+    return _HostRows(
+        events=tuple(events),
+        kinds=(*kind, *([OPERATOR] * len(seen))),
+        inputs=tuple(shown) if inputs is not None else (),
+        correlations=() if calls.correlation is None else tuple(calls.correlation[pick].tolist()),
+        threads=tuple(timeline.thread_names[t] if timeline.thread_names else f"thread {t}" for t in threads),
+        place={int(call): index for index, call in enumerate(pick)},
+    )
 
 
 def _operators_inside(operators: HostEvents | None, start: int, end: int) -> Ints:

@@ -29,7 +29,11 @@ from llm_perf_opt.profiling.vendor.ncu import build_ncu_import_cmd
 from llm_perf_opt.report.kernels_md import render_region_md
 from llm_perf_opt.report.svg import roofline_svg
 
-_NOT_IN_CSV = ("advice", "missing", "peak_flop_per_s", "flop_per_s_by_pipe", "stalls_pct")
+_NOT_IN_CSV = (
+    *("advice", "missing", "peak_flop_per_s", "flop_per_s_by_pipe", "stalls_pct"),
+    *("breakdown_pct", "hit_rates_pct"),
+)
+STALLS_IN_CSV = 3
 
 
 def read_capture(
@@ -77,7 +81,7 @@ def kernels_csv(kernels: Sequence[NcuKernel]) -> str:
     writer.writerow([*columns, "top_stalls", "advice"])
     for kernel in kernels:
         values = vars(kernel)
-        stalls = ";".join(f"{name}={share:.1f}" for name, share in kernel.stalls_pct.items())
+        stalls = ";".join(f"{name}={share:.1f}" for name, share in [*kernel.stalls_pct.items()][:STALLS_IN_CSV])
         writer.writerow([*(_csv_cell(values[c]) for c in columns), stalls, ";".join(a.rule for a in kernel.advice)])
     return out.getvalue()
 

@@ -23,6 +23,7 @@ from llm_perf_opt.analysis.timeline.timeline import (
     Calls,
     CapturedGpu,
     HostEvents,
+    LaunchShape,
     Origin,
     Ranges,
     Timeline,
@@ -33,7 +34,7 @@ from llm_perf_opt.analysis.timeline.timeline import (
     no_host_events,
 )
 from llm_perf_opt.profiling.parsers.nsys_columns import Names, Processes, drop_broken, encode, join_calls
-from llm_perf_opt.profiling.parsers.nsys_database import NsysDatabase, open_nsys_database
+from llm_perf_opt.profiling.parsers.nsys_database import LATEST_NS, NsysDatabase, open_nsys_database
 
 # Schemas seen in exports of nsys 2022.4 to 2025.x.
 KNOWN_MAJOR = (2, 3)
@@ -164,6 +165,12 @@ PAUSES = ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD")
 DIAGNOSTICS = "DIAGNOSTIC_EVENT"
 DIAGNOSTIC_ERROR, DIAGNOSTICS_QUOTED, DIAGNOSTIC_LENGTH = 3, 3, 200
 PUSH_POP, START_END = 59, 60
+# How a kernel was launched; nobody looks at it in a capture of more kernels than this, and reading it takes time.
+SHAPE_COLUMNS = (
+    *("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ"),
+    *("registersPerThread", "staticSharedMemory", "dynamicSharedMemory"),
+)
+MOST_SHAPED = 300_000
 # The process is the upper part of a serialised thread id.
 PID_MASK = ~0xFFFFFF
 PID_SHIFT, PID_BITS = 24, 0xFFFFFF
@@ -193,6 +200,7 @@ def _read(db: NsysDatabase) -> Timeline:
     )
     sets = _work(db, SETS, None, lambda ids: names.literal(ids, "Memset"), processes, notes)
     graphs = _work(db, GRAPHS, "graphId", lambda ids: names.numbered(ids, "CUDA graph"), processes, notes)
+    shapes = _launch_shapes(kernels)
     calls, correlation, threads = _calls(db, names, notes)
     ranges, threads = _ranges(db, names, threads, notes)
     pauses, threads = _pauses(db, names, threads)
@@ -209,6 +217,7 @@ def _read(db: NsysDatabase) -> Timeline:
     notes += links.notes
     for link in links.calls:
         calls.launches[link[link >= 0]] = True
+    calls = replace(calls, correlation=correlation)
     parts = [_activities(t, link) for t, link in zip(tables, links.calls, strict=True)]
     notes += diagnostic_notes(db)
     devices = read_devices(db, notes)
@@ -230,7 +239,35 @@ def _read(db: NsysDatabase) -> Timeline:
         system=system,
         pauses=pauses,
         origin=_origin(db, processes),
+        launch_shapes=shapes,
+        thread_names=_thread_names(db, threads),
     )
+
+
+def _launch_shapes(columns: dict[str, Ints]) -> tuple[LaunchShape, ...]:
+    """The distinct ways kernels were launched; the columns become one, `shape`, that says which."""
+    if SHAPE_COLUMNS[0] not in columns:
+        return ()
+    rows = np.stack([columns.pop(name) for name in SHAPE_COLUMNS], axis=1)
+    distinct_rows, columns["shape"] = np.unique(rows, axis=0, return_inverse=True)
+    return tuple(
+        LaunchShape(
+            grid=tuple(row[0:3]),
+            block=tuple(row[3:6]),
+            registers=row[6] if row[6] >= 0 else None,
+            shared_bytes=row[7] + row[8] if min(row[7:9]) >= 0 else None,
+        )
+        for row in distinct_rows.tolist()
+    )
+
+
+def _thread_names(db: NsysDatabase, threads: Ints) -> tuple[str, ...]:
+    """`name (id)` of each thread, where any has a name."""
+    if not db.has("ThreadNames") or not {"nameId", "globalTid"} <= set(db.columns("ThreadNames")):
+        return ()
+    rows = [(int(t), int(n)) for t, n in db.query("SELECT globalTid, nameId FROM ThreadNames") if t and n is not None]
+    names = dict(zip((t for t, _ in rows), db.strings([n for _, n in rows]), strict=True))
+    return tuple(f"{names.get(int(t), 'thread')} ({int(t) & PID_BITS})" for t in threads)
 
 
 def _origin(db: NsysDatabase, processes: Processes) -> Origin:
@@ -246,7 +283,17 @@ def _origin(db: NsysDatabase, processes: Processes) -> Origin:
     return Origin(
         host=host,
         processes=tuple(f"{names.get(key, 'process')} ({(key >> PID_SHIFT) & PID_BITS})" for key in processes.ids),
+        base_ns=_session_start_ns(db),
     )
+
+
+def _session_start_ns(db: NsysDatabase) -> int:
+    """The time of day at which the export's clock was zero; 0 where it does not say."""
+    table = "TARGET_INFO_SESSION_START_TIME"
+    if not db.has(table) or "utcEpochNs" not in db.columns(table):
+        return 0
+    rows = db.query(f"SELECT utcEpochNs FROM {table} LIMIT 1")
+    return next((int(value) for (value,) in rows if isinstance(value, int) and 0 < value < LATEST_NS), 0)
 
 
 def _work(
@@ -271,9 +318,18 @@ def _work(
     }
     if table in (COPIES, SETS):
         wanted["bytes"] = db.column_or(table, "bytes", "-1")
+    if table == KERNELS and _can_shape(db):
+        wanted |= {name: name for name in SHAPE_COLUMNS}
     small = {"device": db.column_or(table, "deviceId", "0"), "stream": db.column_or(table, "streamId", "-1")}
     columns = drop_broken(db, db.scan(table, wanted, small=small), table, notes)
     return {**columns, "process": processes.codes(columns["process"]), "name": code(columns["name"])}
+
+
+def _can_shape(db: NsysDatabase) -> bool:
+    if not set(SHAPE_COLUMNS) <= set(db.columns(KERNELS)):
+        return False
+    ((last,),) = db.query(f"SELECT max(rowid) FROM {KERNELS}")
+    return last is not None and int(last) <= MOST_SHAPED
 
 
 def _activities(columns: dict[str, Ints], call: Ints) -> Activities:
@@ -286,6 +342,7 @@ def _activities(columns: dict[str, Ints], call: Ints) -> Activities:
         device=columns["device"],
         stream=columns["stream"],
         size_bytes=columns.get("bytes"),
+        shape=columns.get("shape"),
     )
 
 

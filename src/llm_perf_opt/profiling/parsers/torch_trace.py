@@ -1,5 +1,6 @@
 """A torch profiler trace (Chrome JSON, .json or .json.gz) as a Timeline, with its operators and modules."""
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from llm_perf_opt.analysis.timeline.timeline import (
     Calls,
     CapturedGpu,
     HostEvents,
+    LaunchShape,
     Origin,
     Ranges,
     Timeline,
@@ -175,6 +177,7 @@ def _timeline(
     work = [(t["correlation"], np.zeros(len(t["start_ns"]), np.int32)) for t in (kernels, copies)]
     links = join_calls(calls["correlation"], np.zeros(len(calls["start_ns"]), np.int32), work)
     head = found.text.head
+    kernels["launch"], shapes = _launch_shapes(found, kernels["shape"])
     return Timeline(
         source=path.name,
         kind="torch",
@@ -199,7 +202,35 @@ def _timeline(
         frames=_long(frames),
         pauses=_pauses(found.table(PAUSE)),
         origin=_origin(head),
+        launch_shapes=shapes,
+        thread_names=tuple(f"thread {tid}" for _, tid in found.threads),
     )
+
+
+def _launch_shapes(found: _Collected, shape: Ints) -> tuple[Ints, tuple[LaunchShape, ...]]:
+    """Each kernel's launch by number, and the launches; none where the reading was not detailed."""
+    none = np.zeros(0, np.int64)
+    if not len(shape):
+        return none, ()
+    texts = list(found.shapes)
+    used, inverse = np.unique(shape, return_inverse=True)
+    shapes = [_launch_shape(texts[int(code)]) for code in used]
+    place = np.cumsum([s is not None for s in shapes]) - 1
+    place = np.where([s is None for s in shapes], -1, place)
+    return place[inverse], tuple(s for s in shapes if s is not None)
+
+
+def _launch_shape(text: str) -> LaunchShape | None:
+    try:
+        grid, block, registers, shared = json.loads(text or "[]")
+        return LaunchShape(
+            grid=tuple(int(n) for n in grid),
+            block=tuple(int(n) for n in block),
+            registers=None if registers is None else int(registers),
+            shared_bytes=None if shared is None else int(shared),
+        )
+    except (ValueError, TypeError):
+        return None
 
 
 def _calls(table: dict[str, Ints], links: Sequence[Ints], found: _Collected) -> Calls:
@@ -214,6 +245,7 @@ def _calls(table: dict[str, Ints], links: Sequence[Ints], found: _Collected) -> 
         name=table["name"],
         launches=launches,
         waits=np.isin(table["name"], waits),
+        correlation=table["correlation"],
     )
 
 
@@ -227,6 +259,7 @@ def _activities(table: dict[str, Ints], call: Ints) -> Activities:
         device=np.maximum(table["device"], 0),
         stream=table["stream"],
         size_bytes=table["size_bytes"] if len(table["size_bytes"]) else None,
+        shape=table["launch"] if len(table.get("launch", ())) else None,
     )
 
 

@@ -87,6 +87,10 @@ class DetailedArgs(Args, gc=False):
     element: msgspec.Raw = msgspec.field(name="dtype", default=NO_DIGITS)
     group_size: msgspec.Raw = msgspec.field(name="Group size", default=NO_DIGITS)
     group: msgspec.Raw = msgspec.field(name="Process Group Ranks", default=NO_DIGITS)
+    grid: msgspec.Raw = NO_DIGITS
+    block: msgspec.Raw = NO_DIGITS
+    registers: msgspec.Raw = msgspec.field(name="registers per thread", default=NO_DIGITS)
+    shared: msgspec.Raw = msgspec.field(name="shared memory", default=NO_DIGITS)
     bytes_changed: int = msgspec.field(name="Bytes", default=0)
     device_type: int = msgspec.field(name="Device Type", default=-1)
     allocated: int = msgspec.field(name="Total Allocated", default=-1)
@@ -148,6 +152,7 @@ class EventDecoder:
 class Table:
     """Rows of one kind. `name`, `thread`, `shape` and `extra` index the piece's own lists.
 
+    The `shape` of an operator is that of its inputs, of a kernel that of its launch.
     Of a memory event, `device` is the type of device and `size_bytes` what was allocated (freed: below 0).
     """
 
@@ -281,6 +286,7 @@ def _table(
         extra = [extras[_inputs(e)] for e in rows]
     elif extras is not None and kind == KERNEL:
         extra = [-1 if a is None or not bytes(a.collective) else extras[_collective(a)] for a in arguments]
+        shape = [shapes[b"" if a is None else _launch(a)] for a in arguments]
     elif extras is not None and kind == MEMORY:
         memory = [NO_MEMORY if e.args is None else e.args for e in rows]
         device = [a.device_type for a in memory]
@@ -322,6 +328,14 @@ def _inputs(event: Any) -> tuple[bytes, ...]:
 def _collective(args: Any) -> tuple[bytes, ...]:
     said = (args.collective, args.in_elements, args.out_elements, args.element, args.group_size, args.group)
     return tuple(bytes(value) for value in said)
+
+
+def _launch(args: Any) -> bytes:
+    """How a kernel was launched, as a JSON list; empty where the trace does not say."""
+    grid, block = bytes(args.grid), bytes(args.block)
+    if not grid or not block:
+        return b""
+    return b"[" + b",".join((grid, block, bytes(args.registers) or b"null", bytes(args.shared) or b"null")) + b"]"
 
 
 def _stream(value: Any) -> int:

@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from llm_perf_opt.analysis.compare.comparison import CompareDocument, MetricComparison
 from llm_perf_opt.analysis.compare.differences import DifferenceWaterfall, StepKind
+from llm_perf_opt.analysis.kernels.names import short_kernel_name
 from llm_perf_opt.analysis.timeline.window import TimelineWindow
 from llm_perf_opt.core.units import format_ms
 from llm_perf_opt.report.compare.text import (
@@ -176,7 +177,7 @@ def _timeline_svg(window: TimelineWindow, length_ns: int) -> str:
     longest = sorted(window.kernels, key=lambda kernel: kernel[0] - kernel[1])[:MOST_KERNELS]
     for start, end, lane, name, kind in longest:
         colour = f"var(--c-{window.classes[kind].replace(' ', '-')})"
-        boxes.append(_box(start, end, lane + 1, scale, colour, window.names[name]))
+        boxes.append(_box(start, end, lane + 1, scale, colour, short_kernel_name(window.names[name])))
     height = (lanes + 1) * LANE
     left_out = max(0, len(window.kernels) - MOST_KERNELS)
     note = f"<p class='small muted'>The {left_out:,} shortest kernels are not drawn.</p>" if left_out else ""

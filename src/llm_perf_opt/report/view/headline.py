@@ -12,6 +12,7 @@ from llm_perf_opt.analysis.findings.waterfall import Waterfall
 from llm_perf_opt.analysis.hardware.roofline import mbu, mfu
 from llm_perf_opt.analysis.hardware.work import BYTES, short_dtype
 from llm_perf_opt.analysis.static.document import StaticDocument
+from llm_perf_opt.core.records import Spread
 from llm_perf_opt.core.units import format_factor, format_ms, format_percent
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.report.facts import clean_metric, measured_prompt
@@ -122,8 +123,7 @@ def _parameters(files: RunFiles) -> int | None:
 
 def _facts(files: RunFiles, facts: RunFacts) -> tuple[tuple[str, str], ...]:
     found = [("device", device_name(files) or "unknown"), ("format", facts.dtype or "unknown")]
-    if load_test(files) is not None:
-        found = [fact for fact in found if fact[1] != "unknown"]
+    found = [fact for fact in found if fact[1] != "unknown"]
     static = files.static.content if isinstance(files.static, Found) else None
     parameters = _parameters(files)
     if parameters is not None:
@@ -260,7 +260,11 @@ def _utilisation(
     if isinstance(peak, Unknown):
         return peak
     value = formula(work.value, wall.value, peak[0])
-    return Known(value=value, unit="share", how=f"of the {peak[1]}, in the clean time", source=source)
+    spread = wall.spread
+    if spread is not None:
+        low, high = (formula(work.value, time, peak[0]) for time in (spread.p90, spread.p10))
+        spread = Spread(p10=low, p90=high, n=spread.n)
+    return Known(value=value, unit="share", how=f"of the {peak[1]}, in the clean time", source=source, spread=spread)
 
 
 def _verdict(

@@ -11,12 +11,17 @@ from llm_perf_opt.core.documents import GeneratedKernel
 from llm_perf_opt.report.run_files import Found, RunFiles
 
 VIEWS = ("all", "prefill", "decode")
+# By view, as times are.
+Modules = tuple[str | None, str | None, str | None]
+NO_MODULES: Modules = (None, None, None)
 MODULES_NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelRowView:
-    """One kernel; None stands for unknown. `time_ms` and `launches` by view: whole capture, per prefill, per token.
+    """One kernel; None stands for unknown. By view, as `time_ms`, are `launches` and the `modules` that launch it.
+
+    The views are the whole capture, one prefill and one token.
 
     `ncu` is what ncu measured; `floor_us` is the time its FLOPs and bytes need at the data sheet's peaks; `generated`
     is the source torch.compile wrote for it, by its path in the run.
@@ -30,8 +35,16 @@ class KernelRowView:
     mean_us: float | None
     ncu: NcuKernel | None
     floor_us: float | None
-    module: str | None
+    modules: Modules = NO_MODULES
     generated: str | None = None
+    min_us: float | None = None
+    max_us: float | None = None
+    stddev_us: float | None = None
+
+    @property
+    def module(self) -> str | None:
+        """Over the whole trace."""
+        return self.modules[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +68,7 @@ def kernels_view(files: RunFiles, facts: RunFacts, ncu: NcuAnalysis | None) -> K
     rows = [_with_source(row, written[row.name]) if row.name in written else row for row in rows]
     return KernelsView(
         rows=tuple(rows),
-        totals_ms=(_total(facts), _busy(facts, "prefill"), _busy(facts, "decode")),
+        totals_ms=(_total(facts) if facts.kernels else _listed(rows), _busy(facts, "prefill"), _busy(facts, "decode")),
         join=_join(facts, ncu) if rows else "",
         notes=tuple(_notes(files, facts, ncu)),
         source=facts.kernel_source or None,
@@ -90,19 +103,32 @@ def _total(facts: RunFacts) -> float | None:
 
 def _with_source(row: KernelRowView, written: GeneratedKernel) -> KernelRowView:
     """A compiled step opens no range of a module, so the modules of a kernel are those of the operations in it."""
-    return replace(row, generated=written.file, module=row.module or ", ".join(written.modules) or None)
+    named = ", ".join(written.modules) or None
+    whole, prefill, decode = (found or named for found in row.modules)
+    return replace(row, generated=written.file, modules=(whole, prefill, decode))
 
 
-def modules_of_kernels(files: RunFiles) -> dict[str, str]:
-    """The modules that launch a kernel, by its short name, from the torch trace; the one with most time first."""
+def _listed(rows: list[KernelRowView]) -> float | None:
+    return sum(row.time_ms[0] or 0.0 for row in rows) or None
+
+
+def modules_of_kernels(files: RunFiles) -> dict[str, Modules]:
+    """The modules that launch a kernel in each view, by its short name, from the torch trace; most time first."""
     if isinstance(files.trace, Unknown) or files.trace.content.tree is UNSET:
         return {}
-    times: dict[str, dict[str, int]] = {}
+    times: dict[str, dict[str, dict[str, int]]] = {}
     for row in files.trace.content.tree.rows:
-        if row.kernel is not None:
-            found = times.setdefault(row.kernel, {})
+        if row.kernel is None:
+            continue
+        for view in ("all", row.phase):
+            found = times.setdefault(row.kernel, {}).setdefault(view, {})
             found[row.module] = found.get(row.module, 0) + row.time_ns
-    return {kernel: _modules(found) for kernel, found in times.items()}
+    return {kernel: _by_view(found) for kernel, found in times.items()}
+
+
+def _by_view(found: dict[str, dict[str, int]]) -> Modules:
+    whole, prefill, decode = (_modules(found[view]) if view in found else None for view in VIEWS)
+    return whole, prefill, decode
 
 
 def _modules(times: dict[str, int]) -> str:
@@ -117,7 +143,7 @@ def _row(
     kernel: KernelFacts,
     phases: dict[str, dict[str, PhaseKernel] | None],
     floors: "_Floors",
-    modules: dict[str, str],
+    modules: dict[str, Modules],
 ) -> KernelRowView:
     prefill, decode = (None if table is None else table.get(kernel.name) for table in phases.values())
     return KernelRowView(
@@ -137,7 +163,10 @@ def _row(
         mean_us=kernel.avg_ns / 1e3,
         ncu=kernel.ncu,
         floor_us=floors.floor_us(kernel.ncu),
-        module=modules.get(short_kernel_name(kernel.name)),
+        modules=modules.get(short_kernel_name(kernel.name), NO_MODULES),
+        min_us=None if kernel.min_ns is None else kernel.min_ns / 1e3,
+        max_us=None if kernel.max_ns is None else kernel.max_ns / 1e3,
+        stddev_us=None if kernel.stddev_ns is None else kernel.stddev_ns / 1e3,
     )
 
 
@@ -148,12 +177,13 @@ def _ncu_only(ncu: NcuAnalysis | None, floors: "_Floors") -> list[KernelRowView]
             name=k.kernel,
             short_name=k.short,
             kernel_class=classify_kernel(k.kernel),
-            time_ms=(None, None, None),
-            launches=(None, None, None),
+            time_ms=(None if k.duration_ns is None else k.launches * k.duration_ns / 1e6, None, None),
+            launches=(float(k.launches), None, None),
             mean_us=None if k.duration_ns is None else k.duration_ns / 1e3,
             ncu=k,
             floor_us=floors.floor_us(k),
-            module=None,
+            min_us=None if k.duration_min_ns is None else k.duration_min_ns / 1e3,
+            max_us=None if k.duration_max_ns is None else k.duration_max_ns / 1e3,
         )
         for k in (ncu.kernels if ncu else ())
     ]
@@ -188,7 +218,7 @@ def _join(facts: RunFacts, ncu: NcuAnalysis | None) -> str:
     if ncu is None:
         return "ncu did not measure kernels: bound, % of roof, bandwidth, FLOP/s and occupancy are unknown."
     if not facts.kernels or ncu.match_rate is None:
-        return f"{len(ncu.kernels)} kernels measured by ncu; no timeline to join them with."
+        return f"{len(ncu.kernels)} kernels, times of the launches ncu measured, at the clocks it sets."
     covered = sum(k.total_ns for k in facts.kernels if k.ncu is not None)
     total = sum(k.total_ns for k in facts.kernels)
     share = f"{100 * covered / total:.0f} % of the kernel time" if total else "no kernel time"

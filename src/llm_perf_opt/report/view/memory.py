@@ -30,6 +30,21 @@ class MemoryView:
     power_missing: Unknown | None
     fits: tuple[str, ...]
 
+    @property
+    def unknown(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """What is not known, by the reason."""
+        groups: dict[str, list[str]] = {}
+        for label, cell in self.rows:
+            if isinstance(cell, Unknown):
+                groups.setdefault(cell.text, []).append(label[0].lower() + label[1:])
+        return tuple((reason, tuple(labels)) for reason, labels in groups.items())
+
+    @property
+    def missing(self) -> Unknown | None:
+        """Why there is nothing at all to show."""
+        reasons = [cell for _, cell in self.rows if isinstance(cell, Unknown)]
+        return reasons[0] if len(reasons) == len(self.rows) and self.power_missing is not None else None
+
 
 def memory_view(files: RunFiles, facts: RunFacts) -> MemoryView:
     memory = facts.memory

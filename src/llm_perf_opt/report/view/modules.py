@@ -74,6 +74,11 @@ class ModulesView:
     operators_missing: Unknown | None
     double_entry_missing: Unknown | None
 
+    @property
+    def missing(self) -> Unknown | None:
+        """Why there is nothing at all to show."""
+        return None if self.phases or self.operators or self.double_entry else self.operators_missing
+
 
 def modules_view(files: RunFiles) -> ModulesView:
     operators, by = _operators(files)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from llm_perf_opt.analysis.findings.facts import RunFacts
+from llm_perf_opt.analysis.findings.finding import Finding
+from llm_perf_opt.analysis.findings.rules import profiler_overhead
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.names import OFFERED
 from llm_perf_opt.core.records import Metric, StageRecord
@@ -41,10 +43,13 @@ class ProvenanceView:
     versions: tuple[tuple[str, str], ...]
     overrides: tuple[str, ...]
     warnings: tuple[str, ...]
+    overhead: tuple[str, ...]
     files: tuple[str, ...]
 
 
-def provenance_view(files: RunFiles, facts: RunFacts, sources: tuple[str, ...]) -> ProvenanceView:
+def provenance_view(
+    files: RunFiles, facts: RunFacts, sources: tuple[str, ...], found: tuple[Finding, ...]
+) -> ProvenanceView:
     manifest = files.manifest
     ran = {stage.name for stage in manifest.stages}
     return ProvenanceView(
@@ -59,6 +64,7 @@ def provenance_view(files: RunFiles, facts: RunFacts, sources: tuple[str, ...]) 
         versions=_versions(manifest),
         overrides=manifest.overrides,
         warnings=manifest.warnings,
+        overhead=tuple(f"{f.title}; {f.remedy}" for f in found if f.rule == profiler_overhead.RULE.id),
         files=sources,
     )
 

@@ -1,5 +1,6 @@
 """The whole view of a run: what every renderer reads and nothing else."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.analysis.findings.facts import Unknown
@@ -30,18 +31,21 @@ from llm_perf_opt.report.view.provenance import ProvenanceView, provenance_view
 from llm_perf_opt.report.view.roofline import RooflineView, roofline_view
 from llm_perf_opt.report.view.sections import SectionView, sections_view
 from llm_perf_opt.report.view.timeline import TimelineView, timeline_view
-from llm_perf_opt.report.view.waterfall import WaterfallView, waterfall_view
+from llm_perf_opt.report.view.waterfall import RequestView, WaterfallView, request_view, waterfall_view
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportView:
     """`parts` are those shown: none where a server was measured from outside and nothing looked inside it.
 
-    `is_bare`: of captures made elsewhere, which say nothing of the rest.
+    `is_bare`: of captures made elsewhere, which say nothing of the rest. `steps` is how often a phase's step happens in
+    a request.
     """
 
     headline: HeadlineView
     waterfalls: tuple[WaterfallView, ...]
+    request: RequestView | None
+    steps: Mapping[str, float | None]
     findings: tuple[FindingView, ...]
     kernels: KernelsView
     roofline: RooflineView
@@ -52,12 +56,35 @@ class ReportView:
     flames: tuple[FlameView, ...]
     provenance: ProvenanceView
     ncu: NcuAnalysis | None
+    has_trace: bool
     parts: tuple[str, ...] = PARTS
     is_bare: bool = False
 
     @property
     def is_load_alone(self) -> bool:
         return not self.parts
+
+    @property
+    def absent(self) -> tuple[tuple[str, str, Unknown], ...]:
+        """Parts there is nothing to show in, by name and title, with the reason: a list says it better than boxes.
+
+        None of captures made elsewhere, of which nobody said that they should have them.
+        """
+        parts = (
+            ("waterfall", "Waterfall", self._no_waterfall()),
+            ("kernels", "Kernels", self.kernels.missing),
+            ("roofline", "Roofline", self.roofline.missing),
+            ("timeline", "Timeline", self.timeline.missing),
+            ("modules", "Modules and operators", self.modules.missing),
+            ("memory", "Memory and power", self.memory.missing),
+        )
+        return () if self.is_bare else tuple((key, title, why) for key, title, why in parts if why is not None)
+
+    def _no_waterfall(self) -> Unknown | None:
+        if any(fall.is_known for fall in self.waterfalls):
+            return None
+        reasons = [row.missing for fall in self.waterfalls for row in fall.rows if row.key == "wall" and row.missing]
+        return reasons[0] if reasons else Unknown(reason="no phase was timed without a profiler")
 
 
 def build_view(files: RunFiles) -> ReportView:
@@ -70,7 +97,13 @@ def build_view(files: RunFiles) -> ReportView:
     kernels = kernels_view(files, facts, ncu)
     view = ReportView(
         headline=of_program(headline(files, facts, waterfalls, found), files),
-        waterfalls=tuple(waterfall_view(w) for w in waterfalls if w.phase in phases_shown(files, facts)),
+        waterfalls=tuple(
+            waterfall_view(w, facts.phases[w.phase].steps_per_request)
+            for w in waterfalls
+            if w.phase in phases_shown(files, facts)
+        ),
+        request=request_view(files, facts),
+        steps={name: phase.steps_per_request for name, phase in facts.phases.items()},
         findings=findings_view(found, facts),
         kernels=kernels,
         roofline=roofline_view(files, facts, kernels),
@@ -79,11 +112,15 @@ def build_view(files: RunFiles) -> ReportView:
         memory=memory_view(files, facts),
         sections=sections_view(files),
         flames=flame_view(files),
-        provenance=provenance_view(files, facts, _sources(files)),
+        provenance=provenance_view(files, facts, _sources(files), found),
         ncu=ncu,
+        has_trace=bool(files.timelines),
         parts=() if load_test(files) is not None and isinstance(files.capture, Unknown) else PARTS,
     )
-    return _of_capture(view) if is_bare(files) and view.parts else view
+    if is_bare(files) and view.parts:
+        return _of_capture(view)
+    empty = {part for part, _, _ in view.absent}
+    return replace(view, parts=tuple(part for part in view.parts if part not in empty))
 
 
 def _of_capture(view: ReportView) -> ReportView:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.findings.facts import Known, RunFacts, Unknown
-from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
+from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuKernel
 from llm_perf_opt.core.units import format_ms, format_rate
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.kernels import KernelsView
@@ -72,7 +72,7 @@ def roofline_view(files: RunFiles, facts: RunFacts, kernels: KernelsView) -> Roo
 
 def _roofs(files: RunFiles) -> tuple[Roof, ...]:
     if isinstance(files.static, Unknown):
-        return ()
+        return _measured_roofs(files.ncu.content) if isinstance(files.ncu, Found) else ()
     static = files.static.content
     hardware, dtype = static.hardware, static.dtype
     found = []
@@ -85,6 +85,27 @@ def _roofs(files: RunFiles) -> tuple[Roof, ...]:
         label = f"achievable, {dtype}: {format_rate(reached * 1e12, 'FLOP')}, {format_rate(copied * 1e9, 'B')}"
         found.append(Roof(label=label, kind="achievable", flops_per_s=reached * 1e12, bytes_per_s=copied * 1e9))
     return tuple(found)
+
+
+def _measured_roofs(ncu: NcuAnalysis) -> tuple[Roof, ...]:
+    """The peaks ncu states of the pipes its kernels used, at the clocks it measured with."""
+    bandwidth = max((k.peak_dram_bytes_per_s or 0.0 for k in ncu.kernels), default=0.0)
+    peaks: dict[str, float] = {}
+    for kernel in ncu.kernels:
+        for pipe, rate in kernel.flop_per_s_by_pipe.items():
+            if rate > 0 and pipe in kernel.peak_flop_per_s:
+                peaks[pipe] = max(peaks.get(pipe, 0.0), kernel.peak_flop_per_s[pipe])
+    if not bandwidth:
+        return ()
+    return tuple(
+        Roof(
+            label=f"ncu, {pipe}: {format_rate(peak, 'FLOP')}, {format_rate(bandwidth, 'B')}",
+            kind="datasheet",
+            flops_per_s=peak,
+            bytes_per_s=bandwidth,
+        )
+        for pipe, peak in sorted(peaks.items(), key=lambda item: -item[1])
+    )
 
 
 def _does_no_flop(kernel: NcuKernel) -> bool:

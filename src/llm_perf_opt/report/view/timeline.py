@@ -1,24 +1,33 @@
 """Timeline: launches and kernels of one prefill and a few decode steps, packed for the browser."""
 
 import base64
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from llm_perf_opt.analysis.findings.facts import Unknown
-from llm_perf_opt.analysis.timeline.window import TimelineWindow
+from llm_perf_opt.analysis.kernels.names import short_kernel_name
+from llm_perf_opt.analysis.timeline.timeline import LaunchShape
+from llm_perf_opt.analysis.timeline.window import Event, TimelineWindow
 from llm_perf_opt.core.names import DECODE, DECODE_STEP, PHASE_RANGE
+from llm_perf_opt.core.units import format_bytes
 from llm_perf_opt.report.run_files import Found, RunFiles
 
 
 @dataclass(frozen=True, kw_only=True)
 class Track:
-    """One row of the timeline. `data` packs `[start - previous start, length, name, class]` as base64 of varints."""
+    """One row of the timeline. `data` packs `[start - previous start, length, name, class]` as base64 of varints.
+
+    The class of a call is what it is (launch, wait, other call, operator). `links`, of a row of kernels, packs
+    `[ns since its launch began + 1, row of the launch, operator + 1, module + 1, launch shape + 1]`, 0 for what is not
+    known.
+    """
 
     label: str
     kind: str
     depth: int
     count: int
     data: str
+    links: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +50,7 @@ class TimelineView:
     jumps: tuple[Jump, ...]
     notes: tuple[str, ...]
     source: str
+    shapes: tuple[str, ...] = ()
     missing: Unknown | None = None
 
 
@@ -53,8 +63,11 @@ def timeline_view(files: RunFiles) -> TimelineView:
     found = sorted(files.timelines, key=lambda f: _preference(f.content))
     if not found:
         reason = "no stage recorded a timeline"
-        return TimelineView(**{**vars(EMPTY), "missing": Unknown(reason=reason, enable="pipeline.nsys.enable=true")})
-    return _view(found[0])
+        return replace(EMPTY, missing=Unknown(reason=reason, enable="pipeline.nsys.enable=true"))
+    view = _view(found[0])
+    if not view.tracks:
+        return replace(view, missing=Unknown(reason=f"{view.source} holds no event with a time"))
+    return view
 
 
 def _preference(file: TimelineWindow) -> tuple[bool, bool, int]:
@@ -64,20 +77,51 @@ def _preference(file: TimelineWindow) -> tuple[bool, bool, int]:
 
 def _view(found: Found[TimelineWindow]) -> TimelineView:
     file = found.content
-    tracks = [*_ranges(file), *_calls(file), *_kernels(file)]
+    names = _PageNames(file)
+    ranges, (calls, places) = _ranges(file, names), _calls(file, names)
+    # Rows are numbered over all of them: launches lie below the ranges.
+    places = {call: (row + len(ranges), start) for call, (row, start) in places.items()}
     notes = list(file.notes)
     if file.left_out:
         notes.append(f"{file.left_out:,} event(s) after the window are not shown.")
     notes.append("Recorded under a profiler: order and gaps are real, the host is slower than in the clean pass.")
     return TimelineView(
         length_ns=file.window_ns[1] - file.window_ns[0],
-        names=file.names,
+        tracks=(*ranges, *calls, *_kernels(file, names, places)),
+        names=names.all,
         classes=file.classes,
-        tracks=tuple(track for track in tracks if track.count),
         jumps=_jumps(file),
         notes=tuple(notes),
         source=found.source,
+        shapes=tuple(shape_text(shape) for shape in file.launch_shapes),
     )
+
+
+def shape_text(shape: LaunchShape) -> str:
+    grid, block = ("×".join(str(n) for n in part) for part in (shape.grid, shape.block))
+    registers = "" if shape.registers is None else f", {shape.registers} registers"
+    shared = f", {format_bytes(shape.shared_bytes)} shared memory" if shape.shared_bytes else ""
+    return f"grid {grid}, block {block}{registers}{shared}"
+
+
+class _PageNames:
+    """The names a page needs, kernels under their short ones."""
+
+    def __init__(self, file: TimelineWindow) -> None:
+        self._file = file
+        self._codes: dict[str, int] = {}
+        self._found: dict[tuple[int, bool], int] = {}
+
+    def code(self, index: int, *, is_kernel: bool = False) -> int:
+        key = (index, is_kernel)
+        if key not in self._found:
+            text = self._file.names[index]
+            self._found[key] = self._codes.setdefault(short_kernel_name(text) if is_kernel else text, len(self._codes))
+        return self._found[key]
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return tuple(self._codes)
 
 
 def _jumps(file: TimelineWindow) -> tuple[Jump, ...]:
@@ -92,39 +136,83 @@ def _jumps(file: TimelineWindow) -> tuple[Jump, ...]:
     return tuple(jumps)
 
 
-def _ranges(file: TimelineWindow) -> list[Track]:
-    """Ranges of one thread by depth, so that nested ones lie below each other."""
-    rows: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
+def _by_depth(events: Sequence[Event]) -> tuple[dict[tuple[int, int], list[int]], dict[int, tuple[int, int]]]:
+    """Events of each thread by depth, so that nested ones lie below each other; and where each one went."""
+    rows: dict[tuple[int, int], list[int]] = {}
+    place: dict[int, tuple[int, int]] = {}
     open_: dict[int, list[int]] = {}
-    for start, end, thread, name in sorted(file.ranges, key=lambda r: (r[2], r[0], -r[1])):
+    for index in sorted(range(len(events)), key=lambda i: (events[i][2], events[i][0], -events[i][1])):
+        start, end, thread, _ = events[index]
         stack = open_.setdefault(thread, [])
         while stack and stack[-1] <= start:
             stack.pop()
-        rows.setdefault((thread, len(stack)), []).append((start, end, name, 0))
+        place[index] = (thread, len(stack))
+        rows.setdefault(place[index], []).append(index)
         stack.append(end)
-    return [_track("ranges", "range", depth, events) for (_, depth), events in sorted(rows.items())]
+    return rows, place
 
 
-def _calls(file: TimelineWindow) -> list[Track]:
-    """Calls of one thread; nested ones (operators) by depth."""
-    rows: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
-    open_: dict[int, list[int]] = {}
-    for start, end, thread, name in sorted(file.calls, key=lambda r: (r[2], r[0], -r[1])):
-        stack = open_.setdefault(thread, [])
-        while stack and stack[-1] <= start:
-            stack.pop()
-        rows.setdefault((thread, len(stack)), []).append((start, end, name, 0))
-        stack.append(end)
+def _ranges(file: TimelineWindow, names: _PageNames) -> list[Track]:
+    rows, _ = _by_depth(file.ranges)
     return [
-        _track(f"CPU {file.threads[thread]}", "call", depth, events) for (thread, depth), events in sorted(rows.items())
+        _track(
+            "ranges",
+            "range",
+            depth,
+            [(*file.ranges[i][:2], names.code(file.ranges[i][3]), 0) for i in rows[thread, depth]],
+        )
+        for thread, depth in sorted(rows)
     ]
 
 
-def _kernels(file: TimelineWindow) -> list[Track]:
-    rows: dict[int, list[tuple[int, int, int, int]]] = {}
-    for start, end, stream, name, kind in file.kernels:
-        rows.setdefault(stream, []).append((start, end, name, kind))
-    return [_track(f"GPU {file.streams[s]}", "kernel", 0, events) for s, events in sorted(rows.items())]
+def _calls(file: TimelineWindow, names: _PageNames) -> tuple[list[Track], dict[int, tuple[int, int]]]:
+    """Calls of each thread, nested ones (operators) by depth; and the row and start of each call."""
+    rows, place = _by_depth(file.calls)
+    number = {key: row for row, key in enumerate(sorted(rows))}
+    tracks = [
+        _track(
+            f"CPU {file.threads[thread]}",
+            "call",
+            depth,
+            [
+                (*file.calls[i][:2], names.code(file.calls[i][3]), file.call_kinds[i] if file.call_kinds else 0)
+                for i in rows[thread, depth]
+            ],
+        )
+        for thread, depth in sorted(rows)
+    ]
+    return tracks, {i: (number[key], file.calls[i][0]) for i, key in place.items()}
+
+
+def _kernels(file: TimelineWindow, names: _PageNames, places: Mapping[int, tuple[int, int]]) -> list[Track]:
+    rows: dict[int, list[int]] = {}
+    for index, kernel in enumerate(file.kernels):
+        rows.setdefault(kernel[2], []).append(index)
+    tracks = []
+    for stream, chosen in sorted(rows.items()):
+        # In the order they are packed.
+        chosen = sorted(chosen, key=lambda i: (file.kernels[i][:2], names.code(file.kernels[i][3], is_kernel=True)))
+        events = [
+            (*file.kernels[i][:2], names.code(file.kernels[i][3], is_kernel=True), file.kernels[i][4]) for i in chosen
+        ]
+        track = _track(f"GPU {file.streams[stream]}", "kernel", 0, events)
+        tracks.append(replace(track, links=_links(file, names, places, chosen)) if file.launches else track)
+    return tracks
+
+
+def _links(
+    file: TimelineWindow, names: _PageNames, places: Mapping[int, tuple[int, int]], chosen: Sequence[int]
+) -> str:
+    numbers: list[int] = []
+    for i in chosen:
+        row, start = places.get(file.launches[i], (0, -1))
+        # A launch that began before the window is cut at its edge.
+        lag = max(file.kernels[i][0] - start, 0) + 1 if start >= 0 else 0
+        around = [
+            names.code(column[i]) + 1 if column and column[i] >= 0 else 0 for column in (file.operators, file.modules)
+        ]
+        numbers += [lag, row, *around, file.shapes[i] + 1 if file.shapes else 0]
+    return varints(numbers)
 
 
 def _track(label: str, kind: str, depth: int, events: Sequence[tuple[int, int, int, int]]) -> Track:
@@ -132,14 +220,21 @@ def _track(label: str, kind: str, depth: int, events: Sequence[tuple[int, int, i
 
 
 def pack(events: Iterable[tuple[int, int, int, int]]) -> str:
-    """Varints of start differences, lengths, names and classes, event by event, as base64."""
-    out = bytearray()
+    """Start differences, lengths, names and classes, event by event."""
+    numbers: list[int] = []
     previous = 0
     for start, end, name, kind in sorted(events):
-        for number in (start - previous, end - start, name, kind):
-            while number > 127:
-                out.append(number & 127 | 128)
-                number >>= 7
-            out.append(number)
+        numbers += [start - previous, end - start, name, kind]
         previous = start
+    return varints(numbers)
+
+
+def varints(numbers: Iterable[int]) -> str:
+    """Seven bits a byte, the lowest first, as base64."""
+    out = bytearray()
+    for number in numbers:
+        while number > 127:
+            out.append(number & 127 | 128)
+            number >>= 7
+        out.append(number)
     return base64.b64encode(bytes(out)).decode("ascii")

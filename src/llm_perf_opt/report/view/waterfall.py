@@ -1,10 +1,14 @@
-"""Waterfall: the steps of each phase, laid out on one scale."""
+"""Where the time goes: a whole request on one bar, and the steps of each phase on one scale."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from llm_perf_opt.analysis.findings.facts import Unknown
+from llm_perf_opt.analysis.findings.facts import Known, Quantity, RunFacts, Unknown
 from llm_perf_opt.analysis.findings.waterfall import KnownStep, UnknownStep, Waterfall
-from llm_perf_opt.core.units import format_factor, format_ms
+from llm_perf_opt.core.names import DECODE, PREFILL
+from llm_perf_opt.core.units import format_factor, format_ms, format_percent
+from llm_perf_opt.report.facts import clean_metric
+from llm_perf_opt.report.run_files import Found, RunFiles
+from llm_perf_opt.report.view.shown import format_spread
 
 # Narrower bars would vanish on the screen.
 MIN_WIDTH_PCT = 0.25
@@ -26,11 +30,13 @@ class BarRow:
     source: str | None
     is_estimate: bool
     missing: Unknown | None = None
+    request_total: str = ""
+    request_added: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WaterfallView:
-    """One phase."""
+    """One phase. Texts of a whole request are empty where nobody knows how many steps it has."""
 
     phase: str
     title: str
@@ -38,22 +44,35 @@ class WaterfallView:
     rows: tuple[BarRow, ...]
     summary: str
     notes: tuple[str, ...]
+    request_title: str = ""
+    request_summary: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        return any(row.missing is None for row in self.rows)
 
 
-def waterfall_view(waterfall: Waterfall) -> WaterfallView:
+def waterfall_view(waterfall: Waterfall, steps: float | None = None) -> WaterfallView:
+    """`steps` is how often the phase's step happens in a request."""
     known = [step for step in waterfall.steps if isinstance(step, KnownStep)]
     scale = max((step.to_ms for step in known), default=0.0)
     return WaterfallView(
         phase=waterfall.phase,
         title=f"{waterfall.phase.capitalize()}, {waterfall.per}",
         per=waterfall.per,
-        rows=tuple(_row(step, scale) for step in waterfall.steps),
-        summary=_summary(waterfall),
+        rows=tuple(_row(step, scale, steps) for step in waterfall.steps),
+        summary=_summary(waterfall, 1.0, waterfall.per),
         notes=waterfall.notes,
+        request_title="" if steps is None else f"{waterfall.phase.capitalize()}, per request{_of_steps(steps)}",
+        request_summary="" if steps is None else _summary(waterfall, steps, "per request"),
     )
 
 
-def _row(step: KnownStep | UnknownStep, scale: float) -> BarRow:
+def _of_steps(steps: float) -> str:
+    return "" if steps == 1 else f" ({steps:,.0f} steps)"
+
+
+def _row(step: KnownStep | UnknownStep, scale: float, steps: float | None) -> BarRow:
     if isinstance(step, UnknownStep):
         return BarRow(
             key=step.key,
@@ -86,19 +105,132 @@ def _row(step: KnownStep | UnknownStep, scale: float) -> BarRow:
         how=step.how,
         source=step.source,
         is_estimate=step.is_estimate,
+        request_total="" if steps is None else format_ms(steps * step.to_ms),
+        request_added="" if steps is None or is_first else f"{sign}{format_ms(steps * abs(step.delta_ms))}",
     )
 
 
-def _summary(waterfall: Waterfall) -> str:
+def _summary(waterfall: Waterfall, steps: float, per: str) -> str:
     """One sentence for those who do not see the bars."""
     wall = waterfall.known("wall")
     bound = waterfall.known("achievable") or waterfall.known("datasheet")
     if wall is None:
         return "The clean wall time is not known."
     if bound is None or bound.to_ms <= 0:
-        return f"{format_ms(wall.to_ms)} {waterfall.per}; the bound is not known."
+        return f"{format_ms(steps * wall.to_ms)} {per}; the bound is not known."
     factor = format_factor(wall.to_ms / bound.to_ms)
-    text = f"{format_ms(wall.to_ms)} {waterfall.per}, {factor} the bound of {format_ms(bound.to_ms)}"
+    text = f"{format_ms(steps * wall.to_ms)} {per}, {factor} the bound of {format_ms(steps * bound.to_ms)}"
     if waterfall.idle_share is not None:
         text += f"; the GPU idles {100 * waterfall.idle_share:.0f} % of it"
     return text + "."
+
+
+# Parts of a prefill some models time themselves.
+STANDARD = ("prepare_ms", "prefill_ms", "ttft_ms", "decode_ms", "tpot_ms", "itl_ms", "e2e_ms", "post_ms")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestPart:
+    """One part; `left_pct` and `width_pct` place it on the bar."""
+
+    key: str
+    label: str
+    text: str
+    share: str
+    spread: str
+    how: str
+    source: str | None
+    left_pct: float
+    width_pct: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestView:
+    """`missing` names the parts nobody measured, and why; `tokens` are those of a typical answer."""
+
+    parts: tuple[RequestPart, ...]
+    total: str
+    per_token: str
+    tokens: float | None
+    missing: tuple[tuple[str, Unknown], ...]
+    notes: tuple[str, ...]
+
+
+def request_view(files: RunFiles, facts: RunFacts) -> RequestView | None:
+    """None where neither phase was timed without a profiler: there is no bar of one unknown part."""
+    asked = [(key, label, _part(key, files, facts)) for key, label in LABELS]
+    known = [(key, label, found) for key, label, found in asked if isinstance(found, Known)]
+    if not {PREFILL, DECODE} & {key for key, _, _ in known}:
+        return None
+    total = sum(found.value for _, _, found in known)
+    parts, at = [], 0.0
+    for key, label, found in known:
+        width = 100 * found.value / total if total else 0.0
+        parts.append(_request_part(key, label, found, at, width))
+        at += width
+    tokens = clean_metric(files.manifest, "tokens")
+    count = tokens.value if isinstance(tokens, Known) else None
+    return RequestView(
+        parts=tuple(parts),
+        total=format_ms(total),
+        per_token=format_ms(total / count) if count else "",
+        tokens=count,
+        missing=tuple((label, found) for _, label, found in asked if isinstance(found, Unknown)),
+        notes=tuple(_request_notes(files, total)),
+    )
+
+
+LABELS = (
+    ("prepare", "prepare (host)"),
+    (PREFILL, "prefill, to the first token"),
+    (DECODE, "decode"),
+    ("post", "tokens to text (host)"),
+)
+
+
+def _part(key: str, files: RunFiles, facts: RunFacts) -> Quantity:
+    if key == PREFILL:
+        ttft = clean_metric(files.manifest, "ttft_ms")
+        found = ttft if isinstance(ttft, Known) else facts.phases[PREFILL].wall
+        return replace(found, how=found.how + _inside(files)) if isinstance(found, Known) else found
+    if key != DECODE:
+        return clean_metric(files.manifest, f"{key}_ms")
+    found, step = clean_metric(files.manifest, "decode_ms"), facts.phases[DECODE]
+    if isinstance(found, Known) or isinstance(step.wall, Unknown) or step.steps_per_request is None:
+        return found
+    how = f"{step.steps_per_request:,.0f} steps of {format_ms(step.wall.value)} ({step.wall.how})"
+    return replace(step.wall, value=step.wall.value * step.steps_per_request, how=how, spread=None, is_estimate=True)
+
+
+def _inside(files: RunFiles) -> str:
+    """The model's own parts of a prefill, such as its vision towers."""
+    if not isinstance(files.metrics, Found):
+        return ""
+    own = [
+        f"{name.removesuffix('_ms')} {format_ms(stats.p50)}"
+        for name, stats in files.metrics.content.clean.metrics.items()
+        if name.endswith("_ms") and name not in STANDARD and stats.p50 is not None
+    ]
+    return f"; of it: {', '.join(own)}" if own else ""
+
+
+def _request_part(key: str, label: str, found: Known, at: float, width: float) -> RequestPart:
+    return RequestPart(
+        key=key,
+        label=label,
+        text=("≈ " if found.is_estimate else "") + format_ms(found.value),
+        share=format_percent(width / 100),
+        spread="" if found.spread is None else format_spread(found.spread, found.unit),
+        how=found.how,
+        source=found.source,
+        left_pct=at,
+        width_pct=width,
+    )
+
+
+def _request_notes(files: RunFiles, total: float) -> list[str]:
+    measured = clean_metric(files.manifest, "e2e_ms")
+    if not isinstance(measured, Known):
+        return []
+    spread = "" if measured.spread is None else f", {format_spread(measured.spread, 'ms')}"
+    return [f"Medians of each part, {format_ms(total)} together; whole requests: {format_ms(measured.value)}{spread}."]

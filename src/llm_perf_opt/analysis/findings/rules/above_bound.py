@@ -1,7 +1,7 @@
 """Rule above_bound: the kernels of a phase (on a CPU its operators) take much longer than the hardware needs."""
 
-from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts, value_of
-from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl
+from llm_perf_opt.analysis.findings.facts import COMPILED, TUNED, GpuFacts, Known, PhaseFacts, RunFacts, value_of
+from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, Suggestion, advise, amdahl
 from llm_perf_opt.analysis.findings.phase_kernels import HIDDEN, LAUNCH_BOUND_IDLE
 from llm_perf_opt.analysis.findings.remedies import (
     BFLOAT16,
@@ -16,15 +16,18 @@ from llm_perf_opt.analysis.findings.remedies import (
 
 MIN_FACTOR = 1.5
 SHOWN = 4
-REMEDY = (
-    "start with the classes that take the time: torch.compile(mode='max-autotune') for products and elementwise "
-    "chains, FlashAttention for attention; then look at single kernels with pipeline.ncu.enable=true"
+START = "start with the classes that take the time: "
+KERNELS = (
+    Suggestion(text="torch.compile(mode='max-autotune') for products and elementwise chains", done=TUNED),
+    "FlashAttention for attention; then look at single kernels with pipeline.ncu.enable=true",
 )
-
-
-CPU_REMEDY = (
-    "let each operator do more and use the cores: torch.compile, bfloat16 where the CPU has units for it, a larger "
-    "batch, and as many threads as there are cores (OMP_NUM_THREADS); operators.md names the ones that take the time"
+REMEDY = advise(START, KERNELS)
+CPU_START = "let each operator do more and use the cores: "
+OPERATORS = (
+    Suggestion(text="torch.compile", done=COMPILED),
+    "bfloat16 where the CPU has units for it",
+    "a larger batch",
+    "and as many threads as there are cores (OMP_NUM_THREADS); operators.md names the ones that take the time",
 )
 
 
@@ -34,13 +37,13 @@ def find_above_bound(facts: RunFacts) -> list[Finding]:
     for phase in facts.phases.values():
         floor = phase.achievable if isinstance(phase.achievable, Known) else phase.datasheet
         if isinstance(phase.gpu, GpuFacts) and isinstance(floor, Known):
-            found += _check(phase, phase.gpu, floor)
+            found += _check(phase, phase.gpu, floor, facts.already(phase.name))
         elif phase.is_cpu and isinstance(phase.operators, Known) and isinstance(floor, Known):
-            found += _check_cpu(phase, phase.operators, floor)
+            found += _check_cpu(phase, phase.operators, floor, facts.already(phase.name))
     return found
 
 
-def _check_cpu(phase: PhaseFacts, operators: Known, floor: Known) -> list[Finding]:
+def _check_cpu(phase: PhaseFacts, operators: Known, floor: Known, already: frozenset[str]) -> list[Finding]:
     if floor.value <= 0 or operators.value < MIN_FACTOR * floor.value:
         return []
     saved = operators.value - floor.value
@@ -53,7 +56,7 @@ def _check_cpu(phase: PhaseFacts, operators: Known, floor: Known) -> list[Findin
                 Evidence(text=f"bound {floor.value:.4g} ms ({floor.how})", source=where),
                 Evidence(text=operators.how, source=operators.source or "manifest.json"),
             ),
-            remedy=CPU_REMEDY,
+            remedy=advise(CPU_START, OPERATORS, already),
             saves_ms=saved,
             gain=amdahl(value_of(phase.wall), saved),
             confidence="low",
@@ -62,7 +65,7 @@ def _check_cpu(phase: PhaseFacts, operators: Known, floor: Known) -> list[Findin
     ]
 
 
-def _check(phase: PhaseFacts, gpu: GpuFacts, floor: Known) -> list[Finding]:
+def _check(phase: PhaseFacts, gpu: GpuFacts, floor: Known, already: frozenset[str]) -> list[Finding]:
     if floor.value <= 0 or gpu.busy_ms < MIN_FACTOR * floor.value:
         return []
     saved = gpu.busy_ms - floor.value
@@ -87,6 +90,7 @@ def _check(phase: PhaseFacts, gpu: GpuFacts, floor: Known) -> list[Finding]:
             saves_ms=saved,
             gain=amdahl(wall, saved),
             confidence="medium",
+            remedy=advise(START, KERNELS, already),
             caveat=HIDDEN if is_hidden else None,
         )
     ]

@@ -1,14 +1,17 @@
 """Rule framework_overhead: on a CPU, much of a phase passes outside operators, in Python and the framework."""
 
-from llm_perf_opt.analysis.findings.facts import Known, PhaseFacts, RunFacts
-from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl
+from llm_perf_opt.analysis.findings.facts import COMPILED, Known, PhaseFacts, RunFacts
+from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, Suggestion, advise, amdahl
 from llm_perf_opt.analysis.findings.remedies import COMPILE, LARGER_BATCH, ONE_THREAD
 
 MIN_SHARE = 0.15
-REMEDY = (
-    "start fewer operators from Python: torch.compile (on a CPU it fuses chains and drops dispatch), a larger batch, "
-    "or an exported model in a runtime without Python"
+START = "start fewer operators from Python: "
+FEWER = (
+    Suggestion(text="torch.compile (on a CPU it fuses chains and drops dispatch)", done=COMPILED),
+    "a larger batch",
+    "or an exported model in a runtime without Python",
 )
+REMEDY = advise(START, FEWER)
 
 
 def find_framework_overhead(facts: RunFacts) -> list[Finding]:
@@ -16,11 +19,11 @@ def find_framework_overhead(facts: RunFacts) -> list[Finding]:
     found = []
     for phase in facts.phases.values():
         if phase.is_cpu and isinstance(phase.wall, Known) and isinstance(phase.operators, Known):
-            found += _check(phase, phase.wall, phase.operators)
+            found += _check(phase, phase.wall, phase.operators, facts.already(phase.name))
     return found
 
 
-def _check(phase: PhaseFacts, wall: Known, operators: Known) -> list[Finding]:
+def _check(phase: PhaseFacts, wall: Known, operators: Known, already: frozenset[str]) -> list[Finding]:
     outside = wall.value - operators.value
     if outside < MIN_SHARE * wall.value:
         return []
@@ -36,6 +39,7 @@ def _check(phase: PhaseFacts, wall: Known, operators: Known) -> list[Finding]:
             saves_ms=outside,
             gain=amdahl(wall.value, outside),
             confidence="medium",
+            remedy=advise(START, FEWER, already),
             caveat="the profiler costs time at every operator, so the split is approximate",
         )
     ]

@@ -1,8 +1,17 @@
 """Rule launch_bound: the GPU stands idle because the host does not launch fast enough."""
 
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts, replays_graphs, runs_on
-from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
-from llm_perf_opt.analysis.findings.finding import MIN_HEADLINE, Evidence, Finding, Rule, amdahl, confidence_of
+from llm_perf_opt.analysis.findings.facts import COMPILED, GRAPHS, GpuFacts, Known, PhaseFacts, RunFacts
+from llm_perf_opt.analysis.findings.finding import (
+    MIN_HEADLINE,
+    Evidence,
+    Finding,
+    Rule,
+    Suggestion,
+    advise,
+    amdahl,
+    confidence_of,
+)
 from llm_perf_opt.analysis.findings.remedies import (
     COMPILE,
     CUDA_GRAPH,
@@ -20,11 +29,14 @@ MIN_KERNELS = 20
 # Ranges that explain all but this part of the waiting speak for the whole capture.
 MIN_LEFT_SHARE = 0.3
 STEP = {"prefill": "the prefill", "decode": "each step"}
-REMEDY = (
-    "launch fewer kernels from the host: capture the step in a CUDA graph (torch.compile(mode='reduce-overhead') with "
-    "a static KV cache, or torch.cuda.graph), fuse elementwise kernels with torch.compile, or decode a larger batch so "
-    "that each launch does more work"
+START = "launch fewer kernels from the host: "
+FEWER = (
+    "capture the step in a CUDA graph (torch.compile(mode='reduce-overhead') with a static KV cache, or "
+    "torch.cuda.graph)",
+    Suggestion(text="fuse elementwise kernels with torch.compile", done=COMPILED),
+    "or decode a larger batch so that each launch does more work",
 )
+REMEDY = advise(START, FEWER)
 REMEDY_OF_GRAPHS = (
     "the program replays graphs already: put what is still launched by itself into them (sampling, copies, other "
     "shapes), launch the next step before the last one has ended, or run a larger batch so that each launch does "
@@ -43,7 +55,7 @@ REMEDY_OF_CUDA = (
 
 def find_launch_bound(facts: RunFacts) -> list[Finding]:
     """One finding per phase that idles for at least half its clean time, mostly for want of launches."""
-    return [found for phase in facts.timed_gpu_phases() for found in _check(*phase)]
+    return [found for phase in facts.timed_gpu_phases() for found in _check(*phase, facts)]
 
 
 def find_launch_bound_in(facts: CaptureFacts) -> list[Finding]:
@@ -61,7 +73,7 @@ def find_launch_bound_in(facts: CaptureFacts) -> list[Finding]:
     return [*findings, _of_capture(facts, launching - explained)] if facts.kernel_count >= MIN_KERNELS else findings
 
 
-def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known) -> list[Finding]:
+def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known, facts: RunFacts) -> list[Finding]:
     idle_ms = wall.value - gpu.busy_ms
     if gpu.kernel_count < MIN_KERNELS or idle_ms < MIN_IDLE_SHARE * wall.value:
         return []
@@ -72,6 +84,8 @@ def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known) -> list[Finding]:
     if host_ms < MIN_HOST_SHARE * idle_ms:
         return []
     share = idle_ms / wall.value
+    already = facts.already(phase.name)
+    is_graph = gpu.is_graph or GRAPHS in already
     return [
         RULE.finding(
             title=f"{phase.name.capitalize()} is launch-bound: the GPU idles {100 * share:.0f} % of {STEP[phase.name]}",
@@ -80,8 +94,8 @@ def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known) -> list[Finding]:
             saves_ms=host_ms,
             gain=amdahl(wall.value, host_ms),
             confidence=confidence_of(gpu.instances, share=min(share, host_ms / idle_ms)),
-            remedy=REMEDY_OF_GRAPHS if gpu.is_graph else None,
-            hint=HINT_OF_GRAPHS if gpu.is_graph else None,
+            remedy=REMEDY_OF_GRAPHS if is_graph else advise(START, FEWER, already),
+            hint=HINT_OF_GRAPHS if is_graph else None,
         )
     ]
 

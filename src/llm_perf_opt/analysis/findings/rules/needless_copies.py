@@ -6,18 +6,21 @@ Kernels that only copy, copies to and from the host, and communication beside wh
 from dataclasses import replace
 
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
-from llm_perf_opt.analysis.findings.facts import CopyFacts, RunFacts
-from llm_perf_opt.analysis.findings.finding import WHOLE_CAPTURE, Evidence, Finding, Rule, amdahl
+from llm_perf_opt.analysis.findings.facts import STATIC_CACHE, CopyFacts, RunFacts
+from llm_perf_opt.analysis.findings.finding import WHOLE_CAPTURE, Evidence, Finding, Rule, Suggestion, advise, amdahl
 from llm_perf_opt.analysis.findings.phase_kernels import Slice, describe, slices, time_of
 from llm_perf_opt.analysis.findings.remedies import COMPILE, MAX_AUTOTUNE, REDUCE_OVERHEAD
 
 MIN_SHARE = 0.05
 MIN_TRANSFER_SHARE = 0.05
 SHOWN = 3
-REMEDY = (
-    "write results where they are needed: a preallocated (static) KV cache instead of torch.cat per token, contiguous "
-    "layouts instead of .contiguous() and .transpose() copies, no .to(dtype) inside layers"
+START = "write results where they are needed: "
+PLACES = (
+    Suggestion(text="a preallocated (static) KV cache instead of torch.cat per token", done=STATIC_CACHE),
+    "contiguous layouts instead of .contiguous() and .transpose() copies",
+    "no .to(dtype) inside layers",
 )
+REMEDY = advise(START, PLACES)
 TRANSFER_REMEDY = (
     "keep inputs and tokens on the device, pin host memory (pin_memory=True) and copy with non_blocking=True, and read "
     "results back in one piece after the loop"
@@ -38,7 +41,7 @@ def find_needless_copies(facts: RunFacts) -> list[Finding]:
         rows = [row for row in part.rows if row[0].kernel_class == "copy"]
         spent = time_of(rows)
         if rows and spent >= MIN_SHARE * part.busy_ms:
-            found.append(_copies(part, spent, facts.kernel_source))
+            found.append(_copies(part, spent, facts))
     return found
 
 
@@ -96,15 +99,16 @@ def find_exposed_communication(facts: CaptureFacts) -> list[Finding]:
     return [replace(finding, share=hidden / facts.span_ns, gain=amdahl(facts.span_ns, hidden))]
 
 
-def _copies(part: Slice, spent: float, source: str) -> Finding:
+def _copies(part: Slice, spent: float, facts: RunFacts) -> Finding:
     rows = sorted((k for k, _ in part.rows if k.kernel_class == "copy"), key=lambda k: -k.ms_per_step)
     return RULE.finding(
         title=f"Kernels that only copy take {100 * spent / part.busy_ms:.0f} % of {part.where}",
         phase=part.phase,
-        evidence=tuple(Evidence(text=describe(k, ""), source=source) for k in rows[:SHOWN]),
+        evidence=tuple(Evidence(text=describe(k, ""), source=facts.kernel_source) for k in rows[:SHOWN]),
         saves_ms=spent,
         gain=amdahl(part.wall_ms, spent),
         confidence="medium",
+        remedy=advise(START, PLACES, facts.already(part.phase)),
         caveat=part.caveat or "an upper bound: a copy that changes the format or gathers rows may be needed",
     )
 

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
-from llm_perf_opt.analysis.findings.facts import KernelFacts, PhaseKernel, RunFacts
-from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl
+from llm_perf_opt.analysis.findings.facts import COMPILED, KernelFacts, PhaseKernel, RunFacts
+from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, Suggestion, advise, amdahl
 from llm_perf_opt.analysis.findings.phase_kernels import (
     HIDDEN_IN_CAPTURE,
     LAUNCH_BOUND_IDLE,
@@ -19,10 +19,15 @@ from llm_perf_opt.analysis.kernels.names import is_fusible
 MIN_SHARE = 0.15
 MIN_LAUNCHES = 50
 SHOWN = 4
-REMEDY = (
-    "fuse them: torch.compile (inductor makes one kernel of a chain), or fused kernels for RMSNorm, rotary embedding "
-    "and SwiGLU (Liger, Apex, vLLM or flash-attn's layers)"
+FUSE = (
+    Suggestion(
+        text="torch.compile (inductor makes one kernel of a chain)",
+        done=COMPILED,
+        instead="the step is compiled already: look for what breaks its chains (graph breaks, views, custom kernels)",
+    ),
+    "or fused kernels for RMSNorm, rotary embedding and SwiGLU (Liger, Apex, vLLM or flash-attn's layers)",
 )
+REMEDY = advise("fuse them: ", FUSE)
 REMEDY_OF_OTHERS = (
     "fuse them: let the framework's compiler make one kernel of a chain (jax.jit, cupy.fuse, numba), or write one "
     "kernel that does what the chain does"
@@ -42,11 +47,12 @@ def find_unfused_elementwise(facts: RunFacts) -> list[Finding]:
         rows = [row for row in part.rows if is_fusible(row[0].name)]
         spent, launches = time_of(rows), sum(k.per_step for k, _ in rows)
         if launches >= MIN_LAUNCHES and spent >= MIN_SHARE * part.busy_ms:
-            found.append(_finding(part, rows, spent, launches, facts.kernel_source))
+            found.append(_finding(part, rows, spent, launches, facts))
     return found
 
 
-def _finding(part: Slice, rows: list[Row], spent: float, launches: float, source: str) -> Finding:
+def _finding(part: Slice, rows: list[Row], spent: float, launches: float, facts: RunFacts) -> Finding:
+    source = facts.kernel_source
     every = sum(k.per_step for k, _ in part.rows)
     top = sorted(rows, key=lambda row: -row[0].ms_per_step)[:SHOWN]
     total = Evidence(
@@ -61,6 +67,7 @@ def _finding(part: Slice, rows: list[Row], spent: float, launches: float, source
         saves_ms=spent,
         gain=amdahl(part.wall_ms, spent),
         confidence="medium",
+        remedy=advise("fuse them: ", FUSE, facts.already(part.phase)),
         caveat=part.caveat or "an upper bound: some of these bytes have to be moved once even when fused",
     )
 

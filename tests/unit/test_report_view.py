@@ -1,0 +1,142 @@
+"""What the pages decide: merged findings, advice not followed yet, the bar of a request, names that hit nothing."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.analysis.findings.rules import diagnose
+from llm_perf_opt.core.documents import Deployment
+from llm_perf_opt.core.manifest import read_manifest
+from llm_perf_opt.core.records import Metric, Spread
+from llm_perf_opt.report.page.glossary import words
+from llm_perf_opt.report.page.roofline_layout import WIDTH, layout_roofline
+from llm_perf_opt.report.run_files import read_run_files
+from llm_perf_opt.report.view.findings import findings_view
+from llm_perf_opt.report.view.report import ReportView, build_view
+from llm_perf_opt.report.view.roofline import Point, Roof, RooflineView
+from llm_perf_opt.report.write import write_reports
+from tests.support.report_facts import facts, gpu, idle, kernel, ms, ncu, phase
+from tests.support.report_runs import capture, stage, write_run
+
+
+def view_of(run: Path) -> ReportView:
+    return build_view(read_run_files(read_manifest(run), run))
+
+
+def bound_phases(**parts: object):  # type: ignore[no-untyped-def]
+    """Two phases that wait for launches; a request is one prefill and nine steps."""
+    waits = idle(host=8.0)
+    chain = tuple(kernel(f"elementwise_{i}", "elementwise", 0.01, launches=30) for i in range(2))
+    return facts(
+        phase("prefill", wall=ms(20.0), gpu=gpu(4.0, wall=20.0, idle=waits, kernels=chain), steps_per_request=1.0),
+        phase("decode", wall=ms(10.0), gpu=gpu(2.0, wall=10.0, idle=waits, kernels=chain), steps_per_request=9.0),
+        **parts,
+    )
+
+
+def test_the_same_finding_of_both_phases_is_one_with_the_time_of_a_request() -> None:
+    found = bound_phases(request_ms=150.0)
+    (first, *_) = findings_view(diagnose(found), found)
+    assert (first.rule, first.phase) == ("launch_bound", "decode and prefill")
+    # 9 steps of 8 ms and a prefill of 16 ms, of 150 ms.
+    assert (first.saves, first.saves_each) == ("up to 88.00 ms per request", "8.000 ms per token, 16.00 ms per prompt")
+    assert first.gain == "2.4× over a request (5.0× in decode, 5.0× in prefill)"
+    assert {text.text.split(":")[0] for text in first.evidence} == {"prefill", "decode"}
+
+
+def test_advice_that_is_followed_already_is_not_given_again() -> None:
+    plain = {f.rule: f for f in diagnose(bound_phases()) if f.phase == "decode"}
+    run = Deployment(compile="default", cache="static")
+    done = {f.rule: f for f in diagnose(bound_phases(deployment=run)) if f.phase == "decode"}
+    assert "fuse elementwise kernels with torch.compile" in plain["launch_bound"].remedy
+    assert "fuse elementwise kernels with torch.compile" not in done["launch_bound"].remedy
+    graphs = diagnose(bound_phases(deployment=Deployment(compile="reduce-overhead")))
+    remedies = {f.phase: f.remedy for f in graphs if f.rule == "launch_bound"}
+    assert remedies["decode"].startswith("the program replays graphs already")
+    # Ours compiles the decode step alone.
+    assert remedies["prefill"] == plain["launch_bound"].remedy
+
+
+def test_a_request_is_one_bar_from_preparation_to_text(tmp_path: Path) -> None:
+    spread = Spread(p10=9.0, p90=11.0, n=7)
+    times = {"prepare_ms": 30.0, "ttft_ms": 10.0, "prefill_ms": 9.5, "decode_ms": 50.0, "tpot_ms": 5.0, "post_ms": 10.0}
+    metrics = {
+        key: Metric(value=value, unit="ms", how="clean pass, median of 7", source="m.json", spread=spread)
+        for key, value in times.items()
+    } | {"tokens": Metric(value=11, unit="tokens", how="clean pass", source="m.json")}
+    write_run(tmp_path, stage("torch_profiler", tmp_path, metrics=metrics))
+    view = view_of(tmp_path)
+    request = view.request
+    assert request is not None
+    assert [(p.key, p.text, p.share, p.left_pct) for p in request.parts] == [
+        ("prepare", "30.00 ms", "30.0 %", 0.0),
+        ("prefill", "10.00 ms", "10.0 %", 30.0),
+        ("decode", "50.00 ms", "50.0 %", 40.0),
+        ("post", "10.00 ms", "10.0 %", 90.0),
+    ]
+    assert (request.total, request.per_token, request.missing) == ("100.0 ms", "9.091 ms", ())
+    assert {p.spread for p in request.parts} == {"p10–p90 9.000 ms – 11.00 ms, n = 7"}
+    decode = next(fall for fall in view.waterfalls if fall.phase == "decode")
+    wall = next(row for row in decode.rows if row.key == "wall")
+    assert (wall.total, wall.request_total, decode.request_title) == (
+        "5.000 ms", "50.00 ms", "Decode, per request (10 steps)",
+    )  # fmt: skip
+
+
+def test_a_page_of_ncu_alone_opens_with_what_ncu_measured(tmp_path: Path) -> None:
+    one = ncu("gemm", bound="memory", duration_ns=3000.0, launches=2, roof_pct=80.0)
+    two = ncu("copy", bound="latency", duration_ns=2000.0, launches=1, roof_pct=10.0)
+    data = {"kernels": [one, two], "launches": 3, "device": "NVIDIA H200"}
+    write_run(tmp_path, stage("ncu", tmp_path, {"ncu_kernels_json": ("kernels.json", data)}))
+    view = view_of(tmp_path)
+    assert view.headline.verdict.startswith("ncu measured 3 launches of 2 kernels, 8.00 µs in all")
+    assert "kernels" in view.parts and "waterfall" not in view.parts
+    assert [title for _, title, _ in view.absent] == [
+        "Waterfall", "Roofline", "Timeline", "Modules and operators", "Memory and power",
+    ]  # fmt: skip
+    assert view.kernels.totals_ms[0] == pytest.approx(0.008)
+
+
+def test_names_of_points_lie_on_no_line_no_point_and_no_other_name() -> None:
+    roofs = (
+        Roof(label="data sheet: 989 TFLOP/s", kind="datasheet", flops_per_s=989e12, bytes_per_s=4.8e12),
+        Roof(label="achievable: 819 TFLOP/s", kind="achievable", flops_per_s=819e12, bytes_per_s=4.5e12),
+    )
+    points = tuple(
+        Point(label=f"kernel_number_{i}", kind="kernel", group="GEMM", intensity=0.3 * (1 + i * i), weight=0.9 - i / 20,
+              flops_per_s=2 ** (i % 7) * 2e10, detail="", phases=("decode",))
+        for i in range(12)
+    )  # fmt: skip
+    layout = layout_roofline(RooflineView(roofs=roofs, points=points, x=(-1, 3), y=(9, 15), notes=()))
+    assert len({roof.label_y for roof in layout.roofs}) == 2
+    for roof in layout.roofs:
+        flat = float(roof.points.split()[-1].split(",")[1])
+        assert not roof.label_y - 10 <= flat <= roof.label_y + 3
+    boxes = []
+    for label in layout.labels:
+        width = 6.4 * len(label.text)
+        left = label.x - {"start": 0.0, "middle": width / 2, "end": width}[label.anchor]
+        boxes.append((left, label.y - 10, left + width, label.y + 3))
+        assert left > 0 and left + width < WIDTH
+    assert len(boxes) >= 3
+    for i, a in enumerate(boxes):
+        assert not [b for b in boxes[i + 1 :] if a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]]
+        assert not [d for d in layout.dots if a[0] < d.cx < a[2] and a[1] < d.cy < a[3]]
+
+
+def test_backticks_become_code_and_terms_are_explained_once() -> None:
+    text = str(words("TPOT and TPOT; use `torch.compile(<x>)`"))
+    assert text.count("<abbr title=") == 1 and "`" not in text
+    assert "<code>torch.compile(&lt;x&gt;)</code>" in text
+
+
+def test_every_file_a_page_links_to_exists(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    data = capture(("gemm", 4, 4_000_000))
+    write_run(run, stage("nsys", run, {"analysis_json": ("analysis.json", data)}))
+    write_reports(run)
+    html = (run / "report.html").read_text(encoding="utf-8")
+    linked = {target for target in re.findall(r'href="([^"]+)"', html) if not target.startswith(("#", "data:"))}
+    assert linked >= {"nsys/analysis.json", "report.md"}
+    assert [target for target in linked if not (run / target).is_file()] == []
