@@ -58,6 +58,10 @@ class FakeLoaded:
         return [int(i) for i in inputs[0]]
 
     def prefill(self, inputs: Any, ranges: RangeFactory) -> StepOutput:
+        if "FAKE_HUGE_BYTES" in os.environ:
+            import torch
+
+            torch.empty(int(os.environ["FAKE_HUGE_BYTES"]), dtype=torch.uint8)
         with ranges("sam"):
             hidden = self.module.mlp(self.module.embed(inputs))
         return self._step(inputs[:, -1:], hidden)
@@ -83,7 +87,10 @@ class FakeLoaded:
 
 @dataclass(frozen=True, kw_only=True)
 class FakeAdapter:
-    """`data_kind` is "tokens" or "pages"; FAKE_SLOW_S slows every decode step down."""
+    """`data_kind` is "tokens" or "pages"; FAKE_SLOW_S slows every decode step down.
+
+    FAKE_HUGE_BYTES are asked for in prefill.
+    """
 
     data_kind: str
     config_cls: type[ModelSection] = ModelSection

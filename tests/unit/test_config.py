@@ -21,7 +21,7 @@ from llm_perf_opt.profiling.stages.nsys import NsysConfig
 from tests.support.fixtures_dir import REPO
 
 # Stages of ours that use the public surface alone, so that conf/ does not know their sections.
-OUR_PLUGINS = ("energy",)
+OUR_PLUGINS = ("energy", "memory")
 TINY = ("model=llama_tiny", "dataset=synthetic")
 
 

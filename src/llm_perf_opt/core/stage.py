@@ -18,6 +18,7 @@ from llm_perf_opt.core.records import (
     read_progress,
 )
 from llm_perf_opt.core.redact import Redactor
+from llm_perf_opt.errors import ProfilingError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,14 @@ class Obstacle:
 
     def __str__(self) -> str:
         return f"{self.what} — {self.remedy}"
+
+
+class StageFailed(ProfilingError):
+    """A stage failed but has something to show all the same: `output` is recorded with the failure."""
+
+    def __init__(self, text: str, *, output: StageOutput) -> None:
+        super().__init__(text)
+        self.output = output
 
 
 @dataclass(frozen=True, kw_only=True)

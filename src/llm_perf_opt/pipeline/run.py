@@ -21,7 +21,7 @@ from llm_perf_opt.core.names import BUILT_IN, CLEAN_PASS_ORDER
 from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.core.records import CommandRecord, StageFile, StageOutput, StageRecord, StageStatus
 from llm_perf_opt.core.redact import Redactor
-from llm_perf_opt.core.stage import CommandRunner, StageContext
+from llm_perf_opt.core.stage import CommandRunner, StageContext, StageFailed
 from llm_perf_opt.errors import ProfilingError, StageSkipped
 from llm_perf_opt.pipeline.console import Console, StageTurn
 from llm_perf_opt.pipeline.plan import Plan, PlannedStage
@@ -179,6 +179,7 @@ def _run_stage(
         output = result
     elif isinstance(result, ProfilingError):
         status, reason = "skipped" if isinstance(result, StageSkipped) else "failed", str(result)
+        output = result.output if isinstance(result, StageFailed) else output
     else:
         trace = _write_trace(step.name, run, "".join(traceback.format_exception(result)))
         status, reason = "failed", f"{type(result).__name__}: {result} ({trace})"

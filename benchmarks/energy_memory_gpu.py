@@ -1,0 +1,142 @@
+"""Energy and memory of real presets on a GPU, and what the two stages cost.
+
+    python benchmarks/energy_memory_gpu.py [--out benchmarks/results/energy_memory_gpu.json] [--seconds 285]
+
+Joules per token of llama3_1b, eager and `infer.compile=reduce-overhead`, with the check of the counter against the
+integral of the power; predicted against measured memory of llama3_1b, llama3_8b and deepseek_v2_lite; and the slowdown
+of both stages on llama3_1b (`stage_overhead.py`). Random weights, a prompt of 1,024 tokens, 128 new ones. One JSON is
+written after each part; a part that fails, or that there is no time for, says so in it and does not end the others.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stage_overhead import measure
+
+SHAPE = [
+    "model.weights=random",
+    "dataset=synthetic",
+    "dataset.prompt_tokens=1024",
+    "dataset.num_samples=1",
+    "infer.max_new_tokens=128",
+    "infer.ignore_eos=true",
+]
+WITHOUT = ["pipeline.static_analysis.enable=false", "pipeline.torch_profiler.enable=false"]
+VARIANTS = {"eager": [], "reduce-overhead": ["infer.cache=static", "infer.compile=reduce-overhead"]}
+MODELS = ("llama3_1b", "llama3_8b", "deepseek_v2_lite")
+
+
+def profile(folder: Path, name: str, overrides: list[str], timeout_s: float) -> tuple[Path, dict[str, Any] | None, str]:
+    """One run of llm-perf; its directory, the manifest if there is one, and what it printed last."""
+    run_dir = folder / name
+    argv = [sys.executable, "-m", "llm_perf_opt.cli", "profile", *SHAPE, *overrides, f"artifacts.runs_dir={run_dir}"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, cwd=folder, check=False)
+    path = run_dir / "manifest.json"
+    manifest = json.loads(path.read_bytes()) if path.is_file() else None
+    return run_dir, manifest, (done.stdout + done.stderr)[-1500:]
+
+
+def stage_of(manifest: dict[str, Any] | None, name: str) -> dict[str, Any]:
+    return next((s for s in (manifest or {}).get("stages", ()) if s["name"] == name), {})
+
+
+def energy(folder: Path, variant: str, timeout_s: float) -> dict[str, Any]:
+    """Joules of one deployment of llama3_1b, with everything the stage knows of its meter."""
+    overrides = ["model=llama3_1b", *WITHOUT, *VARIANTS[variant], "pipeline.energy.enable=true"]
+    run_dir, manifest, tail = profile(
+        folder, f"energy-{variant}", [*overrides, "pipeline.energy.repeats=16"], timeout_s
+    )
+    stage = stage_of(manifest, "energy")
+    if stage.get("status") != "ok":
+        return {"failed": stage.get("reason") or tail}
+    document = json.loads((run_dir / "energy" / "energy.json").read_bytes())
+    metrics = json.loads((run_dir / "tmp" / "workload" / "energy" / "metrics.json").read_bytes())["clean"]["metrics"]
+    return {
+        "metrics": {n: {k: m[k] for k in ("value", "unit", "how", "reason")} for n, m in stage["metrics"].items()},
+        "phases": document["total"],
+        "device": {k: v for k, v in document["devices"][0].items() if k != "phases"},
+        "warnings": document["warnings"],
+        "ttft_ms": metrics["ttft_ms"]["p50"],
+        "tpot_ms": metrics["tpot_ms"]["p50"],
+        "seconds": stage["duration_s"],
+    }
+
+
+def memory(folder: Path, model: str, timeout_s: float) -> dict[str, Any]:
+    """Predicted against measured memory of one model, and its peak."""
+    overrides = [f"model={model}", "pipeline.torch_profiler.enable=false", "pipeline.memory.enable=true"]
+    run_dir, manifest, tail = profile(folder, f"memory-{model}", overrides, timeout_s)
+    stage = stage_of(manifest, "memory")
+    path = run_dir / "memory" / "memory.json"
+    if stage.get("status") != "ok" or not path.is_file():
+        return {"failed": stage.get("reason") or tail, "static": stage_of(manifest, "static_analysis").get("reason")}
+    document = json.loads(path.read_bytes())
+    predicted = json.loads((run_dir / "static_analysis" / "static.json").read_bytes())["memory"]
+    peak = document["peak"]
+    snapshot = run_dir / "memory" / "snapshot.pickle"
+    return {
+        "metrics": {name: metric["value"] for name, metric in stage["metrics"].items()},
+        "predicted": predicted,
+        "peak": {**peak, "stack": peak["stack"][:12], "sites": peak["sites"][:8]},
+        "timeline_peak_bytes": peak["total_bytes"],
+        "torch_peak_bytes": document["measured_peak_bytes"],
+        "used_before_bytes": document["used_before_bytes"],
+        "device_used_last_bytes": document["device_used"][-1][1] if document["device_used"] else None,
+        "snapshot_bytes": snapshot.stat().st_size if snapshot.is_file() else None,
+        "notes": document["notes"],
+        "seconds": stage["duration_s"],
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "energy_memory_gpu.json")
+    parser.add_argument("--seconds", type=float, default=285.0)
+    args = parser.parse_args()
+    begun = time.monotonic()
+    result: dict[str, Any] = {"energy": {}, "memory": {}}
+
+    def left() -> float:
+        return args.seconds - (time.monotonic() - begun)
+
+    def part(group: dict[str, Any], name: str, work: Callable[[float], Any], needs_s: float) -> None:
+        start = time.monotonic()
+        if left() < needs_s:
+            group[name] = {"failed": f"no time left: {left():.0f} s"}
+        else:
+            try:
+                group[name] = work(left())
+            except Exception:  # noqa: BLE001 - one part must not end the others; what went wrong is in the file
+                group[name] = {"failed": traceback.format_exc()[-1500:]}
+        print(f"{name}: {time.monotonic() - start:.0f} s, {json.dumps(group[name])[:300]}", file=sys.stderr, flush=True)
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+    with tempfile.TemporaryDirectory(prefix="energy-memory-") as scratch:
+        folder = Path(scratch)
+        for variant in VARIANTS:
+            part(result["energy"], variant, lambda s, v=variant: energy(folder, v, s), 20)  # type: ignore[misc]
+        for model in MODELS:
+            part(result["memory"], model, lambda s, m=model: memory(folder, m, s), 20)  # type: ignore[misc]
+        shape = tuple(word for word in SHAPE if "weights" not in word)
+        part(
+            result,
+            "overhead",
+            lambda s: measure("llama3_1b", rounds=3, seconds=s, overrides=shape),
+            45,
+        )
+    result["seconds"] = round(time.monotonic() - begun, 1)
+    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
