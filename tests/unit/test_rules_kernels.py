@@ -1,5 +1,6 @@
 """Rules about kernels: too slow, too small, too many, too wide."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,13 +8,14 @@ import pytest
 from llm_perf_opt.analysis.findings.facts import CopyFacts, RunFacts
 from llm_perf_opt.analysis.findings.phase_kernels import HIDDEN
 from llm_perf_opt.analysis.findings.rules.above_bound import find_above_bound
-from llm_perf_opt.analysis.findings.rules.dtype_miss import find_dtype_misses
+from llm_perf_opt.analysis.findings.rules.dtype_miss import find_dtype_misses, find_wide_format
 from llm_perf_opt.analysis.findings.rules.low_occupancy import find_low_occupancy
 from llm_perf_opt.analysis.findings.rules.memory_bound import find_far, find_near
 from llm_perf_opt.analysis.findings.rules.needless_copies import find_needless_copies, find_transfers
 from llm_perf_opt.analysis.findings.rules.small_gemm import find_small_gemms
 from llm_perf_opt.analysis.findings.rules.unfused_elementwise import find_unfused_elementwise
-from tests.support.report_facts import bound, busy_decode, facts, gpu, kernel, ms, ncu, phase, whole
+from llm_perf_opt.analysis.findings.rules.weight_reads import find_weight_reads
+from tests.support.report_facts import NO_MEMORY, bound, busy_decode, facts, gpu, kernel, ms, ncu, phase, size, whole
 
 GEMM = kernel("nvjet_tst_64x8", "GEMM", 0.8, 32)
 REST = kernel("flash_fprop", "attention", 0.2, 16)
@@ -191,3 +193,24 @@ def test_a_capture_without_phases_is_judged_as_a_whole() -> None:
     (found,) = find_needless_copies(facts(phase("decode"), kernels=(whole(GEMM), whole(cat))))
     assert (found.phase, found.gain) == ("capture", None)
     assert found.title == "Kernels that only copy take 20 % of the capture's kernel time"
+
+
+def test_a_model_in_float32_on_a_gpu_may_be_narrower_and_one_on_a_cpu_is_left_alone() -> None:
+    wide = busy_decode(
+        kernel("ampere_sgemm_128x64_tn", "GEMM", 0.8), kernel("add", "elementwise", 0.2), dtype="float32"
+    )
+    (found,) = find_wide_format(wide)
+    assert found.saves_ms == pytest.approx(0.8 * 15 / 16 + 0.1)
+    assert found.title == "The model runs in float32: 80 % of decode kernel time are its products"
+    assert find_wide_format(replace(wide, is_cpu=True)) == find_wide_format(replace(wide, dtype="bfloat16")) == []
+
+
+def test_decode_that_reads_weights_alone_could_read_narrower_ones() -> None:
+    decode = phase("decode", wall=ms(2.0), gpu=gpu(1.6, wall=2.0), bytes=size(2.5e9), limit="memory")
+    memory = replace(NO_MEMORY, kv_read_per_step=size(0.1e9), weight_dtype="bf16")
+    (found,) = find_weight_reads(facts(decode, memory=memory))
+    assert found.title == "Decode reads 2.40 GB of bf16 weights in each step, 96 % of its bytes"
+    assert found.saves_ms == pytest.approx(1.6 * 0.96 / 2) and found.gain == pytest.approx(2 / (2 - 0.768))
+    assert find_weight_reads(facts(decode, memory=replace(memory, weight_dtype="fp8"))) == []
+    assert find_weight_reads(facts(decode, memory=replace(memory, kv_read_per_step=size(2e9)))) == []
+    assert find_weight_reads(facts(replace(decode, limit="compute"), memory=memory)) == []

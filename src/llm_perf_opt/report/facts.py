@@ -376,11 +376,16 @@ def _memory(files: RunFiles) -> MemoryFacts:
         measured_peak=clean_metric(files.manifest, "peak_memory_bytes"),
         capacity=predicted(memory.capacity_bytes if memory else None, "memory of the device"),
         kv_dtype=_kv_dtype(static.content) if isinstance(static, Found) else None,
+        weight_dtype=_weight_dtype(static.content) if isinstance(static, Found) else None,
     )
 
 
 def _kv_dtype(static: StaticDocument) -> str:
     return static.dtype if static.dtypes is None else static.dtypes.kv
+
+
+def _weight_dtype(static: StaticDocument) -> str:
+    return static.dtype if static.dtypes is None else static.dtypes.weight
 
 
 def _slowdowns(files: RunFiles) -> dict[str, Known]:

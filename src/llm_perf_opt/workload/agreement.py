@@ -76,8 +76,9 @@ class _Tally:
         if name in self.samples:
             return
         self.samples.add(name)
-        ours = logits.float()
-        theirs = reference.logits.to(ours.device).float()
+        # In double precision: sums over a large vocabulary round more than equal models differ.
+        ours = logits.double()
+        theirs = reference.logits.to(ours.device).double()
         log_p, log_q = theirs.log_softmax(-1), ours.log_softmax(-1)
         divergence = (log_p.exp() * (log_p - log_q)).sum(-1).clamp(min=0)
         choices, other = theirs.argmax(-1), ours.argmax(-1)

@@ -128,7 +128,9 @@ class CopyFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryFacts:
-    """Predicted and measured memory in bytes. `kv_dtype` is the number format the cache was predicted in."""
+    """Predicted and measured memory in bytes. `kv_dtype`, `weight_dtype`: the formats cache and weights were predicted
+    in.
+    """
 
     weights: Quantity
     kv_cache: Quantity
@@ -139,6 +141,7 @@ class MemoryFacts:
     measured_peak: Quantity
     capacity: Quantity
     kv_dtype: str | None = None
+    weight_dtype: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

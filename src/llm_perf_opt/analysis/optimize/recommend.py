@@ -58,7 +58,9 @@ def path_to_best(start: StartRow, rows: Sequence[ExperimentRow], best: str | Non
             break
         chain.insert(0, row)
         name = None if row.against == "start" else row.against
-    value = start.metrics.get(objective)
+    # As it was beside the first step: a machine that grew slower later would flatter it.
+    first = chain[0].change(objective) if chain else None
+    value = start.metrics.get(objective) if first is None else first.before
     if value is None:
         return []
     steps = [PathStep(name="start", title="as it was", value=value, gain=None, low=None, high=None)]

@@ -196,8 +196,8 @@ def _recommended(found: OptimizeDocument) -> list[str]:
     assert done is not None
     lossy = " Outputs are within the stated limits, not equal." if done.is_lossy else ""
     lines = ["## What to set", "", f"{', '.join(code(word) for word in set_words(found))}.{lossy}", ""]
-    if done.file is not None:
-        lines += [f"As an experiment, in {code(done.file)}:", "", "```", done.command, "```", ""]
+    where = "As a command:" if done.file is None else f"As an experiment, in {code(done.file)}:"
+    lines += [where, "", "```", done.command, "```", ""]
     if done.code:
         lines += ["In a program of your own:", "", "```python", done.code.rstrip(), "```", ""]
     return lines

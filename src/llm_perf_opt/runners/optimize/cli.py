@@ -148,8 +148,10 @@ def _optimize_model(args: argparse.Namespace, options: "OptimizeOptions") -> int
     from llm_perf_opt.pipeline.console import StageTurn, make_console
     from llm_perf_opt.pipeline.lock import locked
     from llm_perf_opt.pipeline.provenance import make_redactor
+    from llm_perf_opt.profiling.nvml import gpu_index
     from llm_perf_opt.report.optimize.text import render_plan, render_terminal
-    from llm_perf_opt.runners.optimize.run import Optimizer
+    from llm_perf_opt.runners.optimize.metered import require_counter
+    from llm_perf_opt.runners.optimize.run import ENERGY, Optimizer
     from llm_perf_opt.runners.optimize.setup import (
         PROFILE_DIR,
         ModelBench,
@@ -168,6 +170,9 @@ def _optimize_model(args: argparse.Namespace, options: "OptimizeOptions") -> int
     problems = problems_of(subject.config)
     if problems:
         raise ConfigError(problems)
+    gpu = gpu_index(subject.config.run.device, os.environ)
+    if options.objective == ENERGY:
+        require_counter(gpu)
     if args.dry_run and subject.run_dir is not None:
         profile = read_profile(subject.run_dir)
         situation = situation_of(subject, profile, options.objective, lossless=args.lossless)
@@ -176,9 +181,11 @@ def _optimize_model(args: argparse.Namespace, options: "OptimizeOptions") -> int
     folder.mkdir(parents=True, exist_ok=True)
     console = make_console()
     with locked(folder, partial(print, file=sys.stderr)):
+        profile_s = None
         if subject.run_dir is not None:
             profile = read_profile(subject.run_dir)
         else:
+            before = time.monotonic()
             console.say(f"profiling into {folder / PROFILE_DIR}")
             console.stage_started(StageTurn(name="profile"))
             try:
@@ -191,6 +198,7 @@ def _optimize_model(args: argparse.Namespace, options: "OptimizeOptions") -> int
                 )
             finally:
                 console.close()
+            profile_s = time.monotonic() - before
         situation = situation_of(subject, profile, options.objective, lossless=args.lossless)
         plan = plan_for(subject, profile, situation, given=remedies)
         if args.dry_run:
@@ -207,6 +215,8 @@ def _optimize_model(args: argparse.Namespace, options: "OptimizeOptions") -> int
             console=console,
             redactor=redactor,
             began=began,
+            gpu=gpu,
+            profile_s=profile_s,
         )
         document = optimizer.run()
     _print(document, args, render_terminal(document), folder)

@@ -55,6 +55,10 @@ class ProgramBench:
         del candidate
         return None
 
+    def look(self, candidate: TrialSet, folder: Path, timeout_s: float, tick: Tick) -> tuple[str, ...] | None:
+        del candidate, folder, timeout_s, tick
+        return None
+
     def recommend(self, candidate: TrialSet, sentence: str, folder: Path) -> tuple[str | None, str]:
         del sentence, folder
         environment = [f"{key}={shlex.quote(value)}" for key, value in candidate.environment.items()]

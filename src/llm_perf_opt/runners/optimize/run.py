@@ -56,13 +56,17 @@ from llm_perf_opt.errors import CommandFailed, ConfigError, ProfilingError, Tool
 from llm_perf_opt.pipeline.console import Console, StageTurn
 from llm_perf_opt.report.optimize.page import render_page
 from llm_perf_opt.report.optimize.text import render_markdown
+from llm_perf_opt.runners.optimize.metered import metered_pass
 from llm_perf_opt.runners.optimize.protocol import WorkerReady
 from llm_perf_opt.runners.optimize.setup import Profile
 from llm_perf_opt.runners.optimize.workers import Bench, ExperimentWorker, OutOfMemory
 
 START = "start"
+ENERGY = "joules_per_token"
 JSON_FILE, MARKDOWN_FILE, PAGE_FILE = "optimize.json", "optimize.md", "optimize.html"
-EXPERIMENTS_DIR, REFERENCE_FILE = "experiments", "reference.pt"
+EXPERIMENTS_DIR, BEST_DIR, REFERENCE_FILE = "experiments", "best", "reference.pt"
+# Two passes compile, and a machine is never as quiet as hoped.
+LOOK_MARGIN = 1.5
 METRICS = ("tpot_ms", "ttft_ms", "tokens_per_s", "joules_per_token", "wall_ms")
 # No experiment takes more of what is left of the budget than this, unless that is very little.
 MOST_SHARE, LEAST_S = 0.6, 60.0
@@ -117,6 +121,11 @@ class Optimizer:
     console: Console
     redactor: Redactor
     began: float
+    # The driver's number of the GPU, for objectives that need its counter of energy.
+    gpu: int | str | None = None
+    # How long the profile took, where it was made here.
+    profile_s: float | None = None
+    left: tuple[str, ...] | None = None
     rows: list[ExperimentRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     start: Side | None = None
@@ -154,6 +163,8 @@ class Optimizer:
                 self.save("running")
             self._verify_best()
             status = "done"
+            self._end_sides()
+            self._look_at_best()
         except KeyboardInterrupt:
             status = "interrupted"
             raise
@@ -161,8 +172,7 @@ class Optimizer:
             self.notes.append(f"ended early: {error}")
             raise
         finally:
-            for side in self.sides:
-                side.end()
+            self._end_sides()
             (self.folder / REFERENCE_FILE).unlink(missing_ok=True)
             self.console.close()
             document = self.save(status)
@@ -325,12 +335,19 @@ class Optimizer:
         return found
 
     def _pass(self, side: Side) -> MeasuredPass:
+        """One pass; where energy is the objective, as many as the driver's counter needs to be told apart."""
         assert side.worker is not None
-        found = side.worker.run_pass(len(side.passes), self.deadline + LEAST_S)
-        side.passes.append(found.values)
-        known = [peak for peak in (side.peak_bytes, found.peak_bytes) if peak is not None]
+        until, number = self.deadline + LEAST_S, len(side.passes)
+        values: MeasuredPass
+        if self.options.objective == ENERGY:
+            values, peak = metered_pass(side.worker, number, until, gpu=self.gpu)
+        else:
+            found = side.worker.run_pass(number, until)
+            values, peak = found.values, found.peak_bytes
+        side.passes.append(values)
+        known = [bytes_ for bytes_ in (side.peak_bytes, peak) if bytes_ is not None]
         side.peak_bytes = max(known, default=None)
-        return found.values
+        return values
 
     def _verify_best(self) -> None:
         """Where the best was reached in several steps, measure it once more, beside the start itself."""
@@ -344,6 +361,31 @@ class Optimizer:
             self.console.say(f"{best.name}: once more, beside the start")
             found = self._pairs(start, best, self.deadline + LEAST_S).get(self.options.objective)
             self.direct = None if found is None else found.change
+
+    def _end_sides(self) -> None:
+        for side in self.sides:
+            side.end()
+
+    def _look_at_best(self) -> None:
+        """Where the budget has room for it, profile the best: what is left is what its findings say."""
+        best = self.search.best
+        if best is None or self.profile_s is None or self.best is None:
+            return
+        need = LOOK_MARGIN * (self.profile_s + (self.best.ready.compile_s or 0.0))
+        if self.left_s < need:
+            self.notes.append(f"the best was not profiled: about {need:.0f} s, and {self.left_s:.0f} s were left")
+            return
+        self.save("running")
+        self.console.say(f"{self.best.name}: profiling what is left")
+        self.console.stage_started(StageTurn(name="profile of the best"))
+        try:
+            found = self.bench.look(best.candidate, self.folder / BEST_DIR, self.left_s + LEAST_S, self.console.tick)
+        except ProfilingError as error:
+            self.notes.append(f"the best could not be profiled: {error}")
+        else:
+            self.left = found
+        finally:
+            self.console.close()
 
     def _row(
         self,
@@ -460,7 +502,7 @@ class Optimizer:
             gain_is_direct=direct is not None,
             path=tuple(path),
             distance=distance_to_bound(self.plan.facts, last, objective),
-            left=self.plan.left,
+            left=self.plan.left if self.left is None else self.left,
             recommendation=None if best is None else self._recommend(best.candidate, sentence),
             calibration=calibrate_rules(self.rows, objective),
             sentence=sentence,

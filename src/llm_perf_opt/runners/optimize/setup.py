@@ -3,8 +3,8 @@
 import os
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llm_perf_opt.analysis.findings.facts import RunFacts
@@ -100,14 +100,23 @@ def read_subject(words: Sequence[str], *, config_dir: Path | None = None) -> Opt
     return OptimizedModel(overrides=tuple(overrides), entry=entry, config=config, run_dir=run_dir)
 
 
-def make_profile(subject: OptimizedModel, folder: Path, *, timeout_s: float, tick: Tick, log: Path) -> Profile:
+def make_profile(
+    subject: OptimizedModel,
+    folder: Path,
+    *,
+    timeout_s: float,
+    tick: Tick,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+) -> Profile:
     """Profile the subject as it is: static analysis and torch.profiler, and whatever else its overrides switch on."""
     flags = [] if subject.entry.extra_dir is None else ["--config-dir", str(subject.entry.extra_dir)]
     argv = [
         *(sys.executable, "-m", "llm_perf_opt.cli", "profile", *flags, *PROFILE_WORDS, *subject.overrides),
         *(f"artifacts.runs_dir={quote(str(folder))}", f"hydra.run.dir={quote(str(folder))}"),
     ]
-    result = run_command(argv, env=_environment(subject.config), timeout_s=timeout_s, log=log, on_tick=tick)
+    env = allowed_environment(os.environ, subject.config.run.env_passthrough) | dict(environment or {})
+    result = run_command(argv, env=env, timeout_s=timeout_s, log=log, on_tick=tick)
     if not (folder / MANIFEST_FILE).is_file():
         raise CommandFailed(f"the profile failed: {last_words(result.tail) or 'it printed nothing'} (log: {log})")
     if result.timed_out:
@@ -148,14 +157,29 @@ class ModelBench:
             problems = error.problems
         return f"not possible here: {'; '.join(problems)}" if problems else None
 
+    def look(self, candidate: TrialSet, folder: Path, timeout_s: float, tick: Tick) -> tuple[str, ...] | None:
+        changed = tuple(f"++{change}" for change in candidate.overrides)
+        subject = replace(
+            self.subject,
+            overrides=(*self.subject.overrides, *changed),
+            config=self.subject.with_changes(candidate.overrides),
+        )
+        log = folder.with_name(f"{folder.name}.log")
+        found = make_profile(
+            subject, folder, timeout_s=timeout_s, tick=tick, log=log, environment=candidate.environment
+        )
+        return tuple(f"{f.title}: {f.remedy}" for f in found.findings if f.saves_ms or f.gain)
+
     def recommend(self, candidate: TrialSet, sentence: str, folder: Path) -> tuple[str | None, str]:
         """An experiment for `--config-dir`. One that was chosen already becomes a part of it: Hydra takes one."""
         chosen = [word.partition("=")[2] for word in self.subject.overrides if override_key(word) == GROUP]
         given = self.redactor.words([word for word in self.subject.overrides if override_key(word) != GROUP])
+        words = [f"{key}={value}" for key, value in candidate.environment.items()]
+        if not candidate.sets:
+            return None, shlex.join([*words, "llm-perf", "profile", *self.redactor.words(self.subject.overrides)])
         file = folder / CONF_DIR / GROUP / f"{EXPERIMENT}.yaml"
         file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, experiment_yaml(candidate, sentence=sentence, parents=chosen).encode())
-        words = [f"{key}={value}" for key, value in candidate.environment.items()]
         words += ["llm-perf", "profile", "--config-dir", shlex.quote(str(folder / CONF_DIR))]
         command = " ".join([*words, *map(shlex.quote, given), f"{GROUP}={EXPERIMENT}"])
         return file.relative_to(folder).as_posix(), command
@@ -173,7 +197,3 @@ def _compose(overrides: Sequence[str], entry: ConfigEntry, user_dir: Path) -> Ap
     except COMPOSITION_ERRORS as error:
         raise explain_composition_error(error, overrides, user_dir=user_dir, entry=entry) from error
     return type_config(composed, user_dir=user_dir)
-
-
-def _environment(config: AppConfig) -> dict[str, str]:
-    return allowed_environment(os.environ, config.run.env_passthrough)

@@ -44,10 +44,11 @@ class OutOfTime(CommandFailed):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerPass:
-    """What one pass measured: values by metric, one a sample, and the most memory."""
+    """What one pass measured: values by metric, one a sample, the most memory, and all tokens it generated."""
 
     values: Mapping[str, list[RepeatedValue]]
     peak_bytes: int | None
+    tokens: int = 0
 
 
 class ExperimentWorker(Protocol):
@@ -80,6 +81,10 @@ class Bench(Protocol):
 
     def refuse(self, candidate: TrialSet) -> str | None:
         """Why a candidate cannot be run at all."""
+        ...
+
+    def look(self, candidate: TrialSet, folder: Path, timeout_s: float, tick: Tick) -> tuple[str, ...] | None:
+        """What a profile of it finds that could still be saved; None where it cannot be profiled."""
         ...
 
     def recommend(self, candidate: TrialSet, sentence: str, folder: Path) -> tuple[str | None, str]:
@@ -132,7 +137,11 @@ class ModelWorker:
     def run_pass(self, number: int, until: float) -> WorkerPass:
         samples = self._ask(WorkerAsk(do="pass", number=number), until).samples
         peaks = [s.peak_memory_bytes for s in samples if s.peak_memory_bytes is not None]
-        return WorkerPass(values=pass_values(samples, repeat=number), peak_bytes=max(peaks, default=None))
+        return WorkerPass(
+            values=pass_values(samples, repeat=number),
+            peak_bytes=max(peaks, default=None),
+            tokens=sum(s.tokens for s in samples),
+        )
 
     def write_reference(self, path: Path, until: float) -> None:
         self._ask(WorkerAsk(do="reference", path=str(path)), until)

@@ -26,6 +26,7 @@ from llm_perf_opt.analysis.findings.rules import (
     throttling,
     unfused_elementwise,
     wait_bound,
+    weight_reads,
 )
 
 RULES: tuple[Rule, ...] = (
@@ -49,7 +50,9 @@ RULES: tuple[Rule, ...] = (
     needless_copies.COMMUNICATION,
     low_occupancy.RULE,
     dtype_miss.RULE,
+    dtype_miss.WIDE_FORMAT,
     kv_growth.RULE,
+    weight_reads.RULE,
     throttling.RULE,
     profiler_overhead.RULE,
 )

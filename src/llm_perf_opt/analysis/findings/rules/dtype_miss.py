@@ -1,4 +1,6 @@
-"""Rule dtype_miss: matrix products in fp32 or TF32, or off the tensor cores, where a 16-bit format was meant."""
+"""Rules dtype_miss: matrix products in fp32 or TF32, or off the tensor cores, where a 16-bit format was meant; and
+wide_format: a whole model in fp32.
+"""
 
 import re
 
@@ -8,7 +10,11 @@ from llm_perf_opt.analysis.findings.phase_kernels import Slice, describe, slices
 from llm_perf_opt.analysis.findings.remedies import BFLOAT16
 
 MEANT = ("bf16", "fp16", "bfloat16", "float16")
+WIDE = ("fp32", "float32")
 MIN_SHARE = 0.01
+# A model of float32 that need not be: products at the ratio of an H100's tensor cores to its CUDA cores, half of all
+# other bytes.
+MOST_RATIO, HALF = 16.0, 0.5
 SHOWN = 3
 # Names of cuBLAS and CUTLASS kernels say what they multiply.
 MISSES = (
@@ -24,6 +30,7 @@ REMEDY = (
     "autocast regions that end too early; where fp32 is meant, "
     "torch.set_float32_matmul_precision('high') at least uses TF32"
 )
+WIDE_REMEDY = "run it in bfloat16 (model.dtype=bfloat16): half the bytes, and products on the tensor cores"
 Row = tuple[PhaseKernel, KernelFacts | None]
 
 
@@ -38,6 +45,25 @@ def find_dtype_misses(facts: RunFacts) -> list[Finding]:
         if rows and spent >= MIN_SHARE * part.busy_ms:
             found.append(_finding(part, rows, spent, facts))
     return found
+
+
+def find_wide_format(facts: RunFacts) -> list[Finding]:
+    """One finding per phase of a model that runs in 32 bits on a GPU."""
+    return [_wide(part, facts) for part in slices(facts)] if facts.dtype in WIDE and not facts.is_cpu else []
+
+
+def _wide(part: Slice, facts: RunFacts) -> Finding:
+    products = time_of(row for row in part.rows if row[0].kernel_class == "GEMM")
+    saved = products * (1 - 1 / MOST_RATIO) + (part.busy_ms - products) * HALF
+    return WIDE_FORMAT.finding(
+        title=f"The model runs in float32: {100 * products / part.busy_ms:.0f} % of {part.where} are its products",
+        phase=part.phase,
+        evidence=(Evidence(text=f"kernels {part.busy_ms:.4g} ms", source=facts.kernel_source),),
+        saves_ms=saved,
+        gain=amdahl(part.wall_ms, saved),
+        confidence="low",
+        caveat=part.caveat or "outputs change with the format: check them",
+    )
 
 
 def miss_of(kernel: PhaseKernel) -> str | None:
@@ -69,5 +95,12 @@ RULE = Rule(
     find=find_dtype_misses,
     plain_words="Some calculations run in a slower number format than intended.",
     remedy=REMEDY,
+)
+WIDE_FORMAT = Rule(
+    id="wide_format",
+    find=find_wide_format,
+    plain_words="The model calculates with more digits than it may need, which takes longer.",
+    remedy=WIDE_REMEDY,
+    hint="bfloat16",
     experiments=(BFLOAT16,),
 )
