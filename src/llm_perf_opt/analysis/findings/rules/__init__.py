@@ -26,7 +26,6 @@ from llm_perf_opt.analysis.findings.rules import (
     throttling,
     unfused_elementwise,
     wait_bound,
-    weight_reads,
 )
 
 RULES: tuple[Rule, ...] = (
@@ -52,7 +51,7 @@ RULES: tuple[Rule, ...] = (
     dtype_miss.RULE,
     dtype_miss.WIDE_FORMAT,
     kv_growth.RULE,
-    weight_reads.RULE,
+    kv_growth.WEIGHT_READS,
     throttling.RULE,
     profiler_overhead.RULE,
 )
