@@ -1,0 +1,19 @@
+"""Runs a program and writes down how it ended: `python launch.py FILE PROGRAM …`.
+
+py-spy ends well whatever the program it runs does, so this stands between the two.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def main() -> int:
+    ending, *command = sys.argv[1:]
+    code = subprocess.run(command, check=False).returncode
+    Path(ending).write_text(str(code), encoding="ascii")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
