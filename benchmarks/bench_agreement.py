@@ -1,12 +1,14 @@
 """Whether `llm-perf bench` and `vllm bench serve` measure the same: one server, the same prompts, in turns.
 
-    python benchmarks/bench_agreement.py VLLM_BIN [--rates 4,10] [--requests 200] [--slices 4]
+    python benchmarks/bench_agreement.py VLLM_BIN [--rates 5,10] [--requests 200] [--slices 2] [--nice N]
 
 VLLM_BIN is the bin folder of an environment with vLLM, for the CPU or a GPU; a tiny random model is served. Each rate's
 requests are sent in slices, ours and theirs in turns, so that whatever else the machine does meanwhile is in both; the
 requests of all slices of a side are taken together. Arrivals are constant for both (burstiness 1e6 for theirs), since
 the two draw their Poisson gaps differently. Prefix caching is off: both send the same prompts. Printed and written to
-benchmarks/results/bench_agreement.json; exit code 1 where a median differs by more than 5 %.
+benchmarks/results/bench_agreement.json; exit code 1 where a median differs by more than 5 %. On a machine with other
+work the medians of one side alone differ more than that from slice to slice: --nice -15 (as root) gives the server and
+both clients the machine whenever they want it.
 """
 
 import argparse
@@ -16,10 +18,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+import psutil
 
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
@@ -34,6 +39,7 @@ RESULTS = Path(__file__).parent / "results" / "bench_agreement.json"
 AIM = 0.05
 OUTPUT_TOKENS = 32
 PROMPT_WORDS = 40
+LAYERS = 8
 
 
 @dataclass(kw_only=True)
@@ -63,7 +69,8 @@ def serve(vllm_bin: Path, model: Path, folder: Path) -> Iterator[str]:
             *["--load-format", "dummy", "--max-model-len", "1024", "--enforce-eager"],
             "--no-enable-prefix-caching",
         ),
-        env={"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"},
+        # The model on one core alone, on a CPU: its threads wait by spinning, and server and client need a core too.
+        env={"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0", "HF_HUB_OFFLINE": "1"},
         ready_timeout_s=1500,
     )
     place = ServerPlace(
@@ -75,6 +82,18 @@ def serve(vllm_bin: Path, model: Path, folder: Path) -> Iterator[str]:
     )
     with running_server(section, place) as server:
         yield server.target.url
+
+
+def put_first(pids: list[int], nice: int) -> None:
+    """A priority is a thread's own, and that of its session where the kernel groups processes by theirs."""
+    for pid in pids:
+        for thread in psutil.Process(pid).threads():
+            os.setpriority(os.PRIO_PROCESS, thread.id, nice)
+        group = Path(f"/proc/{pid}/autogroup")
+        if group.exists():
+            group.write_text(str(nice))
+            # The kernel takes one change of a group every tenth of a second.
+            time.sleep(0.2)
 
 
 def ours(url: str, prompts: Path, rate: float, count: int, seen: Requests, folder: Path) -> None:
@@ -113,16 +132,24 @@ def theirs(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("vllm_bin", type=Path)
-    parser.add_argument("--rates", default="4,10")
+    parser.add_argument("--rates", default="5,10")
     parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--slices", type=int, default=4)
+    parser.add_argument("--slices", type=int, default=2)
+    parser.add_argument("--nice", type=int, default=0, help="priority of the server and of both clients")
     args = parser.parse_args()
     count = args.requests // args.slices
     levels = []
     with tempfile.TemporaryDirectory(prefix="bench-agreement-") as scratch:
         root = Path(scratch)
-        model = write_tiny_snapshot(root / "tiny")
+        model = write_tiny_snapshot(root / "tiny", weights=False)
+        # Steps that take longer than it takes to tell of them.
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**config, "num_hidden_layers": LAYERS}))
         with serve(args.vllm_bin.resolve(), model, root) as url:
+            if args.nice:
+                # Threads that start from now on take it over, and so do the clients.
+                started = [process.pid for process in psutil.Process().children(recursive=True)]
+                put_first([*started, os.getpid()], args.nice)
             for rate in (float(text) for text in args.rates.split(",")):
                 sides = {"ours": Requests(), "theirs": Requests()}
                 for part in range(args.slices):
@@ -139,14 +166,20 @@ def main() -> int:
                 levels.append(compare(rate, sides))
                 print(json.dumps(levels[-1]), file=sys.stderr, flush=True)
     worst = max(abs(row["difference"]) for level in levels for row in level["medians"].values())
-    document = {"aim": AIM, "worst_difference": worst, "output_tokens": OUTPUT_TOKENS, "levels": levels}
+    document = {
+        "aim": AIM,
+        "nice": args.nice,
+        "worst_difference": worst,
+        "output_tokens": OUTPUT_TOKENS,
+        "levels": levels,
+    }
     print(json.dumps(document, indent=2))
     RESULTS.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return 0 if worst <= AIM else 1
 
 
 def compare(rate: float, sides: dict[str, Requests]) -> dict[str, object]:
-    medians = {}
+    medians: dict[str, dict[str, float]] = {}
     for name in asdict(sides["ours"]):
         a, b = (statistics.median(getattr(sides[side], name)) for side in ("ours", "theirs"))
         medians[name] = {"ours": round(a, 3), "theirs": round(b, 3), "difference": round(a / b - 1, 4)}

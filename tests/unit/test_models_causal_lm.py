@@ -192,6 +192,35 @@ def test_a_snapshot_in_another_dtype_and_attention_says_so(snapshot: Path) -> No
     )
 
 
+TINY = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "head_dim": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 256,
+    "sliding_window": 64,
+}
+WITHOUT_SDPA: dict[str, dict[str, float]] = {
+    "gemma2": {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "query_pre_attn_scalar": 32},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
+
+
+@pytest.mark.parametrize("family", WITHOUT_SDPA)
+def test_a_model_without_sdpa_runs_with_what_its_code_has(family: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, **TINY, **WITHOUT_SDPA[family]}))
+    where = (f"model.path='{tmp_path}'", "model.weights=random", "dataset=synthetic")
+    loaded = load_preset("model=causal_lm", *where)
+    assert loaded.notes == (
+        "weights are random: the text means nothing",
+        "the model's code has no sdpa attention, eager used instead",
+    )
+    assert len(decode_greedily(loaded, Sample(sample_id="a", token_ids=PROMPT), NEW_TOKENS)) == NEW_TOKENS
+
+
 def problems_of(*overrides: str) -> tuple[str, ...]:
     config = compose_preset("dataset=synthetic", *overrides)
     return adapter_of(config).check(config.model)

@@ -179,7 +179,7 @@ def _wrap(
     notes: list[str],
 ) -> LoadedCausalLM:
     module = module.eval()
-    quantize(module, model.quantization)
+    notes = [*notes, *quantize(module, model.quantization)]
     options = {"use_cache": True, **last_logits(module)}
     return LoadedCausalLM(
         module=module,
