@@ -48,9 +48,9 @@ def stage_of(manifest: dict[str, Any] | None, name: str) -> dict[str, Any]:
     return next((s for s in (manifest or {}).get("stages", ()) if s["name"] == name), {})
 
 
-def energy(folder: Path, variant: str, timeout_s: float) -> dict[str, Any]:
-    """Joules of one deployment of llama3_1b, with everything the stage knows of its meter."""
-    overrides = ["model=llama3_1b", *WITHOUT, *VARIANTS[variant], "pipeline.energy.enable=true"]
+def energy(folder: Path, model: str, variant: str, timeout_s: float) -> dict[str, Any]:
+    """Joules of one deployment, with everything the stage knows of its meter."""
+    overrides = [f"model={model}", *WITHOUT, *VARIANTS[variant], "pipeline.energy.enable=true"]
     run_dir, manifest, tail = profile(
         folder, f"energy-{variant}", [*overrides, "pipeline.energy.repeats=16"], timeout_s
     )
@@ -73,6 +73,7 @@ def energy(folder: Path, variant: str, timeout_s: float) -> dict[str, Any]:
 def memory(folder: Path, model: str, timeout_s: float) -> dict[str, Any]:
     """Predicted against measured memory of one model, and its peak."""
     overrides = [f"model={model}", "pipeline.torch_profiler.enable=false", "pipeline.memory.enable=true"]
+    overrides.append("infer.max_new_tokens=32")
     run_dir, manifest, tail = profile(folder, f"memory-{model}", overrides, timeout_s)
     stage = stage_of(manifest, "memory")
     path = run_dir / "memory" / "memory.json"
@@ -100,7 +101,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "energy_memory_gpu.json")
     parser.add_argument("--seconds", type=float, default=285.0)
+    parser.add_argument("--tiny", action="store_true", help="a smoke test with the smallest model, also without a GPU")
     args = parser.parse_args()
+    small, models = ("llama_tiny", ("llama_tiny",)) if args.tiny else ("llama3_1b", MODELS)
     begun = time.monotonic()
     result: dict[str, Any] = {"energy": {}, "memory": {}}
 
@@ -123,14 +126,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="energy-memory-") as scratch:
         folder = Path(scratch)
         for variant in VARIANTS:
-            part(result["energy"], variant, lambda s, v=variant: energy(folder, v, s), 20)  # type: ignore[misc]
-        for model in MODELS:
+            part(result["energy"], variant, lambda s, v=variant: energy(folder, small, v, s), 20)  # type: ignore[misc]
+        for model in models:
             part(result["memory"], model, lambda s, m=model: memory(folder, m, s), 20)  # type: ignore[misc]
         shape = tuple(word for word in SHAPE if "weights" not in word)
         part(
             result,
             "overhead",
-            lambda s: measure("llama3_1b", rounds=3, seconds=s, overrides=shape),
+            lambda s: measure(small, rounds=3, seconds=s, overrides=shape),
             45,
         )
     result["seconds"] = round(time.monotonic() - begun, 1)

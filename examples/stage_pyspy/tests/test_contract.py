@@ -21,6 +21,13 @@ work()
 """
 
 
+STACKS = """\
+process 7:"python -c "a; b"";main (a.py);work (a.py) 3
+main (a.py);rest <b> (a.py) 1
+nonsense
+"""
+
+
 def program(folder: Path, *command: str) -> AppConfig:
     config = plain_config(folder)
     workload = type(config.workload)(command=command)
@@ -45,7 +52,7 @@ class TestPyspy(StageContract):
 
 
 def test_stacks_become_a_tree_and_a_picture() -> None:
-    sampled = read_stacks("main (a.py);work (a.py) 3\nmain (a.py);rest <b> (a.py) 1\nnonsense\n")
+    sampled = read_stacks(STACKS)
     assert (sampled.root.samples, sampled.own) == (4, {"work (a.py)": 3, "rest <b> (a.py)": 1})
     picture = draw_flames(sampled.root)
     assert "work (a.py): 3 samples, 75.0 %" in picture and "rest &lt;b&gt;" in picture

@@ -1,5 +1,6 @@
 """What py-spy's raw format says (a stack and how often it was seen, line by line), as a tree and as a flame graph."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -32,7 +33,8 @@ def read_stacks(text: str) -> Sampled:
     root, own = Frame(name="all"), Counter[str]()
     for line in text.splitlines():
         stack, _, count = line.rpartition(" ")
-        names = [name for name in stack.split(";") if name and not name.startswith("process ")]
+        # With --subprocesses the command lines of the processes stand in front, whatever is in them.
+        names = [name for name in re.sub(r'^process \d+:".*";', "", stack).split(";") if name]
         if not names or not count.isdigit():
             continue
         own[names[-1]] += int(count)

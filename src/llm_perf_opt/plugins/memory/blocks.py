@@ -8,7 +8,7 @@ and not weights), activations (everything else).
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal, cast
 
 Kind = Literal["weights", "kv_cache", "activations", "workspace", "loading"]
 WEIGHTS: Final = "weights"
@@ -134,38 +134,40 @@ def course_of(
     blocks: Sequence[MemoryBlock], kinds: Sequence[str], most_points: int = MOST_POINTS
 ) -> tuple[Course, PeakOf]:
     """The sums over time, thinned out so that each stretch keeps its highest moment, and the peak of all moments."""
-    changes: list[tuple[int, int, int]] = []
-    for index, block in enumerate(blocks):
-        changes.append((block.born_us, 1, index))
-        if block.died_us is not None:
-            changes.append((block.died_us, 0, index))
+    import numpy as np
+
+    if not blocks:
+        return Course(at_us=(), bytes_by_kind=dict.fromkeys(KINDS, ())), PeakOf(
+            at_us=0, total_bytes=0, by_kind=dict.fromkeys(KINDS, 0), maker=None
+        )
+    dead = [index for index, block in enumerate(blocks) if block.died_us is not None]
+    which = np.concatenate([np.arange(len(blocks)), np.asarray(dead, dtype=np.int64)])
+    is_birth = np.concatenate([np.ones(len(blocks), dtype=np.int64), np.zeros(len(dead), dtype=np.int64)])
+    at_us = np.asarray([*(b.born_us for b in blocks), *(blocks[i].died_us for i in dead)], dtype=np.int64)
+    sizes = np.asarray([block.size_bytes for block in blocks], dtype=np.int64)[which] * (2 * is_birth - 1)
     # A death at the same moment as a birth made room for it.
-    changes.sort()
-    now: dict[str, int] = dict.fromkeys(KINDS, 0)
-    total = highest = 0
-    peak_index: int | None = None
-    peak_us, at_peak = 0, dict(now)
-    moments: list[tuple[int, dict[str, int], int]] = []
-    for at_us, is_birth, index in changes:
-        size = blocks[index].size_bytes if is_birth else -blocks[index].size_bytes
-        now[kinds[index]] += size
-        total += size
-        if total > highest:
-            highest, peak_index, peak_us, at_peak = total, index, at_us, dict(now)
-        if moments and moments[-1][0] == at_us:
-            moments[-1] = (at_us, dict(now), total)
-        else:
-            moments.append((at_us, dict(now), total))
-    kept = _thin(moments, most_points)
+    order = np.lexsort((is_birth, at_us))
+    which, at_us, sizes = which[order], at_us[order], sizes[order]
+    of_kind = np.asarray([KINDS.index(cast(Kind, kind)) for kind in kinds])[which]
+    sums = np.cumsum(np.where(of_kind[:, None] == np.arange(len(KINDS)), sizes[:, None], 0), axis=0)
+    total = sums.sum(axis=1)
+    top = int(total.argmax())
+    kept = _thin(at_us, total, most_points)
     course = Course(
-        at_us=tuple(at for at, _, _ in kept),
-        bytes_by_kind={kind: tuple(by[kind] for _, by, _ in kept) for kind in KINDS},
+        at_us=tuple(int(at) for at in at_us[kept]),
+        bytes_by_kind={kind: tuple(int(v) for v in sums[kept, i]) for i, kind in enumerate(KINDS)},
     )
-    maker = None if peak_index is None else blocks[peak_index]
+    peak_us = int(at_us[top])
     alive = sorted(
         ((b, k) for b, k in zip(blocks, kinds, strict=True) if _lives(b, peak_us)), key=lambda one: -one[0].size_bytes
     )
-    peak = PeakOf(at_us=peak_us, total_bytes=highest, by_kind=at_peak, maker=maker, alive=tuple(alive))
+    peak = PeakOf(
+        at_us=peak_us,
+        total_bytes=int(total[top]),
+        by_kind={kind: int(sums[top, i]) for i, kind in enumerate(KINDS)},
+        maker=blocks[int(which[top])],
+        alive=tuple(alive),
+    )
     return course, peak
 
 
@@ -173,14 +175,14 @@ def _lives(block: MemoryBlock, at_us: int) -> bool:
     return block.born_us <= at_us and (block.died_us is None or block.died_us > at_us)
 
 
-def _thin(moments: Sequence[tuple[int, dict[str, int], int]], most: int) -> list[tuple[int, dict[str, int], int]]:
-    """Of each group of moments the highest, so that no peak is lost; and the first and the last."""
-    if len(moments) <= most:
-        return list(moments)
-    step = -(-len(moments) // (most - 2))
-    groups = [moments[i : i + step] for i in range(0, len(moments), step)]
-    kept = [moments[0], *(max(group, key=lambda one: one[2]) for group in groups), moments[-1]]
-    return sorted({at: (at, by, total) for at, by, total in kept}.values(), key=lambda one: one[0])
+def _thin(at_us: Any, total: Any, most: int) -> list[int]:
+    """Of moments that are one the last, of each group of the rest the highest, and the first and the last of all."""
+    last_of_moment = [i for i in range(len(at_us)) if i + 1 == len(at_us) or at_us[i] != at_us[i + 1]]
+    if len(last_of_moment) <= most:
+        return last_of_moment
+    step = -(-len(last_of_moment) // (most - 2))
+    groups = [last_of_moment[i : i + step] for i in range(0, len(last_of_moment), step)]
+    return sorted({last_of_moment[0], *(max(g, key=lambda i: int(total[i])) for g in groups), last_of_moment[-1]})
 
 
 def most_of(blocks: Sequence[MemoryBlock], kinds: Sequence[str], kind: str) -> int:

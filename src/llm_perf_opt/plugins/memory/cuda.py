@@ -5,8 +5,10 @@ writes the pickle that pytorch.org/memory_viz opens. Nothing here reads such a p
 process.
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,11 @@ def start_history(max_entries: int) -> None:
     """From now on every allocation is kept with its Python stack."""
     import torch
 
-    torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=max_entries)
+    record = torch.cuda.memory._record_memory_history
+    # A free that was asked for is told again when it is done; not every torch can leave the first one out.
+    known = "skip_actions" in inspect.signature(record).parameters
+    fewer: dict[str, Any] = {"skip_actions": ["free_requested"]} if known else {}
+    record("all", context="alloc", stacks="python", max_entries=max_entries, **fewer)
 
 
 def write_snapshot(path: Path) -> None:
@@ -147,5 +153,10 @@ def _reserved(segments: Sequence[Mapping[str, Any]], changes: Sequence[tuple[int
 
 
 def _stack(frames: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Innermost first, as torch has them."""
-    return tuple(f"{f['filename']}:{f['line']} {f['name']}" for f in frames[:DEEPEST_STACK])
+    """Innermost first, as torch has them; the many equal ones of a long history are one."""
+    return _kept(tuple((f["filename"], f["line"], f["name"]) for f in frames[:DEEPEST_STACK]))
+
+
+@lru_cache(maxsize=65536)
+def _kept(frames: tuple[tuple[str, int, str], ...]) -> tuple[str, ...]:
+    return tuple(f"{file}:{line} {name}" for file, line, name in frames)

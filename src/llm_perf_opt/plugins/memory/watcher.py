@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
@@ -190,7 +190,7 @@ class MemoryWatcher(WorkloadWatcher):
             ),
             weights_bytes=sum(self._weights.values()) or None,
             kv_cache_bytes=max((note.size_bytes for note in self._caches), default=None),
-            activations_bytes=most_of(blocks, kinds, ACTIVATIONS) if blocks else None,
+            activations_bytes=self._activations(blocks, kinds, is_cut=history is not None and history.is_cut),
             workspace_bytes=most_of(blocks, kinds, WORKSPACE) if self._on_gpu else None,
             measured_peak_bytes=self._highest or None,
             reserved_peak_bytes=self._highest_reserved or None,
@@ -200,6 +200,13 @@ class MemoryWatcher(WorkloadWatcher):
             ran_out=self._with_history(history),
             notes=self._notes(history, peak),
         )
+
+    def _activations(self, blocks: list[MemoryBlock], kinds: Sequence[str], *, is_cut: bool) -> int | None:
+        """The most at once; where the history lacks its beginning, what the counters leave for them."""
+        if not is_cut:
+            return most_of(blocks, kinds, ACTIVATIONS) if blocks else None
+        cache = min((note.size_bytes for note in self._caches), default=0)
+        return max(self._highest - sum(self._weights.values()) - cache, 0)
 
     @property
     def _index(self) -> int:
@@ -259,7 +266,7 @@ class MemoryWatcher(WorkloadWatcher):
         if history.is_cut:
             notes.append(
                 f"the allocator's history is longer than pipeline.memory.max_entries={self.settings['max_entries']}: "
-                "it begins in the middle of the run"
+                "it begins in the middle of the run, and activations are the peak less weights and a prompt's cache"
             )
         if self._highest and peak.total_bytes < 0.98 * self._highest:
             notes.append("the peak by torch's own counter is not in the recorded history")
