@@ -191,7 +191,10 @@ class ClockSample:
 
 @dataclass(frozen=True, kw_only=True)
 class ClockDocument:
-    """`gpu_samples.json`: clocks, power and memory sampled during the whole stage, loading included."""
+    """`gpu_samples.json`: clocks, power and memory sampled during the whole stage, loading included.
+
+    `epoch_offset_ns` added to a sample's `at_ns` gives the time of day; None where it was not kept.
+    """
 
     schema_version: Literal[1] = 1
     device: str
@@ -199,6 +202,7 @@ class ClockDocument:
     max_sm_clock_mhz: float | None = None
     power_limit_w: float | None = None
     power_how: str | None = None
+    epoch_offset_ns: int | None = None
     samples: tuple[ClockSample, ...]
 
 

@@ -230,6 +230,7 @@ def samples_file(found: GpuSamples, out_dir: Path, *, interval_s: float = INTERV
         max_sm_clock_mhz=found.max_sm_clock_mhz,
         power_limit_w=found.power_limit_w,
         power_how=found.power_how or None,
+        epoch_offset_ns=time.time_ns() - time.monotonic_ns(),
         samples=tuple(found.samples),
     )
     return [StageFile(role="gpu_samples", path=write_json(out_dir / GPU_SAMPLES_FILE, content))]

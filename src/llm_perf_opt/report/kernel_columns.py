@@ -24,7 +24,7 @@ FORMATS: Mapping[Unit, Callable[[float], str]] = {
     "B/s": lambda value: f"{digits(value / 1e9)} GB/s",
     "FLOP/s": lambda value: format_count(value, "FLOP/s"),
     "B": format_bytes,
-    "count": digits,
+    "count": lambda value: f"{value:,.0f}" if float(value).is_integer() else digits(value),
 }
 
 
@@ -120,12 +120,12 @@ COLUMNS = (
         explain="time its own FLOPs and bytes need at the data sheet's peaks",
     ),
     KernelColumn(
-        key="grid", title="grid", value=_ncu(lambda ncu: "; ".join(ncu.grids) or None), explain="blocks", is_first=False
+        key="grid", title="grid", value=lambda row: "; ".join(row.grids) or None, explain="blocks", is_first=False
     ),
     KernelColumn(
         key="block",
         title="block",
-        value=_ncu(lambda ncu: "; ".join(ncu.blocks) or None),
+        value=lambda row: "; ".join(row.blocks) or None,
         explain="threads of a block",
         is_first=False,
     ),
@@ -133,7 +133,7 @@ COLUMNS = (
         key="registers",
         title="registers",
         unit="count",
-        value=_ncu(lambda ncu: ncu.registers_per_thread),
+        value=lambda row: row.registers,
         explain="of one thread",
         is_first=False,
     ),
@@ -141,7 +141,7 @@ COLUMNS = (
         key="shared",
         title="shared memory",
         unit="B",
-        value=_ncu(lambda ncu: ncu.shared_bytes_per_block),
+        value=lambda row: row.shared_bytes,
         explain="of one block",
         is_first=False,
     ),

@@ -5,6 +5,7 @@ import errno
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from io import StringIO
+from itertools import islice
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -26,6 +27,7 @@ from llm_perf_opt.report.samples import SampleLine, parse_samples, samples_file
 T = TypeVar("T")
 LARGEST_PICTURE = 8 << 20
 LARGEST_FILE = 1 << 30
+MOST_FILES = 20_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +50,7 @@ class OperatorRow:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFiles:
-    """Everything read, each found or unknown."""
+    """Everything read, each found or unknown. `present` are all files of the run, by their paths in it."""
 
     manifest: RunManifest
     metrics: Found[MetricsDocument] | Unknown
@@ -64,6 +66,7 @@ class RunFiles:
     generated: Found[GeneratedDocument] | Unknown
     counters: tuple[Found[CounterDocument], ...]
     pictures: Mapping[str, Found[bytes] | Unknown]
+    present: frozenset[str] = frozenset()
 
 
 def read_run_files(manifest: RunManifest, run_dir: Path) -> RunFiles:
@@ -90,6 +93,7 @@ def read_run_files(manifest: RunManifest, run_dir: Path) -> RunFiles:
             for section in stage.sections
             if section.picture is not None
         },
+        present=reader.present(),
     )
 
 
@@ -170,6 +174,15 @@ class _Reader:
             return Found(content=read_limited(file, LARGEST_PICTURE), source=path)
         except (OSError, ValueError) as error:
             return Unknown(reason=f"{path}: cannot be read ({_why(error)})")
+
+    def present(self) -> frozenset[str]:
+        """The files a page may link to; scratch is not among them, and a huge directory is not read to its end."""
+        found = (
+            path
+            for path in self._root.rglob("*")
+            if path.is_file() and "tmp" not in path.parts[len(self._root.parts) :]
+        )
+        return frozenset(path.relative_to(self._root).as_posix() for path in islice(found, MOST_FILES))
 
     def _ordered(self, stages: tuple[str, ...]) -> list[StageRecord]:
         order = {name: index for index, name in enumerate(stages)}

@@ -1,11 +1,13 @@
-"""The call tree of Python as a flame graph: where each bar lies, in shares of the width."""
+"""Flame graphs, of modules, operators and kernels and of Python: where each bar lies, in shares of the width."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
 from msgspec import UNSET
 
 from llm_perf_opt.analysis.timeline.frames import FlameNode, PythonTree
+from llm_perf_opt.core.names import PHASES
 from llm_perf_opt.core.units import format_ms, format_percent
 from llm_perf_opt.report.run_files import Found, RunFiles
 
@@ -26,17 +28,81 @@ class FlameBar:
 
 @dataclass(frozen=True, kw_only=True)
 class FlameView:
-    """One tree. `deepest` is the number of rows."""
+    """One tree. `deepest` is the number of rows; `phase` is set where it is of one phase."""
 
     title: str
     bars: tuple[FlameBar, ...]
     deepest: int
     left_out: int
     source: str
+    phase: str | None = None
 
 
 def flame_view(files: RunFiles) -> tuple[FlameView, ...]:
-    """A graph per trace that has frames; none without."""
+    """Modules, operators and kernels of each phase, and a graph of Python per trace that has frames."""
+    return (*_module_flames(files), *_python_flames(files))
+
+
+def _module_flames(files: RunFiles) -> tuple[FlameView, ...]:
+    """By kernel time where the trace has kernels, else by operator time, as its tree is."""
+    if not isinstance(files.trace, Found) or files.trace.content.tree is UNSET:
+        return ()
+    tree = files.trace.content.tree
+    by = "operator time" if tree.by == "cpu_time" else "kernel time"
+    levels = "modules, operators" if tree.by == "cpu_time" else "modules, operators, kernels"
+    graphs = []
+    for phase in PHASES:
+        leaves = [
+            ((row.module, row.operator, *((row.kernel,) if row.kernel else ())), row.time_ns, row.count)
+            for row in tree.rows
+            if row.phase == phase and row.time_ns > 0
+        ]
+        total = sum(time for _, time, _ in leaves)
+        if total:
+            bars = tuple(_level(leaves, total, 0, 0.0))
+            graphs.append(
+                FlameView(
+                    title=f"{phase.capitalize()}: {levels}, by {by}",
+                    bars=bars,
+                    deepest=max(bar.depth for bar in bars) + 1,
+                    left_out=tree.left_out,
+                    source=files.trace.source,
+                    phase=phase,
+                )
+            )
+    return tuple(graphs)
+
+
+LEVELS = ("module", "torch", "built-in")
+# Narrower bars cannot be seen or hit.
+NARROWEST_PCT = 0.05
+Leaf = tuple[tuple[str, ...], int, int]
+
+
+def _level(leaves: Sequence[Leaf], total: int, depth: int, left: float) -> Iterator[FlameBar]:
+    """The bars of one level and those below, the widest first."""
+    groups: dict[str, list[Leaf]] = {}
+    for path, time, count in leaves:
+        if path:
+            groups.setdefault(path[0], []).append((path[1:], time, count))
+    sums = {name: (sum(t for _, t, _ in found), sum(c for _, _, c in found)) for name, found in groups.items()}
+    for name in sorted(groups, key=lambda key: -sums[key][0]):
+        time, count = sums[name]
+        width = 100.0 * time / total
+        if width >= NARROWEST_PCT:
+            yield FlameBar(
+                depth=depth,
+                left=round(left, 4),
+                width=round(width, 4),
+                label=name,
+                text=f"{name}\n{format_percent(time / total)}; {count:,}×, under the profiler",
+                kind=LEVELS[min(depth, len(LEVELS) - 1)],
+            )
+            yield from _level(groups[name], total, depth + 1, left)
+        left += width
+
+
+def _python_flames(files: RunFiles) -> tuple[FlameView, ...]:
     if not isinstance(files.capture, Found) or files.capture.content.python is UNSET:
         return ()
     trees = files.capture.content.python

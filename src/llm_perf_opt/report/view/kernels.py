@@ -1,5 +1,7 @@
 """Kernels: one row each, times joined with what ncu measured and what its bytes and FLOPs cost at the roof."""
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from msgspec import UNSET
@@ -7,6 +9,7 @@ from msgspec import UNSET
 from llm_perf_opt.analysis.findings.facts import GpuFacts, KernelFacts, PhaseKernel, RunFacts, Unknown
 from llm_perf_opt.analysis.kernels.names import classify_kernel, short_kernel_name
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuKernel
+from llm_perf_opt.analysis.timeline.timeline import LaunchShape
 from llm_perf_opt.core.documents import GeneratedKernel
 from llm_perf_opt.report.run_files import Found, RunFiles
 
@@ -15,13 +18,15 @@ VIEWS = ("all", "prefill", "decode")
 Modules = tuple[str | None, str | None, str | None]
 NO_MODULES: Modules = (None, None, None)
 MODULES_NAMED = 3
+MOST_SHAPES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelRowView:
     """One kernel; None stands for unknown. By view, as `time_ms`, are `launches` and the `modules` that launch it.
 
-    The views are the whole capture, one prefill and one token.
+    The views are the whole capture, one prefill and one token. `shapes` are its launches in the timeline drawn, the
+    most frequent first; ncu says more of them where it looked.
 
     `ncu` is what ncu measured; `floor_us` is the time its FLOPs and bytes need at the data sheet's peaks; `generated`
     is the source torch.compile wrote for it, by its path in the run.
@@ -40,11 +45,34 @@ class KernelRowView:
     min_us: float | None = None
     max_us: float | None = None
     stddev_us: float | None = None
+    shapes: tuple[LaunchShape, ...] = ()
+
+    @property
+    def grids(self) -> tuple[str, ...]:
+        return self.ncu.grids if self.ncu is not None and self.ncu.grids else _sizes(s.grid for s in self.shapes)
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        return self.ncu.blocks if self.ncu is not None and self.ncu.blocks else _sizes(s.block for s in self.shapes)
+
+    @property
+    def registers(self) -> float | None:
+        measured = self.ncu.registers_per_thread if self.ncu is not None else None
+        return measured if measured is not None or not self.shapes else self.shapes[0].registers
+
+    @property
+    def shared_bytes(self) -> float | None:
+        measured = self.ncu.shared_bytes_per_block if self.ncu is not None else None
+        return measured if measured is not None or not self.shapes else self.shapes[0].shared_bytes
 
     @property
     def module(self) -> str | None:
         """Over the whole trace."""
         return self.modules[0]
+
+
+def _sizes(found: Iterable[tuple[int, ...]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(f"({', '.join(str(n) for n in size)})" for size in found))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +93,9 @@ def kernels_view(files: RunFiles, facts: RunFacts, ncu: NcuAnalysis | None) -> K
     floors, modules = _Floors(files), modules_of_kernels(files)
     rows = [_row(k, phases, floors, modules) for k in facts.kernels] or _ncu_only(ncu, floors)
     written = {k.name: k for k in files.generated.content.kernels} if isinstance(files.generated, Found) else {}
-    rows = [_with_source(row, written[row.name]) if row.name in written else row for row in rows]
+    rows = [_with_source(row, written[row.name], files.present) if row.name in written else row for row in rows]
+    shapes = _launch_shapes(files)
+    rows = [replace(row, shapes=shapes[row.name]) if row.name in shapes else row for row in rows]
     return KernelsView(
         rows=tuple(rows),
         totals_ms=(_total(facts) if facts.kernels else _listed(rows), _busy(facts, "prefill"), _busy(facts, "decode")),
@@ -75,6 +105,17 @@ def kernels_view(files: RunFiles, facts: RunFacts, ncu: NcuAnalysis | None) -> K
         ncu_source=facts.ncu_source or None,
         missing=None if rows else _missing(files, facts),
     )
+
+
+def _launch_shapes(files: RunFiles) -> dict[str, tuple[LaunchShape, ...]]:
+    """How each kernel was launched, by its name, in the timelines drawn."""
+    counted: dict[str, Counter[LaunchShape]] = {}
+    for found in files.timelines:
+        window = found.content
+        for kernel, shape in zip(window.kernels, window.shapes, strict=False):
+            if shape >= 0:
+                counted.setdefault(window.names[kernel[3]], Counter())[window.launch_shapes[shape]] += 1
+    return {name: tuple(shape for shape, _ in shapes.most_common(MOST_SHAPES)) for name, shapes in counted.items()}
 
 
 def _missing(files: RunFiles, facts: RunFacts) -> Unknown:
@@ -101,11 +142,11 @@ def _total(facts: RunFacts) -> float | None:
     return sum(k.total_ns for k in facts.kernels) / 1e6 if facts.kernels else None
 
 
-def _with_source(row: KernelRowView, written: GeneratedKernel) -> KernelRowView:
+def _with_source(row: KernelRowView, written: GeneratedKernel, present: frozenset[str]) -> KernelRowView:
     """A compiled step opens no range of a module, so the modules of a kernel are those of the operations in it."""
     named = ", ".join(written.modules) or None
     whole, prefill, decode = (found or named for found in row.modules)
-    return replace(row, generated=written.file, modules=(whole, prefill, decode))
+    return replace(row, generated=written.file if written.file in present else None, modules=(whole, prefill, decode))
 
 
 def _listed(rows: list[KernelRowView]) -> float | None:

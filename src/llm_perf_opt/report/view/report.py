@@ -57,6 +57,7 @@ class ReportView:
     provenance: ProvenanceView
     ncu: NcuAnalysis | None
     has_trace: bool
+    present: frozenset[str]
     parts: tuple[str, ...] = PARTS
     is_bare: bool = False
 
@@ -115,6 +116,7 @@ def build_view(files: RunFiles) -> ReportView:
         provenance=provenance_view(files, facts, _sources(files), found),
         ncu=ncu,
         has_trace=bool(files.timelines),
+        present=files.present,
         parts=() if load_test(files) is not None and isinstance(files.capture, Unknown) else PARTS,
     )
     if is_bare(files) and view.parts:

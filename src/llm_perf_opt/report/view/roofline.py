@@ -8,7 +8,7 @@ from llm_perf_opt.analysis.findings.facts import Known, RunFacts, Unknown
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuKernel
 from llm_perf_opt.core.units import format_ms, format_rate
 from llm_perf_opt.report.run_files import Found, RunFiles
-from llm_perf_opt.report.view.kernels import KernelsView
+from llm_perf_opt.report.view.kernels import KernelRowView, KernelsView
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,9 +131,20 @@ def _kernel_points(kernels: KernelsView) -> Iterable[Point]:
             flops_per_s=flops_per_s,
             weight=min(1.0, math.sqrt(share)),
             detail=f"{row.kernel_class}, {intensity:.3g} FLOP/byte, {format_rate(flops_per_s, 'FLOP')}{roof}"
-            + (f", {100 * share:.1f} % of kernel time" if share else ""),
+            + "".join(f", {100 * part:.1f} % of {of}" for part, of in _shares(row, kernels)),
             phases=phases,
         )
+
+
+def _shares(row: KernelRowView, kernels: KernelsView) -> Iterable[tuple[float, str]]:
+    """Of the kernel time of each phase it runs in; of all kernel time where no phase is known."""
+    names = ("all kernel time", "prefill's kernel time", "decode's kernel time")
+    found = [
+        (time / total, name)
+        for time, total, name in zip(row.time_ms, kernels.totals_ms, names, strict=True)
+        if time and total
+    ]
+    return found[1:] or found
 
 
 def _phase_points(facts: RunFacts) -> Iterable[Point]:

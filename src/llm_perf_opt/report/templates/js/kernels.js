@@ -24,7 +24,7 @@ if (kernelTable) {
   const text = {
     ms, share: percent, launches: (v) => (v >= 1000 || Number.isInteger(v) ? group(v.toFixed(0)) : digits(v)),
     us: (v) => ms(v / 1e3), "%": (v) => digits(v) + " %", "B/s": (v) => digits(v / 1e9) + " GB/s", "FLOP/s": (v) => scaled(v, "FLOP/s"),
-    B: bytes, count: (v) => digits(v),
+    B: bytes, count: (v) => (Number.isInteger(v) ? group(String(v)) : digits(v)),
   };
   const shownText = (key, r) => {
     const v = value(key)(r);
