@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -72,11 +73,16 @@ def times_run(sweep: Path) -> list[int]:
     return [len(file.read_text().splitlines()) if file.exists() else 0 for file in files]
 
 
-def begin_and_kill(arguments: list[str], folder: Path, **env: str) -> Path:
+def begin_and_kill(arguments: list[str], folder: Path, python: str = sys.executable, **env: str) -> Path:
     """Start a sweep and kill its submitter once two of its jobs are done."""
     with (folder / "submitter.log").open("wb") as log:
         submitter = subprocess.Popen(
-            command(*arguments), cwd=folder, env=environment(**env), stdout=log, stderr=log, start_new_session=True
+            [python, *command(*arguments)[1:]],
+            cwd=folder,
+            env=environment(**env),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
     try:
         wait_for(lambda: (folder / "tmp" / "runs").is_dir() and (only_sweep(folder) / "jobs.json").is_file())
@@ -132,3 +138,41 @@ def test_a_job_that_dies_without_a_word_is_not_waited_for(tmp_path: Path, slurm_
     assert out.splitlines()[-1].endswith("1 ok, 1 failed")
     (_, lost) = report(only_sweep(tmp_path), **slurm_env)["runs"]
     assert lost["problem"].startswith("failed: it ended without finishing: killed")
+
+
+def test_a_sweep_on_ray_is_resumed_after_its_submitter_was_killed(tmp_path: Path) -> None:
+    """Ray needs an environment of its own: LLM_PERF_TEST_RAY names its Python, with this package and `[ray]`."""
+    python = os.environ.get("LLM_PERF_TEST_RAY")
+    if python is None:
+        pytest.skip("LLM_PERF_TEST_RAY names no Python with Ray")
+    on_ray = ("launcher=ray", "hydra.launcher.ray.remote.num_gpus=0", "+hydra.launcher.ray.init.num_cpus=2")
+    variables = {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "TMPDIR": "/tmp"}
+    arguments = sweep_arguments(tmp_path, *on_ray, "run.exclusive=null", "run.env_passthrough=[RAY_ADDRESS]")
+    sweep = begin_and_kill(arguments, tmp_path, python, **variables)
+    wait_for(lambda: not {"queued", "running"} & set(states(sweep)))
+    found = states(sweep)
+    assert found.count("ok") >= 2 and {"missing", "failed"} & set(found)
+    before = times_run(sweep)
+    done = subprocess.run(
+        [python, *command("sweep", "resume", str(sweep))[1:]],
+        cwd=tmp_path,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert (done.returncode, states(sweep)) == (1, ["ok", "ok", "ok", "failed", "ok", "ok"])
+    (tmp_path / "d").write_text("")
+    last = subprocess.run(
+        [python, *command("sweep", "resume", str(sweep))[1:]],
+        cwd=tmp_path,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    outcome = Outcome(code=last.returncode, out=last.stdout, err=last.stderr)
+    again = [count if state == "ok" else count + 1 for state, count in zip(found, before, strict=True)]
+    assert_complete(sweep, outcome, again=[*again[:3], times_run(sweep)[3], *again[4:]])

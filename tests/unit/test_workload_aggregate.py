@@ -9,8 +9,16 @@ import pytest
 from llm_perf_opt.core.documents import PassTotals, Stats
 from llm_perf_opt.workload.device import ResidentPeak
 from llm_perf_opt.workload.generation import Generation
-from llm_perf_opt.workload.results import ONE_TOKEN, SampleResult, pass_metrics, peak_memory, summarise, totals
-from llm_perf_opt.workload.slowdown import compare_passes, tokens_differ
+from llm_perf_opt.workload.results import (
+    ONE_TOKEN,
+    SampleResult,
+    compare_passes,
+    pass_metrics,
+    peak_memory,
+    summarise,
+    tokens_differ,
+    totals,
+)
 
 
 def near(value: float) -> Any:

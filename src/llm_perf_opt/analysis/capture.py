@@ -15,6 +15,7 @@ from llm_perf_opt.analysis.kernels.names import is_fusible
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.ranks.analysis import RanksAnalysis
 from llm_perf_opt.analysis.ranks.overlap import split_time
+from llm_perf_opt.analysis.ranks.traffic import TrafficRow
 from llm_perf_opt.analysis.timeline.critical import CriticalPath
 from llm_perf_opt.analysis.timeline.frames import PythonTree
 from llm_perf_opt.analysis.timeline.graphs import GraphReplays
@@ -124,6 +125,7 @@ class CaptureAnalysis:
     ncu: NcuAnalysis | UnsetType = UNSET
     counters: tuple[CounterRow, ...] | UnsetType = UNSET
     ranks: RanksAnalysis | UnsetType = UNSET
+    traffic: tuple[TrafficRow, ...] | UnsetType = UNSET
     shapes: ShapesAnalysis | UnsetType = UNSET
     critical_paths: tuple[CriticalPath, ...] | UnsetType = UNSET
     memory: tuple[MemoryCurve, ...] | UnsetType = UNSET

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 
 from llm_perf_opt.config.schema import (
+    AUTO,
     AppConfig,
     ArtifactsSection,
     DatasetSection,
@@ -187,6 +188,7 @@ def _check(
     )
     problems += found
     problems += _device_problem(raw.get("run"))
+    problems += _rank_problems(typed.get("run"), typed.get("infer"), typed.get("workload"))
     return _Checked(sections=typed, stages=stages, problems=problems)
 
 
@@ -195,6 +197,27 @@ def _device_problem(run: Any) -> list[Problem]:
     if not isinstance(device, str) or _DEVICE.fullmatch(device):
         return []
     return [Problem(key="run.device", text=f"not a device (got {device!r}), allowed: auto, cpu or cuda:N")]
+
+
+def _rank_problems(run: Any, infer: Any, workload: Any) -> list[Problem]:
+    """Rules between `run.ranks` and what runs on them."""
+    if not isinstance(run, RunSection):
+        return []
+    found = []
+    world = run.world_size
+    if isinstance(infer, InferSection) and infer.tp not in (1, world):
+        text = f"not the number of ranks (got {infer.tp}), allowed: 1 (each rank has the whole model) or {world}"
+        found.append(Problem(key="infer.tp", text=f"{text}, from run.ranks and run.nodes"))
+    if run.ranks is None and run.nodes > 1:
+        text = f"several nodes need ranks on each (got {run.nodes}), allowed: 1, or run.ranks=N"
+        found.append(Problem(key="run.nodes", text=text))
+    if world > 1 and run.repeats == AUTO:
+        text = "ranks would disagree on when to stop (got 'auto'), allowed: a number"
+        found.append(Problem(key="run.repeats", text=text))
+    if run.ranks is not None and isinstance(workload, WorkloadSection) and workload.command is not None:
+        text = f"a program of your own starts its ranks itself (got {run.ranks}), allowed: null; put torchrun into it"
+        found.append(Problem(key="run.ranks", text=text))
+    return found
 
 
 def resolve(cfg: DictConfig) -> dict[str, Any]:

@@ -52,10 +52,18 @@ class RunSection:
     on_failure: Literal["continue", "stop"] = "continue"
     dry_run: bool = False
     exclusive: Literal["device", "node"] | None = None
+    ranks: PositiveInt | None = None
+    nodes: PositiveInt = 1
+    rendezvous: str | None = None
     resume: Path | None = None
     trust: bool = False
     seed: Annotated[int, Ge(0), Le(MOST)] = 0
     env_passthrough: tuple[str, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        """How many processes run the model at once."""
+        return (self.ranks or 1) * self.nodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,11 +156,16 @@ class InferSection:
     cache: Literal["dynamic", "static"] = "dynamic"
     compile: Literal["none", "default", "reduce-overhead", "max-autotune"] = "none"
     cuda_graph: bool = False
+    tp: PositiveInt = 1
 
     @property
     def is_plain(self) -> bool:
         """One sequence at a time, eager, with a growing cache: what every model can do."""
-        return (self.batch, self.cache, self.compile, self.cuda_graph) == (1, "dynamic", "none", False)
+        return self.batch == 1 and self.tp == 1 and self.is_plain_step
+
+    @property
+    def is_plain_step(self) -> bool:
+        return (self.cache, self.compile, self.cuda_graph) == ("dynamic", "none", False)
 
     def problems(self) -> tuple[Problem, ...]:
         """Rules that span keys."""
@@ -164,6 +177,9 @@ class InferSection:
         if self.cuda_graph and self.compile in ("reduce-overhead", "max-autotune"):
             text = f"infer.compile={self.compile} captures CUDA graphs itself (got true), allowed: false"
             found.append(Problem(key="cuda_graph", text=text))
+        if self.tp > 1 and not self.is_plain_step:
+            text = f"splits plain steps alone (got {self.tp}), allowed: 1 with a static cache, compile or cuda_graph"
+            found.append(Problem(key="tp", text=text))
         return tuple(found)
 
 

@@ -44,13 +44,18 @@ class RanModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """How the model was run: `compile_s` is what compiling or capturing the decode step took, apart from all else."""
+    """How the model was run: `compile_s` is what compiling or capturing the decode step took, apart from all else.
+
+    `ranks` processes ran at once, `tp` of which are one model.
+    """
 
     batch: int = 1
     cache: str = "dynamic"
     compile: str = "none"
     cuda_graph: bool = False
     quantization: str = "none"
+    tp: int = 1
+    ranks: int = 1
     compile_s: float | None = None
 
 

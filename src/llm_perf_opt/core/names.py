@@ -29,6 +29,10 @@ WARMUP: Final = "warmup"
 PHASE_RANGE = {PREFILL: PREFILL, DECODE: DECODE_STEP}
 # Around every forward of a module stands a range named after its group: `module:attention`.
 MODULE_PREFIX: Final = "module:"
+# Around every collective of a step stands a range `communication:all_reduce:BYTES`.
+COMMUNICATION: Final = "communication"
+# Ranks of a job but the first write into folders of this name and their number; captures carry it in theirs.
+RANK_PREFIX: Final = "rank"
 
 MANIFEST_FILE: Final = "manifest.json"
 METRICS_FILE: Final = "metrics.json"

@@ -116,6 +116,9 @@ def locked(run_dir: Path, say: Callable[[str], None]) -> Iterator[RunLock]:
     lock = take_lock(run_dir)
     if lock.left_by is not None:
         say(f"{run_dir}: its lock was left by {lock.left_by.described(time.time())}, which has ended; it is taken over")
+    for scratch in run_dir.glob(".*.tmp"):
+        # Of a writer that was killed between writing and renaming; there is no other now.
+        scratch.unlink(missing_ok=True)
     try:
         yield lock
     finally:

@@ -39,7 +39,7 @@ from llm_perf_opt.pipeline.trust import is_own, recorded_command
 
 # Knobs that change how long we wait, not what is measured.
 _NOT_SETTINGS = ("enable", "timeout_s")
-_RUN_KEYS = ("mode", "device", "repeats", "seed", "env_passthrough")
+_RUN_KEYS = ("mode", "device", "repeats", "seed", "env_passthrough", "ranks", "nodes")
 _PACKAGES = ("torch", "transformers", "llm-perf-opt")
 _READS = "reads."
 _ABSENT = "absent"

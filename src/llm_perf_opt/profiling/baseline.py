@@ -29,6 +29,7 @@ from llm_perf_opt.core.names import (
     NSYS,
     OPERATORS_CSV,
     OPERATORS_MD,
+    RANK_PREFIX,
     SAMPLES_FILE,
     TRACE_FILE,
     WALL_METRIC,
@@ -45,6 +46,7 @@ from llm_perf_opt.profiling.program import ProgramRun, describe_program, read_ma
 from llm_perf_opt.profiling.vendor.launch import (
     INFERENCE_RUNNER,
     build_work_argv,
+    launch_ranks,
     stage_overrides,
     workload_overrides,
 )
@@ -191,6 +193,8 @@ def forget_results(folder: Path) -> None:
     """Remove what an earlier attempt wrote, so that nothing of it is taken for the next one's."""
     for name in (INPUTS_FILE, *(name for _, name in FILES)):
         (folder / name).unlink(missing_ok=True)
+    for ranks in folder.glob(f"{RANK_PREFIX}[0-9]*"):
+        shutil.rmtree(ranks)
 
 
 def existing_files(folder: Path) -> tuple[StageFile, ...]:
@@ -269,7 +273,7 @@ def own_clean_pass(ctx: StageContext) -> tuple[dict[str, Metric], tuple[StageFil
 def _measure(ctx: StageContext, timeout_s: float) -> CleanBaseline:
     """One clean repeat in the workload's scratch directory, measured once for all stages of a run that ask for it."""
     folder = ctx.workload_dir / CLEAN_DIR
-    argv = build_work_argv(
+    work = build_work_argv(
         INFERENCE_RUNNER,
         [
             *workload_overrides(ctx.config),
@@ -278,6 +282,7 @@ def _measure(ctx: StageContext, timeout_s: float) -> CleanBaseline:
         ],
         hydra_run_dir=folder,
     )
+    argv = launch_ranks(work, ctx.config.run)
     # A resumed run may have other settings, so a result counts only for the very command that made it.
     made_by = folder / "made_by.json"
     if not (made_by.is_file() and json.loads(made_by.read_bytes()) == argv):

@@ -11,6 +11,7 @@ from llm_perf_opt.errors import EXIT_FAILED, EXIT_OK, ProfilingError
 from llm_perf_opt.pipeline.compose import COMPOSITION_ERRORS, compose_config, explain_composition_error, type_config
 from llm_perf_opt.profiling.vendor.launch import CHILD_FLAG
 from llm_perf_opt.runners.program import LastResort
+from llm_perf_opt.workload.ranks import own_rank
 
 
 def load_child_config(argv: Sequence[str]) -> tuple[AppConfig, Path]:
@@ -21,8 +22,10 @@ def load_child_config(argv: Sequence[str]) -> tuple[AppConfig, Path]:
     except COMPOSITION_ERRORS as error:
         raise explain_composition_error(error, overrides, user_dir=Path.cwd()) from error
     out_dir = Path(str(composed.hydra.run.dir)).resolve()
-    out_dir.mkdir(parents=True, exist_ok=True)
     config = type_config(composed, user_dir=Path.cwd())
+    rank = own_rank(os.environ, tp=config.infer.tp)
+    out_dir = out_dir if rank is None else rank.folder(out_dir)
+    out_dir.mkdir(parents=True, exist_ok=True)
     if composed.hydra.job.chdir:
         os.chdir(out_dir)
     return config, out_dir

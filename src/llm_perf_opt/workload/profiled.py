@@ -19,7 +19,8 @@ from llm_perf_opt.workload.journal import Journal
 from llm_perf_opt.workload.models.base import LoadedModel
 from llm_perf_opt.workload.nvtx import RangeEmitter
 from llm_perf_opt.workload.outputs import open_outputs
-from llm_perf_opt.workload.results import SampleResult
+from llm_perf_opt.workload.ranks import line_up, part_ways
+from llm_perf_opt.workload.results import SampleResult, compare_passes, tokens_differ
 from llm_perf_opt.workload.session import (
     Session,
     check_workload,
@@ -31,7 +32,6 @@ from llm_perf_opt.workload.session import (
     say,
     warm_up,
 )
-from llm_perf_opt.workload.slowdown import compare_passes, tokens_differ
 
 PROFILED = "profiled"
 # Enough steps for the profiler to have set itself up.
@@ -81,8 +81,10 @@ def run_profile(config: AppConfig, options: ProfilerOptions, out_dir: Path) -> N
     session = open_session(check_workload(config, out_dir))
     with open_journal(session, out_dir, warmup_rounds=options.warmup_rounds) as journal:
         warm_up(session, rounds=options.warmup_rounds, synthetic=options.warmup_synthetic)
+        line_up(session.rank)
         run_clean_pass(session, journal, outputs)
         run_profiled_pass(session, journal, options, out_dir)
+    part_ways(session.rank)
     say(f"done: {len(journal.clean)} sample(s) measured, {len(journal.profiled)} profiled")
 
 

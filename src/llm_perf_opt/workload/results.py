@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llm_perf_opt.core.documents import PassTotals, Stats
+from llm_perf_opt.core.slowdown import TimedSample, matched_ratios
 from llm_perf_opt.workload.generation import Generation
 
 PERCENTILES = (10, 50, 90, 99)
@@ -186,3 +187,24 @@ def peak_memory(results: Sequence[SampleResult], *, reason: str | None) -> tuple
     """The highest peak of the pass, or None and why there is none."""
     peaks = [r.peak_memory_bytes for r in results if r.peak_memory_bytes is not None]
     return (max(peaks), None) if peaks else (None, reason or NO_SAMPLE)
+
+
+def compare_passes(clean: Sequence[SampleResult], profiled: Sequence[SampleResult]) -> dict[str, float | None]:
+    """Profiled time by clean time, per phase, over the same samples and first steps."""
+    return matched_ratios([_timed(c) for c in clean], [_timed(p) for p in profiled])
+
+
+def tokens_differ(clean: Sequence[SampleResult], profiled: Sequence[SampleResult]) -> bool:
+    """Whether a profiled sample's tokens are not the first ones of its clean pass."""
+    first = {c.sample_id: c.generation.sequences for c in reversed(clean)}
+    return any(
+        full[: len(part)] != part
+        for r in profiled
+        if r.sample_id in first
+        for full, part in zip(first[r.sample_id], r.generation.sequences, strict=True)
+    )
+
+
+def _timed(result: SampleResult) -> TimedSample:
+    generation = result.generation
+    return TimedSample(sample_id=result.sample_id, prefill_ms=generation.prefill_ms, step_ms=tuple(generation.itl_ms))

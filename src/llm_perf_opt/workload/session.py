@@ -62,6 +62,7 @@ from llm_perf_opt.workload.models.registry import load_adapter
 from llm_perf_opt.workload.nvtx import RangeEmitter, around, choose_emitter, silent
 from llm_perf_opt.workload.outputs import OutputWriter, open_outputs
 from llm_perf_opt.workload.pages import PageStyle, write_page
+from llm_perf_opt.workload.ranks import Rank, communication_ranges, line_up, meet, part_ways, this_rank
 from llm_perf_opt.workload.results import SampleResult
 from llm_perf_opt.workload.watcher import WorkloadWatcher, open_watcher, watched
 
@@ -84,7 +85,7 @@ class Session:
 
     `bad` are samples that no batch could be made of, `prompt_tokens` the lengths of those that are in one; both are
     empty where samples run one at a time. `compile_s` is None where nothing was compiled or captured. `watcher` is a
-    stage's, which looks on from inside.
+    stage's, which looks on from inside. `rank`: which of the processes of one job this is.
     """
 
     workload: Workload
@@ -96,6 +97,7 @@ class Session:
     prompt_tokens: Mapping[str, int] = field(default_factory=dict)
     compile_s: float | None = None
     watcher: WorkloadWatcher | None = None
+    rank: Rank | None = None
 
     def generator(self, ranges: RangeEmitter | None = None, *, ignore_eos: bool = False) -> Generator:
         """The loop over this model, with these ranges or the session's own."""
@@ -150,7 +152,17 @@ def open_session(workload: Workload, watcher: WorkloadWatcher | None = None) -> 
     if config.infer.compile != "none":
         # Before torch.compile is used at all: it takes its folder once and for all.
         keep_generated_code(workload.scratch_dir)
+    rank = this_rank(config.infer.tp)
+    if rank is None and config.infer.tp > 1:
+        raise ConfigError(
+            f"infer.tp: one process alone holds no split model (got {config.infer.tp}), allowed: 1, or run.ranks="
+            f"{config.infer.tp} in a stage that starts ranks"
+        )
     device = resolve_device(config.run.device)
+    if rank is not None:
+        device = device if device == "cpu" else resolve_device(rank.device(device))
+        meet(rank, device)
+        workload = replace(workload, planned=rank.part(workload.planned), notes=(*workload.notes, rank.note))
     say(f"loading {config.model.name} ({config.model.weights} weights) on {device}")
     if watcher is not None:
         watcher.before_load(device)
@@ -163,6 +175,7 @@ def open_session(workload: Workload, watcher: WorkloadWatcher | None = None) -> 
         ranges=ranges if watcher is None else watched(ranges, watcher),
         memory=peak_memory_for(device),
         watcher=watcher,
+        rank=rank,
     )
     if config.infer.batch > 1:
         session = form_batches(session)
@@ -258,6 +271,8 @@ def describe_deployment(session: Session) -> Deployment:
         compile=infer.compile,
         cuda_graph=infer.cuda_graph,
         quantization=config.model.quantization,
+        tp=infer.tp,
+        ranks=1 if session.rank is None else session.rank.world_size,
         compile_s=session.compile_s,
     )
 
@@ -473,6 +488,11 @@ def measure(
         generation = generate(session, generator, sample, inputs)
         post_ms = to_text(session, generation)
     except bad_sample_errors() as error:
+        if session.rank is not None and session.rank.moves_together:
+            raise ProfilingError(
+                f"rank {session.rank.rank}: sample {sample.sample_id} cannot be left out, since the ranks are one "
+                f"model: {describe_error(error)}"
+            ) from error
         say(f"sample {sample.sample_id} skipped: {describe_error(error)}")
         journal.add_bad(sample.sample_id, describe_error(error))
         if session.watcher is not None:
@@ -576,7 +596,10 @@ def _infer(
         elif cuda_profiler_range is not None:
             ranges = around(session.ranges, cuda_profiler_range, start_cuda_profiler, stop_cuda_profiler)
             session = replace(session, ranges=ranges)
-        run_clean_pass(session, journal, outputs)
+        line_up(session.rank)
+        with communication_ranges(session.rank, session.ranges):
+            run_clean_pass(session, journal, outputs)
         if cuda_profiler_range == WHOLE_PASS:
             stop_cuda_profiler()
+    part_ways(session.rank)
     say(f"done: {len(journal.clean)} sample(s) measured")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.config.output import OutputConfig
-from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.config.schema import AppConfig, RunSection
 from llm_perf_opt.core.names import DIRECT_INFERENCE, TORCH_PROFILER
 from llm_perf_opt.core.process import CommandResult, read_tail, write_cmd_file
 from llm_perf_opt.core.stage import StageContext
@@ -19,6 +19,7 @@ from llm_perf_opt.profiling.parsers.nsys_log import import_notes
 from llm_perf_opt.profiling.vendor.launch import (
     INFERENCE_RUNNER,
     build_work_argv,
+    launch_ranks,
     stage_overrides,
     workload_overrides,
 )
@@ -27,6 +28,7 @@ from llm_perf_opt.profiling.vendor.nsys import (
     find_reports,
     find_unimported,
     keep_exit_code,
+    start_in_turn,
 )
 from llm_perf_opt.workload.session import WHOLE_PASS
 
@@ -111,18 +113,19 @@ def run_capture(ctx: StageContext, options: CaptureOptions, raw: RawFolder, base
     """One capture into `<raw>/<base>*.nsys-rep`; raises with the reason and the remedy when there is none."""
     out_base = raw.reports / base
     code_file = ctx.tmp_dir / f"{base}.exit_code"
-    code_file.unlink(missing_ok=True)
+    for old in (code_file, *code_file.parent.glob(f"{code_file.name}.*")):
+        old.unlink(missing_ok=True)
     argv = workload_argv(ctx, cuda_profiler_range=options.cuda_profiler_range, output=options.output)
     work = keep_exit_code(argv, code_file, tmp_dir=os.environ.get("TMPDIR"))
     suffix = "" if base == "run" else f"-{base}"
     cwd = workload_cwd(ctx.config)
     # For people: the same command with the report where it will lie, since the raw folder goes.
-    by_hand = _command(options, ctx.out_dir / base, work)
+    by_hand = _command(options, ctx.out_dir / base, work, ctx.config.run)
     write_cmd_file(
         ctx.out_dir / f"cmd{suffix}.txt", by_hand, cwd=cwd or ctx.tmp_dir, env={}, redactor=ctx.run_command.redactor
     )
     result = ctx.run_command(
-        _command(options, out_base, work),
+        _command(options, out_base, work, ctx.config.run),
         timeout_s=options.timeout_s,
         log=f"log{suffix}.txt",
         cmd_file=None,
@@ -155,8 +158,9 @@ def without_nsys_lines(tail: str) -> str:
     return "\n".join(line for line in lines if not _NSYS_LINE.match(line))
 
 
-def _command(options: CaptureOptions, out_base: Path, work: list[str]) -> list[str]:
-    return build_nsys_cmd(
+def _command(options: CaptureOptions, out_base: Path, work: list[str], run: RunSection) -> list[str]:
+    """nsys around the workload; of several ranks each has an nsys of its own, all started by torchrun."""
+    argv = build_nsys_cmd(
         out_base,
         work,
         nsys=options.nsys,
@@ -172,12 +176,17 @@ def _command(options: CaptureOptions, out_base: Path, work: list[str]) -> list[s
         delay_s=options.delay_s,
         duration_s=options.duration_s,
         extra_args=options.extra_args,
+        per_rank=run.ranks is not None,
     )
+    return argv if run.ranks is None else launch_ranks(start_in_turn(argv), run)
 
 
 def _read_code(path: Path) -> int | None:
-    text = path.read_text(encoding="ascii", errors="replace").strip() if path.is_file() else ""
-    return int(text) if text.isdigit() else None
+    """The exit code of the workload; of several ranks the first that is not 0, None while one of them has none."""
+    paths = sorted(path.parent.glob(f"{path.name}.*")) or [path]
+    texts = [p.read_text(encoding="ascii", errors="replace").strip() if p.is_file() else "" for p in paths]
+    codes = [int(text) for text in texts if text.isdigit()]
+    return next((code for code in codes if code != 0), 0) if len(codes) == len(paths) else None
 
 
 def _require_reports(
@@ -217,7 +226,10 @@ def _require_reports(
         )
     if options.capture_range != "none" and (code == 0 or result.exit_code == 0):
         raise ProfilingError(_never_opened(ctx, options, raw))
-    lost = ". Another nsys on this machine can do that: run the stage again when it has ended"
+    lost = (
+        ". Another nsys on this machine can do that: run the stage again when it has ended; one that was killed while "
+        "it started can leave /dev/shm/NSys-* locked, which may be removed while no nsys runs"
+    )
     remedy = lost if re.search(r"End of file|Agent launcher failed", said) else ""
     raise ToolError(f"nsys ended with exit code {result.exit_code} and wrote no report: {said}{remedy} (log: {log})")
 

@@ -1,15 +1,22 @@
 """The nsys stage's work: captures, exports without the environment, analysis, files, slowdown."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
+
 from llm_perf_opt.analysis.capture import CaptureAnalysis, analyze_measured, measure_timeline
+from llm_perf_opt.analysis.ranks.analysis import analyze_ranks
+from llm_perf_opt.analysis.ranks.identify import RANKS
+from llm_perf_opt.analysis.ranks.traffic import measure_traffic
+from llm_perf_opt.analysis.timeline.timeline import Timeline
 from llm_perf_opt.core.documents import MetricsDocument
 from llm_perf_opt.core.names import METRICS_FILE
 from llm_perf_opt.core.records import Metric, StageFile, StageOutput
+from llm_perf_opt.core.sections import Section
 from llm_perf_opt.core.slowdown import no_slowdown
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import ProfilingError
@@ -29,6 +36,7 @@ from llm_perf_opt.profiling.nsys.capture import WORK_DIR, CaptureOptions, NsysCa
 from llm_perf_opt.profiling.nsys.scrub import RawFolder, publish_leftovers, publish_report, raw_folder
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.range_phases import chosen_phases, with_phases
+from llm_perf_opt.profiling.rank_sections import rank_sections, traffic_section
 
 if TYPE_CHECKING:
     from llm_perf_opt.profiling.stages.nsys import NsysConfig
@@ -45,11 +53,14 @@ def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
     with raw_folder(ctx) as raw:
         captures, exports, notes = _capture_all(cfg, ctx, raw)
     phases = chosen_phases(ctx.config.workload.phase_preset, ctx.config.workload.phases)
-    measured = [measure_timeline(with_phases(read_nsys_sqlite(path), phases)) for path in exports]
-    analysis = analyze_measured(measured)
+    recorded = [read_nsys_sqlite(path) for path in exports]
+    measured = [measure_timeline(with_phases(timeline, phases)) for timeline in recorded]
+    several = (ctx.config.run.ranks or 1) > 1
+    # The figures of the stage are those of rank 0; beside them stand the ranks.
+    analysis = _with_ranks(analyze_measured(measured[:1] if several else measured), recorded if several else [])
     child = _child_metrics(ctx)
     _require_kernels(cfg, analysis, child)
-    files = write_analysis(ctx.out_dir, analysis, measured)
+    files = write_analysis(ctx.out_dir, analysis, measured[:1] if several else measured)
     metrics = capture_metrics(analysis, source="nsys/analysis.json", kind="nsys")
     complete = all(c.workload_exit_code == 0 for c in captures)
     is_own = ctx.config.workload.command is None
@@ -69,8 +80,26 @@ def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
             *(output_files(cfg.output, ctx.workload_dir / WORK_DIR) if ctx.config.workload.command is None else ()),
         ),
         notes=(*notes, *_notes(cfg, ctx, analysis)),
-        sections=(*idle_sections(analysis, source="nsys/analysis.json"), *sections),
+        sections=(*_rank_sections(ctx, analysis), *idle_sections(analysis, source="nsys/analysis.json"), *sections),
     )
+
+
+def _with_ranks(analysis: CaptureAnalysis, timelines: Sequence[Timeline]) -> CaptureAnalysis:
+    """With what the captures of all ranks say of each other, where there are several."""
+    if not timelines:
+        return analysis
+    ranks = analyze_ranks(timelines, said=RANKS)
+    traffic = measure_traffic(timelines, range(len(timelines)))
+    return replace(analysis, ranks=UNSET if ranks is None else ranks, traffic=traffic or UNSET)
+
+
+def _rank_sections(ctx: StageContext, analysis: CaptureAnalysis) -> Iterator[Section]:
+    source = "nsys/analysis.json"
+    ranks = None if analysis.ranks is UNSET else analysis.ranks
+    if ranks is not None:
+        yield from rank_sections(ranks, source)
+    if analysis.traffic is not UNSET:
+        yield traffic_section(analysis.traffic, ranks, link_gb_s=ctx.config.hardware.link_gb_s, source=source)
 
 
 def _capture_all(
@@ -190,6 +219,8 @@ def nsys_slowdown(
 
 def _notes(cfg: "NsysConfig", ctx: StageContext, analysis: CaptureAnalysis) -> list[str]:
     notes = list(analysis.notes)
+    if (ctx.config.run.ranks or 1) > 1:
+        notes.append("every rank has a capture of its own; figures are those of rank 0, sections on ranks have all")
     if cfg.capture_names and not _gates_by_name(cfg, is_own=ctx.config.workload.command is None):
         notes.append("pipeline.nsys.nvtx_capture is not used: pipeline.nsys.capture_range is not nvtx")
     if not ctx.host.gpus and not analysis.gpu.kernel_count:

@@ -26,7 +26,14 @@ from llm_perf_opt.profiling.baseline import (
     torch_obstacles,
 )
 from llm_perf_opt.profiling.generated import collect_generated
-from llm_perf_opt.profiling.vendor.launch import INFERENCE_RUNNER, build_work_argv, stage_overrides, workload_overrides
+from llm_perf_opt.profiling.rank_sections import clean_ranks
+from llm_perf_opt.profiling.vendor.launch import (
+    INFERENCE_RUNNER,
+    build_work_argv,
+    launch_ranks,
+    stage_overrides,
+    workload_overrides,
+)
 from llm_perf_opt.workload.outputs import output_problems
 
 
@@ -65,17 +72,18 @@ class DirectInferenceStage:
             return self._run_program(cfg, ctx)
         overrides = [*workload_overrides(ctx.config), *stage_overrides(self.name, asdict(cfg))]
         forget_results(ctx.out_dir)
-        argv = build_work_argv(INFERENCE_RUNNER, overrides, hydra_run_dir=ctx.out_dir)
+        argv = launch_ranks(build_work_argv(INFERENCE_RUNNER, overrides, hydra_run_dir=ctx.out_dir), ctx.config.run)
         result = ctx.run_command(argv, timeout_s=cfg.timeout_s, label=self.name)
         require_success(result, "the workload", stage=self.name)
         data = read_metrics(ctx.out_dir)
         generated, sections = collect_generated(ctx.run_dir, ctx.out_dir)
+        of_ranks, rank_tables = clean_ranks(ctx.out_dir, f"{self.name}/{METRICS_FILE}")
         return StageOutput(
-            metrics=clean_metrics(data, f"{self.name}/metrics.json"),
+            metrics={**clean_metrics(data, f"{self.name}/metrics.json"), **of_ranks},
             files=(*existing_files(ctx.out_dir), *output_files(cfg.output, ctx.out_dir), *generated),
             notes=notes_of(data),
             samples=read_inputs(ctx.out_dir),
-            sections=sections,
+            sections=(*rank_tables, *sections),
         )
 
     def _run_program(self, cfg: DirectInferenceConfig, ctx: StageContext) -> StageOutput:

@@ -14,7 +14,7 @@ from llm_perf_opt.core.names import NCU
 from llm_perf_opt.core.process import allowed_environment, run_quick
 from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
-from llm_perf_opt.errors import ToolError
+from llm_perf_opt.errors import StageSkipped, ToolError
 from llm_perf_opt.profiling.baseline import forget_results, used_samples
 from llm_perf_opt.profiling.ncu.capture import check_metrics, check_sections, check_set
 from llm_perf_opt.profiling.vendor.launch import INFERENCE_RUNNER, build_work_argv, capture_overrides
@@ -170,6 +170,12 @@ class NcuStage:
     def run(self, cfg: NcuConfig, ctx: StageContext) -> StageOutput:
         # numpy is imported only when the stage runs.
         from llm_perf_opt.profiling.ncu.session import profile
+
+        if ctx.config.infer.tp > 1:
+            raise StageSkipped(
+                f"ncu profiles one rank, and with infer.tp={ctx.config.infer.tp} none can run alone: ncu would replay "
+                "collectives while the others wait; without infer.tp the kernels of one rank are profiled"
+            )
 
         tool = ctx.host.tool("ncu")
         if tool.path is None or not tool.usable:

@@ -39,7 +39,7 @@ from llm_perf_opt.core.names import STATIC_ANALYSIS, STATIC_JSON, STATIC_MD
 from llm_perf_opt.core.process import CommandResult
 from llm_perf_opt.core.records import StageFile, StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
-from llm_perf_opt.errors import CommandFailed, ProfilingError
+from llm_perf_opt.errors import CommandFailed, ProfilingError, StageSkipped
 from llm_perf_opt.profiling.static_child import (
     COUNTS_FILE,
     FACTS_FILE,
@@ -96,6 +96,11 @@ class StaticAnalysisStage:
 
     def run(self, cfg: StaticAnalysisConfig, ctx: StageContext) -> StageOutput:
         """Closed form here, operators and calibration in a child; then both books side by side."""
+        if ctx.config.infer.tp > 1:
+            raise StageSkipped(
+                f"bounds are those of a whole model on one device, and infer.tp={ctx.config.infer.tp} splits it; "
+                "`llm-perf plan` estimates split models"
+            )
         if ctx.config.workload.command is not None:
             ctx = replace(ctx, config=lengths_of_program(ctx, cfg.timeout_s))
         config = ctx.config

@@ -32,7 +32,14 @@ from llm_perf_opt.profiling.baseline import (
 from llm_perf_opt.profiling.generated import collect_generated
 from llm_perf_opt.profiling.injected import WindowConfig, profile_program
 from llm_perf_opt.profiling.nvml import gpu_index, sample_gpu, samples_file
-from llm_perf_opt.profiling.vendor.launch import PROFILE_RUNNER, build_work_argv, stage_overrides, workload_overrides
+from llm_perf_opt.profiling.rank_sections import clean_ranks
+from llm_perf_opt.profiling.vendor.launch import (
+    PROFILE_RUNNER,
+    build_work_argv,
+    launch_ranks,
+    stage_overrides,
+    workload_overrides,
+)
 from llm_perf_opt.workload.outputs import output_problems
 
 
@@ -83,7 +90,7 @@ class TorchProfilerStage:
             return profile_program(cfg, ctx)
         overrides = [*workload_overrides(ctx.config), *stage_overrides(self.name, asdict(cfg))]
         forget_results(ctx.out_dir)
-        argv = build_work_argv(PROFILE_RUNNER, overrides, hydra_run_dir=ctx.out_dir)
+        argv = launch_ranks(build_work_argv(PROFILE_RUNNER, overrides, hydra_run_dir=ctx.out_dir), ctx.config.run)
         index = gpu_index(ctx.config.run.device, os.environ) if ctx.host.gpus else None
         with sample_gpu(index) as sampled:
             result = ctx.run_command(argv, timeout_s=cfg.timeout_s, label=self.name)
@@ -91,8 +98,9 @@ class TorchProfilerStage:
         data, traced = describe_trace(cfg, ctx.out_dir, tokens=cfg.token_budget(ctx.config.infer.max_new_tokens))
         source = f"{self.name}/{METRICS_FILE}"
         generated, sections = collect_generated(ctx.run_dir, ctx.out_dir)
+        of_ranks, rank_tables = clean_ranks(ctx.out_dir, source)
         return StageOutput(
-            metrics={**clean_metrics(data, source), **profiled_slowdown(data, source)},
+            metrics={**clean_metrics(data, source), **profiled_slowdown(data, source), **of_ranks},
             files=(
                 *existing_files(ctx.out_dir),
                 *traced,
@@ -102,7 +110,7 @@ class TorchProfilerStage:
             ),
             notes=(*notes_of(data), *((sampled.reason,) if sampled.reason and ctx.host.gpus else ())),
             samples=read_inputs(ctx.out_dir),
-            sections=sections,
+            sections=(*rank_tables, *sections),
         )
 
 

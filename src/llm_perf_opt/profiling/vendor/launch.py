@@ -2,19 +2,22 @@
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.config.schema import AUTO, AppConfig
+from llm_perf_opt.config.schema import AUTO, AppConfig, RunSection
 
 INFERENCE_RUNNER = "llm_perf_opt.runners.direct_inference_runner"
 PROFILE_RUNNER = "llm_perf_opt.runners.llm_profile_runner"
 CHILD_FLAG = "--child"
 # Where `run.repeats=auto` leaves it to the clean pass.
 CAPTURED_REPEATS = 3
+DEFAULT_RENDEZVOUS = "FIRST-NODE-OF-THE-JOB"
+FIRST_NODE = '"$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1):29400"'
 
 
 def build_work_argv(
@@ -41,6 +44,42 @@ def build_work_argv(
     ]
 
 
+def launch_ranks(work_argv: Sequence[str], run: RunSection, *, python: str = sys.executable) -> list[str]:
+    """The workload as `run.ranks` processes of torchrun, on several nodes through srun; unchanged without ranks."""
+    if run.ranks is None:
+        return list(work_argv)
+    meeting = (
+        ["--standalone"]
+        if run.nodes == 1
+        else [
+            f"--nnodes={run.nodes}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={run.rendezvous or DEFAULT_RENDEZVOUS}",
+            "--rdzv-id=llm-perf",
+        ]
+    )
+    torchrun = [
+        python,
+        "-m",
+        "torch.distributed.run",
+        f"--nproc-per-node={run.ranks}",
+        *meeting,
+        "--no-python",
+        *work_argv,
+    ]
+    if run.nodes == 1:
+        return torchrun
+    on_all_nodes = [
+        "srun",
+        f"--nodes={run.nodes}",
+        "--ntasks-per-node=1",
+        "--kill-on-bad-exit=1",
+    ]
+    # Every node must name the same first one, which only Slurm knows.
+    named = shlex.join(torchrun).replace(DEFAULT_RENDEZVOUS, FIRST_NODE)
+    return [*on_all_nodes, "sh", "-c", f"exec {named}"]
+
+
 def workload_overrides(config: AppConfig) -> list[str]:
     """All of model.*, infer.*, dataset.*, hardware.* and the run's shared knobs, as values.
 
@@ -63,6 +102,8 @@ def workload_overrides(config: AppConfig) -> list[str]:
         "run.seed": run.seed,
         "run.mode": run.mode,
         "run.top_n_kernels": run.top_n_kernels,
+        "run.ranks": run.ranks,
+        "run.nodes": run.nodes,
     }
     return [
         "~model",

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from llm_perf_opt.core.names import RANK_PREFIX
 from llm_perf_opt.errors import ConfigError
 
 # Python strings are not registered strings; without this a range never opens the capture.
@@ -14,8 +15,13 @@ CAPTURE_ENDS_WORDS = "none, stop, stop-shutdown, repeat, repeat:N or repeat-shut
 # It also gives the workload its own TMPDIR back: nsys gets another one.
 _KEEP_EXIT_CODE = (
     'file=$1; if [ -n "$2" ]; then export TMPDIR="$2"; else unset TMPDIR; fi; shift 2; '
-    '"$@"; code=$?; echo "$code" > "$file"; exit "$code"'
+    '"$@"; code=$?; echo "$code" > "$file${RANK:+.$RANK}"; exit "$code"'
 )
+
+
+RANK_SUFFIX = f".{RANK_PREFIX}%q{{RANK}}"
+# Two nsys that start in the same moment can lose their agents ("Agent launcher failed"); later ones do not disturb.
+_IN_TURN = 'sleep "$((LOCAL_RANK * 3))"; exec "$@"'
 
 
 def build_nsys_cmd(
@@ -35,15 +41,19 @@ def build_nsys_cmd(
     delay_s: int = 0,
     duration_s: int | None = None,
     extra_args: Sequence[str] = (),
+    per_rank: bool = False,
 ) -> list[str]:
-    """`nsys profile` around a workload. Writes `<out_base>.nsys-rep`, or `<out_base>.N.nsys-rep` when repeating."""
+    """`nsys profile` around a workload. Writes `<out_base>.nsys-rep`, or `<out_base>.N.nsys-rep` when repeating.
+
+    `per_rank`: it is one of several that torchrun starts, and its report carries the number of the rank.
+    """
     if capture == "nvtx" and not (nvtx_capture or "").strip():
         raise ConfigError("nvtx_capture: needed because capture_range is nvtx, allowed: the name of an NVTX range")
     argv = [
         nsys,
         "profile",
         # nsys puts process ids and host names for `%p` and `%h`.
-        f"--output={str(out_base).replace('%', '%%')}",
+        f"--output={str(out_base).replace('%', '%%')}{RANK_SUFFIX if per_rank else ''}",
         "--force-overwrite=true",
         f"--trace={trace}",
         # Both are passed even when off: left out, nsys samples the process tree and traces context switches.
@@ -130,14 +140,19 @@ def keep_exit_code(work_argv: Sequence[str], code_file: Path, *, tmp_dir: str | 
     return ["sh", "-c", _KEEP_EXIT_CODE, "sh", str(code_file), tmp_dir or "", *work_argv]
 
 
+def start_in_turn(nsys_argv: Sequence[str]) -> list[str]:
+    """An nsys that torchrun starts beside others, one after the other; the ranks wait for each other later."""
+    return ["sh", "-c", _IN_TURN, "sh", *nsys_argv]
+
+
 def find_reports(out_base: Path) -> list[Path]:
-    """All reports of one capture in order: `run.nsys-rep`, or `run.1.nsys-rep`, `run.2.nsys-rep`, …"""
+    """All reports of one capture in order: `run.nsys-rep`, `run.1.nsys-rep`, …, or `run.rank0.nsys-rep`, …"""
     single = out_base.with_name(out_base.name + ".nsys-rep")
     if single.is_file():
         return [single]
     numbered = []
     for path in out_base.parent.glob(f"{_literal(out_base.name)}.*.nsys-rep"):
-        number = path.name.removeprefix(out_base.name + ".").removesuffix(".nsys-rep")
+        number = path.name.removeprefix(out_base.name + ".").removesuffix(".nsys-rep").removeprefix(RANK_PREFIX)
         if number.isdigit():
             numbered.append((int(number), path))
     return [path for _, path in sorted(numbered)]

@@ -1,15 +1,10 @@
 """What a capture says beyond ranges, kernels and findings, as sections: the same on the terminal and on the page."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import PurePath
+from collections.abc import Iterator, Sequence
 
 from msgspec import UNSET
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis
-from llm_perf_opt.analysis.ranks.analysis import DeviceRow, RankRow, RanksAnalysis
-from llm_perf_opt.analysis.ranks.collectives import CollectiveRow
-from llm_perf_opt.analysis.ranks.identify import REPEATS
-from llm_perf_opt.analysis.ranks.overlap import Split
 from llm_perf_opt.analysis.timeline.critical import CriticalPath
 from llm_perf_opt.analysis.timeline.frames import PythonTree
 from llm_perf_opt.analysis.timeline.graphs import GraphReplays
@@ -17,8 +12,9 @@ from llm_perf_opt.analysis.timeline.memory import MemoryCurve
 from llm_perf_opt.analysis.timeline.rows import CopyRow, CounterRow
 from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis
 from llm_perf_opt.core.sections import Cell, Section, SectionTable
-from llm_perf_opt.core.units import format_bytes, format_ms, format_percent
+from llm_perf_opt.core.units import format_bytes, format_percent
 from llm_perf_opt.profiling.idle_sections import idle_sections
+from llm_perf_opt.profiling.rank_sections import filled, rank_sections
 
 # On the page; the terminal shows fewer, analysis.json all.
 ROWS = 60
@@ -40,9 +36,7 @@ def _sections(analysis: CaptureAnalysis, source: str | None) -> Iterator[Section
     if analysis.counters is not UNSET:
         yield _counters(analysis.counters, source)
     if analysis.ranks is not UNSET:
-        yield _ranks(analysis.ranks, source)
-        if analysis.ranks.collectives:
-            yield _communication(analysis.ranks, source)
+        yield from rank_sections(analysis.ranks, source)
     if analysis.shapes is not UNSET:
         yield _shapes(analysis.shapes, source)
     if analysis.graph_replays is not UNSET:
@@ -103,147 +97,6 @@ def _counters(rows: Sequence[CounterRow], source: str | None) -> Section:
     return Section(title="Hardware counters", paragraphs=(text,), tables=(table,))
 
 
-def _ranks(ranks: RanksAnalysis, source: str | None) -> Section:
-    several = len(ranks.rows) > 1
-    texts = ["Busy: a kernel or graph ran on at least one GPU of the process, between its first GPU work and its last."]
-    if ranks.straggler is not None:
-        late = next(row for row in ranks.rows if row.rank == ranks.straggler)
-        if late.arrivals is not None:
-            texts.append(
-                f"Rank {ranks.straggler} holds the others up: it comes last to {late.arrivals.came_last} of "
-                f"{late.arrivals.matched} matched collectives, and they wait "
-                f"{format_ms(late.arrivals.held_up_ns / 1e6)} for it in all."
-            )
-    elif several and any(row.arrivals is not None for row in ranks.rows):
-        texts.append("No rank holds the others up for long.")
-    tables = [_time_table("", [(_name(row, ranks), row.time) for row in ranks.rows], source)]
-    if ranks.devices:
-        named = [(f"{_who(row, ranks)}, GPU {row.device}", row.time) for row in ranks.devices]
-        tables.append(_time_table("By GPU: busy is the union of what ran on that one", named, source))
-    waiting = _arrivals(ranks, source)
-    return Section(
-        title=("Repetitions" if ranks.files_are == REPEATS else "Ranks") if several else "GPU time",
-        paragraphs=tuple(texts),
-        tables=(*tables, *([waiting] if waiting is not None else [])),
-    )
-
-
-def _name(row: RankRow, ranks: RanksAnalysis) -> str:
-    gpus = ", ".join(str(device) for device in row.devices if device >= 0)
-    return _who(row, ranks) + (f", GPU {gpus}" if gpus else "")
-
-
-def _who(row: RankRow | DeviceRow, ranks: RanksAnalysis) -> str:
-    """The rank, else the process; of repetitions the file, which alone tells them apart."""
-    if ranks.files_are == REPEATS:
-        return PurePath(row.source).name
-    if row.rank is not None:
-        return f"rank {row.rank}"
-    several = len({other.source for other in ranks.rows}) > 1
-    parts = [*([PurePath(row.source).name] if several or row.process is None else []), row.process]
-    return ", ".join(part for part in parts if part)
-
-
-def _time_table(title: str, rows: Sequence[tuple[str, Split]], source: str | None) -> SectionTable:
-    return SectionTable(
-        title=title,
-        columns=("who", "kernels", "span ms", "busy ms", "busy %", "compute ms", "copies ms", "communication ms"),
-        rows=tuple(
-            (
-                name,
-                time.kernel_count,
-                time.span_ns / 1e6,
-                time.busy_ns / 1e6,
-                100.0 * time.busy_ns / time.span_ns if time.span_ns else None,
-                time.computation_ns / 1e6,
-                time.copy_ns / 1e6,
-                time.communication_ns / 1e6,
-            )
-            for name, time in rows[:ROWS]
-        ),
-        source=source,
-    )
-
-
-def _arrivals(ranks: RanksAnalysis, source: str | None) -> SectionTable | None:
-    known = [(row, row.arrivals) for row in ranks.rows if row.arrivals is not None]
-    if not known:
-        return None
-    return SectionTable(
-        title="Who waited for whom, in collectives that ended together on all ranks given",
-        columns=("who", "matched", "waited ms", "came last", "others waited for it ms"),
-        rows=tuple(
-            (_name(row, ranks), came.matched, came.waited_ns / 1e6, came.came_last, came.held_up_ns / 1e6)
-            for row, came in known[:ROWS]
-        ),
-        source=source,
-    )
-
-
-def _communication(ranks: RanksAnalysis, source: str | None) -> Section:
-    talking = [row for row in ranks.rows if row.time.communication_ns]
-    exposed = max(talking, key=lambda row: row.time.exposed_pct)
-    texts = [
-        f"Exposed is communication beside which nothing ran: at most "
-        f"{format_percent(exposed.time.exposed_pct / 100)} of a rank's time ({_name(exposed, ranks)}). "
-        "HTA's overlap is the share of communication time during which a computation kernel ran."
-    ]
-    overlap = SectionTable(
-        columns=(
-            "who", "communication ms", "overlapped ms", "exposed ms", "exposed, % of span", "overlap, % (HTA)",
-            "idle % (HTA)", "compute % (HTA)", "non-compute % (HTA)",
-        ),
-        rows=tuple(
-            (
-                _name(row, ranks),
-                row.time.communication_ns / 1e6,
-                row.time.overlapped_ns / 1e6,
-                row.time.exposed_ns / 1e6,
-                row.time.exposed_pct,
-                row.time.hta_overlap_pct,
-                row.time.hta_idle_pct,
-                row.time.hta_compute_pct,
-                row.time.hta_non_compute_pct,
-            )
-            for row in talking[:ROWS]
-        ),
-        source=source,
-    )  # fmt: skip
-    return Section(title="Communication", paragraphs=tuple(texts), tables=(overlap, _collectives(ranks, source)))
-
-
-def _collectives(ranks: RanksAnalysis, source: str | None) -> SectionTable:
-    rows = ranks.collectives[:ROWS]
-    columns: dict[str, list[Cell]] = {
-        "collective": [row.collective for row in rows],
-        "n": [row.count for row in rows],
-        "message": [None if row.message_bytes is None else format_bytes(row.message_bytes) for row in rows],
-        "dtype": [row.dtype for row in rows],
-        "group": [_group(row) for row in rows],
-        "total ms": [row.total_ns / 1e6 for row in rows],
-        "median ms": [row.median_ns / 1e6 for row in rows],
-        "algorithm GB/s": [row.algorithm_gb_s for row in rows],
-        "bus GB/s": [row.bus_gb_s for row in rows],
-        "matched": [row.matched or None for row in rows],
-        "skew, median ms": [None if row.skew_median_ns is None else row.skew_median_ns / 1e6 for row in rows],
-        "skew, max ms": [None if row.skew_max_ns is None else row.skew_max_ns / 1e6 for row in rows],
-        "kernels": [", ".join(row.kernels) for row in rows],
-    }
-    return _filled("Collectives", columns, source)
-
-
-def _filled(title: str, columns: Mapping[str, list[Cell]], source: str | None) -> SectionTable:
-    """A table without the columns that no row fills."""
-    kept = {name: cells for name, cells in columns.items() if any(cell is not None for cell in cells)}
-    return SectionTable(title=title, columns=tuple(kept), rows=tuple(zip(*kept.values(), strict=True)), source=source)
-
-
-def _group(row: CollectiveRow) -> str | None:
-    if row.group is None:
-        return None if row.group_size is None else f"{row.group_size} ranks"
-    return row.group if row.group_size is None else f"{row.group} ({row.group_size})"
-
-
 def _shapes(shapes: ShapesAnalysis, source: str | None) -> Section:
     rows = shapes.rows[:ROWS]
     covered = format_percent(shapes.covered_ns / shapes.kernel_ns) if shapes.kernel_ns else "none"
@@ -265,7 +118,7 @@ def _shapes(shapes: ShapesAnalysis, source: str | None) -> Section:
         "bound": [row.bound for row in rows],
         "GFLOP": [None if row.flops is None else row.flops / 1e9 for row in rows],
     }
-    return Section(title=SHAPES, paragraphs=tuple(texts), tables=(_filled("", columns, source),))
+    return Section(title=SHAPES, paragraphs=tuple(texts), tables=(filled("", columns, source),))
 
 
 def _replays(captures: Sequence[GraphReplays], source: str | None) -> Section:
@@ -315,7 +168,7 @@ def _critical(paths: Sequence[CriticalPath], source: str | None) -> Section:
         "What decides when a range's work is done, of its instance of median time: the parts add up to the length. A "
         "faster host saves at most the GPU's idle time."
     )
-    return Section(title="Critical path", paragraphs=(text,), tables=(_filled("", columns, source),))
+    return Section(title="Critical path", paragraphs=(text,), tables=(filled("", columns, source),))
 
 
 def _memory(curves: Sequence[MemoryCurve], source: str | None) -> Section:

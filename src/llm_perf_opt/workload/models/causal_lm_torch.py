@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
 from transformers.utils import is_flash_attn_2_available
 
 from llm_perf_opt.config.schema import InferSection, ModelSection
@@ -101,16 +102,18 @@ def load_snapshot(
     """The snapshot's own weights and tokenizer; never the network, never a pickle, never code of the snapshot."""
     path = _required(model.path)
     dtype, attention = _choices(model, geometry, device)
+    split = {} if infer.tp == 1 else {"distributed_config": DistributedConfig(tp_size=infer.tp)}
     try:
         module = AutoModelForCausalLM.from_pretrained(
             path,
+            **split,
             dtype=torch_dtype(dtype.value),
             attn_implementation=_asked(model, attention),
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
         )
-    except (ValueError, KeyError, ImportError, OSError) as error:
+    except (ValueError, KeyError, ImportError, OSError, RuntimeError) as error:
         raise ConfigError(
             f"model.path: transformers could not load {str(path)!r} as a decoder-only model "
             f"({type(error).__name__}: {first_line(error)})"
@@ -128,6 +131,8 @@ def load_random(
     """The real geometry with noise for weights: built on meta, then filled on the device itself."""
     dtype, attention = _choices(model, geometry, device)
     module = build_on_meta(geometry, dtype=dtype.value, attention=_asked(model, attention), experts=None)
+    if infer.tp > 1:
+        split_model(module, infer.tp, device=device)
     materialise(module, device=device, seed=seed)
     tokenizer = load_tokenizer(model.path) if model.path is not None else None
     notes = ["weights are random: the text means nothing", *dtype.notes, *attention.notes]
@@ -151,6 +156,23 @@ def build_on_meta(geometry: Mapping[str, Any], *, dtype: str, attention: str | N
             f"({type(error).__name__}: {first_line(error)}), compare it with the model's config.json"
         ) from error
     return module.eval()
+
+
+def split_model(module: Any, tp: int, *, device: str) -> None:
+    """Make this rank hold its part of a module built on meta, as the model's own plan of transformers says."""
+    from torch.distributed import init_device_mesh
+    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+    if not module.tp_plan:
+        raise ConfigError(
+            f"infer.tp: transformers has no plan to split {type(module).__name__} (got {tp}), allowed: 1, or run.ranks "
+            "alone, which gives each rank a whole model"
+        )
+    mesh = init_device_mesh(torch.device(device).type, (tp,), mesh_dim_names=("tp",))
+    try:
+        apply_tensor_parallelism(module, mesh["tp"])
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(f"infer.tp: the model cannot be split over {tp} ranks ({first_line(error)})") from error
 
 
 def materialise(module: Any, *, device: str, seed: int) -> None:

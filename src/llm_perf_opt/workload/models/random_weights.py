@@ -21,7 +21,7 @@ def require_room(module: Any, *, device: str) -> None:
     import psutil
     import torch
 
-    needed = sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
+    needed = sum(t.numel() * t.element_size() for t in map(own_part, (*module.parameters(), *module.buffers())))
     is_cuda = device.startswith("cuda")
     free = torch.cuda.mem_get_info(device)[0] if is_cuda else psutil.virtual_memory().available
     if needed > free:
@@ -29,6 +29,13 @@ def require_room(module: Any, *, device: str) -> None:
             f"model: its weights take {needed / 1e9:,.1f} GB, {device} has {free / 1e9:,.1f} GB free; choose a smaller "
             "model, another model.dtype or another device, and compare the geometry with the model's config.json"
         )
+
+
+def own_part(tensor: Any) -> Any:
+    """What this process holds of a tensor: a piece where ranks split the model, else all of it."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class NoiseSource:
@@ -43,7 +50,10 @@ class NoiseSource:
         self._tensors = 0
 
     def fill(self, tensor: Any, *, std: float) -> None:
-        """Overwrite the tensor in place."""
+        """Overwrite the tensor in place; a split one with its piece of what the whole one would get."""
+        if own_part(tensor) is not tensor:
+            self._fill_piece(tensor, std)
+            return
         flat = tensor.detach().view(-1)
         block = (self._take(min(flat.numel(), _BLOCK)) * std).to(tensor.dtype)
         whole = flat.numel() // _BLOCK
@@ -52,6 +62,16 @@ class NoiseSource:
         rest = flat.numel() - whole * _BLOCK
         if rest:
             flat[whole * _BLOCK :].copy_(block[:rest])
+
+    def _fill_piece(self, tensor: Any, std: float) -> None:
+        import torch
+        from torch.distributed.tensor import distribute_tensor
+
+        piece = own_part(tensor)
+        whole = torch.empty(tensor.shape, dtype=piece.dtype, device=piece.device)
+        self.fill(whole, std=std)
+        # Every rank made the same one, so none has to be sent.
+        piece.copy_(distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None).to_local())
 
     def _take(self, count: int) -> Any:
         """The next piece of noise, wrapped around the block's end."""
