@@ -131,6 +131,19 @@ def test_the_bound_of_a_gpu_is_a_time_and_that_of_a_cpu_a_factor() -> None:
     assert scaled_bound(promised, profiled=10.0, measured=16.0, is_cpu=True) == 5.0
 
 
+def test_idle_time_too_short_for_a_finding_may_go_with_what_removes_idle_time() -> None:
+    """Of 8 ms idle 7 are launches, a finding; 1 ms between kernels is none, and a graph removes both."""
+    decode = phase("decode", wall=ms(10.0), gpu=gpu(2.0, wall=10.0, idle=idle(host=7.0, between=1.0), count=300))
+    found = facts(decode, dtype="bfloat16")
+    findings = diagnose(found)
+    assert [(f.rule, round(f.saves_ms or 0.0, 6)) for f in findings if f.rule == "launch_bound"] == [
+        ("launch_bound", 7.0)
+    ]
+    graph = predict([CUDA_GRAPH], findings, found, "tpot_ms")
+    assert graph is not None and graph.gain == pytest.approx(5.0) and graph.least == pytest.approx(2.0)
+    assert graph.how == "decode 10.00 ms less 8.000 ms without work leaves 2.000 ms (5.0×)"
+
+
 def test_remedies_that_set_one_key_differently_do_not_combine() -> None:
     found = launch_bound()
     findings = diagnose(found)

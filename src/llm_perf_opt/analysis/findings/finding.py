@@ -81,7 +81,8 @@ class Rule:
 
     `find` looks at a run's figures, `find_in_capture` at a capture alone.
     `remedy` holds wherever a finding has no better one of its own; `hint` is what to try, in a few words.
-    `experiments` are the remedies that `llm-perf optimize` can try by itself.
+    `experiments` are the remedies that `llm-perf optimize` can try by itself; `is_idle`: what it finds is time in which
+    nothing is computed.
     """
 
     id: str
@@ -91,6 +92,7 @@ class Rule:
     hint: str = ANY_HINT
     find_in_capture: Callable[[CaptureFacts], list[Finding]] | None = None
     experiments: tuple[Remedy, ...] = ()
+    is_idle: bool = False
 
     def finding(
         self,

@@ -39,7 +39,8 @@ class Remedy:
 
     `is_lossy`: outputs may differ by more than rounding. `phases` are those it can shorten at all. `batch` multiplies
     the batch: each step then serves so many times the sequences, at best in the same time. `lowers_bound`: fewer bytes
-    have to be moved, so the bound of the run as it is does not limit it. `compile_s` is what preparing takes, roughly.
+    have to be moved, so the bound of the run as it is does not limit it. `removes_idle`: all time without work may go
+    with it, also what is too little for a finding of its own. `compile_s` is what preparing takes, roughly.
     `code` does the same in a program of one's own.
     """
 
@@ -52,6 +53,7 @@ class Remedy:
     phases: tuple[str, ...] = PHASES
     batch: int = 1
     lowers_bound: bool = False
+    removes_idle: bool = False
     compile_s: float = 0.0
     code: str = ""
 
@@ -69,6 +71,7 @@ REDUCE_OVERHEAD = Remedy(
     guard=_GPU_LOOP,
     phases=(DECODE,),
     compile_s=25.0,
+    removes_idle=True,
     code=f"""\
 {_STATIC}
 step = torch.compile(model.forward, mode="reduce-overhead", dynamic=False)
@@ -81,6 +84,7 @@ CUDA_GRAPH = Remedy(
     guard=_GPU_LOOP,
     phases=(DECODE,),
     compile_s=1.0,
+    removes_idle=True,
     code=f"""\
 {_STATIC}
 graph = torch.cuda.CUDAGraph()  # after two steps on a side stream, with inputs at fixed addresses
@@ -96,6 +100,7 @@ COMPILE = Remedy(
     guard=_LOOP,
     phases=(DECODE,),
     compile_s=20.0,
+    removes_idle=True,
     code=f"{_STATIC}\nstep = torch.compile(model.forward, dynamic=False)",
 )
 MAX_AUTOTUNE = Remedy(
@@ -105,6 +110,7 @@ MAX_AUTOTUNE = Remedy(
     guard=_GPU_LOOP,
     phases=(DECODE,),
     compile_s=150.0,
+    removes_idle=True,
     code=f'{_STATIC}\nstep = torch.compile(model.forward, mode="max-autotune", dynamic=False)',
 )
 FP8_WEIGHTS = Remedy(
@@ -177,6 +183,7 @@ ONE_THREAD = Remedy(
     title="one thread for each operator (OMP_NUM_THREADS=1)",
     environment={"OMP_NUM_THREADS": "1"},
     guard=Guard(place="cpu"),
+    removes_idle=True,
     code="torch.set_num_threads(1)",
 )
 EXPANDABLE_SEGMENTS = Remedy(

@@ -216,7 +216,7 @@ def predict(
         if phase is None or not isinstance(phase.wall, Known) or steps is None:
             return None
         of_phase = [f for f in findings if f.phase == name and _names(f, remedies)]
-        left, text = _left_ms(phase, of_phase, lowers=any(r.lowers_bound for r in remedies))
+        left, text = _left_ms(phase, of_phase, [r for r in remedies if name in r.phases])
         before += steps * phase.wall.value
         least += steps * left
         named += of_phase
@@ -264,17 +264,31 @@ def _experiments(finding: Finding) -> tuple[Remedy, ...]:
     return () if rule is None else rule.experiments
 
 
-def _left_ms(phase: PhaseFacts, findings: Sequence[Finding], *, lowers: bool) -> tuple[float, str]:
+def _left_ms(phase: PhaseFacts, findings: Sequence[Finding], remedies: Sequence[Remedy]) -> tuple[float, str]:
     """What stays of one step of a phase, and the arithmetic in words."""
     assert isinstance(phase.wall, Known)
     wall = phase.wall.value
     saved = sum(finding.saves_ms or 0.0 for finding in findings)
-    left = max(wall - saved, 0.0)
     text = f"{phase.name} {format_ms(wall)} less {format_ms(saved)}"
+    work = _work_ms(phase)
+    if findings and work is not None and any(remedy.removes_idle for remedy in remedies):
+        saved_work = sum(f.saves_ms or 0.0 for f in findings if not RULE_BY_ID[f.rule].is_idle)
+        saved = max(saved, wall - work + saved_work)
+        text = f"{phase.name} {format_ms(wall)} less {format_ms(wall - work)} without work"
+        text += f" and {format_ms(saved_work)} of work" if saved_work else ""
+    left = max(wall - saved, 0.0)
     floor = next((q.value for q in (phase.achievable, phase.datasheet) if isinstance(q, Known)), None)
-    if floor is not None and left < floor and not lowers:
+    if floor is not None and left < floor and not any(remedy.lowers_bound for remedy in remedies):
         return floor, f"{text}, and not below the hardware's {format_ms(floor)}"
     return left, f"{text} leaves {format_ms(left)}" + (f" ({format_factor(wall / left)})" if left > 0 else "")
+
+
+def _work_ms(phase: PhaseFacts) -> float | None:
+    """The time in which something is computed: kernels, on a CPU operators."""
+    assert isinstance(phase.wall, Known)
+    if isinstance(phase.gpu, GpuFacts):
+        return min(phase.gpu.busy_ms, phase.wall.value)
+    return phase.operators.value if phase.is_cpu and isinstance(phase.operators, Known) else None
 
 
 def _settings(remedy: Remedy, situation: Situation) -> dict[str, str]:

@@ -16,6 +16,7 @@ from llm_perf_opt.core.terminal import terminal_table
 from llm_perf_opt.core.units import digits, format_bytes, format_factor, format_quantity
 
 WIDTH = 79
+LEFT_SHOWN = 3
 COLUMNS = ("experiment", "result", "at most", "gain", "95 %", "outputs", "memory", "compile", "pays after")
 RIGHT = ("at most", "gain", "memory", "compile", "pays after")
 DASH = "—"
@@ -47,6 +48,8 @@ def render_terminal(found: OptimizeDocument) -> str:
     lines += textwrap.wrap(distance_words(found), WIDTH) if found.distance else []
     for rule in defects(found):
         lines += textwrap.wrap(f"{rule.rule}: {rule.exceeded} of {rule.experiments} exceeded, {DEFECT}", WIDTH)
+    for text in found.left[:LEFT_SHOWN]:
+        lines += textwrap.wrap(f"left: {text}", WIDTH, subsequent_indent="  ")
     if found.recommendation is not None:
         lines += ["", "to set:", *(f"  {word}" for word in set_words(found))]
     lines += ["", *(f"note: {note}" for note in found.notes)] if found.notes else []

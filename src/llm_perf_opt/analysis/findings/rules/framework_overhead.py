@@ -52,4 +52,5 @@ RULE = Rule(
     remedy=REMEDY,
     hint="torch.compile",
     experiments=(COMPILE, ONE_THREAD, LARGER_BATCH),
+    is_idle=True,
 )

@@ -163,6 +163,7 @@ RULE = Rule(
     remedy=REMEDY,
     hint="Fewer, longer kernels",
     experiments=(REDUCE_OVERHEAD, CUDA_GRAPH, COMPILE, MAX_AUTOTUNE),
+    is_idle=True,
 )
 LATE_STARTS = Rule(
     id="late_starts",

@@ -225,4 +225,5 @@ RULE = Rule(
     remedy=REMEDY,
     hint="CUDA graphs or torch.compile",
     experiments=(REDUCE_OVERHEAD, CUDA_GRAPH, COMPILE, MAX_AUTOTUNE, LARGER_BATCH, LARGEST_BATCH),
+    is_idle=True,
 )

@@ -246,4 +246,5 @@ RULE = Rule(
     remedy=REMEDY,
     hint="Removing synchronisation and copies from the loop",
     experiments=(REDUCE_OVERHEAD, CUDA_GRAPH, MAX_AUTOTUNE),
+    is_idle=True,
 )
