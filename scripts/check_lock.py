@@ -22,9 +22,11 @@ def locked(text: str) -> dict[str, str]:
 
 
 def direct(pyproject: str) -> list[Requirement]:
-    """Every requirement of the package and of its development; other extras are a user's own choice of version."""
+    """Every requirement of the package, of running models and of development; other extras are a user's own choice."""
     project = tomllib.loads(pyproject)["project"]
-    return [Requirement(text) for text in (*project["dependencies"], *project["optional-dependencies"]["dev"])]
+    extras = project["optional-dependencies"]
+    found = [Requirement(text) for text in (*project["dependencies"], *extras.get("run", ()), *extras["dev"])]
+    return [need for need in found if need.name != project.get("name")]
 
 
 def problems(pyproject: str, constraints: str) -> list[str]:

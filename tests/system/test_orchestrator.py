@@ -158,7 +158,7 @@ def test_no_stage_at_all_is_bad_input(tmp_path: Path) -> None:
 
 def test_a_dry_run_writes_the_plan_and_nothing_else(tmp_path: Path) -> None:
     done = llm_perf("profile", *OFF, ALPHA, BETA, "pipeline.beta.fail=preflight", "run.dry_run=true", cwd=tmp_path)
-    assert done.code == 0
+    assert done.code == 2
     run_dir = only_run(tmp_path)
     assert [p.name for p in run_dir.rglob("*")] == ["plan.json"]
     plan = valid_file("plan", run_dir / "plan.json")
@@ -167,6 +167,7 @@ def test_a_dry_run_writes_the_plan_and_nothing_else(tmp_path: Path) -> None:
         ("beta", ["the probe is missing"]),
     ]
     assert "beta: cannot run: the probe is missing — plug it in" in done.err
+    assert done.err.endswith("plan.json; it cannot run as it is (beta)\n")
 
 
 def test_the_configuration_written_down_is_what_ran(tmp_path: Path) -> None:

@@ -166,10 +166,12 @@ def progress_text(turn: StageTurn, elapsed_s: float, told: Progress | None, *, l
 
 def answer(manifest: RunManifest, view: "ReportView", reports: Sequence[Path]) -> list[Text]:
     """The lines a run ends with. A stage that failed was told of when it did; here it is only counted."""
-    failed = [stage.name for stage in manifest.stages if stage.status == "failed"]
-    lines = [Text(), *verdict_lines(view)]
+    failed = [stage for stage in manifest.stages if stage.status == "failed"]
+    told = any(stage.reason and stage.reason in view.headline.verdict for stage in failed)
+    lines = [Text(), *verdict_lines(view)[int(told) :]]
     if failed:
-        what = f"{', '.join(failed)} failed; mend the cause, then: llm-perf profile run.resume={reports[0].parent}"
+        names = ", ".join(stage.name for stage in failed)
+        what = f"{names} failed; mend the cause, then: llm-perf profile run.resume={reports[0].parent}"
         lines.append(Text(printable(what), style="red"))
     return [*lines, Text.assemble(("report: ", "bold"), printable(str(reports[0])))]
 

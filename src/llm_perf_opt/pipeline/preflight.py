@@ -1,18 +1,28 @@
-"""Checks the workload's files before any stage starts: a bad path is bad input, not a failed run."""
+"""What can be told before any stage starts: files, packages, devices and memory. Bad input is no failed run."""
 
 import itertools
 import shutil
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from llm_perf_opt.analysis.hardware.work import short_dtype
+from llm_perf_opt.analysis.static.closed_form import DEFAULT_MLA_MODE
+from llm_perf_opt.analysis.static.config_json import NotInClosedForm
+from llm_perf_opt.analysis.static.memory import RESERVE, memory_need
+from llm_perf_opt.analysis.static.quantised import Quantised, read_quantised, run_dtypes
 from llm_perf_opt.config.schema import AppConfig
-from llm_perf_opt.core.host import Host
+from llm_perf_opt.core.host import Gpu, Host
 from llm_perf_opt.core.stage import Stage, traits_of
-from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.core.units import si
+from llm_perf_opt.errors import ConfigError, ParseError
+from llm_perf_opt.profiling.static_child import shape_from_config
 from llm_perf_opt.workload.dataset import PAGES, TOKENS, list_samples, vocabulary_of
-from llm_perf_opt.workload.models.registry import load_adapter
+from llm_perf_opt.workload.models.registry import choose_dtype, load_adapter
 
+RUN_PACKAGES = ("torch", "transformers")
+RUN_EXTRA = "pip install 'llm-perf-opt[run]'"
 _ALL_HIDDEN = "CUDA_VISIBLE_DEVICES hides every GPU"
 
 
@@ -35,6 +45,75 @@ def workload_problems(config: AppConfig, stages: Collection[Stage]) -> tuple[str
         )
     problems = adapter.check(config.model)
     return problems or _dataset_problems(config)
+
+
+def package_problems(config: AppConfig, host: Host, stages: Collection[Stage]) -> tuple[str, ...]:
+    """What is not installed and a stage cannot do without; a program of the user's brings its own packages."""
+    if config.workload.command is not None or not any(traits_of(stage).runs_model for stage in stages):
+        return ()
+    missing = [name for name in RUN_PACKAGES if host.packages.get(name) is None]
+    if not missing:
+        return ()
+    text = f"{' and '.join(missing)}: not installed, and needed to run a model; {RUN_EXTRA}"
+    return (f"{text} (pipeline.static_analysis and `llm-perf predict` work without)",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryCheck:
+    """What the model needs on its device, predicted; `problem`: it cannot be loaded, `note`: it may run out."""
+
+    problem: str | None = None
+    note: str | None = None
+
+
+def check_memory(config: AppConfig, host: Host, stages: Collection[Stage], environ: Mapping[str, str]) -> MemoryCheck:
+    """Whether the model fits, by its configuration alone; silent where that cannot be told."""
+    if config.workload.command is not None or not any(traits_of(stage).runs_model for stage in stages):
+        return MemoryCheck()
+    adapter = load_adapter(config.model.adapter)
+    geometry = adapter.geometry(config.model)
+    try:
+        model = adapter.parts(geometry, where="model")
+    except (NotInClosedForm, ParseError):
+        # Static analysis says what is not known of it.
+        return MemoryCheck()
+    gpu = _gpu_that_runs(config, host, environ)
+    capacity = host.memory_bytes if gpu is None else gpu.memory_bytes
+    if capacity <= 0:
+        return MemoryCheck()
+    asked = config.model.quantization
+    stored = Quantised(weight=asked) if asked != "none" else read_quantised(geometry, where="model")
+    dtype = choose_dtype(config.model.dtype, device="cpu" if gpu is None else "cuda", stored=None).value
+    shape = shape_from_config(config, adapter, geometry)
+    need = memory_need(
+        model,
+        batch=shape.batch,
+        prompt=shape.prompt,
+        context=shape.prompt + config.infer.max_new_tokens,
+        dtypes=run_dtypes(short_dtype(dtype, where="model.dtype"), stored),
+        mla_mode=DEFAULT_MLA_MODE,
+        views=shape.views,
+    )
+    where = f"{host.cpu}, whose memory is" if gpu is None else f"{gpu.name}, which has"
+    has = f"{where} {si(capacity, 'B', count=3)}"
+    if need.weights_bytes > capacity:
+        text = f"the weights in {dtype} take {si(need.weights_bytes, 'B', count=3)}, more than {has}"
+        smaller = "a smaller model, a narrower model.dtype or model.quantization, another run.device"
+        return MemoryCheck(problem=f"model: {text}; allowed: {smaller}")
+    if need.peak_bytes > capacity * (1 - RESERVE):
+        text = f"weights, KV cache and activations are predicted to take {si(need.peak_bytes, 'B', count=3)} of {has}"
+        return MemoryCheck(note=f"{text}: the run may end out of memory; shorten prompts or lower infer.batch")
+    return MemoryCheck()
+
+
+def _gpu_that_runs(config: AppConfig, host: Host, environ: Mapping[str, str]) -> Gpu | None:
+    """The GPU the model will run on, None for the CPU."""
+    if config.run.device == "cpu" or no_gpu_reason(host) is not None or not _visible_gpus(host, environ):
+        return None
+    number = int(config.run.device.removeprefix("cuda:")) if config.run.device.startswith("cuda:") else 0
+    visible = [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip().isdecimal()]
+    index = int(visible[number]) if number < len(visible) else number
+    return next((gpu for gpu in host.gpus if gpu.index == index), host.gpus[0])
 
 
 def device_problem(config: AppConfig, host: Host, environ: Mapping[str, str]) -> str | None:

@@ -133,22 +133,28 @@ def execute(run: RunInput) -> RunManifest:
 
 
 def _reuse_or_run(step: PlannedStage, run: RunInput, manifest: RunManifest) -> tuple[StageRecord, StageOutput]:
-    marks = fingerprint(step.stage, step.config, run.config, run.host)
     if run.previous is not None:
         old = run.previous.stage(step.name)
-        reason = why_run(
-            step.name,
-            old,
-            marks,
-            earlier=_before(step, run.plan, manifest),
-            old_config=run.previous.config,
-            new_config=run.config.resolved,
-        )
+        reason = why_again(step, run, manifest)
         if old is not None and reason is None:
             run.console.stage_ended(old, reused=True)
             return old, StageOutput()
         run.console.say(f"{step.name}: runs because {reason}")
-    return _run_stage(step, run, manifest, marks)
+    return _run_stage(step, run, manifest, fingerprint(step.stage, step.config, run.config, run.host))
+
+
+def why_again(step: PlannedStage, run: RunInput, manifest: RunManifest) -> str | None:
+    """Why a stage of a resumed run is run, None where its result is reused; `manifest` holds the results before it."""
+    if run.previous is None:
+        return "nothing is resumed"
+    return why_run(
+        step.name,
+        run.previous.stage(step.name),
+        fingerprint(step.stage, step.config, run.config, run.host),
+        earlier=_before(step, run.plan, manifest),
+        old_config=run.previous.config,
+        new_config=run.config.resolved,
+    )
 
 
 def _run_stage(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from llm_perf_opt.core.host import Host, Tool
 from llm_perf_opt.core.process import allowed_environment
+from llm_perf_opt.pipeline.preflight import RUN_EXTRA
 from llm_perf_opt.profiling.vendor.tools import importer_trouble, probe_host
 from llm_perf_opt.runners.arguments import command_parser
 
@@ -33,8 +34,8 @@ def diagnose(host: Host) -> list[Check]:
     free = host.disk_free_bytes
     return [
         Check(name="python", ok=True, value=host.python),
-        _package(host, "torch", "pip install torch"),
-        _package(host, "transformers", "pip install transformers"),
+        _package(host, "torch", f"{RUN_EXTRA}: needed to run models, not to predict, analyse or compare"),
+        _package(host, "transformers", RUN_EXTRA),
         _gpu(host),
         _driver(host),
         _tool(host.tool("nsys")),

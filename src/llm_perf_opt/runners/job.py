@@ -14,11 +14,18 @@ from llm_perf_opt.core.manifest import RunManifest, read_manifest, write_json, w
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.core.redact import Redactor
-from llm_perf_opt.errors import ConfigError, ProfilingError
+from llm_perf_opt.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK, ConfigError, ProfilingError
 from llm_perf_opt.pipeline.console import Console, answer, make_console, verdict_lines
 from llm_perf_opt.pipeline.jobs.turns import devices_of, turn
 from llm_perf_opt.pipeline.plan import Plan, build_plan, find_entry_points, load_registry
-from llm_perf_opt.pipeline.preflight import device_problem, fallback_note, workload_problems
+from llm_perf_opt.pipeline.preflight import (
+    MemoryCheck,
+    check_memory,
+    device_problem,
+    fallback_note,
+    package_problems,
+    workload_problems,
+)
 from llm_perf_opt.pipeline.provenance import (
     describe_environment,
     effective_config,
@@ -27,7 +34,7 @@ from llm_perf_opt.pipeline.provenance import (
     write_environment,
 )
 from llm_perf_opt.pipeline.resume import Carried, carry_over
-from llm_perf_opt.pipeline.run import RunInput, execute
+from llm_perf_opt.pipeline.run import RunInput, execute, why_again
 from llm_perf_opt.pipeline.trust import sign
 from llm_perf_opt.profiling.artifacts import Artifacts
 from llm_perf_opt.profiling.vendor.tools import probe_host
@@ -49,6 +56,7 @@ class Job:
     carried: Carried
     console: Console
     problems: tuple[str, ...]
+    notes: tuple[str, ...]
     on_cpu: str | None
     redactor: Redactor
     free_room: Callable[[], None]
@@ -77,7 +85,10 @@ class Job:
         stages = [registry.stages[name] for name in config.stages]
         host = probe_host(env=allowed_environment(os.environ), disk=run_dir)
         missing = device_problem(config, host, os.environ)
-        problems = (*workload_problems(config, stages), *([] if missing is None else [missing]))
+        problems = package_problems(config, host, stages) or workload_problems(config, stages)
+        problems += () if missing is None else (missing,)
+        memory = MemoryCheck() if problems else check_memory(config, host, stages, os.environ)
+        problems += () if memory.problem is None else (memory.problem,)
         if problems and not config.run.dry_run:
             raise ConfigError(problems)
         return cls(
@@ -91,18 +102,23 @@ class Job:
             carried=carry_over(previous, config, registry.stages, host),
             console=make_console(),
             problems=problems,
+            notes=() if memory.note is None else (memory.note,),
             on_cpu=fallback_note(config, host, stages, os.environ),
             redactor=redactor,
             free_room=free_room,
         )
 
-    def run(self) -> bool:
-        """Run it, or only show the plan. True if nothing failed."""
+    def run(self) -> int:
+        """Run it, or only show the plan; returns the exit code. A plan that cannot be run as it is, is bad input."""
         self._show_plan()
         if self.config.run.dry_run:
             path = write_json(self.artifacts.path("plan.json"), self.redactor.tree(self.plan.document()))
-            self.console.say(f"nothing was run; the plan is in {path}")
-            return True
+            blocked = [step.name for step in self.plan.stages if step.blockers and step.skip is None]
+            cannot = (
+                f"; it cannot run as it is ({', '.join(blocked) or 'see above'})" if blocked or self.problems else ""
+            )
+            self.console.say(f"nothing was run; the plan is in {path}{cannot}")
+            return EXIT_BAD_INPUT if cannot else EXIT_OK
         root = self.artifacts.root
         environment = describe_environment(self.host, os.environ, self.config.user_dir)
         try:
@@ -121,7 +137,7 @@ class Job:
             manifest = execute(self._input(environment))
         view, reports = self._reports(manifest)
         self.console.show(answer(manifest, view, reports))
-        return manifest.status == "ok"
+        return EXIT_OK if manifest.status == "ok" else EXIT_FAILED
 
     def _reports(self, manifest: RunManifest) -> tuple[ReportView, list[Path]]:
         root = self.artifacts.root
@@ -144,7 +160,9 @@ class Job:
             overrides=self.overrides,
             user_dir=str(self.config.user_dir),
             stages=self.carried.stages,
-            warnings=tuple(dict.fromkeys([*([] if self.on_cpu is None else [self.on_cpu]), *self.carried.warnings])),
+            warnings=tuple(
+                dict.fromkeys([*([] if self.on_cpu is None else [self.on_cpu]), *self.notes, *self.carried.warnings])
+            ),
         )
         # The mark is of what is written, where secrets are redacted.
         recorded = replace(manifest, overrides=self.redactor.words(self.overrides))
@@ -165,7 +183,8 @@ class Job:
     def _show_plan(self) -> None:
         names = " → ".join(step.name for step in self.plan.stages)
         self.console.say(f"run {self.artifacts.root}: {names}{'' if self.on_cpu is None else f' ({self.on_cpu})'}")
-        for text in (*self.carried.warnings, *(f"cannot run: {problem}" for problem in self.problems)):
+        cannot = (f"cannot run: {problem}" for problem in self.problems)
+        for text in (*self.carried.warnings, *cannot, *(f"note: {note}" for note in self.notes)):
             self.console.say(text)
         for step in self.plan.stages:
             if step.skip is not None:
@@ -173,6 +192,11 @@ class Job:
                 continue
             for obstacle in step.obstacles:
                 self.console.say(f"{step.name}: {'cannot run' if obstacle.blocking else 'note'}: {obstacle}")
+            if self.config.run.dry_run and self.previous is not None:
+                reason = why_again(step, self._input({}), self.previous)
+                self.console.say(
+                    f"  {step.name}: {'would be reused' if reason is None else f'would run, because {reason}'}"
+                )
             if self.config.run.dry_run:
                 section = self.redactor.tree(self.config.resolved["pipeline"].get(step.name, {}))
                 settings = json.dumps(section, ensure_ascii=False)

@@ -182,7 +182,7 @@ def run_job(cfg: "DictConfig", given: "Given", *, opens: bool = False) -> int:
                 # A job of a sweep that is done again, by `sweep resume` or by a scheduler that put it back.
                 config = replace(config, run=replace(config.run, resume=run_dir))
             job = Job.prepare(config, run_dir, overrides, created_at=datetime.now(UTC), free_room=lock.free_room)
-            code = EXIT_OK if job.run() else EXIT_FAILED
+            code = job.run()
         page = run_dir / PAGE
         if opens and page.is_file():
             show_page(page)
