@@ -6,11 +6,16 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from scripts import config_schemas
 from scripts.schemas import DOCUMENTS, FOLDER, main, stale
 
 
 def test_no_schema_is_stale() -> None:
     assert stale() == [], "run: python scripts/schemas.py"
+
+
+def test_no_schema_of_the_configuration_is_stale() -> None:
+    assert config_schemas.stale() == [], "run: python scripts/config_schemas.py"
 
 
 def test_a_schema_that_differs_is_named(
