@@ -32,7 +32,9 @@ _LATENT = {
     "v_head_dim": 12,
 }
 # One case per known model type, with the features that make it differ from Llama switched on.
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_state": 32, "mamba_n_groups": 2}
 FAMILY_CASES: dict[str, dict[str, Any]] = {
+    "bamba": {**_MAMBA, "attn_layer_indices": [1]},
     "cohere": {},
     "cohere2": {"sliding_window": 16},
     "deepseek_v2": {**_ROUTED, **_LATENT, "n_shared_experts": 2, "first_k_dense_replace": 1},
@@ -60,6 +62,22 @@ FAMILY_CASES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {**_ROUTED, "num_experts": 8, "mlp_only_layers": [1]},
     "smollm3": {},
     "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "falcon_h1": {**_MAMBA, "mamba_d_ssm": 96, "mamba_n_heads": 6, "mamba_rms_norm": True},
+    "granitemoehybrid": {
+        **_MAMBA,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 40,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    },
+    "nemotron_h": {
+        "head_dim": 16,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 12,
+        "ssm_state_size": 32,
+        "n_groups": 2,
+        "layers_block_type": ["mamba", "mlp", "attention", "mlp"],
+    },
     "glm": {"head_dim": 16, "attention_bias": True},
     "glm4": {"head_dim": 16, "attention_bias": True},
     "glm4_moe": {

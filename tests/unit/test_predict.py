@@ -234,16 +234,71 @@ def test_all_problems_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> No
     assert len(capsys.readouterr().err.strip().splitlines()) == 3
 
 
-def test_an_unknown_model_type_in_a_folder_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+@pytest.mark.long
+def test_a_type_transformers_cannot_build_is_named_with_a_way_on(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": "rwkv9"}))
     assert main(["predict", f"model.path={tmp_path}", "hardware=h200"]) == 2
     said = capsys.readouterr().err.strip()
-    assert said.startswith(
-        f"error: {tmp_path}/config.json: model_type: 'rwkv9' is not known to the closed form; known: "
-    )
-    assert said.endswith(
-        "; predict works from the closed form alone, `llm-perf profile model=causal_lm …` counts the operators of such "
-        "a model with torch"
+    assert said.startswith("error: the closed form does not know the family 'rwkv9', and counting its operators with")
+    assert said.endswith("; profile your own program that runs it (docs/your-own-program.md)")
+
+
+@pytest.mark.long
+def test_a_family_without_a_closed_form_is_counted_and_says_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    sizes = {"vocab_size": 100, "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 128, "rotary_dim": 8}
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, "model_type": "gptj"}))
+    argv = ["predict", f"model.path={tmp_path}", "hardware=h200", "workload.prompt=16", "workload.tp=2", "--json"]
+    assert main(argv) == 0
+    (found,) = json.loads(capsys.readouterr().out)["predictions"]
+    decode = found["phases"]["decode"]
+    # Embeddings and the output matrix with its bias, and in each layer four projections, two matrices of a block with
+    # biases, and a norm; one norm behind all.
+    layer = 4 * 64 * 64 + 2 * 64 * 256 + 256 + 64 + 2 * 64
+    assert found["parameters"]["total"] == 2 * 100 * 64 + 100 + 2 * layer + 2 * 64
+    assert decode["bound_ms"]["datasheet"] is None and decode["estimate_ms"]["mid"] > 0
+    notes = " ".join(found["notes"])
+    assert "does not know the family 'gptj'" in notes and "several devices and requests are not reckoned" in notes
+
+
+def test_a_spread_no_engine_runs_has_bounds_and_a_reason_for_no_estimate(capsys: pytest.CaptureFixture[str]) -> None:
+    for spread, reason in (
+        ("tp=3", "tp 3 does not divide its 32 attention heads"),
+        ("ep=8", "ep 8: it has no experts to spread"),
+    ):
+        assert main(["predict", "model=llama3_8b", "hardware=h200", f"workload.{spread}", "--json"]) == 0
+        (found,) = json.loads(capsys.readouterr().out)["predictions"]
+        decode = found["phases"]["decode"]
+        assert decode["estimate_ms"]["mid"] is None and decode["bound_ms"]["datasheet"] > 0
+        assert found["notes"] == [f"llama3_8b: no estimate, {reason}"]
+
+
+def test_a_latent_cache_is_kept_by_every_tensor_parallel_device(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["predict", "model=deepseek_v2_lite,llama3_8b", "hardware=h200", "workload.tp=1,16", "--json"]
+    assert main(argv) == 0
+    found = json.loads(capsys.readouterr().out)["predictions"]
+    one, many, whole, spread = (row["memory"]["kv_cache_bytes"] for row in found)
+    assert many == 16 * one
+    # Eight key heads on sixteen devices: each is kept twice.
+    assert spread == 2 * whole
+
+
+def test_a_data_sheet_without_the_format_bounds_by_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "model=llama3_8b", "hardware=gb10", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["predictions"]
+    decode = found["phases"]["decode"]
+    assert decode["bound_ms"]["datasheet"] == pytest.approx(decode["bytes_needed"] / 273e9 * 1e3)
+    assert decode["estimate_ms"]["mid"] is None
+    assert found["notes"] == ["the data sheet of gb10 gives no rate for bf16: bounds count memory traffic alone"]
+
+
+def test_sorting_by_a_figure_no_row_has_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "model=llama3_8b", "hardware=h200", "--sort", "cost"]) == 0
+    assert capsys.readouterr().err == (
+        "note: --sort cost: no row has this figure; it needs workload.output=… and hardware.price_per_hour=…\n"
     )
 
 

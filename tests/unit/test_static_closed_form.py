@@ -272,7 +272,7 @@ def test_an_unknown_model_type_is_refused_by_name() -> None:
     with pytest.raises(ParseError) as error:
         read_text_model({"model_type": "mamba3"}, where="/m/config.json")
     assert str(error.value).startswith(
-        "/m/config.json: model_type: 'mamba3' is not known to the closed form; known: cohere, "
+        "/m/config.json: model_type: 'mamba3' is not known to the closed form; known: bamba, cohere, "
     )
 
 

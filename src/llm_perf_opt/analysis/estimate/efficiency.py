@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from llm_perf_opt.analysis.hardware.roofline import Ceilings, achievable_ceilings
 from llm_perf_opt.config.schema import HardwareSection
 
-# What the H200 reached of its data sheet in the best product and the longest read.
-COMPUTE_REACH, MEMORY_REACH = 0.828, 0.94
+# What the H200 reached of its data sheet in the longest read, and in the best product of each format it was measured
+# in. Formats of 4 bits were not: they are taken to reach what fp8 did.
+MEMORY_REACH = 0.94
+COMPUTE_REACH = {"bf16": 0.828, "fp16": 0.799, "fp8": 0.732, "int8": 0.517, "nvfp4": 0.732, "mxfp4": 0.732}
+OTHER_REACH = 0.828
 JOIN = 2.5
 MEASURED, TRANSFERRED = "measured", "transferred"
 
@@ -34,6 +37,8 @@ class Curve:
 
 PRODUCT = Curve(fixed_us=6.0, compute=0.95)
 GROUPED = Curve(fixed_us=11.0, compute=0.62, memory=0.65)
+# The fused kernels of serving engines: not measured here, taken from what aiconfigurator expects of whole steps.
+GROUPED_SERVED = Curve(fixed_us=6.0, compute=0.62, memory=0.85)
 ATTENTION = Curve(fixed_us=5.5, compute=0.75)
 # Narrow heads fill the units less; the share falls with this power of the head's width over 128.
 NARROW_HEAD = 0.45
@@ -42,7 +47,6 @@ PROMPT_KEY_US = 0.012
 # Activations have to be brought into a narrow format before each product: a small kernel, and the product starts later.
 # Taken from what fp8 products took beyond their curve here and what aiconfigurator expects of whole steps.
 QUANTISE_US = 6.0
-ACTIVATIONS_QUANTISED = ("fp8", "int8", "nvfp4", "mxfp4")
 # Picking the next token from the logits, looking up the ids.
 OUTSIDE_US = 45.0
 
@@ -61,7 +65,7 @@ def rates_of(hardware: HardwareSection) -> Rates | None:
     bandwidth = hardware.memory_bandwidth_gb_s
     if bandwidth is None or not hardware.peak_tflops:
         return None if measured is None else Rates(ceilings=measured, label=MEASURED)
-    moved = {name: rate * COMPUTE_REACH * 1e12 for name, rate in hardware.peak_tflops.items()}
+    moved = {name: rate * COMPUTE_REACH.get(name, OTHER_REACH) * 1e12 for name, rate in hardware.peak_tflops.items()}
     if measured is not None:
         # A format that was not measured is transferred beside those that were.
         both = Ceilings(

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from llm_perf_opt.analysis.estimate.efficiency import (
-    ACTIVATIONS_QUANTISED,
     ATTENTION,
     GROUPED,
+    GROUPED_SERVED,
     NARROW_HEAD,
     OUTSIDE_US,
     PRODUCT,
@@ -23,7 +23,15 @@ from llm_perf_opt.analysis.estimate.efficiency import (
 )
 from llm_perf_opt.analysis.estimate.parallel import Layout, Wire
 from llm_perf_opt.analysis.hardware.work import Dtypes, Step, Work, linear
-from llm_perf_opt.analysis.static.forms import MlaMode, attention_work, dense_work, experts_work, keys_seen, router_work
+from llm_perf_opt.analysis.static.forms import (
+    MlaMode,
+    attention_work,
+    cache_copies,
+    dense_work,
+    experts_work,
+    keys_seen,
+    router_work,
+)
 from llm_perf_opt.analysis.static.parts import Decoder, GroupedAttention, LatentAttention, Layer, Moe
 
 EngineName = Literal["eager", "graph", "server"]
@@ -58,6 +66,7 @@ class Engine:
     narrow_cache: bool
     node_us: float
     mla_decode: MlaMode
+    grouped: Curve
 
 
 ENGINES: dict[str, Engine] = {
@@ -82,6 +91,7 @@ ENGINES: dict[str, Engine] = {
         narrow_cache=False,
         node_us=0.0,
         mla_decode="latent-expand",
+        grouped=GROUPED,
     ),
     "graph": Engine(
         products=4,
@@ -104,6 +114,7 @@ ENGINES: dict[str, Engine] = {
         narrow_cache=True,
         node_us=0.45,
         mla_decode="absorbed",
+        grouped=GROUPED,
     ),
     "server": Engine(
         products=4,
@@ -126,6 +137,7 @@ ENGINES: dict[str, Engine] = {
         narrow_cache=False,
         node_us=0.45,
         mla_decode="absorbed",
+        grouped=GROUPED_SERVED,
     ),
 }
 
@@ -144,10 +156,24 @@ class StepTime:
 
 
 def step_time(
-    decoder: Decoder, step: Step, dtypes: Dtypes, rates: Rates, engine: Engine, layout: Layout, link: Wire
+    decoder: Decoder,
+    step: Step,
+    dtypes: Dtypes,
+    rates: Rates,
+    engine: Engine,
+    layout: Layout,
+    link: Wire,
+    mla_mode: MlaMode | None = None,
+    touched: float | None = None,
 ) -> StepTime:
-    """One forward of one replica. Layers of all pipeline stages follow one another, so they add up."""
-    clock = _Clock(dtypes=dtypes, rates=rates, engine=engine, layout=layout, step=step)
+    """One forward of one replica. Layers of all pipeline stages follow one another, so they add up.
+
+    `mla_mode`: how latent attention is run in decode, where it is not left to the engine. `touched`: how many experts
+    of a layer are hit, where they are not picked evenly.
+    """
+    clock = _Clock(
+        dtypes=dtypes, rates=rates, engine=engine, layout=layout, step=step, mla_mode=mla_mode, touched=touched
+    )
     gpu = nodes = wire = 0.0
     for layer, count in decoder.blocks:
         gpu += count * clock.layer_us(layer, decoder.hidden)
@@ -168,21 +194,26 @@ class _Clock:
     engine: Engine
     layout: Layout
     step: Step
+    mla_mode: MlaMode | None
+    touched: float | None
 
-    def operator_us(self, work: Work, curve: Curve, split: float, *, operators: int = 1) -> float:
-        """`split`: over how many devices the work is spread; `operators`: how many kernels share it."""
+    def operator_us(
+        self, work: Work, curve: Curve, split: float, *, operators: int = 1, moved_split: float | None = None
+    ) -> float:
+        """`split`: over how many devices the work is spread; `operators`: how many kernels share it.
+
+        `moved_split`: over how many devices the bytes are, where that differs.
+        """
         ceilings, dtypes = self.rates.ceilings, self.dtypes
         plain = work.flops_needed - work.flops_quantised - work.flops_scores_needed
-        seconds = (
-            work.flops_quantised / ceilings.fastest(dtypes.weight_products)
-            + work.flops_scores_needed / ceilings.fastest(dtypes.score_products)
-            + plain / ceilings.fastest(dtypes.plain_products)
-        )
+        rates, product = ceilings.flops_per_s, dtypes.engine_product(ceilings.flops_per_s)
+        # Attention is multiplied in the compute format, whatever the cache is kept in.
+        seconds = work.flops_quantised / rates[product] + (plain + work.flops_scores_needed) / rates[dtypes.compute]
         each = curve.time_us(
             compute_us=1e6 * seconds / split / operators,
-            memory_us=1e6 * work.bytes / ceilings.bytes_per_s / split / operators,
+            memory_us=1e6 * work.bytes / ceilings.bytes_per_s / (moved_split or split) / operators,
         )
-        if work.flops_quantised and dtypes.weight in ACTIVATIONS_QUANTISED:
+        if work.flops_quantised and product != dtypes.compute:
             each += QUANTISE_US
         return operators * each
 
@@ -196,7 +227,7 @@ class _Clock:
     def _mixing_us(self, layer: Layer, hidden: int) -> float:
         """Projections around attention, and attention itself."""
         a, engine, step = layer.attention, self.engine, self.step
-        mode: MlaMode = engine.mla_decode if step.new == 1 else "cached"
+        mode = (self.mla_mode or engine.mla_decode) if step.new == 1 else "cached"
         work = attention_work(a, hidden, step, self.dtypes, mode)
         core = Work(
             flops=work.flops_scores,
@@ -208,7 +239,9 @@ class _Clock:
         count = engine.products // 2 + (3 if isinstance(a, LatentAttention) else 0)
         us = self.operator_us(around, PRODUCT, self.layout.tp, operators=count)
         if not isinstance(a, GroupedAttention):
-            return us + self.operator_us(core, ATTENTION, self.layout.tp)
+            return us + self.operator_us(
+                core, ATTENTION, self.layout.tp, moved_split=self.layout.tp / cache_copies(a, mode, self.layout.tp)
+            )
         return us + self._attention_us(a, core)
 
     def _attention_us(self, a: GroupedAttention, core: Work) -> float:
@@ -236,12 +269,14 @@ class _Clock:
             count = self.engine.products - self.engine.products // 2
             work = dense_work(block, hidden, rows, self.dtypes)
             return self.operator_us(work, PRODUCT, self.layout.tp, operators=count) if block.width else 0.0
-        routed = experts_work(block, hidden, rows, self.dtypes)
+        # Replicas that share experts bring the rows of all of them.
+        meeting = rows * self.layout.sharing
+        routed = experts_work(without_shared(block), hidden, meeting, self.dtypes, touched=self.touched)
         shared = Work()
         if block.shared_width:
-            routed = experts_work(without_shared(block), hidden, rows, self.dtypes)
-            shared = replace_work(experts_work(block, hidden, rows, self.dtypes), routed)
-        us = self.operator_us(routed, GROUPED, self.layout.experts_split, operators=2)
+            own = experts_work(without_shared(block), hidden, rows, self.dtypes)
+            shared = replace_work(experts_work(block, hidden, rows, self.dtypes), own)
+        us = self.operator_us(routed, self.engine.grouped, self.layout.experts_split, operators=2)
         us += self.operator_us(shared, PRODUCT, self.layout.tp, operators=2) if block.shared_width else 0.0
         return us + self.operator_us(router_work(block, hidden, rows, self.dtypes), PRODUCT, 1)
 
@@ -260,7 +295,7 @@ class _Clock:
             widths += engine.passes_rotary * hidden / tp
         bytes_per_s = self.rates.ceilings.bytes_per_s
         if isinstance(block, Moe):
-            moved = rows * block.top_k * (engine.routed_passes * hidden + 5 * block.width) * size
+            moved = rows * self.layout.sharing * block.top_k * (engine.routed_passes * hidden + 5 * block.width) * size
             fixed += engine.routed_us + 1e6 * moved / self.layout.experts_split / (bytes_per_s * engine.routed_share)
         else:
             widths += engine.passes_inner * block.width / tp

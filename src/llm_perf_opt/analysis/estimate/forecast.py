@@ -5,7 +5,7 @@ operators, and never less than the bound. Bands hold nine of ten points that wer
 wider where rates were transferred from another GPU.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from llm_perf_opt.analysis.estimate.efficiency import TRANSFERRED, rates_of
 from llm_perf_opt.analysis.estimate.engine import ENGINES, step_time
@@ -16,28 +16,34 @@ from llm_perf_opt.analysis.hardware.roofline import (
     bound,
     datasheet_ceilings,
     launch_band,
-    missing_ceiling,
 )
 from llm_perf_opt.analysis.hardware.work import Dtypes, Step
 from llm_perf_opt.analysis.static.closed_form import forward_phase
-from llm_perf_opt.analysis.static.forms import MLA_MODES
+from llm_perf_opt.analysis.static.forms import MLA_MODES, MlaMode
 from llm_perf_opt.analysis.static.parts import Model
 from llm_perf_opt.analysis.static.prediction import estimate_operators
 from llm_perf_opt.config.schema import HardwareSection
 
 # Widths of the bands: nine of ten measured points of the H200 lie within the first.
 BAND_MEASURED, BAND_TRANSFERRED = 1.18, 1.45
+# As many tokens of prompts as serving engines take into one forward unless told otherwise.
+PROMPT_TOKENS = 8192
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """How a model is run: formats, device, engine and spread."""
+    """How a model is run: formats, device, engine and spread.
+
+    `mla_mode` and `touched` (experts hit in a layer) are for runs of which they are known.
+    """
 
     model: Model
     dtypes: Dtypes
     hardware: HardwareSection
     engine: str = "graph"
     layout: Layout = field(default_factory=Layout)
+    mla_mode: MlaMode | None = None
+    touched: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +80,25 @@ def step_estimate(setting: Setting, step: Step) -> Estimate | None:
     """One forward. None: the device's peaks are not known, or not in the formats asked for."""
     hardware, dtypes = setting.hardware, setting.dtypes
     rates = rates_of(hardware)
-    if rates is None or missing_ceiling(hardware, rates.ceilings, dtypes, "achievable") is not None:
+    if rates is None or not {dtypes.compute, dtypes.engine_product(rates.ceilings.flops_per_s)} <= set(
+        rates.ceilings.flops_per_s
+    ):
         return None
-    engine = ENGINES[setting.engine]
-    time = step_time(setting.model.decoder, step, dtypes, rates, engine, setting.layout, link_of(hardware))
-    lowest = _lowest_bound(setting, step)
+    engine, layout = ENGINES[setting.engine], setting.layout
+    time = step_time(
+        setting.model.decoder,
+        step,
+        dtypes,
+        rates,
+        engine,
+        layout,
+        link_of(hardware),
+        mla_mode=setting.mla_mode,
+        touched=setting.touched,
+    )
     # Devices that share the work share the bound.
-    floor_ms = 0.0 if lowest is None else lowest.ms / setting.layout.experts_split
+    lowest = _lowest_bound(setting, replace(step, batch=step.batch * layout.sharing))
+    floor_ms = 0.0 if lowest is None else lowest.ms / layout.experts_split
     width = BAND_TRANSFERRED if rates.label == TRANSFERRED else BAND_MEASURED
     device_ms = max(time.device_ms, floor_ms)
     low_us, mid_us, high_us = launch_band(hardware.launch_us) if setting.engine == "eager" else (0.0, 0.0, 0.0)
@@ -151,14 +169,16 @@ def forecast(setting: Setting, load: Load) -> Forecast | None:
     """Requests that come and go: while `concurrency` of them decode, prompts of new ones ride in between.
 
     For each step of the batch, concurrency / output prompts have to be worked in, so a token takes a step and its share
-    of prompts, and so does everybody else's.
+    of prompts, and so does everybody else's. Short prompts go in together.
     """
     first = prompt_ms(setting, load)
+    together = max(1, min(load.concurrency, (load.chunk or PROMPT_TOKENS) // load.prompt))
+    packed = prompt_ms(setting, replace(load, chunk=None), batch=together) if together > 1 else first
     step = token_ms(setting, load, batch=load.concurrency)
-    if first is None or step is None:
+    if first is None or packed is None or step is None:
         return None
     # A pipeline works on as many batches as it has stages, so its throughput is that of one stage.
-    prompts = load.concurrency / load.output * first
+    prompts = load.concurrency / load.output * packed / together
     busy_ms = (step + prompts) / setting.layout.pp
     rate = load.concurrency / (busy_ms / 1e3) * setting.layout.dp
     tpot = step + prompts if load.concurrency > 1 else step

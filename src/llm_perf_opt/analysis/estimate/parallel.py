@@ -8,7 +8,9 @@ replica's stage (ep ≤ tp) or, with attention replicated, over replicas.
 
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.static.parts import Layer, Moe
+from llm_perf_opt.analysis.hardware.work import DeviceShare
+from llm_perf_opt.analysis.static.forms import expected_experts
+from llm_perf_opt.analysis.static.parts import Decoder, Layer, Moe, StateMixer
 from llm_perf_opt.config.schema import HardwareSection
 
 # A collective's start: kernels on both sides and one trip over the switch. Assumed, not measured here: a few to ten
@@ -34,6 +36,15 @@ class Layout:
     def experts_split(self) -> int:
         """Over how many devices the routed experts' work is spread: their own, else as every other matrix."""
         return max(self.tp, self.ep)
+
+    @property
+    def sharing(self) -> int:
+        """Replicas whose rows meet in the same experts: 1 unless experts are spread beyond one replica's devices."""
+        return max(1, self.ep // self.tp)
+
+    @property
+    def spread(self) -> DeviceShare:
+        return DeviceShare(tp=self.tp, sharing=self.sharing)
 
     @property
     def model_devices(self) -> int:
@@ -66,7 +77,9 @@ class Wire:
         once = self.all_reduce_us(size, layout.tp) if layout.tp > 1 else 0.0
         block = layer.feed_forward
         if layout.ep > 1 and isinstance(block, Moe):
-            return once + 2 * self.all_to_all_us(size * block.top_k / layout.ep, layout.ep)
+            # A row goes once to each device that holds one of its experts.
+            sent = size / layout.tp * expected_experts(layout.ep, 1, block.top_k)
+            return once + 2 * self.all_to_all_us(sent, layout.ep)
         return 2 * once
 
     def _moved_us(self, size: float, devices: int) -> float:
@@ -74,6 +87,23 @@ class Wire:
 
     def _wire_us(self, size: float) -> float:
         return 0.0 if self.bytes_per_s is None else 1e6 * size / (self.bytes_per_s * LINK_SHARE)
+
+
+def layout_problem(decoder: Decoder, layout: Layout) -> str | None:
+    """Why no engine runs a model spread like this, or None."""
+    for layer, _ in decoder.blocks:
+        a, block = layer.attention, layer.feed_forward
+        if not isinstance(a, StateMixer) and a.heads % layout.tp:
+            return f"tp {layout.tp} does not divide its {a.heads} attention heads"
+        if isinstance(block, Moe) and block.experts % layout.ep:
+            return f"ep {layout.ep} does not divide its {block.experts} experts"
+    if layout.pp > decoder.layers:
+        return f"pp {layout.pp} is more than its {decoder.layers} layers"
+    if layout.ep > 1 and not any(isinstance(layer.feed_forward, Moe) for layer, _ in decoder.blocks):
+        return f"ep {layout.ep}: it has no experts to spread"
+    if layout.ep > layout.tp and (layout.ep % layout.tp or layout.tp * layout.dp % layout.ep):
+        return f"ep {layout.ep} needs as many devices, tp times dp is {layout.tp * layout.dp}"
+    return None
 
 
 def link_of(hardware: HardwareSection) -> Wire:

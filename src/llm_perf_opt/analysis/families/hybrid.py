@@ -1,4 +1,8 @@
-"""Decoders that keep a state of fixed size instead of a growing cache: Mamba 2 in all layers, Qwen3-Next in most."""
+"""Decoders that keep a state of fixed size instead of a growing cache, in all layers or in some.
+
+Mamba 2 in all; Bamba, Granite 4 and Nemotron-H attention in a few; Falcon-H1 both side by side; Qwen3-Next has a gated
+delta rule in three layers of four.
+"""
 
 from llm_perf_opt.analysis.static.config_json import (
     FULL,
@@ -9,8 +13,12 @@ from llm_perf_opt.analysis.static.config_json import (
     read_heads,
 )
 from llm_perf_opt.analysis.static.parts import Decoder, DenseMlp, GroupedAttention, Layer, Moe, StateMixer
+from llm_perf_opt.errors import ParseError
 
 LINEAR = "linear_attention"
+# A block without attention and without a state.
+NO_MIXER = StateMixer(in_width=0, out_width=0, conv_channels=0, conv_kernel=0, state_elements=0)
+_PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe", LINEAR: "mamba", FULL: "attention"}
 
 
 def read_mamba2(f: Fields, model_type: str) -> Decoder:
@@ -23,22 +31,163 @@ def read_mamba2(f: Fields, model_type: str) -> Decoder:
             f"{f.where}: num_heads: {heads} heads of {head_dim} are not expand · hidden_size",
             what=f"{model_type} whose heads do not fill its width",
         )
-    state, groups, kernel = f.integer("state_size"), f.integer("n_groups", 8), f.integer("conv_kernel", 4)
-    channels = inner + 2 * groups * state
-    has_bias = f.boolean("use_bias", False)
-    mixer = StateMixer(
-        in_width=2 * inner + 2 * groups * state + heads,
-        out_width=inner,
-        bias=has_bias,
-        conv_channels=channels,
-        conv_kernel=kernel,
+    mixer = _ssd_mixer(
+        f,
+        heads=heads,
+        head_dim=head_dim,
+        state=f.integer("state_size"),
+        groups=f.integer("n_groups", 8),
+        kernel=f.integer("conv_kernel", 4),
+        bias=f.boolean("use_bias", False),
         conv_bias=f.boolean("use_conv_bias", True),
-        state_elements=heads * head_dim * state,
-        # The gated norm, and for each head a decay, a step and a skip.
-        other_params=inner + 3 * heads,
     )
     layer = Layer(attention=mixer, feed_forward=DenseMlp(width=0), norms=1)
     return build_decoder(f, model_type, [layer] * f.integer("num_hidden_layers"), tied=False)
+
+
+def _ssd_mixer(
+    f: Fields,
+    *,
+    heads: int,
+    head_dim: int,
+    state: int,
+    groups: int,
+    kernel: int,
+    bias: bool,
+    conv_bias: bool,
+    has_norm: bool = True,
+) -> StateMixer:
+    """Mamba 2's mixer: one projection in, a short convolution, a state of `state` for each channel, a gated norm."""
+    inner = heads * head_dim
+    if inner % groups:
+        raise ParseError(f"{f.where}: {groups} groups do not divide the mixer's width of {inner}")
+    channels = inner + 2 * groups * state
+    return StateMixer(
+        in_width=inner + channels + heads,
+        out_width=inner,
+        bias=bias,
+        conv_channels=channels,
+        conv_kernel=kernel,
+        conv_bias=conv_bias,
+        state_elements=inner * state,
+        # The gated norm, and for each head a decay, a step and a skip.
+        other_params=(inner if has_norm else 0) + 3 * heads,
+    )
+
+
+def _mamba_fields(f: Fields, *, inner: int, has_norm: bool = True) -> StateMixer:
+    """The mixer of Bamba and its relatives, whose fields begin with `mamba_`; `mamba_d_head` may be `auto`."""
+    heads = f.integer("mamba_n_heads", 128)
+    return _ssd_mixer(
+        f,
+        heads=heads,
+        head_dim=inner // heads,
+        state=f.integer("mamba_d_state", 256),
+        groups=f.integer("mamba_n_groups", 1),
+        kernel=f.integer("mamba_d_conv", 4),
+        bias=f.boolean("mamba_proj_bias", False),
+        conv_bias=f.boolean("mamba_conv_bias", True),
+        has_norm=has_norm,
+    )
+
+
+def _plain_attention(f: Fields) -> GroupedAttention:
+    heads, kv_heads, head_dim = read_heads(f, kv_follows=True)
+    bias = f.boolean("attention_bias", False)
+    return GroupedAttention(heads=heads, kv_heads=kv_heads, head_dim=head_dim, qkv_bias=bias, out_bias=bias)
+
+
+def read_bamba(f: Fields, model_type: str) -> Decoder:
+    """Mamba 2 in all layers but those listed, a gated block behind each."""
+    mixer = _mamba_fields(f, inner=f.integer("mamba_expand", 2) * f.integer("hidden_size"))
+    attention = _plain_attention(f)
+    full = set(f.integers("attn_layer_indices")) if f.has("attn_layer_indices") else set()
+    mlp = read_dense_mlp(f, bias=f.boolean("mlp_bias", False))
+    layers = [
+        Layer(attention=attention if i in full else mixer, feed_forward=mlp)
+        for i in range(f.integer("num_hidden_layers"))
+    ]
+    return build_decoder(f, model_type, layers, tied=False)
+
+
+def read_granite_hybrid(f: Fields, model_type: str) -> Decoder:
+    """Granite 4: Mamba 2 in most layers, a shared block in all, routed experts where there are any."""
+    mixer = _mamba_fields(f, inner=f.integer("mamba_expand", 2) * f.integer("hidden_size"))
+    attention = _plain_attention(f)
+    shared = f.integer("shared_intermediate_size", 1024)
+    experts = f.count("num_local_experts", 8)
+    block = (
+        Moe(
+            experts=experts,
+            top_k=f.integer("num_experts_per_tok", 2),
+            width=f.integer("intermediate_size"),
+            shared_width=shared,
+        )
+        if experts
+        else DenseMlp(width=shared, is_fused_gate=True)
+    )
+    count = f.integer("num_hidden_layers")
+    types = f.texts("layer_types") or f.texts("layers_block_type") or (LINEAR,) * count
+    layers = [
+        Layer(attention=attention if "mamba" not in kind and kind != LINEAR else mixer, feed_forward=block)
+        for kind in types[:count]
+    ]
+    return build_decoder(f, model_type, layers, tied=False)
+
+
+def read_falcon_h1(f: Fields, model_type: str) -> Decoder:
+    """Attention and Mamba 2 side by side in every layer: counted as two, of which the second has block and norms."""
+    if f.boolean("projectors_bias", False) != f.boolean("mamba_proj_bias", False):
+        raise NotInClosedForm(
+            f"{f.where}: projectors_bias: other than mamba_proj_bias is not known to the closed form",
+            what=f"{model_type} with projectors_bias",
+        )
+    inner = f.integer("mamba_d_ssm", None) or f.integer("mamba_expand", 2) * f.integer("hidden_size")
+    mixer = _mamba_fields(f, inner=inner, has_norm=f.boolean("mamba_rms_norm", False))
+    beside = Layer(attention=mixer, feed_forward=DenseMlp(width=0), norms=0)
+    layer = Layer(
+        attention=_plain_attention(f), feed_forward=read_dense_mlp(f, bias=f.boolean("mlp_bias", False)), norms=2
+    )
+    return build_decoder(f, model_type, [beside, layer] * f.integer("num_hidden_layers"), tied=False)
+
+
+def read_nemotron_h(f: Fields, model_type: str) -> Decoder:
+    """Blocks of one kind each behind a norm: Mamba 2, attention, or a plain block of two matrices."""
+    heads, kv_heads, head_dim = read_heads(f, head_dim=f.integer("attention_head_dim", 128))
+    bias = f.boolean("use_bias", False)
+    mixer = _ssd_mixer(
+        f,
+        heads=f.integer("mamba_num_heads", 128),
+        head_dim=f.integer("mamba_head_dim", 64),
+        state=f.integer("ssm_state_size", 128),
+        groups=f.integer("n_groups", 8),
+        kernel=f.integer("conv_kernel", 4),
+        bias=bias,
+        conv_bias=f.boolean("use_conv_bias", True),
+    )
+    width = f.integer("intermediate_size")
+    blocks = {
+        "mamba": Layer(attention=mixer, feed_forward=DenseMlp(width=0), norms=1),
+        "attention": Layer(
+            attention=GroupedAttention(heads=heads, kv_heads=kv_heads, head_dim=head_dim),
+            feed_forward=DenseMlp(width=0),
+            norms=1,
+        ),
+        "mlp": Layer(
+            attention=NO_MIXER,
+            feed_forward=DenseMlp(width=width, is_gated=False, bias=f.boolean("mlp_bias", False)),
+            norms=1,
+        ),
+    }
+    named = f.texts("layers_block_type") or tuple(f.text("hybrid_override_pattern"))
+    kinds = [_PATTERN.get(name, name) for name in named]
+    odd = sorted(set(kinds) - set(blocks))
+    if odd:
+        raise NotInClosedForm(
+            f"{f.where}: layers_block_type: {odd[0]!r} is not known to the closed form",
+            what=f"{model_type} with {odd[0]}",
+        )
+    return build_decoder(f, model_type, [blocks[kind] for kind in kinds], tied=False)
 
 
 def read_qwen3_next(f: Fields, model_type: str) -> Decoder:

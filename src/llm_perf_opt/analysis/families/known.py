@@ -16,7 +16,14 @@ from llm_perf_opt.analysis.families.dense import (
     read_olmo3,
     read_starcoder2,
 )
-from llm_perf_opt.analysis.families.hybrid import read_mamba2, read_qwen3_next
+from llm_perf_opt.analysis.families.hybrid import (
+    read_bamba,
+    read_falcon_h1,
+    read_granite_hybrid,
+    read_mamba2,
+    read_nemotron_h,
+    read_qwen3_next,
+)
 from llm_perf_opt.analysis.families.routed import read_glm4_moe, read_llama4, read_minimax_m2
 from llm_perf_opt.analysis.families.wrapped import known_type, refuse_encoders, text_fields
 from llm_perf_opt.analysis.static.config_json import (
@@ -277,6 +284,7 @@ def _deepseek_attention(f: Fields) -> Attention:
 
 
 FAMILIES: dict[str, Callable[[Fields, str], Decoder]] = {
+    "bamba": read_bamba,
     "cohere": read_cohere,
     "cohere2": read_cohere,
     "deepseek_v2": read_deepseek,
@@ -286,6 +294,7 @@ FAMILIES: dict[str, Callable[[Fields, str], Decoder]] = {
     "gemma3_text": read_gemma,
     "gpt_oss": read_gpt_oss,
     "granite": read_llama,
+    "granitemoehybrid": read_granite_hybrid,
     "llama": read_llama,
     "mistral": read_mistral,
     "mixtral": read_mistral,
@@ -296,6 +305,7 @@ FAMILIES: dict[str, Callable[[Fields, str], Decoder]] = {
     "qwen3": read_qwen_dense,
     "qwen3_moe": read_qwen_moe,
     "falcon": read_falcon,
+    "falcon_h1": read_falcon_h1,
     "glm": read_glm4,
     "glm4": read_glm4,
     "glm4_moe": read_glm4_moe,
@@ -303,6 +313,7 @@ FAMILIES: dict[str, Callable[[Fields, str], Decoder]] = {
     "llama4_text": read_llama4,
     "mamba2": read_mamba2,
     "minimax_m2": read_minimax_m2,
+    "nemotron_h": read_nemotron_h,
     "olmo3": read_olmo3,
     "qwen3_next": read_qwen3_next,
     "starcoder2": read_starcoder2,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from llm_perf_opt.analysis.static.config_json import Fields, NotInClosedForm
+from llm_perf_opt.analysis.static.config_json import Fields, NotADecoder
 
 # Types inside wrappers that are a known family under a name of their own.
 ALIASES = {
@@ -74,7 +74,7 @@ def refuse_encoders(data: Mapping[str, Any], *, where: str) -> None:
     kind = str(data.get("model_type"))
     if data.get("is_encoder_decoder") is not True and kind not in _ENCODERS:
         return
-    raise NotInClosedForm(
+    raise NotADecoder(
         f"{where}: model_type: {kind!r} is an encoder or an encoder-decoder, and only decoders are predicted; "
         "profile your own program that runs it (docs/your-own-program.md), or give the config.json of a decoder",
         what=f"the family {kind!r}, which is no decoder",

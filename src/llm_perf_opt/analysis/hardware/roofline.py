@@ -26,13 +26,11 @@ class Ceilings:
     bytes_per_s: float
 
     def fastest(self, formats: Sequence[str]) -> float:
-        """The highest rate among formats; `missing_ceiling` has seen to it that there is one.
+        """The highest rate among formats.
 
-        Without any rate products are taken to cost nothing: what is left, memory traffic, is a bound all the same.
+        Where none is known products are taken to cost nothing: what is left, memory traffic, is a bound all the same.
         """
-        if not self.flops_per_s:
-            return float("inf")
-        return max(self.flops_per_s[name] for name in formats if name in self.flops_per_s)
+        return max((self.flops_per_s[name] for name in formats if name in self.flops_per_s), default=float("inf"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,17 +75,28 @@ def achievable_ceilings(hardware: HardwareSection) -> Ceilings | None:
 
 
 def missing_ceiling(hardware: HardwareSection, ceilings: Ceilings | None, dtypes: Dtypes, kind: str) -> str | None:
-    """Why there is no bound of this kind, or None."""
+    """Why there is no bound of this kind, or None. A data sheet without the formats still bounds by its bandwidth."""
     if ceilings is None and kind == "achievable":
         return f"{hardware.name} was not calibrated here: hardware.calibrate=true on that machine measures it"
     if ceilings is None:
         return f"{hardware.name} has no data-sheet peaks"
-    if not ceilings.flops_per_s:
+    if kind == "datasheet" or not ceilings.flops_per_s:
         return None
-    verb = "measured" if kind == "achievable" else "data-sheet"
     for formats in _formats_used(hardware, dtypes):
         if not set(formats) & set(ceilings.flops_per_s):
-            return f"{hardware.name} has no {verb} peak for {formats[0]}"
+            return f"{hardware.name} has no measured peak for {formats[0]}"
+    return None
+
+
+def uncounted_products(hardware: HardwareSection, dtypes: Dtypes) -> str | None:
+    """Which products a bound by the data sheet leaves out because it gives no rate for them, or None."""
+    if hardware.memory_bandwidth_gb_s is None:
+        return None
+    for formats in (dtypes.plain_products, dtypes.weight_products):
+        if not set(formats) & set(hardware.peak_tflops):
+            return (
+                f"the data sheet of {hardware.name} gives no rate for {formats[0]}: bounds count memory traffic alone"
+            )
     return None
 
 

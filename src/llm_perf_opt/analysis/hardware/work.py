@@ -1,5 +1,6 @@
 """What one forward is given and what it does: number formats, input shapes, FLOPs and bytes of a piece."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.errors import ConfigError
@@ -88,6 +89,16 @@ class Dtypes:
             return (self.activation,)
         return (*_PRODUCTS.get(self.weight, ()), *self.plain_products)
 
+    def engine_product(self, peaks: Mapping[str, float]) -> str:
+        """The format an engine multiplies the layers' matrices in, of those a device has rates for.
+
+        Weights of 4 bits are widened to the activations' format unless the device has units for them; a bound also
+        counts the quicker ways (`weight_products`).
+        """
+        if self.activation is not None:
+            return self.activation
+        return self.weight if self.weight in peaks and self.weight != "int4" else self.compute
+
     @property
     def score_products(self) -> tuple[str, ...]:
         """Formats attention's products can run in: a narrow cache may be multiplied as it is."""
@@ -122,6 +133,17 @@ class Shape:
     context: int
     how: str
     views: tuple[View, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceShare:
+    """How one forward is spread: `tp` devices split every matrix, `sharing` such replicas hold experts together."""
+
+    tp: int = 1
+    sharing: int = 1
+
+
+ONE_DEVICE = DeviceShare()
 
 
 @dataclass(frozen=True, kw_only=True)

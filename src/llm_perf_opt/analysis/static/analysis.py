@@ -1,9 +1,9 @@
 """The whole static analysis of one model at one shape on one device, as records that documents are made of."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from llm_perf_opt.analysis.hardware.work import Dtypes, Shape
+from llm_perf_opt.analysis.hardware.work import ONE_DEVICE, DeviceShare, Dtypes, Shape
 from llm_perf_opt.analysis.static.closed_form import (
     DEFAULT_MLA_MODE,
     Parameters,
@@ -65,12 +65,12 @@ def analyse(
     mla_mode: MlaMode = DEFAULT_MLA_MODE,
     estimator: Estimator | None = None,
     chunk: int | None = None,
-    devices: int = 1,
+    spread: DeviceShare = ONE_DEVICE,
 ) -> Analysis:
     """`capacity_bytes` is the device's own figure where it could be asked; else the data sheet's.
 
-    `estimator` is a way of running that is asked about; `chunk`: prompts go in pieces of so many tokens; `devices`
-    share the work of a forward.
+    `estimator` is a way of running that is asked about; `chunk`: prompts go in pieces of so many tokens; `spread`:
+    devices that share the work of a forward.
     """
     phases = _phases(model, shape, dtypes, mla_mode)
     counted = counts or {}
@@ -86,7 +86,7 @@ def analyse(
         kv_bytes_per_token=kv_bytes_per_token(model, dtypes, mla_mode),
         phases=phases,
         predictions={
-            phase: _predict(phase, found, model, shape, dtypes, hardware, counted, estimator, devices)
+            phase: _predict(phase, found, model, shape, dtypes, hardware, counted, estimator, spread)
             for phase, found in phases.items()
         },
         counts=counted,
@@ -100,8 +100,9 @@ def analyse(
             mla_mode=mla_mode,
             views=shape.views,
             chunk=chunk,
+            spread=spread,
         ),
-        fit=_fit(model, shape, dtypes, hardware, capacity_bytes, mla_mode, chunk),
+        fit=_fit(model, shape, dtypes, hardware, capacity_bytes, mla_mode, chunk, spread),
         latent_modes=_latent_modes(model, shape, dtypes),
         experts=_experts(model, shape),
     )
@@ -124,7 +125,7 @@ def _predict(
     hardware: HardwareSection | None,
     counts: Mapping[str, Count],
     estimator: Estimator | None,
-    devices: int,
+    spread: DeviceShare,
 ) -> PhasePrediction:
     if name in counts:
         total = counts[name].total
@@ -138,17 +139,22 @@ def _predict(
         dtypes=dtypes,
         hardware=hardware,
         operators=operators,
-        ways=_ways(name, model, shape, dtypes),
+        ways=_ways(name, phase, model, shape, dtypes, spread),
+        is_latent=_is_latent(model),
         estimator=estimator,
-        devices=devices,
+        devices=spread.tp * spread.sharing,
     )
 
 
-def _ways(name: str, model: Model, shape: Shape, dtypes: Dtypes) -> dict[str, Phase] | None:
-    """The phase in each mode of latent attention; None for a model without."""
-    if not _is_latent(model):
-        return None
-    return {mode: _phases(model, shape, dtypes, mode)[name] for mode in MLA_MODES}
+def _ways(
+    name: str, phase: Phase, model: Model, shape: Shape, dtypes: Dtypes, spread: DeviceShare
+) -> dict[MlaMode, Phase]:
+    """What a bound is taken of, in each mode of latent attention: the phase of all replicas that share experts."""
+    modes = MLA_MODES if _is_latent(model) else (DEFAULT_MLA_MODE,)
+    if spread.sharing == 1 and len(modes) == 1:
+        return {DEFAULT_MLA_MODE: phase}
+    whole = replace(shape, batch=shape.batch * spread.sharing)
+    return {mode: _phases(model, whole, dtypes, mode)[name] for mode in modes}
 
 
 def _is_latent(model: Model) -> bool:
@@ -163,6 +169,7 @@ def _fit(
     capacity_bytes: float | None,
     mla_mode: MlaMode,
     chunk: int | None,
+    spread: DeviceShare,
 ) -> Fit | None:
     if capacity_bytes is None and hardware is not None and hardware.memory_gb is not None:
         capacity_bytes = hardware.memory_gb * 1e9
@@ -178,6 +185,7 @@ def _fit(
         mla_mode=mla_mode,
         views=shape.views,
         chunk=chunk,
+        spread=spread,
     )
 
 

@@ -9,6 +9,7 @@ from llm_perf_opt.analysis.static.forms import (
     attention_matrix_elements,
     attention_params,
     attention_work,
+    cache_copies,
     cached_tokens,
     dense_params,
     dense_work,
@@ -103,26 +104,41 @@ def kv_bytes_per_token(model: Model, dtypes: Dtypes, mla_mode: MlaMode = DEFAULT
     return sum(count * kv_elements(layer.attention, mla_mode) for layer, count in blocks) * dtypes.kv_bytes
 
 
-def kv_bytes(model: Model, context: int, dtypes: Dtypes, mla_mode: MlaMode = DEFAULT_MLA_MODE) -> float:
-    """The cache of one sequence of this length, states of fixed size included."""
+def kv_bytes(model: Model, context: int, dtypes: Dtypes, mla_mode: MlaMode = DEFAULT_MLA_MODE, *, tp: int = 1) -> float:
+    """The cache of one sequence of this length on all `tp` devices that share it, states of fixed size included."""
     return dtypes.kv_bytes * sum(
         count
         * (
-            kv_elements(layer.attention, mla_mode) * cached_tokens(layer.attention, context)
+            kv_elements(layer.attention, mla_mode)
+            * cached_tokens(layer.attention, context)
+            * cache_copies(layer.attention, mla_mode, tp)
             + state_elements(layer.attention)
         )
         for layer, count in model.decoder.blocks
     )
 
 
-def weight_bytes(model: Model, dtypes: Dtypes) -> float:
-    """All weights in memory: the matrices of decoder layers in the weights' format, the rest in the compute format."""
+def weight_bytes(model: Model, dtypes: Dtypes, *, sharing: int = 1) -> float:
+    """All weights in memory: the matrices of decoder layers in the weights' format, the rest in the compute format.
+
+    `sharing` replicas hold the routed experts together: the part of one is given.
+    """
     decoder = model.decoder
     around = sum(count * attention_matrix_elements(layer.attention, decoder.hidden) for layer, count in decoder.blocks)
     inside = sum(count * matrix_elements(layer.feed_forward, decoder.hidden) for layer, count in decoder.blocks)
     rest = count_parameters(model).total - around - inside
     narrow = around * dtypes.around_attention.weight_bytes + inside * dtypes.weight_bytes
-    return narrow + rest * dtypes.compute_bytes
+    elsewhere = (1 - 1 / sharing) * routed_elements(decoder) * dtypes.weight_bytes
+    return narrow + rest * dtypes.compute_bytes - elsewhere
+
+
+def routed_elements(decoder: Decoder) -> int:
+    """Elements of the routed experts' matrices."""
+    return sum(
+        count * 3 * decoder.hidden * layer.feed_forward.experts * layer.feed_forward.width
+        for layer, count in decoder.blocks
+        if isinstance(layer.feed_forward, Moe)
+    )
 
 
 def _decoder_params(decoder: Decoder) -> dict[str, int]:

@@ -25,6 +25,10 @@ class NotInClosedForm(ParseError):
         self.what = what
 
 
+class NotADecoder(NotInClosedForm):
+    """A model without the prefill and decode that are reckoned here."""
+
+
 class Fields:
     """A mapping with checked readers. `where` is the file or configuration key it came from."""
 

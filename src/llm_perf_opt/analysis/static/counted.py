@@ -7,7 +7,7 @@ and estimates, what attention's mask throws away, bytes that no fusion can spare
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.hardware.roofline import launch_band
+from llm_perf_opt.analysis.hardware.roofline import Estimate, launch_band
 from llm_perf_opt.analysis.hardware.work import Dtypes, Shape
 from llm_perf_opt.analysis.static.document import (
     PhaseBound,
@@ -22,6 +22,7 @@ from llm_perf_opt.analysis.static.document import (
 )
 from llm_perf_opt.analysis.static.operator_count import Count, Tally
 from llm_perf_opt.analysis.static.parts import in_order
+from llm_perf_opt.analysis.static.prediction import PhasePrediction
 from llm_perf_opt.config.schema import HardwareSection
 from llm_perf_opt.core.markdown import table
 from llm_perf_opt.core.names import DECODE, PREFILL
@@ -70,8 +71,13 @@ def unknown_text(what: str) -> str:
     return f"the closed form does not know {what}"
 
 
-def counted_document(analysis: CountedAnalysis, *, notes: tuple[str, ...] = ()) -> StaticDocument:
-    """`static.json` with the keys of the closed form null."""
+def counted_document(
+    analysis: CountedAnalysis,
+    *,
+    notes: tuple[str, ...] = (),
+    predictions: Mapping[str, PhasePrediction] | None = None,
+) -> StaticDocument:
+    """`static.json` with the keys of the closed form null; `predictions`: estimates that were made of the count."""
     shape = analysis.shape
     return StaticDocument(
         model=analysis.name,
@@ -89,12 +95,15 @@ def counted_document(analysis: CountedAnalysis, *, notes: tuple[str, ...] = ()) 
         memory=StaticMemory(
             weights_bytes=analysis.weights_bytes, capacity_bytes=analysis.capacity_bytes, reason=analysis.reason
         ),
-        phases={name: _phase(analysis, name, count) for name, count in analysis.counts.items()},
+        phases={
+            name: _phase(analysis, name, count, None if predictions is None else predictions[name].estimate)
+            for name, count in analysis.counts.items()
+        },
         notes=notes,
     )
 
 
-def _phase(analysis: CountedAnalysis, name: str, count: Count) -> StaticPhase:
+def _phase(analysis: CountedAnalysis, name: str, count: Count, expected: Estimate | None) -> StaticPhase:
     shape, total = analysis.shape, count.total
     return StaticPhase(
         flops=None,
@@ -115,7 +124,12 @@ def _phase(analysis: CountedAnalysis, name: str, count: Count) -> StaticPhase:
             achievable_reason=analysis.reason,
         ),
         launch_ms=analysis.launch_ms(name),
-        estimate_ms=PhaseEstimate(low=None, mid=None, high=None, reason=analysis.reason),
+        estimate_ms=PhaseEstimate(
+            low=expected.low_ms if expected else None,
+            mid=expected.mid_ms if expected else None,
+            high=expected.high_ms if expected else None,
+            reason=None if expected else analysis.reason,
+        ),
         per=PER[name],
     )
 

@@ -58,6 +58,15 @@ def kv_elements(a: Attention, mode: MlaMode) -> int:
     return a.heads * (a.qk_dim + a.v_dim) if mode == "cached" else a.latent
 
 
+def cache_copies(a: Attention, mode: MlaMode, tp: int) -> float:
+    """How many times tensor-parallel devices keep a layer's cache between them: heads are spread, a latent is not."""
+    if isinstance(a, StateMixer):
+        return 1
+    if isinstance(a, GroupedAttention):
+        return max(1.0, tp / a.kv_heads)
+    return 1 if mode == "cached" else tp
+
+
 def state_elements(a: Attention) -> int:
     """What a layer keeps for one sequence, however long it is."""
     return a.kept_elements if isinstance(a, StateMixer) else 0
@@ -249,17 +258,18 @@ def router_work(moe: Moe, hidden: int, rows: int, dtypes: Dtypes) -> Work:
     return routing + linear(rows, hidden, 1, dtypes, is_quantised=False) if moe.has_shared_gate else routing
 
 
-def experts_work(moe: Moe, hidden: int, rows: int, dtypes: Dtypes) -> Work:
+def experts_work(moe: Moe, hidden: int, rows: int, dtypes: Dtypes, *, touched: float | None = None) -> Work:
     """Every token's `top_k` experts do their FLOPs; the weights read are those of the experts expected to be hit.
 
-    All tokens may pick the same `top_k`, so what is read beyond those could be spared.
+    All tokens may pick the same `top_k`, so what is read beyond those could be spared. `touched`: how many experts are
+    hit, where that is known better than by even picking.
     """
     picked = rows * moe.top_k
     up = linear(picked, hidden, 2 * moe.width, dtypes)
     down = linear(picked, moe.width, hidden, dtypes)
     matrices = hidden * 3 * moe.width * dtypes.weight_bytes
     biases = (2 * moe.width + hidden) * dtypes.compute_bytes if moe.expert_bias else 0
-    touched = expected_experts(moe.experts, moe.top_k, rows)
+    touched = expected_experts(moe.experts, moe.top_k, rows) if touched is None else touched
     # `linear` counted the weights of one expert.
     routed = up + down + Work(weight_bytes=touched * (matrices + biases) - matrices)
     routed += Work(weight_spared_bytes=(touched - min(moe.top_k, touched)) * (matrices + biases))

@@ -7,7 +7,7 @@ image side. A decoder's attention scores are not counted: fused attention never 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.analysis.hardware.work import Dtypes, View
+from llm_perf_opt.analysis.hardware.work import ONE_DEVICE, DeviceShare, Dtypes, View
 from llm_perf_opt.analysis.static.closed_form import kv_bytes, weight_bytes
 from llm_perf_opt.analysis.static.forms import MlaMode
 from llm_perf_opt.analysis.static.parts import (
@@ -57,16 +57,19 @@ def memory_need(
     mla_mode: MlaMode,
     views: tuple[View, ...] = (),
     chunk: int | None = None,
+    spread: DeviceShare = ONE_DEVICE,
 ) -> MemoryNeed:
     """`views` are those of all sequences of the batch, as the image side gets them.
 
     `chunk`: the prompt goes in pieces of so many tokens, all sequences together; only one is alive at a time.
+    The sum over one replica's devices: they keep keys and values by heads, what has no heads once each, and of experts
+    that replicas share their part.
     """
     images = model.images.peak_bytes(views, dtypes) if model.images is not None else 0.0
     alive = batch * prompt if chunk is None else min(batch * prompt, chunk)
     return MemoryNeed(
-        weights_bytes=weight_bytes(model, dtypes),
-        kv_cache_bytes=batch * kv_bytes(model, max(context, prompt), dtypes, mla_mode),
+        weights_bytes=weight_bytes(model, dtypes, sharing=spread.sharing),
+        kv_cache_bytes=batch * kv_bytes(model, max(context, prompt), dtypes, mla_mode, tp=spread.tp),
         activations_bytes=max(alive * _widest_row(model) * dtypes.compute_bytes, images),
     )
 
@@ -82,6 +85,7 @@ def memory_fit(
     mla_mode: MlaMode,
     views: tuple[View, ...] = (),
     chunk: int | None = None,
+    spread: DeviceShare = ONE_DEVICE,
 ) -> Fit:
     """The largest batch at this context, and the largest context at this batch."""
     usable = capacity_bytes * (1 - RESERVE)
@@ -97,6 +101,7 @@ def memory_fit(
             mla_mode=mla_mode,
             views=own,
             chunk=chunk,
+            spread=spread,
         )
 
     asked = need(batch)
@@ -105,7 +110,7 @@ def memory_fit(
         capacity_bytes=capacity_bytes,
         usable_bytes=usable,
         largest_batch=largest(lambda sequences: need(sequences).peak_bytes <= usable),
-        largest_context=_largest_context(model, room / batch, dtypes, mla_mode),
+        largest_context=_largest_context(model, room / batch, dtypes, mla_mode, spread.tp),
     )
 
 
@@ -123,13 +128,13 @@ def largest(fits: Callable[[int], bool]) -> int:
     return low
 
 
-def _largest_context(model: Model, room: float, dtypes: Dtypes, mla_mode: MlaMode) -> int | None:
+def _largest_context(model: Model, room: float, dtypes: Dtypes, mla_mode: MlaMode, tp: int) -> int | None:
     """None: sliding windows are full before the memory is."""
-    if kv_bytes(model, 1, dtypes, mla_mode) > room:
+    if kv_bytes(model, 1, dtypes, mla_mode, tp=tp) > room:
         return 0
-    if kv_bytes(model, LONGEST, dtypes, mla_mode) <= room:
+    if kv_bytes(model, LONGEST, dtypes, mla_mode, tp=tp) <= room:
         return None
-    return largest(lambda context: kv_bytes(model, context, dtypes, mla_mode) <= room)
+    return largest(lambda context: kv_bytes(model, context, dtypes, mla_mode, tp=tp) <= room)
 
 
 def _widest_row(model: Model) -> int:

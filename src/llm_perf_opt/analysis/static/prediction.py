@@ -23,7 +23,8 @@ from llm_perf_opt.analysis.hardware.roofline import (
     missing_ceiling,
 )
 from llm_perf_opt.analysis.hardware.work import Dtypes, Step
-from llm_perf_opt.analysis.static.closed_form import Phase
+from llm_perf_opt.analysis.static.closed_form import DEFAULT_MLA_MODE, Phase
+from llm_perf_opt.analysis.static.forms import MlaMode
 from llm_perf_opt.analysis.static.parts import (
     DenseMlp,
     GroupedAttention,
@@ -63,7 +64,7 @@ def _layer(layer: Layer) -> int:
 def _attention(layer: Layer) -> int:
     a = layer.attention
     if isinstance(a, StateMixer):
-        return MIXER
+        return MIXER if a.in_width else 0
     if not isinstance(a, GroupedAttention):
         return LATENT_ATTENTION + (NORM + 1 if a.q_rank is not None else 0)
     projections = 2 if a.is_fused_qkv else 4
@@ -79,6 +80,8 @@ def _feed_forward(layer: Layer) -> int:
 
 
 def _dense(mlp: DenseMlp) -> int:
+    if not mlp.width:
+        return 0
     if not mlp.is_gated:
         return 3
     return 4 if mlp.is_fused_gate else 5
@@ -114,7 +117,7 @@ class PhasePrediction:
     launch_ms: float
     limit: Limit | None
     operators: Operators
-    modes: Mapping[str, Bound] = field(default_factory=dict)
+    modes: Mapping[MlaMode, Bound] = field(default_factory=dict)
 
     def tokens_per_s(self, ms: float | None) -> float | None:
         return self.tokens / (ms / 1e3) if ms else None
@@ -127,18 +130,21 @@ def predict_phase(
     dtypes: Dtypes,
     hardware: HardwareSection | None,
     operators: Operators,
-    ways: Mapping[str, Phase] | None = None,
+    ways: Mapping[MlaMode, Phase] | None = None,
+    is_latent: bool = False,
     estimator: Estimator | None = None,
     devices: int = 1,
 ) -> PhasePrediction:
     """`tokens` is what the phase yields: the prompt's tokens, or one per sequence.
 
-    `ways` are the same phase with latent attention run in other ways: no run can be faster than the fastest of them.
+    `ways` are what the bound is taken of, with latent attention in each of its ways: no run can be faster than the
+    fastest of them.
     `estimator` says what a forward takes; without one the estimate is the roofline's own. `devices` share the work of a
     forward, and with it the bound.
     """
-    sheets, why_no_sheet = _bounds(ways or {"": phase}, dtypes, hardware, "datasheet", devices)
-    reaches, why_no_reach = _bounds(ways or {"": phase}, dtypes, hardware, "achievable", devices)
+    whole: Mapping[MlaMode, Phase] = ways or {DEFAULT_MLA_MODE: phase}
+    sheets, why_no_sheet = _bounds(whole, dtypes, hardware, "datasheet", devices)
+    reaches, why_no_reach = _bounds(whole, dtypes, hardware, "achievable", devices)
     sheet, reach = _lowest(sheets), _lowest(reaches)
     launch_us = hardware.launch_us if hardware is not None else None
     launch_ms = operators.count * launch_band(launch_us)[1] / 1e3
@@ -157,7 +163,7 @@ def predict_phase(
         launch_ms=launch_ms if expected is None or estimator is None else expected.launch_ms,
         limit=_limit(known, launch_ms, expected if estimator is not None else None),
         operators=operators,
-        modes=(sheets or reaches) if ways else {},
+        modes=(sheets or reaches) if is_latent else {},
     )
 
 
@@ -184,8 +190,8 @@ def ceilings_of(hardware: HardwareSection, kind: str) -> Ceilings | None:
 
 
 def _bounds(
-    ways: Mapping[str, Phase], dtypes: Dtypes, hardware: HardwareSection | None, kind: str, devices: int
-) -> tuple[dict[str, Bound], str | None]:
+    ways: Mapping[MlaMode, Phase], dtypes: Dtypes, hardware: HardwareSection | None, kind: str, devices: int
+) -> tuple[dict[MlaMode, Bound], str | None]:
     if hardware is None:
         return {}, "the hardware is not known"
     ceilings = ceilings_of(hardware, kind)
@@ -198,7 +204,7 @@ def _bounds(
     }, None
 
 
-def _lowest(bounds: Mapping[str, Bound]) -> Bound | None:
+def _lowest(bounds: Mapping[MlaMode, Bound]) -> Bound | None:
     return min(bounds.values(), key=lambda found: found.ms, default=None)
 
 

@@ -66,21 +66,26 @@ def context_stages(context: CaptureContext, run_dir: Path, now: str) -> list[Sta
 def _static(context: CaptureContext, run_dir: Path, now: str) -> list[StageRecord]:
     if not context.overrides:
         return []
+    from llm_perf_opt.analysis.static.counted import CountedAnalysis, counted_document, counted_metrics
     from llm_perf_opt.analysis.static.document import build_document, static_metrics
     from llm_perf_opt.runners.predict.cli import predictions
 
     rows = predictions(context.overrides)
     if len(rows) != 1:
         raise ConfigError(f"analyze: {len(rows)} combinations of model, hardware and workload, allowed: one")
-    analysis, notes = rows[0]
-    path = write_json(run_dir / STATIC_ANALYSIS / STATIC_JSON, build_document(analysis, notes=notes))
+    analysis, notes, source = rows[0].analysis, rows[0].notes, f"{STATIC_ANALYSIS}/{STATIC_JSON}"
+    if isinstance(analysis, CountedAnalysis):
+        document, metrics = counted_document(analysis, notes=notes), counted_metrics(analysis, source=source)
+    else:
+        document, metrics = build_document(analysis, notes=notes), static_metrics(analysis, source=source)
+    path = write_json(run_dir / STATIC_ANALYSIS / STATIC_JSON, document)
     return [
         StageRecord(
             name=STATIC_ANALYSIS,
             status="ok",
             started_at=now,
             files=(StageFile(role="static_json", path=path),),
-            metrics=static_metrics(analysis, source=f"{STATIC_ANALYSIS}/{STATIC_JSON}"),
+            metrics=metrics,
             notes=notes,
         )
     ]

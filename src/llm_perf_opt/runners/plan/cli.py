@@ -11,6 +11,7 @@ from llm_perf_opt.core.terminal import terminal_table
 from llm_perf_opt.errors import EXIT_OK, ConfigError
 from llm_perf_opt.runners.plan.search import Limits, cheapest, front, rate_per_device
 from llm_perf_opt.runners.predict.cli import Subject, find_hardware, predict_row, subjects
+from llm_perf_opt.runners.predict.counted import MetaModel
 from llm_perf_opt.runners.predict.files import write_csv, write_plot
 from llm_perf_opt.runners.predict.request import Case, Request, parse_request
 from llm_perf_opt.runners.predict.row import Row
@@ -110,6 +111,9 @@ def _plan(request: Request) -> Search:
 
 def _search(subject: Subject, request: Request, plan: Search) -> Iterator[Row]:
     """Every device, format and spread, at batches in powers of two until one does not fit."""
+    model = subject.model
+    if isinstance(model, MetaModel):
+        raise ConfigError(f"{subject.label}: {model.reason}, so there is nothing to plan with; see llm-perf predict")
     for name in request.hardware:
         device, resolved = find_hardware(name, request)
         section = resolved.section
@@ -117,7 +121,7 @@ def _search(subject: Subject, request: Request, plan: Search) -> Iterator[Row]:
             resolved = replace(resolved, section=replace(section, price_per_hour=plan.prices[section.name]))
         formats = request.lists.get("weight_dtype") or _formats(section.peak_tflops if section else {})
         for weight in formats:
-            for tp in _spreads(subject.model, plan.devices):
+            for tp in _spreads(model, plan.devices):
                 batch = 1
                 while batch <= LARGEST_BATCH:
                     row = predict_row(subject, _case(request, plan, weight, tp, batch), device, resolved)
@@ -210,4 +214,5 @@ def _footer(rows: Sequence[Row]) -> list[str]:
         "n: devices of one replica (tensor parallel). A batch is requests in flight;",
         f"prompts ride along. Rates {' and '.join(labels)}: docs/accuracy.md",
         "cost/M: per million output tokens, in the currency of --price; – without one.",
+        *(f"note: {text}" for text in dict.fromkeys(text for row in rows for text in row.notes)),
     ]

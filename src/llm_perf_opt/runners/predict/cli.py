@@ -1,4 +1,4 @@
-"""`llm-perf predict`: what hardware allows for a model, from its configuration alone. Never imports torch."""
+"""`llm-perf predict`: what hardware allows for a model, from its configuration; torch counts unknown families only."""
 
 import json
 import os
@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from llm_perf_opt.analysis.estimate.forecast import Forecast, Load, Setting, forecast, step_estimate
+from llm_perf_opt.analysis.estimate.parallel import layout_problem
 from llm_perf_opt.analysis.families.wrapped import is_wrapped
 from llm_perf_opt.analysis.hardware.calibrate import cache_dir, read_calibration
 from llm_perf_opt.analysis.hardware.hardware import (
@@ -24,28 +25,31 @@ from llm_perf_opt.analysis.hardware.hardware import (
     resolve_hardware,
     with_calibration,
 )
-from llm_perf_opt.analysis.hardware.work import Dtypes, Shape, short_dtype
-from llm_perf_opt.analysis.static.analysis import Analysis, analyse
+from llm_perf_opt.analysis.hardware.roofline import uncounted_products
+from llm_perf_opt.analysis.hardware.work import DeviceShare, Dtypes, Shape, short_dtype
+from llm_perf_opt.analysis.static.analysis import analyse
 from llm_perf_opt.analysis.static.closed_form import DEFAULT_MLA_MODE
-from llm_perf_opt.analysis.static.config_json import NotInClosedForm, read_config_json
+from llm_perf_opt.analysis.static.config_json import NotADecoder, NotInClosedForm, read_config_json
+from llm_perf_opt.analysis.static.counted import CountedAnalysis, counted_document
 from llm_perf_opt.analysis.static.document import (
     PredictionsDocument,
     ServingForecast,
     StaticDocument,
     build_document,
 )
-from llm_perf_opt.analysis.static.parts import Model
+from llm_perf_opt.analysis.static.parts import Model, Moe
 from llm_perf_opt.analysis.static.quantised import Quantised, read_quantised, run_dtypes
 from llm_perf_opt.config.load import load_config
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import AppConfig, HardwareSection
 from llm_perf_opt.core.manifest import plain
-from llm_perf_opt.errors import EXIT_OK, ConfigError, ParseError
+from llm_perf_opt.errors import EXIT_OK, ConfigError
 from llm_perf_opt.profiling.static_child import shape_from_config
+from llm_perf_opt.runners.predict.counted import MetaModel, count_model
 from llm_perf_opt.runners.predict.files import write_csv, write_plot
 from llm_perf_opt.runners.predict.machine import this_cpu, this_device
 from llm_perf_opt.runners.predict.request import Case, Request, parse_request
-from llm_perf_opt.runners.predict.row import Row, sorted_rows
+from llm_perf_opt.runners.predict.row import BY_KEY, Row, sorted_rows
 from llm_perf_opt.runners.predict.source import fetch_config, find_config
 from llm_perf_opt.runners.predict.table import render_table
 from llm_perf_opt.workload.dataset import PAGES
@@ -57,7 +61,8 @@ llm-perf predict [OVERRIDE ...] [--wide] [--sort COLUMN] [--csv FILE]
                  [--plot FILE.svg] [--json]
 
 What the hardware allows for a model and what to expect of it, from its
-configuration alone: no weights, no torch.
+configuration alone: no weights, no torch. Of a family without a closed form the
+operators are counted with torch, which takes seconds.
 
 examples:
   llm-perf predict model=llama3_8b hardware=h200,rtx3090 workload.batch=1,8,64
@@ -87,12 +92,27 @@ names in the header of the CSV file.
 """
 
 
+MANY = 64
+FULL_LOAD = (
+    "models with experts under full load come out fast: published runs reached about two thirds of such estimates "
+    "(docs/accuracy.md)"
+)
+SERVED_NEEDS = "; it needs workload.output=…"
+SORT_NEEDS = {
+    "cost": f"{SERVED_NEEDS} and hardware.price_per_hour=…",
+    **dict.fromkeys(("ttft_ms", "tpot_ms", "request_ms", "throughput", "output"), SERVED_NEEDS),
+}
+
+
 def main(argv: Sequence[str]) -> int:
     if "-h" in argv or "--help" in argv:
         print(HELP, end="")
         return EXIT_OK
     request = parse_request(argv, conf=conf_dir())
-    rows = sorted_rows(predict_rows(request), request.options.get("--sort"))
+    key = request.options.get("--sort")
+    rows = sorted_rows(predict_rows(request), key)
+    if key is not None and all(BY_KEY[key].value(row) is None for row in rows):
+        print(f"note: --sort {key}: no row has this figure{SORT_NEEDS.get(key, '')}", file=sys.stderr)
     if "--csv" in request.options:
         write_csv(rows, Path(request.options["--csv"]))
     if "--plot" in request.options:
@@ -106,9 +126,9 @@ def main(argv: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def predictions(overrides: Sequence[str]) -> list[tuple[Analysis, tuple[str, ...]]]:
-    """What a command line of overrides asks for: each analysis with what the user must know about it."""
-    return [(row.analysis, row.notes) for row in predict_rows(parse_request(overrides, conf=conf_dir()))]
+def predictions(overrides: Sequence[str]) -> list[Row]:
+    """What a command line of overrides asks for."""
+    return predict_rows(parse_request(overrides, conf=conf_dir()))
 
 
 def predict_rows(request: Request) -> list[Row]:
@@ -131,19 +151,22 @@ def _document(row: Row) -> StaticDocument:
         output_tokens_per_s=found.output_tokens_per_s if found else None,
         cost_per_million_tokens=found.cost if found else None,
     )
-    return replace(build_document(row.analysis, notes=row.notes), serving=serving)
+    analysis = row.analysis
+    if isinstance(analysis, CountedAnalysis):
+        return counted_document(analysis, notes=row.notes, predictions=row.predictions)
+    return replace(build_document(analysis, notes=row.notes), serving=serving)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A model to predict: its configuration, where that was read, and its parts."""
+    """A model to predict: its configuration, where that was read, and its parts or what has to be counted."""
 
     label: str
     config: AppConfig
     adapter: ModelAdapter
     geometry: Any
     where: str
-    model: Model
+    model: Model | MetaModel
 
     @property
     def longest(self) -> int | None:
@@ -170,13 +193,13 @@ def _subject(name: str, path: Path | None, request: Request) -> Subject:
     config = _compose([f"model={name}", *folder, *plain])
     geometry, where = _geometry(config, path)
     adapter = load_adapter(config.model.adapter)
+    model: Model | MetaModel
     try:
         model = adapter.parts(geometry, where=where)
+    except NotADecoder:
+        raise
     except NotInClosedForm as error:
-        raise ParseError(
-            f"{error}; predict works from the closed form alone, "
-            f"`llm-perf profile model={name} …` counts the operators of such a model with torch"
-        ) from error
+        model = MetaModel(adapter, config.model, geometry, error.what)
     label = config.model.name
     if path is not None:
         label = path.parent.name if path.name == "config.json" else path.stem
@@ -199,31 +222,83 @@ def predict_row(subject: Subject, case: Case, device: Device | None, resolved: R
     dtypes, notes = _dtypes(subject, resolved, device, case)
     section = _with_cached_calibration(resolved.section, device, dtypes.compute)
     shape = _shape(subject, case)
-    setting = None
-    if section is not None and section.name != CPU and subject.model.images is None:
-        setting = Setting(model=subject.model, dtypes=dtypes, hardware=section, engine=case.engine, layout=case.layout)
     capacity = _memory_of(device, section)
     if capacity is None and section is not None and section.memory_gb is not None:
         capacity = section.memory_gb * 1e9
+    model, reason = subject.model, resolved.reason or _uncalibrated(section)
+    if isinstance(model, MetaModel):
+        counted = count_model(
+            model,
+            shape,
+            Dtypes.uniform(dtypes.compute),
+            section,
+            name=subject.label,
+            hardware_reason=reason,
+            capacity_bytes=capacity,
+        )
+        said = (*notes, *_subject_notes(subject, shape, case, None), *_counted_notes(subject.label, model, case))
+        return Row(analysis=counted, case=case, forecast=None, notes=said)
+    setting = None
+    problem = layout_problem(model.decoder, case.layout)
+    is_reckoned = section is not None and section.name != CPU and model.images is None
+    if is_reckoned and section is not None and problem is None:
+        setting = Setting(
+            model=model,
+            dtypes=dtypes,
+            hardware=section,
+            engine=case.engine,
+            layout=case.layout,
+            mla_mode=case.mla_mode,
+        )
     analysis = analyse(
-        subject.model,
+        model,
         shape,
         dtypes,
         section,
         name=subject.label,
-        hardware_reason=resolved.reason or _uncalibrated(section),
+        hardware_reason=reason,
         capacity_bytes=None if capacity is None else capacity * case.layout.model_devices,
         mla_mode=case.mla_mode or DEFAULT_MLA_MODE,
-        estimator=None if setting is None else lambda step: step_estimate(setting, step),
+        estimator=(lambda step: None if setting is None else step_estimate(setting, step)) if is_reckoned else None,
         chunk=case.prefill_chunk,
-        devices=case.layout.experts_split,
+        spread=case.layout.spread if problem is None else DeviceShare(tp=case.layout.tp),
     )
     return Row(
         analysis=analysis,
         case=case,
         forecast=_forecast(setting, case, shape),
-        notes=(*notes, *_subject_notes(subject, shape, case)),
+        notes=(*notes, *_subject_notes(subject, shape, case, problem), *_format_notes(section, dtypes)),
     )
+
+
+def _has_experts(model: Model | MetaModel) -> bool:
+    return isinstance(model, Model) and any(isinstance(layer.feed_forward, Moe) for layer, _ in model.decoder.blocks)
+
+
+def _format_notes(section: HardwareSection | None, dtypes: Dtypes) -> tuple[str, ...]:
+    """Products a data sheet has no rate for, and weights in a format the device has no units for."""
+    if section is None or section.name == CPU:
+        return ()
+    found = [text] if (text := uncounted_products(section, dtypes)) is not None else []
+    is_widened = dtypes.weight != dtypes.compute and dtypes.engine_product(section.peak_tflops) == dtypes.compute
+    if is_widened and dtypes.weight != "int4" and section.peak_tflops:
+        found.append(
+            f"{section.name} has no units for {dtypes.weight}: estimates multiply in {dtypes.compute}, bounds in the "
+            "fastest format such weights are widened to"
+        )
+    return tuple(found)
+
+
+def _counted_notes(label: str, model: MetaModel, case: Case) -> tuple[str, ...]:
+    """What a count does not say, and what was asked for in vain."""
+    found = [
+        f"{label}: {model.reason}; its operators were counted with torch (slower): an eager run of one device, no "
+        "bounds, of memory the weights alone"
+    ]
+    asked = [name for name in ("weight_dtype", "kv_dtype", "activation_dtype", "output") if getattr(case, name)]
+    if asked or case.layout.devices > 1 or case.engine != "eager":
+        found.append(f"{label}: formats, engines, several devices and requests are not reckoned from a count")
+    return tuple(found)
 
 
 def _forecast(setting: Setting | None, case: Case, shape: Shape) -> Forecast | None:
@@ -243,12 +318,14 @@ def _forecast(setting: Setting | None, case: Case, shape: Shape) -> Forecast | N
     )
 
 
-def _subject_notes(subject: Subject, shape: Shape, case: Case) -> tuple[str, ...]:
-    found = []
+def _subject_notes(subject: Subject, shape: Shape, case: Case, problem: str | None) -> tuple[str, ...]:
+    found = [f"{subject.label}: no estimate, {problem}"] if problem is not None else []
     longest = subject.longest
     reach = max(shape.prompt + (case.output or 0), shape.context)
     if longest is not None and reach > longest:
         found.append(f"{subject.label}: {reach:,} tokens are beyond its max_position_embeddings of {longest:,}")
+    if case.output is not None and max(case.concurrency or 1, case.batch) >= MANY and _has_experts(subject.model):
+        found.append(FULL_LOAD)
     if subject.adapter.data_kind != PAGES and is_wrapped(subject.geometry):
         found.append(f"{subject.label}: the text model alone is counted, not what reads images or sound")
     return tuple(found)

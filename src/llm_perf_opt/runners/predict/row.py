@@ -1,13 +1,16 @@
 """One row of a prediction and its columns: what the table, the CSV file and the plot show, and what rows sort by."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from llm_perf_opt.analysis.estimate.forecast import Forecast
 from llm_perf_opt.analysis.static.analysis import Analysis
+from llm_perf_opt.analysis.static.counted import CountedAnalysis
 from llm_perf_opt.analysis.static.prediction import PhasePrediction
 from llm_perf_opt.core.names import DECODE, PREFILL
 from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.runners.predict.counted import counted_predictions
 from llm_perf_opt.runners.predict.request import Case
 
 Value = str | float | int | None
@@ -17,23 +20,50 @@ Value = str | float | int | None
 class Row:
     """What was asked and what came of it; `forecast` is None without an output length or an estimate."""
 
-    analysis: Analysis
+    analysis: Analysis | CountedAnalysis
     case: Case
     forecast: Forecast | None
     notes: tuple[str, ...]
 
+    @cached_property
+    def predictions(self) -> Mapping[str, PhasePrediction]:
+        found = self.analysis
+        return counted_predictions(found) if isinstance(found, CountedAnalysis) else found.predictions
+
     @property
     def prefill(self) -> PhasePrediction:
-        return self.analysis.predictions[PREFILL]
+        return self.predictions[PREFILL]
 
     @property
     def decode(self) -> PhasePrediction:
-        return self.analysis.predictions[DECODE]
+        return self.predictions[DECODE]
 
     @property
     def fits(self) -> bool | None:
-        fit = self.analysis.fit
-        return None if fit is None else self.analysis.memory.peak_bytes <= fit.usable_bytes
+        """None: not known. Of a counted model the weights alone are known, which may not fit already."""
+        found = self.analysis
+        if isinstance(found, CountedAnalysis):
+            capacity = found.capacity_bytes
+            return False if capacity is not None and found.weights_bytes > capacity else None
+        return None if found.fit is None else found.memory.peak_bytes <= found.fit.usable_bytes
+
+    @property
+    def memory_bytes(self) -> float:
+        """Of a counted model the weights alone."""
+        found = self.analysis
+        return found.weights_bytes if isinstance(found, CountedAnalysis) else found.memory.peak_bytes
+
+    @property
+    def kv_sequence_bytes(self) -> float | None:
+        found = self.analysis
+        if isinstance(found, CountedAnalysis):
+            return None
+        return found.memory.kv_cache_bytes / found.shape.batch
+
+    @property
+    def largest_batch(self) -> int | None:
+        found = self.analysis
+        return None if isinstance(found, CountedAnalysis) or found.fit is None else found.fit.largest_batch
 
     @property
     def formats(self) -> str:
@@ -111,16 +141,16 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column(key="cost", header="cost/M", value=lambda r: r.forecast.cost if r.forecast else None),
     Column(key="limit", header="limit p/d", value=lambda r: f"{r.prefill.limit or '–'}/{r.decode.limit or '–'}"),
-    Column(key="memory_bytes", header="memory", value=lambda r: r.analysis.memory.peak_bytes),
+    Column(key="memory_bytes", header="memory", value=lambda r: r.memory_bytes),
     Column(
         key="kv_bytes_at_context",
         header="KV/seq",
-        value=lambda r: r.analysis.memory.kv_cache_bytes / r.analysis.shape.batch,
+        value=lambda r: r.kv_sequence_bytes,
     ),
     Column(
         key="max_batch",
         header="max batch",
-        value=lambda r: r.analysis.fit.largest_batch if r.analysis.fit else None,
+        value=lambda r: r.largest_batch,
         falls=True,
     ),
     Column(key="rates", header="rates", value=lambda r: r.decode.estimate.label if r.decode.estimate else None),

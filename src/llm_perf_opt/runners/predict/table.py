@@ -3,6 +3,10 @@
 import textwrap
 from collections.abc import Sequence
 
+from llm_perf_opt.analysis.static.analysis import Analysis
+from llm_perf_opt.analysis.static.closed_form import kv_bytes
+from llm_perf_opt.analysis.static.counted import CountedAnalysis
+from llm_perf_opt.analysis.static.forms import state_elements
 from llm_perf_opt.core.terminal import terminal_table
 from llm_perf_opt.core.units import or_dash, si
 from llm_perf_opt.runners.predict.row import BY_KEY, COLUMNS, Column, Row, Value
@@ -15,13 +19,15 @@ ALWAYS = ("model", "hardware")
 # Questions that say nothing while they have these values.
 PLAIN: dict[str, Value] = {"tp": 1, "pp": 1, "ep": 1, "dp": 1, "prefix_hit": 0.0, "draft_tokens": 4}
 LEGEND = (
-    "prefill, decode ms: what to expect of one prompt batch and one step; ≥, tok/s ≤: at data-sheet peaks, no run can "
-    "be faster. tok/s: decode, all sequences. limit: what takes longest in prefill / decode. memory: weights + KV "
-    "cache + activations over all devices, ! where it does not fit; max batch leaves 3 % free.",
+    "prefill, decode ms: what to expect of one prompt batch and one step; ≥, tok/s ≤: at data-sheet peaks (this "
+    "machine's CPU: at measured ones), no run can be faster. tok/s: decode, all sequences. limit: what takes longest "
+    "in prefill / decode. memory: weights + KV cache + activations over all devices, ! where it does not fit; max "
+    "batch leaves 3 % free.",
 )
 ASSUMPTIONS = (
-    "assumed: products at the fastest rate the formats allow (4-bit weights also at 8-bit peaks), full batches of one "
-    "length, logits of the last position, experts picked evenly (bounds: as few as can be), no power or thermal limit.",
+    "assumed: bounds multiply at the fastest rate the formats allow (4-bit weights also at 8-bit peaks), estimates as "
+    "engines do (4-bit weights in the activations' format without units for them); full batches of one length, logits "
+    "of the last position, experts picked evenly (bounds: as few as can be), no power or thermal limit.",
 )
 ENGINES = {
     "eager": "eager: transformers as it comes; the host starts every operator.",
@@ -38,7 +44,14 @@ def render_table(rows: Sequence[Row], *, is_wide: bool = False) -> str:
     cells = [tuple(_cell(column, row) for column in columns) for row in rows]
     right = [i for i, column in enumerate(columns) if not _is_text(column, rows)]
     lines.append(terminal_table([column.header for column in columns], cells, right=right, rule=False))
-    texts = [*LEGEND, *_engines(rows), *_bands(rows), *ASSUMPTIONS, *(f"note: {text}" for text in _notes(rows))]
+    texts = [
+        *LEGEND,
+        *_modes(rows),
+        *_engines(rows),
+        *_bands(rows),
+        *ASSUMPTIONS,
+        *(f"note: {text}" for text in _notes(rows)),
+    ]
     lines += ["", *(line for text in texts for line in _filled(text, is_wide))]
     return "\n".join(lines) + "\n"
 
@@ -106,23 +119,39 @@ def _models(rows: Sequence[Row]) -> list[str]:
     seen: dict[str, str] = {}
     for row in rows:
         analysis = row.analysis
+        if isinstance(analysis, CountedAnalysis):
+            seen[analysis.name] = f"{analysis.name}: {analysis.total:,} parameters"
+            continue
         p = analysis.parameters
         active = ""
         if p.activated != p.total:
             active = f", {p.activated:,} a token ({p.activated_inside:,} without embeddings)"
         text = f"{analysis.name}: {p.total:,} parameters{active}, {analysis.kv_bytes_per_token:,.0f} KV bytes a token"
-        seen[analysis.name] = text + _windowed(row)
+        seen[analysis.name] = text + _windowed(analysis)
     return [line for text in seen.values() for line in textwrap.wrap(text, WIDTH)]
 
 
-def _windowed(row: Row) -> str:
-    """Full windows keep the cache smaller than tokens times bytes: what it is at this context."""
-    analysis = row.analysis
-    longest = max(analysis.shape.context, analysis.shape.prompt)
-    held = analysis.memory.kv_cache_bytes / analysis.shape.batch
-    if abs(held - longest * analysis.kv_bytes_per_token) < 1:
-        return ""
-    return f" until windows are full, {si(held, 'B', count=3)} at {longest:,}"
+def _windowed(analysis: Analysis) -> str:
+    """What else there is to say of a sequence's cache: full windows keep it smaller, states add to it."""
+    shape, model, dtypes, mode = analysis.shape, analysis.model, analysis.dtypes, analysis.mla_mode
+    longest = max(shape.context, shape.prompt)
+    state = sum(count * state_elements(layer.attention) for layer, count in model.decoder.blocks) * dtypes.kv_bytes
+    held = kv_bytes(model, longest, dtypes, mode)
+    text = f" and a state of {si(state, 'B', count=3)}" if state else ""
+    if abs(held - state - longest * analysis.kv_bytes_per_token) < 1:
+        return text
+    return f"{text} until windows are full, {si(held, 'B', count=3)} at {longest:,}"
+
+
+def _modes(rows: Sequence[Row]) -> list[str]:
+    """Bounds of the first row with latent attention in each way to run it; the lowest counts."""
+    row = next((row for row in rows if row.decode.modes), None)
+    if row is None:
+        return []
+    each = ", ".join(
+        f"{mode} {found.ms:.3g} / {row.decode.modes[mode].ms:.3g}" for mode, found in row.prefill.modes.items()
+    )
+    return [f"latent attention of {row.analysis.name}, prefill / decode ≥ in ms: {each}; the lowest is the bound."]
 
 
 def _engines(rows: Sequence[Row]) -> list[str]:
@@ -154,7 +183,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
                 found[text] = None
         if analysis.hardware_reason:
             continue
-        for prediction in analysis.predictions.values():
+        for prediction in row.predictions.values():
             if prediction.estimate is not None:
                 continue
             for reason in (prediction.achievable_reason, prediction.datasheet_reason):

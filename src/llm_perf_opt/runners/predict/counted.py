@@ -1,0 +1,115 @@
+"""A model the closed form has no rule for: built on the meta device and counted by operators, seconds for each row.
+
+What comes of it is an estimate of an eager run on one device: each module group at its own roofline, and the host that
+starts every operator. There are no bounds, because a count knows what this code does and not the least it could do.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from llm_perf_opt.analysis.estimate.efficiency import MEASURED, rates_of
+from llm_perf_opt.analysis.hardware.hardware import CPU
+from llm_perf_opt.analysis.hardware.roofline import estimate
+from llm_perf_opt.analysis.hardware.work import Dtypes, Shape, Work
+from llm_perf_opt.analysis.static.counted import CountedAnalysis, unknown_text
+from llm_perf_opt.analysis.static.operator_count import Count, count_module_parameters
+from llm_perf_opt.analysis.static.prediction import Operators, PhasePrediction
+from llm_perf_opt.config.schema import HardwareSection, ModelSection
+from llm_perf_opt.core.names import PREFILL
+from llm_perf_opt.errors import ConfigError, ParseError
+from llm_perf_opt.workload.models.base import ModelAdapter
+
+# Torch and transformers refuse what they cannot build or run in many ways; all of them mean the same here.
+_REFUSALS = (ConfigError, ImportError, OSError, RuntimeError, ValueError, TypeError, AttributeError, LookupError)
+
+
+class MetaModel:
+    """A module on the meta device, built once and counted for each shape."""
+
+    def __init__(self, adapter: ModelAdapter, model: ModelSection, geometry: Mapping[str, Any], what: str) -> None:
+        # The file's own sizes, wherever it lies: nothing but them is needed on meta.
+        self._model = replace(model, weights="random", path=None, geometry=dict(geometry), dtype="bfloat16")
+        self._adapter, self.what = adapter, what
+        self.count = cache(self._count)
+
+    @property
+    def reason(self) -> str:
+        return unknown_text(self.what)
+
+    def _count(self, batch: int, prompt: int, context: int) -> tuple[Mapping[str, int], Mapping[str, Count]]:
+        from llm_perf_opt.runners.static_runner import count_phases
+
+        shape = Shape(batch=batch, prompt=prompt, context=context, how="as asked for")
+        try:
+            module = self._module()
+            groups = self._adapter.meta_groups(module)
+            counts = count_phases(self._adapter, module, groups, shape)
+            return count_module_parameters(module, groups), counts
+        except _REFUSALS as error:
+            said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            raise ParseError(
+                f"{self.reason}, and counting its operators with transformers failed ({type(error).__name__}: {said}); "
+                "profile your own program that runs it (docs/your-own-program.md)"
+            ) from error
+
+    def _module(self) -> Any:
+        return self._adapter.build_meta(self._model)
+
+
+def count_model(
+    source: MetaModel,
+    shape: Shape,
+    dtypes: Dtypes,
+    hardware: HardwareSection | None,
+    *,
+    name: str,
+    hardware_reason: str | None,
+    capacity_bytes: float | None,
+) -> CountedAnalysis:
+    parameters, counts = source.count(shape.batch, shape.prompt, shape.context)
+    return CountedAnalysis(
+        name=name,
+        reason=source.reason,
+        dtypes=dtypes,
+        shape=shape,
+        hardware=hardware,
+        hardware_reason=hardware_reason,
+        capacity_bytes=capacity_bytes,
+        parameters=parameters,
+        counts=counts,
+    )
+
+
+def counted_predictions(analysis: CountedAnalysis) -> dict[str, PhasePrediction]:
+    return {name: _prediction(analysis, name, count) for name, count in analysis.counts.items()}
+
+
+def _prediction(analysis: CountedAnalysis, name: str, count: Count) -> PhasePrediction:
+    hardware, dtypes, shape = analysis.hardware, analysis.dtypes, analysis.shape
+    total = count.total
+    rates = None if hardware is None else rates_of(hardware)
+    found = None
+    if hardware is not None and rates is not None and dtypes.compute in rates.ceilings.flops_per_s:
+        found = estimate(
+            {group: Work(flops=tally.flops, weight_bytes=tally.bytes) for group, tally in count.groups.items()},
+            dtypes,
+            rates.ceilings,
+            operators=total.operators,
+            launch_us=hardware.launch_us,
+            other_bytes=total.other_bytes,
+            is_synchronous=hardware.name == CPU,
+        )
+        found = replace(found, label=rates.label if hardware.name != CPU else MEASURED)
+    return PhasePrediction(
+        tokens=shape.batch * (shape.prompt if name == PREFILL else 1),
+        datasheet=None,
+        datasheet_reason=analysis.reason,
+        achievable=None,
+        achievable_reason=analysis.reason,
+        estimate=found,
+        launch_ms=analysis.launch_ms(name),
+        limit=None if found is None else found.limit,
+        operators=Operators(count=total.operators, other_bytes=total.other_bytes, how="counted"),
+    )
