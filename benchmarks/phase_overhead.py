@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 AIM_NS = 500
-CALLS = 50_000
-REPEATS = 15
+CALLS = 2_000
+REPEATS = 400
 RESULTS = Path(__file__).parent / "results" / "phase_overhead.json"
 
 

@@ -24,9 +24,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 MARKS_DIR = "LLM_PERF_MARKS_DIR"
 # After so many outermost phases that are not warm-up the program is ended, as if it had come to its end.
@@ -36,6 +37,7 @@ NVTX_INJECTION = "NVTX_INJECTION64_PATH"
 FLUSH_EVERY_NS = 1_000_000_000
 WARMUP = "warmup"
 REQUEST = "request"
+TOKENS = "tokens"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,64 +46,117 @@ R = TypeVar("R")
 class phase:
     """One stretch of work with a name; `facts` such as `tokens` go into the clean pass's file."""
 
+    # Slots and nothing else: a mark nobody listens to is mostly its own making.
+    __slots__ = ("_facts", "_name", "_opened")
     _kind = "phase"
-    _closers: Sequence[Callable[[], object]] = ()
 
     def __init__(self, name: str, /, **facts: Any) -> None:
         self._name = name
         self._facts = facts
+        self._opened: list[_Opened] | None = None
 
     def __enter__(self) -> None:
-        if _somebody_listens or ("torch.autograd" in _modules and _torch_profiler() is not None):
+        # Half-imported, torch has no answer yet: that is looked at where it costs nobody anything.
+        if _somebody_listens or (_is_recording() if _is_recording is not None else "torch.autograd" in _modules):
             self._open()
 
     def _open(self) -> None:
+        around = _around.get()
+        _around.set((*around, self._kind))
+        is_outermost = self._kind == "phase" and "phase" not in around
+        is_warmup = WARMUP in around or self._kind == WARMUP
         closers: list[Callable[[], object]] = []
-        if _follower is not None:
+        if _follower is not None and is_outermost:
             # First, because it may start a profiler that is to see this very phase.
-            closers.append(_follower.open(self._kind))
+            closers.append(_follower.open(is_warmup))
         profiler = _torch_profiler() if "torch.autograd" in _modules else None
         if _nvtx is not None:
             closers.append(_nvtx.open(self._name))
         if profiler is not None:
             closers.append(_record_function(profiler, self._name))
         if _journal is not None:
-            closers.append(_journal.open(self._kind, self._name, self._facts))
-        self._closers = closers
+            place = {"depth": len(around), "warmup": is_warmup}
+            closers.append(_journal.open(self._kind, self._name, place, self._facts, is_outermost))
+        if self._opened is None:
+            self._opened = []
+        self._opened.append(_Opened(threading.get_ident(), around, closers))
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if self._closers:
-            for close in reversed(self._closers):
-                close()
+        if self._opened:
+            self._close(self._opened)
+
+    def _close(self, opened: "list[_Opened]") -> None:
+        """The last one this thread opened: one mark may be used by several threads, and inside itself."""
+        here = threading.get_ident()
+        mine = [number for number, one in enumerate(opened) if one.thread == here]
+        if not mine:
+            return
+        last = opened.pop(mine[-1])
+        _around.set(last.around)
+        for close in reversed(last.closers):
+            close()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """As a decorator: every call is one stretch of its own."""
+        """As a decorator: every call is one stretch of its own, to the end of a coroutine or generator too."""
+        return _decorated(type(self), self._name, self._facts, function)
 
-        @functools.wraps(function)
-        def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self._again():
-                return function(*args, **kwargs)
 
-        return wrapped
+class _Warmup(phase):
+    __slots__ = ()
+    _kind = WARMUP
 
-    def _again(self) -> "phase":
-        other = phase(self._name, **self._facts)
-        other._kind = self._kind
-        return other
+
+class _Request(phase):
+    __slots__ = ()
+    _kind = REQUEST
+
+
+class _Opened(NamedTuple):
+    """A mark that is open: in which thread, what is around it, and what is to be done at its end."""
+
+    thread: int
+    around: tuple[str, ...]
+    closers: list[Callable[[], object]]
 
 
 def mark_warmup() -> phase:
     """What happens inside is warm-up: it is in no latency."""
-    mark = phase(WARMUP)
-    mark._kind = WARMUP
-    return mark
+    return _Warmup(WARMUP)
 
 
 def request(request_id: str | int) -> phase:
     """What happens inside belongs to one request; its phases are measured as if it were not there."""
-    mark = phase(f"{REQUEST} {request_id}", id=request_id)
-    mark._kind = REQUEST
-    return mark
+    return _Request(f"{REQUEST} {request_id}", id=request_id)
+
+
+def _decorated(mark: type[phase], name: str, facts: dict[str, Any], function: Callable[P, R]) -> Callable[P, R]:
+    import inspect
+
+    async def coroutine(*args: Any, **kwargs: Any) -> Any:
+        with mark(name, **facts):
+            return await cast(Any, function)(*args, **kwargs)
+
+    async def async_generator(*args: Any, **kwargs: Any) -> Any:
+        with mark(name, **facts):
+            async for item in cast(Any, function)(*args, **kwargs):
+                yield item
+
+    def generator(*args: Any, **kwargs: Any) -> Any:
+        with mark(name, **facts):
+            return (yield from cast(Any, function)(*args, **kwargs))
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        with mark(name, **facts):
+            return function(*args, **kwargs)
+
+    wrapped: Any = plain
+    if inspect.iscoroutinefunction(function):
+        wrapped = coroutine
+    elif inspect.isasyncgenfunction(function):
+        wrapped = async_generator
+    elif inspect.isgeneratorfunction(function):
+        wrapped = generator
+    return cast("Callable[P, R]", functools.update_wrapper(wrapped, function))
 
 
 class _Nvtx:
@@ -158,35 +213,30 @@ class _Journal:
         self._folder = folder
         self._lines: list[str] = []
         self._flushed_ns = time.perf_counter_ns()
-        self._local = threading.local()
         self._lock = threading.Lock()
 
-    def open(self, kind: str, name: str, facts: dict[str, Any]) -> Callable[[], object]:
-        stack: list[str] = self._local.__dict__.setdefault("stack", [])
-        outermost = kind == "phase" and "phase" not in stack
-        stack.append(kind)
-        is_warmup = WARMUP in stack
-        synchronised = outermost and _synchronise()
+    def open(
+        self, kind: str, name: str, place: dict[str, Any], facts: dict[str, Any], is_outermost: bool
+    ) -> Callable[[], object]:
+        synchronised = is_outermost and _synchronise()
         start_ns = time.perf_counter_ns()
 
         def close() -> None:
             if synchronised:
                 _synchronise()
             end_ns = time.perf_counter_ns()
-            stack.pop()
             line = {
+                **_plain_facts(facts),
                 "kind": kind,
-                "name": name,
+                "name": str(name),
                 "ms": (end_ns - start_ns) / 1e6,
                 "start_ns": start_ns,
-                "depth": len(stack),
-                "warmup": is_warmup,
+                **place,
                 "synchronised": synchronised,
                 "pid": os.getpid(),
                 "thread": threading.get_ident(),
-                **facts,
             }
-            self._add(json.dumps(line, default=str), end_ns)
+            self._add(json.dumps(line), end_ns)
 
         return close
 
@@ -214,6 +264,23 @@ class _Journal:
         """In a forked child: what the parent has not written yet is the parent's."""
         self._lines = []
         self._lock = threading.Lock()
+        processes = sys.modules.get("multiprocessing.util")
+        if processes is not None:
+            # Children of multiprocessing leave without atexit, and have an end of their own.
+            processes.register_after_fork(self, lambda journal: processes.Finalize(None, journal.flush, exitpriority=0))
+
+
+def _plain_facts(facts: dict[str, Any]) -> dict[str, int | str]:
+    """Facts as JSON can say them; a count may be a tensor, and what is no count is left out with a word."""
+    plain: dict[str, int | str] = {
+        key: value if isinstance(value, int) else str(value) for key, value in facts.items() if key != TOKENS
+    }
+    if facts.get(TOKENS) is not None:
+        try:
+            plain[TOKENS] = int(facts[TOKENS])
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            print(f"llm_perf_opt.marks: tokens={facts[TOKENS]!r} is no count, left out", file=sys.stderr)
+    return plain
 
 
 class _Follower:
@@ -222,21 +289,10 @@ class _Follower:
     def __init__(self, begins: Callable[[bool], object], ended: Callable[[bool], object]) -> None:
         self._begins = begins
         self._ended = ended
-        self._stack: list[str] = []
 
-    def open(self, kind: str) -> Callable[[], object]:
-        is_outermost = kind == "phase" and "phase" not in self._stack
-        is_warmup = WARMUP in self._stack
-        if is_outermost:
-            self._begins(is_warmup)
-        self._stack.append(kind)
-
-        def close() -> None:
-            self._stack.pop()
-            if is_outermost:
-                self._ended(is_warmup)
-
-        return close
+    def open(self, is_warmup: bool) -> Callable[[], object]:
+        self._begins(is_warmup)
+        return functools.partial(self._ended, is_warmup)
 
 
 def follow(begins: Callable[[bool], object], ended: Callable[[bool], object]) -> None:
@@ -290,6 +346,8 @@ def listen(environ: Any = os.environ) -> None:
 
 
 _modules = sys.modules
+# The kinds of the marks around the place where we are, in this thread and, of coroutines, in this task.
+_around: ContextVar[tuple[str, ...]] = ContextVar("llm_perf_marks", default=())
 _is_recording: Callable[[], bool] | None = None
 _somebody_listens = False
 _nvtx: _Nvtx | None = None

@@ -1,9 +1,13 @@
 """Marks in anyone's program: silent, as NVTX ranges, in a torch trace, and as lines of a clean pass."""
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ import pytest
 
 import llm_perf_opt as perf
 from llm_perf_opt import marks
+from llm_perf_opt.profiling.program import read_marks
 from tests.support.fixtures_dir import REPO
 
 
@@ -69,6 +74,104 @@ def test_an_error_passes_through_and_the_phase_is_still_closed(listened: Any) ->
     with perf.phase("after"):
         pass
     assert [(line["name"], line["depth"]) for line in listened()] == [("prefill", 0), ("after", 0)]
+
+
+def test_facts_of_any_kind_leave_the_line_readable(
+    listened: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Counted:
+        """As a tensor of one number."""
+
+        def __int__(self) -> int:
+            return 8
+
+    with perf.phase("a", tokens=Counted(), ms="mine", share=float("nan")):
+        pass
+    with perf.phase("b", tokens="many"):
+        pass
+    listened()
+    assert [(mark.name, mark.tokens) for mark in read_marks(tmp_path)] == [("a", 8), ("b", None)]
+    assert capsys.readouterr().err == "llm_perf_opt.marks: tokens='many' is no count, left out\n"
+
+
+def test_a_forked_worker_writes_its_phases_at_its_end(tmp_path: Path) -> None:
+    code = (
+        "import multiprocessing, llm_perf_opt as perf\n"
+        "def work():\n"
+        "    with perf.phase('child'): pass\n"
+        "with perf.phase('parent'): pass\n"
+        "worker = multiprocessing.get_context('fork').Process(target=work)\n"
+        "worker.start(); worker.join()\n"
+    )
+    environment = {**os.environ, marks.MARKS_DIR: str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
+    assert [mark.name for mark in read_marks(tmp_path)] == ["parent", "child"]
+
+
+def test_one_mark_may_be_open_in_several_threads_and_inside_itself(listened: Any) -> None:
+    step = perf.phase("step")
+    inside, may_end = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with step:
+            inside.set()
+            may_end.wait(10)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    inside.wait(10)
+    with step, step:
+        pass
+    may_end.set()
+    thread.join()
+    assert [(line["thread"] == thread.ident, line["depth"]) for line in listened()] == [
+        (False, 1),
+        (False, 0),
+        (True, 0),
+    ]
+
+
+def test_decorated_coroutines_and_generators_are_marked_to_their_end(listened: Any) -> None:
+    @perf.phase("answer")
+    async def answer() -> str:
+        await asyncio.sleep(0.02)
+        return "done"
+
+    @perf.phase("stream")
+    async def stream() -> AsyncIterator[int]:
+        for number in range(2):
+            await asyncio.sleep(0.01)
+            yield number
+
+    @perf.phase("pieces")
+    def pieces() -> Iterator[int]:
+        time.sleep(0.02)
+        yield 1
+
+    async def use() -> tuple[str, list[int]]:
+        return await answer(), [number async for number in stream()]
+
+    assert (asyncio.run(use()), list(pieces())) == (("done", [0, 1]), [1])
+    lines = listened()
+    assert [line["name"] for line in lines] == ["answer", "stream", "pieces"]
+    assert all(line["ms"] >= 19 for line in lines)
+
+
+def test_requests_of_one_event_loop_do_not_stand_inside_each_other(listened: Any) -> None:
+    async def serve(number: int, seconds: float) -> None:
+        with perf.request(number), perf.phase("decode"):
+            await asyncio.sleep(seconds)
+
+    async def both() -> None:
+        await asyncio.gather(serve(1, 0.01), serve(2, 0.03))
+
+    asyncio.run(both())
+    assert [(line["name"], line["depth"]) for line in listened()] == [
+        ("decode", 1),
+        ("request 1", 0),
+        ("decode", 1),
+        ("request 2", 0),
+    ]
 
 
 @pytest.mark.slow
