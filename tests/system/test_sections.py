@@ -159,7 +159,8 @@ def test_what_was_recorded_wins_over_what_the_name_says(tmp_path: Path) -> None:
 
 def test_every_role_our_stages_write_is_one_of_the_vocabulary() -> None:
     written = set()
-    for path in sorted((REPO / "src").rglob("*.py")):
+    # A plug-in's roles are its own, also one that comes with the package.
+    for path in sorted(p for p in (REPO / "src").rglob("*.py") if "plugins" not in p.parts):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "StageFile":
                 written |= {k.value.value for k in node.keywords if isinstance(k.value, ast.Constant)}

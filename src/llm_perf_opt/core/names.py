@@ -35,6 +35,7 @@ COMMUNICATION: Final = "communication"
 RANK_PREFIX: Final = "rank"
 
 MANIFEST_FILE: Final = "manifest.json"
+PLAN_FILE: Final = "plan.json"
 METRICS_FILE: Final = "metrics.json"
 SAMPLES_FILE: Final = "samples.jsonl"
 INPUTS_FILE: Final = "inputs.json"
@@ -84,7 +85,6 @@ Role = Literal[
     "roofline_svg",
     "region",
     "picture",
-    "generated_kernels",
     "bench_json",
     "bench_requests",
 ]

@@ -90,8 +90,10 @@ class PrintableStream(TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        self.raw.write(self._begun)
-        self._begun = ""
+        # Writing nothing to an unbuffered stream of a full disk is an error all the same.
+        if self._begun:
+            self.raw.write(self._begun)
+            self._begun = ""
         self.raw.flush()
 
     def fileno(self) -> int:

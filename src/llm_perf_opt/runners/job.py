@@ -11,7 +11,7 @@ from typing import Any
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import RunManifest, read_manifest, write_json, write_manifest
-from llm_perf_opt.core.names import MANIFEST_FILE
+from llm_perf_opt.core.names import MANIFEST_FILE, PLAN_FILE
 from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK, ConfigError, ProfilingError
@@ -112,7 +112,7 @@ class Job:
         """Run it, or only show the plan; returns the exit code. A plan that cannot be run as it is, is bad input."""
         self._show_plan()
         if self.config.run.dry_run:
-            path = write_json(self.artifacts.path("plan.json"), self.redactor.tree(self.plan.document()))
+            path = write_json(self.artifacts.path(PLAN_FILE), self.redactor.tree(self.plan.document()))
             blocked = [step.name for step in self.plan.stages if step.blockers and step.skip is None]
             cannot = (
                 f"; it cannot run as it is ({', '.join(blocked) or 'see above'})" if blocked or self.problems else ""

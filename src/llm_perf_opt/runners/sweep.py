@@ -86,7 +86,7 @@ def _resume(args: argparse.Namespace) -> int:
     if is_locked(folder):
         raise ConfigError(f"{args.dir}: its submitter is still at work; end it first, or wait")
     states = job_states(folder, document)
-    todo = tuple(state.number for state in states if state.state in ("missing", "failed"))
+    todo = tuple(state.number for state in states if state.state in ("missing", "planned", "failed"))
     print(f"{args.dir}: {describe(states)}; to be run: {len(todo)}", flush=True)
     remove_pickles(folder)
     if not todo:

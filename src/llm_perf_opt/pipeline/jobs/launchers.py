@@ -152,6 +152,6 @@ def wait(
 
 def describe(states: Sequence[JobState]) -> str:
     """`3 ok, 1 failed, 2 running`."""
-    order = ("ok", "failed", "running", "queued", "missing", "unknown")
+    order = ("ok", "failed", "running", "queued", "planned", "missing", "unknown")
     counts = {name: sum(state.state == name for state in states) for name in order}
     return ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "no jobs"

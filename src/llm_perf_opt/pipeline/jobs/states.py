@@ -14,7 +14,7 @@ import psutil
 
 from llm_perf_opt.core.files import read_limited
 from llm_perf_opt.core.manifest import RunManifest, read_manifest
-from llm_perf_opt.core.names import MANIFEST_FILE
+from llm_perf_opt.core.names import MANIFEST_FILE, PLAN_FILE
 from llm_perf_opt.core.process import allowed_environment, run_quick
 from llm_perf_opt.errors import ManifestError
 from llm_perf_opt.pipeline.jobs.record import ERROR_FILE, JobEntry, JobsDocument, read_jobs
@@ -26,13 +26,15 @@ ERROR_BYTES = 1 << 20
 # Words of squeue for a job that waits; every other state it lists is of one that runs or ends.
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 
-State = Literal["missing", "queued", "running", "ok", "failed", "unknown"]
+State = Literal["missing", "planned", "queued", "running", "ok", "failed", "unknown"]
 UNFINISHED: tuple[State, ...] = ("queued", "running", "unknown")
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """`missing`: it never began. `unknown`: the scheduler gave no answer. `reason` says why it is not ok.
+    """`missing`: it never began. `planned`: a dry run. `unknown`: the scheduler gave no answer.
+
+    `reason` says why it is not ok.
 
     `is_own`: the run itself wrote down how it ended; a failure without that was seen from outside. `is_listed`: the
     scheduler still has it.
@@ -133,6 +135,8 @@ def _state(folder: Path, job: JobEntry, queue: SchedulerQueue | None, has_submit
         return stands("queued")
     if manifest is not None:
         return stands("failed", _why(manifest))
+    if (folder / PLAN_FILE).exists():
+        return stands("planned", "a dry run")
     return stands("missing", "it never began")
 
 
@@ -181,6 +185,7 @@ def remove_pickles(sweep_dir: Path) -> None:
 
 
 def all_ok(sweep_dirs: Sequence[Path]) -> bool:
-    """Whether every job of these sweeps is done; also if there are none."""
+    """Whether every job of these sweeps did what was asked; also if there are none."""
     documents = [(folder, read_jobs(folder)) for folder in sweep_dirs]
-    return all(state.state == "ok" for folder, doc in documents if doc for state in job_states(folder, doc))
+    states = [state.state for folder, document in documents if document for state in job_states(folder, document)]
+    return all(state in ("ok", "planned") for state in states)

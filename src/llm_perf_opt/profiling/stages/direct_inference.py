@@ -25,8 +25,8 @@ from llm_perf_opt.profiling.baseline import (
     require_success,
     torch_obstacles,
 )
+from llm_perf_opt.profiling.clean_ranks import clean_ranks
 from llm_perf_opt.profiling.generated import collect_generated
-from llm_perf_opt.profiling.rank_sections import clean_ranks
 from llm_perf_opt.profiling.vendor.launch import (
     INFERENCE_RUNNER,
     build_work_argv,

@@ -29,10 +29,10 @@ from llm_perf_opt.profiling.baseline import (
     require_success,
     torch_obstacles,
 )
+from llm_perf_opt.profiling.clean_ranks import clean_ranks
 from llm_perf_opt.profiling.generated import collect_generated
 from llm_perf_opt.profiling.injected import WindowConfig, profile_program
 from llm_perf_opt.profiling.nvml import gpu_index, sample_gpu, samples_file
-from llm_perf_opt.profiling.rank_sections import clean_ranks
 from llm_perf_opt.profiling.vendor.launch import (
     PROFILE_RUNNER,
     build_work_argv,
