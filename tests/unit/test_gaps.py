@@ -238,6 +238,103 @@ def test_copies_are_the_story_where_they_fill_the_capture(tmp_path: Path) -> Non
     assert finding.max_gain == pytest.approx((100 * MS - 2_000) / (10 * MS + 9 * 2_000))
 
 
+def _copying(tmp_path: Path, kind: int, memory: int) -> CaptureAnalysis:
+    """Copies of 36 MB at 4 GB/s fill nine tenths of the capture; the export says what memory they are of."""
+    export = Export()
+    for i in range(10):
+        at = i * 10 * MS
+        export.call(at, at + 1_000, 2 * i + 1, "cudaMemcpyAsync_v3020")
+        export.copy(at + 2_000, at + 9 * MS, 2 * i + 1, size_bytes=36 * MS, kind=kind)
+        export.call(at + 3_000, at + 4_000, 2 * i + 2)
+        export.kernel("k", at + 9 * MS, at + 10 * MS, 2 * i + 2)
+    path = export.write(tmp_path / "capture.sqlite")
+    connection = sqlite3.connect(path)
+    for column in ("srcKind", "dstKind"):
+        connection.execute(f"ALTER TABLE CUPTI_ACTIVITY_KIND_MEMCPY ADD COLUMN {column} INTEGER DEFAULT {memory}")
+    connection.execute("CREATE TABLE ENUM_CUDA_MEM_KIND (id INTEGER, name TEXT, label TEXT)")
+    kinds = [(0, "Pageable"), (1, "Pinned"), (2, "Device")]
+    connection.executemany("INSERT INTO ENUM_CUDA_MEM_KIND VALUES (?, '', ?)", kinds)
+    connection.commit()
+    connection.close()
+    return analyze_timelines([read_nsys_sqlite(path)])
+
+
+def test_a_slow_copy_of_pinned_memory_is_not_called_pageable(tmp_path: Path) -> None:
+    (finding,) = _copying(tmp_path, kind=1, memory=1).findings
+    assert finding.title.endswith("(most: Copy Host-to-Device (Pinned))")
+    assert "the memory is pinned, so look at the link" in finding.evidence[2]
+    assert "pageable" not in " ".join(finding.evidence)
+
+
+def test_copies_on_the_device_get_no_advice_about_host_memory(tmp_path: Path) -> None:
+    (finding,) = _copying(tmp_path, kind=8, memory=2).findings
+    assert finding.title.endswith("(most: Copy Device-to-Device)")
+    assert finding.remedy.startswith("copy less on the device")
+    assert "PCIe" not in " ".join(finding.evidence)
+
+
+def test_a_range_that_waits_for_copies_is_told_with_what_was_copied(tmp_path: Path) -> None:
+    export = Export()
+    for i in range(10):
+        at = i * 10 * MS
+        export.range("load", at, at + 10 * MS)
+        export.call(at, at + 1_000, 2 * i + 1, "cudaMemcpyAsync_v3020")
+        export.copy(at + 2_000, at + 9 * MS, 2 * i + 1, size_bytes=36 * MS, kind=1)
+        export.call(at + 3_000, at + 4_000, 2 * i + 2)
+        export.kernel("k", at + 9 * MS, at + 10 * MS, 2 * i + 2)
+    (finding,) = _nsys(export, tmp_path).findings
+    assert finding.range_name is None
+    assert "range load: 9.00 ms of its 10.00 ms (median of 10 instance(s))" in finding.evidence
+
+
+def _softmax_model(tmp_path: Path, middle: tuple[str, ...]) -> CaptureAnalysis:
+    """Twenty layers of kernels back to back: a product, what is given, a product, a norm."""
+    export = Export()
+    number = at = 0
+    for _ in range(20):
+        for name in ("sm90_xmma_gemm_bf16", *middle, "sm90_xmma_gemm_bf16", "vectorized_layer_norm_kernel"):
+            number += 1
+            export.call(1_000 * number, 1_000 * number + 500, number)
+            export.kernel(name, 100_000 + at, 100_000 + at + 50_000, number)
+            at += 50_000
+    return _nsys(export, tmp_path)
+
+
+def test_a_softmax_between_two_products_is_attention_in_pieces(tmp_path: Path) -> None:
+    softmax = "void (anonymous namespace)::cunn_SoftMaxForward<8, float>(float*)"
+    mask = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >(int)"
+    found = [f for f in _softmax_model(tmp_path, (mask, softmax)).findings if f.rule == "unfused_attention"]
+    assert [f.title for f in found] == ["Attention is computed in pieces, 80% of the capture's kernel time"]
+    assert found[0].evidence[1].startswith("products 2.000 ms, softmax 1.000 ms, between them")
+    assert "scaled_dot_product_attention" in found[0].remedy
+
+
+@pytest.mark.parametrize("last", ["void at::native::sbtopk::gatherTopK<float>(float)", "nll_loss_forward_kernel"])
+def test_a_router_or_a_loss_is_no_attention(tmp_path: Path, last: str) -> None:
+    softmax = "void (anonymous namespace)::cunn_SoftMaxForward<8, float>(float*)"
+    analysis = _softmax_model(tmp_path, (softmax, last))
+    assert "unfused_attention" not in [finding.rule for finding in analysis.findings]
+
+
+@pytest.mark.parametrize(
+    ("mark", "advice"),
+    [
+        (event("python_function", "vllm/v1/worker/gpu_model_runner.py(1): execute", "0", "9900"), "--enforce-eager"),
+        (event("python_function", "/opt/sglang/srt/model.py(1): f", "0", "9900"), "--disable-cuda-graph"),
+        (event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", "0", "9"), "larger micro-batch"),
+        (event("cpu_op", "aten::conv2d", "0", "9"), "torch.cuda.graph, with fixed shapes"),
+    ],
+)
+def test_launch_advice_fits_the_program(tmp_path: Path, mark: str, advice: str) -> None:
+    events = [mark]
+    for i in range(100):
+        _kernel(events, i + 1, 100 * i, 100 * i + 10, 5)
+    (finding,) = _torch(events, tmp_path).findings
+    assert finding.rule == "launch_bound"
+    assert advice in finding.remedy
+    assert "KV cache" not in finding.remedy
+
+
 def test_synchronisation_is_told_by_call_and_place(tmp_path: Path) -> None:
     export = Export()
     for i in range(10):

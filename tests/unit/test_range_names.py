@@ -155,5 +155,5 @@ def test_the_published_counters_and_numbered_ranges_are_read(
     found = json.loads(text)
     assert len(text) < 2_000_000
     assert len(found["ranges"]) < 100
-    to_device = next(row for row in found["copies"] if row["kind"] == "Copy Host-to-Device")
+    to_device = next(row for row in found["copies"] if row["kind"] == "Copy Host-to-Device (Pinned)")
     assert (round(to_device["total_ns"] / 1e9, 2), round(to_device["bytes_per_s"] / 1e9, 1)) == (1.84, 27.7)

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts, ExposedCommunication, FusibleChains
 from llm_perf_opt.analysis.findings.finding import FindingRecord
 from llm_perf_opt.analysis.findings.rules import diagnose_capture
-from llm_perf_opt.analysis.gaps.report import IdleReport, report_idle
+from llm_perf_opt.analysis.gaps.report import IdleReport, judge_by_ranges, report_idle
 from llm_perf_opt.analysis.kernels.names import is_fusible
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.ranks.analysis import RanksAnalysis
@@ -26,9 +26,14 @@ from llm_perf_opt.analysis.timeline.range_names import merge_range_names
 from llm_perf_opt.analysis.timeline.ranges import RangeInstances, measure_ranges
 from llm_perf_opt.analysis.timeline.rows import CopyRow, CounterRow, Idle, KernelRow, RangeRow, rate
 from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis
-from llm_perf_opt.analysis.timeline.streams import StreamReport, report_streams
-from llm_perf_opt.analysis.timeline.tables import (
+from llm_perf_opt.analysis.timeline.streams import (
+    AttentionInPieces,
+    StreamReport,
+    attention_in_pieces,
     chains_of,
+    report_streams,
+)
+from llm_perf_opt.analysis.timeline.tables import (
     communication_kernels,
     copy_rows,
     idle_of,
@@ -164,7 +169,7 @@ def analyze_measured(measured: Sequence[Measured]) -> CaptureAnalysis:
     reasons = _idle_of(measured)
     gpu = _gpu(measured, sources, reasons)
     seen = gpu.span_ns is not None
-    idle = report_idle([(m.timeline, m.idle) for m in measured]) if seen else None
+    idle = judge_by_ranges(report_idle([(m.timeline, m.idle) for m in measured]), ranges) if seen else None
     streams = report_streams(timelines)
     findings: tuple[FindingRecord, ...] = ()
     if idle is not None:
@@ -180,6 +185,7 @@ def analyze_measured(measured: Sequence[Measured]) -> CaptureAnalysis:
             serial_streams=() if streams is None else streams.serial,
             exposed=_exposed(timelines),
             fusible=_fusible(timelines),
+            pieces=_pieces(timelines),
             kernels=kernels,
             world_size=max((t.origin.world_size or 1 for t in timelines), default=1),
         )
@@ -229,6 +235,16 @@ def _fusible(timelines: Sequence[Timeline]) -> FusibleChains:
         kernel_count=sum(part.kernel_count for part in parts),
         time_ns=sum(part.time_ns for part in parts),
         saved_ns=sum(part.time_ns - part.longest_ns for part in parts),
+    )
+
+
+def _pieces(timelines: Sequence[Timeline]) -> AttentionInPieces:
+    parts = [attention_in_pieces(timeline) for timeline in timelines]
+    return AttentionInPieces(
+        count=sum(part.count for part in parts),
+        product_ns=sum(part.product_ns for part in parts),
+        softmax_ns=sum(part.softmax_ns for part in parts),
+        between_ns=sum(part.between_ns for part in parts),
     )
 
 

@@ -27,6 +27,7 @@ VERDICTS = {
     "profiler": "the profiler itself",
     "host_wait": "waiting itself, for what is not recorded",
     "host_work": "other work of the host",
+    "single_instances": "other work, in single instances only: set-up?",
     "unknown": "nothing recorded",
 }
 
@@ -117,12 +118,16 @@ def _queue(queue: Queue, span_ns: int) -> str:
         f"({format_percent(queue.call_ns / span_ns)} of the capture). Work started "
         f"{_ms(queue.delay_median_ns)} after its launch call had returned (median; 90 % within "
         f"{_ms(queue.delay_p90_ns)}). "
-        f"{queue.depth_median:,.0f} launches were waiting or running when another came (median); "
+        f"{_depth(queue.depth_median)} waiting or running when another came (median); "
         f"{format_percent(queue.empty_share)} of the launches found nothing before them. "
         f"{format_percent(queue.short_share)} of the kernels take under 10 µs and make up "
         f"{format_percent(queue.short_time_share)} of the kernel time; {format_percent(queue.graph_share)} of the "
         "kernels come from graphs."
     )
+
+
+def _depth(launches: float) -> str:
+    return f"{_count(round(launches), 'launch', 'launches')} {'was' if round(launches) == 1 else 'were'}"
 
 
 def _steps(steps: Iterations) -> str:

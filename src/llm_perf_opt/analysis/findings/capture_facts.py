@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from llm_perf_opt.analysis.gaps.report import IdleReport
 from llm_perf_opt.analysis.timeline.rows import PUSH_POP, CopyRow, Idle, KernelRow, RangeRow
-from llm_perf_opt.analysis.timeline.streams import SerialStreams
+from llm_perf_opt.analysis.timeline.streams import AttentionInPieces, SerialStreams
 
 # Kernels of a range that run for this much longer than the GPU is busy inside it run on after it: its wall time is not
 # what they cost, and its idle time may be filled by them.
@@ -55,6 +55,7 @@ class CaptureFacts:
     serial_streams: tuple[SerialStreams, ...] = ()
     exposed: ExposedCommunication | None = None
     fusible: FusibleChains | None = None
+    pieces: AttentionInPieces | None = None
     kernels: tuple[KernelRow, ...] = ()
     world_size: int | None = None
 
@@ -67,6 +68,11 @@ class CaptureFacts:
         """Whether the program launches most of its work as graphs already."""
         queue = self.report.queue
         return queue is not None and queue.graph_share >= MOSTLY_GRAPHS
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether a kernel of the capture is attention: then it is a transformer."""
+        return any(row.kernel_class == "attention" for row in self.kernels)
 
     def outermost(self, rows: Sequence[RangeRow]) -> list[RangeRow]:
         """Those of some rows that lie in none of the others."""

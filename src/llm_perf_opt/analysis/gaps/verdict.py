@@ -5,7 +5,15 @@ from collections.abc import Iterable
 from typing import Literal
 
 Verdict = Literal[
-    "compilation", "data_loading", "allocation", "rank_wait", "profiler", "host_wait", "host_work", "unknown"
+    "compilation",
+    "data_loading",
+    "allocation",
+    "rank_wait",
+    "profiler",
+    "host_wait",
+    "host_work",
+    "single_instances",
+    "unknown",
 ]
 
 # Where code lies, and calls of a library: these say it of all that is inside them. A name that says "compiled" is about

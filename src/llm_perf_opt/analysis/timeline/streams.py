@@ -1,10 +1,11 @@
-"""Streams: how busy each was, and work that waited on an idle one while another ran.
+"""Streams: how busy each was, what followed each other on one, and work that waited on an idle one beside a busy one.
 
 Streams let a GPU do several things at once. Where nothing overlaps although work was launched in time, something keeps
 it in order: an event, the default stream, a kernel that fills the GPU, or too few connections to it.
 """
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,12 @@ MIN_STREAM_SHARE = 0.1
 # Streams that run side by side for more than this part of what could are no longer one after the other.
 MAX_OVERLAP_SHARE = 0.1
 SHOWN = 100
+# Kernels of attention in pieces: none of these, a product, a softmax, work in passing; and the most from end to end.
+PRODUCT, SOFTMAX, PASSING = 1, 2, 3
+MOST_PIECES = 12
+_SOFTMAX = re.compile(r"soft_?max", re.IGNORECASE)
+# The softmax of a loss.
+_LOSS = re.compile(r"log_?soft_?max|loss|entropy", re.IGNORECASE)
 _COMMUNICATION = "communication"
 
 
@@ -181,3 +188,94 @@ def _serial(source: int, timeline: Timeline, compute: Activities) -> SerialStrea
         could_hide_ns=could_hide,
         overlap_ns=overlap,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chains:
+    """Runs of kernels that belong together, each on one stream: how many, and their times."""
+
+    count: int
+    kernel_count: int
+    time_ns: int
+    longest_ns: int
+
+
+def chains_of(timeline: Timeline, wanted: Callable[[str], bool]) -> Chains:
+    """Two or more wanted kernels in a row on one stream; `longest_ns` adds up the longest of each chain."""
+    kernels = timeline.kernels
+    is_wanted = np.zeros(len(timeline.names), np.bool_)
+    for code in distinct(kernels.name).tolist():
+        is_wanted[code] = wanted(timeline.names[code])
+    if not len(kernels) or not is_wanted.any():
+        return Chains(count=0, kernel_count=0, time_ns=0, longest_ns=0)
+    order, lane = _by_stream(kernels)
+    flag = is_wanted[kernels.name[order]]
+    first = np.concatenate(([True], (flag[1:] != flag[:-1]) | (lane[1:] != lane[:-1])))
+    starts = np.flatnonzero(first)
+    time_ns = (kernels.end_ns - kernels.start_ns)[order]
+    total, longest = np.add.reduceat(time_ns, starts), np.maximum.reduceat(time_ns, starts)
+    length = np.diff(np.append(starts, len(order)))
+    chosen = flag[starts] & (length > 1)
+    return Chains(
+        count=int(chosen.sum()),
+        kernel_count=int(length[chosen].sum()),
+        time_ns=int(total[chosen].sum()),
+        longest_ns=int(longest[chosen].sum()),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionInPieces:
+    """Attention as a product, a softmax and a product: how often, and the time of the parts."""
+
+    count: int
+    product_ns: int
+    softmax_ns: int
+    between_ns: int
+
+    @property
+    def time_ns(self) -> int:
+        return self.product_ns + self.softmax_ns + self.between_ns
+
+
+def attention_in_pieces(timeline: Timeline) -> AttentionInPieces:
+    """Softmax kernels between two products on one stream, with nothing but elementwise work and copies in between."""
+    kernels = timeline.kernels
+    kinds = np.zeros(len(timeline.names), np.int8)
+    for code in distinct(kernels.name).tolist():
+        kinds[code] = _piece(timeline.names[code])
+    if not len(kernels) or not (kinds == SOFTMAX).any():
+        return AttentionInPieces(count=0, product_ns=0, softmax_ns=0, between_ns=0)
+    order, lane = _by_stream(kernels)
+    kind, index = kinds[kernels.name[order]], np.arange(len(order))
+    is_step = kind != PASSING
+    before = np.concatenate(([-1], np.maximum.accumulate(np.where(is_step, index, -1))[:-1]))
+    after = np.minimum.accumulate(np.where(is_step, index, len(index))[::-1])[::-1]
+    after = np.append(after[1:], len(index))
+    middle = np.flatnonzero((kind == SOFTMAX) & (before >= 0) & (after < len(index)))
+    first, last = before[middle], after[middle]
+    fits = (kind[first] == PRODUCT) & (kind[last] == PRODUCT) & (lane[first] == lane[last])
+    fits &= (last - first) <= MOST_PIECES
+    change = np.bincount(first[fits], minlength=len(index) + 1) - np.bincount(last[fits] + 1, minlength=len(index) + 1)
+    inside = np.cumsum(change)[: len(index)] > 0
+    time_ns = np.where(inside, (kernels.end_ns - kernels.start_ns)[order], 0)
+    return AttentionInPieces(
+        count=int(fits.sum()),
+        product_ns=int(time_ns[kind == PRODUCT].sum()),
+        softmax_ns=int(time_ns[kind == SOFTMAX].sum()),
+        between_ns=int(time_ns[kind == PASSING].sum()),
+    )
+
+
+def _piece(name: str) -> int:
+    kernel_class = classify_kernel(name)
+    if kernel_class == "reduction" and _SOFTMAX.search(name) and not _LOSS.search(name):
+        return SOFTMAX
+    return {"GEMM": PRODUCT, "elementwise": PASSING, "copy": PASSING}.get(kernel_class, 0)
+
+
+def _by_stream(kernels: Activities) -> tuple[Ints, Ints]:
+    """The order in which kernels ran, stream by stream, and the stream of each in that order."""
+    lane = (kernels.process.astype(np.int64) << 40) + (kernels.device.astype(np.int64) << 24) + kernels.stream
+    order = np.lexsort((kernels.start_ns, lane))
+    return order, lane[order]

@@ -3,7 +3,7 @@
 Kernels by name and copies by kind: instances, total, share, mean, median, least, most, standard deviation.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -251,41 +251,6 @@ def _size(copies: Activities, chosen: Flags) -> int | None:
     """The bytes of some copies together, or None where one does not say."""
     sizes = None if copies.size_bytes is None else copies.size_bytes[chosen]
     return None if sizes is None or bool((sizes < 0).any()) else int(sizes.sum())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chains:
-    """Runs of kernels that belong together, each on one stream: how many, and their times."""
-
-    count: int
-    kernel_count: int
-    time_ns: int
-    longest_ns: int
-
-
-def chains_of(timeline: Timeline, wanted: Callable[[str], bool]) -> Chains:
-    """Two or more wanted kernels in a row on one stream; `longest_ns` adds up the longest of each chain."""
-    kernels = timeline.kernels
-    is_wanted = np.zeros(len(timeline.names), np.bool_)
-    for code in distinct(kernels.name).tolist():
-        is_wanted[code] = wanted(timeline.names[code])
-    if not len(kernels) or not is_wanted.any():
-        return Chains(count=0, kernel_count=0, time_ns=0, longest_ns=0)
-    lane = (kernels.process.astype(np.int64) << 40) + (kernels.device.astype(np.int64) << 24) + kernels.stream
-    order = np.lexsort((kernels.start_ns, lane))
-    flag, lane = is_wanted[kernels.name[order]], lane[order]
-    first = np.concatenate(([True], (flag[1:] != flag[:-1]) | (lane[1:] != lane[:-1])))
-    starts = np.flatnonzero(first)
-    time_ns = (kernels.end_ns - kernels.start_ns)[order]
-    total, longest = np.add.reduceat(time_ns, starts), np.maximum.reduceat(time_ns, starts)
-    length = np.diff(np.append(starts, len(order)))
-    chosen = flag[starts] & (length > 1)
-    return Chains(
-        count=int(chosen.sum()),
-        kernel_count=int(length[chosen].sum()),
-        time_ns=int(total[chosen].sum()),
-        longest_ns=int(longest[chosen].sum()),
-    )
 
 
 def communication_kernels(timeline: Timeline) -> Flags:

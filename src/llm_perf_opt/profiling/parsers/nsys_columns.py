@@ -74,6 +74,21 @@ _COPY_KINDS = {
     9: "Host-to-Host",
     10: "Peer-to-Peer",
 }
+# Of copies to and from the host the kind of its memory counts: pinned memory is copied several times as fast.
+_HOST_MEMORY = 64
+_HOST_KINDS = ("Pageable", "Pinned")
+
+
+def copy_kind(db: NsysDatabase, table: str) -> str:
+    """The kind of a copy as SQL, with the memory on the host's side where that is recorded, for `Names.copies`."""
+    columns = set(db.columns(table))
+    if "copyKind" not in columns:
+        return "-1"
+    if not {"srcKind", "dstKind"} <= columns:
+        return '"copyKind"'
+    kind, source, target = (f'TRY_CAST("{name}" AS BIGINT)' for name in ("copyKind", "srcKind", "dstKind"))
+    place = f"CASE {kind} WHEN 1 THEN {source} WHEN 2 THEN {target} END"
+    return f"{kind} + {_HOST_MEMORY} * (1 + COALESCE({place}, -1))"
 
 
 class Names:
@@ -92,13 +107,23 @@ class Names:
         unique, inverse = encode(ids)
         return self._add(self._db.strings(unique.tolist()), inverse)
 
-    def labels(self, ids: Ints, table: str, word: str) -> Ints:
-        """Codes of rows whose name is the label of an enumeration; early exports lack the tables of these."""
-        known = {number: f"{word} {label}" for number, label in _COPY_KINDS.items()} if word == "Copy" else {}
-        if self._db.has(table) and {"id", "label"} <= set(self._db.columns(table)):
-            known |= {int(i): f"{word} {label}" for i, label in self._db.query(f'SELECT id, label FROM "{table}"')}
+    def copies(self, ids: Ints) -> Ints:
+        """Codes of copies by kind; early exports lack the table of these. `ids` are as `copy_kind` makes them."""
+        known = _COPY_KINDS | self._enumeration("ENUM_CUDA_MEMCPY_OPER")
+        memory = self._enumeration("ENUM_CUDA_MEM_KIND")
         unique, inverse = encode(ids)
-        return self._add([known.get(int(i), f"{word} of kind {int(i)}") for i in unique], inverse)
+
+        def label(number: int) -> str:
+            kind, place = number % _HOST_MEMORY, number // _HOST_MEMORY - 1
+            text = f"Copy {known[kind]}" if kind in known else f"Copy of kind {kind}"
+            return f"{text} ({memory[place]})" if memory.get(place) in _HOST_KINDS else text
+
+        return self._add([label(int(i)) if i >= 0 else f"Copy of kind {int(i)}" for i in unique], inverse)
+
+    def _enumeration(self, table: str) -> dict[int, str]:
+        if not self._db.has(table) or not {"id", "label"} <= set(self._db.columns(table)):
+            return {}
+        return {int(number): str(label) for number, label in self._db.query(f'SELECT id, label FROM "{table}"')}
 
     def literal(self, ids: Ints, name: str) -> Ints:
         return self._add([name], np.zeros(len(ids), np.int32)) if len(ids) else ids

@@ -33,7 +33,7 @@ from llm_perf_opt.analysis.timeline.timeline import (
     no_calls,
     no_host_events,
 )
-from llm_perf_opt.profiling.parsers.nsys_columns import Names, Processes, drop_broken, encode, join_calls
+from llm_perf_opt.profiling.parsers.nsys_columns import Names, Processes, copy_kind, drop_broken, encode, join_calls
 from llm_perf_opt.profiling.parsers.nsys_database import LATEST_NS, NsysDatabase, open_nsys_database
 
 # Schemas seen in exports of nsys 2022.4 to 2025.x.
@@ -195,9 +195,7 @@ def _read(db: NsysDatabase) -> Timeline:
     notes = schema_note(schema)
     names, processes = Names(db), Processes()
     kernels = _work(db, KERNELS, "demangledName", names.strings, processes, notes)
-    copies = _work(
-        db, COPIES, "copyKind", lambda ids: names.labels(ids, "ENUM_CUDA_MEMCPY_OPER", "Copy"), processes, notes
-    )
+    copies = _work(db, COPIES, "copyKind", names.copies, processes, notes)
     sets = _work(db, SETS, None, lambda ids: names.literal(ids, "Memset"), processes, notes)
     graphs = _work(db, GRAPHS, "graphId", lambda ids: names.numbered(ids, "CUDA graph"), processes, notes)
     shapes = _launch_shapes(kernels)
@@ -318,6 +316,8 @@ def _work(
     }
     if table in (COPIES, SETS):
         wanted["bytes"] = db.column_or(table, "bytes", "-1")
+    if table == COPIES:
+        wanted["name"] = f"TRY_CAST({copy_kind(db, table)} AS BIGINT)"
     if table == KERNELS and _can_shape(db):
         wanted |= {name: name for name in SHAPE_COLUMNS}
     small = {"device": db.column_or(table, "deviceId", "0"), "stream": db.column_or(table, "streamId", "-1")}

@@ -8,6 +8,7 @@ from rich.text import Text
 from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.timeline.operators import OperatorRow
+from llm_perf_opt.analysis.timeline.rows import KernelRow
 from llm_perf_opt.core.sections import Section, cell_text
 from llm_perf_opt.core.terminal import number_columns, printable, table_text
 from llm_perf_opt.core.units import or_dash
@@ -103,9 +104,20 @@ def _kernels(analysis: CaptureAnalysis, top: int) -> Text:
     ]
     if not rows:
         return Text()
-    return _table(("%", "total ms", "n", "avg µs", "class", "kernel"), rows) + _more(
-        len(analysis.kernels), top, "kernels"
-    )
+    table = _table(("%", "total ms", "n", "avg µs", "class", "kernel"), rows)
+    return table + _more(len(analysis.kernels), top, "kernels") + _classes(analysis.kernels)
+
+
+def _classes(kernels: Sequence[KernelRow]) -> Text:
+    """Where the kernel time goes, by class."""
+    total = sum(row.total_ns for row in kernels)
+    classes: dict[str, int] = {}
+    for row in kernels:
+        classes[row.kernel_class] = classes.get(row.kernel_class, 0) + row.total_ns
+    if not total or len(classes) < 2:
+        return Text()
+    ranked = sorted(classes.items(), key=lambda item: -item[1])
+    return _plain("\nby class: " + ", ".join(f"{name} {100 * ns / total:.1f} %" for name, ns in ranked))
 
 
 def _operators(operators: Sequence[OperatorRow], top: int) -> Text:
@@ -158,8 +170,10 @@ def _section(section: Section, top: int) -> Text:
 
 def _findings(analysis: CaptureAnalysis, top: int) -> Text:
     if not analysis.findings:
-        return Text()
-    lines = [_title("findings")]
+        if not analysis.gpu.span_ns:
+            return Text()
+        return Text("\n").join([_title("findings"), _plain("none: no rule found what could save 1 % of the capture")])
+    lines = [_title("findings"), _plain("bounds, of times under the profiler, which slows the host")]
     for finding in analysis.findings[:top]:
         gain = f" (at most {finding.max_gain:.2f}x over the capture)" if finding.max_gain is not None else ""
         title = (printable(finding.title), "bold")

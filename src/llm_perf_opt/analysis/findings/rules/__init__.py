@@ -44,6 +44,7 @@ RULES: tuple[Rule, ...] = (
     memory_bound.FAR,
     small_gemm.RULE,
     unfused_elementwise.RULE,
+    unfused_elementwise.ATTENTION,
     needless_copies.RULE,
     needless_copies.TRANSFERS,
     needless_copies.COMMUNICATION,

@@ -92,7 +92,7 @@ def find_late_starts(facts: CaptureFacts) -> list[Finding]:
     share = gaps.held_ns / facts.span_ns
     found = LATE_STARTS.finding_of_capture(
         facts,
-        title=f"Launched work does not start while the GPU idles, {share:.0%} of the capture",
+        title=f"Launched work does not start while the GPU idles, {share:.0%} of the capture{_of_job(facts)}",
         evidence=(
             f"{gaps.held_ns / 1e6:.2f} ms of {facts.span_ns / 1e6:.2f} ms in {gaps.held_count} gap(s) lie after "
             "the launch call had returned",
@@ -105,6 +105,11 @@ def find_late_starts(facts: CaptureFacts) -> list[Finding]:
     )
     # What holds it back is not in the capture, and may be work of its own: a single gap promises nothing.
     return [found if gaps.held_count >= CERTAIN_INSTANCES else replace(found, confidence="low", gain=None)]
+
+
+def _of_job(facts: CaptureFacts) -> str:
+    several = facts.world_size is not None and facts.world_size > 1
+    return f" (one of {facts.world_size} ranks: it may wait for the others)" if several else ""
 
 
 def _of_ranks(facts: CaptureFacts) -> tuple[str, ...]:

@@ -37,6 +37,29 @@ FEWER = (
     "or decode a larger batch so that each launch does more work",
 )
 REMEDY = advise(START, FEWER)
+# A model without attention has no cache and decodes nothing.
+REMEDY_OF_ANY_MODEL = (
+    "launch fewer kernels from the host: capture the step in a CUDA graph (torch.compile(mode='reduce-overhead') or "
+    "torch.cuda.graph, with fixed shapes), fuse elementwise kernels with torch.compile, or run a larger batch so that "
+    "each launch does more work"
+)
+REMEDY_OF_TRAINING = (
+    "launch fewer kernels from the host: torch.compile the model (mode='reduce-overhead' replays CUDA graphs where "
+    "shapes are fixed; torch.cuda.make_graphed_callables graphs parts of it), use fused optimisers (fused=True or "
+    "foreach=True), or a larger micro-batch so that each launch does more work"
+)
+REMEDY_OF_ENGINE = {
+    "vLLM": (
+        "let vLLM replay its steps as CUDA graphs: run without --enforce-eager and see that the batch sizes in use are "
+        "among those captured; batch more requests or longer prefill chunks, so that each launch does more work; and "
+        "profile without Python stacks, which slow every call of the host"
+    ),
+    "SGLang": (
+        "let SGLang replay its steps as CUDA graphs: run without --disable-cuda-graph and see that the batch sizes in "
+        "use are captured (--cuda-graph-max-bs); batch more requests or longer prefill chunks, so that each launch "
+        "does more work; and profile without Python stacks, which slow every call of the host"
+    ),
+}
 REMEDY_OF_GRAPHS = (
     "the program replays graphs already: put what is still launched by itself into them (sampling, copies, other "
     "shapes), launch the next step before the last one has ended, or run a larger batch so that each launch does "
@@ -210,8 +233,12 @@ def _remedy(facts: CaptureFacts, *, is_graph: bool) -> tuple[str, str]:
     """What fits the program: its framework, and whether it replays graphs already."""
     if is_graph:
         return REMEDY_OF_GRAPHS, HINT_OF_GRAPHS
+    if facts.report.engine is not None:
+        return REMEDY_OF_ENGINE[facts.report.engine], "CUDA graphs"
     if facts.report.framework == "torch":
-        return REMEDY, "CUDA graphs or torch.compile"
+        if facts.report.trains:
+            return REMEDY_OF_TRAINING, "torch.compile or CUDA graphs"
+        return REMEDY if facts.has_attention else REMEDY_OF_ANY_MODEL, "CUDA graphs or torch.compile"
     if facts.report.framework == "jax":
         return REMEDY_OF_JAX, "One jitted function per step"
     return REMEDY_OF_CUDA, "Fewer, larger launches"

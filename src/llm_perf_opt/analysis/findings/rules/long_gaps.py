@@ -10,16 +10,14 @@ from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl, confidence_of
 from llm_perf_opt.analysis.findings.waterfall import split_idle
-from llm_perf_opt.analysis.gaps.host import RANGE
 from llm_perf_opt.analysis.gaps.longest import Reason
-from llm_perf_opt.analysis.gaps.verdict import readable
 from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS
 
 # Of a phase's clean time.
 MIN_CLEAN_SHARE = 0.1
 SHOWN = 4
-# A range with so many instances, of which the typical one has no long gap, had it in single ones.
-FEW_INSTANCES = 3
+# What a longer run would not pay again: what is known to be set-up, and what only single instances of a range have.
+ONE_TIME = ("compilation", "single_instances")
 NAME_WIDTH = 100
 REMEDY = (
     "do this work while the GPU computes: move it to another thread or process, prepare the next step before waiting "
@@ -97,7 +95,7 @@ def find_data_loading(facts: CaptureFacts) -> list[Finding]:
 
 
 def find_compilation(facts: CaptureFacts) -> list[Finding]:
-    reasons = [reason for reason in facts.report.gaps.reasons if _is_one_time(reason, facts)]
+    reasons = [reason for reason in facts.report.gaps.reasons if reason.verdict in ONE_TIME]
     return _found(COMPILATION, facts, reasons, "Set-up (loading, compiling or tuning kernels) keeps the GPU idle", None)
 
 
@@ -108,11 +106,7 @@ def find_rank_wait(facts: CaptureFacts) -> list[Finding]:
 
 def find_host_work_in(facts: CaptureFacts) -> list[Finding]:
     """Work that is none of the others, and gaps in which nothing of the host is recorded, apart."""
-    reasons = [
-        reason
-        for reason in facts.report.gaps.reasons
-        if reason.verdict in ("host_work", "allocation") and not _is_one_time(reason, facts)
-    ]
+    reasons = [reason for reason in facts.report.gaps.reasons if reason.verdict in ("host_work", "allocation")]
     unknown = [reason for reason in facts.report.gaps.reasons if reason.verdict == "unknown"]
     waiting = [reason for reason in facts.report.gaps.reasons if reason.verdict == "host_wait"]
     allocates = len(reasons) > 0 and reasons[0].verdict == "allocation"
@@ -140,25 +134,13 @@ def find_host_work_in(facts: CaptureFacts) -> list[Finding]:
     ]
 
 
-def _is_one_time(reason: Reason, facts: CaptureFacts) -> bool:
-    """Whether this is set-up, or lies in single instances of a range whose typical one has no such gap."""
-    if reason.verdict == "compilation":
-        return True
-    if reason.verdict != "host_work" or reason.kind != RANGE:
-        return False
-    rows = [row for row in facts.ranges if readable(row.name) == reason.name]
-    return any(
-        row.instances >= FEW_INSTANCES and row.typical.idle is not None and row.typical.idle.long_gaps_ns == 0
-        for row in rows
-    )
-
-
 def _found(rule: Rule, facts: CaptureFacts, reasons: Sequence[Reason], what: str, remedy: str | None) -> list[Finding]:
     saved = sum(reason.host_ns for reason in reasons)
     if not saved:
         return []
     gaps = sum(reason.gaps for reason in reasons)
     told = sum(reason.host_ns for reason in reasons if reason.name is not None)
+    sure = sum(reason.host_ns for reason in reasons if reason.name and reason.verdict != "single_instances")
     return [
         rule.finding_of_capture(
             facts,
@@ -170,7 +152,7 @@ def _found(rule: Rule, facts: CaptureFacts, reasons: Sequence[Reason], what: str
             ),
             saved_ns=saved,
             # Where nothing is recorded, the reason is anybody's guess.
-            confidence=confidence_of(gaps, share=told / saved) if told else "low",
+            confidence=confidence_of(gaps, share=sure / saved) if told else "low",
             remedy=remedy,
             # Outside the ranges a program marks, it prepares or ends.
             is_one_time=rule is COMPILATION or (not told and len(facts.ranges) > 0),
@@ -184,7 +166,9 @@ def _most(reason: Reason) -> str:
 
 def _describe(reason: Reason) -> str:
     inside = f", inside {_cut(reason.where)}" if reason.where is not None else ""
-    return f"{reason.kind} {_cut(reason.name or '')}: {reason.host_ns / 1e6:.2f} ms in {reason.gaps} gap(s){inside}"
+    single = "; a typical instance has no such gap" if reason.verdict == "single_instances" else ""
+    time = f"{reason.host_ns / 1e6:.2f} ms in {reason.gaps} gap(s)"
+    return f"{reason.kind} {_cut(reason.name or '')}: {time}{inside}{single}"
 
 
 def _cut(name: str) -> str:

@@ -1,4 +1,8 @@
-"""Rule unfused_elementwise: chains of small elementwise, norm and copy kernels that a compiler would fuse."""
+"""Rules unfused_elementwise and unfused_attention: chains of kernels that one kernel would do.
+
+Small elementwise, norm and copy kernels are fused by a compiler; a product, a softmax and a product by a kernel written
+for attention, which never writes the scores to memory.
+"""
 
 from dataclasses import replace
 
@@ -13,7 +17,14 @@ from llm_perf_opt.analysis.findings.phase_kernels import (
     slices,
     time_of,
 )
-from llm_perf_opt.analysis.findings.remedies import COMPILE, MAX_AUTOTUNE, REDUCE_OVERHEAD
+from llm_perf_opt.analysis.findings.remedies import (
+    COMPILE,
+    FLASH_ATTENTION,
+    FLEX_ATTENTION,
+    MAX_AUTOTUNE,
+    REDUCE_OVERHEAD,
+    SDPA,
+)
 from llm_perf_opt.analysis.kernels.names import is_fusible
 
 MIN_SHARE = 0.15
@@ -28,9 +39,23 @@ FUSE = (
     "or fused kernels for RMSNorm, rotary embedding and SwiGLU (Liger, Apex, vLLM or flash-attn's layers)",
 )
 REMEDY = advise("fuse them: ", FUSE)
+REMEDY_OF_ANY_MODEL = (
+    "fuse them: torch.compile (inductor makes one kernel of a chain), or fused kernels of a library; where optimiser "
+    "kernels are among them, fused optimisers (fused=True)"
+)
 REMEDY_OF_OTHERS = (
     "fuse them: let the framework's compiler make one kernel of a chain (jax.jit, cupy.fuse, numba), or write one "
     "kernel that does what the chain does"
+)
+MIN_PIECES = 3
+ATTENTION_REMEDY = (
+    "compute it with one kernel: torch.nn.functional.scaled_dot_product_attention, flash_attn or FlexAttention; in "
+    "transformers attn_implementation='sdpa' or 'flash_attention_2' instead of 'eager' (weights of the attention can "
+    "then not be returned)"
+)
+ATTENTION_REMEDY_OF_OTHERS = (
+    "compute it with one kernel: jax.nn.dot_product_attention(implementation='cudnn'), cuDNN's or FlashAttention's "
+    "kernels, or the attention plug-in of the engine"
 )
 Row = tuple[PhaseKernel, KernelFacts | None]
 
@@ -97,11 +122,51 @@ def find_chains(facts: CaptureFacts) -> list[Finding]:
         ),
         saved_ns=0,
         confidence="medium",
-        remedy=REMEDY if facts.report.framework == "torch" else REMEDY_OF_OTHERS,
+        remedy=_remedy(facts),
     )
     caveat = HIDDEN_IN_CAPTURE if idles else "an upper bound: not every such chain can be one kernel"
     gain = amdahl(facts.span_ns, found.saved_ns)
     return [replace(finding, share=found.saved_ns / facts.span_ns, gain=gain, caveat=caveat)]
+
+
+def _remedy(facts: CaptureFacts) -> str:
+    if facts.report.framework != "torch":
+        return REMEDY_OF_OTHERS
+    is_transformer = facts.has_attention and not facts.report.trains
+    if facts.report.compiled:
+        return advise("fuse them: ", FUSE if is_transformer else FUSE[:1], frozenset({COMPILED}))
+    return REMEDY if is_transformer else REMEDY_OF_ANY_MODEL
+
+
+def find_attention_in_pieces(facts: CaptureFacts) -> list[Finding]:
+    """One finding when products, softmax and what lies between them take a good part of the kernel time."""
+    found, total = facts.pieces, sum(row.total_ns for row in facts.kernels)
+    if found is None or found.count < MIN_PIECES or found.time_ns < MIN_SHARE * total:
+        return []
+    idles = facts.busy_ns < (1 - LAUNCH_BOUND_IDLE) * facts.span_ns
+    saved = min(found.time_ns, facts.busy_ns)
+    finding = ATTENTION.finding_of_capture(
+        facts,
+        title=f"Attention is computed in pieces, {found.time_ns / total:.0%} of the capture's kernel time",
+        evidence=(
+            f"{found.count:,} times a product, a softmax and a product follow each other: {found.time_ns / 1e6:.3f} of "
+            f"{total / 1e6:.3f} ms kernel time",
+            f"products {found.product_ns / 1e6:.3f} ms, softmax {found.softmax_ns / 1e6:.3f} ms, between them (scale, "
+            f"mask, cast, copy) {found.between_ns / 1e6:.3f} ms; each piece writes all scores to memory and reads them "
+            "again",
+        ),
+        saved_ns=0,
+        confidence="medium",
+        remedy=None if facts.report.framework == "torch" else ATTENTION_REMEDY_OF_OTHERS,
+    )
+    caveat = HIDDEN_IN_CAPTURE if idles else "an upper bound: the kernel that does all of it takes time as well"
+    return [replace(finding, share=saved / facts.span_ns, gain=amdahl(facts.span_ns, saved), caveat=caveat)]
+
+
+def find_none(facts: RunFacts) -> list[Finding]:
+    """A run's figures do not say which kernels follow each other; captures do."""
+    del facts
+    return []
 
 
 RULE = Rule(
@@ -112,4 +177,13 @@ RULE = Rule(
     remedy=REMEDY,
     hint="Fusing elementwise work",
     experiments=(REDUCE_OVERHEAD, COMPILE, MAX_AUTOTUNE),
+)
+ATTENTION = Rule(
+    id="unfused_attention",
+    find=find_none,
+    find_in_capture=find_attention_in_pieces,
+    plain_words="One step of the model is done in three, and the results in between go through memory.",
+    remedy=ATTENTION_REMEDY,
+    hint="A fused attention kernel",
+    experiments=(SDPA, FLASH_ATTENTION, FLEX_ATTENTION),
 )

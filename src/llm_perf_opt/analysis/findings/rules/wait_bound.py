@@ -24,7 +24,7 @@ MIN_CLEAN_SHARE = 0.1
 MIN_RANGE_SHARE = 0.2
 REMEDY = (
     "keep results on the device between steps: avoid .item(), .cpu() and torch.cuda.synchronize() in the loop, copy "
-    "with non_blocking=True from pinned memory, and read tokens back one step late"
+    "with non_blocking=True from pinned memory, and read tokens or losses back one step late"
 )
 REMEDY_OF_OTHERS = (
     "wait less often: keep results on the device between steps, replace blocking copies, allocations and frees in the "
@@ -33,6 +33,11 @@ REMEDY_OF_OTHERS = (
 COPY_REMEDY = (
     "move less and move it beside the work: keep weights, caches and results on the device, copy from pinned host "
     "memory on a stream of its own, and prefetch the next piece while kernels run"
+)
+DEVICE_COPY_REMEDY = (
+    "copy less on the device: write results where they are needed instead of copying them there (views, out= and "
+    "preallocated buffers, no needless clone, contiguous or concatenation), and put what must be copied on a stream of "
+    "its own beside the kernels"
 )
 HELD_REMEDY = (
     "find out what the call waits for: work given to the GPU before the recording began (the previous step: record a "
@@ -45,6 +50,8 @@ PCIE3_BYTES_PER_S = 16 * 8e9 * 128 / 130 / 8
 LARGE_COPY_BYTES, SLOW_SHARE = 1_000_000, 0.5
 # Ranges that explain all but this part of the waiting speak for the whole capture.
 MIN_LEFT_SHARE = 0.3
+# A range that waits for copies for this part of its waiting waits for copies.
+MOSTLY = 0.5
 
 
 def find_wait_bound(facts: RunFacts) -> list[Finding]:
@@ -56,17 +63,19 @@ def find_wait_bound_in(facts: CaptureFacts) -> list[Finding]:
     """The ranges that idle behind copies or synchronisation for a fifth of their time, and what they leave unexplained.
 
     Copies and synchronisation of the whole capture are two findings: what helps against the one does not help against
-    the other.
+    the other. Ranges that mostly wait for copies are part of the first, which knows what was copied.
     """
     bound = facts.outermost([row for row in facts.ranges if _is_bound(row)])
     # A range that is not listed explains nothing.
-    bound = [row for row in bound if _saved_ns(row) >= MIN_LISTED * facts.span_ns]
+    listed = [row for row in bound if _saved_ns(row) >= MIN_LISTED * facts.span_ns]
+    bound = [row for row in listed if row.idle is not None and row.idle.copy_ns < MOSTLY * _waited_ns(row.idle)]
+    copied_in = [row for row in listed if row not in bound]
     findings = [_of_range(row, facts) for row in bound]
     copying = facts.idle.copy_ns - sum(row.idle.copy_ns for row in bound if row.idle is not None)
     every = facts.idle.sync_ns - facts.idle.held_ns
     waiting = every - sum(row.idle.sync_ns - row.idle.held_ns for row in bound if row.idle is not None)
     if copying >= max(MIN_LISTED * facts.span_ns, MIN_LEFT_SHARE * facts.idle.copy_ns):
-        findings.append(_of_copies(facts, copying))
+        findings.append(_of_copies(facts, copying, copied_in))
     if waiting >= max(MIN_LISTED * facts.span_ns, MIN_LEFT_SHARE * every):
         findings.append(_of_waits(facts, waiting))
     if facts.idle.held_ns >= MIN_LISTED * facts.span_ns:
@@ -142,41 +151,62 @@ def _of_range(row: RangeRow, facts: CaptureFacts) -> Finding:
     )
 
 
-def _of_copies(facts: CaptureFacts, copying_ns: int) -> Finding:
+def _of_copies(facts: CaptureFacts, copying_ns: int, copied_in: Sequence[RangeRow]) -> Finding:
     rows = sorted(facts.copies, key=lambda row: -row.total_ns)[:SHOWN]
     lead = rows[0].kind if rows else "a copy"
+    apart = "" if copying_ns == facts.idle.copy_ns else ", without what other findings count"
+    crosses = not rows or any(_crosses(row) for row in rows[:1])
     return RULE.finding_of_capture(
         facts,
         title=f"No kernel runs while copies do, for {copying_ns / facts.span_ns:.0%} of the capture (most: {lead})",
         evidence=(
-            f"{copying_ns / 1e6:.2f} ms of {facts.span_ns / 1e6:.2f} ms a copy or set runs and no kernel",
+            f"{copying_ns / 1e6:.2f} ms of {facts.span_ns / 1e6:.2f} ms a copy or set runs and no kernel{apart}",
             *(_rate(row) for row in rows),
             *_slow(rows),
+            *(_copied_in(row) for row in copied_in[:SHOWN]),
             # There is no more kernel time than this to hide them behind.
             f"beside the kernels they could hide for {min(copying_ns, facts.busy_ns) / 1e6:.2f} ms at most; the rest "
             "is saved only by copying less or faster",
         ),
         saved_ns=copying_ns,
         confidence=confidence_of(sum(row.instances for row in rows), share=1.0),
-        remedy=COPY_REMEDY,
-        hint="Keeping the data on the device",
+        remedy=COPY_REMEDY if crosses else DEVICE_COPY_REMEDY,
+        hint="Keeping the data on the device" if crosses else "Copying less on the device",
     )
+
+
+def _copied_in(row: RangeRow) -> str:
+    one = row.typical
+    copying = one.idle.copy_ns if one.idle is not None else 0
+    return (
+        f"range {row.name}: {copying / 1e6:.2f} ms of its {one.wall_ns / 1e6:.2f} ms (median of {row.instances} "
+        "instance(s))"
+    )
+
+
+def _crosses(row: CopyRow) -> bool:
+    kind = row.kind.lower()
+    return any(word in kind for word in ("host-to-device", "device-to-host", "htod", "dtoh"))
 
 
 def _slow(rows: Sequence[CopyRow]) -> tuple[str, ...]:
     """Large copies over the bus that are slower than an old bus is."""
     for row in rows:
-        kind = row.kind.lower()
-        crosses = any(word in kind for word in ("host-to-device", "device-to-host", "htod", "dtoh"))
-        if not crosses or row.bytes_per_s is None or row.size_bytes is None:
+        if not _crosses(row) or row.bytes_per_s is None or row.size_bytes is None:
             continue
         if row.size_bytes >= LARGE_COPY_BYTES * row.instances and row.bytes_per_s < SLOW_SHARE * PCIE3_BYTES_PER_S:
             return (
                 f"{row.kind}: {row.bytes_per_s / 1e9:.1f} GB/s is {row.bytes_per_s / PCIE3_BYTES_PER_S:.0%} of what "
-                f"PCIe 3.0 x16 carries ({PCIE3_BYTES_PER_S / 1e9:.1f} GB/s): pageable host memory copies so slowly, "
-                "pinned memory does not",
+                f"PCIe 3.0 x16 carries ({PCIE3_BYTES_PER_S / 1e9:.1f} GB/s): {_why_slow(row.kind)}",
             )
     return ()
+
+
+def _why_slow(kind: str) -> str:
+    """Captures mostly say what memory of the host was copied."""
+    if "pinned" in kind.lower():
+        return "the memory is pinned, so look at the link (fewer lanes, a switch that others share) or at small pieces"
+    return "pageable host memory copies so slowly, pinned memory does not"
 
 
 def _rate(row: CopyRow) -> str:
