@@ -42,15 +42,29 @@ complete -o default -F _llm_perf_complete llm-perf
 ZSH = """\
 #compdef llm-perf
 _llm_perf() {
-    local -a found
+    local -a whole part
     local line
-    while IFS=$'\\t' read -r line _; do found+=("$line"); done < <(llm-perf --complete zsh "${LBUFFER}" 2>/dev/null)
-    if (( ${#found} )); then compadd -S '' -- "${found[@]}"; else _files; fi
+    while IFS=$'\\t' read -r line _; do
+        # A key is followed by its value, a folder by what is in it; a whole word by a space.
+        if [[ $line == *[=./,] ]]; then part+=("$line"); else whole+=("$line"); fi
+    done < <(llm-perf --complete zsh "${LBUFFER}" 2>/dev/null)
+    if (( ${#whole} + ${#part} == 0 )); then _files; return; fi
+    compadd -- "${whole[@]}"
+    compadd -S '' -- "${part[@]}"
 }
 compdef _llm_perf llm-perf
 """
 FISH = """\
-complete -c llm-perf -a '(llm-perf --complete fish (commandline -cp) 2>/dev/null)'
+function __llm_perf_complete
+    set -l found (llm-perf --complete fish (commandline -cp) 2>/dev/null)
+    # Names of files only where a word is one.
+    if test (count $found) -gt 0
+        printf '%s\\n' $found
+    else
+        __fish_complete_path (commandline -ct)
+    end
+end
+complete -c llm-perf -f -a '(__llm_perf_complete)'
 """
 SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 

@@ -154,7 +154,7 @@ def test_003_a_run_that_falls_back_to_the_cpu_says_so() -> None:
 def test_003_the_first_line_and_the_page_say_that_it_is_the_cpu(tmp_path: Path) -> None:
     """000:96"""
     only = ("pipeline.torch_profiler.enable=false", "artifacts.runs_dir=run")
-    done = llm_perf("profile", "experiment=demo", *only, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    done = llm_perf("profile", "experiment=ocr_tiny", *only, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
     said = "run.device=auto is the CPU here: "
     assert (done.code, said in done.err.splitlines()[0]) == (0, True), done.err
     assert [n for n in ("report.md", "report.html") if said not in (tmp_path / "run" / n).read_text()] == []

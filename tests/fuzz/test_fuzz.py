@@ -204,8 +204,8 @@ def test_what_is_printed_and_written(text: str, values: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def composed() -> str:
-    """The configuration of the demo, as JSON."""
-    whole = compose_config(["experiment=demo"])
+    """The configuration of a small run, as JSON."""
+    whole = compose_config(["experiment=ocr_tiny"])
     ours = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
     return json.dumps(OmegaConf.to_container(ours, resolve=True))
 

@@ -38,8 +38,8 @@ def context(config: AppConfig, tmp_path: Path) -> StageContext:
 
 
 @pytest.mark.slow
-def test_the_demo_model_is_analysed_in_both_books(tmp_path: Path) -> None:
-    config = configure(tmp_path, "experiment=demo")
+def test_the_tiny_ocr_model_is_analysed_in_both_books(tmp_path: Path) -> None:
+    config = configure(tmp_path, "experiment=ocr_tiny")
     ctx = context(config, tmp_path)
     output = STAGE.run(settings(config), ctx)
     assert {f.role: f.path for f in output.files} == {
@@ -144,7 +144,7 @@ def test_a_real_sample_sets_the_shape(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (facts.shape.prompt, facts.shape.context, facts.shape.batch) == (77, 300, 1)
     assert facts.shape.how == "sample synthetic-0000 of the data set"
     assert set(counts) == {"prefill", "decode"}
-    pages = ["experiment=demo", "dataset.page_width=100", "dataset.page_height=90"]
+    pages = ["experiment=ocr_tiny", "dataset.page_width=100", "dataset.page_height=90"]
     facts, _ = run_child_here(configure(tmp_path, *pages), tmp_path / "b", {"use_synthetic_inputs": False})
     # A page smaller than a tile is not cut.
     assert [(v.size, v.count) for v in facts.shape.views] == [(256, 1)]

@@ -14,7 +14,7 @@ from tests.support.orchestrator import llm_perf, only_run, statuses, valid_manif
 STAGES = ("static_analysis", "torch_profiler", "nsys", "ncu")
 # One page, two tokens: what a stage costs is then little more than the start of its processes.
 FAST = (
-    "experiment=demo",
+    "experiment=ocr_tiny",
     "run.mode=light",
     "run.device=cpu",
     "infer.max_new_tokens=2",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import yaml
 
 from llm_perf_opt.cli import COMMANDS, main
-from llm_perf_opt.completion import BASH, SHELLS, complete, install
+from llm_perf_opt.completion import BASH, FISH, SHELLS, ZSH, complete, install
 from tests.support.fixtures_dir import REPO
 from tests.support.report_runs import write_run
 
@@ -114,6 +115,47 @@ def test_a_real_bash_completes_behind_the_signs_it_splits_words_at(tmp_path: Pat
         "h200,mi300x h200,mi325x h200,mi355x",
         "complete -o default -F _llm_perf_complete llm-perf",
     ]
+
+
+# A whole word and the beginning of one: only the first is followed by a space.
+ZSH_ASK = """
+compdef() { :; }; _files() { print files; }; compadd() { print -r -- "$@"; }
+answer() { LBUFFER="$1"; _llm_perf; }
+answer "llm-perf profile run.on_failure=s"; answer "llm-perf profile run.on_f"; answer "llm-perf analyze capt"
+"""
+FISH_ASK = """
+complete -C "llm-perf profile run.on_failure=s"; complete -C "llm-perf profile run.on_f"; complete -C "llm-perf pr"
+complete -C "llm-perf analyze capt"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shell", "script", "found"),
+    [
+        ("zsh", ZSH + ZSH_ASK, ["-- run.on_failure=stop", "-S  --", "--", "-S  -- run.on_failure=", "files"]),
+        (
+            "fish",
+            FISH + FISH_ASK,
+            [
+                "run.on_failure=stop",
+                "run.on_failure=\tcontinue with the other stages, or stop",
+                f"predict\t{COMMANDS['predict'].summary}",
+                f"profile\t{COMMANDS['profile'].summary}",
+                "capture.sqlite",
+            ],
+        ),
+    ],
+)
+def test_a_real_zsh_and_a_real_fish_complete_and_offer_files_only_where_a_word_is_one(
+    shell: str, script: str, found: list[str], tmp_path: Path
+) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    (tmp_path / "capture.sqlite").touch()
+    environ = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    done = subprocess.run([shell, "-c", script], capture_output=True, text=True, cwd=tmp_path, env=environ)
+    assert [line.rstrip() for line in done.stdout.splitlines()] == found, done.stderr
 
 
 @pytest.mark.parametrize("shell", SHELLS)

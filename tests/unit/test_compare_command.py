@@ -217,7 +217,7 @@ def test_auto_makes_pairs_until_the_gate_has_an_answer(
 @pytest.mark.long
 def test_pairs_are_made_in_turns_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["experiment=demo", "run.repeats=2", "run.device=cpu", "candidate.overrides=model.attention=eager"]
+    words = ["experiment=ocr_tiny", "run.repeats=2", "run.device=cpu", "candidate.overrides=model.attention=eager"]
     assert main(["compare", "--interleave", "2", "-o", "out", "--", *words]) == 0
     found = valid_file("compare", tmp_path / "out" / "compare.json")
     assert (found["paired"], found["base"]["passes"], found["candidate"]["passes"]) == (True, 2, 2)

@@ -109,7 +109,7 @@ def test_a_child_sees_the_same_workload(model: str, tmp_path: Path) -> None:
 
 
 def test_under_a_vendor_tool_only_plain_inference_runs(tmp_path: Path) -> None:
-    config = type_config(compose_config(["experiment=demo"]), user_dir=tmp_path)
+    config = type_config(compose_config(["experiment=ocr_tiny"]), user_dir=tmp_path)
     argv = build_work_argv("m", capture_overrides(config), hydra_run_dir=tmp_path, chdir=False)
     child, _ = load_child_config(argv[3:])
     assert list(child.stages) == ["direct_inference"]
@@ -117,7 +117,7 @@ def test_under_a_vendor_tool_only_plain_inference_runs(tmp_path: Path) -> None:
 
 
 def test_light_mode_reaches_the_child_unchanged(tmp_path: Path) -> None:
-    config = type_config(compose_config(["experiment=demo", "run.mode=light"]), user_dir=tmp_path)
+    config = type_config(compose_config(["experiment=ocr_tiny", "run.mode=light"]), user_dir=tmp_path)
     argv = build_work_argv("m", workload_overrides(config), hydra_run_dir=tmp_path, chdir=False)
     child, _ = load_child_config(argv[3:])
     assert replace(child.infer) == config.infer

@@ -28,7 +28,7 @@ def geometry() -> OcrGeometry:
 
 @pytest.fixture(scope="module")
 def loaded() -> Any:
-    return load_preset("experiment=demo")
+    return load_preset("experiment=ocr_tiny")
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ TEXT_PRESETS = {
     "qwen3_8b": 8_190_735_360,
     "qwen3_30b_a3b": 30_532_122_624,
     "deepseek_v2_lite": 15_706_484_224,
+    "llama_110m": 109_529_856,
     "llama_tiny": 164_160,
     "qwen3_moe_tiny": 189_824,
     "deepseek_v2_tiny": 277_536,
@@ -88,8 +89,15 @@ def test_the_arch_of_deepseek_ocr_can_be_swapped_alone() -> None:
     )
 
 
-def test_the_demo_is_a_tiny_ocr_model_on_generated_pages() -> None:
+def test_the_demo_is_a_llama_whose_weights_take_a_few_hundred_megabytes() -> None:
     config = compose_preset("experiment=demo")
+    shown = (config.model.name, config.model.weights, config.dataset.kind, config.dataset.num_samples)
+    assert shown == ("llama_110m", "random", "synthetic", 2)
+    assert adapter_of(config).check(config.model) == ()
+
+
+def test_the_tiny_ocr_model_reads_generated_pages() -> None:
+    config = compose_preset("experiment=ocr_tiny")
     shown = (config.model.name, config.dataset.kind, config.infer.max_new_tokens, config.dataset.num_samples)
     assert shown == ("deepseek_ocr_tiny", "synthetic", 32, 2)
     assert adapter_of(config).check(config.model) == ()
