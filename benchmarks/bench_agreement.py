@@ -1,20 +1,19 @@
-"""Whether `llm-perf bench` and `vllm bench serve` measure the same: one server, the same prompts, in turns.
+"""Whether `llm-perf bench` and `vllm bench serve` measure the same: one server, the same prompts, at the same time.
 
-    python benchmarks/bench_agreement.py VLLM_BIN [--rates 5,10] [--requests 200] [--slices 2] [--nice N]
+    python benchmarks/bench_agreement.py VLLM_BIN [--rates 1,2] [--requests 200]
 
-VLLM_BIN is the bin folder of an environment with vLLM, for the CPU or a GPU; a tiny random model is served. Each rate's
-requests are sent in slices, ours and theirs in turns, so that whatever else the machine does meanwhile is in both; the
-requests of all slices of a side are taken together. Arrivals are constant for both (burstiness 1e6 for theirs), since
-the two draw their Poisson gaps differently. Prefix caching is off: both send the same prompts. Printed and written to
-benchmarks/results/bench_agreement.json; exit code 1 where a median differs by more than 5 %. On a machine with other
-work the medians of one side alone differ more than that from slice to slice: --nice -15 (as root) gives the server and
-both clients the machine whenever they want it.
+VLLM_BIN is the bin folder of an environment with vLLM and pandas, for the CPU or a GPU; a tiny random model is served.
+Both clients load it side by side, each with the same prompts at the same rate, so that whatever else the machine
+does is in both; their Poisson arrivals are drawn apart, so that neither always comes first. Prefix caching is off: both
+send the same prompts. Rates are those of one client, and should leave the server idle half of the time.
+
+Printed and written to benchmarks/results/bench_agreement.json, each difference of medians with its 95 % interval
+(bootstrap over requests); exit code 1 where a median differs by more than 5 %. Takes about eight minutes.
 """
 
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,8 +22,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-import psutil
+import numpy as np
+import numpy.typing as npt
 
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
@@ -40,6 +41,8 @@ AIM = 0.05
 OUTPUT_TOKENS = 32
 PROMPT_WORDS = 40
 LAYERS = 8
+DRAWINGS = 1000
+FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(kw_only=True)
@@ -84,60 +87,79 @@ def serve(vllm_bin: Path, model: Path, folder: Path) -> Iterator[str]:
         yield server.target.url
 
 
-def put_first(pids: list[int], nice: int) -> None:
-    """A priority is a thread's own, and that of its session where the kernel groups processes by theirs."""
-    for pid in pids:
-        for thread in psutil.Process(pid).threads():
-            os.setpriority(os.PRIO_PROCESS, thread.id, nice)
-        group = Path(f"/proc/{pid}/autogroup")
-        if group.exists():
-            group.write_text(str(nice))
-            # The kernel takes one change of a group every tenth of a second.
-            time.sleep(0.2)
-
-
-def ours(url: str, prompts: Path, rate: float, count: int, seen: Requests, folder: Path) -> None:
+def start_ours(url: str, prompts: Path, rate: float, count: int, folder: Path) -> "subprocess.Popen[str]":
     words = [f"server.url={url}", "dataset=prompts", f"dataset.file={prompts}", f"load.rate={rate}"]
-    words += [f"load.requests={count}", "load.arrival=constant", "load.duration_s=600", "load.warmup_requests=1"]
+    words += [f"load.requests={count}", f"load.duration_s={2 * count / rate}", "load.warmup_requests=1"]
     words += [f"load.output_tokens={OUTPUT_TOKENS}", "server.ignore_eos=true", f"artifacts.runs_dir={folder}"]
     command = [sys.executable, "-m", "llm_perf_opt.cli", "bench", *words]
-    subprocess.run(command, check=True, timeout=900, stdout=subprocess.DEVNULL, cwd=folder.parent)
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=folder.parent, text=True)
+
+
+def start_theirs(
+    vllm_bin: Path, url: str, model: Path, prompts: Path, rate: float, count: int, folder: Path
+) -> "subprocess.Popen[str]":
+    """Come back when it is about to send: it takes long to start."""
+    folder.mkdir()
+    command = [str(vllm_bin / "vllm"), "bench", "serve", "--backend", "openai", "--base-url", url]
+    command += ["--model", str(model), "--dataset-name", "custom", "--dataset-path", str(prompts)]
+    command += ["--custom-output-len", str(OUTPUT_TOKENS), "--skip-chat-template", "--disable-shuffle"]
+    command += ["--num-prompts", str(count), "--request-rate", str(rate), "--ignore-eos"]
+    command += ["--num-warmups", "1", "--temperature", "0", "--save-result", "--save-detailed", "--disable-tqdm"]
+    command += ["--result-dir", str(folder), "--result-filename", "theirs.json"]
+    environ = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    log = folder / "log.txt"
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, env=environ, cwd=folder, text=True)
+    while "Starting main benchmark run" not in log.read_text() and process.poll() is None:
+        time.sleep(0.05)
+    return process
+
+
+def read_ours(folder: Path) -> Requests:
+    seen = Requests()
     for line in (folder / "bench" / "requests.jsonl").read_text().splitlines():
         one = json.loads(line)
         seen.add(one["ttft_s"], one["gaps_s"], one["output_tokens"])
     (level,) = json.loads((folder / "bench" / "bench.json").read_text())["levels"]
     seen.tokens_per_s.append(level["output_tokens_per_s"])
+    return seen
 
 
-def theirs(
-    vllm_bin: Path, url: str, model: Path, prompts: Path, rate: float, count: int, seen: Requests, folder: Path
-) -> None:
-    folder.mkdir()
-    command = [str(vllm_bin / "vllm"), "bench", "serve", "--backend", "openai", "--base-url", url]
-    command += ["--model", str(model), "--dataset-name", "custom", "--dataset-path", str(prompts)]
-    command += ["--custom-output-len", str(OUTPUT_TOKENS), "--skip-chat-template", "--disable-shuffle"]
-    command += ["--num-prompts", str(count), "--request-rate", str(rate), "--burstiness", "1e6", "--ignore-eos"]
-    command += ["--num-warmups", "1", "--temperature", "0", "--save-result", "--save-detailed", "--disable-tqdm"]
-    command += ["--result-dir", str(folder), "--result-filename", "theirs.json"]
-    environ = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    subprocess.run(command, check=True, timeout=900, stdout=subprocess.DEVNULL, env=environ, cwd=folder)
+def read_theirs(folder: Path, count: int) -> Requests:
+    seen = Requests()
     found = json.loads((folder / "theirs.json").read_text())
     if found["completed"] != count:
         raise SystemExit(f"vllm bench serve completed {found['completed']} of {count} requests")
     for ttft_s, gaps_s, tokens in zip(found["ttfts"], found["itls"], found["output_lens"], strict=True):
         seen.add(ttft_s, gaps_s, tokens)
     seen.tokens_per_s.append(found["output_throughput"])
+    return seen
+
+
+def measure(vllm_bin: Path, url: str, model: Path, rate: float, count: int, root: Path) -> dict[str, Requests]:
+    """Both clients at this rate, at the same time."""
+    prompts = root / f"prompts-{rate}.jsonl"
+    texts = [made_up(PROMPT_WORDS, f"{rate}-{n}") for n in range(count)]
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    folders = {"ours": root / f"ours-{rate}", "theirs": root / f"theirs-{rate}"}
+    theirs = start_theirs(vllm_bin, url, model, prompts, rate, count, folders["theirs"])
+    ours = start_ours(url, prompts, rate, count, folders["ours"])
+    try:
+        codes = {"ours": ours.wait(timeout=900), "theirs": theirs.wait(timeout=900)}
+    finally:
+        ours.kill()
+        theirs.kill()
+    if any(codes.values()):
+        raise SystemExit(f"exit codes {codes}\n{(folders['theirs'] / 'log.txt').read_text()[-2000:]}")
+    return {"ours": read_ours(folders["ours"]), "theirs": read_theirs(folders["theirs"], count)}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("vllm_bin", type=Path)
-    parser.add_argument("--rates", default="5,10")
+    parser.add_argument("--rates", default="1,2")
     parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--slices", type=int, default=2)
-    parser.add_argument("--nice", type=int, default=0, help="priority of the server and of both clients")
     args = parser.parse_args()
-    count = args.requests // args.slices
     levels = []
     with tempfile.TemporaryDirectory(prefix="bench-agreement-") as scratch:
         root = Path(scratch)
@@ -146,44 +168,33 @@ def main() -> int:
         config = json.loads((model / "config.json").read_text())
         (model / "config.json").write_text(json.dumps({**config, "num_hidden_layers": LAYERS}))
         with serve(args.vllm_bin.resolve(), model, root) as url:
-            if args.nice:
-                # Threads that start from now on take it over, and so do the clients.
-                started = [process.pid for process in psutil.Process().children(recursive=True)]
-                put_first([*started, os.getpid()], args.nice)
             for rate in (float(text) for text in args.rates.split(",")):
-                sides = {"ours": Requests(), "theirs": Requests()}
-                for part in range(args.slices):
-                    texts = [made_up(PROMPT_WORDS, f"{rate}-{part}-{n}") for n in range(count)]
-                    prompts = root / f"prompts-{rate}-{part}.jsonl"
-                    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
-                    # First one side, then the other, so that neither always has the warmer machine.
-                    for side in ("ours", "theirs") if part % 2 == 0 else ("theirs", "ours"):
-                        folder = root / f"{side}-{rate}-{part}"
-                        if side == "ours":
-                            ours(url, prompts, rate, count, sides[side], folder)
-                        else:
-                            theirs(args.vllm_bin.resolve(), url, model, prompts, rate, count, sides[side], folder)
-                levels.append(compare(rate, sides))
+                levels.append(compare(rate, measure(args.vllm_bin.resolve(), url, model, rate, args.requests, root)))
                 print(json.dumps(levels[-1]), file=sys.stderr, flush=True)
     worst = max(abs(row["difference"]) for level in levels for row in level["medians"].values())
-    document = {
-        "aim": AIM,
-        "nice": args.nice,
-        "worst_difference": worst,
-        "output_tokens": OUTPUT_TOKENS,
-        "levels": levels,
-    }
+    document = {"aim": AIM, "worst_difference": worst, "output_tokens": OUTPUT_TOKENS, "levels": levels}
     print(json.dumps(document, indent=2))
     RESULTS.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return 0 if worst <= AIM else 1
 
 
-def compare(rate: float, sides: dict[str, Requests]) -> dict[str, object]:
-    medians: dict[str, dict[str, float]] = {}
+def compare(rate: float, sides: dict[str, Requests]) -> dict[str, Any]:
+    medians: dict[str, dict[str, Any]] = {}
     for name in asdict(sides["ours"]):
-        a, b = (statistics.median(getattr(sides[side], name)) for side in ("ours", "theirs"))
-        medians[name] = {"ours": round(a, 3), "theirs": round(b, 3), "difference": round(a / b - 1, 4)}
+        a, b = (np.array(getattr(sides[side], name)) for side in ("ours", "theirs"))
+        row = {"ours": round(float(np.median(a)), 3), "theirs": round(float(np.median(b)), 3)}
+        medians[name] = {**row, "difference": round(row["ours"] / row["theirs"] - 1, 4), "interval": interval(a, b)}
     return {"rate": rate, "requests": {side: len(seen.ttft) for side, seen in sides.items()}, "medians": medians}
+
+
+def interval(a: FloatArray, b: FloatArray) -> list[float] | None:
+    """Where the difference lies in 95 of 100 drawings of requests; None for a figure there is one of."""
+    if len(a) < 2:
+        return None
+    draw = np.random.default_rng(0)
+    medians = [np.median(draw.choice(side, (DRAWINGS, len(side))), axis=1) for side in (a, b)]
+    low, high = np.percentile(medians[0] / medians[1] - 1, [2.5, 97.5])
+    return [round(float(low), 4), round(float(high), 4)]
 
 
 if __name__ == "__main__":

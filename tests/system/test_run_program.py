@@ -59,7 +59,11 @@ def test_a_marked_program_gets_latencies_and_a_trace_of_its_window(tmp_path: Pat
     ranges = json.loads((only_run(tmp_path) / "torch_profiler" / "analysis.json").read_bytes())["ranges"]
     counts = {row["name"]: row["instances"] for row in ranges}
     assert (counts["prefill"], counts["decode_step"]) == (1, 2)
-    assert (only_run(tmp_path) / "report.md").read_text().splitlines()[0] == "# script.py"
+    page = (only_run(tmp_path) / "report.md").read_text()
+    assert page.splitlines()[0] == "# script.py"
+    rows = [line.split(" | ")[:2] for line in page.splitlines() if line.startswith(("| prefill |", "| decode"))]
+    assert rows == [["| prefill", "2"], ["| decode\\_step", "12"]]
+    assert "unknown" not in page.partition("## Provenance")[0]
 
 
 def test_a_program_that_is_not_python_or_never_imports_torch_is_timed_and_a_note_says_why_no_more(
@@ -84,7 +88,10 @@ def test_a_crashed_program_is_reported_by_the_line_that_matters(tmp_path: Path) 
     assert reason.startswith("script.py failed with exit code 1: ValueError: no such model (log: ")
     page = (only_run(tmp_path) / "report.md").read_text()
     assert page.splitlines()[0] == "# script.py"
-    assert page.splitlines()[4] == f"**The program did not run to its end: {reason}**"
+    said = "script.py failed with exit code 1: ValueError: no such model"
+    assert page.splitlines()[4] == f"**The program did not run to its end: {said}**"
+    assert page.splitlines()[6] == "What it printed: [torch\\_profiler/clean.log](<torch_profiler/clean.log>)"
+    assert "Findings" not in page
     assert "from the limit to what was measured" not in page
     assert "pipeline.static_analysis.enable=true" not in page
 

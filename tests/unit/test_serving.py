@@ -106,6 +106,10 @@ def test_arrivals_follow_the_seed_and_both_bounds() -> None:
     assert drawn != arrival_times(50.0, arrival="poisson", requests=2000, duration_s=1e9, seed=2)
     gaps = np.diff(drawn)
     assert len(drawn) == 2000
+    # Whatever the seed, as many as the rate says.
+    assert [len(arrival_times(4.0, arrival="poisson", requests=999, duration_s=60.0, seed=n)) for n in range(3)] == [
+        240
+    ] * 3
     # The mean and the standard deviation of exponential gaps are both 1 / rate; 4 standard errors.
     assert abs(gaps.mean() - 0.02) < 4 * 0.02 / math.sqrt(2000)
     assert abs(gaps.std() - 0.02) < 8 * 0.02 / math.sqrt(2000)

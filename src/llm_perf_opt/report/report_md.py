@@ -23,6 +23,7 @@ def render_report_md(view: ReportView) -> str:
     notes = Footnotes()
     lines = [
         *_headline(view, notes),
+        *(line for section in view.first_sections for line in _section(section, notes)),
         *_inside(view, notes),
         *(line for section in view.sections for line in _section(section, notes)),
         *_provenance(view.provenance),
@@ -56,6 +57,7 @@ def _headline(view: ReportView, notes: Footnotes) -> list[str]:
         "",
         f"**{escape(head.verdict)}**",
         "",
+        *([f"What it printed: {link(head.log, head.log)}", ""] if head.log else []),
         *table(("number", "value", "what it is"), rows),
         "",
         *(line for text in head.warnings for line in (f"> **Unsteady:** {escape(text)}", "")),
@@ -66,7 +68,7 @@ def _headline(view: ReportView, notes: Footnotes) -> list[str]:
 
 def _waterfall(view: WaterfallView, notes: Footnotes) -> list[str]:
     rows = [_bar_row(row, notes) for row in view.rows]
-    lines = ["", f"## {escape(view.title)}: from the limit to what was measured", "", escape(view.summary), ""]
+    lines = ["", f"## {escape(view.title)}: {view.of_what}", "", escape(view.summary), ""]
     lines += table(("step", "up to", "added", "factor", "on one scale"), rows, right=("up to", "added", "factor"))
     return lines + _bullets(view.notes)
 

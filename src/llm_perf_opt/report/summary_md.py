@@ -26,6 +26,8 @@ SPEEDS = {
 def render_summary_md(view: ReportView) -> str:
     if view.is_load_alone:
         return "\n".join(["# Summary", "", *_served(view)]) + "\n"
+    if view.is_crashed:
+        return f"# Summary\n\n**{escape(view.headline.title)}**: {escape(view.headline.verdict)}\n"
     lines = ["# Summary", "", *_measured(view), ""]
     lines += ["## How good is it?", "", *_quality(view), ""] if view.waterfalls else []
     lines += ["## What to do", "", *_actions(view.findings), "", *_unknown(view)]

@@ -38,7 +38,10 @@ FAR_FROM_BOUND = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class HeadlineView:
-    """`facts` is what to print of the run; `device` and `parameters` are None where they are not known."""
+    """`facts` is what to print of the run; `device` and `parameters` are None where they are not known.
+
+    `log` is what a program that crashed printed, by its path in the run.
+    """
 
     title: str
     device: str | None
@@ -49,6 +52,7 @@ class HeadlineView:
     phase: str
     tiles: tuple[Tile, ...]
     warnings: tuple[str, ...] = ()
+    log: str | None = None
 
 
 def headline(

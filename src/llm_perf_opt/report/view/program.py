@@ -1,11 +1,14 @@
 """The page of a program or a capture of the user's own: its name, its end, and only the parts that apply to it."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts, Unknown
 from llm_perf_opt.core.names import DECODE, PREFILL
 from llm_perf_opt.core.process import program_title
+from llm_perf_opt.core.records import StageRecord
+from llm_perf_opt.core.sections import SectionTable
 from llm_perf_opt.report.facts import clean_metric
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.headline import HeadlineView
@@ -13,13 +16,18 @@ from llm_perf_opt.report.view.kernels import KernelsView
 from llm_perf_opt.report.view.memory import MemoryView
 from llm_perf_opt.report.view.modules import ModulesView
 from llm_perf_opt.report.view.roofline import RooflineView
+from llm_perf_opt.report.view.sections import SectionView, table_view
 from llm_perf_opt.report.view.shown import Shown, Tile, show
 from llm_perf_opt.report.view.timeline import TimelineView
-from llm_perf_opt.report.view.waterfall import WaterfallView
+from llm_perf_opt.report.view.waterfall import RequestView, WaterfallView
 
 # The parts of a page between its headline and what stages add, in their order.
 CLEAN_OPTION = {PREFILL: "--clean-prefill-ms", DECODE: "--clean-tpot-ms"}
 PARTS = ("waterfall", "findings", "kernels", "roofline", "timeline", "modules", "memory")
+# Phases as a program marks them, by the metric that holds their times; any other metric in ms is named as its phase.
+PHASE_OF = {"tpot_ms": "decode_step"}
+# Metrics in ms that are no phase, or hold the times of one that has a row already.
+NO_PHASES = ("wall_ms", "ttft_ms", "itl_ms")
 
 
 def program_of(files: RunFiles) -> tuple[str, ...] | None:
@@ -103,16 +111,96 @@ def of_program(head: HeadlineView, files: RunFiles) -> HeadlineView:
     command = program_of(files)
     if command is None:
         return head
-    failed = next((s for s in files.manifest.stages if s.status == "failed" and s.declared.runs_model), None)
+    failed = crashed_stage(files)
     wall = clean_metric(files.manifest, "wall_ms")
     tiles = tuple(tile for tile in head.tiles if isinstance(tile.cell, Shown))
     if isinstance(wall, Known):
         explain = "from start to end of the program, without a profiler"
         tiles = (Tile(key="wall", label="Wall time", cell=show(wall), explain=explain), *tiles)
     head = replace(head, title=program_title(command), tiles=tiles)
-    if failed is not None and not isinstance(files.metrics, Found):
-        return replace(head, verdict=f"The program did not run to its end: {failed.reason}", tone="bad")
+    if failed is not None:
+        log = next((c.log for c in reversed(failed.commands) if c.log is not None), None)
+        verdict = f"The program did not run to its end: {_without_log(failed.reason or '')}"
+        return replace(head, verdict=verdict, tone="bad", log=log)
     if isinstance(wall, Known) and not any(tile.key == "tpot" for tile in tiles):
         text = f"It ran {wall.value / 1e3:.3g} s without a profiler. It marks no decode steps, so no latency is known."
         return replace(head, verdict=text)
     return head
+
+
+def crashed_stage(files: RunFiles) -> StageRecord | None:
+    """The stage whose clean pass the program did not survive; None where it ran to its end once."""
+    if program_of(files) is None or isinstance(files.metrics, Found):
+        return None
+    return next((s for s in files.manifest.stages if s.status == "failed" and s.declared.runs_model), None)
+
+
+def has_no_model(files: RunFiles) -> bool:
+    """Whether a program ran of which nobody said what model it runs."""
+    return program_of(files) is not None and not isinstance(files.static, Found)
+
+
+def why_no_bounds(files: RunFiles) -> Unknown:
+    """Of a program whose model nobody named, with the command that names it."""
+    given = shlex.join(program_of(files) or ())
+    return Unknown(reason="the program does not say which model it runs", enable=f"llm-perf run model=NAME -- {given}")
+
+
+def waterfalls_without_bounds(falls: tuple[WaterfallView, ...]) -> tuple[WaterfallView, ...]:
+    """Only rows that are known, and no waterfall where all of it is the wall time itself."""
+    cut = [replace(fall, rows=tuple(row for row in fall.rows if row.missing is None)) for fall in falls]
+    return tuple(fall for fall in cut if {row.kind for row in fall.rows} - {"wall", "unexplained"})
+
+
+def request_of_program(view: RequestView | None) -> RequestView | None:
+    """Without the parts only our own inference times."""
+    return None if view is None else replace(view, missing=())
+
+
+def modules_of_program(view: ModulesView) -> ModulesView:
+    """A table of modules where the trace names some, since `other` alone says nothing; no word of our double entry."""
+    named = tuple(phase for phase in view.phases if any(row.group != "other" for row in phase.rows))
+    return replace(view, phases=named, double_entry_missing=None)
+
+
+def phases_section(files: RunFiles) -> tuple[SectionView, ...]:
+    """Every phase the program marked, as its clean pass timed it; none for our own inference."""
+    if program_of(files) is None or not isinstance(files.metrics, Found):
+        return ()
+    clean = files.metrics.content.clean
+    wall = clean.metrics.get("wall_ms")
+    # Only runs that came to their end by themselves have a wall time.
+    whole = None if wall is None or wall.mean is None or wall.n != clean.repeats else wall.mean * wall.n
+    rows: list[tuple[str | float | None, ...]] = [
+        (
+            PHASE_OF.get(key, key.removesuffix("_ms")),
+            stats.n,
+            *(stats.p50, stats.p10, stats.p90),
+            stats.n * stats.mean,
+            100 * stats.n * stats.mean / whole if whole else None,
+        )
+        for key, stats in clean.metrics.items()
+        if key.endswith("_ms") and key not in NO_PHASES and stats.mean is not None
+    ]
+    if not rows:
+        return ()
+    columns = ("phase", "times", "median, ms", "p10, ms", "p90, ms", "together, ms", "of the wall time, %")
+    table = SectionTable(columns=columns, rows=tuple(rows), source=files.metrics.source)
+    repeats = "one run" if clean.repeats == 1 else f"{clean.repeats} runs"
+    text = f"Wall times of {repeats} without a profiler, warm-up left out. Phases inside others count in both."
+    view = SectionView(
+        key="phases",
+        stage=files.metrics.source.split("/")[0],
+        title="Phases of the program",
+        paragraphs=(text,),
+        metrics=(),
+        tables=(table_view(table),),
+        picture=None,
+        links=(),
+    )
+    return (view,)
+
+
+def _without_log(reason: str) -> str:
+    """The page links the log instead of naming a path of the machine it was made on."""
+    return reason.partition(" (log: ")[0]

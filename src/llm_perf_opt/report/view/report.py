@@ -7,6 +7,7 @@ from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.analysis.findings.rules import diagnose
 from llm_perf_opt.analysis.findings.waterfall import build_waterfall
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
+from llm_perf_opt.core.names import STATIC_ANALYSIS
 from llm_perf_opt.report.facts import gather, joined_ncu
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.captured import load_test
@@ -18,14 +19,22 @@ from llm_perf_opt.report.view.memory import MemoryView, memory_view
 from llm_perf_opt.report.view.modules import ModulesView, modules_view
 from llm_perf_opt.report.view.program import (
     PARTS,
+    crashed_stage,
+    has_no_model,
     is_bare,
     memory_of_capture,
     modules_of_capture,
+    modules_of_program,
     of_capture,
     of_program,
     parts_of_capture,
+    phases_section,
     phases_shown,
+    program_of,
+    request_of_program,
     waterfall_of_capture,
+    waterfalls_without_bounds,
+    why_no_bounds,
 )
 from llm_perf_opt.report.view.provenance import ProvenanceView, provenance_view
 from llm_perf_opt.report.view.roofline import RooflineView, roofline_view
@@ -39,7 +48,8 @@ class ReportView:
     """`parts` are those shown: none where a server was measured from outside and nothing looked inside it.
 
     `is_bare`: of captures made elsewhere, which say nothing of the rest. `steps` is how often a phase's step happens in
-    a request.
+    a request. `no_bounds`: of a program whose model nobody named, how to name it. `is_crashed`: of a program
+    that did not run to its end, there is nothing else to show.
     """
 
     headline: HeadlineView
@@ -52,6 +62,7 @@ class ReportView:
     timeline: TimelineView
     modules: ModulesView
     memory: MemoryView
+    first_sections: tuple[SectionView, ...]
     sections: tuple[SectionView, ...]
     flames: tuple[FlameView, ...]
     provenance: ProvenanceView
@@ -60,17 +71,31 @@ class ReportView:
     present: frozenset[str]
     parts: tuple[str, ...] = PARTS
     is_bare: bool = False
+    no_bounds: Unknown | None = None
+    is_crashed: bool = False
 
     @property
     def is_load_alone(self) -> bool:
-        return not self.parts
+        return not self.parts and not self.is_crashed
 
     @property
     def absent(self) -> tuple[tuple[str, str, Unknown], ...]:
         """Parts there is nothing to show in, by name and title, with the reason: a list says it better than boxes.
 
-        None of captures made elsewhere, of which nobody said that they should have them.
+        None of captures made elsewhere, of which nobody said that they should have them; one word for all that needs
+        the model of a program nobody named.
         """
+        if self.is_bare:
+            return ()
+        if self.no_bounds is None:
+            return self.empty
+        needs_model = ("roofline", "memory")
+        others = tuple(part for part in self.empty if part[0] not in needs_model)
+        return (*others, ("bounds", "Bounds", self.no_bounds))
+
+    @property
+    def empty(self) -> tuple[tuple[str, str, Unknown], ...]:
+        """All parts there is nothing to show in."""
         parts = (
             ("waterfall", "Waterfall", self._no_waterfall()),
             ("kernels", "Kernels", self.kernels.missing),
@@ -79,7 +104,7 @@ class ReportView:
             ("modules", "Modules and operators", self.modules.missing),
             ("memory", "Memory and power", self.memory.missing),
         )
-        return () if self.is_bare else tuple((key, title, why) for key, title, why in parts if why is not None)
+        return tuple((key, title, why) for key, title, why in parts if why is not None)
 
     def _no_waterfall(self) -> Unknown | None:
         if any(fall.is_known for fall in self.waterfalls):
@@ -111,6 +136,7 @@ def build_view(files: RunFiles) -> ReportView:
         timeline=timeline_view(files),
         modules=modules_view(files),
         memory=memory_view(files, facts),
+        first_sections=phases_section(files),
         sections=sections_view(files),
         flames=flame_view(files),
         provenance=provenance_view(files, facts, _sources(files), found),
@@ -121,8 +147,28 @@ def build_view(files: RunFiles) -> ReportView:
     )
     if is_bare(files) and view.parts:
         return _of_capture(view)
-    empty = {part for part, _, _ in view.absent}
+    if program_of(files) is not None:
+        view = _of_program(view, files)
+    empty = {part for part, _, _ in view.empty}
     return replace(view, parts=tuple(part for part in view.parts if part not in empty))
+
+
+def _of_program(view: ReportView, files: RunFiles) -> ReportView:
+    """Of a program of the user's own: its phases, and nothing only our own inference has."""
+    view = replace(
+        view,
+        request=request_of_program(view.request),
+        modules=modules_of_program(view.modules),
+        # How to have its bounds is said once, and not by naming a stage that cannot help.
+        provenance=replace(
+            view.provenance, not_run=tuple(name for name in view.provenance.not_run if name != STATIC_ANALYSIS)
+        ),
+    )
+    if crashed_stage(files) is not None:
+        return replace(view, parts=(), is_crashed=True)
+    if has_no_model(files):
+        return replace(view, waterfalls=waterfalls_without_bounds(view.waterfalls), no_bounds=why_no_bounds(files))
+    return view
 
 
 def _of_capture(view: ReportView) -> ReportView:

@@ -64,7 +64,7 @@ def _section(key: str, stage: StageRecord, section: Section, files: RunFiles) ->
         title=section.title,
         paragraphs=section.paragraphs,
         metrics=tuple((name, _metric(name, stage)) for name in section.metrics),
-        tables=tuple(_table(table) for table in section.tables),
+        tables=tuple(table_view(table) for table in section.tables),
         picture=_picture(section, files),
         links=section.links,
     )
@@ -86,7 +86,8 @@ def _value(metric: Metric) -> str:
     return f"{metric.value} {metric.unit}".strip()
 
 
-def _table(table: SectionTable) -> TableView:
+def table_view(table: SectionTable) -> TableView:
+    """A table with its cells as text."""
     columns = [[row[index] for row in table.rows] for index in range(len(table.columns))]
     numeric = [
         index

@@ -47,7 +47,9 @@ def show(quantity: Quantity) -> Cell:
 
 
 def format_spread(spread: Spread, unit: str) -> str:
-    """`p10–p90 9.81 ms – 10.4 ms, n = 30`."""
+    """`p10–p90 9.81 ms – 10.4 ms, n = 30`; a single value has no spread."""
+    if spread.n == 1:
+        return "n = 1"
     low, high = format_quantity(spread.p10, unit), format_quantity(spread.p90, unit)
     return f"p10–p90 {low} – {high}, n = {spread.n:,}"
 

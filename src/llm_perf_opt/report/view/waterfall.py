@@ -51,6 +51,12 @@ class WaterfallView:
     def is_known(self) -> bool:
         return any(row.missing is None for row in self.rows)
 
+    @property
+    def of_what(self) -> str:
+        """What the rows tell; without the limit the model has, where the time goes."""
+        has_bound = any(row.kind == "bound" for row in self.rows)
+        return "from the limit to what was measured" if has_bound else "where the time goes"
+
 
 def waterfall_view(waterfall: Waterfall, steps: float | None = None) -> WaterfallView:
     """`steps` is how often the phase's step happens in a request."""
