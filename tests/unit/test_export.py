@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ import llm_perf_opt
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.records import Metric, Spread
 from llm_perf_opt.errors import ManifestError, ToolError
+from llm_perf_opt.pipeline.loaded_run import RunTable
 from llm_perf_opt.report.openmetrics import metric_name, render_openmetrics
 from tests.support.report_runs import capture, stage, write_run
 from tests.unit.test_compare_command import STEADY, run_of
@@ -62,6 +63,8 @@ def test_tables_become_frames_of_polars(tmp_path: Path) -> None:
     pytest.importorskip("polars")
     run = llm_perf_opt.load_run(run_of(tmp_path / "run", STEADY))
     assert (run.samples.to_polars()["tpot_ms"].median(), run.metrics.to_polars().height) == (10.0, 1)
+    mixed = RunTable(columns={"value": [3, None, 0.5], "name": ["a", "b", "c"], "count": [1, 2, 3]}).to_polars()
+    assert (mixed["value"].to_list(), str(mixed["count"].dtype)) == ([3.0, None, 0.5], "Int64")
 
 
 NUMBERS = {
@@ -132,12 +135,22 @@ class Told:
         yield self
 
 
+class TrackerError(Exception):
+    pass
+
+
+def stand_in(name: str, told: Told) -> ModuleType:
+    module = ModuleType(name)
+    module.__getattr__ = told.__getattr__  # type: ignore[method-assign]
+    module.Error = TrackerError  # type: ignore[attr-defined]
+    module.exceptions = SimpleNamespace(MlflowException=TrackerError)  # type: ignore[attr-defined]
+    return module
+
+
 @pytest.mark.parametrize("name", ["mlflow", "wandb"])
 def test_trackers_are_told_every_number(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told()
-    module = ModuleType(name)
-    module.__getattr__ = told.__getattr__  # type: ignore[method-assign]
-    monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, name, stand_in(name, told))
     run = timed_run(tmp_path / "run", 20.0)
     (run / "report.html").write_text("page")
     assert main(["export", str(run), "--to", name, "--project", "mine"]) == 0
@@ -151,6 +164,28 @@ def test_trackers_are_told_every_number(name: str, tmp_path: Path, monkeypatch: 
         assert words == ["init", "log", "save", "save"]
         assert dict(told.calls)["log"] == numbers
         assert dict(told.calls)["init"]["project"] == "mine"
+
+
+@pytest.mark.parametrize(("name", "call", "hint"), [
+    ("mlflow", "set_experiment", "MLFLOW_TRACKING_URI"), ("wandb", "init", "WANDB_MODE=offline"),
+])  # fmt: skip
+def test_a_tracker_that_refuses_is_quoted_with_what_to_do(
+    name: str,
+    call: str,
+    hint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise TrackerError("no store of this kind. See elsewhere.")
+
+    module = stand_in(name, Told())
+    setattr(module, call, refuse)
+    monkeypatch.setitem(sys.modules, name, module)
+    assert main(["export", str(timed_run(tmp_path / "run", 20.0)), "--to", name]) == 1
+    error = capsys.readouterr().err
+    assert f"--to {name}: no store of this kind; " in error and hint in error
 
 
 def test_a_tracker_that_is_not_installed_is_named(

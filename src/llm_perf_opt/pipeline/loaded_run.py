@@ -46,7 +46,14 @@ class RunTable:
             import polars
         except ModuleNotFoundError as error:
             raise ToolError("to_polars needs polars, which is not installed: pip install polars") from error
-        return polars.DataFrame({name: list(values) for name, values in self.columns.items()})
+        return polars.DataFrame({name: _of_one_type(values) for name, values in self.columns.items()})
+
+
+def _of_one_type(values: Sequence[Value]) -> list[Value]:
+    """Whole numbers among others as these: polars takes a column's type from its first value."""
+    if not any(isinstance(value, float) for value in values):
+        return list(values)
+    return [float(value) if type(value) is int else value for value in values]
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,12 @@ LABELS = ("run", "model", "device", "commit")
 # Longer ones are refused by MLflow.
 LONGEST_PARAM = 500
 PARAMS_AT_ONCE = 100
+# What the small packages cannot do by themselves.
+MLFLOW_HINT = (
+    "set MLFLOW_TRACKING_URI to the address of your server; without one, `pip install sqlalchemy alembic` lets MLflow "
+    "keep a file of its own"
+)
+WANDB_HINT = "log in with `wandb login`, or set WANDB_MODE=offline and sync later"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,8 +45,16 @@ def main(argv: Sequence[str]) -> int:
     if args.to in PACKAGES:
         if args.output is not None:
             raise ConfigError(f"-o: has no effect with --to {args.to}, allowed: with {' or '.join(TEXTS)}")
-        send = _to_mlflow if args.to == "mlflow" else _to_wandb
-        send(run, args.project)
+        package = _package(args.to)
+        send, refusal, hint = (
+            (_to_mlflow, package.exceptions.MlflowException, MLFLOW_HINT)
+            if args.to == "mlflow"
+            else (_to_wandb, package.Error, WANDB_HINT)
+        )
+        try:
+            send(package, run, args.project)
+        except refusal as error:
+            raise ToolError(f"--to {args.to}: {str(error).partition('. ')[0].rstrip('.')}; {hint}") from error
         return EXIT_OK
     labels = {name: run.labels[name] for name in LABELS if run.labels[name]}
     text = render_openmetrics(run.numbers, labels, strict=args.to == "openmetrics")
@@ -66,8 +80,7 @@ def numbers_of(run: IndexedRun) -> dict[str, float]:
     return found
 
 
-def _to_mlflow(run: IndexedRun, project: str) -> None:
-    mlflow = _package("mlflow")
+def _to_mlflow(mlflow: ModuleType, run: IndexedRun, project: str) -> None:
     mlflow.set_experiment(project)
     with mlflow.start_run(run_name=run.run_id):
         mlflow.set_tags({f"llm_perf.{name}": value for name, value in run.labels.items() if value})
@@ -80,8 +93,7 @@ def _to_mlflow(run: IndexedRun, project: str) -> None:
                 mlflow.log_artifact(str(run.path / name))
 
 
-def _to_wandb(run: IndexedRun, project: str) -> None:
-    wandb = _package("wandb")
+def _to_wandb(wandb: ModuleType, run: IndexedRun, project: str) -> None:
     with wandb.init(project=project, name=run.run_id, config={**run.keys, **run.labels}, job_type="llm-perf") as sent:
         sent.log(numbers_of(run))
         for name in ARTIFACTS:
