@@ -17,8 +17,10 @@ from llm_perf_opt.core.units import format_factor, format_ms
 
 # What is not known before the first start: of the process with its imports and weights.
 START_S = {"gpu": 20.0, "cpu": 12.0}
-# Pairs of passes an experiment takes at least and at most.
-FEWEST_PAIRS, MOST_PAIRS = 4, 8
+# Pairs of passes after which the verdict is asked for: two settle a change of a factor, a few percent take all of them.
+PAIR_LOOKS = (2, 4, 8)
+# What most experiments take.
+USUAL_PAIRS = 4
 PHASE_OF: dict[str, str] = {"tpot_ms": DECODE, "ttft_ms": PREFILL}
 BATCH_KEY = "infer.batch"
 
@@ -99,7 +101,7 @@ class Costs:
     pass_s: float
 
     def of(self, remedies: Iterable[Remedy]) -> float:
-        return self.start_s + sum(r.compile_s for r in remedies) + FEWEST_PAIRS * 2 * self.pass_s
+        return self.start_s + sum(r.compile_s for r in remedies) + USUAL_PAIRS * 2 * self.pass_s
 
 
 def build_plan(

@@ -88,9 +88,17 @@ class MeasuredMetric:
 
 
 def compare_passes(
-    before: Sequence[Mapping[str, Pass]], after: Sequence[Mapping[str, Pass]], metrics: Sequence[str], *, paired: bool
+    before: Sequence[Mapping[str, Pass]],
+    after: Sequence[Mapping[str, Pass]],
+    metrics: Sequence[str],
+    *,
+    paired: bool,
+    spent: float = 1.0,
 ) -> dict[str, MeasuredMetric]:
-    """Every metric both sides have; passes in the order they were made, the n-th beside the n-th where `paired`."""
+    """Every metric both sides have; passes in the order they were made, the n-th beside the n-th where `paired`.
+
+    `spent` is the part of the chance to err that this look at the passes may take, where there are several.
+    """
     found = {}
     for metric in metrics:
         sides = [[one[metric] for one in side if one.get(metric)] for side in (before, after)]
@@ -109,7 +117,7 @@ def compare_passes(
             low=low,
             high=high,
         )
-        verdict = judge(one, one.p_value, lower_is_better=not higher)
+        verdict = judge(one, one.p_value, lower_is_better=not higher, spent=spent)
         found[metric] = MeasuredMetric(change=change, estimate=one, verdict=verdict)
     return found
 

@@ -162,7 +162,8 @@ def timeline_pair(found: CompareDocument, timelines: tuple[TimelineWindow | None
     parts = []
     for side, window in drawn:
         shown = format_ms((window.window_ns[1] - window.window_ns[0]) / 1e6)
-        parts.append(f"<h3>{escape(side.name)}</h3><p class='small muted'>{shown}, from {escape(window.source)}</p>")
+        part = f"{shown} of it; {window.left_out:,} events after them are not drawn" if window.left_out else shown
+        parts.append(f"<h3>{escape(side.name)}</h3><p class='small muted'>{part}, from {escape(window.source)}</p>")
         parts.append(_timeline_svg(window, length))
     return "".join(parts)
 

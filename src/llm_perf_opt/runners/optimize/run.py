@@ -7,7 +7,7 @@ from pathlib import Path
 
 from llm_perf_opt.analysis.compare.gate import Condition
 from llm_perf_opt.analysis.compare.stability import RepeatedValue
-from llm_perf_opt.analysis.compare.statistics import Pass, level_of
+from llm_perf_opt.analysis.compare.statistics import Pass, level_of, shared_among
 from llm_perf_opt.analysis.findings.facts import Known
 from llm_perf_opt.analysis.optimize.document import (
     ExperimentRow,
@@ -21,9 +21,9 @@ from llm_perf_opt.analysis.optimize.document import (
     StartRow,
 )
 from llm_perf_opt.analysis.optimize.plan import (
-    FEWEST_PAIRS,
-    MOST_PAIRS,
+    PAIR_LOOKS,
     PHASE_OF,
+    USUAL_PAIRS,
     Costs,
     ExperimentPlan,
     Situation,
@@ -70,6 +70,8 @@ LOOK_MARGIN = 1.5
 METRICS = ("tpot_ms", "ttft_ms", "tokens_per_s", "joules_per_token", "wall_ms")
 # No experiment takes more of what is left of the budget than this, unless that is very little.
 MOST_SHARE, LEAST_S = 0.6, 60.0
+# An experiment that is nearly done may end this much after the budget.
+GRACE_S = 15.0
 MeasuredPass = Mapping[str, list[RepeatedValue]]
 
 
@@ -238,7 +240,7 @@ class Optimizer:
         bound = candidate.bound
         promised = "" if bound is None or bound.gain is None else f", at most {bound.gain:.2f}×"
         self.console.say(f"{candidate.name}: {candidate.title}{promised}")
-        until = time.monotonic() + max(LEAST_S, MOST_SHARE * self.left_s)
+        until = min(time.monotonic() + max(LEAST_S, MOST_SHARE * self.left_s), self.deadline + GRACE_S)
         log = self._folder_of(candidate.name) / "worker.log"
         side = None
         try:
@@ -273,7 +275,7 @@ class Optimizer:
                 "configurations run one after the other, so drift of the machine is in their intervals"
             )
             for side in living:
-                while len(side.passes) < FEWEST_PAIRS:
+                while len(side.passes) < USUAL_PAIRS:
                     self._pass(side)
                 side.end()
             return self._open(candidate.name, candidate, until=until)
@@ -283,7 +285,8 @@ class Optimizer:
         check = side.worker.check(
             self.folder / REFERENCE_FILE, until, is_lossy=candidate.is_lossy, limits=self.options.limits
         )
-        found = self._pairs(other, side, until)
+        # What is wrong does not count, however fast; two pairs say how fast it would have been.
+        found = self._pairs(other, side, until, looks=1 if check.verdict == "different" else len(PAIR_LOOKS))
         objective = self.options.objective
         measured = found.get(objective)
         changes = tuple(one.change for one in found.values())
@@ -313,24 +316,25 @@ class Optimizer:
             side=side,
         )
 
-    def _pairs(self, other: Side, side: Side, until: float) -> dict[str, MeasuredMetric]:
+    def _pairs(
+        self, other: Side, side: Side, until: float, *, looks: int = len(PAIR_LOOKS)
+    ) -> dict[str, MeasuredMetric]:
         """Passes in turns, first the one, then the other: until the objective is settled, or the time is up."""
         mine: list[MeasuredPass] = []
         theirs: list[MeasuredPass] = []
         paired = other.worker is not None
         found: dict[str, MeasuredMetric] = {}
-        for number in range(MOST_PAIRS):
+        spent = dict(zip(PAIR_LOOKS, shared_among(PAIR_LOOKS), strict=True))
+        for number in range(1, PAIR_LOOKS[looks - 1] + 1):
             began = time.monotonic()
-            order = (other, side) if number % 2 == 0 else (side, other)
+            order = (other, side) if number % 2 else (side, other)
             for one in order if paired else (side,):
                 (mine if one is side else theirs).append(self._pass(one))
-            enough = number + 1 >= FEWEST_PAIRS
-            if number >= 1:
-                found = compare_passes(theirs if paired else other.passes, mine, METRICS, paired=paired)
-            spent = time.monotonic() - began
-            if (enough and is_settled(found.get(self.options.objective))) or (
-                number >= 1 and time.monotonic() + spent > until
-            ):
+            is_over = number > 1 and 2 * time.monotonic() - began > until
+            if number in spent or is_over:
+                share = min(part for look, part in spent.items() if look >= number)
+                found = compare_passes(theirs if paired else other.passes, mine, METRICS, paired=paired, spent=share)
+            if is_over or (number in spent and is_settled(found.get(self.options.objective))):
                 break
         return found
 
@@ -359,7 +363,7 @@ class Optimizer:
             self.direct = row.change(self.options.objective)
         elif best.worker is not None and start.worker is not None and self.left_s > 0:
             self.console.say(f"{best.name}: once more, beside the start")
-            found = self._pairs(start, best, self.deadline + LEAST_S).get(self.options.objective)
+            found = self._pairs(start, best, self.deadline + GRACE_S).get(self.options.objective)
             self.direct = None if found is None else found.change
 
     def _end_sides(self) -> None:
