@@ -14,6 +14,7 @@ from llm_perf_opt.workload.dataset import Planned, plan_batches
 from llm_perf_opt.workload.generation import BatchPicker, Generator, HostClock, TokenPicker
 from llm_perf_opt.workload.models.base import Sample
 from llm_perf_opt.workload.models.decode_steps import pad_left
+from llm_perf_opt.workload.models.joined import join_projections
 from llm_perf_opt.workload.models.quantization import quantize
 from llm_perf_opt.workload.nvtx import silent
 from tests.support.model_presets import compose_preset, load_preset
@@ -21,6 +22,7 @@ from tests.support.model_presets import compose_preset, load_preset
 pytestmark = pytest.mark.slow
 
 NEW_TOKENS = 12
+JOIN = "model.join_projections=true"
 LENGTHS = (23, 9, 17, 30)
 TINY = ["llama_tiny", "qwen3_moe_tiny", "deepseek_v2_tiny"]
 
@@ -175,3 +177,25 @@ def test_quantisation_without_torchao_says_what_to_install(monkeypatch: pytest.M
     assert str(error.value).endswith(
         "(got 'int8'); pip install 'llm-perf-opt[quantization]', or set model.quantization=none"
     )
+
+
+@pytest.mark.parametrize(("preset", "joined"), [("llama_tiny", 4), ("qwen3_moe_tiny", 2)])
+def test_joined_projections_are_fewer_products_for_the_same_tokens(preset: str, joined: int) -> None:
+    assert run(preset, "model.join_projections=true", batch=True) == run(preset, batch=False)
+    plain, one = (load_preset(f"model={preset}", "dataset=synthetic", *more) for more in ((), (JOIN,)))
+    linears = [sum(type(part) is torch.nn.Linear for part in loaded.module.modules()) for loaded in (plain, one)]
+    sizes = [sum(p.numel() for p in loaded.module.parameters()) for loaded in (plain, one)]
+    assert linears[1] < linears[0] and sizes[1] == sizes[0]
+    assert f"projections of one input are joined: {joined} products instead of several each" in one.notes
+
+
+def test_projections_called_in_another_order_or_with_another_input_are_their_own() -> None:
+    owner = torch.nn.Module()
+    for name, size in (("q_proj", 6), ("k_proj", 2), ("v_proj", 2)):
+        setattr(owner, name, torch.nn.Linear(4, size))
+    first, second = torch.randn(3, 4), torch.randn(3, 4)
+    with torch.no_grad():
+        wanted = [owner.v_proj(first), owner.q_proj(second), owner.q_proj(first), owner.k_proj(first)]
+        join_projections(owner)
+        found = [owner.v_proj(first), owner.q_proj(second), owner.q_proj(first), owner.k_proj(first)]
+    assert all(torch.allclose(a, b) for a, b in zip(wanted, found, strict=True))

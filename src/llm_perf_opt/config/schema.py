@@ -138,6 +138,7 @@ class ModelSection:
     dtype: Dtype | Literal["auto"] = "auto"
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flex_attention"] = "auto"
     quantization: Literal["none", "fp8", "int8"] = "none"
+    join_projections: bool = False
     geometry: Mapping[str, Any] | None = None
 
 

@@ -36,13 +36,15 @@ def workload_problems(config: AppConfig, stages: Collection[Stage]) -> tuple[str
     if config.workload.command is not None:
         return _program_problems(config.workload.command[0], config.user_dir)
     adapter = load_adapter(config.model.adapter)
-    infer, quantization = config.infer, config.model.quantization
-    if adapter.data_kind == PAGES and not (infer.is_plain and quantization == "none"):
+    infer, quantization, joined = config.infer, config.model.quantization, config.model.join_projections
+    if adapter.data_kind == PAGES and not (infer.is_plain and quantization == "none" and not joined):
         return (
-            "infer.batch, .cache, .compile, .cuda_graph, model.quantization: a model that reads pages runs one page at "
-            f"a time, eager, with a growing cache (got {infer.batch}, {infer.cache!r}, {infer.compile!r}, "
-            f"{infer.cuda_graph}, {quantization!r}), allowed: their defaults",
+            "infer.batch, .cache, .compile, .cuda_graph, model.quantization, .join_projections: a model that reads "
+            f"pages runs one page at a time, eager, with a growing cache (got {infer.batch}, {infer.cache!r}, "
+            f"{infer.compile!r}, {infer.cuda_graph}, {quantization!r}, {joined}), allowed: their defaults",
         )
+    if joined and infer.tp > 1:
+        return (f"model.join_projections: not of a model split over ranks (infer.tp is {infer.tp}), allowed: false",)
     problems = adapter.check(config.model)
     return problems or _dataset_problems(config)
 

@@ -113,6 +113,17 @@ MAX_AUTOTUNE = Remedy(
     removes_idle=True,
     code=f'{_STATIC}\nstep = torch.compile(model.forward, mode="max-autotune", dynamic=False)',
 )
+JOINED_PROJECTIONS = Remedy(
+    id="joined_projections",
+    title="q, k and v, and gate and up projections as one product each",
+    sets={"model.join_projections": "true"},
+    guard=_LOOP,
+    # Fewer launches too.
+    removes_idle=True,
+    code="""\
+weight = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
+q, k, v = torch.nn.functional.linear(hidden, weight).split([q_size, kv_size, kv_size], dim=-1)""",
+)
 FP8_WEIGHTS = Remedy(
     id="fp8_weights",
     title="fp8 weights and activations (torchao)",

@@ -17,6 +17,7 @@ from llm_perf_opt.config.schema import InferSection, ModelSection
 from llm_perf_opt.errors import ConfigError, ProfilingError
 from llm_perf_opt.workload.models.base import RangeFactory, Sample, StepOutput
 from llm_perf_opt.workload.models.decode_steps import Prompts, Steps, choose_steps, pad_left
+from llm_perf_opt.workload.models.joined import join_projections
 from llm_perf_opt.workload.models.meta_run import last_logits
 from llm_perf_opt.workload.models.module_groups import group_modules
 from llm_perf_opt.workload.models.quantization import quantize
@@ -201,6 +202,8 @@ def _wrap(
     notes: list[str],
 ) -> LoadedCausalLM:
     module = module.eval()
+    if model.join_projections:
+        notes = [*notes, *join_projections(module)]
     notes = [*notes, *quantize(module, model.quantization)]
     options = {"use_cache": True, **last_logits(module)}
     return LoadedCausalLM(

@@ -2,7 +2,7 @@
 
 from llm_perf_opt.analysis.findings.facts import COMPILED, Known, PhaseFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, Suggestion, advise, amdahl
-from llm_perf_opt.analysis.findings.remedies import COMPILE, LARGER_BATCH, ONE_THREAD
+from llm_perf_opt.analysis.findings.remedies import COMPILE, JOINED_PROJECTIONS, LARGER_BATCH, ONE_THREAD
 
 MIN_SHARE = 0.15
 START = "start fewer operators from Python: "
@@ -51,6 +51,6 @@ RULE = Rule(
     plain_words="Much of the time goes into directing the work, not into the work itself.",
     remedy=REMEDY,
     hint="torch.compile",
-    experiments=(COMPILE, ONE_THREAD, LARGER_BATCH),
+    experiments=(COMPILE, ONE_THREAD, JOINED_PROJECTIONS, LARGER_BATCH),
     is_idle=True,
 )

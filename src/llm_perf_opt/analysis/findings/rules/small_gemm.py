@@ -3,7 +3,13 @@
 from llm_perf_opt.analysis.findings.facts import KernelFacts, PhaseKernel, RunFacts
 from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl
 from llm_perf_opt.analysis.findings.phase_kernels import Slice, describe, slices, time_of
-from llm_perf_opt.analysis.findings.remedies import LARGER_BATCH, LARGEST_BATCH, MAX_AUTOTUNE, REDUCE_OVERHEAD
+from llm_perf_opt.analysis.findings.remedies import (
+    JOINED_PROJECTIONS,
+    LARGER_BATCH,
+    LARGEST_BATCH,
+    MAX_AUTOTUNE,
+    REDUCE_OVERHEAD,
+)
 
 MIN_SHARE = 0.1
 SHORT_US = 10.0
@@ -71,5 +77,5 @@ RULE = Rule(
     find=find_small_gemms,
     plain_words="The calculations are too small to keep the whole GPU busy.",
     remedy=REMEDY,
-    experiments=(MAX_AUTOTUNE, REDUCE_OVERHEAD, LARGER_BATCH, LARGEST_BATCH),
+    experiments=(MAX_AUTOTUNE, REDUCE_OVERHEAD, JOINED_PROJECTIONS, LARGER_BATCH, LARGEST_BATCH),
 )
