@@ -60,6 +60,11 @@ def test_a_capture_is_known_by_its_name_and_beginning(tmp_path: Path, name: str,
         ("a.sqlite.xz", lzma.compress(b"x"), "packed with xz; unpack it"),
         ("a.json", XPROF, "a trace of XProf, the profiler of JAX and TensorFlow"),
         ("a.json.gz", gzip.compress(XPROF_BARE, mtime=0), "a trace of XProf"),
+        (
+            "a.json",
+            b'[{"name": "mm", "ph": "X", "pid": "CPU functions", "args": {}}]',
+            "a trace of torch.autograd.profiler",
+        ),
         ("a.json", b'{"$schema": "https://www.speedscope.app/file-format-schema.json"}', "a profile for speedscope"),
         (
             "a.txt",

@@ -335,6 +335,43 @@ def test_launch_advice_fits_the_program(tmp_path: Path, mark: str, advice: str) 
     assert "KV cache" not in finding.remedy
 
 
+def test_a_capture_of_copies_alone_promises_no_speed_up(tmp_path: Path) -> None:
+    export = Export()
+    for i in range(10):
+        export.call(MS * i, MS * i + 1_000, i + 1, "cudaMemcpy_v3020")
+        export.copy(MS * i + 2_000, MS * i + 900_000, i + 1, size_bytes=8 * MS, kind=1)
+    analysis = _nsys(export, tmp_path)
+    (finding,) = analysis.findings
+    assert finding.title == "Only copies run, no kernel at all: 91% of the capture (most: Copy Host-to-Device)"
+    assert finding.max_gain is None
+    assert analysis.notes == ("capture.sqlite: no GPU kernel was recorded, only copies and sets",)
+
+
+def test_many_small_copies_are_counted_and_go_over_the_bus_whatever_rocm_calls_them(tmp_path: Path) -> None:
+    events: list[str] = []
+    for i in range(50):
+        _kernel(events, i + 1, 100 * i, 100 * i + 10, 20)
+        events.append(event("cuda_runtime", "hipMemcpyWithStream", f"{100 * i + 30}", "60", correlation=1000 + i))
+        where = {"pid": 0, "tid": 7, "device": 0}
+        events.append(
+            event("gpu_memcpy", "CopyDeviceToHost", f"{100 * i + 40}", "40", correlation=1000 + i, bytes="64", **where)
+        )
+    found = [f for f in _torch(events, tmp_path).findings if f.title.endswith("(most: CopyDeviceToHost)")]
+    assert [f.evidence[1] for f in found] == [
+        "CopyDeviceToHost: 50 in 2.00 ms, 64.00 B each: their number costs the time, not their size"
+    ]
+    assert "pinned" in found[0].remedy
+
+
+def test_idle_time_without_recorded_launches_is_told_as_unexplained(tmp_path: Path) -> None:
+    events = [event("kernel", "gemm", f"{100 * i}", "20", pid=0, tid=7) for i in range(60)]
+    (finding,) = _torch(events, tmp_path).findings
+    assert finding.title == (
+        "The GPU idles for 80% of the capture, and the calls that launch its work were not recorded"
+    )
+    assert (finding.confidence, may_be_headline(finding.finding())) == ("low", False)
+
+
 def test_synchronisation_is_told_by_call_and_place(tmp_path: Path) -> None:
     export = Export()
     for i in range(10):

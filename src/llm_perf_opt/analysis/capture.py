@@ -360,7 +360,8 @@ def _notes(timeline: Timeline, measured: RangeInstances) -> list[str]:
     prefix = f"{timeline.source}: "
     notes = [prefix + note for note in timeline.notes]
     if not len(timeline.kernels) and not len(timeline.graphs):
-        notes.append(prefix + "no GPU kernel was recorded, so there are no GPU times")
+        only = "only copies and sets" if len(timeline.copies) else "so there are no GPU times"
+        notes.append(f"{prefix}no GPU kernel was recorded, {only}")
     unknown = int((timeline.kernels.call < 0).sum())
     if unknown:
         notes.append(prefix + f"{unknown} kernel(s) have no recorded launch and belong to no range")

@@ -19,7 +19,10 @@ CLASSES = (
 )  # fmt: skip
 # Work between products that one kernel could do in passing.
 FUSIBLE = ("elementwise", "norm", "reduction", "copy")
-_FUSED = re.compile(r"^triton_\w+_fused_|^(loop|input|wrapped)_\w*fusion|^fusion_\d|^fused_")
+_FUSED = re.compile(
+    r"^triton_\w+_fused_|^(loop|input|wrapped)_\w*fusion|^fusion_\d|^fused_|^__myl_|^generatedNativePointwise"
+    r"|nvfuser|CudaCodeGen"
+)
 MAX_LENGTH = 80
 TAIL_LENGTH = 20
 # How many words may tell kernels of one short name apart.

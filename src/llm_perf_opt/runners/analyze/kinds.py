@@ -43,6 +43,11 @@ _FOREIGN_JSON = (
         "a trace of XProf, the profiler of JAX and TensorFlow, which does not say which call launched a kernel; "
         "capture the program with nsys instead",
     ),
+    (
+        re.compile(r'"pid":\s*"(CPU|CUDA) functions"'),
+        "a trace of torch.autograd.profiler, which does not say which call launched a kernel; record with "
+        "torch.profiler instead",
+    ),
     (re.compile(r"speedscope\.app/file-format-schema"), "a profile for speedscope, with samples and no GPU work"),
     (re.compile(r'"(nodes|samples)"\s*:\s*\[.*"timeDeltas"', re.DOTALL), "a CPU profile of Chrome, with no GPU work"),
     (re.compile(r'"segments"\s*:\s*\[\s*\{\s*"device"'), "a snapshot of torch's memory, with no kernels"),

@@ -12,7 +12,7 @@ from llm_perf_opt.analysis.timeline.rows import KernelRow
 from llm_perf_opt.core.sections import Section, cell_text
 from llm_perf_opt.core.terminal import number_columns, printable, table_text
 from llm_perf_opt.core.units import or_dash
-from llm_perf_opt.runners.analyze.kinds import SUMMARY
+from llm_perf_opt.runners.analyze.kinds import SUMMARY, TORCH
 from llm_perf_opt.runners.analyze.sections import capture_sections
 
 NAME_WIDTH = 60
@@ -52,7 +52,7 @@ def _sources(analysis: CaptureAnalysis, top: int) -> Text:
 def _gpu(analysis: CaptureAnalysis) -> Text:
     gpu, idle = analysis.gpu, analysis.gpu.idle
     if not gpu.span_ns or gpu.busy_ns is None or idle is None:
-        return Text()
+        return _no_gpu_work(analysis)
     busy = f"busy {_ms(gpu.busy_ns)} ms of {_ms(gpu.span_ns)} ms ({gpu.busy_ns / gpu.span_ns:.1%})"
     if analysis.ranks is not UNSET and len(analysis.ranks.rows) > 1:
         busy += f", added up over {len(analysis.ranks.rows)} processes, each from its first GPU work to its last"
@@ -62,6 +62,16 @@ def _gpu(analysis: CaptureAnalysis) -> Text:
         f"{_ms(idle.waiting_for_copy_or_sync_ns)} waiting for copies or synchronisation, "
         f"{_ms(idle.unattributed_ns)} unattributed"
     )
+
+
+def _no_gpu_work(analysis: CaptureAnalysis) -> Text:
+    """What to say first of a capture without kernels and copies; a summary of kernels has no times of day."""
+    if not analysis.sources or analysis.kernels or analysis.counters is not UNSET:
+        return Text()
+    record = "`nsys profile --trace=cuda,nvtx,osrt`"
+    if any(source.kind == TORCH for source in analysis.sources):
+        record = "`activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`"
+    return _plain(f"No GPU work was recorded. If the program used a GPU, capture again with {record}.")
 
 
 def _ranges(analysis: CaptureAnalysis, top: int) -> Text:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
-from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl, confidence_of
+from llm_perf_opt.analysis.findings.finding import MIN_HEADLINE, Evidence, Finding, Rule, amdahl, confidence_of
 from llm_perf_opt.analysis.findings.waterfall import split_idle
 from llm_perf_opt.analysis.gaps.longest import Reason
 from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS
@@ -43,7 +43,14 @@ RANKS_REMEDY = (
     "the host waits for other ranks: balance what they do, start collectives as soon as their input is ready and wait "
     "for them late, and look at the slowest rank's capture first"
 )
-
+RECORD_HOST = (
+    "capture again with what the host does: Python stacks (with_stack=True), ranges (NVTX, record_function), or nsys "
+    "with --trace=cuda,nvtx,osrt"
+)
+RECORD_HOST_OF_OTHERS = (
+    "capture again with what the host does: system calls and samples (nsys --trace=cuda,nvtx,osrt "
+    "--sample=process-tree), or NVTX ranges in the program"
+)
 WAITING_REMEDY = (
     "find out what it waits for: requests that do not come (then the capture is of an idle server, and only its busy "
     "part tells something), a lock or another thread, another process, or a sleep in the program"
@@ -128,9 +135,31 @@ def find_host_work_in(facts: CaptureFacts) -> list[Finding]:
             facts,
             unknown,
             "The GPU idles in long gaps in which nothing of the host was recorded",
-            "capture again with what the host does: Python stacks (with_stack=True), ranges (NVTX, record_function), "
-            "or nsys with --trace=cuda,nvtx,osrt",
+            RECORD_HOST if facts.report.framework == "torch" else RECORD_HOST_OF_OTHERS,
         ),
+        *_unexplained(facts),
+    ]
+
+
+def _unexplained(facts: CaptureFacts) -> list[Finding]:
+    """The GPU idles and its launches were not recorded: then nothing says why, and that is worth saying."""
+    idle = facts.idle.unattributed_ns
+    if idle < MIN_HEADLINE * facts.span_ns:
+        return []
+    return [
+        HOST_WORK.finding_of_capture(
+            facts,
+            title=f"The GPU idles for {idle / facts.span_ns:.0%} of the capture, and the calls that launch its work "
+            "were not recorded",
+            evidence=(
+                f"{idle / 1e6:.2f} ms of {facts.span_ns / 1e6:.2f} ms no kernel runs, and what runs next has no "
+                "recorded launch: whether it was launched late or held back cannot be told",
+            ),
+            saved_ns=idle,
+            confidence="low",
+            remedy="capture again with the host's side: torch.profiler with ProfilerActivity.CPU and CUDA, nsys with "
+            "--trace=cuda,nvtx,osrt",
+        )
     ]
 
 

@@ -44,8 +44,8 @@ REMEDY_OF_ANY_MODEL = (
     "kernels are among them, fused optimisers (fused=True)"
 )
 REMEDY_OF_OTHERS = (
-    "fuse them: let the framework's compiler make one kernel of a chain (jax.jit, cupy.fuse, numba), or write one "
-    "kernel that does what the chain does"
+    "fuse them: let the framework's compiler make one kernel of a chain (jax.jit, cupy.fuse, numba, "
+    "the builder of an inference engine), or write one kernel that does what the chain does"
 )
 MIN_PIECES = 3
 ATTENTION_REMEDY = (

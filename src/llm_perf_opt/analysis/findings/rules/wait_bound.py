@@ -1,5 +1,6 @@
 """Rule wait_bound: the GPU stands idle while copies run or the host waits in a synchronisation call."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from llm_perf_opt.analysis.findings.remedies import CUDA_GRAPH, MAX_AUTOTUNE, RE
 from llm_perf_opt.analysis.findings.waterfall import split_idle
 from llm_perf_opt.analysis.gaps.waits import WaitRow
 from llm_perf_opt.analysis.timeline.rows import CopyRow, Idle, RangeRow
+from llm_perf_opt.core.units import format_bytes
 
 # Of a phase's clean time, and of a range's time under the profiler.
 MIN_CLEAN_SHARE = 0.1
@@ -48,6 +50,9 @@ SHOWN = 3
 # 16 lanes of 8 GT/s, 128 of 130 bits: what the bus of 2010 carries one way. Copies of this size should come near it.
 PCIE3_BYTES_PER_S = 16 * 8e9 * 128 / 130 / 8
 LARGE_COPY_BYTES, SLOW_SHARE = 1_000_000, 0.5
+# Copies of less are counted, not weighed: each costs the same whatever it carries.
+SMALL_COPY_BYTES = 64_000
+_NOT_LETTERS = re.compile(r"[^a-z]")
 # Ranges that explain all but this part of the waiting speak for the whole capture.
 MIN_LEFT_SHARE = 0.3
 # A range that waits for copies for this part of its waiting waits for copies.
@@ -155,23 +160,34 @@ def _of_copies(facts: CaptureFacts, copying_ns: int, copied_in: Sequence[RangeRo
     rows = sorted(facts.copies, key=lambda row: -row.total_ns)[:SHOWN]
     lead = rows[0].kind if rows else "a copy"
     apart = "" if copying_ns == facts.idle.copy_ns else ", without what other findings count"
-    crosses = not rows or any(_crosses(row) for row in rows[:1])
-    return RULE.finding_of_capture(
+    crosses = not rows or _crosses(rows[0])
+    what = "No kernel runs while copies do, for" if facts.kernel_count else "Only copies run, no kernel at all:"
+    found = RULE.finding_of_capture(
         facts,
-        title=f"No kernel runs while copies do, for {copying_ns / facts.span_ns:.0%} of the capture (most: {lead})",
+        title=f"{what} {copying_ns / facts.span_ns:.0%} of the capture (most: {lead})",
         evidence=(
             f"{copying_ns / 1e6:.2f} ms of {facts.span_ns / 1e6:.2f} ms a copy or set runs and no kernel{apart}",
             *(_rate(row) for row in rows),
             *_slow(rows),
             *(_copied_in(row) for row in copied_in[:SHOWN]),
-            # There is no more kernel time than this to hide them behind.
-            f"beside the kernels they could hide for {min(copying_ns, facts.busy_ns) / 1e6:.2f} ms at most; the rest "
-            "is saved only by copying less or faster",
+            *_beside(facts, copying_ns),
         ),
         saved_ns=copying_ns,
         confidence=confidence_of(sum(row.instances for row in rows), share=1.0),
         remedy=COPY_REMEDY if crosses else DEVICE_COPY_REMEDY,
         hint="Keeping the data on the device" if crosses else "Copying less on the device",
+    )
+    # Where copying is all that was done, nothing says that it could be left out.
+    return found if facts.kernel_count else replace(found, gain=None)
+
+
+def _beside(facts: CaptureFacts, copying_ns: int) -> tuple[str, ...]:
+    """There is no more kernel time than this to hide them behind."""
+    if not facts.busy_ns:
+        return ()
+    return (
+        f"beside the kernels they could hide for {min(copying_ns, facts.busy_ns) / 1e6:.2f} ms at most; the rest "
+        "is saved only by copying less or faster",
     )
 
 
@@ -185,8 +201,9 @@ def _copied_in(row: RangeRow) -> str:
 
 
 def _crosses(row: CopyRow) -> bool:
-    kind = row.kind.lower()
-    return any(word in kind for word in ("host-to-device", "device-to-host", "htod", "dtoh"))
+    """Whether a copy goes over the bus; CUDA, nsys and ROCm write it with and without blanks and dashes."""
+    kind = _NOT_LETTERS.sub("", row.kind.lower())
+    return any(word in kind for word in ("hosttodevice", "devicetohost", "htod", "dtoh"))
 
 
 def _slow(rows: Sequence[CopyRow]) -> tuple[str, ...]:
@@ -213,6 +230,9 @@ def _rate(row: CopyRow) -> str:
     text = f"{row.kind}: {row.instances:,} in {row.total_ns / 1e6:.2f} ms"
     if row.size_bytes is None or not row.total_ns:
         return text
+    mean = row.size_bytes / max(row.instances, 1)
+    if 0 < mean < SMALL_COPY_BYTES:
+        return f"{text}, {format_bytes(mean)} each: their number costs the time, not their size"
     return f"{text}, {row.size_bytes / 1e6:,.1f} MB at {row.size_bytes / row.total_ns:.1f} GB/s"
 
 
