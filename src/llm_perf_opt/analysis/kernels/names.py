@@ -38,6 +38,8 @@ _GENERIC = frozenset({"kernel", "Kernel", "run", "device_kernel", "transpose", "
 _WRAPPERS = frozenset({"Kernel", "Kernel2", "device_kernel", "kentry", "kernel_entry", "_kernel_agent"})
 _ENABLERS = re.compile(r"enable_\w+")
 _TARGET = re.compile(r"\bgfx\w+_t$")
+# What CUTLASS gives its universal product where there are several: those of experts.
+_GROUPED = "GroupProblemShape"
 # Functions that apply an operation they are given: its name is part of theirs.
 _APPLIERS = re.compile(
     r"elementwise|^reduce_kernel|multi_tensor_apply|trampoline_kernel|act_and_mul|^unary_|^binary_|_kernel_agent|^kernel$"
@@ -98,6 +100,8 @@ def kernel_identity(name: str) -> str:
     if _runs_a_type(base):
         inner = _first_type(arguments)
         return kernel_identity(inner) if inner else head
+    if base == "GemmUniversal" and _GROUPED in arguments:
+        return f"{head}[{_GROUPED}]"
     detail = _detail(arguments) if _APPLIERS.search(base) else ""
     return f"{head}[{detail}]" if detail else head
 
