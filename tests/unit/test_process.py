@@ -214,3 +214,35 @@ def test_a_second_interrupt_does_not_leave_the_command_running(tmp_path: Path) -
     run.send_signal(signal.SIGINT)
     assert run.wait(20) != 0
     assert not psutil.pid_exists(int(pid_file.read_text()))
+
+
+TALKS = """
+import sys, time
+print("known", sys.argv[1], "shape hf_" + "AbCdEfGhIjKlMnOpQrStUvWx", flush=True)
+time.sleep(120)
+"""
+RUNS_A_TALKER = """
+import sys
+from pathlib import Path
+from llm_perf_opt.core.process import run_command
+from llm_perf_opt.core.redact import Redactor
+log, program, secret = sys.argv[1:]
+redactor = Redactor.of({}, more=[secret])
+run_command([sys.executable, "-c", program, secret], env={}, timeout_s=100, log=Path(log), redactor=redactor)
+"""
+
+
+@pytest.mark.slow
+def test_a_log_holds_no_secret_either_when_we_are_killed(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    run = subprocess.Popen([sys.executable, "-c", RUNS_A_TALKER, str(log), TALKS, "speak-friend"])
+    end = time.monotonic() + 20
+    while not log.exists() or not log.read_text():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    run.kill()
+    run.wait(20)
+    while "speak-friend" in log.read_text() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert log.read_text() == "known (redacted) shape (redacted)\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["log.txt"]

@@ -1,6 +1,12 @@
 """Secrets are taken out of texts, commands, data and files; what is none stays as it is."""
 
+import base64
+import html
+import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from urllib.parse import quote, quote_plus
 
 import pytest
 
@@ -89,6 +95,29 @@ def test_known_values_are_taken_out_of_data_wherever_they_stand() -> None:
         "home": "/root",
         "n": None,
     }
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        *(json.dumps, partial(json.dumps, ensure_ascii=False), repr, html.escape, quote, quote_plus),
+        lambda value: base64.b64encode(value.encode()).decode(),
+        lambda value: repr({"password": value, "user": "x"}),
+    ],
+)
+@pytest.mark.parametrize("value", ["pa\"ss'w<o>rd&1", "Zürich-geheim ß99", "back\\slash\\n99"])
+def test_a_known_value_is_found_as_programs_write_it(value: str, written: Callable[[str], str]) -> None:
+    clean = Redactor.of({"DB_PASSWORD": value}).without_known(written(value))
+    # Of base64 the last group stays, which is as much as two letters tell.
+    assert REDACTED in clean and len(clean.replace(REDACTED, "")) <= len("{'password': '', 'user': 'x'}")
+
+
+def test_the_keys_inside_of_a_known_file_are_known_too() -> None:
+    key, number = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIB", "9a8b7c6d5e4f3a2b1c0d9e8f7a6b5c4d3e2f1a0b"
+    private = f"-----BEGIN PRIVATE KEY-----\n{key}\n-----END PRIVATE KEY-----\n"
+    file = json.dumps({"type": "service_account", "private_key_id": number, "private_key": private})
+    redactor = Redactor.of({"CLOUD_FILE": file})
+    assert redactor.without_known(f"{number} {key} service_account") == f"{REDACTED} {REDACTED} service_account"
 
 
 def test_a_log_is_cleaned_across_the_borders_of_its_blocks(tmp_path: Path) -> None:

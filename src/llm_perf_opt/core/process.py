@@ -7,6 +7,7 @@ leaves, holds no secrets; the command itself gets the real values.
 """
 
 import ctypes
+import json
 import os
 import re
 import shlex
@@ -121,14 +122,15 @@ def run_command(
     marker = uuid.uuid4().hex
     ours = {child.pid for child in psutil.Process().children(recursive=True)}
     start = time.monotonic()
-    process = _start(argv, env={**env, MARKER: marker}, cwd=cwd, log=log, remove=remove)
+    redactor = redactor if log.suffix in LOG_SUFFIXES else None
+    process = _start(argv, env={**env, MARKER: marker}, cwd=cwd, log=log, remove=remove, redactor=redactor)
     try:
         timed_out = not _wait(process, start, timeout_s, log, on_tick, reads)
     finally:
         # Also after an interrupt: nothing the command started outlives it.
         exit_code = process.poll()
         leftovers = _end_tree(process, marker, ours, gently=exit_code is None)
-        if redactor is not None and log.suffix in LOG_SUFFIXES:
+        if redactor is not None:
             redactor.log(log)
     return CommandResult(
         argv=argv,
@@ -219,7 +221,9 @@ class Service:
         self._marker = uuid.uuid4().hex
         self._ours = {child.pid for child in psutil.Process().children(recursive=True)}
         self._started = time.monotonic()
-        self._process = _start(self.argv, env={**env, MARKER: self._marker}, cwd=cwd, log=log, remove=())
+        self._process = _start(
+            self.argv, env={**env, MARKER: self._marker}, cwd=cwd, log=log, remove=(), redactor=redactor
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -283,27 +287,38 @@ def read_tail(path: Path, size: int = TAIL_BYTES) -> str:
 
 
 def _start(
-    argv: Sequence[str], *, env: Mapping[str, str], cwd: Path | None, log: Path, remove: Sequence[Path]
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path | None,
+    log: Path,
+    remove: Sequence[Path],
+    redactor: Redactor | None,
 ) -> "subprocess.Popen[bytes]":
     """Start a command in a session of its own, with nothing to read and its output in the log."""
     failed, told = os.pipe()
+    # What the supervisor takes out of the log if we are killed; in memory, and not for the command.
+    known = _in_memory(redactor.values) if redactor is not None and _HAS_SUPERVISOR else None
+    cleaned = [] if known is None else ["--clean", str(known), str(log.absolute())]
     try:
         with log.open("wb") as sink:
             process = subprocess.Popen(
-                _supervised(argv, told, remove) if _HAS_SUPERVISOR else argv,
+                _supervised(argv, told, remove, cleaned) if _HAS_SUPERVISOR else argv,
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 env=env,
                 cwd=cwd,
                 start_new_session=True,
-                pass_fds=(told,),
+                pass_fds=(told,) if known is None else (told, known),
             )
     except OSError as error:
         os.close(failed)
         raise ToolError(f"{argv[0]}: could not be started ({error.strerror or error})") from error
     finally:
         os.close(told)
+        if known is not None:
+            os.close(known)
     # Ends when the command has been started, and says why if it could not be.
     with open(failed, "rb") as answer:
         number = answer.read() if _HAS_SUPERVISOR else b""
@@ -314,9 +329,18 @@ def _start(
     return process
 
 
-def _supervised(argv: Sequence[str], told: int, remove: Sequence[Path]) -> list[str]:
+def _supervised(argv: Sequence[str], told: int, remove: Sequence[Path], cleaned: Sequence[str]) -> list[str]:
     folders = [word for folder in remove for word in ("--remove", str(folder))]
-    return [sys.executable, "-I", "-S", str(SUPERVISOR), str(told), str(os.getpid()), *folders, "--", *argv]
+    ours = [sys.executable, "-I", "-S", str(SUPERVISOR), str(told), str(os.getpid())]
+    return [*ours, *cleaned, *folders, "--", *argv]
+
+
+def _in_memory(values: Sequence[str]) -> int:
+    """A file without a name that holds these values; its number."""
+    number = os.memfd_create("llm-perf")
+    with open(number, "wb", closefd=False) as file:
+        file.write(json.dumps(values).encode())
+    return number
 
 
 def _wait(

@@ -5,6 +5,8 @@ the environment we were started with that are secrets by name, by shape or becau
 looked for in words of ours and in logs, known values in every file of a run. In place of a secret stands `REDACTED`.
 """
 
+import base64
+import html
 import json
 import math
 import re
@@ -15,12 +17,14 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 REDACTED = "(redacted)"
 SHORTEST_SECRET = 5
 # A shorter value may be a word of anybody's text, and would be taken out of it everywhere.
 SHORTEST_KNOWN = 6
+# Fewer bytes are too few letters of base64 to be told from any others.
+SHORTEST_CODED = 9
 BLOCK_BYTES = 1 << 20
 # The longest secret that is found where two blocks of a file meet.
 OVERLAP_BYTES = 1 << 14
@@ -151,9 +155,9 @@ class Redactor:
     @classmethod
     def of(cls, environ: Mapping[str, str], more: Sequence[str] = ()) -> "Redactor":
         """One that knows the secrets of an environment, and `more` values that are to be hidden."""
-        whole = [value for name, value in environ.items() if is_secret(name, value) and not _is_word(name, value)]
+        whole = [value for name, value in environ.items() if is_secret(name, value) and not is_word(name, value)]
         known = {piece for value in (*whole, *more) for piece in _pieces(value) if _is_worth_hiding(piece)}
-        forms = {form for piece in known for form in (piece, json.dumps(piece)[1:-1], quote(piece, safe=""))}
+        forms = {form for piece in known for form in _forms(piece)}
         return cls(values=tuple(sorted(forms, key=lambda value: (-len(value), value))))
 
     @cached_property
@@ -208,15 +212,22 @@ class Redactor:
                     target.write(clean.encode("utf-8", "surrogateescape"))
             if changed:
                 scratch.replace(path)
+        except OSError:
+            # Where there is no room for a second copy, known values still go.
+            self._in_place(path)
+            raise
         finally:
             scratch.unlink(missing_ok=True)
 
     def folder(self, folder: Path) -> None:
         """Overwrite known values in every file below a folder with as many `x`, so that no format breaks."""
-        values = [value.encode("utf-8", "surrogateescape") for value in self.values]
-        for path in sorted(folder.rglob("*")) if values else ():
+        for path in sorted(folder.rglob("*")) if self.values else ():
             if path.is_file() and not path.is_symlink():
-                _overwrite(path, values)
+                self._in_place(path)
+
+    def _in_place(self, path: Path) -> None:
+        if self.values:
+            _overwrite(path, [value.encode("utf-8", "surrogateescape") for value in self.values])
 
 
 def given_secrets(argv: Sequence[str]) -> list[str]:
@@ -235,9 +246,27 @@ def _pieces(value: str) -> Iterator[str]:
         yield found[1]
     words = value.split()
     yield from (word for word in words if len(words) > 1 and len(word) >= 16)
+    # Of a JSON file with keys, or a connection string: what somebody may take out of it. JSON writes a line's end so.
+    runs = re.findall(r"[A-Za-z0-9+/=_-]{20,4096}", value.replace("\\n", "\n"))
+    yield from (run for run in runs if run != value and _is_mixed(run))
 
 
-def _is_word(name: str, value: str) -> bool:
+def _forms(piece: str) -> Iterator[str]:
+    """A piece as programs write it: as it is, escaped for JSON, Python, a page or an address, and in base64."""
+    yield piece
+    yield json.dumps(piece)[1:-1]
+    yield json.dumps(piece, ensure_ascii=False)[1:-1]
+    yield repr(piece)[1:-1]
+    yield html.escape(piece)
+    yield quote(piece, safe="")
+    yield quote_plus(piece)
+    data = piece.encode("utf-8", "surrogateescape")
+    if len(data) >= SHORTEST_CODED:
+        # Without its last letters, which depend on what follows.
+        yield base64.b64encode(data[: len(data) // 3 * 3]).decode("ascii")
+
+
+def is_word(name: str, value: str) -> bool:
     """Whether a value is a word that other texts may hold for their own reasons: `KEYMAP=default`."""
     if re.search(r"PASSW|PASSPHRASE|SECRET|TOKEN$", name, re.IGNORECASE):
         return value.lower() in ("default", "disabled", "enabled", "required", "optional", "public", "manual", "always")

@@ -1,9 +1,10 @@
 """Stands between us and a command, so that nothing of it outlives us (docs/adr/0003-process-trees.md).
 
-Run as a script of its own: `python -I -S supervise.py STATUS_FD PARENT_PID [--remove PATH ...] -- ARGV ...`. It starts
-the command, reaps what the command orphans, and ends as the command ended. When our process dies, whatever killed it,
-the kernel tells this one, which ends the whole tree and removes the folders it was given. It imports nothing of ours
-and little of Python, because it is started for every command.
+Run as a script of its own: `python -I -S supervise.py STATUS_FD PARENT_PID [--clean VALUES_FD LOG] [--remove PATH ...]
+-- ARGV ...`. It starts the command, reaps what the command orphans, and ends as the command ended. When our process
+dies, whatever killed it, the kernel tells this one, which ends the whole tree, takes the secrets out of the log and
+removes the folders it was given. It imports nothing of ours and little of Python before that, because it is started for
+every command.
 """
 
 import ctypes
@@ -23,10 +24,14 @@ PATIENCE_S = 30
 def main(argv: list[str]) -> int:
     status, parent = int(argv[0]), int(argv[1])
     split = argv.index("--")
-    removed, command = [word for word in argv[2:split] if word != "--remove"], argv[split + 1 :]
+    options, command = argv[2:split], argv[split + 1 :]
+    known, log = (int(options[1]), options[2]) if options[:1] == ["--clean"] else (None, "")
+    removed = [word for word in options[3 if log else 0 :] if word != "--remove"]
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    os.set_inheritable(status, False)
+    for number in (status, known):
+        if number is not None:
+            os.set_inheritable(number, False)
 
     def look(number: int, frame: FrameType | None) -> None:
         # A signal while the parent lives is for the command, which gets its own.
@@ -36,6 +41,8 @@ def main(argv: list[str]) -> int:
             _end_all()
             for folder in removed:
                 shutil.rmtree(folder, ignore_errors=True)
+            if known is not None:
+                _clean(log, known)
             os._exit(128 + signal.SIGKILL)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -89,6 +96,28 @@ def _end_all() -> None:
         except ChildProcessError:
             return
         time.sleep(0.01)
+
+
+def _clean(log: str, known: int) -> None:
+    """Take the secrets out of a log, as our process would have when the command had ended."""
+    import importlib.util
+    import json
+    from pathlib import Path
+
+    # The module beside this one, by its file: nothing of ours can be imported here.
+    spec = importlib.util.spec_from_file_location("redact", Path(__file__).with_name("redact.py"))
+    if spec is None or spec.loader is None:
+        return
+    redact = sys.modules["redact"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(redact)
+    with open(known, "rb") as file:
+        file.seek(0)
+        values = json.load(file)
+    try:
+        redact.Redactor(values=tuple(values)).log(Path(log))
+    except OSError:
+        # Nobody is left to be told, and a log on a full disk keeps what it has.
+        return
 
 
 def _descendants() -> list[int]:

@@ -22,7 +22,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from llm_perf_opt.core.redact import Redactor, is_secret
+from llm_perf_opt.core.redact import Redactor, is_secret, is_word
 from llm_perf_opt.core.stage import CommandPlace
 from llm_perf_opt.errors import ParseError, ProfilingError, ToolError
 from llm_perf_opt.profiling.parsers.nsys_log import failure_words
@@ -51,8 +51,8 @@ class Environments:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Values of variables that look like secrets by their name or by themselves, longest first."""
-        return tuple(sorted({value for _, value in self._found()}, key=lambda value: (-len(value), value)))
+        """What looks like a secret by its name or by itself, and what of it may stand alone, longest first."""
+        return Redactor.of({}, more=sorted({value for _, value in self._found()})).values
 
     @property
     def secret_names(self) -> tuple[str, ...]:
@@ -66,7 +66,8 @@ class Environments:
                 yield name, value
 
     def _found(self) -> Iterator[tuple[str, str]]:
-        return ((name, value) for name, value in self.variables() if is_secret(name, value))
+        found = ((name, value) for name, value in self.variables() if is_secret(name, value))
+        return ((name, value) for name, value in found if not is_word(name, value))
 
 
 def scrub_export(sqlite: Path) -> Environments:
@@ -140,7 +141,7 @@ def _scrub(connection: sqlite3.Connection) -> Environments:
 
 def _replace_values(connection: sqlite3.Connection, tables: set[str], environments: Environments) -> None:
     """Secrets of those environments that stand elsewhere too: in a command line, in a range's name."""
-    secrets = Redactor.of(dict(environments.variables())).values
+    secrets = environments.secrets
     for table in sorted(tables) if secrets else ():
         columns = [row[1] for row in connection.execute(f'PRAGMA table_info("{table}")') if row[2].upper() == "TEXT"]
         for column in columns:
