@@ -139,6 +139,8 @@ DEMO = ("experiment=demo", "run.dry_run=true")
             "run.top_n_kernels: not allowed (got 99999999999), allowed: a number ≤ 2",
         ),
         (("model.adapter=os:path", *DEMO), "model.adapter: os:path is no adapter, it has no config_cls"),
+        (("model.adapter=':'", *DEMO), "model.adapter: cannot be imported (Empty module name)"),
+        (("hydra.run.dir=/proc", *DEMO), "/proc: cannot be locked, .lock cannot be written there ("),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
 )
@@ -151,6 +153,26 @@ def test_odd_input_is_one_line_and_exit_code_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["profile", *words]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {start}")
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "start"),
+    [
+        (["bench", "server=null"], "server: no such choice (got 'null'), allowed: openai, "),
+        (["bench", "=1"], "=1: not an override, allowed: key=value"),
+        (["bench", "load.seed=" + "9" * 10_000], "load.seed: Exceeds the limit (4300 digits)"),
+        (["predict", "dataset=null"], "dataset: no such choice (got 'null'), allowed: "),
+        (["plan", "model=llama3_8b", "hardware=h200", "--context", "inf"], "--context: not a number from above 0 to "),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_odd_input_to_other_commands_is_one_line_too(
+    argv: list[str], start: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"error: {start}")
     assert len(err.splitlines()) == 1

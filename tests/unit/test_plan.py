@@ -47,7 +47,10 @@ def test_what_does_not_fit_says_what_to_do(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--tpot-ms", "fast"], "error: --tpot-ms: not a number > 0 (got 'fast')"),
+        (["--tpot-ms", "fast"], "error: --tpot-ms: not a number from above 0 to 100,000,000 (got 'fast')"),
+        (["--ttft-ms", "nan"], "error: --ttft-ms: not a number from above 0 to 100,000,000 (got 'nan')"),
+        (["--context", "1e300"], "error: --context: not a number from above 0 to 100,000,000 (got '1e300')"),
+        (["dataset=null"], "error: dataset: no such choice (got 'null')"),
         (["--output", "5000"], "error: --output: not less than --context (got 5000 of 4096)"),
         (["--price", "h200"], "error: --price: not ENTRY=PRICE (got 'h200')"),
         (["--colour", "red"], "error: --colour: not an override"),

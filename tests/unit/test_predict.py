@@ -216,7 +216,8 @@ def test_a_cpu_without_calibration_says_how_to_get_one(capsys: pytest.CaptureFix
     [
         (["model=lama3_8b"], "error: model: no such choice (got 'lama3_8b'), nearest: llama3_8b; allowed: causal_lm"),
         (["hardware=rtx4900"], "error: hardware: no such choice (got 'rtx4900'), nearest: rtx4090; allowed: a10"),
-        (["workload.batch=0"], "error: workload.batch: not a whole number ≥ 1 (got '0')"),
+        (["workload.batch=0"], "error: workload.batch: not a whole number from 1 to 100,000,000 (got '0')"),
+        (["workload.prompt=" + "9" * 5000], "error: workload.prompt: not a whole number from 1 to 100,000,000"),
         (["workload.promt=8"], "error: workload.promt: unknown key (got '8'), nearest known key: workload.prompt"),
         (["workload.kv_dtype=fp4"], "error: workload.kv_dtype: not one of the choices (got 'fp4')"),
         (["hardware=H100"], "nearest: h100_nvl, h100_pcie, h100_sxm; allowed: a10"),

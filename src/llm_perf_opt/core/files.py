@@ -84,6 +84,8 @@ def _first_bytes(file: gzip.GzipFile | lzma.LZMAFile, limit: int) -> bytes:
 
 def write_whole(path: Path, data: bytes) -> Path:
     """Write a file so that it is there as a whole or as it was. A link in its place is replaced, not followed."""
+    if not path.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     scratch.unlink(missing_ok=True)
     number = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)

@@ -70,7 +70,13 @@ def take_lock(run_dir: Path) -> RunLock:
     if path in _HELD:
         return _HELD[path]
     while True:
-        number = _opened(path)
+        try:
+            number = _opened(path)
+        except OSError as error:
+            raise ConfigError(
+                f"{run_dir}: cannot be locked, {LOCK_FILE} cannot be written there ({error.strerror}); give a "
+                "directory you may write to"
+            ) from error
         try:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -124,12 +124,12 @@ class Job:
         try:
             write_environment(root, environment, self.redactor)
             write_config(root, self.config.resolved, self.redactor)
-        except OSError:
+        except OSError as error:
             if self.previous is None:
                 # Without a manifest they would be files of no run.
                 for name in ("env.json", "config.yaml"):
                     (root / name).unlink(missing_ok=True)
-            raise
+            raise ProfilingError(f"{root}: nothing can be written there ({error.strerror or error})") from error
         run = self.config.run
         gpus = tuple(str(gpu.index) for gpu in self.host.gpus)
         devices = devices_of(run.device, os.environ.get("CUDA_VISIBLE_DEVICES"), gpus)

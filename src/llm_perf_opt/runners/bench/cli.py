@@ -74,11 +74,14 @@ def main(argv: Sequence[str]) -> int:
 
 def read_config(argv: Sequence[str], *, user_dir: Path) -> BenchConfig:
     """Every problem of the command line at once."""
-    from hydra.errors import HydraException
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
 
-    from llm_perf_opt.pipeline.compose import ConfigEntry, compose_config, explain_composition_error
+    from llm_perf_opt.pipeline.compose import (
+        COMPOSITION_ERRORS,
+        ConfigEntry,
+        compose_config,
+        explain_composition_error,
+    )
     from llm_perf_opt.runners.arguments import parse_arguments
 
     flags = [word for word in argv if word.startswith("-") and word != "--"]
@@ -89,7 +92,7 @@ def read_config(argv: Sequence[str], *, user_dir: Path) -> BenchConfig:
     try:
         composed = compose_config(overrides, entry)
         raw = resolve(OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]))
-    except (HydraException, OmegaConfBaseException) as error:
+    except COMPOSITION_ERRORS as error:
         raise explain_composition_error(error, overrides, user_dir=user_dir, entry=entry) from error
     return type_bench(raw, user_dir=user_dir, overrides=overrides)
 

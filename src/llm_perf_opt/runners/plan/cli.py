@@ -13,7 +13,7 @@ from llm_perf_opt.runners.plan.search import Limits, cheapest, front, rate_per_d
 from llm_perf_opt.runners.predict.cli import Subject, find_hardware, predict_row, subjects
 from llm_perf_opt.runners.predict.counted import MetaModel
 from llm_perf_opt.runners.predict.files import write_csv, write_plot
-from llm_perf_opt.runners.predict.request import Case, Request, parse_request
+from llm_perf_opt.runners.predict.request import LARGEST_NUMBER, Case, Request, parse_request
 from llm_perf_opt.runners.predict.row import Row
 
 HELP = """\
@@ -81,8 +81,9 @@ def _plan(request: Request) -> Search:
             value = float(text)
         except ValueError:
             value = 0.0
-        if value <= 0:
-            problems.append(f"{key}: not a number > 0 (got {text!r})")
+        if not 0 < value <= LARGEST_NUMBER:
+            problems.append(f"{key}: not a number from above 0 to {LARGEST_NUMBER:,} (got {text[:40]!r})")
+            return default
         return value
 
     ttft, tpot = number("--ttft-ms", None), number("--tpot-ms", None)

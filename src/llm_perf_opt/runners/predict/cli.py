@@ -333,14 +333,11 @@ def _subject_notes(subject: Subject, shape: Shape, case: Case, problem: str | No
 
 def _compose(overrides: Sequence[str]) -> AppConfig:
     """The typed configuration without the stages: predict runs none."""
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    from llm_perf_opt.pipeline.compose import compose_config, explain_composition_error
+    from llm_perf_opt.pipeline.compose import COMPOSITION_ERRORS, compose_config, explain_composition_error
 
     try:
         composed = compose_config(overrides)
-    except (HydraException, OmegaConfBaseException) as error:
+    except COMPOSITION_ERRORS as error:
         raise explain_composition_error(error, overrides, user_dir=Path.cwd()) from error
     plain = OmegaConf.masked_copy(composed, [str(k) for k in composed if k not in ("hydra", "pipeline")])
     adapter = load_adapter(str(composed.model.adapter))

@@ -38,6 +38,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
 KEYS = tuple(f"workload.{name}" for name in (*CHOICES, *SHARES, *NUMBERS))
 SECTIONS = ("model", "hardware", "workload", "infer", "dataset", "run")
 FLAGS = ("--json", "--wide")
+# Of tokens, sequences and devices; no machine has more, and an estimate of it would take forever.
+LARGEST_NUMBER = 100_000_000
 WITH_VALUE = ("--csv", "--plot", "--sort")
 
 
@@ -196,11 +198,19 @@ def _values(key: str, text: str, problems: list[str]) -> tuple[str, ...]:
             problems.append(f"{key}: not one of the choices (got {part!r}), allowed: {', '.join(CHOICES[name])}")
         elif name in SHARES and not _is_share(part):
             problems.append(f"{key}: not a share from 0 to 1 (got {part!r}), allowed: numbers separated by commas")
-        elif name in NUMBERS and not (part.isascii() and part.isdecimal() and int(part) >= 1):
-            problems.append(f"{key}: not a whole number ≥ 1 (got {part!r}), allowed: numbers separated by commas")
+        elif name in NUMBERS and not _is_count(part):
+            problems.append(
+                f"{key}: not a whole number from 1 to {LARGEST_NUMBER:,} (got {part[:40]!r}), allowed: numbers "
+                "separated by commas"
+            )
         else:
             found.append(part)
     return tuple(found)
+
+
+def _is_count(text: str) -> bool:
+    is_short = len(text) <= len(str(LARGEST_NUMBER))
+    return text.isascii() and text.isdecimal() and is_short and 1 <= int(text) <= LARGEST_NUMBER
 
 
 def _is_share(text: str) -> bool:

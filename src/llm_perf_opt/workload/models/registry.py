@@ -18,7 +18,8 @@ def load_adapter(path: str) -> ModelAdapter:
     module_name, _, attribute = path.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except (ImportError, SyntaxError, ValueError, NameError, AttributeError, TypeError) as error:
+        # A module of the user's own may be wrong in any of these ways.
         raise ConfigError(
             f"model.adapter: cannot be imported ({error}) (got {path!r}), "
             "allowed: an import path package.module:ADAPTER"
