@@ -1,4 +1,4 @@
-# make demo | test | test-quick | test-long | test-cluster | coverage | fuzz | drill | soak | audit | lint | format | docs — each sets up its environment by itself. Needs Python 3.11+ and make.
+# make demo | test | test-quick | test-long | test-cluster | test-lowest | coverage | fuzz | drill | soak | audit | lint | format | docs — each sets up its environment by itself. Needs Python 3.11+ and make.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ RUN_STAMP := $(VENV)/.installed-run
 # Two workers: the machine the suite is sized for has two cores.
 WORKERS ?= 2
 
-.PHONY: demo test test-quick test-long test-cluster coverage fuzz drill soak audit lint format docs clean
+.PHONY: demo test test-quick test-long test-cluster test-lowest coverage fuzz drill soak audit lint format docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12")'
@@ -36,6 +36,14 @@ test-long: $(STAMP)
 # Sweeps on a real Slurm of one node on loopback (needs slurm-wlm and munge, and root) and on a real Ray.
 test-cluster: $(STAMP)
 	$(BIN)/python -m pytest -m cluster tests/system/test_cluster.py $(PYTEST_ARGS)
+
+# A program with the oldest transformers serving images carry. The rest of the environment is that of the other tests; the
+# oldest torch comes to Linux from PyPI with gigabytes of CUDA alone, so the job `lowest` of GitHub takes it from PyTorch's index.
+test-lowest: $(STAMP)
+	$(PYTHON) -m venv $(VENV)-lowest
+	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' > $$(echo $(VENV)-lowest/lib/python*/site-packages)/tested.pth
+	$(VENV)-lowest/bin/python -m pip install --quiet --disable-pip-version-check transformers==4.48.0
+	$(VENV)-lowest/bin/python -m pytest -o addopts=--strict-markers tests/system/test_lowest.py $(PYTEST_ARGS)
 
 # Without what starts the orchestrator, a real tool or a browser, or runs a model: under a minute.
 test-quick: $(STAMP)
@@ -82,4 +90,4 @@ docs:
 	$(VENV)-docs/bin/mkdocs build --strict --site-dir site
 
 clean:
-	rm -rf $(VENV) $(VENV)-docs build dist site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-docs $(VENV)-lowest build dist site .pytest_cache .mypy_cache .ruff_cache

@@ -6,13 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from llm_perf_opt.core.host import Gpu, Host, Tool
 from llm_perf_opt.core.manifest import RunManifest, read_manifest, write_manifest
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord
 from llm_perf_opt.errors import ManifestError
-from llm_perf_opt.profiling.vendor.tools import importer_trouble, parse_gpus
+from llm_perf_opt.profiling.vendor import tools
+from llm_perf_opt.profiling.vendor.tools import counters_restricted, importer_trouble, parse_gpus, usable_memory
 from llm_perf_opt.runners.doctor import diagnose
 from llm_perf_opt.runners.runs import find_runs
 from tests.support.fixtures_dir import REPO
@@ -175,6 +177,13 @@ def test_every_gap_has_a_remedy() -> None:
     assert [c.name for c in gaps if not c.remedy] == []
 
 
+def test_doctor_knows_which_packages_are_too_old_to_run_models() -> None:
+    old = _host(packages={"torch": "2.4.0", "transformers": "4.48.0", "nvtx": "0.2.11"})
+    gaps = {c.name: c.remedy for c in diagnose(old) if not c.ok}
+    assert list(gaps) == ["torch", "transformers"]
+    assert all(remedy is not None and "llm-perf run -- PROGRAM" in remedy for remedy in gaps.values())
+
+
 def test_doctor_prints_json_with_the_host_and_the_checks(tmp_path: Path) -> None:
     done = llm_perf("doctor", "--json", cwd=tmp_path)
     data = json.loads(done.out)
@@ -188,6 +197,32 @@ def test_gpus_as_nvidia_smi_lists_them() -> None:
         Gpu(index=0, name="NVIDIA H200", memory_bytes=143771 << 20, driver="580.159.04", compute_capability="9.0"),
         Gpu(index=1, name="NVIDIA L4", memory_bytes=23034 << 20, driver="580.159.04", compute_capability=None),
     )
+
+
+@pytest.mark.parametrize(
+    ("only_admin", "capabilities", "restricted"),
+    [("1", "000001ffffffffff", False), ("1", "00000000a80425fb", True), ("0", "0000000000000000", False)],
+    ids=["root", "root of a container", "anybody where the driver allows it"],
+)
+def test_counters_need_a_capability_that_root_of_a_container_lacks(
+    only_admin: str, capabilities: str, restricted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (
+        ("DRIVER_PARAMS", f"RmProfilingAdminOnly: {only_admin}\n"),
+        ("OWN_STATUS", f"Name: x\nCapEff:\t{capabilities}\n"),
+    ):
+        (tmp_path / name).write_text(text)
+        monkeypatch.setattr(tools, name, tmp_path / name)
+    assert counters_restricted() is restricted
+
+
+@pytest.mark.parametrize(("limit", "found"), [("max", None), ("1048576", 1 << 20), (str(1 << 62), None)])
+def test_memory_is_that_of_the_container(
+    limit: str, found: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    monkeypatch.setattr(tools, "MEMORY_LIMITS", (tmp_path / "memory.max", tmp_path / "none"))
+    assert usable_memory() == (found or psutil.virtual_memory().total)
 
 
 def test_a_missing_importer_is_found_and_its_remedy_named(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import llm_perf_opt
+from llm_perf_opt.report.page.glossary import GLOSSARY
 from tests.support.fixtures_dir import REPO
 
 DOCS = REPO / "docs"
@@ -44,6 +45,14 @@ def test_the_navigation_names_every_page_once() -> None:
 def test_the_first_page_names_every_other_but_the_decisions() -> None:
     linked = set(re.findall(r"\]\(([\w-]+\.md)\)", (DOCS / "index.md").read_text(encoding="utf-8")))
     assert linked == {p.name for p in DOCS.glob("*.md")} - {"index.md"}
+
+
+def test_the_glossary_has_every_term_of_the_report_in_its_own_words() -> None:
+    rows = dict(re.findall(r"^\| (.+?) \| (.+) \|$", (DOCS / "glossary.md").read_text(encoding="utf-8"), re.M))
+    plural = {"CUDA graphs"}
+    assert {term: rows.get(term) for term in GLOSSARY.keys() - plural} == {
+        term: text for term, text in GLOSSARY.items() if term not in plural
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(REPO)))

@@ -28,6 +28,11 @@ def test_a_model_without_torch_is_refused_with_the_extra_to_install(llama: AppCo
     )
     assert package_problems(llama, light, [static_analysis.STAGE]) == ()
     assert package_problems(llama, plain_host(packages={"torch": "2.13", "transformers": "5"}), STAGES) == ()
+    old = plain_host(packages={"torch": "2.4.0+cu121", "transformers": "4.48.0"})
+    assert [text.partition(";")[0] for text in package_problems(llama, old, STAGES)] == [
+        "torch 2.4.0+cu121: too old for our own loop, which needs 2.11",
+        "transformers 4.48.0: too old for our own loop, which needs 5.0",
+    ]
     program = replace(llama, workload=replace(llama.workload, command=("python", "x.py")))
     assert package_problems(program, light, STAGES) == ()
 

@@ -1,6 +1,7 @@
 """What can be told before any stage starts: files, packages, devices and memory. Bad input is no failed run."""
 
 import itertools
+import re
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ from llm_perf_opt.profiling.static_child import shape_from_config
 from llm_perf_opt.workload.dataset import PAGES, TOKENS, list_samples, vocabulary_of
 from llm_perf_opt.workload.models.registry import choose_dtype, load_adapter
 
-RUN_PACKAGES = ("torch", "transformers")
+# The oldest our own loop measures rightly with: docs/getting-started.md#install has the reasons.
+RUN_PACKAGES = {"torch": (2, 11), "transformers": (5, 0)}
 RUN_EXTRA = "pip install 'llm-perf-opt[run]'"
 _ALL_HIDDEN = "CUDA_VISIBLE_DEVICES hides every GPU"
 
@@ -54,10 +56,28 @@ def package_problems(config: AppConfig, host: Host, stages: Collection[Stage]) -
     if config.workload.command is not None or not any(traits_of(stage).runs_model for stage in stages):
         return ()
     missing = [name for name in RUN_PACKAGES if host.packages.get(name) is None]
-    if not missing:
-        return ()
-    text = f"{' and '.join(missing)}: not installed, and needed to run a model; {RUN_EXTRA}"
-    return (f"{text} (pipeline.static_analysis and `llm-perf predict` work without)",)
+    if missing:
+        text = f"{' and '.join(missing)}: not installed, and needed to run a model; {RUN_EXTRA}"
+        return (f"{text} (pipeline.static_analysis and `llm-perf predict` work without)",)
+    found = ((name, host.packages.get(name) or "") for name in RUN_PACKAGES)
+    return tuple(f"{name} {version}: {trouble}" for name, version in found if (trouble := too_old(name, version)))
+
+
+def too_old(package: str, version: str) -> str | None:
+    """Why our own loop does not run with this version, and what does; None where it runs."""
+    least = RUN_PACKAGES[package]
+    if _release(version) >= least:
+        return None
+    return (
+        f"too old for our own loop, which needs {least[0]}.{least[1]}; {RUN_EXTRA} in an environment of its own, or "
+        "`llm-perf run -- PROGRAM`, which takes your program with the packages it has"
+    )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version."""
+    numbers = [int(part) for part in re.findall(r"\d+", version)]
+    return (*numbers, 0)[:2]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from llm_perf_opt.core.host import Host, Tool
 from llm_perf_opt.core.process import allowed_environment
-from llm_perf_opt.pipeline.preflight import RUN_EXTRA
+from llm_perf_opt.pipeline.preflight import RUN_EXTRA, too_old
 from llm_perf_opt.profiling.vendor.tools import importer_trouble, probe_host
 from llm_perf_opt.runners.arguments import command_parser
 
 MIN_FREE_BYTES = 5 * 1024**3
 COUNTERS_REMEDY = (
-    "run as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0 "
-    "(/etc/modprobe.d/, then reboot); ncu fails with ERR_NVGPUCTRPERM until then"
+    "run as root (in a container also with --cap-add=SYS_ADMIN), or load the driver with "
+    "NVreg_RestrictProfilingToAdminUsers=0 (/etc/modprobe.d/, then reboot); ncu fails with ERR_NVGPUCTRPERM until then"
 )
 
 
@@ -54,9 +54,10 @@ def diagnose(host: Host) -> list[Check]:
 
 def _package(host: Host, name: str, remedy: str) -> Check:
     version = host.packages.get(name)
-    return Check(
-        name=name, ok=version is not None, value=version or "not installed", remedy=None if version else remedy
-    )
+    if version is None:
+        return Check(name=name, ok=False, value="not installed", remedy=remedy)
+    trouble = too_old(name, version)
+    return Check(name=name, ok=trouble is None, value=version, remedy=trouble)
 
 
 def _gpu(host: Host) -> Check:
@@ -97,7 +98,7 @@ def _counters(host: Host) -> Check:
     if host.counters_restricted is None:
         return Check(name="gpu counters", ok=False, value="unknown", remedy="no NVIDIA driver on this machine says so")
     if host.counters_restricted:
-        return Check(name="gpu counters", ok=False, value="root only", remedy=COUNTERS_REMEDY)
+        return Check(name="gpu counters", ok=False, value="administrators only", remedy=COUNTERS_REMEDY)
     return Check(name="gpu counters", ok=True, value="allowed")
 
 

@@ -163,7 +163,7 @@ class NcuStage:
             found.append(Obstacle(what="no CUDA device on this machine", remedy=remedy, blocking=False))
         if host.counters_restricted:
             what = "the driver keeps GPU performance counters for the administrator (ERR_NVGPUCTRPERM)"
-            remedy = "run as root or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
+            remedy = "run as root, in a container with CAP_SYS_ADMIN, or set NVreg_RestrictProfilingToAdminUsers=0"
             found.append(Obstacle(what=what, remedy=remedy, blocking=False))
         return tuple(found)
 

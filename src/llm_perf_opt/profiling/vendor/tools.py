@@ -20,6 +20,11 @@ PACKAGES = ("llm-perf-opt", "torch", "transformers", "hydra-core", "nvtx", "duck
 # Of NVIDIA's driver, of ROCm's, and of Windows' under WSL.
 GPU_FILES = ("nvidia[0-9]*", "kfd", "dxg")
 DRIVER_PARAMS = Path("/proc/driver/nvidia/params")
+OWN_STATUS = Path("/proc/self/status")
+# The limit of a container, in cgroups of version 2 and 1.
+MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+# The number of CAP_SYS_ADMIN among Linux' capabilities.
+SYS_ADMIN = 21
 _VERSION = re.compile(r"(?:version|Version)\s+(\d+(?:\.\d+)+)")
 _INSTALL = {
     "nsys": "install Nsight Systems (Debian non-free: nsight-systems; NVIDIA: nsight-systems-cli) and put nsys on PATH",
@@ -34,7 +39,7 @@ def probe_host(*, env: Mapping[str, str], disk: Path) -> Host:
         os=platform.platform(),
         cpu=_cpu_name(),
         cpu_cores=os.cpu_count() or 1,
-        memory_bytes=psutil.virtual_memory().total,
+        memory_bytes=usable_memory(),
         python=platform.python_version(),
         packages={name: _package_version(name) for name in PACKAGES},
         gpus=gpus,
@@ -106,14 +111,24 @@ def importer_trouble(nsys: Path) -> Obstacle | None:
     return Obstacle(what=what, remedy=f"mend it with: {mend}")
 
 
+def usable_memory() -> int:
+    """What the machine has, or what its container may take where that is less."""
+    limits = [path.read_text().strip() for path in MEMORY_LIMITS if path.exists()]
+    return min([psutil.virtual_memory().total, *(int(text) for text in limits if text.isdecimal())])
+
+
 def counters_restricted() -> bool | None:
-    """Whether the driver keeps performance counters for root (ERR_NVGPUCTRPERM); None where no driver says."""
+    """Whether the driver refuses us performance counters (ERR_NVGPUCTRPERM); None where no driver says.
+
+    Where it keeps them for the administrator it asks for CAP_SYS_ADMIN, which root of a container has not by itself.
+    """
     if not DRIVER_PARAMS.exists():
         return None
     only_admin = re.search(r"RmProfilingAdminOnly:\s*(\d)", DRIVER_PARAMS.read_text())
     if only_admin is None:
         return None
-    return only_admin[1] == "1" and os.geteuid() != 0
+    held = re.search(r"^CapEff:\s*([0-9a-f]+)$", OWN_STATUS.read_text(), re.MULTILINE)
+    return only_admin[1] == "1" and (held is None or not int(held[1], 16) >> SYS_ADMIN & 1)
 
 
 def _probe(name: str, env: Mapping[str, str]) -> Tool:
