@@ -33,9 +33,16 @@ test: $(STAMP)
 test-long: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m long $(PYTEST_ARGS)
 
+# Ray's launcher wants an older cloudpickle than joblib, so it has an environment of its own; no torch is in it.
+RAY_STAMP := $(VENV)-ray/.installed
+$(RAY_STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-ray
+	$(VENV)-ray/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	@touch $@
+
 # Sweeps on a real Slurm of one node on loopback (needs slurm-wlm and munge, and root) and on a real Ray.
-test-cluster: $(STAMP)
-	$(BIN)/python -m pytest -m cluster tests/system/test_cluster.py $(PYTEST_ARGS)
+test-cluster: $(STAMP) $(RAY_STAMP)
+	LLM_PERF_TEST_RAY=$(abspath $(VENV)-ray/bin/python) $(BIN)/python -m pytest -m cluster tests/system/test_cluster.py $(PYTEST_ARGS)
 
 # A program with the oldest transformers serving images carry. The rest of the environment is that of the other tests; the
 # oldest torch comes to Linux from PyPI with gigabytes of CUDA alone, so the job `lowest` of GitHub takes it from PyTorch's index.
@@ -90,4 +97,4 @@ docs:
 	$(VENV)-docs/bin/mkdocs build --strict --site-dir site
 
 clean:
-	rm -rf $(VENV) $(VENV)-docs $(VENV)-lowest build dist site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-docs $(VENV)-lowest $(VENV)-ray build dist site .pytest_cache .mypy_cache .ruff_cache

@@ -27,6 +27,7 @@ from llm_perf_opt.core.documents import ClockDocument, InputSample, MetricsDocum
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.pipeline.jobs.record import JobsDocument
 from llm_perf_opt.pipeline.plan import PlanDocument
+from llm_perf_opt.pipeline.stores import SyncDocument
 from llm_perf_opt.pipeline.sweep import SweepDocument
 from llm_perf_opt.serving.results import BenchDocument
 from llm_perf_opt.workload.gallery import GalleryInfo
@@ -53,6 +54,7 @@ DOCUMENTS: dict[str, Any] = {
     "predictions": PredictionsDocument,
     "static": StaticDocument,
     "sweep": SweepDocument,
+    "sync": SyncDocument,
     "timeline": TimelineWindow,
 }
 

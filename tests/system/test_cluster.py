@@ -142,9 +142,10 @@ def test_a_job_that_dies_without_a_word_is_not_waited_for(tmp_path: Path, slurm_
 
 def test_a_sweep_on_ray_is_resumed_after_its_submitter_was_killed(tmp_path: Path) -> None:
     """Ray needs an environment of its own: LLM_PERF_TEST_RAY names its Python, with this package and `[ray]`."""
-    python = os.environ.get("LLM_PERF_TEST_RAY")
-    if python is None:
-        pytest.skip("LLM_PERF_TEST_RAY names no Python with Ray")
+    python = os.environ.get("LLM_PERF_TEST_RAY", "")
+    if not python:
+        why = "LLM_PERF_TEST_RAY names no Python with Ray; make test-cluster makes one"
+        pytest.fail(why) if REQUIRE_TOOLS else pytest.skip(why)
     on_ray = ("launcher=ray", "hydra.launcher.ray.remote.num_gpus=0", "+hydra.launcher.ray.init.num_cpus=2")
     variables = {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "TMPDIR": "/tmp"}
     arguments = sweep_arguments(tmp_path, *on_ray, "run.exclusive=null", "run.env_passthrough=[RAY_ADDRESS]")

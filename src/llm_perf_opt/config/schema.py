@@ -68,10 +68,11 @@ class RunSection:
 
 @dataclass(frozen=True, kw_only=True)
 class ArtifactsSection:
-    """`artifacts.*`: where a run is written."""
+    """`artifacts.*`: where a run is written. `sync`: a store it is sent to when it has ended (`s3://bucket/folder`)."""
 
     __pydantic_config__: ClassVar = FORBID_UNKNOWN
     runs_dir: Path
+    sync: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

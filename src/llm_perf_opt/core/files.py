@@ -9,6 +9,7 @@ import errno
 import gzip
 import lzma
 import os
+import secrets
 import stat
 import zlib
 from collections.abc import Iterable
@@ -86,8 +87,8 @@ def write_whole(path: Path, data: bytes) -> Path:
     """Write a file so that it is there as a whole or as it was. A link in its place is replaced, not followed."""
     if not path.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    scratch.unlink(missing_ok=True)
+    # On a shared file system another machine's writer may have the same number.
+    scratch = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     number = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(number, "wb") as file:

@@ -63,11 +63,23 @@ def read_manifest(run_dir: Path) -> RunManifest:
     """Read a run's manifest; file paths come back absolute."""
     path = run_dir / MANIFEST_FILE
     try:
-        raw = json.loads(read_limited(path, LARGEST_BYTES))
+        data = read_limited(path, LARGEST_BYTES)
     except FileNotFoundError as error:
         raise ManifestError(f"{path}: not found; give the directory of a run (`llm-perf runs` lists them)") from error
     except OSError as error:
         raise ManifestError(f"{path}: cannot be read ({error.strerror or error})") from error
+    manifest = decode_manifest(data, str(path))
+    root = run_dir.resolve()
+    stages = tuple(
+        replace(s, files=tuple(StageFile(role=f.role, path=root / f.path) for f in s.files)) for s in manifest.stages
+    )
+    return replace(manifest, stages=stages)
+
+
+def decode_manifest(data: bytes, path: str) -> RunManifest:
+    """A manifest from its bytes, file paths as they are written; `path` is what errors call it."""
+    try:
+        raw = json.loads(data)
     except RecursionError as error:
         raise ManifestError(f"{path}: nested too deeply; the run cannot be read") from error
     except ValueError as error:
@@ -79,14 +91,9 @@ def read_manifest(run_dir: Path) -> RunManifest:
             "use the llm-perf that wrote it, or a newer one"
         )
     try:
-        manifest = msgspec.convert(raw, RunManifest, dec_hook=_decode)
+        return msgspec.convert(raw, RunManifest, dec_hook=_decode)
     except (msgspec.ValidationError, RecursionError, ValueError) as error:
         raise ManifestError(f"{path}: {error}") from error
-    root = run_dir.resolve()
-    stages = tuple(
-        replace(s, files=tuple(StageFile(role=f.role, path=root / f.path) for f in s.files)) for s in manifest.stages
-    )
-    return replace(manifest, stages=stages)
 
 
 def write_json(path: Path, data: Any) -> Path:

@@ -133,6 +133,10 @@ def show(*parts: "Text | str", stream: TextIO | None = None) -> None:
     console, width = rich_console(out), screen_width(out)
     for part in parts:
         text = Text(printable(part)) if isinstance(part, str) else part
+        if width is None and not console.is_terminal:
+            # Rich takes its time for each line, and would change none of them.
+            out.write(f"{text.plain}\n")
+            continue
         for line in text.split("\n", allow_blank=True):
             console.print(_wrap_text(line, width), soft_wrap=True)
 

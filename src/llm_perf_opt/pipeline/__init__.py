@@ -6,7 +6,9 @@ preflight  the workload's files, checked before anything starts
 run      executes the plan; failure is data here, and the manifest is rewritten after each stage
 resume   what an earlier run of the same directory already has
 provenance  what the run was made with: env.json, config.yaml, inputs.yaml
-index    many runs: labels, keys and numbers of each
+index    one run of many: its labels, keys and numbers
+catalogue  thousands of runs, from an index beside them
+stores   runs sent to an object store or another host, and listed there
 sweep    the runs of a sweep as one table, and the front nobody beats
 console  what the user sees meanwhile, and the lines a run ends with
 

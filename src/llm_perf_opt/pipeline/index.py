@@ -25,7 +25,7 @@ class IndexedRun:
     """
 
     run_id: str
-    path: Path
+    path: str
     created_at: str
     status: str
     labels: Mapping[str, str]
@@ -74,7 +74,11 @@ def parse_filter(text: str) -> Filter:
 
 def index_run(path: Path) -> IndexedRun:
     """Read one run; raises ManifestError where that cannot be done."""
-    manifest = read_manifest(path)
+    return index_manifest(read_manifest(path), str(path))
+
+
+def index_manifest(manifest: RunManifest, path: str) -> IndexedRun:
+    """What is known of a run from its manifest; `path` is where it lies, here or in a store."""
     keys = dict(_leaves("", manifest.config))
     numbers = _numbers(manifest)
     git = manifest.environment.get("git")

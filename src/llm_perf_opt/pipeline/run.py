@@ -180,7 +180,7 @@ def _run_stage(
             raise ProfilingError("; ".join(str(finding) for finding in step.blockers))
         return step.stage.run(step.config, _context(step, run, manifest, earlier, commands))
 
-    result = _guarded(work)
+    result = guarded(work)
     if isinstance(result, StageOutput):
         output = result
     elif isinstance(result, ProfilingError):
@@ -209,7 +209,7 @@ def _run_stage(
     return record, output
 
 
-def _guarded(work: Callable[[], T]) -> T | Exception:
+def guarded(work: Callable[[], T]) -> T | Exception:
     """The result, or whatever went wrong."""
     try:
         return work()
@@ -221,7 +221,7 @@ def _tell_so_far(run: RunInput, after_s: float) -> None:
     """The first verdict, while later stages are still to come."""
     if run.so_far is None:
         return
-    told = _guarded(run.so_far)
+    told = guarded(run.so_far)
     if isinstance(told, Exception):
         run.console.say(f"no first verdict: {type(told).__name__}: {told}")
         return

@@ -77,13 +77,13 @@ def build_sweep(
         runs=tuple(
             SweptRun(
                 run_id=run.run_id,
-                path=str(run.path),
+                path=run.path,
                 settings={key: setting(run, key) for key in keys},
                 numbers=found,
                 on_front=index in front,
                 state=state_of(run, states).state,
                 where=state_of(run, states).where,
-                job=(jobs or {}).get(str(run.path)),
+                job=(jobs or {}).get(run.path),
                 problem=state_of(run, states).text,
             )
             for index, (run, found) in enumerate(zip(runs, numbers, strict=True))
@@ -93,7 +93,7 @@ def build_sweep(
 
 def state_of(run: IndexedRun, states: Mapping[str, JobState] | None) -> JobState:
     """How a run stands: as its sweep says, else as its manifest does."""
-    known = (states or {}).get(str(run.path))
+    known = (states or {}).get(run.path)
     if known is not None:
         return known
     if run.status == "ok":

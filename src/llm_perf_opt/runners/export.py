@@ -89,16 +89,16 @@ def _to_mlflow(mlflow: ModuleType, run: IndexedRun, project: str) -> None:
             mlflow.log_params(dict(params[first : first + PARAMS_AT_ONCE]))
         mlflow.log_metrics(numbers_of(run))
         for name in ARTIFACTS:
-            if (run.path / name).is_file():
-                mlflow.log_artifact(str(run.path / name))
+            if Path(run.path, name).is_file():
+                mlflow.log_artifact(str(Path(run.path, name)))
 
 
 def _to_wandb(wandb: ModuleType, run: IndexedRun, project: str) -> None:
     with wandb.init(project=project, name=run.run_id, config={**run.keys, **run.labels}, job_type="llm-perf") as sent:
         sent.log(numbers_of(run))
         for name in ARTIFACTS:
-            if (run.path / name).is_file():
-                sent.save(str(run.path / name), base_path=str(run.path), policy="now")
+            if Path(run.path, name).is_file():
+                sent.save(str(Path(run.path, name)), base_path=run.path, policy="now")
 
 
 def _package(name: str) -> ModuleType:

@@ -14,6 +14,7 @@ from llm_perf_opt.core.manifest import RunManifest, read_manifest, write_json, w
 from llm_perf_opt.core.names import MANIFEST_FILE, PLAN_FILE
 from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.core.redact import Redactor
+from llm_perf_opt.core.units import format_bytes
 from llm_perf_opt.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK, ConfigError, ProfilingError
 from llm_perf_opt.pipeline.console import Console, answer, make_console, verdict_lines
 from llm_perf_opt.pipeline.jobs.turns import devices_of, turn
@@ -35,6 +36,7 @@ from llm_perf_opt.pipeline.provenance import (
 )
 from llm_perf_opt.pipeline.resume import Carried, carry_over
 from llm_perf_opt.pipeline.run import RunInput, execute, why_again
+from llm_perf_opt.pipeline.stores import SyncDocument, check_url, claim, upload
 from llm_perf_opt.pipeline.trust import sign
 from llm_perf_opt.profiling.artifacts import Artifacts
 from llm_perf_opt.profiling.vendor.tools import probe_host
@@ -91,6 +93,8 @@ class Job:
         problems += () if memory.problem is None else (memory.problem,)
         if problems and not config.run.dry_run:
             raise ConfigError(problems)
+        if config.artifacts.sync is not None:
+            check_url(config.artifacts.sync, "artifacts.sync")
         return cls(
             config=config,
             artifacts=Artifacts.from_root(run_dir),
@@ -120,6 +124,8 @@ class Job:
             self.console.say(f"nothing was run; the plan is in {path}{cannot}")
             return EXIT_BAD_INPUT if cannot else EXIT_OK
         root = self.artifacts.root
+        sync = self.config.artifacts.sync
+        place = None if sync is None else claim(sync, root)
         environment = describe_environment(self.host, os.environ, self.config.user_dir)
         try:
             write_environment(root, environment, self.redactor)
@@ -137,6 +143,8 @@ class Job:
             manifest = execute(self._input(environment))
         view, reports = self._reports(manifest)
         self.console.show(answer(manifest, view, reports))
+        if place is not None:
+            self._send(manifest, place)
         return EXIT_OK if manifest.status == "ok" else EXIT_FAILED
 
     def _reports(self, manifest: RunManifest) -> tuple[ReportView, list[Path]]:
@@ -149,6 +157,17 @@ class Job:
             failed = replace(manifest, status="failed", warnings=(*manifest.warnings, text))
             write_manifest(root, failed, self.redactor)
             raise ProfilingError(text) from error
+
+    def _send(self, manifest: RunManifest, place: SyncDocument) -> None:
+        root = self.artifacts.root
+        try:
+            done = upload(root, place)
+        except ProfilingError as error:
+            # A sweep reads from the manifest whether a job is to be done again; its stages will be reused.
+            failed = replace(manifest, status="failed", warnings=(*manifest.warnings, str(error)))
+            write_manifest(root, failed, self.redactor)
+            raise
+        self.console.say(f"sent to {done.url}: {done.files} files, {format_bytes(done.size_bytes)}")
 
     def _input(self, environment: Mapping[str, Any]) -> RunInput:
         manifest = RunManifest(

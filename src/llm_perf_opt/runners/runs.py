@@ -2,16 +2,15 @@
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.terminal import printable
-from llm_perf_opt.errors import ConfigError, ManifestError
+from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.pipeline.catalogue import LocalFolder, RunFolder, RunRow, list_runs, short
 from llm_perf_opt.runners.arguments import command_parser
 
 if TYPE_CHECKING:
@@ -21,59 +20,36 @@ DEFAULT_DIR = Path("tmp/runs")
 # Shown where no columns are named.
 TREND = ("ttft_ms", "tpot_ms", "decode_tokens_per_s", "peak_memory_bytes")
 OLD_LAYOUT = ("tmp/stage2/*/nsys", "tmp/stage2/*/ncu", "tmp/stage2/*/stage1", "stage1")
-LONGEST_CELL = 200
 # Narrower terminals do without the date.
 WIDE = 110
 MIGRATE = "old layout: python scripts/migrate-run-layout.py --dry-run {path}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunRow:
-    """One line of the table. `failed`: stages that are not ok; `note`: why the run cannot be read as it is."""
-
-    run_id: str
-    path: str
-    date: str = ""
-    model: str = ""
-    device: str = ""
-    status: str = ""
-    stages: str = ""
-    failed: str = ""
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-    note: str = ""
-
-
 def find_runs(root: Path) -> list[RunRow]:
     """Every run below a directory, oldest first; sweeps are looked into."""
-    rows: list[RunRow] = []
-    for path in _folders(root):
-        try:
-            if (path / MANIFEST_FILE).exists():
-                rows.append(_row(path))
-            elif is_old_layout(path):
-                rows.append(RunRow(run_id=path.name, path=str(path), note=MIGRATE.format(path=path)))
-        except OSError as error:
-            rows.append(RunRow(run_id=path.name, path=str(path), note=f"cannot be read ({error.strerror or error})"))
-    return rows
+    return _rows(LocalFolder(root=root))
 
 
-def _folders(root: Path) -> list[Path]:
-    """The directory itself and two levels below it; what may not be looked into is left out."""
-    found, level = [root], [root]
-    for _ in range(2):
-        level = [path for folder in level for path in _folders_in(folder)]
-        found += level
-    return sorted(found)
+def _rows(folder: RunFolder) -> list[RunRow]:
+    listed = list_runs(folder, kind="row", say=_say)
+    unread = [_unread(folder, place, note) for place, note in listed.unread.items()]
+    rows = [*listed.rows.values(), *unread]
+    if isinstance(folder, LocalFolder):
+        rows += [
+            RunRow(run_id=path.name, path=str(path), note=MIGRATE.format(path=path))
+            for path in folder.others()
+            if is_old_layout(path)
+        ]
+    return sorted(rows, key=lambda row: row.path.split("/"))
 
 
-def _folders_in(folder: Path) -> list[Path]:
-    try:
-        entries = [Path(entry.path) for entry in os.scandir(folder)]
-    except OSError:
-        return []
-    # Unlike an entry of scandir, this says no to a link that leads to itself.
-    return [path for path in entries if path.is_dir()]
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _unread(folder: RunFolder, place: str, note: str) -> RunRow:
+    path = folder.path_of(place)
+    return RunRow(run_id=path.rpartition("/")[2], path=path, note=note)
 
 
 def is_old_layout(path: Path) -> bool:
@@ -81,37 +57,11 @@ def is_old_layout(path: Path) -> bool:
     return any(next(path.glob(pattern), None) is not None for pattern in OLD_LAYOUT)
 
 
-def _row(path: Path) -> RunRow:
-    from llm_perf_opt.pipeline.index import index_run
-
-    try:
-        run = index_run(path)
-    except ManifestError as error:
-        return RunRow(run_id=path.name, path=str(path), note=str(error))
-    ttft, tpot = run.value("ttft_ms"), run.value("tpot_ms")
-    return RunRow(
-        run_id=_short(run.run_id),
-        path=str(path),
-        date=_short(run.labels["date"]),
-        model=_short(run.labels["model"]),
-        device=_short(run.labels["device"]),
-        status=run.status,
-        stages=_short(", ".join(f"{name} {status}" for name, status in run.stages.items())),
-        failed=_short(", ".join(f"{name} {status}" for name, status in run.stages.items() if status != "ok")),
-        ttft_ms=ttft if isinstance(ttft, float) else None,
-        tpot_ms=tpot if isinstance(tpot, float) else None,
-    )
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= LONGEST_CELL else f"{text[:LONGEST_CELL]}…"
-
-
 def main(argv: Sequence[str]) -> int:
     examples = ["llm-perf runs", "llm-perf runs --where 'tpot_ms<500' --sort tpot_ms", "llm-perf runs --html runs.html"]
     parser = command_parser("runs", "List runs with their TTFT and TPOT; sweeps are looked into.", examples)
-    parser.add_argument("dir", nargs="?", type=Path, default=DEFAULT_DIR, help=f"default: {DEFAULT_DIR}")
+    where = f"a folder here or in a store (s3://…); default: {DEFAULT_DIR}"
+    parser.add_argument("dir", nargs="?", default=str(DEFAULT_DIR), help=where)
     parser.add_argument("--json", action="store_true", help="print one JSON array")
     parser.add_argument(
         "--where",
@@ -125,11 +75,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--columns", metavar="KEYS", help="numbers, labels or keys to show, with commas")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the numbers over time")
     args = parser.parse_args(argv)
-    if not args.dir.is_dir():
-        raise ConfigError(f"{args.dir}: no such directory; give the folder that holds runs (artifacts.runs_dir)")
-    rows = find_runs(args.dir)
+    folder = _folder(args.dir)
     if args.where or args.sort or args.columns or args.html:
-        return _chosen(rows, args)
+        return _chosen(folder, args)
+    rows = _rows(folder)
     if args.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return 0
@@ -140,14 +89,24 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _chosen(rows: Sequence[RunRow], args: argparse.Namespace) -> int:
+def _folder(text: str) -> RunFolder:
+    if "://" in text:
+        from llm_perf_opt.pipeline.stores import StoreFolder
+
+        return StoreFolder.open(text)
+    if not Path(text).is_dir():
+        raise ConfigError(f"{text}: no such directory; give the folder that holds runs (artifacts.runs_dir)")
+    return LocalFolder(root=Path(text))
+
+
+def _chosen(folder: RunFolder, args: argparse.Namespace) -> int:
     """Runs filtered, sorted and with columns of choice; those that cannot be read are left out and counted."""
     from llm_perf_opt.core.terminal import terminal_table
-    from llm_perf_opt.pipeline.index import index_run, parse_filter, sorted_runs
+    from llm_perf_opt.pipeline.index import parse_filter, sorted_runs
 
     filters = [parse_filter(text) for text in args.where]
-    runs = [index_run(Path(row.path)) for row in rows if not row.note]
-    runs = [run for run in runs if all(one.keeps(run) for one in filters)]
+    listed = list_runs(folder, kind="run", say=_say)
+    runs = [run for run in listed.runs.values() if all(one.keeps(run) for one in filters)]
     runs = sorted_runs(runs, args.sort, reverse=args.reverse) if args.sort else runs
     chosen = [name.strip() for name in (args.columns or ",".join(TREND)).split(",") if name.strip()]
     unknown = [name for name in chosen if runs and all(run.value(name) is None for run in runs)]
@@ -157,20 +116,19 @@ def _chosen(rows: Sequence[RunRow], args: argparse.Namespace) -> int:
         args.html.write_text(_trend_page(runs, chosen), encoding="utf-8")
         print(f"written: {args.html}", file=sys.stderr)
     if args.json:
-        found = [{"run": r.run_id, "path": str(r.path), **{name: r.value(name) for name in chosen}} for r in runs]
+        found = [{"run": r.run_id, "path": r.path, **{name: r.value(name) for name in chosen}} for r in runs]
         print(json.dumps(found, indent=2))
         return 0
     lines = [[printable(cell) for cell in line] for line in _lines(runs, chosen)]
     print(terminal_table(("run", "date", "model", "device", *chosen), lines, right=range(4, 4 + len(chosen))))
-    left_out = sum(bool(row.note) for row in rows)
-    if left_out:
-        print(f"note: {left_out} run(s) cannot be read as they are; `llm-perf runs` says why")
+    if listed.unread:
+        print(f"note: {len(listed.unread)} run(s) cannot be read as they are; `llm-perf runs` says why")
     return 0
 
 
 def _lines(runs: "Sequence[IndexedRun]", chosen: Sequence[str]) -> list[tuple[str, ...]]:
     return [
-        (*(_short(run.labels[name]) for name in ("run", "date", "model", "device")), *(_cell(run, n) for n in chosen))
+        (*(short(run.labels[name]) for name in ("run", "date", "model", "device")), *(_cell(run, n) for n in chosen))
         for run in runs
     ]
 
@@ -183,7 +141,7 @@ def _cell(run: "IndexedRun", name: str) -> str:
         return "—"
     if isinstance(value, float):
         return format_quantity(value, run.numbers[name].unit)
-    return _short(value)
+    return short(value)
 
 
 def _trend_page(runs: "Sequence[IndexedRun]", chosen: Sequence[str]) -> str:

@@ -142,7 +142,7 @@ def _read_jobs(folder: Path, document: JobsDocument) -> ReadSweep:
             runs.append(
                 IndexedRun(
                     run_id=job.folder,
-                    path=path,
+                    path=str(path),
                     created_at="",
                     status=state.state,
                     labels={},

@@ -51,6 +51,7 @@ class BenchConfig:
     capture: WindowSection
     dataset: DatasetSection
     run_dir: Path
+    sync: str | None
     user_dir: Path
     overrides: tuple[str, ...]
     resolved: Mapping[str, Any]
@@ -129,6 +130,7 @@ def type_bench(raw: dict[str, Any], *, user_dir: Path, overrides: tuple[str, ...
         capture=typed["capture"],
         dataset=typed["dataset"],
         run_dir=user_dir / typed["artifacts"].runs_dir,
+        sync=typed["artifacts"].sync,
         user_dir=user_dir,
         overrides=Redactor.of({}).words(overrides),
         resolved=raw,

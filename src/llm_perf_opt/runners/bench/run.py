@@ -17,10 +17,11 @@ from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.core.records import CommandRecord, Progress, RunStatus, StageFile, StageRecord, StageTraits
 from llm_perf_opt.core.redact import Redactor, given_secrets
-from llm_perf_opt.core.units import format_ms
+from llm_perf_opt.core.units import format_bytes, format_ms
 from llm_perf_opt.errors import ConfigError, ProfilingError, ToolError
 from llm_perf_opt.pipeline.console import Console, StageTurn, make_console
 from llm_perf_opt.pipeline.provenance import describe_environment, write_config, write_environment
+from llm_perf_opt.pipeline.stores import SyncDocument, claim, upload
 from llm_perf_opt.profiling.vendor.tools import probe_host
 from llm_perf_opt.report.write import write_reports
 from llm_perf_opt.runners.bench.cli import BenchConfig
@@ -65,6 +66,7 @@ class BenchRun:
     commands: list[CommandRecord] = field(default_factory=list)
     others: list[StageRecord] = field(default_factory=list)
     warm: tuple[Ask, LoadPrompts] | None = None
+    sent_to: SyncDocument | None = None
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -145,6 +147,9 @@ def run_bench(config: BenchConfig) -> bool:
     finally:
         run.console.close()
     _finish(run, "failed" if run.problems else "ok")
+    if run.sent_to is not None:
+        done = upload(run.root, run.sent_to)
+        run.console.say(f"sent to {done.url}: {done.files} files, {format_bytes(done.size_bytes)}")
     return not run.problems
 
 
@@ -153,6 +158,7 @@ def _prepare(config: BenchConfig) -> BenchRun:
     if (root / MANIFEST_FILE).exists():
         raise ConfigError(f"artifacts.runs_dir: already holds a run (got {str(root)!r}), allowed: another directory")
     root.mkdir(parents=True, exist_ok=True)
+    sent_to = None if config.sync is None else claim(config.sync, root)
     redactor = Redactor.of(os.environ, more=given_secrets([*config.server.command, *config.server.args]))
     host = probe_host(env=allowed_environment(os.environ), disk=root)
     environment = describe_environment(host, os.environ, config.user_dir)
@@ -168,6 +174,7 @@ def _prepare(config: BenchConfig) -> BenchRun:
         user_dir=str(config.user_dir),
     )
     run = BenchRun(config=config, root=root, manifest=manifest, redactor=redactor, console=make_console())
+    run.sent_to = sent_to
     run.save("running")
     return run
 
