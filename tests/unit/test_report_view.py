@@ -13,6 +13,7 @@ from llm_perf_opt.report.page.glossary import words
 from llm_perf_opt.report.page.roofline_layout import WIDTH, layout_roofline
 from llm_perf_opt.report.run_files import read_run_files
 from llm_perf_opt.report.view.findings import findings_view
+from llm_perf_opt.report.view.program import faster_than_possible
 from llm_perf_opt.report.view.report import ReportView, build_view
 from llm_perf_opt.report.view.roofline import Point, Roof, RooflineView
 from llm_perf_opt.report.write import write_reports
@@ -56,6 +57,13 @@ def test_advice_that_is_followed_already_is_not_given_again() -> None:
     assert remedies["decode"].startswith("the program replays graphs already")
     # Ours compiles the decode step alone.
     assert remedies["prefill"] == plain["launch_bound"].remedy
+
+
+def test_a_program_faster_than_the_model_it_is_said_to_run_is_told_so() -> None:
+    honest = facts(phase("decode", wall=ms(1.3), achievable=ms(1.4)))
+    assert faster_than_possible(honest, "llama3_1b") is None
+    said = faster_than_possible(facts(phase("prefill", wall=ms(2.0), datasheet=ms(9.0))), "llama3_1b")
+    assert said is not None and said.startswith("Prefill took 2.000 ms, and llama3_1b needs at least 9.000 ms here: ")
 
 
 def test_a_request_is_one_bar_from_preparation_to_text(tmp_path: Path) -> None:

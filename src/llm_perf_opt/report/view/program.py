@@ -9,6 +9,7 @@ from llm_perf_opt.core.names import DECODE, PREFILL
 from llm_perf_opt.core.process import program_title
 from llm_perf_opt.core.records import StageRecord
 from llm_perf_opt.core.sections import SectionTable
+from llm_perf_opt.core.units import format_ms
 from llm_perf_opt.report.facts import clean_metric
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.headline import HeadlineView
@@ -24,6 +25,8 @@ from llm_perf_opt.report.view.waterfall import RequestView, WaterfallView
 # The parts of a page between its headline and what stages add, in their order.
 CLEAN_OPTION = {PREFILL: "--clean-prefill-ms", DECODE: "--clean-tpot-ms"}
 PARTS = ("waterfall", "findings", "kernels", "roofline", "timeline", "modules", "memory")
+# Measured ceilings are exact to some percent; what is faster than this share of a bound was not bound by it.
+BEATEN = 0.9
 # Phases as a program marks them, by the metric that holds their times; any other metric in ms is named as its phase.
 PHASE_OF = {"tpot_ms": "decode_step"}
 # Metrics in ms that are no phase, or hold the times of one that has a row already.
@@ -106,7 +109,7 @@ def of_capture(head: HeadlineView) -> HeadlineView:
     return replace(head, facts=tuple(fact for fact in head.facts if fact[1] != "unknown"))
 
 
-def of_program(head: HeadlineView, files: RunFiles) -> HeadlineView:
+def of_program(head: HeadlineView, files: RunFiles, facts: RunFacts) -> HeadlineView:
     """The headline as it is for our own inference; for a program its own name, its end, and what is known of it."""
     command = program_of(files)
     if command is None:
@@ -125,7 +128,21 @@ def of_program(head: HeadlineView, files: RunFiles) -> HeadlineView:
     if isinstance(wall, Known) and not any(tile.key == "tpot" for tile in tiles):
         text = f"It ran {wall.value / 1e3:.3g} s without a profiler. It marks no decode steps, so no latency is known."
         return replace(head, verdict=text)
-    return head
+    wrong = faster_than_possible(facts, files.static.content.model) if isinstance(files.static, Found) else None
+    return head if wrong is None else replace(head, verdict=wrong, tone="bad")
+
+
+def faster_than_possible(facts: RunFacts, model: str) -> str | None:
+    """What to say of a program that beats the bounds of the model it is said to run: then it runs another one."""
+    for name, phase in facts.phases.items():
+        bound = phase.datasheet if isinstance(phase.datasheet, Known) else phase.achievable
+        if isinstance(bound, Known) and isinstance(phase.wall, Known) and phase.wall.value < BEATEN * bound.value:
+            return (
+                f"{name.capitalize()} took {format_ms(phase.wall.value)}, and {model} needs at least "
+                f"{format_ms(bound.value)} here: the program runs another model than model= names, or marks other "
+                "tokens than it computes. Bounds and utilisation on this page are not its own."
+            )
+    return None
 
 
 def crashed_stage(files: RunFiles) -> StageRecord | None:

@@ -122,7 +122,7 @@ def build_view(files: RunFiles) -> ReportView:
     found = diagnose(facts, [record.finding() for record in records])
     kernels = kernels_view(files, facts, ncu)
     view = ReportView(
-        headline=of_program(headline(files, facts, waterfalls, found), files),
+        headline=of_program(headline(files, facts, waterfalls, found), files, facts),
         waterfalls=tuple(
             waterfall_view(w, facts.phases[w.phase].steps_per_request)
             for w in waterfalls
