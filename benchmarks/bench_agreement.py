@@ -4,8 +4,9 @@
 
 VLLM_BIN is the bin folder of an environment with vLLM and pandas, for the CPU or a GPU; a tiny random model is served.
 Both clients load it side by side, each with the same prompts at the same rate, so that whatever else the machine
-does is in both; their Poisson arrivals are drawn apart, so that neither always comes first. Prefix caching is off: both
-send the same prompts. Rates are those of one client, and should leave the server idle half of the time.
+does is in both. Requests come one every so often, ours to the clock and theirs with gaps that vary by a tenth: spread
+evenly over the same minutes, and neither always before the other. Prefix caching is off: both send the same prompts.
+Rates are those of one client, and should leave the server idle half of the time.
 
 Printed and written to benchmarks/results/bench_agreement.json, each difference of medians with its 95 % interval
 (bootstrap over requests); exit code 1 where a median differs by more than 5 %. Takes about eight minutes.
@@ -89,7 +90,12 @@ def serve(vllm_bin: Path, model: Path, folder: Path) -> Iterator[str]:
 
 def start_ours(url: str, prompts: Path, rate: float, count: int, folder: Path) -> "subprocess.Popen[str]":
     words = [f"server.url={url}", "dataset=prompts", f"dataset.file={prompts}", f"load.rate={rate}"]
-    words += [f"load.requests={count}", f"load.duration_s={2 * count / rate}", "load.warmup_requests=1"]
+    words += [
+        f"load.requests={count}",
+        f"load.duration_s={2 * count / rate}",
+        "load.warmup_requests=1",
+        "load.arrival=constant",
+    ]
     words += [f"load.output_tokens={OUTPUT_TOKENS}", "server.ignore_eos=true", f"artifacts.runs_dir={folder}"]
     command = [sys.executable, "-m", "llm_perf_opt.cli", "bench", *words]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=folder.parent, text=True)
@@ -103,7 +109,7 @@ def start_theirs(
     command = [str(vllm_bin / "vllm"), "bench", "serve", "--backend", "openai", "--base-url", url]
     command += ["--model", str(model), "--dataset-name", "custom", "--dataset-path", str(prompts)]
     command += ["--custom-output-len", str(OUTPUT_TOKENS), "--skip-chat-template", "--disable-shuffle"]
-    command += ["--num-prompts", str(count), "--request-rate", str(rate), "--ignore-eos"]
+    command += ["--num-prompts", str(count), "--request-rate", str(rate), "--burstiness", "100", "--ignore-eos"]
     command += ["--num-warmups", "1", "--temperature", "0", "--save-result", "--save-detailed", "--disable-tqdm"]
     command += ["--result-dir", str(folder), "--result-filename", "theirs.json"]
     environ = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}

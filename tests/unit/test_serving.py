@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ from llm_perf_opt.runners.bench.cli import read_config
 from llm_perf_opt.serving.client import Ask
 from llm_perf_opt.serving.config import LoadLevel, LoadSection, ServerSection, SloSection
 from llm_perf_opt.serving.counters import CounterSample, ServerCounter, parse_counters, summarise_counters
-from llm_perf_opt.serving.engine import build_server_cmd, model_in, server_environment
+from llm_perf_opt.serving.engine import build_server_cmd, model_in, server_environment, with_program
 from llm_perf_opt.serving.load import Target, run_level, send_one_by_one
 from llm_perf_opt.serving.prompts import LoadPrompts, made_up, words_for
 from llm_perf_opt.serving.records import LoadRun, RequestRecord
@@ -279,6 +281,18 @@ def test_presets_start_their_engine_at_our_address(preset: str, args: str, expec
 )
 def test_the_model_is_found_among_the_arguments(args: tuple[str, ...], model: str | None) -> None:
     assert model_in(args) == model
+
+
+def test_a_server_is_found_beside_our_python_and_a_missing_one_refused_at_once(tmp_path: Path) -> None:
+    here = ServerSection(name="own", command=("python", "serve.py"))
+    assert with_program(here, {"PATH": ""}).command == (str(Path(sys.executable).parent / "python"), "serve.py")
+    assert with_program(here, os.environ) == here
+    with pytest.raises(
+        ConfigError, match=r"server\.command: there is no program 'no-such-server' on the PATH, allowed: "
+    ):
+        with_program(ServerSection(name="own", command=("no-such-server",)), os.environ)
+    # Nothing is started where one runs.
+    with_program(ServerSection(name="openai", url="http://127.0.0.1:1"), {})
 
 
 def test_a_server_gets_its_own_variables_and_no_secret() -> None:

@@ -3,11 +3,13 @@
 Whatever happens in between, everything a started server has started is ended.
 """
 
+import shutil
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import httpx
 
 from llm_perf_opt.core.process import Service, allowed_environment, read_tail
 from llm_perf_opt.core.redact import Redactor
-from llm_perf_opt.errors import CommandFailed, ToolError
+from llm_perf_opt.errors import CommandFailed, ConfigError, ToolError
 from llm_perf_opt.serving.config import ServerSection
 from llm_perf_opt.serving.load import Target
 
@@ -88,6 +90,22 @@ def running_server(
         _wait_until_ready(section, target, service)
         place.say(f"{section.name}: ready after {service.elapsed_s:.0f} s")
         yield RunningServer(section=section, target=target, model=find_model(section, target), service=service)
+
+
+def with_program(section: ServerSection, environ: Mapping[str, str]) -> ServerSection:
+    """With a program that is there: on the PATH, or beside the Python we run in; refused before anything is written."""
+    if section.url is not None:
+        return section
+    name, *others = section.command
+    if shutil.which(name, path=environ.get("PATH")) is not None:
+        return section
+    beside = Path(sys.executable).parent / name
+    if "/" not in name and beside.is_file():
+        return replace(section, command=(str(beside), *others))
+    raise ConfigError(
+        f"server.command: there is no program {name!r} on the PATH, allowed: install it, activate its environment, "
+        f'give its whole path ("server.command=[/path/to/{Path(name).name},…]"), or use a server that runs (server.url=…)'
+    )
 
 
 def build_server_cmd(section: ServerSection, *, port: int, more_args: Sequence[str] = ()) -> list[str]:

@@ -29,7 +29,7 @@ from llm_perf_opt.runners.bench.look import LookPlace, nsys_stage
 from llm_perf_opt.runners.bench.pictures import draw_runs, draw_trade, with_pictures
 from llm_perf_opt.serving.client import Ask
 from llm_perf_opt.serving.config import LoadLevel
-from llm_perf_opt.serving.engine import RunningServer, ServerPlace, running_server
+from llm_perf_opt.serving.engine import RunningServer, ServerPlace, running_server, with_program
 from llm_perf_opt.serving.load import run_level, send_one_by_one
 from llm_perf_opt.serving.prompts import PROBE_WORDS, LoadPrompts, made_up, words_for
 from llm_perf_opt.serving.records import LoadRun, RequestRecord
@@ -133,6 +133,7 @@ class BenchRun:
 
 def run_bench(config: BenchConfig) -> bool:
     """Run it and write its reports; True if nothing failed. An interrupt keeps what was measured and goes on up."""
+    config = replace(config, server=with_program(config.server, os.environ))
     run = _prepare(config)
     run.console.say(f"run {run.root}")
     try:
