@@ -73,7 +73,8 @@ def profile_program(cfg: "TorchProfilerConfig", ctx: StageContext) -> StageOutpu
     if not traces and not result.timed_out:
         require_success(result, f"{program_title(command)} under torch.profiler", stage=TORCH_PROFILER)
     if not traces:
-        return _output(ctx, replace(data, notes=(*data.notes, _why_no_trace(folder))), ())
+        why = _why_no_trace(folder, ended_after_s=result.duration_s if result.timed_out else None)
+        return _output(ctx, replace(data, notes=(*data.notes, why)), ())
     return _with_trace(cfg, ctx, data, traces, folder)
 
 
@@ -103,10 +104,16 @@ def _has_phases(data: MetricsDocument) -> bool:
     return any(name.endswith("_ms") and name != "wall_ms" for name in data.clean.metrics)
 
 
-def _why_no_trace(folder: Path) -> str:
+def _why_no_trace(folder: Path, *, ended_after_s: float | None) -> str:
+    """`ended_after_s`: of a program that did not end by itself."""
     refused = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("refused-*.txt"))]
     if refused:
         return f"torch.profiler was not used: {refused[0]}"
+    if not any(folder.glob("imported-*.txt")) and ended_after_s is not None:
+        return (
+            "torch.profiler was not used: the program had not imported torch when it was ended after "
+            f"{ended_after_s:.0f} s; workload.duration_s gives it longer"
+        )
     if not any(folder.glob("imported-*.txt")):
         return (
             "torch.profiler was not used: the program never imported torch, or its Python was started without site "

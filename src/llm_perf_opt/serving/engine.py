@@ -104,7 +104,7 @@ def with_program(section: ServerSection, environ: Mapping[str, str]) -> ServerSe
         return replace(section, command=(str(beside), *others))
     raise ConfigError(
         f"server.command: there is no program {name!r} on the PATH, allowed: install it, activate its environment, "
-        f'give its whole path ("server.command=[/path/to/{Path(name).name},…]"), or use a server that runs (server.url=…)'
+        f"give its whole path (server.command=[/path/to/{Path(name).name},…]), or use a server that runs (server.url=…)"
     )
 
 

@@ -128,6 +128,9 @@ def of_program(head: HeadlineView, files: RunFiles, facts: RunFacts) -> Headline
     if isinstance(wall, Known) and not any(tile.key == "tpot" for tile in tiles):
         text = f"It ran {wall.value / 1e3:.3g} s without a profiler. It marks no decode steps, so no latency is known."
         return replace(head, verdict=text)
+    if not tiles and isinstance(files.metrics, Found):
+        text = "It did not end by itself and was ended. It marks no decode steps, so no latency is known."
+        return replace(head, verdict=text)
     wrong = faster_than_possible(facts, files.static.content.model) if isinstance(files.static, Found) else None
     return head if wrong is None else replace(head, verdict=wrong, tone="bad")
 
