@@ -372,6 +372,17 @@ def test_idle_time_without_recorded_launches_is_told_as_unexplained(tmp_path: Pa
     assert (finding.confidence, may_be_headline(finding.finding())) == ("low", False)
 
 
+def test_one_kernel_over_and_over_is_a_loop_where_there_is_no_other(tmp_path: Path) -> None:
+    export = Export()
+    for i in range(20):
+        export.call(5 * MS * i, 5 * MS * i + 1_000, i + 1)
+        export.kernel("solve", 5 * MS * i + 2_000, 5 * MS * i + 3 * MS, i + 1)
+    steps = _idle(_nsys(export, tmp_path)).iterations
+    assert steps is not None
+    assert (steps.how, steps.count, steps.kernels_each) == ("by the repeated kernel solve", 19, 1)
+    assert steps.median_ns == 5 * MS
+
+
 def test_synchronisation_is_told_by_call_and_place(tmp_path: Path) -> None:
     export = Export()
     for i in range(10):
@@ -758,5 +769,5 @@ def test_late_starts_in_a_job_of_several_ranks_name_the_other_ranks(tmp_path: Pa
     job = '"distributedInfo": {"rank": 0, "world_size": 128}'
     path = write_trace(tmp_path / "t.json", events, after=job)
     found = [f for f in analyze_timelines([read_torch_trace(path).timeline]).findings if f.rule == "late_starts"]
-    assert "this is one of 128 ranks" in found[0].evidence[-1]
+    assert "one of 128 ranks was recorded here" in found[0].evidence[-1]
     assert "captures of the other ranks" in found[0].remedy

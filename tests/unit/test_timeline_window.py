@@ -84,6 +84,14 @@ def test_kernels_that_overlap_get_a_lane_of_their_own(tmp_path: Path) -> None:
     assert window.streams == ("device 0 stream 7", "device 0 stream 7, overlapping")
 
 
+def test_copies_are_drawn_as_copies(tmp_path: Path) -> None:
+    export = Export()
+    export.call(10, 20, 1, "cudaMemcpyAsync_v3020")
+    export.copy(1000, 5000, 1, kind=1)
+    window = timeline_window(read_nsys_sqlite(export.write(tmp_path / "run.sqlite")))
+    assert [window.classes[k[4]] for k in window.kernels] == ["copy"]
+
+
 def test_the_window_of_the_h200_is_one_prefill_and_four_steps(tmp_path: Path) -> None:
     window = timeline_window(read_nsys_sqlite(h200_export(tmp_path)))
     names = window.names

@@ -187,6 +187,7 @@ def analyze_measured(measured: Sequence[Measured]) -> CaptureAnalysis:
             fusible=_fusible(timelines),
             pieces=_pieces(timelines),
             kernels=kernels,
+            captures=len(timelines),
             world_size=max((t.origin.world_size or 1 for t in timelines), default=1),
         )
         findings = tuple(FindingRecord.of(found) for found in diagnose_capture(facts))

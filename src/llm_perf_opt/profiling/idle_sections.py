@@ -134,7 +134,8 @@ def _steps(steps: Iterations) -> str:
     what = _count(steps.count, "step")
     if steps.kernels_each is not None:
         # Kernels that repeat may be those of a step or of a layer: both repeat.
-        what = f"The same {_count(steps.kernels_each, 'kernel')} come {steps.count:,} times (steps or layers)"
+        same = "kernel comes" if steps.kernels_each == 1 else f"{steps.kernels_each:,} kernels come"
+        what = f"The same {same} {steps.count:,} times (steps or layers)"
     far = "none is" if not steps.outliers else f"{_count(len(steps.outliers), 'is', 'are')} listed as"
     return (
         f"{what}, {steps.how}: {_ms(steps.median_ns)} in the median, half of them between "

@@ -41,7 +41,7 @@ class FusibleChains:
 class CaptureFacts:
     """One capture, or repetitions of one, from the first GPU work of each process to its last.
 
-    `world_size` is the number of ranks of the job this is a part of, where the capture says so.
+    `world_size` is the number of ranks of the job this is a part of, where the capture says so; `captures` were given.
     """
 
     source: str
@@ -58,6 +58,7 @@ class CaptureFacts:
     pieces: AttentionInPieces | None = None
     kernels: tuple[KernelRow, ...] = ()
     world_size: int | None = None
+    captures: int = 1
 
     @property
     def idle_ns(self) -> int:

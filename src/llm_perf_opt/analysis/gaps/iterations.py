@@ -102,7 +102,8 @@ def _repeated(timeline: Timeline) -> _Steps | None:
         steps = np.diff(positions)
         values, counts = np.unique(steps, return_counts=True)
         usual = int(values[np.argmax(counts)])
-        if usual < 2 or counts.max() < max(REGULAR * len(steps), MIN_ITERATIONS):
+        # One kernel after the other is a loop only where there is no other kernel.
+        if (usual < 2 and len(groups) > 1) or counts.max() < max(REGULAR * len(steps), MIN_ITERATIONS):
             continue
         if usual * counts.max() >= COVERED * len(name):
             length = np.diff(start[positions])[steps == usual]

@@ -218,10 +218,15 @@ def _kernels(
     timeline: Timeline, work: Activities, start: int, end: int, names: Codes[str]
 ) -> tuple[list[KernelEvent], list[str]]:
     codes = {int(i): names[timeline.names[int(i)]] for i in np.unique(work.name)}
-    kinds = {i: CLASSES.index(classify_kernel(timeline.names[i])) for i in codes}
+    kinds = {i: CLASSES.index(_class(timeline.names[i])) for i in codes}
     lanes, streams = _lanes(work)
     rows = zip(_cut(work.start_ns, start, end), _cut(work.end_ns, start, end), lanes, work.name, strict=True)
     return [(s, e, lane, codes[int(n)], kinds[int(n)]) for s, e, lane, n in rows], streams
+
+
+def _class(name: str) -> str:
+    """The class of a kernel; what the profilers call a copy or a set is no kernel's name."""
+    return "copy" if name.startswith(("Copy ", "Memcpy", "Memset")) else classify_kernel(name)
 
 
 def _lanes(work: Activities) -> tuple[list[int], list[str]]:

@@ -73,7 +73,17 @@ def captured_verdict(found: CaptureAnalysis) -> str:
     if phase is not None:
         wall = format_ms(phase.typical.wall_ns / 1e6)
         text += f", and for {format_percent(_busy(phase))} of a typical {phase.name} ({wall})"
-    return f"{text}. {NO_CLEAN_TIME}"
+    return f"{text}.{_communication(found)} {NO_CLEAN_TIME}"
+
+
+def _communication(found: CaptureAnalysis) -> str:
+    """How much of a job's time goes into communication, and whether computation hides it."""
+    times = [row.time for row in found.ranks.rows] if found.ranks is not UNSET else []
+    spent, span = sum(time.communication_ns for time in times), sum(time.span_ns for time in times)
+    if not spent or not span:
+        return ""
+    beside = format_percent(sum(time.overlapped_ns for time in times) / spent)
+    return f" It communicates for {format_percent(spent / span)} of that time, {beside} of it beside computation."
 
 
 def ncu_tiles(ncu: Found[NcuAnalysis]) -> tuple[Tile, ...]:

@@ -109,7 +109,11 @@ def find_late_starts(facts: CaptureFacts) -> list[Finding]:
 
 def _of_job(facts: CaptureFacts) -> str:
     several = facts.world_size is not None and facts.world_size > 1
-    return f" (one of {facts.world_size} ranks: it may wait for the others)" if several else ""
+    return f" ({_given(facts)} of {facts.world_size} ranks: it may wait for the others)" if several else ""
+
+
+def _given(facts: CaptureFacts) -> str:
+    return "one" if facts.captures == 1 else str(facts.captures)
 
 
 def _of_ranks(facts: CaptureFacts) -> tuple[str, ...]:
@@ -117,7 +121,10 @@ def _of_ranks(facts: CaptureFacts) -> tuple[str, ...]:
     several = facts.world_size is not None and facts.world_size > 1
     if facts.exposed is None and not several:
         return ()
-    job = f"this is one of {facts.world_size} ranks" if several else "kernels here communicate with other ranks"
+    was = "was" if facts.captures == 1 else "were"
+    job = "kernels here communicate with other ranks"
+    if several:
+        job = f"{_given(facts)} of {facts.world_size} ranks {was} recorded here"
     return (
         f"{job}: work that depends on a collective starts when the slowest rank has come, so other ranks may be what "
         "it waits for",

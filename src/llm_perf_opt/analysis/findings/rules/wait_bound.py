@@ -157,7 +157,9 @@ def _of_range(row: RangeRow, facts: CaptureFacts) -> Finding:
 
 
 def _of_copies(facts: CaptureFacts, copying_ns: int, copied_in: Sequence[RangeRow]) -> Finding:
-    rows = sorted(facts.copies, key=lambda row: -row.total_ns)[:SHOWN]
+    every = sum(row.total_ns for row in facts.copies)
+    rows = [row for row in facts.copies if row.total_ns >= MIN_LISTED * every]
+    rows = sorted(rows, key=lambda row: -row.total_ns)[:SHOWN]
     lead = rows[0].kind if rows else "a copy"
     apart = "" if copying_ns == facts.idle.copy_ns else ", without what other findings count"
     crosses = not rows or _crosses(rows[0])

@@ -68,7 +68,7 @@ if (canvas && data.timeline) {
       pen.beginPath();
       pen.rect(0, track.y, LABELS - 8, track.h);
       pen.clip();
-      pen.fillText(track.label, 8, track.y + track.h / 2 + 4);
+      pen.fillText(track.label.replace(/^GPU device (\d+) stream /, "GPU $1, stream "), 8, track.y + track.h / 2 + 4);
       pen.restore();
     }
     let covered = -1;
