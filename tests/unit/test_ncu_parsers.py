@@ -356,3 +356,25 @@ def test_a_unit_nobody_knows_is_refused_with_the_metric_it_stands_behind(metric:
         ParseError, match=re.escape(f"a.csv: {metric} is '12 {unit}', in a unit that is not known here")
     ):
         parse_ncu_csv(text, source="a.csv")
+
+
+def _page_of_2019(*rows: tuple[str, str, str]) -> str:
+    head = "ID,Process ID,Process Name,Host Name,Kernel Name,Kernel Time,Context,Stream,Section Name,Metric Name,"
+    lines = [
+        f'0,1,vec,host,"vecAdd(float*)",now,1,7,GPU Speed Of Light,{label},{unit},{value}'
+        for label, unit, value in rows
+    ]
+    return "\n".join([head + "Metric Unit,Metric Value", *lines])
+
+
+def test_the_words_of_2019_are_those_of_today() -> None:
+    rows = (("SM [%]", "%", "12.2"), ("SOL FB", "%", "61.2"), ("SOL L2", "%", "30"), ("Duration", "msecond", "4.98"))
+    (kernel,) = analyze_ncu(parse_ncu_csv(_page_of_2019(*rows), source="a.csv")).kernels
+    assert (kernel.compute_sol_pct, kernel.memory_sol_pct, kernel.bound) == (12.2, 61.2, "memory")
+    assert kernel.duration_ns == pytest.approx(4_980_000)
+
+
+def test_one_low_throughput_of_memory_does_not_stand_for_all() -> None:
+    rows = (("SM [%]", "%", "12.2"), ("SOL FB", "%", "20"))
+    (kernel,) = analyze_ncu(parse_ncu_csv(_page_of_2019(*rows), source="a.csv")).kernels
+    assert (kernel.memory_sol_pct, kernel.bound) == (None, "unknown")

@@ -111,6 +111,11 @@ _DRAM_SOL = (
     "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
     "dram__throughput.avg.pct_of_peak_sustained_elapsed",
 )
+_L2_SOL = "lts__throughput.avg.pct_of_peak_sustained_elapsed"
+_L1_SOL = (
+    "l1tex__throughput.avg.pct_of_peak_sustained_elapsed",
+    "l1tex__throughput.avg.pct_of_peak_sustained_active",
+)
 _ACHIEVED_OCCUPANCY = "sm__warps_active.avg.pct_of_peak_sustained_active"
 
 
@@ -191,6 +196,8 @@ def _kernel(name: str, group: Sequence[NcuLaunch]) -> NcuKernel:
     dram_peak = mean.figure(lambda f: f.peak_dram_bytes_per_s)
     # How near the kernel came to what the device can do: by ncu's own throughputs, and by operations and bytes.
     compute, memory = mean.metric(_COMPUTE_SOL), mean.metric(_MEMORY_SOL)
+    if memory is None:
+        memory = _memory_sol(mean.metric(*_DRAM_SOL), mean.metric(_L2_SOL), mean.metric(*_L1_SOL))
     compute_roof = _compute_roof_pct(pipes, peaks)
     memory_roof = None if dram_rate is None or not dram_peak else dram_rate / dram_peak * 100.0
     stalls = top_stalls(group[0])
@@ -280,6 +287,17 @@ def _mean_pipes(derived: Sequence[LaunchFigures]) -> dict[str, float]:
         name: sum(f.flop_per_s_by_pipe.get(name, 0.0) * (f.duration_ns or 0.0) for f in derived) / time_ns
         for name in names
     }
+
+
+def _memory_sol(dram: float | None, l2: float | None, l1: float | None) -> float | None:
+    """What ncu's throughput of memory is the largest of, where a report lacks it: of 2019, or of chosen metrics.
+
+    With one of them missing the largest may be that one; it is known only if another is high enough already.
+    """
+    known = [part for part in (dram, l2, l1) if part is not None]
+    if not known or ((dram is None or l2 is None) and max(known) < LATENCY_BELOW_PCT):
+        return None
+    return max(known)
 
 
 def _compute_roof_pct(pipes: Mapping[str, float], peaks: Mapping[str, float]) -> float | None:

@@ -17,6 +17,8 @@ from llm_perf_opt.analysis.kernels.ncu_records import NcuLaunch, NcuRule, NcuVal
 from llm_perf_opt.errors import ParseError
 
 SECTION_IDS = {
+    # Before 2020.2.
+    "GPU Speed Of Light": "SpeedOfLight",
     "GPU Speed Of Light Throughput": "SpeedOfLight",
     "GPU Speed Of Light Roofline Chart": "SpeedOfLight_RooflineChart",
     "GPU Speed Of Light Hierarchical Roofline Chart (Double Precision)": "SpeedOfLight_HierarchicalDoubleRooflineChart",
@@ -58,6 +60,17 @@ LABELS = {
     ("SpeedOfLight", "DRAM Throughput"): "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
     ("SpeedOfLight", "L1/TEX Cache Throughput"): "l1tex__throughput.avg.pct_of_peak_sustained_active",
     ("SpeedOfLight", "L2 Cache Throughput"): "lts__throughput.avg.pct_of_peak_sustained_elapsed",
+    # The words of 2018 to 2020.
+    ("SpeedOfLight", "SM [%]"): "sm__throughput.avg.pct_of_peak_sustained_elapsed",
+    ("SpeedOfLight", "SOL SM"): "sm__throughput.avg.pct_of_peak_sustained_elapsed",
+    ("SpeedOfLight", "SOL Memory"): "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",
+    ("SpeedOfLight", "SOL FB"): "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+    ("SpeedOfLight", "SOL DRAM"): "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+    ("SpeedOfLight", "SOL L2"): "lts__throughput.avg.pct_of_peak_sustained_elapsed",
+    ("SpeedOfLight", "SOL L2 Cache"): "lts__throughput.avg.pct_of_peak_sustained_elapsed",
+    ("SpeedOfLight", "SOL TEX"): "l1tex__throughput.avg.pct_of_peak_sustained_active",
+    ("SpeedOfLight", "SOL L1/TEX Cache"): "l1tex__throughput.avg.pct_of_peak_sustained_active",
+    ("SpeedOfLight", "Memory Frequency"): "dram__cycles_elapsed.avg.per_second",
     ("MemoryWorkloadAnalysis", "Memory Throughput"): "dram__bytes.sum.per_second",
     ("MemoryWorkloadAnalysis", "Mem Busy"): "gpu__compute_memory_access_throughput.avg.pct_of_peak_sustained_elapsed",
     ("MemoryWorkloadAnalysis", "Max Bandwidth"): (
