@@ -37,6 +37,7 @@ from llm_perf_opt.analysis.compare.statistics import (
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+from llm_perf_opt.runners.compare.cli import AUTO_LOOKS
 from tests.support.fixtures_dir import shared_fixtures
 from tests.support.report_runs import capture
 
@@ -81,6 +82,44 @@ def test_interleaved_pairs_find_a_slowdown_of_five_percent_and_raise_few_false_a
     same, slower = verdicts(1.0, interleaved=True), verdicts(1.05, interleaved=True)
     assert same["worse"] + same["better"] <= 5
     assert slower["worse"] >= 85 and slower["better"] == 0
+
+
+def shaken(seed: int, pairs: int, *, factor: float) -> tuple[Passes, Passes]:
+    """Pairs on a machine that drifts slowly, sits on one of two speeds for a while, and is held up now and then."""
+    random = np.random.default_rng(seed)
+    moments, drift, is_slow = [], 0.0, False
+    for _ in range(2 * pairs):
+        drift = 0.95 * drift + random.normal(0, 0.015)
+        is_slow = random.random() < (0.9 if is_slow else 0.1)
+        held_up = random.exponential(0.3) if random.random() < 0.1 else 0.0
+        moments.append(drift + 0.1 * is_slow + held_up)
+    sides: tuple[Passes, Passes] = ([], [])
+    for number, (first, second) in enumerate(zip(moments[0::2], moments[1::2], strict=True)):
+        order = (first, second) if number % 2 == 0 else (second, first)
+        for side, moment, speed in zip(sides, order, (1.0, factor), strict=True):
+            side.append(one_pass(speed * np.exp(moment + 0.01 * np.abs(random.standard_t(3, 5)))))
+    return sides
+
+
+def looked_at(factor: float) -> Counter[str]:
+    """What `--interleave auto` says, stopping at its first answer."""
+    found: Counter[str] = Counter()
+    for seed in range(80):
+        base, candidate = shaken(seed, AUTO_LOOKS[-1], factor=factor)
+        for pairs, spent in zip(AUTO_LOOKS, shared_among(AUTO_LOOKS), strict=True):
+            one = estimate(base[:pairs], candidate[:pairs], paired=True, seed=seed)
+            verdict = judge(one, one.p_value, lower_is_better=True, spent=spent)
+            if verdict != "inconclusive":
+                break
+        found[verdict] += 1
+    return found
+
+
+@pytest.mark.slow
+def test_looking_several_times_on_a_shaken_machine_errs_in_one_of_twenty_at_most() -> None:
+    same, slower = looked_at(1.0), looked_at(1.05)
+    assert same["worse"] + same["better"] <= 4
+    assert slower["worse"] >= 72 and slower["better"] == 0, slower
 
 
 def test_drift_between_sides_that_are_not_interleaved_looks_like_a_difference() -> None:
