@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from llm_perf_opt.analysis.findings.rules import RULES
 from llm_perf_opt.config.schema import InferSection
 from llm_perf_opt.core.names import SOURCE_NODES_FILE
 from llm_perf_opt.errors import ConfigError
@@ -199,3 +200,23 @@ def test_projections_called_in_another_order_or_with_another_input_are_their_own
         join_projections(owner)
         found = [owner.v_proj(first), owner.q_proj(second), owner.q_proj(first), owner.k_proj(first)]
     assert all(torch.allclose(a, b) for a, b in zip(wanted, found, strict=True))
+
+
+def test_the_code_a_remedy_gives_to_paste_runs() -> None:
+    """That of remedies which need neither a GPU nor another package; a compiled step is made here, not run."""
+    threads = torch.get_num_threads()
+    remedies = {remedy.id: remedy for rule in RULES for remedy in rule.experiments}
+    ran = []
+    for remedy in remedies.values():
+        if remedy.guard.place == "gpu" or remedy.guard.package is not None or remedy.batch > 1:
+            continue
+        module = load_preset("model=llama_tiny", "dataset=synthetic").module
+        names: dict[str, Any] = {"torch": torch, "model": module, "prompt": 8, "new_tokens": 4}
+        try:
+            exec(remedy.code, names)
+        finally:
+            torch.set_num_threads(threads)
+        out = names["model"](input_ids=torch.tensor([[1, 2, 3]])).logits
+        assert out.shape == (1, 3, 512)
+        ran.append(remedy.id)
+    assert sorted(ran) == ["bfloat16", "compile", "joined_projections", "one_thread", "sdpa"]

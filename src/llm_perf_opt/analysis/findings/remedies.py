@@ -121,8 +121,8 @@ JOINED_PROJECTIONS = Remedy(
     # Fewer launches too.
     removes_idle=True,
     code="""\
-weight = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
-q, k, v = torch.nn.functional.linear(hidden, weight).split([q_size, kv_size, kv_size], dim=-1)""",
+from llm_perf_opt.workload.models.joined import join_projections  # torch.cat of the weights, one linear, split
+join_projections(model)""",
 )
 FP8_WEIGHTS = Remedy(
     id="fp8_weights",
