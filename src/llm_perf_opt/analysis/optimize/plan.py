@@ -100,6 +100,11 @@ class Costs:
     start_s: float
     pass_s: float
 
+    @property
+    def spare_s(self) -> float:
+        """What an experiment saves that is settled by its first look."""
+        return (USUAL_PAIRS - PAIR_LOOKS[0]) * 2 * self.pass_s
+
     def of(self, remedies: Iterable[Remedy]) -> float:
         return self.start_s + sum(r.compile_s for r in remedies) + USUAL_PAIRS * 2 * self.pass_s
 

@@ -122,6 +122,7 @@ class ExperimentSearch:
                 f"it could bring {format_factor(bound.gain)} at most, and {self.best.candidate.name} brings "
                 f"{format_factor(self.best_gain)} already"
             )
-        if candidate.cost_s > left_s:
-            return f"about {candidate.cost_s:.0f} s, and {max(left_s, 0.0):.0f} s of the budget are left"
+        least_s = candidate.cost_s - self.plan.costs.spare_s
+        if least_s > left_s:
+            return f"about {least_s:.0f} s at least, and {max(left_s, 0.0):.0f} s of the budget are left"
         return None

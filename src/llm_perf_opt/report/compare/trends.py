@@ -12,7 +12,9 @@ from llm_perf_opt.report.charts import COLOURS
 from llm_perf_opt.report.compare.page import page_environment, style_sheet
 
 WIDTH, HEIGHT = 620, 300
-LEFT, RIGHT, TOP, BOTTOM = 84, 16, 16, 56
+RIGHT, TOP, BOTTOM = 16, 16, 56
+# A letter at this size of text, and the room an axis has beside its words.
+LETTER, BESIDE = 6.8, 14
 TICKS = 4
 # Words on the axis of a key that is no number.
 LONGEST_WORD = 18
@@ -64,22 +66,26 @@ def render_runs_page(
 
 def chart_svg(chart: Chart) -> str:
     """Points with their spread; those of a group joined by a line, in the order they come."""
-    xs, ticks = _x_places([point.x for point in chart.points])
     values = [v for p in chart.points for v in (p.y, p.low, p.high) if v is not None]
     low, high = min(0.0, *values), max(values) or 1.0
+    steps = [low + (high - low) * step / TICKS for step in range(TICKS + 1)]
+    labels = [format_quantity(value, chart.y_unit) for value in steps]
+    left = BESIDE + LETTER * max(map(len, labels))
+    xs, ticks = _x_places([point.x for point in chart.points], left)
 
     def y(value: float) -> float:
         return HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * (value - low) / ((high - low) or 1.0)
 
     body = []
-    for step in range(TICKS + 1):
-        value = low + (high - low) * step / TICKS
-        text = escape(format_quantity(value, chart.y_unit))
-        body.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>')
-        body.append(f'<text x="{LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{text}</text>')
+    for value, text in zip(steps, labels, strict=True):
+        ends = f'x1="{left:.1f}" x2="{WIDTH - RIGHT}"'
+        body.append(f'<line class="grid" {ends} y1="{y(value):.1f}" y2="{y(value):.1f}"/>')
+        body.append(f'<text x="{left - 6:.1f}" y="{y(value) + 4:.1f}" text-anchor="end">{escape(text)}</text>')
     for at, word in ticks:
         body.append(f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{escape(word)}</text>')
-    body.append(f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 12}" text-anchor="middle">{escape(chart.x_label)}</text>')
+    body.append(
+        f'<text x="{(left + WIDTH) / 2:.1f}" y="{HEIGHT - 12}" text-anchor="middle">{escape(chart.x_label)}</text>'
+    )
     groups = list(dict.fromkeys(point.group for point in chart.points))
     for number, group in enumerate(groups):
         colour = COLOURS[number % len(COLOURS)]
@@ -110,9 +116,9 @@ def _legend(groups: Sequence[str]) -> str:
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def _x_places(values: Sequence[float | str]) -> tuple[list[float], list[tuple[float, str]]]:
+def _x_places(values: Sequence[float | str], left: float) -> tuple[list[float], list[tuple[float, str]]]:
     """Where each value lies, and the words below the axis: numbers by size, words side by side."""
-    inside = WIDTH - LEFT - RIGHT - 40
+    inside = WIDTH - left - RIGHT - 40
     numbers = [value for value in values if isinstance(value, float)]
     if len(numbers) == len(values) and len(set(numbers)) > 1:
         low, high = min(numbers), max(numbers)
@@ -123,13 +129,19 @@ def _x_places(values: Sequence[float | str]) -> tuple[list[float], list[tuple[fl
                 return math.log(value / low) / math.log(high / low)
             return (value - low) / (high - low)
 
-        places = [LEFT + 20 + inside * share(value) for value in numbers]
-        distinct = sorted(set(numbers))
-        shown = distinct if len(distinct) <= 8 else [distinct[i * (len(distinct) - 1) // 5] for i in range(6)]
-        return places, [(LEFT + 20 + inside * share(value), f"{value:g}") for value in dict.fromkeys(shown)]
+        places = [left + 20 + inside * share(value) for value in numbers]
+        words_at = [(left + 20 + inside * share(value), f"{value:.4g}") for value in sorted(set(numbers))]
+        return places, _apart(words_at)
     words = list(dict.fromkeys(str(value) for value in values))
     gap = inside / max(len(words) - 1, 1)
-    at = {word: LEFT + 20 + gap * index for index, word in enumerate(words)}
-    every = -(-len(words) // 8)
-    ticks = [(at[word], word[:LONGEST_WORD]) for index, word in enumerate(words) if index % every == 0]
-    return [at[str(value)] for value in values], ticks
+    at = {word: left + 20 + gap * index for index, word in enumerate(words)}
+    return [at[str(value)] for value in values], _apart([(at[word], word[:LONGEST_WORD]) for word in words])
+
+
+def _apart(ticks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
+    """Without those that would touch the one before."""
+    kept: list[tuple[float, str]] = []
+    for at, word in ticks:
+        if not kept or at - kept[-1][0] > BESIDE + LETTER * (len(word) + len(kept[-1][1])) / 2:
+            kept.append((at, word))
+    return kept
