@@ -97,7 +97,7 @@ def shaken(seed: int, pairs: int, *, factor: float) -> tuple[Passes, Passes]:
     for number, (first, second) in enumerate(zip(moments[0::2], moments[1::2], strict=True)):
         order = (first, second) if number % 2 == 0 else (second, first)
         for side, moment, speed in zip(sides, order, (1.0, factor), strict=True):
-            side.append(one_pass(speed * np.exp(moment + 0.01 * np.abs(random.standard_t(3, 5)))))
+            side.append(one_pass((speed * np.exp(moment + 0.01 * np.abs(random.standard_t(3, 5)))).tolist()))
     return sides
 
 
