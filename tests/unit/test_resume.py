@@ -9,7 +9,7 @@ from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.records import StageRecord
 from llm_perf_opt.core.stage import Stage
 from llm_perf_opt.pipeline.compose import compose_config, type_config
-from llm_perf_opt.pipeline.resume import Carried, EarlierRecords, carry_over, fingerprint, why_run
+from llm_perf_opt.pipeline.resume import Carried, EarlierRecords, carry_over, fingerprint, why_run, why_stale
 from llm_perf_opt.profiling.stages.ncu import STAGE as NCU
 from llm_perf_opt.profiling.stages.nsys import STAGE as NSYS
 from llm_perf_opt.profiling.stages.static_analysis import STAGE as STATIC
@@ -70,6 +70,17 @@ def test_the_result_of_a_stage_that_is_disabled_now_goes_with_what_it_depends_on
     carried = carry_over(earlier_run(configure()), configure(STATIC_OFF, NSYS_ON, override), STAGES, HOST)
     text = f"static_analysis: left out of this run because {reason}; its files stay in static_analysis/"
     assert carried == Carried(warnings=(text,))
+
+
+def test_a_key_only_the_new_version_has_is_no_change_of_anything_the_user_set() -> None:
+    config = configure()
+    stage, settings = STAGES["static_analysis"], config.stages["static_analysis"]
+    new = fingerprint(stage, settings, config, HOST)
+    dry = {**config.resolved, "run": {**config.resolved["run"], "dry_run": True}}
+    before = {**new, "workload": "of another version"}
+    reason = why_stale("static_analysis", before, new, old_config=config.resolved, new_config=dry)
+    said = "this version has a key, or a default, that the one which made the run had not"
+    assert reason == f"the workload's settings changed ({said})"
 
 
 def test_what_another_model_changes_most_is_named_first() -> None:

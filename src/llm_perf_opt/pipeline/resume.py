@@ -139,7 +139,7 @@ def why_stale(
     if old.get("settings") != new["settings"]:
         return f"its settings changed{_changes(old_config, new_config, (f'pipeline.{name}.',))}"
     if old.get("workload") != new["workload"]:
-        prefixes = ("run.", "workload.", "dataset.", "model.", "infer.", "hardware.")
+        prefixes = (*(f"run.{key}" for key in _RUN_KEYS), "workload.", "dataset.", "model.", "infer.", "hardware.")
         return f"the workload's settings changed{_changes(old_config, new_config, prefixes)}"
     return None
 
@@ -159,22 +159,25 @@ def _why_read_again(old: Mapping[str, str], earlier: Mapping[str, StageRecord]) 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any], prefixes: tuple[str, ...]) -> str:
     """The keys that differ, named; the many of a model's geometry last."""
-    before, after = _flat(old), _flat(new)
+    before, after = flat_keys(old), flat_keys(new)
     keys = [k for k in before.keys() | after.keys() if before.get(k) != after.get(k)]
     keys.sort(key=lambda key: (key.startswith("model.geometry."), key))
     named = [
         f"{k}: {before.get(k)!r} -> {after.get(k)!r}"
         for k in keys
-        if k.startswith(prefixes) and k != "run.resume" and k.rpartition(".")[2] not in _NOT_SETTINGS
+        if k.startswith(prefixes) and k.rpartition(".")[2] not in _NOT_SETTINGS
     ]
+    if not named:
+        return " (this version has a key, or a default, that the one which made the run had not)"
     rest = [f"and {len(named) - CHANGES_NAMED} more"] if len(named) > CHANGES_NAMED else []
-    return f" ({'; '.join([*named[:CHANGES_NAMED], *rest])})" if named else ""
+    return f" ({'; '.join([*named[:CHANGES_NAMED], *rest])})"
 
 
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+def flat_keys(value: Any, prefix: str = "") -> dict[str, Any]:
+    """The leaves of a tree of settings by their full keys."""
     if not isinstance(value, Mapping):
         return {prefix[:-1]: value}
-    return {k: v for name, item in value.items() for k, v in _flat(item, f"{prefix}{name}.").items()}
+    return {k: v for name, item in value.items() for k, v in flat_keys(item, f"{prefix}{name}.").items()}
 
 
 def _digest(value: Any) -> str:

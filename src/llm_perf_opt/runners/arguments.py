@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +81,10 @@ def parse_arguments(argv: Sequence[str], *, implied: Sequence[str] = ()) -> Argu
     )
 
 
+# As wide as argparse makes the rest of a help text at most.
+HELP_WIDTH = 78
+
+
 class CommandParser(argparse.ArgumentParser):
     """A parser whose complaints are one line, with the word that was probably meant."""
 
@@ -95,7 +100,7 @@ def command_parser(name: str, description: str, examples: Sequence[str], *, epil
     shown = "\n".join(("examples:", *(f"  {example}" for example in examples), *(["", epilog] if epilog else [])))
     return CommandParser(
         prog=f"llm-perf {name}",
-        description=description,
+        description=textwrap.fill(description, HELP_WIDTH),
         epilog=shown,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

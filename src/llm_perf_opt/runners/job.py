@@ -34,7 +34,7 @@ from llm_perf_opt.pipeline.provenance import (
     write_config,
     write_environment,
 )
-from llm_perf_opt.pipeline.resume import Carried, carry_over
+from llm_perf_opt.pipeline.resume import Carried, carry_over, flat_keys
 from llm_perf_opt.pipeline.run import RunInput, execute, why_again
 from llm_perf_opt.pipeline.stores import SyncDocument, check_url, claim, upload
 from llm_perf_opt.pipeline.trust import sign
@@ -203,7 +203,8 @@ class Job:
         names = " → ".join(step.name for step in self.plan.stages)
         self.console.say(f"run {self.artifacts.root}: {names}{'' if self.on_cpu is None else f' ({self.on_cpu})'}")
         cannot = (f"cannot run: {problem}" for problem in self.problems)
-        for text in (*self.carried.warnings, *cannot, *(f"note: {note}" for note in self.notes)):
+        warned = (text for text in self.carried.warnings if text != self.on_cpu)
+        for text in (*warned, *cannot, *(f"note: {note}" for note in self.notes)):
             self.console.say(text)
         for step in self.plan.stages:
             if step.skip is not None:
@@ -218,8 +219,9 @@ class Job:
                 )
             if self.config.run.dry_run:
                 section = self.redactor.tree(self.config.resolved["pipeline"].get(step.name, {}))
-                settings = json.dumps(section, ensure_ascii=False)
-                self.console.say(f"  {step.name}: {settings}")
+                leaves = flat_keys(section).items()
+                settings = "  ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in leaves)
+                self.console.say(f"  pipeline.{step.name}: {settings}")
 
 
 def _previous(config: AppConfig, run_dir: Path) -> RunManifest | None:

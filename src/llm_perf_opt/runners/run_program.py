@@ -19,7 +19,8 @@ examples:
   llm-perf run -- python my_script.py --steps 2
   llm-perf run model=llama_tiny -- python my_script.py
   llm-perf run pipeline.nsys.enable=false -- python my_script.py
-  llm-perf run pipeline.nsys.delay_s=1 pipeline.nsys.duration_s=2 -- python my_script.py
+  llm-perf run pipeline.nsys.delay_s=1 pipeline.nsys.duration_s=2 -- \\
+      python my_script.py
 
   model=NAME           the model it runs: bounds, utilisation and waterfall
   workload.duration_s  ends a program that does not end by itself

@@ -25,12 +25,12 @@ EXAMPLES = (
     "llm-perf compare tmp/runs/base tmp/runs/candidate",
     "llm-perf compare base.sqlite candidate.sqlite",
     "llm-perf compare tmp/runs/base tmp/runs/candidate --gate 'tpot_ms<=+5%'",
-    "llm-perf compare --interleave 5 -- experiment=demo candidate.overrides=infer.max_new_tokens=16",
-    "llm-perf compare --interleave auto -- experiment=demo base.ref=main candidate.ref=HEAD",
+    "llm-perf compare --interleave 5 -- experiment=demo \\\n      candidate.overrides=model.attention=eager",
+    "llm-perf compare --interleave auto -- experiment=demo \\\n      base.ref=main candidate.ref=HEAD",
 )
 EPILOG = """\
-exit codes: 0 compared, or every gate passed; 1 a gate failed or a run measured nothing; 2 bad input, or runs that
-cannot be compared; 3 a gate is inconclusive
+exit codes: 0 compared, or every gate passed; 1 a gate failed or a run measured
+nothing; 2 bad input, or runs that cannot be compared; 3 a gate is inconclusive
 """
 
 

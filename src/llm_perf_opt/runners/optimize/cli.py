@@ -19,16 +19,21 @@ if TYPE_CHECKING:
 
 DEFAULT_DIR = Path("tmp/optimize")
 EPILOG = """\
+examples:
   llm-perf optimize experiment=demo
   llm-perf optimize model=llama3_1b dataset.prompt_tokens=1024 --budget 10m
-  llm-perf optimize run=tmp/runs/RUN --objective tokens_per_s --constraint 'peak_gb<=80'
+  llm-perf optimize run=tmp/runs/RUN --objective tokens_per_s \\
+      --constraint 'peak_gb<=80'
   llm-perf optimize run=tmp/runs/RUN --dry-run
   llm-perf optimize --experiments mine.yaml model=llama3_1b
-  llm-perf optimize --experiments mine.yaml --objective wall_ms -- python my_script.py
+  llm-perf optimize --experiments mine.yaml --objective wall_ms -- \\
+      python my_script.py
 
-A finding of the profile names what could help; each is tried in a process of its own, its passes in turns with those of
-what it is compared with, and counts only if its outputs hold. Every key: docs/optimize.md.
-exit codes: 0 done, also when nothing helped; 1 the start could not be run; 2 bad input; 130 interrupted
+A finding of the profile names what could help; each is tried in a process of
+its own, its passes in turns with those of what it is compared with, and counts
+only if its outputs hold. Every key: docs/optimize.md.
+exit codes: 0 done, also when nothing helped; 1 the start could not be run;
+2 bad input; 130 interrupted
 """
 
 
@@ -56,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="llm-perf optimize",
         usage="llm-perf optimize [OPTION ...] [run=DIR] [OVERRIDE ...]\n"
         "       llm-perf optimize --experiments FILE [OPTION ...] -- PROGRAM ...",
-        description="Try the remedies a profile's findings name, verify them, and recommend what helped.",
+        description="Try the remedies a profile's findings name, verify them, and recommend\nwhat helped.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -36,8 +36,9 @@ examples:
   --devices 8     at most so many devices a replica
   --price h200=3.5,l40s=1   per hour and device
 
-Searched: batches in powers of two up to what fits, tp up to --devices, formats bf16 and fp8 (or the list given as
-workload.weight_dtype), the engine `server` (or the one given). Without prices, devices are what is saved.
+Searched: batches in powers of two up to what fits, tp up to --devices, formats
+bf16 and fp8 (or the list given as workload.weight_dtype), the engine `server`
+(or the one given). Without prices, devices are what is saved.
 """
 OPTIONS = ("--ttft-ms", "--tpot-ms", "--context", "--output", "--devices", "--price", "--csv", "--plot")
 LARGEST_BATCH = 1024

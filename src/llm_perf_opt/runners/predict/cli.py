@@ -87,8 +87,8 @@ examples:
   hardware.peak_tflops.bf16=…         peaks of your own, with hardware.memory_bandwidth_gb_s
   hardware.price_per_hour=…           of one device, for the cost of a million tokens
 
-Every workload key takes a list separated by commas; there is one row for each combination. Columns to sort by are the
-names in the header of the CSV file.
+Every workload key takes a list separated by commas; there is one row for each
+combination. Columns to sort by are the names in the header of the CSV file.
 """
 
 
