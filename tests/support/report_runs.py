@@ -33,17 +33,14 @@ def analyze_h200(folder: Path, *, ncu: bool = True, context: bool = True) -> Pat
     return out
 
 
-def write_run(folder: Path, *stages: StageRecord, status: str = "ok", **parts: Any) -> Path:
+def write_run(folder: Path, *stages: StageRecord, status: str = "ok", day: int = 1, **parts: Any) -> Path:
     """A run directory with this manifest."""
     folder.mkdir(parents=True, exist_ok=True)
     manifest = RunManifest(
-        run_id="made-up",
-        created_at="2025-01-01T00:00:00+00:00",
+        created_at=f"2025-01-{day:02d}T00:00:00+00:00",
         status=status,  # type: ignore[arg-type]
-        config={},
-        environment={},
         stages=stages,
-        **parts,
+        **{"run_id": "made-up", "config": {}, "environment": {}, **parts},
     )
     write_manifest(folder, manifest)
     return folder

@@ -1,24 +1,27 @@
 """What the pages decide: merged findings, advice not followed yet, the bar of a request, names that hit nothing."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from llm_perf_opt.analysis.findings.finding import Finding
 from llm_perf_opt.analysis.findings.rules import diagnose
 from llm_perf_opt.core.documents import Deployment
 from llm_perf_opt.core.manifest import read_manifest
-from llm_perf_opt.core.records import Metric, Spread
+from llm_perf_opt.core.records import CommandRecord, Metric, Spread
 from llm_perf_opt.report.page.glossary import words
 from llm_perf_opt.report.page.roofline_layout import WIDTH, layout_roofline
-from llm_perf_opt.report.run_files import read_run_files
+from llm_perf_opt.report.run_files import LOG_LINES, read_run_files
 from llm_perf_opt.report.view.findings import findings_view
 from llm_perf_opt.report.view.program import faster_than_possible
 from llm_perf_opt.report.view.report import ReportView, build_view
 from llm_perf_opt.report.view.roofline import Point, Roof, RooflineView
+from llm_perf_opt.report.view.shown import format_spread
 from llm_perf_opt.report.write import write_reports
 from tests.support.report_facts import facts, gpu, idle, kernel, ms, ncu, phase
-from tests.support.report_runs import capture, stage, write_run
+from tests.support.report_runs import capture, clean, stage, write_run
 
 
 def view_of(run: Path) -> ReportView:
@@ -44,6 +47,22 @@ def test_the_same_finding_of_both_phases_is_one_with_the_time_of_a_request() -> 
     assert (first.saves, first.saves_each) == ("up to 88.00 ms per request", "8.000 ms per token, 16.00 ms per prompt")
     assert first.gain == "2.4× over a request (5.0× in decode, 5.0× in prefill)"
     assert {text.text.split(":")[0] for text in first.evidence} == {"prefill", "decode"}
+
+
+def test_merged_findings_stand_in_the_order_of_what_they_save_together() -> None:
+    waits, chain = idle(host=0.1), (kernel("elementwise_0", "elementwise", 0.01, launches=30),)
+    found = facts(
+        phase("prefill", wall=ms(20.0), gpu=gpu(19.0, wall=20.0, idle=waits, kernels=chain), steps_per_request=1.0),
+        phase("decode", wall=ms(10.0), gpu=gpu(9.0, wall=10.0, idle=waits, kernels=chain), steps_per_request=2.0),
+    )
+    alone = Finding(
+        rule="low_occupancy", title="one", phase="decode", evidence=(), remedy="a", saves_ms=2.0, gain=1.1,
+        confidence="low",
+    )  # fmt: skip
+    twin = replace(alone, rule="small_gemm", title="two", saves_ms=1.5, remedy="b")
+    other = replace(twin, title="three", phase="prefill", saves_ms=3.5)
+    # 4 ms alone, 3 and 3.5 ms together.
+    assert [f.title for f in findings_view((alone, other, twin), found)] == ["three", "one"]
 
 
 def test_advice_that_is_followed_already_is_not_given_again() -> None:
@@ -90,6 +109,62 @@ def test_a_request_is_one_bar_from_preparation_to_text(tmp_path: Path) -> None:
     assert (wall.total, wall.request_total, decode.request_title) == (
         "5.000 ms", "50.00 ms", "Decode, per request (10 steps)",
     )  # fmt: skip
+
+
+def test_a_request_of_which_one_phase_is_unknown_has_no_shares(tmp_path: Path) -> None:
+    write_run(tmp_path, stage("torch_profiler", tmp_path, metrics=clean(prefill_ms=10.0, tpot_ms=5.0)))
+    request = view_of(tmp_path).request
+    assert request is not None
+    assert [(p.key, p.text, p.share) for p in request.parts] == [("prefill", "10.00 ms", "")]
+    assert not request.is_whole
+    reasons = {label: why.reason for label, why in request.missing}
+    assert reasons["decode"] == "5.000 ms per token, the number of tokens is not known"
+
+
+def test_one_measurement_has_no_spread() -> None:
+    assert format_spread(Spread(p10=1.0, p90=1.0, n=1), "ms") == "n = 1"
+
+
+def test_a_failure_is_shown_once_with_the_end_of_what_the_program_said(tmp_path: Path) -> None:
+    stages = []
+    for name in ("torch_profiler", "nsys"):
+        log = tmp_path / name / "clean.log"
+        log.parent.mkdir(parents=True)
+        log.write_text("line\n" * 60 + "RuntimeError: <out of memory>", encoding="utf-8")
+        command = CommandRecord(argv=("python", "x.py"), exit_code=1, duration_s=1.0, log=f"{name}/clean.log")
+        reason = f"x.py failed (log: {name}/clean.log)"
+        stages.append(stage(name, tmp_path, status="failed", reason=reason, commands=(command,)))
+    write_run(tmp_path, *stages, status="failed")
+    view = view_of(tmp_path)
+    (failure,) = view.failures
+    assert (failure.stages, failure.source) == (("torch_profiler", "nsys"), "torch_profiler/clean.log")
+    assert len(failure.log.splitlines()) == LOG_LINES and failure.log.endswith("RuntimeError: <out of memory>")
+    assert {why.reason for _, _, why in view.absent} >= {"stage nsys failed", "stage torch_profiler failed"}
+    # What failed is not to be enabled.
+    assert not [why for _, _, why in view.absent if why.enable == "pipeline.nsys.enable=true"]
+    write_reports(tmp_path)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "RuntimeError: &lt;out of memory&gt;" in page and 'href="torch_profiler/clean.log"' in page
+    assert "Nothing was measured, so there is nothing to find." in page
+    assert "Nothing was measured: x.py failed." in (tmp_path / "stakeholder_summary.md").read_text(encoding="utf-8")
+
+
+def test_the_managers_page_has_cost_and_trend_where_they_are_known(tmp_path: Path) -> None:
+    same = {"model": {"name": "m"}, "hardware": {"price_per_hour": 3.6}}
+    for name, config, tpot in (("a", same, 12.0), ("b", {"model": {"name": "other"}}, 1.0), ("c", same, 10.0)):
+        run = tmp_path / name
+        metrics = clean(tpot_ms=tpot, e2e_ms=1000.0, tokens=100.0)
+        day = "abc".index(name) + 1
+        write_run(run, stage("torch_profiler", run, metrics=metrics), config=config, run_id=name, day=day)
+    write_reports(tmp_path / "c")
+    text = (tmp_path / "c" / "stakeholder_summary.md").read_text(encoding="utf-8")
+    # 3.6 per hour is 0.001 per second, which is a request of 100 tokens.
+    told = "at 3.6 per hour and device, requests one after the other, batch 1"
+    assert f"a million output tokens cost 10.0 ({told})" in text
+    assert (
+        "- 2025-01-01, a: 12.00 ms per token\n- this run: 10.00 ms per token, 16.7 % less than the run before" in text
+    )
+    assert "b:" not in text
 
 
 def test_a_page_of_ncu_alone_opens_with_what_ncu_measured(tmp_path: Path) -> None:

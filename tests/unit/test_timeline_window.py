@@ -102,11 +102,13 @@ def test_the_window_of_the_h200_is_one_prefill_and_four_steps(tmp_path: Path) ->
     assert len(window.kernels) == pytest.approx(661 + 4 * 694, abs=80)
 
 
-def trace(folder: Path, *, device: bool) -> Path:
+def trace(folder: Path, *, device: bool, ranges: bool = True) -> Path:
     """A phase of two modules; on a device each operator launches a kernel."""
     events = []
 
     def add(cat: str, name: str, ts: float, dur: float, **args: object) -> None:
+        if cat == "user_annotation" and not ranges:
+            return
         tid = 7 if cat == "kernel" else 1
         events.append({"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur, "args": args})
 
@@ -176,6 +178,15 @@ def test_operators_and_memory_are_drawn_with_the_window(tmp_path: Path) -> None:
     assert window["memory"] == {"CPU": [[20_000, 1000], [60_000, 5000]]}
     analysis = json.loads(files["analysis_json"].read_text(encoding="utf-8"))
     assert analysis["tree"]["operator_ns"] == {"decode": 40_000}
+
+
+def test_a_program_on_the_cpu_that_marks_nothing_has_a_window_of_its_operators(tmp_path: Path) -> None:
+    found = read_torch_trace(trace(tmp_path, device=False, ranges=False), detailed=True)
+    window = timeline_window(found.timeline, found.operators)
+    assert window.window_ns == (10_000, 70_000)
+    assert [(c[0], c[1]) for c in sorted(window.calls)] == [
+        (0, 20_000), (1_000, 11_000), (40_000, 60_000), (41_000, 51_000),
+    ]  # fmt: skip
 
 
 def test_memory_outside_the_window_is_left_out(tmp_path: Path) -> None:

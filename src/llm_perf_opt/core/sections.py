@@ -33,13 +33,19 @@ class SectionTable:
             raise ValueError(f"a table of {len(self.columns)} columns has a row of {len(wrong)}: {wrong}")
 
 
+# Below this a number is more zeros than digits.
+SMALL = 1e-4
+
+
 def cell_text(value: Cell) -> str:
     """A cell as it is shown: numbers with separators and at most four digits, a dash for what is not known."""
     if value is None:
         return "—"
     if isinstance(value, int):
         return f"{value:,}"
-    return value if isinstance(value, str) else digits(value, 4)
+    if isinstance(value, str):
+        return value
+    return digits(value, 4) if abs(value) >= SMALL or value == 0 else f"{value:.3g}"
 
 
 @dataclass(frozen=True, kw_only=True)

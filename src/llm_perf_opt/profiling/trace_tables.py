@@ -126,7 +126,7 @@ def _ms(ns: float) -> str:
 
 
 TRACE_FILE = "trace.json.gz"
-NO_PHASE = "the trace holds no range of a phase (activities without cpu)"
+NO_PHASE = "the trace holds no range of a phase"
 
 
 @dataclass(frozen=True, kw_only=True)

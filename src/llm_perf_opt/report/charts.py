@@ -217,7 +217,11 @@ def _roof(axes: _Log, name: str, peak: float, slope: float | None) -> list[str]:
         start = max(left, 10.0**axes.y0 / slope)
         corners = [(start, start * slope), *corners] if start < ridge else corners
     line = " ".join(f"{axes.x(x):.1f},{axes.y(y):.1f}" for x, y in corners)
-    label = f'<text x="{WIDTH - RIGHT - 4}" y="{axes.y(peak) - 5:.1f}" text-anchor="end">{escape(name)}</text>'
+    # A halo keeps it readable over the grid.
+    label = (
+        f'<text x="{WIDTH - RIGHT - 4}" y="{axes.y(peak) - 6:.1f}" text-anchor="end" stroke="#fff" stroke-width="4" '
+        f'paint-order="stroke">{escape(name)}</text>'
+    )
     return [f'<polyline points="{line}" fill="none" stroke="#444" stroke-dasharray="5 3"/>', label]
 
 

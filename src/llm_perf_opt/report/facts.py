@@ -41,6 +41,7 @@ from llm_perf_opt.core.names import (
     PHASE_RANGE,
     PHASES,
     PREFILL,
+    TORCH_PROFILER,
     WALL_METRIC,
 )
 from llm_perf_opt.core.records import StageRecord
@@ -256,12 +257,13 @@ def gather(files: RunFiles, ncu: NcuAnalysis | None) -> RunFacts:
     """All figures of a run; `ncu` is what `joined_ncu` found."""
     cpu = is_cpu(files)
     static = files.static.content if isinstance(files.static, Found) else None
+    phases = {name: phase_facts(name, files, cpu=bool(cpu)) for name in PHASES}
     return RunFacts(
         dtype=_dtype(files),
         is_cpu=cpu,
         batch=static.workload.batch if static else None,
         context=static.workload.context if static else None,
-        phases={name: phase_facts(name, files, cpu=bool(cpu)) for name in PHASES},
+        phases=phases,
         kernels=_kernels(files, ncu),
         copies=_copies(files),
         memory=_memory(files),
@@ -270,17 +272,18 @@ def gather(files: RunFiles, ncu: NcuAnalysis | None) -> RunFacts:
         kernel_source=files.capture.source if isinstance(files.capture, Found) else _kernel_source(files),
         ncu_source=files.ncu.source if isinstance(files.ncu, Found) else "",
         bytes_per_s=_bandwidth(static),
-        capture_ms=_capture_ms(files),
+        capture_ms=_capture_ms(files, phases),
         request_ms=value_of(clean_metric(files.manifest, "e2e_ms")),
         deployment=files.metrics.content.deployment if isinstance(files.metrics, Found) else None,
         is_compiled=isinstance(files.generated, Found) and bool(files.generated.content.kernels),
     )
 
 
-def _capture_ms(files: RunFiles) -> float | None:
+def _capture_ms(files: RunFiles, phases: Mapping[str, PhaseFacts]) -> float | None:
+    """Of a capture that has to be judged by itself: no phase of it has a clean time beside its GPU work."""
     if isinstance(files.capture, Unknown) or not files.capture.content.gpu.span_ns:
         return None
-    timed = any(isinstance(clean_metric(files.manifest, WALL_METRIC[name]), Known) for name in PHASES)
+    timed = any(isinstance(phase.wall, Known) and isinstance(phase.gpu, GpuFacts) for phase in phases.values())
     return None if timed else files.capture.content.gpu.span_ns / 1e6
 
 
@@ -409,7 +412,8 @@ def _capture_slowdowns(files: RunFiles, known: Mapping[str, Known]) -> dict[str,
             find_range(files.capture.content, PHASE_RANGE[name]),
             clean_metric(files.manifest, WALL_METRIC[name]),
         )
-        label = f"{files.capture.content.sources[0].kind if files.capture.content.sources else 'capture'}, {name}"
+        kind = files.capture.content.sources[0].kind if files.capture.content.sources else "capture"
+        label = f"{TORCH_PROFILER if kind == 'torch' else kind}, {name}"
         if row is not None and isinstance(wall, Known) and wall.value > 0 and label not in known:
             how = f"median {PHASE_RANGE[name]} range under the profiler over the clean time"
             value = row.typical.wall_ns / 1e6 / wall.value

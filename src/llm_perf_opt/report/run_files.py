@@ -3,7 +3,7 @@
 import csv
 import errno
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from itertools import islice
 from pathlib import Path
@@ -18,16 +18,27 @@ from llm_perf_opt.analysis.static.document import StaticDocument
 from llm_perf_opt.analysis.timeline.window import TimelineWindow
 from llm_perf_opt.core.documents import ClockDocument, CounterDocument, GeneratedDocument, MetricsDocument
 from llm_perf_opt.core.files import read_limited
-from llm_perf_opt.core.manifest import RunManifest
-from llm_perf_opt.core.names import ROLE_WRITERS, STATIC_ANALYSIS, TORCH_PROFILER, Role
+from llm_perf_opt.core.manifest import RunManifest, read_manifest
+from llm_perf_opt.core.names import (
+    DECODE,
+    MANIFEST_FILE,
+    ROLE_WRITERS,
+    STATIC_ANALYSIS,
+    TORCH_PROFILER,
+    WALL_METRIC,
+    Role,
+)
 from llm_perf_opt.core.records import StageRecord
-from llm_perf_opt.errors import ParseError
+from llm_perf_opt.errors import ManifestError, ParseError
 from llm_perf_opt.report.samples import SampleLine, parse_samples, samples_file
 
 T = TypeVar("T")
 LARGEST_PICTURE = 8 << 20
 LARGEST_FILE = 1 << 30
 MOST_FILES = 20_000
+LOG_LINES, LOG_CHARACTERS = 25, 4_000
+MOST_BESIDE, SHOWN_EARLIER = 100, 5
+TPOT = WALL_METRIC[DECODE]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +60,20 @@ class OperatorRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EarlierRun:
+    """A run of the same model, inputs and machine that lies beside this one."""
+
+    run_id: str
+    created_at: str
+    tpot_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunFiles:
-    """Everything read, each found or unknown. `present` are all files of the run, by their paths in it."""
+    """Everything read, each found or unknown. `present` are all files of the run, by their paths in it.
+
+    `logs` are the last lines of the failed stages' logs, by stage; `earlier` the runs before this one, oldest first.
+    """
 
     manifest: RunManifest
     metrics: Found[MetricsDocument] | Unknown
@@ -67,6 +90,8 @@ class RunFiles:
     counters: tuple[Found[CounterDocument], ...]
     pictures: Mapping[str, Found[bytes] | Unknown]
     present: frozenset[str] = frozenset()
+    logs: Mapping[str, Found[str]] = field(default_factory=dict)
+    earlier: tuple[EarlierRun, ...] = ()
 
 
 def read_run_files(manifest: RunManifest, run_dir: Path) -> RunFiles:
@@ -94,6 +119,8 @@ def read_run_files(manifest: RunManifest, run_dir: Path) -> RunFiles:
             if section.picture is not None
         },
         present=reader.present(),
+        logs=reader.logs(),
+        earlier=_earlier(manifest, run_dir.resolve()),
     )
 
 
@@ -175,6 +202,22 @@ class _Reader:
         except (OSError, ValueError) as error:
             return Unknown(reason=f"{path}: cannot be read ({_why(error)})")
 
+    def logs(self) -> dict[str, Found[str]]:
+        """The end of what a failed stage's last command said; none where it cannot be read."""
+        found = {}
+        for stage in self._manifest.stages:
+            paths = [command.log for command in stage.commands if command.log and command.exit_code != 0]
+            if stage.status != "failed" or not paths:
+                continue
+            try:
+                text = self._content(self._root / paths[-1]).decode("utf-8", "replace")
+            except OSError:
+                continue
+            lines = text.rstrip()[-LOG_CHARACTERS:].splitlines()[-LOG_LINES:]
+            if lines:
+                found[stage.name] = Found(content="\n".join(lines), source=paths[-1])
+        return found
+
     def present(self) -> frozenset[str]:
         """The files a page may link to; scratch is not among them, and a huge directory is not read to its end."""
         found = (
@@ -223,6 +266,35 @@ class _Reader:
         workload = self._manifest.config.get("workload")
         is_program = isinstance(workload, Mapping) and bool(workload.get("command"))
         return "model=<the model it runs>" if is_program and stage == STATIC_ANALYSIS else _on(stage)
+
+
+def _earlier(manifest: RunManifest, root: Path) -> tuple[EarlierRun, ...]:
+    """The last runs before this one in its folder that did the same on the same machine."""
+    kind = _what_ran(manifest)
+    if kind is None:
+        return ()
+    beside = [path for path in islice(root.parent.glob(f"*/{MANIFEST_FILE}"), MOST_FILES) if path.parent != root]
+    beside = sorted(beside, key=lambda path: path.parent.name)[-MOST_BESIDE:]
+    found = []
+    for path in beside:
+        try:
+            other = read_manifest(path.parent)
+        except ManifestError:
+            continue
+        times = [s.metrics[TPOT].value for s in other.stages if s.declared.gives_clean_pass and TPOT in s.metrics]
+        known = [float(value) for value in times if isinstance(value, int | float)]
+        if known and other.created_at < manifest.created_at and _what_ran(other) == kind:
+            found.append(EarlierRun(run_id=other.run_id, created_at=other.created_at, tpot_ms=known[0]))
+    return tuple(sorted(found, key=lambda run: run.created_at)[-SHOWN_EARLIER:])
+
+
+def _what_ran(manifest: RunManifest) -> tuple[object, ...] | None:
+    """Model, inputs, program and machine; None for what was not run here."""
+    config, environment = manifest.config, manifest.environment
+    if "model" not in config:
+        return None
+    asked = tuple(config.get(part) for part in ("model", "dataset", "infer", "workload"))
+    return (*asked, environment.get("cpu"), str(environment.get("gpus")))
 
 
 def _why(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.core.markdown import escape
+from llm_perf_opt.core.units import format_ms
 from llm_perf_opt.report.view.findings import FindingView
 from llm_perf_opt.report.view.report import ReportView
 from llm_perf_opt.report.view.shown import Shown
@@ -20,7 +21,11 @@ SPEEDS = {
     "prefill": "reading the prompt took {}",
     "tpot": "each further token took {}",
     "decode_speed": "that is {}",
+    "wall": "the whole program took {}",
+    "cost": "a million output tokens cost {}",
 }
+# A tile whose sentence needs what it was worked out from.
+EXPLAINED = ("cost",)
 
 
 def render_summary_md(view: ReportView) -> str:
@@ -30,7 +35,8 @@ def render_summary_md(view: ReportView) -> str:
         return f"# Summary\n\n**{escape(view.headline.title)}**: {escape(view.headline.verdict)}\n"
     lines = ["# Summary", "", *_measured(view), ""]
     lines += ["## How good is it?", "", *_quality(view), ""] if view.waterfalls else []
-    lines += ["## What to do", "", *_actions(view.findings), "", *_unknown(view)]
+    lines += _trend(view)
+    lines += ["## What to do", "", *_actions(view), "", *_unknown(view)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -44,11 +50,18 @@ def _served(view: ReportView) -> list[str]:
 
 def _measured(view: ReportView) -> list[str]:
     head = view.headline
-    where = "" if head.device is None else f" on {escape(head.device)}"
+    where = "" if head.device is None else f" on {'a CPU, ' if head.is_cpu else ''}{escape(head.device)}"
     size = "" if head.parameters is None else f" ({head.parameters:,} parameters)"
-    shown = {tile.key: tile.cell.text for tile in head.tiles if isinstance(tile.cell, Shown)}
+    shown = {
+        tile.key: f"{tile.cell.text} ({tile.cell.how})" if tile.key in EXPLAINED else tile.cell.text
+        for tile in head.tiles
+        if isinstance(tile.cell, Shown)
+    }
     parts = [text.format(shown[key]) for key, text in SPEEDS.items() if key in shown]
     text = f"**{escape(head.title)}**{size} was examined{where}."
+    if not parts and view.failures:
+        failed = view.failures[0]
+        return [f"{text} Nothing was measured: {escape(failed.reason)}."]
     if not parts and view.is_bare:
         return [f"{text} {escape(head.verdict)}"]
     if not parts:
@@ -77,12 +90,27 @@ def _possible(view: WaterfallView) -> str:
     return text + "."
 
 
-def _actions(findings: tuple[FindingView, ...]) -> list[str]:
+def _trend(view: ReportView) -> list[str]:
+    """How the same did before, where runs of it lie beside this one."""
+    now = next((t.cell for t in view.headline.tiles if t.key == "tpot" and isinstance(t.cell, Shown)), None)
+    if not view.earlier or now is None or now.value is None:
+        return []
+    before = view.earlier[-1]
+    change = 100 * (now.value / before.tpot_ms - 1) if before.tpot_ms else 0.0
+    rows = [f"- {r.created_at[:10]}, {escape(r.run_id)}: {format_ms(r.tpot_ms)} per token" for r in view.earlier]
+    word = "more" if change > 0 else "less"
+    told = f"{abs(change):.1f} % {word} than the run before; `llm-perf compare` says whether that is more than chance."
+    return ["## Trend", "", *rows, f"- this run: {now.text} per token, {told}", ""]
+
+
+def _actions(view: ReportView) -> list[str]:
     chosen: list[FindingView] = []
-    for finding in findings:
+    for finding in view.findings:
         # One line per kind of problem: the second phase with the same one gets the same advice.
         if finding.rule not in {f.rule for f in chosen} and len(chosen) < DONE:
             chosen.append(finding)
+    if not chosen and view.is_empty and view.failures:
+        return ["Mend the failure, then measure again; report.html shows what the program said."]
     if not chosen:
         return ["Nothing stood out in what was measured."]
     lines = []

@@ -278,10 +278,14 @@ def gain_of_saving(saved_ms: float, facts: RunFacts) -> float | None:
 
 
 def is_covered(finding: Finding, facts: RunFacts) -> bool:
-    """Whether a phase with a clean time speaks for this finding's range; for a whole capture any such phase does."""
+    """Whether a phase with a clean time speaks for this finding's range.
+
+    For a whole capture any such phase does whose GPU work is known: one that is only timed has no rule to speak for it.
+    """
     name = finding.range_name
     if name is None:
-        return any(isinstance(phase.wall, Known) for phase in facts.phases.values())
+        phases = facts.phases.values()
+        return any(isinstance(p.wall, Known) and isinstance(p.gpu, GpuFacts) for p in phases)
     if name not in PHASE_RANGES:
         return False
     phase = facts.phases.get(DECODE if name == DECODE_STEP else name)

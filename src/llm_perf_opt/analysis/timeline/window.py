@@ -85,7 +85,11 @@ def timeline_window(
     """The last measured prefill and the steps behind it."""
     tables = [timeline.kernels.start_ns, timeline.calls.start_ns]
     starts = np.sort(np.concatenate([*tables, *([operators.start_ns] if operators is not None else [])]))
-    start, end, left_out = choose_window(timeline, starts, max_events=max_events, decode_steps=decode_steps)
+    whole = capture_window(timeline)
+    if whole[0] == whole[1] and operators is not None and len(operators):
+        # Operators alone, of a program on the CPU.
+        whole = int(operators.start_ns.min()), int(operators.end_ns.max())
+    start, end, left_out = choose_window(timeline, starts, whole, max_events=max_events, decode_steps=decode_steps)
     names: Codes[str] = Codes()
     calls = _calls(timeline, operators, inputs, start, end, names)
     work = join([timeline.kernels, timeline.graphs, timeline.copies])
@@ -163,10 +167,12 @@ def _named(names: Codes[str], texts: Sequence[str], codes: Ints, prefix: str = "
     return [found[int(i)] for i in codes]
 
 
-def choose_window(timeline: Timeline, starts: Ints, *, max_events: int, decode_steps: int) -> tuple[int, int, int]:
+def choose_window(
+    timeline: Timeline, starts: Ints, whole: tuple[int, int], *, max_events: int, decode_steps: int
+) -> tuple[int, int, int]:
     """Start and end, and the events after it: the last measured prefill with the decode steps behind it that fit."""
     prefill, steps = _spans(timeline, PREFILL), _spans(timeline, DECODE_STEP)
-    first, last = capture_window(timeline)
+    first, last = whole
     if not len(prefill) and not len(steps):
         return _without_ranges(starts, first, last, max_events)
     begin = int(prefill[-1][0]) if len(prefill) else int(steps[0][0])

@@ -22,6 +22,8 @@ def captured_tiles(capture: Found[CaptureAnalysis]) -> tuple[Tile, ...]:
     """GPU work, how busy the GPU was, and the heaviest kernel; times are those under the profiler."""
     found, source = capture.content, capture.source
     gpu = found.gpu
+    if not gpu.kernel_count and not found.graphs.launches_traced_as_a_whole and not found.copies:
+        return ()
     tiles = [
         _tile("Kernels", Shown(text=f"{gpu.kernel_count:,}", how="launches in the capture", source=source)),
         _tile(

@@ -53,7 +53,14 @@ def findings_view(found: tuple[Finding, ...], facts: RunFacts) -> tuple[FindingV
             groups.append([finding])
         else:
             group.append(finding)
+    # Twins save together more than each of them: the order is that of the sums.
+    groups.sort(key=lambda group: -(_in_requests(group, facts) or 0.0))
     return tuple(_view(rank, group, facts) for rank, group in enumerate(groups, start=1))
+
+
+def twins(finding: Finding, found: Sequence[Finding]) -> list[Finding]:
+    """A finding and those of the same rule and remedy in other phases, as they are listed together."""
+    return [finding, *(other for other in found if _are_twins(finding, other))]
 
 
 def _are_twins(one: Finding, other: Finding) -> bool:
@@ -76,7 +83,7 @@ def _view(rank: int, group: Sequence[Finding], facts: RunFacts) -> FindingView:
         remedy=first.remedy,
         saves=_saves(group, facts),
         saves_each=_saves_each(group, facts),
-        gain=_gain(group, facts),
+        gain=gain_of(group, facts),
         confidence=first.confidence,
         caveat=first.caveat,
     )
@@ -88,7 +95,7 @@ def _evidence(group: Sequence[Finding]) -> list[Evidence]:
     return [Evidence(text=f"{f.phase}: {e.text}", source=e.source) for f in group for e in f.evidence]
 
 
-def _gain(group: Sequence[Finding], facts: RunFacts) -> str:
+def gain_of(group: Sequence[Finding], facts: RunFacts) -> str:
     """Of a request, if all phases were changed, and of each phase by name."""
     if len(group) == 1:
         return gain_text(group[0], facts)
@@ -122,7 +129,7 @@ def _saves(group: Sequence[Finding], facts: RunFacts) -> str:
     """The time of a request where it is known, else that of a step of each phase."""
     first = group[0]
     if first.share is not None:
-        return f"up to {first.share:.0%} of the capture"
+        return f"up to {100 * first.share:.0f} % of the capture"
     if first.saves_ms is None:
         return NO_TIME if first.gain is None else "time not known"
     whole = _in_requests(group, facts)

@@ -13,7 +13,7 @@ from llm_perf_opt.analysis.hardware.roofline import mbu, mfu
 from llm_perf_opt.analysis.hardware.work import BYTES, short_dtype
 from llm_perf_opt.analysis.static.document import StaticDocument
 from llm_perf_opt.core.records import Spread
-from llm_perf_opt.core.units import format_factor, format_ms, format_percent
+from llm_perf_opt.core.units import digits, format_factor, format_ms, format_percent
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.report.facts import clean_metric, measured_prompt
 from llm_perf_opt.report.run_files import Found, RunFiles
@@ -28,8 +28,8 @@ from llm_perf_opt.report.view.captured import (
     served_title,
     served_verdict,
 )
-from llm_perf_opt.report.view.findings import gain_text
-from llm_perf_opt.report.view.shown import Tile, show
+from llm_perf_opt.report.view.findings import gain_of, twins
+from llm_perf_opt.report.view.shown import Shown, Tile, show
 
 Tone = Literal["good", "warn", "bad", "unknown"]
 NEAR_BOUND = 1.3
@@ -53,6 +53,7 @@ class HeadlineView:
     tiles: tuple[Tile, ...]
     warnings: tuple[str, ...] = ()
     log: str | None = None
+    is_cpu: bool = False
 
 
 def headline(
@@ -77,6 +78,7 @@ def headline(
         phase=next((d.phase for d in found if d.phase in facts.phases), None) or "decode",
         tiles=tiles,
         warnings=_warnings(files),
+        is_cpu=bool(facts.is_cpu),
     )
 
 
@@ -126,7 +128,9 @@ def _parameters(files: RunFiles) -> int | None:
 
 
 def _facts(files: RunFiles, facts: RunFacts) -> tuple[tuple[str, str], ...]:
-    found = [("device", device_name(files) or "unknown"), ("format", facts.dtype or "unknown")]
+    device = device_name(files)
+    shown = "unknown" if device is None else f"{device} (CPU)" if facts.is_cpu else device
+    found = [("device", shown), ("format", facts.dtype or "unknown")]
     found = [fact for fact in found if fact[1] != "unknown"]
     static = files.static.content if isinstance(files.static, Found) else None
     parameters = _parameters(files)
@@ -198,7 +202,25 @@ def _tiles(files: RunFiles, facts: RunFacts) -> tuple[Tile, ...]:
             explain="model bandwidth utilisation: weights and KV cache once, over what the peak would have moved",
         ),
         Tile(label="Peak memory", cell=show(facts.memory.measured_peak), explain="highest of all samples, clean pass"),
+        *_cost(files),
     )
+
+
+def _cost(files: RunFiles) -> tuple[Tile, ...]:
+    """Of a million output tokens of requests one after the other, where somebody said what a device costs."""
+    hardware = files.manifest.config.get("hardware")
+    price = hardware.get("price_per_hour") if isinstance(hardware, Mapping) else None
+    request, tokens = (clean_metric(files.manifest, key) for key in ("e2e_ms", "tokens"))
+    if not isinstance(price, int | float) or isinstance(request, Unknown) or isinstance(tokens, Unknown):
+        return ()
+    deployment = files.metrics.content.deployment if isinstance(files.metrics, Found) else None
+    batch, devices = (deployment.batch, deployment.tp) if deployment is not None else (1, 1)
+    if tokens.value * batch <= 0:
+        return ()
+    cost = price / 3.6e6 * request.value * devices / (tokens.value * batch) * 1e6
+    how = f"at {price:g} per hour and device, requests one after the other, batch {batch}"
+    cell = Shown(text=digits(cost), value=cost, how=how, source=request.source)
+    return (Tile(key="cost", label="Cost, million tokens", cell=cell, explain="of a million output tokens"),)
 
 
 def _speed(files: RunFiles, facts: RunFacts) -> Quantity:
@@ -280,15 +302,15 @@ def _verdict(
     # A guess is for the list of findings, not for the one sentence everybody reads.
     best = next((d for d in found if may_be_headline(d)), None)
     if best is not None and best.gain is not None and best.gain >= FAR_FROM_BOUND:
-        return _promise(best, facts), "bad"
+        return _promise(best, found, facts), "bad"
     compared = [text for text in (_distance(w, facts) for w in waterfalls) if text is not None]
     if compared:
         worst = max(compared, key=lambda item: item[1])
         tone: Tone = "good" if worst[1] < NEAR_BOUND else "warn" if worst[1] < FAR_FROM_BOUND else "bad"
-        promise = f" {_promise(best, facts)}" if best is not None and best.gain is not None else ""
+        promise = f" {_promise(best, found, facts)}" if best is not None and best.gain is not None else ""
         return worst[0] + promise, tone
     if best is not None:
-        return _promise(best, facts), "warn"
+        return _promise(best, found, facts), "warn"
     known = [w for w in waterfalls if isinstance(w.wall, Known)]
     if known:
         times = ", ".join(f"{w.phase} {format_ms(w.wall.value)} {w.per}" for w in known if isinstance(w.wall, Known))
@@ -305,13 +327,13 @@ def _verdict(
     return "Nothing was measured and nothing could be predicted: see what was run below.", "unknown"
 
 
-def _promise(finding: Finding, facts: RunFacts) -> str:
+def _promise(finding: Finding, found: tuple[Finding, ...], facts: RunFacts) -> str:
     rule = RULE_BY_ID.get(finding.rule)
     hint = finding.hint or (rule.hint if rule is not None else ANY_HINT)
     if finding.is_one_time and finding.gain is not None:
         shorter = format_factor(finding.gain)
         return f"{finding.title}. It is paid once: without it the capture would be up to {shorter} shorter."
-    return f"{finding.title}. {hint} could give up to {gain_text(finding, facts)}."
+    return f"{finding.title}. {hint} could give up to {gain_of(twins(finding, found), facts)}."
 
 
 def _distance(waterfall: Waterfall, facts: RunFacts) -> tuple[str, float] | None:

@@ -113,7 +113,7 @@ def _time_missing(files: RunFiles) -> Unknown | None:
         return files.metrics
     if files.metrics.content.modules is None:
         reason = files.metrics.content.modules_reason or "the profiled pass recorded no module ranges"
-        return Unknown(reason=reason, enable="pipeline.torch_profiler.enable=true")
+        return Unknown(reason=reason)
     return None
 
 

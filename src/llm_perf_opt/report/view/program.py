@@ -123,7 +123,7 @@ def of_program(head: HeadlineView, files: RunFiles, facts: RunFacts) -> Headline
     head = replace(head, title=program_title(command), tiles=tiles)
     if failed is not None:
         log = next((c.log for c in reversed(failed.commands) if c.log is not None), None)
-        verdict = f"The program did not run to its end: {_without_log(failed.reason or '')}"
+        verdict = f"The program did not run to its end: {without_log(failed.reason or '')}"
         return replace(head, verdict=verdict, tone="bad", log=log)
     if isinstance(wall, Known) and not any(tile.key == "tpot" for tile in tiles):
         text = f"It ran {wall.value / 1e3:.3g} s without a profiler. It marks no decode steps, so no latency is known."
@@ -221,6 +221,6 @@ def phases_section(files: RunFiles) -> tuple[SectionView, ...]:
     return (view,)
 
 
-def _without_log(reason: str) -> str:
+def without_log(reason: str) -> str:
     """The page links the log instead of naming a path of the machine it was made on."""
     return reason.partition(" (log: ")[0]

@@ -1,8 +1,8 @@
-"""Provenance: what ran, with which versions and commands, what was skipped and why."""
+"""Provenance: what ran, with which versions and commands, what failed or was skipped and why."""
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llm_perf_opt.analysis.findings.facts import RunFacts
@@ -13,6 +13,7 @@ from llm_perf_opt.core.names import OFFERED
 from llm_perf_opt.core.records import Metric, StageRecord
 from llm_perf_opt.core.units import format_factor
 from llm_perf_opt.report.run_files import RunFiles
+from llm_perf_opt.report.view.program import without_log
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,43 @@ class ProvenanceView:
     warnings: tuple[str, ...]
     overhead: tuple[str, ...]
     files: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why stages failed: once for all of which the program said the same. `log` is the end of what it said."""
+
+    stages: tuple[str, ...]
+    reason: str
+    log: str
+    source: str | None
+
+
+def failures_view(files: RunFiles) -> tuple[Failure, ...]:
+    """In the order of the stages."""
+    found: dict[str, Failure] = {}
+    for stage in files.manifest.stages:
+        if stage.status != "failed":
+            continue
+        log = files.logs.get(stage.name)
+        key = log.content if log is not None else stage.reason or ""
+        first = found.get(key)
+        if first is not None:
+            found[key] = replace(first, stages=(*first.stages, stage.name))
+            continue
+        found[key] = Failure(
+            stages=(stage.name,),
+            reason=_reason(stage, has_log=log is not None),
+            log=log.content if log is not None else "",
+            source=log.source if log is not None else None,
+        )
+    return tuple(found.values())
+
+
+def _reason(stage: StageRecord, *, has_log: bool) -> str:
+    if not stage.reason:
+        return "no reason was recorded"
+    return without_log(stage.reason) if has_log else stage.reason
 
 
 def provenance_view(

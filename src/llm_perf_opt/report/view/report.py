@@ -9,7 +9,7 @@ from llm_perf_opt.analysis.findings.waterfall import build_waterfall
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.core.names import STATIC_ANALYSIS
 from llm_perf_opt.report.facts import gather, joined_ncu
-from llm_perf_opt.report.run_files import Found, RunFiles
+from llm_perf_opt.report.run_files import EarlierRun, Found, RunFiles
 from llm_perf_opt.report.view.captured import load_test
 from llm_perf_opt.report.view.findings import FindingView, findings_view
 from llm_perf_opt.report.view.flame import FlameView, flame_view
@@ -36,7 +36,7 @@ from llm_perf_opt.report.view.program import (
     waterfalls_without_bounds,
     why_no_bounds,
 )
-from llm_perf_opt.report.view.provenance import ProvenanceView, provenance_view
+from llm_perf_opt.report.view.provenance import Failure, ProvenanceView, failures_view, provenance_view
 from llm_perf_opt.report.view.roofline import RooflineView, roofline_view
 from llm_perf_opt.report.view.sections import SectionView, sections_view
 from llm_perf_opt.report.view.timeline import TimelineView, timeline_view
@@ -66,6 +66,8 @@ class ReportView:
     sections: tuple[SectionView, ...]
     flames: tuple[FlameView, ...]
     provenance: ProvenanceView
+    failures: tuple[Failure, ...]
+    earlier: tuple[EarlierRun, ...]
     ncu: NcuAnalysis | None
     has_trace: bool
     present: frozenset[str]
@@ -77,6 +79,11 @@ class ReportView:
     @property
     def is_load_alone(self) -> bool:
         return not self.parts and not self.is_crashed
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was measured and nothing predicted."""
+        return not set(self.parts) - {"findings"} and self.request is None
 
     @property
     def absent(self) -> tuple[tuple[str, str, Unknown], ...]:
@@ -104,7 +111,13 @@ class ReportView:
             ("modules", "Modules and operators", self.modules.missing),
             ("memory", "Memory and power", self.memory.missing),
         )
-        return tuple((key, title, why) for key, title, why in parts if why is not None)
+        # A failure is told once, at the top.
+        told = {f"stage {s.name} failed: {s.reason}": f"stage {s.name} failed" for s in self.provenance.stages}
+        return tuple(
+            (key, title, replace(why, reason=told.get(why.reason, why.reason)))
+            for key, title, why in parts
+            if why is not None
+        )
 
     def _no_waterfall(self) -> Unknown | None:
         if any(fall.is_known for fall in self.waterfalls):
@@ -140,6 +153,8 @@ def build_view(files: RunFiles) -> ReportView:
         sections=sections_view(files),
         flames=flame_view(files),
         provenance=provenance_view(files, facts, _sources(files), found),
+        failures=failures_view(files),
+        earlier=files.earlier,
         ncu=ncu,
         has_trace=bool(files.timelines),
         present=files.present,

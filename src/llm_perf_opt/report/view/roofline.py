@@ -55,7 +55,7 @@ def roofline_view(files: RunFiles, facts: RunFacts, kernels: KernelsView) -> Roo
         notes.append("No kernel is drawn: their FLOPs and bytes come from ncu (pipeline.ncu.enable=true).")
     hidden = sum(1 for row in kernels.rows if row.ncu is not None and _does_no_flop(row.ncu))
     if hidden:
-        notes.append(f"{hidden} kernel(s) do no floating-point work and have no place on these axes.")
+        notes.append(f"Kernels without floating-point work, which have no place on these axes: {hidden}.")
     missing = None
     if not roofs:
         reason = files.static.content.hardware.reason if isinstance(files.static, Found) else files.static.reason

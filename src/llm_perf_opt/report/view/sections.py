@@ -12,15 +12,19 @@ from llm_perf_opt.core.units import format_quantity
 from llm_perf_opt.report.run_files import RunFiles
 from llm_perf_opt.report.view.shown import Cell, Shown
 
+# Longer words of a table are broken rather than scrolled to.
+WRAPPED = 24
+
 
 @dataclass(frozen=True, kw_only=True)
 class TableView:
-    """Cells as text; `numeric` are the columns that hold numbers alone."""
+    """Cells as text; `numeric` are the columns that hold numbers alone, `long` those whose text has to wrap."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     numeric: tuple[int, ...]
+    long: tuple[int, ...]
     source: str | None
 
 
@@ -94,11 +98,13 @@ def table_view(table: SectionTable) -> TableView:
         for index, cells in enumerate(columns)
         if any(cell is not None for cell in cells) and all(isinstance(cell, int | float | None) for cell in cells)
     ]
+    rows = tuple(tuple(cell_text(cell) for cell in row) for row in table.rows)
     return TableView(
         title=table.title,
         columns=table.columns,
-        rows=tuple(tuple(cell_text(cell) for cell in row) for row in table.rows),
+        rows=rows,
         numeric=tuple(numeric),
+        long=tuple(i for i in range(len(table.columns)) if any(len(row[i]) > WRAPPED for row in rows)),
         source=table.source,
     )
 

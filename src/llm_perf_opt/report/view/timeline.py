@@ -62,8 +62,9 @@ def timeline_view(files: RunFiles) -> TimelineView:
     """Of several the one with kernels, nsys's first because it slows the host less; without kernels the fullest."""
     found = sorted(files.timelines, key=lambda f: _preference(f.content))
     if not found:
-        reason = "no stage recorded a timeline"
-        return replace(EMPTY, missing=Unknown(reason=reason, enable="pipeline.nsys.enable=true"))
+        # Where a profiler ran and failed, to enable it would not help.
+        why = files.capture if isinstance(files.capture, Unknown) else Unknown(reason="no stage recorded a timeline")
+        return replace(EMPTY, missing=why)
     view = _view(found[0])
     if not view.tracks:
         return replace(view, missing=Unknown(reason=f"{view.source} holds no event with a time"))
@@ -83,7 +84,7 @@ def _view(found: Found[TimelineWindow]) -> TimelineView:
     places = {call: (row + len(ranges), start) for call, (row, start) in places.items()}
     notes = list(file.notes)
     if file.left_out:
-        notes.append(f"{file.left_out:,} event(s) after the window are not shown.")
+        notes.append(f"Events after the window that are not shown: {file.left_out:,}.")
     notes.append("Recorded under a profiler: order and gaps are real, the host is slower than in the clean pass.")
     return TimelineView(
         length_ns=file.window_ns[1] - file.window_ns[0],

@@ -152,7 +152,10 @@ class RequestPart:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestView:
-    """`missing` names the parts nobody measured, and why; `tokens` are those of a typical answer."""
+    """`missing` names the parts nobody measured, and why; `tokens` are those of a typical answer.
+
+    `is_whole`: both phases are known, so that the shares are those of a request.
+    """
 
     parts: tuple[RequestPart, ...]
     total: str
@@ -160,6 +163,7 @@ class RequestView:
     tokens: float | None
     missing: tuple[tuple[str, Unknown], ...]
     notes: tuple[str, ...]
+    is_whole: bool = True
 
 
 def request_view(files: RunFiles, facts: RunFacts) -> RequestView | None:
@@ -169,10 +173,13 @@ def request_view(files: RunFiles, facts: RunFacts) -> RequestView | None:
     if not {PREFILL, DECODE} & {key for key, _, _ in known}:
         return None
     total = sum(found.value for _, _, found in known)
+    is_whole = {PREFILL, DECODE} <= {key for key, _, _ in known}
     parts, at = [], 0.0
     for key, label, found in known:
         width = 100 * found.value / total if total else 0.0
-        parts.append(_request_part(key, label, found, at, width))
+        steps = facts.phases[DECODE].steps_per_request if key == DECODE else None
+        part = _request_part(key, label, found, at, width, steps)
+        parts.append(part if is_whole else replace(part, share=""))
         at += width
     tokens = clean_metric(files.manifest, "tokens")
     count = tokens.value if isinstance(tokens, Known) else None
@@ -183,6 +190,7 @@ def request_view(files: RunFiles, facts: RunFacts) -> RequestView | None:
         tokens=count,
         missing=tuple((label, found) for _, label, found in asked if isinstance(found, Unknown)),
         notes=tuple(_request_notes(files, total)),
+        is_whole=is_whole,
     )
 
 
@@ -202,8 +210,10 @@ def _part(key: str, files: RunFiles, facts: RunFacts) -> Quantity:
     if key != DECODE:
         return clean_metric(files.manifest, f"{key}_ms")
     found, step = clean_metric(files.manifest, "decode_ms"), facts.phases[DECODE]
-    if isinstance(found, Known) or isinstance(step.wall, Unknown) or step.steps_per_request is None:
+    if isinstance(found, Known) or isinstance(step.wall, Unknown):
         return found
+    if step.steps_per_request is None:
+        return Unknown(reason=f"{format_ms(step.wall.value)} per token, the number of tokens is not known")
     how = f"{step.steps_per_request:,.0f} steps of {format_ms(step.wall.value)} ({step.wall.how})"
     return replace(step.wall, value=step.wall.value * step.steps_per_request, how=how, spread=None, is_estimate=True)
 
@@ -220,10 +230,10 @@ def _inside(files: RunFiles) -> str:
     return f"; of it: {', '.join(own)}" if own else ""
 
 
-def _request_part(key: str, label: str, found: Known, at: float, width: float) -> RequestPart:
+def _request_part(key: str, label: str, found: Known, at: float, width: float, steps: float | None) -> RequestPart:
     return RequestPart(
         key=key,
-        label=label,
+        label=f"{label}, {steps:,.0f} steps" if steps else label,
         text=("≈ " if found.is_estimate else "") + format_ms(found.value),
         share=format_percent(width / 100),
         spread="" if found.spread is None else format_spread(found.spread, found.unit),

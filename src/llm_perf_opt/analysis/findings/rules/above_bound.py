@@ -19,9 +19,10 @@ SHOWN = 4
 START = "start with the classes that take the time: "
 KERNELS = (
     Suggestion(text="torch.compile(mode='max-autotune') for products and elementwise chains", done=TUNED),
-    "FlashAttention for attention; then look at single kernels with pipeline.ncu.enable=true",
+    "FlashAttention for attention",
 )
-REMEDY = advise(START, KERNELS)
+LOOK = "; then look at single kernels with pipeline.ncu.enable=true"
+REMEDY = advise(START, KERNELS) + LOOK
 CPU_START = "let each operator do more and use the cores: "
 OPERATORS = (
     Suggestion(text="torch.compile", done=COMPILED),
@@ -37,7 +38,7 @@ def find_above_bound(facts: RunFacts) -> list[Finding]:
     for phase in facts.phases.values():
         floor = phase.achievable if isinstance(phase.achievable, Known) else phase.datasheet
         if isinstance(phase.gpu, GpuFacts) and isinstance(floor, Known):
-            found += _check(phase, phase.gpu, floor, facts.already(phase.name))
+            found += _check(phase, phase.gpu, floor, facts)
         elif phase.is_cpu and isinstance(phase.operators, Known) and isinstance(floor, Known):
             found += _check_cpu(phase, phase.operators, floor, facts.already(phase.name))
     return found
@@ -65,7 +66,7 @@ def _check_cpu(phase: PhaseFacts, operators: Known, floor: Known, already: froze
     ]
 
 
-def _check(phase: PhaseFacts, gpu: GpuFacts, floor: Known, already: frozenset[str]) -> list[Finding]:
+def _check(phase: PhaseFacts, gpu: GpuFacts, floor: Known, facts: RunFacts) -> list[Finding]:
     if floor.value <= 0 or gpu.busy_ms < MIN_FACTOR * floor.value:
         return []
     saved = gpu.busy_ms - floor.value
@@ -90,7 +91,7 @@ def _check(phase: PhaseFacts, gpu: GpuFacts, floor: Known, already: frozenset[st
             saves_ms=saved,
             gain=amdahl(wall, saved),
             confidence="medium",
-            remedy=advise(START, KERNELS, already),
+            remedy=advise(START, KERNELS, facts.already(phase.name)) + ("" if facts.ncu_source else LOOK),
             caveat=HIDDEN if is_hidden else None,
         )
     ]
@@ -99,7 +100,7 @@ def _check(phase: PhaseFacts, gpu: GpuFacts, floor: Known, already: frozenset[st
 RULE = Rule(
     id="above_bound",
     find=find_above_bound,
-    plain_words="While the GPU works, it takes much longer than the hardware would need for this work.",
+    plain_words="The work itself takes much longer than this hardware would need for it.",
     remedy=REMEDY,
     hint="Better kernels",
     experiments=(REDUCE_OVERHEAD, COMPILE, MAX_AUTOTUNE, SDPA, FLASH_ATTENTION, FLEX_ATTENTION, ONE_THREAD, BFLOAT16),

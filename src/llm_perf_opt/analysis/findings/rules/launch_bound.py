@@ -129,7 +129,7 @@ def _evidence(gpu: GpuFacts, wall: Known, idle_ms: float, host_ms: float) -> tup
         Evidence(text=f"clean wall time {wall.value:.2f} ms ({wall.how})", source=wall.source or "manifest.json"),
         Evidence(
             text=f"kernels run for {gpu.busy_ms:.3f} ms of it, so the GPU idles for {idle_ms:.2f} ms; "
-            f"{host_ms:.2f} ms of that is waiting for launches (split as in the capture)",
+            f"{host_ms:.2f} ms of that is waiting for launches and their start (split as in the capture)",
             source=gpu.source,
         ),
         Evidence(
