@@ -17,7 +17,7 @@ from llm_perf_opt.analysis.findings.finding import (
     saved_in_request_ms,
 )
 from llm_perf_opt.analysis.findings.rules import RULES, diagnose
-from llm_perf_opt.analysis.findings.rules.kv_growth import find_kv_growth
+from llm_perf_opt.analysis.findings.rules.kv_growth import find_fragmentation, find_kv_growth
 from llm_perf_opt.analysis.findings.rules.profiler_overhead import find_profiler_overhead
 from llm_perf_opt.analysis.findings.rules.throttling import find_throttling
 from llm_perf_opt.core.documents import ClockDocument, ClockSample
@@ -77,6 +77,17 @@ def clocks(*mhz: float, reasons: dict[str, int] | None) -> ClockFacts:
         idle_samples=0,
         source="torch_profiler/gpu_samples.json",
     )
+
+
+def test_memory_the_allocator_keeps_and_cannot_use_is_found() -> None:
+    memory = replace(NO_MEMORY, reserved=size(12e9), allocated=size(8e9))
+    (found,) = find_fragmentation(facts(memory=memory))
+    assert (found.rule, found.saves_ms, found.gain) == ("fragmentation", None, None)
+    assert found.title == "The allocator keeps 4.00 GB of GPU memory that holds nothing"
+    # Rounding of the allocator, a small model, and a run nobody watched.
+    for kept, used in ((12e9, 10.5e9), (1e9, 0.3e9)):
+        assert find_fragmentation(facts(memory=replace(memory, reserved=size(kept), allocated=size(used)))) == []
+    assert find_fragmentation(facts(memory=NO_MEMORY)) == []
 
 
 def test_a_throttled_gpu_is_found() -> None:

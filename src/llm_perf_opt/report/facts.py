@@ -12,6 +12,7 @@ from msgspec import UNSET
 from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.findings.capture_facts import replays_graphs
 from llm_perf_opt.analysis.findings.facts import (
+    NOT_WATCHED,
     ClockFacts,
     CopyFacts,
     GpuFacts,
@@ -380,7 +381,20 @@ def _memory(files: RunFiles) -> MemoryFacts:
         capacity=predicted(memory.capacity_bytes if memory else None, "memory of the device"),
         kv_dtype=_kv_dtype(static.content) if isinstance(static, Found) else None,
         weight_dtype=_weight_dtype(static.content) if isinstance(static, Found) else None,
+        reserved=_watched(files.manifest, "measured_reserved_peak_bytes"),
+        allocated=_watched(files.manifest, "measured_peak_bytes"),
     )
+
+
+def _watched(manifest: RunManifest, key: str) -> Quantity:
+    """A figure of a stage that watched the allocator of a GPU."""
+    for stage in manifest.stages:
+        metric = stage.metrics.get(key)
+        if metric is not None and isinstance(metric.value, int | float):
+            return Known(
+                value=float(metric.value), unit=metric.unit, how=metric.how, source=metric.source or MANIFEST_FILE
+            )
+    return NOT_WATCHED
 
 
 def _kv_dtype(static: StaticDocument) -> str:

@@ -40,6 +40,7 @@ class Unknown:
 
 
 Quantity = Known | Unknown
+NOT_WATCHED = Unknown(reason="the allocator was not watched", enable="pipeline.memory.enable=true")
 
 
 def value_of(quantity: Quantity) -> float | None:
@@ -129,7 +130,7 @@ class CopyFacts:
 @dataclass(frozen=True, kw_only=True)
 class MemoryFacts:
     """Predicted and measured memory in bytes. `kv_dtype`, `weight_dtype`: the formats cache and weights were predicted
-    in.
+    in. `reserved` and `allocated` are the most the allocator kept and had in use, where the stage `memory` watched it.
     """
 
     weights: Quantity
@@ -142,6 +143,8 @@ class MemoryFacts:
     capacity: Quantity
     kv_dtype: str | None = None
     weight_dtype: str | None = None
+    reserved: Quantity = NOT_WATCHED
+    allocated: Quantity = NOT_WATCHED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,6 +53,7 @@ RULES: tuple[Rule, ...] = (
     dtype_miss.WIDE_FORMAT,
     kv_growth.RULE,
     kv_growth.WEIGHT_READS,
+    kv_growth.FRAGMENTATION,
     throttling.RULE,
     profiler_overhead.RULE,
 )

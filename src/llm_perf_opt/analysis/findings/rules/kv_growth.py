@@ -1,11 +1,17 @@
-"""Rules about the bytes of a decode step. kv_growth: the KV cache decides how much a step reads or how much fits;
-weight_reads: a step moves weights and little else, each of them for one token of each sequence.
+"""Rules about bytes. kv_growth: the KV cache decides how much a step reads or how much fits; weight_reads: a step moves
+weights and little else, each of them for one token of each sequence; fragmentation: memory is kept that holds nothing.
 """
 
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts, value_of
 from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl
 from llm_perf_opt.analysis.findings.phase_kernels import HIDDEN, LAUNCH_BOUND_IDLE
-from llm_perf_opt.analysis.findings.remedies import FP8_WEIGHTS, INT8_WEIGHTS, LARGER_BATCH, LARGEST_BATCH
+from llm_perf_opt.analysis.findings.remedies import (
+    EXPANDABLE_SEGMENTS,
+    FP8_WEIGHTS,
+    INT8_WEIGHTS,
+    LARGER_BATCH,
+    LARGEST_BATCH,
+)
 from llm_perf_opt.core.names import DECODE
 from llm_perf_opt.core.units import format_bytes
 
@@ -127,4 +133,44 @@ WEIGHT_READS = Rule(
     remedy=WEIGHT_REMEDY,
     hint="Weights in eight bits",
     experiments=(FP8_WEIGHTS, INT8_WEIGHTS, LARGER_BATCH, LARGEST_BATCH),
+)
+
+# Of what is kept, and in bytes: less is the allocator's rounding.
+MIN_UNUSED_SHARE, MIN_UNUSED_BYTES = 0.2, 1e9
+ALLOCATOR_REMEDY = (
+    "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, so that freed pieces of other sizes can be used again, "
+    "and keep sizes alike (a static cache, batches of one length); a larger batch or context fits then, nothing gets "
+    "faster by it"
+)
+
+
+def find_fragmentation(facts: RunFacts) -> list[Finding]:
+    """A finding when the allocator keeps a gigabyte, and a fifth, more than was ever in use."""
+    kept, used = facts.memory.reserved, facts.memory.allocated
+    if not isinstance(kept, Known) or not isinstance(used, Known):
+        return []
+    unused = kept.value - used.value
+    if unused < MIN_UNUSED_BYTES or unused < MIN_UNUSED_SHARE * kept.value:
+        return []
+    return [
+        FRAGMENTATION.finding(
+            title=f"The allocator keeps {format_bytes(unused)} of GPU memory that holds nothing",
+            phase=None,
+            evidence=tuple(
+                Evidence(text=f"{word} at most {format_bytes(one.value)} ({one.how})", source=one.source or "")
+                for word, one in (("kept", kept), ("in use", used))
+            ),
+            saves_ms=None,
+            gain=None,
+            confidence="high",
+        )
+    ]
+
+
+FRAGMENTATION = Rule(
+    id="fragmentation",
+    find=find_fragmentation,
+    plain_words="Part of the GPU's memory is set aside in pieces into which nothing fits.",
+    remedy=ALLOCATOR_REMEDY,
+    experiments=(EXPANDABLE_SEGMENTS,),
 )
