@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
 from llm_perf_opt.analysis.timeline.rows import Idle
-from llm_perf_opt.core.documents import Deployment
 from llm_perf_opt.core.names import DECODE, PREFILL
 from llm_perf_opt.core.records import Spread
+
+if TYPE_CHECKING:
+    from llm_perf_opt.core.documents import Deployment
 
 # What a deployment can do already; advice to do it is not given again.
 COMPILED, TUNED, GRAPHS, STATIC_CACHE = "compiled", "tuned", "graphs", "static_cache"
@@ -188,7 +191,7 @@ class RunFacts:
     bytes_per_s: float | None = None
     capture_ms: float | None = None
     request_ms: float | None = None
-    deployment: Deployment | None = None
+    deployment: "Deployment | None" = None
     is_compiled: bool = False
 
     def already(self, phase: str | None) -> frozenset[str]:

@@ -7,6 +7,7 @@ that of all its kernels; FLOPs and bytes are what the call needs (`kernels/opera
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,7 +16,10 @@ from llm_perf_opt.analysis.kernels.operator_work import OperatorWork, has_formul
 from llm_perf_opt.analysis.timeline.intervals import Ints, innermost, nest
 from llm_perf_opt.analysis.timeline.operators import TraceDetail
 from llm_perf_opt.analysis.timeline.timeline import Timeline
-from llm_perf_opt.config.schema import HardwareSection
+
+if TYPE_CHECKING:
+    # Every command that reads a capture would pay for the whole configuration otherwise.
+    from llm_perf_opt.config.schema import HardwareSection
 
 # Kernels that round fp32 inputs to TF32: they say so, or are named after the instruction that does it.
 _TF32 = re.compile(r"tf32|s1688|tensorop_s\d", re.IGNORECASE)
@@ -141,7 +145,7 @@ def _works(timeline: Timeline, detail: TraceDetail) -> tuple[list[tuple[str, Ope
     return list(works), out
 
 
-def roof_of(gpu: str | None, hardware: HardwareSection | None) -> GpuPeaks:
+def roof_of(gpu: str | None, hardware: "HardwareSection | None") -> GpuPeaks:
     """The catalogue's entry of a GPU as roofs."""
     if gpu is None or hardware is None:
         why = "the capture does not name its GPU" if gpu is None else f"the peaks of {gpu} are not in the catalogue"

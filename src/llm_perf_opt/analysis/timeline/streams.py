@@ -91,8 +91,8 @@ def _by_gpu(timeline: Timeline) -> Iterator[tuple[Activities, Activities]]:
     compute, copies = join([timeline.kernels, timeline.graphs]), timeline.copies
     if not _several(compute, copies):
         return
-    both = join([compute, copies])
-    processes, devices = distinct(both.process), distinct(both.device)
+    processes = sorted({*distinct(compute.process).tolist(), *distinct(copies.process).tolist()})
+    devices = sorted({*distinct(compute.device).tolist(), *distinct(copies.device).tolist()})
     if len(processes) == 1 and len(devices) == 1:
         yield compute, copies
         return
@@ -112,8 +112,8 @@ def _several(compute: Activities, copies: Activities) -> bool:
 
 
 def _rows(source: int, compute: Activities, copies: Activities) -> Iterator[StreamRow]:
-    both = join([compute, copies])
-    span_ns = int(both.end_ns.max() - both.start_ns.min())
+    parts = [work for work in (compute, copies) if len(work)]
+    span_ns = max(int(work.end_ns.max()) for work in parts) - min(int(work.start_ns.min()) for work in parts)
     own = dict(_groups(compute.stream))
     moved = dict(_groups(copies.stream))
     none = np.zeros(0, np.int64)
@@ -121,8 +121,8 @@ def _rows(source: int, compute: Activities, copies: Activities) -> Iterator[Stre
         kernels, copied = own.get(stream, none), moved.get(stream, none)
         yield StreamRow(
             source=source,
-            process=int(both.process[0]),
-            device=int(both.device[0]),
+            process=int(parts[0].process[0]),
+            device=int(parts[0].device[0]),
             stream=stream,
             kernel_count=len(kernels),
             busy_ns=union(compute.start_ns[kernels], compute.end_ns[kernels]).total,
@@ -133,6 +133,9 @@ def _rows(source: int, compute: Activities, copies: Activities) -> Iterator[Stre
 
 def _groups(stream: Ints) -> Iterator[tuple[int, Ints]]:
     """The rows of each stream, in order."""
+    if len(stream) and not bool((stream != stream[0]).any()):
+        yield int(stream[0]), np.arange(len(stream))
+        return
     values = distinct(stream)
     code = np.searchsorted(values, stream).astype(np.int16 if len(values) < 2**15 else np.int64)
     order = np.argsort(code, kind="stable")
@@ -145,6 +148,8 @@ def _serial(source: int, timeline: Timeline, compute: Activities) -> SerialStrea
 
     Communication waits for others by nature, and the nodes of a graph run in the order the graph says.
     """
+    if not _several(compute, compute):
+        return None
     calls = timeline.calls
     talks = np.zeros(len(timeline.names), np.bool_)
     for code in distinct(compute.name).tolist():
@@ -277,5 +282,11 @@ def _piece(name: str) -> int:
 def _by_stream(kernels: Activities) -> tuple[Ints, Ints]:
     """The order in which kernels ran, stream by stream, and the stream of each in that order."""
     lane = (kernels.process.astype(np.int64) << 40) + (kernels.device.astype(np.int64) << 24) + kernels.stream
-    order = np.lexsort((kernels.start_ns, lane))
+    if bool((kernels.start_ns[1:] >= kernels.start_ns[:-1]).all()):
+        # Captures mostly list kernels in time: then only streams are to be told apart, if there are several.
+        if not bool((lane != lane[0]).any()):
+            return np.arange(len(lane)), lane
+        order = np.argsort(lane, kind="stable")
+    else:
+        order = np.lexsort((kernels.start_ns, lane))
     return order, lane[order]

@@ -17,7 +17,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Self
 
-from llm_perf_opt.core.process import Worker, allowed_environment
 from llm_perf_opt.profiling.parsers.trace_decode import Piece, PieceDecoder
 from llm_perf_opt.profiling.parsers.trace_text import TraceText, is_packed, read_chunks
 
@@ -150,6 +149,9 @@ class _DecodeWorker:
             self._output = files.enter_context(tempfile.TemporaryFile())
             self._slots = Slots(memory.fileno())
             argv = [sys.executable, "-P", "-m", _PROGRAM, str(memory.fileno()), *([DETAILED] if self._detailed else [])]
+            # Here, for short traces and single cores need no helpers.
+            from llm_perf_opt.core.process import Worker, allowed_environment
+
             env = allowed_environment(os.environ)
             worker = Worker(argv, env=env, output=self._output, inherited=(memory.fileno(),))
             self._process = files.enter_context(worker)
