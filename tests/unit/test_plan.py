@@ -1,6 +1,7 @@
 """`llm-perf plan`: what meets limits, what is cheapest of it, and what nothing else beats."""
 
 import csv
+import json
 from pathlib import Path
 
 import pytest
@@ -53,9 +54,26 @@ def test_what_does_not_fit_says_what_to_do(capsys: pytest.CaptureFixture[str]) -
         (["dataset=null"], "error: dataset: no such choice (got 'null')"),
         (["--output", "5000"], "error: --output: not less than --context (got 5000 of 4096)"),
         (["--price", "h200"], "error: --price: not ENTRY=PRICE (got 'h200')"),
+        (["--price", "h100_sxm=2"], "error: --price: 'h100_sxm' is not among the devices asked for, hardware="),
+        (["--ttft-ms", "nan"], "error: --ttft-ms: not a number > 0 (got 'nan')"),
+        (["--wide"], "error: --wide: not an override, allowed: key=value or --json, --ttft-ms"),
         (["--colour", "red"], "error: --colour: not an override"),
     ],
 )
 def test_bad_input_exits_with_2_and_names_it(capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
     assert main([*ASKED, *argv]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_planned_is_not_said_to_be_too_large(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "model=deepseek_ocr", "hardware=h200", "--devices", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "Nothing could be estimated: plans are made for text models on GPUs" in out
+    assert "None fits" not in out
+
+
+def test_the_rows_of_a_plan_can_be_had_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ASKED, "--devices", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["predictions"]
+    assert found
+    assert all(row["serving"]["tp"] == 1 for row in found)

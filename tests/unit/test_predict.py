@@ -218,6 +218,11 @@ def test_a_cpu_without_calibration_says_how_to_get_one(capsys: pytest.CaptureFix
         (["hardware=rtx4900"], "error: hardware: no such choice (got 'rtx4900'), nearest: rtx4090; allowed: a10"),
         (["workload.batch=0"], "error: workload.batch: not a whole number from 1 to 100,000,000 (got '0')"),
         (["workload.prompt=" + "9" * 5000], "error: workload.prompt: not a whole number from 1 to 100,000,000"),
+        (["workload.batch="], "error: workload.batch: empty, allowed: numbers separated by commas"),
+        (["workload.engine="], "error: workload.engine: empty, allowed: eager, graph, server"),
+        (["workload.foo=3"], "error: workload.foo: unknown key (got '3'), nearest known key: model.…, hardware.…"),
+        (["--csv", "/does/not/exist/a.csv"], "error: --csv: not a file in a folder that exists"),
+        (["--plot", "a.png"], "error: --plot: the picture is an SVG (got 'a.png'), give a name that ends in .svg"),
         (["workload.promt=8"], "error: workload.promt: unknown key (got '8'), nearest known key: workload.prompt"),
         (["workload.kv_dtype=fp4"], "error: workload.kv_dtype: not one of the choices (got 'fp4')"),
         (["hardware=H100"], "nearest: h100_nvl, h100_pcie, h100_sxm; allowed: a10"),
@@ -228,6 +233,13 @@ def test_a_cpu_without_calibration_says_how_to_get_one(capsys: pytest.CaptureFix
 def test_bad_input_exits_with_2_and_names_it(capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
     assert main(["predict", "hardware=h200", *argv]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_legend_explains_the_columns_shown_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "model=llama_tiny", "hardware=h200", "workload.output=8"]) == 0
+    served = " ".join(capsys.readouterr().out.split())
+    assert "ttft, tpot, request ms: what to expect of one request" in served
+    assert "prefill, decode ms:" not in served
 
 
 def test_all_problems_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.core.terminal import terminal_table
 from llm_perf_opt.errors import EXIT_OK, ConfigError
 from llm_perf_opt.runners.plan.search import Limits, cheapest, front, rate_per_device
-from llm_perf_opt.runners.predict.cli import Subject, find_hardware, predict_row, subjects
+from llm_perf_opt.runners.predict.cli import Subject, find_hardware, predict_row, print_json, subjects
 from llm_perf_opt.runners.predict.counted import MetaModel
 from llm_perf_opt.runners.predict.files import write_csv, write_plot
 from llm_perf_opt.runners.predict.request import LARGEST_NUMBER, Case, Request, parse_request
@@ -19,7 +19,7 @@ from llm_perf_opt.runners.predict.row import Row
 HELP = """\
 llm-perf plan [OVERRIDE ...] [--ttft-ms MS] [--tpot-ms MS] [--context TOKENS]
               [--output TOKENS] [--devices N] [--price ENTRY=PRICE,...]
-              [--csv FILE] [--plot FILE.svg]
+              [--csv FILE] [--plot FILE.svg] [--json]
 
 Which device, how many of them, which batch and format: the cheapest that meets
 the limits, by the estimates of `llm-perf predict` (see there for model=,
@@ -39,6 +39,7 @@ examples:
 Searched: batches in powers of two up to what fits, tp up to --devices, formats
 bf16 and fp8 (or the list given as workload.weight_dtype), the engine `server`
 (or the one given). Without prices, devices are what is saved.
+Files and --json hold every combination that meets the limits.
 """
 OPTIONS = ("--ttft-ms", "--tpot-ms", "--context", "--output", "--devices", "--price", "--csv", "--plot")
 LARGEST_BATCH = 1024
@@ -59,15 +60,18 @@ def main(argv: Sequence[str]) -> int:
     if "-h" in argv or "--help" in argv:
         print(HELP, end="")
         return EXIT_OK
-    request = parse_request(argv, conf=conf_dir(), with_value=OPTIONS)
+    request = parse_request(argv, conf=conf_dir(), with_value=OPTIONS, bare=("--json",))
     plan = _plan(request)
     rows = [row for subject in subjects(request) for row in _search(subject, request, plan)]
     kept = [row for row in rows if plan.limits.allow(row)]
     if "--csv" in request.options:
-        write_csv(kept, Path(request.options["--csv"]))
+        write_csv(kept, Path(request.options["--csv"]).expanduser())
     if "--plot" in request.options:
-        write_plot(kept, Path(request.options["--plot"]))
-    print(render_plan(plan, rows, kept), end="")
+        write_plot(kept, Path(request.options["--plot"]).expanduser())
+    if "--json" in request.flags:
+        print_json(kept)
+    else:
+        print(render_plan(plan, rows, kept), end="")
     return EXIT_OK
 
 
@@ -96,6 +100,10 @@ def _plan(request: Request) -> Search:
             continue
         if not sign or not text.replace(".", "", 1).isdecimal() or float(text) <= 0:
             problems.append(f"--price: not ENTRY=PRICE (got {part!r})")
+        elif name.strip() not in request.hardware:
+            problems.append(
+                f"--price: {name.strip()!r} is not among the devices asked for, hardware={','.join(request.hardware)}"
+            )
         else:
             prices[name.strip()] = float(text)
     if context is not None and output is not None and output >= context:
@@ -202,6 +210,12 @@ def _table(rows: Sequence[Row]) -> str:
 
 def _nearest(rows: Sequence[Row]) -> list[str]:
     """What came nearest, so that the limit to give way on is known."""
+    if all(row.forecast is None for row in rows):
+        why = dict.fromkeys(text for row in rows for text in (*row.notes, row.analysis.hardware_reason or "") if text)
+        return [
+            "Nothing could be estimated: plans are made for text models on GPUs whose figures are known.",
+            *(f"note: {text}" for text in why),
+        ]
     fitting = [row for row in rows if row.fits is True and row.forecast is not None]
     if not fitting:
         return ["None fits into the memory: allow more devices (--devices), or a narrower workload.weight_dtype."]

@@ -114,16 +114,20 @@ def main(argv: Sequence[str]) -> int:
     if key is not None and all(BY_KEY[key].value(row) is None for row in rows):
         print(f"note: --sort {key}: no row has this figure{SORT_NEEDS.get(key, '')}", file=sys.stderr)
     if "--csv" in request.options:
-        write_csv(rows, Path(request.options["--csv"]))
+        write_csv(rows, Path(request.options["--csv"]).expanduser())
     if "--plot" in request.options:
-        write_plot(rows, Path(request.options["--plot"]))
+        write_plot(rows, Path(request.options["--plot"]).expanduser())
     if "--json" in request.flags:
-        document = PredictionsDocument(predictions=tuple(_document(row) for row in rows))
-        json.dump(document, sys.stdout, indent=2, default=plain)
-        print()
+        print_json(rows)
     else:
         print(render_table(rows, is_wide="--wide" in request.flags), end="")
     return EXIT_OK
+
+
+def print_json(rows: Sequence[Row]) -> None:
+    document = PredictionsDocument(predictions=tuple(_document(row) for row in rows))
+    json.dump(document, sys.stdout, indent=2, default=plain)
+    print()
 
 
 def predictions(overrides: Sequence[str]) -> list[Row]:

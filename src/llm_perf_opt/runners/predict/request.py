@@ -111,10 +111,12 @@ def _case(values: Mapping[str, str]) -> Case:
     )
 
 
-def parse_request(argv: Sequence[str], *, conf: Path, with_value: Sequence[str] = WITH_VALUE) -> Request:
+def parse_request(
+    argv: Sequence[str], *, conf: Path, with_value: Sequence[str] = WITH_VALUE, bare: Sequence[str] = FLAGS
+) -> Request:
     """Every problem of the command line at once."""
     problems: list[str] = []
-    given, flags, options = _split(argv, with_value, problems)
+    given, flags, options = _split(argv, with_value, bare, problems)
     models = _names("model", given, conf / "model", problems)
     hardware = _names("hardware", given, conf / "hardware", problems) or ("auto",)
     lists = {}
@@ -123,7 +125,7 @@ def parse_request(argv: Sequence[str], *, conf: Path, with_value: Sequence[str] 
             lists[key.removeprefix("workload.")] = _values(key, given[key], problems)
     known = {"model", "model.path", "hardware", *KEYS}
     rest = {key: value for key, value in given.items() if key not in known}
-    problems += _unknown_keys(rest)
+    problems += [*_unknown_keys(rest), *_unwritable(options)]
     if problems:
         raise ConfigError(problems)
     return Request(
@@ -138,7 +140,7 @@ def parse_request(argv: Sequence[str], *, conf: Path, with_value: Sequence[str] 
 
 
 def _split(
-    argv: Sequence[str], with_value: Sequence[str], problems: list[str]
+    argv: Sequence[str], with_value: Sequence[str], bare: Sequence[str], problems: list[str]
 ) -> tuple[dict[str, str], list[str], dict[str, str]]:
     given: dict[str, str] = {}
     flags: list[str] = []
@@ -146,7 +148,7 @@ def _split(
     words = iter(argv)
     for word in words:
         key, sign, value = word.partition("=")
-        if word in FLAGS:
+        if word in bare:
             flags.append(word)
         elif key in with_value:
             found = value if sign else next(words, None)
@@ -155,7 +157,7 @@ def _split(
             else:
                 options[key] = found
         elif not sign or word.startswith("-"):
-            allowed = ", ".join((*FLAGS, *with_value))
+            allowed = ", ".join((*bare, *with_value))
             problems.append(f"{word}: not an override, allowed: key=value or {allowed}")
         else:
             given[key] = value
@@ -193,7 +195,10 @@ def _values(key: str, text: str, problems: list[str]) -> tuple[str, ...]:
     """The values of a comma list, each checked by what the key takes."""
     name = key.removeprefix("workload.")
     found = []
-    for part in _items(text):
+    parts = _items(text)
+    if not parts:
+        problems.append(f"{key}: empty, allowed: {', '.join(CHOICES.get(name, ('numbers separated by commas',)))}")
+    for part in parts:
         if name in CHOICES and part not in CHOICES[name]:
             problems.append(f"{key}: not one of the choices (got {part!r}), allowed: {', '.join(CHOICES[name])}")
         elif name in SHARES and not _is_share(part):
@@ -223,8 +228,23 @@ def _is_share(text: str) -> bool:
 def _unknown_keys(rest: Mapping[str, str]) -> list[str]:
     """Keys whose section predict does not read; keys inside a section are Hydra's to check."""
     known = [*SECTIONS, *KEYS]
+    allowed = ", ".join((*(f"{name}.…" for name in SECTIONS if name != "workload"), *KEYS))
     return [
-        f"{key}: unknown key (got {value!r}), nearest known key: {nearest_key(key, known) or 'model'}"
+        f"{key}: unknown key (got {value!r}), nearest known key: {nearest_key(key, known) or allowed}"
         for key, value in rest.items()
         if key.lstrip("+~").partition(".")[0] not in SECTIONS or key.startswith("workload.")
     ]
+
+
+def _unwritable(options: Mapping[str, str]) -> list[str]:
+    """Files asked for that could not be written, told before anything is computed."""
+    problems = []
+    for key in ("--csv", "--plot"):
+        path = Path(options[key]).expanduser() if key in options else None
+        if path is None:
+            continue
+        if path.is_dir() or not path.parent.is_dir():
+            problems.append(f"{key}: not a file in a folder that exists (got {options[key]!r})")
+        elif key == "--plot" and path.suffix.lower() != ".svg":
+            problems.append(f"{key}: the picture is an SVG (got {options[key]!r}), give a name that ends in .svg")
+    return problems

@@ -18,12 +18,20 @@ SERVED = ("ttft_ms", "tpot_ms", "throughput", "cost", "memory_bytes", "request_m
 ALWAYS = ("model", "hardware")
 # Questions that say nothing while they have these values.
 PLAIN: dict[str, Value] = {"tp": 1, "pp": 1, "ep": 1, "dp": 1, "prefix_hit": 0.0, "draft_tokens": 4}
-LEGEND = (
-    "prefill, decode ms: what to expect of one prompt batch and one step; ≥, tok/s ≤: at data-sheet peaks (this "
-    "machine's CPU: at measured ones), no run can be faster. tok/s: decode, all sequences. limit: what takes longest "
-    "in prefill / decode. memory: weights + KV cache + activations over all devices, ! where it does not fit; max "
-    "batch leaves 3 % free.",
-)
+# What columns mean, told where one of them is shown.
+LEGEND: dict[tuple[str, ...], str] = {
+    ("prefill_ms", "decode_ms"): "prefill, decode ms: what to expect of one prompt batch and one step.",
+    ("ttft_ms", "tpot_ms", "request_ms"): "ttft, tpot, request ms: what to expect of one request among those in "
+    "flight, without waiting for a place.",
+    ("throughput",): "served tok/s: output tokens of all requests in flight, prompts included in the time.",
+    ("cost",): "cost/M: of a million output tokens, in the currency of hardware.price_per_hour.",
+    ("tokens_per_s",): "tok/s: decode, all sequences.",
+    ("prefill_bound_ms", "decode_bound_ms", "tokens_per_s_bound"): "≥, ≤: at data-sheet peaks (this machine's CPU: at "
+    "measured ones), no run can be faster.",
+    ("limit",): "limit: what takes longest in prefill / decode.",
+    ("memory_bytes",): "memory: weights + KV cache + activations over all devices, ! where it does not fit.",
+    ("max_batch",): "max batch: leaves 3 % of the memory free.",
+}
 ASSUMPTIONS = (
     "assumed: bounds multiply at the fastest rate the formats allow (4-bit weights also at 8-bit peaks), estimates as "
     "engines do (4-bit weights in the activations' format without units for them); full batches of one length, logits "
@@ -45,7 +53,7 @@ def render_table(rows: Sequence[Row], *, is_wide: bool = False) -> str:
     right = [i for i, column in enumerate(columns) if not _is_text(column, rows)]
     lines.append(terminal_table([column.header for column in columns], cells, right=right, rule=False))
     texts = [
-        *LEGEND,
+        _legend(columns),
         *_modes(rows),
         *_engines(rows),
         *_bands(rows),
@@ -54,6 +62,11 @@ def render_table(rows: Sequence[Row], *, is_wide: bool = False) -> str:
     ]
     lines += ["", *(line for text in texts for line in _filled(text, is_wide))]
     return "\n".join(lines) + "\n"
+
+
+def _legend(columns: Sequence[Column]) -> str:
+    shown = {column.key for column in columns}
+    return " ".join(text for keys, text in LEGEND.items() if shown & set(keys))
 
 
 def _filled(text: str, is_wide: bool) -> list[str]:
