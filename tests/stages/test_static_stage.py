@@ -152,31 +152,31 @@ def test_a_real_sample_sets_the_shape(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "torch" in sys.modules
 
 
-BLOOM = ("model=llama_tiny", "model.geometry.model_type=bloom", "dataset=synthetic", "dataset.prompt_tokens=64")
+PERSIMMON = ("model=llama_tiny", "model.geometry.model_type=persimmon", "dataset=synthetic", "dataset.prompt_tokens=64")
 
 
 @pytest.mark.slow
 def test_a_family_without_a_closed_form_is_counted_by_operators_alone(tmp_path: Path) -> None:
-    config = configure(tmp_path, *BLOOM, "workload.context=72")
+    config = configure(tmp_path, *PERSIMMON, "workload.context=72")
     ctx = context(config, tmp_path)
     output = STAGE.run(settings(config), ctx)
-    reason = "the closed form does not know the family 'bloom'"
+    reason = "the closed form does not know the family 'persimmon'"
     assert output.notes == (f"{reason}: FLOPs and bytes are counted by operators alone, and there are no bounds",)
     data = valid_file("static", ctx.out_dir / "static.json")
     assert data["closed_form_reason"] == data["memory"]["reason"] == reason
-    assert data["parameters"]["total"] == output.metrics["params_total"].value == 165_760
+    assert data["parameters"]["total"] == output.metrics["params_total"].value == 149_248
     decode = data["phases"]["decode"]
     assert (decode["flops"], decode["counted_flops"], decode["bound_ms"]["achievable_reason"]) == (
         None,
-        299_520,
+        266_752,
         reason,
     )
-    assert output.metrics["flops_decode"].value == 299_520
+    assert output.metrics["flops_decode"].value == 266_752
     assert output.metrics["bound_decode_ms"].reason == reason
     assert f"Operators alone: {reason}." in (ctx.out_dir / "static_compute.md").read_text()
 
 
 def test_without_a_count_and_without_a_closed_form_the_stage_fails(tmp_path: Path) -> None:
-    config = configure(tmp_path, *BLOOM)
+    config = configure(tmp_path, *PERSIMMON)
     with pytest.raises(CommandFailed, match=r"operators could not be counted: .*, and the closed form does not know"):
         STAGE.run(StaticAnalysisConfig(enable=True, timeout_s=0.05), context(config, tmp_path))

@@ -24,12 +24,12 @@ QUICK = (
 
 def test_a_family_the_closed_form_does_not_know_runs_and_the_page_says_so(tmp_path: Path) -> None:
     done = llm_perf(
-        "profile", "model=llama_tiny", "model.geometry.model_type=bloom", *QUICK, cwd=tmp_path, timeout_s=300
+        "profile", "model=llama_tiny", "model.geometry.model_type=persimmon", *QUICK, cwd=tmp_path, timeout_s=300
     )
     assert done.code == 0, done.err
     run_dir = only_run(tmp_path)
     assert statuses(valid_manifest(run_dir)) == {"static_analysis": "ok", "torch_profiler": "ok"}
-    said = "the closed form does not know the family 'bloom'"
+    said = "the closed form does not know the family 'persimmon'"
     summary = f"{said}: FLOPs and bytes are counted by operators alone, and there are no bounds"
     assert summary in (run_dir / "report.md").read_text()
     page = (run_dir / "report.html").read_text()

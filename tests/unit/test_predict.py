@@ -263,7 +263,7 @@ def test_a_family_without_a_closed_form_is_counted_and_says_so(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     sizes = {"vocab_size": 100, "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 128, "rotary_dim": 8}
-    (tmp_path / "config.json").write_text(json.dumps({**sizes, "model_type": "gptj"}))
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, "model_type": "codegen"}))
     argv = ["predict", f"model.path={tmp_path}", "hardware=h200", "workload.prompt=16", "workload.tp=2", "--json"]
     assert main(argv) == 0
     (found,) = json.loads(capsys.readouterr().out)["predictions"]
@@ -274,7 +274,7 @@ def test_a_family_without_a_closed_form_is_counted_and_says_so(
     assert found["parameters"]["total"] == 2 * 100 * 64 + 100 + 2 * layer + 2 * 64
     assert decode["bound_ms"]["datasheet"] is None and decode["estimate_ms"]["mid"] > 0
     notes = " ".join(found["notes"])
-    assert "does not know the family 'gptj'" in notes and "several devices and requests are not reckoned" in notes
+    assert "does not know the family 'codegen'" in notes and "several devices and requests are not reckoned" in notes
 
 
 def test_a_spread_no_engine_runs_has_bounds_and_a_reason_for_no_estimate(capsys: pytest.CaptureFixture[str]) -> None:
@@ -300,12 +300,12 @@ def test_a_latent_cache_is_kept_by_every_tensor_parallel_device(capsys: pytest.C
 
 
 def test_a_data_sheet_without_the_format_bounds_by_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", "model=llama3_8b", "hardware=gb10", "--json"]) == 0
+    assert main(["predict", "model=llama3_8b", "hardware=apple_m4_pro", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["predictions"]
     decode = found["phases"]["decode"]
     assert decode["bound_ms"]["datasheet"] == pytest.approx(decode["bytes_needed"] / 273e9 * 1e3)
     assert decode["estimate_ms"]["mid"] is None
-    assert found["notes"] == ["the data sheet of gb10 gives no rate for bf16: bounds count memory traffic alone"]
+    assert found["notes"] == ["the data sheet of apple_m4_pro gives no rate for bf16: bounds count memory traffic alone"]
 
 
 def test_sorting_by_a_figure_no_row_has_is_said(capsys: pytest.CaptureFixture[str]) -> None:

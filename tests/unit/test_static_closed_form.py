@@ -268,11 +268,19 @@ def test_every_family_has_a_case() -> None:
     assert set(FAMILY_CASES) == set(FAMILIES)
 
 
+def test_models_whose_code_lies_beside_their_weights_are_read_as_llama() -> None:
+    sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
+    internlm = {**sizes, "model_type": "internlm2", "vocab_size": 92544, "num_key_value_heads": 8, "bias": False}
+    baichuan = {**sizes, "model_type": "baichuan", "vocab_size": 125696, "intermediate_size": 11008}
+    assert count_parameters(read_text_model(internlm, where="c")).total == 7_737_708_544
+    assert count_parameters(read_text_model(baichuan, where="c")).total == 7_505_973_248
+
+
 def test_an_unknown_model_type_is_refused_by_name() -> None:
     with pytest.raises(ParseError) as error:
         read_text_model({"model_type": "mamba3"}, where="/m/config.json")
     assert str(error.value).startswith(
-        "/m/config.json: model_type: 'mamba3' is not known to the closed form; known: bamba, cohere, "
+        "/m/config.json: model_type: 'mamba3' is not known to the closed form; known: arcee, bamba, bloom, "
     )
 
 

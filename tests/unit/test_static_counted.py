@@ -24,9 +24,9 @@ SHAPE = Shape(batch=1, prompt=64, context=72, how="as asked for")
 # Elements of one layer's matrices with a hidden size of 64 and four heads, biases aside.
 PLAIN = 12 * 64 * 64
 LAYERS = {
-    "bloom": PLAIN,
-    # An inner width of 3072, which its configuration has by default.
-    "opt": 4 * 64 * 64 + 2 * 64 * 3072,
+    "bitnet": PLAIN,
+    # A block of two matrices.
+    "persimmon": 4 * 64 * 64 + 2 * 64 * 192,
 }
 
 

@@ -1,7 +1,7 @@
 """Decoders that keep a state of fixed size instead of a growing cache, in all layers or in some.
 
-Mamba 2 in all; Bamba, Granite 4 and Nemotron-H attention in a few; Falcon-H1 both side by side; Qwen3-Next has a gated
-delta rule in three layers of four.
+Mamba in all; Bamba, Granite 4, Jamba, LFM2 and Nemotron-H attention in a few; Falcon-H1 both side by side; Qwen3-Next
+and Qwen3.5 have a gated delta rule in three layers of four.
 """
 
 from llm_perf_opt.analysis.static.config_json import (
@@ -191,7 +191,7 @@ def read_nemotron_h(f: Fields, model_type: str) -> Decoder:
 
 
 def read_qwen3_next(f: Fields, model_type: str) -> Decoder:
-    """Gated delta rule in three layers of four, gated attention in the fourth, routed experts behind both."""
+    """Gated delta rule in three layers of four, gated attention in the fourth, experts or a block (Qwen3.5) behind."""
     heads, kv_heads, head_dim = read_heads(f, head_dim=256)
     attention = GroupedAttention(
         heads=heads,
@@ -213,13 +213,7 @@ def read_qwen3_next(f: Fields, model_type: str) -> Decoder:
         # A norm of one head's width, and for each head a decay and a step.
         other_params=v_dim + 2 * v_heads,
     )
-    moe = Moe(
-        experts=f.integer("num_experts"),
-        top_k=f.integer("num_experts_per_tok"),
-        width=f.integer("moe_intermediate_size"),
-        shared_width=f.integer("shared_expert_intermediate_size"),
-        has_shared_gate=True,
-    )
+    block = read_dense_mlp(f) if model_type == "qwen3_5_text" else _qwen_experts(f)
     count = f.integer("num_hidden_layers")
     every = f.integer("full_attention_interval", 4)
     types = f.texts("layer_types") or tuple(LINEAR if (i + 1) % every else FULL for i in range(count))
@@ -228,8 +222,120 @@ def read_qwen3_next(f: Fields, model_type: str) -> Decoder:
     layers = [
         Layer(
             attention=mixer if types[i] == LINEAR else attention,
-            feed_forward=moe if i not in dense and (i + 1) % step == 0 else read_dense_mlp(f),
+            feed_forward=block if i not in dense and (i + 1) % step == 0 else read_dense_mlp(f),
         )
         for i in range(count)
     ]
     return build_decoder(f, model_type, layers, tied=False)
+
+
+def _qwen_experts(f: Fields) -> Moe:
+    return Moe(
+        experts=f.integer("num_experts"),
+        top_k=f.integer("num_experts_per_tok"),
+        width=f.integer("moe_intermediate_size"),
+        shared_width=f.integer("shared_expert_intermediate_size"),
+        has_shared_gate=True,
+    )
+
+
+def _selective_mixer(
+    *, hidden: int, inner: int, state: int, kernel: int, rank: int, bias: bool, conv_bias: bool, norms: int = 0
+) -> StateMixer:
+    """Mamba 1: step, input and output of the state are projected from what the convolution yields."""
+    return StateMixer(
+        in_width=2 * inner,
+        out_width=inner,
+        bias=bias,
+        conv_channels=inner,
+        conv_kernel=kernel,
+        conv_bias=conv_bias,
+        state_elements=inner * state,
+        inner_elements=inner * (rank + 2 * state) + rank * inner,
+        # The step's bias, a decay for each channel and state, a skip.
+        other_params=inner + inner * state + inner + norms,
+    )
+
+
+def _step_rank(f: Fields, key: str, hidden: int) -> int:
+    """The rank of the step's projection; missing or `auto`: a sixteenth of the hidden width."""
+    return -(-hidden // 16) if f.is_text(key) else f.integer(key, -(-hidden // 16))
+
+
+def read_mamba(f: Fields, model_type: str) -> Decoder:
+    hidden = f.integer("hidden_size")
+    mixer = _selective_mixer(
+        hidden=hidden,
+        inner=f.integer("intermediate_size", f.integer("expand", 2) * hidden),
+        state=f.integer("state_size"),
+        kernel=f.integer("conv_kernel", 4),
+        rank=_step_rank(f, "time_step_rank", hidden),
+        bias=f.boolean("use_bias", False),
+        conv_bias=f.boolean("use_conv_bias", True),
+    )
+    layer = Layer(attention=mixer, feed_forward=DenseMlp(width=0), norms=1)
+    return build_decoder(f, model_type, [layer] * f.integer("num_hidden_layers"), tied=True)
+
+
+def read_jamba(f: Fields, model_type: str) -> Decoder:
+    """Attention in one layer of eight, Mamba 1 in the others; experts in every second."""
+    hidden, state = f.integer("hidden_size"), f.integer("mamba_d_state", 16)
+    rank = _step_rank(f, "mamba_dt_rank", hidden)
+    mixer = _selective_mixer(
+        hidden=hidden,
+        inner=f.integer("mamba_expand", 2) * hidden,
+        state=state,
+        kernel=f.integer("mamba_d_conv", 4),
+        rank=rank,
+        bias=f.boolean("mamba_proj_bias", False),
+        conv_bias=f.boolean("mamba_conv_bias", True),
+        norms=rank + 2 * state,
+    )
+    heads, kv_heads, head_dim = read_heads(f)
+    attention = GroupedAttention(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    dense = read_dense_mlp(f)
+    experts = f.integer("num_experts", 16)
+    moe = Moe(experts=experts, top_k=f.integer("num_experts_per_tok", 2), width=f.integer("intermediate_size"))
+    every, at = f.integer("attn_layer_period", 8), f.count("attn_layer_offset", 4)
+    routed, first = f.integer("expert_layer_period", 2), f.count("expert_layer_offset", 1)
+    layers = [
+        Layer(
+            attention=attention if i % every == at else mixer,
+            feed_forward=moe if i % routed == first and experts > 1 else dense,
+        )
+        for i in range(f.integer("num_hidden_layers"))
+    ]
+    return build_decoder(f, model_type, layers, tied=False)
+
+
+def read_lfm2(f: Fields, model_type: str) -> Decoder:
+    """Short gated convolutions in most layers, attention with norms on queries and keys in the others."""
+    hidden = f.integer("hidden_size")
+    heads, kv_heads, head_dim = read_heads(f)
+    attention = GroupedAttention(heads=heads, kv_heads=kv_heads, head_dim=head_dim, norm_elements=2 * head_dim)
+    bias = f.boolean("conv_bias", False)
+    mixer = StateMixer(
+        in_width=3 * hidden,
+        out_width=hidden,
+        bias=bias,
+        conv_channels=hidden,
+        conv_kernel=f.integer("conv_L_cache", 3),
+        conv_bias=bias,
+        state_elements=0,
+    )
+    count = f.integer("num_hidden_layers")
+    full = set(f.integers("full_attn_idxs")) if f.has("full_attn_idxs") else set(range(count))
+    types = f.texts("layer_types") or tuple(FULL if i in full else "conv" for i in range(count))
+    mlp = DenseMlp(width=_lfm2_width(f))
+    layers = [Layer(attention=attention if kind == FULL else mixer, feed_forward=mlp) for kind in types[:count]]
+    return build_decoder(f, model_type, layers, tied=f.boolean("tie_embedding", True))
+
+
+def _lfm2_width(f: Fields) -> int:
+    """Two thirds of the width given, rounded up to whole blocks, unless the file says to take it as it is."""
+    width = f.integer("block_ff_dim") if f.has("block_ff_dim") else f.integer("intermediate_size")
+    if not f.boolean("block_auto_adjust_ff_dim", True):
+        return width
+    whole = f.integer("block_multiple_of", 256)
+    scaled = int(f.number("block_ffn_dim_multiplier", 1.0) * int(2 * width / 3))
+    return whole * -(-scaled // whole)

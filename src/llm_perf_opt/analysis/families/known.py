@@ -20,11 +20,37 @@ from llm_perf_opt.analysis.families.hybrid import (
     read_bamba,
     read_falcon_h1,
     read_granite_hybrid,
+    read_jamba,
+    read_lfm2,
+    read_mamba,
     read_mamba2,
     read_nemotron_h,
     read_qwen3_next,
 )
+from llm_perf_opt.analysis.families.older import (
+    read_bloom,
+    read_gpt_bigcode,
+    read_gpt_neox,
+    read_gptj,
+    read_mpt,
+    read_olmo,
+    read_opt,
+    read_phi,
+    read_stablelm,
+)
 from llm_perf_opt.analysis.families.routed import read_glm4_moe, read_llama4, read_minimax_m2
+from llm_perf_opt.analysis.families.variants import (
+    read_dots1,
+    read_ernie4_5,
+    read_glm4_moe_lite,
+    read_hunyuan,
+    read_mixed,
+    read_olmoe,
+    read_plain_mlp,
+    read_remote_llama,
+    read_seed_oss,
+    read_windowed,
+)
 from llm_perf_opt.analysis.families.wrapped import known_type, refuse_encoders, text_fields
 from llm_perf_opt.analysis.static.config_json import (
     FULL,
@@ -318,19 +344,52 @@ FAMILIES: dict[str, Callable[[Fields, str], Decoder]] = {
     "qwen3_next": read_qwen3_next,
     "starcoder2": read_starcoder2,
     "smollm3": read_smollm3,
+    "arcee": read_plain_mlp,
+    "bloom": read_bloom,
+    "cwm": read_windowed,
+    "dots1": read_dots1,
+    "ernie4_5": read_ernie4_5,
+    "exaone4": read_windowed,
+    "glm4_moe_lite": read_glm4_moe_lite,
+    "gpt_bigcode": read_gpt_bigcode,
+    "gpt_neox": read_gpt_neox,
+    "gptj": read_gptj,
+    "granitemoe": read_mixed,
+    "granitemoeshared": read_mixed,
+    "hunyuan_v1_dense": read_hunyuan,
+    "jamba": read_jamba,
+    "lfm2": read_lfm2,
+    "mamba": read_mamba,
+    "ministral3": read_windowed,
+    "mpt": read_mpt,
+    "nemotron": read_plain_mlp,
+    "olmo": read_olmo,
+    "olmoe": read_olmoe,
+    "opt": read_opt,
+    "phi": read_phi,
+    "phimoe": read_mixed,
+    "qwen3_5_moe_text": read_qwen3_next,
+    "qwen3_5_text": read_qwen3_next,
+    "seed_oss": read_seed_oss,
+    "stablelm": read_stablelm,
 }
+# Their code lies beside the weights, so transformers alone cannot build them and nothing here could be compared.
+REMOTE_FAMILIES: dict[str, Callable[[Fields, str], Decoder]] = dict.fromkeys(
+    ("baichuan", "internlm", "internlm2", "xverse", "Yi"), read_remote_llama
+)
 
 
 def read_decoder(fields: Fields) -> Decoder:
     """The decoder a configuration describes."""
     model_type = known_type(fields.text("model_type"))
-    if model_type not in FAMILIES:
+    readers = {**FAMILIES, **REMOTE_FAMILIES}
+    if model_type not in readers:
         raise NotInClosedForm(
             f"{fields.where}: model_type: {model_type!r} is not known to the closed form; "
             f"known: {', '.join(sorted(FAMILIES))}",
             what=f"the family {model_type!r}",
         )
-    return FAMILIES[model_type](fields, model_type)
+    return readers[model_type](fields, model_type)
 
 
 def read_text_model(data: Mapping[str, Any], *, where: str) -> Model:

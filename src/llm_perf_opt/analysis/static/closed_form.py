@@ -143,8 +143,8 @@ def routed_elements(decoder: Decoder) -> int:
 
 def _decoder_params(decoder: Decoder) -> dict[str, int]:
     hidden = decoder.hidden
-    norm = hidden * (2 if decoder.norm_has_bias else 1)
-    groups = {"embedding": (decoder.vocab + decoder.positions) * hidden, "norm": norm}
+    norm = decoder.norm_elements
+    groups = {"embedding": (decoder.vocab + decoder.positions) * hidden, "norm": decoder.outer_norms * norm}
     for layer, count in decoder.blocks:
         parts = {"attention": attention_params(layer.attention, hidden), "norm": layer.norms * norm}
         block = layer.feed_forward
@@ -155,7 +155,7 @@ def _decoder_params(decoder: Decoder) -> dict[str, int]:
             parts["mlp"] = dense_params(block, hidden)
         for name, value in parts.items():
             groups[name] = groups.get(name, 0) + count * value
-    groups["lm_head"] = 0 if decoder.is_tied else decoder.vocab * hidden
+    groups["lm_head"] = (0 if decoder.is_tied else decoder.vocab * hidden) + (decoder.vocab if decoder.head_bias else 0)
     return groups
 
 
@@ -168,12 +168,10 @@ def _idle_params(layer: Layer, hidden: int) -> int:
 def _decoder_work(decoder: Decoder, step: Step, dtypes: Dtypes, mla_mode: MlaMode) -> dict[str, Work]:
     hidden, rows = decoder.hidden, step.rows
     size = dtypes.compute_bytes
-    norm = Work(
-        weight_bytes=hidden * (2 if decoder.norm_has_bias else 1) * size, activation_bytes=2 * rows * hidden * size
-    )
+    norm = Work(weight_bytes=decoder.norm_elements * size, activation_bytes=2 * rows * hidden * size)
     looked_up = 2 if decoder.positions else 1
     ids = Work(weight_bytes=looked_up * rows * hidden * size, activation_bytes=rows * (hidden * size + ID_BYTES))
-    groups = {"embedding": ids, "norm": norm}
+    groups = {"embedding": ids, "norm": norm.times(decoder.outer_norms)}
     for layer, count in decoder.blocks:
         parts = {"attention": attention_work(layer.attention, hidden, step, dtypes, mla_mode)}
         parts["norm"] = norm.times(layer.norms)
@@ -185,5 +183,5 @@ def _decoder_work(decoder: Decoder, step: Step, dtypes: Dtypes, mla_mode: MlaMod
             parts["mlp"] = dense_work(block, hidden, rows, dtypes)
         for name, work in parts.items():
             groups[name] = groups.get(name, Work()) + work.times(count)
-    groups["lm_head"] = linear(step.batch, hidden, decoder.vocab, dtypes, is_quantised=False)
+    groups["lm_head"] = linear(step.batch, hidden, decoder.vocab, dtypes, bias=decoder.head_bias, is_quantised=False)
     return groups

@@ -18,7 +18,7 @@ LARGEST_FILE_BYTES = 16 << 20
 
 
 class NotInClosedForm(ParseError):
-    """A configuration the closed form has no rule for. `what` names it in a sentence: the family 'gptj'."""
+    """A configuration the closed form has no rule for. `what` names it in a sentence: the family 'codegen'."""
 
     def __init__(self, text: str, *, what: str) -> None:
         super().__init__(text)
@@ -69,6 +69,17 @@ class Fields:
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise ParseError(f"{self.where}: {key}: not a whole number ≥ 0 (got {value!r})")
         return int(value)
+
+    def number(self, key: str, default: float) -> float:
+        """A finite number > 0."""
+        value = self._value(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < LARGEST_SIZE:
+            raise ParseError(f"{self.where}: {key}: not a number > 0 (got {value!r})")
+        return float(value)
+
+    def is_text(self, key: str) -> bool:
+        """Whether a word such as `auto` stands where others give a number."""
+        return isinstance(self._data.get(key), str)
 
     def boolean(self, key: str, default: bool) -> bool:
         value = self._value(key, default)

@@ -25,7 +25,7 @@ def attention_params(a: Attention, hidden: int) -> int:
     if isinstance(a, StateMixer):
         conv = a.conv_channels * (a.conv_kernel + (1 if a.conv_bias else 0))
         projections = linear_params(hidden, a.in_width, bias=a.bias) + linear_params(a.out_width, hidden, bias=a.bias)
-        return projections + conv + a.other_params
+        return projections + conv + a.inner_elements + a.other_params
     width = (_query_heads(a) + 2 * a.kv_heads) * a.head_dim
     projections = linear_params(hidden, width, bias=a.qkv_bias)
     out = linear_params(a.heads * a.head_dim, hidden, bias=a.out_bias)
@@ -40,7 +40,7 @@ def _query_heads(a: GroupedAttention) -> int:
 def attention_matrix_elements(a: Attention, hidden: int) -> int:
     """Elements of the projections alone: what a quantised checkpoint stores in its narrow format."""
     if isinstance(a, StateMixer):
-        return hidden * (a.in_width + a.out_width)
+        return hidden * (a.in_width + a.out_width) + a.inner_elements
     if isinstance(a, GroupedAttention):
         return hidden * (_query_heads(a) + a.heads + 2 * a.kv_heads) * a.head_dim
     q_width = a.heads * a.qk_dim
@@ -109,6 +109,12 @@ def _mixer_work(a: StateMixer, hidden: int, step: Step, dtypes: Dtypes) -> Work:
     """The least any kernel does: a state updated and read out once a token, read and written once a forward."""
     projections = linear(step.rows, hidden, a.in_width, dtypes, bias=a.bias)
     projections += linear(step.rows, a.out_width, hidden, dtypes, bias=a.bias)
+    inner = 2 * step.rows * a.inner_elements
+    projections += Work(
+        flops=inner,
+        flops_quantised=inner if dtypes.weight != dtypes.compute else 0,
+        weight_bytes=a.inner_elements * dtypes.weight_bytes,
+    )
     kept = step.batch * a.kept_elements * dtypes.kv_bytes
     return projections + Work(
         flops=step.rows * (4 * a.state_elements + 2 * a.conv_channels * a.conv_kernel),

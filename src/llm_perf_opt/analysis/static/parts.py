@@ -57,7 +57,7 @@ class StateMixer:
     """A layer that keeps a state of `state_elements` for each sequence instead of keys and values.
 
     `in_width` are the columns of all projections from the hidden width, `out_width` the rows of the one back to it;
-    between them a short convolution over `conv_channels`.
+    between them a short convolution over `conv_channels`. `inner_elements` are those of matrices between the two.
     """
 
     in_width: int
@@ -67,6 +67,7 @@ class StateMixer:
     state_elements: int
     bias: bool = False
     conv_bias: bool = False
+    inner_elements: int = 0
     other_params: int = 0
 
     @property
@@ -117,7 +118,8 @@ class Layer:
 class Decoder:
     """A decoder-only model; `blocks` are its distinct layers with how often each occurs.
 
-    `positions`: how many learned positions there are, 0 where they are worked out.
+    `positions`: how many learned positions there are, 0 where they are worked out. `outer_norms` stand outside the
+    layers; `norm_is_bare`: norms have no weights.
     """
 
     model_type: str
@@ -127,6 +129,14 @@ class Decoder:
     blocks: tuple[tuple[Layer, int], ...]
     norm_has_bias: bool = False
     positions: int = 0
+    outer_norms: int = 1
+    norm_is_bare: bool = False
+    head_bias: bool = False
+
+    @property
+    def norm_elements(self) -> int:
+        """Weights of one norm."""
+        return 0 if self.norm_is_bare else self.hidden * (2 if self.norm_has_bias else 1)
 
     @property
     def layers(self) -> int:

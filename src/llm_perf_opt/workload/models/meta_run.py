@@ -11,7 +11,7 @@ def text_prefill(module: Any, shape: Shape) -> Any:
     import torch
 
     ids = torch.zeros(shape.batch, shape.prompt, dtype=torch.long, device="meta")
-    return module(input_ids=ids, use_cache=True, **last_logits(module)).past_key_values
+    return getattr(module(input_ids=ids, use_cache=True, **last_logits(module)), _cache_name(module))
 
 
 def text_decode(module: Any, shape: Shape, cache: Any) -> None:
@@ -19,7 +19,13 @@ def text_decode(module: Any, shape: Shape, cache: Any) -> None:
     import torch
 
     ids = torch.zeros(shape.batch, 1, dtype=torch.long, device="meta")
-    module(input_ids=ids, past_key_values=cache, use_cache=True, **last_logits(module))
+    module(input_ids=ids, use_cache=True, **{_cache_name(module): cache}, **last_logits(module))
+
+
+def _cache_name(module: Any) -> str:
+    """What a module calls its cache: models that keep a state alone have a name of their own for it."""
+    names = inspect.signature(module.forward).parameters
+    return next((name for name in ("past_key_values", "cache_params", "state") if name in names), "past_key_values")
 
 
 def last_logits(module: Any) -> dict[str, int]:
