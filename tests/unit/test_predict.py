@@ -305,7 +305,9 @@ def test_a_data_sheet_without_the_format_bounds_by_its_memory(capsys: pytest.Cap
     decode = found["phases"]["decode"]
     assert decode["bound_ms"]["datasheet"] == pytest.approx(decode["bytes_needed"] / 273e9 * 1e3)
     assert decode["estimate_ms"]["mid"] is None
-    assert found["notes"] == ["the data sheet of apple_m4_pro gives no rate for bf16: bounds count memory traffic alone"]
+    assert found["notes"] == [
+        "the data sheet of apple_m4_pro gives no rate for bf16: bounds count memory traffic alone"
+    ]
 
 
 def test_sorting_by_a_figure_no_row_has_is_said(capsys: pytest.CaptureFixture[str]) -> None:
