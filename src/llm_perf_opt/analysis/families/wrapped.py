@@ -47,7 +47,7 @@ _ENCODERS = (
 )
 
 
-def text_data(data: Mapping[str, Any]) -> Mapping[str, Any]:
+def text_fields(data: Mapping[str, Any], where: str) -> Fields:
     """The text model of a multimodal configuration with its type's defaults filled in; other data as they are."""
     for key in _TEXT_KEYS:
         inner = data.get(key)
@@ -55,12 +55,8 @@ def text_data(data: Mapping[str, Any]) -> Mapping[str, Any]:
             continue
         defaults = _DEFAULTS.get(str(inner.get("model_type")), {})
         outer = {k: data[k] for k in ("tie_word_embeddings", "vocab_size") if k in data}
-        return text_data({**defaults, **outer, **{k: v for k, v in inner.items() if v is not None}})
-    return data
-
-
-def text_fields(data: Mapping[str, Any], where: str) -> Fields:
-    return Fields(text_data(data), where)
+        return text_fields({**defaults, **outer, **{k: v for k, v in inner.items() if v is not None}}, where)
+    return Fields(data, where)
 
 
 def is_wrapped(data: Mapping[str, Any]) -> bool:

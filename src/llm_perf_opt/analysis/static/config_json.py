@@ -33,12 +33,12 @@ class Fields:
     """A mapping with checked readers. `where` is the file or configuration key it came from."""
 
     def __init__(self, data: Mapping[str, Any], where: str) -> None:
-        self._data = data
+        self.data = data
         self.where = where
 
     def has(self, key: str) -> bool:
         """Whether the field is there and not null."""
-        return self._data.get(key) is not None
+        return self.data.get(key) is not None
 
     @overload
     def integer(self, key: str) -> int: ...
@@ -59,7 +59,7 @@ class Fields:
 
     def nullable_integer(self, key: str, absent: Any = _MISSING) -> int | None:
         """A whole number or null. `absent` is what a missing field means; without it the field must be there."""
-        if key not in self._data:
+        if key not in self.data:
             return None if self._value(key, absent) is None else int(absent)
         return self.integer(key, None)
 
@@ -79,7 +79,7 @@ class Fields:
 
     def is_text(self, key: str) -> bool:
         """Whether a word such as `auto` stands where others give a number."""
-        return isinstance(self._data.get(key), str)
+        return isinstance(self.data.get(key), str)
 
     def boolean(self, key: str, default: bool) -> bool:
         value = self._value(key, default)
@@ -115,7 +115,7 @@ class Fields:
         return Fields(value, f"{self.where}: {key}")
 
     def _value(self, key: str, default: Any) -> Any:
-        value = self._data.get(key)
+        value = self.data.get(key)
         if value is not None:
             return value
         if default is _MISSING:

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from llm_perf_opt.analysis.estimate.forecast import Forecast, Load, Setting, forecast, step_estimate
 from llm_perf_opt.analysis.estimate.parallel import layout_problem
-from llm_perf_opt.analysis.families.wrapped import is_wrapped, text_data
+from llm_perf_opt.analysis.families.wrapped import is_wrapped, text_fields
 from llm_perf_opt.analysis.hardware.calibrate import cache_dir, read_calibration
 from llm_perf_opt.analysis.hardware.hardware import (
     AUTO,
@@ -203,7 +203,7 @@ def _subject(name: str, path: Path | None, request: Request) -> Subject:
     except NotADecoder:
         raise
     except NotInClosedForm as error:
-        model = MetaModel(adapter, config.model, text_data(geometry), error.what)
+        model = MetaModel(adapter, config.model, text_fields(geometry, where).data, error.what)
     label = config.model.name
     if path is not None:
         label = path.parent.name if path.name == "config.json" else path.stem
