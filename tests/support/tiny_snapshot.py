@@ -23,7 +23,8 @@ def write_tiny_snapshot(folder: Path, *, weights: bool = True) -> Path:
         intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=2,
-        num_key_value_heads=1,
+        # Two ranks have one each.
+        num_key_value_heads=2,
         max_position_embeddings=1024,
         bos_token_id=0,
         # Never made: the vocabulary has no such piece, so that answers have the length that was asked for.

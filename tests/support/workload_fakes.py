@@ -58,12 +58,12 @@ class FakeLoaded:
         return [int(i) for i in inputs[0]]
 
     def prefill(self, inputs: Any, ranges: RangeFactory) -> StepOutput:
+        with ranges("sam"):
+            hidden = self.module.mlp(self.module.embed(inputs))
         if "FAKE_HUGE_BYTES" in os.environ:
             import torch
 
             torch.empty(int(os.environ["FAKE_HUGE_BYTES"]), dtype=torch.uint8)
-        with ranges("sam"):
-            hidden = self.module.mlp(self.module.embed(inputs))
         return self._step(inputs[:, -1:], hidden)
 
     def decode(self, token: Any, state: Any) -> StepOutput:

@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from llm_perf_opt.plugins.memory.blocks import CacheNote, MemoryBlock, Seen, cou
 from llm_perf_opt.plugins.memory.cpu import ResidentSampler, by_operator, read_resident
 from llm_perf_opt.plugins.memory.cuda import history_of
 from llm_perf_opt.plugins.memory.document import MemoryDocument, MemoryPhase, Peak, RanOut, Site
-from llm_perf_opt.plugins.memory.section import chart_lines, memory_sections
+from llm_perf_opt.plugins.memory.section import ROOM, chart_lines, memory_sections
 from llm_perf_opt.plugins.memory.stage import memory_metrics, predictions
 from llm_perf_opt.testing import scratch_context
 from tests.support.workload_fakes import FakeConfig, prompts
@@ -62,6 +63,11 @@ def test_every_block_has_one_kind() -> None:
 
 def test_what_a_request_leaves_behind_until_the_next_is_workspace() -> None:
     assert kinds_of([block(9000, 1, 120, 209), block(9100, 1, 120, 211)], SEEN) == ["activations", "workspace"]
+
+
+def test_what_a_failed_request_was_working_on_is_no_workspace() -> None:
+    failed = replace(SEEN, failed_start_us=110)
+    assert kinds_of([block(9000, 1, 120, None), block(9100, 1, 250, None)], failed) == ["activations", "workspace"]
 
 
 def test_the_peak_is_the_highest_moment_and_names_who_made_it() -> None:
@@ -242,6 +248,9 @@ def test_predicted_and_measured_stand_side_by_side(tmp_path: Path) -> None:
         "The peak of 0.0 MB was 2.00 s after loading began in prefill. It was made by an allocation of 0.00 MB in "
         "module model.layers.*.mlp: transformers/llama.py:16 forward."
     )
+    assert ROOM not in section.paragraphs
+    (section,) = memory_sections(ctx, document(), None, {"kv_cache_bytes": 10.0}, why, "memory/memory.json")
+    assert ROOM in section.paragraphs
     assert "<polyline" in (ctx.out_dir / "timeline.svg").read_text()
 
 
@@ -327,6 +336,10 @@ def test_a_sample_that_runs_out_of_memory_leaves_what_was_allocated(
     assert found.ran_out is not None and "can't allocate memory" in found.ran_out.error
     assert found.weights_bytes is not None and found.peak is not None
     assert found.peak.by_kind["weights"] == found.weights_bytes
+    # What the failed prefill had allocated until then, and where it was.
+    assert found.peak.by_kind["activations"] > 0 and found.operators != ()
+    assert found.ran_out.asked_bytes == 1 << 50
+    assert found.ran_out.stack[0].endswith(" prefill")
     assert (out / "memory.json").is_file()
 
 
@@ -370,3 +383,17 @@ def test_the_module_of_a_stack_is_found_by_the_classes_in_it(tmp_path: Path) -> 
     assert names.of((mlp, "/x/torch/nn/modules/module.py:1 _call_impl", net)) == "layers.*"
     assert names.of((linear, net)) == "head"
     assert names.of(("/x/elsewhere.py:1 main",)) == ""
+
+
+def test_the_module_of_a_stack_is_found_behind_the_decorators_of_transformers() -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from llm_perf_opt.plugins.memory.module_names import ModuleNames
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "vocab_size": 8}
+    model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **sizes))
+    model.model.layers[1].mlp.down_proj = None
+    with pytest.raises(TypeError) as failed:
+        model(input_ids=torch.zeros(1, 2, dtype=torch.long))
+    assert ModuleNames(model).of(watcher.frames_of(failed.value)) == "model.layers.*.mlp"

@@ -6,7 +6,13 @@ import pytest
 
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.host import Gpu
-from llm_perf_opt.pipeline.preflight import check_memory, package_problems
+from llm_perf_opt.pipeline.preflight import (
+    MemoryCheck,
+    check_memory,
+    device_problem,
+    package_problems,
+    workload_problems,
+)
 from llm_perf_opt.profiling.stages import static_analysis, torch_profiler
 from llm_perf_opt.testing import plain_host
 from tests.founding.composing import typed
@@ -64,3 +70,30 @@ def test_the_gpu_whose_memory_counts_is_the_one_that_is_visible(llama: AppConfig
     second = check_memory(llama, host, STAGES, {"CUDA_VISIBLE_DEVICES": "1"})
     assert second.problem is not None and "small, which has 8.59 GB" in second.problem
     assert check_memory(llama, host, STAGES, {}).problem is None
+
+
+def test_a_split_model_has_the_memory_of_all_its_gpus_and_needs_whole_heads(llama: AppConfig) -> None:
+    small = replace(H200, memory_bytes=14 << 30)
+    split = replace(llama, infer=replace(llama.infer, tp=4), run=replace(llama.run, ranks=4))
+    assert check_memory(split, plain_host(gpus=(small,) * 4), STAGES, {}) == MemoryCheck()
+    tiny = replace(H200, memory_bytes=2 << 30)
+    found = check_memory(split, plain_host(gpus=(tiny,) * 4), STAGES, {})
+    assert found.problem is not None and "more than 4 × NVIDIA H200, which have 8.59 GB" in found.problem
+    assert workload_problems(split, STAGES) == ()
+    # llama3_8b has 32 heads for queries and 8 for keys and values.
+    odd = replace(llama, infer=replace(llama.infer, tp=16), run=replace(llama.run, ranks=16))
+    assert workload_problems(odd, STAGES) == (
+        "infer.tp: 8 heads of attention cannot be split over 16 ranks (got 16), allowed: a divisor of the numbers of "
+        "heads, keys' and values' too, or run.ranks alone, which gives each rank a whole model",
+    )
+
+
+def test_more_ranks_than_gpus_are_refused(llama: AppConfig) -> None:
+    ranks = replace(llama, run=replace(llama.run, ranks=2))
+    one, two = plain_host(gpus=(H200,)), plain_host(gpus=(H200, replace(H200, index=1)))
+    assert device_problem(ranks, one, {}) == (
+        "run.ranks: 2 ranks need a GPU each (got 2), this machine shows 1; allowed: 1"
+    )
+    assert device_problem(ranks, two, {}) is None
+    assert device_problem(ranks, two, {"CUDA_VISIBLE_DEVICES": "1"}) is not None
+    assert device_problem(replace(ranks, run=replace(ranks.run, device="cpu")), one, {}) is None

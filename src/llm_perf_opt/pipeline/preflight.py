@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from llm_perf_opt.analysis.hardware.work import short_dtype
+from llm_perf_opt.analysis.hardware.work import DeviceShare, short_dtype
 from llm_perf_opt.analysis.static.closed_form import DEFAULT_MLA_MODE
 from llm_perf_opt.analysis.static.config_json import NotInClosedForm
 from llm_perf_opt.analysis.static.memory import RESERVE, memory_need
+from llm_perf_opt.analysis.static.parts import GroupedAttention
 from llm_perf_opt.analysis.static.quantised import Quantised, read_quantised, run_dtypes
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.host import Gpu, Host
@@ -20,6 +21,7 @@ from llm_perf_opt.core.units import si
 from llm_perf_opt.errors import ConfigError, ParseError
 from llm_perf_opt.profiling.static_child import shape_from_config
 from llm_perf_opt.workload.dataset import PAGES, TOKENS, list_samples, vocabulary_of
+from llm_perf_opt.workload.models.base import ModelAdapter
 from llm_perf_opt.workload.models.registry import choose_dtype, load_adapter
 
 # The oldest our own loop measures rightly with: docs/getting-started.md#install has the reasons.
@@ -47,8 +49,32 @@ def workload_problems(config: AppConfig, stages: Collection[Stage]) -> tuple[str
         )
     if joined and infer.tp > 1:
         return (f"model.join_projections: not of a model split over ranks (infer.tp is {infer.tp}), allowed: false",)
-    problems = adapter.check(config.model)
+    problems = adapter.check(config.model) or _split_problems(config, adapter)
     return problems or _dataset_problems(config)
+
+
+def _split_problems(config: AppConfig, adapter: ModelAdapter) -> tuple[str, ...]:
+    """Ranks split attention by its heads, so each must get whole ones; silent where the heads are not known."""
+    tp = config.infer.tp
+    try:
+        model = adapter.parts(adapter.geometry(config.model), where="model") if tp > 1 else None
+    except (NotInClosedForm, ParseError):
+        # transformers may know how to split it; if not, loading says so.
+        return ()
+    blocks = () if model is None else model.decoder.blocks
+    counts = {
+        count
+        for layer, _ in blocks
+        if isinstance(layer.attention, GroupedAttention)
+        for count in (layer.attention.heads, layer.attention.kv_heads)
+        if count % tp
+    }
+    if not counts:
+        return ()
+    return (
+        f"infer.tp: {min(counts)} heads of attention cannot be split over {tp} ranks (got {tp}), allowed: a divisor of "
+        "the numbers of heads, keys' and values' too, or run.ranks alone, which gives each rank a whole model",
+    )
 
 
 def package_problems(config: AppConfig, host: Host, stages: Collection[Stage]) -> tuple[str, ...]:
@@ -100,7 +126,8 @@ def check_memory(config: AppConfig, host: Host, stages: Collection[Stage], envir
         # Static analysis says what is not known of it.
         return MemoryCheck()
     gpu = _gpu_that_runs(config, host, environ)
-    capacity = host.memory_bytes if gpu is None else gpu.memory_bytes
+    split = 1 if gpu is None else config.infer.tp
+    capacity = host.memory_bytes if gpu is None else split * gpu.memory_bytes
     if capacity <= 0:
         return MemoryCheck()
     asked = config.model.quantization
@@ -115,8 +142,10 @@ def check_memory(config: AppConfig, host: Host, stages: Collection[Stage], envir
         dtypes=run_dtypes(short_dtype(dtype, where="model.dtype"), stored),
         mla_mode=DEFAULT_MLA_MODE,
         views=shape.views,
+        spread=DeviceShare(tp=split),
     )
-    where = f"{host.cpu}, whose memory is" if gpu is None else f"{gpu.name}, which has"
+    name = "" if gpu is None else gpu.name if split == 1 else f"{split} × {gpu.name}"
+    where = f"{host.cpu}, whose memory is" if gpu is None else f"{name}, which {'has' if split == 1 else 'have'}"
     has = f"{where} {si(capacity, 'B', count=3)}"
     if need.weights_bytes > capacity:
         text = f"the weights in {dtype} take {si(need.weights_bytes, 'B', count=3)}, more than {has}"
@@ -140,11 +169,13 @@ def _gpu_that_runs(config: AppConfig, host: Host, environ: Mapping[str, str]) ->
 
 def device_problem(config: AppConfig, host: Host, environ: Mapping[str, str]) -> str | None:
     """Why `run.device` names a GPU that is not there; None where it does not, or where that cannot be told."""
-    device = config.run.device
-    if config.workload.command is not None or not device.startswith("cuda:"):
-        return None
+    device, ranks = config.run.device, config.run.ranks or 1
     count = _visible_gpus(host, environ)
     reason = no_gpu_reason(host)
+    if device != "cpu" and reason is None and 0 < count < ranks:
+        return f"run.ranks: {ranks} ranks need a GPU each (got {ranks}), this machine shows {count}; allowed: {count}"
+    if config.workload.command is not None or not device.startswith("cuda:"):
+        return None
     if reason is None and (not host.gpus or int(device.removeprefix("cuda:")) < count):
         return None
     have = reason or (f"there are cuda:0 to cuda:{count - 1}" if count else _ALL_HIDDEN)

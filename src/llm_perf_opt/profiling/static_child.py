@@ -51,11 +51,10 @@ def _with_context(config: AppConfig, shape: Shape) -> Shape:
     given = config.workload.context
     if given is not None:
         return replace(shape, context=given)
-    if config.workload.command is not None:
-        half = (config.workload.output or 0) // 2
-        return replace(shape, context=shape.prompt + half, how=f"{shape.how}, decode half-way through the output")
-    half = config.infer.max_new_tokens // 2
-    return replace(shape, context=shape.prompt + half, how=f"{shape.how}, decode half-way through infer.max_new_tokens")
+    is_ours = config.workload.command is None
+    output = config.infer.max_new_tokens if is_ours else config.workload.output or 0
+    how = f"{shape.how}, decode half-way through {'infer.max_new_tokens' if is_ours else 'the output'}"
+    return replace(shape, context=shape.prompt + output // 2, end=shape.prompt + output, how=how)
 
 
 FACTS_FILE = "facts.json"

@@ -125,7 +125,7 @@ class PagePrompt:
 class Shape:
     """`prompt` counts image tokens too; `context` is what the cache holds before the decode step.
 
-    `how` says where the figures are from.
+    `end`: what it holds at last, where the step is not the last one. `how` says where the figures are from.
     """
 
     batch: int
@@ -133,6 +133,12 @@ class Shape:
     context: int
     how: str
     views: tuple[View, ...] = ()
+    end: int | None = None
+
+    @property
+    def longest(self) -> int:
+        """The context that memory must hold."""
+        return self.context if self.end is None else self.end
 
 
 @dataclass(frozen=True, kw_only=True)

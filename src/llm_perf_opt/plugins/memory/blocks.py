@@ -53,7 +53,8 @@ class CacheNote:
 class Seen:
     """What the watcher knows besides the blocks: where weights lie, what caches held, when requests began.
 
-    `loaded_us` is when the model was in memory, `ended_us` when the last request was over.
+    `loaded_us` is when the model was in memory, `ended_us` when the last request was over, `failed_start_us` when the
+    one began that ran out of memory.
     """
 
     weights: Mapping[int, int]
@@ -61,6 +62,7 @@ class Seen:
     request_starts_us: tuple[int, ...]
     loaded_us: int
     ended_us: int
+    failed_start_us: int | None = None
 
 
 def kinds_of(blocks: Sequence[MemoryBlock], seen: Seen) -> list[Kind]:
@@ -84,7 +86,9 @@ def kinds_of(blocks: Sequence[MemoryBlock], seen: Seen) -> list[Kind]:
         else:
             later = bisect_right(starts, block.born_us)
             until = starts[later] if later < len(starts) else seen.ended_us
-            stays = block.died_us is None or block.died_us > until
+            # A request that failed holds what it was working on; its error does.
+            has_failed = later > 0 and starts[later - 1] == seen.failed_start_us
+            stays = not has_failed and (block.died_us is None or block.died_us > until)
             found.append(WORKSPACE if stays else ACTIVATIONS)
     return found
 

@@ -27,13 +27,15 @@ class ModuleNames:
 
     def _learn(self, kind: type) -> None:
         try:
-            lines, first = inspect.getsourcelines(kind.forward)  # type: ignore[attr-defined]
-            file = inspect.getsourcefile(kind.forward) or ""  # type: ignore[attr-defined]
+            # Decorators stand in files of their own, and it is the decorated lines that run.
+            forward = inspect.unwrap(kind.forward)  # type: ignore[attr-defined]
+            lines, first = inspect.getsourcelines(forward)
+            file = inspect.getsourcefile(forward) or ""
         except (OSError, TypeError, AttributeError):
             # Built at run time, so no stack can be recognised by its file.
             return
-        forward = _Forward(class_name=kind.__name__, first=first, last=first + len(lines) - 1)
-        self._forwards.setdefault(file, []).append(forward)
+        place = _Forward(class_name=kind.__name__, first=first, last=first + len(lines) - 1)
+        self._forwards.setdefault(file, []).append(place)
 
     def _walk(self, module: Any, classes: tuple[str, ...], names: tuple[str, ...]) -> None:
         # Lists of modules have no `forward`, so no stack holds them.

@@ -37,6 +37,14 @@ MOST_FRAMES = 12
 VIEWER = "https://pytorch.org/memory_viz"
 
 
+# From this much above the tokens of a request on, a cache holds more than them.
+HAS_ROOM = 1.05
+ROOM = (
+    "The KV cache is measured as it is allocated and predicted for the tokens of one request: one that grows by blocks "
+    "holds room for tokens to come."
+)
+
+
 def memory_sections(
     ctx: StageContext,
     document: MemoryDocument,
@@ -72,6 +80,8 @@ def memory_sections(
     ]
     if why is not None:
         paragraphs.append(f"Nothing to compare with: {why}.")
+    if 0 < HAS_ROOM * predicted.get("kv_cache_bytes", 0.0) < (document.kv_cache_bytes or 0):
+        paragraphs.append(ROOM)
     sections.append(
         Section(
             title="Memory over time",

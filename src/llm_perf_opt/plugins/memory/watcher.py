@@ -3,6 +3,7 @@
 import json
 import re
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -44,6 +45,8 @@ CACHE_DIMENSIONS = 3
 NOTED = ("prefill", "decode")
 OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|Unable to allocate", re.IGNORECASE)
 
+ASKED_OF_THE_CPU = re.compile(r"you tried to allocate (\d+) bytes")
+
 
 class MemoryWatcher(WorkloadWatcher):
     """See the module."""
@@ -69,6 +72,7 @@ class MemoryWatcher(WorkloadWatcher):
         self._steps = 0
         self._is_recorded = False
         self._ran_out: RanOut | None = None
+        self._failed_start_us: int | None = None
 
     @property
     def _on_gpu(self) -> bool:
@@ -119,13 +123,18 @@ class MemoryWatcher(WorkloadWatcher):
             return
         if self._on_gpu:
             cuda.write_snapshot(self.folder / OOM_SNAPSHOT)
+        if self._tensors is not None:
+            self._stop_tensors()
+        self._failed_start_us = self._starts_us[-1] if self._starts_us else None
+        text, stack = str(error), frames_of(error)
+        asked = ASKED_OF_THE_CPU.search(text)
         self._ran_out = RanOut(
-            error=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            error=text.splitlines()[0] if text else type(error).__name__,
             at_s=self._seconds(_now_us()),
-            asked_bytes=None,
+            asked_bytes=None if asked is None else int(asked[1]),
             device_free_bytes=None,
-            module="",
-            stack=(),
+            module=self._names.of(stack) if self._names is not None else "",
+            stack=stack,
         )
         self._write(OOM_JSON)
 
@@ -169,6 +178,7 @@ class MemoryWatcher(WorkloadWatcher):
             request_starts_us=tuple(self._starts_us),
             loaded_us=self._loaded_us or _now_us(),
             ended_us=_now_us(),
+            failed_start_us=self._failed_start_us,
         )
         history = cuda.take_history(self._index, self.settings["max_entries"]) if self._on_gpu else None
         blocks = list(history.blocks) if history is not None else [*self._weight_blocks(), *self._tensor_blocks]
@@ -296,6 +306,11 @@ class WatchedModel:
 
 GPU_HOW = "history of the CUDA caching allocator: sizes as asked for, which it rounds up to 512 bytes"
 CPU_HOW = "torch.profiler's allocations of the CPU allocator, and the resident set of the process"
+
+
+def frames_of(error: BaseException) -> tuple[str, ...]:
+    """Where an exception came from, the innermost frame first, as the allocator's history has frames."""
+    return tuple(f"{f.filename}:{f.lineno} {f.name}" for f in reversed(traceback.extract_tb(error.__traceback__)))
 
 
 def storages_of(value: Any) -> dict[int, int]:
