@@ -1,10 +1,12 @@
-"""The run directory's layout."""
+"""The layout of the run directory, and how its files are written."""
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 
+from llm_perf_opt.core.files import write_whole
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.artifacts import Artifacts
 from llm_perf_opt.profiling.baseline import FILES
@@ -58,3 +60,22 @@ def test_every_role_a_stage_gives_a_file_is_documented() -> None:
     table = (REPO / "docs/artifacts.md").read_text().partition("## Roles of files")[2].partition("\n## ")[0]
     assert given - set(re.findall(r"`(\w+)`", table)) == set()
     assert len(given) > 20
+
+
+def test_a_pipe_is_written_to_and_stays_one_and_a_link_is_followed_only_among_the_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe, link, target = tmp_path / "pipe", tmp_path / "link", tmp_path / "target"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(pipe, b"numbers")
+    assert (os.read(reader, 99), pipe.is_fifo()) == (b"numbers", True)
+    os.close(reader)
+    target.write_bytes(b"mine")
+    link.symlink_to(target)
+    with monkeypatch.context() as streams:
+        streams.setattr("llm_perf_opt.core.files.STREAMS", (tmp_path,))
+        write_whole(link, b"said")
+        assert (target.read_bytes(), link.is_symlink()) == (b"said", True)
+    write_whole(link, b"ours")
+    assert (target.read_bytes(), link.read_bytes(), link.is_symlink()) == (b"said", b"ours", False)

@@ -5,6 +5,7 @@ import pty
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -14,8 +15,9 @@ from rich.text import Text
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.core.records import Progress, StageRecord, read_progress
 from llm_perf_opt.core.terminal import screen_width, show, table_text, terminal_table, wrap_line
-from llm_perf_opt.pipeline.console import Pace, StageTurn, answer, progress_text
+from llm_perf_opt.pipeline.console import Pace, StageTurn, answer, progress_text, verdict_lines
 from llm_perf_opt.profiling.parsers.ncu_log import read_ncu_progress
+from llm_perf_opt.report.view.findings import FindingView
 from llm_perf_opt.report.write import write_view
 from llm_perf_opt.runners.program import run_safely
 from tests.support.report_runs import clean, stage, write_run
@@ -152,6 +154,28 @@ def test_a_run_ends_with_its_answer_and_names_a_failed_stage_once(tmp_path: Path
         f"report: {run}/report.html",
     ]
     assert "nsys was not found" not in "\n".join(lines)
+
+
+def test_a_finding_is_told_with_its_gain_behind_a_colon(tmp_path: Path) -> None:
+    run = write_run(tmp_path, stage("torch_profiler", tmp_path, metrics=clean(ttft_ms=120.0, tpot_ms=12.5)))
+    view, _ = write_view(run)
+    finding = FindingView(
+        rank=1,
+        rule="launch_bound",
+        title="Decode waits",
+        also=(),
+        phase="decode",
+        evidence=(),
+        plain_words="",
+        remedy="",
+        saves="up to 2 ms per request",
+        saves_each="",
+        gain="1.2× over a request",
+        confidence="high",
+        caveat=None,
+    )
+    lines = [line.plain for line in verdict_lines(replace(view, findings=(finding,)))]
+    assert lines[-1] == "  1. Decode waits: up to 2 ms per request, 1.2× over a request"
 
 
 def test_a_table_has_its_header_in_bold() -> None:

@@ -83,10 +83,21 @@ def _first_bytes(file: gzip.GzipFile | lzma.LZMAFile, limit: int) -> bytes:
     return bytes(out)
 
 
+# Where the system keeps the streams of a process.
+STREAMS = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
+
+
 def write_whole(path: Path, data: bytes) -> Path:
-    """Write a file so that it is there as a whole or as it was. A link in its place is replaced, not followed."""
+    """Write a file so that it is there as a whole or as it was. A link in its place is replaced, not followed.
+
+    A device or a pipe (`--csv /dev/stdout`) is written to: as root we could put a file in its place.
+    """
     if not path.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if _is_stream(path):
+        with path.open("wb") as stream:
+            stream.write(data)
+        return path
     # On a shared file system another machine's writer may have the same number.
     scratch = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     number = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -100,6 +111,17 @@ def write_whole(path: Path, data: bytes) -> Path:
         scratch.unlink(missing_ok=True)
         raise
     return path
+
+
+def _is_stream(path: Path) -> bool:
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return False
+    # Links of the system's own are followed, such as /dev/stdout; those somebody left in a run are not.
+    if stat.S_ISLNK(mode) and path.absolute().parent in STREAMS:
+        return True
+    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
 
 
 def odd_entries(root: Path) -> Iterable[str]:

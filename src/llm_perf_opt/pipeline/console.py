@@ -184,7 +184,8 @@ def verdict_lines(view: "ReportView", *, findings: int = FINDINGS_SHOWN) -> list
     lines += [Text.assemble((f"  {w.phase:<8}", "bold"), printable(w.summary)) for w in known]
     for finding in view.findings[:findings]:
         gain = ", ".join(text for text in (finding.saves, finding.gain) if text)
-        lines.append(Text.assemble(f"  {finding.rank}. ", printable(finding.title), (f" ({printable(gain)})", "green")))
+        told = (f": {printable(gain)}", "green") if gain else ""
+        lines.append(Text.assemble(f"  {finding.rank}. ", printable(finding.title), told))
     if len(view.findings) > findings == FINDINGS_SHOWN:
         lines.append(Text(f"  … {len(view.findings) - findings} more in the report", style="dim"))
     return lines

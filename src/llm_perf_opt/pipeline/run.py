@@ -103,7 +103,9 @@ def execute(run: RunInput) -> RunManifest:
             save(manifest)
             samples += output.samples
             write_inputs(run.artifacts.root, samples)
-            is_clean = record.status == "ok" and record.declared.gives_clean_pass
+            # What is reused was told when it was measured.
+            is_new = run.previous is None or record is not run.previous.stage(step.name)
+            is_clean = is_new and record.status == "ok" and record.declared.gives_clean_pass
             if is_clean and not was_told and step is not run.plan.stages[-1]:
                 was_told = True
                 _tell_so_far(run, time.monotonic() - started)

@@ -183,7 +183,13 @@ def _parser() -> argparse.ArgumentParser:
         choices=("ranks", "repeats"),
         help="what several captures are: ranks of one job, or repetitions of one run (default: as they say themselves)",
     )
-    parser.add_argument("--top", type=int, default=15, metavar="N", help="rows per table on the terminal (default 15)")
+    parser.add_argument(
+        "--top",
+        type=int,
+        default=15,
+        metavar="N",
+        help="rows per table on the terminal, in tables of details a third of it (default 15)",
+    )
     return parser
 
 

@@ -1,5 +1,6 @@
 """The analysis of a capture for a terminal: what was found first, then the tables it was found in."""
 
+import re
 from collections.abc import Sequence
 
 from msgspec import UNSET
@@ -16,6 +17,8 @@ from llm_perf_opt.runners.analyze.kinds import SUMMARY, TORCH
 from llm_perf_opt.runners.analyze.sections import capture_sections
 
 NAME_WIDTH = 60
+# Rows of a table of details, of which there are many: a third of those of the others, but so many.
+FEWEST = 3
 
 
 def render_analysis(analysis: CaptureAnalysis, *, top: int) -> Text:
@@ -26,7 +29,7 @@ def render_analysis(analysis: CaptureAnalysis, *, top: int) -> Text:
         parts.append(_operators(analysis.operators, top))
     if analysis.ncu is not UNSET:
         parts.append(_ncu(analysis.ncu, top))
-    parts += [_section(section, top) for section in capture_sections(analysis)]
+    parts += [_section(section, max(FEWEST, top // 3)) for section in capture_sections(analysis)]
     parts.append(_notes(analysis))
     return Text("\n\n").join(part for part in parts if part)
 
@@ -174,7 +177,7 @@ def _section(section: Section, top: int) -> Text:
     for table in section.tables:
         rows = [[cell_text(cell)[:NAME_WIDTH] for cell in row] for row in table.rows[:top]]
         parts += [_plain(table.title)] if table.title else []
-        parts.append(_table(table.columns, rows))
+        parts.append(_table(table.columns, rows) + _more(len(table.rows), top, "rows"))
     return Text("\n").join(parts)
 
 
@@ -186,11 +189,16 @@ def _findings(analysis: CaptureAnalysis, top: int) -> Text:
     lines = [_title("findings"), _plain("bounds, of times under the profiler, which slows the host")]
     for finding in analysis.findings[:top]:
         gain = f" (at most {finding.max_gain:.2f}x over the capture)" if finding.max_gain is not None else ""
-        title = (printable(finding.title), "bold")
+        title = (_bare(finding.title), "bold")
         lines.append(Text.assemble("* ", title, (gain, "green"), f", confidence {finding.confidence}"))
-        lines += [_plain(f"    - {evidence}") for evidence in finding.evidence]
-        lines.append(Text.assemble("    ", ("remedy: ", "cyan"), printable(finding.remedy)))
+        lines += [Text(f"    - {_bare(evidence)}") for evidence in finding.evidence]
+        lines.append(Text.assemble("    ", ("remedy: ", "cyan"), _bare(finding.remedy)))
     return Text("\n").join(lines) + _more(len(analysis.findings), top, "findings")
+
+
+def _bare(text: str) -> str:
+    """A text without the backticks that mark code on a page."""
+    return printable(re.sub(r"`([^`]+)`", r"\1", text))
 
 
 def _more(count: int, top: int, what: str) -> Text:
