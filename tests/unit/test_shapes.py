@@ -197,3 +197,24 @@ def test_products_of_a_published_trace_reach_what_such_a_gpu_reaches(
     assert (rows[0]["shape"], rows[0]["calls"], rows[0]["bound"]) == ("m 8944, n 2816, k 1024", 48, "compute")
     assert rows[0]["roof_pct"] == pytest.approx(62.3, abs=0.1)
     assert all(0 < row["roof_pct"] < 100 for row in rows)
+
+
+@pytest.mark.parametrize(("kernel_us", "found"), [(1000, ["below_roof"]), (180, [])])
+def test_products_far_from_the_roof_are_a_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kernel_us: int, found: list[str]
+) -> None:
+    events = []
+    for i in range(20):
+        at = i * kernel_us
+        shapes: dict[str, Any] = {"Input Dims": [[4096, 4096], [4096, 4096]], "Input type": [BF16, BF16]}
+        events.append(event("cpu_op", "aten::mm", f"{10 * i}", "8", **shapes))
+        events.append(event("cuda_runtime", "cudaLaunchKernel", f"{10 * i + 2}", "3", correlation=i + 1))
+        where = {"pid": 0, "tid": 7, "device": 0, "correlation": i + 1}
+        events.append(event("kernel", "gemm", f"{500 + at}", f"{kernel_us}", **where))
+    assert main(["analyze", str(write_trace(tmp_path / "t.json", events)), "--json"]) == 0
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert [finding["rule"] for finding in findings] == found
+    for finding in findings:
+        assert finding["title"] == "Matrix products reach 14% of the GPU's roof, 100% of the capture's kernel time"
+        assert finding["confidence"] == "low"
+        assert finding["max_gain"] == pytest.approx(7.2, abs=0.1)

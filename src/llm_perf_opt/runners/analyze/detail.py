@@ -5,16 +5,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis, Measured
+from llm_perf_opt.analysis.findings.finding import FindingRecord, rank_of_capture
+from llm_perf_opt.analysis.findings.rules import unfused_elementwise
+from llm_perf_opt.analysis.findings.rules.above_bound import find_below_roof
 from llm_perf_opt.analysis.hardware.hardware import find_by_device_name, load_catalogue
 from llm_perf_opt.analysis.timeline.critical import critical_paths
 from llm_perf_opt.analysis.timeline.frames import python_tree
 from llm_perf_opt.analysis.timeline.graphs import attribute_replays, graph_reference, replayed_kernels
 from llm_perf_opt.analysis.timeline.memory import memory_curves
 from llm_perf_opt.analysis.timeline.operators import TraceDetail
-from llm_perf_opt.analysis.timeline.shapes import roof_of, shape_rows, sum_shapes
+from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis, roof_of, shape_rows, sum_shapes
 from llm_perf_opt.analysis.timeline.timeline import Timeline
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+
+# Operators that attention in pieces is made of.
+PIECES = ("aten::bmm", "aten::baddbmm", "aten::_softmax", "aten::matmul")
 
 
 def add_critical_paths(analysis: CaptureAnalysis, measured: Sequence[Measured]) -> CaptureAnalysis:
@@ -42,6 +48,23 @@ def add_graph_replays(
     return replace(analysis, graph_replays=tuple(one for one in found if one is not None)), []
 
 
+def _judge_shapes(analysis: CaptureAnalysis, shapes: ShapesAnalysis) -> CaptureAnalysis:
+    """The analysis with what its shapes say among the findings."""
+    gpu, found = analysis.gpu, [record.finding() for record in analysis.findings]
+    if not gpu.span_ns or gpu.busy_ns is None:
+        return analysis
+    in_pieces = any(finding.rule == unfused_elementwise.ATTENTION.id for finding in found)
+    found += find_below_roof(
+        shapes.rows,
+        kernel_ns=shapes.kernel_ns,
+        busy_ns=gpu.busy_ns,
+        span_ns=gpu.span_ns,
+        source=", ".join(source.path for source in analysis.sources),
+        told=frozenset(PIECES) if in_pieces else frozenset(),
+    )
+    return replace(analysis, findings=tuple(FindingRecord.of(finding) for finding in rank_of_capture(found)))
+
+
 def add_detail(analysis: CaptureAnalysis, traces: Sequence[tuple[Timeline, TraceDetail]]) -> CaptureAnalysis:
     """The analysis with what its traces have of shapes, memory and Python."""
     sums = [sum_shapes(timeline, detail) for timeline, detail in traces]
@@ -50,7 +73,7 @@ def add_detail(analysis: CaptureAnalysis, traces: Sequence[tuple[Timeline, Trace
         hardware = None if gpu is None else find_by_device_name(load_catalogue(conf_dir() / "hardware"), gpu)
         shapes = shape_rows(sums, roof_of(gpu, hardware))
         if shapes is not None:
-            analysis = replace(analysis, shapes=shapes)
+            analysis = _judge_shapes(replace(analysis, shapes=shapes), shapes)
     curves = tuple(curve for timeline, detail in traces for curve in memory_curves(detail.memory, timeline.source))
     if curves:
         analysis = replace(analysis, memory=curves)

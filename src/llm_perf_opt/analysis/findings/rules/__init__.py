@@ -40,6 +40,7 @@ RULES: tuple[Rule, ...] = (
     kernel_gaps.SERIAL_STREAMS,
     framework_overhead.RULE,
     above_bound.RULE,
+    above_bound.ROOF,
     memory_bound.NEAR,
     memory_bound.FAR,
     small_gemm.RULE,
@@ -65,7 +66,9 @@ def diagnose(facts: RunFacts, of_capture: Iterable[Finding] = ()) -> tuple[Findi
     """What every rule finds in a run, and what a capture says where no clean time does, in the order of the gain."""
     parts = (of_capture_alone(finding, facts) for rule in RULES for finding in rule.find(facts))
     found = [finding for finding in parts if finding is not None]
-    return rank([*found, *(finding for finding in of_capture if not is_covered(finding, facts))], facts)
+    # Which kernels follow each other only a capture says.
+    alone = (f for f in of_capture if not is_covered(f, facts) or f.rule == unfused_elementwise.ATTENTION.id)
+    return rank([*found, *alone], facts)
 
 
 def diagnose_capture(facts: CaptureFacts) -> tuple[Finding, ...]:

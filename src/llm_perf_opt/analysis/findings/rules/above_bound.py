@@ -1,4 +1,10 @@
-"""Rule above_bound: the kernels of a phase (on a CPU its operators) take much longer than the hardware needs."""
+"""Rules above_bound and below_roof: kernels that take much longer than the hardware needs for their work.
+
+The first compares a phase (on a CPU its operators) with the bound of the model, the second the operators of a trace
+with what their shapes need at the GPU's peaks.
+"""
+
+from collections.abc import Sequence
 
 from llm_perf_opt.analysis.findings.facts import COMPILED, TUNED, GpuFacts, Known, PhaseFacts, RunFacts, value_of
 from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, Suggestion, advise, amdahl
@@ -13,13 +19,30 @@ from llm_perf_opt.analysis.findings.remedies import (
     REDUCE_OVERHEAD,
     SDPA,
 )
+from llm_perf_opt.analysis.timeline.shapes import ShapeRow
 
 MIN_FACTOR = 1.5
 SHOWN = 4
+KINDS = {"GEMM": "matrix products", "attention": "attention", "convolution": "convolutions"}
 START = "start with the classes that take the time: "
 KERNELS = (
     Suggestion(text="torch.compile(mode='max-autotune') for products and elementwise chains", done=TUNED),
     "FlashAttention for attention",
+)
+# Good kernels of large products reach two thirds of the data sheet: what is under this share of it is far from it.
+FAR_PCT = 50.0
+# What is far from its roof must be this part of the kernel time, and could save this part of the capture.
+MIN_FAR_SHARE, MIN_FAR_SAVED = 0.2, 0.05
+# Calls shorter than this are too small to fill a large GPU.
+SMALL_CALL_NS = 20_000
+ROOF_REMEDY = (
+    "look at the shapes named: sizes that are no multiple of 8 or 16 keep products off the fast kernels (pad them), "
+    "other kernels may suit them better (torch.compile(mode='max-autotune'), the tuning of the BLAS library), and a "
+    "lower precision raises the roof where the model bears it"
+)
+SMALL_REMEDY = (
+    "give each call more to do: a larger batch, several small products in one (merged projections, batched products), "
+    "or fewer ranks to split the model over; products this small cannot fill the GPU"
 )
 LOOK = "; then look at single kernels with pipeline.ncu.enable=true"
 REMEDY = advise(START, KERNELS) + LOOK
@@ -97,6 +120,63 @@ def _check(phase: PhaseFacts, gpu: GpuFacts, floor: Known, facts: RunFacts) -> l
     ]
 
 
+def find_below_roof(
+    rows: Sequence[ShapeRow], *, kernel_ns: int, busy_ns: int, span_ns: int, source: str, told: frozenset[str]
+) -> list[Finding]:
+    """One finding of a trace in which work far from the GPU's peaks takes much of the kernel time.
+
+    `told` are operators another finding speaks of already.
+    """
+    far = [row for row in rows if row.roof_pct is not None and row.roof_pct < FAR_PCT and row.operator not in told]
+    far = [row for row in far if row.kind != "norm"]
+    spent = sum(row.time_ns for row in far)
+    saved = min(sum(row.time_ns * (1 - (row.roof_pct or 0.0) / 100) for row in far), busy_ns)
+    if not spent or spent < MIN_FAR_SHARE * kernel_ns or saved < MIN_FAR_SAVED * span_ns:
+        return []
+    reached = 100 * (1 - sum(row.time_ns * (1 - (row.roof_pct or 0.0) / 100) for row in far) / spent)
+    kinds = " and ".join(sorted({KINDS[row.kind] for row in far}))
+    small = sum(row.time_ns for row in far if row.mean_ns < SMALL_CALL_NS) > spent / 2
+    evidence = (
+        f"{len(far)} shape(s), {spent / 1e6:.3f} of {kernel_ns / 1e6:.3f} ms kernel time; at the peaks of the data "
+        f"sheet they would take {(spent - saved) / 1e6:.3f} ms",
+        *(_describe(row) for row in far[:SHOWN]),
+    )
+    return [
+        Finding(
+            rule=ROOF.id,
+            title=f"{kinds[0].upper()}{kinds[1:]} reach {reached:.0f}% of the GPU's roof, {spent / kernel_ns:.0%} of "
+            "the capture's kernel time",
+            phase=None,
+            evidence=tuple(Evidence(text=text, source=source) for text in evidence),
+            remedy=SMALL_REMEDY if small else ROOF_REMEDY,
+            saves_ms=None,
+            gain=amdahl(span_ns, saved),
+            # No kernel reaches the data sheet: how near these could come is not known.
+            confidence="low",
+            caveat="an upper bound: peaks of a data sheet are never reached, good kernels come to two thirds of them",
+            share=saved / span_ns,
+        )
+    ]
+
+
+def _describe(row: ShapeRow) -> str:
+    rate = (
+        f"{row.tflops:,.0f} TFLOP/s"
+        if row.bound == "compute" and row.tflops is not None
+        else f"{row.gb_per_s:,.0f} GB/s"
+    )
+    return (
+        f"{row.operator.removeprefix('aten::')} {row.shape}, {row.dtype}: {row.time_ns / 1e6:.3f} ms in {row.calls:,} "
+        f"call(s), {rate}, {row.roof_pct or 0.0:.0f}% of the roof ({row.bound})"
+    )
+
+
+def find_none(facts: RunFacts) -> list[Finding]:
+    """A run's figures have no shapes; traces do."""
+    del facts
+    return []
+
+
 RULE = Rule(
     id="above_bound",
     find=find_above_bound,
@@ -104,4 +184,12 @@ RULE = Rule(
     remedy=REMEDY,
     hint="Better kernels",
     experiments=(REDUCE_OVERHEAD, COMPILE, MAX_AUTOTUNE, SDPA, FLASH_ATTENTION, FLEX_ATTENTION, ONE_THREAD, BFLOAT16),
+)
+ROOF = Rule(
+    id="below_roof",
+    find=find_none,
+    plain_words="The GPU is busy, and does its sums much more slowly than it could.",
+    remedy=ROOF_REMEDY,
+    hint="Better kernels for these shapes",
+    experiments=(MAX_AUTOTUNE,),
 )
