@@ -117,6 +117,20 @@ def test_arrivals_follow_the_seed_and_both_bounds() -> None:
     assert abs(gaps.std() - 0.02) < 8 * 0.02 / math.sqrt(2000)
 
 
+def test_a_rate_the_server_does_not_keep_up_with_is_told() -> None:
+    slower = [_ok(n, n, 0.1, (0.1 * n,), 2) for n in range(20)]
+    steady = [_ok(n, n, 0.1, (0.1,), 2) for n in range(20)]
+    over = level_result(LoadRun(level=LoadLevel(rate=1.0), records=slower, duration_s=20.0), SloSection())
+    fine = level_result(LoadRun(level=LoadLevel(rate=1.0), records=steady, duration_s=20.0), SloSection())
+    # Medians of requests 15 to 19 and of 0 to 4: 1.8 s over 0.3 s.
+    assert (round(over.growth or 0, 3), over.is_overloaded) == (6.0, True)
+    assert (fine.growth, fine.is_overloaded) == (1.0, False)
+    (section,) = bench_sections(BenchDocument(levels=(over,)), source="bench/bench.json")
+    assert any(text.startswith("1 requests/s: the server did not keep up.") for text in section.paragraphs)
+    assert "serve_growth" in bench_metrics(BenchDocument(levels=(over,)), source="")
+    assert "serve_growth" not in bench_metrics(BenchDocument(levels=(fine,)), source="")
+
+
 def test_prompts_differ_by_number_and_come_back_for_the_same_seed() -> None:
     prompts = LoadPrompts(words=20, seed="7")
     assert prompts.text(3) == LoadPrompts(words=20, seed="7").text(3)

@@ -19,6 +19,9 @@ BENCH: str = "bench"
 BENCH_FILE = "bench.json"
 REQUESTS_FILE = "requests.jsonl"
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
+# A queue that grows makes the last requests this many times as slow as the first; fewer requests tell nothing.
+OVERLOADED = 2.0
+ENOUGH_FOR_GROWTH = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +38,10 @@ class LatencyFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class LevelResult:
-    """One load and what came of it."""
+    """One load and what came of it.
+
+    `growth` of an open loop: end-to-end time of the last quarter of the requests over that of the first, by medians.
+    """
 
     label: str
     rate: float | None = None
@@ -54,6 +60,7 @@ class LevelResult:
     total_tokens_per_s: float | None = None
     goodput_per_s: float | None = None
     most_at_once: int | None = None
+    growth: float | None = None
     latencies: Mapping[str, LatencyFigures] = field(default_factory=dict)
     counters: tuple[ServerCounter, ...] = ()
     counter_samples: tuple[CounterSample, ...] = ()
@@ -61,6 +68,11 @@ class LevelResult:
     @property
     def key(self) -> str:
         return LoadLevel(rate=self.rate, concurrency=self.concurrency).key
+
+    @property
+    def is_overloaded(self) -> bool:
+        """Requests waited longer and longer: latencies are those of this duration alone."""
+        return self.growth is not None and self.growth >= OVERLOADED
 
     @property
     def failed_share(self) -> float:
@@ -143,6 +155,7 @@ def level_result(run: LoadRun, slo: SloSection) -> LevelResult:
         total_tokens_per_s=None if inputs is None else _per_s(inputs + outputs, time_s),
         goodput_per_s=None if kept is None else _per_s(kept, time_s),
         most_at_once=_most_at_once(good),
+        growth=_growth(good) if run.level.rate is not None else None,
         latencies={name: found for name, found in figures.items() if found is not None},
         counters=summarise_counters(run.counters),
         counter_samples=tuple(run.counters),
@@ -161,6 +174,15 @@ def keeps_to(record: RequestRecord, slo: SloSection) -> bool:
 
 def _per_s(count: int, time_s: float | None) -> float | None:
     return None if time_s is None else count / time_s
+
+
+def _growth(records: Sequence[RequestRecord]) -> float | None:
+    times = [r.latency_s for r in sorted(records, key=lambda r: r.started_s) if r.latency_s]
+    if len(times) < ENOUGH_FOR_GROWTH:
+        return None
+    quarter = len(times) // 4
+    first, last = (percentile(sorted(part), 50) for part in (times[:quarter], times[-quarter:]))
+    return last / first
 
 
 def _most_at_once(records: Sequence[RequestRecord]) -> int | None:

@@ -43,6 +43,12 @@ def _paragraphs(document: BenchDocument) -> tuple[str, ...]:
         named = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in limits.items() if limit is not None)
         texts.append(f"Goodput counts requests with {named}.")
     texts += [f"{level.label}: ended early, because {level.stopped}." for level in document.levels if level.stopped]
+    texts += [
+        f"{level.label}: the server did not keep up. The last requests took {level.growth:.1f} times as long as the "
+        "first, so that these latencies hold for this duration alone."
+        for level in document.levels
+        if level.is_overloaded
+    ]
     return (*texts, *document.notes)
 
 
@@ -131,6 +137,9 @@ def _metrics(level: LevelResult, suffix: str, source: str) -> dict[str, Metric]:
         if value is not None:
             found[f"{name}{suffix}"] = Metric(value=value, unit=unit, how=how, source=source)
     share = Metric(value=level.failed_share, unit="share", how=f"{how}, failed or unfinished", source=source)
+    if level.is_overloaded:
+        text = f"{how}; end-to-end time of the last quarter of the requests over that of the first"
+        found[f"serve_growth{suffix}"] = Metric(value=level.growth, unit="x", how=text, source=source)
     return {**found, f"serve_failed_share{suffix}": share}
 
 

@@ -246,4 +246,7 @@ def served_verdict(stage: StageRecord) -> str:
     share = stage.metrics.get("serve_failed_share")
     if share is not None and isinstance(share.value, int | float) and share.value > 0:
         text += f"; {format_percent(share.value)} of the requests failed"
+    # There where the queue grew, and only there.
+    if "serve_growth" in stage.metrics:
+        text += "; the server did not keep up, so latencies grew for as long as the load lasted"
     return f"{failed}{text}."
