@@ -219,6 +219,10 @@ def test_a_model_without_sdpa_runs_with_what_its_code_has(family: str, tmp_path:
         "the model's code has no sdpa attention, eager used instead",
     )
     assert len(decode_greedily(loaded, Sample(sample_id="a", token_ids=PROMPT), NEW_TOKENS)) == NEW_TOKENS
+    # Random weights are those of the seed, also where the model's own rule draws them.
+    torch.manual_seed(99)
+    again = load_preset("model=causal_lm", *where).module.state_dict()
+    assert all(torch.equal(value, again[name]) for name, value in loaded.module.state_dict().items())
 
 
 def problems_of(*overrides: str) -> tuple[str, ...]:

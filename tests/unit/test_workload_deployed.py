@@ -1,5 +1,6 @@
 """Our own loop as people deploy it: batches, static cache, compiled steps; the tokens stay those of batch 1."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from llm_perf_opt.workload.models.joined import join_projections
 from llm_perf_opt.workload.models.quantization import quantize
 from llm_perf_opt.workload.nvtx import silent
 from tests.support.model_presets import compose_preset, load_preset
+from tests.unit.test_models_causal_lm import TINY as GEOMETRY
+from tests.unit.test_models_causal_lm import WITHOUT_SDPA
 
 pytestmark = pytest.mark.slow
 
@@ -58,6 +61,18 @@ def test_a_ragged_batch_gives_each_sequence_the_tokens_it_gets_alone(preset: str
     alone = run(preset, batch=False)
     assert len(set(alone)) == len(LENGTHS)
     assert run(preset, f"infer.cache={cache}", batch=True) == alone
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("family", WITHOUT_SDPA)
+def test_a_ragged_batch_without_sdpa_and_longer_than_the_window_gives_the_same_tokens(
+    family: str, cache: str, tmp_path: Path
+) -> None:
+    geometry = {"model_type": family, **GEOMETRY, **WITHOUT_SDPA[family], "sliding_window": 16}
+    (tmp_path / "config.json").write_text(json.dumps(geometry))
+    where = (f"model.path='{tmp_path}'", "model.weights=random")
+    assert run("causal_lm", *where, f"infer.cache={cache}", batch=True) == run("causal_lm", *where, batch=False)
 
 
 @pytest.mark.parametrize("preset", TINY)

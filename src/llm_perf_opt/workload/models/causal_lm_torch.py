@@ -188,7 +188,10 @@ def materialise(module: Any, *, device: str, seed: int) -> None:
             parameter._is_hf_initialized = True
         for part in module.modules():
             part._is_hf_initialized = False
-        module.initialize_weights()
+        # Some rules draw, as for the sinks of gpt_oss: from the seed too, and nobody else's numbers are used up.
+        with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
+            torch.manual_seed(seed)
+            module.initialize_weights()
 
 
 def _wrap(
