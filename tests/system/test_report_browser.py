@@ -1,5 +1,7 @@
 """The page in a real Chromium: opens silently, sorts, filters, answers to mouse and keyboard, switches phase."""
 
+import base64
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +15,8 @@ from tests.support.trace_builder import event, write_trace
 
 pytestmark = pytest.mark.browser
 FIRST = "#kernel-table tbody tr:first-child td:nth-child({})"
-RIGHT = "\ue014"
+RIGHT, ENTER, ESCAPE = "\ue014", "\ue007", "\ue00c"
+SETTLED = "return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +172,132 @@ def test_text_can_be_read_on_its_background(browser: Browser, is_dark: bool) -> 
     ratio = browser.run(CONTRAST, TEXTS)
     browser.dark(False)
     assert ratio >= 4.5
+
+
+def test_times_of_a_step_become_times_of_a_request(browser: Browser) -> None:
+    wall = '[data-of="decode"] tr[data-step="wall"] td.num'
+    shown = "return document.querySelector(arguments[0]).innerText"
+    time = browser.text(FIRST.format(3))
+    assert (browser.run(shown, wall), time) == ("15.13 ms", "0.348 ms")
+    browser.click('#per-switch input[value="request"]')
+    # Six steps: the capture has 24 of them in 4 loops.
+    assert (browser.run(shown, wall), browser.text(FIRST.format(3))) == ("90.78 ms", "2.086 ms")
+    assert browser.text("#kernel-count").endswith("times of one request (6.00 steps)")
+
+
+def test_columns_are_chosen_and_the_address_keeps_all_that_was_chosen(browser: Browser, page: Path) -> None:
+    heading = (
+        "return [...document.querySelectorAll('#kernel-table thead th')].filter(t => !t.hidden).map(t => t.dataset.col)"
+    )
+    browser.click("details.menu summary")
+    browser.click('#kernel-columns input[data-col="grid"]')
+    browser.click('#kernel-columns input[data-col="class"]')
+    chosen = browser.run(heading)
+    assert "grid" in chosen and "class" not in chosen
+    browser.click("details.menu summary")
+    browser.click('#phase-switch input[value="prefill"]')
+    browser.type("#kernel-filter", "nvjet")
+    browser.click('#kernel-table th[data-col="launches"] button')
+    browser.type("#timeline-search", "gemm")
+    browser.click("[data-zoom=in]")
+    browser.run("return new Promise(done => setTimeout(done, 400))")
+    address, rows, shown = browser.run("return location.href"), column(browser, 1), browser.text("#timeline-span")
+    browser.call("url", {"url": "about:blank"})
+    browser.call("url", {"url": address})
+    browser.run(SETTLED)
+    assert browser.run("return document.body.dataset.phase") == "prefill"
+    assert (browser.run(heading), column(browser, 1), browser.text("#timeline-span")) == (chosen, rows, shown)
+    assert browser.run("return document.getElementById('kernel-filter').value") == "nvjet"
+    assert browser.run("return document.getElementById('timeline-search').value") == "gemm"
+
+
+def test_copy_and_csv_give_what_the_filter_keeps(browser: Browser) -> None:
+    browser.run(
+        "window.given = [];"
+        "URL.createObjectURL = (blob) => { blob.text().then(t => window.given.push(t)); return '#'; };"
+        "document.execCommand = () => { window.given.push(document.activeElement.value); return true; };"
+        "Object.defineProperty(navigator, 'clipboard', {value: undefined});"
+        "HTMLAnchorElement.prototype.click = function () {};"
+    )
+    browser.type("#kernel-filter", "splitK")
+    browser.click("#kernel-csv")
+    browser.click("#kernel-copy")
+    browser.run("return new Promise(done => setTimeout(done, 100))")
+    texts = browser.run("return window.given")
+    csv, copied = (next(t for t in texts if t.startswith("name" + separator)) for separator in (",", "\t"))
+    assert len(csv.splitlines()) == len(copied.splitlines()) == 1 + len(column(browser, 1))
+    head, first = csv.splitlines()[0].split(","), csv.splitlines()[1]
+    assert head[:3] == ["name", "class", "time [ms]"]
+    assert "splitK" in first and abs(float(copied.splitlines()[1].split("\t")[2]) - 0.182) < 0.001
+
+
+def test_header_and_names_stay_while_the_table_scrolls(browser: Browser) -> None:
+    browser.resize(900, 700)
+    browser.run("document.querySelector('#kernels').scrollIntoView()")
+    places = (
+        "const box = document.querySelector('.kernels-box'), b = box.getBoundingClientRect();"
+        "box.scrollTo(300, 200);"
+        "const head = document.querySelector('#kernel-table thead th:nth-child(3)').getBoundingClientRect();"
+        "const name = document.querySelector('#kernel-table tbody tr:nth-child(12) td').getBoundingClientRect();"
+        "return [box.scrollLeft, box.scrollTop, head.top - b.top, name.left - b.left]"
+    )
+    right, down, header, name = browser.run(places)
+    assert right > 0 and down > 0 and abs(header) < 3 and abs(name) < 3
+
+
+def test_a_row_opens_to_everything_ncu_knows_and_no_name_leaves_its_column(browser: Browser) -> None:
+    browser.click("#kernel-table tbody tr:first-child .kname")
+    known = browser.text("#kernel-table tr.full")
+    for word in ("Launch", "Occupancy", "grid", "ncu"):
+        assert word.lower() in known.lower(), word
+    browser.resize(390, 800)
+    overlap = (
+        "return [...document.querySelectorAll('#kernel-table tbody tr:not(.full)')].filter(r =>"
+        " r.querySelector('.kname').getBoundingClientRect().right > r.cells[1].getBoundingClientRect().left + 1).length"
+    )
+    assert browser.run(overlap) == 0
+
+
+def test_a_point_of_the_roofline_leads_to_its_row(browser: Browser) -> None:
+    name = browser.run(
+        "const dot = document.querySelector('#roofline-points .p[data-kernel]');"
+        "dot.dispatchEvent(new MouseEvent('click', {bubbles: true})); return dot.dataset.kernel"
+    )
+    assert browser.text('.kname[aria-expanded="true"]') == name
+
+
+def test_the_timeline_searches_sums_a_span_and_walks_by_keys(browser: Browser) -> None:
+    browser.type("#timeline-search", "flash")
+    found = browser.text("#timeline-found")
+    assert found.split()[1] == "found," and found.endswith("on the GPU")
+    browser.press(ENTER)
+    assert browser.text("#timeline-found").startswith("1 of ")
+    browser.press(ESCAPE)
+    assert (browser.text("#timeline-found"), browser.run("return document.activeElement.id")) == ("", "timeline-canvas")
+    browser.press("a", "s")
+    sums = browser.text("#timeline-sums p")
+    assert sums.startswith("Selected: 112.3 ms from 0 ms: ") and "GPU busy" in sums and "runtime calls" in sums
+    assert "span=0-" in browser.run("return location.hash")
+    browser.press("n")
+    assert "after its launch began" in browser.text("#tip")
+    browser.press(ESCAPE)
+    assert browser.run("return document.getElementById('timeline-sums').hidden")
+    before = browser.text("#timeline-span")
+    browser.press("+")
+    browser.run(SETTLED)
+    assert browser.text("#timeline-span") != before
+
+
+def test_a_term_explains_itself_under_the_mouse(browser: Browser) -> None:
+    browser.hover("#verdict abbr")
+    assert len(browser.text("#tip")) > 20
+
+
+def test_paper_has_two_pages(browser: Browser) -> None:
+    pdf = base64.b64decode(
+        browser.cdp("Page.printToPDF", printBackground=True, paperWidth=8.27, paperHeight=11.69)["data"]
+    )
+    assert len(re.findall(rb"/Type\s*/Page\b", pdf)) == 2
 
 
 def test_a_kernel_called_script_does_nothing(one_browser: Browser, tmp_path: Path) -> None:

@@ -47,9 +47,9 @@ if (canvas && data.timeline) {
   const colors = {};
   const readColors = () => {
     const style = getComputedStyle(document.documentElement);
-    for (const key of ["ink", "muted", "line", "soft", "accent", "idle", "bound", "unexplained", "bg", "bad"]) colors[key] = style.getPropertyValue("--" + key).trim();
+    for (const key of ["ink", "muted", "line", "soft", "accent", "idle", "bound", "unexplained", "bg", "bad", "wall"]) colors[key] = style.getPropertyValue("--" + key).trim();
     colors.classes = time.classes.map((c) => style.getPropertyValue("--c-" + c.replace(" ", "-")).trim() || colors.muted);
-    colors.calls = [colors.accent, colors.idle, colors.unexplained, style.getPropertyValue("--c-reduction").trim()];
+    colors.calls = [colors.wall, colors.idle, colors.unexplained, style.getPropertyValue("--c-reduction").trim()];
   };
   const x = (ns) => LABELS + ((ns - from) / (to - from)) * (width - LABELS);
   const at = (px) => from + ((px - LABELS) / (width - LABELS)) * (to - from);
@@ -365,7 +365,7 @@ if (canvas && data.timeline) {
   const used = new Set(kernelTracks.flatMap((t) => [...new Set(t.cls)]));
   for (const index of [...used].sort((a, b) => a - b)) legend(time.classes[index], `var(--c-${time.classes[index].replace(" ", "-")})`);
   const called = new Set(tracks.filter((t) => t.kind === "call").flatMap((t) => [...new Set(t.cls)]));
-  for (const index of [...called].sort((a, b) => a - b)) legend(CALLS[index] + " (host)", ["var(--accent)", "var(--idle)", "var(--unexplained)", "var(--c-reduction)"][index]);
+  for (const index of [...called].sort((a, b) => a - b)) legend(CALLS[index] + " (host)", ["var(--wall)", "var(--idle)", "var(--unexplained)", "var(--c-reduction)"][index]);
   readColors();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { readColors(); redrawTimeline(); });
   new ResizeObserver(redrawTimeline).observe(canvas);
