@@ -5,7 +5,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from llm_perf_opt.cli import main
 from llm_perf_opt.report.write import write_reports
+from tests.support.fixtures_dir import DATA
 from tests.support.perfetto_rules import broken_rules
 from tests.support.report_runs import analyze_h200, stage, write_run
 
@@ -148,3 +150,12 @@ def test_the_rules_find_a_broken_trace() -> None:
     assert broken_rules([*sound, late]) == ["row (1, 1): slices overlap in part"]
     assert len(broken_rules([*sound, flow])) == 1
     assert broken_rules(sound[1:])[0] == "process 1 has no name"
+
+
+def test_operators_of_a_trace_given_to_analyze_say_their_shapes(tmp_path: Path) -> None:
+    trace = DATA / "h200" / "graph_eager.trace.json.gz"
+    assert main(["analyze", str(trace), "-o", str(tmp_path / "out")]) == 0
+    found = events(tmp_path / "out")
+    assert broken_rules(found) == []
+    shapes = {e["args"].get("input shapes") for e in found if e["ph"] == "X" and e["cat"] == "operator"}
+    assert any(text and text.startswith("[[") for text in shapes)

@@ -13,7 +13,7 @@ import numpy as np
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis, Measured
 from llm_perf_opt.analysis.timeline.operators import OperatorRow
-from llm_perf_opt.analysis.timeline.window import TimelineWindow, timeline_window
+from llm_perf_opt.analysis.timeline.window import OperatorInputs, TimelineWindow, timeline_window
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import ANALYSIS_FILE, DECODE_STEP, PHASES, TIMELINE_FILE
 from llm_perf_opt.core.records import Metric, StageFile
@@ -32,13 +32,15 @@ IDLE_COLUMNS = (
 )  # fmt: skip
 
 
-def write_analysis(out_dir: Path, analysis: CaptureAnalysis, measured: Sequence[Measured]) -> list[StageFile]:
-    """All files of an analysis, in the stage's directory."""
+def write_analysis(
+    out_dir: Path, analysis: CaptureAnalysis, measured: Sequence[Measured], inputs: OperatorInputs | None = None
+) -> list[StageFile]:
+    """All files of an analysis, in the stage's directory. `inputs` are those of the last capture's operators."""
     out_dir.mkdir(parents=True, exist_ok=True)
     summary = write_kernel_summary(out_dir / "summary_cuda_gpu_kern_sum.csv", analysis.kernels)
     stable = Path(shutil.copyfile(summary, out_dir / "summary.csv"))
     last = [one.timeline for one in measured[-1:]]
-    windows = [timeline_window(one, one.operators if len(one.operators) else None) for one in last]
+    windows = [timeline_window(one, one.operators if len(one.operators) else None, inputs=inputs) for one in last]
     drawn = [write_timeline(out_dir, window) for window in windows]
     return [
         *drawn,

@@ -21,6 +21,7 @@ from llm_perf_opt.runners.analyze.kinds import NCU, NSYS, SUMMARY, TORCH
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
     from llm_perf_opt.analysis.timeline.operators import TraceDetail
+    from llm_perf_opt.analysis.timeline.window import OperatorInputs
 
 
 EXPORT_TIMEOUT_S = 1800.0
@@ -28,13 +29,17 @@ EXPORT_TIMEOUT_S = 1800.0
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyzedCaptures:
-    """The analysis, the captures it is of, and what was said while reading. `ncu` stands beside the analysis too."""
+    """The analysis, the captures it is of, and what was said while reading. `ncu` stands beside the analysis too.
+
+    `inputs` are the input shapes of the operators of the last trace, where they were recorded.
+    """
 
     kind: str
     analysis: CaptureAnalysis
     measured: tuple[Measured, ...]
     notes: tuple[str, ...]
     ncu: "NcuAnalysis | None"
+    inputs: "OperatorInputs | None" = None
 
 
 def read_captures(
@@ -53,10 +58,11 @@ def read_captures(
     by_kind = {kind: [f for f, k in zip(files, kinds, strict=True) if k == kind] for kind in dict.fromkeys(kinds)}
     kind = next((k for k in kinds if k != NCU), NCU)
     recorded: Sequence[RecordedArgs | None] | None = None
+    inputs: OperatorInputs | None = None
     if kind == NSYS:
         measured, analysis, notes = _read_nsys(by_kind[NSYS], scratch)
     elif kind == TORCH:
-        measured, analysis, notes, recorded = _read_torch(by_kind[TORCH], detailed=detailed)
+        measured, analysis, notes, recorded, inputs = _read_torch(by_kind[TORCH], detailed=detailed)
     else:
         measured, analysis, notes = [], analyze_measured([]), []
     analysis, said = add_graph_replays(add_critical_paths(analysis, measured), measured, graphs_from)
@@ -71,7 +77,9 @@ def read_captures(
     if ncu is not None:
         analysis = replace(analysis, ncu=ncu)
         notes += [f"ncu: {note}" for note in ncu.notes]
-    return AnalyzedCaptures(kind=kind, analysis=analysis, measured=tuple(measured), notes=tuple(notes), ncu=ncu)
+    return AnalyzedCaptures(
+        kind=kind, analysis=analysis, measured=tuple(measured), notes=tuple(notes), ncu=ncu, inputs=inputs
+    )
 
 
 def _read_nsys(files: Sequence[Path], scratch: Path) -> tuple[list[Measured], CaptureAnalysis, list[str]]:
@@ -118,8 +126,9 @@ def _export(report: Path, folder: Path) -> tuple[Path, list[str]]:
 
 def _read_torch(
     files: Sequence[Path], *, detailed: bool
-) -> tuple[list[Measured], CaptureAnalysis, list[str], list[RecordedArgs | None]]:
+) -> tuple[list[Measured], CaptureAnalysis, list[str], list[RecordedArgs | None], "OperatorInputs | None"]:
     from llm_perf_opt.analysis.timeline.operators import merge_modules, merge_operators, module_rows, operator_rows
+    from llm_perf_opt.analysis.timeline.window import OperatorInputs
     from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
     from llm_perf_opt.profiling.parsers.trace_workers import is_long
 
@@ -150,7 +159,10 @@ def _read_torch(
         said = tuple(note for note in analysis.notes if "no GPU kernel was recorded" not in note)
         analysis = replace(analysis, counters=tuple(counters), notes=said)
     recorded = [None if d is None else recorded_args(*d) for d in details]
-    return measured, add_detail(analysis, [d for d in details if d is not None]), notes, recorded
+    inputs = None
+    if details[-1] is not None:
+        inputs = OperatorInputs(texts=details[-1][1].shapes, index=details[-1][1].shape)
+    return measured, add_detail(analysis, [d for d in details if d is not None]), notes, recorded, inputs
 
 
 def _from_summary(empty: CaptureAnalysis, path: Path) -> CaptureAnalysis:

@@ -72,7 +72,7 @@ def write_run(output: Path, files: Sequence[Path], found: AnalyzedCaptures, cont
 def _timeline_stage(run_dir: Path, found: AnalyzedCaptures, now: str) -> StageRecord:
     name = TORCH_PROFILER if found.kind == TORCH else NSYS
     # What ncu measured has a stage and files of its own.
-    files = write_analysis(run_dir / name, replace(found.analysis, ncu=UNSET), found.measured)
+    files = write_analysis(run_dir / name, replace(found.analysis, ncu=UNSET), found.measured, found.inputs)
     if found.analysis.operators is not UNSET:
         path = write_operators(run_dir / name / OPERATORS_CSV, found.analysis.operators)
         files.append(StageFile(role="operators_csv", path=path))
