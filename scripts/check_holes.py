@@ -55,11 +55,11 @@ def main(args: Sequence[str]) -> int:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         audited = read_audit(done.stdout)
     except subprocess.TimeoutExpired:
-        print(f"not audited: no answer within {TIMEOUT_S} s")
+        print(f"NOT AUDITED: no answer within {TIMEOUT_S} s")
         return 0 if "--may-skip" in args else NOT_ASKED
     except (ValueError, KeyError):
         last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "it printed nothing")
-        print(f"not audited: pip-audit could ask nobody ({last.strip()[:200]})")
+        print(f"NOT AUDITED: pip-audit could ask nobody ({last.strip()[:200]})")
         return 0 if "--may-skip" in args else NOT_ASKED
     for line in audited.holes:
         print(line)
@@ -67,7 +67,7 @@ def main(args: Sequence[str]) -> int:
         print(f"{audited.known} packages looked up, {len(audited.holes)} known holes")
     if audited.unknown:
         names = ", ".join(audited.unknown[:5]) + (", …" if len(audited.unknown) > 5 else "")
-        print(f"not audited: {len(audited.unknown)} packages the service does not know ({names})")
+        print(f"NOT AUDITED: {len(audited.unknown)} packages the service does not know ({names})")
     if audited.holes:
         return HOLE
     return 0 if audited.is_all_clear or "--may-skip" in args else NOT_ASKED

@@ -206,12 +206,15 @@ def test_a_run_that_cannot_be_read_is_not_compared(
         assert words in err and len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("place", ["/etc/hostname", "fifo", "/dev/zero", "../good/manifest.json", "direct_inference"])
+@pytest.mark.parametrize(
+    "place", ["/etc/hostname", "fifo", "loop", "/dev/zero", "../good/manifest.json", "direct_inference"]
+)
 def test_a_comparison_reads_no_file_but_those_of_the_runs(
     tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good, bad = run_of(tmp_path / "good", STEADY), run_of(tmp_path / "bad", STEADY)
     os.mkfifo(bad / "fifo")
+    (bad / "loop").symlink_to("loop")
     stages = json.loads((bad / "manifest.json").read_text())["stages"]
     stages[0]["files"] = [{"role": role, "path": place} for role in PREPARED_FILES]
     _change(bad, stages=stages)

@@ -35,6 +35,11 @@ def open_regular(path: Path) -> BufferedReader:
         raise
 
 
+def real_path(path: Path) -> Path:
+    """Where a path leads; one that leads in a circle stays as it is, and cannot be opened (`resolve` would raise)."""
+    return Path(os.path.realpath(path))
+
+
 def read_limited(path: Path, limit_bytes: int) -> bytes:
     """The content of a regular file of at most so many bytes."""
     with open_regular(path) as file:
@@ -126,12 +131,12 @@ def _is_stream(path: Path) -> bool:
 
 def odd_entries(root: Path) -> Iterable[str]:
     """What a directory of our own making does not hold, each in words: links that lead out of it, pipes, devices."""
-    top = root.resolve()
+    top = real_path(root)
     for folder, folders, files in os.walk(top):
         for name in (*folders, *files):
             path = Path(folder, name)
             mode = path.lstat().st_mode
-            if stat.S_ISLNK(mode) and not path.resolve().is_relative_to(top):
+            if stat.S_ISLNK(mode) and not real_path(path).is_relative_to(top):
                 yield f"{path.relative_to(top)}: a link that leads out of it"
             elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
                 yield f"{path.relative_to(top)}: neither a file nor a directory"

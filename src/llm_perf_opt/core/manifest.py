@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from llm_perf_opt.core.files import read_limited, write_whole
+from llm_perf_opt.core.files import read_limited, real_path, write_whole
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.records import RunStatus, StageFile, StageRecord
 from llm_perf_opt.core.redact import Redactor
@@ -69,7 +69,7 @@ def read_manifest(run_dir: Path) -> RunManifest:
     except OSError as error:
         raise ManifestError(f"{path}: cannot be read ({error.strerror or error})") from error
     manifest = decode_manifest(data, str(path))
-    root = run_dir.resolve()
+    root = real_path(run_dir)
     stages = tuple(
         replace(s, files=tuple(StageFile(role=f.role, path=root / f.path) for f in s.files)) for s in manifest.stages
     )
@@ -122,5 +122,5 @@ def _relative(path: Path, run_dir: Path) -> str:
     """Inside the run: relative to it. Outside (an absolute save_dir): as it is."""
     if not path.is_absolute():
         return path.as_posix()
-    root = run_dir.resolve()
+    root = real_path(run_dir)
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()

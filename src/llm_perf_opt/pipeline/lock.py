@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from llm_perf_opt.core.files import real_path
 from llm_perf_opt.errors import ConfigError
 
 LOCK_FILE = ".lock"
@@ -66,7 +67,7 @@ _HELD: dict[Path, RunLock] = {}
 
 def take_lock(run_dir: Path) -> RunLock:
     """Lock a run directory, or raise RunInUse with the owner of the lock."""
-    path = run_dir.resolve() / LOCK_FILE
+    path = real_path(run_dir) / LOCK_FILE
     if path in _HELD:
         return _HELD[path]
     while True:
@@ -96,7 +97,7 @@ def take_lock(run_dir: Path) -> RunLock:
 
 def is_locked(run_dir: Path) -> bool:
     """Whether a process that lives holds the directory."""
-    path = run_dir.resolve() / LOCK_FILE
+    path = real_path(run_dir) / LOCK_FILE
     if not path.exists():
         return False
     number = _opened(path)
@@ -111,7 +112,7 @@ def is_locked(run_dir: Path) -> bool:
 
 def release_lock(run_dir: Path) -> None:
     """Give back the lock of a directory, where this process holds it."""
-    lock = _HELD.pop(run_dir.resolve() / LOCK_FILE, None)
+    lock = _HELD.pop(real_path(run_dir) / LOCK_FILE, None)
     if lock is not None:
         lock.release()
 

@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from llm_perf_opt.config.legacy import override_key
 from llm_perf_opt.config.load import validate
 from llm_perf_opt.config.schema import AppConfig, StageConfig
-from llm_perf_opt.core.files import odd_entries
+from llm_perf_opt.core.files import odd_entries, real_path
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import RunManifest, read_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE
@@ -251,7 +251,7 @@ def resumed_arguments(argv: Sequence[str]) -> list[str]:
     value = next((a.partition("=")[2] for a in argv if override_key(a) == KEY), None)
     if value is None or value in ("null", ""):
         return list(argv)
-    run_dir = Path(value.strip("'\"")).expanduser().resolve()
+    run_dir = real_path(Path(value.strip("'\"")).expanduser())
     if not (run_dir / MANIFEST_FILE).exists():
         raise ConfigError(
             f"{KEY}: no {MANIFEST_FILE} in it (got {value!r}), allowed: the directory of a run "

@@ -4,6 +4,7 @@ import warnings
 from datetime import datetime
 from pathlib import Path
 
+from llm_perf_opt.core.files import real_path
 from llm_perf_opt.errors import ConfigError
 
 
@@ -37,7 +38,7 @@ class Artifacts:
 
     def set_root(self, root: Path | str) -> None:
         """Make this the run directory. The path is absolute from here on; nothing is made before it is asked for."""
-        self._root = Path(root).expanduser().resolve()
+        self._root = real_path(Path(root).expanduser())
 
     @property
     def root(self) -> Path:
@@ -45,7 +46,7 @@ class Artifacts:
 
     def path(self, name: str) -> Path:
         """A path inside the run, its parent made. Names that leave the run are refused."""
-        path = (self._root / name).resolve()
+        path = real_path(self._root / name)
         if not path.is_relative_to(self._root):
             raise ConfigError(f"{name!r}: leaves the run directory {self._root}")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +62,7 @@ class Artifacts:
 
     def _made(self, name: str) -> Path:
         path = self._root / name
-        if not path.resolve().is_relative_to(self._root):
+        if not real_path(path).is_relative_to(self._root):
             raise ConfigError(f"{path}: a link that leads out of the run directory; remove it")
         path.mkdir(parents=True, exist_ok=True)
         return path

@@ -17,7 +17,7 @@ from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.static.document import StaticDocument
 from llm_perf_opt.analysis.timeline.window import TimelineWindow
 from llm_perf_opt.core.documents import ClockDocument, CounterDocument, GeneratedDocument, MetricsDocument
-from llm_perf_opt.core.files import read_limited
+from llm_perf_opt.core.files import read_limited, real_path
 from llm_perf_opt.core.manifest import RunManifest, read_manifest
 from llm_perf_opt.core.names import (
     DECODE,
@@ -96,7 +96,7 @@ class RunFiles:
 
 def read_run_files(manifest: RunManifest, run_dir: Path) -> RunFiles:
     """Read what the manifest names."""
-    reader = _Reader(manifest, run_dir.resolve())
+    reader = _Reader(manifest, real_path(run_dir))
     samples = reader.samples()
     return RunFiles(
         manifest=manifest,
@@ -120,7 +120,7 @@ def read_run_files(manifest: RunManifest, run_dir: Path) -> RunFiles:
         },
         present=reader.present(),
         logs=reader.logs(),
-        earlier=_earlier(manifest, run_dir.resolve()),
+        earlier=_earlier(manifest, real_path(run_dir)),
     )
 
 
@@ -192,7 +192,7 @@ class _Reader:
 
     def picture(self, path: str) -> "Found[bytes] | Unknown":
         """A picture a stage's section names; a link must not lead out of the run either."""
-        file = (self._root / path).resolve()
+        file = real_path(self._root / path)
         if not file.is_relative_to(self._root):
             return Unknown(reason=f"{path}: is not inside the run directory")
         try:
@@ -243,7 +243,7 @@ class _Reader:
 
     def _content(self, path: Path) -> bytes:
         """The bytes of a file the manifest names; somebody else's manifest must not make us read files of ours."""
-        if not path.resolve().is_relative_to(self._root):
+        if not real_path(path).is_relative_to(self._root):
             raise OSError(errno.EPERM, "is not inside the run directory")
         return read_limited(path, LARGEST_FILE)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from llm_perf_opt.core.files import real_path
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.errors import EXIT_OK, ConfigError
 from llm_perf_opt.runners.arguments import command_parser
@@ -72,9 +73,9 @@ def show_page(page: Path, environ: Mapping[str, str] = os.environ) -> None:
     """Open a page in the browser, or say where it is when there is none to open it in."""
     import webbrowser
 
-    address = page.resolve().as_uri()
+    address = real_path(page).as_uri()
     has_display = sys.platform == "darwin" or any(environ.get(name) for name in DISPLAYS)
     if has_display and webbrowser.open(address):
         print(f"opened: {page}", file=sys.stderr)
     else:
-        print(f"no browser here; copy the file to where one is, it needs nothing else: {page.resolve()}")
+        print(f"no browser here; copy the file to where one is, it needs nothing else: {real_path(page)}")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from llm_perf_opt.core.files import write_whole
+from llm_perf_opt.core.files import real_path, write_whole
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.markdown import escape, table
 from llm_perf_opt.core.names import MANIFEST_FILE
@@ -77,7 +77,7 @@ def _resume(args: argparse.Namespace) -> int:
     from llm_perf_opt.runners.arguments import parse_arguments
     from llm_perf_opt.runners.profile_orchestrator import run_hydra
 
-    folder = args.dir.resolve()
+    folder = real_path(args.dir)
     document = read_jobs(folder) if folder.is_dir() else None
     if document is None:
         raise ConfigError(f"{args.dir}: holds no jobs.json; give the directory of a sweep, such as tmp/runs/sweep-…")

@@ -88,7 +88,7 @@ def read_entry(path: Path) -> HardwareSection:
     """One file of the catalogue."""
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), Loader=_loader())
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from error
     known = {f.name for f in fields(HardwareSection)}
     unknown = sorted(set(data) - known) if isinstance(data, Mapping) else ["no mapping"]

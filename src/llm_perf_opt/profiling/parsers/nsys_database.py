@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm_perf_opt.core.files import real_path
 from llm_perf_opt.errors import ParseError, ToolError
 
 if TYPE_CHECKING:
@@ -174,13 +175,13 @@ def open_nsys_database(path: Path) -> Iterator[NsysDatabase]:
     """Check that a file is a readable SQLite export and open it."""
     _check_header(path)
     try:
-        small = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=2.0)
+        small = sqlite3.connect(f"{real_path(path).as_uri()}?mode=ro", uri=True, timeout=2.0)
     except sqlite3.Error as error:
         raise broken(path, str(error)) from error
     try:
         large = _connect_duckdb()
         try:
-            database = NsysDatabase(path.resolve(), small, large)
+            database = NsysDatabase(real_path(path), small, large)
             if not (database.has("StringIds") or database.has("META_DATA_EXPORT") or database.has("EXPORT_META_DATA")):
                 raise ParseError(
                     f"{path}: a SQLite file, but not an export of nsys (no table StringIds); make one with "

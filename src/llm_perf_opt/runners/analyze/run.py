@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec import UNSET
 
+from llm_perf_opt.core.files import real_path
 from llm_perf_opt.core.manifest import RunManifest, write_manifest
 from llm_perf_opt.core.names import ANALYSIS_FILE, NSYS, OPERATORS_CSV, TORCH_PROFILER
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord
@@ -39,7 +40,7 @@ def require_free(output: Path) -> None:
 
 def write_run(output: Path, files: Sequence[Path], found: AnalyzedCaptures, context: CaptureContext) -> None:
     """Files, manifest and reports."""
-    run_dir = output.expanduser().resolve()
+    run_dir = real_path(output.expanduser())
     now = datetime.now(UTC).isoformat(timespec="seconds")
     stages = context_stages(context, run_dir, now)
     stages += [] if found.kind == NCU else [_timeline_stage(run_dir, found, now)]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from llm_perf_opt.core.files import real_path
 from llm_perf_opt.core.manifest import RunManifest, write_json, write_manifest
 from llm_perf_opt.core.records import StageFile, StageRecord
 from llm_perf_opt.core.sections import SectionTable, cell_text
@@ -25,7 +26,7 @@ def analyze_results(files: Sequence[Path], output: Path | None, *, as_json: bool
         require_free(output)
     document = read_results(files)
     if output is not None:
-        _write_run(output.expanduser().resolve(), files, document)
+        _write_run(real_path(output.expanduser()), files, document)
     if as_json:
         print_json(msgspec.to_builtins(document))
         return

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from llm_perf_opt.analysis.compare.gate import parse_condition
 from llm_perf_opt.analysis.optimize.document import OBJECTIVES, UNITS, OptimizeDocument
+from llm_perf_opt.core.files import real_path
 from llm_perf_opt.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError
 
 if TYPE_CHECKING:
@@ -292,7 +293,7 @@ def _optimize_program(args: argparse.Namespace, options: "OptimizeOptions", comm
 
 def _folder(args: argparse.Namespace) -> Path:
     output: Path = args.output or DEFAULT_DIR / datetime.now().strftime("%Y%m%d-%H%M%S")
-    folder = output.expanduser().resolve()
+    folder = real_path(output.expanduser())
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"-o: {folder} is not empty, allowed: a new directory")
     return folder

@@ -14,7 +14,7 @@ from llm_perf_opt.analysis.optimize.plan import TrialSet
 from llm_perf_opt.analysis.optimize.recommend import EXPERIMENT, experiment_yaml
 from llm_perf_opt.config.legacy import override_key
 from llm_perf_opt.config.schema import AppConfig
-from llm_perf_opt.core.files import write_whole
+from llm_perf_opt.core.files import real_path, write_whole
 from llm_perf_opt.core.manifest import RunManifest, read_manifest
 from llm_perf_opt.core.names import BUILT_IN, DIRECT_INFERENCE, MANIFEST_FILE
 from llm_perf_opt.core.process import allowed_environment, run_command
@@ -78,7 +78,7 @@ def read_subject(words: Sequence[str], *, config_dir: Path | None = None) -> Opt
     overrides = list(parse_arguments(rest).overrides)
     run_dir = None
     if folders:
-        run_dir = Path(folders[-1].strip("'\"")).expanduser().resolve()
+        run_dir = real_path(Path(folders[-1].strip("'\"")).expanduser())
         if not (run_dir / MANIFEST_FILE).is_file():
             raise ConfigError(
                 f"run: no {MANIFEST_FILE} in it (got {folders[-1]!r}), allowed: the directory of a run "
