@@ -11,8 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from llm_perf_opt.core.process import allowed_environment, run_command, run_quick
+from llm_perf_opt.core.process import Service, allowed_environment, run_command, run_quick
 from llm_perf_opt.core.records import Progress
+from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import ToolError
 
 ENV = {"PATH": os.environ["PATH"]}
@@ -246,3 +247,13 @@ def test_a_log_holds_no_secret_either_when_we_are_killed(tmp_path: Path) -> None
         time.sleep(0.05)
     assert log.read_text() == "known (redacted) shape (redacted)\n"
     assert [path.name for path in tmp_path.iterdir()] == ["log.txt"]
+
+
+def test_the_last_words_of_a_service_hold_no_secret_while_its_log_still_does(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", "import sys; print('bad key', sys.argv[1])", "speak-friend"]
+    redactor = Redactor.of({}, more=["speak-friend"])
+    log, cmd_file = tmp_path / "server.log", tmp_path / "cmd.txt"
+    with Service(argv, env=ENV, log=log, cmd_file=cmd_file, redactor=redactor) as service:
+        assert service.wait(20)
+        assert service.tail() == "bad key (redacted)\n"
+    assert log.read_text() == "bad key (redacted)\n"

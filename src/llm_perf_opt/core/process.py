@@ -239,6 +239,11 @@ class Service:
     def elapsed_s(self) -> float:
         return time.monotonic() - self._started
 
+    def tail(self) -> str:
+        """What it printed last, without secrets: the log is cleaned only when all has ended."""
+        text = read_tail(self.log)
+        return text if self._redactor is None else self._redactor.text(text)
+
     def end(self) -> int:
         """End everything it started, gently first; the count of processes that still ran."""
         is_running = self._process.poll() is None

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 
-from llm_perf_opt.core.process import Service, allowed_environment, read_tail
+from llm_perf_opt.core.process import Service, allowed_environment
 from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import CommandFailed, ConfigError, ToolError
 from llm_perf_opt.serving.config import ServerSection
@@ -177,7 +177,7 @@ def _wait_until_ready(section: ServerSection, target: Target, service: Service |
     while time.monotonic() < end:
         if service is not None and service.poll() is not None:
             raise CommandFailed(
-                f"{section.name} ended with exit code {service.poll()} before it was ready: {last_lines(service.log)}"
+                f"{section.name} ended with exit code {service.poll()} before it was ready: {last_lines(service)}"
             )
         try:
             answer = httpx.get(url, headers=target.headers, timeout=ANSWER_S, trust_env=False)
@@ -193,17 +193,17 @@ def _wait_until_ready(section: ServerSection, target: Target, service: Service |
     waited = f"{url}: not ready within {section.ready_timeout_s:g} s (server.ready_timeout_s), {said}"
     if service is None:
         raise ToolError(f"{waited}; start the server, or let it be started with server=vllm server.args=[…]")
-    raise ToolError(f"{waited}; it and all it started were ended. It said: {last_lines(service.log)}")
+    raise ToolError(f"{waited}; it and all it started were ended. It said: {last_lines(service)}")
 
 
 def _death(service: Service) -> str | None:
     code = service.poll()
     if code is None:
         return None
-    return f"the server ended under load with exit code {code}: {last_lines(service.log)}"
+    return f"the server ended under load with exit code {code}: {last_lines(service)}"
 
 
-def last_lines(log: Path) -> str:
-    """The end of a log in one line, and where all of it is."""
-    lines = [" ".join(line.split()) for line in read_tail(log).splitlines() if line.strip()]
-    return f"{' | '.join(lines[-TAIL_LINES:]) or 'it printed nothing'} (log: {log})"
+def last_lines(service: Service) -> str:
+    """The end of a server's log in one line, and where all of it is."""
+    lines = [" ".join(line.split()) for line in service.tail().splitlines() if line.strip()]
+    return f"{' | '.join(lines[-TAIL_LINES:]) or 'it printed nothing'} (log: {service.log})"

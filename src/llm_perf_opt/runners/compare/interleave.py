@@ -12,6 +12,7 @@ from pathlib import Path
 
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.core.process import allowed_environment, run_command, run_quick
+from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import CommandFailed, ConfigError, ManifestError
 from llm_perf_opt.profiling.vendor.launch import quote
 
@@ -103,13 +104,14 @@ def _run(experiment: Experiment, side: str, folder: Path, place: Path | None) ->
         f"artifacts.runs_dir={quote(str(folder))}",
         f"hydra.run.dir={quote(str(folder))}",
     ]
-    env = allowed_environment(os.environ)
+    # It is this program once more, which keeps secrets from its own children and files.
+    env = dict(os.environ)
     if place is not None:
         # What is in the checkout is found before what is installed.
         paths = [str(place / "src"), str(place), *filter(None, [env.get("PYTHONPATH")])]
         env["PYTHONPATH"] = os.pathsep.join(paths)
     log = folder.with_name(f"{folder.name}.log")
-    result = run_command(argv, env=env, timeout_s=RUN_TIMEOUT_S, log=log, cwd=place)
+    result = run_command(argv, env=env, timeout_s=RUN_TIMEOUT_S, log=log, cwd=place, redactor=Redactor.of(os.environ))
     try:
         read_manifest(folder)
     except ManifestError as error:

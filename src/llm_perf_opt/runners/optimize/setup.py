@@ -17,7 +17,7 @@ from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.files import real_path, write_whole
 from llm_perf_opt.core.manifest import RunManifest, read_manifest
 from llm_perf_opt.core.names import BUILT_IN, DIRECT_INFERENCE, MANIFEST_FILE
-from llm_perf_opt.core.process import allowed_environment, run_command
+from llm_perf_opt.core.process import run_command
 from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import CommandFailed, ConfigError
 from llm_perf_opt.pipeline.compose import (
@@ -115,8 +115,10 @@ def make_profile(
         *(sys.executable, "-m", "llm_perf_opt.cli", "profile", *flags, *PROFILE_WORDS, *subject.overrides),
         *(f"artifacts.runs_dir={quote(str(folder))}", f"hydra.run.dir={quote(str(folder))}"),
     ]
-    env = allowed_environment(os.environ, subject.config.run.env_passthrough) | dict(environment or {})
-    result = run_command(argv, env=env, timeout_s=timeout_s, log=log, on_tick=tick)
+    # It is this program once more, which keeps secrets from its own children and files.
+    env = {**os.environ, **(environment or {})}
+    redactor = Redactor.of(os.environ)
+    result = run_command(argv, env=env, timeout_s=timeout_s, log=log, on_tick=tick, redactor=redactor)
     if not (folder / MANIFEST_FILE).is_file():
         raise CommandFailed(f"the profile failed: {last_words(result.tail) or 'it printed nothing'} (log: {log})")
     if result.timed_out:

@@ -193,7 +193,7 @@ class ModelWorker:
             self._service.wait(POLL_S * 50)
         code = self._service.poll()
         if code is not None or is_lost:
-            said = last_words(read_tail(self.log)) or f"it ended with exit code {code} and printed nothing"
+            said = last_words(self._service.tail()) or f"it ended with exit code {code} and printed nothing"
             kind = OutOfMemory if any(words in said for words in NO_ROOM) or code == -9 else CommandFailed
             hint = " (the system may have run out of memory)" if code == -9 else ""
             raise kind(f"{said}{hint}")
