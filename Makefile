@@ -18,6 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 # What the demo needs and no tool of development; pip shows how far it is.
 $(RUN_STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12")'
+	@echo 'setting up $(VENV): torch and what it needs, once; pip shows how far it is'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[run]'
 	@touch $@

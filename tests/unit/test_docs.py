@@ -100,6 +100,23 @@ def test_continuous_integration_runs_every_python_the_package_claims() -> None:
     assert jobs["test"]["strategy"]["matrix"]["python"] == versions
 
 
+def test_the_container_is_built_from_files_that_are_there_and_runs_a_command_of_ours() -> None:
+    text = re.sub(r"\\\n", " ", (REPO / "Dockerfile").read_text())
+    steps = [line.split(maxsplit=1) for line in text.splitlines() if line and not line.startswith("#")]
+    kinds = [kind for kind, _ in steps]
+    assert set(kinds) <= {"ARG", "FROM", "RUN", "WORKDIR", "COPY", "ENV", "USER", "ENTRYPOINT", "CMD"}
+    assert kinds[:2] == ["ARG", "FROM"], "the base is a build argument"
+    copied = [source for kind, rest in steps if kind == "COPY" for source in rest.split()[:-1]]
+    assert [source for source in copied if not (REPO / source).exists()] == []
+    assert {"pyproject.toml", "constraints.txt", "src", "conf"} <= set(copied)
+    shell = "\n".join(rest for kind, rest in steps if kind == "RUN")
+    assert subprocess.run(["bash", "-n", "-c", shell]).returncode == 0
+    demo = yaml.safe_load((REPO / "compose.yaml").read_text())["services"]["demo"]
+    assert [rest for kind, rest in steps if kind == "ENTRYPOINT"] == ['["llm-perf"]']
+    assert demo["command"] == ["profile", "experiment=demo"]
+    assert (REPO / "conf/experiment/demo.yaml").is_file()
+
+
 def test_the_tools_of_every_hook_are_pinned() -> None:
     hooks = yaml.safe_load((REPO / ".pre-commit-config.yaml").read_text())["repos"]
     assert [repository["repo"] for repository in hooks] == ["local"]

@@ -12,7 +12,7 @@ from typing import TextIO
 import pytest
 from rich.text import Text
 
-from llm_perf_opt.core.manifest import read_manifest
+from llm_perf_opt.core.manifest import read_manifest, write_manifest
 from llm_perf_opt.core.records import Progress, StageRecord, read_progress
 from llm_perf_opt.core.terminal import screen_width, show, table_text, terminal_table, wrap_line
 from llm_perf_opt.pipeline.console import Pace, StageTurn, answer, progress_text, verdict_lines
@@ -154,6 +154,17 @@ def test_a_run_ends_with_its_answer_and_names_a_failed_stage_once(tmp_path: Path
         f"report: {run}/report.html",
     ]
     assert "nsys was not found" not in "\n".join(lines)
+
+
+def test_a_program_that_crashed_is_told_of_when_it_did_and_not_again(tmp_path: Path) -> None:
+    reason = "my.py failed with exit code 1: RuntimeError: no room (log: torch_profiler/clean.log)"
+    failed = StageRecord(name="torch_profiler", status="failed", reason=reason)
+    config = {"workload": {"command": ["python", "my.py"]}}
+    run = write_run(tmp_path, failed, status="failed")
+    write_manifest(run, replace(read_manifest(run), config=config))
+    view, reports = write_view(run)
+    assert "RuntimeError: no room" in view.headline.verdict
+    assert "no room" not in "\n".join(line.plain for line in answer(read_manifest(run), view, reports))
 
 
 def test_a_finding_is_told_with_its_gain_behind_a_colon(tmp_path: Path) -> None:

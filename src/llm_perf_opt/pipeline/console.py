@@ -166,8 +166,10 @@ def progress_text(turn: StageTurn, elapsed_s: float, told: Progress | None, *, l
 
 def answer(manifest: RunManifest, view: "ReportView", reports: Sequence[Path]) -> list[Text]:
     """The lines a run ends with. A stage that failed was told of when it did; here it is only counted."""
+    from llm_perf_opt.report.view.program import without_log
+
     failed = [stage for stage in manifest.stages if stage.status == "failed"]
-    told = any(stage.reason and stage.reason in view.headline.verdict for stage in failed)
+    told = any(stage.reason and without_log(stage.reason) in view.headline.verdict for stage in failed)
     lines = [Text(), *verdict_lines(view)[int(told) :]]
     if failed:
         names = ", ".join(stage.name for stage in failed)
