@@ -108,6 +108,16 @@ def test_a_wrong_file_of_experiments_is_refused_in_words(text: str, problem: str
         read_experiments(path)
 
 
+def test_a_budget_too_small_for_the_start_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LLM_PERF_NAP", "30")
+    (folder / "program.py").write_text(PROGRAM.replace('"NAP"', '"LLM_PERF_NAP"'))
+    assert main(words("--budget", "1s")) == 1
+    assert "--budget: 1 s are too few to measure the start" in capsys.readouterr().err
+    assert valid_file("optimize", folder / "out" / "optimize.json")["status"] == "failed"
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_an_interrupt_keeps_what_was_measured_and_leaves_nothing_running(folder: Path) -> None:

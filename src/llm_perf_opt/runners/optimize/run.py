@@ -59,7 +59,7 @@ from llm_perf_opt.report.optimize.text import render_markdown
 from llm_perf_opt.runners.optimize.metered import metered_pass
 from llm_perf_opt.runners.optimize.protocol import WorkerReady
 from llm_perf_opt.runners.optimize.setup import Profile
-from llm_perf_opt.runners.optimize.workers import Bench, ExperimentWorker, OutOfMemory
+from llm_perf_opt.runners.optimize.workers import Bench, ExperimentWorker, OutOfMemory, OutOfTime
 
 START = "start"
 ENERGY = "joules_per_token"
@@ -183,13 +183,22 @@ class Optimizer:
     def _open_start(self) -> None:
         """The configuration as it is: its worker, its outputs, and one pass that tells what a pass costs."""
         self.console.say(f"{START}: loading")
-        self.start = self._open(START, None, until=self.deadline)
-        worker = self.start.worker
-        assert worker is not None
-        self._note_other_device(self.start.ready)
-        worker.write_reference(self.folder / REFERENCE_FILE, self.deadline)
-        before = time.monotonic()
-        self._pass(self.start)
+        left_s = self.left_s
+        try:
+            self.start = self._open(START, None, until=self.deadline)
+            worker = self.start.worker
+            assert worker is not None
+            self._note_other_device(self.start.ready)
+            worker.write_reference(self.folder / REFERENCE_FILE, self.deadline)
+            before = time.monotonic()
+            self._pass(self.start)
+        except OutOfTime as error:
+            used = "" if self.profile_s is None else f", the profile took {self.profile_s:.0f} s of it"
+            again = "" if self.profile is None else f"; it is kept, run={self.profile.folder} uses it again"
+            raise CommandFailed(
+                f"--budget: {self.options.budget_s:.0f} s are too few to measure the start ({max(left_s, 0.0):.0f} s "
+                f"were left{used}), allowed: more{again}"
+            ) from error
         pass_s = time.monotonic() - before
         self.search.plan = with_costs(self.plan, Costs(start_s=self.start.start_s, pass_s=pass_s))
         # It paid for what a first pass pays for; pairs begin after it.
