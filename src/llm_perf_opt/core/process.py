@@ -10,6 +10,7 @@ import ctypes
 import json
 import os
 import re
+import select
 import shlex
 import signal
 import subprocess
@@ -127,6 +128,8 @@ def run_command(
     try:
         timed_out = not _wait(process, start, timeout_s, log, on_tick, reads)
     finally:
+        # Looking for what it left behind is our time, not the command's.
+        duration_s = time.monotonic() - start
         # Also after an interrupt: nothing the command started outlives it.
         exit_code = process.poll()
         leftovers = _end_tree(process, marker, ours, gently=exit_code is None)
@@ -135,7 +138,7 @@ def run_command(
     return CommandResult(
         argv=argv,
         exit_code=None if timed_out else exit_code,
-        duration_s=time.monotonic() - start,
+        duration_s=duration_s,
         timed_out=timed_out,
         log=log,
         tail=read_tail(log),
@@ -361,12 +364,38 @@ def _wait(
         elapsed = time.monotonic() - start
         if elapsed >= timeout_s:
             return process.poll() is not None
-        try:
-            process.wait(timeout=min(POLL_S, timeout_s - elapsed))
+        if _ends_within(process, min(POLL_S, timeout_s - elapsed)):
             return True
-        except subprocess.TimeoutExpired:
-            if on_tick is not None:
-                on_tick(time.monotonic() - start, _last_progress(log, reads))
+        if on_tick is not None:
+            on_tick(time.monotonic() - start, _last_progress(log, reads))
+
+
+def _ends_within(process: "subprocess.Popen[bytes]", timeout_s: float) -> bool:
+    """Wait for the end. Where the kernel tells of it, without the up to 50 ms that `wait` sleeps past it."""
+    if process.poll() is not None:
+        return True
+    number = _end_signal(process.pid)
+    if number is not None:
+        watched = select.poll()
+        watched.register(number, select.POLLIN)
+        watched.poll(1e3 * timeout_s)
+        os.close(number)
+        return process.poll() is not None
+    try:
+        process.wait(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _end_signal(pid: int) -> int | None:
+    """A descriptor that can be read once a process ends; None on other systems, old kernels and in some sandboxes."""
+    if sys.platform != "linux":
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
 
 
 def _last_progress(log: Path, reads: Callable[[str], Progress | None]) -> Progress | None:

@@ -144,7 +144,9 @@ def judge_experiment(
         return "helped", said
     if found.verdict == "worse":
         return "slower", said
-    return "no gain", f"{said}: less than {100 * THRESHOLD:g} %, or not beyond chance"
+    if found.verdict == "same":
+        return "no gain", f"{said}: the same within {100 * THRESHOLD:g} %"
+    return "no gain", f"{said}: not beyond chance with {found.estimate.units} pair(s)"
 
 
 def broken_constraints(
