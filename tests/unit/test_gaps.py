@@ -383,6 +383,30 @@ def test_one_kernel_over_and_over_is_a_loop_where_there_is_no_other(tmp_path: Pa
     assert steps.median_ns == 5 * MS
 
 
+def test_several_calls_explain_a_gap_together(tmp_path: Path) -> None:
+    export = Export()
+    for i in range(40):
+        at = 5 * MS * i
+        export.call(at, at + 1_800_000, 700 + i, "cudaMalloc_v3020")
+        export.call(at + 2 * MS, at + 2 * MS + 5_000, i + 1)
+        export.kernel("k", at + 2 * MS + 8_000, at + 3 * MS, i + 1)
+        export.call(at + 3 * MS, at + 4 * MS, 800 + i, "cudaHostAlloc_v3020")
+    titles = _titles(_nsys(export, tmp_path))
+    assert titles == [
+        ("host_work", "Host work between launches keeps the GPU idle, 80% of the capture (most: cudaMalloc)")
+    ]
+
+
+def test_graphs_traced_as_a_whole_wait_for_launches_like_kernels(tmp_path: Path) -> None:
+    export = Export()
+    for i in range(50):
+        export.call(2 * MS * i, 2 * MS * i + 30_000, i + 1, "cudaGraphLaunch_v10000")
+        export.graph(2 * MS * i + 40_000, 2 * MS * i + 1_800_000, i + 1)
+    (finding,) = _nsys(export, tmp_path).findings
+    assert finding.title == "The GPU waits for launches for 12% of the capture"
+    assert finding.remedy.startswith("the program replays graphs already")
+
+
 def test_synchronisation_is_told_by_call_and_place(tmp_path: Path) -> None:
     export = Export()
     for i in range(10):

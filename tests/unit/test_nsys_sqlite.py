@@ -88,7 +88,7 @@ def test_a_cuda_graph_traced_as_a_whole_is_busy_and_named(tmp_path: Path) -> Non
     assert found.graphs == GraphTotals(launches_traced_as_a_whole=20, total_ns=918_941)
     assert found.notes == (
         "graphs_whole.sqlite: 20 CUDA graph launch(es) were traced as a whole: their kernels are not listed; capture "
-        "with pipeline.nsys.cuda_graph_trace=node to see them",
+        "with `nsys profile --cuda-graph-trace=node` (pipeline.nsys.cuda_graph_trace=node) to see them",
     )
 
 

@@ -177,7 +177,8 @@ def analyze_measured(measured: Sequence[Measured]) -> CaptureAnalysis:
             source=source,
             span_ns=gpu.span_ns or 0,
             busy_ns=gpu.busy_ns or 0,
-            kernel_count=gpu.kernel_count,
+            # A graph traced as a whole is work like a kernel.
+            kernel_count=gpu.kernel_count + sum(len(t.graphs) for t in timelines),
             idle=reasons,
             ranges=ranges,
             copies=copies,
@@ -373,7 +374,7 @@ def _notes(timeline: Timeline, measured: RangeInstances) -> list[str]:
         notes.append(
             prefix
             + f"{len(timeline.graphs)} CUDA graph launch(es) were traced as a whole: their kernels are not listed; "
-            "capture with pipeline.nsys.cuda_graph_trace=node to see them"
+            "capture with `nsys profile --cuda-graph-trace=node` (pipeline.nsys.cuda_graph_trace=node) to see them"
         )
     if measured.warmup_left_out:
         notes.append(prefix + f"{measured.warmup_left_out} warm-up range(s) are left out of the ranges")

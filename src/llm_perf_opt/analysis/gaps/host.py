@@ -12,6 +12,8 @@ CALL, OPERATOR, FRAME, SYSTEM, RANGE = "runtime call", "operator", "Python frame
 OVERHEAD, KERNEL = "overhead", "kernel"
 # What is this much of a time explains it.
 COVERS = 0.5
+# So many calls may explain a time together.
+SEVERAL = 8
 # What is longer than this many times does more than that.
 NEAR = 3
 # An operator that takes this many times its median, of at least a few calls, and this long, does something once.
@@ -56,6 +58,7 @@ class HostRecord:
             (RANGE, all_ranges),
         )
         self._tables = [_Table(kind=kind, events=_long(events, shortest_ns)) for kind, events in sources]
+        self._shorter_calls = _long(all_calls, shortest_ns // SEVERAL)
         self._operators = timeline.operators
         self._pauses = timeline.pauses
         # Threads that launch or open ranges run the program; others wait for work all the time.
@@ -76,8 +79,21 @@ class HostRecord:
             self._paused(start, end, thread)
             or self._find(start, end, thread, own=True)
             or self._find(start, end, thread, own=False)
+            or self._calls_of(start, end, thread)
             or NOTHING
         )
+
+    def _calls_of(self, start: int, end: int, thread: int) -> HostActivity | None:
+        """The call with most time among several that fill half of a time together."""
+        events = self._shorter_calls
+        overlap = np.minimum(events.end_ns, end) - np.maximum(events.start_ns, start)
+        inside = np.flatnonzero((overlap > 0) & (events.thread == thread) & (events.name >= 0))
+        if not len(inside) or int(overlap[inside].sum()) < COVERS * (end - start):
+            return None
+        names, index = np.unique(events.name[inside], return_inverse=True)
+        name = self._names[int(names[np.argmax(np.bincount(index, weights=overlap[inside]))])]
+        verdict, _ = judge([name], [name])
+        return HostActivity(verdict=verdict, kind=CALL, name=readable(name), where=None)
 
     def _paused(self, start: int, end: int, thread: int) -> HostActivity | None:
         """The profiler, or the driver that loads code, if their pauses fill half of a time."""

@@ -111,8 +111,8 @@ def find_chains(facts: CaptureFacts) -> list[Finding]:
         facts,
         title=f"Unfused elementwise work takes {found.time_ns / total:.0%} of the capture's kernel time",
         evidence=(
-            f"{found.chains:,} chains of {found.kernel_count / found.chains:.1f} elementwise, norm, reduction or copy "
-            f"kernels take {found.time_ns / 1e6:.3f} of {total / 1e6:.3f} ms kernel time",
+            f"{found.chains:,} chain(s) of {found.kernel_count / found.chains:.1f} elementwise, norm, reduction or "
+            f"copy kernels take {found.time_ns / 1e6:.3f} of {total / 1e6:.3f} ms kernel time",
             f"fused, each chain takes at least as long as the longest of its kernels: {found.saved_ns / 1e6:.3f} ms "
             "less in all at most",
             *(
