@@ -23,7 +23,7 @@ from llm_perf_opt.analysis.static.forms import MlaMode, expected_experts, needed
 from llm_perf_opt.analysis.static.memory import memory_fit, memory_need
 from llm_perf_opt.analysis.static.operator_count import Count, Tally
 from llm_perf_opt.analysis.static.parts import Model
-from llm_perf_opt.analysis.static.quantised import Quantised, read_quantised
+from llm_perf_opt.analysis.static.quantised import Quantised, read_quantised, run_dtypes
 from llm_perf_opt.errors import ConfigError, ParseError
 from tests.support.static_cases import FAMILY_CASES, SMALL, preset_model
 
@@ -37,6 +37,15 @@ def preset(name: str) -> Model:
 def small(model_type: str, **changes: object) -> Model:
     data = {**SMALL, **FAMILY_CASES[model_type], "model_type": model_type, **changes}
     return read_text_model(data, where="config.json")
+
+
+def _sizes(hidden: int, inner: int, layers: int, heads: int) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+    }
 
 
 def test_parameters_of_known_models_are_exact() -> None:
@@ -59,6 +68,85 @@ def test_parameters_of_known_models_are_exact() -> None:
         "causal_lm/arch/deepseek_v2_lite": (15_706_484_224, 2_661_150_208),
         "deepseek_ocr/arch/deepseek_ocr.default": (3_336_106_240, 1_140_977_920),
     }
+
+
+PUBLISHED = {
+    "BLOOM": (
+        {"model_type": "bloom", "hidden_size": 14336, "n_layer": 70, "n_head": 112, "vocab_size": 250880},
+        176_247_271_424,
+    ),
+    "GPT-J-6B": (
+        {"model_type": "gptj", "n_embd": 4096, "n_layer": 28, "n_head": 16, "vocab_size": 50400},
+        6_050_882_784,
+    ),
+    "MPT-7B": (
+        {"model_type": "mpt", "d_model": 4096, "n_heads": 32, "n_layers": 32, "vocab_size": 50432},
+        6_649_286_656,
+    ),
+    "GPT-NeoX-20B": (
+        {"model_type": "gpt_neox", "vocab_size": 50432, **_sizes(6144, 24576, 44, 64)},
+        20_554_567_680,
+    ),
+    "OPT-6.7B": (
+        {"model_type": "opt", "vocab_size": 50272, "ffn_dim": 16384, **_sizes(4096, 1, 32, 32)},
+        6_658_473_984,
+    ),
+    "Phi-2": ({"model_type": "phi", "vocab_size": 51200, **_sizes(2560, 10240, 32, 32)}, 2_779_683_840),
+    "Mamba-2.8B": (
+        {"model_type": "mamba", "vocab_size": 50280, "state_size": 16, **_sizes(2560, 5120, 64, 1)},
+        2_768_345_600,
+    ),
+    "Jamba": (
+        {"model_type": "jamba", "vocab_size": 65536, "num_key_value_heads": 8, **_sizes(4096, 14336, 32, 32)},
+        51_570_323_328,
+    ),
+    "OLMoE-1B-7B": (
+        {
+            "model_type": "olmoe",
+            "vocab_size": 50304,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            **_sizes(2048, 1024, 16, 16),
+        },
+        6_919_161_856,
+    ),
+    "Phi-3.5-MoE": (
+        {
+            "model_type": "phimoe",
+            "vocab_size": 32064,
+            "num_key_value_heads": 8,
+            "num_local_experts": 16,
+            "num_experts_per_tok": 2,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            **_sizes(4096, 6400, 32, 32),
+        },
+        41_873_153_344,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(PUBLISHED))
+def test_parameters_are_those_of_the_published_checkpoint(name: str) -> None:
+    data, count = PUBLISHED[name]
+    assert count_parameters(read_text_model(data, where=name)).total == count
+
+
+@pytest.mark.parametrize(("layers", "experts", "size"), [(24, 32, 13_761_264_768), (36, 128, 65_248_815_744)])
+def test_a_mixed_checkpoint_takes_the_bytes_of_its_published_files(layers: int, experts: int, size: int) -> None:
+    """gpt-oss: experts in mxfp4, the rest in bf16; the sizes are those of the tensors in its safetensors index."""
+    data = {
+        "model_type": "gpt_oss",
+        "vocab_size": 201088,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_local_experts": experts,
+        "num_experts_per_tok": 4,
+        "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]},
+        **_sizes(2880, 2880, layers, 64),
+    }
+    stored = read_quantised(data, where="c")
+    assert weight_bytes(read_text_model(data, where="c"), run_dtypes("bf16", stored)) == size
 
 
 def test_parts_of_deepseek_ocr_are_exact() -> None:
