@@ -127,6 +127,18 @@ def test_a_prompt_beyond_the_positions_a_model_knows_is_said(capsys: pytest.Capt
     assert "note: llama3_8b: 10,000 tokens are beyond its max_position_embeddings of 8,192" in said
 
 
+def test_a_wrapper_is_read_by_its_text_model_formats_and_positions_included(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    text = {**sizes, "model_type": "llama", "vocab_size": 100, "max_position_embeddings": 64}
+    text["quantization_config"] = {"quant_method": "awq", "bits": 4}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "wrapper", "text_config": text}))
+    found = predict_json(capsys, f"model.path={tmp_path}", "hardware=h200", "workload.prompt=100")[0]
+    assert found["dtypes"]["weight"] == "int4"
+    assert any("100 tokens are beyond its max_position_embeddings of 64" in note for note in found["notes"])
+
+
 def test_a_config_file_and_a_list_of_paths_are_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder, file = tmp_path / "One", tmp_path / "other.json"
     folder.mkdir()

@@ -446,6 +446,30 @@ def test_config_json_problems_name_the_file(tmp_path: Path) -> None:
         ),
         ({"quant_method": "torchao", "quant_type": "int8_weight_only"}, Quantised(weight="int8")),
         (
+            {
+                "quant_method": "torchao",
+                "quant_type": {"default": {"_type": "Float8DynamicActivationInt4WeightConfig"}},
+            },
+            Quantised(weight="int4"),
+        ),
+        (
+            {"quant_method": "fp8", "modules_to_not_convert": ["visual.blocks.0.attn.qkv", "model.self_attn.q_norm"]},
+            Quantised(weight="fp8"),
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "group_0": {"weights": {"num_bits": 8, "type": "float"}, "targets": ["re:.*self_attn.*"]},
+                    "group_1": {
+                        "weights": {"num_bits": 4, "type": "float", "group_size": 16},
+                        "targets": ["re:.*mlp.*"],
+                    },
+                },
+            },
+            Quantised(weight="nvfp4", attention="fp8"),
+        ),
+        (
             {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4", "group_size": 32}}},
             Quantised(weight="mxfp4"),
         ),

@@ -14,6 +14,8 @@ from llm_perf_opt.analysis.hardware.work import Dtypes
 from llm_perf_opt.errors import ParseError
 
 _LEFT_ALONE = ("modules_to_not_convert", "ignore", "exclude_modules", "exclude", "ignored_layers")
+# Attention of what reads images or sound, and parts of attention that are never quantised.
+_ELSEWHERE = re.compile(r"visual|vision|audio|norm$|conv1d$|sinks$")
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
 
@@ -21,11 +23,13 @@ _LAYER = re.compile(r"layers\.(\d+)\.")
 class Quantised:
     """`weight` of the layers' matrices; `has_wide_attention`: the projections around attention were left alone.
 
-    `kv` is the cache's format where the checkpoint prescribes one.
+    `attention`: they have a format of their own, as in checkpoints of mixed formats. `kv` is the cache's format where
+    the checkpoint prescribes one.
     """
 
     weight: str
     has_wide_attention: bool = False
+    attention: str | None = None
     kv: str | None = None
 
 
@@ -47,6 +51,7 @@ def read_quantised(data: Mapping[str, Any], *, where: str) -> Quantised | None:
     return Quantised(
         weight=weight,
         has_wide_attention=_leaves_attention(config, layers if isinstance(layers, int) else None),
+        attention=_attention_format(config, weight),
         kv=_cache_format(config),
     )
 
@@ -55,7 +60,7 @@ def run_dtypes(compute: str, stored: Quantised | None) -> Dtypes:
     """The formats of a run that takes the checkpoint as it is."""
     if stored is None:
         return Dtypes.uniform(compute)
-    attention = compute if stored.has_wide_attention else None
+    attention = compute if stored.has_wide_attention else stored.attention
     return Dtypes(compute=compute, weight=stored.weight, kv=stored.kv or compute, attention=attention)
 
 
@@ -79,6 +84,18 @@ def _groups(config: Mapping[str, Any]) -> str | None:
         found = [name for w in weights if isinstance(w, Mapping) and (name := _scheme(w)) is not None]
     order = ("mxfp4", "nvfp4", "int4", "int8", "fp8")
     return next((name for name in order if name in found), None)
+
+
+def _attention_format(config: Mapping[str, Any], weight: str) -> str | None:
+    """The format of the group whose targets name attention, where it is another than the other matrices'."""
+    groups = config.get("config_groups")
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        named = isinstance(group, Mapping) and any("attn" in str(t) for t in _list(group.get("targets")))
+        scheme = group.get("weights") if named else None
+        found = _scheme(scheme) if isinstance(scheme, Mapping) else None
+        if found is not None and found != weight:
+            return found
+    return None
 
 
 def _scheme(weights: Mapping[str, Any]) -> str | None:
@@ -107,7 +124,16 @@ def _torchao(config: Mapping[str, Any]) -> str | None:
         default = kind.get("default")
         kind = default.get("_type") if isinstance(default, Mapping) else default
     name = str(kind).lower().replace("_", "")
-    for part, found in (("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("float8", "fp8"), ("int4", "int4"), ("int8", "int8")):
+    # What the weights are comes last in names that say what activations are too.
+    for part, found in (
+        ("int4weight", "int4"),
+        ("int8weight", "int8"),
+        ("nvfp4", "nvfp4"),
+        ("mxfp4", "mxfp4"),
+        ("float8", "fp8"),
+        ("int4", "int4"),
+        ("int8", "int8"),
+    ):
         if part in name:
             return found
     return None
@@ -146,7 +172,8 @@ def _leaves_attention(config: Mapping[str, Any], layers: int | None) -> bool:
     targets = _targets(config)
     if targets and all("mlp" in t or "expert" in t for t in targets):
         return True
-    left = [str(name) for key in _LEFT_ALONE for name in _list(config.get(key)) if "attn" in str(name)]
+    named = [str(name) for key in _LEFT_ALONE for name in _list(config.get(key))]
+    left = [name for name in named if "attn" in name and not _ELSEWHERE.search(name)]
     if any(not _LAYER.search(name) for name in left):
         return True
     numbers = {found[1] for name in left if (found := _LAYER.search(name))}

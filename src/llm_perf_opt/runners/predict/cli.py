@@ -29,7 +29,7 @@ from llm_perf_opt.analysis.hardware.roofline import uncounted_products
 from llm_perf_opt.analysis.hardware.work import DeviceShare, Dtypes, Shape, short_dtype
 from llm_perf_opt.analysis.static.analysis import analyse
 from llm_perf_opt.analysis.static.closed_form import DEFAULT_MLA_MODE
-from llm_perf_opt.analysis.static.config_json import NotADecoder, NotInClosedForm, read_config_json
+from llm_perf_opt.analysis.static.config_json import Fields, NotADecoder, NotInClosedForm, read_config_json
 from llm_perf_opt.analysis.static.counted import CountedAnalysis, counted_document
 from llm_perf_opt.analysis.static.document import (
     PredictionsDocument,
@@ -93,6 +93,8 @@ combination. Columns to sort by are the names in the header of the CSV file.
 
 
 MANY = 64
+# What configurations call the longest context a model was made for.
+POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 FULL_LOAD = (
     "models with experts under full load come out fast: published runs reached about two thirds of such estimates "
     "(docs/accuracy.md)"
@@ -173,9 +175,14 @@ class Subject:
     model: Model | MetaModel
 
     @property
+    def text(self) -> Fields:
+        """The fields of the text model, which a wrapper has inside."""
+        return text_fields(self.geometry, self.where)
+
+    @property
     def longest(self) -> int | None:
-        found = self.geometry.get("max_position_embeddings")
-        return found if isinstance(found, int) else None
+        found = (self.text.data.get(name) for name in POSITIONS)
+        return next((value for value in found if isinstance(value, int)), None)
 
 
 def subjects(request: Request) -> Iterator[Subject]:
@@ -397,7 +404,10 @@ def _dtypes(subject: Subject, resolved: Resolved, device: Device | None, case: C
             compute, notes = "fp16", (*notes, f"{section.name} has no bf16: fp16 is used")
     stored = Quantised(weight=model.quantization) if model.quantization != "none" else None
     if stored is None and case.weight_dtype is None:
-        stored = read_quantised(subject.geometry, where=subject.where)
+        # A wrapper has it outside or inside its text model.
+        text = dict(subject.text.data)
+        outer = subject.geometry.get("quantization_config")
+        stored = read_quantised({**text, "quantization_config": outer} if outer else text, where=subject.where)
     found = run_dtypes(compute, stored)
     weight, kv = case.weight_dtype or found.weight, case.kv_dtype or found.kv
     return replace(found, weight=weight, kv=kv, activation=case.activation_dtype), notes
