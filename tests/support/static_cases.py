@@ -115,6 +115,13 @@ FAMILY_CASES: dict[str, dict[str, Any]] = {
     "arcee": {"attention_bias": True, "mlp_bias": True},
     "bloom": {"n_head": 4, "n_layer": 4},
     "cwm": {"head_dim": 16, "sliding_window": 16},
+    "dbrx": {
+        "d_model": 64,
+        "n_heads": 4,
+        "n_layers": 4,
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 64},
+    },
     "dots1": {
         **_ROUTED,
         "head_dim": 16,

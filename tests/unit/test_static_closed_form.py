@@ -83,6 +83,18 @@ PUBLISHED = {
         {"model_type": "mpt", "d_model": 4096, "n_heads": 32, "n_layers": 32, "vocab_size": 50432},
         6_649_286_656,
     ),
+    "DBRX": (
+        {
+            "model_type": "dbrx",
+            "d_model": 6144,
+            "n_heads": 48,
+            "n_layers": 40,
+            "vocab_size": 100352,
+            "attn_config": {"kv_n_heads": 8},
+            "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4},
+        },
+        131_596_523_520,
+    ),
     "GPT-NeoX-20B": (
         {"model_type": "gpt_neox", "vocab_size": 50432, **_sizes(6144, 24576, 44, 64)},
         20_554_567_680,
@@ -515,6 +527,13 @@ def test_the_text_model_inside_a_wrapper_is_read_with_its_types_defaults() -> No
     model = read_text_model({"model_type": "gemma3", "text_config": text, "vision_config": {}}, where="c")
     assert count_parameters(model).total == 3_880_263_168
     assert (is_wrapped({"text_config": text}), is_wrapped(text)) == (True, False)
+
+
+def test_the_whole_model_says_whether_its_output_matrix_is_the_embedding() -> None:
+    text = {**SMALL, "model_type": "llama", "tie_word_embeddings": False}
+    found = read_text_model({"model_type": "w", "text_config": text, "tie_word_embeddings": True}, where="c")
+    assert found.decoder.is_tied
+    assert not read_text_model({"model_type": "w", "text_config": text}, where="c").decoder.is_tied
 
 
 def test_kimi_k2_is_read_as_deepseek_v3() -> None:

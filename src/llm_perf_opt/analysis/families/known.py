@@ -40,6 +40,7 @@ from llm_perf_opt.analysis.families.older import (
 )
 from llm_perf_opt.analysis.families.routed import read_glm4_moe, read_llama4, read_minimax_m2
 from llm_perf_opt.analysis.families.variants import (
+    read_dbrx,
     read_dots1,
     read_ernie4_5,
     read_glm4_moe_lite,
@@ -347,6 +348,7 @@ FAMILIES: dict[str, Callable[[Fields, str], Decoder]] = {
     "arcee": read_plain_mlp,
     "bloom": read_bloom,
     "cwm": read_windowed,
+    "dbrx": read_dbrx,
     "dots1": read_dots1,
     "ernie4_5": read_ernie4_5,
     "exaone4": read_windowed,

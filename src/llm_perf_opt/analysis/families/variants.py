@@ -235,3 +235,29 @@ def read_remote_llama(f: Fields, model_type: str) -> Decoder:
         feed_forward=read_dense_mlp(f),
     )
     return _repeated(f, model_type, layer)
+
+
+def read_dbrx(f: Fields, model_type: str) -> Decoder:
+    """Sizes in sections of their own; one fused projection, gated experts in every layer."""
+    hidden, heads = f.integer("d_model"), f.integer("n_heads")
+    experts = f.section("ffn_config")
+    layer = Layer(
+        attention=GroupedAttention(
+            heads=heads,
+            kv_heads=f.section("attn_config").integer("kv_n_heads", 1),
+            head_dim=hidden // heads,
+            is_fused_qkv=True,
+        ),
+        feed_forward=Moe(
+            experts=experts.integer("moe_num_experts", 4),
+            top_k=experts.integer("moe_top_k", 1),
+            width=experts.integer("ffn_hidden_size", 3584),
+        ),
+    )
+    return Decoder(
+        model_type=model_type,
+        hidden=hidden,
+        vocab=f.integer("vocab_size"),
+        is_tied=f.boolean("tie_word_embeddings", False),
+        blocks=((layer, f.integer("n_layers")),),
+    )

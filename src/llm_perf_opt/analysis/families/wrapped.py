@@ -15,6 +15,11 @@ ALIASES = {
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl": "qwen2",
     "qwen2_5_vl_text": "qwen2",
+    "qwen2_5_omni_text": "qwen2",
+    "qwen3_omni_moe_text": "qwen3_moe",
+    "hunyuan_vl_text": "hunyuan_v1_dense",
+    "paddleocr_vl_text": "ernie4_5",
+    "emu3_text_model": "llama",
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
 }
@@ -26,6 +31,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "head_dim": 256,
     },
+    "glm4v_text": {"attention_bias": True},
     "llama": {
         "hidden_size": 4096,
         "intermediate_size": 11008,
@@ -54,8 +60,13 @@ def text_fields(data: Mapping[str, Any], where: str) -> Fields:
         if not isinstance(inner, Mapping):
             continue
         defaults = _DEFAULTS.get(str(inner.get("model_type")), {})
-        outer = {k: data[k] for k in ("tie_word_embeddings", "vocab_size") if k in data}
-        return text_fields({**defaults, **outer, **{k: v for k, v in inner.items() if v is not None}}, where)
+        size = {"vocab_size": data["vocab_size"]} if "vocab_size" in data else {}
+        # Whether the output matrix is the embedding is the whole model's to say.
+        tied = (
+            {"tie_word_embeddings": data["tie_word_embeddings"]} if data.get("tie_word_embeddings") is not None else {}
+        )
+        known = {k: v for k, v in inner.items() if v is not None}
+        return text_fields({**defaults, **size, **known, **tied}, where)
     return Fields(data, where)
 
 
