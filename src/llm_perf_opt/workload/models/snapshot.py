@@ -17,7 +17,7 @@ CONFIG_FILE = "config.json"
 LARGEST_CONFIG_BYTES = 16 << 20
 # Ten times what the largest published models have, and more.
 LARGEST_SIZE = 1 << 31
-MOST_PARTS = 100_000
+MOST_PARTS = 20_000
 _COUNTS_PARTS = re.compile(r"layers?$|experts?$|heads?$|blocks?$|n_shared|depth|num_key_value")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
