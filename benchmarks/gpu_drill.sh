@@ -20,12 +20,14 @@ mkdir -p "$out/logs" "$out/runs"
 export HF_TOKEN=hf_PlantedByTheDrillNobodyOwnsThis00
 
 step() { # step NAME LIMIT_S COMMAND...
-  local name=$1 limit=$2 begun code
+  local name=$1 limit=$2 begun code tenths
   shift 2
-  begun=$(date +%s.%N)
+  begun=$(date +%s%N)
   timeout --kill-after=20 "$limit" "$@" >"$out/logs/$name.log" 2>&1 </dev/null
   code=$?
-  printf '%s\t%s\t%.1f\n' "$name" "$code" "$(echo "$(date +%s.%N) - $begun" | bc)" | tee -a "$out/drill.tsv"
+  # Tenths of a second; a bare host has no bc.
+  tenths=$((($(date +%s%N) - begun) / 100000000))
+  printf '%s\t%s\t%s\n' "$name" "$code" "$((tenths / 10)).$((tenths % 10))" | tee -a "$out/drill.tsv"
 }
 
 four="pipeline.nsys.enable=true pipeline.ncu.enable=true pipeline.energy.enable=true pipeline.memory.enable=true"

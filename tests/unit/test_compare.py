@@ -34,6 +34,7 @@ from llm_perf_opt.analysis.compare.statistics import (
     repeats_needed,
     shared_among,
 )
+from llm_perf_opt.analysis.timeline.rows import Idle, RangeRow
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
@@ -238,6 +239,33 @@ def test_the_steps_of_a_phase_add_up_to_the_clean_difference() -> None:
     assert [(s.label, s.difference_ms) for s in found.steps] == [("no capture says where", pytest.approx(3.1))]
 
 
+def test_idle_time_is_what_kernels_leave_of_the_clean_pass_not_what_a_profiler_made_of_it() -> None:
+    """Of 20 ms 2 ms are kernels; under the profiler the same step idled 38 ms."""
+
+    def row(busy_ms: float, host_ms: float) -> RangeRow:
+        idle = Idle(
+            waiting_for_host_ns=int(host_ms * 1e6),
+            between_kernels_ns=0,
+            waiting_for_copy_or_sync_ns=0,
+            copy_ns=0,
+            sync_ns=0,
+            unattributed_ns=0,
+        )
+        unused: Any = None
+        return RangeRow(
+            name="decode_step", style="push/pop", parent=None, instances=1, wall_ns=0, kernel_count=1, kernel_ns=0,
+            graph_launches=0, gpu_busy_ns=int(busy_ms * 1e6), gpu_idle_ns=int(host_ms * 1e6), launch_calls=1,
+            launch_ns=0, idle=idle, last=unused, typical=unused, kernels=(),
+        )  # fmt: skip
+
+    found = phase_waterfall("decode", clean_ms=(20.0, 3.0), base=row(2.0, 38.0), candidate=row(2.0, 0.0))
+    assert found.adds_up
+    assert [(s.label, s.difference_ms) for s in found.steps if s.difference_ms] == [
+        ("idle: waiting for the host", -18.0),
+        ("not in the captures: overlap, what the profiler changed", 1.0),
+    ]
+
+
 def test_without_captures_modules_share_the_difference_out() -> None:
     shares: tuple[dict[str, float], dict[str, float]] = (
         {"attention": 0.5, "mlp": 0.5},
@@ -301,7 +329,7 @@ def test_a_failed_or_empty_run_never_wins() -> None:
     bad = side("candidate", problem="the run failed")
     found = compare_sides(good, bad, conditions=[parse_condition("tpot_ms<=+5%")])
     assert (found.verdict, found.metrics, found.gates[0].status) == ("failed", (), "failed")
-    assert found.sentence == "No verdict, because a side measured nothing: candidate: the run failed."
+    assert found.sentence == "No verdict, because a side did not finish or measured nothing: candidate: the run failed."
     back = compare_sides(bad, good, conditions=[parse_condition("tpot_ms<=+5%")])
     assert (back.verdict, back.gates[0].status) == ("failed", "inconclusive")
 

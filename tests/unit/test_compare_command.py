@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.report.compare.page import timeline_pair
 from llm_perf_opt.runners.compare import interleave
 from llm_perf_opt.runners.compare.interleave import Experiment, parse_experiment
-from llm_perf_opt.runners.compare.sides import read_side
+from llm_perf_opt.runners.compare.sides import read_side, read_sides
 from tests.support.fixtures_dir import DATA
 from tests.support.report_runs import HOSTILE, capture, stage, write_run
 from tests.support.schemas import valid, valid_file
@@ -98,11 +99,40 @@ def test_a_failed_run_never_wins(tmp_path: Path, capsys: pytest.CaptureFixture[s
     base = run_of(tmp_path / "base", STEADY)
     failed = run_of(tmp_path / "failed", [1.0, 1.0, 1.0], status="failed")
     assert main(["compare", str(base), str(failed)]) == 1
-    assert capsys.readouterr().out.startswith(f"FAILED: {base} → {failed}\nNo verdict, because a side measured nothing")
+    assert capsys.readouterr().out.startswith(
+        f"FAILED: {base} → {failed}\nNo verdict, because a side did not finish or measured nothing"
+    )
     assert main(["compare", str(base), str(failed), "--gate", "tpot_ms<=+5%"]) == 1
     assert main(["compare", str(failed), str(base), "--gate", "tpot_ms<=+5%"]) == 3
     empty = write_run(tmp_path / "empty", StageRecord(name="nsys", status="skipped", reason="no GPU"))
     assert main(["compare", str(base), str(empty), "--gate", "tpot_ms<=+5%", "--force"]) == 1
+
+
+def test_a_run_interrupted_after_its_clean_pass_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = run_of(tmp_path / "base", STEADY)
+    stopped = run_of(tmp_path / "stopped", SLOWER, status="interrupted")
+    assert main(["compare", str(base), str(stopped)]) == 0
+    assert capsys.readouterr().out.startswith(f"WORSE: {base} → {stopped}\n")
+    early = write_run(tmp_path / "early", StageRecord(name="torch_profiler", status="skipped", reason="interrupted"))
+    write_manifest(early, replace(read_manifest(early), status="interrupted"))
+    assert main(["compare", str(base), str(early), "--force"]) == 1
+
+
+def test_runs_are_compared_by_captures_of_the_same_stage(tmp_path: Path) -> None:
+    one, two = capture(("gemm", 1, 100)), capture(("gemm", 1, 100), ("copy", 1, 10))
+    folders = []
+    for name, found in (
+        ("base", {"nsys": two, "torch_profiler": one}),
+        ("candidate", {"torch_profiler": one}),
+        ("no", {}),
+    ):
+        files = {of: {"analysis_json": ("analysis.json", content)} for of, content in found.items()}
+        folders.append(write_run(tmp_path / name, *(stage(of, tmp_path / name, each) for of, each in files.items())))
+    base, candidate = read_sides(folders[0], folders[1])
+    assert [s.input.capture and len(s.input.capture.kernels) for s in (base, candidate)] == [1, 1]
+    alone, same = read_sides(folders[0], folders[0])
+    assert [s.input.capture and len(s.input.capture.kernels) for s in (alone, same)] == [2, 2]
+    assert [s.input.capture for s in read_sides(folders[0], folders[2])] == [None, None]
 
 
 def test_directories_of_runs_are_passes_in_the_order_of_their_numbers(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from llm_perf_opt.config.schema import ModelSection
 from llm_perf_opt.errors import ConfigError, ProfilingError
@@ -85,6 +86,23 @@ def test_random_weights_spread_tokens_over_all_experts() -> None:
     for layer in chosen:
         load = torch.bincount(layer.reshape(-1), minlength=8) / (256 * 2 / 8)
         assert 0.3 < float(load.min()) <= float(load.max()) < 2.0
+
+
+def test_weights_that_share_a_tensor_take_its_memory_once_while_loading() -> None:
+    made: list[int] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = func(*args, **(kwargs or {}))
+            if func is torch.ops.aten.empty_like.default and found.device.type == "cpu":
+                made.append(found.nbytes)
+            return found
+
+    with Watch():
+        loaded = load_preset("model=llama_tiny", "dataset=synthetic", "model.geometry.tie_word_embeddings=true")
+    weights = {p.data_ptr(): p.nbytes for p in loaded.module.parameters()}
+    buffers = sum(b.nbytes for b in loaded.module.buffers())
+    assert sum(made) == sum(weights.values()) + buffers
 
 
 def test_tied_embeddings_stay_one_tensor_with_random_weights() -> None:

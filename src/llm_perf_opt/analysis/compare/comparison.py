@@ -333,7 +333,7 @@ def _sentence(
 ) -> str:
     if verdict == "failed":
         bad = [f"{side.name}: {side.problem}" for side in (base, candidate) if side.problem is not None]
-        return f"No verdict, because a side measured nothing: {'; '.join(bad)}."
+        return f"No verdict, because a side did not finish or measured nothing: {'; '.join(bad)}."
     if metrics:
         moved = [row for row in metrics if row.verdict in ("better", "worse")]
         shown = moved or [row for row in metrics if row.metric in WALL_METRIC.values()] or list(metrics)

@@ -277,10 +277,10 @@ def phase_waterfall(
         steps = _module_steps(clean_ms, modules)
         return DifferenceWaterfall(title=name, base_ms=clean_ms[0], candidate_ms=clean_ms[1], steps=tuple(steps))
     if base is not None and candidate is not None:
-        steps = [*_kernel_steps(_range_kernels(base, candidate)), *_range_idle(base, candidate)]
+        steps = [*_kernel_steps(_range_kernels(base, candidate)), *_range_idle(base, candidate, clean_ms)]
     seen = math.fsum(step.difference_ms for step in steps)
     rest = clean_ms[1] - clean_ms[0] - seen
-    label = "not in the captures: overlap, host work, what the profiler changed" if steps else "no capture says where"
+    label = "not in the captures: overlap, what the profiler changed" if steps else "no capture says where"
     steps.append(WaterfallStep(label=label, kind="rest", difference_ms=rest))
     return DifferenceWaterfall(title=name, base_ms=clean_ms[0], candidate_ms=clean_ms[1], steps=tuple(steps))
 
@@ -320,12 +320,26 @@ def _range_kernels(base: RangeRow, candidate: RangeRow) -> list[tuple[str, float
     return found
 
 
-def _range_idle(base: RangeRow, candidate: RangeRow) -> list[WaterfallStep]:
-    if base.idle is None or candidate.idle is None:
-        return []
-    pairs = zip(_idle_parts(base.idle), _idle_parts(candidate.idle), strict=True)
-    moved = [(label, after / candidate.instances - before / base.instances) for (label, before), (_, after) in pairs]
-    return [WaterfallStep(label=label, kind="idle", difference_ms=ns / 1e6) for label, ns in moved if ns]
+def _range_idle(base: RangeRow, candidate: RangeRow, clean_ms: tuple[float, float]) -> list[WaterfallStep]:
+    """Idle time of the clean pass by cause: what its kernels leave of it, shared out as the captures saw their causes.
+
+    A profiler makes the host slower, so the idle time of a capture itself may be longer than the whole clean pass.
+    """
+    sides = [_clean_idle(row, clean) for row, clean in zip((base, candidate), clean_ms, strict=True)]
+    return [
+        WaterfallStep(label=label, kind="idle", difference_ms=sides[1][label] - before)
+        for label, before in sides[0].items()
+        if label in sides[1] and sides[1][label] != before
+    ]
+
+
+def _clean_idle(row: RangeRow, clean_ms: float) -> dict[str, float]:
+    if row.idle is None or row.gpu_busy_ns is None:
+        return {}
+    idle_ms = max(0.0, clean_ms - row.gpu_busy_ns / row.instances / 1e6)
+    parts = dict(_idle_parts(row.idle))
+    whole = sum(parts.values())
+    return {label: idle_ms * ns / whole if whole else 0.0 for label, ns in parts.items()}
 
 
 def _idle_parts(idle: GpuIdle | Idle) -> tuple[tuple[str, int], ...]:

@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     from llm_perf_opt.analysis.compare.comparison import compare_sides, is_settled
     from llm_perf_opt.analysis.compare.settings import incomparable
     from llm_perf_opt.analysis.compare.statistics import shared_among
-    from llm_perf_opt.runners.compare.sides import changes_between, read_side
+    from llm_perf_opt.runners.compare.sides import changes_between, read_side, read_sides
 
     out_dir: Path | None = args.output
     spent = shared_among(looks)
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
             return is_settled(found)
 
         _measure(experiment, looks, out_dir, settled)
-    base, candidate = (read_side(path) for path in args.sides)
+    base, candidate = read_sides(*args.sides)
     pairs = min(len(base.input.passes), len(candidate.input.passes))
     settings = changes_between(base, candidate, meant=frozenset() if experiment is None else experiment.meant)
     reasons = incomparable(settings)

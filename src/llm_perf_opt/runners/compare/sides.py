@@ -3,8 +3,8 @@
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
 from statistics import median
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis
@@ -30,11 +30,16 @@ CLOCK_DIFFERENCE = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class ReadSide:
-    """One side: what is compared, and what it was measured with. `manifest` is None of a capture made elsewhere."""
+    """One side: what is compared, and what it was measured with. `manifest` is None of a capture made elsewhere.
+
+    `captures` and `timelines` are those of a run, by the stage that made them.
+    """
 
     input: SideInput
     manifest: RunManifest | None
     timeline: TimelineWindow | None
+    captures: Mapping[str, CaptureAnalysis] = field(default_factory=dict)
+    timelines: Mapping[str, TimelineWindow] = field(default_factory=dict)
     clocks: Mapping[str, float]
     kind: str
     gpu: str | None
@@ -51,6 +56,28 @@ def read_side(path: Path) -> ReadSide:
     if not path.exists():
         raise ConfigError(f"{path}: no such file or directory, allowed: a run, a directory of runs, or a capture")
     return _capture(path)
+
+
+def read_sides(base: Path, candidate: Path) -> tuple[ReadSide, ReadSide]:
+    """Both sides, of runs with captures of the same stage.
+
+    nsys saw every request of a run and torch.profiler a few steps: what one saw less what the other saw means nothing.
+    """
+    sides = read_side(base), read_side(candidate)
+    if any(side.manifest is None for side in sides):
+        return sides
+    first, second = sides
+    stage = next((name for name in first.captures if name in second.captures), None)
+    drawn = next(
+        (name for name in (stage, *first.timelines) if name in first.timelines and name in second.timelines), None
+    )
+    return _of_stage(first, stage, drawn), _of_stage(second, stage, drawn)
+
+
+def _of_stage(side: ReadSide, stage: str | None, drawn: str | None) -> ReadSide:
+    capture = None if stage is None else side.captures[stage]
+    timeline = side.timeline if drawn is None else side.timelines[drawn]
+    return replace(side, input=replace(side.input, capture=capture), timeline=timeline)
 
 
 def changes_between(base: ReadSide, candidate: ReadSide, *, meant: frozenset[str]) -> tuple[SettingChange, ...]:
@@ -75,7 +102,15 @@ def _runs(path: Path, folders: list[Path]) -> ReadSide:
     files = [read_run_files(manifest, folder) for manifest, folder in zip(manifests, folders, strict=True)]
     first = files[0]
     passes = [one for one in (_pass(each) for each in files) if one]
-    capture = next((each.capture.content for each in files if isinstance(each.capture, Found)), None)
+    captures = {
+        _stage(one.source): one.content
+        for each in reversed(files)
+        for one in (each.trace, each.capture)
+        if isinstance(one, Found)
+    }
+    # Where both are there, nsys's first: it changes the program less.
+    captures = dict(reversed(captures.items()))
+    capture = next(iter(captures.values()), None)
     peaks = [q.value for m in manifests if isinstance(q := clean_metric(m, PEAK_MEMORY), Known)]
     return ReadSide(
         input=SideInput(
@@ -90,10 +125,17 @@ def _runs(path: Path, folders: list[Path]) -> ReadSide:
         ),
         manifest=manifests[0],
         timeline=first.timelines[0].content if first.timelines else None,
+        captures=captures,
+        timelines={_stage(one.source): one.content for one in first.timelines},
         clocks=_clocks(files),
         kind="",
         gpu=None if capture is None else capture.gpu.name,
     )
+
+
+def _stage(source: str) -> str:
+    """The stage that wrote a file of a run: the folder it lies in."""
+    return PurePosixPath(source).parts[0]
 
 
 def _pass(files: RunFiles) -> dict[str, list[RepeatedValue]]:
@@ -122,8 +164,10 @@ def _value(line: SampleLine, value: float) -> RepeatedValue:
 
 
 def _problem(manifests: Sequence[RunManifest], passes: Sequence[object], capture: CaptureAnalysis | None) -> str | None:
-    """Why this side must not win."""
+    """Why this side must not win. A run that was interrupted after its clean pass has all its times."""
     for manifest in manifests:
+        if manifest.status == "interrupted" and len(passes) == len(manifests):
+            continue
         if manifest.status != "ok":
             failed = [f"{s.name}: {s.reason}" for s in manifest.stages if s.status == "failed"]
             return f"the run {manifest.run_id} is {manifest.status}" + (f" ({'; '.join(failed)})" if failed else "")
