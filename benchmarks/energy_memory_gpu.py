@@ -1,11 +1,13 @@
-"""Energy and memory of real presets on a GPU, and what the two stages cost.
+"""Energy and memory of real presets on a GPU, what the two stages cost, and one rank through torchrun.
 
-    python benchmarks/energy_memory_gpu.py [--out benchmarks/results/energy_memory_gpu.json] [--seconds 285]
+    python benchmarks/energy_memory_gpu.py [--only energy|memory|overhead|rank] [--seconds 285] [--out FILE]
 
-Joules per token of llama3_1b, eager and `infer.compile=reduce-overhead`, with the check of the counter against the
-integral of the power; predicted against measured memory of llama3_1b, llama3_8b and deepseek_v2_lite; and the slowdown
-of both stages on llama3_1b (`stage_overhead.py`). Random weights, a prompt of 1,024 tokens, 128 new ones. One JSON is
-written after each part; a part that fails, or that there is no time for, says so in it and does not end the others.
+energy: joules per token of llama3_1b, eager and `infer.compile=reduce-overhead`, with the check of the counter against
+the integral of the power. memory: predicted against measured memory of llama3_1b, llama3_8b and deepseek_v2_lite side
+by side (nothing is timed), and whether PyTorch's memory viewer reads the snapshots. overhead: the slowdown of both
+stages on llama3_1b (`stage_overhead.py`). rank: llama3_1b as one rank of torchrun, with NCCL. Random weights, a prompt
+of 1,024 tokens, 128 new ones. The JSON is written after each part and keeps parts of earlier calls; a part that fails,
+or that there is no time for, says so in it and does not end the others.
 """
 
 import argparse
@@ -13,9 +15,11 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +35,16 @@ SHAPE = [
 ]
 WITHOUT = ["pipeline.static_analysis.enable=false", "pipeline.torch_profiler.enable=false"]
 VARIANTS = {"eager": [], "reduce-overhead": ["infer.cache=static", "infer.compile=reduce-overhead"]}
+PARTS = ("energy", "memory", "overhead", "rank")
+VIEW = """
+import pickle, sys
+from torch.cuda import _memory_viz
+with open(sys.argv[1], "rb") as file:
+    snapshot = pickle.load(file)
+page = _memory_viz.trace_plot(snapshot)
+entries = sum(len(trace) for trace in snapshot["device_traces"])
+print(f"trace_plot: a page of {len(page)} bytes from {len(snapshot['segments'])} segments and {entries} entries")
+"""
 MODELS = ("llama3_1b", "llama3_8b", "deepseek_v2_lite")
 
 
@@ -83,6 +97,9 @@ def memory(folder: Path, model: str, timeout_s: float) -> dict[str, Any]:
     predicted = json.loads((run_dir / "static_analysis" / "static.json").read_bytes())["memory"]
     peak = document["peak"]
     snapshot = run_dir / "memory" / "snapshot.pickle"
+    # In a process of its own: a pickle can run code.
+    argv = [sys.executable, "-c", VIEW, str(snapshot)]
+    viewed = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False)
     return {
         "metrics": {name: metric["value"] for name, metric in stage["metrics"].items()},
         "predicted": predicted,
@@ -91,8 +108,25 @@ def memory(folder: Path, model: str, timeout_s: float) -> dict[str, Any]:
         "torch_peak_bytes": document["measured_peak_bytes"],
         "used_before_bytes": document["used_before_bytes"],
         "device_used_last_bytes": document["device_used"][-1][1] if document["device_used"] else None,
+        "viewer": viewed.stdout.strip() or viewed.stderr[-500:],
         "snapshot_bytes": snapshot.stat().st_size if snapshot.is_file() else None,
         "notes": document["notes"],
+        "seconds": stage["duration_s"],
+    }
+
+
+def rank(folder: Path, model: str, timeout_s: float) -> dict[str, Any]:
+    """One rank through torchrun, its process group formed with NCCL."""
+    overrides = [f"model={model}", *WITHOUT, "run.ranks=1", "pipeline.direct_inference.enable=true"]
+    run_dir, manifest, tail = profile(folder, "rank", overrides, timeout_s)
+    stage = stage_of(manifest, "direct_inference")
+    if stage.get("status") != "ok":
+        return {"failed": stage.get("reason") or tail}
+    log = (run_dir / "direct_inference" / "log.txt").read_text(encoding="utf-8", errors="replace")
+    return {
+        "command": stage["commands"][0]["argv"][:12],
+        "group": [line for line in log.splitlines() if "in one group through" in line],
+        "metrics": {name: metric["value"] for name, metric in stage["metrics"].items() if "pot_ms" in name},
         "seconds": stage["duration_s"],
     }
 
@@ -101,44 +135,50 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "energy_memory_gpu.json")
     parser.add_argument("--seconds", type=float, default=285.0)
+    parser.add_argument("--only", choices=PARTS, help="one part instead of all")
     parser.add_argument("--tiny", action="store_true", help="a smoke test with the smallest model, also without a GPU")
     args = parser.parse_args()
     small, models = ("llama_tiny", ("llama_tiny",)) if args.tiny else ("llama3_1b", MODELS)
     begun = time.monotonic()
-    result: dict[str, Any] = {"energy": {}, "memory": {}}
+    result: dict[str, Any] = json.loads(args.out.read_bytes()) if args.out.is_file() else {}
+    wanted = PARTS if args.only is None else (args.only,)
+    lock = threading.Lock()
 
     def left() -> float:
         return args.seconds - (time.monotonic() - begun)
 
-    def part(group: dict[str, Any], name: str, work: Callable[[float], Any], needs_s: float) -> None:
+    def part(group: str, name: str, work: Callable[[float], Any], needs_s: float = 20.0) -> None:
         start = time.monotonic()
         if left() < needs_s:
-            group[name] = {"failed": f"no time left: {left():.0f} s"}
+            found: Any = {"failed": f"no time left: {left():.0f} s"}
         else:
             try:
-                group[name] = work(left())
+                found = work(left())
             except Exception:  # noqa: BLE001 - one part must not end the others; what went wrong is in the file
-                group[name] = {"failed": traceback.format_exc()[-1500:]}
-        print(f"{name}: {time.monotonic() - start:.0f} s, {json.dumps(group[name])[:300]}", file=sys.stderr, flush=True)
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+                found = {"failed": traceback.format_exc()[-1500:]}
+        print(f"{name}: {time.monotonic() - start:.0f} s, {json.dumps(found)[:300]}", file=sys.stderr, flush=True)
+        with lock:
+            result.setdefault(group, {})[name] = found
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
     with tempfile.TemporaryDirectory(prefix="energy-memory-") as scratch:
         folder = Path(scratch)
-        for variant in VARIANTS:
-            part(result["energy"], variant, lambda s, v=variant: energy(folder, small, v, s), 20)  # type: ignore[misc]
-        for model in models:
-            part(result["memory"], model, lambda s, m=model: memory(folder, m, s), 20)  # type: ignore[misc]
-        shape = tuple(word for word in SHAPE if "weights" not in word)
-        part(
-            result,
-            "overhead",
-            lambda s: measure(small, rounds=3, seconds=s, overrides=shape),
-            45,
-        )
-    result["seconds"] = round(time.monotonic() - begun, 1)
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    return 0
+        if "energy" in wanted:
+            for variant in VARIANTS:
+                part("energy", variant, lambda s, v=variant: energy(folder, small, v, s))  # type: ignore[misc]
+        if "memory" in wanted:
+            with ThreadPoolExecutor(max_workers=len(models)) as pool:
+                for model in models:
+                    pool.submit(part, "memory", model, lambda s, m=model: memory(folder, m, s))  # type: ignore[misc]
+        if "overhead" in wanted:
+            shape = tuple(word for word in SHAPE if "weights" not in word)
+            part("overhead", small, lambda s: measure(small, rounds=3, seconds=s, overrides=shape), 45)
+        if "rank" in wanted:
+            part("rank", small, lambda s: rank(folder, small, s))
+    failed = [name for group in wanted for name, found in result.get(group, {}).items() if "failed" in found]
+    print(f"{time.monotonic() - begun:.0f} s; failed: {', '.join(failed) or 'nothing'}")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

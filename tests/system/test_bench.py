@@ -99,12 +99,16 @@ def test_a_server_that_runs_is_used_and_stays(tmp_path: Path) -> None:
             *QUICK,
             "load.concurrency=1,4",
             "server.api_key_env=MY_KEY",
+            f"artifacts.sync=file://{tmp_path}/store",
             MY_KEY="sk-0123456789abcdefgh",
         )
         assert done.code == 0, done.err
         assert {one["auth"] for one in server.asked} == {"Bearer sk-0123456789abcdefgh"}
         assert len(server.asked) == 1 + 2 + 80
-    held = [p for p in only_run(tmp_path).rglob("*") if p.is_file() and b"0123456789abcdefgh" in p.read_bytes()]
+    run = only_run(tmp_path)
+    sent = tmp_path / "store" / run.name
+    assert valid_manifest(sent) == valid_manifest(run) and (sent / "report.html").is_file()
+    held = [p for p in tmp_path.rglob("*") if p.is_file() and b"0123456789abcdefgh" in p.read_bytes()]
     assert held == []
 
 

@@ -140,6 +140,17 @@ def test_a_job_that_dies_without_a_word_is_not_waited_for(tmp_path: Path, slurm_
     assert lost["problem"].startswith("failed: it ended without finishing: killed")
 
 
+@pytest.mark.parametrize("launcher", ["joblib", "local"])
+def test_a_sweep_of_processes_here_survives_a_failed_job_and_is_resumed(launcher: str, tmp_path: Path) -> None:
+    arguments = sweep_arguments(tmp_path, f"launcher={launcher}", "run.exclusive=null")
+    done = llm_perf(*arguments, cwd=tmp_path, timeout_s=240)
+    sweep = only_sweep(tmp_path)
+    assert (done.code, states(sweep)) == (1, ["ok", "ok", "ok", "failed", "ok", "ok"]), done.err
+    (tmp_path / "d").write_text("")
+    resumed = llm_perf("sweep", "resume", str(sweep), cwd=tmp_path, timeout_s=240)
+    assert_complete(sweep, resumed, again=[1, 1, 1, 2, 1, 1])
+
+
 def test_a_sweep_on_ray_is_resumed_after_its_submitter_was_killed(tmp_path: Path) -> None:
     """Ray needs an environment of its own: LLM_PERF_TEST_RAY names its Python, with this package and `[ray]`."""
     python = os.environ.get("LLM_PERF_TEST_RAY", "")

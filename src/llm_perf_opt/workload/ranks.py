@@ -67,14 +67,15 @@ def own_rank(environ: Mapping[str, str], *, tp: int) -> Rank | None:
     return Rank(rank=numbers["RANK"], local_rank=numbers["LOCAL_RANK"], world_size=numbers["WORLD_SIZE"], tp=tp)
 
 
-def meet(rank: Rank, device: str) -> None:
-    """Form the process group: NCCL between GPUs, gloo between processors."""
+def meet(device: str) -> str:
+    """Form the process group: NCCL between GPUs, gloo between processors; which of them it is."""
     import torch
     import torch.distributed as dist
 
     backend = "nccl" if device.startswith("cuda") else "gloo"
     bound = {"device_id": torch.device(device)} if backend == "nccl" else {}
     dist.init_process_group(backend, timeout=timedelta(seconds=TIMEOUT_S), **bound)
+    return backend
 
 
 def line_up(rank: Rank | None) -> None:

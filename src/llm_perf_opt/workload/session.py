@@ -161,7 +161,7 @@ def open_session(workload: Workload, watcher: WorkloadWatcher | None = None) -> 
     device = resolve_device(config.run.device)
     if rank is not None:
         device = device if device == "cpu" else resolve_device(rank.device(device))
-        meet(rank, device)
+        say(f"rank {rank.rank} of {rank.world_size}: in one group through {meet(device)}")
         workload = replace(workload, planned=rank.part(workload.planned), notes=(*workload.notes, rank.note))
     say(f"loading {config.model.name} ({config.model.weights} weights) on {device}")
     if watcher is not None:
