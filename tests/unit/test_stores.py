@@ -43,6 +43,14 @@ def test_two_runs_of_one_name_get_two_places_and_one_run_keeps_its_own(tmp_path:
     assert [claim(store, run).url for run in (first, second, first)] == [f"{store}/a", f"{store}/a-2", f"{store}/a"]
 
 
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    run, store = timed_run(tmp_path / "runs" / "a", 10.0), tmp_path / "store"
+    (store / "a").mkdir(parents=True)
+    (store / "a" / "thesis.tex").write_text("years of work")
+    assert upload(run, claim(here(store), run)).url == f"{here(store)}/a-2"
+    assert held(store) == ["a-2/manifest.json", "a-2/sync.json", "a/thesis.tex"]
+
+
 def test_a_job_of_a_sweep_is_sent_below_its_sweep(tmp_path: Path) -> None:
     run = timed_run(tmp_path / "sweep-1" / "3", 10.0)
     (tmp_path / "sweep-1" / "jobs.json").write_text("{}")

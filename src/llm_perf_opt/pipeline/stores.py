@@ -30,8 +30,8 @@ T = TypeVar("T")
 SYNC_FILE = "sync.json"
 # Object stores have no folders, and making one may make a bucket.
 HAS_FOLDERS = ("file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs")
-# A server that does not answer is given up after less than a minute.
-S3_OPTIONS = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 2}}}
+# s3fs asks five times; a server that takes calls and never answers is given up after three minutes, not half an hour.
+S3_OPTIONS = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 15, "retries": {"max_attempts": 1}}}
 DOCUMENT_BYTES = 1 << 20
 
 
@@ -79,6 +79,9 @@ def claim(url: str, run_dir: Path) -> SyncDocument:
         store = _Store.open(url)
         for number in count(1):
             place = name if number == 1 else f"{name}-{number}"
+            if store.system.exists(store.path(place)):
+                # Another run's, or nothing of ours at all: what is at a run's place is made what the run holds.
+                continue
             document = SyncDocument(store=url, url=f"{url.rstrip('/')}/{place}", host=platform.node())
             try:
                 store.write(f"{place}/{SYNC_FILE}", msgspec.json.encode(document), is_new=True)
@@ -181,8 +184,6 @@ class _Store:
         path = self.path(name)
         if self.has_folders:
             self.system.makedirs(path.rpartition("/")[0], exist_ok=True)
-        if is_new and self.system.exists(path):
-            raise FileExistsError(path)
         self.system.pipe_file(path, data, mode="create" if is_new else "overwrite")
 
     def send(self, files: dict[str, Path]) -> None:
