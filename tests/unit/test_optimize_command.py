@@ -61,6 +61,7 @@ def test_a_program_is_tried_verified_and_recommended(folder: Path, capsys: pytes
     # Faster still, and wrong.
     assert (rows["lies"]["status"], rows["lies"]["check"]["verdict"]) == ("wrong", "different")
     assert rows["breaks"]["status"] == "failed" and "no such kernel" in rows["breaks"]["reason"]
+    assert (rows["breaks"]["overrides"], rows["lies"]["overrides"]) == (["--broken"], ["mode=2"])
     assert found["gain"] > 1.1 and found["gain_low"] > 1 and found["gain_is_direct"]
     assert found["recommendation"]["command"].startswith("NAP=0.02 ")
     assert [step["name"] for step in found["path"]] == ["start", "shorter"]

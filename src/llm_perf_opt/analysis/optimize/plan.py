@@ -64,7 +64,8 @@ class TrialSet:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        return tuple(f"{key}={value}" for key, value in self.sets.items())
+        """As they are written; a flag of a program has no value."""
+        return tuple(f"{key}={value}" if value or key[:1] != "-" else key for key, value in self.sets.items())
 
     @property
     def effect(self) -> frozenset[tuple[str, str]]:
