@@ -247,6 +247,15 @@ def test_bad_input_exits_with_2_and_names_it(capsys: pytest.CaptureFixture[str],
     assert message in capsys.readouterr().err
 
 
+def test_results_without_room_are_named_with_the_way_to_see_them(capsys: pytest.CaptureFixture[str]) -> None:
+    lists = ["engine=eager,server", "weight_dtype=bf16,int4", "tp=1,2", "batch=1,64", "output=8"]
+    asked = ["predict", "model=llama3_1b,llama3_70b", "hardware=h200,l40s", *(f"workload.{text}" for text in lists)]
+    assert main(asked) == 0
+    out = capsys.readouterr().out
+    assert "request ms, max batch: --wide shows them" in " ".join(out.split())
+    assert max(len(line) for line in out.splitlines()) <= 80
+
+
 def test_the_legend_explains_the_columns_shown_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "model=llama_tiny", "hardware=h200", "workload.output=8"]) == 0
     served = " ".join(capsys.readouterr().out.split())

@@ -1,5 +1,6 @@
 """`llm-perf plan`: which device, how many, which batch: the cheapest that meets the limits. Never imports torch."""
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from llm_perf_opt.runners.predict.counted import MetaModel
 from llm_perf_opt.runners.predict.files import write_csv, write_plot
 from llm_perf_opt.runners.predict.request import LARGEST_NUMBER, Case, Request, parse_request
 from llm_perf_opt.runners.predict.row import Row
+from llm_perf_opt.runners.predict.table import WIDTH
 
 HELP = """\
 llm-perf plan [OVERRIDE ...] [--ttft-ms MS] [--tpot-ms MS] [--context TOKENS]
@@ -214,7 +216,7 @@ def _nearest(rows: Sequence[Row]) -> list[str]:
         why = dict.fromkeys(text for row in rows for text in (*row.notes, row.analysis.hardware_reason or "") if text)
         return [
             "Nothing could be estimated: plans are made for text models on GPUs whose figures are known.",
-            *(f"note: {text}" for text in why),
+            *(line for text in why for line in _filled(text)),
         ]
     fitting = [row for row in rows if row.fits is True and row.forecast is not None]
     if not fitting:
@@ -230,5 +232,9 @@ def _footer(rows: Sequence[Row]) -> list[str]:
         "n: devices of one replica (tensor parallel). A batch is requests in flight;",
         f"prompts ride along. Rates {' and '.join(labels)}: docs/accuracy.md",
         "cost/M: per million output tokens, in the currency of --price; – without one.",
-        *(f"note: {text}" for text in dict.fromkeys(text for row in rows for text in row.notes)),
+        *(line for text in dict.fromkeys(text for row in rows for text in row.notes) for line in _filled(text)),
     ]
+
+
+def _filled(text: str) -> list[str]:
+    return textwrap.wrap(f"note: {text}", WIDTH, break_long_words=False, break_on_hyphens=False)

@@ -53,6 +53,7 @@ def render_table(rows: Sequence[Row], *, is_wide: bool = False) -> str:
     right = [i for i, column in enumerate(columns) if not _is_text(column, rows)]
     lines.append(terminal_table([column.header for column in columns], cells, right=right, rule=False))
     texts = [
+        *_left_out(rows, columns),
         _legend(columns),
         *_modes(rows),
         *_engines(rows),
@@ -77,14 +78,24 @@ def _narrow(rows: Sequence[Row]) -> list[Column]:
     """Names, what differs between rows, and as many results as fit into the width."""
     asked = [c for c in COLUMNS if c.is_question and (c.key in ALWAYS or _varies(c, rows))]
     chosen = list(asked)
-    wanted: tuple[str, ...] = SERVED if any(row.forecast for row in rows) else RESULTS
-    if all(row.decode.estimate is None for row in rows):
-        wanted = ("prefill_bound_ms", "decode_bound_ms", *RESULTS)
-    for key in wanted:
-        column = BY_KEY[key]
-        if any(column.value(row) is not None for row in rows) and _width([*chosen, column], rows) <= WIDTH:
+    for column in _wanted(rows):
+        if _width([*chosen, column], rows) <= WIDTH:
             chosen.append(column)
     return chosen
+
+
+def _wanted(rows: Sequence[Row]) -> list[Column]:
+    """The results worth a column, as far as there are any, the most wanted first."""
+    keys: tuple[str, ...] = SERVED if any(row.forecast for row in rows) else RESULTS
+    if all(row.decode.estimate is None for row in rows):
+        keys = ("prefill_bound_ms", "decode_bound_ms", *RESULTS)
+    return [BY_KEY[key] for key in keys if any(BY_KEY[key].value(row) is not None for row in rows)]
+
+
+def _left_out(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
+    """Results that had no room, and how to see them."""
+    missing = [column.header for column in _wanted(rows) if column not in columns]
+    return [f"no room for {', '.join(missing)}: --wide shows them, --csv and --json too."] if missing else []
 
 
 def _varies(column: Column, rows: Sequence[Row]) -> bool:
