@@ -189,7 +189,11 @@ def table_text(
     width = screen_width() if width is None else width
     header, rows = [printable(cell) for cell in header], [[printable(cell) for cell in row] for row in rows]
     columns = [[head, *(row[index] for row in rows)] for index, head in enumerate(header)]
-    widths = _widths(columns, right, width)
+    # Where room is short, a column without a value takes none.
+    shown = [i for i, (_, *cells) in enumerate(columns) if width is None or i == 0 or any(cells) or not cells]
+    header, rows = [header[i] for i in shown], [[row[i] for i in shown] for row in rows]
+    right = [place for place, i in enumerate(shown) if i in right]
+    widths = _widths([columns[i] for i in shown], right, width)
     pieces = [list(range(len(header)))] if width is None else _pieces(widths, width)
     texts = []
     for piece in pieces:
