@@ -132,6 +132,9 @@ def test_no_byte_of_a_run_holds_any_of_forty_secrets(tmp_path: Path) -> None:
     assert written[2:] == ["--api-key", REDACTED, f"--token={REDACTED}", "${oc.env:MY_SETTING}"]
     assert manifest["config"]["workload"]["command"] == written
     assert REDACTED in (run_dir / "nsys/cmd.txt").read_text().splitlines()[0]
+    # Another stage has to find the clean pass of this program again.
+    made_by = json.loads((run_dir / "tmp/workload/clean/made_by.json").read_text())
+    assert made_by[2:5] == ["--api-key", REDACTED, f"--token={REDACTED}"]
     assert json.loads((run_dir / "env.json").read_text())["variables"]["NCCL_ENDPOINT"] == REDACTED
 
     again = llm_perf("profile", f"run.resume={run_dir}", cwd=tmp_path, timeout_s=120, **VALUES)

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -285,7 +285,8 @@ def _measure(ctx: StageContext, timeout_s: float) -> CleanBaseline:
     argv = launch_ranks(work, ctx.config.run)
     # A resumed run may have other settings, so a result counts only for the very command that made it.
     made_by = folder / "made_by.json"
-    if not (made_by.is_file() and json.loads(made_by.read_bytes()) == argv):
+    written = _as_written(ctx, argv)
+    if not (made_by.is_file() and json.loads(made_by.read_bytes()) == written):
         made_by.unlink(missing_ok=True)
         forget_results(folder)
         result = ctx.run_command(
@@ -296,7 +297,7 @@ def _measure(ctx: StageContext, timeout_s: float) -> CleanBaseline:
             label="clean baseline",
         )
         require_success(result, "the clean pass", stage=ctx.out_dir.name)
-        write_json(made_by, argv)
+        write_json(made_by, written)
     source = (folder / METRICS_FILE).relative_to(ctx.run_dir).as_posix()
     return CleanBaseline(metrics=read_metrics(folder), source=source, folder=folder)
 
@@ -326,7 +327,12 @@ def _is_of_this_program(ctx: StageContext, folder: Path) -> bool:
 def _program(ctx: StageContext) -> list[str]:
     workload = ctx.config.workload
     limits = [str(workload.repeats), str(workload.duration_s), str(ctx.config.user_dir)]
-    return [*(workload.command or ()), *limits]
+    return _as_written(ctx, [*(workload.command or ()), *limits])
+
+
+def _as_written(ctx: StageContext, words: Sequence[str]) -> list[str]:
+    """A command as it may stand in a file: compared with what stood there, not with what a stage's end left of it."""
+    return [*ctx.run_command.redactor.words(words)]
 
 
 def _run_program(ctx: StageContext, folder: Path, timeout_s: float) -> MetricsDocument:
