@@ -73,8 +73,8 @@ def said_by_us(out: str) -> list[str]:
 
 
 def said_by_nsys_ai(out: str) -> list[str]:
-    """Its findings, the most severe first as it lists them."""
-    found = json.loads(out[out.index("{") :])
+    """Its findings, the most severe first as it lists them; what it reports beside them stands around the JSON."""
+    found, _ = json.JSONDecoder().raw_decode(out[out.index("{\n") :])
     rows = found.get("findings", [])
     return [f"{row.get('severity', '')}: {row.get('label') or row.get('title')}" for row in rows[: SAID + 1]] or [
         "nothing"
