@@ -190,7 +190,7 @@ def document(**more: Any) -> MemoryDocument:
         made_by_bytes=50,
         module="model.layers.*.mlp",
         operator="",
-        stack=("/x/site-packages/transformers/llama.py:16 forward",),
+        stack=("/x/site-packages/transformers/llama.py:16 forward", "/x/src/llm_perf_opt/marks.py:3 phase"),
         sites=(Site(kind="weights", module="", place="", count=2, size_bytes=100),),
     )
     facts: dict[str, Any] = {
@@ -246,7 +246,7 @@ def test_predicted_and_measured_stand_side_by_side(tmp_path: Path) -> None:
     assert rows["activations"] == (None, 50e-6, None)
     assert section.paragraphs[1] == (
         "The peak of 0.0 MB was 2.00 s after loading began in prefill. It was made by an allocation of 0.00 MB in "
-        "module model.layers.*.mlp: transformers/llama.py:16 forward."
+        "module model.layers.*.mlp: transformers/llama.py:16 forward ← llm_perf_opt/marks.py:3 phase."
     )
     assert ROOM not in section.paragraphs
     (section,) = memory_sections(ctx, document(), None, {"kv_cache_bytes": 10.0}, why, "memory/memory.json")

@@ -177,8 +177,9 @@ def _peak_words(peak: Peak) -> str:
 
 
 def _short(frame: str) -> str:
-    """A frame without the folders packages are installed in."""
-    return frame.rpartition("site-packages/")[2]
+    """A frame without the folders packages are installed in; ours may run from a checkout."""
+    installed = frame.rpartition("site-packages/")[2]
+    return installed[installed.rfind("/llm_perf_opt/") + 1 :]
 
 
 def _post_mortem(ctx: StageContext, document: MemoryDocument, ran_out: RanOut) -> Section:
