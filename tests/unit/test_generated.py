@@ -67,6 +67,17 @@ def test_sources_are_kept_in_the_stage_and_linked(tmp_path: Path) -> None:
     )
 
 
+def test_modules_are_a_column_where_some_are_known(tmp_path: Path) -> None:
+    cache = tmp_path / "tmp" / "inductor"
+    cache.mkdir(parents=True)
+    (cache / "cab.py").write_text(TRITON)
+    _, (plain,) = collect_generated(tmp_path, tmp_path / "torch_profiler")
+    (cache / "source_nodes.jsonl").write_text(json.dumps(NODES) + "\n")
+    _, (joined,) = collect_generated(tmp_path, tmp_path / "torch_profiler")
+    assert plain.tables[0].columns == ("kernel", "language", "made of")
+    assert [row[-1] for row in joined.tables[0].rows] == ["model.layers.*.mlp", "not known"]
+
+
 def test_nothing_is_written_where_nothing_was_compiled(tmp_path: Path) -> None:
     assert collect_generated(tmp_path, tmp_path) == ((), ())
     assert list(tmp_path.iterdir()) == []

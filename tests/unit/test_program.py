@@ -21,7 +21,9 @@ from llm_perf_opt.profiling.program import (
 )
 from llm_perf_opt.profiling.range_phases import PRESETS, chosen_phases, with_phases
 from llm_perf_opt.profiling.stages.torch_profiler import TorchProfilerConfig
+from llm_perf_opt.runners.arguments import parse_arguments
 from llm_perf_opt.runners.run_program import implied_overrides, split_command
+from tests.support.model_presets import compose_preset
 
 
 @pytest.mark.parametrize(
@@ -204,3 +206,10 @@ def test_what_the_user_gives_takes_the_place_of_a_presets_pattern() -> None:
     found = chosen_phases("sglang", {"decode_step": "execute_model*", "verify": ("a*", "b*")})
     prefill = PRESETS["sglang"]["prefill"]
     assert found == {"prefill": prefill, "decode_step": ("execute_model*",), "verify": ("a*", "b*")}
+
+
+def test_names_of_the_users_own_choosing_can_be_set_as_documented() -> None:
+    given = ('workload.phases={step: "run*"}', "server.env.VLLM_USE_X=1", "workload.repeats=2", "++server.env={A: b}")
+    opened = parse_arguments(given).overrides
+    assert opened == (f"++{given[0]}", f"++{given[1]}", "workload.repeats=2", "++server.env={A: b}")
+    assert compose_preset("model=llama_tiny", opened[0]).workload.phases == {"step": "run*"}

@@ -103,13 +103,21 @@ def _modules(names: str, nodes: Mapping[str, str]) -> tuple[str, ...]:
 
 def _section(document: GeneratedDocument) -> Section:
     """A section with every generated kernel and a link to its source."""
+    # Of C++ kernels inductor does not say which operations are in them.
+    has_modules = any(kernel.modules for kernel in document.kernels)
     rows = tuple(
-        (kernel.name, kernel.language, ", ".join(kernel.operators), ", ".join(kernel.modules) or "not known")
+        (
+            kernel.name,
+            kernel.language,
+            ", ".join(kernel.operators),
+            *([", ".join(kernel.modules) or "not known"] if has_modules else []),
+        )
         for kernel in document.kernels
     )
+    columns = ("kernel", "language", "made of", *(["modules"] if has_modules else []))
     return Section(
         title="Generated kernels",
         paragraphs=("torch.compile wrote these kernels for the decode step; their source opens below.",),
-        tables=(SectionTable(columns=("kernel", "language", "made of", "modules"), rows=rows),),
+        tables=(SectionTable(columns=columns, rows=rows),),
         links=tuple(Link(text=kernel.name, target=kernel.file) for kernel in document.kernels[:LINKS_SHOWN]),
     )

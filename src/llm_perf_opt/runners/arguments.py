@@ -28,6 +28,8 @@ _LONG_FLAGS = (
     *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--info"),
     *("--shell-completion", "--config-path", "--config-name", "--config-dir", _RERUN),
 )
+# Keys that hold names of the user's own choosing, which Hydra would refuse as unknown.
+_FREE_MAPS = ("workload.phases", "server.env", "server.profile_body")
 # Files that were entries of their own; now they only set switches on top of the one entry.
 _OLD_ENTRY = re.compile(r"runner/(?P<name>[\w.-]+)")
 
@@ -68,14 +70,15 @@ def parse_arguments(argv: Sequence[str], *, implied: Sequence[str] = ()) -> Argu
         given = [f"runner={entry['name']}", *given]
         changed = ((f"--config-name runner/{entry['name']}", f"runner={entry['name']}"),)
     translated = translate(given)
+    opened = [_open_map(override) for override in translated.overrides]
     is_sweep = bool({"-m", "--multirun"} & set(flags))
     return Arguments(
         flags=tuple(flags),
         # Hydra refuses a group chosen twice.
         implied=tuple(o for o in implied if o.partition("=")[0] not in {g.partition("=")[0] for g in given}),
-        overrides=tuple(map(_quote_letters, translated.overrides))
+        overrides=tuple(map(_quote_letters, opened))
         if is_sweep
-        else tuple(_quote_letters(_quote_commas(override)) for override in translated.overrides),
+        else tuple(_quote_letters(_quote_commas(override)) for override in opened),
         notice=notice((*changed, *translated.changed)),
         opens=OPEN in argv,
     )
@@ -164,6 +167,13 @@ def _refuse_unknown(flags: Sequence[str], given: Sequence[str]) -> None:
             value = value if sign else next((word for word in given if "=" not in word), "…")
             near = f"; settings have no dashes: {name.removeprefix('--').replace('-', '_')}={value}"
         raise ConfigError(f"{name}: no such flag{near}")
+
+
+def _open_map(override: str) -> str:
+    """`workload.phases={step: "run*"}`, or one name of it: added where Hydra would only change what is there."""
+    key = override.partition("=")[0]
+    is_free = any(key == name or key.startswith(f"{name}.") for name in _FREE_MAPS)
+    return f"++{override}" if is_free else override
 
 
 def _quote_letters(override: str) -> str:
