@@ -14,6 +14,7 @@ from llm_perf_opt.analysis.findings.remedies import (
     COMPILE,
     FLASH_ATTENTION,
     FLEX_ATTENTION,
+    JOINED_PROJECTIONS,
     MAX_AUTOTUNE,
     ONE_THREAD,
     REDUCE_OVERHEAD,
@@ -183,7 +184,17 @@ RULE = Rule(
     plain_words="The work itself takes much longer than this hardware would need for it.",
     remedy=REMEDY,
     hint="Better kernels",
-    experiments=(REDUCE_OVERHEAD, COMPILE, MAX_AUTOTUNE, SDPA, FLASH_ATTENTION, FLEX_ATTENTION, ONE_THREAD, BFLOAT16),
+    experiments=(
+        REDUCE_OVERHEAD,
+        COMPILE,
+        MAX_AUTOTUNE,
+        SDPA,
+        FLASH_ATTENTION,
+        FLEX_ATTENTION,
+        ONE_THREAD,
+        BFLOAT16,
+        JOINED_PROJECTIONS,
+    ),
 )
 ROOF = Rule(
     id="below_roof",
