@@ -316,7 +316,8 @@ def test_the_recommended_file_composes_on_top_of_the_experiment_that_was_chosen(
     (tmp_path / "experiment" / "optimized.yaml").write_text(text)
     found = compose_config(["experiment=optimized"], ConfigEntry(extra_dir=tmp_path))
     assert (found.infer.cache, found.infer.compile, found.infer.cuda_graph) == ("static", "default", True)
-    assert found.model.name == "llama_110m" and found.infer.max_new_tokens == 32
+    demo = compose_config(["experiment=demo"], ConfigEntry())
+    assert (found.model, found.infer.max_new_tokens) == (demo.model, demo.infer.max_new_tokens)
     assert "torch.cuda.graph(graph)" in pasted_code(candidate(CUDA_GRAPH))
 
 
