@@ -1,4 +1,7 @@
-"""The rules a trace in Chrome's format has to obey to be opened by ui.perfetto.dev without a word."""
+"""The rules a trace in Chrome's format has to obey to be opened by ui.perfetto.dev without a word.
+
+Perfetto's own trace processor is in no package: its Python package fetches the program when it is first used.
+"""
 
 import math
 from collections.abc import Sequence

@@ -17,7 +17,7 @@ from llm_perf_opt.report.run_files import LOG_LINES, read_run_files
 from llm_perf_opt.report.view.findings import findings_view
 from llm_perf_opt.report.view.program import faster_than_possible
 from llm_perf_opt.report.view.report import ReportView, build_view
-from llm_perf_opt.report.view.roofline import Point, Roof, RooflineView
+from llm_perf_opt.report.view.roofline import MOST_POINTS, Point, Roof, RooflineView
 from llm_perf_opt.report.view.shown import format_spread
 from llm_perf_opt.report.write import write_reports
 from tests.support.report_facts import facts, gpu, idle, kernel, ms, ncu, phase
@@ -206,6 +206,21 @@ def test_names_of_points_lie_on_no_line_no_point_and_no_other_name() -> None:
     for i, a in enumerate(boxes):
         assert not [b for b in boxes[i + 1 :] if a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]]
         assert not [d for d in layout.dots if a[0] < d.cx < a[2] and a[1] < d.cy < a[3]]
+
+
+def test_the_roofline_draws_the_heaviest_kernels_and_counts_the_others(tmp_path: Path) -> None:
+    names = [(f"k{i}", 1, 1000 + i) for i in range(MOST_POINTS + 7)]
+    measured = [ncu(name, intensity_flop_per_byte=1.0, flop_per_s=1e12) for name, _, _ in names]
+    data = {"kernels": measured, "launches": len(names), "device": "NVIDIA H200"}
+    write_run(
+        tmp_path,
+        stage("nsys", tmp_path, {"analysis_json": ("analysis.json", capture(*names))}),
+        stage("ncu", tmp_path, {"ncu_kernels_json": ("kernels.json", data)}),
+    )
+    view = view_of(tmp_path).roofline
+    drawn = [p.label for p in view.points if p.kind == "kernel"]
+    assert (len(drawn), drawn[0], "k0" in drawn) == (MOST_POINTS, f"k{MOST_POINTS + 6}", False)
+    assert "The 400 heaviest kernels are drawn; without a point: 7." in view.notes
 
 
 def test_backticks_become_code_and_terms_are_explained_once() -> None:

@@ -108,6 +108,7 @@ class TimelineData:
     names: tuple[str, ...]
     classes: tuple[str, ...]
     shapes: tuple[str, ...]
+    links: tuple[tuple[int, int, int, int], ...]
     jumps: tuple[Jump, ...]
     tracks: tuple[Track, ...]
 
@@ -152,6 +153,7 @@ def _timeline(view: TimelineView) -> TimelineData | None:
         names=view.names,
         classes=view.classes,
         shapes=view.shapes,
+        links=view.links,
         jumps=view.jumps,
         tracks=view.tracks,
     )

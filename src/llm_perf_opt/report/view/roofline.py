@@ -10,6 +10,9 @@ from llm_perf_opt.core.units import format_ms, format_rate
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.kernels import KernelRowView, KernelsView
 
+# More of them would hide each other, and make the page heavy.
+MOST_POINTS = 400
+
 
 @dataclass(frozen=True, kw_only=True)
 class Roof:
@@ -49,8 +52,11 @@ class RooflineView:
 
 def roofline_view(files: RunFiles, facts: RunFacts, kernels: KernelsView) -> RooflineView:
     roofs = _roofs(files)
-    points = (*_kernel_points(kernels), *_phase_points(facts))
+    placed = sorted(_kernel_points(kernels), key=lambda point: -point.weight)
+    points = (*placed[:MOST_POINTS], *_phase_points(facts))
     notes = []
+    if len(placed) > MOST_POINTS:
+        notes.append(f"The {MOST_POINTS} heaviest kernels are drawn; without a point: {len(placed) - MOST_POINTS:,}.")
     if not facts.is_cpu and not any(p.kind == "kernel" for p in points):
         notes.append("No kernel is drawn: their FLOPs and bytes come from ncu (pipeline.ncu.enable=true).")
     hidden = sum(1 for row in kernels.rows if row.ncu is not None and _does_no_flop(row.ncu))

@@ -18,8 +18,7 @@ class Track:
     """One row of the timeline. `data` packs `[start - previous start, length, name, class]` as base64 of varints.
 
     The class of a call is what it is (launch, wait, other call, operator). `links`, of a row of kernels, packs
-    `[ns since its launch began + 1, row of the launch, operator + 1, module + 1, launch shape + 1]`, 0 for what is not
-    known.
+    `[ns since its launch began + 1, place in the view's links]`, 0 for what is not known.
     """
 
     label: str
@@ -41,7 +40,10 @@ class Jump:
 
 @dataclass(frozen=True, kw_only=True)
 class TimelineView:
-    """Times in ns since the window began."""
+    """Times in ns since the window began.
+
+    `links` are `(row of a launch, operator + 1, module + 1, launch shape + 1)`, each once, because kernels share them.
+    """
 
     length_ns: int
     names: tuple[str, ...]
@@ -51,6 +53,7 @@ class TimelineView:
     notes: tuple[str, ...]
     source: str
     shapes: tuple[str, ...] = ()
+    links: tuple[tuple[int, int, int, int], ...] = ()
     missing: Unknown | None = None
 
 
@@ -82,19 +85,22 @@ def _view(found: Found[TimelineWindow]) -> TimelineView:
     ranges, (calls, places) = _ranges(file, names), _calls(file, names)
     # Rows are numbered over all of them: launches lie below the ranges.
     places = {call: (row + len(ranges), start) for call, (row, start) in places.items()}
+    links: dict[tuple[int, int, int, int], int] = {}
+    tracks = (*ranges, *calls, *_kernels(file, names, places, links))
     notes = list(file.notes)
     if file.left_out:
         notes.append(f"Events after the window that are not shown: {file.left_out:,}.")
     notes.append("Recorded under a profiler: order and gaps are real, the host is slower than in the clean pass.")
     return TimelineView(
         length_ns=file.window_ns[1] - file.window_ns[0],
-        tracks=(*ranges, *calls, *_kernels(file, names, places)),
+        tracks=tracks,
         names=names.all,
         classes=file.classes,
         jumps=_jumps(file),
         notes=tuple(notes),
         source=found.source,
         shapes=tuple(shape_text(shape) for shape in file.launch_shapes),
+        links=tuple(links),
     )
 
 
@@ -185,7 +191,12 @@ def _calls(file: TimelineWindow, names: _PageNames) -> tuple[list[Track], dict[i
     return tracks, {i: (number[key], file.calls[i][0]) for i, key in place.items()}
 
 
-def _kernels(file: TimelineWindow, names: _PageNames, places: Mapping[int, tuple[int, int]]) -> list[Track]:
+def _kernels(
+    file: TimelineWindow,
+    names: _PageNames,
+    places: Mapping[int, tuple[int, int]],
+    links: dict[tuple[int, int, int, int], int],
+) -> list[Track]:
     rows: dict[int, list[int]] = {}
     for index, kernel in enumerate(file.kernels):
         rows.setdefault(kernel[2], []).append(index)
@@ -197,22 +208,27 @@ def _kernels(file: TimelineWindow, names: _PageNames, places: Mapping[int, tuple
             (*file.kernels[i][:2], names.code(file.kernels[i][3], is_kernel=True), file.kernels[i][4]) for i in chosen
         ]
         track = _track(f"GPU {file.streams[stream]}", "kernel", 0, events)
-        tracks.append(replace(track, links=_links(file, names, places, chosen)) if file.launches else track)
+        tracks.append(replace(track, links=_links(file, names, places, chosen, links)) if file.launches else track)
     return tracks
 
 
 def _links(
-    file: TimelineWindow, names: _PageNames, places: Mapping[int, tuple[int, int]], chosen: Sequence[int]
+    file: TimelineWindow,
+    names: _PageNames,
+    places: Mapping[int, tuple[int, int]],
+    chosen: Sequence[int],
+    links: dict[tuple[int, int, int, int], int],
 ) -> str:
     numbers: list[int] = []
     for i in chosen:
         row, start = places.get(file.launches[i], (0, -1))
         # A launch that began before the window is cut at its edge.
         lag = max(file.kernels[i][0] - start, 0) + 1 if start >= 0 else 0
-        around = [
+        operator, module = (
             names.code(column[i]) + 1 if column and column[i] >= 0 else 0 for column in (file.operators, file.modules)
-        ]
-        numbers += [lag, row, *around, file.shapes[i] + 1 if file.shapes else 0]
+        )
+        link = (row, operator, module, file.shapes[i] + 1 if file.shapes else 0)
+        numbers += [lag, links.setdefault(link, len(links))]
     return varints(numbers)
 
 

@@ -30,8 +30,13 @@ if (canvas && data.timeline) {
     if (links) {
       const value = numbers(links);
       track.lag = new Float64Array(count);
-      for (const key of ["row", "operator", "module", "shape"]) track[key] = new Uint32Array(count);
-      for (let i = 0; i < count; i++) { track.lag[i] = value(); for (const key of ["row", "operator", "module", "shape"]) track[key][i] = value(); }
+      const keys = ["row", "operator", "module", "shape"];
+      for (const key of keys) track[key] = new Uint32Array(count);
+      for (let i = 0; i < count; i++) {
+        track.lag[i] = value();
+        const link = time.links[value()];
+        for (let k = 0; k < 4; k++) track[keys[k]][i] = link[k];
+      }
     }
     return track;
   };
