@@ -71,6 +71,8 @@ def test_a_pipe_is_written_to_and_stays_one_and_a_link_is_followed_only_among_th
     write_whole(pipe, b"numbers")
     assert (os.read(reader, 99), pipe.is_fifo()) == (b"numbers", True)
     os.close(reader)
+    write_whole(pipe, b"nobody reads")
+    assert (pipe.is_fifo(), pipe.read_bytes()) == (False, b"nobody reads")
     target.write_bytes(b"mine")
     link.symlink_to(target)
     with monkeypatch.context() as streams:

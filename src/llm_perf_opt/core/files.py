@@ -95,12 +95,13 @@ STREAMS = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
 def write_whole(path: Path, data: bytes) -> Path:
     """Write a file so that it is there as a whole or as it was. A link in its place is replaced, not followed.
 
-    A device or a pipe (`--csv /dev/stdout`) is written to: as root we could put a file in its place.
+    A device or a pipe (`--csv /dev/stdout`) is written to: as root we could put a file in its place. A pipe nobody
+    reads is one somebody left in a run, where writing would wait forever, and is replaced like a link.
     """
     if not path.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if _is_stream(path):
-        with path.open("wb") as stream:
+    if _is_stream(path) and (opened := _opened_stream(path)) is not None:
+        with open(opened, "wb") as stream:
             stream.write(data)
         return path
     # On a shared file system another machine's writer may have the same number.
@@ -127,6 +128,17 @@ def _is_stream(path: Path) -> bool:
     if stat.S_ISLNK(mode) and path.absolute().parent in STREAMS:
         return True
     return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
+
+
+def _opened_stream(path: Path) -> int | None:
+    try:
+        number = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return None
+        raise
+    os.set_blocking(number, True)
+    return number
 
 
 def odd_entries(root: Path) -> Iterable[str]:
