@@ -1,7 +1,7 @@
 """Parameters, FLOPs and bytes of a whole model from its parts, per module group: the closed form."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from llm_perf_opt.analysis.hardware.work import Dtypes, Step, View, Work, linear
 from llm_perf_opt.analysis.static.forms import (
@@ -32,11 +32,13 @@ DEFAULT_MLA_MODE: MlaMode = "latent-expand"
 class Parameters:
     """`activated`: all but the routed experts that one token does not pick; embeddings count in full.
 
-    `activated_inside` leaves embedding and output matrix out, as some vendors do.
+    `activated_inside` leaves embedding and output matrix out, as some vendors do. `beside`: the groups that a token of
+    text does not use, such as a vision part whose work is not reckoned.
     """
 
     groups: Mapping[str, int]
     activated: int
+    beside: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def activated_inside(self) -> int:
@@ -65,7 +67,8 @@ def count_parameters(model: Model) -> Parameters:
     idle = sum(count * _idle_params(layer, decoder.hidden) for layer, count in decoder.blocks)
     if model.images is not None:
         groups |= model.images.params()
-    return Parameters(groups=groups, activated=sum(groups.values()) - idle)
+    beside = dict(model.beside)
+    return Parameters(groups={**groups, **beside}, activated=sum(groups.values()) - idle, beside=beside)
 
 
 def prefill_phase(

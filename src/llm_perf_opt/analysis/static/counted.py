@@ -5,7 +5,7 @@ and estimates, what attention's mask throws away, bytes that no fusion can spare
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from llm_perf_opt.analysis.hardware.roofline import Estimate, launch_band
 from llm_perf_opt.analysis.hardware.work import Dtypes, Shape
@@ -36,7 +36,10 @@ PER = {PREFILL: "prompt", DECODE: "decode step"}
 
 @dataclass(frozen=True, kw_only=True)
 class CountedAnalysis:
-    """`reason` says what the closed form does not know; `parameters` and `counts` are by module group and by phase."""
+    """`reason` says what the closed form does not know; `parameters` and `counts` are by module group and by phase.
+
+    `beside`: parameters by group of parts that are held in memory and were not run.
+    """
 
     name: str
     reason: str
@@ -47,15 +50,16 @@ class CountedAnalysis:
     capacity_bytes: float | None
     parameters: Mapping[str, int]
     counts: Mapping[str, Count]
+    beside: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
-        return sum(self.parameters.values())
+        return sum(self.parameters.values()) + sum(self.beside.values())
 
     @property
     def activated(self) -> int | None:
         """How many experts a token goes to is not known without the closed form."""
-        return None if "experts" in self.parameters else self.total
+        return None if "experts" in self.parameters else sum(self.parameters.values())
 
     @property
     def weights_bytes(self) -> float:
@@ -89,7 +93,9 @@ def counted_document(
             batch=shape.batch, prompt_tokens=shape.prompt, context=shape.context, views=shape.views, how=shape.how
         ),
         parameters=StaticParameters(
-            total=analysis.total, activated=analysis.activated, groups=dict(analysis.parameters)
+            total=analysis.total,
+            activated=analysis.activated,
+            groups={**analysis.parameters, **analysis.beside},
         ),
         kv_bytes_per_token=None,
         memory=StaticMemory(

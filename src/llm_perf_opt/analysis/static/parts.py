@@ -168,10 +168,14 @@ class ImageSide(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A decoder, and what stands before it for a model that reads images."""
+    """A decoder, and what stands before it for a model that reads images.
+
+    `beside`: parameters by group of parts that are held in memory and whose work is not reckoned.
+    """
 
     decoder: Decoder
     images: ImageSide | None = None
+    beside: tuple[tuple[str, int], ...] = ()
 
 
 def in_order(groups: Iterable[str]) -> list[str]:

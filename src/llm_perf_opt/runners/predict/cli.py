@@ -45,6 +45,7 @@ from llm_perf_opt.config.schema import AppConfig, HardwareSection
 from llm_perf_opt.core.manifest import plain
 from llm_perf_opt.errors import EXIT_OK, ConfigError
 from llm_perf_opt.profiling.static_child import shape_from_config
+from llm_perf_opt.runners.predict.beside import Beside, count_beside
 from llm_perf_opt.runners.predict.counted import MetaModel, count_model
 from llm_perf_opt.runners.predict.files import write_csv, write_plot
 from llm_perf_opt.runners.predict.machine import this_cpu, this_device
@@ -62,7 +63,8 @@ llm-perf predict [OVERRIDE ...] [--wide] [--sort COLUMN] [--csv FILE]
 
 What the hardware allows for a model and what to expect of it, from its
 configuration alone: no weights, no torch. Of a family without a closed form the
-operators are counted with torch, which takes seconds.
+operators are counted with torch, and so are the parameters of what reads images
+or sound; that takes seconds.
 
 examples:
   llm-perf predict model=llama3_8b hardware=h200,rtx3090 workload.batch=1,8,64
@@ -173,6 +175,7 @@ class Subject:
     geometry: Any
     where: str
     model: Model | MetaModel
+    beside: Beside
 
     @property
     def text(self) -> Fields:
@@ -211,10 +214,16 @@ def _subject(name: str, path: Path | None, request: Request) -> Subject:
         raise
     except NotInClosedForm as error:
         model = MetaModel(adapter, config.model, text_fields(geometry, where).data, error.what)
+    is_text = adapter.data_kind != PAGES
+    beside = count_beside(geometry, where=where) if is_text and is_wrapped(geometry) else Beside()
+    if isinstance(model, Model):
+        model = replace(model, beside=tuple(beside.params.items()))
     label = config.model.name
     if path is not None:
         label = path.parent.name if path.name == "config.json" else path.stem
-    return Subject(label=label, config=config, adapter=adapter, geometry=geometry, where=where, model=model)
+    return Subject(
+        label=label, config=config, adapter=adapter, geometry=geometry, where=where, model=model, beside=beside
+    )
 
 
 def _predict(subject: Subject, request: Request) -> Iterator[Row]:
@@ -246,6 +255,7 @@ def predict_row(subject: Subject, case: Case, device: Device | None, resolved: R
             name=subject.label,
             hardware_reason=reason,
             capacity_bytes=capacity,
+            beside=subject.beside.params,
         )
         said = (*notes, *_subject_notes(subject, shape, case, None), *_counted_notes(subject.label, model, case))
         return Row(analysis=counted, case=case, forecast=None, notes=said)
@@ -338,8 +348,19 @@ def _subject_notes(subject: Subject, shape: Shape, case: Case, problem: str | No
     if case.output is not None and max(case.concurrency or 1, case.batch) >= MANY and _has_experts(subject.model):
         found.append(FULL_LOAD)
     if subject.adapter.data_kind != PAGES and is_wrapped(subject.geometry):
-        found.append(f"{subject.label}: the text model alone is counted, not what reads images or sound")
+        found.append(f"{subject.label}: {_beside_note(subject.beside)}")
     return tuple(found)
+
+
+def _beside_note(beside: Beside) -> str:
+    """What is reckoned of the parts that read images or sound."""
+    if beside.params:
+        return (
+            f"what reads images or sound ({', '.join(beside.params)}) is in the memory, unquantised; times and FLOPs "
+            "are the text model's alone: tokens made of images count as tokens of the prompt, making them does not"
+        )
+    why = "" if beside.reason is None else f"; {beside.reason}"
+    return f"the text model alone is counted, in the memory too, not what reads images or sound{why}"
 
 
 def _compose(overrides: Sequence[str]) -> AppConfig:

@@ -22,7 +22,7 @@ from llm_perf_opt.errors import ConfigError, ParseError
 from llm_perf_opt.workload.models.base import ModelAdapter
 
 # Torch and transformers refuse what they cannot build or run in many ways; all of them mean the same here.
-_REFUSALS = (ConfigError, ImportError, OSError, RuntimeError, ValueError, TypeError, AttributeError, LookupError)
+REFUSALS = (ConfigError, ImportError, OSError, RuntimeError, ValueError, TypeError, AttributeError, LookupError)
 
 
 class MetaModel:
@@ -47,7 +47,7 @@ class MetaModel:
             groups = self._adapter.meta_groups(module)
             counts = count_phases(self._adapter, module, groups, shape)
             return count_module_parameters(module, groups), counts
-        except _REFUSALS as error:
+        except REFUSALS as error:
             said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             raise ParseError(
                 f"{self.reason}, and counting its operators with transformers failed ({type(error).__name__}: {said}); "
@@ -67,6 +67,7 @@ def count_model(
     name: str,
     hardware_reason: str | None,
     capacity_bytes: float | None,
+    beside: Mapping[str, int],
 ) -> CountedAnalysis:
     parameters, counts = source.count(shape.batch, shape.prompt, shape.context)
     return CountedAnalysis(
@@ -79,6 +80,7 @@ def count_model(
         capacity_bytes=capacity_bytes,
         parameters=parameters,
         counts=counts,
+        beside=beside,
     )
 
 

@@ -1,7 +1,7 @@
 """The table `llm-perf predict` prints: one line for each combination, 80 columns, what it means below it."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from llm_perf_opt.analysis.static.analysis import Analysis
 from llm_perf_opt.analysis.static.closed_form import kv_bytes
@@ -144,15 +144,24 @@ def _models(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         analysis = row.analysis
         if isinstance(analysis, CountedAnalysis):
-            seen[analysis.name] = f"{analysis.name}: {analysis.total:,} parameters"
+            parts = _parts(analysis.total, analysis.beside)
+            seen[analysis.name] = f"{analysis.name}: {analysis.total:,} parameters{parts}"
             continue
         p = analysis.parameters
-        active = ""
-        if p.activated != p.total:
-            active = f", {p.activated:,} a token ({p.activated_inside:,} without embeddings)"
+        active = _parts(p.total, p.beside)
+        if p.activated != p.total - sum(p.beside.values()):
+            active += f", {p.activated:,} a token ({p.activated_inside:,} without embeddings)"
         text = f"{analysis.name}: {p.total:,} parameters{active}, {analysis.kv_bytes_per_token:,.0f} KV bytes a token"
         seen[analysis.name] = text + _windowed(analysis)
     return [line for text in seen.values() for line in textwrap.wrap(text, WIDTH)]
+
+
+def _parts(total: int, beside: Mapping[str, int]) -> str:
+    """How many parameters are the text model's and how many those of the parts beside it."""
+    if not beside:
+        return ""
+    parts = {"text": total - sum(beside.values()), **beside}
+    return f" ({', '.join(f'{name} {count:,}' for name, count in parts.items())})"
 
 
 def _windowed(analysis: Analysis) -> str:
