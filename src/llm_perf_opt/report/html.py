@@ -45,7 +45,7 @@ def render_html(view: ReportView) -> str:
     environment.filters |= {"ms": format_ms, "percent": format_percent, "digits": digits, "count": format_count}
     environment.filters |= {"words": words, "terms": terms}
     environment.tests["missing"] = lambda value: isinstance(value, Unknown)
-    columns = [column for column in COLUMNS if not view.is_bare or _is_filled(column, view)]
+    columns = [column for column in COLUMNS if _is_filled(column, view)]
     return environment.get_template("report.html.j2").render(
         view=view,
         layout=layout_roofline(view.roofline),
