@@ -127,6 +127,17 @@ def test_a_prompt_beyond_the_positions_a_model_knows_is_said(capsys: pytest.Capt
     assert "note: llama3_8b: 10,000 tokens are beyond its max_position_embeddings of 8,192" in said
 
 
+def test_layers_that_predict_further_tokens_are_said_to_be_left_out(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    sizes = {**preset_geometry("causal_lm/arch/llama3_1b"), "num_nextn_predict_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    (found,) = predict_json(capsys, f"model.path={tmp_path}", "hardware=h200")
+    assert any(
+        "layers that predict further tokens (num_nextn_predict_layers) are not" in note for note in found["notes"]
+    )
+
+
 def test_a_wrapper_is_read_by_its_text_model_formats_and_positions_included(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -144,6 +144,60 @@ def test_parameters_are_those_of_the_published_checkpoint(name: str) -> None:
     assert count_parameters(read_text_model(data, where=name)).total == count
 
 
+def test_kimi_k2_is_its_checkpoint_without_the_correction_of_its_routers() -> None:
+    data = {
+        "model_type": "kimi_k2",
+        "vocab_size": 163840,
+        "tie_word_embeddings": False,
+        "moe_intermediate_size": 2048,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 384,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "num_key_value_heads": 64,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        **_sizes(7168, 18432, 61, 64),
+    }
+    tensors = 1_026_408_232_448
+    assert count_parameters(read_text_model(data, where="c")).total == tensors - 60 * 384
+
+
+@pytest.mark.parametrize(
+    ("hidden", "width", "expert", "experts", "layers", "dense", "billions"),
+    [(5120, 12288, 1536, 160, 92, 3, 358.34), (4096, 10944, 1408, 128, 46, 1, 110.47)],
+    ids=["GLM-4.5", "GLM-4.5-Air"],
+)
+def test_glm_4_5_and_the_layer_that_predicts_further_tokens_are_the_published_files(
+    hidden: int, width: int, expert: int, experts: int, layers: int, dense: int, billions: float
+) -> None:
+    data = {
+        "model_type": "glm4_moe",
+        "vocab_size": 151552,
+        "tie_word_embeddings": False,
+        "attention_bias": True,
+        "use_qk_norm": hidden == 5120,
+        "head_dim": 128,
+        "num_key_value_heads": 8,
+        "moe_intermediate_size": expert,
+        "first_k_dense_replace": dense,
+        "n_routed_experts": experts,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        **_sizes(hidden, width, layers, 96),
+    }
+    total, longer = (
+        count_parameters(read_text_model({**data, "num_hidden_layers": n}, where="c")).total
+        for n in (layers, layers + 1)
+    )
+    # The layer brings tables of its own, three norms and the product that joins token and hidden state.
+    further = (longer - total) + 2 * 151552 * hidden + 3 * hidden + 2 * hidden * hidden
+    assert (total + further) / 1e9 == pytest.approx(billions, abs=0.005)
+
+
 @pytest.mark.parametrize(("layers", "experts", "size"), [(24, 32, 13_761_264_768), (36, 128, 65_248_815_744)])
 def test_a_mixed_checkpoint_takes_the_bytes_of_its_published_files(layers: int, experts: int, size: int) -> None:
     """gpt-oss: experts in mxfp4, the rest in bf16; the sizes are those of the tensors in its safetensors index."""

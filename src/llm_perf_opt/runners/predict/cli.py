@@ -97,6 +97,8 @@ combination. Columns to sort by are the names in the header of the CSV file.
 MANY = 64
 # What configurations call the longest context a model was made for.
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+# What they call layers that predict tokens beyond the next one.
+FURTHER = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 FULL_LOAD = (
     "models with experts under full load come out fast: published runs reached about two thirds of such estimates "
     "(docs/accuracy.md)"
@@ -347,6 +349,12 @@ def _subject_notes(subject: Subject, shape: Shape, case: Case, problem: str | No
         found.append(f"{subject.label}: {reach:,} tokens are beyond its max_position_embeddings of {longest:,}")
     if case.output is not None and max(case.concurrency or 1, case.batch) >= MANY and _has_experts(subject.model):
         found.append(FULL_LOAD)
+    further = next((key for key in FURTHER if subject.text.data.get(key)), None)
+    if further is not None:
+        found.append(
+            f"{subject.label}: layers that predict further tokens ({further}) are not counted, published totals may "
+            "have them: transformers leaves them out, engines load them for speculative decoding"
+        )
     if subject.adapter.data_kind != PAGES and is_wrapped(subject.geometry):
         found.append(f"{subject.label}: {_beside_note(subject.beside)}")
     return tuple(found)
