@@ -1,6 +1,7 @@
 """What a wrapper holds beside its text model, against the model transformers builds of the same configuration."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,18 @@ def test_the_vision_part_is_shown_apart_and_costs_batch_but_no_time(
     said = " ".join(predict(capsys, tmp_path, geometry).split())
     assert f"{total:,} parameters (text {total - vision:,}, vision {vision:,})" in said
     assert "what reads images or sound (vision) is in the memory, unquantised; times and FLOPs are the text" in said
+
+
+def test_a_model_that_speaks_is_counted_without_what_speaks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    audio = {"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 64, "output_dim": 64}
+    thinker = {
+        "text_config": {**TEXT, "model_type": "qwen2_5_omni_text"},
+        "vision_config": QWEN_TOWER,
+        "audio_config": audio,
+    }
+    said = " ".join(predict(capsys, tmp_path, {"model_type": "qwen2_5_omni", "thinker_config": thinker}).split())
+    assert re.search(r"\(text [\d,]+, audio [\d,]+, vision [\d,]+\)", said)
+    assert "what speaks is a model of its own and not counted" in said
 
 
 def test_a_type_transformers_does_not_have_says_that_the_rest_is_left_out(

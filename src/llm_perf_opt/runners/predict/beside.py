@@ -7,7 +7,7 @@ needs torch, so it is done only for a configuration that names such a part.
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llm_perf_opt.errors import ConfigError
@@ -23,7 +23,7 @@ _AUDIO = re.compile(r"audio|speech|sound")
 
 @dataclass(frozen=True, kw_only=True)
 class Beside:
-    """`params`: by group, vision or audio. `reason`: why they could not be counted; None where there is nothing."""
+    """`params`: by group, vision or audio. `reason`: what is not counted and why; None: nothing is missing."""
 
     params: Mapping[str, int] = field(default_factory=dict)
     reason: str | None = None
@@ -32,8 +32,8 @@ class Beside:
 def count_beside(geometry: Mapping[str, Any], *, where: str) -> Beside:
     """The parts of a wrapper that are not its text model."""
     if isinstance(thinker := geometry.get("thinker_config"), Mapping):
-        # What listens and sees; the part that speaks is a model of its own.
-        return count_beside({"model_type": f"{geometry.get('model_type')}_thinker", **thinker}, where=where)
+        heard = count_beside({"model_type": f"{geometry.get('model_type')}_thinker", **thinker}, where=where)
+        return replace(heard, reason=heard.reason or "what speaks is a model of its own and not counted")
     if not any(isinstance(geometry.get(key), Mapping) for key in _PARTS):
         return Beside()
     problems = find_size_problems(geometry, where=where)

@@ -362,12 +362,13 @@ def _subject_notes(subject: Subject, shape: Shape, case: Case, problem: str | No
 
 def _beside_note(beside: Beside) -> str:
     """What is reckoned of the parts that read images or sound."""
+    why = "" if beside.reason is None else f"; {beside.reason}"
     if beside.params:
         return (
             f"what reads images or sound ({', '.join(beside.params)}) is in the memory, unquantised; times and FLOPs "
             "are the text model's alone: tokens made of images count as tokens of the prompt, making them does not"
+            f"{why}"
         )
-    why = "" if beside.reason is None else f"; {beside.reason}"
     return f"the text model alone is counted, in the memory too, not what reads images or sound{why}"
 
 
