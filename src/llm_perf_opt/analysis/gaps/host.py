@@ -1,11 +1,12 @@
 """What a host thread did during a time."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from llm_perf_opt.analysis.gaps.verdict import Verdict, judge, judge_overhead, readable
-from llm_perf_opt.analysis.timeline.intervals import Ints
+from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
 from llm_perf_opt.analysis.timeline.timeline import HostEvents, Timeline
 
 CALL, OPERATOR, FRAME, SYSTEM, RANGE = "runtime call", "operator", "Python frame", "system call", "range"
@@ -35,12 +36,6 @@ class HostActivity:
 NOTHING = HostActivity(verdict="unknown", kind=None, name=None, where=None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Table:
-    kind: str
-    events: HostEvents
-
-
 class HostRecord:
     """The host events of a capture that last long enough to explain one of some times."""
 
@@ -50,21 +45,19 @@ class HostRecord:
         calls, ranges = timeline.calls, timeline.ranges
         all_calls = HostEvents(start_ns=calls.start_ns, end_ns=calls.end_ns, name=calls.name, thread=calls.thread)
         all_ranges = HostEvents(start_ns=ranges.start_ns, end_ns=ranges.end_ns, name=ranges.name, thread=ranges.thread)
-        sources = (
-            (CALL, all_calls),
-            (OPERATOR, timeline.operators),
-            (FRAME, timeline.frames),
-            (SYSTEM, timeline.system),
-            (RANGE, all_ranges),
-        )
-        self._tables = [_Table(kind=kind, events=_long(events, shortest_ns)) for kind, events in sources]
-        self._shorter_calls = _long(all_calls, shortest_ns // SEVERAL)
+        self._sources = {
+            CALL: all_calls,
+            OPERATOR: timeline.operators,
+            FRAME: timeline.frames,
+            SYSTEM: timeline.system,
+            RANGE: all_ranges,
+        }
+        self._shortest_ns = shortest_ns
+        # Picked when first asked for: who wants a place asks for no calls, and those are the most.
+        self._long: dict[tuple[str, int], HostEvents] = {}
         self._operators = timeline.operators
         self._pauses = timeline.pauses
-        # Threads that launch or open ranges run the program; others wait for work all the time.
-        self._is_program = np.zeros(len(timeline.thread_process), np.bool_)
-        self._is_program[calls.thread[calls.launches]] = True
-        self._is_program[ranges.thread] = True
+        self._calls, self._ranges = calls, ranges
         # Found when first asked for: most captures never ask.
         self._usual: dict[str, float | None] = {}
         self._by_start: Ints | None = None
@@ -85,7 +78,7 @@ class HostRecord:
 
     def _calls_of(self, start: int, end: int, thread: int) -> HostActivity | None:
         """The call with most time among several that fill half of a time together."""
-        events = self._shorter_calls
+        events = self._long_ones(CALL, self._shortest_ns // SEVERAL)
         overlap = np.minimum(events.end_ns, end) - np.maximum(events.start_ns, start)
         inside = np.flatnonzero((overlap > 0) & (events.thread == thread) & (events.name >= 0))
         if not len(inside) or int(overlap[inside].sum()) < COVERS * (end - start):
@@ -135,10 +128,10 @@ class HostRecord:
 
     def _find(self, start: int, end: int, thread: int, *, own: bool) -> HostActivity | None:
         stacks = {
-            table.kind: self._covering(table.kind, start, end, thread, own=own)
-            for table in self._tables
+            kind: self._covering(kind, start, end, thread, own=own)
+            for kind in self._sources
             # Other threads sleep in system calls all the time.
-            if own or table.kind != SYSTEM
+            if own or kind != SYSTEM
         }
         inner = [event for kind in (CALL, OPERATOR, FRAME, SYSTEM, RANGE) for event in stacks.get(kind, [])]
         if not inner:
@@ -166,11 +159,32 @@ class HostRecord:
             return next(pair for pair in named if pair[1] == said)
         return next((pair for pair in named if not pair[1].startswith(_BUILT_IN)), named[0])
 
+    @cached_property
+    def _is_program(self) -> Flags:
+        """Threads that launch or open ranges run the program; others wait for work all the time."""
+        found = np.zeros(len(self._process), np.bool_)
+        found[self._calls.thread[self._calls.launches]] = True
+        found[self._ranges.thread] = True
+        return found
+
+    def _long_ones(self, kind: str, shortest_ns: int) -> HostEvents:
+        """The events of one kind that can cover half of such a time."""
+        if (kind, shortest_ns) not in self._long:
+            events = self._sources[kind]
+            pick: Ints = np.flatnonzero(events.end_ns - events.start_ns >= COVERS * shortest_ns)
+            self._long[kind, shortest_ns] = HostEvents(
+                start_ns=events.start_ns[pick],
+                end_ns=events.end_ns[pick],
+                name=events.name[pick],
+                thread=events.thread[pick],
+            )
+        return self._long[kind, shortest_ns]
+
     def _covering(
         self, kind: str, start: int, end: int, thread: int, *, own: bool, share: float = COVERS
     ) -> list[tuple[str, int]]:
         """Names and lengths of the events of one kind that cover a time, the shortest (innermost) first."""
-        events = next(table.events for table in self._tables if table.kind == kind)
+        events = self._long_ones(kind, self._shortest_ns)
         if not len(events):
             return []
         overlap = np.minimum(events.end_ns, end) - np.maximum(events.start_ns, start)
@@ -203,13 +217,3 @@ class HostRecord:
             return None
         names, index = np.unique(events.name[outer], return_inverse=True)
         return self._names[int(names[np.argmax(np.bincount(index, weights=time))])]
-
-
-def _long(events: HostEvents, shortest_ns: int) -> HostEvents:
-    pick: Ints = np.flatnonzero(events.end_ns - events.start_ns >= COVERS * shortest_ns)
-    return HostEvents(
-        start_ns=events.start_ns[pick],
-        end_ns=events.end_ns[pick],
-        name=events.name[pick],
-        thread=events.thread[pick],
-    )

@@ -68,7 +68,6 @@ class _Waits:
 def _waits(timeline: Timeline, maps: Mapping[int, IdleMap]) -> Iterator[tuple[str, _Waits]]:
     calls = timeline.calls
     waits = np.flatnonzero(calls.waits & (calls.end_ns > calls.start_ns))
-    record: HostRecord | None = None
     for code in distinct(calls.name[waits]) if len(waits) and int(calls.name[waits].min()) >= 0 else ():
         mine = waits[calls.name[waits] == code]
         length = calls.end_ns[mine] - calls.start_ns[mine]
@@ -79,8 +78,8 @@ def _waits(timeline: Timeline, maps: Mapping[int, IdleMap]) -> Iterator[tuple[st
             busy = maps[int(owner)].busy
             covered = busy.covered_before(calls.end_ns[some]) - busy.covered_before(calls.start_ns[some])
             one.gpu_idle_ns += int((calls.end_ns[some] - calls.start_ns[some] - covered).sum())
-        longest = mine[np.argsort(-length, kind="stable")[:PLACED]]
-        record = record or HostRecord(timeline, 0)
+        order = np.argsort(-length, kind="stable")[:PLACED]
+        longest, record = mine[order], HostRecord(timeline, int(length[order[-1]]))
         for index in longest.tolist():
             start, end = int(calls.start_ns[index]), int(calls.end_ns[index])
             place = record.place(start, end, int(calls.thread[index]))

@@ -25,6 +25,7 @@ from llm_perf_opt.analysis.timeline.intervals import (
     Flags,
     Intervals,
     Ints,
+    expand,
     gaps_of,
     intersect,
     union,
@@ -143,21 +144,26 @@ def _map(compute: Activities, copies: Activities, calls: Calls, window: tuple[in
     del first
     copying, copy_opener = _copying(moves, busy)
     parts = _Parts(start=busy.start, end=busy.end, opener=opener).joined(copying.start, copying.end, copy_opener)
-    for work in (compute, copies):
-        empty = np.flatnonzero(work.end_ns == work.start_ns)
-        parts = parts.marked(work.start_ns[empty], work.call[empty])
+    for work, lasting in ((compute, kernels), (copies, moves)):
+        if lasting is not work:
+            empty = np.flatnonzero(work.end_ns == work.start_ns)
+            parts = parts.marked(work.start_ns[empty], work.call[empty])
     gaps = _gaps(parts, _last_launch((compute, copies), calls), window)
     known = gaps.call >= 0
-    launched = gaps.end.copy()
-    launched[known] = np.clip(calls.end_ns[gaps.call[known]], gaps.start[known], gaps.end[known])
+    if known.all():
+        launched = np.clip(calls.end_ns[gaps.call], gaps.start, gaps.end)
+    else:
+        launched = gaps.end.copy()
+        launched[known] = np.clip(calls.end_ns[gaps.call[known]], gaps.start[known], gaps.end[known])
     if gaps.trailing:
         # Nothing ran after the last gap, so nothing was queued; without any GPU work the host launched nothing.
         launched[-1] = gaps.end[-1]
         known[-1] = known[-1] or not (len(compute) or len(copies))
     before = _Gaps(start=gaps.start, end=launched, call=gaps.call, trailing=gaps.trailing)
     queued = launched < gaps.end
-    late = np.flatnonzero(queued & (launched > gaps.start))
-    waiting = _waiting(before, known & (launched > gaps.start), calls)
+    waited = launched > gaps.start
+    late = np.flatnonzero(queued & waited)
+    waiting = _waiting(before, known & waited, calls)
     long = before.long_beside(waiting, known)
     after = _Gaps(start=launched, end=gaps.end, call=gaps.call, trailing=gaps.trailing)
     # Gaps are in order and apart, and so are parts of them.
@@ -192,7 +198,8 @@ def _span(tables: Sequence[Activities]) -> tuple[int, int]:
 
 def _last_launch(tables: Sequence[Activities], calls: Calls) -> int:
     """The latest call that launched any of this, or -1."""
-    found = [call[np.argmax(calls.start_ns[call])] for t in tables if len(call := t.call[t.call >= 0])]
+    recorded = [t.call if int(t.call.min()) >= 0 else t.call[t.call >= 0] for t in tables if len(t)]
+    found = [call[np.argmax(calls.start_ns[call])] for call in recorded if len(call)]
     return int(max(found, key=lambda call: calls.start_ns[call])) if found else -1
 
 
@@ -256,22 +263,28 @@ def _gaps(parts: _Parts, last_launch: int, window: tuple[int, int]) -> _Gaps:
     closed = np.concatenate((parts.start, [window[1]]))
     real = closed > opened
     call = np.concatenate((parts.opener, np.array([last_launch], np.int32)))
-    return _Gaps(start=opened[real], end=closed[real], call=call[real], trailing=bool(real[-1]))
+    # Mostly only the outermost are none: those are cut off without a copy of the rest.
+    inner = slice(int(not real[0]), len(real) - int(not real[-1]))
+    chosen = inner if real[inner].all() else real
+    return _Gaps(start=opened[chosen], end=closed[chosen], call=call[chosen], trailing=bool(real[-1]))
 
 
 def _waiting(gaps: _Gaps, open_: Flags, calls: Calls) -> Intervals:
     """The parts of the gaps in which the launching thread sat in a synchronisation call."""
     starts: list[Ints] = [np.zeros(0, np.int64)]
     ends: list[Ints] = [np.zeros(0, np.int64)]
-    gap_start, gap_end, call = gaps.start[open_], gaps.end[open_], gaps.call[open_]
     waits = np.flatnonzero(calls.waits)
     for thread in distinct(calls.thread[waits]):
         mine = waits[calls.thread[waits] == thread]
         inside = union(calls.start_ns[mine], calls.end_ns[mine])
-        # Without any GPU work the gap has no launching call, and every thread's waiting counts.
-        here = (calls.thread[call] == thread) | (call < 0)
         # Few waits are looked up in many gaps, not the other way round.
-        part = intersect(inside.start, inside.end, Intervals(start=gap_start[here], end=gap_end[here]))
-        starts.append(part.start)
-        ends.append(part.end)
+        first = np.searchsorted(gaps.end, inside.start, side="right")
+        count = np.maximum(np.searchsorted(gaps.start, inside.end, side="left") - first, 0)
+        wait, gap = np.repeat(np.arange(len(first)), count), expand(first, count)
+        call = gaps.call[gap]
+        # Without any GPU work the gap has no launching call, and every thread's waiting counts.
+        here = open_[gap] & ((calls.thread[call] == thread) | (call < 0))
+        wait, gap = wait[here], gap[here]
+        starts.append(np.maximum(inside.start[wait], gaps.start[gap]))
+        ends.append(np.minimum(inside.end[wait], gaps.end[gap]))
     return union(np.concatenate(starts), np.concatenate(ends))

@@ -39,8 +39,9 @@ class Intervals:
     @cached_property
     def _before(self) -> Ints:
         """How much of the set lies before each of its intervals; asked for again and again."""
-        total = np.cumsum(self.end - self.start)
-        return np.concatenate(([0], total[:-1]))
+        before = np.zeros(len(self.start), np.int64)
+        np.cumsum(self.end[:-1] - self.start[:-1], out=before[1:])
+        return before
 
 
 def union(start: Ints, end: Ints) -> Intervals:

@@ -219,7 +219,7 @@ def chains_of(timeline: Timeline, wanted: Callable[[str], bool]) -> Chains:
     starts = np.flatnonzero(first)
     time_ns = (kernels.end_ns - kernels.start_ns)[order]
     total, longest = np.add.reduceat(time_ns, starts), np.maximum.reduceat(time_ns, starts)
-    length = np.diff(np.append(starts, len(order)))
+    length = np.diff(np.append(starts, len(flag)))
     chosen = flag[starts] & (length > 1)
     return Chains(
         count=int(chosen.sum()),
@@ -252,7 +252,7 @@ def attention_in_pieces(timeline: Timeline) -> AttentionInPieces:
     if not len(kernels) or not (kinds == SOFTMAX).any():
         return AttentionInPieces(count=0, product_ns=0, softmax_ns=0, between_ns=0)
     order, lane = _by_stream(kernels)
-    kind, index = kinds[kernels.name[order]], np.arange(len(order))
+    kind, index = kinds[kernels.name[order]], np.arange(len(kernels))
     is_step = kind != PASSING
     before = np.concatenate(([-1], np.maximum.accumulate(np.where(is_step, index, -1))[:-1]))
     after = np.minimum.accumulate(np.where(is_step, index, len(index))[::-1])[::-1]
@@ -279,14 +279,12 @@ def _piece(name: str) -> int:
     return {"GEMM": PRODUCT, "elementwise": PASSING, "copy": PASSING}.get(kernel_class, 0)
 
 
-def _by_stream(kernels: Activities) -> tuple[Ints, Ints]:
+def _by_stream(kernels: Activities) -> tuple[Ints | slice, Ints]:
     """The order in which kernels ran, stream by stream, and the stream of each in that order."""
+    in_time = bool((kernels.start_ns[1:] >= kernels.start_ns[:-1]).all())
+    if in_time and all(int(c.min()) == int(c.max()) for c in (kernels.process, kernels.device, kernels.stream)):
+        return slice(None), kernels.stream
     lane = (kernels.process.astype(np.int64) << 40) + (kernels.device.astype(np.int64) << 24) + kernels.stream
-    if bool((kernels.start_ns[1:] >= kernels.start_ns[:-1]).all()):
-        # Captures mostly list kernels in time: then only streams are to be told apart, if there are several.
-        if not bool((lane != lane[0]).any()):
-            return np.arange(len(lane)), lane
-        order = np.argsort(lane, kind="stable")
-    else:
-        order = np.lexsort((kernels.start_ns, lane))
+    # Captures mostly list kernels in time: then only streams are to be told apart.
+    order = np.argsort(lane, kind="stable") if in_time else np.lexsort((kernels.start_ns, lane))
     return order, lane[order]

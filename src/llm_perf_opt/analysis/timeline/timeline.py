@@ -231,6 +231,9 @@ def distinct(values: Ints) -> Ints:
     """The distinct values of a column, in order; fast where they are small codes."""
     if not len(values):
         return np.zeros(0, np.int64)
-    if int(values.min()) >= 0 and int(values.max()) < 4 * len(values) + 1024:
+    low, high = int(values.min()), int(values.max())
+    if low == high:
+        return values[:1].astype(np.int64)
+    if low >= 0 and high < 4 * len(values) + 1024:
         return np.flatnonzero(np.bincount(values))
     return np.unique(values)
