@@ -71,7 +71,8 @@ class _Launches:
 
 def _launches(timeline: Timeline) -> _Launches | None:
     calls, compute = timeline.calls, join([timeline.kernels, timeline.graphs])
-    known = np.flatnonzero(compute.call >= 0)
+    all_recorded = len(compute) > 0 and int(compute.call.min()) >= 0
+    known: Ints = np.arange(len(compute), dtype=np.int32) if all_recorded else np.flatnonzero(compute.call >= 0)
     if not len(known):
         return None
     # Copies are no launches: one from pageable memory blocks whatever its call is named.
@@ -86,8 +87,8 @@ def _launches(timeline: Timeline) -> _Launches | None:
         known = np.sort(known[np.concatenate(([True], np.diff(compute.call[known]) != 0))])
     step = max(1, len(known) // SAMPLE)
     every = len(known) == len(compute)
-    launched = np.sort(calls.start_ns[compute.call if every else compute.call[known]], kind="stable")
-    ended = np.sort(compute.end_ns if every else compute.end_ns[known], kind="stable")
+    launched = _in_order(calls.start_ns[compute.call if every else compute.call[known]])
+    ended = _in_order(compute.end_ns if every else compute.end_ns[known])
     at = launched[::step]
     before = np.searchsorted(launched, at, side="left")
     some = known[::step]
@@ -105,3 +106,8 @@ def _launches(timeline: Timeline) -> _Launches | None:
         work_ns=int(length.sum()),
         short_ns=int(length[short].sum()),
     )
+
+
+def _in_order(times: Ints) -> Ints:
+    """Sorted; captures mostly list them so already."""
+    return times if bool((times[1:] >= times[:-1]).all()) else np.sort(times, kind="stable")

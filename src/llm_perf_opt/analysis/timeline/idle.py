@@ -140,15 +140,17 @@ def map_idle(timeline: Timeline) -> dict[int, IdleMap]:
 def _map(compute: Activities, copies: Activities, calls: Calls, window: tuple[int, int]) -> IdleMap:
     kernels, moves = _lasting(compute), _lasting(copies)
     busy, first = union_and_first(kernels.start_ns, kernels.end_ns)
-    opener = kernels.call[first]
+    parts = _Parts(start=busy.start, end=busy.end, opener=kernels.call[first])
+    # Of a long capture each of these is large, and memory that was never used costs more time than what is done in it.
     del first
     copying, copy_opener = _copying(moves, busy)
-    parts = _Parts(start=busy.start, end=busy.end, opener=opener).joined(copying.start, copying.end, copy_opener)
+    parts = parts.joined(copying.start, copying.end, copy_opener)
     for work, lasting in ((compute, kernels), (copies, moves)):
         if lasting is not work:
             empty = np.flatnonzero(work.end_ns == work.start_ns)
             parts = parts.marked(work.start_ns[empty], work.call[empty])
     gaps = _gaps(parts, _last_launch((compute, copies), calls), window)
+    del parts
     known = gaps.call >= 0
     if known.all():
         launched = np.clip(calls.end_ns[gaps.call], gaps.start, gaps.end)
@@ -162,7 +164,9 @@ def _map(compute: Activities, copies: Activities, calls: Calls, window: tuple[in
     before = _Gaps(start=gaps.start, end=launched, call=gaps.call, trailing=gaps.trailing)
     queued = launched < gaps.end
     waited = launched > gaps.start
-    late = np.flatnonzero(queued & waited)
+    late = queued & waited
+    starting = Intervals(start=launched[late], end=gaps.end[late])
+    np.minimum(starting.end, starting.start + START_NS, out=starting.end)
     waiting = _waiting(before, known & waited, calls)
     long = before.long_beside(waiting, known)
     after = _Gaps(start=launched, end=gaps.end, call=gaps.call, trailing=gaps.trailing)
@@ -179,7 +183,7 @@ def _map(compute: Activities, copies: Activities, calls: Calls, window: tuple[in
         queued=between,
         waiting=waiting,
         unknown=union(gaps.start[~known], gaps.end[~known]),
-        starting=Intervals(start=launched[late], end=np.minimum(gaps.end[late], launched[late] + START_NS)),
+        starting=starting,
         long=without(union(gaps.start[long], launched[long]), waiting),
         held=held,
     )

@@ -110,7 +110,7 @@ class Launched:
             if not mine.any():
                 continue
             start, end, _ = self.view(by_process)
-            before = np.concatenate(([0], np.cumsum(end - start)))
+            before = _sums_before(end - start)
             out[mine] = before[(first + count)[mine]] - before[first[mine]]
         return out
 
@@ -120,20 +120,30 @@ class LaunchCalls:
 
     def __init__(self, timeline: Timeline) -> None:
         calls = timeline.calls
-        pick = np.flatnonzero(calls.launches)
-        self._order = _Order(timeline, calls.thread[pick], calls.start_ns[pick])
-        self._length = calls.end_ns[pick] - calls.start_ns[pick]
+        # Nearly all calls kept of a capture launch: the others count nothing, which is cheaper than to leave them out.
+        self._order = _Order(timeline, calls.thread, calls.start_ns)
+        self._launches = calls.launches.view(np.int8)
+        self._length = calls.end_ns - calls.start_ns
+        self._length[~calls.launches] = 0
 
     def inside(self, ranges: Ranges) -> tuple[Ints, Ints]:
-        first, count, wide = self._order.slices(ranges)
-        time = np.zeros(len(first), np.int64)
+        first, among, wide = self._order.slices(ranges)
+        count, time = np.zeros(len(first), np.int64), np.zeros(len(first), np.int64)
         for by_process in (False, True):
             mine = wide == by_process
             if mine.any():
-                length = self._order.arrange(self._length, by_process=by_process)
-                before = np.concatenate(([0], np.cumsum(length)))
-                time[mine] = before[(first + count)[mine]] - before[first[mine]]
+                low, high = first[mine], (first + among)[mine]
+                for column, out in ((self._launches, count), (self._length, time)):
+                    before = _sums_before(self._order.arrange(column, by_process=by_process))
+                    out[mine] = before[high] - before[low]
         return count, time
+
+
+def _sums_before(column: Ints) -> Ints:
+    """The sum of all before each entry, and of all."""
+    out = np.zeros(len(column) + 1, np.int64)
+    np.cumsum(column, out=out[1:])
+    return out
 
 
 # Pairs of range and kernel looked at in one go: bounds the memory, whatever the capture's length.

@@ -125,10 +125,17 @@ def _rows(source: int, compute: Activities, copies: Activities) -> Iterator[Stre
             device=int(parts[0].device[0]),
             stream=stream,
             kernel_count=len(kernels),
-            busy_ns=union(compute.start_ns[kernels], compute.end_ns[kernels]).total,
-            copy_ns=union(copies.start_ns[copied], copies.end_ns[copied]).total,
+            busy_ns=_busy_ns(compute, kernels),
+            copy_ns=_busy_ns(copies, copied),
             span_ns=span_ns,
         )
+
+
+def _busy_ns(work: Activities, index: Ints) -> int:
+    """When some of the work ran; nothing is copied where it is all of it."""
+    if len(index) == len(work):
+        return union(work.start_ns, work.end_ns).total
+    return union(work.start_ns[index], work.end_ns[index]).total
 
 
 def _groups(stream: Ints) -> Iterator[tuple[int, Ints]]:

@@ -276,7 +276,12 @@ def _table(
     arguments = [e.args for e in rows] if on_gpu or kind == CALL else []
     correlation = [-1 if a is None else a.correlation for a in arguments]
     device = [0 if a is None else a.device for a in arguments] if on_gpu else []
-    stream = [-1 if a is None else _stream(a.stream) for a in arguments] if on_gpu else []
+    # A stream has a number; what else stands there is none.
+    stream = (
+        [-1 if a is None or type(n := a.stream) is not int or not 0 <= n < MOST_STREAMS else n for a in arguments]
+        if on_gpu
+        else []
+    )
     size = [-1 if a is None else _size(a.bytes) for a in arguments] if kind == COPY else []
     shape: list[int] = []
     allocated: list[int] = []
@@ -336,11 +341,6 @@ def _launch(args: Any) -> bytes:
     if not grid or not block:
         return b""
     return b"[" + b",".join((grid, block, bytes(args.registers) or b"null", bytes(args.shared) or b"null")) + b"]"
-
-
-def _stream(value: Any) -> int:
-    """The number of a stream, -1 where there is none a stream can have."""
-    return value if type(value) is int and 0 <= value < MOST_STREAMS else -1
 
 
 class _NoTime(Exception):
