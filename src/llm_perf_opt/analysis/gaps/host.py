@@ -188,11 +188,14 @@ class HostRecord:
         if not len(events):
             return []
         overlap = np.minimum(events.end_ns, end) - np.maximum(events.start_ns, start)
-        fits = overlap >= max(share * (end - start), 1)
-        fits &= events.thread == thread if own else self._is_program[events.thread]
+        index = np.flatnonzero(overlap >= max(share * (end - start), 1))
+        if not len(index):
+            return []
+        threads = events.thread[index]
+        fits: Flags = threads == thread
         if not own:
-            fits &= self._process[events.thread] == self._process[thread]
-        index = np.flatnonzero(fits & (events.name >= 0))
+            fits = self._is_program[threads] & (self._process[threads] == self._process[thread])
+        index = index[fits & (events.name[index] >= 0)]
         length = events.end_ns[index] - events.start_ns[index]
         order = np.argsort(length, kind="stable")
         return [
