@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 LONGEST_BASE = 100
 # Of pipeline.nsys.timeout_s; the rest is for nsys to write and import the capture.
 WINDOW_SHARE = 0.8
+# nsys needs a second or two to end and write, however short the window.
+WRITING_S = 5.0
 
 
 def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
@@ -161,7 +163,7 @@ def plan_captures(cfg: "NsysConfig", nsys: str, *, is_own: bool = True) -> list[
 
 def _longest_window(cfg: "NsysConfig") -> int:
     """A program of the user's own may never end: its capture is closed while there is time to write it down."""
-    return max(1, int(WINDOW_SHARE * cfg.timeout_s) - cfg.delay_s)
+    return max(1, int(min(WINDOW_SHARE * cfg.timeout_s, cfg.timeout_s - WRITING_S)) - cfg.delay_s)
 
 
 def _gates_by_name(cfg: "NsysConfig", *, is_own: bool) -> bool:

@@ -29,7 +29,7 @@ def render_analysis(analysis: CaptureAnalysis, *, top: int) -> Text:
         parts.append(_operators(analysis.operators, top))
     if analysis.ncu is not UNSET:
         parts.append(_ncu(analysis.ncu, top))
-    parts += [_section(section, max(FEWEST, top // 3)) for section in capture_sections(analysis)]
+    parts += [_section(section, min(top, max(FEWEST, top // 3))) for section in capture_sections(analysis)]
     parts.append(_notes(analysis))
     return Text("\n\n").join(part for part in parts if part)
 
