@@ -150,6 +150,7 @@ def test_003_a_run_that_falls_back_to_the_cpu_says_so() -> None:
     assert fallback_note(typed(*TINY, "run.device=cpu"), plain_host(), stages, nothing) is None
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_003_the_first_line_and_the_page_say_that_it_is_the_cpu(tmp_path: Path) -> None:
     """000:96"""

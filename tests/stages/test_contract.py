@@ -59,6 +59,7 @@ class TestTimer(StageContract):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("contract_StaticAnalysis")
 class TestStaticAnalysis(StageContract):
     stage = static_analysis.STAGE
 
@@ -86,6 +87,7 @@ def fake_model(folder: Path, lines: Sequence[str]) -> AppConfig:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("contract_TorchProfiler")
 class TestTorchProfiler(StageContract):
     stage = torch_profiler.STAGE
 
@@ -107,6 +109,7 @@ class TestTorchProfiler(StageContract):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("contract_DirectInference")
 class TestDirectInference(StageContract):
     stage = direct_inference.STAGE
 

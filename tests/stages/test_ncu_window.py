@@ -75,6 +75,7 @@ def test_the_order_of_launches_is_that_of_the_first_range(capture: Path) -> None
     assert launch_sequence(None, "decode*") == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_kernels_missed_by_name_are_looked_for_by_place(capture: Path, tmp_path: Path) -> None:
     config = type_config(compose_config(["model=llama_tiny", "infer.max_new_tokens=5"]), user_dir=tmp_path)

@@ -135,6 +135,7 @@ def run_child_here(config: AppConfig, out_dir: Path, stage: dict[str, object]) -
     return facts, read_counts(out_dir)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_real_sample_sets_the_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
@@ -155,6 +156,7 @@ def test_a_real_sample_sets_the_shape(tmp_path: Path, monkeypatch: pytest.Monkey
 PERSIMMON = ("model=llama_tiny", "model.geometry.model_type=persimmon", "dataset=synthetic", "dataset.prompt_tokens=64")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_family_without_a_closed_form_is_counted_by_operators_alone(tmp_path: Path) -> None:
     config = configure(tmp_path, *PERSIMMON, "workload.context=72")

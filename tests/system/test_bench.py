@@ -115,12 +115,19 @@ def test_a_server_that_runs_is_used_and_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "overrides", "words", "levels"),
     [
-        ("dies_on_start", (), "openai ended with exit code 4 before it was ready: fake: ValueError: no such model", 0),
-        (
+        pytest.param(
+            "dies_on_start",
+            (),
+            "openai ended with exit code 4 before it was ready: fake: ValueError: no such model",
+            0,
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
             "never_ready",
             ("server.ready_timeout_s=2",),
             "not ready within 2 s (server.ready_timeout_s), it answers HTTP",
             0,
+            marks=pytest.mark.long,
         ),
         (
             "dies_under_load",
@@ -183,6 +190,7 @@ def test_an_interrupt_ends_the_server_and_keeps_the_results(tmp_path: Path) -> N
     assert _results(tmp_path)["levels"][0]["completed"] > 5
 
 
+@pytest.mark.long
 @pytest.mark.real_nsys
 @pytest.mark.skipif(shutil.which("nsys") is None, reason="needs nsys")
 def test_nsys_records_a_window_of_a_server_that_is_started_once_more(tmp_path: Path) -> None:
@@ -211,6 +219,7 @@ def test_the_servers_own_profiler_is_asked_around_a_window(tmp_path: Path) -> No
     assert folder == str(only_run(tmp_path) / "bench" / "engine")
 
 
+@pytest.mark.long
 def test_a_server_without_a_profiler_is_told_from_one_that_fails(tmp_path: Path) -> None:
     with fake_server(fault="no_profiler") as server:
         done = _bench(tmp_path, f"server.url={server.url}", "capture.tool=engine", *QUICK)

@@ -22,6 +22,7 @@ QUICK = (
 )
 
 
+@pytest.mark.long
 def test_a_family_the_closed_form_does_not_know_runs_and_the_page_says_so(tmp_path: Path) -> None:
     done = llm_perf(
         "profile", "model=llama_tiny", "model.geometry.model_type=persimmon", *QUICK, cwd=tmp_path, timeout_s=300
@@ -52,13 +53,11 @@ IMAGE = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("folder", "preset", "written", "parameters", "groups"),
     [
-        pytest.param(
-            *("text", "starcoder2_tiny", TEXT, 124_544, {"attention", "mlp", "norm", "embedding", "lm_head"}),
-            marks=[pytest.mark.slow, pytest.mark.long],
-        ),
+        ("text", "starcoder2_tiny", TEXT, 124_544, {"attention", "mlp", "norm", "embedding", "lm_head"}),
         ("image", "page_reader", IMAGE, 213_376, {"attention", "mlp", "norm", "embedding", "lm_head", "look"}),
     ],
 )

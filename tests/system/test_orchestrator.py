@@ -274,7 +274,7 @@ def test_after_a_crash_only_what_is_missing_is_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "ran", "reason"),
     [
-        ("run.top_n_kernels=5", "", None),
+        pytest.param("run.top_n_kernels=5", "", None, marks=pytest.mark.long),
         ("pipeline.beta.timeout_s=77", "", None),
         ("pipeline.beta.setting=2", "beta", "its settings changed (pipeline.beta.setting: 1 -> 2)"),
         ("infer.top_k=9", "alpha beta", "the workload's settings changed (infer.top_k: 0 -> 9)"),
@@ -300,6 +300,7 @@ def test_a_failed_stage_is_run_again_and_a_lost_file_too(tmp_path: Path) -> None
     assert "beta: runs because it was failed before" in done.err
 
 
+@pytest.mark.long
 def test_a_disabled_stage_is_left_out_of_a_resumed_run_when_its_result_is_of_other_settings(tmp_path: Path) -> None:
     assert llm_perf("profile", *OFF, ALPHA, "hydra.run.dir=r", cwd=tmp_path).code == 0
     done = llm_perf("profile", "run.resume=r", "pipeline.alpha.enable=false", BETA, "infer.top_k=9", cwd=tmp_path)
@@ -334,6 +335,7 @@ def test_results_of_other_settings_do_not_survive_a_resumed_run_that_stops_early
     assert statuses(valid_manifest(tmp_path / "r")) == {"alpha": "failed", "beta": "skipped"}
 
 
+@pytest.mark.long
 def test_a_stage_runs_again_when_a_stage_it_reads_from_did(tmp_path: Path) -> None:
     first = ("pipeline.alpha.setting=1", "pipeline.beta.reads=alpha", "hydra.run.dir=r")
     assert llm_perf("profile", *OFF, ALPHA, BETA, *first, cwd=tmp_path).code == 0

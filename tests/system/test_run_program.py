@@ -104,6 +104,7 @@ def test_a_program_that_does_not_end_is_ended_after_its_time_and_that_is_no_fail
     assert found["wall_ms"]["reason"] == "the program did not end by itself, it was ended after a while"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("nsys") is None, reason="nsys is not here")
 @pytest.mark.parametrize("window", ["pipeline.nsys.duration_s=3", "pipeline.nsys.stop_after_phases=20"])
 def test_nsys_captures_a_window_of_a_program_that_does_not_end(tmp_path: Path, window: str) -> None:

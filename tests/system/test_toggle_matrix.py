@@ -40,14 +40,14 @@ def _tools(folder: Path) -> dict[str, str]:
 def _combinations() -> list[object]:
     """Each combination; those that start nsys share a worker, because two at a time can lose each other's agent.
 
-    None, each alone, the first two and all are in the default suite, the others are long.
+    None, the first alone and all are in the default suite, the others are long.
     """
     group, long = pytest.mark.xdist_group("nsys"), (pytest.mark.slow, pytest.mark.long)
-    usual = {(False,) * 4, (True,) * 4, (True, True, False, False)}
+    usual = {(False,) * 4, (True,) * 4, (True, False, False, False)}
     return [
         pytest.param(
             on,
-            marks=[*([group] if on[STAGES.index("nsys")] else []), *(() if on in usual or sum(on) == 1 else long)],
+            marks=[*([group] if on[STAGES.index("nsys")] else []), *(() if on in usual else long)],
         )
         for on in itertools.product([False, True], repeat=4)
     ]

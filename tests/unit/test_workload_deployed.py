@@ -55,8 +55,14 @@ def run(preset: str, *overrides: str, batch: bool) -> tuple[tuple[int, ...], ...
         return generator.generate(inputs, rows, NEW_TOKENS).sequences
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("preset", TINY)
+@pytest.mark.parametrize(
+    ("preset", "cache"),
+    [
+        pytest.param(preset, cache, marks=() if (preset == TINY[0]) == (cache == "dynamic") else pytest.mark.long)
+        for preset in TINY
+        for cache in ("dynamic", "static")
+    ],
+)
 def test_a_ragged_batch_gives_each_sequence_the_tokens_it_gets_alone(preset: str, cache: str) -> None:
     alone = run(preset, batch=False)
     assert len(set(alone)) == len(LENGTHS)
@@ -80,6 +86,7 @@ def test_a_static_cache_changes_no_token_and_is_emptied_between_samples(preset: 
     assert run(preset, "infer.cache=static", batch=False) == run(preset, batch=False)
 
 
+@pytest.mark.long
 def test_a_compiled_step_changes_no_token_and_tells_its_modules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
