@@ -1,0 +1,59 @@
+import triton
+import triton.language as tl
+
+from torch._inductor.runtime import triton_helpers, triton_heuristics
+from torch._inductor.runtime.triton_helpers import libdevice, math as tl_math
+from torch._inductor.runtime.hints import AutotuneHint, ReductionHint, TileHint, DeviceProperties
+triton_helpers.set_driver_to_gpu()
+
+@triton_heuristics.pointwise(
+    size_hints={'x': 512}, 
+    filename=__file__,
+    triton_meta={'signature': {'in_ptr0': '*i64', 'in_ptr1': '*bf16', 'in_ptr2': '*fp32', 'out_ptr0': '*bf16', 'xnumel': 'i32', 'XBLOCK': 'constexpr'}, 'device': DeviceProperties(type='cuda', index=0, multi_processor_count=132, cc=90, major=9, regs_per_multiprocessor=65536, max_threads_per_multi_processor=2048, max_threads_per_block=1024, warp_size=32), 'constants': {}, 'native_matmul': False, 'enable_fp_fusion': True, 'launch_pdl': False, 'disable_ftz': False, 'configs': [{(0,): [['tt.divisibility', 16]], (1,): [['tt.divisibility', 16]], (2,): [['tt.divisibility', 16]], (3,): [['tt.divisibility', 16]], (4,): [['tt.divisibility', 16]]}]},
+    inductor_meta={'grid_type': 'Grid1D', 'autotune_hints': set(), 'kernel_name': 'triton_poi_fused__to_copy__unsafe_view_add_arange_bmm_cat_cos_index_copy_mul_neg_sin_slice_transpose_unsqueeze_view_2', 'mutated_arg_names': ['out_ptr0'], 'optimize_mem': True, 'no_x_dim': False, 'atomic_add_found': False, 'num_load': 5, 'num_store': 1, 'num_reduction': 0, 'backend_hash': '91D1D1166449D9E2EB66EB9770C9E2C3B0FEB787341F27FEB4D3F0338DA50336', 'assert_indirect_indexing': True, 'autotune_local_cache': True, 'autotune_pointwise': True, 'autotune_remote_cache': None, 'force_disable_caches': False, 'dynamic_scale_rblock': True, 'max_autotune': False, 'max_autotune_pointwise': False, 'min_split_scan_rblock': 256, 'spill_threshold': 16, 'store_cubin': False, 'deterministic': False, 'force_filter_reduction_configs': False, 'mix_order_reduction_allow_multi_stages': False, 'are_deterministic_algorithms_enabled': False, 'tiling_scores': {'x': 3200}},
+    min_elem_per_thread=0
+)
+@triton.jit
+def triton_poi_fused__to_copy__unsafe_view_add_arange_bmm_cat_cos_index_copy_mul_neg_sin_slice_transpose_unsqueeze_view_2(in_ptr0, in_ptr1, in_ptr2, out_ptr0, xnumel, XBLOCK : tl.constexpr):
+    xnumel = 512
+    xoffset = tl.program_id(0) * XBLOCK
+    xindex = xoffset + tl.arange(0, XBLOCK)[:]
+    xmask = xindex < xnumel
+    x2 = xindex
+    x0 = (xindex % 64)
+    x1 = xindex // 64
+    tmp0 = tl.load(in_ptr0 + (0))
+    tmp1 = tl.broadcast_to(tmp0, [XBLOCK])
+    tmp9 = tl.load(in_ptr1 + (x2), xmask).to(tl.float32)
+    tmp10 = tl.load(in_ptr2 + ((x2 % 32)), xmask, eviction_policy='evict_last')
+    tmp2 = tl.full([1], 0, tl.int64)
+    tmp3 = tmp2 + tmp1
+    tmp4 = tl.full([XBLOCK], 1088, tl.int32)
+    tmp5 = tmp3 + tmp4
+    tmp6 = tmp3 < 0
+    tmp7 = tl.where(tmp6, tmp5, tmp3)
+    tl.device_assert((0 <= tmp7) & (tmp7 < 1088), "index out of bounds: 0 <= tmp7 < 1088")
+    tmp11 = tl_math.cos(tmp10)
+    tmp12 = tl.full([1], 1.0, tl.float32)
+    tmp13 = tmp11 * tmp12
+    tmp14 = tmp13.to(tl.float32)
+    tmp15 = tmp9 * tmp14
+    tmp16 = x0
+    tmp17 = tmp16 >= tmp2
+    tmp18 = tl.full([1], 32, tl.int64)
+    tmp19 = tmp16 < tmp18
+    tmp20 = tl.load(in_ptr1 + (32 + 64*x1 + (x0)), tmp19 & xmask, eviction_policy='evict_last', other=0.0).to(tl.float32)
+    tmp21 = -tmp20
+    tmp22 = tl.full(tmp21.shape, 0.0, tmp21.dtype)
+    tmp23 = tl.where(tmp19, tmp21, tmp22)
+    tmp24 = tmp16 >= tmp18
+    tmp25 = tl.full([1], 64, tl.int64)
+    tmp26 = tmp16 < tmp25
+    tmp27 = tl.load(in_ptr1 + (64*x1 + ((-32) + x0)), tmp24 & xmask, eviction_policy='evict_last', other=0.0).to(tl.float32)
+    tmp28 = tl.where(tmp19, tmp23, tmp27)
+    tmp29 = tl_math.sin(tmp10)
+    tmp30 = tmp29 * tmp12
+    tmp31 = tmp30.to(tl.float32)
+    tmp32 = tmp28 * tmp31
+    tmp33 = tmp15 + tmp32
+    tl.store(out_ptr0 + (x0 + 64*tmp7 + 69632*x1), tmp33, xmask)
