@@ -6,7 +6,6 @@ stream are `inter_chunk_latency`.
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,6 @@ from llm_perf_opt.serving.config import LoadLevel
 from llm_perf_opt.serving.results import LATENCIES, BenchDocument, LatencyFigures, LevelResult
 
 LARGEST = 1 << 30
-_VLLM = re.compile(r'"request_throughput"\s*:\s*-?[\d.]')
-_AIPERF = re.compile(r'"(request_throughput|request_latency)"\s*:\s*\{\s*"')
 _TO_MS = {"ms": 1.0, "s": 1e3, "sec": 1e3, "us": 1e-3, "ns": 1e-6}
 _OF_AIPERF = {
     "ttft": "time_to_first_token",
@@ -27,11 +24,6 @@ _OF_AIPERF = {
     "itl": "inter_chunk_latency",
     "e2el": "request_latency",
 }
-
-
-def looks_like_results(head: str) -> bool:
-    """Whether a file that begins so holds results of a load generator we know."""
-    return '"traceEvents"' not in head and bool(_VLLM.search(head) or _AIPERF.search(head))
 
 
 @dataclass(frozen=True, kw_only=True)

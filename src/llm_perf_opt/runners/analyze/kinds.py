@@ -9,10 +9,11 @@ from llm_perf_opt.core.files import open_regular
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.nsys_stats import MAKE_ONE, looks_like_stats
-from llm_perf_opt.serving.foreign import looks_like_results
 
 NSYS, SUMMARY, TORCH, NCU, LOAD = "nsys", "nsys_summary", "torch", "ncu", "load"
 HEAD_BYTES = 1 << 16
+# Results of `vllm bench serve` and of aiperf; told here, so that reading a trace loads nothing about servers.
+_LOAD_RESULTS = re.compile(r'"request_throughput"\s*:\s*-?[\d.]|"(request_throughput|request_latency)"\s*:\s*\{\s*"')
 # Where a tool's own marks stand; further on they may be somebody's range name.
 BEGINNING = 4096
 GZIP = b"\x1f\x8b"
@@ -144,7 +145,7 @@ def _json_kind(path: Path, text: str) -> str:
     """A trace, a report of `nsys stats` or a load generator's results; other tools' JSON is called what it is."""
     if looks_like_stats(text):
         return SUMMARY
-    if looks_like_results(text):
+    if '"traceEvents"' not in text and _LOAD_RESULTS.search(text):
         return LOAD
     if re.match(r"\s*\[\s*[^{\s]", text):
         raise ParseError(f"{path}: a JSON list of values, not of events: no trace")

@@ -13,7 +13,6 @@ from llm_perf_opt.analysis.ranks.collectives import RecordedArgs, recorded_args
 from llm_perf_opt.analysis.ranks.identify import Kind
 from llm_perf_opt.analysis.timeline.rows import CounterRow, KernelRow
 from llm_perf_opt.analysis.timeline.timeline import Timeline
-from llm_perf_opt.core.process import allowed_environment, run_command
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.runners.analyze.detail import add_critical_paths, add_detail, add_graph_replays
 from llm_perf_opt.runners.analyze.kinds import NCU, NSYS, SUMMARY, TORCH
@@ -98,6 +97,7 @@ def _read_nsys(files: Sequence[Path], scratch: Path) -> tuple[list[Measured], Ca
 
 def _export(report: Path, folder: Path) -> tuple[Path, list[str]]:
     """Export a report with nsys; without nsys, an export beside it that is not older is used and said."""
+    from llm_perf_opt.core.process import allowed_environment, run_command
     from llm_perf_opt.profiling.nsys.scrub import export_problem
     from llm_perf_opt.profiling.parsers.nsys_log import import_notes
     from llm_perf_opt.profiling.vendor.nsys import build_nsys_export_cmd
