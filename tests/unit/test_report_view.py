@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.analysis.findings.finding import Finding
 from llm_perf_opt.analysis.findings.rules import diagnose
 from llm_perf_opt.core.documents import Deployment
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.core.records import CommandRecord, Metric, Spread
+from llm_perf_opt.report.facts import unbeaten
 from llm_perf_opt.report.page.glossary import words
 from llm_perf_opt.report.page.roofline_layout import WIDTH, layout_roofline
 from llm_perf_opt.report.run_files import LOG_LINES, read_run_files
@@ -83,6 +85,16 @@ def test_a_program_faster_than_the_model_it_is_said_to_run_is_told_so() -> None:
     assert faster_than_possible(honest, "llama3_1b") is None
     said = faster_than_possible(facts(phase("prefill", wall=ms(2.0), datasheet=ms(9.0))), "llama3_1b")
     assert said is not None and said.startswith("Prefill took 2.000 ms, and llama3_1b needs at least 9.000 ms here: ")
+
+
+def test_a_bound_the_run_itself_beat_is_none() -> None:
+    """A CPU's rates are measured beside the run, on a machine that may be busy at that moment."""
+    assert unbeaten(ms(2.0), ms(3.0)) == ms(2.0)
+    beaten = unbeaten(ms(9.0), ms(3.0))
+    assert isinstance(beaten, Unknown)
+    assert beaten.reason.startswith(
+        "the run took 3.000 ms, less than the 9.000 ms that rates measured on this CPU allow"
+    )
 
 
 def test_a_request_is_one_bar_from_preparation_to_text(tmp_path: Path) -> None:

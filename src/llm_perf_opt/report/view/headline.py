@@ -263,13 +263,17 @@ def peak_bytes(static: StaticDocument) -> tuple[float, str] | Unknown:
 def _mfu(files: RunFiles, phase: PhaseFacts) -> Quantity:
     if isinstance(files.static, Unknown):
         return files.static
-    return _utilisation(phase.flops, phase.wall, peak_flops(files.static.content), mfu, files.static.source)
+    return _utilisation(
+        phase.flops, phase.wall, peak_flops(files.static.content), mfu, files.static.source, best=phase.achievable
+    )
 
 
 def _mbu(files: RunFiles, phase: PhaseFacts) -> Quantity:
     if isinstance(files.static, Unknown):
         return files.static
-    return _utilisation(phase.bytes, phase.wall, peak_bytes(files.static.content), mbu, files.static.source)
+    return _utilisation(
+        phase.bytes, phase.wall, peak_bytes(files.static.content), mbu, files.static.source, best=phase.achievable
+    )
 
 
 def _utilisation(
@@ -278,7 +282,10 @@ def _utilisation(
     peak: tuple[float, str] | Unknown,
     formula: Callable[[float, float, float], float],
     source: str,
+    *,
+    best: Quantity,
 ) -> Quantity:
+    """`best`: the bound that measured rates set; where the run beat it, its share of such a rate says nothing."""
     if isinstance(wall, Unknown):
         return wall
     if isinstance(work, Unknown):
@@ -286,6 +293,8 @@ def _utilisation(
     if isinstance(peak, Unknown):
         return peak
     value = formula(work.value, wall.value, peak[0])
+    if value > 1 and isinstance(best, Unknown):
+        return best
     spread = wall.spread
     if spread is not None:
         low, high = (formula(work.value, time, peak[0]) for time in (spread.p90, spread.p10))
