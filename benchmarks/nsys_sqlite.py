@@ -1,13 +1,14 @@
 """Kernel summary and kernels per NVTX range of an nsys export, against `nsys stats`, pandas and sqlite3.
 
-    python benchmarks/nsys_sqlite.py [--kernels 2000000] [--rounds 5] [--pandas PYTHON]
+    python benchmarks/nsys_sqlite.py [--kernels 2000000] [--rounds 5] [--pandas PYTHON] [--only WORD]
 
 Scales the H200 capture of the tests to many kernels, then runs every contender in a process of its own, one after the
 other in each round. Time is that of the whole process (median of the rounds), on the clock and on the processor, on all
 cores and on one; memory is its peak resident size.
-Totals are compared: a contender that disagrees is marked. `--pandas` names an interpreter that has pandas. Writes
-benchmarks/results/nsys_sqlite.json. Aims, in every measure of time: summary and ranges at least 10 times faster than
-`nsys stats`, ranges in a third of its memory, twice the capture in at most 2.3 times the time.
+Totals are compared: a contender that disagrees is marked. `--pandas` names an interpreter that has pandas. With `--only
+nsys` nothing but `nsys stats` runs beside ours. Writes benchmarks/results/nsys_sqlite.json. Aims, in every measure of
+time: summary and ranges at least 10 times faster than `nsys stats`, ranges in a third of its memory, twice the capture
+in at most 2.3 times the time.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from contest import contest, rows_of, seconds_of, times_faster
+from contest import chosen, contest, rows_of, seconds_of, times_faster
 
 REPO = Path(__file__).resolve().parent.parent
 FIXTURE = REPO / "tests" / "data" / "h200" / "llama.sqlite.xz"
@@ -154,9 +155,10 @@ def answer(name: str, out: str) -> tuple[int, int]:
     return sum(int(r[count]) for r in rows), sum(int(r["Total Time (ns)"]) for r in rows)
 
 
-def run(path: Path, rounds: int, pandas: str | None) -> dict[str, list[dict[str, Any]]]:
+def run(path: Path, rounds: int, pandas: str | None, only: list[str] | None) -> dict[str, list[dict[str, Any]]]:
     table: dict[str, list[dict[str, Any]]] = {}
-    for kind, entries in contenders(path, pandas).items():
+    for kind, listed in contenders(path, pandas).items():
+        entries = chosen(listed, only)
         found = contest(entries, rounds, one_core=True)
         ours = next(name for name in entries if name.startswith("llm-perf"))
         expected = answer(ours, found[ours].out)
@@ -172,11 +174,12 @@ def main() -> int:
     parser.add_argument("--kernels", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--pandas", help="an interpreter that has pandas")
+    parser.add_argument("--only", action="append", metavar="WORD", help="only contenders with this word in their names")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "scaled.sqlite"
         scale(path, args.kernels)
-        table = run(path, args.rounds, args.pandas)
+        table = run(path, args.rounds, args.pandas, args.only)
         double = Path(folder) / "double.sqlite"
         scale(double, 2 * args.kernels)
         argv = [sys.executable, "-c", RANGES_OURS]

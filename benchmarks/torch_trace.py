@@ -1,11 +1,11 @@
 """Top operators and kernels, GPU busy and idle time of a torch trace, against HolisticTraceAnalysis and json + pandas.
 
-    python benchmarks/torch_trace.py [--events 1000000] [--rounds 3] [--peers PYTHON] [--long 10000000]
+    python benchmarks/torch_trace.py [--events 1000000] [--rounds 3] [--peers PYTHON] [--only WORD] [--long 10000000]
 
 Scales the H200 trace of the tests to many events (.json.gz), then runs every contender in a process of its own, one
 after the other in each round; medians of whole-process time on the clock and on the processor, on all cores and on
-one, and peak resident memory. `--peers` names an interpreter
-that has HolisticTraceAnalysis and pandas 2. `--long` also reads a trace of that length, for its memory. Writes
+one, and peak resident memory. `--peers` names an interpreter that has HolisticTraceAnalysis and pandas 2; with `--only
+Holistic` nothing but that runs beside ours. `--long` also reads a trace of that length, for its memory. Writes
 benchmarks/results/torch_trace.json. Aims: at least 25 times faster than HolisticTraceAnalysis in no more than an eighth
 of its memory, in every measure of time, and 10 million events under 1 GB.
 """
@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from contest import contest, peak_mb_of, rows_of, spent_by, times_faster
+from contest import chosen, contest, peak_mb_of, rows_of, spent_by, times_faster
 
 REPO = Path(__file__).resolve().parent.parent
 FIXTURE = REPO / "tests" / "data" / "h200" / "llama.trace.json.gz"
@@ -103,6 +103,7 @@ def main() -> int:
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peers", help="an interpreter that has HolisticTraceAnalysis and pandas 2")
+    parser.add_argument("--only", action="append", metavar="WORD", help="only contenders with this word in their names")
     parser.add_argument("--long", type=int, help="also read a trace of this many events")
     args = parser.parse_args()
     entries = {"llm-perf": [sys.executable, "-c", OURS]}
@@ -111,7 +112,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json.gz"
         events = scale(path, args.events)
-        found = contest({name: [*argv, str(path)] for name, argv in entries.items()}, args.rounds, one_core=True)
+        picked = chosen(entries, args.only)
+        found = contest({name: [*argv, str(path)] for name, argv in picked.items()}, args.rounds, one_core=True)
         result: dict[str, Any] = {
             "events": events,
             "size_mb": round(path.stat().st_size / 2**20),

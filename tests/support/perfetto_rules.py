@@ -1,6 +1,7 @@
 """The rules a trace in Chrome's format has to obey to be opened by ui.perfetto.dev without a word.
 
-Perfetto's own trace processor is in no package: its Python package fetches the program when it is first used.
+Perfetto's own Python package fetches its trace processor when it is first used; `perfetto_ui` has one from another
+package, for a test that may take its time. These rules are for all others.
 """
 
 import math

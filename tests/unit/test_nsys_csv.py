@@ -18,6 +18,7 @@ from llm_perf_opt.profiling.parsers.nsys_stats import (
 from llm_perf_opt.profiling.parsers.nsys_summary import (
     COLUMNS,
     find_kernel_summary,
+    summary_notes,
     to_kernel_rows,
     write_kernel_summary,
 )
@@ -158,6 +159,9 @@ def test_the_kernel_summary_is_read_in_any_unit_and_format_and_beside_other_repo
         ("Start (ns),Duration (ns),CorrId,GrdX,Name\n1,2,3,4,k\n", "a trace of GPU work"),
         ('[{"Time (%)": 1, "Total Time (ns)": 2, "Num Calls": 3, "Name": "cudaFree"}]', "a summary of host calls"),
         (f"{MICRO}\n{SAID}{MICRO}", "holds 2 kernel summaries"),
+        (HEAD.replace("Name", "Source,Name") + "\n1,2,3,4,5,6,7,8,P2P,MPI_Send\n", "a summary of MPI calls"),
+        (f"{HEAD}\n1,2,3,4,5,6,7,8,Compute construct@jacobi.c:55\n", "a summary of OpenACC constructs"),
+        (f"{HEAD}\n1,2,3,4,5,6,7,8,Parallel\n1,2,3,4,5,6,7,8,Sync Region Wait\n", "a summary of OpenMP events"),
     ],
 )
 def test_another_report_is_refused_by_its_name(text: str, words: str) -> None:
@@ -165,10 +169,23 @@ def test_another_report_is_refused_by_its_name(text: str, words: str) -> None:
         parse_stats(text, source="a")
 
 
-def test_a_summary_without_medians_says_who_prints_none() -> None:
+def test_a_summary_of_2021_is_read_without_the_medians_it_does_not_have() -> None:
     text = "Time(%),Total Time (ns),Instances,Average,Minimum,Maximum,Name\n100.0,30,2,15.0,10,20,k\n"
-    with pytest.raises(ParseError, match="no column of medians"):
+    rows = parse_kernel_summary(text, source="a.csv")
+    (kernel,) = to_kernel_rows(rows, source="a.csv")
+    assert (kernel.instances, kernel.total_ns, kernel.avg_ns, kernel.med_ns, kernel.min_ns) == (2, 30, 15.0, None, 10)
+    assert kernel.stddev_ns is None
+    assert summary_notes(rows) == ["has no column of medians and deviations (nsys 2021 and older print none)"]
+
+
+def test_a_kernel_without_its_longest_time_is_not_complete() -> None:
+    text = "Time(%),Total Time (ns),Instances,Average,Minimum,Name\n100.0,30,2,15.0,10,k\n"
+    with pytest.raises(ParseError, match="the row of 'k' is not complete"):
         to_kernel_rows(parse_kernel_summary(text, source="a.csv"), source="a.csv")
+
+
+def test_a_summary_of_all_gpu_work_beside_that_of_kernels_counts_nothing_twice() -> None:
+    assert parse_stats(f"{ALL_WORK}\n{SAID}{MICRO}", source="a").rows == parse_stats(MICRO, source="a").rows
 
 
 def test_a_name_of_four_megabytes_is_cut() -> None:
@@ -176,10 +193,15 @@ def test_a_name_of_four_megabytes_is_cut() -> None:
     assert row.name == "x" * 4096 + "…"
 
 
-def test_a_summary_by_launch_shape_is_not_mistaken_for_one_by_name() -> None:
-    rows = parse_kernel_summary(f"{HEAD}\n50,10,1,10,10,10,10,0,k\n50,10,1,10,10,10,10,0,k\n", source="a.csv")
-    with pytest.raises(ParseError, match="once per launch shape"):
-        to_kernel_rows(rows, source="a.csv")
+def test_a_summary_by_launch_shape_is_put_together_by_name() -> None:
+    rows = parse_kernel_summary(f"{HEAD}\n50,30,2,15,15,10,20,7.0710678,k\n50,40,1,40,40,40,40,0,k\n", source="a.csv")
+    (kernel,) = to_kernel_rows(rows, source="a.csv")
+    assert (kernel.instances, kernel.total_ns, kernel.min_ns, kernel.max_ns, kernel.med_ns) == (3, 70, 10, 40, None)
+    # Of 10, 20 and 40.
+    assert kernel.stddev_ns == pytest.approx(15.2752523)
+    assert summary_notes(rows) == [
+        "lists a kernel once per launch shape (nsys 2022 and older): put together here, without a median"
+    ]
 
 
 def test_what_we_write_reads_back_in_nsys_columns(tmp_path: Path) -> None:

@@ -405,7 +405,7 @@ def test_row_ids_with_gaps_are_no_damage(tmp_path: Path) -> None:
     assert {k.name for k in summarize_kernels(path)[0]} == {"k", "far"}
 
 
-def _both(path: Path) -> list[tuple[str, int, int, float]]:
+def _both(path: Path) -> list[tuple[str, int, int, float | None]]:
     """Kernels of the full analysis, which those of the summary alone must equal."""
     full, alone = analyze_timelines([read_nsys_sqlite(path)]).kernels, summarize_kernels(path)[0]
     assert [replace(k, stddev_ns=0.0) for k in alone] == [replace(k, stddev_ns=0.0) for k in full]

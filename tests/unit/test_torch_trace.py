@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import time
+import tracemalloc
 from collections import Counter
 from decimal import Decimal
 from pathlib import Path
@@ -300,6 +301,31 @@ def test_events_of_unknown_phase_or_none_are_skipped(tmp_path: Path) -> None:
     ]
     trace = read_torch_trace(write_trace(tmp_path / "t.json", events))
     assert (len(trace.timeline.kernels), len(trace.operators), trace.timeline.notes) == (1, 3, ())
+
+
+def test_an_endless_event_is_refused_before_it_fills_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llm_perf_opt.profiling.parsers.trace_text.CHUNK_BYTES", 1 << 12)
+    monkeypatch.setattr("llm_perf_opt.profiling.parsers.trace_text.EVENT_LIMIT", 1 << 16)
+    path = tmp_path / "t.json"
+    for middle in (b" ", b'{"name": "'):
+        path.write_bytes(b'{"traceEvents": [' + middle + b" " * (1 << 20))
+        with pytest.raises(ParseError, match=r"t\.json: holds an event of more than 0 MiB, which no trace has"):
+            read_torch_trace(path, processes=1)
+
+
+def test_a_string_that_does_not_end_costs_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_bytes(b'{"traceEvents": [{"name": "' + b" " * (8 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ParseError, match="truncated or damaged"):
+            read_torch_trace(path, processes=1)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 8 * (8 << 20)
 
 
 def test_a_name_of_four_megabytes_is_cut(tmp_path: Path) -> None:

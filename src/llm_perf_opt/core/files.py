@@ -5,6 +5,7 @@ a limit, also of what a packed one unpacks to. Writing: through a new file and a
 seen nor a link followed. Errors are OSError, which every reader handles already.
 """
 
+import codecs
 import errno
 import gzip
 import lzma
@@ -20,6 +21,8 @@ from pathlib import Path
 LARGEST_RATIO = 100
 UNPACKED_ALWAYS_BYTES = 256 << 20
 CHUNK_BYTES = 1 << 20
+# A text that is read as a whole: the largest pages of ncu have a tenth of it.
+LARGEST_TEXT_BYTES = 2 << 30
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -43,7 +46,10 @@ def real_path(path: Path) -> Path:
 def read_limited(path: Path, limit_bytes: int) -> bytes:
     """The content of a regular file of at most so many bytes."""
     with open_regular(path) as file:
-        data = file.read(limit_bytes + 1)
+        return _within(file.read(limit_bytes + 1), limit_bytes, path)
+
+
+def _within(data: bytes, limit_bytes: int, path: Path) -> bytes:
     if len(data) > limit_bytes:
         raise OSError(errno.EFBIG, f"larger than {limit_bytes >> 20} MiB", str(path))
     return data
@@ -71,10 +77,16 @@ def read_unpacked(path: Path) -> bytes:
             with lzma.LZMAFile(file) as unpacked_xz:
                 data = _first_bytes(unpacked_xz, limit)
         else:
-            data = file.read()
-    if path.suffix in (".gz", ".xz") and len(data) > limit:
+            return _within(file.read(LARGEST_TEXT_BYTES + 1), LARGEST_TEXT_BYTES, path)
+    if len(data) > limit:
         raise too_much(path, limit)
     return data
+
+
+def decode_text(data: bytes) -> str:
+    """Text in UTF-8, or in UTF-16 where it begins with that mark: PowerShell writes what a program prints so."""
+    is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return data.decode("utf-16" if is_utf16 else "utf-8-sig", "replace")
 
 
 def _first_bytes(file: gzip.GzipFile | lzma.LZMAFile, limit: int) -> bytes:

@@ -10,7 +10,10 @@ PUSH_POP, START_END = "push_pop", "start_end"
 
 @dataclass(frozen=True, kw_only=True)
 class KernelRow:
-    """One kernel name. `time_pct` is its share of the time of all kernels, as nsys counts it."""
+    """One kernel name. `time_pct` is its share of the time of all kernels, as nsys counts it.
+
+    Median and deviation are None where a summary of an older nsys does not have them.
+    """
 
     name: str
     short_name: str
@@ -18,10 +21,10 @@ class KernelRow:
     instances: int
     total_ns: int
     avg_ns: float
-    med_ns: float
+    med_ns: float | None
     min_ns: int
     max_ns: int
-    stddev_ns: float
+    stddev_ns: float | None
     time_pct: float
 
 

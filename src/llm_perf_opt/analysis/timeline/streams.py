@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from llm_perf_opt.analysis.kernels.names import classify_kernel
-from llm_perf_opt.analysis.timeline.intervals import Ints, union
+from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS
+from llm_perf_opt.analysis.timeline.intervals import Flags, Ints, union
 from llm_perf_opt.analysis.timeline.timeline import Activities, Timeline, distinct, join, take
 
 # A stream with less than this part of the kernel time is no second line of work.
@@ -19,6 +20,8 @@ MIN_STREAM_SHARE = 0.1
 # Streams that run side by side for more than this part of what could are no longer one after the other.
 MAX_OVERLAP_SHARE = 0.1
 SHOWN = 100
+# Chains that take less than this part of the kernel time are not looked into.
+MIN_CHAIN_SHARE = 0.1
 # Kernels of attention in pieces: none of these, a product, a softmax, work in passing; and the most from end to end.
 PRODUCT, SOFTMAX, PASSING = 1, 2, 3
 MOST_PIECES = 12
@@ -213,7 +216,10 @@ class Chains:
 
 
 def chains_of(timeline: Timeline, wanted: Callable[[str], bool]) -> Chains:
-    """Two or more wanted kernels in a row on one stream; `longest_ns` adds up the longest of each chain."""
+    """Two or more wanted kernels in a row on one stream; `longest_ns` adds up the longest of each chain.
+
+    Nothing can be fused over a call that waits for the GPU, nor over a long time in which the stream was idle.
+    """
     kernels = timeline.kernels
     is_wanted = np.zeros(len(timeline.names), np.bool_)
     for code in distinct(kernels.name).tolist():
@@ -222,9 +228,17 @@ def chains_of(timeline: Timeline, wanted: Callable[[str], bool]) -> Chains:
         return Chains(count=0, kernel_count=0, time_ns=0, longest_ns=0)
     order, lane = _by_stream(kernels)
     flag = is_wanted[kernels.name[order]]
-    first = np.concatenate(([True], (flag[1:] != flag[:-1]) | (lane[1:] != lane[:-1])))
-    starts = np.flatnonzero(first)
     time_ns = (kernels.end_ns - kernels.start_ns)[order]
+    first = np.concatenate(([True], (flag[1:] != flag[:-1]) | (lane[1:] != lane[:-1])))
+    found = _count_chains(first, flag, time_ns)
+    if found.time_ns < MIN_CHAIN_SHARE * int(time_ns.sum()):
+        return found
+    first[1:] |= _apart(timeline, order)
+    return _count_chains(first, flag, time_ns)
+
+
+def _count_chains(first: Flags, flag: Flags, time_ns: Ints) -> Chains:
+    starts = np.flatnonzero(first)
     total, longest = np.add.reduceat(time_ns, starts), np.maximum.reduceat(time_ns, starts)
     length = np.diff(np.append(starts, len(flag)))
     chosen = flag[starts] & (length > 1)
@@ -234,6 +248,19 @@ def chains_of(timeline: Timeline, wanted: Callable[[str], bool]) -> Chains:
         time_ns=int(total[chosen].sum()),
         longest_ns=int(longest[chosen].sum()),
     )
+
+
+def _apart(timeline: Timeline, order: Ints | slice) -> Flags:
+    """Whether something lies between a kernel and the next: a wait of the host, or a long time without work."""
+    kernels, calls = timeline.kernels, timeline.calls
+    start, end, call = kernels.start_ns[order], kernels.end_ns[order], kernels.call[order]
+    apart: Flags = start[1:] - end[:-1] >= LONG_GAP_NS
+    waits = np.sort(calls.start_ns[calls.waits])
+    if len(waits):
+        launched = np.where(call >= 0, calls.start_ns[call], start)
+        waited = np.searchsorted(waits, launched)
+        apart |= waited[1:] != waited[:-1]
+    return apart
 
 
 @dataclass(frozen=True, kw_only=True)

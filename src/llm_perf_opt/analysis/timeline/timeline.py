@@ -144,7 +144,8 @@ class Timeline:
     many kernels are read without them.
 
     `operators` are those of a framework; `frames` (of Python) and `system` (calls of the operating system) hold only
-    what took long enough to explain a gap, `pauses` when the profiler itself held the program up.
+    what took long enough to explain a gap, `pauses` when the profiler itself held the program up. `kept_share` is the
+    part of what ran that is still in a capture from which somebody took events out.
     """
 
     source: str
@@ -167,6 +168,7 @@ class Timeline:
     origin: Origin = Origin()
     launch_shapes: tuple[LaunchShape, ...] = ()
     thread_names: tuple[str, ...] = ()
+    kept_share: float | None = None
 
     @property
     def has_gpu_work(self) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.analysis.kernels.ncu_records import NcuLaunch, NcuRule, NcuValue, base_unit
-from llm_perf_opt.core.files import read_unpacked
+from llm_perf_opt.core.files import decode_text, read_unpacked
 from llm_perf_opt.core.process import allowed_environment, run_quick
 from llm_perf_opt.errors import ParseError, ToolError
 from llm_perf_opt.profiling.parsers.ncu_csv import dims, merge_launches, parse_ncu_csv, require_known_units
@@ -143,7 +143,7 @@ def load_ncu_dir(path: Path) -> list[NcuLaunch]:
 def read_text(path: Path) -> str:
     """A text file, unpacked by its suffix."""
     try:
-        return read_unpacked(path).decode("utf-8", "replace")
+        return decode_text(read_unpacked(path))
     except OSError as error:
         raise ParseError(f"{path}: could not be read ({error.strerror or error})") from error
 

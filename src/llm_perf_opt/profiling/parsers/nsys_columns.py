@@ -1,32 +1,126 @@
 """Columns of an export made fit for analysis: broken rows dropped, names coded, GPU work joined to its launch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from llm_perf_opt.analysis.timeline.intervals import Ints
+from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
 from llm_perf_opt.analysis.timeline.timeline import Codes, distinct
 from llm_perf_opt.profiling.parsers.nsys_database import LATEST_NS, NsysDatabase, broken
 
+# Ids below this are looked up in a plain table.
+DENSE_IDS = 1 << 20
 
-def drop_broken(db: NsysDatabase, columns: dict[str, Any], table: str, notes: list[str]) -> dict[str, Ints]:
-    """Leave out rows without a start or an end, or ending before they start, and say how many."""
-    missing = np.ma.getmaskarray(columns["start"]) | np.ma.getmaskarray(columns["end"])
-    plain = {
-        key: np.ma.filled(column, -1) if np.ma.isMaskedArray(column) else column for key, column in columns.items()
-    }
-    backwards = ~missing & (plain["end"] < plain["start"])
-    if missing.any():
-        notes.append(f"{int(missing.sum())} row(s) of {table} have no start or no end and are left out")
-    if backwards.any():
-        notes.append(f"{int(backwards.sum())} row(s) of {table} end before they start and are left out")
-    bad = missing | backwards
-    kept = {key: column[~bad] for key, column in plain.items()} if bad.any() else plain
-    if len(kept["start"]) and max(-int(kept["start"].min()), int(kept["end"].max())) > LATEST_NS:
+
+@dataclass(kw_only=True)
+class LeftOut:
+    """How many rows of a table could not be used."""
+
+    missing: int = 0
+    backwards: int = 0
+
+    def notes(self, table: str) -> list[str]:
+        """What to say about them."""
+        why = (("have no start or no end", self.missing), ("end before they start", self.backwards))
+        return [f"{count} row(s) of {table} {words} and are left out" for words, count in why if count]
+
+
+def read_events(
+    db: NsysDatabase,
+    table: str,
+    columns: Mapping[str, str],
+    left_out: LeftOut,
+    *,
+    keep: Callable[[dict[str, Ints], Ints], Flags] | None = None,
+) -> Iterator[dict[str, Ints]]:
+    """Columns of a table of events, some rows at a time, NULL as -1; columns the table lacks are missing.
+
+    Rows without a start or an end, or ending before they start, are left out and counted. Before that `keep` chooses
+    among the rows by their columns, which it may change, and lengths; a length is -1 where it is not known.
+    """
+    there = {key: name for key, name in columns.items() if name in db.columns(table)}
+    for rows in db.rows(table, list(there.values())):
+        found = dict(zip(there, rows.values, strict=True))
+        missing = _either(*(rows.null[list(there).index(key)] for key in ("start", "end")))
+        if keep is not None:
+            length = found["end"] - found["start"]
+            if missing is not None:
+                length[missing] = -1
+            kept = keep(found, length)
+            if not bool(kept.all()):
+                found = {key: column[kept] for key, column in found.items()}
+                missing = None if missing is None else missing[kept]
+        bad = found["end"] < found["start"]
+        if missing is not None:
+            left_out.missing += int(missing.sum())
+            left_out.backwards += int((bad & ~missing).sum())
+            bad |= missing
+        else:
+            left_out.backwards += int(bad.sum())
+        if bool(bad.any()):
+            found = {key: column[~bad] for key, column in found.items()}
+        check_times(db, table, found["start"], found["end"])
+        yield found
+
+
+def check_times(db: NsysDatabase, table: str, start: Ints, end: Ints) -> None:
+    """Refuse times whose differences a 64-bit number may not hold."""
+    if len(start) and max(-int(start.min()), int(end.max())) > LATEST_NS:
         raise broken(db.path, f"table {table} holds times that no clock can have")
-    return kept
+
+
+def _either(one: Flags | None, other: Flags | None) -> Flags | None:
+    if one is None or other is None:
+        return one if other is None else other
+    return one | other
+
+
+def joined(parts: Sequence[Mapping[str, Ints]]) -> dict[str, Ints]:
+    """Columns read in parts; none where there are no parts."""
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]} if parts else {}
+
+
+class Ids:
+    """Codes for the ids of a long column, in the order they are met."""
+
+    def __init__(self) -> None:
+        self._codes: Codes[int] = Codes()
+        self._dense = np.full(0, -1, np.int32)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._codes)
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    def codes(self, ids: Ints) -> Ints:
+        if not len(ids):
+            return np.zeros(0, np.int32)
+        low, high = int(ids.min()), int(ids.max())
+        if low == high:
+            return np.full(len(ids), self._codes[low], np.int32)
+        if low < 0 or high >= DENSE_IDS:
+            unique, inverse = np.unique(ids, return_inverse=True)
+            return np.array([self._codes[i] for i in unique.tolist()], np.int32)[inverse]
+        if high >= len(self._dense):
+            more = np.full(high + 1 - len(self._dense), -1, np.int32)
+            self._dense = np.concatenate((self._dense, more))
+        found = self._dense[ids]
+        if int(found.min()) < 0:
+            for new in distinct(ids[found < 0]).tolist():
+                self._dense[new] = self._codes[new]
+            found = self._dense[ids]
+        return found
+
+    def in_order(self, codes: Ints) -> tuple[Ints, Ints]:
+        """The ids that codes stand for, in order, and for each code the index of its id."""
+        used = distinct(codes)
+        ids = np.array(list(self._codes), np.int64)[used] if len(used) else np.zeros(0, np.int64)
+        order = np.argsort(ids)
+        place = np.zeros(len(self._codes), np.int32)
+        place[used[order]] = np.arange(len(used), dtype=np.int32)
+        return ids[order], place[codes] if len(codes) else np.zeros(0, np.int32)
 
 
 def encode(values: Ints) -> tuple[Ints, Ints]:
@@ -55,8 +149,7 @@ class Processes:
         """The ids in the order of their codes."""
         return tuple(self._codes)
 
-    def codes(self, ids: Ints) -> Ints:
-        unique, inverse = encode(ids)
+    def codes(self, unique: Ints, inverse: Ints) -> Ints:
         table = np.array([self._codes[int(i)] for i in unique], np.int32)
         return table[inverse] if len(unique) else np.zeros(0, np.int32)
 
@@ -77,18 +170,16 @@ _COPY_KINDS = {
 # Of copies to and from the host the kind of its memory counts: pinned memory is copied several times as fast.
 _HOST_MEMORY = 64
 _HOST_KINDS = ("Pageable", "Pinned")
+_TO_DEVICE, _TO_HOST = 1, 2
 
 
-def copy_kind(db: NsysDatabase, table: str) -> str:
-    """The kind of a copy as SQL, with the memory on the host's side where that is recorded, for `Names.copies`."""
-    columns = set(db.columns(table))
-    if "copyKind" not in columns:
-        return "-1"
-    if not {"srcKind", "dstKind"} <= columns:
-        return '"copyKind"'
-    kind, source, target = (f'TRY_CAST("{name}" AS BIGINT)' for name in ("copyKind", "srcKind", "dstKind"))
-    place = f"CASE {kind} WHEN 1 THEN {source} WHEN 2 THEN {target} END"
-    return f"{kind} + {_HOST_MEMORY} * (1 + COALESCE({place}, -1))"
+def copy_kinds(columns: Mapping[str, Ints]) -> Ints:
+    """The kinds of copies with the memory on the host's side where that is recorded, for `Names.copies`."""
+    kind = columns["name"]
+    if not {"source", "target"} <= columns.keys():
+        return kind
+    memory = np.where(kind == _TO_DEVICE, columns["source"], np.where(kind == _TO_HOST, columns["target"], -1))
+    return np.where(kind >= 0, kind + _HOST_MEMORY * (1 + memory), -1)
 
 
 class Names:
@@ -102,48 +193,40 @@ class Names:
     def all(self) -> tuple[str, ...]:
         return tuple(self._codes)
 
-    def strings(self, ids: Ints) -> Ints:
-        """Codes of rows whose name is a StringIds id."""
-        unique, inverse = encode(ids)
+    def strings(self, unique: Ints, inverse: Ints) -> Ints:
+        """Codes of rows whose names are StringIds ids: each row's index among the ids in use."""
         return self._add(self._db.strings(unique.tolist()), inverse)
 
-    def copies(self, ids: Ints) -> Ints:
-        """Codes of copies by kind; early exports lack the table of these. `ids` are as `copy_kind` makes them."""
+    def copies(self, unique: Ints, inverse: Ints) -> Ints:
+        """Codes of copies by kind; early exports lack the table of these. The kinds are as `copy_kinds` makes them."""
         known = _COPY_KINDS | self._enumeration("ENUM_CUDA_MEMCPY_OPER")
         memory = self._enumeration("ENUM_CUDA_MEM_KIND")
-        unique, inverse = encode(ids)
 
         def label(number: int) -> str:
             kind, place = number % _HOST_MEMORY, number // _HOST_MEMORY - 1
             text = f"Copy {known[kind]}" if kind in known else f"Copy of kind {kind}"
             return f"{text} ({memory[place]})" if memory.get(place) in _HOST_KINDS else text
 
-        return self._add([label(int(i)) if i >= 0 else f"Copy of kind {int(i)}" for i in unique], inverse)
+        return self._add([label(i) if i >= 0 else f"Copy of kind {i}" for i in unique.tolist()], inverse)
 
     def _enumeration(self, table: str) -> dict[int, str]:
         if not self._db.has(table) or not {"id", "label"} <= set(self._db.columns(table)):
             return {}
         return {int(number): str(label) for number, label in self._db.query(f'SELECT id, label FROM "{table}"')}
 
-    def literal(self, ids: Ints, name: str) -> Ints:
-        return self._add([name], np.zeros(len(ids), np.int32)) if len(ids) else ids
+    def literal(self, inverse: Ints, name: str) -> Ints:
+        return self._add([name], np.zeros(len(inverse), np.int32)) if len(inverse) else inverse
 
-    def numbered(self, ids: Ints, word: str) -> Ints:
-        unique, inverse = encode(ids)
-        return self._add([f"{word} {int(i)}" for i in unique], inverse)
+    def graphs(self, unique: Ints, inverse: Ints) -> Ints:
+        return self._add([f"CUDA graph {i}" for i in unique.tolist()], inverse)
 
-    def texts(self, text: Any, ids: Ints) -> Ints:
+    def texts(self, texts: Sequence[str | None], ids: Ints) -> Ints:
         """Codes of ranges: their own text, or a registered string."""
-        own = np.ma.getdata(text)
-        absent = np.ma.getmaskarray(text)
         unique, inverse = encode(ids)
-        registered = self._db.strings(unique.tolist()) if absent.any() else ["" for _ in unique]
-        out = np.empty(len(ids), np.int64)
+        registered = self._db.strings(unique.tolist()) if None in texts else ["" for _ in unique]
         codes = self._codes
-        for row in range(len(ids)):
-            name = registered[inverse[row]] if absent[row] or own[row] is None else str(own[row])
-            out[row] = codes[name]
-        return out
+        named = (registered[place] if text is None else text for text, place in zip(texts, inverse, strict=True))
+        return np.fromiter((codes[name] for name in named), np.int64, len(ids))
 
     def _add(self, values: Sequence[str], inverse: Ints) -> Ints:
         codes = np.array([self._codes[v] for v in values], np.int32)

@@ -1,18 +1,19 @@
 """Opens an nsys export read-only and hands out its columns; whatever is wrong with it becomes a ParseError."""
 
-import json
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
+from io import FileIO
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+
+from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
 from llm_perf_opt.core.files import real_path
-from llm_perf_opt.errors import ParseError, ToolError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from llm_perf_opt.errors import ParseError
+from llm_perf_opt.profiling.parsers.sqlite_pages import NotPlain, OutOfOrder, PageReader, Rows
 
 MAGIC = b"SQLite format 3\x00"
 # Above this many ids the whole string table is read instead of asking for each.
@@ -21,22 +22,36 @@ MANY_IDS = 20_000
 MAX_NAME = 4096
 # A century and a half from 1970; the difference of two such times still is a 64-bit number.
 LATEST_NS = 2**62
-_KEPT_OF_A_SCAN = json.dumps({"OPERATOR_NAME": "true", "OPERATOR_CARDINALITY": "true"})
+# A table only their databases have.
+_OTHER_TOOLS = {
+    "CUPTI_ACTIVITY_KIND_DRIVER": "nvprof, which is not read: capture the program with nsys",
+    "StringTable": "nvprof, which is not read: capture the program with nsys",
+    "rocpd_string": "rocprof (rocpd), which is not read: give a trace of torch.profiler, or nsys's on NVIDIA",
+    "rocpd_metadata": "rocprof (rocpd), which is not read: give a trace of torch.profiler, or nsys's on NVIDIA",
+}
+ROWS_AT_ONCE = 20_000
+# Less than any id of a row.
+BEFORE_ALL = -(2**63)
 
 
 class NsysDatabase:
-    """An open export."""
+    """An open export. Small questions go to sqlite3, large tables of integers are read from the file's pages."""
 
-    def __init__(self, path: Path, small: sqlite3.Connection, large: Any) -> None:
+    def __init__(self, path: Path, connection: sqlite3.Connection, file: FileIO) -> None:
         self.path = path
-        self._small = small
-        self._large = large
-        rows = self.query("SELECT name FROM sqlite_master WHERE type = 'table'")
-        self._tables = {str(name) for (name,) in rows}
+        self._connection = connection
+        # Held until it is closed: nobody may write while pages are read.
+        self.query("BEGIN")
+        rows = self.query("SELECT name, rootpage FROM sqlite_master WHERE type = 'table'")
+        self._roots = {str(name): int(root) for name, root in rows}
         self._columns: dict[str, tuple[str, ...]] = {}
+        try:
+            self._pages: PageReader | None = PageReader(file)
+        except NotPlain:
+            self._pages = None
 
     def has(self, table: str) -> bool:
-        return table in self._tables
+        return table in self._roots
 
     def columns(self, table: str) -> tuple[str, ...]:
         if table not in self._columns:
@@ -56,19 +71,17 @@ class NsysDatabase:
         return quoted(column) if column in self.columns(table) else other
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """A small question to sqlite3."""
+        """A small question."""
+        return [row for part in self.select(sql, values) for row in part]
+
+    def select(self, sql: str, values: Sequence[Any] = ()) -> Iterator[list[tuple[Any, ...]]]:
+        """A question with a long answer, some rows at a time."""
         try:
-            return self._small.execute(sql, values).fetchall()
+            cursor = self._connection.execute(sql, values)
+            while rows := cursor.fetchmany(ROWS_AT_ONCE):
+                yield rows
         except sqlite3.Error as error:
             raise broken(self.path, str(error)) from error
-
-    def string_ids(self, pattern: str) -> list[int]:
-        """Ids of the strings in which a regular expression is found."""
-        if not self.has("StringIds"):
-            return []
-        found = f"regexp_matches(value, {literal(pattern)})"
-        sql = f"SELECT id FROM {self._scan_of('StringIds')} WHERE length(value) < 200 AND {found}"
-        return [int(i) for i in self._numpy(sql, "StringIds")["id"]]
 
     def strings(self, ids: Sequence[int]) -> list[str]:
         """The strings behind ids of StringIds; one that is missing is named by its id."""
@@ -82,116 +95,96 @@ class NsysDatabase:
             found = {int(i): str(v) + ("…" if int(n) > MAX_NAME else "") for i, v, n in rows if v is not None}
         return [found[int(i)] if int(i) in found else f"(no name, string {int(i)})" for i in ids]
 
-    def scan(
-        self,
-        table: str,
-        wanted: Mapping[str, str],
-        *,
-        small: Mapping[str, str] | None = None,
-        leave_out: tuple[str, Sequence[int]] | None = None,
-        only: tuple[str, Sequence[int]] | None = None,
-        unless_longer_ns: int | None = None,
-        longer_ns: int | None = None,
-        text: str | None = None,
-    ) -> "dict[str, NDArray[Any]]":
-        """Columns as 64-bit integers, `small` ones as 32-bit (masked where NULL), and one of text where asked for.
-
-        `unless_longer_ns` keeps rows of this length although they are of those to `leave_out`; `longer_ns` keeps only
-        rows of this length.
-        """
-        select = [f"CAST({_name(sql)} AS BIGINT) AS {quoted(key)}" for key, sql in wanted.items()]
-        select += [f"TRY_CAST({_name(sql)} AS INTEGER) AS {quoted(key)}" for key, sql in (small or {}).items()]
-        if text is not None:
-            cut = f"CASE WHEN length({text}) > {MAX_NAME} THEN left({text}, {MAX_NAME}) || '…' ELSE {text} END"
-            select.append(f"{cut} AS text" if text != "NULL" else "NULL::VARCHAR AS text")
-        where = ""
-        for chosen, word in ((leave_out, "NOT IN"), (only, "IN")):
-            if chosen is not None and chosen[1]:
-                listed = f"{quoted(chosen[0])} {word} ({', '.join(str(int(v)) for v in chosen[1])})"
-                # NULL is in no list, and not out of one either.
-                where = f" WHERE {listed}" + (f" OR {quoted(chosen[0])} IS NULL" if chosen is leave_out else "")
-        if unless_longer_ns is not None and where:
-            where += f' OR "end" - "start" >= {unless_longer_ns}'
-        if longer_ns is not None:
-            where = f' WHERE "end" - "start" >= {longer_ns}'
-        return self._numpy(f"SELECT {', '.join(select)} FROM {self._scan_of(table)}{where}", table)
-
-    def aggregate(self, table: str, columns: Mapping[str, str], select: str, group: str) -> list[tuple[Any, ...]]:
-        """A question to duckdb whose answer is a few rows. `columns` are those `select` and `group` speak of."""
-        inner = ", ".join(f"{sql} AS {quoted(key)}" for key, sql in columns.items())
-        sql = f"SELECT {select} FROM (SELECT {inner} FROM {self._scan_of(table)}) GROUP BY {group}"
-        with self._scanning(table):
-            return list(self._large.sql(sql).fetchall())
-
-    def _scan_of(self, table: str) -> str:
-        return f"sqlite_scan({literal(str(self.path))}, {literal(table)})"
-
-    def _numpy(self, sql: str, table: str) -> "dict[str, NDArray[Any]]":
-        with self._scanning(table):
-            # Running the query before fetching lets duckdb scan on all cores.
-            found = self._large.sql(sql)
-            found.execute()
-            return dict(found.fetchnumpy())
-
-    @contextmanager
-    def _scanning(self, table: str) -> Iterator[None]:
-        """One scan of a table: an error becomes ours, and a scan that lost rows becomes one."""
-        import duckdb
-
+    def rows(self, table: str, columns: Sequence[str]) -> Iterator[Rows]:
+        """Integer columns of all rows in their order, some at a time; NULL is -1 and flagged."""
+        done = 0
         try:
-            yield
-            scanned = _rows_scanned(json.loads(self._large.get_profiling_information()))
-        except duckdb.Error as error:
-            raise broken(self.path, str(error).splitlines()[0]) from error
-        except (SystemError, UnicodeDecodeError) as error:
-            # So the driver says that it cannot make text of what is in a cell.
-            raise broken(self.path, f"table {table} holds text that is not UTF-8") from error
-        if not self._is_complete(table, scanned):
-            raise broken(self.path, f"table {table} is damaged: only {scanned} of its rows can be reached")
+            for rows in self._all_rows(table, columns):
+                yield rows
+                done += len(rows)
+        except OutOfOrder as error:
+            why = f"table {table} is damaged: only {done + error.before} of its rows are in order"
+            raise broken(self.path, why) from error
 
-    def _is_complete(self, table: str, rows: int) -> bool:
-        """Whether this is how many rows a table has.
+    def _all_rows(self, table: str, columns: Sequence[str]) -> Iterator[Rows]:
+        left_after = yield from self._from_pages(table, columns)
+        if left_after is not None:
+            yield from self._fetched(table, columns, left_after)
 
-        duckdb asks for stretches of row ids. Where one is out of order, sqlite ends the stretch there without a word.
-        Row ids are 1 … n in an export, so the first and the last tell; only where they do not, the rows are counted.
-        """
-        name = quoted(table)
-        ((low, high),) = self.query(f"SELECT (SELECT min(rowid) FROM {name}), (SELECT max(rowid) FROM {name})")
-        if high is not None and high - low + 1 == rows:
-            # The last row's own id may be the wrong one.
-            return not self.query(f"SELECT 1 FROM {name} WHERE rowid > {int(high)} LIMIT 1")
-        return bool(self.query(f"SELECT count(*) FROM {name}")[0][0] == rows)
+    def _from_pages(self, table: str, columns: Sequence[str]) -> Generator[Rows, None, int | None]:
+        """As many rows as the pages plainly hold; returns the id after which SQLite has to go on, None for nowhere."""
+        after, places = BEFORE_ALL, self._places(table, columns)
+        if self._pages is None or places is None:
+            return after
+        try:
+            for rows in self._pages.read(self._roots[table], places):
+                yield rows
+                after = rows.last_id
+        except NotPlain:
+            return after
+        return None
 
+    def _places(self, table: str, columns: Sequence[str]) -> list[int] | None:
+        """The places of columns in a row, or None where one may be kept elsewhere or as something else."""
+        rows = self.query(f"PRAGMA table_xinfo({quoted(table)})")
+        plain = {str(name): int(n) for n, name, kind, _, _, key, _ in rows if "INT" in str(kind).upper() and not key}
+        if any(hidden for *_, hidden in rows) or not set(columns) <= plain.keys():
+            return None
+        return [plain[name] for name in columns]
 
-def _rows_scanned(plan: Mapping[str, Any]) -> int:
-    """How many rows the scan at the bottom of a plan handed on."""
-    if plan.get("operator_name") == "SQLITE_SCAN":
-        return int(plan["operator_cardinality"])
-    return sum(_rows_scanned(child) for child in plan["children"])
+    def _fetched(self, table: str, columns: Sequence[str], after: int) -> Iterator[Rows]:
+        """The rows behind an id, from SQLite itself."""
+        wanted = ", ".join(quoted(name) for name in columns)
+        for rows in self.select(f"SELECT rowid, {wanted} FROM {quoted(table)} WHERE rowid > {after}"):
+            ids, *found = zip(*rows, strict=True)
+            for before, (one, other) in enumerate(pairwise((after, *ids))):
+                if other <= one:
+                    raise OutOfOrder(before)
+            after = ids[-1]
+            columns_found = [self.integers(table, values) for values in found]
+            values, null = zip(*columns_found, strict=True)
+            yield Rows(values=values, null=null, last_id=after)
+
+    def integers(self, table: str, values: Sequence[Any]) -> tuple[Ints, Flags | None]:
+        """A column of what must be integers, -1 for NULL, and where it is NULL (None: nowhere)."""
+        kinds = set(map(type, values))
+        if not kinds <= {int, type(None)}:
+            raise broken(self.path, f"table {table} holds something else where an integer belongs")
+        if type(None) not in kinds:
+            return np.array(values, np.int64), None
+        null = np.array([value is None for value in values], np.bool_)
+        return np.array([-1 if value is None else value for value in values], np.int64), null
 
 
 @contextmanager
 def open_nsys_database(path: Path) -> Iterator[NsysDatabase]:
     """Check that a file is a readable SQLite export and open it."""
     _check_header(path)
+    real = real_path(path)
     try:
-        small = sqlite3.connect(f"{real_path(path).as_uri()}?mode=ro", uri=True, timeout=2.0)
+        connection = sqlite3.connect(f"{real.as_uri()}?mode=ro", uri=True, timeout=2.0)
     except sqlite3.Error as error:
         raise broken(path, str(error)) from error
     try:
-        large = _connect_duckdb()
-        try:
-            database = NsysDatabase(real_path(path), small, large)
-            if not (database.has("StringIds") or database.has("META_DATA_EXPORT") or database.has("EXPORT_META_DATA")):
-                raise ParseError(
-                    f"{path}: a SQLite file, but not an export of nsys (no table StringIds); make one with "
-                    "`nsys export --type sqlite REPORT.nsys-rep`"
-                )
+        with FileIO(real) as file:
+            database = NsysDatabase(real, connection, file)
+            _require_export(path, database)
             yield database
-        finally:
-            large.close()
     finally:
-        small.close()
+        connection.close()
+
+
+def _require_export(path: Path, database: NsysDatabase) -> None:
+    """Refuse the databases of other tools by their names."""
+    if any(database.has(table) for table in ("StringIds", "META_DATA_EXPORT", "EXPORT_META_DATA")):
+        return
+    made_by = next((tool for table, tool in _OTHER_TOOLS.items() if database.has(table)), None)
+    if made_by is not None:
+        raise ParseError(f"{path}: a SQLite file of {made_by}")
+    raise ParseError(
+        f"{path}: a SQLite file, but not an export of nsys (no table StringIds); make one with "
+        "`nsys export --type sqlite REPORT.nsys-rep`"
+    )
 
 
 def _check_header(path: Path) -> None:
@@ -214,38 +207,6 @@ def _check_header(path: Path) -> None:
         raise ParseError(f"{path}: truncated ({size} of {expected} bytes); copy or export it again")
 
 
-def _connect_duckdb() -> Any:
-    """A duckdb connection with the SQLite scanner, loaded from its package and never from the network."""
-    import duckdb
-
-    package = find_spec("duckdb_extension_sqlite_scanner")
-    if package is None or not package.submodule_search_locations:
-        raise ToolError("the package duckdb-extension-sqlite-scanner is missing; install it with pip")
-    folder = Path(package.submodule_search_locations[0]) / "extensions"
-    found = sorted(folder.glob("*/*.duckdb_extension"))
-    # No network, and no spill files in the user's directory. The signature is not checked again: it takes longer than a
-    # whole summary, and whoever could change the package's file could change this one.
-    settings = {
-        "autoinstall_known_extensions": "false",
-        "autoload_known_extensions": "false",
-        "allow_unsigned_extensions": "true",
-        "temp_directory": "",
-    }
-    connection = duckdb.connect(config={**settings})
-    try:
-        connection.execute(f"LOAD '{found[-1]!s}'" if found else "LOAD sqlite_scanner")
-        # How many rows a scan gave is kept, and nothing else about it.
-        connection.execute("SET enable_profiling = 'no_output'")
-        connection.execute(f"PRAGMA custom_profiling_settings = '{_KEPT_OF_A_SCAN}'")
-    except duckdb.Error as error:
-        connection.close()
-        raise ToolError(
-            f"duckdb {duckdb.__version__} could not load its SQLite extension ({str(error).splitlines()[0]}); install "
-            f"duckdb-extension-sqlite-scanner=={duckdb.__version__}"
-        ) from error
-    return connection
-
-
 def broken(path: Path, why: str) -> ParseError:
     """What sqlite or duckdb said, as an error for the user."""
     if "locked" in why:
@@ -255,12 +216,3 @@ def broken(path: Path, why: str) -> ParseError:
 
 def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
-
-
-def literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
-def _name(sql: str) -> str:
-    """A plain column name is quoted (`end` is a keyword); SQL made by `column_or` passes."""
-    return quoted(sql) if sql.isidentifier() else sql

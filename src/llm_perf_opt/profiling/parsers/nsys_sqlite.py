@@ -1,8 +1,7 @@
 """The SQLite export of nsys as a Timeline.
 
-The large tables are scanned by duckdb's SQLite extension, which comes as a package and is loaded from disk; the small
-ones are read with sqlite3. Tables exist in an export only when they hold rows, and column names differ between
-versions, so each is looked up before it is used.
+Tables exist in an export only when they hold rows, and column names differ between versions, so each is looked up
+before it is used.
 
 What an nsys export says about itself and about the machine: versions and GPUs.
 """
@@ -11,6 +10,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,19 @@ from llm_perf_opt.analysis.timeline.timeline import (
     no_calls,
     no_host_events,
 )
-from llm_perf_opt.profiling.parsers.nsys_columns import Names, Processes, copy_kind, drop_broken, encode, join_calls
-from llm_perf_opt.profiling.parsers.nsys_database import LATEST_NS, NsysDatabase, open_nsys_database
+from llm_perf_opt.profiling.parsers.nsys_columns import (
+    Ids,
+    LeftOut,
+    Names,
+    Processes,
+    check_times,
+    copy_kinds,
+    encode,
+    join_calls,
+    joined,
+    read_events,
+)
+from llm_perf_opt.profiling.parsers.nsys_database import LATEST_NS, MAX_NAME, NsysDatabase, broken, open_nsys_database
 
 # Schemas seen in exports of nsys 2022.4 to 2025.x.
 KNOWN_MAJOR = (2, 3)
@@ -161,6 +172,13 @@ SYSTEM = "OSRT_API"
 # Calls of MPI and when they wait, as far as nsys traced them; their names are texts.
 MPI = ("MPI_COLLECTIVES_EVENTS", "MPI_P2P_EVENTS", "MPI_OTHER_EVENTS")
 NVTX = "NVTX_EVENTS"
+CALL_COLUMNS = {
+    "start": "start",
+    "end": "end",
+    "tid": "globalTid",
+    "correlation": "correlationId",
+    "name": "nameId",
+}
 PAUSES = ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD")
 DIAGNOSTICS = "DIAGNOSTIC_EVENT"
 DIAGNOSTIC_ERROR, DIAGNOSTICS_QUOTED, DIAGNOSTIC_LENGTH = 3, 3, 200
@@ -171,17 +189,35 @@ SHAPE_COLUMNS = (
     *("registersPerThread", "staticSharedMemory", "dynamicSharedMemory"),
 )
 MOST_SHAPED = 300_000
+WORK_COLUMNS = {
+    "start": "start",
+    "end": "end",
+    "correlation": "correlationId",
+    "process": "globalPid",
+    "device": "deviceId",
+    "stream": "streamId",
+}
+# And what tells one piece of work from another, by table.
+NAME_COLUMNS = {
+    KERNELS: {"name": "demangledName"},
+    COPIES: {"name": "copyKind", "source": "srcKind", "target": "dstKind", "bytes": "bytes"},
+    SETS: {"bytes": "bytes"},
+    GRAPHS: {"name": "graphId"},
+}
+UNSAID = {"correlation": -1, "process": 0, "device": 0, "stream": -1, "name": -1}
 # The process is the upper part of a serialised thread id.
 PID_MASK = ~0xFFFFFF
 PID_SHIFT, PID_BITS = 24, 0xFFFFFF
 # Shorter calls explain no gap.
 _LONG_CALL_NS = 100_000
-# Calls that only ask or prepare; leaving the short ones out of the scan halves it.
-_NEVER_LAUNCH = r"Get|SetAttribute|IsCapturing|Occupancy|Event(Create|Destroy|Query|Record)|Malloc|HostAlloc"
-_WAITS = (
-    r"Synchronize|^cudaMemcpy(2D|3D|ToSymbol|FromSymbol)?(_ptds)?(_v\d+)?$|^cudaFree(Host)?(_v\d+)?$"
-    r"|^cuMemcpy(HtoD|DtoH|DtoD)(_v\d+)?(_ptds)?$|^cuMemFree(Host)?(_v\d+)?$"
+# Calls that only ask or prepare; the short ones are half of all.
+_NEVER_LAUNCH = re.compile("Get|SetAttribute|IsCapturing|Occupancy|Event(Create|Destroy|Query|Record)|Malloc|HostAlloc")
+_WAITS = re.compile(
+    r"Synchronize|^cudaMemcpy(2D|3D|ToSymbol|FromSymbol)?(_ptds)?(_v\d+)?\Z|^cudaFree(Host)?(_v\d+)?\Z"
+    r"|^cuMemcpy(HtoD|DtoH|DtoD)(_v\d+)?(_ptds)?\Z|^cuMemFree(Host)?(_v\d+)?\Z"
 )
+# What is longer is no name of a call.
+LONGEST_CALL = 200
 
 
 def read_nsys_sqlite(path: Path) -> Timeline:
@@ -194,15 +230,15 @@ def _read(db: NsysDatabase) -> Timeline:
     product, schema = read_version(db)
     notes = schema_note(schema)
     names, processes = Names(db), Processes()
-    kernels = _work(db, KERNELS, "demangledName", names.strings, processes, notes)
-    copies = _work(db, COPIES, "copyKind", names.copies, processes, notes)
-    sets = _work(db, SETS, None, lambda ids: names.literal(ids, "Memset"), processes, notes)
-    graphs = _work(db, GRAPHS, "graphId", lambda ids: names.numbered(ids, "CUDA graph"), processes, notes)
+    kernels = _work(db, KERNELS, names.strings, processes, notes)
+    copies = _work(db, COPIES, names.copies, processes, notes)
+    sets = _work(db, SETS, lambda _, inverse: names.literal(inverse, "Memset"), processes, notes)
+    graphs = _work(db, GRAPHS, names.graphs, processes, notes)
     shapes = _launch_shapes(kernels)
     calls, correlation, threads = _calls(db, names, notes)
     ranges, threads = _ranges(db, names, threads, notes)
     pauses, threads = _pauses(db, names, threads)
-    thread_process = processes.codes(threads & PID_MASK)
+    thread_process = processes.codes(*encode(threads & PID_MASK))
     tables = [kernels, copies, sets, graphs]
     owners = distinct(thread_process[calls.thread])
     for table, columns in zip((KERNELS, COPIES, SETS, GRAPHS), tables, strict=True):
@@ -295,34 +331,40 @@ def _session_start_ns(db: NsysDatabase) -> int:
 
 
 def _work(
-    db: NsysDatabase,
-    table: str,
-    name: str | None,
-    code: Callable[[Ints], Ints],
-    processes: Processes,
-    notes: list[str],
+    db: NsysDatabase, table: str, code: Callable[[Ints, Ints], Ints], processes: Processes, notes: list[str]
 ) -> dict[str, Ints]:
     """One table of GPU work; rows without an end, or ending before they start, are left out and said."""
-    none = np.zeros(0, np.int64)
+    keys = ("start", "end", "correlation", "process", "device", "stream", "bytes", "name")
+    no_rows: dict[str, Ints] = dict.fromkeys(keys, np.zeros(0, np.int64))
     if not db.has(table):
-        return dict.fromkeys(("start", "end", "correlation", "process", "device", "stream", "bytes", "name"), none)
+        return no_rows
     db.require(table, ("start", "end"))
-    wanted = {
-        "start": "start",
-        "end": "end",
-        "correlation": db.column_or(table, "correlationId", "-1"),
-        "process": db.column_or(table, "globalPid", "0"),
-        "name": f"TRY_CAST({db.column_or(table, name, '-1') if name else '-1'} AS BIGINT)",
-    }
-    if table in (COPIES, SETS):
-        wanted["bytes"] = db.column_or(table, "bytes", "-1")
-    if table == COPIES:
-        wanted["name"] = f"TRY_CAST({copy_kind(db, table)} AS BIGINT)"
+    wanted = WORK_COLUMNS | NAME_COLUMNS[table]
     if table == KERNELS and _can_shape(db):
         wanted |= {name: name for name in SHAPE_COLUMNS}
-    small = {"device": db.column_or(table, "deviceId", "0"), "stream": db.column_or(table, "streamId", "-1")}
-    columns = drop_broken(db, db.scan(table, wanted, small=small), table, notes)
-    return {**columns, "process": processes.codes(columns["process"]), "name": code(columns["name"])}
+    unsaid = UNSAID if table in (KERNELS, GRAPHS) else {**UNSAID, "bytes": -1}
+    owners, names, left_out = Ids(), Ids(), LeftOut()
+    parts: list[dict[str, Ints]] = []
+    for rows in read_events(db, table, wanted, left_out):
+        for key in unsaid.keys() - rows.keys():
+            rows[key] = np.full(len(rows["start"]), unsaid[key], np.int64)
+        if table == COPIES:
+            rows["name"] = copy_kinds(rows)
+        rows["process"], rows["name"] = owners.codes(rows["process"]), names.codes(rows["name"])
+        rows["device"], rows["stream"] = _small(rows["device"]), _small(rows["stream"])
+        parts.append({key: column for key, column in rows.items() if key not in ("source", "target")})
+    notes += left_out.notes(table)
+    columns = joined(parts) or no_rows
+    columns["process"] = processes.codes(*owners.in_order(columns["process"]))
+    columns["name"] = code(*names.in_order(columns["name"]))
+    return columns
+
+
+def _small(numbers: Ints) -> Ints:
+    """Numbers of devices or streams in 32 bits; what is out of place is unknown."""
+    limit = 2**31
+    odd = (numbers < -limit) | (numbers >= limit)
+    return np.where(odd, -1, numbers).astype(np.int32) if bool(odd.any()) else numbers.astype(np.int32)
 
 
 def _can_shape(db: NsysDatabase) -> bool:
@@ -360,68 +402,89 @@ def _calls(db: NsysDatabase, names: Names, notes: list[str]) -> tuple[Calls, Int
             notes.append("the host calls were not recorded (no CUDA API trace), so no kernel can be given to a range")
         return no_calls(), none, none
     db.require(CALLS, ("start", "end"))
-    never, waits = db.string_ids(_NEVER_LAUNCH), db.string_ids(_WAITS)
-    wanted = {
-        "start": "start",
-        "end": "end",
-        "tid": db.column_or(CALLS, "globalTid", "0"),
-        "correlation": db.column_or(CALLS, "correlationId", "-1"),
-    }
-    has_names = "nameId" in db.columns(CALLS)
-    skip = ("nameId", sorted(set(never) - set(waits))) if has_names else None
-    if has_names:
-        wanted["name"] = 'TRY_CAST("nameId" AS BIGINT)'
-    columns = drop_broken(db, db.scan(CALLS, wanted, leave_out=skip, unless_longer_ns=_LONG_CALL_NS), CALLS, notes)
-    thread_ids, thread = encode(columns["tid"])
-    wait: Flags = np.isin(columns["name"], waits) if has_names else np.zeros(len(thread), np.bool_)
+    kinds, threads, left_out = _CallKinds(db), Ids(), LeftOut()
+    parts: list[dict[str, Ints]] = []
+    for rows in read_events(db, CALLS, CALL_COLUMNS, left_out, keep=kinds.may_matter):
+        for key, unsaid in (("tid", 0), ("correlation", -1)):
+            if key not in rows:
+                rows[key] = np.full(len(rows["start"]), unsaid, np.int64)
+        parts.append({**rows, "tid": threads.codes(rows["tid"])})
+    notes += left_out.notes(CALLS)
+    columns = joined(parts)
+    if not columns:
+        return no_calls(), none, none
+    thread_ids, thread = threads.in_order(columns["tid"])
+    named = "name" in columns
+    wait: Flags = kinds.waits[columns["name"]] if named else np.zeros(len(thread), np.bool_)
     calls = Calls(
         start_ns=columns["start"],
         end_ns=columns["end"],
         thread=thread,
-        name=names.strings(columns["name"]) if has_names else np.full(len(thread), -1, np.int32),
+        name=names.strings(*kinds.ids.in_order(columns["name"])) if named else np.full(len(thread), -1, np.int32),
         launches=np.zeros_like(wait),
         waits=wait,
     )
     return calls, columns["correlation"], thread_ids
 
 
+class _CallKinds:
+    """The names of calls by what they do, looked up as they are met."""
+
+    def __init__(self, db: NsysDatabase) -> None:
+        self._db = db
+        self.ids = Ids()
+        self.waits: Flags = np.zeros(0, np.bool_)
+        self._idle: Flags = np.zeros(0, np.bool_)
+
+    def may_matter(self, columns: dict[str, Ints], length_ns: Ints) -> Flags:
+        """All but short calls that neither launch nor wait; the names become codes."""
+        if "name" not in columns:
+            return np.ones(len(length_ns), np.bool_)
+        columns["name"] = self.ids.codes(columns["name"])
+        if len(self.ids) > len(self.waits):
+            texts = self._db.strings(list(self.ids)[len(self.waits) :])
+            waits = np.array([len(text) < LONGEST_CALL and _WAITS.search(text) is not None for text in texts])
+            idle = np.array([len(text) < LONGEST_CALL and _NEVER_LAUNCH.search(text) is not None for text in texts])
+            self.waits, self._idle = np.append(self.waits, waits), np.append(self._idle, idle & ~waits)
+        return ~self._idle[columns["name"]] | (length_ns >= _LONG_CALL_NS)
+
+
+def _long_events(db: NsysDatabase, table: str, name: str) -> list[dict[str, Ints]]:
+    """Long events on threads, in parts; none where the table or a column of it is missing."""
+    wanted = {"start": "start", "end": "end", "tid": "globalTid", "name": name}
+    if not db.has(table) or not set(wanted.values()) <= set(db.columns(table)):
+        return []
+    return list(read_events(db, table, wanted, LeftOut(), keep=lambda _, length_ns: length_ns >= _LONG_CALL_NS))
+
+
 def _system(db: NsysDatabase, names: Names, threads: Ints) -> HostEvents:
     """Long calls of the operating system and of MPI by the threads that also called CUDA or opened ranges."""
-    parts = []
-    for table, name in ((SYSTEM, "nameId"), *((table, "textId") for table in MPI)):
-        if db.has(table) and {"start", "end", "globalTid", name} <= set(db.columns(table)):
-            wanted = {"start": "start", "end": "end", "tid": "globalTid", "name": f'TRY_CAST("{name}" AS BIGINT)'}
-            parts.append(drop_broken(db, db.scan(table, wanted, longer_ns=_LONG_CALL_NS), table, []))
-    if not parts:
+    tables = ((SYSTEM, "nameId"), *((table, "textId") for table in MPI))
+    columns = joined([part for table, name in tables for part in _long_events(db, table, name)])
+    if not columns:
         return no_host_events()
-    columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     order = np.argsort(threads)
     place = np.minimum(np.searchsorted(threads[order], columns["tid"]), max(len(threads) - 1, 0))
     known = threads[order][place] == columns["tid"] if len(threads) else np.zeros(len(place), np.bool_)
     return HostEvents(
         start_ns=columns["start"][known],
         end_ns=columns["end"][known],
-        name=names.strings(columns["name"][known]),
+        name=names.strings(*encode(columns["name"][known])),
         thread=order[place[known]],
     )
 
 
 def _pauses(db: NsysDatabase, names: Names, threads: Ints) -> tuple[HostEvents, Ints]:
     """When nsys or CUPTI held the program up long enough to be seen, and all thread ids, the known ones first."""
-    found: list[dict[str, Ints]] = []
-    for table in PAUSES:
-        if db.has(table) and {"start", "end", "globalTid", "nameId"} <= set(db.columns(table)):
-            wanted = {"start": "start", "end": "end", "tid": "globalTid", "name": 'TRY_CAST("nameId" AS BIGINT)'}
-            found.append(drop_broken(db, db.scan(table, wanted, longer_ns=_LONG_CALL_NS), table, []))
-    if not any(len(part["start"]) for part in found):
+    columns = joined([part for table in PAUSES for part in _long_events(db, table, "nameId")])
+    if not columns or not len(columns["start"]):
         return no_host_events(), threads
-    columns = {key: np.concatenate([part[key] for part in found]) for key in found[0]}
     all_threads = np.concatenate((threads, np.setdiff1d(columns["tid"], threads)))
     order = np.argsort(all_threads, kind="stable")
     return HostEvents(
         start_ns=columns["start"],
         end_ns=columns["end"],
-        name=names.strings(columns["name"]),
+        name=names.strings(*encode(columns["name"])),
         thread=order[np.searchsorted(all_threads[order], columns["tid"])],
     ), all_threads
 
@@ -432,32 +495,50 @@ def _ranges(db: NsysDatabase, names: Names, threads: Ints, notes: list[str]) -> 
     if not db.has(NVTX):
         return Ranges(start_ns=none, end_ns=none, name=none, thread=none, process_wide=none.astype(np.bool_)), threads
     db.require(NVTX, ("start", "end", "eventType"))
-    wanted: dict[str, Any] = {
-        "start": "start",
-        "end": "end",
-        "type": "eventType",
-        "tid": db.column_or(NVTX, "globalTid", "0"),
-        "id": db.column_or(NVTX, "textId", "-1"),
-    }
-    columns = db.scan(NVTX, wanted, only=("eventType", (PUSH_POP, START_END)), text=db.column_or(NVTX, "text", "NULL"))
-    text = columns.pop("text")
-    columns["row"] = np.arange(len(columns["start"]))
-    open_ = int(np.ma.getmaskarray(columns["end"]).sum())
-    kept = drop_broken(db, columns, NVTX, [])
-    dropped = len(columns["start"]) - len(kept["start"]) - open_
+    thread, registered = db.column_or(NVTX, "globalTid", "0"), db.column_or(NVTX, "textId", "-1")
+    # As bytes, to say where they are no text; one character more than is kept, to see what is cut.
+    text = f"CAST(substr({db.column_or(NVTX, 'text', 'NULL')}, 1, {MAX_NAME + 1}) AS BLOB)"
+    columns: dict[str, list[Any]] = {key: [] for key in ("start", "end", "type", "tid", "id", "text")}
+    for part in db.select(
+        f'SELECT "start", "end", eventType, {thread}, {registered}, {text} FROM {NVTX} '
+        f"WHERE eventType IN ({PUSH_POP}, {START_END})"
+    ):
+        for key, values in zip(columns, zip(*part, strict=True), strict=True):
+            columns[key] += values
+    texts = [_range_name(db, value) for value in columns.pop("text")]
+    found = {key: db.integers(NVTX, values) for key, values in columns.items()}
+    (start, no_start), (end, no_end) = found["start"], found["end"]
+    open_ = 0 if no_end is None else int(no_end.sum())
+    kept = end >= start
+    for flags in (no_start, no_end):
+        if flags is not None:
+            kept &= ~flags
+    dropped = len(start) - int(kept.sum()) - open_
     if open_:
         notes.append(f"{open_} range(s) had not ended when the capture stopped and are left out")
     if dropped:
         notes.append(f"{dropped} row(s) of {NVTX} end before they start and are left out")
+    start, end, tids = start[kept], end[kept], found["tid"][0][kept]
+    check_times(db, NVTX, start, end)
     known = {int(t): i for i, t in enumerate(threads)}
-    new = [int(t) for t in np.unique(kept["tid"]) if int(t) not in known]
+    new = [int(t) for t in np.unique(tids) if int(t) not in known]
     all_threads = np.concatenate((threads, np.array(new, np.int64)))
     code = {int(t): i for i, t in enumerate(all_threads)}
-    unique, inverse = encode(kept["tid"])
+    unique, inverse = encode(tids)
     return Ranges(
-        start_ns=kept["start"],
-        end_ns=kept["end"],
-        name=names.texts(text[kept["row"]], kept["id"]),
+        start_ns=start,
+        end_ns=end,
+        name=names.texts(list(compress(texts, kept)), found["id"][0][kept]),
         thread=np.array([code[int(t)] for t in unique], np.int64)[inverse] if len(unique) else none,
-        process_wide=kept["type"] == START_END,
+        process_wide=found["type"][0][kept] == START_END,
     ), all_threads
+
+
+def _range_name(db: NsysDatabase, text: bytes | None) -> str | None:
+    if text is None:
+        return None
+    try:
+        name = text.decode()
+    except UnicodeDecodeError as error:
+        raise broken(db.path, f"table {NVTX} holds text that is not UTF-8") from error
+    return name if len(name) <= MAX_NAME else name[:MAX_NAME] + "…"

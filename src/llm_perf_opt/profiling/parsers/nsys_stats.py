@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import isfinite, nan
 from pathlib import Path
 
+from llm_perf_opt.core.files import decode_text
 from llm_perf_opt.errors import ParseError
 
 # Nanoseconds of ten years have eighteen.
@@ -28,6 +29,7 @@ _RENAMED = {"Average": "Avg", "Minimum": "Min", "Maximum": "Max", "Median": "Med
 # What tells the reports apart: columns, and what the report is called.
 _REPORTS = (
     ({"Num Calls"}, "a summary of host calls (cuda_api_sum or osrt_sum)"),
+    ({"Source", "Instances"}, "a summary of MPI calls (mpi_event_sum)"),
     ({"Style", "Range"}, "a summary of NVTX ranges (nvtx_sum)"),
     ({"Kern Inst"}, "kernels by NVTX range (nvtx_kern_sum)"),
     ({"QCount"}, "launch and execution times (cuda_kern_exec_sum)"),
@@ -35,6 +37,19 @@ _REPORTS = (
     ({"Projected Start"}, "NVTX ranges projected on the GPU (nvtx_gpu_proj_trace)"),
     ({"GrdX"}, "a trace of GPU work (cuda_gpu_trace)"),
     ({"Start", "Duration"}, "a trace, one row per event"),
+)
+# Columns that a summary of kernels never has.
+_OF_OTHERS = {"Source", "Style", "Range", "Queue"}
+# What every row of these is called.
+_DIRECTIVES = (
+    (re.compile(r"@[^@]*:\d+$"), "a summary of OpenACC constructs (openacc_sum)"),
+    (
+        re.compile(
+            r"^(Thread|Idle|Implicit Task|Parallel|Task|Target|Submit Target|Data Operation|Sync Region|Worksharing"
+            r"|Work|Master|Masked|Lock|Mutex|Flush|Cancel|Dispatch|Control Tool|omp_\w+)\b"
+        ),
+        "a summary of OpenMP events (openmp_sum)",
+    ),
 )
 _PROSE = (
     "Processing [",
@@ -91,11 +106,20 @@ class _Table:
 
     @property
     def has_kernels(self) -> bool:
-        own = {"Total Time", "Instances"} <= set(self.columns)
-        return own and ("Name" in self.columns or {"Category", "Operation"} <= set(self.columns))
+        own = {"Total Time", "Instances"} <= set(self.columns) and not _OF_OTHERS & set(self.columns)
+        named = "Name" in self.columns or {"Category", "Operation"} <= set(self.columns)
+        return own and named and self._directives is None
+
+    @property
+    def _directives(self) -> str | None:
+        """The report on a compiler's directives this is, whose columns are those of a kernel summary; else None."""
+        names = [cells["Name"] for _, cells in self.rows if "Name" in cells]
+        return next((what for mark, what in _DIRECTIVES if names and all(mark.search(name) for name in names)), None)
 
     @property
     def report(self) -> str:
+        if self._directives is not None:
+            return self._directives
         return next((name for columns, name in _REPORTS if columns <= set(self.columns)), "a report of another kind")
 
 
@@ -121,7 +145,7 @@ def parse_kernel_summary(text: str, *, source: str) -> tuple[SummaryRow, ...]:
 def read_stats(path: Path) -> KernelSummary:
     """The kernel summary in a file, and notes on it."""
     try:
-        text = path.read_text(encoding="utf-8-sig", errors="replace")
+        text = decode_text(path.read_bytes())
     except OSError as error:
         raise ParseError(f"{path}: could not be read ({error.strerror or error})") from error
     return parse_stats(text, source=str(path))
@@ -132,6 +156,8 @@ def parse_stats(text: str, *, source: str) -> KernelSummary:
     is_json = _first_character(text) in ("[", "{")
     tables = list(_json_tables(text, source) if is_json else _csv_tables(text, source))
     found = [table for table in tables if table.has_kernels]
+    # A summary of all GPU work says the same of kernels as the one beside it.
+    found = [table for table in found if "Category" not in table.columns] or found
     if not found:
         raise ParseError(f"{source}: {_what_instead(tables)}; {MAKE_ONE}")
     if len(found) > 1:

@@ -1,17 +1,16 @@
 """Kernel summaries: of an export alone, of what `nsys stats` printed, ours in nsys's own columns, and old runs' files.
 
-That of an export is one scan in duckdb, several times faster than reading the whole timeline.
+That of an export reads one table, several times faster than reading the whole timeline.
 """
 
 import csv
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from llm_perf_opt.analysis.kernels.names import classify_kernel, short_kernel_name
 from llm_perf_opt.analysis.timeline.rows import KernelRow, ranked
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.profiling.parsers.nsys_database import LATEST_NS, NsysDatabase, broken, open_nsys_database
 from llm_perf_opt.profiling.parsers.nsys_stats import SummaryRow
 
 COLUMNS = (
@@ -29,39 +28,58 @@ SUMMARY_FILES = ("summary_cuda_gpu_kern_sum.csv", "summary_gpukernsum.csv", "sum
 
 
 def to_kernel_rows(rows: Sequence[SummaryRow], *, source: str) -> tuple[KernelRow, ...]:
-    """The rows as kernels by total time; a list by launch shape, as older versions print it, is refused."""
-    names = [row.name for row in rows]
-    if len(set(names)) < len(names):
-        raise ParseError(
-            f"{source}: lists a kernel once per launch shape (nsys 2022 and older), so its median and deviation "
-            "cannot be had by name; give the .sqlite or the .nsys-rep, or what `nsys stats --report gpusum` prints"
-        )
-    if rows and all(row.med_ns is None for row in rows):
-        raise ParseError(
-            f"{source}: has no column of medians (nsys 2021 and older print none); give the .sqlite or the .nsys-rep, "
-            "or make the summary with a newer nsys"
-        )
-    total = sum(row.total_ns for row in rows)
-    found = []
+    """The rows as kernels by total time; one that stands there once per launch shape, as in 2022, is put together.
+
+    Medians and deviations are None where they are not printed (2021 and older) or cannot be had by name.
+    """
+    whole = sum(row.total_ns for row in rows)
+    by_name: dict[str, list[SummaryRow]] = {}
     for row in rows:
-        if None in (row.med_ns, row.min_ns, row.max_ns, row.stddev_ns) or row.instances < 1:
+        if None in (row.min_ns, row.max_ns) or row.instances < 1:
             raise ParseError(f"{source}: the row of {row.name[:80]!r} is not complete")
-        found.append(
-            KernelRow(
-                name=row.name,
-                short_name=short_kernel_name(row.name),
-                kernel_class=classify_kernel(row.name),
-                instances=row.instances,
-                total_ns=row.total_ns,
-                avg_ns=row.total_ns / row.instances,
-                med_ns=float(row.med_ns or 0.0),
-                min_ns=int(row.min_ns or 0),
-                max_ns=int(row.max_ns or 0),
-                stddev_ns=float(row.stddev_ns or 0.0),
-                time_pct=100.0 * row.total_ns / total if total else 0.0,
-            )
-        )
-    return ranked(found)
+        by_name.setdefault(row.name, []).append(row)
+    return ranked(_put_together(same, whole) for same in by_name.values())
+
+
+def _put_together(same: Sequence[SummaryRow], whole: int) -> KernelRow:
+    count, total = sum(row.instances for row in same), sum(row.total_ns for row in same)
+    first = same[0]
+    return KernelRow(
+        name=first.name,
+        short_name=short_kernel_name(first.name),
+        kernel_class=classify_kernel(first.name),
+        instances=count,
+        total_ns=total,
+        avg_ns=total / count,
+        med_ns=first.med_ns if len(same) == 1 else None,
+        min_ns=min(row.min_ns or 0 for row in same),
+        max_ns=max(row.max_ns or 0 for row in same),
+        stddev_ns=_deviation_ns(same, total / count, count),
+        time_pct=100.0 * total / whole if whole else 0.0,
+    )
+
+
+def _deviation_ns(same: Sequence[SummaryRow], average_ns: float, count: int) -> float | None:
+    """That of all launches, from those of each launch shape."""
+    if len(same) == 1:
+        return same[0].stddev_ns
+    squares = 0.0
+    for row in same:
+        if row.stddev_ns is None:
+            return None
+        squares += (row.instances - 1) * row.stddev_ns**2
+        squares += row.instances * (row.total_ns / row.instances - average_ns) ** 2
+    return math.sqrt(squares / (count - 1))
+
+
+def summary_notes(rows: Sequence[SummaryRow]) -> list[str]:
+    """What a summary of an older nsys does not say."""
+    notes = []
+    if len({row.name for row in rows}) < len(rows):
+        notes.append("lists a kernel once per launch shape (nsys 2022 and older): put together here, without a median")
+    if rows and all(row.med_ns is None for row in rows):
+        notes.append("has no column of medians and deviations (nsys 2021 and older print none)")
+    return notes
 
 
 def write_kernel_summary(path: Path, kernels: Sequence[KernelRow]) -> Path:
@@ -76,10 +94,10 @@ def write_kernel_summary(path: Path, kernels: Sequence[KernelRow]) -> Path:
                     k.total_ns,
                     k.instances,
                     f"{k.avg_ns:.1f}",
-                    f"{k.med_ns:.1f}",
+                    "" if k.med_ns is None else f"{k.med_ns:.1f}",
                     k.min_ns,
                     k.max_ns,
-                    f"{k.stddev_ns:.1f}",
+                    "" if k.stddev_ns is None else f"{k.stddev_ns:.1f}",
                     k.name,
                 )
             )
@@ -101,60 +119,31 @@ def find_kernel_summary(run_dir: Path) -> Path | None:
 
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+COLUMNS_READ = {"start": "start", "end": "end", "name": "demangledName"}
 
 
 def summarize_kernels(path: Path) -> tuple[tuple[KernelRow, ...], tuple[str, ...]]:
     """Kernels by total time, the same rows as a full analysis gives, and notes on rows left out."""
+    # Here, for what only reads or writes summaries needs no numpy.
+    import numpy as np
+
+    from llm_perf_opt.analysis.timeline.tables import kernel_rows
+    from llm_perf_opt.profiling.parsers.nsys_columns import Ids, LeftOut, Names, joined, read_events
+    from llm_perf_opt.profiling.parsers.nsys_database import open_nsys_database
+
     with open_nsys_database(path) as db:
         if not db.has(KERNELS):
             return (), ("no GPU kernel was recorded",)
         db.require(KERNELS, ("start", "end"))
-        return _summarize(db)
-
-
-def _summarize(db: NsysDatabase) -> tuple[tuple[KernelRow, ...], tuple[str, ...]]:
-    column = db.column_or(KERNELS, "demangledName", "-1")
-    code = f"coalesce(TRY_CAST({column} AS BIGINT), -1)"
-    rows = _grouped(db, code)
-    codes = [int(row[0]) for row in rows]
-    names = dict(zip(codes, db.strings(codes), strict=True))
-    first: dict[str, int] = {}
-    same = {code: first[name] for code, name in names.items() if first.setdefault(name, code) != code}
-    if same:
-        # Two ids for one text, or names that differ only where they are cut: medians cannot be added up.
-        cases = " ".join(f"WHEN {other} THEN {kept}" for other, kept in same.items())
-        rows = _grouped(db, f"CASE {code} {cases} ELSE {code} END")
-    if any(row[2] and int(row[6]) > LATEST_NS for row in rows):
-        raise broken(db.path, f"table {KERNELS} holds times that no clock can have")
-    whole = sum(int(row[3]) for row in rows if row[2])
-    left_out = sum(int(row[1]) - int(row[2]) for row in rows)
-    notes = (f"{left_out} row(s) of {KERNELS} have no usable start and end and are left out",) if left_out else ()
-    kernels = [_kernel(names[int(row[0])], row, whole) for row in rows if row[2]]
-    return ranked(kernels), notes
-
-
-def _grouped(db: NsysDatabase, code: str) -> list[tuple[Any, ...]]:
-    return db.aggregate(
-        KERNELS,
-        {"name": code, "time": 'CASE WHEN "end" >= "start" THEN "end" - "start" END'},
-        "name, count(*), count(time), sum(time), median(time), min(time), max(time), stddev_samp(time)",
-        "name",
-    )
-
-
-def _kernel(name: str, row: tuple[Any, ...], whole: int) -> KernelRow:
-    _, _, count, total, median, least, most, deviation = row
-    instances, total_ns = int(count), int(total)
-    return KernelRow(
-        name=name,
-        short_name=short_kernel_name(name),
-        kernel_class=classify_kernel(name),
-        instances=instances,
-        total_ns=total_ns,
-        avg_ns=total_ns / instances,
-        med_ns=float(median),
-        min_ns=int(least),
-        max_ns=int(most),
-        stddev_ns=0.0 if deviation is None else float(deviation),
-        time_pct=100.0 * total_ns / whole if whole else 0.0,
-    )
+        ids, names, left_out = Ids(), Names(db), LeftOut()
+        parts = []
+        for rows in read_events(db, KERNELS, COLUMNS_READ, left_out):
+            named = rows["name"] if "name" in rows else np.full(len(rows["start"]), -1, np.int64)
+            parts.append({"name": ids.codes(named), "time": rows["end"] - rows["start"]})
+        count = left_out.missing + left_out.backwards
+        notes = (f"{count} row(s) of {KERNELS} have no usable start and end and are left out",) if count else ()
+        columns = joined(parts)
+        if not columns:
+            return (), notes
+        codes = names.strings(*ids.in_order(columns["name"]))
+        return kernel_rows(names.all, codes, columns["time"]), notes

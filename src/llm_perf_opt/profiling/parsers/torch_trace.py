@@ -3,10 +3,11 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from llm_perf_opt.analysis.kernels.names import as_utf8
@@ -23,12 +24,15 @@ from llm_perf_opt.analysis.timeline.timeline import (
     Origin,
     Ranges,
     Timeline,
+    distinct,
     no_activities,
 )
+from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.nsys_columns import join_calls
 from llm_perf_opt.profiling.parsers.trace_decode import (
     ANNOTATION,
     CALL,
+    CATEGORIES,
     COPY,
     COUNTED,
     FRAME,
@@ -42,18 +46,25 @@ from llm_perf_opt.profiling.parsers.trace_decode import (
     PAUSE,
     Piece,
 )
-from llm_perf_opt.profiling.parsers.trace_rare import not_from_torch, read_counters
+from llm_perf_opt.profiling.parsers.trace_rare import categories_of, not_from_torch, read_counters
 from llm_perf_opt.profiling.parsers.trace_text import TraceText, read_with_cuts
 from llm_perf_opt.profiling.parsers.trace_workers import processes_for, read_pieces
 
 MAX_NAME = 4096
+# The profiler numbers operators one after the other. A trace of so many that holds less than half was thinned out.
+MIN_NUMBERED, THINNED = 100, 0.5
 MIN_FRAME_NS = round(1000 * MIN_FRAME_US)
+# How SGLang marks whose process an event was of when it merges traces.
+_RANK_LABEL = re.compile(r"\[(TP|DP|PP|EP)\d+[^\]]*\]")
+# Ranges that torch itself opens.
+_MARKED_BY_TORCH = ("ProfilerStep#", "enumerate(DataLoader)#", "Optimizer.step#", "Optimizer.zero_grad#")
 # What torch writes at the top of a trace, and no other tool.
 _MARKS = {"schemaVersion", "deviceProperties", "distributedInfo", "cuda_runtime_version", "hip_runtime_version"}
 # Calls that return when the GPU is done: also the plain copies and the freeing of memory, of CUDA and of HIP.
 _WAITS = re.compile(
     r"Synchronize|^(cuda|hip)(Memcpy|Memcpy2D|Memcpy3D|MemcpyToSymbol|MemcpyFromSymbol|Free|FreeHost|HostFree)(_ptsz)?$"
     r"|^(cu|hip)Memcpy(HtoD|DtoH|DtoD)(_v\d+)?$|^cuMemFree(_v\d+)?$|^hipMemcpyWithStream$"
+    r"|^ur(EventWait|QueueFinish|EnqueueEventsWait)$"
 )
 _COLUMNS = (
     "start_ns", "end_ns", "name", "thread", "correlation", "device", "stream", "size_bytes", "shape",
@@ -79,15 +90,32 @@ def read_torch_trace(path: Path, *, detailed: bool = False, processes: int | Non
 
     def read(careful: bool) -> TorchTrace:
         found = _Collected()
-        for piece in read_pieces(path, found.text, careful=careful, processes=count, detailed=detailed):
-            found.add(piece)
-        # A bare list says nothing of who wrote it, so it must hold something known.
-        must_hold = found.events or "bare_list" in found.text.head
-        if must_hold and not found.used and not _MARKS & set(found.text.head):
-            raise not_from_torch(path)
+        try:
+            for piece in read_pieces(path, found.text, careful=careful, processes=count, detailed=detailed):
+                found.add(piece)
+        except msgspec.ValidationError as error:
+            # Other tools write times as text.
+            if not careful or _MARKS & set(found.text.head) or CATEGORIES & set(categories := categories_of(path)):
+                raise
+            raise not_from_torch(path, categories) from error
+        # Nothing says who wrote it, so it must hold something known.
+        if not found.used and not _MARKS & set(found.text.head):
+            raise not_from_torch(path, categories_of(path))
+        _refuse_merged(path, found)
         return _build(path, found, detailed=detailed)
 
     return read_with_cuts(path, read)
+
+
+def _refuse_merged(path: Path, found: "_Collected") -> None:
+    """A merge of several ranks: their ids of launches are the same numbers, so nobody can tell whose a kernel is."""
+    pids = {pid for pid, _ in found.threads if isinstance(pid, str)}
+    ranks = {match[0] for pid in pids if (match := _RANK_LABEL.match(pid))}
+    if len(ranks) > 1:
+        raise ParseError(
+            f"{path}: the traces of {len(ranks)} ranks merged into one, in which launches and kernels cannot be "
+            "matched; give the traces it was made from, all of them or their directory"
+        )
 
 
 class _Collected:
@@ -133,9 +161,18 @@ class _Collected:
 
 
 def _build(path: Path, found: _Collected, *, detailed: bool) -> TorchTrace:
-    operators, calls = found.table(OPERATOR), found.table(CALL)
+    operators, calls, ranges = found.table(OPERATOR), found.table(CALL), found.table(ANNOTATION)
+    if not len(ranges["start_ns"]):
+        operators, ranges = _told_apart(found, operators)
     frames = _host_events(found.table(FRAME))
-    timeline = _timeline(path, found, calls, _host_events(operators), frames)
+    timeline = _timeline(path, found, calls, ranges, _host_events(operators), frames)
+    kept = _kept_share(operators["correlation"])
+    if kept is not None and kept < THINNED:
+        note = (
+            f"the trace holds {kept:.1%} of the operators that ran (the profiler numbers them): events were taken out "
+            "of it after the recording, and work that is missing looks like idle time"
+        )
+        timeline = replace(timeline, kept_share=kept, notes=(*timeline.notes, note))
     return TorchTrace(
         timeline=timeline,
         operators=timeline.operators,
@@ -144,6 +181,27 @@ def _build(path: Path, found: _Collected, *, detailed: bool) -> TorchTrace:
         detail=_detail(found, operators, calls, frames) if detailed else None,
         counters=read_counters(path) if len(found.table(COUNTED)["start_ns"]) else (),
     )
+
+
+def _told_apart(found: _Collected, operators: dict[str, Ints]) -> tuple[dict[str, Ints], dict[str, Ints]]:
+    """Operators, and the ranges among them: before torch 1.10 both are of one category, and only names tell."""
+    codes = [code for name, code in found.names.items() if name.startswith(_MARKED_BY_TORCH)]
+    marked = np.isin(operators["name"], codes)
+    ranges = {column: values[marked] if len(values) else values for column, values in operators.items()}
+    if not bool(marked.any()):
+        return operators, ranges
+    if found.extra[OPERATOR]:
+        extra = np.concatenate(found.extra[OPERATOR])
+        found.extra[OPERATOR] = [extra[~marked] if len(extra) else extra]
+    return {column: values[~marked] if len(values) else values for column, values in operators.items()}, ranges
+
+
+def _kept_share(number: Ints) -> float | None:
+    """The part of the operators that are still in the trace, by their numbers; None where there are too few to tell."""
+    known = number[number >= 0]
+    if len(known) < MIN_NUMBERED:
+        return None
+    return len(distinct(known)) / (int(known.max()) - int(known.min()) + 1)
 
 
 def _detail(found: _Collected, operators: dict[str, Ints], calls: dict[str, Ints], frames: HostEvents) -> TraceDetail:
@@ -169,10 +227,14 @@ def _detail(found: _Collected, operators: dict[str, Ints], calls: dict[str, Ints
 
 
 def _timeline(
-    path: Path, found: _Collected, calls: dict[str, Ints], operators: HostEvents, frames: HostEvents
+    path: Path,
+    found: _Collected,
+    calls: dict[str, Ints],
+    ranges: dict[str, Ints],
+    operators: HostEvents,
+    frames: HostEvents,
 ) -> Timeline:
     kernels, copies = found.table(KERNEL), found.table(COPY)
-    ranges = found.table(ANNOTATION)
     # One process wrote the trace, so correlation ids are unique in it.
     work = [(t["correlation"], np.zeros(len(t["start_ns"]), np.int32)) for t in (kernels, copies)]
     links = join_calls(calls["correlation"], np.zeros(len(calls["start_ns"]), np.int32), work)

@@ -20,6 +20,7 @@ from llm_perf_opt.analysis.timeline.timeline import Codes
 EXACT_BELOW_US = float(2**43)
 LATEST_NS = 2**62
 MOST_STREAMS = 2**31
+MOST_DIGITS = 18
 KERNEL, COPY, CALL, OPERATOR, ANNOTATION, MODULE, MEMORY, FRAME, COUNTED, PAUSE = KINDS = range(10)
 MEMORY_EVENT = "[memory]"
 _TS, _DUR, _NAME, _PID, _TID = (attrgetter(name) for name in ("ts", "dur", "name", "pid", "tid"))
@@ -34,6 +35,11 @@ _KINDS = {
     "Operator": OPERATOR,
     "cuda_runtime": CALL,
     "cuda_driver": CALL,
+    "xpu_runtime": CALL,
+    "xpu_driver": CALL,
+    "mtia_runtime": CALL,
+    "privateuse1_runtime": CALL,
+    "privateuse1_driver": CALL,
     "cpu_op": OPERATOR,
     "user_annotation": ANNOTATION,
     "python_function": MODULE,
@@ -41,6 +47,7 @@ _KINDS = {
     "overhead": PAUSE,
     MEMORY_EVENT: MEMORY,
 }
+CATEGORIES = frozenset(_KINDS)
 MODULE_PREFIX = "nn.Module: "
 # Shorter frames of Python explain no gap, and there are a hundred times as many of them.
 MIN_FRAME_US = 100.0
@@ -76,8 +83,9 @@ class Args(msgspec.Struct, gc=False):
 
 
 class DetailedArgs(Args, gc=False):
-    """Those, an operator's inputs, what a collective's kernel moves, and what a memory event says."""
+    """Those, an operator's number and inputs, what a collective's kernel moves, and what a memory event says."""
 
+    external: msgspec.Raw = msgspec.field(name="External id", default=NO_DIGITS)
     input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=NO_DIGITS)
     input_types: msgspec.Raw = msgspec.field(name="Input type", default=NO_DIGITS)
     inputs: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=NO_DIGITS)
@@ -152,7 +160,8 @@ class EventDecoder:
 class Table:
     """Rows of one kind. `name`, `thread`, `shape` and `extra` index the piece's own lists.
 
-    The `shape` of an operator is that of its inputs, of a kernel that of its launch.
+    The `shape` of an operator is that of its inputs, of a kernel that of its launch; where asked for detail, the
+    `correlation` of an operator is its number among all that ran.
     Of a memory event, `device` is the type of device and `size_bytes` what was allocated (freed: below 0).
     """
 
@@ -288,6 +297,7 @@ def _table(
     extra: list[int] = []
     if extras is not None and kind == OPERATOR:
         shape = [shapes[b"" if e.args is None else bytes(e.args.input_dims)] for e in rows]
+        correlation = [-1 if e.args is None else _number(e.args.external) for e in rows]
         extra = [extras[_inputs(e)] for e in rows]
     elif extras is not None and kind == KERNEL:
         extra = [-1 if a is None or not bytes(a.collective) else extras[_collective(a)] for a in arguments]
@@ -314,6 +324,12 @@ def _table(
         unusable,
         negative,
     )
+
+
+def _number(value: msgspec.Raw) -> int:
+    """An id, written as a number or as text; -1 where there is none."""
+    digits = bytes(value).strip(b'"')
+    return int(digits) if digits.isdigit() and len(digits) <= MOST_DIGITS else -1
 
 
 def _size(value: int | str) -> int:

@@ -15,6 +15,14 @@ from llm_perf_opt.profiling.parsers.trace_text import TraceText, read_chunks, re
 
 COUNTED = "cuda_profiler_range"
 CATEGORIES_NAMED = 6
+# Whose traces have events of these categories; what to give instead is the same for all.
+_TOOLS = (
+    ({"Session", "Node"}, "of ONNX Runtime"),
+    ({"FEE"}, "of VizTracer"),
+    ({"Op"}, "of TensorFlow"),
+    ({"cuda_api", "nvtx"}, "made from an nsys export"),
+    ({"devtools.timeline"}, "of Chrome's developer tools"),
+)
 _SCALAR = re.compile(r"thread_inst_executed_op_[dfh](add|mul|fma)_pred_on\.sum$")
 
 
@@ -63,20 +71,25 @@ def _flop(counters: dict[str, float]) -> float | None:
     return sum(value * (2.0 if kind == "fma" else 1.0) for kind, value in known) if known else None
 
 
-def not_from_torch(path: Path) -> ParseError:
-    """What to say about a trace in the format of Chrome that torch's profiler did not write."""
+def categories_of(path: Path) -> Counter[str]:
+    """How many complete events of each category a trace holds, whatever else is in them."""
 
     def read(careful: bool) -> Counter[str]:
         return Counter(event.cat for event in _events(path, careful=careful) if event.ph == "X")
 
-    categories = read_with_cuts(path, read)
+    return read_with_cuts(path, read)
+
+
+def not_from_torch(path: Path, categories: Counter[str]) -> ParseError:
+    """What to say about a trace in the format of Chrome that torch's profiler did not write."""
     if not categories:
         return ParseError(f"{path}: JSON, but no trace: it holds no complete event (an object with `ph` of `X`)")
     named = ", ".join(f"{cat!r}" for cat, _ in categories.most_common(CATEGORIES_NAMED) if cat)
     what = f"its events are of the categories {named}" if named else "its events have no category"
+    tool = next((f"one {tool}: " for marks, tool in _TOOLS if marks <= set(categories)), "")
     return ParseError(
-        f"{path}: a Chrome trace, but not one of torch's profiler ({what}); give the capture it was made from (an nsys "
-        "report or export), or a trace written by torch.profiler"
+        f"{path}: a Chrome trace, but not one of torch's profiler ({tool}{what}); give the capture it was made from "
+        "(an nsys report or export), or a trace written by torch.profiler"
     )
 
 

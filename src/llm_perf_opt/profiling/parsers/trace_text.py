@@ -27,6 +27,8 @@ T = TypeVar("T")
 HEAD_BYTES = 1 << 16
 CHUNK_BYTES = 1 << 20
 HEAD_LIMIT = 64 << 20
+# Without a border in so much, one event would have to be held in memory several times.
+EVENT_LIMIT = 128 << 20
 # A head holds the key once; a few more would be odd, thousands are no trace.
 HEAD_TRIES = 8
 # The key with room for spaces, where a block ends inside it.
@@ -34,7 +36,8 @@ KEY_BYTES = 256
 GZIP_MAGIC = b"\x1f\x8b"
 _LIKELY_BORDER = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat)"\s*:)')
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
+# Possessive: for a string that does not end, every step back would be kept, two hundred bytes a letter.
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\]]', re.DOTALL)
 _SPACE = b" \t\r\n"
 _CLOSE = ord("]")
 # The library has no types for the one and calls the other an instance.
@@ -75,6 +78,10 @@ def read_chunks(path: Path, text: TraceText, *, careful: bool = False) -> Iterat
             if size < len(buffer):
                 break
             at = cut(buffer)
+            if at is None and size > EVENT_LIMIT:
+                if not careful:
+                    raise msgspec.DecodeError("no border of two events was found")
+                raise ParseError(f"{path}: holds an event of more than {EVENT_LIMIT >> 20} MiB, which no trace has")
             if at is None:
                 rest = bytes(memoryview(buffer)[1:])
                 buffer = bytearray(2 * size)
