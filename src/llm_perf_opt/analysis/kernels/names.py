@@ -23,6 +23,11 @@ _FUSED = re.compile(
     r"^triton_\w+_fused_|^(loop|input|wrapped)_\w*fusion|^fusion_\d|^fused_|^__myl_|^generatedNativePointwise"
     r"|nvfuser|CudaCodeGen"
 )
+# Passes of one algorithm that need each other's whole result, and kernels that take many tensors at once already.
+_WHOLE = re.compile(
+    r"sort|scan|histogram|top_?k|unique|\bcub::|multi_tensor_apply|nonzero|foreach|optimizer|adam",
+    re.IGNORECASE,
+)
 MAX_LENGTH = 80
 TAIL_LENGTH = 20
 # How many words may tell kernels of one short name apart.
@@ -88,8 +93,10 @@ def classify_kernel(name: str) -> str:
 
 
 def is_fusible(name: str) -> bool:
-    """Whether a kernel does little work on each number it reads, and no compiler has fused it already."""
-    return classify_kernel(name) in FUSIBLE and _FUSED.search(name) is None
+    """Whether a kernel does little work on each number it reads, and a compiler could make it part of another one."""
+    if classify_kernel(name) not in FUSIBLE or _FUSED.search(name) is not None:
+        return False
+    return _WHOLE.search(kernel_identity(name)) is None
 
 
 @lru_cache(maxsize=1 << 16)
