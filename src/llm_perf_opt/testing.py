@@ -113,6 +113,7 @@ class _Listener(PlainConsole):
     """Keeps what is said instead of printing it."""
 
     def __init__(self, said: list[str]) -> None:
+        super().__init__()
         self._said = said
 
     def say(self, text: str) -> None:

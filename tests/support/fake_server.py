@@ -1,7 +1,7 @@
 """An OpenAI-compatible server that behaves as told: in a thread for quick tests, or as a program of its own.
 
 `python fake_server.py --port N --host H [--fault F]`; faults: never_ready, dies_on_start, dies_under_load,
-every_tenth_500, stalls, ignores_sigterm.
+every_tenth_500, stalls, ignores_sigterm, tells_all.
 """
 
 import argparse
@@ -36,7 +36,12 @@ class FakeServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), _Handler)
         self.fault, self.gap_s, self.usage = fault, gap_s, usage
         self.asked: list[dict[str, Any]] = []
+        self.connections = 0
         self.lock = threading.Lock()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.connections += 1
+        super().process_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away is no news."""
@@ -76,6 +81,9 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "every_tenth_500" and number > 3 and number % 10 == 0:
             self._answer(500, b'{"error": "out of luck"}')
             return
+        if fault == "tells_all" and number > 3:
+            self._answer(401, json.dumps({"error": f"wrong key: {self.headers['Authorization']}"}).encode())
+            return
         if fault == "dies_under_load" and number > 20:
             print("fake: RuntimeError: out of memory", file=sys.stderr, flush=True)
             os._exit(3)
@@ -108,6 +116,8 @@ class _Handler(BaseHTTPRequestHandler):
             counts = {"prompt_tokens": 2 * len(text.split()), "completion_tokens": body["max_tokens"]}
             self._event({"choices": [], "usage": counts})
         self._chunk(b"data: [DONE]\n\n")
+        if self.server.fault == "stays_open":
+            time.sleep(30)
         self._chunk(b"")
 
     def _event(self, event: dict[str, Any]) -> None:
@@ -148,6 +158,8 @@ def main() -> None:
     if args.fault == "dies_on_start":
         print("fake: ValueError: no such model", file=sys.stderr)
         sys.exit(4)
+    if args.fault == "tells_all":
+        print(dict(os.environ), flush=True)
     if args.fault == "ignores_sigterm":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # A child of its own, as engines have.

@@ -232,6 +232,7 @@ def _can_serve() -> bool:
     return all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "openai", "accelerate"))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not _can_serve(), reason="transformers serve needs fastapi, uvicorn, openai and accelerate")
 def test_transformers_serve_answers_and_is_measured(tmp_path: Path) -> None:
     model = write_tiny_snapshot(tmp_path / "tiny")

@@ -14,7 +14,7 @@ from llm_perf_opt.errors import ConfigError, ProfilingError
 from llm_perf_opt.workload.models.base import Sample
 from llm_perf_opt.workload.models.deepseek_ocr.adapter import OcrGeometry, parse_geometry
 from llm_perf_opt.workload.models.deepseek_ocr.load import build_on_meta, fill_with_noise
-from llm_perf_opt.workload.models.deepseek_ocr.network import DeepseekOcr, MoeBlock, Views
+from llm_perf_opt.workload.models.deepseek_ocr.network import DeepseekOcr, Experts, MoeBlock, Views
 from tests.support.model_presets import adapter_of, compose_preset, load_preset
 
 pytestmark = pytest.mark.slow
@@ -46,11 +46,14 @@ def make(geometry: OcrGeometry) -> DeepseekOcr:
     return module
 
 
-def test_decoding_with_the_cache_equals_one_forward_over_the_whole_sequence(loaded: Any, page: Path) -> None:
+def test_decoding_with_the_cache_equals_one_forward_over_the_whole_sequence(
+    loaded: Any, page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llm_perf_opt.workload.models.deepseek_ocr.network._GROW_BY", 16)
     inputs = loaded.prepare(Sample(sample_id="a", image=page))
     step = loaded.prefill(inputs, silent)
     ids = []
-    for _ in range(300):  # past the block by which the cache grows
+    for _ in range(40):  # past the block by which the cache grows
         token = step.logits.argmax(dim=-1, keepdim=True)
         ids.append(int(token))
         step = loaded.decode(token, step.state)
@@ -61,6 +64,44 @@ def test_decoding_with_the_cache_equals_one_forward_over_the_whole_sequence(load
     assert ids == greedy
     assert torch.allclose(step.logits, out.logits[:, -1], atol=1e-4)
     assert len(set(ids)) > 5
+
+
+def tokens_of(model: Any, page: Path, *, steps: int) -> list[int]:
+    step = model.prefill(model.prepare(Sample(sample_id="a", image=page)), silent)
+    ids = []
+    for _ in range(steps):
+        token = step.logits.argmax(dim=-1, keepdim=True)
+        ids.append(int(token))
+        step = model.decode(token, step.state)
+    return ids
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("infer.cache=static",),
+        pytest.param(("infer.cache=static", "infer.compile=default"), marks=pytest.mark.long),
+    ],
+)
+def test_a_static_cache_and_a_compiled_step_change_no_token(
+    loaded: Any, page: Path, overrides: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    static = load_preset("experiment=ocr_tiny", "infer.max_new_tokens=40", *overrides)
+    wanted = tokens_of(loaded, page, steps=40)
+    # The second page finds the cache of the first.
+    assert tokens_of(static, page, steps=40) == wanted
+    assert tokens_of(static, page, steps=40) == wanted
+    assert len(set(wanted)) > 5
+
+
+def test_a_captured_step_without_a_gpu_is_a_note_and_experts_ask_nothing_of_the_host() -> None:
+    static = load_preset("experiment=ocr_tiny", "infer.cache=static", "infer.cuda_graph=true")
+    assert static.notes[-1] == (
+        "infer.cuda_graph=true: no CUDA graph was captured, decode steps run without it: the model runs on cpu"
+    )
+    assert {part.mode for part in static.module.modules() if isinstance(part, Experts)} == {"batched"}
 
 
 def test_the_prompt_holds_the_page_and_its_ranges_are_opened_for_tiles_then_page(loaded: Any, page: Path) -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.workload.models.base import Sample
-from llm_perf_opt.workload.models.deepseek_ocr.adapter import OcrSection, geometry_of_snapshot, parse_geometry
+from llm_perf_opt.workload.models.deepseek_ocr.adapter import OcrInfer, OcrSection, geometry_of_snapshot, parse_geometry
 from llm_perf_opt.workload.models.deepseek_ocr.load import _why_not_remote, build_on_meta, fill_with_noise
 from tests.support.model_presets import adapter_of, compose_preset, load_preset
 
@@ -297,7 +297,12 @@ def test_code_of_a_snapshot_never_runs_unless_it_is_trusted(snapshot: tuple[Path
     loaded = load_preset(f"model.path='{tmp_path}'", *SMALL_VIEWS)
     assert loaded.notes[0].startswith("the snapshot's weights run in the built-in code: ")
     model = OcrSection(name="x", adapter="y")
-    assert _why_not_remote(model, {"auto_map": {}}, "cuda:0") == (
+    assert _why_not_remote(model, OcrInfer(), {"auto_map": {}}, "cuda:0") == (
         "its own code is not trusted (model.trust_remote_code=false)"
     )
+    static = OcrInfer(cache="static")
+    assert _why_not_remote(model, static, {"auto_map": {}}, "cuda:0") == "its own code knows no static cache"
+    remote = OcrSection(name="x", adapter="y", implementation="remote")
+    with pytest.raises(ConfigError, match=r"^infer.cache: the snapshot's own code makes its cache itself"):
+        _why_not_remote(remote, static, {"auto_map": {}}, "cuda:0")
     assert not ran.exists()

@@ -14,7 +14,7 @@ import pytest
 from llm_perf_opt.core.sections import SectionTable
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.runners.bench.cli import read_config
-from llm_perf_opt.serving.client import Ask
+from llm_perf_opt.serving.client import Ask, EventStream
 from llm_perf_opt.serving.config import LoadLevel, LoadSection, ServerSection, SloSection
 from llm_perf_opt.serving.counters import CounterSample, ServerCounter, parse_counters, summarise_counters
 from llm_perf_opt.serving.engine import build_server_cmd, model_in, server_environment, with_program
@@ -102,7 +102,9 @@ def test_goodput_asks_for_every_limit() -> None:
 
 def test_arrivals_follow_the_seed_and_both_bounds() -> None:
     constant = arrival_times(4.0, arrival="constant", requests=100, duration_s=1.0, seed=0)
-    assert constant == (0.0, 0.25, 0.5, 0.75)
+    assert constant == (0.25, 0.5, 0.75, 1.0)
+    assert len(arrival_times(0.29, arrival="constant", requests=100, duration_s=100.0, seed=0)) == 29
+    assert arrival_times(0.1, arrival="poisson", requests=100, duration_s=5.0, seed=0) == (0.0,)
     drawn = arrival_times(50.0, arrival="poisson", requests=2000, duration_s=1e9, seed=1)
     assert drawn == arrival_times(50.0, arrival="poisson", requests=2000, duration_s=1e9, seed=1)
     assert drawn != arrival_times(50.0, arrival="poisson", requests=2000, duration_s=1e9, seed=2)
@@ -129,6 +131,21 @@ def test_a_rate_the_server_does_not_keep_up_with_is_told() -> None:
     assert any(text.startswith("1 requests/s: the server did not keep up.") for text in section.paragraphs)
     assert "serve_growth" in bench_metrics(BenchDocument(levels=(over,)), source="")
     assert "serve_growth" not in bench_metrics(BenchDocument(levels=(fine,)), source="")
+
+
+def test_a_client_that_had_too_much_to_do_says_so() -> None:
+    run = LoadRun(level=LoadLevel(rate=2.0), records=RECORDS[:3], duration_s=4.0, client_cpu_s=3.0)
+    late = level_result(run, SloSection())
+    fine = level_result(LoadRun(level=run.level, records=run.records, duration_s=4.0, client_cpu_s=2.0), SloSection())
+    assert [(level.client_busy, level.is_late) for level in (late, fine)] == [(0.75, True), (0.5, False)]
+    said = [bench_sections(BenchDocument(levels=(level,)), source="")[0].paragraphs[2:] for level in (late, fine)]
+    assert said == [
+        (
+            "2 requests/s: reading the streams kept this client busy for 75 % of the time, so its latencies hold "
+            "delays of its own. Ask for less at once, or measure from a faster machine.",
+        ),
+        (),
+    ]
 
 
 def test_prompts_differ_by_number_and_come_back_for_the_same_seed() -> None:
@@ -183,6 +200,37 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
         run = run_level(LoadRun(level=LoadLevel(rate=100.0)), _target(server), ASK, LoadPrompts(words=4), load)
     result = level_result(run, SloSection())
     assert (result.completed, result.most_at_once) == (12, 12)
+
+
+def test_requests_use_connections_that_are_open_already() -> None:
+    texts = [f"prompt {n}" for n in range(5)]
+    with fake_server() as server:
+        records = send_one_by_one(_target(server), ASK, texts, stall_s=5)
+        assert (len(records), server.connections) == (5, 1)
+
+
+def test_a_stream_that_said_its_last_word_and_stays_open_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llm_perf_opt.serving.client.CLOSING_S", 0.05)
+    with fake_server(fault="stays_open") as server:
+        records = send_one_by_one(_target(server), ASK, ["a", "b"], stall_s=5)
+    assert [(r.status, r.error, r.output_tokens) for r in records] == [("ok", None, 5)] * 2
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096])
+def test_a_stream_is_read_however_it_is_cut(size: int) -> None:
+    lines = ['data: {"choices": [{"text": "\\u00e9\u00e9"}]}\r', "\r", ": a comment", "", "event: x"]
+    lines += ['data:{"choices": [{"text": ""}]}', "", 'data: {"choices": [], "usage": {"completion_tokens": 2}}']
+    data = "\n".join(lines).encode()
+    stream = EventStream(iter([0.0, 1.0, 3.0]).__next__)
+    assert not any(stream.feed(data[at : at + size]) for at in range(0, len(data), size))
+    stream.end()
+    assert (stream.ttft, stream.gaps, stream.prompt_tokens, stream.output_tokens) == (1.0, [2.0], None, 2)
+    assert stream.feed(b"\ndata: [DONE]\n")
+
+
+def test_a_line_without_an_end_is_refused() -> None:
+    with pytest.raises(ValueError, match="a line of more than 8 MiB"):
+        EventStream(lambda: 0.0).feed(b"data: " + b"x" * (8 << 20))
 
 
 def test_a_chat_is_timed_from_its_first_word_on() -> None:
@@ -320,6 +368,11 @@ def test_a_server_gets_its_own_variables_and_no_secret() -> None:
     [
         ([], "server.url: needed because no server is started"),
         (["server.url=ftp://x"], "server.url: not an address (got 'ftp://x')"),
+        (
+            ["server=vllm", "server.url=http://a"],
+            "server.url: names a server that runs, and server.command (of server=vllm) starts one",
+        ),
+        (["server.url=http://a", "server.args=[x]"], "server.args: nothing is started where server.url names a server"),
         (["server=vllm", "server.args=[--port,1]"], "server.args: holds --port, which is set by us"),
         (["server.url=http://a", "load.rate=1", "load.concurrency=2"], "load.concurrency: load.rate sends at a rate"),
         (["server.url=http://a", "load.rate=fast"], "load.rate.0: not a number (got 'fast')"),

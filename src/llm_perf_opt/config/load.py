@@ -136,7 +136,7 @@ def load_config(
         stages=checked.stages,
         resolved=raw,
         user_dir=user_dir,
-        from_environment=_from_environment(OmegaConf.to_container(cfg, resolve=False)),
+        from_environment=asked_of_environment(OmegaConf.to_container(cfg, resolve=False)),
     )
     return effective(config)
 
@@ -229,14 +229,14 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
         raise ConfigError(f"{key}: could not be resolved ({str(error).splitlines()[0]})") from error
 
 
-def _from_environment(written: Any, prefix: str = "") -> dict[str, str]:
+def asked_of_environment(written: Any, prefix: str = "") -> dict[str, str]:
     """The keys whose text asks for a variable of the environment, with that text."""
     if isinstance(written, str):
         return {prefix: written} if "${oc.env:" in written else {}
     items = written.items() if isinstance(written, dict) else enumerate(written) if isinstance(written, list) else ()
     found: dict[str, str] = {}
     for name, value in items:
-        found |= _from_environment(value, f"{prefix}.{name}" if prefix else str(name))
+        found |= asked_of_environment(value, f"{prefix}.{name}" if prefix else str(name))
     return found
 
 

@@ -161,12 +161,8 @@ class InferSection:
     tp: PositiveInt = 1
 
     @property
-    def is_plain(self) -> bool:
-        """One sequence at a time, eager, with a growing cache: what every model can do."""
-        return self.batch == 1 and self.tp == 1 and self.is_plain_step
-
-    @property
     def is_plain_step(self) -> bool:
+        """Eager, with a growing cache."""
         return (self.cache, self.compile, self.cuda_graph) == ("dynamic", "none", False)
 
     def problems(self) -> tuple[Problem, ...]:

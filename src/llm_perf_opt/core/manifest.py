@@ -22,7 +22,8 @@ LARGEST_BYTES = 64 << 20
 class RunManifest:
     """One run. Paths of files are relative to the run directory, so a run can be moved or zipped.
 
-    `signature` tells whose run it is (`pipeline/trust.py`); empty in runs that have none.
+    `signature` tells whose run it is (`pipeline/trust.py`); empty in runs that have none. `first_verdict_s` is when the
+    first verdict was told, counted from the start of the run; None where none was.
     """
 
     run_id: str
@@ -35,6 +36,7 @@ class RunManifest:
     stages: tuple[StageRecord, ...] = ()
     warnings: tuple[str, ...] = ()
     signature: str = ""
+    first_verdict_s: float | None = None
     schema_version: int = field(default=SCHEMA_VERSION)
 
     def stage(self, name: str) -> StageRecord | None:

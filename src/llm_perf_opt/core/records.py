@@ -1,17 +1,28 @@
 """Frozen result types that stages produce and reports read."""
 
+import os
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
+
+import msgspec
 
 from llm_perf_opt.core.names import DIRECT_INFERENCE, GIVEN, NCU, NSYS, STATIC_ANALYSIS, TORCH_PROFILER
 from llm_perf_opt.core.sections import Section
 
 _PROGRESS = re.compile(r"llm-perf(?: (?P<done>\d+)/(?P<of>\d+))?: (?P<text>.*)")
+# The file in which a child of ours notes when the steps of its work begin.
+STEPS_FILE = "LLM_PERF_STEPS_FILE"
+BEFORE_FIRST_STEP = "start"
+LAST_STEP = "end"
 StageStatus = Literal["ok", "failed", "skipped"]
 RunStatus = Literal["running", "ok", "failed", "interrupted"]
+# Operations of a year on every computer there is are fewer.
+LARGEST_VALUE = 1e30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +39,8 @@ class Metric:
     """One number with its unit and how it was obtained, or no number and the reason why.
 
     `how` is a short phrase such as "clean pass, median of 30"; `per` names the denominator of a ratio; `source` is the
-    file inside the run directory the value can be checked against. `spread` is there where the value is a median.
+    file inside the run directory the value can be checked against. `spread` is there where the value is a median. What
+    is no finite number, or one that nothing on earth has, is no value: a manifest may be anyone's.
     """
 
     value: float | int | str | None
@@ -42,6 +54,15 @@ class Metric:
     def __post_init__(self) -> None:
         if self.value is None and not self.reason:
             raise ValueError("a metric without a value needs a reason")
+        if isinstance(self.value, int | float) and not _is_sane(self.value):
+            object.__setattr__(self, "value", None)
+            object.__setattr__(self, "reason", "the number told for it is not finite, or absurd")
+        if self.spread is not None and not (_is_sane(self.spread.p10) and _is_sane(self.spread.p90)):
+            object.__setattr__(self, "spread", None)
+
+
+def _is_sane(value: float) -> bool:
+    return -LARGEST_VALUE <= value <= LARGEST_VALUE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +89,43 @@ def read_progress(line: str) -> Progress | None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CommandStep:
+    """A part of what a command of ours did: importing, loading, a pass over the samples."""
+
+    name: str
+    duration_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StepBegan:
+    name: str
+    at_ns: int
+
+
+def begin_step(name: str, environ: Mapping[str, str] = os.environ) -> None:
+    """In a child: what it does from now on, until it says something else. Of several ranks the first one tells."""
+    path = environ.get(STEPS_FILE)
+    if path and environ.get("RANK", "0") == "0":
+        with open(path, "ab") as file:
+            file.write(msgspec.json.encode(_StepBegan(name=name, at_ns=time.monotonic_ns())) + b"\n")
+
+
+def read_steps(path: Path, *, start_ns: int, end_ns: int) -> tuple[CommandStep, ...]:
+    """What a command noted, with the time until its first step (it was being started) and after its last.
+
+    None of a command that noted nothing. A step that came twice is told once, with both times.
+    """
+    lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+    began = msgspec.json.Decoder(_StepBegan)
+    noted = [began.decode(line) for line in lines]
+    moments = [_StepBegan(name=BEFORE_FIRST_STEP, at_ns=start_ns), *noted, _StepBegan(name="", at_ns=end_ns)]
+    spent_ns: dict[str, int] = {}
+    for step, after in pairwise(moments if noted else ()):
+        spent_ns[step.name] = spent_ns.get(step.name, 0) + after.at_ns - step.at_ns
+    return tuple(CommandStep(name=name, duration_s=round(ns / 1e9, 3)) for name, ns in spent_ns.items())
+
+
+@dataclass(frozen=True, kw_only=True)
 class StageFile:
     """A file a stage wrote: what it is for, and where (absolute here, relative to the run in the manifest)."""
 
@@ -77,13 +135,18 @@ class StageFile:
 
 @dataclass(frozen=True, kw_only=True)
 class CommandRecord:
-    """One command as it was run. `exit_code` is None when we ended it ourselves."""
+    """One command as it was run. `exit_code` is None when we ended it ourselves.
+
+    `label` says what it did; `steps` is how long the parts of it took, where it is a child of ours that notes them.
+    """
 
     argv: tuple[str, ...]
     exit_code: int | None
     duration_s: float
     log: str | None = None
     timed_out: bool = False
+    label: str = ""
+    steps: tuple[CommandStep, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """The contract every stage fulfils, and all it may touch while it runs."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -8,14 +9,16 @@ from typing import Any, Protocol
 from llm_perf_opt.config.schema import AppConfig, StageConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.names import CLEAN_PASS_ORDER
-from llm_perf_opt.core.process import CommandResult, run_command
+from llm_perf_opt.core.process import CommandResult, run_command, write_cmd_file
 from llm_perf_opt.core.records import (
+    STEPS_FILE,
     CommandRecord,
     Progress,
     StageOutput,
     StageRecord,
     StageTraits,
     read_progress,
+    read_steps,
 )
 from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import ProfilingError
@@ -72,13 +75,19 @@ class CommandRunner:
             words = [text for text in (label, told.text if told else None) if text and text != self.stage]
             self.on_tick(elapsed_s, replace(told or Progress(text=""), text=": ".join(words)))
 
+        cwd, env = cwd or self.tmp_dir, {**self.environment, **(env or {})}
+        if cmd_file is not None:
+            write_cmd_file(self.out_dir / cmd_file, argv, cwd=cwd, env=env, redactor=self.redactor)
+        steps = self.tmp_dir / "steps.jsonl"
+        steps.unlink(missing_ok=True)
+        start_ns = time.monotonic_ns()
         result = run_command(
             argv,
-            env={**self.environment, **(env or {})},
+            # Nothing a person needs who runs the command again by hand.
+            env={**env, STEPS_FILE: str(steps)},
             timeout_s=timeout_s,
             log=self.out_dir / log,
-            cmd_file=None if cmd_file is None else self.out_dir / cmd_file,
-            cwd=cwd or self.tmp_dir,
+            cwd=cwd,
             on_tick=tick,
             reads=reads,
             redactor=self.redactor,
@@ -90,6 +99,8 @@ class CommandRunner:
             duration_s=round(result.duration_s, 3),
             log=f"{self.stage}/{log}",
             timed_out=result.timed_out,
+            label=label or self.stage,
+            steps=read_steps(steps, start_ns=start_ns, end_ns=start_ns + round(result.duration_s * 1e9)),
         )
         self.records.append(record)
         return result
@@ -116,7 +127,8 @@ class StageContext:
     """All a stage may touch. Paths are absolute; `out_dir` is `<run>/<stage>`, `tmp_dir` is `<run>/tmp/<stage>`.
 
     `clean_stages` names the stages whose clean pass may be used, best first; reading a result that is not there is
-    remembered too, so they may be names without a record in `earlier`.
+    remembered too, so they may be names without a record in `earlier`. `program_failures` are shared by all stages of a
+    run: by its command, how a program of the user's own ended without a profiler, so that it is not run once more.
     """
 
     config: AppConfig
@@ -129,6 +141,7 @@ class StageContext:
     earlier: Mapping[str, StageRecord]
     say: Callable[[str], None]
     clean_stages: tuple[str, ...] = CLEAN_PASS_ORDER
+    program_failures: dict[tuple[str, ...], str] = field(default_factory=dict)
 
 
 class Stage(Protocol):

@@ -14,7 +14,7 @@ from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
-from llm_perf_opt.core.files import open_regular, read_limited, write_whole
+from llm_perf_opt.core.files import open_regular, read_limited, unpacked_limit_bytes, write_whole
 from llm_perf_opt.core.manifest import LARGEST_BYTES, decode_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.errors import ManifestError
@@ -249,13 +249,18 @@ def _decode(place: str, text: str, kind: str, rows: dict[str, RunRow], runs: dic
 
 
 def _known(index: Path, kind: Literal["row", "run"]) -> dict[str, tuple[str, str]]:
-    """What an index holds; nothing where it cannot be read."""
+    """What an index holds; nothing where it cannot be read, or holds more than one of its size does."""
     import duckdb
 
-    query = f"SELECT place, stamp, {kind} FROM read_parquet(?) WHERE format = {FORMAT}"
+    held = f"FROM read_parquet(?) WHERE format = {FORMAT}"
+    limit = unpacked_limit_bytes(index.stat().st_size)
     try:
         with duckdb.connect() as connection:
-            found = connection.execute(query, [str(index)]).fetchall()
+            size = f"SELECT sum(strlen(place) + strlen(stamp) + strlen({kind})) {held}"
+            ((unpacked_bytes,),) = connection.execute(size, [str(index)]).fetchall()
+            if (unpacked_bytes or 0) > limit:
+                return {}
+            found = connection.execute(f"SELECT place, stamp, {kind} {held}", [str(index)]).fetchall()
     except duckdb.Error:
         return {}
     return {place: (stamp, text) for place, stamp, text in found if text is not None}
@@ -279,14 +284,22 @@ def _written(changed: Mapping[str, IndexedRun], stamps: Mapping[str, str], index
     there = scratch / "there.jsonl"
     there.write_bytes(b"".join(msgspec.json.encode({"place": place}) + b"\n" for place in stamps.keys() - changed))
     wanted = (
-        f"SELECT * FROM read_json('{lines}', format='newline_delimited', columns={_COLUMNS}, "
+        f"SELECT * FROM read_json({_literal(lines)}, format='newline_delimited', columns={_COLUMNS}, "
         f"maximum_object_size={2 * LARGEST_BYTES})"
     )
     if index is not None:
-        kept = f"SELECT place FROM read_json('{there}', format='newline_delimited', columns={{place: 'VARCHAR'}})"
+        kept = (
+            f"SELECT place FROM read_json({_literal(there)}, format='newline_delimited', columns={{place: 'VARCHAR'}})"
+        )
         wanted += f" UNION ALL SELECT * FROM read_parquet(?) WHERE format = {FORMAT} AND place IN ({kept})"
     with duckdb.connect() as connection:
         connection.execute(
-            f"COPY ({wanted}) TO '{made}' (FORMAT parquet, COMPRESSION zstd)", [] if index is None else [str(index)]
+            f"COPY ({wanted}) TO {_literal(made)} (FORMAT parquet, COMPRESSION zstd)",
+            [] if index is None else [str(index)],
         )
     return made.read_bytes()
+
+
+def _literal(path: Path) -> str:
+    """A path as a word of SQL."""
+    return "'" + str(path).replace("'", "''") + "'"

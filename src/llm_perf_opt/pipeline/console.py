@@ -56,15 +56,23 @@ def make_console() -> Console:
     return LiveConsole() if sys.stderr.isatty() else PlainConsole()
 
 
-def ended_line(record: StageRecord, *, reused: bool) -> str:
-    """One line about a finished stage."""
+def ended_line(record: StageRecord, *, reused: bool, told: set[str]) -> str:
+    """One line about a finished stage. A reason that was `told` before is not told again, but for its log."""
     time = "" if record.duration_s is None else f" in {record.duration_s:.1f} s"
-    what = "reused" if reused else record.status
-    return f"{record.name}: {what}{'' if reused else time}" + (f" — {record.reason}" if record.reason else "")
+    line = f"{record.name}: reused" if reused else f"{record.name}: {record.status}{time}"
+    if not record.reason:
+        return line
+    reason = record.reason.partition(" (log: ")[0]
+    is_old = reason in told
+    told.add(reason)
+    return f"{line} — {'for the same reason' if is_old else record.reason}"
 
 
 class PlainConsole:
     """Plain log lines on stderr; no ticks, so that a log file stays readable."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
 
     def say(self, text: str) -> None:
         # Nobody may be listening any more; the run goes on, and the manifest tells what happened.
@@ -82,7 +90,7 @@ class PlainConsole:
         return
 
     def stage_ended(self, record: StageRecord, *, reused: bool = False) -> None:
-        self.say(ended_line(record, reused=reused))
+        self.say(ended_line(record, reused=reused, told=self._told))
 
     def close(self) -> None:
         return
@@ -96,6 +104,7 @@ class LiveConsole:
         self._status: Status | None = None
         self._turn = StageTurn(name="")
         self._pace = Pace()
+        self._told: set[str] = set()
 
     def say(self, text: str) -> None:
         self.show([Text(printable(text))])
@@ -122,7 +131,7 @@ class LiveConsole:
 
     def stage_ended(self, record: StageRecord, *, reused: bool = False) -> None:
         self.close()
-        self.show([Text.assemble(_MARK[record.status], printable(ended_line(record, reused=reused)))])
+        self.show([Text.assemble(_MARK[record.status], printable(ended_line(record, reused=reused, told=self._told)))])
 
     def close(self) -> None:
         if self._status is not None:
@@ -173,7 +182,7 @@ def answer(manifest: RunManifest, view: "ReportView", reports: Sequence[Path]) -
     lines = [Text(), *verdict_lines(view)[int(told) :]]
     if failed:
         names = ", ".join(stage.name for stage in failed)
-        what = f"{names} failed; mend the cause, then: llm-perf profile run.resume={reports[0].parent}"
+        what = f"{names} failed; fix the cause, then: llm-perf profile run.resume={reports[0].parent}"
         lines.append(Text(printable(what), style="red"))
     return [*lines, Text.assemble(("report: ", "bold"), printable(str(reports[0])))]
 

@@ -13,7 +13,7 @@ import platform
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,14 @@ def is_locked(run_dir: Path) -> bool:
     finally:
         os.close(number)
     return False
+
+
+def remove_left_lock(run_dir: Path) -> None:
+    """Remove the lock file of an owner that was killed; that of one that lives stays."""
+    if (run_dir / LOCK_FILE).exists() and not is_locked(run_dir):
+        with suppress(RunInUse):
+            take_lock(run_dir)
+            release_lock(run_dir)
 
 
 def release_lock(run_dir: Path) -> None:

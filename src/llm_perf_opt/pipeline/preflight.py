@@ -41,11 +41,12 @@ def workload_problems(config: AppConfig, stages: Collection[Stage]) -> tuple[str
         return _program_problems(config.workload.command[0], config.user_dir)
     adapter = load_adapter(config.model.adapter)
     infer, quantization, joined = config.infer, config.model.quantization, config.model.join_projections
-    if adapter.data_kind == PAGES and not (infer.is_plain and quantization == "none" and not joined):
+    one_whole = infer.batch == 1 and infer.tp == 1 and quantization == "none" and not joined
+    if adapter.data_kind == PAGES and not one_whole:
         return (
-            "infer.batch, .cache, .compile, .cuda_graph, model.quantization, .join_projections: a model that reads "
-            f"pages runs one page at a time, eager, with a growing cache (got {infer.batch}, {infer.cache!r}, "
-            f"{infer.compile!r}, {infer.cuda_graph}, {quantization!r}, {joined}), allowed: their defaults",
+            "infer.batch, .tp, model.quantization, .join_projections: a model that reads pages runs one page at a "
+            f"time, as it is stored (got {infer.batch}, {infer.tp}, {quantization!r}, {joined}), allowed: their "
+            "defaults; infer.cache, .compile and .cuda_graph change its decode step",
         )
     if joined and infer.tp > 1:
         return (f"model.join_projections: not of a model split over ranks (infer.tp is {infer.tp}), allowed: false",)
@@ -220,7 +221,7 @@ def _program_problems(program: str, user_dir: Path) -> tuple[str, ...]:
 
 
 def _dataset_problems(config: AppConfig) -> tuple[str, ...]:
-    """Listing the samples finds a missing folder, file or entry; made-up ones go to a scratch folder."""
+    """Listing the samples finds a missing folder, file or entry; synthetic ones go to a scratch folder."""
     adapter = load_adapter(config.model.adapter)
     vocabulary = vocabulary_of(adapter.geometry(config.model)) if adapter.data_kind == TOKENS else None
     with TemporaryDirectory(prefix="llm-perf-") as scratch:

@@ -12,11 +12,12 @@ from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.files import read_limited, write_whole
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import write_json
+from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.process import allowed_environment, run_quick
-from llm_perf_opt.core.redact import Redactor, given_secrets
-from llm_perf_opt.errors import ManifestError
+from llm_perf_opt.core.redact import Redactor, given_secrets, is_secret
+from llm_perf_opt.errors import ManifestError, ProfilingError
 
-INPUTS_FILE = "inputs.yaml"
+ENVIRONMENT_FILE, CONFIG_FILE, INPUTS_FILE = "env.json", "config.yaml", "inputs.yaml"
 LARGEST_INPUTS = 64 << 20
 # Recorded for the reader; narrower than what children get, so that no user's paths are spread without need.
 _RECORDED_PREFIXES = ("CUDA", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "KMP_", "TORCH", "PYTORCH", "TRITON_", "SLURM_JOB_ID")
@@ -52,20 +53,36 @@ def describe_environment(host: Host, environ: Mapping[str, str], user_dir: Path)
     }
 
 
-def write_environment(run_dir: Path, environment: Mapping[str, Any], redactor: Redactor) -> None:
-    write_json(run_dir / "env.json", redactor.tree(environment))
+def write_provenance(
+    run_dir: Path, *, environment: Mapping[str, Any], resolved: Mapping[str, Any], redactor: Redactor
+) -> None:
+    """Write env.json and config.yaml; where that fails, neither stays in a directory that holds no run."""
+    try:
+        write_json(run_dir / ENVIRONMENT_FILE, redactor.tree(environment))
+        write_yaml(run_dir / CONFIG_FILE, redactor.tree(resolved))
+    except OSError as error:
+        remove_strays(run_dir)
+        raise ProfilingError(f"{run_dir}: nothing can be written there ({error.strerror or error})") from error
 
 
-def write_config(run_dir: Path, resolved: Mapping[str, Any], redactor: Redactor) -> None:
-    write_yaml(run_dir / "config.yaml", redactor.tree(resolved))
+def remove_strays(run_dir: Path) -> None:
+    """Without a manifest these would be files of no run."""
+    if not (run_dir / MANIFEST_FILE).exists():
+        for name in (ENVIRONMENT_FILE, CONFIG_FILE, INPUTS_FILE):
+            (run_dir / name).unlink(missing_ok=True)
 
 
-def make_redactor(config: AppConfig, environ: Mapping[str, str]) -> Redactor:
+def make_redactor(config: AppConfig, environ: Mapping[str, str], more: Sequence[str] = ()) -> Redactor:
     """What must not be written in this run: secrets of the environment, and values the configuration took from it."""
-    asked = [_at(config.resolved, key.split(".")) for key in config.from_environment]
+    taken = taken_values(config.resolved, config.from_environment)
+    return Redactor.of(environ, more=[*taken, *more, *given_secrets(config.workload.command or ())])
+
+
+def taken_values(resolved: Mapping[str, Any], from_environment: Mapping[str, str]) -> list[str]:
+    """What a configuration took from the environment, and must not be written down."""
+    asked = [_at(resolved, key.split(".")) for key in from_environment]
     # A folder is no secret, and would be missing in every path below it.
-    taken = [value for value in asked if not value.startswith("/")]
-    return Redactor.of(environ, more=[*taken, *given_secrets(config.workload.command or ())])
+    return [value for value in asked if not value.startswith("/") or is_secret("", value)]
 
 
 def _at(value: Any, path: Sequence[str]) -> str:
@@ -87,16 +104,18 @@ def effective_config(config: AppConfig) -> dict[str, Any]:
         for name, section in resolved["pipeline"].items()
     }
     whole = {**resolved, **shared, "pipeline": stages}
-    return {name: _as_written(section, config.from_environment, name) for name, section in whole.items()}
+    return {name: as_written(section, config.from_environment, name) for name, section in whole.items()}
 
 
-def _as_written(value: Any, texts: Mapping[str, str], key: str) -> Any:
+def as_written(value: Any, texts: Mapping[str, str], key: str = "") -> Any:
+    """A configuration in which what was taken from the environment stands as the user wrote it: `texts` by key."""
     if key in texts:
         return texts[key]
+    start = f"{key}." if key else ""
     if isinstance(value, Mapping):
-        return {name: _as_written(item, texts, f"{key}.{name}") for name, item in value.items()}
+        return {name: as_written(item, texts, f"{start}{name}") for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_as_written(item, texts, f"{key}.{index}") for index, item in enumerate(value)]
+        return [as_written(item, texts, f"{start}{index}") for index, item in enumerate(value)]
     return value
 
 
@@ -121,9 +140,14 @@ def recorded_inputs(run_dir: Path) -> list[dict[str, Any]]:
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ManifestError(f"{path}: cannot be read ({str(error).splitlines()[0]}); delete it to go on") from error
     samples = content.get("samples") if isinstance(content, dict) else None
-    if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
+    if not isinstance(samples, list) or not all(_is_sample(sample) for sample in samples):
         raise ManifestError(f"{path}: holds no list of samples; delete it to go on")
     return samples
+
+
+def _is_sample(value: Any) -> bool:
+    """A name made of lists within lists, which YAML writes in a few lines, could be as long as memory is large."""
+    return isinstance(value, dict) and not isinstance(value.get("sample_id"), list | dict)
 
 
 def write_inputs(run_dir: Path, samples: Sequence[Mapping[str, Any]]) -> None:

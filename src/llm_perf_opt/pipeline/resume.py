@@ -200,7 +200,8 @@ def carry_over(previous: RunManifest | None, config: AppConfig, stages: Mapping[
     if previous is None:
         return Carried()
     kept: list[StageRecord] = []
-    said = [text for text in previous.warnings if not text.startswith(tuple(f"{name}: " for name in config.stages))]
+    over = (COULD_NOT_GO_ON, NO_REPORTS, SYNC, *(f"{name}: " for name in config.stages))
+    said = [text for text in previous.warnings if not text.startswith(over)]
     for record in previous.stages:
         stale = _why_stale(record, previous, config, stages, host)
         if record.name in config.stages:
@@ -240,6 +241,8 @@ def _settings(stage: Stage, config: AppConfig) -> StageConfig | None:
 
 
 KEY = "run.resume"
+# How warnings begin that are over when the run is resumed.
+COULD_NOT_GO_ON, NO_REPORTS, SYNC = "the run could not go on", "the reports could not be written", "artifacts.sync: "
 TRUST = "run.trust"
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from rich.text import Text
 
+from llm_perf_opt.analysis.hardware.calibrate import cache_dir
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import RunManifest, write_manifest
@@ -25,9 +26,10 @@ from llm_perf_opt.core.stage import CommandRunner, StageContext, StageFailed
 from llm_perf_opt.errors import ProfilingError, StageSkipped
 from llm_perf_opt.pipeline.console import Console, StageTurn
 from llm_perf_opt.pipeline.plan import Plan, PlannedStage
-from llm_perf_opt.pipeline.provenance import recorded_inputs, write_inputs
-from llm_perf_opt.pipeline.resume import EarlierRecords, fingerprint, why_run
+from llm_perf_opt.pipeline.provenance import recorded_inputs, remove_strays, write_inputs
+from llm_perf_opt.pipeline.resume import COULD_NOT_GO_ON, EarlierRecords, fingerprint, why_run
 from llm_perf_opt.profiling.artifacts import Artifacts
+from llm_perf_opt.profiling.vendor.launch import bytecode_environment
 
 T = TypeVar("T")
 
@@ -44,13 +46,14 @@ def stage_context(
     clean_stages: tuple[str, ...],
     records: list[CommandRecord],
     redactor: Redactor,
+    program_failures: dict[tuple[str, ...], str],
 ) -> StageContext:
     """All a stage may touch; makes its directories. Every command it runs is appended to `records`."""
     commands = CommandRunner(
         stage=name,
         out_dir=artifacts.out_dir(name),
         tmp_dir=artifacts.tmp_dir(name),
-        environment=allowed_environment(environ, config.run.env_passthrough),
+        environment=allowed_environment(environ, config.run.env_passthrough) | _for_our_processes(config, environ),
         on_tick=console.tick,
         records=records,
         redactor=redactor,
@@ -66,7 +69,13 @@ def stage_context(
         earlier=earlier,
         clean_stages=clean_stages,
         say=console.say,
+        program_failures=program_failures,
     )
+
+
+def _for_our_processes(config: AppConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """What a program of the user's own does not get."""
+    return {} if config.workload.command else bytecode_environment(environ, cache_dir(environ, "bytecode"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +93,8 @@ class RunInput:
     redactor: Redactor = field(default_factory=Redactor)
     free_room: Callable[[], None] = lambda: None
     so_far: Callable[[], Sequence[Text]] | None = None
+    program_failures: dict[tuple[str, ...], str] = field(default_factory=dict)
+    begun: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
 def execute(run: RunInput) -> RunManifest:
@@ -91,12 +102,10 @@ def execute(run: RunInput) -> RunManifest:
     manifest = run.manifest
     # Records that stay are of the same workload, and so are the samples written down beside them.
     samples: list[Mapping[str, Any]] = [*recorded_inputs(run.artifacts.root)] if manifest.stages else []
-    started = time.monotonic()
-    was_told = False
-    write_inputs(run.artifacts.root, samples)
     save = partial(write_manifest, run.artifacts.root, redactor=run.redactor)
-    save(manifest)
     try:
+        write_inputs(run.artifacts.root, samples)
+        save(manifest)
         for step in run.plan.stages:
             record, output = _reuse_or_run(step, run, manifest)
             manifest = _in_order(manifest.with_stage(record), run.plan)
@@ -106,9 +115,8 @@ def execute(run: RunInput) -> RunManifest:
             # What is reused was told when it was measured.
             is_new = run.previous is None or record is not run.previous.stage(step.name)
             is_clean = is_new and record.status == "ok" and record.declared.gives_clean_pass
-            if is_clean and not was_told and step is not run.plan.stages[-1]:
-                was_told = True
-                _tell_so_far(run, time.monotonic() - started)
+            if is_clean and manifest.first_verdict_s is None and step is not run.plan.stages[-1]:
+                manifest = replace(manifest, first_verdict_s=_tell_so_far(run))
             if record.status == "failed" and run.config.run.on_failure == "stop":
                 manifest = _skip_rest(manifest, run.plan, f"{record.name} failed and run.on_failure is stop")
                 break
@@ -121,9 +129,13 @@ def execute(run: RunInput) -> RunManifest:
         # A full disk, most likely: what is recorded so far stays, and the next start goes on from there.
         run.free_room()
         where = f" ({error.filename})" if error.filename else ""
-        reason = f"the run could not go on: {error.strerror or error}{where}"
+        reason = f"{COULD_NOT_GO_ON}: {error.strerror or error}{where}"
         broken = replace(manifest, status="failed", warnings=(*manifest.warnings, reason))
-        save(_skip_rest(broken, run.plan, reason))
+        try:
+            save(_skip_rest(broken, run.plan, reason))
+        except OSError as again:
+            remove_strays(run.artifacts.root)
+            raise ProfilingError(f"{reason}, nor could that be written down; make room, then start again") from again
         raise ProfilingError(f"{reason}; make room, then go on with run.resume={run.artifacts.root}") from error
     finally:
         run.console.close()
@@ -219,15 +231,17 @@ def guarded(work: Callable[[], T]) -> T | Exception:
         return error
 
 
-def _tell_so_far(run: RunInput, after_s: float) -> None:
-    """The first verdict, while later stages are still to come."""
+def _tell_so_far(run: RunInput) -> float | None:
+    """The first verdict, while later stages are still to come; returns the seconds the run took to it."""
     if run.so_far is None:
-        return
+        return None
     told = guarded(run.so_far)
     if isinstance(told, Exception):
         run.console.say(f"no first verdict: {type(told).__name__}: {told}")
-        return
+        return None
+    after_s = round((datetime.now(UTC) - run.begun).total_seconds(), 1)
     run.console.show([Text(f"first verdict, after {after_s:.0f} s; the other stages go on:"), *told])
+    return after_s
 
 
 def _write_trace(name: str, run: RunInput, text: str) -> str:
@@ -285,6 +299,7 @@ def _context(
         clean_stages=tuple(dict.fromkeys((*CLEAN_PASS_ORDER, *given))),
         records=records,
         redactor=run.redactor,
+        program_failures=run.program_failures,
     )
 
 

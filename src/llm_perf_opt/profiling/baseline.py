@@ -310,6 +310,7 @@ def _measure_program(ctx: StageContext, timeout_s: float) -> CleanBaseline:
         made_by.unlink(missing_ok=True)
         forget_results(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        refuse_failed_program(ctx)
         write_json(folder / METRICS_FILE, _run_program(ctx, folder, timeout_s))
         write_json(made_by, _program(ctx))
     source = (folder / METRICS_FILE).relative_to(ctx.run_dir).as_posix()
@@ -357,7 +358,7 @@ def _run_program(ctx: StageContext, folder: Path, timeout_s: float) -> MetricsDo
                 label=f"clean pass {repeat + 1} of {workload.repeats}",
             )
             if not result.timed_out:
-                require_success(result, program_title(command), stage=ctx.out_dir.name)
+                require_program(ctx, result)
             wall_s = None if result.timed_out else result.duration_s
             runs.append(ProgramRun(wall_s=wall_s, marks=read_marks(marks)))
     peaks = [sample.memory_used_bytes for sample in sampled.samples if sample.memory_used_bytes is not None]
@@ -370,6 +371,23 @@ def _run_program(ctx: StageContext, folder: Path, timeout_s: float) -> MetricsDo
         peak_memory_bytes=max(peaks, default=None),
         peak_memory_reason=None if peaks else reason,
     )
+
+
+def refuse_failed_program(ctx: StageContext) -> None:
+    """Not a second time what ended badly by itself in an earlier stage of this run."""
+    reason = ctx.program_failures.get(ctx.config.workload.command or ())
+    if reason is not None:
+        raise CommandFailed(reason)
+
+
+def require_program(ctx: StageContext, result: CommandResult) -> None:
+    """Raise with the words the user's program ended with, and keep them for the stages to come."""
+    command = ctx.config.workload.command or ()
+    try:
+        require_success(result, program_title(command), stage=ctx.out_dir.name)
+    except CommandFailed as error:
+        ctx.program_failures[command] = str(error)
+        raise
 
 
 def quiet_inference(*, warmup_rounds: int) -> list[str]:

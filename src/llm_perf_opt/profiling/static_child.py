@@ -17,15 +17,17 @@ from llm_perf_opt.workload.models.base import ModelAdapter
 
 
 def shape_from_config(config: AppConfig, adapter: ModelAdapter, geometry: Mapping[str, Any]) -> Shape:
-    """A made-up input: a page of `dataset.page_width` × `page_height`, or a prompt as long as the data set's."""
+    """A synthetic input: a page of `dataset.page_width` × `page_height`, or a prompt as long as the data set's."""
     if config.workload.command is not None:
         return text_shape(config, config.workload.prompt, how=f"a prompt of {config.workload.prompt} tokens")
     if adapter.data_kind == PAGES:
         width, height = config.dataset.page_width, config.dataset.page_height
-        return page_shape(config, adapter, geometry, width, height, how=f"a made-up page of {width} × {height} pixels")
+        return page_shape(
+            config, adapter, geometry, width, height, how=f"a synthetic page of {width} × {height} pixels"
+        )
     if config.dataset.kind == "synthetic":
-        return text_shape(config, config.dataset.prompt_tokens, how="a made-up prompt of dataset.prompt_tokens")
-    return text_shape(config, config.workload.prompt, how="a made-up prompt of workload.prompt tokens")
+        return text_shape(config, config.dataset.prompt_tokens, how="a synthetic prompt of dataset.prompt_tokens")
+    return text_shape(config, config.workload.prompt, how="a synthetic prompt of workload.prompt tokens")
 
 
 def text_shape(config: AppConfig, prompt: int, *, how: str) -> Shape:

@@ -68,7 +68,9 @@ def write_operator_md(
     tables = [("", by_name)] + ([(", by input shapes", rows)] if recorded.shapes else [])
     for suffix, listed in tables:
         if recorded.device:
-            parts += _section(f"By device time{suffix}", "of device time", listed, lambda r: r.self_device_ns, recorded)
+            parts += _section(
+                f"By device time{suffix}", "of operators' device time", listed, lambda r: r.self_device_ns, recorded
+            )
         parts += _section(f"By CPU time{suffix}", "of operator time", listed, lambda r: r.self_cpu_ns, recorded)
     path.write_text("\n".join(parts), encoding="utf-8")
     return path

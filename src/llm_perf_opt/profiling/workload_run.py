@@ -27,6 +27,8 @@ from llm_perf_opt.profiling.baseline import (
     quiet_inference,
     read_inputs,
     read_metrics,
+    refuse_failed_program,
+    require_program,
     require_success,
 )
 from llm_perf_opt.profiling.program import Mark, read_marks
@@ -137,6 +139,7 @@ def _run_program(
     """The user's program where they stand; one that is ended after `workload.duration_s` has done what was asked."""
     workload = ctx.config.workload
     command = workload.command or ()
+    refuse_failed_program(ctx)
     marks = folder / "marks"
     shutil.rmtree(marks, ignore_errors=True)
     marks.mkdir()
@@ -149,7 +152,10 @@ def _run_program(
     )
     is_meant = result.timed_out and workload.duration_s is not None
     if check and not is_meant:
-        require_success(result, program_title(command), stage=ctx.out_dir.name)
+        if prefix:
+            require_success(result, program_title(command), stage=ctx.out_dir.name)
+        else:
+            require_program(ctx, result)
     return WorkloadRun(result=result, folder=folder, spans=tuple(_program_spans(read_marks(marks))), metrics={})
 
 

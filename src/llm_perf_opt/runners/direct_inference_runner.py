@@ -30,7 +30,7 @@ pipeline.direct_inference alone, and predictions switched on.
 def infer(config: AppConfig, out_dir: Path) -> None:
     """The work of the child: no profiler, and no word of the stage is needed."""
     from llm_perf_opt.profiling.stages.direct_inference import DirectInferenceConfig
-    from llm_perf_opt.workload.session import run_inference
+    from llm_perf_opt.workload.session import Shortened, run_inference
 
     stage = config.stages.get(DIRECT_INFERENCE, DirectInferenceConfig())
     assert isinstance(stage, DirectInferenceConfig)
@@ -40,6 +40,7 @@ def infer(config: AppConfig, out_dir: Path) -> None:
         warmup_rounds=stage.warmup_rounds,
         output=stage.output,
         cuda_profiler_range=stage.cuda_profiler_range,
+        shortened=Shortened(tokens=stage.stop_after_tokens, repeats=stage.stop_after_repeats),
     )
 
 

@@ -31,10 +31,9 @@ from llm_perf_opt.pipeline.provenance import (
     describe_environment,
     effective_config,
     make_redactor,
-    write_config,
-    write_environment,
+    write_provenance,
 )
-from llm_perf_opt.pipeline.resume import Carried, carry_over, flat_keys
+from llm_perf_opt.pipeline.resume import NO_REPORTS, Carried, carry_over, flat_keys
 from llm_perf_opt.pipeline.run import RunInput, execute, why_again
 from llm_perf_opt.pipeline.stores import SyncDocument, check_url, claim, upload
 from llm_perf_opt.pipeline.trust import sign
@@ -127,15 +126,7 @@ class Job:
         sync = self.config.artifacts.sync
         place = None if sync is None else claim(sync, root)
         environment = describe_environment(self.host, os.environ, self.config.user_dir)
-        try:
-            write_environment(root, environment, self.redactor)
-            write_config(root, self.config.resolved, self.redactor)
-        except OSError as error:
-            if self.previous is None:
-                # Without a manifest they would be files of no run.
-                for name in ("env.json", "config.yaml"):
-                    (root / name).unlink(missing_ok=True)
-            raise ProfilingError(f"{root}: nothing can be written there ({error.strerror or error})") from error
+        write_provenance(root, environment=environment, resolved=self.config.resolved, redactor=self.redactor)
         run = self.config.run
         gpus = tuple(str(gpu.index) for gpu in self.host.gpus)
         devices = devices_of(run.device, os.environ.get("CUDA_VISIBLE_DEVICES"), gpus)
@@ -153,7 +144,7 @@ class Job:
             return write_view(root)
         except OSError as error:
             self.free_room()
-            text = f"the reports could not be written ({error.strerror or error}); `llm-perf report {root}` writes them"
+            text = f"{NO_REPORTS} ({error.strerror or error}); `llm-perf report {root}` writes them"
             failed = replace(manifest, status="failed", warnings=(*manifest.warnings, text))
             write_manifest(root, failed, self.redactor)
             raise ProfilingError(text) from error
@@ -197,6 +188,7 @@ class Job:
             redactor=self.redactor,
             free_room=self.free_room,
             so_far=lambda: verdict_lines(view_run(self.artifacts.root), findings=1),
+            begun=self.created_at,
         )
 
     def _show_plan(self) -> None:

@@ -63,7 +63,8 @@ class LastResort:
         from llm_perf_opt.core.redact import Redactor
 
         redactor = Redactor.of(os.environ)
-        text = redactor.text(" ".join(str(error).split())[:LONGEST_LINE])
+        said = "not enough memory for it" if isinstance(error, MemoryError) else str(error)
+        text = redactor.text(" ".join(said.split())[:LONGEST_LINE])
         trace_text = redactor.text("".join(traceback.format_exception(error)))
         if self._in_log:
             print(trace_text, end="", file=sys.stderr)

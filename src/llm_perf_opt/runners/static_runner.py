@@ -13,7 +13,7 @@ from llm_perf_opt.analysis.hardware.work import Shape, short_dtype
 from llm_perf_opt.analysis.static.operator_count import Count, count_module_parameters, count_operators
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.names import DECODE, PREFILL, STATIC_ANALYSIS
-from llm_perf_opt.core.records import Progress
+from llm_perf_opt.core.records import Progress, begin_step
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.stages.static_analysis import StaticAnalysisConfig
 from llm_perf_opt.profiling.static_child import (
@@ -46,15 +46,20 @@ def _work(config: AppConfig, out_dir: Path) -> None:
     write_facts(out_dir, facts)
     _say(f"counting operators of {config.model.name} for {facts.shape.prompt} tokens")
     module = _build(config, adapter, facts.dtype)
+    begin_step("counting")
     groups = adapter.meta_groups(module)
     write_parameters(out_dir, count_module_parameters(module, groups))
     write_counts(out_dir, count_phases(adapter, module, groups, facts.shape))
 
 
 def _find_facts(config: AppConfig, adapter: ModelAdapter, *, is_synthetic: bool, out_dir: Path) -> Facts:
+    begin_step("imports")
+    import torch  # noqa: F401 - its time is told apart from that of the device's first use
+
     from llm_perf_opt.workload.device import resolve_device
     from llm_perf_opt.workload.models.registry import choose_dtype
 
+    begin_step("device")
     torch_device = resolve_device(config.run.device)
     device = describe_device(torch_device)
     chosen = choose_dtype(config.model.dtype, device=torch_device, stored=None)
@@ -96,6 +101,7 @@ def _calibration(device: Device, torch_device: str, dtype: str) -> Calibration:
     known = read_calibration(folder, device, dtype)
     if known is not None and not device.is_cpu:
         return known
+    begin_step("calibration")
     _say(f"calibrating {device.name} in {dtype} (about a second, kept in {folder})")
 
     def operators_in(module: Any, work: Callable[[], Any]) -> int:

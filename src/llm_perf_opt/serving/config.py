@@ -52,7 +52,13 @@ class ServerSection:
             if parts.scheme not in ("http", "https") or not parts.hostname:
                 text = f"not an address (got {self.url!r}), allowed: such as http://127.0.0.1:8000"
                 found.append(Problem(key="server.url", text=text))
-            if self.args:
+            if self.command:
+                text = (
+                    f"names a server that runs, and server.command (of server={self.name}) starts one, allowed: one of "
+                    "the two; server.ignore_eos=true says of one that runs that it understands this key of a request"
+                )
+                found.append(Problem(key="server.url", text=text))
+            elif self.args:
                 text = "nothing is started where server.url names a server that runs, allowed: one of the two"
                 found.append(Problem(key="server.args", text=text))
         for flag in ADDRESS_FLAGS:

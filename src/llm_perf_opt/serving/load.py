@@ -79,6 +79,7 @@ class _Driver:
         self._run, self._target, self._ask = run, target, ask
         self._prompts, self._load, self._on_tick = prompts, load, on_tick
         self._start = 0.0
+        self._cpu_start = 0.0
         self._sent: dict[int, float] = {}
         self._failures = 0
         self._next = 0
@@ -86,7 +87,7 @@ class _Driver:
     async def drive(self) -> None:
         headers, stall_s = self._target.headers, self._load.stall_s
         async with open_client(self._target.url, stall_s=stall_s, headers=headers) as client:
-            self._start = time.perf_counter()
+            self._start, self._cpu_start = time.perf_counter(), time.process_time()
             work = asyncio.create_task(self._open(client) if self._run.level.rate is not None else self._closed(client))
             counters = asyncio.create_task(self._count(client))
             work.add_done_callback(self._stop_clock)
@@ -99,6 +100,7 @@ class _Driver:
 
     def _stop_clock(self, work: "asyncio.Task[None]") -> None:
         self._run.duration_s = time.perf_counter() - self._start
+        self._run.client_cpu_s = time.process_time() - self._cpu_start
 
     async def _watch(self, work: "asyncio.Task[None]") -> None:
         """Until the work is done, its time is over, or the server is."""

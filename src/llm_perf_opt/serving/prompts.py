@@ -1,6 +1,6 @@
-"""The texts to send: lines of a file, or made-up words of about a wanted number of tokens.
+"""The texts to send: lines of a file, or synthetic words of about a wanted number of tokens.
 
-No tokenizer is needed: a first request of made-up words tells how many tokens the server counts for a word, and every
+No tokenizer is needed: a first request of synthetic words tells how many tokens the server counts for a word, and every
 figure of the results is the server's own count.
 """
 

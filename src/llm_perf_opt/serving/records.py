@@ -31,10 +31,11 @@ class RequestRecord:
 
 @dataclass(kw_only=True)
 class LoadRun:
-    """One level while it runs, and what is left of it. `stopped` is why it ended early."""
+    """One level while it runs, and what is left of it. `stopped` is why it ended early, `client_cpu_s` our own work."""
 
     level: LoadLevel
     records: list[RequestRecord] = field(default_factory=list)
     counters: list[CounterSample] = field(default_factory=list)
     duration_s: float = 0.0
+    client_cpu_s: float = 0.0
     stopped: str | None = None

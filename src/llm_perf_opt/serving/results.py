@@ -2,7 +2,7 @@
 
 Only requests that succeeded count. TTFT: from sending to the first token. TPOT: (end-to-end - TTFT) / (output tokens -
 1), of requests with more than one token. ITL: every gap between two events of a stream. Throughput: by the time from
-the first request's sending to the last one's end. Goodput: requests that keep to all limits, by that time.
+the start of the load to the last request's end. Goodput: requests that keep to all limits, by that time.
 """
 
 import math
@@ -22,6 +22,8 @@ LATENCIES = ("ttft", "tpot", "itl", "e2el")
 # A queue that grows makes the last requests this many times as slow as the first; fewer requests tell nothing.
 OVERLOADED = 2.0
 ENOUGH_FOR_GROWTH = 16
+# One thread reads all streams: a client that is busy for longer tells of some of them late.
+BUSY_CLIENT = 0.7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,7 @@ class LevelResult:
     """One load and what came of it.
 
     `growth` of an open loop: end-to-end time of the last quarter of the requests over that of the first, by medians.
+    `client_busy` is the share of the time in which the load generator itself computed.
     """
 
     label: str
@@ -61,6 +64,7 @@ class LevelResult:
     goodput_per_s: float | None = None
     most_at_once: int | None = None
     growth: float | None = None
+    client_busy: float | None = None
     latencies: Mapping[str, LatencyFigures] = field(default_factory=dict)
     counters: tuple[ServerCounter, ...] = ()
     counter_samples: tuple[CounterSample, ...] = ()
@@ -73,6 +77,11 @@ class LevelResult:
     def is_overloaded(self) -> bool:
         """Requests waited longer and longer: latencies are those of this duration alone."""
         return self.growth is not None and self.growth >= OVERLOADED
+
+    @property
+    def is_late(self) -> bool:
+        """The load generator had too much to do to see every token when it came."""
+        return self.client_busy is not None and self.client_busy >= BUSY_CLIENT
 
     @property
     def failed_share(self) -> float:
@@ -156,6 +165,7 @@ def level_result(run: LoadRun, slo: SloSection) -> LevelResult:
         goodput_per_s=None if kept is None else _per_s(kept, time_s),
         most_at_once=_most_at_once(good),
         growth=_growth(good) if run.level.rate is not None else None,
+        client_busy=None if time_s is None else run.client_cpu_s / time_s,
         latencies={name: found for name, found in figures.items() if found is not None},
         counters=summarise_counters(run.counters),
         counter_samples=tuple(run.counters),

@@ -49,6 +49,12 @@ def _paragraphs(document: BenchDocument) -> tuple[str, ...]:
         for level in document.levels
         if level.is_overloaded
     ]
+    texts += [
+        f"{level.label}: reading the streams kept this client busy for {100 * (level.client_busy or 0.0):.0f} % of the "
+        "time, so its latencies hold delays of its own. Ask for less at once, or measure from a faster machine."
+        for level in document.levels
+        if level.is_late
+    ]
     return (*texts, *document.notes)
 
 

@@ -34,7 +34,7 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """The token ids a made-up prompt may use."""
+    """The token ids a synthetic prompt may use."""
 
     size: int
     special_ids: frozenset[int]
@@ -43,7 +43,7 @@ class Vocabulary:
 def list_samples(
     dataset: DatasetSection, *, data_kind: str, vocabulary: Vocabulary | None, scratch_dir: Path
 ) -> tuple[Sample, ...]:
-    """All samples of the data set, at least one, or a ConfigError; made-up pages are drawn into `scratch_dir`."""
+    """All samples of the data set, at least one, or a ConfigError; synthetic pages are drawn into `scratch_dir`."""
     if dataset.kind == "synthetic":
         return synthetic_samples(dataset, data_kind=data_kind, vocabulary=vocabulary, scratch_dir=scratch_dir)
     if dataset.kind == "prompts":
@@ -100,7 +100,7 @@ def vocabulary_of(geometry: Mapping[str, Any]) -> Vocabulary:
     for section in (geometry, geometry.get("text_config"), geometry.get("decoder")):
         if isinstance(section, Mapping) and isinstance(section.get("vocab_size"), int):
             return Vocabulary(size=section["vocab_size"], special_ids=_special_ids(geometry, section))
-    raise ConfigError("model.geometry: has no vocab_size, which made-up prompts need (use dataset=prompts)")
+    raise ConfigError("model.geometry: has no vocab_size, which synthetic prompts need (use dataset=prompts)")
 
 
 def synthetic_samples(
@@ -116,7 +116,7 @@ def synthetic_samples(
             for name in ids
         )
     if vocabulary is None:
-        raise ConfigError("dataset.kind: made-up prompts need the model's vocabulary size")
+        raise ConfigError("dataset.kind: synthetic prompts need the model's vocabulary size")
     return tuple(
         Sample(sample_id=name, token_ids=random_tokens(vocabulary, dataset.prompt_tokens, f"{dataset.seed}/{name}"))
         for name in ids

@@ -14,6 +14,7 @@ from llm_perf_opt.config.output import OutputConfig
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.documents import ProfiledPass
 from llm_perf_opt.core.names import MODULE_PREFIX, TRACE_FILE
+from llm_perf_opt.core.records import begin_step
 from llm_perf_opt.workload.dataset import Planned
 from llm_perf_opt.workload.journal import Journal
 from llm_perf_opt.workload.models.base import LoadedModel
@@ -90,6 +91,7 @@ def run_profile(config: AppConfig, options: ProfilerOptions, out_dir: Path) -> N
 
 def run_profiled_pass(session: Session, journal: Journal, options: ProfilerOptions, out_dir: Path) -> None:
     """Profile the first samples for a bounded number of steps, and keep the trace compressed."""
+    begin_step("profiled pass")
     activities = choose_activities(options.activities, session.model.device)
     chosen = choose_samples(session.workload.planned, journal.bad, options.max_samples)
     budget = options.token_budget(session.workload.config.infer.max_new_tokens)
@@ -162,6 +164,7 @@ def _profile(
             )
             tokens = f"{len(generation.token_ids)} token(s)"
             say(f"profiled pass, sample {number} of {len(prepared)}: {tokens}", done=number, of=len(prepared))
+    begin_step("trace")
     profiler.export_chrome_trace(str(trace))
 
 

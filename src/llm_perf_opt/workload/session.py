@@ -4,15 +4,17 @@ A run of the workload without a profiler: check, load, warm up, and time the cle
 
 The passes over the samples: warm-up, and the timed clean pass in which one bad sample does not end the run.
 
-The sample a warm-up runs: the first one that can be read, or a made-up one of the same size.
+The sample a warm-up runs: the first one that can be read, or a synthetic one of the same size.
 
 Which errors mean that one sample is bad, and when there are too many of them.
 """
 
+import gc
 import os
 import struct
 import zlib
 from collections.abc import Mapping, Sequence, Set
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from llm_perf_opt.config.output import OutputConfig
 from llm_perf_opt.config.schema import AUTO, AppConfig, RunSection
 from llm_perf_opt.core.documents import Deployment
 from llm_perf_opt.core.names import DECODE, INDUCTOR_DIR, MANIFEST_FILE, PREFILL, WALL_METRIC, WARMUP
-from llm_perf_opt.core.records import Progress
+from llm_perf_opt.core.records import Progress, begin_step
 from llm_perf_opt.errors import ConfigError, ProfilingError
 from llm_perf_opt.workload.dataset import (
     TOKENS,
@@ -158,6 +160,10 @@ def open_session(workload: Workload, watcher: WorkloadWatcher | None = None) -> 
             f"infer.tp: one process alone holds no split model (got {config.infer.tp}), allowed: 1, or run.ranks="
             f"{config.infer.tp} in a stage that starts ranks"
         )
+    begin_step("imports")
+    import torch  # noqa: F401 - its time is told apart from that of the device's first use
+
+    begin_step("loading")
     device = resolve_device(config.run.device)
     if rank is not None:
         device = device if device == "cpu" else resolve_device(rank.device(device))
@@ -167,6 +173,9 @@ def open_session(workload: Workload, watcher: WorkloadWatcher | None = None) -> 
     if watcher is not None:
         watcher.before_load(device)
     model = workload.adapter.load(config.model, config.infer, device=device, seed=config.run.seed)
+    # As in any program that has run for a while: what was imported is old, and only what is new is looked at.
+    gc.enable()
+    gc.collect()
     ranges = choose_emitter()
     session = Session(
         workload=workload,
@@ -208,6 +217,7 @@ def settle(session: Session) -> Session:
 
     The first call compiles; CUDA graphs are recorded by the two after it. Later prompts fit the cache of the longest.
     """
+    begin_step("compiling" if session.workload.config.infer.compile != "none" else "capturing")
     infer = session.workload.config.infer
     say(f"preparing the decode step (compile={infer.compile}, cuda_graph={str(infer.cuda_graph).lower()})")
     sample = longest_sample(session)
@@ -365,7 +375,7 @@ def first_good_sample(session: Session) -> Sample:
 
 
 def synthetic_like(sample: Sample, session: Session) -> Sample:
-    """A made-up sample of the same size, so that the warm-up shows the model nothing of the data it is timed on."""
+    """A synthetic sample of the same size, so that the warm-up shows the model nothing of the data it is timed on."""
     workload = session.workload
     seed = f"{workload.config.run.seed}/{WARMUP_ID}"
     if sample.batch:
@@ -398,6 +408,7 @@ def warm_up(session: Session, *, rounds: int, synthetic: bool, ranges: RangeEmit
     """
     if rounds == 0:
         return
+    begin_step("warm-up")
     sample = first_good_sample(session)
     if synthetic:
         sample = synthetic_like(sample, session)
@@ -415,17 +426,33 @@ def warm_up(session: Session, *, rounds: int, synthetic: bool, ranges: RangeEmit
             used.pop()
 
 
-def run_clean_pass(session: Session, journal: Journal, outputs: OutputWriter | None) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Shortened:
+    """A pass that ends before what the run asks for, for a profiler that has seen enough by then; None: it does not."""
+
+    tokens: int | None = None
+    repeats: int | None = None
+
+
+WHOLE = Shortened()
+
+
+def run_clean_pass(
+    session: Session, journal: Journal, outputs: OutputWriter | None, shortened: Shortened = WHOLE
+) -> None:
     """Every planned sample, `run.repeats` times, timed; predictions come from the first repeat."""
     run, planned_samples = session.workload.config.run, session.workload.planned
     repeats = most_repeats(run)
+    if shortened.repeats is not None and shortened.repeats < repeats:
+        repeats = journal.repeats = shortened.repeats
+    begin_step("clean pass")
     generator = session.generator()
     load = OtherLoad()
     for repeat in range(repeats):
         for number, planned in enumerate(planned_samples, start=1):
             if planned.sample.sample_id in journal.bad:
                 continue
-            result = measure(session, generator, planned, journal, repeat=repeat)
+            result = measure(session, generator, planned, journal, repeat=repeat, most_tokens=shortened.tokens)
             if result is None:
                 continue
             say(
@@ -477,7 +504,13 @@ def enough_repeats(results: Sequence[SampleResult], run: RunSection) -> str | No
 
 
 def measure(
-    session: Session, generator: Generator, planned: Planned, journal: Journal, *, repeat: int
+    session: Session,
+    generator: Generator,
+    planned: Planned,
+    journal: Journal,
+    *,
+    repeat: int,
+    most_tokens: int | None = None,
 ) -> SampleResult | None:
     """Time one sample and keep it; None when the sample is bad, which is kept too."""
     sample = planned.sample
@@ -485,7 +518,7 @@ def measure(
     probe_ms = host_probe_ms()
     try:
         inputs, prepare_ms = prepare(session, sample)
-        generation = generate(session, generator, sample, inputs)
+        generation = generate(session, generator, sample, inputs, max_new_tokens=most_tokens)
         post_ms = to_text(session, generation)
     except bad_sample_errors() as error:
         if session.rank is not None and session.rank.moves_together:
@@ -556,22 +589,15 @@ def run_inference(
     warmup_rounds: int,
     output: OutputConfig | None,
     cuda_profiler_range: str | None = None,
+    shortened: Shortened = WHOLE,
 ) -> None:
     """A clean pass with NVTX ranges; writes metrics.json, samples.jsonl, inputs.json and the outputs asked for.
 
     Around each range of the name `cuda_profiler_range` (`all`: around the pass) a profiler that waits for it is told to
     start and to stop.
     """
-    watcher = open_watcher(os.environ)
-    try:
-        _infer(config, out_dir, watcher, warmup_rounds, output, cuda_profiler_range)
-    except BaseException as error:
-        if watcher is not None:
-            watcher.failed(error)
-        raise
-    finally:
-        if watcher is not None:
-            watcher.close()
+    with open_watcher(os.environ) or nullcontext() as watcher:
+        _infer(config, out_dir, watcher, warmup_rounds, output, cuda_profiler_range, shortened)
 
 
 def _infer(
@@ -581,6 +607,7 @@ def _infer(
     warmup_rounds: int,
     output: OutputConfig | None,
     cuda_profiler_range: str | None,
+    shortened: Shortened,
 ) -> None:
     outputs = open_outputs(output, out_dir, adapter=config.model.adapter)
     session = open_session(check_workload(config, out_dir), watcher)
@@ -598,7 +625,7 @@ def _infer(
             session = replace(session, ranges=ranges)
         line_up(session.rank)
         with communication_ranges(session.rank, session.ranges):
-            run_clean_pass(session, journal, outputs)
+            run_clean_pass(session, journal, outputs, shortened)
         if cuda_profiler_range == WHOLE_PASS:
             stop_cuda_profiler()
     part_ways(session.rank)

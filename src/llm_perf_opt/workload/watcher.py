@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.workload.models.base import LoadedModel
@@ -21,11 +21,24 @@ WATCHER_DIR = "LLM_PERF_WATCHER_DIR"
 
 
 class WorkloadWatcher:
-    """Base of all watchers: every method does nothing. `folder` is the stage's own, `settings` what it passed."""
+    """Base of all watchers: every method does nothing. `folder` is the stage's own, `settings` what it passed.
+
+    The workload runs inside it as a context manager, which tells it of what ended the workload, and then closes it.
+    """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self.folder = folder
         self.settings = settings
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            if error is not None:
+                self.failed(error)
+        finally:
+            self.close()
 
     def before_load(self, device: str) -> None:
         """The model is about to be loaded on this torch device; torch is imported."""

@@ -233,10 +233,10 @@ SCHEMA_VERSION = 3
 _LETTERS = re.compile(r"[^a-z0-9.]+")
 
 
-def cache_dir(environ: Mapping[str, str]) -> Path:
+def cache_dir(environ: Mapping[str, str], kind: str = "calibration") -> Path:
     """`$XDG_CACHE_HOME/llm-perf/calibration`, below the home directory by default."""
     base = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".cache")
-    return Path(base) / "llm-perf" / "calibration"
+    return Path(base) / "llm-perf" / kind
 
 
 def cpu_driver(environ: Mapping[str, str]) -> str:

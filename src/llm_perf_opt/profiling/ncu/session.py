@@ -167,7 +167,7 @@ def _second_look(
     whole = launch_sequence(ctx.earlier.get(NSYS), prepared.capture.nvtx)
     # Excluded kernels are filtered away, so ncu does not count them.
     sequence = [name for name in whole if not any(re.search(pattern, name) for pattern in cfg.exclude)]
-    tokens, under = ctx.config.infer.max_new_tokens, cfg.workload.applied(ctx.config).infer.max_new_tokens
+    tokens, under = ctx.config.infer.max_new_tokens, cfg.workload.tokens(ctx.config)
     # The workload may be shorter under ncu; its first third is left out, where things are still being set up.
     last = len(sequence) * (min(tokens, under) - 1) // max(tokens - 1, 1)
     window = best_window(sequence, {k.name: k.total_ns for k in absent}, first=last // 3, last=last)
@@ -207,7 +207,7 @@ def prepare(cfg: "NcuConfig", ctx: StageContext, ncu: str) -> Prepared:
             leave_out_initialisation=not inside,
         )
     own = ctx.config.workload.command is None
-    steps = cfg.workload.applied(ctx.config).infer.max_new_tokens - 1 if own else LONG_ENOUGH
+    steps = cfg.workload.tokens(ctx.config) - 1 if own else LONG_ENOUGH
     if selection is not None and not selection.kernels:
         selection = None
     spans = None

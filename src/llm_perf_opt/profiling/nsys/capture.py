@@ -62,6 +62,7 @@ class CaptureOptions:
     delay_s: int = 0
     duration_s: int | None = None
     stop_after_phases: int | None = None
+    repeats: int | None = None
 
     @property
     def cuda_profiler_range(self) -> str | None:
@@ -86,7 +87,11 @@ class NsysCaptured:
 
 
 def workload_argv(
-    ctx: StageContext, *, cuda_profiler_range: str | None = None, output: OutputConfig | None = None
+    ctx: StageContext,
+    *,
+    cuda_profiler_range: str | None = None,
+    output: OutputConfig | None = None,
+    repeats: int | None = None,
 ) -> list[str]:
     """The user's own command, or our plain inference without profiler, and without outputs unless asked for."""
     if ctx.config.workload.command is not None:
@@ -94,6 +99,8 @@ def workload_argv(
     asked: dict[str, Any] = {}
     if cuda_profiler_range is not None:
         asked["cuda_profiler_range"] = cuda_profiler_range
+    if repeats is not None:
+        asked["stop_after_repeats"] = repeats
     if output is not None and (output.prediction.enable or output.visualization.enable):
         asked["output"] = asdict(output)
     quiet = quiet_inference(warmup_rounds=1)
@@ -115,7 +122,9 @@ def run_capture(ctx: StageContext, options: CaptureOptions, raw: RawFolder, base
     code_file = ctx.tmp_dir / f"{base}.exit_code"
     for old in (code_file, *code_file.parent.glob(f"{code_file.name}.*")):
         old.unlink(missing_ok=True)
-    argv = workload_argv(ctx, cuda_profiler_range=options.cuda_profiler_range, output=options.output)
+    argv = workload_argv(
+        ctx, cuda_profiler_range=options.cuda_profiler_range, output=options.output, repeats=options.repeats
+    )
     work = keep_exit_code(argv, code_file, tmp_dir=os.environ.get("TMPDIR"))
     suffix = "" if base == "run" else f"-{base}"
     cwd = workload_cwd(ctx.config)
@@ -214,7 +223,7 @@ def _require_reports(
     if left or "QdstrmImporter" in result.tail:
         name = left[0].name if left else "a .qdstrm"
         raise ToolError(
-            f"nsys left {name} and no report: it found no working QdstrmImporter. On Debian mend it with `ln -s "
+            f"nsys left {name} and no report: it found no working QdstrmImporter. On Debian fix it with `ln -s "
             "/usr/lib/nsight-systems/host-linux-x64 /usr/lib/x86_64-linux-gnu/nsight-systems/host-linux-x64`, "
             f"elsewhere install the host part of Nsight Systems (log: {log})"
         )

@@ -13,6 +13,7 @@ from llm_perf_opt.analysis.ranks.analysis import analyze_ranks
 from llm_perf_opt.analysis.ranks.identify import RANKS
 from llm_perf_opt.analysis.ranks.traffic import measure_traffic
 from llm_perf_opt.analysis.timeline.timeline import Timeline
+from llm_perf_opt.config.schema import AUTO
 from llm_perf_opt.core.documents import MetricsDocument
 from llm_perf_opt.core.names import METRICS_FILE
 from llm_perf_opt.core.records import Metric, StageFile, StageOutput
@@ -151,6 +152,7 @@ def plan_captures(cfg: "NsysConfig", nsys: str, *, is_own: bool = True) -> list[
         delay_s=cfg.delay_s,
         duration_s=cfg.duration_s if is_own else (cfg.duration_s or _longest_window(cfg)),
         stop_after_phases=cfg.stop_after_phases,
+        repeats=cfg.repeats,
     )
     names = list(dict.fromkeys(cfg.capture_names)) if _gates_by_name(cfg, is_own=is_own) else []
     if not names:
@@ -225,6 +227,12 @@ def _notes(cfg: "NsysConfig", ctx: StageContext, analysis: CaptureAnalysis) -> l
         notes.append("every rank has a capture of its own; figures are those of rank 0, sections on ranks have all")
     if cfg.capture_names and not _gates_by_name(cfg, is_own=ctx.config.workload.command is None):
         notes.append("pipeline.nsys.nvtx_capture is not used: pipeline.nsys.capture_range is not nvtx")
+    asked = ctx.config.run.repeats
+    if ctx.config.workload.command is None and cfg.repeats is not None and (asked == AUTO or cfg.repeats < asked):
+        notes.append(
+            f"repeats captured of every sample: {cfg.repeats}, in the clean pass: {asked} "
+            "(pipeline.nsys.stop_after_repeats; null lifts the bound)"
+        )
     if not ctx.host.gpus and not analysis.gpu.kernel_count:
         notes.append("no kernels were recorded because this machine has no GPU")
     passed = ctx.config.run.env_passthrough

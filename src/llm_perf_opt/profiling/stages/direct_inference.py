@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from annotated_types import Ge
 
 from llm_perf_opt.config.output import OutputConfig
-from llm_perf_opt.config.schema import Problem, StageConfig
+from llm_perf_opt.config.schema import PositiveInt, Problem, StageConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import DIRECT_INFERENCE, METRICS_FILE
@@ -39,10 +39,16 @@ from llm_perf_opt.workload.outputs import output_problems
 
 @dataclass(frozen=True, kw_only=True)
 class DirectInferenceConfig(StageConfig):
-    """`pipeline.direct_inference.*`; `cuda_profiler_range` is for a profiler that waits for cudaProfilerStart."""
+    """`pipeline.direct_inference.*`; `cuda_profiler_range` is for a profiler that waits for cudaProfilerStart.
+
+    `stop_after_tokens` ends a sample before its token budget and `stop_after_repeats` the pass before its last repeat,
+    for a profiler that has seen enough by then.
+    """
 
     warmup_rounds: Annotated[int, Ge(0)] = 1
     cuda_profiler_range: str | None = None
+    stop_after_tokens: PositiveInt | None = None
+    stop_after_repeats: PositiveInt | None = None
     output: OutputConfig = field(default_factory=OutputConfig)
 
     def problems(self) -> tuple[Problem, ...]:

@@ -48,6 +48,7 @@ class NsysConfig(StageConfig):
     delay_s: Annotated[int, Ge(0)] = 0
     duration_s: PositiveInt | None = None
     stop_after_phases: PositiveInt | None = None
+    stop_after_repeats: PositiveInt | None = 1
     extra_args: tuple[str, ...] = ()
     keep_report: bool = False
     output: OutputConfig = field(default_factory=_no_output)
@@ -62,6 +63,12 @@ class NsysConfig(StageConfig):
     def capture_in_force(self) -> str:
         """`gating_nvtx: false` turns gating by NVTX off and nothing else."""
         return "none" if self.capture_range == "nvtx" and not self.gating_nvtx else self.capture_range
+
+    @property
+    def repeats(self) -> int | None:
+        """How often each sample of our own workload is captured at most; who counts ranges or phases gets them all."""
+        is_whole = self.capture_in_force == "none" and self.stop_after_phases is None
+        return self.stop_after_repeats if is_whole else None
 
     def problems(self) -> tuple[Problem, ...]:
         return (
@@ -210,7 +217,7 @@ class NsysStage:
         return tuple(found)
 
     def run(self, cfg: NsysConfig, ctx: StageContext) -> StageOutput:
-        # numpy and duckdb are imported only when the stage runs.
+        # numpy is imported only when the stage runs.
         from llm_perf_opt.profiling.nsys.capture import WORK_DIR
         from llm_perf_opt.profiling.nsys.session import run_nsys
 

@@ -1,6 +1,11 @@
-"""The command line of our own workload, as a list of Hydra overrides that survive any value."""
+"""The command line of our own workload, as a list of Hydra overrides that survive any value.
 
+What of Python's own settings its processes get: a place for compiled modules where the installation has none.
+"""
+
+import importlib.util
 import json
+import os
 import re
 import shlex
 import sys
@@ -14,6 +19,7 @@ from llm_perf_opt.config.schema import AUTO, AppConfig, RunSection
 INFERENCE_RUNNER = "llm_perf_opt.runners.direct_inference_runner"
 PROFILE_RUNNER = "llm_perf_opt.runners.llm_profile_runner"
 CHILD_FLAG = "--child"
+LARGE_PACKAGES = ("torch", "transformers")
 # Where `run.repeats=auto` leaves it to the clean pass.
 CAPTURED_REPEATS = 3
 DEFAULT_RENDEZVOUS = "FIRST-NODE-OF-THE-JOB"
@@ -42,6 +48,25 @@ def build_work_argv(
         f"hydra.run.dir={quote(str(hydra_run_dir))}",
         f"hydra.job.chdir={quote(chdir)}",
     ]
+
+
+def bytecode_environment(
+    environ: Mapping[str, str], folder: Path, packages: Sequence[str] = LARGE_PACKAGES
+) -> dict[str, str]:
+    """What makes our processes keep compiled modules in `folder`; nothing where they lie beside their sources.
+
+    A container whose packages were installed without them, and that may not write them, compiles the 2,700 modules of
+    torch and transformers in every process: 11 s of processor time instead of 4.
+    """
+    if environ.get("PYTHONPYCACHEPREFIX"):
+        return {}
+    found = [importlib.util.find_spec(name) for name in packages]
+    sources = [Path(spec.origin) for spec in found if spec is not None and spec.origin is not None]
+    bare = [path for path in sources if not Path(importlib.util.cache_from_source(path)).is_file()]
+    forbidden = bool(environ.get("PYTHONDONTWRITEBYTECODE"))
+    if all(os.access(path.parent, os.W_OK) and not forbidden for path in bare):
+        return {}
+    return {"PYTHONPYCACHEPREFIX": str(folder), "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def launch_ranks(work_argv: Sequence[str], run: RunSection, *, python: str = sys.executable) -> list[str]:

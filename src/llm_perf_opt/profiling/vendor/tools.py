@@ -108,7 +108,7 @@ def importer_trouble(nsys: Path) -> Obstacle | None:
     found = found or next(iter(sorted(target.parent.glob("*/QdstrmImporter"))), None)
     mend = f"ln -s {found.parent} {wanted}" if found else "install the host part of Nsight Systems"
     what = f"nsys finds no QdstrmImporter in {wanted}, so its captures cannot be read"
-    return Obstacle(what=what, remedy=f"mend it with: {mend}")
+    return Obstacle(what=what, remedy=f"fix it with: {mend}")
 
 
 def usable_memory() -> int:

@@ -2,11 +2,11 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from llm_perf_opt.config.load import resolve, validate
+from llm_perf_opt.config.load import asked_of_environment, resolve, validate
 from llm_perf_opt.config.schema import ArtifactsSection, DatasetSection
 from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError
@@ -32,7 +32,7 @@ examples:
   load.concurrency=1,8     or so many at once
   load.duration_s=60       a level ends after so long, or after load.requests
   load.slo.ttft_ms=200     limits for goodput; also tpot_ms, e2el_ms
-  dataset.prompt_tokens=…  made-up prompts of about so many tokens, or
+  dataset.prompt_tokens=…  synthetic prompts of about so many tokens, or
   dataset=prompts          your own: dataset.file=prompts.jsonl
   load.output_tokens=128   length of the answers; load.ignore_eos=true
   capture.tool=nsys        another start under nsys, with a window
@@ -44,7 +44,10 @@ Requests go to the given address alone. Every key: docs/serving.md.
 
 @dataclass(frozen=True, kw_only=True)
 class BenchConfig:
-    """Everything `llm-perf bench` was told. `resolved` is what config.yaml records."""
+    """Everything `llm-perf bench` was told.
+
+    `resolved` is what config.yaml records, but for `from_environment`: the keys set with `${oc.env:NAME}`, as written.
+    """
 
     server: ServerSection
     load: LoadSection
@@ -55,6 +58,7 @@ class BenchConfig:
     user_dir: Path
     overrides: tuple[str, ...]
     resolved: Mapping[str, Any]
+    from_environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -92,10 +96,12 @@ def read_config(argv: Sequence[str], *, user_dir: Path) -> BenchConfig:
     entry = ConfigEntry(name=ENTRY, is_of_a_run=False)
     try:
         composed = compose_config(overrides, entry)
-        raw = resolve(OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]))
+        ours = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
+        raw = resolve(ours)
     except COMPOSITION_ERRORS as error:
         raise explain_composition_error(error, overrides, user_dir=user_dir, entry=entry) from error
-    return type_bench(raw, user_dir=user_dir, overrides=overrides)
+    asked = asked_of_environment(OmegaConf.to_container(ours, resolve=False))
+    return replace(type_bench(raw, user_dir=user_dir, overrides=overrides), from_environment=asked)
 
 
 def type_bench(raw: dict[str, Any], *, user_dir: Path, overrides: tuple[str, ...] = ()) -> BenchConfig:

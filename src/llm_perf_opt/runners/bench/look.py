@@ -9,6 +9,7 @@ from llm_perf_opt.analysis.capture import analyze_measured, measure_timeline
 from llm_perf_opt.core.names import NSYS
 from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.core.records import CommandRecord, StageFile, StageRecord
+from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.core.stage import CommandRunner
 from llm_perf_opt.pipeline.console import Console
 from llm_perf_opt.profiling.artifacts import Artifacts
@@ -31,7 +32,7 @@ class LookPlace:
         self.console.say(text)
 
     @classmethod
-    def of(cls, root: Path, console: Console, records: list[CommandRecord]) -> "LookPlace":
+    def of(cls, root: Path, console: Console, records: list[CommandRecord], redactor: Redactor) -> "LookPlace":
         artifacts = Artifacts.from_root(root)
         runner = CommandRunner(
             stage=NSYS,
@@ -40,6 +41,7 @@ class LookPlace:
             environment=allowed_environment(os.environ),
             on_tick=console.tick,
             records=records,
+            redactor=redactor,
         )
         return cls(out_dir=runner.out_dir, tmp_dir=runner.tmp_dir, run_command=runner, console=console)
 

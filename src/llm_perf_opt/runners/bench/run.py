@@ -4,9 +4,12 @@ Files and manifest are written after every level, so that whatever happens later
 """
 
 import os
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -20,7 +23,14 @@ from llm_perf_opt.core.redact import Redactor, given_secrets
 from llm_perf_opt.core.units import format_bytes, format_ms
 from llm_perf_opt.errors import ConfigError, ProfilingError, ToolError
 from llm_perf_opt.pipeline.console import Console, StageTurn, make_console
-from llm_perf_opt.pipeline.provenance import describe_environment, write_config, write_environment
+from llm_perf_opt.pipeline.lock import locked
+from llm_perf_opt.pipeline.provenance import (
+    as_written,
+    describe_environment,
+    taken_values,
+    write_provenance,
+)
+from llm_perf_opt.pipeline.resume import COULD_NOT_GO_ON, claim_chosen
 from llm_perf_opt.pipeline.stores import SyncDocument, claim, upload
 from llm_perf_opt.profiling.vendor.tools import probe_host
 from llm_perf_opt.report.write import write_reports
@@ -134,8 +144,27 @@ class BenchRun:
 def run_bench(config: BenchConfig) -> bool:
     """Run it and write its reports; True if nothing failed. An interrupt keeps what was measured and goes on up."""
     config = replace(config, server=with_program(config.server, os.environ))
-    run = _prepare(config)
+    wanted = config.run_dir.expanduser().resolve()
+    root = claim_chosen(wanted)
+    if root != wanted:
+        print(f"{wanted}: another run has just started there; this one goes to {root}", file=sys.stderr)
+    with locked(root, partial(print, file=sys.stderr)) as lock:
+        run = _prepare(config, root)
+        try:
+            return _run(run)
+        except OSError as error:
+            # A full disk, most likely: what was written stays, and the manifest says why there is no more.
+            lock.free_room()
+            reason = f"{COULD_NOT_GO_ON}: {error.strerror or error}"
+            stages = [replace(s, status="failed", reason=reason) if s.name == BENCH else s for s in run.manifest.stages]
+            write_manifest(root, replace(run.manifest, status="failed", stages=tuple(stages)), run.redactor)
+            raise ProfilingError(f"{reason}; what was measured before is in {root}") from error
+
+
+def _run(run: BenchRun) -> bool:
+    config = run.config
     run.console.say(f"run {run.root}")
+    run.save("running")
     try:
         _measure(run)
         if config.capture.tool == "nsys" and not run.problems:
@@ -154,17 +183,15 @@ def run_bench(config: BenchConfig) -> bool:
     return not run.problems
 
 
-def _prepare(config: BenchConfig) -> BenchRun:
-    root = config.run_dir.expanduser().resolve()
+def _prepare(config: BenchConfig, root: Path) -> BenchRun:
     if (root / MANIFEST_FILE).exists():
         raise ConfigError(f"artifacts.runs_dir: already holds a run (got {str(root)!r}), allowed: another directory")
-    root.mkdir(parents=True, exist_ok=True)
     sent_to = None if config.sync is None else claim(config.sync, root)
-    redactor = Redactor.of(os.environ, more=given_secrets([*config.server.command, *config.server.args]))
+    redactor = _redactor(config)
     host = probe_host(env=allowed_environment(os.environ), disk=root)
     environment = describe_environment(host, os.environ, config.user_dir)
-    write_environment(root, environment, redactor)
-    write_config(root, config.resolved, redactor)
+    config = replace(config, resolved=as_written(config.resolved, config.from_environment))
+    write_provenance(root, environment=environment, resolved=config.resolved, redactor=redactor)
     manifest = RunManifest(
         run_id=root.name,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -176,8 +203,17 @@ def _prepare(config: BenchConfig) -> BenchRun:
     )
     run = BenchRun(config=config, root=root, manifest=manifest, redactor=redactor, console=make_console())
     run.sent_to = sent_to
-    run.save("running")
     return run
+
+
+def _redactor(config: BenchConfig) -> Redactor:
+    """What must not be written: secrets of our environment and of the server's, and those it is given as words."""
+    server = config.server
+    key = [] if server.api_key_env is None else [os.environ.get(server.api_key_env, "")]
+    taken = taken_values(config.resolved, config.from_environment)
+    return Redactor.of(
+        {**os.environ, **server.env}, more=[*key, *taken, *given_secrets([*server.command, *server.args])]
+    )
 
 
 def _measure(run: BenchRun) -> None:
@@ -211,6 +247,7 @@ def _look_with_engine(run: BenchRun, server: RunningServer, folder: Path) -> Non
     found = record_with_engine(server, run.config.capture, folder, lambda running: _load_window(run, running))
     if not found:
         run.notes.append(f"the server's own profiler left no file in {folder}; it may have written elsewhere")
+    run.redactor.folder(folder)
     for path in found:
         run.notes.append(f"recorded by the server's own profiler: llm-perf analyze {path}")
 
@@ -222,7 +259,7 @@ def _look_with_nsys(run: BenchRun) -> None:
     if not tool.usable:
         raise ToolError(f"capture.tool=nsys: {tool.trouble}")
     records: list[CommandRecord] = []
-    place = LookPlace.of(run.root, run.console, records)
+    place = LookPlace.of(run.root, run.console, records, run.redactor)
     window = record_with_nsys(
         config.server,
         config.capture,
@@ -234,6 +271,7 @@ def _look_with_nsys(run: BenchRun) -> None:
         load=lambda server: _load_window(run, server),
     )
     run.others.append(nsys_stage(place, window, label=config.load.levels()[-1].label))
+    run.redactor.folder(place.out_dir)
 
 
 def _warm_again(run: BenchRun, server: RunningServer) -> None:
@@ -270,12 +308,20 @@ def _measure_level(run: BenchRun, server: RunningServer, ask: Ask, prompts: Load
         )
     finally:
         run.console.close()
+        _take_out_secrets(run, one)
         result = level_result(one, load.slo)
         run.levels.append(result)
         _judge(run, result)
         run.save("running")
     run.console.say(_summary(result))
     return server.target.trouble() is None
+
+
+def _take_out_secrets(run: BenchRun, one: LoadRun) -> None:
+    """A server may quote the key it was sent."""
+    clean = run.redactor.text
+    one.records[:] = [r if r.error is None else replace(r, error=clean(r.error)) for r in one.records]
+    one.stopped = None if one.stopped is None else clean(one.stopped)
 
 
 def _judge(run: BenchRun, result: LevelResult) -> None:
@@ -306,7 +352,7 @@ def _summary(result: LevelResult) -> str:
 
 
 def warm_up(run: BenchRun, server: RunningServer) -> tuple[Ask, LoadPrompts]:
-    """Requests nobody times: they wake the server, and tell how many of its tokens a made-up word has."""
+    """Requests nobody times: they wake the server, and tell how many of its tokens a synthetic word has."""
     load, dataset = run.config.load, run.config.dataset
     ask = Ask(
         model=server.model,
@@ -322,7 +368,7 @@ def warm_up(run: BenchRun, server: RunningServer) -> tuple[Ask, LoadPrompts]:
     else:
         short = replace(ask, output_tokens=1)
         (probe,) = send_one_by_one(server.target, short, [made_up(PROBE_WORDS, "probe")], stall_s=load.stall_s)
-        _require_answer(probe, server)
+        _require_answer(probe, server, run.redactor.text)
         prompts = LoadPrompts(
             words=words_for(dataset.prompt_tokens, probe_tokens=probe.prompt_tokens), seed=str(dataset.seed)
         )
@@ -331,18 +377,18 @@ def warm_up(run: BenchRun, server: RunningServer) -> tuple[Ask, LoadPrompts]:
     # Numbers no measured request has, so that nothing is in a cache already.
     texts = [prompts.text(-1 - number) for number in range(load.warmup_requests)]
     for record in send_one_by_one(server.target, ask, texts, stall_s=load.stall_s):
-        _require_answer(record, server)
+        _require_answer(record, server, run.redactor.text)
         if record.counted_by == "events" and "events" not in " ".join(run.notes):
             run.notes.append("the server does not say how many tokens it made: events of the stream were counted")
     run.warm = ask, prompts
     return ask, prompts
 
 
-def _require_answer(record: RequestRecord, server: RunningServer) -> None:
+def _require_answer(record: RequestRecord, server: RunningServer, clean: Callable[[str], str]) -> None:
     if record.status == "ok":
         return
     dead = server.target.trouble()
-    raise ToolError(f"warm-up: {dead or record.error} ({server.target.url}, model {server.model!r})")
+    raise ToolError(f"warm-up: {clean(dead or record.error or '')} ({server.target.url}, model {server.model!r})")
 
 
 def _finish(run: BenchRun, status: RunStatus) -> None:

@@ -7,6 +7,7 @@ from llm_perf_opt.analysis.families.known import read_text_model
 from llm_perf_opt.analysis.hardware.work import PagePrompt, Shape
 from llm_perf_opt.analysis.static.parts import Model
 from llm_perf_opt.config.schema import InferSection, ModelSection
+from llm_perf_opt.core.records import begin_step
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.workload.models.base import LoadedModel
 from llm_perf_opt.workload.models.meta_run import text_decode, text_prefill
@@ -61,15 +62,19 @@ class CausalLMAdapter:
         problems = self.check(model)
         if problems:
             raise ConfigError(problems)
+        begin_step("imports")
         from llm_perf_opt.workload.models.causal_lm_torch import load_random, load_snapshot
 
+        begin_step("loading")
         if model.weights == "snapshot":
             return load_snapshot(model, infer, self.geometry(model), device=device)
         return load_random(model, infer, self.geometry(model), device=device, seed=seed)
 
     def build_meta(self, model: ModelSection) -> Any:
+        begin_step("imports")
         from llm_perf_opt.workload.models.causal_lm_torch import build_on_meta
 
+        begin_step("building")
         geometry = self.geometry(model)
         dtype = (stored_dtype(geometry) or "bfloat16") if model.dtype == "auto" else model.dtype
         # Experts as transformers runs them on a device (grouped products); dense models refuse a choice.

@@ -14,6 +14,7 @@ from transformers.distributed import DistributedConfig
 from transformers.utils import is_flash_attn_2_available
 
 from llm_perf_opt.config.schema import InferSection, ModelSection
+from llm_perf_opt.core.records import begin_step
 from llm_perf_opt.errors import ConfigError, ProfilingError
 from llm_perf_opt.workload.models.base import RangeFactory, Sample, StepOutput
 from llm_perf_opt.workload.models.decode_steps import Prompts, Steps, choose_steps, pad_left
@@ -134,6 +135,7 @@ def load_random(
     module = build_on_meta(geometry, dtype=dtype.value, attention=_asked(model, attention), experts=None)
     if infer.tp > 1:
         split_model(module, infer.tp, device=device)
+    begin_step("weights")
     materialise(module, device=device, seed=seed)
     tokenizer = load_tokenizer(model.path) if model.path is not None else None
     notes = ["weights are random: the text means nothing", *dtype.notes, *attention.notes]

@@ -11,12 +11,7 @@ import torch
 
 from llm_perf_opt.config.schema import InferSection
 from llm_perf_opt.workload.models.base import StepOutput
-from llm_perf_opt.workload.models.compiled_nodes import note_modules_of_graphs
-from llm_perf_opt.workload.models.snapshot import first_line
-
-# A static cache is as long as the longest sequence, in steps of this many tokens.
-CACHE_STEP = 64
-CAPTURE_WARMUP = 2
+from llm_perf_opt.workload.models.repeated_step import RepeatedStep, cache_length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,21 +101,14 @@ class StaticSteps:
         self._options = options
         self._device = device
         self._new_tokens = infer.max_new_tokens
-        self._mode = infer.compile
-        self._step: Any = self._forward if infer.compile == "none" else self._compiled(infer.compile)
-        self._wants_graph = infer.cuda_graph
-        self._graph: Any = None
-        self._graph_logits: Any = None
+        self._step = RepeatedStep(self._forward, infer, device=device)
         self._cache: Any = None
-        self._token: Any = None
         self._mask: Any = None
         self._positions: Any = None
-        self._notes: list[str] = []
-        self._say_what_cannot_be()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return tuple(self._notes)
+        return tuple(self._step.notes)
 
     @property
     def cache_tokens(self) -> int:
@@ -146,18 +134,7 @@ class StaticSteps:
         return StepOutput(logits=out.logits[:, -1, :], state=None)
 
     def decode(self, token: Any, state: Any) -> StepOutput:
-        if self._wants_graph and self._graph is None:
-            self._capture(token)
-        if self._graph is not None:
-            self._token.copy_(token)
-            self._graph.replay()
-            return StepOutput(logits=self._graph_logits, state=None)
-        if self._mode != "none":
-            # What the step before returned may be overwritten from here on.
-            torch.compiler.cudagraph_mark_step_begin()
-        with torch.no_grad():
-            logits = self._step(token, self._positions, self._mask)
-            self._positions.add_(1)
+        logits = self._step.run(token, (self._positions, self._mask))
         return StepOutput(logits=logits, state=None)
 
     def _forward(self, token: Any, positions: Any, mask: Any) -> Any:
@@ -171,10 +148,6 @@ class StaticSteps:
         )
         return out.logits[:, -1, :]
 
-    def _compiled(self, mode: str) -> Any:
-        note_modules_of_graphs()
-        return torch.compile(self._forward, mode=None if mode == "default" else mode, dynamic=False)
-
     def _open(self, batch: int, tokens: int) -> None:
         """An empty cache with room for this many tokens: the one there is, or a new one where it is too small."""
         from transformers import StaticCache
@@ -183,53 +156,19 @@ class StaticSteps:
             # A second prompt into a cache that was not emptied writes behind its end.
             self._cache.reset()
             return
-        length = -(-tokens // CACHE_STEP) * CACHE_STEP
-        self._graph = None
+        length = cache_length(tokens)
         self._cache = StaticCache(config=self._module.config, max_cache_len=length)
         self._mask = torch.ones(batch, length, dtype=torch.long, device=self._device)
         self._positions = torch.zeros(batch, 1, dtype=torch.long, device=self._device)
         for buffer in (self._mask, self._positions):
             torch._dynamo.mark_static_address(buffer)
+        self._step.start_over(counter=self._positions, also_moved=self._lengths, no_graph=self._why_no_graph)
 
-    def _capture(self, token: Any) -> None:
-        """Record one decode step as a CUDA graph; where that fails, steps go on without and a note says why."""
-        self._wants_graph = False
-        if any(self._cache.is_sliding):
-            self._refuse_graph("layers with a sliding window count their tokens on the host")
-            return
-        lengths = [layer.cumulative_length for layer in self._cache.layers]
-        before = [*(length.clone() for length in lengths), self._positions.clone()]
-        self._token = token.clone()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        try:
-            with torch.no_grad(), torch.cuda.stream(side):
-                for _ in range(CAPTURE_WARMUP):
-                    self._step(self._token, self._positions, self._mask)
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.no_grad(), torch.cuda.graph(graph):
-                logits = self._step(self._token, self._positions, self._mask)
-                self._positions.add_(1)
-        except RuntimeError as error:
-            torch.cuda.synchronize()
-            self._refuse_graph(first_line(error))
-        else:
-            self._graph, self._graph_logits, self._wants_graph = graph, logits, True
-        # The steps before the capture moved the cache on.
-        for buffer, value in zip([*lengths, self._positions], before, strict=True):
-            buffer.copy_(value)
+    def _lengths(self) -> list[Any]:
+        return [layer.cumulative_length for layer in self._cache.layers]
 
-    def _refuse_graph(self, why: str) -> None:
-        self._notes.append(f"infer.cuda_graph=true: no CUDA graph was captured, decode steps run without it: {why}")
-
-    def _say_what_cannot_be(self) -> None:
-        on_gpu = self._device.startswith("cuda")
-        if self._wants_graph and not on_gpu:
-            self._refuse_graph(f"the model runs on {self._device}")
-            self._wants_graph = False
-        if self._mode in ("reduce-overhead", "max-autotune") and not on_gpu:
-            self._notes.append(f"infer.compile={self._mode}: compiled, but without CUDA graphs on {self._device}")
+    def _why_no_graph(self) -> str | None:
+        return "layers with a sliding window count their tokens on the host" if any(self._cache.is_sliding) else None
 
 
 def _positions(mask: Any) -> Any:

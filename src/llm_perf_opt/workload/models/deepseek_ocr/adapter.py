@@ -15,6 +15,7 @@ from llm_perf_opt.analysis.static.parts import Model
 from llm_perf_opt.analysis.static.vision import ClipTower, SamClipImages, SamTower
 from llm_perf_opt.config.load import validate
 from llm_perf_opt.config.schema import FORBID_UNKNOWN, InferSection, ModelSection, PositiveInt
+from llm_perf_opt.core.records import begin_step
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.workload.models.base import LoadedModel
 from llm_perf_opt.workload.models.deepseek_ocr.preprocess import (
@@ -286,16 +287,20 @@ class DeepseekOcrAdapter:
         problems = self.check(model)
         if problems:
             raise ConfigError(problems)
+        begin_step("imports")
         from llm_perf_opt.workload.models.deepseek_ocr.load import load_random, load_snapshot
 
+        begin_step("loading")
         geometry = parse_geometry(self.geometry(model))
         if model.weights == "snapshot":
             return load_snapshot(model, infer, geometry, device=device)
         return load_random(model, infer, geometry, device=device, seed=seed)
 
     def build_meta(self, model: OcrSection) -> Any:
+        begin_step("imports")
         from llm_perf_opt.workload.models.deepseek_ocr.load import build_on_meta
 
+        begin_step("building")
         return build_on_meta(parse_geometry(self.geometry(model)), dtype=model.dtype)
 
     def parts(self, geometry: Mapping[str, Any], *, where: str) -> Model:

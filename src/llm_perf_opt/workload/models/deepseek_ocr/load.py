@@ -10,10 +10,17 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from llm_perf_opt.core.records import begin_step
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.workload.models.deepseek_ocr.adapter import OcrGeometry, OcrInfer, OcrSection, view_sizes
 from llm_perf_opt.workload.models.deepseek_ocr.network import DeepseekOcr, choose_experts_mode
-from llm_perf_opt.workload.models.deepseek_ocr.run import LoadedOcr, RemoteOcr
+from llm_perf_opt.workload.models.deepseek_ocr.run import (
+    GrowingOcrSteps,
+    LoadedOcr,
+    OcrSteps,
+    RemoteOcrSteps,
+    StaticOcrSteps,
+)
 from llm_perf_opt.workload.models.random_weights import NoiseSource, fill_matrices, require_room
 from llm_perf_opt.workload.models.registry import Choice, choose_dtype, torch_dtype
 from llm_perf_opt.workload.models.snapshot import first_line, load_tokenizer, read_config, stored_dtype
@@ -33,6 +40,7 @@ def load_random(model: OcrSection, infer: OcrInfer, geometry: OcrGeometry, *, de
     """The real geometry with noise for weights and checksums of words for a tokenizer."""
     dtype = choose_dtype(model.dtype, device=device, stored=None)
     module = build_on_meta(geometry, dtype=dtype.value)
+    begin_step("weights")
     fill_with_noise(module, device=device, seed=seed)
     notes = (
         "weights are random: the text means nothing",
@@ -41,7 +49,7 @@ def load_random(model: OcrSection, infer: OcrInfer, geometry: OcrGeometry, *, de
         *_attention_notes(model),
     )
     fields = _shared_fields(infer, geometry, device, dtype.value, tokenizer=None)
-    return LoadedOcr(module=module, notes=notes, **fields)
+    return LoadedOcr(module=module, load_notes=notes, steps=choose_steps(module, infer, device=device), **fields)
 
 
 def load_snapshot(model: OcrSection, infer: OcrInfer, geometry: OcrGeometry, *, device: str) -> LoadedOcr:
@@ -50,7 +58,7 @@ def load_snapshot(model: OcrSection, infer: OcrInfer, geometry: OcrGeometry, *, 
         raise ConfigError("model.path: missing (got null), set it to the folder of a DeepSeek-OCR snapshot")
     config = read_config(model.path)
     dtype = choose_dtype(model.dtype, device=device, stored=stored_dtype(config))
-    reason = _why_not_remote(model, config, device)
+    reason = _why_not_remote(model, infer, config, device)
     if reason is None:
         return _load_remote(model, infer, geometry, device=device, dtype=dtype)
     module = build_on_meta(geometry, dtype=dtype.value)
@@ -58,7 +66,15 @@ def load_snapshot(model: OcrSection, infer: OcrInfer, geometry: OcrGeometry, *, 
     tokenizer = _required_tokenizer(model.path, trust=False)
     notes = (f"the snapshot's weights run in the built-in code: {reason}", *dtype.notes, *_attention_notes(model))
     fields = _shared_fields(infer, geometry, device, dtype.value, tokenizer=tokenizer)
-    return LoadedOcr(module=module, notes=notes, **fields)
+    return LoadedOcr(module=module, load_notes=notes, steps=choose_steps(module, infer, device=device), **fields)
+
+
+def choose_steps(module: DeepseekOcr, infer: OcrInfer, *, device: str) -> OcrSteps:
+    """The steps `infer.cache`, `infer.compile` and `infer.cuda_graph` ask for, and experts that can run in them."""
+    is_repeated = infer.compile != "none" or infer.cuda_graph
+    dtype = module.lm_head.weight.dtype
+    module.set_experts_mode(choose_experts_mode(torch.device(device), dtype, is_repeated=is_repeated))
+    return GrowingOcrSteps(module) if infer.cache == "dynamic" else StaticOcrSteps(module, infer, device=device)
 
 
 def _load_remote(model: OcrSection, infer: OcrInfer, geometry: OcrGeometry, *, device: str, dtype: Choice) -> LoadedOcr:
@@ -83,13 +99,21 @@ def _load_remote(model: OcrSection, infer: OcrInfer, geometry: OcrGeometry, *, d
     tokenizer = _required_tokenizer(model.path, trust=True)
     notes = (f"the snapshot's own code runs, from {model.path}", *dtype.notes, *attention.notes)
     fields = _shared_fields(infer, geometry, device, dtype.value, tokenizer=tokenizer)
-    return RemoteOcr(module=module.to(device).eval(), notes=notes, **fields)
+    module = module.to(device).eval()
+    return LoadedOcr(module=module, load_notes=notes, steps=RemoteOcrSteps(module=module), **fields)
 
 
-def _why_not_remote(model: OcrSection, config: dict[str, Any], device: str) -> str | None:
+def _why_not_remote(model: OcrSection, infer: OcrInfer, config: dict[str, Any], device: str) -> str | None:
     """None where the snapshot's code is to run. As published it calls CUDA by name and the caches of transformers 4."""
     if model.implementation == "remote":
+        if infer.cache == "static":
+            raise ConfigError(
+                "infer.cache: the snapshot's own code makes its cache itself (got 'static' with "
+                "model.implementation=remote), allowed: dynamic, or model.implementation=builtin"
+            )
         return None
+    if infer.cache == "static":
+        return "its own code knows no static cache"
     if model.implementation == "builtin":
         return "model.implementation=builtin"
     if "auto_map" not in config:
@@ -170,7 +194,7 @@ def fill_with_noise(module: DeepseekOcr, *, device: str, seed: int) -> None:
                 parameter.fill_(1.0)
             else:
                 source.fill(parameter, std=1.0 / math.sqrt(parameter.numel()))
-    _finish(module, device)
+    module.model.rotary.refill()
 
 
 def fill_from_snapshot(module: DeepseekOcr, path: Path, *, device: str) -> None:
@@ -189,7 +213,7 @@ def fill_from_snapshot(module: DeepseekOcr, path: Path, *, device: str) -> None:
                     unknown.append(name)
     _refuse("does not hold", sorted(places), path)
     _refuse("holds unknown", sorted(unknown), path)
-    _finish(module, device)
+    module.model.rotary.refill()
 
 
 def _places(module: DeepseekOcr) -> Iterator[tuple[str, Tensor]]:
@@ -227,8 +251,3 @@ def _refuse(what: str, names: list[str], path: Path) -> None:
     if names:
         shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
         raise ConfigError(f"model.path: {str(path)!r} {what} tensors ({shown}), it is not a complete DeepSeek-OCR")
-
-
-def _finish(module: DeepseekOcr, device: str) -> None:
-    module.model.rotary.refill()
-    module.set_experts_mode(choose_experts_mode(torch.device(device), module.lm_head.weight.dtype))

@@ -19,13 +19,14 @@ from llm_perf_opt.workload.models.deepseek_ocr.vision import ClipEncoder, SamEnc
 ExpertsMode = Literal["grouped", "loop", "batched"]
 
 
-def choose_experts_mode(device: torch.device, dtype: torch.dtype) -> ExpertsMode:
-    """Grouped products need bfloat16 and compute capability 8; meta has no values to loop over."""
-    if device.type == "meta":
-        return "batched"
+def choose_experts_mode(device: torch.device, dtype: torch.dtype, *, is_repeated: bool = False) -> ExpertsMode:
+    """Grouped products need bfloat16 and compute capability 8; meta has no values to loop over.
+
+    A step that is compiled or captured (`is_repeated`) cannot ask the host which experts were chosen either.
+    """
     if device.type == "cuda" and dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) >= (8, 0):
         return "grouped"
-    return "loop"
+    return "batched" if is_repeated or device.type == "meta" else "loop"
 
 
 class Router(nn.Module):
@@ -125,6 +126,16 @@ class KeyValueCache:
     def get_seq_length(self) -> int:
         return self.length
 
+    def positions(self, tokens: int, device: torch.device) -> Tensor:
+        """Where the tokens of a forward stand."""
+        if tokens > 1 and self.length:
+            raise ValueError("more than one token behind a past is not supported, decode token by token")
+        return torch.arange(self.length, self.length + tokens, device=device, dtype=torch.float32)
+
+    def mask(self, tokens: int) -> Tensor | None:
+        """What a token may look at; None: all that `append` returns, a prompt's tokens only back."""
+        return None
+
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Add [batch, heads, new, d] behind the past and return all of it. `advance` moves the end once a forward."""
         end = self.length + keys.shape[2]
@@ -149,6 +160,48 @@ class KeyValueCache:
         return grown
 
 
+class StaticKeyValueCache:
+    """Keys and values in memory of a fixed length that stays where it is, so that a step can be compiled or captured.
+
+    How many tokens it holds is known on the device alone: a step that is replayed does not come past the host. A
+    prompt always starts it anew.
+    """
+
+    def __init__(self, layers: int, *, heads: int, length: int, size: int, like: Tensor) -> None:
+        self._keys = [like.new_zeros(1, heads, length, size) for _ in range(layers)]
+        self._values = [like.new_zeros(1, heads, length, size) for _ in range(layers)]
+        self._places = torch.arange(length, device=like.device)
+        self.held = torch.zeros(1, dtype=torch.long, device=like.device)
+        for tensor in (*self._keys, *self._values, self._places, self.held):
+            torch._dynamo.mark_static_address(tensor)
+
+    @property
+    def capacity(self) -> int:
+        return int(self._places.shape[0])
+
+    def positions(self, tokens: int, device: torch.device) -> Tensor:
+        return self.held.float() if tokens == 1 else torch.arange(tokens, device=device, dtype=torch.float32)
+
+    def mask(self, tokens: int) -> Tensor | None:
+        return (self._places <= self.held)[None, None, None] if tokens == 1 else None
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        tokens = keys.shape[2]
+        if tokens == 1:
+            return (
+                self._keys[layer].index_copy_(2, self.held, keys),
+                self._values[layer].index_copy_(2, self.held, values),
+            )
+        self._keys[layer][:, :, :tokens] = keys
+        self._values[layer][:, :, :tokens] = values
+        return keys, values
+
+    def advance(self, tokens: int) -> None:
+        """A prompt sets how many tokens there are; behind a step the caller counts on, outside of what is compiled."""
+        if tokens > 1:
+            self.held.fill_(tokens)
+
+
 class Rotary(nn.Module):
     """Cosine and sine of each position; the table of frequencies is filled once the module has memory."""
 
@@ -164,13 +217,23 @@ class Rotary(nn.Module):
             table = self._frequencies()
         self.frequencies = table.to(self.frequencies.device)
 
-    def forward(self, start: int, tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        at = torch.arange(start, start + tokens, device=self.frequencies.device, dtype=torch.float32)
-        angles = torch.outer(at, self.frequencies).repeat(1, 2)
+    def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        angles = torch.outer(positions, self.frequencies).repeat(1, 2)
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
     def _frequencies(self) -> Tensor:
         return self.theta ** -(torch.arange(0, self.size, 2, dtype=torch.float32) / self.size)
+
+
+Cache = KeyValueCache | StaticKeyValueCache
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where the tokens of a forward stand: cosine and sine of their positions, and what they may look at."""
+
+    turn: tuple[Tensor, Tensor]
+    mask: Tensor | None
 
 
 class Attention(nn.Module):
@@ -185,14 +248,16 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(width, width, bias=False)
         self.o_proj = nn.Linear(width, width, bias=False)
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], cache: KeyValueCache, layer: int) -> Tensor:
+    def forward(self, x: Tensor, place: Place, cache: Cache, layer: int) -> Tensor:
         batch, tokens, width = x.shape
         q, k, v = (
             proj(x).view(batch, tokens, self.heads, -1).transpose(1, 2)
             for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
-        keys, values = cache.append(layer, rotate(k, turn), v)
-        out = F.scaled_dot_product_attention(rotate(q, turn), keys, values, is_causal=tokens > 1)
+        keys, values = cache.append(layer, rotate(k, place.turn), v)
+        out = F.scaled_dot_product_attention(
+            rotate(q, place.turn), keys, values, attn_mask=place.mask, is_causal=tokens > 1
+        )
         return self.o_proj(out.transpose(1, 2).reshape(batch, tokens, width))
 
 
@@ -237,8 +302,8 @@ class DecoderLayer(nn.Module):
         dense = index < g.first_k_dense_replace
         self.mlp: nn.Module = Mlp(g.hidden_size, g.intermediate_size) if dense else MoeBlock(g)
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], cache: KeyValueCache) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), turn, cache, self.index)
+    def forward(self, x: Tensor, place: Place, cache: Cache) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), place, cache, self.index)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -267,7 +332,7 @@ class OcrOutput:
     """Logits of the last position, [batch, 1, vocabulary], and the cache to go on with."""
 
     logits: Tensor
-    past_key_values: KeyValueCache
+    past_key_values: Cache
 
 
 @contextmanager
@@ -356,7 +421,7 @@ class DeepseekOcr(nn.Module):
     def forward(
         self,
         input_ids: Tensor,
-        past_key_values: KeyValueCache | None = None,
+        past_key_values: Cache | None = None,
         views: Views | None = None,
         ranges: RangeFactory = no_range,
         use_cache: bool = True,
@@ -365,14 +430,21 @@ class DeepseekOcr(nn.Module):
         """A prompt without a past, or one token with it. `logits_to_keep` 0 gives the logits of every position."""
         tokens = input_ids.shape[1]
         cache = KeyValueCache(len(self.model.layers)) if past_key_values is None else past_key_values
-        if tokens > 1 and cache.length:
-            raise ValueError("more than one token behind a past is not supported, decode token by token")
+        positions = cache.positions(tokens, input_ids.device)
         x = self.model.embed(input_ids, views, ranges)
-        turn = self.model.rotary(cache.length, tokens, x.dtype)
+        place = Place(turn=self.model.rotary(positions, x.dtype), mask=cache.mask(tokens))
         for layer in self.model.layers:
-            x = layer(x, turn, cache)
+            x = layer(x, place, cache)
         cache.advance(tokens)
         return OcrOutput(logits=self.lm_head(self.model.norm(x[:, -logits_to_keep:])), past_key_values=cache)
+
+    def static_cache(self, length: int) -> StaticKeyValueCache:
+        """An empty cache of one sequence with so many places."""
+        g = self.geometry.decoder
+        size = g.hidden_size // g.num_attention_heads
+        return StaticKeyValueCache(
+            g.num_hidden_layers, heads=g.num_attention_heads, length=length, size=size, like=self.lm_head.weight
+        )
 
     def set_experts_mode(self, mode: ExpertsMode) -> None:
         for part in self.modules():

@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from llm_perf_opt.analysis.hardware.work import Shape
+from llm_perf_opt.config.schema import InferSection
 from llm_perf_opt.errors import ProfilingError
 from llm_perf_opt.workload.models.base import RangeFactory, Sample, StepOutput
 from llm_perf_opt.workload.models.deepseek_ocr.network import Views
@@ -24,6 +25,7 @@ from llm_perf_opt.workload.models.deepseek_ocr.preprocess import (
     read_views,
 )
 from llm_perf_opt.workload.models.module_groups import group_modules
+from llm_perf_opt.workload.models.repeated_step import RepeatedStep, cache_length
 from llm_perf_opt.workload.models.snapshot import show_text
 
 
@@ -46,15 +48,74 @@ class OcrInputs:
     page_tokens: int
 
 
+class OcrSteps(Protocol):
+    """Prefill and decode of the model. `notes` are what did not go as asked."""
+
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+    def prefill(self, inputs: OcrInputs, ranges: RangeFactory) -> StepOutput: ...
+
+    def decode(self, token: Any, state: Any) -> StepOutput: ...
+
+
+class GrowingOcrSteps:
+    """The cache grows with every token; it is the state handed on."""
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def prefill(self, inputs: OcrInputs, ranges: RangeFactory) -> StepOutput:
+        with torch.no_grad():
+            out = self._module(inputs.ids, views=inputs.views, ranges=ranges)
+        return StepOutput(logits=out.logits[:, -1, :], state=out.past_key_values)
+
+    def decode(self, token: Any, state: Any) -> StepOutput:
+        with torch.no_grad():
+            out = self._module(token, past_key_values=state)
+        return StepOutput(logits=out.logits[:, -1, :], state=out.past_key_values)
+
+
+class StaticOcrSteps:
+    """One cache that stays where it is, emptied for every page; the decode step is compiled or captured once."""
+
+    def __init__(self, module: Any, infer: InferSection, *, device: str) -> None:
+        self._module = module
+        self._new_tokens = infer.max_new_tokens
+        self._step = RepeatedStep(self._forward, infer, device=device)
+        self._cache: Any = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(self._step.notes)
+
+    def prefill(self, inputs: OcrInputs, ranges: RangeFactory) -> StepOutput:
+        tokens = inputs.ids.shape[1] + self._new_tokens
+        if self._cache is None or self._cache.capacity < tokens:
+            self._cache = self._module.static_cache(cache_length(tokens))
+            self._step.start_over(counter=self._cache.held, also_moved=list, no_graph=lambda: None)
+        with torch.no_grad():
+            out = self._module(inputs.ids, past_key_values=self._cache, views=inputs.views, ranges=ranges)
+        return StepOutput(logits=out.logits[:, -1, :], state=None)
+
+    def decode(self, token: Any, state: Any) -> StepOutput:
+        return StepOutput(logits=self._step.run(token, ()), state=None)
+
+    def _forward(self, token: Any) -> Any:
+        return self._module(token, past_key_values=self._cache).logits[:, -1, :]
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoadedOcr:
-    """The model in this project's code."""
+    """The model in this project's code; how it steps is in `steps`."""
 
     module: Any
     device: str
     dtype: str
     eos_token_ids: frozenset[int]
-    notes: tuple[str, ...]
+    load_notes: tuple[str, ...]
     tokenizer: Any | None
     prompt: str
     sizes: ViewSizes
@@ -62,7 +123,12 @@ class LoadedOcr:
     vocabulary: int
     bos_token_id: int
     torch_dtype: Any
+    steps: "OcrSteps"
     parts: tuple[str, ...] = tuple(PARTS.values())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (*self.load_notes, *self.steps.notes)
 
     def prepare(self, sample: Sample) -> OcrInputs:
         if sample.image is None:
@@ -86,14 +152,10 @@ class LoadedOcr:
         return [int(i) for i in inputs.ids[0].tolist()]
 
     def prefill(self, inputs: OcrInputs, ranges: RangeFactory) -> StepOutput:
-        with torch.no_grad():
-            out = self.module(inputs.ids, views=inputs.views, ranges=ranges)
-        return StepOutput(logits=out.logits[:, -1, :], state=out.past_key_values)
+        return self.steps.prefill(inputs, ranges)
 
     def decode(self, token: Any, state: Any) -> StepOutput:
-        with torch.no_grad():
-            out = self.module(token, past_key_values=state)
-        return StepOutput(logits=out.logits[:, -1, :], state=out.past_key_values)
+        return self.steps.decode(token, state)
 
     def text(self, token_ids: Sequence[int], *, strip_special: bool) -> str:
         return show_text(self.tokenizer, token_ids, strip_special=strip_special, special=self.eos_token_ids)
@@ -116,8 +178,11 @@ class LoadedOcr:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoteOcr(LoadedOcr):
-    """The model in the snapshot's own code, which takes the page through its forward."""
+class RemoteOcrSteps:
+    """The snapshot's own code, which takes the page through its forward and makes its cache itself."""
+
+    module: Any
+    notes: tuple[str, ...] = ()
 
     def prefill(self, inputs: OcrInputs, ranges: RangeFactory) -> StepOutput:
         views = inputs.views
