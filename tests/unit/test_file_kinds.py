@@ -10,8 +10,10 @@ import pytest
 from llm_perf_opt.cli import main
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.nsys.scrub import export_problem
+from llm_perf_opt.profiling.parsers.ncu_report import load_ncu
 from llm_perf_opt.profiling.parsers.nsys_log import failure_words, import_notes
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
+from llm_perf_opt.profiling.parsers.nsys_stats import read_stats
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 from llm_perf_opt.runners.analyze.kinds import NCU, NSYS, SUMMARY, TORCH, kind_of
 from tests.support.fixtures_dir import shared_fixtures
@@ -24,6 +26,7 @@ XPROF_BARE = b'{"traceEvents":[{"ph":"M","pid":1,"name":"process_name","args":{"
 STATS = b'[{"Time (%)": 1, "Total Time (ns)": 2, "Instances": 3, "Name": "k"}]'
 MICROSECONDS = b"Time (%),Total Time (us),Instances,Avg (us),Name\n"
 CALLS = b"Time (%),Total Time (ns),Num Calls,Avg (ns),Name\n"
+TAR = b"trace.json".ljust(257, b"\x00") + b"ustar\x00"
 TRACE = b'{"schemaVersion": 1, "traceEvents": []}'
 
 
@@ -42,6 +45,10 @@ TRACE = b'{"schemaVersion": 1, "traceEvents": []}'
         ("a.csv.xz", lzma.compress(b'"ID"\n'), NCU),
         ("a.db", b"SQLite format 3\x00", NSYS),
         ("a.nsys-rep", b"anything", NSYS),
+        ("a.nsight-cuprof-report", b"NVR\x00\x02", NCU),
+        ("a.csv", b"\xef\xbb\xbf" + b'"ID","Kernel Name"\n', NCU),
+        ("a.csv", b"the program speaks\n" * 4000, NCU),
+        ("a.csv", MICROSECONDS.decode().encode("utf-16"), SUMMARY),
     ],
 )
 def test_a_capture_is_known_by_its_name_and_beginning(tmp_path: Path, name: str, content: bytes, kind: str) -> None:
@@ -78,6 +85,24 @@ def test_a_capture_is_known_by_its_name_and_beginning(tmp_path: Path, name: str,
         ("a.csv", b'"Name","Calls","TotalDurationNs","AverageNs","Percentage"\n', "a summary of rocprof"),
         ("a.csv", b'"Kind","Kernel_Name","Start_Timestamp","End_Timestamp"\n', "a trace of rocprof"),
         ("a.csv", b'==12== Profiling result:\n"Type","Time(%)","Time","Calls","Avg","Name"\n', "a summary of nvprof"),
+        ("a.csv", b'"Start","Duration","Grid X","Grid Y","Name"\n', "a trace of nvprof"),
+        ("a.csv", b'"Kernel Name","Metric Name","Metric Unit","Minimum","Maximum","Average"\n', "a summary of ncu"),
+        ("a.csv", b'"#","Source","Sampling Data (All)"\n', "the source page of ncu; make a page with `ncu --import"),
+        ("a.csv", b" Time (%)  Total Time (ns)  Instances\n", "a report of nsys stats printed for reading"),
+        ("a.csv", b"a,b\n1,2\n", r"neither a report of nsys stats nor a page of ncu \(its columns are 'a', 'b'\)"),
+        ("a.csv", b"==PROF== Connected\n==ERROR== ERR_NVGPUCTRPERM\n", r"ncu failed and wrote no table \(ERR_NVG"),
+        ("a.txt", b"==PROF== Connected to process 7\n", "what ncu printed for reading"),
+        ("a.tar.gz", gzip.compress(TAR, mtime=0), "a tar archive; unpack it and give the files inside"),
+        ("a.tar", TAR, "a tar archive"),
+        ("a.sqlite.gz", gzip.compress(b"SQLite format 3\x00", mtime=0), "packed with gzip; unpack it"),
+        ("a.xplane.pb", b"\x0a\x08", "a trace of XProf, the profiler of JAX and TensorFlow"),
+        ("a.pb", b"\x0a\x80\x0d/device:GPU:0", "a trace of XProf"),
+        ("a.pftrace", b"\x0a\x13\x50\x01", "a binary trace of Perfetto"),
+        ("a", b"\x80\x04\x95\x00\x00", "a pickle of Python"),
+        ("a.json", TRACE.decode().encode("utf-16"), "text in UTF-16, as PowerShell writes it; save it in UTF-8"),
+        ("a.json", b'[{"count": 9}, {"name": "conv", "averageMs": 1.0, "percentage": 9.0}]', "layer times of TensorRT"),
+        ("a.json", b"404: Not Found", r"not a capture this command knows \(it begins with '404: Not Found'\)"),
+        ("a.nsys-rep", b"", "the file is empty; record, export or copy it again"),
         ("a.txt", b"hello", "not a capture this command knows"),
     ],
 )
@@ -108,6 +133,70 @@ def test_json_without_any_event_is_no_trace(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(ParseError, match="JSON, but no trace: it holds no complete event"):
         read_torch_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("categories", "tool"), [(("Session", "Node"), "one of ONNX Runtime: "), (("FEE",), "one of VizTracer: ")]
+)
+def test_a_chrome_trace_of_a_known_tool_is_called_by_its_name(
+    tmp_path: Path, categories: tuple[str, ...], tool: str
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(f"[{', '.join(event(category, 'k', '1', '2') for category in categories)}]")
+    with pytest.raises(ParseError, match=rf"not one of torch's profiler \({tool}its events"):
+        read_torch_trace(path)
+
+
+def test_a_trace_with_times_as_text_is_one_of_another_tool(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('[{"ph": "X", "name": "MatMulV2", "pid": 31, "tid": 2, "ts": "1701.123", "dur": 12.3}]')
+    with pytest.raises(ParseError, match=r"not one of torch's profiler \(its events have no category\)"):
+        read_torch_trace(path)
+
+
+def test_a_merge_of_several_ranks_is_refused_and_one_of_a_single_rank_read(tmp_path: Path) -> None:
+    def rank(label: str) -> list[str]:
+        made = [
+            event("cuda_runtime", "cudaLaunchKernel", "1", "2", correlation=1),
+            event("kernel", "k", "4", "2", pid=0, correlation=1),
+        ]
+        return [text.replace('"pid": 10', f'"pid": "[{label}] 10"') for text in made]
+
+    one, both = tmp_path / "one.json", tmp_path / "merged.json"
+    assert len(read_torch_trace(write_trace(one, rank("TP00"))).timeline.kernels) == 1
+    with pytest.raises(ParseError, match="the traces of 2 ranks merged into one"):
+        read_torch_trace(write_trace(both, [*rank("TP00"), *rank("TP01")]))
+
+
+def test_an_empty_trace_that_does_not_say_who_wrote_it_is_not_torch_s(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('{"traceEvents": [], "systemTraceEvents": ""}')
+    with pytest.raises(ParseError, match="JSON, but no trace: it holds no complete event"):
+        read_torch_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [("rocpd_string", "a SQLite file of rocprof"), ("StringTable", "a SQLite file of nvprof"), ("x", "not an export")],
+)
+def test_the_database_of_another_tool_is_refused_by_its_name(tmp_path: Path, table: str, words: str) -> None:
+    path = tmp_path / "a.sqlite"
+    with sqlite3.connect(path) as db:
+        db.execute(f"CREATE TABLE {table} (id INTEGER)")
+    db.close()
+    with pytest.raises(ParseError, match=words):
+        read_nsys_sqlite(path)
+
+
+def test_tables_that_powershell_wrote_are_read(tmp_path: Path) -> None:
+    stats = tmp_path / "stats.csv"
+    header = "Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name"
+    stats.write_bytes(f'{header}\r\n100.0,2000,2,1000.0,1000.0,900,1100,100.0,"k(int)"\r\n'.encode("utf-16"))
+    assert [(row.name, row.total_ns) for row in read_stats(stats).rows] == [("k(int)", 2000)]
+    page = tmp_path / "page.csv"
+    columns = '"ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value"'
+    page.write_bytes(f'{columns}\n"0","k","GPU Speed Of Light","Duration","usecond","2"\n'.encode("utf-8-sig"))
+    assert [launch.number("gpu__time_duration.sum") for launch in load_ncu(page)] == [2000.0]
 
 
 def test_a_bare_list_of_torch_events_is_read(tmp_path: Path) -> None:

@@ -71,6 +71,44 @@ def test_a_rank_that_comes_late_to_every_collective_is_the_straggler(tmp_path: P
     assert found.notes[-1] == "2 of 4 ranks were given: waiting and skew are among these alone"
 
 
+def test_waiting_for_a_rank_that_comes_late_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    early = [(ALL_REDUCE, 100 + 200 * i, 100) for i in range(3)]
+    late = [(ALL_REDUCE, 170 + 200 * i, 30) for i in range(3)]
+    ranks = [
+        _rank(tmp_path / f"{rank}.json", rank, [*own, ("gemm", 600, 10)]) for rank, own in enumerate((early, late))
+    ]
+    assert main(["analyze", "--json", *map(str, ranks)]) == 0
+    (found,) = [f for f in json.loads(capsys.readouterr().out)["findings"] if f["rule"] == "late_ranks"]
+    assert found["title"] == ("Ranks wait for each other inside collectives, most of it for rank 1, 22% of the capture")
+    assert found["evidence"] == [
+        "rank 0: waited 0.21 ms in 3 collective(s) that ended together on all ranks given, came last to 0 of them, and "
+        "others waited 0.00 ms for it",
+        "rank 1: waited 0.00 ms in 3 collective(s) that ended together on all ranks given, came last to 3 of them, and "
+        "others waited 0.21 ms for it",
+    ]
+    assert (found["confidence"], round(found["max_gain"], 2)) == ("medium", 1.28)
+
+
+def test_a_small_message_that_takes_long_waits_for_another_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = {"Collective name": "allreduce", "In msg nelems": 256, "Out msg nelems": 256, "dtype": "Float"}
+    events = []
+    for i in range(4):
+        at = 10_000 * i
+        events.append(event("cuda_runtime", "cudaLaunchKernel", f"{at}", "1", correlation=i + 1))
+        length = "5000" if i else "20"
+        events.append(event("kernel", ALL_REDUCE, f"{at + 2}", length, pid=0, tid=7, correlation=i + 1, **said))
+    assert main(["analyze", "--json", str(write_trace(tmp_path / "t.json", events))]) == 0
+    (found,) = [f for f in json.loads(capsys.readouterr().out)["findings"] if f["rule"] == "late_ranks"]
+    assert found["title"] == (
+        "Collectives wait for other ranks: their messages are too small for the time they take, 43% of the capture"
+    )
+    assert found["evidence"] == [
+        "all-reduce of 1.02 kB: 15.02 ms in 4 call(s), at 1 GB/s it would take 0.00102 ms each"
+    ]
+
+
 def test_collectives_are_matched_by_their_ends_though_clocks_differ_and_one_is_missing(tmp_path: Path) -> None:
     """The second rank's clock is 5 ms ahead; the third recorded one collective more, before the others began."""
     first = [(ALL_REDUCE, 1000 * n, 100) for n in (1, 2, 3)]
@@ -100,6 +138,9 @@ def test_collectives_that_end_apart_are_not_compared(tmp_path: Path) -> None:
     ("names", "ranks", "kind", "how"),
     [
         (("a.json", "b.json"), (0, 1), "ranks", "distributedInfo of each trace"),
+        (("17-TP-0.trace.json", "17-TP-1.trace.json"), (None, None), "ranks", "file names"),
+        (("TP-0-DP-0.json", "TP-0-DP-1.json"), (None, None), "ranks", "file names"),
+        (("TP-0.1.json", "TP-0.2.json"), (None, None), "repeats", "nothing in them says that they are ranks"),
         (("a.json", "b.json"), (3, 3), "repeats", "distributedInfo: all say rank 3"),
         (("x_rank0.json", "x_rank1.json"), (None, None), "ranks", "file names"),
         (("run.0.json", "run.1.json"), (None, None), "repeats", "nothing in them says that they are ranks"),
@@ -136,6 +177,20 @@ def test_a_directory_of_captures_is_one_job(tmp_path: Path, capsys: pytest.Captu
     capsys.readouterr()
     assert main(["analyze", str(folder), "--as", "repeats", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ranks"]["files_are"] == "repeats"
+
+
+def test_what_is_no_trace_of_a_rank_is_left_out_of_a_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in (0, 1):
+        _rank(tmp_path / f"1-TP-{rank}.trace.json.gz", rank, [("gemm", 10, 5)])
+    (tmp_path / "server_args.json").write_text('{"model_path": "x"}')
+    (tmp_path / "merged-1.trace.json.gz").write_bytes((tmp_path / "1-TP-0.trace.json.gz").read_bytes())
+    assert main(["analyze", str(tmp_path), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert len(json.loads(printed.out)["sources"]) == 2
+    left_out = "left out of {}, no trace of one process: merged-1.trace.json.gz, server_args.json\n"
+    assert printed.err == left_out.format(tmp_path)
 
 
 def test_repetitions_are_told_apart_by_their_files_and_do_not_meet(

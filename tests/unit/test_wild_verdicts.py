@@ -37,7 +37,7 @@ def _analyze(name: str, tmp_path: Path) -> CaptureAnalysis:
         ("wild/openmp_no_ranges.sqlite.xz", ["wait_bound"], "No kernel runs while copies do, for 96% of the capture"),
         ("wild/nsysai_h100_2gpu_autograd_nvtx.sqlite.xz", ["wait_bound"], "(most: Copy Host-to-Device (Pinned))"),
         ("wild/nsightful_power_iteration.sqlite.xz", ["host_work"], "(most: IO N)"),
-        ("wild/tracelens_b200_vllm_eager.json.gz", ["launch_bound", "host_work"], "is launch-bound"),
+        ("wild/tracelens_b200_vllm_eager.json.gz", ["launch_bound", "compilation"], "is launch-bound"),
         ("wild/deepseek_train_overlap.json.gz", [], ""),
         ("wild/tracelens_h100_qwen05b.json.gz", ["unfused_elementwise"], "Unfused elementwise work takes 54%"),
         ("h200/llama.sqlite.xz", ["launch_bound", "compilation"], "decode is launch-bound"),

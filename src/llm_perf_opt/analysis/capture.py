@@ -8,9 +8,10 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts, ExposedCommunication, FusibleChains
-from llm_perf_opt.analysis.findings.finding import FindingRecord
+from llm_perf_opt.analysis.findings.finding import MIN_LISTED, FindingRecord
 from llm_perf_opt.analysis.findings.rules import diagnose_capture
 from llm_perf_opt.analysis.gaps.report import IdleReport, judge_by_ranges, report_idle
+from llm_perf_opt.analysis.gaps.waits import copy_places
 from llm_perf_opt.analysis.kernels.names import is_fusible
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.ranks.analysis import RanksAnalysis
@@ -190,6 +191,8 @@ def analyze_measured(measured: Sequence[Measured]) -> CaptureAnalysis:
             kernels=kernels,
             captures=len(timelines),
             world_size=max((t.origin.world_size or 1 for t in timelines), default=1),
+            copy_places=copy_places(timelines) if reasons.copy_ns >= MIN_LISTED * (gpu.span_ns or 0) else (),
+            kept_share=min((t.kept_share for t in timelines if t.kept_share is not None), default=None),
         )
         findings = tuple(FindingRecord.of(found) for found in diagnose_capture(facts))
     return CaptureAnalysis(
@@ -382,9 +385,8 @@ def _notes(timeline: Timeline, measured: RangeInstances) -> list[str]:
         notes.append(
             prefix + f"{measured.repeats_left_out} range(s) inside a range of the same name are counted once, with it"
         )
-    found = distinct(timeline.kernels.device)
-    devices = int((found >= 0).sum())
-    if devices < len(found):
+    processes = distinct(timeline.kernels.process).tolist()
+    if bool((timeline.kernels.device < 0).any()):
         notes.append(prefix + "some kernels do not say which device ran them")
     shared = _shared(timeline)
     if shared:
@@ -392,8 +394,9 @@ def _notes(timeline: Timeline, measured: RangeInstances) -> list[str]:
             prefix + f"several processes worked on what each calls GPU {', '.join(str(d) for d in shared)}: busy and "
             "idle are each process's own, and where that is one GPU another process may have used it meanwhile"
         )
-    if devices > 1:
-        notes.append(prefix + f"{devices} devices were used: busy means that at least one of them ran a kernel")
+    several = max((len(distinct(timeline.kernels.device[timeline.kernels.process == p])) for p in processes), default=0)
+    if several > 1:
+        notes.append(prefix + f"a process used {several} devices: busy means that at least one of them ran a kernel")
     return notes
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.gaps.report import IdleReport
+from llm_perf_opt.analysis.gaps.waits import CopyPlace
 from llm_perf_opt.analysis.timeline.rows import PUSH_POP, CopyRow, Idle, KernelRow, RangeRow
 from llm_perf_opt.analysis.timeline.streams import AttentionInPieces, SerialStreams
 
@@ -42,6 +43,8 @@ class CaptureFacts:
     """One capture, or repetitions of one, from the first GPU work of each process to its last.
 
     `world_size` is the number of ranks of the job this is a part of, where the capture says so; `captures` were given.
+    `kept_share` is the part of what ran that a thinned out capture still holds. `copy_places` say what started the
+    copies, where these take time.
     """
 
     source: str
@@ -59,6 +62,8 @@ class CaptureFacts:
     kernels: tuple[KernelRow, ...] = ()
     world_size: int | None = None
     captures: int = 1
+    kept_share: float | None = None
+    copy_places: tuple[CopyPlace, ...] = ()
 
     @property
     def idle_ns(self) -> int:

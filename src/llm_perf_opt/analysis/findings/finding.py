@@ -232,6 +232,12 @@ def rank_of_capture(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(listed, key=lambda finding: (-_weighted_share(finding), finding.title)))
 
 
+def of_thinned_capture(finding: Finding, kept_share: float) -> Finding:
+    """A finding of a capture from which events were taken out: what is missing may have run, so nothing is promised."""
+    caveat = f"the capture holds {kept_share:.1%} of what ran, and the rest may have run in these times"
+    return replace(finding, gain=None, confidence="low", caveat=caveat)
+
+
 def _weighted_share(finding: Finding) -> float:
     return (finding.share or 0.0) * (ONE_TIME_WEIGHT if finding.is_one_time else 1.0)
 

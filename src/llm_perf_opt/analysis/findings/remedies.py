@@ -19,13 +19,15 @@ THROUGHPUT = ("tokens_per_s", "joules_per_token")
 class Guard:
     """Where a remedy makes sense. Empty values mean: anywhere.
 
-    `own_loop`: the model must run in the loop that knows batches, static caches and compiled steps (text models).
+    `own_loop`: the model must run in our own loop, which knows static caches and compiled steps. `text_model`: it must
+    read text alone; of a model that reads pages only the decode step can be changed.
     `dtypes`: formats the model may run in now. `package`: a module that must be importable. `min_context`: tokens.
     `kernel_class`: kernels of this class take at least `min_share` of the kernel time.
     """
 
     place: Place | None = None
     own_loop: bool = False
+    text_model: bool = False
     dtypes: tuple[str, ...] = ()
     package: str | None = None
     throughput: bool = False
@@ -59,6 +61,7 @@ class Remedy:
 
 
 _LOOP = Guard(own_loop=True)
+_TEXT_LOOP = Guard(own_loop=True, text_model=True)
 _GPU_LOOP = Guard(own_loop=True, place="gpu")
 _STATIC = (
     "from transformers import StaticCache\ncache = StaticCache(config=model.config, max_cache_len=prompt + new_tokens)"
@@ -117,7 +120,7 @@ JOINED_PROJECTIONS = Remedy(
     id="joined_projections",
     title="q, k and v, and gate and up projections as one product each",
     sets={"model.join_projections": "true"},
-    guard=_LOOP,
+    guard=_TEXT_LOOP,
     # Fewer launches too.
     removes_idle=True,
     code="""\
@@ -128,7 +131,7 @@ FP8_WEIGHTS = Remedy(
     id="fp8_weights",
     title="fp8 weights and activations (torchao)",
     sets={"model.quantization": "fp8"},
-    guard=Guard(own_loop=True, place="gpu", package="torchao"),
+    guard=Guard(own_loop=True, text_model=True, place="gpu", package="torchao"),
     is_lossy=True,
     lowers_bound=True,
     code="""\
@@ -139,7 +142,7 @@ INT8_WEIGHTS = Remedy(
     id="int8_weights",
     title="int8 weights (torchao)",
     sets={"model.quantization": "int8"},
-    guard=Guard(own_loop=True, package="torchao"),
+    guard=Guard(own_loop=True, text_model=True, package="torchao"),
     is_lossy=True,
     lowers_bound=True,
     code="from torchao.quantization import Int8WeightOnlyConfig, quantize_\nquantize_(model, Int8WeightOnlyConfig())",
@@ -157,21 +160,21 @@ SDPA = Remedy(
     id="sdpa",
     title="attention by torch's scaled_dot_product_attention",
     sets={"model.attention": "sdpa"},
-    guard=Guard(own_loop=True, kernel_class="attention"),
+    guard=Guard(own_loop=True, text_model=True, kernel_class="attention"),
     code='model.set_attn_implementation("sdpa")',
 )
 FLASH_ATTENTION = Remedy(
     id="flash_attention",
     title="attention by flash_attn",
     sets={"model.attention": "flash_attention_2"},
-    guard=Guard(own_loop=True, place="gpu", package="flash_attn", kernel_class="attention"),
+    guard=Guard(own_loop=True, text_model=True, place="gpu", package="flash_attn", kernel_class="attention"),
     code='model.set_attn_implementation("flash_attention_2")',
 )
 FLEX_ATTENTION = Remedy(
     id="flex_attention",
     title="attention compiled for its mask (flex_attention)",
     sets={"model.attention": "flex_attention"},
-    guard=Guard(own_loop=True, place="gpu", kernel_class="attention"),
+    guard=Guard(own_loop=True, text_model=True, place="gpu", kernel_class="attention"),
     compile_s=20.0,
     code='model.set_attn_implementation("flex_attention")',
 )
@@ -179,14 +182,14 @@ LARGER_BATCH = Remedy(
     id="batch_x4",
     title="four times the sequences at once",
     batch=4,
-    guard=Guard(own_loop=True, throughput=True),
+    guard=Guard(own_loop=True, text_model=True, throughput=True),
     code="# pad the prompts of a batch on the left and mask the padding",
 )
 LARGEST_BATCH = Remedy(
     id="batch_x16",
     title="sixteen times the sequences at once",
     batch=16,
-    guard=Guard(own_loop=True, throughput=True),
+    guard=Guard(own_loop=True, text_model=True, throughput=True),
     code="# pad the prompts of a batch on the left and mask the padding",
 )
 ONE_THREAD = Remedy(

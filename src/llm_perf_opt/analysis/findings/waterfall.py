@@ -148,8 +148,8 @@ CAUSES = (
     ("host", "GPU idle: waiting for the host to launch"),
     ("sync", "GPU idle: the host waits in a synchronisation"),
     ("copy", "GPU idle: a copy or set runs"),
-    ("starting", "GPU idle: what was launched late starts"),
-    ("between", "GPU idle: launched, not yet started"),
+    ("starting", "GPU idle: launch latency, after waiting for the host"),
+    ("between", "GPU idle: gaps between queued kernels"),
     ("unexplained", "Not explained"),
 )
 

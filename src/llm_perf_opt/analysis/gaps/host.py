@@ -17,8 +17,12 @@ COVERS = 0.5
 SEVERAL = 8
 # What is longer than this many times does more than that.
 NEAR = 3
-# An operator that takes this many times its median, of at least a few calls, and this long, does something once.
+# An operator that takes this many times its median, of at least a few calls, and this long, does something once; of its
+# first calls less is enough: there it loads code, chooses kernels, fills caches.
 UNUSUAL, FEW, FIRST_USE_NS = 20, 5, 5_000_000
+FIRST_CALLS, UNUSUAL_FIRST = 3, 5
+# Where later calls take this part of it as well, the first ones are nothing special.
+AGAIN = 0.5
 # Frames of the interpreter itself tell less than their caller.
 _BUILT_IN = "<built-in"
 
@@ -34,6 +38,17 @@ class HostActivity:
 
 
 NOTHING = HostActivity(verdict="unknown", kind=None, name=None, where=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Usual:
+    """What an operator usually takes (None: too few calls to tell), when its first calls had ended, and the longest of
+    all later ones.
+    """
+
+    median_ns: float | None
+    until_ns: int
+    later_ns: int
 
 
 class HostRecord:
@@ -59,7 +74,7 @@ class HostRecord:
         self._pauses = timeline.pauses
         self._calls, self._ranges = calls, ranges
         # Found when first asked for: most captures never ask.
-        self._usual: dict[str, float | None] = {}
+        self._usual: dict[str, _Usual] = {}
         self._by_start: Ints | None = None
         self._starts: Ints = np.zeros(0, np.int64)
 
@@ -115,16 +130,25 @@ class HostRecord:
         inner = (found[OPERATOR] or found[FRAME])[:1]
         return " in ".join(name for name, _ in (*inner, *found[RANGE][:1])) or None
 
-    def _is_first_use(self, name: str, length_ns: int) -> bool:
+    def _is_first_use(self, name: str, start: int, end: int) -> bool:
         """Whether an operator took many times what it usually takes: it loaded, compiled or tuned something."""
-        if length_ns < FIRST_USE_NS:
-            return False
         if name not in self._usual:
-            same = self._operators.name == self._names.index(name)
-            length = (self._operators.end_ns - self._operators.start_ns)[same]
-            self._usual[name] = float(np.median(length)) if len(length) >= FEW else None
+            same = np.flatnonzero(self._operators.name == self._names.index(name))
+            begun, ended = self._operators.start_ns[same], self._operators.end_ns[same]
+            order = np.argsort(begun, kind="stable")
+            first, later = order[:FIRST_CALLS], order[FIRST_CALLS:]
+            self._usual[name] = _Usual(
+                median_ns=float(np.median(ended - begun)) if len(same) >= FEW else None,
+                until_ns=int(ended[first].max()),
+                later_ns=int((ended - begun)[later].max()) if len(later) else 0,
+            )
         usual = self._usual[name]
-        return usual is not None and usual * UNUSUAL <= length_ns
+        if usual.median_ns is None:
+            return False
+        if end - start >= max(FIRST_USE_NS, UNUSUAL * usual.median_ns):
+            return True
+        is_first = start < usual.until_ns and usual.later_ns < AGAIN * (end - start)
+        return is_first and end - start >= UNUSUAL_FIRST * usual.median_ns
 
     def _find(self, start: int, end: int, thread: int, *, own: bool) -> HostActivity | None:
         stacks = {
@@ -142,7 +166,7 @@ class HostRecord:
         if kind == RANGE and said is None and own:
             busiest = self._busiest(start, end, thread)
             kind, name = (OPERATOR, busiest) if busiest is not None else (kind, name)
-        if verdict == "host_work" and kind == OPERATOR and self._is_first_use(name, end - start):
+        if verdict == "host_work" and kind == OPERATOR and self._is_first_use(name, start, end):
             verdict = "compilation"
         where = next((around for around, _ in stacks[RANGE] if around != name), None)
         return HostActivity(

@@ -149,10 +149,9 @@ def _look_into(timeline: Timeline, compute: Activities, one: IdleMap, gaps: Inte
         before, after, call = around.of(start, end)
         activity = NOTHING
         if call >= 0:
-            # Once the launch has returned the host has done its part.
-            launched = min(max(int(calls.end_ns[call]), start), end)
-            until = launched if split.long_ns[i] > 0 else end
-            activity = record.during(start, until if until > start else end, int(calls.thread[call]))
+            # What the host does beside copies, waits, and the start of what it launched is what keeps the GPU idle.
+            since, until = _longest_part(one.long, start, end) if split.long_ns[i] > 0 else (start, end)
+            activity = record.during(since, until, int(calls.thread[call]))
         tuner = next((name for name in (before, after) if is_tuning(name)), None)
         if tuner is not None and activity.verdict in ("host_work", "unknown"):
             activity = HostActivity(verdict="compilation", kind=KERNEL, name=tuner, where=activity.where)
@@ -172,6 +171,18 @@ def _look_into(timeline: Timeline, compute: Activities, one: IdleMap, gaps: Inte
             )
         )
     return found
+
+
+def _longest_part(parts: Intervals, start: int, end: int) -> tuple[int, int]:
+    """The longest of some intervals inside a time."""
+    inside = slice(
+        int(np.searchsorted(parts.end, start, side="right")), int(np.searchsorted(parts.start, end, side="left"))
+    )
+    begins, ends = np.maximum(parts.start[inside], start), np.minimum(parts.end[inside], end)
+    if not len(begins):
+        return start, end
+    longest = int(np.argmax(ends - begins))
+    return int(begins[longest]), int(ends[longest])
 
 
 class _Neighbours:

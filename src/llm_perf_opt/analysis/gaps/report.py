@@ -15,12 +15,16 @@ from llm_perf_opt.analysis.timeline.idle import IdleMap
 from llm_perf_opt.analysis.timeline.rows import RangeRow
 from llm_perf_opt.analysis.timeline.timeline import Timeline
 
-Framework = Literal["torch", "jax", "other"]
-Engine = Literal["vLLM", "SGLang"]
-# Servers of language models, by the place of their code and the namespace of their operators.
+# `directives`: loops that a compiler made kernels of (OpenMP, OpenACC).
+Framework = Literal["torch", "jax", "tensorflow", "directives", "other"]
+Engine = Literal["vLLM", "SGLang", "TensorRT-LLM", "llama.cpp"]
+# Servers of language models, by the place of their code and the namespace of their operators and kernels. They use each
+# other's kernels, so the one that others borrow from comes later.
 _ENGINES: tuple[tuple[Engine, re.Pattern[str]], ...] = (
-    ("SGLang", re.compile(r"(^|/)sglang/|^sgl_kernel::|^sglang[:.]")),
-    ("vLLM", re.compile(r"(^|/)vllm/|^vllm::")),
+    ("SGLang", re.compile(r"(^|/)sglang/|\bsgl_kernel::|\bsglang[:.]")),
+    ("vLLM", re.compile(r"(^|/)vllm/|\bvllm::")),
+    ("TensorRT-LLM", re.compile(r"(^|/)tensorrt_llm/|^(?!.*flashinfer).*\btensorrt_llm::")),
+    ("llama.cpp", re.compile(r"\(ggml_type\)|\bggml_cuda|^(void )?(mul_mat_vec_q|rms_norm_f32|quantize_q8_1)\b")),
 )
 _TRAINING = re.compile(
     r"^autograd::engine::evaluate_function|^Optimizer\.(step|zero_grad)|[a-z]Backward\d*$|multi_tensor_apply\w*<.*Adam"
@@ -28,13 +32,22 @@ _TRAINING = re.compile(
 )
 _COMPILED = re.compile(r"^triton_(poi|red|per|tem)_fused|CompiledFxGraph|^CompiledFunction(Backward)?$|^Torch-Compiled")
 _XLA = re.compile(r"^(XlaModule|Thunk:|TSL:|XlaLaunch)|^(loop|input|wrapped|gemm)_(\w+_)?fusion(_\w+)?$")
+# How Intel's runtime launches.
+_OTHER_RUNTIME = re.compile(r"^(urEnqueueKernelLaunch|zeCommandListAppendLaunch)")
+_OTHER_DEVICE = re.compile(r"\bIntel\b|Gaudi|\bHPU\b|Ascend|\bMTIA\b")
+_TORCH = re.compile(r"at::native|c10::|^aten::|^void at::|^triton_poi_fused")
+_TENSORFLOW = re.compile(r"\btensorflow::|\bEigen::internal::EigenMetaKernel|(^|/)tensorflow/")
+_DIRECTIVES = re.compile(r"^nvkernel_\w+_F\d+L\d+|^__omp_offloading_|^\w+_\d+_gpu(__red)?$|\$_omp_fn\$\d+$")
 # A range of so many instances, of which the typical one has no long gap, had it in single ones.
 FEW_INSTANCES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class IdleReport:
-    """Gaps, queue, waits and steps of all captures together, and what kind of program ran."""
+    """Gaps, queue, waits and steps of all captures together, and what kind of program ran.
+
+    `without_graphs`: on a GPU whose work cannot be recorded as graphs from the framework (not CUDA, not HIP).
+    """
 
     framework: Framework
     gaps: LongGaps
@@ -44,6 +57,7 @@ class IdleReport:
     engine: Engine | None = None
     trains: bool = False
     compiled: bool = False
+    without_graphs: bool = False
 
 
 def report_idle(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap]]]) -> IdleReport:
@@ -59,6 +73,8 @@ def report_idle(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap]]]) -> I
         engine=next((engine for engine, mark in _ENGINES if _any_name(timelines, mark)), None),
         trains=_any_name(timelines, _TRAINING),
         compiled=_any_name(timelines, _COMPILED),
+        without_graphs=_any_name(timelines, _OTHER_RUNTIME)
+        or any(_OTHER_DEVICE.search(device.name) for timeline in timelines for device in timeline.devices),
     )
 
 
@@ -81,10 +97,13 @@ def framework_of(timelines: Sequence[Timeline]) -> Framework:
     """Which framework a program was written with, by the names of its kernels and ranges."""
     if any(timeline.kind == "torch" for timeline in timelines):
         return "torch"
-    names = [name for timeline in timelines for name in timeline.names]
-    if any("at::native" in name or name.startswith(("aten::", "void at::", "triton_poi_fused")) for name in names):
-        return "torch"
-    return "jax" if _any_name(timelines, _XLA) else "other"
+    found: tuple[tuple[Framework, re.Pattern[str]], ...] = (
+        ("torch", _TORCH),
+        ("tensorflow", _TENSORFLOW),
+        ("jax", _XLA),
+        ("directives", _DIRECTIVES),
+    )
+    return next((framework for framework, mark in found if _any_name(timelines, mark)), "other")
 
 
 def _any_name(timelines: Sequence[Timeline], mark: re.Pattern[str]) -> bool:

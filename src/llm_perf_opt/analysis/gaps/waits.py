@@ -1,5 +1,6 @@
-"""What synchronisation costs: host calls that wait for the GPU, by name and place."""
+"""What synchronisation costs, and what starts copies: host calls by name and place."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -8,8 +9,11 @@ import numpy as np
 from llm_perf_opt.analysis.gaps.host import HostRecord
 from llm_perf_opt.analysis.gaps.verdict import readable
 from llm_perf_opt.analysis.timeline.idle import IdleMap
-from llm_perf_opt.analysis.timeline.timeline import Timeline, distinct
+from llm_perf_opt.analysis.timeline.intervals import Ints, innermost, nest
+from llm_perf_opt.analysis.timeline.timeline import HostEvents, Ranges, Timeline, distinct
 
+# Operators of the framework itself say less about a place than what calls them.
+_FRAMEWORK_OPERATOR = re.compile(r"^(aten|c10|prims|c10d|fsdp)::|^ProfilerStep|^autograd::|^nn\.Module: ")
 # Of each call, this many of the longest are asked for their place.
 PLACED = 50
 SHOWN = 20
@@ -46,6 +50,45 @@ def wait_rows(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap]]]) -> tup
         for call, one in found.items()
     ]
     return tuple(sorted(rows, key=lambda row: (-row.total_ns, row.call))[:SHOWN])
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyPlace:
+    """Copies started inside one range, or one operator of the program's own, and the time they took."""
+
+    name: str
+    count: int
+    time_ns: int
+
+
+def copy_places(timelines: Sequence[Timeline]) -> tuple[CopyPlace, ...]:
+    """What started the copies, the most time first; what nothing is known of is left out."""
+    count: dict[str, int] = {}
+    time: dict[str, int] = {}
+    for timeline in timelines:
+        copies = timeline.copies
+        known = np.flatnonzero(copies.call >= 0)
+        place = np.full(len(known), -1, np.int64)
+        for events in (timeline.operators, timeline.ranges):
+            found = _named_around(timeline, events, copies.call[known])
+            # A range is what the program calls the place itself.
+            place = np.where(found >= 0, found, place)
+        for code in distinct(place[place >= 0]).tolist():
+            mine = known[place == code]
+            name = readable(timeline.names[code])
+            count[name] = count.get(name, 0) + len(mine)
+            time[name] = time.get(name, 0) + int((copies.end_ns[mine] - copies.start_ns[mine]).sum())
+    order = sorted(time, key=lambda name: (-time[name], name))
+    return tuple(CopyPlace(name=name, count=count[name], time_ns=time[name]) for name in order)
+
+
+def _named_around(timeline: Timeline, events: HostEvents | Ranges, call: Ints) -> Ints:
+    """For each call the innermost event around it that is none of the framework's own, as a name's code, or -1."""
+    told = np.array([_FRAMEWORK_OPERATOR.match(name) is None for name in timeline.names], np.bool_)
+    mine = np.flatnonzero(told[events.name]) if len(events) else np.zeros(0, np.int64)
+    columns = (events.thread[mine], events.start_ns[mine], events.end_ns[mine])
+    found = innermost(nest(*columns), *columns, timeline.calls.thread[call], timeline.calls.start_ns[call])
+    return np.where(found >= 0, events.name[mine][np.maximum(found, 0)], -1) if len(mine) else found
 
 
 @dataclass(kw_only=True)

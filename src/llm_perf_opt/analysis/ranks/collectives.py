@@ -39,10 +39,10 @@ BROADCAST, REDUCE, SEND_RECEIVE, BARRIER = "broadcast", "reduce", "send/receive"
 UNNAMED = "communication"
 # In this order: an all-reduce has "reduce" in its name, a reduce-scatter too.
 _KINDS = (
-    (ALL_REDUCE, re.compile(r"all_?reduce|cross_device_reduce|quick_?reduce", re.IGNORECASE)),
-    (REDUCE_SCATTER, re.compile(r"reduce_?scatter", re.IGNORECASE)),
-    (ALL_GATHER, re.compile(r"all_?gather", re.IGNORECASE)),
-    (ALL_TO_ALL, re.compile(r"all_?to_?all|\bdispatch\b|\bcombine\b|\bnotify", re.IGNORECASE)),
+    (ALL_REDUCE, re.compile(r"all[-_]?reduce|cross_device_reduce|quick_?reduce", re.IGNORECASE)),
+    (REDUCE_SCATTER, re.compile(r"reduce[-_]?scatter", re.IGNORECASE)),
+    (ALL_GATHER, re.compile(r"all[-_]?gather", re.IGNORECASE)),
+    (ALL_TO_ALL, re.compile(r"all[-_]?to[-_]?all|\bdispatch\b|\bcombine\b|\bnotify", re.IGNORECASE)),
     (BROADCAST, re.compile(r"broadcast", re.IGNORECASE)),
     (BARRIER, re.compile(r"barrier", re.IGNORECASE)),
     (SEND_RECEIVE, re.compile(r"send_?recv|\bsend\b|\brecv\b|point_?to_?point|batch_isend", re.IGNORECASE)),

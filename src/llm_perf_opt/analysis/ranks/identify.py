@@ -12,6 +12,8 @@ Kind = Literal["ranks", "repeats"]
 RANKS: Kind = "ranks"
 REPEATS: Kind = "repeats"
 _RANK = re.compile(r"(?<![a-z])rank[-_.=]?(\d+)", re.IGNORECASE)
+# As servers write the place of a process in each dimension of parallelism: `…-TP-0-DP-1.trace.json.gz`.
+_PLACE = re.compile(r"(?<![A-Za-z])(?:DP|PP|TP|EP)-?(\d+)")
 _NUMBER = re.compile(r"\d+")
 
 
@@ -48,6 +50,9 @@ def _look(timelines: Sequence[Timeline]) -> Understood:
     named = tuple(_named(t.source) for t in timelines)
     if None not in named and len(set(named)) == len(named):
         return Understood(kind=RANKS, ranks=named, how="file names")
+    placed = _placed(timelines)
+    if placed is not None:
+        return Understood(kind=RANKS, ranks=placed, how="file names")
     hosts = [t.origin.host for t in timelines]
     if None not in hosts and len(set(hosts)) == len(hosts):
         return Understood(kind=RANKS, ranks=tuple(range(len(hosts))), how="each was recorded on another host")
@@ -58,6 +63,14 @@ def _named(source: str) -> int | None:
     """The rank a file name says in so many words; a bare number may be that of a repetition."""
     matches = _RANK.findall(PurePath(source).name)
     return int(matches[-1]) if matches else None
+
+
+def _placed(timelines: Sequence[Timeline]) -> tuple[int, ...] | None:
+    """Ranks in the order of the places their file names say; None where not all say one, or two say the same."""
+    places = [tuple(int(n) for n in _PLACE.findall(PurePath(t.source).name)) for t in timelines]
+    if not all(places) or len(set(places)) < len(places):
+        return None
+    return tuple(sorted(places).index(place) for place in places)
 
 
 def _numbers(timelines: Sequence[Timeline]) -> tuple[int, ...]:

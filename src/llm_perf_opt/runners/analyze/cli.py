@@ -209,7 +209,7 @@ def _require_one_story(kinds: list[str]) -> None:
 
 
 def _analyze(args: argparse.Namespace, kinds: list[str], context: CaptureContext, scratch: Path) -> int:
-    # numpy and duckdb are imported only now, so that --help and a wrong file name answer at once.
+    # numpy is imported only now, so that --help and a wrong file name answer at once.
     import msgspec
 
     from llm_perf_opt.core.terminal import show

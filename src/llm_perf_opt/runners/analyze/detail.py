@@ -5,10 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis, Measured
-from llm_perf_opt.analysis.findings.finding import FindingRecord, rank_of_capture
+from llm_perf_opt.analysis.findings.finding import FindingRecord, of_thinned_capture, rank_of_capture
 from llm_perf_opt.analysis.findings.rules import unfused_elementwise
 from llm_perf_opt.analysis.findings.rules.above_bound import find_below_roof
+from llm_perf_opt.analysis.findings.rules.needless_copies import find_late_ranks
 from llm_perf_opt.analysis.hardware.hardware import find_by_device_name, load_catalogue
+from llm_perf_opt.analysis.ranks.analysis import RanksAnalysis
 from llm_perf_opt.analysis.timeline.critical import critical_paths
 from llm_perf_opt.analysis.timeline.frames import python_tree
 from llm_perf_opt.analysis.timeline.graphs import attribute_replays, graph_reference, replayed_kernels
@@ -62,6 +64,19 @@ def _judge_shapes(analysis: CaptureAnalysis, shapes: ShapesAnalysis) -> CaptureA
         source=", ".join(source.path for source in analysis.sources),
         told=frozenset(PIECES) if in_pieces else frozenset(),
     )
+    return replace(analysis, findings=tuple(FindingRecord.of(finding) for finding in rank_of_capture(found)))
+
+
+def add_ranks(analysis: CaptureAnalysis, ranks: RanksAnalysis, kept_share: float | None) -> CaptureAnalysis:
+    """The analysis with its ranks, and with what their waiting for each other says among the findings."""
+    analysis = replace(analysis, ranks=ranks)
+    if not analysis.gpu.span_ns:
+        return analysis
+    source = ", ".join(source.path for source in analysis.sources)
+    late = find_late_ranks(ranks, span_ns=analysis.gpu.span_ns, source=source)
+    if kept_share is not None:
+        late = [of_thinned_capture(finding, kept_share) for finding in late]
+    found = [*(record.finding() for record in analysis.findings), *late]
     return replace(analysis, findings=tuple(FindingRecord.of(finding) for finding in rank_of_capture(found)))
 
 

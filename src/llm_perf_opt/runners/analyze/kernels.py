@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from llm_perf_opt.core.units import or_dash
 from llm_perf_opt.errors import EXIT_OK, ConfigError
 from llm_perf_opt.profiling.parsers.nsys_summary import summarize_kernels
 from llm_perf_opt.runners.analyze.cli import print_json
@@ -21,7 +22,8 @@ def print_kernels(files: Sequence[Path], *, as_json: bool, top: int) -> int:
     print(f"{'%':>5} {'total ms':>12} {'n':>10} {'avg µs':>10} {'med µs':>10}  {'class':13} kernel")
     for k in kernels[:top]:
         figures = f"{k.time_pct:5.1f} {k.total_ns / 1e6:12,.3f} {k.instances:10,} {k.avg_ns / 1e3:10,.1f}"
-        print(f"{figures} {k.med_ns / 1e3:10,.1f}  {k.kernel_class:13} {k.short_name}")
+        median = or_dash(k.med_ns, "{:,.1f}", unit=1e3, dash="–")
+        print(f"{figures} {median:>10}  {k.kernel_class:13} {k.short_name}")
     for note in notes:
         print(f"note: {note}")
     return EXIT_OK

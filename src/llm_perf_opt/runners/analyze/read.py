@@ -14,7 +14,7 @@ from llm_perf_opt.analysis.ranks.identify import Kind
 from llm_perf_opt.analysis.timeline.rows import CounterRow, KernelRow
 from llm_perf_opt.analysis.timeline.timeline import Timeline
 from llm_perf_opt.errors import ToolError
-from llm_perf_opt.runners.analyze.detail import add_critical_paths, add_detail, add_graph_replays
+from llm_perf_opt.runners.analyze.detail import add_critical_paths, add_detail, add_graph_replays, add_ranks
 from llm_perf_opt.runners.analyze.kinds import NCU, NSYS, SUMMARY, TORCH
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ def read_captures(
     notes += said
     ranks = analyze_ranks([m.timeline for m in measured], said=files_are, recorded=recorded)
     if ranks is not None:
-        analysis = replace(analysis, ranks=ranks)
+        kept = min((m.timeline.kept_share for m in measured if m.timeline.kept_share is not None), default=None)
+        analysis = add_ranks(analysis, ranks, kept)
         notes += ranks.notes
     if kind == SUMMARY:
         analysis = _from_summary(analysis, by_kind[SUMMARY][0])
@@ -169,7 +170,7 @@ def _from_summary(empty: CaptureAnalysis, path: Path) -> CaptureAnalysis:
     """A kernel summary has kernels and nothing else."""
     from llm_perf_opt.analysis.capture import SourceRow
     from llm_perf_opt.profiling.parsers.nsys_stats import read_stats
-    from llm_perf_opt.profiling.parsers.nsys_summary import to_kernel_rows
+    from llm_perf_opt.profiling.parsers.nsys_summary import summary_notes, to_kernel_rows
 
     summary = read_stats(path)
     kernels: tuple[KernelRow, ...] = to_kernel_rows(summary.rows, source=str(path))
@@ -194,7 +195,7 @@ def _from_summary(empty: CaptureAnalysis, path: Path) -> CaptureAnalysis:
         kernels=kernels,
         notes=(
             f"{path}: a kernel summary holds no times of day, so there is no busy or idle time and no range",
-            *(f"{path}: {note}" for note in summary.notes),
+            *(f"{path}: {note}" for note in (*summary_notes(summary.rows), *summary.notes)),
         ),
     )
 

@@ -19,6 +19,11 @@ from llm_perf_opt.runners.analyze.sections import capture_sections
 NAME_WIDTH = 60
 # Rows of a table of details, of which there are many: a third of those of the others, but so many.
 FEWEST = 3
+# A GPU that is busy for this part of a capture waits for nothing worth a finding.
+WORKS_ALL_THE_TIME = 0.95
+FEW_KERNELS = 10
+# Notes say what was left out: more of them than rows of a table are shown.
+MOST_NOTES = 15
 
 
 def render_analysis(analysis: CaptureAnalysis, *, top: int) -> Text:
@@ -30,7 +35,7 @@ def render_analysis(analysis: CaptureAnalysis, *, top: int) -> Text:
     if analysis.ncu is not UNSET:
         parts.append(_ncu(analysis.ncu, top))
     parts += [_section(section, min(top, max(FEWEST, top // 3))) for section in capture_sections(analysis)]
-    parts.append(_notes(analysis))
+    parts.append(_notes(analysis, max(top, MOST_NOTES)))
     return Text("\n\n").join(part for part in parts if part)
 
 
@@ -148,7 +153,10 @@ def _operators(operators: Sequence[OperatorRow], top: int) -> Text:
         )
         for o in operators[:top]
     ]
-    return _table(("operator", "calls", "self CPU ms", "CPU ms", "self GPU ms", "GPU ms"), rows) if rows else Text()
+    if not rows:
+        return Text()
+    table = _table(("operator", "calls", "self CPU ms", "CPU ms", "self GPU ms", "GPU ms"), rows)
+    return table + _more(len(operators), top, "operators")
 
 
 def _ncu(ncu: NcuAnalysis, top: int) -> Text:
@@ -157,6 +165,9 @@ def _ncu(ncu: NcuAnalysis, top: int) -> Text:
     def number(value: float | None, unit: float = 1.0) -> str:
         return or_dash(value, "{:,.1f}", unit=unit, dash="–")
 
+    if not ncu.kernels:
+        return Text("ncu: no kernel in the files given")
+    joined = any(k.nsys_time_pct is not None for k in ncu.kernels)
     rows = [
         (
             str(k.launches),
@@ -165,13 +176,27 @@ def _ncu(ncu: NcuAnalysis, top: int) -> Text:
             number(k.compute_sol_pct),
             number(k.memory_sol_pct),
             number(k.occupancy_pct),
-            number(k.nsys_time_pct),
+            *((number(k.nsys_time_pct),) if joined else ()),
             k.short,
         )
         for k in ncu.kernels[:top]
     ]
-    head = ("launches", "mean µs", "bound", "compute %", "memory %", "occupancy %", "of timeline %", "kernel")
-    return _table(head, rows) if rows else Text("ncu: no kernel in the files given")
+    measured = ("launches", "mean µs", "bound", "compute %", "memory %", "occupancy %")
+    head = (*measured, *(("of timeline %",) if joined else ()), "kernel")
+    table = _table(head, rows) + _more(len(ncu.kernels), top, "kernels")
+    parts = [table, *(_plain(line) for line in _advice(ncu, top))]
+    if not joined:
+        # Without a timeline there is no finding to begin with: what ncu measured says it all.
+        from llm_perf_opt.report.view.captured import ncu_verdict
+
+        parts = [Text(ncu_verdict(ncu), style="bold"), Text(), *parts]
+    return Text("\n").join(parts)
+
+
+def _advice(ncu: NcuAnalysis, top: int) -> list[str]:
+    """What ncu itself advises most for the heaviest kernels."""
+    told = [(kernel.short, kernel.advice[0]) for kernel in ncu.kernels[:top] if kernel.advice][:FEWEST]
+    return [f"ncu on {name}: {' '.join(advice.text.split())}" for name, advice in told]
 
 
 def _section(section: Section, top: int) -> Text:
@@ -188,15 +213,30 @@ def _findings(analysis: CaptureAnalysis, top: int) -> Text:
     if not analysis.findings:
         if not analysis.gpu.span_ns:
             return Text()
-        return Text("\n").join([_title("findings"), _plain("none: no rule found what could save 1 % of the capture")])
+        return Text("\n").join([_title("findings"), _plain(_nothing_found(analysis))])
     lines = [_title("findings"), _plain("bounds, of times under the profiler, which slows the host")]
     for finding in analysis.findings[:top]:
         gain = f" (at most {finding.max_gain:.2f}x over the capture)" if finding.max_gain is not None else ""
         title = (_bare(finding.title), "bold")
         lines.append(Text.assemble("* ", title, (gain, "green"), f", confidence {finding.confidence}"))
         lines += [Text(f"    - {_bare(evidence)}") for evidence in finding.evidence]
-        lines.append(Text.assemble("    ", ("remedy: ", "cyan"), _bare(finding.remedy)))
+        lines.append(Text.assemble("    ", ("fix: ", "cyan"), _bare(finding.remedy)))
+        if finding.caveat is not None:
+            lines.append(Text.assemble("    ", ("but: ", "yellow"), _bare(finding.caveat)))
     return Text("\n").join(lines) + _more(len(analysis.findings), top, "findings")
+
+
+def _nothing_found(analysis: CaptureAnalysis) -> str:
+    """Where a GPU works all the time, only its kernels can get faster."""
+    gpu = analysis.gpu
+    work = gpu.kernel_count + analysis.graphs.launches_traced_as_a_whole
+    if work < FEW_KERNELS:
+        return f"none: {work} kernel(s) are too few to judge a program by"
+    if gpu.busy_ns is not None and gpu.span_ns and gpu.busy_ns >= WORKS_ALL_THE_TIME * gpu.span_ns:
+        most = max(analysis.kernels, key=lambda row: row.total_ns, default=None)
+        named = "" if most is None else f"; {most.time_pct:.0f} % of the kernel time is in {most.short_name}"
+        return f"none: the GPU works all the time, so only faster or fewer kernels could save some of it{named}"
+    return "none: no rule found what could save 1 % of the capture"
 
 
 def _bare(text: str) -> str:
@@ -209,10 +249,11 @@ def _more(count: int, top: int, what: str) -> Text:
     return Text(f"\n… and {count - top:,} more {what} (--top)" if count > top else "")
 
 
-def _notes(analysis: CaptureAnalysis) -> Text:
+def _notes(analysis: CaptureAnalysis, top: int) -> Text:
     if not analysis.notes:
         return Text()
-    return Text("\n").join([_title("notes"), *(_plain(f"* {note}") for note in analysis.notes)])
+    shown = [_plain(f"* {note}") for note in analysis.notes[:top]]
+    return Text("\n").join([_title("notes"), *shown]) + _more(len(analysis.notes), top, "notes")
 
 
 def _ms(time_ns: int | None) -> str:

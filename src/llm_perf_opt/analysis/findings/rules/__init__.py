@@ -9,7 +9,15 @@ from collections.abc import Iterable
 
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
 from llm_perf_opt.analysis.findings.facts import RunFacts
-from llm_perf_opt.analysis.findings.finding import Finding, Rule, is_covered, of_capture_alone, rank, rank_of_capture
+from llm_perf_opt.analysis.findings.finding import (
+    Finding,
+    Rule,
+    is_covered,
+    of_capture_alone,
+    of_thinned_capture,
+    rank,
+    rank_of_capture,
+)
 from llm_perf_opt.analysis.findings.rules import (
     above_bound,
     dtype_miss,
@@ -49,6 +57,7 @@ RULES: tuple[Rule, ...] = (
     needless_copies.RULE,
     needless_copies.TRANSFERS,
     needless_copies.COMMUNICATION,
+    needless_copies.LATE_RANKS,
     low_occupancy.RULE,
     dtype_miss.RULE,
     dtype_miss.WIDE_FORMAT,
@@ -76,4 +85,7 @@ def diagnose_capture(facts: CaptureFacts) -> tuple[Finding, ...]:
     if facts.span_ns <= 0:
         return ()
     asked = [rule.find_in_capture for rule in RULES if rule.find_in_capture is not None]
-    return rank_of_capture(finding for find in asked for finding in find(facts))
+    found = [finding for find in asked for finding in find(facts)]
+    if facts.kept_share is not None:
+        found = [of_thinned_capture(finding, facts.kept_share) for finding in found]
+    return rank_of_capture(found)

@@ -4,6 +4,7 @@ The first compares a phase (on a CPU its operators) with the bound of the model,
 with what their shapes need at the GPU's peaks.
 """
 
+import re
 from collections.abc import Sequence
 
 from llm_perf_opt.analysis.findings.facts import COMPILED, TUNED, GpuFacts, Known, PhaseFacts, RunFacts, value_of
@@ -24,6 +25,8 @@ from llm_perf_opt.analysis.timeline.shapes import ShapeRow
 
 MIN_FACTOR = 1.5
 SHOWN = 4
+# Sizes that are multiples of this fit the units that multiply 16-bit numbers.
+FITTING = 8
 KINDS = {"GEMM": "matrix products", "attention": "attention", "convolution": "convolutions"}
 START = "start with the classes that take the time: "
 KERNELS = (
@@ -36,11 +39,14 @@ FAR_PCT = 50.0
 MIN_FAR_SHARE, MIN_FAR_SAVED = 0.2, 0.05
 # Calls shorter than this are too small to fill a large GPU.
 SMALL_CALL_NS = 20_000
-ROOF_REMEDY = (
-    "look at the shapes named: sizes that are no multiple of 8 or 16 keep products off the fast kernels (pad them), "
-    "other kernels may suit them better (torch.compile(mode='max-autotune'), the tuning of the BLAS library), and a "
-    "lower precision raises the roof where the model bears it"
+PAD = "pad sizes that are no multiple of 8: they keep products off the fast kernels; "
+OTHER_KERNELS = (
+    "other kernels may suit the shapes named better (torch.compile(mode='max-autotune'), the tuning of the BLAS "
+    "library), and a lower precision raises the roof where the model bears it"
 )
+ROOF_REMEDY = PAD + OTHER_KERNELS
+# A size inside a shape; those of one are vectors, not sizes to pad.
+_SIZE = re.compile(r"\b[mnk] (\d+)|size (\d+)")
 SMALL_REMEDY = (
     "give each call more to do: a larger batch, several small products in one (merged projections, batched products), "
     "or fewer ranks to split the model over; products this small cannot fill the GPU"
@@ -149,7 +155,7 @@ def find_below_roof(
             "the capture's kernel time",
             phase=None,
             evidence=tuple(Evidence(text=text, source=source) for text in evidence),
-            remedy=SMALL_REMEDY if small else ROOF_REMEDY,
+            remedy=SMALL_REMEDY if small else ROOF_REMEDY if any(map(_is_odd, far)) else OTHER_KERNELS,
             saves_ms=None,
             gain=amdahl(span_ns, saved),
             # No kernel reaches the data sheet: how near these could come is not known.
@@ -158,6 +164,12 @@ def find_below_roof(
             share=saved / span_ns,
         )
     ]
+
+
+def _is_odd(row: ShapeRow) -> bool:
+    """Whether a product has a size that does not fit the units that multiply."""
+    sizes = [int(part) for found in _SIZE.findall(row.shape) for part in found if part]
+    return row.kind != "convolution" and any(size > 1 and size % FITTING for size in sizes)
 
 
 def _describe(row: ShapeRow) -> str:

@@ -125,9 +125,14 @@ def _of_ranks(facts: CaptureFacts) -> tuple[str, ...]:
     job = "kernels here communicate with other ranks"
     if several:
         job = f"{_given(facts)} of {facts.world_size} ranks {was} recorded here"
+    talks = ""
+    if facts.exposed is not None:
+        talks = (
+            f"; kernels that communicate take {facts.exposed.total_ns / 1e6:.2f} ms, waiting for late ranks included"
+        )
     return (
         f"{job}: work that depends on a collective starts when the slowest rank has come, so other ranks may be what "
-        "it waits for",
+        f"it waits for{talks}",
     )
 
 

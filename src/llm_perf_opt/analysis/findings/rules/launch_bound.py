@@ -48,6 +48,10 @@ REMEDY_OF_TRAINING = (
     "shapes are fixed; torch.cuda.make_graphed_callables graphs parts of it), use fused optimisers (fused=True or "
     "foreach=True), or a larger micro-batch so that each launch does more work"
 )
+REMEDY_WITHOUT_GRAPHS = (
+    "launch fewer kernels from the host: torch.compile fuses chains of small ones, and a larger batch lets each launch "
+    "do more work"
+)
 REMEDY_OF_ENGINE = {
     "vLLM": (
         "let vLLM replay its steps as CUDA graphs: run without --enforce-eager and see that the batch sizes in use are "
@@ -59,16 +63,37 @@ REMEDY_OF_ENGINE = {
         "use are captured (--cuda-graph-max-bs); batch more requests or longer prefill chunks, so that each launch "
         "does more work; and profile without Python stacks, which slow every call of the host"
     ),
+    "TensorRT-LLM": (
+        "let TensorRT-LLM replay its steps as CUDA graphs (cuda_graph_config, with the batch sizes in use among those "
+        "captured), batch more requests so that each launch does more work, and keep its overlap scheduler on"
+    ),
+    "llama.cpp": (
+        "let llama.cpp replay each token as a CUDA graph (it does unless GGML_CUDA_DISABLE_GRAPHS is set; layers on "
+        "the CPU and splits over GPUs switch it off), use flash attention (-fa), and decode several sequences at once "
+        "(-np)"
+    ),
 }
 REMEDY_OF_GRAPHS = (
     "the program replays graphs already: put what is still launched by itself into them (sampling, copies, other "
     "shapes), launch the next step before the last one has ended, or run a larger batch so that each launch does "
     "more work"
 )
+REMEDY_OF_ANY_GRAPHS = (
+    "the program replays graphs already: put what is still launched by itself into them, launch the next graph before "
+    "the last one has ended, or give each graph more to do"
+)
 HINT_OF_GRAPHS = "Larger graphs or a larger batch"
 REMEDY_OF_JAX = (
     "put more of the step under one jax.jit, run several steps in one call (jax.lax.scan or fori_loop), let XLA replay "
     "them as CUDA graphs (command buffers), or use a larger batch so that each launch does more work"
+)
+REMEDY_OF_TENSORFLOW = (
+    "put more of the step under one tf.function and let XLA fuse it (jit_compile=True), run several steps in one call "
+    "(steps_per_execution), or use a larger batch so that each launch does more work"
+)
+REMEDY_OF_DIRECTIVES = (
+    "give each parallel region more to do: join loops into one region (collapse, fused loops), launch without waiting "
+    "for the last one (`nowait` and `depend` in OpenMP, `async` in OpenACC), and keep arrays on the device between them"
 )
 REMEDY_OF_CUDA = (
     "launch fewer, larger kernels: fuse small ones, record the sequence once as a CUDA graph and replay it, or give "
@@ -93,7 +118,10 @@ def find_launch_bound_in(facts: CaptureFacts) -> list[Finding]:
     findings = [finding for _, finding in found]
     if launching - explained < max(MIN_LEFT_SHARE * launching, MIN_HEADLINE * facts.span_ns):
         return findings
-    return [*findings, _of_capture(facts, launching - explained)] if facts.kernel_count >= MIN_KERNELS else findings
+    # Less than that many gaps that a launch may take are no matter of launches.
+    if min(facts.kernel_count, facts.report.gaps.short_count) < MIN_KERNELS:
+        return findings
+    return [*findings, _of_capture(facts, launching - explained)]
 
 
 def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known, facts: RunFacts) -> list[Finding]:
@@ -208,7 +236,7 @@ def _of_capture(facts: CaptureFacts, launching_ns: float) -> Finding:
         title=title,
         evidence=(
             f"{launching_ns / 1e6:.2f} ms of {facts.span_ns / 1e6:.2f} ms, in gaps under 0.5 ms: "
-            f"{gaps.short_count:,} such gaps between {facts.kernel_count:,} kernels",
+            f"{gaps.short_count:,} such gaps between {facts.kernel_count:,} kernels{_or_graphs(facts)}",
             *_queue(facts),
         ),
         saved_ns=launching_ns,
@@ -216,6 +244,10 @@ def _of_capture(facts: CaptureFacts, launching_ns: float) -> Finding:
         remedy=remedy,
         hint=hint,
     )
+
+
+def _or_graphs(facts: CaptureFacts) -> str:
+    return " or graphs" if facts.has_graphs else ""
 
 
 def _queue(facts: CaptureFacts) -> tuple[str, ...]:
@@ -232,16 +264,21 @@ def _queue(facts: CaptureFacts) -> tuple[str, ...]:
 def _remedy(facts: CaptureFacts, *, is_graph: bool) -> tuple[str, str]:
     """What fits the program: its framework, and whether it replays graphs already."""
     if is_graph:
-        return REMEDY_OF_GRAPHS, HINT_OF_GRAPHS
+        return (REMEDY_OF_GRAPHS if facts.has_attention else REMEDY_OF_ANY_GRAPHS), HINT_OF_GRAPHS
     if facts.report.engine is not None:
         return REMEDY_OF_ENGINE[facts.report.engine], "CUDA graphs"
     if facts.report.framework == "torch":
+        if facts.report.without_graphs:
+            return REMEDY_WITHOUT_GRAPHS, "torch.compile"
         if facts.report.trains:
             return REMEDY_OF_TRAINING, "torch.compile or CUDA graphs"
         return REMEDY if facts.has_attention else REMEDY_OF_ANY_MODEL, "CUDA graphs or torch.compile"
     if facts.report.framework == "jax":
         return REMEDY_OF_JAX, "One jitted function per step"
-    return REMEDY_OF_CUDA, "Fewer, larger launches"
+    if facts.report.framework == "tensorflow":
+        return REMEDY_OF_TENSORFLOW, "One compiled function per step"
+    remedy = REMEDY_OF_DIRECTIVES if facts.report.framework == "directives" else REMEDY_OF_CUDA
+    return remedy, "Fewer, larger launches"
 
 
 RULE = Rule(

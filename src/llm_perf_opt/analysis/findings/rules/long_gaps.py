@@ -35,6 +35,10 @@ COMPILING_REMEDY = (
     "this is paid once and not in every step: warm up before measuring or serving, keep the cache of compiled kernels "
     "between runs, fix the shapes that make it compile again, and capture again after the warm-up"
 )
+COMPILING_REMEDY_OF_OTHERS = (
+    "this is paid once and not in every step: launch each kernel once before measuring (code is loaded at its first "
+    "use; CUDA_MODULE_LOADING=EAGER loads it all at the start), and capture again after the warm-up"
+)
 ALLOCATING_REMEDY = (
     "allocate once and keep it: reuse buffers between steps, or take them from a pool (cudaMallocAsync, the "
     "framework's caching allocator with room to keep what it has); allocating and freeing in the loop stops the GPU"
@@ -103,7 +107,10 @@ def find_data_loading(facts: CaptureFacts) -> list[Finding]:
 
 def find_compilation(facts: CaptureFacts) -> list[Finding]:
     reasons = [reason for reason in facts.report.gaps.reasons if reason.verdict in ONE_TIME]
-    return _found(COMPILATION, facts, reasons, "Set-up (loading, compiling or tuning kernels) keeps the GPU idle", None)
+    remedy = COMPILING_REMEDY_OF_OTHERS if facts.report.framework in ("directives", "other") else None
+    return _found(
+        COMPILATION, facts, reasons, "Set-up (loading, compiling or tuning kernels) keeps the GPU idle", remedy
+    )
 
 
 def find_rank_wait(facts: CaptureFacts) -> list[Finding]:
@@ -180,8 +187,8 @@ def _found(rule: Rule, facts: CaptureFacts, reasons: Sequence[Reason], what: str
                 *(_describe(reason) for reason in reasons[:SHOWN] if reason.name is not None),
             ),
             saved_ns=saved,
-            # Where nothing is recorded, the reason is anybody's guess.
-            confidence=confidence_of(gaps, share=sure / saved) if told else "low",
+            # Where nothing is recorded, the reason is anybody's guess; several reasons are no several instances.
+            confidence=confidence_of(reasons[0].gaps, share=sure / saved) if told else "low",
             remedy=remedy,
             # Outside the ranges a program marks, it prepares or ends.
             is_one_time=rule is COMPILATION or (not told and len(facts.ranges) > 0),

@@ -1,19 +1,33 @@
-"""Rules needless_copies, host_device_transfers and exposed_communication: time that goes into moving data.
+"""Rules needless_copies, host_device_transfers, exposed_communication and late_ranks: time that goes into moving data.
 
-Kernels that only copy, copies to and from the host, and communication beside which nothing computes.
+Kernels that only copy, copies to and from the host, communication beside which nothing computes, and collectives that
+wait for ranks that come late.
 """
 
 from dataclasses import replace
 
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
 from llm_perf_opt.analysis.findings.facts import STATIC_CACHE, CopyFacts, RunFacts
-from llm_perf_opt.analysis.findings.finding import WHOLE_CAPTURE, Evidence, Finding, Rule, Suggestion, advise, amdahl
+from llm_perf_opt.analysis.findings.finding import (
+    CERTAIN_INSTANCES,
+    WHOLE_CAPTURE,
+    Evidence,
+    Finding,
+    Rule,
+    Suggestion,
+    advise,
+    amdahl,
+)
 from llm_perf_opt.analysis.findings.phase_kernels import Slice, describe, slices, time_of
 from llm_perf_opt.analysis.findings.remedies import COMPILE, MAX_AUTOTUNE, REDUCE_OVERHEAD
+from llm_perf_opt.analysis.ranks.analysis import RankRow, RanksAnalysis
+from llm_perf_opt.analysis.ranks.collectives import CollectiveRow
+from llm_perf_opt.core.units import format_bytes
 
 MIN_SHARE = 0.05
 MIN_TRANSFER_SHARE = 0.05
 SHOWN = 3
+RANKS_SHOWN = 8
 START = "write results where they are needed: "
 PLACES = (
     Suggestion(text="a preallocated (static) KV cache instead of torch.cat per token", done=STATIC_CACHE),
@@ -31,6 +45,13 @@ COMMUNICATION_REMEDY = (
     "compute while data travels: start collectives as soon as their input is ready and wait for them late (gradient "
     "buckets, asynchronous collectives, splitting a batch in two), send less (a lower precision, a smaller group), and "
     "balance the ranks: a kernel that communicates also waits for the slowest of them"
+)
+# A link slower than this is none between GPUs; a message that takes ten times as long on it, and this long, waits.
+SLOWEST_LINK_BYTES_PER_S, SLOWER, LONG_WAIT_NS = 1e9, 10.0, 1_000_000
+RANKS_REMEDY = (
+    "make the ranks arrive together: look at the one that comes last (its capture, its share of the work, the node it "
+    "runs on, its host), give every rank the same amount to do, and start the collective before work that does not "
+    "need its result"
 )
 
 
@@ -99,6 +120,77 @@ def find_exposed_communication(facts: CaptureFacts) -> list[Finding]:
     return [replace(finding, share=hidden / facts.span_ns, gain=amdahl(facts.span_ns, hidden))]
 
 
+def find_late_ranks(ranks: RanksAnalysis, *, span_ns: int, source: str) -> list[Finding]:
+    """One finding where ranks wait for each other inside collectives.
+
+    Where several ranks were given, by how much longer each ran what all ended together. Of one rank alone, by messages
+    so small that no link needs the time they took.
+    """
+    exposed = sum(row.time.exposed_ns for row in ranks.rows)
+    came = [row for row in ranks.rows if row.arrivals is not None]
+    if len(came) > 1:
+        waited = sum(row.arrivals.waited_ns for row in came if row.arrivals is not None)
+        last = max(came, key=lambda row: row.arrivals.held_up_ns if row.arrivals is not None else 0)
+        title = f"Ranks wait for each other inside collectives{_for(last, ranks)}"
+        evidence = [_arrived(row) for row in came[:RANKS_SHOWN]]
+        instances = min(row.arrivals.matched for row in came if row.arrivals is not None)
+    else:
+        small = [row for row in ranks.collectives if _waits(row)]
+        waited = sum(row.total_ns - row.count * _needs_ns(row) for row in small)
+        title = "Collectives wait for other ranks: their messages are too small for the time they take"
+        evidence = [_too_long(row) for row in sorted(small, key=lambda row: -row.total_ns)[:SHOWN]]
+        instances = sum(row.count for row in small)
+    saved = min(waited, exposed)
+    if not evidence or saved <= 0:
+        return []
+    return [
+        Finding(
+            rule=LATE_RANKS.id,
+            title=f"{title}, {saved / span_ns:.0%} of the capture",
+            phase=None,
+            evidence=tuple(Evidence(text=text, source=source) for text in evidence),
+            remedy=RANKS_REMEDY,
+            saves_ms=None,
+            gain=amdahl(span_ns, saved),
+            confidence="medium" if instances >= CERTAIN_INSTANCES else "low",
+            caveat="only waiting beside which nothing else ran is counted",
+            share=saved / span_ns,
+        )
+    ]
+
+
+def _for(last: RankRow, ranks: RanksAnalysis) -> str:
+    return "" if ranks.straggler is None else f", most of it for rank {last.rank}"
+
+
+def _arrived(row: RankRow) -> str:
+    came = row.arrivals
+    who = f"rank {row.rank}" if row.rank is not None else row.process or row.source
+    if came is None:
+        return who
+    return (
+        f"{who}: waited {came.waited_ns / 1e6:.2f} ms in {came.matched:,} collective(s) that ended together on all "
+        f"ranks given, came last to {came.came_last:,} of them, and others waited {came.held_up_ns / 1e6:.2f} ms for it"
+    )
+
+
+def _needs_ns(row: CollectiveRow) -> int:
+    return round(1e9 * (row.message_bytes or 0) / SLOWEST_LINK_BYTES_PER_S)
+
+
+def _waits(row: CollectiveRow) -> bool:
+    if row.message_bytes is None:
+        return False
+    return row.total_ns >= row.count * max(SLOWER * _needs_ns(row), LONG_WAIT_NS)
+
+
+def _too_long(row: CollectiveRow) -> str:
+    return (
+        f"{row.collective} of {format_bytes(row.message_bytes or 0)}: {row.total_ns / 1e6:.2f} ms in {row.count:,} "
+        f"call(s), at 1 GB/s it would take {_needs_ns(row) / 1e6:.3g} ms each"
+    )
+
+
 def _copies(part: Slice, spent: float, facts: RunFacts) -> Finding:
     rows = sorted((k for k, _ in part.rows if k.kernel_class == "copy"), key=lambda k: -k.ms_per_step)
     return RULE.finding(
@@ -154,4 +246,11 @@ COMMUNICATION = Rule(
     plain_words="The GPU waits for data to travel between GPUs instead of computing meanwhile.",
     remedy=COMMUNICATION_REMEDY,
     hint="Computing beside communication",
+)
+LATE_RANKS = Rule(
+    id="late_ranks",
+    find=find_none,
+    plain_words="The parts of the machine that work together wait for the one that is late.",
+    remedy=RANKS_REMEDY,
+    hint="Balancing the ranks",
 )

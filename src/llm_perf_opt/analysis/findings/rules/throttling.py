@@ -10,7 +10,7 @@ LOW_CLOCK = 0.85
 # Idle and clocks set by an application are no fault.
 HARMLESS = ("gpu_idle", "idle", "none", "applications_clocks_setting", "active")
 REMEDY = (
-    "look at `nvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE`: mend cooling, raise the power limit if you may, "
+    "look at `nvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE`: fix cooling, raise the power limit if you may, "
     "and measure again; a comparison of runs at different clocks says nothing"
 )
 

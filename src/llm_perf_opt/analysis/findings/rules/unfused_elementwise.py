@@ -34,7 +34,8 @@ FUSE = (
     Suggestion(
         text="torch.compile (inductor makes one kernel of a chain)",
         done=COMPILED,
-        instead="the step is compiled already: look for what breaks its chains (graph breaks, views, custom kernels)",
+        instead="some of the program is compiled already: compile the part that is not, and look for what breaks its "
+        "chains (graph breaks, views, custom kernels)",
     ),
     "or fused kernels for RMSNorm, rotary embedding and SwiGLU (Liger, Apex, vLLM or flash-attn's layers)",
 )

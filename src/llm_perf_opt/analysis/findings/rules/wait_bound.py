@@ -32,14 +32,33 @@ REMEDY_OF_OTHERS = (
     "wait less often: keep results on the device between steps, replace blocking copies, allocations and frees in the "
     "loop by asynchronous ones from pinned memory and a pool, and check results one step late"
 )
-COPY_REMEDY = (
-    "move less and move it beside the work: keep weights, caches and results on the device, copy from pinned host "
-    "memory on a stream of its own, and prefetch the next piece while kernels run"
+BESIDE = "copy from pinned host memory on a stream of its own, and prefetch the next piece while kernels run"
+COPY_REMEDY = f"move less and move it beside the work: keep weights, caches and results on the device, {BESIDE}"
+COPY_REMEDY_OF_OTHERS = (
+    "move less and move it beside the work: keep data on the device between kernels, copy back only what is needed, "
+    f"{BESIDE}"
+)
+OFFLOAD_REMEDY = (
+    "keep the parameters on the device: these copies bring them back before each layer (FSDP's CPU offload, "
+    "ZeRO-Offload or the like); shard them over more GPUs, or hold them in a smaller format; where they must stay on "
+    "the host, fetch the next layer's while this one computes"
+)
+COPY_REMEDY_OF_DIRECTIVES = (
+    "keep the arrays on the device between kernels: a data region around the loop (`target data` in OpenMP, `acc data` "
+    "in OpenACC), and `update` only for what the host needs; then pinned host memory for what is left"
 )
 DEVICE_COPY_REMEDY = (
     "copy less on the device: write results where they are needed instead of copying them there (views, out= and "
     "preallocated buffers, no needless clone, contiguous or concatenation), and put what must be copied on a stream of "
     "its own beside the kernels"
+)
+DEVICE_COPY_REMEDY_OF_OTHERS = (
+    "copy less on the device: let kernels write their results where they are needed, swap pointers instead of copying "
+    "buffers, and put what must be copied on a stream of its own beside the kernels"
+)
+PEER_COPY_REMEDY = (
+    "copy between the GPUs while they compute: compute what others need first, send it on a stream of its own while "
+    "the rest is computed, and see that the GPUs reach each other directly (cudaDeviceEnablePeerAccess, NVLink)"
 )
 HELD_REMEDY = (
     "find out what the call waits for: work given to the GPU before the recording began (the previous step: record a "
@@ -52,7 +71,11 @@ PCIE3_BYTES_PER_S = 16 * 8e9 * 128 / 130 / 8
 LARGE_COPY_BYTES, SLOW_SHARE = 1_000_000, 0.5
 # Copies of less are counted, not weighed: each costs the same whatever it carries.
 SMALL_COPY_BYTES = 64_000
+# What brings parameters to the device layer by layer.
+_OFFLOADS = re.compile(r"FSDP::\w*pre_forward|FullyShardedDataParallel.*pre_forward|offload|PartitionedParameter")
 _NOT_LETTERS = re.compile(r"[^a-z]")
+# A place that started this part of all copies is named.
+MIN_PLACE_SHARE = 0.1
 # Ranges that explain all but this part of the waiting speak for the whole capture.
 MIN_LEFT_SHARE = 0.3
 # A range that waits for copies for this part of its waiting waits for copies.
@@ -172,15 +195,30 @@ def _of_copies(facts: CaptureFacts, copying_ns: int, copied_in: Sequence[RangeRo
             *(_rate(row) for row in rows),
             *_slow(rows),
             *(_copied_in(row) for row in copied_in[:SHOWN]),
+            *_started_in(facts, every),
             *_beside(facts, copying_ns),
         ),
         saved_ns=copying_ns,
         confidence=confidence_of(sum(row.instances for row in rows), share=1.0),
-        remedy=COPY_REMEDY if crosses else DEVICE_COPY_REMEDY,
+        remedy=_copy_remedy(facts) if crosses else _device_copy_remedy(facts, rows[0]),
         hint="Keeping the data on the device" if crosses else "Copying less on the device",
     )
     # Where copying is all that was done, nothing says that it could be left out.
     return found if facts.kernel_count else replace(found, gain=None)
+
+
+def _copy_remedy(facts: CaptureFacts) -> str:
+    if facts.report.framework == "directives":
+        return COPY_REMEDY_OF_DIRECTIVES
+    if facts.copy_places and _OFFLOADS.search(facts.copy_places[0].name):
+        return OFFLOAD_REMEDY
+    return COPY_REMEDY if facts.has_attention else COPY_REMEDY_OF_OTHERS
+
+
+def _device_copy_remedy(facts: CaptureFacts, most: CopyRow) -> str:
+    if "peer" in most.kind.lower() or "ptop" in most.kind.lower():
+        return PEER_COPY_REMEDY
+    return DEVICE_COPY_REMEDY if facts.report.framework == "torch" else DEVICE_COPY_REMEDY_OF_OTHERS
 
 
 def _beside(facts: CaptureFacts, copying_ns: int) -> tuple[str, ...]:
@@ -190,6 +228,14 @@ def _beside(facts: CaptureFacts, copying_ns: int) -> tuple[str, ...]:
     return (
         f"beside the kernels they could hide for {min(copying_ns, facts.busy_ns) / 1e6:.2f} ms at most; the rest "
         "is saved only by copying less or faster",
+    )
+
+
+def _started_in(facts: CaptureFacts, every_ns: int) -> tuple[str, ...]:
+    """Where the program started most of them."""
+    places = [place for place in facts.copy_places if place.time_ns >= MIN_PLACE_SHARE * every_ns]
+    return tuple(
+        f"started in {place.name}: {place.count:,} of {place.time_ns / 1e6:.2f} ms" for place in places[:SHOWN]
     )
 
 

@@ -1,0 +1,303 @@
+"""Verdicts that fit the program and its capture: one small capture per lesson, beside those of test_gaps."""
+
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.analysis.capture import CaptureAnalysis, analyze_timelines
+from llm_perf_opt.analysis.findings.finding import may_be_headline
+from llm_perf_opt.analysis.kernels.names import is_fusible
+from llm_perf_opt.cli import main
+from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
+from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+from tests.support.nsys_builder import PID, Export
+from tests.support.trace_builder import event, write_trace
+
+MS = 1_000_000
+
+
+def _nsys(export: Export, tmp_path: Path) -> CaptureAnalysis:
+    return analyze_timelines([read_nsys_sqlite(export.write(tmp_path / "capture.sqlite"))])
+
+
+def _torch(events: list[str], tmp_path: Path, *, detailed: bool = False) -> CaptureAnalysis:
+    path = write_trace(tmp_path / "t.json", events)
+    return analyze_timelines([read_torch_trace(path, detailed=detailed).timeline])
+
+
+def _kernel(events: list[str], number: int, launch_us: int, start_us: int, length_us: int) -> None:
+    events.append(event("cuda_runtime", "cudaLaunchKernel", f"{launch_us}", "5", correlation=number))
+    events.append(event("kernel", "gemm", f"{start_us}", f"{length_us}", pid=0, tid=7, correlation=number, device=0))
+
+
+def _late_steps(tmp_path: Path, *, every: int, detailed: bool) -> CaptureAnalysis:
+    """Launched work starts 4 ms late, six times; operators are numbered `every` apart."""
+    events: list[str] = []
+    for i in range(120):
+        events.append(event("cpu_op", "aten::mm", f"{10 * i}", "5", **{"External id": 1 + every * i}))
+    for i in range(6):
+        _kernel(events, i + 1, 2_000 + 5_000 * i, 6_000 + 5_000 * i, 1_000)
+    return _torch(events, tmp_path, detailed=detailed)
+
+
+def test_a_trace_that_was_thinned_out_promises_nothing(tmp_path: Path) -> None:
+    analysis = _late_steps(tmp_path, every=50, detailed=True)
+    (finding,) = analysis.findings
+    assert (finding.rule, finding.confidence, finding.max_gain) == ("late_starts", "low", None)
+    assert finding.caveat == "the capture holds 2.0% of what ran, and the rest may have run in these times"
+    assert not may_be_headline(finding.finding())
+    assert analysis.notes[0] == (
+        "t.json: the trace holds 2.0% of the operators that ran (the profiler numbers them): events were taken out "
+        "of it after the recording, and work that is missing looks like idle time"
+    )
+
+
+@pytest.mark.parametrize(("every", "detailed"), [(1, True), (50, False)])
+def test_a_whole_trace_and_one_read_in_short_are_taken_as_they_are(tmp_path: Path, every: int, detailed: bool) -> None:
+    (finding,) = _late_steps(tmp_path, every=every, detailed=detailed).findings
+    assert (finding.confidence, finding.caveat) == ("medium", None)
+
+
+def test_the_first_calls_of_an_operator_set_something_up(tmp_path: Path) -> None:
+    events: list[str] = []
+    at = 0
+    for i in range(30):
+        # The first three take 1 ms, the others 50 µs.
+        length = 1_000 if i < 3 else 50
+        events.append(event("cpu_op", "aten::addmm", f"{at}", f"{length}"))
+        _kernel(events, i + 1, at + length - 10, at + length, 40)
+        at += length + 10
+    (setup,) = [f for f in _torch(events, tmp_path).findings if f.rule in ("compilation", "host_work")]
+    assert (setup.rule, setup.is_one_time) == ("compilation", True)
+    assert "(most: aten::addmm)" in setup.title
+
+
+def test_several_reasons_of_one_gap_each_are_not_certain(tmp_path: Path) -> None:
+    events: list[str] = []
+    for i in range(5):
+        events.append(event("python_function", f"train.py({i}): part_{'abcde'[i]}", f"{10_000 * i}", "8000"))
+        _kernel(events, i + 1, 10_000 * i + 8_000, 10_000 * i + 8_010, 1_900)
+    (finding,) = _torch(events, tmp_path).findings
+    assert (finding.rule, finding.confidence) == ("host_work", "medium")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "place", "advice"),
+    [
+        ("nvkernel_solve_F1L204_2", "solve", "a data region around the loop"),
+        ("jacobi_47_gpu", "solve", "a data region around the loop"),
+        ("my_kernel", "solve", "keep data on the device between kernels"),
+        ("flash_fwd_kernel", "solve", "keep weights, caches and results on the device"),
+        ("void at::native::add", "FSDP::pre_forward (block.1)", "keep the parameters on the device"),
+    ],
+)
+def test_what_to_do_about_copies_fits_the_program(tmp_path: Path, kernel: str, place: str, advice: str) -> None:
+    export = Export()
+    for i in range(10):
+        at = 10 * MS * i
+        export.range(place, at, at + 2_000)
+        if "FSDP" in place:
+            export.range("aten::copy_", at + 100, at + 1_900)
+        export.call(at + 500, at + 1_000, 2 * i + 1, "cudaMemcpyAsync_v3020")
+        export.copy(at + 2_000, at + 9 * MS, 2 * i + 1, size_bytes=36 * MS, kind=1)
+        export.call(at + 3_000, at + 4_000, 2 * i + 2)
+        export.kernel(kernel, at + 9 * MS, at + 10 * MS, 2 * i + 2)
+    (finding,) = [f for f in _nsys(export, tmp_path).findings if f.rule == "wait_bound"]
+    assert advice in finding.remedy
+    assert f"started in {place}: 10 of 89.98 ms" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("kernel", "advice"),
+    [
+        ("void tensorflow::functor::FillPhiloxRandomKernel<int>(int)", "jit_compile=True"),
+        ("void Eigen::internal::EigenMetaKernel<int>(int)", "tf.function"),
+        ("nvkernel_main_F1L10_2", "`nowait` and `depend` in OpenMP"),
+        ("__omp_offloading_10302_1a2b_main_l12", "`async` in OpenACC"),
+        ("void mul_mat_vec_q<(ggml_type)12, 1, false>(void const*)", "GGML_CUDA_DISABLE_GRAPHS"),
+        ("void tensorrt_llm::kernels::applyPenaltyKernel<float>(float*)", "cuda_graph_config"),
+        ("void vllm::rms_norm_kernel<c10::BFloat16>(int)", "--enforce-eager"),
+        ("void thrust::cuda_cub::core::_kernel_agent<int>(int)", "record the sequence once as a CUDA graph"),
+    ],
+)
+def test_what_to_do_about_launches_fits_the_program(tmp_path: Path, kernel: str, advice: str) -> None:
+    export = Export()
+    for i in range(100):
+        export.call(i * 30_000, i * 30_000 + 4_000, i + 1)
+        export.kernel(kernel, i * 30_000 + 6_000, i * 30_000 + 9_000, i + 1)
+    finding = _nsys(export, tmp_path).findings[0]
+    assert finding.rule == "launch_bound"
+    assert advice in finding.remedy
+    assert "torch.compile" not in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("kernel", "fusible"),
+    [
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float> >(int)", True),
+        ("void at::native::reduce_kernel<512, 1, at::native::MeanOps<float> >(int)", True),
+        ("void at_cuda_detail::cub::DeviceRadixSortOnesweepKernel<int>(int)", False),
+        ("void at_cuda_detail::cub::DeviceScanKernel<int>(int)", False),
+        ("void at::native::multi_tensor_apply_kernel<at::native::FusedAdamMathFunctor<float> >(int)", False),
+        ("void at::native::sbtopk::gatherTopK<float>(float)", False),
+        ("triton_poi_fused_add_mul_2", False),
+    ],
+)
+def test_passes_that_need_each_other_s_whole_result_are_not_fusible(kernel: str, fusible: bool) -> None:
+    assert is_fusible(kernel) == fusible
+
+
+def test_processes_with_a_gpu_each_are_not_said_to_share_one_busy_time(tmp_path: Path) -> None:
+    export = Export()
+    other = PID + 0x1000000
+    for pid, device in ((PID, 0), (other, 1)):
+        export.call(0, 1_000, 1, tid=pid | 1)
+        export.kernel("k", 2_000, 9_000, 1, pid=pid, device=device)
+    assert not [note for note in _nsys(export, tmp_path).notes if "devices" in note]
+    export.kernel("k", 9_000, 9_500, 1, pid=PID, device=1)
+    (tmp_path / "capture.sqlite").unlink()
+    notes = _nsys(export, tmp_path).notes
+    assert "capture.sqlite: a process used 2 devices: busy means that at least one of them ran a kernel" in notes
+
+
+def test_a_gpu_that_works_all_the_time_is_said_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    export = Export()
+    for i in range(10):
+        export.call(i * 100, i * 100 + 50, i + 1)
+        export.kernel("nbody" if i % 2 else "stencil", 10_000 * i + 2_000, 10_000 * (i + 1) + 2_000, i + 1)
+    assert main(["analyze", str(export.write(tmp_path / "a.sqlite"))]) == 0
+    assert (
+        "none: the GPU works all the time, so only faster or fewer kernels could save some of it; 50 % of the kernel "
+        "time is in nbody"
+    ) in capsys.readouterr().out
+
+
+def test_the_terminal_says_when_a_promise_does_not_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    export = Export()
+    name = "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float> >(int)"
+    for i in range(100):
+        export.call(i * 100, i * 100 + 50, i + 1)
+        export.kernel(name, 10_000 * i + 20_000, 10_000 * (i + 1) + 20_000, i + 1)
+    assert main(["analyze", str(export.write(tmp_path / "a.sqlite"))]) == 0
+    assert "    but: an upper bound: not every such chain can be one kernel" in capsys.readouterr().out
+
+
+def test_a_single_kernel_is_too_little_to_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    export = Export()
+    export.call(0, 1_000, 1)
+    export.kernel("hello()", 2_000, 3_000, 1)
+    assert main(["analyze", str(export.write(tmp_path / "a.sqlite"))]) == 0
+    assert "none: 1 kernel(s) are too few to judge a program by" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("waits", "chains"), [(False, "1 chain(s) of 90.0"), (True, "30 chain(s) of")])
+def test_nothing_is_fused_over_a_wait_of_the_host(tmp_path: Path, waits: bool, chains: str) -> None:
+    export = Export()
+    name = "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float> >(int)"
+    at = number = 0
+    for _ in range(30):
+        for _ in range(3):
+            number += 1
+            export.call(at, at + 2_000, number)
+            export.kernel(name, at + 3_000, at + 10_000, number)
+            at += 10_000
+        if waits:
+            number += 1
+            export.call(at - 5_000, at, number, "cudaStreamSynchronize_v3020")
+    (finding,) = [f for f in _nsys(export, tmp_path).findings if f.rule == "unfused_elementwise"]
+    assert finding.evidence[0].startswith(chains)
+
+
+def test_a_few_short_waits_beside_copies_are_not_launch_bound(tmp_path: Path) -> None:
+    export = Export()
+    for i in range(30):
+        at = 2 * MS * i
+        export.call(at, at + 4_000, 2 * i + 1)
+        export.kernel("lbm_step", at + 6_000, at + MS, 2 * i + 1)
+        export.call(at + MS + 100_000, at + MS + 110_000, 2 * i + 2, "cudaMemcpyPeerAsync")
+        export.copy(at + MS + 120_000, at + 2 * MS - 100_000, 2 * i + 2, size_bytes=1_000_000, kind=10)
+    (finding,) = _nsys(export, tmp_path).findings
+    assert (finding.rule, finding.title.rpartition("(")[2]) == ("wait_bound", "most: Copy Peer-to-Peer)")
+    assert finding.remedy.startswith("copy between the GPUs while they compute")
+
+
+def test_a_gap_is_judged_by_what_the_host_did_beside_its_copies(tmp_path: Path) -> None:
+    """Two copies of 0.8 ms, then a launch that loads the kernel for 0.9 ms."""
+    export = Export()
+    for i in range(2):
+        export.call(i * MS, i * MS + 800_000, i + 1, "cudaMemcpy_v3020")
+        export.copy(i * MS + 10_000, i * MS + 790_000, i + 1, size_bytes=4_000_000, kind=1)
+    export.call(2 * MS, 2 * MS + 900_000, 3)
+    export.kernel("vectorAdd", 2 * MS + 905_000, 2 * MS + 940_000, 3)
+    (finding,) = [f for f in _nsys(export, tmp_path).findings if f.rule != "wait_bound"]
+    assert (finding.rule, finding.title.rpartition("(")[2]) == ("compilation", "most: cudaLaunchKernel)")
+    assert "CUDA_MODULE_LOADING=EAGER" in finding.remedy
+
+
+def test_launches_of_intel_s_runtime_are_known_and_get_no_advice_about_cuda(tmp_path: Path) -> None:
+    events: list[str] = []
+    for i in range(100):
+        events.append(event("xpu_runtime", "urEnqueueKernelLaunch", f"{100 * i}", "30", correlation=i + 1))
+        events.append(event("kernel", "gemm", f"{100 * i + 60}", "20", pid=0, tid=7, correlation=i + 1, device=0))
+    events.append(event("xpu_runtime", "urQueueFinish", "9990", "20", correlation=200))
+    path = write_trace(tmp_path / "t.json", events)
+    timeline = read_torch_trace(path).timeline
+    assert (int(timeline.kernels.call.min()), int(timeline.calls.waits.sum())) == (0, 1)
+    (finding,) = analyze_timelines([timeline]).findings
+    assert (finding.rule, "CUDA" in finding.remedy) == ("launch_bound", False)
+
+
+def test_steps_and_loaders_of_torch_1_8_are_ranges(tmp_path: Path) -> None:
+    events: list[str] = []
+    for step in range(3, 7):
+        at = 10_000 * step
+        loader = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+        events.append(event("Operator", f"ProfilerStep#{step}", f"{at}", "10000"))
+        events.append(event("Operator", loader, f"{at}", "4000"))
+        for i in range(10):
+            number = 10 * step + i
+            events.append(event("Operator", "aten::mm", f"{at + 4_000 + 600 * i}", "50"))
+            events.append(event("Runtime", "cudaLaunchKernel", f"{at + 4_010 + 600 * i}", "5", correlation=number))
+            where = {"pid": 0, "tid": 7, "device": 0, "correlation": number}
+            events.append(event("Kernel", "gemm", f"{at + 4_020 + 600 * i}", "580", **where))
+    for detailed in (False, True):
+        analysis = _torch(events, tmp_path, detailed=detailed)
+        assert [(row.name, row.instances) for row in analysis.ranges] == [
+            ("ProfilerStep#N", 4),
+            ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 4),
+        ]
+        assert [finding.rule for finding in analysis.findings] == ["data_loading"]
+    trace = read_torch_trace(tmp_path / "t.json", detailed=True)
+    assert {trace.timeline.names[code] for code in trace.operators.name.tolist()} == {"aten::mm"}
+    assert trace.detail is not None
+    assert len(trace.detail.operator_extra) == len(trace.detail.shape) == len(trace.operators) == 40
+
+
+def test_a_page_of_ncu_alone_opens_with_what_bounds_its_kernels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = "ID,Kernel Name,Section Name,Metric Name,Metric Unit,Metric Value,Rule Name,Rule Type,Rule Description"
+    sections = "GPU Speed Of Light Throughput"
+    rows = [columns]
+    for number, (name, time, memory) in enumerate((("copy", 30, 90), ("add", 10, 20))):
+        for metric, unit, value in (
+            ("Duration", "us", time),
+            ("Memory Throughput", "%", memory),
+            ("Compute (SM) Throughput", "%", 5),
+        ):
+            rows.append(f"{number},{name},{sections},{metric},{unit},{value},,,")
+        rows.append(f"{number},{name},{sections},,,,Bottleneck,OPT,More than   enough of {name}")
+    page = tmp_path / "page.csv"
+    page.write_text("\n".join(rows) + "\n")
+    assert main(["analyze", str(page), "--top", "1"]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0].startswith(
+        "ncu measured 2 launches of 2 kernels, 40.0 µs in all: 75.0 % is memory-bound, 25.0 % is"
+    )
+    assert lines[2:7] == [
+        "launches  mean µs  bound   compute %  memory %  occupancy %  kernel",
+        "--------  -------  ------  ---------  --------  -----------  ------",
+        "       1     30.0  memory        5.0      90.0            –  copy",
+        "… and 1 more kernels (--top)",
+        "ncu on copy: More than enough of copy",
+    ]
