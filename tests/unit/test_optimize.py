@@ -19,16 +19,25 @@ from llm_perf_opt.analysis.findings.remedies import (
     Remedy,
 )
 from llm_perf_opt.analysis.findings.rules import RULES, diagnose
-from llm_perf_opt.analysis.optimize.document import Agreement, ExperimentRow, PredictedBound, StartRow
+from llm_perf_opt.analysis.optimize.document import (
+    Agreement,
+    ExperimentRow,
+    MetricChange,
+    PredictedBound,
+    StartRow,
+)
 from llm_perf_opt.analysis.optimize.plan import (
+    PAIR_LOOKS,
     Costs,
     ExperimentPlan,
     Situation,
     TrialSet,
     build_plan,
     combine,
+    look_share,
     predict,
     scaled_bound,
+    with_costs,
 )
 from llm_perf_opt.analysis.optimize.recommend import experiment_yaml, in_words, pasted_code, path_to_best
 from llm_perf_opt.analysis.optimize.search import ExperimentSearch
@@ -40,9 +49,12 @@ from llm_perf_opt.analysis.optimize.verdict import (
     calibrate_rules,
     check_outputs,
     compare_passes,
+    is_hopeless,
     judge_experiment,
 )
 from llm_perf_opt.pipeline.compose import ConfigEntry, compose_config
+from llm_perf_opt.report.optimize.page import gain_bars
+from llm_perf_opt.report.optimize.text import row_cells
 from tests.support.report_facts import bound, facts, gpu, idle, kernel, ms, phase
 
 COSTS = Costs(start_s=10.0, pass_s=1.0)
@@ -66,6 +78,7 @@ def situation(**changes: object) -> Situation:
         objective="tpot_ms",
         is_cpu=False,
         own_loop=True,
+        reads_pages=False,
         dtype="bfloat16",
         settings={"infer.cache": "dynamic", "infer.compile": "none", "infer.batch": "1"},
     )
@@ -83,10 +96,9 @@ def test_a_launch_bound_step_is_planned_with_what_could_save_it() -> None:
     assert bounds["reduce_overhead"] == pytest.approx(10 / 0.6)
     # The graph saves the launches alone: 8 of 10 ms.
     assert bounds["cuda_graph"] == pytest.approx(5.0)
-    assert [c.name for c in plan.candidates][-1] == "cuda_graph"
-    assert (
-        plan.candidates[0].cost_s < plan.candidates[-1].cost_s or plan.candidates[0].order > plan.candidates[-1].order
-    )
+    # The largest bound first; of those within a factor of two what costs less, else as the rules name them.
+    names = ["joined_projections", "reduce_overhead", "compile", "max_autotune", "cuda_graph"]
+    assert [c.name for c in plan.candidates] == names
     why = {refused.remedy.id: refused.why for refused in plan.refused}
     assert "larger batch never shortens" in why["batch_x4"]
     assert why["one_thread"] == "it is for a CPU, and the model runs on a GPU"
@@ -95,9 +107,10 @@ def test_a_launch_bound_step_is_planned_with_what_could_save_it() -> None:
 
 
 def test_guards_ask_for_the_loop_the_format_and_what_is_set_already() -> None:
-    pages = plan_of(launch_bound(), situation(own_loop=False))
-    assert [c.name for c in pages.candidates] == []
-    assert "one page at a time" in {r.remedy.id: r.why for r in pages.refused}["cuda_graph"]
+    pages = plan_of(launch_bound(), situation(reads_pages=True))
+    tried = [c.name for c in pages.candidates]
+    assert "reduce_overhead" in tried and "cuda_graph" in tried and "joined_projections" not in tried
+    assert "only the decode step" in {r.remedy.id: r.why for r in pages.refused}["joined_projections"]
     done = situation(settings={"infer.cache": "static", "infer.compile": "reduce-overhead", "infer.batch": "1"})
     assert "it is set already" in {r.remedy.id: r.why for r in plan_of(launch_bound(), done).refused}["reduce_overhead"]
     mine = Remedy(id="mine", title="mine", sets={"model.dtype": "float16"}, is_lossy=True)
@@ -170,9 +183,39 @@ def run_search(
 
 def test_singles_come_first_and_what_helped_is_combined() -> None:
     order, search = run_search({"compile": 1.3, "cuda_graph": 4.0, "cuda_graph+compile": 6.0})
-    assert order[0] == "reduce_overhead" and order.index("cuda_graph") < order.index("cuda_graph+compile")
+    assert order[:2] == ["joined_projections", "reduce_overhead"] and order.index("cuda_graph") < order.index(
+        "cuda_graph+compile"
+    )
     assert search.best is not None and search.best.candidate.name == "cuda_graph+compile"
     assert len(order) == len(set(order))
+
+
+def test_what_costs_less_is_tried_before_what_promises_little_more() -> None:
+    """Known costs may change the order; what the user gave stays in front."""
+    mine = Remedy(id="mine", title="mine", environment={"A": "1"})
+    plan = plan_of(launch_bound(), situation(), [mine])
+    first, *_, slow = plan.candidates
+    slow, fast = replace(slow, remedies=(REDUCE_OVERHEAD,), order=3.9), replace(slow, remedies=(CUDA_GRAPH,), order=2.1)
+    plan = replace(plan, candidates=(first, slow, fast))
+    known = with_costs(plan, Costs(start_s=10.0, pass_s=1.0))
+    assert [(c.name, c.cost_s) for c in known.candidates] == [
+        ("mine", 18.0),
+        ("cuda_graph", 19.0),
+        ("reduce_overhead", 43.0),
+    ]
+
+
+def test_a_combination_is_not_tried_where_its_parts_say_enough() -> None:
+    gains = {"cuda_graph": 4.0, "compile": 1.1, "joined_projections": 1.2, "reduce_overhead": 1.0}
+    order, search = run_search({**gains, "cuda_graph+joined_projections": 1.0, "cuda_graph+compile": 5.0})
+    assert "cuda_graph+compile+joined_projections" not in order and "joined_projections+compile" not in order
+    why = {p.candidate.name: p.why for p in search.passed}
+    assert why["cuda_graph+compile+joined_projections"] == (
+        "cuda_graph+joined_projections did not help, which is a part of it"
+    )
+    assert why["joined_projections+compile"] == (
+        "its parts brought 1.32× if they multiply, and cuda_graph+compile brings 5.0× already"
+    )
 
 
 def test_what_is_not_worth_it_alone_may_be_beside_what_helped() -> None:
@@ -253,6 +296,23 @@ def test_gains_are_of_pairs_and_outputs_come_before_speed() -> None:
     )
 
 
+def test_pairs_end_where_a_gain_is_out_of_reach() -> None:
+    def hopeless(before: Sequence[float], after: Sequence[float]) -> bool:
+        return is_hopeless(compare_passes(passes(*before), passes(*after), ("tpot_ms",), paired=True)["tpot_ms"])
+
+    # A little slower, within the noise: no verdict, and more pairs would not make it a gain.
+    assert hopeless((10.0, 10.1, 9.9, 10.0), (10.2, 10.1, 10.1, 10.1))
+    assert not hopeless((10.0, 10.1, 9.9, 10.0), (9.9, 9.9, 9.6, 10.0))
+    assert not is_hopeless(None)
+    faster = compare_passes(
+        [{"tokens_per_s": p["tpot_ms"]} for p in passes(10.0, 10.1, 9.9, 10.0)],
+        [{"tokens_per_s": p["tpot_ms"]} for p in passes(10.2, 10.3, 10.2, 10.1)],
+        ("tokens_per_s",),
+        paired=True,
+    )
+    assert not is_hopeless(faster["tokens_per_s"])
+
+
 def test_limits_are_absolute_or_against_the_start_and_unknown_is_not_kept() -> None:
     limits = [parse_condition(text, "--constraint") for text in ("peak_gb<=80", "ttft_ms<=+10%", "tokens_per_s>=5")]
     values = {"peak_gb": 81.0, "ttft_ms": 105.0, "tokens_per_s": None}
@@ -323,7 +383,7 @@ def test_the_recommended_file_composes_on_top_of_the_experiment_that_was_chosen(
 
 def test_every_remedy_of_a_rule_sets_something_and_says_how_it_is_done_by_hand() -> None:
     found = {remedy.id: remedy for rule in RULES for remedy in rule.experiments}
-    assert len(found) >= 10 and found[INT8_WEIGHTS.id].guard == Guard(own_loop=True, package="torchao")
+    assert len(found) >= 10 and found[INT8_WEIGHTS.id].guard == Guard(own_loop=True, text_model=True, package="torchao")
     empty = [r.id for r in found.values() if not (r.sets or r.environment or r.batch > 1) or not r.code]
     assert empty == []
 
@@ -336,6 +396,23 @@ def test_the_way_from_start_to_best_goes_through_what_each_was_measured_beside()
     path = path_to_best(start, rows, "a+b", "tpot_ms")
     assert [(s.name, s.value) for s in path] == [("start", 10.0), ("a", 2.0), ("a+b", 1.0)]
     said = in_words(objective="tpot_ms", path=path, gain=10.0, low=9.0, high=11.0, check="equal", tried=3)
-    assert said == "tpot_ms 10.00 → 1.000 ms, 10.0× (a → a+b, 95 %: 9.00 to 11.00×); outputs: equal."
+    assert said == "tpot_ms 10.00 → 1.000 ms, 10.0× (95 %: 9.00 to 11.00×) with a → a+b; outputs equal."
     none = in_words(objective="tpot_ms", path=path[:1], gain=None, low=None, high=None, check=None, tried=3)
     assert none == "Nothing helped: none of 3 experiment(s) improved tpot_ms beyond chance and kept its outputs."
+
+
+def test_the_last_look_at_the_pairs_may_take_what_earlier_ones_left_of_the_chance_to_err() -> None:
+    shares = [look_share(pairs, is_last=False) for pairs in PAIR_LOOKS]
+    assert sum(shares) == pytest.approx(1.0) and shares == sorted(shares)
+    assert look_share(2, is_last=True) == 1.0
+    assert look_share(3, is_last=True) == pytest.approx(1.0 - shares[0])
+
+
+def test_a_step_beside_another_shows_its_gain_and_interval_over_the_start() -> None:
+    change = MetricChange(metric="tpot_ms", unit="ms", before=28.0, after=35.0, gain=0.8, low=0.75, high=0.85)
+    beside = row("b", status="slower", against="a", changes=(change,), total_gain=1.6)
+    assert beside.total_interval("tpot_ms") == pytest.approx((1.5, 1.7))
+    assert row_cells(beside, "tpot_ms")[1:5] == ("slower than a", "2.0×", "1.60×", "1.50 to 1.70×")
+    assert row_cells(replace(beside, against="start"), "tpot_ms")[1] == "slower"
+    (bar,) = gain_bars([beside], "tpot_ms")
+    assert bar.at is not None and bar.left < bar.at < bar.left + bar.width

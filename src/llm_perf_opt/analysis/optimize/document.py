@@ -115,6 +115,14 @@ class ExperimentRow:
     def change(self, metric: str) -> MetricChange | None:
         return next((one for one in self.changes if one.metric == metric), None)
 
+    def total_interval(self, objective: str) -> tuple[float, float] | None:
+        """That of `total_gain`: the one measured beside `against`, times what that had brought already."""
+        change = self.change(objective)
+        if change is None or change.low is None or change.high is None or self.total_gain is None:
+            return None
+        before = self.total_gain / change.gain
+        return before * change.low, before * change.high
+
 
 @dataclass(frozen=True, kw_only=True)
 class StartRow:

@@ -4,9 +4,11 @@ The bound of an experiment is Amdahl's over the waterfall: the time its findings
 phase becomes shorter than the hardware's bound, unless the remedy lowers that.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from llm_perf_opt.analysis.compare.statistics import shared_among
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import Finding
 from llm_perf_opt.analysis.findings.remedies import THROUGHPUT, Remedy
@@ -25,6 +27,16 @@ PHASE_OF: dict[str, str] = {"tpot_ms": DECODE, "ttft_ms": PREFILL}
 BATCH_KEY = "infer.batch"
 
 
+def look_share(pairs: int, *, is_last: bool) -> float:
+    """What a look after so many pairs may take of the chance to err.
+
+    Where time is up, whatever the passes say, it is the last one and may take all that earlier ones left.
+    """
+    shares = dict(zip(PAIR_LOOKS, shared_among(PAIR_LOOKS), strict=True))
+    earlier = sum(share for look, share in shares.items() if look < pairs)
+    return 1.0 - earlier if is_last else shares[pairs]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Situation:
     """What the guards ask. `settings` are present values by key, `packages` what remedies need and is installed."""
@@ -32,6 +44,7 @@ class Situation:
     objective: Objective
     is_cpu: bool
     own_loop: bool
+    reads_pages: bool
     dtype: str | None
     settings: Mapping[str, str]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -41,7 +54,7 @@ class Situation:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSet:
-    """Remedies tried together. `order` is what it is ranked by: its bound, or the time it could save."""
+    """Remedies tried together. `order` is the most it could bring, by its bound; 1 where nobody knows."""
 
     remedies: tuple[Remedy, ...]
     sets: Mapping[str, str]
@@ -68,6 +81,14 @@ class TrialSet:
         return tuple(f"{key}={value}" if value or key[:1] != "-" else key for key, value in self.sets.items())
 
     @property
+    def rank(self) -> tuple[float, float, float]:
+        """Smaller is tried sooner: what could bring most, of those what is tried fastest.
+
+        Neither is known better than to a factor of two, so it counts in such steps.
+        """
+        return -_doublings(self.order), _doublings(self.cost_s), -self.order
+
+    @property
     def effect(self) -> frozenset[tuple[str, str]]:
         """What it sets, to tell two of the same effect."""
         return frozenset((*self.sets.items(), *self.environment.items()))
@@ -83,7 +104,10 @@ class Refused:
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentPlan:
-    """What will be tried, in order, what will not, and the findings nothing here can be done about."""
+    """What will be tried, in order, what will not, and the findings nothing here can be done about.
+
+    `given` are the names of those the user gave.
+    """
 
     objective: Objective
     candidates: tuple[TrialSet, ...]
@@ -92,6 +116,7 @@ class ExperimentPlan:
     facts: RunFacts | None
     findings: tuple[Finding, ...]
     costs: "Costs"
+    given: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +125,11 @@ class Costs:
 
     start_s: float
     pass_s: float
+
+    @property
+    def least_s(self) -> float:
+        """The passes up to the first look."""
+        return PAIR_LOOKS[0] * 2 * self.pass_s
 
     @property
     def spare_s(self) -> float:
@@ -137,17 +167,16 @@ def build_plan(
             candidates.append(candidate)
         else:
             refused.append(Refused(remedy=remedy, why=f"no finding says that it could change {situation.objective}"))
-    # What the user gave comes first; of equal promises the one a rule names first.
     ids = [remedy.id for remedy in given]
-    candidates.sort(key=lambda c: (c.remedies[0].id not in ids, -c.order))
     return ExperimentPlan(
         objective=situation.objective,
-        candidates=tuple(candidates),
+        candidates=_sorted(candidates, ids),
         refused=tuple(refused),
         left=tuple(left),
         facts=facts,
         findings=tuple(findings),
         costs=costs,
+        given=tuple(ids),
     )
 
 
@@ -158,7 +187,9 @@ def why_not(remedy: Remedy, situation: Situation, facts: RunFacts | None) -> str
     if guard.place is not None and guard.place != place:
         return f"it is for a {guard.place.upper()}, and the model runs on a {place.upper()}"
     if guard.own_loop and not situation.own_loop:
-        return "a model that reads pages runs one page at a time, eager, with a growing cache"
+        return "it is a setting of the built-in loop, and this is a program of its own"
+    if guard.text_model and situation.reads_pages:
+        return "of a model that reads pages, one page at a time, only the decode step can be changed"
     if guard.dtypes and situation.dtype not in guard.dtypes:
         return f"the model runs in {situation.dtype or 'an unknown format'}"
     if guard.package is not None and guard.package not in situation.packages:
@@ -206,8 +237,17 @@ def combine(
 
 def with_costs(plan: ExperimentPlan, costs: Costs) -> ExperimentPlan:
     """The same plan with costs that were measured."""
-    known = tuple(replace(c, cost_s=costs.of(c.remedies)) for c in plan.candidates)
-    return replace(plan, candidates=known, costs=costs)
+    known = [replace(c, cost_s=costs.of(c.remedies)) for c in plan.candidates]
+    return replace(plan, candidates=_sorted(known, plan.given), costs=costs)
+
+
+def _sorted(candidates: Sequence[TrialSet], given: Sequence[str]) -> tuple[TrialSet, ...]:
+    """What the user gave comes first; of equal ranks the one a rule names first."""
+    return tuple(sorted(candidates, key=lambda c: (c.remedies[0].id not in given, c.rank)))
+
+
+def _doublings(value: float) -> float:
+    return float(math.floor(math.log2(value))) if 0.0 < value < math.inf else value
 
 
 def predict(

@@ -107,10 +107,10 @@ def in_words(
         if not tried:
             return "Nothing was tried."
         return f"Nothing helped: none of {tried} experiment(s) improved {objective} beyond chance and kept its outputs."
-    interval = "" if low is None or high is None else f", 95 %: {low:.2f} to {high:.2f}×"
+    interval = "" if low is None or high is None else f" (95 %: {low:.2f} to {high:.2f}×)"
     names = " → ".join(step.name for step in path[1:])
-    outputs = "" if check is None else f"; outputs: {check}"
+    outputs = "" if check is None else f"; outputs {check}"
     return (
-        f"{objective} {digits(path[0].value, 4)} → {digits(path[-1].value, 4)} {unit}, {format_factor(gain)} "
-        f"({names}{interval}){outputs}."
+        f"{objective} {digits(path[0].value, 4)} → {digits(path[-1].value, 4)} {unit}, {format_factor(gain)}{interval} "
+        f"with {names}{outputs}."
     )

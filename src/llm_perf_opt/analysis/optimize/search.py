@@ -1,9 +1,11 @@
 """Which experiment comes next: single remedies by what they promise, then combinations of what helped.
 
 An experiment whose bound is not above what the best already brings is not tried by itself; together with the best it
-may be. Combinations are measured beside the best, so that each step of the way is one that was seen.
+may be. Combinations are measured beside the best, so that each step of the way is one that was seen. One that holds a
+combination which did not help, or whose parts brought far less than the best, is not tried.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -14,6 +16,8 @@ from llm_perf_opt.core.units import format_factor
 
 # A bound must be this much above what is there already to be worth the time.
 WORTH = 1.02
+# Remedies may help one another; more than this beyond the product of their gains is not expected.
+SYNERGY = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +108,7 @@ class ExperimentSearch:
             candidate = combine(group, self.plan.findings, self.plan.facts, self.situation, self.plan.costs)
             if candidate is not None and not self._seen(candidate):
                 found.append(candidate)
-        return sorted(found, key=lambda c: (-c.order, c.cost_s))
+        return sorted(found, key=lambda c: c.rank)
 
     def _seen(self, candidate: TrialSet) -> bool:
         seen = [t.candidate for t in self.tried] + [p.candidate for p in self.passed]
@@ -122,6 +126,32 @@ class ExperimentSearch:
                 f"it could bring {format_factor(bound.gain)} at most, and {self.best.candidate.name} brings "
                 f"{format_factor(self.best_gain)} already"
             )
+        return self._spoiled(candidate) or self._outdone(candidate) or self._too_long(candidate, left_s)
+
+    def _spoiled(self, candidate: TrialSet) -> str | None:
+        """Some of its remedies were tried together, and that did not help; what failed may have had another reason."""
+        ids = {remedy.id for remedy in candidate.remedies}
+        for tried in self.tried:
+            parts = {remedy.id for remedy in tried.candidate.remedies}
+            if 1 < len(parts) < len(ids) and parts < ids and not tried.helped and tried.total_gain is not None:
+                return f"{tried.candidate.name} did not help, which is a part of it"
+        return None
+
+    def _outdone(self, candidate: TrialSet) -> str | None:
+        """All of its remedies were measured alone, and together would be far from the best."""
+        alone = {t.candidate.remedies[0].id: t.total_gain for t in self.tried if len(t.candidate.remedies) == 1}
+        gains = [alone.get(remedy.id) for remedy in candidate.remedies]
+        if self.best is None or len(gains) < 2 or any(gain is None for gain in gains):
+            return None
+        together = math.prod(gain for gain in gains if gain is not None)
+        if together * SYNERGY >= self.best_gain:
+            return None
+        return (
+            f"its parts brought {format_factor(together)} if they multiply, and {self.best.candidate.name} brings "
+            f"{format_factor(self.best_gain)} already"
+        )
+
+    def _too_long(self, candidate: TrialSet, left_s: float) -> str | None:
         least_s = candidate.cost_s - self.plan.costs.spare_s
         if least_s > left_s:
             return f"about {least_s:.0f} s at least, and {max(left_s, 0.0):.0f} s of the budget are left"

@@ -31,6 +31,8 @@ EPSILON = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24}
 # Sums in another order differ by more than an epsilon of float32, and nobody can tell.
 LEAST_ROUNDING = 1e-3
 MAX_KL, MIN_TOP1 = 0.05, 0.9
+# Of an interval with as much above it as below.
+HOPELESS = 0.6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +127,15 @@ def compare_passes(
 def is_settled(found: MeasuredMetric | None) -> bool:
     """Whether more pairs would not change the verdict."""
     return found is not None and found.verdict != "inconclusive"
+
+
+def is_hopeless(found: MeasuredMetric | None) -> bool:
+    """Whether more pairs would hardly show a gain worth having: four chances of five that there is none."""
+    interval = None if found is None else found.estimate.interval_at(HOPELESS)
+    if found is None or interval is None:
+        return False
+    most = interval[1] if found.change.metric in HIGHER_IS_BETTER else 1 / interval[0]
+    return most < 1 + THRESHOLD
 
 
 def judge_experiment(

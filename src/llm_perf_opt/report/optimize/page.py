@@ -12,7 +12,7 @@ from llm_perf_opt.report.optimize.text import (
     RIGHT,
     calibration_cells,
     defects,
-    details,
+    detail_parts,
     distance_words,
     row_cells,
     set_words,
@@ -69,7 +69,7 @@ def render_page(found: OptimizeDocument) -> str:
             columns=COLUMNS,
             right=[COLUMNS.index(name) for name in RIGHT],
             bars=gain_bars(tried, found.objective),
-            details={row.name: details(row) for row in tried},
+            details={row.name: detail_parts(row) for row in tried},
             passed=[row for row in found.experiments if row.status == "not tried"],
             settings=set_words(found),
             distance=distance_words(found),
@@ -126,17 +126,15 @@ def gain_bars(rows: list[ExperimentRow], objective: str) -> list[GainBar]:
 
     found = []
     for row in rows:
-        change = row.change(objective)
-        scale = 1.0 if change is None or row.total_gain is None else row.total_gain / change.gain
-        low, high = (None, None) if change is None else (change.low, change.high)
-        left = 0.0 if low is None else place(low * scale)
+        known = row.total_interval(objective)
+        left = 0.0 if known is None else place(known[0])
         found.append(
             GainBar(
                 row=row,
                 cells=row_cells(row, objective),
                 chip=CHIP[row.status],
                 left=left,
-                width=0.0 if high is None else max(0.4, place(high * scale) - left),
+                width=0.0 if known is None else max(0.4, place(known[1]) - left),
                 at=None if row.total_gain is None else place(row.total_gain),
                 bound_at=None if row.bound is None or row.bound.gain is None else place(row.bound.gain),
                 none_at=place(1.0),

@@ -17,6 +17,9 @@ from llm_perf_opt.core.units import digits, format_bytes, format_factor, format_
 
 WIDTH = 79
 LEFT_SHOWN = 3
+# A result that is said of the one it was measured beside, where that is not the start the gains are over.
+BESIDE = {"slower": "than", "no gain": "over"}
+START = "start"
 COLUMNS = ("experiment", "result", "at most", "gain", "95 %", "outputs", "memory", "compile", "pays after")
 RIGHT = ("at most", "gain", "memory", "compile", "pays after")
 DASH = "—"
@@ -82,7 +85,7 @@ def render_markdown(found: OptimizeDocument) -> str:
         lines += ["## Not tried", "", *(f"- {code(row.name)}: {escape(row.reason)}" for row in passed), ""]
     if found.recommendation is not None:
         lines += _recommended(found)
-    lines += ["## How far it still is", "", escape(distance_words(found)), ""]
+    lines += ["## How far from the limit", "", escape(distance_words(found)), ""]
     lines += [*(f"- {escape(text)}" for text in found.left), ""] if found.left else []
     if found.calibration:
         rows = [[escape(cell) for cell in calibration_cells(rule)] for rule in found.calibration]
@@ -127,13 +130,15 @@ def path_cells(step: PathStep, objective: str) -> tuple[str, ...]:
 
 
 def row_cells(row: ExperimentRow, objective: str) -> tuple[str, ...]:
-    change = row.change(objective)
+    known = row.total_interval(objective)
     return (
         row.name,
-        row.status,
+        f"{row.status} {BESIDE[row.status]} {row.against}"
+        if row.status in BESIDE and row.against != START
+        else row.status,
         DASH if row.bound is None else "no limit" if row.bound.gain is None else format_factor(row.bound.gain),
         DASH if row.total_gain is None else format_factor(row.total_gain),
-        DASH if change is None else interval(change.low, change.high),
+        DASH if row.change(objective) is None else interval(*(known or (None, None))),
         DASH if row.check is None else row.check.verdict,
         DASH if row.peak_memory_bytes is None else format_bytes(row.peak_memory_bytes),
         DASH if row.compile_s is None else f"{row.compile_s:.1f} s",
@@ -142,6 +147,10 @@ def row_cells(row: ExperimentRow, objective: str) -> tuple[str, ...]:
 
 
 def details(row: ExperimentRow) -> str:
+    return "; ".join(detail_parts(row))
+
+
+def detail_parts(row: ExperimentRow) -> list[str]:
     """Everything about one experiment that no column has room for."""
     parts = [row.reason, *(change_words(change) for change in row.changes)]
     if row.bound is not None:
@@ -150,7 +159,7 @@ def details(row: ExperimentRow) -> str:
     if row.check is not None:
         parts.append(f"outputs: {row.check.text}" + (f" (allowed: {row.check.limits})" if row.check.limits else ""))
     parts += [row.how] if row.how else []
-    return "; ".join(part for part in parts if part)
+    return [part for part in parts if part]
 
 
 def change_words(change: MetricChange) -> str:

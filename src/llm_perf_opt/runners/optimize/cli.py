@@ -13,6 +13,7 @@ from llm_perf_opt.analysis.compare.gate import parse_condition
 from llm_perf_opt.analysis.optimize.document import OBJECTIVES, UNITS, OptimizeDocument
 from llm_perf_opt.core.files import real_path
 from llm_perf_opt.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError
+from llm_perf_opt.runners.arguments import CommandParser
 
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.findings.remedies import Remedy
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 DEFAULT_DIR = Path("tmp/optimize")
 EPILOG = """\
 examples:
-  llm-perf optimize experiment=demo
+  llm-perf optimize experiment=demo --budget 3m
   llm-perf optimize model=llama3_1b dataset.prompt_tokens=1024 --budget 10m
   llm-perf optimize run=tmp/runs/RUN --objective tokens_per_s \\
       --constraint 'peak_gb<=80'
@@ -58,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="llm-perf optimize",
         usage="llm-perf optimize [OPTION ...] [run=DIR] [OVERRIDE ...]\n"
         "       llm-perf optimize --experiments FILE [OPTION ...] -- PROGRAM ...",
@@ -156,6 +157,7 @@ def _optimize_model(args: argparse.Namespace, options: "OptimizeOptions") -> int
     from llm_perf_opt.pipeline.provenance import make_redactor
     from llm_perf_opt.profiling.nvml import gpu_index
     from llm_perf_opt.report.optimize.text import render_plan, render_terminal
+    from llm_perf_opt.runners.optimize.given import secrets_of
     from llm_perf_opt.runners.optimize.metered import require_counter
     from llm_perf_opt.runners.optimize.run import ENERGY, Optimizer
     from llm_perf_opt.runners.optimize.setup import (
@@ -210,7 +212,7 @@ def _optimize_model(args: argparse.Namespace, options: "OptimizeOptions") -> int
         if args.dry_run:
             print(render_plan(plan, budget_s=options.budget_s))
             return EXIT_OK
-        redactor = make_redactor(subject.config, os.environ)
+        redactor = make_redactor(subject.config, os.environ, more=secrets_of(remedies))
         optimizer = Optimizer(
             bench=ModelBench(subject=subject, redactor=redactor),
             profile=profile,
@@ -241,7 +243,7 @@ def _optimize_program(args: argparse.Namespace, options: "OptimizeOptions", comm
     from llm_perf_opt.pipeline.lock import locked
     from llm_perf_opt.profiling.vendor.tools import probe_host
     from llm_perf_opt.report.optimize.text import render_plan, render_terminal
-    from llm_perf_opt.runners.optimize.given import read_experiments
+    from llm_perf_opt.runners.optimize.given import read_experiments, secrets_of
     from llm_perf_opt.runners.optimize.program import ProgramBench
     from llm_perf_opt.runners.optimize.run import Optimizer
 
@@ -262,6 +264,7 @@ def _optimize_program(args: argparse.Namespace, options: "OptimizeOptions", comm
         objective=options.objective,
         is_cpu=not host.gpus,
         own_loop=False,
+        reads_pages=False,
         dtype=None,
         settings={},
         lossless=args.lossless,
@@ -271,7 +274,7 @@ def _optimize_program(args: argparse.Namespace, options: "OptimizeOptions", comm
         print(render_plan(plan, budget_s=options.budget_s))
         return EXIT_OK
     folder.mkdir(parents=True, exist_ok=True)
-    redactor = Redactor.of(os.environ, more=given_secrets(command))
+    redactor = Redactor.of(os.environ, more=[*given_secrets(command), *secrets_of(given.remedies)])
     bench = ProgramBench(
         command=tuple(command), outputs=given.outputs, user_dir=Path.cwd(), host=host, redactor=redactor
     )

@@ -1,5 +1,6 @@
 """Experiments of the user's own, from a YAML file: words to add, or variables to set."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -11,6 +12,7 @@ from llm_perf_opt.analysis.findings.remedies import Remedy
 from llm_perf_opt.config.load import validate
 from llm_perf_opt.config.schema import FORBID_UNKNOWN
 from llm_perf_opt.core.files import read_limited
+from llm_perf_opt.core.redact import given_secrets, is_secret
 from llm_perf_opt.errors import ConfigError
 
 LARGEST_BYTES = 1 << 20
@@ -65,6 +67,15 @@ def read_experiments(path: Path) -> GivenExperiments:
     if found:
         raise ConfigError(found)
     return typed
+
+
+def secrets_of(remedies: Iterable[Remedy]) -> list[str]:
+    """The values experiments set that must not be written down: of variables, and of flags such as `--api-key=X`."""
+    found: list[str] = []
+    for remedy in remedies:
+        found += [value for name, value in remedy.environment.items() if is_secret(name, value)]
+        found += given_secrets([f"{key}={value}" for key, value in remedy.sets.items()])
+    return found
 
 
 def _remedy(one: GivenExperiment) -> Remedy:

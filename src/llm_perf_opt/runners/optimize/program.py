@@ -61,7 +61,8 @@ class ProgramBench:
 
     def recommend(self, candidate: TrialSet, sentence: str, folder: Path) -> tuple[str | None, str]:
         del sentence, folder
-        environment = [f"{key}={shlex.quote(value)}" for key, value in candidate.environment.items()]
+        variables = self.redactor.tree(candidate.environment)
+        environment = [f"{key}={shlex.quote(value)}" for key, value in variables.items()]
         words = self.redactor.words((*self.command, *program_words(candidate)))
         return None, " ".join([*environment, shlex.join(words)])
 

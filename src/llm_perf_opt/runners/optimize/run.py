@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from llm_perf_opt.analysis.compare.gate import Condition
 from llm_perf_opt.analysis.compare.stability import RepeatedValue
-from llm_perf_opt.analysis.compare.statistics import Pass, level_of, shared_among
+from llm_perf_opt.analysis.compare.statistics import Pass, level_of
 from llm_perf_opt.analysis.findings.facts import Known
 from llm_perf_opt.analysis.optimize.document import (
     ExperimentRow,
@@ -28,6 +30,7 @@ from llm_perf_opt.analysis.optimize.plan import (
     ExperimentPlan,
     Situation,
     TrialSet,
+    look_share,
     scaled_bound,
     with_costs,
 )
@@ -46,6 +49,7 @@ from llm_perf_opt.analysis.optimize.verdict import (
     broken_constraints,
     calibrate_rules,
     compare_passes,
+    is_hopeless,
     is_settled,
     judge_experiment,
 )
@@ -70,8 +74,6 @@ LOOK_MARGIN = 1.5
 METRICS = ("tpot_ms", "ttft_ms", "tokens_per_s", "joules_per_token", "wall_ms")
 # No experiment takes more of what is left of the budget than this, unless that is very little.
 MOST_SHARE, LEAST_S = 0.6, 60.0
-# An experiment that is nearly done may end this much after the budget.
-GRACE_S = 15.0
 MeasuredPass = Mapping[str, list[RepeatedValue]]
 
 
@@ -226,13 +228,13 @@ class Optimizer:
         folder = self._folder_of(name)
         self.console.stage_started(StageTurn(name=name))
         worker = self.bench.open(candidate, folder, self.console.tick)
+        ready = None
         try:
             ready = worker.wait_ready(until)
-        except BaseException:
-            worker.end()
-            raise
         finally:
             self.console.close()
+            if ready is None:
+                worker.end()
         side = Side(name=name, worker=worker, ready=ready, start_s=worker.start_s)
         self.sides.append(side)
         return side
@@ -249,7 +251,7 @@ class Optimizer:
         bound = candidate.bound
         promised = "" if bound is None or bound.gain is None else f", at most {bound.gain:.2f}×"
         self.console.say(f"{candidate.name}: {candidate.title}{promised}")
-        until = min(time.monotonic() + max(LEAST_S, MOST_SHARE * self.left_s), self.deadline + GRACE_S)
+        until = min(time.monotonic() + max(LEAST_S, MOST_SHARE * self.left_s), self.deadline)
         log = self._folder_of(candidate.name) / "worker.log"
         side = None
         try:
@@ -328,22 +330,22 @@ class Optimizer:
     def _pairs(
         self, other: Side, side: Side, until: float, *, looks: int = len(PAIR_LOOKS)
     ) -> dict[str, MeasuredMetric]:
-        """Passes in turns, first the one, then the other: until the objective is settled, or the time is up."""
+        """Passes in turns, first the one, then the other: until more would not change the verdict, or time is up."""
         mine: list[MeasuredPass] = []
         theirs: list[MeasuredPass] = []
         paired = other.worker is not None
         found: dict[str, MeasuredMetric] = {}
-        spent = dict(zip(PAIR_LOOKS, shared_among(PAIR_LOOKS), strict=True))
         for number in range(1, PAIR_LOOKS[looks - 1] + 1):
             began = time.monotonic()
             order = (other, side) if number % 2 else (side, other)
             for one in order if paired else (side,):
                 (mine if one is side else theirs).append(self._pass(one))
             is_over = number > 1 and 2 * time.monotonic() - began > until
-            if number in spent or is_over:
-                share = min(part for look, part in spent.items() if look >= number)
+            if number in PAIR_LOOKS or is_over:
+                share = look_share(number, is_last=is_over)
                 found = compare_passes(theirs if paired else other.passes, mine, METRICS, paired=paired, spent=share)
-            if is_over or (number in spent and is_settled(found.get(self.options.objective))):
+            measured = found.get(self.options.objective)
+            if is_over or (number in PAIR_LOOKS and (is_settled(measured) or is_hopeless(measured))):
                 break
         return found
 
@@ -370,9 +372,9 @@ class Optimizer:
             return
         if row.against == START:
             self.direct = row.change(self.options.objective)
-        elif best.worker is not None and start.worker is not None and self.left_s > 0:
+        elif best.worker is not None and start.worker is not None and self.left_s > self.search.plan.costs.least_s:
             self.console.say(f"{best.name}: once more, beside the start")
-            found = self._pairs(start, best, self.deadline + GRACE_S).get(self.options.objective)
+            found = self._pairs(start, best, self.deadline).get(self.options.objective)
             self.direct = None if found is None else found.change
 
     def _end_sides(self) -> None:
@@ -462,8 +464,9 @@ class Optimizer:
 
     def save(self, status: OptimizeStatus) -> OptimizeDocument:
         """Write everything there is, as a whole each time."""
-        document = self._document(status)
-        write_document(self.folder, document, self.redactor)
+        whole = msgspec.to_builtins(self._document(status))
+        document = msgspec.convert(self.redactor.tree(whole), OptimizeDocument)
+        write_document(self.folder, document)
         return document
 
     def _document(self, status: OptimizeStatus) -> OptimizeDocument:
@@ -563,8 +566,8 @@ class Optimizer:
         )
 
 
-def write_document(folder: Path, document: OptimizeDocument, redactor: Redactor) -> None:
+def write_document(folder: Path, document: OptimizeDocument) -> None:
     """optimize.json first: pages can be made of it again."""
     write_json(folder / JSON_FILE, document)
-    write_whole(folder / MARKDOWN_FILE, redactor.text(render_markdown(document)).encode("utf-8", "backslashreplace"))
-    write_whole(folder / PAGE_FILE, redactor.text(render_page(document)).encode("utf-8", "backslashreplace"))
+    write_whole(folder / MARKDOWN_FILE, render_markdown(document).encode("utf-8", "backslashreplace"))
+    write_whole(folder / PAGE_FILE, render_page(document).encode("utf-8", "backslashreplace"))

@@ -176,12 +176,15 @@ class ModelBench:
         """An experiment for `--config-dir`. One that was chosen already becomes a part of it: Hydra takes one."""
         chosen = [word.partition("=")[2] for word in self.subject.overrides if override_key(word) == GROUP]
         given = self.redactor.words([word for word in self.subject.overrides if override_key(word) != GROUP])
-        words = [f"{key}={value}" for key, value in candidate.environment.items()]
+        variables = self.redactor.tree(candidate.environment)
+        words = [f"{key}={shlex.quote(value)}" for key, value in variables.items()]
         if not candidate.sets:
-            return None, shlex.join([*words, "llm-perf", "profile", *self.redactor.words(self.subject.overrides)])
+            given = self.redactor.words(self.subject.overrides)
+            return None, " ".join([*words, "llm-perf", "profile", *map(shlex.quote, given)])
         file = folder / CONF_DIR / GROUP / f"{EXPERIMENT}.yaml"
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, experiment_yaml(candidate, sentence=sentence, parents=chosen).encode())
+        text = experiment_yaml(candidate, sentence=sentence, parents=chosen)
+        write_whole(file, self.redactor.text(text).encode())
         words += ["llm-perf", "profile", "--config-dir", shlex.quote(str(folder / CONF_DIR))]
         command = " ".join([*words, *map(shlex.quote, given), f"{GROUP}={EXPERIMENT}"])
         return file.relative_to(folder).as_posix(), command

@@ -13,7 +13,7 @@ from llm_perf_opt.analysis.optimize.plan import START_S, Costs, ExperimentPlan, 
 from llm_perf_opt.config.schema import AUTO
 from llm_perf_opt.core.names import PHASES
 from llm_perf_opt.runners.optimize.setup import OptimizedModel, Profile
-from llm_perf_opt.workload.dataset import TOKENS
+from llm_perf_opt.workload.dataset import PAGES
 from llm_perf_opt.workload.models.registry import load_adapter
 
 SECTIONS = ("model", "infer", "dataset")
@@ -30,7 +30,8 @@ def situation_of(subject: OptimizedModel, profile: Profile, objective: Objective
     return Situation(
         objective=objective,
         is_cpu=bool(profile.facts.is_cpu),
-        own_loop=load_adapter(subject.config.model.adapter).data_kind == TOKENS,
+        own_loop=True,
+        reads_pages=load_adapter(subject.config.model.adapter).data_kind == PAGES,
         dtype=profile.facts.dtype,
         settings=settings,
         environment=dict(os.environ),

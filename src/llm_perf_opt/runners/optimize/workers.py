@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 
 from llm_perf_opt.analysis.compare.stability import RepeatedValue
+from llm_perf_opt.analysis.hardware.calibrate import cache_dir
 from llm_perf_opt.analysis.optimize.document import OutputCheck
 from llm_perf_opt.analysis.optimize.plan import TrialSet
 from llm_perf_opt.analysis.optimize.verdict import LossLimits, check_outputs
@@ -22,7 +23,7 @@ from llm_perf_opt.core.records import Progress, read_progress
 from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import CommandFailed
 from llm_perf_opt.profiling.baseline import last_words
-from llm_perf_opt.profiling.vendor.launch import build_work_argv, workload_overrides
+from llm_perf_opt.profiling.vendor.launch import build_work_argv, bytecode_environment, workload_overrides
 from llm_perf_opt.runners.optimize.protocol import SOCKET, Answer, PassSample, WorkerAsk, WorkerReady
 
 WORKER = "llm_perf_opt.runners.optimize.worker"
@@ -111,7 +112,9 @@ class ModelWorker:
         self._door.listen(1)
         self._line: socket.socket | None = None
         self._unread = b""
-        env = allowed_environment(os.environ, config.run.env_passthrough) | {**environment, SOCKET: str(address)}
+        env = allowed_environment(os.environ, config.run.env_passthrough)
+        env |= bytecode_environment(os.environ, cache_dir(os.environ, "bytecode"))
+        env |= {**environment, SOCKET: str(address)}
         self._service = Service(
             build_work_argv(WORKER, workload_overrides(config), hydra_run_dir=folder),
             env=env,
