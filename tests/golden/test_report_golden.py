@@ -36,7 +36,7 @@ def view(run: Path) -> ReportView:
 
 def steady(text: str, run: Path) -> str:
     """Without what differs from day to day and from folder to folder."""
-    text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", "DATE", text)
+    text = re.sub(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d\+00:00| \d\d:\d\d UTC)", "DATE", text)
     return text.replace(str(run.parent), "FOLDER")
 
 

@@ -56,13 +56,34 @@ class Browser:
 
     def press(self, *keys: str) -> None:
         actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
-        self.call("actions", {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]})
+        self.call("actions", {"actions": [_keys(*actions)]})
 
     def hover(self, selector: str, *, x: int = 0, y: int = 0) -> None:
         """Move the mouse to the middle of an element, or so far from it."""
         origin = {ELEMENT: self.find(selector)}
         move = {"type": "pointerMove", "duration": 0, "origin": origin, "x": x, "y": y}
         self.call("actions", {"actions": [{"type": "pointer", "id": "mouse", "actions": [move]}]})
+
+    def drag(self, selector: str, *, start: tuple[int, int], by: int, key: str | None = None) -> None:
+        """Press the mouse so far from the middle of an element, move it to the right and let go; a key may be held."""
+        origin = {ELEMENT: self.find(selector)}
+        points = [(start[0], start[1]), (start[0] + by // 2, start[1]), (start[0] + by, start[1])]
+        moves = [{"type": "pointerMove", "duration": 0, "origin": origin, "x": x, "y": y} for x, y in points]
+        press = {"type": "pointerDown", "button": 0}, {"type": "pointerUp", "button": 0}
+        mouse = [moves[0], press[0], *moves[1:], press[1]]
+        if key is not None:
+            self.call("actions", {"actions": [_keys({"type": "keyDown", "value": key})]})
+        self.call("actions", {"actions": [{"type": "pointer", "id": "mouse", "actions": mouse}]})
+        if key is not None:
+            self.call("actions", {"actions": [_keys({"type": "keyUp", "value": key})]})
+
+    def wheel(self, selector: str, down: int) -> None:
+        """Turn the wheel over the middle of an element."""
+        turn = {
+            "type": "scroll", "duration": 0, "origin": {ELEMENT: self.find(selector)}, "x": 0, "y": 0,
+            "deltaX": 0, "deltaY": down,
+        }  # fmt: skip
+        self.call("actions", {"actions": [{"type": "wheel", "id": "wheel", "actions": [turn]}]})
 
     def text(self, selector: str) -> str:
         return str(self.run("return document.querySelector(arguments[0]).textContent", selector))
@@ -106,7 +127,7 @@ class Browser:
 
 
 @contextmanager
-def chromium() -> Iterator[Browser]:
+def chromium(*flags: str) -> Iterator[Browser]:
     """A fresh browser with a profile of its own; everything is gone afterwards."""
     driver = shutil.which("chromedriver")
     assert driver is not None, "chromedriver is not installed"
@@ -119,7 +140,9 @@ def chromium() -> Iterator[Browser]:
         session = None
         try:
             _wait_ready(base)
-            session = _call(f"{base}/session", {"capabilities": {"alwaysMatch": _capabilities(profile)}})["sessionId"]
+            session = _call(f"{base}/session", {"capabilities": {"alwaysMatch": _capabilities(profile, flags)}})[
+                "sessionId"
+            ]
             yield Browser(base, session)
         finally:
             if session is not None:
@@ -128,8 +151,12 @@ def chromium() -> Iterator[Browser]:
             process.wait(timeout=20)
 
 
-def _capabilities(profile: str) -> dict[str, Any]:
-    options = {"binary": shutil.which("chromium"), "args": [*FLAGS, f"--user-data-dir={profile}"]}
+def _keys(*actions: dict[str, str]) -> dict[str, Any]:
+    return {"type": "key", "id": "keyboard", "actions": list(actions)}
+
+
+def _capabilities(profile: str, flags: tuple[str, ...]) -> dict[str, Any]:
+    options = {"binary": shutil.which("chromium"), "args": [*FLAGS, *flags, f"--user-data-dir={profile}"]}
     return {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}}
 
 

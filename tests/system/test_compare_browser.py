@@ -36,7 +36,7 @@ def test_a_comparison_of_runs(browser: Browser, tmp_path: Path) -> None:
     base, slower = run_of(tmp_path / "base", STEADY), run_of(tmp_path / "slower", SLOWER)
     assert main(["compare", str(base), str(slower), "-o", str(tmp_path), "--gate", "tpot_ms<=+5%"]) == 1
     opened(browser, tmp_path / "compare.html")
-    assert browser.text("#verdict").startswith("Worse: ttft_ms +20.0 %")
+    assert browser.text("#verdict").startswith("ttft_ms 50.00 ms → 60.00 ms, +20.0 %")
     assert browser.texts("#metrics tbody td:first-child") == ["ttft_ms", "tpot_ms", "e2e_ms", "peak_memory_bytes"]
     assert browser.text("#gates .chip") == "failed"
 
@@ -51,9 +51,17 @@ def test_a_comparison_of_captures_has_both_timelines(browser: Browser, tmp_path:
 def test_runs_over_time_and_a_sweep(browser: Browser, tmp_path: Path) -> None:
     for number, tpot_ms in enumerate((10.0, 12.0, 11.0)):
         timed_run(tmp_path / "runs" / str(number), tpot_ms, batch=2**number)
+    (tmp_path / "runs" / "1" / "report.html").write_text("<title>report</title>", encoding="utf-8")
     assert main(["runs", str(tmp_path / "runs"), "--html", str(tmp_path / "trend.html")]) == 0
     opened(browser, tmp_path / "trend.html")
     assert browser.run("return document.querySelectorAll('#charts circle').length") == 6
+    # A run without a report has no link.
+    assert browser.run("return [...document.querySelectorAll('#runs a')].map(a => a.getAttribute('href'))") == [
+        "runs/1/report.html"
+    ]
     assert main(["sweep", "report", str(tmp_path / "runs")]) == 0
     opened(browser, tmp_path / "runs" / "sweep.html")
     assert browser.run("return document.querySelectorAll('tr.front').length") == 1
+    assert browser.run("return document.querySelector('#runs a').getAttribute('href')") == "1/report.html"
+    browser.click("#runs a")
+    assert browser.run("return document.title") == "report"

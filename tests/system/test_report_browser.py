@@ -10,12 +10,12 @@ import pytest
 from llm_perf_opt.cli import main
 from llm_perf_opt.report.write import write_reports
 from tests.support.browser import Browser, chromium
-from tests.support.report_runs import HOSTILE, analyze_h200, hostile_run
+from tests.support.report_runs import HOSTILE, analyze_h200, capture, hostile_run, stage, write_run
 from tests.support.trace_builder import event, write_trace
 
 pytestmark = pytest.mark.browser
 FIRST = "#kernel-table tbody tr:first-child td:nth-child({})"
-RIGHT, ENTER, ESCAPE = "\ue014", "\ue007", "\ue00c"
+RIGHT, ENTER, ESCAPE, SHIFT = "\ue014", "\ue007", "\ue00c", "\ue008"
 SETTLED = "return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
@@ -288,6 +288,130 @@ def test_the_timeline_searches_sums_a_span_and_walks_by_keys(browser: Browser) -
     assert browser.text("#timeline-span") != before
 
 
+def timeline(browser: Browser) -> tuple[int, int]:
+    """The canvas in the middle of the screen, and half of its size."""
+    browser.run("document.getElementById('timeline-canvas').scrollIntoView({block: 'center'})")
+    browser.run(SETTLED)
+    box = browser.run(
+        "const b = document.getElementById('timeline-canvas').getBoundingClientRect(); return [b.width, b.height]"
+    )
+    return round(box[0] / 2), round(box[1] / 2)
+
+
+WINDOW = "return new URLSearchParams(location.hash.split('?')[1]).get('t')"
+SPAN = "return new URLSearchParams(location.hash.split('?')[1]).get('span')"
+REMEMBERED = "return new Promise(done => setTimeout(done, 400))"
+
+
+def test_the_timeline_is_moved_zoomed_and_selected_by_mouse(browser: Browser) -> None:
+    _, half = timeline(browser)
+    browser.drag("#timeline-canvas", start=(0, half - 8), by=200)
+    browser.run(REMEMBERED)
+    moved = [int(part) for part in browser.run(WINDOW).split("-")]
+    browser.drag("#timeline-canvas", start=(0, half - 8), by=-200)
+    browser.run(REMEMBERED)
+    back = [int(part) for part in browser.run(WINDOW).split("-")]
+    assert moved[0] < back[0] and abs((moved[1] - moved[0]) - (back[1] - back[0])) <= 1
+    browser.drag("#timeline-canvas", start=(0, half - 8), by=120, key=SHIFT)
+    first = browser.run(SPAN)
+    assert browser.text("#timeline-sums p").startswith("Selected: ") and first
+    browser.click("#timeline-sums button")
+    browser.run(REMEMBERED)
+    assert browser.run(WINDOW) == first
+    browser.click("#timeline-select")
+    timeline(browser)
+    browser.drag("#timeline-canvas", start=(-100, half - 8), by=50)
+    assert browser.run(SPAN) not in (None, first) and browser.run(WINDOW) == first
+    before = browser.text("#timeline-span")
+    browser.wheel("#timeline-canvas", -300)
+    browser.run(SETTLED)
+    # The canvas has the focus, so that the wheel is its own.
+    browser.run("document.getElementById('timeline-canvas').focus()")
+    browser.wheel("#timeline-canvas", -300)
+    browser.run(SETTLED)
+    assert browser.text("#timeline-span") != before
+
+
+def test_a_clicked_kernel_has_an_arrow_from_its_launch(browser: Browser) -> None:
+    # Looked at in a copy: the page's own canvas is drawn by the GPU where there is one.
+    red = (
+        "const c = document.getElementById('timeline-canvas'), copy = document.createElement('canvas');"
+        "copy.width = c.width; copy.height = c.height;"
+        "const pen = copy.getContext('2d', {willReadFrequently: true}); pen.drawImage(c, 0, 0);"
+        "const probe = document.createElement('i'); probe.style.color = 'var(--bad)'; document.body.append(probe);"
+        "const [r, g, b] = getComputedStyle(probe).color.match(/\\d+/g).map(Number); probe.remove();"
+        "const p = pen.getImageData(0, 0, c.width, c.height).data; let count = 0;"
+        "for (let i = 0; i < p.length; i += 4) if (p[i] === r && p[i + 1] === g && p[i + 2] === b) count++;"
+        "return count"
+    )
+    timeline(browser)
+    browser.type("#timeline-search", "nvjet_sm90_tst_256x8")
+    # The first one is too near to the edge to come to the middle.
+    browser.press(ENTER, ENTER)
+    browser.run(SETTLED)
+    assert browser.run(red) > 10
+    # The search is over and nothing is chosen; this near the kernel is a fifth of the width, around the middle.
+    browser.press(ESCAPE, ESCAPE, *"++++++")
+    browser.run(SETTLED)
+    assert browser.run(red) == 0
+    _, half = timeline(browser)
+    for y in range(-half + 50, half - 10, 6):
+        browser.drag("#timeline-canvas", start=(0, y), by=0)
+        browser.run(SETTLED)
+        if browser.run(red) > 10:
+            break
+    browser.hover("#timeline-canvas", x=1, y=y)
+    told = browser.text("#tip")
+    assert told.startswith("nvjet_sm90_tst_256x8") and "after its launch began" in told, told
+
+
+def test_buttons_of_the_timeline_show_a_phase_or_all_of_it(browser: Browser) -> None:
+    shown = {}
+    for name in browser.texts("#timeline-jumps button"):
+        jumps = "[...document.querySelectorAll('#timeline-jumps button')]"
+        browser.run(f"{jumps}.find(b => b.textContent === arguments[0]).click()", name)
+        browser.run(SETTLED)
+        shown[name] = browser.text("#timeline-span")
+    browser.click('[data-zoom="all"]')
+    browser.run(SETTLED)
+    assert list(shown) == ["Prefill", "Decode step"] and len(set(shown.values())) == 2
+    assert browser.text("#timeline-span") == "112.3 ms shown of 112.3 ms"
+
+
+def test_a_small_table_is_sorted_by_its_heading(browser: Browser) -> None:
+    rows = "[...document.querySelector('#modules table.sortable').tBodies[0].rows]"
+    cells = f"return {rows}.map(r => r.cells[3].textContent)"
+    heading = "#modules table.sortable th:nth-child(4) button"
+    browser.click(heading)
+    shares = [float(text.split()[0]) for text in browser.run(cells) if text != "—" and not text.startswith("<")]
+    assert shares == sorted(shares, reverse=True) and len(shares) > 3
+    browser.click(heading)
+    assert [
+        float(text.split()[0]) for text in browser.run(cells) if text != "—" and not text.startswith("<")
+    ] == shares[::-1]
+
+
+def test_the_first_screen_leads_to_the_evidence_and_keeps_what_was_chosen(browser: Browser) -> None:
+    browser.click('#phase-switch input[value="prefill"]')
+    # The address is written a moment after the timeline moved; a link followed meanwhile must not be lost.
+    browser.run("window.scrollTo(0, 0); document.querySelector('.answer a').click()")
+    browser.run(REMEMBERED)
+    assert browser.run("return location.hash").startswith("#findings?") and "phase=prefill" in browser.run(
+        "return location.hash"
+    )
+    assert abs(browser.run("return document.getElementById('findings').getBoundingClientRect().top")) < 120
+    browser.click(".bar nav a[href='#kernels']")
+    browser.run(SETTLED)
+    assert browser.run("return location.hash").startswith("#kernels?")
+
+
+def test_a_finding_closes_and_opens(browser: Browser) -> None:
+    is_open = "return document.querySelectorAll('.finding')[arguments[0]].open"
+    assert [browser.run(is_open, index) for index in (0, 3)] == [True, False]
+    browser.run("for (const index of [0, 3]) document.querySelectorAll('.finding summary')[index].click()")
+    assert [browser.run(is_open, index) for index in (0, 3)] == [False, True]
+
+
 def test_a_term_explains_itself_under_the_mouse(browser: Browser) -> None:
     browser.hover("#verdict abbr")
     assert len(browser.text("#tip")) > 20
@@ -298,6 +422,21 @@ def test_paper_has_two_pages(browser: Browser) -> None:
         browser.cdp("Page.printToPDF", printBackground=True, paperWidth=8.27, paperHeight=11.69)["data"]
     )
     assert len(re.findall(rb"/Type\s*/Page\b", pdf)) == 2
+
+
+def test_a_long_table_shows_more_on_demand(one_browser: Browser, tmp_path: Path) -> None:
+    data = capture(*((f"kernel_{number}", 1, 1_000_000 - number) for number in range(150)))
+    write_run(tmp_path, stage("nsys", tmp_path, {"analysis_json": ("analysis.json", data)}))
+    write_reports(tmp_path)
+    one_browser.resize(1280, 900)
+    one_browser.open(tmp_path / "report.html")
+    counts = []
+    while not one_browser.run("return document.getElementById('kernel-more').hidden"):
+        counts.append(len(column(one_browser, 1)))
+        one_browser.click("#kernel-more")
+    counts.append(len(column(one_browser, 1)))
+    assert counts == sorted(counts) and len(counts) > 1 and counts[-1] == 150
+    assert one_browser.console() == []
 
 
 def test_a_kernel_called_script_does_nothing(one_browser: Browser, tmp_path: Path) -> None:

@@ -343,6 +343,29 @@ def test_the_verdict_of_all_is_the_worst_that_is_known() -> None:
         side("a", steady, single={"peak_memory_bytes": 100.0}), side("b", slow, single={"peak_memory_bytes": 50.0})
     )
     assert (mixed.verdict, [row.verdict for row in mixed.metrics]) == ("mixed", ["worse", "better"])
+
+
+def test_the_sentence_names_the_largest_change_first_and_steps_too() -> None:
+    def both(name: str, ttft: float, tpot: float) -> SideInput:
+        noise = (1.0, 1.001, 0.999, 1.0)
+        values = {"ttft_ms": ttft, "prefill_ms": ttft, "e2e_ms": ttft + 9 * tpot, "tpot_ms": tpot}
+        return SideInput(name=name, passes=[{k: one_pass([v * n for n in noise]) for k, v in values.items()}])
+
+    found = compare_sides(both("base", 20.0, 20.0), both("candidate", 18.0, 2.0))
+    parts = found.sentence.split("; ")
+    assert [part.split(" (")[0] for part in parts[:3]] == [
+        "tpot_ms 20.00 ms → 2.000 ms, -90.0 %",
+        "e2e_ms 200.0 ms → 36.00 ms, -82.0 %",
+        "ttft_ms 20.00 ms → 18.00 ms, -10.0 %",
+    ]
+    assert parts[3] == "1 more changed."
+    assert [fall.title for fall in found.waterfalls] == ["decode", "prefill"]
+    mixed = compare_sides(both("base", 20.0, 20.0), both("candidate", 30.0, 10.0))
+    assert [(part.split(" ")[0], part.rsplit(", ", 1)[-1].rstrip(").")) for part in mixed.sentence.split("; ")[:3]] == [
+        ("tpot_ms", "better"),
+        ("e2e_ms", "better"),
+        ("ttft_ms", "worse"),
+    ]
     assert overall(side("a"), side("b"), (), ()) == "inconclusive"
 
 

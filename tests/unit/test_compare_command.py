@@ -50,7 +50,8 @@ def test_a_slower_run_is_told_with_interval_and_exit_codes(tmp_path: Path, capsy
     assert main(["compare", str(base), str(slower)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"WORSE: {base} → {slower}"
-    assert lines[1].startswith("Worse: ttft_ms +20.0 % (95 %: +19.") and lines[1].endswith("worse).")
+    assert lines[1].startswith("ttft_ms 50.00 ms → 60.00 ms, +20.0 % (95 %: +19.")
+    assert "; tpot_ms 10.00 ms → 12.00 ms, +20.0 % (95 %: " in lines[1] and "worse" not in lines[1]
     assert main(["compare", str(base), str(slower), "--gate", "tpot_ms<=+5%"]) == 1
     assert "gate tpot_ms<=+5%: failed (+20.0 %, " in capsys.readouterr().out
     assert main(["compare", str(base), str(slower), "--gate", "tpot_ms<=+25%", "--gate", "ttft_ms<=70"]) == 0

@@ -156,4 +156,4 @@ def test_the_page_is_written_for_every_run(tmp_path: Path) -> None:
     html = (out / "report.html").read_text(encoding="utf-8")
     assert "<h2" in html and ">Roofline<" not in html
     assert "pipeline." not in html
-    assert "the capture does not say which model ran" in html
+    assert "The capture names neither its model nor a time without a profiler" in html

@@ -70,8 +70,8 @@ def test_captures_of_two_tools_lie_on_one_clock_from_the_prefill_on(tmp_path: Pa
     counters = [(e["pid"], e["name"], e["ts"], e["args"]) for e in found if e["ph"] == "C"]
     assert counters == [
         (2, "GPU memory allocated", 2.0, {"bytes": 5_000_000}),
-        (3, "power, W", 0.0, {"value": 300.5}),
-        (3, "SM clock, MHz", 2.0, {"value": 1980.0}),
+        (3, "power", 0.0, {"W": 300.5}),
+        (3, "SM clock", 2.0, {"MHz": 1980.0}),
     ]
     rows = {(e["pid"], e["args"].get("name")) for e in found if e["ph"] == "M"}
     assert {(1, "nsys: run (aligned at its prefill)"), (1, "GPU device 0"), (2, "CPU thread 0")} <= rows
@@ -83,7 +83,7 @@ def test_samples_of_the_driver_with_a_time_of_day_lie_where_their_capture_lies(t
     times = {e["name"]: e["ts"] for e in found if e["ph"] == "C"}
     prefill = [e["ts"] for e in found if e["ph"] == "X" and e["name"] == "prefill"]
     # 5 and 7 µs past the hour; the prefill starts 10 µs into the window, at 19 µs. The first sample becomes zero.
-    assert (times["power, W"], times["SM clock, MHz"], prefill) == (0.0, 2.0, [14.0, 14.0])
+    assert (times["power"], times["SM clock"], prefill) == (0.0, 2.0, [14.0, 14.0])
     assert any("on the clock of torch: run" in e["args"].get("name", "") for e in found if e["ph"] == "M")
 
 

@@ -6,17 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from llm_perf_opt.analysis.capture import GpuIdle
 from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.analysis.findings.finding import Finding
 from llm_perf_opt.analysis.findings.rules import diagnose
 from llm_perf_opt.core.documents import Deployment
-from llm_perf_opt.core.manifest import read_manifest
-from llm_perf_opt.core.records import CommandRecord, Metric, Spread
+from llm_perf_opt.core.manifest import read_manifest, write_manifest
+from llm_perf_opt.core.records import CommandRecord, CommandStep, Metric, Spread
 from llm_perf_opt.report.facts import unbeaten
 from llm_perf_opt.report.page.glossary import words
 from llm_perf_opt.report.page.roofline_layout import WIDTH, layout_roofline
 from llm_perf_opt.report.run_files import LOG_LINES, read_run_files
 from llm_perf_opt.report.view.findings import findings_view
+from llm_perf_opt.report.view.headline import is_worth_it
+from llm_perf_opt.report.view.modules import ModulesView, OperatorView, operators_split
 from llm_perf_opt.report.view.program import faster_than_possible
 from llm_perf_opt.report.view.report import ReportView, build_view
 from llm_perf_opt.report.view.roofline import MOST_POINTS, Point, Roof, RooflineView
@@ -115,7 +118,7 @@ def test_a_request_is_one_bar_from_preparation_to_text(tmp_path: Path) -> None:
         ("post", "10.00 ms", "10.0 %", 90.0),
     ]
     assert (request.total, request.per_token, request.missing) == ("100.0 ms", "9.091 ms", ())
-    assert {p.spread for p in request.parts} == {"p10–p90 9.000 ms – 11.00 ms, n = 7"}
+    assert {p.spread for p in request.parts} == {"p10–p90 9.000–11.00 ms, n = 7"}
     decode = next(fall for fall in view.waterfalls if fall.phase == "decode")
     wall = next(row for row in decode.rows if row.key == "wall")
     assert (wall.total, wall.request_total, decode.request_title) == (
@@ -133,8 +136,76 @@ def test_a_request_of_which_one_phase_is_unknown_has_no_shares(tmp_path: Path) -
     assert reasons["decode"] == "5.000 ms per token, the number of tokens is not known"
 
 
-def test_one_measurement_has_no_spread() -> None:
+def test_a_server_under_load_is_told_by_throughput_latency_and_kept_limits(tmp_path: Path) -> None:
+    def number(value: float, unit: str) -> Metric:
+        return Metric(value=value, unit=unit, how="16 at once, 40 requests", source="bench/bench.json")
+
+    metrics = {
+        "serve_output_tokens_per_s": number(4008.5, "tokens/s"),
+        "serve_ttft_ms": number(43.23, "ms"),
+        "serve_requests_per_s": number(250.0, "requests/s"),
+        "serve_goodput_per_s": number(187.5, "requests/s"),
+    }
+    write_run(tmp_path, stage("bench", tmp_path, metrics=metrics))
+    view = view_of(tmp_path)
+    assert view.headline.verdict == (
+        "4,008.5 output tokens per second with 16 at once, 40 requests: TTFT 43.23 ms in the median; 75.0 % of the "
+        "requests kept to every limit."
+    )
+    # No stage of our own inference could have been run here.
+    assert (view.parts, view.provenance.not_run, view.headline.split) == ((), (), None)
+
+
+def test_the_verdict_promises_nothing_nobody_would_notice() -> None:
+    waits = idle(host=0.5)
+    prefill = phase("prefill", wall=ms(200.0), gpu=gpu(199.0, wall=200.0, idle=idle(host=1.0)), steps_per_request=1.0)
+    decode = phase("decode", wall=ms(1.0), gpu=gpu(0.5, wall=1.0, idle=waits), steps_per_request=4.0)
+    found = facts(prefill, decode, request_ms=204.0)
+    launches = next(f for f in diagnose(found) if f.rule == "launch_bound" and f.phase == "decode")
+    # Twice as fast in decode, and 2 of 204 ms of a request.
+    assert launches.gain == pytest.approx(2.0) and not is_worth_it(launches, found)
+    assert is_worth_it(launches, facts(prefill, replace(decode, steps_per_request=400.0), request_ms=600.0))
+
+
+def test_operators_say_where_time_goes_where_nothing_was_timed() -> None:
+    def operator(name: str, own_ms: float, share: float) -> OperatorView:
+        return OperatorView(name=name, calls=1, self_cpu_ms=own_ms, self_device_ms=None, share=share)
+
+    view = ModulesView(
+        phases=(), operators=tuple(operator(f"op{i}", 8.0 / 2**i, 0.4 / 2**i) for i in range(5)),
+        operators_by="CPU time", operators_of="operator time", operator_count=5, operators_source=None, double_entry=(),
+        static_source=None, time_source=None, time_missing=None, operators_missing=None, double_entry_missing=None,
+    )  # fmt: skip
+    split = operators_split(view)
+    assert split is not None and (split.what, split.total) == ("self CPU time, profiled pass", "20.00 ms")
+    assert [(part.label, part.share) for part in split.parts] == [
+        ("op0", 0.4), ("op1", 0.2), ("op2", 0.1), ("other operators", pytest.approx(0.3)),
+    ]  # fmt: skip
+
+
+def test_a_spread_names_its_unit_once_and_one_measurement_has_none() -> None:
     assert format_spread(Spread(p10=1.0, p90=1.0, n=1), "ms") == "n = 1"
+    assert format_spread(Spread(p10=9.0, p90=11.0, n=7), "ms") == "p10–p90 9.000–11.00 ms, n = 7"
+    assert format_spread(Spread(p10=0.05, p90=0.2, n=7), "ms") == "p10–p90 50.0 µs – 0.200 ms, n = 7"
+
+
+def test_a_capture_is_called_by_its_file_and_its_time_is_split(tmp_path: Path) -> None:
+    found = capture(("gemm", 4, 4_000_000))
+    paths = [replace(found.sources[0], path=f"/captures/of/rank{i}.json.gz") for i in range(3)]
+    idle = GpuIdle(
+        waiting_for_host_ns=3_000_000, between_kernels_ns=0, waiting_for_copy_or_sync_ns=1_000_000, unattributed_ns=0
+    )
+    timed = replace(found.gpu, busy_ns=4_000_000, span_ns=8_000_000, idle_ns=4_000_000, idle=idle)
+    data = replace(found, sources=tuple(paths), gpu=timed)
+    write_run(tmp_path, stage("nsys", tmp_path, {"analysis_json": ("analysis.json", data)}), config={"analyze": {}})
+    head = view_of(tmp_path).headline
+    assert head.title == "rank0.json.gz, rank1.json.gz and 1 more"
+    assert head.split is not None and (head.split.what, head.split.total) == ("the capture", "8.000 ms")
+    assert [(part.label, part.share) for part in head.split.parts] == [
+        ("GPU busy", 0.5),
+        ("GPU idle: waiting for the host", 0.375),
+        ("GPU idle: copies and synchronisation", 0.125),
+    ]
 
 
 def test_a_failure_is_shown_once_with_the_end_of_what_the_program_said(tmp_path: Path) -> None:
@@ -185,7 +256,16 @@ def test_a_page_of_ncu_alone_opens_with_what_ncu_measured(tmp_path: Path) -> Non
     data = {"kernels": [one, two], "launches": 3, "device": "NVIDIA H200"}
     write_run(tmp_path, stage("ncu", tmp_path, {"ncu_kernels_json": ("kernels.json", data)}))
     view = view_of(tmp_path)
-    assert view.headline.verdict.startswith("ncu measured 3 launches of 2 kernels, 8.00 µs in all")
+    assert view.headline.verdict == (
+        "ncu measured 3 launches of 2 kernels, 8.00 µs in all: 75.0 % is memory-bound, 25.0 % is latency-bound. "
+        "Most of it in gemm (75.0 %), at 80.0 % of its nearer roof. There is no timeline: how often they "
+        "run is not known."
+    )
+    split = view.headline.split
+    assert split is not None and (split.what, split.total) == ("under ncu", "8.00 µs")
+    assert [(part.label, part.kind, part.share) for part in split.parts] == [
+        ("memory-bound", "bound", 0.75), ("latency-bound", "idle", 0.25),
+    ]  # fmt: skip
     assert "kernels" in view.parts and "waterfall" not in view.parts
     assert [title for _, title, _ in view.absent] == [
         "Waterfall", "Roofline", "Timeline", "Modules and operators", "Memory and power",
@@ -250,3 +330,30 @@ def test_every_file_a_page_links_to_exists(tmp_path: Path) -> None:
     linked = {target for target in re.findall(r'href="([^"]+)"', html) if not target.startswith(("#", "data:"))}
     assert linked >= {"nsys/analysis.json", "report.md"}
     assert [target for target in linked if not (run / target).is_file()] == []
+
+
+def test_the_provenance_shows_where_the_time_of_each_stage_went(tmp_path: Path) -> None:
+    steps = (CommandStep(name="start", duration_s=1.25), CommandStep(name="imports", duration_s=6.0))
+    commands = (
+        CommandRecord(argv=("nsys",), exit_code=0, duration_s=7.25, label="nsys", steps=steps),
+        CommandRecord(argv=("nsys", "export"), exit_code=0, duration_s=2.0, label="nsys export"),
+    )
+    measured = replace(stage("nsys", tmp_path, commands=commands), duration_s=12.0)
+    unlabelled = CommandRecord(argv=("python",), exit_code=0, duration_s=1.0)
+    older = replace(stage("ncu", tmp_path, commands=(unlabelled,)), duration_s=9.0)
+    write_run(tmp_path, measured, older)
+    write_manifest(tmp_path, replace(read_manifest(tmp_path), first_verdict_s=57.3))
+    view = view_of(tmp_path).provenance
+    assert view.first_verdict == "57 s"
+    assert {s.name: s.spent for s in view.stages} == {
+        "nsys": (
+            "nsys, 7.2 s: start 1.2 s, imports 6.0 s",
+            "nsys export, 2.0 s",
+            "reading, analysing and writing, 2.8 s",
+        ),
+        "ncu": (),
+    }
+    write_reports(tmp_path)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<div>nsys, 7.2 s: start 1.2 s, imports 6.0 s</div>" in page and "terminal after 57 s" in page
+    assert "- Time of nsys: nsys export, 2.0 s" in (tmp_path / "report.md").read_text(encoding="utf-8")

@@ -3,7 +3,8 @@
 import pytest
 
 from llm_perf_opt.analysis.findings.waterfall import KnownStep, UnknownStep, Waterfall, build_waterfall, split_idle
-from llm_perf_opt.report.view.waterfall import waterfall_view
+from llm_perf_opt.report.view.shown import BoundDistance, TimePart
+from llm_perf_opt.report.view.waterfall import distance_of, split_of, waterfall_view
 from tests.support.report_facts import UNKNOWN, bound, gpu, idle, ms, phase
 
 
@@ -115,6 +116,40 @@ def test_bars_lie_on_one_scale_and_unknown_ones_say_what_to_enable() -> None:
     view = waterfall_view(build_waterfall(phase()))
     assert all(row.missing is not None and row.total == "unknown" for row in view.rows)
     assert view.summary == "The clean wall time is not known."
+
+
+def test_the_first_screen_says_where_a_token_goes_and_how_far_it_is_from_its_bound() -> None:
+    fall = build_waterfall(
+        phase(wall=ms(10.0), datasheet=bound(1.0), achievable=bound(2.0), gpu=gpu(5.0, wall=12.0, idle=idle(host=7.0)))
+    )
+    split = split_of(fall)
+    assert split is not None and (split.what, split.total, split.is_estimate) == ("one token", "10.00 ms", True)
+    assert split.parts == (
+        TimePart(label="hardware limit", kind="bound", share=0.2),
+        TimePart(label="GPU kernels above the hardware limit", kind="work", share=0.3),
+        TimePart(label="GPU idle: waiting for the host to launch", kind="idle", share=0.5),
+    )
+    assert [part.share for part in split.largest] == [0.5, pytest.approx(0.3), 0.2]
+    assert distance_of(fall) == BoundDistance(
+        phase="decode", factor="5.0×", wall="10.00 ms", bound="2.000 ms", per="per token"
+    )
+
+
+def test_steps_that_do_not_add_up_are_no_bar() -> None:
+    contradicted = build_waterfall(phase(wall=ms(1.5), achievable=bound(3.0), gpu=gpu(2.0, wall=2.5)))
+    assert split_of(contradicted) is None
+    assert (split_of(build_waterfall(phase())), distance_of(build_waterfall(phase()))) == (None, None)
+
+
+def test_without_a_bound_the_bar_is_of_kernels_and_idle_time() -> None:
+    fall = build_waterfall(phase(wall=ms(10.0), gpu=gpu(4.0, wall=12.0, idle=idle(host=8.0))))
+    split = split_of(fall)
+    assert split is not None
+    assert [(part.label, part.share) for part in split.parts] == [
+        ("GPU kernels", 0.4),
+        ("GPU idle: waiting for the host to launch", pytest.approx(0.6)),
+    ]
+    assert distance_of(fall) is None
 
 
 def test_a_phase_of_unknowns_is_all_unknown() -> None:

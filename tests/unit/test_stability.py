@@ -99,14 +99,14 @@ def test_too_few_repeats_say_how_many_more_would_do() -> None:
     found = check_stability("ttft_ms", series([1.0, 1.05, 0.95]))
     assert found.more_repeats == repeats_for([1.0, 1.05, 0.95], 0.02) - 3 > 0
     assert found.warnings == (
-        f"ttft_ms: the level is known to ±12.4 % (95 %, 3 repeats); about {found.more_repeats} more repeats would "
-        "bring that to ±2 %",
+        f"ttft_ms: uncertain by ±12.4 % (95 % interval of 3 repeats); about {found.more_repeats} more repeats would "
+        "narrow it to ±2 %",
     )
 
 
 def test_noise_that_no_number_of_repeats_can_settle_is_called_so() -> None:
     [text] = check_stability("ttft_ms", series([1.0, 3.0, 0.4, 1.6])).warnings
-    assert text.endswith("; no sensible number of repeats brings that to ±2 %, a quiet machine may")
+    assert text.endswith("; no sensible number of repeats narrows it to ±2 %, a quiet machine may")
 
 
 def test_a_busy_machine_and_a_restless_clock_are_named() -> None:

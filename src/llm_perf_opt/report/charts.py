@@ -235,10 +235,18 @@ def legend(groups: Sequence[str]) -> list[str]:
     return body
 
 
+# On a dark page: the ground, the words, and the lines behind what is drawn.
+DARK = (
+    "<style>@media (prefers-color-scheme: dark) { svg { fill: #e6ebf0 } rect:first-of-type { fill: #171d24 } "
+    'line[stroke="#ddd"] { stroke: #2a333d } [stroke="#444"] { stroke: #9aa7b4 } [stroke="#fff"] { stroke: #171d24 } }'
+    "</style>"
+)
+
+
 def svg_page(title: str, body: Sequence[str]) -> str:
     """The drawing around its body."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        f'font-family="sans-serif" font-size="12" fill="#222" role="img" aria-label={quoteattr(title)}>\n'
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>\n' + "\n".join(body) + "\n</svg>\n"
+        f'font-family="sans-serif" font-size="14" fill="#222" role="img" aria-label={quoteattr(title)}>\n'
+        f'{DARK}\n<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>\n' + "\n".join(body) + "\n</svg>\n"
     )

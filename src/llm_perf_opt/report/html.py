@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import PurePath
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from llm_perf_opt.report.kernel_columns import (
     kernel_details,
     script_values,
 )
-from llm_perf_opt.report.page.glossary import terms, words
+from llm_perf_opt.report.page.glossary import heading, terms, upper_first, words
 from llm_perf_opt.report.page.roofline_layout import layout_roofline
 from llm_perf_opt.report.view.kernels import VIEWS, KernelsView
 from llm_perf_opt.report.view.report import ReportView
@@ -43,7 +44,9 @@ def render_html(view: ReportView) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"ms": format_ms, "percent": format_percent, "digits": digits, "count": format_count}
-    environment.filters |= {"words": words, "terms": terms}
+    environment.filters |= {"words": words, "terms": terms, "upper_first": upper_first}
+    environment.filters |= {"whole_percent": lambda share: f"{100 * share:.0f} %", "heading": heading}
+    environment.filters["file_names"] = file_names
     environment.tests["missing"] = lambda value: isinstance(value, Unknown)
     columns = [column for column in COLUMNS if _is_filled(column, view)]
     return environment.get_template("report.html.j2").render(
@@ -63,6 +66,11 @@ def render_html(view: ReportView) -> str:
         has_phases=any(fall.is_known for fall in view.waterfalls) or any(view.kernels.totals_ms[1:]),
         has_trace=view.has_trace,
     )
+
+
+def file_names(text: str) -> str:
+    """Files outside the run by their names; the page says on hover where they were."""
+    return ", ".join(PurePath(path).name if path.startswith("/") else path for path in text.split(", "))
 
 
 def _is_filled(column: KernelColumn, view: ReportView) -> bool:

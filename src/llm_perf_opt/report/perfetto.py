@@ -12,6 +12,7 @@ import gc
 import gzip
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Literal
 
 import msgspec
@@ -25,6 +26,8 @@ from llm_perf_opt.report.run_files import Found, RunFiles
 CATEGORY = {LAUNCH: "launch", WAIT: "wait", CALL: "runtime call", OPERATOR: "operator"}
 # Of samples on the same clock as a capture, those so far around it are kept.
 AROUND_NS = 1_000_000_000
+# Where the numbers of a process's rows begin, times its own: a row with its number would be called its main thread.
+FIRST_ROW = 1000
 NOT_ALIGNED = "own clock, not aligned with the others"
 Value = str | int | float
 
@@ -149,13 +152,13 @@ class _Capture:
     def __init__(self, file: TimelineWindow, pid: int, numbers: Iterator[int]) -> None:
         self._file, self._pid, self._numbers = file, pid, numbers
         self._zero = origin_ns(file)
-        self._tid = 0
+        self._tid = FIRST_ROW * pid
         self._places: dict[tuple[str, int], tuple[int, int]] = {}
 
     def events(self) -> Iterator[TraceEvent]:
         file = self._file
         how = "aligned at its prefill" if has_mark(file) else NOT_ALIGNED
-        yield _label("process_name", self._pid, 0, f"{file.kind}: {file.source} ({how})")
+        yield _label("process_name", self._pid, 0, f"{file.kind}: {PurePath(file.source).name} ({how})")
         yield TraceLabel(pid=self._pid, tid=0, name="process_sort_index", args={"sort_index": self._pid})
         yield from self._ranges()
         yield from self._calls()
@@ -329,20 +332,20 @@ def _clock_events(file: ClockDocument, pid: int, beside: TimelineWindow | None) 
         length = beside.window_ns[1] - beside.window_ns[0]
         start = beside.epoch_ns - offset
         near = [s for s in samples if start - AROUND_NS <= s.at_ns <= start + length + AROUND_NS]
-        samples, how = tuple(near), f"on the clock of {beside.kind}: {beside.source}"
+        samples, how = tuple(near), f"on the clock of {beside.kind}: {PurePath(beside.source).name}"
     yield _label("process_name", pid, 0, f"{file.device}, sampled every {file.interval_ms:g} ms ({how})")
     yield TraceLabel(pid=pid, tid=0, name="process_sort_index", args={"sort_index": pid})
     for sample in samples:
-        values = {
-            "power, W": sample.power_w,
-            "SM clock, MHz": sample.sm_clock_mhz,
-            "memory used, bytes": sample.memory_used_bytes,
-            "temperature, °C": sample.temperature_c,
-            "GPU utilisation, %": sample.utilisation_pct,
-        }
-        for name, value in values.items():
+        values = (
+            ("power", "W", sample.power_w),
+            ("SM clock", "MHz", sample.sm_clock_mhz),
+            ("memory used", "bytes", sample.memory_used_bytes),
+            ("temperature", "°C", sample.temperature_c),
+            ("GPU utilisation", "%", sample.utilisation_pct),
+        )
+        for name, unit, value in values:
             if value is not None:
-                yield _counter(pid, name, sample.at_ns - zero, {"value": value})
+                yield _counter(pid, name, sample.at_ns - zero, {unit: value})
 
 
 def _stage_counter_events(file: CounterDocument, pid: int) -> Iterator[TraceEvent]:
@@ -351,7 +354,8 @@ def _stage_counter_events(file: CounterDocument, pid: int) -> Iterator[TraceEven
     marks = [span.start_ns for span in file.spans if span.name == PREFILL]
     zero = min(marks, default=min(moments, default=0))
     yield _label("process_name", pid, 0, f"{file.title} ({'aligned at its prefill' if marks else NOT_ALIGNED})")
-    rows = {name: number for number, name in enumerate(dict.fromkeys(span.name for span in file.spans), start=1)}
+    names = dict.fromkeys(span.name for span in file.spans)
+    rows = {name: number for number, name in enumerate(names, start=FIRST_ROW * pid + 1)}
     for name, row in rows.items():
         yield _label("thread_name", pid, row, name)
     for span in file.spans:
@@ -366,9 +370,10 @@ def _stage_counter_events(file: CounterDocument, pid: int) -> Iterator[TraceEven
         )
     for track in file.tracks:
         for at, value in track.points:
-            yield _counter(pid, f"{track.name}, {track.unit}", at - zero, {"value": value})
+            yield _counter(pid, track.name, at - zero, {track.unit or "value": value})
 
 
+# Perfetto writes the name of a series behind that of its counter: the unit stands there.
 def _counter(pid: int, name: str, at_ns: int, values: Mapping[str, float | int]) -> TraceCounter:
     return TraceCounter(pid=pid, ts=at_ns / 1e3, name=name, args=values)
 

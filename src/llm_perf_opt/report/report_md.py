@@ -69,7 +69,7 @@ def _headline(view: ReportView, notes: Footnotes) -> list[str]:
 def _waterfall(view: WaterfallView, notes: Footnotes) -> list[str]:
     rows = [_bar_row(row, notes) for row in view.rows]
     lines = ["", f"## {escape(view.title)}: {view.of_what}", "", escape(view.summary), ""]
-    lines += table(("step", "up to", "added", "factor", "on one scale"), rows, right=("up to", "added", "factor"))
+    lines += table(("step", "total", "added", "factor", "on one scale"), rows, right=("total", "added", "factor"))
     return lines + _bullets(view.notes)
 
 
@@ -250,7 +250,8 @@ def _provenance(view: ProvenanceView) -> list[str]:
         "",
         "## Provenance",
         "",
-        f"Run {escape(view.run_id)}, {view.status}, started {escape(view.created_at)}.",
+        f"Run {escape(view.run_id)}, {view.status}, started {escape(view.created_at)}"
+        + (f", first verdict on the terminal after {view.first_verdict}." if view.first_verdict else "."),
         "",
     ]
     lines += [*table(("stage", "status", "time", "reason"), rows, right=("time",)), ""]
@@ -258,6 +259,7 @@ def _provenance(view: ProvenanceView) -> list[str]:
     lines += [f"- Slowdown, {escape(name)}: {text} ({escape(how)})." for name, text, how, _ in view.slowdowns]
     lines += [f"- Warning: {escape(text)}" for text in view.warnings]
     lines += [f"- {s.name}: {escape(note)}" for s in view.stages for note in s.notes]
+    lines += [f"- Time of {s.name}: {escape(line)}" for s in view.stages for line in s.spent]
     if view.overrides:
         lines += [f"- Overrides: {' '.join(code(o) for o in view.overrides)}"]
     if view.versions:

@@ -110,7 +110,7 @@ def _actions(view: ReportView) -> list[str]:
         if finding.rule not in {f.rule for f in chosen} and len(chosen) < DONE:
             chosen.append(finding)
     if not chosen and view.is_empty and view.failures:
-        return ["Mend the failure, then measure again; report.html shows what the program said."]
+        return ["Fix the failure, then measure again; report.html shows what the program said."]
     if not chosen:
         return ["Nothing stood out in what was measured."]
     lines = []

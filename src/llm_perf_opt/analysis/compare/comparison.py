@@ -1,5 +1,6 @@
 """Two sides in, everything `llm-perf compare` says about them out: the document `compare.json` holds."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,9 +37,13 @@ from llm_perf_opt.analysis.compare.statistics import (
 )
 from llm_perf_opt.analysis.timeline.rows import RangeRow
 from llm_perf_opt.core.names import PHASE_RANGE, PHASES, WALL_METRIC
+from llm_perf_opt.core.units import format_quantity
 
 # What every comparison asks; a gate may ask for any other metric of the samples.
 METRICS = ("ttft_ms", "tpot_ms", "e2e_ms", "prefill_ms", "joules_per_token")
+# Metrics in the sentence; the table has them all.
+NAMED = 3
+AGREES = 0.01
 OverallVerdict = Literal["better", "worse", "mixed", "same", "inconclusive", "failed"]
 
 
@@ -291,6 +296,7 @@ def _waterfalls(
             clean = row.base.median, row.candidate.median
             shares = base.modules.get(phase, {}), candidate.modules.get(phase, {})
             found.append(phase_waterfall(phase, clean_ms=clean, base=ranges[0], candidate=ranges[1], modules=shares))
+    found.sort(key=lambda fall: -abs(fall.candidate_ms - fall.base_ms))
     if base.capture is not None and candidate.capture is not None:
         whole = capture_waterfall(base.capture, candidate.capture, kernels)
         found += [whole] if whole is not None else []
@@ -337,7 +343,10 @@ def _sentence(
     if metrics:
         moved = [row for row in metrics if row.verdict in ("better", "worse")]
         shown = moved or [row for row in metrics if row.metric in WALL_METRIC.values()] or list(metrics)
-        return f"{verdict.capitalize()}: {'; '.join(_in_words(row) for row in shown)}."
+        ordered = sorted(shown, key=lambda row: -round(abs(math.log(row.ratio)), 3) if row.ratio > 0 else -math.inf)
+        named = [_in_words(row, verdict) for row in ordered[:NAMED]]
+        named += [f"{len(ordered) - NAMED} more changed"] if moved and len(ordered) > NAMED else []
+        return f"{'; '.join(named)}."
     if waterfalls:
         whole = waterfalls[-1]
         moved_ms = whole.candidate_ms - whole.base_ms
@@ -349,13 +358,29 @@ def _sentence(
     return "Nothing was measured on both sides."
 
 
-def _in_words(row: MetricComparison) -> str:
-    change = f"{row.metric} {100 * (row.ratio - 1):+.1f} %"
-    if row.low is None or row.high is None:
-        return f"{change} ({row.verdict})"
-    known = f"95 %: {100 * (row.low - 1):+.1f} to {100 * (row.high - 1):+.1f} %"
-    more = f", about {row.repeats_needed} repeats would settle it" if row.repeats_needed is not None else ""
-    return f"{change} ({known}, {row.verdict}{more})"
+def _in_words(row: MetricComparison, overall: OverallVerdict) -> str:
+    """What was, what is, and how sure that is; the verdict where it is not that of all."""
+    before, after = (format_quantity(level.median, unit_of(row.metric)) for level in (row.base, row.candidate))
+    # The change compares each sample with itself; where the medians of all say something else, they are not named.
+    is_same = row.base.median > 0 and abs(row.candidate.median / row.base.median / row.ratio - 1) <= AGREES
+    values = f" {before} → {after}," if is_same else ""
+    known = [] if row.low is None or row.high is None else [_interval(row.low, row.high)]
+    known += [row.verdict] if row.verdict != overall else []
+    known += [f"about {row.repeats_needed} repeats would settle it"] if row.repeats_needed is not None else []
+    brackets = f" ({', '.join(known)})" if known else ""
+    return f"{row.metric}{values} {100 * (row.ratio - 1):+.1f} %{brackets}"
+
+
+def _interval(low: float, high: float) -> str:
+    return f"95 %: {100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} %"
+
+
+def unit_of(metric: str) -> str:
+    """The unit of a metric, by the end of its name."""
+    if metric.endswith("_per_s"):
+        return "tokens/s"
+    units = {"_bytes": "bytes", "_ms": "ms", "joules_per_token": "J/token"}
+    return next((unit for ending, unit in units.items() if metric.endswith(ending)), "")
 
 
 def _notes(

@@ -120,7 +120,7 @@ class _Pooled:
     launches: int
     total_ns: int
     average_ns: float
-    deviation_ns: float
+    deviation_ns: float | None
 
 
 def kernel_changes(
@@ -154,7 +154,11 @@ def _pool(rows: Sequence[KernelRow]) -> _Pooled | None:
         return None
     count, total = sum(r.instances for r in rows), sum(r.total_ns for r in rows)
     average = total / count if count else 0.0
-    inside = sum((r.instances - 1) * r.stddev_ns**2 + r.instances * (r.avg_ns - average) ** 2 for r in rows)
+    inside = 0.0
+    for r in rows:
+        if r.stddev_ns is None:
+            return _Pooled(launches=count, total_ns=total, average_ns=average, deviation_ns=None)
+        inside += (r.instances - 1) * r.stddev_ns**2 + r.instances * (r.avg_ns - average) ** 2
     return _Pooled(
         launches=count,
         total_ns=total,
@@ -164,8 +168,10 @@ def _pool(rows: Sequence[KernelRow]) -> _Pooled | None:
 
 
 def _p_value(base: _Pooled | None, candidate: _Pooled | None) -> float | None:
-    """Welch's test of the averages; None where one side has fewer than two launches."""
+    """Welch's test of the averages; None where one side has fewer than two launches, or no deviation is known."""
     if base is None or candidate is None or min(base.launches, candidate.launches) < 2:
+        return None
+    if base.deviation_ns is None or candidate.deviation_ns is None:
         return None
     error = math.sqrt(base.deviation_ns**2 / base.launches + candidate.deviation_ns**2 / candidate.launches)
     moved = candidate.average_ns - base.average_ns
@@ -237,7 +243,7 @@ def capture_waterfall(
             title="time of all kernels",
             base_ms=sides[0].kernel_ns / 1e6,
             candidate_ms=sides[1].kernel_ns / 1e6,
-            steps=tuple(steps),
+            steps=_largest_first(steps),
         )
     graphs = candidate.graphs.total_ns - base.graphs.total_ns
     if graphs:
@@ -256,8 +262,13 @@ def capture_waterfall(
         title="from the first GPU work to the last",
         base_ms=spans[0] / 1e6,
         candidate_ms=spans[1] / 1e6,
-        steps=tuple(steps),
+        steps=_largest_first(steps),
     )
+
+
+def _largest_first(steps: Sequence[WaterfallStep]) -> tuple[WaterfallStep, ...]:
+    """What a reader looks for comes first; what nothing explains stays last."""
+    return tuple(sorted(steps, key=lambda step: (step.kind == "rest", -abs(step.difference_ms))))
 
 
 def phase_waterfall(
@@ -282,7 +293,7 @@ def phase_waterfall(
     rest = clean_ms[1] - clean_ms[0] - seen
     label = "not in the captures: overlap, what the profiler changed" if steps else "no capture says where"
     steps.append(WaterfallStep(label=label, kind="rest", difference_ms=rest))
-    return DifferenceWaterfall(title=name, base_ms=clean_ms[0], candidate_ms=clean_ms[1], steps=tuple(steps))
+    return DifferenceWaterfall(title=name, base_ms=clean_ms[0], candidate_ms=clean_ms[1], steps=_largest_first(steps))
 
 
 def _module_steps(

@@ -105,13 +105,13 @@ def check_stability(name: str, series: Sequence[RepeatedValue], *, target: float
     width = half_width(levels)
     more = repeats_for(levels, target) - len(levels)
     if width is not None and width > target:
-        known = f"the level is known to ±{100 * width:.1f} % (95 %, {len(levels)} repeats)"
+        known = f"uncertain by ±{100 * width:.1f} % (95 % interval of {len(levels)} repeats)"
         if more > MANY:
             found.append(
-                f"{known}; no sensible number of repeats brings that to ±{100 * target:g} %, a quiet machine may"
+                f"{known}; no sensible number of repeats narrows it to ±{100 * target:g} %, a quiet machine may"
             )
         else:
-            found.append(f"{known}; about {more} more repeats would bring that to ±{100 * target:g} %")
+            found.append(f"{known}; about {more} more repeats would narrow it to ±{100 * target:g} %")
     return Stability(
         repeats=len(levels),
         half_width=width,

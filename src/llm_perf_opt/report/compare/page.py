@@ -15,14 +15,15 @@ from llm_perf_opt.core.units import format_ms
 from llm_perf_opt.report.compare.text import (
     FORCED,
     KERNEL_COLUMNS,
-    METRIC_COLUMNS,
     ROW_COLUMNS,
     changed_kernels,
     gate_words,
     kernel_cells,
-    metric_cells,
+    metric_notes,
+    metric_table,
     row_cells,
 )
+from llm_perf_opt.report.page.glossary import heading, upper_first, words
 
 PACKAGE = "llm_perf_opt.report"
 TONE = {"better": "good", "same": "good", "worse": "bad", "failed": "bad", "mixed": "warn", "inconclusive": "warn"}
@@ -81,7 +82,8 @@ def render_page(found: CompareDocument, timelines: tuple[TimelineWindow | None, 
             tone=TONE[found.verdict],
             forced=FORCED,
             metrics=interval_bars(found.metrics),
-            metric_columns=METRIC_COLUMNS,
+            metric_columns=metric_table(found.metrics)[0],
+            metric_notes=metric_notes(found.metrics),
             gates=[(gate, gate_words(gate)) for gate in found.gates],
             waterfalls=[waterfall_bars(w) for w in found.waterfalls],
             kernel_columns=KERNEL_COLUMNS,
@@ -96,13 +98,15 @@ def render_page(found: CompareDocument, timelines: tuple[TimelineWindow | None, 
 
 
 def page_environment() -> Environment:
-    return Environment(
+    environment = Environment(
         loader=PackageLoader(PACKAGE, "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {"heading": heading, "words": words, "upper_first": upper_first}
+    return environment
 
 
 def style_sheet() -> Markup:
@@ -119,14 +123,14 @@ def interval_bars(metrics: tuple[MetricComparison, ...]) -> list[IntervalBar]:
 
     return [
         IntervalBar(
-            cells=metric_cells(row),
+            cells=cells,
             left=place(row.low if row.low is not None else row.ratio),
             width=0.0 if row.low is None or row.high is None else place(row.high) - place(row.low),
             at=place(row.ratio),
             zero=50.0,
             known=row.low is not None,
         )
-        for row in metrics
+        for row, cells in zip(metrics, metric_table(metrics)[1], strict=True)
     ]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from llm_perf_opt.analysis.compare.comparison import CompareDocument, MetricComparison
+from llm_perf_opt.analysis.compare.comparison import CompareDocument, MetricComparison, unit_of
 from llm_perf_opt.analysis.compare.differences import DifferenceWaterfall, KernelChange, RowChange
 from llm_perf_opt.analysis.compare.gate import GateResult
 from llm_perf_opt.core.markdown import code, escape, table
@@ -11,7 +11,7 @@ from llm_perf_opt.core.units import format_ms, format_quantity
 
 KERNELS, ROWS, SETTINGS = 15, 8, 20
 METRIC_COLUMNS = ("metric", "base", "candidate", "change", "95 % interval", "verdict", "to settle it")
-ROW_COLUMNS = ("n", "base", "candidate", "change", "verdict of one")
+ROW_COLUMNS = ("n", "base", "candidate", "change", "each of them")
 MARK = {"passed": "✅", "failed": "❌", "inconclusive": "⚠️"}
 FORCED = "compared by force although these differ"
 
@@ -22,8 +22,8 @@ def render_terminal(found: CompareDocument, *, top: int = KERNELS) -> str:
     lines += [f"FORCED, {FORCED}: {'; '.join(found.forced)}"] if found.forced else []
     lines += [f"gate {gate.condition}: {gate.status} ({gate_words(gate)})" for gate in found.gates]
     if found.metrics:
-        rows = [metric_cells(row) for row in found.metrics]
-        lines += ["", terminal_table(METRIC_COLUMNS, rows, right=(1, 2, 3))]
+        columns, rows = metric_table(found.metrics)
+        lines += ["", terminal_table(columns, rows, right=(1, 2, 3))]
     for waterfall in found.waterfalls:
         rows = [(label, ms) for label, ms in waterfall_cells(waterfall)]
         lines += ["", f"where it went: {waterfall.title}", terminal_table(("step", "ms"), rows, right=(1,), rule=False)]
@@ -54,8 +54,9 @@ def render_markdown(found: CompareDocument) -> str:
         rows = [(MARK[g.status], code(g.condition), g.status, escape(gate_words(g))) for g in found.gates]
         lines += [*table(("", "gate", "result", "why"), rows), ""]
     if found.metrics:
-        cells = [[escape(cell) for cell in metric_cells(row)] for row in found.metrics]
-        lines += [*table(METRIC_COLUMNS, cells, right=("base", "candidate", "change")), ""]
+        columns, metrics = metric_table(found.metrics)
+        cells = [[escape(cell) for cell in row] for row in metrics]
+        lines += [*table(columns, cells, right=("base", "candidate", "change")), ""]
     for waterfall in found.waterfalls:
         steps = [(escape(label), ms) for label, ms in waterfall_cells(waterfall)]
         lines += _folded(f"Where it went: {waterfall.title}", table(("step", "ms"), steps, right=("ms",)))
@@ -79,6 +80,26 @@ def render_markdown(found: CompareDocument) -> str:
     return "\n".join(lines) + "\n"
 
 
+def metric_table(metrics: Sequence[MetricComparison]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Columns and rows; the last one only where something is left to settle."""
+    rows = [metric_cells(row) for row in metrics]
+    count = len(METRIC_COLUMNS) - (not any(row[-1] for row in rows))
+    return METRIC_COLUMNS[:count], [row[:count] for row in rows]
+
+
+def metric_notes(metrics: Sequence[MetricComparison]) -> list[str]:
+    """How the numbers were obtained, once for all that were obtained the same way."""
+    found: dict[str, list[str]] = {}
+    for row in metrics:
+        how = f"{row.how}; base {_values(row.base.n)}, candidate {_values(row.candidate.n)}"
+        found.setdefault(how, []).append(row.metric)
+    return [f"{', '.join(names)}: {how}" for how, names in found.items()]
+
+
+def _values(count: int) -> str:
+    return "1 value" if count == 1 else f"{count} values"
+
+
 def metric_cells(row: MetricComparison) -> tuple[str, ...]:
     unit = unit_of(row.metric)
     interval = "unknown" if row.low is None or row.high is None else f"{percent(row.low)} to {percent(row.high)}"
@@ -87,7 +108,7 @@ def metric_cells(row: MetricComparison) -> tuple[str, ...]:
     return (row.metric, *values, percent(row.ratio), interval, row.verdict, more)
 
 
-KERNEL_COLUMNS = ("kernel", "launches", "base", "candidate", "change", "verdict")
+KERNEL_COLUMNS = ("kernel", "launches", "base", "candidate", "change", "each launch")
 
 
 def changed_kernels(kernels: Sequence[KernelChange]) -> list[KernelChange]:
@@ -144,13 +165,6 @@ def percent(ratio: float) -> str:
 
 def signed_ms(ms: float) -> str:
     return ("+" if ms > 0 else "") + format_ms(ms)
-
-
-def unit_of(metric: str) -> str:
-    if metric.endswith("_per_s"):
-        return "tokens/s"
-    units = {"_bytes": "bytes", "_ms": "ms", "joules_per_token": "J/token"}
-    return next((unit for ending, unit in units.items() if metric.endswith(ending)), "")
 
 
 def _folded(title: str, body: Sequence[str]) -> list[str]:

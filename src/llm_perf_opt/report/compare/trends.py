@@ -1,9 +1,12 @@
 """Pages of many runs: a table, and drawings of numbers over time or over the keys of a sweep."""
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
+from urllib.parse import quote
 
 from markupsafe import Markup
 
@@ -44,12 +47,13 @@ class Chart:
 
 @dataclass(frozen=True, kw_only=True)
 class RunsTable:
-    """Rows of text under columns; `marked` are the rows to point out."""
+    """Rows of text under columns; `marked` are the rows to point out, `links` their reports, where there are any."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     numeric: tuple[int, ...]
     marked: tuple[int, ...] = ()
+    links: tuple[str | None, ...] = ()
 
 
 def render_runs_page(
@@ -62,6 +66,14 @@ def render_runs_page(
         .get_template("runs.html.j2")
         .render(title=title, sentence=sentence, table=table, charts=drawn, notes=notes, style=style_sheet())
     )
+
+
+def report_link(run: str, page: Path) -> str | None:
+    """From a page to the report of a run; None where there is none, or the run is in a store."""
+    report = Path(run) / "report.html"
+    if "://" in run or not report.is_file():
+        return None
+    return quote(Path(os.path.relpath(report.resolve(), page.resolve().parent)).as_posix())
 
 
 def chart_svg(chart: Chart) -> str:
@@ -82,6 +94,8 @@ def chart_svg(chart: Chart) -> str:
         body.append(f'<line class="grid" {ends} y1="{y(value):.1f}" y2="{y(value):.1f}"/>')
         body.append(f'<text x="{left - 6:.1f}" y="{y(value) + 4:.1f}" text-anchor="end">{escape(text)}</text>')
     for at, word in ticks:
+        half = LETTER * len(word) / 2
+        at = min(max(at, half), WIDTH - half)
         body.append(f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{escape(word)}</text>')
     body.append(
         f'<text x="{(left + WIDTH) / 2:.1f}" y="{HEIGHT - 12}" text-anchor="middle">{escape(chart.x_label)}</text>'

@@ -26,6 +26,8 @@ GLOSSARY = {
     "split-K": "cutting the inner dimension of a product among blocks, so that more of them work",
     "Amdahl": "what is sped up counts only by its share of the time",
 }
+# Units and keys at the start of a column's name stay as they are.
+NOT_WORDS = ("n", "ms")
 _TERMS = re.compile(r"(?<![\w-])(" + "|".join(re.escape(term) for term in GLOSSARY) + r")(?![\w-])")
 _CODE = re.compile(r"`([^`]+)`")
 
@@ -49,3 +51,13 @@ def words(text: str | None) -> Markup:
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if index % 2 else terms(part) for index, part in enumerate(parts)
     )
+
+
+def heading(text: str) -> str:
+    """A column's name with a capital, but for units and keys."""
+    word = text.partition(" ")[0].rstrip(",")
+    return text if word in NOT_WORDS or "_" in word or not word.islower() else upper_first(text)
+
+
+def upper_first(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -12,7 +12,7 @@ from llm_perf_opt.analysis.timeline.rows import RangeRow
 from llm_perf_opt.core.records import Metric, StageRecord
 from llm_perf_opt.core.units import format_bytes, format_ms, format_percent
 from llm_perf_opt.report.run_files import Found, RunFiles
-from llm_perf_opt.report.view.shown import Cell, Shown, Tile, share, show
+from llm_perf_opt.report.view.shown import Cell, Shown, Tile, TimePart, TimeSplit, share, show
 
 TOOLS = {"nsys": "nsys", "nsys_summary": "nsys (a summary, without times of day)", "torch": "the torch profiler"}
 NO_CLEAN_TIME = "No clean time was measured."
@@ -53,6 +53,25 @@ def captured_tiles(capture: Found[CaptureAnalysis]) -> tuple[Tile, ...]:
         total = Known(value=sum(copy.total_ns for copy in found.copies) / 1e6, unit="ms", how=what, source=source)
         tiles.append(_tile("Copies", show(total)))
     return tuple(tiles)
+
+
+def captured_split(found: CaptureAnalysis) -> TimeSplit | None:
+    """From the first GPU work to the last: busy, and idle by cause. None without a timeline."""
+    gpu = found.gpu
+    if gpu.busy_ns is None or not gpu.span_ns or gpu.idle is None or not gpu.kernel_count:
+        return None
+    parts = (
+        ("GPU busy", "work", gpu.busy_ns),
+        ("GPU idle: waiting for the host", "idle", gpu.idle.waiting_for_host_ns),
+        ("GPU idle: copies and synchronisation", "idle", gpu.idle.waiting_for_copy_or_sync_ns),
+        ("GPU idle: between queued kernels", "idle", gpu.idle.between_kernels_ns),
+        ("GPU idle: not explained", "unexplained", gpu.idle.unattributed_ns),
+    )
+    return TimeSplit(
+        what="the capture",
+        total=format_ms(gpu.span_ns / 1e6),
+        parts=tuple(TimePart(label=label, kind=kind, share=ns / gpu.span_ns) for label, kind, ns in parts if ns > 0),
+    )
 
 
 def _tile(label: str, cell: Cell) -> Tile:
@@ -113,18 +132,45 @@ def ncu_verdict(found: NcuAnalysis) -> str:
     if not times:
         return f"{text}; there is no timeline, so their share of the GPU's time is not known."
     total = sum(times.values())
-    bounds: dict[str, float] = {}
-    for kernel in found.kernels:
-        bounds[kernel.bound] = bounds.get(kernel.bound, 0.0) + times[kernel.kernel]
-    parts = ", ".join(
-        f"{format_percent(time / total)} {bound}" for bound, time in sorted(bounds.items(), key=lambda item: -item[1])
-    )
+    shares = [f"{format_percent(part.share)} is {part.label}" for part in _ncu_shares(found, times)]
     top = max(found.kernels, key=lambda kernel: times[kernel.kernel])
     roof = "" if top.roof_pct is None else f", at {format_percent(top.roof_pct / 100)} of its nearer roof"
     return (
-        f"{text}, {format_ms(total / 1e6)} in all; bound by (of that time): {parts}. Most of it in {top.short} "
+        f"{text}, {format_ms(total / 1e6)} in all: {', '.join(shares)}. Most of it in {top.short} "
         f"({format_percent(times[top.kernel] / total)}){roof}. There is no timeline: how often they run is not known."
     )
+
+
+def ncu_split(found: NcuAnalysis) -> TimeSplit | None:
+    """The time under ncu by what limits its kernels."""
+    times = _ncu_times(found)
+    if not times:
+        return None
+    return TimeSplit(
+        what="under ncu", total=format_ms(sum(times.values()) / 1e6), parts=tuple(_ncu_shares(found, times))
+    )
+
+
+# What limits a kernel, in the colours of the waterfall: work, what the hardware allows, waiting.
+BOUNDS = {
+    "compute": ("compute-bound", "work"),
+    "memory": ("memory-bound", "bound"),
+    "latency": ("latency-bound", "idle"),
+    "balanced": ("balanced between compute and memory", "bound"),
+    "unknown": ("not classified", "unexplained"),
+}
+
+
+def _ncu_shares(found: NcuAnalysis, times: Mapping[str, float]) -> list[TimePart]:
+    """The largest first."""
+    bounds: dict[str, float] = {}
+    for kernel in found.kernels:
+        bounds[kernel.bound] = bounds.get(kernel.bound, 0.0) + times[kernel.kernel]
+    total = sum(bounds.values())
+    return [
+        TimePart(label=BOUNDS[bound][0], kind=BOUNDS[bound][1], share=time / total if total else 0.0)
+        for bound, time in sorted(bounds.items(), key=lambda item: -item[1])
+    ]
 
 
 def _ncu_times(found: NcuAnalysis) -> dict[str, float]:
@@ -230,13 +276,18 @@ def _known(metric: Metric) -> Known | Unknown:
     return Known(value=metric.value, unit=metric.unit, how=metric.how, source=metric.source)
 
 
+def _number(stage: StageRecord, name: str) -> float | None:
+    metric = stage.metrics.get(name)
+    return float(metric.value) if metric is not None and isinstance(metric.value, int | float) else None
+
+
 def served_verdict(stage: StageRecord) -> str:
     """In one sentence; a failure comes first."""
     failed = f"The load test failed: {stage.reason}. " if stage.reason else ""
     rate, ttft, tpot = (stage.metrics.get(f"serve_{n}") for n in ("output_tokens_per_s", "ttft_ms", "tpot_ms"))
     if rate is None or not isinstance(rate.value, int | float):
         return f"{failed}No request succeeded."
-    text = f"{rate.value:,.1f} output tokens per second at {rate.how}"
+    text = f"{rate.value:,.1f} output tokens per second with {rate.how}"
     medians = [
         f"{name} {format_ms(float(metric.value))}"
         for name, metric in (("TTFT", ttft), ("TPOT", tpot))
@@ -246,6 +297,9 @@ def served_verdict(stage: StageRecord) -> str:
     share = stage.metrics.get("serve_failed_share")
     if share is not None and isinstance(share.value, int | float) and share.value > 0:
         text += f"; {format_percent(share.value)} of the requests failed"
+    good, all_ = (_number(stage, f"serve_{name}_per_s") for name in ("goodput", "requests"))
+    if good is not None and all_:
+        text += f"; {format_percent(min(1.0, good / all_))} of the requests kept to every limit"
     # There where the queue grew, and only there.
     if "serve_growth" in stage.metrics:
         text += "; the server did not keep up, so latencies grew for as long as the load lasted"

@@ -1,27 +1,33 @@
 """Headline: what ran, the numbers that matter, and the verdict in one sentence."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import PurePath
 from typing import Literal
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis
-from llm_perf_opt.analysis.findings.facts import Known, PhaseFacts, Quantity, RunFacts, Unknown
-from llm_perf_opt.analysis.findings.finding import ANY_HINT, MIN_HEADLINE, Finding, may_be_headline
+from llm_perf_opt.analysis.findings.facts import Known, Quantity, RunFacts, Unknown
+from llm_perf_opt.analysis.findings.finding import (
+    ANY_HINT,
+    MIN_HEADLINE,
+    Finding,
+    gain_in_request,
+    may_be_headline,
+)
 from llm_perf_opt.analysis.findings.rules import RULE_BY_ID
 from llm_perf_opt.analysis.findings.waterfall import Waterfall
-from llm_perf_opt.analysis.hardware.roofline import mbu, mfu
-from llm_perf_opt.analysis.hardware.work import BYTES, short_dtype
-from llm_perf_opt.analysis.static.document import StaticDocument
-from llm_perf_opt.core.records import Spread
+from llm_perf_opt.core.names import DECODE
 from llm_perf_opt.core.units import digits, format_factor, format_ms, format_percent
-from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.report.facts import clean_metric, measured_prompt
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.samples import stability_warnings
 from llm_perf_opt.report.view.captured import (
+    captured_split,
     captured_tiles,
     captured_verdict,
     load_test,
+    ncu_split,
     ncu_tiles,
     ncu_verdict,
     served_tiles,
@@ -29,7 +35,9 @@ from llm_perf_opt.report.view.captured import (
     served_verdict,
 )
 from llm_perf_opt.report.view.findings import gain_of, twins
-from llm_perf_opt.report.view.shown import Shown, Tile, show
+from llm_perf_opt.report.view.roofline import mbu_of, mfu_of
+from llm_perf_opt.report.view.shown import BoundDistance, Shown, Tile, TimeSplit, show
+from llm_perf_opt.report.view.waterfall import distance_of, split_of
 
 Tone = Literal["good", "warn", "bad", "unknown"]
 NEAR_BOUND = 1.3
@@ -40,7 +48,8 @@ FAR_FROM_BOUND = 2.0
 class HeadlineView:
     """`facts` is what to print of the run; `device` and `parameters` are None where they are not known.
 
-    `log` is what a program that crashed printed, by its path in the run.
+    `log` is what a program that crashed printed, by its path in the run. `split` and `distance` are of the phase the
+    verdict is about: where its time goes, and how far it is from its bound.
     """
 
     title: str
@@ -54,16 +63,22 @@ class HeadlineView:
     warnings: tuple[str, ...] = ()
     log: str | None = None
     is_cpu: bool = False
+    split: TimeSplit | None = None
+    distance: BoundDistance | None = None
+    no_distance: Unknown | None = None
 
 
 def headline(
     files: RunFiles, facts: RunFacts, waterfalls: tuple[Waterfall, ...], found: tuple[Finding, ...]
 ) -> HeadlineView:
     capture = _capture_alone(files, facts)
-    verdict, tone = _verdict(waterfalls, found, facts, capture)
+    verdict, tone, about = _verdict(waterfalls, found, facts, capture)
+    fall = _shown_first(waterfalls, about, facts)
+    split = captured_split(capture.content) if capture is not None else None if fall is None else split_of(fall)
     tiles = _tiles(files, facts) if capture is None else captured_tiles(capture)
     if isinstance(files.ncu, Found) and isinstance(files.capture, Unknown) and _is_nothing_else(files, facts):
         tiles, verdict, tone = ncu_tiles(files.ncu), ncu_verdict(files.ncu.content), "unknown"
+        split = ncu_split(files.ncu.content)
     title, loaded = model_name(files), load_test(files)
     if loaded is not None:
         title, tiles = served_title(files), served_tiles(loaded)
@@ -75,11 +90,24 @@ def headline(
         facts=_facts(files, facts),
         verdict=verdict,
         tone=tone,
-        phase=next((d.phase for d in found if d.phase in facts.phases), None) or "decode",
+        phase=fall.phase if fall is not None else about or DECODE,
         tiles=tiles,
         warnings=_warnings(files),
         is_cpu=bool(facts.is_cpu),
+        split=split,
+        distance=None if fall is None else distance_of(fall),
     )
+
+
+def _shown_first(waterfalls: tuple[Waterfall, ...], about: str | None, facts: RunFacts) -> Waterfall | None:
+    """Of the phase the verdict is about, else of the one that takes most of a request."""
+    timed = [
+        (fall.wall.value * (facts.phases[fall.phase].steps_per_request or 1.0), fall)
+        for fall in waterfalls
+        if isinstance(fall.wall, Known)
+    ]
+    longest = max(timed, key=lambda item: item[0])[1] if timed else None
+    return next((fall for _, fall in timed if fall.phase == about), longest)
 
 
 def _is_nothing_else(files: RunFiles, facts: RunFacts) -> bool:
@@ -107,8 +135,15 @@ def model_name(files: RunFiles) -> str:
     if isinstance(model, Mapping) and isinstance(workload, Mapping) and workload.get("command") is None:
         return str(model.get("name"))
     if isinstance(files.capture, Found) and files.capture.content.sources:
-        return ", ".join(source.path for source in files.capture.content.sources)
+        return _file_names([source.path for source in files.capture.content.sources])
     return files.manifest.run_id
+
+
+def _file_names(paths: Sequence[str]) -> str:
+    """The first two, since a job may have hundreds; of paths the last part."""
+    names = [PurePath(path).name for path in paths]
+    rest = len(names) - 2
+    return ", ".join(names[:2]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def device_name(files: RunFiles) -> str | None:
@@ -130,12 +165,12 @@ def _parameters(files: RunFiles) -> int | None:
 def _facts(files: RunFiles, facts: RunFacts) -> tuple[tuple[str, str], ...]:
     device = device_name(files)
     shown = "unknown" if device is None else f"{device} (CPU)" if facts.is_cpu else device
-    found = [("device", shown), ("format", facts.dtype or "unknown")]
+    found = [("device", shown), ("dtype", facts.dtype or "unknown")]
     found = [fact for fact in found if fact[1] != "unknown"]
     static = files.static.content if isinstance(files.static, Found) else None
     parameters = _parameters(files)
     if parameters is not None:
-        found.append(("parameters", f"{parameters:,}"))
+        found.append(("parameters", _short_count(parameters)))
     if static is not None:
         found.append(("batch", str(static.workload.batch)))
     prompt = measured_prompt(files)
@@ -144,8 +179,24 @@ def _facts(files: RunFiles, facts: RunFacts) -> tuple[tuple[str, str], ...]:
     elif static is not None:
         found.append(("prompt", f"{static.workload.prompt_tokens:,} tokens (assumed)"))
     found.append(("run", files.manifest.run_id))
-    found.append(("started", files.manifest.created_at))
+    found.append(("started", _minute(files.manifest.created_at)))
     return tuple(found)
+
+
+def _short_count(parameters: int) -> str:
+    """As model names say it: 1.24 B, 110 M."""
+    for size, name in ((1e9, "B"), (1e6, "M")):
+        if parameters >= size:
+            return f"{digits(parameters / size)} {name}"
+    return f"{parameters:,}"
+
+
+def _minute(moment: str) -> str:
+    """To the minute, in UTC; the provenance has it as it was written."""
+    try:
+        return f"{datetime.fromisoformat(moment).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    except ValueError:
+        return moment
 
 
 def _sequences(files: RunFiles) -> str:
@@ -193,12 +244,12 @@ def _tiles(files: RunFiles, facts: RunFacts) -> tuple[Tile, ...]:
         ),
         Tile(
             label="MFU, prefill",
-            cell=show(_mfu(files, facts.phases["prefill"])),
+            cell=show(mfu_of(files, facts.phases["prefill"])),
             explain="model FLOPs utilisation: needed FLOPs over what the peak would have done in the clean time",
         ),
         Tile(
             label="MBU, decode",
-            cell=show(_mbu(files, decode)),
+            cell=show(mbu_of(files, decode)),
             explain="model bandwidth utilisation: weights and KV cache once, over what the peak would have moved",
         ),
         Tile(label="Peak memory", cell=show(facts.memory.measured_peak), explain="highest of all samples, clean pass"),
@@ -233,107 +284,46 @@ def _speed(files: RunFiles, facts: RunFacts) -> Quantity:
     )
 
 
-def peak_flops(static: StaticDocument) -> tuple[float, str] | Unknown:
-    """The peak for the run's format: the data sheet's, on a device without one the calibrated."""
-    try:
-        dtype = short_dtype(static.dtype, where="dtype")
-    except ConfigError as error:
-        return Unknown(reason=str(error))
-    hardware = static.hardware
-    if dtype in hardware.peak_tflops:
-        return hardware.peak_tflops[dtype] * 1e12, f"data-sheet peak of {hardware.name} in {dtype}"
-    if not hardware.peak_tflops and dtype in hardware.achieved_tflops:
-        return hardware.achieved_tflops[dtype] * 1e12, f"calibrated peak of {hardware.name} in {dtype}"
-    reason = hardware.reason or f"no peak of {hardware.name or 'this device'} for {dtype} is known"
-    return Unknown(
-        reason=reason, enable=f"hardware.peak_tflops.{dtype if dtype in BYTES else 'bf16'}=… or hardware.calibrate=true"
-    )
-
-
-def peak_bytes(static: StaticDocument) -> tuple[float, str] | Unknown:
-    hardware = static.hardware
-    if hardware.memory_bandwidth_gb_s is not None:
-        return hardware.memory_bandwidth_gb_s * 1e9, f"data-sheet bandwidth of {hardware.name}"
-    if hardware.achieved_bandwidth_gb_s is not None:
-        return hardware.achieved_bandwidth_gb_s * 1e9, f"calibrated bandwidth of {hardware.name}"
-    reason = hardware.reason or f"no bandwidth of {hardware.name or 'this device'} is known"
-    return Unknown(reason=reason, enable="hardware.memory_bandwidth_gb_s=… or hardware.calibrate=true")
-
-
-def _mfu(files: RunFiles, phase: PhaseFacts) -> Quantity:
-    if isinstance(files.static, Unknown):
-        return files.static
-    return _utilisation(
-        phase.flops, phase.wall, peak_flops(files.static.content), mfu, files.static.source, best=phase.achievable
-    )
-
-
-def _mbu(files: RunFiles, phase: PhaseFacts) -> Quantity:
-    if isinstance(files.static, Unknown):
-        return files.static
-    return _utilisation(
-        phase.bytes, phase.wall, peak_bytes(files.static.content), mbu, files.static.source, best=phase.achievable
-    )
-
-
-def _utilisation(
-    work: Quantity,
-    wall: Quantity,
-    peak: tuple[float, str] | Unknown,
-    formula: Callable[[float, float, float], float],
-    source: str,
-    *,
-    best: Quantity,
-) -> Quantity:
-    """`best`: the bound that measured rates set; where the run beat it, its share of such a rate says nothing."""
-    if isinstance(wall, Unknown):
-        return wall
-    if isinstance(work, Unknown):
-        return work
-    if isinstance(peak, Unknown):
-        return peak
-    value = formula(work.value, wall.value, peak[0])
-    if value > 1 and isinstance(best, Unknown):
-        return best
-    spread = wall.spread
-    if spread is not None:
-        low, high = (formula(work.value, time, peak[0]) for time in (spread.p90, spread.p10))
-        spread = Spread(p10=low, p90=high, n=spread.n)
-    return Known(value=value, unit="share", how=f"of the {peak[1]}, in the clean time", source=source, spread=spread)
-
-
 def _verdict(
     waterfalls: tuple[Waterfall, ...],
     found: tuple[Finding, ...],
     facts: RunFacts,
     capture: Found[CaptureAnalysis] | None,
-) -> tuple[str, Tone]:
+) -> tuple[str, Tone, str | None]:
+    """What to say first, how bad that is, and the phase it is about."""
     # A guess is for the list of findings, not for the one sentence everybody reads.
-    best = next((d for d in found if may_be_headline(d)), None)
+    best = next((d for d in found if may_be_headline(d) and is_worth_it(d, facts)), None)
     if best is not None and best.gain is not None and best.gain >= FAR_FROM_BOUND:
-        return _promise(best, found, facts), "bad"
-    compared = [text for text in (_distance(w, facts) for w in waterfalls) if text is not None]
+        return _promise(best, found, facts), "bad", best.phase
+    compared = [(*text, w.phase) for w in waterfalls if (text := _distance(w)) is not None]
     if compared:
         worst = max(compared, key=lambda item: item[1])
         tone: Tone = "good" if worst[1] < NEAR_BOUND else "warn" if worst[1] < FAR_FROM_BOUND else "bad"
         promise = f" {_promise(best, found, facts)}" if best is not None and best.gain is not None else ""
-        return worst[0] + promise, tone
+        return worst[0] + promise, tone, worst[2]
     if best is not None:
-        return _promise(best, found, facts), "warn"
+        return _promise(best, found, facts), "warn", best.phase
     known = [w for w in waterfalls if isinstance(w.wall, Known)]
     if known:
         times = ", ".join(f"{w.phase} {format_ms(w.wall.value)} {w.per}" for w in known if isinstance(w.wall, Known))
-        return f"Measured: {times}; how far that is from the hardware's limit is not known.", "unknown"
+        return f"Measured: {times}; how far that is from the hardware's limit is not known.", "unknown", None
     if capture is not None:
         told = [d.title for d in found if (d.share or 0.0) >= MIN_HEADLINE][:1]
-        return " ".join([captured_verdict(capture.content), *(f"{title}." for title in told)]), "unknown"
+        return " ".join([*(f"{title}." for title in told), captured_verdict(capture.content)]), "unknown", None
     texts = [text for text in (_bound_text(w) for w in waterfalls) if text is not None]
     if texts:
         return (
             f"Nothing was measured. By the model and the hardware alone, no faster than {', '.join(texts)}.",
             "unknown",
+            None,
         )
-    return "Nothing was measured and nothing could be predicted: see what was run below.", "unknown"
+    return "Nothing was measured and nothing could be predicted: see what was run below.", "unknown", None
+
+
+def is_worth_it(finding: Finding, facts: RunFacts) -> bool:
+    """Whether a request would be faster by what anybody notices; where requests are not known, the phase."""
+    gain = gain_in_request(finding, facts) or finding.gain
+    return gain is None or gain >= 1 + MIN_HEADLINE
 
 
 def _promise(finding: Finding, found: tuple[Finding, ...], facts: RunFacts) -> str:
@@ -345,7 +335,7 @@ def _promise(finding: Finding, found: tuple[Finding, ...], facts: RunFacts) -> s
     return f"{finding.title}. {hint} could give up to {gain_of(twins(finding, found), facts)}."
 
 
-def _distance(waterfall: Waterfall, facts: RunFacts) -> tuple[str, float] | None:
+def _distance(waterfall: Waterfall) -> tuple[str, float] | None:
     """How far a phase is from its bound."""
     bound = waterfall.known("achievable") or waterfall.known("datasheet")
     if bound is None or isinstance(waterfall.wall, Unknown) or bound.to_ms <= 0:

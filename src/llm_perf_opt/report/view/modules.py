@@ -8,9 +8,13 @@ from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.analysis.static.document import StaticGroup
 from llm_perf_opt.analysis.static.double_entry import Entry
 from llm_perf_opt.core.names import PHASES
+from llm_perf_opt.core.units import format_ms
 from llm_perf_opt.report.run_files import Found, OperatorRow, RunFiles
+from llm_perf_opt.report.view.shown import TimePart, TimeSplit
 
 OPERATORS_SHOWN = 25
+# On the bar of the first screen.
+OPERATORS_NAMED = 3
 CPU_TIME, DEVICE_TIME = "CPU time", "device time"
 NO_WORK = (0.0, 0.0)
 
@@ -80,6 +84,19 @@ class ModulesView:
         return None if self.phases or self.operators or self.double_entry else self.operators_missing
 
 
+def operators_split(view: ModulesView) -> TimeSplit | None:
+    """The operators' own time on one bar, where nothing was timed without a profiler: their shares still hold."""
+    is_cpu = view.operators_by == CPU_TIME
+    known = [(op, op.self_cpu_ms if is_cpu else op.self_device_ms) for op in view.operators if op.share]
+    if not known or not known[0][0].share or not known[0][1]:
+        return None
+    parts = [TimePart(label=op.name, kind="work", share=op.share or 0.0) for op, _ in known[:OPERATORS_NAMED]]
+    rest = 1 - sum(part.share for part in parts)
+    parts += [TimePart(label="other operators", kind="unexplained", share=rest)] if rest > 0 else []
+    total = known[0][1] / known[0][0].share
+    return TimeSplit(what=f"self {view.operators_by}, profiled pass", total=format_ms(total), parts=tuple(parts))
+
+
 def modules_view(files: RunFiles) -> ModulesView:
     operators, by = _operators(files)
     entries = files.static.content.double_entry if isinstance(files.static, Found) else ()
@@ -87,7 +104,7 @@ def modules_view(files: RunFiles) -> ModulesView:
         phases=tuple(phase for phase in (_phase(files, name) for name in PHASES) if phase.rows),
         operators=operators[:OPERATORS_SHOWN],
         operators_by=by,
-        operators_of="device time" if by == DEVICE_TIME else "operator time",
+        operators_of="operators' device time" if by == DEVICE_TIME else "operator time",
         operator_count=len(operators),
         double_entry=entries,
         time_source=files.metrics.source if isinstance(files.metrics, Found) else None,

@@ -37,7 +37,7 @@ def program_of(files: RunFiles) -> tuple[str, ...] | None:
     """The command that was run in the place of our own inference; None where none was."""
     workload = files.manifest.config.get("workload")
     command = workload.get("command") if isinstance(workload, Mapping) else None
-    return tuple(str(word) for word in command) if command else None
+    return tuple(str(word) for word in command) if isinstance(command, list | tuple) and command else None
 
 
 def phases_shown(files: RunFiles, facts: RunFacts) -> tuple[str, ...]:
@@ -65,11 +65,13 @@ def parts_of_capture(
     timeline: TimelineView,
     modules: ModulesView,
     memory: MemoryView,
+    *,
+    has_findings: bool,
 ) -> tuple[str, ...]:
-    """The parts of a capture's page: findings, and whatever the capture or what was said beside it knows."""
+    """The parts of a capture's page: what the capture, or what was said beside it, knows."""
     known = {
-        "waterfall": len(falls) > 0,
-        "findings": True,
+        "waterfall": any(fall.is_placed for fall in falls),
+        "findings": has_findings,
         "kernels": kernels.missing is None,
         "roofline": roofline.missing is None,
         "timeline": timeline.missing is None,
@@ -104,9 +106,22 @@ def memory_of_capture(view: MemoryView) -> MemoryView:
     return replace(view, rows=rows, power_missing=None)
 
 
-def of_capture(head: HeadlineView) -> HeadlineView:
+def of_capture(head: HeadlineView, *, phases: bool) -> HeadlineView:
     """The headline of a capture says nothing of what it cannot know."""
-    return replace(head, facts=tuple(fact for fact in head.facts if fact[1] != "unknown"))
+    return replace(
+        head,
+        facts=tuple(fact for fact in head.facts if fact[1] != "unknown"),
+        tiles=tuple(tile for tile in head.tiles if isinstance(tile.cell, Shown)),
+        no_distance=None if head.distance is not None or not phases else why_no_distance(head.phase),
+    )
+
+
+def why_no_distance(phase: str) -> Unknown:
+    """What a capture lacks to say how far its phases are from their bounds."""
+    return Unknown(
+        reason="the capture names neither its model nor a time without a profiler",
+        enable=f"llm-perf analyze … model=… hardware=… workload.prompt=… {CLEAN_OPTION[phase]} …",
+    )
 
 
 def of_program(head: HeadlineView, files: RunFiles, facts: RunFacts) -> HeadlineView:
@@ -166,13 +181,23 @@ def why_no_bounds(files: RunFiles) -> Unknown:
     return Unknown(reason="the program does not say which model it runs", enable=f"llm-perf run model=NAME -- {given}")
 
 
+def why_no_distance_of_program(head: HeadlineView, why: Unknown) -> Unknown:
+    """Of a program whose model nobody named; of one that marks no steps, that too."""
+    if any(tile.key == "tpot" for tile in head.tiles):
+        return why
+    return Unknown(
+        reason="it marks no phases and does not say which model it runs",
+        enable=f'{why.enable}, with perf.phase("decode_step") around each step',
+    )
+
+
 def waterfalls_without_bounds(falls: tuple[WaterfallView, ...]) -> tuple[WaterfallView, ...]:
     """Only rows that are known, and no waterfall where all of it is the wall time itself."""
     cut = [replace(fall, rows=tuple(row for row in fall.rows if row.missing is None)) for fall in falls]
     return tuple(fall for fall in cut if {row.kind for row in fall.rows} - {"wall", "unexplained"})
 
 
-def request_of_program(view: RequestView | None) -> RequestView | None:
+def without_missing_parts(view: RequestView | None) -> RequestView | None:
     """Without the parts only our own inference times."""
     return None if view is None else replace(view, missing=())
 

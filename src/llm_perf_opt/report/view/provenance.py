@@ -1,7 +1,7 @@
 """Provenance: what ran, with which versions and commands, what failed or was skipped and why."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,8 @@ from llm_perf_opt.core.units import format_factor
 from llm_perf_opt.report.run_files import RunFiles
 from llm_perf_opt.report.view.program import without_log
 
+SMALLEST_REST_S = 0.1
+
 
 @dataclass(frozen=True, kw_only=True)
 class CommandView:
@@ -27,6 +29,7 @@ class StageView:
     name: str
     status: str
     duration: str
+    spent: tuple[str, ...]
     reason: str
     notes: tuple[str, ...]
     commands: tuple[CommandView, ...]
@@ -38,6 +41,7 @@ class ProvenanceView:
     run_id: str
     status: str
     created_at: str
+    first_verdict: str
     stages: tuple[StageView, ...]
     not_run: tuple[str, ...]
     slowdowns: tuple[tuple[str, str, str, str], ...]
@@ -94,6 +98,7 @@ def provenance_view(
         run_id=manifest.run_id,
         status=manifest.status,
         created_at=manifest.created_at,
+        first_verdict="" if manifest.first_verdict_s is None else f"{manifest.first_verdict_s:.0f} s",
         stages=tuple(_stage(stage) for stage in manifest.stages),
         not_run=tuple(name for name in OFFERED if name not in ran),
         slowdowns=tuple(
@@ -112,6 +117,7 @@ def _stage(stage: StageRecord) -> StageView:
         name=stage.name,
         status=stage.status,
         duration="" if stage.duration_s is None else f"{stage.duration_s:.1f} s",
+        spent=tuple(_spent(stage)),
         reason=stage.reason or "",
         notes=stage.notes,
         commands=tuple(
@@ -119,6 +125,17 @@ def _stage(stage: StageRecord) -> StageView:
         ),
         metrics=tuple(stage.metrics.items()),
     )
+
+
+def _spent(stage: StageRecord) -> Iterator[str]:
+    """Where the time of a stage went: each command, by its steps where it noted them, and what is left."""
+    for command in stage.commands:
+        steps = ", ".join(f"{step.name} {step.duration_s:.1f} s" for step in command.steps)
+        if command.label:
+            yield f"{command.label}, {command.duration_s:.1f} s" + (f": {steps}" if steps else "")
+    rest_s = (stage.duration_s or 0.0) - sum(command.duration_s for command in stage.commands)
+    if any(command.label for command in stage.commands) and rest_s >= SMALLEST_REST_S:
+        yield f"reading, analysing and writing, {rest_s:.1f} s"
 
 
 def _ending(code: int | None, timed_out: bool) -> str:
@@ -133,21 +150,24 @@ def _versions(manifest: RunManifest) -> tuple[tuple[str, str], ...]:
     found = [(key, str(environment[key])) for key in ("os", "cpu", "cuda_driver", "python") if environment.get(key)]
     for index, gpu in enumerate(_list(environment, "gpus")):
         # A capture made elsewhere knows its GPU by name alone.
-        text = gpu if isinstance(gpu, str) else f"{gpu['name']}, driver {gpu['driver']}"
-        found.append((f"GPU {index}", text))
+        known = f"{gpu.get('name')}, driver {gpu.get('driver')}" if isinstance(gpu, Mapping) else str(gpu)
+        found.append((f"GPU {index}", known))
     found += [(name, str(version)) for name, version in _map(environment, "packages").items() if version]
     for name, tool in _map(environment, "tools").items():
-        if tool["version"]:
+        if isinstance(tool, Mapping) and tool.get("version"):
             found.append((name, str(tool["version"])))
     git = _map(environment, "git")
-    if git and git["commit"]:
-        found.append(("git commit", git["commit"][:12] + (" with changes" if git["changed"] else "")))
+    if git.get("commit"):
+        found.append(("git commit", str(git["commit"])[:12] + (" with changes" if git.get("changed") else "")))
     return tuple(found)
 
 
 def _list(environment: Mapping[str, Any], key: str) -> list[Any]:
-    return list(environment[key]) if key in environment else []
+    """What a run recorded may be anyone's words: nothing where it is no list."""
+    found = environment.get(key)
+    return [*found] if isinstance(found, list | tuple) else []
 
 
 def _map(environment: Mapping[str, Any], key: str) -> dict[str, Any]:
-    return dict(environment[key]) if key in environment else {}
+    found = environment.get(key)
+    return {**found} if isinstance(found, Mapping) else {}

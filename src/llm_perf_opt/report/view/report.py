@@ -16,7 +16,7 @@ from llm_perf_opt.report.view.flame import FlameView, flame_view
 from llm_perf_opt.report.view.headline import HeadlineView, headline
 from llm_perf_opt.report.view.kernels import KernelsView, kernels_view
 from llm_perf_opt.report.view.memory import MemoryView, memory_view
-from llm_perf_opt.report.view.modules import ModulesView, modules_view
+from llm_perf_opt.report.view.modules import ModulesView, modules_view, operators_split
 from llm_perf_opt.report.view.program import (
     PARTS,
     crashed_stage,
@@ -31,10 +31,11 @@ from llm_perf_opt.report.view.program import (
     phases_section,
     phases_shown,
     program_of,
-    request_of_program,
     waterfall_of_capture,
     waterfalls_without_bounds,
     why_no_bounds,
+    why_no_distance_of_program,
+    without_missing_parts,
 )
 from llm_perf_opt.report.view.provenance import Failure, ProvenanceView, failures_view, provenance_view
 from llm_perf_opt.report.view.roofline import RooflineView, roofline_view
@@ -160,19 +161,31 @@ def build_view(files: RunFiles) -> ReportView:
         present=files.present,
         parts=() if load_test(files) is not None and isinstance(files.capture, Unknown) else PARTS,
     )
+    if view.is_load_alone:
+        return replace(view, provenance=replace(view.provenance, not_run=()))
     if is_bare(files) and view.parts:
-        return _of_capture(view)
+        return _with_split(_of_capture(view))
     if program_of(files) is not None:
         view = _of_program(view, files)
     empty = {part for part, _, _ in view.empty}
-    return replace(view, parts=tuple(part for part in view.parts if part not in empty))
+    view = replace(view, parts=tuple(part for part in view.parts if part not in empty))
+    # That nothing was found is said on the first screen, where something was measured.
+    dropped = () if view.findings or view.is_empty else ("findings",)
+    return _with_split(replace(view, parts=tuple(part for part in view.parts if part not in dropped)))
+
+
+def _with_split(view: ReportView) -> ReportView:
+    """Where no clean time says where it goes, the operators do."""
+    if view.headline.split is not None or not view.parts:
+        return view
+    return replace(view, headline=replace(view.headline, split=operators_split(view.modules)))
 
 
 def _of_program(view: ReportView, files: RunFiles) -> ReportView:
     """Of a program of the user's own: its phases, and nothing only our own inference has."""
     view = replace(
         view,
-        request=request_of_program(view.request),
+        request=without_missing_parts(view.request),
         modules=modules_of_program(view.modules),
         # How to have its bounds is said once, and not by naming a stage that cannot help.
         provenance=replace(
@@ -182,7 +195,13 @@ def _of_program(view: ReportView, files: RunFiles) -> ReportView:
     if crashed_stage(files) is not None:
         return replace(view, parts=(), is_crashed=True)
     if has_no_model(files):
-        return replace(view, waterfalls=waterfalls_without_bounds(view.waterfalls), no_bounds=why_no_bounds(files))
+        why = why_no_bounds(files)
+        return replace(
+            view,
+            headline=replace(view.headline, no_distance=why_no_distance_of_program(view.headline, why)),
+            waterfalls=waterfalls_without_bounds(view.waterfalls),
+            no_bounds=why,
+        )
     return view
 
 
@@ -191,12 +210,13 @@ def _of_capture(view: ReportView) -> ReportView:
     shown = (view.waterfalls, view.kernels, view.roofline, view.timeline, view.modules, view.memory)
     return replace(
         view,
-        headline=of_capture(view.headline),
+        headline=of_capture(view.headline, phases=len(view.waterfalls) > 0),
+        request=without_missing_parts(view.request),
         waterfalls=tuple(waterfall_of_capture(fall) for fall in view.waterfalls),
         modules=modules_of_capture(view.modules),
         memory=memory_of_capture(view.memory),
         provenance=replace(view.provenance, not_run=()),
-        parts=parts_of_capture(*shown),
+        parts=parts_of_capture(*shown, has_findings=len(view.findings) > 0),
         is_bare=True,
     )
 

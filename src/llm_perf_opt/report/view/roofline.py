@@ -1,12 +1,17 @@
-"""Roofline: kernels and phases against the data-sheet roof and the achievable one, on log axes."""
+"""Roofline: kernels and phases against the data-sheet roof and the achievable one, and how much of peaks is used."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.findings.facts import Known, RunFacts, Unknown
+from llm_perf_opt.analysis.findings.facts import Known, PhaseFacts, Quantity, RunFacts, Unknown
+from llm_perf_opt.analysis.hardware.roofline import mbu, mfu
+from llm_perf_opt.analysis.hardware.work import BYTES, short_dtype
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuKernel
+from llm_perf_opt.analysis.static.document import StaticDocument
+from llm_perf_opt.core.records import Spread
 from llm_perf_opt.core.units import format_ms, format_rate
+from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.kernels import KernelRowView, KernelsView
 
@@ -185,3 +190,72 @@ def _decades(values: list[float], default: tuple[int, int]) -> tuple[int, int]:
     low = math.floor(math.log10(min(values)) - 0.15)
     high = math.ceil(math.log10(max(values)) + 0.15)
     return low, max(high, low + 1)
+
+
+def peak_flops(static: StaticDocument) -> tuple[float, str] | Unknown:
+    """The peak for the run's format: the data sheet's, on a device without one the calibrated."""
+    try:
+        dtype = short_dtype(static.dtype, where="dtype")
+    except ConfigError as error:
+        return Unknown(reason=str(error))
+    hardware = static.hardware
+    if dtype in hardware.peak_tflops:
+        return hardware.peak_tflops[dtype] * 1e12, f"data-sheet peak of {hardware.name} in {dtype}"
+    if not hardware.peak_tflops and dtype in hardware.achieved_tflops:
+        return hardware.achieved_tflops[dtype] * 1e12, f"calibrated peak of {hardware.name} in {dtype}"
+    reason = hardware.reason or f"no peak of {hardware.name or 'this device'} for {dtype} is known"
+    return Unknown(
+        reason=reason, enable=f"hardware.peak_tflops.{dtype if dtype in BYTES else 'bf16'}=… or hardware.calibrate=true"
+    )
+
+
+def peak_bytes(static: StaticDocument) -> tuple[float, str] | Unknown:
+    hardware = static.hardware
+    if hardware.memory_bandwidth_gb_s is not None:
+        return hardware.memory_bandwidth_gb_s * 1e9, f"data-sheet bandwidth of {hardware.name}"
+    if hardware.achieved_bandwidth_gb_s is not None:
+        return hardware.achieved_bandwidth_gb_s * 1e9, f"calibrated bandwidth of {hardware.name}"
+    reason = hardware.reason or f"no bandwidth of {hardware.name or 'this device'} is known"
+    return Unknown(reason=reason, enable="hardware.memory_bandwidth_gb_s=… or hardware.calibrate=true")
+
+
+def mfu_of(files: RunFiles, phase: PhaseFacts) -> Quantity:
+    if isinstance(files.static, Unknown):
+        return files.static
+    return _utilisation(
+        phase.flops, phase.wall, peak_flops(files.static.content), mfu, files.static.source, best=phase.achievable
+    )
+
+
+def mbu_of(files: RunFiles, phase: PhaseFacts) -> Quantity:
+    if isinstance(files.static, Unknown):
+        return files.static
+    return _utilisation(
+        phase.bytes, phase.wall, peak_bytes(files.static.content), mbu, files.static.source, best=phase.achievable
+    )
+
+
+def _utilisation(
+    work: Quantity,
+    wall: Quantity,
+    peak: tuple[float, str] | Unknown,
+    formula: Callable[[float, float, float], float],
+    source: str,
+    *,
+    best: Quantity,
+) -> Quantity:
+    """`best`: the bound that measured rates set; where the run beat it, its share of such a rate says nothing."""
+    if isinstance(wall, Unknown):
+        return wall
+    if isinstance(work, Unknown):
+        return work
+    if isinstance(peak, Unknown):
+        return peak
+    value = formula(work.value, wall.value, peak[0])
+    if value > 1 and isinstance(best, Unknown):
+        return best
+    spread = wall.spread
+    if spread is not None:
+        low, high = (formula(work.value, time, peak[0]) for time in (spread.p90, spread.p10))
+        spread = Spread(p10=low, p90=high, n=spread.n)
+    return Known(value=value, unit="share", how=f"of the {peak[1]}, in the clean time", source=source, spread=spread)

@@ -51,6 +51,11 @@ class SectionView:
     picture: PictureView | None
     links: tuple[Link, ...]
 
+    @property
+    def is_picture(self) -> bool:
+        """Whether a picture is all there is, so that two fit beside each other."""
+        return self.picture is not None and not (self.paragraphs or self.metrics or self.tables or self.links)
+
 
 def sections_view(files: RunFiles) -> tuple[SectionView, ...]:
     """In the order of the stages, and of the sections of each."""

@@ -32,6 +32,41 @@ class Tile:
     key: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class TimePart:
+    """A part of a time: `share` of one. `kind` is that of a step of the waterfall."""
+
+    label: str
+    kind: str
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeSplit:
+    """Where a time goes, on one bar: `what` it is the time of, such as one token."""
+
+    what: str
+    total: str
+    parts: tuple[TimePart, ...]
+    is_estimate: bool = False
+
+    @property
+    def largest(self) -> tuple[TimePart, ...]:
+        """What to read first."""
+        return tuple(sorted(self.parts, key=lambda part: -part.share))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundDistance:
+    """How many times the bound a phase takes."""
+
+    phase: str
+    factor: str
+    wall: str
+    bound: str
+    per: str
+
+
 def show(quantity: Quantity) -> Cell:
     """A figure as a cell."""
     if isinstance(quantity, Unknown):
@@ -47,11 +82,13 @@ def show(quantity: Quantity) -> Cell:
 
 
 def format_spread(spread: Spread, unit: str) -> str:
-    """`p10–p90 9.81 ms – 10.4 ms, n = 30`; a single value has no spread."""
+    """`p10–p90 9.81–10.4 ms, n = 30`; a single value has no spread."""
     if spread.n == 1:
         return "n = 1"
-    low, high = format_quantity(spread.p10, unit), format_quantity(spread.p90, unit)
-    return f"p10–p90 {low} – {high}, n = {spread.n:,}"
+    low, high = (format_quantity(value, unit) for value in (spread.p10, spread.p90))
+    number, _, same = low.rpartition(" ")
+    start = f"{number}–" if number and high.endswith(f" {same}") else f"{low} – "
+    return f"p10–p90 {start}{high}, n = {spread.n:,}"
 
 
 def share(value: float, how: str, source: str | None) -> Known:

@@ -8,7 +8,7 @@ from llm_perf_opt.core.names import DECODE, PREFILL
 from llm_perf_opt.core.units import format_factor, format_ms, format_percent
 from llm_perf_opt.report.facts import clean_metric
 from llm_perf_opt.report.run_files import Found, RunFiles
-from llm_perf_opt.report.view.shown import format_spread
+from llm_perf_opt.report.view.shown import BoundDistance, TimePart, TimeSplit, format_spread
 
 # Narrower bars would vanish on the screen.
 MIN_WIDTH_PCT = 0.25
@@ -50,6 +50,11 @@ class WaterfallView:
     @property
     def is_known(self) -> bool:
         return any(row.missing is None for row in self.rows)
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether the time or its bound is known, so that the steps between them mean something."""
+        return any(row.missing is None for row in self.rows if row.kind in ("bound", "wall"))
 
     @property
     def of_what(self) -> str:
@@ -129,6 +134,52 @@ def _summary(waterfall: Waterfall, steps: float, per: str) -> str:
     if waterfall.idle_share is not None:
         text += f"; the GPU idles {100 * waterfall.idle_share:.0f} % of it"
     return text + "."
+
+
+# What a step's time is of, in the words of one of it.
+ONE = {PREFILL: "one prefill", DECODE: "one token"}
+
+
+def split_of(waterfall: Waterfall) -> TimeSplit | None:
+    """Its wall time on one bar: both bounds as one, then each step. None where the steps do not add up to it."""
+    wall = waterfall.known("wall")
+    steps = [step for step in waterfall.steps if isinstance(step, KnownStep) and step.kind != "wall"]
+    if wall is None or wall.to_ms <= 0 or any(step.delta_ms < 0 for step in steps):
+        return None
+    bound = sum(step.delta_ms for step in steps if step.kind == "bound")
+    parts = [("hardware limit", "bound", bound)] if bound else []
+    above = " above the hardware limit" if bound else ""
+    names = {"kernels": f"GPU kernels{above}", "operators": f"operators{above}"}
+    parts += [
+        (names.get(step.key, _start_small(step.label)), step.kind, step.delta_ms)
+        for step in steps
+        if step.kind != "bound"
+    ]
+    return TimeSplit(
+        what=ONE[waterfall.phase],
+        total=format_ms(wall.to_ms),
+        parts=tuple(TimePart(label=label, kind=kind, share=ms / wall.to_ms) for label, kind, ms in parts),
+        is_estimate=any(step.is_estimate for step in steps),
+    )
+
+
+def _start_small(label: str) -> str:
+    """`GPU idle: …` stays as it is; `Not explained` becomes a part of a list."""
+    return label if label[1:2].isupper() else label[:1].lower() + label[1:]
+
+
+def distance_of(waterfall: Waterfall) -> BoundDistance | None:
+    wall = waterfall.known("wall")
+    bound = waterfall.known("achievable") or waterfall.known("datasheet")
+    if wall is None or bound is None or bound.to_ms <= 0:
+        return None
+    return BoundDistance(
+        phase=waterfall.phase,
+        factor=format_factor(wall.to_ms / bound.to_ms),
+        wall=format_ms(wall.to_ms),
+        bound=format_ms(bound.to_ms),
+        per=waterfall.per,
+    )
 
 
 # Parts of a prefill some models time themselves.

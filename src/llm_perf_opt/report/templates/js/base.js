@@ -39,23 +39,22 @@ const make = (tag, className, ...children) => {
 
 /* What was chosen stands behind the section in the address (`#kernels?phase=decode&sort=-time`), so that a link shows the same. */
 const state = new URLSearchParams(location.hash.split("?")[1] || "");
-let anchor = location.hash.split("?")[0];
+const anchor = () => location.hash.split("?")[0];
 const remember = (changes) => {
   for (const [key, value] of Object.entries(changes)) {
     if (value === null || value === "") state.delete(key);
     else state.set(key, value);
   }
   const text = state.toString();
-  history.replaceState(null, "", (anchor || "#") + (text ? "?" + text : ""));
+  history.replaceState(null, "", (anchor() || "#") + (text ? "?" + text : ""));
 };
 const goTo = (id) => {
   const target = document.getElementById(id);
   if (target) target.scrollIntoView();
 };
 addEventListener("hashchange", () => {
-  anchor = location.hash.split("?")[0];
   remember({});
-  goTo(anchor.slice(1));
+  goTo(anchor().slice(1));
 });
 
 /* one tooltip for everything that has one, by mouse and by keyboard */

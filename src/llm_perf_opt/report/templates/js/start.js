@@ -24,5 +24,5 @@ if (state.has("phase") && switched("phase", state.get("phase"))) body.dataset.ph
 redrawKernels();
 startTimeline();
 addEventListener("beforeprint", () => redrawTimeline());
-if (anchor && state.size) goTo(anchor.slice(1));
+if (anchor() && state.size) goTo(anchor().slice(1));
 window.reportReadyMs = performance.now();

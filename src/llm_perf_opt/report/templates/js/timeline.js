@@ -43,7 +43,8 @@ if (canvas && data.timeline) {
   const tracks = time.tracks.map(unpack);
   const kernelTracks = tracks.filter((t) => t.kind === "kernel");
   const CALLS = ["launch", "waits for the GPU", "other call", "operator"];
-  const HEIGHT = { range: 20, call: 18, kernel: 34 }, GAP = 5, LABELS = 148, AXIS = 22;
+  const HEIGHT = { range: 20, call: 18, kernel: 34 }, GAP = 5, AXIS = 22;
+  let LABELS = 148;
   let y = AXIS;
   for (const track of tracks) { track.y = y; track.h = HEIGHT[track.kind]; y += track.h + GAP; }
   const height = y + 4;
@@ -65,16 +66,19 @@ if (canvas && data.timeline) {
     return low;
   };
   const color = (track, i) => track.kind === "kernel" ? colors.classes[track.cls[i]] : track.kind === "range" ? colors.soft : colors.calls[track.cls[i]] || colors.calls[2];
+  /* names of rows have what they need, up to a part of the width; hovering says the whole of one that was cut */
+  const labelOf = (track) => track.label.replace(/^GPU device (\d+) stream /, "GPU $1, stream ");
+  const fitted = (pen, text, room) => {
+    if (pen.measureText(text).width <= room) return text;
+    let kept = text.length;
+    while (kept > 1 && pen.measureText(text.slice(0, kept) + "…").width > room) kept--;
+    return text.slice(0, kept) + "…";
+  };
   const drawTrack = (pen, track) => {
     pen.fillStyle = colors.muted;
     pen.textAlign = "left";
     if (!track.depth) {
-      pen.save();
-      pen.beginPath();
-      pen.rect(0, track.y, LABELS - 8, track.h);
-      pen.clip();
-      pen.fillText(track.label.replace(/^GPU device (\d+) stream /, "GPU $1, stream "), 8, track.y + track.h / 2 + 4);
-      pen.restore();
+      pen.fillText(fitted(pen, labelOf(track), LABELS - 14), 8, track.y + track.h / 2 + 4);
     }
     let covered = -1;
     for (let i = firstVisible(track); i < track.count && track.start[i] < to; i++) {
@@ -147,6 +151,7 @@ if (canvas && data.timeline) {
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.clearRect(0, 0, width, height);
     pen.font = "11.5px system-ui, sans-serif";
+    LABELS = Math.min(Math.max(...tracks.map((t) => (t.depth ? 0 : pen.measureText(labelOf(t)).width))) + 20, Math.max(width * 0.24, 90));
     drawAxis(pen);
     for (const track of tracks) drawTrack(pen, track);
     if (chosen) {
@@ -316,8 +321,9 @@ if (canvas && data.timeline) {
       look(grabbed.from - moved, grabbed.to - moved);
       return;
     }
-    const hit = under(event);
+    const hit = under(event), row = event.offsetX < LABELS && tracks.findLast((t) => !t.depth && event.offsetY >= t.y);
     if (hit) showTip(describe(...hit), event.clientX, event.clientY);
+    else if (row) showTip(labelOf(row), event.clientX, event.clientY);
     else hideTip();
   });
   canvas.addEventListener("pointerleave", hideTip);
