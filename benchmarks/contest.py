@@ -17,6 +17,8 @@ from typing import Any
 import psutil
 
 LOOK_EVERY_S = 0.01
+# As installed: what pip installs is compiled once, and so must be what runs from a checkout.
+ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,7 @@ def spent_by(argv: list[str]) -> Spent:
     """The time of a whole process, with nobody looking: on a small machine looking takes time from it."""
     quiet = subprocess.DEVNULL
     start = time.perf_counter()
-    process = subprocess.Popen(argv, stdin=quiet, stdout=quiet, stderr=quiet)
+    process = subprocess.Popen(argv, stdin=quiet, stdout=quiet, stderr=quiet, env=ENVIRONMENT)
     _, status, usage = os.wait4(process.pid, 0)
     wall = time.perf_counter() - start
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -95,6 +97,15 @@ def rows_of(found: dict[str, Outcome]) -> list[dict[str, Any]]:
     ]
 
 
+def chosen(entries: dict[str, list[str]], only: list[str] | None) -> dict[str, list[str]]:
+    """Ours, and of the others those in whose names one of the words stands; all where none is given."""
+    return {
+        name: argv
+        for name, argv in entries.items()
+        if name.startswith("llm-perf") or only is None or any(word in name for word in only)
+    }
+
+
 def times_faster(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float]:
     """How many times faster one row is than another, in each measure both have."""
     keys = [key for key in ours if key.endswith("seconds") and key in theirs and ours[key]]
@@ -118,7 +129,9 @@ def _outcome(argv: list[str], spent: Spent | None, one_core: Spent | None) -> Ou
     """The largest memory of the command with all it starts: what the kernel noted, or the sum over the tree if more."""
     with tempfile.TemporaryFile("w+") as out:
         start = time.perf_counter()
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL, env=ENVIRONMENT
+        )
         done = threading.Event()
         with ThreadPoolExecutor(1) as pool:
             watched = pool.submit(_largest_sum, process.pid, done)

@@ -275,7 +275,9 @@ def main() -> int:
         result["float32_equality"] = attempt("float32 equality", lambda left: float32_equality(folder, min(left, 60)))
         result["jax_program"] = attempt(
             "jax program",
-            lambda left: foreign(folder, "jax", JAX_PROGRAM, "pipeline.ncu.enable=false", timeout_s=min(left, 90)),
+            lambda left: foreign(
+                folder, "jax_program", JAX_PROGRAM, "pipeline.ncu.enable=false", timeout_s=min(left, 90)
+            ),
         )
     for entry in result["own_loop"].values():
         entry.pop("tokens", None)

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     What needs a tool or starts whole commands is slow; other slow tests say so themselves.
     """
+    # Theirs is the longest line of tests, so it begins first.
+    items.sort(key=lambda item: item.get_closest_marker("real_nsys") is None and "nsys" not in _groups(item))
     for item in items:
         if any(map(item.path.is_relative_to, WHOLE_COMMANDS)) or any(
             item.get_closest_marker(marker) for marker in _NEEDS
@@ -23,6 +26,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("real_nsys"):
             item.add_marker(pytest.mark.xdist_group("nsys"))
+
+
+def _groups(item: pytest.Item) -> list[str]:
+    return [str(mark.args[0]) for mark in item.iter_markers("xdist_group")]
+
+
+def pytest_configure() -> None:
+    """A shell starts what it puts into the background with interrupts ignored, and what we start inherits that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -91,11 +91,20 @@ def _dispatch(args: list[str]) -> int:
         completion = importlib.import_module("llm_perf_opt.completion")
         return int(completion.main(name, rest))
     if name not in COMMANDS:
-        hint = did_you_mean(name, [*COMMANDS, *OPTIONS])
+        hint = did_you_mean(name, [*COMMANDS, *OPTIONS]) or _as_setting(name, rest)
         raise ConfigError(f"{name!r}: no such command{hint}, allowed: {', '.join(COMMANDS)}")
     command = COMMANDS[name]
     module = importlib.import_module(f"llm_perf_opt.runners.{command.module}")
     return int(getattr(module, command.function)(rest))
+
+
+def _as_setting(name: str, rest: Sequence[str]) -> str:
+    """What a setting in the place of a command was probably meant for."""
+    key, sign, value = name.partition("=")
+    if name.startswith("--"):
+        value = value if sign else next(iter(rest), "…")
+        return f"; settings have no dashes: llm-perf profile {key.removeprefix('--').replace('-', '_')}={value}"
+    return f"; a setting belongs behind one: llm-perf profile {name}" if sign else ""
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from llm_perf_opt.workload.device import start_cuda_profiler, stop_cuda_profiler
 from llm_perf_opt.workload.nvtx import RangeEmitter, around
 from llm_perf_opt.workload.session import check_workload, first_good_sample, open_session, run_inference, synthetic_like
 from tests.founding.composing import TINY, stage, typed
-from tests.support.orchestrator import llm_perf
+from tests.support.orchestrator import llm_perf, llm_perf_here
 from tests.support.pixi import pixi_task
 from tests.support.workload_fakes import FakeConfig, prompts
 
@@ -103,7 +103,7 @@ def test_187_pixi_direct_infer_is_llm_perf_infer(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.slow
 def test_003_a_gpu_that_is_not_there_is_refused_before_anything_runs(tmp_path: Path) -> None:
     """000:96"""
-    done = llm_perf("profile", "experiment=demo", "run.device=cuda:0", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    done = llm_perf_here("profile", "experiment=demo", "run.device=cuda:0", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
     assert done.code == 2
     assert done.err.startswith("error: run.device: not there (got 'cuda:0'): ")
     assert list((tmp_path / "tmp" / "runs").iterdir()) == []

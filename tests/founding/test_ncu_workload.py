@@ -6,7 +6,7 @@ import pytest
 
 from llm_perf_opt.core.records import StageRecord
 from llm_perf_opt.profiling.ncu.session import prepare
-from llm_perf_opt.profiling.stages.ncu import work_argv
+from llm_perf_opt.profiling.stages.ncu import to_the_end, work_argv
 from llm_perf_opt.profiling.vendor.launch import quote
 from llm_perf_opt.runners.child import load_child_config
 from llm_perf_opt.testing import scratch_context
@@ -46,6 +46,18 @@ def test_088_089_the_token_budget_is_the_one_asked_for(tmp_path: Path, override:
     assert _under_ncu(tmp_path, override)["tokens"] == tokens
 
 
+def test_a_sample_ends_early_under_ncu_unless_the_user_counts_launches_or_replays_ranges() -> None:
+    config = typed(*TINY, *NCU, "infer.max_new_tokens=100")
+    plain = to_the_end(stage(config, "ncu"))
+    assert (plain.workload.tokens(config), plain.workload.stops_early(config)) == (8, True)
+    for word in ("launch_skip=3", "launch_count=3", "replay_mode=range"):
+        asked = typed(*TINY, *NCU, "infer.max_new_tokens=100", f"pipeline.ncu.ncu_cli.{word}")
+        whole = to_the_end(stage(asked, "ncu"))
+        assert (whole.workload.tokens(asked), whole.workload.stops_early(asked)) == (100, False)
+    short = typed(*TINY, *NCU, "infer.max_new_tokens=5")
+    assert stage(short, "ncu").workload.sentence(short).endswith("warmup_rounds 0")
+
+
 def test_101_what_is_shorter_under_ncu_is_a_key_with_a_default(tmp_path: Path) -> None:
     """001:14, 001:38-41"""
     asked = ("dataset.sampling.num_epochs=2", "dataset.sampling.num_samples_per_epoch=3", "infer.max_new_tokens=9")
@@ -68,7 +80,7 @@ def test_090_the_workload_under_ncu_is_shown_and_recorded(tmp_path: Path) -> Non
     ctx = scratch_context("ncu", tmp_path / "run", config=config)
     assert prepare(stage(config, "ncu"), ctx, "ncu").notes[0] == (
         "workload under ncu (pipeline.ncu.workload): max_new_tokens 100, num_epochs 1, num_samples_per_epoch 1, "
-        "repeats 1, warmup_rounds 0"
+        "repeats 1, warmup_rounds 0; a sample ends after 8 of its tokens"
     )
     assert config.resolved["pipeline"]["ncu"]["workload"] == {
         "max_new_tokens": None,
@@ -76,6 +88,7 @@ def test_090_the_workload_under_ncu_is_shown_and_recorded(tmp_path: Path) -> Non
         "num_samples_per_epoch": 1,
         "repeats": 1,
         "warmup_rounds": 0,
+        "stop_after_tokens": 8,
     }
 
 

@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 from llm_perf_opt.analysis.compare.gate import parse_condition
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import DatasetSection
-from llm_perf_opt.pipeline.index import parse_filter
+from llm_perf_opt.pipeline.catalogue import as_row
+from llm_perf_opt.pipeline.index import index_run, parse_filter
 from llm_perf_opt.profiling.parsers.nsys_log import failure_words, import_notes
+from llm_perf_opt.report.openmetrics import render_openmetrics
 from llm_perf_opt.report.samples import parse_samples
+from llm_perf_opt.report.write import write_view
 from llm_perf_opt.runners.bench.cli import type_bench
 from llm_perf_opt.runners.compare.interleave import parse_experiment
 from llm_perf_opt.runners.optimize.given import read_experiments
@@ -26,8 +29,9 @@ from llm_perf_opt.runners.sweep import read_sweep
 from llm_perf_opt.serving.counters import parse_counters
 from llm_perf_opt.serving.foreign import read_results
 from llm_perf_opt.workload.dataset import TOKENS, list_samples
-from tests.fuzz.made_up import CHEAP, JSON, SLOW, answers, cases, damaged
+from tests.fuzz.made_up import CHEAP, JSON, SLOW, SLOWEST, answers, cases, damaged
 from tests.support.fixtures_dir import DATA
+from tests.support.report_runs import capture, clean, stage, write_run
 
 WORDS = st.text(max_size=40)
 SAMPLE = b'{"sample_id": "a", "pass": "clean", "repeat": 0, "tpot_ms": 1.5, "ttft_ms": 2}\n'
@@ -100,6 +104,42 @@ def test_conditions_filters_and_requests(key: str, sign: str, value: str, words:
     answers(lambda: parse_filter(f"{key}{sign}{value}"))
     answers(lambda: parse_experiment([*words, f"candidate.overrides={value}"]))
     answers(lambda: parse_request([f"workload.batch={value}", f"model={key}", *words], conf=conf_dir()))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with clean times, a capture and all an environment tells."""
+    run = tmp_path_factory.mktemp("run")
+    gpu = {"name": "NVIDIA H200", "driver": "570", "index": 0}
+    return write_run(
+        run,
+        stage("torch_profiler", run, metrics=clean(ttft_ms=20.0, tpot_ms=3.5, prompt_tokens=64)),
+        stage("nsys", run, {"analysis_json": ("analysis.json", capture(("gemm", 4, 4_000_000)))}, notes=("a note",)),
+        config={"model": {"name": "llama3_1b"}, "workload": {"command": ["python3", "serve.py"]}},
+        environment={"gpus": [gpu], "tools": {"nsys": {"version": "2025.3"}}, "git": {"commit": "0" * 40}, "cpu": "x"},
+        overrides=("run.seed=1",),
+    )
+
+
+@cases(SLOWEST)
+@given(file=st.sampled_from(("manifest.json", "nsys/analysis.json")), value=JSON, draw=st.data())
+def test_a_run_of_somebody_with_one_value_changed(finished: Path, file: str, value: Any, draw: st.DataObject) -> None:
+    """One run that cannot be read as it is ends neither a list nor an export, and its report is one, or an error."""
+    path = finished / file
+    whole = path.read_text(encoding="utf-8")
+    content = place = json.loads(whole)
+    key: str | int = draw.draw(st.sampled_from(sorted(content)))
+    while isinstance(place[key], dict | list) and place[key] and draw.draw(st.integers(0, 9)):
+        place = place[key]
+        key = draw.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+    place[key] = value
+    path.write_text(json.dumps(content), encoding="utf-8")
+    try:
+        answers(lambda: write_view(finished))
+        answers(lambda: render_openmetrics(index_run(finished).numbers, {}, strict=True))
+        answers(lambda: as_row(index_run(finished)))
+    finally:
+        path.write_text(whole, encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

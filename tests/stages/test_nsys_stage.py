@@ -24,10 +24,11 @@ from llm_perf_opt.profiling.nsys.scrub import (
     overwrite_secrets,
     scrub_export,
 )
+from llm_perf_opt.profiling.nsys.session import _longest_window
 from llm_perf_opt.profiling.stages.nsys import STAGE, NsysConfig
 from llm_perf_opt.testing import plain_config, plain_host, scratch_context
 from tests.support.nsys_builder import Export
-from tests.support.orchestrator import OFF, Outcome, llm_perf
+from tests.support.orchestrator import OFF, Outcome, llm_perf, llm_perf_here
 
 PROGRAM = """
 import sys, time
@@ -153,7 +154,9 @@ def test_a_workload_that_fails_is_told_apart_from_nsys(tmp_path: Path) -> None:
 @pytest.mark.real_nsys
 def test_a_program_that_does_not_end_is_captured_for_a_window_and_ended(tmp_path: Path) -> None:
     ctx = _context(tmp_path, ["sleep", "60"])
-    output = STAGE.run(NsysConfig(enable=True, timeout_s=8.0), ctx)
+    # The real nsys takes longer to write on a busy machine than the default window leaves of a short limit.
+    output = STAGE.run(NsysConfig(enable=True, duration_s=3, timeout_s=90.0), ctx)
+    assert _longest_window(NsysConfig(timeout_s=8.0)) == 3
     assert output.notes[0] == (
         "the window of 3 s was over before the program ended, so nsys ended it; "
         "times and counts are those of the window"
@@ -381,8 +384,7 @@ def test_raw_captures_lose_only_what_looks_secret(tmp_path: Path) -> None:
 @pytest.mark.parametrize("program", ["nosuchprogram", "./nosuchprogram", "./plain.txt"])
 def test_a_program_that_cannot_be_run_is_bad_input(tmp_path: Path, program: str) -> None:
     (tmp_path / "plain.txt").write_text("no program")
-    done = llm_perf(
-        "profile", *OFF, "pipeline.nsys.enable=true", f"workload.command=[{program}]", "hydra.run.dir=r", cwd=tmp_path
-    )
+    words = (*OFF, "pipeline.nsys.enable=true", f"workload.command=[{program}]", "hydra.run.dir=r")
+    done = llm_perf_here("profile", *words, cwd=tmp_path)
     assert done.code == 2
     assert f"workload.command.0: no program of this name can be run (got {program!r})" in done.err

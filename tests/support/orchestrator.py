@@ -4,10 +4,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from llm_perf_opt.cli import main
 from tests.support.fixtures_dir import DATA, REPO
 from tests.support.schemas import valid_file
 
@@ -52,6 +55,28 @@ def llm_perf(*args: str, cwd: Path, timeout_s: float = 120, **extra: str) -> Out
         check=False,
     )
     return Outcome(code=done.returncode, out=done.stdout, err=done.stderr)
+
+
+def llm_perf_here(*args: str, cwd: Path, **extra: str) -> Outcome:
+    """As `llm_perf`, inside of this process, which spares the second that a start and its imports take.
+
+    For tests of what a run does; those of signals, streams and crashes need a process of their own.
+    """
+    out, err = StringIO(), StringIO()
+    variables, folder, path = dict(os.environ), Path.cwd(), [*sys.path]
+    try:
+        os.environ.clear()
+        os.environ.update(environment(**extra))
+        os.chdir(cwd)
+        sys.path.insert(0, str(DATA / "plugin"))
+        with redirect_stdout(out), redirect_stderr(err):
+            code = main(args)
+    finally:
+        os.environ.clear()
+        os.environ.update(variables)
+        os.chdir(folder)
+        sys.path[:] = path
+    return Outcome(code=code, out=out.getvalue(), err=err.getvalue())
 
 
 def only_run(cwd: Path) -> Path:

@@ -1,6 +1,7 @@
 """Two at once, a full disk, nobody listening, and input nobody would type: a run says so and loses nothing."""
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from llm_perf_opt.cli import main
@@ -15,6 +17,7 @@ from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.files import write_whole
 from llm_perf_opt.profiling.baseline import last_words
 from llm_perf_opt.runners.child import run_child
+from tests.support.fake_server import fake_server
 from tests.support.orchestrator import (
     ALPHA,
     BETA,
@@ -22,6 +25,7 @@ from tests.support.orchestrator import (
     command,
     environment,
     llm_perf,
+    llm_perf_here,
     statuses,
     valid_manifest,
 )
@@ -57,8 +61,8 @@ def test_a_directory_in_use_is_neither_resumed_nor_reported(tmp_path: Path) -> N
     run = _start(tmp_path, *OFF, ALPHA, BETA, "pipeline.beta.seconds=20", "hydra.run.dir=r")
     try:
         _wait_for(tmp_path / "r/tmp/beta/pid")
-        resumed = llm_perf("profile", "run.resume=r", cwd=tmp_path)
-        reported = llm_perf("report", "r", cwd=tmp_path)
+        resumed = llm_perf_here("profile", "run.resume=r", cwd=tmp_path)
+        reported = llm_perf_here("report", "r", cwd=tmp_path)
     finally:
         run.terminate()
         run.communicate(timeout=60)
@@ -66,15 +70,43 @@ def test_a_directory_in_use_is_neither_resumed_nor_reported(tmp_path: Path) -> N
         assert outcome.code == 2
         assert f"in use by process {run.pid} on " in outcome.err
         assert "wait until it has ended, or end it" in outcome.err
-    assert llm_perf("report", "r", cwd=tmp_path).code == 0
+    assert llm_perf_here("report", "r", cwd=tmp_path).code == 0
 
 
-def test_a_full_disk_is_recorded_and_the_run_can_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_that_is_ended_leaves_neither_processes_nor_checkouts(tmp_path: Path) -> None:
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
+    slow = (*OFF, "pipeline.direct_inference.enable=false", BETA, "pipeline.beta.seconds=120")
+    args = ["compare", "--interleave", "2", "-o", "out", "--", *slow, "candidate.overrides=run.seed=2", "base.ref=HEAD"]
+    run = subprocess.Popen(command(*args), cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
+    _wait_for(tmp_path / "out/base/1/tmp/beta/pid")
+    started = psutil.Process(run.pid).children(recursive=True)
+    run.terminate()
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == 130
+    folder = tmp_path / "out"
+    assert err.splitlines()[-1] == (
+        "interrupted: every process was ended; the runs so far are kept, and where both sides have some `llm-perf "
+        f"compare --pairs {folder / 'base'} {folder / 'candidate'}` compares them"
+    )
+    assert psutil.wait_procs(started, timeout=20)[1] == []
+    assert valid_manifest(folder / "base/1")["status"] == "interrupted"
+    checkouts = subprocess.run([*git, "worktree", "list"], check=True, capture_output=True, text=True).stdout
+    assert len(checkouts.splitlines()) == 1 and not (folder / "base-checkout").exists()
+
+
+@pytest.mark.parametrize(
+    ("manifests", "done"), [(0, {"alpha": "skipped", "beta": "skipped"}), (2, {"alpha": "ok", "beta": "ok"})]
+)
+def test_a_full_disk_is_recorded_and_the_run_can_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, manifests: int, done: dict[str, str]
+) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(environment()["PYTHONPATH"].split(os.pathsep)[0])
     real: Callable[[Path, bytes], Path] = write_whole
-    room = {"left": 2}
+    room = {"left": manifests}
 
     def full(path: Path, data: bytes) -> Path:
         is_final = b'"status": "failed"' in data
@@ -88,13 +120,86 @@ def test_a_full_disk_is_recorded_and_the_run_can_go_on(tmp_path: Path, monkeypat
     monkeypatch.setattr("llm_perf_opt.core.manifest.write_whole", real)
     manifest = valid_manifest(tmp_path / "r")
     reason = f"the run could not go on: No space left on device ({tmp_path / 'r/manifest.json'})"
-    assert (manifest["status"], manifest["warnings"]) == ("failed", [reason])
+    assert (manifest["status"], statuses(manifest), manifest["warnings"]) == ("failed", done, [reason])
     assert [path for path in (tmp_path / "r").rglob("*") if path.name.startswith(".")] == []
     assert main(["profile", "run.resume=r"]) == 0
-    assert statuses(valid_manifest(tmp_path / "r")) == {"alpha": "ok", "beta": "ok"}
+    manifest = valid_manifest(tmp_path / "r")
+    assert (statuses(manifest), manifest["warnings"]) == ({"alpha": "ok", "beta": "ok"}, [])
 
 
-@pytest.mark.parametrize("closed", ["1>&-", "2>&-", "0<&- 1>&- 2>&-", "2>/dev/full", "1>/dev/full 2>/dev/full"])
+def test_a_disk_too_full_to_say_so_leaves_no_files_of_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(environment()["PYTHONPATH"].split(os.pathsep)[0])
+
+    def full(path: Path, data: bytes) -> Path:
+        if path.name == "manifest.json":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write_whole(path, data)
+
+    monkeypatch.setattr("llm_perf_opt.core.manifest.write_whole", full)
+    assert main(["profile", *OFF, ALPHA, "hydra.run.dir=r"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "error: the run could not go on: No space left on device, nor could that be written down; make room, then "
+        "start again"
+    )
+    assert not (tmp_path / "r").exists()
+
+
+LOAD = ("load.requests=4", "load.output_tokens=2", "dataset.prompt_tokens=4", "artifacts.runs_dir=r")
+
+
+def test_a_load_test_on_a_full_disk_says_so_and_keeps_what_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    left = [2]
+
+    def full(path: Path, data: bytes) -> Path:
+        left[0] -= path.name == "requests.jsonl"
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write_whole(path, data)
+
+    monkeypatch.setattr("llm_perf_opt.runners.bench.run.write_whole", full)
+    with fake_server() as server:
+        assert main(["bench", f"server.url={server.url}", *LOAD, "load.concurrency=1,2"]) == 1
+    reason = "the run could not go on: No space left on device"
+    run_dir = tmp_path / "r"
+    assert capsys.readouterr().err.splitlines()[-1] == f"error: {reason}; what was measured before is in {run_dir}"
+    manifest = valid_manifest(run_dir)
+    assert (manifest["status"], manifest["stages"][0]["status"], manifest["stages"][0]["reason"]) == (
+        "failed",
+        "failed",
+        reason,
+    )
+    assert len((run_dir / "bench/requests.jsonl").read_text().splitlines()) == 4
+    assert [path for path in run_dir.rglob("*") if path.name.startswith(".")] == []
+
+
+def test_a_load_test_beside_another_one_gets_the_next_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r").mkdir()
+    with (tmp_path / "r/.lock").open("w") as other, fake_server() as server:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert main(["bench", f"server.url={server.url}", *LOAD]) == 0
+    said = f"{tmp_path / 'r'}: another run has just started there; this one goes to {tmp_path / 'r-2'}"
+    assert said in capsys.readouterr().err.splitlines()
+    assert [path.name for path in (tmp_path / "r").iterdir()] == [".lock"]
+    assert valid_manifest(tmp_path / "r-2")["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    "closed",
+    [
+        "0<&- 1>&- 2>&-",
+        "1>/dev/full 2>/dev/full",
+        *(pytest.param(one, marks=pytest.mark.long) for one in ("1>&-", "2>&-", "2>/dev/full")),
+    ],
+)
 def test_a_run_nobody_listens_to_ends_as_it_should(tmp_path: Path, closed: str) -> None:
     words = " ".join(f"'{word}'" for word in command("profile", *OFF, ALPHA, "hydra.run.dir=r"))
     done = subprocess.run(["sh", "-c", f"{words} {closed}"], cwd=tmp_path, env=environment(), check=False, timeout=120)
@@ -231,7 +336,7 @@ def test_every_entry_of_ours_ends_in_words(module: str, tmp_path: Path) -> None:
     assert "nonsense" in done.stderr
 
 
-@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+@pytest.mark.parametrize("locale", ["C", pytest.param("C.UTF-8", marks=pytest.mark.long)])
 def test_letters_of_any_alphabet_work_on_the_command_line(tmp_path: Path, locale: str) -> None:
     done = llm_perf("profile", *OFF, ALPHA, "hydra.run.dir=läufe/試験 1", cwd=tmp_path, LC_ALL=locale)
     assert done.code == 0, done.err

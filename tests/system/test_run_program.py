@@ -96,6 +96,18 @@ def test_a_crashed_program_is_reported_by_the_line_that_matters(tmp_path: Path) 
     assert "pipeline.static_analysis.enable=true" not in page
 
 
+def test_a_crashed_program_is_run_once_for_all_stages(tmp_path: Path) -> None:
+    text = "open('starts', 'a').write('x')\nraise ValueError('no such model')\n"
+    done = llm_perf("run", *NO_NSYS, "pipeline.direct_inference.enable=true", *program(tmp_path, text), cwd=tmp_path)
+    assert (done.code, (tmp_path / "starts").read_text()) == (1, "x")
+    manifest = valid_manifest(only_run(tmp_path))
+    assert statuses(manifest) == {"torch_profiler": "failed", "direct_inference": "failed"}
+    found = manifest["stages"]
+    assert {s["reason"].partition(" (log: ")[0] for s in found} == {
+        "script.py failed with exit code 1: ValueError: no such model"
+    }
+
+
 def test_a_program_that_does_not_end_is_ended_after_its_time_and_that_is_no_failure(tmp_path: Path) -> None:
     done = llm_perf("run", *NO_NSYS, "workload.duration_s=3", *program(tmp_path, ENDLESS), cwd=tmp_path)
     assert done.code == 0, done.err

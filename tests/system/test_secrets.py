@@ -13,7 +13,8 @@ import yaml
 from llm_perf_opt.core.redact import REDACTED, Redactor
 from llm_perf_opt.profiling.parsers.ncu_report import load_ncu
 from tests.support import fake_nsys
-from tests.support.orchestrator import ALPHA, OFF, llm_perf, only_run, valid_manifest
+from tests.support.fixtures_dir import REPO
+from tests.support.orchestrator import ALPHA, OFF, llm_perf, llm_perf_here, only_run, valid_manifest
 
 PRIVATE = "MIIEowIBAAKCAQEAx7Qw9ZpLk2Xv4Rt8Wn3Bm6Yh5Gj1Fd0Sa"
 # Built from pieces, so that no scanner takes them for somebody's.
@@ -137,7 +138,7 @@ def test_no_byte_of_a_run_holds_any_of_forty_secrets(tmp_path: Path) -> None:
     assert made_by[2:5] == ["--api-key", REDACTED, f"--token={REDACTED}"]
     assert json.loads((run_dir / "env.json").read_text())["variables"]["NCCL_ENDPOINT"] == REDACTED
 
-    again = llm_perf("profile", f"run.resume={run_dir}", cwd=tmp_path, timeout_s=120, **VALUES)
+    again = llm_perf_here("profile", f"run.resume={run_dir}", cwd=tmp_path, **VALUES)
     assert again.code == 2
     assert again.err == "error: workload.command: held a secret, which a run does not record; give it again\n"
 
@@ -173,8 +174,65 @@ def test_a_report_of_ncu_loses_its_secrets_and_can_still_be_read(tmp_path: Path)
 
 def test_a_sweep_writes_no_secret_either(tmp_path: Path) -> None:
     program = "workload.command=['true','--api-key','letmein-argument-1']"
-    done = llm_perf(
-        "profile", "-m", *OFF, ALPHA, program, "run.seed=1,2", cwd=tmp_path, timeout_s=120, **VALUES, **FROM_CONFIG
-    )
+    environ = {**VALUES, **FROM_CONFIG}
+    done = llm_perf_here("profile", "-m", *OFF, ALPHA, program, "run.seed=1,2", cwd=tmp_path, **environ)
     assert done.code == 0, done.err
     assert _found(tmp_path / "tmp") == []
+
+
+def test_a_load_test_writes_no_secret_either(tmp_path: Path) -> None:
+    """The server prints its environment and quotes the key it was sent; both were given in four ways."""
+    program = [sys.executable, str(REPO / "tests/support/fake_server.py"), "--fault", "tells_all"]
+    words = [*program, "'{args}'", "--host", "'{host}'", "--port", "'{port}'"]
+    done = llm_perf(
+        "bench",
+        f"server.command=[{','.join(words)}]",
+        "server.env={SERVICE_PASS: letmein-argument-1, SETTING: '${oc.env:MY_SETTING}'}",
+        "server.env_passthrough=[HF_TOKEN,DB_PASSWORD]",
+        "server.api_key_env=PLAIN_KEY",
+        "load.requests=4",
+        "load.output_tokens=2",
+        "dataset.prompt_tokens=4",
+        cwd=tmp_path,
+        timeout_s=120,
+        PLAIN_KEY="sesame1",
+        **VALUES,
+        **FROM_CONFIG,
+    )
+    assert done.code == 1, done.err
+    run_dir = only_run(tmp_path)
+    assert _found(run_dir) == []
+    assert [path for path in run_dir.rglob("*") if path.is_file() and b"sesame1" in path.read_bytes()] == []
+    assert [name for name, value in {**_secrets(), "key": "sesame1"}.items() if value in done.out + done.err] == []
+    # It got them.
+    assert f"'HF_TOKEN': '{REDACTED}'" in (run_dir / "bench/server.log").read_text()
+    error = json.loads((run_dir / "bench/requests.jsonl").read_text().splitlines()[0])["error"]
+    assert error == f'HTTP 401: {{"error": "wrong key: Bearer {REDACTED}"}}'
+    written = yaml.safe_load((run_dir / "config.yaml").read_text())["server"]["env"]
+    assert written == {"SERVICE_PASS": REDACTED, "SETTING": "${oc.env:MY_SETTING}"}
+
+
+def test_a_search_writes_no_secret_either(tmp_path: Path) -> None:
+    """An experiment sets a variable and a flag to secrets, helps, and is recommended."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys, time\n"
+        "time.sleep(0.01 if sys.argv[1:] else 0.2)\n"
+        "print(sys.argv, dict(os.environ), file=sys.stderr)\n"
+    )
+    variables = {"SERVICE_PASS": IN_ARGUMENTS["flag"], "SETTING": VALUES["HF_TOKEN"], "SIZE": 4}
+    experiment = {"name": "other", "overrides": [f"--token={IN_ARGUMENTS['assigned']}"], "environment": variables}
+    (tmp_path / "e.yaml").write_text(yaml.safe_dump({"experiments": [experiment]}))
+    words = ("--experiments", "e.yaml", "--max-experiments", "1", "-o", "out", "--", sys.executable, str(program))
+    done = llm_perf("optimize", *words, cwd=tmp_path, timeout_s=120, **VALUES, **FROM_CONFIG)
+    assert done.code == 0, done.err
+    assert _found(tmp_path / "out") == []
+    assert [name for name, value in _secrets().items() if value in done.out + done.err] == []
+    document = json.loads((tmp_path / "out/optimize.json").read_text())
+    assert (document["best"], document["recommendation"]["environment"]) == (
+        "other",
+        {"SERVICE_PASS": REDACTED, "SETTING": REDACTED, "SIZE": "4"},
+    )
+    assert document["recommendation"]["command"] == (
+        f"SERVICE_PASS='{REDACTED}' SETTING='{REDACTED}' SIZE=4 {sys.executable} {program} '--token={REDACTED}'"
+    )

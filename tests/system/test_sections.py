@@ -17,7 +17,7 @@ from llm_perf_opt.core.stage import traits_of
 from llm_perf_opt.pipeline.plan import find_entry_points, load_registry
 from llm_perf_opt.report.write import write_reports
 from tests.support.fixtures_dir import REPO
-from tests.support.orchestrator import OFF, llm_perf, only_run, statuses, valid_manifest
+from tests.support.orchestrator import OFF, llm_perf_here, only_run, statuses, valid_manifest
 from tests.support.report_runs import write_run
 
 TIMER = "pipeline.timer.enable=true"
@@ -52,7 +52,7 @@ Source: `timer/steps.csv`.
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("timer")
-    done = llm_perf("profile", *OFF, TIMER, cwd=folder)
+    done = llm_perf_here("profile", *OFF, TIMER, cwd=folder)
     assert done.code == 0, done.err
     return only_run(folder)
 
@@ -92,9 +92,9 @@ def test_a_section_stands_on_the_page_with_every_text_escaped_and_its_picture_in
 
 
 def test_a_plug_in_that_runs_the_model_has_its_files_checked_and_is_skipped_for_another_program(tmp_path: Path) -> None:
-    missing = llm_perf("profile", *OFF[2:], TIMER, "dataset=synthetic", "model=deepseek_ocr", cwd=tmp_path)
+    missing = llm_perf_here("profile", *OFF[2:], TIMER, "dataset=synthetic", "model=deepseek_ocr", cwd=tmp_path)
     assert (missing.code, missing.err.partition(" (got")[0]) == (2, "error: model.path: no such folder")
-    done = llm_perf("profile", *OFF, TIMER, "workload.command=[python3,serve.py]", cwd=tmp_path)
+    done = llm_perf_here("profile", *OFF, TIMER, "workload.command=[python3,serve.py]", cwd=tmp_path)
     assert done.code == 0, done.err
     assert statuses(valid_manifest(only_run(tmp_path))) == {"timer": "skipped"}
 

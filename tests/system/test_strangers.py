@@ -12,7 +12,7 @@ import pytest
 
 from llm_perf_opt.cli import main
 from tests.support.fixtures_dir import DATA
-from tests.support.orchestrator import ALPHA, OFF, STATE, llm_perf, only_run
+from tests.support.orchestrator import ALPHA, OFF, STATE, llm_perf_here, only_run
 from tests.unit.test_compare_command import STEADY, run_of
 
 
@@ -20,7 +20,7 @@ from tests.unit.test_compare_command import STEADY, run_of
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one small stage, to be copied and tampered with."""
     folder = tmp_path_factory.mktemp("finished")
-    done = llm_perf("profile", *OFF, ALPHA, cwd=folder)
+    done = llm_perf_here("profile", *OFF, ALPHA, cwd=folder)
     assert done.code == 0, done.err
     return only_run(folder)
 
@@ -35,6 +35,17 @@ def _change(run_dir: Path, **keys: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
 
 
+def _give_number(run_dir: Path, number: str) -> None:
+    """A time per token that JSON as others write it may hold."""
+    stages = json.loads((run_dir / "manifest.json").read_text())["stages"]
+    spread = {"p10": 7.25, "p90": 7.25, "n": 3}
+    stages[0]["metrics"]["tpot_ms"] = {"value": 7.25, "unit": "ms", "how": "told"}
+    stages[0]["metrics"]["ttft_ms"] = {"value": 1.5, "unit": "ms", "how": "told", "spread": spread}
+    _change(run_dir, stages=stages)
+    path = run_dir / "manifest.json"
+    path.write_text(path.read_text().replace("7.25", number))
+
+
 def test_a_report_replaces_a_link_instead_of_following_it(tmp_path: Path, finished: Path) -> None:
     run_dir = _copy(finished, tmp_path / "run")
     for name in ("report.html", "report.md", "kernels.md", "stakeholder_summary.md"):
@@ -44,6 +55,17 @@ def test_a_report_replaces_a_link_instead_of_following_it(tmp_path: Path, finish
     assert main(["report", str(run_dir)]) == 0
     assert {path.read_text() for path in tmp_path.glob("mine-*")} == {"mine"}
     assert not (run_dir / "report.html").is_symlink()
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e999"])
+def test_absurd_numbers_and_words_of_a_manifest_end_no_report(tmp_path: Path, finished: Path, number: str) -> None:
+    run_dir = _copy(finished, tmp_path / "run")
+    _give_number(run_dir, number)
+    odd: tuple[object, ...] = (None, 7, "x", [[1]], {"a": {}})
+    for said in odd:
+        environment = dict.fromkeys(("gpus", "tools", "packages", "git", "cpu"), said)
+        _change(run_dir, config={"workload": {"command": said}}, environment=environment)
+        assert main(["report", str(run_dir)]) == 0
 
 
 @pytest.mark.parametrize("place", ["/etc/hostname", "fifo", "/dev/zero"])
@@ -65,11 +87,15 @@ def test_one_hostile_run_never_breaks_the_list(
     os.mkfifo(tmp_path / "b-fifo/manifest.json")
     (tmp_path / "c-deep/manifest.json").write_text("[" * 200_000)
     shutil.copy(finished / "manifest.json", tmp_path / "d-markup")
-    _change(tmp_path / "d-markup", run_id="[/red]\x1b]0;title\x07\u202e", created_at="9" * 300_000)
+    _change(tmp_path / "d-markup", run_id="[/red]\x1b]0;title\x07\u202e", created_at="\ud800" + "9" * 300_000)
     with (tmp_path / "e-huge/manifest.json").open("wb") as file:
         file.truncate(10 << 30)
     (tmp_path / "f-directory/manifest.json").mkdir()
     (tmp_path / "g-loop").symlink_to("g-loop")
+    for name, number in (("h-digits", "9" * 400), ("i-nan", "NaN"), ("j-infinite", "1e999")):
+        (tmp_path / name).mkdir()
+        shutil.copy(finished / "manifest.json", tmp_path / name)
+        _give_number(tmp_path / name, number)
     assert main(["runs", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "alpha ok" in shown
@@ -80,25 +106,27 @@ def test_one_hostile_run_never_breaks_the_list(
     assert "not a regular file" in notes["b-fifo"]
     assert "nested too deeply" in notes["c-deep"]
     assert "larger than 64 MiB" in notes["e-huge"]
+    for words in (["--sort", "tpot_ms"], ["--where", "tpot_ms>1"], ["--html", str(tmp_path / "runs.html")]):
+        assert main(["runs", str(tmp_path), *words]) == 0
 
 
 def test_a_run_of_somebody_else_is_shown_and_not_resumed(tmp_path: Path, finished: Path) -> None:
     run_dir = _copy(finished, tmp_path / "run")
-    mine = llm_perf("profile", f"run.resume={run_dir}", cwd=tmp_path)
+    mine = llm_perf_here("profile", f"run.resume={run_dir}", cwd=tmp_path)
     assert (mine.code, "alpha: reused" in mine.err) == (0, True)
 
     victim = tmp_path / "victim"
     overrides = json.loads((run_dir / "manifest.json").read_text())["overrides"]
     _change(run_dir, overrides=[*overrides, f"workload.command=[touch,{victim}]", "pipeline.nsys.enable=true"])
-    done = llm_perf("profile", f"run.resume={run_dir}", cwd=tmp_path)
+    done = llm_perf_here("profile", f"run.resume={run_dir}", cwd=tmp_path)
     assert done.code == 2
     assert f"'workload.command=[touch,{victim}]'" in done.err
     assert "allowed: run.trust=true if you trust that" in done.err
     assert not victim.exists()
     again = _copy(finished, tmp_path / "again")
-    other = llm_perf("profile", f"run.resume={again}", cwd=tmp_path, XDG_STATE_HOME=str(tmp_path / "other"))
+    other = llm_perf_here("profile", f"run.resume={again}", cwd=tmp_path, XDG_STATE_HOME=str(tmp_path / "other"))
     assert (other.code, "was not started by you" in other.err) == (2, True)
-    trusted = llm_perf(
+    trusted = llm_perf_here(
         "profile", f"run.resume={again}", "run.trust=true", cwd=tmp_path, XDG_STATE_HOME=str(tmp_path / "other")
     )
     assert (trusted.code, "alpha: reused" in trusted.err) == (0, True)
@@ -112,7 +140,7 @@ def test_a_run_with_a_way_out_is_not_resumed(tmp_path: Path, finished: Path) -> 
     (run_dir / "alpha").symlink_to(outside)
     (run_dir / "tmp/alpha/log.txt").symlink_to(tmp_path / "log")
     os.mkfifo(run_dir / "pipe")
-    done = llm_perf("profile", f"run.resume={run_dir}", "run.trust=true", cwd=tmp_path)
+    done = llm_perf_here("profile", f"run.resume={run_dir}", "run.trust=true", cwd=tmp_path)
     assert done.code == 2
     for text in (
         "alpha: a link that leads out of it",

@@ -40,10 +40,10 @@ def _tools(folder: Path) -> dict[str, str]:
 def _combinations() -> list[object]:
     """Each combination; those that start nsys share a worker, because two at a time can lose each other's agent.
 
-    None, the first alone and all are in the default suite, the others are long.
+    None and all are in the default suite, the others are long.
     """
     group, long = pytest.mark.xdist_group("nsys"), (pytest.mark.slow, pytest.mark.long)
-    usual = {(False,) * 4, (True,) * 4, (True, False, False, False)}
+    usual = {(False,) * 4, (True,) * 4}
     return [
         pytest.param(
             on,

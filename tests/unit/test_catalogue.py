@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from llm_perf_opt.cli import main
@@ -51,6 +52,27 @@ def test_the_second_listing_reads_no_manifest_and_says_the_same(root: Path, monk
     assert (root / INDEX_FILE).is_file()
     assert read_anew(root, monkeypatch) == []
     assert rows(root) == first
+
+
+def test_an_index_that_unpacks_to_more_than_it_should_is_not_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = rows(root)
+    monkeypatch.setattr("llm_perf_opt.core.files.UNPACKED_ALWAYS_BYTES", 1 << 10)
+    monkeypatch.setattr("llm_perf_opt.core.files.LARGEST_RATIO", 2)
+    values = "1 AS format, 'p' || i AS place, 's' AS stamp, repeat('x', 1000) AS row, repeat('y', 1000) AS run"
+    more = f"SELECT * FROM read_parquet('{root / INDEX_FILE}') UNION ALL SELECT {values} FROM range(1000) t(i)"
+    duckdb.execute(f"COPY ({more}) TO '{root / 'bomb'}' (FORMAT parquet)")
+    (root / "bomb").replace(root / INDEX_FILE)
+    assert sorted(read_anew(root, monkeypatch)) == ["a", "b", "sweep-1/0"]
+    assert rows(root) == first
+
+
+def test_a_scratch_folder_with_a_quote_in_its_name_is_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch = root / "o'brien [x]*"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    rows(root)
+    assert (root / INDEX_FILE).is_file()
+    assert read_anew(root, monkeypatch) == []
 
 
 def test_the_index_gives_back_whole_runs(root: Path) -> None:

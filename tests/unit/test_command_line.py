@@ -40,6 +40,30 @@ def test_the_help_names_every_command_and_fits_80_columns(capsys: pytest.Capture
             ["runs", "--colums", "x"],
             "error: llm-perf runs: unrecognized arguments: --colums; did you mean --columns?; ",
         ),
+        (
+            ["export", "run", "--to", "promtheus"],
+            "error: llm-perf export: argument --to: no such choice (got 'promtheus'); did you mean prometheus?, ",
+        ),
+        (
+            ["optimize", "--objective", "tpot"],
+            "error: llm-perf optimize: argument --objective: no such choice (got 'tpot'); did you mean tpot_ms?, ",
+        ),
+        (
+            ["sweep", "raport", "x"],
+            "error: llm-perf sweep: argument what: no such choice (got 'raport'); did you mean rep",
+        ),
+        (
+            ["experiment=demo"],
+            "error: 'experiment=demo': no such command; a setting belongs behind one: llm-perf profile ",
+        ),
+        (
+            ["--experiment", "demo"],
+            "error: '--experiment': no such command; settings have no dashes: llm-perf profile exp",
+        ),
+        (
+            ["runs", "no/such/folder"],
+            "error: no/such/folder: no such directory; give the folder that holds runs, or make ",
+        ),
         (["report"], "error: llm-perf report: the following arguments are required: run_dir; "),
         (["--show-completion", "tcsh"], "error: --show-completion: not a shell we know (got 'tcsh'), allowed: bash, "),
     ],

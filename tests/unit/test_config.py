@@ -49,7 +49,6 @@ def _preset_overrides() -> list[tuple[str, ...]]:
         "model": "model",
         "experiment": "experiment",
         "runner": "runner",
-        "hardware": "hardware",
         "profiling/torch": "profiling/torch@pipeline.torch_profiler",
         "profiling/nsys": "profiling/nsys@pipeline.nsys",
         "profiling/ncu": "profiling/ncu@pipeline.ncu",
@@ -62,11 +61,14 @@ def _preset_overrides() -> list[tuple[str, ...]]:
         (f"{override}={name}",) for group, override in groups.items() for name in _choices(group)
     ]
     cases += [("dataset=omnidocbench",), ("dataset=synthetic",), ("dataset=prompts", "dataset.file=p.txt")]
-    return cases
+    # Hardware is a section of its own, so each can be tried beside any other preset.
+    hardware = [(f"hardware={name}",) for name in _choices("hardware")]
+    assert len(hardware) > len(cases)
+    return [(*one, *other) for one, other in itertools.zip_longest(cases, hardware, fillvalue=())]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", _preset_overrides(), ids=lambda o: o[0])
+@pytest.mark.parametrize("overrides", _preset_overrides(), ids=" ".join)
 def test_every_preset_composes_with_every_stage_enabled(overrides: tuple[str, ...]) -> None:
     stages = ("static_analysis", "torch_profiler", "nsys", "ncu", "direct_inference")
     config = typed(*overrides, *(f"pipeline.{stage}.enable=true" for stage in stages))

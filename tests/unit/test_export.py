@@ -166,6 +166,30 @@ def test_trackers_are_told_every_number(name: str, tmp_path: Path, monkeypatch: 
         assert dict(told.calls)["init"]["project"] == "mine"
 
 
+@pytest.mark.parametrize("name", ["mlflow", "wandb"])
+def test_a_link_in_a_run_of_somebody_else_is_not_sent(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Told()
+    monkeypatch.setitem(sys.modules, name, stand_in(name, told))
+    run = timed_run(tmp_path / "run", 20.0)
+    (tmp_path / "id_rsa").write_text("mine")
+    (run / "report.html").symlink_to(tmp_path / "id_rsa")
+    assert main(["export", str(run), "--to", name]) == 0
+    sent = [what for word, what in told.calls if word in ("log_artifact", "save")]
+    assert sent == [str(run / "manifest.json")]
+
+
+def test_a_file_is_not_written_through_a_link(tmp_path: Path) -> None:
+    """Of the folder of a collector, which others may write to as well."""
+    run = timed_run(tmp_path / "run", 20.0)
+    (tmp_path / "mine").write_text("mine")
+    for place in (".a.prom.tmp", "a.prom"):
+        (tmp_path / place).symlink_to(tmp_path / "mine")
+    assert main(["export", str(run), "--to", "prometheus", "-o", str(tmp_path / "a.prom")]) == 0
+    assert (tmp_path / "mine").read_text() == "mine" and not (tmp_path / "a.prom").is_symlink()
+
+
 @pytest.mark.parametrize(("name", "call", "hint"), [
     ("mlflow", "set_experiment", "MLFLOW_TRACKING_URI"), ("wandb", "init", "WANDB_MODE=offline"),
 ])  # fmt: skip

@@ -1,6 +1,8 @@
 """The workload's command line: every value survives the way through Hydra."""
 
+import os
 import random
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.pipeline.compose import compose_config, type_config
-from llm_perf_opt.profiling.vendor.launch import build_work_argv, capture_overrides, quote, workload_overrides
+from llm_perf_opt.profiling.vendor.launch import (
+    build_work_argv,
+    bytecode_environment,
+    capture_overrides,
+    quote,
+    workload_overrides,
+)
 from llm_perf_opt.runners.child import load_child_config
 
 NASTY = [
@@ -122,3 +130,29 @@ def test_light_mode_reaches_the_child_unchanged(tmp_path: Path) -> None:
     child, _ = load_child_config(argv[3:])
     assert replace(child.infer) == config.infer
     assert (child.run.repeats, child.infer.max_new_tokens) == (1, 16)
+
+
+def test_compiled_modules_are_kept_where_an_installation_has_none_and_takes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site" / "large_package"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(str(package.parent))
+    folder, forbidden = tmp_path / "kept", {"PYTHONDONTWRITEBYTECODE": "1"}
+
+    def asked(environ: dict[str, str]) -> dict[str, str]:
+        return bytecode_environment(environ, folder, ["large_package", "no_such_package"])
+
+    # Python will write them itself, or has been told where.
+    assert asked({}) == {}
+    assert asked({**forbidden, "PYTHONPYCACHEPREFIX": "/elsewhere"}) == {}
+    kept = asked(forbidden)
+    assert kept == {"PYTHONPYCACHEPREFIX": str(folder), "PYTHONDONTWRITEBYTECODE": ""}
+    environ = {**os.environ, **forbidden, **kept, "PYTHONPATH": str(package.parent)}
+    command = [sys.executable, "-c", "import large_package"]
+    subprocess.run(command, env=environ, check=True, timeout=60, stdin=subprocess.DEVNULL)
+    written = [path.name for path in folder.rglob("large_package/*.pyc")]
+    assert written == [f"__init__.{sys.implementation.cache_tag}.pyc"]
+    subprocess.run(command, env=environ | {"PYTHONPYCACHEPREFIX": ""}, check=True, timeout=60)
+    assert asked(forbidden) == {}

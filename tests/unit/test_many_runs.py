@@ -117,7 +117,12 @@ def test_a_sweep_is_one_table_one_page_and_one_document(runs_dir: Path, capsys: 
     page = (runs_dir / "sweep.html").read_text()
     assert "tpot_ms against infer.batch" in page and "marked: the front" in page
     assert (
-        (runs_dir / "sweep.md").read_text().startswith("# Sweep\n\n4 runs over infer.batch, 1 of them failed; on the")
+        (runs_dir / "sweep.md")
+        .read_text()
+        .startswith(
+            "# Sweep\n\nBest in tpot_ms and decode_tokens_per_s (Pareto front): infer.batch=1; infer.batch=4. "
+            "4 runs over infer.batch, 1 of them failed"
+        )
     )
     assert main(["sweep", "report", str(runs_dir), "--json", "--objectives", "tpot_ms"]) == 0
     assert valid("sweep", json.loads(capsys.readouterr().out))["objectives"] == ["tpot_ms"]

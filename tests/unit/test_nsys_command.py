@@ -261,3 +261,10 @@ def test_preflight_blocks_without_nsys_and_warns_without_a_gpu() -> None:
     assert [(f.what, f.blocking) for f in idle_end] == [
         ("pipeline.nsys.capture_range_end=stop does nothing without a range", False)
     ]
+
+
+def test_every_sample_is_captured_once_unless_ranges_or_phases_are_counted() -> None:
+    assert NsysConfig().repeats == 1
+    assert NsysConfig(stop_after_repeats=None).repeats is None
+    assert NsysConfig(capture_range="nvtx", nvtx_capture="decode", capture_range_end="repeat:8").repeats is None
+    assert NsysConfig(stop_after_phases=8).repeats is None

@@ -208,9 +208,12 @@ def test_pages_of_deepseek_ocr_set_prompt_and_views(capsys: pytest.CaptureFixtur
     assert found["workload"]["views"] == [{"size": 640, "count": 12}, {"size": 1024, "count": 2}]
     assert found["workload"]["prompt_tokens"] - (630 + 273) in range(5, 15)
     assert found["workload"]["context"] == found["workload"]["prompt_tokens"]
-    assert found["workload"]["how"] == "a made-up page of 1240 × 1754 pixels"
+    assert found["workload"]["how"] == "a synthetic page of 1240 × 1754 pixels"
     (longer,) = predict_json(capsys, "model=deepseek_ocr", "hardware=h200", "workload.context=2000")
-    assert (longer["workload"]["context"], longer["workload"]["how"]) == (2000, "a made-up page of 1240 × 1754 pixels")
+    assert (longer["workload"]["context"], longer["workload"]["how"]) == (
+        2000,
+        "a synthetic page of 1240 × 1754 pixels",
+    )
     assert main(["predict", "model=deepseek_ocr", "hardware=h200", "workload.prompt=5"]) == 2
 
 

@@ -12,9 +12,10 @@ import psutil
 import pytest
 
 from llm_perf_opt.core.process import Service, allowed_environment, run_command, run_quick
-from llm_perf_opt.core.records import Progress
+from llm_perf_opt.core.records import STEPS_FILE, CommandStep, Progress, begin_step, read_steps
 from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import ToolError
+from llm_perf_opt.testing import scratch_context
 
 ENV = {"PATH": os.environ["PATH"]}
 
@@ -257,3 +258,41 @@ def test_the_last_words_of_a_service_hold_no_secret_while_its_log_still_does(tmp
         assert service.wait(20)
         assert service.tail() == "bad key (redacted)\n"
     assert log.read_text() == "bad key (redacted)\n"
+
+
+NOTES_STEPS = """
+import sys, time
+from llm_perf_opt.core.records import LAST_STEP, begin_step
+for name in ("imports", "loading", "imports", LAST_STEP):
+    begin_step(name)
+    time.sleep(0.01)
+"""
+
+
+def test_a_command_that_notes_its_steps_is_recorded_with_their_times(tmp_path: Path) -> None:
+    ctx = scratch_context("nsys", tmp_path)
+    ctx.run_command([sys.executable, "-c", NOTES_STEPS], timeout_s=60, label="the workload")
+    ctx.run_command([sys.executable, "-c", ""], timeout_s=60, log="second.txt")
+    first, second = ctx.run_command.records
+    assert first.label == "the workload"
+    assert [step.name for step in first.steps] == ["start", "imports", "loading", "end"]
+    assert sum(step.duration_s for step in first.steps) == pytest.approx(first.duration_s, abs=0.01)
+    assert all(step.duration_s >= 0.01 for step in first.steps)
+    assert (second.label, second.steps) == ("nsys", ())
+    assert STEPS_FILE not in (tmp_path / "nsys" / "cmd.txt").read_text()
+
+
+def test_of_several_ranks_the_first_one_notes_its_steps(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    for rank in ("1", "0", "2"):
+        begin_step(f"rank {rank}", {STEPS_FILE: str(path), "RANK": rank})
+    begin_step("nobody asked", {})
+    steps = read_steps(path, start_ns=0, end_ns=time.monotonic_ns())
+    assert [step.name for step in steps] == ["start", "rank 0"]
+
+
+def test_a_step_that_was_not_written_to_its_end_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_bytes(b'{"name":"imports","at_ns":3000000000}\n{"name":"load')
+    steps = read_steps(path, start_ns=1_000_000_000, end_ns=7_500_000_000)
+    assert steps == (CommandStep(name="start", duration_s=2.0), CommandStep(name="imports", duration_s=4.5))

@@ -15,7 +15,7 @@ from rich.text import Text
 from llm_perf_opt.core.manifest import read_manifest, write_manifest
 from llm_perf_opt.core.records import Progress, StageRecord, read_progress
 from llm_perf_opt.core.terminal import screen_width, show, table_text, terminal_table, wrap_line
-from llm_perf_opt.pipeline.console import Pace, StageTurn, answer, progress_text, verdict_lines
+from llm_perf_opt.pipeline.console import Pace, StageTurn, answer, ended_line, progress_text, verdict_lines
 from llm_perf_opt.profiling.parsers.ncu_log import read_ncu_progress
 from llm_perf_opt.report.view.findings import FindingView
 from llm_perf_opt.report.write import write_view
@@ -162,10 +162,25 @@ def test_a_run_ends_with_its_answer_and_names_a_failed_stage_once(tmp_path: Path
     lines = [line.plain for line in answer(read_manifest(run), view, reports)]
     assert lines[1] == "Measured: decode 12.50 ms per token; how far that is from the hardware's limit is not known."
     assert lines[-2:] == [
-        f"nsys failed; mend the cause, then: llm-perf profile run.resume={run}",
+        f"nsys failed; fix the cause, then: llm-perf profile run.resume={run}",
         f"report: {run}/report.html",
     ]
     assert "nsys was not found" not in "\n".join(lines)
+
+
+def test_the_same_failure_of_a_second_stage_is_not_told_again() -> None:
+    told: set[str] = set()
+    reason = "my.py failed with exit code 1: no room (log: {}/clean.log)"
+    lines = [
+        ended_line(
+            StageRecord(name=name, status="failed", reason=reason.format(name), duration_s=2.0), reused=False, told=told
+        )
+        for name in ("torch_profiler", "nsys")
+    ]
+    assert lines == [
+        "torch_profiler: failed in 2.0 s — my.py failed with exit code 1: no room (log: torch_profiler/clean.log)",
+        "nsys: failed in 2.0 s — for the same reason",
+    ]
 
 
 def test_a_program_that_crashed_is_told_of_when_it_did_and_not_again(tmp_path: Path) -> None:

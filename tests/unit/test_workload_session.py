@@ -19,7 +19,7 @@ from llm_perf_opt.config.output import OutputConfig, PredictionOutput
 from llm_perf_opt.config.schema import DatasetSection, InferSection
 from llm_perf_opt.errors import ConfigError, ProfilingError
 from llm_perf_opt.workload.device import resolve_device
-from llm_perf_opt.workload.session import run_inference
+from llm_perf_opt.workload.session import Shortened, run_inference
 from tests.support.fixtures_dir import REPO
 from tests.support.model_presets import compose_preset
 from tests.support.schemas import valid, valid_file
@@ -67,6 +67,21 @@ def test_a_run_repeats_the_samples_and_writes_metrics_samples_inputs_and_predict
     predictions = [valid("prediction_line", json.loads(x)) for x in (out / "pred/predictions.jsonl").open()]
     assert [p["sample"] for p in predictions] == ["p.txt:1", "p.txt:2"]
     assert [i["sample_id"] for i in valid_file("inputs", out / "inputs.json")] == ["p.txt:1", "p.txt:2"]
+
+
+def test_a_shortened_pass_ends_after_its_repeats_and_tokens_and_says_so(
+    tmp_path: Path,
+) -> None:
+    config = FakeConfig(dataset=prompts(tmp_path / "p.txt", ["1 2 3", "29"]), repeats=3).build(tmp_path)
+    run_inference(config, tmp_path / "o", warmup_rounds=0, output=None, shortened=Shortened(tokens=2, repeats=2))
+    metrics, lines = read(tmp_path / "o")
+    assert [(line["sample_id"], line["repeat"], line["tokens"]) for line in lines] == [
+        ("p.txt:1", 0, 2),
+        ("p.txt:2", 0, 2),
+        ("p.txt:1", 1, 2),
+        ("p.txt:2", 1, 2),
+    ]
+    assert (metrics["status"], metrics["clean"]["repeats"], metrics["clean"]["samples"]) == ("done", 2, 2)
 
 
 def test_repeats_go_on_until_the_interval_is_narrow_enough(tmp_path: Path) -> None:

@@ -92,6 +92,13 @@ class CommandParser(argparse.ArgumentParser):
     """A parser whose complaints are one line, with the word that was probably meant."""
 
     def error(self, message: str) -> NoReturn:
+        choice = re.fullmatch(r"(.*): invalid choice: '(.*)' \(choose from (.*)\)", message)
+        if choice is not None:
+            allowed = re.findall(r"[\w.-]+", choice[3])
+            near = did_you_mean(choice[2], allowed)
+            raise ConfigError(
+                f"{self.prog}: {choice[1]}: no such choice (got {choice[2]!r}){near}, allowed: {', '.join(allowed)}"
+            )
         unknown = re.match(r"unrecognized arguments: (-\S+)", message)
         known = [flag for action in self._actions for flag in action.option_strings]
         hint = did_you_mean(unknown[1].partition("=")[0], known) if unknown else ""

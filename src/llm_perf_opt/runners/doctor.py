@@ -116,7 +116,7 @@ def _nvtx(host: Host) -> Check:
 
 def main(argv: Sequence[str]) -> int:
     examples = ["llm-perf doctor", "llm-perf doctor --json"]
-    parser = command_parser("doctor", "What this machine can do, and how to mend what it cannot.", examples)
+    parser = command_parser("doctor", "What this machine can do, and how to fix what it cannot.", examples)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
     host = probe_host(env=allowed_environment(os.environ), disk=Path.cwd())

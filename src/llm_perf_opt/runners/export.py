@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+from llm_perf_opt.core.files import write_whole
 from llm_perf_opt.errors import EXIT_OK, ConfigError, ToolError
 from llm_perf_opt.pipeline.index import IndexedRun, index_run
 from llm_perf_opt.report.openmetrics import render_openmetrics
@@ -62,9 +63,7 @@ def main(argv: Sequence[str]) -> int:
         print(text, end="")
         return EXIT_OK
     # A collector must not read half a file.
-    scratch = args.output.with_name(f".{args.output.name}.tmp")
-    scratch.write_text(text, encoding="utf-8")
-    scratch.replace(args.output)
+    write_whole(args.output, text.encode("utf-8", "backslashreplace"))
     print(f"written: {args.output}", file=sys.stderr)
     return EXIT_OK
 
@@ -88,17 +87,21 @@ def _to_mlflow(mlflow: ModuleType, run: IndexedRun, project: str) -> None:
         for first in range(0, len(params), PARAMS_AT_ONCE):
             mlflow.log_params(dict(params[first : first + PARAMS_AT_ONCE]))
         mlflow.log_metrics(numbers_of(run))
-        for name in ARTIFACTS:
-            if Path(run.path, name).is_file():
-                mlflow.log_artifact(str(Path(run.path, name)))
+        for path in _sent(Path(run.path)):
+            mlflow.log_artifact(str(path))
 
 
 def _to_wandb(wandb: ModuleType, run: IndexedRun, project: str) -> None:
     with wandb.init(project=project, name=run.run_id, config={**run.keys, **run.labels}, job_type="llm-perf") as sent:
         sent.log(numbers_of(run))
-        for name in ARTIFACTS:
-            if Path(run.path, name).is_file():
-                sent.save(str(Path(run.path, name)), base_path=run.path, policy="now")
+        for path in _sent(Path(run.path)):
+            sent.save(str(path), base_path=run.path, policy="now")
+
+
+def _sent(run_dir: Path) -> list[Path]:
+    """The files that go with the numbers; a link in a run of somebody else could lead to any file of ours."""
+    paths = [run_dir / name for name in ARTIFACTS]
+    return [path for path in paths if path.is_file() and not path.is_symlink()]
 
 
 def _package(name: str) -> ModuleType:

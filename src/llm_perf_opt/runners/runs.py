@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llm_perf_opt.core.files import write_whole
 from llm_perf_opt.core.terminal import printable
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.catalogue import LocalFolder, RunFolder, RunRow, list_runs, short
@@ -95,7 +96,9 @@ def _folder(text: str) -> RunFolder:
 
         return StoreFolder.open(text)
     if not Path(text).is_dir():
-        raise ConfigError(f"{text}: no such directory; give the folder that holds runs (artifacts.runs_dir)")
+        raise ConfigError(
+            f"{text}: no such directory; give the folder that holds runs, or make one: llm-perf profile experiment=demo"
+        )
     return LocalFolder(root=Path(text))
 
 
@@ -113,7 +116,7 @@ def _chosen(folder: RunFolder, args: argparse.Namespace) -> int:
     if args.columns and unknown:
         print(f"note: no run has {', '.join(unknown)}", file=sys.stderr)
     if args.html is not None:
-        args.html.write_text(_trend_page(runs, chosen), encoding="utf-8")
+        write_whole(args.html, _trend_page(runs, chosen, args.html).encode("utf-8", "backslashreplace"))
         print(f"written: {args.html}", file=sys.stderr)
     if args.json:
         found = [{"run": r.run_id, "path": r.path, **{name: r.value(name) for name in chosen}} for r in runs]
@@ -144,9 +147,9 @@ def _cell(run: "IndexedRun", name: str) -> str:
     return short(value)
 
 
-def _trend_page(runs: "Sequence[IndexedRun]", chosen: Sequence[str]) -> str:
+def _trend_page(runs: "Sequence[IndexedRun]", chosen: Sequence[str], page: Path) -> str:
     """Each number over the time of the runs, a line for each model on each device."""
-    from llm_perf_opt.report.compare.trends import Chart, ChartPoint, RunsTable, render_runs_page
+    from llm_perf_opt.report.compare.trends import Chart, ChartPoint, RunsTable, render_runs_page, report_link
 
     charts = []
     for name in chosen:
@@ -171,7 +174,12 @@ def _trend_page(runs: "Sequence[IndexedRun]", chosen: Sequence[str]) -> str:
     return render_runs_page(
         title="Runs",
         sentence=f"{len(runs)} runs; points are medians, bars go from p10 to p90.",
-        table=RunsTable(columns=columns, rows=tuple(_lines(runs, chosen)), numeric=tuple(range(4, len(columns)))),
+        table=RunsTable(
+            columns=columns,
+            rows=tuple(_lines(runs, chosen)),
+            numeric=tuple(range(4, len(columns))),
+            links=tuple(report_link(run.path, page) for run in runs),
+        ),
         charts=charts,
     )
 

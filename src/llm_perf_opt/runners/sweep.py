@@ -3,7 +3,7 @@
 import argparse
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from llm_perf_opt.core.files import real_path, write_whole
@@ -18,9 +18,9 @@ from llm_perf_opt.pipeline.index import IndexedRun, index_run
 from llm_perf_opt.pipeline.jobs.launchers import describe
 from llm_perf_opt.pipeline.jobs.record import JobsDocument, read_jobs, require_own
 from llm_perf_opt.pipeline.jobs.states import JobState, job_states, remove_pickles
-from llm_perf_opt.pipeline.lock import is_locked
+from llm_perf_opt.pipeline.lock import is_locked, remove_left_lock
 from llm_perf_opt.pipeline.sweep import OBJECTIVES, SweepDocument, SweptRun, build_sweep
-from llm_perf_opt.report.compare.trends import Chart, ChartPoint, RunsTable, render_runs_page
+from llm_perf_opt.report.compare.trends import Chart, ChartPoint, RunsTable, render_runs_page, report_link
 from llm_perf_opt.runners.arguments import command_parser
 
 FRONT = "★"
@@ -53,7 +53,10 @@ def _report(args: argparse.Namespace) -> int:
     read = read_sweep(args.dir)
     found = build_sweep(read.runs, objectives=objectives, states=read.states, jobs=read.jobs)
     write_json(args.dir / "sweep.json", found)
-    for name, text in (("sweep.md", render_md(found, read.notes)), ("sweep.html", render_html(found, read.notes))):
+    for name, text in (
+        ("sweep.md", render_md(found, read.notes)),
+        ("sweep.html", render_html(found, read.notes, args.dir / "sweep.html")),
+    ):
         write_whole(args.dir / name, text.encode("utf-8", "backslashreplace"))
     if args.json:
         import msgspec
@@ -89,6 +92,10 @@ def _resume(args: argparse.Namespace) -> int:
     todo = tuple(state.number for state in states if state.state in ("missing", "planned", "failed"))
     print(f"{args.dir}: {describe(states)}; to be run: {len(todo)}", flush=True)
     remove_pickles(folder)
+    # A job that was killed after its last stage is done, and nobody takes its lock again.
+    for job, state in zip(document.jobs, states, strict=True):
+        if state.state == "ok":
+            remove_left_lock(folder / job.folder)
     if not todo:
         return EXIT_OK
     given = {override_key(word) for word in args.overrides}
@@ -173,12 +180,12 @@ def render_md(found: SweepDocument, notes: Sequence[str]) -> str:
     return "\n".join([*lines, "", *(f"- {escape(note)}" for note in notes)]).rstrip() + "\n"
 
 
-def render_html(found: SweepDocument, notes: Sequence[str]) -> str:
+def render_html(found: SweepDocument, notes: Sequence[str], page: Path) -> str:
     charts = [_front(found), *(_against(found, metric, key) for key in found.keys for metric in found.metrics)]
     return render_runs_page(
         title="Sweep",
         sentence=_sentence(found),
-        table=_table(found),
+        table=replace(_table(found), links=tuple(report_link(run.path, page) for run in found.runs)),
         charts=[chart for chart in charts if chart is not None],
         notes=notes,
     )
@@ -188,8 +195,10 @@ def _sentence(found: SweepDocument) -> str:
     failed = sum(run.state == "failed" for run in found.runs)
     keys = ", ".join(found.keys) or "nothing"
     best = [_name(found, run) for run in found.runs if run.on_front]
-    front = f"; on the front of {' and '.join(found.objectives)}: {'; '.join(best)}" if best else ""
-    return f"{len(found.runs)} runs over {keys}" + (f", {failed} of them failed" if failed else "") + front + "."
+    count = f"{len(found.runs)} runs over {keys}" + (f", {failed} of them failed" if failed else "")
+    if not best:
+        return f"{count}."
+    return f"Best in {' and '.join(found.objectives)} (Pareto front): {'; '.join(best)}. {count}."
 
 
 def _name(found: SweepDocument, run: SweptRun) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_perf_opt.analysis.compare.gate import exit_code, parse_condition
-from llm_perf_opt.errors import EXIT_FAILED, EXIT_OK, ConfigError
+from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError
 from llm_perf_opt.runners.arguments import command_parser
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ def main(argv: Sequence[str]) -> int:
             found = compare_sides(*sides, conditions=conditions, paired=True, threshold=threshold, spent=spent[look])
             return is_settled(found)
 
-        _measure(experiment, looks, out_dir, settled)
+        if not _measure(experiment, looks, out_dir, settled):
+            return EXIT_INTERRUPTED
     base, candidate = read_sides(*args.sides)
     pairs = min(len(base.input.passes), len(candidate.input.passes))
     settings = changes_between(base, candidate, meant=frozenset() if experiment is None else experiment.meant)
@@ -167,10 +168,22 @@ def _new_folder(out_dir: Path | None) -> Path:
     return folder
 
 
-def _measure(experiment: "Experiment", looks: Sequence[int], folder: Path, is_settled: Callable[[int], bool]) -> None:
+def _measure(experiment: "Experiment", looks: Sequence[int], folder: Path, is_settled: Callable[[int], bool]) -> bool:
+    """Make the runs; False when that was interrupted."""
     from llm_perf_opt.runners.compare.interleave import run_pairs
+    from llm_perf_opt.runners.profile_orchestrator import terminate_like_interrupt
 
-    run_pairs(experiment, looks, folder, lambda text: print(text, file=sys.stderr, flush=True), is_settled)
+    with terminate_like_interrupt():
+        try:
+            run_pairs(experiment, looks, folder, lambda text: print(text, file=sys.stderr, flush=True), is_settled)
+        except KeyboardInterrupt:
+            print(
+                f"interrupted: every process was ended; the runs so far are kept, and where both sides have some "
+                f"`llm-perf compare --pairs {folder / 'base'} {folder / 'candidate'}` compares them",
+                file=sys.stderr,
+            )
+            return False
+    return True
 
 
 def _print(found: "CompareDocument", args: argparse.Namespace) -> None:
