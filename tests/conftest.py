@@ -12,8 +12,10 @@ REQUIRE_TOOLS = os.environ.get("LLM_PERF_REQUIRE_TOOLS") == "1"
 _NEEDS = {"real_nsys": "nsys", "real_ncu": "ncu", "browser": "chromium"}
 
 
+# Before xdist's own, which reads the groups.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two nsys at a time can lose each other's agent, so tests with the real one share a worker.
+    """Tests with the real nsys share a worker: theirs are times as well, and some end an nsys while it starts.
 
     What needs a tool or starts whole commands is slow; other slow tests say so themselves.
     """

@@ -1,13 +1,17 @@
 """The nsys stage: with the real nsys on any machine, and with one that goes wrong in the ways nsys does."""
 
 import json
+import os
 import sqlite3
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +22,7 @@ from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.redact import is_secret
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed, ProfilingError, ToolError
+from llm_perf_opt.profiling.nsys import capture
 from llm_perf_opt.profiling.nsys.scrub import (
     REMOVED,
     overwrite_assignments,
@@ -25,7 +30,10 @@ from llm_perf_opt.profiling.nsys.scrub import (
     scrub_export,
 )
 from llm_perf_opt.profiling.nsys.session import _longest_window
+from llm_perf_opt.profiling.nsys.sessions import remove_abandoned, share_lock
 from llm_perf_opt.profiling.stages.nsys import STAGE, NsysConfig
+from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
+from llm_perf_opt.profiling.vendor.tools import probe_nsys
 from llm_perf_opt.testing import plain_config, plain_host, scratch_context
 from tests.support.nsys_builder import Export
 from tests.support.orchestrator import OFF, Outcome, llm_perf, llm_perf_here
@@ -51,7 +59,7 @@ def _context(tmp_path: Path, command: Sequence[str], nsys: str = "nsys") -> Stag
         "nsys",
         tmp_path / "run",
         config=plain_config(tmp_path, workload=WorkloadSection(command=tuple(command))),
-        host=plain_host(tools={"nsys": Tool(name="nsys", path=nsys, version="2022.4.2")}),
+        host=plain_host(tools={"nsys": Tool(name="nsys", path=nsys, version="2022.4.2.1")}),
     )
 
 
@@ -388,3 +396,58 @@ def test_a_program_that_cannot_be_run_is_bad_input(tmp_path: Path, program: str)
     done = llm_perf_here("profile", *words, cwd=tmp_path)
     assert done.code == 2
     assert f"workload.command.0: no program of this name can be run (got {program!r})" in done.err
+
+
+@pytest.mark.real_nsys
+def test_captures_that_start_together_do_not_lose_each_other(tmp_path: Path) -> None:
+    version = probe_nsys(os.environ).version
+    assert version is not None
+
+    def capture_in(folder: str) -> tuple[int, bool | str]:
+        share_lock(Path(folder), version)
+        argv = build_nsys_cmd(Path(folder, "run"), ["true"], trace="nvtx,osrt")
+        # Not through our own door: it would take one thread's agent for another's.
+        done = subprocess.run(
+            argv, env={**os.environ, "TMPDIR": folder}, stdin=subprocess.DEVNULL, capture_output=True, timeout=60
+        )
+        return done.returncode, Path(folder, "run.nsys-rep").is_file() or done.stdout.decode()
+
+    # Short names: nsys opens sockets in there.
+    with ThreadPoolExecutor(3) as pool, ExitStack() as folders:
+        scratch = [folders.enter_context(tempfile.TemporaryDirectory(dir="/tmp")) for _ in range(6)]
+        assert list(pool.map(capture_in, scratch)) == [(0, True)] * 6
+
+
+def test_a_capture_is_tried_again_when_memory_of_a_killed_nsys_was_in_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nsys = _fake(tmp_path, "print('Agent launcher failed.'); sys.exit(1)\n")
+    ctx = _context(tmp_path, ["true"], nsys)
+    removed = [True]
+    monkeypatch.setattr(capture, "remove_abandoned", removed.pop)
+    with pytest.raises(ToolError, match="wrote no report: Agent launcher failed"):
+        STAGE.run(NsysConfig(enable=True, timeout_s=20.0), ctx)
+    assert [record.label for record in ctx.run_command.records if record.argv[0] == nsys] == ["nsys", "nsys"]
+    assert removed == []
+
+
+def test_memory_of_sessions_is_removed_only_while_no_nsys_runs(tmp_path: Path) -> None:
+    left = tmp_path / "NSys-2022.4.2.1"
+    left.write_bytes(b"locked")
+    (tmp_path / "others").write_bytes(b"")
+    running = [SimpleNamespace(info={"name": name}) for name in ("python3", "nsys", None)]
+    assert (remove_abandoned(tmp_path, running), left.exists()) == (False, True)
+    assert (remove_abandoned(tmp_path, running[:1]), left.exists()) == (True, False)
+    assert (remove_abandoned(tmp_path, running[:1]), [p.name for p in tmp_path.iterdir()]) == (False, ["others"])
+
+
+def test_the_lock_of_all_nsys_is_where_ours_looks_for_it(tmp_path: Path) -> None:
+    scratch, shared = tmp_path / "scratch", tmp_path / "shared"
+    scratch.mkdir()
+    shared.mkdir()
+    share_lock(scratch, "2022.4.2.1", shared)
+    name = "nvidia/nsight_systems/SessionManager-2022.4.2.1.lock"
+    (scratch / name).touch()
+    assert (shared / name).is_file()
+    folders = [(root / name).parent for root in (scratch, shared)]
+    assert [folder.stat().st_mode & 0o777 for folder in (*folders, *(f.parent for f in folders))] == [0o777] * 4

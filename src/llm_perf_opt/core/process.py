@@ -33,6 +33,7 @@ MARKER = "LLM_PERF_COMMAND_ID"
 POLL_S = 0.2
 WORKER_POLL_S = 0.002
 GRACE_S = 2.0
+SETTLE_S = 1.0
 TAIL_BYTES = 8192
 QUICK_BYTES = 256 << 20
 LOG_SUFFIXES = (".txt", ".log")
@@ -422,7 +423,10 @@ def _end_all(process: "subprocess.Popen[bytes]", marker: str, ours: set[int], *,
     found = _descendants(process, marker, ours)
     if not found:
         return 0
-    if gently:
+    if not gently:
+        # The agent of nsys ends a moment after nsys; killed in that moment it leaves memory locked that all nsys share.
+        found = psutil.wait_procs(found, timeout=SETTLE_S)[1]
+    if found:
         _signal_all(found, signal.SIGTERM)
         psutil.wait_procs(found, timeout=grace_s)
     # A descendant may have forked between looking and ending it, so look again until nothing is found.

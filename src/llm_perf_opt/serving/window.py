@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 
+from llm_perf_opt.core.host import Tool
 from llm_perf_opt.core.stage import CommandPlace
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.profiling.nsys.scrub import publish_report, raw_folder
@@ -40,12 +41,13 @@ def record_with_nsys(
     place: ServerPlace,
     commands: CommandPlace,
     *,
-    nsys: str,
+    tool: Tool,
     session: str,
     warm: Callable[[RunningServer], None],
     load: Callable[[RunningServer], None],
 ) -> NsysWindow:
     """Start the server under nsys, warm it up, open the window, load it, close the window, end the server."""
+    nsys = tool.path or tool.name
     own = place.environ.get("TMPDIR")
     # nsys gets a folder of its own for what it writes meanwhile; the server keeps the user's.
     prefix = [
@@ -53,7 +55,7 @@ def record_with_nsys(
         *(["env", f"TMPDIR={own}"] if own else ["env", "-u", "TMPDIR"]),
     ]
     notes: list[str] = []
-    with raw_folder(commands) as raw:
+    with raw_folder(commands, tool) as raw:
         under = replace(section, env={**section.env, "TMPDIR": str(raw.scratch)})
         base = raw.reports / "run"
         with running_server(under, place, name="server-nsys", prefix=prefix) as server:

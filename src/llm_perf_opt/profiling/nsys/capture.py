@@ -3,6 +3,7 @@
 import os
 import re
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from llm_perf_opt.errors import CommandFailed, ProfilingError, ToolError
 from llm_perf_opt.marks import STOP_AFTER
 from llm_perf_opt.profiling.baseline import last_words, quiet_inference
 from llm_perf_opt.profiling.nsys.scrub import RawFolder, export_report
+from llm_perf_opt.profiling.nsys.sessions import AGENT_FAILED, remove_abandoned
 from llm_perf_opt.profiling.parsers.nsys_log import import_notes
 from llm_perf_opt.profiling.vendor.launch import (
     INFERENCE_RUNNER,
@@ -133,7 +135,8 @@ def run_capture(ctx: StageContext, options: CaptureOptions, raw: RawFolder, base
     write_cmd_file(
         ctx.out_dir / f"cmd{suffix}.txt", by_hand, cwd=cwd or ctx.tmp_dir, env={}, redactor=ctx.run_command.redactor
     )
-    result = ctx.run_command(
+    capture = partial(
+        ctx.run_command,
         _command(options, out_base, work, ctx.config.run),
         timeout_s=options.timeout_s,
         log=f"log{suffix}.txt",
@@ -143,6 +146,11 @@ def run_capture(ctx: StageContext, options: CaptureOptions, raw: RawFolder, base
         remove=[raw.scratch],
         label="nsys" if options.nvtx_capture is None else f"nsys {options.nvtx_capture}",
     )
+    result = capture()
+    # The workload was not started then, so nothing is done twice.
+    if AGENT_FAILED in result.tail and not find_reports(out_base) and remove_abandoned():
+        ctx.say("nsys: an nsys that was killed left its shared memory (/dev/shm/NSys-*) behind; removed, trying again")
+        result = capture()
     # What ends a program because the window is over is no failure of the program.
     is_over = options.duration_s is not None and result.duration_s >= options.delay_s + options.duration_s
     code = None if is_over else _read_code(code_file)
@@ -236,10 +244,10 @@ def _require_reports(
     if options.capture_range != "none" and (code == 0 or result.exit_code == 0):
         raise ProfilingError(_never_opened(ctx, options, raw))
     lost = (
-        ". Another nsys on this machine can do that: run the stage again when it has ended; one that was killed while "
-        "it started can leave /dev/shm/NSys-* locked, which may be removed while no nsys runs"
+        ". Another nsys on this machine can do that: run the stage again when it has ended; one of another user "
+        "that was killed can leave /dev/shm/NSys-* locked, which may be removed while no nsys runs"
     )
-    remedy = lost if re.search(r"End of file|Agent launcher failed", said) else ""
+    remedy = lost if re.search(rf"End of file|{AGENT_FAILED}", said) else ""
     raise ToolError(f"nsys ended with exit code {result.exit_code} and wrote no report: {said}{remedy} (log: {log})")
 
 

@@ -22,9 +22,11 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_perf_opt.core.host import Tool
 from llm_perf_opt.core.redact import Redactor, is_secret, is_word
 from llm_perf_opt.core.stage import CommandPlace
 from llm_perf_opt.errors import ParseError, ProfilingError, ToolError
+from llm_perf_opt.profiling.nsys.sessions import share_lock
 from llm_perf_opt.profiling.parsers.nsys_log import failure_words
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_export_cmd, find_reports, find_unimported
 
@@ -208,7 +210,7 @@ class RawFolder:
 
 
 @contextmanager
-def raw_folder(ctx: CommandPlace) -> Iterator[RawFolder]:
+def raw_folder(ctx: CommandPlace, nsys: Tool) -> Iterator[RawFolder]:
     """Both folders, empty; and an output directory without the files of an earlier attempt."""
     for pattern in EARLIER:
         for old in ctx.out_dir.glob(pattern):
@@ -218,6 +220,8 @@ def raw_folder(ctx: CommandPlace) -> Iterator[RawFolder]:
     with tempfile.TemporaryDirectory(prefix="llm-perf-nsys-", ignore_cleanup_errors=True) as scratch:
         reports = Path(scratch, "raw")
         reports.mkdir()
+        if nsys.version is not None:
+            share_lock(Path(scratch), nsys.version)
         yield RawFolder(reports=reports, scratch=Path(scratch))
 
 

@@ -53,7 +53,7 @@ WRITING_S = 5.0
 def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
     """Capture each range asked for, then analyse all reports together."""
     baseline = clean_baseline(ctx, cfg.timeout_s)
-    with raw_folder(ctx) as raw:
+    with raw_folder(ctx, ctx.host.tool("nsys")) as raw:
         captures, exports, notes = _capture_all(cfg, ctx, raw)
     phases = chosen_phases(ctx.config.workload.phase_preset, ctx.config.workload.phases)
     recorded = [read_nsys_sqlite(path) for path in exports]

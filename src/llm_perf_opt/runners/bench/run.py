@@ -265,7 +265,7 @@ def _look_with_nsys(run: BenchRun) -> None:
         config.capture,
         run.place,
         place,
-        nsys=tool.path or "nsys",
+        tool=tool,
         session=f"llm-perf-{os.getpid()}",
         warm=lambda server: _warm_again(run, server),
         load=lambda server: _load_window(run, server),

@@ -1,0 +1,54 @@
+"""What all nsys of a machine share: the memory by which they know each other, and the lock that guards it.
+
+nsys keeps its sessions in /dev/shm/NSys-VERSION and takes turns at them through a file below TMPDIR. Ours get a TMPDIR
+of their own, so without that file some that start together damage the memory, and every later nsys ends with "Agent
+launcher failed" (seen with 2022.4, within a few starts in pairs; none of 86 starts once the file is the same one). One
+that is killed at the wrong moment leaves the memory locked in the same way.
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+AGENT_FAILED = "Agent launcher failed"
+SHARED_MEMORY = Path("/dev/shm")
+COMMON_TMP = Path("/tmp")
+_LOCK_FOLDER = Path("nvidia", "nsight_systems")
+
+
+def share_lock(scratch: Path, version: str, tmp_dir: Path = COMMON_TMP) -> None:
+    """Let an nsys of this version whose TMPDIR is `scratch` take turns with those that have the common one.
+
+    The memory is the machine's, so the lock is too, whatever TMPDIR we have ourselves.
+    """
+    name = f"SessionManager-{version}.lock"
+    shared, own = tmp_dir / _LOCK_FOLDER, scratch / _LOCK_FOLDER
+    try:
+        _make_open(shared)
+    except PermissionError:
+        # Another user's: that nsys and ours cannot take turns, as two nsys of two users never could there.
+        return
+    _make_open(own)
+    (own / name).symlink_to(shared / name)
+
+
+def _make_open(folder: Path) -> None:
+    """Folders open to every user, as nsys makes them: in others it records no NVTX range, and says nothing."""
+    for made in (folder.parent, folder):
+        if not made.is_dir():
+            made.mkdir(exist_ok=True)
+            made.chmod(0o777)
+
+
+def remove_abandoned(memory: Path = SHARED_MEMORY, processes: Iterable[Any] | None = None) -> bool:
+    """Remove our sessions' memory if no nsys runs that could be using it; whether there was any."""
+    names = {process.info["name"] for process in processes or psutil.process_iter(["name"])}
+    if any(name and name.startswith("nsys") for name in names):
+        return False
+    left = [path for path in memory.glob("NSys-*") if path.lstat().st_uid == os.getuid()]
+    for path in left:
+        path.unlink()
+    return bool(left)
