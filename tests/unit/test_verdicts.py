@@ -1,16 +1,22 @@
 """Verdicts that fit the program and its capture: one small capture per lesson, beside those of test_gaps."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis, analyze_timelines
 from llm_perf_opt.analysis.findings.finding import may_be_headline
+from llm_perf_opt.analysis.findings.rules import diagnose
 from llm_perf_opt.analysis.kernels.names import is_fusible
 from llm_perf_opt.cli import main
+from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+from llm_perf_opt.report.run_files import read_run_files
+from llm_perf_opt.report.view.report import build_view
 from tests.support.nsys_builder import PID, Export
+from tests.support.report_facts import facts, ms, phase
 from tests.support.trace_builder import event, write_trace
 
 MS = 1_000_000
@@ -301,3 +307,69 @@ def test_a_page_of_ncu_alone_opens_with_what_bounds_its_kernels(
         "… and 1 more kernels (--top)",
         "ncu on copy: More than enough of copy",
     ]
+
+
+def _two_bound_ranges(tmp_path: Path) -> CaptureAnalysis:
+    """A prefill of 200 kernels and a decode of 400, one every 30 µs, each 3 µs long."""
+    export = Export()
+    for name, first, count in (("prefill", 0, 200), ("decode", 200, 400)):
+        export.range(name, 30_000 * first, 30_000 * (first + count))
+        for i in range(first, first + count):
+            export.call(30_000 * i, 30_000 * i + 4_000, i + 1, "cudaLaunchKernel")
+            export.kernel(f"nvjet_tst_{i % 2}", 30_000 * i + 6_000, 30_000 * i + 9_000, i + 1)
+    return _nsys(export, tmp_path)
+
+
+def test_ranges_with_one_illness_and_one_remedy_are_one_finding(tmp_path: Path) -> None:
+    (finding,) = _two_bound_ranges(tmp_path).findings
+    assert finding.title == "decode is launch-bound: the GPU idles for 90% of it; likewise prefill"
+    assert (finding.range_name, finding.also_ranges) == ("decode", ("prefill",))
+    assert "prefill: GPU busy 0.600 ms of 6.00 ms wall time (median of 1 instance(s), under the profiler)" in (
+        finding.evidence
+    )
+    assert finding.capture_share == pytest.approx(0.9, abs=0.01)
+    assert finding.max_gain == pytest.approx(10.0, rel=0.01)
+
+
+def test_a_finding_of_two_ranges_stays_until_both_have_a_clean_time(tmp_path: Path) -> None:
+    found = [record.finding() for record in _two_bound_ranges(tmp_path).findings]
+    half = facts(phase("decode", wall=ms(12.0)), phase("prefill"))
+    whole = facts(phase("decode", wall=ms(12.0)), phase("prefill", wall=ms(6.0)))
+    assert [finding.range_name for finding in diagnose(half, found)] == ["decode"]
+    assert diagnose(whole, found) == ()
+
+
+def test_the_page_of_a_capture_lists_findings_as_the_terminal_does(tmp_path: Path) -> None:
+    """Small products of a phase, known only by their length, were listed above what saves more of the capture."""
+    export = Export()
+    export.range("prefill", 0, 6_000_000)
+    export.range("decode", 6_000_000, 8_000_000)
+    for i in range(200):
+        export.call(30_000 * i, 30_000 * i + 4_000, i + 1, "cudaLaunchKernel")
+        export.kernel("vectorized_copy_kernel" if i % 3 else "gemm", 30_000 * i + 6_000, 30_000 * i + 9_000, i + 1)
+    for i in range(200, 400):
+        queued, at = 6_000_000 + 2_500 * (i - 200), 6_005_000 + 9_500 * (i - 200)
+        export.call(queued, queued + 2_000, i + 1, "cudaLaunchKernel")
+        export.kernel("gemm", at, at + 9_000, i + 1)
+    path = export.write(tmp_path / "capture.sqlite")
+    assert main(["analyze", str(path), "-o", str(tmp_path / "run")]) == 0
+    run = tmp_path / "run"
+    view = build_view(read_run_files(read_manifest(run), run))
+    told = json.loads((tmp_path / "run/nsys/analysis.json").read_text(encoding="utf-8"))["findings"]
+    assert [finding.title for finding in view.findings] == [finding["title"] for finding in told]
+    assert view.findings[0].title == "prefill is launch-bound: the GPU idles for 90% of it"
+
+
+def test_copies_by_kernels_are_told_once_and_with_advice_that_fits(tmp_path: Path) -> None:
+    export = Export()
+    names = ("gemm", "solver::transpose_kernel", "gemm")
+    for i in range(90):
+        export.call(1_000 * i, 1_000 * i + 500, i + 1, "cudaLaunchKernel")
+        export.kernel(names[i % 3], 100_000 * (i + 1), 100_000 * (i + 1) + 99_000, i + 1)
+    (finding,) = _nsys(export, tmp_path).findings
+    assert (finding.rule, finding.title) == (
+        "needless_copies",
+        "Kernels that only copy take 33% of the capture's kernel time",
+    )
+    assert finding.evidence == ("`transpose_kernel`: 2.970 ms in 30 launch(es)",)
+    assert "KV cache" not in finding.remedy and "torch" not in finding.remedy

@@ -21,6 +21,9 @@ ONE_TIME_WEIGHT = 0.25
 CERTAIN_INSTANCES, CERTAIN_SPREAD, CERTAIN_SHARE = 3, 0.5, 0.7
 # Where nobody wrote what to try.
 ANY_HINT = "Removing it"
+# Of several ranges in one finding: how many are named, with how much of what is known of each.
+TWINS_NAMED, TWIN_EVIDENCE = 3, 2
+REST = "the rest of the capture"
 UNDER_PROFILER = "measured under the profiler, which slows the host: a clean pass would show less idle time"
 
 
@@ -40,7 +43,8 @@ class Finding:
     `gain` is the speed-up if all of it were saved (Amdahl). `caveat` says when the promise does not hold. A finding of
     a capture alone speaks of one range, `range_name`, or of all of it: its times are the profiler's, so it promises a
     factor and no milliseconds, over the whole capture, of which `share` is the most that could be saved. `is_one_time`:
-    a longer run would not pay more of it. `hint` is what to try, where it is not what the rule says.
+    a longer run would not pay more of it. `hint` is what to try, where it is not what the rule says. `also_ranges` are
+    others of which the same is true, with the same remedy: they are counted in.
     """
 
     rule: str
@@ -56,6 +60,7 @@ class Finding:
     share: float | None = None
     is_one_time: bool = False
     hint: str | None = None
+    also_ranges: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +176,7 @@ class FindingRecord:
     is_one_time: bool = False
     hint: str | None = None
     caveat: str | None = None
+    also_ranges: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, finding: Finding) -> "FindingRecord":
@@ -187,6 +193,7 @@ class FindingRecord:
             is_one_time=finding.is_one_time,
             hint=finding.hint,
             caveat=None if finding.caveat == UNDER_PROFILER else finding.caveat,
+            also_ranges=finding.also_ranges,
         )
 
     def finding(self) -> Finding:
@@ -204,6 +211,7 @@ class FindingRecord:
             share=self.capture_share,
             is_one_time=self.is_one_time,
             hint=self.hint,
+            also_ranges=self.also_ranges,
         )
 
 
@@ -230,6 +238,50 @@ def rank_of_capture(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """What could save most of a capture first; what could save next to nothing is left out."""
     listed = [finding for finding in findings if (finding.share or 0.0) >= MIN_LISTED]
     return tuple(sorted(listed, key=lambda finding: (-_weighted_share(finding), finding.title)))
+
+
+def merge_twins(findings: Sequence[Finding], *, idle_share: float) -> list[Finding]:
+    """Findings of a capture, those of one rule and remedy in several ranges as one; together they save no more than
+    the GPU idles. A range in which next to nothing is lost stays by itself.
+    """
+    groups: list[list[Finding]] = []
+    for finding in sorted(findings, key=lambda finding: -(finding.share or 0.0)):
+        group = next((group for group in groups if _are_twins(group[0], finding)), None)
+        if group is None:
+            groups.append([finding])
+        else:
+            group.append(finding)
+    return [_merged(group, idle_share) for group in groups]
+
+
+def _are_twins(one: Finding, other: Finding) -> bool:
+    is_same = one.rule == other.rule and one.remedy == other.remedy
+    named = one.range_name is not None or other.range_name is not None
+    return is_same and named and min(one.share or 0.0, other.share or 0.0) >= MIN_LISTED
+
+
+def _merged(group: Sequence[Finding], idle_share: float) -> Finding:
+    first, *others = group
+    if not others:
+        return first
+    names = [finding.range_name or REST for finding in others]
+    more = f" and {len(names) - TWINS_NAMED} more" if len(names) > TWINS_NAMED else ""
+    said = {evidence.text for evidence in first.evidence}
+    evidence = [
+        replace(item, text=f"{name}: {item.text}")
+        for name, finding in zip(names[:TWINS_NAMED], others, strict=False)
+        for item in finding.evidence[:TWIN_EVIDENCE]
+        if item.text not in said
+    ]
+    share = min(sum(finding.share or 0.0 for finding in group), max(idle_share, first.share or 0.0))
+    return replace(
+        first,
+        title=f"{first.title}; likewise {', '.join(names[:TWINS_NAMED])}{more}",
+        evidence=(*first.evidence, *evidence),
+        share=share,
+        gain=None if first.gain is None else amdahl(1.0, share),
+        also_ranges=tuple(finding.range_name for finding in others if finding.range_name is not None),
+    )
 
 
 def of_thinned_capture(finding: Finding, kept_share: float) -> Finding:
@@ -288,14 +340,24 @@ def is_covered(finding: Finding, facts: RunFacts) -> bool:
 
     For a whole capture any such phase does whose GPU work is known: one that is only timed has no rule to speak for it.
     """
-    name = finding.range_name
-    if name is None:
+    if finding.range_name is None:
         phases = facts.phases.values()
         return any(isinstance(p.wall, Known) and isinstance(p.gpu, GpuFacts) for p in phases)
+    return all(_is_timed(name, facts) for name in (finding.range_name, *finding.also_ranges))
+
+
+def _is_timed(name: str, facts: RunFacts) -> bool:
     if name not in PHASE_RANGES:
         return False
     phase = facts.phases.get(DECODE if name == DECODE_STEP else name)
     return phase is not None and isinstance(phase.wall, Known)
+
+
+def order_of_twins(group: Sequence[Finding], facts: RunFacts) -> tuple[int, float, float]:
+    """Where findings that are shown as one stand: by what they save together."""
+    orders = [_order(finding, facts) for finding in group]
+    kind, _, gain = min(orders)
+    return (kind, sum(saved for of, saved, _ in orders if of == kind), gain)
 
 
 def _order(finding: Finding, facts: RunFacts) -> tuple[int, float, float]:

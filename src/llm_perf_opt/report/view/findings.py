@@ -8,8 +8,10 @@ from llm_perf_opt.analysis.findings.finding import (
     WHOLE_CAPTURE,
     Evidence,
     Finding,
+    amdahl,
     gain_in_request,
     gain_of_saving,
+    order_of_twins,
     saved_in_request_ms,
 )
 from llm_perf_opt.analysis.findings.rules import RULE_BY_ID, profiler_overhead
@@ -54,7 +56,7 @@ def findings_view(found: tuple[Finding, ...], facts: RunFacts) -> tuple[FindingV
         else:
             group.append(finding)
     # Twins save together more than each of them: the order is that of the sums.
-    groups.sort(key=lambda group: -(_in_requests(group, facts) or 0.0))
+    groups.sort(key=lambda group: order_of_twins(group, facts))
     return tuple(_view(rank, group, facts) for rank, group in enumerate(groups, start=1))
 
 
@@ -104,7 +106,9 @@ def gain_of(group: Sequence[Finding], facts: RunFacts) -> str:
     request = gain_of_saving(sum(known), facts) if len(known) == len(saved) else None
     phases = ", ".join(f"{format_factor(f.gain)} in {f.phase}" for f in group if f.gain is not None)
     if request is None:
-        return phases
+        shares = [finding.share for finding in group if finding.share is not None]
+        whole = amdahl(1.0, sum(shares)) if len(shares) == len(group) else None
+        return phases if whole is None else f"{format_factor(whole)} over the whole capture"
     return (
         f"{format_factor(request)} over a request ({phases})" if phases else f"{format_factor(request)} over a request"
     )
@@ -129,7 +133,8 @@ def _saves(group: Sequence[Finding], facts: RunFacts) -> str:
     """The time of a request where it is known, else that of a step of each phase."""
     first = group[0]
     if first.share is not None:
-        return f"up to {100 * first.share:.0f} % of the capture"
+        share = min(1.0, sum(finding.share or 0.0 for finding in group))
+        return f"up to {100 * share:.0f} % of the capture{', paid once' if first.is_one_time else ''}"
     if first.saves_ms is None:
         return NO_TIME if first.gain is None else "time not known"
     whole = _in_requests(group, facts)

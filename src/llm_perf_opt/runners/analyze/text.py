@@ -216,7 +216,8 @@ def _findings(analysis: CaptureAnalysis, top: int) -> Text:
         return Text("\n").join([_title("findings"), _plain(_nothing_found(analysis))])
     lines = [_title("findings"), _plain("bounds, of times under the profiler, which slows the host")]
     for finding in analysis.findings[:top]:
-        gain = f" (at most {finding.max_gain:.2f}x over the capture)" if finding.max_gain is not None else ""
+        once = ", paid once" if finding.is_one_time else ""
+        gain = f" (at most {finding.max_gain:.2f}x over the capture{once})" if finding.max_gain is not None else ""
         title = (_bare(finding.title), "bold")
         lines.append(Text.assemble("* ", title, (gain, "green"), f", confidence {finding.confidence}"))
         lines += [Text(f"    - {_bare(evidence)}") for evidence in finding.evidence]

@@ -13,6 +13,7 @@ from llm_perf_opt.analysis.findings.finding import (
     Finding,
     Rule,
     is_covered,
+    merge_twins,
     of_capture_alone,
     of_thinned_capture,
     rank,
@@ -85,7 +86,8 @@ def diagnose_capture(facts: CaptureFacts) -> tuple[Finding, ...]:
     if facts.span_ns <= 0:
         return ()
     asked = [rule.find_in_capture for rule in RULES if rule.find_in_capture is not None]
-    found = [finding for find in asked for finding in find(facts)]
+    every = [finding for find in asked for finding in find(facts)]
+    found = merge_twins(every, idle_share=facts.idle_ns / facts.span_ns)
     if facts.kept_share is not None:
         found = [of_thinned_capture(finding, facts.kept_share) for finding in found]
     return rank_of_capture(found)

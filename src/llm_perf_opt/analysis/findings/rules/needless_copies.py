@@ -18,8 +18,17 @@ from llm_perf_opt.analysis.findings.finding import (
     advise,
     amdahl,
 )
-from llm_perf_opt.analysis.findings.phase_kernels import Slice, describe, slices, time_of
+from llm_perf_opt.analysis.findings.phase_kernels import (
+    HIDDEN_IN_CAPTURE,
+    LAUNCH_BOUND_IDLE,
+    Slice,
+    describe,
+    slices,
+    time_of,
+)
 from llm_perf_opt.analysis.findings.remedies import COMPILE, MAX_AUTOTUNE, REDUCE_OVERHEAD
+from llm_perf_opt.analysis.findings.rules.unfused_elementwise import find_chains
+from llm_perf_opt.analysis.findings.rules.wait_bound import DEVICE_COPY_REMEDY, DEVICE_COPY_REMEDY_OF_OTHERS
 from llm_perf_opt.analysis.ranks.analysis import RankRow, RanksAnalysis
 from llm_perf_opt.analysis.ranks.collectives import CollectiveRow
 from llm_perf_opt.core.units import format_bytes
@@ -35,6 +44,7 @@ PLACES = (
     "no .to(dtype) inside layers",
 )
 REMEDY = advise(START, PLACES)
+MAY_BE_NEEDED = "an upper bound: a copy that changes the format or gathers rows may be needed"
 TRANSFER_REMEDY = (
     "keep inputs and tokens on the device, pin host memory (pin_memory=True) and copy with non_blocking=True, and read "
     "results back in one piece after the loop"
@@ -56,7 +66,12 @@ RANKS_REMEDY = (
 
 
 def find_needless_copies(facts: RunFacts) -> list[Finding]:
-    """One finding per phase in which kernels that only copy take a twentieth of the kernel time."""
+    """One finding per phase in which kernels that only copy take a twentieth of the kernel time.
+
+    None of a capture alone: `find_copies_in` looks at that.
+    """
+    if facts.capture_ms is not None:
+        return []
     found = []
     for part in slices(facts):
         rows = [row for row in part.rows if row[0].kernel_class == "copy"]
@@ -64,6 +79,44 @@ def find_needless_copies(facts: RunFacts) -> list[Finding]:
         if rows and spent >= MIN_SHARE * part.busy_ms:
             found.append(_copies(part, spent, facts))
     return found
+
+
+def find_copies_in(facts: CaptureFacts) -> list[Finding]:
+    """One finding when such kernels take a twentieth of the kernel time, where chains of small kernels are none.
+
+    A compiler that fuses the chains does away with their copies as well.
+    """
+    total = sum(row.total_ns for row in facts.kernels)
+    rows = [row for row in facts.kernels if row.kernel_class == "copy"]
+    spent = min(sum(row.total_ns for row in rows), facts.busy_ns)
+    if not rows or spent < MIN_SHARE * total or find_chains(facts):
+        return []
+    finding = RULE.finding_of_capture(
+        facts,
+        title=f"Kernels that only copy take {spent / total:.0%} of the capture's kernel time",
+        evidence=tuple(
+            f"`{row.short_name}`: {row.total_ns / 1e6:.3f} ms in {row.instances:,} launch(es)" for row in rows[:SHOWN]
+        ),
+        saved_ns=0,
+        confidence="medium",
+        remedy=_remedy(facts),
+    )
+    idles = facts.busy_ns < (1 - LAUNCH_BOUND_IDLE) * facts.span_ns
+    return [
+        replace(
+            finding,
+            share=spent / facts.span_ns,
+            gain=amdahl(facts.span_ns, spent),
+            caveat=HIDDEN_IN_CAPTURE if idles else MAY_BE_NEEDED,
+        )
+    ]
+
+
+def _remedy(facts: CaptureFacts) -> str:
+    if facts.report.framework != "torch":
+        return DEVICE_COPY_REMEDY_OF_OTHERS
+    is_decoder = facts.has_attention and not facts.report.trains
+    return REMEDY if is_decoder else DEVICE_COPY_REMEDY
 
 
 def find_transfers(facts: RunFacts) -> list[Finding]:
@@ -201,7 +254,7 @@ def _copies(part: Slice, spent: float, facts: RunFacts) -> Finding:
         gain=amdahl(part.wall_ms, spent),
         confidence="medium",
         remedy=advise(START, PLACES, facts.already(part.phase)),
-        caveat=part.caveat or "an upper bound: a copy that changes the format or gathers rows may be needed",
+        caveat=part.caveat or MAY_BE_NEEDED,
     )
 
 
@@ -229,6 +282,7 @@ def _describe(copy: CopyFacts) -> str:
 RULE = Rule(
     id="needless_copies",
     find=find_needless_copies,
+    find_in_capture=find_copies_in,
     plain_words="Time goes into copying data that could have been written to its place at once.",
     remedy=REMEDY,
     experiments=(REDUCE_OVERHEAD, COMPILE, MAX_AUTOTUNE),

@@ -22,17 +22,20 @@ Row = tuple[PhaseKernel, KernelFacts | None]
 
 
 def find_small_gemms(facts: RunFacts) -> list[Finding]:
-    """One finding per phase in which small products take a tenth of the kernel time."""
+    """One finding per phase in which small products take a tenth of the kernel time.
+
+    Of a capture alone only where ncu measured them: short is no proof of small, and they have to be computed anyway.
+    """
     found = []
     for part in slices(facts):
-        rows = sorted((row for row in part.rows if _is_small(row)), key=lambda row: -row[0].ms_per_step)
+        rows = sorted((row for row in part.rows if _is_small(row, facts)), key=lambda row: -row[0].ms_per_step)
         spent = time_of(rows)
         if rows and spent >= MIN_SHARE * part.busy_ms:
             found.append(_finding(part, rows, spent, facts))
     return found
 
 
-def _is_small(row: Row) -> bool:
+def _is_small(row: Row, facts: RunFacts) -> bool:
     """By ncu: less than one wave of blocks. Without ncu: shorter than a few launches take."""
     kernel, known = row
     if kernel.kernel_class != "GEMM" or kernel.per_step <= 0:
@@ -40,7 +43,7 @@ def _is_small(row: Row) -> bool:
     waves = known.ncu.waves_per_sm if known is not None and known.ncu is not None else None
     if waves is not None:
         return waves < 1.0
-    return 1e3 * kernel.ms_per_step / kernel.per_step < SHORT_US
+    return facts.capture_ms is None and 1e3 * kernel.ms_per_step / kernel.per_step < SHORT_US
 
 
 def _why(row: Row) -> str:
