@@ -35,6 +35,8 @@ MOST_WORDS = 3
 # A longer word is itself made of words: a generated name, or a mangled one with numbers among its arguments.
 LONG_WORD = 32
 _WORD = re.compile(r"\w+")
+# A number given as a template argument, up to its digits: `Li128E`, `Lb1E`.
+_MANGLED_LITERAL = re.compile(r"L[a-z]n?$")
 _MANGLED_NUMBER = re.compile(r"L[a-z](\d+)E")
 _NOISE = frozenset({"c10", "at", "native", "const", "std", "void", "lambda", "operator", "instance", "unnamed"})
 # Names so generic that they need the word before them.
@@ -233,6 +235,9 @@ def _split_mangled(name: str) -> tuple[str, str]:
             words.append(word)
     inside: list[str] = []
     while match := _PART.search(name, at):
+        if _MANGLED_LITERAL.search(name, at, match.start()) and name[match.end() : match.end() + 1] == "E":
+            at = match.end() + 1
+            continue
         before, at = at, match.end() + int(match[1][:3])
         word = name[match.end() : at]
         if not word.isidentifier():
