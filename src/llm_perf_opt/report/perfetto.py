@@ -18,6 +18,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET
 
+from llm_perf_opt.analysis.timeline.timeline import LaunchShape
 from llm_perf_opt.analysis.timeline.window import CALL, LAUNCH, OPERATOR, WAIT, TimelineWindow
 from llm_perf_opt.core.documents import ClockDocument, CounterDocument
 from llm_perf_opt.core.names import MODULE_PREFIX, PREFILL
@@ -32,8 +33,8 @@ NOT_ALIGNED = "own clock, not aligned with the others"
 Value = str | int | float
 
 
-@dataclass(frozen=True, kw_only=True)
-class TraceSlice:
+# A trace has hundreds of thousands of these, none in a cycle: a dataclass would take several times as long to make.
+class TraceSlice(msgspec.Struct, kw_only=True, gc=False):
     """Something that took time on a row; times in µs, as the format has them."""
 
     ph: Literal["X"] = "X"
@@ -46,8 +47,7 @@ class TraceSlice:
     args: Mapping[str, Value]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TraceFlow:
+class TraceFlow(msgspec.Struct, kw_only=True, gc=False):
     """One end of an arrow: `s` where it begins, `f` where it ends; `bp` binds it to the slice around it."""
 
     ph: Literal["s", "f"]
@@ -60,8 +60,7 @@ class TraceFlow:
     bp: Literal["e"] = "e"
 
 
-@dataclass(frozen=True, kw_only=True)
-class TraceCounter:
+class TraceCounter(msgspec.Struct, kw_only=True, gc=False):
     """The value of a quantity from one moment on."""
 
     ph: Literal["C"] = "C"
@@ -72,8 +71,7 @@ class TraceCounter:
     args: Mapping[str, float | int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TraceLabel:
+class TraceLabel(msgspec.Struct, kw_only=True, gc=False):
     """The name or the place of a process or of a row."""
 
     ph: Literal["M"] = "M"
@@ -91,7 +89,7 @@ class TraceDocument:
     """Chrome's trace format, in its own words."""
 
     displayTimeUnit: str = "ns"
-    traceEvents: tuple[Mapping[str, object], ...]
+    traceEvents: Sequence[TraceEvent]
     otherData: Mapping[str, str]
 
 
@@ -99,7 +97,7 @@ def render_perfetto(files: RunFiles) -> bytes | None:
     """The trace in Chrome's JSON format, which ui.perfetto.dev opens; None when nothing was recorded over time."""
     if not files.timelines and not files.counters:
         return None
-    # Hundreds of thousands of small records, none in a cycle: to look for cycles would take as long as to make them.
+    # To look for cycles among the lists of records would take as long as to make them.
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -123,19 +121,17 @@ def _render(files: RunFiles) -> bytes:
         pid += 1
         events += _stage_counter_events(counters.content, pid)
     how = "captures are aligned at the start of the prefill they show; see the names of the groups"
-    # The first time becomes zero; records made anew for 300,000 events would take seconds.
-    first = min((event.ts for event in events if not isinstance(event, TraceLabel)), default=0.0)
-    moved = tuple(
-        vars(event) if isinstance(event, TraceLabel) else {**vars(event), "ts": round(event.ts - first, 3)}
-        for event in events
-    )
-    document = TraceDocument(traceEvents=moved, otherData={"clock": how})
+    # The first time becomes zero.
+    timed = [event for event in events if not isinstance(event, TraceLabel)]
+    first = min((event.ts for event in timed), default=0.0)
+    for event in timed:
+        event.ts = round(event.ts - first, 3)
+    document = TraceDocument(traceEvents=events, otherData={"clock": how})
     # A fixed time inside makes equal traces equal files; higher levels take four times as long for a tenth less.
     return gzip.compress(msgspec.json.encode(document), compresslevel=3, mtime=0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Span:
+class _Span(msgspec.Struct, frozen=True, gc=False):
     """A slice before it has a row; `key` finds it again for flows."""
 
     start: int
@@ -154,6 +150,8 @@ class _Capture:
         self._zero = origin_ns(file)
         self._tid = FIRST_ROW * pid
         self._places: dict[tuple[str, int], tuple[int, int]] = {}
+        # A capture has few launch shapes and many launches.
+        self._shape_args = [_shape_args(shape) for shape in file.launch_shapes]
 
     def events(self) -> Iterator[TraceEvent]:
         file = self._file
@@ -222,10 +220,7 @@ class _Capture:
             if index < len(column) and column[index] >= 0:
                 args[word] = file.names[column[index]]
         if index < len(file.shapes) and file.shapes[index] >= 0:
-            shape = file.launch_shapes[file.shapes[index]]
-            args |= {"grid": str(list(shape.grid)), "block": str(list(shape.block))}
-            args |= {} if shape.registers is None else {"registers per thread": shape.registers}
-            args |= {} if shape.shared_bytes is None else {"shared memory, bytes": shape.shared_bytes}
+            args |= self._shape_args[file.shapes[index]]
         if index < len(file.sizes) and file.sizes[index] >= 0:
             args["bytes"] = file.sizes[index]
         call = self._launch(index)
@@ -304,6 +299,15 @@ class _Capture:
             depth, last = depth + change, at
         if last is not None:
             yield _counter(self._pid, "work launched, not done", last - self._zero, {"count": depth})
+
+
+def _shape_args(shape: LaunchShape) -> dict[str, Value]:
+    args: dict[str, Value] = {"grid": str(list(shape.grid)), "block": str(list(shape.block))}
+    if shape.registers is not None:
+        args["registers per thread"] = shape.registers
+    if shape.shared_bytes is not None:
+        args["shared memory, bytes"] = shape.shared_bytes
+    return args
 
 
 def has_mark(file: TimelineWindow) -> bool:

@@ -8,6 +8,7 @@ namespaces, the casts in front of template values, and spaces.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 # ncu 2025.1 cuts a namespace together with the character behind it: `at::native::<unnamed>::` leaves `unnamed>::`, and
 # `const::[lambda()` leaves `lambda()`.
@@ -38,6 +39,7 @@ class MatchResult:
         return tuple(name for name, found in self.pairs.items() if len(found) > 1)
 
 
+@lru_cache(maxsize=1 << 16)
 def normalise(name: str) -> str:
     """A form of the name that is equal for every tool that prints this kernel."""
     out: list[str] = []

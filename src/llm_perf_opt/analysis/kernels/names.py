@@ -87,10 +87,14 @@ def class_rules() -> tuple[tuple[str, re.Pattern[str]], ...]:
     return tuple((rule["class"], re.compile(rule["pattern"], re.IGNORECASE | re.VERBOSE)) for rule in rules)
 
 
-@lru_cache(maxsize=1 << 16)
 def classify_kernel(name: str) -> str:
     """The class of the first rule whose pattern is found in the kernel's identity, or `other`."""
-    identity = kernel_identity(name)
+    return _class_of(kernel_identity(name))
+
+
+@lru_cache(maxsize=1 << 16)
+def _class_of(identity: str) -> str:
+    """Many kernels that differ in their template arguments share one identity."""
     return next((kind for kind, pattern in class_rules() if pattern.search(identity)), OTHER)
 
 
@@ -181,6 +185,7 @@ def _runs_a_type(base: str) -> bool:
     return base in _WRAPPERS or _ENABLERS.fullmatch(base) is not None
 
 
+@lru_cache(maxsize=1 << 16)
 def _split(name: str) -> tuple[str, str]:
     """The function's qualified name and its template arguments, without return type and parameters."""
     text = _SUFFIX.sub("", _NAMELESS.sub("", name))

@@ -112,9 +112,10 @@ def _launch_shapes(files: RunFiles) -> dict[str, tuple[LaunchShape, ...]]:
     counted: dict[str, Counter[LaunchShape]] = {}
     for found in files.timelines:
         window = found.content
-        for kernel, shape in zip(window.kernels, window.shapes, strict=False):
+        pairs = Counter((kernel[3], shape) for kernel, shape in zip(window.kernels, window.shapes, strict=False))
+        for (name, shape), count in pairs.items():
             if shape >= 0:
-                counted.setdefault(window.names[kernel[3]], Counter())[window.launch_shapes[shape]] += 1
+                counted.setdefault(window.names[name], Counter())[window.launch_shapes[shape]] += count
     return {name: tuple(shape for shape, _ in shapes.most_common(MOST_SHAPES)) for name, shapes in counted.items()}
 
 
