@@ -169,7 +169,7 @@ class GeneratedDocument:
 
 @dataclass(frozen=True, kw_only=True)
 class InputSample:
-    """One sample a run used; `path` None: it was made up, and its tokens or text were hashed."""
+    """One sample a run used; `path` None: it was generated, and its tokens or text were hashed."""
 
     sample_id: str
     path: str | None

@@ -190,11 +190,11 @@ def _operators(view: ModulesView) -> list[str]:
 
 def _double_entry(view: ModulesView) -> list[str]:
     if view.double_entry_missing is not None:
-        return [f"Double entry of FLOPs unknown: {escape(view.double_entry_missing.text)}."]
+        return [f"Cross-check of FLOPs unknown: {escape(view.double_entry_missing.text)}."]
     off = [entry for entry in view.double_entry if not entry.agrees]
     total = len(view.double_entry)
     lines = [
-        f"Double entry: {total - len(off)} of {total} entries agree within 1 % (closed form against operator count)."
+        f"Cross-check: {total - len(off)} of {total} entries agree within 1 % (closed form against operator count)."
     ]
     return lines + [
         f"- {entry.phase}, {entry.group}, {entry.quantity}: closed form {digits(entry.closed_form, 4)}, counted "

@@ -121,7 +121,7 @@ Quantity = Literal["flops", "bytes"]
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One quantity of one module group in one phase, from both books. `ratio` is counted over closed form."""
+    """One quantity of one module group in one phase, from both counts. `ratio` is counted over closed form."""
 
     phase: str
     group: str

@@ -22,7 +22,7 @@ def render_markdown(analysis: Analysis, *, notes: Sequence[str] = ()) -> str:
         *(part for phase in (PREFILL, DECODE) for part in _phase(analysis, phase)),
         "## Bounds",
         _bounds(analysis),
-        "## Double entry",
+        "## Cross-check",
         _double_entry(analysis),
     ]
     if notes:
@@ -39,7 +39,7 @@ def _conventions(analysis: Analysis) -> str:
         f"Activations in {analysis.dtypes.compute}, weights in {analysis.dtypes.weight}, KV cache in "
         f"{analysis.dtypes.kv}.\n\n"
         "FLOPs are 2 per multiply-add of matrix products, convolutions and attention. Attention is counted over the "
-        "full rectangle of queries by keys in both books; *needed* leaves out what the causal mask (and a window) "
+        "full rectangle of queries by keys in both counts; *needed* leaves out what the causal mask (and a window) "
         "throws away, and bounds use that. Prefill computes logits of the last position only. Bytes are weights and KV "
         "cache once, plus activations in and out of every product; elementwise operators are taken as fused and listed "
         "apart as *unfused*."

@@ -62,7 +62,7 @@ class StaticAnalysisConfig(StageConfig):
     """`pipeline.static_analysis.*`
 
     `use_analytic_fallback`: the closed form stands alone when operators cannot be counted; else the stage fails.
-    `use_synthetic_inputs`: shapes are made up; else the first sample sets them. `write_reports`: files, or the
+    `use_synthetic_inputs`: shapes are synthetic; else the first sample sets them. `write_reports`: files, or the
     manifest alone.
     """
 

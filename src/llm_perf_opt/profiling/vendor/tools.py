@@ -106,9 +106,9 @@ def importer_trouble(nsys: Path) -> Obstacle | None:
         return None
     found = next((p for p in sorted(Path("/usr/lib/nsight-systems").glob("host-linux-*/QdstrmImporter"))), None)
     found = found or next(iter(sorted(target.parent.glob("*/QdstrmImporter"))), None)
-    mend = f"ln -s {found.parent} {wanted}" if found else "install the host part of Nsight Systems"
+    fix = f"ln -s {found.parent} {wanted}" if found else "install the host part of Nsight Systems"
     what = f"nsys finds no QdstrmImporter in {wanted}, so its captures cannot be read"
-    return Obstacle(what=what, remedy=f"fix it with: {mend}")
+    return Obstacle(what=what, remedy=f"fix it with: {fix}")
 
 
 def usable_memory() -> int:
