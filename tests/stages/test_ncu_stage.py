@@ -266,9 +266,11 @@ def test_the_workload_under_ncu_is_one_sample_with_the_whole_token_budget(config
 
 def test_preflight_names_what_is_missing() -> None:
     absent = STAGE.preflight(NcuConfig(), host(None))
-    assert [(f.what, f.blocking) for f in absent] == [
-        ("ncu was not found", True), ("no CUDA device on this machine", False)
+    assert [(f.what, f.blocking, f.expects_failure) for f in absent] == [
+        ("ncu was not found", True, False), ("no CUDA device on this machine", False, True)
     ]  # fmt: skip
+    (unlisted,) = STAGE.preflight(NcuConfig(), replace(host("/usr/bin/ncu"), has_gpu_files=True))
+    assert (unlisted.what, unlisted.expects_failure) == ("no CUDA device on this machine", False)
     assert absent[0].remedy == "install it"
     assert list(STAGE.preflight(NcuConfig(), host("/usr/bin/ncu", H200))) == []
     restricted = replace(host("/usr/bin/ncu", H200), counters_restricted=True)

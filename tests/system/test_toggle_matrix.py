@@ -73,6 +73,10 @@ def test_every_combination_of_stages(enabled: tuple[bool, ...], tmp_path: Path) 
     assert statuses(manifest) == expected, done.err
     assert [s["name"] for s in manifest["stages"]] == chosen
     assert done.code == (1 if "failed" in expected.values() else 0)
+    dry = llm_perf(
+        "profile", *FAST, *toggles, "run.dry_run=true", cwd=tmp_path, timeout_s=60, **_tools(tmp_path / "bin")
+    )
+    assert dry.code == (2 if "failed" in expected.values() else 0), dry.err
     assert manifest["status"] == ("failed" if "failed" in expected.values() else "ok")
     assert {p.name for p in run_dir.iterdir() if p.is_dir()} == {*chosen, "tmp"}
     files = {p.name for p in run_dir.iterdir() if p.is_file()}

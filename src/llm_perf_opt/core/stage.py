@@ -26,11 +26,15 @@ from llm_perf_opt.errors import ProfilingError
 
 @dataclass(frozen=True, kw_only=True)
 class Obstacle:
-    """What a preflight found in the way. A blocking one fails the stage before it starts; the others are warnings."""
+    """What a preflight found in the way. A blocking one fails the stage before it starts; the others are warnings.
+
+    With `expects_failure` the stage starts, since its tool may know more than we do, but a dry run says that it cannot.
+    """
 
     what: str
     remedy: str
     blocking: bool = True
+    expects_failure: bool = False
 
     def __str__(self) -> str:
         return f"{self.what} — {self.remedy}"

@@ -41,6 +41,11 @@ class PlannedStage:
     def blockers(self) -> tuple[Obstacle, ...]:
         return tuple(o for o in self.obstacles if o.blocking)
 
+    @property
+    def will_fail(self) -> bool:
+        """Whether a run of this stage on this machine is known to fail, before it starts or soon after."""
+        return self.skip is None and any(o.blocking or o.expects_failure for o in self.obstacles)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:

@@ -116,7 +116,7 @@ class Job:
         self._show_plan()
         if self.config.run.dry_run:
             path = write_json(self.artifacts.path(PLAN_FILE), self.redactor.tree(self.plan.document()))
-            blocked = [step.name for step in self.plan.stages if step.blockers and step.skip is None]
+            blocked = [step.name for step in self.plan.stages if step.will_fail]
             cannot = (
                 f"; it cannot run as it is ({', '.join(blocked) or 'see above'})" if blocked or self.problems else ""
             )
