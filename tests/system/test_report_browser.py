@@ -424,6 +424,19 @@ def test_paper_has_two_pages(browser: Browser) -> None:
     assert len(re.findall(rb"/Type\s*/Page\b", pdf)) == 2
 
 
+def test_paper_cuts_no_text_and_every_column_has_its_heading(browser: Browser) -> None:
+    shown = "[...document.querySelectorAll(arguments[0])].filter(e => e.getBoundingClientRect().width > 0)"
+    cut = "e.scrollHeight > e.clientHeight + 1 && getComputedStyle(e).overflowY === 'hidden'"
+    browser.cdp("Emulation.setEmulatedMedia", media="print")
+    try:
+        assert browser.run(f"return {shown}.filter(e => {cut}).map(e => e.textContent)", ".tile p, .do-first") == []
+        heads = browser.run(f"return {shown}.map(e => e.cellIndex)", "#kernel-table thead th")
+        cells = browser.run(f"return {shown}.length", "#kernel-table tbody tr:first-child td")
+        assert len(heads) == cells > 5
+    finally:
+        browser.cdp("Emulation.setEmulatedMedia", media="")
+
+
 def test_a_long_table_shows_more_on_demand(one_browser: Browser, tmp_path: Path) -> None:
     data = capture(*((f"kernel_{number}", 1, 1_000_000 - number) for number in range(150)))
     write_run(tmp_path, stage("nsys", tmp_path, {"analysis_json": ("analysis.json", data)}))

@@ -232,6 +232,27 @@ def test_a_failure_is_shown_once_with_the_end_of_what_the_program_said(tmp_path:
     assert "Nothing was measured: x.py failed." in (tmp_path / "stakeholder_summary.md").read_text(encoding="utf-8")
 
 
+def test_a_stage_that_fails_for_what_failed_before_it_is_named_beside_it(tmp_path: Path) -> None:
+    """It ran nothing and has no log: its reason is the one of the stage before, log and all."""
+    log = tmp_path / "torch_profiler" / "clean.log"
+    log.parent.mkdir()
+    log.write_text("RuntimeError: gone", encoding="utf-8")
+    command = CommandRecord(argv=("python", "x.py"), exit_code=1, duration_s=1.0, log="torch_profiler/clean.log")
+    reason = f"x.py failed (log: {log})"
+    write_run(
+        tmp_path,
+        stage("torch_profiler", tmp_path, status="failed", reason=reason, commands=(command,)),
+        stage("nsys", tmp_path, status="failed", reason=reason),
+        stage("ncu", tmp_path, status="failed", reason="ncu was not found"),
+        status="failed",
+    )
+    told = [(failure.stages, failure.reason, failure.log) for failure in view_of(tmp_path).failures]
+    assert told == [
+        (("torch_profiler", "nsys"), "x.py failed", "RuntimeError: gone"),
+        (("ncu",), "ncu was not found", ""),
+    ]
+
+
 def test_the_managers_page_has_cost_and_trend_where_they_are_known(tmp_path: Path) -> None:
     same = {"model": {"name": "m"}, "hardware": {"price_per_hour": 3.6}}
     for name, config, tpot in (("a", same, 12.0), ("b", {"model": {"name": "other"}}, 1.0), ("c", same, 10.0)):

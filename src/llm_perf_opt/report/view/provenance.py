@@ -65,11 +65,15 @@ class Failure:
 def failures_view(files: RunFiles) -> tuple[Failure, ...]:
     """In the order of the stages."""
     found: dict[str, Failure] = {}
+    keys: dict[str, str] = {}
     for stage in files.manifest.stages:
         if stage.status != "failed":
             continue
         log = files.logs.get(stage.name)
-        key = log.content if log is not None else stage.reason or ""
+        reason = stage.reason or ""
+        # A stage that did not start what had failed before it names the log of that one.
+        key = log.content if log is not None else keys.get(reason, reason)
+        keys.setdefault(reason, key)
         first = found.get(key)
         if first is not None:
             found[key] = replace(first, stages=(*first.stages, stage.name))
