@@ -126,6 +126,17 @@ def test_a_request_is_one_bar_from_preparation_to_text(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+def test_a_request_is_called_whole_only_with_all_its_parts(tmp_path: Path) -> None:
+    cases = (
+        (clean(ttft_ms=10.0, decode_ms=50.0), "A request: prefill and decode"),
+        (clean(ttft_ms=10.0, decode_ms=50.0, prepare_ms=30.0, post_ms=10.0), "A whole request"),
+    )
+    for metrics, title in cases:
+        write_run(tmp_path, stage("torch_profiler", tmp_path, metrics=metrics))
+        write_reports(tmp_path)
+        assert f'<h2 id="h-request">{title}</h2>' in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 def test_a_request_of_which_one_phase_is_unknown_has_no_shares(tmp_path: Path) -> None:
     write_run(tmp_path, stage("torch_profiler", tmp_path, metrics=clean(prefill_ms=10.0, tpot_ms=5.0)))
     request = view_of(tmp_path).request
