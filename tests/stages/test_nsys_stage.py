@@ -356,6 +356,22 @@ def test_a_report_that_cannot_be_made_safe_is_deleted_and_said(tmp_path: Path) -
     assert [p for p in ctx.run_dir.rglob("*") if p.is_file() and SECRET.encode() in p.read_bytes()] == []
 
 
+def test_a_known_value_goes_from_a_text_that_lies_on_several_pages(tmp_path: Path) -> None:
+    """No search of the file's bytes finds it where two pages meet, wherever that is."""
+    export = Export()
+    names = ["n" * length + SECRET + "m" * 2000 for length in range(4000, 4140, len(SECRET) // 2)]
+    for at, name in enumerate(names):
+        export.registered_range(name, at, at + 1)
+    path = export.write(tmp_path / "a.sqlite")
+    scrub_export(path, [SECRET])
+    connection = sqlite3.connect(path)
+    strings = [value for (value,) in connection.execute("SELECT value FROM StringIds ORDER BY id")]
+    connection.close()
+    assert strings == [name.replace(SECRET, "(redacted)") for name in names]
+    data = path.read_bytes()
+    assert [piece for piece in (SECRET[:9], SECRET[-9:]) if piece.encode() in data] == []
+
+
 def test_an_export_loses_environments_and_keeps_names_that_look_like_them(tmp_path: Path) -> None:
     export = Export()
     export.registered_range("batch=8", 0, 10)

@@ -1,15 +1,22 @@
 """Secrets are taken out of texts, commands, data and files; what is none stays as it is."""
 
 import base64
+import bz2
+import gzip
 import html
 import json
+import lzma
+import random
+import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from urllib.parse import quote, quote_plus
 
 import pytest
 
+from llm_perf_opt.core import redact
 from llm_perf_opt.core.redact import REDACTED, Redactor, is_secret, without_shapes
 
 PRIVATE = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow1Bq8zXcVbNmAsDfGhJkL\nQwErTyUiOp23\n-----END RSA PRIVATE KEY-----"
@@ -146,3 +153,42 @@ def test_known_values_in_files_are_overwritten_byte_for_byte(tmp_path: Path) -> 
     Redactor.of({"DB_PASSWORD": "swordfish"}).folder(tmp_path)
     assert (tmp_path / "deep" / "a.bin").read_bytes() == b"\0\1xxxxxxxxx\2" * 3
     assert outside.read_bytes() == b"swordfish"
+
+
+@pytest.mark.parametrize("kind", [gzip, lzma, bz2])
+@pytest.mark.parametrize("block", [1, 7, 64, 1 << 20])
+def test_what_a_packed_file_unpacks_to_loses_them_wherever_blocks_meet(
+    kind: ModuleType, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redact, "BLOCK_BYTES", block)
+    # One begins inside of the other, and one follows at once.
+    data = b'{"name": "swordfish-1fish-1-more-and-swordfish-1swordfish-1"}' + b"." * 50
+    (tmp_path / "trace").write_bytes(kind.compress(data))
+    Redactor(values=("fish-1fish-1-more", "swordfish-1")).folder(tmp_path)
+    unpacked = kind.decompress((tmp_path / "trace").read_bytes())
+    assert unpacked == data.replace(b"swordfish-1fish-1-more", b"x" * 22).replace(b"swordfish-1", b"x" * 11)
+    assert [path.name for path in tmp_path.iterdir()] == ["trace"]
+
+
+def test_a_packed_file_without_a_secret_is_not_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(b"nothing to hide", mtime=1))
+    before = (path.read_bytes(), path.stat().st_ino, path.stat().st_mtime_ns)
+    Redactor(values=("swordfish-1",)).folder(tmp_path)
+    assert (path.read_bytes(), path.stat().st_ino, path.stat().st_mtime_ns) == before
+
+
+def test_a_packed_file_that_was_cut_off_loses_them_and_stays_cut_off(tmp_path: Path) -> None:
+    rest = random.Random(1).randbytes(100_000)
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(b"swordfish-1" + rest)[:-50_000])
+    Redactor(values=("swordfish-1",)).folder(tmp_path)
+    unpacked = zlib.decompressobj(wbits=31).decompress(path.read_bytes())
+    assert unpacked.startswith(b"x" * 11 + rest[:1000])
+    with pytest.raises(EOFError):
+        gzip.decompress(path.read_bytes())
+
+
+def test_names_under_which_numbers_stand_lose_them_too() -> None:
+    tree = Redactor(values=("swordfish-1",)).tree({"ranges": {"load swordfish-1": 3, 7: "swordfish-1"}})
+    assert tree == {"ranges": {f"load {REDACTED}": 3, 7: REDACTED}}

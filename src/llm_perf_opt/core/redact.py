@@ -6,17 +6,21 @@ looked for in words of ours and in logs, known values in every file of a run. In
 """
 
 import base64
+import bz2
+import gzip
 import html
 import json
+import lzma
 import math
 import re
+import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote, quote_plus
 
 REDACTED = "(redacted)"
@@ -28,6 +32,15 @@ SHORTEST_CODED = 9
 BLOCK_BYTES = 1 << 20
 # The longest secret that is found where two blocks of a file meet.
 OVERLAP_BYTES = 1 << 14
+# How packed files begin, and by what they are opened.
+_PACKED: tuple[tuple[bytes, Callable[..., Any]], ...] = (
+    # Traces are large, and the smallest file takes three times as long.
+    (b"\x1f\x8b", partial(gzip.GzipFile, compresslevel=3)),
+    (b"\xfd7zXZ\0", lzma.LZMAFile),
+    (b"BZh", bz2.BZ2File),
+)
+# What ends a packed file; one that was cut off is cut off again here.
+_ENDING_BYTES = 8
 
 # nsys and ncu mark the processes they watch with session ids and tokens of their own, which are no secrets.
 _OF_THE_TOOLS = r"NSYS_|NV_TPS_|NV_NSIGHT_"
@@ -186,12 +199,16 @@ class Redactor:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
-            return {key: self._setting(str(key), item) for key, item in value.items()}
+            return {self._name(key): self._setting(str(key), item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             if value and all(isinstance(item, str) for item in value):
                 return [*self.words(value)]
             return [self.tree(item) for item in value]
         return value
+
+    def _name(self, key: Any) -> Any:
+        """A key without known values: numbers may stand under the name of a range, which is anybody's text."""
+        return self.without_known(key) if isinstance(key, str) else key
 
     def _setting(self, name: str, value: Any) -> Any:
         if not isinstance(value, str) or not value or _is_plain(value):
@@ -220,14 +237,51 @@ class Redactor:
             scratch.unlink(missing_ok=True)
 
     def folder(self, folder: Path) -> None:
-        """Overwrite known values in every file below a folder with as many `x`, so that no format breaks."""
+        """Overwrite known values in every file below a folder with as many `x`, so that no format breaks.
+
+        Of a packed file (gzip, xz, bzip2) also in what it unpacks to.
+        """
         for path in sorted(folder.rglob("*")) if self.values else ():
             if path.is_file() and not path.is_symlink():
-                self._in_place(path)
+                opener = _opener_of(path)
+                if opener is None:
+                    self._in_place(path)
+                else:
+                    self._in_packed(path, opener)
 
     def _in_place(self, path: Path) -> None:
         if self.values:
-            _overwrite(path, [value.encode("utf-8", "surrogateescape") for value in self.values])
+            _overwrite(path, self._coded)
+
+    @cached_property
+    def _coded(self) -> tuple[bytes, ...]:
+        return tuple(value.encode("utf-8", "surrogateescape") for value in self.values)
+
+    def _in_packed(self, path: Path, opener: Callable[..., Any]) -> None:
+        with opener(path, "rb") as source:
+            readable = _Readable(source)
+            is_clean = not any(found for _, found in _blocks_with(readable, self._coded))
+        if is_clean:
+            if readable.is_damaged:
+                # What cannot be unpacked may hold one as it is; in a whole file that would break its check sum.
+                self._in_place(path)
+            return
+        scratch = path.with_name(f".{path.name}.clean")
+        try:
+            with opener(path, "rb") as source, opener(scratch, "wb") as target:
+                readable = _Readable(source)
+                for block, found in _blocks_with(readable, self._coded):
+                    target.write(_without(block, found))
+            if readable.is_damaged:
+                with scratch.open("r+b") as file:
+                    file.truncate(scratch.stat().st_size - _ENDING_BYTES)
+            scratch.replace(path)
+        except OSError:
+            # Where there is no room for a second copy, nothing is better than a secret.
+            path.unlink()
+            raise
+        finally:
+            scratch.unlink(missing_ok=True)
 
 
 def given_secrets(argv: Sequence[str]) -> list[str]:
@@ -293,22 +347,69 @@ def _blocks(source: Any) -> Iterator[bytes]:
         yield rest
 
 
+def _opener_of(path: Path) -> Callable[..., Any] | None:
+    """What opens a packed file; None for any other."""
+    with path.open("rb") as file:
+        head = file.read(8)
+    return next((opener for start, opener in _PACKED if head.startswith(start)), None)
+
+
+class _Readable:
+    """A packed file up to where it is damaged or was cut off."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.is_damaged = False
+
+    def read(self, size: int) -> bytes:
+        try:
+            return self._file.read(size)
+        except (EOFError, OSError, zlib.error, lzma.LZMAError):
+            self.is_damaged = True
+            return b""
+
+
 def _overwrite(path: Path, values: Sequence[bytes]) -> None:
-    longest = max(map(len, values))
+    at, places = 0, []
     with path.open("rb") as source:
-        at, rest, places = 0, b"", []
-        while block := source.read(BLOCK_BYTES):
-            data = rest + block
-            start = at - len(rest)
-            for value in values:
-                found = data.find(value)
-                while found >= 0:
-                    places.append((start + found, len(value)))
-                    found = data.find(value, found + len(value))
+        for block, found in _blocks_with(source, values):
+            places += [(at + start, size) for start, size in found]
             at += len(block)
-            rest = data[-(longest - 1) :] if longest > 1 else b""
     if places:
         with path.open("r+b") as target:
             for place, size in places:
                 target.seek(place)
                 target.write(b"x" * size)
+
+
+def _blocks_with(
+    source: BinaryIO | _Readable, values: Sequence[bytes]
+) -> Iterator[tuple[bytearray, list[tuple[int, int]]]]:
+    """A file in pieces, and where in each values or parts of them stand, and how long those are."""
+    longest = max(map(len, values))
+    data, over = bytearray(), list[tuple[int, int]]()
+    while block := source.read(BLOCK_BYTES):
+        data += block
+        # What may go on in the next block is looked at with it.
+        cut = max(0, len(data) - longest + 1)
+        found = [*over, *_places(data, values)]
+        yield data[:cut], [(start, min(size, cut - start)) for start, size in found if start < cut]
+        over = [(max(0, start - cut), start + size - max(cut, start)) for start, size in found if start + size > cut]
+        del data[:cut]
+    yield data, over
+
+
+def _places(data: bytearray, values: Sequence[bytes]) -> list[tuple[int, int]]:
+    places = []
+    for value in values:
+        start = data.find(value)
+        while start >= 0:
+            places.append((start, len(value)))
+            start = data.find(value, start + len(value))
+    return places
+
+
+def _without(data: bytearray, places: Sequence[tuple[int, int]]) -> bytearray:
+    for start, size in places:
+        data[start : start + size] = b"x" * size
+    return data

@@ -72,11 +72,14 @@ class Environments:
         return ((name, value) for name, value in found if not is_word(name, value))
 
 
-def scrub_export(sqlite: Path) -> Environments:
-    """Overwrite every recorded environment in an export; returns what was there. The file is rewritten whole."""
+def scrub_export(sqlite: Path, known: Sequence[str] = ()) -> Environments:
+    """Overwrite every recorded environment in an export, and `known` values; returns the environments.
+
+    The file is rewritten whole.
+    """
     try:
         with closing(sqlite3.connect(sqlite, isolation_level=None)) as connection:
-            return _scrub(connection)
+            return _scrub(connection, known)
     except sqlite3.Error as error:
         raise ParseError(f"{sqlite}: the recorded environments could not be removed ({error})") from error
 
@@ -121,7 +124,7 @@ def _overwrite(data: mmap.mmap, value: bytes) -> bool:
     return found
 
 
-def _scrub(connection: sqlite3.Connection) -> Environments:
+def _scrub(connection: sqlite3.Connection, known: Sequence[str]) -> Environments:
     connection.execute("PRAGMA secure_delete = ON")
     connection.execute("PRAGMA journal_mode = MEMORY")
     tables = {str(name) for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -135,21 +138,23 @@ def _scrub(connection: sqlite3.Connection) -> Environments:
     if "StringIds" in tables:
         blocks += _scrub_strings(connection, tables, blocks)
     environments = Environments(blocks=tuple(dict.fromkeys(blocks)))
-    _replace_values(connection, tables, environments)
+    _replace_values(connection, tables, tuple(dict.fromkeys((*known, *environments.secrets))))
     connection.execute("COMMIT")
     connection.execute("VACUUM")
     return environments
 
 
-def _replace_values(connection: sqlite3.Connection, tables: set[str], environments: Environments) -> None:
-    """Secrets of those environments that stand elsewhere too: in a command line, in a range's name."""
-    secrets = environments.secrets
+def _replace_values(connection: sqlite3.Connection, tables: set[str], secrets: Sequence[str]) -> None:
+    """Secrets that stand elsewhere too: in a command line, in a range's name. A long text lies on several pages of the
+    file, where no search of its bytes would find one."""
+    secrets = sorted(secrets, key=len, reverse=True)
+    redactor = Redactor(values=tuple(secrets))
     for table in sorted(tables) if secrets else ():
         columns = [row[1] for row in connection.execute(f'PRAGMA table_info("{table}")') if row[2].upper() == "TEXT"]
         for column in columns:
             values = connection.execute(f'SELECT DISTINCT "{column}" FROM "{table}"').fetchall()
             held = [text for (text,) in values if isinstance(text, str) and any(one in text for one in secrets)]
-            clean = [(Redactor(values=secrets).without_known(text), text) for text in held]
+            clean = [(redactor.without_known(text), text) for text in held]
             connection.executemany(f'UPDATE "{table}" SET "{column}" = ? WHERE "{column}" = ?', clean)
 
 
@@ -258,7 +263,7 @@ def publish_report(
 ) -> Path:
     """The export without environments, in the run directory; the report goes with it if wanted and made safe."""
     sqlite = export_report(ctx, nsys, report, report.with_suffix(".sqlite"), timeout_s)
-    environments = scrub_export(sqlite)
+    environments = scrub_export(sqlite, ctx.run_command.redactor.values)
     if keep_report:
         secrets = environments.secrets
         overwrite_secrets(report, secrets)
