@@ -10,7 +10,6 @@ import errno
 import gzip
 import lzma
 import os
-import secrets
 import stat
 import zlib
 from collections.abc import Iterable
@@ -117,7 +116,7 @@ def write_whole(path: Path, data: bytes) -> Path:
             stream.write(data)
         return path
     # On a shared file system another machine's writer may have the same number.
-    scratch = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    scratch = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
     number = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(number, "wb") as file:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 DASHES = frozenset("–—-")
 GAP = "  "
+# With these set, rich may take what is no terminal for one.
+_FORCED = frozenset({"FORCE_COLOR", "TTY_COMPATIBLE"})
 # Columns of names are not made narrower than this; a table that is too wide even so is printed in pieces.
 NARROWEST = 16
 
@@ -130,10 +132,11 @@ def show(*parts: "Text | str", stream: TextIO | None = None) -> None:
 
     out = sys.stdout if stream is None else stream
     out.flush()
-    console, width = rich_console(out), screen_width(out)
+    width = screen_width(out)
+    console = None if width is None and not _FORCED & os.environ.keys() else rich_console(out)
     for part in parts:
         text = Text(printable(part)) if isinstance(part, str) else part
-        if width is None and not console.is_terminal:
+        if console is None or (width is None and not console.is_terminal):
             # Rich takes its time for each line, and would change none of them.
             out.write(f"{text.plain}\n")
             continue

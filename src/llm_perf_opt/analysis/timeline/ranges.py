@@ -218,7 +218,7 @@ def warmup_ranges(timeline: Timeline) -> Flags:
     process = timeline.thread_process[ranges.thread] if len(ranges) else ranges.thread
     for wide, owner in ((False, ranges.thread), (True, process)):
         source = is_warm & (ranges.process_wide == wide)
-        for code in np.unique(owner[source]):
+        for code in distinct(owner[source]).tolist():
             mine = source & (owner == code)
             out |= (owner == code) & _inside_one(ranges.start_ns[mine], ranges.end_ns[mine], ranges)
     return out

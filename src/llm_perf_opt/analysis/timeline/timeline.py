@@ -238,4 +238,69 @@ def distinct(values: Ints) -> Ints:
         return values[:1].astype(np.int64)
     if low >= 0 and high < 4 * len(values) + 1024:
         return np.flatnonzero(np.bincount(values))
-    return np.unique(values)
+    # Not by `unique`, which loads numpy's masked arrays.
+    ordered = np.sort(values)
+    return ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """For each table of GPU work the index of the launching call, and how many calls had an id already taken."""
+
+    calls: tuple[Ints, ...]
+    duplicates: int
+
+    @property
+    def notes(self) -> list[str]:
+        """What to say about ids that are not unique."""
+        if not self.duplicates:
+            return []
+        return [
+            f"{self.duplicates} host call(s) share the correlation id of another in the same process; "
+            "the first of them is taken as the launch"
+        ]
+
+
+def join_calls(correlation: Ints, process: Ints, work: Sequence[tuple[Ints, Ints]]) -> Links:
+    """Find each piece of GPU work's call by correlation id inside its process (a code). The first call wins."""
+    processes = sorted({int(p) for column in (process, *(owner for _, owner in work)) for p in distinct(column)})
+    found = [np.full(len(ids), -1, np.int32) for ids, _ in work]
+    duplicates = 0
+    for pid in processes:
+        mine = slice(None) if len(processes) == 1 else np.flatnonzero(process == pid)
+        keys = correlation[mine]
+        index = np.arange(len(correlation), dtype=np.int32)[mine]
+        lookup = _Lookup(keys[keys >= 0], index[keys >= 0])
+        duplicates += lookup.duplicates
+        for out, (ids, owner) in zip(found, work, strict=True):
+            rows = slice(None) if len(processes) == 1 else np.flatnonzero(owner == pid)
+            out[rows] = lookup.find(ids[rows])
+    return Links(calls=tuple(found), duplicates=duplicates)
+
+
+class _Lookup:
+    """Id to index: a plain table where the ids are dense, a sorted list where they are not."""
+
+    def __init__(self, keys: Ints, index: Ints) -> None:
+        self._low = int(keys.min()) if len(keys) else 0
+        span = (int(keys.max()) - self._low + 1) if len(keys) else 0
+        self._dense = span <= 8 * len(keys) + 1024
+        if self._dense:
+            self._table = np.full(span, -1, np.int32)
+            # Written backwards, so that the first of several equal ids stays.
+            self._table[keys[::-1] - self._low] = index[::-1]
+            self.duplicates = len(keys) - int((self._table >= 0).sum())
+        else:
+            order = np.argsort(keys, kind="stable")
+            self._keys, self._index = keys[order], index[order]
+            self.duplicates = int((self._keys[1:] == self._keys[:-1]).sum())
+
+    def find(self, ids: Ints) -> Ints:
+        if self._dense:
+            place = ids - self._low
+            inside = (place >= 0) & (place < len(self._table))
+            if not len(self._table):
+                return np.full(len(ids), -1, np.int32)
+            return np.where(inside, self._table[np.where(inside, place, 0)], -1)
+        place = np.minimum(np.searchsorted(self._keys, ids), len(self._keys) - 1)
+        return np.where(self._keys[place] == ids, self._index[place], -1)

@@ -11,7 +11,16 @@ from llm_perf_opt.analysis.kernels.names import CLASSES, classify_kernel
 from llm_perf_opt.analysis.timeline.idle import capture_window
 from llm_perf_opt.analysis.timeline.intervals import Flags, Ints, innermost, nest
 from llm_perf_opt.analysis.timeline.ranges import warmup_ranges
-from llm_perf_opt.analysis.timeline.timeline import Activities, Codes, HostEvents, LaunchShape, Timeline, join, take
+from llm_perf_opt.analysis.timeline.timeline import (
+    Activities,
+    Codes,
+    HostEvents,
+    LaunchShape,
+    Timeline,
+    distinct,
+    join,
+    take,
+)
 from llm_perf_opt.core.names import DECODE_STEP, MODULE_PREFIX, PREFILL
 
 MAX_EVENTS = 20_000
@@ -163,7 +172,7 @@ def _name_around(events: HostEvents, thread: Ints, at: Ints) -> Ints:
 
 def _named(names: Codes[str], texts: Sequence[str], codes: Ints, prefix: str = "") -> list[int]:
     """The codes in `names` of names without a prefix; -1 stays."""
-    found = {int(i): names[texts[int(i)].removeprefix(prefix)] if i >= 0 else -1 for i in np.unique(codes)}
+    found = {int(i): names[texts[int(i)].removeprefix(prefix)] if i >= 0 else -1 for i in distinct(codes)}
     return [found[int(i)] for i in codes]
 
 
@@ -207,7 +216,7 @@ def _spans(timeline: Timeline, name: str) -> Ints:
 
 def _codes(names: Codes[str], texts: Sequence[str], index: Ints) -> list[int]:
     """The codes in `names` of texts that have others in the timeline."""
-    found = {int(i): names[texts[int(i)]] for i in np.unique(index)}
+    found = {int(i): names[texts[int(i)]] for i in distinct(index)}
     return [found[int(i)] for i in index]
 
 

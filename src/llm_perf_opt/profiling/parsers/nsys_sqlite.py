@@ -29,6 +29,7 @@ from llm_perf_opt.analysis.timeline.timeline import (
     Timeline,
     distinct,
     join,
+    join_calls,
     no_activities,
     no_calls,
     no_host_events,
@@ -41,7 +42,6 @@ from llm_perf_opt.profiling.parsers.nsys_columns import (
     check_times,
     copy_kinds,
     encode,
-    join_calls,
     joined,
     read_events,
 )
@@ -521,7 +521,7 @@ def _ranges(db: NsysDatabase, names: Names, threads: Ints, notes: list[str]) -> 
     start, end, tids = start[kept], end[kept], found["tid"][0][kept]
     check_times(db, NVTX, start, end)
     known = {int(t): i for i, t in enumerate(threads)}
-    new = [int(t) for t in np.unique(tids) if int(t) not in known]
+    new = [int(t) for t in distinct(tids) if int(t) not in known]
     all_threads = np.concatenate((threads, np.array(new, np.int64)))
     code = {int(t): i for i, t in enumerate(all_threads)}
     unique, inverse = encode(tids)

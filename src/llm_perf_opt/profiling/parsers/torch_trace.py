@@ -25,10 +25,10 @@ from llm_perf_opt.analysis.timeline.timeline import (
     Ranges,
     Timeline,
     distinct,
+    join_calls,
     no_activities,
 )
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.profiling.parsers.nsys_columns import join_calls
 from llm_perf_opt.profiling.parsers.trace_decode import (
     ANNOTATION,
     CALL,

@@ -2,7 +2,8 @@
 
 The others are only help: if one of them fails, nothing is lost but time.
 
-Decodes pieces of a trace for another process: text comes in shared memory, tasks on the standard input.
+Decodes pieces of a trace for another process: text comes in shared memory, tasks on the standard input. What only the
+one that reads the file needs is imported where it is used, so that the others start soon.
 """
 
 import mmap
@@ -10,15 +11,16 @@ import os
 import pickle
 import struct
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from operator import itemgetter
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from llm_perf_opt.profiling.parsers.trace_decode import Piece, PieceDecoder
-from llm_perf_opt.profiling.parsers.trace_text import TraceText, is_packed, read_chunks
+
+if TYPE_CHECKING:
+    from llm_perf_opt.profiling.parsers.trace_text import TraceText
 
 # One piece is decoded while the next waits.
 SLOTS = 2
@@ -89,6 +91,8 @@ _PROGRAM = "llm_perf_opt.profiling.parsers.trace_workers"
 
 def is_long(path: Path) -> bool:
     """Whether a file holds, or unpacks to, so much text that its reading takes seconds."""
+    from llm_perf_opt.profiling.parsers.trace_text import is_packed
+
     factor = PACKED_FACTOR if is_packed(path) else 1
     return path.stat().st_size * factor >= WORTH_SHARING_BYTES
 
@@ -100,9 +104,11 @@ def processes_for(path: Path) -> int:
 
 
 def read_pieces(
-    path: Path, text: TraceText, *, processes: int, detailed: bool = False, careful: bool = False
+    path: Path, text: "TraceText", *, processes: int, detailed: bool = False, careful: bool = False
 ) -> Iterator[Piece]:
     """All pieces in the file's order. Raises msgspec.DecodeError where one cannot be decoded."""
+    from llm_perf_opt.profiling.parsers.trace_text import read_chunks
+
     shared = None
     if processes > 1 and not careful:
         shared = _read_together(path, text, processes=processes, detailed=detailed)
@@ -116,8 +122,10 @@ def read_pieces(
         yield shared.pop()
 
 
-def _read_together(path: Path, text: TraceText, *, processes: int, detailed: bool) -> list[Piece] | None:
+def _read_together(path: Path, text: "TraceText", *, processes: int, detailed: bool) -> list[Piece] | None:
     """The pieces in order, or None where the help did not work out."""
+    from llm_perf_opt.profiling.parsers.trace_text import read_chunks
+
     decoder, found = PieceDecoder(detailed=detailed), []
     try:
         with ExitStack() as stack:
@@ -144,14 +152,16 @@ class _DecodeWorker:
         self._files = ExitStack()
 
     def __enter__(self) -> Self:
+        # Here, for short traces and single cores need no helpers.
+        import tempfile
+
+        from llm_perf_opt.core.process import Worker, allowed_environment
+
         with ExitStack() as files:
             memory = files.enter_context(tempfile.TemporaryFile())
             self._output = files.enter_context(tempfile.TemporaryFile())
             self._slots = Slots(memory.fileno())
             argv = [sys.executable, "-P", "-m", _PROGRAM, str(memory.fileno()), *([DETAILED] if self._detailed else [])]
-            # Here, for short traces and single cores need no helpers.
-            from llm_perf_opt.core.process import Worker, allowed_environment
-
             env = allowed_environment(os.environ)
             worker = Worker(argv, env=env, output=self._output, inherited=(memory.fileno(),))
             self._process = files.enter_context(worker)

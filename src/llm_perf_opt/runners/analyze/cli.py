@@ -19,7 +19,6 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import GIVEN, STATIC_ANALYSIS, STATIC_JSON
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord, StageTraits
 from llm_perf_opt.errors import EXIT_OK, ConfigError
@@ -68,6 +67,7 @@ def _static(context: CaptureContext, run_dir: Path, now: str) -> list[StageRecor
         return []
     from llm_perf_opt.analysis.static.counted import CountedAnalysis, counted_document, counted_metrics
     from llm_perf_opt.analysis.static.document import build_document, static_metrics
+    from llm_perf_opt.core.manifest import write_json
     from llm_perf_opt.runners.predict.cli import predictions
 
     rows = predictions(context.overrides)

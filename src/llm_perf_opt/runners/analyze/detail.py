@@ -9,7 +9,6 @@ from llm_perf_opt.analysis.findings.finding import FindingRecord, of_thinned_cap
 from llm_perf_opt.analysis.findings.rules import unfused_elementwise
 from llm_perf_opt.analysis.findings.rules.above_bound import find_below_roof
 from llm_perf_opt.analysis.findings.rules.needless_copies import find_late_ranks
-from llm_perf_opt.analysis.hardware.hardware import find_by_device_name, load_catalogue
 from llm_perf_opt.analysis.ranks.analysis import RanksAnalysis
 from llm_perf_opt.analysis.timeline.critical import critical_paths
 from llm_perf_opt.analysis.timeline.frames import python_tree
@@ -18,8 +17,6 @@ from llm_perf_opt.analysis.timeline.memory import memory_curves
 from llm_perf_opt.analysis.timeline.operators import TraceDetail
 from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis, roof_of, shape_rows, sum_shapes
 from llm_perf_opt.analysis.timeline.timeline import Timeline
-from llm_perf_opt.config.paths import conf_dir
-from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 
 # Operators that attention in pieces is made of.
 PIECES = ("aten::bmm", "aten::baddbmm", "aten::_softmax", "aten::matmul")
@@ -42,6 +39,8 @@ def add_graph_replays(
             "graph's capture, or of a run without graphs, given as --graphs-from says to which"
             for timeline, count in replayed
         ]
+    from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+
     trace = read_torch_trace(reference)
     known = graph_reference(replace(trace.timeline, source=str(reference)), trace.modules)
     found = [attribute_replays(timeline, known) for timeline, _ in replayed]
@@ -84,6 +83,10 @@ def add_detail(analysis: CaptureAnalysis, traces: Sequence[tuple[Timeline, Trace
     """The analysis with what its traces have of shapes, memory and Python."""
     sums = [sum_shapes(timeline, detail) for timeline, detail in traces]
     if any(one.found for one in sums):
+        # Here, for captures without shapes need no catalogue, nor the configuration it is checked by.
+        from llm_perf_opt.analysis.hardware.hardware import find_by_device_name, load_catalogue
+        from llm_perf_opt.config.paths import conf_dir
+
         gpu = analysis.gpu.name
         hardware = None if gpu is None else find_by_device_name(load_catalogue(conf_dir() / "hardware"), gpu)
         shapes = shape_rows(sums, roof_of(gpu, hardware))
