@@ -32,6 +32,8 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 MARKS_DIR = "LLM_PERF_MARKS_DIR"
 # After so many outermost phases that are not warm-up the program is ended, as if it had come to its end.
 STOP_AFTER = "LLM_PERF_STOP_AFTER_PHASES"
+# A file beside the lines: the program was ended that way, and its wall time is none.
+STOPPED = "stopped"
 # nsys and ncu set it for the programs they watch.
 NVTX_INJECTION = "NVTX_INJECTION64_PATH"
 FLUSH_EVERY_NS = 1_000_000_000
@@ -286,26 +288,39 @@ def _plain_facts(facts: dict[str, Any]) -> dict[str, int | str]:
 class _Follower:
     """Tells somebody of every outermost phase, and whether it is warm-up."""
 
-    def __init__(self, begins: Callable[[bool], object], ended: Callable[[bool], object]) -> None:
+    def __init__(
+        self, begins: Callable[[bool], object], ended: Callable[[bool], object], before: "_Follower | None" = None
+    ) -> None:
         self._begins = begins
         self._ended = ended
+        self._before = before
 
     def open(self, is_warmup: bool) -> Callable[[], object]:
+        """Who followed first is told last: a limit ends the program, and nobody after it would hear of the phase."""
         self._begins(is_warmup)
-        return functools.partial(self._ended, is_warmup)
+        if self._before is None:
+            return functools.partial(self._ended, is_warmup)
+        before = self._before.open(is_warmup)
+
+        def ended() -> None:
+            self._ended(is_warmup)
+            before()
+
+        return ended
 
 
 def follow(begins: Callable[[bool], object], ended: Callable[[bool], object]) -> None:
     """Have these called at both ends of every outermost phase."""
     global _follower, _somebody_listens
-    _follower, _somebody_listens = _Follower(begins, ended), True
+    _follower, _somebody_listens = _Follower(begins, ended, _follower), True
 
 
 class _Limit:
     """Ends the program after its last phase: by leaving the main thread, or by an interrupt from another one."""
 
-    def __init__(self, phases: int) -> None:
+    def __init__(self, phases: int, folder: str | None) -> None:
         self._left = phases
+        self._folder = folder
 
     def __call__(self, is_warmup: bool) -> None:
         if is_warmup:
@@ -313,6 +328,8 @@ class _Limit:
         self._left -= 1
         if self._left > 0:
             return
+        if self._folder is not None:
+            (Path(self._folder) / STOPPED).touch()
         if threading.current_thread() is threading.main_thread():
             raise SystemExit(0)
         os.kill(os.getpid(), signal.SIGINT)
@@ -342,7 +359,7 @@ def listen(environ: Any = os.environ) -> None:
         atexit.register(_journal.flush)
         os.register_at_fork(after_in_child=_journal.forget)
     if environ.get(STOP_AFTER):
-        follow(_nobody_asks, _Limit(int(environ[STOP_AFTER])))
+        follow(_nobody_asks, _Limit(int(environ[STOP_AFTER]), folder))
 
 
 _modules = sys.modules

@@ -116,6 +116,18 @@ def test_a_program_that_does_not_end_is_ended_after_its_time_and_that_is_no_fail
     assert found["wall_ms"]["reason"] == "the program did not end by itself, it was ended after a while"
 
 
+def test_a_program_is_ended_after_its_phases_in_every_pass(tmp_path: Path) -> None:
+    endless = ENDLESS.replace("import time", "import time, torch")
+    limits = ("workload.stop_after_phases=40", "pipeline.torch_profiler.window.steps=5", "workload.repeats=2")
+    done = llm_perf("run", *NO_NSYS, *limits, *program(tmp_path, endless), cwd=tmp_path)
+    assert done.code == 0, done.err
+    found = stage(valid_manifest(only_run(tmp_path)), "torch_profiler")["metrics"]
+    assert found["tpot_ms"]["how"] == "clean pass, median of 80"
+    assert found["wall_ms"]["reason"] == "the program did not end by itself, it was ended after a while"
+    ranges = json.loads((only_run(tmp_path) / "torch_profiler" / "analysis.json").read_bytes())["ranges"]
+    assert {row["name"]: row["instances"] for row in ranges} == {"decode_step": 5}
+
+
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("nsys") is None, reason="nsys is not here")
 @pytest.mark.parametrize("window", ["pipeline.nsys.duration_s=3", "pipeline.nsys.stop_after_phases=20"])

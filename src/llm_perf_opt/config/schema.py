@@ -87,6 +87,7 @@ class WorkloadSection:
     command: Annotated[tuple[str, ...], MinLen(1)] | None = None
     repeats: PositiveInt = 1
     duration_s: Seconds | None = None
+    stop_after_phases: PositiveInt | None = None
     declares_model: bool | None = None
     phases: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     phase_preset: Literal["vllm", "sglang", "tensorrt_llm", "jax"] | None = None

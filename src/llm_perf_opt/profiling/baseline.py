@@ -40,9 +40,9 @@ from llm_perf_opt.core.records import Metric, Spread, StageFile, StageOutput
 from llm_perf_opt.core.slowdown import TimedSample, matched_ratios, slowdown
 from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.errors import CommandFailed, ParseError
-from llm_perf_opt.marks import MARKS_DIR
+from llm_perf_opt.marks import MARKS_DIR, STOPPED
 from llm_perf_opt.profiling.nvml import gpu_index, sample_gpu
-from llm_perf_opt.profiling.program import ProgramRun, describe_program, read_marks
+from llm_perf_opt.profiling.program import ProgramRun, describe_program, phase_limit, read_marks
 from llm_perf_opt.profiling.vendor.launch import (
     INFERENCE_RUNNER,
     build_work_argv,
@@ -327,7 +327,12 @@ def _is_of_this_program(ctx: StageContext, folder: Path) -> bool:
 
 def _program(ctx: StageContext) -> list[str]:
     workload = ctx.config.workload
-    limits = [str(workload.repeats), str(workload.duration_s), str(ctx.config.user_dir)]
+    limits = [
+        str(workload.repeats),
+        str(workload.duration_s),
+        str(workload.stop_after_phases),
+        str(ctx.config.user_dir),
+    ]
     return _as_written(ctx, [*(workload.command or ()), *limits])
 
 
@@ -354,12 +359,13 @@ def _run_program(ctx: StageContext, folder: Path, timeout_s: float) -> MetricsDo
                 log=f"clean{suffix}.log",
                 cmd_file=f"clean{suffix}.cmd.txt",
                 cwd=ctx.config.user_dir,
-                env={MARKS_DIR: str(marks)},
+                env={MARKS_DIR: str(marks), **phase_limit(workload.stop_after_phases)},
                 label=f"clean pass {repeat + 1} of {workload.repeats}",
             )
             if not result.timed_out:
                 require_program(ctx, result)
-            wall_s = None if result.timed_out else result.duration_s
+            was_ended = result.timed_out or (marks / STOPPED).is_file()
+            wall_s = None if was_ended else result.duration_s
             runs.append(ProgramRun(wall_s=wall_s, marks=read_marks(marks)))
     peaks = [sample.memory_used_bytes for sample in sampled.samples if sample.memory_used_bytes is not None]
     reason = sampled.reason or "memory is measured on NVIDIA GPUs alone for a program of your own"

@@ -25,7 +25,7 @@ from llm_perf_opt.profiling.baseline import (
     notes_of,
     require_success,
 )
-from llm_perf_opt.profiling.program import is_python
+from llm_perf_opt.profiling.program import is_python, phase_limit
 
 if TYPE_CHECKING:
     from llm_perf_opt.profiling.stages.torch_profiler import TorchProfilerConfig
@@ -66,7 +66,10 @@ def profile_program(cfg: "TorchProfilerConfig", ctx: StageContext) -> StageOutpu
         command,
         timeout_s=ctx.config.workload.duration_s or cfg.timeout_s,
         cwd=ctx.config.user_dir,
-        env=injected_environment(cfg, folder, has_phases=_has_phases(data), environ=os.environ),
+        env={
+            **injected_environment(cfg, folder, has_phases=_has_phases(data), environ=os.environ),
+            **phase_limit(ctx.config.workload.stop_after_phases),
+        },
         label="under torch.profiler",
     )
     traces = sorted(folder.glob("trace-*.json"), key=lambda path: -path.stat().st_size)

@@ -14,6 +14,7 @@ import msgspec
 from llm_perf_opt.core.documents import CleanPass, Methods, MetricsDocument, RanModel, Stats
 from llm_perf_opt.core.names import DECODE_STEP, PREFILL
 from llm_perf_opt.core.process import program_title
+from llm_perf_opt.marks import STOP_AFTER
 from llm_perf_opt.workload.results import PERCENTILE_METHOD, STD_METHOD, summarise
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
@@ -54,6 +55,11 @@ def is_python(command: Sequence[str], user_dir: Path) -> bool:
     with Path(found).open("rb") as file:
         first = file.read(SHEBANG_BYTES).split(b"\n")[0]
     return first.startswith(b"#!") and b"python" in first
+
+
+def phase_limit(stop_after_phases: int | None) -> dict[str, str]:
+    """What makes the program's own marks end it after so many phases."""
+    return {} if stop_after_phases is None else {STOP_AFTER: str(stop_after_phases)}
 
 
 def read_marks(folder: Path) -> tuple[Mark, ...]:

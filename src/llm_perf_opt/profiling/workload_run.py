@@ -31,7 +31,7 @@ from llm_perf_opt.profiling.baseline import (
     require_program,
     require_success,
 )
-from llm_perf_opt.profiling.program import Mark, read_marks
+from llm_perf_opt.profiling.program import Mark, phase_limit, read_marks
 from llm_perf_opt.profiling.vendor.launch import INFERENCE_RUNNER, build_work_argv, workload_overrides
 from llm_perf_opt.workload.watcher import WATCHER, WATCHER_DIR, WATCHER_SETTINGS
 
@@ -147,7 +147,7 @@ def _run_program(
         [*prefix, *command],
         timeout_s=workload.duration_s or timeout_s,
         cwd=ctx.config.user_dir,
-        env={MARKS_DIR: str(marks), **(env or {})},
+        env={MARKS_DIR: str(marks), **phase_limit(workload.stop_after_phases), **(env or {})},
         label=ctx.out_dir.name,
     )
     is_meant = result.timed_out and workload.duration_s is not None

@@ -14,6 +14,7 @@ from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.profiling.nsys.capture import workload_cwd
 from llm_perf_opt.profiling.parsers.ncu_log import NcuLog, parse_ncu_log, read_ncu_progress
+from llm_perf_opt.profiling.program import phase_limit
 from llm_perf_opt.profiling.vendor.ncu import (
     REPORT_SUFFIX,
     build_ncu_cmd,
@@ -158,6 +159,7 @@ def _run(
         log=log_name,
         cmd_file=f"cmd{suffix}.txt",
         cwd=workload_cwd(ctx.config),
+        env=phase_limit(ctx.config.workload.stop_after_phases),
         reads=lambda line: read_ncu_progress(line) or read_progress(line),
     )
     if result.timed_out:

@@ -13,11 +13,11 @@ from llm_perf_opt.core.names import DIRECT_INFERENCE, TORCH_PROFILER
 from llm_perf_opt.core.process import CommandResult, read_tail, write_cmd_file
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed, ProfilingError, ToolError
-from llm_perf_opt.marks import STOP_AFTER
 from llm_perf_opt.profiling.baseline import last_words, quiet_inference
 from llm_perf_opt.profiling.nsys.scrub import RawFolder, export_report
 from llm_perf_opt.profiling.nsys.sessions import AGENT_FAILED, remove_abandoned
 from llm_perf_opt.profiling.parsers.nsys_log import import_notes
+from llm_perf_opt.profiling.program import phase_limit
 from llm_perf_opt.profiling.vendor.launch import (
     INFERENCE_RUNNER,
     build_work_argv,
@@ -135,6 +135,7 @@ def run_capture(ctx: StageContext, options: CaptureOptions, raw: RawFolder, base
     write_cmd_file(
         ctx.out_dir / f"cmd{suffix}.txt", by_hand, cwd=cwd or ctx.tmp_dir, env={}, redactor=ctx.run_command.redactor
     )
+    limit = options.stop_after_phases or ctx.config.workload.stop_after_phases
     capture = partial(
         ctx.run_command,
         _command(options, out_base, work, ctx.config.run),
@@ -142,7 +143,7 @@ def run_capture(ctx: StageContext, options: CaptureOptions, raw: RawFolder, base
         log=f"log{suffix}.txt",
         cmd_file=None,
         cwd=cwd,
-        env={"TMPDIR": str(raw.scratch), **_phase_limit(options)},
+        env={"TMPDIR": str(raw.scratch), **phase_limit(limit)},
         remove=[raw.scratch],
         label="nsys" if options.nvtx_capture is None else f"nsys {options.nvtx_capture}",
     )
@@ -162,11 +163,6 @@ def run_capture(ctx: StageContext, options: CaptureOptions, raw: RawFolder, base
         nsys_exit_code=result.exit_code,
         notes=_capture_notes(options, result, code),
     )
-
-
-def _phase_limit(options: CaptureOptions) -> dict[str, str]:
-    """The program's own marks end it after so many phases."""
-    return {} if options.stop_after_phases is None else {STOP_AFTER: str(options.stop_after_phases)}
 
 
 def without_nsys_lines(tail: str) -> str:
