@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from llm_perf_opt.analysis.timeline.timeline import Timeline
+from llm_perf_opt.analysis.timeline.timeline import Timeline, distinct
 from llm_perf_opt.core.names import DECODE_STEP, PREFILL
 
 # What the engines call one forward, under nsys or in a torch trace. A step with prompts in it counts as prefill.
@@ -42,7 +42,7 @@ def with_phases(timeline: Timeline, phases: Mapping[str, tuple[str, ...]]) -> Ti
     codes = {phase: len(names) + number for number, phase in enumerate(phases)}
     changed = {
         int(code): codes[phase]
-        for code in np.unique(timeline.ranges.name)
+        for code in distinct(timeline.ranges.name)
         if code >= 0 and (phase := _phase_of(names[int(code)], phases)) is not None
     }
     if not changed:

@@ -22,7 +22,7 @@ from llm_perf_opt.analysis.kernels.names import short_kernel_name
 from llm_perf_opt.analysis.timeline.intervals import Ints, innermost, nest
 from llm_perf_opt.analysis.timeline.operators import TraceDetail
 from llm_perf_opt.analysis.timeline.tables import communication_kernels
-from llm_perf_opt.analysis.timeline.timeline import Timeline
+from llm_perf_opt.analysis.timeline.timeline import Timeline, distinct
 
 ITEM_BYTES = {
     "byte": 1, "char": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "int8_t": 1,
@@ -75,7 +75,7 @@ class RecordedArgs:
 def recorded_args(timeline: Timeline, detail: TraceDetail) -> RecordedArgs:
     """What a detailed reading kept beside a kernel; where it kept nothing, the tensors of the operator around it."""
     code = detail.kernel_extra.astype(np.int64)
-    used = {int(c) for c in np.unique(code) if c >= 0}
+    used = {int(c) for c in distinct(code) if c >= 0}
     args = [_args(e) if i in used else CollectiveArgs() for i, e in enumerate(detail.extras)]
     pick = np.flatnonzero(communication_kernels(timeline) & (code < 0) & (timeline.kernels.call >= 0))
     if not len(pick):
@@ -303,7 +303,7 @@ def _arrivals(matches: Sequence[_Match | None], captures: int) -> tuple[Arrivals
 def _row(key: _Key, found: Sequence[_Found], match: _Match | None) -> CollectiveRow:
     mine = [(one, _of(one, key)) for one in found if key in one.keys]
     every = np.concatenate([one.length_ns[of] for one, of in mine])
-    kernels = {one.names[code] for one, of in mine for code in np.unique(one.kernel[of]).tolist()}
+    kernels = {one.names[code] for one, of in mine for code in distinct(one.kernel[of]).tolist()}
     # Of ranks that wait for each other, the last one's time is that of the transfer.
     typical = float(np.median(every if match is None else match.length_ns.min(axis=0)))
     skew = None if match is None else match.length_ns.max(axis=0) - match.length_ns.min(axis=0)

@@ -51,7 +51,7 @@ def processes_with_work(timeline: Timeline) -> Iterator[int]:
 def devices_of(timeline: Timeline, process: int) -> tuple[int, ...]:
     """The devices a process used, -1 where the capture does not say."""
     tables = [work.device[work.process == process] for work in (timeline.kernels, timeline.copies, timeline.graphs)]
-    return tuple(int(d) for d in np.unique(np.concatenate(tables)))
+    return tuple(int(d) for d in distinct(np.concatenate(tables)))
 
 
 def split_time(

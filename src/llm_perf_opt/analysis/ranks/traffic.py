@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.analysis.timeline.timeline import Timeline
+from llm_perf_opt.analysis.timeline.timeline import Timeline, distinct
 from llm_perf_opt.core.names import COMMUNICATION, DECODE, PREFILL
 
 _NAME = re.compile(rf"{COMMUNICATION}:(\w+):(\d+)")
@@ -37,7 +37,7 @@ def measure_traffic(timelines: Sequence[Timeline], ranks: Sequence[int]) -> tupl
     for timeline, rank in zip(timelines, ranks, strict=True):
         length = timeline.ranges.end_ns - timeline.ranges.start_ns
         found: dict[str, list[int]] = {}
-        for code in np.unique(timeline.ranges.name):
+        for code in distinct(timeline.ranges.name):
             match = _NAME.fullmatch(timeline.names[int(code)])
             if match is None:
                 continue

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llm_perf_opt.analysis.timeline.intervals import Flags, Ints, Nesting, innermost, nest
-from llm_perf_opt.analysis.timeline.timeline import HostEvents, Timeline
+from llm_perf_opt.analysis.timeline.timeline import HostEvents, Timeline, distinct
 
 # What is narrower than a pixel or two of a page is left out.
 LEAST_SHARE = 0.002
@@ -100,7 +100,7 @@ def python_tree(timeline: Timeline, frames: HostEvents) -> PythonTree | None:
 
 def _merged_names(names: Sequence[str], code: Ints) -> tuple[list[str], Ints]:
     """Names without the addresses of objects, and the codes of the frames among them: `append of list object`."""
-    used = np.unique(code)
+    used = distinct(code)
     merged: dict[str, int] = {}
     place = np.zeros(int(used[-1]) + 1, np.int64)
     for old in used.tolist():

@@ -296,7 +296,7 @@ def module_rows(timeline: Timeline, modules: HostEvents) -> tuple[ModuleRow, ...
         thread=np.concatenate((modules.thread, timeline.ranges.thread)),
         process_wide=np.zeros(len(modules) + len(timeline.ranges), np.bool_),
     )
-    named = set(np.unique(modules.name).tolist())
+    named = set(distinct(modules.name).tolist())
     wanted = {timeline.names[code] for code in named}
     with_modules = replace(timeline, ranges=both)
     rows = range_rows([(with_modules, measure_ranges(with_modules, map_idle(with_modules), detailed_names=0))])
@@ -463,7 +463,7 @@ class _Places:
         found = []
         for index, name in enumerate(PHASES):
             inside = phase == index
-            for code in np.unique(module[inside]).tolist():
+            for code in distinct(module[inside]).tolist():
                 group = self._names[code].removeprefix(MODULE_PREFIX) if code >= 0 else OTHER
                 found.append((name, group, int(length[inside & (module == code)].sum())))
         return found
@@ -603,7 +603,7 @@ def _calls_inside(timeline: Timeline, chosen: Flags) -> Flags:
         (True, timeline.thread_process[calls.thread], timeline.thread_process[ranges.thread]),
     ):
         mine = chosen & (ranges.process_wide == wide)
-        for owner in np.unique(owner_of_range[mine]):
+        for owner in distinct(owner_of_range[mine]):
             pick = mine & (owner_of_range == owner)
             start, end = _union(ranges.start_ns[pick], ranges.end_ns[pick])
             here = np.flatnonzero(owner_of_call == owner)

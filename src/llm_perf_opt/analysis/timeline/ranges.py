@@ -42,7 +42,7 @@ class _Order:
                 who = np.where(here, owner[0], -1)
             else:
                 who = self._process_of[ranges.thread[index]] if of_process else ranges.thread[index]
-            for code in np.unique(who):
+            for code in distinct(who).astype(who.dtype):
                 mine = index[who == code]
                 lo, hi = np.searchsorted(owner, code, "left"), np.searchsorted(owner, code, "right")
                 first[mine] = lo + np.searchsorted(at[lo:hi], ranges.start_ns[mine], "left")

@@ -15,7 +15,7 @@ from llm_perf_opt.analysis.kernels.names import short_kernel_name
 from llm_perf_opt.analysis.kernels.operator_work import OperatorWork, has_formula, operator_work
 from llm_perf_opt.analysis.timeline.intervals import Ints, innermost, nest
 from llm_perf_opt.analysis.timeline.operators import TraceDetail
-from llm_perf_opt.analysis.timeline.timeline import Timeline
+from llm_perf_opt.analysis.timeline.timeline import Timeline, distinct
 
 if TYPE_CHECKING:
     # Every command that reads a capture would pay for the whole configuration otherwise.
@@ -111,14 +111,14 @@ def sum_shapes(timeline: Timeline, detail: TraceDetail) -> ShapeSums:
     known, owner = known[owner >= 0], owner[owner >= 0]
     of = work[owner]
     found = {}
-    for code in np.unique(of).tolist():
+    for code in distinct(of).tolist():
         mine = of == code
         used = known[mine]
         names, times = np.unique(kernels.name[used], return_inverse=True)
         by_name = np.bincount(times, weights=length[used])
         order = np.argsort(-by_name, kind="stable")
         found[works[code]] = _Sum(
-            calls=len(np.unique(owner[mine])),
+            calls=len(distinct(owner[mine])),
             kernel_count=int(mine.sum()),
             time_ns=int(length[used].sum()),
             names={timeline.names[int(names[i])]: int(by_name[i]) for i in order},

@@ -232,7 +232,7 @@ def _cut(values: Ints, start: int, end: int) -> list[int]:
 def _kernels(
     timeline: Timeline, work: Activities, start: int, end: int, names: Codes[str]
 ) -> tuple[list[KernelEvent], list[str]]:
-    codes = {int(i): names[timeline.names[int(i)]] for i in np.unique(work.name)}
+    codes = {int(i): names[timeline.names[int(i)]] for i in distinct(work.name)}
     kinds = {i: CLASSES.index(_class(timeline.names[i])) for i in codes}
     lanes, streams = _lanes(work)
     rows = zip(_cut(work.start_ns, start, end), _cut(work.end_ns, start, end), lanes, work.name, strict=True)
@@ -291,10 +291,10 @@ def _calls(
     pick = pick[np.argsort(calls.start_ns[pick], kind="stable")]
     seen = _operators_inside(operators, start, end)
     used = [calls.thread[pick]] + ([operators.thread[seen]] if operators is not None else [])
-    threads = [int(t) for t in np.unique(np.concatenate(used))]
+    threads = [int(t) for t in distinct(np.concatenate(used))]
     lane = {thread: index for index, thread in enumerate(threads)}
     kind = np.where(calls.waits[pick], WAIT, np.where(calls.launches[pick], LAUNCH, CALL)).tolist()
-    named = {int(i): names[timeline.names[int(i)]] if i >= 0 else -1 for i in np.unique(calls.name[pick])}
+    named = {int(i): names[timeline.names[int(i)]] if i >= 0 else -1 for i in distinct(calls.name[pick])}
     columns = (
         _cut(calls.start_ns[pick], start, end),
         _cut(calls.end_ns[pick], start, end),

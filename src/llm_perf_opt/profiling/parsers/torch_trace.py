@@ -42,6 +42,7 @@ from llm_perf_opt.profiling.parsers.trace_decode import (
     MEMORY,
     MIN_FRAME_US,
     MODULE,
+    NO_ROWS,
     OPERATOR,
     PAUSE,
     Piece,
@@ -137,13 +138,16 @@ class _Collected:
         shape = np.array([self.shapes.setdefault(_shape(s), len(self.shapes)) for s in piece.shapes], np.int32)
         recode = {"name": name, "thread": thread, "shape": shape}
         for part, table in zip(self._parts, piece.tables, strict=True):
+            if not len(table.start_ns):
+                continue
             for column in _COLUMNS:
                 values = table.__dict__[column]
                 part[column].append(recode[column][values] if column in recode and len(values) else values)
         # One more, so that what has none (-1) stays at it.
         extra = np.array([*(self.extras.setdefault(e, len(self.extras)) for e in piece.extras), -1], np.int32)
         for kind, columns in self.extra.items():
-            columns.append(extra[piece.tables[kind].extra])
+            if len(numbers := piece.tables[kind].extra):
+                columns.append(extra[numbers])
         self.events += piece.events
         self.used += sum(len(table.start_ns) for table in piece.tables) + piece.without_time + piece.backwards
         self.without_time += piece.without_time
@@ -155,7 +159,7 @@ class _Collected:
         joined = {}
         for column in _COLUMNS:
             values = part.pop(column)
-            joined[column] = np.concatenate(values) if values else np.zeros(0, np.int64)
+            joined[column] = np.concatenate(values) if values else NO_ROWS.__dict__[column]
             del values
         return joined
 

@@ -23,7 +23,7 @@ MOST_STREAMS = 2**31
 MOST_DIGITS = 18
 KERNEL, COPY, CALL, OPERATOR, ANNOTATION, MODULE, MEMORY, FRAME, COUNTED, PAUSE = KINDS = range(10)
 MEMORY_EVENT = "[memory]"
-_TS, _DUR, _NAME, _PID, _TID = (attrgetter(name) for name in ("ts", "dur", "name", "pid", "tid"))
+_TS, _DUR, _NAME = (attrgetter(name) for name in ("ts", "dur", "name"))
 _KINDS = {
     "kernel": KERNEL,
     "gpu_memcpy": COPY,
@@ -402,7 +402,7 @@ def _floats(values: Iterator[float | None], count: int) -> "np.ndarray[Any, np.d
 
 def _threads(rows: list[Any], codes: Codes[Any]) -> Ints:
     """Most pieces hold one thread: then one code serves all rows."""
-    if len(set(map(_TID, rows))) <= 1 and len(set(map(_PID, rows))) <= 1:
+    if len({e.tid for e in rows}) <= 1 and len({e.pid for e in rows}) <= 1:
         return np.full(len(rows), codes[(rows[0].pid, rows[0].tid)] if rows else 0, np.int32)
     return np.fromiter((codes[(e.pid, e.tid)] for e in rows), np.int32, len(rows))
 
