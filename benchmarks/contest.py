@@ -4,19 +4,25 @@ CPU seconds are those of the process and all it started and waited for: on a bus
 neighbours. On one core (`taskset`) nobody gains from doing several things at once.
 """
 
+import ast
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 LOOK_EVERY_S = 0.01
+NAME, BASE = "llm-perf", "llm-perf before"
+# How much processor time this version may take of what an older one took.
+AIM_OF_BASE = 1.1
 # As installed: what pip installs is compiled once, and so must be what runs from a checkout.
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
 
@@ -41,17 +47,28 @@ class Outcome:
     failed: bool
 
 
-def contest(entries: dict[str, list[str]], rounds: int, *, one_core: bool = False) -> dict[str, Outcome]:
-    """Every command once in each round, so that a slow spell of the machine meets all of them."""
+def contest(
+    entries: dict[str, list[str]], rounds: int, *, one_core: bool = False, peers_once: bool = False
+) -> dict[str, Outcome]:
+    """Every command once in each round, so that a slow spell of the machine meets all of them.
+
+    With `peers_once` the others run once on one core, and their time on all is that of the run for their memory.
+    """
     times: dict[str, list[Spent]] = {name: [] for name in entries}
     alone: dict[str, list[Spent]] = {name: [] for name in entries}
-    for _ in range(rounds):
+    for number in range(rounds):
         for name, argv in entries.items():
-            times[name].append(spent_by(argv))
-            if one_core:
+            once = peers_once and not name.startswith(NAME)
+            if not once:
+                times[name].append(spent_by(argv))
+            if one_core and not (once and number):
                 alone[name].append(spent_by(on_one_core(argv)))
     return {
-        name: _outcome(argv, _median(times[name]), _median(alone[name]) if alone[name] else None)
+        name: _outcome(
+            argv,
+            _median(times[name]) if times[name] else None,
+            _median(alone[name]) if alone[name] else None,
+        )
         for name, argv in entries.items()
     }
 
@@ -59,10 +76,6 @@ def contest(entries: dict[str, list[str]], rounds: int, *, one_core: bool = Fals
 def on_one_core(argv: list[str]) -> list[str]:
     """The command kept on one core, the last this process may use."""
     return ["taskset", "-c", str(max(os.sched_getaffinity(0))), *argv]
-
-
-def seconds_of(argv: list[str]) -> float:
-    return spent_by(argv).wall
 
 
 def spent_by(argv: list[str]) -> Spent:
@@ -102,7 +115,7 @@ def chosen(entries: dict[str, list[str]], only: list[str] | None) -> dict[str, l
     return {
         name: argv
         for name, argv in entries.items()
-        if name.startswith("llm-perf") or only is None or any(word in name for word in only)
+        if name.startswith(NAME) or only is None or any(word in name for word in only)
     }
 
 
@@ -110,6 +123,28 @@ def times_faster(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, floa
     """How many times faster one row is than another, in each measure both have."""
     keys = [key for key in ours if key.endswith("seconds") and key in theirs and ours[key]]
     return {key: round(theirs[key] / ours[key], 1) for key in keys}
+
+
+def as_before(base: Path, benchmark: str, script: str) -> list[str]:
+    """The command for what a checkout of an older version did in the same benchmark, by its own script."""
+    for node in ast.parse((base / "benchmarks" / benchmark).read_text()).body:
+        if isinstance(node, ast.Assign) and isinstance(name := node.targets[0], ast.Name) and name.id == script:
+            return ["env", f"PYTHONPATH={base / 'src'}", sys.executable, "-c", str(ast.literal_eval(node.value))]
+    raise SystemExit(f"{base}: its benchmarks/{benchmark} has no {script}, allowed: a checkout of this project")
+
+
+def share_of_base(rows: list[dict[str, Any]]) -> dict[str, float] | None:
+    """The times of this version as parts of those of the older one; None where that did not run."""
+    ours = next(row for row in rows if row["how"].startswith(NAME))
+    base = next((row for row in rows if row["how"].startswith(BASE)), None)
+    if base is None:
+        return None
+    return {key: round(ours[key] / base[key], 2) for key in ours if key.endswith("seconds") and base[key]}
+
+
+def keeps_pace(share: dict[str, float] | None) -> bool:
+    """Whether this version takes no more processor time than it may, where an older one ran beside it."""
+    return share is None or all(part <= AIM_OF_BASE for key, part in share.items() if key.endswith("cpu_seconds"))
 
 
 def peak_mb_of(argv: list[str]) -> float:

@@ -1,19 +1,23 @@
 """Kernel summary and kernels per NVTX range of an nsys export, against `nsys stats`, pandas and sqlite3.
 
-    python benchmarks/nsys_sqlite.py [--kernels 2000000] [--rounds 5] [--pandas PYTHON] [--only WORD]
+    python benchmarks/nsys_sqlite.py [--kernels 2000000] [--rounds 5] [--pandas PYTHON] [--peers-once] [--only WORD]
+                                     [--base CHECKOUT]
 
 Scales the H200 capture of the tests to many kernels, then runs every contender in a process of its own, one after the
 other in each round. Time is that of the whole process (median of the rounds), on the clock and on the processor, on all
 cores and on one; memory is its peak resident size.
 Totals are compared: a contender that disagrees is marked. `--pandas` names an interpreter that has pandas. With `--only
-nsys` nothing but `nsys stats` runs beside ours. Writes benchmarks/results/nsys_sqlite.json. Aims, in every measure of
-time: summary and ranges at least 10 times faster than `nsys stats`, ranges in a third of its memory, twice the capture
-in at most 2.3 times the time.
+nsys` nothing but `nsys stats` runs beside ours; with `--peers-once` a peer runs twice in all (once on one core).
+`--base` names a checkout of an older version to run beside this one. Writes benchmarks/results/nsys_sqlite.json. Aims,
+in every measure of time: summary and ranges at least 10 times faster than `nsys stats`, ranges in a third of its
+memory, twice the capture in at most 2.3 times the processor time, and not more than 10 % above that of the older
+version.
 """
 
 import argparse
 import json
 import lzma
+import os
 import shutil
 import sqlite3
 import statistics
@@ -23,7 +27,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from contest import chosen, contest, rows_of, seconds_of, times_faster
+from contest import BASE, as_before, chosen, contest, keeps_pace, rows_of, share_of_base, spent_by, times_faster
 
 REPO = Path(__file__).resolve().parent.parent
 FIXTURE = REPO / "tests" / "data" / "h200" / "llama.sqlite.xz"
@@ -121,11 +125,14 @@ def scale(path: Path, kernels: int) -> None:
     db.close()
 
 
-def contenders(path: Path, pandas: str | None) -> dict[str, dict[str, list[str]]]:
+def contenders(path: Path, pandas: str | None, base: Path | None) -> dict[str, dict[str, list[str]]]:
     nsys = shutil.which("nsys")
     found: dict[str, dict[str, list[str]]] = {"summary": {}, "ranges": {}}
     found["summary"]["llm-perf (nsys_summary)"] = [sys.executable, "-c", SUMMARY_OURS, str(path)]
     found["ranges"]["llm-perf (whole analysis)"] = [sys.executable, "-c", RANGES_OURS, str(path)]
+    if base is not None:
+        found["summary"][BASE] = [*as_before(base, "nsys_sqlite.py", "SUMMARY_OURS"), str(path)]
+        found["ranges"][BASE] = [*as_before(base, "nsys_sqlite.py", "RANGES_OURS"), str(path)]
     found["summary"]["sqlite3 into Python lists"] = [sys.executable, "-c", SUMMARY_SQLITE, str(path)]
     if nsys is not None:
         reports = subprocess.run([nsys, "stats", "--help-reports"], capture_output=True, text=True, check=False).stdout
@@ -155,11 +162,11 @@ def answer(name: str, out: str) -> tuple[int, int]:
     return sum(int(r[count]) for r in rows), sum(int(r["Total Time (ns)"]) for r in rows)
 
 
-def run(path: Path, rounds: int, pandas: str | None, only: list[str] | None) -> dict[str, list[dict[str, Any]]]:
+def run(path: Path, args: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     table: dict[str, list[dict[str, Any]]] = {}
-    for kind, listed in contenders(path, pandas).items():
-        entries = chosen(listed, only)
-        found = contest(entries, rounds, one_core=True)
+    for kind, listed in contenders(path, args.pandas, args.base).items():
+        entries = chosen(listed, args.only)
+        found = contest(entries, args.rounds, one_core=True, peers_once=args.peers_once)
         ours = next(name for name in entries if name.startswith("llm-perf"))
         expected = answer(ours, found[ours].out)
         table[kind] = [
@@ -174,24 +181,37 @@ def main() -> int:
     parser.add_argument("--kernels", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--pandas", help="an interpreter that has pandas")
+    parser.add_argument("--peers-once", action="store_true", help="run a peer once on all cores and once on one")
+    parser.add_argument("--base", type=Path, metavar="CHECKOUT", help="an older version to run beside this one")
     parser.add_argument("--only", action="append", metavar="WORD", help="only contenders with this word in their names")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "scaled.sqlite"
         scale(path, args.kernels)
-        table = run(path, args.rounds, args.pandas, args.only)
+        load = [round(os.getloadavg()[0], 1)]
+        table = run(path, args)
         double = Path(folder) / "double.sqlite"
         scale(double, 2 * args.kernels)
         argv = [sys.executable, "-c", RANGES_OURS]
-        pairs = [(seconds_of([*argv, str(path)]), seconds_of([*argv, str(double)])) for _ in range(args.rounds)]
+        pairs = [(spent_by([*argv, str(path)]).cpu, spent_by([*argv, str(double)]).cpu) for _ in range(args.rounds)]
         size_mb = path.stat().st_size / 2**20
     growth = statistics.median(b / a for a, b in pairs)
-    result: dict[str, Any] = {"kernels": args.kernels, "size_mb": round(size_mb), "rounds": args.rounds, **table}
+    result: dict[str, Any] = {
+        "kernels": args.kernels,
+        "size_mb": round(size_mb),
+        "rounds": args.rounds,
+        "peers_once": args.peers_once,
+        "load_average": [*load, round(os.getloadavg()[0], 1)],
+        **table,
+    }
     result["growth_when_doubled"] = round(growth, 2)
     met = growth <= AIM_GROWTH
     for kind, aim in (("summary", AIM_SUMMARY), ("ranges", AIM_RANGES)):
         ours = next(r for r in table[kind] if r["how"].startswith("llm-perf"))
         theirs = next((r for r in table[kind] if r["how"].startswith("nsys stats")), None)
+        if (share := share_of_base(table[kind])) is not None:
+            result[f"{kind}_share_of_base"] = share
+            met = met and keeps_pace(share)
         if theirs is not None:
             result[f"{kind}_times_faster"] = times_faster(ours, theirs)
             result[f"{kind}_memory_share"] = round(ours["peak_mb"] / theirs["peak_mb"], 2)

@@ -1,24 +1,40 @@
 """Top operators and kernels, GPU busy and idle time of a torch trace, against HolisticTraceAnalysis and json + pandas.
 
-    python benchmarks/torch_trace.py [--events 1000000] [--rounds 3] [--peers PYTHON] [--only WORD] [--long 10000000]
+    python benchmarks/torch_trace.py [--events 1000000] [--rounds 3] [--peers PYTHON] [--peers-once] [--only WORD]
+                                     [--base CHECKOUT] [--long 10000000]
 
 Scales the H200 trace of the tests to many events (.json.gz), then runs every contender in a process of its own, one
 after the other in each round; medians of whole-process time on the clock and on the processor, on all cores and on
 one, and peak resident memory. `--peers` names an interpreter that has HolisticTraceAnalysis and pandas 2; with `--only
-Holistic` nothing but that runs beside ours. `--long` also reads a trace of that length, for its memory. Writes
-benchmarks/results/torch_trace.json. Aims: at least 25 times faster than HolisticTraceAnalysis in no more than an eighth
-of its memory, in every measure of time, and 10 million events under 1 GB.
+Holistic` nothing but that runs beside ours; with `--peers-once` a peer runs twice in all (once on one core), which
+bounds the whole to a few minutes. `--base` names a checkout of an older version to run beside this one. `--long` also
+reads a trace of that length, for its memory. Writes benchmarks/results/torch_trace.json. Aims: at least 25 times faster
+than HolisticTraceAnalysis in no more than an eighth of its memory, in every measure of time; not more than 10 % above
+the processor time of the older version; 10 million events under 1 GB.
 """
 
 import argparse
 import gzip
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from contest import chosen, contest, peak_mb_of, rows_of, spent_by, times_faster
+from contest import (
+    BASE,
+    NAME,
+    as_before,
+    chosen,
+    contest,
+    keeps_pace,
+    peak_mb_of,
+    rows_of,
+    share_of_base,
+    spent_by,
+    times_faster,
+)
 
 REPO = Path(__file__).resolve().parent.parent
 FIXTURE = REPO / "tests" / "data" / "h200" / "llama.trace.json.gz"
@@ -103,24 +119,32 @@ def main() -> int:
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peers", help="an interpreter that has HolisticTraceAnalysis and pandas 2")
+    parser.add_argument("--peers-once", action="store_true", help="run a peer once on all cores and once on one")
+    parser.add_argument("--base", type=Path, metavar="CHECKOUT", help="an older version to run beside this one")
     parser.add_argument("--only", action="append", metavar="WORD", help="only contenders with this word in their names")
     parser.add_argument("--long", type=int, help="also read a trace of this many events")
     args = parser.parse_args()
-    entries = {"llm-perf": [sys.executable, "-c", OURS]}
+    entries = {NAME: [sys.executable, "-c", OURS]}
+    if args.base:
+        entries[BASE] = as_before(args.base, "torch_trace.py", "OURS")
+    load = [round(os.getloadavg()[0], 1)]
     if args.peers:
         entries |= {"HolisticTraceAnalysis": [args.peers, "-c", HTA], "json + pandas": [args.peers, "-c", PANDAS]}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json.gz"
         events = scale(path, args.events)
         picked = chosen(entries, args.only)
-        found = contest({name: [*argv, str(path)] for name, argv in picked.items()}, args.rounds, one_core=True)
+        commands = {name: [*argv, str(path)] for name, argv in picked.items()}
+        found = contest(commands, args.rounds, one_core=True, peers_once=args.peers_once)
         result: dict[str, Any] = {
             "events": events,
             "size_mb": round(path.stat().st_size / 2**20),
             "rounds": args.rounds,
+            "peers_once": args.peers_once,
+            "load_average": [*load, round(os.getloadavg()[0], 1)],
         }
         if args.long:
-            result["long"] = _read_long(Path(folder) / "long.json.gz", args.long, entries["llm-perf"])
+            result["long"] = _read_long(Path(folder) / "long.json.gz", args.long, entries[NAME])
     result["table"] = [
         {**row, "kernels, busy ns, operators": "failed" if outcome.failed else outcome.out.split("\n")[-2]}
         for row, outcome in zip(rows_of(found), found.values(), strict=True)
@@ -142,6 +166,9 @@ def _read_long(path: Path, events: int, argv: list[str]) -> dict[str, Any]:
 def _compare(result: dict[str, Any]) -> bool:
     ours = result["table"][0]
     met = "long" not in result or result["long"]["peak_mb"] < AIM_LONG_MB
+    if (share := share_of_base(result["table"])) is not None:
+        result["share_of_base"] = share
+        met = met and keeps_pace(share)
     theirs = next((row for row in result["table"] if row["how"] == "HolisticTraceAnalysis"), None)
     if theirs is None or theirs["kernels, busy ns, operators"] == "failed":
         return met

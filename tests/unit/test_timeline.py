@@ -8,6 +8,7 @@ import pytest
 from llm_perf_opt.analysis.capture import CaptureAnalysis, GraphTotals, analyze_timelines
 from llm_perf_opt.analysis.timeline.intervals import Ints, innermost, intersect, nest, segment_union, union
 from llm_perf_opt.analysis.timeline.rows import Idle, RangeRow
+from llm_perf_opt.analysis.timeline.timeline import distinct
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from tests.support.nsys_builder import OTHER_THREAD, PID, Export
 
@@ -446,3 +447,17 @@ def test_nesting_equals_a_plain_search_for_the_innermost_around() -> None:
         tree = nest(thread, start, end)
         assert tree.parent.tolist() == expected
         assert sorted(np.concatenate(tree.levels).tolist()) == list(range(60))
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([], []),
+        ([7, 7, 7], [7]),
+        ([3, 0, 3, 1], [0, 1, 3]),
+        ([2, -1, 2, -1, 0], [-1, 0, 2]),
+        ([10**15, 5, 10**15, -(10**15)], [-(10**15), 5, 10**15]),
+    ],
+)
+def test_distinct_values_come_in_order_whatever_their_size(values: list[int], expected: list[int]) -> None:
+    assert distinct(np.array(values, np.int64)).tolist() == expected

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import subprocess
 import sys
 import time
 import tracemalloc
@@ -562,3 +563,17 @@ def test_only_long_traces_are_shared(tmp_path: Path, monkeypatch: pytest.MonkeyP
     short.write_bytes(b"[]")
     cores = len(os.sched_getaffinity(0))
     assert (trace_pieces.processes_for(long), trace_pieces.processes_for(short)) == (min(cores, 2), 1)
+
+
+@pytest.mark.parametrize(
+    ("module", "unused"),
+    [
+        ("torch_trace", {"sqlite3", "yaml", "_hashlib", "rich"}),
+        # A helper gets its text from another process.
+        ("trace_workers", {"sqlite3", "yaml", "_hashlib", "rich", "isal", "tempfile"}),
+    ],
+)
+def test_reading_a_trace_loads_no_library_it_does_not_use(module: str, unused: set[str]) -> None:
+    code = f"import sys, llm_perf_opt.profiling.parsers.{module}; print(sorted({unused!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
