@@ -373,3 +373,81 @@ def test_copies_by_kernels_are_told_once_and_with_advice_that_fits(tmp_path: Pat
     )
     assert finding.evidence == ("`transpose_kernel`: 2.970 ms in 30 launch(es)",)
     assert "KV cache" not in finding.remedy and "torch" not in finding.remedy
+
+
+def _loads_first(tmp_path: Path, *, steps: int) -> CaptureAnalysis:
+    """Twenty copies of 8 ms, one every 20 ms, then steps of 20 ms in which kernels follow each other."""
+    export = Export()
+    for i in range(20):
+        export.call(20 * MS * i, 20 * MS * i + 10_000, i + 1, "cudaMemcpyAsync")
+        export.copy(20 * MS * i + 5_000, 20 * MS * i + 8 * MS, i + 1, 64_000_000, 1)
+    for i in range(20 * steps):
+        at = 400 * MS + MS * i
+        export.call(at, at + 5_000, 100 + i, "cudaLaunchKernel")
+        export.kernel("gemm", at + 10_000, at + MS, 100 + i)
+    return _nsys(export, tmp_path)
+
+
+def test_what_happens_before_the_first_kernel_is_loading_and_paid_once(tmp_path: Path) -> None:
+    setup, copies = _loads_first(tmp_path, steps=5).findings
+    assert (setup.rule, setup.is_one_time) == ("compilation", True)
+    assert setup.title == (
+        "Set-up (loading, compiling or tuning kernels) keeps the GPU idle, 48% of the capture (most: before the first "
+        "kernel)"
+    )
+    assert (copies.rule, copies.is_one_time) == ("wait_bound", True)
+    assert copies.title == (
+        "No kernel runs while copies do, for 32% of the capture (most: Copy Host-to-Device, loading)"
+    )
+    assert copies.remedy.startswith("this is paid once and not in every step: begin the capture after")
+
+
+def test_waiting_for_a_late_rank_is_not_told_again_as_communication(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 1 computes for 9 of 20 ms in each step, the other for 5: the collective of 0.5 ms takes 4.5 ms on it."""
+    for rank, busy in enumerate((5_000, 9_000)):
+        events: list[str] = []
+        for step in range(5):
+            at, number = 20_000 * step, 10 * step
+            _kernel(events, number + 1, at, at + 10, busy)
+            name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+            launch = event("cuda_runtime", "cudaLaunchKernel", f"{at + 20}", "5", correlation=number + 2)
+            lane = {"pid": 0, "tid": 20, "correlation": number + 2, "device": 0}
+            events += [launch, event("kernel", name, f"{at + 10 + busy}", f"{9_500 - busy}", **lane)]
+            _kernel(events, number + 3, at + 40, at + 9_520, 10_000)
+        job = f'"distributedInfo": {{"backend": "nccl", "rank": {rank}, "world_size": 2}}'
+        write_trace(tmp_path / f"rank{rank}.json", events, after=job)
+    assert main(["analyze", str(tmp_path), "--json"]) == 0
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert finding["title"] == (
+        "Ranks wait for each other inside collectives, most of it for rank 1, 10% of the capture"
+    )
+
+
+def test_a_program_on_the_host_alone_is_told_what_its_steps_are_spent_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = []
+    for step in range(3):
+        at = 10_000 * step
+        events.append(event("user_annotation", f"ProfilerStep#{step}", f"{at}", "9000"))
+        events.append(event("user_annotation", "enumerate(DataLoader)#__next__", f"{at + 10}", "8100"))
+        events.append(event("cpu_op", "aten::mm", f"{at + 8_200}", "500"))
+    assert main(["analyze", str(write_trace(tmp_path / "t.json", events))]) == 0
+    assert capsys.readouterr().out.startswith(
+        "No GPU work was recorded; enumerate(DataLoader)#__next__ takes 90.0 % of ProfilerStep#N (27.00 ms in 3 "
+        "instances), and operators take 1.500 ms. If the program used a GPU, capture again with"
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "said"), [("hipLaunchKernel", "in a HIP graph"), ("cudaLaunchKernel", "in a CUDA graph")]
+)
+def test_graphs_are_called_what_the_runtime_calls_them(tmp_path: Path, call: str, said: str) -> None:
+    events: list[str] = []
+    for i in range(100):
+        events.append(event("cuda_runtime", call, f"{40 * i}", "8", correlation=i + 1))
+        events.append(event("kernel", "gemm", f"{40 * i + 15}", "6", pid=0, tid=7, correlation=i + 1, device=0))
+    (finding,) = _torch(events, tmp_path).findings
+    assert finding.rule == "launch_bound" and said in finding.remedy

@@ -1,7 +1,7 @@
 """The longest gaps of a capture, what ran around them, and what the host did in them."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ MAX_LOOKED_INTO = 200
 SHOWN = 20
 # A gap of which this part lies after the launch is not the host's.
 HELD = 0.5
+BEFORE_FIRST = "before the first kernel"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,10 @@ class Gap:
     before: str | None
     after: str | None
     activity: HostActivity
+
+    @property
+    def is_first(self) -> bool:
+        return self.before is None and self.start_ns == 0
 
     @property
     def is_held(self) -> bool:
@@ -155,6 +160,8 @@ def _look_into(timeline: Timeline, compute: Activities, one: IdleMap, gaps: Inte
         tuner = next((name for name in (before, after) if is_tuning(name)), None)
         if tuner is not None and activity.verdict in ("host_work", "unknown"):
             activity = HostActivity(verdict="compilation", kind=KERNEL, name=tuner, where=activity.where)
+        if before is None and split.copy_ns[i] > 0 and activity.verdict in ("host_work", "unknown"):
+            activity = _loading(activity)
         found.append(
             Gap(
                 source=source,
@@ -171,6 +178,13 @@ def _look_into(timeline: Timeline, compute: Activities, one: IdleMap, gaps: Inte
             )
         )
     return found
+
+
+def _loading(activity: HostActivity) -> HostActivity:
+    """Before its first kernel a program that copies to the device loads what it needs."""
+    if activity.name is None:
+        return HostActivity(verdict="compilation", kind="time", name=BEFORE_FIRST, where=activity.where)
+    return replace(activity, verdict="compilation")
 
 
 def _longest_part(parts: Intervals, start: int, end: int) -> tuple[int, int]:

@@ -34,6 +34,7 @@ _COMPILED = re.compile(r"^triton_(poi|red|per|tem)_fused|CompiledFxGraph|^Compil
 _XLA = re.compile(r"^(XlaModule|Thunk:|TSL:|XlaLaunch)|^(loop|input|wrapped|gemm)_(\w+_)?fusion(_\w+)?$")
 # How Intel's runtime launches.
 _OTHER_RUNTIME = re.compile(r"^(urEnqueueKernelLaunch|zeCommandListAppendLaunch)")
+_HIP = re.compile(r"^hip(Launch|ExtModuleLaunch|ModuleLaunch|GraphLaunch|ExtLaunch)")
 _OTHER_DEVICE = re.compile(r"\bIntel\b|Gaudi|\bHPU\b|Ascend|\bMTIA\b")
 _TORCH = re.compile(r"at::native|c10::|^aten::|^void at::|^triton_poi_fused")
 _TENSORFLOW = re.compile(r"\btensorflow::|\bEigen::internal::EigenMetaKernel|(^|/)tensorflow/")
@@ -47,6 +48,7 @@ class IdleReport:
     """Gaps, queue, waits and steps of all captures together, and what kind of program ran.
 
     `without_graphs`: on a GPU whose work cannot be recorded as graphs from the framework (not CUDA, not HIP).
+    `is_hip`: AMD's runtime launched the work.
     """
 
     framework: Framework
@@ -58,6 +60,7 @@ class IdleReport:
     trains: bool = False
     compiled: bool = False
     without_graphs: bool = False
+    is_hip: bool = False
 
 
 def report_idle(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap]]]) -> IdleReport:
@@ -73,6 +76,7 @@ def report_idle(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap]]]) -> I
         engine=next((engine for engine, mark in _ENGINES if _any_name(timelines, mark)), None),
         trains=_any_name(timelines, _TRAINING),
         compiled=_any_name(timelines, _COMPILED),
+        is_hip=_any_name(timelines, _HIP),
         without_graphs=_any_name(timelines, _OTHER_RUNTIME)
         or any(_OTHER_DEVICE.search(device.name) for timeline in timelines for device in timeline.devices),
     )

@@ -85,7 +85,7 @@ def captured_verdict(found: CaptureAnalysis) -> str:
     what = " and ".join([*kernels, *([_count(graphs, "whole CUDA graph")] if graphs else [])])
     time = format_ms((found.gpu.kernel_ns + found.graphs.total_ns) / 1e6)
     if not found.gpu.kernel_count and not graphs:
-        return f"Captured by {tool}: no kernel was recorded{_on_host(found)}. {NO_CLEAN_TIME}"
+        return f"Captured by {tool}: no kernel was recorded{work_on_host(found)}. {NO_CLEAN_TIME}"
     text = f"Captured by {tool}: {what}, {time} of GPU time"
     phase = _longest(found)
     if found.gpu.busy_ns is not None and found.gpu.span_ns:
@@ -193,8 +193,11 @@ def _each(found: CaptureAnalysis) -> str:
     return f" (any of its {len(spans)} GPUs; each by itself {format_percent(mean)} on average)"
 
 
-def _on_host(found: CaptureAnalysis) -> str:
-    """What there is instead: kernels that were only counted, or work on the host."""
+def work_on_host(found: CaptureAnalysis) -> str:
+    """What there is instead: kernels that were only counted, or work on the host.
+
+    Operators speak for the program where they take most of its longest range; else what that range is spent in does.
+    """
     if found.counters is not UNSET and found.counters:
         counted = _count(sum(row.instances for row in found.counters), "kernel")
         largest = max(found.counters, key=lambda row: row.flop or 0.0)
@@ -203,6 +206,8 @@ def _on_host(found: CaptureAnalysis) -> str:
     if found.operators is not UNSET and found.operators:
         top = max(found.operators, key=lambda row: row.self_cpu_ns)
         total = sum(row.self_cpu_ns for row in found.operators)
+        if (inside := _inside_longest(found)) and total < 0.5 * found.ranges[0].wall_ns:
+            return f"; {inside}, and operators take {format_ms(total / 1e6)}"
         share = format_percent(top.self_cpu_ns / total) if total else "0 %"
         return (
             f"; operators on the CPU take {format_ms(total / 1e6)}, most of it {top.name} ({share} of the operators' "
@@ -211,6 +216,17 @@ def _on_host(found: CaptureAnalysis) -> str:
     if found.ranges:
         return f"; {_count(len(found.ranges), 'range')}, the longest {found.ranges[0].name}"
     return ""
+
+
+def _inside_longest(found: CaptureAnalysis) -> str:
+    """The range that takes at least half of the longest one, directly inside it."""
+    longest = max(found.ranges, key=lambda row: row.wall_ns, default=None)
+    inner = [row for row in found.ranges if longest is not None and row.parent == longest.name]
+    most = max(inner, key=lambda row: row.wall_ns, default=None)
+    if longest is None or most is None or 2 * most.wall_ns < longest.wall_ns:
+        return ""
+    share, times = format_percent(most.wall_ns / longest.wall_ns), _count(longest.instances, "instance")
+    return f"{most.name} takes {share} of {longest.name} ({format_ms(longest.wall_ns / 1e6)} in {times})"
 
 
 def _count(number: int, what: str, several: str = "") -> str:

@@ -8,7 +8,7 @@ from llm_perf_opt.analysis.capture import CaptureAnalysis, Measured
 from llm_perf_opt.analysis.findings.finding import FindingRecord, of_thinned_capture, rank_of_capture
 from llm_perf_opt.analysis.findings.rules import unfused_elementwise
 from llm_perf_opt.analysis.findings.rules.above_bound import find_below_roof
-from llm_perf_opt.analysis.findings.rules.needless_copies import find_late_ranks
+from llm_perf_opt.analysis.findings.rules.needless_copies import find_late_ranks, without_waiting
 from llm_perf_opt.analysis.ranks.analysis import RanksAnalysis
 from llm_perf_opt.analysis.timeline.critical import critical_paths
 from llm_perf_opt.analysis.timeline.frames import python_tree
@@ -75,7 +75,7 @@ def add_ranks(analysis: CaptureAnalysis, ranks: RanksAnalysis, kept_share: float
     late = find_late_ranks(ranks, span_ns=analysis.gpu.span_ns, source=source)
     if kept_share is not None:
         late = [of_thinned_capture(finding, kept_share) for finding in late]
-    found = [*(record.finding() for record in analysis.findings), *late]
+    found = [*without_waiting([record.finding() for record in analysis.findings], late), *late]
     return replace(analysis, findings=tuple(FindingRecord.of(finding) for finding in rank_of_capture(found)))
 
 
@@ -84,7 +84,6 @@ def add_detail(analysis: CaptureAnalysis, traces: Sequence[tuple[Timeline, Trace
     sums = [sum_shapes(timeline, detail) for timeline, detail in traces]
     if any(one.found for one in sums):
         # Here, for captures without shapes need no catalogue, nor the configuration it is checked by.
-        from llm_perf_opt.analysis.hardware.hardware import find_by_device_name, load_catalogue
         from llm_perf_opt.config.paths import conf_dir
 
         gpu = analysis.gpu.name

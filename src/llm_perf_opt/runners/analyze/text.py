@@ -13,6 +13,7 @@ from llm_perf_opt.analysis.timeline.rows import KernelRow
 from llm_perf_opt.core.sections import Section, cell_text
 from llm_perf_opt.core.terminal import number_columns, printable, table_text
 from llm_perf_opt.core.units import or_dash
+from llm_perf_opt.report.view.captured import work_on_host
 from llm_perf_opt.runners.analyze.kinds import SUMMARY, TORCH
 from llm_perf_opt.runners.analyze.sections import capture_sections
 
@@ -82,7 +83,9 @@ def _no_gpu_work(analysis: CaptureAnalysis) -> Text:
     record = "`nsys profile --trace=cuda,nvtx,osrt`"
     if any(source.kind == TORCH for source in analysis.sources):
         record = "`activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`"
-    return _plain(f"No GPU work was recorded. If the program used a GPU, capture again with {record}.")
+    return _plain(
+        f"No GPU work was recorded{work_on_host(analysis)}. If the program used a GPU, capture again with {record}."
+    )
 
 
 def _ranges(analysis: CaptureAnalysis, top: int) -> Text:

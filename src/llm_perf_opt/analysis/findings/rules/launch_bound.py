@@ -262,7 +262,14 @@ def _queue(facts: CaptureFacts) -> tuple[str, ...]:
 
 
 def _remedy(facts: CaptureFacts, *, is_graph: bool) -> tuple[str, str]:
-    """What fits the program: its framework, and whether it replays graphs already."""
+    """What fits the program: its framework, whether it replays graphs already, and what its runtime calls them."""
+    remedy, hint = _remedy_of_cuda(facts, is_graph=is_graph)
+    if facts.report.is_hip:
+        return remedy.replace("CUDA graph", "HIP graph"), hint.replace("CUDA graph", "HIP graph")
+    return remedy, hint
+
+
+def _remedy_of_cuda(facts: CaptureFacts, *, is_graph: bool) -> tuple[str, str]:
     if is_graph:
         return (REMEDY_OF_GRAPHS if facts.has_attention else REMEDY_OF_ANY_GRAPHS), HINT_OF_GRAPHS
     if facts.report.engine is not None:

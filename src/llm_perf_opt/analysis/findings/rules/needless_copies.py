@@ -4,6 +4,7 @@ Kernels that only copy, copies to and from the host, communication beside which 
 wait for ranks that come late.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
@@ -210,6 +211,23 @@ def find_late_ranks(ranks: RanksAnalysis, *, span_ns: int, source: str) -> list[
             share=saved / span_ns,
         )
     ]
+
+
+def without_waiting(findings: Sequence[Finding], late: Sequence[Finding]) -> list[Finding]:
+    """Findings of which exposed communication no longer counts what is waiting for late ranks: that is told apart."""
+    waited = sum(finding.share or 0.0 for finding in late)
+    kept = []
+    for finding in findings:
+        if finding.rule != COMMUNICATION.id or not waited:
+            kept.append(finding)
+            continue
+        left = (finding.share or 0.0) - waited
+        if left >= MIN_EXPOSED_SHARE:
+            text = f"{waited:.0%} of the capture is waiting for ranks that come late, which another finding counts"
+            apart = Evidence(text=text, source=finding.evidence[0].source)
+            gain = None if finding.gain is None else amdahl(1.0, left)
+            kept.append(replace(finding, share=left, gain=gain, evidence=(*finding.evidence, apart)))
+    return kept
 
 
 def _for(last: RankRow, ranks: RanksAnalysis) -> str:

@@ -47,6 +47,10 @@ COPY_REMEDY_OF_DIRECTIVES = (
     "keep the arrays on the device between kernels: a data region around the loop (`target data` in OpenMP, `acc data` "
     "in OpenACC), and `update` only for what the host needs; then pinned host memory for what is left"
 )
+LOADING_REMEDY = (
+    "this is paid once and not in every step: begin the capture after the program has loaded; to start faster, load "
+    "from pinned memory, in large pieces, and only what this GPU needs"
+)
 DEVICE_COPY_REMEDY = (
     "copy less on the device: write results where they are needed instead of copying them there (views, out= and "
     "preallocated buffers, no needless clone, contiguous or concatenation), and put what must be copied on a stream of "
@@ -186,22 +190,26 @@ def _of_copies(facts: CaptureFacts, copying_ns: int, copied_in: Sequence[RangeRo
     lead = rows[0].kind if rows else "a copy"
     apart = "" if copying_ns == facts.idle.copy_ns else ", without what other findings count"
     crosses = not rows or _crosses(rows[0])
+    loading_ns = min(copying_ns, sum(gap.copy_ns for gap in facts.report.gaps.longest if gap.is_first))
+    loads = facts.kernel_count > 0 and loading_ns >= MOSTLY * copying_ns
     what = "No kernel runs while copies do, for" if facts.kernel_count else "Only copies run, no kernel at all:"
     found = RULE.finding_of_capture(
         facts,
-        title=f"{what} {copying_ns / facts.span_ns:.0%} of the capture (most: {lead})",
+        title=f"{what} {copying_ns / facts.span_ns:.0%} of the capture (most: {lead}{', loading' if loads else ''})",
         evidence=(
             f"{copying_ns / 1e6:.2f} ms of {facts.span_ns / 1e6:.2f} ms a copy or set runs and no kernel{apart}",
+            *((f"{loading_ns / 1e6:.2f} ms of that before the first kernel: the program loads",) if loads else ()),
             *(_rate(row) for row in rows),
             *_slow(rows),
             *(_copied_in(row) for row in copied_in[:SHOWN]),
             *_started_in(facts, every),
-            *_beside(facts, copying_ns),
+            *(() if loads else _beside(facts, copying_ns)),
         ),
         saved_ns=copying_ns,
         confidence=confidence_of(sum(row.instances for row in rows), share=1.0),
-        remedy=_copy_remedy(facts) if crosses else _device_copy_remedy(facts, rows[0]),
+        remedy=LOADING_REMEDY if loads else _copy_remedy(facts) if crosses else _device_copy_remedy(facts, rows[0]),
         hint="Keeping the data on the device" if crosses else "Copying less on the device",
+        is_one_time=loads,
     )
     # Where copying is all that was done, nothing says that it could be left out.
     return found if facts.kernel_count else replace(found, gain=None)
