@@ -1,8 +1,9 @@
 """The errors the project raises on purpose; `cli.main` turns each into a message and an exit code."""
 
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -48,6 +49,18 @@ class ManifestError(ProfilingError):
     """A run directory's manifest is missing, unreadable or of a version we do not know."""
 
     exit_code = EXIT_BAD_INPUT
+
+
+@contextmanager
+def numbers_of(*places: Path) -> Iterator[None]:
+    """Numbers of somebody's files with which nothing can be computed are bad input, said with where they are."""
+    try:
+        yield
+    except ArithmeticError as error:
+        raise ParseError(
+            f"{' or '.join(map(str, places))}: it or a file it names holds a number with which nothing can be computed "
+            f"({error}); the run was changed or damaged, so measure it again"
+        ) from error
 
 
 def print_error(error: ProfilingError) -> None:

@@ -13,6 +13,7 @@ import pytest
 from llm_perf_opt.cli import main
 from tests.support.fixtures_dir import DATA
 from tests.support.orchestrator import ALPHA, OFF, STATE, llm_perf_here, only_run
+from tests.support.report_runs import capture, clean, stage, write_run
 from tests.unit.test_compare_command import STEADY, run_of
 
 
@@ -66,6 +67,28 @@ def test_absurd_numbers_and_words_of_a_manifest_end_no_report(tmp_path: Path, fi
         environment = dict.fromkeys(("gpus", "tools", "packages", "git", "cpu"), said)
         _change(run_dir, config={"workload": {"command": said}}, environment=environment)
         assert main(["report", str(run_dir)]) == 0
+
+
+@pytest.mark.parametrize("number", ["1e300", "-1e300", "1e-300", "1" + "0" * 400, "0", "-7"])
+@pytest.mark.parametrize("file", ["manifest.json", "nsys/analysis.json"])
+def test_a_number_nothing_measures_is_said_with_its_file_or_left_out(
+    tmp_path: Path, file: str, number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(
+        tmp_path / "run",
+        stage("torch_profiler", tmp_path / "run", metrics=clean(ttft_ms=20.0, tpot_ms=7.25)),
+        stage("nsys", tmp_path / "run", {"analysis_json": ("analysis.json", capture(("gemm", 4, 7250000)))}),
+    )
+    shutil.copytree(run, tmp_path / "other")
+    changed = (run / file).read_text().replace("7250000", number).replace("7.25", number)
+    assert number in changed
+    (run / file).write_text(changed)
+    for words in (["report"], ["compare", "--force", str(tmp_path / "other")], ["export", "--to", "openmetrics"]):
+        assert main([*words, str(run)]) in (0, 2)
+        said = capsys.readouterr()
+        assert "not foreseen" not in said.err
+        assert not said.err.startswith("error") or str(run) in said.err
+    assert main(["runs", str(tmp_path)]) == 0
 
 
 @pytest.mark.parametrize("place", ["/etc/hostname", "fifo", "/dev/zero"])

@@ -63,7 +63,7 @@ def test_the_last_prefill_and_decode_of_the_h200_are_as_counted_by_hand(analysis
 def test_decode_on_the_h200_is_found_launch_bound(analysis: CaptureAnalysis) -> None:
     finding = next(f for f in analysis.findings if f.title.startswith("decode "))
     assert finding.rule == "launch_bound"
-    assert finding.title == "decode is launch-bound: the GPU idles for 92% of it"
+    assert finding.title == "decode is launch-bound: the GPU idles for 92% of it; likewise prefill"
     assert finding.evidence[0].startswith("GPU busy 15.603 ms of 189.45 ms wall time")
     assert "CUDA graph" in finding.remedy
 

@@ -340,11 +340,11 @@ def _two_styles(second_busy_ns: int) -> Export:
     return export
 
 
-@pytest.mark.parametrize("second_busy_ns", [0, 990])
-def test_only_the_style_of_a_range_that_is_bound_is_named(tmp_path: Path, second_busy_ns: int) -> None:
+@pytest.mark.parametrize(("second_busy_ns", "beside"), [(0, ""), (990, "; likewise the rest of the capture")])
+def test_only_the_style_of_a_range_that_is_bound_is_named(tmp_path: Path, second_busy_ns: int, beside: str) -> None:
     found = _analyze(_two_styles(second_busy_ns), tmp_path).findings
     assert [f.title for f in found if f.range_name is not None] == [
-        "decode is launch-bound: the GPU idles for 92% of it"
+        f"decode is launch-bound: the GPU idles for 92% of it{beside}"
     ]
 
 

@@ -8,8 +8,11 @@ seen nor a link followed. Errors are OSError, which every reader handles already
 import codecs
 import errno
 import gzip
+import json
 import lzma
+import math
 import os
+import re
 import stat
 import zlib
 from collections.abc import Iterable
@@ -20,6 +23,10 @@ from pathlib import Path
 LARGEST_RATIO = 100
 UNPACKED_ALWAYS_BYTES = 256 << 20
 CHUNK_BYTES = 1 << 20
+# Nothing that is measured or counted is further from one; beyond, sums and quotients stop being numbers.
+LARGEST_NUMBER, SMALLEST_NUMBER = 10**30, 1e-100
+# What such a number looks like; names and digests may look so too.
+_PERHAPS_ABSURD = re.compile(rb"[0-9]{31}|[0-9.][eE][+-]?[0-9]{2}")
 # A text that is read as a whole: the largest pages of ncu have a tenth of it.
 LARGEST_TEXT_BYTES = 2 << 30
 
@@ -46,6 +53,26 @@ def read_limited(path: Path, limit_bytes: int) -> bytes:
     """The content of a regular file of at most so many bytes."""
     with open_regular(path) as file:
         return _within(file.read(limit_bytes + 1), limit_bytes, path)
+
+
+def refuse_absurd_numbers(data: bytes) -> bytes:
+    """The JSON as it is, or a ValueError where it holds a number no measurement gives, such as 1e300."""
+    if _PERHAPS_ABSURD.search(data) is None:
+        return data
+    to_see = [json.loads(data)]
+    while to_see:
+        value = to_see.pop()
+        if isinstance(value, dict | list):
+            to_see += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, int | float) and _is_absurd(value):
+            raise ValueError(f"holds a number that nothing measures ({str(value)[:24]})")
+    return data
+
+
+def _is_absurd(number: float) -> bool:
+    # What is no number at all, or infinite, its readers take for absent.
+    is_finite = isinstance(number, int) or math.isfinite(number)
+    return is_finite and number != 0 and not SMALLEST_NUMBER <= abs(number) <= LARGEST_NUMBER
 
 
 def _within(data: bytes, limit_bytes: int, path: Path) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from llm_perf_opt.core.files import read_limited, real_path, write_whole
+from llm_perf_opt.core.files import read_limited, real_path, refuse_absurd_numbers, write_whole
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.records import RunStatus, StageFile, StageRecord
 from llm_perf_opt.core.redact import Redactor
@@ -93,6 +93,7 @@ def decode_manifest(data: bytes, path: str) -> RunManifest:
             "use the llm-perf that wrote it, or a newer one"
         )
     try:
+        refuse_absurd_numbers(data)
         return msgspec.convert(raw, RunManifest, dec_hook=_decode)
     except (msgspec.ValidationError, RecursionError, ValueError) as error:
         raise ManifestError(f"{path}: {error}") from error

@@ -17,7 +17,7 @@ from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.static.document import StaticDocument
 from llm_perf_opt.analysis.timeline.window import TimelineWindow
 from llm_perf_opt.core.documents import ClockDocument, CounterDocument, GeneratedDocument, MetricsDocument
-from llm_perf_opt.core.files import read_limited, real_path
+from llm_perf_opt.core.files import read_limited, real_path, refuse_absurd_numbers
 from llm_perf_opt.core.manifest import RunManifest, read_manifest
 from llm_perf_opt.core.names import (
     DECODE,
@@ -234,7 +234,7 @@ class _Reader:
     def _read(self, path: Path, kind: type[T]) -> "Found[T] | Unknown":
         source = self._relative(path)
         try:
-            content = msgspec.json.decode(self._content(path), type=kind)
+            content = msgspec.json.decode(refuse_absurd_numbers(self._content(path)), type=kind)
         except OSError as error:
             return Unknown(reason=f"{source}: cannot be read ({_why(error)})")
         except (msgspec.DecodeError, ValueError, RecursionError) as error:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from llm_perf_opt.core.files import write_whole
 from llm_perf_opt.core.manifest import read_manifest
+from llm_perf_opt.core.names import MANIFEST_FILE
+from llm_perf_opt.errors import numbers_of
 from llm_perf_opt.report.html import render_html
 from llm_perf_opt.report.kernels_md import render_kernels_page
 from llm_perf_opt.report.perfetto import render_perfetto
@@ -25,7 +27,8 @@ RENDERERS: tuple[tuple[str, Callable[[ReportView], str]], ...] = (
 
 def view_run(run_dir: Path) -> ReportView:
     """What the reports of a run would say by now."""
-    return build_view(read_run_files(read_manifest(run_dir), run_dir))
+    with numbers_of(run_dir / MANIFEST_FILE):
+        return build_view(read_run_files(read_manifest(run_dir), run_dir))
 
 
 def write_reports(run_dir: Path) -> list[Path]:
@@ -35,13 +38,13 @@ def write_reports(run_dir: Path) -> list[Path]:
 
 def write_view(run_dir: Path) -> tuple[ReportView, list[Path]]:
     """Write the reports; returns also what they say."""
-    files = read_run_files(read_manifest(run_dir), run_dir)
-    view = build_view(files)
-    paths = []
-    for name, render in RENDERERS:
-        paths.append(write_whole(run_dir / name, render(view).encode("utf-8", "backslashreplace")))
+    with numbers_of(run_dir / MANIFEST_FILE):
+        files = read_run_files(read_manifest(run_dir), run_dir)
+        view = build_view(files)
+        pages = [(name, render(view)) for name, render in RENDERERS]
+        content = render_perfetto(files)
+    paths = [write_whole(run_dir / name, page.encode("utf-8", "backslashreplace")) for name, page in pages]
     trace = run_dir / TRACE
-    content = render_perfetto(files)
     # A trace of an earlier rendering must not outlive the data it was made from.
     trace.unlink(missing_ok=True)
     if content is not None:

@@ -31,7 +31,8 @@ _OTHER_TOOLS = {
 }
 ROWS_AT_ONCE = 20_000
 # Less than any id of a row.
-BEFORE_ALL = -(2**63)
+ROW_ID_NAMES = ("rowid", "_rowid_", "oid")
+BEFORE_ALL = -(2**63) - 1
 
 
 class NsysDatabase:
@@ -135,7 +136,13 @@ class NsysDatabase:
     def _fetched(self, table: str, columns: Sequence[str], after: int) -> Iterator[Rows]:
         """The rows behind an id, from SQLite itself."""
         wanted = ", ".join(quoted(name) for name in columns)
-        for rows in self.select(f"SELECT rowid, {wanted} FROM {quoted(table)} WHERE rowid > {after}"):
+        hidden = {name.lower() for name in self.columns(table)}
+        row_id = next((name for name in ROW_ID_NAMES if name not in hidden), None)
+        if row_id is None:
+            raise broken(self.path, f"table {table} has columns in the place of its row ids")
+        # SQLite takes the number before all ids for a fraction, which equals the first of them.
+        behind = "" if after == BEFORE_ALL else f" WHERE {row_id} > {after}"
+        for rows in self.select(f"SELECT {row_id}, {wanted} FROM {quoted(table)}{behind}"):
             ids, *found = zip(*rows, strict=True)
             for before, (one, other) in enumerate(pairwise((after, *ids))):
                 if other <= one:

@@ -277,7 +277,7 @@ def _cost(files: RunFiles) -> tuple[Tile, ...]:
 def _speed(files: RunFiles, facts: RunFacts) -> Quantity:
     speed = clean_metric(files.manifest, "decode_tokens_per_s")
     wall = facts.phases["decode"].wall
-    if isinstance(speed, Known) or isinstance(wall, Unknown):
+    if isinstance(speed, Known) or isinstance(wall, Unknown) or not wall.value:
         return speed
     return Known(
         value=1e3 / wall.value, unit="tokens/s", how=f"from the time per token ({wall.how})", source=wall.source

@@ -250,6 +250,8 @@ def varints(numbers: Iterable[int]) -> str:
     """Seven bits a byte, the lowest first, as base64."""
     out = bytearray()
     for number in numbers:
+        if number < 0:
+            raise ArithmeticError(f"a time or a place that is negative: {number}")
         while number > 127:
             out.append(number & 127 | 128)
             number >>= 7

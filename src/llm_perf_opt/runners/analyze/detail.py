@@ -84,6 +84,7 @@ def add_detail(analysis: CaptureAnalysis, traces: Sequence[tuple[Timeline, Trace
     sums = [sum_shapes(timeline, detail) for timeline, detail in traces]
     if any(one.found for one in sums):
         # Here, for captures without shapes need no catalogue, nor the configuration it is checked by.
+        from llm_perf_opt.analysis.hardware.hardware import find_by_device_name, load_catalogue
         from llm_perf_opt.config.paths import conf_dir
 
         gpu = analysis.gpu.name

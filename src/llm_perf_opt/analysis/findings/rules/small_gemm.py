@@ -30,7 +30,7 @@ def find_small_gemms(facts: RunFacts) -> list[Finding]:
     for part in slices(facts):
         rows = sorted((row for row in part.rows if _is_small(row, facts)), key=lambda row: -row[0].ms_per_step)
         spent = time_of(rows)
-        if rows and spent >= MIN_SHARE * part.busy_ms:
+        if spent > 0 and spent >= MIN_SHARE * part.busy_ms:
             found.append(_finding(part, rows, spent, facts))
     return found
 
