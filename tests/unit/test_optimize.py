@@ -395,10 +395,20 @@ def test_the_way_from_start_to_best_goes_through_what_each_was_measured_beside()
     start = StartRow(metrics={"tpot_ms": 10.0}, peak_memory_bytes=None, start_s=1.0, passes=4)
     path = path_to_best(start, rows, "a+b", "tpot_ms")
     assert [(s.name, s.value) for s in path] == [("start", 10.0), ("a", 2.0), ("a+b", 1.0)]
-    said = in_words(objective="tpot_ms", path=path, gain=10.0, low=9.0, high=11.0, check="equal", tried=3)
+    said = in_words(objective="tpot_ms", path=path, gain=10.0, low=9.0, high=11.0, check="equal", tried=3, left_out=0)
     assert said == "tpot_ms 10.00 → 1.000 ms, 10.0× (95 %: 9.00 to 11.00×) with a → a+b; outputs equal."
-    none = in_words(objective="tpot_ms", path=path[:1], gain=None, low=None, high=None, check=None, tried=3)
+    none = in_words(objective="tpot_ms", path=path[:1], gain=None, low=None, high=None, check=None, tried=3, left_out=0)
     assert none == "Nothing helped: none of 3 experiment(s) improved tpot_ms beyond chance and kept its outputs."
+    why = {
+        left_out: in_words(
+            objective="tpot_ms", path=[], gain=None, low=None, high=None, check=None, tried=0, left_out=left_out
+        )
+        for left_out in (0, 9)
+    }
+    assert why == {
+        0: "Nothing was tried: no finding names a remedy.",
+        9: "Nothing was tried: each of 9 remedies has its reason below.",
+    }
 
 
 def test_the_last_look_at_the_pairs_may_take_what_earlier_ones_left_of_the_chance_to_err() -> None:

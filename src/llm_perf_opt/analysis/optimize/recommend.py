@@ -100,12 +100,14 @@ def in_words(
     high: float | None,
     check: str | None,
     tried: int,
+    left_out: int,
 ) -> str:
     """One sentence for the top of every page."""
     unit = UNITS[objective]
     if len(path) < 2 or gain is None:
         if not tried:
-            return "Nothing was tried."
+            why = f"each of {left_out} remedies has its reason below" if left_out else "no finding names a remedy"
+            return f"Nothing was tried: {why}."
         return f"Nothing helped: none of {tried} experiment(s) improved {objective} beyond chance and kept its outputs."
     interval = "" if low is None or high is None else f" (95 %: {low:.2f} to {high:.2f}×)"
     names = " → ".join(step.name for step in path[1:])

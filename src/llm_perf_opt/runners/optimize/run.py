@@ -489,7 +489,7 @@ class Optimizer:
         last = path[-1].value if path else None
         limits = [condition.text for condition in self.options.constraints]
         check = None if row is None or row.check is None else row.check.verdict
-        tried = len(self.search.tried)
+        not_tried = self._not_tried(status)
         sentence = in_words(
             objective=objective,
             path=path,
@@ -497,7 +497,8 @@ class Optimizer:
             low=None if direct is None else direct.low,
             high=None if direct is None else direct.high,
             check=check,
-            tried=tried,
+            tried=len(self.search.tried),
+            left_out=len(not_tried),
         )
         return OptimizeDocument(
             status=status,
@@ -510,7 +511,7 @@ class Optimizer:
             max_experiments=self.options.most,
             profile=None if self.profile is None else str(self.profile.folder),
             start=first,
-            experiments=(*self.rows, *self._not_tried(status)),
+            experiments=(*self.rows, *not_tried),
             best=name,
             gain=gain,
             gain_low=None if direct is None else direct.low,
