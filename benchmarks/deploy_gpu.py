@@ -1,17 +1,17 @@
 """What people deploy, measured on a GPU: our own loop compiled and captured, and programs of others through `run`.
 
-    python benchmarks/deploy_gpu.py [--out deploy_gpu.json] [--model llama3_1b] [--seconds 330]
+    python benchmarks/deploy_gpu.py [--out FILE] [--seconds 330] [--only graph|loop|fp8|equality|jax] [--tiny]
 
 On one GPU, in at most --seconds: llama3_1b with random weights and a prompt of 1,024 tokens at batch 1, 8 and 32, eager
 with a growing cache, `infer.cache=static infer.compile=reduce-overhead`, and `infer.cuda_graph=true`; whether the
 tokens of each are those of eager mode; a program that replays a CUDA graph of its own through `llm-perf run`, with
-its waterfall; and a JAX program, with the verdicts it gets. One JSON is written; a part that fails or that there is no
-time for says so in it and does not end the others.
+its waterfall; weights in fp8; and a JAX program, with the verdicts it gets. One JSON is written after every part; a
+part that fails or that there is no time for says so in it and does not end the others. --tiny: the smallest model, also
+without a GPU.
 """
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -28,6 +28,11 @@ VARIANTS = {
     "reduce-overhead": ["infer.cache=static", "infer.compile=reduce-overhead"],
     "cuda_graph": ["infer.cache=static", "infer.cuda_graph=true"],
 }
+FP8 = {
+    "eager-fp8": ["model.quantization=fp8"],
+    "reduce-overhead-fp8": [*VARIANTS["reduce-overhead"], "model.quantization=fp8"],
+}
+PARTS = ("graph", "loop", "fp8", "equality", "jax")
 GRAPH_PROGRAM = """
 import torch
 import llm_perf_opt as perf
@@ -78,6 +83,15 @@ with torch.no_grad():
             graph.replay()
 print("last token", int(token[0]))
 """
+PLAIN_PROGRAM = """
+import torch
+import llm_perf_opt as perf
+
+weight, x = torch.randn(256, 256), torch.randn(1, 256)
+for _ in range(40):
+    with perf.phase("decode_step", tokens=1):
+        x = torch.tanh(x @ weight)
+"""
 JAX_PROGRAM = """
 import jax
 import jax.numpy as jnp
@@ -108,9 +122,9 @@ def profile(folder: Path, *overrides: str, timeout_s: float) -> tuple[int, str]:
     return done.returncode, (done.stdout + done.stderr)[-1500:]
 
 
-def own_loop(folder: Path, model: str, batch: int, variant: str, timeout_s: float) -> dict[str, Any]:
+def own_loop(folder: Path, model: str, batch: int, name: str, variant: list[str], timeout_s: float) -> dict[str, Any]:
     """The clean pass of one deployment: times, compile time, notes and the tokens of every sequence."""
-    run_dir = folder / f"{variant}-{batch}"
+    run_dir = folder / f"{name}-{batch}"
     code, tail = profile(
         folder,
         *(
@@ -121,7 +135,7 @@ def own_loop(folder: Path, model: str, batch: int, variant: str, timeout_s: floa
             f"infer.max_new_tokens={NEW_TOKENS}",
         ),
         *("infer.ignore_eos=true", f"dataset.prompt_tokens={PROMPT}", f"dataset.num_samples={batch}", "run.repeats=2"),
-        *VARIANTS[variant],
+        *variant,
         f"artifacts.runs_dir={run_dir}",
         timeout_s=timeout_s,
     )
@@ -173,7 +187,7 @@ def float32_equality(folder: Path, timeout_s: float) -> dict[str, Any]:
         run_dir = folder / f"tiny-{name}"
         code, tail = profile(
             folder,
-            *("infer", "model=llama_tiny", "model.dtype=float32", "run.device=cuda:0", "infer.ignore_eos=true"),
+            *("infer", "model=llama_tiny", "model.dtype=float32", "infer.ignore_eos=true"),
             *(f"infer.max_new_tokens={TOKENS_CHECKED}", "dataset.prompt_tokens=96", "run.repeats=1", *overrides),
             f"artifacts.runs_dir={run_dir}",
             timeout_s=timeout_s,
@@ -239,52 +253,58 @@ def describe_host() -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="What people deploy, on one GPU")
     parser.add_argument("--out", type=Path, default=Path("deploy_gpu.json"))
-    parser.add_argument("--model", default="llama3_1b")
     parser.add_argument("--seconds", type=float, default=330.0)
+    parser.add_argument("--only", choices=PARTS, help="one part instead of all")
+    parser.add_argument("--tiny", action="store_true", help="a smoke test with the smallest model, also without a GPU")
     args = parser.parse_args()
+    model = "llama_tiny" if args.tiny else "llama3_1b"
     out = args.out.resolve()
     started = time.monotonic()
-    result: dict[str, Any] = {"host": describe_host(), "own_loop": {}}
+    wanted = PARTS if args.only is None else (args.only,)
+    result: dict[str, Any] = {"host": describe_host()}
+    tokens: dict[str, dict[str, Any]] = {}
 
-    def attempt(key: str, work: Callable[[float], Any]) -> Any:
+    def attempt(group: str, key: str, work: Callable[[float], Any]) -> None:
         left_s = args.seconds - (time.monotonic() - started)
         begun = time.monotonic()
         try:
             found = work(left_s) if left_s > 15 else {"failed": "no time left"}
         except (subprocess.TimeoutExpired, OSError, ValueError, KeyError) as error:
             found = {"failed": f"{type(error).__name__}: {error}"[:600]}
-        print(f"{key}: {time.monotonic() - begun:.0f} s", flush=True)
+        tokens[key] = dict(found)
+        found.pop("tokens", None)
+        print(f"{key}: {time.monotonic() - begun:.0f} s, {found.get('failed', 'measured')}", flush=True)
+        result.setdefault(group, {})[key] = found
+        result["tokens_against_eager"] = compare_tokens(tokens)
+        result["seconds"] = round(time.monotonic() - started, 1)
         out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        return found
 
-    os.environ.pop("PYTHONSTARTUP", None)
     with tempfile.TemporaryDirectory(prefix="deploy-") as scratch:
         folder = Path(scratch)
-        graph = ["model=llama3_1b", "hardware=auto", "workload.prompt=1024", "pipeline.ncu.enable=false"]
-        order = [(batch, variant) for variant in VARIANTS for batch in (1, 8, 32)]
-        first = [(1, "eager"), (1, "reduce-overhead"), (1, "cuda_graph")]
-        result["cuda_graph_program"] = attempt(
-            "cuda-graph program", lambda left: foreign(folder, "graph", GRAPH_PROGRAM, *graph, timeout_s=min(left, 120))
-        )
-        for batch, variant in [*first, *(pair for pair in order if pair not in first)]:
-            name = f"{variant}-{batch}"
-            result["own_loop"][name] = attempt(
-                name, lambda left, b=batch, v=variant: own_loop(folder, args.model, b, v, min(left, 120))
-            )
-        result["tokens_against_eager"] = compare_tokens(result["own_loop"])
-        result["float32_equality"] = attempt("float32 equality", lambda left: float32_equality(folder, min(left, 60)))
-        result["jax_program"] = attempt(
-            "jax program",
-            lambda left: foreign(
-                folder, "jax_program", JAX_PROGRAM, "pipeline.ncu.enable=false", timeout_s=min(left, 90)
-            ),
-        )
-    for entry in result["own_loop"].values():
-        entry.pop("tokens", None)
-    result["seconds"] = round(time.monotonic() - started, 1)
-    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(f"written: {out}")
-    return 0
+        alone = "pipeline.ncu.enable=false"
+        if "graph" in wanted:
+            program = GRAPH_PROGRAM if not args.tiny else PLAIN_PROGRAM
+            words = [f"model={model}", "hardware=auto", "workload.prompt=1024", alone]
+            attempt("programs", "graph", lambda s: foreign(folder, "graph", program, *words, timeout_s=s))
+        if "jax" in wanted:
+            attempt("programs", "jax", lambda s: foreign(folder, "jax_program", JAX_PROGRAM, alone, timeout_s=s))
+        if "fp8" in wanted:
+            for name, words in FP8.items():
+                attempt("own_loop", f"{name}-1", lambda s, n=name, w=words: own_loop(folder, model, 1, n, w, s))
+        if "loop" in wanted:
+            # What people ask for first, in case there is no time for the rest.
+            order = [(b, v) for b in (1, 8, 32) for v in ("reduce-overhead", "eager")]
+            for batch, name in [*order, *((b, "cuda_graph") for b in (1, 8, 32))]:
+                attempt(
+                    "own_loop",
+                    f"{name}-{batch}",
+                    lambda s, b=batch, n=name: own_loop(folder, model, b, n, VARIANTS[n], s),
+                )
+        if "equality" in wanted:
+            attempt("float32", "equality", lambda s: float32_equality(folder, s))
+    entries = {key: found for key, found in tokens.items() if "failed" in found or found.get("exit_code")}
+    print(f"written: {out}; failed: {', '.join(entries) or 'nothing'}")
+    return 1 if entries else 0
 
 
 if __name__ == "__main__":

@@ -1,72 +1,127 @@
 #!/usr/bin/env bash
 # The proof on a real GPU, with the documented commands only: about half an hour on one data-centre GPU.
 #
-#     benchmarks/gpu_drill.sh [OUT] [part ...]
+#     benchmarks/gpu_drill.sh [1|2|3|rest|STEP ...]
 #
-# Needs llm-perf, nsys and ncu on PATH. Parts, in this order: llama1b deepseek_ocr optimize llama8b moe deploy serve
-# compare faults overhead accuracy; without names, all of them. Every command gets a time limit and a log of its own, a
-# failed one does not end the drill. OUT (default: tmp/gpu-drill) gets drill.tsv (what ran, exit code, seconds), logs/, runs/
-# and, at the end, drill.json and drill.md by benchmarks/gpu_drill_summary.py, which also looks for a planted token in
-# every byte that was written.
+# Needs llm-perf, nsys and ncu on PATH. Without names: the parts 1, 2, 3 and rest. A part ends within DRILL_PART_S seconds
+# (540) and stands for itself: 1 is Llama 1B from nothing to insight, 2 what people deploy, 3 other models and faults, rest
+# what repeats earlier figures. Every step has a limit of its own, cut to what is left of its part; one that has too
+# little left is passed over, and a failed one does not end the drill. After every step DRILL_OUT (default:
+# tmp/gpu-drill) has drill.tsv (what ran, exit code, seconds), logs/, runs/, drill.json and drill.md, and DRILL_PACK
+# (default: DRILL_OUT/pack) has all of it packed, each file below 16 MiB, without captures and scratch files
+# (benchmarks/gpu_drill_summary.py). At the end every byte is searched for a planted token.
+#
+# DRILL_DEVICE=cpu: the same steps with the smallest models and without ncu, to see that all of it runs.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-out=$(mkdir -p "${1:-tmp/gpu-drill}" && cd "${1:-tmp/gpu-drill}" && pwd)
-shift $(($# > 0 ? 1 : 0))
-wanted=${*:-llama1b deepseek_ocr optimize llama8b moe deploy serve compare faults overhead accuracy}
+out=$(mkdir -p "${DRILL_OUT:-tmp/gpu-drill}" && cd "${DRILL_OUT:-tmp/gpu-drill}" && pwd)
+pack=$(mkdir -p "${DRILL_PACK:-$out/pack}" && cd "${DRILL_PACK:-$out/pack}" && pwd)
 python=${PYTHON:-python3}
+part_s=${DRILL_PART_S:-540}
+# A step that is ended gets 20 s to write down what it has, and packing takes a few more.
+closing_s=30
 mkdir -p "$out/logs" "$out/runs"
 [ -s "$out/drill.tsv" ] || printf 'step\texit\tseconds\n' >"$out/drill.tsv"
 # No run may keep it: the summary looks for it.
 export HF_TOKEN=hf_PlantedByTheDrillNobodyOwnsThis00
+begun_s=$SECONDS
 
-step() { # step NAME LIMIT_S COMMAND...
-  local name=$1 limit=$2 begun code tenths
-  shift 2
+step() { # step NAME NEEDED_S LIMIT_S COMMAND...
+  local name=$1 needed=$2 limit=$3 left begun code tenths
+  shift 3
+  left=$((part_s - closing_s - (SECONDS - begun_s)))
+  if [ "$left" -lt "$needed" ]; then
+    printf '%s\t%s\t%s\n' "$name" "passed over: $left s left, $needed needed" 0 | tee -a "$out/drill.tsv"
+    return
+  fi
   begun=$(date +%s%N)
-  timeout --kill-after=20 "$limit" "$@" >"$out/logs/$name.log" 2>&1 </dev/null
+  timeout --kill-after=20 "$((limit < left ? limit : left))" "$@" >"$out/logs/$name.log" 2>&1 </dev/null
   code=$?
   # Tenths of a second; a bare host has no bc.
   tenths=$((($(date +%s%N) - begun) / 100000000))
   printf '%s\t%s\t%s\n' "$name" "$code" "$((tenths / 10)).$((tenths % 10))" | tee -a "$out/drill.tsv"
+  "$python" "$here/gpu_drill_summary.py" "$out" --pack "$pack" >/dev/null
 }
 
-four="pipeline.nsys.enable=true pipeline.ncu.enable=true pipeline.energy.enable=true pipeline.memory.enable=true"
-text="dataset.prompt_tokens=1024 infer.max_new_tokens=64 infer.ignore_eos=true"
-pages="model=deepseek_ocr model.weights=random dataset=synthetic infer.max_new_tokens=32 infer.ignore_eos=true"
-best="infer.cache=static infer.compile=reduce-overhead"
+if [ "${DRILL_DEVICE:-cuda}" = cpu ]; then
+  llama=llama_tiny moe=deepseek_v2_tiny large=llama_110m ocr=deepseek_ocr_tiny tiny=--tiny served="cpu --tiny" serve_on=cpu
+  text="dataset.prompt_tokens=64 dataset.num_samples=1 infer.max_new_tokens=16 infer.ignore_eos=true"
+  best="infer.cache=static infer.compile=default"
+  all="pipeline.nsys.enable=true pipeline.energy.enable=true pipeline.memory.enable=true"
+else
+  llama=llama3_1b moe=deepseek_v2_lite large=llama3_8b ocr=deepseek_ocr tiny="" served=cuda serve_on=cuda:0
+  text="dataset.prompt_tokens=1024 infer.max_new_tokens=64 infer.ignore_eos=true"
+  best="infer.cache=static infer.compile=reduce-overhead"
+  all="pipeline.nsys.enable=true pipeline.ncu.enable=true pipeline.energy.enable=true pipeline.memory.enable=true"
+fi
+pages="model=$ocr model.weights=random dataset=synthetic infer.max_new_tokens=32 infer.ignore_eos=true"
+clean="pipeline.static_analysis.enable=false pipeline.torch_profiler.enable=false pipeline.direct_inference.enable=true"
+runs=$out/runs
 
-part_llama1b() { step llama1b 400 llm-perf profile model=llama3_1b $text $four artifacts.runs_dir="$out/runs/llama1b"; }
-part_deepseek_ocr() {
-  step deepseek_ocr 400 llm-perf profile $pages run.mode=light $four artifacts.runs_dir="$out/runs/deepseek_ocr"
+do_doctor() { step doctor 10 40 llm-perf doctor --json; }
+do_llama() { step llama 100 300 llm-perf profile model=$llama $text $all artifacts.runs_dir="$runs/llama"; }
+do_llama_best() {
+  step llama_best 100 250 llm-perf profile model=$llama $text $best run.mode=light $all artifacts.runs_dir="$runs/llama_best"
 }
-part_optimize() {
-  step optimize 660 llm-perf optimize model=llama3_1b $text --budget 10m -o "$out/runs/optimize"
+do_large() { step large 80 200 llm-perf profile model=$large $text run.mode=light $all artifacts.runs_dir="$runs/large"; }
+do_moe() { step moe 80 200 llm-perf profile model=$moe $text run.mode=light $all artifacts.runs_dir="$runs/moe"; }
+do_ocr() { step ocr 80 200 llm-perf profile $pages run.mode=light $all artifacts.runs_dir="$runs/ocr"; }
+do_ocr_best() {
+  step ocr_best 80 200 llm-perf profile $pages $best run.mode=light $all artifacts.runs_dir="$runs/ocr_best"
 }
-part_llama8b() { step llama8b 400 llm-perf profile model=llama3_8b $text $four artifacts.runs_dir="$out/runs/llama8b"; }
-part_moe() { step moe 400 llm-perf profile model=deepseek_v2_lite $text $four artifacts.runs_dir="$out/runs/moe"; }
-part_deploy() { step deploy 560 "$python" "$here/deploy_gpu.py" --seconds 540 --out "$out/deploy_gpu.json"; }
-part_serve() {
-  step serve_model 120 "$python" "$here/served_model.py" "$out/served" --device cuda
-  step serve 240 llm-perf bench server=transformers "server.args=[$out/served,--device,cuda:0,--dtype,bfloat16,--continuous-batching]" \
-    load.concurrency=4,16 load.requests=48 load.output_tokens=64 dataset.prompt_tokens=256 capture.tool=nsys capture.duration_s=5 \
-    artifacts.runs_dir="$out/runs/serve"
+do_same() {
+  step same 60 110 llm-perf compare --interleave 2 -o "$runs/same" -- model=$llama $text $clean run.repeats=2 \
+    base.overrides=[] candidate.overrides=[run.seed=0]
 }
-part_compare() {
-  step compare_same 200 llm-perf compare --interleave 3 -o "$out/runs/compare_same" -- model=llama3_1b $text run.repeats=2 \
-    base.overrides=[] candidate.overrides=[]
-  step compare_best 260 llm-perf compare --interleave 3 -o "$out/runs/compare_best" -- model=llama3_1b $text run.repeats=2 \
-    base.overrides=[] candidate.overrides=[${best// /,}]
+do_faster() {
+  step faster 80 140 llm-perf compare --interleave 2 -o "$runs/faster" -- model=$llama $text $clean run.repeats=2 \
+    base.overrides=[] candidate.overrides=["${best// /,}"]
 }
-part_faults() { step faults 400 "$python" "$here/gpu_faults.py" "$out/faults"; }
-part_overhead() {
-  step overhead 200 "$python" "$here/session_overhead.py" --device cuda:0 --model llama3_1b --out "$out/session_overhead.json"
-  step phases 60 "$python" "$here/phase_overhead.py" --out "$out/phase_overhead.json"
-  step noise 200 "$python" "$here/eager_noise.py" --steps 200 --rounds 2 --out "$out/eager_noise.json"
+do_optimize_llama() {
+  step optimize_llama 120 190 llm-perf optimize model=$llama $text --budget 170s -o "$runs/optimize_llama"
 }
-part_accuracy() { step accuracy 400 "$python" "$here/prediction_gpu.py" --out "$out/prediction_gpu.json"; }
+do_optimize_moe() { step optimize_moe 110 180 llm-perf optimize model=$moe $text --budget 160s -o "$runs/optimize_moe"; }
+do_optimize_ocr() { step optimize_ocr 110 160 llm-perf optimize $pages --budget 140s -o "$runs/optimize_ocr"; }
+do_graph() { step graph 40 80 "$python" "$here/deploy_gpu.py" $tiny --only graph --seconds 75 --out "$out/deploy_graph.json"; }
+do_jax() { step jax 30 60 "$python" "$here/deploy_gpu.py" $tiny --only jax --seconds 55 --out "$out/deploy_jax.json"; }
+do_fp8() { step fp8 40 60 "$python" "$here/deploy_gpu.py" $tiny --only fp8 --seconds 55 --out "$out/deploy_fp8.json"; }
+do_loop() { step loop 60 260 "$python" "$here/deploy_gpu.py" $tiny --only loop --seconds 250 --out "$out/deploy_loop.json"; }
+do_serve() {
+  step serve_model 60 60 "$python" "$here/served_model.py" "$out/served" --device $served
+  step serve 60 130 llm-perf bench server=transformers "server.args=[$out/served,--device,$serve_on,--dtype,bfloat16,--continuous-batching]" \
+    load.concurrency=4,16 load.requests=48 load.duration_s=15 load.drain_s=10 load.output_tokens=32 dataset.prompt_tokens=256 \
+    capture.tool=nsys capture.duration_s=5 artifacts.runs_dir="$runs/serve"
+  rm -rf "$out/served"
+}
+do_overhead() {
+  step overhead 40 80 "$python" "$here/session_overhead.py" --device "${serve_on}" --models "$llama" --out "$out/session_overhead.json"
+  step phases 5 30 "$python" "$here/phase_overhead.py" --out "$out/phase_overhead.json"
+}
+do_stages() {
+  step stages 60 110 "$python" "$here/energy_memory_gpu.py" $tiny --only overhead --seconds 100 --out "$out/stage_overhead.json"
+}
+do_joules() {
+  step joules 50 110 "$python" "$here/energy_memory_gpu.py" $tiny --only energy --seconds 100 --out "$out/energy.json"
+}
+do_peaks() { step peaks 40 80 "$python" "$here/energy_memory_gpu.py" $tiny --only memory --seconds 75 --out "$out/memory.json"; }
+do_faults() { step faults 60 200 "$python" "$here/gpu_faults.py" $tiny --seconds 190 "$out/faults"; }
+do_noise() { step noise 60 120 "$python" "$here/eager_noise.py" --steps 200 --rounds 2 --out "$out/eager_noise.json"; }
+do_accuracy() { step accuracy 100 400 "$python" "$here/prediction_gpu.py" $tiny --out "$out/prediction_gpu.json"; }
 
-step doctor 60 llm-perf doctor --json
-for part in $wanted; do
-  if declare -F "part_$part" >/dev/null; then "part_$part"; else echo "no part called $part" >&2; fi
+part_1="doctor llama same overhead jax fp8"
+part_2="llama_best serve faster optimize_moe"
+part_3="ocr moe faults stages"
+part_rest="large ocr_best optimize_llama optimize_ocr graph loop joules peaks noise accuracy"
+
+for name in "${@:-all}"; do
+  case $name in
+    1 | 2 | 3 | rest) part="part_$name" && wanted="${!part}" ;;
+    all) wanted="$part_1 $part_2 $part_3 $part_rest" part_s=$((4 * part_s)) ;;
+    *) wanted=$name ;;
+  esac
+  begun_s=$SECONDS
+  for one in $wanted; do
+    if declare -F "do_$one" >/dev/null; then "do_$one"; else echo "no step called $one" >&2; fi
+  done
 done
-"$python" "$here/gpu_drill_summary.py" "$out"
+"$python" "$here/gpu_drill_summary.py" "$out" --pack "$pack" --search

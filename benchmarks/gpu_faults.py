@@ -1,10 +1,11 @@
 """What goes wrong on a GPU, provoked: what the run says, what it keeps, and whether it can be resumed.
 
-    python benchmarks/gpu_faults.py FOLDER
+    python benchmarks/gpu_faults.py FOLDER [--only NAME ...] [--seconds 190] [--tiny]
 
 nsys killed while it captures; a model that does not fit the memory left; a program that hangs; ncu beside a program
 that keeps the GPU busy. Each writes a run below FOLDER; faults.json says how each ended: exit code, states and reasons
-of the stages before and after the resume, and whether anything was left running.
+of the stages before and after the resume, and whether anything was left running. It is written after each of them, and
+one that little time is left for is passed over. --tiny: the smallest model on the CPU, and nothing that needs a GPU.
 """
 
 import argparse
@@ -19,10 +20,12 @@ from typing import Any
 
 import psutil
 
-QUICK = ("model=llama3_1b", "dataset.prompt_tokens=128", "infer.max_new_tokens=8", "infer.ignore_eos=true")
+MODEL = "llama3_1b"
+QUICK = ("dataset.prompt_tokens=128", "infer.max_new_tokens=8", "infer.ignore_eos=true")
 OFF = ("pipeline.static_analysis.enable=false",)
 HOLD = "import torch; x = torch.empty({bytes}, dtype=torch.uint8, device='cuda'); print('held', flush=True); input()"
-HANG = "import torch, time; torch.ones(9, device='cuda').sum().item(); time.sleep(1e6)"
+HANG = "import torch, time; torch.ones(9, device='{device}').sum().item(); time.sleep(1e6)"
+NEEDED_S = 30
 BUSY = (
     "import torch\nx = torch.randn(4096, 4096, device='cuda', dtype=torch.bfloat16)\nprint('busy', flush=True)\n"
     "while True:\n    x = (x @ x).clamp(-1, 1)\n"
@@ -75,7 +78,9 @@ def helper(source: str) -> subprocess.Popen[bytes]:
 
 def killed_nsys(root: Path) -> dict[str, Any]:
     run_dir = root / "killed_nsys"
-    run = start(run_dir, "profile", *QUICK, *OFF, "pipeline.nsys.enable=true", f"artifacts.runs_dir={run_dir}")
+    run = start(
+        run_dir, "profile", f"model={MODEL}", *QUICK, *OFF, "pipeline.nsys.enable=true", f"artifacts.runs_dir={run_dir}"
+    )
     killed = False
     end_s = time.monotonic() + 120
     while run.poll() is None and time.monotonic() < end_s and not killed:
@@ -99,7 +104,7 @@ def out_of_memory(root: Path) -> dict[str, Any]:
     run_dir = root / "out_of_memory"
     free, _ = torch.cuda.mem_get_info()
     hog = helper(HOLD.format(bytes=max(0, free - 3_500_000_000)))
-    code = finish(start(run_dir, "profile", "model=llama3_8b", *QUICK[1:], *OFF, f"artifacts.runs_dir={run_dir}"), 150)
+    code = finish(start(run_dir, "profile", "model=llama3_8b", *QUICK, *OFF, f"artifacts.runs_dir={run_dir}"), 150)
     before = states(run_dir)
     hog.kill()
     hog.wait()
@@ -110,12 +115,8 @@ def out_of_memory(root: Path) -> dict[str, Any]:
 def hanging_program(root: Path) -> dict[str, Any]:
     run_dir = root / "hang"
     words = ["pipeline.nsys.enable=true", "pipeline.torch_profiler.enable=false", "workload.duration_s=15"]
-    program = [
-        "--",
-        sys.executable,
-        "-c",
-        "import torch,time; torch.ones(9,device='cuda').sum().item(); time.sleep(1e6)",
-    ]
+    device = "cpu" if MODEL == "llama_tiny" else "cuda"
+    program = ["--", sys.executable, "-c", HANG.format(device=device)]
     code = finish(
         start(run_dir, "run", *words, "pipeline.ncu.enable=false", f"artifacts.runs_dir={run_dir}", *program), 150
     )
@@ -126,22 +127,34 @@ def busy_gpu(root: Path) -> dict[str, Any]:
     run_dir = root / "busy_gpu"
     busy = helper(BUSY)
     words = ["pipeline.ncu.enable=true", "pipeline.torch_profiler.enable=false", "pipeline.ncu.max_kernels=2"]
-    code = finish(start(run_dir, "profile", *QUICK, *OFF, *words, f"artifacts.runs_dir={run_dir}"), 200)
+    code = finish(
+        start(run_dir, "profile", f"model={MODEL}", *QUICK, *OFF, *words, f"artifacts.runs_dir={run_dir}"), 200
+    )
     busy.kill()
     busy.wait()
     return {"exit": code, "stages": states(run_dir)}
 
 
 def main() -> int:
+    global MODEL
     parser = argparse.ArgumentParser(description="Faults on a GPU")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--seconds", type=float, default=190.0)
+    parser.add_argument("--tiny", action="store_true")
     args = parser.parse_args()
+    if args.tiny:
+        MODEL = "llama_tiny"
+    begun_all = time.monotonic()
     root = args.folder.resolve()
     root.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
-    for fault in (killed_nsys, out_of_memory, hanging_program, busy_gpu):
+    faults = (killed_nsys, hanging_program) if args.tiny else (out_of_memory, hanging_program, killed_nsys, busy_gpu)
+    for fault in faults:
         if args.only and fault.__name__ not in args.only:
+            continue
+        if args.seconds - (time.monotonic() - begun_all) < NEEDED_S:
+            found[fault.__name__] = {"passed over": "no time left"}
             continue
         begun = time.monotonic()
         found[fault.__name__] = {**fault(root), "seconds": round(time.monotonic() - begun, 1), "left": left_running()}

@@ -1,6 +1,6 @@
 """A random model of a real size as a folder that servers can load, with a tokenizer of as many pieces as the model has.
 
-    python benchmarks/served_model.py FOLDER [--layers 16] [--device cuda]
+    python benchmarks/served_model.py FOLDER [--layers 16] [--device cuda] [--tiny]
 
 The shapes are those of Llama 3.2 1B. With fewer pieces than the model has tokens most of them would decode to nothing,
 a stream would arrive in one piece, and no time to the first token could be seen.
@@ -29,16 +29,20 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--tiny", action="store_true", help="a sixteenth of the width and two layers: to try it on a CPU"
+    )
     args = parser.parse_args()
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    shrink = 16 if args.tiny else 1
     config = LlamaConfig(
-        hidden_size=2048,
-        intermediate_size=8192,
-        num_hidden_layers=args.layers,
-        num_attention_heads=32,
-        num_key_value_heads=8,
+        hidden_size=2048 // shrink,
+        intermediate_size=8192 // shrink,
+        num_hidden_layers=2 if args.tiny else args.layers,
+        num_attention_heads=32 // shrink,
+        num_key_value_heads=8 // min(shrink, 8),
         head_dim=64,
         vocab_size=VOCABULARY,
         tie_word_embeddings=True,
