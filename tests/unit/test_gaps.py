@@ -774,7 +774,7 @@ def test_kernels_a_compiler_has_fused_are_not_told_to_be_fused(tmp_path: Path) -
         export = Export()
         for i in range(120):
             export.call(i * 2_000, i * 2_000 + 1_000, i + 1)
-            export.kernel(name if i % 3 else "ampere_sgemm_128x64_nn", i * 20_000 + 5_000, i * 20_000 + 24_000, i + 1)
+            export.kernel(name if i % 3 else "nvjet_tst_128x64", i * 20_000 + 5_000, i * 20_000 + 24_000, i + 1)
         return [f.rule for f in _nsys(export, tmp_path).findings]
 
     assert chains("void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor>") == [

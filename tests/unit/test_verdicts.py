@@ -451,3 +451,59 @@ def test_graphs_are_called_what_the_runtime_calls_them(tmp_path: Path, call: str
         events.append(event("kernel", "gemm", f"{40 * i + 15}", "6", pid=0, tid=7, correlation=i + 1, device=0))
     (finding,) = _torch(events, tmp_path).findings
     assert finding.rule == "launch_bound" and said in finding.remedy
+
+
+@pytest.mark.parametrize(("shift_us", "rules"), [(2_000, ["devices_in_turns"]), (100, [])])
+def test_gpus_that_work_in_turns_are_told_although_one_of_them_always_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], shift_us: int, rules: list[str]
+) -> None:
+    """Two GPUs of 1.9 ms work in each step, one after the other or side by side."""
+    events: list[str] = []
+    length = shift_us + 1_950
+    for step in range(50):
+        for device in range(2):
+            number, at = 2 * step + device + 1, length * step + shift_us * device
+            events.append(event("cuda_runtime", "cudaLaunchKernel", f"{length * step}", "5", correlation=number))
+            lane = {"pid": device, "tid": 7 + device, "correlation": number, "device": device}
+            events.append(event("kernel", "gemm", f"{at + 10}", "1900", **lane))
+    assert main(["analyze", str(write_trace(tmp_path / "t.json", events)), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert [finding["rule"] for finding in found] == rules
+    if found:
+        assert found[0]["title"].startswith("2 GPUs work in turns: spread evenly, their work would take 48% of")
+
+
+@pytest.mark.parametrize(
+    ("name", "rules"),
+    [("ampere_sgemm_128x64_tn", ["dtype_miss"]), ("cutlass_80_tensorop_s1688gemm_128x128_tn_align4", [])],
+)
+def test_products_off_the_tensor_cores_are_told_of_a_busy_gpu(tmp_path: Path, name: str, rules: list[str]) -> None:
+    export = Export()
+    for i in range(60):
+        export.call(1_000 * i, 1_000 * i + 500, i + 1, "cudaLaunchKernel")
+        export.kernel(name, 100_000 * (i + 1), 100_000 * (i + 1) + 99_500, i + 1)
+    found = _nsys(export, tmp_path).findings
+    assert [finding.rule for finding in found] == rules
+    assert all("torch" not in finding.remedy for finding in found)
+
+
+def test_compiling_is_known_by_the_ranges_of_the_compiler(tmp_path: Path) -> None:
+    events: list[str] = []
+    for step in range(4):
+        at = 100_000 * step
+        events.append(event("user_annotation", "OutputGraph.call_user_compiler (dynamo_timed)", f"{at}", "80000"))
+        for i in range(15):
+            _kernel(events, 15 * step + i + 1, at + 81_000 + 10 * i, at + 81_200 + 1_000 * i, 995)
+    (finding,) = _torch(events, tmp_path).findings
+    assert (finding.rule, finding.is_one_time) == ("compilation", True)
+
+
+def test_what_lies_between_the_products_of_attention_is_not_told_twice(tmp_path: Path) -> None:
+    export, at = Export(), 100_000
+    parts = (("gemm_qk", 200_000), ("softmax_warp_forward", 150_000), ("fused_dropout_kernel", 120_000))
+    for i in range(60):
+        for j, (name, length) in enumerate((*parts, ("gemm_pv", 200_000))):
+            export.call(1_000 * (4 * i + j), 1_000 * (4 * i + j) + 300, 4 * i + j + 1, "cudaLaunchKernel")
+            export.kernel(name, at, at + length, 4 * i + j + 1)
+            at += length + 500
+    assert [finding.rule for finding in _nsys(export, tmp_path).findings] == ["unfused_attention"]

@@ -20,7 +20,7 @@ Verdict = Literal[
 # running, and every compiled function is entered by eval_frame.py: neither counts.
 _COMPILING = re.compile(
     r"^(cu|hip)(Module|Library)Load|^nvrtc|^hiprtc|^cuLink(Create|Add|Complete)|nvJitLink|^nvPTXCompiler"
-    r"|torch/_dynamo/(convert_frame|symbolic_convert|output_graph)\.py"
+    r"|\(dynamo_timed\)$|torch/_dynamo/(convert_frame|symbolic_convert|output_graph)\.py"
     r"|torch/_inductor/(graph|scheduler|lowering|async_compile|codegen/[^ ]*|select_algorithm)\.py"
     r"|: (compile_fx|compile_fx_inner|fx_codegen_and_compile|_compile_and_load|precompile)$"
     r"|triton/compiler/|triton/backends/[^ ]*compiler|triton/testing\.py"

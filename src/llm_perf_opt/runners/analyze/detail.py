@@ -8,6 +8,7 @@ from llm_perf_opt.analysis.capture import CaptureAnalysis, Measured
 from llm_perf_opt.analysis.findings.finding import FindingRecord, of_thinned_capture, rank_of_capture
 from llm_perf_opt.analysis.findings.rules import unfused_elementwise
 from llm_perf_opt.analysis.findings.rules.above_bound import find_below_roof
+from llm_perf_opt.analysis.findings.rules.kernel_gaps import find_devices_in_turns
 from llm_perf_opt.analysis.findings.rules.needless_copies import find_late_ranks, without_waiting
 from llm_perf_opt.analysis.ranks.analysis import RanksAnalysis
 from llm_perf_opt.analysis.timeline.critical import critical_paths
@@ -73,9 +74,10 @@ def add_ranks(analysis: CaptureAnalysis, ranks: RanksAnalysis, kept_share: float
         return analysis
     source = ", ".join(source.path for source in analysis.sources)
     late = find_late_ranks(ranks, span_ns=analysis.gpu.span_ns, source=source)
+    turns = find_devices_in_turns(ranks, span_ns=analysis.gpu.span_ns, source=source)
     if kept_share is not None:
-        late = [of_thinned_capture(finding, kept_share) for finding in late]
-    found = [*without_waiting([record.finding() for record in analysis.findings], late), *late]
+        late, turns = ([of_thinned_capture(finding, kept_share) for finding in part] for part in (late, turns))
+    found = [*without_waiting([record.finding() for record in analysis.findings], late), *late, *turns]
     return replace(analysis, findings=tuple(FindingRecord.of(finding) for finding in rank_of_capture(found)))
 
 

@@ -47,6 +47,7 @@ RULES: tuple[Rule, ...] = (
     kernel_gaps.RULE,
     kernel_gaps.LATE_STARTS,
     kernel_gaps.SERIAL_STREAMS,
+    kernel_gaps.DEVICES_IN_TURNS,
     framework_overhead.RULE,
     above_bound.RULE,
     above_bound.ROOF,

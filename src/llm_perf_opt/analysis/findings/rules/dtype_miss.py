@@ -3,7 +3,9 @@ wide_format: a whole model in fp32.
 """
 
 import re
+from dataclasses import replace
 
+from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
 from llm_perf_opt.analysis.findings.facts import KernelFacts, PhaseKernel, RunFacts
 from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl
 from llm_perf_opt.analysis.findings.phase_kernels import Slice, describe, slices, time_of
@@ -30,6 +32,16 @@ REMEDY = (
     "autocast regions that end too early; where fp32 is meant, "
     "torch.set_float32_matmul_precision('high') at least uses TF32"
 )
+# Of a capture, whose program may mean fp32: products by a name that says so, from this part of the kernel time on.
+PRODUCTS, SIMT, MIN_CAPTURE_SHARE = ("GEMM", "convolution"), re.compile(r"(?<![a-z])sgemm(?!v)"), 0.15
+TENSOR_CORES = (
+    "multiply on the tensor cores: torch.set_float32_matmul_precision('high') rounds the operands of fp32 products to "
+    "TF32, autocast or a model in bfloat16 halves the bytes as well"
+)
+TENSOR_CORES_OF_OTHERS = (
+    "multiply on the tensor cores where the result bears it: allow TF32 in the library or framework that multiplies "
+    "(NVIDIA_TF32_OVERRIDE=1 tries it without a change), or store operands in a 16-bit format"
+)
 WIDE_REMEDY = "run it in bfloat16 (model.dtype=bfloat16): half the bytes, and products on the tensor cores"
 Row = tuple[PhaseKernel, KernelFacts | None]
 
@@ -45,6 +57,34 @@ def find_dtype_misses(facts: RunFacts) -> list[Finding]:
         if rows and spent >= MIN_SHARE * part.busy_ms:
             found.append(_finding(part, rows, spent, facts))
     return found
+
+
+def find_misses_in(facts: CaptureFacts) -> list[Finding]:
+    """One finding where products of a capture run in fp32 on CUDA cores; what format was meant is not known."""
+    total = sum(row.total_ns for row in facts.kernels)
+    rows = [row for row in facts.kernels if row.kernel_class in PRODUCTS and SIMT.search(row.name)]
+    spent = min(sum(row.total_ns for row in rows), facts.busy_ns)
+    if not rows or spent < MIN_CAPTURE_SHARE * total:
+        return []
+    finding = RULE.finding_of_capture(
+        facts,
+        title=f"Products in fp32 on CUDA cores take {spent / total:.0%} of the capture's kernel time",
+        evidence=tuple(
+            f"`{row.short_name}`: {row.total_ns / 1e6:.3f} ms in {row.instances:,} launch(es)" for row in rows[:SHOWN]
+        ),
+        saved_ns=0,
+        confidence="medium",
+        remedy=TENSOR_CORES if facts.report.framework == "torch" else TENSOR_CORES_OF_OTHERS,
+    )
+    saved = spent * (1 - 1 / MOST_RATIO)
+    return [
+        replace(
+            finding,
+            share=saved / facts.span_ns,
+            gain=amdahl(facts.span_ns, saved),
+            caveat="an upper bound, for a GPU with tensor cores (Volta and later); outputs change with the format",
+        )
+    ]
 
 
 def find_wide_format(facts: RunFacts) -> list[Finding]:
@@ -93,6 +133,7 @@ def _finding(part: Slice, rows: list[tuple[Row, str]], spent: float, facts: RunF
 RULE = Rule(
     id="dtype_miss",
     find=find_dtype_misses,
+    find_in_capture=find_misses_in,
     plain_words="Some calculations run in a slower number format than intended.",
     remedy=REMEDY,
 )

@@ -12,6 +12,7 @@ from llm_perf_opt.analysis.findings.finding import CERTAIN_INSTANCES, Evidence, 
 from llm_perf_opt.analysis.findings.remedies import COMPILE, CUDA_GRAPH, MAX_AUTOTUNE, REDUCE_OVERHEAD
 from llm_perf_opt.analysis.findings.waterfall import split_idle
 from llm_perf_opt.analysis.gaps.longest import Gap
+from llm_perf_opt.analysis.ranks.analysis import RanksAnalysis
 from llm_perf_opt.analysis.timeline.streams import SerialStreams
 
 MIN_SHARE = 0.1
@@ -38,6 +39,13 @@ RANKS_REMEDY = (
 # Fewer kernels held back are an accident, and so is less time of the capture.
 MIN_HELD, MIN_HELD_SHARE = 10, 0.05
 STREAMS_NAMED = 6
+# A GPU with less than this part of the busiest one's work is not one that the work was spread over.
+MIN_DEVICE_SHARE, MIN_TURNS_SHARE = 0.1, 0.1
+TURNS_REMEDY = (
+    "let the GPUs work at the same time: layers placed one after the other over GPUs (device_map='auto', naive "
+    "pipelines) compute on one of them at a time; split each layer over them (tensor parallelism), feed a pipeline "
+    "with several micro-batches, or run one copy of the program on each, if it fits"
+)
 STREAM_REMEDY = (
     "find what keeps the streams in order: an event one waits for, work on the default stream (use streams made with "
     "cudaStreamNonBlocking, or per-thread default streams), allocations and frees between launches, or kernels that "
@@ -163,6 +171,42 @@ def find_serial_streams(facts: CaptureFacts) -> list[Finding]:
     return [replace(finding, share=held / facts.span_ns, gain=amdahl(facts.span_ns, held))]
 
 
+def find_devices_in_turns(ranks: RanksAnalysis, *, span_ns: int, source: str) -> list[Finding]:
+    """One finding where a process used several GPUs, and mostly one at a time."""
+    saved, evidence, names = 0.0, [], []
+    for row in ranks.rows:
+        own = [d.time for d in ranks.devices if (d.source, d.process) == (row.source, row.process)]
+        most = max((time.busy_ns for time in own), default=0)
+        busy = [time.busy_ns for time in own if time.busy_ns >= MIN_DEVICE_SHARE * most]
+        left = row.time.busy_ns - sum(busy) / max(len(busy), 1)
+        if len(busy) < 2 or left < MIN_TURNS_SHARE * row.time.span_ns:
+            continue
+        saved += left
+        names.append(len(busy))
+        each = sum(busy) / len(busy)
+        evidence.append(
+            f"{len(busy)} GPUs: each busy for {each / 1e6:.2f} ms of {row.time.span_ns / 1e6:.2f} ms on average "
+            f"({each / row.time.span_ns:.0%}), at least one of them for {row.time.busy_ns / 1e6:.2f} ms"
+        )
+    if saved < MIN_TURNS_SHARE * span_ns:
+        return []
+    return [
+        Finding(
+            rule=DEVICES_IN_TURNS.id,
+            title=f"{max(names)} GPUs work in turns: spread evenly, their work would take {saved / span_ns:.0%} of the "
+            "capture less",
+            phase=None,
+            evidence=tuple(Evidence(text=text, source=source) for text in evidence[:SHOWN]),
+            remedy=TURNS_REMEDY,
+            saves_ms=None,
+            gain=amdahl(span_ns, saved),
+            confidence="medium",
+            caveat="an upper bound: work of one request that depends on itself cannot be spread without communication",
+            share=saved / span_ns,
+        )
+    ]
+
+
 def _streams(serial: SerialStreams) -> str:
     names = ", ".join(str(stream) for stream in serial.streams[:STREAMS_NAMED])
     more = f" and {len(serial.streams) - STREAMS_NAMED} more" if len(serial.streams) > STREAMS_NAMED else ""
@@ -189,6 +233,13 @@ LATE_STARTS = Rule(
     plain_words="Orders reach the GPU in time, and something makes it wait before it carries them out.",
     remedy=LATE_REMEDY,
     hint="Finding what holds the work back",
+)
+DEVICES_IN_TURNS = Rule(
+    id="devices_in_turns",
+    find=find_none,
+    plain_words="Several GPUs were given, and mostly one of them works while the others wait.",
+    remedy=TURNS_REMEDY,
+    hint="Letting the GPUs work at the same time",
 )
 SERIAL_STREAMS = Rule(
     id="serial_streams",

@@ -57,6 +57,12 @@ COMMUNICATION_REMEDY = (
     "buckets, asynchronous collectives, splitting a batch in two), send less (a lower precision, a smaller group), and "
     "balance the ranks: a kernel that communicates also waits for the slowest of them"
 )
+COMMUNICATION_REMEDY_OF_INFERENCE = (
+    "compute while data travels: split a batch in two, so that one half computes while the other communicates; send "
+    "less (a lower precision, a smaller group); use kernels made for small messages and fused with what follows "
+    "(one-shot all-reduce with its norm); and balance the ranks: a kernel that communicates also waits for the "
+    "slowest of them"
+)
 # A link slower than this is none between GPUs; a message that takes ten times as long on it, and this long, waits.
 SLOWEST_LINK_BYTES_PER_S, SLOWER, LONG_WAIT_NS = 1e9, 10.0, 1_000_000
 RANKS_REMEDY = (
@@ -170,6 +176,7 @@ def find_exposed_communication(facts: CaptureFacts) -> list[Finding]:
         ),
         saved_ns=0,
         confidence="medium",
+        remedy=None if facts.report.trains else COMMUNICATION_REMEDY_OF_INFERENCE,
     )
     return [replace(finding, share=hidden / facts.span_ns, gain=amdahl(facts.span_ns, hidden))]
 

@@ -6,7 +6,7 @@ for attention, which never writes the scores to memory.
 
 from dataclasses import replace
 
-from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
+from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts, FusibleChains
 from llm_perf_opt.analysis.findings.facts import COMPILED, KernelFacts, PhaseKernel, RunFacts
 from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, Suggestion, advise, amdahl
 from llm_perf_opt.analysis.findings.phase_kernels import (
@@ -26,6 +26,7 @@ from llm_perf_opt.analysis.findings.remedies import (
     SDPA,
 )
 from llm_perf_opt.analysis.kernels.names import is_fusible
+from llm_perf_opt.analysis.timeline.streams import AttentionInPieces
 
 MIN_SHARE = 0.15
 MIN_LAUNCHES = 50
@@ -104,6 +105,8 @@ def find_chains(facts: CaptureFacts) -> list[Finding]:
     if found is None or found.kernel_count < MIN_LAUNCHES:
         return []
     total = sum(row.total_ns for row in facts.kernels)
+    if facts.pieces is not None and find_attention_in_pieces(facts):
+        found = _without_pieces(found, facts.pieces)
     if not total or found.time_ns < MIN_SHARE * total:
         return []
     top = [row for row in facts.kernels if is_fusible(row.name)][:SHOWN]
@@ -128,6 +131,12 @@ def find_chains(facts: CaptureFacts) -> list[Finding]:
     caveat = HIDDEN_IN_CAPTURE if idles else "an upper bound: not every such chain can be one kernel"
     gain = amdahl(facts.span_ns, found.saved_ns)
     return [replace(finding, share=found.saved_ns / facts.span_ns, gain=gain, caveat=caveat)]
+
+
+def _without_pieces(found: FusibleChains, pieces: AttentionInPieces) -> FusibleChains:
+    """Without what lies between the products of attention in pieces: that is told with them."""
+    left = max(0, found.time_ns - pieces.softmax_ns - pieces.between_ns)
+    return replace(found, time_ns=left, saved_ns=round(found.saved_ns * left / max(found.time_ns, 1)))
 
 
 def _remedy(facts: CaptureFacts) -> str:
