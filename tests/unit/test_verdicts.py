@@ -507,3 +507,32 @@ def test_what_lies_between_the_products_of_attention_is_not_told_twice(tmp_path:
             export.kernel(name, at, at + length, 4 * i + j + 1)
             at += length + 500
     assert [finding.rule for finding in _nsys(export, tmp_path).findings] == ["unfused_attention"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "advice"), [("Tesla V100-SXM2-16GB", ["float16 and no TF32"]), ("NVIDIA A100", ["to TF32"]), ("P100", [])]
+)
+def test_advice_about_tensor_cores_fits_the_gpu(tmp_path: Path, gpu: str, advice: list[str]) -> None:
+    events: list[str] = []
+    for i in range(60):
+        events.append(event("cuda_runtime", "cudaLaunchKernel", f"{i}", "0.5", correlation=i + 1))
+        lane = {"pid": 0, "tid": 7, "correlation": i + 1, "device": 0}
+        events.append(event("kernel", "volta_sgemm_128x64_nn", f"{100 * (i + 1)}", "99.5", **lane))
+    path = write_trace(tmp_path / "t.json", events)
+    path.write_text(path.read_text(encoding="utf-8").replace("NVIDIA H200", gpu), encoding="utf-8")
+    found = analyze_timelines([read_torch_trace(path).timeline]).findings
+    assert [text for text, finding in zip(advice, found, strict=True) if text in finding.remedy] == advice
+
+
+def test_communication_that_computation_cannot_hide_is_told_with_what_it_can(tmp_path: Path) -> None:
+    export = Export()
+    for i in range(10):
+        for number, (name, start, end) in enumerate((("gemm", 0, 2), ("ncclDevKernel_AllReduce_Sum_bf16", 2, 10))):
+            call = 2 * i + number + 1
+            export.call(1_000 * call, 1_000 * call + 500, call)
+            export.kernel(name, (1 + 10 * i + start) * MS, (1 + 10 * i + end) * MS, call)
+    (finding,) = _nsys(export, tmp_path).findings
+    assert finding.title == (
+        "Communication runs with nothing beside it for 80% of the capture (20% could hide behind computation)"
+    )
+    assert finding.max_gain == pytest.approx(1.25)

@@ -190,6 +190,7 @@ def analyze_measured(measured: Sequence[Measured]) -> CaptureAnalysis:
             pieces=_pieces(timelines),
             kernels=kernels,
             captures=len(timelines),
+            gpu_name=gpu.name,
             world_size=max((t.origin.world_size or 1 for t in timelines), default=1),
             copy_places=copy_places(timelines) if reasons.copy_ns >= MIN_LISTED * (gpu.span_ns or 0) else (),
             kept_share=min((t.kept_share for t in timelines if t.kept_share is not None), default=None),

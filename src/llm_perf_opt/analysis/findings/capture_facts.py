@@ -62,6 +62,7 @@ class CaptureFacts:
     kernels: tuple[KernelRow, ...] = ()
     world_size: int | None = None
     captures: int = 1
+    gpu_name: str | None = None
     kept_share: float | None = None
     copy_places: tuple[CopyPlace, ...] = ()
 

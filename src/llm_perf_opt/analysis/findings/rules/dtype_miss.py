@@ -34,6 +34,13 @@ REMEDY = (
 )
 # Of a capture, whose program may mean fp32: products by a name that says so, from this part of the kernel time on.
 PRODUCTS, SIMT, MIN_CAPTURE_SHARE = ("GEMM", "convolution"), re.compile(r"(?<![a-z])sgemm(?!v)"), 0.15
+# GPUs before Volta, and those whose tensor cores (Volta, Turing) take no TF32 and no bfloat16.
+WITHOUT_TENSOR_CORES = re.compile(r"\b(P100|P40|P4|K80|K40m?|M60|M40|GTX|TITAN Xp?)\b", re.IGNORECASE)
+HALF_ONLY = re.compile(r"\b(V100\w*|T4|TITAN (V|RTX)|Quadro (GV100|RTX)|RTX 20\d0)\b", re.IGNORECASE)
+TENSOR_CORES_IN_HALF = (
+    "multiply on the tensor cores where the result bears it: those of this GPU take float16 and no TF32 (autocast to "
+    "float16, with loss scaling where it trains)"
+)
 TENSOR_CORES = (
     "multiply on the tensor cores: torch.set_float32_matmul_precision('high') rounds the operands of fp32 products to "
     "TF32, autocast or a model in bfloat16 halves the bytes as well"
@@ -64,7 +71,7 @@ def find_misses_in(facts: CaptureFacts) -> list[Finding]:
     total = sum(row.total_ns for row in facts.kernels)
     rows = [row for row in facts.kernels if row.kernel_class in PRODUCTS and SIMT.search(row.name)]
     spent = min(sum(row.total_ns for row in rows), facts.busy_ns)
-    if not rows or spent < MIN_CAPTURE_SHARE * total:
+    if not rows or spent < MIN_CAPTURE_SHARE * total or WITHOUT_TENSOR_CORES.search(facts.gpu_name or ""):
         return []
     finding = RULE.finding_of_capture(
         facts,
@@ -74,7 +81,7 @@ def find_misses_in(facts: CaptureFacts) -> list[Finding]:
         ),
         saved_ns=0,
         confidence="medium",
-        remedy=TENSOR_CORES if facts.report.framework == "torch" else TENSOR_CORES_OF_OTHERS,
+        remedy=_tensor_cores(facts),
     )
     saved = spent * (1 - 1 / MOST_RATIO)
     return [
@@ -85,6 +92,12 @@ def find_misses_in(facts: CaptureFacts) -> list[Finding]:
             caveat="an upper bound, for a GPU with tensor cores (Volta and later); outputs change with the format",
         )
     ]
+
+
+def _tensor_cores(facts: CaptureFacts) -> str:
+    if HALF_ONLY.search(facts.gpu_name or ""):
+        return TENSOR_CORES_IN_HALF
+    return TENSOR_CORES if facts.report.framework == "torch" else TENSOR_CORES_OF_OTHERS
 
 
 def find_wide_format(facts: RunFacts) -> list[Finding]:

@@ -167,7 +167,8 @@ def find_exposed_communication(facts: CaptureFacts) -> list[Finding]:
     hidden = min(found.exposed_ns, found.computation_ns)
     finding = COMMUNICATION.finding_of_capture(
         facts,
-        title=f"Communication runs with nothing beside it for {found.exposed_ns / facts.span_ns:.0%} of the capture",
+        title=f"Communication runs with nothing beside it for {found.exposed_ns / facts.span_ns:.0%} of the capture"
+        + (f" ({hidden / facts.span_ns:.0%} could hide behind computation)" if hidden < found.exposed_ns else ""),
         evidence=(
             f"{found.exposed_ns / 1e6:.2f} ms of {facts.span_ns / 1e6:.2f} ms; kernels that communicate take "
             f"{found.total_ns / 1e6:.2f} ms in all",
