@@ -469,6 +469,10 @@ def test_gpus_that_work_in_turns_are_told_although_one_of_them_always_works(
     assert main(["analyze", str(write_trace(tmp_path / "t.json", events)), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["findings"]
     assert [finding["rule"] for finding in found] == rules
+    assert main(["analyze", str(tmp_path / "t.json"), "-o", str(tmp_path / "run")]) == 0
+    view = build_view(read_run_files(read_manifest(tmp_path / "run"), tmp_path / "run"))
+    (busy,) = [tile.explain for tile in view.headline.tiles if tile.label == "GPU busy"]
+    assert "(any of its 2 GPUs; each by itself " in busy
     if found:
         assert found[0]["title"].startswith("2 GPUs work in turns: spread evenly, their work would take 48% of")
 

@@ -36,7 +36,7 @@ def captured_tiles(capture: Found[CaptureAnalysis]) -> tuple[Tile, ...]:
             _tile("Graph time", show(Known(value=found.graphs.total_ns / 1e6, unit="ms", how=what, source=source)))
         )
     if gpu.busy_ns is not None and gpu.span_ns:
-        what = "of the time from the first to the last GPU work, warm-up and loading included"
+        what = f"of the time from the first to the last GPU work, warm-up and loading included{_each(found)}"
         tiles.append(_tile("GPU busy", show(share(gpu.busy_ns / gpu.span_ns, what, source))))
     phase = _longest(found)
     if phase is not None:
