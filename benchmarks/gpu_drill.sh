@@ -88,7 +88,7 @@ do_fp8() { step fp8 40 60 "$python" "$here/deploy_gpu.py" $tiny --only fp8 --sec
 do_loop() { step loop 60 260 "$python" "$here/deploy_gpu.py" $tiny --only loop --seconds 250 --out "$out/deploy_loop.json"; }
 do_serve() {
   step serve_model 60 60 "$python" "$here/served_model.py" "$out/served" --device $served
-  step serve 60 130 llm-perf bench server=transformers "server.args=[$out/served,--device,$serve_on,--dtype,bfloat16,--continuous-batching]" \
+  step serve 60 150 llm-perf bench server=transformers "server.args=[$out/served,--device,$serve_on,--dtype,bfloat16,--continuous-batching]" \
     load.concurrency=4,16 load.requests=48 load.duration_s=15 load.drain_s=10 load.output_tokens=32 dataset.prompt_tokens=256 \
     capture.tool=nsys capture.duration_s=5 artifacts.runs_dir="$runs/serve"
   rm -rf "$out/served"

@@ -76,6 +76,15 @@ def helper(source: str) -> subprocess.Popen[bytes]:
     return process
 
 
+def is_capturing(process: psutil.Process) -> bool:
+    try:
+        words = process.cmdline()
+    except psutil.NoSuchProcess:
+        # It has ended meanwhile, or is a zombie.
+        return False
+    return len(words) > 1 and "nsys" in words[0] and "profile" in words
+
+
 def killed_nsys(root: Path) -> dict[str, Any]:
     run_dir = root / "killed_nsys"
     run = start(
@@ -85,8 +94,7 @@ def killed_nsys(root: Path) -> dict[str, Any]:
     end_s = time.monotonic() + 120
     while run.poll() is None and time.monotonic() < end_s and not killed:
         for child in psutil.Process(run.pid).children(recursive=True):
-            words = " ".join(child.cmdline()) if child.is_running() else ""
-            if "nsys" in words.split(" ")[0] and " profile " in words:
+            if is_capturing(child):
                 time.sleep(6)
                 child.send_signal(signal.SIGKILL)
                 killed = True

@@ -35,6 +35,7 @@ class FakeLoaded:
     dtype: str = "float32"
     eos_token_ids: frozenset[int] = frozenset([31])
     notes: tuple[str, ...] = ("fake weights",)
+    replays_graph: bool = False
     parts: tuple[str, ...] = ("sam",)
 
     def prepare(self, sample: Sample) -> Any:

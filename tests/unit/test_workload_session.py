@@ -100,6 +100,16 @@ def test_repeats_go_on_until_the_interval_is_narrow_enough(tmp_path: Path) -> No
     assert 0 <= metrics["clean"]["other_cpus"] <= metrics["clean"]["cpu_count"] == os.cpu_count()
 
 
+def test_a_cuda_graph_that_could_not_be_captured_is_not_told_as_one(tmp_path: Path) -> None:
+    words = ("dataset=synthetic", "dataset.num_samples=1", "dataset.prompt_tokens=8", "infer.max_new_tokens=5")
+    config = compose_preset("model=llama_tiny", *words, "infer.cache=static", "infer.cuda_graph=true", "run.device=cpu")
+    run_inference(config, tmp_path, warmup_rounds=0, output=OutputConfig())
+    metrics, _ = read(tmp_path)
+    assert (metrics["deployment"]["cuda_graph"], metrics["deployment"]["compile_s"]) == (False, None)
+    assert not [note for note in metrics["notes"] if "capturing" in note]
+    assert "no CUDA graph was captured" in metrics["model"]["notes"][-1]
+
+
 def test_one_bad_sample_is_recorded_and_skipped(tmp_path: Path) -> None:
     dataset = prompts(tmp_path / "p.txt", ["1", "bad one", "2"], max_bad_fraction=0.4)
     run_inference(FakeConfig(dataset=dataset).build(tmp_path), tmp_path / "out", warmup_rounds=0, output=None)

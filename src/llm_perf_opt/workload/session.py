@@ -230,7 +230,9 @@ def settle(session: Session) -> Session:
         session.ranges.pop()
     compile_s = sum(generation.itl_ms[:SETTLE_STEPS]) / 1e3
     say(f"the decode step was ready after {compile_s:.1f} s")
-    return replace(session, compile_s=compile_s)
+    # A graph that could not be captured took no time; why it could not is among the model's notes.
+    is_prepared = infer.compile != "none" or session.model.replays_graph
+    return replace(session, compile_s=compile_s if is_prepared else None)
 
 
 def keep_generated_code(scratch_dir: Path) -> None:
@@ -279,7 +281,7 @@ def describe_deployment(session: Session) -> Deployment:
         batch=infer.batch,
         cache=infer.cache,
         compile=infer.compile,
-        cuda_graph=infer.cuda_graph,
+        cuda_graph=session.model.replays_graph,
         quantization=config.model.quantization,
         tp=infer.tp,
         ranks=1 if session.rank is None else session.rank.world_size,

@@ -64,6 +64,11 @@ class LoadedModel(Protocol):
         ...
 
     @property
+    def replays_graph(self) -> bool:
+        """Whether decode steps are replayed from a CUDA graph of our own: asked for and captured."""
+        ...
+
+    @property
     def parts(self) -> tuple[str, ...]:
         """Names of the ranges opened inside prefill (sam, clip, projector), or none."""
         ...

@@ -45,6 +45,10 @@ class LoadedCausalLM:
     def notes(self) -> tuple[str, ...]:
         return (*self.load_notes, *self.steps.notes)
 
+    @property
+    def replays_graph(self) -> bool:
+        return self.steps.replays_graph
+
     def prepare(self, sample: Sample) -> Any:
         """The ids of one prompt as a tensor, or those of a batch with the mask of their padding."""
         if sample.batch:

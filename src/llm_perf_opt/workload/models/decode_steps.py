@@ -38,6 +38,9 @@ class Steps(Protocol):
     @property
     def notes(self) -> tuple[str, ...]: ...
 
+    @property
+    def replays_graph(self) -> bool: ...
+
     def prefill(self, prompts: Prompts) -> StepOutput: ...
 
     def decode(self, token: Any, state: Any) -> StepOutput: ...
@@ -62,6 +65,7 @@ class GrowingSteps:
     """The cache the model makes itself grows with every token; the state handed on is that cache and the padding."""
 
     notes: tuple[str, ...] = ()
+    replays_graph = False
 
     def __init__(self, module: Any, options: Mapping[str, Any]) -> None:
         self._module = module
@@ -109,6 +113,10 @@ class StaticSteps:
     @property
     def notes(self) -> tuple[str, ...]:
         return tuple(self._step.notes)
+
+    @property
+    def replays_graph(self) -> bool:
+        return self._step.replays_graph
 
     @property
     def cache_tokens(self) -> int:

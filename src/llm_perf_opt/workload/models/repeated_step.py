@@ -46,6 +46,10 @@ class RepeatedStep:
         self._graph = None
         self._counter, self._also_moved, self._why_no_graph = counter, also_moved, no_graph
 
+    @property
+    def replays_graph(self) -> bool:
+        return self._graph is not None
+
     def run(self, token: Any, buffers: tuple[Any, ...]) -> Any:
         """One step; the logits may be overwritten by the next one."""
         if self._wants_graph and self._graph is None:

@@ -54,6 +54,9 @@ class OcrSteps(Protocol):
     @property
     def notes(self) -> tuple[str, ...]: ...
 
+    @property
+    def replays_graph(self) -> bool: ...
+
     def prefill(self, inputs: OcrInputs, ranges: RangeFactory) -> StepOutput: ...
 
     def decode(self, token: Any, state: Any) -> StepOutput: ...
@@ -63,6 +66,7 @@ class GrowingOcrSteps:
     """The cache grows with every token; it is the state handed on."""
 
     notes: tuple[str, ...] = ()
+    replays_graph = False
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -90,6 +94,10 @@ class StaticOcrSteps:
     @property
     def notes(self) -> tuple[str, ...]:
         return tuple(self._step.notes)
+
+    @property
+    def replays_graph(self) -> bool:
+        return self._step.replays_graph
 
     def prefill(self, inputs: OcrInputs, ranges: RangeFactory) -> StepOutput:
         tokens = inputs.ids.shape[1] + self._new_tokens
@@ -129,6 +137,10 @@ class LoadedOcr:
     @property
     def notes(self) -> tuple[str, ...]:
         return (*self.load_notes, *self.steps.notes)
+
+    @property
+    def replays_graph(self) -> bool:
+        return self.steps.replays_graph
 
     def prepare(self, sample: Sample) -> OcrInputs:
         if sample.image is None:
@@ -183,6 +195,7 @@ class RemoteOcrSteps:
 
     module: Any
     notes: tuple[str, ...] = ()
+    replays_graph: bool = False
 
     def prefill(self, inputs: OcrInputs, ranges: RangeFactory) -> StepOutput:
         views = inputs.views
