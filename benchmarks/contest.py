@@ -105,6 +105,7 @@ def rows_of(found: dict[str, Outcome]) -> list[dict[str, Any]]:
                 }
             ),
             "peak_mb": round(outcome.peak_mb),
+            **({"failed": True} if outcome.failed else {}),
         }
         for name, outcome in found.items()
     ]
@@ -134,10 +135,10 @@ def as_before(base: Path, benchmark: str, script: str) -> list[str]:
 
 
 def share_of_base(rows: list[dict[str, Any]]) -> dict[str, float] | None:
-    """The times of this version as parts of those of the older one; None where that did not run."""
+    """The times of this version as parts of those of the older one; None where that did not run, or failed."""
     ours = next(row for row in rows if row["how"].startswith(NAME))
     base = next((row for row in rows if row["how"].startswith(BASE)), None)
-    if base is None:
+    if base is None or "failed" in base:
         return None
     return {key: round(ours[key] / base[key], 2) for key in ours if key.endswith("seconds") and base[key]}
 
