@@ -457,6 +457,21 @@ def test_memory_of_sessions_is_removed_only_while_no_nsys_runs(tmp_path: Path) -
     assert (remove_abandoned(tmp_path, running[:1]), [p.name for p in tmp_path.iterdir()]) == (False, ["others"])
 
 
+def test_a_lock_folder_of_somebody_else_is_neither_opened_nor_an_obstacle(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir(mode=0o700)
+    for kind in ("link", "file"):
+        shared, scratch = tmp_path / f"shared-{kind}", tmp_path / f"scratch-{kind}"
+        shared.mkdir()
+        scratch.mkdir()
+        if kind == "link":
+            (shared / "nvidia").symlink_to(mine)
+        else:
+            (shared / "nvidia").write_text("a file")
+        share_lock(scratch, "2022.4.2.1", shared)
+    assert mine.stat().st_mode & 0o777 == 0o700
+
+
 def test_the_lock_of_all_nsys_is_where_ours_looks_for_it(tmp_path: Path) -> None:
     scratch, shared = tmp_path / "scratch", tmp_path / "shared"
     scratch.mkdir()

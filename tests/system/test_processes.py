@@ -227,8 +227,12 @@ DEMO = ("experiment=demo", "run.dry_run=true")
         (("--experiment", "demo"), "--experiment: no such flag; "),
         (("--experimental-rerun", "config.pickle"), "--experimental-rerun: refused, it runs what a pickled file holds"),
         (("--experimental-rerun=config.pickle",), "--experimental-rerun: refused, it runs what a pickled file holds"),
-        (("model.name=${oc.env:NOT_SET_HERE}", *DEMO), "model.name: KeyError raised while resolving interpolation"),
-        (("run.seed=${run.seed}", *DEMO), "run.seed: Recursive interpolation detected"),
+        (("model.name=${oc.env:NOT_SET_HERE}", *DEMO), "model.name: could not be resolved (KeyError raised while"),
+        (
+            (*DEMO, "workload.command=['${oc.env:NOT_SET_HERE}']"),
+            "workload.command[0]: could not be resolved (KeyError raised",
+        ),
+        (("run.seed=${run.seed}", *DEMO), "run.seed: could not be resolved (Recursive interpolation detected)"),
         (("run.repeats=" + "9" * 10_000, *DEMO), "run.repeats: Exceeds the limit (4300 digits)"),
         (("model.geometry=" + "[" * 3000 + "]" * 3000, *DEMO), "model.geometry: maximum recursion depth exceeded"),
         (

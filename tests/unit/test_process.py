@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from llm_perf_opt.core import process
 from llm_perf_opt.core.process import Service, allowed_environment, run_command, run_quick
 from llm_perf_opt.core.records import STEPS_FILE, CommandStep, Progress, begin_step, read_steps
 from llm_perf_opt.core.redact import Redactor
@@ -85,6 +87,21 @@ def test_what_a_finished_command_left_running_is_ended_and_counted(tmp_path: Pat
     )
     assert (result.exit_code, result.timed_out, result.leftovers) == (0, False, 2)
     assert [pid for pid in _pids(pids) if psutil.pid_exists(pid)] == []
+
+
+@pytest.mark.parametrize(("name", "seconds", "leftovers"), [("nsys-agent", "0.3", 0), ("server", "60", 1)])
+def test_of_what_is_left_running_only_an_agent_of_nsys_may_end_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, seconds: str, leftovers: int
+) -> None:
+    """If we were killed while we wait for another one, nobody would end it."""
+    monkeypatch.setattr(process, "SETTLE_S", 40.0)
+    shutil.copy(shutil.which("sleep") or "", tmp_path / name)
+    code = "import subprocess, sys; subprocess.Popen(sys.argv[1:])"
+    argv = [sys.executable, "-c", code, str(tmp_path / name), seconds]
+    start = time.monotonic()
+    result = run_command(argv, env=ENV, timeout_s=30, log=tmp_path / "log.txt")
+    assert (result.exit_code, result.leftovers) == (0, leftovers)
+    assert time.monotonic() - start < 30
 
 
 @pytest.mark.slow

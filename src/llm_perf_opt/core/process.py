@@ -34,6 +34,8 @@ POLL_S = 0.2
 WORKER_POLL_S = 0.002
 GRACE_S = 2.0
 SETTLE_S = 1.0
+# How the processes of nsys are called.
+AGENTS = "nsys"
 TAIL_BYTES = 8192
 QUICK_BYTES = 256 << 20
 LOG_SUFFIXES = (".txt", ".log")
@@ -425,8 +427,14 @@ def _end_all(process: "subprocess.Popen[bytes]", marker: str, ours: set[int], *,
         return 0
     if not gently:
         # The agent of nsys ends a moment after nsys; killed in that moment it leaves memory locked that all nsys share.
-        found = psutil.wait_procs(found, timeout=SETTLE_S)[1]
-    if found:
+        # Nothing else is waited for: if we were killed meanwhile, nobody would end it.
+        agents = [left for left in found if _is_agent(left)]
+        others = [left for left in found if left not in agents]
+        _signal_all(others, signal.SIGKILL)
+        late = psutil.wait_procs(agents, timeout=SETTLE_S)[1]
+        found = [*others, *late]
+        gently = bool(late)
+    if gently:
         _signal_all(found, signal.SIGTERM)
         psutil.wait_procs(found, timeout=grace_s)
     # A descendant may have forked between looking and ending it, so look again until nothing is found.
@@ -439,6 +447,13 @@ def _end_all(process: "subprocess.Popen[bytes]", marker: str, ours: set[int], *,
         psutil.wait_procs(rest, timeout=GRACE_S)
     process.poll()
     return count
+
+
+def _is_agent(process: psutil.Process) -> bool:
+    try:
+        return process.name().startswith(AGENTS)
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
 
 
 def _signal_all(processes: Sequence[psutil.Process], number: signal.Signals) -> None:

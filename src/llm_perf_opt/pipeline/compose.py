@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from llm_perf_opt.config.legacy import notice, override_key, split_override, translate_mapping
 from llm_perf_opt.config.load import load_config, nearest_key, problems_outside_the_model
@@ -172,6 +172,11 @@ def explain_composition_error(
     is_foreseen = isinstance(error, HydraException | OmegaConfBaseException)
     if not is_foreseen and _try(overrides, where) is None:
         return ConfigError(f"command line: {_first_line(error)}; `llm-perf profile --hydra-help` lists Hydra's flags")
+    if isinstance(error, InterpolationResolutionError) and _try(overrides, where) is None:
+        # It composes, so no override is to blame for it; what holds the value that cannot be resolved says so itself.
+        found = _problems_of(overrides, user_dir, where)
+        if found:
+            return ConfigError(found)
     malformed = {override: text for override in overrides if (text := _grammar_problem(override)) is not None}
     problems = list(malformed.values())
     rest = [override for override in overrides if override not in malformed]

@@ -8,6 +8,7 @@ that is killed at the wrong moment leaves the memory locked in the same way.
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ def share_lock(scratch: Path, version: str, tmp_dir: Path = COMMON_TMP) -> None:
     shared, own = tmp_dir / _LOCK_FOLDER, scratch / _LOCK_FOLDER
     try:
         _make_open(shared)
-    except PermissionError:
-        # Another user's: that nsys and ours cannot take turns, as two nsys of two users never could there.
+    except OSError:
+        # Another user's, or no place to write: they cannot take turns, as two nsys of two users never could there.
         return
     _make_open(own)
     (own / name).symlink_to(shared / name)
@@ -38,9 +39,16 @@ def share_lock(scratch: Path, version: str, tmp_dir: Path = COMMON_TMP) -> None:
 def _make_open(folder: Path) -> None:
     """Folders open to every user, as nsys makes them: in others it records no NVTX range, and says nothing."""
     for made in (folder.parent, folder):
-        if not made.is_dir():
-            made.mkdir(exist_ok=True)
-            made.chmod(0o777)
+        try:
+            made.mkdir()
+        except FileExistsError:
+            continue
+        # Everybody may write above it: what stands there by now may be a link to a folder of ours.
+        number = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.fchmod(number, 0o777)
+        finally:
+            os.close(number)
 
 
 def remove_abandoned(memory: Path = SHARED_MEMORY, processes: Iterable[Any] | None = None) -> bool:
@@ -48,7 +56,11 @@ def remove_abandoned(memory: Path = SHARED_MEMORY, processes: Iterable[Any] | No
     names = {process.info["name"] for process in processes or psutil.process_iter(["name"])}
     if any(name and name.startswith("nsys") for name in names):
         return False
-    left = [path for path in memory.glob("NSys-*") if path.lstat().st_uid == os.getuid()]
-    for path in left:
-        path.unlink()
-    return bool(left)
+    removed = False
+    for path in memory.glob("NSys-*"):
+        # Another run may be doing the same.
+        with suppress(FileNotFoundError):
+            if path.lstat().st_uid == os.getuid():
+                path.unlink()
+                removed = True
+    return removed
