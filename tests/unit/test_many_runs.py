@@ -12,7 +12,7 @@ from llm_perf_opt.core.manifest import read_manifest, write_manifest
 from llm_perf_opt.core.records import Metric, Spread, StageRecord
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.index import index_run, parse_filter, sorted_runs, swept_keys
-from llm_perf_opt.pipeline.sweep import build_sweep, pareto
+from llm_perf_opt.pipeline.sweep import SweptRun, build_sweep, is_near_front, pareto
 from llm_perf_opt.report.compare.trends import Chart, ChartPoint, chart_svg
 from tests.support.report_runs import HOSTILE, write_run
 from tests.support.schemas import valid, valid_file
@@ -126,6 +126,18 @@ def test_a_sweep_is_one_table_one_page_and_one_document(runs_dir: Path, capsys: 
     )
     assert main(["sweep", "report", str(runs_dir), "--json", "--objectives", "tpot_ms"]) == 0
     assert valid("sweep", json.loads(capsys.readouterr().out))["objectives"] == ["tpot_ms"]
+
+
+def test_a_run_within_the_spread_of_the_best_is_not_called_worse(runs_dir: Path) -> None:
+    found = build_sweep([index_run(runs_dir / name) for name in "abc"], objectives=("tpot_ms",))
+    best, *others = found.runs
+
+    def spread(run: SweptRun, p10: float, p90: float) -> SweptRun:
+        return replace(run, numbers={"tpot_ms": replace(run.numbers["tpot_ms"], spread=Spread(p10=p10, p90=p90, n=9))})
+
+    told = replace(found, runs=(spread(best, 9.0, 21.0), spread(others[0], 25.0, 35.0), spread(others[1], 18.0, 22.0)))
+    assert [is_near_front(run, told) for run in told.runs] == [False, False, True]
+    assert [is_near_front(run, found) for run in found.runs] == [False, False, False]
 
 
 def test_a_sweep_of_failures_fails_and_no_sweep_is_bad_input(tmp_path: Path) -> None:

@@ -171,11 +171,15 @@ def test_the_verdict_promises_nothing_nobody_would_notice() -> None:
     waits = idle(host=0.5)
     prefill = phase("prefill", wall=ms(200.0), gpu=gpu(199.0, wall=200.0, idle=idle(host=1.0)), steps_per_request=1.0)
     decode = phase("decode", wall=ms(1.0), gpu=gpu(0.5, wall=1.0, idle=waits), steps_per_request=4.0)
-    found = facts(prefill, decode, request_ms=204.0)
+    decode = replace(decode, steps_per_request=8.0)
+    found = facts(prefill, decode, request_ms=208.0)
     launches = next(f for f in diagnose(found) if f.rule == "launch_bound" and f.phase == "decode")
-    # Twice as fast in decode, and 2 of 204 ms of a request.
+    # Twice as fast in decode, and 4 of 208 ms of a request.
     assert launches.gain == pytest.approx(2.0) and not is_worth_it(launches, found)
     assert is_worth_it(launches, facts(prefill, replace(decode, steps_per_request=400.0), request_ms=600.0))
+    # 1 of 202 ms is not even listed.
+    few = facts(prefill, replace(decode, steps_per_request=2.0), request_ms=202.0)
+    assert [f.phase for f in diagnose(few) if f.rule == "launch_bound"] == []
 
 
 def test_operators_say_where_time_goes_where_nothing_was_timed() -> None:

@@ -101,6 +101,22 @@ def state_of(run: IndexedRun, states: Mapping[str, JobState] | None) -> JobState
     return JobState(number=0, state="running" if run.status == "running" else "failed")
 
 
+def is_near_front(run: SweptRun, found: SweepDocument) -> bool:
+    """Whether a run off the front overlaps one on it in every objective whose spread is known.
+
+    Chance may then have put it there.
+    """
+    if run.on_front or run.state != "ok":
+        return False
+    return any(_overlaps(run, best, found.objectives) for best in found.runs if best.on_front)
+
+
+def _overlaps(one: SweptRun, other: SweptRun, objectives: Sequence[str]) -> bool:
+    pairs = [(one.numbers[name].spread, other.numbers[name].spread) for name in objectives if name in one.numbers]
+    known = [(mine, its) for mine, its in pairs if mine is not None and its is not None]
+    return bool(known) and all(mine.p10 <= its.p90 and its.p10 <= mine.p90 for mine, its in known)
+
+
 def pareto(points: Sequence[Mapping[str, float]], objectives: Mapping[str, bool]) -> tuple[int, ...]:
     """The points that no other beats in one objective without losing in another; `True`: lower is better."""
     costs = [tuple(p[name] if lower else -p[name] for name, lower in objectives.items()) for p in points]

@@ -19,7 +19,7 @@ from llm_perf_opt.pipeline.jobs.launchers import describe
 from llm_perf_opt.pipeline.jobs.record import JobsDocument, read_jobs, require_own
 from llm_perf_opt.pipeline.jobs.states import JobState, job_states, remove_pickles
 from llm_perf_opt.pipeline.lock import is_locked, remove_left_lock
-from llm_perf_opt.pipeline.sweep import OBJECTIVES, SweepDocument, SweptRun, build_sweep
+from llm_perf_opt.pipeline.sweep import OBJECTIVES, SweepDocument, SweptRun, build_sweep, is_near_front
 from llm_perf_opt.report.compare.trends import Chart, ChartPoint, RunsTable, render_runs_page, report_link
 from llm_perf_opt.runners.arguments import command_parser
 
@@ -198,7 +198,9 @@ def _sentence(found: SweepDocument) -> str:
     count = f"{len(found.runs)} runs over {keys}" + (f", {failed} of them failed" if failed else "")
     if not best:
         return f"{count}."
-    return f"Best in {' and '.join(found.objectives)} (Pareto front): {'; '.join(best)}. {count}."
+    near = [_name(found, run) for run in found.runs if is_near_front(run, found)]
+    beside = f" Within their spread (p10 to p90) and so not worse beyond chance: {'; '.join(near)}." if near else ""
+    return f"Best in {' and '.join(found.objectives)} (Pareto front): {'; '.join(best)}.{beside} {count}."
 
 
 def _name(found: SweepDocument, run: SweptRun) -> str:

@@ -305,6 +305,20 @@ def of_capture_alone(finding: Finding, facts: RunFacts) -> Finding | None:
     return None if share < MIN_LISTED else replace(finding, share=share, gain=amdahl(facts.capture_ms, saved))
 
 
+def worth_listing(findings: Sequence[Finding], facts: RunFacts) -> list[Finding]:
+    """Those whose rule could save a hundredth of a request in all phases, and those nobody can say that of."""
+    saved_ms: dict[str, float] = {}
+    for finding in findings:
+        saved_ms[finding.rule] = saved_ms.get(finding.rule, 0.0) + (saved_in_request_ms(finding, facts) or 0.0)
+    least = amdahl(1.0, MIN_LISTED) or 1.0
+
+    def is_small(finding: Finding) -> bool:
+        gain = gain_of_saving(saved_ms[finding.rule], facts)
+        return saved_in_request_ms(finding, facts) is not None and gain is not None and gain < least
+
+    return [finding for finding in findings if not is_small(finding)]
+
+
 def rank(findings: Iterable[Finding], facts: RunFacts) -> tuple[Finding, ...]:
     """The ones that could save most of a request first; those without a time per request come last."""
     return tuple(sorted(findings, key=lambda finding: _order(finding, facts)))

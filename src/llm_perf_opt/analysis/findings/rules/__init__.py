@@ -18,6 +18,7 @@ from llm_perf_opt.analysis.findings.finding import (
     of_thinned_capture,
     rank,
     rank_of_capture,
+    worth_listing,
 )
 from llm_perf_opt.analysis.findings.rules import (
     above_bound,
@@ -79,7 +80,7 @@ def diagnose(facts: RunFacts, of_capture: Iterable[Finding] = ()) -> tuple[Findi
     found = [finding for finding in parts if finding is not None]
     # Which kernels follow each other only a capture says.
     alone = (f for f in of_capture if not is_covered(f, facts) or f.rule == unfused_elementwise.ATTENTION.id)
-    return rank([*found, *alone], facts)
+    return rank(worth_listing([*found, *alone], facts), facts)
 
 
 def diagnose_capture(facts: CaptureFacts) -> tuple[Finding, ...]:
