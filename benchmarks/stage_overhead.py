@@ -90,6 +90,7 @@ def measure(model: str, *, rounds: int, seconds: float, overrides: tuple[str, ..
                     earlier={},
                     clean_stages=CLEAN_PASS_ORDER,
                     records=[],
+                    program_failures={},
                     redactor=Redactor(),
                 )
                 work = ARMS[name](ctx, seconds)
