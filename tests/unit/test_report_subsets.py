@@ -39,7 +39,7 @@ def test_a_run_in_which_nothing_worked_says_so(tmp_path: Path) -> None:
     )
     assert names(write_reports(run)) == ALWAYS
     view = look(run)
-    assert view.headline.verdict == "Nothing was measured and nothing could be predicted: see what was run below."
+    assert view.headline.verdict == "No latency was measured and no bound is known: what was run and found is below."
     assert view.headline.tone == "unknown"
     assert all(isinstance(tile.cell, Unknown) for tile in view.headline.tiles)
     assert "ended by signal 9" in str(view.headline.tiles[0].cell)
@@ -71,7 +71,7 @@ def test_a_static_analysis_alone_gives_bounds_and_no_speed(tmp_path: Path, capsy
     assert names(write_reports(run)) == ALWAYS
     view = look(run)
     assert view.headline.verdict == (
-        "Nothing was measured. By the model and the hardware alone, no faster than "
+        "No latency was measured. By the model and the hardware alone, no faster than "
         "prefill 2.518 ms per prompt, decode 0.555 ms per token."
     )
     keys = [(row.key, row.missing is None) for row in view.waterfalls[1].rows]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from llm_perf_opt.analysis.findings.rules.framework_overhead import find_framework_overhead
+from llm_perf_opt.analysis.findings.rules.framework_overhead import find_framework_overhead, find_outside_operators
 from llm_perf_opt.analysis.findings.rules.kernel_gaps import find_kernel_gaps
 from llm_perf_opt.analysis.findings.rules.launch_bound import find_launch_bound
 from llm_perf_opt.analysis.findings.rules.long_gaps import find_host_work
@@ -113,6 +113,16 @@ def test_time_outside_operators_on_a_cpu_is_found() -> None:
     (found,) = find_framework_overhead(facts(decode, is_cpu=True))
     assert found.title == "Decode spends 40 % outside operators"
     assert (found.saves_ms, found.gain) == (4.0, pytest.approx(10 / 6))
+
+
+def test_a_program_that_does_something_else_is_not_told_to_compile() -> None:
+    decode = phase(wall=ms(10.0), operators=ms(1.0), is_cpu=True, between_operators_ms=4.5)
+    assert find_framework_overhead(facts(decode, is_cpu=True)) == []
+    (found,) = find_outside_operators(facts(decode, is_cpu=True))
+    assert (found.title, found.saves_ms) == ("Decode spends 90 % outside operators", 9.0)
+    assert found.evidence[-1].text == "4.5 ms pass from one operator to the next, on average under the profiler"
+    assert "torch.compile" not in found.remedy and "py-spy" in found.remedy
+    assert find_outside_operators(facts(phase(wall=ms(10.0), operators=ms(1.0), is_cpu=True), is_cpu=True)) == []
 
 
 def test_a_cpu_that_is_inside_operators_is_left_alone() -> None:

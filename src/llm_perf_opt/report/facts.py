@@ -100,6 +100,7 @@ def phase_facts(name: str, files: RunFiles, *, cpu: bool) -> PhaseFacts:
         gpu=ON_CPU if cpu else _gpu(name, files),
         is_cpu=cpu,
         operators=_operators(name, files, wall),
+        between_operators_ms=_between_operators_ms(name, files),
         limit=record.limit if isinstance(record, StaticPhase) else None,
         steps_per_request=1.0 if name == PREFILL else _steps(files),
     )
@@ -249,6 +250,15 @@ def _operators(name: str, files: RunFiles, wall: Quantity) -> Quantity:
     share = min(1.0, tree.operator_ns[name] / tree.phase_ns[name])
     how = f"{100 * share:.1f} % of the profiled {name} was inside operators, taken of the clean wall time"
     return Known(value=share * wall.value, unit="ms", how=how, source=files.trace.source, is_estimate=True)
+
+
+def _between_operators_ms(name: str, files: RunFiles) -> float | None:
+    """What passes outside operators, for each of them; None where the trace does not list them all."""
+    tree = UNSET if isinstance(files.trace, Unknown) else files.trace.content.tree
+    if tree is UNSET or tree.by != "cpu_time" or tree.left_out or name not in tree.operator_ns:
+        return None
+    count = sum(row.count for row in tree.rows if row.phase == name)
+    return (tree.phase_ns.get(name, 0) - tree.operator_ns[name]) / count / 1e6 if count else None
 
 
 def _steps(files: RunFiles) -> float | None:

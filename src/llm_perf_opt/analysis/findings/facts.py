@@ -84,7 +84,10 @@ class GpuFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseFacts:
-    """One phase, all times of one step: a whole prefill, or one decoded token of every sequence."""
+    """One phase, all times of one step: a whole prefill, or one decoded token of every sequence.
+
+    `between_operators_ms`: on a CPU, what passes from one operator to the next on average, under the profiler.
+    """
 
     name: str
     wall: Quantity
@@ -97,6 +100,7 @@ class PhaseFacts:
     is_cpu: bool = False
     limit: str | None = None
     steps_per_request: float | None = None
+    between_operators_ms: float | None = None
 
     @property
     def per(self) -> str:

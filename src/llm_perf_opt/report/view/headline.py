@@ -313,11 +313,11 @@ def _verdict(
     texts = [text for text in (_bound_text(w) for w in waterfalls) if text is not None]
     if texts:
         return (
-            f"Nothing was measured. By the model and the hardware alone, no faster than {', '.join(texts)}.",
+            f"No latency was measured. By the model and the hardware alone, no faster than {', '.join(texts)}.",
             "unknown",
             None,
         )
-    return "Nothing was measured and nothing could be predicted: see what was run below.", "unknown", None
+    return "No latency was measured and no bound is known: what was run and found is below.", "unknown", None
 
 
 def is_worth_it(finding: Finding, facts: RunFacts) -> bool:

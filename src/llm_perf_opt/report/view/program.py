@@ -40,6 +40,12 @@ def program_of(files: RunFiles) -> tuple[str, ...] | None:
     return tuple(str(word) for word in command) if isinstance(command, list | tuple) and command else None
 
 
+def _maps_phases(files: RunFiles) -> bool:
+    """Whether the phases are ranges of the program's own, by `workload.phases` or a preset."""
+    workload = files.manifest.config.get("workload")
+    return isinstance(workload, Mapping) and bool(workload.get("phases") or workload.get("phase_preset"))
+
+
 def phases_shown(files: RunFiles, facts: RunFacts) -> tuple[str, ...]:
     """The phases a page has: both for our own inference, of a program those timed, of a capture those in it."""
     if is_bare(files):
@@ -140,12 +146,12 @@ def of_program(head: HeadlineView, files: RunFiles, facts: RunFacts) -> Headline
         log = next((c.log for c in reversed(failed.commands) if c.log is not None), None)
         verdict = f"The program did not run to its end: {without_log(failed.reason or '')}"
         return replace(head, verdict=verdict, tone="bad", log=log)
+    why = "Its phases are ranges that only profilers see" if _maps_phases(files) else "It marks no decode steps"
     if isinstance(wall, Known) and not any(tile.key == "tpot" for tile in tiles):
-        text = f"It ran {wall.value / 1e3:.3g} s without a profiler. It marks no decode steps, so no latency is known."
+        text = f"It ran {wall.value / 1e3:.3g} s without a profiler. {why}, so no latency is known."
         return replace(head, verdict=text)
     if not tiles and isinstance(files.metrics, Found):
-        text = "It did not end by itself and was ended. It marks no decode steps, so no latency is known."
-        return replace(head, verdict=text)
+        return replace(head, verdict=f"It did not end by itself and was ended. {why}, so no latency is known.")
     wrong = faster_than_possible(facts, files.static.content.model) if isinstance(files.static, Found) else None
     return head if wrong is None else replace(head, verdict=wrong, tone="bad")
 

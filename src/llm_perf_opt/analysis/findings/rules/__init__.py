@@ -50,6 +50,7 @@ RULES: tuple[Rule, ...] = (
     kernel_gaps.SERIAL_STREAMS,
     kernel_gaps.DEVICES_IN_TURNS,
     framework_overhead.RULE,
+    framework_overhead.ELSEWHERE,
     above_bound.RULE,
     above_bound.ROOF,
     memory_bound.NEAR,

@@ -1,4 +1,8 @@
-"""Rule framework_overhead: on a CPU, much of a phase passes outside operators, in Python and the framework."""
+"""Rules framework_overhead and outside_operators: on a CPU, much of a phase passes outside operators.
+
+Where little passes between one operator and the next it is Python and the framework; where much does, the program does
+something else.
+"""
 
 from llm_perf_opt.analysis.findings.facts import COMPILED, Known, PhaseFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, Suggestion, advise, amdahl
@@ -12,37 +16,66 @@ FEWER = (
     "or an exported model in a runtime without Python",
 )
 REMEDY = advise(START, FEWER)
+# Starting an operator from Python takes some ten microseconds; under the profiler and on a slow machine ten times that.
+MOST_DISPATCH_MS = 0.5
+LOOK_REMEDY = (
+    "find out what the program does there, for it is not torch: it may wait, sleep, read, tokenise or compute in "
+    "Python or another library; a sampling profiler (py-spy record -- python …) or a trace with Python stacks names "
+    "the lines"
+)
 
 
 def find_framework_overhead(facts: RunFacts) -> list[Finding]:
-    """One finding per phase on a CPU that spends a seventh or more of its time outside operators."""
-    found = []
-    for phase in facts.phases.values():
-        if phase.is_cpu and isinstance(phase.wall, Known) and isinstance(phase.operators, Known):
-            found += _check(phase, phase.wall, phase.operators, facts.already(phase.name))
-    return found
-
-
-def _check(phase: PhaseFacts, wall: Known, operators: Known, already: frozenset[str]) -> list[Finding]:
-    outside = wall.value - operators.value
-    if outside < MIN_SHARE * wall.value:
-        return []
-    measured = f"clean wall time {wall.value:.4g} ms ({wall.how})"
+    """One finding per phase on a CPU that spends a seventh or more of its time in starting operators."""
     return [
-        RULE.finding(
-            title=f"{phase.name.capitalize()} spends {100 * outside / wall.value:.0f} % outside operators",
-            phase=phase.name,
-            evidence=(
-                Evidence(text=operators.how, source=operators.source or "manifest.json"),
-                Evidence(text=measured, source=wall.source or "manifest.json"),
-            ),
-            saves_ms=outside,
-            gain=amdahl(wall.value, outside),
-            confidence="medium",
-            remedy=advise(START, FEWER, already),
-            caveat="the profiler costs time at every operator, so the split is approximate",
-        )
+        _finding(RULE, phase, advise(START, FEWER, facts.already(phase.name)))
+        for phase in facts.phases.values()
+        if _outside_ms(phase) and not _does_something_else(phase)
     ]
+
+
+def find_outside_operators(facts: RunFacts) -> list[Finding]:
+    """One finding per phase on a CPU that spends a seventh or more of its time outside of torch."""
+    return [
+        _finding(ELSEWHERE, phase, LOOK_REMEDY)
+        for phase in facts.phases.values()
+        if _outside_ms(phase) and _does_something_else(phase)
+    ]
+
+
+def _does_something_else(phase: PhaseFacts) -> bool:
+    return phase.between_operators_ms is not None and phase.between_operators_ms > MOST_DISPATCH_MS
+
+
+def _outside_ms(phase: PhaseFacts) -> float:
+    """What passes outside operators on a CPU, where that is much."""
+    if not phase.is_cpu or not isinstance(phase.wall, Known) or not isinstance(phase.operators, Known):
+        return 0.0
+    outside = phase.wall.value - phase.operators.value
+    return outside if outside >= MIN_SHARE * phase.wall.value else 0.0
+
+
+def _finding(rule: Rule, phase: PhaseFacts, remedy: str) -> Finding:
+    known = [quantity for quantity in (phase.operators, phase.wall) if isinstance(quantity, Known)]
+    operators, wall = known
+    outside = _outside_ms(phase)
+    evidence = [
+        Evidence(text=operators.how, source=operators.source or "manifest.json"),
+        Evidence(text=f"clean wall time {wall.value:.4g} ms ({wall.how})", source=wall.source or "manifest.json"),
+    ]
+    if rule is ELSEWHERE:
+        text = f"{phase.between_operators_ms:.3g} ms pass from one operator to the next, on average under the profiler"
+        evidence.append(Evidence(text=text, source=operators.source or "manifest.json"))
+    return rule.finding(
+        title=f"{phase.name.capitalize()} spends {100 * outside / wall.value:.0f} % outside operators",
+        phase=phase.name,
+        evidence=tuple(evidence),
+        saves_ms=outside,
+        gain=amdahl(wall.value, outside),
+        confidence="medium",
+        remedy=remedy,
+        caveat="the profiler costs time at every operator, so the split is approximate",
+    )
 
 
 RULE = Rule(
@@ -52,5 +85,13 @@ RULE = Rule(
     remedy=REMEDY,
     hint="torch.compile",
     experiments=(COMPILE, ONE_THREAD, JOINED_PROJECTIONS, LARGER_BATCH),
+    is_idle=True,
+)
+ELSEWHERE = Rule(
+    id="outside_operators",
+    find=find_outside_operators,
+    plain_words="Much of the time goes into something the program does beside the model.",
+    remedy=LOOK_REMEDY,
+    hint="Doing less beside the model",
     is_idle=True,
 )
