@@ -82,9 +82,12 @@ def test_a_wrong_choice_names_the_right_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["profile", "model=lama3_8b"]) == 2
+    assert main(["profile", "model=lama3_8b", "dataset.prompt_tokens=64", "run.repeats=x"]) == 2
     told = "error: model: no such choice (got 'lama3_8b'); did you mean llama3_8b?, allowed: causal_lm, "
-    assert capsys.readouterr().err.startswith(told)
+    first, second = capsys.readouterr().err.splitlines()
+    # Of the data set of an unknown model nothing can be said.
+    assert first.startswith(told)
+    assert second == "error: run.repeats: not a whole number (got 'x'), allowed: a whole number or 'auto'"
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,8 @@ MOST_JOBS_TRIED = 1000
 # The extra of ours that brings each launcher.
 LAUNCHER_EXTRAS = {"submitit_slurm": "slurm", "submitit_local": "slurm", "joblib": "joblib", "ray": "ray"}
 _LAUNCHER = re.compile(r"(?:Could not (?:find|load) |In ')\'?hydra/launcher[/=:](\w+)")
+# Which of these keys there are depends on the model: without one nobody can say what is wrong with them.
+_OF_THE_MODEL = ("model.", "infer.", "dataset.")
 _FULL_KEY = re.compile(r"Could not (?:override|append|delete)[^']*'([^']+)'")
 
 
@@ -188,6 +190,8 @@ def explain_composition_error(
             break
         rest.remove(bad)
         problems.append(_explain(current, bad, rest, where))
+        if override_key(bad) == "model":
+            rest = [override for override in rest if not override_key(override).startswith(_OF_THE_MODEL)]
         current = _try(rest, where)
     else:
         problems += _problems_of(rest, user_dir, where)
