@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -434,17 +435,24 @@ def test_captures_that_start_together_do_not_lose_each_other(tmp_path: Path) -> 
         assert list(pool.map(capture_in, scratch)) == [(0, True)] * 6
 
 
-def test_a_capture_is_tried_again_when_memory_of_a_killed_nsys_was_in_its_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("said", "was_removed", "tries"),
+    [
+        ("Agent launcher failed.", True, 2),
+        ("Agent launcher failed.", False, 1),
+        ("[QuadDCommon::tag_message*] = Local Endpoint is not available.", False, 2),
+        ("Illegal --trace argument", True, 1),
+    ],
+)
+def test_a_capture_whose_agent_was_lost_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, was_removed: bool, tries: int
 ) -> None:
-    nsys = _fake(tmp_path, "print('Agent launcher failed.'); sys.exit(1)\n")
+    nsys = _fake(tmp_path, f"print({said!r}); sys.exit(1)\n")
     ctx = _context(tmp_path, ["true"], nsys)
-    removed = [True]
-    monkeypatch.setattr(capture, "remove_abandoned", removed.pop)
-    with pytest.raises(ToolError, match="wrote no report: Agent launcher failed"):
+    monkeypatch.setattr(capture, "remove_abandoned", lambda: was_removed)
+    with pytest.raises(ToolError, match=f"wrote no report: {re.escape(said)}"):
         STAGE.run(NsysConfig(enable=True, timeout_s=20.0), ctx)
-    assert [record.label for record in ctx.run_command.records if record.argv[0] == nsys] == ["nsys", "nsys"]
-    assert removed == []
+    assert [record.label for record in ctx.run_command.records if record.argv[0] == nsys] == ["nsys"] * tries
 
 
 def test_memory_of_sessions_is_removed_only_while_no_nsys_runs(tmp_path: Path) -> None:

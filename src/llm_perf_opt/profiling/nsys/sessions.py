@@ -7,6 +7,7 @@ that is killed at the wrong moment leaves the memory locked in the same way.
 """
 
 import os
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 import psutil
 
 AGENT_FAILED = "Agent launcher failed"
+# What nsys says when it does not reach its agent, as on a machine with much else to do.
+LOST_AGENT = re.compile(rf"{AGENT_FAILED}|Local Endpoint is not available|End of file")
 SHARED_MEMORY = Path("/dev/shm")
 COMMON_TMP = Path("/tmp")
 _LOCK_FOLDER = Path("nvidia", "nsight_systems")
