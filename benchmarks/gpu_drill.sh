@@ -84,7 +84,7 @@ do_optimize_moe() { step optimize_moe 110 180 llm-perf optimize model=$moe $text
 do_optimize_ocr() { step optimize_ocr 110 160 llm-perf optimize $pages --budget 140s -o "$runs/optimize_ocr"; }
 do_graph() { step graph 40 80 "$python" "$here/deploy_gpu.py" $tiny --only graph --seconds 75 --out "$out/deploy_graph.json"; }
 do_jax() { step jax 30 60 "$python" "$here/deploy_gpu.py" $tiny --only jax --seconds 55 --out "$out/deploy_jax.json"; }
-do_fp8() { step fp8 40 60 "$python" "$here/deploy_gpu.py" $tiny --only fp8 --seconds 55 --out "$out/deploy_fp8.json"; }
+do_fp8() { step fp8 60 110 "$python" "$here/deploy_gpu.py" $tiny --only fp8 --seconds 105 --out "$out/deploy_fp8.json"; }
 do_loop() { step loop 60 260 "$python" "$here/deploy_gpu.py" $tiny --only loop --seconds 250 --out "$out/deploy_loop.json"; }
 do_serve() {
   step serve_model 60 60 "$python" "$here/served_model.py" "$out/served" --device $served
@@ -101,7 +101,7 @@ do_stages() {
   step stages 60 110 "$python" "$here/energy_memory_gpu.py" $tiny --only overhead --seconds 100 --out "$out/stage_overhead.json"
 }
 do_joules() {
-  step joules 50 110 "$python" "$here/energy_memory_gpu.py" $tiny --only energy --seconds 100 --out "$out/energy.json"
+  step joules 80 150 "$python" "$here/energy_memory_gpu.py" $tiny --only energy --seconds 145 --out "$out/energy.json"
 }
 do_peaks() { step peaks 40 80 "$python" "$here/energy_memory_gpu.py" $tiny --only memory --seconds 75 --out "$out/memory.json"; }
 do_faults() { step faults 60 200 "$python" "$here/gpu_faults.py" $tiny --seconds 190 "$out/faults"; }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.config.schema import RunSection, WorkloadSection
-from llm_perf_opt.core.records import Metric, StageRecord
+from llm_perf_opt.core.records import Metric, StageFile, StageRecord
 from llm_perf_opt.plugins.energy.stage import STAGE, EnergyConfig, _repeats
 from llm_perf_opt.testing import StageCase, StageContract, plain_config, plain_host, scratch_context
 from tests.support.fake_nvml import FakeNvml
@@ -99,6 +99,11 @@ def test_the_samples_are_repeated_until_they_take_long_enough(tmp_path: Path) ->
     ctx = scratch_context("energy", tmp_path, earlier={"torch_profiler": record})
     assert _repeats(EnergyConfig(min_s=10.0), ctx) == 51
     assert _repeats(EnergyConfig(min_s=10.0, repeats=4), ctx) == 4
+    # Four samples to a repeat take four times as long.
+    samples = tmp_path / "samples.jsonl"
+    samples.write_text("".join(f'{{"repeat": {repeat}}}\n' for repeat in (0, 0, 0, 0, 1, 1)))
+    four = replace(record, files=(StageFile(role="samples", path=samples),))
+    assert _repeats(EnergyConfig(min_s=10.0), replace(ctx, earlier={"torch_profiler": four})) == 13
     many = replace(ctx, config=replace(ctx.config, run=RunSection(repeats=80)))
     assert _repeats(EnergyConfig(min_s=10.0), many) == 80
     assert _repeats(EnergyConfig(), replace(ctx, earlier={})) is None

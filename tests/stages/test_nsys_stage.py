@@ -115,6 +115,65 @@ def test_a_capture_without_a_gpu_has_ranges_and_says_there_are_no_kernels(tmp_pa
     assert (again.returncode, (ctx.out_dir / "run.nsys-rep").is_file()) == (0, True)
 
 
+# As nsys 2025.3.1 ends the capture of a JAX program; without nvtx in --trace it imports all of it.
+TORN = """
+argv = sys.argv[1:]
+output = next(a.partition("=")[2] for a in argv if a.startswith("--output="))
+if argv[0] == "export":
+    import shutil
+    kind = "whole" if "no-ranges" in output else "torn"
+    shutil.copy(FOLDER + "/" + kind + ".sqlite", output)
+    sys.exit(0)
+import subprocess
+start = next(i for i, a in enumerate(argv[1:], start=1) if not a.startswith("-"))
+code = subprocess.run(argv[start:], check=False).returncode
+Path(output + ".nsys-rep").write_bytes(b"a report")
+print("Generating '/tmp/nsys-report-1.qdstrm'")
+if "nvtx" in next(a for a in argv if a.startswith("--trace=")):
+    print("Importer error status: Importation succeeded with non-fatal errors.")
+    print("**** Analysis failed with:")
+    print('        Value: "/dvs/p4/build/Analysis/StringStorage.cpp(119): Throw in function X GetKeyForExteriorId'
+          '\\\\n[QuadDCommon::tag_message*] = Cannot find string for an exterior index\\\\n"')
+    print("**** Errors occurred while processing the raw events. ****")
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("has_lost", "whole", "kernels", "wanted", "words"),
+    [
+        (True, 30, 30, "run-no-ranges.sqlite", "which had 1 of 30 kernels left"),
+        (True, 1, 1, "run.sqlite", "has no more kernels (1 against 1)"),
+        (False, 30, 1, "run.sqlite", ""),
+    ],
+)
+def test_a_capture_torn_by_names_of_ranges_is_made_again_without_ranges(
+    tmp_path: Path, has_lost: bool, whole: int, kernels: int, wanted: str, words: str
+) -> None:
+    for name, count in (("torn", 1), ("whole", whole)):
+        export = Export()
+        for i in range(count):
+            export.call(100 * i, 100 * i + 10, i + 1)
+            export.kernel("gemm", 100 * i + 20, 100 * i + 90, i + 1)
+        path = export.write(tmp_path / f"{name}.sqlite")
+        if name == "torn" and has_lost:
+            with sqlite3.connect(path) as db:
+                db.execute("CREATE TABLE DIAGNOSTIC_EVENT (timestamp INTEGER, severity INTEGER, text TEXT)")
+                db.execute(
+                    "INSERT INTO DIAGNOSTIC_EVENT VALUES (0, 1, 'Not all CUDA events might have been collected.')"
+                )
+    nsys = _fake(tmp_path, f"FOLDER = {str(tmp_path)!r}\n{TORN}")
+    ctx = _context(tmp_path, [sys.executable, "-c", "print('done')"], nsys=nsys)
+    output = STAGE.run(NsysConfig(enable=True, timeout_s=60.0), ctx)
+    assert [f.path.name for f in output.files if f.role == "nsys_sqlite"] == [wanted]
+    assert [p.name for p in ctx.out_dir.glob("*.sqlite")] == [wanted]
+    assert output.metrics["kernel_count"].value == kernels
+    said = "\n".join(output.notes)
+    assert "non-fatal errors (Cannot find string for an exterior index): some events may be missing" in said
+    assert words in said
+    assert ("second capture" in said) == has_lost
+
+
 @pytest.mark.real_nsys
 def test_every_repetition_is_found_exported_and_summed(tmp_path: Path) -> None:
     ctx, output = _run(

@@ -3,6 +3,7 @@
 import math
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt import WorkloadSpan
+from llm_perf_opt import CommandFailed, WorkloadSpan
+from llm_perf_opt.plugins.energy import stage as energy_stage
 from llm_perf_opt.plugins.energy.attribution import (
     counter_curve,
     fit_powers,
@@ -30,6 +32,7 @@ from llm_perf_opt.plugins.energy.meters import (
 from llm_perf_opt.plugins.energy.section import power_points
 from llm_perf_opt.plugins.energy.stage import (
     EnergyConfig,
+    _with_prompts,
     check,
     describe,
     energy_metrics,
@@ -199,6 +202,45 @@ def test_joules_per_token_are_of_whole_requests_and_idle_is_taken_off() -> None:
     assert got == {name: pytest.approx(value, rel=0.03) for name, value in expected.items()}
     assert abs(float(metrics["energy_check_pct"].value or 0)) < 2.0
     assert metrics["joules_per_token"].how == "GPU, 4 spans, meter at both ends, refreshed every 20 ms"
+
+
+def prompts_alone(count: int, *, prefill_ms: int = 12) -> list[WorkloadSpan]:
+    starts = [1_000 * MS + i * (prefill_ms + 1) * MS for i in range(count)]
+    return [WorkloadSpan(name="prefill", start_ns=t, end_ns=t + prefill_ms * MS, tokens=512) for t in starts]
+
+
+def test_a_prefill_too_short_beside_decode_is_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spans, alone = requests(2), prompts_alone(400)
+    before = describe([metered(spans, refresh_ms=200)], [idle_meter()], spans, EnergyConfig())
+    assert [row.joules for row in before.total if row.phase == "prefill"] == [None]
+    asked: dict[str, Any] = {}
+
+    def fake_workload(ctx: Any, **how: Any) -> Any:
+        asked.update(how)
+        return SimpleNamespace(spans=alone)
+
+    monkeypatch.setattr(energy_stage, "metering", lambda *_, **__: nullcontext([metered(alone, refresh_ms=100)]))
+    monkeypatch.setattr(energy_stage, "run_workload", fake_workload)
+    ctx = scratch_context("energy", tmp_path)
+    found, said = _with_prompts(before, [idle_meter()], spans, EnergyConfig(prompts_s=5.0), ctx)
+    assert said == () and asked["stop_after_tokens"] == 1 and asked["repeats"] == 209
+    metric = energy_metrics(found, "energy/energy.json")["prefill_joules_per_token"]
+    # The power is that of the whole stretch: of every 13 ms, one is between two prompts.
+    assert metric.value == pytest.approx(0.012 * (12 * PREFILL_W + REST_W) / 13 / 512, rel=0.01)
+    assert (
+        metric.how == "GPU, 400 spans, prompts alone, one after the other; meter at both ends, refreshed every 100 ms"
+    )
+    # The rest is what it was.
+    others = [[row for row in d.total if row.phase != "prefill"] for d in (before, found)]
+    assert others[0] == others[1]
+    assert _with_prompts(before, [idle_meter()], spans, EnergyConfig(prompts_s=0.0), ctx) == (before, ())
+
+    def failing(ctx: Any, **how: Any) -> Any:
+        raise CommandFailed("the workload failed with exit code 1: no memory")
+
+    monkeypatch.setattr(energy_stage, "run_workload", failing)
+    kept, why = _with_prompts(before, [idle_meter()], spans, EnergyConfig(), ctx)
+    assert kept == before and why[0].endswith("no memory")
 
 
 def test_an_idle_power_above_that_of_the_work_is_not_taken_off() -> None:

@@ -49,6 +49,17 @@ def test_a_run_in_which_nothing_worked_says_so(tmp_path: Path) -> None:
     assert "- Not run: static_analysis, ncu." in text
 
 
+def test_memory_of_a_program_whose_model_nobody_named_has_only_what_was_measured(tmp_path: Path) -> None:
+    metrics = {"peak_memory_bytes": Metric(value=4.0e9, unit="bytes", how="clean pass, highest of all samples")}
+    config = {"workload": {"command": ["python", "my_script.py"]}}
+    run = write_run(tmp_path / "run", stage("torch_profiler", tmp_path, metrics=metrics), config=config)
+    assert [label for label, _ in look(run).memory.rows] == ["Peak (measured)"]
+    bare = write_run(tmp_path / "bare", stage("torch_profiler", tmp_path), config=config)
+    assert look(bare).memory.rows == () and look(bare).memory.missing is not None
+    own = write_run(tmp_path / "own", stage("torch_profiler", tmp_path, metrics=metrics))
+    assert len(look(own).memory.rows) == 7
+
+
 def test_an_empty_manifest_gives_a_whole_report(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     assert names(write_reports(run)) == ALWAYS

@@ -85,14 +85,18 @@ def run_workload(
     watcher: str | None = None,
     settings: Mapping[str, Any] | None = None,
     check: bool = True,
+    stop_after_tokens: int | None = None,
+    part: str | None = None,
 ) -> WorkloadRun:
     """Run it once from its start to its end.
 
     `repeats` of the samples in place of `run.repeats`. `prefix` stands before the command: a program that runs it.
     `watcher` names a `WorkloadWatcher` to be told what happens inside our own model's process, `settings` is what that
     one gets. A workload that fails raises; with `check=False` it is returned, and `result` says how it ended.
+    `stop_after_tokens` ends each sample of our own model early: with 1, after its prefill. A stage that runs the
+    workload more than once names the others, as a `part`: their files and logs carry it in their names.
     """
-    folder = ctx.workload_dir / ctx.out_dir.name
+    folder = ctx.workload_dir / (ctx.out_dir.name if part is None else f"{ctx.out_dir.name}-{part}")
     folder.mkdir(parents=True, exist_ok=True)
     forget_results(folder)
     if ctx.config.workload.command is not None:
@@ -100,6 +104,8 @@ def run_workload(
     overrides = [*workload_overrides(ctx.config), *quiet_inference(warmup_rounds=warmup_rounds)]
     if repeats is not None:
         overrides.append(f"run.repeats={repeats}")
+    if stop_after_tokens is not None:
+        overrides.append(f"pipeline.direct_inference.stop_after_tokens={stop_after_tokens}")
     argv = [*prefix, *build_work_argv(INFERENCE_RUNNER, overrides, hydra_run_dir=folder)]
     watching = {}
     if watcher is not None:
@@ -108,7 +114,15 @@ def run_workload(
             WATCHER_DIR: str(ctx.out_dir),
             WATCHER_SETTINGS: json.dumps(settings or {}),
         }
-    result = ctx.run_command(argv, timeout_s=timeout_s, env={**(env or {}), **watching}, label=ctx.out_dir.name)
+    suffix = "" if part is None else f"-{part}"
+    result = ctx.run_command(
+        argv,
+        timeout_s=timeout_s,
+        log=f"log{suffix}.txt",
+        cmd_file=f"cmd{suffix}.txt",
+        env={**(env or {}), **watching},
+        label=ctx.out_dir.name,
+    )
     if check:
         require_success(result, "the workload", stage=ctx.out_dir.name)
     spans = tuple(_own_spans(folder / SAMPLES_FILE))

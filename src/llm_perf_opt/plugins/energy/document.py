@@ -1,7 +1,7 @@
 """`energy.json`: what was metered and what of it belongs to which phase."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llm_perf_opt.plugins.energy.attribution import PhaseEnergy
 from llm_perf_opt.plugins.energy.meters import Kind
@@ -111,6 +111,18 @@ def add_rows(rows: tuple[PhaseRow, ...]) -> PhaseRow:
         how=f"sum of {len(rows)} devices; " + first.how,
         reason=reasons[0] if reasons and joules is None else None,
     )
+
+
+def with_rows(document: EnergyDocument, other: EnergyDocument, phase: str, *, said: str) -> EnergyDocument:
+    """The document with what the other one, of another run, knows of a phase; `said` tells how that was run."""
+
+    def of(rows: tuple[PhaseRow, ...], others: tuple[PhaseRow, ...]) -> tuple[PhaseRow, ...]:
+        known = {row.phase: replace(row, how=f"{said}; {row.how}") for row in others if row.joules is not None}
+        return tuple(known.get(row.phase, row) if row.phase == phase else row for row in rows)
+
+    by_device = {device.device: device.phases for device in other.devices}
+    devices = tuple(replace(d, phases=of(d.phases, by_device.get(d.device, ()))) for d in document.devices)
+    return replace(document, devices=devices, total=of(document.total, other.total))
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

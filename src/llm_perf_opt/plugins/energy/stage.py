@@ -5,6 +5,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from statistics import median, quantiles
 from typing import Annotated, Self
 
@@ -15,6 +16,7 @@ from llm_perf_opt import (
     Host,
     Metric,
     Obstacle,
+    ProfilingError,
     StageConfig,
     StageContext,
     StageFile,
@@ -41,6 +43,7 @@ from llm_perf_opt.plugins.energy.document import (
     Steadiness,
     add_rows,
     phase_row,
+    with_rows,
 )
 from llm_perf_opt.plugins.energy.meters import Metered, looked_for, metering
 from llm_perf_opt.plugins.energy.section import energy_section, write_counters
@@ -59,16 +62,20 @@ MOST_REPEATS = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class EnergyConfig(StageConfig):
-    """`pipeline.energy.*`: how often meters are read, how long at idle, and how long the workload should run."""
+    """`pipeline.energy.*`: how often meters are read, how long at idle, and how long the workload should run.
+
+    A prefill too short to be told beside decode is run alone for `prompts_s`, one after the other; 0: it is not.
+    """
 
     interval_ms: Annotated[float, Ge(1.0)] = 20.0
     idle_s: Annotated[float, Ge(0.0)] = 5.0
     min_s: Annotated[float, Gt(0.0)] = 10.0
+    prompts_s: Annotated[float, Ge(0.0)] = 5.0
     repeats: Annotated[int, Ge(1)] | None = None
     warmup_rounds: Annotated[int, Ge(0)] = 1
 
     def light(self) -> Self:
-        return replace(self, idle_s=min(1.0, self.idle_s), min_s=min(2.0, self.min_s))
+        return replace(self, idle_s=min(1.0, self.idle_s), min_s=min(2.0, self.min_s), prompts_s=0.0)
 
 
 class EnergyStage:
@@ -98,6 +105,9 @@ class EnergyStage:
             end_ns = time.monotonic_ns()
         spans = with_requests(work.spans) or (WorkloadSpan(name=REQUEST, start_ns=start_ns, end_ns=end_ns),)
         document = describe(metered, idle, spans, cfg)
+        # Before anything else is run: what there is stays, whatever comes of the prompts.
+        samples_file = _samples_file(ctx, work, metered, document)
+        document, said = _with_prompts(document, idle, spans, cfg, ctx)
         path = ctx.out_dir / "energy.json"
         path.write_text(json.dumps(asdict(document), indent=1) + "\n", encoding="utf-8")
         counters = write_counters(ctx.out_dir, metered, spans)
@@ -107,9 +117,9 @@ class EnergyStage:
             files=(
                 StageFile(role="energy_json", path=path),
                 StageFile(role="counters", path=counters),
-                *_samples_file(ctx, work, metered, document),
+                *samples_file,
             ),
-            notes=(*work.notes, *_unmarked(work), *document.warnings),
+            notes=(*work.notes, *_unmarked(work), *said, *document.warnings),
             samples=work.samples,
             sections=(energy_section(ctx, document, metered, spans, source),),
         )
@@ -123,10 +133,54 @@ def _repeats(cfg: EnergyConfig, ctx: StageContext) -> int | None:
         record = ctx.earlier.get(name)
         metric = None if record is None else record.metrics.get("e2e_ms")
         planned = ctx.config.run.repeats
-        if metric is not None and isinstance(metric.value, int | float) and metric.value > 0:
-            wanted = min(MOST_REPEATS, int(cfg.min_s * 1e3 / metric.value) + 1)
+        if record is not None and metric is not None and isinstance(metric.value, int | float) and metric.value > 0:
+            wanted = _to_fill(cfg.min_s, metric.value / 1e3 * _requests_of_a_repeat(record.file("samples")))
             return wanted if isinstance(planned, str) else max(planned, wanted)
     return None
+
+
+def _to_fill(seconds: float, each_s: float) -> int:
+    return min(MOST_REPEATS, int(seconds / each_s) + 1)
+
+
+def _requests_of_a_repeat(samples: Path | None) -> int:
+    """How many lines of samples.jsonl are of its first repeat; 1 where there is none."""
+    if samples is None or not samples.is_file():
+        return 1
+    repeats = [json.loads(line)["repeat"] for line in samples.read_text(encoding="utf-8").splitlines()]
+    return max(1, repeats.count(repeats[0])) if repeats else 1
+
+
+def _with_prompts(
+    document: EnergyDocument,
+    idle: Sequence[Metered],
+    spans: Sequence[WorkloadSpan],
+    cfg: EnergyConfig,
+    ctx: StageContext,
+) -> tuple[EnergyDocument, tuple[str, ...]]:
+    """The document with the energy of prefill from prompts that ran alone, where it could not be told beside decode."""
+    unknown = [row for row in document.total if row.phase == PREFILL and row.joules is None]
+    if not unknown or not cfg.prompts_s or ctx.config.workload.command is not None:
+        return document, ()
+    found = [span for span in spans if span.name == PREFILL]
+    of_a_repeat = max(1, sum(span.repeat == found[0].repeat for span in found))
+    repeats = _to_fill(cfg.prompts_s, median(span.seconds for span in found) * of_a_repeat)
+    ctx.say(f"energy: a prefill is too short to be told beside decode; {repeats * of_a_repeat} prompts alone")
+    try:
+        with metering(ctx, interval_s=cfg.interval_ms / 1e3) as metered:
+            work = run_workload(
+                ctx,
+                timeout_s=cfg.timeout_s,
+                warmup_rounds=cfg.warmup_rounds,
+                repeats=repeats,
+                stop_after_tokens=1,
+                part="prompts",
+            )
+    except ProfilingError as error:
+        return document, (f"prompts alone, for the energy of prefill: {error}",)
+    prompts = [span for span in work.spans if span.name == PREFILL]
+    alone = describe(metered, idle, prompts, cfg)
+    return with_rows(document, alone, PREFILL, said="prompts alone, one after the other"), ()
 
 
 def with_requests(spans: Sequence[WorkloadSpan]) -> tuple[WorkloadSpan, ...]:

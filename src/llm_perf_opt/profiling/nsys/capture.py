@@ -16,7 +16,7 @@ from llm_perf_opt.errors import CommandFailed, ProfilingError, ToolError
 from llm_perf_opt.profiling.baseline import last_words, quiet_inference
 from llm_perf_opt.profiling.nsys.scrub import RawFolder, export_report
 from llm_perf_opt.profiling.nsys.sessions import AGENT_FAILED, LOST_AGENT, remove_abandoned
-from llm_perf_opt.profiling.parsers.nsys_log import import_notes
+from llm_perf_opt.profiling.parsers.nsys_log import import_notes, lost_strings
 from llm_perf_opt.profiling.program import phase_limit
 from llm_perf_opt.profiling.vendor.launch import (
     INFERENCE_RUNNER,
@@ -80,12 +80,16 @@ class CaptureOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class NsysCaptured:
-    """The reports of one capture. `workload_exit_code` is None when nsys ended the workload, as it was told to."""
+    """The reports of one capture. `workload_exit_code` is None when nsys ended the workload, as it was told to.
+
+    `torn_by_ranges`: nsys could not import all of it because of names of ranges; without ranges it would be whole.
+    """
 
     reports: tuple[Path, ...]
     workload_exit_code: int | None
     nsys_exit_code: int | None
     notes: tuple[str, ...]
+    torn_by_ranges: bool = False
 
 
 def workload_argv(
@@ -163,6 +167,7 @@ def run_capture(ctx: StageContext, options: CaptureOptions, raw: RawFolder, base
         workload_exit_code=code,
         nsys_exit_code=result.exit_code,
         notes=_capture_notes(options, result, code),
+        torn_by_ranges=lost_strings(_whole_tail(result)),
     )
 
 

@@ -48,6 +48,10 @@ LONGEST_BASE = 100
 WINDOW_SHARE = 0.8
 # nsys needs a second or two to end and write, however short the window.
 WRITING_S = 5.0
+# What nsys notes in a capture that lacks GPU work.
+LOST_GPU_WORK = "Not all CUDA events might have been collected"
+# The file of a capture without ranges, made because ranges tore the first.
+NO_RANGES = "run-no-ranges"
 
 
 def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
@@ -126,10 +130,47 @@ def _capture_all(
                     publish_report(ctx, nsys, report, keep_report=cfg.keep_report, timeout_s=cfg.timeout_s, notes=notes)
                 )
             notes += captures[-1].notes
+            if captures[-1].torn_by_ranges and len(planned) == 1 and len(exports) == 1:
+                exports, said = _without_ranges(cfg, ctx, raw, options, exports)
+                notes += said
     finally:
         if len(planned) > 1:
             _gather(ctx.out_dir, [base for base, _ in planned])
     return captures, exports, notes
+
+
+def _without_ranges(
+    cfg: "NsysConfig", ctx: StageContext, raw: RawFolder, options: CaptureOptions, torn: list[Path]
+) -> tuple[list[Path], list[str]]:
+    """The export to go by after one that ranges tore: that of a second capture without ranges, where it has more.
+
+    JAX programs do that to nsys 2025.3: what is left of the first can be a single kernel, or all of them.
+    """
+    trace = [kind for kind in options.trace.split(",") if kind != "nvtx"]
+    has_lost = any(LOST_GPU_WORK in note for note in read_nsys_sqlite(torn[0]).notes)
+    if not has_lost or "cuda" not in trace or options.capture_range != "none":
+        return torn, []
+    ctx.say("nsys: names of ranges kept it from importing all of the capture; once more without ranges")
+    notes: list[str] = []
+    try:
+        second = run_capture(ctx, replace(options, trace=",".join(trace)), raw, NO_RANGES)
+        (whole,) = (
+            publish_report(ctx, options.nsys, report, keep_report=cfg.keep_report, timeout_s=cfg.timeout_s, notes=notes)
+            for report in second.reports
+        )
+    except ProfilingError as error:
+        return torn, [f"a second capture, without ranges, failed: {error}"]
+    before, after = (len(read_nsys_sqlite(path).kernels) for path in (*torn, whole))
+    dropped = torn[0] if after > before else whole
+    for path in (dropped, dropped.with_suffix(".nsys-rep")):
+        path.unlink(missing_ok=True)
+    if dropped == whole:
+        return torn, [f"a second capture, without ranges, has no more kernels ({after:,} against {before:,})"]
+    said = (
+        f"{whole.name} is a second capture, without NVTX ranges: names of ranges kept nsys from importing all of the "
+        f"first, which had {before:,} of {after:,} kernels left"
+    )
+    return [whole], [said, *second.notes, *notes]
 
 
 def plan_captures(cfg: "NsysConfig", nsys: str, *, is_own: bool = True) -> list[tuple[str, CaptureOptions]]:

@@ -6,9 +6,11 @@ WORDS = 300
 _NON_FATAL = re.compile(
     r"Importation succeeded with non-fatal errors|Errors occurred while processing the raw events", re.I
 )
-_DETAIL = re.compile(
-    r"^(?:Importer error output: *)?(.*(?:Cannot find string|exterior index|Event requestor|Analysis failed).*)$", re.M
-)
+# Newer versions put the words into one line with the place in nsys's own sources they come from.
+_DETAIL = re.compile(r'(?:Cannot find string|Event requestor)[^"\\\n]*')
+# What nsys says when a program named ranges by strings it registered and nsys did not get: importing stops there, and
+# with the ranges all kinds of events behind that place can be lost.
+_LOST_STRINGS = re.compile(r"Cannot find string for an exterior index")
 _FAILED = re.compile(r"\bERROR\b|[Ee]rror:|Can't parse|what:|[Ee]xception|newer version|not supported", re.M)
 _PROGRESS = re.compile(r"\[[= ]*\d+% *\]")
 # nsys names the files it was built from; they say nothing to a reader.
@@ -22,6 +24,11 @@ def import_notes(said: str) -> list[str]:
     details = list(dict.fromkeys(_plain(line) for line in _DETAIL.findall(said)))[:2]
     why = f" ({'; '.join(details)})" if details else ""
     return [f"nsys imported the capture with non-fatal errors{why}: some events may be missing"]
+
+
+def lost_strings(said: str) -> bool:
+    """Whether importing stopped at a range whose name is not known: a capture without ranges would be whole."""
+    return bool(_NON_FATAL.search(said) and _LOST_STRINGS.search(said))
 
 
 def failure_words(said: str) -> str:

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from statistics import mean, median
 
-from llm_perf_opt.analysis.findings.facts import Known, MemoryFacts, RunFacts, Unknown
+from llm_perf_opt.analysis.findings.facts import Known, MemoryFacts, Quantity, RunFacts, Unknown
 from llm_perf_opt.core.units import digits, format_bytes
-from llm_perf_opt.report.run_files import Found, RunFiles
+from llm_perf_opt.report.run_files import Found, RunFiles, is_program_without_model
 from llm_perf_opt.report.view.shown import Cell, Shown, show
 
 
@@ -42,13 +42,15 @@ class MemoryView:
     @property
     def missing(self) -> Unknown | None:
         """Why there is nothing at all to show."""
+        if not self.rows:
+            return self.power_missing
         reasons = [cell for _, cell in self.rows if isinstance(cell, Unknown)]
         return reasons[0] if len(reasons) == len(self.rows) and self.power_missing is not None else None
 
 
 def memory_view(files: RunFiles, facts: RunFacts) -> MemoryView:
     memory = facts.memory
-    rows = (
+    rows: tuple[tuple[str, Quantity], ...] = (
         ("Weights (predicted)", memory.weights),
         ("KV cache (predicted)", memory.kv_cache),
         ("KV cache per token (predicted)", memory.kv_per_token),
@@ -59,6 +61,9 @@ def memory_view(files: RunFiles, facts: RunFacts) -> MemoryView:
     )
     segments, measured, scale = _bar(memory)
     power, why = _power(files)
+    if is_program_without_model(files):
+        # What no model is named for cannot be predicted: that is no gap in the run.
+        rows = tuple(row for row in rows if not isinstance(row[1], Unknown))
     return MemoryView(
         rows=tuple((label, show(quantity)) for label, quantity in rows),
         segments=segments,

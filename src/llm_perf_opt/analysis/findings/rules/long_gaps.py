@@ -51,6 +51,11 @@ RECORD_HOST = (
     "capture again with what the host does: Python stacks (with_stack=True), ranges (NVTX, record_function), or nsys "
     "with --trace=cuda,nvtx,osrt"
 )
+# System calls are there already, and tell only what takes long.
+RECORD_MORE = (
+    "capture again with what the host does: NVTX ranges around its parts (llm_perf_opt.phase, torch.cuda.nvtx), or its "
+    "Python stacks (nsys --python-sampling=true, py-spy)"
+)
 RECORD_HOST_OF_OTHERS = (
     "capture again with what the host does: system calls and samples (nsys --trace=cuda,nvtx,osrt "
     "--sample=process-tree), or NVTX ranges in the program"
@@ -142,10 +147,16 @@ def find_host_work_in(facts: CaptureFacts) -> list[Finding]:
             facts,
             unknown,
             "The GPU idles in long gaps in which nothing of the host was recorded",
-            RECORD_HOST if facts.report.framework == "torch" else RECORD_HOST_OF_OTHERS,
+            _how_to_record(facts, has_system_calls=bool(waiting)),
         ),
         *_unexplained(facts),
     ]
+
+
+def _how_to_record(facts: CaptureFacts, *, has_system_calls: bool) -> str:
+    if facts.report.framework != "torch":
+        return RECORD_HOST_OF_OTHERS
+    return RECORD_MORE if has_system_calls else RECORD_HOST
 
 
 def _unexplained(facts: CaptureFacts) -> list[Finding]:
