@@ -1,6 +1,7 @@
 """Verdicts that fit the program and its capture: one small capture per lesson, beside those of test_gaps."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -337,6 +338,11 @@ def test_a_finding_of_two_ranges_stays_until_both_have_a_clean_time(tmp_path: Pa
     whole = facts(phase("decode", wall=ms(12.0)), phase("prefill", wall=ms(6.0)))
     assert [finding.range_name for finding in diagnose(half, found)] == ["decode"]
     assert diagnose(whole, found) == ()
+    # Modules of our own loop lie inside its phases; another range does not.
+    with_module = [replace(one, also_ranges=("module:experts", "prefill")) for one in found]
+    assert diagnose(whole, with_module) == ()
+    with_other = [replace(one, also_ranges=("experts",)) for one in found]
+    assert [finding.range_name for finding in diagnose(whole, with_other)] == ["decode"]
 
 
 def test_the_page_of_a_capture_lists_findings_as_the_terminal_does(tmp_path: Path) -> None:

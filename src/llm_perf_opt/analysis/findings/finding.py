@@ -7,7 +7,7 @@ from typing import Literal
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, RunFacts
 from llm_perf_opt.analysis.findings.remedies import Remedy
-from llm_perf_opt.core.names import DECODE, DECODE_STEP, PHASES
+from llm_perf_opt.core.names import DECODE, DECODE_STEP, MODULE_PREFIX, PHASES
 
 Confidence = Literal["high", "medium", "low"]
 WHOLE_CAPTURE = "capture"
@@ -361,6 +361,9 @@ def is_covered(finding: Finding, facts: RunFacts) -> bool:
 
 
 def _is_timed(name: str, facts: RunFacts) -> bool:
+    if name.startswith(MODULE_PREFIX):
+        # Modules of our own loop run inside its phases.
+        return any(isinstance(phase.wall, Known) for phase in facts.phases.values())
     if name not in PHASE_RANGES:
         return False
     phase = facts.phases.get(DECODE if name == DECODE_STEP else name)
