@@ -399,6 +399,18 @@ def test_the_way_from_start_to_best_goes_through_what_each_was_measured_beside()
     assert said == "tpot_ms 10.00 → 1.000 ms, 10.0× (95 %: 9.00 to 11.00×) with a → a+b; outputs equal."
     none = in_words(objective="tpot_ms", path=path[:1], gain=None, low=None, high=None, check=None, tried=3, left_out=0)
     assert none == "Nothing helped: none of 3 experiment(s) improved tpot_ms beyond chance and kept its outputs."
+    limited = [
+        in_words(
+            objective="tpot_ms", path=path[:1], gain=None, low=None, high=None, check=None, tried=tried, left_out=0,
+            over_limit=["a"],
+        )
+        for tried in (1, 3)
+    ]  # fmt: skip
+    assert limited == [
+        "Nothing is recommended: of 1 experiment(s) for tpot_ms, a broke a limit.",
+        "Nothing is recommended: of 3 experiment(s) for tpot_ms, a broke a limit, and no other improved it beyond "
+        "chance and kept its outputs.",
+    ]
     why = {
         left_out: in_words(
             objective="tpot_ms", path=[], gain=None, low=None, high=None, check=None, tried=0, left_out=left_out

@@ -101,13 +101,18 @@ def in_words(
     check: str | None,
     tried: int,
     left_out: int,
+    over_limit: Sequence[str] = (),
 ) -> str:
-    """One sentence for the top of every page."""
+    """One sentence for the top of every page; `over_limit` names what was kept out by a limit alone."""
     unit = UNITS[objective]
     if len(path) < 2 or gain is None:
         if not tried:
             why = f"each of {left_out} remedies has its reason below" if left_out else "no finding names a remedy"
             return f"Nothing was tried: {why}."
+        if over_limit:
+            kept_out = f"{', '.join(over_limit)} broke a limit"
+            rest = ", and no other improved it beyond chance and kept its outputs" if tried > len(over_limit) else ""
+            return f"Nothing is recommended: of {tried} experiment(s) for {objective}, {kept_out}{rest}."
         return f"Nothing helped: none of {tried} experiment(s) improved {objective} beyond chance and kept its outputs."
     interval = "" if low is None or high is None else f" (95 %: {low:.2f} to {high:.2f}×)"
     names = " → ".join(step.name for step in path[1:])

@@ -111,6 +111,14 @@ class Side:
             self.worker.end()
             self.worker = None
 
+    def limited(self) -> dict[str, float | None]:
+        """What limits can be set on."""
+        return {
+            **{name: self.median(name) for name in METRICS},
+            "peak_gb": None if self.peak_bytes is None else self.peak_bytes / 1e9,
+            "compile_s": self.ready.compile_s or 0.0,
+        }
+
 
 @dataclass(kw_only=True)
 class Optimizer:
@@ -301,17 +309,8 @@ class Optimizer:
         objective = self.options.objective
         measured = found.get(objective)
         changes = tuple(one.change for one in found.values())
-        values: dict[str, float | None] = {
-            **{name: side.median(name) for name in METRICS},
-            "peak_gb": None if side.peak_bytes is None else side.peak_bytes / 1e9,
-            "compile_s": side.ready.compile_s or 0.0,
-        }
         assert self.start is not None
-        start: dict[str, float | None] = {
-            **{name: self.start.median(name) for name in METRICS},
-            "peak_gb": None if self.start.peak_bytes is None else self.start.peak_bytes / 1e9,
-        }
-        broken = broken_constraints(self.options.constraints, values, start)
+        broken = broken_constraints(self.options.constraints, side.limited(), self.start.limited())
         status, reason = judge_experiment(measured, check, broken, objective=objective)
         before = 1.0 if other is self.start else self.search.best_gain
         return self._row(
@@ -499,6 +498,7 @@ class Optimizer:
             check=check,
             tried=len(self.search.tried),
             left_out=len(not_tried),
+            over_limit=[row.name for row in self.rows if row.status == "over a limit"],
         )
         return OptimizeDocument(
             status=status,
@@ -527,7 +527,15 @@ class Optimizer:
         )
 
     def _start_notes(self) -> tuple[str, ...]:
-        return () if self.start is None else self.start.ready.notes
+        return () if self.start is None else (*self._start_over_limits(), *self.start.ready.notes)
+
+    def _start_over_limits(self) -> tuple[str, ...]:
+        """A limit the start itself does not keep: then it is the limit that decides, and not the experiments."""
+        if self.start is None or not self.start.passes:
+            return ()
+        values = self.start.limited()
+        broken = broken_constraints(self.options.constraints, values, values)
+        return tuple(f"the start itself breaks a limit: {text}" for text in broken)
 
     def _not_tried(self, status: OptimizeStatus) -> list[ExperimentRow]:
         """Those that were passed over, refused by their guards, or not reached."""
