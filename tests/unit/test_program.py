@@ -19,7 +19,7 @@ from llm_perf_opt.profiling.program import (
     phase_metrics,
     read_marks,
 )
-from llm_perf_opt.profiling.range_phases import PRESETS, chosen_phases, with_phases
+from llm_perf_opt.profiling.range_phases import PRESETS, chosen_phases, with_engine_phases, with_phases
 from llm_perf_opt.profiling.stages.torch_profiler import TorchProfilerConfig
 from llm_perf_opt.runners.arguments import parse_arguments
 from llm_perf_opt.runners.run_program import implied_overrides, split_command
@@ -188,6 +188,7 @@ def timeline_with_ranges(names: tuple[str, ...]) -> Timeline:
     [
         ("vllm", "execute_context_1(1024)_generation_0(0)", "prefill"),
         ("vllm", "execute_context_0(0)_generation_8(8)", "decode_step"),
+        ("vllm", "execute_context_3(200)_generation_1(1)", "prefill"),
         ("vllm", "execute_7_context_0(sq0)_generation_2(sq1sk300)", "decode_step"),
         ("sglang", "step[EXTEND bs=1 toks=107]", "prefill"),
         ("sglang", "step[DECODE bs=4]", "decode_step"),
@@ -200,6 +201,22 @@ def test_the_ranges_of_an_engine_count_as_phases(preset: str, name: str, phase: 
     timeline = with_phases(timeline_with_ranges((name, "other")), chosen_phases(preset, {}))
     assert [timeline.names[int(code)] for code in timeline.ranges.name] == [phase, "other"]
     assert timeline.notes == (f"1 range name(s) such as {name!r} count as {phase} (workload.phases)",)
+
+
+def test_steps_of_a_known_engine_are_phases_without_being_asked() -> None:
+    # As vLLM 0.32 names them; a step of no request is none.
+    names = (
+        "execute_context_3(200)_generation_1(1)",
+        "execute_context_0(0)_generation_4(4)",
+        "execute_context_0(0)_generation_0(0)",
+        "forward",
+    )
+    found = with_engine_phases(timeline_with_ranges(names))
+    assert [found.names[int(code)] for code in found.ranges.name] == ["prefill", "decode_step", *names[2:]]
+    assert found.notes[0] == f"1 range name(s) such as {names[0]!r} count as prefill (names of vllm)"
+    # A jitted function of any program may be called so: nobody's names alone.
+    other = timeline_with_ranges(("XlaModule:#hlo_module=jit_decode_image,program_id=3#", "forward"))
+    assert with_engine_phases(other) is other
 
 
 def test_what_the_user_gives_takes_the_place_of_a_presets_pattern() -> None:

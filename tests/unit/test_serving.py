@@ -133,6 +133,20 @@ def test_a_rate_the_server_does_not_keep_up_with_is_told() -> None:
     assert "serve_growth" not in bench_metrics(BenchDocument(levels=(fine,)), source="")
 
 
+def test_tokens_that_come_in_bursts_are_told() -> None:
+    burst = [_ok(n, n, 0.08, (0.00001,) * 14 + (0.07,), 16) for n in range(4)]
+    even = [_ok(n, n, 0.08, (0.005,) * 15, 16) for n in range(4)]
+    said = {}
+    for name, records in (("burst", burst), ("even", even)):
+        level = level_result(LoadRun(level=LoadLevel(concurrency=1), records=records, duration_s=2.0), SloSection())
+        paragraphs = bench_sections(BenchDocument(levels=(level,)), source="")[0].paragraphs
+        said[name] = [text for text in paragraphs if "bursts" in text]
+    assert said["even"] == []
+    assert said["burst"][0].startswith(
+        "1 at once: tokens of a stream arrive in bursts (half of the gaps are under 10.0"
+    )
+
+
 def test_a_client_that_had_too_much_to_do_says_so() -> None:
     run = LoadRun(level=LoadLevel(rate=2.0), records=RECORDS[:3], duration_s=4.0, client_cpu_s=3.0)
     late = level_result(run, SloSection())

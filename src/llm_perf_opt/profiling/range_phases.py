@@ -10,11 +10,13 @@ from llm_perf_opt.analysis.timeline.timeline import Timeline, distinct
 from llm_perf_opt.core.names import DECODE_STEP, PREFILL
 
 # What the engines call one forward, under nsys or in a torch trace. A step with prompts in it counts as prefill.
+# Of vLLM 0.32 seen; the others as their sources have them.
 PRESETS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    # execute_context_1(1024)_generation_0(0); newer versions number the steps: execute_7_context_…
+    # execute_context_1(1024)_generation_0(0); with detailed annotations execute_1024_context_1(sq1024sk…
     "vllm": {
         PREFILL: ("execute_context_[1-9]*", "execute_*_context_[1-9]*"),
-        DECODE_STEP: ("execute_context_0(*", "execute_*_context_0(*"),
+        # Steps of no request at all are neither.
+        DECODE_STEP: ("execute_context_0(*_generation_[1-9]*", "execute_*_context_0(*_generation_[1-9]*"),
     },
     # step[EXTEND bs=1 toks=107], step[DECODE bs=4]
     "sglang": {PREFILL: ("step?EXTEND *", "step?MIXED *"), DECODE_STEP: ("step?DECODE *",)},
@@ -28,14 +30,23 @@ PRESETS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 
 
+# Whose names nobody else gives to ranges, so that they can be taken for what they are without being asked.
+UNMISTAKABLE = ("vllm", "sglang", "tensorrt_llm")
+
+
 def chosen_phases(preset: str | None, given: Mapping[str, str | tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     """The patterns of each phase: a preset's, and what the user gave in their place."""
     own = {phase: (pattern,) if isinstance(pattern, str) else pattern for phase, pattern in given.items()}
     return {**(PRESETS[preset] if preset is not None else {}), **own}
 
 
-def with_phases(timeline: Timeline, phases: Mapping[str, tuple[str, ...]]) -> Timeline:
-    """The same timeline, with every range that a pattern matches called by its phase; the first match counts."""
+def with_phases(
+    timeline: Timeline, phases: Mapping[str, tuple[str, ...]], *, said: str = "workload.phases"
+) -> Timeline:
+    """The same timeline, with every range that a pattern matches called by its phase; the first match counts.
+
+    `said` tells who says so.
+    """
     if not phases or not len(timeline.ranges):
         return timeline
     names = list(timeline.names)
@@ -52,19 +63,27 @@ def with_phases(timeline: Timeline, phases: Mapping[str, tuple[str, ...]]) -> Ti
         timeline,
         names=(*names, *phases),
         ranges=replace(timeline.ranges, name=moved.astype(timeline.ranges.name.dtype)),
-        notes=(*timeline.notes, *_notes(names, changed, codes)),
+        notes=(*timeline.notes, *_notes(names, changed, codes, said)),
     )
+
+
+def with_engine_phases(timeline: Timeline) -> Timeline:
+    """The same timeline with the steps of a serving engine called by their phase, where it has ranges of one."""
+    names = [timeline.names[int(code)] for code in distinct(timeline.ranges.name) if code >= 0]
+    engines = (e for e in UNMISTAKABLE if any(_phase_of(name, PRESETS[e]) is not None for name in names))
+    engine = next(engines, None)
+    return timeline if engine is None else with_phases(timeline, PRESETS[engine], said=f"names of {engine}")
 
 
 def _phase_of(name: str, phases: Mapping[str, tuple[str, ...]]) -> str | None:
     return next((p for p, patterns in phases.items() if any(fnmatchcase(name, pattern) for pattern in patterns)), None)
 
 
-def _notes(names: list[str], changed: Mapping[int, int], codes: Mapping[str, int]) -> list[str]:
+def _notes(names: list[str], changed: Mapping[int, int], codes: Mapping[str, int], said: str) -> list[str]:
     """What counts as what, with one name as an example."""
     found = []
     for phase, code in codes.items():
         kinds = [names[old] for old, new in changed.items() if new == code]
         if kinds:
-            found.append(f"{len(kinds)} range name(s) such as {kinds[0]!r} count as {phase} (workload.phases)")
+            found.append(f"{len(kinds)} range name(s) such as {kinds[0]!r} count as {phase} ({said})")
     return found

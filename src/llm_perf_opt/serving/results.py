@@ -24,6 +24,9 @@ OVERLOADED = 2.0
 ENOUGH_FOR_GROWTH = 16
 # One thread reads all streams: a client that is busy for longer tells of some of them late.
 BUSY_CLIENT = 0.7
+# Half of the gaps of a stream this much shorter than their mean are no gaps between tokens.
+BURST = 0.1
+ENOUGH_GAPS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +85,14 @@ class LevelResult:
     def is_late(self) -> bool:
         """The load generator had too much to do to see every token when it came."""
         return self.client_busy is not None and self.client_busy >= BUSY_CLIENT
+
+    @property
+    def comes_in_bursts(self) -> bool:
+        """Several tokens of a stream arrive as one: then a token's own moment cannot be seen, TTFT is a burst's end."""
+        gaps = self.latencies.get("itl")
+        if gaps is None or gaps.median_ms is None or not gaps.mean_ms or (gaps.n or 0) < ENOUGH_GAPS:
+            return False
+        return gaps.median_ms < BURST * gaps.mean_ms
 
     @property
     def failed_share(self) -> float:

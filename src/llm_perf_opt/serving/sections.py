@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from llm_perf_opt.core.records import Metric
 from llm_perf_opt.core.sections import Cell, Section, SectionTable
+from llm_perf_opt.core.units import format_ms
 from llm_perf_opt.serving.results import LATENCIES, BenchDocument, LatencyFigures, LevelResult
 
 LATENCY, OVER_TIME, TRADE, COUNTERS = "Serving under load", "Latency over time", "Throughput and latency", "Counters"
@@ -54,6 +55,14 @@ def _paragraphs(document: BenchDocument) -> tuple[str, ...]:
         "time, so its latencies hold delays of its own. Ask for less at once, or measure from a faster machine."
         for level in document.levels
         if level.is_late
+    ]
+    texts += [
+        f"{level.label}: tokens of a stream arrive in bursts (half of the gaps are under "
+        f"{format_ms(level.latencies['itl'].median_ms or 0.0)}, their mean is "
+        f"{format_ms(level.latencies['itl'].mean_ms or 0.0)}), so TTFT, TPOT and ITL are those of bursts; end-to-end "
+        "times and throughput hold. A busy machine does that, and a server that sends text only once it is whole."
+        for level in document.levels
+        if level.comes_in_bursts
     ]
     return (*texts, *document.notes)
 

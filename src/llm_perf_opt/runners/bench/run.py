@@ -249,7 +249,8 @@ def _look_with_engine(run: BenchRun, server: RunningServer, folder: Path) -> Non
         run.notes.append(f"the server's own profiler left no file in {folder}; it may have written elsewhere")
     run.redactor.folder(folder)
     for path in found:
-        run.notes.append(f"recorded by the server's own profiler: llm-perf analyze {path}")
+        if path.name.endswith((".json", ".json.gz")):
+            run.notes.append(f"recorded by the server's own profiler: llm-perf analyze {path}")
 
 
 def _look_with_nsys(run: BenchRun) -> None:
@@ -348,7 +349,8 @@ def _summary(result: LevelResult) -> str:
             parts.append(f"{label} {format_ms(median)}")
     if result.output_tokens_per_s is not None:
         parts.append(f"{result.output_tokens_per_s:,.1f} output tokens/s")
-    return f"{result.label}: {', '.join(parts)}"
+    bursts = " (tokens arrive in bursts: TTFT and TPOT are those of bursts)" if result.comes_in_bursts else ""
+    return f"{result.label}: {', '.join(parts)}{bursts}"
 
 
 def warm_up(run: BenchRun, server: RunningServer) -> tuple[Ask, LoadPrompts]:
