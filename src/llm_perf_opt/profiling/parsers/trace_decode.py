@@ -5,10 +5,10 @@ times count from 1970 lie above, and their digits are read instead.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import compress
-from operator import attrgetter
 from typing import Any, ClassVar, Union
 
 import msgspec
@@ -23,7 +23,6 @@ MOST_STREAMS = 2**31
 MOST_DIGITS = 18
 KERNEL, COPY, CALL, OPERATOR, ANNOTATION, MODULE, MEMORY, FRAME, COUNTED, PAUSE = KINDS = range(10)
 MEMORY_EVENT = "[memory]"
-_TS, _DUR, _NAME = (attrgetter(name) for name in ("ts", "dur", "name"))
 _KINDS = {
     "kernel": KERNEL,
     "gpu_memcpy": COPY,
@@ -234,12 +233,9 @@ class PieceDecoder:
 
 def _piece(events: list[Any], to_ns: Callable[[list[Any]], Ints], *, detailed: bool) -> Piece:
     buckets: tuple[list[Any], ...] = tuple([] for _ in KINDS)
-    by_category = {category: buckets[kind].append for category, kind in _KINDS.items()}
-    find = by_category.get
+    by_category = defaultdict[str, list[Any]](list, {category: buckets[kind] for category, kind in _KINDS.items()})
     for event in events:
-        append = find(event.cat)
-        if append is not None:
-            append(event)
+        by_category[event.cat].append(event)
     frames = buckets[MODULE]
     buckets[FRAME].extend(e for e in frames if detailed or (e.dur is not None and e.dur >= MIN_FRAME_US))
     names: Codes[Any] = Codes()
@@ -311,7 +307,7 @@ def _table(
         Table(
             start_ns=start,
             end_ns=start + length,
-            name=np.fromiter(map(names.__getitem__, map(_NAME, rows)), np.int32, len(rows)),
+            name=np.array([names[e.name] for e in rows], np.int32),
             thread=_NO_CODES if on_gpu or kind in (COUNTED, PAUSE) else _threads(rows, threads),
             correlation=np.array(correlation, np.int64),
             device=np.array(device, np.int32),
@@ -370,7 +366,7 @@ class _TooLarge(Exception):
 def _times(rows: list[Any], to_ns: Callable[[list[Any]], Ints]) -> tuple[list[Any], Ints, Ints, int, int]:
     """The usable events, their starts and lengths, and how many had no time or a negative length."""
     # numpy makes NaN of None; one mask decides over rows and columns.
-    length_us = np.fromiter(map(_DUR, rows), np.float64, len(rows))
+    length_us = np.array([e.dur for e in rows], np.float64)
     usable = (length_us >= 0.0) & (length_us < EXACT_BELOW_US)
     negative = unusable = 0
     if not usable.all():
@@ -392,23 +388,18 @@ def _has_start(event: Any) -> bool:
     return event.ts is not None and (not isinstance(event.ts, msgspec.Raw) or _start_of(event) is not None)
 
 
-def _floats(values: Iterator[float | None], count: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
-    found = np.fromiter(values, np.float64, count)
-    # numpy makes NaN of None, and JSON knows no NaN.
-    if np.isnan(found).any():
-        raise _NoTime
-    return found
-
-
 def _threads(rows: list[Any], codes: Codes[Any]) -> Ints:
     """Most pieces hold one thread: then one code serves all rows."""
     if len({e.tid for e in rows}) <= 1 and len({e.pid for e in rows}) <= 1:
         return np.full(len(rows), codes[(rows[0].pid, rows[0].tid)] if rows else 0, np.int32)
-    return np.fromiter((codes[(e.pid, e.tid)] for e in rows), np.int32, len(rows))
+    return np.array([codes[(e.pid, e.tid)] for e in rows], np.int32)
 
 
 def _from_floats(rows: list[Any]) -> Ints:
-    time = _floats(map(_TS, rows), len(rows))
+    time = np.array([e.ts for e in rows], np.float64)
+    # numpy makes NaN of None, and JSON knows no NaN.
+    if np.isnan(time).any():
+        raise _NoTime
     if len(time) and float(np.abs(time).max()) >= EXACT_BELOW_US:
         raise _TooLarge
     return _to_ns(time)
