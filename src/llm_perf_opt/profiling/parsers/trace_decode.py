@@ -5,6 +5,7 @@ times count from 1970 lie above, and their digits are read instead.
 """
 
 import re
+import struct
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -307,15 +308,15 @@ def _table(
         Table(
             start_ns=start,
             end_ns=start + length,
-            name=np.array([names[e.name] for e in rows], np.int32),
+            name=_codes([names[e.name] for e in rows]),
             thread=_NO_CODES if on_gpu or kind in (COUNTED, PAUSE) else _threads(rows, threads),
-            correlation=np.array(correlation, np.int64),
-            device=np.array(device, np.int32),
-            stream=np.array(stream, np.int32),
-            size_bytes=np.array(size, np.int64),
-            shape=np.array(shape, np.int32),
-            allocated_bytes=np.array(allocated, np.int64),
-            extra=np.array(extra, np.int32),
+            correlation=np.array(correlation, np.int64) if correlation else _NONE,
+            device=np.array(device, np.int32) if device else _NO_CODES,
+            stream=np.array(stream, np.int32) if stream else _NO_CODES,
+            size_bytes=np.array(size, np.int64) if size else _NONE,
+            shape=_codes(shape) if shape else _NO_CODES,
+            allocated_bytes=np.array(allocated, np.int64) if allocated else _NONE,
+            extra=_codes(extra) if extra else _NO_CODES,
         ),
         unusable,
         negative,
@@ -365,8 +366,8 @@ class _TooLarge(Exception):
 
 def _times(rows: list[Any], to_ns: Callable[[list[Any]], Ints]) -> tuple[list[Any], Ints, Ints, int, int]:
     """The usable events, their starts and lengths, and how many had no time or a negative length."""
-    # numpy makes NaN of None; one mask decides over rows and columns.
-    length_us = np.array([e.dur for e in rows], np.float64)
+    # One mask decides over rows and columns.
+    length_us = _floats([e.dur for e in rows])
     usable = (length_us >= 0.0) & (length_us < EXACT_BELOW_US)
     negative = unusable = 0
     if not usable.all():
@@ -388,6 +389,18 @@ def _has_start(event: Any) -> bool:
     return event.ts is not None and (not isinstance(event.ts, msgspec.Raw) or _start_of(event) is not None)
 
 
+def _floats(values: list[float | None]) -> "np.ndarray[Any, np.dtype[np.float64]]":
+    """A column; NaN where there is no value. `struct` takes a list three times as fast as numpy."""
+    try:
+        return np.frombuffer(struct.pack(f"{len(values)}d", *values), np.float64)
+    except struct.error:
+        return np.array(values, np.float64)
+
+
+def _codes(values: list[int]) -> Ints:
+    return np.frombuffer(struct.pack(f"{len(values)}i", *values), np.int32)
+
+
 def _threads(rows: list[Any], codes: Codes[Any]) -> Ints:
     """Most pieces hold one thread: then one code serves all rows."""
     if len({e.tid for e in rows}) <= 1 and len({e.pid for e in rows}) <= 1:
@@ -396,8 +409,8 @@ def _threads(rows: list[Any], codes: Codes[Any]) -> Ints:
 
 
 def _from_floats(rows: list[Any]) -> Ints:
-    time = np.array([e.ts for e in rows], np.float64)
-    # numpy makes NaN of None, and JSON knows no NaN.
+    time = _floats([e.ts for e in rows])
+    # None became NaN, and JSON knows no NaN.
     if np.isnan(time).any():
         raise _NoTime
     if len(time) and float(np.abs(time).max()) >= EXACT_BELOW_US:
