@@ -188,7 +188,9 @@ def nest(thread: Ints, start: Ints, end: Ints) -> Nesting:
 
 def _positions(depth: Ints) -> list[Ints]:
     """The positions of each depth, in order."""
-    by_depth = np.argsort(depth, kind="stable").astype(np.int32)
+    # Numbers of 16 bits are sorted by their digits, several times as fast.
+    narrow = depth.astype(np.int16) if int(depth.max()) <= np.iinfo(np.int16).max else depth
+    by_depth = np.argsort(narrow, kind="stable").astype(np.int32)
     return np.split(by_depth, np.flatnonzero(np.diff(depth[by_depth])) + 1)
 
 
