@@ -8,7 +8,7 @@ import pytest
 from llm_perf_opt.analysis.capture import CaptureAnalysis, GraphTotals, analyze_timelines
 from llm_perf_opt.analysis.timeline.intervals import Ints, innermost, intersect, nest, segment_union, union
 from llm_perf_opt.analysis.timeline.rows import Idle, RangeRow
-from llm_perf_opt.analysis.timeline.timeline import distinct
+from llm_perf_opt.analysis.timeline.timeline import distinct, grouped, percentile
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from tests.support.nsys_builder import OTHER_THREAD, PID, Export
 
@@ -461,3 +461,17 @@ def test_nesting_equals_a_plain_search_for_the_innermost_around() -> None:
 )
 def test_distinct_values_come_in_order_whatever_their_size(values: list[int], expected: list[int]) -> None:
     assert distinct(np.array(values, np.int64)).tolist() == expected
+
+
+@pytest.mark.parametrize("values", [[], [7], [3, 1, 3], [5 * 10**12, -4, 5 * 10**12]])
+def test_groups_are_those_numpy_finds(values: list[int]) -> None:
+    column = np.array(values, np.int64)
+    found, index = np.unique(column, return_inverse=True)
+    assert [part.tolist() for part in grouped(column)] == [found.tolist(), index.tolist()]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 10, 1001])
+def test_percentiles_are_those_of_numpy_to_the_last_digit(count: int) -> None:
+    column = np.random.default_rng(count).integers(0, 10**12, count)
+    wanted = (0, 25, 50, 75, 90, 99.9, 100)
+    assert [percentile(column, percent) for percent in wanted] == np.percentile(column, wanted).tolist()

@@ -7,7 +7,7 @@ import numpy as np
 
 from llm_perf_opt.analysis.gaps.verdict import Verdict, judge, judge_overhead, readable
 from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
-from llm_perf_opt.analysis.timeline.timeline import HostEvents, Timeline
+from llm_perf_opt.analysis.timeline.timeline import HostEvents, Timeline, grouped
 
 CALL, OPERATOR, FRAME, SYSTEM, RANGE = "runtime call", "operator", "Python frame", "system call", "range"
 OVERHEAD, KERNEL = "overhead", "kernel"
@@ -51,6 +51,21 @@ class _Usual:
     later_ns: int
 
 
+class _Long(HostEvents):
+    """Events among which those at a time are found without a look at all of them."""
+
+    def near(self, start: int, end: int) -> Ints:
+        """Those that may overlap a time, in the capture's order."""
+        order, starts, reach = self._in_time
+        return np.sort(order[reach.searchsorted(start, "right") : starts.searchsorted(end)])
+
+    @cached_property
+    def _in_time(self) -> tuple[Ints, Ints, Ints]:
+        """The order of the starts, the starts in it, and how far those up to each of them reach."""
+        order = np.argsort(self.start_ns, kind="stable")
+        return order, self.start_ns[order], np.maximum.accumulate(self.end_ns[order])
+
+
 class HostRecord:
     """The host events of a capture that last long enough to explain one of some times."""
 
@@ -69,7 +84,7 @@ class HostRecord:
         }
         self._shortest_ns = shortest_ns
         # Picked when first asked for: who wants a place asks for no calls, and those are the most.
-        self._long: dict[tuple[str, int], HostEvents] = {}
+        self._long: dict[tuple[str, int], _Long] = {}
         self._operators = timeline.operators
         self._pauses = timeline.pauses
         self._calls, self._ranges = calls, ranges
@@ -94,12 +109,14 @@ class HostRecord:
     def _calls_of(self, start: int, end: int, thread: int) -> HostActivity | None:
         """The call with most time among several that fill half of a time together."""
         events = self._long_ones(CALL, self._shortest_ns // SEVERAL)
-        overlap = np.minimum(events.end_ns, end) - np.maximum(events.start_ns, start)
-        inside = np.flatnonzero((overlap > 0) & (events.thread == thread) & (events.name >= 0))
-        if not len(inside) or int(overlap[inside].sum()) < COVERS * (end - start):
+        index = events.near(start, end)
+        overlap = np.minimum(events.end_ns[index], end) - np.maximum(events.start_ns[index], start)
+        inside = (overlap > 0) & (events.thread[index] == thread) & (events.name[index] >= 0)
+        index, overlap = index[inside], overlap[inside]
+        if not len(index) or int(overlap.sum()) < COVERS * (end - start):
             return None
-        names, index = np.unique(events.name[inside], return_inverse=True)
-        name = self._names[int(names[np.argmax(np.bincount(index, weights=overlap[inside]))])]
+        names, place = grouped(events.name[index])
+        name = self._names[int(names[np.argmax(np.bincount(place, weights=overlap))])]
         verdict, _ = judge([name], [name])
         return HostActivity(verdict=verdict, kind=CALL, name=readable(name), where=None)
 
@@ -191,12 +208,12 @@ class HostRecord:
         found[self._ranges.thread] = True
         return found
 
-    def _long_ones(self, kind: str, shortest_ns: int) -> HostEvents:
+    def _long_ones(self, kind: str, shortest_ns: int) -> _Long:
         """The events of one kind that can cover half of such a time."""
         if (kind, shortest_ns) not in self._long:
             events = self._sources[kind]
             pick: Ints = np.flatnonzero(events.end_ns - events.start_ns >= COVERS * shortest_ns)
-            self._long[kind, shortest_ns] = HostEvents(
+            self._long[kind, shortest_ns] = _Long(
                 start_ns=events.start_ns[pick],
                 end_ns=events.end_ns[pick],
                 name=events.name[pick],
@@ -209,10 +226,11 @@ class HostRecord:
     ) -> list[tuple[str, int]]:
         """Names and lengths of the events of one kind that cover a time, the shortest (innermost) first."""
         events = self._long_ones(kind, self._shortest_ns)
-        if not len(events):
+        index = events.near(start, end)
+        if not len(index):
             return []
-        overlap = np.minimum(events.end_ns, end) - np.maximum(events.start_ns, start)
-        index = np.flatnonzero(overlap >= max(share * (end - start), 1))
+        overlap = np.minimum(events.end_ns[index], end) - np.maximum(events.start_ns[index], start)
+        index = index[overlap >= max(share * (end - start), 1)]
         if not len(index):
             return []
         threads = events.thread[index]
@@ -242,5 +260,5 @@ class HostRecord:
         time = events.end_ns[outer] - events.start_ns[outer]
         if not len(outer) or time.sum() < COVERS * (end - start):
             return None
-        names, index = np.unique(events.name[outer], return_inverse=True)
+        names, index = grouped(events.name[outer])
         return self._names[int(names[np.argmax(np.bincount(index, weights=time))])]

@@ -8,7 +8,7 @@ import numpy as np
 
 from llm_perf_opt.analysis.kernels.names import short_kernel_name
 from llm_perf_opt.analysis.timeline.intervals import Ints
-from llm_perf_opt.analysis.timeline.timeline import Timeline, distinct
+from llm_perf_opt.analysis.timeline.timeline import Timeline, distinct, grouped, percentile
 
 MIN_ITERATIONS = 3
 # A loop shows in the first kernels of a capture; more of them only take time.
@@ -100,7 +100,8 @@ def _repeated(timeline: Timeline) -> _Steps | None:
         if len(positions) <= MIN_ITERATIONS:
             continue
         steps = np.diff(positions)
-        values, counts = np.unique(steps, return_counts=True)
+        values, index = grouped(steps)
+        counts = np.bincount(index)
         usual = int(values[np.argmax(counts)])
         # One kernel after the other is a loop only where there is no other kernel.
         if (usual < 2 and len(groups) > 1) or counts.max() < max(REGULAR * len(steps), MIN_ITERATIONS):
@@ -116,7 +117,7 @@ def _describe(how: str, kernels_each: int | None, parts: Sequence[tuple[int, Int
     length = np.concatenate([one for _, one in parts])
     source = np.concatenate([np.full(len(one), number) for number, one in parts])
     index = np.concatenate([np.arange(len(one)) for _, one in parts])
-    low, median, high = (int(value) for value in np.percentile(length, (25, 50, 75)))
+    low, median, high = (int(value) for value in (percentile(length, percent) for percent in (25, 50, 75)))
     deviation = MAD_TO_DEVIATION * float(np.median(np.abs(length - median)))
     far = np.flatnonzero(np.abs(length - median) > max(OUTLIER_DEVIATIONS * deviation, OUTLIER_SHARE * median))
     far = far[np.argsort(-np.abs(length[far] - median), kind="stable")]

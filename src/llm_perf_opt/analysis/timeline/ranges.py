@@ -10,7 +10,7 @@ import numpy as np
 
 from llm_perf_opt.analysis.timeline.idle import IdleMap, IdleSplit
 from llm_perf_opt.analysis.timeline.intervals import Flags, Ints, expand, nest, segment_union
-from llm_perf_opt.analysis.timeline.timeline import WARMUP_NAMES, Activities, Ranges, Timeline, distinct
+from llm_perf_opt.analysis.timeline.timeline import WARMUP_NAMES, Activities, Ranges, Timeline, distinct, grouped
 
 
 class _Order:
@@ -262,7 +262,7 @@ def range_keys(name: Ints, process_wide: Flags) -> Ints:
 
 def _most_expensive(key: Ints, time_ns: Ints, limit: int) -> Ints:
     """The range keys with the most kernel time."""
-    names, index = np.unique(key, return_inverse=True)
+    names, index = grouped(key)
     total = np.bincount(index, weights=time_ns, minlength=len(names)) if len(names) else np.zeros(0)
     return names[np.argsort(-total, kind="stable")[:limit]]
 

@@ -243,6 +243,23 @@ def distinct(values: Ints) -> Ints:
     return ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))]
 
 
+def grouped(values: Ints) -> tuple[Ints, Ints]:
+    """The distinct values of a column, in order, and for each row the index of its own."""
+    found = distinct(values)
+    return found, np.searchsorted(found, values)
+
+
+def percentile(values: Ints, percent: float) -> float:
+    """As numpy's, between two values in proportion; that one loads masked arrays too."""
+    place = percent / 100 * (len(values) - 1)
+    at = int(place)
+    nearest = (at, min(at + 1, len(values) - 1))
+    low, high = (float(v) for v in np.partition(values, nearest)[list(nearest)])
+    part = place - at
+    # From the nearer one, as numpy rounds.
+    return low + (high - low) * part if part < 0.5 else high - (high - low) * (1 - part)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Links:
     """For each table of GPU work the index of the launching call, and how many calls had an id already taken."""
