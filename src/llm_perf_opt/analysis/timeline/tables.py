@@ -172,8 +172,11 @@ def group_statistics(group: Ints, value: Ints) -> Statistics:
     middle, even = starts + count // 2, count % 2 == 0
     median = value[middle].astype(np.float64)
     median[even] = (value[middle[even] - 1] + value[middle[even]]) / 2
-    off = value - np.repeat(total / np.maximum(count, 1), count)
-    squares = np.add.reduceat(off * off, starts) if len(starts) else np.zeros(0)
+    # In place: a long capture has millions of values.
+    off = np.repeat(total / np.maximum(count, 1), count)
+    np.subtract(value, off, out=off)
+    np.multiply(off, off, out=off)
+    squares = np.add.reduceat(off, starts) if len(starts) else np.zeros(0)
     return Statistics(
         group=group,
         instances=count,
@@ -188,11 +191,16 @@ def group_statistics(group: Ints, value: Ints) -> Statistics:
 def _sort_groups(group: Ints, value: Ints) -> tuple[Ints, Ints, Ints]:
     """Values sorted by group and size, where each group starts, and the groups."""
     bits = int(value.max()).bit_length() if len(value) else 0
-    if len(value) and (int(group.max()) + 1).bit_length() + bits < 63:
-        # One integer key sorts several times faster than two columns.
-        key = (group.astype(np.int64) << bits) | value
+    width = (int(group.max()) + 1).bit_length() + bits if len(value) else 0
+    if len(value) and width < 63:
+        # One integer key sorts several times faster than two columns, one of 32 bits twice as fast again.
+        key = group.astype(np.int32 if width < 31 else np.int64)
+        key <<= bits
+        key |= value.astype(key.dtype, copy=False)
         key.sort()
-        group, value = key >> bits, key & ((1 << bits) - 1)
+        group = key >> bits
+        key &= (1 << bits) - 1
+        value = key.astype(np.int64, copy=False)
     else:
         order = np.lexsort((value, group))
         group, value = group[order], value[order]

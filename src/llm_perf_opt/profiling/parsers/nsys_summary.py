@@ -7,11 +7,15 @@ import csv
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llm_perf_opt.analysis.kernels.names import classify_kernel, short_kernel_name
 from llm_perf_opt.analysis.timeline.rows import KernelRow, ranked
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.nsys_stats import SummaryRow
+
+if TYPE_CHECKING:
+    from llm_perf_opt.analysis.timeline.intervals import Ints
 
 COLUMNS = (
     "Time (%)",
@@ -136,14 +140,15 @@ def summarize_kernels(path: Path) -> tuple[tuple[KernelRow, ...], tuple[str, ...
             return (), ("no GPU kernel was recorded",)
         db.require(KERNELS, ("start", "end"))
         ids, names, left_out = Ids(), Names(db), LeftOut()
-        parts = []
-        for rows in read_events(db, KERNELS, COLUMNS_READ, left_out):
+
+        def part(rows: "dict[str, Ints]") -> "dict[str, Ints]":
             named = rows["name"] if "name" in rows else np.full(len(rows["start"]), -1, np.int64)
-            parts.append({"name": ids.codes(named), "time": rows["end"] - rows["start"]})
+            return {"name": ids.codes(named), "time": rows["end"] - rows["start"]}
+
+        columns = joined([part(rows) for rows in read_events(db, KERNELS, COLUMNS_READ, left_out)])
         count = left_out.missing + left_out.backwards
         notes = (f"{count} row(s) of {KERNELS} have no usable start and end and are left out",) if count else ()
-        columns = joined(parts)
         if not columns:
             return (), notes
-        codes = names.strings(*ids.in_order(columns["name"]))
+        codes = names.strings(*ids.in_order(columns.pop("name")))
         return kernel_rows(names.all, codes, columns["time"]), notes
