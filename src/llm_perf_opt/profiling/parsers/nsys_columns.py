@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
-from llm_perf_opt.analysis.timeline.timeline import Codes, distinct
+from llm_perf_opt.analysis.timeline.timeline import Codes, distinct, grouped
 from llm_perf_opt.profiling.parsers.nsys_database import LATEST_NS, NsysDatabase, broken
 
 # Ids below this are looked up in a plain table.
@@ -49,7 +49,8 @@ def read_events(
                 length[missing] = -1
             kept = keep(found, length)
             if not bool(kept.all()):
-                found = {key: column[kept] for key, column in found.items()}
+                index = np.flatnonzero(kept)
+                found = {key: column[index] for key, column in found.items()}
                 missing = None if missing is None else missing[kept]
         bad = found["end"] < found["start"]
         if missing is not None:
@@ -101,7 +102,7 @@ class Ids:
         if low == high:
             return np.full(len(ids), self._codes[low], np.int32)
         if low < 0 or high >= DENSE_IDS:
-            unique, inverse = np.unique(ids, return_inverse=True)
+            unique, inverse = grouped(ids)
             return np.array([self._codes[i] for i in unique.tolist()], np.int32)[inverse]
         if high >= len(self._dense):
             more = np.full(high + 1 - len(self._dense), -1, np.int32)
@@ -134,7 +135,7 @@ def encode(values: Ints) -> tuple[Ints, Ints]:
         unique = np.flatnonzero(seen) + low
         place = np.cumsum(seen, dtype=np.int32) - 1
         return unique, place[values - low]
-    unique, inverse = np.unique(values, return_inverse=True)
+    unique, inverse = grouped(values)
     return unique, inverse.astype(np.int32)
 
 

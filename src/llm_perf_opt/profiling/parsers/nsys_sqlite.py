@@ -479,7 +479,9 @@ def _pauses(db: NsysDatabase, names: Names, threads: Ints) -> tuple[HostEvents, 
     columns = joined([part for table in PAUSES for part in _long_events(db, table, "nameId")])
     if not columns or not len(columns["start"]):
         return no_host_events(), threads
-    all_threads = np.concatenate((threads, np.setdiff1d(columns["tid"], threads)))
+    met = set(threads.tolist())
+    more = np.array([thread for thread in distinct(columns["tid"]).tolist() if thread not in met], np.int64)
+    all_threads = np.concatenate((threads, more))
     order = np.argsort(all_threads, kind="stable")
     return HostEvents(
         start_ns=columns["start"],

@@ -9,6 +9,7 @@ rows of very many types) raises `NotPlain`, and whoever asked has SQLite itself 
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from io import RawIOBase
 from itertools import pairwise
 from typing import Any
@@ -18,7 +19,8 @@ import numpy.typing as npt
 
 from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
 
-BLOCK_BYTES = 2 << 20
+# So that columns of its rows are small enough to be allocated without asking the system for fresh pages each time.
+BLOCK_BYTES = 512 << 10
 # More kinds of rows than this in one block are no table of events.
 MOST_KINDS = 256
 LEAF, INTERIOR = 13, 5
@@ -77,13 +79,14 @@ class _Place:
 class _Kind:
     """Rows of the same types: each of `marks` (offset, mask, bits) holds for their cells, `places` are their values.
 
-    Their ids have `id_bytes` bytes and end at `id_end`.
+    Their ids have `id_bytes` bytes and end at `id_end`, the values up to the last one asked for at `values_end`.
     """
 
     marks: tuple[tuple[int, int, int], ...]
     places: tuple[_Place, ...]
     id_end: int
     id_bytes: int
+    values_end: int
     end: int
 
 
@@ -228,34 +231,42 @@ class PageReader:
         size_bytes = _number_bytes(data, 0)
         id_bytes = _number_bytes(data, size_bytes)
         at = size_bytes + id_bytes
-        header, last = data[at], max(columns)
-        types = data[at + 1 : at + 2 + last]
-        if at > WORD or header >= MORE or header < last + 2 or max(types) >= MORE:
-            raise NotPlain("a header of another form")
-        end, places = at + header, {}
-        for column, of_type in enumerate(types):
-            size = (of_type - FIRST_TEXT) // 2 if of_type >= FIRST_TEXT else SIZES.get(of_type, -1)
-            if size < 0 or (column in columns and of_type in (FRACTION, *range(FIRST_TEXT, MORE))):
-                raise NotPlain("a value that is no integer")
-            end += size
-            constant = {ZERO: 0, ONE: 1}.get(of_type)
-            places[column] = _Place(end=end, size=size, constant=constant)
-        if size_bytes > 1 and end - at > (self._usable - 12) * 32 // 255 - 23:
+        kind = _kind_of(size_bytes, id_bytes, data[at : at + 2 + max(columns)], tuple(columns))
+        if size_bytes > 1 and kind.values_end - at > (self._usable - 12) * 32 // 255 - 23:
             raise NotPlain("a row that goes on elsewhere")
-        # Of sizes and ids only their length is the same in all rows, and that is in the first bit of each byte.
-        alike = [(MORE, byte & MORE) for byte in data[:at]] + [(0xFF, byte) for byte in (header, *types)]
-        alike += [(0, 0)] * (-len(alike) % WORD)
-        marks = []
-        for offset in range(0, len(alike), WORD):
-            mask, bits = (bytes(part) for part in zip(*alike[offset : offset + WORD], strict=True))
-            marks.append((offset, int.from_bytes(mask, sys.byteorder), int.from_bytes(bits, sys.byteorder)))
-        return _Kind(
-            marks=tuple(marks),
-            places=tuple(places[column] for column in columns),
-            id_end=at,
-            id_bytes=id_bytes,
-            end=max(end, len(alike)),
-        )
+        return kind
+
+
+@lru_cache(maxsize=1 << 12)
+def _kind_of(size_bytes: int, id_bytes: int, head: bytes, columns: tuple[int, ...]) -> _Kind:
+    """The kind of rows by the lengths of their sizes and ids and by their headers: the same few block after block."""
+    at, header, types, last = size_bytes + id_bytes, head[0], head[1:], max(columns)
+    if at > WORD or header >= MORE or header < last + 2 or max(types) >= MORE:
+        raise NotPlain("a header of another form")
+    end, places = at + header, {}
+    for column, of_type in enumerate(types):
+        size = (of_type - FIRST_TEXT) // 2 if of_type >= FIRST_TEXT else SIZES.get(of_type, -1)
+        if size < 0 or (column in columns and of_type in (FRACTION, *range(FIRST_TEXT, MORE))):
+            raise NotPlain("a value that is no integer")
+        end += size
+        constant = {ZERO: 0, ONE: 1}.get(of_type)
+        places[column] = _Place(end=end, size=size, constant=constant)
+    # Of sizes and ids only their length is the same in all rows, and that is in the first bit of each byte.
+    lengths = [MORE if more else 0 for size in (size_bytes, id_bytes) for more in range(size - 1, -1, -1)]
+    alike = [(MORE, bit) for bit in lengths] + [(0xFF, byte) for byte in head]
+    alike += [(0, 0)] * (-len(alike) % WORD)
+    marks = []
+    for offset in range(0, len(alike), WORD):
+        mask, bits = (bytes(part) for part in zip(*alike[offset : offset + WORD], strict=True))
+        marks.append((offset, int.from_bytes(mask, sys.byteorder), int.from_bytes(bits, sys.byteorder)))
+    return _Kind(
+        marks=tuple(marks),
+        places=tuple(places[column] for column in columns),
+        id_end=at,
+        id_bytes=id_bytes,
+        values_end=end,
+        end=max(end, len(alike)),
+    )
 
 
 def _as_number(words: Ints) -> Ints:
