@@ -194,7 +194,7 @@ def _sort_groups(group: Ints, value: Ints) -> tuple[Ints, Ints, Ints]:
     width = (int(group.max()) + 1).bit_length() + bits if len(value) else 0
     if len(value) and width < 63:
         # One integer key sorts several times faster than two columns, one of 32 bits twice as fast again.
-        key = group.astype(np.int32 if width < 31 else np.int64)
+        key: Ints = group.astype(np.int32) if width < 31 else group.astype(np.int64)
         key <<= bits
         key |= value.astype(key.dtype, copy=False)
         key.sort()

@@ -135,8 +135,8 @@ def encode(values: Ints) -> tuple[Ints, Ints]:
         unique = np.flatnonzero(seen) + low
         place = np.cumsum(seen, dtype=np.int32) - 1
         return unique, place[values - low]
-    unique, inverse = grouped(values)
-    return unique, inverse.astype(np.int32)
+    found, inverse = grouped(values)
+    return found, inverse.astype(np.int32)
 
 
 class Processes:
