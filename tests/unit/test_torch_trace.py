@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import subprocess
 import sys
 import time
@@ -555,14 +554,13 @@ def test_slots_hold_a_piece_until_it_is_given_back(tmp_path: Path) -> None:
         assert (bytes(theirs.get(0, 3)), bytes(theirs.get(1, 5))) == (b"[1]", b"[333]")
 
 
-def test_only_long_traces_are_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_pieces, "MAX_PROCESSES", 2)
+def test_only_long_traces_are_shared_and_only_by_several_cores(tmp_path: Path) -> None:
     long, short = tmp_path / "long.json", tmp_path / "short.json"
     with long.open("wb") as file:
         file.truncate(trace_pieces.WORTH_SHARING_BYTES)
     short.write_bytes(b"[]")
-    cores = len(os.sched_getaffinity(0))
-    assert (trace_pieces.processes_for(long), trace_pieces.processes_for(short)) == (min(cores, 2), 1)
+    assert [trace_pieces.processes_for(long, cores=cores) for cores in (1, 2, 3, 4, 64)] == [1, 1, 3, 4, 4]
+    assert trace_pieces.processes_for(short, cores=64) == 1
 
 
 @pytest.mark.parametrize(

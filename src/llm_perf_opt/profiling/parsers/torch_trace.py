@@ -49,7 +49,7 @@ from llm_perf_opt.profiling.parsers.trace_decode import (
 )
 from llm_perf_opt.profiling.parsers.trace_rare import categories_of, not_from_torch, read_counters
 from llm_perf_opt.profiling.parsers.trace_text import TraceText, read_with_cuts
-from llm_perf_opt.profiling.parsers.trace_workers import processes_for, read_pieces
+from llm_perf_opt.profiling.parsers.trace_workers import processes_for, read_pieces, usable_cores
 
 MAX_NAME = 4096
 # The profiler numbers operators one after the other. A trace of so many that holds less than half was thinned out.
@@ -87,7 +87,7 @@ class TorchTrace:
 
 def read_torch_trace(path: Path, *, detailed: bool = False, processes: int | None = None) -> TorchTrace:
     """Read a trace; a long one is decoded by several processes. `detailed`: with input shapes, calls and memory."""
-    count = processes_for(path) if processes is None else processes
+    count = processes_for(path, cores=usable_cores()) if processes is None else processes
 
     def read(careful: bool) -> TorchTrace:
         found = _Collected()

@@ -81,6 +81,8 @@ if __name__ == "__main__":
 
 
 MAX_PROCESSES = 4
+# With two cores sharing saved a tenth of the time, took half as much processor time again, and on a busy machine lost.
+LEAST_CORES = 3
 # Below this the help would arrive when the work is done.
 WORTH_SHARING_BYTES = 64 << 20
 PACKED_FACTOR = 8
@@ -97,10 +99,14 @@ def is_long(path: Path) -> bool:
     return path.stat().st_size * factor >= WORTH_SHARING_BYTES
 
 
-def processes_for(path: Path) -> int:
+def processes_for(path: Path, *, cores: int) -> int:
     """How many processes are worth their start for this file."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else os.cpu_count() or 1
-    return min(cores, MAX_PROCESSES) if is_long(path) else 1
+    return min(cores, MAX_PROCESSES) if cores >= LEAST_CORES and is_long(path) else 1
+
+
+def usable_cores() -> int:
+    """Those this process may run on."""
+    return len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else os.cpu_count() or 1
 
 
 def read_pieces(
