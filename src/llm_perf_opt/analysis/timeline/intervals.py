@@ -234,6 +234,7 @@ def innermost(nesting: Nesting, thread: Ints, start: Ints, end: Ints, at_thread:
 def _by_start(thread: Ints, start: Ints, end: Ints) -> Ints:
     """The order by thread and start, the longest first where several start together."""
     order = np.lexsort((start, thread)).astype(np.int32)
-    together = (np.diff(start[order]) == 0) & (np.diff(thread[order]) == 0)
+    starts, threads = start[order], thread[order]
+    together = (starts[1:] == starts[:-1]) & (threads[1:] == threads[:-1])
     # Traces come nearly in order, so sorting by these two costs little; the third key is in no order at all.
     return np.lexsort((-end, start, thread)).astype(np.int32) if together.any() else order
