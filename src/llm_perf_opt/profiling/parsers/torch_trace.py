@@ -55,6 +55,8 @@ MAX_NAME = 4096
 # The profiler numbers operators one after the other. A trace of so many that holds less than half was thinned out.
 MIN_NUMBERED, THINNED = 100, 0.5
 MIN_FRAME_NS = round(1000 * MIN_FRAME_US)
+# A little less than the most that glibc takes for usual.
+USUAL_BYTES = (32 << 20) - 8192
 # How SGLang marks whose process an event was of when it merges traces.
 _RANK_LABEL = re.compile(r"\[(TP|DP|PP|EP)\d+[^\]]*\]")
 # Ranges that torch itself opens.
@@ -88,6 +90,9 @@ class TorchTrace:
 def read_torch_trace(path: Path, *, detailed: bool = False, processes: int | None = None) -> TorchTrace:
     """Read a trace; a long one is decoded by several processes. `detailed`: with input shapes, calls and memory."""
     count = processes_for(path, cores=usable_cores()) if processes is None else processes
+    # glibc takes the largest block freed so far for a usual size, and keeps as much of what is freed. Without this one,
+    # which is never touched, every column of a long trace would come from pages the system has to clear first.
+    np.empty(USUAL_BYTES, np.uint8)
 
     def read(careful: bool) -> TorchTrace:
         found = _Collected()
