@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
 from llm_perf_opt.analysis.timeline.rows import Idle
 from llm_perf_opt.core.names import DECODE, PREFILL
-from llm_perf_opt.core.records import Spread
 
 if TYPE_CHECKING:
     from llm_perf_opt.core.documents import Deployment
+    from llm_perf_opt.core.records import Spread
 
 # What a deployment can do already; advice to do it is not given again.
 COMPILED, TUNED, GRAPHS, STATIC_CACHE = "compiled", "tuned", "graphs", "static_cache"
@@ -27,7 +27,7 @@ class Known:
     how: str
     source: str | None = None
     is_estimate: bool = False
-    spread: Spread | None = None
+    spread: "Spread | None" = None
 
 
 @dataclass(frozen=True, kw_only=True)

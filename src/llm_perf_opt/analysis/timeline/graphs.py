@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 
 import numpy as np
 
@@ -214,6 +213,9 @@ def _align(sequence: Sequence[str], eager: Sequence[str]) -> list[int]:
         # The last occurrence: one-time work is over by then.
         if eager[start] == sequence[0] and tuple(eager[start : start + size]) == tuple(sequence):
             return list(range(start, start + size))
+    # Here, for few captures come with another of what their graphs replay.
+    from difflib import SequenceMatcher
+
     start, stop = _likeliest(sequence, eager)
     partners = [-1] * size
     matcher = SequenceMatcher(None, eager[start:stop], sequence, autojunk=False)

@@ -1,7 +1,5 @@
 """Rule throttling: the GPU ran below its clock, because of heat, power or a limit somebody set."""
 
-from statistics import median
-
 from llm_perf_opt.analysis.findings.facts import ClockFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule
 
@@ -26,6 +24,9 @@ def find_throttling(facts: RunFacts) -> list[Finding]:
         return []
     reasons = {name: n for name, n in clocks.throttle_reasons.items() if name.lower() not in HARMLESS}
     often = {name: n for name, n in reasons.items() if n >= MIN_SHARE * clocks.samples}
+    # Here, for captures alone say no clocks, and this loads fractions and decimals.
+    from statistics import median
+
     middle = median(clocks.sm_clock_mhz) if clocks.sm_clock_mhz else None
     is_slow = (
         middle is not None and clocks.max_sm_clock_mhz is not None and middle < LOW_CLOCK * clocks.max_sm_clock_mhz
