@@ -171,7 +171,8 @@ def test_a_typed_configuration(composed: str, key: str, value: Any, draw: st.Dat
         raw[key][draw.draw(st.sampled_from(sorted(raw[key])))] = value
     else:
         raw[key] = value
-    registry = load_registry(find_entry_points(), set())
+    points = find_entry_points()
+    registry = load_registry(points, set(points))
     try:
         cfg = OmegaConf.create(raw)
     except COMPOSITION_ERRORS:

@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from llm_perf_opt.config.legacy import translate
+from llm_perf_opt.config.load import load_config
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.core.names import BUILT_IN
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.compose import ConfigEntry, compose_config, explain_composition_error, type_config
+from llm_perf_opt.pipeline.plan import find_entry_points, load_registry
 from llm_perf_opt.profiling.stages.nsys import NsysConfig
 from tests.support.fixtures_dir import REPO
 
@@ -196,9 +199,70 @@ def test_nvtx_capture_is_needed_when_the_capture_range_is_nvtx(value: str) -> No
 
 
 def test_rules_of_a_stage_are_checked_only_when_it_is_enabled() -> None:
-    overrides = (*TINY, "pipeline.nsys.capture_range=nvtx", "pipeline.nsys.timeout_s=-1")
+    overrides = (*TINY, "pipeline.nsys.capture_range=nvtx", "pipeline.nsys.nvtx_capture=null")
     assert "nsys" not in typed(*overrides).stages
-    assert len(problems(*overrides, "pipeline.nsys.enable=true")) >= 1
+    found = problems(*overrides, "pipeline.nsys.enable=true")
+    assert [problem.partition(":")[0] for problem in found] == ["pipeline.nsys.nvtx_capture"]
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("pipeline.ncu.timeout_s=nan", "timeout_s: not a finite number (got nan), allowed: a finite number"),
+        ("pipeline.ncu.timeout_s=-inf", "timeout_s: not a finite number (got -inf), allowed: a finite number"),
+        ("pipeline.ncu.timeout_s=1e400", "timeout_s: not a finite number (got inf), allowed: a finite number"),
+        ("pipeline.ncu.timeout_s=-1", "timeout_s: not allowed (got -1), allowed: a number > 0"),
+        ("pipeline.ncu.timeout_s=1e12", "timeout_s: not allowed (got 1000000000000.0), allowed: a number ≤ 2147483647"),
+        ("pipeline.ncu.timeout_s=soon", "timeout_s: not a number (got 'soon'), allowed: a number"),
+        ("pipeline.ncu.enable=maybe", "enable: not true or false (got 'maybe'), allowed: true or false"),
+        (
+            "+pipeline.ncu.x=1",
+            "x: unknown key (got 1), no known key is like it; `llm-perf profile --cfg job` lists all",
+        ),
+    ],
+)
+def test_the_values_of_a_stage_that_is_off_are_checked_too(override: str, problem: str) -> None:
+    assert problems(*TINY, override) == (f"pipeline.ncu.{problem}",)
+
+
+@pytest.mark.parametrize("override", ["pipeline.ncu=3", "pipeline.ncu=all", "+pipeline.memory=off"])
+def test_a_section_of_a_stage_is_a_mapping_or_nothing(override: str) -> None:
+    section = override.lstrip("+").partition("=")[0]
+    (problem,) = problems(*TINY, override)
+    assert problem.startswith(f"{section}: ") and "a mapping of keys" in problem
+    assert "ncu" not in typed(*TINY, "pipeline.ncu=null").stages
+
+
+def test_numbers_that_are_none_are_refused_where_any_value_is_taken() -> None:
+    assert problems(*TINY, "+model.geometry.a.b=[1,nan]", "+model.geometry.c=-inf") == (
+        "model.geometry.a.b.1: not a finite number (got nan), allowed: a finite number",
+        "model.geometry.c: not a finite number (got -inf), allowed: a finite number",
+    )
+
+
+@pytest.mark.parametrize("number", [1e300, -1e300, 1e-300, int("9" * 40)])
+@pytest.mark.parametrize("key", ["model.geometry.a", "infer.temperature", "pipeline.energy.min_s"])
+def test_a_number_no_manifest_may_hold_is_refused_before_the_run(key: str, number: float) -> None:
+    found = problems(*TINY, f"++{key}={number}")
+    assert found[0].startswith(f"{key}: ") and f"(got {number!r}), allowed: " in found[0] and len(found) == 1
+
+
+def test_what_is_wrong_with_a_number_no_manifest_may_hold_is_said() -> None:
+    assert problems(*TINY, "+hardware.memory_gb=1e300") == (
+        "hardware.memory_gb: nothing measures so much or so little (got 1e+300), allowed: 0, or from 1e-100 to 1e+30 "
+        "either side of it",
+    )
+
+
+def test_a_number_that_is_none_is_refused_in_the_section_of_a_plug_in_that_cannot_be_imported() -> None:
+    composed = compose_config([*TINY, "+pipeline.alpha.seconds=nan"])
+    raw = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
+    classes = {
+        name: stage.config_cls for name, stage in load_registry(find_entry_points(), set(BUILT_IN)).stages.items()
+    }
+    with pytest.raises(ConfigError) as caught:
+        load_config(raw, user_dir=Path("/"), stage_classes=classes, known_stages=(*BUILT_IN, "alpha"))
+    assert "pipeline.alpha.seconds: not a finite number (got nan), allowed: a finite number" in caught.value.problems
 
 
 @pytest.mark.slow
@@ -331,8 +395,6 @@ def _expand(key: str) -> list[str]:
 
 
 def _plain(cfg: DictConfig) -> dict[str, Any]:
-    from omegaconf import OmegaConf
-
     plain = OmegaConf.to_container(cfg, resolve=False)
     assert isinstance(plain, dict)
     plain.pop("hydra")

@@ -65,7 +65,7 @@ def test_filters_keep_what_they_say(text: str, kept: str, runs_dir: Path) -> Non
     assert "".join(run.run_id for run in runs if parse_filter(text).keeps(run)) == kept
 
 
-@pytest.mark.parametrize("text", ["model", "=x", "tpot_ms<fast"])
+@pytest.mark.parametrize("text", ["model", "=x", "tpot_ms<fast", "tpot_ms<nan", "tpot_ms>1e999"])
 def test_what_is_no_filter_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--where: "):
         parse_filter(text)

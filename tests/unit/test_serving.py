@@ -404,6 +404,18 @@ def test_bad_input_is_told_by_its_key(overrides: list[str], problem: str, tmp_pa
     assert raised.value.problems[0].startswith(problem)
 
 
+def test_a_rate_that_is_no_number_is_told_once_and_not_as_a_list_too_short(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        read_config(["server.url=http://a", "load.rate=inf,1e300"], user_dir=tmp_path)
+    assert raised.value.problems == (
+        "load.rate.0: not a finite number (got inf), allowed: a finite number",
+        "load.rate.1: not allowed (got 1e+300), allowed: a number ≤ 2147483647",
+    )
+    with pytest.raises(ConfigError) as raised:
+        read_config(["server.url=http://a", "load.rate=[]"], user_dir=tmp_path)
+    assert raised.value.problems == ("load.rate: not allowed (got []), allowed: at least 1 element(s)",)
+
+
 def test_made_up_text_is_plain_words() -> None:
     assert made_up(3, "a") == made_up(3, "a")
     assert json.loads(json.dumps(made_up(50, "b"))) == made_up(50, "b")

@@ -5,8 +5,9 @@ Turns composed values into those the sections expect, before they are checked.
 
 import difflib
 import json
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from llm_perf_opt.config.schema import (
     StageConfig,
     WorkloadSection,
 )
+from llm_perf_opt.core.files import LARGEST_NUMBER, SMALLEST_NUMBER, is_absurd
 from llm_perf_opt.errors import ConfigError
 
 _PATH_KEYS = {
@@ -80,6 +82,7 @@ T = TypeVar("T")
 
 LIGHT_MAX_NEW_TOKENS = 16
 _DEVICE = re.compile(r"auto|cpu|cuda:\d+")
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 # All sections but those that belong to the model's adapter.
 _SECTIONS: Mapping[str, type[Any]] = {
     "run": RunSection,
@@ -102,6 +105,7 @@ _EXPECTED = {
     "dict_type": "a mapping",
     "dataclass_type": "a mapping of keys",
 }
+_LEAST_TO_MOST = f"{SMALLEST_NUMBER:g} to {LARGEST_NUMBER:g} either side of it"
 
 
 def load_config(
@@ -121,7 +125,7 @@ def load_config(
     """
     raw = plain_values(resolve(cfg), user_dir)
     sections = {**_SECTIONS, "model": model_cls, "infer": infer_cls}
-    checked = _check(raw, sections, stage_classes, known_stages, broken or {})
+    checked = _check(raw, sections, stage_classes, known_stages, broken or {}, _borrowed(cfg))
     if checked.problems:
         raise ConfigError([str(problem) for problem in checked.problems])
     typed = checked.sections
@@ -151,7 +155,7 @@ def problems_outside_the_model(
 ) -> list[Problem]:
     """What is wrong where the model's adapter has no say: `model.*` and `infer.*` are its own and are not looked at."""
     raw = plain_values(resolve(cfg), user_dir)
-    return _check(raw, _SECTIONS, stage_classes, known_stages, broken or {}).problems
+    return _check(raw, _SECTIONS, stage_classes, known_stages, broken or {}, _borrowed(cfg)).problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +173,7 @@ def _check(
     stage_classes: Mapping[str, type[StageConfig]],
     known_stages: Iterable[str],
     broken: Mapping[str, str],
+    borrowed: Mapping[str, str],
 ) -> _Checked:
     problems: list[Problem] = []
     typed: dict[str, Any] = {}
@@ -189,6 +194,9 @@ def _check(
     problems += found
     problems += _device_problem(raw.get("run"))
     problems += _rank_problems(typed.get("run"), typed.get("infer"), typed.get("workload"))
+    told = {problem.key for problem in problems}
+    # A value taken from another key is told once, where it was set.
+    problems = [problem for problem in problems if borrowed.get(problem.key) not in told]
     return _Checked(sections=typed, stages=stages, problems=problems)
 
 
@@ -229,15 +237,24 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
         raise ConfigError(f"{key}: could not be resolved ({str(error).splitlines()[0]})") from error
 
 
-def asked_of_environment(written: Any, prefix: str = "") -> dict[str, str]:
+def asked_of_environment(written: Any) -> dict[str, str]:
     """The keys whose text asks for a variable of the environment, with that text."""
+    return {key: text for key, text in _texts(written) if "${oc.env:" in text}
+
+
+def _borrowed(cfg: DictConfig) -> dict[str, str]:
+    """The keys whose value is that of another one, with its name."""
+    texts = _texts(OmegaConf.to_container(cfg, resolve=False))
+    return {key: found[1] for key, text in texts if (found := _REFERENCE.fullmatch(text))}
+
+
+def _texts(written: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Every text of a configuration with its key."""
     if isinstance(written, str):
-        return {prefix: written} if "${oc.env:" in written else {}
+        yield prefix, written
     items = written.items() if isinstance(written, dict) else enumerate(written) if isinstance(written, list) else ()
-    found: dict[str, str] = {}
     for name, value in items:
-        found |= asked_of_environment(value, f"{prefix}.{name}" if prefix else str(name))
-    return found
+        yield from _texts(value, f"{prefix}.{name}" if prefix else str(name))
 
 
 def effective(config: AppConfig) -> AppConfig:
@@ -259,13 +276,31 @@ def validate(cls: type[T], data: Any, section: str) -> tuple[T | None, list[Prob
     """Validate one section strictly; returns the object, or None and the problems by full key."""
     if data is None:
         return None, [Problem(key=section, text="missing, allowed: a mapping of keys")]
+    numbers: list[Problem] = []
     try:
-        return TypeAdapter(cls).validate_json(json.dumps(data), strict=True), []
+        numbers += _number_problems(data, section)
+        typed = TypeAdapter(cls).validate_json(json.dumps(data), strict=True)
+        return (None if numbers else typed), numbers
     except ValidationError as error:
-        return None, _explain(error, cls, data, section)
+        problems = _explain(error, cls, data, section)
+        told = {problem.key for problem in problems}
+        return None, [*problems, *(problem for problem in numbers if problem.key not in told)]
     except (ValueError, RecursionError) as error:
         text = f"cannot be read ({str(error).splitlines()[0]}), allowed: numbers and nesting a person would write"
         return None, [Problem(key=section, text=text)]
+
+
+def _number_problems(value: Any, key: str) -> Iterator[Problem]:
+    """Numbers that are none, and those no manifest may hold, also where a section takes any value."""
+    if isinstance(value, float) and not math.isfinite(value):
+        expected = _EXPECTED["finite_number"]
+        yield Problem(key=key, text=f"not {expected} (got {value!r}), allowed: {expected}")
+    elif isinstance(value, int | float) and is_absurd(value):
+        text = f"nothing measures so much or so little (got {value!r}), allowed: 0, or from {_LEAST_TO_MOST}"
+        yield Problem(key=key, text=text)
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    for name, inner in items:
+        yield from _number_problems(inner, f"{key}.{name}")
 
 
 def _stages(
@@ -274,7 +309,7 @@ def _stages(
     known: Sequence[str],
     broken: Mapping[str, str],
 ) -> tuple[dict[str, StageConfig], list[Problem]]:
-    """The enabled stages' sections. A disabled one is checked only for keys nobody knows."""
+    """The enabled stages' sections. The values of a disabled one are checked too, its rules that span keys are not."""
     problems: list[Problem] = []
     enabled: dict[str, StageConfig] = {}
     for name, section in pipeline.items():
@@ -287,14 +322,11 @@ def _stages(
             if on:
                 why = broken.get(name, "not importable")
                 problems.append(Problem(key=key, text=f"the plug-in could not be loaded ({why})"))
+            problems += _number_problems(section, key)
             continue
-        config, found = validate(classes[name], section, key)
-        is_switch_bad = isinstance(section, Mapping) and not isinstance(section.get("enable", False), bool)
-        if not on and not is_switch_bad:
-            problems += [problem for problem in found if problem.is_unknown]
-            continue
+        config, found = validate(classes[name], {} if section is None else section, key)
         problems += found
-        if config is not None:
+        if on and config is not None:
             enabled[name] = config
             problems += [replace(problem, key=f"{key}.{problem.key}") for problem in config.problems()]
     return enabled, problems
@@ -304,6 +336,9 @@ def _explain(error: ValidationError, cls: type[Any], data: Any, section: str) ->
     """Pydantic's errors as one problem per key."""
     grouped: dict[str, list[Any]] = {}
     for item in error.errors(include_url=False):
+        # Elements that are wrong are told by themselves; pydantic does not count them.
+        if item["type"] == "too_short" and len(item["input"]) >= item["ctx"]["min_length"]:
+            continue
         path = _data_path(item["loc"], data, item["type"])
         grouped.setdefault(".".join([section, *path]), []).append(item)
     return [_explain_key(key, items, cls, section) for key, items in grouped.items()]
@@ -368,7 +403,7 @@ def _unknown(key: str, got: Any, known: Iterable[str]) -> Problem:
         if nearest
         else "no known key is like it; `llm-perf profile --cfg job` lists all"
     )
-    return Problem(key=key, text=f"unknown key (got {got!r}), {hint}", is_unknown=True)
+    return Problem(key=key, text=f"unknown key (got {got!r}), {hint}")
 
 
 def nearest_key(wanted: str, known: Iterable[str]) -> str | None:

@@ -16,21 +16,17 @@ Dtype = Literal["float32", "float16", "bfloat16"]
 # Nobody means more than that, and what is made of it must fit into memory.
 MOST = 2**31 - 1
 PositiveInt = Annotated[int, Ge(1), Le(MOST)]
-Seconds = Annotated[float, Gt(0)]
+Seconds = Annotated[float, Gt(0), Le(MOST)]
 # Of `run.repeats`: until the interval of the times is narrow enough.
 AUTO: Final = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What is wrong with a key. A section's own rules give the key relative to it, the loader gives it in full.
-
-    `is_unknown`: there is no such key, so it is wrong whatever its value.
-    """
+    """What is wrong with a key. A section's own rules give the key relative to it, the loader gives it in full."""
 
     key: str
     text: str
-    is_unknown: bool = False
 
     def __str__(self) -> str:
         return f"{self.key}: {self.text}"

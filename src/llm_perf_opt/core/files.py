@@ -64,12 +64,13 @@ def refuse_absurd_numbers(data: bytes) -> bytes:
         value = to_see.pop()
         if isinstance(value, dict | list):
             to_see += value.values() if isinstance(value, dict) else value
-        elif isinstance(value, int | float) and _is_absurd(value):
+        elif isinstance(value, int | float) and is_absurd(value):
             raise ValueError(f"holds a number that nothing measures ({str(value)[:24]})")
     return data
 
 
-def _is_absurd(number: float) -> bool:
+def is_absurd(number: float) -> bool:
+    """Whether nothing measures or counts so much, or so little."""
     # What is no number at all, or infinite, its readers take for absent.
     is_finite = isinstance(number, int) or math.isfinite(number)
     return is_finite and number != 0 and not SMALLEST_NUMBER <= abs(number) <= LARGEST_NUMBER

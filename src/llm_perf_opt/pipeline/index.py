@@ -1,5 +1,6 @@
 """Many runs at once: each with its labels, its keys and its numbers, to be filtered, sorted and drawn."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -137,9 +138,10 @@ def _same(found: float | str | None, wanted: str) -> bool:
 
 def _number(text: str) -> float | None:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         return None
+    return number if math.isfinite(number) else None
 
 
 def _rank(value: float | str | None) -> tuple[int, float, str]:

@@ -6,9 +6,11 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from llm_perf_opt.config.schema import FORBID_UNKNOWN, PositiveInt, Seconds
+from annotated_types import Interval
+
+from llm_perf_opt.config.schema import FORBID_UNKNOWN, MOST, PositiveInt, Seconds
 from llm_perf_opt.core.documents import MetricsDocument
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import METRICS_FILE, TORCH_PROFILER, TRACE_FILE
@@ -43,7 +45,7 @@ class WindowConfig:
     """
 
     __pydantic_config__ = FORBID_UNKNOWN
-    start_after_s: float = 0.0
+    start_after_s: Annotated[float, Interval(ge=0.0, le=MOST)] = 0.0
     seconds: Seconds = 30.0
     steps: PositiveInt = 32
 

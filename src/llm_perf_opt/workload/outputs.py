@@ -54,7 +54,7 @@ def output_problems(output: OutputConfig) -> tuple[Problem, ...]:
         key = f"output.extra.{name}"
         if name not in known:
             text = f"unknown key (got {json.dumps(data)}), allowed: a model family ({', '.join(known)})"
-            found.append(Problem(key=key, text=text, is_unknown=True))
+            found.append(Problem(key=key, text=text))
             continue
         found += validate(OutputOptions, data, key)[1]
     return tuple(found)

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Annotated, Self
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 
 from llm_perf_opt import (
     ClockSample,
@@ -67,10 +67,10 @@ class EnergyConfig(StageConfig):
     A prefill too short to be told beside decode is run alone for `prompts_s`, one after the other; 0: it is not.
     """
 
-    interval_ms: Annotated[float, Ge(1.0)] = 20.0
-    idle_s: Annotated[float, Ge(0.0)] = 5.0
-    min_s: Annotated[float, Gt(0.0)] = 10.0
-    prompts_s: Annotated[float, Ge(0.0)] = 5.0
+    interval_ms: Annotated[float, Ge(1.0), Le(60_000.0)] = 20.0
+    idle_s: Annotated[float, Ge(0.0), Le(86_400.0)] = 5.0
+    min_s: Annotated[float, Gt(0.0), Le(86_400.0)] = 10.0
+    prompts_s: Annotated[float, Ge(0.0), Le(86_400.0)] = 5.0
     repeats: Annotated[int, Ge(1)] | None = None
     warmup_rounds: Annotated[int, Ge(0)] = 1
 

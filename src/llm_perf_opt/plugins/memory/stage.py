@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 
 from llm_perf_opt import (
     Host,
@@ -46,7 +46,7 @@ class MemoryConfig(StageConfig):
     """`pipeline.memory.*`: how much history is kept on a GPU, how long tensors are recorded on a CPU."""
 
     max_entries: Annotated[int, Ge(1000)] = 300_000
-    interval_ms: Annotated[float, Gt(0.0)] = 20.0
+    interval_ms: Annotated[float, Gt(0.0), Le(60_000.0)] = 20.0
     max_decode_steps: Annotated[int, Ge(0)] = 8
     warmup_rounds: Annotated[int, Ge(0)] = 0
 
