@@ -13,11 +13,13 @@ import lzma
 import math
 import os
 import re
+import shutil
 import stat
 import zlib
 from collections.abc import Iterable
 from io import BufferedReader
 from pathlib import Path
+from typing import TypeGuard
 
 # Real captures pack to about a fiftieth at best; a large one that unpacks to a hundred times its size is a trap.
 LARGEST_RATIO = 100
@@ -152,10 +154,30 @@ def write_whole(path: Path, data: bytes) -> Path:
             file.flush()
             os.fsync(file.fileno())
         scratch.replace(path)
-    except OSError:
+    except OSError as error:
         scratch.unlink(missing_ok=True)
-        raise
+        # Of an open file the system does not say which it was.
+        raise OSError(error.errno, error.strerror, str(path)) from error
     return path
+
+
+def move_whole(source: Path, target: Path) -> Path:
+    """Move a file, also to another disk, so that it is there as a whole or not at all."""
+    try:
+        return Path(shutil.move(source, target))
+    except OSError as error:
+        target.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(target)) from error
+
+
+def is_full_disk(error: BaseException) -> TypeGuard[OSError]:
+    """Whether there is no room, or none for this user."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def in_words(error: OSError) -> str:
+    """What the system said, and of which file."""
+    return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
 
 
 def _is_stream(path: Path) -> bool:

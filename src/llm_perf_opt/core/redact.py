@@ -229,10 +229,10 @@ class Redactor:
                     target.write(clean.encode("utf-8", "surrogateescape"))
             if changed:
                 scratch.replace(path)
-        except OSError:
+        except OSError as error:
             # Where there is no room for a second copy, known values still go.
             self._in_place(path)
-            raise
+            raise OSError(error.errno, error.strerror, str(path)) from error
         finally:
             scratch.unlink(missing_ok=True)
 
@@ -276,10 +276,10 @@ class Redactor:
                 with scratch.open("r+b") as file:
                     file.truncate(scratch.stat().st_size - _ENDING_BYTES)
             scratch.replace(path)
-        except OSError:
+        except OSError as error:
             # Where there is no room for a second copy, nothing is better than a secret.
             path.unlink()
-            raise
+            raise OSError(error.errno, error.strerror, str(path)) from error
         finally:
             scratch.unlink(missing_ok=True)
 

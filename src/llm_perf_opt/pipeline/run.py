@@ -16,6 +16,7 @@ from rich.text import Text
 
 from llm_perf_opt.analysis.hardware.calibrate import cache_dir
 from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.core.files import in_words, is_full_disk, write_whole
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import RunManifest, write_manifest
 from llm_perf_opt.core.names import BUILT_IN, CLEAN_PASS_ORDER
@@ -128,8 +129,7 @@ def execute(run: RunInput) -> RunManifest:
     except OSError as error:
         # A full disk, most likely: what is recorded so far stays, and the next start goes on from there.
         run.free_room()
-        where = f" ({error.filename})" if error.filename else ""
-        reason = f"{COULD_NOT_GO_ON}: {error.strerror or error}{where}"
+        reason = f"{COULD_NOT_GO_ON}: {in_words(error)}"
         broken = replace(manifest, status="failed", warnings=(*manifest.warnings, reason))
         try:
             save(_skip_rest(broken, run.plan, reason))
@@ -200,6 +200,8 @@ def _run_stage(
     elif isinstance(result, ProfilingError):
         status, reason = "skipped" if isinstance(result, StageSkipped) else "failed", str(result)
         output = result.output if isinstance(result, StageFailed) else output
+    elif is_full_disk(result):
+        status, reason = "failed", in_words(result)
     else:
         trace = _write_trace(step.name, run, "".join(traceback.format_exception(result)))
         status, reason = "failed", f"{type(result).__name__}: {result} ({trace})"
@@ -248,7 +250,7 @@ def _write_trace(name: str, run: RunInput, text: str) -> str:
     """Write the trace of a bug down; where it is, or why it is not there."""
     try:
         path = run.artifacts.out_dir(name) / "error.txt"
-        path.write_text(run.redactor.text(text), encoding="utf-8", errors="backslashreplace")
+        write_whole(path, run.redactor.text(text).encode("utf-8", "backslashreplace"))
     except OSError as error:
         return f"no traceback was written: {error.strerror or error}"
     return f"traceback in {name}/error.txt"

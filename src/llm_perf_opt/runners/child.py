@@ -9,6 +9,7 @@ from pathlib import Path
 
 from llm_perf_opt.config.legacy import translate
 from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.core.files import in_words, is_full_disk
 from llm_perf_opt.core.records import LAST_STEP, begin_step
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_OK, ProfilingError
 from llm_perf_opt.pipeline.compose import COMPOSITION_ERRORS, compose_config, explain_composition_error, type_config
@@ -44,6 +45,11 @@ def run_child(work: Callable[[AppConfig, Path], None], argv: Sequence[str]) -> i
         except ProfilingError as error:
             print(f"error: {error}", file=sys.stderr)
             return error.exit_code
+        except OSError as error:
+            if not is_full_disk(error):
+                raise
+            print(f"error: {in_words(error)}", file=sys.stderr)
+            return EXIT_FAILED
         begin_step(LAST_STEP)
         return EXIT_OK
     return EXIT_FAILED

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.core.files import in_words
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import RunManifest, read_manifest, write_json, write_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE, PLAN_FILE
@@ -144,7 +145,7 @@ class Job:
             return write_view(root)
         except OSError as error:
             self.free_room()
-            text = f"{NO_REPORTS} ({error.strerror or error}); `llm-perf report {root}` writes them"
+            text = f"{NO_REPORTS} ({in_words(error)}); `llm-perf report {root}` writes them"
             failed = replace(manifest, status="failed", warnings=(*manifest.warnings, text))
             write_manifest(root, failed, self.redactor)
             raise ProfilingError(text) from error

@@ -15,6 +15,8 @@ from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.documents import ProfiledPass
 from llm_perf_opt.core.names import MODULE_PREFIX, TRACE_FILE
 from llm_perf_opt.core.records import begin_step
+from llm_perf_opt.core.units import format_bytes
+from llm_perf_opt.errors import ToolError
 from llm_perf_opt.workload.dataset import Planned
 from llm_perf_opt.workload.journal import Journal
 from llm_perf_opt.workload.models.base import LoadedModel
@@ -98,18 +100,30 @@ def run_profiled_pass(session: Session, journal: Journal, options: ProfilerOptio
     journal.profiled_pass = _plan(session, options, activities, chosen, budget)
     scratch = session.workload.scratch_dir / "trace.json"
     scratch.parent.mkdir(parents=True, exist_ok=True)
-    with module_ranges(session.model):
-        _profile(session, journal, options, activities, chosen, budget, scratch)
-    pack_trace(scratch, out_dir / TRACE_FILE)
+    try:
+        with module_ranges(session.model):
+            _profile(session, journal, options, activities, chosen, budget, scratch)
+        pack_trace(scratch, out_dir / TRACE_FILE)
+    finally:
+        # One that was not written as a whole holds the room that all others lack.
+        for left in scratch.parent.glob(f"{scratch.name}*"):
+            left.unlink()
     journal.notes += [*activities.notes, *_notes(journal, options, len(chosen), budget)]
     journal.slowdown = compare_passes(journal.clean, journal.profiled)
     journal.write("running")
 
 
 def pack_trace(trace: Path, packed: Path) -> None:
-    """Compress a trace and remove the plain one."""
-    with trace.open("rb") as source, _open_gzip(packed, "wb") as out:
-        shutil.copyfileobj(source, out, COPY_BYTES)
+    """Compress a trace and remove the plain one. torch says nothing where it could not write it."""
+    if not trace.is_file():
+        free = format_bytes(shutil.disk_usage(trace.parent).free)
+        raise ToolError(f"torch.profiler did not write its trace ({trace}); {free} are free there")
+    try:
+        with trace.open("rb") as source, _open_gzip(packed, "wb") as out:
+            shutil.copyfileobj(source, out, COPY_BYTES)
+    except OSError as error:
+        packed.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(packed)) from error
     trace.unlink()
 
 

@@ -14,7 +14,6 @@ Whether that worked has to be checked by exporting the report again.
 
 import mmap
 import re
-import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +21,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_perf_opt.core.files import move_whole
 from llm_perf_opt.core.host import Tool
 from llm_perf_opt.core.redact import Redactor, is_secret, is_word
 from llm_perf_opt.core.stage import CommandPlace
@@ -268,7 +268,7 @@ def publish_report(
         secrets = environments.secrets
         overwrite_secrets(report, secrets)
         if not secrets or _is_clean(ctx, nsys, report, secrets, timeout_s):
-            shutil.move(report, ctx.out_dir / report.name)
+            move_whole(report, ctx.out_dir / report.name)
             names = {name for name, _ in environments.variables()}
             notes.append(
                 f"{report.name} holds the environments of every process nsys could read, {len(names)} variables by "
@@ -281,7 +281,7 @@ def publish_report(
                 f"{', '.join(environments.secret_names)}, which could not be removed from the report; the export "
                 f"{sqlite.name} is clean and complete. Unset them in the processes that hold them to keep the report"
             )
-    return Path(shutil.move(sqlite, ctx.out_dir / sqlite.name))
+    return move_whole(sqlite, ctx.out_dir / sqlite.name)
 
 
 def publish_leftovers(ctx: CommandPlace, nsys: str, out_base: Path, *, keep_report: bool, timeout_s: float) -> None:
@@ -291,7 +291,7 @@ def publish_leftovers(ctx: CommandPlace, nsys: str, out_base: Path, *, keep_repo
             ctx.say(f"nsys: {raw.name} holds environments and was not kept; pipeline.nsys.keep_report=true keeps it")
             continue
         overwrite_assignments(raw)
-        shutil.move(raw, ctx.out_dir / raw.name)
+        move_whole(raw, ctx.out_dir / raw.name)
     for report in find_reports(out_base):
         try:
             publish_report(ctx, nsys, report, keep_report=keep_report, timeout_s=timeout_s, notes=[])
