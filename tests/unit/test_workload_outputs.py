@@ -9,7 +9,7 @@ from PIL import Image
 from llm_perf_opt.config.output import OutputConfig, PredictionOutput, VisualizationOutput
 from llm_perf_opt.config.schema import Problem
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.workload.gallery import Box, Grounding, clean_text, folder_name, parse_grounding
+from llm_perf_opt.workload.gallery import Box, Grounding, clean_text, draw_boxes, folder_name, parse_grounding
 from llm_perf_opt.workload.generation import Generation
 from llm_perf_opt.workload.models.base import Sample
 from llm_perf_opt.workload.outputs import (
@@ -118,6 +118,25 @@ def test_a_prediction_line_has_raw_and_clean_text_timings_and_tokens(tmp_path: P
         "prompt_tokens": 9,
     }
     assert (lines[1]["text_raw"], lines[1]["text_clean"]) == (raw, "Hello")
+
+
+@pytest.mark.parametrize(
+    ("page", "thumbnail", "boxes"),
+    [
+        ((1, 20_000), (1, 200), (1, 20_000)),
+        ((20_000, 1), (50, 1), (20_000, 1)),
+        ((70_000, 2), (50, 1), (65_500, 2)),
+        ((100, 800), (25, 200), (100, 800)),
+    ],
+)
+def test_a_page_of_any_shape_can_be_drawn(
+    tmp_path: Path, page: tuple[int, int], thumbnail: tuple[int, int], boxes: tuple[int, int]
+) -> None:
+    Image.new("RGB", page).save(tmp_path / "page.png")
+    drawn = draw_boxes(tmp_path / "page.png", (Box(label="a", x1=0, y1=0, x2=999, y2=999),), tmp_path, 50)
+    assert (drawn.width, drawn.height) == page
+    with Image.open(tmp_path / "thumbnail.jpg") as small, Image.open(tmp_path / "boxes.jpg") as whole:
+        assert (small.size, whole.size) == (thumbnail, boxes)
 
 
 def test_a_page_gets_boxes_cutouts_markdown_info_and_a_thumbnail(tmp_path: Path) -> None:

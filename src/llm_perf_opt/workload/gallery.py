@@ -87,6 +87,9 @@ def _clip(value: int, most: int) -> int:
 
 GALLERY_FILE = "predictions.md"
 TEXT_SHOWN = 2000
+# How many times as tall as wide a thumbnail may be, and what the format takes.
+TALLEST = 4
+LARGEST_JPEG_SIDE = 65_500
 COLOURS = ("#d62728", "#1f77b4", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2")
 
 
@@ -188,9 +191,13 @@ def draw_boxes(page: Path, boxes: tuple[Box, ...], folder: Path, thumbnail_width
         pen.rectangle(pixels, outline=colours[box.label], width=line)
         pen.text((pixels[0] + line, pixels[1] + line), box.label, fill=colours[box.label])
         described.append(DrawnBox(label=box.label, box_px=pixels, cutout=_cut_out(image, box, folder, number)))
+    # A page of one pixel by twenty thousand is no page, but one that was measured.
+    scale = min(thumbnail_width / image.width, TALLEST * thumbnail_width / image.height)
+    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    small = drawn.resize(size, Image.Resampling.LANCZOS)
+    drawn.thumbnail((LARGEST_JPEG_SIDE, LARGEST_JPEG_SIDE))
     drawn.save(folder / "boxes.jpg", quality=90)
-    height = max(1, round(image.height * thumbnail_width / image.width))
-    drawn.resize((thumbnail_width, height), Image.Resampling.LANCZOS).save(folder / "thumbnail.jpg", quality=85)
+    small.save(folder / "thumbnail.jpg", quality=85)
     return DrawnPage(width=image.width, height=image.height, boxes=tuple(described))
 
 
