@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from llm_perf_opt.cli import main
+from llm_perf_opt.core.records import CommandRecord, CommandStep
+from llm_perf_opt.core.sections import Section, SectionTable
 from tests.support.fixtures_dir import DATA
 from tests.support.orchestrator import ALPHA, OFF, STATE, llm_perf_here, only_run
 from tests.support.report_runs import capture, clean, stage, write_run
@@ -89,6 +92,38 @@ def test_a_number_nothing_measures_is_said_with_its_file_or_left_out(
         assert "not foreseen" not in said.err
         assert not said.err.startswith("error") or str(run) in said.err
     assert main(["runs", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize("number", ["-98765.5", "NaN", "1e999"])
+def test_what_was_not_measured_is_not_shown_as_a_number(
+    tmp_path: Path, number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A time below zero, or none at all, of a metric, of a stage, of its commands and of a table."""
+    table = SectionTable(columns=("step", "ms"), rows=(("a", 7.25),))
+    step = CommandStep(name="loading", duration_s=7.25)
+    run = write_run(
+        tmp_path / "run",
+        stage(
+            "torch_profiler",
+            tmp_path / "run",
+            metrics=clean(ttft_ms=7.25, tpot_ms=7.25, prefill_ms=7.25, decode_ms=7.25),
+            duration_s=7.25,
+            commands=(CommandRecord(argv=("x",), exit_code=0, duration_s=7.25, label="work", steps=(step,)),),
+            sections=(Section(title="t", tables=(table,)),) if number[0] != "-" else (),
+        ),
+        first_verdict_s=7.25,
+    )
+    path = run / "manifest.json"
+    path.write_text(path.read_text().replace("7.25", number))
+    assert number in path.read_text()
+    assert main(["report", str(run)]) == 0
+    assert main(["runs", str(tmp_path)]) == 0
+    pages = [(run / name).read_text() for name in ("report.md", "stakeholder_summary.md", "kernels.md", "report.html")]
+    shown = "\n".join(
+        [capsys.readouterr().out, *(re.sub(r"<(script|style).*?</\1>", "", page, flags=re.S) for page in pages)]
+    )
+    assert re.findall(r"(?<![\w-])(?:nan|inf|-98[.,]\d*)(?![\w-])", shown, re.IGNORECASE) == []
+    assert "loading unknown" in shown
 
 
 @pytest.mark.parametrize("place", ["/etc/hostname", "fifo", "/dev/zero"])
@@ -181,7 +216,8 @@ def test_a_damaged_list_of_inputs_is_said_in_words(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(DATA / "plugin")
     monkeypatch.setenv("XDG_STATE_HOME", str(STATE))
-    for text in ("samples: [", "samples: 3", "[" * 5000, "- a"):
+    odd = ("sample_id: [[a]]", "size_bytes: .nan", "path: {}", "sha256: 3")
+    for text in ("samples: [", "samples: 3", "[" * 5000, "- a", *(f"samples: [{{{one}}}]" for one in odd)):
         (run_dir / "inputs.yaml").write_text(text)
         assert main(["profile", f"run.resume={run_dir}"]) == 2
         *_, last = capsys.readouterr().err.splitlines()
@@ -276,8 +312,17 @@ def test_a_comparison_reads_no_file_but_those_of_the_runs(
 
 @pytest.mark.parametrize(
     "samples",
-    ["[" * 200_000, "9" * 10_000, '{"sample_id": "a", "pass": "clean", "repeat": 0, "tpot_ms": 1e999}', "\x00\n"],
-    ids=["deep", "digits", "infinite", "binary"],
+    [
+        "[" * 200_000,
+        "9" * 10_000,
+        "\x00\n",
+        *(
+            f'{{"sample_id": "a", "pass": "clean", "repeat": 0, "tpot_ms": {odd}}}'
+            for odd in ("1e999", "-5", "true", "1e300", "9" * 400)
+        ),
+        '{"sample_id": "a", "pass": "clean", "repeat": true, "tpot_ms": 5}',
+    ],
+    ids=["deep", "digits", "binary", "infinite", "negative", "switch", "absurd", "overflow", "repeat"],
 )
 def test_damaged_samples_are_no_times(tmp_path: Path, samples: str, capsys: pytest.CaptureFixture[str]) -> None:
     good, bad = run_of(tmp_path / "good", STEADY), run_of(tmp_path / "bad", STEADY)

@@ -28,6 +28,8 @@ from llm_perf_opt.report.write import write_reports
 from tests.support.report_facts import facts, gpu, idle, kernel, ms, ncu, phase
 from tests.support.report_runs import capture, clean, stage, write_run
 
+SOME_STATS = {"mean": 1.0, "std": 0.0, "p50": 1.0, "p90": 1.0, "p99": 1.0, "n": 3}
+
 
 def view_of(run: Path) -> ReportView:
     return build_view(read_run_files(read_manifest(run), run))
@@ -393,3 +395,24 @@ def test_the_provenance_shows_where_the_time_of_each_stage_went(tmp_path: Path) 
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<div>nsys, 7.2 s: start 1.2 s, imports 6.0 s</div>" in page and "terminal after 57 s" in page
     assert "- Time of nsys: nsys export, 2.0 s" in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"modules": {"decode": {"mlp": -0.5}}}, "shares of modules in decode: -0.5 is below zero"),
+        ({"slowdown": {"decode": -2.0}}, "slowdown: -2.0 is below zero"),
+        ({"clean": {"metrics": {"tpot_ms": {**SOME_STATS, "p90": -3.0}}}}, "what was measured: -3.0 is below zero"),
+    ],
+)
+def test_measurements_below_zero_are_left_out_with_their_file(
+    tmp_path: Path, change: dict[str, object], words: str
+) -> None:
+    whole = {"model": {"name": "m"}, "clean": {"metrics": {"tpot_ms": SOME_STATS}}}
+    for content, expected in ((whole, None), ({**whole, **change}, words)):
+        run = tmp_path / str(expected is None)
+        write_run(run, stage("torch_profiler", run, {"metrics": ("metrics.json", content)}))
+        found = read_run_files(read_manifest(run), run).metrics
+        assert isinstance(found, Unknown) == (expected is not None)
+        if isinstance(found, Unknown):
+            assert found.reason.startswith("torch_profiler/metrics.json: ") and words in found.reason

@@ -1,10 +1,11 @@
 """What a resumed run keeps of the earlier one, and when a stage runs again."""
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.config.schema import AppConfig, StageConfig
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.records import StageRecord
 from llm_perf_opt.core.stage import Stage
@@ -60,16 +61,32 @@ def test_the_result_of_a_stage_that_is_disabled_now_stays_while_its_settings_do(
             "pipeline.static_analysis.use_synthetic_inputs=false",
             "its settings changed (pipeline.static_analysis.use_synthetic_inputs: True -> False)",
         ),
-        (
-            "pipeline.static_analysis.write_reports=3",
-            "its present settings are not valid (pipeline.static_analysis)",
-        ),
     ],
 )
 def test_the_result_of_a_stage_that_is_disabled_now_goes_with_what_it_depends_on(override: str, reason: str) -> None:
     carried = carry_over(earlier_run(configure()), configure(STATIC_OFF, NSYS_ON, override), STAGES, HOST)
     text = f"static_analysis: left out of this run because {reason}; its files stay in static_analysis/"
     assert carried == Carried(warnings=(text,))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demanding(StageConfig):
+    """A stage that is off and needs a key nobody gave."""
+
+    needed: str
+
+
+class DemandingStage(type(STATIC)):  # type: ignore[misc]
+    config_cls = Demanding
+
+
+def test_the_result_of_a_stage_that_is_off_and_lacks_a_setting_now_goes() -> None:
+    config = configure()
+    config = replace(config, resolved={**config.resolved, "pipeline": {}}, stages={})
+    stages: dict[str, Stage] = {**STAGES, "static_analysis": DemandingStage()}
+    reason = "its present settings are not valid (pipeline.static_analysis)"
+    text = f"static_analysis: left out of this run because {reason}; its files stay in static_analysis/"
+    assert carry_over(earlier_run(configure()), config, stages, HOST) == Carried(warnings=(text,))
 
 
 def test_a_key_only_the_new_version_has_is_no_change_of_anything_the_user_set() -> None:

@@ -3,6 +3,7 @@
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -203,3 +204,30 @@ def test_a_real_torch_trace_without_ranges_has_a_window_but_no_phases() -> None:
     window = timeline_window(found.timeline, found.operators, max_events=4000)
     assert 3000 < len(window.kernels) + len(window.calls) <= 4010
     assert window.left_out > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"kernels": ((0, 10, 0, 1, 0),)}, "outside of the window, lanes or names"),
+        ({"kernels": ((0, 10, -1, 0, 0),)}, "outside of the window, lanes or names"),
+        ({"kernels": ((0, 101, 0, 0, 0),)}, "outside of the window, lanes or names"),
+        ({"kernels": ((10, 0, 0, 0, 0),)}, "outside of the window, lanes or names"),
+        ({"kernels": ((0, 10, 0, 0, 9),)}, "kernels: 9 is none of 1"),
+        ({"launches": (1,)}, "launches: 1 is none of 1"),
+        ({"shapes": (0,)}, "shapes: 0 is none of 0"),
+        ({"operators": (-2,)}, "names: -2 is none of 1"),
+        ({"sizes": (1, 2)}, "columns beside 1 kernels"),
+        ({"call_kinds": (0, 0)}, "2 call_kinds beside 1 calls"),
+        ({"call_kinds": (2**63,)}, "call_kinds: 9223372036854775808 is none of 4"),
+    ],
+)
+def test_a_window_of_somebody_else_leads_to_nothing_that_is_not_there(change: dict[str, Any], words: str) -> None:
+    whole: dict[str, Any] = {
+        "kind": "nsys", "source": "x", "window_ns": (0, 100), "classes": ("GEMM",), "threads": ("main",),
+        "streams": ("stream 7",), "ranges": (), "calls": ((0, 5, 0, 0),), "kernels": ((0, 10, 0, 0, 0),),
+        "names": ("gemm",), "launches": (0,), "operators": (-1,), "sizes": (-1,), "call_kinds": (0,),
+    }  # fmt: skip
+    assert TimelineWindow(**whole).kernels == whole["kernels"]
+    with pytest.raises(ValueError, match=words):
+        TimelineWindow(**{**whole, **change})

@@ -5,13 +5,20 @@ A document's record stands beside its writer wherever the reader may import it. 
 that have a default, because a run made earlier did not write them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
 RunState = Literal["running", "done", "failed"]
+
+
+def _refuse_negative(what: str, values: Iterable[float | None]) -> None:
+    """A file of somebody else may hold any number."""
+    wrong = next((value for value in values if value is not None and value < 0), None)
+    if wrong is not None:
+        raise ValueError(f"{what}: {wrong} is below zero")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +33,10 @@ class Stats:
     p99: float | None
     n: int
     reason: str | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        known = (self.mean, self.std, self.p10, self.p50, self.p90, self.p99, self.n)
+        _refuse_negative("statistics of what was measured", known)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +154,12 @@ class MetricsDocument:
     modules_reason: str | None = None
     bad_samples: tuple[BadSample, ...] = ()
     methods: Methods | None = None
+
+    def __post_init__(self) -> None:
+        _refuse_negative("slowdown", (self.slowdown or {}).values())
+        for shares in (self.modules, self.modules_cpu, self.modules_device):
+            for phase, of_modules in (shares or {}).items():
+                _refuse_negative(f"shares of modules in {phase}", of_modules.values())
 
 
 @dataclass(frozen=True, kw_only=True)

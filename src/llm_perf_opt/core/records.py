@@ -23,6 +23,8 @@ StageStatus = Literal["ok", "failed", "skipped"]
 RunStatus = Literal["running", "ok", "failed", "interrupted"]
 # Operations of a year on every computer there is are fewer.
 LARGEST_VALUE = 1e30
+# Nothing takes less than no time, or holds less than nothing; a difference or a temperature may be below zero.
+NEVER_NEGATIVE = frozenset(("ns", "us", "ms", "s", "bytes", "tokens", "tokens/s", "FLOP", "parameters"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,7 @@ class Metric:
 
     `how` is a short phrase such as "clean pass, median of 30"; `per` names the denominator of a ratio; `source` is the
     file inside the run directory the value can be checked against. `spread` is there where the value is a median. What
-    is no finite number, or one that nothing on earth has, is no value: a manifest may be anyone's.
+    is no finite number, or one that nothing on earth has (a time below zero), is no value: a manifest may be anyone's.
     """
 
     value: float | int | str | None
@@ -54,15 +56,12 @@ class Metric:
     def __post_init__(self) -> None:
         if self.value is None and not self.reason:
             raise ValueError("a metric without a value needs a reason")
-        if isinstance(self.value, int | float) and not _is_sane(self.value):
+        least = 0.0 if self.unit in NEVER_NEGATIVE else -LARGEST_VALUE
+        if isinstance(self.value, int | float) and not least <= self.value <= LARGEST_VALUE:
             object.__setattr__(self, "value", None)
             object.__setattr__(self, "reason", "the number told for it is not finite, or absurd")
-        if self.spread is not None and not (_is_sane(self.spread.p10) and _is_sane(self.spread.p90)):
+        if self.spread is not None and not least <= self.spread.p10 <= self.spread.p90 <= LARGEST_VALUE:
             object.__setattr__(self, "spread", None)
-
-
-def _is_sane(value: float) -> bool:
-    return -LARGEST_VALUE <= value <= LARGEST_VALUE
 
 
 @dataclass(frozen=True, kw_only=True)

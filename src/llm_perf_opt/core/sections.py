@@ -1,5 +1,6 @@
 """A section a stage adds to the report: text, its own numbers, tables, a picture and links, as plain data."""
 
+import math
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from urllib.parse import urlsplit
@@ -39,7 +40,7 @@ SMALL = 1e-4
 
 def cell_text(value: Cell) -> str:
     """A cell as it is shown: numbers with separators and at most four digits, a dash for what is not known."""
-    if value is None:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "—"
     if isinstance(value, int):
         return f"{value:,}"

@@ -7,8 +7,10 @@ _SI = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 def digits(value: float, count: int = 3) -> str:
     """`count` significant digits without an exponent; whole numbers from there on with separators."""
-    if value == 0 or not math.isfinite(value):
+    if not math.isfinite(value):
         # A file of somebody else may hold any number.
+        return "unknown"
+    if value == 0:
         return f"{value:g}"
     places = count - 1 - math.floor(math.log10(abs(value)))
     if places <= 0:

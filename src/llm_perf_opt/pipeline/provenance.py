@@ -19,6 +19,8 @@ from llm_perf_opt.errors import ManifestError, ProfilingError
 
 ENVIRONMENT_FILE, CONFIG_FILE, INPUTS_FILE = "env.json", "config.yaml", "inputs.yaml"
 LARGEST_INPUTS = 64 << 20
+# What a sample holds; a stage of somebody else may leave some of it out.
+_SAMPLE_VALUES = {"sample_id": str | int, "path": str | None, "size_bytes": int, "sha256": str}
 # Recorded for the reader; narrower than what children get, so that no user's paths are spread without need.
 _RECORDED_PREFIXES = ("CUDA", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "KMP_", "TORCH", "PYTORCH", "TRITON_", "SLURM_JOB_ID")
 
@@ -147,7 +149,9 @@ def recorded_inputs(run_dir: Path) -> list[dict[str, Any]]:
 
 def _is_sample(value: Any) -> bool:
     """A name made of lists within lists, which YAML writes in a few lines, could be as long as memory is large."""
-    return isinstance(value, dict) and not isinstance(value.get("sample_id"), list | dict)
+    return isinstance(value, dict) and all(
+        isinstance(value[key], kinds) for key, kinds in _SAMPLE_VALUES.items() if key in value
+    )
 
 
 def write_inputs(run_dir: Path, samples: Sequence[Mapping[str, Any]]) -> None:

@@ -235,7 +235,7 @@ def _settings(stage: Stage, config: AppConfig) -> StageConfig | None:
     if stage.name in config.stages:
         return config.stages[stage.name]
     # The section of a plug-in is there only if the user gave one of its keys.
-    section = config.resolved["pipeline"].get(stage.name, {})
+    section = config.resolved["pipeline"].get(stage.name) or {}
     settings, _ = validate(stage.config_cls, section, f"pipeline.{stage.name}")
     return settings if settings is None or config.run.mode != "light" else settings.light()
 

@@ -1,5 +1,6 @@
 """samples.jsonl: what each sample of each repeat measured, and whether the repeats agree."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from llm_perf_opt.analysis.compare.stability import (
     machine_warnings,
 )
 from llm_perf_opt.core.documents import ClockDocument, MetricsDocument
+from llm_perf_opt.core.files import is_absurd
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.names import CLEAN_PASS_ORDER, WALL_METRIC
 from llm_perf_opt.errors import ParseError
@@ -35,20 +37,26 @@ def parse_samples(data: bytes, *, source: str) -> tuple[SampleLine, ...]:
     """The clean samples of a file's content, in the order they were measured."""
     try:
         lines = [msgspec.json.decode(line) for line in data.splitlines() if line.strip()]
-        return tuple(
-            SampleLine(
-                sample_id=str(line["sample_id"]),
-                repeat=int(line["repeat"]),
-                values={k: float(v) for k, v in line.items() if isinstance(v, int | float) and k not in _LABELS},
-            )
-            for line in lines
-            if line["pass"] == CLEAN_PASS
-        )
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        return tuple(_sample(line) for line in lines if line["pass"] == CLEAN_PASS)
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ParseError(f"{source}: cannot be read as samples of a clean pass ({error})") from error
 
 
-_LABELS = ("repeat", "epoch", "start_ns")
+def _sample(line: Mapping[str, object]) -> SampleLine:
+    """The numbers of one line; all of them are times, rates or counts, so none is below zero."""
+    values = {k: v for k, v in line.items() if isinstance(v, int | float) and k not in _LABELS}
+    wrong = [name for name, v in values.items() if isinstance(v, bool) or is_absurd(v) or not 0 <= v < math.inf]
+    if wrong:
+        raise ValueError(f"{wrong[0]} is nothing that was measured")
+    repeat = line["repeat"]
+    if type(repeat) is not int:
+        raise TypeError("repeat is no number")
+    return SampleLine(
+        sample_id=str(line["sample_id"]), repeat=repeat, values={name: float(v) for name, v in values.items()}
+    )
+
+
+_LABELS = ("sample_id", "repeat", "epoch", "start_ns")
 # How long a fixed piece of CPU work took around a sample: about the machine, not about the model.
 HOST_PROBE = "host_probe_ms"
 

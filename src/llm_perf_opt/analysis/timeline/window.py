@@ -1,6 +1,6 @@
 """A small window of a capture for drawing: one prefill, a few decode steps, their launches and kernels."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,6 +73,32 @@ class TimelineWindow:
     call_kinds: tuple[int, ...] = ()
     inputs: tuple[int, ...] = ()
     correlations: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """A file of somebody else may hold any number, and a wrong index would lead anywhere."""
+        length = self.window_ns[1] - self.window_ns[0]
+        for events, lanes in ((self.ranges, None), (self.calls, self.threads), (self.kernels, self.streams)):
+            for start, end, lane, name, *_ in events:
+                most = len(lanes) if lanes is not None else lane + 1
+                if not (0 <= start <= end <= length and 0 <= lane < most and 0 <= name < len(self.names)):
+                    raise ValueError(f"an event outside of the window, lanes or names: {(start, end, lane, name)}")
+        _require_indices("kernels", (kernel[4] for kernel in self.kernels), len(self.classes), least=0)
+        _require_indices("call_kinds", self.call_kinds, OPERATOR + 1, least=0)
+        _require_indices("launches", self.launches, len(self.calls))
+        _require_indices("shapes", self.shapes, len(self.launch_shapes))
+        for column in (self.operators, self.modules, self.inputs):
+            _require_indices("names", column, len(self.names))
+        beside_kernels = (self.launches, self.operators, self.modules, self.shapes, self.sizes)
+        if any(column and len(column) != len(self.kernels) for column in beside_kernels):
+            raise ValueError(f"columns beside {len(self.kernels)} kernels have another number of entries")
+        if self.call_kinds and len(self.call_kinds) != len(self.calls):
+            raise ValueError(f"{len(self.call_kinds)} call_kinds beside {len(self.calls)} calls")
+
+
+def _require_indices(name: str, values: Iterable[int], size: int, *, least: int = -1) -> None:
+    wrong = next((value for value in values if not least <= value < size), None)
+    if wrong is not None:
+        raise ValueError(f"{name}: {wrong} is none of {size}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,8 @@ from llm_perf_opt.core.units import format_factor
 from llm_perf_opt.report.run_files import RunFiles
 from llm_perf_opt.report.view.program import without_log
 
+# Nobody waits for ten years.
+LONGEST_S = 315_360_000.0
 SMALLEST_REST_S = 0.1
 
 
@@ -102,7 +104,7 @@ def provenance_view(
         run_id=manifest.run_id,
         status=manifest.status,
         created_at=manifest.created_at,
-        first_verdict="" if manifest.first_verdict_s is None else f"{manifest.first_verdict_s:.0f} s",
+        first_verdict="" if manifest.first_verdict_s is None else _seconds(manifest.first_verdict_s, places=0),
         stages=tuple(_stage(stage) for stage in manifest.stages),
         not_run=tuple(name for name in OFFERED if name not in ran),
         slowdowns=tuple(
@@ -120,7 +122,7 @@ def _stage(stage: StageRecord) -> StageView:
     return StageView(
         name=stage.name,
         status=stage.status,
-        duration="" if stage.duration_s is None else f"{stage.duration_s:.1f} s",
+        duration="" if stage.duration_s is None else _seconds(stage.duration_s),
         spent=tuple(_spent(stage)),
         reason=stage.reason or "",
         notes=stage.notes,
@@ -134,12 +136,17 @@ def _stage(stage: StageRecord) -> StageView:
 def _spent(stage: StageRecord) -> Iterator[str]:
     """Where the time of a stage went: each command, by its steps where it noted them, and what is left."""
     for command in stage.commands:
-        steps = ", ".join(f"{step.name} {step.duration_s:.1f} s" for step in command.steps)
+        steps = ", ".join(f"{step.name} {_seconds(step.duration_s)}" for step in command.steps)
         if command.label:
-            yield f"{command.label}, {command.duration_s:.1f} s" + (f": {steps}" if steps else "")
+            yield f"{command.label}, {_seconds(command.duration_s)}" + (f": {steps}" if steps else "")
     rest_s = (stage.duration_s or 0.0) - sum(command.duration_s for command in stage.commands)
     if any(command.label for command in stage.commands) and rest_s >= SMALLEST_REST_S:
-        yield f"reading, analysing and writing, {rest_s:.1f} s"
+        yield f"reading, analysing and writing, {_seconds(rest_s)}"
+
+
+def _seconds(duration_s: float, places: int = 1) -> str:
+    """A time of a manifest, which may be anyone's."""
+    return f"{duration_s:.{places}f} s" if 0 <= duration_s <= LONGEST_S else "unknown"
 
 
 def _ending(code: int | None, timed_out: bool) -> str:
