@@ -367,3 +367,13 @@ def test_predicting_imports_neither_torch_nor_numpy(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("command", ["predict", "plan"])
+def test_keys_of_runs_are_refused_with_their_names_here(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["infer.batch=8", "dataset.prompt_tokens=99"]
+    assert main([command, "model=llama3_1b", "hardware=h200", *given]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "error: infer.batch: is of runs, here it is workload.batch=…",
+        "error: dataset.prompt_tokens: is of runs, here it is workload.prompt=…",
+    ]

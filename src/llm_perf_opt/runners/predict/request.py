@@ -36,6 +36,16 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "engine": tuple(ENGINES),
 }
 KEYS = tuple(f"workload.{name}" for name in (*CHOICES, *SHARES, *NUMBERS))
+# How a run says what is called otherwise here: ignored, they would answer another question than was asked.
+OF_RUNS = {
+    "infer.batch": "workload.batch",
+    "infer.max_new_tokens": "workload.output",
+    "infer.tp": "workload.tp",
+    "infer.compile": "workload.engine",
+    "infer.cuda_graph": "workload.engine",
+    "dataset.prompt_tokens": "workload.prompt",
+    "model.quantization": "workload.weight_dtype",
+}
 SECTIONS = ("model", "hardware", "workload", "infer", "dataset", "run")
 FLAGS = ("--json", "--wide")
 # Of tokens, sequences and devices; no machine has more, and an estimate of it would take forever.
@@ -227,9 +237,10 @@ def _is_share(text: str) -> bool:
 
 def _unknown_keys(rest: Mapping[str, str]) -> list[str]:
     """Keys whose section predict does not read; keys inside a section are Hydra's to check."""
+    spoken = [f"{key}: is of runs, here it is {OF_RUNS[key]}=…" for key in rest if key in OF_RUNS]
     known = [*SECTIONS, *KEYS]
     allowed = ", ".join((*(f"{name}.…" for name in SECTIONS if name != "workload"), *KEYS))
-    return [
+    return spoken + [
         f"{key}: unknown key (got {value!r}), nearest known key: {nearest_key(key, known) or allowed}"
         for key, value in rest.items()
         if key.lstrip("+~").partition(".")[0] not in SECTIONS or key.startswith("workload.")
