@@ -4,6 +4,7 @@
 
 Measured on an H200: benchmarks/results/prediction_gpu.json (benchmarks/prediction_gpu.py). Published runs:
 tests/data/published.csv. aiconfigurator: benchmarks/results/aiconfigurator.json (benchmarks/aiconfigurator_peer.py).
+Counters of ncu: the run in docs/showcase/llama3_1b-eager. Promises: benchmarks/results/optimize_gpu.json.
 """
 
 import json
@@ -35,6 +36,7 @@ from llm_perf_opt.analysis.estimate.parallel import Layout  # noqa: E402
 from llm_perf_opt.analysis.families.known import read_text_model  # noqa: E402
 from llm_perf_opt.analysis.hardware.hardware import load_catalogue  # noqa: E402
 from llm_perf_opt.analysis.hardware.work import Dtypes, Step  # noqa: E402
+from llm_perf_opt.analysis.kernels.names import classify_kernel  # noqa: E402
 from llm_perf_opt.analysis.static.memory import memory_fit  # noqa: E402
 from llm_perf_opt.analysis.static.parts import Model, Moe  # noqa: E402
 from tests.unit.test_estimate import touched  # noqa: E402
@@ -378,6 +380,89 @@ def peer() -> list[str]:
     ]
 
 
+# Kernels of these classes do the products that static analysis counts in these groups.
+GEMM_GROUPS = ("attention", "mlp", "lm_head")
+
+
+def counters() -> list[str]:
+    """What ncu counted in the kernels of a decode step against what static analysis says the step needs."""
+    run = ROOT / "docs" / "showcase" / "llama3_1b-eager"
+    ncu, static, nsys = (
+        json.loads((run / name).read_bytes())
+        for name in ("ncu/kernels.json", "static_analysis/static.json", "nsys/analysis.json")
+    )
+    steps = next(row["instances"] for row in nsys["ranges"] if row["name"] == "decode_step")
+    flop, moved = {"gemm": 0.0, "attention": 0.0, "other": 0.0}, {"gemm": 0.0, "attention": 0.0, "other": 0.0}
+    for kernel in ncu["kernels"]:
+        found = classify_kernel(kernel["nsys_names"][0]).lower() if kernel["nsys_names"] else "other"
+        kind = found if found in flop else "other"
+        each = (kernel["nsys_instances"] or 0) / steps
+        flop[kind] += each * (kernel["flop"] or 0.0)
+        moved[kind] += each * (kernel["dram_bytes"] or 0.0)
+    needed = static["phases"]["decode"]
+    groups = needed["groups"]
+    products = sum(groups[name]["weight_bytes"] for name in GEMM_GROUPS)
+    # Each weight is used once: two operations for each two bytes. The rest of attention is its own.
+    attention_flop = needed["flops"] - products
+    cache = needed["kv_read_bytes"] + needed["kv_write_bytes"]
+    rows = [
+        ("products", "DRAM bytes", products, moved["gemm"], "weights once; activations and split-K sums on top"),
+        ("attention", "DRAM bytes", cache, moved["attention"], "the KV cache once"),
+        (
+            "everything else",
+            "DRAM bytes",
+            needed["counted_other_bytes"],
+            moved["other"],
+            "counted as if every operator read and wrote memory; a part of it stays in the L2 cache",
+        ),
+        (
+            "products",
+            "FLOP",
+            products,
+            flop["gemm"],
+            "tensor cores multiply tiles: one token fills a row of 8, or of 64, and the rest is padding",
+        ),
+        ("attention", "FLOP", attention_flop, flop["attention"], "tiles again: one query fills a row of several"),
+    ]
+    return [
+        "## Counters of ncu against static counts",
+        "",
+        f"One decode step of llama3_1b, eager, batch 1, context 1,056, on an H200: {len(ncu['kernels'])} kernels "
+        "measured by ncu, each times its launches in a step. What lies more than a tenth apart is explained beside it.",
+        "",
+        *table(
+            ("kernels", "what", "static, millions", "ncu, millions", "ncu / static", "why"),
+            [(a, b, f"{c / 1e6:,.1f}", f"{d / 1e6:,.1f}", f"{d / c:.2f}", why) for a, b, c, d, why in rows],
+        ),
+    ]
+
+
+def promises() -> list[str]:
+    """What the findings called the most a remedy can bring, against what optimize measured."""
+    document = json.loads((RESULTS / "optimize_gpu.json").read_bytes())
+    rows = [
+        (
+            row["model"],
+            row["experiment"],
+            f"{row['bound']:.1f}×",
+            f"{row['gain']:.2f}×",
+            f"{row['low']:.2f} to {row['high']:.2f}×",
+            row["pairs"],
+            row["held"],
+        )
+        for row in document["rows"]
+    ]
+    held = sum(row["held"] == "held" for row in document["rows"])
+    return [
+        "## Promises of findings against what was measured",
+        "",
+        f"`llm-perf optimize` on one H200, time per token: {held} of {len(rows)} bounds held. A bound says what the "
+        "hardware leaves room for, not what a remedy brings.",
+        "",
+        *table(("model", "remedy", "at most", "measured", "95 %", "pairs", "bound"), rows),
+    ]
+
+
 def main() -> None:
     opening = [
         "# Accuracy",
@@ -387,7 +472,9 @@ def main() -> None:
         "",
     ]
     PAGE.write_text(
-        "\n".join([*opening, *own(), "", *left_out(), "", *peer(), "", *published()]) + "\n", encoding="utf-8"
+        "\n".join([*opening, *own(), "", *left_out(), "", *counters(), "", *promises(), "", *peer(), "", *published()])
+        + "\n",
+        encoding="utf-8",
     )
 
 
