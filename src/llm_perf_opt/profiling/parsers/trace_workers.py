@@ -81,8 +81,6 @@ if __name__ == "__main__":
 
 
 MAX_PROCESSES = 4
-# With two cores sharing saved a tenth of the time, took half as much processor time again, and on a busy machine lost.
-LEAST_CORES = 3
 # Below this the help would arrive when the work is done.
 WORTH_SHARING_BYTES = 64 << 20
 PACKED_FACTOR = 8
@@ -101,12 +99,13 @@ def is_long(path: Path) -> bool:
 
 def processes_for(path: Path, *, cores: int) -> int:
     """How many processes are worth their start for this file."""
-    return min(cores, MAX_PROCESSES) if cores >= LEAST_CORES and is_long(path) else 1
+    return min(cores, MAX_PROCESSES) if is_long(path) else 1
 
 
 def usable_cores() -> int:
-    """Those this process may run on."""
-    return len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else os.cpu_count() or 1
+    """Those this process may run on; one where others keep all of them busy: help costs processor time, and loses there."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else os.cpu_count() or 1
+    return cores if os.getloadavg()[0] < cores else 1
 
 
 def read_pieces(
