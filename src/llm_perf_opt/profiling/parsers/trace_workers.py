@@ -103,7 +103,7 @@ def processes_for(path: Path, *, cores: int) -> int:
 
 
 def usable_cores() -> int:
-    """Those this process may run on; one where others keep all of them busy: help costs processor time, and loses there."""
+    """Those this process may run on; one where others keep all of them busy: there, help makes it slower."""
     cores = len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else os.cpu_count() or 1
     return cores if os.getloadavg()[0] < cores else 1
 
