@@ -216,6 +216,15 @@ def test_a_finding_is_told_with_its_gain_behind_a_colon(tmp_path: Path) -> None:
     assert lines[-1] == "  1. Decode waits: up to 2 ms per request, 1.2× over a request"
 
 
+def test_a_busy_machine_is_told_beside_the_verdict(tmp_path: Path) -> None:
+    run = write_run(tmp_path, stage("torch_profiler", tmp_path, metrics=clean(ttft_ms=120.0, tpot_ms=12.5)))
+    view, _ = write_view(run)
+    warnings = ("other programs kept 1.6 of 2 CPU cores busy during the clean pass", "tpot_ms: uncertain by ±5 %")
+    shaky = replace(view, headline=replace(view.headline, warnings=warnings))
+    told = [[line.plain for line in verdict_lines(one) if "unsteady" in line.plain] for one in (view, shaky)]
+    assert told == [[], [f"  unsteady: {warnings[0]}"]]
+
+
 def test_a_table_has_its_header_in_bold() -> None:
     text = table_text(("a",), [("1",)], right=(), rule=False)
     assert [str(span.style) for span in text.spans] == ["bold"]

@@ -89,12 +89,13 @@ def stability_warnings(
     checked = [check_stability(key, series_of(samples, key), target=target) for key in WALL_METRIC.values()]
     running = [sample for sample in clocks.samples if (sample.utilisation_pct or 0) > BUSY_PCT] if clocks else []
     clean = metrics.clean if metrics is not None else None
+    # The machine first: where it moves, so do the repeats.
     return (
-        *(text for one in checked for text in one.warnings),
         *machine_warnings(
             other_cpus=clean.other_cpus if clean else None,
             cpu_count=clean.cpu_count if clean else None,
             host_probes_ms=[line.values[HOST_PROBE] for line in samples if HOST_PROBE in line.values],
             clocks_mhz=[sample.sm_clock_mhz for sample in running if sample.sm_clock_mhz is not None],
         ),
+        *(text for one in checked for text in one.warnings),
     )
