@@ -21,7 +21,7 @@ def browser() -> Iterator[Browser]:
 
 
 def opened(browser: Browser, page: Path) -> None:
-    """Open a page on a wide and on a small screen: no message, no request, nothing that sticks out."""
+    """Open a page on a wide and on a small screen: no message, no request, nothing sticks out; all of it on paper."""
     browser.console(), browser.requests()
     for width in (1280, 420):
         browser.resize(width, 900)
@@ -30,6 +30,10 @@ def opened(browser: Browser, page: Path) -> None:
         assert browser.run("return document.documentElement.scrollWidth <= window.innerWidth"), width
     assert {url for url in browser.requests() if not url.startswith(("data:", "chrome:"))} == {page.resolve().as_uri()}
     browser.resize(1280, 900)
+    browser.cdp("Emulation.setEmulatedMedia", media="print")
+    heights = browser.run("return [...document.querySelectorAll('main > section')].map(e => e.offsetHeight)")
+    browser.cdp("Emulation.setEmulatedMedia", media="")
+    assert heights and 0 not in heights
 
 
 def test_a_comparison_of_runs(browser: Browser, tmp_path: Path) -> None:
