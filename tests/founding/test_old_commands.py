@@ -60,6 +60,7 @@ def test_056_wrappers_take_hydra_flags_behind_overrides(tmp_path: Path) -> None:
     assert (done.returncode, "seed: 4" in done.stdout.splitlines()) == (0, True), done.stderr
 
 
+@pytest.mark.long
 def test_059_pixi_tasks_take_a_sweep_behind_their_own_overrides(tmp_path: Path) -> None:
     """000:54"""
     words = [*pixi_task("stage1-run"), "--", "experiment=demo", "-m", "infer.max_new_tokens=2,4", "run.dry_run=true"]
@@ -134,6 +135,7 @@ def test_042_the_alias_torch_profiler_is_a_mapping_in_yaml_and_on_the_command_li
     assert list(typed(*TINY, "torch_profiler={enabled: false}").stages) == ["static_analysis"]
 
 
+@pytest.mark.long
 def test_048_the_argv_of_the_document_runs_as_a_child(tmp_path: Path) -> None:
     """000:180-191: old keys in a child, which then runs the plain workload"""
     argv = build_work_argv(
@@ -204,6 +206,7 @@ def test_137_an_old_preset_of_ncu_is_translated(tmp_path: Path) -> None:
         assert stage(typed(*argv, other, config_dir=folder), "ncu").ncu_cli.set == "full"
 
 
+@pytest.mark.long
 def test_137_keys_an_old_preset_leaves_out_are_set_by_their_new_names(tmp_path: Path) -> None:
     """002:37-47, 003:139: new keys win over those of the file"""
     write(tmp_path, "profiling/ncu/old.yaml", "nvtx_include: prefill\nset: roofline\n")
@@ -284,6 +287,7 @@ def test_083_the_sampling_preset_is_accepted_with_and_without_a_plus(sign: str) 
     assert typed(*TINY, f"{sign}dataset/sampling@dataset.sampling=default").dataset == typed(*TINY).dataset
 
 
+@pytest.mark.long
 def test_082_the_config_of_the_document_is_an_entry_that_runs(tmp_path: Path) -> None:
     """000:81-139: sections it leaves out take their defaults"""
     text = (REPO / "tests" / "founding" / "seed_config.yaml").read_text()

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_perf_opt.cli import main
-from tests.fuzz.made_up import SLOW, cases
+from tests.fuzz.made_up import SLOWEST, cases
 from tests.support.nsys_builder import Export
 from tests.unit.test_compare_command import STEADY, run_of
 
@@ -116,7 +116,7 @@ def _changed_tree(content: Any, odd: str, draw: st.DataObject) -> str:
     return json.dumps(whole.get("all")).replace(json.dumps(MARK), odd)
 
 
-@cases(SLOW)
+@cases(SLOWEST)
 @given(odd=st.sampled_from(NUMBERS) | st.sampled_from((*ODD, MISSING)), draw=st.data())
 def test_a_run_with_one_value_changed(runs: Runs, odd: str, draw: st.DataObject) -> None:
     name = draw.draw(st.sampled_from(sorted(runs.texts)))

@@ -219,6 +219,7 @@ def test_a_workload_that_fails_is_told_apart_from_nsys(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "nsys" / "log.txt").exists()
 
 
+@pytest.mark.long
 @pytest.mark.real_nsys
 def test_a_program_that_does_not_end_is_captured_for_a_window_and_ended(tmp_path: Path) -> None:
     ctx = _context(tmp_path, ["sleep", "60"])

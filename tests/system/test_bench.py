@@ -166,6 +166,7 @@ def test_a_bad_server_fails_the_run_in_words_and_leaves_nothing(
         assert found[0]["completed"] == 17
 
 
+@pytest.mark.long
 def test_a_server_that_ignores_the_first_signal_is_ended_all_the_same(tmp_path: Path) -> None:
     done = _bench(tmp_path, *_fake("--fault", "ignores_sigterm"), *QUICK, "server.end_timeout_s=1")
     assert (done.code, _left_running(tmp_path)) == (0, [])

@@ -66,6 +66,7 @@ def test_a_marked_program_gets_latencies_and_a_trace_of_its_window(tmp_path: Pat
     assert "unknown" not in page.partition("## Provenance")[0]
 
 
+@pytest.mark.long
 def test_a_program_that_is_not_python_or_never_imports_torch_is_timed_and_a_note_says_why_no_more(
     tmp_path: Path,
 ) -> None:
@@ -108,6 +109,7 @@ def test_a_crashed_program_is_run_once_for_all_stages(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.long
 def test_a_program_that_does_not_end_is_ended_after_its_time_and_that_is_no_failure(tmp_path: Path) -> None:
     done = llm_perf("run", *NO_NSYS, "workload.duration_s=3", *program(tmp_path, ENDLESS), cwd=tmp_path)
     assert done.code == 0, done.err
@@ -116,6 +118,7 @@ def test_a_program_that_does_not_end_is_ended_after_its_time_and_that_is_no_fail
     assert found["wall_ms"]["reason"] == "the program did not end by itself, it was ended after a while"
 
 
+@pytest.mark.long
 def test_a_program_is_ended_after_its_phases_in_every_pass(tmp_path: Path) -> None:
     endless = ENDLESS.replace("import time", "import time, torch")
     limits = ("workload.stop_after_phases=40", "pipeline.torch_profiler.window.steps=5", "workload.repeats=2")

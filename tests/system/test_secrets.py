@@ -162,6 +162,7 @@ def test_the_real_nsys_leaves_none_of_them_either(tmp_path: Path, keep: str) -> 
     assert keep == "true" or not (run_dir / "nsys/run.nsys-rep").exists()
 
 
+@pytest.mark.long
 def test_names_of_ranges_and_arguments_of_operators_hold_none_of_them(tmp_path: Path) -> None:
     """They stand in a packed trace, and come from there into tables, reports and the trace for Perfetto."""
     (tmp_path / "program.py").write_text(

@@ -209,6 +209,7 @@ def test_a_run_with_a_way_out_is_not_resumed(tmp_path: Path, finished: Path) -> 
     assert list(outside.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_damaged_list_of_inputs_is_said_in_words(
     tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

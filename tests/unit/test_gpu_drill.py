@@ -7,6 +7,8 @@ import sys
 import tarfile
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 
@@ -26,6 +28,7 @@ def drill(root: Path) -> Path:
     return root
 
 
+@pytest.mark.long
 def test_an_archive_leaves_out_captures_and_scratch_files_and_keeps_below_the_limit(tmp_path: Path) -> None:
     root, packed = drill(tmp_path / "drill"), tmp_path / "pack"
     packed.mkdir()

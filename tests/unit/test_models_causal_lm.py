@@ -38,7 +38,9 @@ def decode_greedily(loaded: Any, sample: Sample, count: int) -> list[int]:
     return ids
 
 
-@pytest.mark.parametrize("preset", ["llama_tiny", "qwen3_moe_tiny", "deepseek_v2_tiny"])
+@pytest.mark.parametrize(
+    "preset", ["llama_tiny", *(pytest.param(n, marks=pytest.mark.long) for n in ("qwen3_moe_tiny", "deepseek_v2_tiny"))]
+)
 def test_greedy_decoding_equals_generate_token_for_token(preset: str) -> None:
     loaded = load_preset(f"model={preset}", "dataset=synthetic")
     ours = decode_greedily(loaded, Sample(sample_id="a", token_ids=PROMPT), NEW_TOKENS)

@@ -46,6 +46,7 @@ def make(geometry: OcrGeometry) -> DeepseekOcr:
     return module
 
 
+@pytest.mark.long
 def test_decoding_with_the_cache_equals_one_forward_over_the_whole_sequence(
     loaded: Any, page: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,6 +288,7 @@ def test_the_second_encoder_is_transformers_clip_on_the_firsts_features(geometry
         assert torch.allclose(ours(features), expected, atol=1e-4)
 
 
+@pytest.mark.long
 def test_tables_of_positions_are_interpolated_for_other_sides(geometry: OcrGeometry) -> None:
     backbone = make(geometry).model
     with torch.no_grad():

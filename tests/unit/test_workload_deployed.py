@@ -58,7 +58,7 @@ def run(preset: str, *overrides: str, batch: bool) -> tuple[tuple[int, ...], ...
 @pytest.mark.parametrize(
     ("preset", "cache"),
     [
-        pytest.param(preset, cache, marks=() if (preset == TINY[0]) == (cache == "dynamic") else pytest.mark.long)
+        pytest.param(preset, cache, marks=() if (preset, cache) == (TINY[0], "dynamic") else pytest.mark.long)
         for preset in TINY
         for cache in ("dynamic", "static")
     ],
@@ -81,7 +81,7 @@ def test_a_ragged_batch_without_sdpa_and_longer_than_the_window_gives_the_same_t
     assert run("causal_lm", *where, f"infer.cache={cache}", batch=True) == run("causal_lm", *where, batch=False)
 
 
-@pytest.mark.parametrize("preset", TINY)
+@pytest.mark.parametrize("preset", [TINY[0], *(pytest.param(name, marks=pytest.mark.long) for name in TINY[1:])])
 def test_a_static_cache_changes_no_token_and_is_emptied_between_samples(preset: str) -> None:
     assert run(preset, "infer.cache=static", batch=False) == run(preset, batch=False)
 
@@ -202,7 +202,9 @@ def test_quantisation_without_torchao_says_what_to_install(monkeypatch: pytest.M
     )
 
 
-@pytest.mark.parametrize(("preset", "joined"), [("llama_tiny", 4), ("qwen3_moe_tiny", 2)])
+@pytest.mark.parametrize(
+    ("preset", "joined"), [("llama_tiny", 4), pytest.param("qwen3_moe_tiny", 2, marks=pytest.mark.long)]
+)
 def test_joined_projections_are_fewer_products_for_the_same_tokens(preset: str, joined: int) -> None:
     assert run(preset, "model.join_projections=true", batch=True) == run(preset, batch=False)
     plain, one = (load_preset(f"model={preset}", "dataset=synthetic", *more) for more in ((), (JOIN,)))
@@ -224,6 +226,7 @@ def test_projections_called_in_another_order_or_with_another_input_are_their_own
     assert all(torch.allclose(a, b) for a, b in zip(wanted, found, strict=True))
 
 
+@pytest.mark.long
 def test_the_code_a_remedy_gives_to_paste_runs() -> None:
     """That of remedies which need neither a GPU nor another package; a compiled step is made here, not run."""
     threads = torch.get_num_threads()
