@@ -100,7 +100,7 @@ class Export:
 
 
 def h200_export(folder: Path, name: str = "llama") -> Path:
-    """A real capture on an H200, unpacked: of a Llama, or of a small program that replays a CUDA graph."""
+    """A real capture on an H200, unpacked: of a Llama, a small program that replays a CUDA graph, or a JAX program."""
     path = folder / f"{name}.sqlite"
     path.write_bytes(lzma.decompress((DATA / "h200" / f"{name}.sqlite.xz").read_bytes()))
     return path

@@ -14,9 +14,10 @@ from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+from llm_perf_opt.profiling.range_phases import with_engine_phases
 from llm_perf_opt.report.run_files import read_run_files
 from llm_perf_opt.report.view.report import build_view
-from tests.support.nsys_builder import PID, Export
+from tests.support.nsys_builder import PID, Export, h200_export
 from tests.support.report_facts import facts, ms, phase
 from tests.support.trace_builder import event, write_trace
 
@@ -308,6 +309,16 @@ def test_a_page_of_ncu_alone_opens_with_what_bounds_its_kernels(
         "… and 1 more kernels (--top)",
         "ncu on copy: More than enough of copy",
     ]
+
+
+def test_a_jax_program_is_told_of_its_compiling_and_of_what_nsys_lost(tmp_path: Path) -> None:
+    """A jitted step called 300 times; nsys 2025.3 lost a part of it while importing, at a range without a name."""
+    found = analyze_timelines([with_engine_phases(read_nsys_sqlite(h200_export(tmp_path, "jax")))])
+    assert [finding.rule for finding in found.findings][:1] == ["compilation"]
+    assert "launch_bound" not in {finding.rule for finding in found.findings}
+    assert all(finding.is_one_time for finding in found.findings if finding.rule == "compilation")
+    assert not any("torch" in finding.remedy for finding in found.findings)
+    assert any("Not all CUDA events might have been collected" in note for note in found.notes)
 
 
 def _two_bound_ranges(tmp_path: Path) -> CaptureAnalysis:
