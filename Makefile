@@ -55,7 +55,7 @@ test-lowest: $(STAMP)
 
 # Without what starts the orchestrator, a real tool or a browser, or runs a model: under a minute.
 test-quick: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow and not long and not cluster" $(PYTEST_ARGS)
 
 # What children of a stage run is not counted: they get an allow-listed environment.
 coverage: $(STAMP)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-WHOLE_COMMANDS = tuple(Path(__file__).parent / name for name in ("system", "fuzz", "drill"))
+WHOLE_COMMANDS = tuple(Path(__file__).parent / name for name in ("system", "stages", "fuzz", "drill"))
 REQUIRE_TOOLS = os.environ.get("LLM_PERF_REQUIRE_TOOLS") == "1"
 _NEEDS = {"real_nsys": "nsys", "real_ncu": "ncu", "browser": "chromium"}
 

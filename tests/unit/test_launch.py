@@ -19,6 +19,8 @@ from llm_perf_opt.profiling.vendor.launch import (
 )
 from llm_perf_opt.runners.child import load_child_config
 
+pytestmark = pytest.mark.slow
+
 NASTY = [
     "",
     " ",

@@ -23,6 +23,8 @@ from llm_perf_opt.plugins.memory.stage import memory_metrics, predictions
 from llm_perf_opt.testing import scratch_context
 from tests.support.workload_fakes import FakeConfig, prompts
 
+pytestmark = pytest.mark.slow
+
 MB = 1 << 20
 
 

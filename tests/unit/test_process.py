@@ -19,6 +19,8 @@ from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.testing import scratch_context
 
+pytestmark = pytest.mark.slow
+
 ENV = {"PATH": os.environ["PATH"]}
 
 # Starts a grandchild in a session of its own, with an empty environment, and lets its parent die: the hardest to find.

@@ -26,6 +26,8 @@ from llm_perf_opt.serving.schedule import arrival_times
 from llm_perf_opt.serving.sections import bench_metrics, bench_sections, busiest
 from tests.support.fake_server import METRICS, FakeServer, fake_server
 
+pytestmark = pytest.mark.slow
+
 ASK = Ask(model="fake", api="completions", output_tokens=5, temperature=0.0, seed=0, ignore_eos=True)
 
 
