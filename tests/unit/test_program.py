@@ -19,7 +19,7 @@ from llm_perf_opt.profiling.program import (
     phase_metrics,
     read_marks,
 )
-from llm_perf_opt.profiling.range_phases import PRESETS, chosen_phases, with_engine_phases, with_phases
+from llm_perf_opt.profiling.range_phases import PRESETS, chosen_phases, with_phases
 from llm_perf_opt.profiling.stages.torch_profiler import TorchProfilerConfig
 from llm_perf_opt.runners.arguments import parse_arguments
 from llm_perf_opt.runners.run_program import implied_overrides, split_command
@@ -211,12 +211,12 @@ def test_steps_of_a_known_engine_are_phases_without_being_asked() -> None:
         "execute_context_0(0)_generation_0(0)",
         "forward",
     )
-    found = with_engine_phases(timeline_with_ranges(names))
+    found = with_phases(timeline_with_ranges(names), {})
     assert [found.names[int(code)] for code in found.ranges.name] == ["prefill", "decode_step", *names[2:]]
     assert found.notes[0] == f"1 range name(s) such as {names[0]!r} count as prefill (names of vllm)"
     # A jitted function of any program may be called so: nobody's names alone.
     other = timeline_with_ranges(("XlaModule:#hlo_module=jit_decode_image,program_id=3#", "forward"))
-    assert with_engine_phases(other) is other
+    assert with_phases(other, {}) is other
 
 
 def test_what_the_user_gives_takes_the_place_of_a_presets_pattern() -> None:

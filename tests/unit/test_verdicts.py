@@ -14,7 +14,7 @@ from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
-from llm_perf_opt.profiling.range_phases import with_engine_phases
+from llm_perf_opt.profiling.range_phases import with_phases
 from llm_perf_opt.report.run_files import read_run_files
 from llm_perf_opt.report.view.report import build_view
 from tests.support.nsys_builder import PID, Export, h200_export
@@ -313,7 +313,7 @@ def test_a_page_of_ncu_alone_opens_with_what_bounds_its_kernels(
 
 def test_a_jax_program_is_told_of_its_compiling_and_of_what_nsys_lost(tmp_path: Path) -> None:
     """A jitted step called 300 times; nsys 2025.3 lost a part of it while importing, at a range without a name."""
-    found = analyze_timelines([with_engine_phases(read_nsys_sqlite(h200_export(tmp_path, "jax")))])
+    found = analyze_timelines([with_phases(read_nsys_sqlite(h200_export(tmp_path, "jax")), {})])
     assert [finding.rule for finding in found.findings][:1] == ["compilation"]
     assert "launch_bound" not in {finding.rule for finding in found.findings}
     assert all(finding.is_one_time for finding in found.findings if finding.rule == "compilation")

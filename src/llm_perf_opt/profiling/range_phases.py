@@ -40,15 +40,20 @@ def chosen_phases(preset: str | None, given: Mapping[str, str | tuple[str, ...]]
     return {**(PRESETS[preset] if preset is not None else {}), **own}
 
 
-def with_phases(
-    timeline: Timeline, phases: Mapping[str, tuple[str, ...]], *, said: str = "workload.phases"
-) -> Timeline:
+def with_phases(timeline: Timeline, phases: Mapping[str, tuple[str, ...]]) -> Timeline:
     """The same timeline, with every range that a pattern matches called by its phase; the first match counts.
 
-    `said` tells who says so.
+    Without patterns those of a serving engine are taken, where it has ranges of one.
     """
-    if not phases or not len(timeline.ranges):
-        return timeline
+    if phases:
+        return _renamed(timeline, phases, said="workload.phases")
+    names = [timeline.names[int(code)] for code in distinct(timeline.ranges.name) if code >= 0]
+    engines = (e for e in UNMISTAKABLE if any(_phase_of(name, PRESETS[e]) is not None for name in names))
+    engine = next(engines, None)
+    return timeline if engine is None else _renamed(timeline, PRESETS[engine], said=f"names of {engine}")
+
+
+def _renamed(timeline: Timeline, phases: Mapping[str, tuple[str, ...]], *, said: str) -> Timeline:
     names = list(timeline.names)
     codes = {phase: len(names) + number for number, phase in enumerate(phases)}
     changed = {
@@ -65,14 +70,6 @@ def with_phases(
         ranges=replace(timeline.ranges, name=moved.astype(timeline.ranges.name.dtype)),
         notes=(*timeline.notes, *_notes(names, changed, codes, said)),
     )
-
-
-def with_engine_phases(timeline: Timeline) -> Timeline:
-    """The same timeline with the steps of a serving engine called by their phase, where it has ranges of one."""
-    names = [timeline.names[int(code)] for code in distinct(timeline.ranges.name) if code >= 0]
-    engines = (e for e in UNMISTAKABLE if any(_phase_of(name, PRESETS[e]) is not None for name in names))
-    engine = next(engines, None)
-    return timeline if engine is None else with_phases(timeline, PRESETS[engine], said=f"names of {engine}")
 
 
 def _phase_of(name: str, phases: Mapping[str, tuple[str, ...]]) -> str | None:

@@ -165,11 +165,10 @@ def write_trace_files(
     from llm_perf_opt.profiling import trace_tables
     from llm_perf_opt.profiling.capture_files import write_capture, write_timeline
     from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
-    from llm_perf_opt.profiling.range_phases import with_engine_phases, with_phases
+    from llm_perf_opt.profiling.range_phases import with_phases
 
     found = read_torch_trace(trace, detailed=True)
-    timeline = with_phases(found.timeline, phases) if phases else with_engine_phases(found.timeline)
-    detail, folder = found.detail, trace.parent
+    timeline, detail, folder = with_phases(found.timeline, phases or {}), found.detail, trace.parent
     assert detail is not None
     has_device = len(timeline.kernels) + len(timeline.copies) > 0
     operators = ProfiledOperators(timeline, found.operators, detail)

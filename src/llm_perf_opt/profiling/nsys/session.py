@@ -36,7 +36,7 @@ from llm_perf_opt.profiling.idle_sections import idle_sections
 from llm_perf_opt.profiling.nsys.capture import WORK_DIR, CaptureOptions, NsysCaptured, run_capture
 from llm_perf_opt.profiling.nsys.scrub import RawFolder, publish_leftovers, publish_report, raw_folder
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
-from llm_perf_opt.profiling.range_phases import chosen_phases, with_engine_phases, with_phases
+from llm_perf_opt.profiling.range_phases import chosen_phases, with_phases
 from llm_perf_opt.profiling.rank_sections import rank_sections, traffic_section
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
         captures, exports, notes = _capture_all(cfg, ctx, raw)
     phases = chosen_phases(ctx.config.workload.phase_preset, ctx.config.workload.phases)
     recorded = [read_nsys_sqlite(path) for path in exports]
-    named = [with_phases(timeline, phases) if phases else with_engine_phases(timeline) for timeline in recorded]
-    measured = [measure_timeline(timeline) for timeline in named]
+    measured = [measure_timeline(with_phases(timeline, phases)) for timeline in recorded]
     several = (ctx.config.run.ranks or 1) > 1
     # The figures of the stage are those of rank 0; beside them stand the ranks.
     analysis = _with_ranks(analyze_measured(measured[:1] if several else measured), recorded if several else [])

@@ -84,7 +84,7 @@ def read_captures(
 
 def _read_nsys(files: Sequence[Path], scratch: Path) -> tuple[list[Measured], CaptureAnalysis, list[str]]:
     from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
-    from llm_perf_opt.profiling.range_phases import with_engine_phases
+    from llm_perf_opt.profiling.range_phases import with_phases
 
     measured: list[Measured] = []
     notes: list[str] = []
@@ -93,7 +93,7 @@ def _read_nsys(files: Sequence[Path], scratch: Path) -> tuple[list[Measured], Ca
         if path.suffix in (".nsys-rep", ".qdrep"):
             sqlite, said = _export(path, scratch / f"{index}")
             notes += said
-        measured.append(measure_timeline(with_engine_phases(replace(read_nsys_sqlite(sqlite), source=str(path)))))
+        measured.append(measure_timeline(with_phases(replace(read_nsys_sqlite(sqlite), source=str(path)), {})))
     return measured, analyze_measured(measured), notes
 
 
@@ -133,14 +133,14 @@ def _read_torch(
     from llm_perf_opt.analysis.timeline.window import OperatorInputs
     from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
     from llm_perf_opt.profiling.parsers.trace_workers import is_long
-    from llm_perf_opt.profiling.range_phases import with_engine_phases
+    from llm_perf_opt.profiling.range_phases import with_phases
 
     measured, operators, modules, notes = [], [], [], []
     counters: list[CounterRow] = []
     details: list[tuple[Timeline, TraceDetail] | None] = []
     for path in files:
         trace = read_torch_trace(path, detailed=detailed or not is_long(path))
-        measured.append(measure_timeline(with_engine_phases(replace(trace.timeline, source=str(path)))))
+        measured.append(measure_timeline(with_phases(replace(trace.timeline, source=str(path)), {})))
         operators.append(operator_rows(trace.timeline, trace.operators))
         modules.append(module_rows(trace.timeline, trace.modules))
         counters += trace.counters
