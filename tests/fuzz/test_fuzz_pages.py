@@ -153,3 +153,14 @@ def test_a_damaged_table_is_read_as_sqlite_reads_it_or_not_at_all(
     found = _by_us(path, columns)
     if found is not None:
         assert found == _by_sqlite(path, columns)
+
+
+def test_a_damaged_schema_that_sqlite_quotes_in_its_message_is_a_damaged_file(tmp_path: Path) -> None:
+    path = tmp_path / "damaged.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE t (a INTEGER)")
+        connection.commit()
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"CREATE TABLE t (a", b"CREATE TABLE t \x80a"))
+    with pytest.raises(ParseError), open_nsys_database(path):
+        pass

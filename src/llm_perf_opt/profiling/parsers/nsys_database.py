@@ -81,7 +81,7 @@ class NsysDatabase:
             cursor = self._connection.execute(sql, values)
             while rows := cursor.fetchmany(ROWS_AT_ONCE):
                 yield rows
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # its message may quote a damaged schema
             raise broken(self.path, str(error)) from error
 
     def strings(self, ids: Sequence[int]) -> list[str]:
