@@ -1,4 +1,4 @@
-"""The window of launches in which kernels are looked for that ncu did not meet by name."""
+"""Launches in a row that hold the kernels that matter: profiled first, or where a capture by name met too few."""
 
 import lzma
 import sqlite3
@@ -7,10 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from llm_perf_opt.analysis.kernels.ncu import analyze_ncu, join_nsys
+from llm_perf_opt.analysis.kernels.ncu_records import NcuLaunch, NsysKernel
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord
+from llm_perf_opt.errors import ToolError
 from llm_perf_opt.pipeline.compose import compose_config, type_config
+from llm_perf_opt.profiling.ncu.capture import NcuCaptured
+from llm_perf_opt.profiling.ncu.results import result_metrics
 from llm_perf_opt.profiling.ncu.select import launch_sequence
-from llm_perf_opt.profiling.ncu.session import Window, best_window
+from llm_perf_opt.profiling.ncu.session import Window, best_window, covering_window, named_alike
+from llm_perf_opt.profiling.parsers.ncu_log import NcuLog
 from tests.support.fake_ncu import install
 from tests.support.fixtures_dir import DATA
 from tests.support.ncu_run import H200, Run, captures, host
@@ -41,6 +47,23 @@ def test_what_does_not_fit_together_is_decided_by_weight() -> None:
 @pytest.mark.parametrize(("first", "last"), [(0, 0), (5, 5), (0, 4)])
 def test_nothing_wanted_in_reach_gives_no_window(first: int, last: int) -> None:
     assert best_window(["x", "x", "x", "x", "a"], {"a": 1.0}, first=first, last=last) is None
+
+
+def test_the_shortest_window_that_weighs_enough_is_found() -> None:
+    weights = {"norm": 1.0, "q": 4.0, "sdpa": 3.0, "down": 7.0, "gate": 5.0, "head": 9.0}
+    # The head with the end of the last layer before it; q comes after it, in the next step.
+    found = covering_window(STEP * 4, weights, 22.0, first=32, last=96)
+    assert found == Window(start=32 + 27, width=5, names=frozenset({"gate", "down", "norm", "head"}))
+    assert covering_window(STEP * 4, weights, 29.0, first=32, last=96) == Window(
+        start=32 + 24, width=10, names=frozenset(weights)
+    )
+
+
+def test_a_window_that_weighs_enough_may_be_nowhere_or_too_long() -> None:
+    assert covering_window(STEP * 4, {"head": 9.0}, 9.5, first=0, last=128) is None
+    assert covering_window(["a", *["x"] * 63, "b"], {"a": 1.0, "b": 1.0}, 2.0, first=0, last=99) is None
+    assert covering_window(["a", *["x"] * 62, "b"], {"a": 1.0, "b": 1.0}, 2.0, first=0, last=99) is not None
+    assert covering_window(STEP, {"head": 9.0}, 9.0, first=0, last=20) is None
 
 
 @pytest.fixture(scope="module")
@@ -75,20 +98,95 @@ def test_the_order_of_launches_is_that_of_the_first_range(capture: Path) -> None
     assert launch_sequence(None, "decode*") == []
 
 
-@pytest.mark.long
-@pytest.mark.slow
-def test_kernels_missed_by_name_are_looked_for_by_place(capture: Path, tmp_path: Path) -> None:
+def test_a_kernel_of_two_reports_is_one_whatever_namespaces_they_drop() -> None:
+    first = [NcuLaunch(launch_id="0", kernel="void at::copy<4, at::Op>(int)")]
+    more = [
+        NcuLaunch(launch_id="0", kernel="void native::copy<4, native::Op>(int)"),
+        NcuLaunch(launch_id="1", kernel="void native::copy<8, native::Op>(int)"),
+    ]
+    named = [launch.kernel for launch in named_alike(more, first)]
+    assert named == ["void at::copy<4, at::Op>(int)", "void native::copy<8, native::Op>(int)"]
+
+
+def test_time_that_kernels_share_on_the_timeline_is_counted_once() -> None:
+    timeline = [NsysKernel(name="void at::native::copy<(int)4>(int)", instances=9, total_ns=900.0)]
+    timeline.append(NsysKernel(name="gemm", instances=1, total_ns=100.0))
+    launches = [
+        NcuLaunch(launch_id=str(i), kernel=f"void {space}::copy<4>(int)") for i, space in enumerate(("at", "b"))
+    ]
+    analysis = join_nsys(analyze_ncu(launches), timeline, source="run.sqlite")
+    captured = NcuCaptured(report=Path("r"), log=NcuLog(outcome="ok"), rerun=False, duration_s=1.0)
+    assert result_metrics(analysis, captured)["ncu_coverage"].value == pytest.approx(0.9)
+
+
+def _run(capture: Path, tmp_path: Path, kernels: str) -> Run:
     config = type_config(compose_config(["model=llama_tiny", "infer.max_new_tokens=5"]), user_dir=tmp_path)
     install(tmp_path / "bin")
-    # ncu meets one kernel by name; a window of launches holds whatever is in it.
     nsys = StageRecord(name="nsys", status="ok", files=(StageFile(role="nsys_sqlite", path=capture),))
-    run = Run(
+    return Run(
         folder=tmp_path / "run",
         config=config,
         host=host(str(tmp_path / "bin" / "ncu"), H200),
-        env={"FAKE_NCU_KERNELS": "nvjet_sm90_tst_64x8_64x16_2x1_v_bz_TNT"},
+        env={"FAKE_NCU_KERNELS": kernels},
         earlier={"nsys": nsys, "torch_profiler": StageRecord(name="torch_profiler", status="ok", metrics=CLEAN)},
     )
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_few_launches_in_a_row_are_profiled_in_place_of_names(capture: Path, tmp_path: Path) -> None:
+    run = _run(capture, tmp_path, "nvjet_sm90_tst_64x8_64x16_2x1_v_bz_TNT")
+    output = run.stage()
+    first, second = captures(run)
+    assert "--kernel-id" not in first
+    skip, count = (int(first[first.index(flag) + 1]) for flag in ("--launch-skip", "--launch-count"))
+    assert "pipeline.direct_inference.stop_after_tokens=4" in first
+    launched = _by_hand(capture)
+    # The second or third of the four steps of this capture, which is as long as the workload under ncu.
+    assert len(launched) // 4 <= skip and skip + count <= 3 * len(launched) // 4
+    held = set(launched[skip : skip + count])
+    with closing(sqlite3.connect(capture)) as database:
+        times = dict(
+            database.execute(
+                "SELECT s.value, sum(k.end - k.start) FROM CUPTI_ACTIVITY_KIND_KERNEL k "
+                "JOIN StringIds s ON s.id = k.demangledName GROUP BY 1"
+            ).fetchall()
+        )
+    assert sum(times[n] for n in held) >= 0.85 * sum(times[n] for n in set(launched))
+    assert f"ncu: profiled are {count} launches in a row that hold them" in run.said
+    assert output.metrics["ncu_plan_launches"].value == count <= 64
+    # The stand-in reports the same few kernels whatever it is asked, which is less than stands at that place.
+    assert any(line.endswith("were not met at their place; a second look by name") for line in run.said)
+    assert "--kernel-id" in second and "--launch-skip" not in second
+    assert "pipeline.direct_inference.stop_after_tokens=8" in second
+    assert {f.path.name for f in output.files if f.role == "ncu_report"} == {"decode.ncu-rep", "decode-named.ncu-rep"}
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_place_without_kernels_leads_back_to_their_names(capture: Path, tmp_path: Path) -> None:
+    run = _run(capture, tmp_path, "nccl_only")
+    with pytest.raises(ToolError, match="no kernel was profiled"):
+        run.stage()
+    assert "ncu: there is no kernel at that place; the chosen ones are asked for by name" in run.said
+    window, named, bare = captures(run)
+    assert "--launch-skip" in window and "--kernel-id" in named
+    assert "--launch-skip" not in bare and "--kernel-id" not in bare
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_more_launches_of_each_kernel_are_asked_for_by_name(capture: Path, tmp_path: Path) -> None:
+    run = _run(capture, tmp_path, "nvjet_sm90_tst_64x8_64x16_2x1_v_bz_TNT")
+    run.stage(max_launches_per_kernel=2)
+    assert "--kernel-id" in captures(run)[0]
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_kernels_missed_by_name_are_looked_for_by_place(capture: Path, tmp_path: Path) -> None:
+    # ncu meets one kernel by name; a window of launches holds whatever is in it.
+    run = _run(capture, tmp_path, "nvjet_sm90_tst_64x8_64x16_2x1_v_bz_TNT")
     output = run.stage(max_kernels=6)
     first, second = captures(run)
     assert "--kernel-id" in first and "--launch-skip" not in first

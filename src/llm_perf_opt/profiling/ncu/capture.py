@@ -24,8 +24,9 @@ from llm_perf_opt.profiling.vendor.ncu import (
     pick_set,
 )
 
-# Files of the second look carry this in their names.
+# Files of a second look carry these in their names: by place, by name.
 WINDOW = "-window"
+NAMED = "-named"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +70,7 @@ class Capture:
     def window(self, start: int, width: int) -> "Capture":
         """The same for consecutive launches inside the NVTX ranges, whatever their names, but for excluded ones."""
         every = replace(self.launches, kernel_regex=self.launches.spared_regex, invocations=None)
-        launches = replace(every, launch_skip=start, launch_count=width)
-        return replace(self, name=f"{self.name}{WINDOW}", launches=launches)
+        return replace(self, launches=replace(every, launch_skip=start, launch_count=width))
 
     def argv(self, out_dir: Path, work_argv: Sequence[str]) -> list[str]:
         return build_ncu_cmd(
@@ -126,8 +126,22 @@ def capture(plan: Capture, work_argv: Sequence[str], ctx: StageContext, timeout_
 
 
 def capture_window(plan: Capture, work_argv: Sequence[str], ctx: StageContext, timeout_s: float) -> NcuCaptured | None:
-    """Profile a window of launches; None, with a word to the user, when nothing came of it: the first capture stays."""
-    log, result = _run(plan, work_argv, ctx, timeout_s, suffix=WINDOW)
+    """Profile launches in a row; None, with a word to the user, if there were none. What else goes wrong is raised."""
+    log, result = _run(plan, work_argv, ctx, timeout_s, suffix="")
+    if log.outcome == "ok":
+        return NcuCaptured(report=_report(plan, ctx), log=log, rerun=False, duration_s=result.duration_s)
+    if log.outcome == "failed":
+        raise ToolError(f"{log.problem} — {log.remedy} (log: {ctx.out_dir / 'log.txt'})")
+    ctx.say("ncu: there is no kernel at that place; the chosen ones are asked for by name")
+    return None
+
+
+def capture_again(
+    plan: Capture, work_argv: Sequence[str], ctx: StageContext, timeout_s: float, *, suffix: str
+) -> NcuCaptured | None:
+    """A second look; None, with a word to the user, when nothing came of it: the first capture stays."""
+    plan = replace(plan, name=f"{plan.name}{suffix}")
+    log, result = _run(plan, work_argv, ctx, timeout_s, suffix=suffix)
     if log.outcome == "ok":
         return NcuCaptured(report=_report(plan, ctx), log=log, rerun=False, duration_s=result.duration_s)
     ctx.say(f"ncu: the second look brought nothing ({log.problem or 'no kernel in it'})")

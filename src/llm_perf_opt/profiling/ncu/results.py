@@ -163,7 +163,8 @@ def result_metrics(
 ) -> dict[str, Metric]:
     """What came of the capture, and of the second look where there was one."""
     how = "ncu, rerun without filters" if captured.rerun else "ncu"
-    known = [k.nsys_time_pct for k in analysis.kernels if k.nsys_time_pct is not None]
+    # Kernels that cannot be told apart on the timeline share its time.
+    known = {k.nsys_names: k.nsys_time_pct for k in analysis.kernels if k.nsys_time_pct is not None}
     source = "ncu/kernels.json"
     seconds = captured.duration_s + (0.0 if window is None else window.duration_s)
     joined = analysis.match_rate is not None
@@ -181,7 +182,7 @@ def result_metrics(
             reason=reason,
         ),
         "ncu_coverage": Metric(
-            value=sum(known) / 100.0 if joined else None,
+            value=sum(known.values()) / 100.0 if joined else None,
             unit="ratio",
             how="GPU time of the profiled kernels",
             per=f"GPU time of {analysis.joined_with}" if joined else None,

@@ -1,25 +1,35 @@
 """One ncu capture from choice to files: select kernels, print the plan, profile, analyse, write.
 
-A second look for kernels that ncu did not meet by name: a window of consecutive launches that holds them.
-
 ncu 2025.3 was seen to name some library kernels (cuBLASLt, cuDNN) after another one while it filters, though its report
-has them right; a filter by name then misses them. Their place in the order of launches is known from the timeline.
+has them right; a filter by name then misses them. Their place in the order of launches is known from the timeline: few
+launches in a row that hold the kernels that matter are profiled where there are such, else the kernels are asked for by
+name. What the one way did not meet gets a second look the other way.
 """
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from llm_perf_opt.analysis.kernels.match import normalise
 from llm_perf_opt.analysis.kernels.ncu import analyze_ncu, join_nsys
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuLaunch, NsysKernel
 from llm_perf_opt.config.schema import InferSection
-from llm_perf_opt.core.names import NSYS
+from llm_perf_opt.core.names import DECODE, NSYS, PREFILL
 from llm_perf_opt.core.records import StageFile, StageOutput
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.profiling.baseline import own_clean_pass
-from llm_perf_opt.profiling.ncu.capture import WINDOW, Capture, LaunchFilter, NcuCaptured, capture, capture_window
+from llm_perf_opt.profiling.ncu.capture import (
+    NAMED,
+    WINDOW,
+    Capture,
+    LaunchFilter,
+    NcuCaptured,
+    capture,
+    capture_again,
+    capture_window,
+)
 from llm_perf_opt.profiling.ncu.results import (
     plan_metrics,
     read_capture,
@@ -44,16 +54,23 @@ from llm_perf_opt.profiling.ncu.select import (
     launch_sequence,
     launch_spans,
     plan_capture,
+    range_filter,
     select_kernels,
     timeline_kernels,
 )
 
 if TYPE_CHECKING:
-    from llm_perf_opt.profiling.stages.ncu import NcuConfig
+    from llm_perf_opt.profiling.stages.ncu import NcuConfig, NcuWorkload
 
 
 # About as many launches as a layer of a model has, so that one window can hold every kernel of a layer.
 MAX_WIDTH = 64
+# A window is looked for in the second and third step, and the workload ends there: every launch costs under ncu.
+WINDOW_STEPS = 3
+# Captures by name mostly need a second look, which runs the program again: so many more launches are worth one run.
+WORTH = 2
+# A window that met less of the time it was to meet stood elsewhere than on the timeline.
+LEAST_MET = 0.85
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +108,32 @@ def best_window(
     return best if best is not None and best.names else None
 
 
+def covering_window(
+    sequence: Sequence[str], weights: Mapping[str, float], need: float, *, first: int, last: int
+) -> Window | None:
+    """The shortest window in `sequence[first:last]` whose distinct names weigh `need`; None: it would be too long."""
+    counts: Counter[str] = Counter()
+    best: Window | None = None
+    weight, start = 0.0, first
+    for end in range(first, min(last, len(sequence))):
+        name = sequence[end]
+        if not counts[name]:
+            weight += weights.get(name, 0.0)
+        counts[name] += 1
+        while start < end:
+            front = sequence[start]
+            without = weight - (weights.get(front, 0.0) if counts[front] == 1 else 0.0)
+            if without < need:
+                break
+            weight = without
+            counts[front] -= 1
+            start += 1
+        if weight >= need and (best is None or end - start + 1 < best.width):
+            held = frozenset(n for n, c in counts.items() if c and n in weights)
+            best = Window(start=start, width=end - start + 1, names=held)
+    return best if best is not None and best.width <= MAX_WIDTH else None
+
+
 # ncu's own count of a kernel's launches may start earlier than ours: room for more than the plan expects.
 LAUNCH_ROOM = 2
 MESSAGES_NOTED = 3
@@ -98,36 +141,51 @@ MESSAGES_NOTED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What will be profiled and why."""
+    """What will be profiled and why. `window`: launches in a row in place of those `capture` asks for by name."""
 
     timeline: tuple[NsysKernel, ...]
     source: str | None
     selection: Selection | None
     plan: NcuPlan
     capture: Capture
+    window: Capture | None
+    workload: "NcuWorkload"
     notes: tuple[str, ...]
 
 
 def profile(
-    cfg: "NcuConfig", ctx: StageContext, *, ncu: str, work_argv: Sequence[str], notes: Sequence[str]
+    cfg: "NcuConfig",
+    ctx: StageContext,
+    *,
+    ncu: str,
+    work_argv: "Callable[[NcuWorkload], list[str]]",
+    notes: Sequence[str],
 ) -> StageOutput:
-    """Run the stage."""
+    """Run the stage. `work_argv` is what ncu starts for so much of the workload."""
     prepared = prepare(cfg, ctx, ncu)
     for line in (*prepared.notes, prepared.plan.sentence()):
         ctx.say(f"ncu: {line}")
-    captured = capture(prepared.capture, work_argv, ctx, cfg.timeout_s)
+    captured = None
+    if prepared.window is not None:
+        captured = capture_window(prepared.window, work_argv(prepared.workload), ctx, cfg.timeout_s)
+    met_window = captured is not None
+    captured = captured or capture(prepared.capture, work_argv(cfg.workload), ctx, cfg.timeout_s)
     launches, files = read_capture(captured.report, ctx, ncu=ncu, keep_csv=cfg.ncu_cli.export.csv)
     analysis = _analyze(launches, prepared)
-    window = _second_look(cfg, ctx, prepared, captured, analysis, work_argv)
-    if window is not None:
-        more, more_files = read_capture(window.report, ctx, ncu=ncu, keep_csv=cfg.ncu_cli.export.csv, suffix=WINDOW)
-        launches, files = [*launches, *more], [*files, *more_files]
-        analysis = _analyze(launches, prepared)
+    second = _second_look(cfg, ctx, prepared, captured, analysis, met_window=met_window)
+    again = None
+    if second is not None:
+        plan, suffix = second
+        again = capture_again(plan, work_argv(cfg.workload), ctx, cfg.timeout_s, suffix=suffix)
+        if again is not None:
+            more, more_files = read_capture(again.report, ctx, ncu=ncu, keep_csv=cfg.ncu_cli.export.csv, suffix=suffix)
+            launches, files = [*launches, *named_alike(more, launches)], [*files, *more_files]
+            analysis = _analyze(launches, prepared)
     said = (*notes, *prepared.notes, prepared.plan.sentence(), *_capture_notes(cfg, captured, prepared, analysis))
     plots = write_rooflines(analysis, launches, ctx.out_dir)
     names = tuple(plot.path.relative_to(ctx.run_dir).as_posix() for plot in plots)
     analysis = replace(analysis, capture_notes=said, plots=names)
-    reports = [c.report for c in (captured, window) if c is not None]
+    reports = [c.report for c in (captured, again) if c is not None]
     files = [
         *(StageFile(role="ncu_report", path=r) for r in reports),
         *files,
@@ -141,7 +199,7 @@ def profile(
     metrics = {
         **clean,
         **plan_metrics(prepared.plan, prepared.selection),
-        **result_metrics(analysis, captured, window),
+        **result_metrics(analysis, captured, again),
         **slowdown,
     }
     return StageOutput(metrics=metrics, files=(*files, *clean_files), notes=(*said, *analysis.notes))
@@ -152,32 +210,65 @@ def _analyze(launches: Sequence[NcuLaunch], prepared: Prepared) -> NcuAnalysis:
     return join_nsys(analysis, prepared.timeline, source=prepared.source) if prepared.timeline else analysis
 
 
+def named_alike(launches: Sequence[NcuLaunch], first: Sequence[NcuLaunch]) -> list[NcuLaunch]:
+    """These launches under the names the first capture has: ncu drops other namespaces from one report to the next."""
+    names = {normalise(launch.kernel): launch.kernel for launch in first}
+    return [replace(launch, kernel=names.get(normalise(launch.kernel), launch.kernel)) for launch in launches]
+
+
 def _second_look(
     cfg: "NcuConfig",
     ctx: StageContext,
     prepared: Prepared,
     captured: NcuCaptured,
     analysis: NcuAnalysis,
-    work_argv: Sequence[str],
-) -> NcuCaptured | None:
-    """Profile the chosen kernels that were not met by their place among the launches, where the timeline tells it."""
+    *,
+    met_window: bool,
+) -> tuple[Capture, str] | None:
+    """How the chosen kernels that were not met are looked for the other way, and the suffix of its files."""
     absent = [] if captured.rerun else _not_met(prepared, analysis)
-    if not absent or ctx.config.workload.command is not None or cfg.ncu_cli.launch_count is not None:
+    if not absent or prepared.selection is None:
         return None
-    whole = launch_sequence(ctx.earlier.get(NSYS), prepared.capture.nvtx)
-    # Excluded kernels are filtered away, so ncu does not count them.
-    sequence = [name for name in whole if not any(re.search(pattern, name) for pattern in cfg.exclude)]
-    tokens, under = ctx.config.infer.max_new_tokens, cfg.workload.tokens(ctx.config)
-    # The workload may be shorter under ncu; its first third is left out, where things are still being set up.
-    last = len(sequence) * (min(tokens, under) - 1) // max(tokens - 1, 1)
-    window = best_window(sequence, {k.name: k.total_ns for k in absent}, first=last // 3, last=last)
+    if met_window:
+        if sum(k.total_ns for k in absent) <= (1 - LEAST_MET) * prepared.selection.covered_ns:
+            return None
+        ctx.say(f"ncu: {len(absent)} chosen kernels were not met at their place; a second look by name")
+        return prepared.capture, NAMED
+    if not _tells_places(cfg, ctx):
+        return None
+    sequence, first, last = _places(cfg, ctx, cfg.workload)
+    window = best_window(sequence, {k.name: k.total_ns for k in absent}, first=first, last=last)
     if window is None:
         return None
     ctx.say(
         f"ncu: {len(absent)} chosen kernels were not met by name; a second look at {window.width} launches in a row"
     )
-    plan = prepared.capture.window(window.start, window.width)
-    return capture_window(plan, work_argv, ctx, cfg.timeout_s)
+    return prepared.capture.window(window.start, window.width), WINDOW
+
+
+def _tells_places(cfg: "NcuConfig", ctx: StageContext) -> bool:
+    """Whether the launches under ncu are known one by one: those of our own model, and the user does not count them."""
+    return ctx.config.workload.command is None and cfg.ncu_cli.launch_count is None and cfg.ncu_cli.launch_skip is None
+
+
+def _places(cfg: "NcuConfig", ctx: StageContext, workload: "NcuWorkload") -> tuple[list[str], int, int]:
+    """The launches inside the wanted range, and between which of them a window may lie.
+
+    The workload may be shorter under ncu; its first third is left out, where things are still being set up.
+    """
+    include = cfg.ncu_cli.nvtx.include if cfg.gating_nvtx else None
+    # Excluded kernels are filtered away, so ncu does not count them.
+    sequence = [
+        name
+        for name in launch_sequence(ctx.earlier.get(NSYS), include)
+        if not any(re.search(pattern, name) for pattern in cfg.exclude)
+    ]
+    wanted = range_filter(include)
+    last = len(sequence)
+    if wanted is not None and not wanted(PREFILL):
+        tokens = ctx.config.infer.max_new_tokens
+        last = last * (min(tokens, workload.tokens(ctx.config)) - 1) // max(tokens - 1, 1)
+    return sequence, last // 3, last
 
 
 def _not_met(prepared: Prepared, analysis: NcuAnalysis) -> list[NsysKernel]:
@@ -215,24 +306,50 @@ def prepare(cfg: "NcuConfig", ctx: StageContext, ncu: str) -> Prepared:
         share = min(1.0, steps / max(1, ctx.config.infer.max_new_tokens - 1))
         spans = launch_spans(ctx.earlier.get(NSYS), include, selection.kernels, share)
     planned, launches = _filters(cfg, selection, by_range, steps, spans)
+    named = _capture(cfg, include, ncu, launches)
+    workload, window = cfg.workload, None
+    if selection is not None and cfg.max_launches_per_kernel == 1 and cli.kernel_name is None:
+        workload = cfg.workload.ending_after(WINDOW_STEPS + 1)
+        window = _covering(cfg, ctx, selection, kernels, workload)
+        if window is None or window.width > WORTH * planned:
+            workload, window = cfg.workload, None
+        else:
+            selection = replace(selection, kernels=tuple(k for k in kernels if k.name in window.names))
+            planned = window.width
     plan = plan_capture(
         kernels=None if selection is None else len(selection.kernels),
         launches=planned,
         set_name=cli.set,
         passes=passes,
     )
+    how = () if window is None else (f"profiled are {window.width} launches in a row that hold them",)
     return Prepared(
         timeline=tuple(kernels),
         source=source,
         selection=selection,
         plan=plan,
-        capture=_capture(cfg, include, ncu, launches),
+        capture=named,
+        window=None if window is None else named.window(window.start, window.width),
+        workload=workload,
         notes=(
-            *((cfg.workload.sentence(ctx.config),) if own else ()),
+            *((workload.sentence(ctx.config),) if own else ()),
             *_selection_notes(cfg, selection),
-            *_base_note(cli.kernel_name_base, launches.kernel_name_base),
+            *(how or _base_note(cli.kernel_name_base, launches.kernel_name_base)),
         ),
     )
+
+
+def _covering(
+    cfg: "NcuConfig", ctx: StageContext, selection: Selection, kernels: Sequence[NsysKernel], workload: "NcuWorkload"
+) -> Window | None:
+    """The shortest run of launches whose kernels make up `coverage` of the GPU time."""
+    wanted = range_filter(cfg.ncu_cli.nvtx.include if cfg.gating_nvtx else None)
+    # A pattern that fits both phases opens with one of them, and the timeline counts the other's launches too.
+    if wanted is None or wanted(PREFILL) == wanted(DECODE) or not _tells_places(cfg, ctx):
+        return None
+    weights = {k.name: k.total_ns for k in kernels if k.name not in selection.excluded}
+    sequence, first, last = _places(cfg, ctx, workload)
+    return covering_window(sequence, weights, cfg.coverage * selection.total_ns, first=first, last=last)
 
 
 def is_compiled(infer: InferSection) -> bool:

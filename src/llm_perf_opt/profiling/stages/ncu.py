@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, ClassVar, Literal, Self
 
 from annotated_types import Ge, Gt, Le
@@ -115,6 +116,10 @@ class NcuWorkload:
         budget = self.applied(config).infer.max_new_tokens
         return self.stop_after_tokens is not None and self.stop_after_tokens < budget
 
+    def ending_after(self, tokens: int) -> Self:
+        """The same, its samples ended after so many tokens if they are not ended earlier."""
+        return replace(self, stop_after_tokens=min(tokens, self.stop_after_tokens or tokens))
+
     def tokens(self, config: AppConfig) -> int:
         """How many tokens a sample makes under ncu."""
         return min(self.applied(config).infer.max_new_tokens, self.stop_after_tokens or sys.maxsize)
@@ -204,7 +209,7 @@ class NcuStage:
         folder = ctx.workload_dir / WORK_DIR
         forget_results(folder)
         cfg, notes = supported(to_the_end(cfg), tool.path, ctx.config.run.env_passthrough)
-        output = profile(cfg, ctx, ncu=tool.path, work_argv=work_argv(ctx, cfg.workload), notes=notes)
+        output = profile(cfg, ctx, ncu=tool.path, work_argv=partial(work_argv, ctx), notes=notes)
         return replace(output, samples=used_samples(output, folder))
 
 
