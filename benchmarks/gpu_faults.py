@@ -164,13 +164,18 @@ def main() -> int:
         begun = time.monotonic()
         return {**fault(root), "seconds": round(time.monotonic() - begun, 1)}
 
-    # A hang waits for its limit, so something else can go wrong meanwhile; the others need the GPU as they leave it.
-    groups = [(hanging_program, killed_nsys)] + ([] if args.tiny else [(out_of_memory,), (busy_gpu,)])
+    # A hang waits for its limit, so something else can go wrong meanwhile, but no other nsys: a killed one takes the
+    # agent of both with it.
+    groups = (
+        [(hanging_program,), (killed_nsys,)]
+        if args.tiny
+        else [(hanging_program, out_of_memory), (killed_nsys,), (busy_gpu,)]
+    )
     for group in groups:
         faults = [fault for fault in group if not args.only or fault.__name__ in args.only]
         if args.seconds - (time.monotonic() - begun_all) < NEEDED_S:
             found.update({fault.__name__: {"passed over": "no time left"} for fault in faults})
-            continue
+            faults = []
         with ThreadPoolExecutor(max_workers=len(group)) as pool:
             done = list(pool.map(timed, faults))
         left = left_running()

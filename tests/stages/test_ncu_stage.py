@@ -6,10 +6,11 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from llm_perf_opt.config.schema import AppConfig
+from llm_perf_opt.config.schema import AppConfig, InferSection
 from llm_perf_opt.core.records import StageFile, StageRecord
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.pipeline.compose import compose_config, type_config
@@ -256,6 +257,17 @@ def test_without_csv_exports_the_report_is_read_all_the_same(fake: Run) -> None:
     output = fake.stage(ncu_cli=NcuCli(export=NcuExport(csv=False)))
     assert not (fake.out / "raw.csv").exists() and not (fake.out / "sections").exists()
     assert output.metrics["ncu_launches"].value == 24
+
+
+def test_kernels_of_a_graph_are_launched_one_by_one(config: AppConfig) -> None:
+    def under_ncu(**asked: Any) -> InferSection:
+        return NcuWorkload().applied(replace(config, infer=replace(config.infer, cache="static", **asked))).infer
+
+    assert (under_ncu(compile="reduce-overhead").compile, under_ncu(cuda_graph=True).cuda_graph) == ("default", False)
+    assert under_ncu(compile="max-autotune").compile == "max-autotune"
+    graph = replace(config, infer=replace(config.infer, cache="static", cuda_graph=True))
+    assert NcuWorkload().sentence(graph).endswith("without the CUDA graph, its kernels one by one")
+    assert "graph" not in NcuWorkload().sentence(config)
 
 
 def test_the_workload_under_ncu_is_one_sample_with_the_whole_token_budget(config: AppConfig) -> None:

@@ -133,10 +133,19 @@ def test_a_program_is_ended_after_its_phases_in_every_pass(tmp_path: Path) -> No
 
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("nsys") is None, reason="nsys is not here")
-@pytest.mark.parametrize("window", ["pipeline.nsys.duration_s=3", "pipeline.nsys.stop_after_phases=20"])
+@pytest.mark.parametrize(
+    "window", ["pipeline.nsys.duration_s=3", "pipeline.nsys.stop_after_phases=20", "workload.duration_s=3"]
+)
 def test_nsys_captures_a_window_of_a_program_that_does_not_end(tmp_path: Path, window: str) -> None:
     off = ("pipeline.torch_profiler.enable=false", "pipeline.ncu.enable=false", "pipeline.nsys.enable=true")
-    done = llm_perf("run", *off, "workload.duration_s=2", window, *program(tmp_path, ENDLESS), cwd=tmp_path)
+    done = llm_perf(
+        "run",
+        *off,
+        *(() if window.startswith("workload") else ("workload.duration_s=2",)),
+        window,
+        *program(tmp_path, ENDLESS),
+        cwd=tmp_path,
+    )
     manifest = valid_manifest(only_run(tmp_path))
     assert statuses(manifest) == {"nsys": "ok"}, done.err
     rows = json.loads((only_run(tmp_path) / "nsys" / "analysis.json").read_bytes())["ranges"]

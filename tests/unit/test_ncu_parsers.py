@@ -327,7 +327,12 @@ def test_a_report_without_any_reader_says_what_to_install(tmp_path: Path, monkey
             "failed",
             "exit code 3",
         ),
-        ("Segmentation fault", "failed", "exit code 255, no message"),
+        (
+            "==WARNING== Note: Running with unmodified GPU clocks.\n  warnings.warn(\nSegmentation fault",
+            "failed",
+            "crashed under ncu (Segmentation fault)",
+        ),
+        ("nothing of it is known", "failed", "exit code 255, no message"),
     ],
 )
 def test_what_ncu_says_is_recognised_with_a_remedy(says: str, outcome: str, problem: str) -> None:

@@ -1,6 +1,7 @@
 """Our own loop as people deploy it: batches, static cache, compiled steps; the tokens stay those of batch 1."""
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from llm_perf_opt.profiling.generated import read_nodes
 from llm_perf_opt.workload.dataset import Planned, plan_batches
 from llm_perf_opt.workload.generation import BatchPicker, Generator, HostClock, TokenPicker
 from llm_perf_opt.workload.models.base import Sample
+from llm_perf_opt.workload.models.compiled_nodes import NoteModules
 from llm_perf_opt.workload.models.decode_steps import pad_left
 from llm_perf_opt.workload.models.joined import join_projections
 from llm_perf_opt.workload.models.quantization import quantize
@@ -98,6 +100,11 @@ def test_a_compiled_step_changes_no_token_and_tells_its_modules(
     assert {"model.layers.0.mlp.act_fn", "model.layers.0.self_attn.q_proj", "model.norm", "lm_head"} <= set(
         nodes.values()
     )
+
+
+def test_what_notes_modules_can_be_pickled_so_that_stages_share_what_was_compiled() -> None:
+    again = pickle.loads(pickle.dumps(NoteModules()))
+    assert again.uuid() == NoteModules().uuid() != ""
 
 
 def test_prompts_of_one_length_are_not_padded_and_shorter_ones_are_on_the_left() -> None:

@@ -307,8 +307,12 @@ def prepare(cfg: "NcuConfig", ctx: StageContext, ncu: str) -> Prepared:
         spans = launch_spans(ctx.earlier.get(NSYS), include, selection.kernels, share)
     planned, launches = _filters(cfg, selection, by_range, steps, spans)
     named = _capture(cfg, include, ncu, launches)
+    if ctx.config.workload.duration_s is not None:
+        # A program that does not end by itself is ended when it has shown all that was asked for.
+        named = replace(named, extra_args=(*named.extra_args, "--kill", "1"))
     workload, window = cfg.workload, None
-    if selection is not None and cfg.max_launches_per_kernel == 1 and cli.kernel_name is None:
+    is_plain = cfg.max_launches_per_kernel == 1 and cli.kernel_name is None and not is_compiled(ctx.config.infer)
+    if selection is not None and is_plain:
         workload = cfg.workload.ending_after(WINDOW_STEPS + 1)
         window = _covering(cfg, ctx, selection, kernels, workload)
         if window is None or window.width > WORTH * planned:

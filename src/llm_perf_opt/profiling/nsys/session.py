@@ -1,5 +1,6 @@
 """The nsys stage's work: captures, exports without the environment, analysis, files, slowdown."""
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -117,7 +118,9 @@ def _capture_all(
     exports: list[Path] = []
     notes: list[str] = []
     nsys = ctx.host.tool("nsys").path or "nsys"
-    planned = plan_captures(cfg, nsys, is_own=ctx.config.workload.command is None)
+    planned = plan_captures(
+        cfg, nsys, is_own=ctx.config.workload.command is None, ends_after_s=ctx.config.workload.duration_s
+    )
     try:
         for base, options in planned:
             try:
@@ -173,8 +176,13 @@ def _without_ranges(
     return [whole], [said, *second.notes, *notes]
 
 
-def plan_captures(cfg: "NsysConfig", nsys: str, *, is_own: bool = True) -> list[tuple[str, CaptureOptions]]:
-    """File base and options of each capture: one, or one per range that nsys or our own workload gates by."""
+def plan_captures(
+    cfg: "NsysConfig", nsys: str, *, is_own: bool = True, ends_after_s: float | None = None
+) -> list[tuple[str, CaptureOptions]]:
+    """File base and options of each capture: one, or one per range that nsys or our own workload gates by.
+
+    A program of the user's own that was to be ended after a while (`workload.duration_s`) is so under nsys too.
+    """
     capture = cfg.capture_in_force
     options = CaptureOptions(
         nsys=nsys,
@@ -191,7 +199,7 @@ def plan_captures(cfg: "NsysConfig", nsys: str, *, is_own: bool = True) -> list[
         output=cfg.output,
         timeout_s=cfg.timeout_s,
         delay_s=cfg.delay_s,
-        duration_s=cfg.duration_s if is_own else (cfg.duration_s or _longest_window(cfg)),
+        duration_s=cfg.duration_s if is_own else (cfg.duration_s or _longest_window(cfg, ends_after_s)),
         stop_after_phases=cfg.stop_after_phases,
         repeats=cfg.repeats,
     )
@@ -204,9 +212,10 @@ def plan_captures(cfg: "NsysConfig", nsys: str, *, is_own: bool = True) -> list[
     return [(base, replace(options, nvtx_capture=name)) for base, name in zip(bases, names, strict=True)]
 
 
-def _longest_window(cfg: "NsysConfig") -> int:
+def _longest_window(cfg: "NsysConfig", ends_after_s: float | None = None) -> int:
     """A program of the user's own may never end: its capture is closed while there is time to write it down."""
-    return max(1, int(min(WINDOW_SHARE * cfg.timeout_s, cfg.timeout_s - WRITING_S)) - cfg.delay_s)
+    longest = min(WINDOW_SHARE * cfg.timeout_s, cfg.timeout_s - WRITING_S)
+    return max(1, int(longest if ends_after_s is None else min(longest, math.ceil(ends_after_s))) - cfg.delay_s)
 
 
 def _gates_by_name(cfg: "NsysConfig", *, is_own: bool) -> bool:

@@ -11,6 +11,11 @@ Outcome = Literal["ok", "nothing", "failed"]
 _PROGRESS = re.compile(r'==PROF== Profiling "(?P<name>[^"]*)".*?(?P<passes>\d+) pass', re.DOTALL)
 _KERNEL = re.compile(r'==PROF== Profiling "(?P<name>[^"]*)" - (?P<number>\d+)')
 _NOTHING = re.compile(r"No (?:kernels|ranges|workloads?) were profiled")
+# The shell's and glibc's words for a program that was ended by a signal.
+_CRASH = re.compile(
+    r"^.{0,80}\b(?:Segmentation fault|Bus error|Illegal instruction|Aborted|Floating point exception)\b.{0,40}$",
+    re.MULTILINE,
+)
 _MESSAGE = re.compile(r"^==(?:ERROR|WARNING)== .*$", re.MULTILINE)
 
 # (what ncu prints, what it means, what to do)
@@ -109,6 +114,11 @@ def parse_ncu_log(text: str, *, exit_code: int | None, has_report: bool) -> NcuL
     if application:
         problem = f"the program ended with exit code {application[1]} under ncu and nothing was profiled"
         return replace(found, outcome="failed", problem=problem, remedy="see ncu/log.txt for its own words")
+    crash = _CRASH.search(text)
+    if crash:
+        problem = f"the program crashed under ncu ({crash[0].strip()}) and nothing was profiled"
+        remedy = "see whether it runs without ncu; ncu/cmd.txt repeats it"
+        return replace(found, outcome="failed", problem=problem, remedy=remedy)
     if _NOTHING.search(text):
         remedy = "check pipeline.ncu.ncu_cli.nvtx.include and the kernel filter"
         return replace(found, outcome="nothing", problem="no kernel launch passed the filters", remedy=remedy)

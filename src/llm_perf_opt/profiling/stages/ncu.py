@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from annotated_types import Ge, Gt, Le
 
-from llm_perf_opt.config.schema import FORBID_UNKNOWN, AppConfig, PositiveInt, Problem, StageConfig
+from llm_perf_opt.config.schema import FORBID_UNKNOWN, AppConfig, InferSection, PositiveInt, Problem, StageConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.names import NCU
 from llm_perf_opt.core.process import allowed_environment, run_quick
@@ -69,13 +69,19 @@ class NcuCli:
     extra_args: tuple[str, ...] = ()
 
 
+def without_graphs(infer: InferSection) -> InferSection:
+    """The same kernels without a CUDA graph; `max-autotune` chooses other kernels and stays as it is."""
+    return replace(infer, compile="default" if infer.compile == "reduce-overhead" else infer.compile, cuda_graph=False)
+
+
 @dataclass(frozen=True, kw_only=True)
 class NcuWorkload:
     """`pipeline.ncu.workload.*`: how much of our own workload runs under ncu; null: as much as everywhere else.
 
     ncu replays every profiled launch many times, and takes them from one sample as well as from many. A launch that is
     not profiled costs too (1.7 ms on an H200 with ncu 2025.3), so a sample ends as soon as its steps have shown every
-    kernel often enough; its token budget, and what is allocated for it, stay those of the run.
+    kernel often enough; its token budget, and what is allocated for it, stay those of the run. Kernels are measured one
+    by one, so they are launched without the CUDA graph they stand in: a step that captured one crashed under ncu.
     """
 
     __pydantic_config__: ClassVar = FORBID_UNKNOWN
@@ -98,7 +104,9 @@ class NcuWorkload:
             config,
             run=replace(config.run, repeats=self.repeats or config.run.repeats),
             dataset=replace(config.dataset, sampling=sampling),
-            infer=replace(config.infer, max_new_tokens=self.max_new_tokens or config.infer.max_new_tokens),
+            infer=replace(
+                without_graphs(config.infer), max_new_tokens=self.max_new_tokens or config.infer.max_new_tokens
+            ),
         )
 
     def sentence(self, config: AppConfig) -> str:
@@ -110,6 +118,11 @@ class NcuWorkload:
             f"{sampling.num_epochs}, num_samples_per_epoch {sampling.num_samples_per_epoch or 'all'}, repeats "
             f"{used.run.repeats}, warmup_rounds {self.warmup_rounds}"
             + (f"; a sample ends after {self.stop_after_tokens} of its tokens" if self.stops_early(config) else "")
+            + (
+                "; without the CUDA graph, its kernels one by one"
+                if without_graphs(config.infer) != config.infer
+                else ""
+            )
         )
 
     def stops_early(self, config: AppConfig) -> bool:

@@ -13,28 +13,34 @@ from typing import Any
 
 from llm_perf_opt.core.names import SOURCE_NODES_FILE
 
+try:
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+except ImportError:
+    CustomGraphPass = None
+
 
 def note_modules_of_graphs() -> None:
     """From now on, every graph that is compiled in this process leaves its operations' modules in inductor's cache."""
-    try:
+    if CustomGraphPass is not None:
         from torch._inductor import config
-        from torch._inductor.custom_graph_pass import CustomGraphPass
-    except ImportError:
-        return
 
-    class NoteModules(CustomGraphPass):  # type: ignore[misc]
-        """Changes nothing of a graph."""
+        config.pre_grad_custom_pass = NoteModules()
 
-        def __call__(self, graph: Any) -> None:
-            folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-            if folder is not None:
-                write_modules(graph, Path(folder))
 
-        def uuid(self) -> str:
-            # Without one inductor would not reuse what another stage has compiled.
-            return "llm-perf modules 1"
+class NoteModules(CustomGraphPass or object):  # type: ignore[misc]
+    """Changes nothing of a graph.
 
-    config.pre_grad_custom_pass = NoteModules()
+    It stands in a module because torch 2.11 pickles it to look for what another stage has compiled.
+    """
+
+    def __call__(self, graph: Any) -> None:
+        folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+        if folder is not None:
+            write_modules(graph, Path(folder))
+
+    def uuid(self) -> str:
+        # Without one inductor would not reuse what another stage has compiled.
+        return "llm-perf modules 1"
 
 
 def write_modules(graph: Any, folder: Path) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from llm_perf_opt.config.schema import InferSection
-from llm_perf_opt.workload.models.compiled_nodes import note_modules_of_graphs
 from llm_perf_opt.workload.models.snapshot import first_line
 
 # A static cache is as long as the longest sequence, in steps of this many tokens.
@@ -108,5 +107,8 @@ class RepeatedStep:
 
 
 def _compiled(forward: Callable[..., Any], mode: str) -> Any:
+    # Inductor is imported only when something is compiled.
+    from llm_perf_opt.workload.models.compiled_nodes import note_modules_of_graphs
+
     note_modules_of_graphs()
     return torch.compile(forward, mode=None if mode == "default" else mode, dynamic=False)
