@@ -5,6 +5,7 @@ import io
 import os
 import sqlite3
 import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -541,3 +542,15 @@ def test_a_copy_that_does_not_say_its_size_makes_the_sum_unknown_not_smaller(tmp
         "Copy Host-to-Device": (1, 50),
     }
     assert "a.sqlite: 1 copies or sets do not say how many bytes; the sum of their kind is unknown" in analysis.notes
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are counted in /proc")
+def test_numpy_comes_without_threads_and_the_environment_stays_as_it_was() -> None:
+    code = (
+        "import os; from llm_perf_opt.analysis import load_numpy\n"
+        "before = dict(os.environ); load_numpy(); assert dict(os.environ) == before\n"
+        "print(len(os.listdir('/proc/self/task')))"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    assert done.stdout.strip() == "1"

@@ -2,6 +2,7 @@
 
 import random
 import sqlite3
+import threading
 from collections.abc import Sequence
 from io import FileIO
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
 from llm_perf_opt.errors import ParseError
+from llm_perf_opt.profiling.parsers import sqlite_pages
 from llm_perf_opt.profiling.parsers.nsys_database import open_nsys_database
 from llm_perf_opt.profiling.parsers.sqlite_pages import NotPlain, PageReader
 
@@ -69,6 +71,46 @@ def _either_way(path: Path, *columns: str) -> Table:
         for rows in database.rows("t", columns):
             found += zip(*(values.tolist() for values in rows.values), strict=True)
     return found
+
+
+@pytest.fixture
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Small blocks, shared by two threads also where there is one core; the threads that read one."""
+    read_by: list[int] = []
+    monkeypatch.setattr(sqlite_pages, "BLOCK_BYTES", 16 << 10)
+    monkeypatch.setattr(sqlite_pages, "usable_cores", lambda: 2)
+    alone = PageReader._block_of
+
+    def noted(self: PageReader, pages: Ints, columns: Sequence[int]) -> sqlite_pages.Block:
+        read_by.append(threading.get_ident())
+        return alone(self, pages, columns)
+
+    monkeypatch.setattr(PageReader, "_block_of", noted)
+    return read_by
+
+
+def test_two_threads_give_the_rows_in_their_order(tmp_path: Path, two_threads: list[int]) -> None:
+    rows = [(i, 10**12 + 3 * i, None if i % 7 == 0 else i % 5) for i in range(60_000)]
+    path = _write(tmp_path / "a.sqlite", "a INTEGER, b INTEGER, c INTEGER", rows)
+    assert _from_pages(path, 0, 1, 2) == rows
+    assert len(two_threads) > 50 and threading.get_ident() not in two_threads
+
+
+def test_two_threads_leave_the_rest_to_sqlite_where_rows_are_not_plain(tmp_path: Path, two_threads: list[int]) -> None:
+    rows: list[tuple[object, ...]] = [(i, "text" if i == 40_000 else i) for i in range(60_000)]
+    path = _write(tmp_path / "a.sqlite", "a INTEGER, b INTEGER", rows)
+    with pytest.raises(NotPlain):
+        _from_pages(path, 0, 1)
+    assert _either_way(path, "a") == [(a,) for a, _ in rows]
+    assert two_threads
+
+
+def test_readers_that_stop_early_end_their_threads(tmp_path: Path, two_threads: list[int]) -> None:
+    path = _write(tmp_path / "a.sqlite", "a INTEGER", [(i,) for i in range(60_000)])
+    with open_nsys_database(path) as database:
+        first = next(iter(database.rows("t", ["a"])))
+    assert first.values[0][0] == 0
+    assert not [t for t in threading.enumerate() if t.ident in two_threads]
 
 
 @pytest.mark.parametrize("page", [512, 4096, 65536])

@@ -11,3 +11,21 @@ Sub-packages import each other only from right to left, `capture` puts a timelin
 `kernels`, `hardware` <- `timeline`, `static` <- `ranks` <- `findings` <- `capture`. Called by `profiling`, `report`,
 `runners`.
 """
+
+import os
+
+BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+
+
+def load_numpy() -> None:
+    """Import numpy without the threads of its BLAS: nothing here needs them, and they are busy waiting when they start.
+
+    What other programs inherit from us stays as it is.
+    """
+    asked = os.environ.get(BLAS_THREADS)
+    os.environ[BLAS_THREADS] = asked or "1"
+    try:
+        import numpy  # noqa: F401
+    finally:
+        if asked is None:
+            del os.environ[BLAS_THREADS]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llm_perf_opt.analysis import load_numpy
 from llm_perf_opt.analysis.kernels.names import classify_kernel, short_kernel_name
 from llm_perf_opt.analysis.timeline.rows import KernelRow, ranked
 from llm_perf_opt.errors import ParseError
@@ -129,6 +130,7 @@ COLUMNS_READ = {"start": "start", "end": "end", "name": "demangledName"}
 def summarize_kernels(path: Path) -> tuple[tuple[KernelRow, ...], tuple[str, ...]]:
     """Kernels by total time, the same rows as a full analysis gives, and notes on rows left out."""
     # Here, for what only reads or writes summaries needs no numpy.
+    load_numpy()
     import numpy as np
 
     from llm_perf_opt.analysis.timeline.tables import kernel_rows

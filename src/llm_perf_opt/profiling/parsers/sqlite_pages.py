@@ -6,23 +6,28 @@ rows of the same types are read at once. What is not plain (an odd page, text or
 rows of very many types) raises `NotPlain`, and whoever asked has SQLite itself read on from there.
 """
 
+import os
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from io import RawIOBase
 from itertools import pairwise
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
+from llm_perf_opt.core.host import usable_cores
 
-# So that columns of its rows are small enough to be allocated without asking the system for fresh pages each time.
-BLOCK_BYTES = 512 << 10
+# Larger blocks leave the caches, smaller ones have two threads wait for the interpreter more than they read.
+BLOCK_BYTES = 4 << 20
 # More kinds of rows than this in one block are no table of events.
-MOST_KINDS = 256
+MOST_KINDS = 512
 LEAF, INTERIOR = 13, 5
 LEAF_HEADER, INTERIOR_HEADER = 8, 12
 # The first page holds the list of tables.
@@ -36,7 +41,12 @@ FIRST_TEXT = 12
 # Of a cell: sizes and ids of up to nine bytes, and a header of less than 128.
 CELL_HEAD_BYTES = 160
 
+# Two threads share a table of more than so many blocks: what they do is numpy's, which lets go of the interpreter.
+MANY_BLOCKS = 4
+WORKERS = 2
+
 Bytes = npt.NDArray[np.uint8]
+Block = tuple[list[Ints], list[Flags | None], Ints]
 
 
 class NotPlain(Exception):
@@ -113,12 +123,9 @@ class PageReader:
         Raises OutOfOrder where ids do not ascend, and NotPlain where the rest has to be read otherwise.
         """
         last = None
-        leaves = self._leaves(root)
-        for first in range(0, len(leaves), self._at_once):
-            cells = self._load(leaves[first : first + self._at_once], LEAF)
-            if not len(cells):
+        for values, null, ids in self._blocks(self._leaves(root), columns):
+            if not len(ids):
                 continue
-            values, null, ids = self._rows(cells, columns)
             ascends = ids[1:] > ids[:-1]
             if last is not None and ids[0] <= last:
                 raise OutOfOrder(0)
@@ -126,6 +133,37 @@ class PageReader:
                 raise OutOfOrder(int(np.argmin(ascends)) + 1)
             last = ids[-1]
             yield Rows(values=tuple(values), null=tuple(null), last_id=_id_of(int(last)))
+
+    def _blocks(self, leaves: Ints, columns: Sequence[int]) -> Iterator[Block]:
+        """What `_rows` gives for one block of leaves after the other, read by two cores where there are many."""
+        parts = [leaves[first : first + self._at_once] for first in range(0, len(leaves), self._at_once)]
+        if len(parts) < MANY_BLOCKS or usable_cores() < WORKERS:
+            yield from (self._block_of(part, columns) for part in parts)
+            return
+        # A block belongs to one reader at a time.
+        free: SimpleQueue[PageReader] = SimpleQueue()
+        for _ in range(WORKERS):
+            free.put(PageReader(self._file))
+
+        def read(part: Ints) -> Block:
+            reader = free.get()
+            try:
+                return reader._block_of(part, columns)
+            finally:
+                free.put(reader)
+
+        with ThreadPoolExecutor(WORKERS) as pool:
+            waiting: deque[Future[Block]] = deque()
+            for part in parts:
+                waiting.append(pool.submit(read, part))
+                if len(waiting) > 2 * WORKERS:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+
+    def _block_of(self, pages: Ints, columns: Sequence[int]) -> Block:
+        cells = self._load(pages, LEAF)
+        return self._rows(cells, columns) if len(cells) else ([], [], cells)
 
     def _leaves(self, root: int) -> Ints:
         """The leaf pages of a table in order; all are equally far from its root."""
@@ -167,13 +205,12 @@ class PageReader:
         block = self._block.data[WORD:]
         # Pages in a row are read at once.
         for start, stop in pairwise([0, *(np.flatnonzero(np.diff(pages) != 1) + 1).tolist(), len(pages)]):
-            self._file.seek((int(pages[start]) - 1) * self._page)
             part = block[start * self._page : stop * self._page]
-            if self._file.readinto(part) != len(part):
+            if os.preadv(self._file.fileno(), [part], (int(pages[start]) - 1) * self._page) != len(part):
                 raise NotPlain("a file that ends early")
         return self._block[WORD : WORD + len(pages) * self._page].reshape(-1, self._page)
 
-    def _rows(self, cells: Ints, columns: Sequence[int]) -> tuple[list[Ints], list[Flags | None], Ints]:
+    def _rows(self, cells: Ints, columns: Sequence[int]) -> Block:
         """Values, where they are NULL, and the ids as they are written: in bytes of seven bits, in the same order."""
         values: list[Ints] = [np.empty(len(cells), np.int64) for _ in columns]
         null: list[Flags | None] = [None for _ in columns]

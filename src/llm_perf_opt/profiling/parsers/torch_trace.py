@@ -28,6 +28,7 @@ from llm_perf_opt.analysis.timeline.timeline import (
     join_calls,
     no_activities,
 )
+from llm_perf_opt.core.host import usable_cores
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.trace_decode import (
     ANNOTATION,
@@ -49,7 +50,7 @@ from llm_perf_opt.profiling.parsers.trace_decode import (
 )
 from llm_perf_opt.profiling.parsers.trace_rare import categories_of, not_from_torch, read_counters
 from llm_perf_opt.profiling.parsers.trace_text import TraceText, read_with_cuts
-from llm_perf_opt.profiling.parsers.trace_workers import processes_for, read_pieces, usable_cores
+from llm_perf_opt.profiling.parsers.trace_workers import processes_for, read_pieces
 
 MAX_NAME = 4096
 # The profiler numbers operators one after the other. A trace of so many that holds less than half was thinned out.

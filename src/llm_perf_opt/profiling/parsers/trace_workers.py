@@ -17,6 +17,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from llm_perf_opt.analysis import BLAS_THREADS
 from llm_perf_opt.profiling.parsers.trace_decode import Piece, PieceDecoder
 
 if TYPE_CHECKING:
@@ -102,12 +103,6 @@ def processes_for(path: Path, *, cores: int) -> int:
     return min(cores, MAX_PROCESSES) if is_long(path) else 1
 
 
-def usable_cores() -> int:
-    """Those this process may run on; one where others keep all of them busy: there, help makes it slower."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else os.cpu_count() or 1
-    return cores if os.getloadavg()[0] < cores else 1
-
-
 def read_pieces(
     path: Path, text: "TraceText", *, processes: int, detailed: bool = False, careful: bool = False
 ) -> Iterator[Piece]:
@@ -167,7 +162,7 @@ class _DecodeWorker:
             self._output = files.enter_context(tempfile.TemporaryFile())
             self._slots = Slots(memory.fileno())
             argv = [sys.executable, "-P", "-m", _PROGRAM, str(memory.fileno()), *([DETAILED] if self._detailed else [])]
-            env = allowed_environment(os.environ)
+            env = {BLAS_THREADS: "1", **allowed_environment(os.environ)}
             worker = Worker(argv, env=env, output=self._output, inherited=(memory.fileno(),))
             self._process = files.enter_context(worker)
             self._files = files.pop_all()

@@ -19,6 +19,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from llm_perf_opt.analysis import load_numpy
 from llm_perf_opt.core.names import GIVEN, STATIC_ANALYSIS, STATIC_JSON
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord, StageTraits
 from llm_perf_opt.errors import EXIT_OK, ConfigError
@@ -129,6 +130,7 @@ def main(argv: list[str]) -> int:
         if args.output is not None or set(kinds) != {NSYS}:
             raise ConfigError("analyze --kernels-only: takes exactly one .sqlite export of nsys, and no -o")
         return print_kernels(args.files, as_json=args.json, top=max(1, args.top))
+    load_numpy()
     with tempfile.TemporaryDirectory(prefix="llm-perf-analyze-") as scratch:
         return _analyze(args, kinds, context, Path(scratch))
 
