@@ -8,6 +8,7 @@ import pytest
 from llm_perf_opt.analysis.capture import CaptureAnalysis, GraphTotals, analyze_timelines
 from llm_perf_opt.analysis.timeline.intervals import Ints, innermost, intersect, nest, segment_union, union
 from llm_perf_opt.analysis.timeline.rows import Idle, RangeRow
+from llm_perf_opt.analysis.timeline.tables import group_statistics
 from llm_perf_opt.analysis.timeline.timeline import distinct, grouped, percentile
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from tests.support.nsys_builder import OTHER_THREAD, PID, Export
@@ -475,3 +476,21 @@ def test_percentiles_are_those_of_numpy_to_the_last_digit(count: int) -> None:
     column = np.random.default_rng(count).integers(0, 10**12, count)
     wanted = (0, 25, 50, 75, 90, 99.9, 100)
     assert [percentile(column, percent) for percent in wanted] == np.percentile(column, wanted).tolist()
+
+
+@pytest.mark.parametrize("groups", [1, 3, 60])
+@pytest.mark.parametrize(("step", "odd"), [(32, 0.0), (32, 0.001), (32, 0.5), (1, 0.0)])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 10, 1000, 50_000])
+def test_statistics_by_group_are_exact_on_any_clock(count: int, step: int, odd: float, groups: int) -> None:
+    draw = np.random.default_rng(count)
+    group = draw.integers(0, groups, count).astype(np.int32)
+    value = draw.integers(0, 2000, count) * step + (draw.random(count) < odd)
+    # A few that are very long.
+    value[: count // 100 and 3] = 10**9 + 7
+    found = group_statistics(group, value)
+    assert found.group.tolist() == sorted(set(group.tolist()))
+    for i, code in enumerate(found.group):
+        mine = value[group == code]
+        assert (found.instances[i], found.total[i]) == (len(mine), mine.sum())
+        assert (found.least[i], found.most[i], found.median[i]) == (mine.min(), mine.max(), np.median(mine))
+        assert found.stddev[i] == pytest.approx(mine.std(ddof=1) if len(mine) > 1 else 0.0, rel=1e-9, abs=1e-6)

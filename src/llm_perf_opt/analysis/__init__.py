@@ -15,6 +15,8 @@ Sub-packages import each other only from right to left, `capture` puts a timelin
 import os
 
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+# A little less than the most that glibc takes for usual.
+USUAL_BYTES = (32 << 20) - 8192
 
 
 def load_numpy() -> None:
@@ -29,3 +31,14 @@ def load_numpy() -> None:
     finally:
         if asked is None:
             del os.environ[BLAS_THREADS]
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep what is freed: it takes the largest block freed so far for a usual size, and keeps as much.
+
+    Without this one, which is never touched, every column of a long capture would come from pages the system has to
+    clear first.
+    """
+    import numpy as np
+
+    np.empty(USUAL_BYTES, np.uint8)

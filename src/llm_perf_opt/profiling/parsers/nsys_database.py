@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from llm_perf_opt.analysis import keep_freed_memory
 from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
 from llm_perf_opt.core.files import real_path
 from llm_perf_opt.errors import ParseError
@@ -46,6 +47,7 @@ class NsysDatabase:
         rows = self.query("SELECT name, rootpage FROM sqlite_master WHERE type = 'table'")
         self._roots = {str(name): int(root) for name, root in rows}
         self._columns: dict[str, tuple[str, ...]] = {}
+        keep_freed_memory()
         try:
             self._pages: PageReader | None = PageReader(file)
         except NotPlain:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from llm_perf_opt.analysis import keep_freed_memory
 from llm_perf_opt.analysis.kernels.names import as_utf8
 from llm_perf_opt.analysis.timeline.intervals import Ints
 from llm_perf_opt.analysis.timeline.memory import MemoryEvents
@@ -56,8 +57,6 @@ MAX_NAME = 4096
 # The profiler numbers operators one after the other. A trace of so many that holds less than half was thinned out.
 MIN_NUMBERED, THINNED = 100, 0.5
 MIN_FRAME_NS = round(1000 * MIN_FRAME_US)
-# A little less than the most that glibc takes for usual.
-USUAL_BYTES = (32 << 20) - 8192
 # How SGLang marks whose process an event was of when it merges traces.
 _RANK_LABEL = re.compile(r"\[(TP|DP|PP|EP)\d+[^\]]*\]")
 # Ranges that torch itself opens.
@@ -91,9 +90,7 @@ class TorchTrace:
 def read_torch_trace(path: Path, *, detailed: bool = False, processes: int | None = None) -> TorchTrace:
     """Read a trace; a long one is decoded by several processes. `detailed`: with input shapes, calls and memory."""
     count = processes_for(path, cores=usable_cores()) if processes is None else processes
-    # glibc takes the largest block freed so far for a usual size, and keeps as much of what is freed. Without this one,
-    # which is never touched, every column of a long trace would come from pages the system has to clear first.
-    np.empty(USUAL_BYTES, np.uint8)
+    keep_freed_memory()
 
     def read(careful: bool) -> TorchTrace:
         found = _Collected()
