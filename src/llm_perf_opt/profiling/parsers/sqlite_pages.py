@@ -8,14 +8,14 @@ rows of very many types) raises `NotPlain`, and whoever asked has SQLite itself 
 
 import os
 import sys
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from io import RawIOBase
 from itertools import pairwise
-from queue import SimpleQueue
+from queue import Empty, Queue
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -140,26 +140,37 @@ class PageReader:
         if len(parts) < MANY_BLOCKS or usable_cores() < WORKERS:
             yield from (self._block_of(part, columns) for part in parts)
             return
-        # A block belongs to one reader at a time.
-        free: SimpleQueue[PageReader] = SimpleQueue()
-        for _ in range(WORKERS):
-            free.put(PageReader(self._file))
+        # They take turns, and each is at most two blocks ahead.
+        ready: list[Queue[Block | Exception]] = [Queue(maxsize=2) for _ in range(WORKERS)]
+        is_over = Event()
 
-        def read(part: Ints) -> Block:
-            reader = free.get()
-            try:
-                return reader._block_of(part, columns)
-            finally:
-                free.put(reader)
+        def read(number: int, reader: PageReader) -> None:
+            for part in parts[number::WORKERS]:
+                try:
+                    found: Block | Exception = reader._block_of(part, columns)
+                except Exception as error:  # noqa: BLE001 - it is raised where the block is asked for
+                    found = error
+                ready[number].put(found)
+                if is_over.is_set() or isinstance(found, Exception):
+                    return
 
-        with ThreadPoolExecutor(WORKERS) as pool:
-            waiting: deque[Future[Block]] = deque()
-            for part in parts:
-                waiting.append(pool.submit(read, part))
-                if len(waiting) > 2 * WORKERS:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+        readers = [PageReader(self._file) for _ in range(WORKERS)]
+        threads = [Thread(target=read, args=pair, daemon=True) for pair in enumerate(readers)]
+        for thread in threads:
+            thread.start()
+        try:
+            for number in range(len(parts)):
+                block = ready[number % WORKERS].get()
+                if isinstance(block, Exception):
+                    raise block
+                yield block
+        finally:
+            is_over.set()
+            for queue, thread in zip(ready, threads, strict=True):
+                # One that waits for room gets it.
+                with suppress(Empty):
+                    queue.get_nowait()
+                thread.join()
 
     def _block_of(self, pages: Ints, columns: Sequence[int]) -> Block:
         cells = self._load(pages, LEAF)
