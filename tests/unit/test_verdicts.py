@@ -321,6 +321,38 @@ def test_a_jax_program_is_told_of_its_compiling_and_of_what_nsys_lost(tmp_path: 
     assert any("Not all CUDA events might have been collected" in note for note in found.notes)
 
 
+def test_a_compiled_model_is_told_of_its_warm_up_as_what_is_paid_once(tmp_path: Path) -> None:
+    """Llama 1B with reduce-overhead, its compiling inside the range `warmup`; then a prefill and 15 replayed steps."""
+    found = analyze_timelines([with_phases(read_nsys_sqlite(h200_export(tmp_path, "compiled")), {})])
+    first = found.findings[0]
+    assert (first.rule, first.is_one_time) == ("compilation", True)
+    assert "warmup" in first.title
+    assert not any("Host work between launches" in finding.title for finding in found.findings)
+    (step,) = [row for row in found.ranges if row.name == "decode_step"]
+    assert (step.instances, step.kernel_count) == (15, 15 * 327)
+    assert step.idle is not None and step.idle.waiting_for_host_ns < 0.1 * step.wall_ns
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("warmup", "compilation"),
+        ("Model warm-up", "compilation"),
+        ("warmed_upside", "host_work"),
+        ("tokenise", "host_work"),
+    ],
+)
+def test_work_of_the_host_inside_a_warm_up_is_paid_once(tmp_path: Path, name: str, rule: str) -> None:
+    export = Export()
+    export.range(name, 1_000_000, 90_000_000)
+    for i, start in enumerate((0, 95_000_000)):
+        export.call(start, start + 4_000, i + 1, "cudaLaunchKernel")
+        export.kernel("gemm", start + 6_000, start + 900_000, i + 1)
+    findings = _nsys(export, tmp_path).findings
+    assert [f.rule for f in findings][:1] == [rule]
+    assert findings[0].is_one_time == (rule == "compilation")
+
+
 def _two_bound_ranges(tmp_path: Path) -> CaptureAnalysis:
     """A prefill of 200 kernels and a decode of 400, one every 30 µs, each 3 µs long."""
     export = Export()

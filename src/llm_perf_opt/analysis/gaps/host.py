@@ -5,7 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
-from llm_perf_opt.analysis.gaps.verdict import Verdict, judge, judge_overhead, readable
+from llm_perf_opt.analysis.gaps.verdict import Verdict, is_warmup, judge, judge_overhead, readable
 from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
 from llm_perf_opt.analysis.timeline.timeline import HostEvents, Timeline, grouped
 
@@ -184,6 +184,8 @@ class HostRecord:
             busiest = self._busiest(start, end, thread)
             kind, name = (OPERATOR, busiest) if busiest is not None else (kind, name)
         if verdict == "host_work" and kind == OPERATOR and self._is_first_use(name, start, end):
+            verdict = "compilation"
+        if verdict in ("host_work", "host_wait") and any(is_warmup(around) for around, _ in stacks[RANGE]):
             verdict = "compilation"
         where = next((around for around, _ in stacks[RANGE] if around != name), None)
         return HostActivity(
