@@ -88,6 +88,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
     assert (run.dry_run, run.resume, run.seed, run.representative_max_new_tokens) == (False, None, 0, None)
 
 
+@pytest.mark.slow
 def test_one_part_of_a_model_can_be_replaced() -> None:
     config = typed("model/deepseek_ocr/arch@model=deepseek_ocr.tiny")
     assert config.model.name == "deepseek_ocr_tiny"
@@ -205,6 +206,7 @@ def test_rules_of_a_stage_are_checked_only_when_it_is_enabled() -> None:
     assert [problem.partition(":")[0] for problem in found] == ["pipeline.nsys.nvtx_capture"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
@@ -225,6 +227,7 @@ def test_the_values_of_a_stage_that_is_off_are_checked_too(override: str, proble
     assert problems(*TINY, override) == (f"pipeline.ncu.{problem}",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("override", ["pipeline.ncu=3", "pipeline.ncu=all", "+pipeline.memory=off"])
 def test_a_section_of_a_stage_is_a_mapping_or_nothing(override: str) -> None:
     section = override.lstrip("+").partition("=")[0]
@@ -344,6 +347,7 @@ def test_one_notice_lists_every_old_key_and_new_keys_pass_unchanged() -> None:
     assert translate(["run.seed=1"]).notice is None
 
 
+@pytest.mark.slow
 def test_every_pixi_task_runs_the_stages_it_is_named_for() -> None:
     tasks = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["pixi"]["tasks"]
     orchestrator = ["python", "-m", "llm_perf_opt.runners.profile_orchestrator"]

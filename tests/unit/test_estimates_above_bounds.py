@@ -18,6 +18,8 @@ from llm_perf_opt.runners.predict.cli import Subject, predict_row, subjects
 from llm_perf_opt.runners.predict.request import Case, parse_request
 from llm_perf_opt.runners.predict.row import Row, bound_ms
 
+pytestmark = pytest.mark.slow
+
 MODELS = ("llama3_1b", "llama3_70b", "qwen3_30b_a3b", "deepseek_v2_lite")
 DEVICES = sorted(p.stem for p in (conf_dir() / "hardware").glob("*.yaml") if p.stem not in ("auto", CPU))
 DRAWS = 60

@@ -10,6 +10,8 @@ import pytest
 
 from llm_perf_opt.cli import main
 
+pytestmark = pytest.mark.slow
+
 TEXT = {
     "hidden_size": 64,
     "intermediate_size": 128,

@@ -19,6 +19,8 @@ from tests.support.nsys_builder import Export
 from tests.support.report_runs import analyze_h200, clean, hostile_run, stage, write_run
 from tests.support.trace_builder import event, write_trace
 
+pytestmark = pytest.mark.slow
+
 ALWAYS = ["report.html", "report.md", "kernels.md", "stakeholder_summary.md"]
 
 

@@ -16,6 +16,8 @@ from llm_perf_opt.profiling.stages.nsys import STAGE as NSYS
 from llm_perf_opt.profiling.stages.static_analysis import STAGE as STATIC
 from llm_perf_opt.testing import plain_host
 
+pytestmark = pytest.mark.slow
+
 HOST = plain_host()
 STAGES: dict[str, Stage] = {"static_analysis": STATIC, "nsys": NSYS, "ncu": NCU}
 STATIC_OFF = "pipeline.static_analysis.enable=false"

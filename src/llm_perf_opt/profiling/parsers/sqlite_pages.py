@@ -146,11 +146,14 @@ class PageReader:
 
         def read(number: int, reader: PageReader) -> None:
             for part in parts[number::WORKERS]:
+                found: Block | Exception = NotPlain("a reader that ended early")
                 try:
-                    found: Block | Exception = reader._block_of(part, columns)
-                except Exception as error:  # noqa: BLE001 - it is raised where the block is asked for
+                    found = reader._block_of(part, columns)
+                except (NotPlain, OSError, MemoryError) as error:
+                    # Raised where the block is asked for.
                     found = error
-                ready[number].put(found)
+                finally:
+                    ready[number].put(found)
                 if is_over.is_set() or isinstance(found, Exception):
                     return
 
