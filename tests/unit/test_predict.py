@@ -13,6 +13,8 @@ from llm_perf_opt.cli import main
 from tests.support.schemas import valid
 from tests.support.static_cases import SMALL, preset_geometry
 
+pytestmark = pytest.mark.slow
+
 ASKED = ["predict", "model=llama3_8b", "hardware=h200,rtx3090", "workload.prompt=1024", "workload.batch=1,8,64"]
 
 
