@@ -105,6 +105,16 @@ def test_two_threads_leave_the_rest_to_sqlite_where_rows_are_not_plain(tmp_path:
     assert two_threads
 
 
+def test_a_system_that_reads_at_no_place_reads_with_one_thread(
+    tmp_path: Path, two_threads: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_pages, "HAS_PREADV", False)
+    rows = [(i, 10**12 + 3 * i, i % 5) for i in range(60_000)]
+    path = _write(tmp_path / "a.sqlite", "a INTEGER, b INTEGER, c INTEGER", rows)
+    assert _from_pages(path, 0, 1, 2) == rows
+    assert set(two_threads) == {threading.get_ident()}
+
+
 def test_readers_that_stop_early_end_their_threads(tmp_path: Path, two_threads: list[int]) -> None:
     path = _write(tmp_path / "a.sqlite", "a INTEGER", [(i,) for i in range(60_000)])
     with open_nsys_database(path) as database:

@@ -44,6 +44,8 @@ CELL_HEAD_BYTES = 160
 # Two threads share a table of more than so many blocks: what they do is numpy's, which lets go of the interpreter.
 MANY_BLOCKS = 4
 WORKERS = 2
+# Not on every system. Without it threads would share one place in the file.
+HAS_PREADV = hasattr(os, "preadv")
 
 Bytes = npt.NDArray[np.uint8]
 Block = tuple[list[Ints], list[Flags | None], Ints]
@@ -137,7 +139,7 @@ class PageReader:
     def _blocks(self, leaves: Ints, columns: Sequence[int]) -> Iterator[Block]:
         """What `_rows` gives for one block of leaves after the other, read by two cores where there are many."""
         parts = [leaves[first : first + self._at_once] for first in range(0, len(leaves), self._at_once)]
-        if len(parts) < MANY_BLOCKS or usable_cores() < WORKERS:
+        if len(parts) < MANY_BLOCKS or usable_cores() < WORKERS or not HAS_PREADV:
             yield from (self._block_of(part, columns) for part in parts)
             return
         # They take turns, and each is at most two blocks ahead.
@@ -220,9 +222,15 @@ class PageReader:
         # Pages in a row are read at once.
         for start, stop in pairwise([0, *(np.flatnonzero(np.diff(pages) != 1) + 1).tolist(), len(pages)]):
             part = block[start * self._page : stop * self._page]
-            if os.preadv(self._file.fileno(), [part], (int(pages[start]) - 1) * self._page) != len(part):
+            if self._read_at((int(pages[start]) - 1) * self._page, part) != len(part):
                 raise NotPlain("a file that ends early")
         return self._block[WORD : WORD + len(pages) * self._page].reshape(-1, self._page)
+
+    def _read_at(self, place: int, part: memoryview) -> int | None:
+        if HAS_PREADV:
+            return os.preadv(self._file.fileno(), [part], place)
+        self._file.seek(place)
+        return self._file.readinto(part)
 
     def _rows(self, cells: Ints, columns: Sequence[int]) -> Block:
         """Values, where they are NULL, and the ids as they are written: in bytes of seven bits, in the same order."""
