@@ -11,6 +11,7 @@ import pytest
 
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest, write_manifest
+from llm_perf_opt.errors import ManifestError
 from llm_perf_opt.pipeline import catalogue
 from llm_perf_opt.pipeline.catalogue import INDEX_FILE, LocalFolder, RunRow, list_runs
 from llm_perf_opt.pipeline.index import index_run
@@ -160,3 +161,13 @@ def test_filters_read_the_index(root: Path, capsys: pytest.CaptureFixture[str]) 
         {"run": "b", "path": str(root / "b"), "tpot_ms": 20.0},
         {"run": "0", "path": str(root / "sweep-1" / "0"), "tpot_ms": 30.0},
     ]
+
+
+@pytest.mark.parametrize("name", ["L" * 300, "a/" * 3000, "a\0b"])
+def test_a_file_that_no_disk_can_hold_makes_a_manifest_unreadable(root: Path, name: str) -> None:
+    path = root / "b" / "manifest.json"
+    data = json.loads(path.read_bytes())
+    data["stages"][0]["files"] = [{"role": "samples", "path": name}]
+    path.write_text(json.dumps(data))
+    with pytest.raises(ManifestError, match=r"no file can have this name .* `\$\.stages\[0\]\.files\[0\]\.path`"):
+        read_manifest(root / "b")

@@ -1,6 +1,7 @@
 """The run manifest: everything a report needs, as one JSON file."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from llm_perf_opt.errors import ManifestError
 
 SCHEMA_VERSION = 1
 LARGEST_BYTES = 64 << 20
+# What Linux and macOS take at most, in bytes.
+LONGEST_PATH, LONGEST_NAME = 4096, 255
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +120,11 @@ def plain(value: Any) -> Any:
 def _decode(kind: type[Any], value: Any) -> Any:
     """The one type of ours that JSON does not have."""
     if kind is Path and isinstance(value, str):
-        return Path(value)
+        path = Path(value)
+        longest = max((len(os.fsencode(part)) for part in path.parts), default=0)
+        if "\0" in value or longest > LONGEST_NAME or len(os.fsencode(value)) > LONGEST_PATH:
+            raise ValueError(f"no file can have this name ({value[:40]!r}, {len(value)} characters)")
+        return path
     raise ValueError(f"expected {kind.__name__}, got {value!r}")
 
 
