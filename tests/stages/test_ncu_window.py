@@ -4,6 +4,7 @@ import lzma
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from llm_perf_opt.analysis.kernels.ncu_records import NcuLaunch, NsysKernel
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.pipeline.compose import compose_config, type_config
+from llm_perf_opt.profiling.ncu import capture as ncu_capture
 from llm_perf_opt.profiling.ncu.capture import NcuCaptured
 from llm_perf_opt.profiling.ncu.results import result_metrics
 from llm_perf_opt.profiling.ncu.select import launch_sequence
@@ -172,6 +174,25 @@ def test_a_place_without_kernels_leads_back_to_their_names(capture: Path, tmp_pa
     window, named, bare = captures(run)
     assert "--launch-skip" in window and "--kernel-id" in named
     assert "--launch-skip" not in bare and "--kernel-id" not in bare
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_second_look_that_fails_leaves_the_first(
+    capture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = ncu_capture._run
+
+    def late(plan: ncu_capture.Capture, *args: Any, suffix: str) -> Any:
+        if suffix:
+            raise ToolError("ncu did not end within 60 s")
+        return once(plan, *args, suffix=suffix)
+
+    monkeypatch.setattr(ncu_capture, "_run", late)
+    run = _run(capture, tmp_path, "nvjet_sm90_tst_64x8_64x16_2x1_v_bz_TNT")
+    output = run.stage()
+    assert "ncu: the second look brought nothing (ncu did not end within 60 s)" in run.said
+    assert output.metrics["ncu_launches"].value == 24
 
 
 @pytest.mark.long

@@ -338,6 +338,9 @@ def test_a_compiled_model_is_told_of_its_warm_up_as_what_is_paid_once(tmp_path: 
     [
         ("warmup", "compilation"),
         ("Model warm-up", "compilation"),
+        ("WARMING_UP_3", "compilation"),
+        ("after_warmup", "host_work"),
+        ("steps without warm-up", "host_work"),
         ("warmed_upside", "host_work"),
         ("tokenise", "host_work"),
     ],

@@ -24,12 +24,12 @@ def load_numpy() -> None:
 
     What other programs inherit from us stays as it is.
     """
-    asked = os.environ.get(BLAS_THREADS)
-    os.environ[BLAS_THREADS] = asked or "1"
+    is_asked = BLAS_THREADS in os.environ
+    os.environ.setdefault(BLAS_THREADS, "1")
     try:
         import numpy  # noqa: F401
     finally:
-        if asked is None:
+        if not is_asked:
             del os.environ[BLAS_THREADS]
 
 

@@ -5,9 +5,9 @@ from functools import cached_property
 
 import numpy as np
 
-from llm_perf_opt.analysis.gaps.verdict import Verdict, is_warmup, judge, judge_overhead, readable
+from llm_perf_opt.analysis.gaps.verdict import Verdict, judge, judge_overhead, readable
 from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
-from llm_perf_opt.analysis.timeline.timeline import HostEvents, Timeline, grouped
+from llm_perf_opt.analysis.timeline.timeline import HostEvents, Timeline, grouped, is_warmup
 
 CALL, OPERATOR, FRAME, SYSTEM, RANGE = "runtime call", "operator", "Python frame", "system call", "range"
 OVERHEAD, KERNEL = "overhead", "kernel"

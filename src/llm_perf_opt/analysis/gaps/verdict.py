@@ -46,8 +46,6 @@ _LOADING_BY_WORD = re.compile(
     r"|^p?read(v|64)?$|^fread|^fgets$|^getline$",
     re.IGNORECASE,
 )
-# What a program calls its warm-up it pays once, whatever it does there.
-_WARMING_UP = re.compile(r"(?<![a-z])warm(ing)?[ _-]?up(?![a-z])", re.IGNORECASE)
 # A launch that takes long on an idle GPU loads what it launches.
 _FIRST_LAUNCH = re.compile(r"^(cuda|cu|hip)(Ext|Module)?(Launch|GraphLaunch)")
 _ALLOCATING = re.compile(
@@ -112,11 +110,6 @@ def judge(names: Iterable[str], near: Iterable[str] = ()) -> tuple[Verdict, str 
             if found is not None:
                 return verdict, found
     return ("host_work", None) if stack else ("unknown", None)
-
-
-def is_warmup(name: str) -> bool:
-    """Whether a range is a warm-up, by its name."""
-    return _WARMING_UP.search(name) is not None
 
 
 def readable(name: str) -> str:

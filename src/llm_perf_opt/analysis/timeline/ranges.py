@@ -10,7 +10,7 @@ import numpy as np
 
 from llm_perf_opt.analysis.timeline.idle import IdleMap, IdleSplit
 from llm_perf_opt.analysis.timeline.intervals import Flags, Ints, expand, nest, segment_union
-from llm_perf_opt.analysis.timeline.timeline import WARMUP_NAMES, Activities, Ranges, Timeline, distinct, grouped
+from llm_perf_opt.analysis.timeline.timeline import Activities, Ranges, Timeline, distinct, grouped, is_warmup
 
 
 class _Order:
@@ -212,7 +212,7 @@ def measure_ranges(timeline: Timeline, maps: Mapping[int, IdleMap], *, detailed_
 def warmup_ranges(timeline: Timeline) -> Flags:
     """Ranges that are warm-up or lie inside one on their thread (or, for a start/end one, in their process)."""
     ranges = timeline.ranges
-    codes = [i for i, name in enumerate(timeline.names) if name.strip().lower() in WARMUP_NAMES]
+    codes = [i for i, name in enumerate(timeline.names) if is_warmup(name)]
     is_warm = np.isin(ranges.name, codes)
     out = is_warm.copy()
     process = timeline.thread_process[ranges.thread] if len(ranges) else ranges.thread

@@ -4,6 +4,7 @@ Both parsers (nsys SQLite, torch trace) fill these; every figure is computed fro
 nanoseconds of the capture's own clock.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -14,7 +15,15 @@ from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
 
 K = TypeVar("K")
 
-WARMUP_NAMES = frozenset({"warmup", "warm-up", "warm_up"})
+_WARMING_UP = re.compile(r"warm(ing)?[ _-]?up")
+# Words that make of a warm-up what comes after it, or what does without.
+_NOT_IN_IT = frozenset({"after", "post", "no", "non", "without", "skip"})
+
+
+def is_warmup(name: str) -> bool:
+    """Whether a range is a warm-up, by its name: what happens there is paid once."""
+    words = set(re.split(r"[^a-z]+", _WARMING_UP.sub("warmup", name.lower())))
+    return "warmup" in words and not words & _NOT_IN_IT
 
 
 class Codes(dict[K, int]):

@@ -107,45 +107,51 @@ class NcuCaptured:
 
 def capture(plan: Capture, work_argv: Sequence[str], ctx: StageContext, timeout_s: float) -> NcuCaptured:
     """Profile the workload, or raise ToolError with what went wrong and what to do about it."""
-    first, result = _run(plan, work_argv, ctx, timeout_s, suffix="")
-    if first.outcome == "ok":
-        return NcuCaptured(report=_report(plan, ctx), log=first, rerun=False, duration_s=result.duration_s)
-    if first.outcome == "failed":
-        raise ToolError(f"{first.problem} — {first.remedy} (log: {ctx.out_dir / 'log.txt'})")
+    found = _attempt(plan, work_argv, ctx, timeout_s)
+    if found is not None:
+        return found
     ctx.say(
         "ncu: the filters let no kernel through; one rerun without NVTX gating and without the kernel filter, excluded "
         "kernels still left out"
     )
-    bare = plan.without_filters()
-    second, again = _run(bare, work_argv, ctx, timeout_s, suffix="-rerun")
-    if second.outcome == "ok":
-        return NcuCaptured(report=_report(bare, ctx), log=second, rerun=True, duration_s=again.duration_s)
-    if second.outcome == "failed":
-        raise ToolError(f"{second.problem} — {second.remedy} (log: {ctx.out_dir / 'log-rerun.txt'})")
-    raise ToolError(_nothing(ctx))
+    found = _attempt(plan.without_filters(), work_argv, ctx, timeout_s, suffix="-rerun")
+    if found is None:
+        raise ToolError(_nothing(ctx))
+    return replace(found, rerun=True)
 
 
 def capture_window(plan: Capture, work_argv: Sequence[str], ctx: StageContext, timeout_s: float) -> NcuCaptured | None:
     """Profile launches in a row; None, with a word to the user, if there were none. What else goes wrong is raised."""
-    log, result = _run(plan, work_argv, ctx, timeout_s, suffix="")
-    if log.outcome == "ok":
-        return NcuCaptured(report=_report(plan, ctx), log=log, rerun=False, duration_s=result.duration_s)
-    if log.outcome == "failed":
-        raise ToolError(f"{log.problem} — {log.remedy} (log: {ctx.out_dir / 'log.txt'})")
-    ctx.say("ncu: there is no kernel at that place; the chosen ones are asked for by name")
-    return None
+    found = _attempt(plan, work_argv, ctx, timeout_s)
+    if found is None:
+        ctx.say("ncu: there is no kernel at that place; the chosen ones are asked for by name")
+    return found
 
 
 def capture_again(
     plan: Capture, work_argv: Sequence[str], ctx: StageContext, timeout_s: float, *, suffix: str
 ) -> NcuCaptured | None:
     """A second look; None, with a word to the user, when nothing came of it: the first capture stays."""
-    plan = replace(plan, name=f"{plan.name}{suffix}")
+    why = "no kernel in it"
+    try:
+        found = _attempt(replace(plan, name=f"{plan.name}{suffix}"), work_argv, ctx, timeout_s, suffix=suffix)
+    except ToolError as error:
+        found, why = None, str(error)
+    if found is None:
+        ctx.say(f"ncu: the second look brought nothing ({why})")
+    return found
+
+
+def _attempt(
+    plan: Capture, work_argv: Sequence[str], ctx: StageContext, timeout_s: float, *, suffix: str = ""
+) -> NcuCaptured | None:
+    """One run under ncu: its report, or None where no launch passed the filters. Raises ToolError for all else."""
     log, result = _run(plan, work_argv, ctx, timeout_s, suffix=suffix)
-    if log.outcome == "ok":
-        return NcuCaptured(report=_report(plan, ctx), log=log, rerun=False, duration_s=result.duration_s)
-    ctx.say(f"ncu: the second look brought nothing ({log.problem or 'no kernel in it'})")
-    return None
+    if log.outcome == "failed":
+        raise ToolError(f"{log.problem} — {log.remedy} (log: {ctx.out_dir / f'log{suffix}.txt'})")
+    if log.outcome == "nothing":
+        return None
+    return NcuCaptured(report=_report(plan, ctx), log=log, rerun=False, duration_s=result.duration_s)
 
 
 def _nothing(ctx: StageContext) -> str:
