@@ -67,6 +67,13 @@ do_llama_best() {
 do_large() { step large 80 200 llm-perf profile model=$large $text run.mode=light $all artifacts.runs_dir="$runs/large"; }
 do_moe() { step moe 80 260 llm-perf profile model=$moe $text run.mode=light $all artifacts.runs_dir="$runs/moe"; }
 do_ocr() { step ocr 80 240 llm-perf profile $pages run.mode=light $all artifacts.runs_dir="$runs/ocr"; }
+do_large_best() {
+  step large_best 120 260 llm-perf profile model=$large $text $best run.mode=light $all artifacts.runs_dir="$runs/large_best"
+}
+do_moe_best() {
+  step moe_best 120 400 llm-perf profile model=$moe $text infer.compile=default run.mode=light $all \
+    artifacts.runs_dir="$runs/moe_best"
+}
 do_ocr_best() {
   step ocr_best 80 200 llm-perf profile $pages $best run.mode=light $all artifacts.runs_dir="$runs/ocr_best"
 }
@@ -99,6 +106,13 @@ do_serve() {
     capture.tool=nsys capture.duration_s=5 artifacts.runs_dir="$runs/serve"
   rm -rf "$out/served"
 }
+# Captures of what people deploy, small enough to be kept as test data.
+do_batched() {
+  step batched 40 100 llm-perf profile model=$llama dataset.prompt_tokens=256 dataset.num_samples=8 infer.batch=8 \
+    infer.max_new_tokens=16 infer.ignore_eos=true run.repeats=1 pipeline.static_analysis.enable=false \
+    pipeline.nsys.enable=true artifacts.runs_dir="$runs/batched"
+}
+do_captures() { step captures 5 120 "$python" "$here/keep_captures.py" "$runs" "$pack"; }
 do_overhead() {
   step overhead 40 80 "$python" "$here/session_overhead.py" --device "${serve_on}" --models "$llama" --out "$out/session_overhead.json"
   step phases 5 30 "$python" "$here/phase_overhead.py" --out "$out/phase_overhead.json"
@@ -117,7 +131,7 @@ do_accuracy() { step accuracy 100 400 "$python" "$here/prediction_gpu.py" $tiny 
 part_1="doctor llama same overhead jax fp8"
 part_2="llama_best serve faster stages"
 part_3="ocr moe faults"
-part_rest="large ocr_best optimize_llama optimize_ocr optimize_moe graph loop joules peaks noise accuracy"
+part_rest="batched large ocr_best large_best moe_best optimize_llama optimize_ocr optimize_moe graph loop joules peaks noise accuracy"
 
 for name in "${@:-all}"; do
   case $name in

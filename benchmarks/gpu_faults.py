@@ -125,10 +125,11 @@ def out_of_memory(root: Path) -> dict[str, Any]:
 def hanging_program(root: Path) -> dict[str, Any]:
     run_dir = root / "hang"
     words = ["pipeline.nsys.enable=true", "pipeline.torch_profiler.enable=false", "workload.duration_s=15"]
-    device = "cpu" if MODEL == "llama_tiny" else "cuda"
+    device, under_ncu = ("cpu", "false") if MODEL == "llama_tiny" else ("cuda", "true")
     program = ["--", sys.executable, "-c", HANG.format(device=device)]
     code = finish(
-        start(run_dir, "run", *words, "pipeline.ncu.enable=false", f"artifacts.runs_dir={run_dir}", *program), 150
+        start(run_dir, "run", *words, f"pipeline.ncu.enable={under_ncu}", f"artifacts.runs_dir={run_dir}", *program),
+        150,
     )
     return {"exit": code, "stages": states(run_dir)}
 

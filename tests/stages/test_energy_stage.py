@@ -101,7 +101,9 @@ def test_the_samples_are_repeated_until_they_take_long_enough(tmp_path: Path) ->
     assert _repeats(EnergyConfig(min_s=10.0, repeats=4), ctx) == 4
     # Four samples to a repeat take four times as long.
     samples = tmp_path / "samples.jsonl"
-    samples.write_text("".join(f'{{"repeat": {repeat}}}\n' for repeat in (0, 0, 0, 0, 1, 1)))
+    profiled = '{"repeat": 0, "pass": "profiled"}\n'
+    clean = "".join(f'{{"repeat": {repeat}, "pass": "clean"}}\n' for repeat in (0, 0, 0, 0, 1, 1))
+    samples.write_text(clean + profiled)
     four = replace(record, files=(StageFile(role="samples", path=samples),))
     assert _repeats(EnergyConfig(min_s=10.0), replace(ctx, earlier={"torch_profiler": four})) == 13
     many = replace(ctx, config=replace(ctx.config, run=RunSection(repeats=80)))

@@ -134,6 +134,13 @@ def test_light_mode_reaches_the_child_unchanged(tmp_path: Path) -> None:
     assert (child.run.repeats, child.infer.max_new_tokens) == (1, 16)
 
 
+def test_a_stage_of_a_light_run_may_ask_its_child_for_more_repeats(tmp_path: Path) -> None:
+    config = type_config(compose_config(["experiment=ocr_tiny", "run.mode=light"]), user_dir=tmp_path)
+    overrides = [*workload_overrides(config), "run.repeats=24"]
+    child, _ = load_child_config(build_work_argv("m", overrides, hydra_run_dir=tmp_path, chdir=False)[3:])
+    assert (child.run.repeats, child.infer.max_new_tokens) == (24, 16)
+
+
 def test_compiled_modules_are_kept_where_an_installation_has_none_and_takes_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

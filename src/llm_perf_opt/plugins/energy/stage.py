@@ -75,7 +75,7 @@ class EnergyConfig(StageConfig):
     warmup_rounds: Annotated[int, Ge(0)] = 1
 
     def light(self) -> Self:
-        return replace(self, idle_s=min(1.0, self.idle_s), min_s=min(2.0, self.min_s), prompts_s=0.0)
+        return replace(self, idle_s=min(1.0, self.idle_s), min_s=min(5.0, self.min_s), prompts_s=0.0)
 
 
 class EnergyStage:
@@ -144,10 +144,11 @@ def _to_fill(seconds: float, each_s: float) -> int:
 
 
 def _requests_of_a_repeat(samples: Path | None) -> int:
-    """How many lines of samples.jsonl are of its first repeat; 1 where there is none."""
+    """How many lines of samples.jsonl are of the first repeat of its clean pass; 1 where there is none."""
     if samples is None or not samples.is_file():
         return 1
-    repeats = [json.loads(line)["repeat"] for line in samples.read_text(encoding="utf-8").splitlines()]
+    lines = [json.loads(line) for line in samples.read_text(encoding="utf-8").splitlines()]
+    repeats = [line["repeat"] for line in lines if line.get("pass") != "profiled"]
     return max(1, repeats.count(repeats[0])) if repeats else 1
 
 

@@ -109,7 +109,8 @@ def workload_overrides(config: AppConfig) -> list[str]:
     """All of model.*, infer.*, dataset.*, hardware.* and the run's shared knobs, as values.
 
     The groups `model` and `dataset` are taken out of the defaults list first, so that a child never sees a key of a
-    preset the user replaced, and presets from a user's own config directory need not be found again.
+    preset the user replaced, and presets from a user's own config directory need not be found again. `run.mode` is not
+    among them: its changes are in the values, and a child that made them again would undo what its stage asks for.
     """
     run = config.run
     sections: dict[str, Any] = {
@@ -125,7 +126,6 @@ def workload_overrides(config: AppConfig) -> list[str]:
         "run.target_ci": run.target_ci,
         "run.max_repeats": run.max_repeats,
         "run.seed": run.seed,
-        "run.mode": run.mode,
         "run.top_n_kernels": run.top_n_kernels,
         "run.ranks": run.ranks,
         "run.nodes": run.nodes,

@@ -1,0 +1,65 @@
+"""The nsys exports below a folder of runs, small enough to be kept: FOLDER-NAME.sqlite.xz each.
+
+    python benchmarks/keep_captures.py RUNS OUT [--seconds 2]
+
+Tables that hold environments, command lines and calls of the operating system are emptied; with --seconds only what
+began within so many seconds after the first kernel stays. A run is named by its folder right below RUNS.
+"""
+
+import argparse
+import lzma
+import shutil
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+EMPTIED = (
+    "ANALYSIS_FILE",
+    "DIAGNOSTIC_EVENT",
+    "META_DATA_CAPTURE",
+    "OSRT_API",
+    "OSRT_CALLCHAINS",
+    "PROCESSES",
+    "ProcessStreams",
+    "TARGET_INFO_SYSTEM_ENV",
+)
+KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+
+
+def make_small(path: Path, seconds: float | None) -> None:
+    with closing(sqlite3.connect(path)) as database:
+        tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        for table in set(EMPTIED) & set(tables):
+            database.execute(f'DELETE FROM "{table}"')
+        if seconds is not None and KERNELS in tables:
+            (first_ns,) = database.execute(f"SELECT min(start) FROM {KERNELS}").fetchone()
+            for table in tables:
+                columns = [row[1] for row in database.execute(f'PRAGMA table_info("{table}")')]
+                if "start" in columns and first_ns is not None:
+                    database.execute(f'DELETE FROM "{table}" WHERE start > ?', (first_ns + int(seconds * 1e9),))
+        database.commit()
+        database.execute("VACUUM")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="nsys exports small enough to be kept")
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seconds", type=float)
+    args = parser.parse_args()
+    for source in sorted(args.runs.rglob("*.sqlite")):
+        name = source.relative_to(args.runs).parts[0]
+        with TemporaryDirectory() as folder:
+            copy = Path(folder) / "capture.sqlite"
+            shutil.copyfile(source, copy)
+            make_small(copy, args.seconds)
+            kept = args.out / f"{name}.sqlite.xz"
+            kept.write_bytes(lzma.compress(copy.read_bytes(), preset=3))
+            print(f"{kept.name}: {copy.stat().st_size:,} bytes, packed {kept.stat().st_size:,}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
