@@ -71,7 +71,7 @@ do_large_best() {
   step large_best 120 260 llm-perf profile model=$large $text $best run.mode=light $all artifacts.runs_dir="$runs/large_best"
 }
 do_moe_best() {
-  step moe_best 120 400 llm-perf profile model=$moe $text infer.compile=default run.mode=light $all \
+  step moe_best 120 400 llm-perf profile model=$moe $text infer.cache=static infer.compile=default run.mode=light $all \
     artifacts.runs_dir="$runs/moe_best"
 }
 do_ocr_best() {

@@ -264,7 +264,7 @@ def test_kernels_of_a_graph_are_launched_one_by_one(config: AppConfig) -> None:
         return NcuWorkload().applied(replace(config, infer=replace(config.infer, cache="static", **asked))).infer
 
     assert (under_ncu(compile="reduce-overhead").compile, under_ncu(cuda_graph=True).cuda_graph) == ("default", False)
-    assert under_ncu(compile="max-autotune").compile == "max-autotune"
+    assert under_ncu(compile="max-autotune").compile == "max-autotune-no-cudagraphs"
     graph = replace(config, infer=replace(config.infer, cache="static", cuda_graph=True))
     assert NcuWorkload().sentence(graph).endswith("without the CUDA graph, its kernels one by one")
     assert "graph" not in NcuWorkload().sentence(config)

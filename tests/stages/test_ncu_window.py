@@ -68,6 +68,11 @@ def test_a_window_that_weighs_enough_may_be_nowhere_or_too_long() -> None:
     assert covering_window(STEP, {"head": 9.0}, 9.0, first=0, last=20) is None
 
 
+def test_a_window_may_be_wider_where_a_graph_is_left_out() -> None:
+    assert Window(start=9, width=4, names=frozenset("a")).wider(3) == Window(start=6, width=10, names=frozenset("a"))
+    assert Window(start=1, width=4, names=frozenset("a")).wider(3) == Window(start=0, width=8, names=frozenset("a"))
+
+
 @pytest.fixture(scope="module")
 def capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("h200") / "run.sqlite"

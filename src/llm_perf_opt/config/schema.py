@@ -153,7 +153,7 @@ class InferSection:
     ignore_eos: bool = False
     batch: PositiveInt = 1
     cache: Literal["dynamic", "static"] = "dynamic"
-    compile: Literal["none", "default", "reduce-overhead", "max-autotune"] = "none"
+    compile: Literal["none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "none"
     cuda_graph: bool = False
     tp: PositiveInt = 1
 

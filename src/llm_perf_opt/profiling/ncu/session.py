@@ -71,6 +71,8 @@ WINDOW_STEPS = 3
 WORTH = 2
 # A window that met less of the time it was to meet stood elsewhere than on the timeline.
 LEAST_MET = 0.85
+# Replaying a graph takes a few launches more or fewer than its kernels one by one (seen: one a step).
+GRAPH_SLACK = WINDOW_STEPS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,10 @@ class Window:
     start: int
     width: int
     names: frozenset[str]
+
+    def wider(self, by: int) -> "Window":
+        start = max(0, self.start - by)
+        return replace(self, start=start, width=self.start + self.width + by - start)
 
 
 def best_window(
@@ -311,8 +317,7 @@ def prepare(cfg: "NcuConfig", ctx: StageContext, ncu: str) -> Prepared:
         # A program that does not end by itself is ended when it has shown all that was asked for.
         named = replace(named, extra_args=(*named.extra_args, "--kill", "1"))
     workload, window = cfg.workload, None
-    is_plain = cfg.max_launches_per_kernel == 1 and cli.kernel_name is None and not is_compiled(ctx.config.infer)
-    if selection is not None and is_plain:
+    if selection is not None and cfg.max_launches_per_kernel == 1 and cli.kernel_name is None:
         workload = cfg.workload.ending_after(WINDOW_STEPS + 1)
         window = _covering(cfg, ctx, selection, kernels, workload)
         if window is None or window.width > WORTH * planned:
@@ -353,7 +358,8 @@ def _covering(
         return None
     weights = {k.name: k.total_ns for k in kernels if k.name not in selection.excluded}
     sequence, first, last = _places(cfg, ctx, workload)
-    return covering_window(sequence, weights, cfg.coverage * selection.total_ns, first=first, last=last)
+    window = covering_window(sequence, weights, cfg.coverage * selection.total_ns, first=first, last=last)
+    return window.wider(GRAPH_SLACK) if window is not None and is_compiled(ctx.config.infer) else window
 
 
 def is_compiled(infer: InferSection) -> bool:

@@ -70,8 +70,11 @@ class NcuCli:
 
 
 def without_graphs(infer: InferSection) -> InferSection:
-    """The same kernels without a CUDA graph; `max-autotune` chooses other kernels and stays as it is."""
-    return replace(infer, compile="default" if infer.compile == "reduce-overhead" else infer.compile, cuda_graph=False)
+    """The same kernels without a CUDA graph."""
+    found = replace(infer, cuda_graph=False)
+    if infer.compile == "reduce-overhead":
+        return replace(found, compile="default")
+    return replace(found, compile="max-autotune-no-cudagraphs") if infer.compile == "max-autotune" else found
 
 
 @dataclass(frozen=True, kw_only=True)
