@@ -235,6 +235,44 @@ def test_a_hanging_ncu_is_ended_and_said(tmp_path: Path, config: AppConfig) -> N
         run.stage(timeout_s=1.0)
 
 
+# Words and behaviour of ncu 2025.3 that is told to end: it ends the program and writes its report.
+TOLD_TO_END = """#!/bin/sh
+case "$*" in *--list*|*--import*) exec {fake} "$@";; esac
+told() {{ echo "==PROF== Trying to shutdown target application"; exec {fake} "$@"; }}
+trap 'told "$@"' TERM
+echo '==PROF== Profiling "gemm": 0%....50%....100% - 18 passes'
+sleep 60 & wait
+"""
+
+
+@pytest.fixture
+def endless(tmp_path: Path, config: AppConfig) -> Run:
+    install(tmp_path / "fake")
+    script = tmp_path / "ncu"
+    script.write_text(TOLD_TO_END.format(fake=tmp_path / "fake" / "ncu"))
+    script.chmod(0o755)
+    return Run(folder=tmp_path / "run", config=config, host=host(str(script), H200), env={"FAKE_NCU_KERNELS": "gemm"})
+
+
+def test_what_was_profiled_until_the_limit_is_kept(endless: Run) -> None:
+    output = endless.stage(timeout_s=1.0)
+    assert output.metrics["ncu_launches"].value == 24
+    said = "ncu was ended after 1 s (pipeline.ncu.timeout_s): these are the launches until then"
+    assert said in output.notes
+
+
+def test_a_program_that_does_not_end_is_ended_when_ncu_has_nothing_new(
+    endless: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llm_perf_opt.profiling.ncu.capture.QUIET_S", 0.5)
+    workload = replace(endless.config.workload, command=("python", "serve.py"), duration_s=0.5)
+    run = replace(endless, config=replace(endless.config, workload=workload))
+    output = run.stage(timeout_s=50.0)
+    assert output.metrics["ncu_launches"].value == 24
+    assert output.metrics["ncu_capture_s"].value < 40
+    assert not any("was ended after" in note for note in output.notes)
+
+
 def test_range_replay_writes_a_page_for_every_measured_region(fake: Run) -> None:
     output = fake.stage(ncu_cli=NcuCli(replay_mode="range", nvtx=NvtxFilter(include="decode/decode_step")))
     (argv,) = captures(fake)

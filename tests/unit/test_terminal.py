@@ -134,6 +134,9 @@ def test_progress_of_our_children_and_of_ncu_is_read_and_other_words_are_not() -
     assert read_progress("USDT:2026-11-16 SyncActivityProfilerHandler.cpp:52] profiler_start") is None
     line = '==PROF== Profiling "gemm" - 4: 0%....50%'
     assert read_ncu_progress(line) == Progress(text="kernel 5, gemm")
+    named = '==PROF== Profiling "1:7:void at::native::reduce<4>(int):20": 0%....50%'
+    assert read_ncu_progress(named) == Progress(text="kernel void at::native::reduce<4>(int)")
+    assert read_ncu_progress('==PROF== Profiling "gemm_x8": 0%') == Progress(text="kernel gemm_x8")
     assert read_ncu_progress("==PROF== Connected to process 12") is None
 
 

@@ -58,7 +58,7 @@ _ALLOWED_PREFIXES = (
 
 @dataclass(frozen=True, kw_only=True)
 class CommandResult:
-    """How a command ended. `exit_code` is None when it was ended by us after `timeout_s`."""
+    """How a command ended. `exit_code` is None when it was ended by us: after `timeout_s`, or when it was over."""
 
     argv: tuple[str, ...]
     exit_code: int | None
@@ -112,11 +112,15 @@ def run_command(
     reads: Callable[[str], Progress | None] = read_progress,
     redactor: Redactor | None = None,
     remove: Sequence[Path] = (),
+    is_over: Callable[[float, Progress | None], bool] | None = None,
+    grace_s: float = GRACE_S,
 ) -> CommandResult:
     """Run argv to its end or to the timeout. `on_tick` gets the elapsed seconds and the progress last told.
 
     `reads` finds progress in a line of the log. The folders in `remove` go when we are killed while it runs. With a
     redactor the log and the command file hold no secrets, but an answer that is data (`.csv`) stays as it is.
+    `is_over` is asked with what `on_tick` gets, and ends the command before its timeout. A command that is ended has
+    `grace_s` to write down what it has.
     """
     argv = tuple(str(a) for a in argv)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -129,20 +133,20 @@ def run_command(
     redactor = redactor if log.suffix in LOG_SUFFIXES else None
     process = _start(argv, env={**env, MARKER: marker}, cwd=cwd, log=log, remove=remove, redactor=redactor)
     try:
-        timed_out = not _wait(process, start, timeout_s, log, on_tick, reads)
+        has_ended = _wait(process, start, timeout_s, log, on_tick, reads, is_over)
     finally:
         # Looking for what it left behind is our time, not the command's.
         duration_s = time.monotonic() - start
         # Also after an interrupt: nothing the command started outlives it.
         exit_code = process.poll()
-        leftovers = _end_tree(process, marker, ours, gently=exit_code is None)
+        leftovers = _end_tree(process, marker, ours, gently=exit_code is None, grace_s=grace_s)
         if redactor is not None:
             redactor.log(log)
     return CommandResult(
         argv=argv,
-        exit_code=None if timed_out else exit_code,
+        exit_code=exit_code if has_ended else None,
         duration_s=duration_s,
-        timed_out=timed_out,
+        timed_out=not has_ended and duration_s >= timeout_s,
         log=log,
         tail=read_tail(log),
         leftovers=leftovers,
@@ -361,16 +365,22 @@ def _wait(
     log: Path,
     on_tick: Callable[[float, Progress | None], None] | None,
     reads: Callable[[str], Progress | None],
+    is_over: Callable[[float, Progress | None], bool] | None = None,
 ) -> bool:
-    """Wait for the end (True) or the timeout (False)."""
+    """Wait for the end (True), or for the timeout or for it to be over (False)."""
     while True:
         elapsed = time.monotonic() - start
         if elapsed >= timeout_s:
             return process.poll() is not None
         if _ends_within(process, min(POLL_S, timeout_s - elapsed)):
             return True
+        if on_tick is None and is_over is None:
+            continue
+        elapsed, told = time.monotonic() - start, _last_progress(log, reads)
         if on_tick is not None:
-            on_tick(time.monotonic() - start, _last_progress(log, reads))
+            on_tick(elapsed, told)
+        if is_over is not None and is_over(elapsed, told):
+            return False
 
 
 def _ends_within(process: "subprocess.Popen[bytes]", timeout_s: float) -> bool:

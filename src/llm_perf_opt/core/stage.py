@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from llm_perf_opt.config.schema import AppConfig, StageConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.names import CLEAN_PASS_ORDER
-from llm_perf_opt.core.process import CommandResult, run_command, write_cmd_file
+from llm_perf_opt.core.process import GRACE_S, CommandResult, run_command, write_cmd_file
 from llm_perf_opt.core.records import (
     STEPS_FILE,
     CommandRecord,
@@ -72,8 +72,13 @@ class CommandRunner:
         label: str | None = None,
         reads: Callable[[str], Progress | None] = read_progress,
         remove: Sequence[Path] = (),
+        is_over: Callable[[float, Progress | None], bool] | None = None,
+        grace_s: float = GRACE_S,
     ) -> CommandResult:
-        """Run a command; `label` says what it does, `reads` finds its progress in a line of its log."""
+        """Run a command; `label` says what it does, `reads` finds its progress in a line of its log.
+
+        `is_over` ends it before its timeout, and `grace_s` is what it then has to write down what it has.
+        """
 
         def tick(elapsed_s: float, told: Progress | None) -> None:
             words = [text for text in (label, told.text if told else None) if text and text != self.stage]
@@ -96,6 +101,8 @@ class CommandRunner:
             reads=reads,
             redactor=self.redactor,
             remove=remove,
+            is_over=is_over,
+            grace_s=grace_s,
         )
         record = CommandRecord(
             argv=result.argv,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llm_perf_opt.core.process import CommandResult
-from llm_perf_opt.core.records import read_progress
+from llm_perf_opt.core.records import Progress, read_progress
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.profiling.nsys.capture import workload_cwd
@@ -24,6 +24,10 @@ from llm_perf_opt.profiling.vendor.ncu import (
     pick_set,
 )
 
+# A program that is to be ended after so many seconds is done when ncu has profiled nothing for so many more.
+QUIET_S = 30.0
+# When ncu is told to end, it ends the program and writes its report, seen with 43 MB within two seconds.
+REPORT_GRACE_S = 20.0
 # Files of a second look carry these in their names: by place, by name.
 WINDOW = "-window"
 NAMED = "-named"
@@ -97,12 +101,27 @@ class Capture:
 
 @dataclass(frozen=True, kw_only=True)
 class NcuCaptured:
-    """The report of a capture. `rerun` tells that the filters were dropped to get it."""
+    """The report of a capture. `rerun` tells that the filters were dropped to get it, `ended` why it was cut short."""
 
     report: Path
     log: NcuLog
     rerun: bool
     duration_s: float
+    ended: str | None = None
+
+
+class _Quiet:
+    """Whether a program that does not end by itself has shown all it will: ncu says nothing new for a while."""
+
+    def __init__(self, after_s: float) -> None:
+        self._after_s = after_s
+        self._said: Progress | None = None
+        self._since_s = 0.0
+
+    def __call__(self, elapsed_s: float, told: Progress | None) -> bool:
+        if told != self._said:
+            self._said, self._since_s = told, elapsed_s
+        return elapsed_s >= self._after_s and elapsed_s - self._since_s >= QUIET_S
 
 
 def capture(plan: Capture, work_argv: Sequence[str], ctx: StageContext, timeout_s: float) -> NcuCaptured:
@@ -147,11 +166,15 @@ def _attempt(
 ) -> NcuCaptured | None:
     """One run under ncu: its report, or None where no launch passed the filters. Raises ToolError for all else."""
     log, result = _run(plan, work_argv, ctx, timeout_s, suffix=suffix)
+    ended = None
+    if result.timed_out:
+        ended = f"ncu was ended after {timeout_s:.0f} s (pipeline.ncu.timeout_s): these are the launches until then"
     if log.outcome == "failed":
         raise ToolError(f"{log.problem} — {log.remedy} (log: {ctx.out_dir / f'log{suffix}.txt'})")
     if log.outcome == "nothing":
         return None
-    return NcuCaptured(report=_report(plan, ctx), log=log, rerun=False, duration_s=result.duration_s)
+    report = _report(plan, ctx)
+    return NcuCaptured(report=report, log=log, rerun=False, duration_s=result.duration_s, ended=ended)
 
 
 def _nothing(ctx: StageContext) -> str:
@@ -173,22 +196,30 @@ def _run(
         raise ToolError(f"{report} exists and pipeline.ncu.ncu_cli.force_overwrite is false — move it away or allow it")
     report.unlink(missing_ok=True)
     log_name = f"log{suffix}.txt"
+    duration_s = ctx.config.workload.duration_s
     result = ctx.run_command(
         plan.argv(ctx.out_dir, work_argv),
         timeout_s=timeout_s,
         log=log_name,
         cmd_file=f"cmd{suffix}.txt",
         cwd=workload_cwd(ctx.config),
-        env=phase_limit(ctx.config.workload.stop_after_phases),
+        env={**phase_limit(ctx.config.workload.stop_after_phases), **_alone(ctx)},
         reads=lambda line: read_ncu_progress(line) or read_progress(line),
+        is_over=None if duration_s is None else _Quiet(duration_s),
+        grace_s=REPORT_GRACE_S,
     )
-    if result.timed_out:
+    if result.timed_out and not report.is_file():
         raise ToolError(
             f"ncu did not end within {timeout_s:.0f} s (pipeline.ncu.timeout_s) — profile fewer kernels "
             "(pipeline.ncu.max_kernels), fewer sections, or allow more time"
         )
     text = (ctx.out_dir / log_name).read_text(encoding="utf-8", errors="replace")
     return parse_ncu_log(text, exit_code=result.exit_code, has_report=report.is_file()), result
+
+
+def _alone(ctx: StageContext) -> dict[str, str]:
+    """What keeps a compiled model in one process: beside one that compiles, every replay takes four times as long."""
+    return {} if ctx.config.infer.compile == "none" else {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
 def _report(plan: Capture, ctx: StageContext) -> Path:

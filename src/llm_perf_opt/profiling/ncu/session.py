@@ -386,6 +386,9 @@ def _filters(
         return limit, found
     each = cfg.max_launches_per_kernel
     spread = launch_numbers(each, steps) if spans is None else fewest_numbers(spans, each)
+    if spans is None and selection is not None:
+        # A kernel that is launched less often than the first number would not be met.
+        spread = tuple(dict.fromkeys((min(spread[0], *(k.instances for k in selection.kernels)), *spread)))
     if cli.launch_count is None and cli.launch_skip is None:
         found = replace(found, invocations="|".join(map(str, spread)))
     if cli.kernel_name is not None:
@@ -454,6 +457,8 @@ def _capture_notes(
     cfg: "NcuConfig", captured: NcuCaptured, prepared: Prepared, analysis: NcuAnalysis
 ) -> tuple[str, ...]:
     out = [f"clocks: --clock-control {cfg.ncu_cli.clock_control}"]
+    if captured.ended is not None:
+        out.append(captured.ended)
     if captured.rerun:
         out.append(
             "the filters let no kernel through: these are launches from a rerun without NVTX gating and without the "

@@ -9,7 +9,8 @@ from llm_perf_opt.core.records import Progress
 Outcome = Literal["ok", "nothing", "failed"]
 
 _PROGRESS = re.compile(r'==PROF== Profiling "(?P<name>[^"]*)".*?(?P<passes>\d+) pass', re.DOTALL)
-_KERNEL = re.compile(r'==PROF== Profiling "(?P<name>[^"]*)" - (?P<number>\d+)')
+# 2025.3 has no number, and in a capture by name the context, the stream and the number of the launch in the name.
+_KERNEL = re.compile(r'==PROF== Profiling "(?:\d+:\d+:)?(?P<name>[^"]*?)(?::\d+)?"(?: - (?P<number>\d+))?')
 _NOTHING = re.compile(r"No (?:kernels|ranges|workloads?) were profiled")
 # The shell's and glibc's words for a program that was ended by a signal.
 _CRASH = re.compile(
@@ -91,7 +92,10 @@ class NcuLog:
 def read_ncu_progress(line: str) -> Progress | None:
     """Which kernel ncu measures, by the line it prints when it begins with one; kernels are counted from 0."""
     found = _KERNEL.match(line)
-    return None if found is None else Progress(text=f"kernel {int(found['number']) + 1}, {found['name']}")
+    if found is None:
+        return None
+    number = "kernel" if found["number"] is None else f"kernel {int(found['number']) + 1},"
+    return Progress(text=f"{number} {found['name']}")
 
 
 def parse_ncu_log(text: str, *, exit_code: int | None, has_report: bool) -> NcuLog:
