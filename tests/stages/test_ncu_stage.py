@@ -269,7 +269,7 @@ def test_a_program_that_does_not_end_is_ended_when_ncu_has_nothing_new(
     run = replace(endless, config=replace(endless.config, workload=workload))
     output = run.stage(timeout_s=50.0)
     assert output.metrics["ncu_launches"].value == 24
-    assert output.metrics["ncu_capture_s"].value < 40
+    assert float(output.metrics["ncu_capture_s"].value or 99) < 40
     assert not any("was ended after" in note for note in output.notes)
 
 

@@ -1,6 +1,7 @@
 """Listing runs, migrating old ones, and looking at the machine."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from llm_perf_opt.profiling.vendor.tools import counters_restricted, importer_tr
 from llm_perf_opt.runners.doctor import diagnose
 from llm_perf_opt.runners.runs import find_runs
 from tests.support.fixtures_dir import REPO
-from tests.support.orchestrator import llm_perf
+from tests.support.orchestrator import ALPHA, OFF, llm_perf
 
 MIGRATE = REPO / "scripts" / "migrate-run-layout.py"
 
@@ -197,6 +198,61 @@ def test_gpus_as_nvidia_smi_lists_them() -> None:
         Gpu(index=0, name="NVIDIA H200", memory_bytes=143771 << 20, driver="580.159.04", compute_capability="9.0"),
         Gpu(index=1, name="NVIDIA L4", memory_bytes=23034 << 20, driver="580.159.04", compute_capability=None),
     )
+
+
+SMI = """#!/bin/sh
+case "$*" in
+  *utilization*) {load} ;;
+  *query*) echo "0, NVIDIA H200, 143771, 580.159.04, 9.0" ;;
+esac
+"""
+
+
+def _smi(folder: Path, load: str) -> dict[str, str]:
+    """An environment with a stand-in of nvidia-smi that answers so when it is asked how busy the GPU is."""
+    folder.mkdir(exist_ok=True)
+    (folder / "nvidia-smi").write_text(SMI.format(load=load))
+    (folder / "nvidia-smi").chmod(0o755)
+    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize(
+    ("load", "busy"),
+    [
+        ('echo "0, 97\n1, 3"', {"0": 97}),
+        ('echo "0, 0\n1, 19"', {}),
+        ('echo "0, [N/A]"', {}),
+        ("exit 9", {}),
+        # What has just ended is still told for a moment.
+        ('if [ -e seen ]; then echo "0, 0"; else touch seen; echo "0, 100"; fi', {}),
+    ],
+)
+def test_a_gpu_is_busy_when_it_is_so_twice(
+    load: str, busy: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tools, "LOAD_WINDOW_S", 0.0)
+    monkeypatch.chdir(tmp_path)
+    assert tools.busy_gpus(_smi(tmp_path / "bin", load)) == busy
+
+
+@pytest.mark.slow
+def test_a_run_on_a_gpu_that_others_use_says_so_first(tmp_path: Path) -> None:
+    env = _smi(tmp_path / "bin", 'echo "0, 97"')
+    ran = llm_perf("profile", *OFF, ALPHA, f"artifacts.runs_dir={tmp_path / 'run'}", cwd=tmp_path, PATH=env["PATH"])
+    said = "GPU 0 was 97 % busy before this run did anything: another program uses it too"
+    assert said in ran.out + ran.err
+    assert json.loads((tmp_path / "run" / "env.json").read_text())["gpu_busy_pct"] == {"0": 97}
+    assert f"> **Unsteady:** {said}" in (tmp_path / "run" / "report.md").read_text()
+    on_cpu = llm_perf(
+        "profile",
+        *OFF,
+        ALPHA,
+        "run.device=cpu",
+        f"artifacts.runs_dir={tmp_path / 'cpu'}",
+        cwd=tmp_path,
+        PATH=env["PATH"],
+    )
+    assert said not in on_cpu.out + on_cpu.err
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,8 @@ KERNELS_JSON: Final = "kernels.json"
 ANALYSIS_FILE: Final = "analysis.json"
 TIMELINE_FILE: Final = "timeline.json"
 GPU_SAMPLES_FILE: Final = "gpu_samples.json"
+# Of the environment: percent by GPU, where one was busy with other work before a run began.
+BUSY_GPUS: Final = "gpu_busy_pct"
 GENERATED_FILE: Final = "generated.json"
 # Below tmp/ of a run: where torch.compile keeps what it wrote, shared by all stages.
 INDUCTOR_DIR: Final = "inductor"

@@ -12,7 +12,7 @@ from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.files import in_words
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import RunManifest, read_manifest, write_json, write_manifest
-from llm_perf_opt.core.names import MANIFEST_FILE, PLAN_FILE
+from llm_perf_opt.core.names import BUSY_GPUS, MANIFEST_FILE, PLAN_FILE
 from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.core.units import format_bytes
@@ -39,7 +39,8 @@ from llm_perf_opt.pipeline.run import RunInput, execute, why_again
 from llm_perf_opt.pipeline.stores import SyncDocument, check_url, claim, upload
 from llm_perf_opt.pipeline.trust import sign
 from llm_perf_opt.profiling.artifacts import Artifacts
-from llm_perf_opt.profiling.vendor.tools import probe_host
+from llm_perf_opt.profiling.vendor.tools import busy_gpus, probe_host
+from llm_perf_opt.report.view.headline import shared_gpus
 from llm_perf_opt.report.view.report import ReportView
 from llm_perf_opt.report.write import view_run, write_view
 
@@ -132,6 +133,12 @@ class Job:
         gpus = tuple(str(gpu.index) for gpu in self.host.gpus)
         devices = devices_of(run.device, os.environ.get("CUDA_VISIBLE_DEVICES"), gpus)
         with turn(run.exclusive, devices, self.console.say):
+            busy = busy_gpus(allowed_environment(os.environ)) if gpus else {}
+            if shared := {index: busy[index] for index in devices if index in busy}:
+                environment = {**environment, BUSY_GPUS: shared}
+                write_provenance(root, environment=environment, resolved=self.config.resolved, redactor=self.redactor)
+                for text in shared_gpus(environment):
+                    self.console.say(f"note: {text}")
             manifest = execute(self._input(environment))
         view, reports = self._reports(manifest)
         self.console.show(answer(manifest, view, reports))

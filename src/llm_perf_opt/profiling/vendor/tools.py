@@ -5,6 +5,7 @@ import platform
 import re
 import shutil
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -25,6 +26,8 @@ OWN_STATUS = Path("/proc/self/status")
 MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 # The number of CAP_SYS_ADMIN among Linux' capabilities.
 SYS_ADMIN = 21
+BUSY_PCT = 20
+LOAD_WINDOW_S = 1.0
 _VERSION = re.compile(r"(?:version|Version)\s+(\d+(?:\.\d+)+)")
 _INSTALL = {
     "nsys": "install Nsight Systems (Debian non-free: nsight-systems; NVIDIA: nsight-systems-cli) and put nsys on PATH",
@@ -82,6 +85,29 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
                 )
             )
     return tuple(gpus)
+
+
+def busy_gpus(env: Mapping[str, str]) -> dict[str, int]:
+    """How busy the GPUs are with other work, in percent of the time, by index: before ours begins it is others'.
+
+    The driver tells of up to a second ago, so a run that has just ended may still be seen: what is busy is asked twice.
+    """
+    first = _gpu_load(env)
+    if not any(percent >= BUSY_PCT for percent in first.values()):
+        return {}
+    time.sleep(LOAD_WINDOW_S)
+    second = _gpu_load(env)
+    least = {index: min(percent, second.get(index, 0)) for index, percent in first.items()}
+    return {index: percent for index, percent in least.items() if percent >= BUSY_PCT}
+
+
+def _gpu_load(env: Mapping[str, str]) -> dict[str, int]:
+    smi = shutil.which("nvidia-smi", path=env.get("PATH"))
+    if smi is None:
+        return {}
+    code, text = run_quick([smi, "--query-gpu=index,utilization.gpu", "--format=csv,noheader,nounits"], env=env)
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()] if code == 0 else []
+    return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdecimal()}
 
 
 def probe_nsys(env: Mapping[str, str]) -> Tool:

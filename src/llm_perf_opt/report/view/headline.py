@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import PurePath
-from typing import Literal
+from typing import Any, Literal
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.findings.facts import Known, Quantity, RunFacts, Unknown
@@ -17,7 +17,7 @@ from llm_perf_opt.analysis.findings.finding import (
 )
 from llm_perf_opt.analysis.findings.rules import RULE_BY_ID
 from llm_perf_opt.analysis.findings.waterfall import Waterfall
-from llm_perf_opt.core.names import DECODE
+from llm_perf_opt.core.names import BUSY_GPUS, DECODE
 from llm_perf_opt.core.units import digits, format_factor, format_ms, format_percent
 from llm_perf_opt.report.facts import clean_metric, measured_prompt
 from llm_perf_opt.report.run_files import Found, RunFiles
@@ -117,12 +117,24 @@ def _is_nothing_else(files: RunFiles, facts: RunFacts) -> bool:
 
 def _warnings(files: RunFiles) -> tuple[str, ...]:
     """Why the numbers may not come out the same again."""
+    shared = shared_gpus(files.manifest.environment)
     if not files.samples:
-        return ()
-    return stability_warnings(
+        return shared
+    unsteady = stability_warnings(
         files.samples,
         files.metrics.content if isinstance(files.metrics, Found) else None,
         files.clocks.content if isinstance(files.clocks, Found) else None,
+    )
+    return (*shared, *unsteady)
+
+
+def shared_gpus(environment: Mapping[str, Any]) -> tuple[str, ...]:
+    """A sentence for each GPU that did others' work when the run began."""
+    found = environment.get(BUSY_GPUS)
+    return tuple(
+        f"GPU {index} was {percent} % busy before this run did anything: another program uses it too, and every time "
+        "measured here is that of a shared GPU"
+        for index, percent in (found.items() if isinstance(found, Mapping) else ())
     )
 
 
