@@ -2,8 +2,9 @@
 
     python benchmarks/keep_captures.py RUNS OUT [--seconds 2]
 
-Tables that hold environments, command lines and calls of the operating system are emptied; with --seconds only what
-began within so many seconds after the first kernel stays. A run is named by its folder right below RUNS.
+Tables that hold environments, command lines and calls of the operating system are emptied, and names of files taken
+out. With --seconds only what began within so many seconds after the first kernel stays. A run is named by its folder
+right below RUNS.
 """
 
 import argparse
@@ -33,6 +34,11 @@ def make_small(path: Path, seconds: float | None) -> None:
         tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         for table in set(EMPTIED) & set(tables):
             database.execute(f'DELETE FROM "{table}"')
+        if "StringIds" in tables:
+            database.execute(
+                "UPDATE StringIds SET value = 'a file' "
+                "WHERE value GLOB '*/opt/*' OR value GLOB '/*' OR value GLOB '*/streams/*'"
+            )
         if seconds is not None and KERNELS in tables:
             (first_ns,) = database.execute(f"SELECT min(start) FROM {KERNELS}").fetchone()
             for table in tables:

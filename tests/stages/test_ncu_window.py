@@ -22,6 +22,7 @@ from llm_perf_opt.profiling.parsers.ncu_log import NcuLog
 from tests.support.fake_ncu import install
 from tests.support.fixtures_dir import DATA
 from tests.support.ncu_run import H200, Run, captures, host
+from tests.support.nsys_builder import h200_export
 
 CLEAN = {"tpot_ms": Metric(value=1.0, unit="ms", how="clean pass")}
 
@@ -90,7 +91,7 @@ def _by_hand(path: Path) -> list[str]:
         rows = database.execute(
             "SELECT s.value FROM CUPTI_ACTIVITY_KIND_KERNEL k JOIN CUPTI_ACTIVITY_KIND_RUNTIME r USING (correlationId) "
             "JOIN StringIds s ON s.id = k.demangledName WHERE r.start >= ? AND r.start < ? AND r.globalTid = ? "
-            "ORDER BY r.start",
+            "ORDER BY r.start, k.start",
             (start, end, thread),
         )
         return [name for (name,) in rows]
@@ -126,8 +127,18 @@ def test_time_that_kernels_share_on_the_timeline_is_counted_once() -> None:
     assert result_metrics(analysis, captured)["ncu_coverage"].value == pytest.approx(0.9)
 
 
-def _run(capture: Path, tmp_path: Path, kernels: str) -> Run:
-    config = type_config(compose_config(["model=llama_tiny", "infer.max_new_tokens=5"]), user_dir=tmp_path)
+def _times(database: sqlite3.Connection, where: str = "1") -> dict[str, int]:
+    return dict(
+        database.execute(
+            "SELECT s.value, sum(k.end - k.start) FROM CUPTI_ACTIVITY_KIND_KERNEL k "
+            f"JOIN StringIds s ON s.id = k.demangledName WHERE {where} GROUP BY 1"
+        ).fetchall()
+    )
+
+
+def _run(capture: Path, tmp_path: Path, kernels: str, *words: str) -> Run:
+    composed = compose_config(["model=llama_tiny", "infer.max_new_tokens=5", *words])
+    config = type_config(composed, user_dir=tmp_path)
     install(tmp_path / "bin")
     nsys = StageRecord(name="nsys", status="ok", files=(StageFile(role="nsys_sqlite", path=capture),))
     return Run(
@@ -153,12 +164,7 @@ def test_few_launches_in_a_row_are_profiled_in_place_of_names(capture: Path, tmp
     assert len(launched) // 4 <= skip and skip + count <= 3 * len(launched) // 4
     held = set(launched[skip : skip + count])
     with closing(sqlite3.connect(capture)) as database:
-        times = dict(
-            database.execute(
-                "SELECT s.value, sum(k.end - k.start) FROM CUPTI_ACTIVITY_KIND_KERNEL k "
-                "JOIN StringIds s ON s.id = k.demangledName GROUP BY 1"
-            ).fetchall()
-        )
+        times = _times(database)
     assert sum(times[n] for n in held) >= 0.85 * sum(times[n] for n in set(launched))
     assert f"ncu: profiled are {count} launches in a row that hold them" in run.said
     assert output.metrics["ncu_plan_launches"].value == count <= 64
@@ -167,6 +173,26 @@ def test_few_launches_in_a_row_are_profiled_in_place_of_names(capture: Path, tmp
     assert "--kernel-id" in second and "--launch-skip" not in second
     assert "pipeline.direct_inference.stop_after_tokens=8" in second
     assert {f.path.name for f in output.files if f.role == "ncu_report"} == {"decode.ncu-rep", "decode-named.ncu-rep"}
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_kernels_of_a_graph_are_taken_at_their_place_with_room_beside_them(tmp_path: Path) -> None:
+    capture = h200_export(tmp_path, "compiled")
+    words = ["infer.cache=static", "infer.compile=reduce-overhead", "infer.max_new_tokens=16"]
+    run = _run(capture, tmp_path, "nvjet_sm90_tst_64x8_64x16_2x1_v_bz_TNT", *words)
+    run.stage()
+    first = captures(run)[0]
+    skip, count = (int(first[first.index(flag) + 1]) for flag in ("--launch-skip", "--launch-count"))
+    launched = _by_hand(capture)
+    assert len(launched) == 15 * 327
+    with closing(sqlite3.connect(capture)) as database:
+        # Of the steps alone: the prefill has kernels of its own.
+        times = _times(database, "k.graphNodeId IS NOT NULL")
+    held = set(launched[skip + 3 : skip + count - 3])
+    assert sum(times[n] for n in held if n in times) >= 0.9 * sum(times.values())
+    assert count <= 30
+    assert any(word == '++infer.compile="default"' for word in first)
 
 
 @pytest.mark.long

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from llm_perf_opt.analysis.findings.rules.framework_overhead import find_framework_overhead, find_outside_operators
 from llm_perf_opt.analysis.findings.rules.kernel_gaps import find_kernel_gaps
-from llm_perf_opt.analysis.findings.rules.launch_bound import find_launch_bound
+from llm_perf_opt.analysis.findings.rules.launch_bound import REMEDY, REMEDY_OF_PROMPTS, find_launch_bound
 from llm_perf_opt.analysis.findings.rules.long_gaps import find_host_work
+from llm_perf_opt.analysis.findings.rules.on_the_host import find_framework_overhead, find_outside_operators
 from llm_perf_opt.analysis.findings.rules.wait_bound import find_wait_bound
+from llm_perf_opt.core.documents import Deployment
 from tests.support.report_facts import facts, gpu, idle, ms, phase
 
 
@@ -32,6 +33,15 @@ def test_a_step_that_is_a_graph_is_told_what_helps_a_graph() -> None:
     (found,) = find_launch_bound(facts(phase(wall=ms(15.0), gpu=replayed)))
     assert "torch.cuda.graph" not in found.remedy
     assert found.hint == "Larger graphs or a larger batch"
+
+
+def test_prompts_beside_replayed_steps_get_advice_of_their_own() -> None:
+    prefill = phase("prefill", wall=ms(78.0), gpu=gpu(29.0, wall=100.0, idle=idle(host=70.0)))
+    graphs = Deployment(cache="static", compile="reduce-overhead")
+    (found,) = find_launch_bound(facts(prefill, deployment=graphs))
+    assert found.remedy == REMEDY_OF_PROMPTS
+    (plain,) = find_launch_bound(facts(prefill, deployment=Deployment()))
+    assert plain.remedy == REMEDY
 
 
 def test_gaps_too_long_for_a_launch_are_host_work() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from llm_perf_opt.analysis.findings import rules
-from llm_perf_opt.analysis.findings.facts import ClockFacts, CopyFacts, Known, RunFacts
+from llm_perf_opt.analysis.findings.facts import ClockFacts, CopyFacts, Known, Quantity, RunFacts, Unknown
 from llm_perf_opt.analysis.findings.finding import (
     UNDER_PROFILER,
     Evidence,
@@ -18,12 +18,34 @@ from llm_perf_opt.analysis.findings.finding import (
 )
 from llm_perf_opt.analysis.findings.rules import RULES, diagnose
 from llm_perf_opt.analysis.findings.rules.kv_growth import find_fragmentation, find_kv_growth
+from llm_perf_opt.analysis.findings.rules.on_the_host import find_preparation
 from llm_perf_opt.analysis.findings.rules.profiler_overhead import find_profiler_overhead
 from llm_perf_opt.analysis.findings.rules.throttling import find_throttling
 from llm_perf_opt.core.documents import ClockDocument, ClockSample
+from llm_perf_opt.core.records import Spread
 from llm_perf_opt.report.facts import clock_facts
+from llm_perf_opt.report.view.findings import findings_view, gain_text
 from tests.support.fixtures_dir import REPO
 from tests.support.report_facts import NO_MEMORY, bound, facts, gpu, idle, kernel, ms, phase, size, whole
+
+
+def test_an_input_that_takes_long_to_prepare_comes_first() -> None:
+    phases = (phase("prefill", wall=ms(60.0)), phase(wall=ms(3.0)))
+    made = facts(*phases, request_ms=300.0, prepare=replace(ms(210.0), spread=Spread(p10=200.0, p90=220.0, n=3)))
+    found = diagnose(made)[0]
+    assert found.title == "Preparing the input on the host takes 70 % of a request"
+    assert (found.rule, found.confidence, saved_in_request_ms(found, made)) == ("preparation", "high", 210.0)
+    assert found.gain == pytest.approx(300 / 90)
+    assert gain_text(found, made) == "3.3× over a request"
+    (shown,) = findings_view((found,), made)
+    assert (shown.saves, shown.saves_each, shown.phase) == ("up to 210.0 ms per request", "", "request")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "request_ms"), [(ms(29.0), 300.0), (ms(210.0), None), (Unknown(reason="not timed"), 300.0)]
+)
+def test_an_input_that_is_ready_soon_or_not_timed_is_no_finding(prepare: Quantity, request_ms: float | None) -> None:
+    assert find_preparation(facts(phase(wall=ms(3.0)), request_ms=request_ms, prepare=prepare)) == []
 
 
 def test_a_cache_that_dominates_the_reads_of_a_step_is_found() -> None:

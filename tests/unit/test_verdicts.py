@@ -333,6 +333,17 @@ def test_a_compiled_model_is_told_of_its_warm_up_as_what_is_paid_once(tmp_path: 
     assert step.idle is not None and step.idle.waiting_for_host_ns < 0.1 * step.wall_ns
 
 
+def test_a_batch_of_eight_is_judged_by_its_steps(tmp_path: Path) -> None:
+    """Llama 1B, eight prompts of 256 tokens at once, eager: as many kernels as for one, and the host as slow."""
+    found = analyze_timelines([with_phases(read_nsys_sqlite(h200_export(tmp_path, "batched")), {})])
+    (step,) = [row for row in found.ranges if row.name == "decode_step"]
+    assert (step.instances, step.kernel_count) == (15, 15 * 678)
+    assert step.gpu_busy_ns is not None and step.gpu_busy_ns < 0.2 * step.wall_ns
+    first, second = found.findings[:2]
+    assert (first.rule, first.is_one_time, second.rule) == ("compilation", True, "launch_bound")
+    assert "decode" in second.title
+
+
 @pytest.mark.parametrize(
     ("name", "rule"),
     [

@@ -296,6 +296,7 @@ def gather(files: RunFiles, ncu: NcuAnalysis | None) -> RunFacts:
         bytes_per_s=_bandwidth(static),
         capture_ms=_capture_ms(files, phases),
         request_ms=value_of(clean_metric(files.manifest, "e2e_ms")),
+        prepare=clean_metric(files.manifest, "prepare_ms"),
         deployment=files.metrics.content.deployment if isinstance(files.metrics, Found) else None,
         is_compiled=isinstance(files.generated, Found) and bool(files.generated.content.kernels),
     )

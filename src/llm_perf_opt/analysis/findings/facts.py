@@ -176,7 +176,8 @@ class RunFacts:
 
     `capture_ms`: from the first GPU work of a capture to its last, where that is all there is: nothing was timed
     without a profiler, and what could be saved is a part of this.
-    `request_ms` is a whole request of the clean pass, preparation and text included; `deployment` is how the model was
+    `request_ms` is a whole request of the clean pass, preparation and text included, `prepare` what passes in it before
+    the model has its input; `deployment` is how the model was
     run, None where nobody recorded it; `is_compiled`: torch.compile wrote some of the kernels.
     """
 
@@ -195,6 +196,7 @@ class RunFacts:
     bytes_per_s: float | None = None
     capture_ms: float | None = None
     request_ms: float | None = None
+    prepare: Quantity = Unknown(reason="no clean pass was run")
     deployment: "Deployment | None" = None
     is_compiled: bool = False
 

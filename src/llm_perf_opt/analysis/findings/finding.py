@@ -11,6 +11,8 @@ from llm_perf_opt.core.names import DECODE, DECODE_STEP, MODULE_PREFIX, PHASES
 
 Confidence = Literal["high", "medium", "low"]
 WHOLE_CAPTURE = "capture"
+# In place of a phase: something that happens once in a request.
+REQUEST = "request"
 # A range of a capture that is a phase of the run: its clean time says more than the capture's.
 PHASE_RANGES = (*PHASES, DECODE_STEP)
 # A finding of a capture that could save less of it than this is not worth a line, or not the headline.
@@ -329,7 +331,7 @@ def saved_in_request_ms(finding: Finding, facts: RunFacts) -> float | None:
     if finding.saves_ms is None or finding.phase is None:
         return None
     phase = facts.phases.get(finding.phase)
-    steps = phase.steps_per_request if phase is not None else None
+    steps = 1.0 if finding.phase == REQUEST else phase.steps_per_request if phase is not None else None
     return None if steps is None else finding.saves_ms * steps
 
 

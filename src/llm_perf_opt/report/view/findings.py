@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from llm_perf_opt.analysis.findings.facts import PER, RunFacts
 from llm_perf_opt.analysis.findings.finding import (
+    REQUEST,
     WHOLE_CAPTURE,
     Evidence,
     Finding,
@@ -121,6 +122,8 @@ def gain_text(finding: Finding, facts: RunFacts) -> str:
     factor = format_factor(finding.gain)
     if finding.share is not None or finding.phase == WHOLE_CAPTURE:
         return f"{factor} over the whole capture"
+    if finding.phase == REQUEST:
+        return f"{factor} over a request"
     if finding.phase not in PHASES:
         return f"{factor} over the run"
     request = gain_in_request(finding, facts)
@@ -145,7 +148,7 @@ def _saves_each(group: Sequence[Finding], facts: RunFacts) -> str:
     """Empty where there is only one time to say."""
     if group[0].share is not None or group[0].saves_ms is None or _in_requests(group, facts) is None:
         return ""
-    return "" if [f.phase for f in group] == [PREFILL] else _steps(group)
+    return "" if [f.phase for f in group] in ([PREFILL], [REQUEST]) else _steps(group)
 
 
 def _steps(group: Sequence[Finding]) -> str:

@@ -11,6 +11,7 @@ from llm_perf_opt.analysis.findings.facts import Known, Quantity, RunFacts, Unkn
 from llm_perf_opt.analysis.findings.finding import (
     ANY_HINT,
     MIN_HEADLINE,
+    REQUEST,
     Finding,
     gain_in_request,
     may_be_headline,
@@ -37,7 +38,7 @@ from llm_perf_opt.report.view.captured import (
 from llm_perf_opt.report.view.findings import gain_of, twins
 from llm_perf_opt.report.view.roofline import mbu_of, mfu_of
 from llm_perf_opt.report.view.shown import BoundDistance, Shown, Tile, TimeSplit, show
-from llm_perf_opt.report.view.waterfall import distance_of, split_of
+from llm_perf_opt.report.view.waterfall import distance_of, request_split, split_of
 
 Tone = Literal["good", "warn", "bad", "unknown"]
 NEAR_BOUND = 1.3
@@ -48,7 +49,8 @@ FAR_FROM_BOUND = 2.0
 class HeadlineView:
     """`facts` is what to print of the run; `device` and `parameters` are None where they are not known.
 
-    `log` is what a program that crashed printed, by its path in the run. `split` and `distance` are of the phase the
+    `log` is what a program that crashed printed, by its path in the run. `promised` is the rule of the finding the
+    verdict is about. `split` and `distance` are of the phase the
     verdict is about: where its time goes, and how far it is from its bound.
     """
 
@@ -61,6 +63,7 @@ class HeadlineView:
     phase: str
     tiles: tuple[Tile, ...]
     warnings: tuple[str, ...] = ()
+    promised: str | None = None
     log: str | None = None
     is_cpu: bool = False
     split: TimeSplit | None = None
@@ -72,9 +75,12 @@ def headline(
     files: RunFiles, facts: RunFacts, waterfalls: tuple[Waterfall, ...], found: tuple[Finding, ...]
 ) -> HeadlineView:
     capture = _capture_alone(files, facts)
-    verdict, tone, about = _verdict(waterfalls, found, facts, capture)
+    best = best_finding(found, facts)
+    verdict, tone, about = _verdict(waterfalls, found, facts, capture, best)
     fall = _shown_first(waterfalls, about, facts)
     split = captured_split(capture.content) if capture is not None else None if fall is None else split_of(fall)
+    if about == REQUEST:
+        split = request_split(files, facts) or split
     tiles = _tiles(files, facts) if capture is None else captured_tiles(capture)
     if isinstance(files.ncu, Found) and isinstance(files.capture, Unknown) and _is_nothing_else(files, facts):
         tiles, verdict, tone = ncu_tiles(files.ncu), ncu_verdict(files.ncu.content), "unknown"
@@ -93,6 +99,7 @@ def headline(
         phase=fall.phase if fall is not None else about or DECODE,
         tiles=tiles,
         warnings=_warnings(files),
+        promised=None if best is None else best.rule,
         is_cpu=bool(facts.is_cpu),
         split=split,
         distance=None if fall is None else distance_of(fall),
@@ -301,18 +308,17 @@ def _verdict(
     found: tuple[Finding, ...],
     facts: RunFacts,
     capture: Found[CaptureAnalysis] | None,
+    best: Finding | None,
 ) -> tuple[str, Tone, str | None]:
     """What to say first, how bad that is, and the phase it is about."""
-    # A guess is for the list of findings, not for the one sentence everybody reads.
-    best = next((d for d in found if may_be_headline(d) and is_worth_it(d, facts)), None)
     if best is not None and best.gain is not None and best.gain >= FAR_FROM_BOUND:
         return _promise(best, found, facts), "bad", best.phase
-    compared = [(*text, w.phase) for w in waterfalls if (text := _distance(w)) is not None]
+    compared = [(w, *distance) for w in waterfalls if (distance := _distance(w)) is not None]
     if compared:
-        worst = max(compared, key=lambda item: item[1])
-        tone: Tone = "good" if worst[1] < NEAR_BOUND else "warn" if worst[1] < FAR_FROM_BOUND else "bad"
+        worst, text, factor = max(compared, key=lambda item: _lost_ms(item[0], facts))
+        tone: Tone = "good" if factor < NEAR_BOUND else "warn" if factor < FAR_FROM_BOUND else "bad"
         promise = f" {_promise(best, found, facts)}" if best is not None and best.gain is not None else ""
-        return worst[0] + promise, tone, worst[2]
+        return text + promise, tone, worst.phase
     if best is not None:
         return _promise(best, found, facts), "warn", best.phase
     known = [w for w in waterfalls if isinstance(w.wall, Known)]
@@ -332,6 +338,11 @@ def _verdict(
     return "No latency was measured and no bound is known: what was run and found is below.", "unknown", None
 
 
+def best_finding(found: Sequence[Finding], facts: RunFacts) -> Finding | None:
+    """What the verdict promises; a guess is for the list of findings, not for the one sentence everybody reads."""
+    return next((d for d in found if may_be_headline(d) and is_worth_it(d, facts)), None)
+
+
 def is_worth_it(finding: Finding, facts: RunFacts) -> bool:
     """Whether a request would be faster by what anybody notices; where requests are not known, the phase."""
     gain = gain_in_request(finding, facts) or finding.gain
@@ -345,6 +356,14 @@ def _promise(finding: Finding, found: tuple[Finding, ...], facts: RunFacts) -> s
         shorter = format_factor(finding.gain)
         return f"{finding.title}. It is paid once: without it the capture would be up to {shorter} shorter."
     return f"{finding.title}. {hint} could give up to {gain_of(twins(finding, found), facts)}."
+
+
+def _lost_ms(waterfall: Waterfall, facts: RunFacts) -> float:
+    """What a request takes above a phase's bound; of one step where nobody knows how many there are."""
+    bound = waterfall.known("achievable") or waterfall.known("datasheet")
+    if bound is None or isinstance(waterfall.wall, Unknown):
+        return 0.0
+    return (waterfall.wall.value - bound.to_ms) * (facts.phases[waterfall.phase].steps_per_request or 1.0)
 
 
 def _distance(waterfall: Waterfall) -> tuple[str, float] | None:

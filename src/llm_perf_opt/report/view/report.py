@@ -87,6 +87,12 @@ class ReportView:
         return not set(self.parts) - {"findings"} and self.request is None
 
     @property
+    def first_finding(self) -> FindingView | None:
+        """What to do first: what the verdict promises, else what could save most, though it may be a guess."""
+        promised = [finding for finding in self.findings if finding.rule == self.headline.promised]
+        return next(iter((*promised, *self.findings)), None)
+
+    @property
     def absent(self) -> tuple[tuple[str, str, Unknown], ...]:
         """Parts there is nothing to show in, by name and title, with the reason: a list says it better than boxes.
 

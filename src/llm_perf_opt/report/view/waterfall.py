@@ -245,6 +245,18 @@ def request_view(files: RunFiles, facts: RunFacts) -> RequestView | None:
     )
 
 
+def request_split(files: RunFiles, facts: RunFacts) -> TimeSplit | None:
+    """A whole request on one bar; None where a phase of it is not known."""
+    whole = request_view(files, facts)
+    if whole is None or not whole.is_whole:
+        return None
+    return TimeSplit(
+        what="one request",
+        total=whole.total,
+        parts=tuple(TimePart(label=p.label, kind=p.key, share=p.width_pct / 100) for p in whole.parts),
+    )
+
+
 LABELS = (
     ("prepare", "prepare (host)"),
     (PREFILL, "prefill, to the first token"),

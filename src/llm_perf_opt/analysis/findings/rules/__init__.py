@@ -23,7 +23,6 @@ from llm_perf_opt.analysis.findings.finding import (
 from llm_perf_opt.analysis.findings.rules import (
     above_bound,
     dtype_miss,
-    framework_overhead,
     kernel_gaps,
     kv_growth,
     launch_bound,
@@ -31,6 +30,7 @@ from llm_perf_opt.analysis.findings.rules import (
     low_occupancy,
     memory_bound,
     needless_copies,
+    on_the_host,
     profiler_overhead,
     small_gemm,
     throttling,
@@ -39,6 +39,7 @@ from llm_perf_opt.analysis.findings.rules import (
 )
 
 RULES: tuple[Rule, ...] = (
+    on_the_host.PREPARATION,
     launch_bound.RULE,
     wait_bound.RULE,
     long_gaps.DATA_LOADING,
@@ -49,8 +50,8 @@ RULES: tuple[Rule, ...] = (
     kernel_gaps.LATE_STARTS,
     kernel_gaps.SERIAL_STREAMS,
     kernel_gaps.DEVICES_IN_TURNS,
-    framework_overhead.RULE,
-    framework_overhead.ELSEWHERE,
+    on_the_host.RULE,
+    on_the_host.ELSEWHERE,
     above_bound.RULE,
     above_bound.ROOF,
     memory_bound.NEAR,

@@ -22,6 +22,7 @@ from llm_perf_opt.analysis.findings.remedies import (
 )
 from llm_perf_opt.analysis.findings.waterfall import split_idle
 from llm_perf_opt.analysis.timeline.rows import Idle, RangeRow
+from llm_perf_opt.core.names import DECODE, PREFILL
 
 MIN_IDLE_SHARE = 0.5
 MIN_HOST_SHARE = 0.5
@@ -37,6 +38,12 @@ FEWER = (
     "or decode a larger batch so that each launch does more work",
 )
 REMEDY = advise(START, FEWER)
+# Where decode steps are replayed already and prompts, whose lengths differ, are not.
+REMEDY_OF_PROMPTS = (
+    "launch fewer kernels from the host: compile the prefill too (dynamic=True, or prompts padded to a few lengths, "
+    "which CUDA graphs can then be captured for), fuse elementwise kernels, or run several prompts at once so that "
+    "each launch does more work"
+)
 # A model without attention has no cache and decodes nothing.
 REMEDY_OF_ANY_MODEL = (
     "launch fewer kernels from the host: capture the step in a CUDA graph (torch.compile(mode='reduce-overhead') or "
@@ -137,6 +144,9 @@ def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known, facts: RunFacts) -> li
     share = idle_ms / wall.value
     already = facts.already(phase.name)
     is_graph = gpu.is_graph or GRAPHS in already
+    remedy = REMEDY_OF_GRAPHS if is_graph else advise(START, FEWER, already)
+    if phase.name == PREFILL and not is_graph and GRAPHS in facts.already(DECODE):
+        remedy = REMEDY_OF_PROMPTS
     return [
         RULE.finding(
             title=f"{phase.name.capitalize()} is launch-bound: the GPU idles {100 * share:.0f} % of {STEP[phase.name]}",
@@ -145,7 +155,7 @@ def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known, facts: RunFacts) -> li
             saves_ms=host_ms,
             gain=amdahl(wall.value, host_ms),
             confidence=confidence_of(gpu.instances, share=min(share, host_ms / idle_ms)),
-            remedy=REMEDY_OF_GRAPHS if is_graph else advise(START, FEWER, already),
+            remedy=remedy,
             hint=HINT_OF_GRAPHS if is_graph else None,
         )
     ]

@@ -1,13 +1,29 @@
-"""Rules framework_overhead and outside_operators: on a CPU, much of a phase passes outside operators.
+"""Rules preparation, framework_overhead and outside_operators: time of the host's own.
 
-Where little passes between one operator and the next it is Python and the framework; where much does, the program does
-something else.
+A request may wait until its input is ready. On a CPU, much of a phase may pass outside operators: where little passes
+between one operator and the next it is Python and the framework; where much does, the program does something else.
 """
 
 from llm_perf_opt.analysis.findings.facts import COMPILED, Known, PhaseFacts, RunFacts
-from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, Suggestion, advise, amdahl
+from llm_perf_opt.analysis.findings.finding import (
+    CERTAIN_INSTANCES,
+    REQUEST,
+    Evidence,
+    Finding,
+    Rule,
+    Suggestion,
+    advise,
+    amdahl,
+)
 from llm_perf_opt.analysis.findings.remedies import COMPILE, JOINED_PROJECTIONS, LARGER_BATCH, ONE_THREAD
 
+# Less than this of a request is the price of having an input at all.
+MIN_PREPARING = 0.1
+PREPARE_REMEDY = (
+    "prepare the next input while the GPU works on this one (a thread, a process or a queue in front of the model), "
+    "resize and normalise on the GPU or on tensors in place of images, and prepare what comes again only once"
+)
+HIDES = "preparing ahead raises throughput; one request alone gets shorter only if preparing itself does"
 MIN_SHARE = 0.15
 START = "start fewer operators from Python: "
 FEWER = (
@@ -23,6 +39,31 @@ LOOK_REMEDY = (
     "Python or another library; a sampling profiler (py-spy record -- python …) or a trace with Python stacks names "
     "the lines"
 )
+
+
+def find_preparation(facts: RunFacts) -> list[Finding]:
+    """What passes before the model gets its input, where that is a tenth of a request."""
+    prepare, whole_ms = facts.prepare, facts.request_ms
+    if not isinstance(prepare, Known) or not whole_ms or prepare.value < MIN_PREPARING * whole_ms:
+        return []
+    repeats = prepare.spread.n if prepare.spread is not None else 1
+    return [
+        PREPARATION.finding(
+            title=f"Preparing the input on the host takes {100 * prepare.value / whole_ms:.0f} % of a request",
+            phase=REQUEST,
+            evidence=(
+                Evidence(
+                    text=f"{prepare.value:.1f} of {whole_ms:.1f} ms pass before the model gets its input "
+                    f"({prepare.how}); nothing of the request runs on the device meanwhile",
+                    source=prepare.source or "manifest.json",
+                ),
+            ),
+            saves_ms=prepare.value,
+            gain=amdahl(whole_ms, prepare.value),
+            confidence="high" if repeats >= CERTAIN_INSTANCES else "medium",
+            caveat=HIDES,
+        )
+    ]
 
 
 def find_framework_overhead(facts: RunFacts) -> list[Finding]:
@@ -93,5 +134,13 @@ ELSEWHERE = Rule(
     plain_words="Much of the time goes into something the program does beside the model.",
     remedy=LOOK_REMEDY,
     hint="Doing less beside the model",
+    is_idle=True,
+)
+PREPARATION = Rule(
+    id="preparation",
+    find=find_preparation,
+    plain_words="Most of the wait is for the input: it is read and resized by the processor before the GPU may begin.",
+    remedy=PREPARE_REMEDY,
+    hint="Preparing inputs ahead, or faster,",
     is_idle=True,
 )
