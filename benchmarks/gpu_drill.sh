@@ -3,9 +3,9 @@
 #
 #     benchmarks/gpu_drill.sh [1|2|3|rest|STEP ...]
 #
-# Needs llm-perf, nsys and ncu on PATH. Without names: the parts 1, 2, 3 and rest. A part ends within DRILL_PART_S seconds
-# (540) and stands for itself: 1 is Llama 1B from nothing to insight, 2 what people deploy, 3 other models and faults, rest
-# what repeats earlier figures. Every step has a limit of its own, cut to what is left of its part; one that has too
+# Needs llm-perf, nsys and ncu on PATH. Without names: the parts 1, 2, 3 and as much of rest as half an hour holds
+# (DRILL_ALL_S: 1770). A part by itself ends within DRILL_PART_S seconds (540): 1 is Llama 1B from nothing to insight, 2
+# what people deploy, 3 other models and faults, rest other models at their best and what repeats earlier figures. Every step has a limit of its own, cut to what is left of its part; one that has too
 # little left is passed over, and a failed one does not end the drill. After every step DRILL_OUT (default:
 # tmp/gpu-drill) has drill.tsv (what ran, exit code, seconds), logs/, runs/, drill.json and drill.md, and DRILL_PACK
 # (default: DRILL_OUT/pack) has all of it packed, each file below 16 MiB, without captures and scratch files
@@ -129,14 +129,14 @@ do_noise() { step noise 60 120 "$python" "$here/eager_noise.py" --steps 200 --ro
 do_accuracy() { step accuracy 100 400 "$python" "$here/prediction_gpu.py" $tiny --out "$out/prediction_gpu.json"; }
 
 part_1="doctor llama same overhead jax fp8"
-part_2="llama_best serve faster stages"
+part_2="llama_best serve batched captures faster"
 part_3="ocr moe faults"
-part_rest="batched large ocr_best large_best moe_best optimize_llama optimize_ocr optimize_moe graph loop joules peaks noise accuracy"
+part_rest="stages ocr_best large_best moe_best large optimize_llama optimize_ocr optimize_moe graph loop joules peaks noise accuracy"
 
 for name in "${@:-all}"; do
   case $name in
     1 | 2 | 3 | rest) part="part_$name" && wanted="${!part}" ;;
-    all) wanted="$part_1 $part_2 $part_3 $part_rest" part_s=$((4 * part_s)) ;;
+    all) wanted="$part_1 $part_2 $part_3 $part_rest" part_s=${DRILL_ALL_S:-1770} ;;
     *) wanted=$name ;;
   esac
   begun_s=$SECONDS
