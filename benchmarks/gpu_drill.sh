@@ -5,11 +5,12 @@
 #
 # Needs llm-perf, nsys and ncu on PATH. Without names: the parts 1, 2, 3 and as much of rest as half an hour holds
 # (DRILL_ALL_S: 1770). A part by itself ends within DRILL_PART_S seconds (540): 1 is Llama 1B from nothing to insight, 2
-# what people deploy, 3 other models and faults, rest other models at their best and what repeats earlier figures. Every step has a limit of its own, cut to what is left of its part; one that has too
-# little left is passed over, and a failed one does not end the drill. After every step DRILL_OUT (default:
-# tmp/gpu-drill) has drill.tsv (what ran, exit code, seconds), logs/, runs/, drill.json and drill.md, and DRILL_PACK
-# (default: DRILL_OUT/pack) has all of it packed, each file below 16 MiB, without captures and scratch files
-# (benchmarks/gpu_drill_summary.py). At the end every byte is searched for a planted token.
+# what people deploy, 3 other models and faults, rest other models at their best and what repeats earlier figures. Every
+# step has a limit of its own, cut to what is left of its part; one that has too little left is passed over, and a failed
+# one does not end the drill. After every step DRILL_OUT (default: tmp/gpu-drill) has drill.tsv (what ran, exit code,
+# seconds), logs/, runs/, drill.json and drill.md, and DRILL_PACK (default: DRILL_OUT/pack) has all of it packed, each
+# file below 16 MiB, without captures and scratch files (benchmarks/gpu_drill_summary.py). At the end every byte is
+# searched for a planted token.
 #
 # DRILL_DEVICE=cpu: the same steps with the smallest models and without ncu, to see that all of it runs.
 set -uo pipefail
