@@ -1,15 +1,19 @@
 """Verdicts that fit the program and its capture: one small capture per lesson, beside those of test_gaps."""
 
 import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import UNSET
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis, analyze_timelines
 from llm_perf_opt.analysis.findings.finding import may_be_headline
 from llm_perf_opt.analysis.findings.rules import diagnose
 from llm_perf_opt.analysis.kernels.names import is_fusible
+from llm_perf_opt.analysis.timeline.timeline import since
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
@@ -342,6 +346,55 @@ def test_a_batch_of_eight_is_judged_by_its_steps(tmp_path: Path) -> None:
     first, second = found.findings[:2]
     assert (first.rule, first.is_one_time, second.rule) == ("compilation", True, "launch_bound")
     assert "decode" in second.title
+    # Most of it is the warm-up: what comes after it is judged by itself.
+    rest = found.after_setup
+    assert rest is not UNSET and found.idle is not UNSET
+    with closing(sqlite3.connect(tmp_path / "batched.sqlite")) as database:
+        kernels = "SELECT count(*), min(start) FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE start >= ?"
+        count, begun = database.execute(kernels, (found.idle.gaps.setup_end_ns,)).fetchone()
+    assert (rest.kernel_count, begun) == (count, found.idle.gaps.setup_end_ns)
+    assert rest.findings[0].title == "decode is launch-bound: the GPU idles for 85% of it"
+    assert rest.findings[0].max_gain == pytest.approx(rest.span_ns / (rest.span_ns - 183.96e6), rel=1e-3)
+    assert rest.findings[1].title == "Unfused elementwise work takes 43% of its kernel time"
+
+
+def test_what_is_left_of_a_compiled_capture_is_no_longer_set_up(tmp_path: Path) -> None:
+    found = analyze_timelines([with_phases(read_nsys_sqlite(h200_export(tmp_path, "compiled")), {})])
+    rest = found.after_setup
+    assert rest is not UNSET and found.gpu.span_ns is not None
+    assert 0 < rest.busy_ns < rest.span_ns < 0.01 * found.gpu.span_ns
+    once = sum(finding.capture_share or 0.0 for finding in rest.findings if finding.is_one_time)
+    assert once < 0.3
+    assert not any("the capture" in text for finding in rest.findings for text in (finding.title, *finding.evidence))
+
+
+def test_a_capture_without_much_set_up_is_judged_as_a_whole(tmp_path: Path) -> None:
+    export = Export()
+    for number in range(100):
+        export.call(10_000 * number, 10_000 * number + 2000, number)
+        export.kernel("gemm", 10_000 * number + 3000, 10_000 * number + 9000, number)
+    assert analyze_timelines([read_nsys_sqlite(export.write(tmp_path / "plain.sqlite"))]).after_setup is UNSET
+
+
+def test_a_part_of_a_timeline_has_its_work_and_the_calls_that_launched_it(tmp_path: Path) -> None:
+    export = Export()
+    export.range("early", 0, 30_000)
+    export.range("late", 41_000, 60_000)
+    export.range("whole", 50_500, 60_000)
+    for number, start in enumerate((1000, 21_000, 41_500, 51_000)):
+        export.call(start, start + 500, number)
+        export.kernel(f"kernel_{number}", start + 1000, start + 4000, number)
+    whole = read_nsys_sqlite(export.write(tmp_path / "run.sqlite"))
+    part = since(whole, 42_000)
+    assert [part.names[i] for i in part.kernels.name] == ["kernel_2", "kernel_3"]
+    assert part.calls.start_ns[part.kernels.call].tolist() == [41_500, 51_000]
+    # A range that began before the first launch holds what was left out: its rest is kept.
+    names = [part.names[i] for i in part.ranges.name]
+    assert dict(zip(names, part.ranges.start_ns.tolist(), strict=True)) == {"late": 41_500, "whole": 50_500}
+    assert len(part.calls) == 2
+    everything = since(whole, 0)
+    assert everything.kernels.call.tolist() == whole.kernels.call.tolist()
+    assert len(since(whole, 10**9).kernels) == 0
 
 
 @pytest.mark.parametrize(
@@ -603,3 +656,18 @@ def test_communication_that_computation_cannot_hide_is_told_with_what_it_can(tmp
         "Communication runs with nothing beside it for 80% of the capture (20% could hide behind computation)"
     )
     assert finding.max_gain == pytest.approx(1.25)
+
+
+def test_a_page_of_a_capture_that_is_mostly_set_up_begins_with_its_steps(tmp_path: Path) -> None:
+    assert main(["analyze", str(h200_export(tmp_path, "batched")), "-o", str(tmp_path / "page")]) == 0
+    page = tmp_path / "page"
+    view = build_view(read_run_files(read_manifest(page), page))
+    assert view.headline.verdict == (
+        "After set-up: decode is launch-bound: the GPU idles for 85% of it. Without that it would be up to 3.9× "
+        "faster; the GPU is busy 17.8 % of the time. 82.7 % of the capture is set-up, paid once."
+    )
+    first = view.first_finding
+    assert first is not None
+    assert (first.rule, first.saves) == ("launch_bound", "up to 74 % of what comes after set-up")
+    assert view.findings[0].rule == "compilation"
+    assert "After set-up" in [section.title for section in view.sections]

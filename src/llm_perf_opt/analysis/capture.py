@@ -1,7 +1,7 @@
 """Timelines in, everything `llm-perf analyze` says about them out: the document `analysis.json` holds."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -42,10 +42,14 @@ from llm_perf_opt.analysis.timeline.tables import (
     range_rows,
     sum_idle,
 )
-from llm_perf_opt.analysis.timeline.timeline import CapturedGpu, Timeline, distinct
+from llm_perf_opt.analysis.timeline.timeline import CapturedGpu, Timeline, distinct, since
 
 # Ranges of more names than this are for no reader, and would make the answer larger than the capture.
 RANGES_KEPT = 500
+# From this share on that is paid once, the rest of a capture is judged by itself, if it has so many kernels.
+MOSTLY_SETUP = 0.3
+ENOUGH_TO_JUDGE = 50
+SETUP_ROUNDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +107,16 @@ class GraphTotals:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AfterSetup:
+    """What came after a capture's set-up, judged by itself. Shares and gains of its findings are of this part alone."""
+
+    span_ns: int
+    busy_ns: int
+    kernel_count: int
+    findings: tuple[FindingRecord, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class CaptureAnalysis:
     """What `analysis.json` of nsys and of a torch trace holds, and what `llm-perf analyze --json` prints.
 
@@ -111,7 +125,7 @@ class CaptureAnalysis:
     torch trace with hardware counters, `streams` where a GPU used several, `ranks` where several processes or GPUs
     worked or kernels communicated, `shapes` of a trace with input shapes, `critical_paths` of ranges with GPU work,
     `memory` of a trace with memory events, `python` of one with frames, `graph_replays` where another
-    trace says what graphs replay.
+    trace says what graphs replay, `after_setup` where most of a capture is paid once.
     """
 
     schema_version: Literal[1] = 1
@@ -137,6 +151,7 @@ class CaptureAnalysis:
     memory: tuple[MemoryCurve, ...] | UnsetType = UNSET
     python: tuple[PythonTree, ...] | UnsetType = UNSET
     graph_replays: tuple[GraphReplays, ...] | UnsetType = UNSET
+    after_setup: AfterSetup | UnsetType = UNSET
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +175,8 @@ def analyze_timelines(timelines: Sequence[Timeline]) -> CaptureAnalysis:
     return analyze_measured([measure_timeline(timeline) for timeline in timelines])
 
 
-def analyze_measured(measured: Sequence[Measured]) -> CaptureAnalysis:
-    """As `analyze_timelines`, for those who need the instances as well."""
+def analyze_measured(measured: Sequence[Measured], *, is_part: bool = False) -> CaptureAnalysis:
+    """As `analyze_timelines`, for those who need the instances as well; `is_part`: of a capture judged before."""
     timelines = [m.timeline for m in measured]
     ranges = range_rows([(m.timeline, m.ranges) for m in measured])
     source = ", ".join(t.source for t in timelines)
@@ -214,7 +229,51 @@ def analyze_measured(measured: Sequence[Measured]) -> CaptureAnalysis:
         ),
         idle=UNSET if idle is None else idle,
         streams=UNSET if streams is None else streams,
+        after_setup=UNSET if idle is None or is_part else _after_setup(measured, idle, findings),
     )
+
+
+def _after_setup(
+    measured: Sequence[Measured], idle: IdleReport, findings: Sequence[FindingRecord]
+) -> AfterSetup | UnsetType:
+    """The rest of a capture that is mostly paid once, where enough of it is left to be judged.
+
+    What is a trifle beside the compiling of a model may still be most of what is left, so it is looked for again.
+    """
+    found: AfterSetup | UnsetType = UNSET
+    timeline = measured[0].timeline if len(measured) == 1 else None
+    for _ in range(SETUP_ROUNDS):
+        once = sum(finding.capture_share or 0.0 for finding in findings if finding.is_one_time)
+        if timeline is None or once < MOSTLY_SETUP or idle.gaps.setup_end_ns is None:
+            break
+        timeline = since(timeline, idle.gaps.setup_end_ns)
+        rest = analyze_measured([measure_timeline(timeline)], is_part=True)
+        count = rest.gpu.kernel_count + rest.graphs.launches_traced_as_a_whole
+        if count < ENOUGH_TO_JUDGE or not rest.gpu.span_ns or rest.idle is UNSET:
+            break
+        idle, findings = rest.idle, rest.findings
+        found = AfterSetup(
+            span_ns=rest.gpu.span_ns,
+            busy_ns=rest.gpu.busy_ns or 0,
+            kernel_count=count,
+            findings=tuple(_of_part(finding) for finding in findings),
+        )
+    return found
+
+
+def _of_part(finding: FindingRecord) -> FindingRecord:
+    """A finding in the words of the part it is of."""
+
+    def said(text: str) -> str:
+        for word, instead in (
+            ("the capture's", "its"),
+            ("the capture", "what is left"),
+            ("The capture", "What is left"),
+        ):
+            text = text.replace(word, instead)
+        return text
+
+    return replace(finding, title=said(finding.title), evidence=tuple(said(text) for text in finding.evidence))
 
 
 def _exposed(timelines: Sequence[Timeline]) -> ExposedCommunication | None:

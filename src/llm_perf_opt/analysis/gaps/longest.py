@@ -15,6 +15,8 @@ from llm_perf_opt.analysis.timeline.timeline import Activities, Timeline, join, 
 # More are not looked into: the longest of them hold nearly all the time, and each is a search.
 MAX_LOOKED_INTO = 200
 SHOWN = 20
+# A gap of set-up counts as its end from this share of a process's time on; less happens in the middle of things.
+SETUP_SHARE = 0.005
 # A gap of which this part lies after the launch is not the host's.
 HELD = 0.5
 BEFORE_FIRST = "before the first kernel"
@@ -69,7 +71,8 @@ class LongGaps:
     """All gaps counted by length, the longest by themselves, and the reasons of the long ones, the costliest first.
 
     `held_count` and `held_ns` are about long gaps that lie mostly after the return of the launch: something other than
-    the host held the work back.
+    the host held the work back. `setup_end_ns`: when the last large gap of set-up ended, on the capture's own clock, in
+    the process that launched most; None where there is none, or several captures.
     """
 
     short_count: int
@@ -79,6 +82,7 @@ class LongGaps:
     held_ns: int
     longest: tuple[Gap, ...]
     reasons: tuple[Reason, ...]
+    setup_end_ns: int | None = None
 
 
 def find_long_gaps(timeline: Timeline, maps: Mapping[int, IdleMap], *, source: int = 0) -> LongGaps:
@@ -86,6 +90,7 @@ def find_long_gaps(timeline: Timeline, maps: Mapping[int, IdleMap], *, source: i
     compute = join([timeline.kernels, timeline.graphs])
     short = long = long_ns = 0
     gaps: list[Gap] = []
+    setup_end_ns, main = None, _main_process(compute)
     for code, one in maps.items():
         edges = _gaps(one)
         length = edges.end - edges.start
@@ -97,7 +102,10 @@ def find_long_gaps(timeline: Timeline, maps: Mapping[int, IdleMap], *, source: i
         if len(chosen):
             own = compute if len(maps) == 1 else take(compute, np.flatnonzero(compute.process == code))
             picked = Intervals(start=edges.start[chosen], end=edges.end[chosen])
-            gaps += _look_into(timeline, own, one, picked, source)
+            found = _look_into(timeline, own, one, picked, source)
+            gaps += found
+            if code == main:
+                setup_end_ns = _setup_end(found, one)
     gaps.sort(key=lambda gap: (-gap.length_ns, gap.start_ns))
     return LongGaps(
         short_count=short,
@@ -107,7 +115,19 @@ def find_long_gaps(timeline: Timeline, maps: Mapping[int, IdleMap], *, source: i
         held_ns=sum(gap.between_ns for gap in gaps if gap.is_held),
         longest=tuple(gaps[:SHOWN]),
         reasons=_reasons(gaps),
+        setup_end_ns=setup_end_ns,
     )
+
+
+def _main_process(compute: Activities) -> int | None:
+    """The process most kernels and graphs are of: a compiler's workers touch the GPU too."""
+    return int(np.argmax(np.bincount(compute.process))) if len(compute) else None
+
+
+def _setup_end(gaps: Sequence[Gap], one: IdleMap) -> int | None:
+    least = SETUP_SHARE * (one.span[1] - one.span[0])
+    ends = [g.start_ns + g.length_ns for g in gaps if g.activity.verdict == "compilation" and g.length_ns >= least]
+    return one.span[0] + max(ends) if ends else None
 
 
 def merge_long_gaps(parts: Sequence[LongGaps]) -> LongGaps:
@@ -134,6 +154,7 @@ def merge_long_gaps(parts: Sequence[LongGaps]) -> LongGaps:
             )
             for same in totals.values()
         ),
+        setup_end_ns=parts[0].setup_end_ns if len(parts) == 1 else None,
     )
 
 

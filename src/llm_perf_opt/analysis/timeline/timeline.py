@@ -6,7 +6,7 @@ nanoseconds of the capture's own clock.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -235,6 +235,45 @@ def take(work: Activities, index: Ints) -> Activities:
         stream=work.stream[index],
         size_bytes=None if work.size_bytes is None else work.size_bytes[index],
         shape=None if work.shape is None else work.shape[index],
+    )
+
+
+def since(timeline: Timeline, at_ns: int) -> Timeline:
+    """A timeline of the GPU work that began at a moment or later, and of what the host did from its first launch on.
+
+    Of a range that began earlier its rest is kept, so that those inside it stay inside.
+    """
+    work = [take(w, np.flatnonzero(w.start_ns >= at_ns)) for w in (timeline.kernels, timeline.copies, timeline.graphs)]
+    calls, ranges = timeline.calls, timeline.ranges
+    launching = np.concatenate([w.call[w.call >= 0] for w in work])
+    first_ns = min(at_ns, int(calls.start_ns[launching].min())) if len(launching) else at_ns
+    kept = np.flatnonzero(calls.start_ns >= first_ns)
+    # The last place is that of work without a call, which has -1.
+    place = np.full(len(calls) + 1, -1, np.int64)
+    place[kept] = np.arange(len(kept))
+    kernels, copies, graphs = (replace(w, call=place[w.call]) for w in work)
+    inside = np.flatnonzero(ranges.end_ns > first_ns)
+    return replace(
+        timeline,
+        kernels=kernels,
+        copies=copies,
+        graphs=graphs,
+        calls=Calls(
+            start_ns=calls.start_ns[kept],
+            end_ns=calls.end_ns[kept],
+            thread=calls.thread[kept],
+            name=calls.name[kept],
+            launches=calls.launches[kept],
+            waits=calls.waits[kept],
+            correlation=None if calls.correlation is None else calls.correlation[kept],
+        ),
+        ranges=Ranges(
+            start_ns=np.maximum(ranges.start_ns[inside], first_ns),
+            end_ns=ranges.end_ns[inside],
+            name=ranges.name[inside],
+            thread=ranges.thread[inside],
+            process_wide=ranges.process_wide[inside],
+        ),
     )
 
 

@@ -7,10 +7,11 @@ from msgspec import UNSET
 from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.findings.capture_facts import runs_on
 from llm_perf_opt.analysis.findings.facts import Known, Unknown
+from llm_perf_opt.analysis.findings.finding import Finding, may_be_headline
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.timeline.rows import RangeRow
 from llm_perf_opt.core.records import Metric, StageRecord
-from llm_perf_opt.core.units import format_bytes, format_ms, format_percent
+from llm_perf_opt.core.units import format_bytes, format_factor, format_ms, format_percent
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.shown import Cell, Shown, Tile, TimePart, TimeSplit, share, show
 
@@ -76,6 +77,28 @@ def captured_split(found: CaptureAnalysis) -> TimeSplit | None:
 
 def _tile(label: str, cell: Cell) -> Tile:
     return Tile(label=label, cell=cell, explain=cell.how if isinstance(cell, Shown) else cell.text)
+
+
+def best_after_setup(analysis: CaptureAnalysis) -> Finding | None:
+    """What could save most of every step, of a capture that is mostly paid once."""
+    rest = analysis.after_setup
+    found = () if rest is UNSET else (record.finding() for record in rest.findings)
+    return next((finding for finding in found if may_be_headline(finding) and not finding.is_one_time), None)
+
+
+def with_steps(verdict: str, analysis: CaptureAnalysis) -> str:
+    """The verdict of a capture that is mostly paid once: what its steps are like comes first."""
+    rest, best = analysis.after_setup, best_after_setup(analysis)
+    if rest is UNSET:
+        return verdict
+    busy = format_percent(rest.busy_ns / rest.span_ns)
+    if best is None or best.gain is None:
+        return f"{verdict} After set-up the GPU is busy {busy} of the time."
+    once = sum(record.capture_share or 0.0 for record in analysis.findings if record.is_one_time)
+    return (
+        f"After set-up: {best.title}. Without that it would be up to {format_factor(best.gain)} faster; the GPU is "
+        f"busy {busy} of the time. {format_percent(once)} of the capture is set-up, paid once."
+    )
 
 
 def captured_verdict(found: CaptureAnalysis) -> str:

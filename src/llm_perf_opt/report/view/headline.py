@@ -1,7 +1,7 @@
 """Headline: what ran, the numbers that matter, and the verdict in one sentence."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from llm_perf_opt.report.facts import clean_metric, measured_prompt
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.samples import stability_warnings
 from llm_perf_opt.report.view.captured import (
+    best_after_setup,
     captured_split,
     captured_tiles,
     captured_verdict,
@@ -34,8 +35,9 @@ from llm_perf_opt.report.view.captured import (
     served_tiles,
     served_title,
     served_verdict,
+    with_steps,
 )
-from llm_perf_opt.report.view.findings import gain_of, twins
+from llm_perf_opt.report.view.findings import FindingView, findings_view, gain_of, twins
 from llm_perf_opt.report.view.roofline import mbu_of, mfu_of
 from llm_perf_opt.report.view.shown import BoundDistance, Shown, Tile, TimeSplit, show
 from llm_perf_opt.report.view.waterfall import distance_of, request_split, split_of
@@ -50,8 +52,8 @@ class HeadlineView:
     """`facts` is what to print of the run; `device` and `parameters` are None where they are not known.
 
     `log` is what a program that crashed printed, by its path in the run. `promised` is the rule of the finding the
-    verdict is about. `split` and `distance` are of the phase the
-    verdict is about: where its time goes, and how far it is from its bound.
+    verdict is about, `first` what to do first where that is none of the whole capture's. `split` and `distance` are of
+    the phase the verdict is about: where its time goes, and how far it is from its bound.
     """
 
     title: str
@@ -64,6 +66,7 @@ class HeadlineView:
     tiles: tuple[Tile, ...]
     warnings: tuple[str, ...] = ()
     promised: str | None = None
+    first: FindingView | None = None
     log: str | None = None
     is_cpu: bool = False
     split: TimeSplit | None = None
@@ -77,6 +80,9 @@ def headline(
     capture = _capture_alone(files, facts)
     best = best_finding(found, facts)
     verdict, tone, about = _verdict(waterfalls, found, facts, capture, best)
+    first = None
+    if capture is not None:
+        verdict, first = with_steps(verdict, capture.content), _first_step(capture.content, facts)
     fall = _shown_first(waterfalls, about, facts)
     split = captured_split(capture.content) if capture is not None else None if fall is None else split_of(fall)
     if about == REQUEST:
@@ -100,10 +106,20 @@ def headline(
         tiles=tiles,
         warnings=_warnings(files),
         promised=None if best is None else best.rule,
+        first=first,
         is_cpu=bool(facts.is_cpu),
         split=split,
         distance=None if fall is None else distance_of(fall),
     )
+
+
+def _first_step(analysis: CaptureAnalysis, facts: RunFacts) -> FindingView | None:
+    """What to change in every step, of a capture that is mostly paid once."""
+    best = best_after_setup(analysis)
+    if best is None:
+        return None
+    (view,) = findings_view((best,), facts)
+    return replace(view, saves=view.saves.replace("the capture", "what comes after set-up"))
 
 
 def _shown_first(waterfalls: tuple[Waterfall, ...], about: str | None, facts: RunFacts) -> Waterfall | None:

@@ -89,6 +89,8 @@ class ReportView:
     @property
     def first_finding(self) -> FindingView | None:
         """What to do first: what the verdict promises, else what could save most, though it may be a guess."""
+        if self.headline.first is not None:
+            return self.headline.first
         promised = [finding for finding in self.findings if finding.rule == self.headline.promised]
         return next(iter((*promised, *self.findings)), None)
 

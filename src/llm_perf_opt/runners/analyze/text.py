@@ -7,6 +7,7 @@ from msgspec import UNSET
 from rich.text import Text
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis
+from llm_perf_opt.analysis.findings.finding import FindingRecord
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.timeline.operators import OperatorRow
 from llm_perf_opt.analysis.timeline.rows import KernelRow
@@ -218,16 +219,27 @@ def _findings(analysis: CaptureAnalysis, top: int) -> Text:
             return Text()
         return Text("\n").join([_title("findings"), _plain(_nothing_found(analysis))])
     lines = [_title("findings"), _plain("bounds, of times under the profiler, which slows the host")]
-    for finding in analysis.findings[:top]:
-        once = ", paid once" if finding.is_one_time else ""
-        gain = f" (at most {finding.max_gain:.2f}x over the capture{once})" if finding.max_gain is not None else ""
-        title = (_bare(finding.title), "bold")
-        lines.append(Text.assemble("* ", title, (gain, "green"), f", confidence {finding.confidence}"))
-        lines += [Text(f"    - {_bare(evidence)}") for evidence in finding.evidence]
-        lines.append(Text.assemble("    ", ("fix: ", "cyan"), _bare(finding.remedy)))
-        if finding.caveat is not None:
-            lines.append(Text.assemble("    ", ("but: ", "yellow"), _bare(finding.caveat)))
-    return Text("\n").join(lines) + _more(len(analysis.findings), top, "findings")
+    lines += [line for finding in analysis.findings[:top] for line in _finding(finding, "the capture")]
+    told = Text("\n").join(lines) + _more(len(analysis.findings), top, "findings")
+    rest = analysis.after_setup
+    if rest is UNSET:
+        return told
+    busy = f"{rest.span_ns / 1e6:,.3f} ms, the GPU busy for {rest.busy_ns / rest.span_ns:.1%} of it"
+    lines = [told, Text(), _title("after set-up"), _plain(f"judged by itself: {busy}")]
+    lines += [line for finding in rest.findings[:top] for line in _finding(finding, "what is left")]
+    return Text("\n").join(lines)
+
+
+def _finding(finding: FindingRecord, whole: str) -> list[Text]:
+    once = ", paid once" if finding.is_one_time else ""
+    gain = f" (at most {finding.max_gain:.2f}x over {whole}{once})" if finding.max_gain is not None else ""
+    title = (_bare(finding.title), "bold")
+    lines = [Text.assemble("* ", title, (gain, "green"), f", confidence {finding.confidence}")]
+    lines += [Text(f"    - {_bare(evidence)}") for evidence in finding.evidence]
+    lines.append(Text.assemble("    ", ("fix: ", "cyan"), _bare(finding.remedy)))
+    if finding.caveat is not None:
+        lines.append(Text.assemble("    ", ("but: ", "yellow"), _bare(finding.caveat)))
+    return lines
 
 
 def _nothing_found(analysis: CaptureAnalysis) -> str:
