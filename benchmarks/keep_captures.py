@@ -12,7 +12,9 @@ import lzma
 import shutil
 import sqlite3
 import sys
+from collections.abc import Iterator
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,6 +29,26 @@ EMPTIED = (
     "TARGET_INFO_SYSTEM_ENV",
 )
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+MOST_BYTES = 16 << 20
+# Names of the machine: of its files, its own threads, its GPU.
+CHANGES = (
+    ("META_DATA_EXPORT", "DELETE FROM META_DATA_EXPORT WHERE name GLOB '*HOST*'"),
+    ("TARGET_INFO_GPU", "UPDATE TARGET_INFO_GPU SET uuid = ''"),
+    (
+        "ThreadNames",
+        "DELETE FROM ThreadNames WHERE globalTid NOT IN (SELECT globalTid FROM CUPTI_ACTIVITY_KIND_RUNTIME)",
+    ),
+    (
+        "StringIds",
+        "UPDATE StringIds SET value = 'a file' "
+        "WHERE value GLOB '*/opt/*' OR value GLOB '/*' OR value GLOB '*/streams/*'",
+    ),
+    (
+        "StringIds",
+        "UPDATE StringIds SET value = 'a thread' WHERE value GLOB '*worker/*' OR value GLOB 'cpuhp/*' "
+        "OR value GLOB 'migration/*' OR value GLOB 'ksoftirqd/*' OR value GLOB 'irq/*'",
+    ),
+)
 
 
 def make_small(path: Path, seconds: float | None) -> None:
@@ -34,11 +56,9 @@ def make_small(path: Path, seconds: float | None) -> None:
         tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         for table in set(EMPTIED) & set(tables):
             database.execute(f'DELETE FROM "{table}"')
-        if "StringIds" in tables:
-            database.execute(
-                "UPDATE StringIds SET value = 'a file' "
-                "WHERE value GLOB '*/opt/*' OR value GLOB '/*' OR value GLOB '*/streams/*'"
-            )
+        for table, change in CHANGES:
+            if table in tables:
+                database.execute(change)
         if seconds is not None and KERNELS in tables:
             (first_ns,) = database.execute(f"SELECT min(start) FROM {KERNELS}").fetchone()
             for table in tables:
@@ -47,6 +67,12 @@ def make_small(path: Path, seconds: float | None) -> None:
                     database.execute(f'DELETE FROM "{table}" WHERE start > ?', (first_ns + int(seconds * 1e9),))
         database.commit()
         database.execute("VACUUM")
+
+
+def _free(folder: Path, name: str) -> Iterator[Path]:
+    """Names for a run's captures: it may have several."""
+    yield folder / f"{name}.sqlite.xz"
+    yield from (folder / f"{name}-{number}.sqlite.xz" for number in count(2))
 
 
 def main() -> int:
@@ -61,9 +87,13 @@ def main() -> int:
             copy = Path(folder) / "capture.sqlite"
             shutil.copyfile(source, copy)
             make_small(copy, args.seconds)
-            kept = args.out / f"{name}.sqlite.xz"
-            kept.write_bytes(lzma.compress(copy.read_bytes(), preset=3))
-            print(f"{kept.name}: {copy.stat().st_size:,} bytes, packed {kept.stat().st_size:,}")
+            packed = lzma.compress(copy.read_bytes(), preset=3)
+            kept = next(path for path in _free(args.out, name) if not path.exists())
+            print(f"{kept.name}: {copy.stat().st_size:,} bytes, packed {len(packed):,}")
+            if len(packed) > MOST_BYTES:
+                print(f"{kept.name}: left out, it is larger than {MOST_BYTES >> 20} MiB; --seconds makes it smaller")
+                continue
+            kept.write_bytes(packed)
     return 0
 
 

@@ -14,6 +14,7 @@ from llm_perf_opt.config.schema import AppConfig, InferSection
 from llm_perf_opt.core.records import StageFile, StageRecord
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.pipeline.compose import compose_config, type_config
+from llm_perf_opt.profiling.ncu import capture as ncu_capture
 from llm_perf_opt.profiling.stages.ncu import STAGE, NcuCli, NcuConfig, NcuExport, NcuWorkload, NvtxFilter
 from tests.support.fake_ncu import install
 from tests.support.fixtures_dir import DATA, REPO
@@ -270,7 +271,24 @@ def test_a_program_that_does_not_end_is_ended_when_ncu_has_nothing_new(
     output = run.stage(timeout_s=50.0)
     assert output.metrics["ncu_launches"].value == 24
     assert float(output.metrics["ncu_capture_s"].value or 99) < 40
-    assert not any("was ended after" in note for note in output.notes)
+    assert any(note.startswith("the program was ended after") for note in output.notes)
+
+
+def test_a_program_under_ncu_is_over_when_ncu_says_nothing_more(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text("==PROF== Connected to process 1\n")
+    # Until the first launch it loads, three times as long as without ncu.
+    loading = ncu_capture._Quiet(log, 20.0)
+    assert [loading(at, None) for at in (1.0, 60.0, 89.0, 91.0)] == [False, False, False, True]
+    quiet = ncu_capture._Quiet(log, 20.0)
+    for at in range(0, 200, 25):
+        # Launches of one kernel have one name, and what the program prints is no sign of ncu's.
+        with log.open("a") as file:
+            file.write('==PROF== Profiling "gemm": 0%....50%....100% - 18 passes\nrequest served, 12 % of the cache\n')
+        assert not quiet(at, None)
+    with log.open("a") as file:
+        file.write("request served, 12 % of the cache\n")
+    assert [quiet(at, None) for at in (180.0, 204.0, 206.0)] == [False, False, True]
 
 
 def test_range_replay_writes_a_page_for_every_measured_region(fake: Run) -> None:

@@ -228,6 +228,24 @@ def test_a_second_look_that_fails_leaves_the_first(
 
 @pytest.mark.long
 @pytest.mark.slow
+def test_a_capture_that_was_cut_short_is_not_made_again(
+    capture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = ncu_capture._run
+
+    def cut(*args: Any, suffix: str) -> Any:
+        log, result, _ = once(*args, suffix=suffix)
+        return log, result, "ncu was ended after 60 s"
+
+    monkeypatch.setattr(ncu_capture, "_run", cut)
+    run = _run(capture, tmp_path, "nvjet_sm90_tst_64x8_64x16_2x1_v_bz_TNT")
+    output = run.stage()
+    assert len(captures(run)) == 1
+    assert "ncu was ended after 60 s" in output.notes
+
+
+@pytest.mark.long
+@pytest.mark.slow
 def test_more_launches_of_each_kernel_are_asked_for_by_name(capture: Path, tmp_path: Path) -> None:
     run = _run(capture, tmp_path, "nvjet_sm90_tst_64x8_64x16_2x1_v_bz_TNT")
     run.stage(max_launches_per_kernel=2)

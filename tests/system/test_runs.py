@@ -219,12 +219,14 @@ def _smi(folder: Path, load: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("load", "busy"),
     [
-        ('echo "0, 97\n1, 3"', {"0": 97}),
-        ('echo "0, 0\n1, 19"', {}),
-        ('echo "0, [N/A]"', {}),
+        ('echo "0, GPU-a, 97, 5000\n1, GPU-b, 3, 5000"', {"0": 97, "GPU-a": 97}),
+        ('echo "0, GPU-a, 0, 5000\n1, GPU-b, 19, 5000"', {}),
+        ('echo "0, GPU-a, [N/A], 5000"', {}),
+        # A driver that has just been loaded: nobody holds memory.
+        ('echo "0, GPU-a, 100, 2"', {}),
         ("exit 9", {}),
         # What has just ended is still told for a moment.
-        ('if [ -e seen ]; then echo "0, 0"; else touch seen; echo "0, 100"; fi', {}),
+        ('if [ -e seen ]; then echo "0, GPU-a, 0, 9000"; else touch seen; echo "0, GPU-a, 100, 9000"; fi', {}),
     ],
 )
 def test_a_gpu_is_busy_when_it_is_so_twice(
@@ -237,12 +239,20 @@ def test_a_gpu_is_busy_when_it_is_so_twice(
 
 @pytest.mark.slow
 def test_a_run_on_a_gpu_that_others_use_says_so_first(tmp_path: Path) -> None:
-    env = _smi(tmp_path / "bin", 'echo "0, 97"')
+    env = _smi(tmp_path / "bin", 'echo "0, GPU-a, 97, 5000"')
     ran = llm_perf("profile", *OFF, ALPHA, f"artifacts.runs_dir={tmp_path / 'run'}", cwd=tmp_path, PATH=env["PATH"])
     said = "GPU 0 was 97 % busy before this run did anything: another program uses it too"
     assert said in ran.out + ran.err
     assert json.loads((tmp_path / "run" / "env.json").read_text())["gpu_busy_pct"] == {"0": 97}
     assert f"> **Unsteady:** {said}" in (tmp_path / "run" / "report.md").read_text()
+    assert f"Caution: {said}" in (tmp_path / "run" / "stakeholder_summary.md").read_text()
+    # The times that are kept are still those of a shared GPU; that it is idle now, or busy, says nothing of them.
+    for load in ("0", "99"):
+        _smi(tmp_path / "bin", f'echo "0, GPU-a, {load}, 5000"')
+        again = llm_perf("profile", f"run.resume={tmp_path / 'run'}", cwd=tmp_path, PATH=env["PATH"])
+        assert again.code == 0
+        assert json.loads((tmp_path / "run" / "env.json").read_text())["gpu_busy_pct"] == {"0": 97}
+    _smi(tmp_path / "bin", 'echo "0, GPU-a, 97, 5000"')
     on_cpu = llm_perf(
         "profile",
         *OFF,

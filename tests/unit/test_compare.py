@@ -324,6 +324,25 @@ def side(name: str, *passes: Sequence[float], **parts: Any) -> SideInput:
     return SideInput(name=name, passes=[{"tpot_ms": one_pass(values)} for values in passes], **parts)
 
 
+def test_preparing_is_asked_where_it_is_a_part_of_a_request() -> None:
+    def one(prepare: float) -> SideInput:
+        values = {"e2e_ms": [100.0, 101.0, 102.0], "prepare_ms": [prepare, prepare * 1.01, prepare * 1.02]}
+        return SideInput(name="side", passes=[{name: one_pass(of) for name, of in values.items()}] * 2)
+
+    assert [row.metric for row in compare_sides(one(50.0), one(5.0)).metrics] == ["e2e_ms", "prepare_ms"]
+    assert [row.metric for row in compare_sides(one(5.0), one(4.0)).metrics] == ["e2e_ms"]
+
+
+def test_a_side_that_was_measured_on_a_shared_gpu_says_so() -> None:
+    quiet, shared = side("base", [10.0, 10.1]), side("candidate", [12.0, 12.1], shared=("GPU 0 was 97 % busy",))
+    assert "candidate: GPU 0 was 97 % busy" in compare_sides(quiet, shared).notes
+    made = [
+        RunManifest(run_id="r", created_at="", status="ok", config={}, environment=environment)
+        for environment in ({"cpu": "x"}, {"cpu": "x", "gpu_busy_pct": {"0": 97}})
+    ]
+    assert setting_changes(*made) == ()
+
+
 def test_a_failed_or_empty_run_never_wins() -> None:
     good = side("base", [10.0, 10.1, 9.9])
     bad = side("candidate", problem="the run failed")

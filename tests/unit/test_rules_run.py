@@ -25,6 +25,7 @@ from llm_perf_opt.core.documents import ClockDocument, ClockSample
 from llm_perf_opt.core.records import Spread
 from llm_perf_opt.report.facts import clock_facts
 from llm_perf_opt.report.view.findings import findings_view, gain_text
+from llm_perf_opt.report.view.headline import best_finding
 from tests.support.fixtures_dir import REPO
 from tests.support.report_facts import NO_MEMORY, bound, facts, gpu, idle, kernel, ms, phase, size, whole
 
@@ -37,8 +38,35 @@ def test_an_input_that_takes_long_to_prepare_comes_first() -> None:
     assert (found.rule, found.confidence, saved_in_request_ms(found, made)) == ("preparation", "high", 210.0)
     assert found.gain == pytest.approx(300 / 90)
     assert gain_text(found, made) == "3.3× over a request"
+    assert [evidence.text for evidence in found.evidence] == [
+        "210.0 of 300.0 ms pass before the model has its input (clean pass, median of 3)",
+        "prepared ahead by one worker, requests one after the other would come at most 1.43× as fast",
+    ]
     (shown,) = findings_view((found,), made)
     assert (shown.saves, shown.saves_each, shown.phase) == ("up to 210.0 ms per request", "", "request")
+
+
+def test_the_verdict_speaks_of_what_loses_most_and_of_nothing_uncertain() -> None:
+    # A prefill seen once that could save more is a guess; the steps were seen often.
+    seen_once = replace(gpu(30.0, wall=90.0, idle=idle(host=60.0)), instances=1)
+    made = facts(
+        phase("prefill", wall=ms(90.0), achievable=bound(30.0), gpu=seen_once),
+        phase("decode", wall=ms(9.0), achievable=bound(4.0), gpu=gpu(4.0, wall=9.0, idle=idle(host=5.0))),
+    )
+    found = diagnose(made)
+    assert [(f.phase, f.confidence) for f in found if f.rule == "launch_bound"] == [
+        ("prefill", "low"),
+        ("decode", "medium"),
+    ]
+    best = best_finding(found, made)
+    assert best is not None and best.phase == "decode"
+
+
+def test_on_a_cpu_nothing_prepares_ahead() -> None:
+    (found,) = find_preparation(facts(phase(wall=ms(3.0)), request_ms=300.0, prepare=ms(90.0), is_cpu=True))
+    words = " ".join((found.title, found.remedy, found.caveat or "", *(e.text for e in found.evidence)))
+    assert "ahead" not in words and "GPU" not in words
+    assert found.remedy.startswith("make preparing cheaper")
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def run_command(
 
     `reads` finds progress in a line of the log. The folders in `remove` go when we are killed while it runs. With a
     redactor the log and the command file hold no secrets, but an answer that is data (`.csv`) stays as it is.
-    `is_over` is asked with what `on_tick` gets, and ends the command before its timeout. A command that is ended has
+    `is_over` is asked with what `on_tick` gets, and ends the command before its timeout. A command whose time is up has
     `grace_s` to write down what it has.
     """
     argv = tuple(str(a) for a in argv)
@@ -132,6 +132,7 @@ def run_command(
     start = time.monotonic()
     redactor = redactor if log.suffix in LOG_SUFFIXES else None
     process = _start(argv, env={**env, MARKER: marker}, cwd=cwd, log=log, remove=remove, redactor=redactor)
+    has_ended: bool | None = None
     try:
         has_ended = _wait(process, start, timeout_s, log, on_tick, reads, is_over)
     finally:
@@ -139,7 +140,9 @@ def run_command(
         duration_s = time.monotonic() - start
         # Also after an interrupt: nothing the command started outlives it.
         exit_code = process.poll()
-        leftovers = _end_tree(process, marker, ours, gently=exit_code is None, grace_s=grace_s)
+        # Who interrupts us is not kept waiting.
+        patience_s = GRACE_S if has_ended is None else grace_s
+        leftovers = _end_tree(process, marker, ours, gently=exit_code is None, grace_s=patience_s)
         if redactor is not None:
             redactor.log(log)
     return CommandResult(

@@ -34,6 +34,7 @@ def render_summary_md(view: ReportView) -> str:
     if view.is_crashed:
         return f"# Summary\n\n**{escape(view.headline.title)}**: {escape(view.headline.verdict)}\n"
     lines = ["# Summary", "", *_measured(view), ""]
+    lines += [line for text in view.headline.warnings[:1] for line in (f"Caution: {escape(text)}.", "")]
     lines += ["## How good is it?", "", *_quality(view), ""] if view.waterfalls else []
     lines += _trend(view)
     lines += ["## What to do", "", *_actions(view), "", *_unknown(view)]
@@ -106,8 +107,8 @@ def _trend(view: ReportView) -> list[str]:
 def _actions(view: ReportView) -> list[str]:
     chosen: list[FindingView] = []
     for finding in view.findings:
-        # One line per kind of problem: the second phase with the same one gets the same advice.
-        if finding.rule not in {f.rule for f in chosen} and len(chosen) < DONE:
+        # One line per kind of problem and advice.
+        if (finding.rule, finding.remedy) not in {(f.rule, f.remedy) for f in chosen} and len(chosen) < DONE:
             chosen.append(finding)
     if not chosen and view.is_empty and view.failures:
         return ["Fix the failure, then measure again; report.html shows what the program said."]

@@ -18,7 +18,7 @@ from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.core.units import format_bytes
 from llm_perf_opt.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK, ConfigError, ProfilingError
 from llm_perf_opt.pipeline.console import Console, answer, make_console, verdict_lines
-from llm_perf_opt.pipeline.jobs.turns import devices_of, turn
+from llm_perf_opt.pipeline.jobs.turns import CPU, devices_of, turn
 from llm_perf_opt.pipeline.plan import Plan, build_plan, find_entry_points, load_registry
 from llm_perf_opt.pipeline.preflight import (
     MemoryCheck,
@@ -133,8 +133,7 @@ class Job:
         gpus = tuple(str(gpu.index) for gpu in self.host.gpus)
         devices = devices_of(run.device, os.environ.get("CUDA_VISIBLE_DEVICES"), gpus)
         with turn(run.exclusive, devices, self.console.say):
-            busy = busy_gpus(allowed_environment(os.environ)) if gpus else {}
-            if shared := {index: busy[index] for index in devices if index in busy}:
+            if shared := self._shared(gpus):
                 environment = {**environment, BUSY_GPUS: shared}
                 write_provenance(root, environment=environment, resolved=self.config.resolved, redactor=self.redactor)
                 for text in shared_gpus(environment):
@@ -145,6 +144,27 @@ class Job:
         if place is not None:
             self._send(manifest, place)
         return EXIT_OK if manifest.status == "ok" else EXIT_FAILED
+
+    def _shared(self, gpus: tuple[str, ...]) -> dict[str, int]:
+        """The GPUs of this run that do others' work now, and those that did when stages were measured that are kept."""
+        before = {} if self.previous is None else self.previous.environment.get(BUSY_GPUS)
+        kept = dict(before) if isinstance(before, Mapping) and self.carried.stages else {}
+        run, command = self.config.run, self.config.workload.command
+        if not gpus or run.device == CPU or not self._runs_something():
+            return kept
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        seen = gpus if visible is None else tuple(part.strip() for part in visible.split(",") if part.strip())
+        one = run.ranks in (None, 1) and command is None
+        mine = devices_of(run.device, visible, gpus) if one else seen if command is not None else seen[: run.ranks]
+        busy = busy_gpus(allowed_environment(os.environ))
+        return kept | {index: busy[index] for index in mine if index in busy}
+
+    def _runs_something(self) -> bool:
+        """Whether any stage will run anew."""
+        if self.previous is None:
+            return True
+        steps = [step for step in self.plan.stages if step.skip is None]
+        return any(why_again(step, self._input({}), self.previous) is not None for step in steps)
 
     def _reports(self, manifest: RunManifest) -> tuple[ReportView, list[Path]]:
         root = self.artifacts.root

@@ -41,6 +41,8 @@ from llm_perf_opt.core.units import format_quantity
 
 # What every comparison asks; a gate may ask for any other metric of the samples.
 METRICS = ("ttft_ms", "tpot_ms", "e2e_ms", "prefill_ms", "joules_per_token")
+# Asked where it is so much of a request: elsewhere it is noise, and one metric more makes all others less certain.
+PREPARE, MIN_PREPARING = "prepare_ms", 0.1
 # Metrics in the sentence; the table has them all.
 NAMED = 3
 AGREES = 0.01
@@ -52,7 +54,7 @@ class SideInput:
     """One side as it was read: the samples of each pass by metric, and a capture where there is one.
 
     Of profiled passes, `operators` are calls and own time in ns by name, one entry for each pass; `modules` are shares
-    of each phase by group, of the first.
+    of each phase by group, of the first. `shared` says which GPUs did others' work meanwhile.
     `problem` is set where a run failed or measured nothing.
     """
 
@@ -63,6 +65,7 @@ class SideInput:
     operators: Sequence[Mapping[str, tuple[int, int]]] = ()
     modules: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     capture: CaptureAnalysis | None = None
+    shared: Sequence[str] = ()
     problem: str | None = None
 
     def series(self, metric: str) -> list[Pass]:
@@ -178,7 +181,8 @@ def compare_metrics(
     """The metrics both sides sampled, and those they have one number of."""
     if base.problem is not None or candidate.problem is not None:
         return ()
-    found = [(name, one) for name in METRICS if (one := _estimate(name, base, candidate, paired=paired)) is not None]
+    names = (*METRICS, PREPARE) if _prepares(base) or _prepares(candidate) else METRICS
+    found = [(name, one) for name in names if (one := _estimate(name, base, candidate, paired=paired)) is not None]
     known = [p for _, one in found if (p := one.p_value) is not None]
     adjusted = iter(holm(known))
     rows = []
@@ -186,6 +190,12 @@ def compare_metrics(
         p_adjusted = None if one.p_value is None else next(adjusted)
         rows.append(_row(name, one, p_adjusted, threshold, spent))
     return (*rows, *_single(base, candidate, threshold))
+
+
+def _prepares(side: SideInput) -> bool:
+    """Whether preparing inputs is a part of a request that a change may have been about."""
+    sums = [sum(item.value for one in side.series(name) for item in one) for name in (PREPARE, "e2e_ms")]
+    return sums[0] > 0 and sums[0] >= MIN_PREPARING * sums[1]
 
 
 def _estimate(metric: str, base: SideInput, candidate: SideInput, *, paired: bool) -> ChangeEstimate | None:
@@ -386,7 +396,7 @@ def unit_of(metric: str) -> str:
 def _notes(
     base: SideInput, candidate: SideInput, metrics: Sequence[MetricComparison], *, paired: bool
 ) -> tuple[str, ...]:
-    notes = []
+    notes = [f"{side.name}: {text}" for side in (base, candidate) for text in side.shared]
     if metrics and min(len(base.passes), len(candidate.passes)) < 2:
         notes.append(
             "one pass on a side: how much one start of the program differs from the next is not known, nor in the "

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from llm_perf_opt.core.manifest import RunManifest
+from llm_perf_opt.core.names import BUSY_GPUS
 
 # Keys that say what was measured: other work has other times.
 SAME_WORK = (
@@ -39,6 +40,8 @@ IGNORED = (
     "environment.tools.*.path",
     "environment.variables.SLURM_JOB_ID",
     "environment.memory_bytes",
+    # Told by itself: it is no setting.
+    f"environment.{BUSY_GPUS}.*",
 )
 GPU_KEYS = ("environment.gpus.*.name", "environment.cpu", "device")
 

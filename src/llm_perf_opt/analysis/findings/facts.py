@@ -176,8 +176,8 @@ class RunFacts:
 
     `capture_ms`: from the first GPU work of a capture to its last, where that is all there is: nothing was timed
     without a profiler, and what could be saved is a part of this.
-    `request_ms` is a whole request of the clean pass, preparation and text included, `prepare` what passes in it before
-    the model has its input; `deployment` is how the model was
+    `request_ms` is a request of the clean pass, preparation included, `prepare` what passes in it before the model has
+    its input; `deployment` is how the model was
     run, None where nobody recorded it; `is_compiled`: torch.compile wrote some of the kernels.
     """
 

@@ -24,8 +24,12 @@ from llm_perf_opt.profiling.vendor.ncu import (
     pick_set,
 )
 
-# A program that is to be ended after so many seconds is done when ncu has profiled nothing for so many more.
+# A program that is to be ended after so many seconds is done when ncu has said nothing for so many more. Until its
+# first launch it may take several times as long as without ncu.
 QUIET_S = 30.0
+LOADING = 3
+# What ncu prints when it begins with a launch, while it replays it, and when it is done.
+SIGNS_OF_LIFE = (b"==PROF== Profiling", b"%....", b" passes")
 # When ncu is told to end, it ends the program and writes its report, seen with 43 MB within two seconds.
 REPORT_GRACE_S = 20.0
 # Files of a second look carry these in their names: by place, by name.
@@ -111,17 +115,27 @@ class NcuCaptured:
 
 
 class _Quiet:
-    """Whether a program that does not end by itself has shown all it will: ncu says nothing new for a while."""
+    """Whether a program that does not end by itself has shown all it will: ncu says nothing more, whoever else does."""
 
-    def __init__(self, after_s: float) -> None:
-        self._after_s = after_s
-        self._said: Progress | None = None
-        self._since_s = 0.0
+    def __init__(self, log: Path, after_s: float) -> None:
+        self.is_over = False
+        self._log, self._after_s = log, after_s
+        self._read = 0
+        self._since_s: float | None = None
 
     def __call__(self, elapsed_s: float, told: Progress | None) -> bool:
-        if told != self._said:
-            self._said, self._since_s = told, elapsed_s
-        return elapsed_s >= self._after_s and elapsed_s - self._since_s >= QUIET_S
+        del told
+        with self._log.open("rb") as file:
+            file.seek(self._read)
+            text = file.read()
+        self._read += len(text)
+        if any(sign in text for sign in SIGNS_OF_LIFE):
+            self._since_s = elapsed_s
+        if self._since_s is None:
+            self.is_over = elapsed_s >= LOADING * self._after_s + QUIET_S
+        else:
+            self.is_over = elapsed_s >= self._after_s and elapsed_s - self._since_s >= QUIET_S
+        return self.is_over
 
 
 def capture(plan: Capture, work_argv: Sequence[str], ctx: StageContext, timeout_s: float) -> NcuCaptured:
@@ -165,10 +179,7 @@ def _attempt(
     plan: Capture, work_argv: Sequence[str], ctx: StageContext, timeout_s: float, *, suffix: str = ""
 ) -> NcuCaptured | None:
     """One run under ncu: its report, or None where no launch passed the filters. Raises ToolError for all else."""
-    log, result = _run(plan, work_argv, ctx, timeout_s, suffix=suffix)
-    ended = None
-    if result.timed_out:
-        ended = f"ncu was ended after {timeout_s:.0f} s (pipeline.ncu.timeout_s): these are the launches until then"
+    log, result, ended = _run(plan, work_argv, ctx, timeout_s, suffix=suffix)
     if log.outcome == "failed":
         raise ToolError(f"{log.problem} — {log.remedy} (log: {ctx.out_dir / f'log{suffix}.txt'})")
     if log.outcome == "nothing":
@@ -189,7 +200,8 @@ def _nothing(ctx: StageContext) -> str:
 
 def _run(
     plan: Capture, work_argv: Sequence[str], ctx: StageContext, timeout_s: float, *, suffix: str
-) -> tuple[NcuLog, CommandResult]:
+) -> tuple[NcuLog, CommandResult, str | None]:
+    """What ncu said, how it ended, and why it was cut short if it was."""
     report = _report(plan, ctx)
     # A report left by an earlier attempt must not be taken for this one's.
     if report.exists() and not plan.force_overwrite:
@@ -197,6 +209,7 @@ def _run(
     report.unlink(missing_ok=True)
     log_name = f"log{suffix}.txt"
     duration_s = ctx.config.workload.duration_s
+    quiet = None if duration_s is None else _Quiet(ctx.out_dir / log_name, duration_s)
     result = ctx.run_command(
         plan.argv(ctx.out_dir, work_argv),
         timeout_s=timeout_s,
@@ -205,7 +218,7 @@ def _run(
         cwd=workload_cwd(ctx.config),
         env={**phase_limit(ctx.config.workload.stop_after_phases), **_alone(ctx)},
         reads=lambda line: read_ncu_progress(line) or read_progress(line),
-        is_over=None if duration_s is None else _Quiet(duration_s),
+        is_over=quiet,
         grace_s=REPORT_GRACE_S,
     )
     if result.timed_out and not report.is_file():
@@ -214,7 +227,15 @@ def _run(
             "(pipeline.ncu.max_kernels), fewer sections, or allow more time"
         )
     text = (ctx.out_dir / log_name).read_text(encoding="utf-8", errors="replace")
-    return parse_ncu_log(text, exit_code=result.exit_code, has_report=report.is_file()), result
+    ended = None
+    if result.timed_out:
+        ended = f"ncu was ended after {timeout_s:.0f} s (pipeline.ncu.timeout_s): these are the launches until then"
+    elif quiet is not None and quiet.is_over:
+        ended = (
+            f"the program was ended after {result.duration_s:.0f} s (workload.duration_s), when ncu had nothing new "
+            f"for {QUIET_S:.0f} s: these are the launches until then"
+        )
+    return parse_ncu_log(text, exit_code=result.exit_code, has_report=report.is_file()), result, ended
 
 
 def _alone(ctx: StageContext) -> dict[str, str]:

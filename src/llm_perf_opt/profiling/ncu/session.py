@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from llm_perf_opt.analysis.findings.facts import GRAPH_MODES
 from llm_perf_opt.analysis.kernels.match import normalise
 from llm_perf_opt.analysis.kernels.ncu import analyze_ncu, join_nsys
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuLaunch, NsysKernel
@@ -71,8 +72,10 @@ WINDOW_STEPS = 3
 WORTH = 2
 # A window that met less of the time it was to meet stood elsewhere than on the timeline.
 LEAST_MET = 0.85
-# Replaying a graph takes a few launches more or fewer than its kernels one by one (seen: one a step).
-GRAPH_SLACK = WINDOW_STEPS
+# Replaying a graph takes a few launches more or fewer than its kernels one by one; seen: two in three steps.
+GRAPH_SLACK = 3
+# Kernels with so much of the time are looked for at their few launches too, which others then have profiled as well.
+MIN_RARE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +191,8 @@ def profile(
             launches, files = [*launches, *named_alike(more, launches)], [*files, *more_files]
             analysis = _analyze(launches, prepared)
     said = (*notes, *prepared.notes, prepared.plan.sentence(), *_capture_notes(cfg, captured, prepared, analysis))
+    if again is not None and again.ended is not None:
+        said = (*said, f"the second look: {again.ended}")
     plots = write_rooflines(analysis, launches, ctx.out_dir)
     names = tuple(plot.path.relative_to(ctx.run_dir).as_posix() for plot in plots)
     analysis = replace(analysis, capture_notes=said, plots=names)
@@ -232,7 +237,8 @@ def _second_look(
     met_window: bool,
 ) -> tuple[Capture, str] | None:
     """How the chosen kernels that were not met are looked for the other way, and the suffix of its files."""
-    absent = [] if captured.rerun else _not_met(prepared, analysis)
+    # One that was cut short would be so again.
+    absent = [] if captured.rerun or captured.ended else _not_met(prepared, analysis)
     if not absent or prepared.selection is None:
         return None
     if met_window:
@@ -359,12 +365,17 @@ def _covering(
     weights = {k.name: k.total_ns for k in kernels if k.name not in selection.excluded}
     sequence, first, last = _places(cfg, ctx, workload)
     window = covering_window(sequence, weights, cfg.coverage * selection.total_ns, first=first, last=last)
-    return window.wider(GRAPH_SLACK) if window is not None and is_compiled(ctx.config.infer) else window
+    return window.wider(GRAPH_SLACK) if window is not None and replays(ctx.config.infer) else window
 
 
 def is_compiled(infer: InferSection) -> bool:
     """Whether steps run before the first sample, unseen by the ranges: compiling and capturing do that."""
     return infer.compile != "none" or infer.cuda_graph
+
+
+def replays(infer: InferSection) -> bool:
+    """Whether steps are replays of a CUDA graph, which is left out under ncu."""
+    return infer.cuda_graph or infer.compile in GRAPH_MODES
 
 
 def _filters(
@@ -387,8 +398,7 @@ def _filters(
     each = cfg.max_launches_per_kernel
     spread = launch_numbers(each, steps) if spans is None else fewest_numbers(spans, each)
     if spans is None and selection is not None:
-        # A kernel that is launched less often than the first number would not be met.
-        spread = tuple(dict.fromkeys((min(spread[0], *(k.instances for k in selection.kernels)), *spread)))
+        spread = (*_rare(selection.kernels, spread[0]), *spread)
     if cli.launch_count is None and cli.launch_skip is None:
         found = replace(found, invocations="|".join(map(str, spread)))
     if cli.kernel_name is not None:
@@ -402,6 +412,14 @@ def _filters(
         limit = expected_launches(selection.kernels, spread, known)
         found = replace(found, launch_count=limit * LAUNCH_ROOM)
     return limit, found
+
+
+def _rare(kernels: Sequence[NsysKernel], first: int) -> tuple[int, ...]:
+    """The number that meets kernels launched less often than the first one asked for, where much time is in these."""
+    rare = [kernel for kernel in kernels if kernel.instances < first]
+    if sum(k.total_ns for k in rare) < MIN_RARE * sum(k.total_ns for k in kernels):
+        return ()
+    return (min(kernel.instances for kernel in rare),)
 
 
 def _said(include: str | Sequence[str] | None) -> str:

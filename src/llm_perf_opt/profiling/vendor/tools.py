@@ -28,6 +28,7 @@ MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/
 SYS_ADMIN = 21
 BUSY_PCT = 20
 LOAD_WINDOW_S = 1.0
+USED_MIB = 100
 _VERSION = re.compile(r"(?:version|Version)\s+(\d+(?:\.\d+)+)")
 _INSTALL = {
     "nsys": "install Nsight Systems (Debian non-free: nsight-systems; NVIDIA: nsight-systems-cli) and put nsys on PATH",
@@ -88,9 +89,11 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
 
 
 def busy_gpus(env: Mapping[str, str]) -> dict[str, int]:
-    """How busy the GPUs are with other work, in percent of the time, by index: before ours begins it is others'.
+    """How busy the GPUs are with other work, in percent of the time, by index and by UUID: before ours begins it is
+    others'.
 
     The driver tells of up to a second ago, so a run that has just ended may still be seen: what is busy is asked twice.
+    A driver that is loaded for the question may call an idle GPU busy; one that works holds memory.
     """
     first = _gpu_load(env)
     if not any(percent >= BUSY_PCT for percent in first.values()):
@@ -105,9 +108,11 @@ def _gpu_load(env: Mapping[str, str]) -> dict[str, int]:
     smi = shutil.which("nvidia-smi", path=env.get("PATH"))
     if smi is None:
         return {}
-    code, text = run_quick([smi, "--query-gpu=index,utilization.gpu", "--format=csv,noheader,nounits"], env=env)
+    fields = "index,uuid,utilization.gpu,memory.used"
+    code, text = run_quick([smi, f"--query-gpu={fields}", "--format=csv,noheader,nounits"], env=env)
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()] if code == 0 else []
-    return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdecimal()}
+    known = [row for row in rows if len(row) == 4 and row[2].isdecimal() and row[3].isdecimal()]
+    return {name: int(row[2]) for row in known if int(row[3]) >= USED_MIB for name in row[:2]}
 
 
 def probe_nsys(env: Mapping[str, str]) -> Tool:

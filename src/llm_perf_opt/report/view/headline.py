@@ -51,9 +51,9 @@ FAR_FROM_BOUND = 2.0
 class HeadlineView:
     """`facts` is what to print of the run; `device` and `parameters` are None where they are not known.
 
-    `log` is what a program that crashed printed, by its path in the run. `promised` is the rule of the finding the
-    verdict is about, `first` what to do first where that is none of the whole capture's. `split` and `distance` are of
-    the phase the verdict is about: where its time goes, and how far it is from its bound.
+    `log` is what a program that crashed printed, by its path in the run. `promised` is the title of the finding
+    the verdict is about, `first` what to do first where that is none of the whole capture's. `split` and `distance`
+    are of the phase the verdict is about: where its time goes, and how far it is from its bound.
     """
 
     title: str
@@ -85,7 +85,7 @@ def headline(
         verdict, first = with_steps(verdict, capture.content), _first_step(capture.content, facts)
     fall = _shown_first(waterfalls, about, facts)
     split = captured_split(capture.content) if capture is not None else None if fall is None else split_of(fall)
-    if about == REQUEST:
+    if best is not None and best.phase == REQUEST:
         split = request_split(files, facts) or split
     tiles = _tiles(files, facts) if capture is None else captured_tiles(capture)
     if isinstance(files.ncu, Found) and isinstance(files.capture, Unknown) and _is_nothing_else(files, facts):
@@ -105,7 +105,7 @@ def headline(
         phase=fall.phase if fall is not None else about or DECODE,
         tiles=tiles,
         warnings=_warnings(files),
-        promised=None if best is None else best.rule,
+        promised=None if best is None else best.title,
         first=first,
         is_cpu=bool(facts.is_cpu),
         split=split,
@@ -123,14 +123,14 @@ def _first_step(analysis: CaptureAnalysis, facts: RunFacts) -> FindingView | Non
 
 
 def _shown_first(waterfalls: tuple[Waterfall, ...], about: str | None, facts: RunFacts) -> Waterfall | None:
-    """Of the phase the verdict is about, else of the one that takes most of a request."""
+    """Of the phase the verdict is about, else of the one that loses, or takes, most of a request."""
     timed = [
-        (fall.wall.value * (facts.phases[fall.phase].steps_per_request or 1.0), fall)
+        (_lost_ms(fall, facts), fall.wall.value * (facts.phases[fall.phase].steps_per_request or 1.0), fall)
         for fall in waterfalls
         if isinstance(fall.wall, Known)
     ]
-    longest = max(timed, key=lambda item: item[0])[1] if timed else None
-    return next((fall for _, fall in timed if fall.phase == about), longest)
+    largest = max(timed, key=lambda item: item[:2])[2] if timed else None
+    return next((fall for *_, fall in timed if fall.phase == about), largest)
 
 
 def _is_nothing_else(files: RunFiles, facts: RunFacts) -> bool:

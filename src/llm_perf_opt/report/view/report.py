@@ -91,7 +91,7 @@ class ReportView:
         """What to do first: what the verdict promises, else what could save most, though it may be a guess."""
         if self.headline.first is not None:
             return self.headline.first
-        promised = [finding for finding in self.findings if finding.rule == self.headline.promised]
+        promised = [f for f in self.findings if self.headline.promised in (f.title, *f.also)]
         return next(iter((*promised, *self.findings)), None)
 
     @property

@@ -22,6 +22,7 @@ from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.report.facts import clean_metric
 from llm_perf_opt.report.run_files import Found, RunFiles, read_run_files
 from llm_perf_opt.report.samples import BUSY_PCT, HOST_PROBE, SampleLine
+from llm_perf_opt.report.view.headline import shared_gpus
 
 PEAK_MEMORY = "peak_memory_bytes"
 # Clocks and power differ a little in every run.
@@ -121,6 +122,7 @@ def _runs(path: Path, folders: list[Path]) -> ReadSide:
             operators=[found for each in files if (found := _operators(each))],
             modules=first.metrics.content.modules or {} if isinstance(first.metrics, Found) else {},
             capture=capture,
+            shared=tuple(dict.fromkeys(text for m in manifests for text in shared_gpus(m.environment))),
             problem=_problem(manifests, passes, capture),
         ),
         manifest=manifests[0],

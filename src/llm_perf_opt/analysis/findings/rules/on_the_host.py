@@ -19,10 +19,11 @@ from llm_perf_opt.analysis.findings.remedies import COMPILE, JOINED_PROJECTIONS,
 
 # Less than this of a request is the price of having an input at all.
 MIN_PREPARING = 0.1
-PREPARE_REMEDY = (
-    "prepare the next input while the GPU works on this one (a thread, a process or a queue in front of the model), "
-    "resize and normalise on the GPU or on tensors in place of images, and prepare what comes again only once"
+CHEAPER = (
+    "make preparing cheaper: fewer copies and conversions, work on tensors in place of single images or strings, and "
+    "what comes again prepared once"
 )
+AHEAD = "; or resize and normalise on the GPU, and prepare the next input while it works on this one"
 HIDES = "preparing ahead raises throughput; one request alone gets shorter only if preparing itself does"
 MIN_SHARE = 0.15
 START = "start fewer operators from Python: "
@@ -47,21 +48,23 @@ def find_preparation(facts: RunFacts) -> list[Finding]:
     if not isinstance(prepare, Known) or not whole_ms or prepare.value < MIN_PREPARING * whole_ms:
         return []
     repeats = prepare.spread.n if prepare.spread is not None else 1
+    source = prepare.source or "manifest.json"
+    told = f"{prepare.value:.1f} of {whole_ms:.1f} ms pass before the model has its input ({prepare.how})"
+    ahead = whole_ms / max(prepare.value, whole_ms - prepare.value)
+    beside = f"prepared ahead by one worker, requests one after the other would come at most {ahead:.2f}× as fast"
     return [
         PREPARATION.finding(
             title=f"Preparing the input on the host takes {100 * prepare.value / whole_ms:.0f} % of a request",
             phase=REQUEST,
-            evidence=(
-                Evidence(
-                    text=f"{prepare.value:.1f} of {whole_ms:.1f} ms pass before the model gets its input "
-                    f"({prepare.how}); nothing of the request runs on the device meanwhile",
-                    source=prepare.source or "manifest.json",
-                ),
+            evidence=tuple(
+                Evidence(text=text, source=source) for text in ((told,) if facts.is_cpu else (told, beside))
             ),
             saves_ms=prepare.value,
             gain=amdahl(whole_ms, prepare.value),
             confidence="high" if repeats >= CERTAIN_INSTANCES else "medium",
-            caveat=HIDES,
+            # On a CPU the cores that would prepare ahead are those that compute.
+            remedy=CHEAPER if facts.is_cpu else CHEAPER + AHEAD,
+            caveat=None if facts.is_cpu else HIDES,
         )
     ]
 
@@ -139,8 +142,8 @@ ELSEWHERE = Rule(
 PREPARATION = Rule(
     id="preparation",
     find=find_preparation,
-    plain_words="Most of the wait is for the input: it is read and resized by the processor before the GPU may begin.",
-    remedy=PREPARE_REMEDY,
-    hint="Preparing inputs ahead, or faster,",
+    plain_words="A part of every request passes before the model has its input: it is read and converted first.",
+    remedy=CHEAPER + AHEAD,
+    hint="Preparing inputs faster",
     is_idle=True,
 )
