@@ -87,6 +87,8 @@ def test_products_of_less_than_one_wave_are_small() -> None:
     assert found.title == "Small matrix products take 80 % of decode kernel time"
     assert found.saves_ms == pytest.approx(0.6)
     assert found.evidence[0].text == "`nvjet_tst_64x8`: 0.8 ms in 32 launch(es), 25.0 µs each, 0.24 waves of blocks"
+    # One that moves bytes as fast as the memory can does not get faster by being larger.
+    assert find_small_gemms(measured(waves_per_sm=0.97, roof_pct=81.0)) == []
 
 
 def test_short_products_are_small_without_ncu_and_long_or_wide_ones_are_not() -> None:

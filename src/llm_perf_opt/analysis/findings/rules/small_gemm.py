@@ -10,6 +10,7 @@ from llm_perf_opt.analysis.findings.remedies import (
     MAX_AUTOTUNE,
     REDUCE_OVERHEAD,
 )
+from llm_perf_opt.analysis.findings.rules.memory_bound import NEAR_PCT
 
 MIN_SHARE = 0.1
 SHORT_US = 10.0
@@ -36,13 +37,13 @@ def find_small_gemms(facts: RunFacts) -> list[Finding]:
 
 
 def _is_small(row: Row, facts: RunFacts) -> bool:
-    """By ncu: less than one wave of blocks. Without ncu: shorter than a few launches take."""
+    """By ncu: less than one wave of blocks, and not near the roof. Without ncu: shorter than a few launches take."""
     kernel, known = row
     if kernel.kernel_class != "GEMM" or kernel.per_step <= 0:
         return False
-    waves = known.ncu.waves_per_sm if known is not None and known.ncu is not None else None
-    if waves is not None:
-        return waves < 1.0
+    measured = known.ncu if known is not None else None
+    if measured is not None and measured.waves_per_sm is not None:
+        return measured.waves_per_sm < 1.0 and (measured.roof_pct or 0.0) < NEAR_PCT
     return facts.capture_ms is None and 1e3 * kernel.ms_per_step / kernel.per_step < SHORT_US
 
 
