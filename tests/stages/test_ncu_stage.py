@@ -289,6 +289,14 @@ def test_a_program_under_ncu_is_over_when_ncu_says_nothing_more(tmp_path: Path) 
     with log.open("a") as file:
         file.write("request served, 12 % of the cache\n")
     assert [quiet(at, None) for at in (180.0, 204.0, 206.0)] == [False, False, True]
+    # A sign that is written in two pieces.
+    halves = ncu_capture._Quiet(log, 20.0)
+    assert not halves(1.0, None)
+    for moment, text in ((10.0, "==PROF== Prof"), (11.0, 'iling "gemm"'), (35.0, "128 forward passes done")):
+        with log.open("a") as file:
+            file.write(text)
+        assert not halves(moment, None)
+    assert [halves(moment, None) for moment in (40.0, 42.0)] == [False, True]
 
 
 def test_range_replay_writes_a_page_for_every_measured_region(fake: Run) -> None:

@@ -7,13 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
-from llm_perf_opt.analysis.capture import CaptureAnalysis, analyze_timelines
+from llm_perf_opt.analysis.capture import (
+    AfterSetup,
+    CaptureAnalysis,
+    analyze_measured,
+    analyze_timelines,
+    judge_after_setup,
+    measure_timeline,
+)
 from llm_perf_opt.analysis.findings.finding import may_be_headline
 from llm_perf_opt.analysis.findings.rules import diagnose
 from llm_perf_opt.analysis.kernels.names import is_fusible
-from llm_perf_opt.analysis.timeline.timeline import since
+from llm_perf_opt.analysis.timeline.timeline import Timeline, since
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
@@ -339,7 +346,7 @@ def test_a_compiled_model_is_told_of_its_warm_up_as_what_is_paid_once(tmp_path: 
 
 def test_a_batch_of_eight_is_judged_by_its_steps(tmp_path: Path) -> None:
     """Llama 1B, eight prompts of 256 tokens at once, eager: as many kernels as for one, and the host as slow."""
-    found = analyze_timelines([with_phases(read_nsys_sqlite(h200_export(tmp_path, "batched")), {})])
+    found = _with_rest(with_phases(read_nsys_sqlite(h200_export(tmp_path, "batched")), {}))
     (step,) = [row for row in found.ranges if row.name == "decode_step"]
     assert (step.instances, step.kernel_count) == (15, 15 * 678)
     assert step.gpu_busy_ns is not None and step.gpu_busy_ns < 0.2 * step.wall_ns
@@ -355,11 +362,16 @@ def test_a_batch_of_eight_is_judged_by_its_steps(tmp_path: Path) -> None:
     assert (rest.kernel_count, begun) == (count, found.idle.gaps.setup_end_ns)
     assert rest.findings[0].title == "decode is launch-bound: the GPU idles for 85% of it"
     assert rest.findings[0].max_gain == pytest.approx(rest.span_ns / (rest.span_ns - 183.96e6), rel=1e-3)
-    assert rest.findings[1].title == "Unfused elementwise work takes 43% of its kernel time"
+    assert rest.findings[1].title == "Unfused elementwise work takes 43% of the kernel time there"
+
+
+def _with_rest(timeline: Timeline) -> CaptureAnalysis:
+    measured = [measure_timeline(timeline)]
+    return judge_after_setup(analyze_measured(measured), measured)
 
 
 def test_what_is_left_of_a_compiled_capture_is_no_longer_set_up(tmp_path: Path) -> None:
-    found = analyze_timelines([with_phases(read_nsys_sqlite(h200_export(tmp_path, "compiled")), {})])
+    found = _with_rest(with_phases(read_nsys_sqlite(h200_export(tmp_path, "compiled")), {}))
     rest = found.after_setup
     assert rest is not UNSET and found.gpu.span_ns is not None
     assert 0 < rest.busy_ns < rest.span_ns < 0.01 * found.gpu.span_ns
@@ -368,12 +380,52 @@ def test_what_is_left_of_a_compiled_capture_is_no_longer_set_up(tmp_path: Path) 
     assert not any("the capture" in text for finding in rest.findings for text in (finding.title, *finding.evidence))
 
 
+def _steps(export: Export, count: int, *, at_us: int, first: int) -> int:
+    """So many steps of a kernel of 6 of 10 µs; the moment after the last."""
+    for number in range(count):
+        begin = (at_us + 10 * number) * 1000
+        export.call(begin, begin + 2000, first + number)
+        export.kernel("gemm", begin + 3000, begin + 9000, first + number)
+    return at_us + 10 * count
+
+
+def _load(export: Export, number: int, *, at_us: int, length_us: int) -> int:
+    """A launch that loads code for so long; the moment after its kernel."""
+    export.call(at_us * 1000, (at_us + length_us) * 1000, number, "cuLibraryLoadData_v12000")
+    export.call((at_us + length_us) * 1000, (at_us + length_us + 2) * 1000, number + 1)
+    export.kernel("gemm", (at_us + length_us + 3) * 1000, (at_us + length_us + 9) * 1000, number + 1)
+    return at_us + length_us + 10
+
+
+def _rest(export: Export, tmp_path: Path) -> AfterSetup | UnsetType:
+    return _with_rest(read_nsys_sqlite(export.write(tmp_path / "capture.sqlite"))).after_setup
+
+
 def test_a_capture_without_much_set_up_is_judged_as_a_whole(tmp_path: Path) -> None:
     export = Export()
-    for number in range(100):
-        export.call(10_000 * number, 10_000 * number + 2000, number)
-        export.kernel("gemm", 10_000 * number + 3000, 10_000 * number + 9000, number)
-    assert analyze_timelines([read_nsys_sqlite(export.write(tmp_path / "plain.sqlite"))]).after_setup is UNSET
+    _steps(export, 100, at_us=0, first=0)
+    assert _rest(export, tmp_path) is UNSET
+
+
+def test_set_up_ends_where_the_steps_begin_whatever_is_loaded_late(tmp_path: Path) -> None:
+    export = Export()
+    at = _steps(export, 2, at_us=0, first=0)
+    at = _load(export, 10, at_us=at, length_us=20_000)
+    at = _steps(export, 1000, at_us=at, first=100)
+    at = _load(export, 5000, at_us=at, length_us=600)
+    _steps(export, 60, at_us=at, first=6000)
+    rest = _rest(export, tmp_path)
+    assert rest is not UNSET
+    assert (rest.kernel_count, rest.graph_count) == (1 + 1000 + 1 + 60, 0)
+    assert rest.span_ns == pytest.approx((1062 * 10 + 600) * 1000, rel=0.01)
+
+
+def test_a_rest_with_little_of_the_work_is_left_alone(tmp_path: Path) -> None:
+    export = Export()
+    at = _steps(export, 1000, at_us=0, first=0)
+    at = _load(export, 5000, at_us=at, length_us=20_000)
+    _steps(export, 60, at_us=at, first=6000)
+    assert _rest(export, tmp_path) is UNSET
 
 
 def test_a_part_of_a_timeline_has_its_work_and_the_calls_that_launched_it(tmp_path: Path) -> None:
@@ -385,13 +437,15 @@ def test_a_part_of_a_timeline_has_its_work_and_the_calls_that_launched_it(tmp_pa
         export.call(start, start + 500, number)
         export.kernel(f"kernel_{number}", start + 1000, start + 4000, number)
     whole = read_nsys_sqlite(export.write(tmp_path / "run.sqlite"))
-    part = since(whole, 42_000)
+    part = since(whole, 42_000, before_ns=1000)
     assert [part.names[i] for i in part.kernels.name] == ["kernel_2", "kernel_3"]
     assert part.calls.start_ns[part.kernels.call].tolist() == [41_500, 51_000]
     # A range that began before the first launch holds what was left out: its rest is kept.
     names = [part.names[i] for i in part.ranges.name]
     assert dict(zip(names, part.ranges.start_ns.tolist(), strict=True)) == {"late": 41_500, "whole": 50_500}
     assert len(part.calls) == 2
+    # A launch that held the set-up counts from the moment on.
+    assert since(whole, 42_000, before_ns=200).calls.start_ns.tolist() == [41_800, 51_000]
     everything = since(whole, 0)
     assert everything.kernels.call.tolist() == whole.kernels.call.tolist()
     assert len(since(whole, 10**9).kernels) == 0
@@ -663,11 +717,12 @@ def test_a_page_of_a_capture_that_is_mostly_set_up_begins_with_its_steps(tmp_pat
     page = tmp_path / "page"
     view = build_view(read_run_files(read_manifest(page), page))
     assert view.headline.verdict == (
-        "After set-up: decode is launch-bound: the GPU idles for 85% of it. Without that it would be up to 3.9× "
-        "faster; the GPU is busy 17.8 % of the time. 82.7 % of the capture is set-up, paid once."
+        "After set-up: decode is launch-bound: the GPU idles for 85% of it. Without that, what follows set-up would be "
+        "up to 3.9× faster; the GPU is busy 17.8 % of that time. 68.8 % of the capture is set-up, paid once."
     )
     first = view.first_finding
     assert first is not None
-    assert (first.rule, first.saves) == ("launch_bound", "up to 74 % of what comes after set-up")
+    assert (first.rule, first.saves) == ("launch_bound", "up to 74 % of what follows set-up")
+    assert view.first_finding_place == f"section-{view.sections[0].key}"
     assert view.findings[0].rule == "compilation"
     assert "After set-up" in [section.title for section in view.sections]

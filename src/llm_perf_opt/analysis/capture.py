@@ -8,9 +8,10 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts, ExposedCommunication, FusibleChains
-from llm_perf_opt.analysis.findings.finding import MIN_LISTED, FindingRecord
+from llm_perf_opt.analysis.findings.finding import MIN_LISTED, FindingRecord, paid_once
 from llm_perf_opt.analysis.findings.rules import diagnose_capture
 from llm_perf_opt.analysis.gaps.report import IdleReport, judge_by_ranges, report_idle
+from llm_perf_opt.analysis.gaps.verdict import is_tuning
 from llm_perf_opt.analysis.gaps.waits import copy_places
 from llm_perf_opt.analysis.kernels.names import is_fusible
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
@@ -20,7 +21,7 @@ from llm_perf_opt.analysis.ranks.traffic import TrafficRow
 from llm_perf_opt.analysis.timeline.critical import CriticalPath
 from llm_perf_opt.analysis.timeline.frames import PythonTree
 from llm_perf_opt.analysis.timeline.graphs import GraphReplays
-from llm_perf_opt.analysis.timeline.idle import IdleMap, map_idle
+from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS, IdleMap, map_idle
 from llm_perf_opt.analysis.timeline.memory import MemoryCurve
 from llm_perf_opt.analysis.timeline.operators import ModuleRow, ModuleTree, OperatorRow
 from llm_perf_opt.analysis.timeline.range_names import merge_range_names
@@ -46,10 +47,18 @@ from llm_perf_opt.analysis.timeline.timeline import CapturedGpu, Timeline, disti
 
 # Ranges of more names than this are for no reader, and would make the answer larger than the capture.
 RANGES_KEPT = 500
-# From this share on that is paid once, the rest of a capture is judged by itself, if it has so many kernels.
+# From this share on that is paid once, the rest of a capture is judged by itself: if it has so many kernels, this part
+# of the GPU's work, and few kernels of an autotuner.
 MOSTLY_SETUP = 0.3
 ENOUGH_TO_JUDGE = 50
-SETUP_ROUNDS = 3
+LEAST_WORK = 0.2
+MOST_TUNING = 0.05
+PART_WORDS = (
+    ("the capture's kernel time", "the kernel time there"),
+    ("the capture's", "its"),
+    ("the capture", "what follows"),
+    ("The capture", "What follows"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +122,7 @@ class AfterSetup:
     span_ns: int
     busy_ns: int
     kernel_count: int
+    graph_count: int
     findings: tuple[FindingRecord, ...]
 
 
@@ -175,8 +185,8 @@ def analyze_timelines(timelines: Sequence[Timeline]) -> CaptureAnalysis:
     return analyze_measured([measure_timeline(timeline) for timeline in timelines])
 
 
-def analyze_measured(measured: Sequence[Measured], *, is_part: bool = False) -> CaptureAnalysis:
-    """As `analyze_timelines`, for those who need the instances as well; `is_part`: of a capture judged before."""
+def analyze_measured(measured: Sequence[Measured]) -> CaptureAnalysis:
+    """As `analyze_timelines`, for those who need the instances as well."""
     timelines = [m.timeline for m in measured]
     ranges = range_rows([(m.timeline, m.ranges) for m in measured])
     source = ", ".join(t.source for t in timelines)
@@ -229,51 +239,54 @@ def analyze_measured(measured: Sequence[Measured], *, is_part: bool = False) -> 
         ),
         idle=UNSET if idle is None else idle,
         streams=UNSET if streams is None else streams,
-        after_setup=UNSET if idle is None or is_part else _after_setup(measured, idle, findings),
     )
 
 
-def _after_setup(
-    measured: Sequence[Measured], idle: IdleReport, findings: Sequence[FindingRecord]
-) -> AfterSetup | UnsetType:
-    """The rest of a capture that is mostly paid once, where enough of it is left to be judged.
+def judge_after_setup(analysis: CaptureAnalysis, measured: Sequence[Measured]) -> CaptureAnalysis:
+    """The analysis of a capture that is mostly paid once with the rest of it judged by itself, where that tells enough.
 
-    What is a trifle beside the compiling of a model may still be most of what is left, so it is looked for again.
+    Of several captures, of a rank of a job and of a capture that was thinned out the rest is left alone: what ranks
+    wait for, and what is missing, would be told as its own.
     """
-    found: AfterSetup | UnsetType = UNSET
-    timeline = measured[0].timeline if len(measured) == 1 else None
-    for _ in range(SETUP_ROUNDS):
-        once = sum(finding.capture_share or 0.0 for finding in findings if finding.is_one_time)
-        if timeline is None or once < MOSTLY_SETUP or idle.gaps.setup_end_ns is None:
-            break
-        timeline = since(timeline, idle.gaps.setup_end_ns)
-        rest = analyze_measured([measure_timeline(timeline)], is_part=True)
-        count = rest.gpu.kernel_count + rest.graphs.launches_traced_as_a_whole
-        if count < ENOUGH_TO_JUDGE or not rest.gpu.span_ns or rest.idle is UNSET:
-            break
-        idle, findings = rest.idle, rest.findings
-        found = AfterSetup(
-            span_ns=rest.gpu.span_ns,
-            busy_ns=rest.gpu.busy_ns or 0,
-            kernel_count=count,
-            findings=tuple(_of_part(finding) for finding in findings),
-        )
-    return found
+    if len(measured) != 1 or analysis.idle is UNSET or paid_once(analysis.findings) < MOSTLY_SETUP:
+        return analysis
+    timeline, begins_ns = measured[0].timeline, analysis.idle.gaps.setup_end_ns
+    if begins_ns is None or timeline.kept_share is not None or (timeline.origin.world_size or 1) > 1:
+        return analysis
+    rest = since(timeline, begins_ns, before_ns=LONG_GAP_NS)
+    found = analyze_measured([measure_timeline(rest)])
+    graphs = found.graphs.launches_traced_as_a_whole
+    busy_ns, span_ns = found.gpu.busy_ns or 0, found.gpu.span_ns or 0
+    tuning = sum(row.instances for row in found.kernels if is_tuning(row.name))
+    if (
+        found.gpu.kernel_count + graphs < ENOUGH_TO_JUDGE
+        or not span_ns
+        or busy_ns < LEAST_WORK * (analysis.gpu.busy_ns or 0)
+        or tuning > MOST_TUNING * found.gpu.kernel_count
+        or paid_once(found.findings) >= MOSTLY_SETUP
+    ):
+        return analysis
+    part = AfterSetup(
+        span_ns=span_ns,
+        busy_ns=busy_ns,
+        kernel_count=found.gpu.kernel_count,
+        graph_count=graphs,
+        findings=tuple(_of_part(finding) for finding in found.findings),
+    )
+    return replace(analysis, after_setup=part)
 
 
 def _of_part(finding: FindingRecord) -> FindingRecord:
     """A finding in the words of the part it is of."""
 
     def said(text: str) -> str:
-        for word, instead in (
-            ("the capture's", "its"),
-            ("the capture", "what is left"),
-            ("The capture", "What is left"),
-        ):
+        for word, instead in PART_WORDS:
             text = text.replace(word, instead)
         return text
 
-    return replace(finding, title=said(finding.title), evidence=tuple(said(text) for text in finding.evidence))
+    caveat = None if finding.caveat is None else said(finding.caveat)
+    evidence = tuple(said(text) for text in finding.evidence)
+    return replace(finding, title=said(finding.title), evidence=evidence, caveat=caveat)
 
 
 def _exposed(timelines: Sequence[Timeline]) -> ExposedCommunication | None:

@@ -5,7 +5,7 @@ from pathlib import PurePath
 
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.capture import AfterSetup, CaptureAnalysis
+from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.gaps.iterations import Iterations
 from llm_perf_opt.analysis.gaps.longest import Gap, LongGaps
 from llm_perf_opt.analysis.gaps.queue import Queue
@@ -35,8 +35,6 @@ VERDICTS = {
 def idle_sections(analysis: CaptureAnalysis, *, source: str | None = None) -> Iterator[Section]:
     """Those that have something to show. `source` is the file of a run that holds the numbers."""
     span_ns = analysis.gpu.span_ns
-    if analysis.after_setup is not UNSET:
-        yield _after_setup(analysis.after_setup, source)
     if analysis.idle is not UNSET and span_ns:
         idle = analysis.idle
         files = _files(analysis)
@@ -46,30 +44,6 @@ def idle_sections(analysis: CaptureAnalysis, *, source: str | None = None) -> It
             yield _launches(idle, span_ns, files, source)
     if analysis.streams is not UNSET:
         yield _streams(analysis.streams, analysis, source)
-
-
-def _after_setup(rest: AfterSetup, source: str | None) -> Section:
-    text = (
-        f"Much of the capture is paid once. What came after it took {_ms(rest.span_ns)}, and the GPU was busy for "
-        f"{format_percent(rest.busy_ns / rest.span_ns)} of that, with {_count(rest.kernel_count, 'kernel')}. Judged by "
-        "itself:"
-    )
-    table = _table(
-        "What could save some of it, bounds of times under the profiler",
-        {
-            "finding": [finding.title for finding in rest.findings],
-            "at most": [None if f.max_gain is None else f"{f.max_gain:.2f}×" for f in rest.findings],
-            "confidence": [finding.confidence for finding in rest.findings],
-            "fix": [finding.remedy for finding in rest.findings],
-        },
-        source,
-    )
-    nothing = "No rule found what could save 1 % of it."
-    return Section(
-        title="After set-up",
-        paragraphs=(text, *(() if rest.findings else (nothing,))),
-        tables=(table,) if rest.findings else (),
-    )
 
 
 def _gaps(

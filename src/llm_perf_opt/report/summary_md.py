@@ -105,7 +105,7 @@ def _trend(view: ReportView) -> list[str]:
 
 
 def _actions(view: ReportView) -> list[str]:
-    chosen: list[FindingView] = []
+    chosen: list[FindingView] = [] if view.headline.first is None else [view.headline.first]
     for finding in view.findings:
         # One line per kind of problem and advice.
         if (finding.rule, finding.remedy) not in {(f.rule, f.remedy) for f in chosen} and len(chosen) < DONE:

@@ -154,10 +154,13 @@ class Job:
             return kept
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         seen = gpus if visible is None else tuple(part.strip() for part in visible.split(",") if part.strip())
-        one = run.ranks in (None, 1) and command is None
-        mine = devices_of(run.device, visible, gpus) if one else seen if command is not None else seen[: run.ranks]
+        mine = devices_of(run.device, visible, gpus)
+        if run.ranks not in (None, 1) or (command is not None and visible is not None):
+            # Of a program's GPUs only those it was given are known.
+            mine = seen if command is not None else seen[: run.ranks]
         busy = busy_gpus(allowed_environment(os.environ))
-        return kept | {index: busy[index] for index in mine if index in busy}
+        # A UUID may be given by its beginning.
+        return kept | {own: pct for own in mine for name, pct in busy.items() if name == own or _is_uuid(own, name)}
 
     def _runs_something(self) -> bool:
         """Whether any stage will run anew."""
@@ -242,6 +245,10 @@ class Job:
                 leaves = flat_keys(section).items()
                 settings = "  ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in leaves)
                 self.console.say(f"  pipeline.{step.name}: {settings}")
+
+
+def _is_uuid(given: str, uuid: str) -> bool:
+    return given.startswith(("GPU-", "MIG-")) and uuid.startswith(given)
 
 
 def _previous(config: AppConfig, run_dir: Path) -> RunManifest | None:

@@ -217,6 +217,11 @@ class FindingRecord:
         )
 
 
+def paid_once(findings: Iterable[FindingRecord]) -> float:
+    """The part of a capture that is known to be paid once; where nothing was recorded, that is a guess."""
+    return sum(f.capture_share or 0.0 for f in findings if f.is_one_time and f.confidence != "low")
+
+
 def amdahl(wall_ms: float | None, saved_ms: float) -> float | None:
     """The speed-up of a phase when a part of it vanishes; None when the whole is unknown or the part is all of it."""
     if wall_ms is None or saved_ms >= wall_ms:

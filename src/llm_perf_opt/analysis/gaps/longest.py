@@ -15,8 +15,8 @@ from llm_perf_opt.analysis.timeline.timeline import Activities, Timeline, join, 
 # More are not looked into: the longest of them hold nearly all the time, and each is a search.
 MAX_LOOKED_INTO = 200
 SHOWN = 20
-# A gap of set-up counts as its end from this share of a process's time on; less happens in the middle of things.
-SETUP_SHARE = 0.005
+# Set-up is over where less than this part of what follows is set-up again: some is met in the middle of things.
+LITTLE_SETUP = 0.1
 # A gap of which this part lies after the launch is not the host's.
 HELD = 0.5
 BEFORE_FIRST = "before the first kernel"
@@ -71,8 +71,8 @@ class LongGaps:
     """All gaps counted by length, the longest by themselves, and the reasons of the long ones, the costliest first.
 
     `held_count` and `held_ns` are about long gaps that lie mostly after the return of the launch: something other than
-    the host held the work back. `setup_end_ns`: when the last large gap of set-up ended, on the capture's own clock, in
-    the process that launched most; None where there is none, or several captures.
+    the host held the work back. `setup_end_ns`: from when on there is little set-up any more, on the capture's own
+    clock, in the process that launched most; None where there was none, or several captures.
     """
 
     short_count: int
@@ -125,9 +125,16 @@ def _main_process(compute: Activities) -> int | None:
 
 
 def _setup_end(gaps: Sequence[Gap], one: IdleMap) -> int | None:
-    least = SETUP_SHARE * (one.span[1] - one.span[0])
-    ends = [g.start_ns + g.length_ns for g in gaps if g.activity.verdict == "compilation" and g.length_ns >= least]
-    return one.span[0] + max(ends) if ends else None
+    """The earliest end of such a gap after which they are few."""
+    known = sorted(
+        (g.start_ns, g.start_ns + g.length_ns) for g in gaps if g.activity.verdict == "compilation" and g.long_ns > 0
+    )
+    length_ns = one.span[1] - one.span[0]
+    for i, (_, end_ns) in enumerate(known):
+        later_ns = sum(end - start for start, end in known[i + 1 :])
+        if later_ns <= LITTLE_SETUP * (length_ns - end_ns):
+            return one.span[0] + end_ns
+    return None
 
 
 def merge_long_gaps(parts: Sequence[LongGaps]) -> LongGaps:

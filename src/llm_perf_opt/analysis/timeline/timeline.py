@@ -238,16 +238,20 @@ def take(work: Activities, index: Ints) -> Activities:
     )
 
 
-def since(timeline: Timeline, at_ns: int) -> Timeline:
+def since(timeline: Timeline, at_ns: int, *, before_ns: int = 0) -> Timeline:
     """A timeline of the GPU work that began at a moment or later, and of what the host did from its first launch on.
 
-    Of a range that began earlier its rest is kept, so that those inside it stay inside.
+    That launch may have begun `before_ns` earlier at most: what ends a set-up is often a call that held it. Of calls
+    and ranges that began earlier the rest is kept, so that what is inside of them stays inside.
     """
     work = [take(w, np.flatnonzero(w.start_ns >= at_ns)) for w in (timeline.kernels, timeline.copies, timeline.graphs)]
     calls, ranges = timeline.calls, timeline.ranges
     launching = np.concatenate([w.call[w.call >= 0] for w in work])
-    first_ns = min(at_ns, int(calls.start_ns[launching].min())) if len(launching) else at_ns
-    kept = np.flatnonzero(calls.start_ns >= first_ns)
+    begun_ns = int(calls.start_ns[launching].min()) if len(launching) else at_ns
+    first_ns = min(at_ns, max(begun_ns, at_ns - before_ns))
+    keeps = calls.end_ns > first_ns
+    keeps[launching] = True
+    kept = np.flatnonzero(keeps)
     # The last place is that of work without a call, which has -1.
     place = np.full(len(calls) + 1, -1, np.int64)
     place[kept] = np.arange(len(kept))
@@ -259,8 +263,8 @@ def since(timeline: Timeline, at_ns: int) -> Timeline:
         copies=copies,
         graphs=graphs,
         calls=Calls(
-            start_ns=calls.start_ns[kept],
-            end_ns=calls.end_ns[kept],
+            start_ns=np.maximum(calls.start_ns[kept], first_ns),
+            end_ns=np.maximum(calls.end_ns[kept], first_ns),
             thread=calls.thread[kept],
             name=calls.name[kept],
             launches=calls.launches[kept],

@@ -4,6 +4,7 @@ Whether this ncu has the set, the sections and the metrics a configuration asks 
 """
 
 import difflib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,8 +29,9 @@ from llm_perf_opt.profiling.vendor.ncu import (
 # first launch it may take several times as long as without ncu.
 QUIET_S = 30.0
 LOADING = 3
-# What ncu prints when it begins with a launch, while it replays it, and when it is done.
-SIGNS_OF_LIFE = (b"==PROF== Profiling", b"%....", b" passes")
+# What ncu prints when it begins with a launch and while it replays it; the program writes to the same log.
+SIGN_OF_LIFE = re.compile(rb"==PROF== Profiling|\d+%\.\.\.\.")
+LONGEST_SIGN = 32
 # When ncu is told to end, it ends the program and writes its report, seen with 43 MB within two seconds.
 REPORT_GRACE_S = 20.0
 # Files of a second look carry these in their names: by place, by name.
@@ -120,7 +122,7 @@ class _Quiet:
     def __init__(self, log: Path, after_s: float) -> None:
         self.is_over = False
         self._log, self._after_s = log, after_s
-        self._read = 0
+        self._read, self._tail = 0, b""
         self._since_s: float | None = None
 
     def __call__(self, elapsed_s: float, told: Progress | None) -> bool:
@@ -129,8 +131,10 @@ class _Quiet:
             file.seek(self._read)
             text = file.read()
         self._read += len(text)
-        if any(sign in text for sign in SIGNS_OF_LIFE):
+        if text and SIGN_OF_LIFE.search(self._tail + text):
             self._since_s = elapsed_s
+        # One that was cut in two; a whole one must not count again.
+        self._tail = SIGN_OF_LIFE.sub(b"", self._tail + text)[-LONGEST_SIGN:]
         if self._since_s is None:
             self.is_over = elapsed_s >= LOADING * self._after_s + QUIET_S
         else:

@@ -111,8 +111,10 @@ def _gpu_load(env: Mapping[str, str]) -> dict[str, int]:
     fields = "index,uuid,utilization.gpu,memory.used"
     code, text = run_quick([smi, f"--query-gpu={fields}", "--format=csv,noheader,nounits"], env=env)
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()] if code == 0 else []
-    known = [row for row in rows if len(row) == 4 and row[2].isdecimal() and row[3].isdecimal()]
-    return {name: int(row[2]) for row in known if int(row[3]) >= USED_MIB for name in row[:2]}
+    known = [row for row in rows if len(row) == 4 and row[2].isdecimal()]
+    # A GPU that shares the host's memory does not tell what of it is in use.
+    working = [row for row in known if not row[3].isdecimal() or int(row[3]) >= USED_MIB]
+    return {name: int(row[2]) for row in working for name in row[:2]}
 
 
 def probe_nsys(env: Mapping[str, str]) -> Tool:

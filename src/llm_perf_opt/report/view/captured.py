@@ -7,7 +7,7 @@ from msgspec import UNSET
 from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.findings.capture_facts import runs_on
 from llm_perf_opt.analysis.findings.facts import Known, Unknown
-from llm_perf_opt.analysis.findings.finding import Finding, may_be_headline
+from llm_perf_opt.analysis.findings.finding import Finding, may_be_headline, paid_once
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.timeline.rows import RangeRow
 from llm_perf_opt.core.records import Metric, StageRecord
@@ -94,10 +94,11 @@ def with_steps(verdict: str, analysis: CaptureAnalysis) -> str:
     busy = format_percent(rest.busy_ns / rest.span_ns)
     if best is None or best.gain is None:
         return f"{verdict} After set-up the GPU is busy {busy} of the time."
-    once = sum(record.capture_share or 0.0 for record in analysis.findings if record.is_one_time)
+    once = format_percent(paid_once(analysis.findings))
+    faster = format_factor(best.gain)
     return (
-        f"After set-up: {best.title}. Without that it would be up to {format_factor(best.gain)} faster; the GPU is "
-        f"busy {busy} of the time. {format_percent(once)} of the capture is set-up, paid once."
+        f"After set-up: {best.title}. Without that, what follows set-up would be up to {faster} faster; the GPU is "
+        f"busy {busy} of that time. {once} of the capture is set-up, paid once."
     )
 
 

@@ -6,6 +6,8 @@ from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any, Literal
 
+from msgspec import UNSET
+
 from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.findings.facts import Known, Quantity, RunFacts, Unknown
 from llm_perf_opt.analysis.findings.finding import (
@@ -83,6 +85,7 @@ def headline(
     first = None
     if capture is not None:
         verdict, first = with_steps(verdict, capture.content), _first_step(capture.content, facts)
+        tone = _tone_of_steps(capture.content, tone)
     fall = _shown_first(waterfalls, about, facts)
     split = captured_split(capture.content) if capture is not None else None if fall is None else split_of(fall)
     if best is not None and best.phase == REQUEST:
@@ -119,7 +122,23 @@ def _first_step(analysis: CaptureAnalysis, facts: RunFacts) -> FindingView | Non
     if best is None:
         return None
     (view,) = findings_view((best,), facts)
-    return replace(view, saves=view.saves.replace("the capture", "what comes after set-up"))
+    follows = "what follows set-up"
+    return replace(
+        view,
+        title=f"After set-up: {view.title}",
+        saves=view.saves.replace("the capture", follows),
+        gain=view.gain.replace("the whole capture", follows),
+    )
+
+
+def _tone_of_steps(analysis: CaptureAnalysis, tone: Tone) -> Tone:
+    """How bad a capture is that is mostly paid once: as its steps are."""
+    if analysis.after_setup is UNSET:
+        return tone
+    best = best_after_setup(analysis)
+    if best is None or best.gain is None:
+        return "unknown"
+    return "bad" if best.gain >= FAR_FROM_BOUND else "warn"
 
 
 def _shown_first(waterfalls: tuple[Waterfall, ...], about: str | None, facts: RunFacts) -> Waterfall | None:

@@ -95,6 +95,12 @@ class ReportView:
         return next(iter((*promised, *self.findings)), None)
 
     @property
+    def first_finding_place(self) -> str:
+        """Where the page has its evidence: a part of a capture has a section of its own."""
+        steps = [section.key for section in self.sections if section.title == "After set-up"]
+        return f"section-{steps[0]}" if steps and self.headline.first is not None else "findings"
+
+    @property
     def absent(self) -> tuple[tuple[str, str, Unknown], ...]:
         """Parts there is nothing to show in, by name and title, with the reason: a list says it better than boxes.
 

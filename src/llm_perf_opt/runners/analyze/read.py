@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.analysis.capture import CaptureAnalysis, Measured, analyze_measured, measure_timeline
+from llm_perf_opt.analysis.capture import (
+    CaptureAnalysis,
+    Measured,
+    analyze_measured,
+    judge_after_setup,
+    measure_timeline,
+)
 from llm_perf_opt.analysis.ranks.analysis import analyze_ranks
 from llm_perf_opt.analysis.ranks.collectives import RecordedArgs, recorded_args
 from llm_perf_opt.analysis.ranks.identify import Kind
@@ -73,6 +79,7 @@ def read_captures(
         notes += ranks.notes
     if kind == SUMMARY:
         analysis = _from_summary(analysis, by_kind[SUMMARY][0])
+    analysis = judge_after_setup(analysis, measured)
     ncu = _read_ncu(by_kind[NCU], analysis.kernels) if NCU in by_kind else None
     if ncu is not None:
         analysis = replace(analysis, ncu=ncu)

@@ -16,7 +16,7 @@ from llm_perf_opt.core.terminal import number_columns, printable, table_text
 from llm_perf_opt.core.units import or_dash
 from llm_perf_opt.report.view.captured import work_on_host
 from llm_perf_opt.runners.analyze.kinds import SUMMARY, TORCH
-from llm_perf_opt.runners.analyze.sections import capture_sections
+from llm_perf_opt.runners.analyze.sections import AFTER_SETUP, capture_sections
 
 NAME_WIDTH = 60
 # Rows of a table of details, of which there are many: a third of those of the others, but so many.
@@ -36,7 +36,9 @@ def render_analysis(analysis: CaptureAnalysis, *, top: int) -> Text:
         parts.append(_operators(analysis.operators, top))
     if analysis.ncu is not UNSET:
         parts.append(_ncu(analysis.ncu, top))
-    parts += [_section(section, min(top, max(FEWEST, top // 3))) for section in capture_sections(analysis)]
+    # What follows set-up stands with the findings already.
+    sections = [section for section in capture_sections(analysis) if section.title != AFTER_SETUP]
+    parts += [_section(section, min(top, max(FEWEST, top // 3))) for section in sections]
     parts.append(_notes(analysis, max(top, MOST_NOTES)))
     return Text("\n\n").join(part for part in parts if part)
 
@@ -226,7 +228,7 @@ def _findings(analysis: CaptureAnalysis, top: int) -> Text:
         return told
     busy = f"{rest.span_ns / 1e6:,.3f} ms, the GPU busy for {rest.busy_ns / rest.span_ns:.1%} of it"
     lines = [told, Text(), _title("after set-up"), _plain(f"judged by itself: {busy}")]
-    lines += [line for finding in rest.findings[:top] for line in _finding(finding, "what is left")]
+    lines += [line for finding in rest.findings[:top] for line in _finding(finding, "what follows")]
     return Text("\n").join(lines)
 
 

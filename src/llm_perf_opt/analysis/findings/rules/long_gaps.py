@@ -19,6 +19,7 @@ SHOWN = 4
 # What a longer run would not pay again: what is known to be set-up, and what only single instances of a range have.
 ONE_TIME = ("compilation", "single_instances")
 NAME_WIDTH = 100
+FEW_GAPS = 10
 REMEDY = (
     "do this work while the GPU computes: move it to another thread or process, prepare the next step before waiting "
     "for this one, or do it less often; the frames, operators or ranges named are where to look"
@@ -201,8 +202,8 @@ def _found(rule: Rule, facts: CaptureFacts, reasons: Sequence[Reason], what: str
             # Where nothing is recorded, the reason is anybody's guess; several reasons are no several instances.
             confidence=confidence_of(reasons[0].gaps, share=sure / saved) if told else "low",
             remedy=remedy,
-            # Outside the ranges a program marks, it prepares or ends.
-            is_one_time=rule is COMPILATION or (not told and len(facts.ranges) > 0),
+            # Outside the ranges a program marks, it prepares or ends; often, it waits between them.
+            is_one_time=rule is COMPILATION or (not told and gaps <= FEW_GAPS and len(facts.ranges) > 0),
         )
     ]
 
