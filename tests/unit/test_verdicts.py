@@ -712,8 +712,13 @@ def test_communication_that_computation_cannot_hide_is_told_with_what_it_can(tmp
     assert finding.max_gain == pytest.approx(1.25)
 
 
-def test_a_page_of_a_capture_that_is_mostly_set_up_begins_with_its_steps(tmp_path: Path) -> None:
+def test_a_page_of_a_capture_that_is_mostly_set_up_begins_with_its_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["analyze", str(h200_export(tmp_path, "batched")), "-o", str(tmp_path / "page")]) == 0
+    said = capsys.readouterr().out
+    assert said.index("after set-up\n") < said.index("* decode is launch-bound") < said.index("findings\n")
+    assert said.count("after set-up") == 1
     page = tmp_path / "page"
     view = build_view(read_run_files(read_manifest(page), page))
     assert view.headline.verdict == (

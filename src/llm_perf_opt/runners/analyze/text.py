@@ -227,9 +227,10 @@ def _findings(analysis: CaptureAnalysis, top: int) -> Text:
     if rest is UNSET:
         return told
     busy = f"{rest.span_ns / 1e6:,.3f} ms, the GPU busy for {rest.busy_ns / rest.span_ns:.1%} of it"
-    lines = [told, Text(), _title("after set-up"), _plain(f"judged by itself: {busy}")]
+    # An expert looks at the steps first; what is paid once is in the whole.
+    lines = [_title("after set-up"), _plain(f"judged by itself: {busy}")]
     lines += [line for finding in rest.findings[:top] for line in _finding(finding, "what follows")]
-    return Text("\n").join(lines)
+    return Text("\n").join([*lines, Text(), told])
 
 
 def _finding(finding: FindingRecord, whole: str) -> list[Text]:
