@@ -279,24 +279,24 @@ def test_a_program_under_ncu_is_over_when_ncu_says_nothing_more(tmp_path: Path) 
     log.write_text("==PROF== Connected to process 1\n")
     # Until the first launch it loads, three times as long as without ncu.
     loading = ncu_capture._Quiet(log, 20.0)
-    assert [loading(at, None) for at in (1.0, 60.0, 89.0, 91.0)] == [False, False, False, True]
+    assert [loading(at) for at in (1.0, 60.0, 89.0, 91.0)] == [False, False, False, True]
     quiet = ncu_capture._Quiet(log, 20.0)
     for at in range(0, 200, 25):
         # Launches of one kernel have one name, and what the program prints is no sign of ncu's.
         with log.open("a") as file:
             file.write('==PROF== Profiling "gemm": 0%....50%....100% - 18 passes\nrequest served, 12 % of the cache\n')
-        assert not quiet(at, None)
+        assert not quiet(at)
     with log.open("a") as file:
         file.write("request served, 12 % of the cache\n")
-    assert [quiet(at, None) for at in (180.0, 204.0, 206.0)] == [False, False, True]
+    assert [quiet(at) for at in (180.0, 204.0, 206.0)] == [False, False, True]
     # A sign that is written in two pieces.
     halves = ncu_capture._Quiet(log, 20.0)
-    assert not halves(1.0, None)
+    assert not halves(1.0)
     for moment, text in ((10.0, "==PROF== Prof"), (11.0, 'iling "gemm"'), (35.0, "128 forward passes done")):
         with log.open("a") as file:
             file.write(text)
-        assert not halves(moment, None)
-    assert [halves(moment, None) for moment in (40.0, 42.0)] == [False, True]
+        assert not halves(moment)
+    assert [halves(moment) for moment in (40.0, 42.0)] == [False, True]
 
 
 def test_range_replay_writes_a_page_for_every_measured_region(fake: Run) -> None:

@@ -47,6 +47,8 @@ KERNELS_JSON: Final = "kernels.json"
 ANALYSIS_FILE: Final = "analysis.json"
 TIMELINE_FILE: Final = "timeline.json"
 GPU_SAMPLES_FILE: Final = "gpu_samples.json"
+# The section about what follows the set-up of a capture.
+AFTER_SETUP: Final = "After set-up"
 # Of the environment: percent by GPU, where one was busy with other work before a run began.
 BUSY_GPUS: Final = "gpu_busy_pct"
 GENERATED_FILE: Final = "generated.json"

@@ -112,14 +112,14 @@ def run_command(
     reads: Callable[[str], Progress | None] = read_progress,
     redactor: Redactor | None = None,
     remove: Sequence[Path] = (),
-    is_over: Callable[[float, Progress | None], bool] | None = None,
+    is_over: Callable[[float], bool] | None = None,
     grace_s: float = GRACE_S,
 ) -> CommandResult:
     """Run argv to its end or to the timeout. `on_tick` gets the elapsed seconds and the progress last told.
 
     `reads` finds progress in a line of the log. The folders in `remove` go when we are killed while it runs. With a
     redactor the log and the command file hold no secrets, but an answer that is data (`.csv`) stays as it is.
-    `is_over` is asked with what `on_tick` gets, and ends the command before its timeout. A command whose time is up has
+    `is_over` is asked with the elapsed seconds, and ends the command before its timeout. A command whose time is up has
     `grace_s` to write down what it has.
     """
     argv = tuple(str(a) for a in argv)
@@ -368,7 +368,7 @@ def _wait(
     log: Path,
     on_tick: Callable[[float, Progress | None], None] | None,
     reads: Callable[[str], Progress | None],
-    is_over: Callable[[float, Progress | None], bool] | None = None,
+    is_over: Callable[[float], bool] | None = None,
 ) -> bool:
     """Wait for the end (True), or for the timeout or for it to be over (False)."""
     while True:
@@ -377,12 +377,9 @@ def _wait(
             return process.poll() is not None
         if _ends_within(process, min(POLL_S, timeout_s - elapsed)):
             return True
-        if on_tick is None and is_over is None:
-            continue
-        elapsed, told = time.monotonic() - start, _last_progress(log, reads)
         if on_tick is not None:
-            on_tick(elapsed, told)
-        if is_over is not None and is_over(elapsed, told):
+            on_tick(time.monotonic() - start, _last_progress(log, reads))
+        if is_over is not None and is_over(time.monotonic() - start):
             return False
 
 

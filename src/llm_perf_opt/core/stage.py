@@ -72,7 +72,7 @@ class CommandRunner:
         label: str | None = None,
         reads: Callable[[str], Progress | None] = read_progress,
         remove: Sequence[Path] = (),
-        is_over: Callable[[float, Progress | None], bool] | None = None,
+        is_over: Callable[[float], bool] | None = None,
         grace_s: float = GRACE_S,
     ) -> CommandResult:
         """Run a command; `label` says what it does, `reads` finds its progress in a line of its log.

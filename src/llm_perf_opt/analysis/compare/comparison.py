@@ -35,14 +35,15 @@ from llm_perf_opt.analysis.compare.statistics import (
     judge,
     repeats_needed,
 )
+from llm_perf_opt.analysis.findings.rules.on_the_host import MIN_PREPARING
 from llm_perf_opt.analysis.timeline.rows import RangeRow
 from llm_perf_opt.core.names import PHASE_RANGE, PHASES, WALL_METRIC
 from llm_perf_opt.core.units import format_quantity
 
 # What every comparison asks; a gate may ask for any other metric of the samples.
 METRICS = ("ttft_ms", "tpot_ms", "e2e_ms", "prefill_ms", "joules_per_token")
-# Asked where it is so much of a request: elsewhere it is noise, and one metric more makes all others less certain.
-PREPARE, MIN_PREPARING = "prepare_ms", 0.1
+# Asked where it is worth a finding: elsewhere it is noise, and one metric more makes all others less certain.
+PREPARE = "prepare_ms"
 # Metrics in the sentence; the table has them all.
 NAMED = 3
 AGREES = 0.01

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llm_perf_opt.core.process import CommandResult
-from llm_perf_opt.core.records import Progress, read_progress
+from llm_perf_opt.core.records import read_progress
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.profiling.nsys.capture import workload_cwd
@@ -125,8 +125,7 @@ class _Quiet:
         self._read, self._tail = 0, b""
         self._since_s: float | None = None
 
-    def __call__(self, elapsed_s: float, told: Progress | None) -> bool:
-        del told
+    def __call__(self, elapsed_s: float) -> bool:
         with self._log.open("rb") as file:
             file.seek(self._read)
             text = file.read()

@@ -7,7 +7,7 @@ from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.analysis.findings.rules import diagnose
 from llm_perf_opt.analysis.findings.waterfall import build_waterfall
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
-from llm_perf_opt.core.names import STATIC_ANALYSIS
+from llm_perf_opt.core.names import AFTER_SETUP, STATIC_ANALYSIS
 from llm_perf_opt.report.facts import gather, joined_ncu
 from llm_perf_opt.report.run_files import EarlierRun, Found, RunFiles
 from llm_perf_opt.report.view.captured import load_test
@@ -97,7 +97,7 @@ class ReportView:
     @property
     def first_finding_place(self) -> str:
         """Where the page has its evidence: a part of a capture has a section of its own."""
-        steps = [section.key for section in self.sections if section.title == "After set-up"]
+        steps = [section.key for section in self.sections if section.title == AFTER_SETUP]
         return f"section-{steps[0]}" if steps and self.headline.first is not None else "findings"
 
     @property

@@ -11,6 +11,7 @@ from llm_perf_opt.analysis.timeline.graphs import GraphReplays
 from llm_perf_opt.analysis.timeline.memory import MemoryCurve
 from llm_perf_opt.analysis.timeline.rows import CopyRow, CounterRow
 from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis
+from llm_perf_opt.core.names import AFTER_SETUP
 from llm_perf_opt.core.sections import Cell, Section, SectionTable
 from llm_perf_opt.core.units import format_bytes, format_ms, format_percent
 from llm_perf_opt.profiling.idle_sections import idle_sections
@@ -20,7 +21,6 @@ from llm_perf_opt.profiling.rank_sections import filled, rank_sections
 ROWS = 60
 PYTHON_ROWS = 25
 SHAPES = "Shapes"
-AFTER_SETUP = "After set-up"
 MEMORY = "Allocated memory"
 NO_BREAK = "\u00a0"
 

@@ -11,12 +11,13 @@ from llm_perf_opt.analysis.findings.finding import FindingRecord
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.timeline.operators import OperatorRow
 from llm_perf_opt.analysis.timeline.rows import KernelRow
+from llm_perf_opt.core.names import AFTER_SETUP
 from llm_perf_opt.core.sections import Section, cell_text
 from llm_perf_opt.core.terminal import number_columns, printable, table_text
 from llm_perf_opt.core.units import or_dash
 from llm_perf_opt.report.view.captured import work_on_host
 from llm_perf_opt.runners.analyze.kinds import SUMMARY, TORCH
-from llm_perf_opt.runners.analyze.sections import AFTER_SETUP, capture_sections
+from llm_perf_opt.runners.analyze.sections import capture_sections
 
 NAME_WIDTH = 60
 # Rows of a table of details, of which there are many: a third of those of the others, but so many.

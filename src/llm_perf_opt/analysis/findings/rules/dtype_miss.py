@@ -149,6 +149,7 @@ RULE = Rule(
     find_in_capture=find_misses_in,
     plain_words="Some calculations run in a slower number format than intended.",
     remedy=REMEDY,
+    hint="A format of the tensor cores",
 )
 WIDE_FORMAT = Rule(
     id="wide_format",
