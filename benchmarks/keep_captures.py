@@ -30,21 +30,22 @@ EMPTIED = (
 )
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 MOST_BYTES = 16 << 20
-# Names of the machine: of its files, its own threads, its GPU.
+CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
+# Names of the machine: of its files, its own threads, its GPU. Before each the tables it needs.
 CHANGES = (
-    ("META_DATA_EXPORT", "DELETE FROM META_DATA_EXPORT WHERE name GLOB '*HOST*'"),
-    ("TARGET_INFO_GPU", "UPDATE TARGET_INFO_GPU SET uuid = ''"),
+    (("META_DATA_EXPORT",), "DELETE FROM META_DATA_EXPORT WHERE name GLOB '*HOST*'"),
+    (("TARGET_INFO_GPU",), "UPDATE TARGET_INFO_GPU SET uuid = ''"),
     (
-        "ThreadNames",
-        "DELETE FROM ThreadNames WHERE globalTid NOT IN (SELECT globalTid FROM CUPTI_ACTIVITY_KIND_RUNTIME)",
+        ("ThreadNames", CALLS),
+        f"DELETE FROM ThreadNames WHERE globalTid NOT IN (SELECT globalTid FROM {CALLS})",
     ),
     (
-        "StringIds",
+        ("StringIds",),
         "UPDATE StringIds SET value = 'a file' "
         "WHERE value GLOB '*/opt/*' OR value GLOB '/*' OR value GLOB '*/streams/*'",
     ),
     (
-        "StringIds",
+        ("StringIds",),
         "UPDATE StringIds SET value = 'a thread' WHERE value GLOB '*worker/*' OR value GLOB 'cpuhp/*' "
         "OR value GLOB 'migration/*' OR value GLOB 'ksoftirqd/*' OR value GLOB 'irq/*'",
     ),
@@ -56,8 +57,8 @@ def make_small(path: Path, seconds: float | None) -> None:
         tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         for table in set(EMPTIED) & set(tables):
             database.execute(f'DELETE FROM "{table}"')
-        for table, change in CHANGES:
-            if table in tables:
+        for needed, change in CHANGES:
+            if set(needed) <= set(tables):
                 database.execute(change)
         if seconds is not None and KERNELS in tables:
             (first_ns,) = database.execute(f"SELECT min(start) FROM {KERNELS}").fetchone()

@@ -23,7 +23,7 @@ from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.redact import is_secret
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed, ProfilingError, ToolError
-from llm_perf_opt.profiling.nsys import capture
+from llm_perf_opt.profiling.nsys import sessions
 from llm_perf_opt.profiling.nsys.scrub import (
     REMOVED,
     overwrite_assignments,
@@ -510,7 +510,7 @@ def test_a_capture_whose_agent_was_lost_is_tried_again(
 ) -> None:
     nsys = _fake(tmp_path, f"print({said!r}); sys.exit(1)\n")
     ctx = _context(tmp_path, ["true"], nsys)
-    monkeypatch.setattr(capture, "remove_abandoned", lambda: was_removed)
+    monkeypatch.setattr(sessions, "remove_abandoned", lambda: was_removed)
     with pytest.raises(ToolError, match=f"wrote no report: {re.escape(said)}"):
         STAGE.run(NsysConfig(enable=True, timeout_s=20.0), ctx)
     assert [record.label for record in ctx.run_command.records if record.argv[0] == nsys] == ["nsys"] * tries

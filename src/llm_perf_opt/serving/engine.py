@@ -28,6 +28,14 @@ MODELS_PATH = "/v1/models"
 MODEL_FLAGS = ("--model", "--model-path")
 
 
+class NeverReady(CommandFailed):
+    """A server that ended before it answered; `said` is the end of its log as it stands there."""
+
+    def __init__(self, text: str, *, said: str) -> None:
+        self.said = said
+        super().__init__(text)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerPlace:
     """Where a started server's log and command file go, where it runs, and what it gets of our environment."""
@@ -176,8 +184,9 @@ def _wait_until_ready(section: ServerSection, target: Target, service: Service |
     said = "nothing answers"
     while time.monotonic() < end:
         if service is not None and service.poll() is not None:
-            raise CommandFailed(
-                f"{section.name} ended with exit code {service.poll()} before it was ready: {last_lines(service)}"
+            raise NeverReady(
+                f"{section.name} ended with exit code {service.poll()} before it was ready: {last_lines(service)}",
+                said=service.tail(),
             )
         try:
             answer = httpx.get(url, headers=target.headers, timeout=ANSWER_S, trust_env=False)

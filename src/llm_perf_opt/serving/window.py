@@ -15,6 +15,7 @@ from llm_perf_opt.core.host import Tool
 from llm_perf_opt.core.stage import CommandPlace
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.profiling.nsys.scrub import publish_report, raw_folder
+from llm_perf_opt.profiling.nsys.sessions import lost_agent
 from llm_perf_opt.profiling.vendor.nsys import (
     build_nsys_launch_cmd,
     build_nsys_start_cmd,
@@ -22,7 +23,7 @@ from llm_perf_opt.profiling.vendor.nsys import (
     find_reports,
 )
 from llm_perf_opt.serving.config import ServerSection, WindowSection
-from llm_perf_opt.serving.engine import RunningServer, ServerPlace, running_server
+from llm_perf_opt.serving.engine import NeverReady, RunningServer, ServerPlace, running_server
 
 START, STOP = "/start_profile", "/stop_profile"
 
@@ -58,11 +59,22 @@ def record_with_nsys(
     with raw_folder(commands, tool) as raw:
         under = replace(section, env={**section.env, "TMPDIR": str(raw.scratch)})
         base = raw.reports / "run"
-        with running_server(under, place, name="server-nsys", prefix=prefix) as server:
-            warm(server)
-            _command(commands, build_nsys_start_cmd(session, base, nsys=nsys), raw.scratch, "start", window)
-            load(server)
-            _command(commands, build_nsys_stop_cmd(session, nsys=nsys), raw.scratch, "stop", window)
+
+        def record() -> None:
+            with running_server(under, place, name="server-nsys", prefix=prefix) as server:
+                warm(server)
+                _command(commands, build_nsys_start_cmd(session, base, nsys=nsys), raw.scratch, "start", window)
+                load(server)
+                _command(commands, build_nsys_stop_cmd(session, nsys=nsys), raw.scratch, "stop", window)
+
+        try:
+            record()
+        except NeverReady as error:
+            lost = lost_agent(error.said)
+            if lost is None:
+                raise
+            place.say(f"nsys: it lost its agent ({lost}); trying once more")
+            record()
         reports = find_reports(base)
         if not reports:
             raise ToolError(f"nsys wrote no report of the window (log: {commands.out_dir / 'stop.log'})")

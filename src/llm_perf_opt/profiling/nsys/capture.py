@@ -15,7 +15,7 @@ from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed, ProfilingError, ToolError
 from llm_perf_opt.profiling.baseline import last_words, quiet_inference
 from llm_perf_opt.profiling.nsys.scrub import RawFolder, export_report
-from llm_perf_opt.profiling.nsys.sessions import AGENT_FAILED, LOST_AGENT, remove_abandoned
+from llm_perf_opt.profiling.nsys.sessions import LOST_AGENT, lost_agent
 from llm_perf_opt.profiling.parsers.nsys_log import import_notes, lost_strings
 from llm_perf_opt.profiling.program import phase_limit
 from llm_perf_opt.profiling.vendor.launch import (
@@ -152,10 +152,9 @@ def run_capture(ctx: StageContext, options: CaptureOptions, raw: RawFolder, base
         label="nsys" if options.nvtx_capture is None else f"nsys {options.nvtx_capture}",
     )
     result = capture()
-    is_lost = not (result.timed_out or find_reports(out_base) or code_file.exists()) and LOST_AGENT.search(result.tail)
-    if is_lost and (AGENT_FAILED not in result.tail or remove_abandoned()):
-        # What a killed nsys left in /dev/shm is gone now; else it is the machine that was too busy.
-        ctx.say(f"nsys: it lost its agent ({is_lost[0]}); trying once more")
+    has_begun = result.timed_out or find_reports(out_base) or code_file.exists()
+    if not has_begun and (lost := lost_agent(result.tail)):
+        ctx.say(f"nsys: it lost its agent ({lost}); trying once more")
         result = capture()
     # What ends a program because the window is over is no failure of the program.
     is_over = options.duration_s is not None and result.duration_s >= options.delay_s + options.duration_s

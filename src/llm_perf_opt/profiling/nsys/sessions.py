@@ -23,6 +23,17 @@ COMMON_TMP = Path("/tmp")
 _LOCK_FOLDER = Path("nvidia", "nsight_systems")
 
 
+def lost_agent(said: str) -> str | None:
+    """What nsys said of the agent it lost, if a second try may go better.
+
+    What a killed nsys left in the shared memory is removed for it; else it is the machine that was too busy.
+    """
+    found = LOST_AGENT.search(said)
+    if found is None or (AGENT_FAILED in said and not remove_abandoned()):
+        return None
+    return found[0]
+
+
 def share_lock(scratch: Path, version: str, tmp_dir: Path = COMMON_TMP) -> None:
     """Let an nsys of this version whose TMPDIR is `scratch` take turns with those that have the common one.
 
