@@ -19,6 +19,7 @@ from llm_perf_opt.profiling.stages.ncu import STAGE, NcuCli, NcuConfig, NcuExpor
 from tests.support.fake_ncu import install
 from tests.support.fixtures_dir import DATA, REPO
 from tests.support.ncu_run import H200, Run, captures, host
+from tests.support.nsys_builder import Export
 
 SUMMARY = StageRecord(
     name="nsys", status="ok", files=(StageFile(role="kernel_summary", path=DATA / "ncu_decode_kern_sum.csv"),)
@@ -83,6 +84,27 @@ def test_a_program_of_the_user_s_own_starts_where_the_user_stood(fake: Run) -> N
     )
     fake.stage()
     assert f"cd {home} && \\\n" in (fake.out / "cmd.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "include", "waits"), [("step", "decode*", False), ("decode_7", "decode*", True), ("step", "serve", True)]
+)
+def test_a_program_without_decode_ranges_is_not_waited_on_for_one(
+    fake: Run, name: str, include: str, waits: bool
+) -> None:
+    export = Export()
+    export.range(name, 0, 1000)
+    for number in range(8):
+        export.call(5 + 10 * number, 8 + 10 * number, number + 1)
+        export.kernel("gemm", 100 * number + 20, 100 * number + 90, number + 1)
+    file = StageFile(role="nsys_sqlite", path=export.write(fake.folder.parent / "run.sqlite"))
+    fake.earlier = {"nsys": StageRecord(name="nsys", status="ok", files=(file,))}
+    fake.env = {"FAKE_NCU_KERNELS": "gemm"}
+    fake.stage(ncu_cli=NcuCli(nvtx=NvtxFilter(include=include)))
+    (argv,) = captures(fake)
+    assert ("--nvtx-include" in argv) == waits
+    said = "ncu: nsys/run.sqlite has no kernel inside decode*: launches of the whole run are profiled"
+    assert (said in fake.said) == (not waits)
 
 
 def test_our_own_inference_starts_in_the_stage_s_scratch_directory(fake: Run) -> None:

@@ -184,7 +184,7 @@ def test_without_a_usable_nsys_result_there_is_nothing_to_choose_from(tmp_path: 
     failed = StageRecord(name="nsys", status="failed", reason="x")
     empty = StageRecord(name="nsys", status="ok")
     gone = StageRecord(name="nsys", status="ok", files=(StageFile(role="kernel_summary", path=tmp_path / "gone.csv"),))
-    assert [timeline_kernels(r, "decode") for r in (None, failed, empty, gone)] == [([], None, False)] * 4
+    assert [timeline_kernels(r, "decode") for r in (None, failed, empty, gone)] == [([], None, None)] * 4
 
 
 def test_of_several_captures_the_one_with_the_wanted_range_is_chosen_from(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_the_summary_stands_in_for_a_missing_export() -> None:
     with SUMMARY.open() as file:
         first = next(csv.DictReader(file))
     assert (kernels[0].name, kernels[0].instances) == (first["Name"], int(first["Instances"]))
-    assert (len(kernels), source, inside) == (31, "nsys/ncu_decode_kern_sum.csv", False)
+    assert (len(kernels), source, inside) == (31, "nsys/ncu_decode_kern_sum.csv", None)
 
 
 def test_a_file_that_is_no_summary_is_named(tmp_path: Path) -> None:

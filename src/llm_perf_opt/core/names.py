@@ -19,6 +19,8 @@ OFFERED = (STATIC_ANALYSIS, TORCH_PROFILER, NSYS, NCU)
 PREFILL: Final = "prefill"
 DECODE: Final = "decode"
 PHASES = (PREFILL, DECODE)
+# What ncu looks at unless it is told otherwise.
+DECODE_RANGES: Final = "decode*"
 # Which metric of the clean pass says how long a phase took.
 WALL_METRIC = {PREFILL: "prefill_ms", DECODE: "tpot_ms"}
 

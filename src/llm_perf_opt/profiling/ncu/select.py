@@ -195,13 +195,14 @@ def plan_capture(*, kernels: int | None, launches: int, set_name: str | None, pa
 
 def timeline_kernels(
     record: StageRecord | None, include: str | Sequence[str] | None
-) -> tuple[list[NsysKernel], str | None, bool]:
+) -> tuple[list[NsysKernel], str | None, bool | None]:
     """The kernels nsys saw, where they come from, and whether they are those of the wanted ranges only.
 
+    That is False where the timeline has no kernel in such a range, and None where nothing tells which ranges there are.
     An empty list means that the selection has to do without: nsys was off, failed, or saw no kernel.
     """
     if record is None or record.status != "ok":
-        return [], None, False
+        return [], None, None
     found = [(path, *_from_export(path, range_filter(include))) for path in _exports(record)]
     # Of captures of several ranges the one that holds the wanted range, whichever was made first.
     for path, kernels, inside in sorted(found, key=lambda item: not item[2]):
@@ -209,8 +210,8 @@ def timeline_kernels(
             return kernels, f"{record.name}/{path.name}", inside
     summary = record.file("kernel_summary")
     if summary is not None and summary.is_file():
-        return summary_kernels(summary), f"{record.name}/{summary.name}", False
-    return [], None, False
+        return summary_kernels(summary), f"{record.name}/{summary.name}", None
+    return [], None, None
 
 
 def launch_sequence(record: StageRecord | None, include: str | Sequence[str] | None) -> list[str]:

@@ -17,7 +17,7 @@ from llm_perf_opt.analysis.kernels.match import normalise
 from llm_perf_opt.analysis.kernels.ncu import analyze_ncu, join_nsys
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuLaunch, NsysKernel
 from llm_perf_opt.config.schema import InferSection
-from llm_perf_opt.core.names import DECODE, NSYS, PREFILL
+from llm_perf_opt.core.names import DECODE, DECODE_RANGES, NSYS, PREFILL
 from llm_perf_opt.core.records import StageFile, StageOutput
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.profiling.baseline import own_clean_pass
@@ -294,7 +294,13 @@ def prepare(cfg: "NcuConfig", ctx: StageContext, ncu: str) -> Prepared:
     """Choose kernels and launches, from the timeline where there is one."""
     cli = cfg.ncu_cli
     include = cli.nvtx.include if cfg.gating_nvtx else None
+    own = ctx.config.workload.command is None
     kernels, file, inside = timeline_kernels(ctx.earlier.get(NSYS), include)
+    ungated: tuple[str, ...] = ()
+    if not own and inside is False and include == DECODE_RANGES:
+        # Nobody asked for ranges, and the program has none such: to wait for one would cost a run of it.
+        ungated = (f"{file} has no kernel inside {include}: launches of the whole run are profiled",)
+        include = None
     source = None if file is None else file + (f" inside {_said(include)}" if inside else ", whole run")
     headroom, passes = earlier_headroom(ctx.out_dir / "kernels.json")
     selection = None
@@ -309,7 +315,6 @@ def prepare(cfg: "NcuConfig", ctx: StageContext, ncu: str) -> Prepared:
             headroom=headroom,
             leave_out_initialisation=not inside,
         )
-    own = ctx.config.workload.command is None
     steps = cfg.workload.tokens(ctx.config) - 1 if own else LONG_ENOUGH
     if selection is not None and not selection.kernels:
         selection = None
@@ -348,6 +353,7 @@ def prepare(cfg: "NcuConfig", ctx: StageContext, ncu: str) -> Prepared:
         workload=workload,
         notes=(
             *((workload.sentence(ctx.config),) if own else ()),
+            *ungated,
             *_selection_notes(cfg, selection),
             *(how or _base_note(cli.kernel_name_base, launches.kernel_name_base)),
         ),

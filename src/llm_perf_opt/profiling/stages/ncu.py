@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Le
 
 from llm_perf_opt.config.schema import FORBID_UNKNOWN, AppConfig, InferSection, PositiveInt, Problem, StageConfig
 from llm_perf_opt.core.host import Host
-from llm_perf_opt.core.names import NCU
+from llm_perf_opt.core.names import DECODE_RANGES, NCU
 from llm_perf_opt.core.process import allowed_environment, run_quick
 from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
@@ -32,7 +32,7 @@ class NvtxFilter:
     """`ncu_cli.nvtx.*`"""
 
     __pydantic_config__: ClassVar = FORBID_UNKNOWN
-    include: str | tuple[str, ...] | None = "decode*"
+    include: str | tuple[str, ...] | None = DECODE_RANGES
 
 
 @dataclass(frozen=True, kw_only=True)
