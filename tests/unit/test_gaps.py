@@ -407,6 +407,23 @@ def test_graphs_traced_as_a_whole_wait_for_launches_like_kernels(tmp_path: Path)
     assert finding.remedy.startswith("the program replays graphs already")
 
 
+@pytest.mark.parametrize(
+    ("other", "hint", "says_fuse"),
+    [
+        ("at::native::reduce_kernel", "CUDA graphs or torch.compile", True),
+        ("triton_poi_fused_add_0", "CUDA graphs", False),
+    ],
+)
+def test_a_compiled_program_is_not_told_to_compile(tmp_path: Path, other: str, hint: str, says_fuse: bool) -> None:
+    export = Export()
+    for i in range(100):
+        at = 100_000 * i
+        export.call(at, at + 5_000, i + 1)
+        export.kernel("at::native::vectorized_elementwise_kernel" if i % 2 else other, at + 8_000, at + 20_000, i + 1)
+    (finding,) = [found for found in _nsys(export, tmp_path).findings if found.rule == "launch_bound"]
+    assert (finding.hint, "fuse elementwise kernels" in finding.remedy) == (hint, says_fuse)
+
+
 def test_synchronisation_is_told_by_call_and_place(tmp_path: Path) -> None:
     export = Export()
     for i in range(10):

@@ -78,6 +78,7 @@ def test_advice_that_is_followed_already_is_not_given_again() -> None:
     done = {f.rule: f for f in diagnose(bound_phases(deployment=run)) if f.phase == "decode"}
     assert "fuse elementwise kernels with torch.compile" in plain["launch_bound"].remedy
     assert "fuse elementwise kernels with torch.compile" not in done["launch_bound"].remedy
+    assert (plain["launch_bound"].hint, done["launch_bound"].hint) == (None, "CUDA graphs")
     graphs = diagnose(bound_phases(deployment=Deployment(compile="reduce-overhead")))
     remedies = {f.phase: f.remedy for f in graphs if f.rule == "launch_bound"}
     assert remedies["decode"].startswith("the program replays graphs already")

@@ -38,6 +38,9 @@ FEWER = (
     "or decode a larger batch so that each launch does more work",
 )
 REMEDY = advise(START, FEWER)
+HINT = "CUDA graphs or torch.compile"
+# Where the program is compiled already.
+HINT_OF_COMPILED = "CUDA graphs"
 # Where decode steps are replayed already and prompts, whose lengths differ, are not.
 REMEDY_OF_PROMPTS = (
     "launch fewer kernels from the host: compile the prefill too (dynamic=True, or prompts padded to a few lengths, "
@@ -45,19 +48,25 @@ REMEDY_OF_PROMPTS = (
     "each launch does more work"
 )
 # A model without attention has no cache and decodes nothing.
-REMEDY_OF_ANY_MODEL = (
-    "launch fewer kernels from the host: capture the step in a CUDA graph (torch.compile(mode='reduce-overhead') or "
-    "torch.cuda.graph, with fixed shapes), fuse elementwise kernels with torch.compile, or run a larger batch so that "
-    "each launch does more work"
+FEWER_OF_ANY_MODEL = (
+    "capture the step in a CUDA graph (torch.compile(mode='reduce-overhead') or torch.cuda.graph, with fixed shapes)",
+    Suggestion(text="fuse elementwise kernels with torch.compile", done=COMPILED),
+    "or run a larger batch so that each launch does more work",
 )
-REMEDY_OF_TRAINING = (
-    "launch fewer kernels from the host: torch.compile the model (mode='reduce-overhead' replays CUDA graphs where "
-    "shapes are fixed; torch.cuda.make_graphed_callables graphs parts of it), use fused optimisers (fused=True or "
-    "foreach=True), or a larger micro-batch so that each launch does more work"
+FEWER_OF_TRAINING = (
+    Suggestion(
+        text="torch.compile the model (mode='reduce-overhead' replays CUDA graphs where shapes are fixed; "
+        "torch.cuda.make_graphed_callables graphs parts of it)",
+        done=COMPILED,
+        instead="compile with mode='reduce-overhead', which replays CUDA graphs where shapes are fixed "
+        "(torch.cuda.make_graphed_callables graphs parts of the model)",
+    ),
+    "use fused optimisers (fused=True or foreach=True)",
+    "or a larger micro-batch so that each launch does more work",
 )
-REMEDY_WITHOUT_GRAPHS = (
-    "launch fewer kernels from the host: torch.compile fuses chains of small ones, and a larger batch lets each launch "
-    "do more work"
+FEWER_WITHOUT_GRAPHS = (
+    Suggestion(text="fuse chains of small ones with torch.compile", done=COMPILED),
+    "or run a larger batch so that each launch does more work",
 )
 REMEDY_OF_ENGINE = {
     "vLLM": (
@@ -147,6 +156,7 @@ def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known, facts: RunFacts) -> li
     remedy = REMEDY_OF_GRAPHS if is_graph else advise(START, FEWER, already)
     if phase.name == PREFILL and not is_graph and GRAPHS in facts.already(DECODE):
         remedy = REMEDY_OF_PROMPTS
+    hint = HINT_OF_GRAPHS if is_graph else HINT_OF_COMPILED if COMPILED in already else None
     return [
         RULE.finding(
             title=f"{phase.name.capitalize()} is launch-bound: the GPU idles {100 * share:.0f} % of {STEP[phase.name]}",
@@ -156,7 +166,7 @@ def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known, facts: RunFacts) -> li
             gain=amdahl(wall.value, host_ms),
             confidence=confidence_of(gpu.instances, share=min(share, host_ms / idle_ms)),
             remedy=remedy,
-            hint=HINT_OF_GRAPHS if is_graph else None,
+            hint=hint,
         )
     ]
 
@@ -285,11 +295,7 @@ def _remedy_of_cuda(facts: CaptureFacts, *, is_graph: bool) -> tuple[str, str]:
     if facts.report.engine is not None:
         return REMEDY_OF_ENGINE[facts.report.engine], "CUDA graphs"
     if facts.report.framework == "torch":
-        if facts.report.without_graphs:
-            return REMEDY_WITHOUT_GRAPHS, "torch.compile"
-        if facts.report.trains:
-            return REMEDY_OF_TRAINING, "torch.compile or CUDA graphs"
-        return REMEDY if facts.has_attention else REMEDY_OF_ANY_MODEL, "CUDA graphs or torch.compile"
+        return _remedy_of_torch(facts)
     if facts.report.framework == "jax":
         return REMEDY_OF_JAX, "One jitted function per step"
     if facts.report.framework == "tensorflow":
@@ -298,13 +304,25 @@ def _remedy_of_cuda(facts: CaptureFacts, *, is_graph: bool) -> tuple[str, str]:
     return remedy, "Fewer, larger launches"
 
 
+def _remedy_of_torch(facts: CaptureFacts) -> tuple[str, str]:
+    compiled = facts.report.compiled
+    already = frozenset({COMPILED}) if compiled else frozenset()
+    if facts.report.without_graphs:
+        return advise(START, FEWER_WITHOUT_GRAPHS, already), "A larger batch" if compiled else "torch.compile"
+    if facts.report.trains:
+        hint = HINT_OF_COMPILED if compiled else "torch.compile or CUDA graphs"
+        return advise(START, FEWER_OF_TRAINING, already), hint
+    fewer = FEWER if facts.has_attention else FEWER_OF_ANY_MODEL
+    return advise(START, fewer, already), HINT_OF_COMPILED if compiled else HINT
+
+
 RULE = Rule(
     id="launch_bound",
     find=find_launch_bound,
     find_in_capture=find_launch_bound_in,
     plain_words="The processor that feeds the GPU is the bottleneck: the GPU mostly waits for its next order.",
     remedy=REMEDY,
-    hint="CUDA graphs or torch.compile",
+    hint=HINT,
     experiments=(REDUCE_OVERHEAD, CUDA_GRAPH, COMPILE, MAX_AUTOTUNE, LARGER_BATCH, LARGEST_BATCH),
     is_idle=True,
 )

@@ -72,7 +72,12 @@ def find_preparation(facts: RunFacts) -> list[Finding]:
 def find_framework_overhead(facts: RunFacts) -> list[Finding]:
     """One finding per phase on a CPU that spends a seventh or more of its time in starting operators."""
     return [
-        _finding(RULE, phase, advise(START, FEWER, facts.already(phase.name)))
+        _finding(
+            RULE,
+            phase,
+            advise(START, FEWER, facts.already(phase.name)),
+            hint="A larger batch" if COMPILED in facts.already(phase.name) else None,
+        )
         for phase in facts.phases.values()
         if _outside_ms(phase) and not _does_something_else(phase)
     ]
@@ -99,7 +104,7 @@ def _outside_ms(phase: PhaseFacts) -> float:
     return outside if outside >= MIN_SHARE * phase.wall.value else 0.0
 
 
-def _finding(rule: Rule, phase: PhaseFacts, remedy: str) -> Finding:
+def _finding(rule: Rule, phase: PhaseFacts, remedy: str, *, hint: str | None = None) -> Finding:
     known = [quantity for quantity in (phase.operators, phase.wall) if isinstance(quantity, Known)]
     operators, wall = known
     outside = _outside_ms(phase)
@@ -118,6 +123,7 @@ def _finding(rule: Rule, phase: PhaseFacts, remedy: str) -> Finding:
         gain=amdahl(wall.value, outside),
         confidence="medium",
         remedy=remedy,
+        hint=hint,
         caveat="the profiler costs time at every operator, so the split is approximate",
     )
 
