@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from llm_perf_opt.errors import ConfigError, ProfilingError
+from llm_perf_opt.plugins.memory.watcher import storages_of
 from llm_perf_opt.workload.models.base import Sample
 from llm_perf_opt.workload.models.deepseek_ocr.adapter import OcrGeometry, parse_geometry
 from llm_perf_opt.workload.models.deepseek_ocr.load import build_on_meta, fill_with_noise
@@ -97,12 +98,15 @@ def test_a_static_cache_and_a_compiled_step_change_no_token(
     assert len(set(wanted)) > 5
 
 
-def test_a_captured_step_without_a_gpu_is_a_note_and_experts_ask_nothing_of_the_host() -> None:
+def test_a_captured_step_without_a_gpu_is_a_note_and_experts_ask_nothing_of_the_host(page: Path) -> None:
     static = load_preset("experiment=ocr_tiny", "infer.cache=static", "infer.cuda_graph=true")
     assert static.notes[-1] == (
         "infer.cuda_graph=true: no CUDA graph was captured, decode steps run without it: the model runs on cpu"
     )
     assert {part.mode for part in static.module.modules() if isinstance(part, Experts)} == {"batched"}
+    # Whoever measures the cache finds it in the state.
+    step = static.prefill(static.prepare(Sample(sample_id="a", image=page)), silent)
+    assert sum(storages_of(step.state).values()) > 0
 
 
 def test_the_prompt_holds_the_page_and_its_ranges_are_opened_for_tiles_then_page(loaded: Any, page: Path) -> None:

@@ -12,6 +12,7 @@ from llm_perf_opt.analysis.findings.rules import RULES
 from llm_perf_opt.config.schema import InferSection
 from llm_perf_opt.core.names import SOURCE_NODES_FILE
 from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.plugins.memory.watcher import storages_of
 from llm_perf_opt.profiling.generated import read_nodes
 from llm_perf_opt.workload.dataset import Planned, plan_batches
 from llm_perf_opt.workload.generation import BatchPicker, Generator, HostClock, TokenPicker
@@ -86,6 +87,15 @@ def test_a_ragged_batch_without_sdpa_and_longer_than_the_window_gives_the_same_t
 @pytest.mark.parametrize("preset", [TINY[0], *(pytest.param(name, marks=pytest.mark.long) for name in TINY[1:])])
 def test_a_static_cache_changes_no_token_and_is_emptied_between_samples(preset: str) -> None:
     assert run(preset, "infer.cache=static", batch=False) == run(preset, batch=False)
+
+
+def test_a_static_cache_is_in_the_state_of_every_step_for_whoever_measures_it() -> None:
+    model = load_preset("model=llama_tiny", "infer.cache=static")
+    with torch.inference_mode():
+        first = model.prefill(model.prepare(samples()[0]), silent("test"))
+        held = storages_of(first.state)
+        second = model.decode(first.logits.argmax(-1, keepdim=True), first.state)
+    assert sum(held.values()) > 0 and storages_of(second.state) == held
 
 
 @pytest.mark.long

@@ -199,7 +199,8 @@ class MemoryWatcher(WorkloadWatcher):
                 for n, start, end in self._phases
             ),
             weights_bytes=sum(self._weights.values()) or None,
-            kv_cache_bytes=max((note.size_bytes for note in self._caches), default=None),
+            # A state without a tensor may be that of a model without a cache, or of one that keeps it to itself.
+            kv_cache_bytes=max((note.size_bytes for note in self._caches), default=0) or None,
             activations_bytes=self._activations(blocks, kinds, is_cut=history is not None and history.is_cut),
             workspace_bytes=most_of(blocks, kinds, WORKSPACE) if self._on_gpu else None,
             measured_peak_bytes=self._highest or None,

@@ -139,11 +139,11 @@ class StaticSteps:
                 **({} if prompts.mask is None else {"attention_mask": prompts.mask}),
                 **self._options,
             )
-        return StepOutput(logits=out.logits[:, -1, :], state=None)
+        return StepOutput(logits=out.logits[:, -1, :], state=self._cache)
 
     def decode(self, token: Any, state: Any) -> StepOutput:
         logits = self._step.run(token, (self._positions, self._mask))
-        return StepOutput(logits=logits, state=None)
+        return StepOutput(logits=logits, state=self._cache)
 
     def _forward(self, token: Any, positions: Any, mask: Any) -> Any:
         out = self._module(

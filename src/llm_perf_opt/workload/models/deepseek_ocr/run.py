@@ -106,10 +106,10 @@ class StaticOcrSteps:
             self._step.start_over(counter=self._cache.held, also_moved=list, no_graph=lambda: None)
         with torch.no_grad():
             out = self._module(inputs.ids, past_key_values=self._cache, views=inputs.views, ranges=ranges)
-        return StepOutput(logits=out.logits[:, -1, :], state=None)
+        return StepOutput(logits=out.logits[:, -1, :], state=self._cache)
 
     def decode(self, token: Any, state: Any) -> StepOutput:
-        return StepOutput(logits=self._step.run(token, ()), state=None)
+        return StepOutput(logits=self._step.run(token, ()), state=self._cache)
 
     def _forward(self, token: Any) -> Any:
         return self._module(token, past_key_values=self._cache).logits[:, -1, :]
