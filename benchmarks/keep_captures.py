@@ -2,9 +2,9 @@
 
     python benchmarks/keep_captures.py RUNS OUT [--seconds 2]
 
-Tables that hold environments, command lines and calls of the operating system are emptied, and names of files taken
-out. With --seconds only what began within so many seconds after the first kernel stays. A run is named by its folder
-right below RUNS.
+Tables that hold environments, command lines, calls of the operating system and what the program printed are emptied,
+and names of files taken out. With --seconds only what began within so many seconds after the first kernel stays. A run
+is named by its folder right below RUNS.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import lzma
 import shutil
 import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import count
 from pathlib import Path
@@ -29,6 +29,8 @@ EMPTIED = (
     "TARGET_INFO_SYSTEM_ENV",
 )
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+# Columns that name a string; all other strings go.
+NAMES = ("nameId", "textId", "jsonTextId", "shortName", "demangledName", "mangledName")
 MOST_BYTES = 16 << 20
 CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 # Names of the machine: of its files, its own threads, its GPU. Before each the tables it needs.
@@ -66,8 +68,20 @@ def make_small(path: Path, seconds: float | None) -> None:
                 columns = [row[1] for row in database.execute(f'PRAGMA table_info("{table}")')]
                 if "start" in columns and first_ns is not None:
                     database.execute(f'DELETE FROM "{table}" WHERE start > ?', (first_ns + int(seconds * 1e9),))
+        if "StringIds" in tables:
+            _drop_unused_strings(database, tables)
         database.commit()
         database.execute("VACUUM")
+
+
+def _drop_unused_strings(database: sqlite3.Connection, tables: Sequence[str]) -> None:
+    database.execute("CREATE TEMP TABLE used (id INTEGER PRIMARY KEY)")
+    for table in tables:
+        columns = [row[1] for row in database.execute(f'PRAGMA table_info("{table}")')]
+        for column in set(NAMES) & set(columns):
+            found = f'SELECT "{column}" FROM "{table}" WHERE "{column}" IS NOT NULL'
+            database.execute(f"INSERT OR IGNORE INTO used {found}")
+    database.execute("DELETE FROM StringIds WHERE id NOT IN (SELECT id FROM used)")
 
 
 def _free(folder: Path, name: str) -> Iterator[Path]:

@@ -407,6 +407,44 @@ def test_graphs_traced_as_a_whole_wait_for_launches_like_kernels(tmp_path: Path)
     assert finding.remedy.startswith("the program replays graphs already")
 
 
+def _gaps_before(kernel: str, tmp_path: Path, *, loads: bool, times: int) -> CaptureAnalysis:
+    """Kernels every 0.1 ms, and as often as said 40 ms in which nothing is recorded but a short load of code."""
+    export, at = Export(), 0
+    for i in range(2 * times):
+        for _ in range(20):
+            number = len(export.calls) + 1
+            export.call(at, at + 5_000, number)
+            export.kernel("gemm", at + 8_000, at + 90_000, number)
+            at += 100_000
+        if i % 2:
+            continue
+        if loads:
+            export.call(at + 39 * MS, at + 39 * MS + 50_000, 100_000 + i, "cuLibraryLoadData")
+        number = len(export.calls) + 1
+        export.call(at + 40 * MS, at + 40 * MS + 5_000, number, "cuLaunchKernelEx")
+        export.kernel(kernel, at + 40 * MS + 8_000, at + 40 * MS + 60_000, number)
+        at += 40 * MS + 100_000
+    return _nsys(export, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "loads", "times", "rule", "title", "once"),
+    [
+        ("cudnn_generated_fort_native_sdpa_sm90", True, 12, "compilation", "Building attention kernels", False),
+        ("cudnn_generated_fort_native_sdpa_sm90", True, 3, "compilation", "Set-up (loading, compiling", True),
+        ("cudnn_generated_fort_native_sdpa_sm90", False, 12, "host_work", "The GPU idles in long gaps", False),
+        ("triton_poi_fused_add_0", True, 12, "compilation", "Set-up (loading, compiling", True),
+        ("gather_kernel", True, 12, "host_work", "The GPU idles in long gaps", False),
+    ],
+)
+def test_a_gap_that_ends_with_code_being_loaded_is_no_riddle(
+    tmp_path: Path, kernel: str, loads: bool, times: int, rule: str, title: str, once: bool
+) -> None:
+    first = _gaps_before(kernel, tmp_path, loads=loads, times=times).findings[0]
+    assert (first.rule, first.title[: len(title)], first.is_one_time) == (rule, title, once)
+    assert any(text.startswith(f"kernel {kernel}: ") for text in first.evidence) == (rule == "compilation")
+
+
 @pytest.mark.parametrize(
     ("other", "hint", "says_fuse"),
     [

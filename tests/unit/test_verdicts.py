@@ -365,6 +365,36 @@ def test_a_batch_of_eight_is_judged_by_its_steps(tmp_path: Path) -> None:
     assert rest.findings[1].title == "Unfused elementwise work takes 43% of the kernel time there"
 
 
+def test_a_server_that_builds_attention_for_every_length_is_told_so(tmp_path: Path) -> None:
+    """Llama 1B under `transformers serve`, 16 requests at once, eager: 1.3 s of a window opened after warming up."""
+    path = h200_export(tmp_path, "served")
+    measured = [measure_timeline(read_nsys_sqlite(path))]
+    found = analyze_measured(measured, engine="transformers serve")
+    first, second = found.findings[:2]
+    assert (first.rule, first.is_one_time) == ("compilation", False)
+    assert first.title.startswith("Building attention kernels for new shapes keeps the GPU idle, 60% of the capture")
+    assert "TORCH_CUDNN_SDPA_AVOID_RECOMPILE=1" in first.remedy
+    # What passes between two kernels of which the second is loaded meanwhile, as the export itself has it.
+    with closing(sqlite3.connect(path)) as database:
+        (waited,) = database.execute(
+            """
+            WITH loads AS (
+              SELECT start AS at FROM CUPTI_ACTIVITY_KIND_RUNTIME JOIN StringIds ON id = nameId
+              WHERE value LIKE 'cuLibraryLoadData%'
+            ), around AS (
+              SELECT (SELECT max(end) FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE end < at) AS ended,
+                     (SELECT min(start) FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE start > at) AS begun FROM loads
+            )
+            SELECT sum(begun - ended) FROM around JOIN CUPTI_ACTIVITY_KIND_KERNEL AS k ON k.start = begun
+            JOIN StringIds ON id = k.shortName WHERE value LIKE 'cudnn_generated%'
+            """
+        ).fetchone()
+    assert first.evidence[1].endswith(": 776.64 ms in 15 gap(s)")
+    assert waited / 1e6 == pytest.approx(776.64, rel=0.01)
+    assert second.title == "The GPU waits for launches for 28% of the capture"
+    assert second.remedy.startswith("let transformers replay its steps as CUDA graphs")
+
+
 def _with_rest(timeline: Timeline) -> CaptureAnalysis:
     measured = [measure_timeline(timeline)]
     return judge_after_setup(analyze_measured(measured), measured)

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts, ExposedCommunication, FusibleChains
 from llm_perf_opt.analysis.findings.finding import MIN_LISTED, FindingRecord, paid_once
 from llm_perf_opt.analysis.findings.rules import diagnose_capture
-from llm_perf_opt.analysis.gaps.report import IdleReport, judge_by_ranges, report_idle
+from llm_perf_opt.analysis.gaps.report import Engine, IdleReport, judge_by_ranges, report_idle
 from llm_perf_opt.analysis.gaps.verdict import is_tuning
 from llm_perf_opt.analysis.gaps.waits import copy_places
 from llm_perf_opt.analysis.kernels.names import is_fusible
@@ -185,8 +185,8 @@ def analyze_timelines(timelines: Sequence[Timeline]) -> CaptureAnalysis:
     return analyze_measured([measure_timeline(timeline) for timeline in timelines])
 
 
-def analyze_measured(measured: Sequence[Measured]) -> CaptureAnalysis:
-    """As `analyze_timelines`, for those who need the instances as well."""
+def analyze_measured(measured: Sequence[Measured], *, engine: Engine | None = None) -> CaptureAnalysis:
+    """As `analyze_timelines`, for those who need the instances as well, or know which server they recorded."""
     timelines = [m.timeline for m in measured]
     ranges = range_rows([(m.timeline, m.ranges) for m in measured])
     source = ", ".join(t.source for t in timelines)
@@ -195,7 +195,8 @@ def analyze_measured(measured: Sequence[Measured]) -> CaptureAnalysis:
     reasons = _idle_of(measured)
     gpu = _gpu(measured, sources, reasons)
     seen = gpu.span_ns is not None
-    idle = judge_by_ranges(report_idle([(m.timeline, m.idle) for m in measured]), ranges) if seen else None
+    told = report_idle([(m.timeline, m.idle) for m in measured], engine=engine) if seen else None
+    idle = None if told is None else judge_by_ranges(told, ranges)
     streams = report_streams(timelines)
     findings: tuple[FindingRecord, ...] = ()
     if idle is not None:

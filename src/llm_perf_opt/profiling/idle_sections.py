@@ -21,6 +21,7 @@ NAME_WIDTH = 90
 LONG = f"{LONG_GAP_NS / 1e6:.1f} ms"
 VERDICTS = {
     "compilation": "setting up: loading, compiling or tuning",
+    "new_shapes": "building kernels for new shapes",
     "data_loading": "loading data",
     "allocation": "allocating or freeing memory",
     "rank_wait": "waiting for other ranks",

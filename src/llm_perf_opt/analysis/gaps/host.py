@@ -5,7 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
-from llm_perf_opt.analysis.gaps.verdict import Verdict, judge, judge_overhead, readable
+from llm_perf_opt.analysis.gaps.verdict import Verdict, judge, judge_overhead, loads_code, readable
 from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
 from llm_perf_opt.analysis.timeline.timeline import HostEvents, Timeline, grouped, is_warmup
 
@@ -146,6 +146,24 @@ class HostRecord:
         }
         inner = (found[OPERATOR] or found[FRAME])[:1]
         return " in ".join(name for name, _ in (*inner, *found[RANGE][:1])) or None
+
+    def has_loaded(self, start: int, end: int, thread: int) -> bool:
+        """Whether the thread loaded code onto the GPU in a time."""
+        begun, threads = self._loads
+        inside = slice(*np.searchsorted(begun, (start, end)))
+        return bool((threads[inside] == thread).any())
+
+    def is_warming_up(self, start: int, end: int, thread: int) -> bool:
+        """Whether a range of the thread around a time is a warm-up, by its name."""
+        return any(is_warmup(name) for name, _ in self._covering(RANGE, start, end, thread, own=True))
+
+    @cached_property
+    def _loads(self) -> tuple[Ints, Ints]:
+        """Starts and threads of the calls that load code, in time."""
+        codes = [code for code in np.unique(self._calls.name).tolist() if code >= 0 and loads_code(self._names[code])]
+        picked = np.flatnonzero(np.isin(self._calls.name, codes))
+        picked = picked[np.argsort(self._calls.start_ns[picked], kind="stable")]
+        return self._calls.start_ns[picked], self._calls.thread[picked]
 
     def _is_first_use(self, name: str, start: int, end: int) -> bool:
         """Whether an operator took many times what it usually takes: it loaded, compiled or tuned something."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from llm_perf_opt.analysis.gaps.host import KERNEL, NOTHING, HostActivity, HostRecord
-from llm_perf_opt.analysis.gaps.verdict import Verdict, is_tuning
+from llm_perf_opt.analysis.gaps.verdict import Verdict, is_built, is_built_per_shape, is_tuning
 from llm_perf_opt.analysis.kernels.names import short_kernel_name
 from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS, IdleMap
 from llm_perf_opt.analysis.timeline.intervals import Intervals
@@ -127,7 +127,9 @@ def _main_process(compute: Activities) -> int | None:
 def _setup_end(gaps: Sequence[Gap], one: IdleMap) -> int | None:
     """The earliest end of such a gap after which they are few."""
     known = sorted(
-        (g.start_ns, g.start_ns + g.length_ns) for g in gaps if g.activity.verdict == "compilation" and g.long_ns > 0
+        (g.start_ns, g.start_ns + g.length_ns)
+        for g in gaps
+        if g.activity.verdict in ("compilation", "new_shapes") and g.long_ns > 0
     )
     length_ns = one.span[1] - one.span[0]
     for i, (_, end_ns) in enumerate(known):
@@ -184,7 +186,14 @@ def _look_into(timeline: Timeline, compute: Activities, one: IdleMap, gaps: Inte
         if call >= 0:
             # What the host does beside copies, waits, and the start of what it launched is what keeps the GPU idle.
             since, until = _longest_part(one.long, start, end) if split.long_ns[i] > 0 else (start, end)
-            activity = record.during(since, until, int(calls.thread[call]))
+            thread = int(calls.thread[call])
+            activity = record.during(since, until, thread)
+            if activity.verdict == "unknown" and is_built(after) and record.has_loaded(start, end, thread):
+                # Where nothing else says what the host did before it loaded such a kernel, it built it.
+                activity = HostActivity(verdict="compilation", kind=KERNEL, name=after, where=activity.where)
+            is_shape = activity.verdict == "compilation" and is_built_per_shape(after)
+            if is_shape and not record.is_warming_up(since, until, thread):
+                activity = replace(activity, verdict="new_shapes", kind=KERNEL, name=after)
         tuner = next((name for name in (before, after) if is_tuning(name)), None)
         if tuner is not None and activity.verdict in ("host_work", "unknown"):
             activity = HostActivity(verdict="compilation", kind=KERNEL, name=tuner, where=activity.where)

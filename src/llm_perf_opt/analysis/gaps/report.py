@@ -17,7 +17,7 @@ from llm_perf_opt.analysis.timeline.timeline import Timeline
 
 # `directives`: loops that a compiler made kernels of (OpenMP, OpenACC).
 Framework = Literal["torch", "jax", "tensorflow", "directives", "other"]
-Engine = Literal["vLLM", "SGLang", "TensorRT-LLM", "llama.cpp"]
+Engine = Literal["vLLM", "SGLang", "TensorRT-LLM", "llama.cpp", "transformers serve"]
 # Servers of language models, by the place of their code and the namespace of their operators and kernels. They use each
 # other's kernels, so the one that others borrow from comes later.
 _ENGINES: tuple[tuple[Engine, re.Pattern[str]], ...] = (
@@ -25,6 +25,7 @@ _ENGINES: tuple[tuple[Engine, re.Pattern[str]], ...] = (
     ("vLLM", re.compile(r"(^|/)vllm/|\bvllm::")),
     ("TensorRT-LLM", re.compile(r"(^|/)tensorrt_llm/|^(?!.*flashinfer).*\btensorrt_llm::")),
     ("llama.cpp", re.compile(r"\(ggml_type\)|\bggml_cuda|^(void )?(mul_mat_vec_q|rms_norm_f32|quantize_q8_1)\b")),
+    ("transformers serve", re.compile(r"(^|/)transformers/(cli/serv|generation/continuous_batching)")),
 )
 _TRAINING = re.compile(
     r"^autograd::engine::evaluate_function|^Optimizer\.(step|zero_grad)|[a-z]Backward\d*$|multi_tensor_apply\w*<.*Adam"
@@ -63,8 +64,10 @@ class IdleReport:
     is_hip: bool = False
 
 
-def report_idle(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap]]]) -> IdleReport:
-    """Look into the idle time of captures of one program."""
+def report_idle(
+    captures: Sequence[tuple[Timeline, Mapping[int, IdleMap]]], *, engine: Engine | None = None
+) -> IdleReport:
+    """Look into the idle time of captures of one program; `engine` is the server it is known to be."""
     gaps = [find_long_gaps(timeline, maps, source=i) for i, (timeline, maps) in enumerate(captures)]
     timelines = [timeline for timeline, _ in captures]
     return IdleReport(
@@ -73,7 +76,7 @@ def report_idle(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap]]]) -> I
         queue=measure_queue(timelines),
         waits=wait_rows(captures),
         iterations=find_iterations(timelines),
-        engine=next((engine for engine, mark in _ENGINES if _any_name(timelines, mark)), None),
+        engine=engine or next((name for name, mark in _ENGINES if _any_name(timelines, mark)), None),
         trains=_any_name(timelines, _TRAINING),
         compiled=_any_name(timelines, _COMPILED),
         is_hip=_any_name(timelines, _HIP),

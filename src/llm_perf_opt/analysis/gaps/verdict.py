@@ -6,6 +6,7 @@ from typing import Literal
 
 Verdict = Literal[
     "compilation",
+    "new_shapes",
     "data_loading",
     "allocation",
     "rank_wait",
@@ -84,6 +85,29 @@ _QUEUE_FULL = "Command Buffer Full"
 _DRIVER_LOADS = frozenset({"Lazy Function Loading", "Runtime Triggered Module Loading"})
 # Kernels that only a search for the fastest of several variants runs.
 _TUNING = re.compile(r"redzone|RepeatBuffer|autotun|_fp_comparison|(fp|bf|f)\d+(_e\dm\d\w*)?_comparison", re.IGNORECASE)
+
+# Calls that bring code to the GPU.
+_LOADS_CODE = re.compile(r"^(cu|hip)(Module|Library)Load")
+# Kernels that are built while the program runs; all others are loaded from a file in no time.
+_BUILT = re.compile(r"cudnn_generated_|^triton_(poi|red|per|tem)_")
+# Kernels a library builds while the program runs, one for every shape it has not met yet; seen on an H200: cuDNN's
+# attention took 45 ms for every length of the cache.
+_BUILT_PER_SHAPE = re.compile(r"cudnn_generated_\w*sdpa")
+
+
+def loads_code(call: str) -> bool:
+    """Whether a call of the runtime loads code onto the GPU."""
+    return _LOADS_CODE.search(call) is not None
+
+
+def is_built(kernel: str | None) -> bool:
+    """Whether a kernel is built while the program runs, by its name."""
+    return kernel is not None and _BUILT.search(kernel) is not None
+
+
+def is_built_per_shape(kernel: str | None) -> bool:
+    """Whether a kernel is built anew for every new shape, by its name."""
+    return kernel is not None and _BUILT_PER_SHAPE.search(kernel) is not None
 
 
 def judge_overhead(name: str) -> Verdict | None:

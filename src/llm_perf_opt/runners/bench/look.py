@@ -1,11 +1,13 @@
 """The looks inside a server as stages of the run: nsys with its analysis, or the files of the server's own profiler."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from llm_perf_opt.analysis.capture import analyze_measured, measure_timeline
+from llm_perf_opt.analysis.gaps.report import Engine
 from llm_perf_opt.core.names import NSYS
 from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.core.records import CommandRecord, StageFile, StageRecord
@@ -17,6 +19,14 @@ from llm_perf_opt.profiling.capture_files import capture_metrics, write_analysis
 from llm_perf_opt.profiling.idle_sections import idle_sections
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.serving.window import NsysWindow
+
+# The servers of conf/server whose work advice can name: a window of nsys does not always tell which one it is of.
+ENGINES: Mapping[str, Engine] = {
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "tensorrt_llm": "TensorRT-LLM",
+    "transformers": "transformers serve",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +56,11 @@ class LookPlace:
         return cls(out_dir=runner.out_dir, tmp_dir=runner.tmp_dir, run_command=runner, console=console)
 
 
-def nsys_stage(place: LookPlace, window: NsysWindow, *, label: str) -> StageRecord:
-    """The analysis of what nsys recorded, with its files and sections, as the stage of a profile would have it."""
+def nsys_stage(place: LookPlace, window: NsysWindow, *, server: str, label: str) -> StageRecord:
+    """The analysis of what nsys recorded of a server (`server.name`), as the stage of a profile would have it."""
     source = f"{NSYS}/analysis.json"
     measured = [measure_timeline(read_nsys_sqlite(path)) for path in window.exports]
-    analysis = analyze_measured(measured)
+    analysis = analyze_measured(measured, engine=ENGINES.get(server))
     files = write_analysis(place.out_dir, analysis, measured)
     note = f"a window of the server under {label}, opened after warming up"
     return StageRecord(

@@ -271,7 +271,7 @@ def _look_with_nsys(run: BenchRun) -> None:
         warm=lambda server: _warm_again(run, server),
         load=lambda server: _load_window(run, server),
     )
-    run.others.append(nsys_stage(place, window, label=config.load.levels()[-1].label))
+    run.others.append(nsys_stage(place, window, server=config.server.name, label=config.load.levels()[-1].label))
     run.redactor.folder(place.out_dir)
 
 

@@ -88,6 +88,11 @@ REMEDY_OF_ENGINE = {
         "the CPU and splits over GPUs switch it off), use flash attention (-fa), and decode several sequences at once "
         "(-np)"
     ),
+    "transformers serve": (
+        "let transformers replay its steps as CUDA graphs (--continuous-batching --cb-use-cuda-graph), compile the "
+        "model (--compile), and send more requests at once so that each launch does more work; or serve the model "
+        "with an engine made for it, such as vLLM or SGLang"
+    ),
 }
 REMEDY_OF_GRAPHS = (
     "the program replays graphs already: put what is still launched by itself into them (sampling, copies, other "

@@ -18,6 +18,7 @@ MIN_CLEAN_SHARE = 0.1
 SHOWN = 4
 # What a longer run would not pay again: what is known to be set-up, and what only single instances of a range have.
 ONE_TIME = ("compilation", "single_instances")
+NEW_SHAPES_HINT = "Attention that takes new shapes as they come"
 NAME_WIDTH = 100
 FEW_GAPS = 10
 REMEDY = (
@@ -39,6 +40,12 @@ COMPILING_REMEDY = (
 COMPILING_REMEDY_OF_OTHERS = (
     "this is paid once and not in every step: launch each kernel once before measuring (code is loaded at its first "
     "use; CUDA_MODULE_LOADING=EAGER loads it all at the start), and capture again after the warm-up"
+)
+NEW_SHAPES_REMEDY = (
+    "every length of the cache or of a prompt that was not met before costs this: let cuDNN take other lengths without "
+    "building anew (TORCH_CUDNN_SDPA_AVOID_RECOMPILE=1, torch 2.9 or newer), let another backend compute attention "
+    "(torch.backends.cuda.enable_cudnn_sdp(False), FlashAttention), pad to a few lengths, or run the lengths that will "
+    "come once before measuring or serving"
 )
 ALLOCATING_REMEDY = (
     "allocate once and keep it: reuse buffers between steps, or take them from a pool (cudaMallocAsync, the "
@@ -112,11 +119,21 @@ def find_data_loading(facts: CaptureFacts) -> list[Finding]:
 
 
 def find_compilation(facts: CaptureFacts) -> list[Finding]:
-    reasons = [reason for reason in facts.report.gaps.reasons if reason.verdict in ONE_TIME]
+    """What is paid once, and kernels that are built for new shapes again and again, which is not."""
+    found = facts.report.gaps.reasons
+    shapes = [reason for reason in found if reason.verdict == "new_shapes"]
+    recurs = sum(reason.gaps for reason in shapes) > FEW_GAPS
+    once = (*ONE_TIME, *(() if recurs else ("new_shapes",)))
     remedy = COMPILING_REMEDY_OF_OTHERS if facts.report.framework in ("directives", "other") else None
-    return _found(
-        COMPILATION, facts, reasons, "Set-up (loading, compiling or tuning kernels) keeps the GPU idle", remedy
-    )
+    set_up = "Set-up (loading, compiling or tuning kernels) keeps the GPU idle"
+    again = "Building attention kernels for new shapes keeps the GPU idle"
+    return [
+        *_found(COMPILATION, facts, [reason for reason in found if reason.verdict in once], set_up, remedy),
+        *(
+            replace(one, is_one_time=False, hint=NEW_SHAPES_HINT)
+            for one in _found(COMPILATION, facts, shapes if recurs else [], again, NEW_SHAPES_REMEDY)
+        ),
+    ]
 
 
 def find_rank_wait(facts: CaptureFacts) -> list[Finding]:
