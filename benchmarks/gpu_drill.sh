@@ -76,7 +76,7 @@ do_moe_best() {
     artifacts.runs_dir="$runs/moe_best"
 }
 do_ocr_best() {
-  step ocr_best 80 200 llm-perf profile $pages $best run.mode=light $all artifacts.runs_dir="$runs/ocr_best"
+  step ocr_best 120 280 llm-perf profile $pages $best run.mode=light $all artifacts.runs_dir="$runs/ocr_best"
 }
 # Work that keeps the GPU busy: eager steps of a small model wait for a host whose cores are shared, and two pairs of them
 # could not be told from twice the time (95 %: -48 to +112 %).
