@@ -56,7 +56,7 @@ class SideInput:
 
     Of profiled passes, `operators` are calls and own time in ns by name, one entry for each pass; `modules` are shares
     of each phase by group, of the first. `shared` says which GPUs did others' work meanwhile.
-    `problem` is set where a run failed or measured nothing.
+    `load` says what a server was under. `problem` is set where a run failed or measured nothing.
     """
 
     name: str
@@ -67,6 +67,7 @@ class SideInput:
     modules: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     capture: CaptureAnalysis | None = None
     shared: Sequence[str] = ()
+    load: str | None = None
     problem: str | None = None
 
     def series(self, metric: str) -> list[Pass]:
@@ -233,19 +234,23 @@ def lower_is_better(metric: str) -> bool:
 
 
 def _single(base: SideInput, candidate: SideInput, threshold: float) -> list[MetricComparison]:
-    """Numbers that are no medians, such as the peak of memory: equal within the threshold or simply different."""
+    """Numbers that are no medians: equal within the threshold or simply different, as the peak of memory is.
+
+    A rate over a whole load is one draw of many: beyond the threshold nothing is sure.
+    """
     rows = []
     for name in base.single:
         if name not in candidate.single or base.single[name] <= 0:
             continue
         values = base.single[name], candidate.single[name]
         ratio = values[1] / values[0]
-        verdict: Verdict = "same" if abs(ratio - 1) <= threshold else "better" if ratio < 1 else "worse"
+        lower = lower_is_better(name)
+        different: Verdict = "inconclusive" if not lower else "better" if ratio < 1 else "worse"
         levels = [Level(median=v, p10=v, p90=v, n=1) for v in values]
         rows.append(
             MetricComparison(
                 metric=name,
-                lower_is_better=True,
+                lower_is_better=lower,
                 base=levels[0],
                 candidate=levels[1],
                 difference=values[1] - values[0],
@@ -253,9 +258,9 @@ def _single(base: SideInput, candidate: SideInput, threshold: float) -> list[Met
                 low=None,
                 high=None,
                 p_adjusted=None,
-                verdict=verdict,
+                verdict="same" if abs(ratio - 1) <= threshold else different,
                 repeats_needed=None,
-                how="one number on each side, the highest of all samples",
+                how=f"one number on each side, {'the highest of all samples' if lower else 'over the whole load'}",
             )
         )
     return rows
@@ -398,10 +403,17 @@ def _notes(
     base: SideInput, candidate: SideInput, metrics: Sequence[MetricComparison], *, paired: bool
 ) -> tuple[str, ...]:
     notes = [f"{side.name}: {text}" for side in (base, candidate) for text in side.shared]
+    if base.load is not None:
+        notes.append(f"both under {base.load}")
     if metrics and min(len(base.passes), len(candidate.passes)) < 2:
+        remedy = (
+            "`llm-perf compare --interleave 5` measures it"
+            if base.load is None
+            else "a directory with several runs of `llm-perf bench` on each side tells it"
+        )
         notes.append(
             "one pass on a side: how much one start of the program differs from the next is not known, nor in the "
-            "intervals; `llm-perf compare --interleave 5` measures it"
+            f"intervals; {remedy}"
         )
     if metrics and not paired and min(len(base.passes), len(candidate.passes)) > 1:
         notes.append("passes were not interleaved: what drifted between the two sides looks like a difference")

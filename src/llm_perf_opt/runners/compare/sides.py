@@ -23,6 +23,7 @@ from llm_perf_opt.report.facts import clean_metric
 from llm_perf_opt.report.run_files import Found, RunFiles, read_run_files
 from llm_perf_opt.report.samples import BUSY_PCT, HOST_PROBE, SampleLine
 from llm_perf_opt.report.view.headline import shared_gpus
+from llm_perf_opt.runners.compare.served import ServedLevel, served_levels
 
 PEAK_MEMORY = "peak_memory_bytes"
 # Clocks and power differ a little in every run.
@@ -33,7 +34,7 @@ CLOCK_DIFFERENCE = 0.02
 class ReadSide:
     """One side: what is compared, and what it was measured with. `manifest` is None of a capture made elsewhere.
 
-    `captures` and `timelines` are those of a run, by the stage that made them.
+    `captures` and `timelines` are those of a run, by the stage that made them; `levels` are those of a load, by pass.
     """
 
     input: SideInput
@@ -41,6 +42,7 @@ class ReadSide:
     timeline: TimelineWindow | None
     captures: Mapping[str, CaptureAnalysis] = field(default_factory=dict)
     timelines: Mapping[str, TimelineWindow] = field(default_factory=dict)
+    levels: Sequence[Mapping[str, ServedLevel]] = ()
     clocks: Mapping[str, float]
     kind: str
     gpu: str | None
@@ -67,12 +69,36 @@ def read_sides(base: Path, candidate: Path) -> tuple[ReadSide, ReadSide]:
     sides = read_side(base), read_side(candidate)
     if any(side.manifest is None for side in sides):
         return sides
+    if all(side.levels for side in sides):
+        return _of_level(*sides)
     first, second = sides
     stage = next((name for name in first.captures if name in second.captures), None)
     drawn = next(
         (name for name in (stage, *first.timelines) if name in first.timelines and name in second.timelines), None
     )
     return _of_stage(first, stage, drawn), _of_stage(second, stage, drawn)
+
+
+def _of_level(base: ReadSide, candidate: ReadSide) -> tuple[ReadSide, ReadSide]:
+    """Both sides under the last load that all their passes were measured with."""
+    first, *others = [*base.levels, *candidate.levels]
+    both = [level for key, level in first.items() if all(key in one for one in others)]
+    if not both:
+        loads = [", ".join(level.label for level in side.levels[0].values()) for side in (base, candidate)]
+        raise ConfigError(
+            f"compare: the servers were not measured under the same load (got {loads[0]} and {loads[1]}), allowed: "
+            "runs with a load.rate or load.concurrency in common"
+        )
+    key = next(key for key, level in first.items() if level is both[-1])
+
+    load = f"{both[-1].label}, {both[-1].block} requests that follow each other are one repeat"
+
+    def under(side: ReadSide) -> ReadSide:
+        rates = {name: median(one[key].rates[name] for one in side.levels) for name in both[-1].rates}
+        passes = [one[key].values for one in side.levels]
+        return replace(side, input=replace(side.input, passes=passes, single=rates, load=load))
+
+    return under(base), under(candidate)
 
 
 def _of_stage(side: ReadSide, stage: str | None, drawn: str | None) -> ReadSide:
@@ -103,6 +129,7 @@ def _runs(path: Path, folders: list[Path]) -> ReadSide:
     files = [read_run_files(manifest, folder) for manifest, folder in zip(manifests, folders, strict=True)]
     first = files[0]
     passes = [one for one in (_pass(each) for each in files) if one]
+    levels = [one for one in map(served_levels, manifests) if one]
     captures = {
         _stage(one.source): one.content
         for each in reversed(files)
@@ -123,12 +150,13 @@ def _runs(path: Path, folders: list[Path]) -> ReadSide:
             modules=first.metrics.content.modules or {} if isinstance(first.metrics, Found) else {},
             capture=capture,
             shared=tuple(dict.fromkeys(text for m in manifests for text in shared_gpus(m.environment))),
-            problem=_problem(manifests, passes, capture),
+            problem=_problem(manifests, passes or levels, capture),
         ),
         manifest=manifests[0],
         timeline=first.timelines[0].content if first.timelines else None,
         captures=captures,
         timelines={_stage(one.source): one.content for one in first.timelines},
+        levels=levels,
         clocks=_clocks(files),
         kind="",
         gpu=None if capture is None else capture.gpu.name,
