@@ -107,6 +107,9 @@ do_serve() {
     capture.tool=nsys capture.duration_s=5 artifacts.runs_dir="$runs/serve"
   rm -rf "$out/served"
 }
+do_serve_faster() {
+  step serve_faster 120 220 "$python" "$here/served_remedies.py" --device "$serve_on" $tiny --out "$out/served_gpu.json"
+}
 # Captures of what people deploy, small enough to be kept as test data.
 do_batched() {
   step batched 40 100 llm-perf profile model=$llama dataset.prompt_tokens=256 dataset.num_samples=8 infer.batch=8 \
@@ -132,7 +135,7 @@ do_accuracy() { step accuracy 100 400 "$python" "$here/prediction_gpu.py" $tiny 
 part_1="doctor llama same overhead jax fp8"
 part_2="llama_best serve batched captures faster"
 part_3="ocr moe faults"
-part_rest="stages ocr_best large_best moe_best large optimize_llama optimize_ocr optimize_moe graph loop joules peaks noise accuracy"
+part_rest="serve_faster stages ocr_best large_best moe_best large optimize_llama optimize_ocr optimize_moe graph loop joules peaks noise accuracy"
 
 for name in "${@:-all}"; do
   case $name in
