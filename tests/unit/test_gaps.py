@@ -134,6 +134,60 @@ def test_an_operator_that_takes_long_once_sets_something_up(tmp_path: Path) -> N
     assert "(most: aten::convolution)" in finding.title
 
 
+def _stalled(stall: tuple[tuple[str, str], ...], tmp_path: Path, *, every: int = 1, until: int = 12) -> CaptureAnalysis:
+    """Twelve steps of three operators, a kernel of 100 µs in each; some steps stall for 50 ms before the last of them.
+
+    `stall` are categories and names of what covers the stall, in turn; an operator is the one that launches.
+    """
+    events: list[str] = []
+    at = number = stalls = 0
+    for step in range(12):
+        begin = at
+        for name in ("aten::mm", "aten::add", "aten::mul"):
+            cat, around = "cpu_op", name
+            length = 20
+            if name == "aten::mul" and step % every == every - 1 and step < until:
+                cat, around = stall[stalls % len(stall)]
+                length, stalls = 50_020, stalls + 1
+            number += 1
+            if around:
+                events.append(event(cat, around, f"{at}", f"{length}"))
+            _kernel(events, number, at + length - 10, at + length - 4, 100)
+            at += length + 100
+        events.append(event("user_annotation", "train_step", f"{begin}", f"{at - begin}"))
+    return _torch(events, tmp_path)
+
+
+OPERATORS = (("cpu_op", "aten::mm"), ("cpu_op", "aten::add"))
+COMPILES = (("cpu_op", "_compile.compile_inner (dynamo_timed)"),)
+
+
+@pytest.mark.parametrize(
+    ("stall", "every", "rule", "title", "says"),
+    [
+        (COMPILES, 1, "compilation", "Compiling or loading code again and again keeps the GPU idle", "TORCH_LOGS"),
+        (OPERATORS, 2, "host_work", "Stalls of the host in different operators keep the GPU idle again", "gc.disable"),
+        (OPERATORS[:1], 2, "host_work", "Stalls of the host keep the GPU idle again and again", "a checkpoint"),
+        ((("", ""),), 2, "host_work", "Stalls of the host keep the GPU idle again and again", "a checkpoint"),
+    ],
+)
+def test_what_comes_to_the_end_of_a_capture_is_not_paid_once(
+    tmp_path: Path, stall: tuple[tuple[str, str], ...], every: int, rule: str, title: str, says: str
+) -> None:
+    (finding,) = _stalled(stall, tmp_path, every=every).findings
+    assert (finding.rule, finding.title[: len(title)], finding.is_one_time) == (rule, title, False)
+    assert says in finding.remedy
+    assert finding.evidence[0].endswith(
+        "of at least 0.5 ms, which no launch takes; they come to the end of the capture, where hardly a kernel is new"
+    )
+
+
+@pytest.mark.parametrize("stall", [COMPILES, OPERATORS, (("", ""),)])
+def test_what_dies_out_is_paid_once(tmp_path: Path, stall: tuple[tuple[str, str], ...]) -> None:
+    (finding,) = _stalled(stall, tmp_path, until=5).findings
+    assert (finding.rule, finding.is_one_time) == ("compilation", True)
+
+
 def _eager(export: Export, *, count: int, every_ns: int, first: int = 0, name: str = "cudaLaunchKernel") -> None:
     for i in range(count):
         at = first + i * every_ns

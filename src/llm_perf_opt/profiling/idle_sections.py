@@ -22,6 +22,8 @@ LONG = f"{LONG_GAP_NS / 1e6:.1f} ms"
 VERDICTS = {
     "compilation": "setting up: loading, compiling or tuning",
     "new_shapes": "building kernels for new shapes",
+    "recompilation": "compiling or loading again and again",
+    "stalls": "stalls that come again and again",
     "data_loading": "loading data",
     "allocation": "allocating or freeing memory",
     "rank_wait": "waiting for other ranks",

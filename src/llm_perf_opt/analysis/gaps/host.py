@@ -165,8 +165,11 @@ class HostRecord:
         picked = picked[np.argsort(self._calls.start_ns[picked], kind="stable")]
         return self._calls.start_ns[picked], self._calls.thread[picked]
 
-    def _is_first_use(self, name: str, start: int, end: int) -> bool:
-        """Whether an operator took many times what it usually takes: it loaded, compiled or tuned something."""
+    def _unusual(self, name: str, start: int, end: int) -> Verdict | None:
+        """Of an operator that took many times what it usually takes: its first calls load, compile or tune something.
+
+        A later one that takes so long stalls: whether for new shapes or for something else, its neighbours tell.
+        """
         if name not in self._usual:
             same = np.flatnonzero(self._operators.name == self._names.index(name))
             begun, ended = self._operators.start_ns[same], self._operators.end_ns[same]
@@ -179,11 +182,11 @@ class HostRecord:
             )
         usual = self._usual[name]
         if usual.median_ns is None:
-            return False
-        if end - start >= max(FIRST_USE_NS, UNUSUAL * usual.median_ns):
-            return True
+            return None
         is_first = start < usual.until_ns and usual.later_ns < AGAIN * (end - start)
-        return is_first and end - start >= UNUSUAL_FIRST * usual.median_ns
+        if end - start >= max(FIRST_USE_NS, UNUSUAL * usual.median_ns):
+            return "compilation" if is_first else "stalls"
+        return "compilation" if is_first and end - start >= UNUSUAL_FIRST * usual.median_ns else None
 
     def _find(self, start: int, end: int, thread: int, *, own: bool) -> HostActivity | None:
         stacks = {
@@ -201,9 +204,9 @@ class HostRecord:
         if kind == RANGE and said is None and own:
             busiest = self._busiest(start, end, thread)
             kind, name = (OPERATOR, busiest) if busiest is not None else (kind, name)
-        if verdict == "host_work" and kind == OPERATOR and self._is_first_use(name, start, end):
-            verdict = "compilation"
-        if verdict in ("host_work", "host_wait") and any(is_warmup(around) for around, _ in stacks[RANGE]):
+        if verdict == "host_work" and kind == OPERATOR:
+            verdict = self._unusual(name, start, end) or verdict
+        if verdict in ("host_work", "host_wait", "stalls") and any(is_warmup(around) for around, _ in stacks[RANGE]):
             verdict = "compilation"
         where = next((around for around, _ in stacks[RANGE] if around != name), None)
         return HostActivity(

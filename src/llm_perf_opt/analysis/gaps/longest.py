@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from llm_perf_opt.analysis.gaps.host import KERNEL, NOTHING, HostActivity, HostRecord
-from llm_perf_opt.analysis.gaps.verdict import Verdict, is_built, is_built_per_shape, is_tuning
+from llm_perf_opt.analysis.gaps.verdict import Verdict, compiles, is_built, is_built_per_shape, is_launch, is_tuning
 from llm_perf_opt.analysis.kernels.names import short_kernel_name
 from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS, IdleMap
 from llm_perf_opt.analysis.timeline.intervals import Intervals
@@ -19,7 +19,13 @@ SHOWN = 20
 LITTLE_SETUP = 0.1
 # A gap of which this part lies after the launch is not the host's.
 HELD = 0.5
+# Gaps go on to the end of a capture where so many of them are spread over its work: each later quarter of the kernels
+# has half its share of them. Set-up dies out; where the second half runs other kernels than the first, gaps may be for
+# those.
+RECURRING, QUARTERS, LEAST_SHARE, KNOWN_KERNELS = 5, 4, 0.5, 0.8
 BEFORE_FIRST = "before the first kernel"
+# Verdict, name and kind of what the host did: gaps that share them have one reason.
+_Key = tuple[str, str | None, str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +61,8 @@ class Gap:
 class Reason:
     """Gaps for which the host had the same reason: how many, and how long the GPU waited for the host in them.
 
-    `where` is the range around the longest of them.
+    `where` is the range around the longest of them. `recurs`: they come again and again to the end of the capture,
+    although nothing runs there that had not run before.
     """
 
     verdict: Verdict
@@ -64,6 +71,7 @@ class Reason:
     where: str | None
     gaps: int
     host_ns: int
+    recurs: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +98,7 @@ def find_long_gaps(timeline: Timeline, maps: Mapping[int, IdleMap], *, source: i
     compute = join([timeline.kernels, timeline.graphs])
     short = long = long_ns = 0
     gaps: list[Gap] = []
+    recurring: set[_Key] = set()
     setup_end_ns, main = None, _main_process(compute)
     for code, one in maps.items():
         edges = _gaps(one)
@@ -102,8 +111,10 @@ def find_long_gaps(timeline: Timeline, maps: Mapping[int, IdleMap], *, source: i
         if len(chosen):
             own = compute if len(maps) == 1 else take(compute, np.flatnonzero(compute.process == code))
             picked = Intervals(start=edges.start[chosen], end=edges.end[chosen])
-            found = _look_into(timeline, own, one, picked, source)
+            around = _Neighbours(timeline, own)
+            found = _judge_by_spread(_look_into(timeline, around, one, picked, source), around, one)
             gaps += found
+            recurring |= {key for key, same in _by_reason(found).items() if around.goes_on(_ends(same, one))}
             if code == main:
                 setup_end_ns = _setup_end(found, one)
     gaps.sort(key=lambda gap: (-gap.length_ns, gap.start_ns))
@@ -114,7 +125,7 @@ def find_long_gaps(timeline: Timeline, maps: Mapping[int, IdleMap], *, source: i
         held_count=sum(gap.is_held for gap in gaps),
         held_ns=sum(gap.between_ns for gap in gaps if gap.is_held),
         longest=tuple(gaps[:SHOWN]),
-        reasons=_reasons(gaps),
+        reasons=_reasons(gaps, recurring),
         setup_end_ns=setup_end_ns,
     )
 
@@ -142,7 +153,7 @@ def _setup_end(gaps: Sequence[Gap], one: IdleMap) -> int | None:
 def merge_long_gaps(parts: Sequence[LongGaps]) -> LongGaps:
     """Those of several captures together."""
     longest = sorted((gap for part in parts for gap in part.longest), key=lambda gap: -gap.length_ns)
-    totals: dict[tuple[str, str | None, str | None], list[Reason]] = {}
+    totals: dict[_Key, list[Reason]] = {}
     for reason in (reason for part in parts for reason in part.reasons):
         totals.setdefault((reason.verdict, reason.name, reason.kind), []).append(reason)
     return LongGaps(
@@ -160,6 +171,7 @@ def merge_long_gaps(parts: Sequence[LongGaps]) -> LongGaps:
                 where=same[0].where,
                 gaps=sum(reason.gaps for reason in same),
                 host_ns=sum(reason.host_ns for reason in same),
+                recurs=any(reason.recurs for reason in same),
             )
             for same in totals.values()
         ),
@@ -174,10 +186,9 @@ def _gaps(one: IdleMap) -> Intervals:
     )
 
 
-def _look_into(timeline: Timeline, compute: Activities, one: IdleMap, gaps: Intervals, source: int) -> list[Gap]:
+def _look_into(timeline: Timeline, around: "_Neighbours", one: IdleMap, gaps: Intervals, source: int) -> list[Gap]:
     split = one.split(gaps.start, gaps.end)
     calls = timeline.calls
-    around = _Neighbours(timeline, compute)
     record = HostRecord(timeline, int((gaps.end - gaps.start).min()) // 2)
     found = []
     for i, (start, end) in enumerate(zip(gaps.start.tolist(), gaps.end.tolist(), strict=True)):
@@ -191,7 +202,7 @@ def _look_into(timeline: Timeline, compute: Activities, one: IdleMap, gaps: Inte
             if activity.verdict == "unknown" and is_built(after) and record.has_loaded(start, end, thread):
                 # Where nothing else says what the host did before it loaded such a kernel, it built it.
                 activity = HostActivity(verdict="compilation", kind=KERNEL, name=after, where=activity.where)
-            is_shape = activity.verdict == "compilation" and is_built_per_shape(after)
+            is_shape = activity.verdict in ("compilation", "stalls") and is_built_per_shape(after)
             if is_shape and not record.is_warming_up(since, until, thread):
                 activity = replace(activity, verdict="new_shapes", kind=KERNEL, name=after)
         tuner = next((name for name in (before, after) if is_tuning(name)), None)
@@ -215,6 +226,30 @@ def _look_into(timeline: Timeline, compute: Activities, one: IdleMap, gaps: Inte
             )
         )
     return found
+
+
+def _judge_by_spread(gaps: list[Gap], around: "_Neighbours", one: IdleMap) -> list[Gap]:
+    """The gaps with those that recur told from set-up, which dies out: compiling again, and stalls."""
+    compiling: list[Gap] = []
+    stalls: list[Gap] = []
+    rest: list[Gap] = []
+    for gap in gaps:
+        activity = gap.activity
+        is_setup = activity.verdict == "compilation"
+        if is_setup and compiles(activity.name):
+            compiling.append(gap)
+        # A launch that takes long loads what it launches, once.
+        elif activity.verdict == "stalls" or (is_setup and is_launch(activity.name)):
+            stalls.append(gap)
+        else:
+            rest.append(gap)
+    again: Verdict = "recompilation" if around.goes_on(_ends(compiling, one)) else "compilation"
+    stalling: Verdict = "stalls" if around.goes_on(_ends(stalls, one)) else "compilation"
+    return [
+        *rest,
+        *(replace(gap, activity=replace(gap.activity, verdict=again)) for gap in compiling),
+        *(replace(gap, activity=replace(gap.activity, verdict=stalling)) for gap in stalls),
+    ]
 
 
 def _loading(activity: HostActivity) -> HostActivity:
@@ -260,6 +295,18 @@ class _Neighbours:
             before = self._short(int(np.searchsorted(self._reach[:following], self._reach[following - 1], side="left")))
         return before, after, call
 
+    def goes_on(self, ends: Sequence[int]) -> bool:
+        """Whether gaps that end at these times are spread over the work to its end, where nothing new runs any more."""
+        if len(ends) < RECURRING:
+            return False
+        count = len(self._start)
+        quarter = QUARTERS * np.searchsorted(self._start, np.array(ends)) // count
+        spread = np.bincount(np.minimum(quarter, QUARTERS - 1), minlength=QUARTERS)
+        # In the first quarter they may be taken for first uses.
+        if spread[1:].min() < LEAST_SHARE * len(ends) / QUARTERS:
+            return False
+        return bool(np.isin(self._name[count // 2 :], self._name[: count // 2]).mean() >= KNOWN_KERNELS)
+
     def _short(self, index: int) -> str:
         code = int(self._name[index])
         if code not in self._short_names:
@@ -267,12 +314,20 @@ class _Neighbours:
         return self._short_names[code]
 
 
-def _reasons(gaps: Sequence[Gap]) -> tuple[Reason, ...]:
-    totals: dict[tuple[str, str | None, str | None], list[Gap]] = {}
+def _by_reason(gaps: Sequence[Gap]) -> dict[_Key, list[Gap]]:
+    found: dict[_Key, list[Gap]] = {}
     for gap in gaps:
         if gap.long_ns > 0:
             activity = gap.activity
-            totals.setdefault((activity.verdict, activity.name, activity.kind), []).append(gap)
+            found.setdefault((activity.verdict, activity.name, activity.kind), []).append(gap)
+    return found
+
+
+def _ends(gaps: Sequence[Gap], one: IdleMap) -> list[int]:
+    return [one.span[0] + gap.start_ns + gap.length_ns for gap in gaps]
+
+
+def _reasons(gaps: Sequence[Gap], recurring: set[_Key]) -> tuple[Reason, ...]:
     return _ordered(
         Reason(
             verdict=same[0].activity.verdict,
@@ -281,8 +336,9 @@ def _reasons(gaps: Sequence[Gap]) -> tuple[Reason, ...]:
             where=same[0].activity.where,
             gaps=len(same),
             host_ns=sum(gap.long_ns for gap in same),
+            recurs=key in recurring,
         )
-        for same in totals.values()
+        for key, same in _by_reason(gaps).items()
     )
 
 

@@ -10,6 +10,7 @@ from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import MIN_HEADLINE, Evidence, Finding, Rule, amdahl, confidence_of
 from llm_perf_opt.analysis.findings.waterfall import split_idle
+from llm_perf_opt.analysis.gaps.host import OPERATOR
 from llm_perf_opt.analysis.gaps.longest import Reason
 from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS
 
@@ -18,6 +19,8 @@ MIN_CLEAN_SHARE = 0.1
 SHOWN = 4
 # What a longer run would not pay again: what is known to be set-up, and what only single instances of a range have.
 ONE_TIME = ("compilation", "single_instances")
+# What a longer run would pay again and again.
+AGAIN = ("recompilation", "stalls")
 NEW_SHAPES_HINT = "Attention that takes new shapes as they come"
 NAME_WIDTH = 100
 FEW_GAPS = 10
@@ -46,6 +49,26 @@ NEW_SHAPES_REMEDY = (
     "building anew (TORCH_CUDNN_SDPA_AVOID_RECOMPILE=1, torch 2.9 or newer), let another backend compute attention "
     "(torch.backends.cuda.enable_cudnn_sdp(False), FlashAttention), pad to a few lengths, or run the lengths that will "
     "come once before measuring or serving"
+)
+RECOMPILING_REMEDY = (
+    "find out why it compiles again (TORCH_LOGS=recompiles names the guard that failed): mark sizes that change "
+    "(torch._dynamo.mark_dynamic) or compile with dynamic=True, pad inputs to a few shapes, and keep Python values "
+    "that change in every step out of the compiled function"
+)
+RECOMPILING_REMEDY_OF_OTHERS = (
+    "find out why code is compiled or loaded again (JAX_LOG_COMPILES=1 says it of jax): give functions the same "
+    "shapes, types and static arguments in every step, make the compiled function once and keep it, load modules once"
+)
+RECOMPILING_HINT = "Compiled code that takes every step's shapes"
+STALLS_REMEDY = (
+    "find out what comes again every few steps: a checkpoint, an evaluation or a log the program writes (do it less "
+    "often, or beside the GPU's work), Python's garbage collector (gc.freeze() after set-up, gc.collect() at times of "
+    "your own), or another process on these cores; ranges around the parts of a step, or Python stacks, tell which"
+)
+COLLECTING_REMEDY = (
+    "what stops now this operator and now that one is neither: most likely Python's garbage collector (gc.freeze() "
+    "after set-up, gc.disable() and gc.collect() at times of your own), else another process or thread on these cores; "
+    "a capture with Python stacks tells which"
 )
 ALLOCATING_REMEDY = (
     "allocate once and keep it: reuse buffers between steps, or take them from a pool (cudaMallocAsync, the "
@@ -119,8 +142,11 @@ def find_data_loading(facts: CaptureFacts) -> list[Finding]:
 
 
 def find_compilation(facts: CaptureFacts) -> list[Finding]:
-    """What is paid once, and kernels that are built for new shapes again and again, which is not."""
+    """What is paid once, and what is compiled or built again and again, which is not."""
     found = facts.report.gaps.reasons
+    recompiling = [reason for reason in found if reason.verdict == "recompilation"]
+    recompiled = "Compiling or loading code again and again keeps the GPU idle"
+    is_torch = facts.report.framework == "torch"
     shapes = [reason for reason in found if reason.verdict == "new_shapes"]
     recurs = sum(reason.gaps for reason in shapes) > FEW_GAPS
     once = (*ONE_TIME, *(() if recurs else ("new_shapes",)))
@@ -132,6 +158,16 @@ def find_compilation(facts: CaptureFacts) -> list[Finding]:
         *(
             replace(one, is_one_time=False, hint=NEW_SHAPES_HINT)
             for one in _found(COMPILATION, facts, shapes if recurs else [], again, NEW_SHAPES_REMEDY)
+        ),
+        *(
+            replace(one, is_one_time=False, hint=RECOMPILING_HINT)
+            for one in _found(
+                COMPILATION,
+                facts,
+                recompiling,
+                recompiled,
+                RECOMPILING_REMEDY if is_torch else RECOMPILING_REMEDY_OF_OTHERS,
+            )
         ),
     ]
 
@@ -146,6 +182,8 @@ def find_host_work_in(facts: CaptureFacts) -> list[Finding]:
     reasons = [reason for reason in facts.report.gaps.reasons if reason.verdict in ("host_work", "allocation")]
     unknown = [reason for reason in facts.report.gaps.reasons if reason.verdict == "unknown"]
     waiting = [reason for reason in facts.report.gaps.reasons if reason.verdict == "host_wait"]
+    stalls = [reason for reason in facts.report.gaps.reasons if reason.verdict == "stalls"]
+    is_anywhere = len({reason.name for reason in stalls if reason.kind == OPERATOR}) > 1
     allocates = len(reasons) > 0 and reasons[0].verdict == "allocation"
     return [
         *_found(
@@ -154,6 +192,13 @@ def find_host_work_in(facts: CaptureFacts) -> list[Finding]:
             reasons,
             "Host work between launches keeps the GPU idle",
             ALLOCATING_REMEDY if allocates else None,
+        ),
+        *_found(
+            HOST_WORK,
+            facts,
+            stalls,
+            f"Stalls of the host{' in different operators' if is_anywhere else ''} keep the GPU idle again and again",
+            COLLECTING_REMEDY if is_anywhere else STALLS_REMEDY,
         ),
         # What the host waits for may be a request that nobody sent: nothing is promised.
         *(
@@ -204,6 +249,8 @@ def _found(rule: Rule, facts: CaptureFacts, reasons: Sequence[Reason], what: str
     if not saved:
         return []
     gaps = sum(reason.gaps for reason in reasons)
+    goes_on = all(reason.verdict in AGAIN for reason in reasons)
+    to_the_end = "; they come to the end of the capture, where hardly a kernel is new" if goes_on else ""
     told = sum(reason.host_ns for reason in reasons if reason.name is not None)
     sure = sum(reason.host_ns for reason in reasons if reason.name and reason.verdict != "single_instances")
     return [
@@ -212,7 +259,7 @@ def _found(rule: Rule, facts: CaptureFacts, reasons: Sequence[Reason], what: str
             title=f"{what}, {saved / facts.span_ns:.0%} of the capture{_most(reasons[0])}",
             evidence=(
                 f"{saved / 1e6:.2f} ms of {facts.span_ns / 1e6:.2f} ms in {gaps} gap(s) of at least "
-                f"{LONG_GAP_NS / 1e6:.1f} ms, which no launch takes",
+                f"{LONG_GAP_NS / 1e6:.1f} ms, which no launch takes{to_the_end}",
                 *(_describe(reason) for reason in reasons[:SHOWN] if reason.name is not None),
             ),
             saved_ns=saved,
@@ -231,7 +278,7 @@ def _most(reason: Reason) -> str:
 
 def _describe(reason: Reason) -> str:
     inside = f", inside {_cut(reason.where)}" if reason.where is not None else ""
-    single = "; a typical instance has no such gap" if reason.verdict == "single_instances" else ""
+    single = "; a typical instance has no such gap" if reason.verdict in ("single_instances", "stalls") else ""
     time = f"{reason.host_ns / 1e6:.2f} ms in {reason.gaps} gap(s)"
     return f"{reason.kind} {_cut(reason.name or '')}: {time}{inside}{single}"
 
@@ -252,7 +299,7 @@ COMPILATION = Rule(
     id="compilation",
     find=find_none,
     find_in_capture=find_compilation,
-    plain_words="The GPU waits while programs for it are loaded, compiled or tuned; a longer run pays this only once.",
+    plain_words="The GPU waits while programs for it are loaded, compiled or tuned: once, or again and again.",
     remedy=COMPILING_REMEDY,
     hint="Warming up before the measurement",
 )
