@@ -188,6 +188,56 @@ def test_what_dies_out_is_paid_once(tmp_path: Path, stall: tuple[tuple[str, str]
     assert (finding.rule, finding.is_one_time) == ("compilation", True)
 
 
+def _short_steps(frame: str | None, tmp_path: Path, *, steps: int, wait_us: int, gap_us: int = 0) -> CaptureAnalysis:
+    """Steps of ten kernels of 50 µs, each step after a wait of the host, each kernel after a gap."""
+    events: list[str] = []
+    at = 0
+    for step in range(steps):
+        if frame is not None:
+            events.append(event("python_function", frame, f"{at}", f"{wait_us}"))
+        at += wait_us
+        for i in range(10):
+            _kernel(events, 10 * step + i + 1, at + gap_us - 7 if gap_us else at - 7 + i, at + gap_us, 50)
+            at += 50 + gap_us
+    return _torch(events, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("frame", "title"),
+    [
+        (
+            "torch/utils/data/dataloader.py(733): __next__",
+            "Loading data keeps the GPU idle, 47% of the capture (most: torch/utils/data/dataloader.py(733): __next__)",
+        ),
+        (
+            "server/scheduler.py(12): pick",
+            "Host work between launches keeps the GPU idle, 47% of the capture (most: server/scheduler.py(12): pick)",
+        ),
+    ],
+)
+def test_a_short_gap_in_every_step_that_holds_the_waiting_is_looked_into(
+    tmp_path: Path, frame: str, title: str
+) -> None:
+    (finding,) = _short_steps(frame, tmp_path, steps=50, wait_us=450).findings
+    assert finding.title == title
+    # The kernels of a step end 450 µs before the next step's, less the launch itself.
+    assert finding.evidence[0] == ("21.95 ms of 47.05 ms in 49 gap(s) of at least 0.2 ms, which no launch takes")
+
+
+def test_gaps_that_are_all_alike_are_launches_whatever_the_host_is_in(tmp_path: Path) -> None:
+    analysis = _short_steps("model.py(1): forward", tmp_path, steps=50, wait_us=250, gap_us=30)
+    (finding,) = analysis.findings
+    assert (finding.rule, "in gaps under 0.5 ms: 499 such gaps" in finding.evidence[0]) == ("launch_bound", True)
+
+
+def test_the_rest_of_very_many_gaps_is_told_by_a_sample_of_it(tmp_path: Path) -> None:
+    (finding,) = _short_steps("server/scheduler.py(12): pick", tmp_path, steps=601, wait_us=700).findings
+    assert finding.evidence == (
+        "418.80 ms of 720.50 ms in 600 gap(s) of at least 0.5 ms, which no launch takes",
+        "Python frame server/scheduler.py(12): pick: 418.80 ms in 600 gap(s)",
+    )
+
+
 def _eager(export: Export, *, count: int, every_ns: int, first: int = 0, name: str = "cudaLaunchKernel") -> None:
     for i in range(count):
         at = first + i * every_ns

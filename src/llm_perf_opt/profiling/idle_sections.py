@@ -11,14 +11,12 @@ from llm_perf_opt.analysis.gaps.longest import Gap, LongGaps
 from llm_perf_opt.analysis.gaps.queue import Queue
 from llm_perf_opt.analysis.gaps.report import IdleReport
 from llm_perf_opt.analysis.gaps.waits import WaitRow
-from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS
 from llm_perf_opt.analysis.timeline.streams import StreamReport, StreamRow
 from llm_perf_opt.core.sections import Cell, Section, SectionTable
 from llm_perf_opt.core.units import format_ms, format_percent
 
 ROWS = 60
 NAME_WIDTH = 90
-LONG = f"{LONG_GAP_NS / 1e6:.1f} ms"
 VERDICTS = {
     "compilation": "setting up: loading, compiling or tuning",
     "new_shapes": "building kernels for new shapes",
@@ -53,14 +51,15 @@ def _gaps(
     gaps: LongGaps, analysis: CaptureAnalysis, span_ns: int, files: Sequence[str | None], source: str | None
 ) -> Section:
     idle_ns = analysis.gpu.idle_ns or 0
+    long = f"{gaps.long_from_ns / 1e6:.2g} ms"
     text = (
         f"No kernel ran for {_ms(idle_ns)}, {format_percent(idle_ns / span_ns)} of the time from the first GPU work to "
-        f"the last ({_ms(span_ns)}). {_count(gaps.long_count, 'gap')} of at least {LONG} "
+        f"the last ({_ms(span_ns)}). {_count(gaps.long_count, 'gap')} of at least {long} "
         f"{'holds' if gaps.long_count == 1 else 'hold'} {_ms(gaps.long_ns)} of it, "
         f"{_count(gaps.short_count, 'shorter one')} the rest."
     )
     reasons = SectionTable(
-        title=f"What the host did in gaps of at least {LONG} while the GPU waited for it",
+        title=f"What the host did in gaps of at least {long} while the GPU waited for it",
         columns=("kind", "most of it in", "inside", "gaps", "ms", "% of the capture"),
         rows=tuple(
             (

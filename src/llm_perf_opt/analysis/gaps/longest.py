@@ -12,8 +12,8 @@ from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS, IdleMap
 from llm_perf_opt.analysis.timeline.intervals import Intervals
 from llm_perf_opt.analysis.timeline.timeline import Activities, Timeline, join, take
 
-# More are not looked into: the longest of them hold nearly all the time, and each is a search.
-MAX_LOOKED_INTO = 200
+# So many of the longest are looked into, and so many of the rest, which stand for all of it: each is a search.
+MAX_LOOKED_INTO, SAMPLED = 200, 100
 SHOWN = 20
 # Set-up is over where less than this part of what follows is set-up again: some is met in the middle of things.
 LITTLE_SETUP = 0.1
@@ -24,8 +24,8 @@ HELD = 0.5
 # those.
 RECURRING, QUARTERS, LEAST_SHARE, KNOWN_KERNELS = 5, 4, 0.5, 0.8
 BEFORE_FIRST = "before the first kernel"
-# Verdict, name and kind of what the host did: gaps that share them have one reason.
-_Key = tuple[str, str | None, str | None]
+# What set-up is that does not die out.
+AGAIN: tuple[Verdict, ...] = ("recompilation", "stalls")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,8 @@ class Gap:
 
     @property
     def is_held(self) -> bool:
-        return self.between_ns >= HELD * self.length_ns and self.activity.verdict != "profiler"
+        is_late = self.length_ns >= LONG_GAP_NS and self.between_ns >= HELD * self.length_ns
+        return is_late and self.activity.verdict != "profiler"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,8 @@ class LongGaps:
 
     `held_count` and `held_ns` are about long gaps that lie mostly after the return of the launch: something other than
     the host held the work back. `setup_end_ns`: from when on there is little set-up any more, on the capture's own
-    clock, in the process that launched most; None where there was none, or several captures.
+    clock, in the process that launched most; None where there was none, or several captures. `long_from_ns`: gaps are
+    long from this length on.
     """
 
     short_count: int
@@ -91,6 +93,7 @@ class LongGaps:
     longest: tuple[Gap, ...]
     reasons: tuple[Reason, ...]
     setup_end_ns: int | None = None
+    long_from_ns: int = LONG_GAP_NS
 
 
 def find_long_gaps(timeline: Timeline, maps: Mapping[int, IdleMap], *, source: int = 0) -> LongGaps:
@@ -98,23 +101,31 @@ def find_long_gaps(timeline: Timeline, maps: Mapping[int, IdleMap], *, source: i
     compute = join([timeline.kernels, timeline.graphs])
     short = long = long_ns = 0
     gaps: list[Gap] = []
-    recurring: set[_Key] = set()
+    reasons: list[Reason] = []
+    held_count = held_ns = 0.0
     setup_end_ns, main = None, _main_process(compute)
     for code, one in maps.items():
         edges = _gaps(one)
         length = edges.end - edges.start
-        chosen = np.flatnonzero(length >= LONG_GAP_NS)
-        short += int(((length > 0) & (length < LONG_GAP_NS)).sum())
+        chosen = np.flatnonzero(length >= one.long_from_ns)
+        short += int(((length > 0) & (length < one.long_from_ns)).sum())
         long += len(chosen)
         long_ns += int(length[chosen].sum())
-        chosen = chosen[np.argsort(-length[chosen], kind="stable")][:MAX_LOOKED_INTO]
         if len(chosen):
+            chosen = chosen[np.argsort(-length[chosen], kind="stable")]
+            rest = chosen[MAX_LOOKED_INTO:]
+            sample = rest[:: -(-len(rest) // SAMPLED)] if len(rest) else rest
+            chosen = np.concatenate((chosen[:MAX_LOOKED_INTO], sample))
+            weights = [1.0] * (len(chosen) - len(sample)) + [len(rest) / max(len(sample), 1)] * len(sample)
             own = compute if len(maps) == 1 else take(compute, np.flatnonzero(compute.process == code))
             picked = Intervals(start=edges.start[chosen], end=edges.end[chosen])
             around = _Neighbours(timeline, own)
             found = _judge_by_spread(_look_into(timeline, around, one, picked, source), around, one)
             gaps += found
-            recurring |= {key for key, same in _by_reason(found).items() if around.goes_on(_ends(same, one))}
+            reasons += _reasons(found, weights, around, one)
+            held = [(weight, gap.between_ns) for gap, weight in zip(found, weights, strict=True) if gap.is_held]
+            held_count += sum(weight for weight, _ in held)
+            held_ns += sum(weight * ns for weight, ns in held)
             if code == main:
                 setup_end_ns = _setup_end(found, one)
     gaps.sort(key=lambda gap: (-gap.length_ns, gap.start_ns))
@@ -122,11 +133,12 @@ def find_long_gaps(timeline: Timeline, maps: Mapping[int, IdleMap], *, source: i
         short_count=short,
         long_count=long,
         long_ns=long_ns,
-        held_count=sum(gap.is_held for gap in gaps),
-        held_ns=sum(gap.between_ns for gap in gaps if gap.is_held),
+        held_count=round(held_count),
+        held_ns=round(held_ns),
         longest=tuple(gaps[:SHOWN]),
-        reasons=_reasons(gaps, recurring),
+        reasons=_merged(reasons),
         setup_end_ns=setup_end_ns,
+        long_from_ns=min((one.long_from_ns for one in maps.values()), default=LONG_GAP_NS),
     )
 
 
@@ -153,9 +165,6 @@ def _setup_end(gaps: Sequence[Gap], one: IdleMap) -> int | None:
 def merge_long_gaps(parts: Sequence[LongGaps]) -> LongGaps:
     """Those of several captures together."""
     longest = sorted((gap for part in parts for gap in part.longest), key=lambda gap: -gap.length_ns)
-    totals: dict[_Key, list[Reason]] = {}
-    for reason in (reason for part in parts for reason in part.reasons):
-        totals.setdefault((reason.verdict, reason.name, reason.kind), []).append(reason)
     return LongGaps(
         short_count=sum(part.short_count for part in parts),
         long_count=sum(part.long_count for part in parts),
@@ -163,19 +172,9 @@ def merge_long_gaps(parts: Sequence[LongGaps]) -> LongGaps:
         held_count=sum(part.held_count for part in parts),
         held_ns=sum(part.held_ns for part in parts),
         longest=tuple(longest[:SHOWN]),
-        reasons=_ordered(
-            Reason(
-                verdict=same[0].verdict,
-                name=same[0].name,
-                kind=same[0].kind,
-                where=same[0].where,
-                gaps=sum(reason.gaps for reason in same),
-                host_ns=sum(reason.host_ns for reason in same),
-                recurs=any(reason.recurs for reason in same),
-            )
-            for same in totals.values()
-        ),
+        reasons=_merged(reason for part in parts for reason in part.reasons),
         setup_end_ns=parts[0].setup_end_ns if len(parts) == 1 else None,
+        long_from_ns=min((part.long_from_ns for part in parts), default=LONG_GAP_NS),
     )
 
 
@@ -230,26 +229,27 @@ def _look_into(timeline: Timeline, around: "_Neighbours", one: IdleMap, gaps: In
 
 def _judge_by_spread(gaps: list[Gap], around: "_Neighbours", one: IdleMap) -> list[Gap]:
     """The gaps with those that recur told from set-up, which dies out: compiling again, and stalls."""
-    compiling: list[Gap] = []
-    stalls: list[Gap] = []
-    rest: list[Gap] = []
-    for gap in gaps:
-        activity = gap.activity
-        is_setup = activity.verdict == "compilation"
-        if is_setup and compiles(activity.name):
-            compiling.append(gap)
-        # A launch that takes long loads what it launches, once.
-        elif activity.verdict == "stalls" or (is_setup and is_launch(activity.name)):
-            stalls.append(gap)
-        else:
-            rest.append(gap)
-    again: Verdict = "recompilation" if around.goes_on(_ends(compiling, one)) else "compilation"
-    stalling: Verdict = "stalls" if around.goes_on(_ends(stalls, one)) else "compilation"
+    may_recur = [_may_recur(gap.activity) for gap in gaps]
+    recurring = {
+        verdict
+        for verdict in AGAIN
+        if around.goes_on(_ends([gap for gap, told in zip(gaps, may_recur, strict=True) if told == verdict], one))
+    }
     return [
-        *rest,
-        *(replace(gap, activity=replace(gap.activity, verdict=again)) for gap in compiling),
-        *(replace(gap, activity=replace(gap.activity, verdict=stalling)) for gap in stalls),
+        gap
+        if told is None
+        else replace(gap, activity=replace(gap.activity, verdict=told if told in recurring else "compilation"))
+        for gap, told in zip(gaps, may_recur, strict=True)
     ]
+
+
+def _may_recur(activity: HostActivity) -> Verdict | None:
+    """What set-up is, if it is none."""
+    if activity.verdict == "compilation" and compiles(activity.name):
+        return "recompilation"
+    # A launch that takes long loads what it launches, once.
+    is_launching = activity.verdict == "compilation" and is_launch(activity.name)
+    return "stalls" if activity.verdict == "stalls" or is_launching else None
 
 
 def _loading(activity: HostActivity) -> HostActivity:
@@ -314,33 +314,43 @@ class _Neighbours:
         return self._short_names[code]
 
 
-def _by_reason(gaps: Sequence[Gap]) -> dict[_Key, list[Gap]]:
-    found: dict[_Key, list[Gap]] = {}
-    for gap in gaps:
-        if gap.long_ns > 0:
-            activity = gap.activity
-            found.setdefault((activity.verdict, activity.name, activity.kind), []).append(gap)
-    return found
-
-
 def _ends(gaps: Sequence[Gap], one: IdleMap) -> list[int]:
     return [one.span[0] + gap.start_ns + gap.length_ns for gap in gaps]
 
 
-def _reasons(gaps: Sequence[Gap], recurring: set[_Key]) -> tuple[Reason, ...]:
-    return _ordered(
+def _reasons(gaps: Sequence[Gap], weights: Sequence[float], around: "_Neighbours", one: IdleMap) -> list[Reason]:
+    """Those of one process; of each gap there are as many as its weight says."""
+    totals: dict[tuple[str, str | None, str | None], list[tuple[Gap, float]]] = {}
+    for gap, weight in zip(gaps, weights, strict=True):
+        if gap.long_ns > 0:
+            activity = gap.activity
+            totals.setdefault((activity.verdict, activity.name, activity.kind), []).append((gap, weight))
+    return [
         Reason(
-            verdict=same[0].activity.verdict,
-            name=same[0].activity.name,
-            kind=same[0].activity.kind,
-            where=same[0].activity.where,
-            gaps=len(same),
-            host_ns=sum(gap.long_ns for gap in same),
-            recurs=key in recurring,
+            verdict=same[0][0].activity.verdict,
+            name=same[0][0].activity.name,
+            kind=same[0][0].activity.kind,
+            where=same[0][0].activity.where,
+            gaps=round(sum(weight for _, weight in same)),
+            host_ns=round(sum(weight * gap.long_ns for gap, weight in same)),
+            recurs=around.goes_on(_ends([gap for gap, _ in same], one)),
         )
-        for key, same in _by_reason(gaps).items()
-    )
+        for same in totals.values()
+    ]
 
 
-def _ordered(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
-    return tuple(sorted(reasons, key=lambda reason: (-reason.host_ns, reason.name or "")))
+def _merged(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
+    """The reasons of several processes or captures together, the costliest first."""
+    totals: dict[tuple[str, str | None, str | None], list[Reason]] = {}
+    for reason in reasons:
+        totals.setdefault((reason.verdict, reason.name, reason.kind), []).append(reason)
+    merged = [
+        replace(
+            same[0],
+            gaps=sum(reason.gaps for reason in same),
+            host_ns=sum(reason.host_ns for reason in same),
+            recurs=any(reason.recurs for reason in same),
+        )
+        for same in totals.values()
+    ]
+    return tuple(sorted(merged, key=lambda reason: (-reason.host_ns, reason.name or "")))

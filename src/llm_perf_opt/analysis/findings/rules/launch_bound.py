@@ -233,7 +233,7 @@ def _of_range(row: RangeRow, facts: CaptureFacts) -> Finding:
             f"GPU busy {busy_ns / 1e6:.3f} ms of {one.wall_ns / 1e6:.2f} ms wall time "
             f"(median of {row.instances} instance(s), under the profiler)",
             f"{host / 1e6:.2f} ms of the {idle_ns / 1e6:.2f} ms idle time is waiting for launches, in gaps under "
-            "0.5 ms",
+            f"{facts.report.gaps.long_from_ns / 1e6:.2g} ms",
             f"{one.kernel_count} kernels of {busy_ns / one.kernel_count / 1e3:.1f} µs on average, "
             f"one launched every {one.wall_ns / one.kernel_count / 1e3:.1f} µs",
             f"launch calls take {one.launch_ns / 1e6:.2f} ms of CPU time "
@@ -260,8 +260,9 @@ def _of_capture(facts: CaptureFacts, launching_ns: float) -> Finding:
         facts,
         title=title,
         evidence=(
-            f"{launching_ns / 1e6:.2f} ms of {facts.span_ns / 1e6:.2f} ms, in gaps under 0.5 ms: "
-            f"{gaps.short_count:,} such gaps between {facts.kernel_count:,} kernels{_or_graphs(facts)}",
+            f"{launching_ns / 1e6:.2f} ms of {facts.span_ns / 1e6:.2f} ms, in gaps under "
+            f"{gaps.long_from_ns / 1e6:.2g} ms: {gaps.short_count:,} such gaps between {facts.kernel_count:,} "
+            f"kernels{_or_graphs(facts)}",
             *_queue(facts),
         ),
         saved_ns=launching_ns,

@@ -12,7 +12,6 @@ from llm_perf_opt.analysis.findings.finding import MIN_HEADLINE, Evidence, Findi
 from llm_perf_opt.analysis.findings.waterfall import split_idle
 from llm_perf_opt.analysis.gaps.host import OPERATOR
 from llm_perf_opt.analysis.gaps.longest import Reason
-from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS
 
 # Of a phase's clean time.
 MIN_CLEAN_SHARE = 0.1
@@ -117,8 +116,8 @@ def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known) -> list[Finding]:
             phase=phase.name,
             evidence=(
                 Evidence(
-                    text=f"{long_ms:.2f} ms of {wall.value:.2f} ms lie in gaps of at least "
-                    f"{LONG_GAP_NS / 1e6:.1f} ms, which no launch takes (split as in the capture)",
+                    text=f"{long_ms:.2f} ms of {wall.value:.2f} ms lie in gaps longer than a launch takes (split as in "
+                    "the capture)",
                     source=gpu.source,
                 ),
             ),
@@ -259,7 +258,7 @@ def _found(rule: Rule, facts: CaptureFacts, reasons: Sequence[Reason], what: str
             title=f"{what}, {saved / facts.span_ns:.0%} of the capture{_most(reasons[0])}",
             evidence=(
                 f"{saved / 1e6:.2f} ms of {facts.span_ns / 1e6:.2f} ms in {gaps} gap(s) of at least "
-                f"{LONG_GAP_NS / 1e6:.1f} ms, which no launch takes{to_the_end}",
+                f"{facts.report.gaps.long_from_ns / 1e6:.2g} ms, which no launch takes{to_the_end}",
                 *(_describe(reason) for reason in reasons[:SHOWN] if reason.name is not None),
             ),
             saved_ns=saved,
