@@ -238,6 +238,29 @@ def test_the_rest_of_very_many_gaps_is_told_by_a_sample_of_it(tmp_path: Path) ->
     )
 
 
+def test_an_allocator_that_frees_in_the_loop_is_told_to_keep_its_memory(tmp_path: Path) -> None:
+    """Ten steps of 20 kernels of 100 µs; each waits for cudaFree, and then for 350 µs of cudaMalloc."""
+    events: list[str] = []
+    for step in range(10):
+        at = 4_000 * step
+        events.append(event("user_annotation", "train_step", f"{at}", "3900"))
+        for i in range(20):
+            _kernel(events, 100 * step + i + 1, at + 10 * i, at + 20 + 100 * i, 100)
+        events.append(event("cpu_op", "aten::empty", f"{at + 300}", "3300"))
+        events.append(event("cuda_runtime", "cudaFree", f"{at + 300}", "2900", correlation=100 * step + 50))
+        events.append(event("cuda_runtime", "cudaMalloc", f"{at + 3_250}", "350", correlation=100 * step + 51))
+        _kernel(events, 100 * step + 60, at + 3_700, at + 3_710, 100)
+    freed, malloced = _torch(events, tmp_path).findings
+    assert (freed.rule, malloced.rule) == ("wait_bound", "host_work")
+    assert freed.title == "train_step waits while memory is allocated or freed for 30% of it"
+    assert freed.evidence[2] == (
+        "over the capture cudaFree: 10 call(s) of 29.00 ms, the GPU idle for 11.80 ms of it, "
+        "in aten::empty in train_step"
+    )
+    assert "(most: cudaMalloc)" in malloced.title
+    assert ["expandable_segments:True" in remedy for remedy in (freed.remedy, malloced.remedy)] == [True, True]
+
+
 def _eager(export: Export, *, count: int, every_ns: int, first: int = 0, name: str = "cudaLaunchKernel") -> None:
     for i in range(count):
         at = first + i * every_ns

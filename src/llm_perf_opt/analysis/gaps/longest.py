@@ -188,7 +188,8 @@ def _gaps(one: IdleMap) -> Intervals:
 def _look_into(timeline: Timeline, around: "_Neighbours", one: IdleMap, gaps: Intervals, source: int) -> list[Gap]:
     split = one.split(gaps.start, gaps.end)
     calls = timeline.calls
-    record = HostRecord(timeline, int((gaps.end - gaps.start).min()) // 2)
+    # What is asked for is a part of a gap, beside the waiting in it.
+    record = HostRecord(timeline, one.long_from_ns // 2)
     found = []
     for i, (start, end) in enumerate(zip(gaps.start.tolist(), gaps.end.tolist(), strict=True)):
         before, after, call = around.of(start, end)

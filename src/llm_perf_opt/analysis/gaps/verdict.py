@@ -123,6 +123,11 @@ def compiles(name: str | None) -> bool:
     return bool(_COMPILING.search(name) or _COMPILING_BY_WORD.search(name))
 
 
+def allocates(call: str) -> bool:
+    """Whether a call of the runtime allocates or frees memory."""
+    return _ALLOCATING.search(call) is not None
+
+
 def is_launch(name: str | None) -> bool:
     """Whether a call of the runtime launches a kernel or a graph."""
     return name is not None and _FIRST_LAUNCH.search(name) is not None

@@ -73,6 +73,14 @@ ALLOCATING_REMEDY = (
     "allocate once and keep it: reuse buffers between steps, or take them from a pool (cudaMallocAsync, the "
     "framework's caching allocator with room to keep what it has); allocating and freeing in the loop stops the GPU"
 )
+# A caching allocator that calls the driver in the loop has thrown away what it kept.
+ALLOCATING_REMEDY_OF_TORCH = (
+    "torch's allocator gives memory back and asks for it again in the loop, as it does when the GPU's memory is full "
+    "or in pieces: let it grow what it has (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), leave it room (a "
+    "smaller batch, less kept for the backward pass, no other process on this GPU), keep buffers between steps, and do "
+    "not call torch.cuda.empty_cache() in the loop"
+)
+ALLOCATING_HINT = "An allocator that keeps its memory"
 RANKS_REMEDY = (
     "the host waits for other ranks: balance what they do, start collectives as soon as their input is ready and wait "
     "for them late, and look at the slowest rank's capture first"
@@ -190,7 +198,7 @@ def find_host_work_in(facts: CaptureFacts) -> list[Finding]:
             facts,
             reasons,
             "Host work between launches keeps the GPU idle",
-            ALLOCATING_REMEDY if allocates else None,
+            allocating_remedy(facts, reasons[0].name or "") if allocates else None,
         ),
         *_found(
             HOST_WORK,
@@ -213,6 +221,12 @@ def find_host_work_in(facts: CaptureFacts) -> list[Finding]:
         ),
         *_unexplained(facts),
     ]
+
+
+def allocating_remedy(facts: CaptureFacts, call: str) -> str:
+    """What helps against a call that allocates or frees; memory of the host is no matter of torch's allocator."""
+    is_torch = facts.report.framework == "torch" and "Host" not in call
+    return ALLOCATING_REMEDY_OF_TORCH if is_torch else ALLOCATING_REMEDY
 
 
 def _how_to_record(facts: CaptureFacts, *, has_system_calls: bool) -> str:
