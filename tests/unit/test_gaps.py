@@ -308,6 +308,24 @@ def test_a_remedy_fits_the_framework(tmp_path: Path, names: dict[str, str], want
     assert (wanted in finding.remedy, unwanted in finding.remedy) == (True, False)
 
 
+def test_a_graph_traced_as_a_whole_counts_by_its_time(tmp_path: Path) -> None:
+    """Twenty steps of a graph of 100 µs and two kernels of 2 µs, each launched when the last has ended."""
+    export = Export()
+    for step in range(20):
+        at = step * 300_000
+        export.call(at, at + 10_000, 3 * step + 1, "cudaGraphLaunch_v10000")
+        export.graph(at + 12_000, at + 112_000, 3 * step + 1)
+        for i in (1, 2):
+            export.call(at + 50_000 + 80_000 * i, at + 55_000 + 80_000 * i, 3 * step + i + 1)
+            export.kernel("void at::native::add", at + 57_000 + 80_000 * i, at + 59_000 + 80_000 * i, 3 * step + i + 1)
+    analysis = _nsys(export, tmp_path)
+    queue = _idle(analysis).queue
+    assert queue is not None
+    assert (queue.graph_share, queue.graph_time_share) == (pytest.approx(1 / 3), pytest.approx(100 / 104))
+    assert analysis.findings[0].rule == "launch_bound"
+    assert analysis.findings[0].remedy.startswith("the program replays graphs already")
+
+
 def test_a_step_that_is_a_graph_is_not_told_to_become_one(tmp_path: Path) -> None:
     export = Export()
     for step in range(10):
