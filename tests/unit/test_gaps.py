@@ -308,6 +308,29 @@ def test_a_remedy_fits_the_framework(tmp_path: Path, names: dict[str, str], want
     assert (wanted in finding.remedy, unwanted in finding.remedy) == (True, False)
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_waits_that_empty_the_queue_are_named_before_a_graph_that_cannot_be_captured_over_them(
+    tmp_path: Path, waits: bool
+) -> None:
+    """A hundred kernels of 10 µs, each launched 50 µs after the last; after every fourth the host waits for it."""
+    events = [event("user_annotation", "decode", "0", "6000")]
+    for i in range(100):
+        at = 60 * i
+        _kernel(events, 2 * i + 1, at + 1, at + 8, 10)
+        if waits and i % 4 == 3:
+            events.append(event("cpu_op", "aten::nonzero", f"{at + 7}", "20"))
+            events.append(event("cuda_runtime", "cudaStreamSynchronize", f"{at + 8}", "15", correlation=2 * i + 2))
+    finding = _torch(events, tmp_path).findings[0]
+    named = ", with 25 waits in between (most: cudaStreamSynchronize)" if waits else ""
+    assert finding.title.endswith(f"of it{named}")
+    text = (
+        "over the capture 1.08 ms of this follow directly on 25 waits for the GPU, most in cudaStreamSynchronize in "
+        "aten::nonzero in decode: the queue is empty then"
+    )
+    assert (text in finding.evidence) == waits
+    assert finding.remedy.startswith("first do without the waits named") == waits
+
+
 def test_a_graph_traced_as_a_whole_counts_by_its_time(tmp_path: Path) -> None:
     """Twenty steps of a graph of 100 µs and two kernels of 2 µs, each launched when the last has ended."""
     export = Export()
@@ -617,7 +640,14 @@ def test_synchronisation_is_told_by_call_and_place(tmp_path: Path) -> None:
         export.call(at + 2_000, at + 900_000, 2 * i + 2, "cudaStreamSynchronize_v3020")
     analysis = _nsys(export, tmp_path)
     assert _idle(analysis).waits == (
-        WaitRow(call="cudaStreamSynchronize", count=10, total_ns=8_980_000, gpu_idle_ns=6_000_000, places=("step N",)),
+        WaitRow(
+            call="cudaStreamSynchronize",
+            count=10,
+            total_ns=8_980_000,
+            gpu_idle_ns=6_000_000,
+            places=("step N",),
+            refill_ns=9 * 102_000,
+        ),
     )
     assert analysis.findings[0].rule == "wait_bound"
 
