@@ -115,10 +115,11 @@ def _launches(idle: IdleReport, span_ns: int, files: Sequence[str | None], sourc
 
 
 def _queue(queue: Queue, span_ns: int) -> str:
+    # Threads may launch side by side, and what was launched before the first kernel ran lies outside of the span.
+    share = f" ({format_percent(queue.call_ns / span_ns)} of the capture)" if queue.call_ns <= span_ns else ""
     return (
-        f"{_count(queue.launches, 'call')} that launched kernels or graphs took {_ms(queue.call_ns)} "
-        f"({format_percent(queue.call_ns / span_ns)} of the capture). Work started "
-        f"{_ms(queue.delay_median_ns)} after its launch call had returned (median; 90 % within "
+        f"{_count(queue.launches, 'call')} that launched kernels or graphs took {_ms(queue.call_ns)}{share}. "
+        f"Work started {_ms(queue.delay_median_ns)} after its launch call had returned (median; 90 % within "
         f"{_ms(queue.delay_p90_ns)}). "
         f"{_depth(queue.depth_median)} waiting or running when another came (median); "
         f"{format_percent(queue.empty_share)} of the launches found nothing before them. "

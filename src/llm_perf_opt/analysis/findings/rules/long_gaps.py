@@ -15,6 +15,8 @@ from llm_perf_opt.analysis.gaps.longest import Reason
 
 # Of a phase's clean time.
 MIN_CLEAN_SHARE = 0.1
+# Of the capture.
+MOSTLY = 0.5
 SHOWN = 4
 # What a longer run would not pay again: what is known to be set-up, and what only single instances of a range have.
 ONE_TIME = ("compilation", "single_instances")
@@ -212,12 +214,16 @@ def find_host_work_in(facts: CaptureFacts) -> list[Finding]:
             replace(found, gain=None, confidence="low")
             for found in _found(HOST_WORK, facts, waiting, "The host itself waits while the GPU idles", WAITING_REMEDY)
         ),
-        *_found(
-            HOST_WORK,
-            facts,
-            unknown,
-            "The GPU idles in long gaps in which nothing of the host was recorded",
-            _how_to_record(facts, has_system_calls=bool(waiting)),
+        # Nor is anything promised where most of a capture is a riddle: a server that nobody asks looks like this.
+        *(
+            found if (found.share or 0.0) < MOSTLY else replace(found, gain=None)
+            for found in _found(
+                HOST_WORK,
+                facts,
+                unknown,
+                "The GPU idles in long gaps in which nothing of the host was recorded",
+                _how_to_record(facts, has_system_calls=bool(waiting)),
+            )
         ),
         *_unexplained(facts),
     ]
