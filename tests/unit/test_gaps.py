@@ -351,6 +351,24 @@ def test_launch_calls_side_by_side_are_no_share_of_the_capture(tmp_path: Path) -
     assert launches.paragraphs[0].startswith("100 calls that launched kernels or graphs took 3.000 ms. Work started")
 
 
+def test_a_gap_of_two_parts_is_told_by_both(tmp_path: Path) -> None:
+    """Between the kernels of four requests the one's end takes 50 ms and the next one's beginning 40 ms."""
+    export = Export()
+    for i in range(4):
+        at = 100 * i * MS
+        export.range("preprocess", at, at + 40 * MS)
+        export.call(at + 40 * MS, at + 40 * MS + 4_000, i + 1)
+        export.kernel("k", at + 40 * MS + 6_000, at + 50 * MS, i + 1)
+        export.range("postprocess", at + 50 * MS, at + 100 * MS)
+    (finding,) = _nsys(export, tmp_path).findings
+    assert finding.title.endswith("(most: postprocess)")
+    assert finding.evidence == (
+        "270.01 ms of 309.99 ms in 3 gap(s) of at least 0.5 ms, which no launch takes",
+        "range postprocess: 150.00 ms in 3 gap(s)",
+        "range preprocess: 120.01 ms in 3 gap(s)",
+    )
+
+
 def test_a_graph_traced_as_a_whole_counts_by_its_time(tmp_path: Path) -> None:
     """Twenty steps of a graph of 100 µs and two kernels of 2 µs, each launched when the last has ended."""
     export = Export()

@@ -63,7 +63,8 @@ class Reason:
     """Gaps for which the host had the same reason: how many, and how long the GPU waited for the host in them.
 
     `where` is the range around the longest of them. `recurs`: they come again and again to the end of the capture,
-    although nothing runs there that had not run before.
+    although nothing runs there that had not run before. `shared` of the gaps are told with another reason first, which
+    fills more of them.
     """
 
     verdict: Verdict
@@ -73,6 +74,7 @@ class Reason:
     gaps: int
     host_ns: int
     recurs: bool = False
+    shared: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +96,15 @@ class LongGaps:
     reasons: tuple[Reason, ...]
     setup_end_ns: int | None = None
     long_from_ns: int = LONG_GAP_NS
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Looked:
+    """A gap that was looked into, how many gaps it stands for, and what else the host did in which shares of it."""
+
+    gap: Gap
+    weight: float
+    others: tuple[tuple[HostActivity, float], ...]
 
 
 def find_long_gaps(timeline: Timeline, maps: Mapping[int, IdleMap], *, source: int = 0) -> LongGaps:
@@ -120,12 +131,12 @@ def find_long_gaps(timeline: Timeline, maps: Mapping[int, IdleMap], *, source: i
             own = compute if len(maps) == 1 else take(compute, np.flatnonzero(compute.process == code))
             picked = Intervals(start=edges.start[chosen], end=edges.end[chosen])
             around = _Neighbours(timeline, own)
-            found = _judge_by_spread(_look_into(timeline, around, one, picked, source), around, one)
+            looked = _judge_by_spread(_look_into(timeline, around, one, picked, weights, source), around, one)
+            found = [each.gap for each in looked]
             gaps += found
-            reasons += _reasons(found, weights, around, one)
-            held = [(weight, gap.between_ns) for gap, weight in zip(found, weights, strict=True) if gap.is_held]
-            held_count += sum(weight for weight, _ in held)
-            held_ns += sum(weight * ns for weight, ns in held)
+            reasons += _reasons(looked, around, one)
+            held_count += sum(each.weight for each in looked if each.gap.is_held)
+            held_ns += sum(each.weight * each.gap.between_ns for each in looked if each.gap.is_held)
             if code == main:
                 setup_end_ns = _setup_end(found, one)
     gaps.sort(key=lambda gap: (-gap.length_ns, gap.start_ns))
@@ -185,7 +196,14 @@ def _gaps(one: IdleMap) -> Intervals:
     )
 
 
-def _look_into(timeline: Timeline, around: "_Neighbours", one: IdleMap, gaps: Intervals, source: int) -> list[Gap]:
+def _look_into(
+    timeline: Timeline,
+    around: "_Neighbours",
+    one: IdleMap,
+    gaps: Intervals,
+    weights: Sequence[float],
+    source: int,
+) -> list[_Looked]:
     split = one.split(gaps.start, gaps.end)
     calls = timeline.calls
     # What is asked for is a part of a gap, beside the waiting in it.
@@ -193,12 +211,17 @@ def _look_into(timeline: Timeline, around: "_Neighbours", one: IdleMap, gaps: In
     found = []
     for i, (start, end) in enumerate(zip(gaps.start.tolist(), gaps.end.tolist(), strict=True)):
         before, after, call = around.of(start, end)
-        activity = NOTHING
+        activity = told = NOTHING
+        others: tuple[tuple[HostActivity, float], ...] = ()
         if call >= 0:
             # What the host does beside copies, waits, and the start of what it launched is what keeps the GPU idle.
             since, until = _longest_part(one.long, start, end) if split.long_ns[i] > 0 else (start, end)
             thread = int(calls.thread[call])
-            activity = record.during(since, until, thread)
+            activity = told = record.during(since, until, thread)
+            others = tuple(
+                (record.during(*rest, thread), (rest[1] - rest[0]) / (until - since))
+                for rest in record.rests(told, since, until, thread, one.long_from_ns)
+            )
             if activity.verdict == "unknown" and is_built(after) and record.has_loaded(start, end, thread):
                 # Where nothing else says what the host did before it loaded such a kernel, it built it.
                 activity = HostActivity(verdict="compilation", kind=KERNEL, name=after, where=activity.where)
@@ -210,37 +233,43 @@ def _look_into(timeline: Timeline, around: "_Neighbours", one: IdleMap, gaps: In
             activity = HostActivity(verdict="compilation", kind=KERNEL, name=tuner, where=activity.where)
         if before is None and split.copy_ns[i] > 0 and activity.verdict in ("host_work", "unknown"):
             activity = _loading(activity)
-        found.append(
-            Gap(
-                source=source,
-                start_ns=start - one.span[0],
-                length_ns=end - start,
-                host_ns=int(split.host_ns[i]),
-                long_ns=int(split.long_ns[i]),
-                sync_ns=int(split.sync_ns[i]),
-                copy_ns=int(split.copy_ns[i]),
-                between_ns=int(split.between_ns[i]),
-                before=before,
-                after=after,
-                activity=activity,
-            )
+        gap = Gap(
+            source=source,
+            start_ns=start - one.span[0],
+            length_ns=end - start,
+            host_ns=int(split.host_ns[i]),
+            long_ns=int(split.long_ns[i]),
+            sync_ns=int(split.sync_ns[i]),
+            copy_ns=int(split.copy_ns[i]),
+            between_ns=int(split.between_ns[i]),
+            before=before,
+            after=after,
+            activity=activity,
         )
+        # What is told by the kernels around a gap is true of all of it.
+        found.append(_Looked(gap=gap, weight=weights[i], others=others if activity is told else ()))
     return found
 
 
-def _judge_by_spread(gaps: list[Gap], around: "_Neighbours", one: IdleMap) -> list[Gap]:
+def _judge_by_spread(looked: list[_Looked], around: "_Neighbours", one: IdleMap) -> list[_Looked]:
     """The gaps with those that recur told from set-up, which dies out: compiling again, and stalls."""
-    may_recur = [_may_recur(gap.activity) for gap in gaps]
     recurring = {
         verdict
         for verdict in AGAIN
-        if around.goes_on(_ends([gap for gap, told in zip(gaps, may_recur, strict=True) if told == verdict], one))
+        if around.goes_on(_ends([each.gap for each in looked if _may_recur(each.gap.activity) == verdict], one))
     }
+
+    def judged(activity: HostActivity) -> HostActivity:
+        told = _may_recur(activity)
+        return activity if told is None else replace(activity, verdict=told if told in recurring else "compilation")
+
     return [
-        gap
-        if told is None
-        else replace(gap, activity=replace(gap.activity, verdict=told if told in recurring else "compilation"))
-        for gap, told in zip(gaps, may_recur, strict=True)
+        replace(
+            each,
+            gap=replace(each.gap, activity=judged(each.gap.activity)),
+            others=tuple((judged(activity), share) for activity, share in each.others),
+        )
+        for each in looked
     ]
 
 
@@ -319,22 +348,24 @@ def _ends(gaps: Sequence[Gap], one: IdleMap) -> list[int]:
     return [one.span[0] + gap.start_ns + gap.length_ns for gap in gaps]
 
 
-def _reasons(gaps: Sequence[Gap], weights: Sequence[float], around: "_Neighbours", one: IdleMap) -> list[Reason]:
-    """Those of one process; of each gap there are as many as its weight says."""
-    totals: dict[tuple[str, str | None, str | None], list[tuple[Gap, float]]] = {}
-    for gap, weight in zip(gaps, weights, strict=True):
-        if gap.long_ns > 0:
-            activity = gap.activity
-            totals.setdefault((activity.verdict, activity.name, activity.kind), []).append((gap, weight))
+def _reasons(looked: Sequence[_Looked], around: "_Neighbours", one: IdleMap) -> list[Reason]:
+    """Those of one process. Each gap counts as often as it stands for others, with each reason by its share."""
+    totals: dict[tuple[str, str | None, str | None], list[tuple[_Looked, HostActivity, float]]] = {}
+    for each in looked:
+        if each.gap.long_ns > 0:
+            rest = 1.0 - sum(share for _, share in each.others)
+            for activity, share in ((each.gap.activity, rest), *each.others):
+                totals.setdefault((activity.verdict, activity.name, activity.kind), []).append((each, activity, share))
     return [
         Reason(
-            verdict=same[0][0].activity.verdict,
-            name=same[0][0].activity.name,
-            kind=same[0][0].activity.kind,
-            where=same[0][0].activity.where,
-            gaps=round(sum(weight for _, weight in same)),
-            host_ns=round(sum(weight * gap.long_ns for gap, weight in same)),
-            recurs=around.goes_on(_ends([gap for gap, _ in same], one)),
+            verdict=same[0][1].verdict,
+            name=same[0][1].name,
+            kind=same[0][1].kind,
+            where=same[0][1].where,
+            gaps=round(sum(each.weight for each, _, _ in same)),
+            host_ns=round(sum(each.weight * share * each.gap.long_ns for each, _, share in same)),
+            recurs=around.goes_on(_ends([each.gap for each, _, _ in same], one)),
+            shared=round(sum(each.weight for each, activity, _ in same if activity is not each.gap.activity)),
         )
         for same in totals.values()
     ]
@@ -351,6 +382,7 @@ def _merged(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
             gaps=sum(reason.gaps for reason in same),
             host_ns=sum(reason.host_ns for reason in same),
             recurs=any(reason.recurs for reason in same),
+            shared=sum(reason.shared for reason in same),
         )
         for same in totals.values()
     ]

@@ -267,7 +267,7 @@ def _found(rule: Rule, facts: CaptureFacts, reasons: Sequence[Reason], what: str
     saved = sum(reason.host_ns for reason in reasons)
     if not saved:
         return []
-    gaps = sum(reason.gaps for reason in reasons)
+    gaps = max(sum(reason.gaps - reason.shared for reason in reasons), max(reason.gaps for reason in reasons))
     goes_on = all(reason.verdict in AGAIN for reason in reasons)
     to_the_end = "; they come to the end of the capture, where hardly a kernel is new" if goes_on else ""
     told = sum(reason.host_ns for reason in reasons if reason.name is not None)
