@@ -180,8 +180,20 @@ def test_what_comes_to_the_end_of_a_capture_is_not_paid_once(
     assert (finding.rule, finding.title[: len(title)], finding.is_one_time) == (rule, title, False)
     assert says in finding.remedy
     assert finding.evidence[0].endswith(
-        "of at least 0.5 ms, which no launch takes; they come to the end of the capture, where hardly a kernel is new"
+        "of at least 0.5 ms, which no launch takes; they come to the end of the capture, before kernels that had run "
+        "already"
     )
+
+
+def test_code_that_is_loaded_for_new_kernels_is_not_loaded_again(tmp_path: Path) -> None:
+    export = Export()
+    for i in range(12):
+        at = 10 * i * MS
+        export.call(at, at + 6 * MS, 2 * i + 1, "cuLibraryLoadData")
+        export.call(at + 6 * MS, at + 6 * MS + 5_000, 2 * i + 2)
+        export.kernel(f"kernel_{i}", at + 6 * MS + 6_000, at + 10 * MS, 2 * i + 2)
+    (finding,) = _nsys(export, tmp_path).findings
+    assert (finding.rule, finding.is_one_time) == ("compilation", True)
 
 
 @pytest.mark.parametrize("stall", [COMPILES, OPERATORS, (("", ""),)])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -9,7 +10,7 @@ from llm_perf_opt.analysis.gaps.host import KERNEL, NOTHING, HostActivity, HostR
 from llm_perf_opt.analysis.gaps.verdict import Verdict, compiles, is_built, is_built_per_shape, is_launch, is_tuning
 from llm_perf_opt.analysis.kernels.names import short_kernel_name
 from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS, IdleMap
-from llm_perf_opt.analysis.timeline.intervals import Intervals
+from llm_perf_opt.analysis.timeline.intervals import Intervals, Ints
 from llm_perf_opt.analysis.timeline.timeline import Activities, Timeline, join, take
 
 # So many of the longest are looked into, and so many of the rest, which stand for all of it: each is a search.
@@ -20,12 +21,11 @@ LITTLE_SETUP = 0.1
 # A gap of which this part lies after the launch is not the host's.
 HELD = 0.5
 # Gaps go on to the end of a capture where so many of them are spread over its work: each later quarter of the kernels
-# has half its share of them. Set-up dies out; where the second half runs other kernels than the first, gaps may be for
-# those.
-RECURRING, QUARTERS, LEAST_SHARE, KNOWN_KERNELS = 5, 4, 0.5, 0.8
+# has half its share of them. Set-up dies out, and where what a gap ends with is new, the gap may be for that.
+RECURRING, QUARTERS, LEAST_SHARE = 5, 4, 0.5
 BEFORE_FIRST = "before the first kernel"
 # What set-up is that does not die out.
-AGAIN: tuple[Verdict, ...] = ("recompilation", "stalls")
+GOING_ON: tuple[Verdict, ...] = ("recompilation", "stalls")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Reason:
     """Gaps for which the host had the same reason: how many, and how long the GPU waited for the host in them.
 
     `where` is the range around the longest of them. `recurs`: they come again and again to the end of the capture,
-    although nothing runs there that had not run before. `shared` of the gaps are told with another reason first, which
+    before kernels that had run already. `shared` of the gaps are told with another reason first, which
     fills more of them.
     """
 
@@ -255,7 +255,7 @@ def _judge_by_spread(looked: list[_Looked], around: "_Neighbours", one: IdleMap)
     """The gaps with those that recur told from set-up, which dies out: compiling again, and stalls."""
     recurring = {
         verdict
-        for verdict in AGAIN
+        for verdict in GOING_ON
         if around.goes_on(_ends([each.gap for each in looked if _may_recur(each.gap.activity) == verdict], one))
     }
 
@@ -326,16 +326,23 @@ class _Neighbours:
         return before, after, call
 
     def goes_on(self, ends: Sequence[int]) -> bool:
-        """Whether gaps that end at these times are spread over the work to its end, where nothing new runs any more."""
-        if len(ends) < RECURRING:
+        """Whether gaps that end at these times are spread over the work to its end, before kernels that ran already."""
+        following = np.searchsorted(self._start, np.array(ends, np.int64))
+        following = following[following < len(self._start)]
+        again = following[self._first[self._name[following]] < following]
+        if len(again) < RECURRING:
             return False
-        count = len(self._start)
-        quarter = QUARTERS * np.searchsorted(self._start, np.array(ends)) // count
-        spread = np.bincount(np.minimum(quarter, QUARTERS - 1), minlength=QUARTERS)
+        spread = np.bincount(QUARTERS * again // len(self._start), minlength=QUARTERS)
         # In the first quarter they may be taken for first uses.
-        if spread[1:].min() < LEAST_SHARE * len(ends) / QUARTERS:
-            return False
-        return bool(np.isin(self._name[count // 2 :], self._name[: count // 2]).mean() >= KNOWN_KERNELS)
+        return bool(spread[1:].min() >= LEAST_SHARE * len(again) / QUARTERS)
+
+    @cached_property
+    def _first(self) -> Ints:
+        """By name: which kernel of it ran first."""
+        found = np.zeros(len(self._names), np.int64)
+        # The last of several that are written to one place stays.
+        found[self._name[::-1]] = np.arange(len(self._name))[::-1]
+        return found
 
     def _short(self, index: int) -> str:
         code = int(self._name[index])

@@ -112,9 +112,7 @@ HINT_OF_GRAPHS = "Larger graphs or a larger batch"
 MIN_REFILL_SHARE = 0.5
 # So many, and one for so many launches: more than the one that reads a step's result.
 MIN_WAITS, MIN_WAITS_EACH = 10, 1 / 20
-WITHOUT_WAITS = (
-    "first do without the waits named: each lets the queue run empty, and no CUDA graph can be captured over one"
-)
+WITHOUT_WAITS = "first do without the waits named: each lets the queue run empty, and no graph can be captured over one"
 # What makes torch wait.
 WITHOUT_WAITS_OF_TORCH = (
     f"{WITHOUT_WAITS} (keep .item(), .tolist() and .cpu() out of the loop, and what asks the GPU for a size: nonzero, "

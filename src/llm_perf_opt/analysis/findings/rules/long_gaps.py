@@ -10,8 +10,8 @@ from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import MIN_HEADLINE, Evidence, Finding, Rule, amdahl, confidence_of
 from llm_perf_opt.analysis.findings.waterfall import split_idle
-from llm_perf_opt.analysis.gaps.host import OPERATOR
-from llm_perf_opt.analysis.gaps.longest import Reason
+from llm_perf_opt.analysis.gaps.host import OPERATOR, RANGE
+from llm_perf_opt.analysis.gaps.longest import GOING_ON, Reason
 
 # Of a phase's clean time.
 MIN_CLEAN_SHARE = 0.1
@@ -20,8 +20,6 @@ MOSTLY = 0.5
 SHOWN = 4
 # What a longer run would not pay again: what is known to be set-up, and what only single instances of a range have.
 ONE_TIME = ("compilation", "single_instances")
-# What a longer run would pay again and again.
-AGAIN = ("recompilation", "stalls")
 NEW_SHAPES_HINT = "Attention that takes new shapes as they come"
 NAME_WIDTH = 100
 FEW_GAPS = 10
@@ -268,8 +266,8 @@ def _found(rule: Rule, facts: CaptureFacts, reasons: Sequence[Reason], what: str
     if not saved:
         return []
     gaps = max(sum(reason.gaps - reason.shared for reason in reasons), max(reason.gaps for reason in reasons))
-    goes_on = all(reason.verdict in AGAIN for reason in reasons)
-    to_the_end = "; they come to the end of the capture, where hardly a kernel is new" if goes_on else ""
+    goes_on = all(reason.verdict in GOING_ON for reason in reasons)
+    to_the_end = "; they come to the end of the capture, before kernels that had run already" if goes_on else ""
     told = sum(reason.host_ns for reason in reasons if reason.name is not None)
     sure = sum(reason.host_ns for reason in reasons if reason.name and reason.verdict != "single_instances")
     return [
@@ -297,7 +295,9 @@ def _most(reason: Reason) -> str:
 
 def _describe(reason: Reason) -> str:
     inside = f", inside {_cut(reason.where)}" if reason.where is not None else ""
-    single = "; a typical instance has no such gap" if reason.verdict in ("single_instances", "stalls") else ""
+    single = ""
+    if reason.verdict in ("single_instances", "stalls"):
+        single = "; a typical instance has no such gap" if reason.kind == RANGE else "; mostly it takes far less"
     time = f"{reason.host_ns / 1e6:.2f} ms in {reason.gaps} gap(s)"
     return f"{reason.kind} {_cut(reason.name or '')}: {time}{inside}{single}"
 
