@@ -275,6 +275,11 @@ def test_an_allocator_that_frees_in_the_loop_is_told_to_keep_its_memory(tmp_path
     assert ["expandable_segments:True" in remedy for remedy in (freed.remedy, malloced.remedy)] == [True, True]
 
 
+def test_an_allocator_that_grows_a_few_times_is_not_called_full(tmp_path: Path) -> None:
+    (finding,) = _slow_batches("cudaMalloc", tmp_path, "cuda_runtime").findings
+    assert finding.remedy.startswith("allocate once and keep it")
+
+
 def _eager(export: Export, *, count: int, every_ns: int, first: int = 0, name: str = "cudaLaunchKernel") -> None:
     for i in range(count):
         at = first + i * every_ns

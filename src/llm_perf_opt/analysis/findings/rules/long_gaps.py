@@ -198,7 +198,7 @@ def find_host_work_in(facts: CaptureFacts) -> list[Finding]:
             facts,
             reasons,
             "Host work between launches keeps the GPU idle",
-            allocating_remedy(facts, reasons[0].name or "") if allocates else None,
+            allocating_remedy(facts, reasons[0].name or "", goes_on=reasons[0].recurs) if allocates else None,
         ),
         *_found(
             HOST_WORK,
@@ -227,10 +227,13 @@ def find_host_work_in(facts: CaptureFacts) -> list[Finding]:
     ]
 
 
-def allocating_remedy(facts: CaptureFacts, call: str) -> str:
-    """What helps against a call that allocates or frees; memory of the host is no matter of torch's allocator."""
-    is_torch = facts.report.framework == "torch" and "Host" not in call
-    return ALLOCATING_REMEDY_OF_TORCH if is_torch else ALLOCATING_REMEDY
+def allocating_remedy(facts: CaptureFacts, call: str, *, goes_on: bool) -> str:
+    """What helps against a call that allocates or frees.
+
+    Torch's allocator makes some such calls until it has what it needs, and none for memory of the host.
+    """
+    is_flushed = goes_on and facts.report.framework == "torch" and "Host" not in call
+    return ALLOCATING_REMEDY_OF_TORCH if is_flushed else ALLOCATING_REMEDY
 
 
 def _how_to_record(facts: CaptureFacts, *, has_system_calls: bool) -> str:

@@ -84,6 +84,8 @@ _NOT_LETTERS = re.compile(r"[^a-z]")
 MIN_PLACE_SHARE = 0.1
 # Ranges that explain all but this part of the waiting speak for the whole capture.
 MIN_LEFT_SHARE = 0.3
+# Fewer calls that free or allocate are how a program begins.
+MIN_FREES = 10
 # A range that waits for copies for this part of its waiting waits for copies.
 MOSTLY = 0.5
 
@@ -170,7 +172,7 @@ def _of_range(row: RangeRow, facts: CaptureFacts) -> Finding:
     copy, sync = (idle.copy_ns, idle.sync_ns - idle.held_ns) if idle is not None else (0, 0)
     share = (copy + sync) / one.wall_ns
     remedy, hint = _remedy(facts)
-    waits = "while memory is allocated or freed" if hint == ALLOCATING_HINT else "for copies or synchronisation"
+    waits = "while memory is allocated or freed" if _waits_for_memory(facts) else "for copies or synchronisation"
     return RULE.finding_of_capture(
         facts,
         title=f"{row.name} waits {waits} for {share:.0%} of it",
@@ -352,12 +354,18 @@ def _costliest(facts: CaptureFacts) -> list[WaitRow]:
     return sorted(facts.report.waits, key=lambda row: -row.gpu_idle_ns)
 
 
+def _waits_for_memory(facts: CaptureFacts) -> bool:
+    """Whether the calls that wait mostly allocate or free."""
+    rows = [row for row in facts.report.waits if allocates(row.call)]
+    waited_ns = sum(row.gpu_idle_ns for row in facts.report.waits)
+    is_most = sum(row.gpu_idle_ns for row in rows) > MOSTLY * waited_ns
+    return is_most and sum(row.count for row in rows) >= MIN_FREES
+
+
 def _remedy(facts: CaptureFacts) -> tuple[str, str | None]:
     """What helps against the calls that wait: against frees and allocations that is another allocation."""
-    waits = facts.report.waits
-    allocating_ns = sum(row.gpu_idle_ns for row in waits if allocates(row.call))
-    if allocating_ns > MOSTLY * sum(row.gpu_idle_ns for row in waits):
-        return allocating_remedy(facts, _costliest(facts)[0].call), ALLOCATING_HINT
+    if _waits_for_memory(facts):
+        return allocating_remedy(facts, _costliest(facts)[0].call, goes_on=True), ALLOCATING_HINT
     return (REMEDY if facts.report.framework == "torch" else REMEDY_OF_OTHERS), None
 
 
