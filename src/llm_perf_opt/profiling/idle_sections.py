@@ -11,17 +11,17 @@ from llm_perf_opt.analysis.gaps.longest import Gap, LongGaps
 from llm_perf_opt.analysis.gaps.queue import Queue
 from llm_perf_opt.analysis.gaps.report import IdleReport
 from llm_perf_opt.analysis.gaps.waits import WaitRow
-from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS
 from llm_perf_opt.analysis.timeline.streams import StreamReport, StreamRow
 from llm_perf_opt.core.sections import Cell, Section, SectionTable
 from llm_perf_opt.core.units import format_ms, format_percent
 
 ROWS = 60
 NAME_WIDTH = 90
-LONG = f"{LONG_GAP_NS / 1e6:.1f} ms"
 VERDICTS = {
     "compilation": "setting up: loading, compiling or tuning",
     "new_shapes": "building kernels for new shapes",
+    "recompilation": "compiling or loading again and again",
+    "stalls": "stalls that come again and again",
     "data_loading": "loading data",
     "allocation": "allocating or freeing memory",
     "rank_wait": "waiting for other ranks",
@@ -51,14 +51,15 @@ def _gaps(
     gaps: LongGaps, analysis: CaptureAnalysis, span_ns: int, files: Sequence[str | None], source: str | None
 ) -> Section:
     idle_ns = analysis.gpu.idle_ns or 0
+    long = f"{gaps.long_from_ns / 1e6:.2g} ms"
     text = (
         f"No kernel ran for {_ms(idle_ns)}, {format_percent(idle_ns / span_ns)} of the time from the first GPU work to "
-        f"the last ({_ms(span_ns)}). {_count(gaps.long_count, 'gap')} of at least {LONG} "
+        f"the last ({_ms(span_ns)}). {_count(gaps.long_count, 'gap')} of at least {long} "
         f"{'holds' if gaps.long_count == 1 else 'hold'} {_ms(gaps.long_ns)} of it, "
         f"{_count(gaps.short_count, 'shorter one')} the rest."
     )
     reasons = SectionTable(
-        title=f"What the host did in gaps of at least {LONG} while the GPU waited for it",
+        title=f"What the host did in gaps of at least {long} while the GPU waited for it",
         columns=("kind", "most of it in", "inside", "gaps", "ms", "% of the capture"),
         rows=tuple(
             (
@@ -114,10 +115,11 @@ def _launches(idle: IdleReport, span_ns: int, files: Sequence[str | None], sourc
 
 
 def _queue(queue: Queue, span_ns: int) -> str:
+    # Threads may launch side by side, and what was launched before the first kernel ran lies outside of the span.
+    share = f" ({format_percent(queue.call_ns / span_ns)} of the capture)" if queue.call_ns <= span_ns else ""
     return (
-        f"{_count(queue.launches, 'call')} that launched kernels or graphs took {_ms(queue.call_ns)} "
-        f"({format_percent(queue.call_ns / span_ns)} of the capture). Work started "
-        f"{_ms(queue.delay_median_ns)} after its launch call had returned (median; 90 % within "
+        f"{_count(queue.launches, 'call')} that launched kernels or graphs took {_ms(queue.call_ns)}{share}. "
+        f"Work started {_ms(queue.delay_median_ns)} after its launch call had returned (median; 90 % within "
         f"{_ms(queue.delay_p90_ns)}). "
         f"{_depth(queue.depth_median)} waiting or running when another came (median); "
         f"{format_percent(queue.empty_share)} of the launches found nothing before them. "

@@ -12,7 +12,7 @@ from llm_perf_opt.analysis.timeline.streams import AttentionInPieces, SerialStre
 # what they cost, and its idle time may be filled by them.
 RUNS_ON = 1.1
 KERNELS_OF_A_GRAPH = 4
-# From this share of the launches on, graphs are how the program launches.
+# From this share of the work or of its time on, graphs are how the program launches.
 MOSTLY_GRAPHS = 0.5
 
 
@@ -74,7 +74,7 @@ class CaptureFacts:
     def has_graphs(self) -> bool:
         """Whether the program launches most of its work as graphs already."""
         queue = self.report.queue
-        return queue is not None and queue.graph_share >= MOSTLY_GRAPHS
+        return queue is not None and max(queue.graph_share, queue.graph_time_share) >= MOSTLY_GRAPHS
 
     @property
     def has_attention(self) -> bool:

@@ -13,6 +13,8 @@ CALL, OPERATOR, FRAME, SYSTEM, RANGE = "runtime call", "operator", "Python frame
 OVERHEAD, KERNEL = "overhead", "kernel"
 # What is this much of a time explains it.
 COVERS = 0.5
+# What it leaves is somebody else's from this part on.
+SMALL = 0.25
 # So many calls may explain a time together.
 SEVERAL = 8
 # What is longer than this many times does more than that.
@@ -106,6 +108,22 @@ class HostRecord:
             or NOTHING
         )
 
+    def rests(self, activity: HostActivity, start: int, end: int, thread: int, least_ns: int) -> list[tuple[int, int]]:
+        """The times before and after the one event of the thread that explains a time, where they last that long.
+
+        None where they are a small part together.
+        """
+        if activity.kind not in self._sources:
+            return []
+        events, covering = self._cover(activity.kind, start, end, thread, own=True, share=COVERS)
+        named = [i for i in covering.tolist() if readable(self._names[int(events.name[i])]) == activity.name]
+        if not named:
+            return []
+        begun, ended = int(events.start_ns[named[0]]), int(events.end_ns[named[0]])
+        if max(begun - start, 0) + max(end - ended, 0) < SMALL * (end - start):
+            return []
+        return [(since, until) for since, until in ((start, begun), (ended, end)) if until - since >= least_ns]
+
     def _calls_of(self, start: int, end: int, thread: int) -> HostActivity | None:
         """The call with most time among several that fill half of a time together."""
         events = self._long_ones(CALL, self._shortest_ns // SEVERAL)
@@ -165,8 +183,11 @@ class HostRecord:
         picked = picked[np.argsort(self._calls.start_ns[picked], kind="stable")]
         return self._calls.start_ns[picked], self._calls.thread[picked]
 
-    def _is_first_use(self, name: str, start: int, end: int) -> bool:
-        """Whether an operator took many times what it usually takes: it loaded, compiled or tuned something."""
+    def _unusual(self, name: str, start: int, end: int) -> Verdict | None:
+        """Of an operator that took many times what it usually takes: its first calls load, compile or tune something.
+
+        A later one that takes so long stalls: whether for new shapes or for something else, its neighbours tell.
+        """
         if name not in self._usual:
             same = np.flatnonzero(self._operators.name == self._names.index(name))
             begun, ended = self._operators.start_ns[same], self._operators.end_ns[same]
@@ -179,11 +200,11 @@ class HostRecord:
             )
         usual = self._usual[name]
         if usual.median_ns is None:
-            return False
-        if end - start >= max(FIRST_USE_NS, UNUSUAL * usual.median_ns):
-            return True
+            return None
         is_first = start < usual.until_ns and usual.later_ns < AGAIN * (end - start)
-        return is_first and end - start >= UNUSUAL_FIRST * usual.median_ns
+        if end - start >= max(FIRST_USE_NS, UNUSUAL * usual.median_ns):
+            return "compilation" if is_first else "stalls"
+        return "compilation" if is_first and end - start >= UNUSUAL_FIRST * usual.median_ns else None
 
     def _find(self, start: int, end: int, thread: int, *, own: bool) -> HostActivity | None:
         stacks = {
@@ -201,9 +222,9 @@ class HostRecord:
         if kind == RANGE and said is None and own:
             busiest = self._busiest(start, end, thread)
             kind, name = (OPERATOR, busiest) if busiest is not None else (kind, name)
-        if verdict == "host_work" and kind == OPERATOR and self._is_first_use(name, start, end):
-            verdict = "compilation"
-        if verdict in ("host_work", "host_wait") and any(is_warmup(around) for around, _ in stacks[RANGE]):
+        if verdict == "host_work" and kind == OPERATOR:
+            verdict = self._unusual(name, start, end) or verdict
+        if verdict in ("host_work", "host_wait", "stalls") and any(is_warmup(around) for around, _ in stacks[RANGE]):
             verdict = "compilation"
         where = next((around for around, _ in stacks[RANGE] if around != name), None)
         return HostActivity(
@@ -245,25 +266,27 @@ class HostRecord:
         self, kind: str, start: int, end: int, thread: int, *, own: bool, share: float = COVERS
     ) -> list[tuple[str, int]]:
         """Names and lengths of the events of one kind that cover a time, the shortest (innermost) first."""
+        events, index = self._cover(kind, start, end, thread, own=own, share=share)
+        length = events.end_ns[index] - events.start_ns[index]
+        return [(self._names[code], ns) for code, ns in zip(events.name[index].tolist(), length.tolist(), strict=True)]
+
+    def _cover(self, kind: str, start: int, end: int, thread: int, *, own: bool, share: float) -> tuple[_Long, Ints]:
+        """The long events of one kind, and which of them cover a time, the shortest first."""
         events = self._long_ones(kind, self._shortest_ns)
         index = events.near(start, end)
         if not len(index):
-            return []
+            return events, index
         overlap = np.minimum(events.end_ns[index], end) - np.maximum(events.start_ns[index], start)
         index = index[overlap >= max(share * (end - start), 1)]
         if not len(index):
-            return []
+            return events, index
         threads = events.thread[index]
         fits: Flags = threads == thread
         if not own:
             fits = self._is_program[threads] & (self._process[threads] == self._process[thread])
         index = index[fits & (events.name[index] >= 0)]
         length = events.end_ns[index] - events.start_ns[index]
-        order = np.argsort(length, kind="stable")
-        return [
-            (self._names[code], ns)
-            for code, ns in zip(events.name[index][order].tolist(), length[order].tolist(), strict=True)
-        ]
+        return events, index[np.argsort(length, kind="stable")]
 
     def _busiest(self, start: int, end: int, thread: int) -> str | None:
         """The operator with most time in many short ones, if they fill half of the time."""

@@ -2,24 +2,30 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from llm_perf_opt.analysis.gaps.host import KERNEL, NOTHING, HostActivity, HostRecord
-from llm_perf_opt.analysis.gaps.verdict import Verdict, is_built, is_built_per_shape, is_tuning
+from llm_perf_opt.analysis.gaps.verdict import Verdict, compiles, is_built, is_built_per_shape, is_launch, is_tuning
 from llm_perf_opt.analysis.kernels.names import short_kernel_name
 from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS, IdleMap
-from llm_perf_opt.analysis.timeline.intervals import Intervals
+from llm_perf_opt.analysis.timeline.intervals import Intervals, Ints
 from llm_perf_opt.analysis.timeline.timeline import Activities, Timeline, join, take
 
-# More are not looked into: the longest of them hold nearly all the time, and each is a search.
-MAX_LOOKED_INTO = 200
+# So many of the longest are looked into, and so many of the rest, which stand for all of it: each is a search.
+MAX_LOOKED_INTO, SAMPLED = 200, 100
 SHOWN = 20
 # Set-up is over where less than this part of what follows is set-up again: some is met in the middle of things.
 LITTLE_SETUP = 0.1
 # A gap of which this part lies after the launch is not the host's.
 HELD = 0.5
+# Gaps go on to the end of a capture where so many of them are spread over its work: each later quarter of the kernels
+# has half its share of them. Set-up dies out, and where what a gap ends with is new, the gap may be for that.
+RECURRING, QUARTERS, LEAST_SHARE = 5, 4, 0.5
 BEFORE_FIRST = "before the first kernel"
+# What set-up is that does not die out.
+GOING_ON: tuple[Verdict, ...] = ("recompilation", "stalls")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +54,17 @@ class Gap:
 
     @property
     def is_held(self) -> bool:
-        return self.between_ns >= HELD * self.length_ns and self.activity.verdict != "profiler"
+        is_late = self.length_ns >= LONG_GAP_NS and self.between_ns >= HELD * self.length_ns
+        return is_late and self.activity.verdict != "profiler"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
     """Gaps for which the host had the same reason: how many, and how long the GPU waited for the host in them.
 
-    `where` is the range around the longest of them.
+    `where` is the range around the longest of them. `recurs`: they come again and again to the end of the capture,
+    before kernels that had run already. `shared` of the gaps are told with another reason first, which
+    fills more of them.
     """
 
     verdict: Verdict
@@ -64,6 +73,8 @@ class Reason:
     where: str | None
     gaps: int
     host_ns: int
+    recurs: bool = False
+    shared: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +83,8 @@ class LongGaps:
 
     `held_count` and `held_ns` are about long gaps that lie mostly after the return of the launch: something other than
     the host held the work back. `setup_end_ns`: from when on there is little set-up any more, on the capture's own
-    clock, in the process that launched most; None where there was none, or several captures.
+    clock, in the process that launched most; None where there was none, or several captures. `long_from_ns`: gaps are
+    long from this length on.
     """
 
     short_count: int
@@ -83,6 +95,16 @@ class LongGaps:
     longest: tuple[Gap, ...]
     reasons: tuple[Reason, ...]
     setup_end_ns: int | None = None
+    long_from_ns: int = LONG_GAP_NS
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Looked:
+    """A gap that was looked into, how many gaps it stands for, and what else the host did in which shares of it."""
+
+    gap: Gap
+    weight: float
+    others: tuple[tuple[HostActivity, float], ...]
 
 
 def find_long_gaps(timeline: Timeline, maps: Mapping[int, IdleMap], *, source: int = 0) -> LongGaps:
@@ -90,20 +112,31 @@ def find_long_gaps(timeline: Timeline, maps: Mapping[int, IdleMap], *, source: i
     compute = join([timeline.kernels, timeline.graphs])
     short = long = long_ns = 0
     gaps: list[Gap] = []
+    reasons: list[Reason] = []
+    held_count = held_ns = 0.0
     setup_end_ns, main = None, _main_process(compute)
     for code, one in maps.items():
         edges = _gaps(one)
         length = edges.end - edges.start
-        chosen = np.flatnonzero(length >= LONG_GAP_NS)
-        short += int(((length > 0) & (length < LONG_GAP_NS)).sum())
+        chosen = np.flatnonzero(length >= one.long_from_ns)
+        short += int(((length > 0) & (length < one.long_from_ns)).sum())
         long += len(chosen)
         long_ns += int(length[chosen].sum())
-        chosen = chosen[np.argsort(-length[chosen], kind="stable")][:MAX_LOOKED_INTO]
         if len(chosen):
+            chosen = chosen[np.argsort(-length[chosen], kind="stable")]
+            rest = chosen[MAX_LOOKED_INTO:]
+            sample = rest[:: -(-len(rest) // SAMPLED)] if len(rest) else rest
+            chosen = np.concatenate((chosen[:MAX_LOOKED_INTO], sample))
+            weights = [1.0] * (len(chosen) - len(sample)) + [len(rest) / max(len(sample), 1)] * len(sample)
             own = compute if len(maps) == 1 else take(compute, np.flatnonzero(compute.process == code))
             picked = Intervals(start=edges.start[chosen], end=edges.end[chosen])
-            found = _look_into(timeline, own, one, picked, source)
+            around = _Neighbours(timeline, own)
+            looked = _judge_by_spread(_look_into(timeline, around, one, picked, weights, source), around, one)
+            found = [each.gap for each in looked]
             gaps += found
+            reasons += _reasons(looked, around, one)
+            held_count += sum(each.weight for each in looked if each.gap.is_held)
+            held_ns += sum(each.weight * each.gap.between_ns for each in looked if each.gap.is_held)
             if code == main:
                 setup_end_ns = _setup_end(found, one)
     gaps.sort(key=lambda gap: (-gap.length_ns, gap.start_ns))
@@ -111,11 +144,12 @@ def find_long_gaps(timeline: Timeline, maps: Mapping[int, IdleMap], *, source: i
         short_count=short,
         long_count=long,
         long_ns=long_ns,
-        held_count=sum(gap.is_held for gap in gaps),
-        held_ns=sum(gap.between_ns for gap in gaps if gap.is_held),
+        held_count=round(held_count),
+        held_ns=round(held_ns),
         longest=tuple(gaps[:SHOWN]),
-        reasons=_reasons(gaps),
+        reasons=_merged(reasons),
         setup_end_ns=setup_end_ns,
+        long_from_ns=min((one.long_from_ns for one in maps.values()), default=LONG_GAP_NS),
     )
 
 
@@ -142,9 +176,6 @@ def _setup_end(gaps: Sequence[Gap], one: IdleMap) -> int | None:
 def merge_long_gaps(parts: Sequence[LongGaps]) -> LongGaps:
     """Those of several captures together."""
     longest = sorted((gap for part in parts for gap in part.longest), key=lambda gap: -gap.length_ns)
-    totals: dict[tuple[str, str | None, str | None], list[Reason]] = {}
-    for reason in (reason for part in parts for reason in part.reasons):
-        totals.setdefault((reason.verdict, reason.name, reason.kind), []).append(reason)
     return LongGaps(
         short_count=sum(part.short_count for part in parts),
         long_count=sum(part.long_count for part in parts),
@@ -152,18 +183,9 @@ def merge_long_gaps(parts: Sequence[LongGaps]) -> LongGaps:
         held_count=sum(part.held_count for part in parts),
         held_ns=sum(part.held_ns for part in parts),
         longest=tuple(longest[:SHOWN]),
-        reasons=_ordered(
-            Reason(
-                verdict=same[0].verdict,
-                name=same[0].name,
-                kind=same[0].kind,
-                where=same[0].where,
-                gaps=sum(reason.gaps for reason in same),
-                host_ns=sum(reason.host_ns for reason in same),
-            )
-            for same in totals.values()
-        ),
+        reasons=_merged(reason for part in parts for reason in part.reasons),
         setup_end_ns=parts[0].setup_end_ns if len(parts) == 1 else None,
+        long_from_ns=min((part.long_from_ns for part in parts), default=LONG_GAP_NS),
     )
 
 
@@ -174,24 +196,36 @@ def _gaps(one: IdleMap) -> Intervals:
     )
 
 
-def _look_into(timeline: Timeline, compute: Activities, one: IdleMap, gaps: Intervals, source: int) -> list[Gap]:
+def _look_into(
+    timeline: Timeline,
+    around: "_Neighbours",
+    one: IdleMap,
+    gaps: Intervals,
+    weights: Sequence[float],
+    source: int,
+) -> list[_Looked]:
     split = one.split(gaps.start, gaps.end)
     calls = timeline.calls
-    around = _Neighbours(timeline, compute)
-    record = HostRecord(timeline, int((gaps.end - gaps.start).min()) // 2)
+    # What is asked for is a part of a gap, beside the waiting in it.
+    record = HostRecord(timeline, one.long_from_ns // 2)
     found = []
     for i, (start, end) in enumerate(zip(gaps.start.tolist(), gaps.end.tolist(), strict=True)):
         before, after, call = around.of(start, end)
-        activity = NOTHING
+        activity = told = NOTHING
+        others: tuple[tuple[HostActivity, float], ...] = ()
         if call >= 0:
             # What the host does beside copies, waits, and the start of what it launched is what keeps the GPU idle.
             since, until = _longest_part(one.long, start, end) if split.long_ns[i] > 0 else (start, end)
             thread = int(calls.thread[call])
-            activity = record.during(since, until, thread)
+            activity = told = record.during(since, until, thread)
+            others = tuple(
+                (record.during(*rest, thread), (rest[1] - rest[0]) / (until - since))
+                for rest in record.rests(told, since, until, thread, one.long_from_ns)
+            )
             if activity.verdict == "unknown" and is_built(after) and record.has_loaded(start, end, thread):
                 # Where nothing else says what the host did before it loaded such a kernel, it built it.
                 activity = HostActivity(verdict="compilation", kind=KERNEL, name=after, where=activity.where)
-            is_shape = activity.verdict == "compilation" and is_built_per_shape(after)
+            is_shape = activity.verdict in ("compilation", "stalls") and is_built_per_shape(after)
             if is_shape and not record.is_warming_up(since, until, thread):
                 activity = replace(activity, verdict="new_shapes", kind=KERNEL, name=after)
         tuner = next((name for name in (before, after) if is_tuning(name)), None)
@@ -199,22 +233,53 @@ def _look_into(timeline: Timeline, compute: Activities, one: IdleMap, gaps: Inte
             activity = HostActivity(verdict="compilation", kind=KERNEL, name=tuner, where=activity.where)
         if before is None and split.copy_ns[i] > 0 and activity.verdict in ("host_work", "unknown"):
             activity = _loading(activity)
-        found.append(
-            Gap(
-                source=source,
-                start_ns=start - one.span[0],
-                length_ns=end - start,
-                host_ns=int(split.host_ns[i]),
-                long_ns=int(split.long_ns[i]),
-                sync_ns=int(split.sync_ns[i]),
-                copy_ns=int(split.copy_ns[i]),
-                between_ns=int(split.between_ns[i]),
-                before=before,
-                after=after,
-                activity=activity,
-            )
+        gap = Gap(
+            source=source,
+            start_ns=start - one.span[0],
+            length_ns=end - start,
+            host_ns=int(split.host_ns[i]),
+            long_ns=int(split.long_ns[i]),
+            sync_ns=int(split.sync_ns[i]),
+            copy_ns=int(split.copy_ns[i]),
+            between_ns=int(split.between_ns[i]),
+            before=before,
+            after=after,
+            activity=activity,
         )
+        # What is told by the kernels around a gap is true of all of it.
+        found.append(_Looked(gap=gap, weight=weights[i], others=others if activity is told else ()))
     return found
+
+
+def _judge_by_spread(looked: list[_Looked], around: "_Neighbours", one: IdleMap) -> list[_Looked]:
+    """The gaps with those that recur told from set-up, which dies out: compiling again, and stalls."""
+    recurring = {
+        verdict
+        for verdict in GOING_ON
+        if around.goes_on(_ends([each.gap for each in looked if _may_recur(each.gap.activity) == verdict], one))
+    }
+
+    def judged(activity: HostActivity) -> HostActivity:
+        told = _may_recur(activity)
+        return activity if told is None else replace(activity, verdict=told if told in recurring else "compilation")
+
+    return [
+        replace(
+            each,
+            gap=replace(each.gap, activity=judged(each.gap.activity)),
+            others=tuple((judged(activity), share) for activity, share in each.others),
+        )
+        for each in looked
+    ]
+
+
+def _may_recur(activity: HostActivity) -> Verdict | None:
+    """What set-up is, if it is none."""
+    if activity.verdict == "compilation" and compiles(activity.name):
+        return "recompilation"
+    # A launch that takes long loads what it launches, once.
+    is_launching = activity.verdict == "compilation" and is_launch(activity.name)
+    return "stalls" if activity.verdict == "stalls" or is_launching else None
 
 
 def _loading(activity: HostActivity) -> HostActivity:
@@ -260,6 +325,25 @@ class _Neighbours:
             before = self._short(int(np.searchsorted(self._reach[:following], self._reach[following - 1], side="left")))
         return before, after, call
 
+    def goes_on(self, ends: Sequence[int]) -> bool:
+        """Whether gaps that end at these times are spread over the work to its end, before kernels that ran already."""
+        following = np.searchsorted(self._start, np.array(ends, np.int64))
+        following = following[following < len(self._start)]
+        again = following[self._first[self._name[following]] < following]
+        if len(again) < RECURRING:
+            return False
+        spread = np.bincount(QUARTERS * again // len(self._start), minlength=QUARTERS)
+        # In the first quarter they may be taken for first uses.
+        return bool(spread[1:].min() >= LEAST_SHARE * len(again) / QUARTERS)
+
+    @cached_property
+    def _first(self) -> Ints:
+        """By name: which kernel of it ran first."""
+        found = np.zeros(len(self._names), np.int64)
+        # The last of several that are written to one place stays.
+        found[self._name[::-1]] = np.arange(len(self._name))[::-1]
+        return found
+
     def _short(self, index: int) -> str:
         code = int(self._name[index])
         if code not in self._short_names:
@@ -267,24 +351,46 @@ class _Neighbours:
         return self._short_names[code]
 
 
-def _reasons(gaps: Sequence[Gap]) -> tuple[Reason, ...]:
-    totals: dict[tuple[str, str | None, str | None], list[Gap]] = {}
-    for gap in gaps:
-        if gap.long_ns > 0:
-            activity = gap.activity
-            totals.setdefault((activity.verdict, activity.name, activity.kind), []).append(gap)
-    return _ordered(
+def _ends(gaps: Sequence[Gap], one: IdleMap) -> list[int]:
+    return [one.span[0] + gap.start_ns + gap.length_ns for gap in gaps]
+
+
+def _reasons(looked: Sequence[_Looked], around: "_Neighbours", one: IdleMap) -> list[Reason]:
+    """Those of one process. Each gap counts as often as it stands for others, with each reason by its share."""
+    totals: dict[tuple[str, str | None, str | None], list[tuple[_Looked, HostActivity, float]]] = {}
+    for each in looked:
+        if each.gap.long_ns > 0:
+            rest = 1.0 - sum(share for _, share in each.others)
+            for activity, share in ((each.gap.activity, rest), *each.others):
+                totals.setdefault((activity.verdict, activity.name, activity.kind), []).append((each, activity, share))
+    return [
         Reason(
-            verdict=same[0].activity.verdict,
-            name=same[0].activity.name,
-            kind=same[0].activity.kind,
-            where=same[0].activity.where,
-            gaps=len(same),
-            host_ns=sum(gap.long_ns for gap in same),
+            verdict=same[0][1].verdict,
+            name=same[0][1].name,
+            kind=same[0][1].kind,
+            where=same[0][1].where,
+            gaps=round(sum(each.weight for each, _, _ in same)),
+            host_ns=round(sum(each.weight * share * each.gap.long_ns for each, _, share in same)),
+            recurs=around.goes_on(_ends([each.gap for each, _, _ in same], one)),
+            shared=round(sum(each.weight for each, activity, _ in same if activity is not each.gap.activity)),
         )
         for same in totals.values()
-    )
+    ]
 
 
-def _ordered(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
-    return tuple(sorted(reasons, key=lambda reason: (-reason.host_ns, reason.name or "")))
+def _merged(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
+    """The reasons of several processes or captures together, the costliest first."""
+    totals: dict[tuple[str, str | None, str | None], list[Reason]] = {}
+    for reason in reasons:
+        totals.setdefault((reason.verdict, reason.name, reason.kind), []).append(reason)
+    merged = [
+        replace(
+            same[0],
+            gaps=sum(reason.gaps for reason in same),
+            host_ns=sum(reason.host_ns for reason in same),
+            recurs=any(reason.recurs for reason in same),
+            shared=sum(reason.shared for reason in same),
+        )
+        for same in totals.values()
+    ]
+    return tuple(sorted(merged, key=lambda reason: (-reason.host_ns, reason.name or "")))

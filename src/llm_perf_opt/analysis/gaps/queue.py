@@ -20,7 +20,8 @@ class Queue:
     The delay goes from the return of the call to the start on the GPU, 0 where the start came first. The depth is the
     work launched before and not yet done when a launch begins; an empty queue means that the GPU waits for this launch.
     `short_share` is the share of kernels under 10 µs, `short_time_share` that of their time, `call_ns` the time inside
-    the calls that launched a kernel or a graph.
+    the calls that launched a kernel or a graph. `graph_share` is the share of work that graphs launched,
+    `graph_time_share` that of its time: a graph traced as a whole is one piece of work, however many kernels it has.
     """
 
     launches: int
@@ -32,6 +33,7 @@ class Queue:
     short_share: float
     graph_share: float
     short_time_share: float = 0.0
+    graph_time_share: float = 0.0
 
 
 def measure_queue(timelines: Sequence[Timeline]) -> Queue | None:
@@ -50,6 +52,7 @@ def measure_queue(timelines: Sequence[Timeline]) -> Queue | None:
         short_share=sum(part.short for part in parts) / sum(part.work for part in parts),
         graph_share=sum(part.by_graph for part in parts) / sum(part.known for part in parts),
         short_time_share=sum(part.short_ns for part in parts) / max(sum(part.work_ns for part in parts), 1),
+        graph_time_share=sum(part.by_graph_ns for part in parts) / max(sum(part.work_ns for part in parts), 1),
     )
 
 
@@ -60,6 +63,7 @@ class _Launches:
     delay: Ints
     depth: Ints
     by_graph: int
+    by_graph_ns: int
     known: int
     calls: int
     call_ns: int
@@ -79,7 +83,7 @@ def _launches(timeline: Timeline) -> _Launches | None:
     launches = np.zeros(len(calls), np.bool_)
     launches[compute.call[known]] = True
     graphs = np.array([code for code, name in enumerate(timeline.names) if "GraphLaunch" in name], np.int64)
-    by_graph = int(np.isin(calls.name[compute.call[known]], graphs).sum()) if len(graphs) else 0
+    by_graph = known[np.isin(calls.name[compute.call[known]], graphs)] if len(graphs) else known[:0]
     all_known = len(known)
     if int(launches.sum()) < len(known):
         # A graph is one launch of many kernels: the first of them tells when it began.
@@ -97,7 +101,8 @@ def _launches(timeline: Timeline) -> _Launches | None:
     return _Launches(
         delay=np.maximum(compute.start_ns[some] - calls.end_ns[compute.call[some]], 0),
         depth=np.maximum(before - np.searchsorted(ended, at, side="right"), 0),
-        by_graph=by_graph,
+        by_graph=len(by_graph),
+        by_graph_ns=int(length[by_graph].sum()),
         known=all_known,
         calls=int(launches.sum()),
         call_ns=int((calls.end_ns - calls.start_ns)[launches].sum()),

@@ -86,7 +86,10 @@ def report_idle(
 
 
 def judge_by_ranges(report: IdleReport, ranges: Sequence[RangeRow]) -> IdleReport:
-    """The report in which gaps of single instances of a range are told from those every instance has."""
+    """The report in which gaps of single instances of a range are told from those every instance has.
+
+    Where they come to the end of the capture, single instances stall again and again.
+    """
     single = {
         readable(row.name)
         for row in ranges
@@ -95,7 +98,7 @@ def judge_by_ranges(report: IdleReport, ranges: Sequence[RangeRow]) -> IdleRepor
 
     def judged(reason: Reason) -> Reason:
         is_single = reason.verdict == "host_work" and reason.kind == RANGE and reason.name in single
-        return replace(reason, verdict="single_instances") if is_single else reason
+        return replace(reason, verdict="stalls" if reason.recurs else "single_instances") if is_single else reason
 
     return replace(report, gaps=replace(report.gaps, reasons=tuple(judged(one) for one in report.gaps.reasons)))
 

@@ -7,6 +7,8 @@ from typing import Literal
 Verdict = Literal[
     "compilation",
     "new_shapes",
+    "recompilation",
+    "stalls",
     "data_loading",
     "allocation",
     "rank_wait",
@@ -46,6 +48,10 @@ _LOADING_BY_WORD = re.compile(
     r"|^(data|input|batch)$|^(data|input)[ _]?(wait|time|fetch|pipeline)\b"
     r"|^p?read(v|64)?$|^fread|^fgets$|^getline$",
     re.IGNORECASE,
+)
+# Of that, the search for the fastest of several variants: it runs the same kernels many times and is done once.
+_SEARCHING = re.compile(
+    r"bench|autotun|tuning|coordinate|prune|testing\.py|^cudnn(Find|Get)|MatmulAlgo|AlgorithmPicker", re.I
 )
 # A launch that takes long on an idle GPU loads what it launches.
 _FIRST_LAUNCH = re.compile(r"^(cuda|cu|hip)(Ext|Module)?(Launch|GraphLaunch)")
@@ -108,6 +114,23 @@ def is_built(kernel: str | None) -> bool:
 def is_built_per_shape(kernel: str | None) -> bool:
     """Whether a kernel is built anew for every new shape, by its name."""
     return kernel is not None and _BUILT_PER_SHAPE.search(kernel) is not None
+
+
+def compiles(name: str | None) -> bool:
+    """Whether a name is about compiling or loading code, and not about a search among variants of it."""
+    if name is None or _SEARCHING.search(name):
+        return False
+    return bool(_COMPILING.search(name) or _COMPILING_BY_WORD.search(name))
+
+
+def allocates(call: str) -> bool:
+    """Whether a call of the runtime allocates or frees memory."""
+    return _ALLOCATING.search(call) is not None
+
+
+def is_launch(name: str | None) -> bool:
+    """Whether a call of the runtime launches a kernel or a graph."""
+    return name is not None and _FIRST_LAUNCH.search(name) is not None
 
 
 def judge_overhead(name: str) -> Verdict | None:

@@ -23,6 +23,8 @@ SHOWN = 20
 class WaitRow:
     """Calls of one name. `gpu_idle_ns` is the part in which no kernel of the process ran: there the wait costs time.
 
+    `refill_ns` is what came after that: from the return of a call that found the GPU idle to the next kernel, where a
+    launch can be the reason. Nothing was queued any more.
     `places` are the operators (else frames) and ranges around the longest of them, the costliest first.
     """
 
@@ -31,6 +33,7 @@ class WaitRow:
     total_ns: int
     gpu_idle_ns: int
     places: tuple[str, ...]
+    refill_ns: int = 0
 
 
 def wait_rows(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap]]]) -> tuple[WaitRow, ...]:
@@ -45,6 +48,7 @@ def wait_rows(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap]]]) -> tup
             count=one.count,
             total_ns=one.total_ns,
             gpu_idle_ns=one.gpu_idle_ns,
+            refill_ns=one.refill_ns,
             places=tuple(sorted(one.places, key=one.places.__getitem__, reverse=True)[:3]),
         )
         for call, one in found.items()
@@ -98,12 +102,14 @@ class _Waits:
     count: int = 0
     total_ns: int = 0
     gpu_idle_ns: int = 0
+    refill_ns: int = 0
     places: dict[str, int] = field(default_factory=dict)
 
     def add(self, other: "_Waits") -> None:
         self.count += other.count
         self.total_ns += other.total_ns
         self.gpu_idle_ns += other.gpu_idle_ns
+        self.refill_ns += other.refill_ns
         for name, time_ns in other.places.items():
             self.places[name] = self.places.get(name, 0) + time_ns
 
@@ -111,10 +117,12 @@ class _Waits:
 def _waits(timeline: Timeline, maps: Mapping[int, IdleMap]) -> Iterator[tuple[str, _Waits]]:
     calls = timeline.calls
     waits = np.flatnonzero(calls.waits & (calls.end_ns > calls.start_ns))
+    refill = _refills(timeline, maps, waits)
     for code in distinct(calls.name[waits]) if len(waits) and int(calls.name[waits].min()) >= 0 else ():
         mine = waits[calls.name[waits] == code]
         length = calls.end_ns[mine] - calls.start_ns[mine]
-        one = _Waits(count=len(mine), total_ns=int(length.sum()))
+        refill_ns = int(refill[calls.name[waits] == code].sum())
+        one = _Waits(count=len(mine), total_ns=int(length.sum()), refill_ns=refill_ns)
         process = timeline.thread_process[calls.thread[mine]]
         for owner in distinct(process):
             some = mine[process == owner]
@@ -130,3 +138,24 @@ def _waits(timeline: Timeline, maps: Mapping[int, IdleMap]) -> Iterator[tuple[st
                 name = readable(place)
                 one.places[name] = one.places.get(name, 0) + end - start
         yield readable(timeline.names[code]), one
+
+
+def _refills(timeline: Timeline, maps: Mapping[int, IdleMap], waits: Ints) -> Ints:
+    """For each wait the time from its return to the next kernel, 0 where a kernel runs then or another wait follows."""
+    calls = timeline.calls
+    found = np.zeros(len(waits), np.int64)
+    process = timeline.thread_process[calls.thread[waits]]
+    for owner in distinct(process):
+        one = maps[int(owner)]
+        if not len(one.busy.start):
+            continue
+        mine = np.flatnonzero(process == owner)
+        mine = mine[np.argsort(calls.end_ns[waits[mine]], kind="stable")]
+        end = calls.end_ns[waits[mine]]
+        following = np.searchsorted(one.busy.start, end)
+        is_last = np.append(following[1:] != following[:-1], True) & (following < len(one.busy.start))
+        is_idle = (following == 0) | (one.busy.end[np.maximum(following - 1, 0)] <= end)
+        picked = np.flatnonzero(is_last & is_idle)
+        rest = one.busy.start[following[picked]] - end[picked]
+        found[mine[picked]] = np.where(rest < one.long_from_ns, rest, 0)
+    return found

@@ -37,6 +37,12 @@ from llm_perf_opt.analysis.timeline.timeline import Activities, Calls, Timeline,
 # Between two launches an eager framework needs 5 to 200 µs, a profiler with stacks included; what takes longer is other
 # work. Captures of many programs have hardly any idle time in gaps near this length.
 LONG_GAP_NS = 500_000
+# Where gaps longer than any launch takes, and far longer than most, are few and yet hold most of the waiting for the
+# host, they have a reason of their own too: one loop of the program, not one launch.
+SLOW_LAUNCH_NS = 200_000
+FAR, FEW, MOST = 10, 0.2, 0.5
+# Of the capture: less is not worth a look.
+WORTH = 0.01
 # A kernel launched on an idle GPU starts within 10 µs; one that takes longer waits for something else.
 START_NS = 20_000
 
@@ -45,10 +51,12 @@ START_NS = 20_000
 class IdleMap:
     """Sets of intervals of one process from which the idle time inside any window can be read.
 
-    `span` goes from the first to the last GPU activity, also where that took no time.
+    `span` goes from the first to the last GPU activity, also where that took no time. Gaps are long from `long_from_ns`
+    on.
     """
 
     span: tuple[int, int]
+    long_from_ns: int
     busy: Intervals
     copying: Intervals
     queued: Intervals
@@ -110,12 +118,35 @@ class _Gaps:
     call: Ints
     trailing: bool
 
-    def long_beside(self, waiting: Intervals, wanted: Flags) -> Ints:
+    def long_from(self, waiting: Intervals, wanted: Flags, span: tuple[int, int], launches: int) -> int:
+        """From what length on those of the wanted are long: `LONG_GAP_NS`, or less where shorter ones stand out.
+
+        A launch without a gap is one with a gap of no length.
+        """
+        inside = wanted & (self.start >= span[0]) & (self.end <= span[1])
+        length = (self.end - self.start)[inside]
+        if not len(length):
+            return LONG_GAP_NS
+        middle = len(length) - launches // 2 - 1
+        median = int(np.partition(length, middle)[middle]) if middle >= 0 else 0
+        least = max(SLOW_LAUNCH_NS, FAR * median)
+        rest = self._rest(np.flatnonzero(inside & (self.end - self.start >= least)), waiting)
+        far = rest[(rest >= least) & (rest < LONG_GAP_NS)]
+        waited = int(waiting.covered_before(np.array(span)) @ np.array([-1, 1]))
+        short = int(length.sum()) - waited - int(rest[rest >= LONG_GAP_NS].sum())
+        stands_out = len(far) <= FEW * launches and int(far.sum()) >= MOST * short
+        is_much = int(far.sum()) >= WORTH * (span[1] - span[0])
+        return least if len(far) and is_much and stands_out else LONG_GAP_NS
+
+    def long_beside(self, waiting: Intervals, wanted: Flags, from_ns: int) -> Ints:
         """Those of the wanted that are long also without the time in which the host waited."""
-        index = np.flatnonzero(wanted & (self.end - self.start >= LONG_GAP_NS))
+        index = np.flatnonzero(wanted & (self.end - self.start >= from_ns))
+        return index[self._rest(index, waiting) >= from_ns]
+
+    def _rest(self, index: Ints, waiting: Intervals) -> Ints:
+        """Their lengths without the time in which the host waited."""
         start, end = self.start[index], self.end[index]
-        rest = end - start - (waiting.covered_before(end) - waiting.covered_before(start))
-        return index[rest >= LONG_GAP_NS]
+        return end - start - (waiting.covered_before(end) - waiting.covered_before(start))
 
 
 def map_idle(timeline: Timeline) -> dict[int, IdleMap]:
@@ -168,7 +199,9 @@ def _map(compute: Activities, copies: Activities, calls: Calls, window: tuple[in
     starting = Intervals(start=launched[late], end=gaps.end[late])
     np.minimum(starting.end, starting.start + START_NS, out=starting.end)
     waiting = _waiting(before, known & waited, calls)
-    long = before.long_beside(waiting, known)
+    span = _span((compute, copies))
+    long_from_ns = before.long_from(waiting, known, span, len(compute) + len(copies))
+    long = before.long_beside(waiting, known, long_from_ns)
     after = _Gaps(start=launched, end=gaps.end, call=gaps.call, trailing=gaps.trailing)
     # Gaps are in order and apart, and so are parts of them.
     between = Intervals(start=launched[queued], end=gaps.end[queued])
@@ -177,7 +210,8 @@ def _map(compute: Activities, copies: Activities, calls: Calls, window: tuple[in
         between = without(between, held)
         waiting = union(np.concatenate((waiting.start, held.start)), np.concatenate((waiting.end, held.end)))
     return IdleMap(
-        span=_span((compute, copies)),
+        span=span,
+        long_from_ns=long_from_ns,
         busy=busy,
         copying=copying,
         queued=between,

@@ -1,5 +1,7 @@
 """Rule launch_bound: the GPU stands idle because the host does not launch fast enough."""
 
+from collections.abc import Sequence
+
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts, replays_graphs, runs_on
 from llm_perf_opt.analysis.findings.facts import COMPILED, GRAPHS, GpuFacts, Known, PhaseFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import (
@@ -21,6 +23,8 @@ from llm_perf_opt.analysis.findings.remedies import (
     REDUCE_OVERHEAD,
 )
 from llm_perf_opt.analysis.findings.waterfall import split_idle
+from llm_perf_opt.analysis.gaps.verdict import allocates
+from llm_perf_opt.analysis.gaps.waits import WaitRow
 from llm_perf_opt.analysis.timeline.rows import Idle, RangeRow
 from llm_perf_opt.core.names import DECODE, PREFILL
 
@@ -104,6 +108,17 @@ REMEDY_OF_ANY_GRAPHS = (
     "the last one has ended, or give each graph more to do"
 )
 HINT_OF_GRAPHS = "Larger graphs or a larger batch"
+# Waits after which the queue is refilled for this part of the waiting for launches are the reason of it.
+MIN_REFILL_SHARE = 0.5
+# So many, and one for so many launches: more than the one that reads a step's result.
+MIN_WAITS, MIN_WAITS_EACH = 10, 1 / 20
+WITHOUT_WAITS = "first do without the waits named: each lets the queue run empty, and no graph can be captured over one"
+# What makes torch wait.
+WITHOUT_WAITS_OF_TORCH = (
+    f"{WITHOUT_WAITS} (keep .item(), .tolist() and .cpu() out of the loop, and what asks the GPU for a size: nonzero, "
+    "masked indexing, unique); then "
+)
+HINT_OF_WAITS = "Removing synchronisation from the loop"
 REMEDY_OF_JAX = (
     "put more of the step under one jax.jit, run several steps in one call (jax.lax.scan or fori_loop), let XLA replay "
     "them as CUDA graphs (command buffers), or use a larger batch so that each launch does more work"
@@ -225,19 +240,22 @@ def _of_range(row: RangeRow, facts: CaptureFacts) -> Finding:
     busy_ns, idle_ns = one.gpu_busy_ns or 0, one.gpu_idle_ns or 0
     host = _launching_ns(one.idle) if one.idle is not None else 0
     share = idle_ns / one.wall_ns
-    remedy, hint = _remedy(facts, is_graph=replays_graphs(row) or facts.has_graphs)
+    # A range in which the host never waits beside an idle GPU has none of the waits.
+    waits = _waits_between(facts) if one.idle is not None and one.idle.sync_ns > 0 else ()
+    remedy, hint = _remedy(facts, waits, is_graph=replays_graphs(row) or facts.has_graphs)
     return RULE.finding_of_capture(
         facts,
-        title=f"{row.name} is launch-bound: the GPU idles for {share:.0%} of it",
+        title=f"{row.name} is launch-bound: the GPU idles for {share:.0%} of it{_with_waits(waits)}",
         evidence=(
             f"GPU busy {busy_ns / 1e6:.3f} ms of {one.wall_ns / 1e6:.2f} ms wall time "
             f"(median of {row.instances} instance(s), under the profiler)",
             f"{host / 1e6:.2f} ms of the {idle_ns / 1e6:.2f} ms idle time is waiting for launches, in gaps under "
-            "0.5 ms",
+            f"{facts.report.gaps.long_from_ns / 1e6:.2g} ms",
             f"{one.kernel_count} kernels of {busy_ns / one.kernel_count / 1e3:.1f} µs on average, "
             f"one launched every {one.wall_ns / one.kernel_count / 1e3:.1f} µs",
             f"launch calls take {one.launch_ns / 1e6:.2f} ms of CPU time "
             f"({one.launch_ns / one.wall_ns:.0%} of the wall time)",
+            *_after_waits(waits),
             *_queue(facts),
         ),
         saved_ns=_saved_ns(row),
@@ -255,13 +273,16 @@ def _of_capture(facts: CaptureFacts, launching_ns: float) -> Finding:
     if is_bound:
         title = f"The capture is launch-bound: the GPU waits for launches for {share:.0%} of it"
     gaps = facts.report.gaps
-    remedy, hint = _remedy(facts, is_graph=facts.has_graphs)
+    waits = _waits_between(facts)
+    remedy, hint = _remedy(facts, waits, is_graph=facts.has_graphs)
     return RULE.finding_of_capture(
         facts,
-        title=title,
+        title=f"{title}{_with_waits(waits)}",
         evidence=(
-            f"{launching_ns / 1e6:.2f} ms of {facts.span_ns / 1e6:.2f} ms, in gaps under 0.5 ms: "
-            f"{gaps.short_count:,} such gaps between {facts.kernel_count:,} kernels{_or_graphs(facts)}",
+            f"{launching_ns / 1e6:.2f} ms of {facts.span_ns / 1e6:.2f} ms, in gaps under "
+            f"{gaps.long_from_ns / 1e6:.2g} ms: {gaps.short_count:,} such gaps between {facts.kernel_count:,} "
+            f"kernels{_or_graphs(facts)}",
+            *_after_waits(waits),
             *_queue(facts),
         ),
         saved_ns=launching_ns,
@@ -279,16 +300,48 @@ def _queue(facts: CaptureFacts) -> tuple[str, ...]:
     queue = facts.report.queue
     if queue is None:
         return ()
+    # Threads may launch side by side, and what was launched before the first kernel ran lies outside of the span.
+    calls = f", and launch calls took {queue.call_ns / facts.span_ns:.0%} of its time"
     return (
         f"over the capture {queue.empty_share:.0%} of the launches found the GPU's queue empty "
-        f"(median depth {queue.depth_median:.0f}), and launch calls took {queue.call_ns / facts.span_ns:.0%} of its "
-        "time",
+        f"(median depth {queue.depth_median:.0f}){calls if queue.call_ns <= facts.span_ns else ''}",
     )
 
 
-def _remedy(facts: CaptureFacts, *, is_graph: bool) -> tuple[str, str]:
+def _waits_between(facts: CaptureFacts) -> tuple[WaitRow, ...]:
+    """The waits after which the queue is empty, the costliest first, if they are many or cost most of the waiting.
+
+    Those for memory have a remedy of their own.
+    """
+    rows = [row for row in facts.report.waits if row.refill_ns > 0 and not allocates(row.call)]
+    count, queue = sum(row.count for row in rows), facts.report.queue
+    is_often = queue is not None and count >= max(MIN_WAITS, MIN_WAITS_EACH * queue.launches)
+    if not is_often and sum(row.refill_ns for row in rows) < max(MIN_REFILL_SHARE * _launching_ns(facts.idle), 1):
+        return ()
+    return tuple(sorted(rows, key=lambda row: -row.refill_ns))
+
+
+def _with_waits(rows: Sequence[WaitRow]) -> str:
+    return f", with {sum(row.count for row in rows):,} waits in between (most: {rows[0].call})" if rows else ""
+
+
+def _after_waits(rows: Sequence[WaitRow]) -> tuple[str, ...]:
+    if not rows:
+        return ()
+    place = f" in {rows[0].places[0]}" if rows[0].places else ""
+    return (
+        f"over the capture {sum(row.refill_ns for row in rows) / 1e6:.2f} ms of this follow directly on "
+        f"{sum(row.count for row in rows):,} waits for the GPU, most in {rows[0].call}{place}: the queue is empty then",
+    )
+
+
+def _remedy(facts: CaptureFacts, waits: Sequence[WaitRow], *, is_graph: bool) -> tuple[str, str]:
     """What fits the program: its framework, whether it replays graphs already, and what its runtime calls them."""
     remedy, hint = _remedy_of_cuda(facts, is_graph=is_graph)
+    # Servers have reasons of their own to wait.
+    if waits and not is_graph and facts.report.engine is None:
+        first = WITHOUT_WAITS_OF_TORCH if facts.report.framework == "torch" else f"{WITHOUT_WAITS}; then "
+        remedy, hint = first + remedy, HINT_OF_WAITS
     if facts.report.is_hip:
         return remedy.replace("CUDA graph", "HIP graph"), hint.replace("CUDA graph", "HIP graph")
     return remedy, hint

@@ -10,11 +10,13 @@ from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import MIN_HEADLINE, Evidence, Finding, Rule, amdahl, confidence_of
 from llm_perf_opt.analysis.findings.waterfall import split_idle
-from llm_perf_opt.analysis.gaps.longest import Reason
-from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS
+from llm_perf_opt.analysis.gaps.host import OPERATOR, RANGE
+from llm_perf_opt.analysis.gaps.longest import GOING_ON, Reason
 
 # Of a phase's clean time.
 MIN_CLEAN_SHARE = 0.1
+# Of the capture.
+MOSTLY = 0.5
 SHOWN = 4
 # What a longer run would not pay again: what is known to be set-up, and what only single instances of a range have.
 ONE_TIME = ("compilation", "single_instances")
@@ -47,10 +49,38 @@ NEW_SHAPES_REMEDY = (
     "(torch.backends.cuda.enable_cudnn_sdp(False), FlashAttention), pad to a few lengths, or run the lengths that will "
     "come once before measuring or serving"
 )
+RECOMPILING_REMEDY = (
+    "find out why it compiles again (TORCH_LOGS=recompiles names the guard that failed): mark sizes that change "
+    "(torch._dynamo.mark_dynamic) or compile with dynamic=True, pad inputs to a few shapes, and keep Python values "
+    "that change in every step out of the compiled function"
+)
+RECOMPILING_REMEDY_OF_OTHERS = (
+    "find out why code is compiled or loaded again (JAX_LOG_COMPILES=1 says it of jax): give functions the same "
+    "shapes, types and static arguments in every step, make the compiled function once and keep it, load modules once"
+)
+RECOMPILING_HINT = "Compiled code that takes every step's shapes"
+STALLS_REMEDY = (
+    "find out what comes again every few steps: a checkpoint, an evaluation or a log the program writes (do it less "
+    "often, or beside the GPU's work), Python's garbage collector (gc.freeze() after set-up, gc.collect() at times of "
+    "your own), or another process on these cores; ranges around the parts of a step, or Python stacks, tell which"
+)
+COLLECTING_REMEDY = (
+    "what stops now this operator and now that one is neither: most likely Python's garbage collector (gc.freeze() "
+    "after set-up, gc.disable() and gc.collect() at times of your own), else another process or thread on these cores; "
+    "a capture with Python stacks tells which"
+)
 ALLOCATING_REMEDY = (
     "allocate once and keep it: reuse buffers between steps, or take them from a pool (cudaMallocAsync, the "
     "framework's caching allocator with room to keep what it has); allocating and freeing in the loop stops the GPU"
 )
+# A caching allocator that calls the driver in the loop has thrown away what it kept.
+ALLOCATING_REMEDY_OF_TORCH = (
+    "torch's allocator gives memory back and asks for it again in the loop, as it does when the GPU's memory is full "
+    "or in pieces: let it grow what it has (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), leave it room (a "
+    "smaller batch, less kept for the backward pass, no other process on this GPU), keep buffers between steps, and do "
+    "not call torch.cuda.empty_cache() in the loop"
+)
+ALLOCATING_HINT = "An allocator that keeps its memory"
 RANKS_REMEDY = (
     "the host waits for other ranks: balance what they do, start collectives as soon as their input is ready and wait "
     "for them late, and look at the slowest rank's capture first"
@@ -94,8 +124,8 @@ def _check(phase: PhaseFacts, gpu: GpuFacts, wall: Known) -> list[Finding]:
             phase=phase.name,
             evidence=(
                 Evidence(
-                    text=f"{long_ms:.2f} ms of {wall.value:.2f} ms lie in gaps of at least "
-                    f"{LONG_GAP_NS / 1e6:.1f} ms, which no launch takes (split as in the capture)",
+                    text=f"{long_ms:.2f} ms of {wall.value:.2f} ms lie in gaps longer than a launch takes (split as in "
+                    "the capture)",
                     source=gpu.source,
                 ),
             ),
@@ -119,8 +149,11 @@ def find_data_loading(facts: CaptureFacts) -> list[Finding]:
 
 
 def find_compilation(facts: CaptureFacts) -> list[Finding]:
-    """What is paid once, and kernels that are built for new shapes again and again, which is not."""
+    """What is paid once, and what is compiled or built again and again, which is not."""
     found = facts.report.gaps.reasons
+    recompiling = [reason for reason in found if reason.verdict == "recompilation"]
+    recompiled = "Compiling or loading code again and again keeps the GPU idle"
+    is_torch = facts.report.framework == "torch"
     shapes = [reason for reason in found if reason.verdict == "new_shapes"]
     recurs = sum(reason.gaps for reason in shapes) > FEW_GAPS
     once = (*ONE_TIME, *(() if recurs else ("new_shapes",)))
@@ -132,6 +165,16 @@ def find_compilation(facts: CaptureFacts) -> list[Finding]:
         *(
             replace(one, is_one_time=False, hint=NEW_SHAPES_HINT)
             for one in _found(COMPILATION, facts, shapes if recurs else [], again, NEW_SHAPES_REMEDY)
+        ),
+        *(
+            replace(one, is_one_time=False, hint=RECOMPILING_HINT)
+            for one in _found(
+                COMPILATION,
+                facts,
+                recompiling,
+                recompiled,
+                RECOMPILING_REMEDY if is_torch else RECOMPILING_REMEDY_OF_OTHERS,
+            )
         ),
     ]
 
@@ -146,6 +189,8 @@ def find_host_work_in(facts: CaptureFacts) -> list[Finding]:
     reasons = [reason for reason in facts.report.gaps.reasons if reason.verdict in ("host_work", "allocation")]
     unknown = [reason for reason in facts.report.gaps.reasons if reason.verdict == "unknown"]
     waiting = [reason for reason in facts.report.gaps.reasons if reason.verdict == "host_wait"]
+    stalls = [reason for reason in facts.report.gaps.reasons if reason.verdict == "stalls"]
+    is_anywhere = len({reason.name for reason in stalls if reason.kind == OPERATOR}) > 1
     allocates = len(reasons) > 0 and reasons[0].verdict == "allocation"
     return [
         *_found(
@@ -153,22 +198,42 @@ def find_host_work_in(facts: CaptureFacts) -> list[Finding]:
             facts,
             reasons,
             "Host work between launches keeps the GPU idle",
-            ALLOCATING_REMEDY if allocates else None,
+            allocating_remedy(facts, reasons[0].name or "", goes_on=reasons[0].recurs) if allocates else None,
+        ),
+        *_found(
+            HOST_WORK,
+            facts,
+            stalls,
+            f"Stalls of the host{' in different operators' if is_anywhere else ''} keep the GPU idle again and again",
+            COLLECTING_REMEDY if is_anywhere else STALLS_REMEDY,
         ),
         # What the host waits for may be a request that nobody sent: nothing is promised.
         *(
             replace(found, gain=None, confidence="low")
             for found in _found(HOST_WORK, facts, waiting, "The host itself waits while the GPU idles", WAITING_REMEDY)
         ),
-        *_found(
-            HOST_WORK,
-            facts,
-            unknown,
-            "The GPU idles in long gaps in which nothing of the host was recorded",
-            _how_to_record(facts, has_system_calls=bool(waiting)),
+        # Nor is anything promised where most of a capture is a riddle: a server that nobody asks looks like this.
+        *(
+            found if (found.share or 0.0) < MOSTLY else replace(found, gain=None)
+            for found in _found(
+                HOST_WORK,
+                facts,
+                unknown,
+                "The GPU idles in long gaps in which nothing of the host was recorded",
+                _how_to_record(facts, has_system_calls=bool(waiting)),
+            )
         ),
         *_unexplained(facts),
     ]
+
+
+def allocating_remedy(facts: CaptureFacts, call: str, *, goes_on: bool) -> str:
+    """What helps against a call that allocates or frees.
+
+    Torch's allocator makes some such calls until it has what it needs, and none for memory of the host.
+    """
+    is_flushed = goes_on and facts.report.framework == "torch" and "Host" not in call
+    return ALLOCATING_REMEDY_OF_TORCH if is_flushed else ALLOCATING_REMEDY
 
 
 def _how_to_record(facts: CaptureFacts, *, has_system_calls: bool) -> str:
@@ -203,7 +268,9 @@ def _found(rule: Rule, facts: CaptureFacts, reasons: Sequence[Reason], what: str
     saved = sum(reason.host_ns for reason in reasons)
     if not saved:
         return []
-    gaps = sum(reason.gaps for reason in reasons)
+    gaps = max(sum(reason.gaps - reason.shared for reason in reasons), max(reason.gaps for reason in reasons))
+    goes_on = all(reason.verdict in GOING_ON for reason in reasons)
+    to_the_end = "; they come to the end of the capture, before kernels that had run already" if goes_on else ""
     told = sum(reason.host_ns for reason in reasons if reason.name is not None)
     sure = sum(reason.host_ns for reason in reasons if reason.name and reason.verdict != "single_instances")
     return [
@@ -212,7 +279,7 @@ def _found(rule: Rule, facts: CaptureFacts, reasons: Sequence[Reason], what: str
             title=f"{what}, {saved / facts.span_ns:.0%} of the capture{_most(reasons[0])}",
             evidence=(
                 f"{saved / 1e6:.2f} ms of {facts.span_ns / 1e6:.2f} ms in {gaps} gap(s) of at least "
-                f"{LONG_GAP_NS / 1e6:.1f} ms, which no launch takes",
+                f"{facts.report.gaps.long_from_ns / 1e6:.2g} ms, which no launch takes{to_the_end}",
                 *(_describe(reason) for reason in reasons[:SHOWN] if reason.name is not None),
             ),
             saved_ns=saved,
@@ -231,7 +298,9 @@ def _most(reason: Reason) -> str:
 
 def _describe(reason: Reason) -> str:
     inside = f", inside {_cut(reason.where)}" if reason.where is not None else ""
-    single = "; a typical instance has no such gap" if reason.verdict == "single_instances" else ""
+    single = ""
+    if reason.verdict in ("single_instances", "stalls"):
+        single = "; a typical instance has no such gap" if reason.kind == RANGE else "; mostly it takes far less"
     time = f"{reason.host_ns / 1e6:.2f} ms in {reason.gaps} gap(s)"
     return f"{reason.kind} {_cut(reason.name or '')}: {time}{inside}{single}"
 
@@ -252,7 +321,7 @@ COMPILATION = Rule(
     id="compilation",
     find=find_none,
     find_in_capture=find_compilation,
-    plain_words="The GPU waits while programs for it are loaded, compiled or tuned; a longer run pays this only once.",
+    plain_words="The GPU waits while programs for it are loaded, compiled or tuned: once, or again and again.",
     remedy=COMPILING_REMEDY,
     hint="Warming up before the measurement",
 )

@@ -16,7 +16,9 @@ from llm_perf_opt.analysis.findings.finding import (
     confidence_of,
 )
 from llm_perf_opt.analysis.findings.remedies import CUDA_GRAPH, MAX_AUTOTUNE, REDUCE_OVERHEAD
+from llm_perf_opt.analysis.findings.rules.long_gaps import ALLOCATING_HINT, allocating_remedy
 from llm_perf_opt.analysis.findings.waterfall import split_idle
+from llm_perf_opt.analysis.gaps.verdict import allocates
 from llm_perf_opt.analysis.gaps.waits import WaitRow
 from llm_perf_opt.analysis.timeline.rows import CopyRow, Idle, RangeRow
 from llm_perf_opt.core.units import format_bytes
@@ -82,6 +84,8 @@ _NOT_LETTERS = re.compile(r"[^a-z]")
 MIN_PLACE_SHARE = 0.1
 # Ranges that explain all but this part of the waiting speak for the whole capture.
 MIN_LEFT_SHARE = 0.3
+# Fewer calls that free or allocate are how a program begins.
+MIN_FREES = 10
 # A range that waits for copies for this part of its waiting waits for copies.
 MOSTLY = 0.5
 
@@ -167,19 +171,23 @@ def _of_range(row: RangeRow, facts: CaptureFacts) -> Finding:
     idle = one.idle
     copy, sync = (idle.copy_ns, idle.sync_ns - idle.held_ns) if idle is not None else (0, 0)
     share = (copy + sync) / one.wall_ns
+    remedy, hint = _remedy(facts)
+    waits = "while memory is allocated or freed" if _waits_for_memory(facts) else "for copies or synchronisation"
     return RULE.finding_of_capture(
         facts,
-        title=f"{row.name} waits for copies or synchronisation for {share:.0%} of it",
+        title=f"{row.name} waits {waits} for {share:.0%} of it",
         evidence=(
             f"{(copy + sync) / 1e6:.2f} ms of {one.wall_ns / 1e6:.2f} ms wall time "
             f"(median of {row.instances} instance(s), under the profiler)",
             f"of that {copy / 1e6:.2f} ms while a copy or set ran and {sync / 1e6:.2f} ms "
             "while the launching thread sat in a synchronisation call",
+            *(f"over the capture {text}" for text in _calls(_costliest(facts)[:1])),
         ),
         saved_ns=_saved_ns(row),
         confidence=confidence_of(row.instances, share=share, spread=row.wall_spread),
         range_name=row.name,
-        remedy=_remedy(facts),
+        remedy=remedy,
+        hint=hint,
     )
 
 
@@ -293,9 +301,10 @@ def _rate(row: CopyRow) -> str:
 
 
 def _of_waits(facts: CaptureFacts, waiting_ns: int) -> Finding:
-    rows = sorted(facts.report.waits, key=lambda row: -row.gpu_idle_ns)[:SHOWN]
+    rows = _costliest(facts)[:SHOWN]
     named = f" (most: {rows[0].call})" if rows else ""
     share = waiting_ns / facts.span_ns
+    remedy, hint = _remedy(facts)
     return RULE.finding_of_capture(
         facts,
         title=f"The host waits in synchronisation while the GPU idles, {share:.0%} of the capture{named}",
@@ -306,14 +315,15 @@ def _of_waits(facts: CaptureFacts, waiting_ns: int) -> Finding:
         ),
         saved_ns=waiting_ns,
         confidence=confidence_of(sum(row.count for row in rows), share=1.0),
-        remedy=_remedy(facts),
+        remedy=remedy,
+        hint=hint,
     )
 
 
 def _of_held_waits(facts: CaptureFacts) -> Finding:
     """The host waits, and what it launched before does not start: whatever both wait for is not in the capture."""
     held = facts.idle.held_ns
-    rows = sorted(facts.report.waits, key=lambda row: -row.gpu_idle_ns)[:SHOWN]
+    rows = _costliest(facts)[:SHOWN]
     named = f" in {rows[0].call}" if rows else ""
     found = RULE.finding_of_capture(
         facts,
@@ -340,8 +350,23 @@ def _calls(rows: Sequence[WaitRow]) -> tuple[str, ...]:
     )
 
 
-def _remedy(facts: CaptureFacts) -> str:
-    return REMEDY if facts.report.framework == "torch" else REMEDY_OF_OTHERS
+def _costliest(facts: CaptureFacts) -> list[WaitRow]:
+    return sorted(facts.report.waits, key=lambda row: -row.gpu_idle_ns)
+
+
+def _waits_for_memory(facts: CaptureFacts) -> bool:
+    """Whether the calls that wait mostly allocate or free."""
+    rows = [row for row in facts.report.waits if allocates(row.call)]
+    waited_ns = sum(row.gpu_idle_ns for row in facts.report.waits)
+    is_most = sum(row.gpu_idle_ns for row in rows) > MOSTLY * waited_ns
+    return is_most and sum(row.count for row in rows) >= MIN_FREES
+
+
+def _remedy(facts: CaptureFacts) -> tuple[str, str | None]:
+    """What helps against the calls that wait: against frees and allocations that is another allocation."""
+    if _waits_for_memory(facts):
+        return allocating_remedy(facts, _costliest(facts)[0].call, goes_on=True), ALLOCATING_HINT
+    return (REMEDY if facts.report.framework == "torch" else REMEDY_OF_OTHERS), None
 
 
 RULE = Rule(
