@@ -728,18 +728,32 @@ def test_advice_about_tensor_cores_fits_the_gpu(tmp_path: Path, gpu: str, advice
     assert [text for text, finding in zip(advice, found, strict=True) if text in finding.remedy] == advice
 
 
-def test_communication_that_computation_cannot_hide_is_told_with_what_it_can(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("compute_us", "title", "gain", "overlapped"),
+    [
+        (4_000, "60% of the capture (40% could hide behind computation)", 2.5, "1.67x"),
+        (200, "98% of the capture (2% could hide behind computation)", 49.5, "1.02x"),
+    ],
+)
+def test_communication_that_computation_cannot_hide_is_told_by_all_of_it(
+    tmp_path: Path, compute_us: int, title: str, gain: float, overlapped: str
+) -> None:
     export = Export()
+    middle = compute_us * 1_000
     for i in range(10):
-        for number, (name, start, end) in enumerate((("gemm", 0, 2), ("ncclDevKernel_AllReduce_Sum_bf16", 2, 10))):
+        for number, (name, start, end) in enumerate(
+            (("gemm", 0, middle), ("ncclDevKernel_AllReduce_Sum_bf16", middle, 10 * MS))
+        ):
             call = 2 * i + number + 1
             export.call(1_000 * call, 1_000 * call + 500, call)
-            export.kernel(name, (1 + 10 * i + start) * MS, (1 + 10 * i + end) * MS, call)
+            export.kernel(name, (1 + 10 * i) * MS + start, (1 + 10 * i) * MS + end, call)
     (finding,) = _nsys(export, tmp_path).findings
-    assert finding.title == (
-        "Communication runs with nothing beside it for 80% of the capture (20% could hide behind computation)"
-    )
-    assert finding.max_gain == pytest.approx(1.25)
+    assert finding.title == f"Communication runs with nothing beside it for {title}"
+    assert finding.max_gain == pytest.approx(gain, rel=0.02)
+    assert finding.hint == "Less or faster communication"
+    assert finding.caveat == f"what has to travel takes its time: computing beside it gives at most {overlapped}"
+    assert finding.evidence[1].endswith("of it could hide; the rest goes only with less or faster communication")
+    assert finding.remedy.startswith("communicate less or faster") == (compute_us == 200)
 
 
 def test_a_page_of_a_capture_that_is_mostly_set_up_begins_with_its_steps(
