@@ -677,9 +677,21 @@ def test_gpus_that_work_in_turns_are_told_although_one_of_them_always_works(
         assert found[0]["title"].startswith("2 GPUs work in turns: spread evenly, their work would take 48% of")
 
 
+XMMA = "sm80_xmma_{kind}_tilesize128x128x8_stage3_warpsize2x2x1_{core}_execute_kernel__5x_cublas"
+
+
 @pytest.mark.parametrize(
     ("name", "rules"),
-    [("ampere_sgemm_128x64_tn", ["dtype_miss"]), ("cutlass_80_tensorop_s1688gemm_128x128_tn_align4", [])],
+    [
+        ("ampere_sgemm_128x64_tn", ["dtype_miss"]),
+        (XMMA.format(kind="gemm_f32f32_f32f32_f32_tn_n", core="ffma_aligna4_alignc4"), ["dtype_miss"]),
+        (XMMA.format(kind="fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs", core="g1_ffma_aligna4"), ["dtype_miss"]),
+        ("ampere_scudnn_128x64_relu_medium_nn_v1", ["dtype_miss"]),
+        ("cutlass_80_tensorop_s1688gemm_128x128_tn_align4", []),
+        (XMMA.format(kind="gemm_f32f32_tf32f32_f32_tn_n", core="tensor16x8x8"), []),
+        (XMMA.format(kind="gemm_bf16bf16_bf16f32_f32_tn_n", core="tensor16x8x16"), []),
+        ("ampere_fp16_s16816cudnn_fp16_128x64_ldg8_relu_f2f_exp_small", []),
+    ],
 )
 def test_products_off_the_tensor_cores_are_told_of_a_busy_gpu(tmp_path: Path, name: str, rules: list[str]) -> None:
     export = Export()
