@@ -714,6 +714,59 @@ def test_compiling_is_known_by_the_ranges_of_the_compiler(tmp_path: Path) -> Non
     assert (finding.rule, finding.is_one_time) == ("compilation", True)
 
 
+APPLY = "void at::native::multi_tensor_apply_kernel<at::native::TensorListMetadata<3>, at::native::{}, float>(X)"
+PASSES = tuple(
+    APPLY.format(functor)
+    for functor in (
+        "BinaryOpScalarFunctor<float, 1, 1, 0>, std::multiplies<float>",
+        "TernaryOpScalarFunctor<float, 2, 2, 0>, at::native::LerpFunctor<float>",
+        "UnaryOpFunctor<float, 2, 1, 1>, at::native::Sqrt<float>",
+        "PointwiseOpScalarListFunctor<float, 3, 3, 0>, std::divides<float>",
+    )
+)
+FUSED_ADAM = APPLY.format("FusedAdamMathFunctor<float, 4, at::native::ADAM_MODE::ORIGINAL, false>")
+APEX_ADAM = "void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float, float, int>, float>(X)"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "passes", "name"),
+    [
+        ("Optimizer.step#AdamW.step", PASSES, "AdamW"),
+        ("Optimizer.step#Shampoo.step", PASSES, "Shampoo"),
+        (None, PASSES, "an optimiser"),
+        ("Optimizer.step#AdamW.step", (FUSED_ADAM,), None),
+        ("Optimizer.step#AdamW.step", (*PASSES, FUSED_ADAM), None),
+        ("Optimizer.step#FusedAdam.step", (APEX_ADAM, PASSES[0]), None),
+        # Clipping of gradients, and an average of the weights.
+        ("Optimizer.step#SGD.step", PASSES[:1], None),
+        (None, PASSES[:2], None),
+    ],
+)
+def test_an_optimiser_of_several_passes_is_told_to_take_one(
+    tmp_path: Path, optimizer: str | None, passes: tuple[str, ...], name: str | None
+) -> None:
+    events: list[str] = []
+    number, at = 0, 1_000
+    for _ in range(10):
+        for kernel in ("nvjet_tst_128x64_TNT", *passes):
+            number += 1
+            events.append(event("cuda_runtime", "cudaLaunchKernel", f"{10 * number}", "5", correlation=number))
+            lane = {"pid": 0, "tid": 7, "correlation": number, "device": 0}
+            events.append(event("kernel", kernel, f"{at}", "500", **lane))
+            at += 501
+        if optimizer is not None:
+            begun = 10 * (number - len(passes) + 1) - 1
+            events.append(event("user_annotation", optimizer, f"{begun}", f"{10 * len(passes)}"))
+    found = _torch(events, tmp_path).findings
+    assert [(finding.rule, finding.title) for finding in found] == [
+        ("unfused_optimizer", f"The passes of {name} over all parameters take 80% of the capture's kernel time")
+        for _ in range(name is not None)
+    ]
+    if found:
+        assert ("torch.optim.AdamW(fused=True)" in found[0].remedy) == (name == "AdamW")
+        assert found[0].max_gain == pytest.approx(1 / (1 - 0.8 * 0.65), rel=0.01)
+
+
 def test_what_lies_between_the_products_of_attention_is_not_told_twice(tmp_path: Path) -> None:
     export, at = Export(), 100_000
     parts = (("gemm_qk", 200_000), ("softmax_warp_forward", 150_000), ("fused_dropout_kernel", 120_000))
