@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from llm_perf_opt.analysis.capture import (
     judge_after_setup,
     measure_timeline,
 )
-from llm_perf_opt.analysis.findings.finding import may_be_headline
+from llm_perf_opt.analysis.findings.finding import FindingRecord, may_be_headline
 from llm_perf_opt.analysis.findings.rules import diagnose
 from llm_perf_opt.analysis.kernels.names import is_fusible
 from llm_perf_opt.analysis.timeline.timeline import Timeline, since
@@ -765,6 +766,58 @@ def test_an_optimiser_of_several_passes_is_told_to_take_one(
     if found:
         assert ("torch.optim.AdamW(fused=True)" in found[0].remedy) == (name == "AdamW")
         assert found[0].max_gain == pytest.approx(1 / (1 - 0.8 * 0.65), rel=0.01)
+
+
+SCAN = ("my_scan(float*, int)", 400, 1)
+PRODUCT = ("nvjet_tst_128x64_TNT", 100, 264)
+
+
+def _few_blocks(tmp_path: Path, kernels: Sequence[tuple[str, int, int]], streams: int = 1) -> list[FindingRecord]:
+    """What is found of twenty rounds of kernels `(name, µs, blocks)`, each round on all streams at once."""
+    events: list[str] = []
+    number, at = 0, 10_000
+    for _ in range(20):
+        for name, length, blocks in kernels:
+            for stream in range(streams):
+                number += 1
+                events.append(event("cuda_runtime", "cudaLaunchKernel", f"{2 * number}", "1", correlation=number))
+                lane = {"pid": 0, "tid": 7 + stream, "correlation": number, "device": 0, "stream": 7 + stream}
+                grid, block = [blocks, 1, 1], [32, 4, 1]
+                events.append(event("kernel", name, f"{at}", f"{length}", **lane, grid=grid, block=block))
+            at += length + 1
+    return [f for f in _torch(events, tmp_path, detailed=True).findings if f.rule == "low_occupancy"]
+
+
+def test_long_kernels_of_few_blocks_are_told_of_a_busy_gpu(tmp_path: Path) -> None:
+    (found,) = _few_blocks(tmp_path, [SCAN, PRODUCT])
+    assert found.title == "Kernels of too few blocks for the GPU take 80% of the capture's kernel time"
+    assert found.evidence == (
+        "`my_scan`: 8.000 ms in 20 launch(es) of 1 block(s) with 128 threads each; the GPU has 132 SMs",
+    )
+    assert found.max_gain == pytest.approx(1 / (1 - 0.8 * (1 - 1 / 132)), rel=0.02)
+    assert found.remedy.startswith("spread the work over the GPU")
+    (decode,) = _few_blocks(tmp_path, [("flash_fwd_kernel", 400, 32), PRODUCT])
+    assert decode.remedy.startswith("spread attention over the GPU")
+
+
+@pytest.mark.parametrize(
+    ("kernels", "streams"),
+    [
+        # Short ones, such as a decode step has; those of a good part of the SMs; and a small part of the time.
+        ([("gemv", 5, 1), PRODUCT], 1),
+        ([("my_scan", 400, 40), PRODUCT], 1),
+        ([("my_scan", 20, 1), PRODUCT, PRODUCT], 1),
+        # Few blocks are enough to move data between GPUs, or to wait.
+        ([("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(X)", 400, 24), PRODUCT], 1),
+        ([("at::cuda::spin_kernel", 400, 1), PRODUCT], 1),
+        # Together they fill the GPU.
+        ([("my_scan", 400, 32), PRODUCT], 4),
+    ],
+)
+def test_small_grids_that_cost_little_or_are_meant_are_left_alone(
+    tmp_path: Path, kernels: list[tuple[str, int, int]], streams: int
+) -> None:
+    assert _few_blocks(tmp_path, kernels, streams) == []
 
 
 def test_what_lies_between_the_products_of_attention_is_not_told_twice(tmp_path: Path) -> None:
