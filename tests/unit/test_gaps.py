@@ -2,6 +2,7 @@
 
 import dataclasses
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -537,6 +538,74 @@ def test_a_router_or_a_loss_is_no_attention(tmp_path: Path, last: str) -> None:
     softmax = "void (anonymous namespace)::cunn_SoftMaxForward<8, float>(float*)"
     analysis = _softmax_model(tmp_path, (softmax, last))
     assert "unfused_attention" not in [finding.rule for finding in analysis.findings]
+
+
+SOFTMAX = "void (anonymous namespace)::softmax_warp_forward<float, float, float, 8, false, false>(float*)"
+
+
+def _says_in_pieces(tmp_path: Path, layer: Sequence[tuple[str, str, int]], *, ends: str = "") -> bool:
+    """Whether forty layers of kernels `(name, operator, µs)` back to back are told to be attention in pieces.
+
+    `ends` is what each ends with: a call that waits, a gap or a copy to the host.
+    """
+    events: list[str] = []
+    number, host, at = 0, 0.0, 1_000.0
+    for batch in range(40):
+        for name, operator, length in layer:
+            number += 1
+            events.append(event("cpu_op", operator, f"{host:.1f}", "8"))
+            events.append(event("cuda_runtime", "cudaLaunchKernel", f"{host + 1:.1f}", "5", correlation=number))
+            events.append(event("kernel", name, f"{at:.1f}", f"{length}", pid=0, tid=7, correlation=number, device=0))
+            host, at = host + 10, at + length + 1
+        if ends == "wait":
+            events.append(event("cuda_runtime", "cudaStreamSynchronize", f"{host:.1f}", "2", correlation=9_000 + batch))
+        elif ends == "gap":
+            at += 600
+        elif ends == "copy":
+            events.append(event("cuda_runtime", "cudaMemcpyAsync", f"{host:.1f}", "2", correlation=9_000 + batch))
+            lane = {"pid": 0, "tid": 7, "correlation": 9_000 + batch, "bytes": 40}
+            events.append(event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", f"{at:.1f}", "5", **lane))
+            at += 6
+        host += 10
+    return "unfused_attention" in [finding.rule for finding in _torch(events, tmp_path).findings]
+
+
+@pytest.mark.parametrize(
+    ("operator", "softmax_us", "is_attention"),
+    [
+        ("aten::bmm", 100, True),
+        # Long heads on old GPUs: the operators leave no doubt.
+        ("aten::bmm", 5, True),
+        ("aten::baddbmm", 100, True),
+        ("aten::mm", 100, True),
+        ("aten::mm", 5, False),
+        ("aten::linear", 100, False),
+        ("aten::addmm", 100, False),
+    ],
+)
+def test_products_of_attention_have_no_weights(
+    tmp_path: Path, operator: str, softmax_us: int, is_attention: bool
+) -> None:
+    product = ("sm90_xmma_gemm_bf16", operator, 100)
+    layer = [product, (SOFTMAX, "aten::softmax", softmax_us), product, ("vectorized_layer_norm_kernel", "x", 5)]
+    assert _says_in_pieces(tmp_path, layer) == is_attention
+
+
+def test_a_router_s_softmax_beside_fused_attention_is_no_attention_in_pieces(tmp_path: Path) -> None:
+    product = ("sm90_xmma_gemm_bf16", "vllm::unknown", 100)
+    router = [product, (SOFTMAX, "aten::softmax", 100), product]
+    attention = ("void flash::flash_fwd_kernel<X>(flash::Flash_fwd_params)", "flash_attn::_flash_attn_forward", 100)
+    assert not _says_in_pieces(tmp_path, [attention, *router])
+    assert _says_in_pieces(tmp_path, router)
+
+
+@pytest.mark.parametrize(("ends", "is_attention"), [("", True), ("wait", False), ("gap", False), ("copy", False)])
+def test_the_softmax_that_ends_a_batch_belongs_to_no_product_of_the_next(
+    tmp_path: Path, ends: str, is_attention: bool
+) -> None:
+    product = ("sm90_xmma_gemm_bf16", "aten::mm", 50)
+    batch = [product, ("vectorized_layer_norm_kernel", "x", 5), product, (SOFTMAX, "aten::softmax", 50)]
+    assert _says_in_pieces(tmp_path, batch, ends=ends) == is_attention
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,55 @@ def test_a_small_message_that_takes_long_waits_for_another_rank(
     ]
 
 
+def test_a_collective_many_times_as_long_as_its_like_waits_for_another_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernels = [(ALL_REDUCE, 10, 900_000), *((ALL_REDUCE, 1_000_000 + 10_000 * i, 3_000) for i in range(10))]
+    assert main(["analyze", "--json", str(_rank(tmp_path / "t.json", 0, kernels))]) == 0
+    (found,) = [f for f in json.loads(capsys.readouterr().out)["findings"] if f["rule"] == "late_ranks"]
+    assert found["title"] == (
+        "Collectives wait for other ranks: some take many times as long as most of their kind, 82% of the capture"
+    )
+    assert found["evidence"] == [
+        "all-reduce: 1 of 11 call(s) took 897.00 ms longer in all than most do (median 3 ms, longest 900.00 ms)"
+    ]
+    assert found["confidence"] == "medium"
+
+
+def test_collectives_of_unknown_sizes_may_differ(tmp_path: Path) -> None:
+    """Gradient buckets beside the all-reduce of a loss: a thousand times as long, and no rank is late."""
+    kernels = [(ALL_REDUCE, 10_000 * i, 9_000 if i % 8 == 0 else 9) for i in range(1, 41)]
+    (row,) = _analyze([_rank(tmp_path / "t.json", 0, kernels)]).collectives
+    assert (row.max_ns, row.waiting, row.waiting_ns) == (9_000_000, 0, 0)
+
+
+def test_receives_of_one_size_that_differ_are_the_bubble_of_a_pipeline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = {"Collective name": "recv", "In msg nelems": 8_388_608, "Out msg nelems": 8_388_608, "dtype": "BFloat16"}
+    events, at = [], 10
+    for i in range(40):
+        receive, product = 2 * i + 1, 2 * i + 2
+        length = 9_000 if i % 4 == 0 else 300
+        events.append(event("cuda_runtime", "cudaLaunchKernel", f"{2 * i}", "0.5", correlation=receive))
+        name = "ncclDevKernel_SendRecv(X)"
+        events.append(event("kernel", name, f"{at}", f"{length}", pid=0, tid=20, correlation=receive, **said))
+        events.append(event("cuda_runtime", "cudaLaunchKernel", f"{2 * i + 1}", "0.5", correlation=product))
+        events.append(event("kernel", "gemm", f"{at + length}", "4000", pid=0, tid=7, correlation=product))
+        at += length + 4_000
+    assert main(["analyze", "--json", str(write_trace(tmp_path / "t.json", events))]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["findings"]
+    assert (found["rule"], found["title"]) == (
+        "late_ranks",
+        "Receives wait for the rank that sends, 34% of the capture",
+    )
+    assert found["evidence"] == [
+        "send/receive of 16.8 MB: 10 of 40 call(s) took 87.00 ms longer in all than most do (median 0.3 ms, longest "
+        "9.00 ms)"
+    ]
+    assert found["remedy"].startswith("in a pipeline this is its bubble: more micro-batches in a step")
+
+
 def test_collectives_are_matched_by_their_ends_though_clocks_differ_and_one_is_missing(tmp_path: Path) -> None:
     """The second rank's clock is 5 ms ahead; the third recorded one collective more, before the others began."""
     first = [(ALL_REDUCE, 1000 * n, 100) for n in (1, 2, 3)]

@@ -165,6 +165,7 @@ def test_a_kernel_near_its_roof_needs_no_occupancy() -> None:
     [
         ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_tn_align1>(T1::Params)", "fp32 on CUDA cores"),
         ("ampere_sgemm_128x64_tn", "fp32 on CUDA cores"),
+        ("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_ffma_aligna4", "fp32 on CUDA cores"),
         ("sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n", "TF32"),
         ("ampere_dgemm_64x64", "fp64"),
     ],

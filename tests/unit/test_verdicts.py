@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from llm_perf_opt.analysis.capture import (
     judge_after_setup,
     measure_timeline,
 )
-from llm_perf_opt.analysis.findings.finding import may_be_headline
+from llm_perf_opt.analysis.findings.finding import FindingRecord, may_be_headline
 from llm_perf_opt.analysis.findings.rules import diagnose
 from llm_perf_opt.analysis.kernels.names import is_fusible
 from llm_perf_opt.analysis.timeline.timeline import Timeline, since
@@ -150,6 +151,9 @@ def test_what_to_do_about_launches_fits_the_program(tmp_path: Path, kernel: str,
     assert "torch.compile" not in finding.remedy
 
 
+RANDOM = "float, 4, at::native::templates::cuda::{}_and_transform<float, float, at::CUDAGeneratorImpl*>"
+
+
 @pytest.mark.parametrize(
     ("kernel", "fusible"),
     [
@@ -160,6 +164,8 @@ def test_what_to_do_about_launches_fits_the_program(tmp_path: Path, kernel: str,
         ("void at::native::multi_tensor_apply_kernel<at::native::FusedAdamMathFunctor<float> >(int)", False),
         ("void at::native::sbtopk::gatherTopK<float>(float)", False),
         ("triton_poi_fused_add_mul_2", False),
+        (f"void at::native::distribution_elementwise_grid_stride_kernel<{RANDOM.format('normal')} >(long)", False),
+        (f"void at::native::distribution_elementwise_grid_stride_kernel<{RANDOM.format('uniform')} >(long)", False),
     ],
 )
 def test_passes_that_need_each_other_s_whole_result_are_not_fusible(kernel: str, fusible: bool) -> None:
@@ -677,9 +683,21 @@ def test_gpus_that_work_in_turns_are_told_although_one_of_them_always_works(
         assert found[0]["title"].startswith("2 GPUs work in turns: spread evenly, their work would take 48% of")
 
 
+XMMA = "sm80_xmma_{kind}_tilesize128x128x8_stage3_warpsize2x2x1_{core}_execute_kernel__5x_cublas"
+
+
 @pytest.mark.parametrize(
     ("name", "rules"),
-    [("ampere_sgemm_128x64_tn", ["dtype_miss"]), ("cutlass_80_tensorop_s1688gemm_128x128_tn_align4", [])],
+    [
+        ("ampere_sgemm_128x64_tn", ["dtype_miss"]),
+        (XMMA.format(kind="gemm_f32f32_f32f32_f32_tn_n", core="ffma_aligna4_alignc4"), ["dtype_miss"]),
+        (XMMA.format(kind="fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs", core="g1_ffma_aligna4"), ["dtype_miss"]),
+        ("ampere_scudnn_128x64_relu_medium_nn_v1", ["dtype_miss"]),
+        ("cutlass_80_tensorop_s1688gemm_128x128_tn_align4", []),
+        (XMMA.format(kind="gemm_f32f32_tf32f32_f32_tn_n", core="tensor16x8x8"), []),
+        (XMMA.format(kind="gemm_bf16bf16_bf16f32_f32_tn_n", core="tensor16x8x16"), []),
+        ("ampere_fp16_s16816cudnn_fp16_128x64_ldg8_relu_f2f_exp_small", []),
+    ],
 )
 def test_products_off_the_tensor_cores_are_told_of_a_busy_gpu(tmp_path: Path, name: str, rules: list[str]) -> None:
     export = Export()
@@ -700,6 +718,111 @@ def test_compiling_is_known_by_the_ranges_of_the_compiler(tmp_path: Path) -> Non
             _kernel(events, 15 * step + i + 1, at + 81_000 + 10 * i, at + 81_200 + 1_000 * i, 995)
     (finding,) = _torch(events, tmp_path).findings
     assert (finding.rule, finding.is_one_time) == ("compilation", True)
+
+
+APPLY = "void at::native::multi_tensor_apply_kernel<at::native::TensorListMetadata<3>, at::native::{}, float>(X)"
+PASSES = tuple(
+    APPLY.format(functor)
+    for functor in (
+        "BinaryOpScalarFunctor<float, 1, 1, 0>, std::multiplies<float>",
+        "TernaryOpScalarFunctor<float, 2, 2, 0>, at::native::LerpFunctor<float>",
+        "UnaryOpFunctor<float, 2, 1, 1>, at::native::Sqrt<float>",
+        "PointwiseOpScalarListFunctor<float, 3, 3, 0>, std::divides<float>",
+    )
+)
+FUSED_ADAM = APPLY.format("FusedAdamMathFunctor<float, 4, at::native::ADAM_MODE::ORIGINAL, false>")
+APEX_ADAM = "void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float, float, int>, float>(X)"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "passes", "name"),
+    [
+        ("Optimizer.step#AdamW.step", PASSES, "AdamW"),
+        ("Optimizer.step#Shampoo.step", PASSES, "Shampoo"),
+        (None, PASSES, "an optimiser"),
+        ("Optimizer.step#AdamW.step", (FUSED_ADAM,), None),
+        ("Optimizer.step#AdamW.step", (*PASSES, FUSED_ADAM), None),
+        ("Optimizer.step#FusedAdam.step", (APEX_ADAM, PASSES[0]), None),
+        # Clipping of gradients, and an average of the weights.
+        ("Optimizer.step#SGD.step", PASSES[:1], None),
+        (None, PASSES[:2], None),
+    ],
+)
+def test_an_optimiser_of_several_passes_is_told_to_take_one(
+    tmp_path: Path, optimizer: str | None, passes: tuple[str, ...], name: str | None
+) -> None:
+    events: list[str] = []
+    number, at = 0, 1_000
+    for _ in range(10):
+        for kernel in ("nvjet_tst_128x64_TNT", *passes):
+            number += 1
+            events.append(event("cuda_runtime", "cudaLaunchKernel", f"{10 * number}", "5", correlation=number))
+            lane = {"pid": 0, "tid": 7, "correlation": number, "device": 0}
+            events.append(event("kernel", kernel, f"{at}", "500", **lane))
+            at += 501
+        if optimizer is not None:
+            begun = 10 * (number - len(passes) + 1) - 1
+            events.append(event("user_annotation", optimizer, f"{begun}", f"{10 * len(passes)}"))
+    found = _torch(events, tmp_path).findings
+    assert [(finding.rule, finding.title) for finding in found] == [
+        ("unfused_optimizer", f"The passes of {name} over all parameters take 80% of the capture's kernel time")
+        for _ in range(name is not None)
+    ]
+    if found:
+        assert ("torch.optim.AdamW(fused=True)" in found[0].remedy) == (name == "AdamW")
+        assert found[0].max_gain == pytest.approx(1 / (1 - 0.8 * 0.65), rel=0.01)
+
+
+SCAN = ("my_scan(float*, int)", 400, 1)
+PRODUCT = ("nvjet_tst_128x64_TNT", 100, 264)
+
+
+def _few_blocks(tmp_path: Path, kernels: Sequence[tuple[str, int, int]], streams: int = 1) -> list[FindingRecord]:
+    """What is found of twenty rounds of kernels `(name, µs, blocks)`, each round on all streams at once."""
+    events: list[str] = []
+    number, at = 0, 10_000
+    for _ in range(20):
+        for name, length, blocks in kernels:
+            for stream in range(streams):
+                number += 1
+                events.append(event("cuda_runtime", "cudaLaunchKernel", f"{2 * number}", "1", correlation=number))
+                lane = {"pid": 0, "tid": 7 + stream, "correlation": number, "device": 0, "stream": 7 + stream}
+                grid, block = [blocks, 1, 1], [32, 4, 1]
+                events.append(event("kernel", name, f"{at}", f"{length}", **lane, grid=grid, block=block))
+            at += length + 1
+    return [f for f in _torch(events, tmp_path, detailed=True).findings if f.rule == "low_occupancy"]
+
+
+def test_long_kernels_of_few_blocks_are_told_of_a_busy_gpu(tmp_path: Path) -> None:
+    (found,) = _few_blocks(tmp_path, [SCAN, PRODUCT])
+    assert found.title == "Kernels of too few blocks for the GPU take 80% of the capture's kernel time"
+    assert found.evidence == (
+        "`my_scan`: 8.000 ms in 20 launch(es) of 1 block(s) with 128 threads each; the GPU has 132 SMs",
+    )
+    assert found.max_gain == pytest.approx(1 / (1 - 0.8 * (1 - 1 / 132)), rel=0.02)
+    assert found.remedy.startswith("spread the work over the GPU")
+    (decode,) = _few_blocks(tmp_path, [("flash_fwd_kernel", 400, 32), PRODUCT])
+    assert decode.remedy.startswith("spread attention over the GPU")
+
+
+@pytest.mark.parametrize(
+    ("kernels", "streams"),
+    [
+        # Short ones, such as a decode step has; those of a good part of the SMs; and a small part of the time.
+        ([("gemv", 5, 1), PRODUCT], 1),
+        ([("my_scan", 400, 40), PRODUCT], 1),
+        ([("my_scan", 20, 1), PRODUCT, PRODUCT], 1),
+        # Few blocks are enough to move data between GPUs, or to wait.
+        ([("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(X)", 400, 24), PRODUCT], 1),
+        ([("at::cuda::spin_kernel", 400, 1), PRODUCT], 1),
+        # Together they fill the GPU.
+        ([("my_scan", 400, 32), PRODUCT], 4),
+    ],
+)
+def test_small_grids_that_cost_little_or_are_meant_are_left_alone(
+    tmp_path: Path, kernels: list[tuple[str, int, int]], streams: int
+) -> None:
+    assert _few_blocks(tmp_path, kernels, streams) == []
 
 
 def test_what_lies_between_the_products_of_attention_is_not_told_twice(tmp_path: Path) -> None:
@@ -728,18 +851,32 @@ def test_advice_about_tensor_cores_fits_the_gpu(tmp_path: Path, gpu: str, advice
     assert [text for text, finding in zip(advice, found, strict=True) if text in finding.remedy] == advice
 
 
-def test_communication_that_computation_cannot_hide_is_told_with_what_it_can(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("compute_us", "title", "gain", "overlapped"),
+    [
+        (4_000, "60% of the capture (40% could hide behind computation)", 2.5, "1.67x"),
+        (200, "98% of the capture (2% could hide behind computation)", 49.5, "1.02x"),
+    ],
+)
+def test_communication_that_computation_cannot_hide_is_told_by_all_of_it(
+    tmp_path: Path, compute_us: int, title: str, gain: float, overlapped: str
+) -> None:
     export = Export()
+    middle = compute_us * 1_000
     for i in range(10):
-        for number, (name, start, end) in enumerate((("gemm", 0, 2), ("ncclDevKernel_AllReduce_Sum_bf16", 2, 10))):
+        for number, (name, start, end) in enumerate(
+            (("gemm", 0, middle), ("ncclDevKernel_AllReduce_Sum_bf16", middle, 10 * MS))
+        ):
             call = 2 * i + number + 1
             export.call(1_000 * call, 1_000 * call + 500, call)
-            export.kernel(name, (1 + 10 * i + start) * MS, (1 + 10 * i + end) * MS, call)
+            export.kernel(name, (1 + 10 * i) * MS + start, (1 + 10 * i) * MS + end, call)
     (finding,) = _nsys(export, tmp_path).findings
-    assert finding.title == (
-        "Communication runs with nothing beside it for 80% of the capture (20% could hide behind computation)"
-    )
-    assert finding.max_gain == pytest.approx(1.25)
+    assert finding.title == f"Communication runs with nothing beside it for {title}"
+    assert finding.max_gain == pytest.approx(gain, rel=0.02)
+    assert finding.hint == "Less or faster communication"
+    assert finding.caveat == f"what has to travel takes its time: computing beside it gives at most {overlapped}"
+    assert finding.evidence[1].endswith("of it could hide; the rest goes only with less or faster communication")
+    assert finding.remedy.startswith("communicate less or faster") == (compute_us == 200)
 
 
 def test_a_page_of_a_capture_that_is_mostly_set_up_begins_with_its_steps(

@@ -64,7 +64,10 @@ def test_long_gaps_and_ranges_that_run_on_promise_nothing_to_cuda_graphs(tmp_pat
 
 
 def test_the_copies_of_the_two_gpu_capture_have_their_rate(tmp_path: Path) -> None:
-    (finding,) = _analyze("wild/nsysai_h100_2gpu_autograd_nvtx.sqlite.xz", tmp_path).findings
+    """They take nearly all of it; what is left is a model in fp32, by the names of its products on CUDA cores."""
+    finding, other = _analyze("wild/nsysai_h100_2gpu_autograd_nvtx.sqlite.xz", tmp_path).findings
+    assert (finding.rule, other.rule) == ("wait_bound", "dtype_miss")
+    assert other.title == "Products in fp32 on CUDA cores take 87% of the capture's kernel time"
     assert finding.evidence[1] == "Copy Host-to-Device (Pinned): 446 in 1841.63 ms, 50,950.5 MB at 27.7 GB/s"
 
 

@@ -38,6 +38,7 @@ from llm_perf_opt.analysis.timeline.streams import (
 from llm_perf_opt.analysis.timeline.tables import (
     communication_kernels,
     copy_rows,
+    few_blocks,
     idle_of,
     kernel_rows,
     range_rows,
@@ -214,6 +215,7 @@ def analyze_measured(measured: Sequence[Measured], *, engine: Engine | None = No
             exposed=_exposed(timelines),
             fusible=_fusible(timelines),
             pieces=_pieces(timelines),
+            few_blocks=few_blocks(timelines),
             kernels=kernels,
             captures=len(timelines),
             gpu_name=gpu.name,

@@ -33,6 +33,10 @@ ITEM_BYTES = {
 _TORCH_TYPES = {"signed char": "Char", "unsigned char": "Byte", "long int": "Long"}
 # Ranks leave a collective within a few copies of each other; what lies further apart is another one.
 END_SHARE, END_NS = 0.05, 20_000
+# A message that takes so many times as long as most of its size waits for a rank. Where sizes are not known, messages
+# of one kind may differ by more, so only what is long for any of them counts, and only against the long ones.
+WAITING_FACTOR, WAITING_NS, WAITING_OF_ANY_SIZE_NS = 10.0, 1_000_000, 100_000_000
+ENOUGH_CALLS, LONG_ONES = 4, 75
 ANNOTATION = "nccl:"
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL = "all-reduce", "all-gather", "reduce-scatter", "all-to-all"
 BROADCAST, REDUCE, SEND_RECEIVE, BARRIER = "broadcast", "reduce", "send/receive", "barrier"
@@ -95,7 +99,7 @@ def recorded_args(timeline: Timeline, detail: TraceDetail) -> RecordedArgs:
 def _sized_operators(timeline: Timeline, detail: TraceDetail) -> tuple[Ints, list[CollectiveArgs]]:
     """The operators that start collectives and say how much they move."""
     operators = timeline.operators
-    wanted = np.array([bool(_kind(name)) and "::" in name for name in timeline.names], np.bool_)
+    wanted = np.array([kind_of_collective(name) is not None and "::" in name for name in timeline.names], np.bool_)
     chosen: list[int] = []
     sizes: list[CollectiveArgs] = []
     for at in (np.flatnonzero(wanted[operators.name]) if len(operators) else np.zeros(0, np.int64)).tolist():
@@ -116,7 +120,7 @@ def _tensor_args(name: str, dims: str, types: bytes) -> CollectiveArgs | None:
     if not whole or place >= len(kinds) or not isinstance(kinds[place], str):
         return None
     out = counts[0] if place else None
-    kind = _kind(name)[0]
+    kind = kind_of_collective(name)
     large, small = (whole, out) if kind == REDUCE_SCATTER else (out, whole)
     ranks = large // small if kind in (REDUCE_SCATTER, ALL_GATHER) and large and small else None
     return CollectiveArgs(
@@ -149,7 +153,8 @@ class CollectiveRow:
 
     `message_bytes` is the size nccl-tests means: of the whole result of an all-gather, of the whole input of a
     reduce-scatter or an all-to-all. Bandwidths are of the median time. `skew_*` compare the ranks given: how much
-    earlier the first came than the last, over the `matched` ones that ended together on all of them.
+    earlier the first came than the last, over the `matched` ones that ended together on all of them. `waiting` took
+    many times the median of all these, `waiting_ns` more than it together: no message takes that, a late rank does.
     """
 
     collective: str
@@ -169,6 +174,8 @@ class CollectiveRow:
     skew_median_ns: float | None
     skew_max_ns: int | None
     kernels: tuple[str, ...]
+    waiting: int = 0
+    waiting_ns: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,6 +316,9 @@ def _row(key: _Key, found: Sequence[_Found], match: _Match | None) -> Collective
     skew = None if match is None else match.length_ns.max(axis=0) - match.length_ns.min(axis=0)
     rate = key.message_bytes / typical if key.message_bytes is not None and typical > 0 else None
     factor = bus_factor(key.collective, key.group_size)
+    usual = float(np.median(every) if key.message_bytes is not None else np.percentile(every, LONG_ONES))
+    least = WAITING_NS if key.message_bytes is not None else WAITING_OF_ANY_SIZE_NS
+    waiting = every[every >= max(WAITING_FACTOR * usual, least)] if len(every) >= ENOUGH_CALLS else every[:0]
     return CollectiveRow(
         collective=key.collective,
         group=key.group,
@@ -327,6 +337,8 @@ def _row(key: _Key, found: Sequence[_Found], match: _Match | None) -> Collective
         skew_median_ns=None if skew is None else float(np.median(skew)),
         skew_max_ns=None if skew is None else int(skew.max()),
         kernels=tuple(sorted(short_kernel_name(name) for name in kernels)),
+        waiting=len(waiting),
+        waiting_ns=round(float((waiting - usual).sum())),
     )
 
 
@@ -384,7 +396,8 @@ def _annotations(timeline: Timeline, pick: Ints) -> Ints:
 
 
 def _key(args: CollectiveArgs, annotation: str | None, kernel: str) -> _Key:
-    collective = next((kind for text in (args.name, annotation, kernel) if text for kind in _kind(text)), UNNAMED)
+    told = (kind_of_collective(text) for text in (args.name, annotation, kernel) if text)
+    collective = next((kind for kind in told if kind is not None), UNNAMED)
     return _Key(
         collective=collective,
         group=args.group,
@@ -394,9 +407,9 @@ def _key(args: CollectiveArgs, annotation: str | None, kernel: str) -> _Key:
     )
 
 
-def _kind(text: str) -> tuple[str, ...]:
-    """The collective a name means, or nothing."""
-    return next(((kind,) for kind, pattern in _KINDS if pattern.search(text)), ())
+def kind_of_collective(text: str) -> str | None:
+    """The collective a name means, or None."""
+    return next((kind for kind, pattern in _KINDS if pattern.search(text)), None)
 
 
 def _message_bytes(collective: str, args: CollectiveArgs) -> int | None:

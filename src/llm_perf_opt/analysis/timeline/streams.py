@@ -12,7 +12,7 @@ import numpy as np
 
 from llm_perf_opt.analysis.kernels.names import classify_kernel
 from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS
-from llm_perf_opt.analysis.timeline.intervals import Flags, Ints, union
+from llm_perf_opt.analysis.timeline.intervals import Flags, Ints, innermost, nest, union
 from llm_perf_opt.analysis.timeline.timeline import Activities, Timeline, distinct, join, take
 
 # A stream with less than this part of the kernel time is no second line of work.
@@ -23,8 +23,16 @@ SHOWN = 100
 # Chains that take less than this part of the kernel time are not looked into.
 MIN_CHAIN_SHARE = 0.1
 # Kernels of attention in pieces: none of these, a product, a softmax, work in passing; and the most from end to end.
-PRODUCT, SOFTMAX, PASSING = 1, 2, 3
+# Attention that is one kernel already is the fourth kind.
+PRODUCT, SOFTMAX, PASSING, FUSED = 1, 2, 3, 4
 MOST_PIECES = 12
+# The softmax of attention reads and writes all that the products around it write and read, so it takes a good part of
+# their time: less is a router's or a classifier's, between layers with weights.
+LEAST_SOFTMAX = 0.1
+# Torch multiplies by weights in these operators, and what belongs to each head or row of a batch in those.
+_WITH_WEIGHTS = frozenset({"aten::linear", "aten::addmm", "aten::_addmm_activation", "aten::_grouped_mm"})
+_IN_BATCHES = frozenset({"aten::bmm", "aten::baddbmm"})
+_WITH_THE_HOST = re.compile(r"host|htod|dtoh|pageable|pinned", re.IGNORECASE)
 _SOFTMAX = re.compile(r"soft_?max", re.IGNORECASE)
 # The softmax of a loss.
 _LOSS = re.compile(r"log_?soft_?max|loss|entropy", re.IGNORECASE)
@@ -278,7 +286,11 @@ class AttentionInPieces:
 
 
 def attention_in_pieces(timeline: Timeline) -> AttentionInPieces:
-    """Softmax kernels between two products on one stream, with nothing but elementwise work and copies in between."""
+    """Softmax kernels between two products on one stream, with nothing but elementwise work and copies in between.
+
+    Where operators were recorded, they say which products are attention's. Where not, it is no attention if the
+    softmax is next to nothing beside the products, or if fused attention runs before each of them: a router's.
+    """
     kernels = timeline.kernels
     kinds = np.zeros(len(timeline.names), np.int8)
     for code in distinct(kernels.name).tolist():
@@ -295,22 +307,62 @@ def attention_in_pieces(timeline: Timeline) -> AttentionInPieces:
     first, last = before[middle], after[middle]
     fits = (kind[first] == PRODUCT) & (kind[last] == PRODUCT) & (lane[first] == lane[last])
     fits &= (last - first) <= MOST_PIECES
-    change = np.bincount(first[fits], minlength=len(index) + 1) - np.bincount(last[fits] + 1, minlength=len(index) + 1)
-    inside = np.cumsum(change)[: len(index)] > 0
-    time_ns = np.where(inside, (kernels.end_ns - kernels.start_ns)[order], 0)
+    first, middle, last = first[fits], middle[fits], last[fits]
+    kept = _belongs_together(timeline, order, lane, first, last)
+    call, length = kernels.call[order], (kernels.end_ns - kernels.start_ns)[order]
+    in_batches = _launched_in(timeline, _IN_BATCHES, call[first]) & _launched_in(timeline, _IN_BATCHES, call[last])
+    with_weights = _launched_in(timeline, _WITH_WEIGHTS, call[first])
+    with_weights |= _launched_in(timeline, _WITH_WEIGHTS, call[last])
+    until = np.concatenate(([0], np.cumsum(length)))
+    fused = np.concatenate(([0], np.cumsum(kind == FUSED)))
+    after_fused = np.diff(fused[last], prepend=0) > 0
+    looks_like = (length[middle] >= LEAST_SOFTMAX * (until[last + 1] - until[first])) & ~after_fused
+    kept &= in_batches | (looks_like & ~with_weights)
+    first, last = first[kept], last[kept]
+    change = np.bincount(first, minlength=len(index) + 1) - np.bincount(last + 1, minlength=len(index) + 1)
+    time_ns = np.where(np.cumsum(change)[: len(index)] > 0, length, 0)
     return AttentionInPieces(
-        count=int(fits.sum()),
+        count=len(first),
         product_ns=int(time_ns[kind == PRODUCT].sum()),
         softmax_ns=int(time_ns[kind == SOFTMAX].sum()),
         between_ns=int(time_ns[kind == PASSING].sum()),
     )
 
 
+def _belongs_together(timeline: Timeline, order: Ints | slice, lane: Ints, first: Ints, last: Ints) -> Flags:
+    """Whether neither a wait, nor a long gap, nor a copy from or to the host lies between two kernels of a stream."""
+    apart = np.concatenate(([0], np.cumsum(_apart(timeline, order))))
+    together: Flags = apart[first] == apart[last]
+    copies, start = timeline.copies, timeline.kernels.start_ns[order]
+    codes = [code for code in distinct(copies.name).tolist() if _WITH_THE_HOST.search(timeline.names[code])]
+    crossing = np.flatnonzero(np.isin(copies.name, codes))
+    # A stream alone is its own lane: see `_by_stream`.
+    lanes = copies.stream if isinstance(order, slice) else _lanes(copies)
+    for one in distinct(lane[first]).tolist():
+        mine = np.flatnonzero(lane[first] == one)
+        moved = np.sort(copies.start_ns[crossing[lanes[crossing] == one]])
+        together[mine] &= np.searchsorted(moved, start[first[mine]]) == np.searchsorted(moved, start[last[mine]])
+    return together
+
+
+def _launched_in(timeline: Timeline, names: frozenset[str], call: Ints) -> Flags:
+    """Whether the calls lie inside operators of these names, at whatever depth."""
+    operators, calls = timeline.operators, timeline.calls
+    inside = np.zeros(len(call), np.bool_)
+    codes = [code for code, name in enumerate(timeline.names) if name in names]
+    mine, known = np.flatnonzero(np.isin(operators.name, codes)), np.flatnonzero(call >= 0)
+    if len(mine) and len(known):
+        columns = (operators.thread[mine], operators.start_ns[mine], operators.end_ns[mine])
+        at = call[known]
+        inside[known] = innermost(nest(*columns), *columns, calls.thread[at], calls.start_ns[at]) >= 0
+    return inside
+
+
 def _piece(name: str) -> int:
     kernel_class = classify_kernel(name)
     if kernel_class == "reduction" and _SOFTMAX.search(name) and not _LOSS.search(name):
         return SOFTMAX
-    return {"GEMM": PRODUCT, "elementwise": PASSING, "copy": PASSING}.get(kernel_class, 0)
+    return {"GEMM": PRODUCT, "elementwise": PASSING, "copy": PASSING, "attention": FUSED}.get(kernel_class, 0)
 
 
 def _by_stream(kernels: Activities) -> tuple[Ints | slice, Ints]:
@@ -318,7 +370,12 @@ def _by_stream(kernels: Activities) -> tuple[Ints | slice, Ints]:
     in_time = bool((kernels.start_ns[1:] >= kernels.start_ns[:-1]).all())
     if in_time and all(int(c.min()) == int(c.max()) for c in (kernels.process, kernels.device, kernels.stream)):
         return slice(None), kernels.stream
-    lane = (kernels.process.astype(np.int64) << 40) + (kernels.device.astype(np.int64) << 24) + kernels.stream
+    lane = _lanes(kernels)
     # Captures mostly list kernels in time: then only streams are to be told apart.
     order = np.argsort(lane, kind="stable") if in_time else np.lexsort((kernels.start_ns, lane))
     return order, lane[order]
+
+
+def _lanes(work: Activities) -> Ints:
+    """One number for each stream of each GPU of each process."""
+    return (work.process.astype(np.int64) << 40) + (work.device.astype(np.int64) << 24) + work.stream

@@ -59,6 +59,7 @@ RULES: tuple[Rule, ...] = (
     small_gemm.RULE,
     unfused_elementwise.RULE,
     unfused_elementwise.ATTENTION,
+    unfused_elementwise.OPTIMIZER,
     needless_copies.RULE,
     needless_copies.TRANSFERS,
     needless_copies.COMMUNICATION,

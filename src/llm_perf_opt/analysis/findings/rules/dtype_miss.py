@@ -18,9 +18,11 @@ MIN_SHARE = 0.01
 # other bytes.
 MOST_RATIO, HALF = 16.0, 0.5
 SHOWN = 3
-# Names of cuBLAS and CUTLASS kernels say what they multiply.
+# Names of cuBLAS, cuDNN and CUTLASS kernels say what they multiply. Since Ampere `ffma` is the instruction of the CUDA
+# cores; a tensor core's has its shape (`tensor16x8x8`).
+_FFMA = r"f32f32_f32f32_f32_\w*_ffma_"
 MISSES = (
-    ("fp32 on CUDA cores", re.compile(r"(?<![a-z])sgemm|sgemv|gemv2?[NT]?_kernel<.*\bfloat\b")),
+    ("fp32 on CUDA cores", re.compile(rf"(?<![a-z])sgemm|sgemv|gemv2?[NT]?_kernel<.*\bfloat\b|{_FFMA}")),
     ("TF32", re.compile(r"tf32|s1688gemm(?!_bf16|_fp16)|tst_.*_f32f32_tf32")),
     ("fp32", re.compile(r"(?:s16816|s884|s161616)?gemm_f32f32|f32f32_f32f32")),
     ("fp64", re.compile(r"(?<![a-z])dgemm|f64f64")),
@@ -33,7 +35,8 @@ REMEDY = (
     "torch.set_float32_matmul_precision('high') at least uses TF32"
 )
 # Of a capture, whose program may mean fp32: products by a name that says so, from this part of the kernel time on.
-PRODUCTS, SIMT, MIN_CAPTURE_SHARE = ("GEMM", "convolution"), re.compile(r"(?<![a-z])sgemm(?!v)"), 0.15
+PRODUCTS, MIN_CAPTURE_SHARE = ("GEMM", "convolution"), 0.15
+SIMT = re.compile(rf"(?<![a-z])s(gemm(?!v)|cudnn_)|{_FFMA}")
 # GPUs before Volta, and those whose tensor cores (Volta, Turing) take no TF32 and no bfloat16.
 WITHOUT_TENSOR_CORES = re.compile(r"\b(P100|P40|P4|K80|K40m?|M60|M40|GTX|TITAN Xp?)\b", re.IGNORECASE)
 HALF_ONLY = re.compile(r"\b(V100\w*|T4|TITAN (V|RTX)|Quadro (GV100|RTX)|RTX 20\d0)\b", re.IGNORECASE)
@@ -44,6 +47,10 @@ TENSOR_CORES_IN_HALF = (
 TENSOR_CORES = (
     "multiply on the tensor cores: torch.set_float32_matmul_precision('high') rounds the operands of fp32 products to "
     "TF32, autocast or a model in bfloat16 halves the bytes as well"
+)
+TENSOR_CORES_OF_CONVOLUTIONS = (
+    "convolve on the tensor cores: torch.backends.cudnn.allow_tf32 = True (torch's default, so look for what turns it "
+    "off) rounds the operands to TF32, autocast or a model in bfloat16 halves the bytes as well"
 )
 TENSOR_CORES_OF_OTHERS = (
     "multiply on the tensor cores where the result bears it: allow TF32 in the library or framework that multiplies "
@@ -81,7 +88,7 @@ def find_misses_in(facts: CaptureFacts) -> list[Finding]:
         ),
         saved_ns=0,
         confidence="medium",
-        remedy=_tensor_cores(facts),
+        remedy=_tensor_cores(facts, rows[0].kernel_class),
     )
     saved = spent * (1 - 1 / MOST_RATIO)
     return [
@@ -94,10 +101,12 @@ def find_misses_in(facts: CaptureFacts) -> list[Finding]:
     ]
 
 
-def _tensor_cores(facts: CaptureFacts) -> str:
+def _tensor_cores(facts: CaptureFacts, kernel_class: str) -> str:
     if HALF_ONLY.search(facts.gpu_name or ""):
         return TENSOR_CORES_IN_HALF
-    return TENSOR_CORES if facts.report.framework == "torch" else TENSOR_CORES_OF_OTHERS
+    if facts.report.framework != "torch":
+        return TENSOR_CORES_OF_OTHERS
+    return TENSOR_CORES_OF_CONVOLUTIONS if kernel_class == "convolution" else TENSOR_CORES
 
 
 def find_wide_format(facts: RunFacts) -> list[Finding]:

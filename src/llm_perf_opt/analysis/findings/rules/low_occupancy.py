@@ -1,8 +1,18 @@
-"""Rule low_occupancy: kernels that leave most warps of an SM empty, and what keeps them out."""
+"""Rule low_occupancy: kernels that leave most warps of an SM empty, or most SMs, and what keeps them out."""
 
+from dataclasses import replace
+
+from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
 from llm_perf_opt.analysis.findings.facts import PhaseKernel, RunFacts
 from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl
-from llm_perf_opt.analysis.findings.phase_kernels import Slice, describe, slices, time_of
+from llm_perf_opt.analysis.findings.phase_kernels import (
+    HIDDEN_IN_CAPTURE,
+    LAUNCH_BOUND_IDLE,
+    Slice,
+    describe,
+    slices,
+    time_of,
+)
 from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
 
 LOW_PCT = 30.0
@@ -17,6 +27,18 @@ LIMITER_REMEDY = {
     "barriers": "use fewer barriers per block",
 }
 REMEDY = "keep more warps on each SM: fewer registers and less shared memory per block, and grids that fill the GPU"
+# Of a capture alone: kernels of few blocks, from this part of the kernel time on, if that much of the GPU stays empty.
+MIN_FEW_BLOCKS_SHARE, MOSTLY_EMPTY = 0.15, 0.5
+SPREAD = (
+    "spread the work over the GPU: more blocks of less work each (split the longest dimension, a parallel scan or "
+    "reduction in place of a loop, split-K for products), more independent pieces in one launch (a larger batch), or "
+    "other work beside it on another stream; of a library's kernel, another algorithm or a newer version"
+)
+SPREAD_KEYS = (
+    "spread attention over the GPU: few queries of few heads give few blocks, so split the keys and values over blocks "
+    "as well (flash-decoding: flash_attn_with_kvcache, FlashInfer, an inference engine's decode kernels), or decode "
+    "more sequences at once"
+)
 FILL = "launch more blocks: larger batch, split-K, or fuse neighbouring kernels; the grid does not fill the GPU"
 
 
@@ -29,6 +51,33 @@ def find_low_occupancy(facts: RunFacts) -> list[Finding]:
         if rows and spent >= MIN_SHARE * part.busy_ms:
             found.append(_finding(part, rows, spent, facts.ncu_source))
     return found
+
+
+def find_few_blocks(facts: CaptureFacts) -> list[Finding]:
+    """One finding when long kernels that leave most SMs without a block take a good part of the kernel time alone."""
+    found, total = facts.few_blocks, sum(row.total_ns for row in facts.kernels)
+    if found is None or found.alone_ns < MIN_FEW_BLOCKS_SHARE * total:
+        return []
+    saved = found.alone_ns - found.filled_ns
+    # Several of them side by side may fill it.
+    if saved < MOSTLY_EMPTY * found.alone_ns:
+        return []
+    finding = RULE.finding_of_capture(
+        facts,
+        title=f"Kernels of too few blocks for the GPU take {found.alone_ns / total:.0%} of the capture's kernel time",
+        evidence=tuple(
+            f"`{row.short_name}`: {row.total_ns / 1e6:.3f} ms in {row.instances:,} launch(es) of {row.blocks} block(s) "
+            f"with {row.threads:,} threads each; the GPU has {found.sm_count} SMs"
+            for row in found.rows[:SHOWN]
+        ),
+        saved_ns=0,
+        confidence="medium",
+        remedy=SPREAD_KEYS if found.rows[0].kernel_class == "attention" else SPREAD,
+        hint="Filling the GPU",
+    )
+    idles = facts.busy_ns < (1 - LAUNCH_BOUND_IDLE) * facts.span_ns
+    caveat = HIDDEN_IN_CAPTURE if idles else "an upper bound: work that all SMs can share evenly"
+    return [replace(finding, share=saved / facts.span_ns, gain=amdahl(facts.span_ns, saved), caveat=caveat)]
 
 
 def _is_low(ncu: NcuKernel) -> bool:
@@ -79,6 +128,7 @@ def _remedy(cause: str) -> str:
 RULE = Rule(
     id="low_occupancy",
     find=find_low_occupancy,
+    find_in_capture=find_few_blocks,
     plain_words="Parts of the work use only a fraction of the GPU at a time.",
     remedy=REMEDY,
 )

@@ -11,6 +11,7 @@ from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
 from llm_perf_opt.analysis.findings.facts import STATIC_CACHE, CopyFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import (
     CERTAIN_INSTANCES,
+    CERTAIN_SHARE,
     WHOLE_CAPTURE,
     Evidence,
     Finding,
@@ -31,7 +32,7 @@ from llm_perf_opt.analysis.findings.remedies import COMPILE, MAX_AUTOTUNE, REDUC
 from llm_perf_opt.analysis.findings.rules.unfused_elementwise import find_chains
 from llm_perf_opt.analysis.findings.rules.wait_bound import DEVICE_COPY_REMEDY, DEVICE_COPY_REMEDY_OF_OTHERS
 from llm_perf_opt.analysis.ranks.analysis import RankRow, RanksAnalysis
-from llm_perf_opt.analysis.ranks.collectives import CollectiveRow
+from llm_perf_opt.analysis.ranks.collectives import SEND_RECEIVE, CollectiveRow, kind_of_collective
 from llm_perf_opt.core.units import format_bytes
 
 MIN_SHARE = 0.05
@@ -63,12 +64,32 @@ COMMUNICATION_REMEDY_OF_INFERENCE = (
     "(one-shot all-reduce with its norm); and balance the ranks: a kernel that communicates also waits for the "
     "slowest of them"
 )
+COMMUNICATION_REMEDY_OF_PAIRS = (
+    "compute while data travels: send each piece as soon as it is done and ask for the next before it is needed (an "
+    "all-to-all started early or in pieces beside the layers around it, more and smaller micro-batches in a pipeline), "
+    "send less (a lower precision, the parts of the model placed so that less crosses nodes), and balance the ranks: a "
+    "kernel that receives also waits for the one that sends"
+)
+# Where computation could hide less than this part of it, overlap is not the answer.
+MOSTLY_HIDDEN = 0.5
+LESS_COMMUNICATION = (
+    "communicate less or faster, for there is too little computation to hide it behind: fewer or smaller messages (a "
+    "lower precision, more work between two exchanges), another split of the model, so that most of it stays inside a "
+    "node (tensor and expert parallelism there, data or pipeline parallelism between nodes), faster links (with "
+    "NCCL_DEBUG=INFO NCCL says which it uses); and look for the slow rank: a kernel that communicates also waits for "
+    "it (llm-perf analyze of all ranks' captures names it)"
+)
 # A link slower than this is none between GPUs; a message that takes ten times as long on it, and this long, waits.
 SLOWEST_LINK_BYTES_PER_S, SLOWER, LONG_WAIT_NS = 1e9, 10.0, 1_000_000
 RANKS_REMEDY = (
     "make the ranks arrive together: look at the one that comes last (its capture, its share of the work, the node it "
     "runs on, its host), give every rank the same amount to do, and start the collective before work that does not "
     "need its result"
+)
+PIPELINE_REMEDY = (
+    "in a pipeline this is its bubble: more micro-batches in a step, an interleaved or zero-bubble schedule, and "
+    "stages that take equally long (the first and the last also have the embedding and the head) make it smaller; "
+    "elsewhere look at what the rank that sends does before it sends"
 )
 
 
@@ -159,37 +180,61 @@ def find_none(facts: RunFacts) -> list[Finding]:
 
 
 def find_exposed_communication(facts: CaptureFacts) -> list[Finding]:
-    """One finding when communication beside which nothing runs takes a twentieth of the capture."""
+    """One finding when communication beside which nothing runs takes a twentieth of the capture.
+
+    None of a program that only communicates: it measures its links, and has nothing to do meanwhile.
+    """
     found = facts.exposed
-    if found is None or found.exposed_ns < MIN_EXPOSED_SHARE * facts.span_ns:
+    if found is None or not found.computation_ns or found.exposed_ns < MIN_EXPOSED_SHARE * facts.span_ns:
         return []
     # There is no more computation than this to hide it behind.
     hidden = min(found.exposed_ns, found.computation_ns)
+    share, is_hidable = found.exposed_ns / facts.span_ns, hidden == found.exposed_ns
+    beside = f"beside the {found.computation_ns / 1e6:.2f} ms of computation at most {hidden / 1e6:.2f} ms of it could "
     finding = COMMUNICATION.finding_of_capture(
         facts,
-        title=f"Communication runs with nothing beside it for {found.exposed_ns / facts.span_ns:.0%} of the capture"
-        + (f" ({hidden / facts.span_ns:.0%} could hide behind computation)" if hidden < found.exposed_ns else ""),
+        title=f"Communication runs with nothing beside it for {share:.0%} of the capture"
+        + ("" if is_hidable else f" ({hidden / facts.span_ns:.0%} could hide behind computation)"),
         evidence=(
             f"{found.exposed_ns / 1e6:.2f} ms of {facts.span_ns / 1e6:.2f} ms; kernels that communicate take "
             f"{found.total_ns / 1e6:.2f} ms in all",
-            f"beside the {found.computation_ns / 1e6:.2f} ms of computation at most {hidden / 1e6:.2f} ms of it could "
-            "hide",
+            beside + ("hide" if is_hidable else "hide; the rest goes only with less or faster communication"),
         ),
         saved_ns=0,
         confidence="medium",
-        remedy=None if facts.report.trains else COMMUNICATION_REMEDY_OF_INFERENCE,
+        remedy=_communicate_otherwise(facts, hidden / found.exposed_ns),
+        hint=None if is_hidable else "Less or faster communication",
     )
-    return [replace(finding, share=hidden / facts.span_ns, gain=amdahl(facts.span_ns, hidden))]
+    overlapped = amdahl(facts.span_ns, hidden) or 1.0
+    caveat = f"what has to travel takes its time: computing beside it gives at most {overlapped:.2f}x"
+    gain = amdahl(facts.span_ns, found.exposed_ns)
+    return [replace(finding, share=share, gain=gain, caveat=finding.caveat if is_hidable else caveat)]
+
+
+def _communicate_otherwise(facts: CaptureFacts, hidable: float) -> str:
+    """What to do about exposed communication of which computation could hide this part."""
+    if hidable < MOSTLY_HIDDEN:
+        return LESS_COMMUNICATION
+    rows = [row for row in facts.kernels if row.kernel_class == "communication"]
+    of_pairs = sum(row.total_ns for row in rows if kind_of_collective(row.name) == SEND_RECEIVE)
+    if of_pairs > sum(row.total_ns for row in rows) / 2:
+        return COMMUNICATION_REMEDY_OF_PAIRS
+    return COMMUNICATION_REMEDY if facts.report.trains else COMMUNICATION_REMEDY_OF_INFERENCE
 
 
 def find_late_ranks(ranks: RanksAnalysis, *, span_ns: int, source: str) -> list[Finding]:
-    """One finding where ranks wait for each other inside collectives.
+    """One finding where ranks wait for each other inside collectives, one where a receive waits for its sender.
 
     Where several ranks were given, by how much longer each ran what all ended together. Of one rank alone, by messages
-    so small that no link needs the time they took.
+    so small that no link needs the time they took, and by those that took many times as long as most of their kind.
     """
     exposed = sum(row.time.exposed_ns for row in ranks.rows)
     came = [row for row in ranks.rows if row.arrivals is not None]
+    # Only where torch wrote what was sent: NCCL's kernel of a receive is that of an all-to-all as well.
+    pairs = [
+        row for row in ranks.collectives if row.collective == SEND_RECEIVE and row.message_bytes and not _waits(row)
+    ]
+    found: list[Finding] = []
     if len(came) > 1:
         waited = sum(row.arrivals.waited_ns for row in came if row.arrivals is not None)
         last = max(came, key=lambda row: row.arrivals.held_up_ns if row.arrivals is not None else 0)
@@ -198,27 +243,43 @@ def find_late_ranks(ranks: RanksAnalysis, *, span_ns: int, source: str) -> list[
         instances = min(row.arrivals.matched for row in came if row.arrivals is not None)
     else:
         small = [row for row in ranks.collectives if _waits(row)]
-        waited = sum(row.total_ns - row.count * _needs_ns(row) for row in small)
-        title = "Collectives wait for other ranks: their messages are too small for the time they take"
-        evidence = [_too_long(row) for row in sorted(small, key=lambda row: -row.total_ns)[:SHOWN]]
-        instances = sum(row.count for row in small)
+        uneven = [row for row in ranks.collectives if row.waiting and row not in small and row not in pairs]
+        in_small = sum(row.total_ns - row.count * _needs_ns(row) for row in small)
+        in_uneven = sum(row.waiting_ns for row in uneven)
+        waited, instances = in_small + in_uneven, sum(row.count for row in small) + sum(row.waiting for row in uneven)
+        why = "their messages are too small for the time they take"
+        if in_uneven > in_small:
+            why = "some take many times as long as most of their kind"
+        title = f"Collectives wait for other ranks: {why}"
+        rows = sorted((*small, *uneven), key=lambda row: -row.total_ns)[:SHOWN]
+        evidence = [_too_long(row) if row in small else _uneven(row) for row in rows]
     saved = min(waited, exposed)
-    if not evidence or saved <= 0:
-        return []
-    return [
-        Finding(
-            rule=LATE_RANKS.id,
-            title=f"{title}, {saved / span_ns:.0%} of the capture",
-            phase=None,
-            evidence=tuple(Evidence(text=text, source=source) for text in evidence),
-            remedy=RANKS_REMEDY,
-            saves_ms=None,
-            gain=amdahl(span_ns, saved),
-            confidence="medium" if instances >= CERTAIN_INSTANCES else "low",
-            caveat="only waiting beside which nothing else ran is counted",
-            share=saved / span_ns,
-        )
-    ]
+    if evidence and saved > 0:
+        found.append(_late(title, evidence, saved, instances, span_ns=span_ns, source=source))
+    in_pairs = min(sum(row.waiting_ns for row in pairs), exposed - max(saved, 0))
+    if in_pairs > 0:
+        rows = sorted((row for row in pairs if row.waiting), key=lambda row: -row.waiting_ns)
+        title, instances = "Receives wait for the rank that sends", sum(row.waiting for row in rows)
+        evidence = [_uneven(row) for row in rows[:SHOWN]]
+        bubble = _late(title, evidence, in_pairs, instances, span_ns=span_ns, source=source)
+        found.append(replace(bubble, remedy=PIPELINE_REMEDY, hint="A smaller pipeline bubble"))
+    return found
+
+
+def _late(title: str, evidence: Sequence[str], saved_ns: int, instances: int, *, span_ns: int, source: str) -> Finding:
+    share = saved_ns / span_ns
+    return Finding(
+        rule=LATE_RANKS.id,
+        title=f"{title}, {share:.0%} of the capture",
+        phase=None,
+        evidence=tuple(Evidence(text=text, source=source) for text in evidence),
+        remedy=RANKS_REMEDY,
+        saves_ms=None,
+        gain=amdahl(span_ns, saved_ns),
+        confidence="medium" if instances >= CERTAIN_INSTANCES or share >= CERTAIN_SHARE else "low",
+        caveat="only waiting beside which nothing else ran is counted",
+        share=share,
+    )
 
 
 def without_waiting(findings: Sequence[Finding], late: Sequence[Finding]) -> list[Finding]:
@@ -267,6 +328,14 @@ def _too_long(row: CollectiveRow) -> str:
     return (
         f"{row.collective} of {format_bytes(row.message_bytes or 0)}: {row.total_ns / 1e6:.2f} ms in {row.count:,} "
         f"call(s), at 1 GB/s it would take {_needs_ns(row) / 1e6:.3g} ms each"
+    )
+
+
+def _uneven(row: CollectiveRow) -> str:
+    size = "" if row.message_bytes is None else f" of {format_bytes(row.message_bytes)}"
+    return (
+        f"{row.collective}{size}: {row.waiting:,} of {row.count:,} call(s) took {row.waiting_ns / 1e6:,.2f} ms longer "
+        f"in all than most do (median {row.median_ns / 1e6:.3g} ms, longest {row.max_ns / 1e6:,.2f} ms)"
     )
 
 

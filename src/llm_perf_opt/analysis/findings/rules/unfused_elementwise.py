@@ -1,9 +1,11 @@
-"""Rules unfused_elementwise and unfused_attention: chains of kernels that one kernel would do.
+"""Rules unfused_elementwise, unfused_attention and unfused_optimizer: chains of kernels that one kernel would do.
 
 Small elementwise, norm and copy kernels are fused by a compiler; a product, a softmax and a product by a kernel written
-for attention, which never writes the scores to memory.
+for attention, which never writes the scores to memory; the passes of an optimiser over all parameters by its fused
+form.
 """
 
+import re
 from dataclasses import replace
 
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts, FusibleChains
@@ -58,6 +60,22 @@ ATTENTION_REMEDY = (
 ATTENTION_REMEDY_OF_OTHERS = (
     "compute it with one kernel: jax.nn.dot_product_attention(implementation='cudnn'), cuDNN's or FlashAttention's "
     "kernels, or the attention plug-in of the engine"
+)
+# Torch's foreach functions take many tensors at once, and do one operation on them: an optimiser made of them goes over
+# all parameters once for each. Fused ones, torch's and those of Apex and Megatron, are given by their own functor.
+FOREACH = re.compile(r"multi_tensor_apply_kernel<.*\b(Unary|Binary|Pointwise|Ternary)Op\w*Functor<")
+FUSED_OPTIMIZER = re.compile(r"multi_tensor_apply_kernel<.*\b(Fused\w+|(Adam|SGD|LAMB|Novograd)\w*)Functor", re.I)
+OPTIMIZER_RANGE = re.compile(r"Optimizer\.step#(\w+)\.step")
+# Clipping is one operation, averages of weights are a few more: without such a range only many are an optimiser.
+SOME_PASSES, MANY_PASSES = 2, 4
+MIN_OPTIMIZER_SHARE = 0.1
+# Adam in one pass reads and writes 7 numbers for each parameter, where its eight passes move about 20.
+LEAST_LEFT = 0.35
+WITH_FUSED_FORM = ("Adam", "AdamW", "SGD", "Adagrad")
+OPTIMIZER_REMEDY = (
+    "update in one pass over memory: fused=True where torch's optimiser has it (Adam, AdamW, SGD, Adagrad), "
+    "torch.compile of its step where not; and shard the optimiser's state over the ranks where several hold the same "
+    "(FSDP, ZeRO)"
 )
 Row = tuple[PhaseKernel, KernelFacts | None]
 
@@ -173,6 +191,41 @@ def find_attention_in_pieces(facts: CaptureFacts) -> list[Finding]:
     return [replace(finding, share=saved / facts.span_ns, gain=amdahl(facts.span_ns, saved), caveat=caveat)]
 
 
+def find_foreach_optimizer(facts: CaptureFacts) -> list[Finding]:
+    """One finding when an optimiser of several passes over all parameters takes a tenth of the kernel time."""
+    total = sum(row.total_ns for row in facts.kernels)
+    rows = [row for row in facts.kernels if FOREACH.search(row.name)]
+    steps = [(row, named) for row in facts.ranges if (named := OPTIMIZER_RANGE.search(row.name)) is not None]
+    step, named = max(steps, key=lambda pair: pair[0].gpu_busy_ns or 0, default=(None, None))
+    spent = min(sum(row.total_ns for row in rows), facts.busy_ns)
+    if step is not None and step.gpu_busy_ns is not None:
+        spent = min(spent, step.gpu_busy_ns)
+    least = MANY_PASSES if step is None else SOME_PASSES
+    is_fused = any(FUSED_OPTIMIZER.search(row.name) for row in facts.kernels)
+    if len(rows) < least or is_fused or spent < MIN_OPTIMIZER_SHARE * total:
+        return []
+    name = "an optimiser" if named is None else named[1]
+    finding = OPTIMIZER.finding_of_capture(
+        facts,
+        title=f"The passes of {name} over all parameters take {spent / total:.0%} of the capture's kernel time",
+        evidence=(
+            f"{len(rows)} kinds of foreach kernels take {spent / 1e6:.3f} of {total / 1e6:.3f} ms kernel time; each "
+            "reads and writes whole lists of tensors for one operation",
+            *(
+                f"`{row.short_name}`: {row.total_ns / 1e6:.3f} ms in {row.instances:,} launch(es)"
+                for row in rows[:SHOWN]
+            ),
+        ),
+        saved_ns=0,
+        confidence="medium",
+        remedy=f"update in one pass over memory: torch.optim.{name}(fused=True)" if name in WITH_FUSED_FORM else None,
+    )
+    saved = spent * (1 - LEAST_LEFT)
+    idles = facts.busy_ns < (1 - LAUNCH_BOUND_IDLE) * facts.span_ns
+    caveat = HIDDEN_IN_CAPTURE if idles else "an upper bound: what is read and written once is left"
+    return [replace(finding, share=saved / facts.span_ns, gain=amdahl(facts.span_ns, saved), caveat=caveat)]
+
+
 def find_none(facts: RunFacts) -> list[Finding]:
     """A run's figures do not say which kernels follow each other; captures do."""
     del facts
@@ -196,4 +249,12 @@ ATTENTION = Rule(
     remedy=ATTENTION_REMEDY,
     hint="A fused attention kernel",
     experiments=(SDPA, FLASH_ATTENTION, FLEX_ATTENTION),
+)
+OPTIMIZER = Rule(
+    id="unfused_optimizer",
+    find=find_none,
+    find_in_capture=find_foreach_optimizer,
+    plain_words="The model's numbers are updated in several passes through memory where one would do.",
+    remedy=OPTIMIZER_REMEDY,
+    hint="A fused optimiser",
 )
