@@ -16,6 +16,7 @@ from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.shown import Cell, Shown, Tile, TimePart, TimeSplit, share, show
 
 TOOLS = {"nsys": "nsys", "nsys_summary": "nsys (a summary, without times of day)", "torch": "the torch profiler"}
+EDGES = {"before": "before the first GPU work", "after": "after the last"}
 NO_CLEAN_TIME = "No clean time was measured."
 
 
@@ -38,7 +39,9 @@ def captured_tiles(capture: Found[CaptureAnalysis]) -> tuple[Tile, ...]:
         )
     if gpu.busy_ns is not None and gpu.span_ns:
         what = f"of the time from the first to the last GPU work, warm-up and loading included{_each(found)}"
-        tiles.append(_tile("GPU busy", show(share(gpu.busy_ns / gpu.span_ns, what, source))))
+        if found.host_edges is not UNSET:
+            what = "of the capture, with the host's work before the first and after the last GPU work"
+        tiles.append(_tile("GPU busy", show(share(gpu.busy_ns / found.judged_ns, what, source))))
     phase = _longest(found)
     if phase is not None:
         busy, what = _busy(phase), f"of a typical {phase.name} ({format_ms(phase.typical.wall_ns / 1e6)})"
@@ -57,8 +60,11 @@ def captured_tiles(capture: Found[CaptureAnalysis]) -> tuple[Tile, ...]:
 
 
 def captured_split(found: CaptureAnalysis) -> TimeSplit | None:
-    """From the first GPU work to the last: busy, and idle by cause. None without a timeline."""
-    gpu = found.gpu
+    """From the first GPU work to the last: busy, and idle by cause; and what the host does before and after, if much.
+
+    None without a timeline.
+    """
+    gpu, edges = found.gpu, () if found.host_edges is UNSET else found.host_edges
     if gpu.busy_ns is None or not gpu.span_ns or gpu.idle is None or not gpu.kernel_count:
         return None
     parts = (
@@ -67,11 +73,14 @@ def captured_split(found: CaptureAnalysis) -> TimeSplit | None:
         ("GPU idle: copies and synchronisation", "idle", gpu.idle.waiting_for_copy_or_sync_ns),
         ("GPU idle: between queued kernels", "idle", gpu.idle.between_kernels_ns),
         ("GPU idle: not explained", "unexplained", gpu.idle.unattributed_ns),
+        *((f"The host alone {EDGES[edge.when]}", "idle", edge.length_ns) for edge in edges),
     )
     return TimeSplit(
         what="the capture",
-        total=format_ms(gpu.span_ns / 1e6),
-        parts=tuple(TimePart(label=label, kind=kind, share=ns / gpu.span_ns) for label, kind, ns in parts if ns > 0),
+        total=format_ms(found.judged_ns / 1e6),
+        parts=tuple(
+            TimePart(label=label, kind=kind, share=ns / found.judged_ns) for label, kind, ns in parts if ns > 0
+        ),
     )
 
 

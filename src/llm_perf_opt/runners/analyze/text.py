@@ -15,7 +15,7 @@ from llm_perf_opt.core.names import AFTER_SETUP
 from llm_perf_opt.core.sections import Section, cell_text
 from llm_perf_opt.core.terminal import number_columns, printable, table_text
 from llm_perf_opt.core.units import or_dash
-from llm_perf_opt.report.view.captured import work_on_host
+from llm_perf_opt.report.view.captured import EDGES, work_on_host
 from llm_perf_opt.runners.analyze.kinds import SUMMARY, TORCH
 from llm_perf_opt.runners.analyze.sections import capture_sections
 
@@ -69,6 +69,9 @@ def _gpu(analysis: CaptureAnalysis) -> Text:
     busy = f"busy {_ms(gpu.busy_ns)} ms of {_ms(gpu.span_ns)} ms ({gpu.busy_ns / gpu.span_ns:.1%})"
     if analysis.ranks is not UNSET and len(analysis.ranks.rows) > 1:
         busy += f", added up over {len(analysis.ranks.rows)} processes, each from its first GPU work to its last"
+    if analysis.host_edges is not UNSET:
+        around = ", ".join(f"{_ms(edge.length_ns)} ms {EDGES[edge.when]}" for edge in analysis.host_edges)
+        busy += f" from its first work to its last, and the host works without it for {around}"
     return _plain(
         f"GPU {gpu.name or '(not named in the capture)'}: {busy}; idle {_ms(gpu.idle_ns)} ms: "
         f"{_ms(idle.waiting_for_host_ns)} waiting for the host, {_ms(idle.between_kernels_ns)} between kernels, "
