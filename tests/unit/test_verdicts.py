@@ -19,6 +19,7 @@ from llm_perf_opt.analysis.capture import (
 )
 from llm_perf_opt.analysis.findings.finding import may_be_headline
 from llm_perf_opt.analysis.findings.rules import diagnose
+from llm_perf_opt.analysis.gaps.host_alone import HostAlone, OutsideRow
 from llm_perf_opt.analysis.kernels.names import is_fusible
 from llm_perf_opt.analysis.timeline.timeline import Timeline, since
 from llm_perf_opt.cli import main
@@ -636,8 +637,73 @@ def test_a_program_on_the_host_alone_is_told_what_its_steps_are_spent_in(
         events.append(event("cpu_op", "aten::mm", f"{at + 8_200}", "500"))
     assert main(["analyze", str(write_trace(tmp_path / "t.json", events))]) == 0
     assert capsys.readouterr().out.startswith(
-        "No GPU work was recorded; enumerate(DataLoader)#__next__ takes 90.0 % of ProfilerStep#N (27.00 ms in 3 "
-        "instances), and operators take 1.500 ms. If the program used a GPU, capture again with"
+        "No GPU work was recorded; the trace is 29.00 ms long, and enumerate(DataLoader)#__next__ takes 83.8 % of it "
+        "(24.30 ms); operators of the main thread take 5.17 %, mostly aten::mm (100.0 % of their own time). If the "
+        "program used a GPU, capture again with"
+    )
+
+
+@pytest.mark.parametrize(
+    ("outside", "said"),
+    [
+        (
+            [],
+            "and 94.0 % of it lies outside of operators, in what was not recorded (with_stack=True names it); "
+            "operators of the main thread take 6.00 %, mostly aten::mm (66.7 % of their own time)",
+        ),
+        (
+            [
+                event("python_function", "train.py(3): main", "0", "100000"),
+                event("python_function", "train.py(9): tokenise", "6000", "90000"),
+                event("python_function", "<built-in method sleep>", "6000", "89000"),
+            ],
+            "and 94.0 % of it lies outside of operators, most in train.py(9): tokenise (90.00 ms); operators of the "
+            "main thread take 6.00 %, mostly aten::mm (66.7 % of their own time)",
+        ),
+        (
+            [
+                event("user_annotation", "epoch", "0", "99000"),
+                event("user_annotation", "load batch", "5000", "90000"),
+                event("python_function", "data.py(9): decode", "6000", "80000"),
+            ],
+            "and load batch takes 90.0 % of it (90.00 ms), most in data.py(9): decode; operators of the main thread "
+            "take 6.00 %, mostly aten::mm (66.7 % of their own time)",
+        ),
+        (
+            [event("cpu_op", "aten::sort", "5000", "60000")],
+            "and operators of the main thread take 66.0 % of it, mostly aten::sort (90.9 % of their own time)",
+        ),
+    ],
+)
+def test_a_program_without_a_gpu_is_told_what_takes_most_of_its_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], outside: list[str], said: str
+) -> None:
+    """100 ms from the first operator to the last, 6 ms of them in operators, where nothing else runs."""
+    events = [
+        event("cpu_op", "aten::mm", "0", "4000"),
+        event("cpu_op", "aten::add", "98000", "2000"),
+        *outside,
+    ]
+    assert main(["analyze", str(write_trace(tmp_path / "t.json", events))]) == 0
+    (first, *_) = capsys.readouterr().out.splitlines()
+    assert first == (
+        f"No GPU work was recorded; the trace is 100.0 ms long, {said}. If the program used a GPU, capture again with "
+        "`activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`."
+    )
+
+
+def test_the_times_of_several_traces_without_a_gpu_are_added_up(tmp_path: Path) -> None:
+    timelines = []
+    for number, length in enumerate((30_000, 70_000)):
+        events = [
+            event("cpu_op", "aten::mm", "0", "1000"),
+            event("user_annotation", "load", "1000", f"{length - 2_000}"),
+            event("cpu_op", "aten::mm", f"{length - 1_000}", "1000"),
+        ]
+        timelines.append(read_torch_trace(write_trace(tmp_path / f"{number}.json", events)).timeline)
+    load = OutsideRow(name="load", own_ns=96 * MS, whole_ns=96 * MS)
+    assert analyze_timelines(timelines).host_alone == HostAlone(
+        span_ns=100 * MS, operators_ns=4 * MS, ranges=(load,), frames=()
     )
 
 

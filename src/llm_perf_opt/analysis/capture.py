@@ -11,6 +11,7 @@ from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts, ExposedCo
 from llm_perf_opt.analysis.findings.finding import MIN_LISTED, FindingRecord, paid_once
 from llm_perf_opt.analysis.findings.rules import diagnose_capture
 from llm_perf_opt.analysis.gaps.edges import HostEdge, find_edges
+from llm_perf_opt.analysis.gaps.host_alone import HostAlone, sum_host_alone
 from llm_perf_opt.analysis.gaps.report import Engine, IdleReport, judge_by_ranges, report_idle
 from llm_perf_opt.analysis.gaps.verdict import is_tuning
 from llm_perf_opt.analysis.gaps.waits import copy_places
@@ -137,7 +138,7 @@ class CaptureAnalysis:
     worked or kernels communicated, `shapes` of a trace with input shapes, `critical_paths` of ranges with GPU work,
     `memory` of a trace with memory events, `python` of one with frames, `graph_replays` where another
     trace says what graphs replay, `after_setup` where most of a capture is paid once, `host_edges` where the host works
-    long before the first GPU work and after the last.
+    long before the first GPU work and after the last, `host_alone` of operators without kernels.
     """
 
     schema_version: Literal[1] = 1
@@ -165,6 +166,7 @@ class CaptureAnalysis:
     graph_replays: tuple[GraphReplays, ...] | UnsetType = UNSET
     after_setup: AfterSetup | UnsetType = UNSET
     host_edges: tuple[HostEdge, ...] | UnsetType = UNSET
+    host_alone: HostAlone | UnsetType = UNSET
 
     @property
     def judged_ns(self) -> int:
@@ -225,6 +227,8 @@ def analyze_measured(
             long_gaps_ns=reasons.long_gaps_ns,
             run_on=frozenset(row.name for row in ranges if runs_on(row)),
         )
+    has_kernels = any(len(t.kernels) or len(t.graphs) for t in timelines)
+    alone = None if has_kernels else sum_host_alone(timelines)
     if idle is not None:
         facts = CaptureFacts(
             source=source,
@@ -268,6 +272,7 @@ def analyze_measured(
         idle=UNSET if idle is None else idle,
         streams=UNSET if streams is None else streams,
         host_edges=edges or UNSET,
+        host_alone=UNSET if alone is None else alone,
     )
 
 
