@@ -692,6 +692,30 @@ def test_a_program_without_a_gpu_is_told_what_takes_most_of_its_trace(
     )
 
 
+def test_the_page_of_a_trace_without_a_gpu_shows_what_lies_outside_of_operators(tmp_path: Path) -> None:
+    events = [
+        event("cpu_op", "aten::mm", "0", "4000"),
+        event("user_annotation", "load batch", "4000", "90000"),
+        event("cpu_op", "aten::add", "98000", "2000"),
+    ]
+    run = tmp_path / "run"
+    assert main(["analyze", str(write_trace(tmp_path / "t.json", events)), "-o", str(run)]) == 0
+    head = build_view(read_run_files(read_manifest(run), run)).headline
+    assert head.verdict == (
+        "Captured by the torch profiler: no kernel was recorded; the trace is 100.0 ms long, and load batch takes "
+        "90.0 % of it (90.00 ms); operators of the main thread take 6.00 %, mostly aten::mm (66.7 % of their own "
+        "time). No clean time was measured."
+    )
+    assert head.split is not None and (head.split.what, head.split.total) == ("the trace", "100.0 ms")
+    assert [(part.label, part.kind, round(part.share, 3)) for part in head.split.parts] == [
+        ("operators", "work", 0.06),
+        ("load batch, outside of operators", "idle", 0.9),
+        ("the rest outside of operators", "unexplained", 0.04),
+    ]
+    # No rule judges it: that none found anything is not said.
+    assert "No rule found" not in (run / "report.html").read_text()
+
+
 def test_the_times_of_several_traces_without_a_gpu_are_added_up(tmp_path: Path) -> None:
     timelines = []
     for number, length in enumerate((30_000, 70_000)):

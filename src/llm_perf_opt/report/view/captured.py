@@ -85,6 +85,26 @@ def captured_split(found: CaptureAnalysis) -> TimeSplit | None:
     )
 
 
+def host_alone_split(found: CaptureAnalysis) -> TimeSplit | None:
+    """A trace without kernels: operators, and what lies outside of them. None where operators are most of it."""
+    host = found.host_alone
+    if host is UNSET or 2 * host.operators_ns >= host.span_ns:
+        return None
+    # A range has the time of its frames too: a frame with more lies outside of it.
+    named = sorted((*host.ranges[:1], *host.frames[:1]), key=lambda row: -row.own_ns)[:1]
+    rest_ns = host.span_ns - host.operators_ns - sum(row.own_ns for row in named)
+    parts = (
+        ("operators", "work", host.operators_ns),
+        *((f"{row.name}, outside of operators", "idle", row.own_ns) for row in named),
+        ("the rest outside of operators" if named else "outside of operators", "unexplained", rest_ns),
+    )
+    return TimeSplit(
+        what="the trace",
+        total=format_ms(host.span_ns / 1e6),
+        parts=tuple(TimePart(label=label, kind=kind, share=ns / host.span_ns) for label, kind, ns in parts if ns > 0),
+    )
+
+
 def _tile(label: str, cell: Cell) -> Tile:
     return Tile(label=label, cell=cell, explain=cell.how if isinstance(cell, Shown) else cell.text)
 
