@@ -129,6 +129,20 @@ def test_a_host_that_only_waits_for_the_next_request_is_promised_nothing(tmp_pat
     assert not may_be_headline(finding.finding())
 
 
+def test_requests_in_captures_of_their_own_are_added_up(tmp_path: Path) -> None:
+    traces = [write_trace(tmp_path / f"{name}.json", _request(before=name)) for name in ("resize", "decode")]
+    (finding,) = analyze_timelines([read_torch_trace(path).timeline for path in traces]).findings
+    assert finding.title == (
+        "The host works before the first kernel and after the last for 90% of request (most: torchvision::nms)"
+    )
+    assert finding.evidence == (
+        "180.02 ms of 200.02 ms, in which the GPU has nothing to do; it is busy for 20.00 ms",
+        "operator torchvision::nms: 100.00 ms after the last kernel",
+        "operator resize: 40.00 ms before the first kernel",
+        "operator decode: 40.00 ms before the first kernel",
+    )
+
+
 @pytest.mark.parametrize("loading", ["load_model", "loader.py(3): from_pretrained"])
 def test_loading_inside_of_a_range_is_paid_once(tmp_path: Path, loading: str) -> None:
     kind = "python_function" if ".py" in loading else "user_annotation"

@@ -7,7 +7,7 @@ without such a range has operators and Python frames of the thread that launches
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -86,27 +86,48 @@ def find_edges(
     long_gaps_ns: int,
     run_on: frozenset[str] = frozenset(),
 ) -> tuple[HostEdge, ...]:
-    """The edges of a capture, where they are much of it.
+    """The edges of captures, where they are much of them; those of repetitions are added up.
 
     `run_on` are ranges after which the GPU works on: of several such in a row, the host's time is hidden in all but the
     first. Where as much passes between the first work and the last in which the host does other things, that speaks
-    for the program, and nothing is found here. Neither is it in captures of several processes, whose times are added
-    up.
+    for the program, and nothing is found here. Neither is it in a capture of several processes with GPU work: one of
+    them may work while another does not.
     """
-    if len(captures) != 1 or len(captures[0][1]) != 1:
-        return ()
-    timeline, maps = captures[0]
-    ((process, one),) = maps.items()
-    work = join([timeline.kernels, timeline.graphs])
-    work = take(work, np.flatnonzero((work.process == process) & (work.call >= 0)))
-    edges = tuple(_edge(timeline, one, work, when, run_on) for when in WHEN) if len(work) else ()
-    # What the profiler does, a run without it does not.
-    found = [edge for edge in edges if edge is not None and edge.verdict != "profiler"]
+    found = []
+    for timeline, maps in captures:
+        work = join([timeline.kernels, timeline.graphs])
+        owners = distinct(work.process)
+        work = take(work, np.flatnonzero(work.call >= 0))
+        if len(owners) == 1 and len(work):
+            edges = [_edge(timeline, maps[int(owners[0])], work, when, run_on) for when in WHEN]
+            # What the profiler does, a run without it does not.
+            found += [edge for edge in edges if edge is not None and edge.verdict != "profiler"]
     setup_ns = sum(edge.length_ns for edge in found if edge.sets_up)
     if setup_ns < MIN_SETUP * (span_ns + setup_ns):
         found = [edge for edge in found if not edge.sets_up]
     total = sum(edge.length_ns for edge in found)
-    return tuple(found) if total > long_gaps_ns and total >= MIN_EDGES * (span_ns + total) else ()
+    if total <= long_gaps_ns or total < MIN_EDGES * (span_ns + total):
+        return ()
+    return tuple(_merged(same, len(captures)) for when in WHEN if (same := [e for e in found if e.when == when]))
+
+
+def _merged(edges: Sequence[HostEdge], captures: int) -> HostEdge:
+    """The edges of several captures on one side as one."""
+    longest = max(edges, key=lambda edge: edge.length_ns)
+    if captures == 1:
+        return longest
+    parts: dict[tuple[str, str], int] = {}
+    for part in (part for edge in edges for part in edge.parts):
+        parts[part.kind, part.name] = parts.get((part.kind, part.name), 0) + part.time_ns
+    ordered = sorted(parts.items(), key=lambda item: -item[1])[:SHOWN]
+    is_one = len(edges) == captures and len({edge.range_name for edge in edges}) == 1
+    return replace(
+        longest,
+        length_ns=sum(edge.length_ns for edge in edges),
+        is_whole=is_one and all(edge.is_whole for edge in edges),
+        range_ns=sum(edge.range_ns for edge in edges),
+        parts=tuple(HostPart(kind=kind, name=name, time_ns=time_ns) for (kind, name), time_ns in ordered),
+    )
 
 
 def _edge(timeline: Timeline, one: IdleMap, work: Activities, when: When, run_on: frozenset[str]) -> HostEdge | None:
