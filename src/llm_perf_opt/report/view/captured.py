@@ -18,6 +18,8 @@ from llm_perf_opt.report.view.shown import Cell, Shown, Tile, TimePart, TimeSpli
 
 TOOLS = {"nsys": "nsys", "nsys_summary": "nsys (a summary, without times of day)", "torch": "the torch profiler"}
 EDGES = {"before": "before the first GPU work", "after": "after the last"}
+# A GPU that is busy for this part of a time waits for nothing worth a finding.
+ALL_THE_TIME = 0.95
 NO_CLEAN_TIME = "No clean time was measured."
 
 
@@ -141,14 +143,30 @@ def captured_verdict(found: CaptureAnalysis) -> str:
     if not found.gpu.kernel_count and not graphs:
         return f"Captured by {tool}: no kernel was recorded{work_on_host(found)}. {NO_CLEAN_TIME}"
     text = f"Captured by {tool}: {what}, {time} of GPU time"
-    phase = _longest(found)
-    if found.gpu.busy_ns is not None and found.gpu.span_ns:
-        busy = format_percent(found.gpu.busy_ns / found.gpu.span_ns)
-        text += f"; the GPU was busy for {busy} of the time from its first work to its last{_each(found)}"
-    if phase is not None:
-        wall = format_ms(phase.typical.wall_ns / 1e6)
-        text += f", and for {format_percent(_busy(phase))} of a typical {phase.name} ({wall})"
+    if busy := busy_words(found):
+        text += f"; the GPU was {busy}"
     return f"{text}.{_communication(found)} {NO_CLEAN_TIME}"
+
+
+def busy_words(found: CaptureAnalysis) -> str:
+    """How busy the GPU was from its first work to its last, and in the range that took most; empty without times."""
+    if found.gpu.busy_ns is None or not found.gpu.span_ns:
+        return ""
+    busy = format_percent(found.gpu.busy_ns / found.gpu.span_ns)
+    text = f"busy for {busy} of the time from its first work to its last{_each(found)}"
+    phase = _longest(found)
+    if phase is None:
+        return text
+    wall = format_ms(phase.typical.wall_ns / 1e6)
+    return f"{text}, and for {format_percent(_busy(phase))} of a typical {phase.name} ({wall})"
+
+
+def works_all_the_time(found: CaptureAnalysis) -> bool:
+    """Whether the GPU is busy for nearly all of the time from its first work to its last, and of the longest range."""
+    phase = _longest(found)
+    if found.gpu.busy_ns is None or not found.gpu.span_ns or (phase is not None and _busy(phase) < ALL_THE_TIME):
+        return False
+    return found.gpu.busy_ns >= ALL_THE_TIME * found.gpu.span_ns
 
 
 def _communication(found: CaptureAnalysis) -> str:
@@ -265,7 +283,7 @@ def _host_alone(found: CaptureAnalysis, operators: Sequence[OperatorRow]) -> str
     """How long the trace is, and what takes most of it: operators, a range, or what else lies outside of operators."""
     top, total = max(operators, key=lambda row: row.self_cpu_ns), sum(row.self_cpu_ns for row in operators)
     share = format_percent(top.self_cpu_ns / total) if total else "0 %"
-    most = f"mostly {top.name} ({share} of their own time)"
+    most = f"above all {top.name} ({share} of their own time)"
     host = found.host_alone
     if host is UNSET or not host.span_ns:
         return f"operators on the CPU take {format_ms(total / 1e6)}, {most}"
