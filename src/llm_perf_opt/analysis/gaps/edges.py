@@ -15,7 +15,7 @@ import numpy as np
 from llm_perf_opt.analysis.gaps.host import FRAME, OPERATOR, RANGE, HostRecord
 from llm_perf_opt.analysis.gaps.verdict import Verdict, readable
 from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS, IdleMap
-from llm_perf_opt.analysis.timeline.intervals import Ints, nest, union
+from llm_perf_opt.analysis.timeline.intervals import Flags, Ints, nest, union
 from llm_perf_opt.analysis.timeline.ranges import warmup_ranges
 from llm_perf_opt.analysis.timeline.timeline import Activities, HostEvents, Timeline, distinct, grouped, join, take
 
@@ -99,7 +99,10 @@ def find_edges(
         owners = distinct(work.process)
         work = take(work, np.flatnonzero(work.call >= 0))
         if len(owners) == 1 and len(work):
-            edges = [_edge(timeline, maps[int(owners[0])], work, when, run_on) for when in WHEN]
+            ranges = timeline.ranges
+            runs_on = [code for code in distinct(ranges.name).tolist() if timeline.names[code] in run_on]
+            counts = ~warmup_ranges(timeline) & ~np.isin(ranges.name, runs_on)
+            edges = [_edge(timeline, maps[int(owners[0])], work, when, counts) for when in WHEN]
             # What the profiler does, a run without it does not.
             found += [edge for edge in edges if edge is not None and edge.verdict != "profiler"]
     setup_ns = sum(edge.length_ns for edge in found if edge.sets_up)
@@ -130,15 +133,15 @@ def _merged(edges: Sequence[HostEdge], captures: int) -> HostEdge:
     )
 
 
-def _edge(timeline: Timeline, one: IdleMap, work: Activities, when: When, run_on: frozenset[str]) -> HostEdge | None:
+def _edge(timeline: Timeline, one: IdleMap, work: Activities, when: When, counts: Flags) -> HostEdge | None:
+    """One side of a capture; `counts` are the ranges that may hold it."""
     calls, ranges, is_first = timeline.calls, timeline.ranges, when == "before"
     call = int(work.call[np.argmin(work.start_ns) if is_first else np.argmax(work.end_ns)])
     at_ns, threads = int(calls.start_ns[call]), distinct(calls.thread[work.call])
     process = timeline.thread_process[calls.thread[call]]
     launches = np.isin(ranges.thread, threads)
     launches |= ranges.process_wide & (timeline.thread_process[ranges.thread] == process)
-    around = np.flatnonzero(launches & (ranges.start_ns <= at_ns) & (ranges.end_ns > at_ns) & ~warmup_ranges(timeline))
-    around = around[[timeline.names[code] not in run_on for code in ranges.name[around].tolist()]]
+    around = np.flatnonzero(counts & launches & (ranges.start_ns <= at_ns) & (ranges.end_ns > at_ns))
     outer = None
     if len(around):
         outer = around[np.argmin(ranges.start_ns[around]) if is_first else np.argmax(ranges.end_ns[around])]
