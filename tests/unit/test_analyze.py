@@ -275,7 +275,7 @@ def test_a_report_without_nsys_names_the_way_out(
 def test_a_damaged_report_is_refused_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "a.nsys-rep"
     report.write_bytes(b"NVIDIA Tegra Profiler Report 1." + b"\0" * 500)
-    assert main(["analyze", str(report)]) == 1
+    assert main(["analyze", str(report)]) == 2
     assert "`nsys export` failed (exit code 1" in capsys.readouterr().err
 
 

@@ -20,6 +20,7 @@ from llm_perf_opt.analysis.capture import (
 )
 from llm_perf_opt.analysis.findings.finding import FindingRecord, may_be_headline
 from llm_perf_opt.analysis.findings.rules import diagnose
+from llm_perf_opt.analysis.gaps.host_alone import HostAlone, OutsideRow
 from llm_perf_opt.analysis.kernels.names import is_fusible
 from llm_perf_opt.analysis.timeline.timeline import Timeline, since
 from llm_perf_opt.cli import main
@@ -192,9 +193,48 @@ def test_a_gpu_that_works_all_the_time_is_said_to(tmp_path: Path, capsys: pytest
         export.kernel("nbody" if i % 2 else "stencil", 10_000 * i + 2_000, 10_000 * (i + 1) + 2_000, i + 1)
     assert main(["analyze", str(export.write(tmp_path / "a.sqlite"))]) == 0
     assert (
-        "none: the GPU works all the time, so only faster or fewer kernels could save some of it; 50 % of the kernel "
-        "time is in nbody"
+        "none: the GPU is busy for 100.0 % of the time from its first work to its last, so only faster or fewer "
+        "kernels could save some of it; other takes 100.0 % of the kernel time, the heaviest kernel, nbody (other), "
+        "50.0 %"
     ) in capsys.readouterr().out
+
+
+def test_a_class_of_one_kernel_is_named_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The GPU is busy for nine tenths of a range of 11 ms, the rest in short gaps between queued kernels."""
+    export = Export()
+    export.range("request", 0, 11_010_000)
+    for i in range(100):
+        export.call(2_000 * i, 2_000 * i + 1_000, i + 1)
+        export.kernel("nvjet_tst_128x64", 10_000 + 110_000 * i, 110_000 + 110_000 * i, i + 1)
+    export.call(200_000, 11_010_000, 900, "cudaDeviceSynchronize")
+    assert main(["analyze", str(export.write(tmp_path / "a.sqlite"))]) == 0
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("none: ")]
+    assert said == (
+        "none: no rule found what could save 1 % of the capture; the GPU is busy for 91.0 % of the time from its first "
+        "work to its last, and for 90.8 % of a typical request (11.01 ms); GEMM takes 100.0 % of the kernel time, "
+        "all of it in nvjet_tst_128x64"
+    )
+
+
+def test_a_gpu_that_waits_in_the_longest_range_is_not_said_to_work_all_the_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two processes, whose edges are not looked into, with a request of 10 ms each in which the GPU works for 1 ms."""
+    export = Export()
+    for number, pid in enumerate((PID, PID + 0x1000000)):
+        export.range("request", 0, 10 * MS, tid=pid | 1)
+        for i in range(10):
+            correlation = 100 * number + i + 1
+            export.call(4 * MS + 100 * i, 4 * MS + 100 * i + 50, correlation, tid=pid | 1)
+            start = 4 * MS + 10_000 + 100_000 * i
+            export.kernel("nvjet_tst_128x64", start, start + 100_000, correlation, pid=pid, device=number)
+    assert main(["analyze", str(export.write(tmp_path / "a.sqlite"))]) == 0
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("none: ")]
+    assert said == (
+        "none: no rule found what could save 1 % of the capture; the GPU is busy for 100.0 % of the time from its "
+        "first work to its last, and for 10.00 % of a typical request (10.00 ms); GEMM takes 100.0 % of the kernel "
+        "time, all of it in nvjet_tst_128x64"
+    )
 
 
 def test_the_terminal_says_when_a_promise_does_not_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,7 +252,10 @@ def test_a_single_kernel_is_too_little_to_judge(tmp_path: Path, capsys: pytest.C
     export.call(0, 1_000, 1)
     export.kernel("hello()", 2_000, 3_000, 1)
     assert main(["analyze", str(export.write(tmp_path / "a.sqlite"))]) == 0
-    assert "none: 1 kernel(s) are too few to judge a program by" in capsys.readouterr().out
+    assert (
+        "none: 1 kernel(s) are too few to judge a program by; the GPU is busy for 100.0 % of the time from its first "
+        "work to its last; other takes 100.0 % of the kernel time, all of it in hello"
+    ) in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("waits", "chains"), [(False, "1 chain(s) of 90.0"), (True, "30 chain(s) of")])
@@ -642,8 +685,97 @@ def test_a_program_on_the_host_alone_is_told_what_its_steps_are_spent_in(
         events.append(event("cpu_op", "aten::mm", f"{at + 8_200}", "500"))
     assert main(["analyze", str(write_trace(tmp_path / "t.json", events))]) == 0
     assert capsys.readouterr().out.startswith(
-        "No GPU work was recorded; enumerate(DataLoader)#__next__ takes 90.0 % of ProfilerStep#N (27.00 ms in 3 "
-        "instances), and operators take 1.500 ms. If the program used a GPU, capture again with"
+        "No GPU work was recorded; the trace is 29.00 ms long, and enumerate(DataLoader)#__next__ takes 83.8 % of it "
+        "(24.30 ms); operators of the main thread take 5.17 %, above all aten::mm (100.0 % of their own time). If the "
+        "program used a GPU, capture again with"
+    )
+
+
+@pytest.mark.parametrize(
+    ("outside", "said"),
+    [
+        (
+            [],
+            "and 94.0 % of it lies outside of operators, in what was not recorded (with_stack=True names it); "
+            "operators of the main thread take 6.00 %, above all aten::mm (66.7 % of their own time)",
+        ),
+        (
+            [
+                event("python_function", "train.py(3): main", "0", "100000"),
+                event("python_function", "train.py(9): tokenise", "6000", "90000"),
+                event("python_function", "<built-in method sleep>", "6000", "89000"),
+            ],
+            "and 94.0 % of it lies outside of operators, most in train.py(9): tokenise (90.00 ms); operators of the "
+            "main thread take 6.00 %, above all aten::mm (66.7 % of their own time)",
+        ),
+        (
+            [
+                event("user_annotation", "epoch", "0", "99000"),
+                event("user_annotation", "load batch", "5000", "90000"),
+                event("python_function", "data.py(9): decode", "6000", "80000"),
+            ],
+            "and load batch takes 90.0 % of it (90.00 ms), most in data.py(9): decode; operators of the main thread "
+            "take 6.00 %, above all aten::mm (66.7 % of their own time)",
+        ),
+        (
+            [event("cpu_op", "aten::sort", "5000", "60000")],
+            "and operators of the main thread take 66.0 % of it, above all aten::sort (90.9 % of their own time)",
+        ),
+    ],
+)
+def test_a_program_without_a_gpu_is_told_what_takes_most_of_its_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], outside: list[str], said: str
+) -> None:
+    """100 ms from the first operator to the last, 6 ms of them in operators, where nothing else runs."""
+    events = [
+        event("cpu_op", "aten::mm", "0", "4000"),
+        event("cpu_op", "aten::add", "98000", "2000"),
+        *outside,
+    ]
+    assert main(["analyze", str(write_trace(tmp_path / "t.json", events))]) == 0
+    (first, *_) = capsys.readouterr().out.splitlines()
+    assert first == (
+        f"No GPU work was recorded; the trace is 100.0 ms long, {said}. If the program used a GPU, capture again with "
+        "`activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`."
+    )
+
+
+def test_the_page_of_a_trace_without_a_gpu_shows_what_lies_outside_of_operators(tmp_path: Path) -> None:
+    events = [
+        event("cpu_op", "aten::mm", "0", "4000"),
+        event("user_annotation", "load batch", "4000", "90000"),
+        event("cpu_op", "aten::add", "98000", "2000"),
+    ]
+    run = tmp_path / "run"
+    assert main(["analyze", str(write_trace(tmp_path / "t.json", events)), "-o", str(run)]) == 0
+    head = build_view(read_run_files(read_manifest(run), run)).headline
+    assert head.verdict == (
+        "Captured by the torch profiler: no kernel was recorded; the trace is 100.0 ms long, and load batch takes "
+        "90.0 % of it (90.00 ms); operators of the main thread take 6.00 %, above all aten::mm (66.7 % of their own "
+        "time). No clean time was measured."
+    )
+    assert head.split is not None and (head.split.what, head.split.total) == ("the trace", "100.0 ms")
+    assert [(part.label, part.kind, round(part.share, 3)) for part in head.split.parts] == [
+        ("operators", "work", 0.06),
+        ("load batch, outside of operators", "idle", 0.9),
+        ("the rest outside of operators", "unexplained", 0.04),
+    ]
+    # No rule judges it: that none found anything is not said.
+    assert "No rule found" not in (run / "report.html").read_text()
+
+
+def test_the_times_of_several_traces_without_a_gpu_are_added_up(tmp_path: Path) -> None:
+    timelines = []
+    for number, length in enumerate((30_000, 70_000)):
+        events = [
+            event("cpu_op", "aten::mm", "0", "1000"),
+            event("user_annotation", "load", "1000", f"{length - 2_000}"),
+            event("cpu_op", "aten::mm", f"{length - 1_000}", "1000"),
+        ]
+        timelines.append(read_torch_trace(write_trace(tmp_path / f"{number}.json", events)).timeline)
+    load = OutsideRow(name="load", own_ns=96 * MS, whole_ns=96 * MS)
+    assert analyze_timelines(timelines).host_alone == HostAlone(
+        span_ns=100 * MS, operators_ns=4 * MS, ranges=(load,), frames=()
     )
 
 

@@ -7,9 +7,11 @@ from typing import Literal
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts, ExposedCommunication, FusibleChains
+from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts, ExposedCommunication, FusibleChains, runs_on
 from llm_perf_opt.analysis.findings.finding import MIN_LISTED, FindingRecord, paid_once
 from llm_perf_opt.analysis.findings.rules import diagnose_capture
+from llm_perf_opt.analysis.gaps.edges import HostEdge, find_edges
+from llm_perf_opt.analysis.gaps.host_alone import HostAlone, sum_host_alone
 from llm_perf_opt.analysis.gaps.report import Engine, IdleReport, judge_by_ranges, report_idle
 from llm_perf_opt.analysis.gaps.verdict import is_tuning
 from llm_perf_opt.analysis.gaps.waits import copy_places
@@ -136,7 +138,8 @@ class CaptureAnalysis:
     torch trace with hardware counters, `streams` where a GPU used several, `ranks` where several processes or GPUs
     worked or kernels communicated, `shapes` of a trace with input shapes, `critical_paths` of ranges with GPU work,
     `memory` of a trace with memory events, `python` of one with frames, `graph_replays` where another
-    trace says what graphs replay, `after_setup` where most of a capture is paid once.
+    trace says what graphs replay, `after_setup` where most of a capture is paid once, `host_edges` where the host works
+    long before the first GPU work and after the last, `host_alone` of operators without kernels.
     """
 
     schema_version: Literal[1] = 1
@@ -163,6 +166,17 @@ class CaptureAnalysis:
     python: tuple[PythonTree, ...] | UnsetType = UNSET
     graph_replays: tuple[GraphReplays, ...] | UnsetType = UNSET
     after_setup: AfterSetup | UnsetType = UNSET
+    host_edges: tuple[HostEdge, ...] | UnsetType = UNSET
+    host_alone: HostAlone | UnsetType = UNSET
+
+    @property
+    def judged_ns(self) -> int:
+        """What shares of the capture are of: from the first GPU work to the last, and what the host does around that.
+
+        0 where no GPU work was recorded.
+        """
+        edges = () if self.host_edges is UNSET else self.host_edges
+        return (self.gpu.span_ns or 0) + sum(edge.length_ns for edge in edges)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,8 +200,13 @@ def analyze_timelines(timelines: Sequence[Timeline]) -> CaptureAnalysis:
     return analyze_measured([measure_timeline(timeline) for timeline in timelines])
 
 
-def analyze_measured(measured: Sequence[Measured], *, engine: Engine | None = None) -> CaptureAnalysis:
-    """As `analyze_timelines`, for those who need the instances as well, or know which server they recorded."""
+def analyze_measured(
+    measured: Sequence[Measured], *, engine: Engine | None = None, is_rest: bool = False
+) -> CaptureAnalysis:
+    """As `analyze_timelines`, for those who need the instances as well, or know which server they recorded.
+
+    What comes before the rest of a capture is known already: it has no edges.
+    """
     timelines = [m.timeline for m in measured]
     ranges = range_rows([(m.timeline, m.ranges) for m in measured])
     source = ", ".join(t.source for t in timelines)
@@ -196,14 +215,25 @@ def analyze_measured(measured: Sequence[Measured], *, engine: Engine | None = No
     reasons = _idle_of(measured)
     gpu = _gpu(measured, sources, reasons)
     seen = gpu.span_ns is not None
-    told = report_idle([(m.timeline, m.idle) for m in measured], engine=engine) if seen else None
+    captures = [(m.timeline, m.idle) for m in measured]
+    told = report_idle(captures, engine=engine) if seen else None
     idle = None if told is None else judge_by_ranges(told, ranges)
     streams = report_streams(timelines)
     findings: tuple[FindingRecord, ...] = ()
+    edges: tuple[HostEdge, ...] = ()
+    if seen and not is_rest:
+        edges = find_edges(
+            captures,
+            span_ns=gpu.span_ns or 0,
+            long_gaps_ns=reasons.long_gaps_ns,
+            run_on=frozenset(row.name for row in ranges if runs_on(row)),
+        )
+    has_kernels = any(len(t.kernels) or len(t.graphs) for t in timelines)
+    alone = None if has_kernels else sum_host_alone(timelines)
     if idle is not None:
         facts = CaptureFacts(
             source=source,
-            span_ns=gpu.span_ns or 0,
+            span_ns=(gpu.span_ns or 0) + sum(edge.length_ns for edge in edges),
             busy_ns=gpu.busy_ns or 0,
             # A graph traced as a whole is work like a kernel.
             kernel_count=gpu.kernel_count + sum(len(t.graphs) for t in timelines),
@@ -222,6 +252,7 @@ def analyze_measured(measured: Sequence[Measured], *, engine: Engine | None = No
             world_size=max((t.origin.world_size or 1 for t in timelines), default=1),
             copy_places=copy_places(timelines) if reasons.copy_ns >= MIN_LISTED * (gpu.span_ns or 0) else (),
             kept_share=min((t.kept_share for t in timelines if t.kept_share is not None), default=None),
+            edges=edges,
         )
         findings = tuple(FindingRecord.of(found) for found in diagnose_capture(facts))
     return CaptureAnalysis(
@@ -242,6 +273,8 @@ def analyze_measured(measured: Sequence[Measured], *, engine: Engine | None = No
         ),
         idle=UNSET if idle is None else idle,
         streams=UNSET if streams is None else streams,
+        host_edges=edges or UNSET,
+        host_alone=UNSET if alone is None else alone,
     )
 
 
@@ -257,7 +290,7 @@ def judge_after_setup(analysis: CaptureAnalysis, measured: Sequence[Measured]) -
     if begins_ns is None or timeline.kept_share is not None or (timeline.origin.world_size or 1) > 1:
         return analysis
     rest = since(timeline, begins_ns, before_ns=LONG_GAP_NS)
-    found = analyze_measured([measure_timeline(rest)])
+    found = analyze_measured([measure_timeline(rest)], is_rest=True)
     graphs = found.graphs.launches_traced_as_a_whole
     busy_ns, span_ns = found.gpu.busy_ns or 0, found.gpu.span_ns or 0
     tuning = sum(row.instances for row in found.kernels if is_tuning(row.name))

@@ -307,7 +307,7 @@ def _capture_ms(files: RunFiles, phases: Mapping[str, PhaseFacts]) -> float | No
     if isinstance(files.capture, Unknown) or not files.capture.content.gpu.span_ns:
         return None
     timed = any(isinstance(phase.wall, Known) and isinstance(phase.gpu, GpuFacts) for phase in phases.values())
-    return None if timed else files.capture.content.gpu.span_ns / 1e6
+    return None if timed else files.capture.content.judged_ns / 1e6
 
 
 def is_cpu(files: RunFiles) -> bool | None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from llm_perf_opt.analysis.gaps.edges import HostEdge
 from llm_perf_opt.analysis.gaps.report import IdleReport
 from llm_perf_opt.analysis.gaps.waits import CopyPlace
 from llm_perf_opt.analysis.timeline.rows import PUSH_POP, CopyRow, Idle, KernelRow, RangeRow
@@ -43,6 +44,7 @@ class FusibleChains:
 class CaptureFacts:
     """One capture, or repetitions of one, from the first GPU work of each process to its last.
 
+    `edges` are what the host does before and after that, where it is much: `span_ns` then has their time too.
     `world_size` is the number of ranks of the job this is a part of, where the capture says so; `captures` were given.
     `kept_share` is the part of what ran that a thinned out capture still holds. `copy_places` say what started the
     copies, where these take time.
@@ -67,6 +69,7 @@ class CaptureFacts:
     gpu_name: str | None = None
     kept_share: float | None = None
     copy_places: tuple[CopyPlace, ...] = ()
+    edges: tuple[HostEdge, ...] = ()
 
     @property
     def idle_ns(self) -> int:

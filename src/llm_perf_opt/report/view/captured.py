@@ -1,6 +1,6 @@
 """Headlines of runs in which our own loop was not timed: a capture alone, or a server measured from outside."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET
 
@@ -9,6 +9,7 @@ from llm_perf_opt.analysis.findings.capture_facts import runs_on
 from llm_perf_opt.analysis.findings.facts import Known, Unknown
 from llm_perf_opt.analysis.findings.finding import Finding, may_be_headline, paid_once
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
+from llm_perf_opt.analysis.timeline.operators import OperatorRow
 from llm_perf_opt.analysis.timeline.rows import RangeRow
 from llm_perf_opt.core.records import Metric, StageRecord
 from llm_perf_opt.core.units import format_bytes, format_factor, format_ms, format_percent
@@ -16,6 +17,9 @@ from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.shown import Cell, Shown, Tile, TimePart, TimeSplit, share, show
 
 TOOLS = {"nsys": "nsys", "nsys_summary": "nsys (a summary, without times of day)", "torch": "the torch profiler"}
+EDGES = {"before": "before the first GPU work", "after": "after the last"}
+# A GPU that is busy for this part of a time waits for nothing worth a finding.
+ALL_THE_TIME = 0.95
 NO_CLEAN_TIME = "No clean time was measured."
 
 
@@ -38,7 +42,9 @@ def captured_tiles(capture: Found[CaptureAnalysis]) -> tuple[Tile, ...]:
         )
     if gpu.busy_ns is not None and gpu.span_ns:
         what = f"of the time from the first to the last GPU work, warm-up and loading included{_each(found)}"
-        tiles.append(_tile("GPU busy", show(share(gpu.busy_ns / gpu.span_ns, what, source))))
+        if found.host_edges is not UNSET:
+            what = "of the capture, with the host's work before the first and after the last GPU work"
+        tiles.append(_tile("GPU busy", show(share(gpu.busy_ns / found.judged_ns, what, source))))
     phase = _longest(found)
     if phase is not None:
         busy, what = _busy(phase), f"of a typical {phase.name} ({format_ms(phase.typical.wall_ns / 1e6)})"
@@ -57,8 +63,11 @@ def captured_tiles(capture: Found[CaptureAnalysis]) -> tuple[Tile, ...]:
 
 
 def captured_split(found: CaptureAnalysis) -> TimeSplit | None:
-    """From the first GPU work to the last: busy, and idle by cause. None without a timeline."""
-    gpu = found.gpu
+    """From the first GPU work to the last: busy, and idle by cause; and what the host does before and after, if much.
+
+    None without a timeline.
+    """
+    gpu, edges = found.gpu, () if found.host_edges is UNSET else found.host_edges
     if gpu.busy_ns is None or not gpu.span_ns or gpu.idle is None or not gpu.kernel_count:
         return None
     parts = (
@@ -67,11 +76,34 @@ def captured_split(found: CaptureAnalysis) -> TimeSplit | None:
         ("GPU idle: copies and synchronisation", "idle", gpu.idle.waiting_for_copy_or_sync_ns),
         ("GPU idle: between queued kernels", "idle", gpu.idle.between_kernels_ns),
         ("GPU idle: not explained", "unexplained", gpu.idle.unattributed_ns),
+        *((f"The host alone {EDGES[edge.when]}", "idle", edge.length_ns) for edge in edges),
     )
     return TimeSplit(
         what="the capture",
-        total=format_ms(gpu.span_ns / 1e6),
-        parts=tuple(TimePart(label=label, kind=kind, share=ns / gpu.span_ns) for label, kind, ns in parts if ns > 0),
+        total=format_ms(found.judged_ns / 1e6),
+        parts=tuple(
+            TimePart(label=label, kind=kind, share=ns / found.judged_ns) for label, kind, ns in parts if ns > 0
+        ),
+    )
+
+
+def host_alone_split(found: CaptureAnalysis) -> TimeSplit | None:
+    """A trace without kernels: operators, and what lies outside of them. None where operators are most of it."""
+    host = found.host_alone
+    if host is UNSET or 2 * host.operators_ns >= host.span_ns:
+        return None
+    # A range has the time of its frames too: a frame with more lies outside of it.
+    named = sorted((*host.ranges[:1], *host.frames[:1]), key=lambda row: -row.own_ns)[:1]
+    rest_ns = host.span_ns - host.operators_ns - sum(row.own_ns for row in named)
+    parts = (
+        ("operators", "work", host.operators_ns),
+        *((f"{row.name}, outside of operators", "idle", row.own_ns) for row in named),
+        ("the rest outside of operators" if named else "outside of operators", "unexplained", rest_ns),
+    )
+    return TimeSplit(
+        what="the trace",
+        total=format_ms(host.span_ns / 1e6),
+        parts=tuple(TimePart(label=label, kind=kind, share=ns / host.span_ns) for label, kind, ns in parts if ns > 0),
     )
 
 
@@ -111,14 +143,30 @@ def captured_verdict(found: CaptureAnalysis) -> str:
     if not found.gpu.kernel_count and not graphs:
         return f"Captured by {tool}: no kernel was recorded{work_on_host(found)}. {NO_CLEAN_TIME}"
     text = f"Captured by {tool}: {what}, {time} of GPU time"
-    phase = _longest(found)
-    if found.gpu.busy_ns is not None and found.gpu.span_ns:
-        busy = format_percent(found.gpu.busy_ns / found.gpu.span_ns)
-        text += f"; the GPU was busy for {busy} of the time from its first work to its last{_each(found)}"
-    if phase is not None:
-        wall = format_ms(phase.typical.wall_ns / 1e6)
-        text += f", and for {format_percent(_busy(phase))} of a typical {phase.name} ({wall})"
+    if busy := busy_words(found):
+        text += f"; the GPU was {busy}"
     return f"{text}.{_communication(found)} {NO_CLEAN_TIME}"
+
+
+def busy_words(found: CaptureAnalysis) -> str:
+    """How busy the GPU was from its first work to its last, and in the range that took most; empty without times."""
+    if found.gpu.busy_ns is None or not found.gpu.span_ns:
+        return ""
+    busy = format_percent(found.gpu.busy_ns / found.gpu.span_ns)
+    text = f"busy for {busy} of the time from its first work to its last{_each(found)}"
+    phase = _longest(found)
+    if phase is None:
+        return text
+    wall = format_ms(phase.typical.wall_ns / 1e6)
+    return f"{text}, and for {format_percent(_busy(phase))} of a typical {phase.name} ({wall})"
+
+
+def works_all_the_time(found: CaptureAnalysis) -> bool:
+    """Whether the GPU is busy for nearly all of the time from its first work to its last, and of the longest range."""
+    phase = _longest(found)
+    if found.gpu.busy_ns is None or not found.gpu.span_ns or (phase is not None and _busy(phase) < ALL_THE_TIME):
+        return False
+    return found.gpu.busy_ns >= ALL_THE_TIME * found.gpu.span_ns
 
 
 def _communication(found: CaptureAnalysis) -> str:
@@ -218,39 +266,44 @@ def _each(found: CaptureAnalysis) -> str:
 
 
 def work_on_host(found: CaptureAnalysis) -> str:
-    """What there is instead: kernels that were only counted, or work on the host.
-
-    Operators speak for the program where they take most of its longest range; else what that range is spent in does.
-    """
+    """What there is instead: kernels that were only counted, or work on the host."""
     if found.counters is not UNSET and found.counters:
         counted = _count(sum(row.instances for row in found.counters), "kernel")
         largest = max(found.counters, key=lambda row: row.flop or 0.0)
         most = f", most FLOPs in {largest.short_name}" if largest.flop else ""
         return f" with its times; hardware counters of {counted} were{most}"
     if found.operators is not UNSET and found.operators:
-        top = max(found.operators, key=lambda row: row.self_cpu_ns)
-        total = sum(row.self_cpu_ns for row in found.operators)
-        if (inside := _inside_longest(found)) and total < 0.5 * found.ranges[0].wall_ns:
-            return f"; {inside}, and operators take {format_ms(total / 1e6)}"
-        share = format_percent(top.self_cpu_ns / total) if total else "0 %"
-        return (
-            f"; operators on the CPU take {format_ms(total / 1e6)}, most of it {top.name} ({share} of the operators' "
-            "own time)"
-        )
+        return f"; {_host_alone(found, found.operators)}"
     if found.ranges:
         return f"; {_count(len(found.ranges), 'range')}, the longest {found.ranges[0].name}"
     return ""
 
 
-def _inside_longest(found: CaptureAnalysis) -> str:
-    """The range that takes at least half of the longest one, directly inside it."""
-    longest = max(found.ranges, key=lambda row: row.wall_ns, default=None)
-    inner = [row for row in found.ranges if longest is not None and row.parent == longest.name]
-    most = max(inner, key=lambda row: row.wall_ns, default=None)
-    if longest is None or most is None or 2 * most.wall_ns < longest.wall_ns:
-        return ""
-    share, times = format_percent(most.wall_ns / longest.wall_ns), _count(longest.instances, "instance")
-    return f"{most.name} takes {share} of {longest.name} ({format_ms(longest.wall_ns / 1e6)} in {times})"
+def _host_alone(found: CaptureAnalysis, operators: Sequence[OperatorRow]) -> str:
+    """How long the trace is, and what takes most of it: operators, a range, or what else lies outside of operators."""
+    top, total = max(operators, key=lambda row: row.self_cpu_ns), sum(row.self_cpu_ns for row in operators)
+    share = format_percent(top.self_cpu_ns / total) if total else "0 %"
+    most = f"above all {top.name} ({share} of their own time)"
+    host = found.host_alone
+    if host is UNSET or not host.span_ns:
+        return f"operators on the CPU take {format_ms(total / 1e6)}, {most}"
+    files = len(found.sources)
+    length = "the trace is" if files == 1 else f"the {files} traces are together"
+    length = f"{length} {format_ms(host.span_ns / 1e6)} long"
+    spent = format_percent(host.operators_ns / host.span_ns)
+    outside_ns = host.span_ns - host.operators_ns
+    if outside_ns <= host.operators_ns:
+        return f"{length}, and operators of the main thread take {spent} of it, {most}"
+    told = [row for row in (*host.ranges[:1], *host.frames[:1]) if 2 * row.own_ns >= outside_ns]
+    if host.ranges and told[:1] == [host.ranges[0]]:
+        name, whole_ns = host.ranges[0].name, host.ranges[0].whole_ns
+        first = f"{name} takes {format_percent(whole_ns / host.span_ns)} of it ({format_ms(whole_ns / 1e6)})"
+        first += "".join(f", most in {row.name}" for row in told[1:])
+    else:
+        first = f"{format_percent(outside_ns / host.span_ns)} of it lies outside of operators"
+        frames = [f"{row.name} ({format_ms(row.own_ns / 1e6)})" for row in host.frames[:1]]
+        first += f", most in {frames[0]}" if frames else ", in what was not recorded (with_stack=True names it)"
+    return f"{length}, and {first}; operators of the main thread take {spent}, {most}"
 
 
 def _count(number: int, what: str, several: str = "") -> str:

@@ -30,6 +30,7 @@ from llm_perf_opt.report.view.captured import (
     captured_split,
     captured_tiles,
     captured_verdict,
+    host_alone_split,
     load_test,
     ncu_split,
     ncu_tiles,
@@ -55,7 +56,8 @@ class HeadlineView:
 
     `log` is what a program that crashed printed, by its path in the run. `promised` is the title of the finding
     the verdict is about, `first` what to do first where that is none of the whole capture's. `split` and `distance`
-    are of the phase the verdict is about: where its time goes, and how far it is from its bound.
+    are of the phase the verdict is about: where its time goes, and how far it is from its bound. `is_unjudged`: no rule
+    looks at such a capture, so that none found anything says nothing.
     """
 
     title: str
@@ -71,6 +73,7 @@ class HeadlineView:
     first: FindingView | None = None
     log: str | None = None
     is_cpu: bool = False
+    is_unjudged: bool = False
     split: TimeSplit | None = None
     distance: BoundDistance | None = None
     no_distance: Unknown | None = None
@@ -87,7 +90,9 @@ def headline(
         verdict, first = with_steps(verdict, capture.content), _first_step(capture.content, facts)
         tone = _tone_of_steps(capture.content, tone)
     fall = _shown_first(waterfalls, about, facts)
-    split = captured_split(capture.content) if capture is not None else None if fall is None else split_of(fall)
+    split = None if fall is None else split_of(fall)
+    if capture is not None:
+        split = captured_split(capture.content) or host_alone_split(capture.content)
     if best is not None and best.phase == REQUEST:
         split = request_split(files, facts) or split
     tiles = _tiles(files, facts) if capture is None else captured_tiles(capture)
@@ -113,6 +118,7 @@ def headline(
         is_cpu=bool(facts.is_cpu),
         split=split,
         distance=None if fall is None else distance_of(fall),
+        is_unjudged=capture is not None and capture.content.host_alone is not UNSET,
     )
 
 

@@ -60,7 +60,7 @@ def _judge_shapes(analysis: CaptureAnalysis, shapes: ShapesAnalysis) -> CaptureA
         shapes.rows,
         kernel_ns=shapes.kernel_ns,
         busy_ns=gpu.busy_ns,
-        span_ns=gpu.span_ns,
+        span_ns=analysis.judged_ns,
         source=", ".join(source.path for source in analysis.sources),
         told=frozenset(PIECES) if in_pieces else frozenset(),
     )
@@ -73,8 +73,8 @@ def add_ranks(analysis: CaptureAnalysis, ranks: RanksAnalysis, kept_share: float
     if not analysis.gpu.span_ns:
         return analysis
     source = ", ".join(source.path for source in analysis.sources)
-    late = find_late_ranks(ranks, span_ns=analysis.gpu.span_ns, source=source)
-    turns = find_devices_in_turns(ranks, span_ns=analysis.gpu.span_ns, source=source)
+    late = find_late_ranks(ranks, span_ns=analysis.judged_ns, source=source)
+    turns = find_devices_in_turns(ranks, span_ns=analysis.judged_ns, source=source)
     if kept_share is not None:
         late, turns = ([of_thinned_capture(finding, kept_share) for finding in part] for part in (late, turns))
     found = [*without_waiting([record.finding() for record in analysis.findings], late), *late, *turns]

@@ -19,7 +19,7 @@ from llm_perf_opt.analysis.ranks.collectives import RecordedArgs, recorded_args
 from llm_perf_opt.analysis.ranks.identify import Kind
 from llm_perf_opt.analysis.timeline.rows import CounterRow, KernelRow
 from llm_perf_opt.analysis.timeline.timeline import Timeline
-from llm_perf_opt.errors import ToolError
+from llm_perf_opt.errors import ParseError, ToolError
 from llm_perf_opt.runners.analyze.detail import add_critical_paths, add_detail, add_graph_replays, add_ranks
 from llm_perf_opt.runners.analyze.kinds import NCU, NSYS, SUMMARY, TORCH
 
@@ -129,7 +129,10 @@ def _export(report: Path, folder: Path) -> tuple[Path, list[str]]:
         log=log,
     )
     if not result.ok or not sqlite.is_file():
-        raise ToolError(export_problem(report, result.timed_out, result.exit_code, result.tail))
+        problem = export_problem(report, result.timed_out, result.exit_code, result.tail)
+        # An nsys that ends by itself refuses the file; one that was ended (too slow, out of memory) says nothing of it.
+        refused = result.exit_code is not None and result.exit_code >= 0
+        raise ParseError(problem) if refused else ToolError(problem)
     return sqlite, [f"{report}: {note}" for note in import_notes(log.read_text(errors="replace"))]
 
 

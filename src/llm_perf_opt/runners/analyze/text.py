@@ -15,15 +15,13 @@ from llm_perf_opt.core.names import AFTER_SETUP
 from llm_perf_opt.core.sections import Section, cell_text
 from llm_perf_opt.core.terminal import number_columns, printable, table_text
 from llm_perf_opt.core.units import or_dash
-from llm_perf_opt.report.view.captured import work_on_host
+from llm_perf_opt.report.view.captured import EDGES, busy_words, work_on_host, works_all_the_time
 from llm_perf_opt.runners.analyze.kinds import SUMMARY, TORCH
 from llm_perf_opt.runners.analyze.sections import capture_sections
 
 NAME_WIDTH = 60
 # Rows of a table of details, of which there are many: a third of those of the others, but so many.
 FEWEST = 3
-# A GPU that is busy for this part of a capture waits for nothing worth a finding.
-WORKS_ALL_THE_TIME = 0.95
 FEW_KERNELS = 10
 # Notes say what was left out: more of them than rows of a table are shown.
 MOST_NOTES = 15
@@ -69,6 +67,9 @@ def _gpu(analysis: CaptureAnalysis) -> Text:
     busy = f"busy {_ms(gpu.busy_ns)} ms of {_ms(gpu.span_ns)} ms ({gpu.busy_ns / gpu.span_ns:.1%})"
     if analysis.ranks is not UNSET and len(analysis.ranks.rows) > 1:
         busy += f", added up over {len(analysis.ranks.rows)} processes, each from its first GPU work to its last"
+    if analysis.host_edges is not UNSET:
+        around = ", ".join(f"{_ms(edge.length_ns)} ms {EDGES[edge.when]}" for edge in analysis.host_edges)
+        busy += f" from its first work to its last, and the host works without it for {around}"
     return _plain(
         f"GPU {gpu.name or '(not named in the capture)'}: {busy}; idle {_ms(gpu.idle_ns)} ms: "
         f"{_ms(idle.waiting_for_host_ns)} waiting for the host, {_ms(idle.between_kernels_ns)} between kernels, "
@@ -133,19 +134,21 @@ def _kernels(analysis: CaptureAnalysis, top: int) -> Text:
     if not rows:
         return Text()
     table = _table(("%", "total ms", "n", "avg µs", "class", "kernel"), rows)
-    return table + _more(len(analysis.kernels), top, "kernels") + _classes(analysis.kernels)
+    table += _more(len(analysis.kernels), top, "kernels")
+    classes = _classes(analysis.kernels)
+    if len(classes) < 2:
+        return table
+    return table + _plain("\nby class: " + ", ".join(f"{name} {100 * share:.1f} %" for name, share in classes))
 
 
-def _classes(kernels: Sequence[KernelRow]) -> Text:
-    """Where the kernel time goes, by class."""
+def _classes(kernels: Sequence[KernelRow]) -> list[tuple[str, float]]:
+    """Classes with their share of the kernel time, the largest first."""
     total = sum(row.total_ns for row in kernels)
     classes: dict[str, int] = {}
     for row in kernels:
         classes[row.kernel_class] = classes.get(row.kernel_class, 0) + row.total_ns
-    if not total or len(classes) < 2:
-        return Text()
     ranked = sorted(classes.items(), key=lambda item: -item[1])
-    return _plain("\nby class: " + ", ".join(f"{name} {100 * ns / total:.1f} %" for name, ns in ranked))
+    return [(name, ns / total if total else 0.0) for name, ns in ranked]
 
 
 def _operators(operators: Sequence[OperatorRow], top: int) -> Text:
@@ -247,16 +250,21 @@ def _finding(finding: FindingRecord, whole: str) -> list[Text]:
 
 
 def _nothing_found(analysis: CaptureAnalysis) -> str:
-    """Where a GPU works all the time, only its kernels can get faster."""
-    gpu = analysis.gpu
-    work = gpu.kernel_count + analysis.graphs.launches_traced_as_a_whole
+    """What the capture shows where no rule found anything in it: how busy the GPU was, and with what."""
+    work = analysis.gpu.kernel_count + analysis.graphs.launches_traced_as_a_whole
+    busy, spent = f"the GPU is {busy_words(analysis)}", ""
+    most = max(analysis.kernels, key=lambda row: row.total_ns, default=None)
+    if most is not None:
+        (name, share), *_ = _classes(analysis.kernels)
+        kernel = f", the heaviest kernel, {most.short_name} ({most.kernel_class}), {most.time_pct:.1f} %"
+        if most.kernel_class == name and most.time_pct >= 99.9 * share:
+            kernel = f", all of it in {most.short_name}"
+        spent = f"; {name} takes {100 * share:.1f} % of the kernel time{kernel}"
     if work < FEW_KERNELS:
-        return f"none: {work} kernel(s) are too few to judge a program by"
-    if gpu.busy_ns is not None and gpu.span_ns and gpu.busy_ns >= WORKS_ALL_THE_TIME * gpu.span_ns:
-        most = max(analysis.kernels, key=lambda row: row.total_ns, default=None)
-        named = "" if most is None else f"; {most.time_pct:.0f} % of the kernel time is in {most.short_name}"
-        return f"none: the GPU works all the time, so only faster or fewer kernels could save some of it{named}"
-    return "none: no rule found what could save 1 % of the capture"
+        return f"none: {work} kernel(s) are too few to judge a program by; {busy}{spent}"
+    if works_all_the_time(analysis):
+        return f"none: {busy}, so only faster or fewer kernels could save some of it{spent}"
+    return f"none: no rule found what could save 1 % of the capture; {busy}{spent}"
 
 
 def _bare(text: str) -> str:

@@ -46,6 +46,7 @@ RULES: tuple[Rule, ...] = (
     long_gaps.COMPILATION,
     long_gaps.RANK_WAIT,
     long_gaps.HOST_WORK,
+    on_the_host.EDGES,
     kernel_gaps.RULE,
     kernel_gaps.LATE_STARTS,
     kernel_gaps.SERIAL_STREAMS,

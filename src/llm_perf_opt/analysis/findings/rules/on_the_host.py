@@ -1,13 +1,19 @@
-"""Rules preparation, framework_overhead and outside_operators: time of the host's own.
+"""Rules preparation, host_edges, framework_overhead and outside_operators: time of the host's own.
 
-A request may wait until its input is ready. On a CPU, much of a phase may pass outside operators: where little passes
-between one operator and the next it is Python and the framework; where much does, the program does something else.
+A request may wait until its input is ready, and in a capture the host may work long before the first kernel of a
+request and after the last: the GPU may work all the time between them. On a CPU, much of a phase may pass outside
+operators: where little passes between one operator and the next it is Python and the framework; where much does, the
+program does something else.
 """
 
+from dataclasses import replace
+
+from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
 from llm_perf_opt.analysis.findings.facts import COMPILED, Known, PhaseFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import (
     CERTAIN_INSTANCES,
     REQUEST,
+    Confidence,
     Evidence,
     Finding,
     Rule,
@@ -16,6 +22,8 @@ from llm_perf_opt.analysis.findings.finding import (
     amdahl,
 )
 from llm_perf_opt.analysis.findings.remedies import COMPILE, JOINED_PROJECTIONS, LARGER_BATCH, ONE_THREAD
+from llm_perf_opt.analysis.findings.rules.long_gaps import COMPILING_REMEDY, find_none
+from llm_perf_opt.analysis.gaps.edges import TELLS, HostEdge
 
 # Less than this of a request is the price of having an input at all.
 MIN_PREPARING = 0.1
@@ -40,6 +48,20 @@ LOOK_REMEDY = (
     "Python or another library; a sampling profiler (py-spy record -- python …) or a trace with Python stacks names "
     "the lines"
 )
+NAME_WIDTH, SHOWN = 100, 4
+# A range of one instance around so many of another is a run, which may hold what is paid once.
+STEPS_OF_A_RUN = 3
+EDGES_REMEDY = (
+    "make this work shorter, or do it elsewhere: prepare the next request and finish the last one in another thread or "
+    "process while the GPU works on this one, let the GPU do what is work on tensors (resizing, normalising, sorting "
+    "out boxes), and prepare once what comes again"
+)
+EDGES_CAVEAT = (
+    "one request alone gets shorter only if this work itself does; beside another request's it raises throughput"
+)
+WHEN = {"before": "before the first kernel", "after": "after the last kernel"}
+# Less than this of a part's edge is not worth a line.
+MIN_TOLD = 0.02
 
 
 def find_preparation(facts: RunFacts) -> list[Finding]:
@@ -128,6 +150,61 @@ def _finding(rule: Rule, phase: PhaseFacts, remedy: str, *, hint: str | None = N
     )
 
 
+def find_in_edges(facts: CaptureFacts) -> list[Finding]:
+    """What is paid once and what is not, apart."""
+    once = [edge for edge in facts.edges if edge.sets_up]
+    every = [edge for edge in facts.edges if not edge.sets_up]
+    does = "waits" if all(edge.waits for edge in every) else "works"
+    return [
+        *(replace(found, caveat=EDGES_CAVEAT) for found in _in_edges(facts, every, f"The host {does}", EDGES_REMEDY)),
+        *(replace(found, is_one_time=True) for found in _in_edges(facts, once, "The host sets up", COMPILING_REMEDY)),
+    ]
+
+
+def _in_edges(facts: CaptureFacts, edges: list[HostEdge], what: str, remedy: str) -> list[Finding]:
+    if not edges:
+        return []
+    spent = sum(edge.length_ns for edge in edges)
+    where, whole_ns = "the capture", facts.span_ns
+    if edges[0].is_whole and edges[0].range_name is not None:
+        where, whole_ns = edges[0].range_name, edges[0].range_ns
+    told = [(part, edge) for edge in edges for part in edge.parts if part.time_ns >= MIN_TOLD * edge.length_ns]
+    parts = sorted(told, key=lambda pair: -pair[0].time_ns)[:SHOWN]
+    most = f" (most: {_cut(parts[0][0].name)})" if parts else ""
+    when = "before the first kernel and after the last" if len(edges) > 1 else WHEN[edges[0].when]
+    return [
+        EDGES.finding_of_capture(
+            facts,
+            title=f"{what} {when} for {spent / whole_ns:.0%} of {where}{most}",
+            evidence=(
+                f"{spent / 1e6:.2f} ms of {whole_ns / 1e6:.2f} ms, in which the GPU has nothing to do; it is busy for "
+                f"{facts.busy_ns / 1e6:.2f} ms",
+                *(
+                    f"{part.kind} {_cut(part.name)}: {part.time_ns / 1e6:.2f} ms {WHEN[edge.when]}"
+                    for part, edge in parts
+                ),
+            ),
+            saved_ns=spent,
+            confidence=_confidence(facts, edges),
+            range_name=None if where == "the capture" else where,
+            remedy=remedy,
+        )
+    ]
+
+
+def _confidence(facts: CaptureFacts, edges: list[HostEdge]) -> Confidence:
+    """The time itself is certain; what it is spent in may be a wait for others, or the start of a whole run."""
+    told = sum(part.time_ns for edge in edges for part in edge.parts)
+    is_told = told >= TELLS * sum(edge.length_ns for edge in edges)
+    runs = {row.parent for row in facts.ranges if row.kernel_count and row.instances >= STEPS_OF_A_RUN}
+    is_run = any(edge.range_name in runs for edge in edges)
+    return "low" if all(edge.waits for edge in edges) or (is_run and not is_told) else "medium"
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= NAME_WIDTH else name[: NAME_WIDTH - 1] + "…"
+
+
 RULE = Rule(
     id="framework_overhead",
     find=find_framework_overhead,
@@ -152,4 +229,12 @@ PREPARATION = Rule(
     remedy=CHEAPER + AHEAD,
     hint="Preparing inputs faster",
     is_idle=True,
+)
+EDGES = Rule(
+    id="host_edges",
+    find=find_none,
+    find_in_capture=find_in_edges,
+    plain_words="The GPU gets its work late and is done early: the program prepares or finishes without it.",
+    remedy=EDGES_REMEDY,
+    hint="Shortening this work",
 )
