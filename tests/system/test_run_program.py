@@ -97,6 +97,50 @@ def test_a_crashed_program_is_reported_by_the_line_that_matters(tmp_path: Path) 
     assert "pipeline.static_analysis.enable=true" not in page
 
 
+THREADS = """
+import threading
+import torch
+import llm_perf_opt as perf
+
+
+def serve(name):
+    matrix = torch.randn(32, 32)
+    with perf.request(name):
+        for _ in range(8):
+            with perf.phase("decode_step", tokens=1):
+                matrix @ matrix
+
+
+workers = [threading.Thread(target=serve, args=(name,)) for name in "ab"]
+for worker in workers:
+    worker.start()
+for worker in workers:
+    worker.join()
+"""
+
+
+def test_a_program_that_marks_phases_in_worker_threads_runs_as_it_does_without_a_profiler(tmp_path: Path) -> None:
+    done = llm_perf("run", *NO_NSYS, *program(tmp_path, THREADS), cwd=tmp_path)
+    assert done.code == 0, done.err
+    found = stage(valid_manifest(only_run(tmp_path)), "torch_profiler")
+    assert (found["status"], found["metrics"]["tpot_ms"]["how"]) == ("ok", "clean pass, median of 16")
+
+
+def test_a_program_that_fails_under_a_profiler_alone_keeps_what_its_clean_pass_measured(tmp_path: Path) -> None:
+    text = "import os\nif 'LLM_PERF_TORCH_WINDOW' in os.environ:\n    raise ValueError('is watched')\n"
+    done = llm_perf("run", *NO_NSYS, *program(tmp_path, text), cwd=tmp_path)
+    assert done.code == 1
+    found = stage(valid_manifest(only_run(tmp_path)), "torch_profiler")
+    assert found["reason"].startswith("script.py under torch.profiler failed with exit code 1: ValueError: is watched")
+    assert found["metrics"]["wall_ms"]["value"] > 0
+    verdict = (only_run(tmp_path) / "report.md").read_text().splitlines()[4]
+    assert verdict.endswith(
+        "without a profiler. It marks no decode steps, so no latency is known. "
+        "It did not run to its end under torch.profiler.**"
+    )
+    assert verdict.strip("*") in done.err
+
+
 def test_a_crashed_program_is_run_once_for_all_stages(tmp_path: Path) -> None:
     text = "open('starts', 'a').write('x')\nraise ValueError('no such model')\n"
     done = llm_perf("run", *NO_NSYS, "pipeline.direct_inference.enable=true", *program(tmp_path, text), cwd=tmp_path)

@@ -17,7 +17,8 @@ from llm_perf_opt.core.names import METRICS_FILE, TORCH_PROFILER, TRACE_FILE
 from llm_perf_opt.core.process import program_title
 from llm_perf_opt.core.records import StageFile, StageOutput
 from llm_perf_opt.core.slowdown import no_slowdown
-from llm_perf_opt.core.stage import StageContext
+from llm_perf_opt.core.stage import StageContext, StageFailed
+from llm_perf_opt.errors import CommandFailed
 from llm_perf_opt.profiling.baseline import (
     NOT_TIMED,
     clean_baseline,
@@ -76,7 +77,11 @@ def profile_program(cfg: "TorchProfilerConfig", ctx: StageContext) -> StageOutpu
     )
     traces = sorted(folder.glob("trace-*.json"), key=lambda path: -path.stat().st_size)
     if not traces and not result.timed_out:
-        require_success(result, f"{program_title(command)} under torch.profiler", stage=TORCH_PROFILER)
+        try:
+            require_success(result, f"{program_title(command)} under torch.profiler", stage=TORCH_PROFILER)
+        except CommandFailed as error:
+            # Without a profiler it ran to its end: what was measured then stays.
+            raise StageFailed(str(error), output=_output(ctx, data, ())) from error
     if not traces:
         why = _why_no_trace(folder, ended_after_s=result.duration_s if result.timed_out else None)
         return _output(ctx, replace(data, notes=(*data.notes, why)), ())
