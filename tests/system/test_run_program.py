@@ -1,8 +1,10 @@
 """`llm-perf run`: real programs through the clean pass, the injected torch.profiler and nsys."""
 
+import csv
 import json
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,7 @@ def test_a_program_that_is_not_python_or_never_imports_torch_is_timed_and_a_note
 ) -> None:
     done = llm_perf("run", *NO_NSYS, "artifacts.runs_dir=sh", "--", "sh", "-c", "exit 0", cwd=tmp_path)
     assert done.code == 0, done.err
+    assert "torch_profiler: torch.profiler was not used: sh cannot be seen to be a Python program" in done.err
     plain = stage(valid_manifest(tmp_path / "sh"), "torch_profiler")
     assert "torch.profiler was not used: sh cannot be seen to be a Python program" in plain["notes"]
     assert plain["metrics"]["wall_ms"]["value"] > 0
@@ -124,6 +127,38 @@ def test_a_program_that_marks_phases_in_worker_threads_runs_as_it_does_without_a
     assert done.code == 0, done.err
     found = stage(valid_manifest(only_run(tmp_path)), "torch_profiler")
     assert (found["status"], found["metrics"]["tpot_ms"]["how"]) == ("ok", "clean pass, median of 16")
+    assert calls(only_run(tmp_path))["aten::mm"] == 16
+    ranges = json.loads((only_run(tmp_path) / "torch_profiler" / "analysis.json").read_bytes())["ranges"]
+    assert {row["name"]: row["instances"] for row in ranges}["decode_step"] == 16
+
+
+def calls(run: Path) -> Counter[str]:
+    """How often the trace has each operator."""
+    with (run / "torch_profiler" / "operators.csv").open(encoding="utf-8", newline="") as file:
+        return Counter({row["name"]: int(row["calls"]) for row in csv.DictReader(file)})
+
+
+@pytest.mark.long
+def test_work_in_threads_is_recorded_without_any_mark(tmp_path: Path) -> None:
+    text = THREADS.replace("import llm_perf_opt as perf", "").replace("with perf.request(name):", "if True:")
+    text = text.replace('with perf.phase("decode_step", tokens=1):', "if True:")
+    done = llm_perf("run", *NO_NSYS, *program(tmp_path, text), cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert calls(only_run(tmp_path))["aten::mm"] == 16
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import torch", "torch_profiler: the trace of torch.profiler holds no operator: "),
+        ("import os, torch\ntorch.ones(2)\nos._exit(0)", "torch_profiler: torch.profiler left no trace: "),
+    ],
+)
+def test_a_profiler_that_saw_nothing_says_so_on_the_terminal(tmp_path: Path, text: str, said: str) -> None:
+    done = llm_perf("run", *NO_NSYS, *program(tmp_path, text), cwd=tmp_path)
+    assert done.code == 0
+    assert said in done.err
 
 
 def test_a_program_that_fails_under_a_profiler_alone_keeps_what_its_clean_pass_measured(tmp_path: Path) -> None:

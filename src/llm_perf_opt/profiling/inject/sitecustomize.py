@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 WINDOW = "LLM_PERF_TORCH_WINDOW"
+ONE_THREAD = "this version of torch"
 
 
 def run_the_other_one() -> None:
@@ -27,6 +28,17 @@ def run_the_other_one() -> None:
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", paths)
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def every_thread() -> Any | None:
+    """What has the profiler record all threads, of which torch by itself records one; None where it cannot."""
+    import torch
+
+    try:
+        # It records no memory of operators then.
+        return torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    except (AttributeError, TypeError):
+        return None
 
 
 class RecordedStretch:
@@ -101,16 +113,20 @@ class RecordedStretch:
         wanted = [known[name] for name in self.settings["activities"]]
         if not torch.cuda.is_available():
             wanted = [ProfilerActivity.CPU]
-        if threading.current_thread() is not threading.main_thread():
+        every = every_thread()
+        if every is None and threading.current_thread() is not threading.main_thread():
             # A profiler of one thread that another one closes ends the program by a signal.
             self.closed = True
-            self.refuse("the program marks its phases outside the main thread")
+            self.refuse(f"the program marks its phases outside the main thread, the one that {ONE_THREAD} records")
             return
+        if every is None:
+            self.write("note", f"{ONE_THREAD} records one thread alone: what others do is not in the trace")
         profiler = profile(
             activities=wanted,
             record_shapes=self.settings["record_shapes"],
             profile_memory=self.settings["profile_memory"],
             with_stack=self.settings["with_stack"],
+            experimental_config=every,
         )
         profiler.__enter__()
         self.profiler = profiler
@@ -163,7 +179,8 @@ class RecordedStretch:
         self.write("refused", why)
 
     def write(self, kind: str, text: str) -> None:
-        (self.folder / f"{kind}-{os.getpid()}.txt").write_text(text, encoding="utf-8")
+        with (self.folder / f"{kind}-{os.getpid()}.txt").open("a", encoding="utf-8") as file:
+            file.write(f"{text}\n")
 
 
 class TorchWatcher:
