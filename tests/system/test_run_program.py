@@ -2,7 +2,9 @@
 
 import csv
 import json
+import re
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.orchestrator import llm_perf, only_run, statuses, valid_manifest
+from tests.support.orchestrator import environment, llm_perf, only_run, statuses, valid_manifest
 
 pytestmark = pytest.mark.slow
 
@@ -130,6 +132,20 @@ def test_a_program_that_marks_phases_in_worker_threads_runs_as_it_does_without_a
     assert calls(only_run(tmp_path))["aten::mm"] == 16
     ranges = json.loads((only_run(tmp_path) / "torch_profiler" / "analysis.json").read_bytes())["ranges"]
     assert {row["name"]: row["instances"] for row in ranges}["decode_step"] == 16
+
+
+def test_the_command_of_a_profiled_program_can_be_repeated_after_the_run(tmp_path: Path) -> None:
+    done = llm_perf("run", *NO_NSYS, *program(tmp_path, "import torch; print(torch.ones(2).sum())"), cwd=tmp_path)
+    assert done.code == 0, done.err
+    command = only_run(tmp_path) / "torch_profiler" / "cmd.txt"
+    again = subprocess.run(["sh", command], capture_output=True, text=True, check=False, env=environment())
+    assert (again.returncode, again.stdout) == (0, "tensor(2.)\n"), again.stderr
+    # Not even where nothing can be written.
+    (window,) = re.findall(r"LLM_PERF_TORCH_WINDOW='(.*)'", command.read_text())
+    folder = json.loads(window)["folder"]
+    command.write_text(command.read_text().replace(folder, "/dev/null/traces"))
+    again = subprocess.run(["sh", command], capture_output=True, text=True, check=False, env=environment())
+    assert (again.returncode, again.stdout) == (0, "tensor(2.)\n"), again.stderr
 
 
 def calls(run: Path) -> Counter[str]:

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,12 @@ def run_the_other_one() -> None:
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", paths)
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def tell(text: str) -> None:
+    """A line of the log, where the program still has one."""
+    with suppress(OSError, ValueError, AttributeError):
+        print(f"llm-perf: {text}", file=sys.stderr, flush=True)
 
 
 def every_thread() -> Any | None:
@@ -147,10 +154,16 @@ class RecordedStretch:
             torch.cuda.synchronize()
         self.profiler.__exit__(None, None, None)
         scratch = self.folder / f"trace-{os.getpid()}.part"
-        self.profiler.export_chrome_trace(str(scratch))
-        # A trace is there as a whole or not at all.
-        scratch.rename(scratch.with_suffix(".json"))
-        print("llm-perf: the window of torch.profiler is closed and its trace written", file=sys.stderr, flush=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.profiler.export_chrome_trace(str(scratch))
+            # A trace is there as a whole or not at all.
+            scratch.rename(scratch.with_suffix(".json"))
+        except (OSError, RuntimeError) as error:
+            # torch says by a RuntimeError what it could not write.
+            tell(f"the trace of torch.profiler could not be written: {error}")
+            return
+        tell("the window of torch.profiler is closed and its trace written")
 
     def at(self, seconds: float, work: Callable[[], None]) -> None:
         """Run something in the main thread later."""
@@ -179,8 +192,14 @@ class RecordedStretch:
         self.write("refused", why)
 
     def write(self, kind: str, text: str) -> None:
-        with (self.folder / f"{kind}-{os.getpid()}.txt").open("a", encoding="utf-8") as file:
-            file.write(f"{text}\n")
+        """A word for who started the profiler; what cannot be written must not reach the program."""
+        try:
+            # The command may be repeated by hand, long after its folder is gone.
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with (self.folder / f"{kind}-{os.getpid()}.txt").open("a", encoding="utf-8") as file:
+                file.write(f"{text}\n")
+        except OSError as error:
+            tell(f"{self.folder}: cannot be written ({error.strerror})")
 
 
 class TorchWatcher:
