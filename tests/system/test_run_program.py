@@ -168,6 +168,10 @@ def test_work_in_threads_is_recorded_without_any_mark(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("import torch", "torch_profiler: the trace of torch.profiler holds no operator: "),
+        (
+            "import torch\nwith torch.profiler.profile():\n    torch.ones(2)\n",
+            "torch_profiler: torch.profiler was not used: the program uses torch.profiler itself",
+        ),
         ("import os, torch\ntorch.ones(2)\nos._exit(0)", "torch_profiler: torch.profiler left no trace: "),
     ],
 )

@@ -20,6 +20,7 @@ from typing import Any
 
 WINDOW = "LLM_PERF_TORCH_WINDOW"
 ONE_THREAD = "this version of torch"
+OF_ITS_OWN = "the program uses torch.profiler itself, and there can be one at a time"
 
 
 def run_the_other_one() -> None:
@@ -35,6 +36,13 @@ def tell(text: str) -> None:
     """A line of the log, where the program still has one."""
     with suppress(OSError, ValueError, AttributeError):
         print(f"llm-perf: {text}", file=sys.stderr, flush=True)
+
+
+def profiler_is_on() -> bool:
+    """Whether any profiler of torch records."""
+    import torch
+
+    return bool(torch.autograd.profiler._is_profiler_enabled)
 
 
 def every_thread() -> Any | None:
@@ -120,6 +128,10 @@ class RecordedStretch:
         wanted = [known[name] for name in self.settings["activities"]]
         if not torch.cuda.is_available():
             wanted = [ProfilerActivity.CPU]
+        if profiler_is_on():
+            self.closed = True
+            self.refuse(OF_ITS_OWN)
+            return
         every = every_thread()
         if every is None and threading.current_thread() is not threading.main_thread():
             # A profiler of one thread that another one closes ends the program by a signal.
@@ -150,6 +162,10 @@ class RecordedStretch:
     def stop_profiler(self) -> None:
         import torch
 
+        if not profiler_is_on():
+            # To end what another profiler has ended is a crash.
+            self.refuse(OF_ITS_OWN)
+            return
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         self.profiler.__exit__(None, None, None)
