@@ -199,7 +199,11 @@ def _torch_profiler() -> Any | None:
     global _is_recording
     if _is_recording is None:
         _is_recording = _modules["torch.autograd"].__dict__.get("_profiler_enabled")
-    return _modules["torch.autograd.profiler"] if _is_recording is not None and _is_recording() else None
+    if _is_recording is not None and _is_recording():
+        return _modules["torch.autograd.profiler"]
+    # Of a profiler that records all threads torch says so in this place alone.
+    profiler = _modules.get("torch.autograd.profiler")
+    return profiler if profiler is not None and profiler.__dict__.get("_is_profiler_enabled") else None
 
 
 def _record_function(profiler: Any, name: str) -> Callable[[], object]:

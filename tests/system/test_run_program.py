@@ -1,14 +1,18 @@
 """`llm-perf run`: real programs through the clean pass, the injected torch.profiler and nsys."""
 
+import csv
 import json
+import re
 import shutil
+import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.orchestrator import llm_perf, only_run, statuses, valid_manifest
+from tests.support.orchestrator import environment, llm_perf, only_run, statuses, valid_manifest
 
 pytestmark = pytest.mark.slow
 
@@ -72,6 +76,7 @@ def test_a_program_that_is_not_python_or_never_imports_torch_is_timed_and_a_note
 ) -> None:
     done = llm_perf("run", *NO_NSYS, "artifacts.runs_dir=sh", "--", "sh", "-c", "exit 0", cwd=tmp_path)
     assert done.code == 0, done.err
+    assert "torch_profiler: torch.profiler was not used: sh cannot be seen to be a Python program" in done.err
     plain = stage(valid_manifest(tmp_path / "sh"), "torch_profiler")
     assert "torch.profiler was not used: sh cannot be seen to be a Python program" in plain["notes"]
     assert plain["metrics"]["wall_ms"]["value"] > 0
@@ -95,6 +100,100 @@ def test_a_crashed_program_is_reported_by_the_line_that_matters(tmp_path: Path) 
     assert "Findings" not in page
     assert "from the limit to what was measured" not in page
     assert "pipeline.static_analysis.enable=true" not in page
+
+
+THREADS = """
+import threading
+import torch
+import llm_perf_opt as perf
+
+
+def serve(name):
+    matrix = torch.randn(32, 32)
+    with perf.request(name):
+        for _ in range(8):
+            with perf.phase("decode_step", tokens=1):
+                matrix @ matrix
+
+
+workers = [threading.Thread(target=serve, args=(name,)) for name in "ab"]
+for worker in workers:
+    worker.start()
+for worker in workers:
+    worker.join()
+"""
+
+
+def test_a_program_that_marks_phases_in_worker_threads_runs_as_it_does_without_a_profiler(tmp_path: Path) -> None:
+    done = llm_perf("run", *NO_NSYS, *program(tmp_path, THREADS), cwd=tmp_path)
+    assert done.code == 0, done.err
+    found = stage(valid_manifest(only_run(tmp_path)), "torch_profiler")
+    assert (found["status"], found["metrics"]["tpot_ms"]["how"]) == ("ok", "clean pass, median of 16")
+    assert calls(only_run(tmp_path))["aten::mm"] == 16
+    ranges = json.loads((only_run(tmp_path) / "torch_profiler" / "analysis.json").read_bytes())["ranges"]
+    assert {row["name"]: row["instances"] for row in ranges}["decode_step"] == 16
+
+
+def test_the_command_of_a_profiled_program_can_be_repeated_after_the_run(tmp_path: Path) -> None:
+    done = llm_perf("run", *NO_NSYS, *program(tmp_path, "import torch; print(torch.ones(2).sum())"), cwd=tmp_path)
+    assert done.code == 0, done.err
+    command = only_run(tmp_path) / "torch_profiler" / "cmd.txt"
+    again = subprocess.run(["sh", command], capture_output=True, text=True, check=False, env=environment())
+    assert (again.returncode, again.stdout) == (0, "tensor(2.)\n"), again.stderr
+    # Not even where nothing can be written.
+    (window,) = re.findall(r"LLM_PERF_TORCH_WINDOW='(.*)'", command.read_text())
+    folder = json.loads(window)["folder"]
+    command.write_text(command.read_text().replace(folder, "/dev/null/traces"))
+    again = subprocess.run(["sh", command], capture_output=True, text=True, check=False, env=environment())
+    assert (again.returncode, again.stdout) == (0, "tensor(2.)\n"), again.stderr
+
+
+def calls(run: Path) -> Counter[str]:
+    """How often the trace has each operator."""
+    with (run / "torch_profiler" / "operators.csv").open(encoding="utf-8", newline="") as file:
+        return Counter({row["name"]: int(row["calls"]) for row in csv.DictReader(file)})
+
+
+@pytest.mark.long
+def test_work_in_threads_is_recorded_without_any_mark(tmp_path: Path) -> None:
+    text = THREADS.replace("import llm_perf_opt as perf", "").replace("with perf.request(name):", "if True:")
+    text = text.replace('with perf.phase("decode_step", tokens=1):', "if True:")
+    done = llm_perf("run", *NO_NSYS, *program(tmp_path, text), cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert calls(only_run(tmp_path))["aten::mm"] == 16
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import torch", "torch_profiler: the trace of torch.profiler holds no operator: "),
+        (
+            "import torch\nwith torch.profiler.profile():\n    torch.ones(2)\n",
+            "torch_profiler: torch.profiler was not used: the program uses torch.profiler itself",
+        ),
+        ("import os, torch\ntorch.ones(2)\nos._exit(0)", "torch_profiler: torch.profiler left no trace: "),
+    ],
+)
+def test_a_profiler_that_saw_nothing_says_so_on_the_terminal(tmp_path: Path, text: str, said: str) -> None:
+    done = llm_perf("run", *NO_NSYS, *program(tmp_path, text), cwd=tmp_path)
+    assert done.code == 0
+    assert said in done.err
+
+
+def test_a_program_that_fails_under_a_profiler_alone_keeps_what_its_clean_pass_measured(tmp_path: Path) -> None:
+    text = "import os\nif 'LLM_PERF_TORCH_WINDOW' in os.environ:\n    raise ValueError('is watched')\n"
+    done = llm_perf("run", *NO_NSYS, *program(tmp_path, text), cwd=tmp_path)
+    assert done.code == 1
+    found = stage(valid_manifest(only_run(tmp_path)), "torch_profiler")
+    assert found["reason"].startswith("script.py under torch.profiler failed with exit code 1: ValueError: is watched")
+    assert found["metrics"]["wall_ms"]["value"] > 0
+    verdict = (only_run(tmp_path) / "report.md").read_text().splitlines()[4]
+    assert verdict.endswith(
+        "without a profiler. It marks no decode steps, so no latency is known. "
+        "It did not run to its end under torch.profiler.**"
+    )
+    assert verdict.strip("*") in done.err
 
 
 def test_a_crashed_program_is_run_once_for_all_stages(tmp_path: Path) -> None:

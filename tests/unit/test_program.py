@@ -1,6 +1,7 @@
 """Programs of the user's own: their names, phases, clean pass, and the words they end with."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from llm_perf_opt.profiling.program import (
 from llm_perf_opt.profiling.range_phases import PRESETS, chosen_phases, with_phases
 from llm_perf_opt.profiling.stages.torch_profiler import TorchProfilerConfig
 from llm_perf_opt.runners.arguments import parse_arguments
-from llm_perf_opt.runners.run_program import implied_overrides, split_command
+from llm_perf_opt.runners.run_program import implied_overrides, refuse_input, split_command
 from tests.support.model_presets import compose_preset
 
 
@@ -50,6 +51,8 @@ def test_python_is_seen_by_name_or_by_the_first_line_of_the_file(tmp_path: Path)
     shell.chmod(0o755)
     commands = [("python3.12", "a.py"), ("./serve",), ("./bench",), ("./gone",)]
     assert [is_python(command, tmp_path) for command in commands] == [True, True, False, False]
+    lines = ["/usr/bin/python3 a.py < in.txt", "exit 0", "", "./python_bench"]
+    assert [is_python(("sh", "-c", line), tmp_path) for line in lines] == [True, False, False, False]
 
 
 def mark(name: str, ms: float, *, tokens: int | None = None, warmup: bool = False, start_ns: int = 0) -> Mark:
@@ -141,6 +144,34 @@ def test_run_without_a_program_says_where_to_put_it() -> None:
     assert str(error.value) == (
         "run: no program given (got 'python a.py'), put it behind `--`: llm-perf run -- python my_script.py"
     )
+
+
+def test_run_refuses_an_input_that_the_program_would_not_get(tmp_path: Path) -> None:
+    path = tmp_path / "in.txt"
+    path.write_text("2 lines\n")
+    command = ["python", "a b.py"]
+    with path.open() as file, pytest.raises(ConfigError) as error:
+        refuse_input(file, command)
+    assert str(error.value) == (
+        "run: standard input holds data, and the program would get none of it: it is run several times, each time with "
+        """an empty input. Have it read a file: llm-perf run -- sh -c 'python '"'"'a b.py'"'"' < FILE'; """
+        "or leave its input empty: llm-perf run -- python 'a b.py' < /dev/null"
+    )
+    reader, writer = os.pipe()
+    with open(reader) as pipe:
+        refuse_input(pipe, command)
+        os.write(writer, b"x")
+        with pytest.raises(ConfigError):
+            refuse_input(pipe, command)
+        os.read(reader, 1)
+        os.close(writer)
+        refuse_input(pipe, command)
+    refuse_input(pipe, command)
+    refuse_input(None, command)
+    path.write_text("")
+    for empty in (path, Path("/dev/null")):
+        with empty.open() as file:
+            refuse_input(file, command)
 
 
 def test_the_injected_module_is_on_the_path_of_the_child_before_what_was_there() -> None:

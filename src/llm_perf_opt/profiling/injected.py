@@ -17,7 +17,8 @@ from llm_perf_opt.core.names import METRICS_FILE, TORCH_PROFILER, TRACE_FILE
 from llm_perf_opt.core.process import program_title
 from llm_perf_opt.core.records import StageFile, StageOutput
 from llm_perf_opt.core.slowdown import no_slowdown
-from llm_perf_opt.core.stage import StageContext
+from llm_perf_opt.core.stage import StageContext, StageFailed
+from llm_perf_opt.errors import CommandFailed
 from llm_perf_opt.profiling.baseline import (
     NOT_TIMED,
     clean_baseline,
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from llm_perf_opt.profiling.stages.torch_profiler import TorchProfilerConfig
 
 INJECT_DIR = Path(__file__).parent / "inject"
+NO_OPERATOR = (
+    "the trace of torch.profiler holds no operator: the program did no torch work in the window "
+    "(pipeline.torch_profiler.window)"
+)
 WINDOW_VARIABLE = "LLM_PERF_TORCH_WINDOW"
 
 
@@ -60,7 +65,7 @@ def profile_program(cfg: "TorchProfilerConfig", ctx: StageContext) -> StageOutpu
     write_json(ctx.out_dir / METRICS_FILE, data)
     if not is_python(command, ctx.config.user_dir):
         reason = f"torch.profiler was not used: {command[0]} cannot be seen to be a Python program"
-        return _output(ctx, replace(data, notes=(*data.notes, reason)), ())
+        return _without_trace(ctx, data, reason)
     folder = ctx.tmp_dir / "traces"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -76,10 +81,14 @@ def profile_program(cfg: "TorchProfilerConfig", ctx: StageContext) -> StageOutpu
     )
     traces = sorted(folder.glob("trace-*.json"), key=lambda path: -path.stat().st_size)
     if not traces and not result.timed_out:
-        require_success(result, f"{program_title(command)} under torch.profiler", stage=TORCH_PROFILER)
+        try:
+            require_success(result, f"{program_title(command)} under torch.profiler", stage=TORCH_PROFILER)
+        except CommandFailed as error:
+            # Without a profiler it ran to its end: what was measured then stays.
+            raise StageFailed(str(error), output=_output(ctx, data, ())) from error
     if not traces:
         why = _why_no_trace(folder, ended_after_s=result.duration_s if result.timed_out else None)
-        return _output(ctx, replace(data, notes=(*data.notes, why)), ())
+        return _without_trace(ctx, data, why)
     return _with_trace(cfg, ctx, data, traces, folder)
 
 
@@ -113,7 +122,7 @@ def _why_no_trace(folder: Path, *, ended_after_s: float | None) -> str:
     """`ended_after_s`: of a program that did not end by itself."""
     refused = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("refused-*.txt"))]
     if refused:
-        return f"torch.profiler was not used: {refused[0]}"
+        return f"torch.profiler was not used: {refused[0].strip()}"
     if not any(folder.glob("imported-*.txt")) and ended_after_s is not None:
         return (
             "torch.profiler was not used: the program had not imported torch when it was ended after "
@@ -125,9 +134,15 @@ def _why_no_trace(folder: Path, *, ended_after_s: float | None) -> str:
             "(-S, -I or -E)"
         )
     return (
-        "torch.profiler left no trace: its window never closed before the program was ended; see "
+        "torch.profiler left no trace: its window never closed before the program was ended, or left by os._exit; see "
         "pipeline.torch_profiler.window"
     )
+
+
+def _without_trace(ctx: StageContext, data: MetricsDocument, why: str) -> StageOutput:
+    """The clean pass alone, and a word on the terminal: a stage that is ok is not looked at twice."""
+    ctx.say(f"{TORCH_PROFILER}: {why}")
+    return _output(ctx, replace(data, notes=(*data.notes, why)), ())
 
 
 def _with_trace(
@@ -138,7 +153,7 @@ def _with_trace(
     from llm_perf_opt.workload.profiled import pack_trace
 
     pack_trace(traces[0], ctx.out_dir / TRACE_FILE)
-    notes = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("note-*.txt"))]
+    notes = [line for path in sorted(folder.glob("note-*.txt")) for line in path.read_text("utf-8").splitlines()]
     if len(traces) > 1:
         notes.append(f"{len(traces)} processes of the program imported torch; the largest trace is shown")
     shutil.rmtree(folder, ignore_errors=True)
@@ -146,6 +161,9 @@ def _with_trace(
     pass_note = "From one run of the program under torch.profiler, which slows it down: use these times for shares."
     phases = chosen_phases(ctx.config.workload.phase_preset, ctx.config.workload.phases)
     traced = write_trace_files(ctx.out_dir / TRACE_FILE, by_shape=by_shape, pass_note=pass_note, phases=phases)
+    if not traced.has_operators:
+        notes.insert(0, NO_OPERATOR)
+        ctx.say(f"{TORCH_PROFILER}: {'; '.join(notes)}")
     data = replace(traced.add_modules(data), notes=(*data.notes, *notes))
     write_json(ctx.out_dir / METRICS_FILE, data)
     return _output(ctx, data, traced.files)

@@ -18,6 +18,7 @@ from llm_perf_opt.marks import STOP_AFTER
 from llm_perf_opt.workload.results import PERCENTILE_METHOD, STD_METHOD, summarise
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
+_SHELL = re.compile(r"sh|bash|dash|zsh")
 SHEBANG_BYTES = 200
 
 
@@ -43,12 +44,14 @@ class ProgramRun:
 
 
 def is_python(command: Sequence[str], user_dir: Path) -> bool:
-    """Whether the program can be seen to be Python: by its name, or by the first line of its file."""
+    """Whether the program can be seen to be Python: by its name, in a shell's `-c` too, or by its file's first line."""
     import shutil
 
     name = command[0]
     if _PYTHON.fullmatch(Path(name).name):
         return True
+    if _SHELL.fullmatch(Path(name).name) and len(command) > 2 and command[1] == "-c":
+        return bool(_PYTHON.fullmatch(Path([*command[2].split(), ""][0]).name))
     found = shutil.which(name if "/" not in name else str(user_dir / name))
     if found is None:
         return False

@@ -133,11 +133,12 @@ NO_PHASE = "the trace holds no range of a phase"
 
 @dataclass(frozen=True, kw_only=True)
 class TraceFiles:
-    """What a report reads of the trace; the modules' shares; whether anything ran on a device."""
+    """What a report reads of the trace; the modules' shares; whether anything ran on a device, and any operator."""
 
     files: tuple[StageFile, ...]
     shares: "ModuleShares"
     has_device: bool
+    has_operators: bool
 
     def add_modules(self, metrics: MetricsDocument) -> MetricsDocument:
         """With the modules' shares: by device time where there is any, else by CPU time."""
@@ -187,4 +188,5 @@ def write_trace_files(
         files=(write_capture(folder, analysis), write_timeline(folder, window)),
         shares=module_shares(timeline, found.operators),
         has_device=has_device,
+        has_operators=len(by_name) > 0,
     )

@@ -1,8 +1,14 @@
 """The command `llm-perf run`: any program through every stage this machine has, one report."""
 
+import fcntl
+import os
+import shlex
 import shutil
+import stat
 import sys
+import termios
 from collections.abc import Sequence
+from typing import IO
 
 from llm_perf_opt.core.names import NCU, NSYS
 from llm_perf_opt.errors import EXIT_OK, ConfigError
@@ -26,6 +32,9 @@ examples:
   workload.duration_s  ends a program that does not end by itself
   --open               shows the report when the run has ended
 
+The program gets no standard input; one that reads a file:
+llm-perf run -- sh -c 'python my_script.py < FILE'
+
 What stands before `--` are overrides as of `llm-perf profile`; it is that
 command with workload.command set.
 """
@@ -40,6 +49,7 @@ def main(argv: Sequence[str]) -> int:
     if {"-h", "--help"} & set(given):
         print(HELP, end="")
         return EXIT_OK
+    refuse_input(sys.__stdin__, command)
     from llm_perf_opt.runners.profile_orchestrator import main as orchestrate
 
     missing = [tool for tool in (NSYS, NCU) if not _is_here(tool)]
@@ -56,6 +66,32 @@ def split_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
         example = "llm-perf run -- python my_script.py"
         raise ConfigError(f"run: no program given (got {' '.join(words)!r}), put it behind `--`: {example}")
     return given, command
+
+
+def refuse_input(stream: IO[str] | None, command: Sequence[str]) -> None:
+    """The program is run several times, always without input: who gives it some is told, not measured doing nothing."""
+    if stream is None or stream.closed or not _holds_data(stream.fileno()):
+        return
+    again = shlex.join(command)
+    raise ConfigError(
+        "run: standard input holds data, and the program would get none of it: it is run several times, each time with "
+        f"an empty input. Have it read a file: llm-perf run -- sh -c {shlex.quote(f'{again} < FILE')}; "
+        f"or leave its input empty: llm-perf run -- {again} < /dev/null"
+    )
+
+
+def _holds_data(number: int) -> bool:
+    """Whether a file or a pipe has something to be read right now; a terminal may always have."""
+    try:
+        mode = os.fstat(number).st_mode
+        if stat.S_ISREG(mode):
+            return os.lseek(number, 0, os.SEEK_CUR) < os.fstat(number).st_size
+        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+            return int.from_bytes(fcntl.ioctl(number, termios.FIONREAD, bytes(4)), sys.byteorder) > 0
+    except OSError:
+        # Closed, or of a kind that cannot say: then it is as good as empty.
+        return False
+    return False
 
 
 def implied_overrides(given: Sequence[str], command: Sequence[str], *, missing: Sequence[str]) -> list[str]:

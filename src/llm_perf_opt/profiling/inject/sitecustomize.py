@@ -14,10 +14,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 WINDOW = "LLM_PERF_TORCH_WINDOW"
+ONE_THREAD = "this version of torch"
+OF_ITS_OWN = "the program uses torch.profiler itself, and there can be one at a time"
 
 
 def run_the_other_one() -> None:
@@ -29,8 +32,35 @@ def run_the_other_one() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
+def tell(text: str) -> None:
+    """A line of the log, where the program still has one."""
+    with suppress(OSError, ValueError, AttributeError):
+        print(f"llm-perf: {text}", file=sys.stderr, flush=True)
+
+
+def profiler_is_on() -> bool:
+    """Whether any profiler of torch records."""
+    import torch
+
+    return bool(torch.autograd.profiler._is_profiler_enabled)
+
+
+def every_thread() -> Any | None:
+    """What has the profiler record all threads, of which torch by itself records one; None where it cannot."""
+    import torch
+
+    try:
+        # It records no memory of operators then.
+        return torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    except (AttributeError, TypeError):
+        return None
+
+
 class RecordedStretch:
-    """The stretch that is recorded: from `start_after_s` for `seconds`, or `steps` phases from the first one on."""
+    """The stretch that is recorded: from `start_after_s` for `seconds`, or `steps` phases from the first one on.
+
+    Phases may begin and end in any thread, several at once; the program goes on as if nobody looked.
+    """
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
@@ -38,6 +68,9 @@ class RecordedStretch:
         self.profiler: Any = None
         self.closed = False
         self.phases_seen = 0
+        self.due: Callable[[], None] | None = None
+        # One that may be taken twice: the alarm rings in a thread that may hold it.
+        self.lock = threading.RLock()
 
     def torch_is_there(self) -> None:
         """Called once, when the program's own `import torch` is complete."""
@@ -46,6 +79,9 @@ class RecordedStretch:
             return
         self.write("imported", "")
         atexit.register(self.close)
+        if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
+            # Now: later it may be another thread that asks to be called, and only this one may install it.
+            signal.signal(signal.SIGALRM, self.alarm)
         if self.follow_marks():
             return
         delay = self.settings["start_after_s"]
@@ -67,17 +103,24 @@ class RecordedStretch:
         return True
 
     def phase_begins(self, is_warmup: bool) -> None:
-        if not is_warmup and self.profiler is None and not self.closed:
+        if not is_warmup:
             self.open()
 
     def phase_ended(self, is_warmup: bool) -> None:
         if self.profiler is None or is_warmup:
             return
-        self.phases_seen += 1
-        if self.phases_seen >= self.settings["steps"]:
+        with self.lock:
+            self.phases_seen += 1
+            is_last = self.phases_seen >= self.settings["steps"]
+        if is_last:
             self.close()
 
     def open(self) -> None:
+        with self.lock:
+            if self.profiler is None and not self.closed:
+                self.start_profiler()
+
+    def start_profiler(self) -> None:
         import torch
         from torch.profiler import ProfilerActivity, profile
 
@@ -85,49 +128,94 @@ class RecordedStretch:
         wanted = [known[name] for name in self.settings["activities"]]
         if not torch.cuda.is_available():
             wanted = [ProfilerActivity.CPU]
-        self.profiler = profile(
+        if profiler_is_on():
+            self.closed = True
+            self.refuse(OF_ITS_OWN)
+            return
+        every = every_thread()
+        if every is None and threading.current_thread() is not threading.main_thread():
+            # A profiler of one thread that another one closes ends the program by a signal.
+            self.closed = True
+            self.refuse(f"the program marks its phases outside the main thread, the one that {ONE_THREAD} records")
+            return
+        if every is None:
+            self.write("note", f"{ONE_THREAD} records one thread alone: what others do is not in the trace")
+        profiler = profile(
             activities=wanted,
             record_shapes=self.settings["record_shapes"],
             profile_memory=self.settings["profile_memory"],
             with_stack=self.settings["with_stack"],
+            experimental_config=every,
         )
-        self.profiler.__enter__()
+        profiler.__enter__()
+        self.profiler = profiler
         if self.settings["seconds"] is not None:
             self.at(self.settings["seconds"], self.close)
 
     def close(self) -> None:
-        if self.closed or self.profiler is None:
-            return
-        self.closed = True
+        with self.lock:
+            if self.profiler is not None and not self.closed:
+                self.closed = True
+                self.stop_timer()
+                self.stop_profiler()
+
+    def stop_profiler(self) -> None:
         import torch
 
+        if not profiler_is_on():
+            # To end what another profiler has ended is a crash.
+            self.refuse(OF_ITS_OWN)
+            return
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         self.profiler.__exit__(None, None, None)
         scratch = self.folder / f"trace-{os.getpid()}.part"
-        self.profiler.export_chrome_trace(str(scratch))
-        # A trace is there as a whole or not at all.
-        scratch.rename(scratch.with_suffix(".json"))
-        print("llm-perf: the window of torch.profiler is closed and its trace written", file=sys.stderr, flush=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.profiler.export_chrome_trace(str(scratch))
+            # A trace is there as a whole or not at all.
+            scratch.rename(scratch.with_suffix(".json"))
+        except (OSError, RuntimeError) as error:
+            # torch says by a RuntimeError what it could not write.
+            tell(f"the trace of torch.profiler could not be written: {error}")
+            return
+        tell("the window of torch.profiler is closed and its trace written")
 
     def at(self, seconds: float, work: Callable[[], None]) -> None:
-        """Run something in the main thread later, where the profiler must be started and stopped."""
-        if signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL:
+        """Run something in the main thread later."""
+        if signal.getsignal(signal.SIGALRM) != self.alarm:
             self.write("note", "the program uses SIGALRM itself, so the window could not be timed")
             return
-
-        def handler(number: int, frame: object) -> None:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            work()
-
-        signal.signal(signal.SIGALRM, handler)
+        self.due = work
         signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    def stop_timer(self) -> None:
+        if self.due is not None and signal.getsignal(signal.SIGALRM) == self.alarm:
+            self.due = None
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def alarm(self, number: int, frame: object) -> None:
+        work, self.due = self.due, None
+        if work is not None:
+            work()
+        if self.due is None:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        if work is None:
+            # Not ours: what the program would have got without us.
+            os.kill(os.getpid(), signal.SIGALRM)
 
     def refuse(self, why: str) -> None:
         self.write("refused", why)
 
     def write(self, kind: str, text: str) -> None:
-        (self.folder / f"{kind}-{os.getpid()}.txt").write_text(text, encoding="utf-8")
+        """A word for who started the profiler; what cannot be written must not reach the program."""
+        try:
+            # The command may be repeated by hand, long after its folder is gone.
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with (self.folder / f"{kind}-{os.getpid()}.txt").open("a", encoding="utf-8") as file:
+                file.write(f"{text}\n")
+        except OSError as error:
+            tell(f"{self.folder}: cannot be written ({error.strerror})")
 
 
 class TorchWatcher:

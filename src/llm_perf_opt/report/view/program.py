@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts, Unknown
-from llm_perf_opt.core.names import DECODE, PREFILL
+from llm_perf_opt.core.names import DECODE, PREFILL, TORCH_PROFILER
 from llm_perf_opt.core.process import program_title
 from llm_perf_opt.core.records import StageRecord
 from llm_perf_opt.core.sections import SectionTable
@@ -135,6 +135,13 @@ def of_program(head: HeadlineView, files: RunFiles, facts: RunFacts) -> Headline
     command = program_of(files)
     if command is None:
         return head
+    head = _of_ran_program(head, files, facts, command)
+    if not failed_under_torch(files):
+        return head
+    return replace(head, verdict=f"{head.verdict} It did not run to its end under torch.profiler.")
+
+
+def _of_ran_program(head: HeadlineView, files: RunFiles, facts: RunFacts, command: tuple[str, ...]) -> HeadlineView:
     failed = crashed_stage(files)
     wall = clean_metric(files.manifest, "wall_ms")
     tiles = tuple(tile for tile in head.tiles if isinstance(tile.cell, Shown))
@@ -174,6 +181,14 @@ def crashed_stage(files: RunFiles) -> StageRecord | None:
     if program_of(files) is None or isinstance(files.metrics, Found):
         return None
     return next((s for s in files.manifest.stages if s.status == "failed" and s.declared.runs_model), None)
+
+
+def failed_under_torch(files: RunFiles) -> bool:
+    """Whether a program that ran to its end without a profiler did not with torch.profiler inside."""
+    stage = files.manifest.stage(TORCH_PROFILER)
+    if stage is None or stage.status != "failed" or not isinstance(files.metrics, Found):
+        return False
+    return bool(stage.commands) and stage.commands[-1].exit_code != 0
 
 
 def has_no_model(files: RunFiles) -> bool:
