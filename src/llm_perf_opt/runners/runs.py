@@ -60,7 +60,7 @@ def is_old_layout(path: Path) -> bool:
 
 def main(argv: Sequence[str]) -> int:
     examples = ["llm-perf runs", "llm-perf runs --where 'tpot_ms<500' --sort tpot_ms", "llm-perf runs --html runs.html"]
-    parser = command_parser("runs", "List runs with their TTFT and TPOT; sweeps are looked into.", examples)
+    parser = command_parser("runs", "List runs with their times; sweeps are looked into.", examples)
     where = f"a folder here or in a store (s3://…); default: {DEFAULT_DIR}"
     parser.add_argument("dir", nargs="?", default=str(DEFAULT_DIR), help=where)
     parser.add_argument("--json", action="store_true", help="print one JSON array")
@@ -188,11 +188,14 @@ def _print_table(rows: Sequence[RunRow]) -> None:
     from llm_perf_opt.core.terminal import screen_width, show, table_text
     from llm_perf_opt.core.units import format_ms
 
-    header = ["run", "date", "model", "device", "status", "TTFT", "TPOT", "stages"]
+    # Of a program that marks no phases nothing else is known.
+    has_wall = any(row.wall_ms is not None and row.ttft_ms is None and row.tpot_ms is None for row in rows)
+    times = ["TTFT", "TPOT", *(["wall"] if has_wall else [])]
+    header = ["run", "date", "model", "device", "status", *times, "stages"]
     cells = [
         [
             *(row.run_id, row.date, row.model, row.device, row.status),
-            *("–" if ms is None else format_ms(ms) for ms in (row.ttft_ms, row.tpot_ms)),
+            *("–" if ms is None else format_ms(ms) for ms in (row.ttft_ms, row.tpot_ms, row.wall_ms)[: len(times)]),
             row.note or row.failed or row.stages,
         ]
         for row in rows
@@ -200,7 +203,7 @@ def _print_table(rows: Sequence[RunRow]) -> None:
     width = screen_width()
     if width is not None and width < WIDE:
         # The name of a run is its time unless somebody chose another; of stages those that failed are enough.
-        header = [header[0], *header[2:7], "not ok"]
-        cells = [[line[0], *line[2:7], row.note or row.failed] for line, row in zip(cells, rows, strict=True)]
-    numbers = [header.index(name) for name in ("TTFT", "TPOT")]
+        header = [header[0], *header[2:-1], "not ok"]
+        cells = [[line[0], *line[2:-1], row.note or row.failed] for line, row in zip(cells, rows, strict=True)]
+    numbers = [header.index(name) for name in times]
     show(table_text(header, cells, right=numbers, rule=False))

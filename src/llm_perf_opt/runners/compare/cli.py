@@ -27,6 +27,7 @@ EXAMPLES = (
     "llm-perf compare tmp/runs/base tmp/runs/candidate --gate 'tpot_ms<=+5%'",
     "llm-perf compare --interleave 5 -- experiment=demo \\\n      candidate.overrides=model.attention=eager",
     "llm-perf compare --interleave auto -- experiment=demo \\\n      base.ref=main candidate.ref=HEAD",
+    "llm-perf compare --interleave 5 -- workload.repeats=3 \\\n      base.ref=main candidate.ref=HEAD -- python gen.py",
 )
 EPILOG = """\
 exit codes: 0 compared, or every gate passed; 1 a gate failed or a run measured

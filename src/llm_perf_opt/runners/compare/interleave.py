@@ -44,11 +44,16 @@ class Experiment:
 
 
 def parse_experiment(words: Sequence[str]) -> Experiment:
-    """The words behind `--`; an override of a side may be given several times, or several in one with commas."""
-    common: list[str] = []
+    """The words behind `--`; an override of a side may be given several times, or several in one with commas.
+
+    Behind a second `--` stands a program of the user's own.
+    """
+    place = words.index("--") if "--" in words else len(words)
+    command = list(words[place + 1 :])
+    common = [f"workload.command={quote(command)}"] if command else []
     overrides: dict[str, list[str]] = {side: [] for side in SIDES}
     refs: dict[str, str] = {}
-    for word in words:
+    for word in words[:place]:
         key, _, value = word.partition("=")
         side, _, what = key.partition(".")
         if side not in SIDES:
@@ -60,7 +65,10 @@ def parse_experiment(words: Sequence[str]) -> Experiment:
         else:
             raise ConfigError(f"compare --interleave: {word!r} is not understood, {_ALLOWED}")
     if overrides["base"] == overrides["candidate"] and refs.get("base") == refs.get("candidate"):
-        raise ConfigError(f"compare --interleave: both sides are the same, {_ALLOWED}")
+        raise ConfigError(
+            f"compare --interleave: both sides are the same, {_ALLOWED}; to compare one with itself, give a side a "
+            "value it has already, such as candidate.overrides=run.seed=0"
+        )
     return Experiment(
         common=tuple(common), overrides={side: tuple(found) for side, found in overrides.items()}, refs=refs
     )
