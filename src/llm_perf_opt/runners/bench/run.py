@@ -30,7 +30,7 @@ from llm_perf_opt.pipeline.provenance import (
     taken_values,
     write_provenance,
 )
-from llm_perf_opt.pipeline.resume import COULD_NOT_GO_ON, claim_chosen
+from llm_perf_opt.pipeline.resume import COULD_NOT_GO_ON, claim_chosen, refuse_foreign
 from llm_perf_opt.pipeline.stores import SyncDocument, claim, upload
 from llm_perf_opt.profiling.vendor.tools import probe_host
 from llm_perf_opt.report.write import write_reports
@@ -148,6 +148,7 @@ def run_bench(config: BenchConfig) -> bool:
     root = claim_chosen(wanted)
     if root != wanted:
         print(f"{wanted}: another run has just started there; this one goes to {root}", file=sys.stderr)
+    refuse_foreign(root)
     with locked(root, partial(print, file=sys.stderr)) as lock:
         run = _prepare(config, root)
         try:
