@@ -3,14 +3,14 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_perf_opt.core.files import write_whole
 from llm_perf_opt.core.terminal import printable
-from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.errors import ConfigError, did_you_mean
 from llm_perf_opt.pipeline.catalogue import LocalFolder, RunFolder, RunRow, list_runs, short
 from llm_perf_opt.runners.arguments import command_parser
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_DIR = Path("tmp/runs")
 # Shown where no columns are named.
 TREND = ("ttft_ms", "tpot_ms", "decode_tokens_per_s", "peak_memory_bytes")
+ALLOWED = "allowed: a label such as model, a number such as tpot_ms, or a key of the configuration in full"
 OLD_LAYOUT = ("tmp/stage2/*/nsys", "tmp/stage2/*/ncu", "tmp/stage2/*/stage1", "stage1")
 # Narrower terminals do without the date.
 WIDE = 110
@@ -109,9 +110,12 @@ def _chosen(folder: RunFolder, args: argparse.Namespace) -> int:
 
     filters = [parse_filter(text) for text in args.where]
     listed = list_runs(folder, kind="run", say=_say)
+    columns = [name.strip() for name in (args.columns or "").split(",") if name.strip()]
+    asked = {"--where": [one.key for one in filters], "--sort": [args.sort] if args.sort else [], "--columns": columns}
+    _require_known(asked, [*listed.runs.values()])
     runs = [run for run in listed.runs.values() if all(one.keeps(run) for one in filters)]
     runs = sorted_runs(runs, args.sort, reverse=args.reverse) if args.sort else runs
-    chosen = [name.strip() for name in (args.columns or ",".join(TREND)).split(",") if name.strip()]
+    chosen = columns or list(TREND)
     unknown = [name for name in chosen if runs and all(run.value(name) is None for run in runs)]
     if args.columns and unknown:
         print(f"note: no run has {', '.join(unknown)}", file=sys.stderr)
@@ -127,6 +131,27 @@ def _chosen(folder: RunFolder, args: argparse.Namespace) -> int:
     if listed.unread:
         print(f"note: {len(listed.unread)} run(s) cannot be read as they are; `llm-perf runs` says why")
     return 0
+
+
+def _require_known(asked: Mapping[str, Sequence[str]], runs: "Sequence[IndexedRun]") -> None:
+    """A name no run has and no run can have is a slip, and would be answered with nothing."""
+    if not runs:
+        return
+    known = {*TREND, *(name for run in runs for name in (*run.labels, *run.numbers, *run.keys))}
+    unknown = [(option, name) for option, names in asked.items() for name in names if name not in known]
+    if not unknown:
+        return
+    from llm_perf_opt.completion import known_keys
+
+    # A key that is null has no value in any run.
+    known |= {one.key for config in ("config", "bench") for one in known_keys(config)}
+    problems = [
+        f"{option}: no run has {name}{did_you_mean(name, known) or f'; {ALLOWED}'}"
+        for option, name in unknown
+        if name not in known
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def _lines(runs: "Sequence[IndexedRun]", chosen: Sequence[str]) -> list[tuple[str, ...]]:
