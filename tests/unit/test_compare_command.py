@@ -264,6 +264,44 @@ def test_bad_input_is_named(words: list[str], problem: str, capsys: pytest.Captu
     assert capsys.readouterr().err == f"error: {problem}\n"
 
 
+def test_both_sides_are_checked_before_the_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["experiment=demo", "base.overrides=infer.batch=0", "candidate.overrides=infer.bach=2"]
+    assert main(["compare", "--interleave", "3", "--", *words]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(" (got")[0] for line in said] == [
+        "error: base: infer.batch: not allowed",
+        "error: candidate: infer.bach: unknown key",
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["compare", "base", "base", "-o"],
+        ["compare", "--interleave", "2", "-o", "PLACE", "--", "candidate.overrides=run.seed=0"],
+        ["runs", ".", "--html"],
+        ["export", "base", "--to", "prometheus", "-o"],
+        ["optimize", "experiment=demo", "-o"],
+    ],
+)
+def test_a_place_that_cannot_be_written_is_bad_input_of_its_option(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_of(tmp_path / "base", STEADY)
+    (tmp_path / "a_file").write_text("in the way")
+    place = str(tmp_path / "a_file" / "x")
+    option = "--html" if "--html" in words else "-o"
+    given = [place if word == "PLACE" else word for word in words]
+    assert main(given if place in given else [*given, place]) == 2
+    why = "cannot be written (Not a directory), allowed: a place in a directory you may write to"
+    assert capsys.readouterr().err.splitlines()[-1] == f"error: {option}: {place} {why}"
+
+
 def test_an_experiment_says_what_both_sides_share_and_what_they_do_not() -> None:
     found = parse_experiment(
         ["experiment=demo", "base.overrides=a=1,b=[1,2]", "candidate.overrides=[a=2]", "candidate.ref=HEAD"]
@@ -301,7 +339,7 @@ def test_auto_makes_pairs_until_the_gate_has_an_answer(
         return True
 
     monkeypatch.setattr(interleave, "_run", made)
-    words = ["--gate", "tpot_ms<=+1%", "--json", "-o", str(tmp_path / "out"), "--", "candidate.overrides=x=1"]
+    words = ["--gate", "tpot_ms<=+1%", "--json", "-o", str(tmp_path / "out"), "--", "candidate.overrides=run.seed=0"]
     assert main(["compare", "--interleave", "auto", *words]) == (1 if slower > 1 else 3)
     assert len(list((tmp_path / "out" / "candidate").iterdir())) == pairs
 

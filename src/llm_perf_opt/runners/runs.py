@@ -12,7 +12,7 @@ from llm_perf_opt.core.files import write_whole
 from llm_perf_opt.core.terminal import printable
 from llm_perf_opt.errors import ConfigError, did_you_mean
 from llm_perf_opt.pipeline.catalogue import LocalFolder, RunFolder, RunRow, list_runs, short
-from llm_perf_opt.runners.arguments import command_parser
+from llm_perf_opt.runners.arguments import command_parser, written_by
 
 if TYPE_CHECKING:
     from llm_perf_opt.pipeline.index import IndexedRun
@@ -120,7 +120,9 @@ def _chosen(folder: RunFolder, args: argparse.Namespace) -> int:
     if args.columns and unknown:
         print(f"note: no run has {', '.join(unknown)}", file=sys.stderr)
     if args.html is not None:
-        write_whole(args.html, _trend_page(runs, chosen, args.html).encode("utf-8", "backslashreplace"))
+        page = _trend_page(runs, chosen, args.html).encode("utf-8", "backslashreplace")
+        with written_by("--html", args.html):
+            write_whole(args.html, page)
         print(f"written: {args.html}", file=sys.stderr)
     if args.json:
         found = [{"run": r.run_id, "path": r.path, **{name: r.value(name) for name in chosen}} for r in runs]
