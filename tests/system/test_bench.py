@@ -166,6 +166,12 @@ def test_a_bad_server_fails_the_run_in_words_and_leaves_nothing(
         assert found[0]["completed"] == 17
 
 
+def test_prompts_that_are_not_there_are_bad_input_and_leave_no_run(tmp_path: Path) -> None:
+    done = _bench(tmp_path, "server.url=http://127.0.0.1:9", "dataset=prompts", "dataset.file=nope.txt")
+    assert (done.code, list(tmp_path.iterdir())) == (2, [])
+    assert done.err.startswith("error: dataset.file: ") and str(tmp_path / "nope.txt") in done.err
+
+
 @pytest.mark.long
 def test_a_server_that_ignores_the_first_signal_is_ended_all_the_same(tmp_path: Path) -> None:
     done = _bench(tmp_path, *_fake("--fault", "ignores_sigterm"), *QUICK, "server.end_timeout_s=1")

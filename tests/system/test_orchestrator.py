@@ -216,6 +216,37 @@ def test_a_chosen_directory_is_used_and_never_overwritten(tmp_path: Path) -> Non
     assert _ran(target) == ["alpha"]
 
 
+def test_a_directory_with_files_of_the_users_own_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+    mine = {"config.yaml": "mine: 1\n", "report.md": "# mine\n", ".scratch.tmp": "mine", "a": "", "b": ""}
+    (tmp_path / "proj").mkdir()
+    for name, text in mine.items():
+        (tmp_path / "proj" / name).write_text(text)
+    words = (
+        f"error: artifacts.runs_dir: is not empty and holds no run (got '{tmp_path / 'proj'}' with .scratch.tmp, a, b "
+        f"and 2 more), allowed: a new or an empty directory, such as artifacts.runs_dir={tmp_path / 'proj/run-1'}\n"
+    )
+    server = "server.url=http://127.0.0.1:9"
+    for command_line in (
+        ["profile", *OFF, ALPHA, "artifacts.runs_dir=proj"],
+        ["bench", server, "artifacts.runs_dir=proj"],
+    ):
+        done = llm_perf_here(*command_line, cwd=tmp_path)
+        assert (done.code, done.err) == (2, words)
+    assert {path.name: path.read_text() for path in (tmp_path / "proj").iterdir()} == mine
+    assert llm_perf_here("profile", *OFF, ALPHA, "artifacts.runs_dir=proj/run-1", cwd=tmp_path).code == 0
+
+
+def test_what_a_plan_a_log_or_a_killed_run_left_is_no_obstacle(tmp_path: Path) -> None:
+    assert llm_perf_here("profile", *OFF, ALPHA, "hydra.run.dir=r", "run.dry_run=true", cwd=tmp_path).code == 0
+    (tmp_path / "r/mine.log").write_text("")
+    assert llm_perf_here("profile", *OFF, ALPHA, "hydra.run.dir=r", cwd=tmp_path).code == 0
+    (tmp_path / "killed").mkdir()
+    owner = {"pid": 1, "host": "elsewhere", "since_s": 1.0}
+    (tmp_path / "killed/.lock").write_text(json.dumps(owner) + "\n")
+    (tmp_path / "killed/config.yaml").write_text("")
+    assert llm_perf_here("profile", *OFF, ALPHA, "hydra.run.dir=killed", cwd=tmp_path).code == 0
+
+
 def _wait_for(path: Path, timeout_s: float = 60) -> None:
     end = time.monotonic() + timeout_s
     while not path.exists() or not path.read_text():

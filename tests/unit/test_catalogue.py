@@ -13,7 +13,7 @@ from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest, write_manifest
 from llm_perf_opt.errors import ManifestError
 from llm_perf_opt.pipeline import catalogue
-from llm_perf_opt.pipeline.catalogue import INDEX_FILE, LocalFolder, RunRow, list_runs
+from llm_perf_opt.pipeline.catalogue import FORMAT, INDEX_FILE, LocalFolder, RunRow, list_runs
 from llm_perf_opt.pipeline.index import index_run
 from tests.unit.test_many_runs import timed_run
 
@@ -59,7 +59,7 @@ def test_an_index_that_unpacks_to_more_than_it_should_is_not_read(root: Path, mo
     first = rows(root)
     monkeypatch.setattr("llm_perf_opt.core.files.UNPACKED_ALWAYS_BYTES", 1 << 10)
     monkeypatch.setattr("llm_perf_opt.core.files.LARGEST_RATIO", 2)
-    values = "1 AS format, 'p' || i AS place, 's' AS stamp, repeat('x', 1000) AS row, repeat('y', 1000) AS run"
+    values = f"{FORMAT} AS format, 'p' || i AS place, 's' AS stamp, repeat('x', 1000) AS row, repeat('y', 1000) AS run"
     more = f"SELECT * FROM read_parquet('{root / INDEX_FILE}') UNION ALL SELECT {values} FROM range(1000) t(i)"
     duckdb.execute(f"COPY ({more}) TO '{root / 'bomb'}' (FORMAT parquet)")
     (root / "bomb").replace(root / INDEX_FILE)

@@ -76,6 +76,63 @@ def test_everything_is_written_and_the_json_obeys_its_schema(
     assert "| tpot_ms | 10.00 ms | 12.00 ms | +20.0 % |" in capsys.readouterr().out
 
 
+def program_of(folder: Path, wall_ms: Sequence[float], *, steps_ms: Sequence[float] = (), old: bool = False) -> Path:
+    """A run of a program without phases, or with these steps in each of its runs; `old` ones wrote no samples."""
+    lines: list[dict[str, Any]] = []
+    for repeat, wall in enumerate(wall_ms):
+        common = {"pass": "clean", "repeat": repeat}
+        lines += [{"sample_id": f"decode_step {n}", **common, "tpot_ms": ms} for n, ms in enumerate(steps_ms)]
+        lines.append({"sample_id": "program", **common, "wall_ms": wall})
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    metrics = {"wall_ms": Metric(value=sorted(wall_ms)[len(wall_ms) // 2], unit="ms", how="clean pass, median")}
+    files = {} if old else {"samples": ("samples.jsonl", text)}
+    write_run(folder, stage("torch_profiler", folder, files, metrics=metrics))
+    workload = {"command": ["python", "gen.py"], "repeats": len(wall_ms)}
+    write_manifest(folder, replace(read_manifest(folder), config={"workload": workload}))
+    return folder
+
+
+def test_programs_without_phases_are_compared_by_their_wall_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = program_of(tmp_path / "base", [1000.0, 1001.0, 999.0])
+    slower = program_of(tmp_path / "slower", [1200.0, 1201.0, 1199.0, 1200.0])
+    assert main(["compare", str(base), str(slower), "--gate", "wall_ms<=+5%"]) == 1
+    out = capsys.readouterr().out
+    assert out.splitlines()[:3] == [
+        f"WORSE: {base} → {slower}",
+        "wall_ms 1,000 ms → 1,200 ms, +20.0 % (95 %: +19.7 to +20.3 %).",
+        "gate wall_ms<=+5%: failed (+20.0 %, +19.7 % to +20.3 %: none of the 95 % interval is within the limit)",
+    ]
+    # Other repeats are no other work; and each is a start of its own, so that nothing is said of one start alone.
+    assert "workload.repeats: 3 → 4" in out and "one pass on a side" not in out
+    assert main(["runs", str(tmp_path)]) == 0
+    assert [line.split()[6:8] for line in capsys.readouterr().out.splitlines()] == [
+        ["TPOT", "wall"],
+        ["–", "1,000"],
+        ["–", "1,200"],
+    ]
+    old = program_of(tmp_path / "old", [1200.0, 1201.0, 1199.0], old=True)
+    assert main(["compare", str(base), str(old)]) == 0
+    assert "wall_ms 1,000 ms → 1,200 ms, +20.0 %" in capsys.readouterr().out
+
+
+def test_steps_of_a_program_are_compared_by_the_runs_they_were_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = [2.0, 2.01, 1.99] * 20
+    base = program_of(tmp_path / "base", [100.0, 110.0, 100.0], steps_ms=steps)
+    again = program_of(tmp_path / "again", [100.0, 110.0, 100.0], steps_ms=steps)
+    assert main(["compare", str(base), str(again)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"SAME: {base} → {again}\ntpot_ms 2.000 ms → 2.000 ms, +0.0 % (95 %: +0.0 to +0.0 %).\n")
+    # Where something was timed inside the program, its wall time is not asked unless a gate does.
+    assert "wall_ms" not in out
+    once = [program_of(tmp_path / f"once{n}", [100.0], steps_ms=steps) for n in (1, 2)]
+    assert main(["compare", *map(str, once)]) == 0
+    assert capsys.readouterr().out.startswith(f"INCONCLUSIVE: {once[0]} → {once[1]}\n")
+
+
 def test_other_work_is_refused_with_the_list_and_force_says_so_everywhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,6 +264,44 @@ def test_bad_input_is_named(words: list[str], problem: str, capsys: pytest.Captu
     assert capsys.readouterr().err == f"error: {problem}\n"
 
 
+def test_both_sides_are_checked_before_the_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["experiment=demo", "base.overrides=infer.batch=0", "candidate.overrides=infer.bach=2"]
+    assert main(["compare", "--interleave", "3", "--", *words]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(" (got")[0] for line in said] == [
+        "error: base: infer.batch: not allowed",
+        "error: candidate: infer.bach: unknown key",
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["compare", "base", "base", "-o"],
+        ["compare", "--interleave", "2", "-o", "PLACE", "--", "candidate.overrides=run.seed=0"],
+        ["runs", ".", "--html"],
+        ["export", "base", "--to", "prometheus", "-o"],
+        ["optimize", "experiment=demo", "-o"],
+    ],
+)
+def test_a_place_that_cannot_be_written_is_bad_input_of_its_option(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_of(tmp_path / "base", STEADY)
+    (tmp_path / "a_file").write_text("in the way")
+    place = str(tmp_path / "a_file" / "x")
+    option = "--html" if "--html" in words else "-o"
+    given = [place if word == "PLACE" else word for word in words]
+    assert main(given if place in given else [*given, place]) == 2
+    why = "cannot be written (Not a directory), allowed: a place in a directory you may write to"
+    assert capsys.readouterr().err.splitlines()[-1] == f"error: {option}: {place} {why}"
+
+
 def test_an_experiment_says_what_both_sides_share_and_what_they_do_not() -> None:
     found = parse_experiment(
         ["experiment=demo", "base.overrides=a=1,b=[1,2]", "candidate.overrides=[a=2]", "candidate.ref=HEAD"]
@@ -214,6 +309,11 @@ def test_an_experiment_says_what_both_sides_share_and_what_they_do_not() -> None
     assert found.common == ("experiment=demo",)
     assert found.overrides == {"base": ("a=1", "b=[1,2]"), "candidate": ("a=2",)}
     assert (found.refs, found.meant) == ({"candidate": "HEAD"}, frozenset({"a", "b"}))
+    program = parse_experiment(["a=1", "candidate.overrides=b=2", "--", "python", "gen.py", "--", "base.overrides=x"])
+    command = 'workload.command=["python","gen.py","--","base.overrides=x"]'
+    assert (program.common, program.overrides["candidate"]) == ((command, "a=1"), ("b=2",))
+    with pytest.raises(ConfigError, match="to compare one with itself, give a side a value it has already, such as "):
+        parse_experiment(["experiment=demo"])
     for words in (["experiment=demo"], ["base.what=1"], ["base.overrides=a=1", "candidate.overrides=a=1"]):
         with pytest.raises(ConfigError, match="compare --interleave: "):
             parse_experiment(words)
@@ -239,7 +339,7 @@ def test_auto_makes_pairs_until_the_gate_has_an_answer(
         return True
 
     monkeypatch.setattr(interleave, "_run", made)
-    words = ["--gate", "tpot_ms<=+1%", "--json", "-o", str(tmp_path / "out"), "--", "candidate.overrides=x=1"]
+    words = ["--gate", "tpot_ms<=+1%", "--json", "-o", str(tmp_path / "out"), "--", "candidate.overrides=run.seed=0"]
     assert main(["compare", "--interleave", "auto", *words]) == (1 if slower > 1 else 3)
     assert len(list((tmp_path / "out" / "candidate").iterdir())) == pairs
 

@@ -95,6 +95,40 @@ def test_the_command_filters_sorts_and_writes_a_page(runs_dir: Path, capsys: pyt
     assert [(row["run"], row["tpot_ms"]) for row in found] == [("a", 10.0), ("c", 20.0), ("b", 30.0)]
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["runs", "--where", "modle=llama3_1b"], "--where: no run has modle; did you mean model?"),
+        (["runs", "--columns", "tpot_ms,tpot_mss"], "--columns: no run has tpot_mss; did you mean tpot_ms?"),
+        (["runs", "--sort", "infer.bach"], "--sort: no run has infer.bach; did you mean infer.batch?"),
+        (
+            ["runs", "--columns", "xyzzy"],
+            "--columns: no run has xyzzy; allowed: a label such as model, a number such as tpot_ms, or a key of the "
+            "configuration in full",
+        ),
+        (["sweep", "report", "--objectives", "tpot_mss"], "--objectives: no run has tpot_mss; did you mean tpot_ms?"),
+        (
+            ["sweep", "report", "--objectives", "tpot_ms,xyzzy"],
+            "--objectives: no run has xyzzy, allowed: decode_tokens_per_s, tpot_ms",
+        ),
+    ],
+)
+def test_a_name_no_run_knows_is_bad_input(
+    words: list[str], said: str, runs_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, str(runs_dir)]) == 2
+    assert capsys.readouterr().err == f"error: {said}\n"
+    assert not (runs_dir / "sweep.json").exists()
+
+
+def test_a_known_name_without_a_value_is_none(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", str(runs_dir), "--columns", "ttft_ms", "--where", "workload.duration_s="]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2 + 3
+    assert main(["sweep", "report", str(runs_dir), "--objectives", "ttft_ms"]) == 0
+    out = capsys.readouterr().out
+    assert "★" not in out and "no run is on the front: none that ended well has ttft_ms" in out
+
+
 def test_the_front_holds_what_no_other_beats() -> None:
     points = [
         {"ms": 1.0, "rate": 10.0},

@@ -19,6 +19,7 @@ from llm_perf_opt.profiling.program import (
     is_python,
     phase_metrics,
     read_marks,
+    sample_lines,
 )
 from llm_perf_opt.profiling.range_phases import PRESETS, chosen_phases, with_phases
 from llm_perf_opt.profiling.stages.torch_profiler import TorchProfilerConfig
@@ -75,6 +76,23 @@ def test_phases_become_the_metrics_a_report_looks_for() -> None:
         "tokens": 5.0,
         "ttft_ms": 10.0,
     }
+
+
+def test_every_phase_and_every_run_of_a_program_is_a_line_of_its_samples() -> None:
+    marks = (mark("prefill", 10.0, tokens=100), mark("decode_step", 90.0, warmup=True), mark("decode_step", 2.0))
+    runs = [
+        ProgramRun(wall_s=3.0, marks=(*marks, mark("decode_step", 4.0, tokens=2))),
+        ProgramRun(wall_s=2.5, marks=()),
+    ]
+    common = {"pass": "clean", "repeat": 0, "start_ns": 0}
+    assert sample_lines(runs) == [
+        {"sample_id": "prefill 1", **common, "prefill_ms": 10.0, "ttft_ms": 10.0, "prefill_tokens_per_s": 10_000.0},
+        {"sample_id": "decode_step 1", **common, "tpot_ms": 2.0},
+        {"sample_id": "decode_step 2", **common, "tpot_ms": 4.0, "decode_tokens_per_s": 500.0},
+        {"sample_id": "program", "pass": "clean", "repeat": 0, "wall_ms": 3000.0},
+        {"sample_id": "program", "pass": "clean", "repeat": 1, "wall_ms": 2500.0},
+    ]
+    assert sample_lines([ProgramRun(wall_s=None, marks=())]) == []
 
 
 def test_warm_up_is_in_no_latency_and_a_program_that_was_ended_has_no_wall_time() -> None:

@@ -138,12 +138,19 @@ def test_a_rate_the_server_does_not_keep_up_with_is_told() -> None:
 def test_tokens_that_come_in_bursts_are_told() -> None:
     burst = [_ok(n, n, 0.08, (0.00001,) * 14 + (0.07,), 16) for n in range(4)]
     even = [_ok(n, n, 0.08, (0.005,) * 15, 16) for n in range(4)]
+    # All of a reply lies in the client's buffer, so that its gaps are even, and nothing but the client's own work.
+    whole = [_ok(n, n, 0.043, (0.000013,) * 15, 16) for n in range(4)]
+    # A long prompt, and then tokens as fast as a server may give them.
+    short_tail = [_ok(n, n, 0.08, (0.0004,) * 15, 16) for n in range(4)]
     said = {}
-    for name, records in (("burst", burst), ("even", even)):
+    for name, records in (("burst", burst), ("even", even), ("whole", whole), ("short tail", short_tail)):
         level = level_result(LoadRun(level=LoadLevel(concurrency=1), records=records, duration_s=2.0), SloSection())
         paragraphs = bench_sections(BenchDocument(levels=(level,)), source="")[0].paragraphs
         said[name] = [text for text in paragraphs if "bursts" in text]
-    assert said["even"] == []
+    assert said["even"] == said["short tail"] == []
+    assert said["whole"][0].startswith(
+        "1 at once: tokens of a stream arrive in bursts (half of the gaps are under 13.0 µs, their mean is 13.0 µs)"
+    )
     assert said["burst"][0].startswith(
         "1 at once: tokens of a stream arrive in bursts (half of the gaps are under 10.0"
     )

@@ -38,6 +38,7 @@ RANK_PREFIX: Final = "rank"
 
 MANIFEST_FILE: Final = "manifest.json"
 PLAN_FILE: Final = "plan.json"
+SYNC_FILE: Final = "sync.json"
 METRICS_FILE: Final = "metrics.json"
 SAMPLES_FILE: Final = "samples.jsonl"
 INPUTS_FILE: Final = "inputs.json"

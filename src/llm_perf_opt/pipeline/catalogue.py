@@ -22,7 +22,7 @@ from llm_perf_opt.pipeline.index import IndexedRun, index_manifest
 
 INDEX_FILE = ".llm-perf-runs.parquet"
 # Another number makes every index anew.
-FORMAT = 1
+FORMAT = 2
 # Fewer runs than this are read as fast as an index of them is written.
 WORTH = 64
 TAKES_LONG = 1000
@@ -45,6 +45,7 @@ class RunRow:
     failed: str = ""
     ttft_ms: float | None = None
     tpot_ms: float | None = None
+    wall_ms: float | None = None
     note: str = ""
 
 
@@ -198,7 +199,7 @@ def list_runs(
 
 
 def as_row(run: IndexedRun) -> RunRow:
-    ttft, tpot = run.value("ttft_ms"), run.value("tpot_ms")
+    ttft, tpot, wall = (run.value(name) for name in ("ttft_ms", "tpot_ms", "wall_ms"))
     return RunRow(
         run_id=short(run.run_id),
         path=run.path,
@@ -210,6 +211,7 @@ def as_row(run: IndexedRun) -> RunRow:
         failed=short(", ".join(f"{name} {status}" for name, status in run.stages.items() if status != "ok")),
         ttft_ms=ttft if isinstance(ttft, float) else None,
         tpot_ms=tpot if isinstance(tpot, float) else None,
+        wall_ms=wall if isinstance(wall, float) else None,
     )
 
 

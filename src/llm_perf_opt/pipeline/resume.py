@@ -28,12 +28,12 @@ from llm_perf_opt.config.schema import AppConfig, StageConfig
 from llm_perf_opt.core.files import odd_entries, real_path
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import RunManifest, read_manifest
-from llm_perf_opt.core.names import MANIFEST_FILE
+from llm_perf_opt.core.names import MANIFEST_FILE, PLAN_FILE, SYNC_FILE
 from llm_perf_opt.core.records import StageRecord
 from llm_perf_opt.core.redact import REDACTED, Redactor
 from llm_perf_opt.core.stage import Stage
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.pipeline.lock import RunInUse, is_locked, release_lock, take_lock
+from llm_perf_opt.pipeline.lock import LOCK_FILE, RunInUse, is_locked, release_lock, take_lock
 from llm_perf_opt.pipeline.provenance import write_yaml
 from llm_perf_opt.pipeline.trust import is_own, recorded_command
 
@@ -44,6 +44,9 @@ _PACKAGES = ("torch", "transformers", "llm-perf-opt")
 _READS = "reads."
 _ABSENT = "absent"
 CHANGES_NAMED = 8
+FILES_NAMED = 3
+# What may lie in a directory before its run has a manifest.
+OURS = (LOCK_FILE, PLAN_FILE, SYNC_FILE, "logs", ".hydra")
 
 
 class EarlierRecords(Mapping[str, StageRecord]):
@@ -359,6 +362,26 @@ def claim_chosen(wanted: Path) -> Path:
         except RunInUse:
             number += 1
             path = wanted.with_name(f"{wanted.name}-{number}")
+
+
+def refuse_foreign(run_dir: Path) -> None:
+    """Not into a directory of the user's own: a run writes config.yaml, report.md and more, whatever lies there.
+
+    What a run leaves behind that had no manifest yet is no obstacle: a plan, a log, or all a killed one wrote.
+    """
+    if (run_dir / MANIFEST_FILE).exists():
+        return
+    lock = take_lock(run_dir)
+    found = sorted(path.name for path in run_dir.iterdir() if path.name not in OURS and path.suffix != ".log")
+    if not found or lock.left_by is not None:
+        return
+    release_lock(run_dir)
+    more = f" and {len(found) - FILES_NAMED} more" if len(found) > FILES_NAMED else ""
+    raise ConfigError(
+        f"artifacts.runs_dir: is not empty and holds no run (got {str(run_dir)!r} with "
+        f"{', '.join(found[:FILES_NAMED])}{more}), allowed: a new or an empty directory, such as "
+        f"artifacts.runs_dir={run_dir / 'run-1'}"
+    )
 
 
 def _is_chosen_by_user(config: DictConfig) -> bool:

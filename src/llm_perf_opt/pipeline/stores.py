@@ -18,7 +18,7 @@ import msgspec
 
 from llm_perf_opt.core.files import read_limited
 from llm_perf_opt.core.manifest import write_json
-from llm_perf_opt.core.names import MANIFEST_FILE
+from llm_perf_opt.core.names import MANIFEST_FILE, SYNC_FILE
 from llm_perf_opt.core.redact import without_shapes
 from llm_perf_opt.errors import ConfigError, ManifestError, ProfilingError
 from llm_perf_opt.pipeline.catalogue import INDEX_FILE, LEVELS
@@ -27,7 +27,6 @@ from llm_perf_opt.pipeline.lock import LOCK_FILE
 from llm_perf_opt.pipeline.run import guarded
 
 T = TypeVar("T")
-SYNC_FILE = "sync.json"
 # Object stores have no folders, and making one may make a bucket.
 HAS_FOLDERS = ("file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs")
 # s3fs asks five times; a server that takes calls and never answers is given up after three minutes, not half an hour.

@@ -18,6 +18,7 @@ import msgspec
 
 from llm_perf_opt.config.output import OutputConfig
 from llm_perf_opt.core.documents import MetricsDocument, Stats
+from llm_perf_opt.core.files import write_whole
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import (
@@ -42,7 +43,14 @@ from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.errors import CommandFailed, ParseError
 from llm_perf_opt.marks import MARKS_DIR, STOPPED
 from llm_perf_opt.profiling.nvml import gpu_index, sample_gpu
-from llm_perf_opt.profiling.program import ProgramRun, describe_program, phase_limit, read_marks
+from llm_perf_opt.profiling.program import (
+    CLEAN_PASS,
+    ProgramRun,
+    describe_program,
+    phase_limit,
+    read_marks,
+    sample_lines,
+)
 from llm_perf_opt.profiling.vendor.launch import (
     INFERENCE_RUNNER,
     build_work_argv,
@@ -64,8 +72,6 @@ _AFTERWORD = re.compile(
     r"ChildFailedError"
     r"|^(Compile with|For debugging|CUDA kernel errors|Search for|Device-side assertion|\[W\d|={5}|-{5})"
 )
-# What samples.jsonl calls the pass that was not under torch.profiler.
-CLEAN_PASS = "clean"
 FILES: tuple[tuple[Role, str], ...] = (
     ("metrics", METRICS_FILE),
     ("samples", SAMPLES_FILE),
@@ -311,7 +317,10 @@ def _measure_program(ctx: StageContext, timeout_s: float) -> CleanBaseline:
         forget_results(folder)
         folder.mkdir(parents=True, exist_ok=True)
         refuse_failed_program(ctx)
-        write_json(folder / METRICS_FILE, _run_program(ctx, folder, timeout_s))
+        data, samples = _run_program(ctx, folder, timeout_s)
+        write_json(folder / METRICS_FILE, data)
+        if samples:
+            write_whole(folder / SAMPLES_FILE, samples)
         write_json(made_by, _program(ctx))
     source = (folder / METRICS_FILE).relative_to(ctx.run_dir).as_posix()
     return CleanBaseline(metrics=read_metrics(folder), source=source, folder=folder)
@@ -341,8 +350,19 @@ def _as_written(ctx: StageContext, words: Sequence[str]) -> list[str]:
     return [*ctx.run_command.redactor.words(words)]
 
 
-def _run_program(ctx: StageContext, folder: Path, timeout_s: float) -> MetricsDocument:
-    """Run it; what its marks wrote, its wall time and the GPU's memory become the document of the clean pass."""
+def program_baseline(ctx: StageContext, timeout_s: float) -> MetricsDocument:
+    """The clean pass of the user's program, as files of this stage too, where those of every other's clean pass are."""
+    forget_results(ctx.out_dir)
+    baseline = clean_baseline(ctx, timeout_s)
+    write_json(ctx.out_dir / METRICS_FILE, baseline.metrics)
+    samples = baseline.folder / SAMPLES_FILE
+    if samples.is_file():
+        shutil.copyfile(samples, ctx.out_dir / SAMPLES_FILE)
+    return baseline.metrics
+
+
+def _run_program(ctx: StageContext, folder: Path, timeout_s: float) -> tuple[MetricsDocument, bytes]:
+    """Run it; its marks, its wall time and the GPU's memory become metrics.json and samples.jsonl of the clean pass."""
     workload = ctx.config.workload
     command = workload.command or ()
     runs: list[ProgramRun] = []
@@ -369,7 +389,7 @@ def _run_program(ctx: StageContext, folder: Path, timeout_s: float) -> MetricsDo
             runs.append(ProgramRun(wall_s=wall_s, marks=read_marks(marks)))
     peaks = [sample.memory_used_bytes for sample in sampled.samples if sample.memory_used_bytes is not None]
     reason = sampled.reason or "memory is measured on NVIDIA GPUs alone for a program of your own"
-    return describe_program(
+    data = describe_program(
         command,
         runs,
         device_name=ctx.host.gpus[0].name if ctx.host.gpus else ctx.host.cpu,
@@ -377,6 +397,7 @@ def _run_program(ctx: StageContext, folder: Path, timeout_s: float) -> MetricsDo
         peak_memory_bytes=max(peaks, default=None),
         peak_memory_reason=None if peaks else reason,
     )
+    return data, b"".join(msgspec.json.encode(line) + b"\n" for line in sample_lines(runs))
 
 
 def refuse_failed_program(ctx: StageContext) -> None:

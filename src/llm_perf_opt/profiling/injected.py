@@ -21,11 +21,10 @@ from llm_perf_opt.core.stage import StageContext, StageFailed
 from llm_perf_opt.errors import CommandFailed
 from llm_perf_opt.profiling.baseline import (
     NOT_TIMED,
-    clean_baseline,
     clean_metrics,
     existing_files,
-    forget_results,
     notes_of,
+    program_baseline,
     require_success,
 )
 from llm_perf_opt.profiling.program import is_python, phase_limit
@@ -57,12 +56,8 @@ class WindowConfig:
 
 def profile_program(cfg: "TorchProfilerConfig", ctx: StageContext) -> StageOutput:
     """The clean pass of the program, then one run with torch.profiler injected."""
-    forget_results(ctx.out_dir)
-    baseline = clean_baseline(ctx, cfg.timeout_s)
-    data = baseline.metrics
+    data = program_baseline(ctx, cfg.timeout_s)
     command = ctx.config.workload.command or ()
-    # A file of this stage, so that its clean pass is found where every other's is.
-    write_json(ctx.out_dir / METRICS_FILE, data)
     if not is_python(command, ctx.config.user_dir):
         reason = f"torch.profiler was not used: {command[0]} cannot be seen to be a Python program"
         return _without_trace(ctx, data, reason)

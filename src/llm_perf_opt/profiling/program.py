@@ -5,6 +5,7 @@ workload writes, so that everything after it need not know whose program ran.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,10 @@ from llm_perf_opt.workload.results import PERCENTILE_METHOD, STD_METHOD, summari
 _PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
 _SHELL = re.compile(r"sh|bash|dash|zsh")
 SHEBANG_BYTES = 200
+# What samples.jsonl calls the pass that was not under a profiler.
+CLEAN_PASS = "clean"
+# Tokens by the time of a phase.
+RATES = {PREFILL: "prefill_tokens_per_s", DECODE_STEP: "decode_tokens_per_s"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +121,37 @@ def _walls(runs: Sequence[ProgramRun]) -> dict[str, Stats]:
     return {"wall_ms": summarise(walls, reason="the program did not end by itself, it was ended after a while")}
 
 
+def sample_lines(runs: Sequence[ProgramRun]) -> list[dict[str, str | int | float]]:
+    """The lines of samples.jsonl: one for each phase of each run, and one for a run's wall time. A run is a repeat."""
+    names = {mark.name for run in runs for mark in _measured(run)}
+    # The first token comes out of prefill.
+    has_ttft = {PREFILL, DECODE_STEP} <= names
+    lines: list[dict[str, str | int | float]] = []
+    for repeat, run in enumerate(runs):
+        seen: Counter[str] = Counter()
+        for mark in _measured(run):
+            seen[mark.name] += 1
+            line: dict[str, str | int | float] = {
+                "sample_id": f"{mark.name} {seen[mark.name]}",
+                "pass": CLEAN_PASS,
+                "repeat": repeat,
+                "start_ns": mark.start_ns,
+                "tpot_ms" if mark.name == DECODE_STEP else f"{_key(mark.name)}_ms": mark.ms,
+            }
+            if mark.name == PREFILL and has_ttft:
+                line["ttft_ms"] = mark.ms
+            if mark.name in RATES and mark.tokens is not None and mark.ms > 0:
+                line[RATES[mark.name]] = mark.tokens / (mark.ms / 1e3)
+            lines.append(line)
+        if run.wall_s is not None:
+            lines.append({"sample_id": "program", "pass": CLEAN_PASS, "repeat": repeat, "wall_ms": run.wall_s * 1e3})
+    return lines
+
+
+def _measured(run: ProgramRun) -> list[Mark]:
+    return [mark for mark in run.marks if mark.kind == "phase" and not mark.warmup]
+
+
 def phase_metrics(marks: Sequence[Mark]) -> dict[str, Stats]:
     """Statistics of each phase; prefill and decode_step under the names the report looks for."""
     by_name: dict[str, list[Mark]] = {}
@@ -127,10 +163,10 @@ def phase_metrics(marks: Sequence[Mark]) -> dict[str, Stats]:
         times = [mark.ms for mark in found]
         if name == DECODE_STEP:
             metrics |= {"tpot_ms": _stats(times), "itl_ms": _stats(times)}
-            metrics |= _rates("decode_tokens_per_s", found)
+            metrics |= _rates(RATES[name], found)
         else:
             metrics[f"{_key(name)}_ms"] = _stats(times)
-            metrics |= _rates("prefill_tokens_per_s", found) if name == PREFILL else {}
+            metrics |= _rates(RATES[name], found) if name == PREFILL else {}
     return {**metrics, **_lengths(by_name)}
 
 

@@ -263,18 +263,19 @@ class _Reader:
 
     def _remedy(self, stage: str) -> str:
         """What would bring it; static analysis of a program of the user's own needs the name of the model it runs."""
-        is_named = not (stage == STATIC_ANALYSIS and _runs_a_program(self._manifest))
+        is_named = not (stage == STATIC_ANALYSIS and runs_a_program(self._manifest))
         return _on(stage) if is_named else "model=<the model it runs>"
 
 
-def _runs_a_program(manifest: RunManifest) -> bool:
+def runs_a_program(manifest: RunManifest) -> bool:
+    """Whether a program of the user's own ran."""
     workload = manifest.config.get("workload")
     return isinstance(workload, Mapping) and bool(workload.get("command"))
 
 
 def is_program_without_model(files: "RunFiles") -> bool:
     """Whether a program of the user's own ran and nobody said which model it runs."""
-    return _runs_a_program(files.manifest) and files.manifest.stage(STATIC_ANALYSIS) is None
+    return runs_a_program(files.manifest) and files.manifest.stage(STATIC_ANALYSIS) is None
 
 
 def _earlier(manifest: RunManifest, root: Path) -> tuple[EarlierRun, ...]:

@@ -1,9 +1,11 @@
 """Command lines: Hydra's flags and overrides told apart, so that both may stand in any order; parsers of the others."""
 
 import argparse
+import errno
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -32,6 +34,25 @@ _LONG_FLAGS = (
 _FREE_MAPS = ("workload.phases", "server.env", "server.profile_body")
 # Files that were entries of their own; now they only set switches on top of the one entry.
 _OLD_ENTRY = re.compile(r"runner/(?P<name>[\w.-]+)")
+
+# What the system says of a place that cannot be written to, whoever tries; a full disk is none of them.
+_BAD_PLACES = {
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL),
+    *(errno.ELOOP, errno.ENAMETOOLONG),
+}
+
+
+@contextmanager
+def written_by(option: str, path: Path) -> Iterator[None]:
+    """A place where nothing can be written is bad input of the option that names it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _BAD_PLACES:
+            raise
+        raise ConfigError(
+            f"{option}: {path} cannot be written ({error.strerror}), allowed: a place in a directory you may write to"
+        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)

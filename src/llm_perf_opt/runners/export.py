@@ -12,7 +12,7 @@ from llm_perf_opt.core.files import write_whole
 from llm_perf_opt.errors import EXIT_OK, ConfigError, ToolError
 from llm_perf_opt.pipeline.index import IndexedRun, index_run
 from llm_perf_opt.report.openmetrics import render_openmetrics
-from llm_perf_opt.runners.arguments import command_parser
+from llm_perf_opt.runners.arguments import command_parser, written_by
 
 TEXTS = ("prometheus", "openmetrics")
 PACKAGES = {"mlflow": "mlflow", "wandb": "wandb"}
@@ -63,7 +63,8 @@ def main(argv: Sequence[str]) -> int:
         print(text, end="")
         return EXIT_OK
     # A collector must not read half a file.
-    write_whole(args.output, text.encode("utf-8", "backslashreplace"))
+    with written_by("-o", args.output):
+        write_whole(args.output, text.encode("utf-8", "backslashreplace"))
     print(f"written: {args.output}", file=sys.stderr)
     return EXIT_OK
 

@@ -32,6 +32,7 @@ from llm_perf_opt.pipeline.provenance import (
     describe_environment,
     effective_config,
     make_redactor,
+    remove_strays,
     write_provenance,
 )
 from llm_perf_opt.pipeline.resume import NO_REPORTS, Carried, carry_over, flat_keys
@@ -132,13 +133,19 @@ class Job:
         run = self.config.run
         gpus = tuple(str(gpu.index) for gpu in self.host.gpus)
         devices = devices_of(run.device, os.environ.get("CUDA_VISIBLE_DEVICES"), gpus)
-        with turn(run.exclusive, devices, self.console.say):
-            if shared := self._shared(gpus):
-                environment = {**environment, BUSY_GPUS: shared}
-                write_provenance(root, environment=environment, resolved=self.config.resolved, redactor=self.redactor)
-                for text in shared_gpus(environment):
-                    self.console.say(f"note: {text}")
-            manifest = execute(self._input(environment))
+        try:
+            with turn(run.exclusive, devices, self.console.say):
+                if shared := self._shared(gpus):
+                    environment = {**environment, BUSY_GPUS: shared}
+                    write_provenance(
+                        root, environment=environment, resolved=self.config.resolved, redactor=self.redactor
+                    )
+                    for text in shared_gpus(environment):
+                        self.console.say(f"note: {text}")
+                manifest = execute(self._input(environment))
+        finally:
+            # Of a run that was ended while it waited for its turn.
+            remove_strays(root)
         view, reports = self._reports(manifest)
         self.console.show(answer(manifest, view, reports))
         if place is not None:

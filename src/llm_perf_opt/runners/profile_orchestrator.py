@@ -167,18 +167,23 @@ def run_job(cfg: "DictConfig", given: "Given", *, opens: bool = False) -> int:
 
     from llm_perf_opt.pipeline.compose import translate_files, type_config
     from llm_perf_opt.pipeline.lock import locked
+    from llm_perf_opt.pipeline.resume import refuse_foreign
     from llm_perf_opt.runners.job import Job
 
     hydra_config = HydraConfig.get()
     run_dir = Path(hydra_config.runtime.output_dir)
     overrides = tuple(str(o) for o in hydra_config.overrides.task)
+    is_sweep = hydra_config.mode == RunMode.MULTIRUN
     try:
+        # A sweep and a run that is resumed have a directory of ours.
+        if not is_sweep and cfg.run.get("resume") is None:
+            refuse_foreign(run_dir)
         with locked(run_dir, partial(print, file=sys.stderr)) as lock:
             cfg, notice = translate_files(cfg, given)
             if notice:
                 print(f"INFO: {notice}", file=sys.stderr)
             config = _with_declared_model(type_config(cfg, user_dir=Path(hydra_config.runtime.cwd)), overrides)
-            if hydra_config.mode == RunMode.MULTIRUN and (run_dir / MANIFEST_FILE).exists():
+            if is_sweep and (run_dir / MANIFEST_FILE).exists():
                 # A job of a sweep that is done again, by `sweep resume` or by a scheduler that put it back.
                 config = replace(config, run=replace(config.run, resume=run_dir))
             job = Job.prepare(config, run_dir, overrides, created_at=datetime.now(UTC), free_room=lock.free_room)

@@ -3,16 +3,16 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_perf_opt.core.files import write_whole
 from llm_perf_opt.core.terminal import printable
-from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.errors import ConfigError, did_you_mean
 from llm_perf_opt.pipeline.catalogue import LocalFolder, RunFolder, RunRow, list_runs, short
-from llm_perf_opt.runners.arguments import command_parser
+from llm_perf_opt.runners.arguments import command_parser, written_by
 
 if TYPE_CHECKING:
     from llm_perf_opt.pipeline.index import IndexedRun
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_DIR = Path("tmp/runs")
 # Shown where no columns are named.
 TREND = ("ttft_ms", "tpot_ms", "decode_tokens_per_s", "peak_memory_bytes")
+ALLOWED = "allowed: a label such as model, a number such as tpot_ms, or a key of the configuration in full"
 OLD_LAYOUT = ("tmp/stage2/*/nsys", "tmp/stage2/*/ncu", "tmp/stage2/*/stage1", "stage1")
 # Narrower terminals do without the date.
 WIDE = 110
@@ -60,7 +61,7 @@ def is_old_layout(path: Path) -> bool:
 
 def main(argv: Sequence[str]) -> int:
     examples = ["llm-perf runs", "llm-perf runs --where 'tpot_ms<500' --sort tpot_ms", "llm-perf runs --html runs.html"]
-    parser = command_parser("runs", "List runs with their TTFT and TPOT; sweeps are looked into.", examples)
+    parser = command_parser("runs", "List runs with their times; sweeps are looked into.", examples)
     where = f"a folder here or in a store (s3://…); default: {DEFAULT_DIR}"
     parser.add_argument("dir", nargs="?", default=str(DEFAULT_DIR), help=where)
     parser.add_argument("--json", action="store_true", help="print one JSON array")
@@ -109,14 +110,19 @@ def _chosen(folder: RunFolder, args: argparse.Namespace) -> int:
 
     filters = [parse_filter(text) for text in args.where]
     listed = list_runs(folder, kind="run", say=_say)
+    columns = [name.strip() for name in (args.columns or "").split(",") if name.strip()]
+    asked = {"--where": [one.key for one in filters], "--sort": [args.sort] if args.sort else [], "--columns": columns}
+    _require_known(asked, [*listed.runs.values()])
     runs = [run for run in listed.runs.values() if all(one.keeps(run) for one in filters)]
     runs = sorted_runs(runs, args.sort, reverse=args.reverse) if args.sort else runs
-    chosen = [name.strip() for name in (args.columns or ",".join(TREND)).split(",") if name.strip()]
+    chosen = columns or list(TREND)
     unknown = [name for name in chosen if runs and all(run.value(name) is None for run in runs)]
     if args.columns and unknown:
         print(f"note: no run has {', '.join(unknown)}", file=sys.stderr)
     if args.html is not None:
-        write_whole(args.html, _trend_page(runs, chosen, args.html).encode("utf-8", "backslashreplace"))
+        page = _trend_page(runs, chosen, args.html).encode("utf-8", "backslashreplace")
+        with written_by("--html", args.html):
+            write_whole(args.html, page)
         print(f"written: {args.html}", file=sys.stderr)
     if args.json:
         found = [{"run": r.run_id, "path": r.path, **{name: r.value(name) for name in chosen}} for r in runs]
@@ -127,6 +133,27 @@ def _chosen(folder: RunFolder, args: argparse.Namespace) -> int:
     if listed.unread:
         print(f"note: {len(listed.unread)} run(s) cannot be read as they are; `llm-perf runs` says why")
     return 0
+
+
+def _require_known(asked: Mapping[str, Sequence[str]], runs: "Sequence[IndexedRun]") -> None:
+    """A name no run has and no run can have is a slip, and would be answered with nothing."""
+    if not runs:
+        return
+    known = {*TREND, *(name for run in runs for name in (*run.labels, *run.numbers, *run.keys))}
+    unknown = [(option, name) for option, names in asked.items() for name in names if name not in known]
+    if not unknown:
+        return
+    from llm_perf_opt.completion import known_keys
+
+    # A key that is null has no value in any run.
+    known |= {one.key for config in ("config", "bench") for one in known_keys(config)}
+    problems = [
+        f"{option}: no run has {name}{did_you_mean(name, known) or f'; {ALLOWED}'}"
+        for option, name in unknown
+        if name not in known
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def _lines(runs: "Sequence[IndexedRun]", chosen: Sequence[str]) -> list[tuple[str, ...]]:
@@ -188,11 +215,14 @@ def _print_table(rows: Sequence[RunRow]) -> None:
     from llm_perf_opt.core.terminal import screen_width, show, table_text
     from llm_perf_opt.core.units import format_ms
 
-    header = ["run", "date", "model", "device", "status", "TTFT", "TPOT", "stages"]
+    # Of a program that marks no phases nothing else is known.
+    has_wall = any(row.wall_ms is not None and row.ttft_ms is None and row.tpot_ms is None for row in rows)
+    times = ["TTFT", "TPOT", *(["wall"] if has_wall else [])]
+    header = ["run", "date", "model", "device", "status", *times, "stages"]
     cells = [
         [
             *(row.run_id, row.date, row.model, row.device, row.status),
-            *("–" if ms is None else format_ms(ms) for ms in (row.ttft_ms, row.tpot_ms)),
+            *("–" if ms is None else format_ms(ms) for ms in (row.ttft_ms, row.tpot_ms, row.wall_ms)[: len(times)]),
             row.note or row.failed or row.stages,
         ]
         for row in rows
@@ -200,7 +230,7 @@ def _print_table(rows: Sequence[RunRow]) -> None:
     width = screen_width()
     if width is not None and width < WIDE:
         # The name of a run is its time unless somebody chose another; of stages those that failed are enough.
-        header = [header[0], *header[2:7], "not ok"]
-        cells = [[line[0], *line[2:7], row.note or row.failed] for line, row in zip(cells, rows, strict=True)]
-    numbers = [header.index(name) for name in ("TTFT", "TPOT")]
+        header = [header[0], *header[2:-1], "not ok"]
+        cells = [[line[0], *line[2:-1], row.note or row.failed] for line, row in zip(cells, rows, strict=True)]
+    numbers = [header.index(name) for name in times]
     show(table_text(header, cells, right=numbers, rule=False))

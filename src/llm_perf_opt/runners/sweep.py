@@ -13,13 +13,13 @@ from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.redact import REDACTED
 from llm_perf_opt.core.terminal import printable, terminal_table
 from llm_perf_opt.core.units import format_quantity
-from llm_perf_opt.errors import EXIT_FAILED, EXIT_OK, ConfigError, ManifestError
+from llm_perf_opt.errors import EXIT_FAILED, EXIT_OK, ConfigError, ManifestError, did_you_mean
 from llm_perf_opt.pipeline.index import IndexedRun, index_run
 from llm_perf_opt.pipeline.jobs.launchers import describe
 from llm_perf_opt.pipeline.jobs.record import JobsDocument, read_jobs, require_own
 from llm_perf_opt.pipeline.jobs.states import JobState, job_states, remove_pickles
 from llm_perf_opt.pipeline.lock import is_locked, remove_left_lock
-from llm_perf_opt.pipeline.sweep import OBJECTIVES, SweepDocument, SweptRun, build_sweep, is_near_front
+from llm_perf_opt.pipeline.sweep import METRICS, OBJECTIVES, SweepDocument, SweptRun, build_sweep, is_near_front
 from llm_perf_opt.report.compare.trends import Chart, ChartPoint, RunsTable, render_runs_page, report_link
 from llm_perf_opt.runners.arguments import command_parser
 
@@ -51,6 +51,7 @@ def _report(args: argparse.Namespace) -> int:
     if not objectives:
         raise ConfigError(f"--objectives: none given (got {args.objectives!r}), allowed: names of numbers, with commas")
     read = read_sweep(args.dir)
+    _require_numbers(objectives, read.runs)
     found = build_sweep(read.runs, objectives=objectives, states=read.states, jobs=read.jobs)
     write_json(args.dir / "sweep.json", found)
     for name, text in (
@@ -67,11 +68,25 @@ def _report(args: argparse.Namespace) -> int:
     else:
         cells = _table(found)
         print(terminal_table(cells.columns, [[printable(c) for c in row] for row in cells.rows], right=cells.numeric))
-        print(f"{FRONT}: no other run is better in {' or '.join(found.objectives)} without losing in the other")
+        if any(run.on_front for run in found.runs):
+            print(f"{FRONT}: no other run is better in {' or '.join(found.objectives)} without losing in the other")
+        else:
+            print(f"no run is on the front: none that ended well has {' and '.join(found.objectives)}")
         for note in read.notes:
             print(f"note: {note}")
         print(f"written: {args.dir / 'sweep.html'}")
     return EXIT_FAILED if all(run.state in ("failed", "missing") for run in found.runs) else EXIT_OK
+
+
+def _require_numbers(objectives: Sequence[str], runs: Sequence[IndexedRun]) -> None:
+    """What no run measured spans no front; runs that all failed measured nothing, and say nothing about a name."""
+    known = {name for run in runs for name, metric in run.numbers.items() if isinstance(metric.value, int | float)}
+    unknown = [name for name in objectives if known and name not in (*known, *METRICS)]
+    if unknown:
+        numbers = ", ".join(sorted(known))
+        raise ConfigError(
+            [f"--objectives: no run has {n}{did_you_mean(n, known) or f', allowed: {numbers}'}" for n in unknown]
+        )
 
 
 def _resume(args: argparse.Namespace) -> int:

@@ -44,6 +44,8 @@ from llm_perf_opt.core.units import format_quantity
 METRICS = ("ttft_ms", "tpot_ms", "e2e_ms", "prefill_ms", "joules_per_token")
 # Asked where it is worth a finding: elsewhere it is noise, and one metric more makes all others less certain.
 PREPARE = "prepare_ms"
+# Asked where nothing else was timed on both sides: a program that marks no phases, from its start to its end.
+WALL = "wall_ms"
 # Metrics in the sentence; the table has them all.
 NAMED = 3
 AGREES = 0.01
@@ -55,8 +57,9 @@ class SideInput:
     """One side as it was read: the samples of each pass by metric, and a capture where there is one.
 
     Of profiled passes, `operators` are calls and own time in ns by name, one entry for each pass; `modules` are shares
-    of each phase by group, of the first. `shared` says which GPUs did others' work meanwhile.
-    `load` says what a server was under. `problem` is set where a run failed or measured nothing.
+    of each phase by group, of the first. `shared` says which GPUs did others' work meanwhile. `load` says what a server
+    was under. `repeats_start`: each repeat of a pass is a start of the program of its own. `problem` is set where a run
+    failed or measured nothing.
     """
 
     name: str
@@ -68,10 +71,18 @@ class SideInput:
     capture: CaptureAnalysis | None = None
     shared: Sequence[str] = ()
     load: str | None = None
+    repeats_start: bool = False
     problem: str | None = None
 
     def series(self, metric: str) -> list[Pass]:
         return [one[metric] for one in self.passes if one.get(metric)]
+
+    @property
+    def starts(self) -> int:
+        """How often the program was started."""
+        if not self.repeats_start:
+            return len(self.passes)
+        return sum(len({item.repeat for series in one.values() for item in series}) for one in self.passes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +196,9 @@ def compare_metrics(
         return ()
     names = (*METRICS, PREPARE) if _prepares(base) or _prepares(candidate) else METRICS
     found = [(name, one) for name in names if (one := _estimate(name, base, candidate, paired=paired)) is not None]
+    if not found:
+        whole = _estimate(WALL, base, candidate, paired=paired)
+        found = [] if whole is None else [(WALL, whole)]
     known = [p for _, one in found if (p := one.p_value) is not None]
     adjusted = iter(holm(known))
     rows = []
@@ -405,7 +419,8 @@ def _notes(
     notes = [f"{side.name}: {text}" for side in (base, candidate) for text in side.shared]
     if base.load is not None:
         notes.append(f"both under {base.load}")
-    if metrics and min(len(base.passes), len(candidate.passes)) < 2:
+    starts = min(base.starts, candidate.starts)
+    if metrics and starts < 2:
         remedy = (
             "`llm-perf compare --interleave 5` measures it"
             if base.load is None
@@ -415,7 +430,7 @@ def _notes(
             "one pass on a side: how much one start of the program differs from the next is not known, nor in the "
             f"intervals; {remedy}"
         )
-    if metrics and not paired and min(len(base.passes), len(candidate.passes)) > 1:
+    if metrics and not paired and starts > 1:
         notes.append("passes were not interleaved: what drifted between the two sides looks like a difference")
     if not metrics and base.problem is None and candidate.problem is None:
         notes.append("captures hold no clean times, so only what they recorded is compared")

@@ -35,6 +35,8 @@ SAME_WORK = (
     "run.seed",
     "run.mode",
 )
+# How often it was measured is not what: more repeats say the same, and are more certain of it.
+NO_OTHER_WORK = ("workload.repeats",)
 # Where a run was written, how it went on, and what it was asked to do besides, says nothing about what it measured.
 IGNORED = (
     "artifacts.*",
@@ -76,7 +78,7 @@ def setting_changes(
         values = sides[0].get(key), sides[1].get(key)
         if values[0] == values[1] or _one_of(key, IGNORED):
             continue
-        matters = _one_of(key, (*SAME_WORK, *GPU_KEYS)) and key not in meant
+        matters = _one_of(key, (*SAME_WORK, *GPU_KEYS)) and key not in (*meant, *NO_OTHER_WORK)
         found.append(SettingChange(key=key, base=values[0], candidate=values[1], matters=matters))
     return tuple(sorted(found, key=lambda change: (not change.matters, change.key)))
 

@@ -28,7 +28,7 @@ _WHOLE = re.compile(
     r"sort|scan|histogram|top_?k|unique|\bcub::|multi_tensor_apply|nonzero|foreach|optimizer|adam",
     re.IGNORECASE,
 )
-# Tensors filled with random numbers read nothing that another kernel could leave out: they are mostly weights, set once.
+# Tensors filled with random numbers read nothing that another kernel could leave out: mostly they are weights.
 _RANDOM_FILL = re.compile(r"distribution_\w*kernel<.*\b(normal|uniform)_")
 MAX_LENGTH = 80
 TAIL_LENGTH = 20

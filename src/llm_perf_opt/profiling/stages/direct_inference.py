@@ -9,17 +9,16 @@ from annotated_types import Ge
 from llm_perf_opt.config.output import OutputConfig
 from llm_perf_opt.config.schema import PositiveInt, Problem, StageConfig
 from llm_perf_opt.core.host import Host
-from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import DIRECT_INFERENCE, METRICS_FILE
 from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.profiling.baseline import (
-    clean_baseline,
     clean_metrics,
     existing_files,
     forget_results,
     notes_of,
     output_files,
+    program_baseline,
     read_inputs,
     read_metrics,
     require_success,
@@ -93,9 +92,7 @@ class DirectInferenceStage:
         )
 
     def _run_program(self, cfg: DirectInferenceConfig, ctx: StageContext) -> StageOutput:
-        forget_results(ctx.out_dir)
-        data = clean_baseline(ctx, cfg.timeout_s).metrics
-        write_json(ctx.out_dir / METRICS_FILE, data)
+        data = program_baseline(ctx, cfg.timeout_s)
         return StageOutput(
             metrics=clean_metrics(data, f"{self.name}/{METRICS_FILE}"),
             files=existing_files(ctx.out_dir),

@@ -30,7 +30,7 @@ from llm_perf_opt.pipeline.provenance import (
     taken_values,
     write_provenance,
 )
-from llm_perf_opt.pipeline.resume import COULD_NOT_GO_ON, claim_chosen
+from llm_perf_opt.pipeline.resume import COULD_NOT_GO_ON, claim_chosen, refuse_foreign
 from llm_perf_opt.pipeline.stores import SyncDocument, claim, upload
 from llm_perf_opt.profiling.vendor.tools import probe_host
 from llm_perf_opt.report.write import write_reports
@@ -144,10 +144,14 @@ class BenchRun:
 def run_bench(config: BenchConfig) -> bool:
     """Run it and write its reports; True if nothing failed. An interrupt keeps what was measured and goes on up."""
     config = replace(config, server=with_program(config.server, os.environ))
+    if config.dataset.kind == "prompts":
+        # A file that cannot be read is bad input, and no run that failed.
+        _prompts(config)
     wanted = config.run_dir.expanduser().resolve()
     root = claim_chosen(wanted)
     if root != wanted:
         print(f"{wanted}: another run has just started there; this one goes to {root}", file=sys.stderr)
+    refuse_foreign(root)
     with locked(root, partial(print, file=sys.stderr)) as lock:
         run = _prepare(config, root)
         try:
@@ -365,8 +369,7 @@ def warm_up(run: BenchRun, server: RunningServer) -> tuple[Ask, LoadPrompts]:
         ignore_eos=load.ignore_eos and server.section.ignore_eos,
     )
     if dataset.kind == "prompts":
-        samples = list_samples(dataset, data_kind=TOKENS, vocabulary=None, scratch_dir=run.root)
-        prompts = LoadPrompts(texts=[sample.text or "" for sample in samples], seed=str(load.seed))
+        prompts = _prompts(run.config)
     else:
         short = replace(ask, output_tokens=1)
         (probe,) = send_one_by_one(server.target, short, [made_up(PROBE_WORDS, "probe")], stall_s=load.stall_s)
@@ -384,6 +387,12 @@ def warm_up(run: BenchRun, server: RunningServer) -> tuple[Ask, LoadPrompts]:
             run.notes.append("the server does not say how many tokens it made: events of the stream were counted")
     run.warm = ask, prompts
     return ask, prompts
+
+
+def _prompts(config: BenchConfig) -> LoadPrompts:
+    """The user's own prompts."""
+    samples = list_samples(config.dataset, data_kind=TOKENS, vocabulary=None, scratch_dir=config.run_dir)
+    return LoadPrompts(texts=[sample.text or "" for sample in samples], seed=str(config.load.seed))
 
 
 def _require_answer(record: RequestRecord, server: RunningServer, clean: Callable[[str], str]) -> None:

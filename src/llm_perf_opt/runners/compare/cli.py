@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from llm_perf_opt.analysis.compare.gate import exit_code, parse_condition
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError
-from llm_perf_opt.runners.arguments import command_parser
+from llm_perf_opt.runners.arguments import command_parser, written_by
 
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.compare.comparison import CompareDocument
@@ -27,6 +27,7 @@ EXAMPLES = (
     "llm-perf compare tmp/runs/base tmp/runs/candidate --gate 'tpot_ms<=+5%'",
     "llm-perf compare --interleave 5 -- experiment=demo \\\n      candidate.overrides=model.attention=eager",
     "llm-perf compare --interleave auto -- experiment=demo \\\n      base.ref=main candidate.ref=HEAD",
+    "llm-perf compare --interleave 5 -- workload.repeats=3 \\\n      base.ref=main candidate.ref=HEAD -- python gen.py",
 )
 EPILOG = """\
 exit codes: 0 compared, or every gate passed; 1 a gate failed or a run measured
@@ -85,7 +86,8 @@ def main(argv: Sequence[str]) -> int:
     )
     _print(found, args)
     if out_dir is not None:
-        _write(found, base, candidate, out_dir)
+        with written_by("-o", out_dir):
+            _write(found, base, candidate, out_dir)
     if found.gates:
         return exit_code(found.gates)
     return EXIT_FAILED if found.verdict == "failed" else EXIT_OK
@@ -152,9 +154,11 @@ def _experiment(args: argparse.Namespace, words: list[str]) -> "Experiment | Non
         raise ConfigError(
             "compare --interleave: allowed: a number of pairs from 2 on, or auto, and what to run behind --"
         )
-    from llm_perf_opt.runners.compare.interleave import parse_experiment
+    from llm_perf_opt.runners.compare.interleave import check_sides, parse_experiment
 
-    return parse_experiment(words)
+    experiment = parse_experiment(words)
+    check_sides(experiment)
+    return experiment
 
 
 def _pairs(text: str) -> int | str:
@@ -163,8 +167,10 @@ def _pairs(text: str) -> int | str:
 
 def _new_folder(out_dir: Path | None) -> Path:
     folder = (out_dir or DEFAULT_DIR / datetime.now().strftime("%Y%m%d-%H%M%S")).resolve()
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"-o: {folder} is not empty, allowed: a new directory")
+    with written_by("-o", folder):
+        if folder.exists() and any(folder.iterdir()):
+            raise ConfigError(f"-o: {folder} is not empty, allowed: a new directory")
+        folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_perf_opt.core.manifest import read_manifest
+from llm_perf_opt.core.names import BUILT_IN
 from llm_perf_opt.core.process import allowed_environment, run_command, run_quick
 from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import CommandFailed, ConfigError, ManifestError
@@ -44,11 +45,16 @@ class Experiment:
 
 
 def parse_experiment(words: Sequence[str]) -> Experiment:
-    """The words behind `--`; an override of a side may be given several times, or several in one with commas."""
-    common: list[str] = []
+    """The words behind `--`; an override of a side may be given several times, or several in one with commas.
+
+    Behind a second `--` stands a program of the user's own.
+    """
+    place = words.index("--") if "--" in words else len(words)
+    command = list(words[place + 1 :])
+    common = [f"workload.command={quote(command)}"] if command else []
     overrides: dict[str, list[str]] = {side: [] for side in SIDES}
     refs: dict[str, str] = {}
-    for word in words:
+    for word in words[:place]:
         key, _, value = word.partition("=")
         side, _, what = key.partition(".")
         if side not in SIDES:
@@ -60,10 +66,50 @@ def parse_experiment(words: Sequence[str]) -> Experiment:
         else:
             raise ConfigError(f"compare --interleave: {word!r} is not understood, {_ALLOWED}")
     if overrides["base"] == overrides["candidate"] and refs.get("base") == refs.get("candidate"):
-        raise ConfigError(f"compare --interleave: both sides are the same, {_ALLOWED}")
+        raise ConfigError(
+            f"compare --interleave: both sides are the same, {_ALLOWED}; to compare one with itself, give a side a "
+            "value it has already, such as candidate.overrides=run.seed=0"
+        )
     return Experiment(
         common=tuple(common), overrides={side: tuple(found) for side, found in overrides.items()}, refs=refs
     )
+
+
+def check_sides(experiment: Experiment) -> None:
+    """What is wrong with the words of either side, before the first run; another commit may know other keys."""
+    problems: list[str] = []
+    for side in (side for side in SIDES if side not in experiment.refs):
+        try:
+            _compose([*CLEAN_PASS_ALONE, *experiment.common, *experiment.overrides[side]])
+        except ConfigError as error:
+            problems += [f"{side}: {problem}" for problem in error.problems]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _compose(words: Sequence[str]) -> None:
+    from llm_perf_opt.pipeline.compose import (
+        COMPOSITION_ERRORS,
+        CONFIG_NAME,
+        ConfigEntry,
+        compose_config,
+        explain_composition_error,
+        open_known_keys,
+        type_config,
+    )
+    from llm_perf_opt.pipeline.plan import find_entry_points, open_plugin_keys
+    from llm_perf_opt.runners.arguments import parse_arguments
+
+    arguments = parse_arguments(words)
+    overrides = open_plugin_keys(arguments.overrides, find_entry_points().keys() - set(BUILT_IN))
+    if arguments.config_name is not None or arguments.config_dir is not None:
+        overrides = open_known_keys(overrides, below="" if arguments.config_name is not None else "pipeline.")
+    entry = ConfigEntry(name=arguments.config_name or CONFIG_NAME, extra_dir=arguments.config_dir)
+    try:
+        composed = compose_config(overrides, entry)
+    except COMPOSITION_ERRORS as error:
+        raise explain_composition_error(error, overrides, user_dir=Path.cwd(), entry=entry) from error
+    type_config(composed, user_dir=Path.cwd())
 
 
 def run_pairs(

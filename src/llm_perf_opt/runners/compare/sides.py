@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from statistics import median
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis
-from llm_perf_opt.analysis.compare.comparison import SideInput
+from llm_perf_opt.analysis.compare.comparison import WALL, SideInput
 from llm_perf_opt.analysis.compare.settings import SettingChange, setting_changes
 from llm_perf_opt.analysis.compare.stability import RepeatedValue
 from llm_perf_opt.analysis.findings.facts import Known
@@ -20,7 +20,7 @@ from llm_perf_opt.core.manifest import RunManifest, read_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE, WALL_METRIC
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.report.facts import clean_metric
-from llm_perf_opt.report.run_files import Found, RunFiles, read_run_files
+from llm_perf_opt.report.run_files import Found, RunFiles, read_run_files, runs_a_program
 from llm_perf_opt.report.samples import BUSY_PCT, HOST_PROBE, SampleLine
 from llm_perf_opt.report.view.headline import shared_gpus
 from llm_perf_opt.runners.compare.served import ServedLevel, served_levels
@@ -149,6 +149,7 @@ def _runs(path: Path, folders: list[Path]) -> ReadSide:
             operators=[found for each in files if (found := _operators(each))],
             modules=first.metrics.content.modules or {} if isinstance(first.metrics, Found) else {},
             capture=capture,
+            repeats_start=all(runs_a_program(m) for m in manifests),
             shared=tuple(dict.fromkeys(text for m in manifests for text in shared_gpus(m.environment))),
             problem=_problem(manifests, passes or levels, capture),
         ),
@@ -169,7 +170,10 @@ def _stage(source: str) -> str:
 
 
 def _pass(files: RunFiles) -> dict[str, list[RepeatedValue]]:
-    """The samples by metric; where a run has medians alone, those."""
+    """The samples by metric; where a run has medians alone, those.
+
+    The phases of a program that ran once share that one start: they are one value, and not as many as there are.
+    """
     found: dict[str, list[RepeatedValue]] = {}
     for line in files.samples:
         for name, value in line.values.items():
@@ -179,14 +183,16 @@ def _pass(files: RunFiles) -> dict[str, list[RepeatedValue]]:
         for name, value in line.values.items():
             if name != HOST_PROBE:
                 found.setdefault(name, []).append(_value(line, value))
+    if found and runs_a_program(files.manifest) and len({line.repeat for line in files.samples}) == 1:
+        return {name: _once(median(item.value for item in values)) for name, values in found.items()}
     if found:
         return found
-    known = {name: clean_metric(files.manifest, name) for name in ("ttft_ms", *WALL_METRIC.values())}
-    return {
-        name: [RepeatedValue(sample_id="median", repeat=0, value=one.value)]
-        for name, one in known.items()
-        if isinstance(one, Known)
-    }
+    known = {name: clean_metric(files.manifest, name) for name in ("ttft_ms", *WALL_METRIC.values(), WALL)}
+    return {name: _once(one.value) for name, one in known.items() if isinstance(one, Known)}
+
+
+def _once(value: float) -> list[RepeatedValue]:
+    return [RepeatedValue(sample_id="median", repeat=0, value=value)]
 
 
 def _value(line: SampleLine, value: float) -> RepeatedValue:

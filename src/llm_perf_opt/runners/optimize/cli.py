@@ -13,7 +13,7 @@ from llm_perf_opt.analysis.compare.gate import parse_condition
 from llm_perf_opt.analysis.optimize.document import OBJECTIVES, UNITS, OptimizeDocument
 from llm_perf_opt.core.files import real_path
 from llm_perf_opt.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError
-from llm_perf_opt.runners.arguments import CommandParser
+from llm_perf_opt.runners.arguments import CommandParser, written_by
 
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.findings.remedies import Remedy
@@ -186,7 +186,7 @@ def _optimize_model(args: argparse.Namespace, options: "OptimizeOptions") -> int
         situation = situation_of(subject, profile, options.objective, lossless=args.lossless)
         print(render_plan(plan_for(subject, profile, situation, given=remedies), budget_s=options.budget_s))
         return EXIT_OK
-    folder.mkdir(parents=True, exist_ok=True)
+    _make(folder)
     console = make_console()
     with locked(folder, partial(print, file=sys.stderr)):
         profile_s = None
@@ -273,7 +273,7 @@ def _optimize_program(args: argparse.Namespace, options: "OptimizeOptions", comm
     if args.dry_run:
         print(render_plan(plan, budget_s=options.budget_s))
         return EXIT_OK
-    folder.mkdir(parents=True, exist_ok=True)
+    _make(folder)
     redactor = Redactor.of(os.environ, more=[*given_secrets(command), *secrets_of(given.remedies)])
     bench = ProgramBench(
         command=tuple(command), outputs=given.outputs, user_dir=Path.cwd(), host=host, redactor=redactor
@@ -297,9 +297,15 @@ def _optimize_program(args: argparse.Namespace, options: "OptimizeOptions", comm
 def _folder(args: argparse.Namespace) -> Path:
     output: Path = args.output or DEFAULT_DIR / datetime.now().strftime("%Y%m%d-%H%M%S")
     folder = real_path(output.expanduser())
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"-o: {folder} is not empty, allowed: a new directory")
+    with written_by("-o", folder):
+        if folder.exists() and any(folder.iterdir()):
+            raise ConfigError(f"-o: {folder} is not empty, allowed: a new directory")
     return folder
+
+
+def _make(folder: Path) -> None:
+    with written_by("-o", folder):
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def _given(args: argparse.Namespace) -> "tuple[Remedy, ...]":
