@@ -44,10 +44,10 @@ COMPILING_REMEDY_OF_OTHERS = (
     "use; CUDA_MODULE_LOADING=EAGER loads it all at the start), and capture again after the warm-up"
 )
 NEW_SHAPES_REMEDY = (
-    "every length of the cache or of a prompt that was not met before costs this: let cuDNN take other lengths without "
-    "building anew (TORCH_CUDNN_SDPA_AVOID_RECOMPILE=1, torch 2.9 or newer), let another backend compute attention "
-    "(torch.backends.cuda.enable_cudnn_sdp(False), FlashAttention), pad to a few lengths, or run the lengths that will "
-    "come once before measuring or serving"
+    "every length of the cache or of a prompt that was not met before costs this: let another backend compute "
+    "attention (torch.backends.cuda.enable_cudnn_sdp(False), FlashAttention), pad to a few lengths, replay CUDA graphs "
+    "of fixed lengths, or run the lengths that will come once before measuring or serving; TORCH_CUDNN_SDPA_AVOID_RECOMPILE=1 "
+    "(torch 2.9 or newer) helps where queries, keys and values lie in memory as [batch, length, heads, size]"
 )
 RECOMPILING_REMEDY = (
     "find out why it compiles again (TORCH_LOGS=recompiles names the guard that failed): mark sizes that change "
@@ -293,7 +293,9 @@ def _found(rule: Rule, facts: CaptureFacts, reasons: Sequence[Reason], what: str
 
 
 def _most(reason: Reason) -> str:
-    return "" if reason.name is None else f" (most: {_cut(reason.name)})"
+    # The title of new shapes says already which kernels they are of.
+    is_told = reason.name is None or reason.verdict == "new_shapes"
+    return "" if is_told else f" (most: {_cut(reason.name or '')})"
 
 
 def _describe(reason: Reason) -> str:
