@@ -152,6 +152,13 @@ def test_loading_inside_of_a_range_is_paid_once(tmp_path: Path, loading: str) ->
     ]
 
 
+def test_filling_weights_before_the_first_kernel_is_paid_once(tmp_path: Path) -> None:
+    events = [event("cpu_op", "aten::uniform_", f"{1_000 * i}", "990") for i in range(40)]
+    assert _titles(_analyze([*events, *_kernels(40_000)], tmp_path)) == [
+        ("host_edges", "The host sets up before the first kernel for 80% of the capture (most: aten::uniform_)", True)
+    ]
+
+
 def test_what_is_in_no_range_with_a_kernel_is_no_step_s(tmp_path: Path) -> None:
     """Imports and loading before the steps, and the export of the trace after them."""
     events = [
@@ -171,6 +178,7 @@ def test_a_warm_up_and_the_profiler_s_own_frames_are_no_work_of_a_request(tmp_pa
         event("user_annotation", "warmup", "30000", "30500"),
         *_kernels(50_000),
         event("python_function", "torch/profiler/profiler.py(800): stop", "60100", "90000"),
+        event("python_function", "torch/cuda/__init__.py(900): synchronize", "60200", "80000"),
     ]
     assert _analyze(events, tmp_path).host_edges is UNSET
 

@@ -30,12 +30,13 @@ FEW_KERNELS = 10
 # What covers this much of an edge says what the host did there.
 TELLS = 0.5
 SHOWN = 4
-# Loading and building a model, by the names of ranges and frames: paid once, also inside of a range with kernels.
+# Loading and building a model, by the names of ranges and frames, or of operators that fill weights with numbers: paid
+# once, also inside of a range with kernels.
 _SETS_UP = re.compile(
     r"from_pretrained|torch/serialization\.py|safetensors|<frozen importlib|: (__init__|_?init\w*|set_?up\w*)$"
     r"|\b(load|loading|build|init|initiali[sz]e|create|set_?up)[ _]?(the[ _])?(model|weights|checkpoint|state_dict)\b"
     r"|\b(model|weights|checkpoint)[ _]?(load|loading|init|initiali[sz]ation|build|set_?up)\b"
-    r"|^(set_?up|init|initiali[sz](e|ation)|imports?)$",
+    r"|^(set_?up|init|initiali[sz](e|ation)|imports?)$|^aten::(rand(n|int)?|(trunc_)?normal_|uniform_|random_)$",
     re.IGNORECASE,
 )
 # The profiler starts before the first kernel, and stops and writes after the last.
@@ -199,10 +200,10 @@ def _outermost(
     if around_ns is not None:
         keeps &= (events.start_ns > around_ns) | (events.end_ns <= around_ns)
     picked = np.flatnonzero(keeps)
-    own = [code for code in distinct(events.name[picked]).tolist() if _PROFILES.search(timeline.names[code])]
-    picked = picked[~np.isin(events.name[picked], own)]
     tree = nest(events.thread[picked], events.start_ns[picked], events.end_ns[picked])
     picked = picked[tree.parent < 0]
+    own = [code for code in distinct(events.name[picked]).tolist() if _PROFILES.search(timeline.names[code])]
+    picked = picked[~np.isin(events.name[picked], own)]
     return HostEvents(
         start_ns=np.maximum(events.start_ns[picked], start_ns),
         end_ns=np.minimum(events.end_ns[picked], end_ns),
