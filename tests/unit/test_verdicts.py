@@ -151,6 +151,9 @@ def test_what_to_do_about_launches_fits_the_program(tmp_path: Path, kernel: str,
     assert "torch.compile" not in finding.remedy
 
 
+RANDOM = "float, 4, at::native::templates::cuda::{}_and_transform<float, float, at::CUDAGeneratorImpl*>"
+
+
 @pytest.mark.parametrize(
     ("kernel", "fusible"),
     [
@@ -161,6 +164,8 @@ def test_what_to_do_about_launches_fits_the_program(tmp_path: Path, kernel: str,
         ("void at::native::multi_tensor_apply_kernel<at::native::FusedAdamMathFunctor<float> >(int)", False),
         ("void at::native::sbtopk::gatherTopK<float>(float)", False),
         ("triton_poi_fused_add_mul_2", False),
+        (f"void at::native::distribution_elementwise_grid_stride_kernel<{RANDOM.format('normal')} >(long)", False),
+        (f"void at::native::distribution_elementwise_grid_stride_kernel<{RANDOM.format('uniform')} >(long)", False),
     ],
 )
 def test_passes_that_need_each_other_s_whole_result_are_not_fusible(kernel: str, fusible: bool) -> None:

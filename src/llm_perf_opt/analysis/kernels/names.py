@@ -28,6 +28,8 @@ _WHOLE = re.compile(
     r"sort|scan|histogram|top_?k|unique|\bcub::|multi_tensor_apply|nonzero|foreach|optimizer|adam",
     re.IGNORECASE,
 )
+# Tensors filled with random numbers read nothing that another kernel could leave out: mostly they are weights.
+_RANDOM_FILL = re.compile(r"distribution_\w*kernel<.*\b(normal|uniform)_")
 MAX_LENGTH = 80
 TAIL_LENGTH = 20
 # How many words may tell kernels of one short name apart.
@@ -100,7 +102,7 @@ def _class_of(identity: str) -> str:
 
 def is_fusible(name: str) -> bool:
     """Whether a kernel does little work on each number it reads, and a compiler could make it part of another one."""
-    if classify_kernel(name) not in FUSIBLE or _FUSED.search(name) is not None:
+    if classify_kernel(name) not in FUSIBLE or _FUSED.search(name) or _RANDOM_FILL.search(name):
         return False
     return _WHOLE.search(kernel_identity(name)) is None
 
