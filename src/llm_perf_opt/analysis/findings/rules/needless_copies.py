@@ -31,6 +31,7 @@ from llm_perf_opt.analysis.findings.phase_kernels import (
 from llm_perf_opt.analysis.findings.remedies import COMPILE, MAX_AUTOTUNE, REDUCE_OVERHEAD
 from llm_perf_opt.analysis.findings.rules.unfused_elementwise import find_chains
 from llm_perf_opt.analysis.findings.rules.wait_bound import DEVICE_COPY_REMEDY, DEVICE_COPY_REMEDY_OF_OTHERS
+from llm_perf_opt.analysis.kernels.names import changes_layout
 from llm_perf_opt.analysis.ranks.analysis import RankRow, RanksAnalysis
 from llm_perf_opt.analysis.ranks.collectives import SEND_RECEIVE, CollectiveRow, kind_of_collective
 from llm_perf_opt.core.units import format_bytes
@@ -46,6 +47,10 @@ PLACES = (
     "no .to(dtype) inside layers",
 )
 REMEDY = advise(START, PLACES)
+LAYOUT_REMEDY = (
+    "keep images in the layout the convolutions compute in, so that nothing turns them around and back: in torch the "
+    "model and its input in channels_last (.to(memory_format=torch.channels_last)), elsewhere NHWC from the start"
+)
 MAY_BE_NEEDED = "an upper bound: a copy that changes the format or gathers rows may be needed"
 TRANSFER_REMEDY = (
     "keep inputs and tokens on the device, pin host memory (pin_memory=True) and copy with non_blocking=True, and read "
@@ -112,22 +117,27 @@ def find_needless_copies(facts: RunFacts) -> list[Finding]:
 def find_copies_in(facts: CaptureFacts) -> list[Finding]:
     """One finding when such kernels take a twentieth of the kernel time, where chains of small kernels are none.
 
-    A compiler that fuses the chains does away with their copies as well.
+    A compiler that fuses the chains does away with their copies as well, but not with those a library makes.
     """
     total = sum(row.total_ns for row in facts.kernels)
     rows = [row for row in facts.kernels if row.kernel_class == "copy"]
+    turned = [row for row in rows if changes_layout(row.name)]
+    is_layout = 2 * sum(row.total_ns for row in turned) > sum(row.total_ns for row in rows)
+    if is_layout or find_chains(facts):
+        rows = turned
     spent = min(sum(row.total_ns for row in rows), facts.busy_ns)
-    if not rows or spent < MIN_SHARE * total or find_chains(facts):
+    if not rows or spent < MIN_SHARE * total:
         return []
+    what = "change the layout of images (NCHW, NHWC)" if rows == turned else "only copy"
     finding = RULE.finding_of_capture(
         facts,
-        title=f"Kernels that only copy take {spent / total:.0%} of the capture's kernel time",
+        title=f"Kernels that {what} take {spent / total:.0%} of the capture's kernel time",
         evidence=tuple(
             f"`{row.short_name}`: {row.total_ns / 1e6:.3f} ms in {row.instances:,} launch(es)" for row in rows[:SHOWN]
         ),
         saved_ns=0,
         confidence="medium",
-        remedy=_remedy(facts),
+        remedy=LAYOUT_REMEDY if rows == turned else _remedy(facts),
     )
     idles = facts.busy_ns < (1 - LAUNCH_BOUND_IDLE) * facts.span_ns
     return [
