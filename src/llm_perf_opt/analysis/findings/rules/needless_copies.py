@@ -91,6 +91,11 @@ RANKS_REMEDY = (
     "runs on, its host), give every rank the same amount to do, and start the collective before work that does not "
     "need its result"
 )
+START_REMEDY = (
+    "this is paid once and not in every step: ranks that are ready wait in their first collective for one that still "
+    "loads, compiles or reads data; let all ranks meet before what is measured (a barrier after the warm-up), capture "
+    "after that, and where starting up matters, look at the rank that comes last"
+)
 PIPELINE_REMEDY = (
     "in a pipeline this is its bubble: more micro-batches in a step, an interleaved or zero-bubble schedule, and "
     "stages that take equally long (the first and the last also have the embedding and the head) make it smaller; "
@@ -245,6 +250,7 @@ def find_late_ranks(ranks: RanksAnalysis, *, span_ns: int, source: str) -> list[
         row for row in ranks.collectives if row.collective == SEND_RECEIVE and row.message_bytes and not _waits(row)
     ]
     found: list[Finding] = []
+    is_start = False
     if len(came) > 1:
         waited = sum(row.arrivals.waited_ns for row in came if row.arrivals is not None)
         last = max(came, key=lambda row: row.arrivals.held_up_ns if row.arrivals is not None else 0)
@@ -261,11 +267,15 @@ def find_late_ranks(ranks: RanksAnalysis, *, span_ns: int, source: str) -> list[
         if in_uneven > in_small:
             why = "some take many times as long as most of their kind"
         title = f"Collectives wait for other ranks: {why}"
+        is_start = bool(uneven) and not small and all(row.only_first_waits for row in uneven)
+        if is_start:
+            title = "The first collective waits for other ranks, many times as long as those after it take"
         rows = sorted((*small, *uneven), key=lambda row: -row.total_ns)[:SHOWN]
         evidence = [_too_long(row) if row in small else _uneven(row) for row in rows]
     saved = min(waited, exposed)
     if evidence and saved > 0:
-        found.append(_late(title, evidence, saved, instances, span_ns=span_ns, source=source))
+        late = _late(title, evidence, saved, instances, span_ns=span_ns, source=source)
+        found.append(replace(late, remedy=START_REMEDY, is_one_time=True) if is_start else late)
     in_pairs = min(sum(row.waiting_ns for row in pairs), exposed - max(saved, 0))
     if in_pairs > 0:
         rows = sorted((row for row in pairs if row.waiting), key=lambda row: -row.waiting_ns)
