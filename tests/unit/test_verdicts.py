@@ -905,6 +905,23 @@ def test_an_optimiser_of_several_passes_is_told_to_take_one(
         assert found[0].max_gain == pytest.approx(1 / (1 - 0.8 * 0.65), rel=0.01)
 
 
+def test_images_that_are_turned_around_for_every_convolution_are_told_to_stay(tmp_path: Path) -> None:
+    export, at = Export(), 200_000
+    turn = "void cudnn::engines_precompiled::{}Kernel<__half, __half, float, false, true>(X)"
+    convolution = "sm80_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwckrsc_nhwc_tensor16x8x16_execute_kernel__5x_cudnn"
+    layer = (turn.format("nchwToNhwc"), convolution, turn.format("nhwcToNchw"))
+    for i in range(120):
+        export.call(1_000 * i, 1_000 * i + 300, i + 1, "cudaLaunchKernel")
+        export.kernel(layer[i % 3], at, at + 50_000, i + 1)
+        at += 50_500
+    (finding,) = _nsys(export, tmp_path).findings
+    assert (finding.rule, finding.title) == (
+        "needless_copies",
+        "Kernels that change the layout of images (NCHW, NHWC) take 67% of the capture's kernel time",
+    )
+    assert "channels_last" in finding.remedy
+
+
 SCAN = ("my_scan(float*, int)", 400, 1)
 PRODUCT = ("nvjet_tst_128x64_TNT", 100, 264)
 

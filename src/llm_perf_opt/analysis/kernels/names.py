@@ -30,6 +30,8 @@ _WHOLE = re.compile(
 )
 # Tensors filled with random numbers read nothing that another kernel could leave out: mostly they are weights.
 _RANDOM_FILL = re.compile(r"distribution_\w*kernel<.*\b(normal|uniform)_")
+# A library's own change of the layout of images, around a kernel that wants another than it was given.
+_LAYOUT = re.compile(r"nchw_?to_?nhwc|nhwc_?to_?nchw", re.IGNORECASE)
 MAX_LENGTH = 80
 TAIL_LENGTH = 20
 # How many words may tell kernels of one short name apart.
@@ -104,7 +106,12 @@ def is_fusible(name: str) -> bool:
     """Whether a kernel does little work on each number it reads, and a compiler could make it part of another one."""
     if classify_kernel(name) not in FUSIBLE or _FUSED.search(name) or _RANDOM_FILL.search(name):
         return False
-    return _WHOLE.search(kernel_identity(name)) is None
+    return _WHOLE.search(kernel_identity(name)) is None and not changes_layout(name)
+
+
+def changes_layout(name: str) -> bool:
+    """Whether a library turns images around with it, from one order of their channels to the other."""
+    return _LAYOUT.search(name) is not None
 
 
 @lru_cache(maxsize=1 << 16)

@@ -155,6 +155,7 @@ class CollectiveRow:
     reduce-scatter or an all-to-all. Bandwidths are of the median time. `skew_*` compare the ranks given: how much
     earlier the first came than the last, over the `matched` ones that ended together on all of them. `waiting` took
     many times the median of all these, `waiting_ns` more than it together: no message takes that, a late rank does.
+    `only_first_waits`: no other than the first of each capture did.
     """
 
     collective: str
@@ -176,6 +177,7 @@ class CollectiveRow:
     kernels: tuple[str, ...]
     waiting: int = 0
     waiting_ns: int = 0
+    only_first_waits: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,7 +320,9 @@ def _row(key: _Key, found: Sequence[_Found], match: _Match | None) -> Collective
     factor = bus_factor(key.collective, key.group_size)
     usual = float(np.median(every) if key.message_bytes is not None else np.percentile(every, LONG_ONES))
     least = WAITING_NS if key.message_bytes is not None else WAITING_OF_ANY_SIZE_NS
-    waiting = every[every >= max(WAITING_FACTOR * usual, least)] if len(every) >= ENOUGH_CALLS else every[:0]
+    waits = (every >= max(WAITING_FACTOR * usual, least)) & (len(every) >= ENOUGH_CALLS)
+    # Each capture's are in the order of their starts.
+    firsts = np.cumsum([0, *(len(of) for _, of in mine[:-1])])
     return CollectiveRow(
         collective=key.collective,
         group=key.group,
@@ -337,8 +341,9 @@ def _row(key: _Key, found: Sequence[_Found], match: _Match | None) -> Collective
         skew_median_ns=None if skew is None else float(np.median(skew)),
         skew_max_ns=None if skew is None else int(skew.max()),
         kernels=tuple(sorted(short_kernel_name(name) for name in kernels)),
-        waiting=len(waiting),
-        waiting_ns=round(float((waiting - usual).sum())),
+        waiting=int(waits.sum()),
+        waiting_ns=round(float((every[waits] - usual).sum())),
+        only_first_waits=bool(waits.any()) and int(waits[firsts].sum()) == int(waits.sum()),
     )
 
 

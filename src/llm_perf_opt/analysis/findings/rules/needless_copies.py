@@ -31,6 +31,7 @@ from llm_perf_opt.analysis.findings.phase_kernels import (
 from llm_perf_opt.analysis.findings.remedies import COMPILE, MAX_AUTOTUNE, REDUCE_OVERHEAD
 from llm_perf_opt.analysis.findings.rules.unfused_elementwise import find_chains
 from llm_perf_opt.analysis.findings.rules.wait_bound import DEVICE_COPY_REMEDY, DEVICE_COPY_REMEDY_OF_OTHERS
+from llm_perf_opt.analysis.kernels.names import changes_layout
 from llm_perf_opt.analysis.ranks.analysis import RankRow, RanksAnalysis
 from llm_perf_opt.analysis.ranks.collectives import SEND_RECEIVE, CollectiveRow, kind_of_collective
 from llm_perf_opt.core.units import format_bytes
@@ -46,6 +47,10 @@ PLACES = (
     "no .to(dtype) inside layers",
 )
 REMEDY = advise(START, PLACES)
+LAYOUT_REMEDY = (
+    "keep images in the layout the convolutions compute in, so that nothing turns them around and back: in torch the "
+    "model and its input in channels_last (.to(memory_format=torch.channels_last)), elsewhere NHWC from the start"
+)
 MAY_BE_NEEDED = "an upper bound: a copy that changes the format or gathers rows may be needed"
 TRANSFER_REMEDY = (
     "keep inputs and tokens on the device, pin host memory (pin_memory=True) and copy with non_blocking=True, and read "
@@ -86,6 +91,11 @@ RANKS_REMEDY = (
     "runs on, its host), give every rank the same amount to do, and start the collective before work that does not "
     "need its result"
 )
+START_REMEDY = (
+    "this is paid once and not in every step: ranks that are ready wait in their first collective for one that still "
+    "loads, compiles or reads data; let all ranks meet before what is measured (a barrier after the warm-up), capture "
+    "after that, and where starting up matters, look at the rank that comes last"
+)
 PIPELINE_REMEDY = (
     "in a pipeline this is its bubble: more micro-batches in a step, an interleaved or zero-bubble schedule, and "
     "stages that take equally long (the first and the last also have the embedding and the head) make it smaller; "
@@ -112,22 +122,27 @@ def find_needless_copies(facts: RunFacts) -> list[Finding]:
 def find_copies_in(facts: CaptureFacts) -> list[Finding]:
     """One finding when such kernels take a twentieth of the kernel time, where chains of small kernels are none.
 
-    A compiler that fuses the chains does away with their copies as well.
+    A compiler that fuses the chains does away with their copies as well, but not with those a library makes.
     """
     total = sum(row.total_ns for row in facts.kernels)
     rows = [row for row in facts.kernels if row.kernel_class == "copy"]
+    turned = [row for row in rows if changes_layout(row.name)]
+    is_layout = 2 * sum(row.total_ns for row in turned) > sum(row.total_ns for row in rows)
+    if is_layout or find_chains(facts):
+        rows = turned
     spent = min(sum(row.total_ns for row in rows), facts.busy_ns)
-    if not rows or spent < MIN_SHARE * total or find_chains(facts):
+    if not rows or spent < MIN_SHARE * total:
         return []
+    what = "change the layout of images (NCHW, NHWC)" if rows == turned else "only copy"
     finding = RULE.finding_of_capture(
         facts,
-        title=f"Kernels that only copy take {spent / total:.0%} of the capture's kernel time",
+        title=f"Kernels that {what} take {spent / total:.0%} of the capture's kernel time",
         evidence=tuple(
             f"`{row.short_name}`: {row.total_ns / 1e6:.3f} ms in {row.instances:,} launch(es)" for row in rows[:SHOWN]
         ),
         saved_ns=0,
         confidence="medium",
-        remedy=_remedy(facts),
+        remedy=LAYOUT_REMEDY if rows == turned else _remedy(facts),
     )
     idles = facts.busy_ns < (1 - LAUNCH_BOUND_IDLE) * facts.span_ns
     return [
@@ -235,6 +250,7 @@ def find_late_ranks(ranks: RanksAnalysis, *, span_ns: int, source: str) -> list[
         row for row in ranks.collectives if row.collective == SEND_RECEIVE and row.message_bytes and not _waits(row)
     ]
     found: list[Finding] = []
+    is_start = False
     if len(came) > 1:
         waited = sum(row.arrivals.waited_ns for row in came if row.arrivals is not None)
         last = max(came, key=lambda row: row.arrivals.held_up_ns if row.arrivals is not None else 0)
@@ -251,11 +267,15 @@ def find_late_ranks(ranks: RanksAnalysis, *, span_ns: int, source: str) -> list[
         if in_uneven > in_small:
             why = "some take many times as long as most of their kind"
         title = f"Collectives wait for other ranks: {why}"
+        is_start = bool(uneven) and not small and all(row.only_first_waits for row in uneven)
+        if is_start:
+            title = "The first collective waits for other ranks, many times as long as those after it take"
         rows = sorted((*small, *uneven), key=lambda row: -row.total_ns)[:SHOWN]
         evidence = [_too_long(row) if row in small else _uneven(row) for row in rows]
     saved = min(waited, exposed)
     if evidence and saved > 0:
-        found.append(_late(title, evidence, saved, instances, span_ns=span_ns, source=source))
+        late = _late(title, evidence, saved, instances, span_ns=span_ns, source=source)
+        found.append(replace(late, remedy=START_REMEDY, is_one_time=True) if is_start else late)
     in_pairs = min(sum(row.waiting_ns for row in pairs), exposed - max(saved, 0))
     if in_pairs > 0:
         rows = sorted((row for row in pairs if row.waiting), key=lambda row: -row.waiting_ns)
