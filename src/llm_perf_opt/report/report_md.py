@@ -60,6 +60,7 @@ def _headline(view: ReportView, notes: Footnotes) -> list[str]:
         *([f"What it printed: {link(head.log, head.log)}", ""] if head.log else []),
         *table(("number", "value", "what it is"), rows),
         "",
+        *(line for text in view.damage for line in (f"> **Damaged:** {escape(text)}", "")),
         *(line for text in head.warnings for line in (f"> **Unsteady:** {escape(text)}", "")),
         "Interactive: [report.html](report.html) · kernels: [kernels.md](kernels.md) · "
         "one page for everyone: [stakeholder_summary.md](stakeholder_summary.md)",

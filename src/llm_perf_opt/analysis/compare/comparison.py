@@ -58,7 +58,7 @@ class SideInput:
 
     Of profiled passes, `operators` are calls and own time in ns by name, one entry for each pass; `modules` are shares
     of each phase by group, of the first. `shared` says which GPUs did others' work meanwhile. `repeats_start`: each
-    repeat of a pass is a start of the program of its own.
+    repeat of a pass is a start of the program of its own. `damage` says what of its runs is missing or unreadable.
     `problem` is set where a run failed or measured nothing.
     """
 
@@ -71,6 +71,7 @@ class SideInput:
     capture: CaptureAnalysis | None = None
     shared: Sequence[str] = ()
     repeats_start: bool = False
+    damage: Sequence[str] = ()
     problem: str | None = None
 
     def series(self, metric: str) -> list[Pass]:
@@ -411,7 +412,7 @@ def unit_of(metric: str) -> str:
 def _notes(
     base: SideInput, candidate: SideInput, metrics: Sequence[MetricComparison], *, paired: bool
 ) -> tuple[str, ...]:
-    notes = [f"{side.name}: {text}" for side in (base, candidate) for text in side.shared]
+    notes = [f"{side.name}: {text}" for side in (base, candidate) for text in (*side.damage, *side.shared)]
     starts = min(base.starts, candidate.starts)
     if metrics and starts < 2:
         notes.append(
