@@ -153,6 +153,27 @@ def test_other_work_is_refused_with_the_list_and_force_says_so_everywhere(
     assert valid_file("compare", out / "compare.json")["forced"] == said.split("; ")
 
 
+def test_what_is_missing_or_wrong_in_a_run_is_told_on_terminal_page_and_by_compare(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    half, whole = run_of(tmp_path / "half", STEADY), run_of(tmp_path / "whole", STEADY)
+    assert main(["report", str(whole)]) == 0
+    assert (capsys.readouterr().err, "Damaged" in (whole / "report.html").read_text()) == ("", False)
+    (half / "direct_inference" / "samples.jsonl").unlink()
+    gone = "missing, though the manifest names it: direct_inference/samples.jsonl (stage direct_inference)"
+    assert main(["report", str(half)]) == 0
+    assert capsys.readouterr().err == f"warning: {gone}\n"
+    assert f"<li>{gone}</li>" in (half / "report.html").read_text()
+    assert "**Damaged:** missing, though the manifest names it: " in (half / "report.md").read_text()
+    main(["compare", str(half), str(whole)])
+    assert f"note: {half}: {gone}\n" in capsys.readouterr().out
+    (whole / "direct_inference" / "samples.jsonl").write_text("no samples")
+    assert main(["report", str(whole)]) == 0
+    assert capsys.readouterr().err.startswith(
+        "warning: direct_inference/samples.jsonl: cannot be read as samples of a clean pass ("
+    )
+
+
 def test_a_failed_run_never_wins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = run_of(tmp_path / "base", STEADY)
     failed = run_of(tmp_path / "failed", [1.0, 1.0, 1.0], status="failed")

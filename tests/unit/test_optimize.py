@@ -9,6 +9,7 @@ import pytest
 from llm_perf_opt.analysis.compare.gate import parse_condition
 from llm_perf_opt.analysis.compare.stability import RepeatedValue
 from llm_perf_opt.analysis.findings.facts import RunFacts
+from llm_perf_opt.analysis.findings.finding import Finding
 from llm_perf_opt.analysis.findings.remedies import (
     COMPILE,
     CUDA_GRAPH,
@@ -34,6 +35,7 @@ from llm_perf_opt.analysis.optimize.plan import (
     TrialSet,
     build_plan,
     combine,
+    left_words,
     look_share,
     predict,
     scaled_bound,
@@ -290,10 +292,37 @@ def test_gains_are_of_pairs_and_outputs_come_before_speed() -> None:
     assert judge_experiment(found["tpot_ms"], equal, ["too large"], objective="tpot_ms")[0] == "over a limit"
     same = compare_passes(passes(10, 10.1, 9.9, 10), passes(10, 10, 10, 10), ("tpot_ms",), paired=True)
     assert judge_experiment(same["tpot_ms"], equal, [], objective="tpot_ms")[0] == "no gain"
+    # Of a first look little of the chance to err may be spent, and yet the interval that is shown leaves no gain.
+    pair = [10.0, 10.1, 9.9, 10.0], [10.9, 10.8, 10.9, 11.0]
+    slower = compare_passes(passes(*pair[0]), passes(*pair[1]), ("tpot_ms",), paired=True, spent=1e-6)["tpot_ms"]
+    faster = compare_passes(passes(*pair[1]), passes(*pair[0]), ("tpot_ms",), paired=True, spent=1e-6)["tpot_ms"]
+    assert (slower.verdict, faster.verdict) == ("inconclusive", "inconclusive")
+    assert judge_experiment(slower, equal, [], objective="tpot_ms") == (
+        "slower", "0.92× in tpot_ms, 95 %: 0.89 to 0.94×",
+    )  # fmt: skip
+    assert judge_experiment(faster, equal, [], objective="tpot_ms") == (
+        "no gain",
+        "1.09× in tpot_ms, 95 %: 1.06 to 1.12×: too little, or too unsure for one of several looks, to be called a "
+        "gain",
+    )
     assert judge_experiment(None, equal, [], objective="ttft_ms") == (
         "failed",
         "ttft_ms was not measured on both sides",
     )
+
+
+def test_what_was_tried_and_did_not_help_is_not_advised_again() -> None:
+    rule = next(rule for rule in RULES if len(rule.experiments) > 1)
+    found = Finding(
+        rule=rule.id, title="It waits", phase="decode", evidence=(), remedy="do this or that", saves_ms=1.0, gain=2.0,
+        confidence="high",
+    )  # fmt: skip
+    ids = [remedy.id for remedy in rule.experiments]
+    one, every = [row(ids[0], status="slower")], [row(name, status="slower") for name in ids]
+    assert left_words([found], [row(ids[0], status="helped")]) == ("It waits: do this or that",)
+    assert left_words([found], one) == (f"It waits: do this or that (tried: {ids[0]} (slower))",)
+    assert left_words([found], every) == (f"It waits; tried: {', '.join(f'{name} (slower)' for name in ids)}",)
+    assert left_words([replace(found, rule="unheard")], every) == ("It waits: do this or that",)
 
 
 def test_pairs_end_where_a_gain_is_out_of_reach() -> None:

@@ -38,6 +38,9 @@ def test_limits_nobody_meets_show_what_came_nearest(capsys: pytest.CaptureFixtur
     out = capsys.readouterr().out
     assert "first token in 1 ms:\n0 of " in out
     assert "Nearest: the shortest time to first token" in out
+    rows = [line for line in out.splitlines() if line.startswith(("h200", "l40s"))]
+    # One row that is the nearest in both is shown once.
+    assert len(rows) == len(set(rows)) == 1
 
 
 def test_what_does_not_fit_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from llm_perf_opt.analysis.timeline.timeline import Ranges, Timeline, no_activities, no_calls
 from llm_perf_opt.core.process import program_title
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.profiling.baseline import last_words
+from llm_perf_opt.profiling.baseline import clean_metrics, last_words
 from llm_perf_opt.profiling.injected import INJECT_DIR, injected_environment
 from llm_perf_opt.profiling.program import (
     Mark,
@@ -109,6 +109,23 @@ def test_warm_up_is_in_no_latency_and_a_program_that_was_ended_has_no_wall_time(
     assert document.clean.metrics["tpot_ms"].p50 == 2.0
     assert document.clean.metrics["wall_ms"].reason == ("the program did not end by itself, it was ended after a while")
     assert document.notes == ()
+
+
+def test_a_batch_is_no_number_of_tokens() -> None:
+    document = describe_program(
+        ("python", "a.py"),
+        [ProgramRun(wall_s=1.0, marks=(mark("decode_step", 2.0, tokens=4),))],
+        device_name="a CPU",
+        is_cpu=True,
+        peak_memory_bytes=None,
+        peak_memory_reason="not asked",
+    )
+    found = clean_metrics(document, "metrics.json")
+    assert [(name, found[name].value, found[name].unit) for name in ("batch", "tpot_ms", "decode_tokens_per_s")] == [
+        ("batch", 4.0, ""),
+        ("tpot_ms", 2.0, "ms"),
+        ("decode_tokens_per_s", 2000.0, "tokens/s"),
+    ]
 
 
 def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:

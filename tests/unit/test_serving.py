@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llm_perf_opt.cli import main
 from llm_perf_opt.core.sections import SectionTable
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.runners.bench.cli import read_config
@@ -154,6 +155,16 @@ def test_tokens_that_come_in_bursts_are_told() -> None:
     assert said["burst"][0].startswith(
         "1 at once: tokens of a stream arrive in bursts (half of the gaps are under 10.0"
     )
+
+
+def test_an_address_may_end_in_v1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    load = ["load.requests=2", "load.output_tokens=2", "dataset.prompt_tokens=4", "artifacts.runs_dir=r"]
+    with fake_server() as server:
+        assert main(["bench", f"server.url={server.url}/v1/", *load]) == 0, capsys.readouterr().err
+        assert json.loads((tmp_path / "r/bench/bench.json").read_bytes())["server"] == server.url
 
 
 def test_a_client_that_had_too_much_to_do_says_so() -> None:

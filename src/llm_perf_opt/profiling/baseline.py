@@ -232,6 +232,9 @@ def _median(name: str, stats: Stats, source: str) -> Metric:
 def _unit(name: str) -> str:
     if name.endswith("_per_s"):
         return "tokens/s"
+    if name == "batch":
+        # Sequences at once.
+        return ""
     return "ms" if name.endswith("_ms") else "tokens"
 
 

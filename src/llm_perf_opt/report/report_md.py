@@ -61,6 +61,7 @@ def _headline(view: ReportView, notes: Footnotes) -> list[str]:
         *table(("number", "value", "what it is"), rows),
         "",
         *(line for text in _beside(view) for line in (escape(text), "")),
+        *(line for text in view.damage for line in (f"> **Damaged:** {escape(text)}", "")),
         *(line for text in head.warnings for line in (f"> **Unsteady:** {escape(text)}", "")),
         "Interactive: [report.html](report.html) · kernels: [kernels.md](kernels.md) · "
         "one page for everyone: [stakeholder_summary.md](stakeholder_summary.md)",

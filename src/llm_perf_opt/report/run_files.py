@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from io import StringIO
@@ -37,6 +38,7 @@ LARGEST_PICTURE = 8 << 20
 LARGEST_FILE = 1 << 30
 MOST_FILES = 20_000
 LOG_LINES, LOG_CHARACTERS = 25, 4_000
+FILES_NAMED = 4
 MOST_BESIDE, SHOWN_EARLIER = 100, 5
 TPOT = WALL_METRIC[DECODE]
 
@@ -73,6 +75,7 @@ class RunFiles:
     """Everything read, each found or unknown. `present` are all files of the run, by their paths in it.
 
     `logs` are the last lines of the failed stages' logs, by stage; `earlier` the runs before this one, oldest first.
+    `damage`: what the manifest names and is not there, or is not what it should be, a sentence each.
     """
 
     manifest: RunManifest
@@ -92,13 +95,14 @@ class RunFiles:
     present: frozenset[str] = frozenset()
     logs: Mapping[str, Found[str]] = field(default_factory=dict)
     earlier: tuple[EarlierRun, ...] = ()
+    damage: tuple[str, ...] = ()
 
 
 def read_run_files(manifest: RunManifest, run_dir: Path) -> RunFiles:
     """Read what the manifest names."""
     reader = _Reader(manifest, real_path(run_dir))
     samples = reader.samples()
-    return RunFiles(
+    found = RunFiles(
         manifest=manifest,
         metrics=reader.first("metrics", MetricsDocument),
         static=reader.first("static_json", StaticDocument),
@@ -122,6 +126,7 @@ def read_run_files(manifest: RunManifest, run_dir: Path) -> RunFiles:
         logs=reader.logs(),
         earlier=_earlier(manifest, real_path(run_dir)),
     )
+    return replace(found, damage=(*reader.missing(), *dict.fromkeys(reader.wrong)))
 
 
 class _Reader:
@@ -129,6 +134,19 @@ class _Reader:
 
     def __init__(self, manifest: RunManifest, root: Path) -> None:
         self._manifest, self._root = manifest, root
+        self.wrong: list[str] = []
+
+    def missing(self) -> list[str]:
+        """Of each stage the files the manifest names and somebody took away; where others' may lie is not asked."""
+        found = []
+        for stage in self._manifest.stages:
+            own = [file.path for file in stage.files if file.path.is_relative_to(self._root)]
+            gone = [path.relative_to(self._root).as_posix() for path in own if not os.path.lexists(path)]
+            if gone:
+                named = ", ".join(gone[:FILES_NAMED])
+                more = f" and {len(gone) - FILES_NAMED} more" if len(gone) > FILES_NAMED else ""
+                found.append(f"missing, though the manifest names it: {named}{more} (stage {stage.name})")
+        return found
 
     def first(self, role: Role, kind: type[T]) -> "Found[T] | Unknown":
         """The first readable file of this role; stages that are expected to write it come first."""
@@ -164,7 +182,7 @@ class _Reader:
             text = self._content(path).decode("utf-8")
             rows = tuple(_operator(row) for row in csv.DictReader(StringIO(text, newline="")))
         except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
-            return Unknown(reason=f"{self._relative(path)}: cannot be read ({_why(error)})")
+            return self._unreadable(path, f"{self._relative(path)}: cannot be read ({_why(error)})")
         return Found(content=rows, source=self._relative(path))
 
     def samples(self) -> tuple[SampleLine, ...]:
@@ -172,7 +190,9 @@ class _Reader:
         path = samples_file(self._manifest)
         try:
             return () if path is None else parse_samples(self._content(path), source=self._relative(path))
-        except (OSError, ParseError):
+        except (OSError, ParseError) as error:
+            if isinstance(error, ParseError):
+                self.wrong.append(str(error))
             return ()
 
     def added_samples(self, known: tuple[SampleLine, ...]) -> tuple[SampleLine, ...]:
@@ -236,10 +256,16 @@ class _Reader:
         try:
             content = msgspec.json.decode(refuse_absurd_numbers(self._content(path)), type=kind)
         except OSError as error:
-            return Unknown(reason=f"{source}: cannot be read ({_why(error)})")
+            return self._unreadable(path, f"{source}: cannot be read ({_why(error)})")
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            return Unknown(reason=f"{source}: is not what it should be ({error})")
+            return self._unreadable(path, f"{source}: is not what it should be ({error})")
         return Found(content=content, source=source)
+
+    def _unreadable(self, path: Path, reason: str) -> Unknown:
+        """One that is missing is told with all that are."""
+        if os.path.lexists(path):
+            self.wrong.append(reason)
+        return Unknown(reason=reason)
 
     def _content(self, path: Path) -> bytes:
         """The bytes of a file the manifest names; somebody else's manifest must not make us read files of ours."""

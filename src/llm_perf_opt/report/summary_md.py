@@ -34,6 +34,7 @@ def render_summary_md(view: ReportView) -> str:
     if view.is_crashed:
         return f"# Summary\n\n**{escape(view.headline.title)}**: {escape(view.headline.verdict)}\n"
     lines = ["# Summary", "", *_measured(view), ""]
+    lines += [line for text in view.damage[:1] for line in (f"Caution: {escape(text)}.", "")]
     lines += [line for text in view.headline.warnings[:1] for line in (f"Caution: {escape(text)}.", "")]
     lines += ["## How good is it?", "", *_quality(view), ""] if view.waterfalls else []
     lines += _trend(view)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -143,6 +144,9 @@ class Job:
                     for text in shared_gpus(environment):
                         self.console.say(f"note: {text}")
                 manifest = execute(self._input(environment))
+        except KeyboardInterrupt:
+            self._tell_interrupted()
+            raise
         finally:
             # Of a run that was ended while it waited for its turn.
             remove_strays(root)
@@ -186,6 +190,19 @@ class Job:
             failed = replace(manifest, status="failed", warnings=(*manifest.warnings, text))
             write_manifest(root, failed, self.redactor)
             raise ProfilingError(text) from error
+
+    def _tell_interrupted(self) -> None:
+        """Where the report of what was measured is, and how to go on; nothing where the run had not begun."""
+        root = self.artifacts.root
+        if not (root / MANIFEST_FILE).exists():
+            return
+        try:
+            _, reports = write_view(root)
+        except OSError as error:
+            self.console.say(f"{NO_REPORTS} ({in_words(error)}); `llm-perf report {root}` writes them")
+        else:
+            self.console.say(f"report of what was measured: {reports[0]}")
+        self.console.say(f"to go on: llm-perf profile {shlex.quote(f'run.resume={root}')}")
 
     def _send(self, manifest: RunManifest, place: SyncDocument) -> None:
         root = self.artifacts.root

@@ -24,11 +24,13 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     from llm_perf_opt.core.manifest import read_manifest
     from llm_perf_opt.pipeline.lock import locked
-    from llm_perf_opt.report.write import write_reports
+    from llm_perf_opt.report.write import write_view
 
     read_manifest(args.run_dir)
     with locked(args.run_dir, partial(print, file=sys.stderr)):
-        paths = write_reports(args.run_dir)
+        view, paths = write_view(args.run_dir)
+    for text in view.damage:
+        print(f"warning: {text}", file=sys.stderr)
     for path in paths:
         print(path)
     if args.open:

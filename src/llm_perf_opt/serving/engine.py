@@ -72,7 +72,9 @@ def running_server(
     """
     headers = auth_headers(section, place.environ)
     if section.url is not None:
-        target = Target(url=section.url, headers=headers, metrics_path=section.metrics_path, trouble=lambda: None)
+        # Clients of OpenAI's are given the address with /v1; every path of ours begins with it.
+        address = section.url.rstrip("/").removesuffix("/v1")
+        target = Target(url=address, headers=headers, metrics_path=section.metrics_path, trouble=lambda: None)
         _wait_until_ready(section, target, None)
         yield RunningServer(section=section, target=target, model=find_model(section, target), service=None)
         return

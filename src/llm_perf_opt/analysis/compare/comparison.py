@@ -58,8 +58,8 @@ class SideInput:
 
     Of profiled passes, `operators` are calls and own time in ns by name, one entry for each pass; `modules` are shares
     of each phase by group, of the first. `shared` says which GPUs did others' work meanwhile. `load` says what a server
-    was under. `repeats_start`: each repeat of a pass is a start of the program of its own. `problem` is set where a run
-    failed or measured nothing.
+    was under. `repeats_start`: each repeat of a pass is a start of the program of its own. `damage` says what of its
+    runs is missing or unreadable. `problem` is set where a run failed or measured nothing.
     """
 
     name: str
@@ -72,6 +72,7 @@ class SideInput:
     shared: Sequence[str] = ()
     load: str | None = None
     repeats_start: bool = False
+    damage: Sequence[str] = ()
     problem: str | None = None
 
     def series(self, metric: str) -> list[Pass]:
@@ -416,7 +417,7 @@ def unit_of(metric: str) -> str:
 def _notes(
     base: SideInput, candidate: SideInput, metrics: Sequence[MetricComparison], *, paired: bool
 ) -> tuple[str, ...]:
-    notes = [f"{side.name}: {text}" for side in (base, candidate) for text in side.shared]
+    notes = [f"{side.name}: {text}" for side in (base, candidate) for text in (*side.damage, *side.shared)]
     if base.load is not None:
         notes.append(f"both under {base.load}")
     starts = min(base.starts, candidate.starts)

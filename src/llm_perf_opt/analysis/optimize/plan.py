@@ -13,12 +13,14 @@ from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, Ru
 from llm_perf_opt.analysis.findings.finding import Finding
 from llm_perf_opt.analysis.findings.remedies import THROUGHPUT, Remedy
 from llm_perf_opt.analysis.findings.rules import RULE_BY_ID
-from llm_perf_opt.analysis.optimize.document import Objective, PredictedBound
+from llm_perf_opt.analysis.optimize.document import ExperimentRow, ExperimentStatus, Objective, PredictedBound
 from llm_perf_opt.core.names import DECODE, PHASES, PREFILL
 from llm_perf_opt.core.units import format_factor, format_ms
 
 # What is not known before the first start: of the process with its imports and weights.
 START_S = {"gpu": 20.0, "cpu": 12.0}
+# What was tried and is not to be advised again.
+FRUITLESS: tuple[ExperimentStatus, ...] = ("no gain", "slower", "wrong", "over a limit")
 # Pairs of passes after which the verdict is asked for: two settle a change of a factor, a few percent take all of them.
 PAIR_LOOKS = (2, 4, 8)
 # What most experiments take.
@@ -305,6 +307,21 @@ def _names(finding: Finding, remedies: Sequence[Remedy]) -> bool:
     return bool(finding.saves_ms) and any(
         remedy in named and remedy.batch == 1 and finding.phase in remedy.phases for remedy in remedies
     )
+
+
+def left_words(findings: Sequence[Finding], rows: Sequence[ExperimentRow]) -> tuple[str, ...]:
+    """What findings advise, with what came of the remedies that were tried; where that is all of them, only that."""
+    results = {row.name: row.status for row in rows if row.status in FRUITLESS}
+    words = []
+    for finding in findings:
+        named = _experiments(finding)
+        tried = [remedy.id for remedy in named if remedy.id in results]
+        told = f"tried: {', '.join(f'{name} ({results[name]})' for name in tried)}"
+        if tried and len(tried) == len(named):
+            words.append(f"{finding.title}; {told}")
+        else:
+            words.append(f"{finding.title}: {finding.remedy}{f' ({told})' if tried else ''}")
+    return tuple(words)
 
 
 def _experiments(finding: Finding) -> tuple[Remedy, ...]:

@@ -157,6 +157,11 @@ def judge_experiment(
         return "slower", said
     if found.verdict == "same":
         return "no gain", f"{said}: the same within {100 * THRESHOLD:g} %"
+    if change.high is not None and change.high < 1:
+        # Of several looks each may err less than the interval says; not to recommend it needs no more than this.
+        return "slower", said
+    if change.low is not None and change.low > 1:
+        return "no gain", f"{said}: too little, or too unsure for one of several looks, to be called a gain"
     return "no gain", f"{said}: not beyond chance with {found.estimate.units} pair(s)"
 
 

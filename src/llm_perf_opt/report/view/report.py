@@ -52,8 +52,9 @@ class ReportView:
     """`parts` are those shown: none where a server was measured from outside and nothing looked inside it.
 
     `is_bare`: of captures made elsewhere, which say nothing of the rest. `steps` is how often a phase's step happens in
-    a request. `no_bounds`: of a program whose model nobody named, how to name it. `is_crashed`: of a program
-    that did not run to its end, there is nothing else to show. `unjudged`: why no rule could find anything.
+    a request. `damage`: what of the run is missing or cannot be read. `no_bounds`: of a program whose model nobody
+    named, how to name it. `is_crashed`: of a program that did not run to its end, there is nothing else to show.
+    `unjudged`: why no rule could find anything.
     """
 
     headline: HeadlineView
@@ -75,6 +76,7 @@ class ReportView:
     ncu: NcuAnalysis | None
     has_trace: bool
     present: frozenset[str]
+    damage: tuple[str, ...] = ()
     parts: tuple[str, ...] = PARTS
     is_bare: bool = False
     no_bounds: Unknown | None = None
@@ -177,6 +179,7 @@ def build_view(files: RunFiles) -> ReportView:
         ncu=ncu,
         has_trace=bool(files.timelines),
         present=files.present,
+        damage=files.damage,
         parts=() if load_test(files) is not None and isinstance(files.capture, Unknown) else PARTS,
     )
     if view.is_load_alone:

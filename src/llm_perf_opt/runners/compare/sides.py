@@ -149,6 +149,7 @@ def _runs(path: Path, folders: list[Path]) -> ReadSide:
             operators=[found for each in files if (found := _operators(each))],
             modules=first.metrics.content.modules or {} if isinstance(first.metrics, Found) else {},
             capture=capture,
+            damage=_damage(path, folders, files),
             repeats_start=all(runs_a_program(m) for m in manifests),
             shared=tuple(dict.fromkeys(text for m in manifests for text in shared_gpus(m.environment))),
             problem=_problem(manifests, passes or levels, capture),
@@ -161,6 +162,15 @@ def _runs(path: Path, folders: list[Path]) -> ReadSide:
         clocks=_clocks(files),
         kind="",
         gpu=None if capture is None else capture.gpu.name,
+    )
+
+
+def _damage(path: Path, folders: Sequence[Path], files: Sequence[RunFiles]) -> tuple[str, ...]:
+    """What is missing or unreadable, with the pass it is of where the side has several."""
+    return tuple(
+        text if folder == path else f"{folder.name}: {text}"
+        for folder, each in zip(folders, files, strict=True)
+        for text in each.damage
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llm_perf_opt.analysis.compare.stability import RepeatedValue
+from llm_perf_opt.analysis.findings.finding import Finding
 from llm_perf_opt.analysis.optimize.document import OutputCheck
 from llm_perf_opt.analysis.optimize.plan import TrialSet
 from llm_perf_opt.analysis.optimize.verdict import LossLimits
@@ -55,7 +56,7 @@ class ProgramBench:
         del candidate
         return None
 
-    def look(self, candidate: TrialSet, folder: Path, timeout_s: float, tick: Tick) -> tuple[str, ...] | None:
+    def look(self, candidate: TrialSet, folder: Path, timeout_s: float, tick: Tick) -> tuple[Finding, ...] | None:
         del candidate, folder, timeout_s, tick
         return None
 

@@ -30,6 +30,7 @@ from llm_perf_opt.analysis.optimize.plan import (
     ExperimentPlan,
     Situation,
     TrialSet,
+    left_words,
     look_share,
     scaled_bound,
     with_costs,
@@ -397,7 +398,7 @@ class Optimizer:
         except ProfilingError as error:
             self.notes.append(f"the best could not be profiled: {error}")
         else:
-            self.left = found
+            self.left = None if found is None else left_words(found, self.rows)
         finally:
             self.console.close()
 

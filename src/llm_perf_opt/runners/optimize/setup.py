@@ -159,7 +159,7 @@ class ModelBench:
             problems = error.problems
         return f"not possible here: {'; '.join(problems)}" if problems else None
 
-    def look(self, candidate: TrialSet, folder: Path, timeout_s: float, tick: Tick) -> tuple[str, ...] | None:
+    def look(self, candidate: TrialSet, folder: Path, timeout_s: float, tick: Tick) -> tuple[Finding, ...] | None:
         changed = tuple(f"++{change}" for change in candidate.overrides)
         subject = replace(
             self.subject,
@@ -170,7 +170,7 @@ class ModelBench:
         found = make_profile(
             subject, folder, timeout_s=timeout_s, tick=tick, log=log, environment=candidate.environment
         )
-        return tuple(f"{f.title}: {f.remedy}" for f in found.findings if f.saves_ms or f.gain)
+        return tuple(f for f in found.findings if f.saves_ms or f.gain)
 
     def recommend(self, candidate: TrialSet, sentence: str, folder: Path) -> tuple[str | None, str]:
         """An experiment for `--config-dir`. One that was chosen already becomes a part of it: Hydra takes one."""

@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 
 from llm_perf_opt.analysis.compare.stability import RepeatedValue
+from llm_perf_opt.analysis.findings.finding import Finding
 from llm_perf_opt.analysis.hardware.calibrate import cache_dir
 from llm_perf_opt.analysis.optimize.document import OutputCheck
 from llm_perf_opt.analysis.optimize.plan import TrialSet
@@ -84,7 +85,7 @@ class Bench(Protocol):
         """Why a candidate cannot be run at all."""
         ...
 
-    def look(self, candidate: TrialSet, folder: Path, timeout_s: float, tick: Tick) -> tuple[str, ...] | None:
+    def look(self, candidate: TrialSet, folder: Path, timeout_s: float, tick: Tick) -> tuple[Finding, ...] | None:
         """What a profile of it finds that could still be saved; None where it cannot be profiled."""
         ...
 

@@ -223,6 +223,8 @@ def _nearest(rows: Sequence[Row]) -> list[str]:
         return ["None fits into the memory: allow more devices (--devices), or a narrower workload.weight_dtype."]
     quick = min(fitting, key=lambda r: r.forecast.ttft_ms if r.forecast else 0.0)
     smooth = min(fitting, key=lambda r: r.forecast.tpot_ms if r.forecast else 0.0)
+    if quick is smooth:
+        return ["Nearest: the shortest time to first token, which has the shortest per token too.", _table([quick])]
     return ["Nearest: the shortest time to first token, and the shortest time per token.", _table([quick, smooth])]
 
 
