@@ -1003,12 +1003,12 @@ def test_advice_about_tensor_cores_fits_the_gpu(tmp_path: Path, gpu: str, advice
 @pytest.mark.parametrize(
     ("compute_us", "title", "gain", "overlapped"),
     [
-        (4_000, "60% of the capture (40% could hide behind computation)", 2.5, "1.67x"),
-        (200, "98% of the capture (2% could hide behind computation)", 49.5, "1.02x"),
+        (4_000, "60% of the capture (40% could hide behind computation)", 1.67, "1.67x"),
+        (200, "98% of the capture (2% could hide behind computation)", None, "1.02x"),
     ],
 )
 def test_communication_that_computation_cannot_hide_is_told_by_all_of_it(
-    tmp_path: Path, compute_us: int, title: str, gain: float, overlapped: str
+    tmp_path: Path, compute_us: int, title: str, gain: float | None, overlapped: str
 ) -> None:
     export = Export()
     middle = compute_us * 1_000
@@ -1021,7 +1021,7 @@ def test_communication_that_computation_cannot_hide_is_told_by_all_of_it(
             export.kernel(name, (1 + 10 * i) * MS + start, (1 + 10 * i) * MS + end, call)
     (finding,) = _nsys(export, tmp_path).findings
     assert finding.title == f"Communication runs with nothing beside it for {title}"
-    assert finding.max_gain == pytest.approx(gain, rel=0.02)
+    assert finding.max_gain == (None if gain is None else pytest.approx(gain, rel=0.02))
     assert finding.hint == "Less or faster communication"
     assert finding.caveat == f"what has to travel takes its time: computing beside it gives at most {overlapped}"
     assert finding.evidence[1].endswith("of it could hide; the rest goes only with less or faster communication")

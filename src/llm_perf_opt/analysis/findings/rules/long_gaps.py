@@ -47,7 +47,8 @@ NEW_SHAPES_REMEDY = (
     "every length of the cache or of a prompt that was not met before costs this: let another backend compute "
     "attention (torch.backends.cuda.enable_cudnn_sdp(False), FlashAttention), pad to a few lengths, replay CUDA graphs "
     "of fixed lengths, or run the lengths that will come once before measuring or serving; "
-    "TORCH_CUDNN_SDPA_AVOID_RECOMPILE=1 (torch 2.9 or newer) helps where queries, keys and values lie in memory as [batch, length, heads, size]"
+    "TORCH_CUDNN_SDPA_AVOID_RECOMPILE=1 (torch 2.9 or newer) helps where queries, keys and values lie in memory "
+    "as [batch, length, heads, size]"
 )
 RECOMPILING_REMEDY = (
     "find out why it compiles again (TORCH_LOGS=recompiles names the guard that failed): mark sizes that change "

@@ -222,7 +222,8 @@ def find_exposed_communication(facts: CaptureFacts) -> list[Finding]:
     )
     overlapped = amdahl(facts.span_ns, hidden) or 1.0
     caveat = f"what has to travel takes its time: computing beside it gives at most {overlapped:.2f}x"
-    gain = amdahl(facts.span_ns, found.exposed_ns)
+    # What cannot be hidden has to travel: that it goes away is nothing to promise.
+    gain = overlapped if hidden >= MOSTLY_HIDDEN * found.exposed_ns else None
     return [replace(finding, share=share, gain=gain, caveat=finding.caveat if is_hidable else caveat)]
 
 
