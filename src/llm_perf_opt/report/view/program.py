@@ -162,7 +162,8 @@ def _of_ran_program(head: HeadlineView, files: RunFiles, facts: RunFacts, comman
     why = "Its phases are ranges that only profilers see" if maps_phases(files) else "It marks no decode steps"
     if isinstance(wall, Known) and not any(tile.key == "tpot" for tile in tiles):
         text = f"It ran {wall.value / 1e3:.3g} s without a profiler. {why}, so no latency is known."
-        return replace(head, verdict=text)
+        # What its capture tells comes first, where that is a finding.
+        return replace(head, verdict=text if head.promised is None else f"{head.verdict} {text}")
     if not tiles and isinstance(files.metrics, Found):
         return replace(head, verdict=f"It did not end by itself and was ended. {why}, so no latency is known.")
     wrong = faster_than_possible(facts, files.static.content.model) if isinstance(files.static, Found) else None
