@@ -198,8 +198,9 @@ class Job:
             return
         try:
             _, reports = write_view(root)
-        except OSError as error:
-            self.console.say(f"{NO_REPORTS} ({in_words(error)}); `llm-perf report {root}` writes them")
+        except (OSError, ProfilingError) as error:
+            why = in_words(error) if isinstance(error, OSError) else str(error)
+            self.console.say(f"{NO_REPORTS} ({why}); `llm-perf report {root}` writes them")
         else:
             self.console.say(f"report of what was measured: {reports[0]}")
         self.console.say(f"to go on: llm-perf profile {shlex.quote(f'run.resume={root}')}")
