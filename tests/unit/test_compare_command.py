@@ -16,10 +16,11 @@ from llm_perf_opt.core.manifest import read_manifest, write_manifest
 from llm_perf_opt.core.records import Metric, StageRecord
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.report.compare.page import timeline_pair
+from llm_perf_opt.report.run_files import read_run_files
 from llm_perf_opt.runners.compare import interleave
 from llm_perf_opt.runners.compare.interleave import Experiment, parse_experiment
 from llm_perf_opt.runners.compare.sides import read_side, read_sides
-from tests.support.fixtures_dir import DATA
+from tests.support.fixtures_dir import DATA, REPO
 from tests.support.report_runs import HOSTILE, capture, stage, write_run
 from tests.support.schemas import valid, valid_file
 
@@ -172,6 +173,14 @@ def test_what_is_missing_or_wrong_in_a_run_is_told_on_terminal_page_and_by_compa
     assert capsys.readouterr().err.startswith(
         "warning: direct_inference/samples.jsonl: cannot be read as samples of a clean pass ("
     )
+
+
+def test_captures_taken_away_to_save_room_are_no_damage() -> None:
+    """The run that is shown has neither its export of nsys nor the traces it names."""
+    run = REPO / "docs" / "showcase" / "llama3_1b-eager"
+    manifest = read_manifest(run)
+    assert any(not file.path.exists() for stage in manifest.stages for file in stage.files)
+    assert read_run_files(manifest, run).damage == ()
 
 
 def test_a_failed_run_never_wins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,6 +38,20 @@ LARGEST_PICTURE = 8 << 20
 LARGEST_FILE = 1 << 30
 MOST_FILES = 20_000
 LOG_LINES, LOG_CHARACTERS = 25, 4_000
+# What a page is made from.
+PAGE_ROLES = (
+    "metrics",
+    "samples",
+    "static_json",
+    "analysis_json",
+    "timeline_json",
+    "operators_csv",
+    "gpu_samples",
+    "counters",
+    "ncu_kernels_json",
+    "generated_kernels",
+    "bench_json",
+)
 FILES_NAMED = 4
 MOST_BESIDE, SHOWN_EARLIER = 100, 5
 TPOT = WALL_METRIC[DECODE]
@@ -137,10 +151,20 @@ class _Reader:
         self.wrong: list[str] = []
 
     def missing(self) -> list[str]:
-        """Of each stage the files the manifest names and somebody took away; where others' may lie is not asked."""
+        """Of each stage the files the manifest names and somebody took away; where others' may lie is not asked.
+
+        Only of those a page is made from: who took captures and scratch files away saved room.
+        """
         found = []
+        scratch = self._root / "tmp"
         for stage in self._manifest.stages:
-            own = [file.path for file in stage.files if file.path.is_relative_to(self._root)]
+            own = [
+                file.path
+                for file in stage.files
+                if file.role in PAGE_ROLES
+                and file.path.is_relative_to(self._root)
+                and not file.path.is_relative_to(scratch)
+            ]
             gone = [path.relative_to(self._root).as_posix() for path in own if not os.path.lexists(path)]
             if gone:
                 named = ", ".join(gone[:FILES_NAMED])
