@@ -13,6 +13,8 @@ from llm_perf_opt.analysis.findings.rules import diagnose
 from llm_perf_opt.core.documents import Deployment
 from llm_perf_opt.core.manifest import read_manifest, write_manifest
 from llm_perf_opt.core.records import CommandRecord, CommandStep, Metric, Spread
+from llm_perf_opt.profiling.baseline import clean_metrics
+from llm_perf_opt.profiling.program import ProgramRun, describe_program
 from llm_perf_opt.report.facts import unbeaten
 from llm_perf_opt.report.page.glossary import words
 from llm_perf_opt.report.page.roofline_layout import WIDTH, layout_roofline
@@ -199,6 +201,46 @@ def test_operators_say_where_time_goes_where_nothing_was_timed() -> None:
     assert [(part.label, part.share) for part in split.parts] == [
         ("op0", 0.4), ("op1", 0.2), ("op2", 0.1), ("other operators", pytest.approx(0.3)),
     ]  # fmt: skip
+
+
+def program_without_phases(folder: Path, *walls_ms: float) -> Path:
+    """A run of a program that marks nothing: its wall times, and 400 ms of one operator."""
+    runs = [ProgramRun(wall_s=wall / 1e3, marks=()) for wall in walls_ms]
+    metrics = describe_program(
+        ("python", "gen.py"), runs, device_name="a CPU", is_cpu=True, peak_memory_bytes=None, peak_memory_reason="none"
+    )
+    operators = "name,calls,self_cpu_ns,self_device_ns\naten::mm,10,400000000,\n"
+    files = {"metrics": ("metrics.json", metrics), "operators_csv": ("operators.csv", operators)}
+    wall = clean_metrics(metrics, "torch_profiler/metrics.json")["wall_ms"]
+    config = {"workload": {"command": ["python", "gen.py"]}}
+    return write_run(folder, stage("torch_profiler", folder, files, metrics={"wall_ms": wall}), config=config)
+
+
+def test_a_program_without_phases_is_told_what_part_of_it_operators_are_and_that_nothing_was_judged(
+    tmp_path: Path,
+) -> None:
+    view = view_of(program_without_phases(tmp_path, 4000.0))
+    assert view.headline.split is not None and view.headline.split.note == (
+        "Operators have 400.0 ms of CPU time; the whole program took 4,000 ms without a profiler, so they are about "
+        "10.0 % of it, by times that a profiler makes longer. Start-up, imports and all that is no operator of torch "
+        "are outside."
+    )
+    assert view.headline.warnings == ()
+    write_reports(tmp_path)
+    said = "Without marked phases nothing can be judged against a limit: put "
+    pages = [(tmp_path / name).read_text("utf-8") for name in ("report.html", "report.md", "stakeholder_summary.md")]
+    assert [said in page for page in pages] == [True, True, True]
+    assert not [page for page in pages if "No rule found" in page or "Nothing stood out" in page]
+
+
+def test_runs_of_a_program_that_do_not_agree_are_told_of(tmp_path: Path) -> None:
+    steady = view_of(program_without_phases(tmp_path / "steady", 1000.0, 1200.0, 1100.0))
+    assert steady.headline.warnings == ()
+    view = view_of(program_without_phases(tmp_path / "unsteady", 3000.0, 1000.0, 1000.0))
+    assert view.headline.warnings == (
+        "the 3 runs of the program took between 1,000 ms and 2,600 ms (p10 to p90): the first may have filled "
+        "caches, or other programs ran; more workload.repeats say more",
+    )
 
 
 def test_a_spread_names_its_unit_once_and_one_measurement_has_none() -> None:

@@ -60,10 +60,17 @@ def _headline(view: ReportView, notes: Footnotes) -> list[str]:
         *([f"What it printed: {link(head.log, head.log)}", ""] if head.log else []),
         *table(("number", "value", "what it is"), rows),
         "",
+        *(line for text in _beside(view) for line in (escape(text), "")),
         *(line for text in head.warnings for line in (f"> **Unsteady:** {escape(text)}", "")),
         "Interactive: [report.html](report.html) · kernels: [kernels.md](kernels.md) · "
         "one page for everyone: [stakeholder_summary.md](stakeholder_summary.md)",
     ]
+
+
+def _beside(view: ReportView) -> list[str]:
+    """What the numbers are not: the part of a program they are of, and that nothing judged them."""
+    note = view.headline.split.note if view.headline.split is not None else ""
+    return [text for text in (note, view.unjudged) if text]
 
 
 def _waterfall(view: WaterfallView, notes: Footnotes) -> list[str]:

@@ -113,7 +113,7 @@ def _actions(view: ReportView) -> list[str]:
     if not chosen and view.is_empty and view.failures:
         return ["Fix the failure, then measure again; report.html shows what the program said."]
     if not chosen:
-        return ["Nothing stood out in what was measured."]
+        return [escape(view.unjudged or "Nothing stood out in what was measured.")]
     lines = []
     for number, finding in enumerate(chosen, start=1):
         doubt = ", and this is uncertain" if finding.confidence == "low" else ""

@@ -8,7 +8,7 @@ from llm_perf_opt.analysis.findings.facts import Unknown
 from llm_perf_opt.analysis.static.document import StaticGroup
 from llm_perf_opt.analysis.static.double_entry import Entry
 from llm_perf_opt.core.names import PHASES
-from llm_perf_opt.core.units import format_ms
+from llm_perf_opt.core.units import format_ms, format_percent
 from llm_perf_opt.report.run_files import Found, OperatorRow, RunFiles
 from llm_perf_opt.report.view.shown import TimePart, TimeSplit
 
@@ -84,8 +84,11 @@ class ModulesView:
         return None if self.phases or self.operators or self.double_entry else self.operators_missing
 
 
-def operators_split(view: ModulesView) -> TimeSplit | None:
-    """The operators' own time on one bar, where nothing was timed without a profiler: their shares still hold."""
+def operators_split(view: ModulesView, *, wall_ms: float | None = None) -> TimeSplit | None:
+    """The operators' own time on one bar, where nothing was timed without a profiler: their shares still hold.
+
+    `wall_ms` is that of a whole program, most of which may be something else.
+    """
     is_cpu = view.operators_by == CPU_TIME
     known = [(op, op.self_cpu_ms if is_cpu else op.self_device_ms) for op in view.operators if op.share]
     if not known or not known[0][0].share or not known[0][1]:
@@ -94,7 +97,21 @@ def operators_split(view: ModulesView) -> TimeSplit | None:
     rest = 1 - sum(part.share for part in parts)
     parts += [TimePart(label="other operators", kind="unexplained", share=rest)] if rest > 0 else []
     total = known[0][1] / known[0][0].share
-    return TimeSplit(what=f"self {view.operators_by}, profiled pass", total=format_ms(total), parts=tuple(parts))
+    what = f"self {view.operators_by}, profiled pass"
+    note = "" if wall_ms is None else _beside_wall(view, total, wall_ms)
+    return TimeSplit(what=what, total=format_ms(total), parts=tuple(parts), note=note)
+
+
+def _beside_wall(view: ModulesView, total_ms: float, wall_ms: float) -> str:
+    """What part of a program these times are, as far as times of two passes can be put beside each other."""
+    if not wall_ms or total_ms > wall_ms:
+        part = "more than all of it, since threads work side by side and a profiler slows them down"
+    else:
+        part = f"about {format_percent(total_ms / wall_ms)} of it, by times that a profiler makes longer"
+    return (
+        f"Operators have {format_ms(total_ms)} of {view.operators_by}; the whole program took {format_ms(wall_ms)} "
+        f"without a profiler, so they are {part}. Start-up, imports and all that is no operator of torch are outside."
+    )
 
 
 def modules_view(files: RunFiles) -> ModulesView:

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
-from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts, Unknown
+from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, Quantity, RunFacts, Unknown
 from llm_perf_opt.core.names import DECODE, PREFILL, TORCH_PROFILER
 from llm_perf_opt.core.process import program_title
 from llm_perf_opt.core.records import StageRecord
@@ -29,6 +29,12 @@ PARTS = ("waterfall", "findings", "kernels", "roofline", "timeline", "modules", 
 BEATEN = 0.9
 # Phases as a program marks them, by the metric that holds their times; any other metric in ms is named as its phase.
 PHASE_OF = {"tpot_ms": "decode_step"}
+NO_PHASES_MARKED = (
+    'Without marked phases nothing can be judged against a limit: put `with llm_perf_opt.phase("decode_step"):` around '
+    "each step."
+)
+# Wall times whose slower tenth takes so many times the faster one are no measure of anything.
+UNSTEADY = 1.5
 # Metrics in ms that are no phase, or hold the times of one that has a row already.
 NO_PHASES = ("wall_ms", "ttft_ms", "itl_ms")
 
@@ -40,7 +46,7 @@ def program_of(files: RunFiles) -> tuple[str, ...] | None:
     return tuple(str(word) for word in command) if isinstance(command, list | tuple) and command else None
 
 
-def _maps_phases(files: RunFiles) -> bool:
+def maps_phases(files: RunFiles) -> bool:
     """Whether the phases are ranges of the program's own, by `workload.phases` or a preset."""
     workload = files.manifest.config.get("workload")
     return isinstance(workload, Mapping) and bool(workload.get("phases") or workload.get("phase_preset"))
@@ -148,12 +154,12 @@ def _of_ran_program(head: HeadlineView, files: RunFiles, facts: RunFacts, comman
     if isinstance(wall, Known):
         explain = "from start to end of the program, without a profiler"
         tiles = (Tile(key="wall", label="Wall time", cell=show(wall), explain=explain), *tiles)
-    head = replace(head, title=program_title(command), tiles=tiles)
+    head = replace(head, title=program_title(command), tiles=tiles, warnings=(*head.warnings, *_unsteady(wall)))
     if failed is not None:
         log = next((c.log for c in reversed(failed.commands) if c.log is not None), None)
         verdict = f"The program did not run to its end: {without_log(failed.reason or '')}"
         return replace(head, verdict=verdict, tone="bad", log=log)
-    why = "Its phases are ranges that only profilers see" if _maps_phases(files) else "It marks no decode steps"
+    why = "Its phases are ranges that only profilers see" if maps_phases(files) else "It marks no decode steps"
     if isinstance(wall, Known) and not any(tile.key == "tpot" for tile in tiles):
         text = f"It ran {wall.value / 1e3:.3g} s without a profiler. {why}, so no latency is known."
         return replace(head, verdict=text)
@@ -161,6 +167,26 @@ def _of_ran_program(head: HeadlineView, files: RunFiles, facts: RunFacts, comman
         return replace(head, verdict=f"It did not end by itself and was ended. {why}, so no latency is known.")
     wrong = faster_than_possible(facts, files.static.content.model) if isinstance(files.static, Found) else None
     return head if wrong is None else replace(head, verdict=wrong, tone="bad")
+
+
+def _unsteady(wall: Quantity) -> tuple[str, ...]:
+    """What to know of runs of the program that do not agree."""
+    spread = wall.spread if isinstance(wall, Known) else None
+    if spread is None or spread.n < 2 or spread.p90 <= UNSTEADY * spread.p10:
+        return ()
+    low, high = format_ms(spread.p10), format_ms(spread.p90)
+    return (
+        f"the {spread.n} runs of the program took between {low} and {high} (p10 to p90): the first may have filled "
+        "caches, or other programs ran; more workload.repeats say more",
+    )
+
+
+def program_wall_ms(files: RunFiles) -> float | None:
+    """How long a program that marks no phases ran without a profiler; None for anything else."""
+    wall = clean_metric(files.manifest, "wall_ms")
+    if program_of(files) is None or phases_section(files) or not isinstance(wall, Known):
+        return None
+    return wall.value
 
 
 def faster_than_possible(facts: RunFacts, model: str) -> str | None:

@@ -18,10 +18,12 @@ from llm_perf_opt.report.view.kernels import KernelsView, kernels_view
 from llm_perf_opt.report.view.memory import MemoryView, memory_view
 from llm_perf_opt.report.view.modules import ModulesView, modules_view, operators_split
 from llm_perf_opt.report.view.program import (
+    NO_PHASES_MARKED,
     PARTS,
     crashed_stage,
     has_no_model,
     is_bare,
+    maps_phases,
     memory_of_capture,
     modules_of_capture,
     modules_of_program,
@@ -31,6 +33,7 @@ from llm_perf_opt.report.view.program import (
     phases_section,
     phases_shown,
     program_of,
+    program_wall_ms,
     waterfall_of_capture,
     waterfalls_without_bounds,
     why_no_bounds,
@@ -50,7 +53,7 @@ class ReportView:
 
     `is_bare`: of captures made elsewhere, which say nothing of the rest. `steps` is how often a phase's step happens in
     a request. `no_bounds`: of a program whose model nobody named, how to name it. `is_crashed`: of a program
-    that did not run to its end, there is nothing else to show.
+    that did not run to its end, there is nothing else to show. `unjudged`: why no rule could find anything.
     """
 
     headline: HeadlineView
@@ -76,6 +79,7 @@ class ReportView:
     is_bare: bool = False
     no_bounds: Unknown | None = None
     is_crashed: bool = False
+    unjudged: str | None = None
 
     @property
     def is_load_alone(self) -> bool:
@@ -185,14 +189,15 @@ def build_view(files: RunFiles) -> ReportView:
     view = replace(view, parts=tuple(part for part in view.parts if part not in empty))
     # That nothing was found is said on the first screen, where something was measured.
     dropped = () if view.findings or view.is_empty else ("findings",)
-    return _with_split(replace(view, parts=tuple(part for part in view.parts if part not in dropped)))
+    view = replace(view, parts=tuple(part for part in view.parts if part not in dropped))
+    return _with_split(view, wall_ms=program_wall_ms(files))
 
 
-def _with_split(view: ReportView) -> ReportView:
+def _with_split(view: ReportView, *, wall_ms: float | None = None) -> ReportView:
     """Where no clean time says where it goes, the operators do."""
     if view.headline.split is not None or not view.parts:
         return view
-    return replace(view, headline=replace(view.headline, split=operators_split(view.modules)))
+    return replace(view, headline=replace(view.headline, split=operators_split(view.modules, wall_ms=wall_ms)))
 
 
 def _of_program(view: ReportView, files: RunFiles) -> ReportView:
@@ -208,6 +213,8 @@ def _of_program(view: ReportView, files: RunFiles) -> ReportView:
     )
     if crashed_stage(files) is not None:
         return replace(view, parts=(), is_crashed=True)
+    if not view.first_sections and not view.waterfalls and not view.findings and not maps_phases(files):
+        view = replace(view, unjudged=NO_PHASES_MARKED)
     if has_no_model(files):
         why = why_no_bounds(files)
         return replace(

@@ -43,12 +43,13 @@ class TimePart:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeSplit:
-    """Where a time goes, on one bar: `what` it is the time of, such as one token."""
+    """Where a time goes, on one bar: `what` it is the time of, such as one token; `note` says what is outside of it."""
 
     what: str
     total: str
     parts: tuple[TimePart, ...]
     is_estimate: bool = False
+    note: str = ""
 
     @property
     def largest(self) -> tuple[TimePart, ...]:
