@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -431,6 +431,22 @@ def test_a_known_value_goes_from_a_text_that_lies_on_several_pages(tmp_path: Pat
     assert strings == [name.replace(SECRET, "(redacted)") for name in names]
     data = path.read_bytes()
     assert [piece for piece in (SECRET[:9], SECRET[-9:]) if piece.encode() in data] == []
+
+
+def test_an_export_does_not_keep_all_that_a_program_printed(tmp_path: Path) -> None:
+    export = Export()
+    export.registered_range("decode", 0, 10)
+    printed = [export.string(text) for text in ("a line\n" * 100_000, "few words")]
+    path = export.write(tmp_path / "a.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE ProcessStreams (globalPid INTEGER, filenameId INTEGER, contentId INTEGER)")
+        connection.executemany("INSERT INTO ProcessStreams VALUES (1, 1, ?)", [(number,) for number in printed])
+    connection.close()
+    scrub_export(path)
+    with closing(sqlite3.connect(path)) as connection:
+        strings = [value for (value,) in connection.execute("SELECT value FROM StringIds ORDER BY id")]
+    assert strings == ["decode", "(long output removed: see log.txt)", "few words"]
+    assert path.stat().st_size < 100_000
 
 
 def test_an_export_loses_environments_and_keeps_names_that_look_like_them(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import html
 import json
 import lzma
 import random
+import re
 import zlib
 from collections.abc import Callable
 from functools import partial
@@ -192,3 +193,27 @@ def test_a_packed_file_that_was_cut_off_loses_them_and_stays_cut_off(tmp_path: P
 def test_names_under_which_numbers_stand_lose_them_too() -> None:
     tree = Redactor(values=("swordfish-1",)).tree({"ranges": {"load swordfish-1": 3, 7: "swordfish-1"}})
     assert tree == {"ranges": {f"load {REDACTED}": 3, 7: REDACTED}}
+
+
+def test_of_a_long_log_the_two_ends_are_kept_and_no_half_of_a_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, overlap = 1 << 17, redact.OVERLAP_BYTES
+    monkeypatch.setattr(redact, "KEPT_BYTES", kept)
+    line = "step 123 of many, nothing to see here\n"
+    key = PRIVATE.replace("QwErTyUiOp23", "QwErTyUiOp23\n" * 800)
+    log, size = tmp_path / "log.txt", 10 * kept
+    for place in (kept, kept + overlap, size - kept, size - kept - overlap):
+        for secret in (f"{key}\n", "swordfish " * 9):
+            for shift in (0, len(secret) // 2, len(secret)):
+                text = line * (size // len(line))
+                text = text[: place - shift] + secret + text[place - shift + len(secret) :]
+                log.write_text(text)
+                Redactor.of({"DB_PASSWORD": "swordfish"}).log(log)
+                found = log.read_text()
+                assert not re.search("wordfis|QwErTy|PRIVATE", found)
+                assert found.startswith(line) and found.endswith(text[-100:])
+                (told,) = re.findall(r"llm-perf: ([\d,]+) bytes of ([\d,]+) are left out here", found)
+                assert int(told[1].replace(",", "")) == len(text)
+                assert abs(len(text) - int(told[0].replace(",", "")) - len(found)) < 200
+                assert 2 * (kept - len(secret)) - 1000 < len(found) < 2 * kept + 200

@@ -9,6 +9,7 @@ import base64
 import bz2
 import gzip
 import html
+import io
 import json
 import lzma
 import math
@@ -32,6 +33,8 @@ SHORTEST_CODED = 9
 BLOCK_BYTES = 1 << 20
 # The longest secret that is found where two blocks of a file meet.
 OVERLAP_BYTES = 1 << 14
+# Of a log that is longer, so much of its beginning and of its end is kept.
+KEPT_BYTES = 8 << 20
 # How packed files begin, and by what they are opened.
 _PACKED: tuple[tuple[bytes, Callable[..., Any]], ...] = (
     # Traces are large, and the smallest file takes three times as long.
@@ -217,16 +220,18 @@ class Redactor:
         return REDACTED if is_named else self.text(value)
 
     def log(self, path: Path) -> None:
-        """Take secrets out of a log, in place; a log without any is left untouched."""
+        """Take secrets out of a log, in place, and of a long one all but its two ends; one without any stays untouched.
+
+        What a program prints has no limit, and looking for secrets in it takes longer than printing it.
+        """
         scratch = path.with_name(f".{path.name}.clean")
-        changed = False
         try:
             with path.open("rb") as source, scratch.open("wb") as target:
-                for block in _blocks(source):
-                    text = block.decode("utf-8", "surrogateescape")
-                    clean = self.text(text)
-                    changed = changed or clean != text
-                    target.write(clean.encode("utf-8", "surrogateescape"))
+                size = path.stat().st_size
+                if size > 2 * (KEPT_BYTES + OVERLAP_BYTES):
+                    changed = self._ends(source, target, size)
+                else:
+                    changed = self._all(source, target)
             if changed:
                 scratch.replace(path)
         except OSError as error:
@@ -235,6 +240,29 @@ class Redactor:
             raise OSError(error.errno, error.strerror, str(path)) from error
         finally:
             scratch.unlink(missing_ok=True)
+
+    def _all(self, source: BinaryIO, target: BinaryIO) -> bool:
+        """Write what is to be kept of it; whether that is anything else than there was."""
+        changed = False
+        for block in _blocks(source):
+            text = block.decode("utf-8", "surrogateescape")
+            clean = self.text(text)
+            changed = changed or clean != text
+            target.write(clean.encode("utf-8", "surrogateescape"))
+        return changed
+
+    def _ends(self, source: BinaryIO, target: BinaryIO, size: int) -> bool:
+        """The first and the last part, cut at lines. A secret where they are cut is taken out before, as a whole."""
+        first, last = io.BytesIO(), io.BytesIO()
+        self._all(io.BytesIO(source.read(KEPT_BYTES + OVERLAP_BYTES)), first)
+        source.seek(size - KEPT_BYTES - OVERLAP_BYTES)
+        self._all(io.BytesIO(source.read(KEPT_BYTES + OVERLAP_BYTES)), last)
+        head, tail = first.getvalue()[:-OVERLAP_BYTES], last.getvalue()[OVERLAP_BYTES:]
+        head = head[: head.rfind(b"\n") + 1] or head
+        tail = tail[tail.find(b"\n") + 1 :] or tail
+        left_out = f"llm-perf: {size - len(head) - len(tail):,} bytes of {size:,} are left out here"
+        target.write(b"\n".join((head, left_out.encode("ascii"), b"", tail)))
+        return True
 
     def folder(self, folder: Path) -> None:
         """Overwrite known values in every file below a folder with as many `x`, so that no format breaks.

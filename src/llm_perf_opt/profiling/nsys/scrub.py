@@ -31,6 +31,9 @@ from llm_perf_opt.profiling.parsers.nsys_log import failure_words
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_export_cmd, find_reports, find_unimported
 
 REMOVED = "(environment removed)"
+PRINTED = "(long output removed: see log.txt)"
+# A shorter one may be any other text of the capture too, such as a range's name.
+LONGEST_OUTPUT = 1 << 16
 _ASSIGNMENT = re.compile(r"[^=\x00-\x20]{1,256}=")
 _RAW_ASSIGNMENT = re.compile(rb"([A-Za-z_][A-Za-z0-9_]{2,127})=([^\x00-\x08\x0b\x0c\x0e-\x1f]{5,16384})")
 HEADER_BYTES = 256
@@ -73,7 +76,7 @@ class Environments:
 
 
 def scrub_export(sqlite: Path, known: Sequence[str] = ()) -> Environments:
-    """Overwrite every recorded environment in an export, and `known` values; returns the environments.
+    """Overwrite every recorded environment in an export, `known` values and long outputs; returns the environments.
 
     The file is rewritten whole.
     """
@@ -130,6 +133,8 @@ def _scrub(connection: sqlite3.Connection, known: Sequence[str]) -> Environments
     tables = {str(name) for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     blocks: list[str] = []
     connection.execute("BEGIN")
+    if {"ProcessStreams", "StringIds"} <= tables:
+        _drop_long_output(connection)
     for table in sorted(tables & _BLOCK_TABLES):
         for row, name, value in connection.execute(f'SELECT rowid, name, value FROM "{table}"').fetchall():
             if _is_block(str(name), str(value)):
@@ -142,6 +147,14 @@ def _scrub(connection: sqlite3.Connection, known: Sequence[str]) -> Environments
     connection.execute("COMMIT")
     connection.execute("VACUUM")
     return environments
+
+
+def _drop_long_output(connection: sqlite3.Connection) -> None:
+    """What a program printed is in the log of the stage; nsys has it all once more, and it has no limit."""
+    printed = "SELECT contentId FROM ProcessStreams"
+    connection.execute(
+        f"UPDATE StringIds SET value = ? WHERE id IN ({printed}) AND length(value) > ?", (PRINTED, LONGEST_OUTPUT)
+    )
 
 
 def _replace_values(connection: sqlite3.Connection, tables: set[str], secrets: Sequence[str]) -> None:
