@@ -134,6 +134,15 @@ def test_a_program_that_marks_phases_in_worker_threads_runs_as_it_does_without_a
     assert {row["name"]: row["instances"] for row in ranges}["decode_step"] == 16
 
 
+@pytest.mark.long
+def test_a_torch_that_records_one_thread_alone_is_not_started_in_a_worker(tmp_path: Path) -> None:
+    older = "import torch\ndef refuse(**given):\n    raise TypeError\ntorch._C._profiler._ExperimentalConfig = refuse"
+    done = llm_perf("run", *NO_NSYS, *program(tmp_path, THREADS.replace("import torch", older)), cwd=tmp_path)
+    assert done.code == 0, done.err
+    said = "torch_profiler: torch.profiler was not used: the program marks its phases outside the main thread"
+    assert said in done.err
+
+
 def test_the_command_of_a_profiled_program_can_be_repeated_after_the_run(tmp_path: Path) -> None:
     done = llm_perf("run", *NO_NSYS, *program(tmp_path, "import torch; print(torch.ones(2).sum())"), cwd=tmp_path)
     assert done.code == 0, done.err

@@ -79,6 +79,7 @@ class RecordedStretch:
             return
         self.write("imported", "")
         atexit.register(self.close)
+        os.register_at_fork(after_in_child=self.forked)
         if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
             # Now: later it may be another thread that asks to be called, and only this one may install it.
             signal.signal(signal.SIGALRM, self.alarm)
@@ -89,6 +90,10 @@ class RecordedStretch:
             self.at(delay, self.open)
         else:
             self.open()
+
+    def forked(self) -> None:
+        """In a child: a thread of the parent may have held the lock, and is not there to give it back."""
+        self.lock = threading.RLock()
 
     def follow_marks(self) -> bool:
         """With `steps` the program's own phases open and close the window."""
