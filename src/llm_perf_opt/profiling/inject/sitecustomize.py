@@ -46,9 +46,15 @@ def profiler_is_on() -> bool:
 
 
 def every_thread() -> Any | None:
-    """What has the profiler record all threads, of which torch by itself records one; None where it cannot."""
+    """What has the profiler record all threads, of which torch by itself records one; None where it does not.
+
+    Beside CUDA it does not: kernels of all threads are recorded there, and that their operators are still found in this
+    mode has not been seen.
+    """
     import torch
 
+    if torch.cuda.is_available():
+        return None
     try:
         # It records no memory of operators then.
         return torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
@@ -141,9 +147,11 @@ class RecordedStretch:
         if every is None and threading.current_thread() is not threading.main_thread():
             # A profiler of one thread that another one closes ends the program by a signal.
             self.closed = True
-            self.refuse(f"the program marks its phases outside the main thread, the one that {ONE_THREAD} records")
+            self.refuse(
+                "the program marks its phases outside the main thread, the one that torch.profiler records here"
+            )
             return
-        if every is None:
+        if every is None and not torch.cuda.is_available():
             self.write("note", f"{ONE_THREAD} records one thread alone: what others do is not in the trace")
         profiler = profile(
             activities=wanted,
