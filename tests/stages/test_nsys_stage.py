@@ -499,11 +499,18 @@ def test_captures_that_start_together_do_not_lose_each_other(tmp_path: Path) -> 
     def capture_in(folder: str) -> tuple[int, bool | str]:
         share_lock(Path(folder), version)
         argv = build_nsys_cmd(Path(folder, "run"), ["true"], trace="nvtx,osrt")
-        # Not through our own door: it would take one thread's agent for another's.
-        done = subprocess.run(
-            argv, env={**os.environ, "TMPDIR": folder}, stdin=subprocess.DEVNULL, capture_output=True, timeout=60
-        )
-        return done.returncode, Path(folder, "run.nsys-rep").is_file() or (done.stdout + done.stderr).decode()
+        report = Path(folder, "run.nsys-rep")
+        said, code = "", 0
+        # As the stage, once more where the machine was too busy for the agent to answer: what is shared is whole then.
+        for _ in range(2):
+            # Not through our own door: it would take one thread's agent for another's.
+            done = subprocess.run(
+                argv, env={**os.environ, "TMPDIR": folder}, stdin=subprocess.DEVNULL, capture_output=True, timeout=60
+            )
+            said, code = (done.stdout + done.stderr).decode(), done.returncode
+            if report.is_file() or sessions.AGENT_FAILED in said or not sessions.LOST_AGENT.search(said):
+                break
+        return code, report.is_file() or said
 
     # Short names: nsys opens sockets in there.
     with ThreadPoolExecutor(3) as pool, ExitStack() as folders:
