@@ -14,6 +14,7 @@ import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,8 @@ from llm_perf_opt.runners.compare.interleave import parse_experiment
 from llm_perf_opt.runners.optimize import cli as optimize
 from llm_perf_opt.runners.profile_orchestrator import INFER_OVERRIDES
 from llm_perf_opt.runners.run_program import implied_overrides, split_command
+from llm_perf_opt.serving.records import RequestRecord
+from llm_perf_opt.serving.results import BenchDocument, LevelResult
 from tests.support.fixtures_dir import REPO
 from tests.support.nsys_builder import h200_export
 from tests.support.report_runs import clean, stage, write_run
@@ -96,6 +99,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             run = folder / runs / name
             write_run(run, stage("torch_profiler", run, metrics=clean(ttft_ms=120.0, tpot_ms=tpot)))
             assert main(["report", str(run)]) == 0
+    level = LevelResult(label="4 at once", concurrency=4, completed=40, output_tokens_per_s=80.0)
+    answered = [
+        RequestRecord(index=i, started_s=i / 20, status="ok", ttft_s=0.1, latency_s=0.2 + i / 1e3, output_tokens=4)
+        for i in range(40)
+    ]
+    requests = "\n".join(json.dumps({"level": level.key, **asdict(one)}) for one in answered)
+    for name in ("bench-a", "bench-b"):
+        files = {
+            "bench_json": ("bench.json", BenchDocument(levels=(level,))),
+            "bench_requests": ("requests.jsonl", requests),
+        }
+        write_run(folder / "runs" / name, stage("bench", folder / "runs" / name, files))
     export = h200_export(folder)
     for name in ("capture", "run", "run.1", "run.2", "a", "b", "base", "candidate"):
         (folder / f"{name}.sqlite").symlink_to(export)
