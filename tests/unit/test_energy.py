@@ -397,6 +397,17 @@ def test_every_meter_is_sampled_while_the_block_runs(tmp_path: Path, monkeypatch
     assert grown == pytest.approx(200, rel=0.1)
 
 
+def test_every_meter_is_read_once_more_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    ctx = scratch_context("energy", tmp_path / "run", host=plain_host(gpus=(H200,)))
+    places = Places(powercap=rapl(tmp_path / "powercap"), kfd=tmp_path / "kfd")
+    with metering(ctx, interval_s=30.0, places=places) as found:
+        time.sleep(0.05)
+        ended_ns = time.monotonic_ns()
+    assert [len(meter.readings) for meter in found] == [2, 2, 2]
+    assert all(meter.readings[-1].at_ns >= ended_ns for meter in found)
+
+
 def test_where_nothing_tells_energy_all_that_was_looked_for_is_named(tmp_path: Path) -> None:
     ctx = scratch_context("energy", tmp_path / "run", config=plain_config(tmp_path))
     places = Places(powercap=tmp_path, kfd=tmp_path / "kfd")

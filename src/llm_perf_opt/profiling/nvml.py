@@ -176,10 +176,12 @@ def _sample(device: NvmlDevice, found: GpuSamples, stop: threading.Event, interv
     due = time.monotonic()
     while len(found.samples) < MAX_SAMPLES:
         found.samples.append(device.sample(time.monotonic_ns()))
+        if stop.is_set():
+            # Asked once more after the end: on a busy machine the last answers may be far from it.
+            return
         # Measured from the last due time, so that the time of asking does not add up.
         due = max(due + interval_s, time.monotonic())
-        if stop.wait(due - time.monotonic()):
-            return
+        stop.wait(due - time.monotonic())
 
 
 def gpu_index(device: str, environ: Mapping[str, str]) -> int | str | None:

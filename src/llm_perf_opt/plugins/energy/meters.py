@@ -122,9 +122,11 @@ def _sampling(counter: Counter, interval_s: float) -> Iterator[Metered]:
         while len(found.readings) < MAX_SAMPLES:
             energy_j, power_w = counter.read()
             found.readings.append(Reading(at_ns=time.monotonic_ns(), energy_j=energy_j, power_w=power_w))
-            due = max(due + interval_s, time.monotonic())
-            if stop.wait(due - time.monotonic()):
+            if stop.is_set():
+                # Read once more after the end: on a busy machine the last readings may be far from it.
                 return
+            due = max(due + interval_s, time.monotonic())
+            stop.wait(due - time.monotonic())
 
     thread = threading.Thread(target=sample, daemon=True)
     thread.start()
