@@ -53,7 +53,7 @@ print(sum(k.instances for k in kernels), sum(k.total_ns for k in kernels))
 RANGES_OURS = """
 import sys; from pathlib import Path
 from llm_perf_opt.analysis import load_numpy; load_numpy()
-from llm_perf_opt.analysis.capture import analyze_timelines
+from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 analysis = analyze_timelines([read_nsys_sqlite(Path(sys.argv[1]))])
 rows = [r for r in analysis.ranges if r.name in ("prefill", "decode_step")]

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from llm_perf_opt.analysis.findings.facts import (
+from llm_perf_opt.diagnosis.facts import (
     GpuFacts,
     KernelFacts,
     Known,

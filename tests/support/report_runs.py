@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from llm_perf_opt.analysis.capture import CaptureAnalysis, GpuTotals, GraphTotals, SourceRow
+from llm_perf_opt.diagnosis.document import CaptureAnalysis, GpuTotals, GraphTotals, SourceRow
 from llm_perf_opt.analysis.timeline.rows import KernelRow
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import RunManifest, write_manifest

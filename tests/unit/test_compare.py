@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llm_perf_opt.analysis.capture import analyze_timelines
+from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.analysis.compare.comparison import CompareDocument, SideInput, compare_sides, overall
 from llm_perf_opt.analysis.compare.differences import (
     capture_waterfall,

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llm_perf_opt.analysis.capture import analyze_measured, measure_timeline
+from llm_perf_opt.diagnosis.analyze import analyze_measured
+from llm_perf_opt.diagnosis.evidence import measure_timeline
 from llm_perf_opt.analysis.timeline.critical import CriticalPath, critical_paths
 from llm_perf_opt.analysis.timeline.frames import FlameNode, python_tree
 from llm_perf_opt.analysis.timeline.memory import MemoryEvents, memory_curves

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.capture import CaptureAnalysis, analyze_timelines
+from llm_perf_opt.diagnosis.analyze import analyze_timelines
+from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.analysis.findings.finding import FindingRecord, confidence_of, may_be_headline
 from llm_perf_opt.analysis.gaps.iterations import Iterations, Outlier
 from llm_perf_opt.analysis.gaps.queue import Queue

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.capture import CaptureAnalysis, analyze_timelines
+from llm_perf_opt.diagnosis.analyze import analyze_timelines
+from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.analysis.findings.finding import may_be_headline
 from llm_perf_opt.analysis.gaps.edges import HostEdge, HostPart
 from llm_perf_opt.cli import main

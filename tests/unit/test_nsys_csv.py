@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analysis.capture import analyze_timelines
+from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.parsers.nsys_stats import (

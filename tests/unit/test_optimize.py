@@ -8,9 +8,9 @@ import pytest
 
 from llm_perf_opt.analysis.compare.gate import parse_condition
 from llm_perf_opt.analysis.compare.stability import RepeatedValue
-from llm_perf_opt.analysis.findings.facts import RunFacts
+from llm_perf_opt.diagnosis.facts import RunFacts
 from llm_perf_opt.analysis.findings.finding import Finding
-from llm_perf_opt.analysis.findings.remedies import (
+from llm_perf_opt.diagnosis.experiments import (
     COMPILE,
     CUDA_GRAPH,
     INT8_WEIGHTS,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analysis.findings.facts import Unknown
+from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.core.records import Metric

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analysis.capture import GpuIdle
-from llm_perf_opt.analysis.findings.facts import Unknown
+from llm_perf_opt.diagnosis.document import GpuIdle
+from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.analysis.findings.finding import Finding
 from llm_perf_opt.analysis.findings.rules import diagnose
 from llm_perf_opt.core.documents import Deployment

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.analysis.findings.facts import CopyFacts, RunFacts
+from llm_perf_opt.diagnosis.facts import CopyFacts, RunFacts
 from llm_perf_opt.analysis.findings.phase_kernels import HIDDEN
 from llm_perf_opt.analysis.findings.rules.above_bound import find_above_bound
 from llm_perf_opt.analysis.findings.rules.dtype_miss import find_dtype_misses, find_wide_format

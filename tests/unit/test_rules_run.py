@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from llm_perf_opt.analysis.findings import rules
-from llm_perf_opt.analysis.findings.facts import ClockFacts, CopyFacts, Known, Quantity, RunFacts, Unknown
+from llm_perf_opt.diagnosis.facts import ClockFacts, CopyFacts, Known, Quantity, RunFacts, Unknown
 from llm_perf_opt.analysis.findings.finding import (
     UNDER_PROFILER,
     Evidence,

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llm_perf_opt.analysis.capture import CaptureAnalysis, GraphTotals, analyze_timelines
+from llm_perf_opt.diagnosis.analyze import analyze_timelines
+from llm_perf_opt.diagnosis.document import CaptureAnalysis, GraphTotals
 from llm_perf_opt.analysis.timeline.intervals import Ints, innermost, intersect, nest, segment_union, union
 from llm_perf_opt.analysis.timeline.rows import Idle, RangeRow
 from llm_perf_opt.analysis.timeline.tables import group_statistics

@@ -10,14 +10,9 @@ from pathlib import Path
 import pytest
 from msgspec import UNSET, UnsetType
 
-from llm_perf_opt.analysis.capture import (
-    AfterSetup,
-    CaptureAnalysis,
-    analyze_measured,
-    analyze_timelines,
-    judge_after_setup,
-    measure_timeline,
-)
+from llm_perf_opt.diagnosis.analyze import analyze_measured, analyze_timelines, judge_after_setup
+from llm_perf_opt.diagnosis.document import AfterSetup, CaptureAnalysis
+from llm_perf_opt.diagnosis.evidence import measure_timeline
 from llm_perf_opt.analysis.findings.finding import FindingRecord, may_be_headline
 from llm_perf_opt.analysis.findings.rules import diagnose
 from llm_perf_opt.analysis.gaps.host_alone import HostAlone, OutsideRow

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from llm_perf_opt.analysis.capture import CaptureAnalysis, Measured
+from llm_perf_opt.diagnosis.document import CaptureAnalysis
+from llm_perf_opt.diagnosis.evidence import Measured
 from llm_perf_opt.analysis.timeline.operators import OperatorRow
 from llm_perf_opt.analysis.timeline.window import OperatorInputs, TimelineWindow, timeline_window
 from llm_perf_opt.core.manifest import write_json

@@ -5,7 +5,7 @@ from pathlib import PurePath
 
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.capture import CaptureAnalysis
+from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.analysis.gaps.iterations import Iterations
 from llm_perf_opt.analysis.gaps.longest import Gap, LongGaps
 from llm_perf_opt.analysis.gaps.queue import Queue

@@ -159,7 +159,7 @@ def write_trace_files(
 ) -> TraceFiles:
     """Beside the trace: operators.csv and .md, kernels.csv, analysis.json with the tree of modules, timeline.json."""
     # numpy is imported only when a stage has run.
-    from llm_perf_opt.analysis.capture import analyze_timelines
+    from llm_perf_opt.diagnosis.analyze import analyze_timelines
     from llm_perf_opt.analysis.timeline.memory import memory_counters
     from llm_perf_opt.analysis.timeline.operators import ProfiledOperators, module_shares, module_tree
     from llm_perf_opt.analysis.timeline.window import OperatorInputs, timeline_window

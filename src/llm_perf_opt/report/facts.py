@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.capture import CaptureAnalysis
+from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.analysis.findings.capture_facts import replays_graphs
-from llm_perf_opt.analysis.findings.facts import (
+from llm_perf_opt.diagnosis.facts import (
     NOT_WATCHED,
     ClockFacts,
     CopyFacts,
@@ -26,7 +26,7 @@ from llm_perf_opt.analysis.findings.facts import (
     Unknown,
     value_of,
 )
-from llm_perf_opt.analysis.findings.waterfall import ENABLE_CLEAN
+from llm_perf_opt.diagnosis.waterfall import ENABLE_CLEAN
 from llm_perf_opt.analysis.kernels.ncu import join_nsys
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuKernel, NsysKernel
 from llm_perf_opt.analysis.static.document import StaticDocument, StaticPhase

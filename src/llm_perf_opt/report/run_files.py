@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from llm_perf_opt.analysis.capture import CaptureAnalysis
-from llm_perf_opt.analysis.findings.facts import Unknown
+from llm_perf_opt.diagnosis.document import CaptureAnalysis
+from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.static.document import StaticDocument
 from llm_perf_opt.analysis.timeline.window import TimelineWindow

@@ -1,6 +1,6 @@
 """stakeholder_summary.md: one page for people who do not profile."""
 
-from llm_perf_opt.analysis.findings.facts import Unknown
+from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.core.markdown import escape
 from llm_perf_opt.core.units import format_ms
 from llm_perf_opt.report.view.findings import FindingView

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from llm_perf_opt.analysis.capture import CaptureAnalysis
+from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.analysis.compare.differences import (
     DifferenceWaterfall,
     KernelChange,

@@ -14,7 +14,7 @@ from typing import Literal
 
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.capture import CaptureAnalysis, GpuIdle
+from llm_perf_opt.diagnosis.document import CaptureAnalysis, GpuIdle
 from llm_perf_opt.analysis.compare.matching import MatchedBy, NameMatch, match_names
 from llm_perf_opt.analysis.compare.statistics import MEDIAN_BY_MEAN, MIDDLE_HALF, THRESHOLD, holm
 from llm_perf_opt.analysis.compare.student import two_sided_p

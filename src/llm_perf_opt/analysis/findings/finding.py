@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
-from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, RunFacts
-from llm_perf_opt.analysis.findings.remedies import Remedy
+from llm_perf_opt.diagnosis.facts import GpuFacts, Known, RunFacts
+from llm_perf_opt.diagnosis.experiments import Remedy
 from llm_perf_opt.core.names import DECODE, DECODE_STEP, MODULE_PREFIX, PHASES
 
 Confidence = Literal["high", "medium", "low"]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.analysis.findings.facts import GpuFacts, KernelFacts, Known, PhaseFacts, PhaseKernel, RunFacts
+from llm_perf_opt.diagnosis.facts import GpuFacts, KernelFacts, Known, PhaseFacts, PhaseKernel, RunFacts
 from llm_perf_opt.analysis.findings.finding import WHOLE_CAPTURE
 
 LAUNCH_BOUND_IDLE = 0.5

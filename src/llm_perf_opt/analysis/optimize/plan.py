@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from llm_perf_opt.analysis.compare.statistics import shared_among
-from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
+from llm_perf_opt.diagnosis.facts import GpuFacts, Known, PhaseFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import Finding
-from llm_perf_opt.analysis.findings.remedies import THROUGHPUT, Remedy
+from llm_perf_opt.diagnosis.experiments import THROUGHPUT, Remedy
 from llm_perf_opt.analysis.findings.rules import RULE_BY_ID
 from llm_perf_opt.analysis.optimize.document import ExperimentRow, ExperimentStatus, Objective, PredictedBound
 from llm_perf_opt.core.names import DECODE, PHASES, PREFILL

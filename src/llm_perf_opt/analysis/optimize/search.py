@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from llm_perf_opt.analysis.findings.remedies import Remedy
+from llm_perf_opt.diagnosis.experiments import Remedy
 from llm_perf_opt.analysis.optimize.plan import ExperimentPlan, Situation, TrialSet, combine
 from llm_perf_opt.core.units import format_factor
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.analysis.findings.facts import GRAPH_MODES
+from llm_perf_opt.diagnosis.facts import GRAPH_MODES
 from llm_perf_opt.analysis.kernels.match import normalise
 from llm_perf_opt.analysis.kernels.ncu import analyze_ncu, join_nsys
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuLaunch, NsysKernel

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.capture import CaptureAnalysis, analyze_measured, measure_timeline
+from llm_perf_opt.diagnosis.analyze import analyze_measured
+from llm_perf_opt.diagnosis.document import CaptureAnalysis
+from llm_perf_opt.diagnosis.evidence import measure_timeline
 from llm_perf_opt.analysis.ranks.analysis import analyze_ranks
 from llm_perf_opt.analysis.ranks.identify import RANKS
 from llm_perf_opt.analysis.ranks.traffic import measure_traffic

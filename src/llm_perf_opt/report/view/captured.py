@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.capture import CaptureAnalysis
+from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.analysis.findings.capture_facts import runs_on
-from llm_perf_opt.analysis.findings.facts import Known, Unknown
+from llm_perf_opt.diagnosis.facts import Known, Unknown
 from llm_perf_opt.analysis.findings.finding import Finding, may_be_headline, paid_once
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.timeline.operators import OperatorRow

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.findings.facts import PER, RunFacts
+from llm_perf_opt.diagnosis.facts import PER, RunFacts
 from llm_perf_opt.analysis.findings.finding import (
     REQUEST,
     WHOLE_CAPTURE,

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.capture import CaptureAnalysis
-from llm_perf_opt.analysis.findings.facts import Known, Quantity, RunFacts, Unknown
+from llm_perf_opt.diagnosis.document import CaptureAnalysis
+from llm_perf_opt.diagnosis.facts import Known, Quantity, RunFacts, Unknown
 from llm_perf_opt.analysis.findings.finding import (
     ANY_HINT,
     MIN_HEADLINE,
@@ -19,7 +19,7 @@ from llm_perf_opt.analysis.findings.finding import (
     may_be_headline,
 )
 from llm_perf_opt.analysis.findings.rules import RULE_BY_ID
-from llm_perf_opt.analysis.findings.waterfall import Waterfall
+from llm_perf_opt.diagnosis.waterfall import Waterfall
 from llm_perf_opt.core.names import BUSY_GPUS, DECODE
 from llm_perf_opt.core.units import digits, format_factor, format_ms, format_percent
 from llm_perf_opt.report.facts import clean_metric, measured_prompt

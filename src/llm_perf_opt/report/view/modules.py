@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.findings.facts import Unknown
+from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.analysis.static.document import StaticGroup
 from llm_perf_opt.analysis.static.double_entry import Entry
 from llm_perf_opt.core.names import PHASES

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
-from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, Quantity, RunFacts, Unknown
+from llm_perf_opt.diagnosis.facts import GpuFacts, Known, PhaseFacts, Quantity, RunFacts, Unknown
 from llm_perf_opt.core.names import DECODE, PREFILL, TORCH_PROFILER
 from llm_perf_opt.core.process import program_title
 from llm_perf_opt.core.records import StageRecord

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llm_perf_opt.analysis.findings.facts import RunFacts
+from llm_perf_opt.diagnosis.facts import RunFacts
 from llm_perf_opt.analysis.findings.finding import Finding
 from llm_perf_opt.analysis.findings.rules import profiler_overhead
 from llm_perf_opt.core.manifest import RunManifest

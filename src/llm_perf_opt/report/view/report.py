@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.analysis.findings.facts import Unknown
+from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.analysis.findings.rules import diagnose
-from llm_perf_opt.analysis.findings.waterfall import build_waterfall
+from llm_perf_opt.diagnosis.waterfall import build_waterfall
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.core.names import AFTER_SETUP, STATIC_ANALYSIS
 from llm_perf_opt.report.facts import gather, joined_ncu

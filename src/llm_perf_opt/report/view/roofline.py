@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.findings.facts import Known, PhaseFacts, Quantity, RunFacts, Unknown
+from llm_perf_opt.diagnosis.facts import Known, PhaseFacts, Quantity, RunFacts, Unknown
 from llm_perf_opt.analysis.hardware.roofline import mbu, mfu
 from llm_perf_opt.analysis.hardware.work import BYTES, short_dtype
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuKernel

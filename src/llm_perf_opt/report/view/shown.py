@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.findings.facts import Known, Quantity, Unknown
+from llm_perf_opt.diagnosis.facts import Known, Quantity, Unknown
 from llm_perf_opt.core.records import Spread
 from llm_perf_opt.core.units import format_quantity
 

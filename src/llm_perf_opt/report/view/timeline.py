@@ -4,7 +4,7 @@ import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.analysis.findings.facts import Unknown
+from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.analysis.kernels.names import short_kernel_name
 from llm_perf_opt.analysis.timeline.timeline import LaunchShape
 from llm_perf_opt.analysis.timeline.window import Event, TimelineWindow

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.timeline.memory import MemoryCurve
 from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis
 from llm_perf_opt.core.sections import Picture, Section
 from llm_perf_opt.core.units import digits
+from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.report.charts import ScatterPoint, scatter_svg, steps_svg
 from llm_perf_opt.runners.analyze.sections import MEMORY, SHAPES
 

@@ -7,25 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.analysis.capture import (
-    CaptureAnalysis,
-    Measured,
-    analyze_measured,
-    judge_after_setup,
-    measure_timeline,
-)
-from llm_perf_opt.analysis.ranks.analysis import analyze_ranks
-from llm_perf_opt.analysis.ranks.collectives import RecordedArgs, recorded_args
+from msgspec import UNSET
+
 from llm_perf_opt.analysis.ranks.identify import Kind
-from llm_perf_opt.analysis.timeline.rows import CounterRow, KernelRow
-from llm_perf_opt.analysis.timeline.timeline import Timeline
+from llm_perf_opt.analysis.timeline.graphs import attribute_replays, graph_reference, replayed_kernels
+from llm_perf_opt.analysis.timeline.rows import KernelRow
+from llm_perf_opt.diagnosis.analyze import Capture, analyze_captures
+from llm_perf_opt.diagnosis.document import CaptureAnalysis
+from llm_perf_opt.diagnosis.evidence import Measured
 from llm_perf_opt.errors import ParseError, ToolError
-from llm_perf_opt.runners.analyze.detail import add_critical_paths, add_detail, add_graph_replays, add_ranks
 from llm_perf_opt.runners.analyze.kinds import NCU, NSYS, SUMMARY, TORCH
 
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
-    from llm_perf_opt.analysis.timeline.operators import TraceDetail
     from llm_perf_opt.analysis.timeline.window import OperatorInputs
 
 
@@ -62,46 +56,40 @@ def read_captures(
     """
     by_kind = {kind: [f for f, k in zip(files, kinds, strict=True) if k == kind] for kind in dict.fromkeys(kinds)}
     kind = next((k for k in kinds if k != NCU), NCU)
-    recorded: Sequence[RecordedArgs | None] | None = None
+    captures: list[Capture] = []
+    notes: list[str] = []
     inputs: OperatorInputs | None = None
     if kind == NSYS:
-        measured, analysis, notes = _read_nsys(by_kind[NSYS], scratch)
+        captures, notes = _read_nsys(by_kind[NSYS], scratch)
     elif kind == TORCH:
-        measured, analysis, notes, recorded, inputs = _read_torch(by_kind[TORCH], detailed=detailed)
-    else:
-        measured, analysis, notes = [], analyze_measured([]), []
-    analysis, said = add_graph_replays(add_critical_paths(analysis, measured), measured, graphs_from)
-    notes += said
-    ranks = analyze_ranks([m.timeline for m in measured], said=files_are, recorded=recorded)
-    if ranks is not None:
-        kept = min((m.timeline.kept_share for m in measured if m.timeline.kept_share is not None), default=None)
-        analysis = add_ranks(analysis, ranks, kept)
-        notes += ranks.notes
+        captures, notes, inputs = _read_torch(by_kind[TORCH], detailed=detailed)
+    ncu = _read_ncu(by_kind[NCU]) if NCU in by_kind else None
+    analyzed = analyze_captures(captures, files_are=files_are, ncu=ncu)
+    analysis, said = add_graph_replays(analyzed.analysis, analyzed.measured, graphs_from)
+    notes += [*said, *analyzed.notes]
     if kind == SUMMARY:
-        analysis = _from_summary(analysis, by_kind[SUMMARY][0])
-    analysis = judge_after_setup(analysis, measured)
-    ncu = _read_ncu(by_kind[NCU], analysis.kernels) if NCU in by_kind else None
+        analysis = _from_summary(analysis, by_kind[SUMMARY][0], ncu)
+    ncu = None if analysis.ncu is UNSET else analysis.ncu
     if ncu is not None:
-        analysis = replace(analysis, ncu=ncu)
         notes += [f"ncu: {note}" for note in ncu.notes]
     return AnalyzedCaptures(
-        kind=kind, analysis=analysis, measured=tuple(measured), notes=tuple(notes), ncu=ncu, inputs=inputs
+        kind=kind, analysis=analysis, measured=analyzed.measured, notes=tuple(notes), ncu=ncu, inputs=inputs
     )
 
 
-def _read_nsys(files: Sequence[Path], scratch: Path) -> tuple[list[Measured], CaptureAnalysis, list[str]]:
+def _read_nsys(files: Sequence[Path], scratch: Path) -> tuple[list[Capture], list[str]]:
     from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
     from llm_perf_opt.profiling.range_phases import with_phases
 
-    measured: list[Measured] = []
+    captures: list[Capture] = []
     notes: list[str] = []
     for index, path in enumerate(files):
         sqlite = path
         if path.suffix in (".nsys-rep", ".qdrep"):
             sqlite, said = _export(path, scratch / f"{index}")
             notes += said
-        measured.append(measure_timeline(with_phases(replace(read_nsys_sqlite(sqlite), source=str(path)), {})))
-    return measured, analyze_measured(measured), notes
+        captures.append(Capture(timeline=with_phases(replace(read_nsys_sqlite(sqlite), source=str(path)), {})))
+    return captures, notes
 
 
 def _export(report: Path, folder: Path) -> tuple[Path, list[str]]:
@@ -136,51 +124,44 @@ def _export(report: Path, folder: Path) -> tuple[Path, list[str]]:
     return sqlite, [f"{report}: {note}" for note in import_notes(log.read_text(errors="replace"))]
 
 
-def _read_torch(
-    files: Sequence[Path], *, detailed: bool
-) -> tuple[list[Measured], CaptureAnalysis, list[str], list[RecordedArgs | None], "OperatorInputs | None"]:
-    from llm_perf_opt.analysis.timeline.operators import merge_modules, merge_operators, module_rows, operator_rows
+def _read_torch(files: Sequence[Path], *, detailed: bool) -> tuple[list[Capture], list[str], "OperatorInputs | None"]:
     from llm_perf_opt.analysis.timeline.window import OperatorInputs
     from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
     from llm_perf_opt.profiling.parsers.trace_workers import is_long
     from llm_perf_opt.profiling.range_phases import with_phases
 
-    measured, operators, modules, notes = [], [], [], []
-    counters: list[CounterRow] = []
-    details: list[tuple[Timeline, TraceDetail] | None] = []
+    captures: list[Capture] = []
+    notes: list[str] = []
     for path in files:
         trace = read_torch_trace(path, detailed=detailed or not is_long(path))
-        measured.append(measure_timeline(with_phases(replace(trace.timeline, source=str(path)), {})))
-        operators.append(operator_rows(trace.timeline, trace.operators))
-        modules.append(module_rows(trace.timeline, trace.modules))
-        counters += trace.counters
+        captures.append(
+            Capture(
+                timeline=with_phases(replace(trace.timeline, source=str(path)), {}),
+                operators=trace.operators,
+                modules=trace.modules,
+                counters=tuple(trace.counters),
+                detail=trace.detail,
+            )
+        )
         if trace.counters:
             counted = sum(row.instances for row in trace.counters)
             notes.append(
                 f"{path}: {counted} kernel(s) were recorded with hardware counters and without times of their own: the "
                 "profiler runs each of them several times to count"
             )
-        details.append(None if trace.detail is None else (trace.timeline, trace.detail))
         if trace.detail is None:
             notes.append(f"{path}: a long trace; give --detail for shapes, sizes of collectives, memory and Python")
         if not len(trace.modules):
             notes.append(f"{path}: no module ranges (record with with_stack or with_modules to see them)")
-    analysis = analyze_measured(measured)
-    analysis = replace(analysis, operators=merge_operators(operators), modules=merge_modules(modules))
-    if counters:
-        # Kernels were recorded, though not when they ran.
-        said = tuple(note for note in analysis.notes if "no GPU kernel was recorded" not in note)
-        analysis = replace(analysis, counters=tuple(counters), notes=said)
-    recorded = [None if d is None else recorded_args(*d) for d in details]
-    inputs = None
-    if details[-1] is not None:
-        inputs = OperatorInputs(texts=details[-1][1].shapes, index=details[-1][1].shape)
-    return measured, add_detail(analysis, [d for d in details if d is not None]), notes, recorded, inputs
+    detail = captures[-1].detail
+    inputs = None if detail is None else OperatorInputs(texts=detail.shapes, index=detail.shape)
+    return captures, notes, inputs
 
 
-def _from_summary(empty: CaptureAnalysis, path: Path) -> CaptureAnalysis:
+def _from_summary(empty: CaptureAnalysis, path: Path, ncu: "NcuAnalysis | None") -> CaptureAnalysis:
     """A kernel summary has kernels and nothing else."""
-    from llm_perf_opt.analysis.capture import SourceRow
+    from llm_perf_opt.diagnosis.analyze import joined
+    from llm_perf_opt.diagnosis.document import SourceRow
     from llm_perf_opt.profiling.parsers.nsys_stats import read_stats
     from llm_perf_opt.profiling.parsers.nsys_summary import summary_notes, to_kernel_rows
 
@@ -205,6 +186,7 @@ def _from_summary(empty: CaptureAnalysis, path: Path) -> CaptureAnalysis:
         sources=(source,),
         gpu=replace(empty.gpu, kernel_count=count, kernel_ns=time_ns),
         kernels=kernels,
+        ncu=UNSET if ncu is None else joined(ncu, kernels),
         notes=(
             f"{path}: a kernel summary holds no times of day, so there is no busy or idle time and no range",
             *(f"{path}: {note}" for note in (*summary_notes(summary.rows), *summary.notes)),
@@ -212,13 +194,30 @@ def _from_summary(empty: CaptureAnalysis, path: Path) -> CaptureAnalysis:
     )
 
 
-def _read_ncu(files: Sequence[Path], kernels: Sequence[KernelRow]) -> "NcuAnalysis":
-    from llm_perf_opt.analysis.kernels.ncu import analyze_ncu, join_nsys
-    from llm_perf_opt.analysis.kernels.ncu_records import NsysKernel
+def _read_ncu(files: Sequence[Path]) -> "NcuAnalysis":
+    from llm_perf_opt.analysis.kernels.ncu import analyze_ncu
     from llm_perf_opt.profiling.parsers.ncu_csv import merge_launches
     from llm_perf_opt.profiling.parsers.ncu_report import load_ncu
 
-    analysis = analyze_ncu(merge_launches(load_ncu(path) for path in files))
-    if not kernels:
-        return analysis
-    return join_nsys(analysis, [NsysKernel(name=k.name, instances=k.instances, total_ns=k.total_ns) for k in kernels])
+    return analyze_ncu(merge_launches(load_ncu(path) for path in files))
+
+
+def add_graph_replays(
+    analysis: CaptureAnalysis, measured: Sequence[Measured], reference: Path | None
+) -> tuple[CaptureAnalysis, list[str]]:
+    """The analysis with what graphs replay, as another trace names it; and what to say where that did not help."""
+    replayed = [(m.timeline, count) for m in measured if (count := replayed_kernels(m.timeline))]
+    if reference is None:
+        return analysis, [
+            f"{timeline.source}: {count:,} kernel(s) run in graph replays and belong to no operator; a trace of the "
+            "graph's capture, or of a run without graphs, given as --graphs-from says to which"
+            for timeline, count in replayed
+        ]
+    from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+
+    trace = read_torch_trace(reference)
+    known = graph_reference(replace(trace.timeline, source=str(reference)), trace.modules)
+    found = [attribute_replays(timeline, known) for timeline, _ in replayed]
+    if not replayed:
+        return analysis, [f"{reference}: not used, no kernel of the captures was launched by a graph"]
+    return replace(analysis, graph_replays=tuple(one for one in found if one is not None)), []

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.capture import AfterSetup, CaptureAnalysis
 from llm_perf_opt.analysis.timeline.critical import CriticalPath
 from llm_perf_opt.analysis.timeline.frames import PythonTree
 from llm_perf_opt.analysis.timeline.graphs import GraphReplays
@@ -14,6 +13,7 @@ from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis
 from llm_perf_opt.core.names import AFTER_SETUP
 from llm_perf_opt.core.sections import Cell, Section, SectionTable
 from llm_perf_opt.core.units import format_bytes, format_ms, format_percent
+from llm_perf_opt.diagnosis.document import AfterSetup, CaptureAnalysis
 from llm_perf_opt.profiling.idle_sections import idle_sections
 from llm_perf_opt.profiling.rank_sections import filled, rank_sections
 

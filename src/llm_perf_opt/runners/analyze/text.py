@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from msgspec import UNSET
 from rich.text import Text
 
-from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.findings.finding import FindingRecord
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.timeline.operators import OperatorRow
@@ -15,6 +14,7 @@ from llm_perf_opt.core.names import AFTER_SETUP
 from llm_perf_opt.core.sections import Section, cell_text
 from llm_perf_opt.core.terminal import number_columns, printable, table_text
 from llm_perf_opt.core.units import or_dash
+from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.report.view.captured import EDGES, busy_words, work_on_host, works_all_the_time
 from llm_perf_opt.runners.analyze.kinds import SUMMARY, TORCH
 from llm_perf_opt.runners.analyze.sections import capture_sections

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from llm_perf_opt.analysis.capture import analyze_measured, measure_timeline
+from llm_perf_opt.diagnosis.analyze import analyze_measured
+from llm_perf_opt.diagnosis.evidence import measure_timeline
 from llm_perf_opt.analysis.gaps.report import Engine
 from llm_perf_opt.core.names import NSYS
 from llm_perf_opt.core.process import allowed_environment

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from statistics import median
 
-from llm_perf_opt.analysis.capture import CaptureAnalysis
+from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.analysis.compare.comparison import WALL, SideInput
 from llm_perf_opt.analysis.compare.settings import SettingChange, setting_changes
 from llm_perf_opt.analysis.compare.stability import RepeatedValue
-from llm_perf_opt.analysis.findings.facts import Known
+from llm_perf_opt.diagnosis.facts import Known
 from llm_perf_opt.analysis.kernels.names import classify_kernel
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.timeline.rows import KernelRow

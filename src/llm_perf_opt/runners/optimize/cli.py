@@ -16,7 +16,7 @@ from llm_perf_opt.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError
 from llm_perf_opt.runners.arguments import CommandParser, written_by
 
 if TYPE_CHECKING:
-    from llm_perf_opt.analysis.findings.remedies import Remedy
+    from llm_perf_opt.diagnosis.experiments import Remedy
     from llm_perf_opt.runners.optimize.run import OptimizeOptions
 
 DEFAULT_DIR = Path("tmp/optimize")

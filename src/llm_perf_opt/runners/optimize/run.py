@@ -10,7 +10,7 @@ import msgspec
 from llm_perf_opt.analysis.compare.gate import Condition
 from llm_perf_opt.analysis.compare.stability import RepeatedValue
 from llm_perf_opt.analysis.compare.statistics import Pass, level_of
-from llm_perf_opt.analysis.findings.facts import Known
+from llm_perf_opt.diagnosis.facts import Known
 from llm_perf_opt.analysis.optimize.document import (
     ExperimentRow,
     ExperimentStatus,

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from llm_perf_opt.analysis.findings.facts import Known
-from llm_perf_opt.analysis.findings.remedies import Remedy
+from llm_perf_opt.diagnosis.facts import Known
+from llm_perf_opt.diagnosis.experiments import Remedy
 from llm_perf_opt.analysis.findings.rules import RULES
 from llm_perf_opt.analysis.optimize.document import Objective
 from llm_perf_opt.analysis.optimize.plan import START_S, Costs, ExperimentPlan, Situation, build_plan

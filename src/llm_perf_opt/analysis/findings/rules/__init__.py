@@ -8,7 +8,7 @@ docs/report.md; nothing else lists rules.
 from collections.abc import Iterable
 
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
-from llm_perf_opt.analysis.findings.facts import RunFacts
+from llm_perf_opt.diagnosis.facts import RunFacts
 from llm_perf_opt.analysis.findings.finding import (
     Finding,
     Rule,

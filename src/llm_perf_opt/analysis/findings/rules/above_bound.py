@@ -7,10 +7,10 @@ with what their shapes need at the GPU's peaks.
 import re
 from collections.abc import Sequence
 
-from llm_perf_opt.analysis.findings.facts import COMPILED, TUNED, GpuFacts, Known, PhaseFacts, RunFacts, value_of
+from llm_perf_opt.diagnosis.facts import COMPILED, TUNED, GpuFacts, Known, PhaseFacts, RunFacts, value_of
 from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, Suggestion, advise, amdahl
 from llm_perf_opt.analysis.findings.phase_kernels import HIDDEN, LAUNCH_BOUND_IDLE
-from llm_perf_opt.analysis.findings.remedies import (
+from llm_perf_opt.diagnosis.experiments import (
     BFLOAT16,
     COMPILE,
     FLASH_ATTENTION,

@@ -6,10 +6,10 @@ import re
 from dataclasses import replace
 
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
-from llm_perf_opt.analysis.findings.facts import KernelFacts, PhaseKernel, RunFacts
+from llm_perf_opt.diagnosis.facts import KernelFacts, PhaseKernel, RunFacts
 from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl
 from llm_perf_opt.analysis.findings.phase_kernels import Slice, describe, slices, time_of
-from llm_perf_opt.analysis.findings.remedies import BFLOAT16
+from llm_perf_opt.diagnosis.experiments import BFLOAT16
 
 MEANT = ("bf16", "fp16", "bfloat16", "float16")
 WIDE = ("fp32", "float32")

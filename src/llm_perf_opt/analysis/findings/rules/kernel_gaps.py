@@ -7,10 +7,10 @@ long, and something else held the work back; or it waited in an idle stream whil
 from dataclasses import replace
 
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
-from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
+from llm_perf_opt.diagnosis.facts import GpuFacts, Known, PhaseFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import CERTAIN_INSTANCES, Evidence, Finding, Rule, amdahl
-from llm_perf_opt.analysis.findings.remedies import COMPILE, CUDA_GRAPH, MAX_AUTOTUNE, REDUCE_OVERHEAD
-from llm_perf_opt.analysis.findings.waterfall import split_idle
+from llm_perf_opt.diagnosis.experiments import COMPILE, CUDA_GRAPH, MAX_AUTOTUNE, REDUCE_OVERHEAD
+from llm_perf_opt.diagnosis.waterfall import split_idle
 from llm_perf_opt.analysis.gaps.longest import Gap
 from llm_perf_opt.analysis.ranks.analysis import RanksAnalysis
 from llm_perf_opt.analysis.timeline.streams import SerialStreams

@@ -2,10 +2,10 @@
 weights and little else, each of them for one token of each sequence; fragmentation: memory is kept that holds nothing.
 """
 
-from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts, value_of
+from llm_perf_opt.diagnosis.facts import GpuFacts, Known, PhaseFacts, RunFacts, value_of
 from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl
 from llm_perf_opt.analysis.findings.phase_kernels import HIDDEN, LAUNCH_BOUND_IDLE
-from llm_perf_opt.analysis.findings.remedies import (
+from llm_perf_opt.diagnosis.experiments import (
     EXPANDABLE_SEGMENTS,
     FP8_WEIGHTS,
     INT8_WEIGHTS,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts, replays_graphs, runs_on
-from llm_perf_opt.analysis.findings.facts import COMPILED, GRAPHS, GpuFacts, Known, PhaseFacts, RunFacts
+from llm_perf_opt.diagnosis.facts import COMPILED, GRAPHS, GpuFacts, Known, PhaseFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import (
     MIN_HEADLINE,
     Evidence,
@@ -14,7 +14,7 @@ from llm_perf_opt.analysis.findings.finding import (
     amdahl,
     confidence_of,
 )
-from llm_perf_opt.analysis.findings.remedies import (
+from llm_perf_opt.diagnosis.experiments import (
     COMPILE,
     CUDA_GRAPH,
     LARGER_BATCH,
@@ -22,7 +22,7 @@ from llm_perf_opt.analysis.findings.remedies import (
     MAX_AUTOTUNE,
     REDUCE_OVERHEAD,
 )
-from llm_perf_opt.analysis.findings.waterfall import split_idle
+from llm_perf_opt.diagnosis.waterfall import split_idle
 from llm_perf_opt.analysis.gaps.verdict import allocates
 from llm_perf_opt.analysis.gaps.waits import WaitRow
 from llm_perf_opt.analysis.timeline.rows import Idle, RangeRow

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
-from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
+from llm_perf_opt.diagnosis.facts import GpuFacts, Known, PhaseFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import MIN_HEADLINE, Evidence, Finding, Rule, amdahl, confidence_of
-from llm_perf_opt.analysis.findings.waterfall import split_idle
+from llm_perf_opt.diagnosis.waterfall import split_idle
 from llm_perf_opt.analysis.gaps.host import OPERATOR, RANGE
 from llm_perf_opt.analysis.gaps.longest import GOING_ON, Reason
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
-from llm_perf_opt.analysis.findings.facts import PhaseKernel, RunFacts
+from llm_perf_opt.diagnosis.facts import PhaseKernel, RunFacts
 from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl
 from llm_perf_opt.analysis.findings.phase_kernels import (
     HIDDEN_IN_CAPTURE,

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from llm_perf_opt.analysis.findings.facts import RunFacts
+from llm_perf_opt.diagnosis.facts import RunFacts
 from llm_perf_opt.analysis.findings.finding import Confidence, Evidence, Finding, Rule, amdahl
 from llm_perf_opt.analysis.findings.phase_kernels import describe, slices, time_of
-from llm_perf_opt.analysis.findings.remedies import (
+from llm_perf_opt.diagnosis.experiments import (
     FP8_WEIGHTS,
     INT8_WEIGHTS,
     LARGER_BATCH,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
-from llm_perf_opt.analysis.findings.facts import STATIC_CACHE, CopyFacts, RunFacts
+from llm_perf_opt.diagnosis.facts import STATIC_CACHE, CopyFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import (
     CERTAIN_INSTANCES,
     CERTAIN_SHARE,
@@ -28,7 +28,7 @@ from llm_perf_opt.analysis.findings.phase_kernels import (
     slices,
     time_of,
 )
-from llm_perf_opt.analysis.findings.remedies import COMPILE, MAX_AUTOTUNE, REDUCE_OVERHEAD
+from llm_perf_opt.diagnosis.experiments import COMPILE, MAX_AUTOTUNE, REDUCE_OVERHEAD
 from llm_perf_opt.analysis.findings.rules.unfused_elementwise import find_chains
 from llm_perf_opt.analysis.findings.rules.wait_bound import DEVICE_COPY_REMEDY, DEVICE_COPY_REMEDY_OF_OTHERS
 from llm_perf_opt.analysis.kernels.names import changes_layout

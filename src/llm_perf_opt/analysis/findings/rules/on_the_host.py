@@ -9,7 +9,7 @@ program does something else.
 from dataclasses import replace
 
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts
-from llm_perf_opt.analysis.findings.facts import COMPILED, Known, PhaseFacts, RunFacts
+from llm_perf_opt.diagnosis.facts import COMPILED, Known, PhaseFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import (
     CERTAIN_INSTANCES,
     REQUEST,
@@ -21,7 +21,7 @@ from llm_perf_opt.analysis.findings.finding import (
     advise,
     amdahl,
 )
-from llm_perf_opt.analysis.findings.remedies import COMPILE, JOINED_PROJECTIONS, LARGER_BATCH, ONE_THREAD
+from llm_perf_opt.diagnosis.experiments import COMPILE, JOINED_PROJECTIONS, LARGER_BATCH, ONE_THREAD
 from llm_perf_opt.analysis.findings.rules.long_gaps import COMPILING_REMEDY, find_none
 from llm_perf_opt.analysis.gaps.edges import TELLS, HostEdge
 

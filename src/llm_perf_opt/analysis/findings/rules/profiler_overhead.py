@@ -1,6 +1,6 @@
 """Rule profiler_overhead: a profiler slowed the run so much that its split of the time needs care."""
 
-from llm_perf_opt.analysis.findings.facts import RunFacts
+from llm_perf_opt.diagnosis.facts import RunFacts
 from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule
 
 TOO_SLOW = 1.5

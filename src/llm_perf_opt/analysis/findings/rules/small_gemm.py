@@ -1,9 +1,9 @@
 """Rule small_gemm: matrix products too small or too thin to fill the GPU."""
 
-from llm_perf_opt.analysis.findings.facts import KernelFacts, PhaseKernel, RunFacts
+from llm_perf_opt.diagnosis.facts import KernelFacts, PhaseKernel, RunFacts
 from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, amdahl
 from llm_perf_opt.analysis.findings.phase_kernels import Slice, describe, slices, time_of
-from llm_perf_opt.analysis.findings.remedies import (
+from llm_perf_opt.diagnosis.experiments import (
     JOINED_PROJECTIONS,
     LARGER_BATCH,
     LARGEST_BATCH,

@@ -1,6 +1,6 @@
 """Rule throttling: the GPU ran below its clock, because of heat, power or a limit somebody set."""
 
-from llm_perf_opt.analysis.findings.facts import ClockFacts, RunFacts
+from llm_perf_opt.diagnosis.facts import ClockFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule
 
 MIN_SHARE = 0.05

@@ -9,7 +9,7 @@ import re
 from dataclasses import replace
 
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts, FusibleChains
-from llm_perf_opt.analysis.findings.facts import COMPILED, KernelFacts, PhaseKernel, RunFacts
+from llm_perf_opt.diagnosis.facts import COMPILED, KernelFacts, PhaseKernel, RunFacts
 from llm_perf_opt.analysis.findings.finding import Evidence, Finding, Rule, Suggestion, advise, amdahl
 from llm_perf_opt.analysis.findings.phase_kernels import (
     HIDDEN_IN_CAPTURE,
@@ -19,7 +19,7 @@ from llm_perf_opt.analysis.findings.phase_kernels import (
     slices,
     time_of,
 )
-from llm_perf_opt.analysis.findings.remedies import (
+from llm_perf_opt.diagnosis.experiments import (
     COMPILE,
     FLASH_ATTENTION,
     FLEX_ATTENTION,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from llm_perf_opt.analysis.findings.capture_facts import CaptureFacts, runs_on
-from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, RunFacts
+from llm_perf_opt.diagnosis.facts import GpuFacts, Known, PhaseFacts, RunFacts
 from llm_perf_opt.analysis.findings.finding import (
     CERTAIN_INSTANCES,
     MIN_LISTED,
@@ -15,9 +15,9 @@ from llm_perf_opt.analysis.findings.finding import (
     amdahl,
     confidence_of,
 )
-from llm_perf_opt.analysis.findings.remedies import CUDA_GRAPH, MAX_AUTOTUNE, REDUCE_OVERHEAD
+from llm_perf_opt.diagnosis.experiments import CUDA_GRAPH, MAX_AUTOTUNE, REDUCE_OVERHEAD
 from llm_perf_opt.analysis.findings.rules.long_gaps import ALLOCATING_HINT, allocating_remedy
-from llm_perf_opt.analysis.findings.waterfall import split_idle
+from llm_perf_opt.diagnosis.waterfall import split_idle
 from llm_perf_opt.analysis.gaps.verdict import allocates
 from llm_perf_opt.analysis.gaps.waits import WaitRow
 from llm_perf_opt.analysis.timeline.rows import CopyRow, Idle, RangeRow

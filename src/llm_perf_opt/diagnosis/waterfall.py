@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from llm_perf_opt.analysis.findings.facts import GpuFacts, Known, PhaseFacts, Quantity, Unknown
 from llm_perf_opt.analysis.timeline.rows import Idle
+from llm_perf_opt.diagnosis.facts import GpuFacts, Known, PhaseFacts, Quantity, Unknown
 
 Kind = Literal["bound", "work", "idle", "unexplained", "wall"]
 # Below this part of the wall time a cause of idle time is not worth a line of its own.

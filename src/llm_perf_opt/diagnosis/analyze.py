@@ -1,0 +1,380 @@
+"""The one assembler: captures in, everything `llm-perf analyze` and the profiler stages say about them out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET
+
+from llm_perf_opt.analysis.gaps.host_alone import sum_host_alone
+from llm_perf_opt.analysis.gaps.report import Engine, IdleReport
+from llm_perf_opt.analysis.gaps.verdict import is_tuning
+from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
+from llm_perf_opt.analysis.ranks.analysis import analyze_ranks
+from llm_perf_opt.analysis.ranks.collectives import recorded_args
+from llm_perf_opt.analysis.ranks.identify import Kind
+from llm_perf_opt.analysis.timeline.critical import critical_paths
+from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS
+from llm_perf_opt.analysis.timeline.ranges import RangeInstances
+from llm_perf_opt.analysis.timeline.rows import CounterRow, KernelRow, RangeRow
+from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis, roof_of, shape_rows, sum_shapes
+from llm_perf_opt.analysis.timeline.timeline import HostEvents, Timeline, distinct, since
+from llm_perf_opt.diagnosis.claim import Finding
+from llm_perf_opt.diagnosis.diagnose import judge
+from llm_perf_opt.diagnosis.document import (
+    AfterSetup,
+    CaptureAnalysis,
+    Diagnosis,
+    GpuIdle,
+    GpuTotals,
+    GraphTotals,
+    SourceRow,
+)
+from llm_perf_opt.diagnosis.evidence import CaptureEvidence, Measured, measure_timeline
+from llm_perf_opt.diagnosis.ledger import ONE_TIME
+from llm_perf_opt.diagnosis.program import program_of
+from llm_perf_opt.diagnosis.scope import Scope, capture_scope
+from llm_perf_opt.diagnosis.verdict import coverage_of, diagnosis_of
+
+if TYPE_CHECKING:
+    from llm_perf_opt.analysis.timeline.operators import TraceDetail
+
+# Ranges of more names than this are for no reader, and would make the answer larger than the capture.
+RANGES_KEPT = 500
+# From this share of start-up on, the rest of a capture is a scope of its own: if it has so many kernels, this part of
+# the GPU's work, and few kernels of an autotuner.
+MUCH_STARTUP, MOSTLY_STARTUP = 0.1, 0.3
+ENOUGH_TO_JUDGE, LEAST_WORK, MOST_TUNING = 50, 0.2, 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capture:
+    """One capture as it was read. `operators`, `modules`, `counters` and `detail` are those of a torch trace."""
+
+    timeline: Timeline
+    operators: HostEvents | None = None
+    modules: HostEvents | None = None
+    counters: tuple[CounterRow, ...] = ()
+    detail: "TraceDetail | None" = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analyzed:
+    """The analysis, and the columns it was made of."""
+
+    analysis: CaptureAnalysis
+    measured: tuple[Measured, ...]
+    notes: tuple[str, ...] = field(default=())
+
+
+def analyze_timelines(timelines: Sequence[Timeline]) -> CaptureAnalysis:
+    """Analyze one capture, or several repetitions of one."""
+    return analyze_captures([Capture(timeline=timeline) for timeline in timelines]).analysis
+
+
+def analyze_captures(
+    captures: Sequence[Capture],
+    *,
+    files_are: Kind | None = None,
+    engine: Engine | None = None,
+    ncu: NcuAnalysis | None = None,
+    ranks_from: Sequence[Timeline] | None = None,
+) -> Analyzed:
+    """Tables, findings and the diagnosis of captures of one program.
+
+    `files_are` says what several captures are, `engine` which server was recorded. `ranks_from` are the captures of all
+    ranks where only the first of them is analyzed.
+    """
+    measured = [measure_timeline(capture.timeline) for capture in captures]
+    # Ranges of equal names with numbers are one from here on.
+    timelines = [m.timeline for m in measured]
+    shapes = _shapes(captures, timelines)
+    recorded = [
+        None if c.detail is None else recorded_args(t, c.detail) for c, t in zip(captures, timelines, strict=True)
+    ]
+    if ranks_from is None:
+        ranks = analyze_ranks(timelines, said=files_are, recorded=recorded)
+    else:
+        ranks = analyze_ranks(ranks_from, said=files_are)
+    evidence = CaptureEvidence(measured, engine=engine, shapes=shapes, ranks=ranks)
+    ncu = None if ncu is None else joined(ncu, evidence.kernels)
+    analysis = _tables(evidence, captures)
+    steady = _steady(evidence) if evidence.has_gpu_work else None
+    diagnosis = _diagnose(evidence, steady, ncu)
+    findings = diagnosis.claims
+    after = UNSET if steady is None else _after_setup(steady, findings)
+    return Analyzed(
+        analysis=replace(
+            analysis,
+            findings=findings,
+            diagnosis=diagnosis,
+            after_setup=after,
+            shapes=UNSET if shapes is None else shapes,
+            ranks=UNSET if ranks is None else ranks,
+            ncu=UNSET if ncu is None else ncu,
+        ),
+        measured=tuple(measured),
+        notes=() if ranks is None else ranks.notes,
+    )
+
+
+def joined(ncu: NcuAnalysis, kernels: Sequence[KernelRow]) -> NcuAnalysis:
+    """What ncu measured, joined with the kernels of a timeline, if there is one."""
+    if not kernels:
+        return ncu
+    from llm_perf_opt.analysis.kernels.ncu import join_nsys
+    from llm_perf_opt.analysis.kernels.ncu_records import NsysKernel
+
+    return join_nsys(ncu, [NsysKernel(name=k.name, instances=k.instances, total_ns=k.total_ns) for k in kernels])
+
+
+def _diagnose(evidence: CaptureEvidence, steady: CaptureEvidence | None, ncu: NcuAnalysis | None) -> Diagnosis:
+    scopes = _scopes(evidence, steady, ncu) if evidence.has_gpu_work else []
+    program = program_of(evidence)
+    findings = judge(scopes, program)
+    return diagnosis_of(findings, scopes, program, coverage_of(evidence, scopes))
+
+
+def _scopes(evidence: CaptureEvidence, steady: CaptureEvidence | None, ncu: NcuAnalysis | None) -> list[Scope]:
+    """The whole capture for one-time costs, and the steady state for those that recur."""
+    kernels = () if ncu is None else ncu.kernels
+    whole = capture_scope(evidence, "capture", kernels)
+    return [
+        whole,
+        capture_scope(steady if steady is not None else evidence, "steady", kernels, is_whole=steady is None),
+    ]
+
+
+def _steady(evidence: CaptureEvidence) -> CaptureEvidence | None:
+    """What follows start-up in one capture, where that is much and enough follows; else the capture is one scope.
+
+    Of several captures and of one that was thinned out the rest is left alone: what ranks wait for, and what is
+    missing, would be counted as its own.
+    """
+    if len(evidence.measured) != 1 or evidence.kept_share is not None:
+        return None
+    timeline, begins_ns = evidence.timelines[0], evidence.report.gaps.setup_end_ns
+    ledger = capture_scope(evidence).ledger
+    if begins_ns is None or ledger.share(*ONE_TIME) < MUCH_STARTUP:
+        return None
+    rest = CaptureEvidence(
+        [measure_timeline(since(timeline, begins_ns, before_ns=LONG_GAP_NS))],
+        engine=evidence.engine,
+        is_steady=True,
+        shapes=evidence.shapes,
+        ranks=evidence.ranks,
+    )
+    tuning = sum(row.instances for row in rest.kernels if is_tuning(row.name))
+    if (
+        rest.kernel_count < ENOUGH_TO_JUDGE
+        or not rest.span_ns
+        or rest.busy_ns < LEAST_WORK * evidence.busy_ns
+        or tuning > MOST_TUNING * rest.kernel_count
+        or capture_scope(rest).ledger.share(*ONE_TIME) >= MOSTLY_STARTUP
+    ):
+        return None
+    return rest
+
+
+def _after_setup(steady: CaptureEvidence, findings: Sequence[Finding]) -> AfterSetup:
+    return AfterSetup(
+        span_ns=steady.span_ns,
+        busy_ns=steady.busy_ns,
+        kernel_count=sum(len(t.kernels) for t in steady.timelines),
+        graph_count=sum(len(t.graphs) for t in steady.timelines),
+        findings=tuple(finding for finding in findings if finding.scope == "steady"),
+    )
+
+
+def _shapes(captures: Sequence[Capture], timelines: Sequence[Timeline]) -> ShapesAnalysis | None:
+    """What the shapes of operators say, where they were recorded."""
+    sums = [sum_shapes(t, c.detail) for c, t in zip(captures, timelines, strict=True) if c.detail is not None]
+    if not any(one.found for one in sums):
+        return None
+    # Here, for captures without shapes need no catalogue, nor the configuration it is checked by.
+    from llm_perf_opt.analysis.hardware.hardware import find_by_device_name, load_catalogue
+    from llm_perf_opt.config.paths import conf_dir
+
+    devices = dict.fromkeys(device.name for t in timelines for device in t.devices)
+    gpu = ", ".join(devices) or None
+    hardware = None if gpu is None else find_by_device_name(load_catalogue(conf_dir() / "hardware"), gpu)
+    return shape_rows(sums, roof_of(gpu, hardware))
+
+
+def _tables(evidence: CaptureEvidence, captures: Sequence[Capture]) -> CaptureAnalysis:
+    """Everything but the findings."""
+    timelines, seen = evidence.timelines, evidence.has_gpu_work
+    report = evidence.report if seen else None
+    sources = tuple(_source(m) for m in evidence.measured)
+    has_kernels = any(len(t.kernels) or len(t.graphs) for t in timelines)
+    alone = None if has_kernels else sum_host_alone(timelines)
+    counters = tuple(row for capture in captures for row in capture.counters)
+    paths = critical_paths(timelines, evidence.ranges)
+    streams = evidence.streams
+    return CaptureAnalysis(
+        sources=sources,
+        gpu=_gpu(evidence, sources),
+        kernels=evidence.kernels,
+        copies=evidence.copies,
+        graphs=GraphTotals(
+            launches_traced_as_a_whole=sum(len(t.graphs) for t in timelines),
+            total_ns=sum(int((t.graphs.end_ns - t.graphs.start_ns).sum()) for t in timelines),
+        ),
+        ranges=evidence.ranges[:RANGES_KEPT],
+        findings=(),
+        notes=(
+            *(note for m in evidence.measured for note in _notes(m.timeline, m.ranges, is_counted=bool(counters))),
+            *_left_out(evidence.ranges),
+            *_pauses(report, evidence.gpu_span_ns),
+        ),
+        idle=UNSET if report is None else report,
+        streams=UNSET if streams is None else streams,
+        host_edges=evidence.edges or UNSET,
+        host_alone=UNSET if alone is None else alone,
+        critical_paths=paths or UNSET,
+        counters=counters or UNSET,
+        **_trace_tables(captures, timelines),
+    )
+
+
+def _trace_tables(captures: Sequence[Capture], timelines: Sequence[Timeline]) -> dict[str, object]:
+    """What only torch traces have: operators, modules, memory and Python."""
+    found: dict[str, object] = {}
+    pairs = list(zip(captures, timelines, strict=True))
+    operators = [(c.operators, t) for c, t in pairs if c.operators is not None]
+    if operators:
+        from llm_perf_opt.analysis.timeline.operators import (
+            merge_modules,
+            merge_operators,
+            module_rows,
+            operator_rows,
+        )
+
+        found["operators"] = merge_operators([operator_rows(t, events) for events, t in operators])
+        modules = [(c.modules, t) for c, t in pairs if c.modules is not None]
+        found["modules"] = merge_modules([module_rows(t, events) for events, t in modules])
+    details = [(c.detail, t) for c, t in pairs if c.detail is not None]
+    if details:
+        from llm_perf_opt.analysis.timeline.frames import python_tree
+        from llm_perf_opt.analysis.timeline.memory import memory_curves
+
+        curves = tuple(curve for detail, t in details for curve in memory_curves(detail.memory, t.source))
+        trees = tuple(tree for detail, t in details if (tree := python_tree(t, detail.frames)) is not None)
+        found |= {key: rows for key, rows in (("memory", curves), ("python", trees)) if rows}
+    return found
+
+
+def _pauses(idle: IdleReport | None, span_ns: int) -> list[str]:
+    """What to say where the profiler itself kept the GPU idle: that is nobody's work, and no finding counts it."""
+    reasons = [reason for reason in idle.gaps.reasons if reason.verdict == "profiler"] if idle is not None else []
+    spent = sum(reason.host_ns for reason in reasons)
+    if not spent:
+        return []
+    return [
+        f"the profiler itself ({reasons[0].name}) keeps the GPU idle for {spent / 1e6:,.3f} ms in "
+        f"{sum(reason.gaps for reason in reasons)} long gap(s), {spent / span_ns:.1%} of the capture; no finding "
+        "counts that"
+    ]
+
+
+def _left_out(ranges: Sequence[RangeRow]) -> list[str]:
+    """What to say where there are more ranges than a reader can use: an answer must not outgrow its capture."""
+    more = ranges[RANGES_KEPT:]
+    if not more:
+        return []
+    wall_ms = sum(row.wall_ns for row in more) / 1e6
+    return [f"{len(more):,} ranges of other names, {wall_ms:,.3f} ms in all, are left out: the shortest of them"]
+
+
+def _source(measured: Measured) -> SourceRow:
+    timeline, maps = measured.timeline, measured.idle
+    kernels, seen = timeline.kernels, timeline.has_gpu_work
+    return SourceRow(
+        path=timeline.source,
+        kind=timeline.kind,
+        producer=timeline.producer,
+        schema=timeline.schema,
+        kernel_count=len(kernels),
+        kernel_names=len(distinct(kernels.name)),
+        kernel_ns=int((kernels.end_ns - kernels.start_ns).sum()),
+        gpu_busy_ns=sum(m.busy.total for m in maps.values()) if seen else None,
+        gpu_span_ns=sum(m.span[1] - m.span[0] for m in maps.values()) if seen else None,
+        range_count=len(measured.ranges),
+        notes=timeline.notes,
+    )
+
+
+def _gpu(evidence: CaptureEvidence, sources: Sequence[SourceRow]) -> GpuTotals:
+    timelines, reasons = evidence.timelines, evidence.idle
+    devices = tuple(dict.fromkeys(d for t in timelines for d in t.devices))
+    idle = GpuIdle(
+        waiting_for_host_ns=reasons.waiting_for_host_ns,
+        between_kernels_ns=reasons.between_kernels_ns,
+        waiting_for_copy_or_sync_ns=reasons.waiting_for_copy_or_sync_ns,
+        unattributed_ns=reasons.unattributed_ns,
+    )
+    span_ns, busy_ns = sum(s.gpu_span_ns or 0 for s in sources), sum(s.gpu_busy_ns or 0 for s in sources)
+    tables = [table for t in timelines for table in (t.kernels, t.graphs, t.copies)]
+    seen = any(t.has_gpu_work for t in timelines)
+    return GpuTotals(
+        name=", ".join(dict.fromkeys(d.name for d in devices)) or None,
+        devices=devices,
+        devices_used=tuple(sorted({int(d) for table in tables for d in distinct(table.device) if d >= 0})),
+        kernel_count=sum(s.kernel_count for s in sources),
+        kernel_ns=sum(s.kernel_ns for s in sources),
+        busy_ns=busy_ns if seen else None,
+        span_ns=span_ns if seen else None,
+        idle_ns=span_ns - busy_ns if seen else None,
+        idle=idle if seen else None,
+    )
+
+
+def _notes(timeline: Timeline, measured: RangeInstances, *, is_counted: bool) -> list[str]:
+    """What a reader must know about one capture."""
+    prefix = f"{timeline.source}: "
+    notes = [prefix + note for note in timeline.notes]
+    # Kernels with hardware counters were recorded, though not when they ran.
+    if not len(timeline.kernels) and not len(timeline.graphs) and not is_counted:
+        only = "only copies and sets" if len(timeline.copies) else "so there are no GPU times"
+        notes.append(f"{prefix}no GPU kernel was recorded, {only}")
+    unknown = int((timeline.kernels.call < 0).sum())
+    if unknown:
+        notes.append(prefix + f"{unknown} kernel(s) have no recorded launch and belong to no range")
+    sizes = timeline.copies.size_bytes
+    if sizes is not None and (unsized := int((sizes < 0).sum())):
+        notes.append(prefix + f"{unsized} copies or sets do not say how many bytes; the sum of their kind is unknown")
+    if len(timeline.graphs):
+        notes.append(
+            prefix
+            + f"{len(timeline.graphs)} CUDA graph launch(es) were traced as a whole: their kernels are not listed; "
+            "capture with `nsys profile --cuda-graph-trace=node` (pipeline.nsys.cuda_graph_trace=node) to see them"
+        )
+    if measured.warmup_left_out:
+        notes.append(prefix + f"{measured.warmup_left_out} warm-up range(s) are left out of the ranges")
+    if measured.repeats_left_out:
+        notes.append(
+            prefix + f"{measured.repeats_left_out} range(s) inside a range of the same name are counted once, with it"
+        )
+    processes = distinct(timeline.kernels.process).tolist()
+    if bool((timeline.kernels.device < 0).any()):
+        notes.append(prefix + "some kernels do not say which device ran them")
+    shared = _shared(timeline)
+    if shared:
+        notes.append(
+            prefix + f"several processes worked on what each calls GPU {', '.join(str(d) for d in shared)}: busy and "
+            "idle are each process's own, and where that is one GPU another process may have used it meanwhile"
+        )
+    several = max((len(distinct(timeline.kernels.device[timeline.kernels.process == p])) for p in processes), default=0)
+    if several > 1:
+        notes.append(prefix + f"a process used {several} devices: busy means that at least one of them ran a kernel")
+    return notes
+
+
+def _shared(timeline: Timeline) -> list[int]:
+    """Numbers of devices on which kernels of several processes ran."""
+    kernels = timeline.kernels
+    processes = distinct(kernels.process)
+    if len(processes) < 2:
+        return []
+    used = [int(d) for code in processes for d in distinct(kernels.device[kernels.process == code])]
+    return sorted({device for device in used if device >= 0 and used.count(device) > 1})

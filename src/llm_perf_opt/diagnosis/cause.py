@@ -1,0 +1,126 @@
+"""Causes as data: which cells a cause explains, its words and its advice; and the judge that goes with it.
+
+Each cause is `causes/<id>.toml`. Where a cell alone is the evidence, that is all of it. Else `causes/<id>.py` beside it
+has a function `judge(scope, program)` that returns a claim or nothing; it is imported only where the cause's cells hold
+time.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from llm_perf_opt.diagnosis.claim import Claim
+from llm_perf_opt.diagnosis.program import Program
+from llm_perf_opt.diagnosis.scope import Kind, Scope
+
+FOLDER = Path(__file__).parent / "causes"
+SCOPES: tuple[Kind, ...] = ("steady", "phase")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What to do where all of `when` and none of `unless` is true of program and claim."""
+
+    text: str
+    when: frozenset[str] = frozenset()
+    unless: frozenset[str] = frozenset()
+    hint: str | None = None
+    doc: str | None = None
+    experiments: tuple[str, ...] = ()
+
+    def fits(self, traits: frozenset[str]) -> bool:
+        return self.when <= traits and not self.unless & traits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """`cells` are what it may explain: it is judged where they hold `min_share` of the scope's wall time.
+
+    Of two claims on one cell that of the larger `specificity` wins: 1 names a cell, 2 an activity, 3 a mechanism.
+    """
+
+    id: str
+    titles: Mapping[str, str]
+    plain_words: str
+    refutes: str
+    advice: tuple[Advice, ...]
+    cells: tuple[str, ...] = ()
+    min_share: float = 0.01
+    scopes: tuple[Kind, ...] = SCOPES
+    specificity: int = 2
+    evidence: Mapping[str, str]
+    caveats: Mapping[str, str]
+    floors: Mapping[str, str]
+    experiments: tuple[str, ...] = ()
+    is_idle: bool = False
+    is_one_time: bool = False
+    has_judge: bool = False
+
+    def applies_to(self, scope: Scope) -> bool:
+        """Whether to judge a scope at all, by its kind and its ledger."""
+        if scope.kind not in self.scopes:
+            return False
+        return not self.cells or scope.ledger.share(*self.cells) >= self.min_share
+
+    def judge(self, scope: Scope, program: Program) -> Claim | None:
+        module = import_module(f"{__package__}.causes.{self.id if self.has_judge else 'cell_alone'}")
+        if not self.has_judge:
+            return cast("Claim | None", module.judge_cells(scope, self))
+        return cast("Judge", module.judge)(scope, program)
+
+    def advise(self, traits: frozenset[str]) -> Advice:
+        """The first row that fits; the last of a cause fits always."""
+        return next(row for row in self.advice if row.fits(traits))
+
+
+class Judge(Protocol):
+    """What a module of `causes` has under the name `judge`."""
+
+    def __call__(self, scope: Scope, program: Program) -> Claim | None: ...
+
+
+@cache
+def load_causes() -> tuple[Cause, ...]:
+    """All causes, by id."""
+    return tuple(_load(path) for path in sorted(FOLDER.glob("*.toml")))
+
+
+@cache
+def cause_by_id() -> Mapping[str, Cause]:
+    return {cause.id: cause for cause in load_causes()}
+
+
+def _load(path: Path) -> Cause:
+    data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    return Cause(
+        id=path.stem,
+        titles={"title": data["title"], **data.get("titles", {})},
+        plain_words=data["plain_words"],
+        refutes=data["refutes"],
+        advice=tuple(
+            Advice(
+                text=row["text"],
+                when=frozenset(row.get("when", ())),
+                unless=frozenset(row.get("unless", ())),
+                hint=row.get("hint"),
+                doc=row.get("doc"),
+                experiments=tuple(row.get("experiments", ())),
+            )
+            for row in data["advice"]
+        ),
+        cells=tuple(data.get("cells", ())),
+        min_share=data.get("min_share", 0.01),
+        scopes=tuple(data.get("scopes", SCOPES)),
+        specificity=data.get("specificity", 2),
+        evidence=data.get("evidence", {}),
+        caveats=data.get("caveats", {}),
+        floors=data.get("floors", {}),
+        experiments=tuple(data.get("experiments", ())),
+        is_idle=data.get("is_idle", False),
+        is_one_time=data.get("is_one_time", False),
+        has_judge=(path.with_suffix(".py")).is_file(),
+    )

@@ -1,0 +1,49 @@
+"""Causes whose cells are all the evidence: the time in them, and what the host was in."""
+
+from typing import TYPE_CHECKING
+
+from llm_perf_opt.diagnosis.claim import Claim, Fact, confidence_of
+from llm_perf_opt.diagnosis.scope import Scope
+
+if TYPE_CHECKING:
+    from llm_perf_opt.diagnosis.cause import Cause
+
+SHOWN = 4
+
+
+def judge_cells(scope: Scope, cause: "Cause") -> Claim | None:
+    """All time of the cells, with their owners, the costliest first."""
+    cells = [cell for prefix in cause.cells for cell in scope.ledger.below(prefix)]
+    total = sum(cell.time_ns for cell in cells)
+    if not total:
+        return None
+    named = sorted((cell for cell in cells if cell.owner), key=lambda cell: -cell.time_ns)
+    told = sum(cell.time_ns for cell in named)
+    wanted: dict[str, int] = {}
+    for cell in cells:
+        wanted[cell.id] = wanted.get(cell.id, 0) + cell.time_ns
+    has_floor = "zero" in cause.floors
+    gaps = sum(cell.count for cell in cells)
+    return Claim(
+        title="named" if named and "named" in cause.titles else "title",
+        values={"owner": named[0].owner[0] if named else "", "gaps": gaps, "time": total},
+        cells=wanted,
+        floor_ns=0 if has_floor else None,
+        floor="zero" if has_floor else None,
+        evidence=(
+            *((Fact(key="gaps", values={"time": total}),) if gaps and "gaps" in cause.evidence else ()),
+            *(
+                Fact(
+                    key="owner",
+                    values={
+                        "owner": " ← ".join(cell.owner),
+                        "time": cell.time_ns,
+                        "count": cell.count,
+                    },
+                )
+                for cell in named[:SHOWN]
+            ),
+        ),
+        confidence=confidence_of(gaps, share=told / total) if named else "low",
+        is_one_time=cause.is_one_time,
+    )

@@ -1,0 +1,50 @@
+"""Communication between GPUs with no computation overlapped."""
+
+from llm_perf_opt.analysis.ranks.collectives import SEND_RECEIVE, kind_of_collective
+from llm_perf_opt.core.units import format_bytes
+from llm_perf_opt.diagnosis.claim import Claim, Fact
+from llm_perf_opt.diagnosis.ledger import COMMUNICATION, COMPUTE
+from llm_perf_opt.diagnosis.program import Program
+from llm_perf_opt.diagnosis.scope import Scope
+
+# Where computation could hide less than this part of it, overlap is not the answer.
+MOSTLY_HIDDEN = 0.5
+# One call that takes this part of the communication is named in the title.
+DOMINATES = 0.5
+
+
+def judge(scope: Scope, program: Program) -> Claim | None:
+    del program
+    exposed, compute = scope.ledger.ns(COMMUNICATION), scope.ledger.ns(COMPUTE)
+    rows = [kernel for kernel in scope.kernels if kernel.kernel_class == "communication"]
+    total = sum(row.time_ns for row in rows)
+    # A program that only communicates measures its links.
+    if scope.evidence is None or not compute:
+        return None
+    overlapped = max(0, total - exposed)
+    hide = min(exposed, max(0, compute - overlapped))
+    is_hidable = hide >= MOSTLY_HIDDEN * exposed
+    pairs = sum(row.time_ns for row in rows if kind_of_collective(row.name) == SEND_RECEIVE)
+    traits = {"little_compute"} if not is_hidable else {"pairs"} if pairs > total / 2 else set()
+    values: dict[str, str | int | float] = {}
+    facts = [
+        Fact(key="time", values={"time": exposed, "total": total}),
+        Fact(key="hide", values={"hide": hide, "compute": compute}),
+    ]
+    ranks = scope.evidence.ranks
+    longest = max(ranks.collectives, key=lambda row: row.max_ns, default=None) if ranks is not None else None
+    if longest is not None:
+        size = "" if longest.message_bytes is None else f", {format_bytes(longest.message_bytes)}"
+        values = {"collective": longest.collective, "longest": longest.max_ns}
+        more = {"size": size, "median": longest.median_ns, "count": longest.count}
+        facts.append(Fact(key="longest", values={**values, **more}))
+    dominates = longest is not None and longest.max_ns >= DOMINATES * exposed and longest.count > 1
+    return Claim(
+        title="longest" if dominates else "title",
+        values=values,
+        kernels={row.name: row.own_ns for row in rows},
+        floor_ns=exposed - hide if is_hidable else None,
+        floor="overlap" if is_hidable else None,
+        evidence=tuple(facts),
+        traits=frozenset(traits),
+    )

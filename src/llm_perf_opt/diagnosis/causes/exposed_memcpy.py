@@ -1,0 +1,109 @@
+"""Copies between host and device with no kernel overlapped."""
+
+import re
+
+from llm_perf_opt.analysis.timeline.rows import CopyRow
+from llm_perf_opt.core.units import format_bytes
+from llm_perf_opt.diagnosis.claim import Claim, Fact, confidence_of
+from llm_perf_opt.diagnosis.evidence import CaptureEvidence
+from llm_perf_opt.diagnosis.ledger import COPY
+from llm_perf_opt.diagnosis.program import Program
+from llm_perf_opt.diagnosis.scope import Scope, copy_kind
+
+MIN_PHASE_SHARE = 0.1
+CROSSING = ("h2d", "d2h", "other")
+SHOWN, MIN_PLACE_SHARE = 3, 0.1
+# 16 lanes of 8 GT/s, 128 of 130 bits: what the bus of 2010 carries one way. Copies of this size should come near it.
+PCIE3_BYTES_PER_S = 16 * 8e9 * 128 / 130 / 8
+LARGE_COPY_BYTES, SLOW_SHARE = 1_000_000, 0.5
+# Copies of less are counted, not weighed: each costs the same whatever it carries.
+SMALL_COPY_BYTES = 64_000
+MOSTLY = 0.5
+# What brings parameters to the device layer by layer.
+_OFFLOADS = re.compile(r"FSDP::\w*pre_forward|FullyShardedDataParallel.*pre_forward|offload|PartitionedParameter")
+NAMES = {"h2d": "H2D", "d2h": "D2H", "other": "host-device"}
+
+
+def judge(scope: Scope, program: Program) -> Claim | None:
+    del program
+    cells = {cell.id: cell.time_ns for cell in scope.ledger.below(COPY) if _crosses(cell.id)}
+    total = sum(cells.values())
+    if scope.evidence is None:
+        if total < MIN_PHASE_SHARE * scope.wall_ns:
+            return None
+        return Claim(values={"kind": "host-device"}, cells=cells, evidence=(Fact(key="time", values={"time": total}),))
+    return _of_capture(scope, scope.evidence, cells)
+
+
+def _crosses(cell: str) -> bool:
+    return cell.split(".")[2] in (*CROSSING, "all")
+
+
+def _of_capture(scope: Scope, evidence: CaptureEvidence, cells: dict[str, int]) -> Claim:
+    total = sum(cells.values())
+    rows = [row for row in evidence.copies if copy_kind(row.kind).split(".")[0] in CROSSING]
+    rows.sort(key=lambda row: -row.total_ns)
+    most = max(cells, key=lambda cell: (cells[cell], cell)).split(".")
+    kind = NAMES[most[2]] + (f" ({most[3]})" if len(most) > 3 else "")
+    busy = scope.ledger.busy_ns
+    loading_ns = min(total, sum(gap.copy_ns for gap in evidence.report.gaps.longest if gap.is_first))
+    is_loading = evidence.kernel_count > 0 and loading_ns >= MOSTLY * total
+    places = [
+        place for place in evidence.copy_places if place.time_ns >= MIN_PLACE_SHARE * sum(r.total_ns for r in rows)
+    ]
+    is_offload = bool(places) and _OFFLOADS.search(places[0].name) is not None
+    # Copies that take longer than all kernels cannot hide behind them, and how few are needed nobody knows.
+    can_hide = total <= busy
+    traits = (("loading", is_loading), ("offload", is_offload), ("pageable", most[-1] == "pageable"))
+    return Claim(
+        title="alone" if not evidence.kernel_count else "loading" if is_loading else "title",
+        values={"kind": kind},
+        cells=cells,
+        floor_ns=0 if can_hide else None,
+        floor="overlap" if can_hide else None,
+        evidence=(
+            Fact(key="time", values={"time": total}),
+            *(Fact(key="kind", values=_sizes(row)) for row in rows[:SHOWN]),
+            *_slow(rows[:SHOWN]),
+            *(
+                Fact(key="place", values={"owner": place.name, "count": place.count, "time": place.time_ns})
+                for place in places[:SHOWN]
+            ),
+            *((Fact(key="overlap", values={"time": busy}),) if 0 < busy < total and not is_loading else ()),
+        ),
+        traits=frozenset(trait for trait, is_true in traits if is_true),
+        confidence=confidence_of(sum(row.instances for row in rows), share=1.0),
+        is_one_time=is_loading,
+    )
+
+
+def _sizes(row: CopyRow) -> dict[str, str | int | float]:
+    size = ""
+    if row.size_bytes is not None and row.total_ns:
+        mean = row.size_bytes / max(row.instances, 1)
+        size = f", {format_bytes(row.size_bytes)} at {row.size_bytes / row.total_ns:.1f} GB/s"
+        if 0 < mean < SMALL_COPY_BYTES:
+            size = f", {format_bytes(mean)} each: their number costs the time, not their size"
+    return {"kind": row.kind, "count": row.instances, "total": row.total_ns, "size": size}
+
+
+def _slow(rows: list[CopyRow]) -> tuple[Fact, ...]:
+    """Large copies that are slower than an old bus is."""
+    for row in rows:
+        if row.bytes_per_s is None or row.size_bytes is None:
+            continue
+        if row.size_bytes >= LARGE_COPY_BYTES * row.instances and row.bytes_per_s < SLOW_SHARE * PCIE3_BYTES_PER_S:
+            why = ": pageable host memory copies this slowly" if "pageable" in row.kind.lower() else ": check the link"
+            return (
+                Fact(
+                    key="slow",
+                    values={
+                        "kind": row.kind,
+                        "rate": row.bytes_per_s,
+                        "part": row.bytes_per_s / PCIE3_BYTES_PER_S,
+                        "peak": PCIE3_BYTES_PER_S,
+                        "why": why,
+                    },
+                ),
+            )
+    return ()

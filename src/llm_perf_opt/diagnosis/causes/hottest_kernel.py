@@ -1,0 +1,61 @@
+"""The kernel that takes most of a busy GPU's time, where no other cause explains it."""
+
+import re
+
+from llm_perf_opt.diagnosis.claim import Claim, Fact
+from llm_perf_opt.diagnosis.program import Program
+from llm_perf_opt.diagnosis.scope import Scope
+
+MIN_SHARE = 0.5
+# Kernels of libraries that do what they are for: the verdict names them, and nothing is wrong with them.
+EXPECTED = ("GEMM", "attention", "convolution", "communication", "graph")
+
+
+def judge(scope: Scope, program: Program) -> Claim | None:
+    del program
+    top = scope.kernels[0] if scope.kernels else None
+    if top is None or top.kernel_class in EXPECTED or top.time_ns < MIN_SHARE * scope.kernel_ns:
+        return None
+    ncu = scope.ncu.get(top.name)
+    facts = [
+        Fact(
+            key="kernel",
+            values={
+                "kernel_class": top.kernel_class,
+                "time": top.time_ns,
+                "count": top.count,
+                "mean": top.time_ns / max(top.count, 1),
+                "launch": launch_text(scope, top.name),
+            },
+        )
+    ]
+    if ncu is not None and ncu.roof_pct is not None:
+        facts.append(Fact(key="ncu", values={"bound": ncu.bound, "roof": ncu.roof_pct}))
+    return Claim(
+        values={
+            "kernel": top.short_name,
+            "kernel_share": top.time_ns / scope.kernel_ns,
+            "name": re.split(r"\W", top.short_name.removeprefix("void "))[0],
+        },
+        kernels={top.name: top.own_ns},
+        evidence=tuple(facts),
+        traits=frozenset({"memory"} if ncu is not None and ncu.bound == "memory" else ()),
+    )
+
+
+def launch_text(scope: Scope, kernel: str) -> str:
+    """Grid and block of the kernel's longest launch, where the capture says them."""
+    for timeline in scope.evidence.timelines if scope.evidence is not None else ():
+        shapes, kernels = timeline.launch_shapes, timeline.kernels
+        if kernels.shape is None or not shapes or kernel not in timeline.names:
+            continue
+        import numpy as np
+
+        mine = np.flatnonzero(kernels.name == timeline.names.index(kernel))
+        mine = mine[kernels.shape[mine] >= 0]
+        if len(mine):
+            length = kernels.end_ns[mine] - kernels.start_ns[mine]
+            shape = shapes[int(kernels.shape[mine[length.argmax()]])]
+            grid, block = ("×".join(str(size) for size in sizes) for sizes in (shape.grid, shape.block))
+            return f", grid {grid}, block {block}"
+    return ""

@@ -1,0 +1,19 @@
+"""The GPU is idle and nothing says why: that is an answer, with the command that records it."""
+
+from llm_perf_opt.diagnosis.claim import Claim, Fact
+from llm_perf_opt.diagnosis.ledger import UNRECORDED_HOST, UNRECORDED_LAUNCH
+from llm_perf_opt.diagnosis.program import Program
+from llm_perf_opt.diagnosis.scope import Scope
+
+
+def judge(scope: Scope, program: Program) -> Claim | None:
+    del program
+    host, launches = scope.ledger.ns(UNRECORDED_HOST), scope.ledger.ns(UNRECORDED_LAUNCH)
+    evidence = [Fact(key=key, values={"time": ns}) for key, ns in (("gaps", host), ("launches", launches)) if ns]
+    return Claim(
+        title="launches" if launches > host else "title",
+        cells={UNRECORDED_HOST: host, UNRECORDED_LAUNCH: launches},
+        evidence=tuple(evidence),
+        traits=frozenset({"launches_missing"}) if launches > host else frozenset(),
+        confidence="low",
+    )

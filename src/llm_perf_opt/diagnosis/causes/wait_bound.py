@@ -1,0 +1,42 @@
+"""The host waits in a synchronization, and the GPU has nothing to do meanwhile."""
+
+from llm_perf_opt.diagnosis.claim import Claim, Fact, confidence_of
+from llm_perf_opt.diagnosis.ledger import SYNC
+from llm_perf_opt.diagnosis.program import Program
+from llm_perf_opt.diagnosis.scope import Scope
+
+MIN_PHASE_SHARE = 0.1
+SHOWN = 3
+
+
+def judge(scope: Scope, program: Program) -> Claim | None:
+    del program
+    waiting = scope.ledger.ns(SYNC)
+    if scope.evidence is None and waiting < MIN_PHASE_SHARE * scope.wall_ns:
+        return None
+    rows = [] if scope.evidence is None else sorted(scope.evidence.report.waits, key=lambda row: -row.gpu_idle_ns)
+    shown = rows[:SHOWN]
+    return Claim(
+        title="named" if shown else "title",
+        values={"call": shown[0].call} if shown else {},
+        cells={SYNC: waiting},
+        floor_ns=0,
+        floor="zero",
+        evidence=(
+            Fact(key="time", values={"time": waiting}),
+            *(
+                Fact(
+                    key="call",
+                    values={
+                        "call": row.call,
+                        "count": row.count,
+                        "total": row.total_ns,
+                        "idle": row.gpu_idle_ns,
+                        "where": f", in {', '.join(row.places)}" if row.places else "",
+                    },
+                )
+                for row in shown
+            ),
+        ),
+        confidence=confidence_of(sum(row.count for row in shown), share=1.0) if shown else "medium",
+    )

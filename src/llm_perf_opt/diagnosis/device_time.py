@@ -1,0 +1,155 @@
+"""Which kernel owns the GPU at each moment, and how much of its time decides when the work ends."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from llm_perf_opt.analysis.kernels.names import classify_kernel, short_kernel_name
+from llm_perf_opt.analysis.timeline.idle import IdleMap
+from llm_perf_opt.analysis.timeline.intervals import Flags, Ints, union
+from llm_perf_opt.analysis.timeline.tables import communication_kernels
+from llm_perf_opt.analysis.timeline.timeline import Activities, Timeline, join, take
+
+GRAPH = "CUDA graph traced as a whole"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelTime:
+    """One kernel name over a scope. `time_ns` adds up its launches, `own_ns` counts each moment of the GPU once."""
+
+    name: str
+    short_name: str
+    kernel_class: str
+    count: int
+    time_ns: int
+    own_ns: int
+
+
+class DeviceTime:
+    """The busy time of captures by kernel.
+
+    Computation owns a moment before communication, and of several kernels the one that started first. The time by
+    kernel sums to the busy time of each process exactly.
+    """
+
+    def __init__(self, captures: Sequence[tuple[Timeline, dict[int, IdleMap]]]) -> None:
+        self._parts = [_Part(timeline, process) for timeline, maps in captures for process in maps]
+
+    @cached_property
+    def kernels(self) -> tuple[KernelTime, ...]:
+        """By own time, the most first."""
+        found: dict[str, list[int]] = {}
+        for part in self._parts:
+            for name, count, time_ns, own_ns in part.by_name(part.own):
+                row = found.setdefault(name, [0, 0, 0])
+                row[0] += count
+                row[1] += time_ns
+                row[2] += own_ns
+        rows = [
+            KernelTime(
+                name=name,
+                short_name=name if name == GRAPH else short_kernel_name(name),
+                kernel_class="graph" if name == GRAPH else classify_kernel(name),
+                count=count,
+                time_ns=time_ns,
+                own_ns=own_ns,
+            )
+            for name, (count, time_ns, own_ns) in found.items()
+        ]
+        return tuple(sorted(rows, key=lambda row: (-row.own_ns, -row.time_ns, row.name)))
+
+    @cached_property
+    def critical(self) -> dict[str, float]:
+        """By kernel name the part of its own time that no work of the host hides.
+
+        A kernel that ends before the host has launched the next one saves no wall time if it gets shorter, unless the
+        host waits for it.
+        """
+        own: dict[str, int] = {}
+        hidden: dict[str, int] = {}
+        for part in self._parts:
+            for name, _, _, own_ns in part.by_name(part.own):
+                own[name] = own.get(name, 0) + own_ns
+            for name, _, _, hidden_ns in part.by_name(part.hidden):
+                hidden[name] = hidden.get(name, 0) + hidden_ns
+        return {name: 1.0 - hidden[name] / own_ns for name, own_ns in own.items() if own_ns}
+
+
+class _Part:
+    """The kernels and whole graphs of one process of one capture, in the order of their starts."""
+
+    def __init__(self, timeline: Timeline, process: int) -> None:
+        kernels, graphs = timeline.kernels, timeline.graphs
+        self._names = (*timeline.names, GRAPH)
+        compute = join([kernels, graphs])
+        name = np.concatenate((kernels.name, np.full(len(graphs), len(timeline.names), np.int64)))
+        talks = np.concatenate((communication_kernels(timeline), np.zeros(len(graphs), np.bool_)))
+        mine = compute.process == process
+        if not bool(mine.all()):
+            compute, name, talks = _taken(compute, mine), name[mine], talks[mine]
+        start = compute.start_ns
+        if len(start) and not bool((start[1:] >= start[:-1]).all()):
+            order = np.argsort(start, kind="stable")
+            compute, name, talks = _taken(compute, order), name[order], talks[order]
+        self._work, self._name, self._talks, self._calls = compute, name, talks, timeline.calls
+        self._waits = timeline.calls.waits & (timeline.thread_process[timeline.calls.thread] == process)
+
+    def by_name(self, time_ns: Ints) -> list[tuple[str, int, int, int]]:
+        """Name, launches, summed time and the sum of another time."""
+        size = len(self._names)
+        count = np.bincount(self._name, minlength=size)
+        length = self._work.end_ns - self._work.start_ns
+        # Sums of integers below 2**53 are exact as floats.
+        total = np.bincount(self._name, weights=length, minlength=size)
+        other = np.bincount(self._name, weights=time_ns, minlength=size)
+        return [
+            (self._names[code], int(count[code]), int(total[code]), int(other[code]))
+            for code in np.flatnonzero(count).tolist()
+        ]
+
+    @cached_property
+    def own(self) -> Ints:
+        start, end, talks = self._work.start_ns, self._work.end_ns, self._talks
+        if not talks.any():
+            return _owned(start, end)
+        own = np.zeros(len(start), np.int64)
+        own[~talks] = _owned(start[~talks], end[~talks])
+        since, until = _part_owned(start[talks], end[talks])
+        computing = union(start[~talks], end[~talks])
+        own[talks] = until - since - (computing.covered_before(until) - computing.covered_before(since))
+        return own
+
+    @cached_property
+    def hidden(self) -> Ints:
+        """Of each kernel's own time what passes while the host works to launch the next one."""
+        start, end, call = self._work.start_ns, self._work.end_ns, self._work.call
+        if len(start) < 2:
+            return np.zeros(len(start), np.int64)
+        calls = self._calls
+        following = np.append(call[1:], -1)
+        launched = np.where(following >= 0, calls.end_ns[following], start) if len(calls) else start
+        # A launch that returns only when its kernel has ended waits for it.
+        returned = np.where(call >= 0, calls.end_ns[call], start) if len(calls) else start
+        since, until = np.maximum(start, returned), np.minimum(end, launched)
+        until = np.maximum(until, since)
+        waiting = union(calls.start_ns[self._waits], calls.end_ns[self._waits])
+        hidden = until - since - (waiting.covered_before(until) - waiting.covered_before(since))
+        return np.minimum(hidden, self.own)
+
+
+def _taken(work: Activities, index: Ints | Flags) -> Activities:
+    return take(work, np.flatnonzero(index) if index.dtype == np.bool_ else index)
+
+
+def _part_owned(start: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """For intervals in the order of their starts the part of each that no earlier one covers."""
+    reach = np.maximum.accumulate(end) if len(end) else end
+    since = np.maximum(start, np.concatenate((start[:1], reach[:-1])))
+    return since, np.maximum(end, since)
+
+
+def _owned(start: Ints, end: Ints) -> Ints:
+    since, until = _part_owned(start, end)
+    return until - since

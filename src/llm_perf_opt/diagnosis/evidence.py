@@ -1,0 +1,245 @@
+"""What was recorded in the captures of one program, as the causes look at it; found out when first asked for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from llm_perf_opt.analysis.gaps.edges import HostEdge, find_edges
+from llm_perf_opt.analysis.gaps.report import Engine, IdleReport, judge_by_ranges, report_idle
+from llm_perf_opt.analysis.gaps.waits import CopyPlace, copy_places
+from llm_perf_opt.analysis.kernels.names import is_fusible
+from llm_perf_opt.analysis.ranks.analysis import RanksAnalysis
+from llm_perf_opt.analysis.timeline.idle import IdleMap, map_idle
+from llm_perf_opt.analysis.timeline.operators import OperatorRow
+from llm_perf_opt.analysis.timeline.range_names import merge_range_names
+from llm_perf_opt.analysis.timeline.ranges import RangeInstances, measure_ranges
+from llm_perf_opt.analysis.timeline.rows import PUSH_POP, CopyRow, Idle, KernelRow, RangeRow
+from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis
+from llm_perf_opt.analysis.timeline.streams import (
+    AttentionInPieces,
+    Chains,
+    StreamReport,
+    attention_in_pieces,
+    chains_of,
+    report_streams,
+)
+from llm_perf_opt.analysis.timeline.tables import (
+    FewBlocks,
+    few_blocks,
+    idle_of,
+    range_rows,
+    sum_idle,
+)
+from llm_perf_opt.analysis.timeline.timeline import Timeline
+from llm_perf_opt.diagnosis.device_time import DeviceTime
+from llm_perf_opt.diagnosis.tables import kernel_and_copy_rows
+
+# Kernels of a range that run for this much longer than the GPU is busy inside it run on after it: its wall time is not
+# what they cost, and its idle time may be filled by them.
+RUNS_ON = 1.1
+KERNELS_OF_A_GRAPH = 4
+# From this share of the work or of its time on, graphs are how the program launches.
+MOSTLY_GRAPHS = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One capture with its idle time by process and its range instances, all in columns."""
+
+    timeline: Timeline
+    idle: dict[int, IdleMap]
+    ranges: RangeInstances
+
+
+def measure_timeline(timeline: Timeline) -> Measured:
+    """Find out when the GPU of a capture was idle, and what lies inside its ranges; numbered ranges are one."""
+    timeline = merge_range_names(timeline)
+    idle = map_idle(timeline)
+    return Measured(timeline=timeline, idle=idle, ranges=measure_ranges(timeline, idle))
+
+
+class CaptureEvidence:
+    """One capture, repetitions of one, or the ranks of a job: from the first GPU work of each process to its last.
+
+    `is_steady`: what follows start-up in a capture, which has no edges. `operators`, `shapes` and `ranks` are known
+    where the capture has them.
+    """
+
+    def __init__(
+        self,
+        measured: Sequence[Measured],
+        *,
+        engine: Engine | None = None,
+        is_steady: bool = False,
+        shapes: ShapesAnalysis | None = None,
+        ranks: RanksAnalysis | None = None,
+        operators: tuple[OperatorRow, ...] = (),
+    ) -> None:
+        self.measured = tuple(measured)
+        self.timelines = [m.timeline for m in measured]
+        self.engine, self.is_steady = engine, is_steady
+        self.shapes, self.ranks, self.operators = shapes, ranks, operators
+
+    @property
+    def source(self) -> str:
+        return ", ".join(t.source for t in self.timelines)
+
+    @property
+    def has_gpu_work(self) -> bool:
+        return any(t.has_gpu_work for t in self.timelines)
+
+    @property
+    def kernel_count(self) -> int:
+        """A graph traced as a whole is work like a kernel."""
+        return sum(len(t.kernels) + len(t.graphs) for t in self.timelines)
+
+    @cached_property
+    def busy_ns(self) -> int:
+        return sum(one.busy.total for m in self.measured for one in m.idle.values())
+
+    @cached_property
+    def gpu_span_ns(self) -> int:
+        """From the first GPU work of each process to its last, added up over processes."""
+        return sum(one.span[1] - one.span[0] for m in self.measured for one in m.idle.values())
+
+    @property
+    def span_ns(self) -> int:
+        """With what the host does before and after that, where it is much."""
+        return self.gpu_span_ns + sum(edge.length_ns for edge in self.edges)
+
+    @cached_property
+    def processes(self) -> int:
+        """Those that did GPU work, each with a span of its own in `span_ns`."""
+        return sum(one.span[1] > one.span[0] for m in self.measured for one in m.idle.values())
+
+    @cached_property
+    def idle(self) -> Idle:
+        """Why no kernel ran, from each process's first GPU work to its last."""
+        splits = [
+            one.split(np.array([one.span[0]]), np.array([one.span[1]]))
+            for m in self.measured
+            for one in m.idle.values()
+        ]
+        return sum_idle([idle_of(split, np.array([0])) for split in splits])
+
+    @cached_property
+    def ranges(self) -> tuple[RangeRow, ...]:
+        return range_rows([(m.timeline, m.ranges) for m in self.measured])
+
+    @cached_property
+    def report(self) -> IdleReport:
+        captures = [(m.timeline, m.idle) for m in self.measured]
+        return judge_by_ranges(report_idle(captures, engine=self.engine), self.ranges)
+
+    @cached_property
+    def edges(self) -> tuple[HostEdge, ...]:
+        if self.is_steady or not self.has_gpu_work:
+            return ()
+        return find_edges(
+            [(m.timeline, m.idle) for m in self.measured],
+            span_ns=self.gpu_span_ns,
+            long_gaps_ns=self.idle.long_gaps_ns,
+            run_on=frozenset(row.name for row in self.ranges if runs_on(row)),
+        )
+
+    @cached_property
+    def _tables(self) -> tuple[tuple[KernelRow, ...], tuple[CopyRow, ...]]:
+        return kernel_and_copy_rows(self.timelines)
+
+    @property
+    def kernels(self) -> tuple[KernelRow, ...]:
+        return self._tables[0]
+
+    @property
+    def copies(self) -> tuple[CopyRow, ...]:
+        return self._tables[1]
+
+    @cached_property
+    def device(self) -> DeviceTime:
+        return DeviceTime([(m.timeline, m.idle) for m in self.measured])
+
+    @cached_property
+    def streams(self) -> StreamReport | None:
+        return report_streams(self.timelines)
+
+    @cached_property
+    def chains(self) -> Chains:
+        """Kernels without a matmul that follow each other on a stream: a compiler makes one of each such chain."""
+        parts = [chains_of(timeline, is_fusible) for timeline in self.timelines]
+        return Chains(
+            count=sum(part.count for part in parts),
+            kernel_count=sum(part.kernel_count for part in parts),
+            time_ns=sum(part.time_ns for part in parts),
+            longest_ns=sum(part.longest_ns for part in parts),
+        )
+
+    @cached_property
+    def attention(self) -> AttentionInPieces:
+        """Attention as a matmul, a softmax and a matmul."""
+        parts = [attention_in_pieces(timeline) for timeline in self.timelines]
+        return AttentionInPieces(
+            count=sum(part.count for part in parts),
+            product_ns=sum(part.product_ns for part in parts),
+            softmax_ns=sum(part.softmax_ns for part in parts),
+            between_ns=sum(part.between_ns for part in parts),
+        )
+
+    @cached_property
+    def few_blocks(self) -> FewBlocks | None:
+        return few_blocks(self.timelines)
+
+    @cached_property
+    def copy_places(self) -> tuple[CopyPlace, ...]:
+        return copy_places(self.timelines)
+
+    @property
+    def world_size(self) -> int:
+        """The ranks of the job this is a part of."""
+        return max((t.origin.world_size or 1 for t in self.timelines), default=1)
+
+    @property
+    def kept_share(self) -> float | None:
+        """The part of what ran that a thinned out capture still holds."""
+        return min((t.kept_share for t in self.timelines if t.kept_share is not None), default=None)
+
+    @property
+    def gpu_name(self) -> str | None:
+        devices = dict.fromkeys(d.name for t in self.timelines for d in t.devices)
+        return ", ".join(devices) or None
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether the program launches most of its work as graphs already."""
+        queue = self.report.queue
+        return queue is not None and max(queue.graph_share, queue.graph_time_share) >= MOSTLY_GRAPHS
+
+    def outermost(self, rows: Sequence[RangeRow]) -> list[RangeRow]:
+        """Those of some rows that lie in none of the others."""
+        # Only push/pop ranges have a parent, and it is of their kind.
+        parent = {row.name: row.parent for row in self.ranges if row.style == PUSH_POP}
+        named = {row.name for row in rows if row.style == PUSH_POP}
+
+        def is_inside(row: RangeRow) -> bool:
+            above, seen = row.parent, {row.name}
+            while above is not None and above not in seen:
+                if above in named:
+                    return True
+                seen.add(above)
+                above = parent.get(above)
+            return False
+
+        return [row for row in rows if not is_inside(row)]
+
+
+def replays_graphs(row: RangeRow) -> bool:
+    """Whether most kernels of a range come from CUDA graphs: an eager program launches one kernel with a call."""
+    return row.graph_launches > 0 or row.kernel_count >= KERNELS_OF_A_GRAPH * max(row.launch_calls, 1)
+
+
+def runs_on(row: RangeRow) -> bool:
+    """Whether the GPU works on after the range: then nothing can be said of the range by its idle time."""
+    if row.gpu_busy_ns is None or row.gpu_idle_ns is None:
+        return False
+    return row.gpu_busy_ns > RUNS_ON * (row.wall_ns - row.gpu_idle_ns)

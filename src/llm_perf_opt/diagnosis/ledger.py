@@ -1,0 +1,90 @@
+"""The time ledger of a scope: exclusive cells in integer nanoseconds that sum to its wall time.
+
+Cell ids form a tree by their dots. The device side: `gpu.compute.<class>`, `gpu.communication` and `gpu.copy.<kind>`
+with nothing overlapped. The idle side: `idle.<cause>`, split by what the host did. Time of the host outside the span of
+the GPU work: `host.before`, `host.after`. A scope without a GPU: `host.operators`, `host.outside`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+COMPUTE, COMMUNICATION, COPY = "gpu.compute", "gpu.communication", "gpu.copy"
+LAUNCH, SYNC, HELD_SYNC, DEVICE_GAPS, LATE_STARTS = (
+    "idle.launch",
+    "idle.sync",
+    "idle.held_sync",
+    "idle.device_gaps",
+    "idle.late_starts",
+)
+STARTUP, UNRECORDED_LAUNCH, UNRECORDED_HOST = "idle.startup", "idle.unrecorded_launch", "idle.unrecorded_host"
+OPERATORS, OUTSIDE = "host.operators", "host.outside"
+BEFORE, AFTER = "host.before", "host.after"
+# What a longer run would not pay again.
+ONE_TIME = (STARTUP, "host.startup")
+# Time of which nothing says what happened in it.
+NOT_RECORDED = (UNRECORDED_LAUNCH, UNRECORDED_HOST)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """Exclusive time of one kind. `owner` names what the host was in, the innermost first: evidence permitting."""
+
+    id: str
+    time_ns: int
+    count: int = 0
+    owner: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ledger:
+    """The leaves of the tree; their sum is `wall_ns`, which `balanced` guarantees."""
+
+    wall_ns: int
+    cells: tuple[Cell, ...]
+
+    def ns(self, *prefixes: str) -> int:
+        """The time of all cells at or below some ids."""
+        return sum(cell.time_ns for cell in self.cells if any(is_in(cell.id, prefix) for prefix in prefixes))
+
+    def share(self, *prefixes: str) -> float:
+        return self.ns(*prefixes) / self.wall_ns if self.wall_ns else 0.0
+
+    def below(self, prefix: str) -> list[Cell]:
+        """The cells at or below an id, the largest first."""
+        return sorted((c for c in self.cells if is_in(c.id, prefix)), key=lambda cell: (-cell.time_ns, cell.id))
+
+    @property
+    def idle_ns(self) -> int:
+        return self.ns("idle") + self.ns(COPY)
+
+    @property
+    def busy_ns(self) -> int:
+        """When a kernel ran."""
+        return self.ns(COMPUTE, COMMUNICATION)
+
+    @property
+    def largest(self) -> Cell | None:
+        return max(self.cells, key=lambda cell: (cell.time_ns, cell.id), default=None)
+
+
+def is_in(cell: str, prefix: str) -> bool:
+    return cell == prefix or cell.startswith(prefix + ".")
+
+
+def balanced(wall_ns: int, cells: Iterable[Cell]) -> Ledger:
+    """A ledger of cells with time; an error where they do not sum to the wall time, which is a defect of ours."""
+    kept = tuple(cell for cell in cells if cell.time_ns)
+    total = sum(cell.time_ns for cell in kept)
+    if total != wall_ns or any(cell.time_ns < 0 for cell in kept):
+        raise AssertionError(f"the cells of a ledger sum to {total} ns of {wall_ns} ns: {kept}")
+    return Ledger(wall_ns=wall_ns, cells=kept)
+
+
+def fitted(weights: Mapping[str, float], total_ns: int) -> dict[str, int]:
+    """Whole nanoseconds in the proportions of some weights that sum to a total exactly; the largest takes the rest."""
+    whole = sum(weights.values())
+    if not weights or whole <= 0:
+        return {}
+    parts = {key: int(total_ns * weight / whole) for key, weight in weights.items()}
+    parts[max(weights, key=lambda key: (weights[key], key))] += total_ns - sum(parts.values())
+    return parts

@@ -1,0 +1,305 @@
+"""Scopes: stretches of time that are judged, each with its ledger.
+
+Of captures there are two: `capture`, all of it, and `steady`, what follows start-up (the same where there is none to
+speak of). Of a run the clean phases `prefill` and `decode`, one step each, and `request`.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from llm_perf_opt.analysis.gaps.longest import Reason
+from llm_perf_opt.analysis.gaps.verdict import Verdict
+from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
+from llm_perf_opt.analysis.timeline.rows import CopyRow, Idle, RangeRow
+from llm_perf_opt.diagnosis import ledger as cells
+from llm_perf_opt.diagnosis.device_time import KernelTime
+from llm_perf_opt.diagnosis.evidence import CaptureEvidence, runs_on
+from llm_perf_opt.diagnosis.facts import GpuFacts, Known, PhaseFacts, RunFacts
+from llm_perf_opt.diagnosis.ledger import Cell, Ledger, balanced, fitted
+from llm_perf_opt.diagnosis.waterfall import split_idle
+
+Kind = Literal["capture", "steady", "phase", "request", "run"]
+# A range that holds this part of a scope's wall time is where it happens.
+HOLDS = 0.5
+# From this part of a phase on that waits for launches, its kernels decide nothing.
+LAUNCH_BOUND_IDLE = 0.5
+CELL_OF: Mapping[Verdict, str] = {
+    "compilation": cells.STARTUP,
+    "single_instances": cells.STARTUP,
+    "new_shapes": "idle.recompilation",
+    "recompilation": "idle.recompilation",
+    "stalls": "idle.stalls",
+    "data_loading": "idle.data_loading",
+    "allocation": "idle.allocation",
+    "rank_wait": "idle.rank_wait",
+    "profiler": "idle.profiler",
+    "host_wait": "idle.blocked",
+    "host_work": "idle.host",
+    "unknown": cells.UNRECORDED_HOST,
+}
+# New shapes that come this often come in every step.
+FEW_GAPS = 10
+_NOT_LETTERS = re.compile(r"[^a-z]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """One stretch of time. `place` names it in a sentence, `each` what one instance of it is called.
+
+    `clean`: its wall time was measured without a profiler. `kernels` are those of its ledger's device side.
+    """
+
+    id: str
+    kind: Kind
+    place: str
+    each: str
+    wall_ns: int
+    clean: bool
+    ledger: Ledger
+    source: str
+    instances: int = 1
+    spread: float = 0.0
+    kernels: tuple[KernelTime, ...] = ()
+    ncu: Mapping[str, NcuKernel] = field(default_factory=dict)
+    ncu_source: str = ""
+    evidence: CaptureEvidence | None = None
+    phase: PhaseFacts | None = None
+    run: RunFacts | None = None
+    already: frozenset[str] = frozenset()
+
+    @property
+    def kernel_ns(self) -> int:
+        return sum(kernel.time_ns for kernel in self.kernels)
+
+    def critical(self, name: str) -> float:
+        """The part of a kernel's time that no work of the host hides."""
+        if self.evidence is not None:
+            return self.evidence.device.critical.get(name, 1.0)
+        return 0.0 if self.is_launch_bound else 1.0
+
+    @cached_property
+    def is_launch_bound(self) -> bool:
+        return self.wall_ns > 0 and self.ledger.idle_ns >= LAUNCH_BOUND_IDLE * self.wall_ns
+
+    def kernel_class_ns(self, kernel_class: str) -> int:
+        return self.ledger.ns(f"{cells.COMPUTE}.{kernel_class}")
+
+
+def capture_scope(
+    evidence: CaptureEvidence, kind: Kind = "capture", ncu: Sequence[NcuKernel] = (), *, is_whole: bool = True
+) -> Scope:
+    """All of some captures (`is_whole`), or what follows start-up in them; `kind` says for which causes."""
+    main = _main_range(evidence) if kind == "steady" else None
+    place, each = ("the capture", "it") if is_whole else ("the steady state", "it")
+    if main is not None:
+        place, each = main.name, f"each {main.name}" if main.instances > 1 else "it"
+    return Scope(
+        id="capture" if is_whole else "steady",
+        kind=kind,
+        place=place,
+        each=each,
+        wall_ns=evidence.span_ns,
+        clean=False,
+        ledger=capture_ledger(evidence),
+        source=evidence.source,
+        kernels=evidence.device.kernels,
+        evidence=evidence,
+        ncu={kernel.kernel: kernel for kernel in ncu},
+    )
+
+
+def _main_range(evidence: CaptureEvidence) -> RangeRow | None:
+    """The innermost range that holds most of the time, if the capture has one with kernels."""
+    span = evidence.span_ns
+    rows = [
+        row
+        for row in evidence.ranges
+        if row.kernel_count and row.wall_ns >= HOLDS * span and row.wall_ns <= 1.05 * span and not runs_on(row)
+    ]
+    # The one that is repeated most tells most.
+    return max(rows, key=lambda row: (row.instances, -row.wall_ns), default=None)
+
+
+def capture_ledger(evidence: CaptureEvidence) -> Ledger:
+    """Busy time by class of kernel, exposed copies by kind, and idle time by what the host did."""
+    idle = evidence.idle
+    return balanced(
+        evidence.span_ns,
+        [
+            *_device(evidence.device.kernels),
+            *_copies(evidence.copies, idle.copy_ns),
+            *_idle(evidence, idle),
+            *_edges(evidence),
+        ],
+    )
+
+
+def _device(kernels: Sequence[KernelTime]) -> list[Cell]:
+    time: dict[str, int] = {}
+    count: dict[str, int] = {}
+    for kernel in kernels:
+        key = (
+            cells.COMMUNICATION if kernel.kernel_class == "communication" else f"{cells.COMPUTE}.{kernel.kernel_class}"
+        )
+        time[key] = time.get(key, 0) + kernel.own_ns
+        count[key] = count.get(key, 0) + kernel.count
+    return [Cell(id=key, time_ns=time_ns, count=count[key]) for key, time_ns in time.items()]
+
+
+def _copies(rows: Sequence[CopyRow], alone_ns: int) -> list[Cell]:
+    """The time in which copies and no kernel ran, by the time of each kind."""
+    time: dict[str, float] = {}
+    for row in rows:
+        key = copy_kind(row.kind)
+        time[key] = time.get(key, 0.0) + row.total_ns
+    parts = fitted(time, alone_ns) or {"other": alone_ns}
+    return [Cell(id=f"{cells.COPY}.{key}", time_ns=time_ns) for key, time_ns in parts.items()]
+
+
+def copy_kind(kind: str) -> str:
+    """A copy's kind as every profiler writes it, as the last part of a cell's id."""
+    text = _NOT_LETTERS.sub("", kind.lower())
+    if "unified" in text or "migration" in text:
+        return "page_migration"
+    if "set" in text and "to" not in text:
+        return "set"
+    if "peer" in text or "ptop" in text:
+        return "peer"
+    way = next((key for key, words in _WAYS.items() if any(word in text for word in words)), "other")
+    memory = next((word for word in ("pageable", "pinned") if word in text), None)
+    return f"{way}.{memory}" if memory and way in ("h2d", "d2h") else way
+
+
+_WAYS = {"h2d": ("hosttodevice", "htod"), "d2h": ("devicetohost", "dtoh"), "d2d": ("devicetodevice", "dtod")}
+
+
+def _idle(evidence: CaptureEvidence, idle: Idle) -> list[Cell]:
+    gaps = evidence.report.gaps
+    late = min(gaps.held_ns, idle.between_kernels_ns - idle.starting_ns)
+    found = [
+        Cell(
+            id=cells.LAUNCH,
+            time_ns=idle.waiting_for_host_ns - idle.long_gaps_ns + idle.starting_ns,
+            count=gaps.short_count,
+        ),
+        Cell(id=cells.SYNC, time_ns=idle.sync_ns - idle.held_ns),
+        Cell(id=cells.HELD_SYNC, time_ns=idle.held_ns),
+        Cell(id=cells.LATE_STARTS, time_ns=late, count=gaps.held_count),
+        Cell(id=cells.DEVICE_GAPS, time_ns=idle.between_kernels_ns - idle.starting_ns - late),
+        Cell(id=cells.UNRECORDED_LAUNCH, time_ns=idle.unattributed_ns),
+    ]
+    return [*found, *_long(gaps.reasons, idle.long_gaps_ns)]
+
+
+def _long(reasons: Sequence[Reason], total_ns: int) -> list[Cell]:
+    """Long gaps by what the host did in them; of very many a part was looked into, which stands for all."""
+    if not total_ns:
+        return []
+    parts = fitted({str(index): float(reason.host_ns) for index, reason in enumerate(reasons)}, total_ns)
+    if not parts:
+        return [Cell(id=cells.UNRECORDED_HOST, time_ns=total_ns)]
+    return [
+        Cell(
+            id=cell_of(reasons[int(key)], reasons),
+            time_ns=time_ns,
+            count=reasons[int(key)].gaps,
+            owner=owner_of(reasons[int(key)]),
+        )
+        for key, time_ns in parts.items()
+    ]
+
+
+def cell_of(reason: Reason, reasons: Sequence[Reason]) -> str:
+    """Where a reason's time belongs; shapes that are met for the first time a few times are start-up."""
+    if reason.verdict == "new_shapes":
+        often = sum(other.gaps for other in reasons if other.verdict == "new_shapes") > FEW_GAPS
+        return "idle.recompilation" if often else cells.STARTUP
+    return CELL_OF[reason.verdict]
+
+
+def owner_of(reason: Reason) -> tuple[str, ...]:
+    return tuple(name for name in (reason.name, reason.where) if name is not None)
+
+
+def _edges(evidence: CaptureEvidence) -> list[Cell]:
+    found = []
+    for edge in evidence.edges:
+        side = cells.BEFORE if edge.when == "before" else cells.AFTER
+        owner = tuple(part.name for part in edge.parts[:1])
+        found.append(Cell(id="host.startup" if edge.sets_up else side, time_ns=edge.length_ns, owner=owner))
+    return found
+
+
+def phase_scope(phase: PhaseFacts, run: RunFacts, ncu: Mapping[str, NcuKernel]) -> Scope | None:
+    """One step of a phase that was timed without a profiler; None where nothing says what happened inside it."""
+    if not isinstance(phase.wall, Known) or phase.wall.value <= 0:
+        return None
+    wall_ns = round(phase.wall.value * 1e6)
+    if isinstance(phase.gpu, GpuFacts):
+        ledger, kernels = _gpu_phase(phase.gpu, wall_ns)
+        instances, source = phase.gpu.instances, phase.gpu.source
+    elif phase.is_cpu and isinstance(phase.operators, Known):
+        inside = min(wall_ns, round(phase.operators.value * 1e6))
+        found = (Cell(id=cells.OPERATORS, time_ns=inside), Cell(id=cells.OUTSIDE, time_ns=wall_ns - inside))
+        ledger, kernels = balanced(wall_ns, found), ()
+        instances, source = 1, phase.operators.source or "manifest.json"
+    else:
+        return None
+    return Scope(
+        id=phase.name,
+        kind="phase",
+        place=phase.name,
+        each="each step" if phase.name == "decode" else "each prompt",
+        wall_ns=wall_ns,
+        clean=True,
+        ledger=ledger,
+        source=source,
+        instances=instances,
+        kernels=kernels,
+        ncu=ncu,
+        ncu_source=run.ncu_source,
+        phase=phase,
+        run=run,
+        already=run.already(phase.name),
+    )
+
+
+def _gpu_phase(gpu: GpuFacts, wall_ns: int) -> tuple[Ledger, tuple[KernelTime, ...]]:
+    """The clean wall time, split as the capture of the same phase is."""
+    busy_ns = min(round(gpu.busy_ms * 1e6), wall_ns)
+    own = fitted({kernel.name: kernel.ms_per_step for kernel in gpu.kernels or ()}, busy_ns)
+    kernels = tuple(
+        KernelTime(
+            name=kernel.name,
+            short_name=kernel.short_name,
+            kernel_class=kernel.kernel_class,
+            count=round(kernel.per_step),
+            time_ns=round(kernel.ms_per_step * 1e6),
+            own_ns=own.get(kernel.name, 0),
+        )
+        for kernel in gpu.kernels or ()
+    )
+    device = _device(kernels) if own else [Cell(id=f"{cells.COMPUTE}.unknown", time_ns=busy_ns)]
+    if wall_ns == busy_ns:
+        return balanced(wall_ns, device), kernels
+    idle = {key: ms for key, _, ms in split_idle(gpu.idle, (wall_ns - busy_ns) / 1e6)}
+    launching = _launching_share(gpu.idle)
+    weights = {
+        cells.LAUNCH: idle.get("host", 0.0) * launching + idle.get("starting", 0.0),
+        "idle.host": idle.get("host", 0.0) * (1 - launching),
+        cells.SYNC: idle.get("sync", 0.0),
+        f"{cells.COPY}.all": idle.get("copy", 0.0),
+        cells.DEVICE_GAPS: idle.get("between", 0.0),
+        cells.UNRECORDED_LAUNCH: idle.get("unexplained", 0.0),
+    }
+    found = [Cell(id=key, time_ns=time_ns) for key, time_ns in fitted(weights, wall_ns - busy_ns).items()]
+    return balanced(wall_ns, [*device, *found]), kernels
+
+
+def _launching_share(idle: Idle) -> float:
+    """The part of the time waiting for the host that lies in gaps short enough to be a launch's."""
+    host = idle.waiting_for_host_ns
+    return (host - idle.long_gaps_ns) / host if host > 0 else 0.0

@@ -1,0 +1,185 @@
+"""The answer in one or two sentences, and what was not recorded; made from findings and ledgers, never from text."""
+
+from collections.abc import Sequence
+
+from llm_perf_opt.core.units import format_factor, format_ms, format_percent
+from llm_perf_opt.diagnosis.claim import Finding
+from llm_perf_opt.diagnosis.document import (
+    Coverage,
+    Diagnosis,
+    KernelShare,
+    ProgramRecord,
+    ScopeRecord,
+    Verdict,
+)
+from llm_perf_opt.diagnosis.evidence import CaptureEvidence
+from llm_perf_opt.diagnosis.ledger import COMMUNICATION, COMPUTE, NOT_RECORDED, Cell
+from llm_perf_opt.diagnosis.program import Program
+from llm_perf_opt.diagnosis.scope import Scope
+
+# What is this part of its scope is what everybody should read first.
+MIN_HEADLINE = 0.05
+# A GPU that is busy for this part of a time waits for nothing worth a finding.
+BUSY = 0.9
+KERNELS_KEPT = 20
+CELL_NAMES = {
+    "gpu.compute": "kernels",
+    "gpu.communication": "exposed communication",
+    "gpu.copy": "exposed copies",
+    "idle.launch": "CPU launch overhead",
+    "idle.sync": "synchronization",
+    "idle.held_sync": "queued work that does not start",
+    "idle.late_starts": "queued kernels that are stalled",
+    "idle.device_gaps": "gaps between queued kernels",
+    "idle.startup": "start-up",
+    "idle.recompilation": "recompilation",
+    "idle.stalls": "stalls of the host",
+    "idle.data_loading": "data loading",
+    "idle.allocation": "memory allocation",
+    "idle.rank_wait": "waiting for other ranks",
+    "idle.profiler": "the profiler's own pauses",
+    "idle.blocked": "a blocked host thread",
+    "idle.host": "host work",
+    "idle.unrecorded_launch": "launches not recorded",
+    "idle.unrecorded_host": "host activity not recorded",
+    "host.startup": "start-up",
+    "host.before": "host work before the first kernel",
+    "host.after": "host work after the last kernel",
+    "host.operators": "operators",
+    "host.outside": "outside operators",
+}
+
+
+def diagnosis_of(
+    findings: Sequence[Finding], scopes: Sequence[Scope], program: Program, coverage: Coverage
+) -> Diagnosis:
+    """One document of findings, ledgers and what is known of the program."""
+    return Diagnosis(
+        verdict=verdict_of(findings, scopes),
+        program=ProgramRecord(
+            framework=program.framework,
+            engine=program.engine,
+            gpu_name=program.gpu_name,
+            world_size=program.world_size,
+            ranks_given=program.ranks_given,
+            traits=tuple(sorted(program.traits)),
+        ),
+        scopes=tuple({scope.id: _record(scope) for scope in scopes}.values()),
+        claims=tuple(findings),
+        coverage=coverage,
+    )
+
+
+def _record(scope: Scope) -> ScopeRecord:
+    return ScopeRecord(
+        id=scope.id,
+        kind=scope.kind,
+        place=scope.place,
+        wall_ns=scope.wall_ns,
+        clean=scope.clean,
+        instances=scope.instances,
+        processes=1 if scope.evidence is None else max(scope.evidence.processes, 1),
+        source=scope.source,
+        cells=tuple(sorted(scope.ledger.cells, key=lambda cell: (-cell.time_ns, cell.id))),
+        kernels=tuple(
+            KernelShare(
+                name=kernel.name,
+                short_name=kernel.short_name,
+                kernel_class=kernel.kernel_class,
+                count=kernel.count,
+                time_ns=kernel.time_ns,
+                own_ns=kernel.own_ns,
+            )
+            for kernel in scope.kernels[:KERNELS_KEPT]
+        ),
+    )
+
+
+def verdict_of(findings: Sequence[Finding], scopes: Sequence[Scope]) -> Verdict:
+    """The first finding with what it promises; where there is none of weight, what the time goes into."""
+    steady = scopes[-1] if scopes else None
+    if steady is None or not steady.wall_ns:
+        return Verdict(kind="no_gpu_work", text="No GPU work was recorded.")
+    hottest = steady.kernels[0] if steady.kernels else None
+    kernel = hottest.short_name if hottest is not None else None
+    first = next((f for f in findings if (f.share or 0.0) >= MIN_HEADLINE), None)
+    if first is None or _is_healthy(steady, first):
+        return Verdict(kind="healthy" if _busy(steady) else "largest_cell", text=_rest(steady), hottest_kernel=kernel)
+    kind = "one_time" if first.is_one_time else "not_recorded" if first.rule == "not_recorded" else "finding"
+    return Verdict(kind=kind, text=promise(first, steady), rule=first.rule, hottest_kernel=kernel)
+
+
+def _busy(scope: Scope) -> bool:
+    return scope.ledger.share(COMPUTE, COMMUNICATION) >= BUSY
+
+
+def _is_healthy(scope: Scope, first: Finding) -> bool:
+    """A busy GPU of which only a one-time cost is known."""
+    return first.is_one_time and scope.id == "steady" and _busy(scope)
+
+
+def promise(finding: Finding, scope: Scope) -> str:
+    """A finding's title, and what could be gained where a lower bound of what remains is known."""
+    if finding.is_one_time:
+        return f"{finding.title}. This is a one-time cost, not part of the steady state."
+    if finding.max_gain is None:
+        return f"{finding.title}."
+    return f"{finding.title}. {finding.hint or 'A fix'} could speed up {scope.place} by up to {format_factor(finding.max_gain)}."
+
+
+def _rest(scope: Scope) -> str:
+    """Where the time goes of a scope in which no cause explains much."""
+    busy = scope.ledger.share(COMPUTE, COMMUNICATION)
+    hottest = scope.kernels[0] if scope.kernels else None
+    text = f"GPU busy {format_percent(busy)} of {scope.place} ({format_ms(scope.wall_ns / 1e6)})"
+    if hottest is not None:
+        classes: dict[str, int] = {}
+        for kernel in scope.kernels:
+            classes[kernel.kernel_class] = classes.get(kernel.kernel_class, 0) + kernel.time_ns
+        name, time_ns = max(classes.items(), key=lambda item: item[1])
+        total = sum(classes.values())
+        text += f"; {name} kernels take {format_percent(time_ns / total)} of kernel time, the hottest is "
+        text += f"{hottest.short_name} ({format_percent(hottest.time_ns / total)})"
+    if busy >= BUSY:
+        return f"Healthy: {text}. No idle time to speak of: only faster or fewer kernels save time."
+    largest = max(_together(scope.ledger.cells), key=lambda cell: cell.time_ns)
+    return f"{text}. The largest part: {cell_name(largest.id)}, {format_percent(largest.time_ns / scope.wall_ns)}."
+
+
+def _together(cells: Sequence[Cell]) -> list[Cell]:
+    """Cells of one kind as one."""
+    found: dict[str, int] = {}
+    for cell in cells:
+        key = ".".join(cell.id.split(".")[:2])
+        found[key] = found.get(key, 0) + cell.time_ns
+    return [Cell(id=key, time_ns=time_ns) for key, time_ns in found.items()]
+
+
+def cell_name(cell: str) -> str:
+    """A cell's name for people: that of the nearest cell above it that has one."""
+    parts = cell.split(".")
+    names = (CELL_NAMES.get(".".join(parts[:length])) for length in range(len(parts), 0, -1))
+    return next((name for name in names if name is not None), cell)
+
+
+def coverage_of(evidence: CaptureEvidence, scopes: Sequence[Scope]) -> Coverage:
+    """What the captures hold, and what they do not."""
+    timelines = evidence.timelines
+    has = {
+        "kernels": any(len(t.kernels) for t in timelines),
+        "launches": any(bool((t.kernels.call >= 0).any()) for t in timelines),
+        "copies": any(len(t.copies) for t in timelines),
+        "ranges": any(len(t.ranges) for t in timelines),
+        "operators": any(len(t.operators) for t in timelines),
+        "python frames": any(len(t.frames) for t in timelines),
+        "system calls": any(len(t.system) for t in timelines),
+        "launch shapes": any(t.launch_shapes for t in timelines),
+        "operator shapes": evidence.shapes is not None,
+        "other ranks": len(timelines) > 1 or evidence.world_size == 1,
+    }
+    share = scopes[-1].ledger.share(*NOT_RECORDED) if scopes else 0.0
+    return Coverage(
+        recorded=tuple(name for name, is_there in has.items() if is_there),
+        missing=tuple(name for name, is_there in has.items() if not is_there),
+        unrecorded_share=share,
+    )
