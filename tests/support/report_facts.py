@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
+from llm_perf_opt.analysis.timeline.rows import Idle
 from llm_perf_opt.diagnosis.facts import (
     GpuFacts,
     KernelFacts,
@@ -14,8 +16,6 @@ from llm_perf_opt.diagnosis.facts import (
     RunFacts,
     Unknown,
 )
-from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
-from llm_perf_opt.analysis.timeline.rows import Idle
 
 UNKNOWN = Unknown(reason="not measured")
 NO_IDLE = Idle(

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.analysis.compare.comparison import CompareDocument, SideInput, compare_sides, overall
 from llm_perf_opt.analysis.compare.differences import (
     capture_waterfall,
@@ -36,6 +35,7 @@ from llm_perf_opt.analysis.compare.statistics import (
 )
 from llm_perf_opt.analysis.timeline.rows import Idle, RangeRow
 from llm_perf_opt.core.manifest import RunManifest
+from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 from llm_perf_opt.runners.compare.cli import AUTO_LOOKS

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llm_perf_opt.diagnosis.analyze import analyze_measured
-from llm_perf_opt.diagnosis.evidence import measure_timeline
 from llm_perf_opt.analysis.timeline.critical import CriticalPath, critical_paths
 from llm_perf_opt.analysis.timeline.frames import FlameNode, python_tree
 from llm_perf_opt.analysis.timeline.memory import MemoryEvents, memory_curves
 from llm_perf_opt.analysis.timeline.timeline import Timeline
 from llm_perf_opt.cli import main
+from llm_perf_opt.diagnosis.analyze import analyze_measured
+from llm_perf_opt.diagnosis.evidence import measure_timeline
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 from tests.support.fixtures_dir import shared_fixtures

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from msgspec import UNSET
 
-from llm_perf_opt.diagnosis.analyze import analyze_timelines
-from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.analysis.findings.finding import FindingRecord, confidence_of, may_be_headline
 from llm_perf_opt.analysis.gaps.iterations import Iterations, Outlier
 from llm_perf_opt.analysis.gaps.queue import Queue
@@ -17,6 +15,8 @@ from llm_perf_opt.analysis.gaps.report import IdleReport
 from llm_perf_opt.analysis.gaps.verdict import judge
 from llm_perf_opt.analysis.gaps.waits import WaitRow
 from llm_perf_opt.analysis.timeline.streams import StreamRow
+from llm_perf_opt.diagnosis.analyze import analyze_timelines
+from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.profiling.idle_sections import idle_sections
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace

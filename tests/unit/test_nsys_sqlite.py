@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from llm_perf_opt.analysis.timeline.timeline import CapturedGpu
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.diagnosis.document import CaptureAnalysis, GraphTotals
-from llm_perf_opt.analysis.timeline.timeline import CapturedGpu
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.parsers.nsys_summary import summarize_kernels

@@ -8,17 +8,7 @@ import pytest
 
 from llm_perf_opt.analysis.compare.gate import parse_condition
 from llm_perf_opt.analysis.compare.stability import RepeatedValue
-from llm_perf_opt.diagnosis.facts import RunFacts
 from llm_perf_opt.analysis.findings.finding import Finding
-from llm_perf_opt.diagnosis.experiments import (
-    COMPILE,
-    CUDA_GRAPH,
-    INT8_WEIGHTS,
-    LARGER_BATCH,
-    REDUCE_OVERHEAD,
-    Guard,
-    Remedy,
-)
 from llm_perf_opt.analysis.findings.rules import RULES, diagnose
 from llm_perf_opt.analysis.optimize.document import (
     Agreement,
@@ -54,6 +44,16 @@ from llm_perf_opt.analysis.optimize.verdict import (
     is_hopeless,
     judge_experiment,
 )
+from llm_perf_opt.diagnosis.experiments import (
+    COMPILE,
+    CUDA_GRAPH,
+    INT8_WEIGHTS,
+    LARGER_BATCH,
+    REDUCE_OVERHEAD,
+    Guard,
+    Remedy,
+)
+from llm_perf_opt.diagnosis.facts import RunFacts
 from llm_perf_opt.pipeline.compose import ConfigEntry, compose_config
 from llm_perf_opt.report.optimize.page import gain_bars
 from llm_perf_opt.report.optimize.text import row_cells

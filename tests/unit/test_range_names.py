@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.diagnosis.analyze import RANGES_KEPT, analyze_timelines
 from llm_perf_opt.analysis.timeline.range_names import merged_names
 from llm_perf_opt.analysis.timeline.rows import CopyRow, CounterRow
 from llm_perf_opt.cli import main
+from llm_perf_opt.diagnosis.analyze import RANGES_KEPT, analyze_timelines
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 from tests.support.fixtures_dir import shared_fixtures

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.core.records import Metric
+from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.report.run_files import read_run_files
 from llm_perf_opt.report.view.report import ReportView, build_view
 from llm_perf_opt.report.write import write_reports

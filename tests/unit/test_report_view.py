@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.diagnosis.document import GpuIdle
-from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.analysis.findings.finding import Finding
 from llm_perf_opt.analysis.findings.rules import diagnose
 from llm_perf_opt.core.documents import Deployment
 from llm_perf_opt.core.manifest import read_manifest, write_manifest
 from llm_perf_opt.core.records import CommandRecord, CommandStep, Metric, Spread
+from llm_perf_opt.diagnosis.document import GpuIdle
+from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.profiling.baseline import clean_metrics
 from llm_perf_opt.profiling.program import ProgramRun, describe_program
 from llm_perf_opt.report.facts import unbeaten

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.diagnosis.facts import CopyFacts, RunFacts
 from llm_perf_opt.analysis.findings.phase_kernels import HIDDEN
 from llm_perf_opt.analysis.findings.rules.above_bound import find_above_bound
 from llm_perf_opt.analysis.findings.rules.dtype_miss import find_dtype_misses, find_wide_format
@@ -15,6 +14,7 @@ from llm_perf_opt.analysis.findings.rules.memory_bound import find_far, find_nea
 from llm_perf_opt.analysis.findings.rules.needless_copies import find_needless_copies, find_transfers
 from llm_perf_opt.analysis.findings.rules.small_gemm import find_small_gemms
 from llm_perf_opt.analysis.findings.rules.unfused_elementwise import find_unfused_elementwise
+from llm_perf_opt.diagnosis.facts import CopyFacts, RunFacts
 from tests.support.report_facts import NO_MEMORY, bound, busy_decode, facts, gpu, kernel, ms, ncu, phase, size, whole
 
 GEMM = kernel("nvjet_tst_64x8", "GEMM", 0.8, 32)

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from llm_perf_opt.analysis.findings import rules
-from llm_perf_opt.diagnosis.facts import ClockFacts, CopyFacts, Known, Quantity, RunFacts, Unknown
 from llm_perf_opt.analysis.findings.finding import (
     UNDER_PROFILER,
     Evidence,
@@ -23,6 +22,7 @@ from llm_perf_opt.analysis.findings.rules.profiler_overhead import find_profiler
 from llm_perf_opt.analysis.findings.rules.throttling import find_throttling
 from llm_perf_opt.core.documents import ClockDocument, ClockSample
 from llm_perf_opt.core.records import Spread
+from llm_perf_opt.diagnosis.facts import ClockFacts, CopyFacts, Known, Quantity, RunFacts, Unknown
 from llm_perf_opt.report.facts import clock_facts
 from llm_perf_opt.report.view.findings import findings_view, gain_text
 from llm_perf_opt.report.view.headline import best_finding

@@ -14,10 +14,10 @@ import numpy as np
 import psutil
 import pytest
 
-from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.analysis.timeline.operators import ModuleRow, OperatorRow, merge_operators, module_rows, operator_rows
 from llm_perf_opt.analysis.timeline.rows import Idle
 from llm_perf_opt.analysis.timeline.timeline import CapturedGpu
+from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers import trace_text as trace_chunks
 from llm_perf_opt.profiling.parsers import trace_workers as trace_pieces

@@ -10,9 +10,6 @@ from pathlib import Path
 import pytest
 from msgspec import UNSET, UnsetType
 
-from llm_perf_opt.diagnosis.analyze import analyze_measured, analyze_timelines, judge_after_setup
-from llm_perf_opt.diagnosis.document import AfterSetup, CaptureAnalysis
-from llm_perf_opt.diagnosis.evidence import measure_timeline
 from llm_perf_opt.analysis.findings.finding import FindingRecord, may_be_headline
 from llm_perf_opt.analysis.findings.rules import diagnose
 from llm_perf_opt.analysis.gaps.host_alone import HostAlone, OutsideRow
@@ -20,6 +17,9 @@ from llm_perf_opt.analysis.kernels.names import is_fusible
 from llm_perf_opt.analysis.timeline.timeline import Timeline, since
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest
+from llm_perf_opt.diagnosis.analyze import analyze_measured, analyze_timelines, judge_after_setup
+from llm_perf_opt.diagnosis.document import AfterSetup, CaptureAnalysis
+from llm_perf_opt.diagnosis.evidence import measure_timeline
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 from llm_perf_opt.profiling.range_phases import with_phases

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from llm_perf_opt.analysis.findings.finding import may_be_headline
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
-from llm_perf_opt.analysis.findings.finding import may_be_headline
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 from tests.support.fixtures_dir import shared_fixtures

@@ -48,6 +48,7 @@ OPERATORS_MD: Final = "operators.md"
 KERNELS_CSV: Final = "kernels.csv"
 KERNELS_JSON: Final = "kernels.json"
 ANALYSIS_FILE: Final = "analysis.json"
+DIAGNOSIS_FILE: Final = "diagnosis.json"
 TIMELINE_FILE: Final = "timeline.json"
 GPU_SAMPLES_FILE: Final = "gpu_samples.json"
 # The section about what follows the set-up of a capture.

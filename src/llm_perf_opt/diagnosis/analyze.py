@@ -211,7 +211,7 @@ def _tables(evidence: CaptureEvidence, captures: Sequence[Capture]) -> CaptureAn
     counters = tuple(row for capture in captures for row in capture.counters)
     paths = critical_paths(timelines, evidence.ranges)
     streams = evidence.streams
-    return CaptureAnalysis(
+    tables = CaptureAnalysis(
         sources=sources,
         gpu=_gpu(evidence, sources),
         kernels=evidence.kernels,
@@ -233,13 +233,14 @@ def _tables(evidence: CaptureEvidence, captures: Sequence[Capture]) -> CaptureAn
         host_alone=UNSET if alone is None else alone,
         critical_paths=paths or UNSET,
         counters=counters or UNSET,
-        **_trace_tables(captures, timelines),
     )
+    return _with_trace_tables(tables, captures, timelines)
 
 
-def _trace_tables(captures: Sequence[Capture], timelines: Sequence[Timeline]) -> dict[str, object]:
-    """What only torch traces have: operators, modules, memory and Python."""
-    found: dict[str, object] = {}
+def _with_trace_tables(
+    tables: CaptureAnalysis, captures: Sequence[Capture], timelines: Sequence[Timeline]
+) -> CaptureAnalysis:
+    """With what only torch traces have: operators, modules, memory and Python."""
     pairs = list(zip(captures, timelines, strict=True))
     operators = [(c.operators, t) for c, t in pairs if c.operators is not None]
     if operators:
@@ -250,9 +251,12 @@ def _trace_tables(captures: Sequence[Capture], timelines: Sequence[Timeline]) ->
             operator_rows,
         )
 
-        found["operators"] = merge_operators([operator_rows(t, events) for events, t in operators])
         modules = [(c.modules, t) for c, t in pairs if c.modules is not None]
-        found["modules"] = merge_modules([module_rows(t, events) for events, t in modules])
+        tables = replace(
+            tables,
+            operators=merge_operators([operator_rows(t, events) for events, t in operators]),
+            modules=merge_modules([module_rows(t, events) for events, t in modules]),
+        )
     details = [(c.detail, t) for c, t in pairs if c.detail is not None]
     if details:
         from llm_perf_opt.analysis.timeline.frames import python_tree
@@ -260,8 +264,8 @@ def _trace_tables(captures: Sequence[Capture], timelines: Sequence[Timeline]) ->
 
         curves = tuple(curve for detail, t in details for curve in memory_curves(detail.memory, t.source))
         trees = tuple(tree for detail, t in details if (tree := python_tree(t, detail.frames)) is not None)
-        found |= {key: rows for key, rows in (("memory", curves), ("python", trees)) if rows}
-    return found
+        tables = replace(tables, memory=curves or UNSET, python=trees or UNSET)
+    return tables
 
 
 def _pauses(idle: IdleReport | None, span_ns: int) -> list[str]:

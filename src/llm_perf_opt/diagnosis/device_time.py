@@ -8,9 +8,9 @@ import numpy as np
 
 from llm_perf_opt.analysis.kernels.names import classify_kernel, short_kernel_name
 from llm_perf_opt.analysis.timeline.idle import IdleMap
-from llm_perf_opt.analysis.timeline.intervals import Flags, Ints, union
+from llm_perf_opt.analysis.timeline.intervals import Ints, union
 from llm_perf_opt.analysis.timeline.tables import communication_kernels
-from llm_perf_opt.analysis.timeline.timeline import Activities, Timeline, join, take
+from llm_perf_opt.analysis.timeline.timeline import Timeline, join, take
 
 GRAPH = "CUDA graph traced as a whole"
 
@@ -88,11 +88,11 @@ class _Part:
         talks = np.concatenate((communication_kernels(timeline), np.zeros(len(graphs), np.bool_)))
         mine = compute.process == process
         if not bool(mine.all()):
-            compute, name, talks = _taken(compute, mine), name[mine], talks[mine]
+            compute, name, talks = take(compute, np.flatnonzero(mine)), name[mine], talks[mine]
         start = compute.start_ns
         if len(start) and not bool((start[1:] >= start[:-1]).all()):
             order = np.argsort(start, kind="stable")
-            compute, name, talks = _taken(compute, order), name[order], talks[order]
+            compute, name, talks = take(compute, order), name[order], talks[order]
         self._work, self._name, self._talks, self._calls = compute, name, talks, timeline.calls
         self._waits = timeline.calls.waits & (timeline.thread_process[timeline.calls.thread] == process)
 
@@ -136,11 +136,8 @@ class _Part:
         until = np.maximum(until, since)
         waiting = union(calls.start_ns[self._waits], calls.end_ns[self._waits])
         hidden = until - since - (waiting.covered_before(until) - waiting.covered_before(since))
-        return np.minimum(hidden, self.own)
-
-
-def _taken(work: Activities, index: Ints | Flags) -> Activities:
-    return take(work, np.flatnonzero(index) if index.dtype == np.bool_ else index)
+        least: Ints = np.minimum(hidden, self.own)
+        return least
 
 
 def _part_owned(start: Ints, end: Ints) -> tuple[Ints, Ints]:

@@ -72,7 +72,7 @@ def _order(granted: _Granted) -> float:
 
 
 def _claims(scope: Scope, program: Program) -> list[tuple[Cause, Claim]]:
-    if not scope.wall_ns:
+    if not scope.wall_ns and scope.kind != "run":
         return []
     judged = ((cause, cause.judge(scope, program)) for cause in load_causes() if cause.applies_to(scope))
     return [(cause, claim) for cause, claim in judged if claim is not None]
@@ -112,7 +112,7 @@ def _finding(granted: _Granted, program: Program) -> Finding | None:
     traits = program.traits | claim.traits | scope.already | {scope.kind, scope.place}
     advice = cause.advise(traits)
     values = {"place": scope.place, "each": scope.each, "wall": wall, "stake": granted.granted_ns, **claim.values}
-    values["share"] = granted.granted_ns / wall
+    values["share"] = granted.granted_ns / max(wall, 1)
     is_capture = scope.kind in ("capture", "steady")
     gain = _gain(granted, saved)
     caveat = cause.caveats[claim.caveat] if claim.caveat is not None else None
@@ -127,14 +127,14 @@ def _finding(granted: _Granted, program: Program) -> Finding | None:
         confidence=claim.confidence if scope.evidence is None or scope.evidence.kept_share is None else "low",
         source=scope.source,
         range_name=claim.range_name,
-        capture_share=None if claim.is_timeless or not is_capture else stake / wall,
+        capture_share=None if claim.is_timeless or not is_capture else stake / max(wall, 1),
         is_one_time=claim.is_one_time,
         hint=advice.hint,
         caveat=_caveat(granted, caveat),
         also_ranges=claim.also_ranges,
         scope=scope.id,
-        phase=None if is_capture else scope.id,
-        share=None if claim.is_timeless else stake / wall,
+        phase=None if is_capture or scope.kind == "run" else scope.id,
+        share=None if claim.is_timeless else stake / max(wall, 1),
         saves_ms=None if claim.is_timeless else (stake if saved is None else saved) / 1e6,
         stake_ns=None if claim.is_timeless else stake,
         floor_ns=floor,

@@ -1,7 +1,7 @@
 """What can be tried against a finding, as data: the settings, where they make sense, and the code that does the same.
 
-A rule names those that could save what it found (`Rule.experiments`); `llm-perf optimize` tries them. Several rules may
-name one remedy: then it could save what all of them found.
+A cause names those that could save what it claims (`experiments` in its data); `llm-perf optimize` tries them. Several
+causes may name one: then it could save what all of them claim.
 """
 
 from collections.abc import Mapping
@@ -207,3 +207,25 @@ EXPANDABLE_SEGMENTS = Remedy(
     guard=Guard(place="gpu"),
     code='os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # before torch is imported',
 )
+
+# By id, as the causes name them.
+EXPERIMENTS: Mapping[str, Remedy] = {
+    remedy.id: remedy
+    for remedy in (
+        REDUCE_OVERHEAD,
+        CUDA_GRAPH,
+        COMPILE,
+        MAX_AUTOTUNE,
+        JOINED_PROJECTIONS,
+        FP8_WEIGHTS,
+        INT8_WEIGHTS,
+        BFLOAT16,
+        SDPA,
+        FLASH_ATTENTION,
+        FLEX_ATTENTION,
+        LARGER_BATCH,
+        LARGEST_BATCH,
+        ONE_THREAD,
+        EXPANDABLE_SEGMENTS,
+    )
+}

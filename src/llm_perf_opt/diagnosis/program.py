@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.gaps.report import IdleReport
+from llm_perf_opt.diagnosis.document import ProgramRecord
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence
 from llm_perf_opt.diagnosis.facts import RunFacts
 
@@ -58,6 +59,18 @@ def _traits(report: IdleReport, evidence: CaptureEvidence) -> Sequence[str]:
         "nsys_trace": any(t.kind == "nsys" for t in evidence.timelines),
     }
     return [trait for trait, is_true in known.items() if is_true]
+
+
+def program_of_record(record: ProgramRecord) -> Program:
+    """As an earlier analysis wrote it down."""
+    return Program(
+        framework=record.framework,
+        engine=record.engine,
+        gpu_name=record.gpu_name,
+        world_size=record.world_size,
+        ranks_given=record.ranks_given,
+        traits=frozenset(record.traits),
+    )
 
 
 def program_of_run(facts: RunFacts, captured: Program | None) -> Program:

@@ -22,8 +22,8 @@ from llm_perf_opt.diagnosis.ledger import Cell, Ledger, balanced, fitted
 from llm_perf_opt.diagnosis.waterfall import split_idle
 
 Kind = Literal["capture", "steady", "phase", "request", "run"]
-# A range that holds this part of a scope's wall time is where it happens.
-HOLDS = 0.5
+# A range that holds this part of a scope's wall time is the scope, under the name the program gives it.
+HOLDS = 0.9
 # From this part of a phase on that waits for launches, its kernels decide nothing.
 LAUNCH_BOUND_IDLE = 0.5
 CELL_OF: Mapping[Verdict, str] = {
@@ -49,7 +49,8 @@ _NOT_LETTERS = re.compile(r"[^a-z]")
 class Scope:
     """One stretch of time. `place` names it in a sentence, `each` what one instance of it is called.
 
-    `clean`: its wall time was measured without a profiler. `kernels` are those of its ledger's device side.
+    `is_named`: the place is a phase, or a name of the program's own. `clean`: its wall time was measured without a
+    profiler. `kernels` are those of its ledger's device side.
     """
 
     id: str
@@ -60,6 +61,7 @@ class Scope:
     clean: bool
     ledger: Ledger
     source: str
+    is_named: bool = True
     instances: int = 1
     spread: float = 0.0
     kernels: tuple[KernelTime, ...] = ()
@@ -93,14 +95,13 @@ def capture_scope(
 ) -> Scope:
     """All of some captures (`is_whole`), or what follows start-up in them; `kind` says for which causes."""
     main = _main_range(evidence) if kind == "steady" else None
-    place, each = ("the capture", "it") if is_whole else ("the steady state", "it")
-    if main is not None:
-        place, each = main.name, f"each {main.name}" if main.instances > 1 else "it"
+    place = main.name if main is not None else "the capture" if is_whole else "the steady state"
     return Scope(
         id="capture" if is_whole else "steady",
         kind=kind,
         place=place,
-        each=each,
+        each=place,
+        is_named=main is not None,
         wall_ns=evidence.span_ns,
         clean=False,
         ledger=capture_ledger(evidence),

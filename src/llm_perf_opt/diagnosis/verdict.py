@@ -11,6 +11,7 @@ from llm_perf_opt.diagnosis.document import (
     ProgramRecord,
     ScopeRecord,
     Verdict,
+    VerdictKind,
 )
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence
 from llm_perf_opt.diagnosis.ledger import COMMUNICATION, COMPUTE, NOT_RECORDED, Cell
@@ -19,6 +20,8 @@ from llm_perf_opt.diagnosis.scope import Scope
 
 # What is this part of its scope is what everybody should read first.
 MIN_HEADLINE = 0.05
+# A guess is for the list of findings, not for the one sentence everybody reads.
+WEAK = ("low",)
 # A GPU that is busy for this part of a time waits for nothing worth a finding.
 BUSY = 0.9
 KERNELS_KEPT = 20
@@ -97,15 +100,18 @@ def _record(scope: Scope) -> ScopeRecord:
 
 def verdict_of(findings: Sequence[Finding], scopes: Sequence[Scope]) -> Verdict:
     """The first finding with what it promises; where there is none of weight, what the time goes into."""
-    steady = scopes[-1] if scopes else None
-    if steady is None or not steady.wall_ns:
+    judged = [scope for scope in scopes if scope.wall_ns]
+    steady = judged[-1] if judged else None
+    if steady is None:
         return Verdict(kind="no_gpu_work", text="No GPU work was recorded.")
     hottest = steady.kernels[0] if steady.kernels else None
     kernel = hottest.short_name if hottest is not None else None
     first = next((f for f in findings if (f.share or 0.0) >= MIN_HEADLINE), None)
     if first is None or _is_healthy(steady, first):
         return Verdict(kind="healthy" if _busy(steady) else "largest_cell", text=_rest(steady), hottest_kernel=kernel)
-    kind = "one_time" if first.is_one_time else "not_recorded" if first.rule == "not_recorded" else "finding"
+    kind: VerdictKind = (
+        "one_time" if first.is_one_time else "not_recorded" if first.rule == "not_recorded" else "finding"
+    )
     return Verdict(kind=kind, text=promise(first, steady), rule=first.rule, hottest_kernel=kernel)
 
 
@@ -124,7 +130,10 @@ def promise(finding: Finding, scope: Scope) -> str:
         return f"{finding.title}. This is a one-time cost, not part of the steady state."
     if finding.max_gain is None:
         return f"{finding.title}."
-    return f"{finding.title}. {finding.hint or 'A fix'} could speed up {scope.place} by up to {format_factor(finding.max_gain)}."
+    what = {"capture": "the capture", "steady": "the steady state"}.get(scope.id, scope.place)
+    return (
+        f"{finding.title}. {finding.hint or 'A fix'} could speed up {what} by up to {format_factor(finding.max_gain)}."
+    )
 
 
 def _rest(scope: Scope) -> str:

@@ -1,7 +1,7 @@
 """Text of findings, made last: templates of a cause filled with numbers."""
 
 import string
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from llm_perf_opt.core.units import format_bytes, format_factor, format_ms, format_percent
@@ -18,7 +18,7 @@ class _Numbers(string.Formatter):
         return FORMATS[spec](value) if spec in FORMATS else format(value, spec)
 
 
-FORMATS = {
+FORMATS: Mapping[str, Callable[[Any], str]] = {
     "ms": lambda ns: format_ms(ns / 1e6),
     "us": lambda ns: f"{ns / 1e3:,.1f} µs",
     "pct": lambda share: format_percent(share) if share < 0.1 else f"{100 * share:.0f} %",

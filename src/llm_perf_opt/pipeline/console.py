@@ -194,8 +194,6 @@ def verdict_lines(view: "ReportView", *, findings: int = FINDINGS_SHOWN) -> list
     known = [w for w in view.waterfalls if any(row.key == "wall" and row.missing is None for row in w.rows)]
     lines += [Text.assemble((f"  {w.phase:<8}", "bold"), printable(w.summary)) for w in known]
     lines += [Text(printable(f"  unsteady: {text}"), style="yellow") for text in headline.warnings[:1]]
-    if headline.first is not None:
-        lines.append(Text(printable(f"  {headline.first.title}: {headline.first.saves}")))
     for finding in view.findings[:findings]:
         gain = ", ".join(text for text in (finding.saves, finding.gain) if text)
         told = (f": {printable(gain)}", "green") if gain else ""

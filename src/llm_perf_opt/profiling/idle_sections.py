@@ -5,7 +5,6 @@ from pathlib import PurePath
 
 from msgspec import UNSET
 
-from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.analysis.gaps.iterations import Iterations
 from llm_perf_opt.analysis.gaps.longest import Gap, LongGaps
 from llm_perf_opt.analysis.gaps.queue import Queue
@@ -14,6 +13,7 @@ from llm_perf_opt.analysis.gaps.waits import WaitRow
 from llm_perf_opt.analysis.timeline.streams import StreamReport, StreamRow
 from llm_perf_opt.core.sections import Cell, Section, SectionTable
 from llm_perf_opt.core.units import format_ms, format_percent
+from llm_perf_opt.diagnosis.document import CaptureAnalysis
 
 ROWS = 60
 NAME_WIDTH = 90

@@ -159,10 +159,10 @@ def write_trace_files(
 ) -> TraceFiles:
     """Beside the trace: operators.csv and .md, kernels.csv, analysis.json with the tree of modules, timeline.json."""
     # numpy is imported only when a stage has run.
-    from llm_perf_opt.diagnosis.analyze import analyze_timelines
     from llm_perf_opt.analysis.timeline.memory import memory_counters
     from llm_perf_opt.analysis.timeline.operators import ProfiledOperators, module_shares, module_tree
     from llm_perf_opt.analysis.timeline.window import OperatorInputs, timeline_window
+    from llm_perf_opt.diagnosis.analyze import Capture, analyze_captures
     from llm_perf_opt.profiling import trace_tables
     from llm_perf_opt.profiling.capture_files import write_capture, write_timeline
     from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
@@ -180,7 +180,14 @@ def write_trace_files(
     trace_tables.write_operator_md(folder / OPERATORS_MD, by_name, rows, recorded, pass_note=pass_note)
     if has_device:
         trace_tables.write_kernel_csv(folder / KERNELS_CSV, timeline)
-    analysis = replace(analyze_timelines([timeline]), tree=module_tree(timeline, found.operators))
+    capture = Capture(
+        timeline=timeline,
+        operators=found.operators,
+        modules=found.modules,
+        counters=tuple(found.counters),
+        detail=detail,
+    )
+    analysis = replace(analyze_captures([capture]).analysis, tree=module_tree(timeline, found.operators))
     inputs = OperatorInputs(texts=detail.shapes, index=detail.shape)
     window = timeline_window(timeline, found.operators, inputs=inputs)
     window = replace(window, memory=memory_counters(detail.memory, window.window_ns))

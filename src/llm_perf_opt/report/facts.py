@@ -9,24 +9,6 @@ from dataclasses import replace
 
 from msgspec import UNSET
 
-from llm_perf_opt.diagnosis.document import CaptureAnalysis
-from llm_perf_opt.analysis.findings.capture_facts import replays_graphs
-from llm_perf_opt.diagnosis.facts import (
-    NOT_WATCHED,
-    ClockFacts,
-    CopyFacts,
-    GpuFacts,
-    KernelFacts,
-    Known,
-    MemoryFacts,
-    PhaseFacts,
-    PhaseKernel,
-    Quantity,
-    RunFacts,
-    Unknown,
-    value_of,
-)
-from llm_perf_opt.diagnosis.waterfall import ENABLE_CLEAN
 from llm_perf_opt.analysis.kernels.ncu import join_nsys
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuKernel, NsysKernel
 from llm_perf_opt.analysis.static.document import StaticDocument, StaticPhase
@@ -47,6 +29,24 @@ from llm_perf_opt.core.names import (
 )
 from llm_perf_opt.core.records import StageRecord
 from llm_perf_opt.core.units import format_ms
+from llm_perf_opt.diagnosis.document import CaptureAnalysis
+from llm_perf_opt.diagnosis.evidence import replays_graphs
+from llm_perf_opt.diagnosis.facts import (
+    NOT_WATCHED,
+    ClockFacts,
+    CopyFacts,
+    GpuFacts,
+    KernelFacts,
+    Known,
+    MemoryFacts,
+    PhaseFacts,
+    PhaseKernel,
+    Quantity,
+    RunFacts,
+    Unknown,
+    value_of,
+)
+from llm_perf_opt.diagnosis.waterfall import ENABLE_CLEAN
 from llm_perf_opt.report.run_files import Found, RunFiles
 
 ON_CPU = Unknown(reason="the model ran on the CPU: there are no GPU kernels")

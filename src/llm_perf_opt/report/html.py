@@ -11,8 +11,8 @@ import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.core.units import digits, format_count, format_ms, format_percent
+from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.report.kernel_columns import (
     COLUMNS,
     Detail,

@@ -1,8 +1,8 @@
 """Numbers on markdown pages: metrics with their unit, footnotes with the sources."""
 
-from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.core.markdown import code, escape
 from llm_perf_opt.core.records import Metric
+from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.report.view.shown import Cell
 
 

@@ -12,8 +12,6 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from llm_perf_opt.diagnosis.document import CaptureAnalysis
-from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.static.document import StaticDocument
 from llm_perf_opt.analysis.timeline.window import TimelineWindow
@@ -30,6 +28,8 @@ from llm_perf_opt.core.names import (
     Role,
 )
 from llm_perf_opt.core.records import StageRecord
+from llm_perf_opt.diagnosis.document import CaptureAnalysis
+from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.errors import ManifestError, ParseError
 from llm_perf_opt.report.samples import SampleLine, parse_samples, samples_file
 

@@ -1,8 +1,8 @@
 """stakeholder_summary.md: one page for people who do not profile."""
 
-from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.core.markdown import escape
 from llm_perf_opt.core.units import format_ms
+from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.report.view.findings import FindingView
 from llm_perf_opt.report.view.report import ReportView
 from llm_perf_opt.report.view.shown import Shown
@@ -106,7 +106,7 @@ def _trend(view: ReportView) -> list[str]:
 
 
 def _actions(view: ReportView) -> list[str]:
-    chosen: list[FindingView] = [] if view.headline.first is None else [view.headline.first]
+    chosen: list[FindingView] = []
     for finding in view.findings:
         # One line per kind of problem and advice.
         if (finding.rule, finding.remedy) not in {(f.rule, f.remedy) for f in chosen} and len(chosen) < DONE:

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from llm_perf_opt.core.files import write_whole
-from llm_perf_opt.core.manifest import read_manifest
-from llm_perf_opt.core.names import MANIFEST_FILE
+from llm_perf_opt.core.manifest import read_manifest, write_json
+from llm_perf_opt.core.names import DIAGNOSIS_FILE, MANIFEST_FILE
 from llm_perf_opt.errors import numbers_of
 from llm_perf_opt.report.html import render_html
 from llm_perf_opt.report.kernels_md import render_kernels_page
@@ -44,6 +46,8 @@ def write_view(run_dir: Path) -> tuple[ReportView, list[Path]]:
         pages = [(name, render(view)) for name, render in RENDERERS]
         content = render_perfetto(files)
     paths = [write_whole(run_dir / name, page.encode("utf-8", "backslashreplace")) for name, page in pages]
+    if view.diagnosis is not None:
+        write_json(run_dir / DIAGNOSIS_FILE, msgspec.to_builtins(view.diagnosis))
     trace = run_dir / TRACE
     # A trace of an earlier rendering must not outlive the data it was made from.
     trace.unlink(missing_ok=True)

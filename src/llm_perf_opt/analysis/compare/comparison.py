@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.analysis.compare.differences import (
     DifferenceWaterfall,
     KernelChange,
@@ -35,11 +34,13 @@ from llm_perf_opt.analysis.compare.statistics import (
     judge,
     repeats_needed,
 )
-from llm_perf_opt.analysis.findings.rules.on_the_host import MIN_PREPARING
 from llm_perf_opt.analysis.timeline.rows import RangeRow
 from llm_perf_opt.core.names import PHASE_RANGE, PHASES, WALL_METRIC
 from llm_perf_opt.core.units import format_quantity
+from llm_perf_opt.diagnosis.document import CaptureAnalysis
 
+# A part of a request from which on preparing its input is compared too.
+MIN_PREPARING = 0.1
 # What every comparison asks; a gate may ask for any other metric of the samples.
 METRICS = ("ttft_ms", "tpot_ms", "e2e_ms", "prefill_ms", "joules_per_token")
 # Asked where it is worth a finding: elsewhere it is noise, and one metric more makes all others less certain.

@@ -14,12 +14,12 @@ from typing import Literal
 
 from msgspec import UNSET
 
-from llm_perf_opt.diagnosis.document import CaptureAnalysis, GpuIdle
 from llm_perf_opt.analysis.compare.matching import MatchedBy, NameMatch, match_names
 from llm_perf_opt.analysis.compare.statistics import MEDIAN_BY_MEAN, MIDDLE_HALF, THRESHOLD, holm
 from llm_perf_opt.analysis.compare.student import two_sided_p
 from llm_perf_opt.analysis.kernels.names import OTHER
 from llm_perf_opt.analysis.timeline.rows import Idle, KernelRow, RangeRow
+from llm_perf_opt.diagnosis.document import CaptureAnalysis, GpuIdle
 
 KernelVerdict = Literal["appeared", "vanished", "faster", "slower", "same", "inconclusive"]
 TableName = Literal["copies", "ranges", "operators", "modules", "idle", "bounds"]

@@ -9,13 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from llm_perf_opt.analysis.compare.statistics import shared_among
-from llm_perf_opt.diagnosis.facts import GpuFacts, Known, PhaseFacts, RunFacts
-from llm_perf_opt.analysis.findings.finding import Finding
-from llm_perf_opt.diagnosis.experiments import THROUGHPUT, Remedy
-from llm_perf_opt.analysis.findings.rules import RULE_BY_ID
 from llm_perf_opt.analysis.optimize.document import ExperimentRow, ExperimentStatus, Objective, PredictedBound
 from llm_perf_opt.core.names import DECODE, PHASES, PREFILL
 from llm_perf_opt.core.units import format_factor, format_ms
+from llm_perf_opt.diagnosis.claim import Finding
+from llm_perf_opt.diagnosis.experiments import EXPERIMENTS, THROUGHPUT, Remedy
+from llm_perf_opt.diagnosis.facts import GpuFacts, Known, PhaseFacts, RunFacts
 
 # What is not known before the first start: of the process with its imports and weights.
 START_S = {"gpu": 20.0, "cpu": 12.0}
@@ -154,10 +153,9 @@ def build_plan(
     named: dict[str, Remedy] = {}
     left = []
     for finding in findings:
-        rule = RULE_BY_ID.get(finding.rule)
-        experiments = () if rule is None else rule.experiments
+        experiments = _experiments(finding)
         named |= {remedy.id: remedy for remedy in experiments}
-        if not experiments and (finding.gain or finding.saves_ms):
+        if not experiments and (finding.max_gain or finding.saves_ms):
             left.append(f"{finding.title}: {finding.remedy}")
     candidates, refused = [], []
     for remedy in (*given, *named.values()):
@@ -325,8 +323,7 @@ def left_words(findings: Sequence[Finding], rows: Sequence[ExperimentRow]) -> tu
 
 
 def _experiments(finding: Finding) -> tuple[Remedy, ...]:
-    rule = RULE_BY_ID.get(finding.rule)
-    return () if rule is None else rule.experiments
+    return tuple(EXPERIMENTS[name] for name in finding.experiments if name in EXPERIMENTS)
 
 
 def _left_ms(phase: PhaseFacts, findings: Sequence[Finding], remedies: Sequence[Remedy]) -> tuple[float, str]:
@@ -337,7 +334,7 @@ def _left_ms(phase: PhaseFacts, findings: Sequence[Finding], remedies: Sequence[
     text = f"{phase.name} {format_ms(wall)} less {format_ms(saved)}"
     work = _work_ms(phase)
     if findings and work is not None and any(remedy.removes_idle for remedy in remedies):
-        saved_work = sum(f.saves_ms or 0.0 for f in findings if not RULE_BY_ID[f.rule].is_idle)
+        saved_work = sum(f.saves_ms or 0.0 for f in findings if not f.is_idle)
         saved = max(saved, wall - work + saved_work)
         text = f"{phase.name} {format_ms(wall)} less {format_ms(wall - work)} without work"
         text += f" and {format_ms(saved_work)} of work" if saved_work else ""

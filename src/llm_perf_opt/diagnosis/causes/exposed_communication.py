@@ -36,7 +36,7 @@ def judge(scope: Scope, program: Program) -> Claim | None:
     if longest is not None:
         size = "" if longest.message_bytes is None else f", {format_bytes(longest.message_bytes)}"
         values = {"collective": longest.collective, "longest": longest.max_ns}
-        more = {"size": size, "median": longest.median_ns, "count": longest.count}
+        more: dict[str, str | int | float] = {"size": size, "median": longest.median_ns, "count": longest.count}
         facts.append(Fact(key="longest", values={**values, **more}))
     dominates = longest is not None and longest.max_ns >= DOMINATES * exposed and longest.count > 1
     return Claim(

@@ -41,7 +41,7 @@ def _of_phase(scope: Scope, launch_ns: int, idle_ns: int) -> Claim | None:
         traits.add("decode_graphs")
     share = idle_ns / scope.wall_ns
     return Claim(
-        title="bound",
+        title="named",
         values={"idle": share},
         cells={LAUNCH: launch_ns},
         floor_ns=0,
@@ -114,10 +114,10 @@ def _of_capture(scope: Scope, evidence: CaptureEvidence, launch_ns: int, *, is_b
         facts.append(Fact(key="waits", values={"refill": refill, "where": where}))
     if queue is not None:
         facts.append(Fact(key="queue", values={"empty": queue.empty_share, "depth": queue.depth_median}))
+    bound = ["named" if main is not None or scope.is_named else "bound"] if is_bound or main is not None else []
     is_graph = evidence.has_graphs or (main is not None and replays_graphs(main))
-    bound = is_bound or main is not None
     return Claim(
-        title="_".join(part for part, is_true in (("bound", bound), ("waits", bool(waits))) if is_true) or "title",
+        title="_".join([*bound, *(["waits"] if waits else [])]) or "title",
         values=values,
         cells={LAUNCH: launch_ns},
         floor_ns=0,

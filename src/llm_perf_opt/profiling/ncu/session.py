@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.diagnosis.facts import GRAPH_MODES
 from llm_perf_opt.analysis.kernels.match import normalise
 from llm_perf_opt.analysis.kernels.ncu import analyze_ncu, join_nsys
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuLaunch, NsysKernel
@@ -20,6 +19,7 @@ from llm_perf_opt.config.schema import InferSection
 from llm_perf_opt.core.names import DECODE, DECODE_RANGES, NSYS, PREFILL
 from llm_perf_opt.core.records import StageFile, StageOutput
 from llm_perf_opt.core.stage import StageContext
+from llm_perf_opt.diagnosis.facts import GRAPH_MODES
 from llm_perf_opt.profiling.baseline import own_clean_pass
 from llm_perf_opt.profiling.ncu.capture import (
     NAMED,

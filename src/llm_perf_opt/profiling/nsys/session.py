@@ -9,10 +9,6 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
-from llm_perf_opt.diagnosis.analyze import analyze_measured
-from llm_perf_opt.diagnosis.document import CaptureAnalysis
-from llm_perf_opt.diagnosis.evidence import measure_timeline
-from llm_perf_opt.analysis.ranks.analysis import analyze_ranks
 from llm_perf_opt.analysis.ranks.identify import RANKS
 from llm_perf_opt.analysis.ranks.traffic import measure_traffic
 from llm_perf_opt.analysis.timeline.timeline import Timeline
@@ -23,6 +19,8 @@ from llm_perf_opt.core.records import Metric, StageFile, StageOutput
 from llm_perf_opt.core.sections import Section
 from llm_perf_opt.core.slowdown import no_slowdown
 from llm_perf_opt.core.stage import StageContext
+from llm_perf_opt.diagnosis.analyze import Capture, analyze_captures
+from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.errors import ProfilingError
 from llm_perf_opt.profiling.baseline import (
     NOT_TIMED,
@@ -64,13 +62,17 @@ def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
         captures, exports, notes = _capture_all(cfg, ctx, raw)
     phases = chosen_phases(ctx.config.workload.phase_preset, ctx.config.workload.phases)
     recorded = [read_nsys_sqlite(path) for path in exports]
-    measured = [measure_timeline(with_phases(timeline, phases)) for timeline in recorded]
     several = (ctx.config.run.ranks or 1) > 1
-    # The figures of the stage are those of rank 0; beside them stand the ranks.
-    analysis = _with_ranks(analyze_measured(measured[:1] if several else measured), recorded if several else [])
+    # The figures of the stage are those of rank 0; the sections on ranks have all.
+    analyzed = analyze_captures(
+        [Capture(timeline=with_phases(timeline, phases)) for timeline in (recorded[:1] if several else recorded)],
+        files_are=RANKS if several else None,
+        ranks_from=recorded if several else None,
+    )
+    analysis = _with_traffic(analyzed.analysis, recorded if several else [])
     child = _child_metrics(ctx)
     _require_kernels(cfg, analysis, child)
-    files = write_analysis(ctx.out_dir, analysis, measured[:1] if several else measured)
+    files = write_analysis(ctx.out_dir, analysis, analyzed.measured)
     metrics = capture_metrics(analysis, source="nsys/analysis.json", kind="nsys")
     complete = all(c.workload_exit_code == 0 for c in captures)
     is_own = ctx.config.workload.command is None
@@ -94,13 +96,10 @@ def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
     )
 
 
-def _with_ranks(analysis: CaptureAnalysis, timelines: Sequence[Timeline]) -> CaptureAnalysis:
-    """With what the captures of all ranks say of each other, where there are several."""
-    if not timelines:
-        return analysis
-    ranks = analyze_ranks(timelines, said=RANKS)
-    traffic = measure_traffic(timelines, range(len(timelines)))
-    return replace(analysis, ranks=UNSET if ranks is None else ranks, traffic=traffic or UNSET)
+def _with_traffic(analysis: CaptureAnalysis, timelines: Sequence[Timeline]) -> CaptureAnalysis:
+    """With what the ranks sent each other, where there are several."""
+    traffic = measure_traffic(timelines, range(len(timelines))) if timelines else ()
+    return replace(analysis, traffic=traffic or UNSET)
 
 
 def _rank_sections(ctx: StageContext, analysis: CaptureAnalysis) -> Iterator[Section]:

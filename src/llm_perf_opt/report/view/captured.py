@@ -4,15 +4,16 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET
 
-from llm_perf_opt.diagnosis.document import CaptureAnalysis
-from llm_perf_opt.analysis.findings.capture_facts import runs_on
-from llm_perf_opt.diagnosis.facts import Known, Unknown
-from llm_perf_opt.analysis.findings.finding import Finding, may_be_headline, paid_once
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.timeline.operators import OperatorRow
 from llm_perf_opt.analysis.timeline.rows import RangeRow
 from llm_perf_opt.core.records import Metric, StageRecord
-from llm_perf_opt.core.units import format_bytes, format_factor, format_ms, format_percent
+from llm_perf_opt.core.units import format_bytes, format_ms, format_percent
+from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis
+from llm_perf_opt.diagnosis.evidence import runs_on
+from llm_perf_opt.diagnosis.facts import Known, Unknown
+from llm_perf_opt.diagnosis.ledger import NOT_RECORDED
+from llm_perf_opt.diagnosis.verdict import cell_name
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.shown import Cell, Shown, Tile, TimePart, TimeSplit, share, show
 
@@ -62,29 +63,30 @@ def captured_tiles(capture: Found[CaptureAnalysis]) -> tuple[Tile, ...]:
     return tuple(tiles)
 
 
-def captured_split(found: CaptureAnalysis) -> TimeSplit | None:
-    """From the first GPU work to the last: busy, and idle by cause; and what the host does before and after, if much.
-
-    None without a timeline.
-    """
-    gpu, edges = found.gpu, () if found.host_edges is UNSET else found.host_edges
-    if gpu.busy_ns is None or not gpu.span_ns or gpu.idle is None or not gpu.kernel_count:
+def captured_split(diagnosis: Diagnosis) -> TimeSplit | None:
+    """The ledger of the steady state, or of the whole capture: the largest cells by name."""
+    scope = diagnosis.scope("steady") or diagnosis.scope("capture")
+    if scope is None or not scope.wall_ns:
         return None
-    parts = (
-        ("GPU busy", "work", gpu.busy_ns),
-        ("GPU idle: waiting for the host", "idle", gpu.idle.waiting_for_host_ns),
-        ("GPU idle: copies and synchronisation", "idle", gpu.idle.waiting_for_copy_or_sync_ns),
-        ("GPU idle: between queued kernels", "idle", gpu.idle.between_kernels_ns),
-        ("GPU idle: not explained", "unexplained", gpu.idle.unattributed_ns),
-        *((f"The host alone {EDGES[edge.when]}", "idle", edge.length_ns) for edge in edges),
-    )
+    parts: dict[tuple[str, str], int] = {}
+    for cell in scope.cells:
+        key = (cell_name(cell.id), kind_of_cell(cell.id))
+        parts[key] = parts.get(key, 0) + cell.time_ns
+    shown = sorted(parts.items(), key=lambda item: (item[0][1] != "work", -item[1]))
     return TimeSplit(
-        what="the capture",
-        total=format_ms(found.judged_ns / 1e6),
+        what="the steady state" if scope.id == "steady" else "the capture",
+        total=format_ms(scope.wall_ns / 1e6),
         parts=tuple(
-            TimePart(label=label, kind=kind, share=ns / found.judged_ns) for label, kind, ns in parts if ns > 0
+            TimePart(label=label, kind=kind, share=ns / scope.wall_ns) for (label, kind), ns in shown if ns > 0
         ),
     )
+
+
+def kind_of_cell(cell: str) -> str:
+    """The colour of a cell: work, idle time, or time nothing is known of."""
+    if cell.startswith(("gpu.compute", "gpu.communication")):
+        return "work"
+    return "unexplained" if cell in NOT_RECORDED else "idle"
 
 
 def host_alone_split(found: CaptureAnalysis) -> TimeSplit | None:
@@ -111,43 +113,6 @@ def _tile(label: str, cell: Cell) -> Tile:
     return Tile(label=label, cell=cell, explain=cell.how if isinstance(cell, Shown) else cell.text)
 
 
-def best_after_setup(analysis: CaptureAnalysis) -> Finding | None:
-    """What could save most of every step, of a capture that is mostly paid once."""
-    rest = analysis.after_setup
-    found = () if rest is UNSET else (record.finding() for record in rest.findings)
-    return next((finding for finding in found if may_be_headline(finding) and not finding.is_one_time), None)
-
-
-def with_steps(verdict: str, analysis: CaptureAnalysis) -> str:
-    """The verdict of a capture that is mostly paid once: what its steps are like comes first."""
-    rest, best = analysis.after_setup, best_after_setup(analysis)
-    if rest is UNSET:
-        return verdict
-    busy = format_percent(rest.busy_ns / rest.span_ns)
-    if best is None or best.gain is None:
-        return f"{verdict} After set-up the GPU is busy {busy} of the time."
-    once = format_percent(paid_once(analysis.findings))
-    faster = format_factor(best.gain)
-    return (
-        f"After set-up: {best.title}. Without that, what follows set-up would be up to {faster} faster; the GPU is "
-        f"busy {busy} of that time. {once} of the capture is set-up, paid once."
-    )
-
-
-def captured_verdict(found: CaptureAnalysis) -> str:
-    tool = TOOLS.get(found.sources[0].kind, "a profiler") if found.sources else "a profiler"
-    graphs = found.graphs.launches_traced_as_a_whole
-    kernels = [_count(found.gpu.kernel_count, "kernel")] if found.gpu.kernel_count or not graphs else []
-    what = " and ".join([*kernels, *([_count(graphs, "whole CUDA graph")] if graphs else [])])
-    time = format_ms((found.gpu.kernel_ns + found.graphs.total_ns) / 1e6)
-    if not found.gpu.kernel_count and not graphs:
-        return f"Captured by {tool}: no kernel was recorded{work_on_host(found)}. {NO_CLEAN_TIME}"
-    text = f"Captured by {tool}: {what}, {time} of GPU time"
-    if busy := busy_words(found):
-        text += f"; the GPU was {busy}"
-    return f"{text}.{_communication(found)} {NO_CLEAN_TIME}"
-
-
 def busy_words(found: CaptureAnalysis) -> str:
     """How busy the GPU was from its first work to its last, and in the range that took most; empty without times."""
     if found.gpu.busy_ns is None or not found.gpu.span_ns:
@@ -167,16 +132,6 @@ def works_all_the_time(found: CaptureAnalysis) -> bool:
     if found.gpu.busy_ns is None or not found.gpu.span_ns or (phase is not None and _busy(phase) < ALL_THE_TIME):
         return False
     return found.gpu.busy_ns >= ALL_THE_TIME * found.gpu.span_ns
-
-
-def _communication(found: CaptureAnalysis) -> str:
-    """How much of a job's time goes into communication, and whether computation hides it."""
-    times = [row.time for row in found.ranks.rows] if found.ranks is not UNSET else []
-    spent, span = sum(time.communication_ns for time in times), sum(time.span_ns for time in times)
-    if not spent or not span:
-        return ""
-    beside = format_percent(sum(time.overlapped_ns for time in times) / spent)
-    return f" It communicates for {format_percent(spent / span)} of that time, {beside} of it beside computation."
 
 
 def ncu_tiles(ncu: Found[NcuAnalysis]) -> tuple[Tile, ...]:

@@ -1,35 +1,27 @@
 """Headline: what ran, the numbers that matter, and the verdict in one sentence."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any, Literal
 
 from msgspec import UNSET
 
-from llm_perf_opt.diagnosis.document import CaptureAnalysis
-from llm_perf_opt.diagnosis.facts import Known, Quantity, RunFacts, Unknown
-from llm_perf_opt.analysis.findings.finding import (
-    ANY_HINT,
-    MIN_HEADLINE,
-    REQUEST,
-    Finding,
-    gain_in_request,
-    may_be_headline,
-)
-from llm_perf_opt.analysis.findings.rules import RULE_BY_ID
-from llm_perf_opt.diagnosis.waterfall import Waterfall
 from llm_perf_opt.core.names import BUSY_GPUS, DECODE
 from llm_perf_opt.core.units import digits, format_factor, format_ms, format_percent
+from llm_perf_opt.diagnosis.claim import Finding
+from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis, VerdictKind
+from llm_perf_opt.diagnosis.facts import Known, Quantity, RunFacts, Unknown
+from llm_perf_opt.diagnosis.run import REQUEST
+from llm_perf_opt.diagnosis.verdict import MIN_HEADLINE, WEAK
+from llm_perf_opt.diagnosis.waterfall import Waterfall
 from llm_perf_opt.report.facts import clean_metric, measured_prompt
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.samples import stability_warnings
 from llm_perf_opt.report.view.captured import (
-    best_after_setup,
     captured_split,
     captured_tiles,
-    captured_verdict,
     host_alone_split,
     load_test,
     ncu_split,
@@ -38,9 +30,8 @@ from llm_perf_opt.report.view.captured import (
     served_tiles,
     served_title,
     served_verdict,
-    with_steps,
 )
-from llm_perf_opt.report.view.findings import FindingView, findings_view, gain_of, twins
+from llm_perf_opt.report.view.findings import gain_of, gain_of_saving, saved_in_request_ms, twins
 from llm_perf_opt.report.view.roofline import mbu_of, mfu_of
 from llm_perf_opt.report.view.shown import BoundDistance, Shown, Tile, TimeSplit, show
 from llm_perf_opt.report.view.waterfall import distance_of, request_split, split_of
@@ -48,6 +39,15 @@ from llm_perf_opt.report.view.waterfall import distance_of, request_split, split
 Tone = Literal["good", "warn", "bad", "unknown"]
 NEAR_BOUND = 1.3
 FAR_FROM_BOUND = 2.0
+TONES: Mapping[VerdictKind, Tone] = {
+    "finding": "bad",
+    "one_time": "warn",
+    "healthy": "good",
+    "largest_cell": "warn",
+    "not_recorded": "unknown",
+    "no_gpu_work": "unknown",
+    "nothing_measured": "unknown",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class HeadlineView:
     """`facts` is what to print of the run; `device` and `parameters` are None where they are not known.
 
     `log` is what a program that crashed printed, by its path in the run. `promised` is the title of the finding
-    the verdict is about, `first` what to do first where that is none of the whole capture's. `split` and `distance`
+    the verdict is about. `split` and `distance`
     are of the phase the verdict is about: where its time goes, and how far it is from its bound. `is_unjudged`: no rule
     looks at such a capture, so that none found anything says nothing.
     """
@@ -70,7 +70,6 @@ class HeadlineView:
     tiles: tuple[Tile, ...]
     warnings: tuple[str, ...] = ()
     promised: str | None = None
-    first: FindingView | None = None
     log: str | None = None
     is_cpu: bool = False
     is_unjudged: bool = False
@@ -79,20 +78,19 @@ class HeadlineView:
     no_distance: Unknown | None = None
 
 
-def headline(
-    files: RunFiles, facts: RunFacts, waterfalls: tuple[Waterfall, ...], found: tuple[Finding, ...]
-) -> HeadlineView:
+def headline(files: RunFiles, facts: RunFacts, waterfalls: tuple[Waterfall, ...], diagnosis: Diagnosis) -> HeadlineView:
+    """Of our own model run, or of a program with phases; other subjects have a headline of their own."""
     capture = _capture_alone(files, facts)
+    found = diagnosis.claims
     best = best_finding(found, facts)
-    verdict, tone, about = _verdict(waterfalls, found, facts, capture, best)
-    first = None
+    verdict, tone, about = _verdict(waterfalls, found, facts, best)
     if capture is not None:
-        verdict, first = with_steps(verdict, capture.content), _first_step(capture.content, facts)
-        tone = _tone_of_steps(capture.content, tone)
+        verdict, tone, about = diagnosis.verdict.text, TONES[diagnosis.verdict.kind], None
+        best = next((f for f in found if f.rule == diagnosis.verdict.rule), best)
     fall = _shown_first(waterfalls, about, facts)
     split = None if fall is None else split_of(fall)
     if capture is not None:
-        split = captured_split(capture.content) or host_alone_split(capture.content)
+        split = captured_split(diagnosis) or host_alone_split(capture.content)
     if best is not None and best.phase == REQUEST:
         split = request_split(files, facts) or split
     tiles = _tiles(files, facts) if capture is None else captured_tiles(capture)
@@ -114,37 +112,11 @@ def headline(
         tiles=tiles,
         warnings=_warnings(files),
         promised=None if best is None else best.title,
-        first=first,
         is_cpu=bool(facts.is_cpu),
         split=split,
         distance=None if fall is None else distance_of(fall),
         is_unjudged=capture is not None and capture.content.host_alone is not UNSET,
     )
-
-
-def _first_step(analysis: CaptureAnalysis, facts: RunFacts) -> FindingView | None:
-    """What to change in every step, of a capture that is mostly paid once."""
-    best = best_after_setup(analysis)
-    if best is None:
-        return None
-    (view,) = findings_view((best,), facts)
-    follows = "what follows set-up"
-    return replace(
-        view,
-        title=f"After set-up: {view.title}",
-        saves=view.saves.replace("the capture", follows),
-        gain=view.gain.replace("the whole capture", follows),
-    )
-
-
-def _tone_of_steps(analysis: CaptureAnalysis, tone: Tone) -> Tone:
-    """How bad a capture is that is mostly paid once: as its steps are."""
-    if analysis.after_setup is UNSET:
-        return tone
-    best = best_after_setup(analysis)
-    if best is None or best.gain is None:
-        return "unknown"
-    return "bad" if best.gain >= FAR_FROM_BOUND else "warn"
 
 
 def _shown_first(waterfalls: tuple[Waterfall, ...], about: str | None, facts: RunFacts) -> Waterfall | None:
@@ -345,34 +317,27 @@ def _speed(files: RunFiles, facts: RunFacts) -> Quantity:
 
 
 def _verdict(
-    waterfalls: tuple[Waterfall, ...],
-    found: tuple[Finding, ...],
-    facts: RunFacts,
-    capture: Found[CaptureAnalysis] | None,
-    best: Finding | None,
+    waterfalls: tuple[Waterfall, ...], found: tuple[Finding, ...], facts: RunFacts, best: Finding | None
 ) -> tuple[str, Tone, str | None]:
     """What to say first, how bad that is, and the phase it is about."""
-    if best is not None and best.gain is not None and best.gain >= FAR_FROM_BOUND:
+    if best is not None and best.max_gain is not None and best.max_gain >= FAR_FROM_BOUND:
         return _promise(best, found, facts), "bad", best.phase
     compared = [(w, *distance) for w in waterfalls if (distance := _distance(w)) is not None]
     if compared:
         worst, text, factor = max(compared, key=lambda item: _lost_ms(item[0], facts))
         tone: Tone = "good" if factor < NEAR_BOUND else "warn" if factor < FAR_FROM_BOUND else "bad"
-        promise = f" {_promise(best, found, facts)}" if best is not None and best.gain is not None else ""
+        promise = f" {_promise(best, found, facts)}" if best is not None else ""
         return text + promise, tone, worst.phase
     if best is not None:
         return _promise(best, found, facts), "warn", best.phase
     known = [w for w in waterfalls if isinstance(w.wall, Known)]
     if known:
         times = ", ".join(f"{w.phase} {format_ms(w.wall.value)} {w.per}" for w in known if isinstance(w.wall, Known))
-        return f"Measured: {times}; how far that is from the hardware's limit is not known.", "unknown", None
-    if capture is not None:
-        told = [d.title for d in found if (d.share or 0.0) >= MIN_HEADLINE][:1]
-        return " ".join([*(f"{title}." for title in told), captured_verdict(capture.content)]), "unknown", None
+        return f"Measured: {times}; the distance to the hardware's lower bound is not known.", "unknown", None
     texts = [text for text in (_bound_text(w) for w in waterfalls) if text is not None]
     if texts:
         return (
-            f"No latency was measured. By the model and the hardware alone, no faster than {', '.join(texts)}.",
+            f"No latency was measured. By model and hardware alone, no faster than {', '.join(texts)}.",
             "unknown",
             None,
         )
@@ -380,23 +345,25 @@ def _verdict(
 
 
 def best_finding(found: Sequence[Finding], facts: RunFacts) -> Finding | None:
-    """What the verdict promises; a guess is for the list of findings, not for the one sentence everybody reads."""
-    return next((d for d in found if may_be_headline(d) and is_worth_it(d, facts)), None)
+    """What the verdict is about; a guess is for the list of findings, not for the one sentence everybody reads."""
+    return next((f for f in found if _may_be_headline(f) and is_worth_it(f, facts)), None)
+
+
+def _may_be_headline(finding: Finding) -> bool:
+    return finding.confidence not in WEAK and not finding.is_one_time and (finding.share or 0.0) >= MIN_HEADLINE
 
 
 def is_worth_it(finding: Finding, facts: RunFacts) -> bool:
     """Whether a request would be faster by what anybody notices; where requests are not known, the phase."""
-    gain = gain_in_request(finding, facts) or finding.gain
+    saved = saved_in_request_ms(finding, facts)
+    gain = (None if saved is None else gain_of_saving(saved, facts)) or finding.max_gain
     return gain is None or gain >= 1 + MIN_HEADLINE
 
 
 def _promise(finding: Finding, found: tuple[Finding, ...], facts: RunFacts) -> str:
-    rule = RULE_BY_ID.get(finding.rule)
-    hint = finding.hint or (rule.hint if rule is not None else ANY_HINT)
-    if finding.is_one_time and finding.gain is not None:
-        shorter = format_factor(finding.gain)
-        return f"{finding.title}. It is paid once: without it the capture would be up to {shorter} shorter."
-    return f"{finding.title}. {hint} could give up to {gain_of(twins(finding, found), facts)}."
+    if finding.max_gain is None:
+        return f"{finding.title}."
+    return f"{finding.title}. {finding.hint or 'A fix'} could give up to {gain_of(twins(finding, found), facts)}."
 
 
 def _lost_ms(waterfall: Waterfall, facts: RunFacts) -> float:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from statistics import mean, median
 
-from llm_perf_opt.diagnosis.facts import Known, MemoryFacts, Quantity, RunFacts, Unknown
 from llm_perf_opt.core.units import digits, format_bytes
+from llm_perf_opt.diagnosis.facts import Known, MemoryFacts, Quantity, RunFacts, Unknown
 from llm_perf_opt.report.run_files import Found, RunFiles, is_program_without_model
 from llm_perf_opt.report.view.shown import Cell, Shown, show
 

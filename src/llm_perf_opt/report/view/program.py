@@ -4,12 +4,12 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
-from llm_perf_opt.diagnosis.facts import GpuFacts, Known, PhaseFacts, Quantity, RunFacts, Unknown
 from llm_perf_opt.core.names import DECODE, PREFILL, TORCH_PROFILER
 from llm_perf_opt.core.process import program_title
 from llm_perf_opt.core.records import StageRecord
 from llm_perf_opt.core.sections import SectionTable
 from llm_perf_opt.core.units import format_ms
+from llm_perf_opt.diagnosis.facts import GpuFacts, Known, PhaseFacts, Quantity, RunFacts, Unknown
 from llm_perf_opt.report.facts import clean_metric
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.headline import HeadlineView

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llm_perf_opt.diagnosis.facts import RunFacts
-from llm_perf_opt.analysis.findings.finding import Finding
-from llm_perf_opt.analysis.findings.rules import profiler_overhead
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.names import OFFERED
 from llm_perf_opt.core.records import Metric, StageRecord
 from llm_perf_opt.core.units import format_factor
+from llm_perf_opt.diagnosis.claim import Finding
+from llm_perf_opt.diagnosis.facts import RunFacts
 from llm_perf_opt.report.run_files import RunFiles
+from llm_perf_opt.report.view.findings import IN_PROVENANCE
 from llm_perf_opt.report.view.program import without_log
 
 # Nobody waits for ten years.
@@ -113,7 +113,7 @@ def provenance_view(
         versions=_versions(manifest),
         overrides=manifest.overrides,
         warnings=manifest.warnings,
-        overhead=tuple(f"{f.title}; {f.remedy}" for f in found if f.rule == profiler_overhead.RULE.id),
+        overhead=tuple(f"{f.title}; {f.remedy}" for f in found if f.rule == IN_PROVENANCE),
         files=sources,
     )
 

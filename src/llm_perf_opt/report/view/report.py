@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.diagnosis.facts import Unknown
-from llm_perf_opt.analysis.findings.rules import diagnose
-from llm_perf_opt.diagnosis.waterfall import build_waterfall
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
-from llm_perf_opt.core.names import AFTER_SETUP, STATIC_ANALYSIS
+from llm_perf_opt.core.names import STATIC_ANALYSIS
+from llm_perf_opt.diagnosis.document import Diagnosis
+from llm_perf_opt.diagnosis.facts import Unknown
+from llm_perf_opt.diagnosis.run import diagnose_run
+from llm_perf_opt.diagnosis.waterfall import build_waterfall
 from llm_perf_opt.report.facts import gather, joined_ncu
 from llm_perf_opt.report.run_files import EarlierRun, Found, RunFiles
 from llm_perf_opt.report.view.captured import load_test
@@ -82,6 +83,7 @@ class ReportView:
     no_bounds: Unknown | None = None
     is_crashed: bool = False
     unjudged: str | None = None
+    diagnosis: Diagnosis | None = None
 
     @property
     def is_load_alone(self) -> bool:
@@ -95,16 +97,8 @@ class ReportView:
     @property
     def first_finding(self) -> FindingView | None:
         """What to do first: what the verdict promises, else what could save most, though it may be a guess."""
-        if self.headline.first is not None:
-            return self.headline.first
         promised = [f for f in self.findings if self.headline.promised in (f.title, *f.also)]
         return next(iter((*promised, *self.findings)), None)
-
-    @property
-    def first_finding_place(self) -> str:
-        """Where the page has its evidence: a part of a capture has a section of its own."""
-        steps = [section.key for section in self.sections if section.title == AFTER_SETUP]
-        return f"section-{steps[0]}" if steps and self.headline.first is not None else "findings"
 
     @property
     def absent(self) -> tuple[tuple[str, str, Unknown], ...]:
@@ -152,11 +146,11 @@ def build_view(files: RunFiles) -> ReportView:
     ncu = joined_ncu(files)
     facts = gather(files, ncu)
     waterfalls = tuple(build_waterfall(phase) for phase in facts.phases.values())
-    records = files.capture.content.findings if isinstance(files.capture, Found) else ()
-    found = diagnose(facts, [record.finding() for record in records])
+    diagnosis = diagnose_run(facts, files.capture.content if isinstance(files.capture, Found) else None)
+    found = diagnosis.claims
     kernels = kernels_view(files, facts, ncu)
     view = ReportView(
-        headline=of_program(headline(files, facts, waterfalls, found), files, facts),
+        headline=of_program(headline(files, facts, waterfalls, diagnosis), files, facts),
         waterfalls=tuple(
             waterfall_view(w, facts.phases[w.phase].steps_per_request)
             for w in waterfalls
@@ -165,6 +159,7 @@ def build_view(files: RunFiles) -> ReportView:
         request=request_view(files, facts),
         steps={name: phase.steps_per_request for name, phase in facts.phases.items()},
         findings=findings_view(found, facts),
+        diagnosis=diagnosis,
         kernels=kernels,
         roofline=roofline_view(files, facts, kernels),
         timeline=timeline_view(files),

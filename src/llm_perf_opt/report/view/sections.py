@@ -4,11 +4,11 @@ import base64
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.records import Metric, StageRecord
 from llm_perf_opt.core.sections import PICTURES, Link, Section, SectionTable, cell_text
 from llm_perf_opt.core.units import format_quantity
+from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.report.run_files import RunFiles
 from llm_perf_opt.report.view.shown import Cell, Shown
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from llm_perf_opt.diagnosis.facts import Known, Quantity, Unknown
 from llm_perf_opt.core.records import Spread
 from llm_perf_opt.core.units import format_quantity
+from llm_perf_opt.diagnosis.facts import Known, Quantity, Unknown
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.diagnosis.facts import Known, Quantity, RunFacts, Unknown
-from llm_perf_opt.diagnosis.waterfall import KnownStep, UnknownStep, Waterfall
 from llm_perf_opt.core.names import DECODE, PREFILL
 from llm_perf_opt.core.units import format_factor, format_ms, format_percent
+from llm_perf_opt.diagnosis.facts import Known, Quantity, RunFacts, Unknown
+from llm_perf_opt.diagnosis.waterfall import KnownStep, UnknownStep, Waterfall
 from llm_perf_opt.report.facts import clean_metric
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.shown import BoundDistance, TimePart, TimeSplit, format_spread

@@ -10,10 +10,9 @@ from llm_perf_opt.analysis.timeline.graphs import GraphReplays
 from llm_perf_opt.analysis.timeline.memory import MemoryCurve
 from llm_perf_opt.analysis.timeline.rows import CopyRow, CounterRow
 from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis
-from llm_perf_opt.core.names import AFTER_SETUP
 from llm_perf_opt.core.sections import Cell, Section, SectionTable
-from llm_perf_opt.core.units import format_bytes, format_ms, format_percent
-from llm_perf_opt.diagnosis.document import AfterSetup, CaptureAnalysis
+from llm_perf_opt.core.units import format_bytes, format_percent
+from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.profiling.idle_sections import idle_sections
 from llm_perf_opt.profiling.rank_sections import filled, rank_sections
 
@@ -31,8 +30,6 @@ def capture_sections(analysis: CaptureAnalysis, *, source: str | None = None) ->
 
 
 def _sections(analysis: CaptureAnalysis, source: str | None) -> Iterator[Section]:
-    if analysis.after_setup is not UNSET:
-        yield _after_setup(analysis.after_setup, source)
     yield from idle_sections(analysis, source=source)
     if analysis.copies:
         yield _copies(analysis.copies, source)
@@ -50,36 +47,6 @@ def _sections(analysis: CaptureAnalysis, source: str | None) -> Iterator[Section
         yield _memory(analysis.memory, source)
     if analysis.python is not UNSET:
         yield _python(analysis.python, source)
-
-
-def _after_setup(rest: AfterSetup, source: str | None) -> Section:
-    took, busy = format_ms(rest.span_ns / 1e6), format_percent(rest.busy_ns / rest.span_ns)
-    graphs = f" and {rest.graph_count:,} whole graphs" if rest.graph_count else ""
-    text = (
-        f"Much of the capture is paid once. What follows took {took}, and the GPU was busy for {busy} of that, with "
-        f"{rest.kernel_count:,} kernels{graphs}. Judged by itself:"
-    )
-    table = SectionTable(
-        title="What could save some of it, bounds of times under the profiler",
-        columns=("finding", "at most", "confidence", "evidence", "fix"),
-        rows=tuple(
-            (
-                f"{finding.title}{' (paid once)' if finding.is_one_time else ''}",
-                None if finding.max_gain is None else f"{finding.max_gain:.2f}×",
-                finding.confidence,
-                "; ".join(finding.evidence),
-                finding.remedy,
-            )
-            for finding in rest.findings
-        ),
-        source=source,
-    )
-    nothing = "No rule found what could save 1 % of it."
-    return Section(
-        title=AFTER_SETUP,
-        paragraphs=(text, *(() if rest.findings else (nothing,))),
-        tables=(table,) if rest.findings else (),
-    )
 
 
 def _copies(copies: Sequence[CopyRow], source: str | None) -> Section:

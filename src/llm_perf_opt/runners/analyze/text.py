@@ -6,38 +6,35 @@ from collections.abc import Sequence
 from msgspec import UNSET
 from rich.text import Text
 
-from llm_perf_opt.analysis.findings.finding import FindingRecord
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.timeline.operators import OperatorRow
 from llm_perf_opt.analysis.timeline.rows import KernelRow
-from llm_perf_opt.core.names import AFTER_SETUP
 from llm_perf_opt.core.sections import Section, cell_text
 from llm_perf_opt.core.terminal import number_columns, printable, table_text
 from llm_perf_opt.core.units import or_dash
+from llm_perf_opt.diagnosis.claim import Finding
+from llm_perf_opt.diagnosis.diagnose import UNDER_PROFILER
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
-from llm_perf_opt.report.view.captured import EDGES, busy_words, work_on_host, works_all_the_time
+from llm_perf_opt.report.view.captured import EDGES, work_on_host
 from llm_perf_opt.runners.analyze.kinds import SUMMARY, TORCH
 from llm_perf_opt.runners.analyze.sections import capture_sections
 
 NAME_WIDTH = 60
 # Rows of a table of details, of which there are many: a third of those of the others, but so many.
 FEWEST = 3
-FEW_KERNELS = 10
 # Notes say what was left out: more of them than rows of a table are shown.
 MOST_NOTES = 15
 
 
 def render_analysis(analysis: CaptureAnalysis, *, top: int) -> Text:
     """All that a reader needs, the answer first: how busy the GPU was and why, then ranges, kernels and the rest."""
-    parts = [_gpu(analysis), _findings(analysis, top), _sources(analysis, top), _ranges(analysis, top)]
+    parts = [_findings(analysis, top), _gpu(analysis), _sources(analysis, top), _ranges(analysis, top)]
     parts.append(_kernels(analysis, top))
     if analysis.operators is not UNSET:
         parts.append(_operators(analysis.operators, top))
     if analysis.ncu is not UNSET:
         parts.append(_ncu(analysis.ncu, top))
-    # What follows set-up stands with the findings already.
-    sections = [section for section in capture_sections(analysis) if section.title != AFTER_SETUP]
-    parts += [_section(section, min(top, max(FEWEST, top // 3))) for section in sections]
+    parts += [_section(section, min(top, max(FEWEST, top // 3))) for section in capture_sections(analysis)]
     parts.append(_notes(analysis, max(top, MOST_NOTES)))
     return Text("\n\n").join(part for part in parts if part)
 
@@ -220,51 +217,30 @@ def _section(section: Section, top: int) -> Text:
 
 
 def _findings(analysis: CaptureAnalysis, top: int) -> Text:
+    """The verdict, and what it rests on: the steady state before one-time costs."""
+    if analysis.diagnosis is UNSET or not analysis.gpu.span_ns:
+        return Text()
+    verdict = Text(printable(analysis.diagnosis.verdict.text), style="bold")
     if not analysis.findings:
-        if not analysis.gpu.span_ns:
-            return Text()
-        return Text("\n").join([_title("findings"), _plain(_nothing_found(analysis))])
-    lines = [_title("findings"), _plain("bounds, of times under the profiler, which slows the host")]
-    lines += [line for finding in analysis.findings[:top] for line in _finding(finding, "the capture")]
-    told = Text("\n").join(lines) + _more(len(analysis.findings), top, "findings")
-    rest = analysis.after_setup
-    if rest is UNSET:
-        return told
-    busy = f"{rest.span_ns / 1e6:,.3f} ms, the GPU busy for {rest.busy_ns / rest.span_ns:.1%} of it"
-    # An expert looks at the steps first; what is paid once is in the whole.
-    lines = [_title("after set-up"), _plain(f"judged by itself: {busy}")]
-    lines += [line for finding in rest.findings[:top] for line in _finding(finding, "what follows")]
-    return Text("\n").join([*lines, Text(), told])
+        return verdict
+    lines = [verdict, Text(), _title("findings")]
+    lines += [line for finding in analysis.findings[:top] for line in _finding(finding)]
+    return Text("\n").join(lines) + _more(len(analysis.findings), top, "findings")
 
 
-def _finding(finding: FindingRecord, whole: str) -> list[Text]:
-    once = ", paid once" if finding.is_one_time else ""
-    gain = f" (at most {finding.max_gain:.2f}x over {whole}{once})" if finding.max_gain is not None else ""
+def _finding(finding: Finding) -> list[Text]:
+    what = {"capture": "the capture", "steady": "the steady state"}.get(finding.scope, finding.scope)
+    gain = f" (at most {finding.max_gain:.2f}x over {what})" if finding.max_gain is not None else ""
+    once = " (one-time cost)" if finding.is_one_time else ""
     title = (_bare(finding.title), "bold")
-    lines = [Text.assemble("* ", title, (gain, "green"), f", confidence {finding.confidence}")]
+    lines = [Text.assemble("* ", title, (gain, "green"), f"{once}, confidence {finding.confidence}")]
     lines += [Text(f"    - {_bare(evidence)}") for evidence in finding.evidence]
+    if finding.floor is not None and finding.max_gain is not None:
+        lines.append(Text.assemble("    ", ("lower bound: ", "cyan"), _bare(finding.floor)))
     lines.append(Text.assemble("    ", ("fix: ", "cyan"), _bare(finding.remedy)))
-    if finding.caveat is not None:
-        lines.append(Text.assemble("    ", ("but: ", "yellow"), _bare(finding.caveat)))
+    if finding.caveat not in (None, UNDER_PROFILER):
+        lines.append(Text.assemble("    ", ("but: ", "yellow"), _bare(finding.caveat or "")))
     return lines
-
-
-def _nothing_found(analysis: CaptureAnalysis) -> str:
-    """What the capture shows where no rule found anything in it: how busy the GPU was, and with what."""
-    work = analysis.gpu.kernel_count + analysis.graphs.launches_traced_as_a_whole
-    busy, spent = f"the GPU is {busy_words(analysis)}", ""
-    most = max(analysis.kernels, key=lambda row: row.total_ns, default=None)
-    if most is not None:
-        (name, share), *_ = _classes(analysis.kernels)
-        kernel = f", the heaviest kernel, {most.short_name} ({most.kernel_class}), {most.time_pct:.1f} %"
-        if most.kernel_class == name and most.time_pct >= 99.9 * share:
-            kernel = f", all of it in {most.short_name}"
-        spent = f"; {name} takes {100 * share:.1f} % of the kernel time{kernel}"
-    if work < FEW_KERNELS:
-        return f"none: {work} kernel(s) are too few to judge a program by; {busy}{spent}"
-    if works_all_the_time(analysis):
-        return f"none: {busy}, so only faster or fewer kernels could save some of it{spent}"
-    return f"none: no rule found what could save 1 % of the capture; {busy}{spent}"
 
 
 def _bare(text: str) -> str:

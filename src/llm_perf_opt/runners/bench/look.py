@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from llm_perf_opt.diagnosis.analyze import analyze_measured
-from llm_perf_opt.diagnosis.evidence import measure_timeline
 from llm_perf_opt.analysis.gaps.report import Engine
 from llm_perf_opt.core.names import NSYS
 from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.core.records import CommandRecord, StageFile, StageRecord
 from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.core.stage import CommandRunner
+from llm_perf_opt.diagnosis.analyze import Capture, analyze_captures
 from llm_perf_opt.pipeline.console import Console
 from llm_perf_opt.profiling.artifacts import Artifacts
 from llm_perf_opt.profiling.capture_files import capture_metrics, write_analysis
 from llm_perf_opt.profiling.idle_sections import idle_sections
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
+from llm_perf_opt.profiling.range_phases import with_phases
 from llm_perf_opt.serving.window import NsysWindow
 
 # The servers of conf/server whose work advice can name: a window of nsys does not always tell which one it is of.
@@ -60,9 +60,10 @@ class LookPlace:
 def nsys_stage(place: LookPlace, window: NsysWindow, *, server: str, label: str) -> StageRecord:
     """The analysis of what nsys recorded of a server (`server.name`), as the stage of a profile would have it."""
     source = f"{NSYS}/analysis.json"
-    measured = [measure_timeline(read_nsys_sqlite(path)) for path in window.exports]
-    analysis = analyze_measured(measured, engine=ENGINES.get(server))
-    files = write_analysis(place.out_dir, analysis, measured)
+    captures = [Capture(timeline=with_phases(read_nsys_sqlite(path), {})) for path in window.exports]
+    analyzed = analyze_captures(captures, engine=ENGINES.get(server))
+    analysis = analyzed.analysis
+    files = write_analysis(place.out_dir, analysis, analyzed.measured)
     note = f"a window of the server under {label}, opened after warming up"
     return StageRecord(
         name=NSYS,

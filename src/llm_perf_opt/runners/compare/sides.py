@@ -7,17 +7,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from statistics import median
 
-from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.analysis.compare.comparison import WALL, SideInput
 from llm_perf_opt.analysis.compare.settings import SettingChange, setting_changes
 from llm_perf_opt.analysis.compare.stability import RepeatedValue
-from llm_perf_opt.diagnosis.facts import Known
 from llm_perf_opt.analysis.kernels.names import classify_kernel
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.timeline.rows import KernelRow
 from llm_perf_opt.analysis.timeline.window import TimelineWindow, timeline_window
 from llm_perf_opt.core.manifest import RunManifest, read_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE, WALL_METRIC
+from llm_perf_opt.diagnosis.document import CaptureAnalysis
+from llm_perf_opt.diagnosis.facts import Known
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.report.facts import clean_metric
 from llm_perf_opt.report.run_files import Found, RunFiles, read_run_files, runs_a_program

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llm_perf_opt.analysis.compare.stability import RepeatedValue
-from llm_perf_opt.analysis.findings.finding import Finding
 from llm_perf_opt.analysis.optimize.document import OutputCheck
 from llm_perf_opt.analysis.optimize.plan import TrialSet
 from llm_perf_opt.analysis.optimize.verdict import LossLimits
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.process import allowed_environment, program_title, run_command
 from llm_perf_opt.core.redact import Redactor
+from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.errors import CommandFailed
 from llm_perf_opt.marks import MARKS_DIR
 from llm_perf_opt.profiling.baseline import last_words

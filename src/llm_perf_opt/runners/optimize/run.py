@@ -10,7 +10,6 @@ import msgspec
 from llm_perf_opt.analysis.compare.gate import Condition
 from llm_perf_opt.analysis.compare.stability import RepeatedValue
 from llm_perf_opt.analysis.compare.statistics import Pass, level_of
-from llm_perf_opt.diagnosis.facts import Known
 from llm_perf_opt.analysis.optimize.document import (
     ExperimentRow,
     ExperimentStatus,
@@ -57,6 +56,7 @@ from llm_perf_opt.analysis.optimize.verdict import (
 from llm_perf_opt.core.files import write_whole
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.redact import Redactor
+from llm_perf_opt.diagnosis.facts import Known
 from llm_perf_opt.errors import CommandFailed, ConfigError, ProfilingError, ToolError
 from llm_perf_opt.pipeline.console import Console, StageTurn
 from llm_perf_opt.report.optimize.page import render_page

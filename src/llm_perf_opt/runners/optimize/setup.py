@@ -7,9 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llm_perf_opt.diagnosis.facts import RunFacts
-from llm_perf_opt.analysis.findings.finding import Finding
-from llm_perf_opt.analysis.findings.rules import diagnose
 from llm_perf_opt.analysis.optimize.plan import TrialSet
 from llm_perf_opt.analysis.optimize.recommend import EXPERIMENT, experiment_yaml
 from llm_perf_opt.config.legacy import override_key
@@ -19,6 +16,9 @@ from llm_perf_opt.core.manifest import RunManifest, read_manifest
 from llm_perf_opt.core.names import BUILT_IN, DIRECT_INFERENCE, MANIFEST_FILE
 from llm_perf_opt.core.process import run_command
 from llm_perf_opt.core.redact import Redactor
+from llm_perf_opt.diagnosis.claim import Finding
+from llm_perf_opt.diagnosis.facts import RunFacts
+from llm_perf_opt.diagnosis.run import diagnose_run
 from llm_perf_opt.errors import CommandFailed, ConfigError
 from llm_perf_opt.pipeline.compose import (
     COMPOSITION_ERRORS,
@@ -131,9 +131,8 @@ def read_profile(folder: Path) -> Profile:
     manifest = read_manifest(folder)
     files = read_run_files(manifest, folder)
     facts = gather(files, joined_ncu(files))
-    records = files.capture.content.findings if isinstance(files.capture, Found) else ()
-    findings = diagnose(facts, [record.finding() for record in records])
-    return Profile(folder=folder, manifest=manifest, facts=facts, findings=findings)
+    diagnosis = diagnose_run(facts, files.capture.content if isinstance(files.capture, Found) else None)
+    return Profile(folder=folder, manifest=manifest, facts=facts, findings=diagnosis.claims)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +169,7 @@ class ModelBench:
         found = make_profile(
             subject, folder, timeout_s=timeout_s, tick=tick, log=log, environment=candidate.environment
         )
-        return tuple(f for f in found.findings if f.saves_ms or f.gain)
+        return tuple(f for f in found.findings if f.saves_ms or f.max_gain)
 
     def recommend(self, candidate: TrialSet, sentence: str, folder: Path) -> tuple[str | None, str]:
         """An experiment for `--config-dir`. One that was chosen already becomes a part of it: Hydra takes one."""

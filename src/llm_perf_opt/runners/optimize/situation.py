@@ -5,13 +5,12 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from llm_perf_opt.diagnosis.facts import Known
-from llm_perf_opt.diagnosis.experiments import Remedy
-from llm_perf_opt.analysis.findings.rules import RULES
 from llm_perf_opt.analysis.optimize.document import Objective
 from llm_perf_opt.analysis.optimize.plan import START_S, Costs, ExperimentPlan, Situation, build_plan
 from llm_perf_opt.config.schema import AUTO
 from llm_perf_opt.core.names import PHASES
+from llm_perf_opt.diagnosis.experiments import EXPERIMENTS, Remedy
+from llm_perf_opt.diagnosis.facts import Known
 from llm_perf_opt.runners.optimize.setup import OptimizedModel, Profile
 from llm_perf_opt.workload.dataset import PAGES
 from llm_perf_opt.workload.models.registry import load_adapter
@@ -21,7 +20,7 @@ SECTIONS = ("model", "infer", "dataset")
 
 def situation_of(subject: OptimizedModel, profile: Profile, objective: Objective, *, lossless: bool) -> Situation:
     """From the configuration, the profile, and what is installed."""
-    needed = {remedy.guard.package for rule in RULES for remedy in rule.experiments} - {None}
+    needed = {remedy.guard.package for remedy in EXPERIMENTS.values()} - {None}
     packages = frozenset(name for name in needed if name is not None and find_spec(name) is not None)
     settings = dict(_settings(subject.config.resolved))
     if settings.get("model.attention") == AUTO:

@@ -1,0 +1,117 @@
+"""The diagnosis of a run: its clean phases, and what its capture says where no clean time does."""
+
+from collections.abc import Mapping
+
+from msgspec import UNSET
+
+from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
+from llm_perf_opt.core.names import DECODE, DECODE_STEP, MODULE_PREFIX, PHASES
+from llm_perf_opt.diagnosis.claim import Finding
+from llm_perf_opt.diagnosis.diagnose import judge
+from llm_perf_opt.diagnosis.document import CaptureAnalysis, Coverage, Diagnosis
+from llm_perf_opt.diagnosis.facts import GpuFacts, Known, RunFacts
+from llm_perf_opt.diagnosis.ledger import Cell, Ledger, balanced
+from llm_perf_opt.diagnosis.program import program_of_record, program_of_run
+from llm_perf_opt.diagnosis.scope import Scope, phase_scope
+from llm_perf_opt.diagnosis.verdict import diagnosis_of
+
+REQUEST = "request"
+PHASE_RANGES = (*PHASES, DECODE_STEP)
+# Which kernels follow each other only a capture says.
+ONLY_IN_CAPTURES = ("unfused_attention",)
+
+
+def diagnose_run(facts: RunFacts, captured: CaptureAnalysis | None) -> Diagnosis:
+    """Findings of the clean phases first; of the capture those that no clean phase speaks for."""
+    known = None if captured is None or captured.diagnosis is UNSET else captured.diagnosis
+    program = program_of_run(facts, None if known is None else program_of_record(known.program))
+    scopes = run_scopes(facts)
+    findings = judge(scopes, program)
+    more = () if captured is None else tuple(f for f in captured.findings if not is_covered(f, facts))
+    timed = any(scope.kind == "phase" for scope in scopes)
+    if not timed and captured is not None and known is not None:
+        # The capture is all there is to judge: its own answer stands.
+        return Diagnosis(
+            verdict=known.verdict,
+            program=known.program,
+            scopes=known.scopes,
+            claims=(*more, *findings),
+            coverage=known.coverage,
+        )
+    coverage = known.coverage if known is not None else Coverage(recorded=(), missing=(), unrecorded_share=0.0)
+    made = diagnosis_of((*findings, *more), scopes, program, coverage)
+    if known is None:
+        return made
+    return Diagnosis(
+        verdict=made.verdict,
+        program=made.program,
+        scopes=(*made.scopes, *known.scopes),
+        claims=made.claims,
+        coverage=coverage,
+    )
+
+
+def run_scopes(facts: RunFacts) -> list[Scope]:
+    """The request, its phases, and the run as a whole, of which no wall time is asked."""
+    phases = [phase_scope(phase, facts, _ncu_of(facts, phase.name)) for phase in facts.phases.values()]
+    found = [_request(facts), *phases]
+    run = Scope(
+        id="run",
+        kind="run",
+        place="the run",
+        each="the run",
+        wall_ns=0,
+        clean=True,
+        ledger=Ledger(wall_ns=0, cells=()),
+        source="manifest.json",
+        run=facts,
+    )
+    return [*(scope for scope in found if scope is not None), run]
+
+
+def _request(facts: RunFacts) -> Scope | None:
+    if not isinstance(facts.prepare, Known) or not facts.request_ms:
+        return None
+    wall = round(facts.request_ms * 1e6)
+    prepare = min(wall, round(facts.prepare.value * 1e6))
+    cells = (Cell(id="host.prepare", time_ns=prepare), Cell(id="request.model", time_ns=wall - prepare))
+    return Scope(
+        id=REQUEST,
+        kind="request",
+        place="a request",
+        each="a request",
+        wall_ns=wall,
+        clean=True,
+        ledger=balanced(wall, cells),
+        source=facts.prepare.source or "manifest.json",
+        run=facts,
+    )
+
+
+def _ncu_of(facts: RunFacts, phase: str) -> Mapping[str, NcuKernel]:
+    """What ncu measured in a phase: the same kernel on another phase's shapes is another matter."""
+    return {
+        kernel.name: kernel.ncu
+        for kernel in facts.kernels
+        if kernel.ncu is not None and (not kernel.ncu.ranges or any(phase in text for text in kernel.ncu.ranges))
+    }
+
+
+def is_covered(finding: Finding, facts: RunFacts) -> bool:
+    """Whether a phase with a clean time speaks for this finding of a capture."""
+    if finding.rule in ONLY_IN_CAPTURES:
+        return False
+    if finding.range_name is None:
+        phases = facts.phases.values()
+        return any(isinstance(p.wall, Known) and isinstance(p.gpu, GpuFacts) for p in phases)
+    return all(_is_timed(name, facts) for name in (finding.range_name, *finding.also_ranges))
+
+
+def _is_timed(name: str, facts: RunFacts) -> bool:
+    if name.startswith(MODULE_PREFIX):
+        # Modules of our own loop run inside its phases.
+        return any(isinstance(phase.wall, Known) for phase in facts.phases.values())
+    if name not in PHASE_RANGES:
+        return False
+    phase = facts.phases.get(DECODE if name == DECODE_STEP else name)
+    return phase is not None and isinstance(phase.wall, Known)
