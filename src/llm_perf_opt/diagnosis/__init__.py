@@ -1,0 +1,22 @@
+"""One path from evidence to answer: evidence → scopes → one ledger per scope → causes claim cells → Diagnosis.
+
+Read in this order:
+
+ledger       cells that sum to the wall time of a scope, in integer nanoseconds
+evidence     what was recorded in the captures of one program, found out when first asked for; `tables` sums it up
+device_time  which kernel owns the GPU at each moment, and what of its time no work of the host hides
+facts        a run's figures, each known with its source or unknown with a reason; `waterfall` stacks them by phase
+scope        the stretches of time that are judged: capture, steady state, phases, request
+program      what is known about the program observed: framework, engine, training or inference, traits
+claim        what a cause says of a scope, and the finding made of it
+cause        causes as data: `causes/<id>.toml` has cells, words and advice, `causes/<id>.py` the judge where needed
+words        templates filled with numbers
+diagnose     claims → findings: the more specific claim wins, promises and order are computed once
+verdict      the answer in one sentence, and what was not recorded
+document     the records of analysis.json and diagnosis.json
+analyze      the assembler of captures, behind every command and stage that reads one
+run          the assembler of a run: clean phases first, then what only its capture says
+experiments  what `llm-perf optimize` can try, by the ids the causes name
+
+Called by `profiling`, `runners`, `report`, `analysis.compare` and `analysis.optimize`; nothing here edits a finding.
+"""
