@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 
-from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.compare.comparison import CompareDocument
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.optimize.document import OptimizeDocument
@@ -25,6 +24,7 @@ from llm_perf_opt.analysis.static.document import PredictionsDocument, StaticDoc
 from llm_perf_opt.analysis.timeline.window import TimelineWindow
 from llm_perf_opt.core.documents import ClockDocument, InputSample, MetricsDocument
 from llm_perf_opt.core.manifest import RunManifest
+from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis
 from llm_perf_opt.pipeline.jobs.record import JobsDocument
 from llm_perf_opt.pipeline.plan import PlanDocument
 from llm_perf_opt.pipeline.stores import SyncDocument
@@ -41,6 +41,7 @@ DOCUMENTS: dict[str, Any] = {
     "analysis": CaptureAnalysis,
     "bench": BenchDocument,
     "compare": CompareDocument,
+    "diagnosis": Diagnosis,
     "gallery_info": GalleryInfo,
     "gpu_samples": ClockDocument,
     "kernels": NcuAnalysis,

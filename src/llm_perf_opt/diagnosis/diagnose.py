@@ -33,7 +33,7 @@ class _Granted:
     def stake_ns(self) -> int:
         """Time that decides when the scope ends."""
         device = sum(ns * self.scope.critical(name) for name, ns in self.kernels.items())
-        return sum(self.cells.values()) + round(device)
+        return round(device + sum(ns * self.scope.critical_of_cell(cell) for cell, ns in self.cells.items()))
 
     @property
     def granted_ns(self) -> int:
@@ -81,19 +81,26 @@ def _claims(scope: Scope, program: Program) -> list[tuple[Cause, Claim]]:
 def grant(claims: Sequence[tuple[Cause, Claim]], scope: Scope) -> list[_Granted]:
     """Give each claim what no more specific one has taken; two claims never promise the same time."""
     left = {cell: scope.ledger.ns(cell) for _, claim in claims for cell in claim.cells}
+    left |= {cell: scope.ledger.ns(cell) for cell in scope.cell_of_kernel.values()}
     kernels = {kernel.name: kernel.own_ns for kernel in scope.kernels}
     found = []
     for cause, claim in sorted(claims, key=lambda pair: (-pair[0].specificity, -_wanted(pair[1]), pair[0].id)):
         cells = {cell: min(ns, left[cell]) for cell, ns in claim.cells.items()}
-        taken = {name: min(ns, kernels.get(name, 0)) for name, ns in claim.kernels.items()}
+        taken = {}
+        for name, ns in claim.kernels.items():
+            cell = scope.cell_of_kernel[name]
+            taken[name] = min(ns, kernels[name], left[cell])
+            left[cell] -= taken[name]
         wanted = _wanted(claim)
         granted = sum(cells.values()) + sum(taken.values())
         if not claim.is_timeless and (granted < MIN_LEFT * wanted or not granted):
+            for name, ns in taken.items():
+                left[scope.cell_of_kernel[name]] += ns
             continue
         for cell, ns in cells.items():
             left[cell] -= ns
         for name, ns in taken.items():
-            kernels[name] = kernels.get(name, 0) - ns
+            kernels[name] -= ns
         found.append(_Granted(cause=cause, scope=scope, claim=claim, cells=cells, kernels=taken, wanted_ns=wanted))
     return found
 
@@ -164,7 +171,7 @@ def _caveat(granted: _Granted, own: str | None) -> str | None:
     if evidence is not None and evidence.kept_share is not None:
         return f"the capture holds {evidence.kept_share:.1%} of what ran; the rest may have run in these times"
     hidden = granted.granted_ns - granted.stake_ns
-    if granted.kernels and hidden >= MIN_LEFT * granted.granted_ns:
+    if hidden and hidden >= MIN_LEFT * granted.granted_ns:
         part = hidden / max(granted.granted_ns, 1)
         return f"{part:.0%} of this GPU time is hidden behind the host, which launches too late for it to matter"
     return own if own is not None else UNDER_PROFILER if not scope.clean else None
@@ -172,10 +179,8 @@ def _caveat(granted: _Granted, own: str | None) -> str | None:
 
 def _kernel_cells(granted: _Granted) -> dict[str, int]:
     """The cells that the claimed kernels are in."""
-    classes = {kernel.name: kernel.kernel_class for kernel in granted.scope.kernels}
     found: dict[str, int] = {}
     for name, ns in granted.kernels.items():
-        kernel_class = classes.get(name, "unknown")
-        cell = "gpu.communication" if kernel_class == "communication" else f"gpu.compute.{kernel_class}"
+        cell = granted.scope.cell_of_kernel[name]
         found[cell] = found.get(cell, 0) + ns
     return found

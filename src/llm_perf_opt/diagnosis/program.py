@@ -75,7 +75,7 @@ def program_of_record(record: ProgramRecord) -> Program:
 
 def program_of_run(facts: RunFacts, captured: Program | None) -> Program:
     """Our own loop: torch, inference; with what the capture showed where there is one."""
-    traits = {"torch", "inference", "decoder", "own_loop", "cpu" if facts.is_cpu else "gpu"}
+    traits = {"torch", "inference", "attention", "decoder", "own_loop", "cpu" if facts.is_cpu else "gpu"}
     if captured is not None:
         traits |= captured.traits - {"other", "training"}
     return Program(

@@ -83,6 +83,20 @@ class Scope:
         return 0.0 if self.is_launch_bound else 1.0
 
     @cached_property
+    def cell_of_kernel(self) -> Mapping[str, str]:
+        return {kernel.name: cell_of_class(kernel.kernel_class) for kernel in self.kernels}
+
+    def critical_of_cell(self, cell: str) -> float:
+        """The same of a cell: that of its kernels by their time; idle time is always on the critical path."""
+        if not cells.is_in(cell, cells.COMPUTE) and cell != cells.COMMUNICATION:
+            return 1.0
+        mine = [kernel for kernel in self.kernels if self.cell_of_kernel[kernel.name] == cell and kernel.own_ns]
+        total = sum(kernel.own_ns for kernel in mine)
+        if not total:
+            return 0.0 if self.evidence is None and self.is_launch_bound else 1.0
+        return sum(kernel.own_ns * self.critical(kernel.name) for kernel in mine) / total
+
+    @cached_property
     def is_launch_bound(self) -> bool:
         return self.wall_ns > 0 and self.ledger.idle_ns >= LAUNCH_BOUND_IDLE * self.wall_ns
 
@@ -136,6 +150,11 @@ def capture_ledger(evidence: CaptureEvidence) -> Ledger:
             *_edges(evidence),
         ],
     )
+
+
+def cell_of_class(kernel_class: str) -> str:
+    """The cell that the time of a class of kernels is in."""
+    return cells.COMMUNICATION if kernel_class == "communication" else f"{cells.COMPUTE}.{kernel_class}"
 
 
 def _device(kernels: Sequence[KernelTime]) -> list[Cell]:
