@@ -161,9 +161,7 @@ def _device(kernels: Sequence[KernelTime]) -> list[Cell]:
     time: dict[str, int] = {}
     count: dict[str, int] = {}
     for kernel in kernels:
-        key = (
-            cells.COMMUNICATION if kernel.kernel_class == "communication" else f"{cells.COMPUTE}.{kernel.kernel_class}"
-        )
+        key = cell_of_class(kernel.kernel_class)
         time[key] = time.get(key, 0) + kernel.own_ns
         count[key] = count.get(key, 0) + kernel.count
     return [Cell(id=key, time_ns=time_ns, count=count[key]) for key, time_ns in time.items()]
