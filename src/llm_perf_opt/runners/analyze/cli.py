@@ -10,7 +10,6 @@ Prints one JSON object to the standard output, whatever encoding that has.
 
 import argparse
 import codecs
-import json
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -106,10 +105,11 @@ def _given(context: CaptureContext, now: str) -> list[StageRecord]:
 
 def print_json(found: Mapping[str, Any]) -> None:
     """Text stays readable where the output is UTF-8, and becomes escapes where it is not."""
+    from llm_perf_opt.core.manifest import strict_json
+
     encoding = sys.stdout.encoding
     readable = encoding is None or codecs.lookup(encoding).name == "utf-8"
-    json.dump(found, sys.stdout, indent=2, ensure_ascii=not readable)
-    print()
+    print(strict_json(found, indent=2, ensure_ascii=not readable))
 
 
 def main(argv: list[str]) -> int:
