@@ -480,10 +480,18 @@ def _changed(path: Path, *statements: str) -> Path:
     return path
 
 
-def test_range_names_that_are_no_text_are_an_error_not_a_traceback(tmp_path: Path) -> None:
-    path = _changed(tmp_path / "a.sqlite", "UPDATE NVTX_EVENTS SET text = CAST(x'fffe80' AS TEXT)")
-    with pytest.raises(ParseError, match="table NVTX_EVENTS holds text that is not UTF-8"):
-        read_nsys_sqlite(path)
+def test_texts_that_are_not_utf8_are_read_with_replacement_characters(tmp_path: Path) -> None:
+    path = _changed(
+        tmp_path / "a.sqlite",
+        "UPDATE NVTX_EVENTS SET text = CAST(x'70fffe' AS TEXT)",
+        "UPDATE StringIds SET value = CAST(x'6bd6' AS TEXT) WHERE value = 'k'",
+        "INSERT INTO META_DATA_EXPORT VALUES ('ZONE', CAST(x'd6e5edf2f0' AS TEXT))",
+    )
+    timeline = read_nsys_sqlite(path)
+    named = {timeline.names[code] for code in (*timeline.ranges.name, *timeline.kernels.name)}
+    assert {"p\ufffd\ufffd", "k\ufffd"} <= named
+    assert timeline.producer == "nsys 2025.3.2"
+    assert summarize_kernels(path)[0][0].name == "k\ufffd"
 
 
 @pytest.mark.parametrize("change", [f"start = {-(2**63)}", f"end = {2**63 - 1}"])

@@ -174,6 +174,8 @@ def open_nsys_database(path: Path) -> Iterator[NsysDatabase]:
         connection = sqlite3.connect(f"{real.as_uri()}?mode=ro", uri=True, timeout=2.0)
     except sqlite3.Error as error:
         raise broken(path, str(error)) from error
+    # nsys on Windows writes names of zones and paths in the code page of the machine.
+    connection.text_factory = as_text
     try:
         with FileIO(real) as file:
             database = NsysDatabase(real, connection, file)
@@ -221,6 +223,11 @@ def broken(path: Path, why: str) -> ParseError:
     if "locked" in why:
         return ParseError(f"{path}: locked by another program ({why}); wait until it has finished writing")
     return ParseError(f"{path}: could not be read ({why}); the file may be damaged, export the report again")
+
+
+def as_text(data: bytes) -> str:
+    """A text of an export; what is not UTF-8 in it becomes a replacement character."""
+    return data.decode("utf-8", "replace")
 
 
 def quoted(name: str) -> str:

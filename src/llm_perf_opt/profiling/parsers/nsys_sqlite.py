@@ -45,7 +45,7 @@ from llm_perf_opt.profiling.parsers.nsys_columns import (
     joined,
     read_events,
 )
-from llm_perf_opt.profiling.parsers.nsys_database import LATEST_NS, MAX_NAME, NsysDatabase, broken, open_nsys_database
+from llm_perf_opt.profiling.parsers.nsys_database import LATEST_NS, MAX_NAME, NsysDatabase, as_text, open_nsys_database
 
 # Schemas seen in exports of nsys 2022.4 to 2025.x.
 KNOWN_MAJOR = (2, 3)
@@ -507,7 +507,7 @@ def _ranges(db: NsysDatabase, names: Names, threads: Ints, notes: list[str]) -> 
     ):
         for key, values in zip(columns, zip(*part, strict=True), strict=True):
             columns[key] += values
-    texts = [_range_name(db, value) for value in columns.pop("text")]
+    texts = [_range_name(value) for value in columns.pop("text")]
     found = {key: db.integers(NVTX, values) for key, values in columns.items()}
     (start, no_start), (end, no_end) = found["start"], found["end"]
     open_ = 0 if no_end is None else int(no_end.sum())
@@ -536,11 +536,8 @@ def _ranges(db: NsysDatabase, names: Names, threads: Ints, notes: list[str]) -> 
     ), all_threads
 
 
-def _range_name(db: NsysDatabase, text: bytes | None) -> str | None:
+def _range_name(text: bytes | None) -> str | None:
     if text is None:
         return None
-    try:
-        name = text.decode()
-    except UnicodeDecodeError as error:
-        raise broken(db.path, f"table {NVTX} holds text that is not UTF-8") from error
+    name = as_text(text)
     return name if len(name) <= MAX_NAME else name[:MAX_NAME] + "…"
