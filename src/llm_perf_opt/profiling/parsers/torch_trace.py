@@ -25,8 +25,10 @@ from llm_perf_opt.analysis.timeline.timeline import (
     Origin,
     Ranges,
     Timeline,
+    count_lost_launches,
     distinct,
     join_calls,
+    lost_notes,
     no_activities,
 )
 from llm_perf_opt.core.host import usable_cores
@@ -156,6 +158,9 @@ class _Collected:
         self.without_time += piece.without_time
         self.backwards += piece.backwards
 
+    def has(self, kind: int) -> bool:
+        return any(len(starts) for starts in self._parts[kind]["start_ns"])
+
     def table(self, kind: int) -> dict[str, Ints]:
         """The columns of one kind; the pieces are given up as they are joined."""
         part = self._parts[kind]
@@ -247,6 +252,8 @@ def _timeline(
     links = join_calls(calls["correlation"], np.zeros(len(calls["start_ns"]), np.int32), work)
     head = found.text.head
     kernels["launch"], shapes = _launch_shapes(found, kernels["shape"])
+    host_calls = _calls(calls, links.calls, found)
+    lost = 0 if found.has(COUNTED) else count_lost_launches(tuple(found.names), host_calls)
     return Timeline(
         source=path.name,
         kind="torch",
@@ -256,7 +263,7 @@ def _timeline(
         kernels=_activities(kernels, links.calls[0]),
         copies=_activities(copies, links.calls[1]) if len(links.calls[1]) else no_activities(),
         graphs=no_activities(),
-        calls=_calls(calls, links.calls, found),
+        calls=host_calls,
         ranges=Ranges(
             start_ns=ranges["start_ns"],
             end_ns=ranges["end_ns"],
@@ -266,13 +273,14 @@ def _timeline(
         ),
         thread_process=np.zeros(max(len(found.threads), 1), np.int64),
         devices=_devices(head),
-        notes=(*_notes(found), *links.notes),
+        notes=(*_notes(found), *links.notes, *lost_notes(lost, host_calls)),
         operators=operators,
         frames=_long(frames),
         pauses=_pauses(found.table(PAUSE)),
         origin=_origin(head),
         launch_shapes=shapes,
         thread_names=tuple(f"thread {tid}" for _, tid in found.threads),
+        lost_launches=lost,
     )
 
 

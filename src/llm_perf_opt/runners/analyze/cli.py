@@ -236,7 +236,7 @@ def _analyze(args: argparse.Namespace, kinds: list[str], context: CaptureContext
     if args.json:
         print_json(msgspec.to_builtins(analysis))
         return EXIT_OK
-    show(render_analysis(analysis, top=max(1, args.top)))
+    show(render_analysis(analysis, top=max(1, args.top), timelines=[one.timeline for one in found.measured]))
     if args.output is not None:
         print(f"\nwritten: {args.output / 'report.html'}")
         if args.open:

@@ -11,6 +11,7 @@ from llm_perf_opt.analysis.findings.finding import FindingRecord
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.timeline.operators import OperatorRow
 from llm_perf_opt.analysis.timeline.rows import KernelRow
+from llm_perf_opt.analysis.timeline.timeline import Timeline
 from llm_perf_opt.core.names import AFTER_SETUP
 from llm_perf_opt.core.sections import Section, cell_text
 from llm_perf_opt.core.terminal import number_columns, printable, table_text
@@ -27,9 +28,9 @@ FEW_KERNELS = 10
 MOST_NOTES = 15
 
 
-def render_analysis(analysis: CaptureAnalysis, *, top: int) -> Text:
+def render_analysis(analysis: CaptureAnalysis, *, top: int, timelines: Sequence[Timeline] = ()) -> Text:
     """All that a reader needs, the answer first: how busy the GPU was and why, then ranges, kernels and the rest."""
-    parts = [_gpu(analysis), _findings(analysis, top), _sources(analysis, top), _ranges(analysis, top)]
+    parts = [_gpu(analysis, timelines), _findings(analysis, top), _sources(analysis, top), _ranges(analysis, top)]
     parts.append(_kernels(analysis, top))
     if analysis.operators is not UNSET:
         parts.append(_operators(analysis.operators, top))
@@ -60,10 +61,10 @@ def _sources(analysis: CaptureAnalysis, top: int) -> Text:
     return _table(head, rows) + _more(len(analysis.sources), top, "files")
 
 
-def _gpu(analysis: CaptureAnalysis) -> Text:
+def _gpu(analysis: CaptureAnalysis, timelines: Sequence[Timeline]) -> Text:
     gpu, idle = analysis.gpu, analysis.gpu.idle
     if not gpu.span_ns or gpu.busy_ns is None or idle is None:
-        return _no_gpu_work(analysis)
+        return _no_gpu_work(analysis, timelines)
     busy = f"busy {_ms(gpu.busy_ns)} ms of {_ms(gpu.span_ns)} ms ({gpu.busy_ns / gpu.span_ns:.1%})"
     if analysis.ranks is not UNSET and len(analysis.ranks.rows) > 1:
         busy += f", added up over {len(analysis.ranks.rows)} processes, each from its first GPU work to its last"
@@ -78,15 +79,29 @@ def _gpu(analysis: CaptureAnalysis) -> Text:
     )
 
 
-def _no_gpu_work(analysis: CaptureAnalysis) -> Text:
+def _no_gpu_work(analysis: CaptureAnalysis, timelines: Sequence[Timeline]) -> Text:
     """What to say first of a capture without kernels and copies; a summary of kernels has no times of day."""
     if analysis.counters is not UNSET:
         counted = sum(row.instances for row in analysis.counters)
         return _plain(f"No kernel has times: {counted:,} were only counted by the hardware, see Hardware counters.")
     if not analysis.sources or analysis.kernels:
         return Text()
+    is_torch = any(source.kind == TORCH for source in analysis.sources)
+    lost = sum(timeline.lost_launches for timeline in timelines)
+    if lost:
+        wait = "torch.cuda.synchronize()" if is_torch else "cudaDeviceSynchronize()"
+        return _plain(
+            f"No GPU work was recorded{work_on_host(analysis)}. GPU activity was recorded, but the records of {lost:,} "
+            f"launches were lost. Call {wait} before the recording ends, and record a shorter window."
+        )
+    if any(timeline.gpu_was_traced for timeline in timelines):
+        window = "the profiler's schedule and its step() calls" if is_torch else "where the capture starts and stops"
+        return _plain(
+            f"No GPU work was recorded{work_on_host(analysis)}. GPU activity was recorded, but nothing was launched in "
+            f"the recorded window: it is empty. Check {window}, and whether another process does the GPU work."
+        )
     record = "`nsys profile --trace=cuda,nvtx,osrt`"
-    if any(source.kind == TORCH for source in analysis.sources):
+    if is_torch:
         record = "`activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`"
     return _plain(
         f"No GPU work was recorded{work_on_host(analysis)}. If the program used a GPU, capture again with {record}."
