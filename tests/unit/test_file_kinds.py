@@ -177,7 +177,13 @@ def test_an_empty_trace_that_does_not_say_who_wrote_it_is_not_torch_s(tmp_path: 
 
 @pytest.mark.parametrize(
     ("table", "words"),
-    [("rocpd_string", "a SQLite file of rocprof"), ("StringTable", "a SQLite file of nvprof"), ("x", "not an export")],
+    [
+        ("rocpd_string_0001", "a SQLite file of rocprofv3"),
+        ("rocpd_op", "a SQLite file of rocmProfileData"),
+        ("StringTable", "a SQLite file of nvprof"),
+        ("CANN_API", "for Ascend, which is not read: give its trace_view.json"),
+        ("x", "not an export"),
+    ],
 )
 def test_the_database_of_another_tool_is_refused_by_its_name(tmp_path: Path, table: str, words: str) -> None:
     path = tmp_path / "a.sqlite"

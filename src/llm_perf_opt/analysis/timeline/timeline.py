@@ -208,8 +208,9 @@ class Timeline:
 
     @property
     def gpu_was_traced(self) -> bool:
-        """Whether the profiler recorded GPU activity: calls of the runtime, and CUPTI's own overhead, show it."""
-        return self.has_gpu_work or bool(len(self.calls)) or (self.kind == "torch" and bool(len(self.pauses)))
+        """Whether the profiler recorded GPU activity: with CUPTI its overhead and calls of the runtime show it."""
+        seen = {"nsys": len(self.calls), "torch": len(self.calls) + len(self.pauses)}
+        return self.has_gpu_work or bool(seen.get(self.kind))
 
 
 def no_activities() -> Activities:

@@ -16,7 +16,12 @@ from llm_perf_opt.core.units import format_bytes, format_factor, format_ms, form
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.shown import Cell, Shown, Tile, TimePart, TimeSplit, share, show
 
-TOOLS = {"nsys": "nsys", "nsys_summary": "nsys (a summary, without times of day)", "torch": "the torch profiler"}
+TOOLS = {
+    "nsys": "nsys",
+    "nsys_summary": "nsys (a summary, without times of day)",
+    "rocpd": "rocprofv3",
+    "torch": "the torch profiler",
+}
 EDGES = {"before": "before the first GPU work", "after": "after the last"}
 # A GPU that is busy for this part of a time waits for nothing worth a finding.
 ALL_THE_TIME = 0.95

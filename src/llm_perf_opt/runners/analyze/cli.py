@@ -1,7 +1,8 @@
 """`llm-perf analyze`: captures made elsewhere, read on any machine.
 
 nsys reports (.nsys-rep, needs nsys to export), exports (.sqlite) and kernel summaries (.csv); torch profiler traces
-(.json, .json.gz); ncu reports and CSV pages; results of `vllm bench serve` and aiperf (.json).
+(.json, .json.gz); databases of rocprofv3 (.db); ncu reports and CSV pages; results of `vllm bench serve` and aiperf
+(.json).
 
 What a capture cannot say of itself: the model and hardware behind it, and its times without a profiler.
 
@@ -22,7 +23,7 @@ from llm_perf_opt.analysis import load_numpy
 from llm_perf_opt.core.names import GIVEN, STATIC_ANALYSIS, STATIC_JSON
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord, StageTraits
 from llm_perf_opt.errors import EXIT_OK, ConfigError
-from llm_perf_opt.runners.analyze.kinds import LOAD, NCU, NSYS, SUMMARY, TORCH, capture_files, kind_of
+from llm_perf_opt.runners.analyze.kinds import LOAD, NCU, NSYS, ROCPD, SUMMARY, TORCH, capture_files, kind_of
 from llm_perf_opt.runners.arguments import command_parser
 
 # Option to what it means; the figures keep the names of the workload's own metrics.
@@ -152,8 +153,8 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help=".nsys-rep, .sqlite, kernel summary .csv, trace.json[.gz], .ncu-rep, ncu CSV page, results of `vllm bench "
-        "serve` or aiperf, a directory with the "
+        help=".nsys-rep, .sqlite, kernel summary .csv, trace.json[.gz], rocprofv3's .db, .ncu-rep, ncu CSV page, results "
+        "of `vllm bench serve` or aiperf, a directory with the "
         "captures of a job, or that of an old run, whose kernel summary is found; with -o also what "
         "ran, in the words of `llm-perf predict` (model=llama3_8b hardware=h200 workload.prompt=1024), for bounds",
     )
@@ -201,7 +202,12 @@ def _require_one_story(kinds: list[str]) -> None:
         raise ConfigError("analyze: results of load generators and captures are two stories; give them separately")
     timelines = {kind for kind in kinds if kind != NCU}
     if len(timelines) > 1:
-        words = {NSYS: "nsys captures", TORCH: "torch traces", SUMMARY: "nsys kernel summaries"}
+        words = {
+            NSYS: "nsys captures",
+            ROCPD: "rocpd databases",
+            TORCH: "torch traces",
+            SUMMARY: "nsys kernel summaries",
+        }
         named = " and ".join(sorted(words[kind] for kind in timelines))
         raise ConfigError(f"analyze: {named} together would count kernels twice; give them to separate calls")
     if kinds.count(SUMMARY) > 1:

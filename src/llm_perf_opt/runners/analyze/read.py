@@ -21,7 +21,7 @@ from llm_perf_opt.analysis.timeline.rows import CounterRow, KernelRow
 from llm_perf_opt.analysis.timeline.timeline import Timeline
 from llm_perf_opt.errors import ParseError, ToolError
 from llm_perf_opt.runners.analyze.detail import add_critical_paths, add_detail, add_graph_replays, add_ranks
-from llm_perf_opt.runners.analyze.kinds import NCU, NSYS, SUMMARY, TORCH
+from llm_perf_opt.runners.analyze.kinds import NCU, NSYS, ROCPD, SUMMARY, TORCH
 
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
@@ -66,6 +66,8 @@ def read_captures(
     inputs: OperatorInputs | None = None
     if kind == NSYS:
         measured, analysis, notes = _read_nsys(by_kind[NSYS], scratch)
+    elif kind == ROCPD:
+        measured, analysis, notes = _read_rocpd(by_kind[ROCPD])
     elif kind == TORCH:
         measured, analysis, notes, recorded, inputs = _read_torch(by_kind[TORCH], detailed=detailed)
     else:
@@ -102,6 +104,15 @@ def _read_nsys(files: Sequence[Path], scratch: Path) -> tuple[list[Measured], Ca
             notes += said
         measured.append(measure_timeline(with_phases(replace(read_nsys_sqlite(sqlite), source=str(path)), {})))
     return measured, analyze_measured(measured), notes
+
+
+def _read_rocpd(files: Sequence[Path]) -> tuple[list[Measured], CaptureAnalysis, list[str]]:
+    from llm_perf_opt.profiling.parsers.devices.rocpd import read_rocpd
+    from llm_perf_opt.profiling.range_phases import with_phases
+
+    read = (replace(read_rocpd(path), source=str(path)) for path in files)
+    measured = [measure_timeline(with_phases(timeline, {})) for timeline in read]
+    return measured, analyze_measured(measured), []
 
 
 def _export(report: Path, folder: Path) -> tuple[Path, list[str]]:

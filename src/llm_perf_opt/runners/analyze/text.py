@@ -17,7 +17,7 @@ from llm_perf_opt.core.sections import Section, cell_text
 from llm_perf_opt.core.terminal import number_columns, printable, table_text
 from llm_perf_opt.core.units import or_dash
 from llm_perf_opt.report.view.captured import EDGES, busy_words, work_on_host, works_all_the_time
-from llm_perf_opt.runners.analyze.kinds import SUMMARY, TORCH
+from llm_perf_opt.runners.analyze.kinds import ROCPD, SUMMARY, TORCH
 from llm_perf_opt.runners.analyze.sections import capture_sections
 
 NAME_WIDTH = 60
@@ -100,9 +100,12 @@ def _no_gpu_work(analysis: CaptureAnalysis, timelines: Sequence[Timeline]) -> Te
             f"No GPU work was recorded{work_on_host(analysis)}. GPU activity was recorded, but nothing was launched in "
             f"the recorded window: it is empty. Check {window}, and whether another process does the GPU work."
         )
-    record = "`nsys profile --trace=cuda,nvtx,osrt`"
     if is_torch:
         record = "`activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`"
+    elif any(source.kind == ROCPD for source in analysis.sources):
+        record = "`rocprofv3 --sys-trace`"
+    else:
+        record = "`nsys profile --trace=cuda,nvtx,osrt`"
     return _plain(
         f"No GPU work was recorded{work_on_host(analysis)}. If the program used a GPU, capture again with {record}."
     )
