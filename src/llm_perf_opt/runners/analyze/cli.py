@@ -153,8 +153,8 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help=".nsys-rep, .sqlite, kernel summary .csv, trace.json[.gz], rocprofv3's .db, .ncu-rep, ncu CSV page, results "
-        "of `vllm bench serve` or aiperf, a directory with the "
+        help=".nsys-rep, .sqlite, kernel summary .csv, trace.json[.gz], rocprofv3's .db, .ncu-rep, ncu CSV page, "
+        "results of `vllm bench serve` or aiperf, a directory with the "
         "captures of a job, or that of an old run, whose kernel summary is found; with -o also what "
         "ran, in the words of `llm-perf predict` (model=llama3_8b hardware=h200 workload.prompt=1024), for bounds",
     )

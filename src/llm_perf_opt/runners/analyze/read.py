@@ -107,7 +107,7 @@ def _read_nsys(files: Sequence[Path], scratch: Path) -> tuple[list[Measured], Ca
 
 
 def _read_rocpd(files: Sequence[Path]) -> tuple[list[Measured], CaptureAnalysis, list[str]]:
-    from llm_perf_opt.profiling.parsers.devices.rocpd import read_rocpd
+    from llm_perf_opt.profiling.parsers.other.rocpd import read_rocpd
     from llm_perf_opt.profiling.range_phases import with_phases
 
     read = (replace(read_rocpd(path), source=str(path)) for path in files)

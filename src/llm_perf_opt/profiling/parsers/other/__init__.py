@@ -1,0 +1,4 @@
+"""Captures of tools that are neither NVIDIA's nor torch's profiler.
+
+`rocpd` reads the databases of AMD's rocprofv3, `memory_snapshot` the pickles of torch's allocator.
+"""
