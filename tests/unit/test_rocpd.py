@@ -10,8 +10,8 @@ from llm_perf_opt.analysis.capture import GpuIdle, analyze_timelines
 from llm_perf_opt.analysis.timeline.timeline import CapturedGpu, LaunchShape
 from llm_perf_opt.cli import main
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.profiling.parsers.other.rocpd import read_rocpd
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
+from llm_perf_opt.profiling.parsers.other.rocpd import read_rocpd
 from llm_perf_opt.runners.analyze.kinds import NSYS, ROCPD, kind_of
 from tests.support.rocpd_builder import OTHER_GUID, Rocpd
 

@@ -388,7 +388,7 @@ def _work(
     columns["process"] = processes.codes(*owners.in_order(columns["process"]))
     kinds, place = names.in_order(columns["name"])
     if table == COPIES and bool((moved := migrated(kinds)).any()):
-        columns["by_driver"] = moved[place]
+        columns["by_driver"] = moved[place].astype(np.int8)
     columns["name"] = code(kinds, place)
     return columns
 
@@ -418,7 +418,7 @@ def _activities(columns: dict[str, Ints], call: Ints) -> Activities:
         stream=columns["stream"],
         size_bytes=columns.get("bytes"),
         shape=columns.get("shape"),
-        by_driver=columns.get("by_driver"),
+        by_driver=columns["by_driver"].astype(np.bool_) if "by_driver" in columns else None,
     )
 
 

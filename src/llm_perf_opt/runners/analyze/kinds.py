@@ -27,6 +27,7 @@ from llm_perf_opt.runners.analyze.foreign import (
 )
 
 NSYS, SUMMARY, TORCH, NCU, LOAD, ROCPD = "nsys", "nsys_summary", "torch", "ncu", "load", "rocpd"
+SNAPSHOT = "memory_snapshot"
 HEAD_BYTES = 1 << 16
 # How SGLang calls the merge of its ranks' traces.
 MERGED = "merged-"
@@ -34,6 +35,8 @@ MERGED = "merged-"
 _LOAD_RESULTS = re.compile(r'"request_throughput"\s*:\s*-?[\d.]|"(request_throughput|request_latency)"\s*:\s*\{\s*"')
 _BY_ENDING = {".nsys-rep": NSYS, ".qdrep": NSYS, ".sqlite": NSYS, ".ncu-rep": NCU, ".csv.gz": NCU, ".csv.xz": NCU}
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+# The protocol of a pickle, and the instructions one of data may begin with.
+_PICKLE = re.compile(rb"\x80[\x02-\x05][\x95c}\](]")
 # The header of a page of ncu.
 _NCU_PAGE = re.compile(r'^"?ID"?,.*Kernel Name', re.MULTILINE)
 
@@ -104,6 +107,8 @@ def kind_of(path: Path) -> str:
     if head.startswith(NCU_REPORT):
         return NCU
     content = _unpacked(head)
+    if name.endswith((".pickle", ".pkl")) or _PICKLE.match(content):
+        return SNAPSHOT
     refuse_content(path, content, packed=head.startswith(GZIP))
     text = decode_text(content)
     if name.endswith((".csv", ".tsv")):

@@ -212,7 +212,7 @@ class _Reader:
         ]
         code = np.array([self._name(name) for name in shown], np.int64)
         if not len(start):
-            calls, correlation = no_calls(), np.zeros(0, np.int64)
+            calls, correlation = no_calls(), start
         else:
             waits = np.array([_WAITS.search(name) is not None for name in names], np.bool_)[is_call]
             correlation = self._ids(REGIONS, columns["stack_id"])[is_call]
