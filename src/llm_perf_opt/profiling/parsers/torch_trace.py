@@ -62,7 +62,7 @@ MIN_FRAME_NS = round(1000 * MIN_FRAME_US)
 # How SGLang marks whose process an event was of when it merges traces.
 _RANK_LABEL = re.compile(r"\[(TP|DP|PP|EP)\d+[^\]]*\]")
 # Ranges that torch itself opens.
-_MARKED_BY_TORCH = ("ProfilerStep#", "enumerate(DataLoader)#", "Optimizer.step#", "Optimizer.zero_grad#")
+MARKED_BY_TORCH = ("ProfilerStep#", "enumerate(DataLoader)#", "Optimizer.step#", "Optimizer.zero_grad#")
 # What torch writes at the top of a trace, and no other tool.
 _MARKS = {"schemaVersion", "deviceProperties", "distributedInfo", "cuda_runtime_version", "hip_runtime_version"}
 # Calls that return when the GPU is done: also the plain copies and the freeing of memory, of CUDA and of HIP.
@@ -197,7 +197,7 @@ def _build(path: Path, found: _Collected, *, detailed: bool) -> TorchTrace:
 
 def _told_apart(found: _Collected, operators: dict[str, Ints]) -> tuple[dict[str, Ints], dict[str, Ints]]:
     """Operators, and the ranges among them: before torch 1.10 both are of one category, and only names tell."""
-    codes = [code for name, code in found.names.items() if name.startswith(_MARKED_BY_TORCH)]
+    codes = [code for name, code in found.names.items() if name.startswith(MARKED_BY_TORCH)]
     marked = np.isin(operators["name"], codes)
     ranges = {column: values[marked] if len(values) else values for column, values in operators.items()}
     if not bool(marked.any()):

@@ -28,6 +28,8 @@ from llm_perf_opt.runners.analyze.foreign import (
 
 NSYS, SUMMARY, TORCH, NCU, LOAD, ROCPD = "nsys", "nsys_summary", "torch", "ncu", "load", "rocpd"
 SNAPSHOT = "memory_snapshot"
+# How torch_npu writes the time of an event, and torch never does.
+_TIME_AS_TEXT = re.compile(r'"ts"\s*:\s*"-?\d')
 HEAD_BYTES = 1 << 16
 # How SGLang calls the merge of its ranks' traces.
 MERGED = "merged-"
@@ -119,6 +121,11 @@ def kind_of(path: Path) -> str:
         return SUMMARY
     _refuse_printed_stats(path, text)
     raise printed_by_ncu(path, text) if is_printed_by_ncu(text) else unknown(path, text)
+
+
+def is_ascend(path: Path) -> bool:
+    """Whether a trace has its times as text, as torch_npu writes them."""
+    return _TIME_AS_TEXT.search(decode_text(_unpacked(_head(path)))) is not None
 
 
 def _database_kind(path: Path) -> str:

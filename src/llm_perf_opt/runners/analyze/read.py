@@ -21,12 +21,13 @@ from llm_perf_opt.analysis.timeline.rows import CounterRow, KernelRow
 from llm_perf_opt.analysis.timeline.timeline import Timeline
 from llm_perf_opt.errors import ParseError, ToolError
 from llm_perf_opt.runners.analyze.detail import add_critical_paths, add_detail, add_graph_replays, add_ranks
-from llm_perf_opt.runners.analyze.kinds import NCU, NSYS, ROCPD, SUMMARY, TORCH
+from llm_perf_opt.runners.analyze.kinds import NCU, NSYS, ROCPD, SUMMARY, TORCH, is_ascend
 
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
     from llm_perf_opt.analysis.timeline.operators import TraceDetail
     from llm_perf_opt.analysis.timeline.window import OperatorInputs
+    from llm_perf_opt.profiling.parsers.torch_trace import TorchTrace
 
 
 EXPORT_TIMEOUT_S = 1800.0
@@ -160,7 +161,8 @@ def _read_torch(
     counters: list[CounterRow] = []
     details: list[tuple[Timeline, TraceDetail] | None] = []
     for path in files:
-        trace = read_torch_trace(path, detailed=detailed or not is_long(path))
+        ascend = is_ascend(path)
+        trace = _read_ascend(path) if ascend else read_torch_trace(path, detailed=detailed or not is_long(path))
         measured.append(measure_timeline(with_phases(replace(trace.timeline, source=str(path)), {})))
         operators.append(operator_rows(trace.timeline, trace.operators))
         modules.append(module_rows(trace.timeline, trace.modules))
@@ -172,7 +174,7 @@ def _read_torch(
                 "profiler runs each of them several times to count"
             )
         details.append(None if trace.detail is None else (trace.timeline, trace.detail))
-        if trace.detail is None:
+        if trace.detail is None and not ascend:
             notes.append(f"{path}: a long trace; give --detail for shapes, sizes of collectives, memory and Python")
         if not len(trace.modules):
             notes.append(f"{path}: no module ranges (record with with_stack or with_modules to see them)")
@@ -187,6 +189,12 @@ def _read_torch(
     if details[-1] is not None:
         inputs = OperatorInputs(texts=details[-1][1].shapes, index=details[-1][1].shape)
     return measured, add_detail(analysis, [d for d in details if d is not None]), notes, recorded, inputs
+
+
+def _read_ascend(path: Path) -> "TorchTrace":
+    from llm_perf_opt.profiling.parsers.other.ascend import read_ascend_trace
+
+    return read_ascend_trace(path)
 
 
 def _from_summary(empty: CaptureAnalysis, path: Path) -> CaptureAnalysis:
