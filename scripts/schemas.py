@@ -19,6 +19,7 @@ import msgspec
 
 from llm_perf_opt.analysis.compare.comparison import CompareDocument
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
+from llm_perf_opt.analysis.memory.snapshot import SnapshotDocument
 from llm_perf_opt.analysis.optimize.document import OptimizeDocument
 from llm_perf_opt.analysis.static.document import PredictionsDocument, StaticDocument
 from llm_perf_opt.analysis.timeline.window import TimelineWindow
@@ -48,6 +49,7 @@ DOCUMENTS: dict[str, Any] = {
     "inputs": list[InputSample],
     "jobs": JobsDocument,
     "manifest": RunManifest,
+    "memory_snapshot": SnapshotDocument,
     "metrics": MetricsDocument,
     "optimize": OptimizeDocument,
     "plan": PlanDocument,

@@ -242,7 +242,7 @@ class _Journal:
                 "pid": os.getpid(),
                 "thread": threading.get_ident(),
             }
-            self._add(json.dumps(line), end_ns)
+            self._add(json.dumps(line, allow_nan=False), end_ns)
 
         return close
 

@@ -433,6 +433,22 @@ def test_a_known_value_goes_from_a_text_that_lies_on_several_pages(tmp_path: Pat
     assert [piece for piece in (SECRET[:9], SECRET[-9:]) if piece.encode() in data] == []
 
 
+def test_a_known_value_goes_from_a_text_that_is_not_utf8_and_its_other_bytes_stay(tmp_path: Path) -> None:
+    export = Export()
+    export.registered_range("decode", 0, 1)
+    path = export.write(tmp_path / "a.sqlite")
+    before, after = b"\xd6\xe5" + SECRET.encode() + b"\xff", b"\xd6\xe5(redacted)\xff"
+    with sqlite3.connect(path) as connection:
+        connection.execute("INSERT INTO StringIds VALUES (99, CAST(? AS TEXT))", (before,))
+    connection.close()
+    scrub_export(path, [SECRET])
+    with closing(sqlite3.connect(path)) as connection:
+        connection.text_factory = bytes
+        assert connection.execute("SELECT value, typeof(value) FROM StringIds WHERE id = 99").fetchall() == [
+            (after, b"text")
+        ]
+
+
 def test_an_export_does_not_keep_all_that_a_program_printed(tmp_path: Path) -> None:
     export = Export()
     export.registered_range("decode", 0, 10)

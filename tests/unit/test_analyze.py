@@ -322,3 +322,33 @@ def test_a_file_name_that_is_no_text_is_refused_in_one_line(tmp_path: Path, caps
     assert main(["analyze", name]) == 2
     said = f"error: {tmp_path}/b\\udcff.sqlite: the name is not UTF-8; rename the file and give that\n"
     assert capsys.readouterr().err == said
+
+
+def test_a_trace_whose_kernels_were_lost_says_so_with_their_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launches = [event("cuda_runtime", "cudaLaunchKernel", f"{i}0.0", "5.0", correlation=i) for i in range(1, 4)]
+    path = write_trace(tmp_path / "t.json", [*launches, event("cuda_driver", "cuLaunchKernel", "60.0", "5.0")])
+    assert main(["analyze", str(path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith(
+        "No GPU work was recorded. GPU activity was recorded, but the records of 4 launches were lost. Call "
+        "torch.cuda.synchronize() before the recording ends, and record a shorter window."
+    )
+    assert "4 of 4 calls that launch GPU work have no work in the capture" in said
+
+
+def test_an_empty_window_is_called_empty_and_not_a_missing_activity(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = [event("overhead", "Activity Buffer Request", "1.0", "5.0", pid=-1, tid=0)]
+    calls = [event("cuda_runtime", "cudaDeviceSynchronize", "10.0", "5.0", correlation=1)]
+    for name, listed in (("overhead", events), ("calls", calls)):
+        assert main(["analyze", str(write_trace(tmp_path / f"{name}.json", listed))]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert said.startswith(
+            "No GPU work was recorded. GPU activity was recorded, but nothing was launched in the recorded window: it "
+            "is empty. Check the profiler's schedule and its step() calls, and whether another process does the GPU "
+            "work."
+        )
+        assert "ProfilerActivity.CUDA" not in said

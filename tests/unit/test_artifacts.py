@@ -1,12 +1,16 @@
 """The layout of the run directory, and how its files are written."""
 
+import json
 import os
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from llm_perf_opt.analysis.timeline.rows import CopyRow
 from llm_perf_opt.core.files import write_whole
+from llm_perf_opt.core.manifest import strict_json
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.artifacts import Artifacts
 from llm_perf_opt.profiling.baseline import FILES
@@ -81,3 +85,16 @@ def test_a_pipe_is_written_to_and_stays_one_and_a_link_is_followed_only_among_th
         assert (target.read_bytes(), link.is_symlink()) == (b"said", True)
     write_whole(link, b"ours")
     assert (target.read_bytes(), link.read_bytes(), link.is_symlink()) == (b"said", b"ours", False)
+
+
+def test_a_number_that_is_none_becomes_null_in_a_document_and_the_rest_stays() -> None:
+    row = CopyRow(
+        kind="c", instances=1, total_ns=1, size_bytes=None, avg_ns=float("nan"), min_ns=1, max_ns=1, bytes_per_s=0.5
+    )
+    text = strict_json({"a": [1, 0.1, float("inf")], "b": row, "c": "NaN ü"})
+    assert json.loads(text, parse_constant=pytest.fail) == {
+        "a": [1, 0.1, None],
+        "b": {**asdict(row), "avg_ns": None},
+        "c": "NaN ü",
+    }
+    assert "ü" in text and "\\u00fc" in strict_json("ü", ensure_ascii=True)

@@ -98,7 +98,6 @@ def test_a_capture_is_known_by_its_name_and_beginning(tmp_path: Path, name: str,
         ("a.xplane.pb", b"\x0a\x08", "a trace of XProf, the profiler of JAX and TensorFlow"),
         ("a.pb", b"\x0a\x80\x0d/device:GPU:0", "a trace of XProf"),
         ("a.pftrace", b"\x0a\x13\x50\x01", "a binary trace of Perfetto"),
-        ("a", b"\x80\x04\x95\x00\x00", "a pickle of Python"),
         ("a.json", TRACE.decode().encode("utf-16"), "text in UTF-16, as PowerShell writes it; save it in UTF-8"),
         ("a.json", b'[{"count": 9}, {"name": "conv", "averageMs": 1.0, "percentage": 9.0}]', "layer times of TensorRT"),
         ("a.json", b"404: Not Found", r"not a capture this command knows \(it begins with '404: Not Found'\)"),
@@ -177,7 +176,13 @@ def test_an_empty_trace_that_does_not_say_who_wrote_it_is_not_torch_s(tmp_path: 
 
 @pytest.mark.parametrize(
     ("table", "words"),
-    [("rocpd_string", "a SQLite file of rocprof"), ("StringTable", "a SQLite file of nvprof"), ("x", "not an export")],
+    [
+        ("rocpd_string_0001", "a SQLite file of rocprofv3"),
+        ("rocpd_op", "a SQLite file of rocmProfileData"),
+        ("StringTable", "a SQLite file of nvprof"),
+        ("CANN_API", "for Ascend, which is not read: give its trace_view.json"),
+        ("x", "not an export"),
+    ],
 )
 def test_the_database_of_another_tool_is_refused_by_its_name(tmp_path: Path, table: str, words: str) -> None:
     path = tmp_path / "a.sqlite"

@@ -84,6 +84,14 @@ def test_a_long_generated_name_keeps_the_number_that_tells_it_apart() -> None:
         ("triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0", "norm"),
         ("triton_poi_fused__to_copy_5", "copy"),
         ("nobody_knows_this", "other"),
+        ("kernVectorAdd(float*, float*, float*, int)", "elementwise"),
+        ("vector_address_kernel", "other"),
+        ("void cudnn_bn_fw_tr_1C11_singleread<float, 512, true>(cudnnTensorStruct)", "norm"),
+        ("void fft1d_r2c_32<float, float, float2, false, false>(float2*, float const*)", "convolution"),
+        ("void fft1d_c2r_32<float2, float, float, false, true>(float*, float2 const*)", "convolution"),
+        ("void indexing_backward_kernel<float, 4>(long*, long*, float*, float*, long, long)", "embedding"),
+        ("void cunn_ClassNLLCriterion_updateOutput_kernel<float, float>(float*, float*, long*)", "reduction"),
+        ("void permutationKernelPLC3<float>(float const*, float*)", "copy"),
     ],
 )
 def test_the_class_follows_from_what_the_kernel_does(name: str, kernel_class: str) -> None:

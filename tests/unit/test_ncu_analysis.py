@@ -1,6 +1,7 @@
 """From launches to rows: figures, roofs, bounds, names across tools, drawings and pages."""
 
 import csv
+import json
 import lzma
 import re
 import xml.etree.ElementTree as ET
@@ -12,11 +13,13 @@ import pytest
 from llm_perf_opt.analysis.kernels.match import base_name, match_kernels, normalise, tolerant_regex
 from llm_perf_opt.analysis.kernels.ncu import analyze_ncu, bound_class, headroom_by_name, join_nsys, occupancy_limiter
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuLaunch, NcuRule, NcuValue, NsysKernel
+from llm_perf_opt.core.manifest import strict_json
 from llm_perf_opt.profiling.ncu.results import kernels_csv
 from llm_perf_opt.profiling.parsers.ncu_csv import merge_launches, parse_ncu_csv
 from llm_perf_opt.profiling.parsers.ncu_report import load_ncu_dir
 from llm_perf_opt.report.kernels_md import render_kernels_md
 from llm_perf_opt.report.svg import roofline_svg
+from llm_perf_opt.report.view.captured import ncu_verdict
 from tests.support.fixtures_dir import DATA, shared_fixtures
 
 NSYS = "void at::native::vectorized_elementwise_kernel<(int)4, at::native::<unnamed>::silu_kernel(at::TensorIteratorBase &)::[lambda() (instance 1)]::operator ()() const::[lambda(c10::BFloat16) (instance 1)], std::array<char *, (unsigned long)2>>(int, T2, T3)"  # noqa: E501
@@ -28,6 +31,10 @@ CUFILT = "void at::native::vectorized_elementwise_kernel<4, at::native::(anonymo
 def launch(metrics: Mapping[str, float], *, kernel: str = "k", rules: tuple[NcuRule, ...] = ()) -> NcuLaunch:
     values = {name: NcuValue(value=value, unit="", text=str(value)) for name, value in metrics.items()}
     return NcuLaunch(launch_id="0", kernel=kernel, metrics=values, rules=rules)
+
+
+def undefined(*names: str) -> dict[str, NcuValue]:
+    return {name: NcuValue(value=None, unit="", text="nan", is_undefined=True) for name in names}
 
 
 def h200() -> list[NcuLaunch]:
@@ -272,3 +279,39 @@ def test_kernels_csv_has_one_row_per_kernel_and_empty_cells_for_unknown_values()
         "",
         "unknown",
     )
+
+
+DURATION = "gpu__time_duration.sum"
+COMPUTE = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
+MEMORY = "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed"
+HITS = "lts__t_sector_hit_rate.pct"
+
+
+def test_a_launch_whose_metrics_are_nan_leaves_the_other_launches_and_kernels_as_they_are() -> None:
+    sound = launch({DURATION: 2000.0, COMPUTE: 90.0, MEMORY: 20.0, HITS: 40.0, "dram__bytes.sum": 64.0})
+    nan = replace(sound, launch_id="1", metrics=undefined(*sound.metrics))
+    lost = replace(nan, kernel="lost")
+    found = analyze_ncu([nan, sound, lost])
+    rows = {row.kernel: row for row in found.kernels}
+    assert rows["k"] == analyze_ncu([sound]).kernels[0]
+    assert (rows["lost"].bound, rows["lost"].duration_ns, rows["lost"].roof_pct) == ("unknown", None, None)
+    assert rows["lost"].missing["duration_ns"] == "gpu__time_duration.sum is not a number (NaN)"
+    assert found.notes == (
+        "k: ncu's time of 1 of 2 launches is not a number (NaN); these launches are left out",
+        "lost: ncu's time of it is not a number (NaN), so it is not classified",
+    )
+    assert ncu_verdict(found) == (
+        "ncu measured 3 launches of 2 kernels, 2.00 µs without 1 kernel whose time is not known: 100.0 % is "
+        "compute-bound. Most of it in k (100.0 %). There is no timeline: how often they run is not known."
+    )
+    assert json.loads(strict_json(found), parse_constant=pytest.fail)["kernels"][1]["duration_ns"] is None
+
+
+def test_a_ratio_over_nothing_is_unknown_for_its_launch_alone() -> None:
+    one = launch({DURATION: 1000.0, COMPUTE: 10.0, MEMORY: 80.0, HITS: 40.0, "dram__bytes.sum": 100.0})
+    other = launch({DURATION: 3000.0, COMPUTE: 50.0, MEMORY: 80.0})
+    other = replace(other, metrics={**other.metrics, **undefined(HITS, "dram__bytes.sum")})
+    (row,) = analyze_ncu([one, other]).kernels
+    assert (row.launches, row.duration_ns, row.compute_sol_pct, row.memory_sol_pct) == (2, 2000.0, 40.0, 80.0)
+    assert (row.hit_rates_pct, row.dram_bytes, row.dram_bytes_per_s) == ({"L2": 40.0}, 100.0, 1e8)
+    assert "dram_bytes_per_s" not in row.missing

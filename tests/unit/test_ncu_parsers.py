@@ -3,6 +3,7 @@
 import lzma
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,7 +20,7 @@ from llm_perf_opt.profiling.parsers.ncu_csv import (
     section_tables,
 )
 from llm_perf_opt.profiling.parsers.ncu_log import parse_ncu_log
-from llm_perf_opt.profiling.parsers.ncu_report import load_ncu, load_ncu_dir, plain, read_report, report_module
+from llm_perf_opt.profiling.parsers.ncu_report import _value, load_ncu, load_ncu_dir, plain, read_report, report_module
 from tests.support.fixtures_dir import DATA, shared_fixtures
 
 EXAMPLE = Path("/usr/share/doc/nsight-compute/examples/uncoalescedGlobalAccesses/addConstDouble.ncu-rep")
@@ -95,6 +96,17 @@ def test_units_of_every_version_come_to_one_base(unit: str, factor: float, base:
 
 def test_a_scaled_time_is_exact() -> None:
     assert parse_value("239.008", "usecond") == NcuValue(value=239008.0, unit="ns", text="239.008 usecond")
+
+
+@pytest.mark.parametrize("text", ["nan", "-nan", "NaN", "inf", "-inf", "nan(ind)", "nan (1; 2)"])
+def test_a_metric_that_is_not_a_number_has_no_value_and_says_so(text: str) -> None:
+    assert parse_value(text, "%") == NcuValue(value=None, unit="%", text=f"{text} %", is_undefined=True)
+    assert not parse_value("n/a", "%").is_undefined
+
+
+def test_the_package_gives_no_nan_as_a_value() -> None:
+    metric = SimpleNamespace(value=lambda: float("nan"), has_value=lambda: True, unit=lambda: "us")
+    assert _value(metric) == NcuValue(value=None, unit="ns", text="nan", is_undefined=True)
 
 
 def test_the_raw_page_holds_24_launches_with_their_ranges() -> None:

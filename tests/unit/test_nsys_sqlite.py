@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analysis.timeline.timeline import CapturedGpu
+from llm_perf_opt.analysis.timeline.timeline import CapturedGpu, PageFaults
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
-from llm_perf_opt.diagnosis.document import CaptureAnalysis, GraphTotals
+from llm_perf_opt.diagnosis.document import CaptureAnalysis, GpuIdle, GraphTotals
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.parsers.nsys_summary import summarize_kernels
-from tests.support.nsys_builder import Export, h200_export
+from tests.support.nsys_builder import OTHER_THREAD, Export, h200_export
 
 
 @pytest.fixture(scope="module")
@@ -481,10 +481,18 @@ def _changed(path: Path, *statements: str) -> Path:
     return path
 
 
-def test_range_names_that_are_no_text_are_an_error_not_a_traceback(tmp_path: Path) -> None:
-    path = _changed(tmp_path / "a.sqlite", "UPDATE NVTX_EVENTS SET text = CAST(x'fffe80' AS TEXT)")
-    with pytest.raises(ParseError, match="table NVTX_EVENTS holds text that is not UTF-8"):
-        read_nsys_sqlite(path)
+def test_texts_that_are_not_utf8_are_read_with_replacement_characters(tmp_path: Path) -> None:
+    path = _changed(
+        tmp_path / "a.sqlite",
+        "UPDATE NVTX_EVENTS SET text = CAST(x'70fffe' AS TEXT)",
+        "UPDATE StringIds SET value = CAST(x'6bd6' AS TEXT) WHERE value = 'k'",
+        "INSERT INTO META_DATA_EXPORT VALUES ('ZONE', CAST(x'd6e5edf2f0' AS TEXT))",
+    )
+    timeline = read_nsys_sqlite(path)
+    named = {timeline.names[code] for code in (*timeline.ranges.name, *timeline.kernels.name)}
+    assert {"p\ufffd\ufffd", "k\ufffd"} <= named
+    assert timeline.producer == "nsys 2025.3.2"
+    assert summarize_kernels(path)[0][0].name == "k\ufffd"
 
 
 @pytest.mark.parametrize("change", [f"start = {-(2**63)}", f"end = {2**63 - 1}"])
@@ -555,3 +563,75 @@ def test_numpy_comes_without_threads_and_the_environment_stays_as_it_was() -> No
     env = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
     assert done.stdout.strip() == "1"
+
+
+def test_page_migrations_of_unified_memory_are_a_kind_of_their_own_and_no_launch_without_a_call(tmp_path: Path) -> None:
+    export = Export()
+    export.call(90, 100, 1)
+    export.copy(20, 30, 0, size_bytes=64, kind=11)
+    export.copy(40, 60, 0, size_bytes=128, kind=11)
+    export.kernel("k", 110, 150, 1)
+    export.copy(180, 200, 0, size_bytes=32, kind=12)
+    export.call(250, 260, 2, name="cudaFree")
+    timeline = read_nsys_sqlite(export.write(tmp_path / "a.sqlite"))
+    analysis = analyze_timelines([timeline])
+    assert [(row.kind, row.instances, row.total_ns, row.size_bytes) for row in analysis.copies] == [
+        ("Page migration Host-to-Device", 2, 30, 192),
+        ("Page migration Device-to-Host", 1, 20, 32),
+    ]
+    assert timeline.copies.by_driver is not None and timeline.copies.by_driver.tolist() == [True, True, True]
+    # Before the launch returns at 100 and after the kernel the host works; the driver's copies are copying.
+    assert analysis.gpu.idle == GpuIdle(
+        waiting_for_host_ns=10 + 40 + 30,
+        between_kernels_ns=10,
+        waiting_for_copy_or_sync_ns=50,
+        unattributed_ns=0,
+    )
+    assert timeline.lost_launches == 0 and timeline.page_faults is None
+
+
+def test_page_faults_are_counted_where_they_were_recorded(tmp_path: Path) -> None:
+    path = _changed(
+        tmp_path / "a.sqlite",
+        "CREATE TABLE CUDA_UM_CPU_PAGE_FAULT_EVENTS (start INTEGER, globalPid INTEGER, address INTEGER)",
+        "INSERT INTO CUDA_UM_CPU_PAGE_FAULT_EVENTS VALUES (1, 1, 1), (2, 1, 2)",
+        "CREATE TABLE CUDA_UM_GPU_PAGE_FAULT_EVENTS (start INTEGER, end INTEGER, numberOfPageFaults INTEGER)",
+        "INSERT INTO CUDA_UM_GPU_PAGE_FAULT_EVENTS VALUES (1, 2, 7), (3, 4, 5)",
+    )
+    assert read_nsys_sqlite(path).page_faults == PageFaults(cpu_count=2, gpu_count=12)
+
+
+def test_of_several_adapters_the_gpu_is_the_one_that_has_cuda(tmp_path: Path) -> None:
+    path = _changed(
+        tmp_path / "a.sqlite",
+        "CREATE TABLE TARGET_INFO_GPU (id INTEGER, name TEXT, smCount INTEGER, computeMajor INTEGER, cuDevice INTEGER)",
+        "INSERT INTO TARGET_INFO_GPU VALUES (0, 'Microsoft Basic Render Driver', 0, 0, -1), "
+        "(1, 'NVIDIA RTX 5000 Ada Generation Laptop GPU', 76, 8, 0), (2, 'Intel(R) Iris(R) Xe Graphics', 0, 0, -1)",
+    )
+    assert [device.name for device in read_nsys_sqlite(path).devices] == ["NVIDIA RTX 5000 Ada Generation Laptop GPU"]
+
+
+def test_launches_without_a_kernel_are_counted_but_not_those_into_a_graph_that_is_being_captured(
+    tmp_path: Path,
+) -> None:
+    export = Export()
+    export.call(0, 5, 1)
+    export.kernel("k", 10, 20, 1)
+    export.call(30, 31, 2, name="cudaStreamBeginCapture_v10000")
+    export.call(32, 34, 3)
+    export.call(36, 37, 4, name="cudaStreamEndCapture_v10000")
+    export.call(40, 44, 5, name="cudaGraphLaunch_v10000")
+    export.call(50, 55, 6, name="cuLaunchKernelEx")
+    # Another thread captures nothing.
+    export.call(33, 34, 7, tid=OTHER_THREAD)
+    # One call inside another: their one kernel is the inner one's.
+    export.call(60, 70, 8)
+    export.call(61, 69, 9, name="cuLaunchKernel")
+    export.kernel("k", 75, 80, 9)
+    export.call(90, 95, 10, name="cudaMemcpyAsync")
+    timeline = read_nsys_sqlite(export.write(tmp_path / "a.sqlite"))
+    assert timeline.lost_launches == 3
+    assert timeline.notes == (
+        "3 of 5 calls that launch GPU work have no work in the capture: its records were lost, or the recording ended "
+        "before the GPU ran it",
+    )

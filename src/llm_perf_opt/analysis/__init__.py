@@ -3,6 +3,7 @@
 timeline  busy and idle time, ranges, operators of one capture
 kernels   names and classes of kernels, what ncu's counters say of them
 hardware  peaks and bandwidths, measured ceilings, roofline
+memory    snapshots of torch's allocator
 static    FLOPs, bytes and memory of a model, counted twice
 ranks     several GPUs, processes or ranks: communication, overlap, who waited for whom
 findings  what to change first: facts of a run, the waterfall, one module per rule

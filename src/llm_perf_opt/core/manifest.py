@@ -105,11 +105,33 @@ def decode_manifest(data: bytes, path: str) -> RunManifest:
 def write_json(path: Path, data: Any) -> Path:
     """Write a record, or plain data that may hold records, as JSON through a temporary file and a rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(data, indent=2, ensure_ascii=False, default=plain) + "\n"
+    text = strict_json(data, indent=2) + "\n"
     return write_whole(path, text.encode("utf-8", "backslashreplace"))
 
 
-def plain(value: Any) -> Any:
+def strict_json(
+    data: Any, *, indent: int | None = None, separators: tuple[str, str] | None = None, ensure_ascii: bool = False
+) -> str:
+    """A document as JSON that every parser reads: NaN and infinities, which JSON does not have, become null."""
+
+    def text(value: Any) -> str:
+        return json.dumps(
+            value,
+            indent=indent,
+            separators=separators,
+            ensure_ascii=ensure_ascii,
+            default=_plain,
+            allow_nan=False,
+        )
+
+    try:
+        return text(data)
+    except ValueError:
+        # Rare: only then is everything written and read once more.
+        return text(json.loads(json.dumps(data, default=_plain), parse_constant=lambda _: None))
+
+
+def _plain(value: Any) -> Any:
     """What JSON has no type for: a record as its keys without those that are unset, anything else as its text."""
     if not is_dataclass(value):
         return str(value)

@@ -71,12 +71,17 @@ class ProgramRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """What was recorded, what was not, and the part of the judged time of which nothing says what happened."""
+    """What was recorded, what was not, and the part of the judged time of which nothing says what happened.
+
+    `lost_launches` are launch calls without GPU work in the captures; `gpu_was_traced`: the profiler recorded GPU
+    activity, so a capture without any is of a window in which nothing ran.
+    """
 
     recorded: tuple[str, ...]
     missing: tuple[str, ...]
     unrecorded_share: float
     lost_launches: int = 0
+    gpu_was_traced: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,6 +56,7 @@ def _traits(report: IdleReport, evidence: CaptureEvidence) -> Sequence[str]:
         "system_calls": any(len(t.system) for t in evidence.timelines),
         "frames": any(len(t.frames) for t in evidence.timelines),
         "torch_trace": any(t.kind == "torch" for t in evidence.timelines),
+        "rocpd": any(t.kind == "rocpd" for t in evidence.timelines),
         "nsys_trace": any(t.kind == "nsys" for t in evidence.timelines),
     }
     return [trait for trait, is_true in known.items() if is_true]

@@ -25,6 +25,11 @@ WEAK = ("low",)
 # A GPU that is busy for this part of a time waits for nothing worth a finding.
 BUSY = 0.9
 KERNELS_KEPT = 20
+RECORD = {
+    "torch_trace": "`activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`",
+    "rocpd": "`rocprofv3 --sys-trace`",
+    "nsys_trace": "`nsys profile --trace=cuda,nvtx,osrt`",
+}
 CELL_NAMES = {
     "gpu.compute": "kernels",
     "gpu.communication": "exposed communication",
@@ -58,7 +63,7 @@ def diagnosis_of(
 ) -> Diagnosis:
     """One document of findings, ledgers and what is known of the program."""
     return Diagnosis(
-        verdict=verdict_of(findings, scopes),
+        verdict=verdict_of(findings, scopes, program, coverage),
         program=ProgramRecord(
             framework=program.framework,
             engine=program.engine,
@@ -98,12 +103,12 @@ def _record(scope: Scope) -> ScopeRecord:
     )
 
 
-def verdict_of(findings: Sequence[Finding], scopes: Sequence[Scope]) -> Verdict:
+def verdict_of(findings: Sequence[Finding], scopes: Sequence[Scope], program: Program, coverage: Coverage) -> Verdict:
     """The first finding with what it promises; where there is none of weight, what the time goes into."""
     judged = [scope for scope in scopes if scope.wall_ns]
     steady = judged[-1] if judged else None
     if steady is None:
-        return Verdict(kind="no_gpu_work", text="No GPU work was recorded.")
+        return Verdict(kind="no_gpu_work", text=_no_gpu_work(program, coverage))
     hottest = steady.kernels[0] if steady.kernels else None
     kernel = hottest.short_name if hottest is not None else None
     first = next((f for f in findings if (f.share or 0.0) >= MIN_HEADLINE), None)
@@ -113,6 +118,25 @@ def verdict_of(findings: Sequence[Finding], scopes: Sequence[Scope]) -> Verdict:
         "one_time" if first.is_one_time else "not_recorded" if first.rule == "not_recorded" else "finding"
     )
     return Verdict(kind=kind, text=promise(first, steady), rule=first.rule, hottest_kernel=kernel)
+
+
+def _no_gpu_work(program: Program, coverage: Coverage) -> str:
+    """Why a capture has no GPU work, as far as it says, and what to record."""
+    none = "No GPU work was recorded."
+    if coverage.lost_launches:
+        wait = "torch.cuda.synchronize()" if program.has("torch") else "cudaDeviceSynchronize()"
+        return (
+            f"{none} GPU activity was traced, but the records of {coverage.lost_launches:,} launches were lost: call "
+            f"{wait} before the recording ends, and record a shorter window."
+        )
+    if coverage.gpu_was_traced:
+        window = "the profiler's schedule and its step() calls" if program.has("torch_trace") else "its start and stop"
+        return (
+            f"{none} GPU activity was traced, but nothing was launched in the recorded window: it is empty. Check "
+            f"{window}, and whether another process does the GPU work."
+        )
+    record = next((text for trait, text in RECORD.items() if program.has(trait)), RECORD["nsys_trace"])
+    return f"{none} If the program used a GPU, capture again with {record}."
 
 
 def _busy(scope: Scope) -> bool:
@@ -188,6 +212,8 @@ def coverage_of(evidence: CaptureEvidence, scopes: Sequence[Scope]) -> Coverage:
     }
     share = scopes[-1].ledger.share(*NOT_RECORDED) if scopes else 0.0
     return Coverage(
+        lost_launches=sum(t.lost_launches for t in timelines),
+        gpu_was_traced=any(t.gpu_was_traced for t in timelines),
         recorded=tuple(name for name, is_there in has.items() if is_there),
         missing=tuple(name for name, is_there in has.items() if not is_there),
         unrecorded_share=share,

@@ -1,7 +1,6 @@
 """Writes what was found in a capture: analysis.json and the tables beside it."""
 
 import csv
-import json
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, fields
@@ -13,7 +12,7 @@ import numpy as np
 
 from llm_perf_opt.analysis.timeline.operators import OperatorRow
 from llm_perf_opt.analysis.timeline.window import OperatorInputs, TimelineWindow, timeline_window
-from llm_perf_opt.core.manifest import write_json
+from llm_perf_opt.core.manifest import strict_json, write_json
 from llm_perf_opt.core.names import ANALYSIS_FILE, DECODE_STEP, PHASES, TIMELINE_FILE
 from llm_perf_opt.core.records import Metric, StageFile
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
@@ -62,7 +61,7 @@ def write_capture(out_dir: Path, analysis: CaptureAnalysis) -> StageFile:
 def write_timeline(out_dir: Path, window: TimelineWindow) -> StageFile:
     """The few steps a report draws."""
     path = out_dir / TIMELINE_FILE
-    text = json.dumps(msgspec.to_builtins(window), ensure_ascii=False, separators=(",", ":"))
+    text = strict_json(msgspec.to_builtins(window), separators=(",", ":"))
     path.write_text(text, encoding="utf-8")
     return StageFile(role="timeline_json", path=path)
 

@@ -1,12 +1,12 @@
 """`llm-perf doctor`: what this machine can do, and the remedy for what it cannot."""
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from llm_perf_opt.core.host import Host, Tool
+from llm_perf_opt.core.manifest import strict_json
 from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.pipeline.preflight import RUN_EXTRA, too_old
 from llm_perf_opt.profiling.vendor.tools import importer_trouble, probe_host
@@ -122,7 +122,11 @@ def main(argv: Sequence[str]) -> int:
     host = probe_host(env=allowed_environment(os.environ), disk=Path.cwd())
     checks = diagnose(host)
     if args.json:
-        print(json.dumps({"host": asdict(host), "checks": [asdict(check) for check in checks]}, indent=2))
+        print(
+            strict_json(
+                {"host": asdict(host), "checks": [asdict(check) for check in checks]}, indent=2, ensure_ascii=True
+            )
+        )
         return 0
     _print(checks)
     return 0

@@ -1,7 +1,6 @@
 """`llm-perf runs [DIR]`: a table of runs, those in the old layout included."""
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_perf_opt.core.files import write_whole
+from llm_perf_opt.core.manifest import strict_json
 from llm_perf_opt.core.terminal import printable
 from llm_perf_opt.errors import ConfigError, did_you_mean
 from llm_perf_opt.pipeline.catalogue import LocalFolder, RunFolder, RunRow, list_runs, short
@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
         return _chosen(folder, args)
     rows = _rows(folder)
     if args.json:
-        print(json.dumps([asdict(row) for row in rows], indent=2))
+        print(strict_json([asdict(row) for row in rows], indent=2, ensure_ascii=True))
         return 0
     if not rows:
         print(f"no runs in {args.dir}", file=sys.stderr)
@@ -126,7 +126,7 @@ def _chosen(folder: RunFolder, args: argparse.Namespace) -> int:
         print(f"written: {args.html}", file=sys.stderr)
     if args.json:
         found = [{"run": r.run_id, "path": r.path, **{name: r.value(name) for name in chosen}} for r in runs]
-        print(json.dumps(found, indent=2))
+        print(strict_json(found, indent=2, ensure_ascii=True))
         return 0
     lines = [[printable(cell) for cell in line] for line in _lines(runs, chosen)]
     print(terminal_table(("run", "date", "model", "device", *chosen), lines, right=range(4, 4 + len(chosen))))

@@ -1,6 +1,5 @@
 """Writes metrics.json and samples.jsonl while a run goes on: one that is killed keeps what it measured."""
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from llm_perf_opt.core.documents import (
     RanModel,
     RunState,
 )
-from llm_perf_opt.core.manifest import plain, write_json
+from llm_perf_opt.core.manifest import strict_json, write_json
 from llm_perf_opt.core.names import INPUTS_FILE, METRICS_FILE, SAMPLES_FILE
 from llm_perf_opt.workload.host_state import cpu_count
 from llm_perf_opt.workload.results import PERCENTILE_METHOD, STD_METHOD, SampleResult, pass_metrics, peak_memory, totals
@@ -79,7 +78,7 @@ class Journal:
     def add(self, result: SampleResult) -> None:
         """Keep one finished sample."""
         (self.profiled if result.pass_name == "profiled" else self.clean).append(result)
-        self._lines.write(json.dumps(result.line(), ensure_ascii=False, default=plain) + "\n")
+        self._lines.write(strict_json(result.line()) + "\n")
         self._lines.flush()
         if time.monotonic() >= self._next_write_s:
             self.write("running")

@@ -13,7 +13,7 @@ from llm_perf_opt.config.load import validate
 from llm_perf_opt.config.output import OutputConfig
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import FORBID_UNKNOWN, PositiveInt, Problem
-from llm_perf_opt.core.manifest import plain
+from llm_perf_opt.core.manifest import strict_json
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.workload.gallery import Gallery, clean_text
 from llm_perf_opt.workload.models.base import LoadedModel, Sample
@@ -131,7 +131,7 @@ class OutputWriter:
         clean = clean_text(model.text(token_ids, strip_special=True) if self._strip else raw)
         if self._predictions is not None:
             prediction = _prediction(result, raw, clean, sample_id=sample.sample_id, tokens=len(token_ids))
-            line = json.dumps(prediction, ensure_ascii=False, default=plain)
+            line = strict_json(prediction)
             with self._predictions.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
         if self._gallery is not None:

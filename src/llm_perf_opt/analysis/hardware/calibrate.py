@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.analysis.hardware.hardware import Calibration, Device
+from llm_perf_opt.core.manifest import strict_json
 
 # Smaller products fit into the caches of a core and say nothing of the layers of a model.
 MATMUL_SIDES = (1024, 2048, 4096, 8192)
@@ -278,7 +279,7 @@ def write_calibration(folder: Path, calibration: Calibration) -> Path:
     path = _path(folder, device, calibration.dtype)
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(json.dumps({"schema_version": SCHEMA_VERSION, **asdict(calibration)}, indent=2) + "\n")
+    scratch.write_text(strict_json({"schema_version": SCHEMA_VERSION, **asdict(calibration)}, indent=2) + "\n")
     scratch.replace(path)
     return path
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from llm_perf_opt.analysis.kernels.match import match_kernels, normalise
 from llm_perf_opt.analysis.kernels.names import distinct_short_names, short_kernel_name
-from llm_perf_opt.analysis.kernels.ncu_figures import LaunchFigures, figures
+from llm_perf_opt.analysis.kernels.ncu_figures import DURATION, LaunchFigures, figures
 from llm_perf_opt.analysis.kernels.ncu_records import (
     BALANCED_WITHIN_PCT,
     LATENCY_BELOW_PCT,
@@ -129,7 +129,7 @@ def analyze_ncu(launches: Sequence[NcuLaunch]) -> NcuAnalysis:
     short = distinct_short_names([row.kernel for row in rows])
     rows = [replace(row, short=name) for row, name in zip(rows, short, strict=True)]
     device = next((launch.device for launch in launches if launch.device), None)
-    return NcuAnalysis(kernels=tuple(rows), launches=len(launches), device=device)
+    return NcuAnalysis(kernels=tuple(rows), launches=len(launches), device=device, notes=tuple(_untimed_notes(groups)))
 
 
 def join_nsys(analysis: NcuAnalysis, kernels: Sequence[NsysKernel], *, source: str | None = None) -> NcuAnalysis:
@@ -185,13 +185,32 @@ def headroom_by_name(analysis: NcuAnalysis) -> dict[str, float]:
     }
 
 
-def _kernel(name: str, group: Sequence[NcuLaunch]) -> NcuKernel:
+def _is_timed(launch: NcuLaunch) -> bool:
+    """Whether ncu's time of a launch is a number; where it is not, its other metrics mean nothing either."""
+    return not launch.is_undefined(*DURATION)
+
+
+def _untimed_notes(groups: Mapping[str, Sequence[NcuLaunch]]) -> Iterable[str]:
+    for name, group in groups.items():
+        untimed = sum(not _is_timed(launch) for launch in group)
+        if untimed == len(group):
+            yield f"{short_kernel_name(name)}: ncu's time of it is not a number (NaN), so it is not classified"
+        elif untimed:
+            yield (
+                f"{short_kernel_name(name)}: ncu's time of {untimed} of {len(group)} launches is not a number (NaN); "
+                "these launches are left out"
+            )
+
+
+def _kernel(name: str, launches: Sequence[NcuLaunch]) -> NcuKernel:
+    # What is known of a kernel does not depend on a launch ncu could not time.
+    group = [launch for launch in launches if _is_timed(launch)] or launches
     derived = [figures(launch) for launch in group]
     mean = _Mean(group, derived)
     durations = [f.duration_ns for f in derived if f.duration_ns is not None]
-    time_ns = _total(derived, lambda f: f.duration_ns)
-    flop, dram = _total(derived, lambda f: f.flop), _total(derived, lambda f: f.dram_bytes)
-    pipes, peaks = _mean_pipes(derived), derived[0].peak_flop_per_s
+    flop, flop_rate = mean.sum_and_rate(lambda f: f.flop)
+    dram, _ = mean.sum_and_rate(lambda f: f.dram_bytes)
+    pipes, peaks = _mean_pipes(derived), next((f.peak_flop_per_s for f in derived if f.peak_flop_per_s), {})
     dram_rate = mean.figure(lambda f: f.dram_bytes_per_s)
     dram_peak = mean.figure(lambda f: f.peak_dram_bytes_per_s)
     # How near the kernel came to what the device can do: by ncu's own throughputs, and by operations and bytes.
@@ -201,7 +220,12 @@ def _kernel(name: str, group: Sequence[NcuLaunch]) -> NcuKernel:
     compute_roof = _compute_roof_pct(pipes, peaks)
     memory_roof = None if dram_rate is None or not dram_peak else dram_rate / dram_peak * 100.0
     stalls = top_stalls(group[0])
-    missing = {key: reason for f in derived for key, reason in f.missing.items()}
+    missing = {
+        key: reason
+        for f in derived
+        for key, reason in f.missing.items()
+        if not f.undefined or all(key in other.missing for other in derived)
+    }
     if compute_roof is None:
         missing["compute_roof_pct"] = "the operations or the dense peak of a pipe in use were not collected"
     if memory_roof is None:
@@ -212,15 +236,15 @@ def _kernel(name: str, group: Sequence[NcuLaunch]) -> NcuKernel:
         kernel=name,
         short=short_kernel_name(name),
         launches=len(group),
-        grids=tuple(dict.fromkeys(launch.grid for launch in group if launch.grid)),
-        ranges=tuple(dict.fromkeys("/".join(launch.nvtx) for launch in group if launch.nvtx)),
+        grids=tuple(dict.fromkeys(launch.grid for launch in launches if launch.grid)),
+        ranges=tuple(dict.fromkeys("/".join(launch.nvtx) for launch in launches if launch.nvtx)),
         duration_ns=sum(durations) / len(durations) if durations else None,
         duration_min_ns=min(durations, default=None),
         duration_max_ns=max(durations, default=None),
-        flop=None if flop is None else flop / len(derived),
-        flop_per_s=None if flop is None or not time_ns else flop / time_ns * 1e9,
+        flop=flop,
+        flop_per_s=flop_rate,
         flop_per_s_by_pipe=pipes,
-        dram_bytes=None if dram is None else dram / len(derived),
+        dram_bytes=dram,
         dram_bytes_per_s=dram_rate,
         l2_bytes_per_s=mean.figure(lambda f: f.l2_bytes_per_s),
         l1_bytes_per_s=mean.figure(lambda f: f.l1_bytes_per_s),
@@ -238,12 +262,12 @@ def _kernel(name: str, group: Sequence[NcuLaunch]) -> NcuKernel:
         waves_per_sm=mean.metric("launch__waves_per_multiprocessor"),
         registers_per_thread=group[0].number("launch__registers_per_thread"),
         stalls_pct=stalls,
-        advice=advice(rule for launch in group for rule in launch.rules),
+        advice=advice(rule for launch in launches for rule in launch.rules),
         passes=mean.metric("profiler__replayer_passes"),
         peak_flop_per_s=peaks,
         peak_dram_bytes_per_s=dram_peak,
         missing=missing,
-        blocks=tuple(dict.fromkeys(launch.block for launch in group if launch.block)),
+        blocks=tuple(dict.fromkeys(launch.block for launch in launches if launch.block)),
         shared_bytes_per_block=_shared_bytes(group[0]),
         breakdown_pct=breakdown(group[0]),
         hit_rates_pct={name: rate for name, key in _HIT_RATES.items() if (rate := mean.metric(key)) is not None},
@@ -251,42 +275,51 @@ def _kernel(name: str, group: Sequence[NcuLaunch]) -> NcuKernel:
 
 
 class _Mean:
-    """Time-weighted means over the launches of one kernel; None as soon as one launch lacks the value."""
+    """Time-weighted means over the launches of one kernel.
+
+    A launch of which a metric is not a number says nothing of it; where it was not collected, the mean is unknown too.
+    """
 
     def __init__(self, group: Sequence[NcuLaunch], derived: Sequence[LaunchFigures]) -> None:
         self._group, self._derived = group, derived
         self._weights = [f.duration_ns or 0.0 for f in derived]
 
     def metric(self, *names: str) -> float | None:
-        return self._mean([launch.first(*names) for launch in self._group])
+        skipped = [launch.is_undefined(*names) for launch in self._group]
+        return self._mean([launch.first(*names) for launch in self._group], skipped)
 
     def figure(self, of: Callable[[LaunchFigures], float | None]) -> float | None:
-        return self._mean([of(f) for f in self._derived])
+        return self._mean([of(f) for f in self._derived], [bool(f.undefined) for f in self._derived])
 
-    def _mean(self, values: Sequence[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
-        if len(known) != len(values):
+    def sum_and_rate(self, of: Callable[[LaunchFigures], float | None]) -> tuple[float | None, float | None]:
+        """The mean of a count per launch, and the count per second over all launches it is known of."""
+        values = [of(f) for f in self._derived]
+        known = [(v, f.duration_ns) for v, f in zip(values, self._derived, strict=True) if v is not None]
+        if not known or any(v is None and not f.undefined for v, f in zip(values, self._derived, strict=True)):
+            return None, None
+        total, time_ns = sum(value for value, _ in known), sum(ns or 0.0 for _, ns in known)
+        return total / len(known), total / time_ns * 1e9 if time_ns else None
+
+    def _mean(self, values: Sequence[float | None], may_lack: Sequence[bool]) -> float | None:
+        known = [(value, weight) for value, weight in zip(values, self._weights, strict=True) if value is not None]
+        if not known or any(value is None and not may for value, may in zip(values, may_lack, strict=True)):
             return None
-        weights = self._weights if sum(self._weights) > 0 else [1.0] * len(known)
-        return sum(v * w for v, w in zip(known, weights, strict=True)) / sum(weights)
-
-
-def _total(derived: Sequence[LaunchFigures], of: Callable[[LaunchFigures], float | None]) -> float | None:
-    values = [of(f) for f in derived]
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+        total = sum(weight for _, weight in known)
+        if not total:
+            return sum(value for value, _ in known) / len(known)
+        return sum(value * weight for value, weight in known) / total
 
 
 def _mean_pipes(derived: Sequence[LaunchFigures]) -> dict[str, float]:
-    """Operations per second of each pipe over all launches, for the pipes that did any."""
-    time_ns = sum(f.duration_ns or 0.0 for f in derived)
-    names = dict.fromkeys(name for f in derived for name in f.flop_per_s_by_pipe)
-    if not time_ns:
-        return {}
-    return {
-        name: sum(f.flop_per_s_by_pipe.get(name, 0.0) * (f.duration_ns or 0.0) for f in derived) / time_ns
-        for name in names
-    }
+    """Operations per second of each pipe over the launches it is known of, for the pipes that did any."""
+    rates: dict[str, float] = {}
+    for name in dict.fromkeys(name for f in derived for name in f.flop_per_s_by_pipe):
+        known = [f for f in derived if name in f.flop_per_s_by_pipe or not f.undefined]
+        time_ns = sum(f.duration_ns or 0.0 for f in known)
+        if time_ns:
+            done = sum(f.flop_per_s_by_pipe.get(name, 0.0) * (f.duration_ns or 0.0) for f in known)
+            rates[name] = done / time_ns
+    return rates
 
 
 def _memory_sol(dram: float | None, l2: float | None, l1: float | None) -> float | None:

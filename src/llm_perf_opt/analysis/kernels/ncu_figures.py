@@ -33,9 +33,15 @@ _L2 = ("lts__t_bytes.sum", "derived__lts__lts2xbar_bytes.sum")
 _L1 = ("l1tex__t_bytes.sum", "derived__l1tex__lsu_writeback_bytes_mem_lgds.sum")
 
 
+DURATION = ("gpu__time_duration.sum", "gpu__time_duration.avg")
+
+
 @dataclass(frozen=True, kw_only=True)
 class LaunchFigures:
-    """What one launch did. Rates are per second; every None has its reason in `missing`."""
+    """What one launch did. Rates are per second; every None has its reason in `missing`.
+
+    `undefined`: metrics of it are NaN or infinite, and the figures that need them are None for that reason.
+    """
 
     duration_ns: float | None
     flop_per_s: float | None
@@ -47,6 +53,7 @@ class LaunchFigures:
     peak_flop_per_s: Mapping[str, float]
     peak_dram_bytes_per_s: float | None
     missing: Mapping[str, str]
+    undefined: bool = False
 
     @property
     def flop(self) -> float | None:
@@ -58,9 +65,10 @@ class LaunchFigures:
 def figures(launch: NcuLaunch) -> LaunchFigures:
     """Derive the figures of one launch."""
     missing: dict[str, str] = {}
-    duration = launch.first("gpu__time_duration.sum", "gpu__time_duration.avg")
+    duration = launch.first(*DURATION)
     if duration is None:
-        missing["duration_ns"] = "gpu__time_duration.sum was not collected"
+        why = "is not a number (NaN)" if launch.is_undefined(*DURATION) else "was not collected"
+        missing["duration_ns"] = f"gpu__time_duration.sum {why}"
     pipes = _scalar_rates(launch, duration) | _tensor_rates(launch, duration)
     total, reason = _total(launch, pipes)
     if total is None:
@@ -79,6 +87,7 @@ def figures(launch: NcuLaunch) -> LaunchFigures:
         peak_flop_per_s=_peaks(launch),
         peak_dram_bytes_per_s=_dram_peak(launch, dram_rate),
         missing=missing,
+        undefined=any(value.is_undefined for value in launch.metrics.values()),
     )
 
 

@@ -18,11 +18,15 @@ from msgspec import UNSET, UnsetType
 
 @dataclass(frozen=True, kw_only=True)
 class NcuValue:
-    """One metric in base units (byte, ns, hz, byte/s); `value` is None for `n/a` and words. `text` is as printed."""
+    """One metric in base units (byte, ns, hz, byte/s); `value` is None for `n/a` and words. `text` is as printed.
+
+    `is_undefined`: the metric was collected and is NaN or infinite, as a ratio over nothing is; then it has no value.
+    """
 
     value: float | None
     unit: str
     text: str
+    is_undefined: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +60,10 @@ class NcuLaunch:
         """The value of a metric, or None when it was not collected or is not a number."""
         found = self.metrics.get(name)
         return None if found is None else found.value
+
+    def is_undefined(self, *names: str) -> bool:
+        """Whether one of these metrics was collected and is NaN or infinite."""
+        return any(name in self.metrics and self.metrics[name].is_undefined for name in names)
 
     def first(self, *names: str) -> float | None:
         """The first of these metrics that has a value."""
@@ -181,6 +189,7 @@ _COUNTED = re.compile(
 _TIME = re.compile(r"([mun]?)(?:second|s)")
 _PLAIN = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_NOT_FINITE = re.compile(r"[-+]?(?:nan|inf|infinity)(?:\(.*\))?(?:\s*[(;{].*)?", re.IGNORECASE | re.DOTALL)
 # With `--print-metric-instances` the aggregate is followed by the instances in brackets or after a semicolon.
 _WITH_INSTANCES = re.compile(r"([-+]?[\d.,eE+-]+)\s*[(;{].*", re.DOTALL)
 
@@ -194,6 +203,11 @@ def parse_number(text: str) -> float | None:
     if _GROUPED.fullmatch(text):
         return float(text.replace(",", ""))
     return float(text) if _PLAIN.fullmatch(text) else None
+
+
+def is_undefined(text: str) -> bool:
+    """Whether a cell holds NaN or an infinity."""
+    return _NOT_FINITE.fullmatch(text.strip()) is not None
 
 
 def base_unit(unit: str) -> tuple[float, str]:
@@ -211,7 +225,9 @@ def parse_value(text: str, unit: str) -> NcuValue:
     factor, name = base_unit(unit)
     number = parse_number(text)
     printed = f"{text.strip()} {unit.strip()}".strip()
-    return NcuValue(value=None if number is None else number * factor, unit=name, text=printed)
+    if number is None:
+        return NcuValue(value=None, unit=name, text=printed, is_undefined=is_undefined(text))
+    return NcuValue(value=number * factor, unit=name, text=printed)
 
 
 def _base_part(part: str) -> tuple[float, str]:

@@ -4,7 +4,8 @@ Busy is the union of kernels and of graphs traced as a whole. All other time is 
 cause, tested in this order:
 
 1. a copy or a set is running: waiting for a copy;
-2. the launch of what runs next is not recorded: unattributed;
+2. the launch of what runs next is not recorded: unattributed (page migrations have none: what the next call launches
+   counts);
 3. the call that launched what runs next has returned: launched and not yet started, the time between kernels (where
    that is long and the thread that launched it waits for the GPU meanwhile: waiting for a synchronisation);
 4. the thread that launched what runs next was inside a synchronisation call: waiting for a synchronisation;
@@ -17,7 +18,7 @@ waiting while launched work did not start (`held`, of the synchronisation: what 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -41,6 +42,8 @@ LONG_GAP_NS = 500_000
 # host, they have a reason of their own too: one loop of the program, not one launch.
 SLOW_LAUNCH_NS = 200_000
 FAR, FEW, MOST = 10, 0.2, 0.5
+# In the place of a launching call: the driver moved pages of unified memory by itself.
+_DRIVER = -2
 # Of the capture: less is not worth a look.
 WORTH = 0.01
 # A kernel launched on an idle GPU starts within 10 µs; one that takes longer waits for something else.
@@ -169,6 +172,8 @@ def map_idle(timeline: Timeline) -> dict[int, IdleMap]:
 
 
 def _map(compute: Activities, copies: Activities, calls: Calls, window: tuple[int, int]) -> IdleMap:
+    if copies.by_driver is not None:
+        copies = replace(copies, call=np.where(copies.by_driver, _DRIVER, copies.call))
     kernels, moves = _lasting(compute), _lasting(copies)
     busy, first = union_and_first(kernels.start_ns, kernels.end_ns)
     parts = _Parts(start=busy.start, end=busy.end, opener=kernels.call[first])
@@ -180,14 +185,19 @@ def _map(compute: Activities, copies: Activities, calls: Calls, window: tuple[in
         if lasting is not work:
             empty = np.flatnonzero(work.end_ns == work.start_ns)
             parts = parts.marked(work.start_ns[empty], work.call[empty])
-    gaps = _gaps(parts, _last_launch((compute, copies), calls), window)
+    last_launch = _last_launch((compute, copies), calls)
+    gaps = _gaps(parts if copies.by_driver is None else parts.before_next_launch(), last_launch, window)
     del parts
+    # What the driver moves after the last launch is moved for the host, which launches nothing more.
+    for_host = np.flatnonzero(gaps.call == _DRIVER)
+    gaps.call[for_host] = last_launch
     known = gaps.call >= 0
     if known.all():
         launched = np.clip(calls.end_ns[gaps.call], gaps.start, gaps.end)
     else:
         launched = gaps.end.copy()
         launched[known] = np.clip(calls.end_ns[gaps.call[known]], gaps.start[known], gaps.end[known])
+    launched[for_host] = gaps.end[for_host]
     if gaps.trailing:
         # Nothing ran after the last gap, so nothing was queued; without any GPU work the host launched nothing.
         launched[-1] = gaps.end[-1]
@@ -282,6 +292,13 @@ class _Parts:
             end=np.insert(self.end, place, end),
             opener=np.insert(self.opener, place, opener),
         )
+
+    def before_next_launch(self) -> "_Parts":
+        """With pages the driver moved counted for the next call that launched: the GPU waited for that one."""
+        count = len(self.opener)
+        place = np.where(self.opener == _DRIVER, count - 1, np.arange(count))
+        follows = np.minimum.accumulate(place[::-1])[::-1]
+        return _Parts(start=self.start, end=self.end, opener=self.opener[follows])
 
     def marked(self, at: Ints, opener: Ints) -> "_Parts":
         """With points in time that lie in none of these: work that took no time still ends a gap."""

@@ -26,6 +26,15 @@ def is_warmup(name: str) -> bool:
     return "warmup" in words and not words & _NOT_IN_IT
 
 
+# Of the runtime and the driver of CUDA and HIP.
+_LAUNCHES = re.compile(
+    r"(cuda|hip)(Ext|ExtModule|Module)?Launch(Cooperative)?(Kernel|KernelExC)\w*$|cuLaunch(Cooperative)?Kernel\w*$"
+    r"|(cuda|cu|hip)GraphLaunch\w*$|hip(Ext)?ModuleLaunch\w*Kernel\w*$"
+)
+# Work that is still queued when a recording ends is in no capture.
+MOST_LOST_UNSAID = 0.01
+
+
 class Codes(dict[K, int]):
     """Numbers for names or ids, each new one the next; in the order of their numbers when iterated."""
 
@@ -39,7 +48,8 @@ class Activities:
     """Work on the GPU. `name` indexes the timeline's names, `call` its calls (-1: the launch is not recorded).
 
     `device`, `stream` and `size_bytes` are -1 where the capture does not say; `shape` indexes the timeline's launch
-    shapes (-1: not known), None where none were read.
+    shapes (-1: not known), None where none were read. `by_driver` marks page migrations of unified memory, which the
+    driver starts by itself: no call launched them. None where there are none.
     """
 
     start_ns: Ints
@@ -51,6 +61,7 @@ class Activities:
     stream: Ints
     size_bytes: Ints | None = None
     shape: Ints | None = None
+    by_driver: Flags | None = None
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -146,6 +157,14 @@ class Origin:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PageFaults:
+    """Accesses to unified memory whose pages were elsewhere, as far as the capture was asked to record them."""
+
+    cpu_count: int
+    gpu_count: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Timeline:
     """One capture. `thread_process[t]` is the process of thread t; `notes` says what was left out and why.
 
@@ -154,7 +173,8 @@ class Timeline:
 
     `operators` are those of a framework; `frames` (of Python) and `system` (calls of the operating system) hold only
     what took long enough to explain a gap, `pauses` when the profiler itself held the program up. `kept_share` is the
-    part of what ran that is still in a capture from which somebody took events out.
+    part of what ran that is still in a capture from which somebody took events out. `lost_launches` counts launch calls
+    whose kernels were not recorded. `page_faults` is None where the capture did not record them.
     """
 
     source: str
@@ -178,11 +198,19 @@ class Timeline:
     launch_shapes: tuple[LaunchShape, ...] = ()
     thread_names: tuple[str, ...] = ()
     kept_share: float | None = None
+    lost_launches: int = 0
+    page_faults: PageFaults | None = None
 
     @property
     def has_gpu_work(self) -> bool:
         """Whether any GPU work was recorded; without it busy and idle times would be made up."""
         return bool(len(self.kernels) or len(self.copies) or len(self.graphs))
+
+    @property
+    def gpu_was_traced(self) -> bool:
+        """Whether the profiler recorded GPU activity: with CUPTI its overhead and calls of the runtime show it."""
+        seen = {"nsys": len(self.calls), "torch": len(self.calls) + len(self.pauses)}
+        return self.has_gpu_work or bool(seen.get(self.kind))
 
 
 def no_activities() -> Activities:
@@ -212,6 +240,7 @@ def join(parts: list[Activities]) -> Activities:
         stream=np.concatenate([p.stream for p in parts]),
         size_bytes=_joined([p.size_bytes for p in parts], parts),
         shape=_joined([p.shape for p in parts], parts),
+        by_driver=_flagged([p.by_driver for p in parts], parts),
     )
 
 
@@ -221,6 +250,13 @@ def _joined(columns: Sequence[Ints | None], parts: Sequence[Activities]) -> Ints
         return None
     filled = [np.full(len(p), -1, np.int64) if c is None else c for c, p in zip(columns, parts, strict=True)]
     return np.concatenate(filled)
+
+
+def _flagged(columns: Sequence[Flags | None], parts: Sequence[Activities]) -> Flags | None:
+    """A mark some tables have; False for the others."""
+    if all(column is None for column in columns):
+        return None
+    return np.concatenate([np.zeros(len(p), np.bool_) if c is None else c for c, p in zip(columns, parts, strict=True)])
 
 
 def take(work: Activities, index: Ints) -> Activities:
@@ -235,6 +271,7 @@ def take(work: Activities, index: Ints) -> Activities:
         stream=work.stream[index],
         size_bytes=None if work.size_bytes is None else work.size_bytes[index],
         shape=None if work.shape is None else work.shape[index],
+        by_driver=None if work.by_driver is None else work.by_driver[index],
     )
 
 
@@ -345,6 +382,57 @@ def join_calls(correlation: Ints, process: Ints, work: Sequence[tuple[Ints, Ints
             rows = slice(None) if len(processes) == 1 else np.flatnonzero(owner == pid)
             out[rows] = lookup.find(ids[rows])
     return Links(calls=tuple(found), duplicates=duplicates)
+
+
+def count_lost_launches(names: Sequence[str], calls: Calls) -> int:
+    """Calls that launch a kernel or a graph of which no GPU work was recorded.
+
+    Launches into a stream that is being captured run nothing, one call inside another launches what that launches, and
+    of calls with one id the first has the work.
+    """
+    used = distinct(calls.name)
+    kinds = {int(code): names[code] for code in used if code >= 0}
+    launching = [code for code, name in kinds.items() if _LAUNCHES.match(name)]
+    launch = np.flatnonzero(np.isin(calls.name, launching))
+    lost = launch[~calls.launches[launch]]
+    if not len(lost):
+        return 0
+    keep = np.ones(len(lost), np.bool_)
+    for thread in distinct(calls.thread[lost]).tolist():
+        mine = np.flatnonzero(calls.thread[lost] == thread)
+        at = calls.start_ns[lost[mine]]
+        others = launch[(calls.thread[launch] == thread) & calls.launches[launch]]
+        # Calls of one thread are nested or apart: only the one before or the one after can hold it or lie in it.
+        order = others[np.argsort(calls.start_ns[others], kind="stable")]
+        after = np.searchsorted(calls.start_ns[order], at, side="left")
+        inside = np.zeros(len(at), np.bool_)
+        if len(order):
+            before, behind = order[np.maximum(after - 1, 0)], order[np.minimum(after, len(order) - 1)]
+            inside |= (after > 0) & (calls.end_ns[before] >= calls.end_ns[lost[mine]])
+            inside |= (after < len(order)) & (calls.end_ns[behind] <= calls.end_ns[lost[mine]])
+        if calls.correlation is not None:
+            inside |= np.isin(calls.correlation[lost[mine]], calls.correlation[others])
+        keep[mine] = ~(inside | _captured(kinds, calls, thread, at))
+    return int(keep.sum())
+
+
+def lost_notes(lost: int, calls: Calls) -> list[str]:
+    """What to say about launches without GPU work, where they are more than the capture's last few."""
+    launched = lost + int(calls.launches.sum())
+    if lost <= MOST_LOST_UNSAID * launched:
+        return []
+    return [
+        f"{lost:,} of {launched:,} calls that launch GPU work have no work in the capture: its records were lost, or "
+        "the recording ended before the GPU ran it"
+    ]
+
+
+def _captured(kinds: dict[int, str], calls: Calls, thread: int, at_ns: Ints) -> Flags:
+    """Which moments lie between the begin and the end of a stream capture that this thread made."""
+    marks = [[code for code, name in kinds.items() if word in name] for word in ("BeginCapture", "EndCapture")]
+    begins, ends = (np.sort(calls.start_ns[np.isin(calls.name, codes) & (calls.thread == thread)]) for codes in marks)
+    found: Flags = np.searchsorted(begins, at_ns) > np.searchsorted(ends, at_ns)
+    return found
 
 
 class _Lookup:

@@ -176,5 +176,5 @@ def write_counters(out_dir: Path, metered: Sequence[Metered], spans: Sequence[Wo
     marked = tuple(CounterSpan(name=s.name, start_ns=s.start_ns, end_ns=s.end_ns) for s in spans)
     document = CounterDocument(title="energy: meters beside a clean pass", tracks=tuple(tracks), spans=marked)
     path = out_dir / "counters.json"
-    path.write_text(json.dumps(asdict(document)) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(asdict(document), allow_nan=False) + "\n", encoding="utf-8")
     return path

@@ -109,7 +109,7 @@ class EnergyStage:
         samples_file = _samples_file(ctx, work, metered, document)
         document, said = _with_prompts(document, idle, spans, cfg, ctx)
         path = ctx.out_dir / "energy.json"
-        path.write_text(json.dumps(asdict(document), indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(asdict(document), indent=1, allow_nan=False) + "\n", encoding="utf-8")
         counters = write_counters(ctx.out_dir, metered, spans)
         source = f"{ctx.out_dir.name}/energy.json"
         return StageOutput(
@@ -410,7 +410,7 @@ def _samples_file(
             if parts and len(parts) == len(curves) and None not in parts:
                 line["joules"] = sum(part for part in parts if part is not None)
                 line["joules_per_token"] = line["joules"] / (span.tokens or 1)
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(line, allow_nan=False) + "\n")
     return [StageFile(role="samples", path=path)]
 
 

@@ -221,5 +221,5 @@ def write_counters(out_dir: Path, document: MemoryDocument) -> Path:
     )
     content = CounterDocument(title="memory: allocations of a pass of its own", tracks=tuple(tracks), spans=spans)
     path = out_dir / "counters.json"
-    path.write_text(json.dumps(asdict(content)) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(asdict(content), allow_nan=False) + "\n", encoding="utf-8")
     return path

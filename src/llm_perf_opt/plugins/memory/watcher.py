@@ -169,7 +169,7 @@ class MemoryWatcher(WorkloadWatcher):
 
     def _write(self, name: str) -> None:
         document = self._describe()
-        (self.folder / name).write_text(json.dumps(asdict(document)) + "\n", encoding="utf-8")
+        (self.folder / name).write_text(json.dumps(asdict(document), allow_nan=False) + "\n", encoding="utf-8")
 
     def _describe(self) -> MemoryDocument:
         seen = Seen(

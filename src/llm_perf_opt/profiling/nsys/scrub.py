@@ -128,6 +128,8 @@ def _overwrite(data: mmap.mmap, value: bytes) -> bool:
 
 
 def _scrub(connection: sqlite3.Connection, known: Sequence[str]) -> Environments:
+    # What is not UTF-8 keeps its bytes: a secret may stand in the same text.
+    connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
     connection.execute("PRAGMA secure_delete = ON")
     connection.execute("PRAGMA journal_mode = MEMORY")
     tables = {str(name) for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -167,8 +169,14 @@ def _replace_values(connection: sqlite3.Connection, tables: set[str], secrets: S
         for column in columns:
             values = connection.execute(f'SELECT DISTINCT "{column}" FROM "{table}"').fetchall()
             held = [text for (text,) in values if isinstance(text, str) and any(one in text for one in secrets)]
-            clean = [(redactor.without_known(text), text) for text in held]
-            connection.executemany(f'UPDATE "{table}" SET "{column}" = ? WHERE "{column}" = ?', clean)
+            clean = [(_as_bytes(redactor.without_known(text)), _as_bytes(text)) for text in held]
+            connection.executemany(
+                f'UPDATE "{table}" SET "{column}" = CAST(? AS TEXT) WHERE CAST("{column}" AS BLOB) = ?', clean
+            )
+
+
+def _as_bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _scrub_strings(connection: sqlite3.Connection, tables: set[str], known: Iterable[str]) -> list[str]:

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import re
 import shutil
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,8 @@ def _launch(action: Any, index: int, path: Path, module: Any) -> NcuLaunch:
 def _value(metric: Any) -> NcuValue:
     value = metric.value() if metric.has_value() else None
     factor, unit = base_unit(metric.unit() or "")
+    if isinstance(value, float) and not isfinite(value):
+        return NcuValue(value=None, unit=unit, text=str(value), is_undefined=True)
     if isinstance(value, int | float):
         return NcuValue(value=float(value) * factor, unit=unit, text=f"{value} {metric.unit()}".strip())
     return NcuValue(value=None, unit=unit, text="n/a" if value is None else str(value))
@@ -89,13 +92,14 @@ def _rule(rule: dict[str, Any], module: Any) -> NcuRule:
     kinds = {module.MsgType_OPTIMIZATION: "OPT", module.MsgType_WARNING: "WRN", module.MsgType_ERR: "ERR"}
     scopes = {module.SpeedupType_GLOBAL: "global", module.SpeedupType_LOCAL: "local"}
     estimate = rule.get("speedup_estimation")
+    speedup = None if estimate is None else float(estimate["speedup"])
     return NcuRule(
         rule=rule["rule_identifier"],
         section=rule["section_identifier"],
         kind=kinds.get(message["type"], "INF"),
         text=plain(message["message"]),
         scope=None if estimate is None else scopes.get(estimate["type"]),
-        speedup_pct=None if estimate is None else float(estimate["speedup"]),
+        speedup_pct=speedup if speedup is not None and isfinite(speedup) else None,
     )
 
 

@@ -168,6 +168,8 @@ _COPY_KINDS = {
     9: "Host-to-Host",
     10: "Peer-to-Peer",
 }
+# Pages of unified memory, which the driver moves by itself: no call launches these.
+MIGRATIONS = {11: "Host-to-Device", 12: "Device-to-Host", 13: "Device-to-Device"}
 # Of copies to and from the host the kind of its memory counts: pinned memory is copied several times as fast.
 _HOST_MEMORY = 64
 _HOST_KINDS = ("Pageable", "Pinned")
@@ -181,6 +183,12 @@ def copy_kinds(columns: Mapping[str, Ints]) -> Ints:
         return kind
     memory = np.where(kind == _TO_DEVICE, columns["source"], np.where(kind == _TO_HOST, columns["target"], -1))
     return np.where(kind >= 0, kind + _HOST_MEMORY * (1 + memory), -1)
+
+
+def migrated(kinds: Ints) -> Flags:
+    """Which kinds, as `copy_kinds` makes them, are page migrations."""
+    found: Flags = np.isin(kinds % _HOST_MEMORY, list(MIGRATIONS)) & (kinds >= 0)
+    return found
 
 
 class Names:
@@ -205,6 +213,8 @@ class Names:
 
         def label(number: int) -> str:
             kind, place = number % _HOST_MEMORY, number // _HOST_MEMORY - 1
+            if kind in MIGRATIONS:
+                return f"Page migration {MIGRATIONS[kind]}"
             text = f"Copy {known[kind]}" if kind in known else f"Copy of kind {kind}"
             return f"{text} ({memory[place]})" if memory.get(place) in _HOST_KINDS else text
 

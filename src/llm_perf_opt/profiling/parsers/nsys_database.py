@@ -23,12 +23,14 @@ MANY_IDS = 20_000
 MAX_NAME = 4096
 # A century and a half from 1970; the difference of two such times still is a 64-bit number.
 LATEST_NS = 2**62
-# A table only their databases have.
+# The first letters of a table or view only their databases have.
 _OTHER_TOOLS = {
     "CUPTI_ACTIVITY_KIND_DRIVER": "nvprof, which is not read: capture the program with nsys",
     "StringTable": "nvprof, which is not read: capture the program with nsys",
-    "rocpd_string": "rocprof (rocpd), which is not read: give a trace of torch.profiler, or nsys's on NVIDIA",
-    "rocpd_metadata": "rocprof (rocpd), which is not read: give a trace of torch.profiler, or nsys's on NVIDIA",
+    "rocpd_op": "rocmProfileData (RPD), which is not read: record with `rocprofv3 --sys-trace`, or with torch.profiler",
+    "rocpd_": "rocprofv3 (rocpd), which is no export of nsys: give it to `llm-perf analyze`",
+    "CANN_API": "torch_npu's or msprof's for Ascend, which is not read: give its trace_view.json",
+    "NPU_INFO": "torch_npu's or msprof's for Ascend, which is not read: give its trace_view.json",
 }
 ROWS_AT_ONCE = 20_000
 # Less than any id of a row.
@@ -167,18 +169,26 @@ class NsysDatabase:
 
 @contextmanager
 def open_nsys_database(path: Path) -> Iterator[NsysDatabase]:
-    """Check that a file is a readable SQLite export and open it."""
+    """Check that a file is a readable export of nsys and open it."""
+    with open_database(path) as database:
+        _require_export(path, database)
+        yield database
+
+
+@contextmanager
+def open_database(path: Path) -> Iterator[NsysDatabase]:
+    """Open a readable SQLite file of any tool."""
     _check_header(path)
     real = real_path(path)
     try:
         connection = sqlite3.connect(f"{real.as_uri()}?mode=ro", uri=True, timeout=2.0)
     except sqlite3.Error as error:
         raise broken(path, str(error)) from error
+    # nsys on Windows writes names of zones and paths in the code page of the machine.
+    connection.text_factory = as_text
     try:
         with FileIO(real) as file:
-            database = NsysDatabase(real, connection, file)
-            _require_export(path, database)
-            yield database
+            yield NsysDatabase(real, connection, file)
     finally:
         connection.close()
 
@@ -187,7 +197,8 @@ def _require_export(path: Path, database: NsysDatabase) -> None:
     """Refuse the databases of other tools by their names."""
     if any(database.has(table) for table in ("StringIds", "META_DATA_EXPORT", "EXPORT_META_DATA")):
         return
-    made_by = next((tool for table, tool in _OTHER_TOOLS.items() if database.has(table)), None)
+    names = [str(name) for (name,) in database.query("SELECT name FROM sqlite_master")]
+    made_by = next((tool for mark, tool in _OTHER_TOOLS.items() if any(n.startswith(mark) for n in names)), None)
     if made_by is not None:
         raise ParseError(f"{path}: a SQLite file of {made_by}")
     raise ParseError(
@@ -221,6 +232,11 @@ def broken(path: Path, why: str) -> ParseError:
     if "locked" in why:
         return ParseError(f"{path}: locked by another program ({why}); wait until it has finished writing")
     return ParseError(f"{path}: could not be read ({why}); the file may be damaged, export the report again")
+
+
+def as_text(data: bytes) -> str:
+    """A text of an export; what is not UTF-8 in it becomes a replacement character."""
+    return data.decode("utf-8", "replace")
 
 
 def quoted(name: str) -> str:

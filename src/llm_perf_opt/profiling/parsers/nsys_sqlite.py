@@ -25,11 +25,14 @@ from llm_perf_opt.analysis.timeline.timeline import (
     HostEvents,
     LaunchShape,
     Origin,
+    PageFaults,
     Ranges,
     Timeline,
+    count_lost_launches,
     distinct,
     join,
     join_calls,
+    lost_notes,
     no_activities,
     no_calls,
     no_host_events,
@@ -43,9 +46,10 @@ from llm_perf_opt.profiling.parsers.nsys_columns import (
     copy_kinds,
     encode,
     joined,
+    migrated,
     read_events,
 )
-from llm_perf_opt.profiling.parsers.nsys_database import LATEST_NS, MAX_NAME, NsysDatabase, broken, open_nsys_database
+from llm_perf_opt.profiling.parsers.nsys_database import LATEST_NS, MAX_NAME, NsysDatabase, as_text, open_nsys_database
 
 # Schemas seen in exports of nsys 2022.4 to 2025.x.
 KNOWN_MAJOR = (2, 3)
@@ -94,7 +98,15 @@ def diagnostic_notes(db: NsysDatabase) -> list[str]:
 
 
 def read_devices(db: NsysDatabase, notes: list[str]) -> tuple[CapturedGpu, ...]:
-    """The GPUs, from TARGET_INFO_GPU or, where that is missing, the GpuInfo row of the system environment."""
+    """The GPUs, from TARGET_INFO_GPU or, where that is missing, the GpuInfo row of the system environment.
+
+    nsys lists every adapter of the machine, on Windows also those without CUDA; only CUDA devices have SMs.
+    """
+    listed = _listed_devices(db, notes)
+    return tuple(device for device in listed if device.sm_count is not None) or listed
+
+
+def _listed_devices(db: NsysDatabase, notes: list[str]) -> tuple[CapturedGpu, ...]:
     if db.has("TARGET_INFO_GPU") and "name" in db.columns("TARGET_INFO_GPU"):
         return _from_table(db)
     if db.has("TARGET_INFO_SYSTEM_ENV") and {"name", "value"} <= set(db.columns("TARGET_INFO_SYSTEM_ENV")):
@@ -168,6 +180,7 @@ COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
 SETS = "CUPTI_ACTIVITY_KIND_MEMSET"
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
+CPU_FAULTS, GPU_FAULTS = "CUDA_UM_CPU_PAGE_FAULT_EVENTS", "CUDA_UM_GPU_PAGE_FAULT_EVENTS"
 SYSTEM = "OSRT_API"
 # Calls of MPI and when they wait, as far as nsys traced them; their names are texts.
 MPI = ("MPI_COLLECTIVES_EVENTS", "MPI_P2P_EVENTS", "MPI_OTHER_EVENTS")
@@ -252,6 +265,8 @@ def _read(db: NsysDatabase) -> Timeline:
     for link in links.calls:
         calls.launches[link[link >= 0]] = True
     calls = replace(calls, correlation=correlation)
+    lost = count_lost_launches(names.all, calls)
+    notes += lost_notes(lost, calls)
     parts = [_activities(t, link) for t, link in zip(tables, links.calls, strict=True)]
     notes += diagnostic_notes(db)
     devices = read_devices(db, notes)
@@ -275,6 +290,8 @@ def _read(db: NsysDatabase) -> Timeline:
         origin=_origin(db, processes),
         launch_shapes=shapes,
         thread_names=_thread_names(db, threads),
+        lost_launches=lost,
+        page_faults=_page_faults(db),
     )
 
 
@@ -321,6 +338,19 @@ def _origin(db: NsysDatabase, processes: Processes) -> Origin:
     )
 
 
+def _page_faults(db: NsysDatabase) -> PageFaults | None:
+    """How often unified memory was not where it was used; nsys records that only where it was asked to."""
+    if not (db.has(CPU_FAULTS) or db.has(GPU_FAULTS)):
+        return None
+    on_cpu = db.query(f"SELECT count(*) FROM {CPU_FAULTS}")[0][0] if db.has(CPU_FAULTS) else 0
+    on_gpu = 0
+    if db.has(GPU_FAULTS):
+        # One row stands for all faults that the GPU reported together.
+        each = db.column_or(GPU_FAULTS, "numberOfPageFaults", "1")
+        on_gpu = db.query(f"SELECT coalesce(sum(CAST({each} AS INTEGER)), 0) FROM {GPU_FAULTS}")[0][0]
+    return PageFaults(cpu_count=int(on_cpu), gpu_count=int(on_gpu))
+
+
 def _session_start_ns(db: NsysDatabase) -> int:
     """The time of day at which the export's clock was zero; 0 where it does not say."""
     table = "TARGET_INFO_SESSION_START_TIME"
@@ -356,7 +386,10 @@ def _work(
     notes += left_out.notes(table)
     columns = joined(parts) or no_rows
     columns["process"] = processes.codes(*owners.in_order(columns["process"]))
-    columns["name"] = code(*names.in_order(columns["name"]))
+    kinds, place = names.in_order(columns["name"])
+    if table == COPIES and bool((moved := migrated(kinds)).any()):
+        columns["by_driver"] = moved[place].astype(np.int8)
+    columns["name"] = code(kinds, place)
     return columns
 
 
@@ -385,6 +418,7 @@ def _activities(columns: dict[str, Ints], call: Ints) -> Activities:
         stream=columns["stream"],
         size_bytes=columns.get("bytes"),
         shape=columns.get("shape"),
+        by_driver=columns["by_driver"].astype(np.bool_) if "by_driver" in columns else None,
     )
 
 
@@ -507,7 +541,7 @@ def _ranges(db: NsysDatabase, names: Names, threads: Ints, notes: list[str]) -> 
     ):
         for key, values in zip(columns, zip(*part, strict=True), strict=True):
             columns[key] += values
-    texts = [_range_name(db, value) for value in columns.pop("text")]
+    texts = [_range_name(value) for value in columns.pop("text")]
     found = {key: db.integers(NVTX, values) for key, values in columns.items()}
     (start, no_start), (end, no_end) = found["start"], found["end"]
     open_ = 0 if no_end is None else int(no_end.sum())
@@ -536,11 +570,8 @@ def _ranges(db: NsysDatabase, names: Names, threads: Ints, notes: list[str]) -> 
     ), all_threads
 
 
-def _range_name(db: NsysDatabase, text: bytes | None) -> str | None:
+def _range_name(text: bytes | None) -> str | None:
     if text is None:
         return None
-    try:
-        name = text.decode()
-    except UnicodeDecodeError as error:
-        raise broken(db.path, f"table {NVTX} holds text that is not UTF-8") from error
+    name = as_text(text)
     return name if len(name) <= MAX_NAME else name[:MAX_NAME] + "…"

@@ -25,8 +25,10 @@ from llm_perf_opt.analysis.timeline.timeline import (
     Origin,
     Ranges,
     Timeline,
+    count_lost_launches,
     distinct,
     join_calls,
+    lost_notes,
     no_activities,
 )
 from llm_perf_opt.core.host import usable_cores
@@ -60,7 +62,7 @@ MIN_FRAME_NS = round(1000 * MIN_FRAME_US)
 # How SGLang marks whose process an event was of when it merges traces.
 _RANK_LABEL = re.compile(r"\[(TP|DP|PP|EP)\d+[^\]]*\]")
 # Ranges that torch itself opens.
-_MARKED_BY_TORCH = ("ProfilerStep#", "enumerate(DataLoader)#", "Optimizer.step#", "Optimizer.zero_grad#")
+MARKED_BY_TORCH = ("ProfilerStep#", "enumerate(DataLoader)#", "Optimizer.step#", "Optimizer.zero_grad#")
 # What torch writes at the top of a trace, and no other tool.
 _MARKS = {"schemaVersion", "deviceProperties", "distributedInfo", "cuda_runtime_version", "hip_runtime_version"}
 # Calls that return when the GPU is done: also the plain copies and the freeing of memory, of CUDA and of HIP.
@@ -156,6 +158,9 @@ class _Collected:
         self.without_time += piece.without_time
         self.backwards += piece.backwards
 
+    def has(self, kind: int) -> bool:
+        return any(len(starts) for starts in self._parts[kind]["start_ns"])
+
     def table(self, kind: int) -> dict[str, Ints]:
         """The columns of one kind; the pieces are given up as they are joined."""
         part = self._parts[kind]
@@ -192,7 +197,7 @@ def _build(path: Path, found: _Collected, *, detailed: bool) -> TorchTrace:
 
 def _told_apart(found: _Collected, operators: dict[str, Ints]) -> tuple[dict[str, Ints], dict[str, Ints]]:
     """Operators, and the ranges among them: before torch 1.10 both are of one category, and only names tell."""
-    codes = [code for name, code in found.names.items() if name.startswith(_MARKED_BY_TORCH)]
+    codes = [code for name, code in found.names.items() if name.startswith(MARKED_BY_TORCH)]
     marked = np.isin(operators["name"], codes)
     ranges = {column: values[marked] if len(values) else values for column, values in operators.items()}
     if not bool(marked.any()):
@@ -247,6 +252,8 @@ def _timeline(
     links = join_calls(calls["correlation"], np.zeros(len(calls["start_ns"]), np.int32), work)
     head = found.text.head
     kernels["launch"], shapes = _launch_shapes(found, kernels["shape"])
+    host_calls = _calls(calls, links.calls, found)
+    lost = 0 if found.has(COUNTED) else count_lost_launches(tuple(found.names), host_calls)
     return Timeline(
         source=path.name,
         kind="torch",
@@ -256,7 +263,7 @@ def _timeline(
         kernels=_activities(kernels, links.calls[0]),
         copies=_activities(copies, links.calls[1]) if len(links.calls[1]) else no_activities(),
         graphs=no_activities(),
-        calls=_calls(calls, links.calls, found),
+        calls=host_calls,
         ranges=Ranges(
             start_ns=ranges["start_ns"],
             end_ns=ranges["end_ns"],
@@ -266,13 +273,14 @@ def _timeline(
         ),
         thread_process=np.zeros(max(len(found.threads), 1), np.int64),
         devices=_devices(head),
-        notes=(*_notes(found), *links.notes),
+        notes=(*_notes(found), *links.notes, *lost_notes(lost, host_calls)),
         operators=operators,
         frames=_long(frames),
         pauses=_pauses(found.table(PAUSE)),
         origin=_origin(head),
         launch_shapes=shapes,
         thread_names=tuple(f"thread {tid}" for _, tid in found.threads),
+        lost_launches=lost,
     )
 
 

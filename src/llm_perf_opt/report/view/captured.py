@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
+from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuKernel
 from llm_perf_opt.analysis.timeline.operators import OperatorRow
 from llm_perf_opt.analysis.timeline.rows import RangeRow
 from llm_perf_opt.core.records import Metric, StageRecord
@@ -17,7 +17,12 @@ from llm_perf_opt.diagnosis.verdict import cell_name
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.shown import Cell, Shown, Tile, TimePart, TimeSplit, share, show
 
-TOOLS = {"nsys": "nsys", "nsys_summary": "nsys (a summary, without times of day)", "torch": "the torch profiler"}
+TOOLS = {
+    "nsys": "nsys",
+    "nsys_summary": "nsys (a summary, without times of day)",
+    "rocpd": "rocprofv3",
+    "torch": "the torch profiler",
+}
 EDGES = {"before": "before the first GPU work", "after": "after the last"}
 # A GPU that is busy for this part of a time waits for nothing worth a finding.
 ALL_THE_TIME = 0.95
@@ -147,7 +152,7 @@ def ncu_tiles(ncu: Found[NcuAnalysis]) -> tuple[Tile, ...]:
         tiles.append(
             _tile("Time under ncu", show(Known(value=sum(times.values()) / 1e6, unit="ms", how=how, source=source)))
         )
-        top = max(found.kernels, key=lambda kernel: times[kernel.kernel])
+        top = max(_timed(found, times), key=lambda kernel: times[kernel.kernel])
         what = f"of the time under ncu: {top.short}"
         tiles.append(_tile("Heaviest kernel", show(share(times[top.kernel] / sum(times.values()), what, source))))
     return tuple(tiles)
@@ -160,10 +165,13 @@ def ncu_verdict(found: NcuAnalysis) -> str:
         return f"{text}; there is no timeline, so their share of the GPU's time is not known."
     total = sum(times.values())
     shares = [f"{format_percent(part.share)} is {part.label}" for part in _ncu_shares(found, times)]
-    top = max(found.kernels, key=lambda kernel: times[kernel.kernel])
+    timed = _timed(found, times)
+    top = max(timed, key=lambda kernel: times[kernel.kernel])
+    untimed = len(found.kernels) - len(timed)
+    without = f" without {_count(untimed, 'kernel')} whose time is not known" if untimed else " in all"
     roof = "" if top.roof_pct is None else f", at {format_percent(top.roof_pct / 100)} of its nearer roof"
     return (
-        f"{text}, {format_ms(total / 1e6)} in all: {', '.join(shares)}. Most of it in {top.short} "
+        f"{text}, {format_ms(total / 1e6)}{without}: {', '.join(shares)}. Most of it in {top.short} "
         f"({format_percent(times[top.kernel] / total)}){roof}. There is no timeline: how often they run is not known."
     )
 
@@ -191,7 +199,7 @@ BOUNDS = {
 def _ncu_shares(found: NcuAnalysis, times: Mapping[str, float]) -> list[TimePart]:
     """The largest first."""
     bounds: dict[str, float] = {}
-    for kernel in found.kernels:
+    for kernel in _timed(found, times):
         bounds[kernel.bound] = bounds.get(kernel.bound, 0.0) + times[kernel.kernel]
     total = sum(bounds.values())
     return [
@@ -201,13 +209,12 @@ def _ncu_shares(found: NcuAnalysis, times: Mapping[str, float]) -> list[TimePart
 
 
 def _ncu_times(found: NcuAnalysis) -> dict[str, float]:
-    """Nanoseconds under ncu by kernel, where every one of them was timed."""
-    times: dict[str, float] = {}
-    for kernel in found.kernels:
-        if kernel.duration_ns is None:
-            return {}
-        times[kernel.kernel] = kernel.duration_ns * kernel.launches
-    return times
+    """Nanoseconds under ncu of the kernels that were timed."""
+    return {k.kernel: k.duration_ns * k.launches for k in found.kernels if k.duration_ns is not None}
+
+
+def _timed(found: NcuAnalysis, times: Mapping[str, float]) -> list[NcuKernel]:
+    return [kernel for kernel in found.kernels if kernel.kernel in times]
 
 
 def _each(found: CaptureAnalysis) -> str:

@@ -1,7 +1,8 @@
 """`llm-perf analyze`: captures made elsewhere, read on any machine.
 
 nsys reports (.nsys-rep, needs nsys to export), exports (.sqlite) and kernel summaries (.csv); torch profiler traces
-(.json, .json.gz); ncu reports and CSV pages; results of `vllm bench serve` and aiperf (.json).
+(.json, .json.gz); databases of rocprofv3 (.db); ncu reports and CSV pages; memory snapshots of torch (.pickle); results
+of `vllm bench serve` and aiperf (.json).
 
 What a capture cannot say of itself: the model and hardware behind it, and its times without a profiler.
 
@@ -10,7 +11,6 @@ Prints one JSON object to the standard output, whatever encoding that has.
 
 import argparse
 import codecs
-import json
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from llm_perf_opt.analysis import load_numpy
 from llm_perf_opt.core.names import GIVEN, STATIC_ANALYSIS, STATIC_JSON
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord, StageTraits
 from llm_perf_opt.errors import EXIT_OK, ConfigError
-from llm_perf_opt.runners.analyze.kinds import LOAD, NCU, NSYS, SUMMARY, TORCH, capture_files, kind_of
+from llm_perf_opt.runners.analyze.kinds import LOAD, NCU, NSYS, ROCPD, SNAPSHOT, SUMMARY, TORCH, capture_files, kind_of
 from llm_perf_opt.runners.arguments import command_parser
 
 # Option to what it means; the figures keep the names of the workload's own metrics.
@@ -106,10 +106,11 @@ def _given(context: CaptureContext, now: str) -> list[StageRecord]:
 
 def print_json(found: Mapping[str, Any]) -> None:
     """Text stays readable where the output is UTF-8, and becomes escapes where it is not."""
+    from llm_perf_opt.core.manifest import strict_json
+
     encoding = sys.stdout.encoding
     readable = encoding is None or codecs.lookup(encoding).name == "utf-8"
-    json.dump(found, sys.stdout, indent=2, ensure_ascii=not readable)
-    print()
+    print(strict_json(found, indent=2, ensure_ascii=not readable))
 
 
 def main(argv: list[str]) -> int:
@@ -123,6 +124,12 @@ def main(argv: list[str]) -> int:
         from llm_perf_opt.runners.analyze.served import analyze_results
 
         analyze_results(args.files, args.output, as_json=args.json)
+        return EXIT_OK
+    if SNAPSHOT in kinds:
+        load_numpy()
+        from llm_perf_opt.runners.analyze.snapshots import analyze_snapshots
+
+        analyze_snapshots(args.files, args.output, as_json=args.json, top=max(1, args.top))
         return EXIT_OK
     if args.kernels_only:
         from llm_perf_opt.runners.analyze.kernels import print_kernels
@@ -152,8 +159,9 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help=".nsys-rep, .sqlite, kernel summary .csv, trace.json[.gz], .ncu-rep, ncu CSV page, results of `vllm bench "
-        "serve` or aiperf, a directory with the "
+        help=".nsys-rep, .sqlite, kernel summary .csv, trace.json[.gz], rocprofv3's .db, .ncu-rep, ncu CSV page, "
+        "snapshot.pickle of torch's memory, "
+        "results of `vllm bench serve` or aiperf, a directory with the "
         "captures of a job, or that of an old run, whose kernel summary is found; with -o also what "
         "ran, in the words of `llm-perf predict` (model=llama3_8b hardware=h200 workload.prompt=1024), for bounds",
     )
@@ -199,9 +207,16 @@ def _require_one_story(kinds: list[str]) -> None:
     """Files that count the same kernels twice are refused."""
     if LOAD in kinds and set(kinds) != {LOAD}:
         raise ConfigError("analyze: results of load generators and captures are two stories; give them separately")
+    if SNAPSHOT in kinds and set(kinds) != {SNAPSHOT}:
+        raise ConfigError("analyze: memory snapshots hold no times of kernels; give them to a call of their own")
     timelines = {kind for kind in kinds if kind != NCU}
     if len(timelines) > 1:
-        words = {NSYS: "nsys captures", TORCH: "torch traces", SUMMARY: "nsys kernel summaries"}
+        words = {
+            NSYS: "nsys captures",
+            ROCPD: "rocpd databases",
+            TORCH: "torch traces",
+            SUMMARY: "nsys kernel summaries",
+        }
         named = " and ".join(sorted(words[kind] for kind in timelines))
         raise ConfigError(f"analyze: {named} together would count kernels twice; give them to separate calls")
     if kinds.count(SUMMARY) > 1:

@@ -12,7 +12,7 @@ SQLITE = b"SQLite format 3"
 NCU_REPORT = b"NVR\x00"
 # Where a tool's own marks stand; further on they may be somebody's range name.
 BEGINNING = 4096
-ALLOWED = "allowed: .nsys-rep, .sqlite, .json, .json.gz, .ncu-rep, .csv"
+ALLOWED = "allowed: .nsys-rep, .sqlite, .db of rocprofv3, .json, .json.gz, .ncu-rep, .csv, .pickle"
 MAKE_PAGE = "make a page with `ncu --import R.ncu-rep --page raw --csv`"
 _PACKED = {
     b"\xfd7zXZ\x00": "xz",
@@ -36,18 +36,16 @@ _BINARY = (
         (".pftrace", ".perfetto-trace", ".perfetto"),
         "a binary trace of Perfetto; give the capture it was made from (an nsys report, a trace of torch.profiler)",
     ),
-    (
-        re.compile(rb"\A\x80[\x02-\x05][\x95c}\](]"),
-        (".pickle", ".pkl"),
-        "a pickle of Python (such as a snapshot of torch's memory), which is not opened: it could run anything",
-    ),
 )
 # Tables of other profilers, by the columns only they have.
 _NOT_READ = "which is not read; give a trace of torch.profiler, or a report of nsys"
+_OF_ROCPROF = (
+    "which is not read; give the database rocprofv3 writes (--output-format rocpd), or a trace of torch.profiler"
+)
 _TABLES = (
-    (("TotalDurationNs",), f"a summary of rocprof, {_NOT_READ}"),
-    (("Start_Timestamp", "End_Timestamp"), f"a trace of rocprof, {_NOT_READ}"),
-    (("BeginNs", "EndNs"), f"a trace of rocprof, {_NOT_READ}"),
+    (("TotalDurationNs",), f"a summary of rocprof, {_OF_ROCPROF}"),
+    (("Start_Timestamp", "End_Timestamp"), f"a trace of rocprof, {_OF_ROCPROF}"),
+    (("BeginNs", "EndNs"), f"a trace of rocprof, {_OF_ROCPROF}"),
     (("Type", "Time(%)", "Calls"), f"a summary of nvprof, {_NOT_READ}"),
     (("Start", "Duration", "Grid X"), f"a trace of nvprof, {_NOT_READ}"),
     (("Metric Name", "Minimum", "Maximum", "Average"), f"a summary of ncu (--print-summary) or nvprof; {MAKE_PAGE}"),
@@ -72,7 +70,10 @@ _JSON = (
     ),
     (re.compile(r"speedscope\.app/file-format-schema"), "a profile for speedscope, with samples and no GPU work"),
     (re.compile(r'"(nodes|samples)"\s*:\s*\[.*"timeDeltas"', re.DOTALL), "a CPU profile of Chrome, with no GPU work"),
-    (re.compile(r'"segments"\s*:\s*\[\s*\{\s*"device"'), "a snapshot of torch's memory, with no kernels"),
+    (
+        re.compile(r'"segments"\s*:\s*\[\s*\{\s*"device"'),
+        "a snapshot of torch's memory as JSON; give the .pickle it was made from",
+    ),
     (re.compile(r'"nbformat"\s*:'), "a notebook"),
     (
         re.compile(r'"averageMs"\s*:.*"percentage"\s*:', re.DOTALL),
@@ -84,7 +85,7 @@ _JSON = (
     ),
     (
         re.compile(r'"rocprofiler-sdk-tool"'),
-        "JSON of rocprofv3, which is not read; give a trace of torch.profiler",
+        "JSON of rocprofv3, which is not read; give its database (rocprofv3 --output-format rocpd)",
     ),
 )
 

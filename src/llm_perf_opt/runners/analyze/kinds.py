@@ -7,7 +7,7 @@ import zlib
 from pathlib import Path
 
 from llm_perf_opt.analysis.kernels.names import as_utf8
-from llm_perf_opt.core.files import decode_text, open_regular
+from llm_perf_opt.core.files import decode_text, open_regular, real_path
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.nsys_stats import MAKE_ONE, looks_like_stats
@@ -26,7 +26,10 @@ from llm_perf_opt.runners.analyze.foreign import (
     unknown,
 )
 
-NSYS, SUMMARY, TORCH, NCU, LOAD = "nsys", "nsys_summary", "torch", "ncu", "load"
+NSYS, SUMMARY, TORCH, NCU, LOAD, ROCPD = "nsys", "nsys_summary", "torch", "ncu", "load", "rocpd"
+SNAPSHOT = "memory_snapshot"
+# How torch_npu writes the time of an event, and torch never does.
+_TIME_AS_TEXT = re.compile(r'"ts"\s*:\s*"-?\d')
 HEAD_BYTES = 1 << 16
 # How SGLang calls the merge of its ranks' traces.
 MERGED = "merged-"
@@ -34,6 +37,8 @@ MERGED = "merged-"
 _LOAD_RESULTS = re.compile(r'"request_throughput"\s*:\s*-?[\d.]|"(request_throughput|request_latency)"\s*:\s*\{\s*"')
 _BY_ENDING = {".nsys-rep": NSYS, ".qdrep": NSYS, ".sqlite": NSYS, ".ncu-rep": NCU, ".csv.gz": NCU, ".csv.xz": NCU}
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+# The protocol of a pickle, and the instructions one of data may begin with.
+_PICKLE = re.compile(rb"\x80[\x02-\x05][\x95c}\](]")
 # The header of a page of ncu.
 _NCU_PAGE = re.compile(r'^"?ID"?,.*Kernel Name', re.MULTILINE)
 
@@ -65,7 +70,7 @@ def capture_files(path: Path) -> tuple[Path, ...]:
 
 def _timelines_in(folder: Path) -> tuple[tuple[Path, ...], list[str]]:
     """Captures with times of day, of a report and its export the export; and the names of other JSON beside them."""
-    endings = (*(ending for ending, kind in _BY_ENDING.items() if kind == NSYS), ".json", ".json.gz")
+    endings = (*(ending for ending, kind in _BY_ENDING.items() if kind == NSYS), ".db", ".json", ".json.gz")
     files = sorted(p for p in folder.iterdir() if p.is_file() and p.name.lower().endswith(endings))
     exported = {p.with_suffix("") for p in files if p.suffix == ".sqlite"}
     files = [p for p in files if p.suffix not in (".nsys-rep", ".qdrep") or p.with_suffix("") not in exported]
@@ -97,13 +102,15 @@ def kind_of(path: Path) -> str:
     for ending, kind in _BY_ENDING.items():
         if name.endswith(ending):
             refuse_packed(path, head, but="xz" if ending == ".csv.xz" else "")
-            return kind
+            return _database_kind(path) if kind == NSYS and head.startswith(SQLITE) else kind
     refuse_packed(path, head)
     if head.startswith(SQLITE):
-        return NSYS
+        return _database_kind(path)
     if head.startswith(NCU_REPORT):
         return NCU
     content = _unpacked(head)
+    if name.endswith((".pickle", ".pkl")) or _PICKLE.match(content):
+        return SNAPSHOT
     refuse_content(path, content, packed=head.startswith(GZIP))
     text = decode_text(content)
     if name.endswith((".csv", ".tsv")):
@@ -114,6 +121,25 @@ def kind_of(path: Path) -> str:
         return SUMMARY
     _refuse_printed_stats(path, text)
     raise printed_by_ncu(path, text) if is_printed_by_ncu(text) else unknown(path, text)
+
+
+def is_ascend(path: Path) -> bool:
+    """Whether a trace has its times as text, as torch_npu writes them."""
+    return _TIME_AS_TEXT.search(decode_text(_unpacked(_head(path)))) is not None
+
+
+def _database_kind(path: Path) -> str:
+    """Whose database it is; one that cannot be read is left to the reader, which says why."""
+    # Here, for a trace of torch needs no SQLite.
+    import sqlite3
+    from contextlib import closing
+
+    try:
+        with closing(sqlite3.connect(f"{real_path(path).as_uri()}?mode=ro", uri=True, timeout=2.0)) as connection:
+            sql = "SELECT 1 FROM sqlite_master WHERE name GLOB 'rocpd_kernel_dispatch*' LIMIT 1"
+            return NSYS if connection.execute(sql).fetchone() is None else ROCPD
+    except (sqlite3.Error, UnicodeDecodeError):
+        return NSYS
 
 
 def _refuse_printed_stats(path: Path, text: str) -> None:

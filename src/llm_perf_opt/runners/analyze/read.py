@@ -16,11 +16,12 @@ from llm_perf_opt.diagnosis.analyze import Capture, analyze_captures
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.diagnosis.evidence import Measured
 from llm_perf_opt.errors import ParseError, ToolError
-from llm_perf_opt.runners.analyze.kinds import NCU, NSYS, SUMMARY, TORCH
+from llm_perf_opt.runners.analyze.kinds import NCU, NSYS, ROCPD, SUMMARY, TORCH, is_ascend
 
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
     from llm_perf_opt.analysis.timeline.window import OperatorInputs
+    from llm_perf_opt.profiling.parsers.torch_trace import TorchTrace
 
 
 EXPORT_TIMEOUT_S = 1800.0
@@ -61,6 +62,8 @@ def read_captures(
     inputs: OperatorInputs | None = None
     if kind == NSYS:
         captures, notes = _read_nsys(by_kind[NSYS], scratch)
+    elif kind == ROCPD:
+        captures = _read_rocpd(by_kind[ROCPD])
     elif kind == TORCH:
         captures, notes, inputs = _read_torch(by_kind[TORCH], detailed=detailed)
     ncu = _read_ncu(by_kind[NCU]) if NCU in by_kind else None
@@ -90,6 +93,13 @@ def _read_nsys(files: Sequence[Path], scratch: Path) -> tuple[list[Capture], lis
             notes += said
         captures.append(Capture(timeline=with_phases(replace(read_nsys_sqlite(sqlite), source=str(path)), {})))
     return captures, notes
+
+
+def _read_rocpd(files: Sequence[Path]) -> list[Capture]:
+    from llm_perf_opt.profiling.parsers.other.rocpd import read_rocpd
+    from llm_perf_opt.profiling.range_phases import with_phases
+
+    return [Capture(timeline=with_phases(replace(read_rocpd(path), source=str(path)), {})) for path in files]
 
 
 def _export(report: Path, folder: Path) -> tuple[Path, list[str]]:
@@ -133,7 +143,8 @@ def _read_torch(files: Sequence[Path], *, detailed: bool) -> tuple[list[Capture]
     captures: list[Capture] = []
     notes: list[str] = []
     for path in files:
-        trace = read_torch_trace(path, detailed=detailed or not is_long(path))
+        ascend = is_ascend(path)
+        trace = _read_ascend(path) if ascend else read_torch_trace(path, detailed=detailed or not is_long(path))
         captures.append(
             Capture(
                 timeline=with_phases(replace(trace.timeline, source=str(path)), {}),
@@ -149,13 +160,19 @@ def _read_torch(files: Sequence[Path], *, detailed: bool) -> tuple[list[Capture]
                 f"{path}: {counted} kernel(s) were recorded with hardware counters and without times of their own: the "
                 "profiler runs each of them several times to count"
             )
-        if trace.detail is None:
+        if trace.detail is None and not ascend:
             notes.append(f"{path}: a long trace; give --detail for shapes, sizes of collectives, memory and Python")
         if not len(trace.modules):
             notes.append(f"{path}: no module ranges (record with with_stack or with_modules to see them)")
     detail = captures[-1].detail
     inputs = None if detail is None else OperatorInputs(texts=detail.shapes, index=detail.shape)
     return captures, notes, inputs
+
+
+def _read_ascend(path: Path) -> "TorchTrace":
+    from llm_perf_opt.profiling.parsers.other.ascend import read_ascend_trace
+
+    return read_ascend_trace(path)
 
 
 def _from_summary(empty: CaptureAnalysis, path: Path, ncu: "NcuAnalysis | None") -> CaptureAnalysis:

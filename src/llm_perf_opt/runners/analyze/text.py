@@ -16,7 +16,7 @@ from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.diagnose import UNDER_PROFILER
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.report.view.captured import EDGES, work_on_host
-from llm_perf_opt.runners.analyze.kinds import SUMMARY, TORCH
+from llm_perf_opt.runners.analyze.kinds import SUMMARY
 from llm_perf_opt.runners.analyze.sections import capture_sections
 
 NAME_WIDTH = 60
@@ -80,14 +80,9 @@ def _no_gpu_work(analysis: CaptureAnalysis) -> Text:
     if analysis.counters is not UNSET:
         counted = sum(row.instances for row in analysis.counters)
         return _plain(f"No kernel has times: {counted:,} were only counted by the hardware, see Hardware counters.")
-    if not analysis.sources or analysis.kernels:
+    if not analysis.sources or analysis.kernels or analysis.diagnosis is UNSET:
         return Text()
-    record = "`nsys profile --trace=cuda,nvtx,osrt`"
-    if any(source.kind == TORCH for source in analysis.sources):
-        record = "`activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`"
-    return _plain(
-        f"No GPU work was recorded{work_on_host(analysis)}. If the program used a GPU, capture again with {record}."
-    )
+    return _plain(f"{analysis.diagnosis.verdict.text}{work_on_host(analysis)}")
 
 
 def _ranges(analysis: CaptureAnalysis, top: int) -> Text:

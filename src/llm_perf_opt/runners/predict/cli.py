@@ -42,7 +42,7 @@ from llm_perf_opt.analysis.static.quantised import Quantised, read_quantised, ru
 from llm_perf_opt.config.load import load_config
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import AppConfig, HardwareSection
-from llm_perf_opt.core.manifest import plain
+from llm_perf_opt.core.manifest import strict_json
 from llm_perf_opt.errors import EXIT_OK, ConfigError
 from llm_perf_opt.profiling.static_child import shape_from_config
 from llm_perf_opt.runners.predict.beside import Beside, count_beside
@@ -132,7 +132,7 @@ def main(argv: Sequence[str]) -> int:
 
 def print_json(rows: Sequence[Row]) -> None:
     document = PredictionsDocument(predictions=tuple(_document(row) for row in rows))
-    json.dump(document, sys.stdout, indent=2, default=plain)
+    sys.stdout.write(strict_json(document, indent=2, ensure_ascii=True))
     print()
 
 
