@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.analysis.capture import RANGES_KEPT, analyze_timelines
-from llm_perf_opt.analysis.timeline.range_names import merged_names
+from llm_perf_opt.analysis.timeline.ranges import merged_names
 from llm_perf_opt.analysis.timeline.rows import CopyRow, CounterRow
 from llm_perf_opt.cli import main
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite

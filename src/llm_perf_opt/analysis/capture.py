@@ -26,8 +26,7 @@ from llm_perf_opt.analysis.timeline.graphs import GraphReplays
 from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS, IdleMap, map_idle
 from llm_perf_opt.analysis.timeline.memory import MemoryCurve
 from llm_perf_opt.analysis.timeline.operators import ModuleRow, ModuleTree, OperatorRow
-from llm_perf_opt.analysis.timeline.range_names import merge_range_names
-from llm_perf_opt.analysis.timeline.ranges import RangeInstances, measure_ranges
+from llm_perf_opt.analysis.timeline.ranges import RangeInstances, measure_ranges, merge_range_names
 from llm_perf_opt.analysis.timeline.rows import CopyRow, CounterRow, Idle, KernelRow, RangeRow, rate
 from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis
 from llm_perf_opt.analysis.timeline.streams import (
@@ -476,9 +475,7 @@ def _notes(timeline: Timeline, measured: RangeInstances) -> list[str]:
     if not len(timeline.kernels) and not len(timeline.graphs):
         only = "only copies and sets" if len(timeline.copies) else "so there are no GPU times"
         notes.append(f"{prefix}no GPU kernel was recorded, {only}")
-    unknown = int((timeline.kernels.call < 0).sum())
-    if unknown:
-        notes.append(prefix + f"{unknown} kernel(s) have no recorded launch and belong to no range")
+    notes += [prefix + note for note in measured.notes]
     sizes = timeline.copies.size_bytes
     if sizes is not None and (unsized := int((sizes < 0).sum())):
         notes.append(prefix + f"{unsized} copies or sets do not say how many bytes; the sum of their kind is unknown")
