@@ -8,6 +8,7 @@ import pytest
 
 from llm_perf_opt.analysis.capture import CaptureAnalysis, analyze_timelines
 from llm_perf_opt.analysis.timeline.idle import map_idle
+from llm_perf_opt.analysis.timeline.operators import module_rows, module_shares, module_tree, operator_rows
 from llm_perf_opt.analysis.timeline.ownership import find_ownership, place_unlaunched
 from llm_perf_opt.analysis.timeline.ranges import measure_ranges
 from llm_perf_opt.analysis.timeline.rows import RangeRow
@@ -56,6 +57,10 @@ def _launch(at: int, *, tid: int, number: int) -> list[str]:
 
 
 def _training(folder: Path, *more: str) -> Timeline:
+    return read_torch_trace(_training_file(folder, *more)).timeline
+
+
+def _training_file(folder: Path, *more: str) -> Path:
     """A forward of two launches; a backward of one on its own thread and three on autograd's, two in an all-reduce."""
     node = "autograd::engine::evaluate_function: MulBackward0"
     events = [
@@ -73,7 +78,7 @@ def _training(folder: Path, *more: str) -> Timeline:
         *_launch(68, tid=AUTOGRAD, number=6),
         *more,
     ]
-    return read_torch_trace(write_trace(folder / "t.json", events)).timeline
+    return write_trace(folder / "t.json", events)
 
 
 def test_a_range_owns_what_autograd_launches_for_it_on_its_own_thread(tmp_path: Path) -> None:
@@ -258,6 +263,36 @@ def test_kernels_before_the_first_launch_of_their_stream_were_queued_earlier(tmp
         "t.sqlite: 3 kernel(s) have no recorded launch and belong to no range, 1 of them queued before the first "
         "recorded launch of their stream"
     ) in analysis.notes
+
+
+def test_modules_and_operators_count_the_backward_as_ranges_do(tmp_path: Path) -> None:
+    """A module around a whole step, its replica on a thread of its own, and the backward on autograd's."""
+    replica = [
+        event("python_function", "nn.Module: Net_0", "0.000", "100.000"),
+        event("python_function", "nn.Module: Replica_0", "22.000", "17.000", tid=12),
+        *(part for i in range(4) for part in _launch(25 + 3 * i, tid=12, number=20 + i)),
+    ]
+    path = _training_file(tmp_path, *replica)
+    trace = read_torch_trace(path)
+    analysis = analyze_timelines([trace.timeline])
+    modules = {row.name: (row.kernel_count, row.kernel_ns) for row in module_rows(trace.timeline, trace.modules)}
+    assert _counts(analysis)["step"] == modules["nn.Module: Net_0"] == (10, 40_000)
+    assert modules["nn.Module: Replica_0"] == (4, 16_000)
+    # Of the step 5 kernels have no operator around their launch: one of its own thread, four of the replica's.
+    operators = operator_rows(trace.timeline, trace.operators)
+    assert sum(row.self_device_ns for row in operators) == 20_000
+
+
+def test_the_phases_of_a_run_hold_what_other_threads_launch_for_them(tmp_path: Path) -> None:
+    trace = read_torch_trace(_training_file(tmp_path, event("user_annotation", "prefill", "0.000", "100.000")))
+    tree = module_tree(trace.timeline, trace.operators)
+    assert [(row.phase, row.module, row.operator, row.count, row.time_ns) for row in tree.rows] == [
+        ("prefill", "other", "autograd::engine::evaluate_function: MulBackward0", 3, 12_000),
+        ("prefill", "other", "aten::mul", 2, 8_000),
+        ("prefill", "other", "(no operator)", 1, 4_000),
+    ]
+    assert module_shares(trace.timeline, trace.operators).device == {"prefill": {"other": 1.0}}
+    assert _counts(analyze_timelines([trace.timeline]))["prefill"] == (6, 24_000)
 
 
 def _assert_rows_add_up(timeline: Timeline) -> None:

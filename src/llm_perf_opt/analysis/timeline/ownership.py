@@ -18,9 +18,12 @@ import numpy as np
 
 from llm_perf_opt.analysis.timeline.intervals import Flags, Intervals, Ints, Nesting, innermost, nest, union
 from llm_perf_opt.analysis.timeline.timeline import Activities, HostEvents, Timeline, distinct
+from llm_perf_opt.core.names import MODULE_PREFIX
 
 # Names that autograd gives to what it runs: `MulBackward0`, `torch::autograd::AccumulateGrad`.
 _BACKWARD = re.compile(r"^(torch::)?autograd::|Backward(s|\d+)?(, |$)")
+# Ranges around the forward of a module. A replica's thread runs modules for the thread that waits for it.
+_MODULES = (MODULE_PREFIX, "nn.Module: ")
 # From this share of its outermost operators on a thread is autograd's.
 MOSTLY_BACKWARD = 0.5
 # A thread that launches this share of its work inside its own ranges needs nobody else's.
@@ -101,7 +104,7 @@ class _Helpers:
         self._pushed = pushed
         self._ranged = distinct(timeline.ranges.thread[pushed]).tolist()
         self._known_calls: dict[tuple[int, bool], tuple[Ints, Ints]] = {}
-        self._known_ranges: dict[int, Intervals] = {}
+        self._known_ranges: dict[tuple[int, bool], Intervals] = {}
 
     def find(self) -> dict[int, list[int]]:
         """For each helper the threads it may work for."""
@@ -162,9 +165,9 @@ class _Helpers:
         return False
 
     def _own_share(self, thread: int) -> float:
-        """The share of a thread's launches inside its own ranges."""
+        """The share of a thread's launches inside its own ranges, those of modules left out."""
         at, _ = self._calls(thread, launches=True)
-        return float(self._inside(at, thread).mean())
+        return float(self._inside(at, thread, modules=False).mean())
 
     def _bursts(self, helper: int, worked_for: int) -> tuple[int, bool]:
         """Launches of a helper inside ranges of another thread, and whether they come while that one makes no call."""
@@ -184,13 +187,18 @@ class _Helpers:
         in_bursts = overlaps.mean() <= MOST_OVERLAP and (bursts == 1 or len(start) >= LEAST_BURST * bursts)
         return len(start), bool(in_bursts)
 
-    def _inside(self, at: Ints, thread: int) -> Flags:
+    def _inside(self, at: Ints, thread: int, *, modules: bool = True) -> Flags:
         """Which moments lie inside a range of a thread."""
-        if thread not in self._known_ranges:
+        key = (thread, modules)
+        if key not in self._known_ranges:
             ranges, pushed = self._timeline.ranges, self._pushed
             mine = pushed[ranges.thread[pushed] == thread]
-            self._known_ranges[thread] = union(ranges.start_ns[mine], ranges.end_ns[mine])
-        open_ = self._known_ranges[thread]
+            if not modules:
+                names = self._timeline.names
+                codes = [code for code in distinct(ranges.name[mine]).tolist() if names[code].startswith(_MODULES)]
+                mine = mine[~np.isin(ranges.name[mine], codes)]
+            self._known_ranges[key] = union(ranges.start_ns[mine], ranges.end_ns[mine])
+        open_ = self._known_ranges[key]
         if not len(open_.start):
             return np.zeros(len(at), np.bool_)
         index = np.searchsorted(open_.start, at, side="right") - 1
