@@ -65,7 +65,11 @@ PART_WORDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class SourceRow:
-    """One capture given, and its own totals; no busy time where the file holds no times of day."""
+    """One capture given, and its own totals; no busy time where the file holds no times of day.
+
+    `gpu_busy_ns` and `gpu_span_ns` are added up over the `processes` that used a GPU; `gpu_elapsed_ns` is the time from
+    the first GPU work of any of them to the last.
+    """
 
     path: str
     kind: str
@@ -78,6 +82,8 @@ class SourceRow:
     gpu_span_ns: int | None
     range_count: int
     notes: tuple[str, ...]
+    gpu_elapsed_ns: int | None = None
+    processes: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +100,8 @@ class GpuIdle:
 class GpuTotals:
     """The devices, and busy and idle time of each process from its first GPU work to its last, added up.
 
+    `processes` is how many these are, in all captures: with more than one, no time here is one that went by.
+
     Captures do not say which of several GPUs a kernel's device number means, so all of them are named. Times other than
     that of the kernels are None where no GPU work was recorded, or none with times of day.
     """
@@ -107,6 +115,7 @@ class GpuTotals:
     span_ns: int | None
     idle_ns: int | None
     idle: GpuIdle | None
+    processes: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -428,6 +437,7 @@ def _merge_copies(rows: list[CopyRow]) -> CopyRow:
 def _source(measured: Measured) -> SourceRow:
     timeline, maps = measured.timeline, measured.idle
     kernels, seen = timeline.kernels, timeline.has_gpu_work
+    spans = [one.span for one in maps.values() if one.span[1] > one.span[0]]
     return SourceRow(
         path=timeline.source,
         kind=timeline.kind,
@@ -440,6 +450,8 @@ def _source(measured: Measured) -> SourceRow:
         gpu_span_ns=sum(m.span[1] - m.span[0] for m in maps.values()) if seen else None,
         range_count=len(measured.ranges),
         notes=timeline.notes,
+        gpu_elapsed_ns=max(end for _, end in spans) - min(begin for begin, _ in spans) if spans else None,
+        processes=max(len(spans), 1),
     )
 
 
@@ -465,6 +477,7 @@ def _gpu(measured: Sequence[Measured], sources: Sequence[SourceRow], reasons: Id
         span_ns=span_ns if seen else None,
         idle_ns=span_ns - busy_ns if seen else None,
         idle=idle if seen else None,
+        processes=sum(s.processes for s in sources) or 1,
     )
 
 

@@ -13,8 +13,8 @@ part of a word (`conv1`, `fp16`) only where they are too many or too long to be 
 """
 
 import re
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -122,7 +122,8 @@ class _Launched:
         thread = calls.thread[call] if len(calls) else none
         at = calls.start_ns[call] if len(calls) else none
         self._order = _Order(timeline, thread, at)
-        self._work = work
+        self.work = work
+        self._pick = pick if len(calls) else none
         self._start, self._end, self._name = work.start_ns[pick], work.end_ns[pick], work.name[pick]
         if not len(calls):
             self._start = self._end = self._name = none
@@ -148,19 +149,18 @@ class _Launched:
             )
         return self._views[key]
 
-    def time(self) -> Ints:
-        """The summed time of the work of each range."""
+    def total(self, value: Ints) -> Ints:
+        """The sum of a column of the table over the work of each range."""
         out = np.zeros(len(self._first), np.int64)
         for by_process in (False, True):
             mine = self._wide == by_process
             if not mine.any():
                 continue
-            start, end, _ = self._view(by_process)
-            before = _sums_before(end - start)
+            key = by_process and not self._order.same_order
+            before = _sums_before(self._order.arrange(value[self._pick], by_process=key))
             out[mine] = before[(self._first + self._count)[mine]] - before[self._first[mine]]
         if self._caused is not None:
-            index = self._caused.index
-            before = _sums_before(self._work.end_ns[index] - self._work.start_ns[index])
+            before = _sums_before(value[self._caused.index])
             out += before[self._caused.first + self._caused.count] - before[self._caused.first]
         return out
 
@@ -175,9 +175,9 @@ class _Launched:
         more = self._caused.index[expand(self._caused.first[part], self._caused.count[part])]
         return (
             np.concatenate((owner, np.repeat(np.arange(len(part)), self._caused.count[part]))),
-            np.concatenate((start, self._work.start_ns[more])),
-            np.concatenate((end, self._work.end_ns[more])),
-            np.concatenate((name, self._work.name[more])),
+            np.concatenate((start, self.work.start_ns[more])),
+            np.concatenate((end, self.work.end_ns[more])),
+            np.concatenate((name, self.work.name[more])),
         )
 
 
@@ -229,7 +229,7 @@ class RangeInstances:
     """Columns, one entry per counted range instance; `name` indexes the timeline's names, -1 in `parent_name`: none.
 
     `unlaunched` is about the capture's kernels without a recorded launch; `ambiguous_launches` counts the launch calls
-    of threads that may have worked for ranges of several others.
+    of threads that may have worked for ranges of several others. `devices_by_key` is None where one GPU did it all.
     """
 
     name: Ints
@@ -248,6 +248,7 @@ class RangeInstances:
     warmup_left_out: int
     repeats_left_out: int
     kernels_by_key: dict[int, tuple[Ints, Ints, Ints]]
+    devices_by_key: dict[int, int] | None
     unlaunched: Unlaunched
     ambiguous_launches: int
 
@@ -290,7 +291,7 @@ def measure_ranges(timeline: Timeline, maps: Mapping[int, IdleMap], *, detailed_
     chosen = _take(ranges, keep)
     kernels = _Launched(timeline, timeline.kernels, ownership, keep)
     graphs = _Launched(timeline, timeline.graphs, ownership, keep)
-    kernel_ns = kernels.time()
+    kernel_ns = kernels.total(timeline.kernels.end_ns - timeline.kernels.start_ns)
     detailed = _most_expensive(range_keys(chosen.name, chosen.process_wide), kernel_ns, detailed_names)
     busy, by_name = _busy(timeline, kernels, graphs, chosen, detailed)
     launch_calls, launch_ns = _LaunchCalls(timeline, ownership).inside(chosen, keep)
@@ -311,6 +312,7 @@ def measure_ranges(timeline: Timeline, maps: Mapping[int, IdleMap], *, detailed_
         warmup_left_out=int(warm.sum()),
         repeats_left_out=int((repeats & ~warm).sum()),
         kernels_by_key=by_name,
+        devices_by_key=_devices(range_keys(chosen.name, chosen.process_wide), (kernels, graphs)),
         unlaunched=kernels.unlaunched,
         ambiguous_launches=ownership.ambiguous,
     )
@@ -391,6 +393,19 @@ def _busy(
                 start, end = np.concatenate((start, graph_start)), np.concatenate((end, graph_end))
             busy[part] = segment_union(owner, start, end, len(part))
     return busy, tally.result()
+
+
+def _devices(key: Ints, tables: Sequence[_Launched]) -> dict[int, int] | None:
+    """On how many GPUs the work of each range key ran, those of each process by themselves; None where there is one."""
+    codes = [(t.work.process.astype(np.int64) << 32) + t.work.device for t in tables]
+    gpus = distinct(np.concatenate(codes))
+    if len(gpus) < 2:
+        return None
+    found: Counter[int] = Counter()
+    for gpu in gpus.tolist():
+        ran = np.add.reduce([t.total((c == gpu).astype(np.int8)) for t, c in zip(tables, codes, strict=True)])
+        found.update(distinct(key[ran > 0]).tolist())
+    return dict(found)
 
 
 class _Tally:
