@@ -94,6 +94,16 @@ def test_a_long_copy_call_that_outlasts_its_copy_waited_for_it(tmp_path: Path) -
     assert (path.launch_ns, path.host_ns, path.shrink) == (5_000, 70_000, "GPU")
 
 
+def test_a_wait_that_takes_no_time_does_not_hold_the_walk_up(tmp_path: Path) -> None:
+    export = Export()
+    export.range("step", 0, 100)
+    export.call(10, 15, 1)
+    export.kernel("k", 20, 30, 1)
+    export.call(60, 60, 2, name="cudaStreamSynchronize")
+    (path,) = _read(export, tmp_path)
+    assert (path.length_ns, path.host_ns, path.launch_ns) == (100, 95, 5)
+
+
 def _backward(*, tid: int) -> Export:
     """A step of 200; its backward launches six kernels of 10, each as late as the one before it ends, and waits."""
     export = Export()

@@ -287,7 +287,9 @@ class _Walk:
         """Starts and ends of the waits of a thread, by end."""
         if thread not in self._waits:
             calls = self._timeline.calls
-            mine = np.flatnonzero((self._made_for == thread) & self._calls_wait & (calls.end_ns > self.start_ns))
+            # What took no time waited for nothing: a trace in whole microseconds has such calls.
+            waited = self._calls_wait & (calls.end_ns > calls.start_ns)
+            mine = np.flatnonzero((self._made_for == thread) & waited & (calls.end_ns > self.start_ns))
             mine = mine[np.argsort(calls.end_ns[mine], kind="stable")]
             self._waits[thread] = (calls.start_ns[mine], calls.end_ns[mine])
         return self._waits[thread]

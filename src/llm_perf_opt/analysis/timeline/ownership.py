@@ -21,7 +21,7 @@ from llm_perf_opt.analysis.timeline.timeline import Activities, HostEvents, Time
 from llm_perf_opt.core.names import MODULE_PREFIX
 
 # Names that autograd gives to what it runs: `MulBackward0`, `torch::autograd::AccumulateGrad`.
-_BACKWARD = re.compile(r"^(torch::)?autograd::|Backward(s|\d+)?(, |$)")
+_BACKWARD = re.compile(r"^(torch::)?autograd::|Backward(s|N|\d+)?(, |$)")
 # Ranges around the forward of a module. A replica's thread runs modules for the thread that waits for it.
 _MODULES = (MODULE_PREFIX, "nn.Module: ")
 # From this share of its outermost operators on a thread is autograd's.
