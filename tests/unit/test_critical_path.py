@@ -16,7 +16,7 @@ from llm_perf_opt.diagnosis.evidence import measure_timeline
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 from tests.support.fixtures_dir import shared_fixtures
-from tests.support.nsys_builder import Export
+from tests.support.nsys_builder import OTHER_THREAD, THREAD, Export
 from tests.support.trace_builder import event, write_trace
 
 
@@ -95,16 +95,89 @@ def test_a_long_copy_call_that_outlasts_its_copy_waited_for_it(tmp_path: Path) -
     assert (path.launch_ns, path.host_ns, path.shrink) == (5_000, 70_000, "GPU")
 
 
-def test_the_parts_of_every_path_of_a_published_trace_add_up() -> None:
+def test_a_wait_that_takes_no_time_does_not_hold_the_walk_up(tmp_path: Path) -> None:
+    export = Export()
+    export.range("step", 0, 100)
+    export.call(10, 15, 1)
+    export.kernel("k", 20, 30, 1)
+    export.call(60, 60, 2, name="cudaStreamSynchronize")
+    (path,) = _read(export, tmp_path)
+    assert (path.length_ns, path.host_ns, path.launch_ns) == (100, 95, 5)
+
+
+def _backward(*, tid: int) -> Export:
+    """A step of 200; its backward launches six kernels of 10, each as late as the one before it ends, and waits."""
+    export = Export()
+    export.range("step", 0, 200)
+    export.call(0, 5, 1)
+    export.kernel("forward", 10, 20, 1)
+    for number in range(6):
+        export.call(40 + 15 * number, 45 + 15 * number, 2 + number, tid=tid)
+        export.kernel("backward", 47 + 15 * number, 57 + 15 * number, 2 + number)
+    export.call(125, 140, 8, name="cudaStreamSynchronize", tid=tid)
+    return export
+
+
+def test_the_path_of_a_step_leads_through_the_thread_that_runs_its_backward(tmp_path: Path) -> None:
+    """Whichever thread launches the backward: the path is the same, also where the range ends on the other thread."""
+    (tmp_path / "alone").mkdir()
+    (path,) = alone = _read(_backward(tid=THREAD), tmp_path / "alone")
+    assert _read(_backward(tid=OTHER_THREAD), tmp_path) == alone
+    # From the end to the wait, its return, the last kernel of it, its delay and launch, and the host before that.
+    assert (path.length_ns, path.host_ns, path.wait_return_ns, path.computation_ns) == (200, 60 + 85, 8, 10)
+    assert (path.start_delay_ns, path.launch_ns, path.kernels) == (2, 30 + 5, ("backward",))
+
+
+def test_work_of_a_thread_that_works_for_itself_does_not_lengthen_the_path(tmp_path: Path) -> None:
+    export = Export()
+    export.range("step", 0, 100)
+    export.range("theirs", 0, 100, tid=OTHER_THREAD)
+    export.call(10, 15, 1)
+    export.kernel("mine", 20, 30, 1)
+    export.call(11, 16, 2, tid=OTHER_THREAD)
+    export.kernel("theirs", 30, 300, 2)
+    found = {path.range_name: path for path in _read(export, tmp_path)}
+    assert (found["step"].length_ns, found["step"].computation_ns) == (100, 0)
+    assert (found["theirs"].length_ns, found["theirs"].kernels) == (300, ("theirs", "mine"))
+
+
+def _published(name: str) -> Timeline:
     folder = shared_fixtures()
-    path = None if folder is None else folder / "wild" / "deepseek_train_overlap.json.gz"
+    path = None if folder is None else folder / name
     if path is None or not path.is_file():
-        pytest.skip(f"{path} is not at hand")
-    found = _paths(read_torch_trace(path).timeline)
-    assert len(found) > 5
+        pytest.skip(f"{name} is not at hand")
+    return read_torch_trace(path).timeline
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "wild/deepseek_train_overlap.json.gz",
+        "wild/hta_rank0.json.gz",
+        "wild/hta_diff_control.json.gz",
+        "wild3/s01_resnet50_workers0_v100.json.gz",
+    ],
+)
+def test_the_paths_of_a_published_trace_add_up_and_agree_with_their_rows(name: str) -> None:
+    measured = measure_timeline(_published(name))
+    rows = {row.name: row for row in analyze_measured([measured]).ranges}
+    found = critical_paths([measured.timeline], tuple(rows.values()))
+    assert found
     for one in found:
         gpu = one.computation_ns + one.communication_ns + one.copy_ns + one.between_ns
         assert one.host_ns + one.launch_ns + one.start_delay_ns + one.wait_return_ns + gpu == one.length_ns
+        typical = rows[one.range_name].typical
+        assert typical.gpu_idle_ns is not None
+        # The path may end after the range, with its last kernel.
+        assert typical.gpu_idle_ns <= one.gpu_idle_ns
+        assert typical.wall_ns <= one.length_ns
+        # What comes after the range may hold launches of others.
+        assert one.launch_ns <= typical.launch_ns or one.length_ns > typical.wall_ns
+
+
+def test_a_host_that_is_never_waited_for_by_a_busy_gpu_saves_nothing() -> None:
+    found = _paths(_published("wild/deepseek_train_overlap.json.gz"))
+    assert len(found) > 5
     # The GPU is busy for 99.6 % of the time: no faster host can save much.
     assert (found[0].range_name, found[0].shrink) == ("ProfilerStep#1", "GPU")
 

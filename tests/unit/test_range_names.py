@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analysis.timeline.range_names import merged_names
+from llm_perf_opt.analysis.timeline.ranges import merged_names
 from llm_perf_opt.analysis.timeline.rows import CopyRow, CounterRow
 from llm_perf_opt.cli import main
 from llm_perf_opt.diagnosis.analyze import RANGES_KEPT, analyze_timelines

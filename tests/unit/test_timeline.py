@@ -495,3 +495,59 @@ def test_statistics_by_group_are_exact_on_any_clock(count: int, step: int, odd: 
         assert (found.instances[i], found.total[i]) == (len(mine), mine.sum())
         assert (found.least[i], found.most[i], found.median[i]) == (mine.min(), mine.max(), np.median(mine))
         assert found.stddev[i] == pytest.approx(mine.std(ddof=1) if len(mine) > 1 else 0.0, rel=1e-9, abs=1e-6)
+
+
+def test_sums_over_processes_and_devices_are_said_and_wall_time_is_wall_time(tmp_path: Path) -> None:
+    """Two ranks in one export, 10 apart: their walls are 200 in all, and 110 ns went by."""
+    export = Export()
+    export.range("rank 0 only", 0, 20)
+    for rank in range(2):
+        pid, at = PID * (rank + 1), 10 * rank
+        export.range("step", at, at + 100, tid=pid | 1)
+        export.call(at + 5, at + 6, 1, tid=pid | 1)
+        export.kernel("k", at + 10, at + 60, 1, pid=pid, device=rank)
+    analysis = _analyze(export, tmp_path)
+    step, alone = _row(analysis, "step"), _row(analysis, "rank 0 only")
+    assert (step.instances, step.wall_ns, step.elapsed_ns, step.gpu_busy_ns) == (2, 200, 110, 100)
+    assert (step.processes, step.devices, alone.processes, alone.devices) == (2, 2, 1, 1)
+    (source,) = analysis.sources
+    assert (source.gpu_span_ns, source.gpu_elapsed_ns, source.processes, analysis.gpu.processes) == (100, 60, 2, 2)
+
+
+def test_a_range_of_one_process_counts_the_devices_its_work_ran_on(tmp_path: Path) -> None:
+    export = Export()
+    export.range("both", 0, 100)
+    export.range("second", 50, 60)
+    export.range("nothing", 70, 80)
+    for device in range(2):
+        export.call(10 + 45 * device, 12 + 45 * device, device)
+        export.kernel("k", 20, 60 + device, device, device=device)
+    analysis = _analyze(export, tmp_path)
+    assert {row.name: (row.devices, row.processes, row.elapsed_ns) for row in analysis.ranges} == {
+        "both": (2, 1, 100),
+        "second": (1, 1, 10),
+        "nothing": (0, 1, 10),
+    }
+
+
+def test_requests_that_are_open_together_have_one_elapsed_time(tmp_path: Path) -> None:
+    export = Export()
+    for start in (0, 20, 200):
+        export.range("request", start, start + 100, kind=60)
+    export.call(1, 2, 1)
+    export.kernel("k", 3, 4, 1)
+    row = _row(_analyze(export, tmp_path), "request", "start_end")
+    assert (row.wall_ns, row.elapsed_ns, row.devices) == (300, 220, 1)
+
+
+def test_several_captures_of_one_process_each_are_several_processes(tmp_path: Path) -> None:
+    timelines = []
+    for name in ("a", "b"):
+        export = Export()
+        export.range("step", 0, 100)
+        export.call(5, 6, 1)
+        export.kernel("k", 10, 60, 1)
+        timelines.append(read_nsys_sqlite(export.write(tmp_path / f"{name}.sqlite")))
+    analysis = analyze_timelines(timelines)
+    row = _row(analysis, "step")
+    assert (row.wall_ns, row.elapsed_ns, row.processes, row.devices, analysis.gpu.processes) == (200, 200, 2, 2, 2)

@@ -293,6 +293,7 @@ def _left_out(ranges: Sequence[RangeRow]) -> list[str]:
 def _source(measured: Measured) -> SourceRow:
     timeline, maps = measured.timeline, measured.idle
     kernels, seen = timeline.kernels, timeline.has_gpu_work
+    spans = [one.span for one in maps.values() if one.span[1] > one.span[0]]
     return SourceRow(
         path=timeline.source,
         kind=timeline.kind,
@@ -305,6 +306,8 @@ def _source(measured: Measured) -> SourceRow:
         gpu_span_ns=sum(m.span[1] - m.span[0] for m in maps.values()) if seen else None,
         range_count=len(measured.ranges),
         notes=timeline.notes,
+        gpu_elapsed_ns=max(end for _, end in spans) - min(begin for begin, _ in spans) if spans else None,
+        processes=max(len(spans), 1),
     )
 
 
@@ -330,6 +333,7 @@ def _gpu(evidence: CaptureEvidence, sources: Sequence[SourceRow]) -> GpuTotals:
         span_ns=span_ns if seen else None,
         idle_ns=span_ns - busy_ns if seen else None,
         idle=idle if seen else None,
+        processes=sum(s.processes for s in sources) or 1,
     )
 
 
@@ -341,9 +345,7 @@ def _notes(timeline: Timeline, measured: RangeInstances, *, is_counted: bool) ->
     if not len(timeline.kernels) and not len(timeline.graphs) and not is_counted:
         only = "only copies and sets" if len(timeline.copies) else "so there are no GPU times"
         notes.append(f"{prefix}no GPU kernel was recorded, {only}")
-    unknown = int((timeline.kernels.call < 0).sum())
-    if unknown:
-        notes.append(prefix + f"{unknown} kernel(s) have no recorded launch and belong to no range")
+    notes += [prefix + note for note in measured.notes]
     sizes = timeline.copies.size_bytes
     if sizes is not None and (unsized := int((sizes < 0).sum())):
         notes.append(prefix + f"{unsized} copies or sets do not say how many bytes; the sum of their kind is unknown")

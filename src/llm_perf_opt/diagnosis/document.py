@@ -112,7 +112,11 @@ class Diagnosis:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceRow:
-    """One capture given, and its own totals; no busy time where the file holds no times of day."""
+    """One capture given, and its own totals; no busy time where the file holds no times of day.
+
+    `gpu_busy_ns` and `gpu_span_ns` are added up over the `processes` that used a GPU; `gpu_elapsed_ns` is the time from
+    the first GPU work of any of them to the last.
+    """
 
     path: str
     kind: str
@@ -125,6 +129,8 @@ class SourceRow:
     gpu_span_ns: int | None
     range_count: int
     notes: tuple[str, ...]
+    gpu_elapsed_ns: int | None = None
+    processes: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +147,8 @@ class GpuIdle:
 class GpuTotals:
     """The devices, and busy and idle time of each process from its first GPU work to its last, added up.
 
+    `processes` is how many these are, in all captures: with more than one, no time here is one that went by.
+
     Captures do not say which of several GPUs a kernel's device number means, so all of them are named. Times other than
     that of the kernels are None where no GPU work was recorded, or none with times of day.
     """
@@ -154,6 +162,7 @@ class GpuTotals:
     span_ns: int | None
     idle_ns: int | None
     idle: GpuIdle | None
+    processes: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

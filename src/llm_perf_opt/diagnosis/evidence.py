@@ -13,8 +13,7 @@ from llm_perf_opt.analysis.kernels.names import is_fusible
 from llm_perf_opt.analysis.ranks.analysis import RanksAnalysis
 from llm_perf_opt.analysis.timeline.idle import IdleMap, map_idle
 from llm_perf_opt.analysis.timeline.operators import OperatorRow
-from llm_perf_opt.analysis.timeline.range_names import merge_range_names
-from llm_perf_opt.analysis.timeline.ranges import RangeInstances, measure_ranges
+from llm_perf_opt.analysis.timeline.ranges import RangeInstances, measure_ranges, merge_range_names
 from llm_perf_opt.analysis.timeline.rows import PUSH_POP, CopyRow, Idle, KernelRow, RangeRow
 from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis
 from llm_perf_opt.analysis.timeline.streams import (

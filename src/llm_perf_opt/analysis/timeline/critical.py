@@ -3,9 +3,11 @@
 The walk begins where the range ends on the host or where the last GPU work launched inside it ends, whichever is later.
 From the host it goes back along the thread to the last wait for the GPU, and from there to the GPU work that ended the
 wait; from a piece of GPU work to the work before it, if that was still running when the launch call had returned, and
-otherwise to the launch call, and so back to the host. Every nanosecond belongs to one part, so the parts say what would
-have to shrink: making anything that is not on the path faster changes nothing. Nor does a faster host where the GPU
-never idles: what host, launch and delay could save is at most the GPU's idle time.
+otherwise to the launch call, and so back to the host. Calls that other threads made for the range while its thread was
+blocked (autograd's backward, data-parallel workers: see `ownership`) count as calls of its thread, so the path leads
+through the same work that the row of the range counts. Every nanosecond belongs to one part, so the parts say what
+would have to shrink: making anything that is not on the path faster changes nothing. Nor does a faster host where the
+GPU never idles: what host, launch and delay could save is at most the GPU's idle time.
 """
 
 from collections.abc import Sequence
@@ -15,7 +17,8 @@ import numpy as np
 
 from llm_perf_opt.analysis.kernels.names import short_kernel_name
 from llm_perf_opt.analysis.timeline.intervals import Flags, Intervals, Ints, union
-from llm_perf_opt.analysis.timeline.rows import RangeRow
+from llm_perf_opt.analysis.timeline.ownership import Ownership, Unlaunched, find_ownership, place_unlaunched
+from llm_perf_opt.analysis.timeline.rows import START_END, RangeRow
 from llm_perf_opt.analysis.timeline.tables import communication_kernels
 from llm_perf_opt.analysis.timeline.timeline import Activities, Timeline, join
 
@@ -60,12 +63,14 @@ def critical_paths(timelines: Sequence[Timeline], rows: Sequence[RangeRow]) -> t
     for row in wanted:
         timeline = timelines[row.typical.source]
         start_ns, end_ns = row.typical.start_ns, row.typical.start_ns + row.typical.wall_ns
-        at = np.flatnonzero((timeline.ranges.start_ns == start_ns) & (timeline.ranges.end_ns == end_ns))
-        if len(at):
+        ranges = timeline.ranges
+        same = (ranges.start_ns == start_ns) & (ranges.end_ns == end_ns)
+        same &= ranges.process_wide == (row.style == START_END)
+        at = [i for i in np.flatnonzero(same).tolist() if timeline.names[ranges.name[i]] == row.name]
+        if at:
             if row.typical.source not in captures:
                 captures[row.typical.source] = _capture(timeline)
-            walk = _Walk(captures[row.typical.source], int(timeline.ranges.thread[at[0]]), start_ns, end_ns)
-            found.append(_path(row.name, walk))
+            found.append(_path(row.name, _Walk(captures[row.typical.source], at[0])))
     return tuple(found)
 
 
@@ -101,13 +106,45 @@ def _path(name: str, walk: "_Walk") -> CriticalPath:
 class _Capture:
     """A timeline with its GPU work in one table, the kind of each piece, and the calls that wait.
 
-    A long launch call that returns after its own work has ended waited for it: a copy to memory that is not pinned.
+    `thread` is the one for which each call was made; `caused_range` is a range of another thread that owns
+    `caused_call`. A long launch call that returns after its own work has ended waited for it: a copy to memory that is
+    not pinned.
     """
 
     timeline: Timeline
     work: Activities
     kind: Ints
     waits: Flags
+    ownership: Ownership
+    thread: Ints
+    caused_call: Ints
+    caused_range: Ints
+    unlaunched: Unlaunched
+
+    def owned(self, index: int) -> Flags:
+        """The GPU work of a range, as its row counts it."""
+        ranges, calls = self.timeline.ranges, self.timeline.calls
+        start_ns, end_ns, thread = (int(c[index]) for c in (ranges.start_ns, ranges.end_ns, ranges.thread))
+        made = (calls.start_ns >= start_ns) & (calls.start_ns < end_ns)
+        if ranges.process_wide[index]:
+            process = self.timeline.thread_process
+            made &= process[calls.thread] == process[thread]
+        else:
+            made &= calls.thread == thread
+            made[self.caused_call[self.caused_range == index]] = True
+        owned = np.zeros(len(self.work), np.bool_)
+        known = np.flatnonzero(self.work.call >= 0)
+        owned[known] = made[self.work.call[known]]
+        if self.unlaunched.placed and not ranges.process_wide[index]:
+            position, owner = self.ownership.with_ancestors(self.unlaunched.owner)
+            owned[self.unlaunched.index[position[owner == index]]] = True
+        return owned
+
+    def works_for(self, index: int) -> int:
+        """The thread on which a range is waited for: its own, or the one for which that works."""
+        while (parent := int(self.ownership.parent[index])) >= 0:
+            index = parent
+        return int(self.timeline.ranges.thread[index])
 
 
 def _capture(timeline: Timeline) -> _Capture:
@@ -123,21 +160,34 @@ def _capture(timeline: Timeline) -> _Capture:
         np.full(len(timeline.graphs), COMPUTE),
         np.full(len(timeline.copies), COPY),
     )
-    return _Capture(timeline=timeline, work=work, kind=np.concatenate(kind), waits=waits)
+    ownership = find_ownership(timeline)
+    none = np.zeros(0, np.int64)
+    call, owner = (none, none) if ownership.cause is None else ownership.with_ancestors(ownership.cause)
+    return _Capture(
+        timeline=timeline,
+        work=work,
+        kind=np.concatenate(kind),
+        waits=waits,
+        ownership=ownership,
+        thread=ownership.working_thread(timeline),
+        caused_call=call,
+        caused_range=owner,
+        unlaunched=place_unlaunched(timeline, work, ownership),
+    )
 
 
 class _Walk:
     """The work and calls around one window, in the order the walk needs them."""
 
-    def __init__(self, capture: _Capture, thread: int, start_ns: int, end_ns: int) -> None:
-        self.start_ns = start_ns
-        self._host_end_ns = end_ns
-        self._timeline, self._thread, self._calls_wait = capture.timeline, thread, capture.waits
-        work, calls = capture.work, capture.timeline.calls
-        mine = work.process == capture.timeline.thread_process[thread]
-        called_ns = calls.start_ns[np.maximum(work.call, 0)] if len(calls) else np.zeros(len(work), np.int64)
-        launched = mine & (work.call >= 0) & (called_ns >= start_ns) & (called_ns < end_ns)
-        self.end_ns = max(end_ns, int(work.end_ns[launched].max(initial=end_ns)))
+    def __init__(self, capture: _Capture, index: int) -> None:
+        ranges = capture.timeline.ranges
+        self.start_ns = start_ns = int(ranges.start_ns[index])
+        self._host_end_ns = end_ns = int(ranges.end_ns[index])
+        self._timeline, self._calls_wait = capture.timeline, capture.waits
+        self._made_for, self._thread = capture.thread, capture.works_for(index)
+        work = capture.work
+        mine = work.process == capture.timeline.thread_process[self._thread]
+        self.end_ns = max(end_ns, int(work.end_ns[capture.owned(index)].max(initial=end_ns)))
         pick = np.flatnonzero(mine & (work.end_ns > start_ns) & (work.start_ns < self.end_ns))
         pick = pick[np.argsort(work.end_ns[pick], kind="stable")]
         self._start, self._end = work.start_ns[pick], work.end_ns[pick]
@@ -224,12 +274,12 @@ class _Walk:
             return self._add(BETWEEN, self.start_ns, at), thread, -1
         at = self._add(DELAY, ready, at) if ready < at else at
         began = int(calls.start_ns[call])
-        return (self._add(LAUNCH, began, at) if began < at else at), int(calls.thread[call]), -1
+        return (self._add(LAUNCH, began, at) if began < at else at), int(self._made_for[call]), -1
 
     def _launches_of(self, thread: int) -> Intervals:
         if thread not in self._launches:
             calls = self._timeline.calls
-            mine = np.flatnonzero((calls.thread == thread) & calls.launches & ~self._calls_wait)
+            mine = np.flatnonzero((self._made_for == thread) & calls.launches & ~self._calls_wait)
             self._launches[thread] = union(calls.start_ns[mine], calls.end_ns[mine])
         return self._launches[thread]
 
@@ -237,7 +287,9 @@ class _Walk:
         """Starts and ends of the waits of a thread, by end."""
         if thread not in self._waits:
             calls = self._timeline.calls
-            mine = np.flatnonzero((calls.thread == thread) & self._calls_wait & (calls.end_ns > self.start_ns))
+            # What took no time waited for nothing: a trace in whole microseconds has such calls.
+            waited = self._calls_wait & (calls.end_ns > calls.start_ns)
+            mine = np.flatnonzero((self._made_for == thread) & waited & (calls.end_ns > self.start_ns))
             mine = mine[np.argsort(calls.end_ns[mine], kind="stable")]
             self._waits[thread] = (calls.start_ns[mine], calls.end_ns[mine])
         return self._waits[thread]

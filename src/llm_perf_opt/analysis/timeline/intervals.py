@@ -130,16 +130,7 @@ class Nesting:
 
     def repeats_ancestor(self, name: Ints) -> Flags:
         """Whether some ancestor has the same name."""
-        out = np.zeros(len(name), np.bool_)
-        open_, above = np.arange(len(name), dtype=np.int32), self.parent.copy()
-        while True:
-            keep = above >= 0
-            open_, above = open_[keep], above[keep]
-            if not len(open_):
-                return out
-            same = name[open_] == name[above]
-            out[open_[same]] = True
-            open_, above = open_[~same], self.parent[above[~same]]
+        return repeats_ancestor(self.parent, name)
 
     def sum_up(self, value: Ints) -> Ints:
         """Each interval's value plus those of all it contains."""
@@ -147,6 +138,20 @@ class Nesting:
         for level in reversed(self.levels[1:]):
             np.add.at(total, self.parent[level], total[level])
         return total
+
+
+def repeats_ancestor(parent: Ints, name: Ints) -> Flags:
+    """Of each interval whether some ancestor has the same name."""
+    out = np.zeros(len(name), np.bool_)
+    open_, above = np.arange(len(name), dtype=np.int32), parent.copy()
+    while True:
+        keep = above >= 0
+        open_, above = open_[keep], above[keep]
+        if not len(open_):
+            return out
+        same = name[open_] == name[above]
+        out[open_[same]] = True
+        open_, above = open_[~same], parent[above[~same]]
 
 
 def nest(thread: Ints, start: Ints, end: Ints) -> Nesting:

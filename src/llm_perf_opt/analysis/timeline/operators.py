@@ -18,6 +18,7 @@ from llm_perf_opt.analysis.kernels.ncu_records import NsysKernel
 from llm_perf_opt.analysis.timeline.idle import map_idle
 from llm_perf_opt.analysis.timeline.intervals import Flags, Ints, Nesting, innermost, nest
 from llm_perf_opt.analysis.timeline.memory import CPU_TYPE, MemoryEvents
+from llm_perf_opt.analysis.timeline.ownership import find_ownership
 from llm_perf_opt.analysis.timeline.ranges import measure_ranges, warmup_ranges
 from llm_perf_opt.analysis.timeline.tables import range_rows
 from llm_perf_opt.analysis.timeline.timeline import HostEvents, Ranges, Timeline, distinct
@@ -401,10 +402,9 @@ def module_shares(timeline: Timeline, operators: HostEvents) -> ModuleShares:
     device: dict[str, dict[str, int]] = {}
     for work in (timeline.kernels, timeline.copies):
         known = np.flatnonzero(work.call >= 0)
-        call = work.call[known]
-        thread, at = timeline.calls.thread[call], timeline.calls.start_ns[call]
+        phase_of, module_of = places.around_calls(work.call[known])
         length = (work.end_ns - work.start_ns)[known]
-        for phase, group, time_ns in places.by_module(places.phase(thread, at), places.module(thread, at), length):
+        for phase, group, time_ns in places.by_module(phase_of, module_of, length):
             groups = device.setdefault(phase, {OTHER: 0})
             groups[group] = groups.get(group, 0) + time_ns
     return ModuleShares(cpu=_parts(places.wall_by_module()), device=_parts(device))
@@ -430,6 +430,8 @@ class _Places:
         codes = {name: i for i, name in enumerate(timeline.names)}
         self._names = timeline.names
         self._operators = operators
+        self._calls = timeline.calls
+        self._made_for = find_ownership(timeline).working_thread(timeline)
         # A program may name its steps and not the loop around them.
         phases = np.array([codes.get(name, codes.get(PHASE_RANGE[name], -1)) for name in PHASES])
         modules = np.array([i for i, name in enumerate(timeline.names) if name.startswith(MODULE_PREFIX)])
@@ -457,6 +459,17 @@ class _Places:
     def module(self, thread: Ints, at: Ints) -> Ints:
         """The name of the innermost module range, or -1."""
         return _name_around(self._modules, thread, at)
+
+    def around_calls(self, call: Ints) -> tuple[Ints, Ints]:
+        """Phase and module of calls, as ranges own them: of their thread, else of the one for which that works."""
+        thread, at = self._calls.thread[call], self._calls.start_ns[call]
+        phase, module = self.phase(thread, at), self.module(thread, at)
+        made_for = self._made_for[call]
+        helped = np.flatnonzero(made_for != thread)
+        for found, name_of in ((phase, self.phase), (module, self.module)):
+            outside = helped[found[helped] < 0]
+            found[outside] = name_of(made_for[outside], at[outside])
+        return phase, module
 
     def by_module(self, phase: Ints, module: Ints, length: Ints) -> list[tuple[str, str, int]]:
         """Phase, module and summed length of what lies inside a phase; modules in the order of their first names."""
@@ -519,7 +532,8 @@ def _kernel_rows(timeline: Timeline, places: _Places) -> list[TreeRow]:
     call = kernels.call[known]
     thread, at = calls.thread[call], calls.start_ns[call]
     length = (kernels.end_ns - kernels.start_ns)[known]
-    phase, module, operator = places.phase(thread, at), places.module(thread, at), places.operator(thread, at)
+    phase, module = places.around_calls(call)
+    operator = places.operator(thread, at)
     return _rows(timeline, phase, module, operator, kernels.name[known], length)
 
 
@@ -552,7 +566,10 @@ def _rows(
 
 
 def range_kernels(timeline: Timeline, wanted: Callable[[str], bool]) -> list[NsysKernel]:
-    """Kernels by name, heaviest first, whose launching call lies in a range with a wanted name."""
+    """Kernels by name, heaviest first, whose launching call lies in a range with a wanted name on its own thread.
+
+    That is how ncu filters by NVTX ranges; the rows of ranges also count what other threads launch for them.
+    """
     chosen = np.array([wanted(timeline.names[i]) for i in timeline.ranges.name], np.bool_)
     chosen &= ~warmup_ranges(timeline)
     call = timeline.kernels.call

@@ -1,16 +1,40 @@
 """What each named range cost: its kernels by the call that launched them, GPU busy and idle time, launch-call time.
 
-GPU work and host calls in launch order, so that what a range launched is one slice.
+A range owns the work it causes: what its thread launches while it is open, what other threads launch for it meanwhile,
+and work without a recorded launch that ran between two of its launches (see `ownership`). So for push/pop ranges that
+nest, the kernels of a range are its own and those of all ranges directly inside it; busy time is a union and does not
+add up. GPU work and host calls are kept in launch order: what a range's own thread launched is one slice, and what
+others launched for it another.
+
+Ranges that differ only by numbers, ids, sizes or steps are one range: `ProfilerStep#7` and `ProfilerStep#8`. A program
+that numbers its ranges writes as many names as instances. What varies is taken out of a name, and names that become the
+same are one; a name that stands alone keeps its numbers. Numbers that stand by themselves always vary; those that are
+part of a word (`conv1`, `fp16`) only where they are too many or too long to be a name.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from llm_perf_opt.analysis.timeline.idle import IdleMap, IdleSplit
-from llm_perf_opt.analysis.timeline.intervals import Flags, Ints, expand, nest, segment_union
+from llm_perf_opt.analysis.timeline.intervals import Flags, Ints, expand, repeats_ancestor, segment_union
+from llm_perf_opt.analysis.timeline.ownership import Ownership, Unlaunched, find_ownership, place_unlaunched
 from llm_perf_opt.analysis.timeline.timeline import Activities, Ranges, Timeline, distinct, grouped, is_warmup
+from llm_perf_opt.core.names import MODULE_PREFIX
+
+VARIABLE = "N"
+# More names than this that differ only in a number inside a word are numbered, not named.
+FEW_NAMES = 8
+LONG_NUMBER = 3
+# What torch's autograd appends to an operator's name.
+_AUTOGRAD = re.compile(r", (?:seq|op_id|sizes|input_op_ids|stashed_seq|fwd_thread_id) = .*$", re.DOTALL)
+_HEX = re.compile(r"\b0x[0-9a-fA-F]+\b|\b(?=[0-9a-f-]*[0-9])(?=[0-9a-f-]*[a-f])[0-9a-f]{6,}(?:-[0-9a-f]{4,})*\b")
+_NUMBERS = re.compile(r"(?<![A-Za-z0-9])\d+(?:\.\d+)*(?![A-Za-z0-9])")
+_LIST = re.compile(r"\[[\s,\[\]()N]*\]|\((?=[^)]*,)[\s,\[\]()N]*\)")
+_DIGITS = re.compile(r"\d+")
 
 
 class _Order:
@@ -68,30 +92,53 @@ def _sorted(owner: Ints, at: Ints) -> tuple[Ints | None, Ints, Ints]:
     return order, owner[order], at[order]
 
 
-class Launched:
-    """GPU work in the order of its launching calls."""
+@dataclass(frozen=True, kw_only=True)
+class _Caused:
+    """What ranges own besides the launches of their own threads: the rows of `index`, those of a range one slice."""
 
-    def __init__(self, timeline: Timeline, work: Activities) -> None:
+    index: Ints
+    first: Ints
+    count: Ints
+
+
+def _caused(ownership: Ownership, row: Ints, owner: Ints, keep: Ints) -> _Caused:
+    """Rows that the chosen ranges own, by the innermost owner of each: a range owns also what those inside it own."""
+    position, range_index = ownership.with_ancestors(owner)
+    order = np.argsort(range_index, kind="stable")
+    ordered = range_index[order]
+    first = np.searchsorted(ordered, keep, "left")
+    return _Caused(index=row[position[order]], first=first, count=np.searchsorted(ordered, keep, "right") - first)
+
+
+class _Launched:
+    """The GPU work of one table that the chosen ranges own: first and count of what their own threads launched."""
+
+    def __init__(self, timeline: Timeline, work: Activities, ownership: Ownership, keep: Ints) -> None:
         known = work.call >= 0
-        self._all_known = bool(known.all())
-        pick = slice(None) if self._all_known else np.flatnonzero(known)
+        pick = slice(None) if bool(known.all()) else np.flatnonzero(known)
         call = work.call[pick]
         calls = timeline.calls
         none = np.zeros(0, np.int64)
         thread = calls.thread[call] if len(calls) else none
         at = calls.start_ns[call] if len(calls) else none
         self._order = _Order(timeline, thread, at)
+        self.work = work
+        self._pick = pick if len(calls) else none
         self._start, self._end, self._name = work.start_ns[pick], work.end_ns[pick], work.name[pick]
         if not len(calls):
             self._start = self._end = self._name = none
-        self._wide = np.zeros(0, np.bool_)
         self._views: dict[bool, tuple[Ints, Ints, Ints]] = {}
+        chosen = _take(timeline.ranges, keep)
+        self._first, self._count, self._wide = self._order.slices(chosen)
+        self.unlaunched = place_unlaunched(timeline, work, ownership)
+        row, owner = self.unlaunched.index, self.unlaunched.owner
+        if ownership.cause is not None:
+            mine = np.flatnonzero(known)
+            row, owner = np.concatenate((mine, row)), np.concatenate((ownership.cause[work.call[mine]], owner))
+        self._caused = _caused(ownership, row, owner, keep) if bool((owner >= 0).any()) else None
+        self.count = self._count if self._caused is None else self._count + self._caused.count
 
-    def inside(self, ranges: Ranges) -> tuple[Ints, Ints]:
-        first, count, self._wide = self._order.slices(ranges)
-        return first, count
-
-    def view(self, by_process: bool) -> tuple[Ints, Ints, Ints]:
+    def _view(self, by_process: bool) -> tuple[Ints, Ints, Ints]:
         """Start, end and name in the order the slices index."""
         key = by_process and not self._order.same_order
         if key not in self._views:
@@ -102,31 +149,52 @@ class Launched:
             )
         return self._views[key]
 
-    def time_between(self, first: Ints, count: Ints) -> Ints:
-        """The summed time of the slices."""
-        out = np.zeros(len(first), np.int64)
+    def total(self, value: Ints) -> Ints:
+        """The sum of a column of the table over the work of each range."""
+        out = np.zeros(len(self._first), np.int64)
         for by_process in (False, True):
             mine = self._wide == by_process
             if not mine.any():
                 continue
-            start, end, _ = self.view(by_process)
-            before = _sums_before(end - start)
-            out[mine] = before[(first + count)[mine]] - before[first[mine]]
+            key = by_process and not self._order.same_order
+            before = _sums_before(self._order.arrange(value[self._pick], by_process=key))
+            out[mine] = before[(self._first + self._count)[mine]] - before[self._first[mine]]
+        if self._caused is not None:
+            before = _sums_before(value[self._caused.index])
+            out += before[self._caused.first + self._caused.count] - before[self._caused.first]
         return out
 
+    def pieces(self, part: Ints, *, by_process: bool) -> tuple[Ints, Ints, Ints, Ints]:
+        """The work of some ranges of one style: the position of the range in `part`, start, end and name."""
+        view = self._view(by_process)
+        index = expand(self._first[part], self._count[part])
+        owner = np.repeat(np.arange(len(part)), self._count[part])
+        start, end, name = (column[index] for column in view)
+        if self._caused is None or not self._caused.count[part].any():
+            return owner, start, end, name
+        more = self._caused.index[expand(self._caused.first[part], self._caused.count[part])]
+        return (
+            np.concatenate((owner, np.repeat(np.arange(len(part)), self._caused.count[part]))),
+            np.concatenate((start, self.work.start_ns[more])),
+            np.concatenate((end, self.work.end_ns[more])),
+            np.concatenate((name, self.work.name[more])),
+        )
 
-class LaunchCalls:
+
+class _LaunchCalls:
     """Host calls that started GPU work, each counted once however much it started."""
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: Timeline, ownership: Ownership) -> None:
         calls = timeline.calls
+        self._ownership = ownership
         # Nearly all calls kept of a capture launch: the others count nothing, which is cheaper than to leave them out.
         self._order = _Order(timeline, calls.thread, calls.start_ns)
         self._launches = calls.launches.view(np.int8)
         self._length = calls.end_ns - calls.start_ns
         self._length[~calls.launches] = 0
 
-    def inside(self, ranges: Ranges) -> tuple[Ints, Ints]:
+    def inside(self, ranges: Ranges, keep: Ints) -> tuple[Ints, Ints]:
+        """How many calls each range made or had made for it, and their summed time, also where several threads call."""
         first, among, wide = self._order.slices(ranges)
         count, time = np.zeros(len(first), np.int64), np.zeros(len(first), np.int64)
         for by_process in (False, True):
@@ -136,6 +204,12 @@ class LaunchCalls:
                 for column, out in ((self._launches, count), (self._length, time)):
                     before = _sums_before(self._order.arrange(column, by_process=by_process))
                     out[mine] = before[high] - before[low]
+        if self._ownership.cause is not None:
+            row = np.flatnonzero(self._ownership.cause >= 0)
+            caused = _caused(self._ownership, row, self._ownership.cause[row], keep)
+            for column, out in ((self._launches, count), (self._length, time)):
+                before = _sums_before(column[caused.index])
+                out += before[caused.first + caused.count] - before[caused.first]
         return count, time
 
 
@@ -152,11 +226,16 @@ BATCH_PAIRS = 250_000
 
 @dataclass(frozen=True, kw_only=True)
 class RangeInstances:
-    """Columns, one entry per counted range instance; `name` indexes the timeline's names, -1 in `parent_name`: none."""
+    """Columns, one entry per counted range instance; `name` indexes the timeline's names, -1 in `parent_name`: none.
+
+    `unlaunched` is about the capture's kernels without a recorded launch; `ambiguous_launches` counts the launch calls
+    of threads that may have worked for ranges of several others. `devices_by_key` is None where one GPU did it all.
+    """
 
     name: Ints
     parent_name: Ints
     process_wide: Flags
+    process: Ints
     start_ns: Ints
     wall_ns: Ints
     kernel_count: Ints
@@ -169,36 +248,63 @@ class RangeInstances:
     warmup_left_out: int
     repeats_left_out: int
     kernels_by_key: dict[int, tuple[Ints, Ints, Ints]]
+    devices_by_key: dict[int, int] | None
+    unlaunched: Unlaunched
+    ambiguous_launches: int
 
     def __len__(self) -> int:
         return len(self.name)
+
+    @property
+    def notes(self) -> list[str]:
+        """What to say about kernels of which it is not certain which range launched them."""
+        found, notes = self.unlaunched, []
+        unowned = len(found.index) - found.placed
+        if unowned:
+            queued = f", {found.queued_before} of them queued before the first recorded launch of their stream"
+            notes.append(
+                f"{unowned} kernel(s) have no recorded launch and belong to no range"
+                + (queued if found.queued_before else "")
+            )
+        if found.placed:
+            notes.append(
+                f"{found.placed} kernel(s) have no recorded launch and are counted in the range that launched the work "
+                "before and after them on their stream"
+            )
+        if self.ambiguous_launches:
+            notes.append(
+                f"{self.ambiguous_launches} launch(es) of a thread without ranges could belong to ranges of several "
+                "threads and are counted in none of them"
+            )
+        return notes
 
 
 def measure_ranges(timeline: Timeline, maps: Mapping[int, IdleMap], *, detailed_names: int = 32) -> RangeInstances:
     """Measure every range that is neither warm-up nor inside a range of its own name."""
     ranges = timeline.ranges
-    warm = warmup_ranges(timeline)
-    parent_name, repeats = _parents(timeline)
+    ownership = find_ownership(timeline)
+    warm = _inherited(warmup_ranges(timeline), ownership)
+    parent = ownership.parent
+    parent_name = np.where(parent >= 0, ranges.name[np.maximum(parent, 0)], -1) if len(ranges) else parent
+    repeats = repeats_ancestor(parent, ranges.name)
     keep = np.flatnonzero(~warm & ~repeats)
     chosen = _take(ranges, keep)
-    kernels = Launched(timeline, timeline.kernels)
-    graphs = Launched(timeline, timeline.graphs)
-    calls = LaunchCalls(timeline)
-    k_first, k_count = kernels.inside(chosen)
-    g_first, g_count = graphs.inside(chosen)
-    kernel_ns = kernels.time_between(k_first, k_count)
+    kernels = _Launched(timeline, timeline.kernels, ownership, keep)
+    graphs = _Launched(timeline, timeline.graphs, ownership, keep)
+    kernel_ns = kernels.total(timeline.kernels.end_ns - timeline.kernels.start_ns)
     detailed = _most_expensive(range_keys(chosen.name, chosen.process_wide), kernel_ns, detailed_names)
-    busy, by_name = _busy(timeline, kernels, graphs, (k_first, k_count, g_first, g_count), chosen, detailed)
-    launch_calls, launch_ns = calls.inside(chosen)
+    busy, by_name = _busy(timeline, kernels, graphs, chosen, detailed)
+    launch_calls, launch_ns = _LaunchCalls(timeline, ownership).inside(chosen, keep)
     return RangeInstances(
         name=chosen.name,
         parent_name=parent_name[keep],
         process_wide=chosen.process_wide,
+        process=timeline.thread_process[chosen.thread] if len(keep) else keep,
         start_ns=chosen.start_ns,
         wall_ns=chosen.end_ns - chosen.start_ns,
-        kernel_count=k_count,
+        kernel_count=kernels.count,
         kernel_ns=kernel_ns,
-        graph_launches=g_count,
+        graph_launches=graphs.count,
         gpu_busy_ns=busy,
         launch_calls=launch_calls,
         launch_ns=launch_ns,
@@ -206,7 +312,18 @@ def measure_ranges(timeline: Timeline, maps: Mapping[int, IdleMap], *, detailed_
         warmup_left_out=int(warm.sum()),
         repeats_left_out=int((repeats & ~warm).sum()),
         kernels_by_key=by_name,
+        devices_by_key=_devices(range_keys(chosen.name, chosen.process_wide), (kernels, graphs)),
+        unlaunched=kernels.unlaunched,
+        ambiguous_launches=ownership.ambiguous,
     )
+
+
+def _inherited(warm: Flags, ownership: Ownership) -> Flags:
+    """Ranges of a thread that works for a warm-up are part of it."""
+    if ownership.cause is None or not warm.any():
+        return warm
+    position, around = ownership.with_ancestors(np.arange(len(warm)))
+    return np.bincount(position, weights=warm[around], minlength=len(warm)) > 0
 
 
 def warmup_ranges(timeline: Timeline) -> Flags:
@@ -232,19 +349,6 @@ def _inside_one(start: Ints, end: Ints, ranges: Ranges) -> Flags:
     return (index >= 0) & (reach[np.maximum(index, 0)] >= ranges.end_ns)
 
 
-def _parents(timeline: Timeline) -> tuple[Ints, Flags]:
-    """The name of the range around each push/pop range, and whether a range of the same name is around it."""
-    ranges = timeline.ranges
-    name = np.full(len(ranges), -1, np.int64)
-    repeats = np.zeros(len(ranges), np.bool_)
-    own = np.flatnonzero(~ranges.process_wide)
-    tree = nest(ranges.thread[own], ranges.start_ns[own], ranges.end_ns[own])
-    has = tree.parent >= 0
-    name[own[has]] = ranges.name[own[tree.parent[has]]]
-    repeats[own] = tree.repeats_ancestor(ranges.name[own])
-    return name, repeats
-
-
 def _take(ranges: Ranges, index: Ints) -> Ranges:
     return Ranges(
         start_ns=ranges.start_ns[index],
@@ -268,36 +372,40 @@ def _most_expensive(key: Ints, time_ns: Ints, limit: int) -> Ints:
 
 
 def _busy(
-    timeline: Timeline,
-    kernels: Launched,
-    graphs: Launched,
-    slices: tuple[Ints, Ints, Ints, Ints],
-    ranges: Ranges,
-    detailed: Ints,
+    timeline: Timeline, kernels: _Launched, graphs: _Launched, ranges: Ranges, detailed: Ints
 ) -> tuple[Ints, dict[int, tuple[Ints, Ints, Ints]]]:
     """The union of each range's kernels and whole graphs, and the kernels of the detailed ranges by name."""
-    k_first, k_count, g_first, g_count = slices
     busy = np.zeros(len(ranges), np.int64)
     tally = _Tally(detailed, timeline)
+    pairs = kernels.count + graphs.count
     for by_process in (False, True):
-        mine = np.flatnonzero((ranges.process_wide == by_process) & (k_count + g_count > 0))
+        mine = np.flatnonzero((ranges.process_wide == by_process) & (pairs > 0))
         if not len(mine):
             continue
-        ks, ke, kn = kernels.view(by_process)
-        gs, ge, _ = graphs.view(by_process)
-        batch = np.cumsum(k_count[mine] + g_count[mine]) // BATCH_PAIRS
+        batch = np.cumsum(pairs[mine]) // BATCH_PAIRS
         for part in np.split(mine, np.flatnonzero(np.diff(batch)) + 1):
-            index = expand(k_first[part], k_count[part])
-            owner = np.repeat(np.arange(len(part)), k_count[part])
-            start, end = ks[index], ke[index]
+            owner, start, end, name = kernels.pieces(part, by_process=by_process)
             keys = range_keys(ranges.name[part], ranges.process_wide[part])
-            tally.add(keys[owner], kn[index], end - start)
-            if g_count[part].any():
-                graph = expand(g_first[part], g_count[part])
-                owner = np.concatenate((owner, np.repeat(np.arange(len(part)), g_count[part])))
-                start, end = np.concatenate((start, gs[graph])), np.concatenate((end, ge[graph]))
+            tally.add(keys[owner], name, end - start)
+            if graphs.count[part].any():
+                graph_owner, graph_start, graph_end, _ = graphs.pieces(part, by_process=by_process)
+                owner = np.concatenate((owner, graph_owner))
+                start, end = np.concatenate((start, graph_start)), np.concatenate((end, graph_end))
             busy[part] = segment_union(owner, start, end, len(part))
     return busy, tally.result()
+
+
+def _devices(key: Ints, tables: Sequence[_Launched]) -> dict[int, int] | None:
+    """On how many GPUs the work of each range key ran, those of each process by themselves; None where there is one."""
+    codes = [(t.work.process.astype(np.int64) << 32) + t.work.device for t in tables]
+    gpus = distinct(np.concatenate(codes))
+    if len(gpus) < 2:
+        return None
+    found: Counter[int] = Counter()
+    for gpu in gpus.tolist():
+        ran = np.add.reduce([t.total((c == gpu).astype(np.int8)) for t, c in zip(tables, codes, strict=True)])
+        found.update(distinct(key[ran > 0]).tolist())
+    return dict(found)
 
 
 class _Tally:
@@ -340,3 +448,55 @@ def _idle(timeline: Timeline, ranges: Ranges, maps: Mapping[int, IdleMap]) -> Id
         for key, column in columns.items():
             column[mine] = split.__dict__[key]
     return IdleSplit(**columns)
+
+
+def merge_range_names(timeline: Timeline) -> Timeline:
+    """The timeline with one name for ranges that are one."""
+    codes = [int(code) for code in distinct(timeline.ranges.name)]
+    if len(codes) < 2:
+        return timeline
+    merged = merged_names([timeline.names[code] for code in codes])
+    if all(timeline.names[code] == name for code, name in zip(codes, merged, strict=True)):
+        return timeline
+    names = list(dict.fromkeys((*timeline.names, *merged)))
+    place = {name: code for code, name in enumerate(names)}
+    recode = np.arange(len(timeline.names), dtype=np.int64)
+    recode[codes] = [place[name] for name in merged]
+    ranges = replace(timeline.ranges, name=recode[timeline.ranges.name])
+    return replace(timeline, names=tuple(names), ranges=ranges)
+
+
+def merged_names(names: list[str]) -> list[str]:
+    """For each name the one it is counted under."""
+    plain = [name if name.startswith(MODULE_PREFIX) else _without_numbers(name) for name in names]
+    families: dict[str, set[str]] = defaultdict(set)
+    for name in plain:
+        families[_DIGITS.sub(VARIABLE, name)].add(name)
+    numbered = {family for family, members in families.items() if _is_numbered(members)}
+    found = [
+        family if not name.startswith(MODULE_PREFIX) and (family := _DIGITS.sub(VARIABLE, name)) in numbered else name
+        for name in plain
+    ]
+    alone: dict[str, set[str]] = defaultdict(set)
+    for name, family in zip(names, found, strict=True):
+        alone[family].add(name)
+    return [
+        name if len(alone[family]) == 1 and not _AUTOGRAD.search(name) else family
+        for name, family in zip(names, found, strict=True)
+    ]
+
+
+def _without_numbers(name: str) -> str:
+    """What stays of a name when numbers, ids and lists of sizes are taken out."""
+    name = _AUTOGRAD.sub("", name)
+    name = _NUMBERS.sub(VARIABLE, _HEX.sub(VARIABLE, name))
+    return _LIST.sub(f"[{VARIABLE}]", name)
+
+
+def _is_numbered(members: set[str]) -> bool:
+    """Whether names that differ in numbers inside words are too many, or their numbers too long, to be names."""
+    if len(members) < 2:
+        return False
+    columns = zip(*(_DIGITS.findall(name) for name in sorted(members)), strict=True)
+    longest = max((max(map(len, column)) for column in columns if len(set(column)) > 1), default=0)
+    return len(members) > FEW_NAMES or longest >= LONG_NUMBER

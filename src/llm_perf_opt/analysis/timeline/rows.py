@@ -121,6 +121,10 @@ class RangeRow:
     `typical` is the instance of median wall time: the first ones carry one-time costs. GPU times are None where no
     capture holds GPU work. `kernels` is None where there are too many range names to tally each.
     `wall_spread` is the distance between the quartiles of the wall times over their median.
+
+    Where the instances are those of several `processes` (ranks or repeats), all times and counts are sums over them;
+    `devices` is on how many GPUs the work of the range ran, counted in each process by itself. `wall_ns` counts time in
+    which several instances were open several times, `elapsed_ns` once in each capture.
     """
 
     name: str
@@ -140,3 +144,6 @@ class RangeRow:
     typical: RangeInstance
     kernels: tuple[RangeKernel, ...] | None
     wall_spread: float = 0.0
+    elapsed_ns: int = 0
+    processes: int = 1
+    devices: int = 1

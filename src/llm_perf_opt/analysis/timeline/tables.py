@@ -95,7 +95,23 @@ def _row(
         typical=range_instance(parts[middle_source][1], middle, middle_source, seen=seen),
         kernels=kernels,
         wall_spread=(walls[-1 - quarter][0] - walls[quarter][0]) / max(walls[(len(walls) - 1) // 2][0], 1),
+        elapsed_ns=sum(_elapsed(parts[s][1], g) for s, g in groups),
+        processes=sum(len(distinct(parts[s][1].process[g])) for s, g in groups),
+        devices=sum(_devices(parts[s][1], g) for s, g in groups),
     )
+
+
+def _elapsed(instances: RangeInstances, group: Ints) -> int:
+    """When at least one of some instances was open."""
+    start = instances.start_ns[group]
+    return union(start, start + instances.wall_ns[group]).total
+
+
+def _devices(instances: RangeInstances, group: Ints) -> int:
+    """On how many GPUs the work of the instances of one name ran."""
+    key = int(range_keys(instances.name[group[:1]], instances.process_wide[group[:1]])[0])
+    works = bool((instances.kernel_count[group] + instances.graph_launches[group]).any())
+    return int(works) if instances.devices_by_key is None else instances.devices_by_key.get(key, 0)
 
 
 def range_instance(instances: RangeInstances, index: int, source: int, *, seen: bool) -> RangeInstance:
