@@ -151,6 +151,8 @@ def find_long_gaps(
     held_count = held_ns = 0.0
     setup_end_ns, main = None, _main_process(compute)
     for code, one in maps.items():
+        found: list[Gap] = []
+        own_threads = timeline.thread_process == code
         edges = _gaps(one)
         length = edges.end - edges.start
         chosen = np.flatnonzero(length >= one.long_from_ns)
@@ -167,7 +169,6 @@ def find_long_gaps(
             own = compute if len(maps) == 1 else take(compute, np.flatnonzero(compute.process == code))
             picked = Intervals(start=edges.start[chosen], end=edges.end[chosen])
             around = _Neighbours(timeline, own)
-            own_threads = timeline.thread_process == code
             seen = _look_into(timeline, around, one, picked, weights, source, startup, own_threads)
             looked = _judge_by_spread(seen, around, one)
             found = [each.gap for each in looked]
@@ -177,8 +178,8 @@ def find_long_gaps(
             reasons += added
             held_count += sum(each.weight for each in looked if each.gap.is_held)
             held_ns += sum(each.weight * each.gap.between_ns for each in looked if each.gap.is_held)
-            if code == main:
-                setup_end_ns = _setup_end(found, one, startup.until_work(own_threads, one.busy))
+        if code == main:
+            setup_end_ns = _setup_end(found, one, startup.until_work(own_threads, one.busy))
     gaps.sort(key=lambda gap: (-gap.length_ns, gap.start_ns))
     return LongGaps(
         short_count=short,
