@@ -471,3 +471,33 @@ def test_short_allocations_of_an_export_are_read(tmp_path: Path) -> None:
     export.call(80_000, 81_000, 3, "cudaEventRecord_v3020")
     timeline = read_nsys_sqlite(export.write(tmp_path / "capture.sqlite"))
     assert sorted(timeline.names[code] for code in timeline.calls.name) == ["cudaLaunchKernel", "cudaMalloc_v3020"]
+
+
+@pytest.mark.parametrize(("holds", "verdicts"), [(True, {"new_shapes"}), (False, {"host_work"})])
+def test_a_range_around_a_step_does_not_hide_what_is_built_in_it(
+    tmp_path: Path, holds: bool, verdicts: set[str]
+) -> None:
+    """A range that ends before code is loaded says what the host did; one that holds the launch too does not."""
+    export = Export()
+    for step in range(4):
+        at = 50 * step * MS
+        export.range("step" if holds else "prepare", at, at + (41 if holds else 39) * MS)
+        export.call(at + 39 * MS + 10_000, at + 39 * MS + 60_000, 2 * step + 1, "cuLibraryLoadData")
+        export.call(at + 40 * MS, at + 40 * MS + 5_000, 2 * step + 2, "cuLaunchKernelEx")
+        export.kernel("cudnn_generated_fort_native_sdpa_sm90", at + 40 * MS + 8_000, at + 50 * MS, 2 * step + 2)
+    report = _report(measure_timeline(read_nsys_sqlite(export.write(tmp_path / "capture.sqlite"))))
+    assert {reason.verdict for reason in report.gaps.reasons} == verdicts
+
+
+def test_new_shapes_to_the_end_of_a_capture_are_no_set_up(tmp_path: Path) -> None:
+    export = Export()
+    for step in range(12):
+        at = 50 * step * MS
+        export.call(at + 39 * MS, at + 39 * MS + 50_000, 2 * step + 1, "cuLibraryLoadData")
+        export.call(at + 40 * MS, at + 40 * MS + 5_000, 2 * step + 2, "cuLaunchKernelEx")
+        export.kernel("cudnn_generated_fort_native_sdpa_sm90", at + 40 * MS + 8_000, at + 50 * MS, 2 * step + 2)
+    gaps = _report(measure_timeline(read_nsys_sqlite(export.write(tmp_path / "capture.sqlite")))).gaps
+    assert [(reason.verdict, reason.cost, reason.recurs) for reason in gaps.reasons] == [
+        ("new_shapes", "new_shapes", True)
+    ]
+    assert gaps.setup_end_ns is None

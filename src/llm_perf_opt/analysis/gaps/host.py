@@ -202,6 +202,13 @@ class HostRecord:
         inside = slice(*np.searchsorted(begun, (start, end)))
         return bool((threads[inside] == thread).any())
 
+    def is_only_inside(self, activity: HostActivity, start: int, end: int, thread: int) -> bool:
+        """Whether all that is known of a time is a range around it, which goes on when the time is over."""
+        if activity.kind != RANGE or activity.cost != "host_work":
+            return False
+        around = self._covering(RANGE, start, end, thread, own=True, share=1.0)
+        return any(readable(name) == activity.name for name, _ in around)
+
     def is_warming_up(self, start: int, end: int, thread: int) -> bool:
         """Whether a range of the thread around a time is a warm-up, by its name."""
         return any(is_warmup(name) for name, _ in self._covering(RANGE, start, end, thread, own=True))

@@ -151,7 +151,7 @@ def find_long_gaps(
     held_count = held_ns = 0.0
     setup_end_ns, main = None, _main_process(compute)
     for code, one in maps.items():
-        found: list[Gap] = []
+        once: list[Gap] = []
         own_threads = timeline.thread_process == code
         edges = _gaps(one)
         length = edges.end - edges.start
@@ -173,13 +173,14 @@ def find_long_gaps(
             looked = _judge_by_spread(seen, around, one)
             found = [each.gap for each in looked]
             gaps += found
+            once = _one_time(found, around, one)
             added = _reasons(looked, around, one, rest_ns)
             host_ns += sum(reason.host_ns for reason in added)
             reasons += added
             held_count += sum(each.weight for each in looked if each.gap.is_held)
             held_ns += sum(each.weight * each.gap.between_ns for each in looked if each.gap.is_held)
         if code == main:
-            setup_end_ns = _setup_end(found, one, startup.until_work(own_threads, one.busy))
+            setup_end_ns = _setup_end(once, one, startup.until_work(own_threads, one.busy))
     gaps.sort(key=lambda gap: (-gap.length_ns, gap.start_ns))
     return LongGaps(
         short_count=short,
@@ -200,14 +201,17 @@ def _main_process(compute: Activities) -> int | None:
     return int(np.argmax(np.bincount(compute.process))) if len(compute) else None
 
 
+def _one_time(gaps: Sequence[Gap], around: "_Neighbours", one: IdleMap) -> list[Gap]:
+    """Gaps of set-up; building kernels for new shapes is none where new shapes come to the end of the capture."""
+    shapes = [gap for gap in gaps if gap.activity.verdict == "new_shapes" and gap.long_ns > 0]
+    found = [gap for gap in gaps if gap.activity.verdict == "compilation" and gap.long_ns > 0]
+    return found if around.goes_on(_ends(shapes, one)) else found + shapes
+
+
 def _setup_end(gaps: Sequence[Gap], one: IdleMap, startup: Intervals) -> int | None:
     """The end of the start-up after which there is little more of it, in gaps and beside kernels (autotuning)."""
     begin_ns, end_ns = one.span
-    known = [
-        (begin_ns + g.start_ns, begin_ns + g.start_ns + g.length_ns)
-        for g in gaps
-        if g.activity.verdict in ("compilation", "new_shapes") and g.long_ns > 0
-    ]
+    known = [(begin_ns + gap.start_ns, begin_ns + gap.start_ns + gap.length_ns) for gap in gaps]
     known += list(zip(startup.start.tolist(), startup.end.tolist(), strict=True))
     inside = [(max(start, begin_ns), min(end, end_ns)) for start, end in known if start < end_ns and end > begin_ns]
     if not inside:
@@ -276,7 +280,8 @@ def _look_into(
             activity = told = record.during(since, until, thread)
             rests = record.rests(told, since, until, thread, one.long_from_ns)
             pieces = [(record.during(*rest, thread), rest) for rest in rests]
-            if activity.verdict == "unknown" and record.has_loaded(start, end, thread):
+            is_silent = activity.verdict == "unknown" or record.is_only_inside(activity, since, until, thread)
+            if is_silent and record.has_loaded(start, end, thread):
                 # Where nothing else says what the host did before it loaded such a kernel, it built it.
                 built = around.built_soon(end)
                 if built is not None:
