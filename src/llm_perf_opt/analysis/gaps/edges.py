@@ -5,7 +5,6 @@ range counts that holds the kernel itself, a request or a step that began long b
 without such a range has operators and Python frames of the thread that launches; only they are counted then.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -13,9 +12,10 @@ from typing import Literal
 import numpy as np
 
 from llm_perf_opt.analysis.gaps.host import FRAME, OPERATOR, RANGE, HostRecord
-from llm_perf_opt.analysis.gaps.verdict import Verdict, readable
+from llm_perf_opt.analysis.gaps.startup import StartUp, find_start_up
+from llm_perf_opt.analysis.gaps.verdict import HostCost, Verdict, means, readable
 from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS, IdleMap
-from llm_perf_opt.analysis.timeline.intervals import Flags, Ints, nest, union
+from llm_perf_opt.analysis.timeline.intervals import Flags, nest, union
 from llm_perf_opt.analysis.timeline.ranges import warmup_ranges
 from llm_perf_opt.analysis.timeline.timeline import Activities, HostEvents, Timeline, distinct, grouped, join, take
 
@@ -30,17 +30,6 @@ FEW_KERNELS = 10
 # What covers this much of an edge says what the host did there.
 TELLS = 0.5
 SHOWN = 4
-# Loading and building a model, by the names of ranges and frames, or of operators that fill weights with numbers: paid
-# once, also inside of a range with kernels.
-_SETS_UP = re.compile(
-    r"from_pretrained|torch/serialization\.py|safetensors|<frozen importlib|: (__init__|_?init\w*|set_?up\w*)$"
-    r"|\b(load|loading|build|init|initiali[sz]e|create|set_?up)[ _]?(the[ _])?(model|weights|checkpoint|state_dict)\b"
-    r"|\b(model|weights|checkpoint)[ _]?(load|loading|init|initiali[sz]ation|build|set_?up)\b"
-    r"|^(set_?up|init|initiali[sz](e|ation)|imports?)$|^aten::(rand(n|int)?|(trunc_)?normal_|uniform_|random_)$",
-    re.IGNORECASE,
-)
-# The profiler starts before the first kernel, and stops and writes after the last.
-_PROFILES = re.compile(r"torch/(profiler|autograd/profiler|_C/_profiler)|\bprofiler\.py|_(dis|en)able_profiler|kineto")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +47,8 @@ class HostEdge:
 
     `range_name` is the range that holds it and the kernel next to it, None where only operators and frames tell;
     `is_whole`: that one instance holds all GPU work, and takes `range_ns`. `parts` are what takes most of the time.
+    `startup_ns` of it are start-up by what the runtime does (CUDA and its libraries begin, modules are loaded), and
+    `startup_cost` is most of that.
     """
 
     when: When
@@ -67,12 +58,14 @@ class HostEdge:
     range_ns: int
     verdict: Verdict
     parts: tuple[HostPart, ...]
+    startup_ns: int = 0
+    startup_cost: HostCost | None = None
 
     @property
     def sets_up(self) -> bool:
         """Whether a longer run would not pay it again, by what is known of it."""
-        told = sum(part.time_ns for part in self.parts if _SETS_UP.search(part.name))
-        return self.verdict in ("compilation", "new_shapes") or told >= TELLS * self.length_ns
+        told = sum(part.time_ns for part in self.parts if means(part.name, "sets_up"))
+        return self.verdict in ("compilation", "new_shapes") or max(told, self.startup_ns) >= TELLS * self.length_ns
 
     @property
     def waits(self) -> bool:
@@ -103,7 +96,8 @@ def find_edges(
             ranges = timeline.ranges
             runs_on = [code for code in distinct(ranges.name).tolist() if timeline.names[code] in run_on]
             counts = ~warmup_ranges(timeline) & ~np.isin(ranges.name, runs_on)
-            edges = [_edge(timeline, maps[int(owners[0])], work, when, counts) for when in WHEN]
+            startup = find_start_up(timeline, maps)
+            edges = [_edge(timeline, maps[int(owners[0])], work, when, counts, startup) for when in WHEN]
             # What the profiler does, a run without it does not.
             found += [edge for edge in edges if edge is not None and edge.verdict != "profiler"]
     setup_ns = sum(edge.length_ns for edge in found if edge.sets_up)
@@ -130,17 +124,21 @@ def _merged(edges: Sequence[HostEdge], captures: int) -> HostEdge:
         length_ns=sum(edge.length_ns for edge in edges),
         is_whole=is_one and all(edge.is_whole for edge in edges),
         range_ns=sum(edge.range_ns for edge in edges),
+        startup_ns=sum(edge.startup_ns for edge in edges),
         parts=tuple(HostPart(kind=kind, name=name, time_ns=time_ns) for (kind, name), time_ns in ordered),
     )
 
 
-def _edge(timeline: Timeline, one: IdleMap, work: Activities, when: When, counts: Flags) -> HostEdge | None:
+def _edge(
+    timeline: Timeline, one: IdleMap, work: Activities, when: When, counts: Flags, startup: StartUp
+) -> HostEdge | None:
     """One side of a capture; `counts` are the ranges that may hold it."""
     calls, ranges, is_first = timeline.calls, timeline.ranges, when == "before"
     call = int(work.call[np.argmin(work.start_ns) if is_first else np.argmax(work.end_ns)])
-    at_ns, threads = int(calls.start_ns[call]), distinct(calls.thread[work.call])
+    at_ns, threads = int(calls.start_ns[call]), np.zeros(len(timeline.thread_process), np.bool_)
+    threads[calls.thread[work.call]] = True
     process = timeline.thread_process[calls.thread[call]]
-    launches = np.isin(ranges.thread, threads)
+    launches = threads[ranges.thread]
     launches |= ranges.process_wide & (timeline.thread_process[ranges.thread] == process)
     around = np.flatnonzero(counts & launches & (ranges.start_ns <= at_ns) & (ranges.end_ns > at_ns))
     outer = None
@@ -165,6 +163,8 @@ def _edge(timeline: Timeline, one: IdleMap, work: Activities, when: When, counts
     if length_ns < LONG_GAP_NS:
         return None
     record = HostRecord(timeline, (end_ns - start_ns) // 2)
+    spent = startup.once(threads).covered_before(np.array([start_ns, end_ns]))
+    started = startup.costliest(start_ns, end_ns, threads)
     is_whole = outer is not None and ranges.start_ns[outer] <= one.span[0] and ranges.end_ns[outer] >= one.span[1]
     return HostEdge(
         when=when,
@@ -174,21 +174,23 @@ def _edge(timeline: Timeline, one: IdleMap, work: Activities, when: When, counts
         range_ns=0 if outer is None else int(ranges.end_ns[outer] - ranges.start_ns[outer]),
         verdict=record.during(start_ns, end_ns, int(calls.thread[call])).verdict,
         parts=_parts(timeline.names, recorded, length_ns),
+        startup_ns=int(spent[1] - spent[0]),
+        startup_cost=None if started is None else started[0],
     )
 
 
-def _reach(timeline: Timeline, threads: Ints, *, is_first: bool) -> int:
+def _reach(timeline: Timeline, threads: Flags, *, is_first: bool) -> int:
     """The start of the first, or the end of the last, operator or frame of some threads; 0 where there is none."""
     found = []
     for events in (timeline.operators, timeline.frames):
-        mine = np.isin(events.thread, threads)
+        mine = threads[events.thread]
         if mine.any():
             found.append(int(events.start_ns[mine].min() if is_first else events.end_ns[mine].max()))
     return 0 if not found else min(found) if is_first else max(found)
 
 
 def _outermost(
-    timeline: Timeline, events: HostEvents, window: tuple[int, int], threads: Ints, around_ns: int | None
+    timeline: Timeline, events: HostEvents, window: tuple[int, int], threads: Flags, around_ns: int | None
 ) -> HostEvents:
     """Events of some threads inside a window, cut to it, that lie in no other; without the profiler's own.
 
@@ -196,13 +198,13 @@ def _outermost(
     """
     start_ns, end_ns = window
     keeps = (events.start_ns < end_ns) & (events.end_ns > start_ns) & (events.name >= 0)
-    keeps &= np.isin(events.thread, threads)
+    keeps &= threads[events.thread]
     if around_ns is not None:
         keeps &= (events.start_ns > around_ns) | (events.end_ns <= around_ns)
     picked = np.flatnonzero(keeps)
     tree = nest(events.thread[picked], events.start_ns[picked], events.end_ns[picked])
     picked = picked[tree.parent < 0]
-    own = [code for code in distinct(events.name[picked]).tolist() if _PROFILES.search(timeline.names[code])]
+    own = [code for code in distinct(events.name[picked]).tolist() if means(timeline.names[code], "profiles")]
     picked = picked[~np.isin(events.name[picked], own)]
     return HostEvents(
         start_ns=np.maximum(events.start_ns[picked], start_ns),

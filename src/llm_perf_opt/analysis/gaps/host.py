@@ -1,11 +1,12 @@
 """What a host thread did during a time."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from llm_perf_opt.analysis.gaps.verdict import Verdict, judge, judge_overhead, loads_code, readable
+from llm_perf_opt.analysis.gaps.owners import LONGEST_CHAIN, HostOwner, owner_of
+from llm_perf_opt.analysis.gaps.verdict import HostCost, Judged, Verdict, flags_of, judge, judge_overhead, readable
 from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
 from llm_perf_opt.analysis.timeline.timeline import HostEvents, Timeline, grouped, is_warmup
 
@@ -27,16 +28,26 @@ FIRST_CALLS, UNUSUAL_FIRST = 3, 5
 AGAIN = 0.5
 # Frames of the interpreter itself tell less than their caller.
 _BUILT_IN = "<built-in"
+FIRST_USE = Judged(verdict="compilation", cost="first_use")
+STALLS = Judged(verdict="stalls", cost="stall")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostActivity:
-    """The work that explains a time: what it is called, what kind of thing that is, and the range around it."""
+    """The work that explains a time: what it is called, what kind of thing that is, and the range around it.
+
+    `cost` is the finer kind of work. `owner` are the Python functions the time was spent in, leaf first, the user's own
+    code last; where no frame tells, the operators around it, innermost first. `user_code` is the innermost function of
+    the user's own, None where none is known.
+    """
 
     verdict: Verdict
+    cost: HostCost = "unknown"
     kind: str | None
     name: str | None
     where: str | None
+    owner: tuple[str, ...] = ()
+    user_code: str | None = None
 
 
 NOTHING = HostActivity(verdict="unknown", kind=None, name=None, where=None)
@@ -100,13 +111,32 @@ class HostRecord:
 
         A pause of the profiler comes first: what the host did in it, it would have done in no time.
         """
-        return (
+        found = (
             self._paused(start, end, thread)
             or self._find(start, end, thread, own=True)
             or self._find(start, end, thread, own=False)
             or self._calls_of(start, end, thread)
             or NOTHING
         )
+        owner = self._owner(start, end, thread)
+        return replace(found, owner=owner.chain, user_code=owner.user_code)
+
+    def _owner(self, start: int, end: int, thread: int) -> HostOwner:
+        """By Python frames, else by operators."""
+        frames = self._frames
+        if len(frames):
+            index = frames.near(start, end)
+            found = owner_of(self._names, frames, index[frames.thread[index] == thread], start, end)
+            if found.chain:
+                return found
+        around = dict.fromkeys(name for name, _ in self._covering(OPERATOR, start, end, thread, own=True))
+        return HostOwner(chain=tuple(readable(name) for name in [*around][:LONGEST_CHAIN]))
+
+    @cached_property
+    def _frames(self) -> "_Long":
+        """All frames there are: many short calls of one function may own a time together."""
+        frames = self._sources[FRAME]
+        return _Long(start_ns=frames.start_ns, end_ns=frames.end_ns, name=frames.name, thread=frames.thread)
 
     def rests(self, activity: HostActivity, start: int, end: int, thread: int, least_ns: int) -> list[tuple[int, int]]:
         """The times before and after the one event of the thread that explains a time, where they last that long.
@@ -135,8 +165,8 @@ class HostRecord:
             return None
         names, place = grouped(events.name[index])
         name = self._names[int(names[np.argmax(np.bincount(place, weights=overlap))])]
-        verdict, _ = judge([name], [name])
-        return HostActivity(verdict=verdict, kind=CALL, name=readable(name), where=None)
+        told = judge([name], [name])
+        return HostActivity(verdict=told.verdict, cost=told.cost, kind=CALL, name=readable(name), where=None)
 
     def _paused(self, start: int, end: int, thread: int) -> HostActivity | None:
         """The profiler, or the driver that loads code, if their pauses fill half of a time."""
@@ -145,16 +175,17 @@ class HostRecord:
             return None
         overlap = np.minimum(pauses.end_ns, end) - np.maximum(pauses.start_ns, start)
         inside = np.flatnonzero((overlap > 0) & (self._process[pauses.thread] == self._process[thread]))
-        spent: dict[Verdict, dict[str, int]] = {}
+        spent: dict[tuple[Verdict, HostCost], dict[str, int]] = {}
         for index in inside.tolist():
             name = self._names[int(pauses.name[index])]
-            verdict = judge_overhead(name)
-            if verdict is not None:
-                names = spent.setdefault(verdict, {})
+            told = judge_overhead(name)
+            if told is not None:
+                names = spent.setdefault((told.verdict, told.cost), {})
                 names[name] = names.get(name, 0) + int(overlap[index])
-        for verdict, names in spent.items():
+        for (verdict, cost), names in spent.items():
             if sum(names.values()) >= COVERS * (end - start):
-                return HostActivity(verdict=verdict, kind=OVERHEAD, name=max(names, key=names.__getitem__), where=None)
+                most = max(names, key=names.__getitem__)
+                return HostActivity(verdict=verdict, cost=cost, kind=OVERHEAD, name=most, where=None)
         return None
 
     def place(self, start: int, end: int, thread: int) -> str | None:
@@ -171,6 +202,13 @@ class HostRecord:
         inside = slice(*np.searchsorted(begun, (start, end)))
         return bool((threads[inside] == thread).any())
 
+    def is_only_inside(self, activity: HostActivity, start: int, end: int, thread: int) -> bool:
+        """Whether all that is known of a time is a range around it, which goes on when the time is over."""
+        if activity.kind != RANGE or activity.cost != "host_work":
+            return False
+        around = self._covering(RANGE, start, end, thread, own=True, share=1.0)
+        return any(readable(name) == activity.name for name, _ in around)
+
     def is_warming_up(self, start: int, end: int, thread: int) -> bool:
         """Whether a range of the thread around a time is a warm-up, by its name."""
         return any(is_warmup(name) for name, _ in self._covering(RANGE, start, end, thread, own=True))
@@ -178,12 +216,11 @@ class HostRecord:
     @cached_property
     def _loads(self) -> tuple[Ints, Ints]:
         """Starts and threads of the calls that load code, in time."""
-        codes = [code for code in np.unique(self._calls.name).tolist() if code >= 0 and loads_code(self._names[code])]
-        picked = np.flatnonzero(np.isin(self._calls.name, codes))
+        picked = np.flatnonzero(flags_of(self._names, "loads_code")[self._calls.name])
         picked = picked[np.argsort(self._calls.start_ns[picked], kind="stable")]
         return self._calls.start_ns[picked], self._calls.thread[picked]
 
-    def _unusual(self, name: str, start: int, end: int) -> Verdict | None:
+    def _unusual(self, name: str, start: int, end: int) -> Judged | None:
         """Of an operator that took many times what it usually takes: its first calls load, compile or tune something.
 
         A later one that takes so long stalls: whether for new shapes or for something else, its neighbours tell.
@@ -203,8 +240,8 @@ class HostRecord:
             return None
         is_first = start < usual.until_ns and usual.later_ns < AGAIN * (end - start)
         if end - start >= max(FIRST_USE_NS, UNUSUAL * usual.median_ns):
-            return "compilation" if is_first else "stalls"
-        return "compilation" if is_first and end - start >= UNUSUAL_FIRST * usual.median_ns else None
+            return FIRST_USE if is_first else STALLS
+        return FIRST_USE if is_first and end - start >= UNUSUAL_FIRST * usual.median_ns else None
 
     def _find(self, start: int, end: int, thread: int, *, own: bool) -> HostActivity | None:
         stacks = {
@@ -217,18 +254,20 @@ class HostRecord:
         if not inner:
             return None
         near = [name for name, length_ns in inner if length_ns <= NEAR * (end - start)]
-        verdict, said = judge([name for name, _ in inner], near)
-        kind, name = self._named(stacks, said)
-        if kind == RANGE and said is None and own:
+        told = judge([name for name, _ in inner], near)
+        kind, name = self._named(stacks, told.said)
+        if kind == RANGE and told.said is None and own:
             busiest = self._busiest(start, end, thread)
             kind, name = (OPERATOR, busiest) if busiest is not None else (kind, name)
-        if verdict == "host_work" and kind == OPERATOR:
-            verdict = self._unusual(name, start, end) or verdict
-        if verdict in ("host_work", "host_wait", "stalls") and any(is_warmup(around) for around, _ in stacks[RANGE]):
-            verdict = "compilation"
+        if told.cost == "host_work" and kind == OPERATOR:
+            told = self._unusual(name, start, end) or told
+        warms_up = told.verdict in ("host_work", "host_wait", "stalls")
+        if warms_up and any(is_warmup(around) for around, _ in stacks[RANGE]):
+            told = FIRST_USE
         where = next((around for around, _ in stacks[RANGE] if around != name), None)
         return HostActivity(
-            verdict=verdict,
+            verdict=told.verdict,
+            cost=told.cost,
             kind=kind,
             name=readable(name),
             where=where,

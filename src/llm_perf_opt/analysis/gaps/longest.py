@@ -6,26 +6,48 @@ from functools import cached_property
 
 import numpy as np
 
-from llm_perf_opt.analysis.gaps.host import KERNEL, NOTHING, HostActivity, HostRecord
-from llm_perf_opt.analysis.gaps.verdict import Verdict, compiles, is_built, is_built_per_shape, is_launch, is_tuning
+from llm_perf_opt.analysis.gaps.host import CALL, KERNEL, NOTHING, OPERATOR, HostActivity, HostRecord
+from llm_perf_opt.analysis.gaps.startup import RECURRING, StartUp, find_start_up, goes_on
+from llm_perf_opt.analysis.gaps.verdict import (
+    START_UP,
+    HostCost,
+    Verdict,
+    compiles,
+    is_built,
+    is_built_per_shape,
+    is_launch,
+    is_tuning,
+    readable,
+)
 from llm_perf_opt.analysis.kernels.names import short_kernel_name
 from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS, IdleMap
-from llm_perf_opt.analysis.timeline.intervals import Intervals, Ints
-from llm_perf_opt.analysis.timeline.timeline import Activities, Timeline, join, take
+from llm_perf_opt.analysis.timeline.intervals import Flags, Intervals, Ints, intersect, union
+from llm_perf_opt.analysis.timeline.timeline import Activities, Timeline, distinct, join, take
 
 # So many of the longest are looked into, and so many of the rest, which stand for all of it: each is a search.
 MAX_LOOKED_INTO, SAMPLED = 200, 100
 SHOWN = 20
-# Set-up is over where less than this part of what follows is set-up again: some is met in the middle of things.
-LITTLE_SETUP = 0.1
+# Set-up is over where less than this part of what follows is set-up again: some is met in the middle of things. Where
+# there is little of it in all, what lies in this first part of a capture is cut off, and the rest is left alone.
+LITTLE_SETUP, LEADING = 0.06, 0.1
+# Start-up that fills this part of a gap explains all of it, from this part on its own share.
+MOSTLY, SOME = 0.75, 0.25
+# A kernel built by a compiler is among so many that follow on the gap in which its code was loaded.
+SOON = 8
+# Compiled again: so many gaps are followed by kernels half of which followed on an earlier such gap too.
+COMPILED_AGAIN, SAME_KERNELS, LOOKED_AHEAD = 3, 0.5, 16
+# An operator that stalls once in the later part of the work uses nothing for the first time.
+EARLY = 0.5
 # A gap of which this part lies after the launch is not the host's.
 HELD = 0.5
-# Gaps go on to the end of a capture where so many of them are spread over its work: each later quarter of the kernels
-# has half its share of them. Set-up dies out, and where what a gap ends with is new, the gap may be for that.
-RECURRING, QUARTERS, LEAST_SHARE = 5, 4, 0.5
+# What start-up may be taken for.
+REFINED: tuple[Verdict, ...] = ("host_work", "unknown", "allocation", "stalls", "compilation")
 BEFORE_FIRST = "before the first kernel"
 # What set-up is that does not die out.
 GOING_ON: tuple[Verdict, ...] = ("recompilation", "stalls")
+
+# What the host did, and when.
+_Piece = tuple[HostActivity, tuple[int, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +56,7 @@ class Gap:
 
     `start_ns` counts from the first GPU work of the process. `before` and `after` are the kernels around it, `activity`
     is what the host did until it launched what ended the gap (in all of it, where it had launched that already).
+    `waited_in` is the synchronisation call that holds most of the gap's waiting.
     """
 
     source: int
@@ -47,6 +70,7 @@ class Gap:
     before: str | None
     after: str | None
     activity: HostActivity
+    waited_in: str | None = None
 
     @property
     def is_first(self) -> bool:
@@ -62,9 +86,9 @@ class Gap:
 class Reason:
     """Gaps for which the host had the same reason: how many, and how long the GPU waited for the host in them.
 
-    `where` is the range around the longest of them. `recurs`: they come again and again to the end of the capture,
-    before kernels that had run already. `shared` of the gaps are told with another reason first, which
-    fills more of them.
+    `where` is the range around the longest of them, `owner` and `user_code` are those of the longest. `recurs`: they
+    come again and again to the end of the capture, before kernels that had run already. `shared` of the gaps are told
+    with another reason first, which fills more of them.
     """
 
     verdict: Verdict
@@ -75,6 +99,9 @@ class Reason:
     host_ns: int
     recurs: bool = False
     shared: int = 0
+    cost: HostCost = "unknown"
+    owner: tuple[str, ...] = ()
+    user_code: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +111,7 @@ class LongGaps:
     `held_count` and `held_ns` are about long gaps that lie mostly after the return of the launch: something other than
     the host held the work back. `setup_end_ns`: from when on there is little set-up any more, on the capture's own
     clock, in the process that launched most; None where there was none, or several captures. `long_from_ns`: gaps are
-    long from this length on.
+    long from this length on. `long_host_ns` of `long_ns` waited for the host: the reasons add up to it.
     """
 
     short_count: int
@@ -96,26 +123,36 @@ class LongGaps:
     reasons: tuple[Reason, ...]
     setup_end_ns: int | None = None
     long_from_ns: int = LONG_GAP_NS
+    long_host_ns: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Looked:
-    """A gap that was looked into, how many gaps it stands for, and what else the host did in which shares of it."""
+    """A gap that was looked into, how many gaps it stands for, and what the host did in it.
+
+    `parts` add up to the gap's `long_ns`; the first is of its own activity. A sample stands for others as well.
+    """
 
     gap: Gap
     weight: float
-    others: tuple[tuple[HostActivity, float], ...]
+    parts: tuple[tuple[HostActivity, int], ...]
+    is_sample: bool = False
 
 
-def find_long_gaps(timeline: Timeline, maps: Mapping[int, IdleMap], *, source: int = 0) -> LongGaps:
-    """Look into the longest gaps of each process."""
+def find_long_gaps(
+    timeline: Timeline, maps: Mapping[int, IdleMap], *, source: int = 0, startup: StartUp | None = None
+) -> LongGaps:
+    """Look into the longest gaps of each process; `startup` is that of the timeline where it is known already."""
+    startup = find_start_up(timeline, maps) if startup is None else startup
     compute = join([timeline.kernels, timeline.graphs])
-    short = long = long_ns = 0
+    short = long = long_ns = host_ns = 0
     gaps: list[Gap] = []
     reasons: list[Reason] = []
     held_count = held_ns = 0.0
     setup_end_ns, main = None, _main_process(compute)
     for code, one in maps.items():
+        once: list[Gap] = []
+        own_threads = timeline.thread_process == code
         edges = _gaps(one)
         length = edges.end - edges.start
         chosen = np.flatnonzero(length >= one.long_from_ns)
@@ -128,17 +165,22 @@ def find_long_gaps(timeline: Timeline, maps: Mapping[int, IdleMap], *, source: i
             sample = rest[:: -(-len(rest) // SAMPLED)] if len(rest) else rest
             chosen = np.concatenate((chosen[:MAX_LOOKED_INTO], sample))
             weights = [1.0] * (len(chosen) - len(sample)) + [len(rest) / max(len(sample), 1)] * len(sample)
+            rest_ns = int(one.split(edges.start[rest], edges.end[rest]).long_ns.sum()) if len(rest) else 0
             own = compute if len(maps) == 1 else take(compute, np.flatnonzero(compute.process == code))
             picked = Intervals(start=edges.start[chosen], end=edges.end[chosen])
             around = _Neighbours(timeline, own)
-            looked = _judge_by_spread(_look_into(timeline, around, one, picked, weights, source), around, one)
+            seen = _look_into(timeline, around, one, picked, weights, source, startup, own_threads)
+            looked = _judge_by_spread(seen, around, one)
             found = [each.gap for each in looked]
             gaps += found
-            reasons += _reasons(looked, around, one)
+            once = _one_time(found, around, one)
+            added = _reasons(looked, around, one, rest_ns)
+            host_ns += sum(reason.host_ns for reason in added)
+            reasons += added
             held_count += sum(each.weight for each in looked if each.gap.is_held)
             held_ns += sum(each.weight * each.gap.between_ns for each in looked if each.gap.is_held)
-            if code == main:
-                setup_end_ns = _setup_end(found, one)
+        if code == main:
+            setup_end_ns = _setup_end(once, one, startup.until_work(own_threads, one.busy))
     gaps.sort(key=lambda gap: (-gap.length_ns, gap.start_ns))
     return LongGaps(
         short_count=short,
@@ -150,6 +192,7 @@ def find_long_gaps(timeline: Timeline, maps: Mapping[int, IdleMap], *, source: i
         reasons=_merged(reasons),
         setup_end_ns=setup_end_ns,
         long_from_ns=min((one.long_from_ns for one in maps.values()), default=LONG_GAP_NS),
+        long_host_ns=host_ns,
     )
 
 
@@ -158,19 +201,29 @@ def _main_process(compute: Activities) -> int | None:
     return int(np.argmax(np.bincount(compute.process))) if len(compute) else None
 
 
-def _setup_end(gaps: Sequence[Gap], one: IdleMap) -> int | None:
-    """The earliest end of such a gap after which they are few."""
-    known = sorted(
-        (g.start_ns, g.start_ns + g.length_ns)
-        for g in gaps
-        if g.activity.verdict in ("compilation", "new_shapes") and g.long_ns > 0
-    )
-    length_ns = one.span[1] - one.span[0]
-    for i, (_, end_ns) in enumerate(known):
-        later_ns = sum(end - start for start, end in known[i + 1 :])
-        if later_ns <= LITTLE_SETUP * (length_ns - end_ns):
-            return one.span[0] + end_ns
-    return None
+def _one_time(gaps: Sequence[Gap], around: "_Neighbours", one: IdleMap) -> list[Gap]:
+    """Gaps of set-up; building kernels for new shapes is none where new shapes come to the end of the capture."""
+    shapes = [gap for gap in gaps if gap.activity.verdict == "new_shapes" and gap.long_ns > 0]
+    found = [gap for gap in gaps if gap.activity.verdict == "compilation" and gap.long_ns > 0]
+    return found if around.goes_on(_ends(shapes, one)) else found + shapes
+
+
+def _setup_end(gaps: Sequence[Gap], one: IdleMap, startup: Intervals) -> int | None:
+    """The end of the start-up after which there is little more of it, in gaps and beside kernels (autotuning)."""
+    begin_ns, end_ns = one.span
+    known = [(begin_ns + gap.start_ns, begin_ns + gap.start_ns + gap.length_ns) for gap in gaps]
+    known += list(zip(startup.start.tolist(), startup.end.tolist(), strict=True))
+    inside = [(max(start, begin_ns), min(end, end_ns)) for start, end in known if start < end_ns and end > begin_ns]
+    if not inside:
+        return None
+    parts = union(np.array([start for start, _ in inside]), np.array([end for _, end in inside]))
+    length = parts.end - parts.start
+    # What is left of it after each of its parts.
+    later = length.sum() - np.cumsum(length)
+    if int(length.sum()) <= LITTLE_SETUP * (end_ns - begin_ns):
+        leading = parts.end[parts.end - begin_ns <= LEADING * (end_ns - begin_ns)]
+        return int(leading[-1]) if len(leading) else None
+    return int(parts.end[np.argmax(later <= LITTLE_SETUP * (end_ns - parts.end))])
 
 
 def merge_long_gaps(parts: Sequence[LongGaps]) -> LongGaps:
@@ -186,6 +239,7 @@ def merge_long_gaps(parts: Sequence[LongGaps]) -> LongGaps:
         reasons=_merged(reason for part in parts for reason in part.reasons),
         setup_end_ns=parts[0].setup_end_ns if len(parts) == 1 else None,
         long_from_ns=min((part.long_from_ns for part in parts), default=LONG_GAP_NS),
+        long_host_ns=sum(part.long_host_ns for part in parts),
     )
 
 
@@ -203,79 +257,186 @@ def _look_into(
     gaps: Intervals,
     weights: Sequence[float],
     source: int,
+    startup: StartUp,
+    own_threads: Flags,
 ) -> list[_Looked]:
     split = one.split(gaps.start, gaps.end)
     calls = timeline.calls
     # What is asked for is a part of a gap, beside the waiting in it.
     record = HostRecord(timeline, one.long_from_ns // 2)
+    starts = _StartUps(timeline, one, startup, own_threads)
+    waits = _WaitsInside(timeline, own_threads)
     found = []
     for i, (start, end) in enumerate(zip(gaps.start.tolist(), gaps.end.tolist(), strict=True)):
         before, after, call = around.of(start, end)
+        long_ns = int(split.long_ns[i])
         activity = told = NOTHING
-        others: tuple[tuple[HostActivity, float], ...] = ()
+        pieces: list[_Piece] = []
+        since, until = start, end
         if call >= 0:
             # What the host does beside copies, waits, and the start of what it launched is what keeps the GPU idle.
-            since, until = _longest_part(one.long, start, end) if split.long_ns[i] > 0 else (start, end)
+            since, until = _longest_part(one.long, start, end) if long_ns > 0 else (start, end)
             thread = int(calls.thread[call])
             activity = told = record.during(since, until, thread)
-            others = tuple(
-                (record.during(*rest, thread), (rest[1] - rest[0]) / (until - since))
-                for rest in record.rests(told, since, until, thread, one.long_from_ns)
-            )
-            if activity.verdict == "unknown" and is_built(after) and record.has_loaded(start, end, thread):
+            rests = record.rests(told, since, until, thread, one.long_from_ns)
+            pieces = [(record.during(*rest, thread), rest) for rest in rests]
+            is_silent = activity.verdict == "unknown" or record.is_only_inside(activity, since, until, thread)
+            if is_silent and record.has_loaded(start, end, thread):
                 # Where nothing else says what the host did before it loaded such a kernel, it built it.
-                activity = HostActivity(verdict="compilation", kind=KERNEL, name=after, where=activity.where)
+                built = around.built_soon(end)
+                if built is not None:
+                    activity = replace(activity, verdict="compilation", cost="jit_compilation", kind=KERNEL, name=built)
             is_shape = activity.verdict in ("compilation", "stalls") and is_built_per_shape(after)
             if is_shape and not record.is_warming_up(since, until, thread):
-                activity = replace(activity, verdict="new_shapes", kind=KERNEL, name=after)
+                activity = replace(activity, verdict="new_shapes", cost="new_shapes", kind=KERNEL, name=after)
         tuner = next((name for name in (before, after) if is_tuning(name)), None)
         if tuner is not None and activity.verdict in ("host_work", "unknown"):
-            activity = HostActivity(verdict="compilation", kind=KERNEL, name=tuner, where=activity.where)
-        if before is None and split.copy_ns[i] > 0 and activity.verdict in ("host_work", "unknown"):
-            activity = _loading(activity)
+            activity = replace(activity, verdict="compilation", cost="autotuning", kind=KERNEL, name=tuner)
+        # What is told by the kernels around a gap is true of all of it.
+        pieces = pieces if activity is told else []
+        pieces.insert(0, (activity, _without_ends((since, until), [rest for _, rest in pieces])))
+        if call >= 0 and long_ns > 0:
+            refined = [starts.refine(piece, int(calls.thread[call])) for piece in pieces]
+            shares = [share for some in refined for share in some]
+        else:
+            shares = [(what, until - since) for what, (since, until) in pieces]
+        amounts = _scaled([ns for _, ns in shares], long_ns)
+        parts = tuple((what, ns) for (what, _), ns in zip(shares, amounts, strict=True))
+        if before is None and split.copy_ns[i] > 0 and parts[0][0].verdict in ("host_work", "unknown"):
+            parts = ((_loading(parts[0][0]), parts[0][1]), *parts[1:])
         gap = Gap(
             source=source,
             start_ns=start - one.span[0],
             length_ns=end - start,
             host_ns=int(split.host_ns[i]),
-            long_ns=int(split.long_ns[i]),
+            long_ns=long_ns,
             sync_ns=int(split.sync_ns[i]),
             copy_ns=int(split.copy_ns[i]),
             between_ns=int(split.between_ns[i]),
             before=before,
             after=after,
-            activity=activity,
+            activity=parts[0][0],
+            waited_in=waits.longest(start, end) if split.sync_ns[i] > 0 else None,
         )
-        # What is told by the kernels around a gap is true of all of it.
-        found.append(_Looked(gap=gap, weight=weights[i], others=others if activity is told else ()))
+        found.append(_Looked(gap=gap, weight=weights[i], parts=parts, is_sample=i >= MAX_LOOKED_INTO))
     return found
+
+
+def _without_ends(window: tuple[int, int], ends: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """What is left of a time without some that lie at its ends."""
+    since, until = window
+    for begun, ended in ends:
+        since, until = (ended, until) if begun == since else (since, begun)
+    return since, until
+
+
+class _StartUps:
+    """How much of the waiting for the host is start-up, and of what."""
+
+    def __init__(self, timeline: Timeline, one: IdleMap, startup: StartUp, own_threads: Flags) -> None:
+        self._timeline, self._one, self._startup, self._own = timeline, one, startup, own_threads
+        self._covered: dict[int, Intervals] = {}
+
+    def refine(self, piece: _Piece, thread: int) -> list[tuple[HostActivity, int]]:
+        """A piece of a gap with its start-up apart, where that is more than a small part of it.
+
+        What is known to be something else that blocks the host (loading data, another rank, the profiler) stays that.
+        """
+        activity, (start, end) = piece
+        whole = [(activity, end - start)]
+        if not len(self._startup) or activity.verdict not in REFINED:
+            return whole
+        # Where nothing of the thread is known, another of its process may have started something up.
+        thread = thread if activity.verdict != "unknown" else -1
+        threads = self._threads(thread)
+        spent = self._inside(thread, threads).covered_before(np.array([start, end]))
+        waited = self._one.long.covered_before(np.array([start, end]))
+        start_ns, long_ns = int(spent[1] - spent[0]), int(waited[1] - waited[0])
+        most = self._startup.costliest(start, end, threads)
+        if most is None or start_ns < SOME * long_ns:
+            return whole
+        cost, name = most
+        if activity.verdict == "compilation":
+            return [(replace(activity, cost=cost), end - start)] if activity.cost == "first_use" else whole
+        kind, called = CALL if cost != "autotuning" else OPERATOR, readable(self._timeline.names[name])
+        started = replace(activity, verdict="compilation", cost=cost, kind=kind, name=called)
+        if start_ns >= MOSTLY * long_ns:
+            return [(started, end - start)]
+        both = [(started, start_ns), (activity, end - start - start_ns)]
+        return both if 2 * start_ns >= long_ns else both[::-1]
+
+    def _threads(self, thread: int) -> Flags:
+        """One thread, or all of the process (-1)."""
+        if thread < 0:
+            return self._own
+        alone = np.zeros(len(self._own), np.bool_)
+        alone[thread] = True
+        return alone
+
+    def _inside(self, thread: int, threads: Flags) -> Intervals:
+        if thread not in self._covered:
+            once = self._startup.once(threads)
+            self._covered[thread] = intersect(once.start, once.end, self._one.long)
+        return self._covered[thread]
+
+
+class _WaitsInside:
+    """The synchronisation calls of one process."""
+
+    def __init__(self, timeline: Timeline, own_threads: Flags) -> None:
+        calls = timeline.calls
+        waits = np.flatnonzero(calls.waits & own_threads[calls.thread] & (calls.name >= 0))
+        waits = waits[np.argsort(calls.start_ns[waits], kind="stable")]
+        self._names, self._calls, self._waits = timeline.names, calls, waits
+        self._reach = np.maximum.accumulate(calls.end_ns[waits]) if len(waits) else waits
+
+    def longest(self, start: int, end: int) -> str | None:
+        """The name with most time inside a window."""
+        calls = self._calls
+        first = int(np.searchsorted(self._reach, start, side="right"))
+        last = int(np.searchsorted(calls.start_ns[self._waits], end, side="left"))
+        mine = self._waits[first:last]
+        spent: dict[int, int] = {}
+        for index in mine.tolist():
+            overlap = min(int(calls.end_ns[index]), end) - max(int(calls.start_ns[index]), start)
+            spent[int(calls.name[index])] = spent.get(int(calls.name[index]), 0) + max(overlap, 0)
+        return readable(self._names[max(spent, key=spent.__getitem__)]) if spent else None
 
 
 def _judge_by_spread(looked: list[_Looked], around: "_Neighbours", one: IdleMap) -> list[_Looked]:
     """The gaps with those that recur told from set-up, which dies out: compiling again, and stalls."""
-    recurring = {
-        verdict
+    ends = {
+        verdict: _ends([each.gap for each in looked if _may_recur(each.gap.activity) == verdict], one)
         for verdict in GOING_ON
-        if around.goes_on(_ends([each.gap for each in looked if _may_recur(each.gap.activity) == verdict], one))
+    }
+    recurring = {
+        "recompilation": around.compiles_again(ends["recompilation"]),
+        "stalls": around.goes_on(ends["stalls"]),
     }
 
-    def judged(activity: HostActivity) -> HostActivity:
+    def judged(activity: HostActivity, end_ns: int) -> HostActivity:
         told = _may_recur(activity)
-        return activity if told is None else replace(activity, verdict=told if told in recurring else "compilation")
-
-    return [
-        replace(
-            each,
-            gap=replace(each.gap, activity=judged(each.gap.activity)),
-            others=tuple((judged(activity), share) for activity, share in each.others),
+        if told is None:
+            return activity
+        if recurring[told]:
+            return replace(activity, verdict=told, cost="recompilation" if told == "recompilation" else "stall")
+        if activity.verdict == "stalls" and not around.is_early(end_ns):
+            return replace(activity, verdict="host_work")
+        return replace(
+            activity, verdict="compilation", cost=activity.cost if activity.cost in START_UP else "first_use"
         )
-        for each in looked
-    ]
+
+    done = []
+    for each in looked:
+        end_ns = one.span[0] + each.gap.start_ns + each.gap.length_ns
+        parts = tuple((judged(activity, end_ns), ns) for activity, ns in each.parts)
+        done.append(replace(each, gap=replace(each.gap, activity=parts[0][0]), parts=parts))
+    return done
 
 
 def _may_recur(activity: HostActivity) -> Verdict | None:
     """What set-up is, if it is none."""
-    if activity.verdict == "compilation" and compiles(activity.name):
+    if activity.verdict == "compilation" and (activity.cost == "jit_compilation" or compiles(activity.name)):
         return "recompilation"
     # A launch that takes long loads what it launches, once.
     is_launching = activity.verdict == "compilation" and is_launch(activity.name)
@@ -285,8 +446,8 @@ def _may_recur(activity: HostActivity) -> Verdict | None:
 def _loading(activity: HostActivity) -> HostActivity:
     """Before its first kernel a program that copies to the device loads what it needs."""
     if activity.name is None:
-        return HostActivity(verdict="compilation", kind="time", name=BEFORE_FIRST, where=activity.where)
-    return replace(activity, verdict="compilation")
+        return replace(activity, verdict="compilation", cost="first_use", kind="time", name=BEFORE_FIRST)
+    return replace(activity, verdict="compilation", cost="first_use")
 
 
 def _longest_part(parts: Intervals, start: int, end: int) -> tuple[int, int]:
@@ -325,16 +486,41 @@ class _Neighbours:
             before = self._short(int(np.searchsorted(self._reach[:following], self._reach[following - 1], side="left")))
         return before, after, call
 
+    def built_soon(self, end: int) -> str | None:
+        """The first kernel that is built while a program runs, among those that follow on a gap."""
+        following = int(np.searchsorted(self._start, end, side="left"))
+        soon = range(following, min(following + SOON, len(self._start)))
+        return next((self._short(i) for i in soon if is_built(self._short(i))), None)
+
+    def is_early(self, at: int) -> bool:
+        """Whether less than half of the work lies before a moment."""
+        return int(np.searchsorted(self._start, at)) < EARLY * len(self._start)
+
     def goes_on(self, ends: Sequence[int]) -> bool:
         """Whether gaps that end at these times are spread over the work to its end, before kernels that ran already."""
         following = np.searchsorted(self._start, np.array(ends, np.int64))
         following = following[following < len(self._start)]
         again = following[self._first[self._name[following]] < following]
-        if len(again) < RECURRING:
+        return goes_on(again, len(self._start), often=RECURRING)
+
+    def compiles_again(self, ends: Sequence[int]) -> bool:
+        """Whether gaps that end at these times are spread over the work to its end, before the same kernels as others.
+
+        What is compiled again for a new shape runs kernels of the same names but for a few that a library picks.
+        """
+        following = distinct(np.searchsorted(self._start, np.array(ends, np.int64)))
+        following = following[following < len(self._start)]
+        if len(following) <= COMPILED_AGAIN:
             return False
-        spread = np.bincount(QUARTERS * again // len(self._start), minlength=QUARTERS)
-        # In the first quarter they may be taken for first uses.
-        return bool(spread[1:].min() >= LEAST_SHARE * len(again) / QUARTERS)
+        bounds = [*following[1:].tolist(), len(self._start)]
+        seen: list[frozenset[int]] = []
+        again = []
+        for first, last in zip(following.tolist(), bounds, strict=True):
+            names = frozenset(self._name[first : min(last, first + LOOKED_AHEAD)].tolist())
+            if any(len(names & other) >= SAME_KERNELS * len(names) for other in seen):
+                again.append(first)
+            seen.append(names)
+        return goes_on(np.array(again, np.int64), len(self._start), often=COMPILED_AGAIN)
 
     @cached_property
     def _first(self) -> Ints:
@@ -355,34 +541,57 @@ def _ends(gaps: Sequence[Gap], one: IdleMap) -> list[int]:
     return [one.span[0] + gap.start_ns + gap.length_ns for gap in gaps]
 
 
-def _reasons(looked: Sequence[_Looked], around: "_Neighbours", one: IdleMap) -> list[Reason]:
-    """Those of one process. Each gap counts as often as it stands for others, with each reason by its share."""
-    totals: dict[tuple[str, str | None, str | None], list[tuple[_Looked, HostActivity, float]]] = {}
-    for each in looked:
-        if each.gap.long_ns > 0:
-            rest = 1.0 - sum(share for _, share in each.others)
-            for activity, share in ((each.gap.activity, rest), *each.others):
-                totals.setdefault((activity.verdict, activity.name, activity.kind), []).append((each, activity, share))
-    return [
-        Reason(
-            verdict=same[0][1].verdict,
-            name=same[0][1].name,
-            kind=same[0][1].kind,
-            where=same[0][1].where,
-            gaps=round(sum(each.weight for each, _, _ in same)),
-            host_ns=round(sum(each.weight * share * each.gap.long_ns for each, _, share in same)),
-            recurs=around.goes_on(_ends([each.gap for each, _, _ in same], one)),
-            shared=round(sum(each.weight for each, activity, _ in same if activity is not each.gap.activity)),
+def _reasons(looked: Sequence[_Looked], around: "_Neighbours", one: IdleMap, rest_ns: int) -> list[Reason]:
+    """Those of one process; they add up to its waiting for the host in long gaps.
+
+    `rest_ns` is the waiting in the gaps that the samples stand for: their parts are scaled to it.
+    """
+    counted = [(each, activity, ns) for each in looked if not each.is_sample for activity, ns in each.parts]
+    sampled = [(each, activity, ns) for each in looked if each.is_sample for activity, ns in each.parts]
+    scaled = _scaled([ns for _, _, ns in sampled], rest_ns)
+    counted += [(each, activity, ns) for (each, activity, _), ns in zip(sampled, scaled, strict=True)]
+    totals: dict[tuple[str, HostCost, str | None, str | None], list[tuple[_Looked, HostActivity, int]]] = {}
+    for each, activity, ns in counted:
+        if ns > 0:
+            key = (activity.verdict, activity.cost, activity.name, activity.kind)
+            totals.setdefault(key, []).append((each, activity, ns))
+    found = []
+    for same in totals.values():
+        _, longest, _ = max(same, key=lambda entry: entry[2])
+        goes_on = around.goes_on(_ends([each.gap for each, _, _ in same], one))
+        found.append(
+            Reason(
+                verdict=longest.verdict,
+                cost=longest.cost,
+                name=longest.name,
+                kind=longest.kind,
+                where=longest.where,
+                owner=longest.owner,
+                user_code=longest.user_code,
+                gaps=round(sum(each.weight for each, _, _ in same)),
+                host_ns=sum(ns for _, _, ns in same),
+                recurs=longest.verdict in GOING_ON or goes_on,
+                shared=round(sum(each.weight for each, activity, _ in same if activity is not each.gap.activity)),
+            )
         )
-        for same in totals.values()
-    ]
+    return found
+
+
+def _scaled(parts: Sequence[int], total: int) -> list[int]:
+    """Parts in proportion that add up to a total; the last that is none takes what rounding leaves."""
+    whole = sum(parts)
+    if not parts or not whole:
+        return list(parts)
+    scaled = [part * total // whole for part in parts]
+    scaled[max(i for i, part in enumerate(parts) if part)] += total - sum(scaled)
+    return scaled
 
 
 def _merged(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
     """The reasons of several processes or captures together, the costliest first."""
-    totals: dict[tuple[str, str | None, str | None], list[Reason]] = {}
+    totals: dict[tuple[str, HostCost, str | None, str | None], list[Reason]] = {}
     for reason in reasons:
-        totals.setdefault((reason.verdict, reason.name, reason.kind), []).append(reason)
+        totals.setdefault((reason.verdict, reason.cost, reason.name, reason.kind), []).append(reason)
     merged = [
         replace(
             same[0],

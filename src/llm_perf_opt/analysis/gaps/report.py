@@ -9,8 +9,17 @@ from llm_perf_opt.analysis.gaps.host import RANGE
 from llm_perf_opt.analysis.gaps.iterations import Iterations, find_iterations
 from llm_perf_opt.analysis.gaps.longest import LongGaps, Reason, find_long_gaps, merge_long_gaps
 from llm_perf_opt.analysis.gaps.queue import Queue, measure_queue
+from llm_perf_opt.analysis.gaps.startup import StartUpRow, find_start_up, start_up_rows
+from llm_perf_opt.analysis.gaps.traits import (
+    AllocatorFlushes,
+    LaunchBlocking,
+    TimeSlices,
+    find_allocator_flushes,
+    find_launch_blocking,
+    find_time_slices,
+)
 from llm_perf_opt.analysis.gaps.verdict import readable
-from llm_perf_opt.analysis.gaps.waits import WaitRow, wait_rows
+from llm_perf_opt.analysis.gaps.waits import HeldRow, SyncRow, WaitRow, held_rows, memory_rows, sync_rows, wait_rows
 from llm_perf_opt.analysis.timeline.idle import IdleMap
 from llm_perf_opt.analysis.timeline.rows import RangeRow
 from llm_perf_opt.analysis.timeline.timeline import Timeline
@@ -49,7 +58,9 @@ class IdleReport:
     """Gaps, queue, waits and steps of all captures together, and what kind of program ran.
 
     `without_graphs`: on a GPU whose work cannot be recorded as graphs from the framework (not CUDA, not HIP).
-    `is_hip`: AMD's runtime launched the work.
+    `is_hip`: AMD's runtime launched the work. `startup` is what CUDA, its libraries and first uses cost, `memory` what
+    calls that allocate and free do, `syncs` the waits by place, `held` those while launched work did not start. The
+    traits (`launch_blocking`, `flushes`, `slices`) are None where the captures do not show them.
     """
 
     framework: Framework
@@ -62,24 +73,40 @@ class IdleReport:
     compiled: bool = False
     without_graphs: bool = False
     is_hip: bool = False
+    startup: tuple[StartUpRow, ...] = ()
+    memory: tuple[WaitRow, ...] = ()
+    syncs: tuple[SyncRow, ...] = ()
+    held: tuple[HeldRow, ...] = ()
+    launch_blocking: LaunchBlocking | None = None
+    flushes: AllocatorFlushes | None = None
+    slices: TimeSlices | None = None
 
 
 def report_idle(
     captures: Sequence[tuple[Timeline, Mapping[int, IdleMap]]], *, engine: Engine | None = None
 ) -> IdleReport:
     """Look into the idle time of captures of one program; `engine` is the server it is known to be."""
-    gaps = [find_long_gaps(timeline, maps, source=i) for i, (timeline, maps) in enumerate(captures)]
+    known = [(timeline, maps, find_start_up(timeline, maps)) for timeline, maps in captures]
+    gaps = [find_long_gaps(timeline, maps, source=i, startup=found) for i, (timeline, maps, found) in enumerate(known)]
     timelines = [timeline for timeline, _ in captures]
+    iterations = find_iterations(timelines)
     return IdleReport(
         framework=framework_of(timelines),
         gaps=merge_long_gaps(gaps),
         queue=measure_queue(timelines),
-        waits=wait_rows(captures),
-        iterations=find_iterations(timelines),
+        waits=wait_rows(known),
+        iterations=iterations,
         engine=engine or next((name for name, mark in _ENGINES if _any_name(timelines, mark)), None),
         trains=_any_name(timelines, _TRAINING),
         compiled=_any_name(timelines, _COMPILED),
         is_hip=_any_name(timelines, _HIP),
+        startup=start_up_rows(known),
+        memory=memory_rows(known),
+        syncs=sync_rows(known, steps=None if iterations is None else iterations.count),
+        held=held_rows(captures),
+        launch_blocking=find_launch_blocking(timelines),
+        flushes=find_allocator_flushes(known),
+        slices=find_time_slices(captures),
         without_graphs=_any_name(timelines, _OTHER_RUNTIME)
         or any(_OTHER_DEVICE.search(device.name) for timeline in timelines for device in timeline.devices),
     )

@@ -1,8 +1,18 @@
-"""What kind of work a host thread did, told by the names of what it was in."""
+"""What kind of work a host thread did, decided by the names of what it was in: the patterns are in `host_time.toml`."""
 
 import re
-from collections.abc import Iterable
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Literal
+
+import msgspec
+import numpy as np
+
+from llm_perf_opt.analysis.timeline.intervals import Flags
 
 Verdict = Literal[
     "compilation",
@@ -18,147 +28,197 @@ Verdict = Literal[
     "single_instances",
     "unknown",
 ]
-
-# Where code lies, and calls of a library: these say it of all that is inside them. A name that says "compiled" is about
-# running, and every compiled function is entered by eval_frame.py: neither counts.
-_COMPILING = re.compile(
-    r"^(cu|hip)(Module|Library)Load|^nvrtc|^hiprtc|^cuLink(Create|Add|Complete)|nvJitLink|^nvPTXCompiler"
-    r"|\(dynamo_timed\)$|torch/_dynamo/(convert_frame|symbolic_convert|output_graph)\.py"
-    r"|torch/_inductor/(graph|scheduler|lowering|async_compile|codegen/[^ ]*|select_algorithm)\.py"
-    r"|: (compile_fx|compile_fx_inner|fx_codegen_and_compile|_compile_and_load|precompile)$"
-    r"|triton/compiler/|triton/backends/[^ ]*compiler|triton/testing\.py"
-    r"|triton/runtime/autotuner\.py\(\d+\): (_?bench|prune)"
-    r"|jax/_src/(interpreters/(mlir|pxla)|compiler|compilation_cache)\.py|XlaCompile|backend_compile"
-    r"|torch/_inductor/(autotune_process|codecache|runtime/(benchmarking|autotune_cache|hints))\.py"
-    r"|(triton_heuristics|select_algorithm)\.py\(\d+\): (_?bench|autotune|coordinate|precompile|do_autotuning)"
-    r"|^cudnnFind|^cudnnGetConvolution\w*Algorithm|^cublasLtMatmulAlgo|^(Xla)?Autotun"
-    r"|gemm_fusion_autotuner|ConvAlgorithmPicker|GemmAlgorithmPicker"
-    r"|torch/utils/cpp_extension\.py|numba/core/(compiler|dispatcher)|cupy/cuda/compiler",
-)
-_LOADING = re.compile(
-    r"torch/utils/data/|^enumerate\(DataLoader\)|IteratorGetNext|nvidia/dali|/webdataset/|datasets/(arrow|iterable)_dataset",
-)
-# Words in names people chose: a script may be called so that does more than this.
-_COMPILING_BY_WORD = re.compile(
-    r"\bautotun(e|ing)\b|\b(jit|graph|kernel|shader|program)[ _]?compil(e|ation|ing)\b|^compil(e|ing|ation)\b",
-    re.IGNORECASE,
-)
-_LOADING_BY_WORD = re.compile(
-    r"data_?load(er|ing)?\b|\b(load|fetch|read|get|next)[ _]?(next[ _])?(batch|data)\b"
-    r"|^(data|input|batch)$|^(data|input)[ _]?(wait|time|fetch|pipeline)\b"
-    r"|^p?read(v|64)?$|^fread|^fgets$|^getline$",
-    re.IGNORECASE,
-)
-# Of that, the search for the fastest of several variants: it runs the same kernels many times and is done once.
-_SEARCHING = re.compile(
-    r"bench|autotun|tuning|coordinate|prune|testing\.py|^cudnn(Find|Get)|MatmulAlgo|AlgorithmPicker", re.I
-)
-# A launch that takes long on an idle GPU loads what it launches.
-_FIRST_LAUNCH = re.compile(r"^(cuda|cu|hip)(Ext|Module)?(Launch|GraphLaunch)")
-_ALLOCATING = re.compile(
-    r"^(cuda|hip)(Malloc|HostAlloc|HostRegister|HostMalloc|Free|HostFree)|^cuMem(Alloc|HostAlloc|Create|Map|Free)",
-)
-_RANKS = re.compile(
-    r"torch/distributed/(?!elastic|launch|run)[^ ]*: (barrier|all_|broadcast|gather|recv|monitored_barrier|wait)"
-    r"|^c10d::|^(nccl|rccl|gloo|mpi|MPI):|^P?MPI_|^nccl(AllReduce|AllGather|ReduceScatter|Broadcast|Send|Recv|Group)",
-)
-# The host itself waits, for a request, a timer, another thread or process: what for is not in the capture.
-_WAITING = re.compile(
-    r"^(epoll_p?wait|p?poll|p?select|pselect6|accept4?|recv(from|msg)?|nanosleep|clock_nanosleep|u?sleep|sigtimedwait"
-    r"|pthread_(cond_(timed|clock)?wait|join|mutex_(timed)?lock|rwlock_(rd|wr)lock)|sem_(timed|clock)?wait|futex"
-    r"|wait(id|pid|3|4)?|pause)$"
-    r"|\b(selectors|select|threading|queue|socket|asyncio/base_events|subprocess|multiprocessing/(connection|queues"
-    r"|synchronize|popen_fork))\.py\(\d+\): (select|wait|get|acquire|join|recv\w*|poll|_run_once|accept)"
-    r"|built-in (method|function) sleep|^time\.sleep",
-)
-_PATTERNS: tuple[tuple[Verdict, re.Pattern[str]], ...] = (
-    ("compilation", _COMPILING),
-    ("data_loading", _LOADING),
-    ("rank_wait", _RANKS),
-    ("allocation", _ALLOCATING),
-    ("compilation", _FIRST_LAUNCH),
-)
-_WORDS: tuple[tuple[Verdict, re.Pattern[str]], ...] = (
-    ("compilation", _COMPILING_BY_WORD),
-    ("data_loading", _LOADING_BY_WORD),
-    ("host_wait", _WAITING),
-)
-_ADDRESS = re.compile(r" object at 0x[0-9a-fA-F]+|_v\d{4,}$|_ptsz$")
+# The finer kinds of host time. Start-up: `context` (CUDA and library handles), `module_loading`, `jit_compilation`,
+# `autotuning`, `first_use` (code, caches and choices of an operator's first call). `recompilation` and `new_shapes` are
+# compilation that recurs. Blocked: `lock`, `sleep`, `disk`, `network`, `process`, or `wait` where the call does
+# not say.
+HostCost = Literal[
+    "context",
+    "module_loading",
+    "jit_compilation",
+    "autotuning",
+    "first_use",
+    "recompilation",
+    "new_shapes",
+    "stall",
+    "data_loading",
+    "allocation",
+    "rank_wait",
+    "profiler",
+    "lock",
+    "sleep",
+    "disk",
+    "network",
+    "process",
+    "wait",
+    "host_work",
+    "unknown",
+]
+START_UP: frozenset[HostCost] = frozenset({"context", "module_loading", "jit_compilation", "autotuning", "first_use"})
+BLOCKED: frozenset[HostCost] = frozenset({"lock", "sleep", "disk", "network", "process", "wait"})
 
 
-# The driver's own business, which CUPTI reports beside that of the profiler. A full queue is no pause.
-_QUEUE_FULL = "Command Buffer Full"
-_DRIVER_LOADS = frozenset({"Lazy Function Loading", "Runtime Triggered Module Loading"})
-# Kernels that only a search for the fastest of several variants runs.
-_TUNING = re.compile(r"redzone|RepeatBuffer|autotun|_fp_comparison|(fp|bf|f)\d+(_e\dm\d\w*)?_comparison", re.IGNORECASE)
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """The kind of work of a stack of names; `said` is the name that decided it, None where none did."""
 
-# Calls that bring code to the GPU.
-_LOADS_CODE = re.compile(r"^(cu|hip)(Module|Library)Load")
-# Kernels that are built while the program runs; all others are loaded from a file in no time.
-_BUILT = re.compile(r"cudnn_generated_|^triton_(poi|red|per|tem)_")
-# Kernels a library builds while the program runs, one for every shape it has not met yet; seen on an H200: cuDNN's
-# attention took 45 ms for every length of the cache.
-_BUILT_PER_SHAPE = re.compile(r"cudnn_generated_\w*sdpa")
+    verdict: Verdict
+    cost: HostCost
+    said: str | None = None
 
 
-def loads_code(call: str) -> bool:
-    """Whether a call of the runtime loads code onto the GPU."""
-    return _LOADS_CODE.search(call) is not None
+@dataclass(frozen=True, kw_only=True)
+class _Group:
+    """The rules of one verdict and scope: the cost by pattern, in order."""
+
+    verdict: Verdict
+    anywhere: bool
+    costs: tuple[tuple[HostCost, re.Pattern[str]], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rule:
+    """A rule of `host_time.toml`; `names` stands for patterns that are listed there."""
+
+    verdict: Verdict
+    cost: HostCost
+    scope: Literal["anywhere", "close"]
+    patterns: tuple[str, ...] = ()
+    names: str = ""
+    ignore_case: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Patterns:
+    """What `host_time.toml` holds."""
+
+    rule: tuple[_Rule, ...]
+    names: Mapping[str, tuple[str, ...]]
+
+
+@cache
+def _data() -> _Patterns:
+    text = Path(__file__).with_name("host_time.toml").read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text), _Patterns)
+
+
+@cache
+def _groups() -> tuple[_Group, ...]:
+    """The rules in order; neighbours of one verdict and scope together."""
+    groups: list[_Group] = []
+    for rule in _data().rule:
+        flags = re.IGNORECASE if rule.ignore_case else re.NOFLAG
+        cost = (rule.cost, re.compile("|".join(rule.patterns or _data().names[rule.names]), flags))
+        verdict, anywhere = rule.verdict, rule.scope == "anywhere"
+        if groups and (groups[-1].verdict, groups[-1].anywhere) == (verdict, anywhere):
+            costs = (*groups.pop().costs, cost)
+        else:
+            costs = (cost,)
+        groups.append(_Group(verdict=verdict, anywhere=anywhere, costs=costs))
+    return tuple(groups)
+
+
+@cache
+def _named(key: str) -> re.Pattern[str]:
+    """The pattern of one kind of name, compiled when first asked for."""
+    return re.compile("|".join(_data().names[key]))
+
+
+def means(name: str | None, key: str) -> bool:
+    """Whether a name is of one kind of `names` in `host_time.toml`."""
+    return name is not None and _named(key).search(name) is not None
+
+
+@lru_cache(maxsize=32)
+def codes_of(names: tuple[str, ...], key: str) -> tuple[int, ...]:
+    """The positions of the names of one kind; several ask it of the same capture."""
+    pattern = _named(key)
+    return tuple(code for code, name in enumerate(names) if pattern.search(name))
+
+
+def flags_of(names: tuple[str, ...], key: str) -> Flags:
+    """By the code of a name: whether it is of one kind. The last entry is of the code -1, an unknown name."""
+    flags = np.zeros(len(names) + 1, np.bool_)
+    flags[list(codes_of(names, key))] = True
+    return flags
 
 
 def is_built(kernel: str | None) -> bool:
     """Whether a kernel is built while the program runs, by its name."""
-    return kernel is not None and _BUILT.search(kernel) is not None
+    return means(kernel, "is_built")
 
 
 def is_built_per_shape(kernel: str | None) -> bool:
     """Whether a kernel is built anew for every new shape, by its name."""
-    return kernel is not None and _BUILT_PER_SHAPE.search(kernel) is not None
-
-
-def compiles(name: str | None) -> bool:
-    """Whether a name is about compiling or loading code, and not about a search among variants of it."""
-    if name is None or _SEARCHING.search(name):
-        return False
-    return bool(_COMPILING.search(name) or _COMPILING_BY_WORD.search(name))
+    return means(kernel, "is_built_per_shape")
 
 
 def allocates(call: str) -> bool:
     """Whether a call of the runtime allocates or frees memory."""
-    return _ALLOCATING.search(call) is not None
+    return means(call, "allocates")
 
 
 def is_launch(name: str | None) -> bool:
     """Whether a call of the runtime launches a kernel or a graph."""
-    return name is not None and _FIRST_LAUNCH.search(name) is not None
-
-
-def judge_overhead(name: str) -> Verdict | None:
-    """What a profiler reports as overhead: its own pause, code that the driver loads, or neither."""
-    if name in _DRIVER_LOADS:
-        return "compilation"
-    return None if name == _QUEUE_FULL else "profiler"
+    return means(name, "launches")
 
 
 def is_tuning(kernel: str | None) -> bool:
     """Whether a kernel belongs to an autotuner, by its name."""
-    return kernel is not None and _TUNING.search(kernel) is not None
+    return means(kernel, "tunes")
 
 
-def judge(names: Iterable[str], near: Iterable[str] = ()) -> tuple[Verdict, str | None]:
-    """The kind of work of a stack of names, innermost first, and the name that says so.
+def compiles(name: str | None) -> bool:
+    """Whether a name is about compiling or loading code, and not about a search among variants of it."""
+    if name is None or means(name, "searches"):
+        return False
+    cost = next((c for i, c in _costs(name) if _groups()[i].verdict == "compilation"), None)
+    return cost in ("module_loading", "jit_compilation")
+
+
+def judge_overhead(name: str) -> Judged | None:
+    """What a profiler reports as overhead: its own pause, code that the driver loads, or neither."""
+    if means(name, "driver_loads"):
+        return Judged(verdict="compilation", cost="module_loading", said=name)
+    return None if means(name, "queue_full") else Judged(verdict="profiler", cost="profiler", said=name)
+
+
+def judge(names: Iterable[str], near: Iterable[str] = ()) -> Judged:
+    """The kind of work of a stack of names, innermost first.
 
     `near` are those of them that are about as long as the time to explain: only of these mere words are believed.
     """
     stack, close = tuple(names), tuple(near)
-    for patterns, candidates in ((_PATTERNS, stack), (_WORDS, close)):
-        for verdict, pattern in patterns:
-            found = next((name for name in candidates if pattern.search(name)), None)
-            if found is not None:
-                return verdict, found
-    return ("host_work", None) if stack else ("unknown", None)
+    for index, group in enumerate(_groups()):
+        for name in stack if group.anywhere else close:
+            cost = next((cost for i, cost in _costs(name) if i == index), None)
+            if cost is not None:
+                return Judged(verdict=group.verdict, cost=cost, said=name)
+    return (
+        Judged(verdict="host_work", cost="host_work") if stack else Judged(verdict="unknown", cost="unknown", said=None)
+    )
+
+
+@lru_cache(maxsize=1 << 14)
+def _costs(name: str) -> tuple[tuple[int, HostCost], ...]:
+    """The groups of rules a name belongs to, and its cost in each."""
+    found = []
+    for index, group in enumerate(_groups()):
+        cost = next((cost for cost, pattern in group.costs if pattern.search(name)), None)
+        if cost is not None:
+            found.append((index, cost))
+    return tuple(found)
 
 
 def readable(name: str) -> str:
     """A name without addresses and version suffixes, which differ from run to run."""
-    return _ADDRESS.sub("", name)
+    return _named("varies").sub("", name)
+
+
+@lru_cache(maxsize=1 << 14)
+def is_library(frame: str) -> bool:
+    """Whether a Python frame belongs to the interpreter, the standard library or an installed package, by its file."""
+    if means(frame, "is_built_in") or means(frame, "is_library"):
+        return True
+    file = frame.partition("(")[0]
+    return file.partition("/")[0].removesuffix(".py") in sys.stdlib_module_names

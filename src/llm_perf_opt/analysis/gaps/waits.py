@@ -1,4 +1,4 @@
-"""What synchronisation costs, and what starts copies: host calls by name and place."""
+"""What synchronisation and memory calls cost, and what starts copies: host calls by name and place."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,22 +7,27 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from llm_perf_opt.analysis.gaps.host import HostRecord
-from llm_perf_opt.analysis.gaps.verdict import readable
+from llm_perf_opt.analysis.gaps.startup import StartUp
+from llm_perf_opt.analysis.gaps.verdict import flags_of, means, readable
+from llm_perf_opt.analysis.kernels.names import short_kernel_name
 from llm_perf_opt.analysis.timeline.idle import IdleMap
-from llm_perf_opt.analysis.timeline.intervals import Ints, innermost, nest
-from llm_perf_opt.analysis.timeline.timeline import HostEvents, Ranges, Timeline, distinct
+from llm_perf_opt.analysis.timeline.intervals import Flags, Ints, innermost, nest
+from llm_perf_opt.analysis.timeline.timeline import HostEvents, Ranges, Timeline, distinct, join
 
 # Operators of the framework itself say less about a place than what calls them.
 _FRAMEWORK_OPERATOR = re.compile(r"^(aten|c10|prims|c10d|fsdp)::|^ProfilerStep|^autograd::|^nn\.Module: ")
 # Of each call, this many of the longest are asked for their place.
 PLACED = 50
 SHOWN = 20
+# Of the operators around a wait, so many are named.
+LONGEST_CHAIN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class WaitRow:
-    """Calls of one name. `gpu_idle_ns` is the part in which no kernel of the process ran: there the wait costs time.
+    """Calls of one name, without those of start-up.
 
+    `gpu_idle_ns` is the part in which no kernel of the process ran: there the wait costs time.
     `refill_ns` is what came after that: from the return of a call that found the GPU idle to the next kernel, where a
     launch can be the reason. Nothing was queued any more.
     `places` are the operators (else frames) and ranges around the longest of them, the costliest first.
@@ -36,11 +41,35 @@ class WaitRow:
     refill_ns: int = 0
 
 
-def wait_rows(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap]]]) -> tuple[WaitRow, ...]:
-    """One row per call over all captures, the longest first."""
+def wait_rows(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap], StartUp]]) -> tuple[WaitRow, ...]:
+    """The calls that wait for the GPU: one row per name over all captures, the longest first.
+
+    What frees memory is none of them: see `memory_rows`.
+    """
+    return _rows([(timeline, maps, _waiting(timeline, startup)) for timeline, maps, startup in captures])
+
+
+def memory_rows(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap], StartUp]]) -> tuple[WaitRow, ...]:
+    """As `wait_rows`, of the calls that allocate or free memory."""
+    picked = []
+    for timeline, maps, startup in captures:
+        calls = timeline.calls
+        mine = flags_of(timeline.names, "allocates")[calls.name] & ~startup.calls
+        picked.append((timeline, maps, np.flatnonzero(mine & (calls.end_ns > calls.start_ns))))
+    return _rows(picked)
+
+
+def _waiting(timeline: Timeline, startup: StartUp) -> Ints:
+    """The calls that wait for the GPU."""
+    calls = timeline.calls
+    waits: Flags = calls.waits & (calls.end_ns > calls.start_ns) & ~startup.calls
+    return np.flatnonzero(waits & ~flags_of(timeline.names, "frees")[calls.name])
+
+
+def _rows(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap], Ints]]) -> tuple[WaitRow, ...]:
     found: dict[str, _Waits] = {}
-    for timeline, maps in captures:
-        for call, one in _waits(timeline, maps):
+    for timeline, maps, waits in captures:
+        for call, one in _waits(timeline, maps, waits):
             found.setdefault(call, _Waits()).add(one)
     rows = [
         WaitRow(
@@ -54,6 +83,148 @@ def wait_rows(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap]]]) -> tup
         for call, one in found.items()
     ]
     return tuple(sorted(rows, key=lambda row: (-row.total_ns, row.call))[:SHOWN])
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncRow:
+    """Waits for the GPU in one call and place. `operators` are those around it, innermost first; Python frames where
+    no operator is.
+
+    `per_step` is how many of them each step has, None where no steps are known.
+    """
+
+    call: str
+    operators: tuple[str, ...]
+    count: int
+    per_step: float | None
+    total_ns: int
+    gpu_idle_ns: int
+
+
+def sync_rows(
+    captures: Sequence[tuple[Timeline, Mapping[int, IdleMap], StartUp]], *, steps: int | None
+) -> tuple[SyncRow, ...]:
+    """One row per call and place over all captures, the most first; `steps` are those of all captures."""
+    count: dict[tuple[str, tuple[str, ...]], int] = {}
+    total: dict[tuple[str, tuple[str, ...]], int] = {}
+    idle: dict[tuple[str, tuple[str, ...]], int] = {}
+    for timeline, maps, startup in captures:
+        waits = _waiting(timeline, startup)
+        waits = waits[timeline.calls.name[waits] >= 0]
+        start, end = timeline.calls.start_ns[waits], timeline.calls.end_ns[waits]
+        idle_ns = _idle_in(timeline, maps, waits)
+        for i, place in enumerate(_places(timeline, waits)):
+            # What the profiler does, a run without it does not.
+            if any(means(name, "profiles") for name in place):
+                continue
+            key = (readable(timeline.names[timeline.calls.name[waits[i]]]), place)
+            count[key] = count.get(key, 0) + 1
+            total[key] = total.get(key, 0) + int(end[i] - start[i])
+            idle[key] = idle.get(key, 0) + int(idle_ns[i])
+    order = sorted(count, key=lambda key: (-count[key], -total[key], key))
+    return tuple(
+        SyncRow(
+            call=key[0],
+            operators=key[1],
+            count=count[key],
+            per_step=count[key] / steps if steps else None,
+            total_ns=total[key],
+            gpu_idle_ns=idle[key],
+        )
+        for key in order[:SHOWN]
+    )
+
+
+def _places(timeline: Timeline, waits: Ints) -> list[tuple[str, ...]]:
+    """The names around each call, innermost first: of operators, else of frames."""
+    found: list[tuple[str, ...]] = [()] * len(waits)
+    for events in (timeline.operators, timeline.frames):
+        open_ = np.array([i for i, place in enumerate(found) if not place], np.int64)
+        if not len(open_) or not len(events):
+            continue
+        at, thread = timeline.calls.start_ns[waits[open_]], timeline.calls.thread[waits[open_]]
+        ordered = np.sort(at)
+        # Few events hold a wait: only those are nested.
+        holds = np.searchsorted(ordered, events.end_ns) > np.searchsorted(ordered, events.start_ns)
+        mine = np.flatnonzero(holds)
+        columns = (events.thread[mine], events.start_ns[mine], events.end_ns[mine])
+        tree = nest(*columns)
+        around = innermost(tree, *columns, thread, at)
+        chains: dict[int, tuple[str, ...]] = {-1: ()}
+        for i, inner in zip(open_.tolist(), around.tolist(), strict=True):
+            if inner not in chains:
+                chains[inner] = _chain(timeline, events.name[mine], tree.parent, inner)
+            found[i] = chains[inner]
+    return found
+
+
+def _chain(timeline: Timeline, name: Ints, parent: Ints, inner: int) -> tuple[str, ...]:
+    names: list[str] = []
+    while inner >= 0 and len(names) < LONGEST_CHAIN:
+        names.append(readable(timeline.names[name[inner]]))
+        inner = int(parent[inner])
+    return tuple(names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldRow:
+    """Waits of one call while work was launched and did not start, and no kernel ran.
+
+    `ended_by` is the kernel at the end of the longest of them; before `first_kernels` of them it was the first kernel
+    of its name, whose code is loaded then.
+    """
+
+    call: str
+    count: int
+    held_ns: int
+    longest_ns: int
+    ended_by: str | None
+    first_kernels: int
+
+
+def held_rows(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap]]]) -> tuple[HeldRow, ...]:
+    """By the call that lies in such a time, not by what waits most elsewhere; the costliest first."""
+    found: dict[str, list[tuple[int, str | None, bool]]] = {}
+    for timeline, maps in captures:
+        for code, one in maps.items():
+            if len(one.held.start):
+                for call, held in _held(timeline, one, timeline.thread_process == code):
+                    found.setdefault(call, []).append(held)
+    rows = []
+    for call, times in found.items():
+        longest_ns, ended_by, _ = max(times, key=lambda held: held[0])
+        rows.append(
+            HeldRow(
+                call=call,
+                count=len(times),
+                held_ns=sum(ns for ns, _, _ in times),
+                longest_ns=longest_ns,
+                ended_by=ended_by,
+                first_kernels=sum(is_first for _, _, is_first in times),
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: (-row.held_ns, row.call)))
+
+
+def _held(timeline: Timeline, one: IdleMap, own: Flags) -> Iterator[tuple[str, tuple[int, str | None, bool]]]:
+    """The call with most of each time in which work was held, how long that was, and what ended it."""
+    calls = timeline.calls
+    waits = np.flatnonzero(calls.waits & own[calls.thread] & (calls.name >= 0))
+    compute = join([timeline.kernels, timeline.graphs])
+    order = np.argsort(compute.start_ns, kind="stable")
+    start = compute.start_ns[order]
+    for begun, ended in zip(one.held.start.tolist(), one.held.end.tolist(), strict=True):
+        overlap = np.minimum(calls.end_ns[waits], ended) - np.maximum(calls.start_ns[waits], begun)
+        if not len(waits) or int(overlap.max()) <= 0:
+            continue
+        name = readable(timeline.names[calls.name[waits[int(np.argmax(overlap))]]])
+        place = int(np.searchsorted(start, ended))
+        if place == len(start):
+            yield name, (ended - begun, None, False)
+            continue
+        kernel = int(compute.name[order[place]])
+        is_first = not bool((compute.name[order[:place]] == kernel).any())
+        yield name, (ended - begun, short_kernel_name(timeline.names[kernel]), is_first)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,21 +285,15 @@ class _Waits:
             self.places[name] = self.places.get(name, 0) + time_ns
 
 
-def _waits(timeline: Timeline, maps: Mapping[int, IdleMap]) -> Iterator[tuple[str, _Waits]]:
+def _waits(timeline: Timeline, maps: Mapping[int, IdleMap], waits: Ints) -> Iterator[tuple[str, _Waits]]:
     calls = timeline.calls
-    waits = np.flatnonzero(calls.waits & (calls.end_ns > calls.start_ns))
     refill = _refills(timeline, maps, waits)
     for code in distinct(calls.name[waits]) if len(waits) and int(calls.name[waits].min()) >= 0 else ():
         mine = waits[calls.name[waits] == code]
         length = calls.end_ns[mine] - calls.start_ns[mine]
         refill_ns = int(refill[calls.name[waits] == code].sum())
         one = _Waits(count=len(mine), total_ns=int(length.sum()), refill_ns=refill_ns)
-        process = timeline.thread_process[calls.thread[mine]]
-        for owner in distinct(process):
-            some = mine[process == owner]
-            busy = maps[int(owner)].busy
-            covered = busy.covered_before(calls.end_ns[some]) - busy.covered_before(calls.start_ns[some])
-            one.gpu_idle_ns += int((calls.end_ns[some] - calls.start_ns[some] - covered).sum())
+        one.gpu_idle_ns = int(_idle_in(timeline, maps, mine).sum())
         order = np.argsort(-length, kind="stable")[:PLACED]
         longest, record = mine[order], HostRecord(timeline, int(length[order[-1]]))
         for index in longest.tolist():
@@ -138,6 +303,19 @@ def _waits(timeline: Timeline, maps: Mapping[int, IdleMap]) -> Iterator[tuple[st
                 name = readable(place)
                 one.places[name] = one.places.get(name, 0) + end - start
         yield readable(timeline.names[code]), one
+
+
+def _idle_in(timeline: Timeline, maps: Mapping[int, IdleMap], index: Ints) -> Ints:
+    """The part of each call in which no kernel of its process ran."""
+    calls = timeline.calls
+    start, end = calls.start_ns[index], calls.end_ns[index]
+    found = end - start
+    process = timeline.thread_process[calls.thread[index]]
+    for owner in distinct(process):
+        mine = process == owner
+        busy = maps[int(owner)].busy
+        found[mine] -= busy.covered_before(end[mine]) - busy.covered_before(start[mine])
+    return found
 
 
 def _refills(timeline: Timeline, maps: Mapping[int, IdleMap], waits: Ints) -> Ints:

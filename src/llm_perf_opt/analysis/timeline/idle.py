@@ -17,6 +17,7 @@ last (`starting`, of the time between kernels), host time in gaps too long for a
 waiting while launched work did not start (`held`, of the synchronisation: what both wait for is not in the capture).
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -46,6 +47,8 @@ FAR, FEW, MOST = 10, 0.2, 0.5
 _DRIVER = -2
 # Of the capture: less is not worth a look.
 WORTH = 0.01
+# Calls that free memory wait for the GPU where it is busy. On an idle GPU they wait for nothing: the driver works.
+_FREES = re.compile(r"^(cuda|hip)(Free|FreeHost|HostFree)(_|$)|^cuMemFree")
 # A kernel launched on an idle GPU starts within 10 µs; one that takes longer waits for something else.
 START_NS = 20_000
 
@@ -154,21 +157,32 @@ class _Gaps:
 
 def map_idle(timeline: Timeline) -> dict[int, IdleMap]:
     """The idle map of each process that appears in the capture."""
-    window = capture_window(timeline)
+    window, calls = capture_window(timeline), _without_frees(timeline)
     compute = join([timeline.kernels, timeline.graphs])
     present = [distinct(compute.process), distinct(timeline.copies.process), distinct(timeline.thread_process)]
     processes = sorted({int(code) for codes in present for code in codes})
     if len(processes) < 2:
-        return {code: _map(compute, timeline.copies, timeline.calls, window) for code in processes}
+        return {code: _map(compute, timeline.copies, calls, window) for code in processes}
     return {
         code: _map(
             take(compute, np.flatnonzero(compute.process == code)),
             take(timeline.copies, np.flatnonzero(timeline.copies.process == code)),
-            timeline.calls,
+            calls,
             window,
         )
         for code in processes
     }
+
+
+def _without_frees(timeline: Timeline) -> Calls:
+    """The calls, of which those that free memory are no waits."""
+    calls = timeline.calls
+    codes = [code for code, name in enumerate(timeline.names) if _FREES.match(name)]
+    if not codes:
+        return calls
+    frees = np.zeros(len(timeline.names) + 1, np.bool_)
+    frees[codes] = True
+    return replace(calls, waits=calls.waits & ~frees[calls.name])
 
 
 def _map(compute: Activities, copies: Activities, calls: Calls, window: tuple[int, int]) -> IdleMap:

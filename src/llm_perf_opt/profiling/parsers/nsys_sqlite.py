@@ -224,7 +224,9 @@ PID_SHIFT, PID_BITS = 24, 0xFFFFFF
 # Shorter calls explain no gap.
 _LONG_CALL_NS = 100_000
 # Calls that only ask or prepare; the short ones are half of all.
-_NEVER_LAUNCH = re.compile("Get|SetAttribute|IsCapturing|Occupancy|Event(Create|Destroy|Query|Record)|Malloc|HostAlloc")
+_NEVER_LAUNCH = re.compile(
+    "Get|SetAttribute|IsCapturing|Occupancy|Event(Create|Destroy|Query|Record)|HostAlloc|MallocHost"
+)
 _WAITS = re.compile(
     r"Synchronize|^cudaMemcpy(2D|3D|ToSymbol|FromSymbol)?(_ptds)?(_v\d+)?\Z|^cudaFree(Host)?(_v\d+)?\Z"
     r"|^cuMemcpy(HtoD|DtoH|DtoD)(_v\d+)?(_ptds)?\Z|^cuMemFree(Host)?(_v\d+)?\Z"

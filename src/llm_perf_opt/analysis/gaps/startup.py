@@ -1,0 +1,443 @@
+"""Start-up, recognised by what the runtime does: libraries that begin, code that is loaded, algorithms that are timed.
+
+A call that does this on an idle GPU and takes many times what it takes later pays once: the first heavy `cudaFree` of a
+library (its CUDA context and handles), the loading of modules, the first launch of a kernel. The operator that holds
+such calls, in one of its first instances, is start-up as a whole; so is one in which a library times its algorithms
+(`cudnn.benchmark`). What comes again and again to the end of a capture recurs, and is no start-up.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from llm_perf_opt.analysis.gaps.verdict import HostCost, codes_of, flags_of, readable
+from llm_perf_opt.analysis.timeline.idle import IdleMap
+from llm_perf_opt.analysis.timeline.intervals import Flags, Intervals, Ints, innermost, nest, union
+from llm_perf_opt.analysis.timeline.timeline import HostEvents, Timeline, distinct, join
+
+# Shorter calls start nothing up that anybody notices; one that is only asked for the first time takes this long on an
+# H200 and an RTX 4090 where it loads a module (0.2 to 20 ms), and 1 to 20 µs later.
+LONG_CALL_NS = 200_000
+# An allocation that makes the CUDA context takes 80 to 300 ms; one of the allocator 0.1 to 1 ms.
+CONTEXT_NS = 10_000_000
+# A heavy cudaFree at the start of a library takes 1.9 to 1,000 ms in the captures at hand; others 0.1 to 0.3 ms. Calls
+# that only ask or prepare take less than that too, but where they load something.
+HEAVY_CALL_NS = 1_000_000
+# The first calls take this many times the median of all of them, where there are a few to compare with.
+UNUSUAL, FEW, FIRST_CALLS = 20, 5, 3
+# The GPU has nothing to do for this part of a call that starts something up.
+IDLE = 0.9
+# Calls that fill this part of an operator make it start-up as a whole.
+FILLS = 0.25
+# A library that times its algorithms waits for each of them.
+TIMED, TIMED_SHARE = 2, 0.5
+# What happens this often, with a share of it in every later quarter of the work, goes on.
+RECURRING, QUARTERS, LEAST_SHARE = 5, 4, 0.5
+SHOWN = 20
+AUTOTUNING: HostCost = "autotuning"
+NONE: Ints = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartUpRow:
+    """Calls or operators of one name and cost. `gpu_idle_ns` is the part of their time in which no kernel ran.
+
+    `first_ns` and `last_ns` are the start of the first and the end of the last, from the first GPU work of the capture
+    on (negative before it). `recurs`: they come to the end of the capture and are no start-up. `place` is the operator
+    around the longest.
+    """
+
+    cost: HostCost
+    name: str
+    count: int
+    total_ns: int
+    gpu_idle_ns: int
+    first_ns: int
+    last_ns: int
+    recurs: bool
+    place: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartUp:
+    """The start-up of one capture in columns, one entry per call or operator; they may lie in each other.
+
+    `call` is the index of the call, -1 for an operator. `name` indexes the timeline's names. `calls` are all calls that
+    belong to it, those inside of such operators too.
+    """
+
+    start_ns: Ints
+    end_ns: Ints
+    thread: Ints
+    name: Ints
+    call: Ints
+    cost: tuple[HostCost, ...]
+    recurs: Flags
+    calls: Flags
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    def once(self, threads: Flags) -> Intervals:
+        """When some threads were in start-up that does not recur."""
+        mine = ~self.recurs & threads[self.thread]
+        return union(self.start_ns[mine], self.end_ns[mine])
+
+    def until_work(self, threads: Flags, busy: Intervals) -> Intervals:
+        """As `once`, each call until the kernel that follows it begins; a search for algorithms runs kernels itself."""
+        searches = np.array([cost == AUTOTUNING for cost in self.cost], np.bool_)
+        mine = ~self.recurs & threads[self.thread] & (searches | (self.call >= 0))
+        start, end = self.start_ns[mine], self.end_ns[mine]
+        following = np.append(busy.start, np.iinfo(np.int64).max)[np.searchsorted(busy.start, start, side="right")]
+        return union(start, np.where(searches[mine], end, np.minimum(end, following)))
+
+    def costliest(self, start: int, end: int, threads: Flags) -> tuple[HostCost, int] | None:
+        """The cost with most time of some threads inside a window, and the name of its longest entry."""
+        overlap = np.minimum(self.end_ns, end) - np.maximum(self.start_ns, start)
+        mine = np.flatnonzero((overlap > 0) & ~self.recurs & threads[self.thread])
+        if not len(mine):
+            return None
+        longest = int(mine[np.lexsort((self.call[mine] < 0, -overlap[mine]))[0]])
+        # An operator is named for the call in it that says what it starts up.
+        if self.call[longest] < 0 and self.cost[longest] != AUTOTUNING:
+            calls = mine[self.call[mine] >= 0]
+            longest = int(calls[np.argmax(overlap[calls])]) if len(calls) else longest
+        return self.cost[longest], int(self.name[longest])
+
+
+def find_start_up(timeline: Timeline, maps: Mapping[int, IdleMap]) -> StartUp:
+    """Find the calls and operators of one capture that start something up."""
+    found = _Found()
+    tuned = _tuned(timeline)
+    _add_operators(found, timeline.operators, tuned, AUTOTUNING)
+    calls = _calls(timeline, maps, _inside(timeline, timeline.operators, tuned))
+    for index, cost in calls:
+        found.add(timeline.calls.start_ns[index], timeline.calls.end_ns[index], timeline.calls.thread[index], cost)
+        found.name.append(int(timeline.calls.name[index]))
+        found.call.append(int(index))
+    _add_operators(found, timeline.operators, _holding(timeline, [index for index, _ in calls]), "first_use")
+    return found.made(timeline)
+
+
+def start_up_rows(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap], StartUp]]) -> tuple[StartUpRow, ...]:
+    """The start-up of captures by cost and name, the costliest first; calls inside a tuned operator are part of it."""
+    rows = []
+    for timeline, maps, found in captures:
+        begins_ns = min((one.span[0] for one in maps.values() if one.span[1]), default=0)
+        groups: dict[tuple[HostCost, int, bool], list[int]] = {}
+        for i, cost in enumerate(found.cost):
+            if found.call[i] >= 0 or cost == AUTOTUNING:
+                groups.setdefault((cost, int(found.name[i]), bool(found.recurs[i])), []).append(i)
+        for (cost, name, recurs), same in groups.items():
+            index = np.array(same)
+            start, end = found.start_ns[index], found.end_ns[index]
+            one = maps[int(timeline.thread_process[found.thread[index[0]]])]
+            busy = one.busy.covered_before(end) - one.busy.covered_before(start)
+            longest = int(index[np.argmax(end - start)])
+            rows.append(
+                StartUpRow(
+                    cost=cost,
+                    name=readable(timeline.names[name]),
+                    count=len(same),
+                    total_ns=int((end - start).sum()),
+                    gpu_idle_ns=int((end - start - busy).sum()),
+                    first_ns=int(start.min()) - begins_ns,
+                    last_ns=int(end.max()) - begins_ns,
+                    recurs=recurs,
+                    place=_place(timeline, found, longest),
+                )
+            )
+    return tuple(sorted(rows, key=lambda row: (-row.total_ns, row.name))[:SHOWN])
+
+
+class _Found:
+    """Start-up while it is collected."""
+
+    def __init__(self) -> None:
+        self.start: list[int] = []
+        self.end: list[int] = []
+        self.thread: list[int] = []
+        self.cost: list[HostCost] = []
+        self.name: list[int] = []
+        self.call: list[int] = []
+
+    def add(self, start_ns: int, end_ns: int, thread: int, cost: HostCost) -> None:
+        self.start.append(int(start_ns))
+        self.end.append(int(end_ns))
+        self.thread.append(int(thread))
+        self.cost.append(cost)
+
+    def made(self, timeline: Timeline) -> StartUp:
+        columns = [np.array(c, np.int64) for c in (self.start, self.end, self.thread, self.name, self.call)]
+        start, end, thread, name, call = columns
+        recurs = np.zeros(len(start), np.bool_)
+        pairs = list(zip(self.cost, self.name, strict=True))
+        row = _Row(timeline) if pairs else None
+        for key in set(pairs):
+            same = np.array([i for i, pair in enumerate(pairs) if pair == key])
+            recurs[same] = row is not None and row.goes_on(end[same])
+        inside = np.zeros(len(timeline.calls), np.bool_)
+        for i in range(len(start)):
+            if call[i] >= 0:
+                inside[call[i]] = True
+            elif self.cost[i] == AUTOTUNING:
+                calls = timeline.calls
+                inside |= (calls.thread == thread[i]) & (calls.start_ns >= start[i]) & (calls.end_ns <= end[i])
+        return StartUp(
+            start_ns=start,
+            end_ns=end,
+            thread=thread,
+            name=name,
+            call=call,
+            cost=tuple(self.cost),
+            recurs=recurs,
+            calls=inside,
+        )
+
+
+class _Row:
+    """The work of a capture in time."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        work = join([timeline.kernels, timeline.graphs])
+        order = np.argsort(work.start_ns, kind="stable")
+        self._start, self._name = work.start_ns[order], work.name[order]
+        self._first = np.zeros(len(timeline.names), np.int64)
+        # The last of several that are written to one place stays: the earliest.
+        self._first[self._name[::-1]] = np.arange(len(order))[::-1]
+
+    def goes_on(self, ends: Ints) -> bool:
+        """Whether what ends at these times comes to the end, before kernels that ran already."""
+        following = np.searchsorted(self._start, ends)
+        following = following[following < len(self._start)]
+        return goes_on(following[self._first[self._name[following]] < following], len(self._start))
+
+
+def goes_on(places: Ints, count: int, *, often: int = RECURRING) -> bool:
+    """Whether places in a row of work are many and spread over it to its end."""
+    places = places[places < count]
+    if len(places) < often:
+        return False
+    spread = np.bincount(QUARTERS * places // count, minlength=QUARTERS)
+    # In the first quarter they may be taken for first uses.
+    return bool(spread[1:].min() >= LEAST_SHARE * len(places) / QUARTERS)
+
+
+def _calls(timeline: Timeline, maps: Mapping[int, IdleMap], apart: Flags) -> list[tuple[int, HostCost]]:
+    """The calls that start something up, in the capture's order; `apart` are in a search for the fastest algorithm."""
+    calls, names = timeline.calls, timeline.names
+    if not len(calls) or int(calls.name.max()) < 0:
+        return []
+    length = calls.end_ns - calls.start_ns
+    by_name: dict[int, HostCost] = dict.fromkeys(codes_of(names, "loads_code"), "module_loading")
+    by_name.update((code, "context") for code in codes_of(names, "creates_context"))
+    wanted = length >= LONG_CALL_NS
+    if by_name:
+        named = np.zeros(len(names) + 1, np.bool_)
+        named[list(by_name)] = True
+        wanted |= named[calls.name] & (length > 0)
+    picked = np.flatnonzero(wanted)
+    picked = picked[(calls.name[picked] >= 0) & ~apart[picked]]
+    if not len(picked):
+        return []
+    idle = _idle_share(timeline, maps, picked)
+    frees, allocates = set(codes_of(names, "frees_device")), set(codes_of(names, "allocates"))
+    never = set(codes_of(names, "copies_or_sets")) | set(codes_of(names, "waits_for_event"))
+    usual = _Usual(timeline)
+    found: list[tuple[int, HostCost]] = []
+    for index, share in zip(picked.tolist(), idle.tolist(), strict=True):
+        code = int(calls.name[index])
+        long_ns = int(length[index])
+        if code in by_name:
+            found.append((index, by_name[code]))
+        elif share < IDLE or code in never:
+            continue
+        elif code in frees:
+            if long_ns >= HEAVY_CALL_NS and usual.is_followed(index) and not usual.recurs(code):
+                found.append((index, "context"))
+        elif code in allocates:
+            is_first = usual.rank(index) < FIRST_CALLS and not usual.is_preceded(index)
+            if long_ns >= CONTEXT_NS and is_first and usual.is_unusual(index, few=2):
+                found.append((index, "context"))
+        elif calls.launches[index]:
+            is_long = usual.is_unusual(index) or long_ns >= HEAVY_CALL_NS
+            is_early = usual.rank(index) < FIRST_CALLS and usual.is_unusual(index)
+            if is_early or (is_long and usual.launches_new(index)):
+                found.append((index, "module_loading"))
+        elif not calls.waits[index] and long_ns >= HEAVY_CALL_NS and usual.is_first_use(index):
+            is_context = long_ns >= CONTEXT_NS and not usual.is_preceded(index)
+            found.append((index, "context" if is_context else "first_use"))
+    return found
+
+
+class _Usual:
+    """What calls of one name usually take, looked up for those that took long."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._calls = timeline.calls
+        self._same: dict[int, Ints] = {}
+        self._median: dict[int, float] = {}
+        self._recurs: dict[int, bool] = {}
+        self._work = join([timeline.kernels, timeline.graphs])
+        self._new: set[int] | None = None
+
+    def _of(self, code: int) -> Ints:
+        """The calls of a name in time."""
+        if code not in self._same:
+            same = np.flatnonzero(self._calls.name == code)
+            self._same[code] = same[np.argsort(self._calls.start_ns[same], kind="stable")]
+        return self._same[code]
+
+    def rank(self, index: int) -> int:
+        """How many calls of the name came before, on any thread."""
+        same = self._of(int(self._calls.name[index]))
+        return int(np.searchsorted(self._calls.start_ns[same], self._calls.start_ns[index]))
+
+    def is_unusual(self, index: int, *, few: int = FEW) -> bool:
+        """Whether a call took many times what others of its name take, where there are a few."""
+        code = int(self._calls.name[index])
+        same = self._of(code)
+        if code not in self._median:
+            self._median[code] = float(np.median(self._calls.end_ns[same] - self._calls.start_ns[same]))
+        length = int(self._calls.end_ns[index] - self._calls.start_ns[index])
+        return len(same) < few or length >= UNUSUAL * self._median[code]
+
+    def is_first_use(self, index: int) -> bool:
+        """Whether a call is among the first of its name, takes longer than later ones, and work follows."""
+        return self.rank(index) < FIRST_CALLS and self.is_unusual(index) and self.is_followed(index)
+
+    def is_followed(self, index: int) -> bool:
+        """Whether its thread gives the GPU work after it: what ends a program frees much too."""
+        begun = self._launched(int(self._calls.thread[index]))
+        return bool(len(begun)) and int(begun.max()) >= int(self._calls.end_ns[index])
+
+    def is_preceded(self, index: int) -> bool:
+        """Whether its thread gave the GPU work before it."""
+        begun = self._launched(int(self._calls.thread[index]))
+        return bool(len(begun)) and int(begun.min()) < int(self._calls.start_ns[index])
+
+    def _launched(self, thread: int) -> Ints:
+        """When a thread launched what ran."""
+        call = self._work.call[self._work.call >= 0]
+        begun: Ints = self._calls.start_ns[call[self._calls.thread[call] == thread]]
+        return begun
+
+    def recurs(self, code: int) -> bool:
+        """Whether heavy calls of a name come to the end of the capture."""
+        if code not in self._recurs:
+            same = self._of(code)
+            heavy = same[self._calls.end_ns[same] - self._calls.start_ns[same] >= HEAVY_CALL_NS]
+            order = np.sort(self._work.start_ns)
+            places = np.searchsorted(order, self._calls.end_ns[heavy])
+            self._recurs[code] = goes_on(places, len(order))
+        return self._recurs[code]
+
+    def launches_new(self, index: int) -> bool:
+        """Whether a launch is the first of its kernel."""
+        if self._new is None:
+            order = np.argsort(self._work.start_ns, kind="stable")[::-1]
+            first = np.full(len(self._timeline.names), -1, np.int64)
+            # The last of several that are written to one place stays: the earliest.
+            first[self._work.name[order]] = order
+            self._new = set(self._work.call[first[first >= 0]].tolist())
+        return index in self._new
+
+
+def _idle_share(timeline: Timeline, maps: Mapping[int, IdleMap], picked: Ints) -> npt.NDArray[np.float64]:
+    """The part of each call in which its process has no kernel running."""
+    calls = timeline.calls
+    start, end = calls.start_ns[picked], calls.end_ns[picked]
+    process = timeline.thread_process[calls.thread[picked]]
+    share = np.ones(len(picked), np.float64)
+    for owner in distinct(process).tolist():
+        mine = process == owner
+        busy = maps[owner].busy
+        covered = busy.covered_before(end[mine]) - busy.covered_before(start[mine])
+        share[mine] = 1 - covered / np.maximum(end[mine] - start[mine], 1)
+    return share
+
+
+def _tuned(timeline: Timeline) -> Ints:
+    """The operators in which a library waits for kernel after kernel, as later ones of their name do not."""
+    events, calls = timeline.operators, timeline.calls
+    tuned = flags_of(timeline.names, "tuned_operators")
+    waits = np.flatnonzero(flags_of(timeline.names, "waits_for_event")[calls.name]) if tuned.any() else NONE
+    if not len(waits) or not len(events):
+        return NONE
+    picked = np.flatnonzero(tuned[events.name])
+    owner = _around(events, picked, calls.thread[waits], calls.start_ns[waits])
+    inside = owner >= 0
+    timed = np.bincount(owner[inside], minlength=len(events))
+    many: Ints = np.flatnonzero(timed >= TIMED)
+    # Where most instances of an operator wait, that is how it works.
+    count = np.bincount(events.name[picked], minlength=len(timeline.names))
+    waiting = np.bincount(events.name[many], minlength=len(timeline.names))
+    searches = (waiting <= TIMED_SHARE * count) | (count == 1)
+    found: Ints = many[searches[events.name[many]]]
+    return found
+
+
+def _holding(timeline: Timeline, index: Sequence[int]) -> Ints:
+    """The operators around start-up calls that fill a part of them, among the first of their name."""
+    events, calls = timeline.operators, timeline.calls
+    if not len(events) or not len(index):
+        return np.zeros(0, np.int64)
+    call = np.array(index)
+    columns = (events.thread, events.start_ns, events.end_ns)
+    tree = nest(*columns)
+    inside: dict[int, list[int]] = {}
+    around = innermost(tree, *columns, calls.thread[call], calls.start_ns[call])
+    for one, holder in zip(index, around.tolist(), strict=True):
+        while holder >= 0:
+            inside.setdefault(holder, []).append(one)
+            holder = int(tree.parent[holder])
+    found = []
+    started: dict[int, Ints] = {}
+    for holder, inner in inside.items():
+        filled = union(calls.start_ns[inner], calls.end_ns[inner]).total
+        if filled < FILLS * int(events.end_ns[holder] - events.start_ns[holder]):
+            continue
+        name = int(events.name[holder])
+        if name not in started:
+            started[name] = np.sort(events.start_ns[events.name == name])
+        if int(np.searchsorted(started[name], events.start_ns[holder])) < FIRST_CALLS:
+            found.append(holder)
+    return np.array(found, np.int64)
+
+
+def _around(events: HostEvents, picked: Ints, thread: Ints, at: Ints) -> Ints:
+    """The innermost of some events around each moment of a thread, or -1."""
+    columns = (events.thread[picked], events.start_ns[picked], events.end_ns[picked])
+    found = innermost(nest(*columns), *columns, thread, at)
+    return np.where(found >= 0, picked[np.maximum(found, 0)], -1)
+
+
+def _inside(timeline: Timeline, events: HostEvents, picked: Ints) -> Flags:
+    """The calls that lie in some events of their thread."""
+    calls = timeline.calls
+    inside = np.zeros(len(calls), np.bool_)
+    for i in picked.tolist():
+        of_thread = calls.thread == events.thread[i]
+        inside |= of_thread & (calls.start_ns >= events.start_ns[i]) & (calls.end_ns <= events.end_ns[i])
+    return inside
+
+
+def _add_operators(found: _Found, events: HostEvents, picked: Ints, cost: HostCost) -> None:
+    for i in picked.tolist():
+        found.add(events.start_ns[i], events.end_ns[i], events.thread[i], cost)
+        found.name.append(int(events.name[i]))
+        found.call.append(-1)
+
+
+def _place(timeline: Timeline, found: StartUp, index: int) -> str | None:
+    """The innermost operator around an entry, without itself."""
+    events = timeline.operators
+    if not len(events):
+        return None
+    around = (events.thread == found.thread[index]) & (events.start_ns <= found.start_ns[index])
+    around &= (events.end_ns >= found.end_ns[index]) & (events.name != found.name[index])
+    inner = np.flatnonzero(around)
+    return readable(timeline.names[events.name[inner[np.argmax(events.start_ns[inner])]]]) if len(inner) else None

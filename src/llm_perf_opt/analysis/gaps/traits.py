@@ -1,0 +1,244 @@
+"""What the timing of a whole program shows: launches that block, memory given back in the loop, a GPU that is shared.
+
+Each is a record of counts and times, None where the capture does not show it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from llm_perf_opt.analysis.gaps.startup import StartUp, goes_on
+from llm_perf_opt.analysis.gaps.verdict import flags_of
+from llm_perf_opt.analysis.kernels.names import classify_kernel
+from llm_perf_opt.analysis.timeline.idle import IdleMap
+from llm_perf_opt.analysis.timeline.intervals import Flags, Intervals, Ints, union
+from llm_perf_opt.analysis.timeline.timeline import Activities, Timeline, distinct
+
+# Launches looked at, evenly over the capture.
+SAMPLE = 50_000
+# With CUDA_LAUNCH_BLOCKING=1 all launches end after their kernel; without it those of long kernels do not.
+BLOCKING_SHARE, MIN_LAUNCHES = 0.98, 20
+LONG_KERNEL_NS = 5_000
+# A launch with so much work before it shows that the host is ahead again.
+AHEAD = 2
+# The slice that another process gets of a GPU: 1.5 to 4 ms on what is sold for data centres, by default.
+SLICE_NS = (1_200_000, 6_000_000)
+# A kernel that takes this many times its median was stopped in between; of at least so many of one name and shape.
+STRETCHED, MIN_KERNELS = 2.0, 3
+# Slices are all about as long, and there are at least so many of each kind: stopped kernels, and queued work that
+# waits.
+ALIKE, MIN_SLICES = 0.25, 2
+NONE: Ints = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchBlocking:
+    """Launches whose calls return only when their kernel has ended (`CUDA_LAUNCH_BLOCKING=1`).
+
+    `covering` of the `launches` looked at do. `call_ns` is the time in these calls, `kernel_ns` that of their kernels.
+    """
+
+    launches: int
+    covering: int
+    call_ns: int
+    kernel_ns: int
+
+    @property
+    def share(self) -> float:
+        return self.covering / self.launches
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocatorFlushes:
+    """Memory of the device that is freed and allocated again and again to the end of a capture.
+
+    `calls_ns` is the host's time in these calls. `gpu_idle_ns` is what they cost: the time in which no kernel runs from
+    each free to the launch that finds work queued again, and during and after each allocation, without copies and
+    synchronisation in it. `flushes` counts frees with no kernel launched between them as one.
+    """
+
+    flushes: int
+    frees: int
+    allocations: int
+    calls_ns: int
+    gpu_idle_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeSlices:
+    """Signs of another process that uses the GPU in turns.
+
+    `stretched` kernels took about `slice_ns` more than others of their name and shape, and `held` times of about that
+    length no kernel ran while work was queued. `lost_ns` is all of it together.
+    """
+
+    stretched: int
+    held: int
+    slice_ns: int
+    lost_ns: int
+
+
+def find_launch_blocking(timelines: Sequence[Timeline]) -> LaunchBlocking | None:
+    """Whether all launches of a program block."""
+    parts = [_blocking(timeline) for timeline in timelines]
+    launches, covering = sum(p.launches for p in parts), sum(p.covering for p in parts)
+    if launches < MIN_LAUNCHES or covering < BLOCKING_SHARE * launches:
+        return None
+    return LaunchBlocking(
+        launches=launches,
+        covering=covering,
+        call_ns=sum(p.call_ns for p in parts),
+        kernel_ns=sum(p.kernel_ns for p in parts),
+    )
+
+
+def _blocking(timeline: Timeline) -> LaunchBlocking:
+    """Of launches of kernels that are no mere blink: a short one may end before any call returns."""
+    kernels, calls = timeline.kernels, timeline.calls
+    known = np.flatnonzero((kernels.call >= 0) & (kernels.end_ns - kernels.start_ns >= LONG_KERNEL_NS))
+    known = known[:: max(1, len(known) // SAMPLE)]
+    call = kernels.call[known]
+    covers = (calls.start_ns[call] <= kernels.start_ns[known]) & (calls.end_ns[call] >= kernels.end_ns[known])
+    return LaunchBlocking(
+        launches=len(known),
+        covering=int(covers.sum()),
+        call_ns=int((calls.end_ns - calls.start_ns)[call].sum()),
+        kernel_ns=int((kernels.end_ns - kernels.start_ns)[known].sum()),
+    )
+
+
+def find_allocator_flushes(
+    captures: Sequence[tuple[Timeline, Mapping[int, IdleMap], StartUp]],
+) -> AllocatorFlushes | None:
+    """Frees and allocations of the device's memory that recur."""
+    parts = [
+        part
+        for timeline, maps, startup in captures
+        for code, one in maps.items()
+        if (part := _flushes(timeline, one, startup, timeline.thread_process == code)) is not None
+    ]
+    if not parts:
+        return None
+    return AllocatorFlushes(
+        flushes=sum(part.flushes for part in parts),
+        frees=sum(part.frees for part in parts),
+        allocations=sum(part.allocations for part in parts),
+        calls_ns=sum(part.calls_ns for part in parts),
+        gpu_idle_ns=sum(part.gpu_idle_ns for part in parts),
+    )
+
+
+def _flushes(timeline: Timeline, one: IdleMap, startup: StartUp, own: Flags) -> AllocatorFlushes | None:
+    calls = timeline.calls
+    frees = _calls_of(timeline, "frees_device", own, startup)
+    allocations = _calls_of(timeline, "allocates_device", own, startup)
+    if not len(frees) or not len(one.busy.start):
+        return None
+    if not goes_on(np.searchsorted(one.busy.start, calls.end_ns[frees]), len(one.busy.start)):
+        return None
+    launches = np.sort(calls.start_ns[_launches(timeline, own)])
+    work = (timeline.kernels, timeline.graphs)
+    ended = np.sort(np.concatenate([table.end_ns[_own_work(timeline, table, own)] for table in work]))
+    depth = np.searchsorted(launches, launches) - np.searchsorted(ended, launches, side="right")
+    # Where the host is ahead again after each free, or never before the next one.
+    ahead = launches[depth >= AHEAD]
+    place = np.searchsorted(ahead, calls.end_ns[frees])
+    limit = np.append(calls.start_ns[frees[1:]], one.span[1])
+    refilled = np.append(ahead, np.iinfo(np.int64).max)[place]
+    to_next = _next_kernel(one.busy, calls.end_ns[frees])
+    until = np.where(refilled < limit, refilled, np.minimum(np.maximum(to_next, calls.end_ns[frees]), limit))
+    after = _next_kernel(one.busy, calls.end_ns[allocations])
+    costs = union(
+        np.concatenate((calls.start_ns[frees], calls.start_ns[allocations])),
+        np.concatenate((until, np.maximum(after, calls.end_ns[allocations]))),
+    )
+    # Only what lies in the span of the GPU's work counts as idle.
+    idle = one.split(np.clip(costs.start, *one.span), np.clip(costs.end, *one.span))
+    memory = np.concatenate((frees, allocations))
+    between = np.searchsorted(launches, calls.start_ns[frees])
+    return AllocatorFlushes(
+        flushes=len(distinct(between)),
+        frees=len(frees),
+        allocations=len(allocations),
+        calls_ns=int((calls.end_ns - calls.start_ns)[memory].sum()),
+        gpu_idle_ns=int((idle.idle_ns - idle.copy_ns - idle.sync_ns).sum()),
+    )
+
+
+def _next_kernel(busy: Intervals, at: Ints) -> Ints:
+    """When a kernel runs next from each moment on, the moment itself where one runs or none follows."""
+    place = np.searchsorted(busy.start, at)
+    runs = (place > 0) & (busy.end[np.maximum(place - 1, 0)] > at)
+    following = np.append(busy.start, at.max() if len(at) else 0)[place]
+    found: Ints = np.where(runs, at, np.maximum(following, at))
+    return found
+
+
+def _calls_of(timeline: Timeline, kind: str, own: Flags, startup: StartUp) -> Ints:
+    """The calls of one kind by some threads that are no start-up, in time."""
+    calls = timeline.calls
+    named = np.flatnonzero(flags_of(timeline.names, kind)[calls.name])
+    found = named[own[calls.thread[named]] & ~startup.calls[named]]
+    return found[np.argsort(calls.start_ns[found], kind="stable")]
+
+
+def _launches(timeline: Timeline, own: Flags) -> Ints:
+    calls = np.concatenate([work.call[work.call >= 0] for work in (timeline.kernels, timeline.graphs)])
+    found: Ints = calls[own[timeline.calls.thread[calls]]]
+    return found
+
+
+def _own_work(timeline: Timeline, work: Activities, own: Flags) -> Ints:
+    """The work that some threads launched."""
+    known = np.flatnonzero(work.call >= 0)
+    found: Ints = known[own[timeline.calls.thread[work.call[known]]]]
+    return found
+
+
+def find_time_slices(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap]]]) -> TimeSlices | None:
+    """Kernels that were stopped, and queued work that waited, for about the same time each."""
+    more = np.concatenate([NONE, *(_stretches(timeline) for timeline, _ in captures)])
+    waited = np.concatenate([NONE, *(_held(one) for _, maps in captures for one in maps.values())])
+    if len(more) < MIN_SLICES or len(waited) < MIN_SLICES:
+        return None
+    # Waiting that is stopped by nothing else lasts one slice; what stretches a kernel may be several.
+    slice_ns = int(np.median(waited))
+    alike = np.abs(waited - slice_ns) <= ALIKE * slice_ns
+    near = np.abs(more - slice_ns) <= ALIKE * slice_ns
+    if int(alike.sum()) < max(MIN_SLICES, len(waited) / 2) or int(near.sum()) < max(MIN_SLICES, len(more) / 2):
+        return None
+    return TimeSlices(
+        stretched=int(near.sum()),
+        held=int(alike.sum()),
+        slice_ns=slice_ns,
+        lost_ns=int(more[near].sum() + waited[alike].sum()),
+    )
+
+
+def _stretches(timeline: Timeline) -> Ints:
+    """By how much single kernels took longer than others of their name and shape, where that is about a slice."""
+    kernels = timeline.kernels
+    length = kernels.end_ns - kernels.start_ns
+    long = np.flatnonzero(length >= SLICE_NS[0])
+    found = []
+    for name in distinct(kernels.name[long]).tolist():
+        # Communication waits for others by itself.
+        if classify_kernel(timeline.names[name]) == "communication":
+            continue
+        same = np.flatnonzero(kernels.name == name)
+        shapes = kernels.shape[same] if kernels.shape is not None else np.zeros(len(same), np.int64)
+        for shape in distinct(shapes).tolist():
+            alike = length[same[shapes == shape]]
+            median = float(np.median(alike))
+            more = alike[alike >= STRETCHED * median] - median
+            if len(alike) >= MIN_KERNELS:
+                found.append(more[(more >= SLICE_NS[0]) & (more <= SLICE_NS[1])])
+    return np.concatenate(found).astype(np.int64) if found else np.zeros(0, np.int64)
+
+
+def _held(one: IdleMap) -> Ints:
+    """How long queued work waited while nothing ran, where that is about a slice."""
+    waits = union(np.concatenate((one.queued.start, one.held.start)), np.concatenate((one.queued.end, one.held.end)))
+    length: Ints = waits.end - waits.start
+    return length[(length >= SLICE_NS[0]) & (length <= SLICE_NS[1])]
