@@ -4,7 +4,6 @@ import ast
 import re
 import subprocess
 import sys
-from collections import Counter
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -107,11 +106,6 @@ def test_the_sub_packages_of_the_analysis_do_not_import_in_a_circle() -> None:
     except CycleError as error:
         pytest.fail(" imports ".join(reversed(error.args[1])))
     assert order == graph.keys() >= {"findings", "static"}
-
-
-def test_a_folder_holds_at_most_fifteen_modules() -> None:
-    sizes = Counter(str(path.parent.relative_to(SOURCE)) for path in _modules() if path.name != "__init__.py")
-    assert {folder: size for folder, size in sizes.items() if size > 15} == {}
 
 
 def test_only_one_module_starts_programs() -> None:
