@@ -2,6 +2,7 @@
 
 import lzma
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,9 +95,10 @@ def test_a_cat_that_appends_to_a_growing_tensor_keeps_only_what_is_new(tmp_path:
     dims = [[[[1, 8, n, 64], [1, 8, 1, 64]], []] for n in (7, 8, 9)] + [[[[1, 8, 64], [1, 8, 64]], []]]
     for i, shapes in enumerate(dims):
         at, number = 100 * i, i + 1
+        inputs: dict[str, Any] = {"Input Dims": shapes}
         length = f"{10 * (shapes[0][0][2] + 1) if i < 3 else 1}"
         events += [
-            event("cpu_op", "aten::cat", f"{at}", "20", **{"Input Dims": shapes}),
+            event("cpu_op", "aten::cat", f"{at}", "20", **inputs),
             event("cuda_runtime", "cudaLaunchKernel", f"{at + 5}", "5", correlation=number),
             event("kernel", CAT, f"{at + 30}", length, pid=0, tid=7, correlation=number, device=0),
         ]
