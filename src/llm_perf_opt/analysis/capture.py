@@ -24,6 +24,7 @@ from llm_perf_opt.analysis.timeline.critical import CriticalPath
 from llm_perf_opt.analysis.timeline.frames import PythonTree
 from llm_perf_opt.analysis.timeline.graphs import GraphReplays
 from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS, IdleMap, map_idle
+from llm_perf_opt.analysis.timeline.launch_shapes import few_blocks
 from llm_perf_opt.analysis.timeline.memory import MemoryCurve
 from llm_perf_opt.analysis.timeline.operators import ModuleRow, ModuleTree, OperatorRow
 from llm_perf_opt.analysis.timeline.range_names import merge_range_names
@@ -40,7 +41,6 @@ from llm_perf_opt.analysis.timeline.streams import (
 from llm_perf_opt.analysis.timeline.tables import (
     communication_kernels,
     copy_rows,
-    few_blocks,
     idle_of,
     kernel_rows,
     range_rows,

@@ -26,6 +26,25 @@ def exclusive_ns(kernels: Activities, communication: Flags) -> Ints:
     return out
 
 
+def alone_ns(kernels: Activities) -> Ints:
+    """For each kernel the time in which no other kernel ran on its GPU."""
+    out = np.zeros(len(kernels), np.int64)
+    gpu = gpu_of(kernels)
+    for one in distinct(gpu).tolist():
+        mine = np.flatnonzero(gpu == one)
+        count, numbers = len(mine), np.arange(len(mine))
+        at = np.concatenate((kernels.start_ns[mine], kernels.end_ns[mine]))
+        order = np.argsort(at, kind="stable")
+        change = np.concatenate((np.ones(count, np.int64), np.full(count, -1, np.int64)))[order]
+        # Where one kernel runs, the sum of the numbers of those that run is its own.
+        running = np.cumsum(np.concatenate((numbers, -numbers))[order])[:-1]
+        single = np.flatnonzero(np.cumsum(change)[:-1] == 1)
+        length = np.diff(at[order])[single]
+        # Sums of whole numbers up to 2**53 are exact as floats: 104 days.
+        out[mine] = np.bincount(running[single], weights=length, minlength=count).astype(np.int64)
+    return out
+
+
 def gpu_of(work: Activities) -> Ints:
     """One number for each GPU of each process: processes may number their GPUs differently."""
     numbers: Ints = (work.process.astype(np.int64) << 32) + work.device

@@ -58,7 +58,7 @@ def find_few_blocks(facts: CaptureFacts) -> list[Finding]:
     found, total = facts.few_blocks, sum(row.total_ns for row in facts.kernels)
     if found is None or found.alone_ns < MIN_FEW_BLOCKS_SHARE * total:
         return []
-    saved = found.alone_ns - found.filled_ns
+    saved = found.alone_ns - found.floor_ns
     # Several of them side by side may fill it.
     if saved < MOSTLY_EMPTY * found.alone_ns:
         return []
