@@ -32,6 +32,7 @@ from llm_perf_opt.analysis.timeline.ranges import RangeInstances, measure_ranges
 from llm_perf_opt.analysis.timeline.rows import CopyRow, CounterRow, Idle, KernelRow, RangeRow, rate
 from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis
 from llm_perf_opt.analysis.timeline.streams import (
+    PRODUCTS_REMAIN,
     AttentionInPieces,
     StreamReport,
     attention_in_pieces,
@@ -348,7 +349,7 @@ def _fusible(timelines: Sequence[Timeline]) -> FusibleChains:
         chains=sum(part.count for part in parts),
         kernel_count=sum(part.kernel_count for part in parts),
         time_ns=sum(part.time_ns for part in parts),
-        saved_ns=sum(part.time_ns - part.longest_ns for part in parts),
+        saved_ns=sum(part.time_ns - part.floor_ns for part in parts),
     )
 
 
@@ -359,6 +360,8 @@ def _pieces(timelines: Sequence[Timeline]) -> AttentionInPieces:
         product_ns=sum(part.product_ns for part in parts),
         softmax_ns=sum(part.softmax_ns for part in parts),
         between_ns=sum(part.between_ns for part in parts),
+        floor_ns=sum(part.floor_ns for part in parts),
+        how=next((part.how for part in parts if part.count), PRODUCTS_REMAIN),
     )
 
 

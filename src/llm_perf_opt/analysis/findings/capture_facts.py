@@ -31,7 +31,7 @@ class ExposedCommunication:
 class FusibleChains:
     """Kernels without a product that follow each other on a stream: a compiler makes one of each such chain.
 
-    The one that is left takes at least as long as the longest of them: `saved_ns` is what the others take.
+    `saved_ns` is what fusing saves at most: writing and reading what they pass on.
     """
 
     chains: int

@@ -72,6 +72,7 @@ class _Ratio:
 class _Table:
     entries: tuple[_Entry, ...]
     words: dict[str, int]
+    host_links: tuple[tuple[re.Pattern[str], float], ...]
     ratios: tuple[_Ratio, ...]
 
 
@@ -92,6 +93,7 @@ def _table() -> _Table:
             for row in found["generation"]
         ),
         words=dict(found["words"]),
+        host_links=tuple((re.compile(row["names"], re.IGNORECASE), row["gb_s"]) for row in found["host_link"]),
         ratios=tuple(
             _Ratio(
                 names=re.compile(row["names"], re.IGNORECASE),
@@ -141,11 +143,12 @@ def _made(
     entry: _Entry, gpu_name: str | None, hardware: "HardwareSection | None", *, is_oldest: bool, how: str
 ) -> GpuGeneration:
     ratio_16, ratio_tf32, source = _ratios(entry, gpu_name, hardware)
+    own = (gb_s for names, gb_s in _table().host_links if gpu_name and names.search(gpu_name))
     return GpuGeneration(
         name=entry.name,
         vendor=entry.vendor,
         formats=entry.formats,
-        host_link_gb_s=entry.host_link_gb_s,
+        host_link_gb_s=next(own, entry.host_link_gb_s),
         ratio_16=ratio_16,
         ratio_tf32=ratio_tf32,
         ratio_how=source,

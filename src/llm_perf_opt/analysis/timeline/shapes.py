@@ -28,7 +28,10 @@ FAR_PCT = 50.0
 # The smallest tile libraries still give to matrix units, and the side from which on a product is a matrix: one with
 # fewer rows reads its weights for too little work, whatever its kernel is.
 TILE, SKINNY = 64, 32
-# Matrix units are named so in these kernels, which load their operands in whole accesses only (by TMA).
+# The part of the data-sheet peak that the best attention kernels reach (published for FlashAttention 2 on A100 and 3 on
+# H100: 72 and 75 %).
+BEST_ATTENTION = 0.75
+# Kernels of this name load their operands in whole accesses only (by TMA).
 _ALIGNED = "nvjet"
 Reason = Literal["misaligned", "CUDA cores", "skinny", "too small to fill"]
 _WHY: Mapping[Reason, str] = {
@@ -181,10 +184,11 @@ def calls_with_work(timeline: Timeline, detail: TraceDetail) -> CallsWithWork:
     return CallsWithWork(works=tuple(works), kernel=known, operator=owner, work=work[owner])
 
 
-def least_flop_ns(timeline: Timeline, detail: TraceDetail, roof: GpuPeaks) -> Ints:
-    """For each kernel the time its part of the call's FLOPs needs at the GPU's peak; -1 where that is not known.
+def least_fused_ns(timeline: Timeline, detail: TraceDetail, roof: GpuPeaks) -> Ints:
+    """For each kernel of a GEMM the least time its work takes inside a fused attention kernel; -1: not known.
 
-    Kernels of one call share its FLOPs by their time.
+    That is the longer of its FLOPs at what the best attention kernels reach, and of its operands without the largest,
+    the scores, which are never written, at the memory bandwidth. Kernels of one call share it by their time.
     """
     calls, kernels = calls_with_work(timeline, detail), timeline.kernels
     out = np.full(len(kernels), -1, np.int64)
@@ -192,14 +196,18 @@ def least_flop_ns(timeline: Timeline, detail: TraceDetail, roof: GpuPeaks) -> In
         return out
     length = (kernels.end_ns - kernels.start_ns)[calls.kernel]
     total = np.bincount(calls.operator, weights=length)[calls.operator]
-    needs = np.full(len(calls.works), -1.0)
-    for code, (_, work) in enumerate(calls.works):
-        peak = roof.peak_tflops.get(work.dtype)
-        if work.flops is not None and peak:
-            needs[code] = work.flops / peak / 1e3
-    need = needs[calls.work]
-    out[calls.kernel] = np.where(need >= 0, need * length / np.maximum(total, 1), -1).astype(np.int64)
+    least = np.array([_fused_ns(work, roof) for _, work in calls.works])[calls.work]
+    out[calls.kernel] = np.where(least >= 0, least * length / np.maximum(total, 1), -1).astype(np.int64)
     return out
+
+
+def _fused_ns(work: OperatorWork, roof: GpuPeaks) -> float:
+    peak, sizes = roof.peak_tflops.get(work.dtype), work.sizes
+    if sizes is None or work.flops is None or not peak or not roof.bandwidth_gb_s:
+        return -1.0
+    parts = (sizes.m * sizes.k, sizes.k * sizes.n, sizes.m * sizes.n)
+    moved = work.size_bytes * (sum(parts) - max(parts)) / sum(parts)
+    return max(work.flops / (BEST_ATTENTION * peak) / 1e3, moved / roof.bandwidth_gb_s)
 
 
 def _works(timeline: Timeline, detail: TraceDetail) -> tuple[list[tuple[str, OperatorWork]], Ints]:

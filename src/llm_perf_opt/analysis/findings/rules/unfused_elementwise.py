@@ -135,8 +135,8 @@ def find_chains(facts: CaptureFacts) -> list[Finding]:
         evidence=(
             f"{found.chains:,} chain(s) of {found.kernel_count / found.chains:.1f} elementwise, norm, reduction or "
             f"copy kernels take {found.time_ns / 1e6:.3f} of {total / 1e6:.3f} ms kernel time",
-            f"fused, each chain takes at least as long as the longest of its kernels: {found.saved_ns / 1e6:.3f} ms "
-            "less in all at most",
+            "fused, what two kernels pass on is neither written nor read, which saves at most the shorter of them: "
+            f"{found.saved_ns / 1e6:.3f} ms in all",
             *(
                 f"`{row.short_name}`: {row.total_ns / 1e6:.3f} ms in {row.instances:,} launch(es) ({row.kernel_class})"
                 for row in top
