@@ -27,9 +27,7 @@ from tests.support.trace_builder import event, write_trace
 GEMM = "nvjet_sm90_tst_128x128_64x6_2x1_v_bz_TNT"
 ADD, MUL, TANH, NORM = "add_kernel", "mul_kernel", "tanh_kernel", "rms_norm_kernel"
 CAT = "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, unsigned int, 2, 128, 1>(float*)"
-STRIDED = (
-    "void at::native::elementwise_kernel<128, 4, gpu_kernel_impl_nocast<direct_copy_kernel_cuda>>(int)"
-)
+STRIDED = "void at::native::elementwise_kernel<128, 4, gpu_kernel_impl_nocast<direct_copy_kernel_cuda>>(int)"
 
 
 def _chains(tmp_path: Path, kernels: Sequence[tuple[str, int]]) -> Chains:

@@ -33,8 +33,7 @@ from llm_perf_opt.analysis.findings.rules.unfused_elementwise import find_chains
 from llm_perf_opt.analysis.findings.rules.wait_bound import DEVICE_COPY_REMEDY, DEVICE_COPY_REMEDY_OF_OTHERS
 from llm_perf_opt.analysis.kernels.names import changes_layout
 from llm_perf_opt.analysis.ranks.analysis import RankRow, RanksAnalysis
-from llm_perf_opt.analysis.ranks.collectives import SEND_RECEIVE, CollectiveRow, kind_of_collective
-from llm_perf_opt.core.units import format_bytes
+from llm_perf_opt.analysis.ranks.collectives import SEND_RECEIVE, kind_of_collective
 
 MIN_SHARE = 0.05
 MIN_TRANSFER_SHARE = 0.05
@@ -84,22 +83,10 @@ LESS_COMMUNICATION = (
     "NCCL_DEBUG=INFO NCCL says which it uses); and look for the slow rank: a kernel that communicates also waits for "
     "it (llm-perf analyze of all ranks' captures names it)"
 )
-# A link slower than this is none between GPUs; a message that takes ten times as long on it, and this long, waits.
-SLOWEST_LINK_BYTES_PER_S, SLOWER, LONG_WAIT_NS = 1e9, 10.0, 1_000_000
 RANKS_REMEDY = (
     "make the ranks arrive together: look at the one that comes last (its capture, its share of the work, the node it "
     "runs on, its host), give every rank the same amount to do, and start the collective before work that does not "
     "need its result"
-)
-START_REMEDY = (
-    "this is paid once and not in every step: ranks that are ready wait in their first collective for one that still "
-    "loads, compiles or reads data; let all ranks meet before what is measured (a barrier after the warm-up), capture "
-    "after that, and where starting up matters, look at the rank that comes last"
-)
-PIPELINE_REMEDY = (
-    "in a pipeline this is its bubble: more micro-batches in a step, an interleaved or zero-bubble schedule, and "
-    "stages that take equally long (the first and the last also have the embedding and the head) make it smaller; "
-    "elsewhere look at what the rank that sends does before it sends"
 )
 
 
@@ -239,52 +226,21 @@ def _communicate_otherwise(facts: CaptureFacts, hidable: float) -> str:
 
 
 def find_late_ranks(ranks: RanksAnalysis, *, span_ns: int, source: str) -> list[Finding]:
-    """One finding where ranks wait for each other inside collectives, one where a receive waits for its sender.
+    """One finding where ranks wait for each other: by how much longer each ran collectives that all ended together.
 
-    Where several ranks were given, by how much longer each ran what all ended together. Of one rank alone, by messages
-    so small that no link needs the time they took, and by those that took many times as long as most of their kind.
+    Of one rank alone nothing: its collectives may be long because another came late, or by themselves.
     """
     exposed = sum(row.time.exposed_ns for row in ranks.rows)
     came = [row for row in ranks.rows if row.arrivals is not None]
-    # Only where torch wrote what was sent: NCCL's kernel of a receive is that of an all-to-all as well.
-    pairs = [
-        row for row in ranks.collectives if row.collective == SEND_RECEIVE and row.message_bytes and not _waits(row)
-    ]
-    found: list[Finding] = []
-    is_start = False
-    if len(came) > 1:
-        waited = sum(row.arrivals.waited_ns for row in came if row.arrivals is not None)
-        last = max(came, key=lambda row: row.arrivals.held_up_ns if row.arrivals is not None else 0)
-        title = f"Ranks wait for each other inside collectives{_for(last, ranks)}"
-        evidence = [_arrived(row) for row in came[:RANKS_SHOWN]]
-        instances = min(row.arrivals.matched for row in came if row.arrivals is not None)
-    else:
-        small = [row for row in ranks.collectives if _waits(row)]
-        uneven = [row for row in ranks.collectives if row.waiting and row not in small and row not in pairs]
-        in_small = sum(row.total_ns - row.count * _needs_ns(row) for row in small)
-        in_uneven = sum(row.waiting_ns for row in uneven)
-        waited, instances = in_small + in_uneven, sum(row.count for row in small) + sum(row.waiting for row in uneven)
-        why = "their messages are too small for the time they take"
-        if in_uneven > in_small:
-            why = "some take many times as long as most of their kind"
-        title = f"Collectives wait for other ranks: {why}"
-        is_start = bool(uneven) and not small and all(row.only_first_waits for row in uneven)
-        if is_start:
-            title = "The first collective waits for other ranks, many times as long as those after it take"
-        rows = sorted((*small, *uneven), key=lambda row: -row.total_ns)[:SHOWN]
-        evidence = [_too_long(row) if row in small else _uneven(row) for row in rows]
+    if len(came) < 2:
+        return []
+    waited = sum(row.arrivals.waited_ns for row in came if row.arrivals is not None)
+    last = max(came, key=lambda row: row.arrivals.held_up_ns if row.arrivals is not None else 0)
+    title = f"Ranks wait for each other inside collectives{_for(last, ranks)}"
+    evidence = [_arrived(row) for row in came[:RANKS_SHOWN]]
+    instances = min(row.arrivals.matched for row in came if row.arrivals is not None)
     saved = min(waited, exposed)
-    if evidence and saved > 0:
-        late = _late(title, evidence, saved, instances, span_ns=span_ns, source=source)
-        found.append(replace(late, remedy=START_REMEDY, is_one_time=True) if is_start else late)
-    in_pairs = min(sum(row.waiting_ns for row in pairs), exposed - max(saved, 0))
-    if in_pairs > 0:
-        rows = sorted((row for row in pairs if row.waiting), key=lambda row: -row.waiting_ns)
-        title, instances = "Receives wait for the rank that sends", sum(row.waiting for row in rows)
-        evidence = [_uneven(row) for row in rows[:SHOWN]]
-        bubble = _late(title, evidence, in_pairs, instances, span_ns=span_ns, source=source)
-        found.append(replace(bubble, remedy=PIPELINE_REMEDY, hint="A smaller pipeline bubble"))
-    return found
+    return [_late(title, evidence, saved, instances, span_ns=span_ns, source=source)] if saved > 0 else []
 
 
 def _late(title: str, evidence: Sequence[str], saved_ns: int, instances: int, *, span_ns: int, source: str) -> Finding:
@@ -332,31 +288,6 @@ def _arrived(row: RankRow) -> str:
     return (
         f"{who}: waited {came.waited_ns / 1e6:.2f} ms in {came.matched:,} collective(s) that ended together on all "
         f"ranks given, came last to {came.came_last:,} of them, and others waited {came.held_up_ns / 1e6:.2f} ms for it"
-    )
-
-
-def _needs_ns(row: CollectiveRow) -> int:
-    return round(1e9 * (row.message_bytes or 0) / SLOWEST_LINK_BYTES_PER_S)
-
-
-def _waits(row: CollectiveRow) -> bool:
-    if row.message_bytes is None:
-        return False
-    return row.total_ns >= row.count * max(SLOWER * _needs_ns(row), LONG_WAIT_NS)
-
-
-def _too_long(row: CollectiveRow) -> str:
-    return (
-        f"{row.collective} of {format_bytes(row.message_bytes or 0)}: {row.total_ns / 1e6:.2f} ms in {row.count:,} "
-        f"call(s), at 1 GB/s it would take {_needs_ns(row) / 1e6:.3g} ms each"
-    )
-
-
-def _uneven(row: CollectiveRow) -> str:
-    size = "" if row.message_bytes is None else f" of {format_bytes(row.message_bytes)}"
-    return (
-        f"{row.collective}{size}: {row.waiting:,} of {row.count:,} call(s) took {row.waiting_ns / 1e6:,.2f} ms longer "
-        f"in all than most do (median {row.median_ns / 1e6:.3g} ms, longest {row.max_ns / 1e6:,.2f} ms)"
     )
 
 
