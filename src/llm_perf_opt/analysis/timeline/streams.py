@@ -20,11 +20,11 @@ MIN_STREAM_SHARE = 0.1
 # Streams that run side by side for more than this part of what could are no longer one after the other.
 MAX_OVERLAP_SHARE = 0.1
 SHOWN = 100
-# Chains that take less than this part of the kernel time are not looked into.
+# Chains of kernels that take less than this part of the kernel time are not cut at waits.
 MIN_CHAIN_SHARE = 0.1
 # A chain repeats itself where this part of it is the same one period later; shorter ones have no room for two periods.
 REPEATED, MIN_REPEATED, MOST_PERIODS = 0.95, 4, 100
-_BASE, _INVERSE = 0x9E3779B97F4A7C15, 0xF1DE83E19937733D
+_SPREAD = 0x9E3779B97F4A7C15
 # Kernels of attention in pieces: none of these, a product, a softmax, work in passing; and the most from end to end.
 # Attention that is one kernel already is the fourth kind.
 PRODUCT, SOFTMAX, PASSING, FUSED = 1, 2, 3, 4
@@ -253,9 +253,8 @@ def chains_of(timeline: Timeline, wanted: Callable[[str], bool]) -> Chains:
     flag, time_ns = is_wanted[name], (kernels.end_ns - kernels.start_ns)[order]
     first = np.concatenate(([True], (flag[1:] != flag[:-1]) | (lane[1:] != lane[:-1])))
     rows = _Rows(name=name, wanted=flag, computes=computes[name], time_ns=time_ns)
-    if rows.chained_ns(first) < MIN_CHAIN_SHARE * int(time_ns.sum()):
-        return rows.chains(first)
-    first[1:] |= _apart(timeline, order)
+    if int(time_ns[flag].sum()) >= MIN_CHAIN_SHARE * int(time_ns.sum()):
+        first[1:] |= _apart(timeline, order)
     return rows.chains(first)
 
 
@@ -268,15 +267,11 @@ class _Rows:
     computes: Flags
     time_ns: Ints
 
-    def chained_ns(self, first: Flags) -> int:
-        """The time of all chains."""
-        starts, _ = self._runs(first)
-        return int(np.add.reduceat(self.time_ns, np.flatnonzero(first))[starts].sum())
-
     def chains(self, first: Flags) -> Chains:
         """The chains among runs that begin with those marked, with what remains of them when fused."""
-        chosen, length = self._runs(first)
         starts = np.flatnonzero(first)
+        length = np.diff(np.append(starts, len(first)))
+        chosen = self.wanted[starts] & (length > 1) & np.logical_or.reduceat(self.computes, starts)
         in_chain = np.repeat(chosen, length)
         cut = _begins_a_step(self.name, starts[chosen], length[chosen])
         joined = in_chain[1:] & ~first[1:] & ~cut[1:]
@@ -290,13 +285,6 @@ class _Rows:
             how=FUSED_FLOOR,
         )
 
-    def _runs(self, first: Flags) -> tuple[Flags, Ints]:
-        """Which runs are chains, and the length of each run."""
-        starts = np.flatnonzero(first)
-        length = np.diff(np.append(starts, len(first)))
-        computing = np.add.reduceat(self.computes, starts, dtype=np.int64) > 0
-        return self.wanted[starts] & (length > 1) & computing, length
-
 
 def _begins_a_step(name: Ints, starts: Ints, length: Ints) -> Flags:
     """Where a chain that repeats a sequence of kernels begins with it again: a loop's next step, or another tensor.
@@ -308,15 +296,16 @@ def _begins_a_step(name: Ints, starts: Ints, length: Ints) -> Flags:
     if not len(long):
         return begins
     starts, length = starts[long], length[long]
-    # Sums of names times powers of an odd number tell sequences apart wherever they begin: the inverse powers shift
-    # them to the same place. All modulo 2**64.
-    powers = np.cumprod(np.full(len(name), _BASE, np.uint64), dtype=np.uint64)
-    inverse = np.cumprod(np.full(len(name), _INVERSE, np.uint64), dtype=np.uint64)
-    sums = np.concatenate(([np.uint64(0)], np.cumsum((name.astype(np.uint64) + np.uint64(1)) * powers)))
-    key = (sums[starts + length] - sums[starts]) * inverse[starts]
-    order = np.lexsort((key, length))
-    same = (key[order][1:] == key[order][:-1]) & (length[order][1:] == length[order][:-1])
-    for group in np.split(order, np.flatnonzero(~same) + 1):
+    # Chains of as many of the same kernels, three of them at the same places, are equal. Sums of large numbers in place
+    # of names, modulo 2**64, tell what kernels they are of.
+    codes = (np.arange(1, int(name.max()) + 2, dtype=np.uint64) * np.uint64(_SPREAD)) ** 3
+    sums = np.concatenate(([np.uint64(0)], np.cumsum(codes[name])))
+    columns = (sums[starts + length] - sums[starts], name[starts], name[starts + 1], name[starts + length // 2], length)
+    order = np.lexsort(columns)
+    other = np.zeros(len(order) - 1, np.bool_)
+    for column in columns:
+        other |= column[order][1:] != column[order][:-1]
+    for group in np.split(order, np.flatnonzero(other) + 1):
         at, count = int(starts[group[0]]), int(length[group[0]])
         period = _period(name[at : at + count])
         if period is not None:
