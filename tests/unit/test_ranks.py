@@ -7,15 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from llm_perf_opt.analysis.hardware.hardware import find_by_device_name, load_catalogue
 from llm_perf_opt.analysis.ranks.analysis import RanksAnalysis, analyze_ranks
-from llm_perf_opt.analysis.ranks.collectives import Arrivals, bus_factor
+from llm_perf_opt.analysis.ranks.collectives import (
+    Arrivals,
+    LongestCollective,
+    bus_factor,
+    longest_collective,
+    recorded_args,
+)
 from llm_perf_opt.analysis.ranks.identify import identify
 from llm_perf_opt.analysis.timeline.timeline import Origin
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
-from tests.support.fixtures_dir import shared_fixtures
+from tests.support.fixtures_dir import REPO, shared_fixtures
 from tests.support.nsys_builder import PID, Export
 from tests.support.trace_builder import event, write_trace
 
@@ -89,9 +96,13 @@ def test_waiting_for_a_rank_that_comes_late_is_a_finding(tmp_path: Path, capsys:
     assert (found["confidence"], round(found["max_gain"], 2)) == ("medium", 1.28)
 
 
-def test_a_small_message_that_takes_long_waits_for_another_rank(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def _late(files: Sequence[Path], capsys: pytest.CaptureFixture[str]) -> list[str]:
+    assert main(["analyze", "--json", *map(str, files)]) == 0
+    return [f["title"] for f in json.loads(capsys.readouterr().out)["findings"] if f["rule"] == "late_ranks"]
+
+
+def test_one_rank_alone_does_not_show_that_another_is_late(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Small messages that take long, and one collective many times as long as its like: neither says why."""
     said = {"Collective name": "allreduce", "In msg nelems": 256, "Out msg nelems": 256, "dtype": "Float"}
     events = []
     for i in range(4):
@@ -99,69 +110,98 @@ def test_a_small_message_that_takes_long_waits_for_another_rank(
         events.append(event("cuda_runtime", "cudaLaunchKernel", f"{at}", "1", correlation=i + 1))
         length = "5000" if i else "20"
         events.append(event("kernel", ALL_REDUCE, f"{at + 2}", length, pid=0, tid=7, correlation=i + 1, **said))
-    assert main(["analyze", "--json", str(write_trace(tmp_path / "t.json", events))]) == 0
-    (found,) = [f for f in json.loads(capsys.readouterr().out)["findings"] if f["rule"] == "late_ranks"]
-    assert found["title"] == (
-        "Collectives wait for other ranks: their messages are too small for the time they take, 43% of the capture"
-    )
-    assert found["evidence"] == [
-        "all-reduce of 1.02 kB: 15.02 ms in 4 call(s), at 1 GB/s it would take 0.00102 ms each"
-    ]
+    assert _late([write_trace(tmp_path / "small.json", events)], capsys) == []
+    lengths = [900_000 if i == 5 else 3_000 for i in range(11)]
+    kernels = [(ALL_REDUCE, 10 + sum(lengths[:i]) + 7_000 * i, length) for i, length in enumerate(lengths)]
+    assert _late([_rank(tmp_path / "uneven.json", 0, kernels)], capsys) == []
 
 
-@pytest.mark.parametrize(
-    ("place", "title"),
-    [
-        (0, "The first collective waits for other ranks, many times as long as those after it take"),
-        (5, "Collectives wait for other ranks: some take many times as long as most of their kind"),
-    ],
-)
-def test_a_collective_many_times_as_long_as_its_like_waits_for_another_rank(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: int, title: str
-) -> None:
+@pytest.mark.parametrize(("place", "is_first"), [(0, True), (5, False)])
+def test_a_collective_many_times_as_long_as_its_like_is_an_outlier(tmp_path: Path, place: int, is_first: bool) -> None:
     lengths = [900_000 if i == place else 3_000 for i in range(11)]
     kernels = [(ALL_REDUCE, 10 + sum(lengths[:i]) + 7_000 * i, length) for i, length in enumerate(lengths)]
-    assert main(["analyze", "--json", str(_rank(tmp_path / "t.json", 0, kernels))]) == 0
-    (found,) = [f for f in json.loads(capsys.readouterr().out)["findings"] if f["rule"] == "late_ranks"]
-    assert found["title"] == f"{title}, 90% of the capture"
-    assert found["evidence"] == [
-        "all-reduce: 1 of 11 call(s) took 897.00 ms longer in all than most do (median 3 ms, longest 900.00 ms)"
-    ]
-    assert (found["confidence"], found["is_one_time"]) == ("medium", place == 0)
+    (row,) = _analyze([_rank(tmp_path / "t.json", 0, kernels)]).collectives
+    assert (row.outliers, row.outliers_ns, row.only_first_is_outlier) == (1, 897_000_000, is_first)
 
 
 def test_collectives_of_unknown_sizes_may_differ(tmp_path: Path) -> None:
-    """Gradient buckets beside the all-reduce of a loss: a thousand times as long, and no rank is late."""
+    """Gradient buckets beside the all-reduce of a loss: a thousand times as long, and none is an outlier."""
     kernels = [(ALL_REDUCE, 10_000 * i, 9_000 if i % 8 == 0 else 9) for i in range(1, 41)]
     (row,) = _analyze([_rank(tmp_path / "t.json", 0, kernels)]).collectives
-    assert (row.max_ns, row.waiting, row.waiting_ns) == (9_000_000, 0, 0)
+    assert (row.max_ns, row.outliers, row.outliers_ns) == (9_000_000, 0, 0)
 
 
-def test_receives_of_one_size_that_differ_are_the_bubble_of_a_pipeline(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = {"Collective name": "recv", "In msg nelems": 8_388_608, "Out msg nelems": 8_388_608, "dtype": "BFloat16"}
-    events, at = [], 10
-    for i in range(40):
-        receive, product = 2 * i + 1, 2 * i + 2
-        length = 9_000 if i % 4 == 0 else 300
-        events.append(event("cuda_runtime", "cudaLaunchKernel", f"{2 * i}", "0.5", correlation=receive))
-        name = "ncclDevKernel_SendRecv(X)"
-        events.append(event("kernel", name, f"{at}", f"{length}", pid=0, tid=20, correlation=receive, **said))
-        events.append(event("cuda_runtime", "cudaLaunchKernel", f"{2 * i + 1}", "0.5", correlation=product))
-        events.append(event("kernel", "gemm", f"{at + length}", "4000", pid=0, tid=7, correlation=product))
-        at += length + 4_000
-    assert main(["analyze", "--json", str(write_trace(tmp_path / "t.json", events))]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["findings"]
-    assert (found["rule"], found["title"]) == (
-        "late_ranks",
-        "Receives wait for the rank that sends, 34% of the capture",
+def _gathers(path: Path, rank: int, longest_us: int) -> Path:
+    """Three all-gathers of 64 MB for two ranks in the layers, and a longer one in the head; a kernel beside its end."""
+    said = {
+        "Collective name": "all_gather",
+        "In msg nelems": 16_777_216,
+        "Out msg nelems": 33_554_432,
+        "dtype": "BFloat16",
+        "Group size": 2,
+    }
+    events, at = [], 1_000
+    for number, length in enumerate((2_000, 2_200, longest_us, 2_100), start=1):
+        layer = "OutputProjection" if length == longest_us else "Attention"
+        events += [
+            event("user_annotation", layer, f"{100 * number}", "90"),
+            event("user_annotation", "nccl:_all_gather_base", f"{100 * number + 10}", "70"),
+            event("cpu_op", "c10d::_allgather_base_", f"{100 * number + 5}", "80"),
+            event("cpu_op", "record_param_comms", f"{100 * number + 15}", "60"),
+            event("cuda_runtime", "cudaLaunchKernel", f"{100 * number + 20}", "5", correlation=number),
+            event("kernel", ALL_GATHER, f"{at}", f"{length}", pid=0, tid=20, correlation=number, device=rank, **said),
+        ]
+        at += length + 100
+    events.append(event("cuda_runtime", "cudaLaunchKernel", "900", "5", correlation=9))
+    # The longest runs from 5,400 µs on.
+    events.append(event("kernel", "gemm", "6000", "1500", pid=0, tid=7, correlation=9, device=rank))
+    job = f'"traceName": "t", "distributedInfo": {{"backend": "nccl", "rank": {rank}, "world_size": 2}}'
+    return write_trace(path, events, after=job)
+
+
+ALL_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def test_the_longest_collective_is_named_with_its_size_and_range(tmp_path: Path) -> None:
+    files = [_gathers(tmp_path / f"{rank}.json", rank, 44_000 + 100 * rank) for rank in (0, 1)]
+    traces = [read_torch_trace(path, detailed=True) for path in files]
+    timelines = [trace.timeline for trace in traces]
+    args = [recorded_args(t.timeline, t.detail) if t.detail is not None else None for t in traces]
+    found = analyze_ranks(timelines, recorded=args)
+    assert found is not None
+    expected = LongestCollective(
+        collective="all-gather",
+        kernel="ncclDevKernel_AllGather_RING_LL",
+        rank=1,
+        source="1.json",
+        start_ns=5_400_000,
+        length_ns=44_100_000,
+        exposed_ns=42_600_000,
+        median_ns=2_150_000.0,
+        message_bytes=67_108_864,
+        dtype="BFloat16",
+        group_size=2,
+        range_name="OutputProjection",
+        operator="c10d::_allgather_base_",
+        floor_ns=None,
+        how="unknown: the link between these GPUs is not known",
     )
-    assert found["evidence"] == [
-        "send/receive of 16.8 MB: 10 of 40 call(s) took 87.00 ms longer in all than most do (median 0.3 ms, longest "
-        "9.00 ms)"
-    ]
-    assert found["remedy"].startswith("in a pipeline this is its bubble: more micro-batches in a step")
+    assert found.longest == expected
+    hardware = find_by_device_name(load_catalogue(REPO / "conf" / "hardware"), "NVIDIA GeForce RTX 4090")
+    assert longest_collective(timelines, args, (0, 1), hardware) == replace(
+        expected, floor_ns=1_048_576, how="its bytes at 32 GB/s (PCIe 4 x16 of rtx4090, one direction)"
+    )
+
+
+def test_the_longest_collective_of_a_published_rank_has_its_range() -> None:
+    folder = shared_fixtures()
+    path = None if folder is None else folder / "wild3" / "s06_llama_tp2_dim1024_4090.json.gz"
+    if path is None or not path.is_file():
+        pytest.skip("the capture is not at hand")
+    found = _analyze([path])
+    assert found.longest is not None
+    assert round(found.longest.length_ns / 1e6, 1) == 59.7
+    assert found.longest.range_name is not None
 
 
 def test_collectives_are_matched_by_their_ends_though_clocks_differ_and_one_is_missing(tmp_path: Path) -> None:

@@ -30,6 +30,10 @@ from tests.support.report_facts import facts, ms, phase
 from tests.support.trace_builder import event, write_trace
 
 MS = 1_000_000
+POINTWISE = tuple(
+    f"void at::native::vectorized_elementwise_kernel<4, at::native::{name}Functor<float> >(int)"
+    for name in ("Add", "Mul", "Tanh")
+)
 
 
 def _nsys(export: Export, tmp_path: Path) -> CaptureAnalysis:
@@ -234,10 +238,9 @@ def test_a_gpu_that_waits_in_the_longest_range_is_not_said_to_work_all_the_time(
 
 def test_the_terminal_says_when_a_promise_does_not_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     export = Export()
-    name = "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float> >(int)"
     for i in range(100):
         export.call(i * 100, i * 100 + 50, i + 1)
-        export.kernel(name, 10_000 * i + 20_000, 10_000 * (i + 1) + 20_000, i + 1)
+        export.kernel(POINTWISE[i % 3], 10_000 * i + 20_000, 10_000 * (i + 1) + 20_000, i + 1)
     assert main(["analyze", str(export.write(tmp_path / "a.sqlite"))]) == 0
     assert "    but: an upper bound: not every such chain can be one kernel" in capsys.readouterr().out
 
@@ -256,10 +259,9 @@ def test_a_single_kernel_is_too_little_to_judge(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(("waits", "chains"), [(False, "1 chain(s) of 90.0"), (True, "30 chain(s) of")])
 def test_nothing_is_fused_over_a_wait_of_the_host(tmp_path: Path, waits: bool, chains: str) -> None:
     export = Export()
-    name = "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float> >(int)"
     at = number = 0
     for _ in range(30):
-        for _ in range(3):
+        for name in POINTWISE:
             number += 1
             export.call(at, at + 2_000, number)
             export.kernel(name, at + 3_000, at + 10_000, number)

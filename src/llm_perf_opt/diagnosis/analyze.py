@@ -38,6 +38,7 @@ from llm_perf_opt.diagnosis.verdict import coverage_of, diagnosis_of
 
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.timeline.operators import TraceDetail
+    from llm_perf_opt.config.schema import HardwareSection
 
 # Ranges of more names than this are for no reader, and would make the answer larger than the capture.
 RANGES_KEPT = 500
@@ -88,7 +89,8 @@ def analyze_captures(
     measured = [measure_timeline(capture.timeline) for capture in captures]
     # Ranges of equal names with numbers are one from here on.
     timelines = [m.timeline for m in measured]
-    shapes = _shapes(captures, timelines)
+    hardware = _hardware(timelines)
+    shapes = _shapes(captures, timelines, hardware)
     recorded = [
         None if c.detail is None else recorded_args(t, c.detail) for c, t in zip(captures, timelines, strict=True)
     ]
@@ -96,7 +98,14 @@ def analyze_captures(
         ranks = analyze_ranks(timelines, said=files_are, recorded=recorded)
     else:
         ranks = analyze_ranks(ranks_from, said=files_are)
-    evidence = CaptureEvidence(measured, engine=engine, shapes=shapes, ranks=ranks)
+    evidence = CaptureEvidence(
+        measured,
+        engine=engine,
+        shapes=shapes,
+        ranks=ranks,
+        details=[capture.detail for capture in captures],
+        hardware=hardware,
+    )
     ncu = None if ncu is None else joined(ncu, evidence.kernels)
     analysis = _tables(evidence, captures)
     steady = _steady(evidence) if evidence.has_gpu_work else None
@@ -163,6 +172,7 @@ def _steady(evidence: CaptureEvidence) -> CaptureEvidence | None:
         is_steady=True,
         shapes=evidence.shapes,
         ranks=evidence.ranks,
+        hardware=evidence.hardware,
     )
     tuning = sum(row.instances for row in rest.kernels if is_tuning(row.name))
     if (
@@ -186,19 +196,27 @@ def _after_setup(steady: CaptureEvidence, findings: Sequence[Finding]) -> AfterS
     )
 
 
-def _shapes(captures: Sequence[Capture], timelines: Sequence[Timeline]) -> ShapesAnalysis | None:
+def _hardware(timelines: Sequence[Timeline]) -> "HardwareSection | None":
+    """The catalogue's entry of the GPU, where the captures name one."""
+    devices = dict.fromkeys(device.name for t in timelines for device in t.devices)
+    if not devices:
+        return None
+    # Here, for captures without a GPU's name need no catalogue, nor the configuration it is checked by.
+    from llm_perf_opt.analysis.hardware.hardware import find_by_device_name, load_catalogue
+    from llm_perf_opt.config.paths import conf_dir
+
+    return find_by_device_name(load_catalogue(conf_dir() / "hardware"), ", ".join(devices))
+
+
+def _shapes(
+    captures: Sequence[Capture], timelines: Sequence[Timeline], hardware: "HardwareSection | None"
+) -> ShapesAnalysis | None:
     """What the shapes of operators say, where they were recorded."""
     sums = [sum_shapes(t, c.detail) for c, t in zip(captures, timelines, strict=True) if c.detail is not None]
     if not any(one.found for one in sums):
         return None
-    # Here, for captures without shapes need no catalogue, nor the configuration it is checked by.
-    from llm_perf_opt.analysis.hardware.hardware import find_by_device_name, load_catalogue
-    from llm_perf_opt.config.paths import conf_dir
-
     devices = dict.fromkeys(device.name for t in timelines for device in t.devices)
-    gpu = ", ".join(devices) or None
-    hardware = None if gpu is None else find_by_device_name(load_catalogue(conf_dir() / "hardware"), gpu)
-    return shape_rows(sums, roof_of(gpu, hardware))
+    return shape_rows(sums, roof_of(", ".join(devices) or None, hardware))
 
 
 def _tables(evidence: CaptureEvidence, captures: Sequence[Capture]) -> CaptureAnalysis:

@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from llm_perf_opt.analysis.kernels.names import classify_kernel, short_kernel_name
+from llm_perf_opt.analysis.timeline.exclusive import owned_ns
 from llm_perf_opt.analysis.timeline.idle import IdleMap
 from llm_perf_opt.analysis.timeline.intervals import Ints, union
 from llm_perf_opt.analysis.timeline.tables import communication_kernels
@@ -113,12 +114,10 @@ class _Part:
     def own(self) -> Ints:
         start, end, talks = self._work.start_ns, self._work.end_ns, self._talks
         if not talks.any():
-            return _owned(start, end)
+            return owned_ns(start, end)
         own = np.zeros(len(start), np.int64)
-        own[~talks] = _owned(start[~talks], end[~talks])
-        since, until = _part_owned(start[talks], end[talks])
-        computing = union(start[~talks], end[~talks])
-        own[talks] = until - since - (computing.covered_before(until) - computing.covered_before(since))
+        own[~talks] = owned_ns(start[~talks], end[~talks])
+        own[talks] = owned_ns(start[talks], end[talks], beside=union(start[~talks], end[~talks]))
         return own
 
     @cached_property
@@ -138,15 +137,3 @@ class _Part:
         hidden = until - since - (waiting.covered_before(until) - waiting.covered_before(since))
         least: Ints = np.minimum(hidden, self.own)
         return least
-
-
-def _part_owned(start: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """For intervals in the order of their starts the part of each that no earlier one covers."""
-    reach = np.maximum.accumulate(end) if len(end) else end
-    since = np.maximum(start, np.concatenate((start[:1], reach[:-1])))
-    return since, np.maximum(end, since)
-
-
-def _owned(start: Ints, end: Ints) -> Ints:
-    since, until = _part_owned(start, end)
-    return until - since

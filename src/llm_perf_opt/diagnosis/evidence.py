@@ -1,21 +1,34 @@
 """What was recorded in the captures of one program, as the causes look at it; found out when first asked for."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from llm_perf_opt.analysis.gaps.edges import HostEdge, find_edges
 from llm_perf_opt.analysis.gaps.report import Engine, IdleReport, judge_by_ranges, report_idle
 from llm_perf_opt.analysis.gaps.waits import CopyPlace, copy_places
+from llm_perf_opt.analysis.hardware.gpu_generation import GpuGeneration, gpu_generation
 from llm_perf_opt.analysis.kernels.names import is_fusible
 from llm_perf_opt.analysis.ranks.analysis import RanksAnalysis
+from llm_perf_opt.analysis.timeline.copy_kernels import CopyKernelRow, copy_kernel_rows
+from llm_perf_opt.analysis.timeline.floors import CopyFloor, OptimizerPasses, copy_floors, optimizer_passes
+from llm_perf_opt.analysis.timeline.gemms import MisalignedGemms, misaligned_gemms
 from llm_perf_opt.analysis.timeline.idle import IdleMap, map_idle
-from llm_perf_opt.analysis.timeline.operators import OperatorRow
+from llm_perf_opt.analysis.timeline.launch_shapes import (
+    FewBlocks,
+    HottestKernel,
+    LaunchShapeRow,
+    few_blocks,
+    hottest_kernel,
+    small_launches,
+)
+from llm_perf_opt.analysis.timeline.operators import TraceDetail
 from llm_perf_opt.analysis.timeline.ranges import RangeInstances, measure_ranges, merge_range_names
 from llm_perf_opt.analysis.timeline.rows import PUSH_POP, CopyRow, Idle, KernelRow, RangeRow
-from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis
+from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis, least_fused_ns
 from llm_perf_opt.analysis.timeline.streams import (
     AttentionInPieces,
     Chains,
@@ -24,16 +37,14 @@ from llm_perf_opt.analysis.timeline.streams import (
     chains_of,
     report_streams,
 )
-from llm_perf_opt.analysis.timeline.tables import (
-    FewBlocks,
-    few_blocks,
-    idle_of,
-    range_rows,
-    sum_idle,
-)
+from llm_perf_opt.analysis.timeline.tables import idle_of, range_rows, sum_idle
 from llm_perf_opt.analysis.timeline.timeline import Timeline
 from llm_perf_opt.diagnosis.device_time import DeviceTime
 from llm_perf_opt.diagnosis.tables import kernel_and_copy_rows
+
+if TYPE_CHECKING:
+    # A capture without GPU names needs no catalogue.
+    from llm_perf_opt.config.schema import HardwareSection
 
 # Kernels of a range that run for this much longer than the GPU is busy inside it run on after it: its wall time is not
 # what they cost, and its idle time may be filled by them.
@@ -62,8 +73,8 @@ def measure_timeline(timeline: Timeline) -> Measured:
 class CaptureEvidence:
     """One capture, repetitions of one, or the ranks of a job: from the first GPU work of each process to its last.
 
-    `is_steady`: what follows start-up in a capture, which has no edges. `operators`, `shapes` and `ranks` are known
-    where the capture has them.
+    `is_steady`: what follows start-up in a capture, which has no edges. `shapes`, `ranks`, `details` of each capture
+    and the GPU's entry of the catalogue (`hardware`) are known where the captures have them.
     """
 
     def __init__(
@@ -74,12 +85,15 @@ class CaptureEvidence:
         is_steady: bool = False,
         shapes: ShapesAnalysis | None = None,
         ranks: RanksAnalysis | None = None,
-        operators: tuple[OperatorRow, ...] = (),
+        details: Sequence[TraceDetail | None] = (),
+        hardware: "HardwareSection | None" = None,
     ) -> None:
         self.measured = tuple(measured)
         self.timelines = [m.timeline for m in measured]
         self.engine, self.is_steady = engine, is_steady
-        self.shapes, self.ranks, self.operators = shapes, ranks, operators
+        self.shapes, self.ranks, self.hardware = shapes, ranks, hardware
+        # What follows start-up is cut out of the timeline: details, which index all of it, are of the whole.
+        self.details = tuple(details) or (None,) * len(self.timelines)
 
     @property
     def source(self) -> str:
@@ -171,19 +185,61 @@ class CaptureEvidence:
             count=sum(part.count for part in parts),
             kernel_count=sum(part.kernel_count for part in parts),
             time_ns=sum(part.time_ns for part in parts),
-            longest_ns=sum(part.longest_ns for part in parts),
+            floor_ns=sum(part.floor_ns for part in parts),
+            how=parts[0].how,
         )
 
     @cached_property
     def attention(self) -> AttentionInPieces:
         """Attention as a matmul, a softmax and a matmul."""
-        parts = [attention_in_pieces(timeline) for timeline in self.timelines]
+        parts = [
+            attention_in_pieces(
+                timeline,
+                None if detail is None or self.shapes is None else least_fused_ns(timeline, detail, self.shapes.roof),
+            )
+            for timeline, detail in zip(self.timelines, self.details, strict=True)
+        ]
         return AttentionInPieces(
             count=sum(part.count for part in parts),
             product_ns=sum(part.product_ns for part in parts),
             softmax_ns=sum(part.softmax_ns for part in parts),
             between_ns=sum(part.between_ns for part in parts),
+            floor_ns=sum(part.floor_ns for part in parts),
+            how=parts[0].how,
         )
+
+    @cached_property
+    def copy_kernels(self) -> tuple[CopyKernelRow, ...]:
+        """Kernels that only move data, by what they do."""
+        return copy_kernel_rows(self.timelines, self.details)
+
+    @cached_property
+    def copy_floors(self) -> Mapping[str, CopyFloor]:
+        """The least time of all copies of a kind."""
+        return {row.kind: row for row in copy_floors(self.copies, self.generation, self.hardware)}
+
+    @cached_property
+    def optimizer_passes(self) -> OptimizerPasses | None:
+        return optimizer_passes(self.kernels)
+
+    @cached_property
+    def misaligned(self) -> MisalignedGemms | None:
+        return misaligned_gemms(self.kernels, () if self.shapes is None else self.shapes.rows)
+
+    @cached_property
+    def small_launches(self) -> tuple[LaunchShapeRow, ...]:
+        return small_launches(self.timelines)
+
+    @cached_property
+    def hottest(self) -> HottestKernel | None:
+        return hottest_kernel(self.timelines, self.kernels, shapes=() if self.shapes is None else self.shapes.rows)
+
+    @cached_property
+    def generation(self) -> GpuGeneration | None:
+        """The generation of the GPU, by its name, its capability or what its kernels are built for."""
+        devices = [device for t in self.timelines for device in t.devices]
+        capability = next((d.compute_capability for d in devices if d.compute_capability), None)
+        return gpu_generation(self.gpu_name, capability, [row.name for row in self.kernels], self.hardware)
 
     @cached_property
     def few_blocks(self) -> FewBlocks | None:

@@ -40,6 +40,8 @@ CELL_OF: Mapping[Verdict, str] = {
     "host_work": "idle.host",
     "unknown": cells.UNRECORDED_HOST,
 }
+# These are told apart by what they cost: kinds of start-up, and what a blocked thread waits for.
+WITH_COSTS = (cells.STARTUP, "idle.blocked")
 # New shapes that come this often come in every step.
 FEW_GAPS = 10
 _NOT_LETTERS = re.compile(r"[^a-z]")
@@ -235,10 +237,17 @@ def cell_of(reason: Reason, reasons: Sequence[Reason]) -> str:
     if reason.verdict == "new_shapes":
         often = sum(other.gaps for other in reasons if other.verdict == "new_shapes") > FEW_GAPS
         return "idle.recompilation" if often else cells.STARTUP
-    return CELL_OF[reason.verdict]
+    cell = CELL_OF[reason.verdict]
+    return f"{cell}.{reason.cost}" if cell in WITH_COSTS and reason.cost not in ("unknown", "wait") else cell
 
 
 def owner_of(reason: Reason) -> tuple[str, ...]:
+    """The user's function first, then the library's leaf, else the operator, call or range."""
+    if reason.user_code is not None:
+        leaf = reason.owner[:1] if reason.owner[:1] != (reason.user_code,) else ()
+        return (reason.user_code, *leaf)
+    if reason.owner:
+        return reason.owner[:2]
     return tuple(name for name in (reason.name, reason.where) if name is not None)
 
 

@@ -66,6 +66,7 @@ _DETAILS = (
     re.compile(r"\b(\w+?)_functor\b"),
     re.compile(r"\b(\w+?)_cuda_out\b"),
     re.compile(r"\blaunch_(clamp)_scalar\b"),
+    re.compile(r"\b(copy_device_to_device)\b"),
     re.compile(r"\bstd::(plus|minus|multiplies|divides)\b"),
     re.compile(r"\bfbgemm_gpu::(\w+)_gpu\b"),
     re.compile(r"\b(Copy)<"),

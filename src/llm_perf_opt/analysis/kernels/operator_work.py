@@ -28,14 +28,25 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
+class GemmSizes:
+    """`batch` products of m×k by k×n."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class OperatorWork:
-    """One call. `flops` is None where bytes alone say how long it must take."""
+    """One call. `flops` is None where bytes alone say how long it must take; `sizes` are those of a GEMM."""
 
     kind: Kind
     shape: str
     dtype: str
     flops: float | None
     size_bytes: float
+    sizes: GemmSizes | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +138,7 @@ def _product(inputs: _Inputs, a: int, b: int, *, batch: int, m: int, n: int, k: 
         dtype=dtype,
         flops=2.0 * batch * m * n * k,
         size_bytes=inputs.size(a) + inputs.size(b) + out,
+        sizes=GemmSizes(batch=batch, m=m, n=n, k=k),
     )
 
 

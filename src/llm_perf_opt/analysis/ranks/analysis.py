@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.ranks.collectives import Arrivals, CollectiveRow, RecordedArgs, find_collectives
+from llm_perf_opt.analysis.ranks.collectives import (
+    Arrivals,
+    CollectiveRow,
+    LongestCollective,
+    RecordedArgs,
+    find_collectives,
+    longest_collective,
+)
 from llm_perf_opt.analysis.ranks.identify import RANKS, Kind, Understood, identify
 from llm_perf_opt.analysis.ranks.overlap import (
     Split,
@@ -52,7 +59,8 @@ class DeviceRow:
 class RanksAnalysis:
     """`files_are` and `how` say what several captures were taken for, and why.
 
-    `devices` lists GPUs where a process used several. `straggler` is the rank the others wait for most, where they do.
+    `devices` lists GPUs where a process used several. `straggler` is the rank the others wait for most, where they do;
+    who waits for whom is known of several ranks only. `longest` is the longest collective of all.
     """
 
     files_are: Kind
@@ -61,6 +69,7 @@ class RanksAnalysis:
     rows: tuple[RankRow, ...]
     devices: tuple[DeviceRow, ...]
     collectives: tuple[CollectiveRow, ...]
+    longest: LongestCollective | None
     straggler: int | None
     notes: tuple[str, ...]
 
@@ -92,6 +101,7 @@ def analyze_ranks(
         rows=tuple(rows),
         devices=tuple(devices),
         collectives=collectives,
+        longest=longest_collective(timelines, args, understood.ranks),
         straggler=_straggler(rows),
         notes=tuple(_notes(timelines, understood, rows, world)),
     )

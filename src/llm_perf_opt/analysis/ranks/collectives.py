@@ -14,15 +14,21 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from llm_perf_opt.analysis.kernels.names import short_kernel_name
-from llm_perf_opt.analysis.timeline.intervals import Ints, innermost, nest
+from llm_perf_opt.analysis.timeline.exclusive import gpu_of
+from llm_perf_opt.analysis.timeline.intervals import Ints, innermost, nest, union
 from llm_perf_opt.analysis.timeline.operators import TraceDetail
 from llm_perf_opt.analysis.timeline.tables import communication_kernels
-from llm_perf_opt.analysis.timeline.timeline import Timeline, distinct
+from llm_perf_opt.analysis.timeline.timeline import HostEvents, Ranges, Timeline, distinct
+
+if TYPE_CHECKING:
+    # Every command that reads a capture would pay for the whole configuration otherwise.
+    from llm_perf_opt.config.schema import HardwareSection
 
 ITEM_BYTES = {
     "byte": 1, "char": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "int8_t": 1,
@@ -33,11 +39,13 @@ ITEM_BYTES = {
 _TORCH_TYPES = {"signed char": "Char", "unsigned char": "Byte", "long int": "Long"}
 # Ranks leave a collective within a few copies of each other; what lies further apart is another one.
 END_SHARE, END_NS = 0.05, 20_000
-# A message that takes so many times as long as most of its size waits for a rank. Where sizes are not known, messages
-# of one kind may differ by more, so only what is long for any of them counts, and only against the long ones.
-WAITING_FACTOR, WAITING_NS, WAITING_OF_ANY_SIZE_NS = 10.0, 1_000_000, 100_000_000
+# A message that takes so many times as long as most of its size is an outlier. Where sizes are not known, messages of
+# one kind may differ by more, so only what is long for any of them counts, and only against the long ones.
+OUTLIER_FACTOR, OUTLIER_NS, OUTLIER_OF_ANY_SIZE_NS = 10.0, 1_000_000, 100_000_000
 ENOUGH_CALLS, LONG_ONES = 4, 75
 ANNOTATION = "nccl:"
+# What torch writes around every collective, for its arguments.
+_BOOKKEEPING = "record_param_comms"
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL = "all-reduce", "all-gather", "reduce-scatter", "all-to-all"
 BROADCAST, REDUCE, SEND_RECEIVE, BARRIER = "broadcast", "reduce", "send/receive", "barrier"
 UNNAMED = "communication"
@@ -153,9 +161,10 @@ class CollectiveRow:
 
     `message_bytes` is the size nccl-tests means: of the whole result of an all-gather, of the whole input of a
     reduce-scatter or an all-to-all. Bandwidths are of the median time. `skew_*` compare the ranks given: how much
-    earlier the first came than the last, over the `matched` ones that ended together on all of them. `waiting` took
-    many times the median of all these, `waiting_ns` more than it together: no message takes that, a late rank does.
-    `only_first_waits`: no other than the first of each capture did.
+    earlier the first came than the last, over the `matched` ones that ended together on all of them. `outliers` took
+    many times the median of all these, `outliers_ns` more than it together; one rank alone does not show whether
+    another was late, the link slow or the message large. `only_first_is_outlier`: no other than the first of each
+    capture is.
     """
 
     collective: str
@@ -175,9 +184,35 @@ class CollectiveRow:
     skew_median_ns: float | None
     skew_max_ns: int | None
     kernels: tuple[str, ...]
-    waiting: int = 0
-    waiting_ns: int = 0
-    only_first_waits: bool = False
+    outliers: int = 0
+    outliers_ns: int = 0
+    only_first_is_outlier: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongestCollective:
+    """The longest single collective of all captures given.
+
+    `median_ns` is that of its row, `exposed_ns` the part of `length_ns` in which nothing else ran on its GPU. The range
+    and the operator are the innermost around its launch, other than the library's own. `floor_ns` is what the link
+    needs for the message, None where the size, the group or the link is not known; `how` says which.
+    """
+
+    collective: str
+    kernel: str
+    rank: int | None
+    source: str
+    start_ns: int
+    length_ns: int
+    exposed_ns: int
+    median_ns: float
+    message_bytes: int | None
+    dtype: str | None
+    group_size: int | None
+    range_name: str | None
+    operator: str | None
+    floor_ns: int | None
+    how: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,10 +231,14 @@ class Arrivals:
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """The collectives of one capture in the order of their starts: each one's key, length and kernel name."""
+    """The collectives of one capture in the order of their starts: each one's key, length and kernel name.
+
+    `place` is the index of its kernel in the capture.
+    """
 
     keys: tuple["_Key", ...]
     key: Ints
+    place: Ints
     end_ns: Ints
     length_ns: Ints
     kernel: Ints
@@ -226,6 +265,81 @@ def find_collectives(
     rows = [_row(key, found, matches.get(key)) for key in keys]
     rows.sort(key=lambda r: (-r.total_ns, r.collective, r.message_bytes or 0))
     return tuple(rows), _arrivals(list(matches.values()), len(timelines))
+
+
+def longest_collective(
+    timelines: Sequence[Timeline],
+    recorded: Sequence[RecordedArgs | None],
+    ranks: Sequence[int | None],
+    hardware: "HardwareSection | None" = None,
+) -> LongestCollective | None:
+    """The longest of all collectives, the earliest of equals; None where no kernel communicates."""
+    found = [_find(t, args) for t, args in zip(timelines, recorded, strict=True)]
+    candidates = [(int(one.length_ns.max()), source) for source, one in enumerate(found) if len(one.length_ns)]
+    if not candidates:
+        return None
+    length_ns, source = max(candidates, key=lambda pair: (pair[0], -pair[1]))
+    one, timeline = found[source], timelines[source]
+    at = int(one.length_ns.argmax())
+    key, kernel = one.keys[int(one.key[at])], int(one.place[at])
+    same = np.concatenate([other.length_ns[_of(other, key)] for other in found])
+    floor_ns, how = _link_ns(key, hardware)
+    start_ns, end_ns = int(timeline.kernels.start_ns[kernel]), int(timeline.kernels.end_ns[kernel])
+    return LongestCollective(
+        collective=key.collective,
+        kernel=short_kernel_name(timeline.names[int(timeline.kernels.name[kernel])]),
+        rank=ranks[source],
+        source=timeline.source,
+        start_ns=start_ns,
+        length_ns=length_ns,
+        exposed_ns=_exposed_ns(timeline, kernel, start_ns, end_ns),
+        median_ns=float(np.median(same)),
+        message_bytes=key.message_bytes,
+        dtype=key.dtype,
+        group_size=key.group_size,
+        range_name=_around(timeline, kernel, timeline.ranges),
+        operator=_around(timeline, kernel, timeline.operators),
+        floor_ns=None if floor_ns is None else min(floor_ns, length_ns),
+        how=how,
+    )
+
+
+def _exposed_ns(timeline: Timeline, kernel: int, start_ns: int, end_ns: int) -> int:
+    """The part of a collective's time in which no other kernel ran on its GPU."""
+    kernels = timeline.kernels
+    gpu = gpu_of(kernels)
+    others = np.flatnonzero((gpu == gpu[kernel]) & (kernels.end_ns > start_ns) & (kernels.start_ns < end_ns))
+    others = others[others != kernel]
+    beside = union(kernels.start_ns[others], kernels.end_ns[others])
+    inside = beside.covered_before(np.array([start_ns, end_ns]))
+    return end_ns - start_ns - int(inside[1] - inside[0])
+
+
+def _around(timeline: Timeline, kernel: int, intervals: Ranges | HostEvents) -> str | None:
+    """The innermost interval around a kernel's launch on its thread, other than those the library writes itself."""
+    call = int(timeline.kernels.call[kernel])
+    if call < 0:
+        return None
+    at, thread = int(timeline.calls.start_ns[call]), int(timeline.calls.thread[call])
+    inside = (intervals.thread == thread) & (intervals.start_ns <= at) & (intervals.end_ns > at)
+    for index in sorted(np.flatnonzero(inside).tolist(), key=lambda i: -int(intervals.start_ns[i])):
+        name = timeline.names[int(intervals.name[index])]
+        if not name.startswith(ANNOTATION) and name != _BOOKKEEPING:
+            return name
+    return None
+
+
+def _link_ns(key: "_Key", hardware: "HardwareSection | None") -> tuple[int | None, str]:
+    """What the GPU's link needs for a message in one direction."""
+    factor = bus_factor(key.collective, key.group_size)
+    if key.message_bytes is None or factor is None:
+        return None, "unknown: the size of the message or of its group was not recorded"
+    if hardware is None or not hardware.link_gb_s:
+        return None, "unknown: the link between these GPUs is not known"
+    one_way = hardware.link_gb_s / 2
+    return round(key.message_bytes * factor / one_way), (
+        f"its bytes at {one_way:g} GB/s ({hardware.link} of {hardware.name}, one direction)"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,8 +433,8 @@ def _row(key: _Key, found: Sequence[_Found], match: _Match | None) -> Collective
     rate = key.message_bytes / typical if key.message_bytes is not None and typical > 0 else None
     factor = bus_factor(key.collective, key.group_size)
     usual = float(np.median(every) if key.message_bytes is not None else np.percentile(every, LONG_ONES))
-    least = WAITING_NS if key.message_bytes is not None else WAITING_OF_ANY_SIZE_NS
-    waits = (every >= max(WAITING_FACTOR * usual, least)) & (len(every) >= ENOUGH_CALLS)
+    least = OUTLIER_NS if key.message_bytes is not None else OUTLIER_OF_ANY_SIZE_NS
+    outliers = (every >= max(OUTLIER_FACTOR * usual, least)) & (len(every) >= ENOUGH_CALLS)
     # Each capture's are in the order of their starts.
     firsts = np.cumsum([0, *(len(of) for _, of in mine[:-1])])
     return CollectiveRow(
@@ -341,9 +455,9 @@ def _row(key: _Key, found: Sequence[_Found], match: _Match | None) -> Collective
         skew_median_ns=None if skew is None else float(np.median(skew)),
         skew_max_ns=None if skew is None else int(skew.max()),
         kernels=tuple(sorted(short_kernel_name(name) for name in kernels)),
-        waiting=int(waits.sum()),
-        waiting_ns=round(float((every[waits] - usual).sum())),
-        only_first_waits=bool(waits.any()) and int(waits[firsts].sum()) == int(waits.sum()),
+        outliers=int(outliers.sum()),
+        outliers_ns=round(float((every[outliers] - usual).sum())),
+        only_first_is_outlier=bool(outliers.any()) and int(outliers[firsts].sum()) == int(outliers.sum()),
     )
 
 
@@ -377,6 +491,7 @@ def _find(timeline: Timeline, recorded: RecordedArgs | None) -> _Found:
     return _Found(
         keys=tuple(keys),
         key=index,
+        place=pick,
         end_ns=kernels.end_ns[pick] + timeline.origin.base_ns,
         length_ns=(kernels.end_ns - kernels.start_ns)[pick],
         kernel=kernels.name[pick],

@@ -4,15 +4,16 @@ A kernel belongs to the innermost operator around its launch whose work is known
 that of all its kernels; FLOPs and bytes are what the call needs (`kernels/operator_work.py`).
 """
 
-import re
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from llm_perf_opt.analysis.kernels.gemm_names import ACCESS_BYTES, ITEM_BYTES, gemm_traits
 from llm_perf_opt.analysis.kernels.names import short_kernel_name
-from llm_perf_opt.analysis.kernels.operator_work import OperatorWork, has_formula, operator_work
+from llm_perf_opt.analysis.kernels.operator_work import GemmSizes, OperatorWork, has_formula, operator_work
 from llm_perf_opt.analysis.timeline.intervals import Ints, innermost, nest
 from llm_perf_opt.analysis.timeline.operators import TraceDetail
 from llm_perf_opt.analysis.timeline.timeline import Timeline, distinct
@@ -21,9 +22,24 @@ if TYPE_CHECKING:
     # Every command that reads a capture would pay for the whole configuration otherwise.
     from llm_perf_opt.config.schema import HardwareSection
 
-# Kernels that round fp32 inputs to TF32: they say so, or are named after the instruction that does it.
-_TF32 = re.compile(r"tf32|s1688|tensorop_s\d", re.IGNORECASE)
 KERNELS_NAMED = 3
+# Good kernels of large products reach two thirds of the data sheet: what is under this share of it is far from it.
+FAR_PCT = 50.0
+# The smallest tile libraries still give to matrix units, and the side from which on a product is a matrix: one with
+# fewer rows reads its weights for too little work, whatever its kernel is.
+TILE, SKINNY = 64, 32
+# The part of the data-sheet peak that the best attention kernels reach (published for FlashAttention 2 on A100 and 3 on
+# H100: 72 and 75 %).
+BEST_ATTENTION = 0.75
+# Kernels of this name load their operands in whole accesses only (by TMA).
+_ALIGNED = "nvjet"
+Reason = Literal["misaligned", "CUDA cores", "skinny", "too small to fill"]
+_WHY: Mapping[Reason, str] = {
+    "misaligned": "rows of the operands are not aligned to 16 bytes, which needs slower kernels",
+    "CUDA cores": "a kernel of the CUDA cores multiplies, not one of the matrix units",
+    "skinny": f"a side of the product is under {SKINNY}: reading the other operand takes the time",
+    "too small to fill": f"fewer tiles of {TILE} × {TILE} than SMs",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +47,9 @@ class ShapeRow:
     """All calls of one operator with one shape and type.
 
     Rates are work over the time of the kernels. `roof_pct` is the time the work needs at the GPU's peaks over the time
-    it took; `bound` says which peak that is. Above 100 % a cache held what was read.
+    it took; `bound` says which peak that is. Above 100 % a cache held what was read. `floor_ns` is the time all calls
+    need at the peaks, None where these are not known; `how` says of which. `sizes` are those of a GEMM, `reasons` what
+    keeps it from its peak, the heaviest first.
     """
 
     kind: str
@@ -50,6 +68,26 @@ class ShapeRow:
     bound: str | None
     roof_pct: float | None
     kernels: tuple[str, ...]
+    sizes: GemmSizes | None
+    reasons: tuple[Reason, ...]
+    floor_ns: int | None
+    how: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BelowPeak:
+    """Rows far from the GPU's peaks, by the time they lose; `reason` explains more than half of it, else None.
+
+    `floor_ns` is what of `time_ns` the work needs at the peaks.
+    """
+
+    rows: tuple[ShapeRow, ...]
+    time_ns: int
+    floor_ns: int
+    how: str
+    reason: Reason | None
+    reason_ns: int
+    why: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,16 +126,50 @@ class ShapeSums:
 
     found: Mapping[tuple[str, OperatorWork], _Sum]
     kernel_ns: int
+    sm_count: int | None = None
 
 
 def sum_shapes(timeline: Timeline, detail: TraceDetail) -> ShapeSums:
     """Add up calls and kernel time by operator, shape and type."""
-    operators, kernels = timeline.operators, timeline.kernels
+    kernels = timeline.kernels
     length = kernels.end_ns - kernels.start_ns
     kernel_ns = int(length.sum())
+    sm_count = min((d.sm_count for d in timeline.devices if d.sm_count), default=None)
+    calls = calls_with_work(timeline, detail)
+    known, owner, of = calls.kernel, calls.operator, calls.work
+    found = {}
+    for code in distinct(of).tolist():
+        mine = of == code
+        used = known[mine]
+        names, times = np.unique(kernels.name[used], return_inverse=True)
+        by_name = np.bincount(times, weights=length[used])
+        order = np.argsort(-by_name, kind="stable")
+        found[calls.works[code]] = _Sum(
+            calls=len(distinct(owner[mine])),
+            kernel_count=int(mine.sum()),
+            time_ns=int(length[used].sum()),
+            names={timeline.names[int(names[i])]: int(by_name[i]) for i in order},
+        )
+    return ShapeSums(found=found, kernel_ns=kernel_ns, sm_count=sm_count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallsWithWork:
+    """Columns, one entry for each kernel whose call's work is known: the kernel, its operator, an index of `works`."""
+
+    works: tuple[tuple[str, OperatorWork], ...]
+    kernel: Ints
+    operator: Ints
+    work: Ints
+
+
+def calls_with_work(timeline: Timeline, detail: TraceDetail) -> CallsWithWork:
+    """The kernels of operators whose inputs say what they compute."""
+    operators, kernels = timeline.operators, timeline.kernels
     works, work = _works(timeline, detail)
     if not works or not len(kernels):
-        return ShapeSums(found={}, kernel_ns=kernel_ns)
+        none = np.zeros(0, np.int64)
+        return CallsWithWork(works=(), kernel=none, operator=none, work=none)
     tree = nest(operators.thread, operators.start_ns, operators.end_ns)
     # Each operator, or the innermost around it whose work is known.
     target = np.where(work >= 0, np.arange(len(operators)), -1)
@@ -109,21 +181,33 @@ def sum_shapes(timeline: Timeline, detail: TraceDetail) -> ShapeSums:
     owner = innermost(tree, *columns, timeline.calls.thread[call], timeline.calls.start_ns[call])
     owner = np.where(owner >= 0, target[np.maximum(owner, 0)], -1)
     known, owner = known[owner >= 0], owner[owner >= 0]
-    of = work[owner]
-    found = {}
-    for code in distinct(of).tolist():
-        mine = of == code
-        used = known[mine]
-        names, times = np.unique(kernels.name[used], return_inverse=True)
-        by_name = np.bincount(times, weights=length[used])
-        order = np.argsort(-by_name, kind="stable")
-        found[works[code]] = _Sum(
-            calls=len(distinct(owner[mine])),
-            kernel_count=int(mine.sum()),
-            time_ns=int(length[used].sum()),
-            names={timeline.names[int(names[i])]: int(by_name[i]) for i in order},
-        )
-    return ShapeSums(found=found, kernel_ns=kernel_ns)
+    return CallsWithWork(works=tuple(works), kernel=known, operator=owner, work=work[owner])
+
+
+def least_fused_ns(timeline: Timeline, detail: TraceDetail, roof: GpuPeaks) -> Ints:
+    """For each kernel of a GEMM the least time its work takes inside a fused attention kernel; -1: not known.
+
+    That is the longer of its FLOPs at what the best attention kernels reach, and of its operands without the largest,
+    the scores, which are never written, at the memory bandwidth. Kernels of one call share it by their time.
+    """
+    calls, kernels = calls_with_work(timeline, detail), timeline.kernels
+    out = np.full(len(kernels), -1, np.int64)
+    if not len(calls.kernel):
+        return out
+    length = (kernels.end_ns - kernels.start_ns)[calls.kernel]
+    total = np.bincount(calls.operator, weights=length)[calls.operator]
+    least = np.array([_fused_ns(work, roof) for _, work in calls.works])[calls.work]
+    out[calls.kernel] = np.where(least >= 0, least * length / np.maximum(total, 1), -1).astype(np.int64)
+    return out
+
+
+def _fused_ns(work: OperatorWork, roof: GpuPeaks) -> float:
+    peak, sizes = roof.peak_tflops.get(work.dtype), work.sizes
+    if sizes is None or work.flops is None or not peak or not roof.bandwidth_gb_s:
+        return -1.0
+    parts = (sizes.m * sizes.k, sizes.k * sizes.n, sizes.m * sizes.n)
+    moved = work.size_bytes * (sum(parts) - max(parts)) / sum(parts)
+    return max(work.flops / (BEST_ATTENTION * peak) / 1e3, moved / roof.bandwidth_gb_s)
 
 
 def _works(timeline: Timeline, detail: TraceDetail) -> tuple[list[tuple[str, OperatorWork]], Ints]:
@@ -169,7 +253,8 @@ def shape_rows(sums: Sequence[ShapeSums], roof: GpuPeaks) -> ShapesAnalysis | No
             total.time_ns += value.time_ns
             for name, time_ns in value.names.items():
                 total.names[name] = total.names.get(name, 0) + time_ns
-    rows = [_row(name, work, value, roof) for (name, work), value in found.items() if value.time_ns > 0]
+    sm_count = min((one.sm_count for one in sums if one.sm_count), default=None)
+    rows = [_row(name, work, value, roof, sm_count) for (name, work), value in found.items() if value.time_ns > 0]
     if not rows:
         return None
     rows.sort(key=lambda r: (-r.time_ns, r.operator, r.shape))
@@ -181,12 +266,40 @@ def shape_rows(sums: Sequence[ShapeSums], roof: GpuPeaks) -> ShapesAnalysis | No
     )
 
 
-def _row(name: str, work: OperatorWork, value: _Sum, roof: GpuPeaks) -> ShapeRow:
-    is_tf32 = work.dtype == "fp32" and any(_TF32.search(kernel) for kernel in value.names)
-    dtype = "tf32" if is_tf32 else work.dtype
+def below_peak(shapes: ShapesAnalysis) -> BelowPeak | None:
+    """GEMMs, attention and convolutions far from the GPU's peaks; None where there are none or no peaks are known."""
+    far = [r for r in shapes.rows if r.kind != "norm" and r.roof_pct is not None and r.roof_pct < FAR_PCT]
+    if not far:
+        return None
+    far.sort(key=lambda row: -_lost_ns(row))
+    by_reason: dict[Reason, int] = {}
+    for row in far:
+        for reason in row.reasons[:1]:
+            by_reason[reason] = by_reason.get(reason, 0) + _lost_ns(row)
+    main = max(by_reason, key=lambda reason: by_reason[reason], default=None)
+    if main is not None and 2 * by_reason[main] < sum(_lost_ns(row) for row in far):
+        main = None
+    return BelowPeak(
+        rows=tuple(far),
+        time_ns=sum(row.time_ns for row in far),
+        floor_ns=sum(row.floor_ns or 0 for row in far),
+        how=far[0].how,
+        reason=main,
+        reason_ns=0 if main is None else by_reason[main],
+        why=None if main is None else _WHY[main],
+    )
+
+
+def _lost_ns(row: ShapeRow) -> int:
+    return row.time_ns - (row.floor_ns or 0)
+
+
+def _row(name: str, work: OperatorWork, value: _Sum, roof: GpuPeaks, sm_count: int | None) -> ShapeRow:
+    heaviest = sorted(value.names, key=lambda kernel: -value.names[kernel])
+    ran = [traits for kernel in heaviest if (traits := gemm_traits(kernel)) is not None]
+    dtype = "tf32" if work.dtype == "fp32" and any(traits.precision == "tf32" for traits in ran) else work.dtype
     mean_ns = value.time_ns / value.calls
     bound, needed_ns = _needed(work, dtype, roof)
-    heaviest = sorted(value.names, key=lambda kernel: -value.names[kernel])[:KERNELS_NAMED]
     return ShapeRow(
         kind=work.kind,
         operator=name,
@@ -203,8 +316,40 @@ def _row(name: str, work: OperatorWork, value: _Sum, roof: GpuPeaks) -> ShapeRow
         gb_per_s=work.size_bytes / mean_ns,
         bound=bound,
         roof_pct=None if needed_ns is None else 100.0 * needed_ns / mean_ns,
-        kernels=tuple(dict.fromkeys(short_kernel_name(kernel) for kernel in heaviest)),
+        kernels=tuple(dict.fromkeys(short_kernel_name(kernel) for kernel in heaviest[:KERNELS_NAMED])),
+        sizes=work.sizes,
+        reasons=_reasons(work, dtype, heaviest, sm_count),
+        floor_ns=None if needed_ns is None else min(round(needed_ns * value.calls), value.time_ns),
+        how=roof.how if bound is None else f"its {'FLOPs' if bound == 'compute' else 'bytes'} at the {roof.how}",
     )
+
+
+def _reasons(work: OperatorWork, dtype: str, kernels: Sequence[str], sm_count: int | None) -> tuple[Reason, ...]:
+    """What the sizes of a GEMM and the names of its kernels say against its speed."""
+    sizes = work.sizes
+    if sizes is None:
+        return ()
+    found: list[Reason] = []
+    traits = next((traits for kernel in kernels if (traits := gemm_traits(kernel)) is not None), None)
+    if traits is not None and traits.tensor_cores is False and min(sizes.m, sizes.n) >= SKINNY:
+        found.append("CUDA cores")
+    elif _is_misaligned(sizes, dtype, kernels):
+        found.append("misaligned")
+    tiles = sizes.batch * math.ceil(sizes.m / TILE) * math.ceil(sizes.n / TILE)
+    if min(sizes.m, sizes.n) < SKINNY:
+        found.append("skinny")
+    elif sm_count is not None and tiles < sm_count:
+        found.append("too small to fill")
+    return tuple(found)
+
+
+def _is_misaligned(sizes: GemmSizes, dtype: str, kernels: Sequence[str]) -> bool:
+    """By the kernel's own name where that says so, else by the sizes that lie next to each other in memory."""
+    names = [name for name in kernels if (traits := gemm_traits(name)) is not None and traits.alignment is not None]
+    if names or any(_ALIGNED in name for name in kernels):
+        return any((traits := gemm_traits(name)) is not None and traits.is_misaligned for name in names)
+    step = ACCESS_BYTES / ITEM_BYTES[dtype] if dtype in ITEM_BYTES else 1
+    return dtype != "fp32" and any(size > 1 and size % step for size in (sizes.n, sizes.k))
 
 
 def _needed(work: OperatorWork, dtype: str, roof: GpuPeaks) -> tuple[str | None, float | None]:

@@ -20,8 +20,11 @@ MIN_STREAM_SHARE = 0.1
 # Streams that run side by side for more than this part of what could are no longer one after the other.
 MAX_OVERLAP_SHARE = 0.1
 SHOWN = 100
-# Chains that take less than this part of the kernel time are not looked into.
+# Chains of kernels that take less than this part of the kernel time are not cut at waits.
 MIN_CHAIN_SHARE = 0.1
+# A chain repeats itself where this part of it is the same one period later; shorter ones have no room for two periods.
+REPEATED, MIN_REPEATED, MOST_PERIODS = 0.95, 4, 100
+_SPREAD = 0x9E3779B97F4A7C15
 # Kernels of attention in pieces: none of these, a product, a softmax, work in passing; and the most from end to end.
 # Attention that is one kernel already is the fourth kind.
 PRODUCT, SOFTMAX, PASSING, FUSED = 1, 2, 3, 4
@@ -36,7 +39,7 @@ _WITH_THE_HOST = re.compile(r"host|htod|dtoh|pageable|pinned", re.IGNORECASE)
 _SOFTMAX = re.compile(r"soft_?max", re.IGNORECASE)
 # The softmax of a loss.
 _LOSS = re.compile(r"log_?soft_?max|loss|entropy", re.IGNORECASE)
-_COMMUNICATION = "communication"
+_COMMUNICATION, _COPY = "communication", "copy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,47 +218,110 @@ def _serial(source: int, timeline: Timeline, compute: Activities) -> SerialStrea
 
 @dataclass(frozen=True, kw_only=True)
 class Chains:
-    """Runs of kernels that belong together, each on one stream: how many, and their times."""
+    """Runs of kernels that belong together, each on one stream: how many, and their times.
+
+    `floor_ns` is what of `time_ns` remains when each run is one kernel; `how` says why.
+    """
 
     count: int
     kernel_count: int
     time_ns: int
-    longest_ns: int
+    floor_ns: int
+    how: str
+
+
+FUSED_FLOOR = (
+    "two kernels as one save writing what goes between them and reading it again: no more than the shorter of them "
+    "takes; steps that repeat are not fused with each other"
+)
 
 
 def chains_of(timeline: Timeline, wanted: Callable[[str], bool]) -> Chains:
-    """Two or more wanted kernels in a row on one stream; `longest_ns` adds up the longest of each chain.
+    """Two or more wanted kernels in a row on one stream, one of which computes something.
 
     Nothing can be fused over a call that waits for the GPU, nor over a long time in which the stream was idle.
     """
     kernels = timeline.kernels
-    is_wanted = np.zeros(len(timeline.names), np.bool_)
+    is_wanted, computes = (np.zeros(len(timeline.names), np.bool_) for _ in range(2))
     for code in distinct(kernels.name).tolist():
         is_wanted[code] = wanted(timeline.names[code])
+        computes[code] = classify_kernel(timeline.names[code]) != _COPY
     if not len(kernels) or not is_wanted.any():
-        return Chains(count=0, kernel_count=0, time_ns=0, longest_ns=0)
+        return Chains(count=0, kernel_count=0, time_ns=0, floor_ns=0, how=FUSED_FLOOR)
     order, lane = _by_stream(kernels)
-    flag = is_wanted[kernels.name[order]]
-    time_ns = (kernels.end_ns - kernels.start_ns)[order]
+    name = kernels.name[order]
+    flag, time_ns = is_wanted[name], (kernels.end_ns - kernels.start_ns)[order]
     first = np.concatenate(([True], (flag[1:] != flag[:-1]) | (lane[1:] != lane[:-1])))
-    found = _count_chains(first, flag, time_ns)
-    if found.time_ns < MIN_CHAIN_SHARE * int(time_ns.sum()):
-        return found
-    first[1:] |= _apart(timeline, order)
-    return _count_chains(first, flag, time_ns)
+    rows = _Rows(name=name, wanted=flag, computes=computes[name], time_ns=time_ns)
+    if int(time_ns[flag].sum()) >= MIN_CHAIN_SHARE * int(time_ns.sum()):
+        first[1:] |= _apart(timeline, order)
+    return rows.chains(first)
 
 
-def _count_chains(first: Flags, flag: Flags, time_ns: Ints) -> Chains:
-    starts = np.flatnonzero(first)
-    total, longest = np.add.reduceat(time_ns, starts), np.maximum.reduceat(time_ns, starts)
-    length = np.diff(np.append(starts, len(flag)))
-    chosen = flag[starts] & (length > 1)
-    return Chains(
-        count=int(chosen.sum()),
-        kernel_count=int(length[chosen].sum()),
-        time_ns=int(total[chosen].sum()),
-        longest_ns=int(longest[chosen].sum()),
-    )
+@dataclass(frozen=True, kw_only=True)
+class _Rows:
+    """Kernels in the order in which they ran, stream by stream."""
+
+    name: Ints
+    wanted: Flags
+    computes: Flags
+    time_ns: Ints
+
+    def chains(self, first: Flags) -> Chains:
+        """The chains among runs that begin with those marked, with what remains of them when fused."""
+        starts = np.flatnonzero(first)
+        length = np.diff(np.append(starts, len(first)))
+        chosen = self.wanted[starts] & (length > 1) & np.logical_or.reduceat(self.computes, starts)
+        in_chain = np.repeat(chosen, length)
+        cut = _begins_a_step(self.name, starts[chosen], length[chosen])
+        joined = in_chain[1:] & ~first[1:] & ~cut[1:]
+        time_ns = int(self.time_ns[in_chain].sum())
+        saved = np.minimum(self.time_ns[1:], self.time_ns[:-1])[joined]
+        return Chains(
+            count=int(chosen.sum()),
+            kernel_count=int(length[chosen].sum()),
+            time_ns=time_ns,
+            floor_ns=time_ns - int(saved.sum()),
+            how=FUSED_FLOOR,
+        )
+
+
+def _begins_a_step(name: Ints, starts: Ints, length: Ints) -> Flags:
+    """Where a chain that repeats a sequence of kernels begins with it again: a loop's next step, or another tensor.
+
+    Equal chains are looked at once: a model repeats them in each of its layers.
+    """
+    begins = np.zeros(len(name), np.bool_)
+    long = np.flatnonzero(length >= MIN_REPEATED)
+    if not len(long):
+        return begins
+    starts, length = starts[long], length[long]
+    # Chains of as many of the same kernels, three of them at the same places, are equal. Sums of large numbers in place
+    # of names, modulo 2**64, tell what kernels they are of.
+    codes = (np.arange(1, int(name.max()) + 2, dtype=np.uint64) * np.uint64(_SPREAD)) ** 3
+    sums = np.concatenate(([np.uint64(0)], np.cumsum(codes[name])))
+    columns = (sums[starts + length] - sums[starts], name[starts], name[starts + 1], name[starts + length // 2], length)
+    order = np.lexsort(columns)
+    other = np.zeros(len(order) - 1, np.bool_)
+    for column in columns:
+        other |= column[order][1:] != column[order][:-1]
+    for group in np.split(order, np.flatnonzero(other) + 1):
+        at, count = int(starts[group[0]]), int(length[group[0]])
+        period = _period(name[at : at + count])
+        if period is not None:
+            steps = np.arange(period, count, period)
+            begins[(starts[group][:, np.newaxis] + steps).reshape(-1)] = True
+    return begins
+
+
+def _period(name: Ints) -> int | None:
+    """After how many kernels a sequence repeats itself, nearly everywhere; None where it does not."""
+    middle = len(name) // 2
+    for period in (np.flatnonzero(name[middle + 1 :] == name[middle]) + 1)[:MOST_PERIODS].tolist():
+        same = name[period:] == name[:-period]
+        if np.count_nonzero(same) >= REPEATED * len(same):
+            return int(period)
+    return None
 
 
 def _apart(timeline: Timeline, order: Ints | slice) -> Flags:
@@ -273,30 +339,40 @@ def _apart(timeline: Timeline, order: Ints | slice) -> Flags:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionInPieces:
-    """Attention as a product, a softmax and a product: how often, and the time of the parts."""
+    """Attention as a product, a softmax and a product: how often, and the time of the parts.
+
+    `floor_ns` is what remains of them in one kernel: the work of the products. `how` says from where it is known.
+    """
 
     count: int
     product_ns: int
     softmax_ns: int
     between_ns: int
+    floor_ns: int
+    how: str
 
     @property
     def time_ns(self) -> int:
         return self.product_ns + self.softmax_ns + self.between_ns
 
 
-def attention_in_pieces(timeline: Timeline) -> AttentionInPieces:
+PRODUCTS_REMAIN = "the products remain, at most in the time they took"
+FLOPS_REMAIN = "FLOPs and operands of the products remain, at three quarters of the data-sheet peak"
+
+
+def attention_in_pieces(timeline: Timeline, least_ns: Ints | None = None) -> AttentionInPieces:
     """Softmax kernels between two products on one stream, with nothing but elementwise work and copies in between.
 
     Where operators were recorded, they say which products are attention's. Where not, it is no attention if the
     softmax is next to nothing beside the products, or if fused attention runs before each of them: a router's.
+    `least_ns` is what remains of each product in one kernel, -1 where that is not known (`shapes.least_fused_ns`).
     """
     kernels = timeline.kernels
     kinds = np.zeros(len(timeline.names), np.int8)
     for code in distinct(kernels.name).tolist():
         kinds[code] = _piece(timeline.names[code])
     if not len(kernels) or not (kinds == SOFTMAX).any():
-        return AttentionInPieces(count=0, product_ns=0, softmax_ns=0, between_ns=0)
+        return AttentionInPieces(count=0, product_ns=0, softmax_ns=0, between_ns=0, floor_ns=0, how=PRODUCTS_REMAIN)
     order, lane = _by_stream(kernels)
     kind, index = kinds[kernels.name[order]], np.arange(len(kernels))
     is_step = kind != PASSING
@@ -321,11 +397,16 @@ def attention_in_pieces(timeline: Timeline) -> AttentionInPieces:
     first, last = first[kept], last[kept]
     change = np.bincount(first, minlength=len(index) + 1) - np.bincount(last + 1, minlength=len(index) + 1)
     time_ns = np.where(np.cumsum(change)[: len(index)] > 0, length, 0)
+    products = time_ns[kind == PRODUCT]
+    remain = products if least_ns is None else np.where(least_ns[order] < 0, length, least_ns[order])[kind == PRODUCT]
+    floor = np.minimum(products, remain)
     return AttentionInPieces(
         count=len(first),
-        product_ns=int(time_ns[kind == PRODUCT].sum()),
+        product_ns=int(products.sum()),
         softmax_ns=int(time_ns[kind == SOFTMAX].sum()),
         between_ns=int(time_ns[kind == PASSING].sum()),
+        floor_ns=int(floor.sum()),
+        how=PRODUCTS_REMAIN if bool((floor == products).all()) else FLOPS_REMAIN,
     )
 
 

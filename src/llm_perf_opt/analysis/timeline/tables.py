@@ -1,12 +1,8 @@
 """Range instances gathered by name: the rows of `ranges[]`.
 
 Kernels by name and copies by kind: instances, total, share, mean, median, least, most, standard deviation.
-
-Kernels of too few blocks for the GPU, by name.
 """
 
-import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +11,7 @@ import numpy as np
 
 from llm_perf_opt.analysis.kernels.names import classify_kernel, distinct_short_names, short_kernel_name
 from llm_perf_opt.analysis.timeline.idle import IdleSplit
-from llm_perf_opt.analysis.timeline.intervals import Flags, Ints, union, without
+from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
 from llm_perf_opt.analysis.timeline.ranges import RangeInstances, range_keys
 from llm_perf_opt.analysis.timeline.rows import (
     PUSH_POP,
@@ -29,15 +25,11 @@ from llm_perf_opt.analysis.timeline.rows import (
     ranked,
     rate,
 )
-from llm_perf_opt.analysis.timeline.timeline import Activities, LaunchShape, Timeline, distinct
+from llm_perf_opt.analysis.timeline.timeline import Activities, Timeline, distinct
 
 COMMUNICATION = "communication"
 
 KERNELS_PER_RANGE = 50
-# A kernel on a quarter of the SMs can use neither the GPU's units nor its memory; a short one has no work for more.
-FEW_BLOCKS_SHARE, LONG_KERNEL_NS = 0.25, 20_000
-# These do nothing on purpose.
-_WAITING_KERNELS = re.compile(r"spin|sleep|wait|poll|barrier", re.IGNORECASE)
 
 
 def range_rows(parts: Sequence[tuple[Timeline, RangeInstances]]) -> tuple[RangeRow, ...]:
@@ -322,76 +314,3 @@ def communication_kernels(timeline: Timeline) -> Flags:
     for code in distinct(kernels.name).tolist():
         wanted[code] = classify_kernel(timeline.names[code]) == COMMUNICATION
     return wanted[kernels.name] if len(kernels) else np.zeros(0, np.bool_)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FewBlocksRow:
-    """Long launches of one kernel with few blocks; `blocks` and `threads` (of a block) are those of the longest."""
-
-    short_name: str
-    kernel_class: str
-    instances: int
-    total_ns: int
-    blocks: int
-    threads: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class FewBlocks:
-    """Long kernels whose grids leave most of a GPU's `sm_count` SMs without a block.
-
-    `alone_ns` is when only such kernels ran, `filled_ns` how long they would take if all SMs shared the same work.
-    """
-
-    sm_count: int
-    alone_ns: int
-    filled_ns: int
-    rows: tuple[FewBlocksRow, ...]
-
-
-def few_blocks(timelines: Sequence[Timeline]) -> FewBlocks | None:
-    """Of all captures that say how kernels were launched, and on what; None where there are no such kernels."""
-    known = [
-        (t, min(d.sm_count for d in t.devices if d.sm_count)) for t in timelines if any(d.sm_count for d in t.devices)
-    ]
-    alone_ns = filled_ns = 0
-    found: dict[str, list[tuple[int, int, LaunchShape]]] = {}
-    for timeline, sm_count in known:
-        kernels = timeline.kernels
-        if kernels.shape is None or not timeline.launch_shapes:
-            continue
-        # The last place is that of kernels without a shape, which have -1.
-        blocks = np.array([*(math.prod(shape.grid) for shape in timeline.launch_shapes), sm_count])[kernels.shape]
-        length = kernels.end_ns - kernels.start_ns
-        chosen = (blocks <= FEW_BLOCKS_SHARE * sm_count) & (length >= LONG_KERNEL_NS)
-        works = np.zeros(len(timeline.names), np.bool_)
-        for code in distinct(kernels.name[chosen]).tolist():
-            name = timeline.names[code]
-            works[code] = classify_kernel(name) != COMMUNICATION and not _WAITING_KERNELS.search(name)
-        chosen &= works[kernels.name]
-        filled_ns += int((blocks * length)[chosen].sum()) // sm_count
-        gpu = (kernels.process.astype(np.int64) << 32) + kernels.device
-        for one in distinct(gpu[chosen]).tolist():
-            own, others = (gpu == one) & chosen, (gpu == one) & ~chosen
-            beside = union(kernels.start_ns[others], kernels.end_ns[others])
-            alone_ns += without(union(kernels.start_ns[own], kernels.end_ns[own]), beside).total
-        for code in distinct(kernels.name[chosen]).tolist():
-            mine = np.flatnonzero(chosen & (kernels.name == code))
-            longest = timeline.launch_shapes[kernels.shape[mine[length[mine].argmax()]]]
-            found.setdefault(timeline.names[code], []).append((len(mine), int(length[mine].sum()), longest))
-    rows = [
-        FewBlocksRow(
-            short_name=short_kernel_name(name),
-            kernel_class=classify_kernel(name),
-            instances=sum(count for count, _, _ in parts),
-            total_ns=sum(time_ns for _, time_ns, _ in parts),
-            blocks=math.prod(parts[0][2].grid),
-            threads=math.prod(parts[0][2].block),
-        )
-        for name, parts in found.items()
-    ]
-    rows.sort(key=lambda row: -row.total_ns)
-    if not rows:
-        return None
-    least = min(sm_count for _, sm_count in known)
-    return FewBlocks(sm_count=least, alone_ns=alone_ns, filled_ns=filled_ns, rows=tuple(rows))

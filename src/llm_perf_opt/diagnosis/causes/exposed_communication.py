@@ -32,13 +32,16 @@ def judge(scope: Scope, program: Program) -> Claim | None:
         Fact(key="hide", values={"hide": hide, "compute": compute}),
     ]
     ranks = scope.evidence.ranks
-    longest = max(ranks.collectives, key=lambda row: row.max_ns, default=None) if ranks is not None else None
+    longest = None if ranks is None else ranks.longest
     if longest is not None:
+        where = (
+            f", launched in {longest.range_name or longest.operator}" if longest.range_name or longest.operator else ""
+        )
         size = "" if longest.message_bytes is None else f", {format_bytes(longest.message_bytes)}"
-        values = {"collective": longest.collective, "longest": longest.max_ns}
-        more: dict[str, str | int | float] = {"size": size, "median": longest.median_ns, "count": longest.count}
+        values = {"collective": longest.collective, "longest": longest.length_ns}
+        more: dict[str, str | int | float] = {"size": size, "median": longest.median_ns, "where": where}
         facts.append(Fact(key="longest", values={**values, **more}))
-    dominates = longest is not None and longest.max_ns >= DOMINATES * exposed and longest.count > 1
+    dominates = longest is not None and longest.exposed_ns >= DOMINATES * exposed
     return Claim(
         title="longest" if dominates else "title",
         values=values,

@@ -24,11 +24,16 @@ def judge(scope: Scope, program: Program) -> Claim | None:
         "copy": found.between_ns - elementwise,
     }
     cells = {f"{COMPUTE}.{key}": min(ns, scope.kernel_class_ns(key)) for key, ns in wanted.items()}
-    times = {"matmul": found.product_ns, "softmax": found.softmax_ns, "between": found.between_ns}
+    times = {
+        "matmul": found.product_ns,
+        "softmax": found.softmax_ns,
+        "between": found.between_ns,
+        "remains": found.floor_ns,
+    }
     return Claim(
         values={"kernel_share": found.time_ns / total, **times},
         cells={cell: ns for cell, ns in cells.items() if ns},
-        floor_ns=cells[f"{COMPUTE}.GEMM"],
+        floor_ns=min(found.floor_ns, cells[f"{COMPUTE}.GEMM"]),
         floor="matmul",
         evidence=(
             Fact(key="count", values={"count": found.count, "time": found.time_ns, "kernel_time": total}),

@@ -30,12 +30,12 @@ def judge(scope: Scope, program: Program) -> Claim | None:
     if found.kernel_count < MIN_LAUNCHES or not total or found.time_ns < MIN_SHARE * total:
         return None
     part = min(1.0, found.time_ns / max(sum(kernel.time_ns for kernel in rows), 1))
-    floor = round(own * part * found.longest_ns / max(found.time_ns, 1))
+    floor = round(own * part * found.floor_ns / max(found.time_ns, 1))
     return Claim(
         values={"kernel_share": found.time_ns / total},
         kernels={kernel.name: round(kernel.own_ns * part) for kernel in rows},
         floor_ns=floor,
-        floor="longest",
+        floor="chains",
         evidence=(
             Fact(
                 key="chains",

@@ -1,0 +1,89 @@
+"""Exclusive kernel time: each busy instant of a GPU belongs to one kernel."""
+
+import lzma
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llm_perf_opt.analysis.timeline.exclusive import busy_by_gpu, exclusive_ns
+from llm_perf_opt.analysis.timeline.tables import communication_kernels
+from llm_perf_opt.analysis.timeline.timeline import Activities, Timeline
+from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
+from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+from tests.support.fixtures_dir import DATA, shared_fixtures
+
+
+def _kernels(*spans: tuple[int, int], device: tuple[int, ...] = ()) -> Activities:
+    none = np.zeros(len(spans), np.int64)
+    return Activities(
+        start_ns=np.array([start for start, _ in spans], np.int64),
+        end_ns=np.array([end for _, end in spans], np.int64),
+        name=none,
+        call=none,
+        process=none,
+        device=np.array(device or [0] * len(spans), np.int64),
+        stream=none,
+    )
+
+
+def _owned(*spans: tuple[int, int], talks: tuple[int, ...] = (), device: tuple[int, ...] = ()) -> list[int]:
+    flags = np.array([at in talks for at in range(len(spans))], np.bool_)
+    return exclusive_ns(_kernels(*spans, device=device), flags).tolist()
+
+
+def test_the_kernel_that_started_first_owns_an_instant_until_it_ends() -> None:
+    assert _owned((0, 10), (5, 20), (7, 9), (18, 30)) == [10, 10, 0, 10]
+
+
+def test_the_order_of_rows_does_not_decide() -> None:
+    assert _owned((5, 20), (18, 30), (7, 9), (0, 10)) == [10, 10, 0, 10]
+    assert _owned((0, 10), (0, 4)) == [6, 4]
+    assert _owned((0, 4), (0, 10)) == [4, 6]
+
+
+def test_communication_owns_only_what_no_compute_runs_beside() -> None:
+    """From 0 to 100; compute from 20 to 50, and from 90 on."""
+    assert _owned((0, 100), (20, 50), (90, 120), talks=(0,)) == [60, 30, 30]
+    assert _owned((0, 100), (10, 60), talks=(0, 1)) == [100, 0]
+
+
+def test_each_gpu_is_owned_by_itself() -> None:
+    assert _owned((0, 10), (5, 20), (0, 30), device=(0, 0, 1)) == [10, 10, 30]
+
+
+def test_no_kernels_own_nothing() -> None:
+    assert _owned() == []
+
+
+def _captures() -> list[Path]:
+    found = sorted((DATA / "h200").iterdir())
+    folder = shared_fixtures()
+    if folder is not None:
+        names = ("s06_llama_tp2_dim1024_4090.json.gz", "s09_shared_gpu_a100.json.gz", "s05_tiny_ddp_rank1_4090.json.gz")
+        found += [folder / "wild3" / name for name in names]
+        names = ("deepseek_train_overlap.json.gz", "hta_rank0.json.gz", "nsysai_h100_2gpu_autograd_nvtx.sqlite.xz")
+        found += [folder / "wild" / name for name in names]
+    return [path for path in found if path.is_file()]
+
+
+def _read(path: Path, tmp_path: Path) -> Timeline:
+    if path.suffix != ".xz":
+        return read_torch_trace(path).timeline
+    local = tmp_path / path.stem
+    local.write_bytes(lzma.decompress(path.read_bytes()))
+    return read_nsys_sqlite(local)
+
+
+@pytest.mark.parametrize("path", _captures(), ids=lambda path: path.name)
+def test_exclusive_times_add_up_to_the_busy_time_of_each_gpu(path: Path, tmp_path: Path) -> None:
+    timeline = _read(path, tmp_path)
+    kernels = timeline.kernels
+    owned = exclusive_ns(kernels, communication_kernels(timeline))
+    sums = {
+        (process, device): int(owned[(kernels.process == process) & (kernels.device == device)].sum())
+        for process, device in busy_by_gpu(kernels)
+    }
+    assert sums == busy_by_gpu(kernels)
+    assert sum(sums.values()) == int(owned.sum())
+    assert bool((owned >= 0).all()) and bool((owned <= kernels.end_ns - kernels.start_ns).all())
