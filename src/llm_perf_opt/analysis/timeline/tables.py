@@ -11,7 +11,7 @@ import numpy as np
 
 from llm_perf_opt.analysis.kernels.names import classify_kernel, distinct_short_names, short_kernel_name
 from llm_perf_opt.analysis.timeline.idle import IdleSplit
-from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
+from llm_perf_opt.analysis.timeline.intervals import Flags, Ints, union
 from llm_perf_opt.analysis.timeline.ranges import RangeInstances, range_keys
 from llm_perf_opt.analysis.timeline.rows import (
     PUSH_POP,

@@ -1,0 +1,12 @@
+"""Concatenation kernels, above all of a KV cache that grows with every token."""
+
+from llm_perf_opt.analysis.kernels.copies import CAT
+from llm_perf_opt.diagnosis.causes.moving_data import claim_moves
+from llm_perf_opt.diagnosis.claim import Claim
+from llm_perf_opt.diagnosis.program import Program
+from llm_perf_opt.diagnosis.scope import Scope
+
+
+def judge(scope: Scope, program: Program) -> Claim | None:
+    del program
+    return claim_moves(scope, (CAT,))

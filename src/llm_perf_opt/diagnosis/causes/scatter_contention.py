@@ -1,0 +1,12 @@
+"""Scatter kernels whose indices collide: atomics on one address run one after the other."""
+
+from llm_perf_opt.analysis.kernels.copies import COLLIDING
+from llm_perf_opt.diagnosis.causes.moving_data import claim_moves
+from llm_perf_opt.diagnosis.claim import Claim
+from llm_perf_opt.diagnosis.program import Program
+from llm_perf_opt.diagnosis.scope import Scope
+
+
+def judge(scope: Scope, program: Program) -> Claim | None:
+    del program
+    return claim_moves(scope, (COLLIDING,), min_share=0.15, confidence="high")

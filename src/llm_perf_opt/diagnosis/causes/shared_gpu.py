@@ -1,0 +1,30 @@
+"""Another process uses the GPU in turns: kernels stretched, and queued work held, by one and the same length."""
+
+from llm_perf_opt.diagnosis.claim import CERTAIN_INSTANCES, Claim, Fact
+from llm_perf_opt.diagnosis.ledger import COMPUTE, HELD_SYNC, LATE_STARTS, SYNC, fitted
+from llm_perf_opt.diagnosis.program import Program
+from llm_perf_opt.diagnosis.scope import Scope
+
+MIN_SHARE = 0.03
+
+
+def judge(scope: Scope, program: Program) -> Claim | None:
+    del program
+    found = scope.evidence.report.slices if scope.evidence is not None else None
+    if found is None or found.lost_ns < MIN_SHARE * scope.wall_ns:
+        return None
+    # Held work is idle time; the rest of what is lost lies in the kernels that were stretched.
+    idle = {cell: float(scope.ledger.ns(cell)) for cell in (HELD_SYNC, LATE_STARTS, SYNC)}
+    held = min(round(found.held * found.slice_ns), found.lost_ns, round(sum(idle.values())))
+    stretched = min(found.lost_ns - held, scope.ledger.ns(COMPUTE))
+    compute = {cell.id: float(cell.time_ns) for cell in scope.ledger.below(COMPUTE)}
+    cells = {**fitted(idle, held), **fitted(compute, stretched)}
+    slices = {"stretched": found.stretched, "held": found.held, "slice": found.slice_ns}
+    return Claim(
+        values={"lost": held + stretched},
+        cells={cell: ns for cell, ns in cells.items() if ns},
+        floor_ns=0,
+        floor="zero",
+        evidence=(Fact(key="slices", values=slices), Fact(key="lost")),
+        confidence="high" if found.stretched + found.held >= 2 * CERTAIN_INSTANCES else "medium",
+    )
