@@ -21,7 +21,7 @@ from llm_perf_opt.analysis.timeline.rows import CounterRow, KernelRow
 from llm_perf_opt.analysis.timeline.timeline import Timeline
 from llm_perf_opt.errors import ParseError, ToolError
 from llm_perf_opt.runners.analyze.detail import add_critical_paths, add_detail, add_graph_replays, add_ranks
-from llm_perf_opt.runners.analyze.kinds import NCU, NSYS, ROCPD, SUMMARY, TORCH, is_ascend
+from llm_perf_opt.runners.analyze.kinds import NCU, NSYS, ROCPD, SNAPSHOT, SUMMARY, TORCH, is_ascend
 
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
@@ -61,6 +61,9 @@ def read_captures(
 
     `detailed` reads what is slow to read also from long traces, `graphs_from` is a trace that says what graphs replay.
     """
+    if SNAPSHOT in kinds:
+        snapshot = files[list(kinds).index(SNAPSHOT)]
+        raise ParseError(f"{snapshot}: a memory snapshot, which holds no times of kernels; `llm-perf analyze` reads it")
     by_kind = {kind: [f for f, k in zip(files, kinds, strict=True) if k == kind] for kind in dict.fromkeys(kinds)}
     kind = next((k for k in kinds if k != NCU), NCU)
     recorded: Sequence[RecordedArgs | None] | None = None
