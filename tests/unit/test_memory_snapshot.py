@@ -156,6 +156,9 @@ HOSTILE = {
     "segments of numbers": pickle.dumps({"segments": [1, 2]}),
     "size of text": pickle.dumps({"segments": [{"device": 0, "total_size": "1", "blocks": []}]}),
     "size beyond": pickle.dumps({"segments": [{"device": 0, "total_size": 1 << 70, "blocks": []}]}),
+    "event beyond": pickle.dumps(
+        {"segments": [], "device_traces": [[{"action": "alloc", "addr": 1, "size": 1 << 63}]]}
+    ),
     "trace of text": pickle.dumps({"segments": [], "device_traces": ["abc"]}),
     "frames of text": pickle.dumps(
         {"segments": [], "device_traces": [[{"action": "alloc", "addr": 1, "size": 1, "frames": [7]}]]}
