@@ -352,3 +352,4 @@ def test_an_empty_window_is_called_empty_and_not_a_missing_activity(
             "work."
         )
         assert "ProfilerActivity.CUDA" not in said
+        assert "GPU activity was recorded, and nothing was launched in the recorded window" in said

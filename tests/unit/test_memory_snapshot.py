@@ -156,6 +156,9 @@ HOSTILE = {
     "segments of numbers": pickle.dumps({"segments": [1, 2]}),
     "size of text": pickle.dumps({"segments": [{"device": 0, "total_size": "1", "blocks": []}]}),
     "size beyond": pickle.dumps({"segments": [{"device": 0, "total_size": 1 << 70, "blocks": []}]}),
+    "event beyond": pickle.dumps(
+        {"segments": [], "device_traces": [[{"action": "alloc", "addr": 1, "size": 1 << 63}]]}
+    ),
     "trace of text": pickle.dumps({"segments": [], "device_traces": ["abc"]}),
     "frames of text": pickle.dumps(
         {"segments": [], "device_traces": [[{"action": "alloc", "addr": 1, "size": 1, "frames": [7]}]]}
@@ -219,6 +222,8 @@ def test_a_snapshot_and_a_capture_are_two_stories(tmp_path: Path, capsys: pytest
     trace.write_text('{"schemaVersion": 1, "traceEvents": []}')
     assert main(["analyze", str(_write(tmp_path / "a.pickle", _snapshot())), str(trace)]) == 2
     assert "memory snapshots hold no times of kernels" in capsys.readouterr().err
+    assert main(["compare", str(tmp_path / "a.pickle"), str(tmp_path / "a.pickle")]) == 2
+    assert "a.pickle: a memory snapshot, which holds no times of kernels" in capsys.readouterr().err
 
 
 def test_blocks_from_before_whose_stack_nobody_recorded_are_called_so(tmp_path: Path) -> None:

@@ -598,7 +598,9 @@ def test_page_faults_are_counted_where_they_were_recorded(tmp_path: Path) -> Non
         "CREATE TABLE CUDA_UM_GPU_PAGE_FAULT_EVENTS (start INTEGER, end INTEGER, numberOfPageFaults INTEGER)",
         "INSERT INTO CUDA_UM_GPU_PAGE_FAULT_EVENTS VALUES (1, 2, 7), (3, 4, 5)",
     )
-    assert read_nsys_sqlite(path).page_faults == PageFaults(cpu_count=2, gpu_count=12)
+    timeline = read_nsys_sqlite(path)
+    assert timeline.page_faults == PageFaults(cpu_count=2, gpu_count=12)
+    assert "unified memory: 2 page faults of the CPU, 12 of the GPU" in timeline.notes
 
 
 def test_of_several_adapters_the_gpu_is_the_one_that_has_cuda(tmp_path: Path) -> None:

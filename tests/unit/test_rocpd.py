@@ -119,3 +119,11 @@ def test_analyze_reads_it_and_keeps_the_environment_to_itself(
     assert (found["sources"][0]["kind"], found["gpu"]["name"], found["gpu"]["kernel_ns"]) == ("rocpd", MI300.name, 30)
     written = b"".join(file.read_bytes() for file in out.rglob("*") if file.is_file())
     assert b"hf_abcdef" not in written and b"sekret" not in written
+
+
+def test_a_shape_that_is_none_is_unknown(tmp_path: Path) -> None:
+    rows = _small()
+    rows.kernel("odd", 90, 95, 0)
+    rows.rows["kernels"][-1] = (*rows.rows["kernels"][-1][:9], "wide", 1, 1, 0, 1, 1, 8, 0)
+    timeline = read_rocpd(rows.write(tmp_path / "a.db"))
+    assert timeline.kernels.shape is not None and timeline.kernels.shape.tolist() == [0, -1]

@@ -416,9 +416,14 @@ def count_lost_launches(names: Sequence[str], calls: Calls) -> int:
     return int(keep.sum())
 
 
-def lost_notes(lost: int, calls: Calls) -> list[str]:
-    """What to say about launches without GPU work, where they are more than the capture's last few."""
+def lost_notes(lost: int, calls: Calls, *, is_empty: bool = False) -> list[str]:
+    """What to say about launches without GPU work, where they are more than the capture's last few.
+
+    `is_empty`: GPU activity was recorded, and there was none.
+    """
     launched = lost + int(calls.launches.sum())
+    if is_empty and not launched:
+        return ["GPU activity was recorded, and nothing was launched in the recorded window"]
     if lost <= MOST_LOST_UNSAID * launched:
         return []
     return [

@@ -268,10 +268,14 @@ def _read(db: NsysDatabase) -> Timeline:
         calls.launches[link[link >= 0]] = True
     calls = replace(calls, correlation=correlation)
     lost = count_lost_launches(names.all, calls)
-    notes += lost_notes(lost, calls)
+    is_empty = len(calls) > 0 and not any(len(table["start"]) for table in tables)
+    notes += lost_notes(lost, calls, is_empty=is_empty)
     parts = [_activities(t, link) for t, link in zip(tables, links.calls, strict=True)]
     notes += diagnostic_notes(db)
     devices = read_devices(db, notes)
+    faults = _page_faults(db)
+    if faults is not None:
+        notes.append(f"unified memory: {faults.cpu_count:,} page faults of the CPU, {faults.gpu_count:,} of the GPU")
     system = _system(db, names, threads)
     return Timeline(
         source=db.path.name,
@@ -293,7 +297,7 @@ def _read(db: NsysDatabase) -> Timeline:
         launch_shapes=shapes,
         thread_names=_thread_names(db, threads),
         lost_launches=lost,
-        page_faults=_page_faults(db),
+        page_faults=faults,
     )
 
 

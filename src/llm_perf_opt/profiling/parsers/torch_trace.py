@@ -253,7 +253,11 @@ def _timeline(
     head = found.text.head
     kernels["launch"], shapes = _launch_shapes(found, kernels["shape"])
     host_calls = _calls(calls, links.calls, found)
-    lost = 0 if found.has(COUNTED) else count_lost_launches(tuple(found.names), host_calls)
+    is_counted = found.has(COUNTED)
+    lost = 0 if is_counted else count_lost_launches(tuple(found.names), host_calls)
+    is_empty = not (is_counted or links.calls[0].size or links.calls[1].size) and bool(
+        len(host_calls) or found.has(PAUSE)
+    )
     return Timeline(
         source=path.name,
         kind="torch",
@@ -273,7 +277,7 @@ def _timeline(
         ),
         thread_process=np.zeros(max(len(found.threads), 1), np.int64),
         devices=_devices(head),
-        notes=(*_notes(found), *links.notes, *lost_notes(lost, host_calls)),
+        notes=(*_notes(found), *links.notes, *lost_notes(lost, host_calls, is_empty=is_empty)),
         operators=operators,
         frames=_long(frames),
         pauses=_pauses(found.table(PAUSE)),

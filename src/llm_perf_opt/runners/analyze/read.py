@@ -16,7 +16,7 @@ from llm_perf_opt.diagnosis.analyze import Capture, analyze_captures
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.diagnosis.evidence import Measured
 from llm_perf_opt.errors import ParseError, ToolError
-from llm_perf_opt.runners.analyze.kinds import NCU, NSYS, ROCPD, SUMMARY, TORCH, is_ascend
+from llm_perf_opt.runners.analyze.kinds import NCU, NSYS, ROCPD, SNAPSHOT, SUMMARY, TORCH, is_ascend
 
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
@@ -55,6 +55,9 @@ def read_captures(
 
     `detailed` reads what is slow to read also from long traces, `graphs_from` is a trace that says what graphs replay.
     """
+    if SNAPSHOT in kinds:
+        snapshot = files[list(kinds).index(SNAPSHOT)]
+        raise ParseError(f"{snapshot}: a memory snapshot, which holds no times of kernels; `llm-perf analyze` reads it")
     by_kind = {kind: [f for f, k in zip(files, kinds, strict=True) if k == kind] for kind in dict.fromkeys(kinds)}
     kind = next((k for k in kinds if k != NCU), NCU)
     captures: list[Capture] = []

@@ -165,7 +165,7 @@ class _Reader:
             self._notes.append(f"{total - len(work):,} of {total:,} kernels are in no view of the database")
         codes: Codes[LaunchShape] = Codes()
         sizes = zip(*(columns[name] for name in _SHAPE), strict=True)
-        places = [-1 if None in row[:6] or 0 in row[3:6] else codes[_shape(row)] for row in sizes]
+        places = [codes[_shape(row)] if _has_shape(row) else -1 for row in sizes]
         return replace(work, shape=np.array(places, np.int64)), tuple(codes)
 
     def _copies(self) -> Activities:
@@ -297,6 +297,10 @@ def _copy_name(name: Any, source: Any, target: Any) -> str:
     match = _COPY.search(str(name))
     ends = match.groups() if match else tuple("DEVICE" if kind == "GPU" else "HOST" for kind in (source, target))
     return f"Copy {ends[0].title()}-to-{ends[1].title()}"
+
+
+def _has_shape(row: tuple[Any, ...]) -> bool:
+    return all(type(size) is int and size > 0 for size in row[:6])
 
 
 def _shape(row: tuple[Any, ...]) -> LaunchShape:
