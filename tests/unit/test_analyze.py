@@ -14,7 +14,7 @@ import pytest
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest
 from tests.support.fixtures_dir import DATA
-from tests.support.nsys_builder import Export, h200_export
+from tests.support.nsys_builder import PID, Export, h200_export
 from tests.support.trace_builder import event, step, write_trace
 
 KERNEL_KEYS = {
@@ -115,6 +115,28 @@ def test_several_captures_are_repetitions_of_one_run(tmp_path: Path, capsys: pyt
     found = json.loads(capsys.readouterr().out)
     assert [(s["path"], s["kernel_ns"]) for s in found["sources"]] == [(files[0], 10), (files[1], 20)]
     assert [(k["name"], k["instances"], k["total_ns"]) for k in found["kernels"]] == [("k", 2, 30)]
+
+
+def test_the_table_of_ranges_says_over_how_many_processes_it_adds_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone, other = str(_capture(tmp_path / "a.sqlite")), str(_capture(tmp_path / "b.sqlite"))
+    export = Export()
+    for rank in (1, 2):
+        export.range("decode", 0, 1_000_000 * rank, tid=rank * PID | 1)
+        export.call(5, 8, rank, tid=rank * PID | 1)
+        export.kernel("k", 20, 50, rank, pid=rank * PID)
+    both = str(export.write(tmp_path / "both.sqlite"))
+    said = {}
+    for name, files in (("one", [alone]), ("two files", [alone, other]), ("two ranks", [both])):
+        assert main(["analyze", *files]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        said[name] = [line.strip() for line in lines if line.strip().startswith("sums over")]
+    assert said == {
+        "one": [],
+        "two files": ["sums over 2 processes in 2 captures"],
+        "two ranks": ["sums over 2 processes; elapsed time with the range open: decode 2.000 ms"],
+    }
 
 
 def test_the_modules_of_several_traces_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

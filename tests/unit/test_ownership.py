@@ -295,6 +295,17 @@ def test_the_phases_of_a_run_hold_what_other_threads_launch_for_them(tmp_path: P
     assert _counts(analyze_timelines([trace.timeline]))["prefill"] == (6, 24_000)
 
 
+def test_that_all_kernels_without_a_launch_were_queued_earlier_is_said(tmp_path: Path) -> None:
+    export = Export()
+    export.kernel("old", 5, 20, 99)
+    export.call(30, 31, 1)
+    export.kernel("new", 32, 40, 1)
+    assert (
+        "t.sqlite: 1 kernel(s) have no recorded launch and belong to no range, all of them queued before the first "
+        "recorded launch of their stream"
+    ) in analyze_timelines([read_nsys_sqlite(export.write(tmp_path / "t.sqlite"))]).notes
+
+
 def _assert_rows_add_up(timeline: Timeline) -> None:
     """Every range holds what was launched directly in it and what the ranges directly inside it hold."""
     found = measure_ranges(timeline, map_idle(timeline))

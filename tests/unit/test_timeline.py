@@ -551,3 +551,30 @@ def test_several_captures_of_one_process_each_are_several_processes(tmp_path: Pa
     analysis = analyze_timelines(timelines)
     row = _row(analysis, "step")
     assert (row.wall_ns, row.elapsed_ns, row.processes, row.devices, analysis.gpu.processes) == (200, 200, 2, 2, 2)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_of_instances_of_one_length_the_typical_one_is_the_same_in_any_order_of_the_file(
+    tmp_path: Path, backwards: bool
+) -> None:
+    export = Export()
+    for start in (0, 200, 400, 600):
+        export.range("step", start, start + 100)
+        export.call(start, start + 2, start)
+        export.kernel("k", start + 5, start + 10, start)
+    if backwards:
+        export.ranges.reverse()
+    assert _row(_analyze(export, tmp_path), "step").typical.start_ns == 200
+
+
+def test_a_range_without_kernels_has_an_empty_list_of_them_however_many_ranges_there_are(tmp_path: Path) -> None:
+    export = Export()
+    names = [f"{first}{second}" for first in "abcdefgh" for second in "abcdefgh"]
+    for index, name in enumerate(names):
+        export.range(name, 100 * index, 100 * index + 50)
+        export.call(100 * index, 100 * index + 2, index)
+        export.kernel("k", 100 * index + 5, 100 * index + 10, index)
+    export.range("empty", 90, 99)
+    analysis = _analyze(export, tmp_path)
+    assert _row(analysis, "empty").kernels == ()
+    assert any(row.kernels is None for row in analysis.ranges)

@@ -261,7 +261,8 @@ class RangeInstances:
         found, notes = self.unlaunched, []
         unowned = len(found.index) - found.placed
         if unowned:
-            queued = f", {found.queued_before} of them queued before the first recorded launch of their stream"
+            part = "all" if found.queued_before == unowned else f"{found.queued_before}"
+            queued = f", {part} of them queued before the first recorded launch of their stream"
             notes.append(
                 f"{unowned} kernel(s) have no recorded launch and belong to no range"
                 + (queued if found.queued_before else "")

@@ -63,9 +63,11 @@ def _row(
     last_source, last_group = groups[-1]
     newest = last_group[np.argmax(parts[last_source][1].start_ns[last_group])]
     last = range_instance(parts[last_source][1], int(newest), last_source, seen=seen)
-    walls = sorted((int(w), s, int(i)) for s, g in groups for w, i in zip(parts[s][1].wall_ns[g], g, strict=True))
-    _, middle_source, middle = walls[(len(walls) - 1) // 2]
-    kernels = _kernels(groups, parts, short_names)
+    # Of instances of one length the earlier comes first, wherever it is in the file.
+    columns = [(s, parts[s][1].wall_ns[g].tolist(), parts[s][1].start_ns[g].tolist(), g.tolist()) for s, g in groups]
+    walls = sorted((w, s, at, i) for s, *columns_of in columns for w, at, i in zip(*columns_of, strict=True))
+    _, middle_source, _, middle = walls[(len(walls) - 1) // 2]
+    kernels = _kernels(groups, parts, short_names) if total("kernel_count") else ()
     timeline, instances = parts[groups[0][0]]
     parents = instances.parent_name[groups[0][1]]
     quarter = len(walls) // 4

@@ -108,7 +108,15 @@ def _ranges(analysis: CaptureAnalysis, top: int) -> Text:
     if not rows:
         has_ranges = any(source.kind != SUMMARY for source in analysis.sources)
         return Text("no NVTX or user ranges in the capture" if has_ranges else "")
-    return _table(head, rows) + _more(len(analysis.ranges), top, "ranges")
+    table = _table(head, rows) + _more(len(analysis.ranges), top, "ranges")
+    summed = [row for row in analysis.ranges[:top] if row.processes > 1]
+    if not summed:
+        return table
+    said = f"\nsums over {max(row.processes for row in summed)} processes"
+    if len(analysis.sources) > 1:
+        return table + _plain(f"{said} in {len(analysis.sources)} captures")
+    elapsed = ", ".join(f"{row.name[:NAME_WIDTH]} {_ms(row.elapsed_ns)} ms" for row in summed[:FEWEST])
+    return table + _plain(f"{said}; elapsed time with the range open: {elapsed}")
 
 
 def _kernels(analysis: CaptureAnalysis, top: int) -> Text:
