@@ -184,6 +184,19 @@ def test_a_library_that_times_its_algorithms_for_every_shape_recurs(tmp_path: Pa
     assert idle.gaps.setup_end_ns is None
 
 
+@pytest.mark.parametrize(("steps", "recurs"), [(1, False), (4, True)])
+def test_searches_of_many_layers_in_one_step_do_not_recur(tmp_path: Path, steps: int, recurs: bool) -> None:
+    """Twelve layers that each time their algorithms, in one step or three a step."""
+    trace = Trace()
+    at = 0
+    for step in range(steps):
+        begin = at
+        at = _training(trace, 12 // steps, at=at, searches=lambda _: True)
+        trace.events.append(event("user_annotation", f"ProfilerStep#{step}", f"{begin}", f"{at - begin}"))
+    idle = trace.idle(tmp_path)
+    assert [(row.cost, row.count, row.recurs) for row in idle.startup] == [("autotuning", 12, recurs)]
+
+
 def _compiling(tmp_path: Path, *, steps: int, kernels: Callable[[int], tuple[str, ...]]) -> IdleReport:
     """Steps of three kernels; before each code is loaded after 40 ms of which nothing is recorded."""
     export = Export()

@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from llm_perf_opt.analysis.gaps.verdict import HostCost, codes_of, flags_of, readable
 from llm_perf_opt.analysis.timeline.idle import IdleMap
 from llm_perf_opt.analysis.timeline.intervals import Flags, Intervals, Ints, innermost, nest, union
-from llm_perf_opt.analysis.timeline.timeline import HostEvents, Timeline, distinct, join
+from llm_perf_opt.analysis.timeline.timeline import Calls, HostEvents, Timeline, distinct, join
 
 # Shorter calls start nothing up that anybody notices; one that is only asked for the first time takes this long on an
 # H200 and an RTX 4090 where it loads a module (0.2 to 20 ms), and 1 to 20 µs later.
@@ -29,10 +28,13 @@ HEAVY_CALL_NS = 1_000_000
 UNUSUAL, FEW, FIRST_CALLS = 20, 5, 3
 # The GPU has nothing to do for this part of a call that starts something up.
 IDLE = 0.9
-# Calls that fill this part of an operator make it start-up as a whole.
-FILLS = 0.25
+# Calls that fill this part of the operator they are in make all of it start-up. What is around that operator needs
+# more, and is start-up until the last of them returns.
+FILLS, FILLS_OUTER = 0.25, 0.5
 # A library that times its algorithms waits for each of them.
-TIMED, TIMED_SHARE = 2, 0.5
+TIMED = 2
+# Where steps are marked, a search in so many of them is one for every new shape.
+SEARCHED_STEPS = 3
 # What happens this often, with a share of it in every later quarter of the work, goes on.
 RECURRING, QUARTERS, LEAST_SHARE = 5, 4, 0.5
 SHOWN = 20
@@ -111,13 +113,11 @@ def find_start_up(timeline: Timeline, maps: Mapping[int, IdleMap]) -> StartUp:
     """Find the calls and operators of one capture that start something up."""
     found = _Found()
     tuned = _tuned(timeline)
-    _add_operators(found, timeline.operators, tuned, AUTOTUNING)
+    found.add_operators(timeline.operators, tuned, timeline.operators.end_ns[tuned], AUTOTUNING)
     calls = _calls(timeline, maps, _inside(timeline, timeline.operators, tuned))
     for index, cost in calls:
-        found.add(timeline.calls.start_ns[index], timeline.calls.end_ns[index], timeline.calls.thread[index], cost)
-        found.name.append(int(timeline.calls.name[index]))
-        found.call.append(int(index))
-    _add_operators(found, timeline.operators, _holding(timeline, [index for index, _ in calls]), "first_use")
+        found.add_call(timeline.calls, index, cost)
+    found.add_operators(timeline.operators, *_holding(timeline, [index for index, _ in calls]), "first_use")
     return found.made(timeline)
 
 
@@ -133,8 +133,7 @@ def start_up_rows(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap], Star
         for (cost, name, recurs), same in groups.items():
             index = np.array(same)
             start, end = found.start_ns[index], found.end_ns[index]
-            one = maps[int(timeline.thread_process[found.thread[index[0]]])]
-            busy = one.busy.covered_before(end) - one.busy.covered_before(start)
+            idle_ns = _idle_in(timeline, maps, found.thread[index], start, end)
             longest = int(index[np.argmax(end - start)])
             rows.append(
                 StartUpRow(
@@ -142,7 +141,7 @@ def start_up_rows(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap], Star
                     name=readable(timeline.names[name]),
                     count=len(same),
                     total_ns=int((end - start).sum()),
-                    gpu_idle_ns=int((end - start - busy).sum()),
+                    gpu_idle_ns=int(idle_ns.sum()),
                     first_ns=int(start.min()) - begins_ns,
                     last_ns=int(end.max()) - begins_ns,
                     recurs=recurs,
@@ -163,11 +162,21 @@ class _Found:
         self.name: list[int] = []
         self.call: list[int] = []
 
-    def add(self, start_ns: int, end_ns: int, thread: int, cost: HostCost) -> None:
-        self.start.append(int(start_ns))
-        self.end.append(int(end_ns))
-        self.thread.append(int(thread))
+    def add_call(self, calls: Calls, index: int, cost: HostCost) -> None:
+        self.start.append(int(calls.start_ns[index]))
+        self.end.append(int(calls.end_ns[index]))
+        self.thread.append(int(calls.thread[index]))
+        self.name.append(int(calls.name[index]))
+        self.call.append(index)
         self.cost.append(cost)
+
+    def add_operators(self, events: HostEvents, picked: Ints, end_ns: Ints, cost: HostCost) -> None:
+        self.start += events.start_ns[picked].tolist()
+        self.end += end_ns.tolist()
+        self.thread += events.thread[picked].tolist()
+        self.name += events.name[picked].tolist()
+        self.call += [-1] * len(picked)
+        self.cost += [cost] * len(picked)
 
     def made(self, timeline: Timeline) -> StartUp:
         columns = [np.array(c, np.int64) for c in (self.start, self.end, self.thread, self.name, self.call)]
@@ -178,6 +187,9 @@ class _Found:
         for key in set(pairs):
             same = np.array([i for i, pair in enumerate(pairs) if pair == key])
             recurs[same] = row is not None and row.goes_on(end[same])
+            if key[0] == AUTOTUNING:
+                steps = _steps_of(timeline, start[same])
+                recurs[same] &= steps is None or steps >= SEARCHED_STEPS
         inside = np.zeros(len(timeline.calls), np.bool_)
         for i in range(len(start)):
             if call[i] >= 0:
@@ -215,6 +227,16 @@ class _Row:
         return goes_on(following[self._first[self._name[following]] < following], len(self._start))
 
 
+def _steps_of(timeline: Timeline, at: Ints) -> int | None:
+    """In how many marked steps some moments lie, None where none are marked."""
+    ranges = timeline.ranges
+    marked = np.flatnonzero(flags_of(timeline.names, "marks_step")[ranges.name]) if len(ranges) else NONE
+    if not len(marked):
+        return None
+    begun = np.sort(ranges.start_ns[marked])
+    return len(distinct(np.searchsorted(begun, at, side="right")))
+
+
 def goes_on(places: Ints, count: int, *, often: int = RECURRING) -> bool:
     """Whether places in a row of work are many and spread over it to its end."""
     places = places[places < count]
@@ -242,9 +264,10 @@ def _calls(timeline: Timeline, maps: Mapping[int, IdleMap], apart: Flags) -> lis
     picked = picked[(calls.name[picked] >= 0) & ~apart[picked]]
     if not len(picked):
         return []
-    idle = _idle_share(timeline, maps, picked)
+    idle_ns = _idle_in(timeline, maps, calls.thread[picked], calls.start_ns[picked], calls.end_ns[picked])
+    idle = idle_ns / np.maximum(length[picked], 1)
     frees, allocates = set(codes_of(names, "frees_device")), set(codes_of(names, "allocates"))
-    never = set(codes_of(names, "copies_or_sets")) | set(codes_of(names, "waits_for_event"))
+    never = set(codes_of(names, "copies_or_sets")) | set(codes_of(names, "waits_for_gpu"))
     usual = _Usual(timeline)
     found: list[tuple[int, HostCost]] = []
     for index, share in zip(picked.tolist(), idle.tolist(), strict=True):
@@ -346,73 +369,73 @@ class _Usual:
         return index in self._new
 
 
-def _idle_share(timeline: Timeline, maps: Mapping[int, IdleMap], picked: Ints) -> npt.NDArray[np.float64]:
-    """The part of each call in which its process has no kernel running."""
-    calls = timeline.calls
-    start, end = calls.start_ns[picked], calls.end_ns[picked]
-    process = timeline.thread_process[calls.thread[picked]]
-    share = np.ones(len(picked), np.float64)
+def _idle_in(timeline: Timeline, maps: Mapping[int, IdleMap], thread: Ints, start: Ints, end: Ints) -> Ints:
+    """The part of each time of a thread in which its process has no kernel running."""
+    found = end - start
+    process = timeline.thread_process[thread]
     for owner in distinct(process).tolist():
         mine = process == owner
         busy = maps[owner].busy
-        covered = busy.covered_before(end[mine]) - busy.covered_before(start[mine])
-        share[mine] = 1 - covered / np.maximum(end[mine] - start[mine], 1)
-    return share
-
-
-def _tuned(timeline: Timeline) -> Ints:
-    """The operators in which a library waits for kernel after kernel, as later ones of their name do not."""
-    events, calls = timeline.operators, timeline.calls
-    tuned = flags_of(timeline.names, "tuned_operators")
-    waits = np.flatnonzero(flags_of(timeline.names, "waits_for_event")[calls.name]) if tuned.any() else NONE
-    if not len(waits) or not len(events):
-        return NONE
-    picked = np.flatnonzero(tuned[events.name])
-    owner = _around(events, picked, calls.thread[waits], calls.start_ns[waits])
-    inside = owner >= 0
-    timed = np.bincount(owner[inside], minlength=len(events))
-    many: Ints = np.flatnonzero(timed >= TIMED)
-    # Where most instances of an operator wait, that is how it works.
-    count = np.bincount(events.name[picked], minlength=len(timeline.names))
-    waiting = np.bincount(events.name[many], minlength=len(timeline.names))
-    searches = (waiting <= TIMED_SHARE * count) | (count == 1)
-    found: Ints = many[searches[events.name[many]]]
+        found[mine] -= busy.covered_before(end[mine]) - busy.covered_before(start[mine])
     return found
 
 
-def _holding(timeline: Timeline, index: Sequence[int]) -> Ints:
-    """The operators around start-up calls that fill a part of them, among the first of their name."""
+def _tuned(timeline: Timeline) -> Ints:
+    """The operators in which a library waits for the events of kernel after kernel: it times them."""
+    events, calls = timeline.operators, timeline.calls
+    waits = np.flatnonzero(flags_of(timeline.names, "waits_for_event")[calls.name]) if len(events) else NONE
+    if len(waits) < TIMED:
+        return NONE
+    picked = np.flatnonzero(flags_of(timeline.names, "tuned_operators")[events.name])
+    owner, _ = _around(events, picked, calls.thread[waits], calls.start_ns[waits])
+    timed = np.bincount(owner[owner >= 0], minlength=len(events))
+    found: Ints = np.flatnonzero(timed >= TIMED)
+    return found
+
+
+def _holding(timeline: Timeline, index: Sequence[int]) -> tuple[Ints, Ints]:
+    """The operators around start-up calls that fill a part of them, among the first of their name, and until when."""
     events, calls = timeline.operators, timeline.calls
     if not len(events) or not len(index):
-        return np.zeros(0, np.int64)
+        return NONE, NONE
     call = np.array(index)
-    columns = (events.thread, events.start_ns, events.end_ns)
-    tree = nest(*columns)
     inside: dict[int, list[int]] = {}
-    around = innermost(tree, *columns, calls.thread[call], calls.start_ns[call])
-    for one, holder in zip(index, around.tolist(), strict=True):
+    nearest, parent = _around(events, np.arange(len(events)), calls.thread[call], calls.start_ns[call])
+    for one, holder in zip(index, nearest.tolist(), strict=True):
         while holder >= 0:
             inside.setdefault(holder, []).append(one)
-            holder = int(tree.parent[holder])
-    found = []
+            holder = parent.get(holder, -1)
+    direct = set(nearest.tolist())
+    found, until = [], []
     started: dict[int, Ints] = {}
     for holder, inner in inside.items():
+        is_direct, last_ns = holder in direct, int(events.end_ns[holder])
+        last_ns = last_ns if is_direct else min(last_ns, int(calls.end_ns[inner].max()))
         filled = union(calls.start_ns[inner], calls.end_ns[inner]).total
-        if filled < FILLS * int(events.end_ns[holder] - events.start_ns[holder]):
+        if filled < (FILLS if is_direct else FILLS_OUTER) * (last_ns - int(events.start_ns[holder])):
             continue
         name = int(events.name[holder])
         if name not in started:
             started[name] = np.sort(events.start_ns[events.name == name])
         if int(np.searchsorted(started[name], events.start_ns[holder])) < FIRST_CALLS:
             found.append(holder)
-    return np.array(found, np.int64)
+            until.append(last_ns)
+    return np.array(found, np.int64), np.array(until, np.int64)
 
 
-def _around(events: HostEvents, picked: Ints, thread: Ints, at: Ints) -> Ints:
-    """The innermost of some events around each moment of a thread, or -1."""
+def _around(events: HostEvents, picked: Ints, thread: Ints, at: Ints) -> tuple[Ints, dict[int, int]]:
+    """The innermost of some events around each moment of a thread, or -1; and what is around those that hold any."""
+    ordered = np.sort(at)
+    # Few events hold any of the moments: only those are nested.
+    holds = np.searchsorted(ordered, events.end_ns[picked]) > np.searchsorted(ordered, events.start_ns[picked])
+    picked = picked[holds]
+    if not len(picked):
+        return np.full(len(at), -1, np.int64), {}
     columns = (events.thread[picked], events.start_ns[picked], events.end_ns[picked])
-    found = innermost(nest(*columns), *columns, thread, at)
-    return np.where(found >= 0, picked[np.maximum(found, 0)], -1)
+    tree = nest(*columns)
+    found = innermost(tree, *columns, thread, at)
+    up = np.where(tree.parent >= 0, picked[tree.parent], -1)
+    return np.where(found >= 0, picked[found], -1), dict(zip(picked.tolist(), up.tolist(), strict=True))
 
 
 def _inside(timeline: Timeline, events: HostEvents, picked: Ints) -> Flags:
@@ -423,13 +446,6 @@ def _inside(timeline: Timeline, events: HostEvents, picked: Ints) -> Flags:
         of_thread = calls.thread == events.thread[i]
         inside |= of_thread & (calls.start_ns >= events.start_ns[i]) & (calls.end_ns <= events.end_ns[i])
     return inside
-
-
-def _add_operators(found: _Found, events: HostEvents, picked: Ints, cost: HostCost) -> None:
-    for i in picked.tolist():
-        found.add(events.start_ns[i], events.end_ns[i], events.thread[i], cost)
-        found.name.append(int(events.name[i]))
-        found.call.append(-1)
 
 
 def _place(timeline: Timeline, found: StartUp, index: int) -> str | None:
