@@ -301,7 +301,7 @@ def _limit(
     measured = next((k for k in ncu if row.name in (k.kernel, *k.nsys_names) and k.bound != "unknown"), None)
     if measured is not None:
         return measured.bound, "ncu's counters"
-    worked = [s for s in shapes if s.bound is not None and row.short_name in s.kernels]
+    worked = [s for s in shapes if s.bound is not None and short_kernel_name(row.name) in s.kernels]
     if worked:
         most = max(worked, key=lambda s: s.time_ns)
         return most.bound, f"{most.operator} {most.shape}, {most.roof_pct or 0.0:.0f} % of the {most.bound} peak"
