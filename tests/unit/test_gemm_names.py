@@ -102,6 +102,9 @@ def _generation(name: str | None, capability: str | None = None, kernels: tuple[
         ("Tesla V100-PCIE-32GB", "Volta", 8.0, 0.0),
         ("Tesla P100-PCIE-16GB", "Pascal", 0.0, 0.0),
         ("NVIDIA GeForce GTX 1660 Ti", "Turing without tensor cores", 0.0, 0.0),
+        ("NVIDIA T1000", "Turing without tensor cores", 0.0, 0.0),
+        ("Quadro RTX 5000", "Turing", 8.0, 0.0),
+        ("NVIDIA GeForce RTX 5060", "Blackwell", 2.0, 1.0),
         ("AMD Instinct MI300X", "CDNA 3", 8.0, 4.0),
     ],
 )
