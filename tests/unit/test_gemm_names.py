@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from llm_perf_opt.analysis.hardware.gpu_generation import GpuGeneration, built_for, gpu_generation
@@ -9,6 +10,7 @@ from llm_perf_opt.analysis.hardware.hardware import find_by_device_name, load_ca
 from llm_perf_opt.analysis.kernels.gemm_names import GemmTraits, gemm_traits
 from llm_perf_opt.analysis.timeline.gemms import GemmPrecisionRow, MisalignedKernel, gemm_precisions, misaligned_gemms
 from llm_perf_opt.analysis.timeline.intervals import Ints
+from llm_perf_opt.analysis.timeline.launch_shapes import hottest_kernel
 from llm_perf_opt.analysis.timeline.rows import KernelRow
 from llm_perf_opt.analysis.timeline.shapes import (
     ShapesAnalysis,
@@ -100,6 +102,9 @@ def _generation(name: str | None, capability: str | None = None, kernels: tuple[
         ("Tesla V100-PCIE-32GB", "Volta", 8.0, 0.0),
         ("Tesla P100-PCIE-16GB", "Pascal", 0.0, 0.0),
         ("NVIDIA GeForce GTX 1660 Ti", "Turing without tensor cores", 0.0, 0.0),
+        ("NVIDIA T1000", "Turing without tensor cores", 0.0, 0.0),
+        ("Quadro RTX 5000", "Turing", 8.0, 0.0),
+        ("NVIDIA GeForce RTX 5060", "Blackwell", 2.0, 1.0),
         ("AMD Instinct MI300X", "CDNA 3", 8.0, 4.0),
     ],
 )
@@ -196,5 +201,36 @@ def test_a_healthy_gemm_is_not_below_its_peak_nor_misaligned() -> None:
             instances=40,
             time_ns=56_645_622,
             kernels=("nvjet_sm90_tst_320x128_64x3_1x2_h_bz_coopB_NNT",),
+            floor_ns=None,
+            tf32_floor_ns=None,
+            how="unknown: the peaks of this GPU are not known",
         ),
     )
+
+
+@pytest.mark.parametrize(
+    ("device", "kernel", "floor_ns", "tf32_floor_ns"),
+    [
+        ("NVIDIA A100 80GB PCIe", "ampere_sgemm_128x64_tn", 1_000, 2_000),
+        ("NVIDIA A100 80GB PCIe", "cutlass_80_tensorop_s1688gemm_128x128_32x3_nn_align4", 8_000, None),
+        ("NVIDIA A100 80GB PCIe", "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_tn", None, None),
+        # On GeForce TF32 is no faster than fp32, and 16 bits are twice as fast.
+        ("NVIDIA GeForce RTX 4090", "ampere_sgemm_128x64_tn", 8_000, None),
+        ("Tesla V100-SXM2-32GB", "volta_sgemm_128x64_tn", 2_010, None),
+        ("Tesla P100-PCIE-16GB", "maxwell_sgemm_128x64_tn", None, None),
+    ],
+)
+def test_a_faster_precision_leaves_the_ratio_of_the_peaks(
+    device: str, kernel: str, floor_ns: int | None, tf32_floor_ns: int | None
+) -> None:
+    names = (kernel,)
+    rows = kernel_rows(names, np.zeros(1, np.int64), np.array([16_000]))
+    (row,) = gemm_precisions(rows, _generation(device))
+    assert (row.floor_ns, row.tf32_floor_ns) == (floor_ns, tf32_floor_ns)
+
+
+def test_shapes_say_what_limits_the_hottest_kernel() -> None:
+    rows, shapes, _ = _planted(DATA / "planted" / "misaligned_gemm.json.gz")
+    found = hottest_kernel([], rows, shapes=shapes.rows)
+    assert found is not None
+    assert (found.limit, found.how) == ("compute", "aten::mm m 4095, n 4097, k 4097, 15 % of the compute peak")

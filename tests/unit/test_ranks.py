@@ -13,7 +13,6 @@ from llm_perf_opt.analysis.ranks.collectives import (
     Arrivals,
     LongestCollective,
     bus_factor,
-    longest_collective,
     recorded_args,
 )
 from llm_perf_opt.analysis.ranks.identify import identify
@@ -188,7 +187,9 @@ def test_the_longest_collective_is_named_with_its_size_and_range(tmp_path: Path)
     )
     assert found.longest == expected
     hardware = find_by_device_name(load_catalogue(REPO / "conf" / "hardware"), "NVIDIA GeForce RTX 4090")
-    assert longest_collective(timelines, args, (0, 1), hardware) == replace(
+    with_link = analyze_ranks(timelines, recorded=args, hardware=hardware)
+    assert with_link is not None
+    assert with_link.longest == replace(
         expected, floor_ns=1_048_576, how="its bytes at 32 GB/s (PCIe 4 x16 of rtx4090, one direction)"
     )
 

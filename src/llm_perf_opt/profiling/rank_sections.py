@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
 from llm_perf_opt.analysis.ranks.analysis import DeviceRow, RankRow, RanksAnalysis
-from llm_perf_opt.analysis.ranks.collectives import CollectiveRow
+from llm_perf_opt.analysis.ranks.collectives import CollectiveRow, LongestCollective
 from llm_perf_opt.analysis.ranks.identify import REPEATS
 from llm_perf_opt.analysis.ranks.overlap import Split
 from llm_perf_opt.analysis.ranks.traffic import TrafficRow, bus_gb_s
@@ -142,6 +142,8 @@ def _communication(ranks: RanksAnalysis, source: str | None) -> Section:
         f"{format_percent(exposed.time.exposed_pct / 100)} of a rank's time ({_name(exposed, ranks)}). "
         "HTA's overlap is the share of communication time during which a computation kernel ran."
     ]
+    if ranks.longest is not None:
+        texts.append(_longest(ranks.longest))
     overlap = SectionTable(
         columns=(
             "who", "communication ms", "overlapped ms", "exposed ms", "exposed, % of span", "overlap, % (HTA)",
@@ -166,6 +168,17 @@ def _communication(ranks: RanksAnalysis, source: str | None) -> Section:
     return Section(title="Communication", paragraphs=tuple(texts), tables=(overlap, _collectives(ranks, source)))
 
 
+def _longest(longest: LongestCollective) -> str:
+    """The longest collective as a sentence, with as much as the capture says of it."""
+    size = "" if longest.message_bytes is None else f" of {format_bytes(longest.message_bytes)}"
+    rank = "" if longest.rank is None else f" on rank {longest.rank}"
+    place = next((f", launched in {name}" for name in (longest.range_name, longest.operator) if name is not None), "")
+    return (
+        f"Longest collective: {longest.collective}{size}{rank}, {longest.length_ns / 1e6:,.3f} ms{place}; the median "
+        f"of its kind is {longest.median_ns / 1e6:,.3f} ms."
+    )
+
+
 def _collectives(ranks: RanksAnalysis, source: str | None) -> SectionTable:
     rows = ranks.collectives[:ROWS]
     columns: dict[str, list[Cell]] = {
@@ -176,6 +189,7 @@ def _collectives(ranks: RanksAnalysis, source: str | None) -> SectionTable:
         "group": [_group(row) for row in rows],
         "total ms": [row.total_ns / 1e6 for row in rows],
         "median ms": [row.median_ns / 1e6 for row in rows],
+        "max ms": [row.max_ns / 1e6 for row in rows],
         "algorithm GB/s": [row.algorithm_gb_s for row in rows],
         "bus GB/s": [row.bus_gb_s for row in rows],
         "matched": [row.matched or None for row in rows],

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from llm_perf_opt.analysis.ranks.collectives import (
     Arrivals,
@@ -9,7 +10,6 @@ from llm_perf_opt.analysis.ranks.collectives import (
     LongestCollective,
     RecordedArgs,
     find_collectives,
-    longest_collective,
 )
 from llm_perf_opt.analysis.ranks.identify import RANKS, Kind, Understood, identify
 from llm_perf_opt.analysis.ranks.overlap import (
@@ -20,6 +20,10 @@ from llm_perf_opt.analysis.ranks.overlap import (
 )
 from llm_perf_opt.analysis.timeline.tables import communication_kernels
 from llm_perf_opt.analysis.timeline.timeline import Timeline
+
+if TYPE_CHECKING:
+    # Every command that reads a capture would pay for the whole configuration otherwise.
+    from llm_perf_opt.config.schema import HardwareSection
 
 # A rank is a straggler if the others wait so many times longer for it than for all others, and for such a share of
 # their time.
@@ -75,22 +79,29 @@ class RanksAnalysis:
 
 
 def analyze_ranks(
-    timelines: Sequence[Timeline], *, said: Kind | None = None, recorded: Sequence[RecordedArgs | None] | None = None
+    timelines: Sequence[Timeline],
+    *,
+    said: Kind | None = None,
+    recorded: Sequence[RecordedArgs | None] | None = None,
+    hardware: "HardwareSection | None" = None,
 ) -> RanksAnalysis | None:
-    """None where one process ran on one GPU and did not communicate: there is nothing to say then."""
+    """None where one process ran on one GPU and did not communicate: there is nothing to say then.
+
+    `hardware` is the GPUs' entry of the catalogue, for what the link between them needs for a message.
+    """
     working = [t for t in timelines if t.has_gpu_work]
     if not working:
         return None
     understood = identify(timelines, said)
     args = list(recorded) if recorded is not None else [None] * len(timelines)
-    collectives, arrivals = find_collectives(timelines, args, as_ranks=understood.kind == RANKS)
+    found = find_collectives(timelines, args, understood.ranks, as_ranks=understood.kind == RANKS, hardware=hardware)
     rows: list[RankRow] = []
     devices: list[DeviceRow] = []
-    for timeline, rank, came in zip(timelines, understood.ranks, arrivals, strict=True):
+    for timeline, rank, came in zip(timelines, understood.ranks, found.arrivals, strict=True):
         one, gpus = _rows(timeline, rank, came)
         rows += one
         devices += gpus
-    if len(rows) == 1 and not devices and not collectives and said is None:
+    if len(rows) == 1 and not devices and not found.rows and said is None:
         return None
     sizes = {t.origin.world_size for t in timelines if t.origin.world_size is not None}
     world = max(sizes, default=None)
@@ -100,8 +111,8 @@ def analyze_ranks(
         world_size=world,
         rows=tuple(rows),
         devices=tuple(devices),
-        collectives=collectives,
-        longest=longest_collective(timelines, args, understood.ranks),
+        collectives=found.rows,
+        longest=found.longest,
         straggler=_straggler(rows),
         notes=tuple(_notes(timelines, understood, rows, world)),
     )

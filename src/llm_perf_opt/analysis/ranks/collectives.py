@@ -254,27 +254,47 @@ class _Key:
     message_bytes: int | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Collectives:
+    """Collectives by time, the longest single one, and the arrivals of each capture where they are ranks."""
+
+    rows: tuple[CollectiveRow, ...]
+    longest: LongestCollective | None
+    arrivals: tuple[Arrivals | None, ...]
+
+
 def find_collectives(
-    timelines: Sequence[Timeline], recorded: Sequence[RecordedArgs | None], *, as_ranks: bool = True
-) -> tuple[tuple[CollectiveRow, ...], tuple[Arrivals | None, ...]]:
-    """Collectives by time, and the arrivals of each capture where they are ranks; repetitions do not meet."""
+    timelines: Sequence[Timeline],
+    recorded: Sequence[RecordedArgs | None],
+    ranks: Sequence[int | None],
+    *,
+    as_ranks: bool = True,
+    hardware: "HardwareSection | None" = None,
+) -> Collectives:
+    """The collectives of all captures, `ranks` being the rank of each; repetitions do not meet.
+
+    `hardware` is the GPUs' entry of the catalogue.
+    """
     found = [_find(t, args) for t, args in zip(timelines, recorded, strict=True)]
     apart = _clocks_apart(found)
     keys = dict.fromkeys(key for one in found for key in one.keys)
     matches = {key: _match(key, found, apart) for key in dict.fromkeys(map(_meeting, keys)) if as_ranks}
     rows = [_row(key, found, matches.get(key)) for key in keys]
     rows.sort(key=lambda r: (-r.total_ns, r.collective, r.message_bytes or 0))
-    return tuple(rows), _arrivals(list(matches.values()), len(timelines))
+    return Collectives(
+        rows=tuple(rows),
+        longest=_longest(timelines, found, ranks, hardware),
+        arrivals=_arrivals(list(matches.values()), len(timelines)),
+    )
 
 
-def longest_collective(
+def _longest(
     timelines: Sequence[Timeline],
-    recorded: Sequence[RecordedArgs | None],
+    found: Sequence["_Found"],
     ranks: Sequence[int | None],
-    hardware: "HardwareSection | None" = None,
+    hardware: "HardwareSection | None",
 ) -> LongestCollective | None:
     """The longest of all collectives, the earliest of equals; None where no kernel communicates."""
-    found = [_find(t, args) for t, args in zip(timelines, recorded, strict=True)]
     candidates = [(int(one.length_ns.max()), source) for source, one in enumerate(found) if len(one.length_ns)]
     if not candidates:
         return None

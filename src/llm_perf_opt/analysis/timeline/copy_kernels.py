@@ -91,18 +91,20 @@ def copy_kinds(timeline: Timeline) -> CopyKinds:
 
 
 def _operators(timeline: Timeline, pick: Ints) -> Ints:
-    """The innermost operator around each kernel's launch that says what it copies, else the innermost of all."""
+    """The innermost operator around each kernel's launch that says what it copies, else the innermost copy of all."""
     operators, calls = timeline.operators, timeline.calls
     call = timeline.kernels.call[pick]
-    decides = np.zeros(len(timeline.names), np.bool_)
+    decides, copies = (np.zeros(len(timeline.names), np.bool_) for _ in range(2))
     for code in distinct(operators.name).tolist():
         decides[code] = kind_of_operator(timeline.names[code]) is not None
+        copies[code] = "copy" in timeline.names[code]
     out = np.full(len(pick), -1, np.int64)
-    for mine in (np.flatnonzero(decides[operators.name]), np.arange(len(operators))):
+    # Only these: the operators of a long trace are many, and who lies in whom costs time.
+    for wanted in (decides, copies):
+        mine, left = np.flatnonzero(wanted[operators.name]), np.flatnonzero(out < 0)
         columns = (operators.thread[mine], operators.start_ns[mine], operators.end_ns[mine])
-        at = innermost(nest(*columns), *columns, calls.thread[call], calls.start_ns[call])
-        found = (out < 0) & (at >= 0)
-        out[found] = operators.name[mine[at[found]]]
+        at = innermost(nest(*columns), *columns, calls.thread[call[left]], calls.start_ns[call[left]])
+        out[left[at >= 0]] = operators.name[mine[at[at >= 0]]]
     return out
 
 

@@ -17,6 +17,7 @@ from llm_perf_opt.analysis.timeline.exclusive import alone_ns, gpu_of
 from llm_perf_opt.analysis.timeline.intervals import Flags, Ints, union, without
 from llm_perf_opt.analysis.timeline.rows import KernelRow
 from llm_perf_opt.analysis.timeline.shapes import ShapeRow
+from llm_perf_opt.analysis.timeline.streams import KernelFloors
 from llm_perf_opt.analysis.timeline.timeline import LaunchShape, Timeline, distinct
 
 COMMUNICATION = "communication"
@@ -70,12 +71,11 @@ def few_blocks(timelines: Sequence[Timeline]) -> FewBlocks | None:
     found: dict[str, list[tuple[int, int, LaunchShape]]] = {}
     for timeline, sm_count in known:
         kernels = timeline.kernels
-        blocks = _per_shape(timeline, [math.prod(shape.grid) for shape in timeline.launch_shapes], sm_count)
+        blocks = _blocks(timeline, sm_count)
         if blocks is None or kernels.shape is None:
             continue
         length = kernels.end_ns - kernels.start_ns
-        chosen = (blocks <= FEW_BLOCKS_SHARE * sm_count) & (length >= LONG_KERNEL_NS)
-        chosen &= _works(timeline, chosen)
+        chosen = _long_with_few(timeline, blocks, sm_count)
         filled_ns += int((blocks * length)[chosen].sum()) // sm_count
         gpu = gpu_of(kernels)
         for one in distinct(gpu[chosen]).tolist():
@@ -110,6 +110,28 @@ def few_blocks(timelines: Sequence[Timeline]) -> FewBlocks | None:
     )
 
 
+def few_blocks_floors(timeline: Timeline) -> KernelFloors:
+    """As `few_blocks`, kernel by kernel."""
+    kernels = timeline.kernels
+    sm_count = min((d.sm_count for d in timeline.devices if d.sm_count), default=None)
+    blocks = None if sm_count is None else _blocks(timeline, sm_count)
+    if sm_count is None or blocks is None:
+        return KernelFloors(inside=np.zeros(len(kernels), np.bool_), floor_ns=np.zeros(len(kernels), np.int64))
+    chosen = _long_with_few(timeline, blocks, sm_count)
+    spread = blocks * (kernels.end_ns - kernels.start_ns) // sm_count
+    return KernelFloors(inside=chosen, floor_ns=np.where(chosen, spread, 0))
+
+
+def _blocks(timeline: Timeline, unknown: int) -> Ints | None:
+    return _per_shape(timeline, [math.prod(shape.grid) for shape in timeline.launch_shapes], unknown)
+
+
+def _long_with_few(timeline: Timeline, blocks: Ints, sm_count: int) -> Flags:
+    kernels = timeline.kernels
+    chosen: Flags = (blocks <= FEW_BLOCKS_SHARE * sm_count) & (kernels.end_ns - kernels.start_ns >= LONG_KERNEL_NS)
+    return chosen & _works(timeline, chosen)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LaunchShapeRow:
     """Launches of one kernel that leave most of the GPU empty; `grid` and `block` are those with most time.
@@ -137,7 +159,7 @@ def small_launches(timelines: Sequence[Timeline]) -> tuple[LaunchShapeRow, ...]:
     for timeline in timelines:
         kernels = timeline.kernels
         threads = _per_shape(timeline, [math.prod(shape.block) for shape in timeline.launch_shapes], WARP)
-        blocks = _per_shape(timeline, [math.prod(shape.grid) for shape in timeline.launch_shapes], 2)
+        blocks = _blocks(timeline, 2)
         if threads is None or blocks is None:
             continue
         is_one = (blocks == 1) & (kernels.end_ns > kernels.start_ns)
@@ -301,7 +323,7 @@ def _limit(
     measured = next((k for k in ncu if row.name in (k.kernel, *k.nsys_names) and k.bound != "unknown"), None)
     if measured is not None:
         return measured.bound, "ncu's counters"
-    worked = [s for s in shapes if s.bound is not None and row.short_name in s.kernels]
+    worked = [s for s in shapes if s.bound is not None and short_kernel_name(row.name) in s.kernels]
     if worked:
         most = max(worked, key=lambda s: s.time_ns)
         return most.bound, f"{most.operator} {most.shape}, {most.roof_pct or 0.0:.0f} % of the {most.bound} peak"

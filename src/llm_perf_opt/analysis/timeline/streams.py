@@ -7,6 +7,7 @@ it in order: an event, the default stream, a kernel that fills the GPU, or too f
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -236,54 +237,101 @@ FUSED_FLOOR = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class KernelFloors:
+    """Columns, one entry per kernel: which are meant, and what of the time of each of these must remain (else 0)."""
+
+    inside: Flags
+    floor_ns: Ints
+
+
 def chains_of(timeline: Timeline, wanted: Callable[[str], bool]) -> Chains:
     """Two or more wanted kernels in a row on one stream, one of which computes something.
 
     Nothing can be fused over a call that waits for the GPU, nor over a long time in which the stream was idle.
     """
+    rows = _rows_of(timeline, wanted)
+    if rows is None:
+        return Chains(count=0, kernel_count=0, time_ns=0, floor_ns=0, how=FUSED_FLOOR)
+    inside, joined = rows.inside()
+    time_ns = int(rows.time_ns[inside].sum())
+    return Chains(
+        count=len(rows.lengths()),
+        kernel_count=int(rows.lengths().sum()),
+        time_ns=time_ns,
+        floor_ns=time_ns - int(rows.passed_on()[joined].sum()),
+        how=FUSED_FLOOR,
+    )
+
+
+def chain_floors(timeline: Timeline, wanted: Callable[[str], bool]) -> KernelFloors:
+    """As `chains_of`, kernel by kernel: what fusing two of them saves is taken off the second."""
+    count = len(timeline.kernels)
+    inside, floor_ns = np.zeros(count, np.bool_), np.zeros(count, np.int64)
+    rows = _rows_of(timeline, wanted)
+    if rows is not None:
+        chained, joined = rows.inside()
+        left = np.where(chained, rows.time_ns, 0)
+        left[1:] -= np.where(joined, rows.passed_on(), 0)
+        inside[rows.order], floor_ns[rows.order] = chained, left
+    return KernelFloors(inside=inside, floor_ns=floor_ns)
+
+
+def _rows_of(timeline: Timeline, wanted: Callable[[str], bool]) -> "_Rows | None":
     kernels = timeline.kernels
     is_wanted, computes = (np.zeros(len(timeline.names), np.bool_) for _ in range(2))
     for code in distinct(kernels.name).tolist():
         is_wanted[code] = wanted(timeline.names[code])
         computes[code] = classify_kernel(timeline.names[code]) != _COPY
     if not len(kernels) or not is_wanted.any():
-        return Chains(count=0, kernel_count=0, time_ns=0, floor_ns=0, how=FUSED_FLOOR)
+        return None
     order, lane = _by_stream(kernels)
     name = kernels.name[order]
     flag, time_ns = is_wanted[name], (kernels.end_ns - kernels.start_ns)[order]
     first = np.concatenate(([True], (flag[1:] != flag[:-1]) | (lane[1:] != lane[:-1])))
-    rows = _Rows(name=name, wanted=flag, computes=computes[name], time_ns=time_ns)
     if int(time_ns[flag].sum()) >= MIN_CHAIN_SHARE * int(time_ns.sum()):
         first[1:] |= _apart(timeline, order)
-    return rows.chains(first)
+    return _Rows(order=order, name=name, wanted=flag, computes=computes[name], time_ns=time_ns, first=first)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Rows:
-    """Kernels in the order in which they ran, stream by stream."""
+    """Kernels in the order in which they ran, stream by stream; `first` marks those that begin a run."""
 
+    order: Ints | slice
     name: Ints
     wanted: Flags
     computes: Flags
     time_ns: Ints
+    first: Flags
 
-    def chains(self, first: Flags) -> Chains:
-        """The chains among runs that begin with those marked, with what remains of them when fused."""
-        starts = np.flatnonzero(first)
-        length = np.diff(np.append(starts, len(first)))
-        chosen = self.wanted[starts] & (length > 1) & np.logical_or.reduceat(self.computes, starts)
-        in_chain = np.repeat(chosen, length)
-        cut = _begins_a_step(self.name, starts[chosen], length[chosen])
-        joined = in_chain[1:] & ~first[1:] & ~cut[1:]
-        time_ns = int(self.time_ns[in_chain].sum())
-        saved = np.minimum(self.time_ns[1:], self.time_ns[:-1])[joined]
-        return Chains(
-            count=int(chosen.sum()),
-            kernel_count=int(length[chosen].sum()),
-            time_ns=time_ns,
-            floor_ns=time_ns - int(saved.sum()),
-            how=FUSED_FLOOR,
-        )
+    @cached_property
+    def _length(self) -> Ints:
+        """The length of each run."""
+        length: Ints = np.diff(np.append(np.flatnonzero(self.first), len(self.first)))
+        return length
+
+    @cached_property
+    def _chosen(self) -> Flags:
+        """Which runs are chains."""
+        starts = np.flatnonzero(self.first)
+        computing: Flags = np.logical_or.reduceat(self.computes, starts)
+        return self.wanted[starts] & (self._length > 1) & computing
+
+    def lengths(self) -> Ints:
+        """The lengths of the chains."""
+        return self._length[self._chosen]
+
+    def inside(self) -> tuple[Flags, Flags]:
+        """Which kernels lie in chains, and which but the first could be one with the kernel before."""
+        chained = np.repeat(self._chosen, self._length)
+        begins = _begins_a_step(self.name, np.flatnonzero(self.first)[self._chosen], self.lengths())
+        return chained, chained[1:] & ~self.first[1:] & ~begins[1:]
+
+    def passed_on(self) -> Ints:
+        """What fusing a kernel with the one before saves at most, without the first."""
+        shorter: Ints = np.minimum(self.time_ns[1:], self.time_ns[:-1])
+        return shorter
 
 
 def _begins_a_step(name: Ints, starts: Ints, length: Ints) -> Flags:
@@ -367,12 +415,60 @@ def attention_in_pieces(timeline: Timeline, least_ns: Ints | None = None) -> Att
     softmax is next to nothing beside the products, or if fused attention runs before each of them: a router's.
     `least_ns` is what remains of each product in one kernel, -1 where that is not known (`shapes.least_fused_ns`).
     """
+    pieces = _pieces_of(timeline)
+    if pieces is None:
+        return AttentionInPieces(count=0, product_ns=0, softmax_ns=0, between_ns=0, floor_ns=0, how=PRODUCTS_REMAIN)
+    time_ns, kind, floor_ns = pieces.time_ns, pieces.kind, pieces.floor_ns(least_ns)
+    product_ns = int(time_ns[kind == PRODUCT].sum())
+    return AttentionInPieces(
+        count=pieces.count,
+        product_ns=product_ns,
+        softmax_ns=int(time_ns[kind == SOFTMAX].sum()),
+        between_ns=int(time_ns[kind == PASSING].sum()),
+        floor_ns=int(floor_ns.sum()),
+        how=PRODUCTS_REMAIN if int(floor_ns.sum()) == product_ns else FLOPS_REMAIN,
+    )
+
+
+def attention_floors(timeline: Timeline, least_ns: Ints | None = None) -> KernelFloors:
+    """As `attention_in_pieces`, kernel by kernel: of what is no product nothing remains."""
+    count = len(timeline.kernels)
+    inside, floor_ns = np.zeros(count, np.bool_), np.zeros(count, np.int64)
+    pieces = _pieces_of(timeline)
+    if pieces is not None:
+        inside[pieces.order], floor_ns[pieces.order] = pieces.inside, pieces.floor_ns(least_ns)
+    return KernelFloors(inside=inside, floor_ns=floor_ns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pieces:
+    """Kernels in the order in which they ran, stream by stream, and which of them are attention's."""
+
+    order: Ints | slice
+    kind: Ints
+    length_ns: Ints
+    inside: Flags
+    count: int
+
+    @property
+    def time_ns(self) -> Ints:
+        return np.where(self.inside, self.length_ns, 0)
+
+    def floor_ns(self, least_ns: Ints | None) -> Ints:
+        products = np.where(self.inside & (self.kind == PRODUCT), self.length_ns, 0)
+        if least_ns is None:
+            return products
+        least = least_ns[self.order]
+        return np.minimum(products, np.where(least < 0, self.length_ns, least))
+
+
+def _pieces_of(timeline: Timeline) -> _Pieces | None:
     kernels = timeline.kernels
     kinds = np.zeros(len(timeline.names), np.int8)
     for code in distinct(kernels.name).tolist():
         kinds[code] = _piece(timeline.names[code])
     if not len(kernels) or not (kinds == SOFTMAX).any():
-        return AttentionInPieces(count=0, product_ns=0, softmax_ns=0, between_ns=0, floor_ns=0, how=PRODUCTS_REMAIN)
+        return None
     order, lane = _by_stream(kernels)
     kind, index = kinds[kernels.name[order]], np.arange(len(kernels))
     is_step = kind != PASSING
@@ -396,18 +492,8 @@ def attention_in_pieces(timeline: Timeline, least_ns: Ints | None = None) -> Att
     kept &= in_batches | (looks_like & ~with_weights)
     first, last = first[kept], last[kept]
     change = np.bincount(first, minlength=len(index) + 1) - np.bincount(last + 1, minlength=len(index) + 1)
-    time_ns = np.where(np.cumsum(change)[: len(index)] > 0, length, 0)
-    products = time_ns[kind == PRODUCT]
-    remain = products if least_ns is None else np.where(least_ns[order] < 0, length, least_ns[order])[kind == PRODUCT]
-    floor = np.minimum(products, remain)
-    return AttentionInPieces(
-        count=len(first),
-        product_ns=int(products.sum()),
-        softmax_ns=int(time_ns[kind == SOFTMAX].sum()),
-        between_ns=int(time_ns[kind == PASSING].sum()),
-        floor_ns=int(floor.sum()),
-        how=PRODUCTS_REMAIN if bool((floor == products).all()) else FLOPS_REMAIN,
-    )
+    inside = np.cumsum(change)[: len(index)] > 0
+    return _Pieces(order=order, kind=kind, length_ns=length, inside=inside, count=len(first))
 
 
 def _belongs_together(timeline: Timeline, order: Ints | slice, lane: Ints, first: Ints, last: Ints) -> Flags:
