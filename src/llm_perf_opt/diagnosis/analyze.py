@@ -109,7 +109,7 @@ def analyze_captures(
     ncu = None if ncu is None else joined(ncu, evidence.kernels)
     analysis = _tables(evidence, captures)
     steady = _steady(evidence) if evidence.has_gpu_work else None
-    diagnosis = _diagnose(evidence, steady, ncu)
+    diagnosis = _diagnose(evidence, steady, ncu, counted=sum(row.instances for c in captures for row in c.counters))
     findings = diagnosis.claims
     after = UNSET if steady is None else _after_setup(steady, findings)
     return Analyzed(
@@ -137,11 +137,13 @@ def joined(ncu: NcuAnalysis, kernels: Sequence[KernelRow]) -> NcuAnalysis:
     return join_nsys(ncu, [NsysKernel(name=k.name, instances=k.instances, total_ns=k.total_ns) for k in kernels])
 
 
-def _diagnose(evidence: CaptureEvidence, steady: CaptureEvidence | None, ncu: NcuAnalysis | None) -> Diagnosis:
+def _diagnose(
+    evidence: CaptureEvidence, steady: CaptureEvidence | None, ncu: NcuAnalysis | None, *, counted: int
+) -> Diagnosis:
     scopes = _scopes(evidence, steady, ncu) if evidence.has_gpu_work else []
     program = program_of(evidence)
     findings = judge(scopes, program)
-    return diagnosis_of(findings, scopes, program, coverage_of(evidence, scopes))
+    return diagnosis_of(findings, scopes, program, coverage_of(evidence, scopes, counted=counted))
 
 
 def _scopes(evidence: CaptureEvidence, steady: CaptureEvidence | None, ncu: NcuAnalysis | None) -> list[Scope]:

@@ -13,8 +13,8 @@ from llm_perf_opt.diagnosis.words import capitalized, fill
 MIN_LISTED = 0.01
 # A claim that is left with less than this part of what it wanted is another claim's.
 MIN_LEFT = 0.3
-# A guess stands behind what is known and costs half as much.
-LOW_WEIGHT = 0.5
+# A guess counts half, and so does work of the GPU of which nobody knows how much must remain.
+LOW_WEIGHT, WORK_WEIGHT = 0.5, 0.5
 UNDER_PROFILER = "measured under a profiler, which slows the host: the split of host time is an upper bound"
 
 
@@ -50,6 +50,8 @@ class _Granted:
     def weight(self) -> float:
         """What the order goes by: time that could be saved, or is at stake where no lower bound is known."""
         saved = self.stake_ns if self.floor_ns is None else self.stake_ns - self.floor_ns
+        if self.floor_ns is None and not self.cause.is_idle:
+            saved = round(saved * WORK_WEIGHT)
         return saved * (LOW_WEIGHT if self.claim.confidence == "low" else 1.0)
 
 

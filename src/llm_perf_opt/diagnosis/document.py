@@ -74,7 +74,8 @@ class Coverage:
     """What was recorded, what was not, and the part of the judged time of which nothing says what happened.
 
     `lost_launches` are launch calls without GPU work in the captures; `gpu_was_traced`: the profiler recorded GPU
-    activity, so a capture without any is of a window in which nothing ran.
+    activity, so a capture without any is of a window in which nothing ran. `counted_kernels` were recorded with
+    hardware counters and without times.
     """
 
     recorded: tuple[str, ...]
@@ -82,6 +83,7 @@ class Coverage:
     unrecorded_share: float
     lost_launches: int = 0
     gpu_was_traced: bool = True
+    counted_kernels: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

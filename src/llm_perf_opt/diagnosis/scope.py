@@ -116,7 +116,7 @@ def capture_scope(
         id="capture" if is_whole else "steady",
         kind=kind,
         place=place,
-        each=place,
+        each=f"each {place}" if main is not None and main.instances > 1 else place,
         is_named=main is not None,
         wall_ns=evidence.span_ns,
         clean=False,
@@ -243,11 +243,11 @@ def cell_of(reason: Reason, reasons: Sequence[Reason]) -> str:
 
 def owner_of(reason: Reason) -> tuple[str, ...]:
     """The user's function first, then the library's leaf, else the operator, call or range."""
+    chain = tuple(name for name in reason.owner if not name.startswith("<built-in"))
     if reason.user_code is not None:
-        leaf = reason.owner[:1] if reason.owner[:1] != (reason.user_code,) else ()
-        return (reason.user_code, *leaf)
-    if reason.owner:
-        return reason.owner[:2]
+        return (reason.user_code, *(name for name in chain[:1] if name != reason.user_code))
+    if chain:
+        return chain[:2]
     return tuple(name for name in (reason.name, reason.where) if name is not None)
 
 

@@ -122,6 +122,8 @@ def verdict_of(findings: Sequence[Finding], scopes: Sequence[Scope], program: Pr
 
 def _no_gpu_work(program: Program, coverage: Coverage) -> str:
     """Why a capture has no GPU work, as far as it says, and what to record."""
+    if coverage.counted_kernels:
+        return f"No kernel has times: hardware counters of {coverage.counted_kernels:,} kernels were recorded instead."
     none = "No GPU work was recorded."
     if coverage.lost_launches:
         wait = "torch.cuda.synchronize()" if program.has("torch") else "cudaDeviceSynchronize()"
@@ -195,7 +197,7 @@ def cell_name(cell: str) -> str:
     return next((name for name in names if name is not None), cell)
 
 
-def coverage_of(evidence: CaptureEvidence, scopes: Sequence[Scope]) -> Coverage:
+def coverage_of(evidence: CaptureEvidence, scopes: Sequence[Scope], *, counted: int = 0) -> Coverage:
     """What the captures hold, and what they do not."""
     timelines = evidence.timelines
     has = {
@@ -213,6 +215,7 @@ def coverage_of(evidence: CaptureEvidence, scopes: Sequence[Scope]) -> Coverage:
     share = scopes[-1].ledger.share(*NOT_RECORDED) if scopes else 0.0
     return Coverage(
         lost_launches=sum(t.lost_launches for t in timelines),
+        counted_kernels=counted,
         gpu_was_traced=any(t.gpu_was_traced for t in timelines),
         recorded=tuple(name for name, is_there in has.items() if is_there),
         missing=tuple(name for name, is_there in has.items() if not is_there),

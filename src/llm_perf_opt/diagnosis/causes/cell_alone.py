@@ -22,14 +22,14 @@ def judge_cells(scope: Scope, cause: "Cause") -> Claim | None:
     wanted: dict[str, int] = {}
     for cell in cells:
         wanted[cell.id] = wanted.get(cell.id, 0) + cell.time_ns
-    has_floor = "zero" in cause.floors
+    floor, floor_ns = _floor(cause, total, scope.wall_ns)
     gaps = sum(cell.count for cell in cells)
     return Claim(
         title="named" if named and "named" in cause.titles else "title",
         values={"owner": named[0].owner[0] if named else "", "gaps": gaps, "time": total},
         cells=wanted,
-        floor_ns=0 if has_floor else None,
-        floor="zero" if has_floor else None,
+        floor_ns=floor_ns,
+        floor=floor,
         evidence=(
             *((Fact(key="gaps", values={"time": total}),) if gaps and "gaps" in cause.evidence else ()),
             *(
@@ -47,3 +47,12 @@ def judge_cells(scope: Scope, cause: "Cause") -> Claim | None:
         confidence=confidence_of(gaps, share=told / total) if named else "low",
         is_one_time=cause.is_one_time,
     )
+
+
+def _floor(cause: "Cause", total_ns: int, wall_ns: int) -> tuple[str | None, int | None]:
+    """Nothing remains of what is not needed in a step; of work that can overlap with the rest, what is longer."""
+    if "zero" in cause.floors:
+        return "zero", 0
+    if "overlap" in cause.floors:
+        return "overlap", max(0, 2 * total_ns - wall_ns)
+    return None, None

@@ -1,28 +1,41 @@
 """Unified memory: pages migrate because CPU and GPU touch them in turn."""
 
+import numpy as np
+
+from llm_perf_opt.analysis.timeline.intervals import union
 from llm_perf_opt.core.units import format_bytes
 from llm_perf_opt.diagnosis.claim import Claim, Fact, confidence_of
-from llm_perf_opt.diagnosis.ledger import COPY, UNRECORDED_LAUNCH
+from llm_perf_opt.diagnosis.evidence import CaptureEvidence
+from llm_perf_opt.diagnosis.ledger import COPY
 from llm_perf_opt.diagnosis.program import Program
 from llm_perf_opt.diagnosis.scope import Scope, copy_kind
 
-MIGRATION = "page_migration"
+CELL = f"{COPY}.page_migration"
 SHOWN = 3
+# The CPU works on a page and faults on the next: in two captures of a T4 99 % of the migrations follow the one before
+# within 3 and 6 ms. What is nearer than this is one stretch.
+NEAR_NS = 10_000_000
+# Where that stretch lies in the ledger: what the host did between two faults is not recorded.
+AROUND = ("idle.unrecorded_host", "idle.launch", "idle.sync", "idle.startup.first_use", "idle.unrecorded_launch")
 
 
 def judge(scope: Scope, program: Program) -> Claim | None:
     del program
     if scope.evidence is None:
         return None
-    rows = [row for row in scope.evidence.copies if copy_kind(row.kind) == MIGRATION]
+    rows = [row for row in scope.evidence.copies if copy_kind(row.kind) == "page_migration"]
     if not rows:
         return None
-    cells = {f"{COPY}.{MIGRATION}": scope.ledger.ns(f"{COPY}.{MIGRATION}")}
-    # The driver starts migrations by itself: what lies before them has no launch.
-    cells[UNRECORDED_LAUNCH] = scope.ledger.ns(UNRECORDED_LAUNCH)
+    cells = {CELL: scope.ledger.ns(CELL)}
+    left = max(0, _stretches_ns(scope.evidence) - cells[CELL])
+    for cell in AROUND:
+        taken = min(left, scope.ledger.ns(cell))
+        left -= taken
+        if taken:
+            cells[cell] = taken
     count = sum(row.instances for row in rows)
     return Claim(
-        cells=cells,
+        cells={cell: ns for cell, ns in cells.items() if ns},
         evidence=(
             Fact(key="time", values={"time": sum(cells.values())}),
             *(
@@ -40,3 +53,19 @@ def judge(scope: Scope, program: Program) -> Claim | None:
         ),
         confidence=confidence_of(count, share=1.0),
     )
+
+
+def _stretches_ns(evidence: CaptureEvidence) -> int:
+    """The time of migrations that follow each other closely, from first to last, in which no kernel ran."""
+    total = 0
+    for measured in evidence.measured:
+        copies = measured.timeline.copies
+        if copies.by_driver is None:
+            continue
+        mine = np.flatnonzero(copies.by_driver)
+        near = union(copies.start_ns[mine], copies.end_ns[mine] + NEAR_NS)
+        start, end = near.start, near.end - NEAR_NS
+        busy = [one.busy for one in measured.idle.values()]
+        covered = sum(int((one.covered_before(end) - one.covered_before(start)).sum()) for one in busy)
+        total += max(0, int((end - start).sum()) - covered)
+    return total

@@ -77,9 +77,6 @@ def _gpu(analysis: CaptureAnalysis) -> Text:
 
 def _no_gpu_work(analysis: CaptureAnalysis) -> Text:
     """What to say first of a capture without kernels and copies; a summary of kernels has no times of day."""
-    if analysis.counters is not UNSET:
-        counted = sum(row.instances for row in analysis.counters)
-        return _plain(f"No kernel has times: {counted:,} were only counted by the hardware, see Hardware counters.")
     if not analysis.sources or analysis.kernels or analysis.diagnosis is UNSET:
         return Text()
     return _plain(f"{analysis.diagnosis.verdict.text}{work_on_host(analysis)}")
