@@ -58,13 +58,14 @@ class Cause:
     experiments: tuple[str, ...] = ()
     is_idle: bool = False
     is_one_time: bool = False
+    needs: frozenset[str] = frozenset()
     has_judge: bool = False
 
     def applies_to(self, scope: Scope) -> bool:
         """Whether to judge a scope at all, by its kind and its ledger."""
         if scope.kind not in self.scopes:
             return False
-        return not self.cells or scope.ledger.share(*self.cells) >= self.min_share
+        return self.needs <= scope.has and (not self.cells or scope.at_stake(self.cells) >= self.min_share)
 
     def judge(self, scope: Scope, program: Program) -> Claim | None:
         module = import_module(f"{__package__}.causes.{self.id if self.has_judge else 'cell_alone'}")
@@ -122,5 +123,6 @@ def _load(path: Path) -> Cause:
         experiments=tuple(data.get("experiments", ())),
         is_idle=data.get("is_idle", False),
         is_one_time=data.get("is_one_time", False),
+        needs=frozenset(data.get("needs", ())),
         has_judge=(path.with_suffix(".py")).is_file(),
     )

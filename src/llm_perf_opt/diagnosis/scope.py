@@ -98,6 +98,25 @@ class Scope:
             return 0.0 if self.evidence is None and self.is_launch_bound else 1.0
         return sum(kernel.own_ns * self.critical(kernel.name) for kernel in mine) / total
 
+    def at_stake(self, prefixes: Sequence[str]) -> float:
+        """The share of some cells that decides when the scope ends."""
+        found = (cell for cell in self.ledger.cells if any(cells.is_in(cell.id, prefix) for prefix in prefixes))
+        return sum(cell.time_ns * self.critical_of_cell(cell.id) for cell in found) / max(self.wall_ns, 1)
+
+    @cached_property
+    def has(self) -> frozenset[str]:
+        """What some causes need to be judged at all."""
+        evidence = self.evidence
+        ranks = None if evidence is None else evidence.ranks
+        known = {
+            "ncu": bool(self.ncu),
+            "shapes": evidence is not None and evidence.shapes is not None,
+            "several_devices": ranks is not None and bool(ranks.devices),
+            "several_ranks": ranks is not None and len(ranks.rows) > 1,
+            "several_streams": evidence is not None and evidence.streams is not None,
+        }
+        return frozenset(name for name, is_there in known.items() if is_there)
+
     @cached_property
     def is_launch_bound(self) -> bool:
         return self.wall_ns > 0 and self.ledger.idle_ns >= LAUNCH_BOUND_IDLE * self.wall_ns
