@@ -22,6 +22,12 @@ from llm_perf_opt.analysis.ranks.overlap import split_time
 from llm_perf_opt.analysis.ranks.traffic import TrafficRow
 from llm_perf_opt.analysis.timeline.critical import CriticalPath
 from llm_perf_opt.analysis.timeline.frames import PythonTree
+from llm_perf_opt.analysis.timeline.fusion import (
+    PRODUCTS_REMAIN,
+    AttentionInPieces,
+    attention_in_pieces,
+    chains_of,
+)
 from llm_perf_opt.analysis.timeline.graphs import GraphReplays
 from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS, IdleMap, map_idle
 from llm_perf_opt.analysis.timeline.launch_shapes import few_blocks
@@ -31,14 +37,7 @@ from llm_perf_opt.analysis.timeline.range_names import merge_range_names
 from llm_perf_opt.analysis.timeline.ranges import RangeInstances, measure_ranges
 from llm_perf_opt.analysis.timeline.rows import CopyRow, CounterRow, Idle, KernelRow, RangeRow, rate
 from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis
-from llm_perf_opt.analysis.timeline.streams import (
-    PRODUCTS_REMAIN,
-    AttentionInPieces,
-    StreamReport,
-    attention_in_pieces,
-    chains_of,
-    report_streams,
-)
+from llm_perf_opt.analysis.timeline.streams import StreamReport, report_streams
 from llm_perf_opt.analysis.timeline.tables import (
     communication_kernels,
     copy_rows,

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from llm_perf_opt.analysis.gaps.edges import HostEdge
 from llm_perf_opt.analysis.gaps.report import IdleReport
 from llm_perf_opt.analysis.gaps.waits import CopyPlace
+from llm_perf_opt.analysis.timeline.fusion import AttentionInPieces
 from llm_perf_opt.analysis.timeline.launch_shapes import FewBlocks
 from llm_perf_opt.analysis.timeline.rows import PUSH_POP, CopyRow, Idle, KernelRow, RangeRow
-from llm_perf_opt.analysis.timeline.streams import AttentionInPieces, SerialStreams
+from llm_perf_opt.analysis.timeline.streams import SerialStreams
 
 # Kernels of a range that run for this much longer than the GPU is busy inside it run on after it: its wall time is not
 # what they cost, and its idle time may be filled by them.

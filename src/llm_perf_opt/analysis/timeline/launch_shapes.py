@@ -16,10 +16,10 @@ from llm_perf_opt.analysis.kernels.gemm_names import gemm_traits
 from llm_perf_opt.analysis.kernels.names import classify_kernel, distinct_short_names, short_kernel_name
 from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
 from llm_perf_opt.analysis.timeline.exclusive import alone_ns, gpu_of
+from llm_perf_opt.analysis.timeline.fusion import KernelFloors
 from llm_perf_opt.analysis.timeline.intervals import Flags, Ints, union, without
 from llm_perf_opt.analysis.timeline.rows import KernelRow
 from llm_perf_opt.analysis.timeline.shapes import ShapeRow
-from llm_perf_opt.analysis.timeline.streams import KernelFloors
 from llm_perf_opt.analysis.timeline.timeline import LaunchShape, Timeline, distinct
 
 COMMUNICATION = "communication"

@@ -28,7 +28,7 @@ from llm_perf_opt.analysis.findings.remedies import (
     SDPA,
 )
 from llm_perf_opt.analysis.kernels.names import is_fusible
-from llm_perf_opt.analysis.timeline.streams import AttentionInPieces
+from llm_perf_opt.analysis.timeline.fusion import AttentionInPieces
 
 MIN_SHARE = 0.15
 MIN_LAUNCHES = 50
