@@ -95,9 +95,9 @@ def analyze_captures(
         None if c.detail is None else recorded_args(t, c.detail) for c, t in zip(captures, timelines, strict=True)
     ]
     if ranks_from is None:
-        ranks = analyze_ranks(timelines, said=files_are, recorded=recorded)
+        ranks = analyze_ranks(timelines, said=files_are, recorded=recorded, hardware=hardware)
     else:
-        ranks = analyze_ranks(ranks_from, said=files_are)
+        ranks = analyze_ranks(ranks_from, said=files_are, hardware=hardware)
     evidence = CaptureEvidence(
         measured,
         engine=engine,

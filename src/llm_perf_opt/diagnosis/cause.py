@@ -38,7 +38,9 @@ class Advice:
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """`cells` are what it may explain: it is judged where they hold `min_share` of the scope's wall time.
+    """`cells` are what it may explain: it is judged where they hold `min_share` of the scope on the critical path.
+
+    `needs` is what the scope must have besides (`Scope.has`).
 
     Of two claims on one cell that of the larger `specificity` wins: 1 names a cell, 2 an activity, 3 a mechanism.
     """

@@ -15,6 +15,7 @@ from llm_perf_opt.analysis.kernels.names import is_fusible
 from llm_perf_opt.analysis.ranks.analysis import RanksAnalysis
 from llm_perf_opt.analysis.timeline.copy_kernels import CopyKernelRow, copy_kernel_rows
 from llm_perf_opt.analysis.timeline.floors import CopyFloor, OptimizerPasses, copy_floors, optimizer_passes
+from llm_perf_opt.analysis.timeline.fusion import AttentionInPieces, Chains, attention_in_pieces, chains_of
 from llm_perf_opt.analysis.timeline.gemms import MisalignedGemms, misaligned_gemms
 from llm_perf_opt.analysis.timeline.idle import IdleMap, map_idle
 from llm_perf_opt.analysis.timeline.launch_shapes import (
@@ -29,14 +30,7 @@ from llm_perf_opt.analysis.timeline.operators import TraceDetail
 from llm_perf_opt.analysis.timeline.ranges import RangeInstances, measure_ranges, merge_range_names
 from llm_perf_opt.analysis.timeline.rows import PUSH_POP, CopyRow, Idle, KernelRow, RangeRow
 from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis, least_fused_ns
-from llm_perf_opt.analysis.timeline.streams import (
-    AttentionInPieces,
-    Chains,
-    StreamReport,
-    attention_in_pieces,
-    chains_of,
-    report_streams,
-)
+from llm_perf_opt.analysis.timeline.streams import StreamReport, report_streams
 from llm_perf_opt.analysis.timeline.tables import idle_of, range_rows, sum_idle
 from llm_perf_opt.analysis.timeline.timeline import Timeline
 from llm_perf_opt.diagnosis.device_time import DeviceTime
