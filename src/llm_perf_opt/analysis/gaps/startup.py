@@ -302,6 +302,7 @@ class _Usual:
         self._timeline = timeline
         self._calls = timeline.calls
         self._same: dict[int, Ints] = {}
+        self._starts: dict[int, Ints] = {}
         self._median: dict[int, float] = {}
         self._recurs: dict[int, bool] = {}
         self._work = join([timeline.kernels, timeline.graphs])
@@ -316,8 +317,10 @@ class _Usual:
 
     def rank(self, index: int) -> int:
         """How many calls of the name came before, on any thread."""
-        same = self._of(int(self._calls.name[index]))
-        return int(np.searchsorted(self._calls.start_ns[same], self._calls.start_ns[index]))
+        code = int(self._calls.name[index])
+        if code not in self._starts:
+            self._starts[code] = self._calls.start_ns[self._of(code)]
+        return int(np.searchsorted(self._starts[code], self._calls.start_ns[index]))
 
     def is_unusual(self, index: int, *, few: int = FEW) -> bool:
         """Whether a call took many times what others of its name take, where there are a few."""
