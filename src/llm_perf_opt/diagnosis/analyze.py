@@ -33,7 +33,7 @@ from llm_perf_opt.diagnosis.document import (
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence, Measured, hardware_of, measure_timeline
 from llm_perf_opt.diagnosis.ledger import ONE_TIME
 from llm_perf_opt.diagnosis.program import program_of
-from llm_perf_opt.diagnosis.scope import Scope, capture_scope
+from llm_perf_opt.diagnosis.scope import Scope, capture_scope, host_scope
 from llm_perf_opt.diagnosis.verdict import coverage_of, diagnosis_of
 
 if TYPE_CHECKING:
@@ -141,8 +141,12 @@ def joined(ncu: NcuAnalysis, kernels: Sequence[KernelRow]) -> NcuAnalysis:
 def _diagnose(
     evidence: CaptureEvidence, steady: CaptureEvidence | None, ncu: NcuAnalysis | None, *, counted: int
 ) -> Diagnosis:
-    scopes = _scopes(evidence, steady, ncu) if evidence.has_gpu_work else []
     program = program_of(evidence)
+    if evidence.has_gpu_work:
+        scopes = _scopes(evidence, steady, ncu)
+    else:
+        alone = sum_host_alone(evidence.timelines)
+        scopes = [] if alone is None or not alone.span_ns else [host_scope(evidence, alone)]
     findings = judge(scopes, program)
     return diagnosis_of(findings, scopes, program, coverage_of(evidence, scopes, counted=counted))
 

@@ -19,6 +19,7 @@ from llm_perf_opt.analysis.timeline.floors import CopyFloor, OptimizerPasses, co
 from llm_perf_opt.analysis.timeline.fusion import AttentionInPieces, Chains, attention_in_pieces, chains_of
 from llm_perf_opt.analysis.timeline.gemms import MisalignedGemms, misaligned_gemms
 from llm_perf_opt.analysis.timeline.idle import IdleMap, map_idle
+from llm_perf_opt.analysis.timeline.intervals import nest
 from llm_perf_opt.analysis.timeline.launch_shapes import (
     FewBlocks,
     HottestKernel,
@@ -32,7 +33,7 @@ from llm_perf_opt.analysis.timeline.rows import PUSH_POP, CopyRow, Idle, KernelR
 from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis, least_fused_ns
 from llm_perf_opt.analysis.timeline.streams import StreamReport, report_streams
 from llm_perf_opt.analysis.timeline.tables import idle_of, range_rows, sum_idle
-from llm_perf_opt.analysis.timeline.timeline import Timeline
+from llm_perf_opt.analysis.timeline.timeline import Timeline, distinct
 from llm_perf_opt.diagnosis.device_time import DeviceTime
 from llm_perf_opt.diagnosis.tables import kernel_and_copy_rows
 
@@ -245,6 +246,24 @@ class CaptureEvidence:
         devices = [device for t in self.timelines for device in t.devices]
         capability = next((d.compute_capability for d in devices if d.compute_capability), None)
         return gpu_generation(self.gpu_name, capability, [row.name for row in self.kernels], self.hardware)
+
+    @cached_property
+    def top_operators(self) -> tuple[tuple[str, int, int], ...]:
+        """Operators by the time no operator inside of them takes: name, time and calls; of all threads."""
+        found: dict[str, list[int]] = {}
+        for timeline in self.timelines:
+            events = timeline.operators
+            tree = nest(events.thread, events.start_ns, events.end_ns)
+            length = events.end_ns - events.start_ns
+            inner = tree.parent >= 0
+            own = length - np.bincount(tree.parent[inner], weights=length[inner], minlength=len(length))
+            for code in distinct(events.name).tolist():
+                mine = events.name == code
+                row = found.setdefault(timeline.names[code], [0, 0])
+                row[0] += int(own[mine].sum())
+                row[1] += int(mine.sum())
+        ranked = sorted(found.items(), key=lambda item: (-item[1][0], item[0]))
+        return tuple((name, time_ns, count) for name, (time_ns, count) in ranked)
 
     @cached_property
     def few_blocks(self) -> FewBlocks | None:
