@@ -145,7 +145,8 @@ def _diagnose(
     if evidence.has_gpu_work:
         scopes = _scopes(evidence, steady, ncu)
     else:
-        alone = sum_host_alone(evidence.timelines)
+        # Kernels with hardware counters ran, though nobody knows when.
+        alone = None if counted else sum_host_alone(evidence.timelines)
         scopes = [] if alone is None or not alone.span_ns else [host_scope(evidence, alone)]
     findings = judge(scopes, program)
     return diagnosis_of(findings, scopes, program, coverage_of(evidence, scopes, counted=counted))
