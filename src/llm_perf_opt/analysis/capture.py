@@ -13,6 +13,7 @@ from llm_perf_opt.analysis.findings.rules import diagnose_capture
 from llm_perf_opt.analysis.gaps.edges import HostEdge, find_edges
 from llm_perf_opt.analysis.gaps.host_alone import HostAlone, sum_host_alone
 from llm_perf_opt.analysis.gaps.report import Engine, IdleReport, judge_by_ranges, report_idle
+from llm_perf_opt.analysis.gaps.startup import find_start_up
 from llm_perf_opt.analysis.gaps.verdict import is_tuning
 from llm_perf_opt.analysis.gaps.waits import copy_places
 from llm_perf_opt.analysis.kernels.names import is_fusible
@@ -216,7 +217,8 @@ def analyze_measured(
     gpu = _gpu(measured, sources, reasons)
     seen = gpu.span_ns is not None
     captures = [(m.timeline, m.idle) for m in measured]
-    told = report_idle(captures, engine=engine) if seen else None
+    startups = [find_start_up(timeline, maps) for timeline, maps in captures] if seen else []
+    told = report_idle(captures, engine=engine, startups=startups) if seen else None
     idle = None if told is None else judge_by_ranges(told, ranges)
     streams = report_streams(timelines)
     findings: tuple[FindingRecord, ...] = ()
@@ -227,6 +229,7 @@ def analyze_measured(
             span_ns=gpu.span_ns or 0,
             long_gaps_ns=reasons.long_gaps_ns,
             run_on=frozenset(row.name for row in ranges if runs_on(row)),
+            startups=startups,
         )
     has_kernels = any(len(t.kernels) or len(t.graphs) for t in timelines)
     alone = None if has_kernels else sum_host_alone(timelines)

@@ -9,7 +9,7 @@ from llm_perf_opt.analysis.gaps.host import RANGE
 from llm_perf_opt.analysis.gaps.iterations import Iterations, find_iterations
 from llm_perf_opt.analysis.gaps.longest import LongGaps, Reason, find_long_gaps, merge_long_gaps
 from llm_perf_opt.analysis.gaps.queue import Queue, measure_queue
-from llm_perf_opt.analysis.gaps.startup import StartUpRow, find_start_up, start_up_rows
+from llm_perf_opt.analysis.gaps.startup import StartUp, StartUpRow, find_start_up, start_up_rows
 from llm_perf_opt.analysis.gaps.traits import (
     AllocatorFlushes,
     LaunchBlocking,
@@ -83,10 +83,18 @@ class IdleReport:
 
 
 def report_idle(
-    captures: Sequence[tuple[Timeline, Mapping[int, IdleMap]]], *, engine: Engine | None = None
+    captures: Sequence[tuple[Timeline, Mapping[int, IdleMap]]],
+    *,
+    engine: Engine | None = None,
+    startups: Sequence[StartUp] | None = None,
 ) -> IdleReport:
-    """Look into the idle time of captures of one program; `engine` is the server it is known to be."""
-    known = [(timeline, maps, find_start_up(timeline, maps)) for timeline, maps in captures]
+    """Look into the idle time of captures of one program; `engine` is the server it is known to be.
+
+    `startups` are those of the captures, where they are known already.
+    """
+    if startups is None:
+        startups = [find_start_up(timeline, maps) for timeline, maps in captures]
+    known = [(timeline, maps, startup) for (timeline, maps), startup in zip(captures, startups, strict=True)]
     gaps = [find_long_gaps(timeline, maps, source=i, startup=found) for i, (timeline, maps, found) in enumerate(known)]
     timelines = [timeline for timeline, _ in captures]
     iterations = find_iterations(timelines)
