@@ -83,10 +83,12 @@ def find_edges(
 ) -> tuple[HostEdge, ...]:
     """The edges of captures, where they are much of them; those of repetitions are added up.
 
-    `startups` are those of the captures where they are known already. `run_on` are ranges after which the GPU works on:
-    of several such in a row, the host's time is hidden in all but the first. Where as much passes between the first
-    work and the last in which the host does other things, that speaks for the program, and nothing is found here.
-    Neither is it in a capture of several processes with GPU work: one of them may work while another does not.
+    `run_on` are ranges after which the GPU works on: of several such in a row, the host's time is hidden in all but the
+    first. `startups` are those of the captures, where they are known already.
+
+    Where as much passes between the first work and the last in which the host does other things, that speaks for the
+    program, and nothing is found here. Neither is it in a capture of several processes with GPU work: one of them may
+    work while another does not.
     """
     found = []
     for index, (timeline, maps) in enumerate(captures):

@@ -90,10 +90,11 @@ def report_idle(
 ) -> IdleReport:
     """Look into the idle time of captures of one program; `engine` is the server it is known to be.
 
-    `startups` are those of the captures where they are known already.
+    `startups` are those of the captures, where they are known already.
     """
-    found = startups if startups is not None else [find_start_up(timeline, maps) for timeline, maps in captures]
-    known = [(timeline, maps, startup) for (timeline, maps), startup in zip(captures, found, strict=True)]
+    if startups is None:
+        startups = [find_start_up(timeline, maps) for timeline, maps in captures]
+    known = [(timeline, maps, startup) for (timeline, maps), startup in zip(captures, startups, strict=True)]
     gaps = [find_long_gaps(timeline, maps, source=i, startup=found) for i, (timeline, maps, found) in enumerate(known)]
     timelines = [timeline for timeline, _ in captures]
     iterations = find_iterations(timelines)
