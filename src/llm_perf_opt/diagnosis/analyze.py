@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 
 from llm_perf_opt.analysis.gaps.host_alone import sum_host_alone
-from llm_perf_opt.analysis.gaps.report import Engine, IdleReport
+from llm_perf_opt.analysis.gaps.report import IdleReport
 from llm_perf_opt.analysis.gaps.verdict import is_tuning
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.ranks.analysis import analyze_ranks, is_alone
@@ -76,7 +76,7 @@ def analyze_captures(
     captures: Sequence[Capture],
     *,
     files_are: Kind | None = None,
-    engine: Engine | None = None,
+    engine: str | None = None,
     ncu: NcuAnalysis | None = None,
     ranks_from: Sequence[Timeline] | None = None,
 ) -> Analyzed:
