@@ -102,8 +102,8 @@ def is_covered(finding: Finding, facts: RunFacts) -> bool:
     if finding.rule in ONLY_IN_CAPTURES:
         return False
     if finding.range_name is None:
-        phases = facts.phases.values()
-        return any(isinstance(p.wall, Known) and isinstance(p.gpu, GpuFacts) for p in phases)
+        timed = (phase for phase in facts.phases.values() if isinstance(phase.wall, Known))
+        return any(isinstance(p.gpu, GpuFacts) or (p.is_cpu and isinstance(p.operators, Known)) for p in timed)
     return all(_is_timed(name, facts) for name in (finding.range_name, *finding.also_ranges))
 
 
