@@ -52,7 +52,7 @@ from llm_perf_opt.analysis.families.variants import (
     read_seed_oss,
     read_windowed,
 )
-from llm_perf_opt.analysis.families.wrapped import known_type, refuse_encoders, text_fields
+from llm_perf_opt.analysis.families.wrapped import known_type, longest_context, refuse_encoders, text_fields
 from llm_perf_opt.analysis.static.config_json import (
     FULL,
     SLIDING,
@@ -397,4 +397,5 @@ def read_decoder(fields: Fields) -> Decoder:
 def read_text_model(data: Mapping[str, Any], *, where: str) -> Model:
     """The parts of the text model that `data` describes; `where` is the file or key it came from."""
     refuse_encoders(data, where=where)
-    return Model(decoder=read_decoder(text_fields(data, where)))
+    fields = text_fields(data, where)
+    return Model(decoder=read_decoder(fields), longest=longest_context(fields))

@@ -170,12 +170,14 @@ class ImageSide(Protocol):
 class Model:
     """A decoder, and what stands before it for a model that reads images.
 
-    `beside`: parameters by group of parts that are held in memory and whose work is not reckoned.
+    `beside`: parameters by group of parts that are held in memory and whose work is not reckoned. `longest`: the most
+    positions its configuration names.
     """
 
     decoder: Decoder
     images: ImageSide | None = None
     beside: tuple[tuple[str, int], ...] = ()
+    longest: int | None = None
 
 
 def in_order(groups: Iterable[str]) -> list[str]:

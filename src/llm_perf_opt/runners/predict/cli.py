@@ -1,6 +1,7 @@
 """`llm-perf predict`: what hardware allows for a model, from its configuration; torch counts unknown families only."""
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,9 +11,18 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from llm_perf_opt.analysis.estimate.forecast import Forecast, Load, Setting, forecast, step_estimate
 from llm_perf_opt.analysis.estimate.parallel import layout_problem
-from llm_perf_opt.analysis.families.wrapped import is_wrapped, text_fields
+from llm_perf_opt.analysis.estimate.requests import (
+    DRAFT_COST,
+    PROMPT_TOKENS,
+    ArrivalRate,
+    Forecast,
+    Load,
+    forecast,
+    forecast_arrivals,
+)
+from llm_perf_opt.analysis.estimate.steps import Setting, step_estimate
+from llm_perf_opt.analysis.families.wrapped import is_wrapped, longest_context, text_fields
 from llm_perf_opt.analysis.hardware.calibrate import cache_dir, read_calibration
 from llm_perf_opt.analysis.hardware.hardware import (
     AUTO,
@@ -27,7 +37,7 @@ from llm_perf_opt.analysis.hardware.hardware import (
 )
 from llm_perf_opt.analysis.hardware.roofline import uncounted_products
 from llm_perf_opt.analysis.hardware.work import DeviceShare, Dtypes, Shape, short_dtype
-from llm_perf_opt.analysis.static.analysis import analyse
+from llm_perf_opt.analysis.static.analysis import Analysis, analyse
 from llm_perf_opt.analysis.static.closed_form import DEFAULT_MLA_MODE
 from llm_perf_opt.analysis.static.config_json import Fields, NotADecoder, NotInClosedForm, read_config_json
 from llm_perf_opt.analysis.static.counted import CountedAnalysis, counted_document
@@ -37,7 +47,8 @@ from llm_perf_opt.analysis.static.document import (
     StaticDocument,
     build_document,
 )
-from llm_perf_opt.analysis.static.parts import Model, Moe
+from llm_perf_opt.analysis.static.memory import RESERVE, InMemory, held_context
+from llm_perf_opt.analysis.static.parts import Model
 from llm_perf_opt.analysis.static.quantised import Quantised, read_quantised, run_dtypes
 from llm_perf_opt.config.load import load_config
 from llm_perf_opt.config.paths import conf_dir
@@ -82,9 +93,11 @@ examples:
   workload.weight_dtype=fp8,int4      weights of the layers: bf16, fp16, fp32, fp8, int8, int4, nvfp4, mxfp4
   workload.kv_dtype=fp8               the KV cache; workload.activation_dtype: what products get beside weights
   workload.mla_mode=absorbed          latent attention: cached, latent-expand (what transformers does), absorbed
-  workload.concurrency=32             requests in flight (default: the batch)
+  workload.concurrency=32             requests in flight over all replicas (default: the batch of each)
+  workload.rate=20                    or requests that arrive per second; workload.burstiness=1: Poisson
   workload.prefill_chunk=2048         prompts go in pieces; workload.prefix_hit=0.5: share of the prompt cached
   workload.acceptance=0.7             speculative decoding: share of drafts kept; workload.draft_tokens=4
+                                      (a draft costs a tenth of a step and of the memory)
   dataset.page_width=… page_height=…  the page of a model that reads pages
   hardware.peak_tflops.bf16=…         peaks of your own, with hardware.memory_bandwidth_gb_s
   hardware.price_per_hour=…           of one device, for the cost of a million tokens
@@ -94,15 +107,10 @@ combination. Columns to sort by are the names in the header of the CSV file.
 """
 
 
-MANY = 64
-# What configurations call the longest context a model was made for.
-POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+# What serving engines leave of a device's memory by default (vLLM's gpu_memory_utilization of 0.9).
+SERVER_RESERVE = 0.1
 # What they call layers that predict tokens beyond the next one.
 FURTHER = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
-FULL_LOAD = (
-    "models with experts under full load come out fast: published runs reached about two thirds of such estimates "
-    "(docs/accuracy.md)"
-)
 SERVED_NEEDS = "; it needs workload.output=…"
 SORT_NEEDS = {
     "cost": f"{SERVED_NEEDS} and hardware.price_per_hour=…",
@@ -154,13 +162,23 @@ def _document(row: Row) -> StaticDocument:
         ep=layout.ep,
         dp=layout.dp,
         output_tokens=case.output,
-        concurrency=case.concurrency or case.batch,
-        ttft_ms=found.ttft_ms if found else None,
-        tpot_ms=found.tpot_ms if found else None,
-        request_ms=found.request_ms if found else None,
-        output_tokens_per_s=found.output_tokens_per_s if found else None,
-        cost_per_million_tokens=found.cost if found else None,
+        concurrency=None if case.rate is not None else case.in_flight,
+        arrivals_per_s=case.rate,
+        fits=row.fits,
     )
+    if found is not None:
+        serving = replace(
+            serving,
+            ttft_ms=found.ttft_ms,
+            ttft_p95_ms=found.ttft_p95_ms,
+            tpot_ms=found.tpot_ms,
+            request_ms=found.request_ms,
+            output_tokens_per_s=found.output_tokens_per_s,
+            output_tokens_per_s_low=found.output_tokens_per_s / found.band.slower,
+            output_tokens_per_s_high=found.output_tokens_per_s * found.band.faster,
+            band=found.band.why,
+            cost_per_million_tokens=found.cost,
+        )
     analysis = row.analysis
     if isinstance(analysis, CountedAnalysis):
         return counted_document(analysis, notes=row.notes, predictions=row.predictions)
@@ -186,8 +204,7 @@ class Subject:
 
     @property
     def longest(self) -> int | None:
-        found = (self.text.data.get(name) for name in POSITIONS)
-        return next((value for value in found if isinstance(value, int)), None)
+        return longest_context(self.text)
 
 
 def subjects(request: Request) -> Iterator[Subject]:
@@ -273,29 +290,77 @@ def predict_row(subject: Subject, case: Case, device: Device | None, resolved: R
             layout=case.layout,
             mla_mode=case.mla_mode,
         )
-    analysis = analyse(
-        model,
-        shape,
-        dtypes,
-        section,
-        name=subject.label,
-        hardware_reason=reason,
-        capacity_bytes=None if capacity is None else capacity * case.layout.model_devices,
-        mla_mode=case.mla_mode or DEFAULT_MLA_MODE,
-        estimator=(lambda step: None if setting is None else step_estimate(setting, step)) if is_reckoned else None,
-        chunk=case.prefill_chunk,
-        spread=case.layout.spread if problem is None else DeviceShare(tp=case.layout.tp),
-    )
+    held = _held(case, shape)
+
+    def analysed(held: InMemory | None) -> Analysis:
+        return analyse(
+            model,
+            shape,
+            dtypes,
+            section,
+            name=subject.label,
+            hardware_reason=reason,
+            capacity_bytes=None if capacity is None else capacity * case.layout.model_devices,
+            mla_mode=case.mla_mode or DEFAULT_MLA_MODE,
+            estimator=(lambda step: None if setting is None else step_estimate(setting, step)) if is_reckoned else None,
+            chunk=case.prefill_chunk if held is None else case.prefill_chunk or max(shape.prompt, PROMPT_TOKENS),
+            spread=case.layout.spread if problem is None else DeviceShare(tp=case.layout.tp),
+            held=held,
+        )
+
+    analysis = analysed(held)
+    places = analysis.fit.largest_batch if analysis.fit is not None and held is not None else None
+    served = _forecast(setting, case, shape, places or None)
+    if held is not None and served is not None and case.rate is not None:
+        # How many arrivals are in flight follows from how long they take.
+        analysis = analysed(replace(held, sequences=max(1, math.ceil(served.in_flight / case.layout.dp))))
     return Row(
         analysis=analysis,
         case=case,
-        forecast=_forecast(setting, case, shape),
-        notes=(*notes, *_subject_notes(subject, shape, case, problem), *_format_notes(section, dtypes)),
+        forecast=served,
+        notes=(
+            *notes,
+            *_subject_notes(subject, shape, case, problem),
+            *_load_notes(subject.label, case, served, places),
+            *_format_notes(section, dtypes),
+        ),
     )
 
 
-def _has_experts(model: Model | MetaModel) -> bool:
-    return isinstance(model, Model) and any(isinstance(layer.feed_forward, Moe) for layer, _ in model.decoder.blocks)
+def _held(case: Case, shape: Shape) -> InMemory | None:
+    """Requests in flight as memory holds them, half-way through their answers; None: a single batch."""
+    if case.output is None:
+        return None
+    sequences = -(-case.in_flight // case.layout.dp)
+    return InMemory(
+        sequences=sequences,
+        context=held_context(shape.prompt, case.output, sequences),
+        draft_share=DRAFT_COST if case.acceptance is not None else 0.0,
+        reserve=SERVER_RESERVE if case.engine == "server" else RESERVE,
+    )
+
+
+def _load_notes(label: str, case: Case, served: Forecast | None, places: int | None) -> tuple[str, ...]:
+    found = []
+    if served is None and case.rate is not None and places:
+        found.append(f"{label}: {case.rate:g} requests per second are more than {_devices(case)} can keep up with")
+    per_replica = -(-case.in_flight // case.layout.dp)
+    if case.rate is None and case.output is not None and places is not None and per_replica > places:
+        found.append(
+            f"{label}: of {per_replica:,} requests in flight on a replica {places:,} fit into the memory, the others "
+            "wait"
+        )
+    if case.prefix_hit:
+        found.append(
+            "prefix_hit: each request in flight holds its whole prompt, cached or not; prefixes kept for later "
+            "requests need more memory"
+        )
+    return tuple(found)
+
+
+def _devices(case: Case) -> str:
+    count = case.layout.devices
+    return "one device" if count == 1 else f"{count} devices"
 
 
 def _format_notes(section: HardwareSection | None, dtypes: Dtypes) -> tuple[str, ...]:
@@ -324,21 +389,22 @@ def _counted_notes(label: str, model: MetaModel, case: Case) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _forecast(setting: Setting | None, case: Case, shape: Shape) -> Forecast | None:
+def _forecast(setting: Setting | None, case: Case, shape: Shape, places: int | None) -> Forecast | None:
     if setting is None or case.output is None:
         return None
-    return forecast(
-        setting,
-        Load(
-            prompt=shape.prompt,
-            output=case.output,
-            concurrency=case.concurrency or case.batch,
-            prefix_hit=case.prefix_hit,
-            chunk=case.prefill_chunk,
-            acceptance=case.acceptance,
-            draft=case.draft_tokens,
-        ),
+    load = Load(
+        prompt=shape.prompt,
+        output=case.output,
+        concurrency=case.in_flight,
+        places=places,
+        prefix_hit=case.prefix_hit,
+        chunk=case.prefill_chunk,
+        acceptance=case.acceptance,
+        draft=case.draft_tokens,
     )
+    if case.rate is None:
+        return forecast(setting, load)
+    return forecast_arrivals(setting, load, ArrivalRate(per_s=case.rate, burstiness=case.burstiness))
 
 
 def _subject_notes(subject: Subject, shape: Shape, case: Case, problem: str | None) -> tuple[str, ...]:
@@ -347,8 +413,6 @@ def _subject_notes(subject: Subject, shape: Shape, case: Case, problem: str | No
     reach = max(shape.prompt + (case.output or 0), shape.context)
     if longest is not None and reach > longest:
         found.append(f"{subject.label}: {reach:,} tokens are beyond its max_position_embeddings of {longest:,}")
-    if case.output is not None and max(case.concurrency or 1, case.batch) >= MANY and _has_experts(subject.model):
-        found.append(FULL_LOAD)
     further = next((key for key in FURTHER if subject.text.data.get(key)), None)
     if further is not None:
         found.append(

@@ -14,23 +14,36 @@ from llm_perf_opt.runners.predict.row import BY_KEY, COLUMNS, Column, Row, Value
 WIDTH = 80
 # What a narrow table shows of the results, the least wanted last.
 RESULTS = ("prefill_ms", "decode_ms", "tokens_per_s", "memory_bytes", "tokens_per_s_bound", "max_batch", "limit")
-SERVED = ("ttft_ms", "tpot_ms", "throughput", "cost", "memory_bytes", "request_ms", "max_batch")
+SERVED = ("ttft_ms", "ttft_p95_ms", "tpot_ms", "throughput", "cost", "memory_bytes", "request_ms", "max_batch")
+# Where what does not fit is marked, so that nobody takes such a figure for a run that could be made.
+MARKED = ("memory_bytes", "throughput", "tokens_per_s")
 ALWAYS = ("model", "hardware")
 # Questions that say nothing while they have these values.
-PLAIN: dict[str, Value] = {"tp": 1, "pp": 1, "ep": 1, "dp": 1, "prefix_hit": 0.0, "draft_tokens": 4}
+PLAIN: dict[str, Value] = {
+    "tp": 1,
+    "pp": 1,
+    "ep": 1,
+    "dp": 1,
+    "prefix_hit": 0.0,
+    "draft_tokens": 4,
+    "burstiness": 1.0,
+}
 # What columns mean, told where one of them is shown.
 LEGEND: dict[tuple[str, ...], str] = {
     ("prefill_ms", "decode_ms"): "prefill, decode ms: what to expect of one prompt batch and one step.",
-    ("ttft_ms", "tpot_ms", "request_ms"): "ttft, tpot, request ms: what to expect of one request among those in "
-    "flight, without waiting for a place.",
+    ("ttft_ms", "tpot_ms", "request_ms"): "ttft, tpot, request ms: of one request among those in flight; ttft is the "
+    "median.",
+    ("ttft_p95_ms",): "p95: 95th percentile of ttft, of requests that start together (workload.concurrency) or of all "
+    "that arrive (workload.rate).",
     ("throughput",): "served tok/s: output tokens of all requests in flight, prompts included in the time.",
     ("cost",): "cost/M: of a million output tokens, in the currency of hardware.price_per_hour.",
     ("tokens_per_s",): "tok/s: decode, all sequences.",
     ("prefill_bound_ms", "decode_bound_ms", "tokens_per_s_bound"): "≥, ≤: at data-sheet peaks (this machine's CPU: at "
     "measured ones), no run can be faster.",
     ("limit",): "limit: what takes longest in prefill / decode.",
-    ("memory_bytes",): "memory: weights + KV cache + activations over all devices, ! where it does not fit.",
-    ("max_batch",): "max batch: leaves 3 % of the memory free.",
+    ("memory_bytes",): "memory: weights + KV cache of all requests in flight + activations over all devices.",
+    MARKED: "! where it does not fit.",
+    ("max_batch",): "max batch: sequences that fit, with 3 % of the memory left free (served: 10 %).",
 }
 ASSUMPTIONS = (
     "assumed: bounds multiply at the fastest rate the formats allow (4-bit weights also at 8-bit peaks), estimates as "
@@ -128,14 +141,12 @@ def _cell(column: Column, row: Row) -> str:
     value = column.value(row)
     if value is None or isinstance(value, str):
         return value or "–"
-    if column.key == "memory_bytes":
-        # A mark where the peak does not fit, so that nobody takes the times beside it for a run that could be made.
-        return f"! {si(value, 'B', count=3)}" if row.fits is False else si(value, "B", count=3)
-    if column.key == "kv_bytes_at_context":
-        return si(value, "B", count=3)
+    mark = "! " if column.key in MARKED and row.fits is False else ""
+    if column.key in ("memory_bytes", "kv_bytes_at_context"):
+        return mark + si(value, "B", count=3)
     if isinstance(value, int):
         return str(value) if column.is_question else f"{value:,}"
-    return or_dash(value, "{:,.0f}" if value >= 1000 else "{:.3g}", dash="–")
+    return mark + or_dash(value, "{:,.0f}" if value >= 1000 else "{:.3g}", dash="–")
 
 
 def _models(rows: Sequence[Row]) -> list[str]:
@@ -203,6 +214,13 @@ def _bands(rows: Sequence[Row]) -> list[str]:
             band = f"{estimate.low_ms:.3g} – {estimate.high_ms:.3g} ms"
             name = row.analysis.hardware.name if row.analysis.hardware else "unknown"
             found.setdefault(estimate.label, f"rates {estimate.label}: {name} decode {estimate.mid_ms:.3g} ms, {band}.")
+        if row.forecast is not None:
+            served, width = row.forecast.output_tokens_per_s, row.forecast.band
+            found.setdefault(
+                width.why,
+                f"served {served:,.0f} tok/s may be {served / width.slower:,.0f} to {served * width.faster:,.0f} "
+                f"({width.why}).",
+            )
     return list(found.values())
 
 
