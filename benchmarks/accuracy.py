@@ -321,8 +321,8 @@ def serving() -> list[str]:
         "(tests/data/published_serving.csv). The host's share of `engine=server` was fitted to these rows. "
         f"Throughput: median {statistics.median(rates):.2f} of the measured one, {min(rates):.2f} to {max(rates):.2f}. "
         f"Time to first token: {near} of {len(firsts)} rows up to 2 s are within 30 % of the measured 99th percentile, "
-        "which is the slowest of the requests that started together, as the estimated 95th is. Prompts of 1024 tokens with 4 to 32 "
-        "users were measured faster than a GPU computes them, probably from the prefix cache.",
+        "which is the slowest of the requests that started together, as the estimated 95th is. Prompts of 1024 tokens "
+        "with 4 to 32 users were measured faster than a GPU computes them, probably from the prefix cache.",
         "",
         *table(header, rows),
     ]

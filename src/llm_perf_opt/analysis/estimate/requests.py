@@ -21,11 +21,12 @@ from llm_perf_opt.config.schema import HardwareSection
 # As many tokens of prompts as serving engines take into one forward unless told otherwise.
 PROMPT_TOKENS = 8192
 MOST_PIECES = 256
-MEDIAN, TAIL = 0.5, 0.95
+TAIL = 0.95
 # A draft model's share of a step's time and of the memory, where nothing else is said.
 DRAFT_COST = 0.1
-# Decode populations that are still growing after so many rounds grow without end.
+# Iterations that are still growing after so many rounds grow without end.
 MOST_ROUNDS = 200
+MOST_SEQUENCES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,45 +163,63 @@ def forecast(setting: Setting, load: Load) -> Forecast | None:
 
 
 def forecast_arrivals(setting: Setting, load: Load, arrivals: ArrivalRate) -> Forecast | None:
-    """Requests that arrive by themselves. None: no estimate of a step, or more than the replicas can keep up with."""
+    """Requests that arrive by themselves. None: no estimate of a step, or more than the replicas can keep up with.
+
+    Prompts that arrive during one iteration go into the next one (gated service). An arrival waits for the rest of an
+    iteration, which is a long one more often than not, and takes part in the next; benchmarks/queueing.py holds this
+    against a simulation.
+    """
     if step_estimate(setting, Step(batch=1, new=1, past=load.prompt)) is None:
         return None
     replica = _Replica(setting=setting, load=load)
     per_ms = arrivals.per_s / 1e3 / setting.layout.dp
-    decoding = replica.decoding(per_ms)
-    if decoding is None:
+    found = replica.iterations(per_ms)
+    if found is None:
         return None
-    sequences = max(1, math.ceil(decoding))
-    step, prompt = replica.step_ms(sequences), replica.others_prompt_ms(sequences)
-    busy = per_ms * prompt
-    tpot = step / (1 - busy)
-    # While prompts wait, each iteration takes as many as go together, and a token for those that decode.
-    is_decoding = min(1.0, decoding)
-    service = prompt + is_decoding * step / replica.together(replica.most_together)
-    share = per_ms * service
+    most = replica.most_together
+    # How full the prompts' budget is: beyond 1 they pile up.
+    share = per_ms * (found.step_ms / most + replica.prompt_ms_each(most, found.sequences))
     if share >= 1:
         return None
-    # Kingman's formula; the tail falls off exponentially from the share of arrivals that wait at all.
-    wait = share / (1 - share) * service / arrivals.burstiness / 2
-    first = replica.arrival_ms + replica.own_prompt_ms + is_decoding * 1.5 * step
-
-    def quantile(which: float) -> float:
-        return first + max(0.0, wait / share * math.log(share / (1 - which)))
-
-    request = first + wait + (load.output - 1) * tpot
-    in_flight = per_ms * request * setting.layout.dp
+    prompt, variation = found.prompt_ms, 1 / arrivals.burstiness
+    spread = prompt**2 * per_ms * found.ms * variation / max(1e-9, 1 - (per_ms * prompt) ** 2)
+    met = found.ms + spread / found.ms
+    full = share**most * (found.step_ms + most * prompt) * (1 + variation) / 2 / most / (1 - share) / 2
+    busy = min(1.0, found.decoding)
+    start = replica.arrival_ms + replica.own_prompt_ms
+    own = busy * (found.step_ms + prompt * per_ms * met)
+    long = met + math.sqrt(spread)
+    mean = start + own + busy * met / 2 + full
+    median = start + busy * (found.step_ms + prompt * per_ms * found.ms + found.ms / 2) + full / 2
+    tail = start + busy * (found.step_ms + prompt * per_ms * long + TAIL * long) + full * math.log(1 / (1 - TAIL))
+    request = mean + (load.output - 1) * found.ms
     rate = arrivals.per_s * load.output
     return Forecast(
-        ttft_ms=quantile(MEDIAN),
-        ttft_p95_ms=quantile(TAIL),
-        tpot_ms=tpot,
+        ttft_ms=median,
+        ttft_p95_ms=max(median, tail),
+        tpot_ms=found.ms,
         request_ms=request,
         output_tokens_per_s=rate,
-        in_flight=in_flight,
+        in_flight=arrivals.per_s / 1e3 * request,
         cost=cost_per_million(setting, rate),
         label=label_of(setting.hardware),
         band=band_of(setting.model, setting.engine, setting.layout, label_of(setting.hardware)),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Iterations:
+    """An engine's iterations at a steady rate of arrivals.
+
+    `ms` of the mean one, `step_ms` of it without prompts; `prompt_ms` of each prompt in it; `decoding` requests, for
+    which `step_ms` was taken of `sequences`.
+    """
+
+    ms: float
+    step_ms: float
+    prompt_ms: float
+    decoding: float
+    sequences: int
 
 
 @dataclass(frozen=True)
@@ -232,7 +251,10 @@ class _Replica:
 
     def others_prompt_ms(self, sequences: int) -> float:
         """How long another request's prompt holds up this one, where so many are in flight."""
-        together = self.together(sequences)
+        return self.prompt_ms_each(self.together(sequences), sequences)
+
+    def prompt_ms_each(self, together: int, sequences: int) -> float:
+        """The time of a prompt among so many in one iteration."""
         packed = self.load if together == 1 else replace(self.load, chunk=None)
         each = _known(prompt_ms(self.setting, packed, batch=together)) / together
         return each * self._stage_share_of_prompts(sequences) + self.host.request_us / 1e3
@@ -266,19 +288,29 @@ class _Replica:
         per_step = sequences / self.load.output * pieces
         return min(1.0, self._longest_stage + math.sqrt(2 * math.log(pp) / (pp * per_step)))
 
-    def decoding(self, per_ms: float) -> float | None:
-        """How many sequences decode at once. None: ever more of them, or more than there are places."""
-        places = self.load.places if self.load.places is not None else math.inf
-        found = 0.0
+    def iterations(self, per_ms: float) -> _Iterations | None:
+        """Iterations at so many arrivals a millisecond. None: they grow without end, or beyond the places there are."""
+        most = self.load.places or MOST_SEQUENCES
+        step = length = self.step_ms(1)
         for _ in range(MOST_ROUNDS):
-            sequences = max(1, math.ceil(found))
-            busy = per_ms * self.others_prompt_ms(sequences)
-            if busy >= 1 or sequences > places:
+            decoding = per_ms * max(1, self.load.output - 1) * length
+            sequences = max(1, math.ceil(decoding))
+            if sequences > most:
                 return None
-            after = per_ms * (self.load.output - 1) * self.step_ms(sequences) / (1 - busy)
-            if after <= found * 1.001:
-                return after
-            found = after
+            together = min(float(self.most_together), max(1.0, per_ms * length))
+            few, part = int(together), together % 1
+            prompt = self.prompt_ms_each(few, sequences)
+            if part:
+                prompt += part * (self.prompt_ms_each(few + 1, sequences) - prompt)
+            step = self.step_ms(sequences)
+            busy = per_ms * prompt
+            if busy >= 1 and together == self.most_together:
+                return None
+            # More prompts go together in a longer iteration, until each takes little enough.
+            after = step / (1 - busy) if busy < 1 else 2 * length
+            if abs(after - length) <= 1e-3 * length:
+                return _Iterations(ms=after, step_ms=step, prompt_ms=prompt, decoding=decoding, sequences=sequences)
+            length = after
         return None
 
 
