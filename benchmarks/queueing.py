@@ -46,7 +46,7 @@ class Simulated:
 
 
 def simulate(setting: Setting, load: Load, per_s: float) -> Simulated:
-    """First come, first served; every iteration is a token for each request that decodes, and prompts up to a budget."""
+    """First come, first served; an iteration is a token for each request that decodes, and prompts up to a budget."""
     draw = random.Random(SEED)
     host = ENGINES[setting.engine].host
     most = max(1, PROMPT_TOKENS // load.prompt)

@@ -1,4 +1,4 @@
-"""The table `llm-perf predict` prints: one line for each combination, 80 columns, what it means below it."""
+"""The table `llm-perf predict` prints: one line for each combination, as wide as the terminal, what it means below."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -57,11 +57,12 @@ ENGINES = {
 }
 
 
-def render_table(rows: Sequence[Row], *, is_wide: bool = False) -> str:
-    columns = list(COLUMNS) if is_wide else _narrow(rows)
-    lines = [*_models(rows)]
+def render_table(rows: Sequence[Row], *, is_wide: bool = False, width: int = WIDTH) -> str:
+    """`width`: columns of the terminal; a narrow table leaves out results that have no room."""
+    columns = list(COLUMNS) if is_wide else _narrow(rows, width)
+    lines = [*_models(rows, width)]
     shared = [] if is_wide else _shared(rows, columns)
-    lines += [*(textwrap.fill(", ".join(shared), WIDTH).splitlines() if shared else []), ""]
+    lines += [*(textwrap.fill(", ".join(shared), width).splitlines() if shared else []), ""]
     cells = [tuple(_cell(column, row) for column in columns) for row in rows]
     right = [i for i, column in enumerate(columns) if not _is_text(column, rows)]
     lines.append(terminal_table([column.header for column in columns], cells, right=right, rule=False))
@@ -74,7 +75,7 @@ def render_table(rows: Sequence[Row], *, is_wide: bool = False) -> str:
         *ASSUMPTIONS,
         *(f"note: {text}" for text in _notes(rows)),
     ]
-    lines += ["", *(line for text in texts for line in _filled(text, is_wide))]
+    lines += ["", *(line for text in texts for line in _filled(text, is_wide, width))]
     return "\n".join(lines) + "\n"
 
 
@@ -83,16 +84,16 @@ def _legend(columns: Sequence[Column]) -> str:
     return " ".join(text for keys, text in LEGEND.items() if shown & set(keys))
 
 
-def _filled(text: str, is_wide: bool) -> list[str]:
-    return [text] if is_wide else textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+def _filled(text: str, is_wide: bool, width: int) -> list[str]:
+    return [text] if is_wide else textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
-def _narrow(rows: Sequence[Row]) -> list[Column]:
+def _narrow(rows: Sequence[Row], width: int) -> list[Column]:
     """Names, what differs between rows, and as many results as fit into the width."""
     asked = [c for c in COLUMNS if c.is_question and (c.key in ALWAYS or _varies(c, rows))]
     chosen = list(asked)
     for column in _wanted(rows):
-        if _width([*chosen, column], rows) <= WIDTH:
+        if _width([*chosen, column], rows) <= width:
             chosen.append(column)
     return chosen
 
@@ -149,7 +150,7 @@ def _cell(column: Column, row: Row) -> str:
     return mark + or_dash(value, "{:,.0f}" if value >= 1000 else "{:.3g}", dash="–")
 
 
-def _models(rows: Sequence[Row]) -> list[str]:
+def _models(rows: Sequence[Row], width: int) -> list[str]:
     """One line or two for each model: what does not depend on the hardware."""
     seen: dict[str, str] = {}
     for row in rows:
@@ -164,7 +165,7 @@ def _models(rows: Sequence[Row]) -> list[str]:
             active += f", {p.activated:,} a token ({p.activated_inside:,} without embeddings)"
         text = f"{analysis.name}: {p.total:,} parameters{active}, {analysis.kv_bytes_per_token:,.0f} KV bytes a token"
         seen[analysis.name] = text + _windowed(analysis)
-    return [line for text in seen.values() for line in textwrap.wrap(text, WIDTH)]
+    return [line for text in seen.values() for line in textwrap.wrap(text, width)]
 
 
 def _parts(total: int, beside: Mapping[str, int]) -> str:
