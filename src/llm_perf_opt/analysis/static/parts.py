@@ -1,7 +1,7 @@
 """A model's parts as sizes: what the closed form needs to know, and nothing of any framework."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from llm_perf_opt.analysis.hardware.work import Dtypes, View, Work
@@ -119,7 +119,7 @@ class Decoder:
     """A decoder-only model; `blocks` are its distinct layers with how often each occurs.
 
     `positions`: how many learned positions there are, 0 where they are worked out. `outer_norms` stand outside the
-    layers; `norm_is_bare`: norms have no weights.
+    layers; `norm_is_bare`: norms have no weights. `order`: the block of each layer, where it is known.
     """
 
     model_type: str
@@ -132,6 +132,7 @@ class Decoder:
     outer_norms: int = 1
     norm_is_bare: bool = False
     head_bias: bool = False
+    order: tuple[int, ...] = field(default=(), repr=False)
 
     @property
     def norm_elements(self) -> int:
@@ -167,17 +168,26 @@ class ImageSide(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoredWeights:
+    """Bytes of a checkpoint as it is stored, scales included, and of the routed experts among them."""
+
+    total_bytes: float
+    experts_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Model:
     """A decoder, and what stands before it for a model that reads images.
 
     `beside`: parameters by group of parts that are held in memory and whose work is not reckoned. `longest`: the most
-    positions its configuration names.
+    positions its configuration names. `stored`: what memory holds of the weights, where a checkpoint is taken as it is.
     """
 
     decoder: Decoder
     images: ImageSide | None = None
     beside: tuple[tuple[str, int], ...] = ()
     longest: int | None = None
+    stored: StoredWeights | None = None
 
 
 def in_order(groups: Iterable[str]) -> list[str]:

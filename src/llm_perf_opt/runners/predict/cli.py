@@ -4,7 +4,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ from llm_perf_opt.analysis.static.document import (
 )
 from llm_perf_opt.analysis.static.memory import RESERVE, InMemory, held_context
 from llm_perf_opt.analysis.static.parts import Model
-from llm_perf_opt.analysis.static.quantised import Quantised, read_quantised, run_dtypes
+from llm_perf_opt.analysis.static.quantised import Quantised, read_quantised, run_dtypes, stored_weights
 from llm_perf_opt.config.load import load_config
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import AppConfig, HardwareSection
@@ -259,7 +259,7 @@ def _predict(subject: Subject, request: Request) -> Iterator[Row]:
 
 
 def predict_row(subject: Subject, case: Case, device: Device | None, resolved: Resolved) -> Row:
-    dtypes, notes = _dtypes(subject, resolved, device, case)
+    dtypes, quantised, notes = _dtypes(subject, resolved, device, case)
     section = _with_cached_calibration(resolved.section, device, dtypes.compute)
     shape = _shape(subject, case)
     capacity = _memory_of(device, section)
@@ -274,11 +274,15 @@ def predict_row(subject: Subject, case: Case, device: Device | None, resolved: R
             section,
             name=subject.label,
             hardware_reason=reason,
-            capacity_bytes=capacity,
+            capacity_bytes=None if capacity is None else capacity * case.layout.model_devices,
             beside=subject.beside.params,
+            stored=None if quantised is None else quantised.stored,
+            weight_format=None if quantised is None else quantised.weight,
         )
         said = (*notes, *_subject_notes(subject, shape, case, None), *_counted_notes(subject.label, model, case))
         return Row(analysis=counted, case=case, forecast=None, notes=said)
+    if quantised is not None:
+        model = replace(model, stored=stored_weights(model, quantised, wide_bytes=dtypes.compute_bytes))
     setting = None
     problem = layout_problem(model.decoder, case.layout)
     is_reckoned = section is not None and section.name != CPU and model.images is None
@@ -386,7 +390,10 @@ def _counted_notes(label: str, model: MetaModel, case: Case) -> tuple[str, ...]:
     ]
     asked = [name for name in ("weight_dtype", "kv_dtype", "activation_dtype", "output") if getattr(case, name)]
     if asked or case.layout.devices > 1 or case.engine != "eager":
-        found.append(f"{label}: formats, engines, several devices and requests are not reckoned from a count")
+        found.append(
+            f"{label}: times of other formats and engines, of several devices and of requests are not reckoned from a "
+            "count: times are one device's, memory is held against all"
+        )
     return tuple(found)
 
 
@@ -463,9 +470,13 @@ def _geometry(config: AppConfig, path: Path | None) -> tuple[Any, str]:
     if path is not None and path.name != "config.json":
         return read_config_json(path), str(path)
     if model.path is not None and (path is not None or (model.path / "config.json").is_file()):
-        read_config_json(model.path)
+        data = read_config_json(model.path)
         adapter = load_adapter(model.adapter)
-        return adapter.geometry(replace(model, weights="snapshot")), str(model.path / "config.json")
+        found = adapter.geometry(replace(model, weights="snapshot"))
+        if "quantization_config" in data and isinstance(found, Mapping):
+            # It may stand in a file of its own beside config.json.
+            found = {**found, "quantization_config": data["quantization_config"]}
+        return found, str(model.path / "config.json")
     if model.geometry is None:
         raise ConfigError(
             "model.path: missing, give the folder of a Hugging Face model, or a preset as model=llama3_8b"
@@ -487,8 +498,13 @@ def find_hardware(name: str, request: Request) -> tuple[Device | None, Resolved]
     return device, resolve_hardware(section, device, catalogue)
 
 
-def _dtypes(subject: Subject, resolved: Resolved, device: Device | None, case: Case) -> tuple[Dtypes, tuple[str, ...]]:
-    """The formats a run would use there: `auto` is bfloat16 on GPUs (float16 before Ampere) and float32 on CPUs."""
+def _dtypes(
+    subject: Subject, resolved: Resolved, device: Device | None, case: Case
+) -> tuple[Dtypes, Quantised | None, tuple[str, ...]]:
+    """The formats a run would use there: `auto` is bfloat16 on GPUs (float16 before Ampere) and float32 on CPUs.
+
+    And what the checkpoint says of its formats, where it is taken as it is.
+    """
     section, model = resolved.section, subject.config.model
     on_cpu = (device is not None and device.is_cpu) or (section is not None and section.name == CPU)
     chosen = choose_dtype(model.dtype, device="cpu" if on_cpu else "cuda:0", stored=None)
@@ -505,7 +521,7 @@ def _dtypes(subject: Subject, resolved: Resolved, device: Device | None, case: C
         stored = read_quantised({**text, "quantization_config": outer} if outer else text, where=subject.where)
     found = run_dtypes(compute, stored)
     weight, kv = case.weight_dtype or found.weight, case.kv_dtype or found.kv
-    return replace(found, weight=weight, kv=kv, activation=case.activation_dtype), notes
+    return replace(found, weight=weight, kv=kv, activation=case.activation_dtype), stored, notes
 
 
 def _with_cached_calibration(

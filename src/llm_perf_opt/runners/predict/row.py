@@ -70,7 +70,9 @@ class Row:
     def formats(self) -> str:
         d = self.analysis.dtypes
         parts = [d.compute]
-        parts += [f"w{d.weight}"] if d.weight != d.compute else []
+        stored = self.analysis.stored_format if isinstance(self.analysis, CountedAnalysis) else None
+        weight = stored or d.weight
+        parts += [f"w{weight}"] if weight != d.compute else []
         parts += [f"kv{d.kv}"] if d.kv != d.compute else []
         parts += [f"a{d.activation}"] if d.activation is not None else []
         return " ".join(parts)
