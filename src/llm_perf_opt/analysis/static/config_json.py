@@ -201,7 +201,7 @@ def read_config_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def _read_object(file: Path) -> Mapping[str, Any]:
+def _read_object(file: Path) -> Any:
     try:
         data = json.loads(read_limited(file, LARGEST_FILE_BYTES))
     except FileNotFoundError:
