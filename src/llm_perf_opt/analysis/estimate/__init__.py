@@ -2,7 +2,8 @@
 
 `efficiency` is how much of a device's ceilings operators reach, `engine` adds up the operators of a forward under a way
 of running, `parallel` what several devices save and what bringing results together costs. `steps` is the time of one
-forward with the band of `bands`; `requests` makes latency, throughput and cost of a load of it.
+forward with the band of `bands`; `queueing` is what requests that share an engine make of such times, `requests`
+latency, throughput and cost of a load by the estimates, `measured` the same by what a server was measured to take.
 
-Reading order: efficiency, engine, parallel, bands, steps, requests.
+Reading order: efficiency, engine, parallel, bands, steps, queueing, requests, measured.
 """

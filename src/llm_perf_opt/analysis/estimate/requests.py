@@ -1,10 +1,7 @@
 """Requests in flight: latency, throughput and cost of a load, from the times of single steps.
 
-An engine works on what is in flight in iterations: one token for every request that decodes, and the prompts of new
-requests up to a budget of tokens. Two loads are answered: so many requests in flight (closed: each one that ends is
-followed by the next), or so many that arrive per second (open: arrivals do not wait for each other).
-
-Little's law holds in every answer: requests in flight = requests per second · seconds of a request.
+Times of prompts and tokens on one replica are the estimates of `steps`; what requests make of each other is
+`queueing`.
 """
 
 import math
@@ -14,6 +11,7 @@ from functools import cached_property
 from llm_perf_opt.analysis.estimate.bands import Band, band_of
 from llm_perf_opt.analysis.estimate.efficiency import TRANSFERRED, rates_of
 from llm_perf_opt.analysis.estimate.engine import ENGINES, HostShare
+from llm_perf_opt.analysis.estimate.queueing import LoadTimes, closed_load, open_load
 from llm_perf_opt.analysis.estimate.steps import Setting, step_estimate
 from llm_perf_opt.analysis.hardware.work import Step
 from llm_perf_opt.config.schema import HardwareSection
@@ -21,12 +19,8 @@ from llm_perf_opt.config.schema import HardwareSection
 # As many tokens of prompts as serving engines take into one forward unless told otherwise.
 PROMPT_TOKENS = 8192
 MOST_PIECES = 256
-TAIL = 0.95
 # A draft model's share of a step's time and of the memory, where nothing else is said.
 DRAFT_COST = 0.1
-# Iterations that are still growing after so many rounds grow without end.
-MOST_ROUNDS = 200
-MOST_SEQUENCES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,100 +124,46 @@ def forecast(setting: Setting, load: Load) -> Forecast | None:
     """`load.concurrency` requests in flight: each that ends is followed by the next. None: no estimate of a step."""
     if step_estimate(setting, Step(batch=1, new=1, past=load.prompt)) is None:
         return None
-    replica = _Replica(setting=setting, load=load)
     # The fullest replica sets the pace; with fewer requests than replicas some have nothing to do.
     sequences = -(-load.concurrency // setting.layout.dp)
-    admitted = sequences if load.places is None else max(1, min(sequences, load.places))
-    step, prompt = replica.step_ms(admitted), replica.others_prompt_ms(admitted)
-    alone = replica.arrival_ms + replica.own_prompt_ms
-    # In the time of one request every other one has its prompt worked in once, whoever waits for it.
-    decode = (load.output - 1) * step
-    cycle = alone + (admitted - 1) * prompt + decode
-    together = replica.together(admitted)
-    first = cycle - decode
-    if load.output > 1 and admitted > 1:
-        # Requests that started together end together, so the next ones arrive together, behind a step that has begun.
-        first = min(first, alone + (together - 1) * prompt + 2 * step)
-    rounds = math.ceil(math.ceil(TAIL * admitted) / together)
-    tail = alone + (min(admitted, rounds * together) - 1) * prompt + (rounds - 1) * step / 2
-    waiting = (sequences - admitted) * cycle / admitted
-    request = sequences / admitted * cycle
-    rate = load.concurrency / request * load.output * 1e3
-    return Forecast(
-        ttft_ms=first + waiting,
-        ttft_p95_ms=max(first, tail) + waiting,
-        tpot_ms=step if load.output == 1 else (cycle - first) / (load.output - 1),
-        request_ms=request,
-        output_tokens_per_s=rate,
-        in_flight=float(load.concurrency),
-        cost=cost_per_million(setting, rate),
-        label=label_of(setting.hardware),
-        band=band_of(setting.model, setting.engine, setting.layout, label_of(setting.hardware)),
-    )
+    times = closed_load(ReplicaPace(setting=setting, load=load), sequences, output=load.output, places=load.places)
+    per_s = load.concurrency / times.request_ms * 1e3
+    return _forecast(setting, load, times, per_s=per_s, in_flight=float(load.concurrency))
 
 
 def forecast_arrivals(setting: Setting, load: Load, arrivals: ArrivalRate) -> Forecast | None:
-    """Requests that arrive by themselves. None: no estimate of a step, or more than the replicas can keep up with.
-
-    Prompts that arrive during one iteration go into the next one (gated service). An arrival waits for the rest of an
-    iteration, which is a long one more often than not, and takes part in the next; benchmarks/queueing.py holds this
-    against a simulation.
-    """
+    """Requests that arrive by themselves. None: no estimate of a step, or more than the replicas can keep up with."""
     if step_estimate(setting, Step(batch=1, new=1, past=load.prompt)) is None:
         return None
-    replica = _Replica(setting=setting, load=load)
-    per_ms = arrivals.per_s / 1e3 / setting.layout.dp
-    found = replica.iterations(per_ms)
-    if found is None:
+    times = open_load(
+        ReplicaPace(setting=setting, load=load),
+        arrivals.per_s / 1e3 / setting.layout.dp,
+        output=load.output,
+        places=load.places,
+        burstiness=arrivals.burstiness,
+    )
+    if times is None:
         return None
-    most = replica.most_together
-    # How full the prompts' budget is: beyond 1 they pile up.
-    share = per_ms * (found.step_ms / most + replica.prompt_ms_each(most, found.sequences))
-    if share >= 1:
-        return None
-    prompt, variation = found.prompt_ms, 1 / arrivals.burstiness
-    spread = prompt**2 * per_ms * found.ms * variation / max(1e-9, 1 - (per_ms * prompt) ** 2)
-    met = found.ms + spread / found.ms
-    full = share**most * (found.step_ms + most * prompt) * (1 + variation) / 2 / most / (1 - share) / 2
-    busy = min(1.0, found.decoding)
-    start = replica.arrival_ms + replica.own_prompt_ms
-    own = busy * (found.step_ms + prompt * per_ms * met)
-    long = met + math.sqrt(spread)
-    mean = start + own + busy * met / 2 + full
-    median = start + busy * (found.step_ms + prompt * per_ms * found.ms + found.ms / 2) + full / 2
-    tail = start + busy * (found.step_ms + prompt * per_ms * long + TAIL * long) + full * math.log(1 / (1 - TAIL))
-    request = mean + (load.output - 1) * found.ms
-    rate = arrivals.per_s * load.output
+    return _forecast(setting, load, times, per_s=arrivals.per_s, in_flight=arrivals.per_s * times.request_ms / 1e3)
+
+
+def _forecast(setting: Setting, load: Load, times: LoadTimes, *, per_s: float, in_flight: float) -> Forecast:
+    rate, label = per_s * load.output, label_of(setting.hardware)
     return Forecast(
-        ttft_ms=median,
-        ttft_p95_ms=max(median, tail),
-        tpot_ms=found.ms,
-        request_ms=request,
+        ttft_ms=times.ttft_ms,
+        ttft_p95_ms=times.ttft_p95_ms,
+        tpot_ms=times.tpot_ms,
+        request_ms=times.request_ms,
         output_tokens_per_s=rate,
-        in_flight=arrivals.per_s / 1e3 * request,
+        in_flight=in_flight,
         cost=cost_per_million(setting, rate),
-        label=label_of(setting.hardware),
-        band=band_of(setting.model, setting.engine, setting.layout, label_of(setting.hardware)),
+        label=label,
+        band=band_of(setting.model, setting.engine, setting.layout, label),
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Iterations:
-    """An engine's iterations at a steady rate of arrivals.
-
-    `ms` of the mean one, `step_ms` of it without prompts; `prompt_ms` of each prompt in it; `decoding` requests, for
-    which `step_ms` was taken of `sequences`.
-    """
-
-    ms: float
-    step_ms: float
-    prompt_ms: float
-    decoding: float
-    sequences: int
-
-
 @dataclass(frozen=True)
-class _Replica:
+class ReplicaPace:
     """Times on one copy of the model, whose pipeline stages work on micro-batches of what is in flight."""
 
     setting: Setting
@@ -287,31 +227,6 @@ class _Replica:
         pieces = max(1.0, self.load.new_tokens / (self.load.chunk or PROMPT_TOKENS))
         per_step = sequences / self.load.output * pieces
         return min(1.0, self._longest_stage + math.sqrt(2 * math.log(pp) / (pp * per_step)))
-
-    def iterations(self, per_ms: float) -> _Iterations | None:
-        """Iterations at so many arrivals a millisecond. None: they grow without end, or beyond the places there are."""
-        most = self.load.places or MOST_SEQUENCES
-        step = length = self.step_ms(1)
-        for _ in range(MOST_ROUNDS):
-            decoding = per_ms * max(1, self.load.output - 1) * length
-            sequences = max(1, math.ceil(decoding))
-            if sequences > most:
-                return None
-            together = min(float(self.most_together), max(1.0, per_ms * length))
-            few, part = int(together), together % 1
-            prompt = self.prompt_ms_each(few, sequences)
-            if part:
-                prompt += part * (self.prompt_ms_each(few + 1, sequences) - prompt)
-            step = self.step_ms(sequences)
-            busy = per_ms * prompt
-            if busy >= 1 and together == self.most_together:
-                return None
-            # More prompts go together in a longer iteration, until each takes little enough.
-            after = step / (1 - busy) if busy < 1 else 2 * length
-            if abs(after - length) <= 1e-3 * length:
-                return _Iterations(ms=after, step_ms=step, prompt_ms=prompt, decoding=decoding, sequences=sequences)
-            length = after
-        return None
 
 
 def _known(value: float | None) -> float:

@@ -14,6 +14,7 @@ from llm_perf_opt.analysis.static.analysis import Analysis
 from llm_perf_opt.analysis.static.parts import Model
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.errors import EXIT_OK, ConfigError
+from llm_perf_opt.runners.plan.calibrated import OPTION, length_problems, read_server, render_calibrated
 from llm_perf_opt.runners.plan.disaggregate import PoolOption, Pools, best_pools
 from llm_perf_opt.runners.plan.search import Demand, Limits, batches, layouts, serve
 from llm_perf_opt.runners.plan.table import PlanResult, render_plan
@@ -27,7 +28,7 @@ HELP = """\
 llm-perf plan [OVERRIDE ...] [--ttft-ms MS] [--tpot-ms MS] [--context TOKENS]
               [--output TOKENS] [--devices N] [--users N | --rate N/s]
               [--price ENTRY=PRICE,...] [--prices FILE] [--csv FILE]
-              [--plot FILE.svg] [--json]
+              [--plot FILE.svg] [--json] [--calibrate-from RUN]
 
 Which device, how many of them, which batch and format: the cheapest that meets
 the limits, by the estimates of `llm-perf predict` (see there for model=,
@@ -48,6 +49,8 @@ examples:
   --rate 20/s      so many arrivals: how many replicas (also 1200/min)
   --burstiness 1   1: Poisson arrivals, below 1: bursts
   --headroom 20%   capacity beyond the demand
+  --calibrate-from RUN  answer by a run of llm-perf bench (or its bench.json)
+                   with load.concurrency=1,4,16: that server, those lengths
   --price h200=3.5,l40s=1   per hour and device
   --prices FILE    the same as YAML, one `entry: price` a line
 
@@ -60,7 +63,7 @@ meets the limits; with a demand, the best of each device, format and layout.
 """
 OPTIONS = (
     *("--ttft-ms", "--tpot-ms", "--percentile", "--context", "--output", "--devices", "--users", "--rate"),
-    *("--burstiness", "--headroom", "--price", "--prices", "--csv", "--plot"),
+    *("--burstiness", "--headroom", "--calibrate-from", "--price", "--prices", "--csv", "--plot"),
 )
 SECONDS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
 
@@ -84,6 +87,9 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_OK
     request = parse_request(argv, conf=conf_dir(), with_value=OPTIONS, bare=("--json",))
     plan = _plan(request)
+    if OPTION in request.options:
+        print(_calibrated(request, plan), end="")
+        return EXIT_OK
     answers = [_answer(subject, request, plan) for subject in subjects(request)]
     answer = PlanResult(
         rows=tuple(row for found in answers for row in found.rows),
@@ -104,6 +110,28 @@ def main(argv: Sequence[str]) -> int:
         )
         print(text, end="")
     return EXIT_OK
+
+
+def _calibrated(request: Request, plan: Search) -> str:
+    """What a measured server takes; what describes another one is refused."""
+    server = read_server(request.options[OPTION])
+    unused = [
+        key
+        for key, is_given in (
+            ("model", bool(request.models or request.paths)),
+            *((key, key in request.options) for key in ("--devices", "--price", "--prices", "--csv", "--plot")),
+            ("--json", "--json" in request.flags),
+            *((f"workload.{name}", True) for name in request.lists),
+        )
+        if is_given
+    ]
+    problems = [f"{key}: has no effect with {OPTION}, whose server was measured as it is" for key in unused]
+    output = plan.output if "--output" in request.options else None
+    prompt = plan.context - (output or server.pace.output) if "--context" in request.options else None
+    problems += length_problems(server, prompt=prompt, output=output)
+    if problems:
+        raise ConfigError(problems)
+    return render_calibrated(server, plan.limits, plan.demand, burstiness=plan.burstiness)
 
 
 def _plan(request: Request) -> Search:
