@@ -108,7 +108,7 @@ combination. Columns to sort by are the names in the header of the CSV file.
 """
 
 
-# Cards that run above the boost clock of their data sheet while power and temperature allow it, and by how much at most:
+# Cards that run above the boost clock of their data sheet while power and temperature allow it, and by how much:
 # the sheets say 1.7 to 2.6 GHz, the cards reach 1.95 to 2.9. A published run came to 98 % of such a bound.
 BOOSTS, BOOST = "NVIDIA GeForce", 0.15
 # What serving engines leave of a device's memory by default (vLLM's gpu_memory_utilization of 0.9).
