@@ -87,6 +87,14 @@ def test_the_most_requests_in_flight_are_among_those_measured(
     assert "No number of requests in flight that was measured keeps the limits." in capsys.readouterr().out
 
 
+def test_levels_that_scatter_are_no_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scattered = [LEVELS[0], level(2, 40), level(3, 160), LEVELS[2], LEVELS[3]]
+    assert main(["plan", "--calibrate-from", str(bench(tmp_path, scattered))]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "The error is above 10%: the levels scatter too much to plan with." in out
+    assert "requests in flight keep" not in out
+
+
 def test_a_demand_is_answered_by_more_servers_of_the_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = bench(tmp_path, LEVELS)
 

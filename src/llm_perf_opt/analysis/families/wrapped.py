@@ -9,6 +9,8 @@ from llm_perf_opt.analysis.static.config_json import Fields, NotADecoder
 ALIASES = {
     "kimi_k2": "deepseek_v3",
     "llama4": "llama4_text",
+    # Qwen2 with layers that predict further tokens.
+    "mimo": "qwen2",
     "glm4v_text": "glm4",
     "glm4v_moe_text": "glm4_moe",
     "qwen2_vl": "qwen2",

@@ -33,7 +33,11 @@ class GroupedAttention:
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttention:
-    """Multi-head latent attention: keys and values are projected up from a latent of `kv_rank` + `rope_dim`."""
+    """Multi-head latent attention: keys and values are projected up from a latent of `kv_rank` + `rope_dim`.
+
+    `index_topk`: a query sees only so many keys, those an indexer scores highest, with `index_heads` queries against
+    one key of `index_dim` a token (no heads: the layer takes the choice of an earlier one).
+    """
 
     heads: int
     q_rank: int | None
@@ -42,6 +46,9 @@ class LatentAttention:
     rope_dim: int
     v_dim: int
     bias: bool = False
+    index_topk: int | None = None
+    index_heads: int = 0
+    index_dim: int = 0
 
     @property
     def qk_dim(self) -> int:

@@ -172,6 +172,8 @@ def _matrices(layer: Layer, hidden: int) -> list[tuple[str, str, float]]:
             (ATTENTION, "kv_b_proj", a.kv_rank * a.heads * (a.nope_dim + a.v_dim)),
             (ATTENTION, "o_proj", a.heads * a.v_dim * hidden),
         ]
+        if a.index_heads:
+            found.append((ATTENTION, "indexer", ((a.q_rank or hidden) * a.index_heads + hidden) * a.index_dim))
     elif isinstance(a, StateMixer):
         found += [
             (ATTENTION, "in_proj", hidden * a.in_width + a.inner_elements),

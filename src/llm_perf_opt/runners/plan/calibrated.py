@@ -173,11 +173,19 @@ def render_calibrated(server: MeasuredServer, limits: Limits, demand: Demand | N
         lines += _filled("Two levels say nothing about loads between them: measure three or more to know the error.")
     else:
         lines += _filled(f"left out: each level by the others alone; median error {error:.1%} in tokens per second.")
-        if error > LARGEST_ERROR:
+        if not is_steady(server):
             lines += _filled(
-                f"The error is above {LARGEST_ERROR:.0%}: the levels scatter too much to plan with; measure longer."
+                f"The error is above {LARGEST_ERROR:.0%}: the levels scatter too much to plan with. Measure longer, on "
+                "a machine that does nothing else."
             )
+            return "\n".join(lines) + "\n"
     return "\n".join([*lines, "", *_answer(server, limits, demand, burstiness)]) + "\n"
+
+
+def is_steady(server: MeasuredServer) -> bool:
+    """Whether levels that are left out can be worked out from the others; nothing is known of two levels."""
+    error = median_error(left_out_errors(server.pace))
+    return error is None or error <= LARGEST_ERROR
 
 
 def _answer(server: MeasuredServer, limits: Limits, demand: Demand | None, burstiness: float) -> list[str]:

@@ -13,8 +13,15 @@ from llm_perf_opt.analysis.estimate.steps import Setting
 from llm_perf_opt.analysis.static.analysis import Analysis
 from llm_perf_opt.analysis.static.parts import Model
 from llm_perf_opt.config.paths import conf_dir
-from llm_perf_opt.errors import EXIT_OK, ConfigError
-from llm_perf_opt.runners.plan.calibrated import OPTION, length_problems, read_server, render_calibrated
+from llm_perf_opt.errors import EXIT_FAILED, EXIT_OK, ConfigError
+from llm_perf_opt.runners.plan.calibrated import (
+    OPTION,
+    MeasuredServer,
+    is_steady,
+    length_problems,
+    read_server,
+    render_calibrated,
+)
 from llm_perf_opt.runners.plan.disaggregate import PoolOption, Pools, best_pools
 from llm_perf_opt.runners.plan.search import Demand, Limits, batches, layouts, serve
 from llm_perf_opt.runners.plan.table import PlanResult, render_plan
@@ -88,8 +95,9 @@ def main(argv: Sequence[str]) -> int:
     request = parse_request(argv, conf=conf_dir(), with_value=OPTIONS, bare=("--json",))
     plan = _plan(request)
     if OPTION in request.options:
-        print(_calibrated(request, plan), end="")
-        return EXIT_OK
+        server = _measured(request, plan)
+        print(render_calibrated(server, plan.limits, plan.demand, burstiness=plan.burstiness), end="")
+        return EXIT_OK if is_steady(server) else EXIT_FAILED
     answers = [_answer(subject, request, plan) for subject in subjects(request)]
     answer = PlanResult(
         rows=tuple(row for found in answers for row in found.rows),
@@ -112,8 +120,8 @@ def main(argv: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def _calibrated(request: Request, plan: Search) -> str:
-    """What a measured server takes; what describes another one is refused."""
+def _measured(request: Request, plan: Search) -> MeasuredServer:
+    """The server a run of bench measured; what describes another one is refused."""
     server = read_server(request.options[OPTION])
     unused = [
         key
@@ -131,7 +139,7 @@ def _calibrated(request: Request, plan: Search) -> str:
     problems += length_problems(server, prompt=prompt, output=output)
     if problems:
         raise ConfigError(problems)
-    return render_calibrated(server, plan.limits, plan.demand, burstiness=plan.burstiness)
+    return server
 
 
 def _plan(request: Request) -> Search:
