@@ -31,6 +31,7 @@ _LATENT = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 12,
 }
+_INDEXED = {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 8, "n_group": 1, "topk_group": 1}
 # One case per known model type, with the features that make it differ from Llama switched on.
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_state": 32, "mamba_n_groups": 2}
 FAMILY_CASES: dict[str, dict[str, Any]] = {
@@ -45,6 +46,15 @@ FAMILY_CASES: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 2,
         "n_group": 2,
         "topk_group": 1,
+    },
+    "deepseek_v32": {**_ROUTED, **_LATENT, **_INDEXED, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    "glm_moe_dsa": {
+        **_ROUTED,
+        **_LATENT,
+        **_INDEXED,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "indexer_types": ["full", "full", "shared", "shared"],
     },
     "gemma": {"num_key_value_heads": 1},
     "gemma2": {"sliding_window": 16},

@@ -275,7 +275,7 @@ def test_results_without_room_are_named_with_the_way_to_see_them(capsys: pytest.
 def test_the_legend_explains_the_columns_shown_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "model=llama_tiny", "hardware=h200", "workload.output=8"]) == 0
     served = " ".join(capsys.readouterr().out.split())
-    assert "ttft, tpot, request ms: what to expect of one request" in served
+    assert "ttft, tpot, request ms: of one request among those in flight" in served
     assert "prefill, decode ms:" not in served
 
 

@@ -73,9 +73,10 @@ def small_meta(model_type: str) -> tuple[dict[str, Any], Any]:
 
 
 # Parameters alone can be compared: transformers runs all experts of Llama 4 for every token, works on states in chunks
-# that cost more than they must, has no cache of the usual kind in Mamba 2; GPT-2 and DBRX ask the device for values.
+# that cost more than they must, scores keys that an indexer left out, has no cache of the usual kind in Mamba 2; GPT-2
+# and DBRX ask the device for values.
 NOT_COUNTED = {"gpt2", "llama4_text", "mamba2", "qwen3_next", "bamba", "falcon_h1", "granitemoehybrid", "nemotron_h"}
-NOT_COUNTED |= {"dbrx", "jamba", "lfm2", "mamba", "qwen3_5_moe_text", "qwen3_5_text"}
+NOT_COUNTED |= {"deepseek_v32", "glm_moe_dsa", "dbrx", "jamba", "lfm2", "mamba", "qwen3_5_moe_text", "qwen3_5_text"}
 # At this size biases, positions and scores that are not fused are more than a hundredth of a group's bytes.
 FLOPS_ALONE = {"bloom", "gpt_bigcode", "gptj", "granitemoeshared", "opt", "phi", "phimoe"}
 

@@ -38,7 +38,8 @@ PER = {PREFILL: "prompt", DECODE: "decode step"}
 class CountedAnalysis:
     """`reason` says what the closed form does not know; `parameters` and `counts` are by module group and by phase.
 
-    `beside`: parameters by group of parts that are held in memory and were not run.
+    `beside`: parameters by group of parts that are held in memory and were not run. `stored_bytes` and
+    `stored_format`: of a quantised checkpoint, whose times are not reckoned from a count.
     """
 
     name: str
@@ -51,6 +52,8 @@ class CountedAnalysis:
     parameters: Mapping[str, int]
     counts: Mapping[str, Count]
     beside: Mapping[str, int] = field(default_factory=dict)
+    stored_bytes: float | None = None
+    stored_format: str | None = None
 
     @property
     def total(self) -> int:
@@ -63,7 +66,7 @@ class CountedAnalysis:
 
     @property
     def weights_bytes(self) -> float:
-        return self.total * self.dtypes.weight_bytes
+        return self.total * self.dtypes.weight_bytes if self.stored_bytes is None else self.stored_bytes
 
     def launch_ms(self, phase: str) -> float:
         launch_us = self.hardware.launch_us if self.hardware is not None else None

@@ -1,7 +1,7 @@
 """A model's parts as sizes: what the closed form needs to know, and nothing of any framework."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from llm_perf_opt.analysis.hardware.work import Dtypes, View, Work
@@ -33,7 +33,11 @@ class GroupedAttention:
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttention:
-    """Multi-head latent attention: keys and values are projected up from a latent of `kv_rank` + `rope_dim`."""
+    """Multi-head latent attention: keys and values are projected up from a latent of `kv_rank` + `rope_dim`.
+
+    `index_topk`: a query sees only so many keys, those an indexer scores highest, with `index_heads` queries against
+    one key of `index_dim` a token (no heads: the layer takes the choice of an earlier one).
+    """
 
     heads: int
     q_rank: int | None
@@ -42,6 +46,9 @@ class LatentAttention:
     rope_dim: int
     v_dim: int
     bias: bool = False
+    index_topk: int | None = None
+    index_heads: int = 0
+    index_dim: int = 0
 
     @property
     def qk_dim(self) -> int:
@@ -119,7 +126,7 @@ class Decoder:
     """A decoder-only model; `blocks` are its distinct layers with how often each occurs.
 
     `positions`: how many learned positions there are, 0 where they are worked out. `outer_norms` stand outside the
-    layers; `norm_is_bare`: norms have no weights.
+    layers; `norm_is_bare`: norms have no weights. `order`: the block of each layer, where it is known.
     """
 
     model_type: str
@@ -132,6 +139,7 @@ class Decoder:
     outer_norms: int = 1
     norm_is_bare: bool = False
     head_bias: bool = False
+    order: tuple[int, ...] = field(default=(), repr=False)
 
     @property
     def norm_elements(self) -> int:
@@ -167,15 +175,26 @@ class ImageSide(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoredWeights:
+    """Bytes of a checkpoint as it is stored, scales included, and of the routed experts among them."""
+
+    total_bytes: float
+    experts_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Model:
     """A decoder, and what stands before it for a model that reads images.
 
-    `beside`: parameters by group of parts that are held in memory and whose work is not reckoned.
+    `beside`: parameters by group of parts that are held in memory and whose work is not reckoned. `longest`: the most
+    positions its configuration names. `stored`: what memory holds of the weights, where a checkpoint is taken as it is.
     """
 
     decoder: Decoder
     images: ImageSide | None = None
     beside: tuple[tuple[str, int], ...] = ()
+    longest: int | None = None
+    stored: StoredWeights | None = None
 
 
 def in_order(groups: Iterable[str]) -> list[str]:

@@ -16,6 +16,7 @@ from llm_perf_opt.analysis.hardware.work import Dtypes, Shape, Work
 from llm_perf_opt.analysis.static.counted import CountedAnalysis, unknown_text
 from llm_perf_opt.analysis.static.operator_count import Count, count_module_parameters
 from llm_perf_opt.analysis.static.prediction import Operators, PhasePrediction
+from llm_perf_opt.analysis.static.stored import Stored, tensor_bytes
 from llm_perf_opt.config.schema import HardwareSection, ModelSection
 from llm_perf_opt.core.names import PREFILL
 from llm_perf_opt.errors import ConfigError, ParseError
@@ -37,6 +38,13 @@ class MetaModel:
     @property
     def reason(self) -> str:
         return unknown_text(self.what)
+
+    def stored_bytes(self, stored: Stored, *, wide_bytes: float) -> float:
+        """What a quantised checkpoint of this model takes, tensor by tensor."""
+        return sum(
+            tensor_bytes(name, tensor.numel(), tensor.dim(), stored, wide=wide_bytes)
+            for name, tensor in self._module().named_parameters()
+        )
 
     def _count(self, batch: int, prompt: int, context: int) -> tuple[Mapping[str, int], Mapping[str, Count]]:
         from llm_perf_opt.runners.static_runner import count_phases
@@ -68,8 +76,14 @@ def count_model(
     hardware_reason: str | None,
     capacity_bytes: float | None,
     beside: Mapping[str, int],
+    stored: Stored | None = None,
+    weight_format: str | None = None,
 ) -> CountedAnalysis:
     parameters, counts = source.count(shape.batch, shape.prompt, shape.context)
+    wide = dtypes.compute_bytes
+    held = None
+    if stored is not None:
+        held = source.stored_bytes(stored, wide_bytes=wide) + sum(beside.values()) * wide
     return CountedAnalysis(
         name=name,
         reason=source.reason,
@@ -81,6 +95,8 @@ def count_model(
         parameters=parameters,
         counts=counts,
         beside=beside,
+        stored_bytes=held,
+        stored_format=weight_format if held is not None else None,
     )
 
 
