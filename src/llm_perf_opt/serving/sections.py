@@ -38,11 +38,11 @@ def _paragraphs(document: BenchDocument) -> tuple[str, ...]:
     who = " ".join(text for text in (document.model, f"at {document.server}" if document.server else None) if text)
     texts = [f"Measured by {document.made_by}{f': {who}' if who else ''}. Only requests that succeeded are timed."]
     texts.append("; ".join(WORDS[name] for name in LATENCIES) + ".")
-    slo = document.slo
-    if slo.is_set:
-        limits = {"TTFT": slo.ttft_ms, "TPOT": slo.tpot_ms, "E2EL": slo.e2el_ms}
-        named = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in limits.items() if limit is not None)
-        texts.append(f"Goodput counts requests with {named}.")
+    if document.slo.is_set:
+        texts.append(f"Goodput counts requests with {document.slo.text}.")
+    failed = [level.label for level in document.levels if level.sent and not level.completed]
+    if failed:
+        texts.append(f"Every request failed at {', '.join(failed)}: there are no latencies.")
     texts += [f"{level.label}: ended early, because {level.stopped}." for level in document.levels if level.stopped]
     texts += [
         f"{level.label}: the server did not keep up. The last requests took {level.growth:.1f} times as long as the "
@@ -51,10 +51,10 @@ def _paragraphs(document: BenchDocument) -> tuple[str, ...]:
         if level.is_overloaded
     ]
     texts += [
-        f"{level.label}: reading the streams kept this client busy for {100 * (level.client_busy or 0.0):.0f} % of the "
-        "time, so its latencies hold delays of its own. Ask for less at once, or measure from a faster machine."
+        f"{level.label}: invalid, because {level.invalid}. Use more load.processes, less load, or another machine for "
+        "the client."
         for level in document.levels
-        if level.is_late
+        if level.invalid is not None
     ]
     texts += [
         f"{level.label}: tokens of a stream arrive in bursts (half of the gaps are under "
@@ -78,7 +78,8 @@ def _throughput(document: BenchDocument, source: str) -> SectionTable:
         "output tokens/s": [level.output_tokens_per_s for level in document.levels],
         "all tokens/s": [level.total_tokens_per_s for level in document.levels],
         "goodput/s": [level.goodput_per_s for level in document.levels],
-        "most at once": [level.most_at_once for level in document.levels],
+        "peak concurrency": [level.most_at_once for level in document.levels],
+        "client lag ms": [level.client_lag_mean_ms for level in document.levels],
     }
     kept = {name: cells for name, cells in columns.items() if any(cell is not None for cell in cells)}
     rows = tuple(zip(*kept.values(), strict=True))
