@@ -31,7 +31,7 @@ from llm_perf_opt.serving.results import (
     level_result,
 )
 from llm_perf_opt.serving.schedule import arrival_times
-from llm_perf_opt.serving.sections import bench_metrics, bench_sections, busiest
+from llm_perf_opt.serving.sections import bench_metrics, bench_sections, shown_level
 from llm_perf_opt.serving.traffic.sessions import Turn
 from llm_perf_opt.serving.traffic.synthetic import SyntheticTraffic, made_up, words_for
 from llm_perf_opt.serving.traffic.trace import TraceSession, TraceTraffic, TraceTurn
@@ -339,11 +339,11 @@ def test_no_redirect_leads_a_request_to_another_address() -> None:
     assert (record.status, record.error) == ("failed", "HTTP 307")
 
 
-def test_the_report_names_levels_latencies_errors_and_the_busiest() -> None:
+def test_the_report_names_levels_latencies_errors_and_the_shown_level() -> None:
     slow = level_result(LoadRun(level=LoadLevel(rate=1.0), records=RECORDS[:2], duration_s=4.0), SloSection())
     fast = level_result(LoadRun(level=LoadLevel(rate=2.0), records=RECORDS, duration_s=2.0), SloSection())
     document = BenchDocument(server="http://127.0.0.1:1", model="m", levels=(slow, fast))
-    assert busiest(document) == fast
+    assert shown_level(document) == fast
     metrics = bench_metrics(document, source="bench/bench.json")
     assert metrics["serve_output_tokens_per_s"].value == 4.0
     assert metrics["serve_output_tokens_per_s[rate=1]"].value == 1.75

@@ -78,12 +78,16 @@ def is_address(url: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class SloSection:
-    """`load.slo.*`: what a good request keeps to, in milliseconds; None: no limit."""
+    """`load.slo.*`: limits of a good request in milliseconds (None: no limit), and the share of requests to be good.
+
+    A level meets the SLO when at least `share` of its requests keep to every limit.
+    """
 
     __pydantic_config__: ClassVar = FORBID_UNKNOWN
     ttft_ms: PositiveFloat | None = None
     tpot_ms: PositiveFloat | None = None
     e2el_ms: PositiveFloat | None = None
+    share: Annotated[float, Interval(gt=0.0, le=1.0)] = 0.9
 
     @property
     def is_set(self) -> bool:

@@ -54,6 +54,7 @@ class LevelResult:
     """One load and what came of it.
 
     `growth` of an open loop: end-to-end time of the last quarter of the requests over that of the first, by medians.
+    `good_share` is the share of all requests that keep to every limit, `meets_slo` whether that is enough.
     `mean_concurrency` is the mean number of requests under way. `client_busy` is the share of the time in which the
     busiest of `client_processes` computed, `client_lag_*` how late its event loop was, `send_late_*` how long after
     their scheduled time requests were sent.
@@ -75,6 +76,8 @@ class LevelResult:
     output_tokens_per_s: float | None = None
     total_tokens_per_s: float | None = None
     goodput_per_s: float | None = None
+    good_share: float | None = None
+    meets_slo: bool | None = None
     most_at_once: int | None = None
     growth: float | None = None
     peak_output_tokens_per_s: float | None = None
@@ -145,7 +148,7 @@ class LevelResult:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchDocument:
-    """`bench.json`: who was asked, and every level. `made_by` is the load generator."""
+    """`bench.json`: the server, and every level. `made_by` is the load generator, `recommended` the key of a level."""
 
     schema_version: Literal[1] = 1
     made_by: str = "llm-perf bench"
@@ -153,6 +156,7 @@ class BenchDocument:
     model: str | None = None
     slo: SloSection = field(default_factory=SloSection)
     levels: tuple[LevelResult, ...] = ()
+    recommended: str | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -219,6 +223,8 @@ def level_result(run: LoadRun, slo: SloSection) -> LevelResult:
         output_tokens_per_s=_per_s(outputs, time_s),
         total_tokens_per_s=None if inputs is None else _per_s(inputs + outputs, time_s),
         goodput_per_s=None if kept is None else _per_s(kept, time_s),
+        good_share=None if kept is None or not counted else kept / len(counted),
+        meets_slo=None if kept is None or not counted else kept >= slo.share * len(counted) and bool(good),
         most_at_once=_most_at_once(good),
         growth=_growth(good) if run.level.rate is not None else None,
         peak_output_tokens_per_s=_peak_tokens(good),

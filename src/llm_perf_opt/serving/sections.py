@@ -6,6 +6,7 @@ from llm_perf_opt.core.records import Metric
 from llm_perf_opt.core.sections import Cell, Section, SectionTable
 from llm_perf_opt.core.units import format_ms
 from llm_perf_opt.serving.results import LATENCIES, BenchDocument, LatencyFigures, LevelResult
+from llm_perf_opt.serving.saturation import recommended, verdict
 
 LATENCY, OVER_TIME, TRADE, COUNTERS = "Serving under load", "Latency over time", "Throughput and latency", "Counters"
 WORDS = {
@@ -38,6 +39,9 @@ def _paragraphs(document: BenchDocument) -> tuple[str, ...]:
     who = " ".join(text for text in (document.model, f"at {document.server}" if document.server else None) if text)
     texts = [f"Measured by {document.made_by}{f': {who}' if who else ''}. Only requests that succeeded are timed."]
     texts.append("; ".join(WORDS[name] for name in LATENCIES) + ".")
+    said = verdict(document)
+    if said is not None:
+        texts.insert(0, said)
     if document.slo.is_set:
         texts.append(f"Goodput counts requests with {document.slo.text}.")
     failed = [level.label for level in document.levels if level.sent and not level.completed]
@@ -118,16 +122,17 @@ def _counters(levels: Sequence[LevelResult], source: str) -> Section:
     )
 
 
-def busiest(document: BenchDocument) -> LevelResult | None:
-    """The level with the most output tokens per second, whose figures the headline shows."""
+def shown_level(document: BenchDocument) -> LevelResult | None:
+    """The level whose figures the headline shows: the recommended one, else the one with the most output tokens."""
+    best = recommended(document) if len(document.levels) > 1 else None
     done = [level for level in document.levels if level.completed]
-    return max(done, key=lambda level: level.output_tokens_per_s or level.requests_per_s or 0.0, default=None)
+    return best or max(done, key=lambda level: level.output_tokens_per_s or level.requests_per_s or 0.0, default=None)
 
 
 def bench_metrics(document: BenchDocument, *, source: str) -> dict[str, Metric]:
-    """Medians and throughput: by their plain name those of the busiest level, of a sweep also every level's own."""
+    """Medians and throughput: by their plain name those of the level shown, of a sweep also every level's own."""
     metrics: dict[str, Metric] = {}
-    top = busiest(document)
+    top = shown_level(document)
     if top is not None:
         metrics |= _metrics(top, "", source)
     if len(document.levels) > 1:

@@ -20,7 +20,7 @@ from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.core.records import CommandRecord, Progress, RunStatus, StageFile, StageRecord, StageTraits
 from llm_perf_opt.core.redact import Redactor, given_secrets
-from llm_perf_opt.core.units import format_bytes, format_ms
+from llm_perf_opt.core.units import format_bytes
 from llm_perf_opt.errors import ConfigError, ProfilingError, ToolError
 from llm_perf_opt.pipeline.console import Console, StageTurn, make_console
 from llm_perf_opt.pipeline.lock import locked
@@ -38,6 +38,7 @@ from llm_perf_opt.runners.bench.cli import BenchConfig
 from llm_perf_opt.runners.bench.look import LookPlace, nsys_stage
 from llm_perf_opt.runners.bench.pictures import draw_runs, draw_trade, with_pictures
 from llm_perf_opt.runners.bench.warm_up import WarmServer, read_traffic, warm_up
+from llm_perf_opt.serving.block import result_block
 from llm_perf_opt.serving.config import LoadLevel
 from llm_perf_opt.serving.engine import RunningServer, ServerPlace, running_server, with_program
 from llm_perf_opt.serving.load import run_level
@@ -50,8 +51,10 @@ from llm_perf_opt.serving.results import (
     LevelResult,
     level_result,
 )
+from llm_perf_opt.serving.saturation import recommended, verdict
 from llm_perf_opt.serving.sections import bench_metrics, bench_sections
 from llm_perf_opt.serving.traffic.trace import TraceSession
+from llm_perf_opt.serving.vllm_file import vllm_json
 from llm_perf_opt.serving.window import profile_args, record_with_engine, record_with_nsys
 
 SOURCE = f"{BENCH}/{BENCH_FILE}"
@@ -72,6 +75,7 @@ class BenchRun:
     levels: list[LevelResult] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    vllm_files: list[StageFile] = field(default_factory=list)
     commands: list[CommandRecord] = field(default_factory=list)
     others: list[StageRecord] = field(default_factory=list)
     recorded: tuple[TraceSession, ...] = ()
@@ -96,13 +100,15 @@ class BenchRun:
         )
 
     def document(self) -> BenchDocument:
-        return BenchDocument(
+        found = BenchDocument(
             server=self.server,
             model=self.model,
             slo=self.config.load.slo,
             levels=tuple(self.levels),
             notes=tuple(self.notes),
         )
+        best = recommended(found)
+        return replace(found, recommended=None if best is None else best.key)
 
     def save(self, status: RunStatus) -> None:
         """Everything so far: results, requests, pictures, manifest."""
@@ -129,6 +135,7 @@ class BenchRun:
             files=(
                 StageFile(role="bench_json", path=folder / BENCH_FILE),
                 StageFile(role="bench_requests", path=folder / REQUESTS_FILE),
+                *self.vllm_files,
                 *pictures,
             ),
             metrics=bench_metrics(document, source=SOURCE),
@@ -327,10 +334,19 @@ def _measure_level(run: BenchRun, server: RunningServer, warm: WarmServer, level
         one.stopped = None if one.stopped is None else run.redactor.text(one.stopped)
         result = level_result(one, load.slo)
         run.levels.append(result)
+        _write_vllm(run, one, result)
         _judge(run, result)
         run.save("running")
-    run.say(_summary(result))
+    # What was asked for goes to stdout, progress to stderr.
+    print(run.redactor.text(result_block(result, slo=load.slo)), flush=True)
     return server.target.trouble() is None
+
+
+def _write_vllm(run: BenchRun, one: LoadRun, result: LevelResult) -> None:
+    """The level as a result file of `vllm bench serve`, for tools that read those."""
+    path = run.root / BENCH / f"vllm_{len(run.levels)}.json"
+    write_whole(path, vllm_json(one, result, run.config.load, model=run.model))
+    run.vllm_files.append(StageFile(role="vllm_bench_json", path=path))
 
 
 def _judge(run: BenchRun, result: LevelResult) -> None:
@@ -347,26 +363,14 @@ def _judge(run: BenchRun, result: LevelResult) -> None:
         run.fail(f"{result.label}: no request was sent before the load ended")
 
 
-def _summary(result: LevelResult) -> str:
-    parts = [f"{result.completed} requests"]
-    if result.failed or result.unfinished:
-        parts.append(f"{result.failed} failed, {result.unfinished} unfinished")
-    for name, label in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2el", "end-to-end")):
-        median = result.latencies[name].median_ms if name in result.latencies else None
-        if median is not None:
-            parts.append(f"{label} {format_ms(median)}")
-    if result.output_tokens_per_s is not None:
-        parts.append(f"{result.output_tokens_per_s:,.1f} output tokens/s")
-    bursts = " (tokens arrive in bursts: TTFT and TPOT are those of bursts)" if result.comes_in_bursts else ""
-    invalid = "" if result.invalid is None else f"; INVALID: {result.invalid}"
-    return f"{result.label}: {', '.join(parts)}{bursts}{invalid}"
-
-
 def _finish(run: BenchRun, status: RunStatus) -> None:
     run.save(status)
     reports = write_reports(run.root)
     for problem in run.problems:
         run.say(f"failed: {problem}")
+    said = verdict(run.document())
+    if said is not None:
+        print(run.redactor.text(said), flush=True)
     wanted = len(run.warm.levels(run.config.load)) if run.warm is not None else len(run.config.load.levels())
     run.say(f"{status}: {len(run.levels)} of {wanted} levels measured")
     run.say(f"report: {reports[0]}")

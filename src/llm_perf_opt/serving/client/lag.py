@@ -9,7 +9,7 @@ import math
 import time
 from dataclasses import dataclass
 
-PERIOD_S = 0.02
+PERIOD_S = 0.04
 # Delays above this are not counted one by one.
 MOST_MISSED = 100_000
 

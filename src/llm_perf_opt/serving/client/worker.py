@@ -24,9 +24,9 @@ from llm_perf_opt.serving.client.request import Exchange, RequestTemplate, Sende
 from llm_perf_opt.serving.records import RequestRecord
 from llm_perf_opt.serving.traffic.sessions import Turn
 
-WATCH_S = 0.1
+WATCH_S = 0.2
 BATCH = 64
-BATCH_S = 0.2
+BATCH_S = 0.25
 # The longest pause of one stream of a closed loop after failures, and after Retry-After.
 LONGEST_PAUSE_S = 0.25
 LONGEST_RETRY_S = 60.0
