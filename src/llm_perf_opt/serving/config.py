@@ -107,7 +107,8 @@ class LoadSection:
     `requests` and `duration_s` bound each level: whichever is reached first ends it; requests under way then have
     `drain_s` to finish. The load grows to its level during `ramp_up_s`; requests of that time are not counted.
     `stall_s` is the longest a stream may be silent. More than `max_failed_share` of failed requests fail the run.
-    `max_concurrency` limits the requests under way at a rate. `processes` None: as many as the level needs.
+    `search` finds the highest rate or concurrency that meets `slo` in place of given levels. `max_concurrency` limits
+    the requests under way at a rate. `processes` None: as many as the level needs.
     """
 
     __pydantic_config__: ClassVar = FORBID_UNKNOWN
@@ -118,6 +119,8 @@ class LoadSection:
     ramp_up_s: Annotated[float, Ge(0.0)] = 0.0
     max_concurrency: PositiveInt | None = None
     processes: Annotated[int, Interval(ge=1, le=256)] | None = None
+    search: Literal["none", "capacity"] = "none"
+    search_by: Literal["rate", "concurrency"] = "rate"
     requests: PositiveInt = 1000
     duration_s: Seconds = 60.0
     drain_s: Seconds = 60.0
@@ -139,9 +142,21 @@ class LoadSection:
         if self.concurrency is not None and self.max_concurrency is not None:
             text = "limits the requests under way at a rate, allowed: load.rate with it, or load.concurrency alone"
             found.append(Problem(key="load.max_concurrency", text=text))
+        if self.search == "capacity":
+            found += self._search_problems()
         if self.arrival == "recorded" and self.ramp_up_s:
             found.append(Problem(key="load.ramp_up_s", text="recorded arrivals have no ramp-up, allowed: 0"))
         return tuple(found)
+
+    def _search_problems(self) -> list[Problem]:
+        found = []
+        if not self.slo.is_set:
+            text = "needs limits that the load has to meet, allowed: with load.slo.ttft_ms, tpot_ms or e2el_ms"
+            found.append(Problem(key="load.search", text=text))
+        if self.rate is not None or self.concurrency is not None or self.arrival == "recorded":
+            text = "chooses the loads itself, allowed: without load.rate, load.concurrency and load.arrival=recorded"
+            found.append(Problem(key="load.search", text=text))
+        return found
 
     def levels(self) -> tuple["LoadLevel", ...]:
         """What is measured one after the other."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from llm_perf_opt.core.units import format_ms
+from llm_perf_opt.core.units import digits, format_ms
 from llm_perf_opt.serving.config import LoadLevel, SloSection
 from llm_perf_opt.serving.counters import CounterSample, ServerCounter, summarise_counters
 from llm_perf_opt.serving.records import LoadRun, RequestRecord
@@ -19,6 +19,7 @@ from llm_perf_opt.serving.records import LoadRun, RequestRecord
 BENCH: str = "bench"
 BENCH_FILE = "bench.json"
 REQUESTS_FILE = "requests.jsonl"
+Resource = Literal["client", "KV cache", "queue", "GPU", "unknown"]
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 # A queue that grows makes the last requests this many times as slow as the first; fewer requests tell nothing.
 OVERLOADED = 2.0
@@ -29,6 +30,8 @@ LEAST_LAG_MS = 1.0
 # Half of the gaps of a stream this much shorter than their mean are no gaps between tokens.
 BURST = 0.1
 ENOUGH_GAPS = 20
+# Where Little's law does not hold to this, a level was not in a steady state.
+STEADY = 0.1
 # Kinds of errors that are kept of a level.
 MOST_ERRORS = 100
 # Nor are gaps this short, all of them: that would be 10,000 tokens a second of one stream, several times what the
@@ -47,6 +50,17 @@ class LatencyFigures:
     p99_ms: float | None = None
     std_ms: float | None = None
     n: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuFigures:
+    """One GPU of this machine during a level, by the driver's samples."""
+
+    device: str
+    mean_power_w: float | None = None
+    energy_j: float | None = None
+    utilisation_pct: float | None = None
+    most_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +106,7 @@ class LevelResult:
     latencies: Mapping[str, LatencyFigures] = field(default_factory=dict)
     counters: tuple[ServerCounter, ...] = ()
     counter_samples: tuple[CounterSample, ...] = ()
+    gpus: tuple[GpuFigures, ...] = ()
 
     @property
     def key(self) -> str:
@@ -147,6 +162,44 @@ class LevelResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CapacityResult:
+    """The highest load that meets the SLO, as a search found it.
+
+    `value` is None where no level met the SLO; `high` None: it is met at the highest load. `met` and `missed` are the
+    measured loads next to it. `littles_law` is the worst of the levels next to it: 1 in a steady state.
+    """
+
+    by: Literal["rate", "concurrency"]
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    met: float | None = None
+    missed: float | None = None
+    levels: int = 0
+    limit: str | None = None
+    resource: Resource = "unknown"
+    why: str = ""
+    littles_law: float | None = None
+
+    @property
+    def text(self) -> str:
+        unit = "requests/s" if self.by == "rate" else "requests under way"
+        if self.value is None and self.missed is None:
+            return f"Capacity: not found, because no level at a {self.by} was measured. {self.why}".strip()
+        if self.value is None:
+            return f"Capacity: no load met the SLO, down to {digits(self.missed or 0.0)} {unit}. {self.why}"
+        if self.missed is None:
+            return f"Capacity: at least {digits(self.value)} {unit}, the highest load tried. {self.why}"
+        interval = ""
+        if self.low is not None and self.high is not None:
+            interval = f" (95 % confidence interval {digits(self.low)} to {digits(self.high)})"
+        steady = ""
+        if self.littles_law is not None and abs(self.littles_law - 1) > STEADY:
+            steady = f" Not in a steady state: Little's law holds to {100 * abs(self.littles_law - 1):.0f} % only."
+        return f"Capacity: {digits(self.value)} {unit}{interval}, found in {self.levels} levels. {self.why}{steady}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class BenchDocument:
     """`bench.json`: the server, and every level. `made_by` is the load generator, `recommended` the key of a level."""
 
@@ -157,6 +210,7 @@ class BenchDocument:
     slo: SloSection = field(default_factory=SloSection)
     levels: tuple[LevelResult, ...] = ()
     recommended: str | None = None
+    capacity: CapacityResult | None = None
     notes: tuple[str, ...] = ()
 
 

@@ -62,6 +62,8 @@ def recommended(document: BenchDocument) -> LevelResult | None:
 
 def verdict(document: BenchDocument) -> str | None:
     """Saturation and the recommended level in one or two sentences; None for a single level without an SLO."""
+    if document.capacity is not None:
+        return document.capacity.text
     levels = [level for level in ordered(document.levels) if is_sound(level)]
     if not levels or (len(document.levels) < 2 and not document.slo.is_set):
         return None

@@ -39,7 +39,8 @@ from llm_perf_opt.runners.bench.look import LookPlace, nsys_stage
 from llm_perf_opt.runners.bench.pictures import draw_runs, draw_trade, with_pictures
 from llm_perf_opt.runners.bench.warm_up import WarmServer, read_traffic, warm_up
 from llm_perf_opt.serving.block import result_block
-from llm_perf_opt.serving.config import LoadLevel
+from llm_perf_opt.serving.capacity import CapacitySearch
+from llm_perf_opt.serving.config import LoadLevel, LoadSection
 from llm_perf_opt.serving.engine import RunningServer, ServerPlace, running_server, with_program
 from llm_perf_opt.serving.load import run_level
 from llm_perf_opt.serving.records import LoadRun
@@ -48,6 +49,7 @@ from llm_perf_opt.serving.results import (
     BENCH_FILE,
     REQUESTS_FILE,
     BenchDocument,
+    CapacityResult,
     LevelResult,
     level_result,
 )
@@ -73,6 +75,7 @@ class BenchRun:
     model: str | None = None
     runs: list[LoadRun] = field(default_factory=list)
     levels: list[LevelResult] = field(default_factory=list)
+    capacity: CapacityResult | None = None
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     vllm_files: list[StageFile] = field(default_factory=list)
@@ -105,6 +108,7 @@ class BenchRun:
             model=self.model,
             slo=self.config.load.slo,
             levels=tuple(self.levels),
+            capacity=self.capacity,
             notes=tuple(self.notes),
         )
         best = recommended(found)
@@ -245,12 +249,9 @@ def _measure(run: BenchRun) -> None:
         try:
             run.warm = _warm(run, server)
             run.notes += run.warm.notes
-            for level in run.warm.levels(config.load):
-                if not _measure_level(run, server, run.warm, level):
-                    break
-            else:
-                if is_engine:
-                    _look_with_engine(run, server, traces)
+            measure = _search if config.load.search == "capacity" else _measure_levels
+            if measure(run, server, run.warm) and is_engine:
+                _look_with_engine(run, server, traces)
         finally:
             if server.service is not None:
                 duration_s = round(time.monotonic() - begun, 3)
@@ -314,9 +315,28 @@ def _load_window(run: BenchRun, server: RunningServer) -> None:
         raise ToolError(f"capture: no request succeeded in the window ({one.stopped or 'none was sent'})")
 
 
-def _measure_level(run: BenchRun, server: RunningServer, warm: WarmServer, level: LoadLevel) -> bool:
-    """One level, written down however it ends; False where the server is gone."""
+def _measure_levels(run: BenchRun, server: RunningServer, warm: WarmServer) -> bool:
+    """The given levels, one after the other; False where the server is gone."""
+    return all(_measure_level(run, server, warm, level, run.config.load) for level in warm.levels(run.config.load))
+
+
+def _search(run: BenchRun, server: RunningServer, warm: WarmServer) -> bool:
+    """Levels that lead to the capacity; False where the server is gone."""
     load = run.config.load
+    search = CapacitySearch(by=load.search_by, slo=load.slo)
+    while (level := search.next()) is not None:
+        # Arrivals of their own for every level: the same ones would be wrong in the same way each time.
+        lives = _measure_level(run, server, warm, level, replace(load, seed=load.seed + len(run.runs)))
+        if not lives or not run.levels[-1].completed:
+            return False
+        search.add(run.runs[-1], run.levels[-1])
+        run.capacity = search.result(run.runs, run.levels, seed=load.seed)
+        run.save("running")
+    return True
+
+
+def _measure_level(run: BenchRun, server: RunningServer, warm: WarmServer, level: LoadLevel, load: LoadSection) -> bool:
+    """One level, written down however it ends; False where the server is gone."""
     run.console.stage_started(StageTurn(name=f"{BENCH}, {level.label}"))
     one = LoadRun(level=level)
     run.runs.append(one)
@@ -350,6 +370,9 @@ def _write_vllm(run: BenchRun, one: LoadRun, result: LevelResult) -> None:
 
 
 def _judge(run: BenchRun, result: LevelResult) -> None:
+    if run.config.load.search == "capacity" and result.completed:
+        # A search goes where requests fail.
+        return
     limit = run.config.load.max_failed_share
     if result.stopped is not None:
         run.fail(f"{result.label}: {result.stopped}")
@@ -372,5 +395,6 @@ def _finish(run: BenchRun, status: RunStatus) -> None:
     if said is not None:
         print(run.redactor.text(said), flush=True)
     wanted = len(run.warm.levels(run.config.load)) if run.warm is not None else len(run.config.load.levels())
-    run.say(f"{status}: {len(run.levels)} of {wanted} levels measured")
+    of = "" if run.config.load.search == "capacity" else f" of {wanted}"
+    run.say(f"{status}: {len(run.levels)}{of} levels measured")
     run.say(f"report: {reports[0]}")
