@@ -65,6 +65,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(503 if self.server.fault == "never_ready" else 200, b"")
         elif self.path == "/v1/models":
             self._answer(200, json.dumps({"data": [{"id": "fake"}]}).encode())
+        elif self.path == "/version":
+            self._answer(200, b'{"version": "0.1-fake"}')
         elif self.path == "/metrics":
             self._answer(200, METRICS.encode())
         else:

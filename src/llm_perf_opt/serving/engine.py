@@ -22,6 +22,7 @@ from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import CommandFailed, ConfigError, ToolError
 from llm_perf_opt.serving.client.exchange import NoAnswer, exchange
 from llm_perf_opt.serving.config import ServerSection
+from llm_perf_opt.serving.counters import parse_info
 from llm_perf_opt.serving.load import Target
 
 POLL_S = 0.5
@@ -32,6 +33,9 @@ LIST_S = 30.0
 LONGEST_ANSWER = 1 << 20
 LONGEST_LIST = 4 << 20
 LONGEST_NAME = 1000
+# Kept of what a server says about itself.
+MOST_SAID = 200
+LONGEST_SAID = 200
 MODEL_FLAGS = ("--model", "--model-path")
 
 
@@ -196,6 +200,32 @@ def find_model(section: ServerSection, target: Target) -> str:
     if len(name) > LONGEST_NAME:
         raise ToolError(f"{url} names a model with {len(name):,} characters; give its name with server.model=…")
     return name
+
+
+def server_report(target: Target) -> dict[str, str]:
+    """What a server says about itself: its version, its `/server_info` (SGLang), labels of its metrics."""
+    found: dict[str, str] = {}
+    for path in ("/version", "/server_info"):
+        body = _page(target, path)
+        try:
+            said = json.loads(body) if body else {}
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(said, dict):
+            found.update({str(k): str(v) for k, v in said.items() if isinstance(v, str | int | float | bool)})
+    if target.metrics_path is not None:
+        found.update(parse_info(_page(target, target.metrics_path).decode("utf-8", "replace")))
+    short = {key[:LONGEST_SAID]: value[:LONGEST_SAID] for key, value in list(found.items())[:MOST_SAID]}
+    return {target.redactor.text(key): target.redactor.text(value) for key, value in short.items()}
+
+
+def _page(target: Target, path: str) -> bytes:
+    url = target.url.rstrip("/") + path
+    try:
+        answer = exchange(url, headers=target.headers, timeout_s=ANSWER_S, most_bytes=LONGEST_LIST)
+    except NoAnswer:
+        return b""
+    return answer.body if answer.status == HTTPStatus.OK else b""
 
 
 def model_in(args: Sequence[str]) -> str | None:

@@ -47,6 +47,7 @@ STOPPING_S = 3.0
 LEAD_S = 0.05
 COUNTERS_S = 1.0
 COUNTERS_TIMEOUT_S = 10.0
+LAST_PAGE_S = 2.0
 LARGEST_PAGE = 8 << 20
 # Consecutive failures: the server has gone or refuses everything.
 FAILURES_IN_A_ROW = 50
@@ -304,17 +305,18 @@ class _Scraper:
             self._thread.start()
 
     def close(self) -> None:
+        """Read the page once more, so that the totals are those of the whole level, and end."""
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join(WATCH_S)
+            self._thread.join(LAST_PAGE_S)
 
     def _work(self) -> None:
         url = self._target.url.rstrip("/") + (self._target.metrics_path or "")
-        while not self._stop.is_set():
+        is_last = False
+        while not is_last:
+            is_last = self._stop.is_set()
             at = time.perf_counter() - self._begun
             values = self._values(url)
-            if self._stop.is_set():
-                return
             if values:
                 self._run.counters.append(CounterSample(at_s=at, values=values))
             elif not self._run.counters:

@@ -133,6 +133,12 @@ class LevelResult:
         return None
 
     @property
+    def joules_per_output_token(self) -> float | None:
+        """Energy of the GPUs that worked, over all output tokens."""
+        energies = [gpu.energy_j for gpu in self.gpus if gpu.energy_j is not None]
+        return sum(energies) / self.output_tokens if energies and self.output_tokens else None
+
+    @property
     def littles_law(self) -> float | None:
         """Completed requests per second times their mean time, over the mean concurrency: 1 in a steady state."""
         mean = self.latencies["e2el"].mean_ms if "e2el" in self.latencies else None
@@ -201,12 +207,16 @@ class CapacityResult:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchDocument:
-    """`bench.json`: the server, and every level. `made_by` is the load generator, `recommended` the key of a level."""
+    """`bench.json`: the server, and every level. `made_by` is the load generator, `recommended` the key of a level.
+
+    `reported` is what the server says about itself.
+    """
 
     schema_version: Literal[1] = 1
     made_by: str = "llm-perf bench"
     server: str | None = None
     model: str | None = None
+    reported: Mapping[str, str] = field(default_factory=dict)
     slo: SloSection = field(default_factory=SloSection)
     levels: tuple[LevelResult, ...] = ()
     recommended: str | None = None
@@ -244,7 +254,7 @@ def latency_figures(seconds: Sequence[float]) -> LatencyFigures | None:
     )
 
 
-def level_result(run: LoadRun, slo: SloSection) -> LevelResult:
+def level_result(run: LoadRun, slo: SloSection, *, gpus: Sequence[GpuFigures] = ()) -> LevelResult:
     counted = [r for r in run.records if not r.is_ramp]
     good = [r for r in counted if r.status == "ok"]
     prompts = [r.prompt_tokens for r in good if r.prompt_tokens is not None]
@@ -293,6 +303,7 @@ def level_result(run: LoadRun, slo: SloSection) -> LevelResult:
         latencies={name: found for name, found in figures.items() if found is not None},
         counters=summarise_counters(run.counters),
         counter_samples=tuple(run.counters),
+        gpus=tuple(gpus),
     )
 
 

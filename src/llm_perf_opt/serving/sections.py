@@ -9,6 +9,7 @@ from llm_perf_opt.serving.results import LATENCIES, BenchDocument, LatencyFigure
 from llm_perf_opt.serving.saturation import recommended, verdict
 
 LATENCY, OVER_TIME, TRADE, COUNTERS = "Serving under load", "Latency over time", "Throughput and latency", "Counters"
+GPUS, REPORTED = "GPUs under load", "The server about itself"
 WORDS = {
     "ttft": "TTFT: from sending a request to its first token",
     "tpot": "TPOT: time per output token after the first, (end-to-end - TTFT) / (tokens - 1)",
@@ -32,7 +33,36 @@ def bench_sections(document: BenchDocument, *, source: str) -> tuple[Section, ..
     ]
     if any(level.counters for level in document.levels):
         found.append(_counters(document.levels, source))
+    if any(level.gpus for level in document.levels):
+        found.append(_gpus(document.levels, source))
+    if document.reported:
+        rows = tuple(sorted(document.reported.items()))
+        table = SectionTable(columns=("setting", "value"), rows=rows, source=source)
+        found.append(Section(title=REPORTED, paragraphs=("What the server says about itself.",), tables=(table,)))
     return tuple(found)
+
+
+def _gpus(levels: Sequence[LevelResult], source: str) -> Section:
+    rows = tuple(
+        (
+            level.label,
+            gpu.device,
+            gpu.mean_power_w,
+            gpu.energy_j,
+            level.joules_per_output_token,
+            gpu.utilisation_pct,
+            None if gpu.most_memory_bytes is None else gpu.most_memory_bytes / 2**30,
+        )
+        for level in levels
+        for gpu in level.gpus
+    )
+    columns = ("load", "GPU", "mean power W", "energy J", "J per output token", "utilisation %", "peak memory GiB")
+    text = (
+        "GPUs of this machine that worked during the load, sampled through the driver each 0.1 s. Utilisation is the "
+        "share of the time with a kernel running; energy per output token counts all of these GPUs."
+    )
+    table = SectionTable(columns=columns, rows=rows, source=source)
+    return Section(title=GPUS, paragraphs=(text,), tables=(table,))
 
 
 def _paragraphs(document: BenchDocument) -> tuple[str, ...]:
@@ -115,8 +145,8 @@ def _counters(levels: Sequence[LevelResult], source: str) -> Section:
         for level in levels
         for row in level.counters
     )
-    columns = ("load", "counter", "mean", "most", "at the end, or by how much it grew")
-    text = "What the server counted itself, from its Prometheus page, looked at once a second during the load."
+    columns = ("load", "counter", "mean", "maximum", "last value, or growth of a total")
+    text = "The server's own counters, from its Prometheus page, read once a second during the load."
     return Section(
         title=COUNTERS, paragraphs=(text,), tables=(SectionTable(columns=columns, rows=rows, source=source),)
     )
@@ -153,6 +183,7 @@ def _metrics(level: LevelResult, suffix: str, source: str) -> dict[str, Metric]:
         "serve_output_tokens_per_s": (level.output_tokens_per_s, "tokens/s"),
         "serve_total_tokens_per_s": (level.total_tokens_per_s, "tokens/s"),
         "serve_goodput_per_s": (level.goodput_per_s, "requests/s"),
+        "serve_joules_per_output_token": (level.joules_per_output_token, "J"),
     }
     for name, (value, unit) in rates.items():
         if value is not None:

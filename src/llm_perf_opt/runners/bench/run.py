@@ -6,6 +6,8 @@ Files and manifest are written after every level, so that whatever happens later
 import os
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -32,6 +34,7 @@ from llm_perf_opt.pipeline.provenance import (
 )
 from llm_perf_opt.pipeline.resume import COULD_NOT_GO_ON, claim_chosen, refuse_foreign
 from llm_perf_opt.pipeline.stores import SyncDocument, claim, upload
+from llm_perf_opt.profiling.nvml import GpuSamples
 from llm_perf_opt.profiling.vendor.tools import probe_host
 from llm_perf_opt.report.write import write_reports
 from llm_perf_opt.runners.bench.cli import BenchConfig
@@ -41,7 +44,7 @@ from llm_perf_opt.runners.bench.warm_up import WarmServer, read_traffic, warm_up
 from llm_perf_opt.serving.block import result_block
 from llm_perf_opt.serving.capacity import CapacitySearch
 from llm_perf_opt.serving.config import LoadLevel, LoadSection
-from llm_perf_opt.serving.engine import RunningServer, ServerPlace, running_server, with_program
+from llm_perf_opt.serving.engine import RunningServer, ServerPlace, running_server, server_report, with_program
 from llm_perf_opt.serving.load import run_level
 from llm_perf_opt.serving.records import LoadRun
 from llm_perf_opt.serving.results import (
@@ -55,6 +58,7 @@ from llm_perf_opt.serving.results import (
 )
 from llm_perf_opt.serving.saturation import recommended, verdict
 from llm_perf_opt.serving.sections import bench_metrics, bench_sections
+from llm_perf_opt.serving.telemetry import gpu_figures, is_local, sampled_gpus
 from llm_perf_opt.serving.traffic.trace import TraceSession
 from llm_perf_opt.serving.vllm_file import vllm_json
 from llm_perf_opt.serving.window import profile_args, record_with_engine, record_with_nsys
@@ -82,6 +86,8 @@ class BenchRun:
     commands: list[CommandRecord] = field(default_factory=list)
     others: list[StageRecord] = field(default_factory=list)
     recorded: tuple[TraceSession, ...] = ()
+    gpus: tuple[int | str, ...] = ()
+    reported: Mapping[str, str] = field(default_factory=dict)
     warm: WarmServer | None = None
     sent_to: SyncDocument | None = None
     started: float = field(default_factory=time.monotonic)
@@ -106,6 +112,7 @@ class BenchRun:
         found = BenchDocument(
             server=self.server,
             model=self.model,
+            reported=self.reported,
             slo=self.config.load.slo,
             levels=tuple(self.levels),
             capacity=self.capacity,
@@ -217,6 +224,7 @@ def _prepare(config: BenchConfig, root: Path, recorded: tuple[TraceSession, ...]
     )
     run = BenchRun(config=config, root=root, manifest=manifest, redactor=redactor, console=make_console())
     run.recorded = recorded
+    run.gpus = tuple(gpu.index for gpu in host.gpus)
     run.sent_to = sent_to
     return run
 
@@ -247,6 +255,7 @@ def _measure(run: BenchRun) -> None:
         run.server, run.model = server.target.url, run.redactor.text(server.model)
         begun = time.monotonic()
         try:
+            run.reported = server_report(server.target)
             run.warm = _warm(run, server)
             run.notes += run.warm.notes
             measure = _search if config.load.search == "capacity" else _measure_levels
@@ -335,28 +344,36 @@ def _search(run: BenchRun, server: RunningServer, warm: WarmServer) -> bool:
     return True
 
 
+@contextmanager
+def _written(run: BenchRun, one: LoadRun, load: LoadSection, gpus: Sequence[GpuSamples]) -> Iterator[None]:
+    """Whatever ends a level, what was measured of it is written down."""
+    try:
+        yield
+    finally:
+        run.console.close()
+        one.stopped = None if one.stopped is None else run.redactor.text(one.stopped)
+        result = level_result(one, load.slo, gpus=gpu_figures(gpus))
+        run.levels.append(result)
+        _write_vllm(run, one, result)
+        _judge(run, result)
+        run.save("running")
+
+
 def _measure_level(run: BenchRun, server: RunningServer, warm: WarmServer, level: LoadLevel, load: LoadSection) -> bool:
     """One level, written down however it ends; False where the server is gone."""
     run.console.stage_started(StageTurn(name=f"{BENCH}, {level.label}"))
     one = LoadRun(level=level)
     run.runs.append(one)
-    try:
+    with sampled_gpus(run.gpus if is_local(server.target.url) else ()) as gpus, _written(run, one, load, gpus):
         run_level(
             one,
             server.target,
             warm.template,
-            warm.traffic_of(level.key),
+            warm.traffic_of(f"{level.key}-{len(run.runs)}"),
             load,
             on_tick=lambda elapsed, done: run.console.tick(elapsed, Progress(text=f"{done} requests done")),
         )
-    finally:
-        run.console.close()
-        one.stopped = None if one.stopped is None else run.redactor.text(one.stopped)
-        result = level_result(one, load.slo)
-        run.levels.append(result)
-        _write_vllm(run, one, result)
-        _judge(run, result)
-        run.save("running")
+    result = run.levels[-1]
     # What was asked for goes to stdout, progress to stderr.
     print(run.redactor.text(result_block(result, slo=load.slo)), flush=True)
     return server.target.trouble() is None
