@@ -78,6 +78,13 @@ def test_shares_come_from_what_two_totals_grew_by() -> None:
     assert rows["prefix cache tokens asked"].last == 2000
 
 
+def test_a_page_read_after_the_load_counts_for_totals_alone() -> None:
+    pages = ((0.0, 4.0, 7.0), (1.0, 6.0, 8.0), (2.1, 0.0, 9.0))
+    samples = [CounterSample(at_s=at, values={"running": now, "preemptions": total}) for at, now, total in pages]
+    running, preemptions = summarise_counters(samples, until_s=2.0)
+    assert (running.mean, running.most, running.last, preemptions.last) == (5.0, 6.0, 6.0, 2.0)
+
+
 def test_a_server_is_asked_what_it_is() -> None:
     assert parse_info(PAGE) == {
         "cache_config.block_size": "16",

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
@@ -75,13 +75,16 @@ def parse_counters(text: str) -> dict[str, float]:
     return values
 
 
-def summarise_counters(samples: "list[CounterSample]") -> tuple[ServerCounter, ...]:
+def summarise_counters(samples: Sequence[CounterSample], *, until_s: float | None = None) -> tuple[ServerCounter, ...]:
+    """Every counter over a level that ended at `until_s`: a page read after it has the totals, and an idle server."""
+    within = [sample for sample in samples if until_s is None or sample.at_s <= until_s] or samples[:1]
     rows = []
     for name in KNOWN:
-        values = [sample.values[name] for sample in samples if name in sample.values]
+        is_total = name in _TOTALS
+        kept = samples if is_total else within
+        values = [sample.values[name] for sample in kept if name in sample.values]
         if not values:
             continue
-        is_total = name in _TOTALS
         last = values[-1] - values[0] if is_total else values[-1]
         rows.append(
             ServerCounter(

@@ -281,7 +281,7 @@ class _Driver:
         run, load = self._run, self._load
         ended = self._summaries
         run.duration_s = max((one.worked_s for one in ended), default=time.perf_counter() - self._begun)
-        run.duration_s = max(0.0, run.duration_s - load.ramp_up_s)
+        run.ended_s, run.duration_s = run.duration_s, max(0.0, run.duration_s - load.ramp_up_s)
         run.client_cpu_s = max((one.cpu_s for one in ended), default=0.0)
         lags: list[LoopLag] = [one.lag for one in ended if one.lag is not None]
         run.lag = joined(lags)

@@ -38,14 +38,15 @@ class RequestRecord:
 class LoadRun:
     """One level while it runs, and its records. `stopped` is why it ended early.
 
-    `duration_s` counts from the end of the ramp-up. `client_cpu_s` is the CPU time of the busiest of `processes` client
-    processes, `lag` how late their event loops were.
+    `duration_s` counts from the end of the ramp-up to `ended_s` after the start. `client_cpu_s` is the CPU time of the
+    busiest of `processes` client processes, `lag` how late their event loops were.
     """
 
     level: LoadLevel
     records: list[RequestRecord] = field(default_factory=list)
     counters: list[CounterSample] = field(default_factory=list)
     duration_s: float = 0.0
+    ended_s: float | None = None
     client_cpu_s: float = 0.0
     lag: LoopLag | None = None
     processes: int = 1

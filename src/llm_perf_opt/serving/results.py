@@ -301,7 +301,7 @@ def level_result(run: LoadRun, slo: SloSection, *, gpus: Sequence[GpuFigures] = 
         send_late_mean_ms=None if late is None else late.mean_ms,
         send_late_p99_ms=None if late is None else late.p99_ms,
         latencies={name: found for name, found in figures.items() if found is not None},
-        counters=summarise_counters(run.counters),
+        counters=summarise_counters(run.counters, until_s=run.ended_s),
         counter_samples=tuple(run.counters),
         gpus=tuple(gpus),
     )

@@ -9,7 +9,7 @@ from llm_perf_opt.serving.results import LATENCIES, BenchDocument, LatencyFigure
 from llm_perf_opt.serving.saturation import recommended, verdict
 
 LATENCY, OVER_TIME, TRADE, COUNTERS = "Serving under load", "Latency over time", "Throughput and latency", "Counters"
-GPUS, REPORTED = "GPUs under load", "The server about itself"
+GPUS, REPORTED, COUNTERS_OVER_TIME = "GPUs under load", "The server about itself", "Requests in the server over time"
 WORDS = {
     "ttft": "TTFT: from sending a request to its first token",
     "tpot": "TPOT: time per output token after the first, (end-to-end - TTFT) / (tokens - 1)",

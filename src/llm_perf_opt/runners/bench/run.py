@@ -134,7 +134,7 @@ class BenchRun:
         ]
         write_whole(folder / REQUESTS_FILE, b"".join(line + b"\n" for line in lines))
         drawn = (*draw_trade(self.root, document), *draw_runs(self.root, self.runs))
-        pictures = [StageFile(role="picture", path=self.root / s.picture.path) for s in drawn if s.picture is not None]
+        pictures = [StageFile(role="picture", path=self.root / p.path) for section in drawn for p in section.pictures]
         reason = "; ".join(self.problems) or ("the run was interrupted" if status == "interrupted" else None)
         record = StageRecord(
             name=BENCH,
