@@ -52,6 +52,7 @@ def answer(body: bytes, *, status: str = "200 OK", headers: bytes = b"") -> byte
 
 GZIP = b"Content-Encoding: gzip\r\n"
 ERROR = b"HTTP/1.1 500 Oops\r\nTransfer-Encoding: chunked\r\n\r\n"
+GOOD_STREAM = [SSE, chunk(TOKEN + usage(1) + b"data: [DONE]\n\n"), END]
 # What each mode sends to a request for tokens.
 STREAMS: dict[str, Callable[[], Iterator[bytes]]] = {
     "cut": lambda: iter([SSE, *map(chunk, [TOKEN, TOKEN]), END]),
@@ -75,6 +76,8 @@ STREAMS: dict[str, Callable[[], Iterator[bytes]]] = {
     "deep_event": lambda: iter([SSE, chunk(b"data: " + DEEP + b"\n\n"), END]),
     "to_a_file": lambda: iter([answer(b"", status="307 Go", headers=b"Location: file:///etc/passwd\r\n")]),
     "not_http": lambda: iter([b"220 mail.example ESMTP\r\n"]),
+    # And then closes the connection, of which it said nothing.
+    "closes_after_each": lambda: iter(GOOD_STREAM),
     "floats": lambda: iter([SSE, chunk(TOKEN + usage(64.0)), END]),
     "two_lines": lambda: iter([SSE, chunk(b'data: {"choices":\ndata: [{"text": "a"}]}\n\ndata: [DONE]\n\n'), END]),
 }
@@ -87,7 +90,6 @@ PAGES: dict[str, Callable[[], Iterator[bytes]]] = {
     "long_name": lambda: iter([answer(json.dumps({"data": [{"id": "m" * 2_000_000}]}).encode())]),
 }
 GOOD_PAGE = answer(b'{"data": [{"id": "m"}]}')
-GOOD_STREAM = [SSE, chunk(TOKEN + usage(1) + b"data: [DONE]\n\n"), END]
 
 
 class HostileServer:

@@ -76,7 +76,8 @@ def test_a_server_is_started_loaded_and_ended_and_the_page_says_what_came(tmp_pa
     assert sorted({line["level"] for line in lines}) == ["rate=100", "rate=200"] and len(lines) == 80
     text = (run / "report.md").read_text()
     titles = re.findall(r"^## (.*)$", text, re.M)
-    assert titles == [
+    # There only for a load of seconds, which this is on a busy machine.
+    assert [title for title in titles if title != "Requests in the server over time"] == [
         "Serving under load",
         "Throughput and latency",
         "Latency over time",

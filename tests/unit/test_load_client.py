@@ -61,7 +61,7 @@ def _send(url: str, *texts: str, stall_s: float = 0.4, most_s: float = 20) -> li
 
 
 def test_every_hostile_stream_is_tried() -> None:
-    assert STREAMS.keys() - ERRORS.keys() == {"floats", "two_lines"}
+    assert STREAMS.keys() - ERRORS.keys() == {"floats", "two_lines", "closes_after_each"}
 
 
 @pytest.mark.parametrize("mode", ERRORS)
@@ -95,6 +95,12 @@ def test_a_hostile_list_of_models_is_bounded(mode: str, why: str, monkeypatch: p
     with hostile_server(mode) as server, pytest.raises(ToolError) as raised:
         find_model(ServerSection(name="x", url=server.url), _target(server.url))
     assert why in str(raised.value) and "server.model=" in str(raised.value)
+
+
+def test_a_connection_that_the_server_closed_meanwhile_is_no_failure() -> None:
+    with hostile_server("closes_after_each") as server:
+        records = _send(server.url, *"abcdef")
+    assert [(record.status, record.error) for record in records] == [("ok", None)] * 6
 
 
 def test_a_short_request_to_nobody_says_so() -> None:

@@ -19,7 +19,7 @@ def draw_runs(run_dir: Path, runs: Sequence[LoadRun]) -> tuple[Section, ...]:
     """Each level's requests over time, and the server's counters: one chart each, with a choice of the level."""
     done = [run for run in runs if any(record.status == "ok" for record in run.records)]
     latencies = [_latencies(run_dir, number, run, len(done)) for number, run in enumerate(done, start=1)]
-    counted = [run for run in done if len(run.counters) > 1]
+    counted = [run for run in done if len(run.counters) > 2]
     counters = [_counters(run_dir, number, run) for number, run in enumerate(counted, start=1)]
     return tuple(
         Section(title=title, picture=pictures[0], others=tuple(pictures[1:]))

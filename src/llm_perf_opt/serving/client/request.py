@@ -92,6 +92,8 @@ class Exchange:
     closed: float | None = None
     began: float = 0.0
     is_sent: bool = False
+    is_reused: bool = False
+    is_stale: bool = False
     retry_after_s: float | None = None
     late: str | None = None
 
@@ -149,22 +151,13 @@ class Sender:
     ) -> tuple[RequestRecord, str, float | None]:
         """Send one request and read its stream; the record, the text of the answer, and the server's Retry-After."""
         body = self.template.body(turn, before=before)
-        now = time.perf_counter()
-        exchange = Exchange(began=now)
-        stream = EventStream(now, most_tokens=self.template.tokens(turn), keep_text=keep_text)
-        self.under_way[index] = exchange
-        try:
-            async with asyncio.timeout(None) as exchange.limit:
-                await self._exchange(exchange, stream, body)
-        except TimeoutError:
-            stream.error = exchange.late or "the request timed out"
-        except (aiohttp.ClientError, OSError) as error:
-            if not stream.is_whole:
-                stream.error = f"the connection failed ({describe(error)})"
-        except (msgspec.DecodeError, ValueError, RecursionError, zlib.error) as error:
-            stream.error = f"the stream is not valid ({error})"
-        finally:
-            del self.under_way[index]
+        most_tokens = self.template.tokens(turn)
+        while True:
+            exchange = Exchange(began=time.perf_counter())
+            stream = EventStream(exchange.began, most_tokens=most_tokens, keep_text=keep_text)
+            await self._attempt(exchange, stream, body, index)
+            if not exchange.is_stale:
+                break
         stream.error = stream.error or _why_failed(stream, len(body))
         record = RequestRecord(
             index=index,
@@ -182,6 +175,24 @@ class Sender:
         )
         return record, "".join(stream.text), exchange.retry_after_s
 
+    async def _attempt(self, exchange: Exchange, stream: EventStream, body: bytes, index: int) -> None:
+        """Send and read once; what went wrong is in the stream's error."""
+        self.under_way[index] = exchange
+        try:
+            async with asyncio.timeout(None) as exchange.limit:
+                await self._exchange(exchange, stream, body)
+        except TimeoutError:
+            stream.error = exchange.late or "the request timed out"
+        except (aiohttp.ClientError, OSError) as error:
+            # A server may close an idle connection in the moment it is used again: the request is not its failure.
+            exchange.is_stale = exchange.is_reused and exchange.response is None
+            if not stream.is_whole:
+                stream.error = f"the connection failed ({describe(error)})"
+        except (msgspec.DecodeError, ValueError, RecursionError, zlib.error) as error:
+            stream.error = f"the stream is not valid ({error})"
+        finally:
+            del self.under_way[index]
+
     async def _exchange(self, exchange: Exchange, stream: EventStream, body: bytes) -> None:
         post = self.session.post(
             self.url + self.template.path,
@@ -191,7 +202,7 @@ class Sender:
             trace_request_ctx=exchange,
         )
         async with post as response:
-            exchange.is_sent = True
+            exchange.is_sent, exchange.response = True, response
             if response.status != HTTPStatus.OK:
                 exchange.retry_after_s = _retry_after(response)
                 stream.error = await _refusal(response)
@@ -200,7 +211,7 @@ class Sender:
             if coding not in ("", "identity"):
                 raise ValueError(f"it is compressed with {coding!r}, which was not asked for")
             stream.heard = time.perf_counter()
-            exchange.stream, exchange.response = stream, response
+            exchange.stream = stream
             await _follow(response, stream)
 
     def _said(self, text: str) -> str:

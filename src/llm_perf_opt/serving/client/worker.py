@@ -307,14 +307,20 @@ class _Worker:
 
 
 def sent_trace() -> aiohttp.TraceConfig:
-    """Notes when a request has been written, which tells a slow connection from a slow answer."""
+    """Notes when a request has been written, to tell a slow connection from a slow answer, and whether it was new."""
 
     async def sent(session: aiohttp.ClientSession, context: Any, params: aiohttp.TraceRequestChunkSentParams) -> None:
         exchange: Exchange = context.trace_request_ctx
         exchange.is_sent = True
 
+    async def reused(
+        session: aiohttp.ClientSession, context: Any, params: aiohttp.TraceConnectionReuseconnParams
+    ) -> None:
+        context.trace_request_ctx.is_reused = True
+
     trace = aiohttp.TraceConfig()
     trace.on_request_chunk_sent.append(sent)
+    trace.on_connection_reuseconn.append(reused)
     return trace
 
 
