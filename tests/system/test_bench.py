@@ -76,12 +76,13 @@ def test_a_server_is_started_loaded_and_ended_and_the_page_says_what_came(tmp_pa
     assert sorted({line["level"] for line in lines}) == ["rate=100", "rate=200"] and len(lines) == 80
     text = (run / "report.md").read_text()
     titles = re.findall(r"^## (.*)$", text, re.M)
-    assert titles == [
+    # There only for a load of seconds, which this is on a busy machine.
+    assert [title for title in titles if title != "Requests in the server over time"] == [
         "Serving under load",
         "Throughput and latency",
-        "Latency over time, 100 requests/s",
-        "Latency over time, 200 requests/s",
+        "Latency over time",
         "Counters",
+        "The server about itself",
         "Provenance",
     ]
     page = (run / "report.html").read_text()
@@ -132,13 +133,13 @@ def test_a_server_that_runs_is_used_and_stays(tmp_path: Path) -> None:
         (
             "dies_under_load",
             (),
-            "1 at once: the server ended under load with exit code 3: fake: RuntimeError: out of memory",
+            "concurrency 1: the server ended under load with exit code 3: fake: RuntimeError: out of memory",
             1,
         ),
         (
             "every_tenth_500",
             (),
-            "1 at once: 4 failed and 0 unfinished of 40 requests, more than load.max_failed_share=0.05 allows; "
+            "concurrency 1: 4 failed and 0 unfinished of 40 requests, more than load.max_failed_share=0.05 allows; "
             'most often: HTTP 500: {"error": "out of luck"}',
             1,
         ),
@@ -184,7 +185,7 @@ def test_an_interrupt_ends_the_server_and_keeps_the_results(tmp_path: Path) -> N
     try:
         assert process.stderr is not None
         for line in process.stderr:
-            if b"bench, 1 at once: started" in line:
+            if b"bench, concurrency 1: started" in line:
                 break
         time.sleep(1.0)
         process.send_signal(signal.SIGTERM)
@@ -213,10 +214,10 @@ def test_two_loads_are_compared_under_the_last_level_both_have(tmp_path: Path) -
     assert (rows["ttft_ms"]["base"]["n"], rows["ttft_ms"]["low"] is None) == (40, False)
     assert rows["output_tokens_per_s"]["base"]["median"] == level["output_tokens_per_s"]
     assert rows["output_tokens_per_s"]["lower_is_better"] is False
-    assert document["notes"][0] == "both under 4 at once, 4 requests that follow each other are one repeat"
+    assert document["notes"][0] == "both under concurrency 4, 4 requests that follow each other are one repeat"
     refused = llm_perf("compare", "base", "other", cwd=tmp_path)
     assert refused.code == 2
-    assert "not measured under the same load (got 1 at once, 4 at once and 2 at once)" in refused.err
+    assert "not measured under the same load (got concurrency 1, concurrency 4 and concurrency 2)" in refused.err
 
 
 @pytest.mark.long
@@ -229,7 +230,7 @@ def test_nsys_records_a_window_of_a_server_that_is_started_once_more(tmp_path: P
     run = only_run(tmp_path)
     stages = valid_manifest(run)["stages"]
     assert [(stage["name"], stage["status"]) for stage in stages] == [("bench", "ok"), ("nsys", "ok")]
-    assert stages[1]["notes"][0] == "a window of the server under 1 at once, opened after warming up"
+    assert stages[1]["notes"][0] == "a window of the server under concurrency 1, opened after warming up"
     assert (run / "nsys" / "run.sqlite").is_file() and not list((run / "nsys").glob("*.nsys-rep"))
     # Measured was the server without nsys: what it printed, and was started with, stands in a file of its own.
     assert (run / "bench" / "server.cmd.txt").read_text().startswith("cd ")

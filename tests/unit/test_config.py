@@ -373,7 +373,7 @@ def test_every_documented_key_is_known_and_every_key_is_documented() -> None:
         ours["pipeline"][name] = asdict(stage.config_cls())
     _assert_documented(before, ours)
     entry = _plain(compose_config([], ConfigEntry(name="bench", is_of_a_run=False)))
-    _assert_documented(bench, {name: entry[name] for name in ("server", "load", "capture")})
+    _assert_documented(bench, {name: entry[name] for name in ("server", "load", "traffic", "capture")})
 
 
 def _assert_documented(text: str, config: dict[str, Any]) -> None:

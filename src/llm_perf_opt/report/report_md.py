@@ -245,10 +245,11 @@ def _section(view: SectionView, notes: Footnotes) -> list[str]:
         lines += [f"**{plain(shown.title)}**", ""] if shown.title else []
         lines += [*table(header, rows, right=[header[index] for index in shown.numeric]), ""]
         lines += [f"Source: {code(shown.source)}.", ""] if shown.source else []
-    if view.picture is not None and view.picture.missing is not None:
-        lines += [f"Picture unknown: {escape(view.picture.missing.text)}.", ""]
-    elif view.picture is not None:
-        lines += [f"!{link(view.picture.shows, view.picture.path)}", ""]
+    for picture in view.pictures:
+        if picture.missing is not None:
+            lines += [f"Picture unknown: {escape(picture.missing.text)}.", ""]
+        else:
+            lines += [f"!{link(picture.shows, picture.path)}", ""]
     return lines + [f"- {link(item.text, item.target)}" for item in view.links]
 
 

@@ -131,10 +131,10 @@ def read_run_files(manifest: RunManifest, run_dir: Path) -> RunFiles:
         generated=reader.first("generated_kernels", GeneratedDocument),
         counters=reader.all("counters", CounterDocument),
         pictures={
-            section.picture.path: reader.picture(section.picture.path)
+            picture.path: reader.picture(picture.path)
             for stage in manifest.stages
             for section in stage.sections
-            if section.picture is not None
+            for picture in section.pictures
         },
         present=reader.present(),
         logs=reader.logs(),

@@ -288,7 +288,7 @@ def phases_section(files: RunFiles) -> tuple[SectionView, ...]:
         paragraphs=(text,),
         metrics=(),
         tables=(table_view(table),),
-        picture=None,
+        pictures=(),
         links=(),
     )
     return (view,)
