@@ -5,7 +5,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -231,9 +230,16 @@ def test_one_start_each_decides_only_with_a_known_variation() -> None:
 
 def test_base_candidate_and_change_agree_on_one_line() -> None:
     """Long and short samples: the quotient of the medians of all values is not the change of the samples."""
-    base, candidate = [one_pass([1.0, 1.0], (1, 10, 20))], [one_pass([1.0, 1.0], (1.5, 11, 20))]
-    renamed = [[replace(item, sample_id=f"s{[1.5, 11.0, 20.0].index(item.value)}") for item in one] for one in candidate]
-    known = [[replace(item, sample_id=f"s{[1.0, 10.0, 20.0].index(item.value)}") for item in one] for one in base]
+    levels = {"short": (1.0, 1.5), "middle": (10.0, 11.0), "long": (20.0, 20.0)}
+
+    def one(side: int) -> list[RepeatedValue]:
+        return [
+            RepeatedValue(sample_id=name, repeat=repeat, value=values[side])
+            for repeat in range(2)
+            for name, values in levels.items()
+        ]
+
+    known, renamed = [one(0)], [one(1)]
     found = estimate(known, renamed)
     low, high = found.typical
     assert high / low == pytest.approx(found.ratio)
