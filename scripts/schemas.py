@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from llm_perf_opt.analysis.bisect.document import BisectDocument
 from llm_perf_opt.analysis.capture import CaptureAnalysis
 from llm_perf_opt.analysis.compare.comparison import CompareDocument
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
@@ -41,6 +42,7 @@ DOCUMENTS: dict[str, Any] = {
     "analysis": CaptureAnalysis,
     "bench": BenchDocument,
     "compare": CompareDocument,
+    "bisect": BisectDocument,
     "gallery_info": GalleryInfo,
     "gpu_samples": ClockDocument,
     "kernels": NcuAnalysis,

@@ -6,7 +6,7 @@ Each run is a process of its own. Unless told otherwise it is a clean pass alone
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -191,30 +191,36 @@ def _is_done(folder: Path) -> bool:
 
 
 def _run(experiment: Experiment, side: str, folder: Path, place: Path | None) -> bool:
-    argv = [
-        sys.executable,
-        "-m",
-        "llm_perf_opt.cli",
-        "profile",
-        *CLEAN_PASS_ALONE,
-        *experiment.common,
-        *experiment.overrides[side],
-        f"artifacts.runs_dir={quote(str(folder))}",
-        f"hydra.run.dir={quote(str(folder))}",
-    ]
     # It is this program once more, which keeps secrets from its own children and files.
     env = dict(os.environ)
     if place is not None:
         # What is in the checkout is found before what is installed.
         paths = [str(place / "src"), str(place), *filter(None, [env.get("PYTHONPATH")])]
         env["PYTHONPATH"] = os.pathsep.join(paths)
+    words = [*CLEAN_PASS_ALONE, *experiment.common, *experiment.overrides[side]]
+    return llm_perf("profile", words, folder, env=env, cwd=place, what=f"the {side}")
+
+
+def llm_perf(
+    command: str,
+    words: Sequence[str],
+    folder: Path,
+    *,
+    env: Mapping[str, str],
+    cwd: Path | None,
+    what: str = "a run",
+    timeout_s: float = RUN_TIMEOUT_S,
+) -> bool:
+    """Run a command of ours in a process of its own, its run in `folder`; whether it ended well."""
+    argv = [sys.executable, "-m", "llm_perf_opt.cli", command]
+    argv += [f"artifacts.runs_dir={quote(str(folder))}", f"hydra.run.dir={quote(str(folder))}", *words]
     log = folder.with_name(f"{folder.name}.log")
-    result = run_command(argv, env=env, timeout_s=RUN_TIMEOUT_S, log=log, cwd=place, redactor=Redactor.of(os.environ))
+    result = run_command(argv, env=env, timeout_s=timeout_s, log=log, cwd=cwd, redactor=Redactor.of(os.environ))
     try:
         read_manifest(folder)
     except ManifestError as error:
         raise CommandFailed(
-            f"the {side} could not be started: {result.tail.strip() or 'it printed nothing'} (log: {log})"
+            f"{what} could not be started: {result.tail.strip() or 'it printed nothing'} (log: {log})"
         ) from error
     return result.ok
 
