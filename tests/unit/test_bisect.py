@@ -135,12 +135,12 @@ def test_settings_are_switched_on_one_after_another(tmp_path: Path) -> None:
 
 
 def test_functions_are_matched_without_their_lines_and_the_largest_change_comes_first(tmp_path: Path) -> None:
-    base = {"a.py: f": Function(where="f (a.py:3)", own_ms=10.0), "gone": Function(where="gone", own_ms=2.0)}
+    base = {"a.py: f": Function(where="f (a.py:3)", own_ms=10.0), "gone": Function(where="gone", own_ms=4.0)}
     candidate = {"a.py: f": Function(where="f (a.py:9)", own_ms=30.0), "tiny": Function(where="tiny", own_ms=0.1)}
     rows = moved_functions(base, candidate)
     assert [(row.label, row.base_ms, row.candidate_ms, row.difference_ms) for row in rows] == [
         ("f (a.py:9)", 10.0, 30.0, 20.0),
-        ("gone", 2.0, None, -2.0),
+        ("gone", 4.0, None, -4.0),
     ]
     script = tmp_path / "prog.py"
     script.write_text("def work():\n    return sum(range(1000))\nwork()\n")

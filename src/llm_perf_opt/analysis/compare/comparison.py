@@ -511,7 +511,8 @@ def _sentence(
         ordered = sorted(shown, key=lambda row: -round(abs(math.log(row.ratio)), 3) if row.ratio > 0 else -math.inf)
         named = [_in_words(row, verdict) for row in ordered[:NAMED]]
         named += [f"{len(ordered) - NAMED} more changed"] if moved and len(ordered) > NAMED else []
-        named += [f"largest changes: {', '.join(changed)}"] if changed and moved else []
+        is_of_captures = not base.passes and not candidate.passes
+        named += [f"largest changes: {', '.join(changed)}"] if changed and (moved or is_of_captures) else []
         return f"{'; '.join(named)}."
     if waterfalls:
         whole = waterfalls[-1]

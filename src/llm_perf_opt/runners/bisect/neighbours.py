@@ -21,7 +21,7 @@ from llm_perf_opt.runners.compare.sides import changes_between, read_sides
 PAGE_FILE = "neighbours.html"
 SIDES = ("base", "candidate")
 # Part of the whole change from which on a function is listed.
-WORTH_LISTING = 0.05
+WORTH_LISTING = 0.15
 _PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
 # Of cProfile: file, line, function; and calls, own calls, own seconds, seconds with callees, callers.
 _Function = tuple[str, int, str]
@@ -119,7 +119,7 @@ def _named(function: _Function, root: Path) -> tuple[str, str]:
 
 
 def moved_functions(base: dict[str, Function], candidate: dict[str, Function]) -> list[MovedPart]:
-    """Functions whose own time changed most; those that changed little beside the largest are left out."""
+    """Functions whose own time changed most."""
     rows = []
     for key in {**base, **candidate}:
         before, after = base.get(key), candidate.get(key)
@@ -134,9 +134,7 @@ def moved_functions(base: dict[str, Function], candidate: dict[str, Function]) -
                 difference_ms=difference,
             )
         )
-    rows.sort(key=lambda row: -abs(row.difference_ms))
-    least = WORTH_LISTING * abs(rows[0].difference_ms) if rows else 0.0
-    return [row for row in rows[:LISTED] if row.difference_ms and abs(row.difference_ms) >= least]
+    return _worth_listing(rows)
 
 
 def _captures(places: Sequence[RunPlace], folder: Path, overrides: Sequence[str], timeout_s: float) -> CompareDocument:
@@ -155,9 +153,28 @@ def _captures(places: Sequence[RunPlace], folder: Path, overrides: Sequence[str]
 
 def _moved_in_captures(found: CompareDocument) -> list[MovedPart]:
     """The largest steps between both captures: kernels, groups of modules, overlap, idle time by cause."""
-    steps = [step for fall in found.waterfalls for step in fall.steps if step.kind != "rest" and step.difference_ms]
-    steps.sort(key=lambda step: -abs(step.difference_ms))
-    return [
+    steps = [
         MovedPart(label=s.label, kind="capture", base_ms=None, candidate_ms=None, difference_ms=s.difference_ms)
-        for s in steps[:LISTED]
+        for fall in found.waterfalls
+        for s in fall.steps
+        if s.kind != "rest"
     ]
+    # Without GPU work the operators say where the time went, in ns.
+    operators = [
+        MovedPart(
+            label=row.name,
+            kind="capture",
+            base_ms=None if row.base is None else row.base / 1e6,
+            candidate_ms=None if row.candidate is None else row.candidate / 1e6,
+            difference_ms=row.difference / 1e6,
+        )
+        for row in found.tables.get("operators", ())
+    ]
+    return _worth_listing(steps or operators)
+
+
+def _worth_listing(parts: Sequence[MovedPart]) -> list[MovedPart]:
+    """The largest changes; those that changed little beside the largest are left out."""
+    ordered = sorted(parts, key=lambda part: -abs(part.difference_ms))
+    least = WORTH_LISTING * abs(ordered[0].difference_ms) if ordered else 0.0
+    return [part for part in ordered[:LISTED] if part.difference_ms and abs(part.difference_ms) >= least]
