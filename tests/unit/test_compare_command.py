@@ -570,7 +570,9 @@ def test_an_interrupted_comparison_compares_its_whole_pairs_and_can_be_resumed(
     # Both commands work as they are printed.
     assert main(said[1].partition("llm-perf ")[2].split()) == 0
     made += ["resumed"]
-    assert main(said[0].partition("llm-perf ")[2].split()) == 1
+    report = tmp_path / "gates.xml"
+    assert main([*said[0].partition("llm-perf ")[2].split(), "--junit", str(report)]) == 1
+    assert ElementTree.parse(report).getroot().get("failures") == "1"
     assert made == ["base1", "candidate1", "candidate2", "base2", "resumed", "base2", "base3", "candidate3"]
     found = valid_file("compare", out / "compare.json")
     assert (found["base"]["passes"], found["gates"][0]["status"]) == (3, "failed")

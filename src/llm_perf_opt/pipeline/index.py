@@ -18,7 +18,7 @@ from llm_perf_opt.errors import ConfigError
 # Numbers that runs of several kinds have under names of their own: a load's are those of its busiest level.
 SERVED = "serve_"
 TOKENS_PER_S = "tokens_per_s"
-_RATES = ("decode_tokens_per_s", "output_tokens_per_s")
+_RATES = ("decode_tokens_per_s", f"{SERVED}output_tokens_per_s")
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 LABELS = ("run", "date", "model", "device", "gpu", "status", "commit")
 _FILTER = re.compile(r"(?P<key>[\w.@/-]+)\s*(?P<sign><=|>=|!=|=|<|>)\s*(?P<value>.*)", re.DOTALL)
@@ -28,8 +28,7 @@ _FILTER = re.compile(r"(?P<key>[\w.@/-]+)\s*(?P<sign><=|>=|!=|=|<|>)\s*(?P<value
 class IndexedRun:
     """One run: `labels` as people name them, `keys` of the configuration in full, `numbers` of its `stages`.
 
-    Where stages have a number of the same name, the clean pass of the better-informed one is meant. Numbers of a load
-    are also there without their prefix, and `tokens_per_s` is the rate of a model run or of a load.
+    Where stages have a number of the same name, the clean pass of the better-informed one is meant.
     """
 
     run_id: str
@@ -46,10 +45,22 @@ class IndexedRun:
         """A column by its name: a label, a number, or a key of the configuration; None: the run has none."""
         if column in self.labels:
             return self.labels[column]
-        if column in self.numbers:
-            value = self.numbers[column].value
-            return float(value) if isinstance(value, int | float) else value
+        metric = self.metric(column)
+        if metric is not None:
+            return float(metric.value) if isinstance(metric.value, int | float) else metric.value
         return self.keys.get(column)
+
+    def metric(self, name: str) -> Metric | None:
+        """A number by its name; of a load also without its prefix, and `tokens_per_s` of a model run or a load."""
+        names = (name, f"{SERVED}{name}", *(_RATES if name == TOKENS_PER_S else ()))
+        return next((self.numbers[one] for one in names if one in self.numbers), None)
+
+    @property
+    def columns(self) -> set[str]:
+        """Every name that `value` knows."""
+        short = {name.removeprefix(SERVED) for name in self.numbers}
+        rate = {TOKENS_PER_S} if self.metric(TOKENS_PER_S) is not None else set()
+        return {*self.labels, *self.numbers, *self.keys, *short, *rate}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +93,10 @@ def parse_filter(text: str) -> Filter:
 
 def require_numbers(filters: Sequence[Filter], runs: Sequence[IndexedRun]) -> None:
     """A number that is compared with a word keeps nothing, which looks like an answer."""
-    names = {name for run in runs for name in run.numbers if isinstance(run.value(name), float)}
     problems = [
         f"--where: {one.key} is a number (got {one.key}{one.sign}{one.value}), allowed: such as '{one.key}<20'"
         for one in filters
-        if one.key in names and one.value and _number(one.value) is None
+        if one.value and _number(one.value) is None and any(isinstance(run.value(one.key), float) for run in runs)
     ]
     if problems:
         raise ConfigError(problems)
@@ -177,11 +187,7 @@ def _numbers(manifest: RunManifest) -> dict[str, Metric]:
         for name, metric in stage.metrics.items():
             if metric.value is not None:
                 found.setdefault(name, metric)
-    for name, metric in list(found.items()):
-        if name.startswith(SERVED):
-            found.setdefault(name.removeprefix(SERVED), metric)
-    rate = next((found[name] for name in _RATES if name in found), None)
-    return found if rate is None else {**found, TOKENS_PER_S: rate}
+    return found
 
 
 def _device(manifest: RunManifest, keys: Mapping[str, str]) -> str:

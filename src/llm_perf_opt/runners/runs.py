@@ -147,7 +147,7 @@ def _require_known(asked: Mapping[str, Sequence[str]], runs: "Sequence[IndexedRu
     """A name no run has and no run can have is a slip, and would be answered with nothing."""
     if not runs:
         return
-    known = {*TREND, *(name for run in runs for name in (*run.labels, *run.numbers, *run.keys))}
+    known = {*TREND, *(name for run in runs for name in run.columns)}
     unknown = [(option, name) for option, names in asked.items() for name in names if name not in known]
     if not unknown:
         return
@@ -205,8 +205,9 @@ def _cell(run: "IndexedRun", name: str) -> str:
     value = run.value(name)
     if value is None:
         return "—"
-    if isinstance(value, float):
-        return format_quantity(value, run.numbers[name].unit)
+    metric = run.metric(name)
+    if isinstance(value, float) and metric is not None:
+        return format_quantity(value, metric.unit)
     return short(value)
 
 
@@ -216,22 +217,25 @@ def _trend_page(runs: "Sequence[IndexedRun]", chosen: Sequence[str], page: Path)
 
     charts = []
     for name in chosen:
-        shown = sorted((run for run in runs if isinstance(run.value(name), float)), key=lambda run: run.created_at)
-        points = []
-        for run in shown:
-            metric, spread = run.numbers[name], run.numbers[name].spread
-            points.append(
-                ChartPoint(
-                    x=run.labels["date"],
-                    y=float(metric.value) if isinstance(metric.value, int | float) else 0.0,
-                    low=None if spread is None else spread.p10,
-                    high=None if spread is None else spread.p90,
-                    group=f"{run.labels['model']} on {run.labels['device']}",
-                    text=f"{run.run_id} {run.labels['commit']}: {_cell(run, name)}",
-                )
+        known = [(run, metric) for run in runs if (metric := run.metric(name)) is not None]
+        shown = [
+            (run, metric, float(metric.value))
+            for run, metric in sorted(known, key=lambda one: one[0].created_at)
+            if isinstance(metric.value, int | float)
+        ]
+        points = [
+            ChartPoint(
+                x=run.labels["date"],
+                y=value,
+                low=None if metric.spread is None else metric.spread.p10,
+                high=None if metric.spread is None else metric.spread.p90,
+                group=f"{run.labels['model']} on {run.labels['device']}",
+                text=f"{run.run_id} {run.labels['commit']}: {_cell(run, name)}",
             )
+            for run, metric, value in shown
+        ]
         if points:
-            unit = shown[0].numbers[name].unit
+            unit = shown[0][1].unit
             charts.append(Chart(title=name, x_label="date", y_unit=unit, points=tuple(points)))
     columns = (*FIXED, *chosen)
     return render_runs_page(

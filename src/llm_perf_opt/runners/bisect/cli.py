@@ -99,8 +99,8 @@ def _new_folder(given: Path | None) -> Path:
 
 
 def _resume(args: argparse.Namespace, given: Sequence[str], program: Sequence[str]) -> int:
-    if program or args.words or len(given) > (2 + args.json):
-        raise ConfigError("bisect --resume: takes a directory and nothing else; its own options are used again")
+    if program or args.words:
+        raise ConfigError("bisect --resume: the line is that of the directory; give options such as --json only")
     from llm_perf_opt.runners.bisect.journal import read_bisect_plan
 
     folder = args.resume.resolve()
@@ -109,8 +109,7 @@ def _resume(args: argparse.Namespace, given: Sequence[str], program: Sequence[st
         os.chdir(plan.user_dir)
     words = list(plan.argv)
     cut = words.index("--") if "--" in words else len(words)
-    again = _parser().parse_intermixed_args(words[:cut])
-    again.json = again.json or args.json
+    again = _parser().parse_intermixed_args([*words[:cut], *given])
     return _bisect(again, words[cut + 1 :], folder, argv=plan.argv, labels=plan.labels)
 
 

@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(given)
     experiment: Experiment | None = None
     if args.resume is not None:
-        args, experiment = _resumed(args, words)
+        args, experiment = _resumed(args, given, words)
     conditions = [parse_condition(text) for text in args.gate]
     threshold = _percent("--threshold", args.threshold)
     stated = None if args.start_variation is None else _percent("--start-variation", args.start_variation)
@@ -197,17 +197,21 @@ def _refuse_slips(conditions: Sequence[Condition]) -> None:
     gate_metrics(near, known=KNOWN_METRICS)
 
 
-def _resumed(args: argparse.Namespace, words: Sequence[str]) -> "tuple[argparse.Namespace, Experiment]":
-    """The options and the experiment of the comparison in this directory."""
-    if words or args.sides:
-        raise ConfigError("compare --resume: takes a directory and nothing else; its own options are used again")
+def _resumed(
+    args: argparse.Namespace, given: Sequence[str], words: Sequence[str]
+) -> "tuple[argparse.Namespace, Experiment]":
+    """The options of the comparison in this directory with those given now, and its experiment."""
+    if words or args.sides or args.interleave is not None:
+        raise ConfigError("compare --resume: the sides are those of the directory; give options such as --junit only")
     from llm_perf_opt.runners.compare.interleave import read_plan
 
     folder = args.resume.resolve()
     planned = read_plan(folder)
-    again = _parser().parse_args(list(planned.options))
+    again = _parser().parse_args([*planned.options, *given])
     again.resume = folder
     again.output = folder
+    if args.junit is not None:
+        again.junit = args.junit.resolve()
     # Overrides and refs were given where the user stood then.
     with written_by("--resume", Path(planned.user_dir)):
         os.chdir(planned.user_dir)
