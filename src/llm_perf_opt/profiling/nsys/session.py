@@ -19,7 +19,7 @@ from llm_perf_opt.core.records import Metric, StageFile, StageOutput
 from llm_perf_opt.core.sections import Section
 from llm_perf_opt.core.slowdown import no_slowdown
 from llm_perf_opt.core.stage import StageContext
-from llm_perf_opt.diagnosis.analyze import Capture, analyze_captures
+from llm_perf_opt.diagnosis.analyze import RecordedCapture, analyze_captures
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.errors import ProfilingError
 from llm_perf_opt.profiling.baseline import (
@@ -65,7 +65,10 @@ def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
     several = (ctx.config.run.ranks or 1) > 1
     # The figures of the stage are those of rank 0; the sections on ranks have all.
     analyzed = analyze_captures(
-        [Capture(timeline=with_phases(timeline, phases)) for timeline in (recorded[:1] if several else recorded)],
+        [
+            RecordedCapture(timeline=with_phases(timeline, phases))
+            for timeline in (recorded[:1] if several else recorded)
+        ],
         files_are=RANKS if several else None,
         ranks_from=recorded if several else None,
     )
