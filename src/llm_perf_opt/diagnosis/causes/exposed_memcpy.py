@@ -54,7 +54,12 @@ def _of_capture(scope: Scope, evidence: CaptureEvidence, cells: dict[str, int]) 
     is_offload = bool(places) and _OFFLOADS.search(places[0].name) is not None
     # Copies that take longer than all kernels cannot hide behind them, and how few are needed nobody knows.
     can_hide = total <= busy
-    traits = (("loading", is_loading), ("offload", is_offload), ("pageable", most[-1] == "pageable"))
+    traits = (
+        ("loading", is_loading),
+        ("offload", is_offload),
+        ("small", bool(rows) and 0 < _mean_bytes(rows[0]) < SMALL_COPY_BYTES),
+        ("pageable", most[-1] == "pageable"),
+    )
     return Claim(
         title="alone" if not evidence.kernel_count else "loading" if is_loading else "title",
         values={"kind": kind},
@@ -63,7 +68,7 @@ def _of_capture(scope: Scope, evidence: CaptureEvidence, cells: dict[str, int]) 
         floor="overlap" if can_hide else None,
         evidence=(
             Fact(key="time", values={"time": total}),
-            *(Fact(key="kind", values=_sizes(row)) for row in rows[:SHOWN]),
+            *kinds_of_copies(rows),
             *_slow(rows[:SHOWN]),
             *(
                 Fact(key="place", values={"owner": place.name, "count": place.count, "time": place.time_ns})
@@ -77,10 +82,19 @@ def _of_capture(scope: Scope, evidence: CaptureEvidence, cells: dict[str, int]) 
     )
 
 
+def kinds_of_copies(rows: list[CopyRow]) -> tuple[Fact, ...]:
+    """Number, time and size of copies by kind."""
+    return tuple(Fact(key="kind", values=_sizes(row)) for row in rows[:SHOWN])
+
+
+def _mean_bytes(row: CopyRow) -> float:
+    return (row.size_bytes or 0) / max(row.instances, 1)
+
+
 def _sizes(row: CopyRow) -> dict[str, str | int | float]:
     size = ""
     if row.size_bytes is not None and row.total_ns:
-        mean = row.size_bytes / max(row.instances, 1)
+        mean = _mean_bytes(row)
         size = f", {format_bytes(row.size_bytes)} at {row.size_bytes / row.total_ns:.1f} GB/s"
         if 0 < mean < SMALL_COPY_BYTES:
             size = f", {format_bytes(mean)} each: their number costs the time, not their size"
