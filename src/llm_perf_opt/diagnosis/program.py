@@ -52,6 +52,7 @@ def _traits(report: IdleReport, evidence: CaptureEvidence) -> Sequence[str]:
         "attention": "attention" in classes,
         "decoder": "attention" in classes and not report.trains,
         "convolution": "convolution" in classes,
+        "frees_memory": any("free" in row.call.lower() for row in report.memory),
         "several_ranks": evidence.world_size > 1,
         "system_calls": any(len(t.system) for t in evidence.timelines),
         "frames": any(len(t.frames) for t in evidence.timelines),
