@@ -10,16 +10,14 @@ from pathlib import Path
 import pytest
 from msgspec import UNSET, UnsetType
 
-from llm_perf_opt.analysis.findings.finding import FindingRecord, may_be_headline
-from llm_perf_opt.analysis.findings.rules import diagnose
 from llm_perf_opt.analysis.gaps.host_alone import HostAlone, OutsideRow
 from llm_perf_opt.analysis.kernels.names import is_fusible
 from llm_perf_opt.analysis.timeline.timeline import Timeline, since
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest
-from llm_perf_opt.diagnosis.analyze import analyze_measured, analyze_timelines, judge_after_setup
+from llm_perf_opt.diagnosis.analyze import Capture, analyze_captures, analyze_timelines
+from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.document import AfterSetup, CaptureAnalysis
-from llm_perf_opt.diagnosis.evidence import measure_timeline
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 from llm_perf_opt.profiling.range_phases import with_phases
@@ -414,8 +412,8 @@ def test_a_batch_of_eight_is_judged_by_its_steps(tmp_path: Path) -> None:
 def test_a_server_that_builds_attention_for_every_length_is_told_so(tmp_path: Path) -> None:
     """Llama 1B under `transformers serve`, 16 requests at once, eager: 1.3 s of a window opened after warming up."""
     path = h200_export(tmp_path, "served")
-    measured = [measure_timeline(read_nsys_sqlite(path))]
-    found = analyze_measured(measured, engine="transformers serve")
+
+    found = analyze_captures([Capture(timeline=read_nsys_sqlite(path))], engine="transformers serve").analysis
     first, second = found.findings[:2]
     assert (first.rule, first.is_one_time) == ("compilation", False)
     assert first.title.startswith("Building attention kernels for new shapes keeps the GPU idle, 60% of the capture")
@@ -442,8 +440,8 @@ def test_a_server_that_builds_attention_for_every_length_is_told_so(tmp_path: Pa
 
 
 def _with_rest(timeline: Timeline) -> CaptureAnalysis:
-    measured = [measure_timeline(timeline)]
-    return judge_after_setup(analyze_measured(measured), measured)
+
+    return analyze_timelines([timeline])
 
 
 def test_what_is_left_of_a_compiled_capture_is_no_longer_set_up(tmp_path: Path) -> None:
@@ -923,7 +921,7 @@ SCAN = ("my_scan(float*, int)", 400, 1)
 PRODUCT = ("nvjet_tst_128x64_TNT", 100, 264)
 
 
-def _few_blocks(tmp_path: Path, kernels: Sequence[tuple[str, int, int]], streams: int = 1) -> list[FindingRecord]:
+def _few_blocks(tmp_path: Path, kernels: Sequence[tuple[str, int, int]], streams: int = 1) -> list[Finding]:
     """What is found of twenty rounds of kernels `(name, µs, blocks)`, each round on all streams at once."""
     events: list[str] = []
     number, at = 0, 10_000
