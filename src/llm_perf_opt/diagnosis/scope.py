@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from llm_perf_opt.analysis.gaps.host_alone import HostAlone
 from llm_perf_opt.analysis.gaps.longest import Reason
 from llm_perf_opt.analysis.gaps.verdict import Verdict
 from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
@@ -148,6 +149,32 @@ def capture_scope(
         kernels=evidence.device.kernels,
         evidence=evidence,
         ncu={kernel.kernel: kernel for kernel in ncu},
+    )
+
+
+def host_scope(evidence: CaptureEvidence, alone: HostAlone) -> Scope:
+    """A capture without GPU work: operators of the main thread, and what the host was in outside of them."""
+    named = sorted((*alone.ranges, *alone.frames), key=lambda row: -row.own_ns)
+    outside = alone.span_ns - alone.operators_ns
+    found = [Cell(id=cells.OPERATORS, time_ns=alone.operators_ns)]
+    # Ranges and frames may lie in each other: one kind at a time is exclusive, the one that names more.
+    kind = max((alone.ranges, alone.frames), key=lambda rows: sum(row.own_ns for row in rows))
+    for row in (row for row in named if row in kind):
+        time = min(row.own_ns, outside)
+        found.append(Cell(id=f"{cells.OUTSIDE}.named", time_ns=time, owner=(row.name,)))
+        outside -= time
+    found.append(Cell(id=cells.OUTSIDE, time_ns=outside))
+    return Scope(
+        id="capture",
+        kind="steady",
+        place="the capture",
+        each="the capture",
+        is_named=False,
+        wall_ns=alone.span_ns,
+        clean=False,
+        ledger=balanced(alone.span_ns, found),
+        source=evidence.source,
+        evidence=evidence,
     )
 
 

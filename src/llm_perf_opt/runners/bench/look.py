@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from llm_perf_opt.analysis.gaps.report import Engine
 from llm_perf_opt.core.names import NSYS
 from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.core.records import CommandRecord, StageFile, StageRecord
@@ -22,7 +21,7 @@ from llm_perf_opt.profiling.range_phases import with_phases
 from llm_perf_opt.serving.window import NsysWindow
 
 # The servers of conf/server whose work advice can name: a window of nsys does not always tell which one it is of.
-ENGINES: Mapping[str, Engine] = {
+ENGINES: Mapping[str, str] = {
     "vllm": "vLLM",
     "sglang": "SGLang",
     "tensorrt_llm": "TensorRT-LLM",
