@@ -39,15 +39,18 @@ def _crosses(cell: str) -> bool:
     return cell.split(".")[2] in (*CROSSING, "all")
 
 
-def _of_capture(scope: Scope, evidence: CaptureEvidence, cells: dict[str, int]) -> Claim:
+def _of_capture(scope: Scope, evidence: CaptureEvidence, cells: dict[str, int]) -> Claim | None:
     total = sum(cells.values())
+    loading_ns = min(total, sum(gap.copy_ns for gap in evidence.report.gaps.longest if gap.is_first))
+    is_loading = evidence.kernel_count > 0 and loading_ns >= MOSTLY * total
+    # What a program loads before its first kernel is a cost of the whole capture, and only that.
+    if scope.id == "capture" and is_loading != (scope.kind == "capture"):
+        return None
     rows = [row for row in evidence.copies if copy_kind(row.kind).split(".")[0] in CROSSING]
     rows.sort(key=lambda row: -row.total_ns)
     most = max(cells, key=lambda cell: (cells[cell], cell)).split(".")
     kind = NAMES[most[2]] + (f" ({most[3]})" if len(most) > 3 else "")
     busy = scope.ledger.busy_ns
-    loading_ns = min(total, sum(gap.copy_ns for gap in evidence.report.gaps.longest if gap.is_first))
-    is_loading = evidence.kernel_count > 0 and loading_ns >= MOSTLY * total
     places = [
         place for place in evidence.copy_places if place.time_ns >= MIN_PLACE_SHARE * sum(r.total_ns for r in rows)
     ]
