@@ -44,7 +44,8 @@ def judge_cells(scope: Scope, cause: "Cause") -> Claim | None:
                 for cell in named[:SHOWN]
             ),
         ),
-        confidence=_confidence(gaps, told / total),
+        # Many gaps with a reason each are not one reason that recurs.
+        confidence=_confidence(max(cell.count for cell in named or cells), told / total),
         is_one_time=cause.is_one_time,
     )
 
