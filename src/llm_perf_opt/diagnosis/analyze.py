@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 
 from llm_perf_opt.analysis.gaps.host_alone import sum_host_alone
-from llm_perf_opt.analysis.gaps.report import IdleReport
 from llm_perf_opt.analysis.gaps.verdict import is_tuning
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.ranks.analysis import analyze_ranks, is_alone
@@ -236,7 +235,6 @@ def _tables(evidence: CaptureEvidence, captures: Sequence[Capture]) -> CaptureAn
         notes=(
             *(note for m in evidence.measured for note in _notes(m.timeline, m.ranges, is_counted=bool(counters))),
             *_left_out(evidence.ranges),
-            *_pauses(report, evidence.gpu_span_ns),
         ),
         idle=UNSET if report is None else report,
         streams=UNSET if streams is None else streams,
@@ -277,19 +275,6 @@ def _with_trace_tables(
         trees = tuple(tree for detail, t in details if (tree := python_tree(t, detail.frames)) is not None)
         tables = replace(tables, memory=curves or UNSET, python=trees or UNSET)
     return tables
-
-
-def _pauses(idle: IdleReport | None, span_ns: int) -> list[str]:
-    """What to say where the profiler itself kept the GPU idle: that is nobody's work, and no finding counts it."""
-    reasons = [reason for reason in idle.gaps.reasons if reason.verdict == "profiler"] if idle is not None else []
-    spent = sum(reason.host_ns for reason in reasons)
-    if not spent:
-        return []
-    return [
-        f"the profiler itself ({reasons[0].name}) keeps the GPU idle for {spent / 1e6:,.3f} ms in "
-        f"{sum(reason.gaps for reason in reasons)} long gap(s), {spent / span_ns:.1%} of the capture; no finding "
-        "counts that"
-    ]
 
 
 def _left_out(ranges: Sequence[RangeRow]) -> list[str]:

@@ -146,7 +146,11 @@ def build_view(files: RunFiles) -> ReportView:
     ncu = joined_ncu(files)
     facts = gather(files, ncu)
     waterfalls = tuple(build_waterfall(phase) for phase in facts.phases.values())
-    diagnosis = diagnose_run(facts, files.capture.content if isinstance(files.capture, Found) else None)
+    diagnosis = diagnose_run(
+        facts,
+        files.capture.content if isinstance(files.capture, Found) else None,
+        files.trace.content if isinstance(files.trace, Found) else None,
+    )
     found = diagnosis.claims
     kernels = kernels_view(files, facts, ncu)
     view = ReportView(
