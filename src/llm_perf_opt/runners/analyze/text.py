@@ -15,7 +15,7 @@ from llm_perf_opt.core.units import or_dash
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.diagnose import UNDER_PROFILER
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
-from llm_perf_opt.report.view.captured import EDGES, work_on_host
+from llm_perf_opt.report.view.captured import EDGES
 from llm_perf_opt.runners.analyze.kinds import SUMMARY
 from llm_perf_opt.runners.analyze.sections import capture_sections
 
@@ -77,9 +77,9 @@ def _gpu(analysis: CaptureAnalysis) -> Text:
 
 def _no_gpu_work(analysis: CaptureAnalysis) -> Text:
     """What to say first of a capture without kernels and copies; a summary of kernels has no times of day."""
-    if not analysis.sources or analysis.kernels or analysis.diagnosis is UNSET:
+    if not analysis.sources or analysis.kernels or analysis.findings or analysis.diagnosis is UNSET:
         return Text()
-    return _plain(f"{analysis.diagnosis.verdict.text}{work_on_host(analysis)}")
+    return _plain(analysis.diagnosis.verdict.text)
 
 
 def _ranges(analysis: CaptureAnalysis, top: int) -> Text:
@@ -218,7 +218,7 @@ def _section(section: Section, top: int) -> Text:
 
 def _findings(analysis: CaptureAnalysis, top: int) -> Text:
     """The verdict, and what it rests on: the steady state before one-time costs."""
-    if analysis.diagnosis is UNSET or not analysis.gpu.span_ns:
+    if analysis.diagnosis is UNSET or not (analysis.gpu.span_ns or analysis.findings):
         return Text()
     verdict = Text(printable(analysis.diagnosis.verdict.text), style="bold")
     if not analysis.findings:
