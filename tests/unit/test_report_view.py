@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analysis.findings.finding import Finding
-from llm_perf_opt.analysis.findings.rules import diagnose
 from llm_perf_opt.core.documents import Deployment
 from llm_perf_opt.core.manifest import read_manifest, write_manifest
 from llm_perf_opt.core.records import CommandRecord, CommandStep, Metric, Spread
+from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.document import GpuIdle
-from llm_perf_opt.diagnosis.facts import Unknown
+from llm_perf_opt.diagnosis.facts import RunFacts, Unknown
+from llm_perf_opt.diagnosis.run import diagnose_run
 from llm_perf_opt.profiling.baseline import clean_metrics
 from llm_perf_opt.profiling.program import ProgramRun, describe_program
 from llm_perf_opt.report.facts import unbeaten
@@ -31,6 +31,10 @@ from tests.support.report_facts import facts, gpu, idle, kernel, ms, ncu, phase
 from tests.support.report_runs import capture, clean, stage, write_run
 
 SOME_STATS = {"mean": 1.0, "std": 0.0, "p50": 1.0, "p90": 1.0, "p99": 1.0, "n": 3}
+
+
+def diagnose(found: RunFacts) -> tuple[Finding, ...]:
+    return diagnose_run(found, None).claims
 
 
 def view_of(run: Path) -> ReportView:
@@ -58,20 +62,23 @@ def test_the_same_finding_of_both_phases_is_one_with_the_time_of_a_request() -> 
     assert {text.text.split(":")[0] for text in first.evidence} == {"prefill", "decode"}
 
 
-def test_merged_findings_stand_in_the_order_of_what_they_save_together() -> None:
+def test_findings_stay_in_the_order_of_the_diagnosis_and_twins_stand_with_the_first() -> None:
     waits, chain = idle(host=0.1), (kernel("elementwise_0", "elementwise", 0.01, launches=30),)
     found = facts(
         phase("prefill", wall=ms(20.0), gpu=gpu(19.0, wall=20.0, idle=waits, kernels=chain), steps_per_request=1.0),
         phase("decode", wall=ms(10.0), gpu=gpu(9.0, wall=10.0, idle=waits, kernels=chain), steps_per_request=2.0),
     )
     alone = Finding(
-        rule="low_occupancy", title="one", phase="decode", evidence=(), remedy="a", saves_ms=2.0, gain=1.1,
-        confidence="low",
+        rule="low_occupancy", title="one", phase="decode", evidence=(), remedy="a", saves_ms=2.0, max_gain=1.1,
+        confidence="low", source="nsys/analysis.json",
     )  # fmt: skip
     twin = replace(alone, rule="small_gemm", title="two", saves_ms=1.5, remedy="b")
     other = replace(twin, title="three", phase="prefill", saves_ms=3.5)
-    # 4 ms alone, 3 and 3.5 ms together.
-    assert [f.title for f in findings_view((alone, other, twin), found)] == ["three", "one"]
+    views = findings_view((other, alone, twin), found)
+    assert [(f.title, f.also, f.saves) for f in views] == [
+        ("three", ("two",), "up to 6.500 ms per request"),
+        ("one", (), "up to 4.000 ms per request"),
+    ]
 
 
 def test_advice_that_is_followed_already_is_not_given_again() -> None:
@@ -80,7 +87,10 @@ def test_advice_that_is_followed_already_is_not_given_again() -> None:
     done = {f.rule: f for f in diagnose(bound_phases(deployment=run)) if f.phase == "decode"}
     assert "fuse elementwise kernels with torch.compile" in plain["launch_bound"].remedy
     assert "fuse elementwise kernels with torch.compile" not in done["launch_bound"].remedy
-    assert (plain["launch_bound"].hint, done["launch_bound"].hint) == (None, "CUDA graphs")
+    assert (plain["launch_bound"].hint, done["launch_bound"].hint) == (
+        "CUDA graphs or torch.compile",
+        "CUDA graphs",
+    )
     graphs = diagnose(bound_phases(deployment=Deployment(compile="reduce-overhead")))
     remedies = {f.phase: f.remedy for f in graphs if f.rule == "launch_bound"}
     assert remedies["decode"].startswith("the program replays graphs already")
@@ -180,7 +190,7 @@ def test_the_verdict_promises_nothing_nobody_would_notice() -> None:
     found = facts(prefill, decode, request_ms=208.0)
     launches = next(f for f in diagnose(found) if f.rule == "launch_bound" and f.phase == "decode")
     # Twice as fast in decode, and 4 of 208 ms of a request.
-    assert launches.gain == pytest.approx(2.0) and not is_worth_it(launches, found)
+    assert launches.max_gain == pytest.approx(2.0) and not is_worth_it(launches, found)
     assert is_worth_it(launches, facts(prefill, replace(decode, steps_per_request=400.0), request_ms=600.0))
     # 1 of 202 ms is not even listed.
     few = facts(prefill, replace(decode, steps_per_request=2.0), request_ms=202.0)
