@@ -286,7 +286,8 @@ def test_a_failure_is_shown_once_with_the_end_of_what_the_program_said(tmp_path:
         log.write_text("line\n" * 60 + "RuntimeError: <out of memory>", encoding="utf-8")
         command = CommandRecord(argv=("python", "x.py"), exit_code=1, duration_s=1.0, log=f"{name}/clean.log")
         reason = f"x.py failed (log: {name}/clean.log)"
-        stages.append(stage(name, tmp_path, status="failed", reason=reason, commands=(command,)))
+        failed = stage(name, tmp_path, status="failed", reason=reason, commands=(command,))
+        stages.append(replace(failed, failure="x.py failed"))
     write_run(tmp_path, *stages, status="failed")
     view = view_of(tmp_path)
     (failure,) = view.failures
@@ -311,8 +312,11 @@ def test_a_stage_that_fails_for_what_failed_before_it_is_named_beside_it(tmp_pat
     reason = f"x.py failed (log: {log})"
     write_run(
         tmp_path,
-        stage("torch_profiler", tmp_path, status="failed", reason=reason, commands=(command,)),
-        stage("nsys", tmp_path, status="failed", reason=reason),
+        replace(
+            stage("torch_profiler", tmp_path, status="failed", reason=reason, commands=(command,)),
+            failure="x.py failed",
+        ),
+        replace(stage("nsys", tmp_path, status="failed", reason=reason), failure="x.py failed"),
         stage("ncu", tmp_path, status="failed", reason="ncu was not found"),
         status="failed",
     )
