@@ -295,7 +295,8 @@ def test_a_capture_is_called_by_its_file_and_its_bar_is_the_ledger_of_the_steady
     busy = next(tile.cell for tile in head.tiles if tile.label == "GPU busy")
     assert isinstance(busy, Shown)
     assert (busy.text, busy.how) == ("50.0 %", "of the steady state, 8.000 ms, start-up left out")
-    ledger = view.sections[0]
+    ledger = view.ledger
+    assert ledger is not None
     assert (ledger.title, ledger.paragraphs) == (
         "Time ledger",
         (
@@ -305,10 +306,10 @@ def test_a_capture_is_called_by_its_file_and_its_bar_is_the_ledger_of_the_steady
         ),
     )
     assert [table.title for table in ledger.tables] == [
-        "the capture: 80.00 ms, under the profiler",
         "the steady state: 8.000 ms, under the profiler",
+        "the capture: 80.00 ms, under the profiler",
     ]
-    assert ledger.tables[1].rows == (
+    assert ledger.tables[0].rows == (
         ("kernels: GEMM", "4.000", "50.00", "—"),
         ("CPU launch overhead", "3.000", "37.50", "—"),
         ("exposed copies: h2d", "1.000", "12.50", "—"),

@@ -174,8 +174,8 @@ def _caveat(granted: _Granted, own: str | None) -> str | None:
         return f"the capture holds {100 * evidence.kept_share:.1f} % of what ran; the rest may have run in these times"
     hidden = granted.granted_ns - granted.stake_ns
     if hidden and hidden >= MIN_LEFT * granted.granted_ns:
-        part = hidden / max(granted.granted_ns, 1)
-        return f"{100 * part:.0f} % of this GPU time is hidden behind the host, which launches too late for it to matter"
+        part = 100 * hidden / max(granted.granted_ns, 1)
+        return f"{part:.0f} % of this GPU time is hidden behind the host, which launches too late for it to matter"
     return own if own is not None else UNDER_PROFILER if not scope.clean else None
 
 

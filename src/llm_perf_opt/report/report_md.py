@@ -43,7 +43,10 @@ def _inside(view: ReportView, notes: Footnotes) -> list[str]:
         "memory": lambda: _memory(view, notes),
         "timeline": lambda: _timeline(view),
     }
-    return [line for part, render in parts.items() if part in view.parts for line in render()]
+    lines = {part: render() for part, render in parts.items() if part in view.parts}
+    ledger = [] if view.ledger is None else _section(view.ledger, notes)
+    first = [line for part in ("waterfall", "findings") for line in lines.pop(part, [])]
+    return [*first, *ledger, *(line for rest in lines.values() for line in rest)]
 
 
 def _headline(view: ReportView, notes: Footnotes) -> list[str]:

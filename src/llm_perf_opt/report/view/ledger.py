@@ -24,7 +24,10 @@ def ledger_section(diagnosis: Diagnosis | None, *, source: str | None = None) ->
     """None where no scope has a wall time. `source` is the file that holds the numbers."""
     if diagnosis is None:
         return None
-    tables = tuple(_table(scope, source) for scope in diagnosis.scopes if scope.wall_ns)
+    timed = [scope for scope in diagnosis.scopes if scope.wall_ns]
+    # Where clean times are known those of a profiler say less; what is judged comes before the whole capture.
+    scopes = [scope for scope in timed if scope.clean] or sorted(timed, key=lambda scope: scope.id == "capture")
+    tables = tuple(_table(scope, source) for scope in scopes)
     if not tables:
         return None
     return Section(title=TITLE, paragraphs=tuple(_coverage(diagnosis.coverage)), tables=tables)

@@ -42,7 +42,7 @@ PARTS = ("waterfall", "findings", "kernels", "roofline", "timeline", "modules", 
 class ReportView:
     """`steps` is how often a phase's step happens in a request. `damage`: what of the run is missing or cannot be read.
 
-    `sections` are those of the diagnosis and of the stages, `first_sections` those of a program's phases.
+    `sections` are those of the stages, `first_sections` those of a program's phases.
     """
 
     subject: Subject
@@ -56,6 +56,7 @@ class ReportView:
     timeline: TimelineView
     modules: ModulesView
     memory: MemoryView
+    ledger: SectionView | None
     first_sections: tuple[SectionView, ...]
     sections: tuple[SectionView, ...]
     flames: tuple[FlameView, ...]
@@ -117,6 +118,11 @@ class ReportView:
     def is_empty(self) -> bool:
         """Whether nothing was measured and nothing predicted."""
         return not set(self.parts) - {"findings"} and self.request is None
+
+    @property
+    def before_ledger(self) -> str | None:
+        """The part that the time ledger follows: the findings, or the waterfall where there are none."""
+        return next((part for part in ("findings", "waterfall") if part in self.parts), None)
 
     @property
     def unjudged(self) -> str | None:
@@ -196,7 +202,8 @@ def build_view(files: RunFiles) -> ReportView:
         modules=modules,
         memory=memory_view(files, facts, subject),
         first_sections=phases_section(files),
-        sections=(*(() if ledger is None else (diagnosis_section(ledger),)), *sections_view(files)),
+        ledger=None if ledger is None or not subject.has_parts else diagnosis_section(ledger),
+        sections=sections_view(files),
         flames=flame_view(files),
         provenance=provenance_view(files, facts, _sources(files), diagnosis.claims, subject),
         failures=failures_view(files),
