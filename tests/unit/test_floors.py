@@ -11,9 +11,7 @@ from llm_perf_opt.analysis.hardware.gpu_generation import gpu_generation
 from llm_perf_opt.analysis.hardware.hardware import find_by_device_name, load_catalogue
 from llm_perf_opt.analysis.kernels.names import is_fusible
 from llm_perf_opt.analysis.timeline.floors import OptimizerPasses, copy_floors, optimizer_passes
-from llm_perf_opt.analysis.timeline.rows import CopyRow, KernelRow
-from llm_perf_opt.analysis.timeline.shapes import least_fused_ns, roof_of
-from llm_perf_opt.analysis.timeline.streams import (
+from llm_perf_opt.analysis.timeline.fusion import (
     FUSED_FLOOR,
     PRODUCTS_REMAIN,
     Chains,
@@ -22,6 +20,8 @@ from llm_perf_opt.analysis.timeline.streams import (
     chain_floors,
     chains_of,
 )
+from llm_perf_opt.analysis.timeline.rows import CopyRow, KernelRow
+from llm_perf_opt.analysis.timeline.shapes import least_fused_ns, roof_of
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 from tests.support.fixtures_dir import DATA, REPO
 from tests.support.trace_builder import event, write_trace

@@ -229,8 +229,27 @@ def test_a_faster_precision_leaves_the_ratio_of_the_peaks(
     assert (row.floor_ns, row.tf32_floor_ns) == (floor_ns, tf32_floor_ns)
 
 
-def test_shapes_say_what_limits_the_hottest_kernel() -> None:
-    rows, shapes, _ = _planted(DATA / "planted" / "misaligned_gemm.json.gz")
+@pytest.mark.parametrize(
+    ("name", "limit", "how"),
+    [
+        (
+            "misaligned_gemm",
+            "misaligned operands",
+            "its name: a kernel for bf16 rows aligned to 1 element(s)",
+        ),
+        ("healthy_gemm", "compute", "aten::mm m 8192, n 8192, k 8192, 78 % of the compute peak"),
+    ],
+)
+def test_names_and_shapes_say_what_limits_the_hottest_kernel(name: str, limit: str, how: str) -> None:
+    rows, shapes, _ = _planted(DATA / "planted" / f"{name}.json.gz")
     found = hottest_kernel([], rows, shapes=shapes.rows)
     assert found is not None
-    assert (found.limit, found.how) == ("compute", "aten::mm m 4095, n 4097, k 4097, 15 % of the compute peak")
+    assert (found.limit, found.how) == (limit, how)
+
+
+def test_a_scatter_onto_one_row_is_limited_by_its_indices() -> None:
+    timeline = read_torch_trace(DATA / "planted" / "scatter_contention.json.gz").timeline
+    length = timeline.kernels.end_ns - timeline.kernels.start_ns
+    found = hottest_kernel([timeline], kernel_rows(timeline.names, timeline.kernels.name, length))
+    assert found is not None
+    assert (found.short_name, found.share, found.limit) == ("indexFuncLargeIndex", 1.0, "colliding indices")

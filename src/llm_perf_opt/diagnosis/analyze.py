@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 
 from llm_perf_opt.analysis.gaps.host_alone import sum_host_alone
-from llm_perf_opt.analysis.gaps.report import Engine, IdleReport
 from llm_perf_opt.analysis.gaps.verdict import is_tuning
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
-from llm_perf_opt.analysis.ranks.analysis import analyze_ranks
+from llm_perf_opt.analysis.ranks.analysis import analyze_ranks, is_alone
 from llm_perf_opt.analysis.ranks.collectives import recorded_args
 from llm_perf_opt.analysis.ranks.identify import Kind
 from llm_perf_opt.analysis.timeline.critical import critical_paths
@@ -30,15 +29,14 @@ from llm_perf_opt.diagnosis.document import (
     GraphTotals,
     SourceRow,
 )
-from llm_perf_opt.diagnosis.evidence import CaptureEvidence, Measured, measure_timeline
+from llm_perf_opt.diagnosis.evidence import CaptureEvidence, Measured, hardware_of, measure_timeline
 from llm_perf_opt.diagnosis.ledger import ONE_TIME
 from llm_perf_opt.diagnosis.program import program_of
-from llm_perf_opt.diagnosis.scope import Scope, capture_scope
+from llm_perf_opt.diagnosis.scope import Scope, capture_scope, host_scope
 from llm_perf_opt.diagnosis.verdict import coverage_of, diagnosis_of
 
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.timeline.operators import TraceDetail
-    from llm_perf_opt.config.schema import HardwareSection
 
 # Ranges of more names than this are for no reader, and would make the answer larger than the capture.
 RANGES_KEPT = 500
@@ -49,7 +47,7 @@ ENOUGH_TO_JUDGE, LEAST_WORK, MOST_TUNING = 50, 0.2, 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Capture:
+class RecordedCapture:
     """One capture as it was read. `operators`, `modules`, `counters` and `detail` are those of a torch trace."""
 
     timeline: Timeline
@@ -70,14 +68,14 @@ class Analyzed:
 
 def analyze_timelines(timelines: Sequence[Timeline]) -> CaptureAnalysis:
     """Analyze one capture, or several repetitions of one."""
-    return analyze_captures([Capture(timeline=timeline) for timeline in timelines]).analysis
+    return analyze_captures([RecordedCapture(timeline=timeline) for timeline in timelines]).analysis
 
 
 def analyze_captures(
-    captures: Sequence[Capture],
+    captures: Sequence[RecordedCapture],
     *,
     files_are: Kind | None = None,
-    engine: Engine | None = None,
+    engine: str | None = None,
     ncu: NcuAnalysis | None = None,
     ranks_from: Sequence[Timeline] | None = None,
 ) -> Analyzed:
@@ -89,22 +87,24 @@ def analyze_captures(
     measured = [measure_timeline(capture.timeline) for capture in captures]
     # Ranges of equal names with numbers are one from here on.
     timelines = [m.timeline for m in measured]
-    hardware = _hardware(timelines)
-    shapes = _shapes(captures, timelines, hardware)
+    shapes = _shapes(captures, timelines)
     recorded = [
         None if c.detail is None else recorded_args(t, c.detail) for c, t in zip(captures, timelines, strict=True)
     ]
-    if ranks_from is None:
-        ranks = analyze_ranks(timelines, said=files_are, recorded=recorded)
-    else:
-        ranks = analyze_ranks(ranks_from, said=files_are)
+    of_ranks = timelines if ranks_from is None else ranks_from
+    ranks = analyze_ranks(
+        of_ranks,
+        said=files_are,
+        recorded=recorded if ranks_from is None else None,
+        # What the link between GPUs needs for a message.
+        hardware=None if is_alone(of_ranks) else hardware_of(timelines),
+    )
     evidence = CaptureEvidence(
         measured,
         engine=engine,
         shapes=shapes,
         ranks=ranks,
         details=[capture.detail for capture in captures],
-        hardware=hardware,
     )
     ncu = None if ncu is None else joined(ncu, evidence.kernels)
     analysis = _tables(evidence, captures)
@@ -140,8 +140,13 @@ def joined(ncu: NcuAnalysis, kernels: Sequence[KernelRow]) -> NcuAnalysis:
 def _diagnose(
     evidence: CaptureEvidence, steady: CaptureEvidence | None, ncu: NcuAnalysis | None, *, counted: int
 ) -> Diagnosis:
-    scopes = _scopes(evidence, steady, ncu) if evidence.has_gpu_work else []
     program = program_of(evidence)
+    if evidence.has_gpu_work:
+        scopes = _scopes(evidence, steady, ncu)
+    else:
+        # Kernels with hardware counters ran, though nobody knows when.
+        alone = None if counted else sum_host_alone(evidence.timelines)
+        scopes = [] if alone is None or not alone.span_ns else [host_scope(evidence, alone)]
     findings = judge(scopes, program)
     return diagnosis_of(findings, scopes, program, coverage_of(evidence, scopes, counted=counted))
 
@@ -174,7 +179,6 @@ def _steady(evidence: CaptureEvidence) -> CaptureEvidence | None:
         is_steady=True,
         shapes=evidence.shapes,
         ranks=evidence.ranks,
-        hardware=evidence.hardware,
     )
     tuning = sum(row.instances for row in rest.kernels if is_tuning(row.name))
     if (
@@ -198,30 +202,16 @@ def _after_setup(steady: CaptureEvidence, findings: Sequence[Finding]) -> AfterS
     )
 
 
-def _hardware(timelines: Sequence[Timeline]) -> "HardwareSection | None":
-    """The catalogue's entry of the GPU, where the captures name one."""
-    devices = dict.fromkeys(device.name for t in timelines for device in t.devices)
-    if not devices:
-        return None
-    # Here, for captures without a GPU's name need no catalogue, nor the configuration it is checked by.
-    from llm_perf_opt.analysis.hardware.hardware import find_by_device_name, load_catalogue
-    from llm_perf_opt.config.paths import conf_dir
-
-    return find_by_device_name(load_catalogue(conf_dir() / "hardware"), ", ".join(devices))
-
-
-def _shapes(
-    captures: Sequence[Capture], timelines: Sequence[Timeline], hardware: "HardwareSection | None"
-) -> ShapesAnalysis | None:
+def _shapes(captures: Sequence[RecordedCapture], timelines: Sequence[Timeline]) -> ShapesAnalysis | None:
     """What the shapes of operators say, where they were recorded."""
     sums = [sum_shapes(t, c.detail) for c, t in zip(captures, timelines, strict=True) if c.detail is not None]
     if not any(one.found for one in sums):
         return None
     devices = dict.fromkeys(device.name for t in timelines for device in t.devices)
-    return shape_rows(sums, roof_of(", ".join(devices) or None, hardware))
+    return shape_rows(sums, roof_of(", ".join(devices) or None, hardware_of(timelines)))
 
 
-def _tables(evidence: CaptureEvidence, captures: Sequence[Capture]) -> CaptureAnalysis:
+def _tables(evidence: CaptureEvidence, captures: Sequence[RecordedCapture]) -> CaptureAnalysis:
     """Everything but the findings."""
     timelines, seen = evidence.timelines, evidence.has_gpu_work
     report = evidence.report if seen else None
@@ -245,7 +235,6 @@ def _tables(evidence: CaptureEvidence, captures: Sequence[Capture]) -> CaptureAn
         notes=(
             *(note for m in evidence.measured for note in _notes(m.timeline, m.ranges, is_counted=bool(counters))),
             *_left_out(evidence.ranges),
-            *_pauses(report, evidence.gpu_span_ns),
         ),
         idle=UNSET if report is None else report,
         streams=UNSET if streams is None else streams,
@@ -258,7 +247,7 @@ def _tables(evidence: CaptureEvidence, captures: Sequence[Capture]) -> CaptureAn
 
 
 def _with_trace_tables(
-    tables: CaptureAnalysis, captures: Sequence[Capture], timelines: Sequence[Timeline]
+    tables: CaptureAnalysis, captures: Sequence[RecordedCapture], timelines: Sequence[Timeline]
 ) -> CaptureAnalysis:
     """With what only torch traces have: operators, modules, memory and Python."""
     pairs = list(zip(captures, timelines, strict=True))
@@ -286,19 +275,6 @@ def _with_trace_tables(
         trees = tuple(tree for detail, t in details if (tree := python_tree(t, detail.frames)) is not None)
         tables = replace(tables, memory=curves or UNSET, python=trees or UNSET)
     return tables
-
-
-def _pauses(idle: IdleReport | None, span_ns: int) -> list[str]:
-    """What to say where the profiler itself kept the GPU idle: that is nobody's work, and no finding counts it."""
-    reasons = [reason for reason in idle.gaps.reasons if reason.verdict == "profiler"] if idle is not None else []
-    spent = sum(reason.host_ns for reason in reasons)
-    if not spent:
-        return []
-    return [
-        f"the profiler itself ({reasons[0].name}) keeps the GPU idle for {spent / 1e6:,.3f} ms in "
-        f"{sum(reason.gaps for reason in reasons)} long gap(s), {spent / span_ns:.1%} of the capture; no finding "
-        "counts that"
-    ]
 
 
 def _left_out(ranges: Sequence[RangeRow]) -> list[str]:

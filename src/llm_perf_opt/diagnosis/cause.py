@@ -22,7 +22,7 @@ SCOPES: tuple[Kind, ...] = ("steady", "phase")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Advice:
+class AdviceRow:
     """What to do where all of `when` and none of `unless` is true of program and claim."""
 
     text: str
@@ -38,7 +38,9 @@ class Advice:
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """`cells` are what it may explain: it is judged where they hold `min_share` of the scope's wall time.
+    """`cells` are what it may explain: it is judged where they hold `min_share` of the scope on the critical path.
+
+    `needs` is what the scope must have besides (`Scope.has`).
 
     Of two claims on one cell that of the larger `specificity` wins: 1 names a cell, 2 an activity, 3 a mechanism.
     """
@@ -47,7 +49,7 @@ class Cause:
     titles: Mapping[str, str]
     plain_words: str
     refutes: str
-    advice: tuple[Advice, ...]
+    advice: tuple[AdviceRow, ...]
     cells: tuple[str, ...] = ()
     min_share: float = 0.01
     scopes: tuple[Kind, ...] = SCOPES
@@ -58,13 +60,14 @@ class Cause:
     experiments: tuple[str, ...] = ()
     is_idle: bool = False
     is_one_time: bool = False
+    needs: frozenset[str] = frozenset()
     has_judge: bool = False
 
     def applies_to(self, scope: Scope) -> bool:
         """Whether to judge a scope at all, by its kind and its ledger."""
         if scope.kind not in self.scopes:
             return False
-        return not self.cells or scope.ledger.share(*self.cells) >= self.min_share
+        return self.needs <= scope.has and (not self.cells or scope.at_stake(self.cells) >= self.min_share)
 
     def judge(self, scope: Scope, program: Program) -> Claim | None:
         module = import_module(f"{__package__}.causes.{self.id if self.has_judge else 'cell_alone'}")
@@ -72,7 +75,7 @@ class Cause:
             return cast("Claim | None", module.judge_cells(scope, self))
         return cast("Judge", module.judge)(scope, program)
 
-    def advise(self, traits: frozenset[str]) -> Advice:
+    def advise(self, traits: frozenset[str]) -> AdviceRow:
         """The first row that fits; the last of a cause fits always."""
         return next(row for row in self.advice if row.fits(traits))
 
@@ -102,7 +105,7 @@ def _load(path: Path) -> Cause:
         plain_words=data["plain_words"],
         refutes=data["refutes"],
         advice=tuple(
-            Advice(
+            AdviceRow(
                 text=row["text"],
                 when=frozenset(row.get("when", ())),
                 unless=frozenset(row.get("unless", ())),
@@ -122,5 +125,6 @@ def _load(path: Path) -> Cause:
         experiments=tuple(data.get("experiments", ())),
         is_idle=data.get("is_idle", False),
         is_one_time=data.get("is_one_time", False),
+        needs=frozenset(data.get("needs", ())),
         has_judge=(path.with_suffix(".py")).is_file(),
     )

@@ -126,6 +126,8 @@ def _finding(granted: _Granted, program: Program) -> Finding | None:
     gain = _gain(granted, saved)
     caveat = cause.caveats[claim.caveat] if claim.caveat is not None else None
     evidence = [(fill(cause.evidence[fact.key], {**values, **fact.values}), fact.source) for fact in claim.evidence]
+    if scope.evidence is not None and scope.evidence.processes > 1:
+        evidence.append((f"times are sums over {scope.evidence.processes} processes, not time that went by", None))
     return Finding(
         rule=cause.id,
         title=capitalized(fill(cause.titles[claim.title], values)),

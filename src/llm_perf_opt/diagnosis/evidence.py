@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llm_perf_opt.analysis.gaps.edges import HostEdge, find_edges
-from llm_perf_opt.analysis.gaps.report import Engine, IdleReport, judge_by_ranges, report_idle
+from llm_perf_opt.analysis.gaps.report import IdleReport, judge_by_ranges, report_idle
+from llm_perf_opt.analysis.gaps.startup import StartUp, find_start_up
 from llm_perf_opt.analysis.gaps.waits import CopyPlace, copy_places
 from llm_perf_opt.analysis.hardware.gpu_generation import GpuGeneration, gpu_generation
 from llm_perf_opt.analysis.kernels.names import is_fusible
 from llm_perf_opt.analysis.ranks.analysis import RanksAnalysis
 from llm_perf_opt.analysis.timeline.copy_kernels import CopyKernelRow, copy_kernel_rows
 from llm_perf_opt.analysis.timeline.floors import CopyFloor, OptimizerPasses, copy_floors, optimizer_passes
+from llm_perf_opt.analysis.timeline.fusion import AttentionInPieces, Chains, attention_in_pieces, chains_of
 from llm_perf_opt.analysis.timeline.gemms import MisalignedGemms, misaligned_gemms
 from llm_perf_opt.analysis.timeline.idle import IdleMap, map_idle
+from llm_perf_opt.analysis.timeline.intervals import nest
 from llm_perf_opt.analysis.timeline.launch_shapes import (
     FewBlocks,
     HottestKernel,
@@ -25,25 +28,18 @@ from llm_perf_opt.analysis.timeline.launch_shapes import (
     hottest_kernel,
     small_launches,
 )
-from llm_perf_opt.analysis.timeline.operators import TraceDetail
 from llm_perf_opt.analysis.timeline.ranges import RangeInstances, measure_ranges, merge_range_names
 from llm_perf_opt.analysis.timeline.rows import PUSH_POP, CopyRow, Idle, KernelRow, RangeRow
 from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis, least_fused_ns
-from llm_perf_opt.analysis.timeline.streams import (
-    AttentionInPieces,
-    Chains,
-    StreamReport,
-    attention_in_pieces,
-    chains_of,
-    report_streams,
-)
+from llm_perf_opt.analysis.timeline.streams import StreamReport, report_streams
 from llm_perf_opt.analysis.timeline.tables import idle_of, range_rows, sum_idle
-from llm_perf_opt.analysis.timeline.timeline import Timeline
+from llm_perf_opt.analysis.timeline.timeline import Timeline, distinct
 from llm_perf_opt.diagnosis.device_time import DeviceTime
 from llm_perf_opt.diagnosis.tables import kernel_and_copy_rows
 
 if TYPE_CHECKING:
     # A capture without GPU names needs no catalogue.
+    from llm_perf_opt.analysis.timeline.operators import TraceDetail
     from llm_perf_opt.config.schema import HardwareSection
 
 # Kernels of a range that run for this much longer than the GPU is busy inside it run on after it: its wall time is not
@@ -73,25 +69,24 @@ def measure_timeline(timeline: Timeline) -> Measured:
 class CaptureEvidence:
     """One capture, repetitions of one, or the ranks of a job: from the first GPU work of each process to its last.
 
-    `is_steady`: what follows start-up in a capture, which has no edges. `shapes`, `ranks`, `details` of each capture
-    and the GPU's entry of the catalogue (`hardware`) are known where the captures have them.
+    `is_steady`: what follows start-up in a capture, which has no edges. `shapes`, `ranks` and the `details` of each
+    capture are known where the captures have them.
     """
 
     def __init__(
         self,
         measured: Sequence[Measured],
         *,
-        engine: Engine | None = None,
+        engine: str | None = None,
         is_steady: bool = False,
         shapes: ShapesAnalysis | None = None,
         ranks: RanksAnalysis | None = None,
-        details: Sequence[TraceDetail | None] = (),
-        hardware: "HardwareSection | None" = None,
+        details: "Sequence[TraceDetail | None]" = (),
     ) -> None:
         self.measured = tuple(measured)
         self.timelines = [m.timeline for m in measured]
         self.engine, self.is_steady = engine, is_steady
-        self.shapes, self.ranks, self.hardware = shapes, ranks, hardware
+        self.shapes, self.ranks = shapes, ranks
         # What follows start-up is cut out of the timeline: details, which index all of it, are of the whole.
         self.details = tuple(details) or (None,) * len(self.timelines)
 
@@ -142,9 +137,14 @@ class CaptureEvidence:
         return range_rows([(m.timeline, m.ranges) for m in self.measured])
 
     @cached_property
+    def startups(self) -> tuple[StartUp, ...]:
+        """What CUDA, its libraries and first uses start up in each capture."""
+        return tuple(find_start_up(m.timeline, m.idle) for m in self.measured)
+
+    @cached_property
     def report(self) -> IdleReport:
         captures = [(m.timeline, m.idle) for m in self.measured]
-        return judge_by_ranges(report_idle(captures, engine=self.engine), self.ranges)
+        return judge_by_ranges(report_idle(captures, startups=self.startups), self.ranges)
 
     @cached_property
     def edges(self) -> tuple[HostEdge, ...]:
@@ -154,6 +154,7 @@ class CaptureEvidence:
             [(m.timeline, m.idle) for m in self.measured],
             span_ns=self.gpu_span_ns,
             long_gaps_ns=self.idle.long_gaps_ns,
+            startups=self.startups,
             run_on=frozenset(row.name for row in self.ranges if runs_on(row)),
         )
 
@@ -235,11 +236,34 @@ class CaptureEvidence:
         return hottest_kernel(self.timelines, self.kernels, shapes=() if self.shapes is None else self.shapes.rows)
 
     @cached_property
+    def hardware(self) -> "HardwareSection | None":
+        """The catalogue's entry of the GPU."""
+        return hardware_of(self.timelines)
+
+    @cached_property
     def generation(self) -> GpuGeneration | None:
         """The generation of the GPU, by its name, its capability or what its kernels are built for."""
         devices = [device for t in self.timelines for device in t.devices]
         capability = next((d.compute_capability for d in devices if d.compute_capability), None)
         return gpu_generation(self.gpu_name, capability, [row.name for row in self.kernels], self.hardware)
+
+    @cached_property
+    def top_operators(self) -> tuple[tuple[str, int, int], ...]:
+        """Operators by the time no operator inside of them takes: name, time and calls; of all threads."""
+        found: dict[str, list[int]] = {}
+        for timeline in self.timelines:
+            events = timeline.operators
+            tree = nest(events.thread, events.start_ns, events.end_ns)
+            length = events.end_ns - events.start_ns
+            inner = tree.parent >= 0
+            own = length - np.bincount(tree.parent[inner], weights=length[inner], minlength=len(length))
+            for code in distinct(events.name).tolist():
+                mine = events.name == code
+                row = found.setdefault(timeline.names[code], [0, 0])
+                row[0] += int(own[mine].sum())
+                row[1] += int(mine.sum())
+        ranked = sorted(found.items(), key=lambda item: (-item[1][0], item[0]))
+        return tuple((name, time_ns, count) for name, (time_ns, count) in ranked)
 
     @cached_property
     def few_blocks(self) -> FewBlocks | None:
@@ -286,6 +310,18 @@ class CaptureEvidence:
             return False
 
         return [row for row in rows if not is_inside(row)]
+
+
+def hardware_of(timelines: Sequence[Timeline]) -> "HardwareSection | None":
+    """The catalogue's entry of the GPU, where captures name one."""
+    devices = dict.fromkeys(device.name for t in timelines for device in t.devices)
+    if not devices:
+        return None
+    # Here, for most captures need no catalogue, nor the configuration it is checked by.
+    from llm_perf_opt.analysis.hardware.hardware import find_by_device_name, load_catalogue
+    from llm_perf_opt.config.paths import conf_dir
+
+    return find_by_device_name(load_catalogue(conf_dir() / "hardware"), ", ".join(devices))
 
 
 def replays_graphs(row: RangeRow) -> bool:

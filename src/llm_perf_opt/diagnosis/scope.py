@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from llm_perf_opt.analysis.gaps.host_alone import HostAlone
 from llm_perf_opt.analysis.gaps.longest import Reason
 from llm_perf_opt.analysis.gaps.verdict import Verdict
 from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
@@ -98,6 +99,25 @@ class Scope:
             return 0.0 if self.evidence is None and self.is_launch_bound else 1.0
         return sum(kernel.own_ns * self.critical(kernel.name) for kernel in mine) / total
 
+    def at_stake(self, prefixes: Sequence[str]) -> float:
+        """The share of some cells that decides when the scope ends."""
+        found = (cell for cell in self.ledger.cells if any(cells.is_in(cell.id, prefix) for prefix in prefixes))
+        return sum(cell.time_ns * self.critical_of_cell(cell.id) for cell in found) / max(self.wall_ns, 1)
+
+    @cached_property
+    def has(self) -> frozenset[str]:
+        """What some causes need to be judged at all."""
+        evidence = self.evidence
+        ranks = None if evidence is None else evidence.ranks
+        known = {
+            "ncu": bool(self.ncu),
+            "shapes": evidence is not None and evidence.shapes is not None,
+            "several_devices": ranks is not None and bool(ranks.devices),
+            "several_ranks": ranks is not None and len(ranks.rows) > 1,
+            "several_streams": evidence is not None and evidence.streams is not None,
+        }
+        return frozenset(name for name, is_there in known.items() if is_there)
+
     @cached_property
     def is_launch_bound(self) -> bool:
         return self.wall_ns > 0 and self.ledger.idle_ns >= LAUNCH_BOUND_IDLE * self.wall_ns
@@ -125,6 +145,32 @@ def capture_scope(
         kernels=evidence.device.kernels,
         evidence=evidence,
         ncu={kernel.kernel: kernel for kernel in ncu},
+    )
+
+
+def host_scope(evidence: CaptureEvidence, alone: HostAlone) -> Scope:
+    """A capture without GPU work: operators of the main thread, and what the host was in outside of them."""
+    named = sorted((*alone.ranges, *alone.frames), key=lambda row: -row.own_ns)
+    outside = alone.span_ns - alone.operators_ns
+    found = [Cell(id=cells.OPERATORS, time_ns=alone.operators_ns)]
+    # Ranges and frames may lie in each other: one kind at a time is exclusive, the one that names more.
+    kind = max((alone.ranges, alone.frames), key=lambda rows: sum(row.own_ns for row in rows))
+    for row in (row for row in named if row in kind):
+        time = min(row.own_ns, outside)
+        found.append(Cell(id=f"{cells.OUTSIDE}.named", time_ns=time, owner=(row.name,)))
+        outside -= time
+    found.append(Cell(id=cells.OUTSIDE, time_ns=outside))
+    return Scope(
+        id="capture",
+        kind="steady",
+        place="the capture",
+        each="the capture",
+        is_named=False,
+        wall_ns=alone.span_ns,
+        clean=False,
+        ledger=balanced(alone.span_ns, found),
+        source=evidence.source,
+        evidence=evidence,
     )
 
 

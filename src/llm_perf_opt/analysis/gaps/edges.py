@@ -79,16 +79,19 @@ def find_edges(
     span_ns: int,
     long_gaps_ns: int,
     run_on: frozenset[str] = frozenset(),
+    startups: Sequence[StartUp] | None = None,
 ) -> tuple[HostEdge, ...]:
     """The edges of captures, where they are much of them; those of repetitions are added up.
 
     `run_on` are ranges after which the GPU works on: of several such in a row, the host's time is hidden in all but the
-    first. Where as much passes between the first work and the last in which the host does other things, that speaks
-    for the program, and nothing is found here. Neither is it in a capture of several processes with GPU work: one of
-    them may work while another does not.
+    first. `startups` are those of the captures, where they are known already.
+
+    Where as much passes between the first work and the last in which the host does other things, that speaks for the
+    program, and nothing is found here. Neither is it in a capture of several processes with GPU work: one of them may
+    work while another does not.
     """
     found = []
-    for timeline, maps in captures:
+    for index, (timeline, maps) in enumerate(captures):
         work = join([timeline.kernels, timeline.graphs])
         owners = distinct(work.process)
         work = take(work, np.flatnonzero(work.call >= 0))
@@ -96,7 +99,7 @@ def find_edges(
             ranges = timeline.ranges
             runs_on = [code for code in distinct(ranges.name).tolist() if timeline.names[code] in run_on]
             counts = ~warmup_ranges(timeline) & ~np.isin(ranges.name, runs_on)
-            startup = find_start_up(timeline, maps)
+            startup = find_start_up(timeline, maps) if startups is None else startups[index]
             edges = [_edge(timeline, maps[int(owners[0])], work, when, counts, startup) for when in WHEN]
             # What the profiler does, a run without it does not.
             found += [edge for edge in edges if edge is not None and edge.verdict != "profiler"]

@@ -119,7 +119,7 @@ class HostRecord:
             or NOTHING
         )
         owner = self._owner(start, end, thread)
-        return replace(found, owner=owner.chain, user_code=owner.user_code)
+        return replace(found, owner=owner.chain, user_code=owner.user_code) if owner.chain else found
 
     def _owner(self, start: int, end: int, thread: int) -> HostOwner:
         """By Python frames, else by operators."""
@@ -129,6 +129,8 @@ class HostRecord:
             found = owner_of(self._names, frames, index[frames.thread[index] == thread], start, end)
             if found.chain:
                 return found
+        if not len(self._operators):
+            return HostOwner()
         around = dict.fromkeys(name for name, _ in self._covering(OPERATOR, start, end, thread, own=True))
         return HostOwner(chain=tuple(readable(name) for name in [*around][:LONGEST_CHAIN]))
 

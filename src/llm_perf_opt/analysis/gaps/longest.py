@@ -349,11 +349,13 @@ class _StartUps:
         # Where nothing of the thread is known, another of its process may have started something up.
         thread = thread if activity.verdict != "unknown" else -1
         threads = self._threads(thread)
-        spent = self._inside(thread, threads).covered_before(np.array([start, end]))
-        waited = self._one.long.covered_before(np.array([start, end]))
-        start_ns, long_ns = int(spent[1] - spent[0]), int(waited[1] - waited[0])
-        most = self._startup.costliest(start, end, threads)
-        if most is None or start_ns < SOME * long_ns:
+        window = np.array([start, end])
+        start_ns = int(np.diff(self._inside(thread, threads).covered_before(window))[0])
+        if not start_ns:
+            return whole
+        long_ns = int(np.diff(self._one.long.covered_before(window))[0])
+        most = self._startup.costliest(start, end, threads) if start_ns >= SOME * long_ns else None
+        if most is None:
             return whole
         cost, name = most
         if activity.verdict == "compilation":
@@ -429,6 +431,9 @@ def _judge_by_spread(looked: list[_Looked], around: "_Neighbours", one: IdleMap)
     done = []
     for each in looked:
         end_ns = one.span[0] + each.gap.start_ns + each.gap.length_ns
+        if all(_may_recur(activity) is None for activity, _ in each.parts):
+            done.append(each)
+            continue
         parts = tuple((judged(activity, end_ns), ns) for activity, ns in each.parts)
         done.append(replace(each, gap=replace(each.gap, activity=parts[0][0]), parts=parts))
     return done

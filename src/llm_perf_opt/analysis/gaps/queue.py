@@ -91,8 +91,8 @@ def _launches(timeline: Timeline) -> _Launches | None:
         known = np.sort(known[np.concatenate(([True], np.diff(compute.call[known]) != 0))])
     step = max(1, len(known) // SAMPLE)
     every = len(known) == len(compute)
-    launched = _in_order(calls.start_ns[compute.call if every else compute.call[known]])
-    ended = _in_order(compute.end_ns if every else compute.end_ns[known])
+    launched = in_order(calls.start_ns[compute.call if every else compute.call[known]])
+    ended = in_order(compute.end_ns if every else compute.end_ns[known])
     at = launched[::step]
     before = np.searchsorted(launched, at, side="left")
     some = known[::step]
@@ -113,6 +113,6 @@ def _launches(timeline: Timeline) -> _Launches | None:
     )
 
 
-def _in_order(times: Ints) -> Ints:
+def in_order(times: Ints) -> Ints:
     """Sorted; captures mostly list them so already."""
     return times if bool((times[1:] >= times[:-1]).all()) else np.sort(times, kind="stable")

@@ -37,6 +37,8 @@ TIMED = 2
 SEARCHED_STEPS = 3
 # What happens this often, with a share of it in every later quarter of the work, goes on.
 RECURRING, QUARTERS, LEAST_SHARE = 5, 4, 0.5
+# A median is that of so many calls.
+SAMPLE = 10_000
 SHOWN = 20
 AUTOTUNING: HostCost = "autotuning"
 NONE: Ints = np.zeros(0, np.int64)
@@ -67,7 +69,7 @@ class StartUp:
     """The start-up of one capture in columns, one entry per call or operator; they may lie in each other.
 
     `call` is the index of the call, -1 for an operator. `name` indexes the timeline's names. `calls` are all calls that
-    belong to it, those inside of such operators too.
+    belong to it, those inside of such operators too; `memory` are the calls that allocate or free memory and do not.
     """
 
     start_ns: Ints
@@ -78,6 +80,7 @@ class StartUp:
     cost: tuple[HostCost, ...]
     recurs: Flags
     calls: Flags
+    memory: Ints
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -197,6 +200,7 @@ class _Found:
             elif self.cost[i] == AUTOTUNING:
                 calls = timeline.calls
                 inside |= (calls.thread == thread[i]) & (calls.start_ns >= start[i]) & (calls.end_ns <= end[i])
+        memory = np.flatnonzero(flags_of(timeline.names, "allocates")[timeline.calls.name])
         return StartUp(
             start_ns=start,
             end_ns=end,
@@ -206,6 +210,7 @@ class _Found:
             cost=tuple(self.cost),
             recurs=recurs,
             calls=inside,
+            memory=memory[~inside[memory]],
         )
 
 
@@ -214,7 +219,7 @@ class _Row:
 
     def __init__(self, timeline: Timeline) -> None:
         work = join([timeline.kernels, timeline.graphs])
-        order = np.argsort(work.start_ns, kind="stable")
+        order = _in_time(work.start_ns)
         self._start, self._name = work.start_ns[order], work.name[order]
         self._first = np.zeros(len(timeline.names), np.int64)
         # The last of several that are written to one place stays: the earliest.
@@ -225,6 +230,13 @@ class _Row:
         following = np.searchsorted(self._start, ends)
         following = following[following < len(self._start)]
         return goes_on(following[self._first[self._name[following]] < following], len(self._start))
+
+
+def _in_time(start: Ints) -> Ints:
+    """The order by time; captures mostly list their work so already."""
+    if bool((start[1:] >= start[:-1]).all()):
+        return np.arange(len(start))
+    return np.argsort(start, kind="stable")
 
 
 def _steps_of(timeline: Timeline, at: Ints) -> int | None:
@@ -281,18 +293,27 @@ def _calls(timeline: Timeline, maps: Mapping[int, IdleMap], apart: Flags) -> lis
             if long_ns >= HEAVY_CALL_NS and usual.is_followed(index) and not usual.recurs(code):
                 found.append((index, "context"))
         elif code in allocates:
-            is_first = usual.rank(index) < FIRST_CALLS and not usual.is_preceded(index)
-            if long_ns >= CONTEXT_NS and is_first and usual.is_unusual(index, few=2):
+            is_first = long_ns >= CONTEXT_NS and usual.is_early(index) and not usual.is_preceded(index)
+            if is_first and usual.is_unusual(index, few=2):
                 found.append((index, "context"))
         elif calls.launches[index]:
-            is_long = usual.is_unusual(index) or long_ns >= HEAVY_CALL_NS
-            is_early = usual.rank(index) < FIRST_CALLS and usual.is_unusual(index)
-            if is_early or (is_long and usual.launches_new(index)):
+            is_unusual = usual.is_unusual(index)
+            is_new = (is_unusual or long_ns >= HEAVY_CALL_NS) and usual.launches_new(index)
+            if is_new or (is_unusual and usual.is_early(index)):
                 found.append((index, "module_loading"))
         elif not calls.waits[index] and long_ns >= HEAVY_CALL_NS and usual.is_first_use(index):
             is_context = long_ns >= CONTEXT_NS and not usual.is_preceded(index)
             found.append((index, "context" if is_context else "first_use"))
     return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OneName:
+    """The calls of one name; the first of them began until `early_ns`."""
+
+    count: int
+    early_ns: int
+    median_ns: float
 
 
 class _Usual:
@@ -301,57 +322,67 @@ class _Usual:
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         self._calls = timeline.calls
-        self._same: dict[int, Ints] = {}
-        self._median: dict[int, float] = {}
+        self._names: dict[int, _OneName] = {}
+        self._edges: list[tuple[int, int]] = []
         self._recurs: dict[int, bool] = {}
         self._work = join([timeline.kernels, timeline.graphs])
         self._new: set[int] | None = None
 
-    def _of(self, code: int) -> Ints:
-        """The calls of a name in time."""
-        if code not in self._same:
-            same = np.flatnonzero(self._calls.name == code)
-            self._same[code] = same[np.argsort(self._calls.start_ns[same], kind="stable")]
-        return self._same[code]
+    def _of(self, index: int) -> _OneName:
+        """What is known of the calls of a call's name."""
+        code = int(self._calls.name[index])
+        if code not in self._names:
+            calls = self._calls
+            same = np.flatnonzero(calls.name == code)
+            begun = calls.start_ns[same]
+            some = same[:: max(1, len(same) // SAMPLE)]
+            last = min(FIRST_CALLS, len(same)) - 1
+            self._names[code] = _OneName(
+                count=len(same),
+                early_ns=int(np.partition(begun, last)[last]),
+                median_ns=float(np.median(calls.end_ns[some] - calls.start_ns[some])),
+            )
+        return self._names[code]
 
-    def rank(self, index: int) -> int:
-        """How many calls of the name came before, on any thread."""
-        same = self._of(int(self._calls.name[index]))
-        return int(np.searchsorted(self._calls.start_ns[same], self._calls.start_ns[index]))
+    def is_early(self, index: int) -> bool:
+        """Whether a call is among the first of its name, on any thread."""
+        return int(self._calls.start_ns[index]) <= self._of(index).early_ns
 
     def is_unusual(self, index: int, *, few: int = FEW) -> bool:
         """Whether a call took many times what others of its name take, where there are a few."""
-        code = int(self._calls.name[index])
-        same = self._of(code)
-        if code not in self._median:
-            self._median[code] = float(np.median(self._calls.end_ns[same] - self._calls.start_ns[same]))
+        known = self._of(index)
         length = int(self._calls.end_ns[index] - self._calls.start_ns[index])
-        return len(same) < few or length >= UNUSUAL * self._median[code]
+        return known.count < few or length >= UNUSUAL * known.median_ns
 
     def is_first_use(self, index: int) -> bool:
         """Whether a call is among the first of its name, takes longer than later ones, and work follows."""
-        return self.rank(index) < FIRST_CALLS and self.is_unusual(index) and self.is_followed(index)
+        return self.is_early(index) and self.is_unusual(index) and self.is_followed(index)
 
     def is_followed(self, index: int) -> bool:
         """Whether its thread gives the GPU work after it: what ends a program frees much too."""
-        begun = self._launched(int(self._calls.thread[index]))
-        return bool(len(begun)) and int(begun.max()) >= int(self._calls.end_ns[index])
+        _, last = self._launched(int(self._calls.thread[index]))
+        return last >= int(self._calls.end_ns[index])
 
     def is_preceded(self, index: int) -> bool:
         """Whether its thread gave the GPU work before it."""
-        begun = self._launched(int(self._calls.thread[index]))
-        return bool(len(begun)) and int(begun.min()) < int(self._calls.start_ns[index])
+        first, _ = self._launched(int(self._calls.thread[index]))
+        return first < int(self._calls.start_ns[index])
 
-    def _launched(self, thread: int) -> Ints:
-        """When a thread launched what ran."""
-        call = self._work.call[self._work.call >= 0]
-        begun: Ints = self._calls.start_ns[call[self._calls.thread[call] == thread]]
-        return begun
+    def _launched(self, thread: int) -> tuple[int, int]:
+        """When a thread began to launch its first and its last work; no time at all where it launched none."""
+        if not self._edges:
+            calls, call = self._calls, self._work.call[self._work.call >= 0]
+            count = int(calls.thread.max()) + 1
+            first, last = np.full(count, np.iinfo(np.int64).max), np.full(count, np.iinfo(np.int64).min)
+            np.minimum.at(first, calls.thread[call], calls.start_ns[call])
+            np.maximum.at(last, calls.thread[call], calls.start_ns[call])
+            self._edges = list(zip(first.tolist(), last.tolist(), strict=True))
+        return self._edges[thread]
 
     def recurs(self, code: int) -> bool:
         """Whether heavy calls of a name come to the end of the capture."""
         if code not in self._recurs:
-            same = self._of(code)
+            same = np.flatnonzero(self._calls.name == code)
             heavy = same[self._calls.end_ns[same] - self._calls.start_ns[same] >= HEAVY_CALL_NS]
             order = np.sort(self._work.start_ns)
             places = np.searchsorted(order, self._calls.end_ns[heavy])
@@ -361,10 +392,10 @@ class _Usual:
     def launches_new(self, index: int) -> bool:
         """Whether a launch is the first of its kernel."""
         if self._new is None:
-            order = np.argsort(self._work.start_ns, kind="stable")[::-1]
+            order = _in_time(self._work.start_ns)
             first = np.full(len(self._timeline.names), -1, np.int64)
             # The last of several that are written to one place stays: the earliest.
-            first[self._work.name[order]] = order
+            first[self._work.name[order][::-1]] = order[::-1]
             self._new = set(self._work.call[first[first >= 0]].tolist())
         return index in self._new
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llm_perf_opt.analysis.gaps.queue import in_order
 from llm_perf_opt.analysis.gaps.startup import StartUp, goes_on
 from llm_perf_opt.analysis.gaps.verdict import flags_of
 from llm_perf_opt.analysis.kernels.names import classify_kernel
@@ -22,8 +23,12 @@ BLOCKING_SHARE, MIN_LAUNCHES = 0.98, 20
 LONG_KERNEL_NS = 5_000
 # A launch with so much work before it shows that the host is ahead again.
 AHEAD = 2
+# So many launches after a free are looked at for one.
+LOOKED_AT = 64
 # The slice that another process gets of a GPU: 1.5 to 4 ms on what is sold for data centres, by default.
 SLICE_NS = (1_200_000, 6_000_000)
+# Shorter waiting is no part of one.
+PART_NS = 100_000
 # A kernel that takes this many times its median was stopped in between; of at least so many of one name and shape.
 STRETCHED, MIN_KERNELS = 2.0, 3
 # Slices are all about as long, and there are at least so many of each kind: stopped kernels, and queued work that
@@ -96,8 +101,9 @@ def find_launch_blocking(timelines: Sequence[Timeline]) -> LaunchBlocking | None
 def _blocking(timeline: Timeline) -> LaunchBlocking:
     """Of launches of kernels that are no mere blink: a short one may end before any call returns."""
     kernels, calls = timeline.kernels, timeline.calls
-    known = np.flatnonzero((kernels.call >= 0) & (kernels.end_ns - kernels.start_ns >= LONG_KERNEL_NS))
-    known = known[:: max(1, len(known) // SAMPLE)]
+    some = slice(None, None, max(1, len(kernels) // SAMPLE))
+    is_long = kernels.end_ns[some] - kernels.start_ns[some] >= LONG_KERNEL_NS
+    known = np.arange(len(kernels))[some][is_long & (kernels.call[some] >= 0)]
     call = kernels.call[known]
     covers = (calls.start_ns[call] <= kernels.start_ns[known]) & (calls.end_ns[call] >= kernels.end_ns[known])
     return LaunchBlocking(
@@ -137,15 +143,16 @@ def _flushes(timeline: Timeline, one: IdleMap, startup: StartUp, own: Flags) -> 
         return None
     if not goes_on(np.searchsorted(one.busy.start, calls.end_ns[frees]), len(one.busy.start)):
         return None
-    launches = np.sort(calls.start_ns[_launches(timeline, own)])
-    work = (timeline.kernels, timeline.graphs)
-    ended = np.sort(np.concatenate([table.end_ns[_own_work(timeline, table, own)] for table in work]))
-    depth = np.searchsorted(launches, launches) - np.searchsorted(ended, launches, side="right")
-    # Where the host is ahead again after each free, or never before the next one.
-    ahead = launches[depth >= AHEAD]
-    place = np.searchsorted(ahead, calls.end_ns[frees])
+    work = [(table, _own_work(timeline, table, own)) for table in (timeline.kernels, timeline.graphs) if len(table)]
+    launches = in_order(np.concatenate([calls.start_ns[table.call[rows]] for table, rows in work]))
+    ended = in_order(np.concatenate([table.end_ns[rows] for table, rows in work]))
+    # The first of the next launches that finds the host ahead again, or none before the next free.
+    after_free = np.searchsorted(launches, calls.end_ns[frees])
+    place = np.minimum(after_free[:, None] + np.arange(LOOKED_AT), len(launches) - 1)
+    ahead = place - np.searchsorted(ended, launches[place], side="right") >= AHEAD
+    found = launches[place[np.arange(len(frees)), np.argmax(ahead, axis=1)]]
+    refilled = np.where(ahead.any(axis=1) & (found >= calls.end_ns[frees]), found, np.iinfo(np.int64).max)
     limit = np.append(calls.start_ns[frees[1:]], one.span[1])
-    refilled = np.append(ahead, np.iinfo(np.int64).max)[place]
     to_next = _next_kernel(one.busy, calls.end_ns[frees])
     until = np.where(refilled < limit, refilled, np.minimum(np.maximum(to_next, calls.end_ns[frees]), limit))
     after = _next_kernel(one.busy, calls.end_ns[allocations])
@@ -176,21 +183,17 @@ def _next_kernel(busy: Intervals, at: Ints) -> Ints:
 
 
 def _calls_of(timeline: Timeline, kind: str, own: Flags, startup: StartUp) -> Ints:
-    """The calls of one kind by some threads that are no start-up, in time."""
+    """The calls of one kind that allocate or free, by some threads, in time; without start-up."""
     calls = timeline.calls
-    named = np.flatnonzero(flags_of(timeline.names, kind)[calls.name])
-    found = named[own[calls.thread[named]] & ~startup.calls[named]]
+    memory = startup.memory
+    found = memory[flags_of(timeline.names, kind)[calls.name[memory]] & own[calls.thread[memory]]]
     return found[np.argsort(calls.start_ns[found], kind="stable")]
 
 
-def _launches(timeline: Timeline, own: Flags) -> Ints:
-    calls = np.concatenate([work.call[work.call >= 0] for work in (timeline.kernels, timeline.graphs)])
-    found: Ints = calls[own[timeline.calls.thread[calls]]]
-    return found
-
-
-def _own_work(timeline: Timeline, work: Activities, own: Flags) -> Ints:
-    """The work that some threads launched."""
+def _own_work(timeline: Timeline, work: Activities, own: Flags) -> Ints | slice:
+    """The rows of the work that some threads launched."""
+    if own.all() and int(work.call.min()) >= 0:
+        return slice(None)
     known = np.flatnonzero(work.call >= 0)
     found: Ints = known[own[timeline.calls.thread[work.call[known]]]]
     return found
@@ -239,6 +242,9 @@ def _stretches(timeline: Timeline) -> Ints:
 
 def _held(one: IdleMap) -> Ints:
     """How long queued work waited while nothing ran, where that is about a slice."""
-    waits = union(np.concatenate((one.queued.start, one.held.start)), np.concatenate((one.queued.end, one.held.end)))
+    long = one.queued.end - one.queued.start >= PART_NS
+    waits = union(
+        np.concatenate((one.queued.start[long], one.held.start)), np.concatenate((one.queued.end[long], one.held.end))
+    )
     length: Ints = waits.end - waits.start
     return length[(length >= SLICE_NS[0]) & (length <= SLICE_NS[1])]

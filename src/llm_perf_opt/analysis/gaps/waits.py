@@ -53,17 +53,18 @@ def memory_rows(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap], StartU
     """As `wait_rows`, of the calls that allocate or free memory."""
     picked = []
     for timeline, maps, startup in captures:
-        calls = timeline.calls
-        mine = flags_of(timeline.names, "allocates")[calls.name] & ~startup.calls
-        picked.append((timeline, maps, np.flatnonzero(mine & (calls.end_ns > calls.start_ns))))
+        memory, calls = startup.memory, timeline.calls
+        picked.append((timeline, maps, memory[calls.end_ns[memory] > calls.start_ns[memory]]))
     return _rows(picked)
 
 
 def _waiting(timeline: Timeline, startup: StartUp) -> Ints:
     """The calls that wait for the GPU."""
     calls = timeline.calls
-    waits: Flags = calls.waits & (calls.end_ns > calls.start_ns) & ~startup.calls
-    return np.flatnonzero(waits & ~flags_of(timeline.names, "frees")[calls.name])
+    waits = np.flatnonzero(calls.waits)
+    waits = waits[(calls.end_ns[waits] > calls.start_ns[waits]) & ~startup.calls[waits]]
+    found: Ints = waits[~flags_of(timeline.names, "frees")[calls.name[waits]]]
+    return found
 
 
 def _rows(captures: Sequence[tuple[Timeline, Mapping[int, IdleMap], Ints]]) -> tuple[WaitRow, ...]:

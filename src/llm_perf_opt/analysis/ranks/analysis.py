@@ -90,7 +90,7 @@ def analyze_ranks(
     `hardware` is the GPUs' entry of the catalogue, for what the link between them needs for a message.
     """
     working = [t for t in timelines if t.has_gpu_work]
-    if not working:
+    if not working or (said is None and is_alone(working)):
         return None
     understood = identify(timelines, said)
     args = list(recorded) if recorded is not None else [None] * len(timelines)
@@ -116,6 +116,17 @@ def analyze_ranks(
         straggler=_straggler(rows),
         notes=tuple(_notes(timelines, understood, rows, world)),
     )
+
+
+def is_alone(timelines: Sequence[Timeline]) -> bool:
+    """Whether one process ran on one GPU and no kernel communicates: then nothing is to be said of ranks."""
+    if len(timelines) != 1 or not timelines[0].has_gpu_work:
+        return not any(timeline.has_gpu_work for timeline in timelines)
+    timeline = timelines[0]
+    processes = list(processes_with_work(timeline))
+    if len(processes) > 1 or len(devices_of(timeline, processes[0])) > 1:
+        return False
+    return not bool(communication_kernels(timeline).any())
 
 
 def _rows(timeline: Timeline, rank: int | None, arrivals: Arrivals | None) -> tuple[list[RankRow], list[DeviceRow]]:

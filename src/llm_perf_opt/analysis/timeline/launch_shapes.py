@@ -11,13 +11,15 @@ from typing import Literal
 
 import numpy as np
 
+from llm_perf_opt.analysis.kernels.copies import COLLIDING, copy_kind
+from llm_perf_opt.analysis.kernels.gemm_names import gemm_traits
 from llm_perf_opt.analysis.kernels.names import classify_kernel, distinct_short_names, short_kernel_name
 from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
 from llm_perf_opt.analysis.timeline.exclusive import alone_ns, gpu_of
+from llm_perf_opt.analysis.timeline.fusion import KernelFloors
 from llm_perf_opt.analysis.timeline.intervals import Flags, Ints, union, without
 from llm_perf_opt.analysis.timeline.rows import KernelRow
 from llm_perf_opt.analysis.timeline.shapes import ShapeRow
-from llm_perf_opt.analysis.timeline.streams import KernelFloors
 from llm_perf_opt.analysis.timeline.timeline import LaunchShape, Timeline, distinct
 
 COMMUNICATION = "communication"
@@ -253,7 +255,8 @@ def _merged(rows: Sequence[LaunchShapeRow]) -> Iterator[LaunchShapeRow]:
 class HottestKernel:
     """The kernel with most time; `grid` and `block` are those of its launches with most time, None where not known.
 
-    `limit` is what bounds it, None where neither ncu nor input shapes nor its launch shape say; `how` says which did.
+    `limit` is what bounds it, None where neither ncu nor its name, its input shapes or its launch shape say; `how` says
+    which did.
     """
 
     name: str
@@ -319,10 +322,18 @@ def _limit(
     ncu: Sequence[NcuKernel],
     shapes: Sequence[ShapeRow],
 ) -> tuple[str | None, str | None]:
-    """What ncu measured comes before what follows from sizes, and that before what a launch shape leaves empty."""
+    """What ncu measured, else what the name says, what follows from sizes, or what a launch shape leaves empty."""
     measured = next((k for k in ncu if row.name in (k.kernel, *k.nsys_names) and k.bound != "unknown"), None)
     if measured is not None:
         return measured.bound, "ncu's counters"
+    if copy_kind(row.name) == COLLIDING:
+        return "colliding indices", "its name: rows added to the same row wait for each other"
+    traits = gemm_traits(row.name)
+    if traits is not None and traits.is_misaligned:
+        return (
+            "misaligned operands",
+            f"its name: a kernel for {traits.precision} rows aligned to {traits.alignment} element(s)",
+        )
     worked = [s for s in shapes if s.bound is not None and short_kernel_name(row.name) in s.kernels]
     if worked:
         most = max(worked, key=lambda s: s.time_ns)

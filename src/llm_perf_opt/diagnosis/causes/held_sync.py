@@ -1,6 +1,6 @@
 """The host waits for work that was launched and does not start."""
 
-from llm_perf_opt.diagnosis.claim import CERTAIN_INSTANCES, Claim, Fact
+from llm_perf_opt.diagnosis.claim import CERTAIN_INSTANCES, Claim, Fact, Value
 from llm_perf_opt.diagnosis.ledger import HELD_SYNC
 from llm_perf_opt.diagnosis.program import Program
 from llm_perf_opt.diagnosis.scope import Scope
@@ -17,6 +17,7 @@ def judge(scope: Scope, program: Program) -> Claim | None:
     # Before the first kernel of its name, the driver loads its code.
     is_loading = bool(rows) and rows[0].first_kernels >= rows[0].count and rows[0].longest_ns <= LONGEST_LOAD_NS
     facts = [Fact(key="gaps", values={"time": time})]
+    values: dict[str, Value]
     for row in rows[:SHOWN]:
         before = "" if row.ended_by is None else f", the longest before {row.ended_by}"
         values = {"call": row.call, "count": row.count, "time": row.held_ns, "before": before}

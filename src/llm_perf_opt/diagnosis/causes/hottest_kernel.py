@@ -29,6 +29,9 @@ def judge(scope: Scope, program: Program) -> Claim | None:
             },
         )
     ]
+    hottest = scope.evidence.hottest if scope.evidence is not None else None
+    if hottest is not None and hottest.name == top.name and hottest.limit is not None:
+        facts.append(Fact(key="limit", values={"limit": hottest.limit, "how": hottest.how or ""}))
     if ncu is not None and ncu.roof_pct is not None:
         facts.append(Fact(key="ncu", values={"bound": ncu.bound, "roof": ncu.roof_pct}))
     return Claim(

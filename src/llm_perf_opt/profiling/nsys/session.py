@@ -18,7 +18,7 @@ from llm_perf_opt.core.records import Metric, StageFile, StageOutput
 from llm_perf_opt.core.sections import Section
 from llm_perf_opt.core.slowdown import no_slowdown
 from llm_perf_opt.core.stage import StageContext
-from llm_perf_opt.diagnosis.analyze import Analyzed, Capture, analyze_captures
+from llm_perf_opt.diagnosis.analyze import Analyzed, RecordedCapture, analyze_captures
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.errors import ProfilingError
 from llm_perf_opt.profiling.baseline import (
@@ -94,7 +94,10 @@ def analyze_exports(
     """The analysis of exports of one program; of several ranks that of rank 0, with what all ranks sent each other."""
     recorded = [read_nsys_sqlite(path) for path in exports]
     analyzed = analyze_captures(
-        [Capture(timeline=with_phases(timeline, phases)) for timeline in (recorded[:1] if are_ranks else recorded)],
+        [
+            RecordedCapture(timeline=with_phases(timeline, phases))
+            for timeline in (recorded[:1] if are_ranks else recorded)
+        ],
         files_are=RANKS if are_ranks else None,
         ranks_from=recorded if are_ranks else None,
     )

@@ -184,7 +184,11 @@ def build_view(files: RunFiles) -> ReportView:
     facts = gather(files, ncu)
     subject = subject_of(files)
     falls = tuple(build_waterfall(phase) for phase in facts.phases.values())
-    diagnosis = diagnose_run(facts, files.capture.content if isinstance(files.capture, Found) else None)
+    diagnosis = diagnose_run(
+        facts,
+        files.capture.content if isinstance(files.capture, Found) else None,
+        files.trace.content if isinstance(files.trace, Found) else None,
+    )
     kernels = kernels_view(files, facts, ncu)
     modules = modules_view(files, subject)
     ledger = ledger_section(diagnosis, source=DIAGNOSIS_FILE)

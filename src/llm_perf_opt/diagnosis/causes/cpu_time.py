@@ -1,0 +1,38 @@
+"""Where the time of a program goes that did no work on a GPU."""
+
+from llm_perf_opt.diagnosis.claim import Claim, Fact
+from llm_perf_opt.diagnosis.ledger import OPERATORS, OUTSIDE
+from llm_perf_opt.diagnosis.program import Program
+from llm_perf_opt.diagnosis.scope import Scope
+
+SHOWN = 3
+
+
+def judge(scope: Scope, program: Program) -> Claim | None:
+    del program
+    if scope.evidence is None or scope.evidence.has_gpu_work:
+        return None
+    inside, outside = scope.ledger.ns(OPERATORS), scope.ledger.ns(OUTSIDE)
+    named = [cell for cell in scope.ledger.below(OUTSIDE) if cell.owner]
+    top = scope.evidence.top_operators[:SHOWN]
+    facts = [
+        Fact(key="operators", values={"time": inside}),
+        *(Fact(key="operator", values={"owner": name, "time": ns, "count": count}) for name, ns, count in top),
+        *((Fact(key="outside", values={"time": outside}),) if outside else ()),
+        *(Fact(key="owner", values={"owner": cell.owner[0], "time": cell.time_ns}) for cell in named[:SHOWN]),
+    ]
+    if inside >= outside:
+        owner = top[0][0] if top else "operators"
+        return Claim(values={"owner": owner}, cells={OPERATORS: inside}, evidence=tuple(facts), confidence="medium")
+    cells: dict[str, int] = {}
+    for cell in scope.ledger.below(OUTSIDE):
+        cells[cell.id] = cells.get(cell.id, 0) + cell.time_ns
+    is_named = bool(named) and 2 * named[0].time_ns >= outside
+    return Claim(
+        title="named" if is_named else "outside",
+        values={"owner": named[0].owner[0] if named else ""},
+        cells=cells,
+        evidence=tuple(facts),
+        traits=frozenset({"outside", *(("outside_named",) if is_named else ())}),
+        confidence="medium",
+    )
