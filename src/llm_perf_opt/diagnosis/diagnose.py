@@ -173,11 +173,11 @@ def _caveat(granted: _Granted, own: str | None) -> str | None:
     """What limits the promise: events taken out of the capture, or work of the host that hides that of the GPU."""
     evidence, scope = granted.scope.evidence, granted.scope
     if evidence is not None and evidence.kept_share is not None:
-        return f"the capture holds {evidence.kept_share:.1%} of what ran; the rest may have run in these times"
+        return f"the capture holds {100 * evidence.kept_share:.1f} % of what ran; the rest may have run in these times"
     hidden = granted.granted_ns - granted.stake_ns
     if hidden and hidden >= MIN_LEFT * granted.granted_ns:
-        part = hidden / max(granted.granted_ns, 1)
-        return f"{part:.0%} of this GPU time is hidden behind the host, which launches too late for it to matter"
+        part = 100 * hidden / max(granted.granted_ns, 1)
+        return f"{part:.0f} % of this GPU time is hidden behind the host, which launches too late for it to matter"
     return own if own is not None else UNDER_PROFILER if not scope.clean else None
 
 
