@@ -11,6 +11,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from llm_perf_opt.analysis.estimate.engine import ENGINES
 from llm_perf_opt.analysis.estimate.parallel import layout_problem
 from llm_perf_opt.analysis.estimate.requests import (
     DRAFT_COST,
@@ -38,7 +39,6 @@ from llm_perf_opt.analysis.hardware.hardware import (
 from llm_perf_opt.analysis.hardware.roofline import uncounted_products
 from llm_perf_opt.analysis.hardware.work import DeviceShare, Dtypes, Shape, short_dtype
 from llm_perf_opt.analysis.static.analysis import Analysis, analyse
-from llm_perf_opt.analysis.static.closed_form import DEFAULT_MLA_MODE
 from llm_perf_opt.analysis.static.config_json import Fields, NotADecoder, NotInClosedForm, read_config_json
 from llm_perf_opt.analysis.static.counted import CountedAnalysis, counted_document
 from llm_perf_opt.analysis.static.document import (
@@ -309,7 +309,7 @@ def predict_row(subject: Subject, case: Case, device: Device | None, resolved: R
             name=subject.label,
             hardware_reason=reason,
             capacity_bytes=None if capacity is None else capacity * case.layout.model_devices,
-            mla_mode=case.mla_mode or DEFAULT_MLA_MODE,
+            mla_mode=case.mla_mode or ENGINES[case.engine].mla_decode,
             estimator=(lambda step: None if setting is None else step_estimate(setting, step)) if is_reckoned else None,
             chunk=case.prefill_chunk if held is None else case.prefill_chunk or max(shape.prompt, PROMPT_TOKENS),
             spread=case.layout.spread if problem is None else DeviceShare(tp=case.layout.tp),
