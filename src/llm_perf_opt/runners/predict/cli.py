@@ -281,6 +281,7 @@ def predict_row(subject: Subject, case: Case, device: Device | None, resolved: R
             beside=subject.beside.params,
             stored=None if quantised is None else quantised.stored,
             weight_format=None if quantised is None else quantised.weight,
+            devices=case.layout.model_devices,
         )
         said = (*notes, *_subject_notes(subject, shape, case, None), *_counted_notes(subject.label, model, case))
         return Row(analysis=counted, case=case, forecast=None, notes=said)
@@ -393,8 +394,8 @@ def _format_notes(section: HardwareSection | None, dtypes: Dtypes) -> tuple[str,
 def _counted_notes(label: str, model: MetaModel, case: Case) -> tuple[str, ...]:
     """What a count does not say, and what was asked for in vain."""
     found = [
-        f"{label}: {model.reason}; its operators were counted with torch (slower): an eager run of one device, no "
-        "bounds, of memory the weights alone"
+        f"{label}: {model.reason}; its operators were counted with torch (slower): an eager run of one device; "
+        "bounds are the reading of the weights alone, and so is the memory"
     ]
     asked = [name for name in ("weight_dtype", "kv_dtype", "activation_dtype", "output") if getattr(case, name)]
     if asked or case.layout.devices > 1 or case.engine != "eager":
