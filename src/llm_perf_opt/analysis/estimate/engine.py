@@ -354,7 +354,7 @@ class _Clock:
 
 
 def _value_width(a: GroupedAttention | LatentAttention) -> int:
-    return a.head_dim if isinstance(a, GroupedAttention) else a.v_dim
+    return a.value_dim if isinstance(a, GroupedAttention) else a.v_dim
 
 
 def replace_work(whole: Work, part: Work) -> Work:
@@ -370,4 +370,6 @@ def without_shared(moe: Moe) -> Moe:
         router_bias=moe.router_bias,
         expert_bias=moe.expert_bias,
         is_router_float32=moe.is_router_float32,
+        is_gated=moe.is_gated,
+        router_extra=moe.router_extra,
     )

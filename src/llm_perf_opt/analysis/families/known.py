@@ -38,7 +38,13 @@ from llm_perf_opt.analysis.families.older import (
     read_phi,
     read_stablelm,
 )
-from llm_perf_opt.analysis.families.routed import read_glm4_moe, read_llama4, read_minimax_m2
+from llm_perf_opt.analysis.families.routed import (
+    read_gemma4,
+    read_glm4_moe,
+    read_llama4,
+    read_mimo_v2,
+    read_minimax_m2,
+)
 from llm_perf_opt.analysis.families.variants import (
     read_dbrx,
     read_dots1,
@@ -338,6 +344,7 @@ FAMILIES: dict[str, Callable[[Fields, str], Decoder]] = {
     "gemma": read_gemma,
     "gemma2": read_gemma,
     "gemma3_text": read_gemma,
+    "gemma4_text": read_gemma4,
     "gpt_oss": read_gpt_oss,
     "granite": read_llama,
     "granitemoehybrid": read_granite_hybrid,
@@ -358,6 +365,7 @@ FAMILIES: dict[str, Callable[[Fields, str], Decoder]] = {
     "gpt2": read_gpt2,
     "llama4_text": read_llama4,
     "mamba2": read_mamba2,
+    "mimo_v2_flash": read_mimo_v2,
     "minimax_m2": read_minimax_m2,
     "nemotron_h": read_nemotron_h,
     "olmo3": read_olmo3,

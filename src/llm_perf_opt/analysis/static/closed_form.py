@@ -140,7 +140,7 @@ def weight_bytes(model: Model, dtypes: Dtypes, *, sharing: int = 1) -> float:
 def routed_elements(decoder: Decoder) -> int:
     """Elements of the routed experts' matrices."""
     return sum(
-        count * 3 * decoder.hidden * layer.feed_forward.experts * layer.feed_forward.width
+        count * layer.feed_forward.matrices * decoder.hidden * layer.feed_forward.experts * layer.feed_forward.width
         for layer, count in decoder.blocks
         if isinstance(layer.feed_forward, Moe)
     )

@@ -28,9 +28,9 @@ def attention_params(a: Attention, hidden: int) -> int:
         conv = a.conv_channels * (a.conv_kernel + (1 if a.conv_bias else 0))
         projections = linear_params(hidden, a.in_width, bias=a.bias) + linear_params(a.out_width, hidden, bias=a.bias)
         return projections + conv + a.inner_elements + a.other_params
-    width = (_query_heads(a) + 2 * a.kv_heads) * a.head_dim
+    width = (_query_heads(a) + a.kv_heads) * a.head_dim + (a.kv_heads * a.value_dim if a.has_values else 0)
     projections = linear_params(hidden, width, bias=a.qkv_bias)
-    out = linear_params(a.heads * a.head_dim, hidden, bias=a.out_bias)
+    out = linear_params(a.heads * a.value_dim, hidden, bias=a.out_bias)
     return projections + out + a.norm_elements + a.sinks
 
 
@@ -44,7 +44,8 @@ def attention_matrix_elements(a: Attention, hidden: int) -> int:
     if isinstance(a, StateMixer):
         return hidden * (a.in_width + a.out_width) + a.inner_elements
     if isinstance(a, GroupedAttention):
-        return hidden * (_query_heads(a) + a.heads + 2 * a.kv_heads) * a.head_dim
+        values = a.heads + (a.kv_heads if a.has_values else 0)
+        return hidden * ((_query_heads(a) + a.kv_heads) * a.head_dim + values * a.value_dim)
     q_width = a.heads * a.qk_dim
     query = hidden * q_width if a.q_rank is None else (hidden + q_width) * a.q_rank
     up = a.kv_rank * a.heads * (a.nope_dim + a.v_dim)
@@ -57,7 +58,7 @@ def kv_elements(a: Attention, mode: MlaMode) -> int:
     if isinstance(a, StateMixer):
         return 0
     if isinstance(a, GroupedAttention):
-        return 2 * a.kv_heads * a.head_dim
+        return a.kv_heads * (a.head_dim + a.value_dim)
     return (a.heads * (a.qk_dim + a.v_dim) if mode == "cached" else a.latent) + (a.index_dim if a.index_heads else 0)
 
 
@@ -98,13 +99,17 @@ def attention_work(a: Attention, hidden: int, step: Step, dtypes: Dtypes, mode: 
         projections = q + kv + shared_input
     else:
         q = linear(step.rows, hidden, q_width, dtypes, bias=a.qkv_bias)
-        kv = linear(step.rows, hidden, kv_width, dtypes, bias=a.qkv_bias, writes_kv=True)
-        projections = q + kv + kv
-    out = linear(step.rows, q_width, hidden, dtypes, bias=a.out_bias)
+        k = linear(step.rows, hidden, kv_width, dtypes, bias=a.qkv_bias, writes_kv=True)
+        v_width = a.kv_heads * a.value_dim
+        v = Work(kv_write_bytes=step.rows * v_width * dtypes.kv_bytes)
+        if a.has_values:
+            v = linear(step.rows, hidden, v_width, dtypes, bias=a.qkv_bias, writes_kv=True)
+        projections = q + k + v
+    out = linear(step.rows, a.heads * a.value_dim, hidden, dtypes, bias=a.out_bias)
     keys = keys_seen(step, a.window)
-    scores = _scores(a.heads, a.head_dim, a.head_dim, keys, step, a.window)
-    kv_read = step.batch * keys * 2 * kv_width * dtypes.kv_bytes
-    in_and_out = 2 * step.rows * q_width * dtypes.compute_bytes
+    scores = _scores(a.heads, a.head_dim, a.value_dim, keys, step, a.window)
+    kv_read = step.batch * keys * a.kv_heads * (a.head_dim + a.value_dim) * dtypes.kv_bytes
+    in_and_out = step.rows * a.heads * (a.head_dim + a.value_dim) * dtypes.compute_bytes
     return projections + gate + scores + Work(kv_read_bytes=kv_read, activation_bytes=in_and_out) + out
 
 
@@ -277,11 +282,13 @@ def expected_experts(experts: int, top_k: int, tokens: int) -> float:
 def expert_params(moe: Moe, hidden: int) -> int:
     """One routed expert."""
     bias = moe.expert_bias
-    return linear_params(hidden, 2 * moe.width, bias=bias) + linear_params(moe.width, hidden, bias=bias)
+    up = linear_params(hidden, (moe.matrices - 1) * moe.width, bias=bias)
+    return up + linear_params(moe.width, hidden, bias=bias)
 
 
 def router_params(moe: Moe, hidden: int) -> int:
-    return linear_params(hidden, moe.experts, bias=moe.router_bias) + (hidden if moe.has_shared_gate else 0)
+    gate = hidden if moe.has_shared_gate else 0
+    return linear_params(hidden, moe.experts, bias=moe.router_bias) + gate + moe.router_extra
 
 
 def shared_params(moe: Moe, hidden: int) -> int:
@@ -291,7 +298,7 @@ def shared_params(moe: Moe, hidden: int) -> int:
 def matrix_elements(block: FeedForward, hidden: int) -> int:
     """Elements of the matrices alone, router excluded: what a quantised checkpoint stores in its narrow format."""
     if isinstance(block, Moe):
-        return 3 * hidden * (block.experts * block.width + block.shared_width)
+        return block.matrices * hidden * (block.experts * block.width + block.shared_width)
     return (3 if block.is_gated else 2) * hidden * block.width
 
 
@@ -308,10 +315,10 @@ def experts_work(moe: Moe, hidden: int, rows: int, dtypes: Dtypes, *, touched: f
     hit, where that is known better than by even picking.
     """
     picked = rows * moe.top_k
-    up = linear(picked, hidden, 2 * moe.width, dtypes)
+    up = linear(picked, hidden, (moe.matrices - 1) * moe.width, dtypes)
     down = linear(picked, moe.width, hidden, dtypes)
-    matrices = hidden * 3 * moe.width * dtypes.weight_bytes
-    biases = (2 * moe.width + hidden) * dtypes.compute_bytes if moe.expert_bias else 0
+    matrices = hidden * moe.matrices * moe.width * dtypes.weight_bytes
+    biases = ((moe.matrices - 1) * moe.width + hidden) * dtypes.compute_bytes if moe.expert_bias else 0
     touched = expected_experts(moe.experts, moe.top_k, rows) if touched is None else touched
     # `linear` counted the weights of one expert.
     routed = up + down + Work(weight_bytes=touched * (matrices + biases) - matrices)
@@ -320,4 +327,4 @@ def experts_work(moe: Moe, hidden: int, rows: int, dtypes: Dtypes, *, touched: f
 
 
 def _shared(moe: Moe) -> DenseMlp:
-    return DenseMlp(width=moe.shared_width, bias=moe.shared_bias)
+    return DenseMlp(width=moe.shared_width, bias=moe.shared_bias, is_gated=moe.is_gated)

@@ -177,7 +177,7 @@ def _widest_row(model: Model) -> int:
 def _attention_row(layer: Layer) -> int:
     a = layer.attention
     if isinstance(a, GroupedAttention):
-        return (2 * a.heads + 2 * a.kv_heads) * a.head_dim
+        return (a.heads + a.kv_heads) * (a.head_dim + a.value_dim)
     if isinstance(a, StateMixer):
         return a.in_width + a.conv_channels + a.out_width
     return a.heads * (2 * a.qk_dim + 2 * a.v_dim) + a.latent
@@ -193,4 +193,4 @@ def _feed_forward_row(layer: Layer, hidden: int) -> int:
 
 def _routed_row(moe: Moe, hidden: int) -> int:
     """Every token is copied once per expert it goes to."""
-    return moe.top_k * (hidden + 3 * moe.width)
+    return moe.top_k * (hidden + moe.matrices * moe.width)

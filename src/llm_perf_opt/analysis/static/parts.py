@@ -16,12 +16,15 @@ class GroupedAttention:
     """Attention with `kv_heads` shared by `heads` (equal: MHA, one: MQA). `window` None: every earlier token is seen.
 
     `norm_elements` are the weights of query and key norms, `sinks` learned scores per head. `has_gate`: the query's
-    projection is twice as wide and its second half gates the result.
+    projection is twice as wide and its second half gates the result. `v_dim`: values of another width than keys;
+    `has_values`: else they are made of what the keys are made of, without a projection of their own.
     """
 
     heads: int
     kv_heads: int
     head_dim: int
+    v_dim: int | None = None
+    has_values: bool = True
     window: int | None = None
     qkv_bias: bool = False
     out_bias: bool = False
@@ -29,6 +32,10 @@ class GroupedAttention:
     norm_elements: int = 0
     sinks: int = 0
     has_gate: bool = False
+
+    @property
+    def value_dim(self) -> int:
+        return self.head_dim if self.v_dim is None else self.v_dim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +102,10 @@ class DenseMlp:
 
 @dataclass(frozen=True, kw_only=True)
 class Moe:
-    """`top_k` of `experts` gated blocks a token, and one shared block of `shared_width` (0: none) for every token."""
+    """`top_k` of `experts` blocks a token, and one shared block of `shared_width` (0: none) for every token.
+
+    `is_gated`: three matrices, else two. `router_extra`: weights of the router beside its matrix.
+    """
 
     experts: int
     top_k: int
@@ -106,6 +116,13 @@ class Moe:
     router_bias: bool = False
     expert_bias: bool = False
     is_router_float32: bool = False
+    is_gated: bool = True
+    router_extra: int = 0
+
+    @property
+    def matrices(self) -> int:
+        """Matrices of one block."""
+        return 3 if self.is_gated else 2
 
 
 Attention = GroupedAttention | LatentAttention | StateMixer

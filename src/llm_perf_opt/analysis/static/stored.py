@@ -158,8 +158,8 @@ def _matrices(layer: Layer, hidden: int) -> list[tuple[str, str, float]]:
         found += [
             (ATTENTION, "q_proj", hidden * query * (2 if a.has_gate else 1)),
             (ATTENTION, "k_proj", hidden * key),
-            (ATTENTION, "v_proj", hidden * key),
-            (ATTENTION, "o_proj", hidden * query),
+            (ATTENTION, "v_proj", hidden * a.kv_heads * a.value_dim if a.has_values else 0),
+            (ATTENTION, "o_proj", hidden * a.heads * a.value_dim),
         ]
     elif isinstance(a, LatentAttention):
         width = a.heads * a.qk_dim
@@ -181,9 +181,10 @@ def _matrices(layer: Layer, hidden: int) -> list[tuple[str, str, float]]:
         ]
     if isinstance(block, Moe):
         each = block.experts * hidden * block.width
-        found += [(EXPERTS, name, each) for name in ("gate_proj", "up_proj", "down_proj")]
+        names = ("gate_proj", "up_proj", "down_proj")[3 - block.matrices :]
+        found += [(EXPERTS, name, each) for name in names]
         shared = hidden * block.shared_width
-        found += [(SHARED, name, shared) for name in ("gate_proj", "up_proj", "down_proj") if shared]
+        found += [(SHARED, name, shared) for name in names if shared]
     elif block.width:
         names = ("gate_proj", "up_proj", "down_proj") if block.is_gated else ("up_proj", "down_proj")
         found += [(MLP, name, hidden * block.width) for name in names]

@@ -11,6 +11,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from llm_perf_opt.analysis.estimate.engine import ENGINES
 from llm_perf_opt.analysis.estimate.parallel import layout_problem
 from llm_perf_opt.analysis.estimate.requests import (
     DRAFT_COST,
@@ -38,7 +39,6 @@ from llm_perf_opt.analysis.hardware.hardware import (
 from llm_perf_opt.analysis.hardware.roofline import uncounted_products
 from llm_perf_opt.analysis.hardware.work import DeviceShare, Dtypes, Shape, short_dtype
 from llm_perf_opt.analysis.static.analysis import Analysis, analyse
-from llm_perf_opt.analysis.static.closed_form import DEFAULT_MLA_MODE
 from llm_perf_opt.analysis.static.config_json import Fields, NotADecoder, NotInClosedForm, read_config_json
 from llm_perf_opt.analysis.static.counted import CountedAnalysis, counted_document
 from llm_perf_opt.analysis.static.document import (
@@ -281,6 +281,7 @@ def predict_row(subject: Subject, case: Case, device: Device | None, resolved: R
             beside=subject.beside.params,
             stored=None if quantised is None else quantised.stored,
             weight_format=None if quantised is None else quantised.weight,
+            devices=case.layout.model_devices,
         )
         said = (*notes, *_subject_notes(subject, shape, case, None), *_counted_notes(subject.label, model, case))
         return Row(analysis=counted, case=case, forecast=None, notes=said)
@@ -309,7 +310,7 @@ def predict_row(subject: Subject, case: Case, device: Device | None, resolved: R
             name=subject.label,
             hardware_reason=reason,
             capacity_bytes=None if capacity is None else capacity * case.layout.model_devices,
-            mla_mode=case.mla_mode or DEFAULT_MLA_MODE,
+            mla_mode=case.mla_mode or ENGINES[case.engine].mla_decode,
             estimator=(lambda step: None if setting is None else step_estimate(setting, step)) if is_reckoned else None,
             chunk=case.prefill_chunk if held is None else case.prefill_chunk or max(shape.prompt, PROMPT_TOKENS),
             spread=case.layout.spread if problem is None else DeviceShare(tp=case.layout.tp),
@@ -393,8 +394,8 @@ def _format_notes(section: HardwareSection | None, dtypes: Dtypes) -> tuple[str,
 def _counted_notes(label: str, model: MetaModel, case: Case) -> tuple[str, ...]:
     """What a count does not say, and what was asked for in vain."""
     found = [
-        f"{label}: {model.reason}; its operators were counted with torch (slower): an eager run of one device, no "
-        "bounds, of memory the weights alone"
+        f"{label}: {model.reason}; its operators were counted with torch (slower): an eager run of one device; "
+        "bounds are the reading of the weights alone, and so is the memory"
     ]
     asked = [name for name in ("weight_dtype", "kv_dtype", "activation_dtype", "output") if getattr(case, name)]
     if asked or case.layout.devices > 1 or case.engine != "eager":
