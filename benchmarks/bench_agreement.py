@@ -10,8 +10,9 @@ caching is off. Rates are those of one client; both together should leave the se
 queue makes a small difference large.
 
 With --concurrency both clients load the server in turns instead, in closed loops of these streams, because two closed
-loops at once would be a load of both. As root, both run with real-time priority (`chrt -r 1`): on two cores a client
-without it loses the CPU to vLLM for up to a second at a time, and so does theirs.
+loops at once would be a load of both. As root, the server runs with real-time priority and the clients with a higher
+one (`chrt`): on two cores a client without it loses the CPU to vLLM for up to a second at a time, ours and theirs, and
+whatever else the machine does would be in the differences.
 
 Printed and written to benchmarks/results/bench_agreement.json (with --concurrency to
 bench_agreement_concurrency.json), each difference of medians with its 95 % interval
@@ -138,8 +139,12 @@ def serve(vllm_bin: Path, model: Path, folder: Path) -> Iterator[str]:
         redactor=Redactor(),
         say=lambda text: print(text, file=sys.stderr, flush=True),
     )
-    with running_server(section, place) as server:
+    with running_server(section, place, prefix=realtime(1)) as server:
         yield server.target.url
+
+
+def realtime(priority: int) -> list[str]:
+    return ["chrt", "-r", str(priority)] if os.geteuid() == 0 and shutil.which("chrt") else []
 
 
 def start_ours(setup: Setup, prompts: Path, load: "Load", count: int, folder: Path) -> Client:
@@ -162,8 +167,7 @@ def start_theirs(setup: Setup, prompts: Path, load: "Load", count: int, folder: 
 def _start(command: list[str], folder: Path, is_ready: str) -> Client:
     """Come back when it is about to send: both take seconds to start."""
     log = folder.with_suffix(".log")
-    if os.geteuid() == 0 and shutil.which("chrt"):
-        command = ["chrt", "-r", "1", *command]
+    command = [*realtime(2), *command]
     environ = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     with log.open("w") as file:
         process = subprocess.Popen(
