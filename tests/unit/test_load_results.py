@@ -76,11 +76,23 @@ def test_the_block_of_a_level_is_that_of_vllm() -> None:
 def test_a_level_in_which_every_request_failed_says_so_and_has_no_latency() -> None:
     level = level_result(LoadRun(level=LoadLevel(concurrency=2), records=FAILED, duration_s=1.0), SloSection())
     assert result_block(level, slo=SloSection()).splitlines()[-2:] == [
-        "Every request failed, most often: HTTP 500: no",
+        "Every request failed. Most frequent error: HTTP 500: no",
         "=" * 50,
     ]
     (section,) = bench_sections(BenchDocument(levels=(level,)), source="")
     assert section.paragraphs[2] == "Every request failed at concurrency 2: there are no latencies."
+
+
+def test_a_block_names_the_most_frequent_error() -> None:
+    level = level_result(LoadRun(level=LoadLevel(rate=2.0), records=[*RECORDS, *FAILED], duration_s=2.0), SloSection())
+    lines = result_block(level, slo=SloSection()).splitlines()
+    assert lines[1:6] == [
+        "Successful requests:                    4",
+        "Failed requests:                        3",
+        "Request rate configured (RPS):          2.00",
+        "Benchmark duration (s):                 2.00",
+        "Most frequent error: HTTP 500: no",
+    ]
 
 
 def test_saturation_is_the_level_after_which_more_load_brings_no_throughput() -> None:

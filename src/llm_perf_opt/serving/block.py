@@ -34,9 +34,11 @@ def _lines(level: LevelResult, slo: SloSection) -> Iterator[str]:
     yield _row("Benchmark duration (s):", level.duration_s)
     if not level.completed:
         most = next(iter(level.errors), "no request was sent")
-        yield f"Every request failed, most often: {most}" if level.sent else "No request was sent."
+        yield f"Every request failed. Most frequent error: {most}" if level.sent else "No request was sent."
         yield "=" * WIDTH
         return
+    if level.errors:
+        yield f"Most frequent error: {next(iter(level.errors))}"
     yield _row("Total input tokens:", level.input_tokens)
     yield _row("Total generated tokens:", level.output_tokens)
     yield _row("Request throughput (req/s):", level.requests_per_s)

@@ -154,7 +154,7 @@ def type_bench(raw: dict[str, Any], *, user_dir: Path, overrides: tuple[str, ...
 
 
 def _section(cls: type[T], raw: Mapping[str, Any], name: str, problems: list[str]) -> Any:
-    """The section, or None and its problems told."""
+    """The section, or None with its problems added to the list."""
     typed, found = validate(cls, raw.get(name) or {}, name)
     problems += [str(problem) for problem in found]
     return cast(Any, typed)

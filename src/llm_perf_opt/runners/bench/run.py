@@ -394,7 +394,7 @@ def _judge(run: BenchRun, result: LevelResult) -> None:
     if result.stopped is not None:
         run.fail(f"{result.label}: {result.stopped}")
     if result.failed_share > limit and result.completed + result.failed + result.unfinished:
-        common = next(iter(result.errors), "no error was told")
+        common = next(iter(result.errors), "no error was reported")
         run.fail(
             f"{result.label}: {result.failed} failed and {result.unfinished} unfinished of {result.sent} requests, "
             f"more than load.max_failed_share={limit:g} allows; most often: {common}"

@@ -5,7 +5,6 @@ that only names the role is not a token. All events of one packet get the time a
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -156,7 +155,9 @@ def _is_object(text: bytes) -> bool:
     return True
 
 
-def _count(value: int | float | None, name: Literal["prompt_tokens", "completion_tokens"], *, most: int | None) -> Any:
+def _count(
+    value: int | float | None, name: Literal["prompt_tokens", "completion_tokens"], *, most: int | None
+) -> int | None:
     """A number of tokens as a whole number; some gateways send 64.0."""
     if value is None:
         return None
@@ -165,6 +166,3 @@ def _count(value: int | float | None, name: Literal["prompt_tokens", "completion
     if most is not None and value > most:
         raise ValueError(f"usage.{name} is impossible (got {value:g}, the request allows {most} at most)")
     return int(value)
-
-
-Clock = Callable[[], float]

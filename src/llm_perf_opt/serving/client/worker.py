@@ -142,11 +142,11 @@ class _Worker:
                 data = self._connection.recv_bytes()
             except (EOFError, OSError):
                 data = b""
-            loop.call_soon_threadsafe(self._told, data)
+            loop.call_soon_threadsafe(self._receive, data)
             if data[:1] != GO:
                 return
 
-    def _told(self, data: bytes) -> None:
+    def _receive(self, data: bytes) -> None:
         if data[:1] == GO:
             self._go.set_result(read_start(data))
             return
@@ -169,15 +169,15 @@ class _Worker:
         await sleep_until(start)
         cpu = time.process_time()
         sending = asyncio.create_task(self._closed() if share.level.rate is None else self._open())
-        beside = [asyncio.create_task(one) for one in (self._watch(), self._lag.run(), self._flush())]
+        background = [asyncio.create_task(one) for one in (self._watch(), self._lag.run(), self._flush())]
         stop = asyncio.create_task(self._stop.wait())
         await asyncio.wait([sending, stop], timeout=self._end + load.drain_s, return_when=asyncio.FIRST_COMPLETED)
         worked_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu
         is_over_time = not sending.done() and not stop.done()
         left = self._leave()
-        for task in (*beside, stop, sending):
+        for task in (*background, stop, sending):
             task.cancel()
-        results = await asyncio.gather(sending, *beside, stop, return_exceptions=True)
+        results = await asyncio.gather(sending, *background, stop, return_exceptions=True)
         error = next((one for one in results if isinstance(one, Exception)), None)
         self._send_batch()
         return ShareSummary(
