@@ -134,7 +134,7 @@ def _of_level(base: ReadSide, candidate: ReadSide) -> tuple[ReadSide, ReadSide]:
         passes = [{**one[key].values, **_each_once(one[key].rates)} for one in side.levels]
         errors = side.levels[0][key].errors if len(side.levels) == 1 else {}
         failed = [level.failed for one in side.levels if (level := one[key]).failed]
-        damage = (*side.input.damage, *(f"{count:,} requests failed" for count in failed))
+        damage = (*side.input.damage, *(f"{count:,} request{'s' if count > 1 else ''} failed" for count in failed))
         return replace(side, input=replace(side.input, passes=passes, errors=errors, load=load, damage=damage))
 
     return under(base), under(candidate)
