@@ -119,7 +119,9 @@ def test_settings_are_switched_on_one_after_another(tmp_path: Path) -> None:
     path.write_text(
         '- env: {THREADS: "1"}\n- name: eager\n  arguments: [--eager]\n  overrides: [model.attention=eager]\n'
     )
-    line = flag_line(path, command=("python", "gen.py"), env={"A": "b"})
+    line = flag_line(path, command=("python", "gen.py"), env={"A": "b"}, metric="tpot_ms")
+    with pytest.raises(ConfigError, match="overrides need a metric of llm-perf"):
+        flag_line(path, command=("python", "gen.py"), env={}, metric="wall_ms")
     assert [name.label for name in line.names] == ["none of the settings", "THREADS=1", "eager"]
     assert line.place(1).command == ("python", "gen.py")
     last = line.place(2)
@@ -131,7 +133,7 @@ def test_settings_are_switched_on_one_after_another(tmp_path: Path) -> None:
     for text in ("a: 1", "- 5", "- {unknown: 1}", "- {env: [1]}", "- {name: x}", "[", ""):
         path.write_text(text)
         with pytest.raises(ConfigError, match="--flags: "):
-            flag_line(path, command=("x",), env={})
+            flag_line(path, command=("x",), env={}, metric="tpot_ms")
 
 
 def test_functions_are_matched_without_their_lines_and_the_largest_change_comes_first(tmp_path: Path) -> None:
@@ -235,6 +237,7 @@ def test_an_interrupted_search_goes_on_where_it_stopped(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_real_program_is_run_at_every_commit_and_the_function_is_named(
     repo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

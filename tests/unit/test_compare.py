@@ -5,6 +5,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from llm_perf_opt.analysis.compare.statistics import (
     shared_among,
     start_variation,
 )
-from llm_perf_opt.analysis.timeline.rows import Idle, RangeRow
+from llm_perf_opt.analysis.timeline.rows import Idle, RangeInstance, RangeRow
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.errors import ConfigError
@@ -623,6 +624,45 @@ def test_captures_are_better_or_worse_by_their_launches() -> None:
     back = compare_sides(gaussian(210_000), gaussian(680_000), conditions=[parse_condition("kernel_time_ms<=+5%")])
     assert (back.verdict, back.gates[0].status) == ("worse", "failed")
     assert compare_sides(gaussian(680_000), gaussian(680_000)).verdict == "same"
+
+
+def step_capture(step_ms: float, *, spread: float, loader: str, loading_ms: float, instances: int = 6) -> SideInput:
+    """A trace of training steps with a data loader inside them."""
+
+    def row(name: str, parent: str | None, wall_ms: float, wall_spread: float) -> RangeRow:
+        one = RangeInstance(
+            source=0, start_ns=0, wall_ns=int(wall_ms * 1e6), kernel_count=1, gpu_busy_ns=None, gpu_idle_ns=None,
+            launch_ns=0, idle=None,
+        )  # fmt: skip
+        return RangeRow(
+            name=name, style="push/pop", parent=parent, instances=instances, wall_ns=instances * one.wall_ns,
+            kernel_count=1, kernel_ns=0, graph_launches=0, gpu_busy_ns=None, gpu_idle_ns=None, launch_calls=0,
+            launch_ns=0, idle=None, last=one, typical=one, kernels=(), wall_spread=wall_spread,
+        )  # fmt: skip
+
+    found = capture(("gemm", 40, 4_000_000))
+    ranges = (
+        row("ProfilerStep#N", None, step_ms, spread),
+        row(f"enumerate(DataLoader)#{loader}.__next__", "ProfilerStep#N", loading_ms, 0.1),
+    )
+    gpu = replace(found.gpu, span_ns=int(instances * step_ms * 1e6))
+    return SideInput(name="side", capture=replace(found, ranges=ranges, gpu=gpu))
+
+
+def test_captures_are_better_or_worse_by_the_step_they_repeat_and_name_what_went_away() -> None:
+    slow = step_capture(211.0, spread=0.05, loader="_SingleProcessDataLoaderIter", loading_ms=52.0)
+    fast = step_capture(174.0, spread=0.05, loader="_MultiProcessingDataLoaderIter", loading_ms=1.6)
+    found = compare_sides(slow, fast)
+    assert found.verdict == "better"
+    assert found.sentence.startswith("ProfilerStep#N wall_ms 211.0 ms → 174.0 ms, -17.5 % (95 %: ")
+    assert found.sentence.endswith("; largest changes: data loading (DataLoader) −302.4 ms.")
+    [loading] = [row for row in found.tables["ranges"] if row.name == "data loading (DataLoader)"]
+    assert (loading.base_count, loading.candidate_count, loading.verdict) == (6, 6, "faster")
+    # A step that varies by more than it changed decides nothing, and neither does one with few instances.
+    loud = step_capture(211.0, spread=0.6, loader="_SingleProcessDataLoaderIter", loading_ms=52.0)
+    assert [row.verdict for row in compare_sides(loud, fast).metrics] == ["inconclusive", "same"]
+    few = step_capture(211.0, spread=0.05, loader="_SingleProcessDataLoaderIter", loading_ms=52.0, instances=3)
+    assert [row.metric for row in compare_sides(few, fast).metrics] == ["kernel_time_ms"]
 
 
 def test_an_estimate_without_noise_is_certain() -> None:

@@ -203,6 +203,9 @@ def test_a_program_and_a_model_run_are_refused_in_one_line(tmp_path: Path, capsy
         f"error: compare: {model} is a model run, {program} is a program: they did different work; give two of one "
         "kind\n"
     )
+    load, trace = vllm_result(tmp_path / "a.json", rate=5.0, tpot_ms=10.0), DATA / "h200" / "llama.trace.json.gz"
+    assert main(["compare", str(load), str(trace)]) == 2
+    assert f"error: compare: {load} is a load on a server, {trace} is a capture: " in capsys.readouterr().err
 
 
 def vllm_result(path: Path, *, rate: float, tpot_ms: float, completed: int = 400) -> Path:

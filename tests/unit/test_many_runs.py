@@ -182,8 +182,13 @@ def test_the_runs_of_a_sweep_are_named_by_what_was_swept(tmp_path: Path, capsys:
     timed_run(tmp_path / "sweep" / "0", 10.0, batch=1)
     timed_run(tmp_path / "sweep" / "1", 20.0, batch=2)
     timed_run(tmp_path / "7", 30.0)
+    for side in ("base", "candidate"):
+        timed_run(tmp_path / side / "1", 10.0)
+        timed_run(tmp_path / side / "2", 10.0)
     assert main(["runs", str(tmp_path), "--columns", "tpot_ms"]) == 0
-    assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[2:]] == ["7", "0 batch=1", "1 batch=2"]
+    names = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines() if "llama3_1b" in line]
+    passes = ["base/1", "base/2", "candidate/1", "candidate/2"]
+    assert names == ["7", *passes, "0 batch=1", "1 batch=2"]
 
 
 def test_a_known_name_without_a_value_is_none(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -182,17 +182,18 @@ def readable_names(runs: Sequence[tuple[str, str, Sequence[str]]]) -> list[str]:
     for path, name, overrides in runs:
         if name.isdigit():
             sweeps.setdefault(path.rpartition("/")[0], []).append(overrides)
-    return [_readable(name, overrides, sweeps.get(path.rpartition("/")[0], ())) for path, name, overrides in runs]
+    return [_readable(path, name, overrides, sweeps.get(path.rpartition("/")[0], ())) for path, name, overrides in runs]
 
 
-def _readable(name: str, overrides: Sequence[str], members: Sequence[Sequence[str]]) -> str:
+def _readable(path: str, name: str, overrides: Sequence[str], members: Sequence[Sequence[str]]) -> str:
     if not name.isdigit() or len(members) < 2:
         return name
     swept = [word for word in overrides if any(word not in other for other in members) and not _is_place(word)]
-    shown = [
-        f"{key.rpartition('.')[2]}={value}" for key, _, value in (word.lstrip("+~").partition("=") for word in swept)
-    ]
-    return " ".join([name, *shown])
+    if not swept:
+        # A pass of a comparison: the folder says of which side.
+        return "/".join(path.split("/")[-2:])
+    parts = (word.lstrip("+~").partition("=") for word in swept)
+    return " ".join([name, *(f"{key.rpartition('.')[2]}={value}" for key, _, value in parts)])
 
 
 def _is_place(word: str) -> bool:

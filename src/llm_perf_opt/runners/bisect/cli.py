@@ -219,7 +219,7 @@ def _line(args: argparse.Namespace, program: Sequence[str], folder: Path) -> "Li
     if args.flags is not None:
         from llm_perf_opt.runners.bisect.flags import flag_line
 
-        return flag_line(args.flags, command=program, env=env)
+        return flag_line(args.flags, command=program, env=env, metric=args.metric)
     if args.versions is not None:
         from llm_perf_opt.runners.bisect.versions import version_line
 

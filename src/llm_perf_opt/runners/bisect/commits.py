@@ -109,17 +109,20 @@ def commit_line(
     ends = {name: _commit(top, name) for name in (good, bad)}
     if ends[good] == ends[bad]:
         raise ConfigError(f"bisect: {good} and {bad} are the same commit")
-    code, text = _git(top, "rev-list", "--reverse", "--first-parent", "--ancestry-path", f"{ends[good]}..{ends[bad]}")
-    commits = text.split()
+    shown = "--format=%H%x09%s"
+    line = ("--reverse", "--first-parent", "--ancestry-path", shown, f"{ends[good]}..{ends[bad]}")
+    code, text = _git(top, "log", *line)
+    commits = [row.partition("\t")[::2] for row in text.splitlines()]
     if code != 0 or not commits:
         raise ConfigError(f"bisect: {good} is no ancestor of {bad}; give an older good commit and a newer bad one")
-    every = (ends[good], *commits)
+    _, first = _git(top, "log", "--no-walk", shown, ends[good])
+    every = [first.strip().partition("\t")[::2], *commits]
     below = start.resolve().relative_to(top.resolve()) if repo is None else Path()
     return CommitLine(
         repo=top,
         below=below,
-        commits=every,
-        names=[PointName(label=one[:SHORT], title=_subject(top, one)) for one in every],
+        commits=tuple(commit for commit, _ in every),
+        names=[PointName(label=commit[:SHORT], title=subject) for commit, subject in every],
         command=tuple(command),
         folder=folder,
         setup=setup,
@@ -132,11 +135,6 @@ def _commit(repo: Path, name: str) -> str:
     if code != 0:
         raise ConfigError(f"bisect: {name!r} is no commit of {repo}")
     return text.strip()
-
-
-def _subject(repo: Path, commit: str) -> str:
-    code, text = _git(repo, "show", "--no-patch", "--format=%s", commit)
-    return text.strip() if code == 0 else ""
 
 
 def _git(repo: Path, *words: str) -> tuple[int | None, str]:

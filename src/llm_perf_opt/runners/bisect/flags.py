@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 from llm_perf_opt.analysis.bisect.document import Kind
+from llm_perf_opt.analysis.compare.comparison import WALL
 from llm_perf_opt.core.files import read_limited
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.runners.bisect.line import PointName, RunPlace
@@ -63,16 +64,24 @@ class FlagLine:
         return ()
 
 
-def flag_line(path: Path, *, command: Sequence[str], env: dict[str, str]) -> FlagLine:
-    """Settings from a YAML file."""
+def flag_line(path: Path, *, command: Sequence[str], env: dict[str, str], metric: str) -> FlagLine:
+    """Settings from a YAML file; overrides are of no effect on the time of a program that runs without llm-perf."""
     try:
         data = yaml.safe_load(read_limited(path, LARGEST_BYTES))
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"--flags: {path} cannot be read ({str(error).splitlines()[0]})") from error
     if not isinstance(data, list) or len(data) < 1:
         raise ConfigError(f"--flags: {path} is not a list of settings, allowed:\n{EXAMPLE}")
+    settings = tuple(_setting(path, number, one) for number, one in enumerate(data, start=1))
+    unused = [one.label for one in settings if one.overrides and metric == WALL]
+    if unused:
+        raise ConfigError(
+            f"--flags: {path}: overrides need a metric of llm-perf (got --metric {metric} and "
+            f"{', '.join(unused)}), such "
+            "as --metric tpot_ms"
+        )
     return FlagLine(
-        settings=tuple(_setting(path, number, one) for number, one in enumerate(data, start=1)),
+        settings=settings,
         command=tuple(command),
         env=env,
     )

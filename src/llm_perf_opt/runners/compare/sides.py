@@ -27,11 +27,13 @@ from llm_perf_opt.report.samples import BUSY_PCT, HOST_PROBE, SampleLine
 from llm_perf_opt.report.view.headline import shared_gpus
 from llm_perf_opt.runners.compare.about import about_capture, about_load, about_runs, device_difference
 from llm_perf_opt.runners.compare.served import ServedLevel, foreign_levels, served_levels
+from llm_perf_opt.serving.results import BENCH
 
 # Clocks and power differ a little in every run.
 CLOCK_DIFFERENCE = 0.02
 # Earlier starts of the same work that make its start-to-start variation known, and how many are read at most.
 FEWEST_STARTS, MOST_STARTS = 4, 64
+LOAD_RESULT = "load result"
 PROGRAM, MODEL, SERVER, CAPTURE = "a program", "a model run", "a load on a server", "a capture"
 
 
@@ -56,10 +58,12 @@ class ReadSide:
     @property
     def sort(self) -> str:
         """What kind of measurement it is; two kinds cannot be compared."""
-        if self.levels:
+        if self.levels or self.kind == LOAD_RESULT:
             return SERVER
         if self.manifest is None:
             return CAPTURE
+        if self.manifest.stage(BENCH) is not None:
+            return SERVER
         return PROGRAM if runs_a_program(self.manifest) else MODEL
 
 
@@ -99,7 +103,8 @@ def read_sides(base: Path, candidate: Path, *, paired: bool = False, force: bool
     only = whole_pairs(base, candidate) if paired else None
     sides = read_side(base, only=only or None), read_side(candidate, only=only or None)
     sorts = [side.sort for side in sides]
-    if sorts[0] != sorts[1] and CAPTURE not in sorts and not force:
+    # A run may have captures of its own, a load has none.
+    if sorts[0] != sorts[1] and (CAPTURE not in sorts or SERVER in sorts) and not force:
         raise ConfigError(
             f"compare: {base} is {sorts[0]}, {candidate} is {sorts[1]}: they did different work; give two of one kind"
         )
@@ -134,7 +139,7 @@ def _of_level(base: ReadSide, candidate: ReadSide) -> tuple[ReadSide, ReadSide]:
         passes = [{**one[key].values, **_each_once(one[key].rates)} for one in side.levels]
         errors = side.levels[0][key].errors if len(side.levels) == 1 else {}
         failed = [level.failed for one in side.levels if (level := one[key]).failed]
-        damage = (*side.input.damage, *(f"{count:,} requests failed" for count in failed))
+        damage = (*side.input.damage, *(f"{count:,} request{'s' if count > 1 else ''} failed" for count in failed))
         return replace(side, input=replace(side.input, passes=passes, errors=errors, load=load, damage=damage))
 
     return under(base), under(candidate)
@@ -255,7 +260,7 @@ def _load(path: Path, files: Sequence[Path]) -> ReadSide:
         timeline=None,
         levels=found.passes,
         clocks={},
-        kind="load result",
+        kind=LOAD_RESULT,
         gpu=None,
     )
 
