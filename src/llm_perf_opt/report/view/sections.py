@@ -76,7 +76,7 @@ def diagnosis_section(section: Section) -> SectionView:
         paragraphs=section.paragraphs,
         metrics=(),
         tables=tuple(table_view(table) for table in section.tables),
-        picture=None,
+        pictures=(),
         links=(),
     )
 
