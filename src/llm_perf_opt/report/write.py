@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from llm_perf_opt.core.files import write_whole
+from llm_perf_opt.core.files import write_page, write_whole
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.errors import numbers_of
@@ -43,7 +43,7 @@ def write_view(run_dir: Path) -> tuple[ReportView, list[Path]]:
         view = build_view(files)
         pages = [(name, render(view)) for name, render in RENDERERS]
         content = render_perfetto(files)
-    paths = [write_whole(run_dir / name, page.encode("utf-8", "backslashreplace")) for name, page in pages]
+    paths = [write_page(run_dir / name, page) for name, page in pages]
     trace = run_dir / TRACE
     # A trace of an earlier rendering must not outlive the data it was made from.
     trace.unlink(missing_ok=True)
