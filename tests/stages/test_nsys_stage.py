@@ -606,6 +606,7 @@ def test_captures_that_start_together_do_not_lose_each_other(tmp_path: Path) -> 
         ("Agent launcher failed.", False, 1),
         ("[QuadDCommon::tag_message*] = Local Endpoint is not available.", False, 2),
         ("Connection reset by peer", False, 2),
+        ("Connection to the Agent lost.", False, 2),
         ("Illegal --trace argument", True, 1),
     ],
 )

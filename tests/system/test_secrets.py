@@ -19,6 +19,7 @@ from llm_perf_opt.core.secrets.shapes import REDACTED
 from llm_perf_opt.profiling.parsers.ncu_report import load_ncu
 from tests.support import fake_nsys
 from tests.support.fixtures_dir import REPO
+from tests.support.nsys_builder import Export
 from tests.support.orchestrator import ALPHA, OFF, llm_perf, llm_perf_here, only_run, valid_manifest
 
 PRIVATE = "MIIEowIBAAKCAQEAx7Qw9ZpLk2Xv4Rt8Wn3Bm6Yh5Gj1Fd0Sa"
@@ -355,3 +356,18 @@ def test_a_search_writes_no_secret_either(tmp_path: Path) -> None:
     assert document["recommendation"]["command"] == (
         f"SERVICE_PASS='{REDACTED}' SETTING='{REDACTED}' SIZE=4 {sys.executable} {program} '--token={REDACTED}'"
     )
+
+
+def test_the_page_of_a_capture_holds_no_token_of_the_names_in_it(tmp_path: Path) -> None:
+    export = Export()
+    export.registered_range(f"load {BY_SHAPE['range']} password={BY_SHAPE['dsn']}", 0, 1000)
+    export.call(5, 6, 1)
+    export.kernel("gemm", 10, 500, 1)
+    path = export.write(tmp_path / "capture.sqlite")
+    done = llm_perf_here("analyze", str(path), "-o", "out", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert _found(tmp_path / "out") == []
+    names = json.loads((tmp_path / "out/nsys/analysis.json").read_text())["ranges"]
+    assert [row["name"] for row in names] == [
+        f"load {'x' * len(BY_SHAPE['range'])} password={'x' * len(BY_SHAPE['dsn'])}"
+    ]

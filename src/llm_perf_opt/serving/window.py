@@ -86,6 +86,7 @@ def record_with_nsys(
                 keep="clean" if window.keep_report else "never",
                 timeout_s=window.timeout_s,
                 notes=notes,
+                setting=None,
             )
             for report in reports
         ]

@@ -316,10 +316,11 @@ def publish_report(
     timeout_s: float,
     notes: list[str],
     isolated: bool = False,
+    setting: str | None = "pipeline.nsys.keep_report=always",
 ) -> Path:
     """The export without secrets, in the run directory; the report goes with it as `keep` says.
 
-    `isolated`: nsys could read no process but those it started.
+    `isolated`: nsys could read no process but those it started. `setting` is what keeps a report in any case.
     """
     sqlite = export_report(ctx, nsys, report, report.with_suffix(".sqlite"), timeout_s)
     redactor = ctx.run_command.redactor
@@ -335,7 +336,7 @@ def publish_report(
             )
     elif keep == "clean":
         notes.append(
-            f"{report.name} was removed: it holds {_named(held)}; pipeline.nsys.keep_report=always keeps it. "
+            f"{report.name} was removed: it holds {_named(held)}{'' if setting is None else f'; {setting} keeps it'}. "
             f"The export {sqlite.name} is clean and complete"
         )
     return move_whole(sqlite, ctx.out_dir / sqlite.name)
