@@ -136,6 +136,14 @@ def test_the_run_wide_file_list_is_the_data_sets() -> None:
     assert typed("run.dataset_subset_filelist=/l.txt").dataset.subset_filelist == Path("/l.txt")
 
 
+@pytest.mark.parametrize("key", ["run.dataset_subset_filelist", "+dataset.subset_filelist"])
+def test_a_file_list_is_refused_where_the_data_set_reads_none(key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        typed("dataset=synthetic", f"{key}=/nope.txt")
+    text = "dataset.kind=synthetic reads no list of files (got /nope.txt), allowed: null, or dataset=omnidocbench"
+    assert str(caught.value) == f"{key.lstrip('+')}: {text}"
+
+
 def test_every_problem_is_reported_at_once_with_key_value_and_choices() -> None:
     assert problems(
         *TINY,

@@ -9,6 +9,8 @@ DIRECT_INFERENCE: Final = "direct_inference"
 NSYS: Final = "nsys"
 NCU: Final = "ncu"
 BUILT_IN = (STATIC_ANALYSIS, TORCH_PROFILER, DIRECT_INFERENCE, NSYS, NCU)
+# The entry points by which stages are found.
+STAGE_GROUP: Final = "llm_perf_opt.stages"
 # Clean times given by hand to `llm-perf analyze` stand in the manifest as a stage of this name.
 GIVEN: Final = "given"
 # Whose clean pass is taken where several were made, the better-informed one first; other stages' come after these.

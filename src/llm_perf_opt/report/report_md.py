@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from llm_perf_opt.core.markdown import code, escape, link, plain, table
+from llm_perf_opt.core.markdown import code, escape, heading, link, plain, table
 from llm_perf_opt.core.units import digits, format_ms, format_percent
 from llm_perf_opt.report.kernel_columns import MEASURED, show_value
 from llm_perf_opt.report.markdown import Footnotes, format_metric
@@ -54,7 +54,7 @@ def _headline(view: ReportView, notes: Footnotes) -> list[str]:
     facts = " · ".join(f"{name} {escape(value)}" for name, value in head.facts)
     rows = [(tile.label, notes.cell(tile.cell), escape(tile.explain)) for tile in head.tiles]
     return [
-        f"# {escape(head.title)}",
+        f"# {heading(head.title)}",
         "",
         facts,
         "",

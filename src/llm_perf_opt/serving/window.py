@@ -81,7 +81,13 @@ def record_with_nsys(
             raise ToolError(f"nsys wrote no report of the window (log: {commands.out_dir / 'stop.log'})")
         exports = [
             publish_report(
-                commands, nsys, report, keep_report=window.keep_report, timeout_s=window.timeout_s, notes=notes
+                commands,
+                nsys,
+                report,
+                keep="clean" if window.keep_report else "never",
+                timeout_s=window.timeout_s,
+                notes=notes,
+                setting=None,
             )
             for report in reports
         ]

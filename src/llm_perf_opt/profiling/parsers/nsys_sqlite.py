@@ -322,7 +322,11 @@ def _thread_names(db: NsysDatabase, threads: Ints) -> tuple[str, ...]:
     """`name (id)` of each thread, where any has a name."""
     if not db.has("ThreadNames") or not {"nameId", "globalTid"} <= set(db.columns("ThreadNames")):
         return ()
-    rows = [(int(t), int(n)) for t, n in db.query("SELECT globalTid, nameId FROM ThreadNames") if t and n is not None]
+    # Of a damaged export a column may hold anything.
+    rows = db.query(
+        "SELECT globalTid, nameId FROM ThreadNames WHERE typeof(globalTid) = 'integer' AND typeof(nameId) = 'integer'"
+    )
+    rows = [(int(t), int(n)) for t, n in rows if t]
     names = dict(zip((t for t, _ in rows), db.strings([n for _, n in rows]), strict=True))
     return tuple(f"{names.get(int(t), 'thread')} ({int(t) & PID_BITS})" for t in threads)
 

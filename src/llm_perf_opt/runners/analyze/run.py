@@ -12,6 +12,7 @@ from llm_perf_opt.core.files import real_path
 from llm_perf_opt.core.manifest import RunManifest, write_manifest
 from llm_perf_opt.core.names import ANALYSIS_FILE, NSYS, OPERATORS_CSV, TORCH_PROFILER
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord
+from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.capture_files import capture_metrics, write_analysis, write_operators
 from llm_perf_opt.report.write import write_reports
@@ -66,7 +67,10 @@ def write_run(output: Path, files: Sequence[Path], found: AnalyzedCaptures, cont
         overrides=context.overrides,
         stages=tuple(stages),
     )
-    write_manifest(run_dir, manifest)
+    # A page of somebody's capture is made to be shared; names in it may hold a token.
+    redactor = Redactor.of(os.environ)
+    redactor.folder(run_dir)
+    write_manifest(run_dir, manifest, redactor)
     write_reports(run_dir)
 
 
