@@ -197,6 +197,7 @@ def test_what_does_not_fit_says_what_to_do(capsys: pytest.CaptureFixture[str]) -
         (["--users", "1.5"], "error: --users: not a whole number (got '1.5')"),
         (["--users", "5", "--rate", "5"], "error: --users and --rate: two demands"),
         (["--headroom", "20%"], "error: --headroom: has no effect without --users or --rate"),
+        (["workload.concurrency=5"], "error: workload.concurrency: is --users here"),
         (["--percentile", "99"], "error: --percentile: 50 or 95 (got '99')"),
         (["--prices", "/nowhere.yaml"], "error: --prices: /nowhere.yaml cannot be read"),
         (["workload.pp=8"], "error: --devices: the layouts asked for take at least 8 devices (got 2)"),

@@ -260,6 +260,13 @@ def test_a_cpu_without_calibration_says_how_to_get_one(capsys: pytest.CaptureFix
         (["workload.prompt=" + "9" * 5000], "error: workload.prompt: not a whole number from 1 to 100,000,000"),
         (["workload.batch="], "error: workload.batch: empty, allowed: numbers separated by commas"),
         (["workload.engine="], "error: workload.engine: empty, allowed: eager, graph, server"),
+        (["workload.rate=fast"], "error: workload.rate: not a number above 0 and up to 100,000,000 (got 'fast')"),
+        (["workload.rate=5"], "error: workload.rate: needs workload.output=…, the tokens of an answer"),
+        (
+            ["workload.rate=5", "workload.concurrency=4", "workload.output=8"],
+            "error: workload.rate and workload.concurrency: two loads",
+        ),
+        (["workload.burstiness=2"], "error: workload.burstiness: has no effect without workload.rate"),
         (["workload.foo=3"], "error: workload.foo: unknown key (got '3'), nearest known key: model.…, hardware.…"),
         (["--csv", "/does/not/exist/a.csv"], "error: --csv: not a file in a folder that exists"),
         (["--plot", "a.png"], "error: --plot: the picture is an SVG (got 'a.png'), give a name that ends in .svg"),

@@ -225,7 +225,8 @@ def test_first_tokens_of_requests_that_start_together_are_near_the_slowest_measu
 
     Not prompts of 1024 below 64 users: as many prompts came as fast as only a prefix cache lets them.
     """
-    below, beyond = [], []
+    below: list[float] = []
+    beyond: list[float] = []
     for row in serving_rows():
         found, slowest = served(row), float(row["ttft_p99_ms"])
         if row["prompt"] == "1024" and 1 < int(row["concurrency"]) < 64:

@@ -23,7 +23,7 @@ from llm_perf_opt.runners.plan.calibrated import (
     render_calibrated,
 )
 from llm_perf_opt.runners.plan.disaggregate import PoolOption, Pools, best_pools
-from llm_perf_opt.runners.plan.search import Demand, Limits, batches, layouts, serve
+from llm_perf_opt.runners.plan.search import LARGEST_BATCH, Demand, Limits, batches, layouts, serve
 from llm_perf_opt.runners.plan.table import PlanResult, render_plan
 from llm_perf_opt.runners.predict.cli import Subject, find_hardware, predict_row, print_json, subjects
 from llm_perf_opt.runners.predict.counted import MetaModel
@@ -72,6 +72,8 @@ OPTIONS = (
     *("--ttft-ms", "--tpot-ms", "--percentile", "--context", "--output", "--devices", "--users", "--rate"),
     *("--burstiness", "--headroom", "--calibrate-from", "--price", "--prices", "--csv", "--plot"),
 )
+# What predict takes as a key of the workload and plan as an option.
+OWN_OPTIONS = {"rate": "--rate", "burstiness": "--burstiness", "concurrency": "--users", "output": "--output"}
 SECONDS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
 
 
@@ -166,6 +168,9 @@ def _plan(request: Request) -> Search:
     if users is not None and users != int(users):
         problems.append(f"--users: not a whole number (got {request.options['--users'][:40]!r})")
     per_s = _rate(request.options.get("--rate"), problems)
+    for name, option in OWN_OPTIONS.items():
+        if name in request.lists:
+            problems.append(f"workload.{name}: is {option} here")
     if users is not None and per_s is not None:
         problems.append("--users and --rate: two demands; give the one that is known")
     headroom = _share(request.options.get("--headroom"), problems)
@@ -349,7 +354,7 @@ def _place(row: Row) -> PoolOption | None:
         layout=case.layout,
         mla_mode=case.mla_mode,
     )
-    return PoolOption(setting=setting, places=row.largest_batch)
+    return PoolOption(setting=setting, places=min(row.largest_batch, LARGEST_BATCH))
 
 
 def _load(plan: Search) -> Load:

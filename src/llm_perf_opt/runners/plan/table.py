@@ -121,7 +121,7 @@ def _bill(rows: Sequence[Row], limits: Limits, demand: Demand) -> str:
                 f"{copies} to {math.ceil(copies * found.band.slower)}",
                 spread(layout, copies),
                 row.formats,
-                f"{found.in_flight / copies:,.0f} each",
+                f"{found.in_flight / copies:,.3g} each",
                 f"{limits.first_ms(row):,.0f}",
                 f"{found.tpot_ms:.3g}",
                 f"{found.output_tokens_per_s:,.0f}",

@@ -354,7 +354,7 @@ def _load_notes(label: str, case: Case, served: Forecast | None, places: int | N
     if served is None and case.rate is not None and places:
         found.append(f"{label}: {case.rate:g} requests per second are more than {_devices(case)} can keep up with")
     per_replica = -(-case.in_flight // case.layout.dp)
-    if case.rate is None and case.output is not None and places is not None and per_replica > places:
+    if case.rate is None and case.output is not None and places and per_replica > places:
         found.append(
             f"{label}: of {per_replica:,} requests in flight on a replica {places:,} fit into the memory, the others "
             "wait"

@@ -146,7 +146,7 @@ def parse_request(
             lists[key.removeprefix("workload.")] = _values(key, given[key], problems)
     known = {"model", "model.path", "hardware", *KEYS}
     rest = {key: value for key, value in given.items() if key not in known}
-    problems += [*_unknown_keys(rest), *_unwritable(options)]
+    problems += [*_unknown_keys(rest), *_unwritable(options), *_load_problems(lists, options)]
     if problems:
         raise ConfigError(problems)
     return Request(
@@ -158,6 +158,18 @@ def parse_request(
         flags=frozenset(flags),
         options=options,
     )
+
+
+def _load_problems(lists: Mapping[str, tuple[str, ...]], options: Mapping[str, str]) -> list[str]:
+    """Loads that are given twice or not whole."""
+    found = []
+    if "rate" in lists and "concurrency" in lists:
+        found.append("workload.rate and workload.concurrency: two loads; give the one that is known")
+    if "rate" in lists and "output" not in lists and "--output" not in options:
+        found.append("workload.rate: needs workload.output=…, the tokens of an answer")
+    if "burstiness" in lists and "rate" not in lists:
+        found.append("workload.burstiness: has no effect without workload.rate")
+    return found
 
 
 def _split(
