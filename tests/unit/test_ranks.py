@@ -31,7 +31,7 @@ ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<
 def _rank(
     path: Path, rank: int | None, kernels: Sequence[tuple[str, int, int]], *, more: str = "", ahead: bool = False
 ) -> Path:
-    """A trace of kernels `(name, start µs, length µs)`, each launched right before it starts, or all of them `ahead`."""
+    """A trace of kernels `(name, start µs, length µs)`, each launched right before it starts, or all `ahead`."""
     events = []
     for number, (name, start, length) in enumerate(kernels, start=1):
         events.append(
