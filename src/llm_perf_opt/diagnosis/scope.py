@@ -80,6 +80,12 @@ class Scope:
     already: frozenset[str] = frozenset()
 
     @property
+    def kinds(self) -> frozenset[Kind]:
+        """What it is judged as: a capture without a start-up to speak of is its own steady state."""
+        is_both = self.kind == "steady" and self.id == "capture"
+        return frozenset({"capture", "steady"}) if is_both else frozenset({self.kind})
+
+    @property
     def kernel_ns(self) -> int:
         return sum(kernel.time_ns for kernel in self.kernels)
 

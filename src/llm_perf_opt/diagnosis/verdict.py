@@ -192,6 +192,9 @@ def _rest(scope: Scope) -> str:
         total = sum(classes.values())
         text += f"; {name} kernels take {format_percent(time_ns / total)} of kernel time, the hottest is "
         text += f"{hottest.short_name} ({format_percent(hottest.time_ns / total)})"
+    reached = _of_peak(scope)
+    if reached is not None:
+        text += f", at {format_percent(reached)} of peak by the shapes of its operators"
     around = _range_around(scope)
     if around is not None:
         part = format_percent((around.typical.gpu_busy_ns or 0) / around.typical.wall_ns)
@@ -200,6 +203,16 @@ def _rest(scope: Scope) -> str:
         return f"Healthy: {text}. No idle time to speak of: only faster or fewer kernels save time."
     largest = max(_together(scope.ledger.cells), key=lambda cell: cell.time_ns)
     return f"{text}. The largest part: {cell_name(largest.id)}, {format_percent(largest.time_ns / scope.wall_ns)}."
+
+
+def _of_peak(scope: Scope) -> float | None:
+    """How near the work comes to the GPU's peaks, where shapes say it of most of the kernel time."""
+    shapes = scope.evidence.shapes if scope.evidence is not None else None
+    known = [(row.time_ns, row.roof_pct) for row in shapes.rows if row.roof_pct is not None] if shapes else []
+    time_ns = sum(time for time, _ in known)
+    if shapes is None or 2 * time_ns < shapes.kernel_ns:
+        return None
+    return sum(time * roof for time, roof in known) / time_ns / 100
 
 
 def _together(cells: Sequence[Cell]) -> list[Cell]:
