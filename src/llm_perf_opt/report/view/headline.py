@@ -81,7 +81,10 @@ class HeadlineView:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What was found, in one sentence and a few numbers, before a subject says what it is of."""
+    """What was found, in one sentence and a few numbers, before a subject says what it is of.
+
+    `is_answer`: the sentence says where time goes, not only that nothing is known of it.
+    """
 
     verdict: str
     tone: Tone
@@ -91,6 +94,7 @@ class Answer:
     split: TimeSplit | None = None
     distance: BoundDistance | None = None
     is_unjudged: bool = False
+    is_answer: bool = False
 
 
 def answer_of(files: RunFiles, facts: RunFacts, waterfalls: tuple[Waterfall, ...], diagnosis: Diagnosis) -> Answer:
@@ -109,7 +113,8 @@ def answer_of(files: RunFiles, facts: RunFacts, waterfalls: tuple[Waterfall, ...
             tiles=captured_tiles(capture, diagnosis),
             promised=None if about is None else about.title,
             split=split or captured_split(diagnosis) or host_alone_split(capture.content),
-            is_unjudged=capture.content.host_alone is not UNSET,
+            is_unjudged=capture.content.host_alone is not UNSET and not diagnosis.claims,
+            is_answer=diagnosis.verdict.kind not in ("no_gpu_work", "nothing_measured"),
         )
     verdict, tone, phase = _verdict(waterfalls, diagnosis.claims, facts, best)
     fall = _shown_first(waterfalls, phase, facts)
@@ -119,6 +124,7 @@ def answer_of(files: RunFiles, facts: RunFacts, waterfalls: tuple[Waterfall, ...
         tiles=_tiles(files, facts),
         phase=fall.phase if fall is not None else phase or DECODE,
         promised=None if best is None else best.title,
+        is_answer=best is not None,
         split=split or (None if fall is None else split_of(fall)),
         distance=None if fall is None else distance_of(fall),
     )

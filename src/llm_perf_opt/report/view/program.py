@@ -76,8 +76,8 @@ def _verdict(
     why = "Its phases are ranges that only profilers see" if subject.maps_phases else "It marks no decode steps"
     if isinstance(wall, Known) and not any(tile.key == "tpot" for tile in tiles):
         text = f"It ran {wall.value / 1e3:.3g} s without a profiler. {why}, so no latency is known."
-        # What its capture tells comes first, where that is a finding.
-        return text if answer.promised is None else f"{answer.verdict} {text}", answer.tone
+        # What its capture tells comes first.
+        return f"{answer.verdict} {text}" if answer.is_answer else text, answer.tone
     if not tiles and isinstance(files.metrics, Found):
         return f"It did not end by itself and was ended. {why}, so no latency is known.", answer.tone
     wrong = faster_than_possible(facts, files.static.content.model) if isinstance(files.static, Found) else None
