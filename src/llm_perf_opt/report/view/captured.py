@@ -225,16 +225,17 @@ def _each(found: CaptureAnalysis) -> str:
 
 
 def work_on_host(found: CaptureAnalysis) -> str:
-    """What there is instead: kernels that were only counted, or work on the host."""
+    """What there is instead of GPU work, as a sentence: kernels that were only counted, or work on the host."""
     if found.counters is not UNSET and found.counters:
         counted = _count(sum(row.instances for row in found.counters), "kernel")
         largest = max(found.counters, key=lambda row: row.flop or 0.0)
         most = f", most FLOPs in {largest.short_name}" if largest.flop else ""
-        return f" with its times; hardware counters of {counted} were{most}"
+        return f"Hardware counters of {counted} were recorded{most}."
     if found.operators is not UNSET and found.operators:
-        return f"; {_host_alone(found, found.operators)}"
+        text = _host_alone(found, found.operators)
+        return f"{text[:1].upper()}{text[1:]}."
     if found.ranges:
-        return f"; {_count(len(found.ranges), 'range')}, the longest {found.ranges[0].name}"
+        return f"{_count(len(found.ranges), 'range')}, the longest {found.ranges[0].name}."
     return ""
 
 

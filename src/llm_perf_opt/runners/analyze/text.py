@@ -90,10 +90,13 @@ def _time(time_ns: int) -> str:
 
 
 def _no_gpu_work(analysis: CaptureAnalysis) -> Text:
-    """What to say first of a capture without kernels and copies; a summary of kernels has no times of day."""
-    if not analysis.sources or analysis.kernels or analysis.diagnosis is UNSET:
-        return Text()
-    return _plain(f"{analysis.diagnosis.verdict.text}{work_on_host(analysis)}")
+    """What a capture without kernels and copies holds instead; a summary of kernels has no times of day."""
+    return _plain(work_on_host(analysis)) if _is_timed(analysis) else Text()
+
+
+def _is_timed(analysis: CaptureAnalysis) -> bool:
+    """Whether there is a timeline: neither ncu files nor a summary of kernels have one."""
+    return any(source.kind != SUMMARY for source in analysis.sources)
 
 
 def _ranges(analysis: CaptureAnalysis, top: int) -> Text:
@@ -117,8 +120,7 @@ def _ranges(analysis: CaptureAnalysis, top: int) -> Text:
         "last: busy ms",
     )  # fmt: skip
     if not rows:
-        has_ranges = any(source.kind != SUMMARY for source in analysis.sources)
-        return Text("no NVTX or user ranges in the capture" if has_ranges else "")
+        return Text("no NVTX or user ranges in the capture" if _is_timed(analysis) else "")
     table = _table(head, rows) + _more(len(analysis.ranges), top, "ranges")
     summed = [row for row in analysis.ranges[:top] if row.processes > 1]
     if not summed:
@@ -232,7 +234,7 @@ def _section(section: Section, top: int) -> Text:
 
 def _findings(analysis: CaptureAnalysis, top: int) -> Text:
     """The verdict, and what it rests on: the steady state before one-time costs."""
-    if analysis.diagnosis is UNSET or not analysis.gpu.span_ns:
+    if analysis.diagnosis is UNSET or not _is_timed(analysis):
         return Text()
     verdict = Text(printable(analysis.diagnosis.verdict.text), style="bold")
     if not analysis.findings:
