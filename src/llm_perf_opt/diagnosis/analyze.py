@@ -152,13 +152,11 @@ def _diagnose(
 
 
 def _scopes(evidence: CaptureEvidence, steady: CaptureEvidence | None, ncu: NcuAnalysis | None) -> list[Scope]:
-    """The whole capture for one-time costs, and the steady state for those that recur."""
+    """The whole capture for one-time costs, and the steady state for those that recur; one scope where both are one."""
     kernels = () if ncu is None else ncu.kernels
-    whole = capture_scope(evidence, "capture", kernels)
-    return [
-        whole,
-        capture_scope(steady if steady is not None else evidence, "steady", kernels, is_whole=steady is None),
-    ]
+    if steady is None:
+        return [capture_scope(evidence, "steady", kernels)]
+    return [capture_scope(evidence, "capture", kernels), capture_scope(steady, "steady", kernels, is_whole=False)]
 
 
 def _steady(evidence: CaptureEvidence) -> CaptureEvidence | None:

@@ -65,7 +65,7 @@ class Cause:
 
     def applies_to(self, scope: Scope) -> bool:
         """Whether to judge a scope at all, by its kind and its ledger."""
-        if scope.kind not in self.scopes:
+        if not scope.kinds & set(self.scopes):
             return False
         return self.needs <= scope.has and (not self.cells or scope.at_stake(self.cells) >= self.min_share)
 

@@ -111,6 +111,7 @@ def _traits(evidence: CaptureEvidence, names: _Names, framework: str, engine: st
         "attention": "attention" in classes,
         "decoder": "attention" in classes and not trains,
         "convolution": "convolution" in classes,
+        "frees_memory": any("free" in row.call.lower() for row in evidence.report.memory),
         "several_ranks": evidence.world_size > 1,
         "system_calls": any(len(t.system) for t in timelines),
         "frames": any(len(t.frames) for t in timelines),

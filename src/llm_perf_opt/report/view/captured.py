@@ -1,11 +1,10 @@
 """Headlines of runs in which our own loop was not timed: a capture alone, or a server measured from outside."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from msgspec import UNSET
 
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuKernel
-from llm_perf_opt.analysis.timeline.operators import OperatorRow
 from llm_perf_opt.analysis.timeline.rows import RangeRow
 from llm_perf_opt.core.records import Metric, StageRecord
 from llm_perf_opt.core.units import format_bytes, format_ms, format_percent
@@ -222,48 +221,6 @@ def _each(found: CaptureAnalysis) -> str:
         return ""
     mean = sum(busy / span for busy, span in spans) / len(spans)
     return f" (any of its {len(spans)} GPUs; each by itself {format_percent(mean)} on average)"
-
-
-def work_on_host(found: CaptureAnalysis) -> str:
-    """What there is instead of GPU work, as a sentence: kernels that were only counted, or work on the host."""
-    if found.counters is not UNSET and found.counters:
-        counted = _count(sum(row.instances for row in found.counters), "kernel")
-        largest = max(found.counters, key=lambda row: row.flop or 0.0)
-        most = f", most FLOPs in {largest.short_name}" if largest.flop else ""
-        return f"Hardware counters of {counted} were recorded{most}."
-    if found.operators is not UNSET and found.operators:
-        text = _host_alone(found, found.operators)
-        return f"{text[:1].upper()}{text[1:]}."
-    if found.ranges:
-        return f"{_count(len(found.ranges), 'range')}, the longest {found.ranges[0].name}."
-    return ""
-
-
-def _host_alone(found: CaptureAnalysis, operators: Sequence[OperatorRow]) -> str:
-    """How long the trace is, and what takes most of it: operators, a range, or what else lies outside of operators."""
-    top, total = max(operators, key=lambda row: row.self_cpu_ns), sum(row.self_cpu_ns for row in operators)
-    share = format_percent(top.self_cpu_ns / total) if total else "0 %"
-    most = f"above all {top.name} ({share} of their own time)"
-    host = found.host_alone
-    if host is UNSET or not host.span_ns:
-        return f"operators on the CPU take {format_ms(total / 1e6)}, {most}"
-    files = len(found.sources)
-    length = "the trace is" if files == 1 else f"the {files} traces are together"
-    length = f"{length} {format_ms(host.span_ns / 1e6)} long"
-    spent = format_percent(host.operators_ns / host.span_ns)
-    outside_ns = host.span_ns - host.operators_ns
-    if outside_ns <= host.operators_ns:
-        return f"{length}, and operators of the main thread take {spent} of it, {most}"
-    told = [row for row in (*host.ranges[:1], *host.frames[:1]) if 2 * row.own_ns >= outside_ns]
-    if host.ranges and told[:1] == [host.ranges[0]]:
-        name, whole_ns = host.ranges[0].name, host.ranges[0].whole_ns
-        first = f"{name} takes {format_percent(whole_ns / host.span_ns)} of it ({format_ms(whole_ns / 1e6)})"
-        first += "".join(f", most in {row.name}" for row in told[1:])
-    else:
-        first = f"{format_percent(outside_ns / host.span_ns)} of it lies outside of operators"
-        frames = [f"{row.name} ({format_ms(row.own_ns / 1e6)})" for row in host.frames[:1]]
-        first += f", most in {frames[0]}" if frames else ", in what was not recorded (with_stack=True names it)"
-    return f"{length}, and {first}; operators of the main thread take {spent}, {most}"
 
 
 def _count(number: int, what: str, several: str = "") -> str:

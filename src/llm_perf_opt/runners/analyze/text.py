@@ -15,7 +15,7 @@ from llm_perf_opt.core.units import format_factor, format_ms, format_percent, or
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.diagnose import UNDER_PROFILER
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
-from llm_perf_opt.report.view.captured import EDGES, work_on_host
+from llm_perf_opt.report.view.captured import EDGES
 from llm_perf_opt.report.view.ledger import WHOLE, ledger_section
 from llm_perf_opt.runners.analyze.kinds import SUMMARY
 from llm_perf_opt.runners.analyze.sections import capture_sections
@@ -64,7 +64,7 @@ def _sources(analysis: CaptureAnalysis, top: int) -> Text:
 def _gpu(analysis: CaptureAnalysis) -> Text:
     gpu, idle = analysis.gpu, analysis.gpu.idle
     if not gpu.span_ns or gpu.busy_ns is None or idle is None:
-        return _no_gpu_work(analysis)
+        return Text()
     busy = f"busy {_time(gpu.busy_ns)} of {_time(gpu.span_ns)} ({format_percent(gpu.busy_ns / gpu.span_ns)})"
     if analysis.ranks is not UNSET and len(analysis.ranks.rows) > 1:
         busy += f", added up over {len(analysis.ranks.rows)} processes, each from its first GPU work to its last"
@@ -87,11 +87,6 @@ def _gpu(analysis: CaptureAnalysis) -> Text:
 
 def _time(time_ns: int) -> str:
     return format_ms(time_ns / 1e6)
-
-
-def _no_gpu_work(analysis: CaptureAnalysis) -> Text:
-    """What a capture without kernels and copies holds instead; a summary of kernels has no times of day."""
-    return _plain(work_on_host(analysis)) if _is_timed(analysis) else Text()
 
 
 def _is_timed(analysis: CaptureAnalysis) -> bool:
