@@ -4,6 +4,7 @@ import csv
 import json
 import lzma
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -56,8 +57,13 @@ def test_the_tables_name_the_numbers_that_matter(h200: Path, capsys: pytest.Capt
     assert main(["analyze", str(h200), "--top", "3"]) == 0
     out = capsys.readouterr().out
     assert "15.603 of 189.45" in out
-    assert "* Launch-bound decode_step: GPU idle 90 % of each decode_step (at most 9.64x over the steady state)" in out
-    assert out.count("nvjet_sm90") == 3
+    verdict, _, rest = out.partition("\n")
+    assert verdict.startswith("Launch-bound decode_step: GPU idle 90 % of each decode_step. ")
+    assert rest.index("findings") < rest.index("Time ledger") < rest.index("15.603 of 189.45")
+    assert "decode_step: up to 9.6× over the steady state; confidence high" in out
+    assert "lower bound: kernels run back to back" in out and "(one-time cost); confidence high" in out
+    assert re.search(r"the steady state \(decode_step\): 228\.2 ms.*?CPU launch overhead +204\.5 +89\.62", out, re.S)
+    assert out.count("nvjet_sm90") == 2
 
 
 def test_a_run_directory_is_written_as_if_the_stage_had_run(h200: Path, tmp_path: Path) -> None:

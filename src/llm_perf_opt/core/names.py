@@ -91,6 +91,7 @@ Role = Literal[
     "ncu_details",
     "ncu_kernels_csv",
     "ncu_kernels_json",
+    "memory_snapshot_json",
     "generated_kernels",
     "roofline_svg",
     "region",

@@ -108,8 +108,9 @@ def _findings(findings: tuple[FindingView, ...]) -> list[str]:
         gain = f", up to {finding.gain}" if finding.gain else ""
         each = f" ({finding.saves_each})" if finding.saves_each else ""
         lines += [f"### {finding.rank}. {escape(finding.title)}", ""]
+        once = " · one-time cost" if finding.is_one_time else ""
         lines += [
-            f"{escape(finding.saves)}{each}{gain} · confidence {finding.confidence} · cause {code(finding.rule)}",
+            f"{escape(finding.saves)}{each}{gain}{once} · confidence {finding.confidence} · cause {code(finding.rule)}",
             "",
         ]
         lines += [f"- Also: {escape(title)}" for title in finding.also]

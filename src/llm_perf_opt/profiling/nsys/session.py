@@ -49,8 +49,6 @@ LONGEST_BASE = 100
 WINDOW_SHARE = 0.8
 # nsys needs a second or two to end and write, however short the window.
 WRITING_S = 5.0
-# What nsys notes in a capture that lacks GPU work.
-LOST_GPU_WORK = "Not all CUDA events might have been collected"
 # The file of a capture without ranges, made because ranges tore the first.
 NO_RANGES = "run-no-ranges"
 
@@ -170,8 +168,7 @@ def _without_ranges(
     JAX programs do that to nsys 2025.3: what is left of the first can be a single kernel, or all of them.
     """
     trace = [kind for kind in options.trace.split(",") if kind != "nvtx"]
-    has_lost = any(LOST_GPU_WORK in note for note in read_nsys_sqlite(torn[0]).notes)
-    if not has_lost or "cuda" not in trace or options.capture_range != "none":
+    if not read_nsys_sqlite(torn[0]).may_lack_gpu_work or "cuda" not in trace or options.capture_range != "none":
         return torn, []
     ctx.say("nsys: names of ranges kept it from importing all of the capture; once more without ranges")
     notes: list[str] = []

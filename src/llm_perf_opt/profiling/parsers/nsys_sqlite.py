@@ -97,6 +97,13 @@ def diagnostic_notes(db: NsysDatabase) -> list[str]:
     return [*quoted, f"nsys says {more} more such things (table {DIAGNOSTICS})"] if more > 0 else quoted
 
 
+def lost_cuda_events(db: NsysDatabase) -> bool:
+    """Whether nsys says that it may have lost events of CUDA."""
+    if not db.has(DIAGNOSTICS) or "text" not in db.columns(DIAGNOSTICS):
+        return False
+    return bool(db.query(f"SELECT 1 FROM \"{DIAGNOSTICS}\" WHERE text LIKE 'Not all CUDA events%' LIMIT 1"))
+
+
 def read_devices(db: NsysDatabase, notes: list[str]) -> tuple[CapturedGpu, ...]:
     """The GPUs, from TARGET_INFO_GPU or, where that is missing, the GpuInfo row of the system environment.
 
@@ -297,6 +304,7 @@ def _read(db: NsysDatabase) -> Timeline:
         launch_shapes=shapes,
         thread_names=_thread_names(db, threads),
         lost_launches=lost,
+        may_lack_gpu_work=lost_cuda_events(db),
         page_faults=faults,
     )
 

@@ -7,7 +7,7 @@ from llm_perf_opt.diagnosis.facts import Known, Quantity, RunFacts, Unknown
 from llm_perf_opt.report.facts import clean_metric
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.headline import (
-    Answer,
+    HeadlineAnswer,
     HeadlineView,
     Tone,
     device_name,
@@ -18,7 +18,7 @@ from llm_perf_opt.report.view.headline import (
 from llm_perf_opt.report.view.modules import ModulesView, operators_split
 from llm_perf_opt.report.view.sections import SectionView, table_view
 from llm_perf_opt.report.view.shown import Shown, Tile, show
-from llm_perf_opt.report.view.subject import Subject, program_of
+from llm_perf_opt.report.view.subject import PageSubject, program_of
 
 # Measured ceilings are exact to some percent; what is faster than this share of a bound was not bound by it.
 BEATEN = 0.9
@@ -35,7 +35,7 @@ NO_PHASES = ("wall_ms", "ttft_ms", "itl_ms")
 
 
 def program_headline(
-    files: RunFiles, facts: RunFacts, answer: Answer, modules: ModulesView, subject: Subject
+    files: RunFiles, facts: RunFacts, answer: HeadlineAnswer, modules: ModulesView, subject: PageSubject
 ) -> HeadlineView:
     """Its own name, its end, and what is known of it."""
     wall = clean_metric(files.manifest, "wall_ms")
@@ -69,22 +69,27 @@ def program_headline(
 
 
 def _verdict(
-    files: RunFiles, facts: RunFacts, answer: Answer, subject: Subject, wall: Quantity, tiles: tuple[Tile, ...]
+    files: RunFiles,
+    facts: RunFacts,
+    answer: HeadlineAnswer,
+    subject: PageSubject,
+    wall: Quantity,
+    tiles: tuple[Tile, ...],
 ) -> tuple[str, Tone]:
     if subject.crashed is not None:
         return f"The program did not run to its end: {subject.crashed.said}", "bad"
     why = "Its phases are ranges that only profilers see" if subject.maps_phases else "It marks no decode steps"
     if isinstance(wall, Known) and not any(tile.key == "tpot" for tile in tiles):
         text = f"It ran {wall.value / 1e3:.3g} s without a profiler. {why}, so no latency is known."
-        # What its capture tells comes first, where that is a finding.
-        return text if answer.promised is None else f"{answer.verdict} {text}", answer.tone
+        # What its capture tells comes first.
+        return f"{answer.verdict} {text}" if answer.is_answer else text, answer.tone
     if not tiles and isinstance(files.metrics, Found):
         return f"It did not end by itself and was ended. {why}, so no latency is known.", answer.tone
     wrong = faster_than_possible(facts, files.static.content.model) if isinstance(files.static, Found) else None
     return (answer.verdict, answer.tone) if wrong is None else (wrong, "bad")
 
 
-def _why_no_distance(tiles: tuple[Tile, ...], subject: Subject) -> Unknown | None:
+def _why_no_distance(tiles: tuple[Tile, ...], subject: PageSubject) -> Unknown | None:
     """Of a program whose model nobody named; of one that marks no steps, that too."""
     why = subject.no_bounds
     if why is None or any(tile.key == "tpot" for tile in tiles):

@@ -18,7 +18,7 @@ from llm_perf_opt.profiling.capture_files import capture_metrics, write_analysis
 from llm_perf_opt.report.write import write_reports
 from llm_perf_opt.runners.analyze.cli import CaptureContext, context_stages
 from llm_perf_opt.runners.analyze.kinds import NCU, TORCH
-from llm_perf_opt.runners.analyze.pictures import with_pictures, write_pictures
+from llm_perf_opt.runners.analyze.pictures import write_pictures
 from llm_perf_opt.runners.analyze.read import AnalyzedCaptures
 from llm_perf_opt.runners.analyze.sections import capture_sections
 
@@ -90,7 +90,7 @@ def _timeline_stage(run_dir: Path, found: AnalyzedCaptures, now: str) -> StageRe
         files=tuple(files),
         metrics=capture_metrics(found.analysis, source=f"{name}/{ANALYSIS_FILE}", kind=found.kind),
         notes=found.analysis.notes,
-        sections=with_pictures(capture_sections(found.analysis, source=f"{name}/{ANALYSIS_FILE}"), pictures),
+        sections=capture_sections(found.analysis, source=f"{name}/{ANALYSIS_FILE}", pictures=pictures),
     )
 
 
