@@ -41,8 +41,8 @@ def _busy(
             events.append(event("cpu_op", operator, f"{5 * number}", "4"))
             events.append(event("cuda_runtime", "cudaLaunchKernel", f"{5 * number + 1}", "1", correlation=number))
             lane = {"pid": 0, "tid": 7, "device": 0, "correlation": number, "stream": 7}
-            shape = {"grid": list(grid), "block": list(block)}
-            events.append(event("kernel", name, f"{at}", f"{length}", **lane, **shape))
+            shape = [list(grid), list(block)]
+            events.append(event("kernel", name, f"{at}", f"{length}", **lane, grid=shape[0], block=shape[1]))
             at += length
     path = write_trace(tmp_path / "t.json", events)
     path.write_text(path.read_text(encoding="utf-8").replace("NVIDIA H200", gpu), encoding="utf-8")

@@ -43,8 +43,8 @@ def _of_capture(scope: Scope, evidence: CaptureEvidence, cells: dict[str, int]) 
     total = sum(cells.values())
     loading_ns = min(total, sum(gap.copy_ns for gap in evidence.report.gaps.longest if gap.is_first))
     is_loading = evidence.kernel_count > 0 and loading_ns >= MOSTLY * total
-    # What a program loads before its first kernel is a cost of the whole capture, and only that.
-    if scope.id == "capture" and is_loading != (scope.kind == "capture"):
+    # Of a capture whose steady state is judged apart, only what it loads before its first kernel is left to say.
+    if scope.kind == "capture" and not is_loading:
         return None
     rows = [row for row in evidence.copies if copy_kind(row.kind).split(".")[0] in CROSSING]
     rows.sort(key=lambda row: -row.total_ns)
