@@ -216,8 +216,7 @@ def measure(setup: Setup, load: Load, count: int, *, sides: Sequence[str] = ("th
     finally:
         for client in clients:
             client.process.kill()
-    readers = {"ours": read_ours, "theirs": lambda folder: read_theirs(folder, count)}
-    return {side: readers[side](folders[side]) for side in sides}
+    return {side: read_ours(folders[side]) if side == "ours" else read_theirs(folders[side], count) for side in sides}
 
 
 def measure_in_turns(setup: Setup, load: Load, count: int, rounds: int) -> Sides:

@@ -98,6 +98,7 @@ Role = Literal[
     "picture",
     "bench_json",
     "bench_requests",
+    "vllm_bench_json",
 ]
 # The stages a report looks to first for a role, and names when nobody wrote a file of it.
 ROLE_WRITERS: dict[Role, tuple[str, ...]] = {
