@@ -521,7 +521,7 @@ def test_a_known_value_goes_from_a_text_that_is_not_utf8_and_its_other_bytes_sta
     with sqlite3.connect(path) as connection:
         connection.execute("INSERT INTO StringIds VALUES (99, CAST(? AS TEXT))", (before,))
     connection.close()
-    scrub_export(path, [SECRET])
+    scrub_export(path, Redactor(values=(SECRET,)))
     with closing(sqlite3.connect(path)) as connection:
         connection.text_factory = bytes
         assert connection.execute("SELECT value, typeof(value) FROM StringIds WHERE id = 99").fetchall() == [

@@ -205,10 +205,10 @@ def test_two_loads_are_compared_under_the_last_level_both_have(tmp_path: Path) -
         for name, levels in loads.items():
             words = (f"server.url={server.url}", f"load.concurrency={levels}", f"artifacts.runs_dir={tmp_path / name}")
             assert _bench(tmp_path, *words, *QUICK).code == 0
-    words = ("compare", "base", "candidate", "--json", "--gate", "ttft_ms<=60000")
+    compared = ("compare", "base", "candidate", "--json", "--gate", "ttft_ms<=60000")
     # One load of each side says nothing of the next one, unless its variation is stated.
-    assert llm_perf(*words, cwd=tmp_path).code == 3
-    found = llm_perf(*words, "--start-variation", "5", cwd=tmp_path)
+    assert llm_perf(*compared, cwd=tmp_path).code == 3
+    found = llm_perf(*compared, "--start-variation", "5", cwd=tmp_path)
     assert found.code == 0, found.err
     document = json.loads(found.out)
     rows = {row["metric"]: row for row in document["metrics"]}

@@ -138,8 +138,9 @@ def bench_run(folder: Path, **server: Any) -> Path:
     metrics = {name: Metric(value=value, unit="ms", how="8 requests") for name, value in values.items()}
     write_run(folder, StageRecord(name="bench", status="ok", metrics=metrics))
     environment = {"cpu": "EPYC", "gpus": [{"name": "NVIDIA L4"}]}
-    changes = {"run_id": folder.name, "environment": environment, "config": {"server": {"name": "vllm", **server}}}
-    write_manifest(folder, replace(read_manifest(folder), **changes))
+    config = {"server": {"name": "vllm", **server}}
+    manifest = replace(read_manifest(folder), run_id=folder.name, environment=environment, config=config)
+    write_manifest(folder, manifest)
     return folder
 
 
