@@ -56,7 +56,7 @@ def test_the_tables_name_the_numbers_that_matter(h200: Path, capsys: pytest.Capt
     assert main(["analyze", str(h200), "--top", "3"]) == 0
     out = capsys.readouterr().out
     assert "15.603 of 189.45" in out
-    assert "* Launch-bound decode_step: GPU idle 90 % of each decode_step: up to 9.64× over the steady state" in out
+    assert "* Launch-bound decode_step: GPU idle 90 % of each decode_step: up to 9.6× over the steady state" in out
     assert out.count("nvjet_sm90") == 3
 
 
