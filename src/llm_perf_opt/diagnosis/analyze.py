@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 
 from llm_perf_opt.analysis.gaps.host_alone import sum_host_alone
-from llm_perf_opt.analysis.gaps.report import Engine, IdleReport
 from llm_perf_opt.analysis.gaps.verdict import is_tuning
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.ranks.analysis import analyze_ranks, is_alone
@@ -48,7 +47,7 @@ ENOUGH_TO_JUDGE, LEAST_WORK, MOST_TUNING = 50, 0.2, 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Capture:
+class RecordedCapture:
     """One capture as it was read. `operators`, `modules`, `counters` and `detail` are those of a torch trace."""
 
     timeline: Timeline
@@ -69,14 +68,14 @@ class Analyzed:
 
 def analyze_timelines(timelines: Sequence[Timeline]) -> CaptureAnalysis:
     """Analyze one capture, or several repetitions of one."""
-    return analyze_captures([Capture(timeline=timeline) for timeline in timelines]).analysis
+    return analyze_captures([RecordedCapture(timeline=timeline) for timeline in timelines]).analysis
 
 
 def analyze_captures(
-    captures: Sequence[Capture],
+    captures: Sequence[RecordedCapture],
     *,
     files_are: Kind | None = None,
-    engine: Engine | None = None,
+    engine: str | None = None,
     ncu: NcuAnalysis | None = None,
     ranks_from: Sequence[Timeline] | None = None,
 ) -> Analyzed:
@@ -153,13 +152,11 @@ def _diagnose(
 
 
 def _scopes(evidence: CaptureEvidence, steady: CaptureEvidence | None, ncu: NcuAnalysis | None) -> list[Scope]:
-    """The whole capture for one-time costs, and the steady state for those that recur."""
+    """The whole capture for one-time costs, and the steady state for those that recur; one scope where both are one."""
     kernels = () if ncu is None else ncu.kernels
-    whole = capture_scope(evidence, "capture", kernels)
-    return [
-        whole,
-        capture_scope(steady if steady is not None else evidence, "steady", kernels, is_whole=steady is None),
-    ]
+    if steady is None:
+        return [capture_scope(evidence, "steady", kernels)]
+    return [capture_scope(evidence, "capture", kernels), capture_scope(steady, "steady", kernels, is_whole=False)]
 
 
 def _steady(evidence: CaptureEvidence) -> CaptureEvidence | None:
@@ -203,7 +200,7 @@ def _after_setup(steady: CaptureEvidence, findings: Sequence[Finding]) -> AfterS
     )
 
 
-def _shapes(captures: Sequence[Capture], timelines: Sequence[Timeline]) -> ShapesAnalysis | None:
+def _shapes(captures: Sequence[RecordedCapture], timelines: Sequence[Timeline]) -> ShapesAnalysis | None:
     """What the shapes of operators say, where they were recorded."""
     sums = [sum_shapes(t, c.detail) for c, t in zip(captures, timelines, strict=True) if c.detail is not None]
     if not any(one.found for one in sums):
@@ -212,7 +209,7 @@ def _shapes(captures: Sequence[Capture], timelines: Sequence[Timeline]) -> Shape
     return shape_rows(sums, roof_of(", ".join(devices) or None, hardware_of(timelines)))
 
 
-def _tables(evidence: CaptureEvidence, captures: Sequence[Capture]) -> CaptureAnalysis:
+def _tables(evidence: CaptureEvidence, captures: Sequence[RecordedCapture]) -> CaptureAnalysis:
     """Everything but the findings."""
     timelines, seen = evidence.timelines, evidence.has_gpu_work
     report = evidence.report if seen else None
@@ -236,7 +233,6 @@ def _tables(evidence: CaptureEvidence, captures: Sequence[Capture]) -> CaptureAn
         notes=(
             *(note for m in evidence.measured for note in _notes(m.timeline, m.ranges, is_counted=bool(counters))),
             *_left_out(evidence.ranges),
-            *_pauses(report, evidence.gpu_span_ns),
         ),
         idle=UNSET if report is None else report,
         streams=UNSET if streams is None else streams,
@@ -249,7 +245,7 @@ def _tables(evidence: CaptureEvidence, captures: Sequence[Capture]) -> CaptureAn
 
 
 def _with_trace_tables(
-    tables: CaptureAnalysis, captures: Sequence[Capture], timelines: Sequence[Timeline]
+    tables: CaptureAnalysis, captures: Sequence[RecordedCapture], timelines: Sequence[Timeline]
 ) -> CaptureAnalysis:
     """With what only torch traces have: operators, modules, memory and Python."""
     pairs = list(zip(captures, timelines, strict=True))
@@ -277,19 +273,6 @@ def _with_trace_tables(
         trees = tuple(tree for detail, t in details if (tree := python_tree(t, detail.frames)) is not None)
         tables = replace(tables, memory=curves or UNSET, python=trees or UNSET)
     return tables
-
-
-def _pauses(idle: IdleReport | None, span_ns: int) -> list[str]:
-    """What to say where the profiler itself kept the GPU idle: that is nobody's work, and no finding counts it."""
-    reasons = [reason for reason in idle.gaps.reasons if reason.verdict == "profiler"] if idle is not None else []
-    spent = sum(reason.host_ns for reason in reasons)
-    if not spent:
-        return []
-    return [
-        f"the profiler itself ({reasons[0].name}) keeps the GPU idle for {spent / 1e6:,.3f} ms in "
-        f"{sum(reason.gaps for reason in reasons)} long gap(s), {spent / span_ns:.1%} of the capture; no finding "
-        "counts that"
-    ]
 
 
 def _left_out(ranges: Sequence[RangeRow]) -> list[str]:

@@ -24,7 +24,7 @@ SCOPES: tuple[Kind, ...] = ("steady", "phase")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Advice:
+class AdviceRow:
     """What to do where all of `when` and none of `unless` is true of program and claim."""
 
     text: str
@@ -66,10 +66,10 @@ class Cause:
     has_judge: bool = False
 
     @cached_property
-    def advice(self) -> tuple[Advice, ...]:
+    def advice(self) -> tuple[AdviceRow, ...]:
         """The rows in order, read only of a cause that is found: they are half of its file."""
         return tuple(
-            Advice(
+            AdviceRow(
                 text=row["text"],
                 when=frozenset(row.get("when", ())),
                 unless=frozenset(row.get("unless", ())),
@@ -82,7 +82,7 @@ class Cause:
 
     def applies_to(self, scope: Scope) -> bool:
         """Whether to judge a scope at all, by its kind and its ledger."""
-        if scope.kind not in self.scopes:
+        if not scope.kinds & set(self.scopes):
             return False
         return self.needs <= scope.has and (not self.cells or scope.at_stake(self.cells) >= self.min_share)
 
@@ -92,7 +92,7 @@ class Cause:
             return cast("Claim | None", module.judge_cells(scope, self))
         return cast("Judge", module.judge)(scope, program)
 
-    def advise(self, traits: frozenset[str]) -> Advice:
+    def advise(self, traits: frozenset[str]) -> AdviceRow:
         """The first row that fits; the last of a cause fits always."""
         return next(row for row in self.advice if row.fits(traits))
 

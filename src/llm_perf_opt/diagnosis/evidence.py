@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llm_perf_opt.analysis.gaps.edges import HostEdge, find_edges
-from llm_perf_opt.analysis.gaps.report import Engine, IdleReport, judge_by_ranges, report_idle
+from llm_perf_opt.analysis.gaps.report import IdleReport, judge_by_ranges, report_idle
 from llm_perf_opt.analysis.gaps.startup import StartUp, find_start_up
 from llm_perf_opt.analysis.gaps.waits import CopyPlace, copy_places
 from llm_perf_opt.analysis.hardware.gpu_generation import GpuGeneration, gpu_generation
@@ -77,7 +77,7 @@ class CaptureEvidence:
         self,
         measured: Sequence[Measured],
         *,
-        engine: Engine | None = None,
+        engine: str | None = None,
         is_steady: bool = False,
         shapes: ShapesAnalysis | None = None,
         ranks: RanksAnalysis | None = None,
@@ -144,7 +144,7 @@ class CaptureEvidence:
     @cached_property
     def report(self) -> IdleReport:
         captures = [(m.timeline, m.idle) for m in self.measured]
-        return judge_by_ranges(report_idle(captures, engine=self.engine, startups=self.startups), self.ranges)
+        return judge_by_ranges(report_idle(captures, startups=self.startups), self.ranges)
 
     @cached_property
     def edges(self) -> tuple[HostEdge, ...]:

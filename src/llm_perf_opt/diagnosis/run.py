@@ -21,8 +21,16 @@ PHASE_RANGES = (*PHASES, DECODE_STEP)
 ONLY_IN_CAPTURES = ("unfused_attention",)
 
 
-def diagnose_run(facts: RunFacts, captured: CaptureAnalysis | None) -> Diagnosis:
-    """Findings of the clean phases first; of the capture those that no clean phase speaks for."""
+def diagnose_run(
+    facts: RunFacts, captured: CaptureAnalysis | None, otherwise: CaptureAnalysis | None = None
+) -> Diagnosis:
+    """Findings of the clean phases first; of the capture those that no clean phase speaks for.
+
+    `otherwise` is another capture of the run, which speaks where the first saw nothing of a GPU: nsys on a machine
+    without one records no operators, torch's profiler does.
+    """
+    if otherwise is not None and not _saw_gpu(captured):
+        captured = otherwise
     known = None if captured is None or captured.diagnosis is UNSET else captured.diagnosis
     program = program_of_run(facts, None if known is None else program_of_record(known.program))
     scopes = run_scopes(facts)
@@ -49,6 +57,10 @@ def diagnose_run(facts: RunFacts, captured: CaptureAnalysis | None) -> Diagnosis
         claims=made.claims,
         coverage=coverage,
     )
+
+
+def _saw_gpu(captured: CaptureAnalysis | None) -> bool:
+    return captured is not None and bool(captured.gpu.span_ns)
 
 
 def run_scopes(facts: RunFacts) -> list[Scope]:
@@ -102,8 +114,8 @@ def is_covered(finding: Finding, facts: RunFacts) -> bool:
     if finding.rule in ONLY_IN_CAPTURES:
         return False
     if finding.range_name is None:
-        phases = facts.phases.values()
-        return any(isinstance(p.wall, Known) and isinstance(p.gpu, GpuFacts) for p in phases)
+        timed = (phase for phase in facts.phases.values() if isinstance(phase.wall, Known))
+        return any(isinstance(p.gpu, GpuFacts) or (p.is_cpu and isinstance(p.operators, Known)) for p in timed)
     return all(_is_timed(name, facts) for name in (finding.range_name, *finding.also_ranges))
 
 

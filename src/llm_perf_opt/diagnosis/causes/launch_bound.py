@@ -26,7 +26,7 @@ def judge(scope: Scope, program: Program) -> Claim | None:
     is_bound = idle >= MIN_IDLE_SHARE * scope.wall_ns and launch >= MIN_LAUNCH_SHARE * idle
     if scope.evidence is None:
         return _of_phase(scope, launch, idle) if is_bound else None
-    return _of_capture(scope, scope.evidence, launch, is_bound=is_bound)
+    return _of_capture(scope, scope.evidence, launch, is_bound=is_bound, is_engine=program.has("engine"))
 
 
 def _of_phase(scope: Scope, launch_ns: int, idle_ns: int) -> Claim | None:
@@ -65,7 +65,9 @@ def _of_phase(scope: Scope, launch_ns: int, idle_ns: int) -> Claim | None:
     )
 
 
-def _of_capture(scope: Scope, evidence: CaptureEvidence, launch_ns: int, *, is_bound: bool) -> Claim | None:
+def _of_capture(
+    scope: Scope, evidence: CaptureEvidence, launch_ns: int, *, is_bound: bool, is_engine: bool
+) -> Claim | None:
     gaps, queue = evidence.report.gaps, evidence.report.queue
     if min(evidence.kernel_count, gaps.short_count) < MIN_KERNELS:
         return None
@@ -127,7 +129,7 @@ def _of_capture(scope: Scope, evidence: CaptureEvidence, launch_ns: int, *, is_b
             trait
             for trait, is_true in (
                 ("graphs", is_graph),
-                ("waits", bool(waits) and not is_graph and evidence.report.engine is None),
+                ("waits", bool(waits) and not is_graph and not is_engine),
             )
             if is_true
         ),
