@@ -73,6 +73,7 @@ def _of_capture(scope: Scope, evidence: CaptureEvidence, cells: dict[str, int]) 
             Fact(key="time", values={"time": total}),
             *kinds_of_copies(rows),
             *_slow(rows[:SHOWN]),
+            *_at_peak(rows[:SHOWN], evidence),
             *(
                 Fact(key="place", values={"owner": place.name, "count": place.count, "time": place.time_ns})
                 for place in places[:SHOWN]
@@ -88,6 +89,16 @@ def _of_capture(scope: Scope, evidence: CaptureEvidence, cells: dict[str, int]) 
 def kinds_of_copies(rows: list[CopyRow]) -> tuple[Fact, ...]:
     """Number, time and size of copies by kind."""
     return tuple(Fact(key="kind", values=_sizes(row)) for row in rows[:SHOWN])
+
+
+def _at_peak(rows: list[CopyRow], evidence: CaptureEvidence) -> tuple[Fact, ...]:
+    """How long the same bytes take at the peak of the way they take."""
+    floors = [evidence.copy_floors[row.kind] for row in rows]
+    return tuple(
+        Fact(key="peak", values={"kind": floor.kind, "time": floor.floor_ns, "how": floor.how})
+        for floor in floors
+        if floor.floor_ns is not None
+    )
 
 
 def _mean_bytes(row: CopyRow) -> float:
