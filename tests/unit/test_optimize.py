@@ -39,6 +39,7 @@ from llm_perf_opt.analysis.optimize.verdict import (
     calibrate_rules,
     check_outputs,
     compare_passes,
+    gains_of_causes,
     is_hopeless,
     judge_experiment,
 )
@@ -391,6 +392,22 @@ def test_a_gain_above_the_bound_is_counted_against_its_rule() -> None:
     rows = [row("a"), row("b", bound_held="exceeded", total_gain=2.4), row("c", bound=None, bound_held=None)]
     (found,) = calibrate_rules(rows, "tpot_ms")
     assert (found.rule, found.experiments, found.held, found.exceeded, found.worst) == ("launch_bound", 2, 1, 1, "b")
+
+
+def change_of(gain: float) -> MetricChange:
+    return MetricChange(metric="tpot_ms", unit="ms", before=10.0, after=10.0 / gain, gain=gain, low=gain, high=gain)
+
+
+def test_a_cause_has_the_best_gain_of_what_was_tried_for_it_alone() -> None:
+    rows = [
+        row("a", status="slower", changes=(change_of(0.9),)),
+        row("b", status="helped", changes=(change_of(1.4),)),
+        row("c", status="wrong", changes=(change_of(3.0),)),
+        row("a+b", status="helped", changes=(change_of(2.0),)),
+        row("given", bound=None, changes=(change_of(5.0),)),
+    ]
+    assert gains_of_causes(rows, "tpot_ms") == {"launch_bound": 1.4}
+    assert gains_of_causes(rows, "ttft_ms") == {}
 
 
 def test_compiling_pays_after_the_tokens_that_save_as_much() -> None:

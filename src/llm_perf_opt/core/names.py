@@ -51,6 +51,8 @@ KERNELS_CSV: Final = "kernels.csv"
 KERNELS_JSON: Final = "kernels.json"
 ANALYSIS_FILE: Final = "analysis.json"
 DIAGNOSIS_FILE: Final = "diagnosis.json"
+# What `llm-perf optimize` measured of the findings it tried.
+MEASURED_GAINS_FILE: Final = "measured_gains.json"
 TIMELINE_FILE: Final = "timeline.json"
 GPU_SAMPLES_FILE: Final = "gpu_samples.json"
 # The section about what follows the set-up of a capture.

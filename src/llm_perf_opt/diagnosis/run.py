@@ -1,6 +1,7 @@
 """The diagnosis of a run: its clean phases, and what its capture says where no clean time does."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from msgspec import UNSET
 
@@ -16,13 +17,17 @@ from llm_perf_opt.diagnosis.scope import Scope, phase_scope
 from llm_perf_opt.diagnosis.verdict import diagnosis_of
 
 REQUEST = "request"
+NOT_TRIED: Mapping[str, float] = {}
 PHASE_RANGES = (*PHASES, DECODE_STEP)
 # Which kernels follow each other only a capture says.
 ONLY_IN_CAPTURES = ("unfused_attention",)
 
 
 def diagnose_run(
-    facts: RunFacts, captured: CaptureAnalysis | None, otherwise: CaptureAnalysis | None = None
+    facts: RunFacts,
+    captured: CaptureAnalysis | None,
+    otherwise: CaptureAnalysis | None = None,
+    measured_gains: Mapping[str, float] = NOT_TRIED,
 ) -> Diagnosis:
     """Findings of the clean phases first; of the capture those that no clean phase speaks for.
 
@@ -45,17 +50,19 @@ def diagnose_run(
             scopes=known.scopes,
             claims=(*more, *findings),
             coverage=known.coverage,
+            measured_gains=measured_gains,
         )
     coverage = known.coverage if known is not None else Coverage(recorded=(), missing=(), unrecorded_share=0.0)
     made = diagnosis_of((*findings, *more), scopes, program, coverage)
     if known is None:
-        return made
+        return replace(made, measured_gains=measured_gains)
     return Diagnosis(
         verdict=made.verdict,
         program=made.program,
         scopes=(*made.scopes, *known.scopes),
         claims=made.claims,
         coverage=coverage,
+        measured_gains=measured_gains,
     )
 
 

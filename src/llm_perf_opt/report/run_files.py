@@ -21,6 +21,7 @@ from llm_perf_opt.core.manifest import RunManifest, read_manifest
 from llm_perf_opt.core.names import (
     DECODE,
     MANIFEST_FILE,
+    MEASURED_GAINS_FILE,
     ROLE_WRITERS,
     STATIC_ANALYSIS,
     TORCH_PROFILER,
@@ -109,6 +110,7 @@ class RunFiles:
     present: frozenset[str] = frozenset()
     logs: Mapping[str, Found[str]] = field(default_factory=dict)
     earlier: tuple[EarlierRun, ...] = ()
+    measured_gains: Mapping[str, float] = field(default_factory=dict)
     damage: tuple[str, ...] = ()
 
 
@@ -139,6 +141,7 @@ def read_run_files(manifest: RunManifest, run_dir: Path) -> RunFiles:
         present=reader.present(),
         logs=reader.logs(),
         earlier=_earlier(manifest, real_path(run_dir)),
+        measured_gains=reader.measured_gains(),
     )
     return replace(found, damage=(*reader.missing(), *dict.fromkeys(reader.wrong)))
 
@@ -270,6 +273,12 @@ class _Reader:
             if path.is_file() and "tmp" not in path.parts[len(self._root.parts) :]
         )
         return frozenset(path.relative_to(self._root).as_posix() for path in islice(found, MOST_FILES))
+
+    def measured_gains(self) -> Mapping[str, float]:
+        """By cause; none where nothing was tried."""
+        path = self._root / MEASURED_GAINS_FILE
+        found = self._read(path, dict[str, float]) if os.path.lexists(path) else None
+        return found.content if isinstance(found, Found) else {}
 
     def _ordered(self, stages: tuple[str, ...]) -> list[StageRecord]:
         order = {name: index for index, name in enumerate(stages)}

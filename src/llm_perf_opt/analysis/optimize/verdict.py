@@ -197,6 +197,25 @@ def break_even_tokens(compile_s: float | None, before_ms: float | None, after_ms
     return math.ceil(1e3 * compile_s / (before_ms - after_ms))
 
 
+# Outputs held, and no limit was passed.
+SAYS_A_GAIN = ("helped", "no gain", "slower")
+
+
+def gains_of_causes(rows: Sequence[ExperimentRow], objective: str) -> dict[str, float]:
+    """The most that was measured for each cause, by the experiments that were made for it alone and whose outputs hold.
+
+    Below 1 it was slower. What was wrong, failed or was combined with another says nothing of a single cause.
+    """
+    found: dict[str, float] = {}
+    for row in rows:
+        change = row.change(objective)
+        if change is None or row.bound is None or "+" in row.name or row.status not in SAYS_A_GAIN:
+            continue
+        for rule in row.bound.rules:
+            found[rule] = max(found.get(rule, 0.0), change.gain)
+    return found
+
+
 def calibrate_rules(rows: Sequence[ExperimentRow], objective: str) -> tuple[RuleCalibration, ...]:
     """How often the bounds of each rule held, over all experiments that were measured."""
     found = []

@@ -188,6 +188,7 @@ def build_view(files: RunFiles) -> ReportView:
         facts,
         files.capture.content if isinstance(files.capture, Found) else None,
         files.trace.content if isinstance(files.trace, Found) else None,
+        files.measured_gains,
     )
     kernels = kernels_view(files, facts, ncu)
     modules = modules_view(files, subject)

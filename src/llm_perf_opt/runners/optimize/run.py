@@ -49,18 +49,22 @@ from llm_perf_opt.analysis.optimize.verdict import (
     broken_constraints,
     calibrate_rules,
     compare_passes,
+    gains_of_causes,
     is_hopeless,
     is_settled,
     judge_experiment,
 )
 from llm_perf_opt.core.files import write_page, write_whole
 from llm_perf_opt.core.manifest import write_json
+from llm_perf_opt.core.names import MEASURED_GAINS_FILE
 from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.diagnosis.facts import Known
 from llm_perf_opt.errors import CommandFailed, ConfigError, ProfilingError, ToolError
 from llm_perf_opt.pipeline.console import Console, StageTurn
+from llm_perf_opt.pipeline.lock import locked
 from llm_perf_opt.report.optimize.page import render_page
 from llm_perf_opt.report.optimize.text import render_markdown
+from llm_perf_opt.report.write import write_reports
 from llm_perf_opt.runners.optimize.metered import metered_pass
 from llm_perf_opt.runners.optimize.protocol import WorkerReady
 from llm_perf_opt.runners.optimize.setup import Profile
@@ -189,6 +193,20 @@ class Optimizer:
             (self.folder / REFERENCE_FILE).unlink(missing_ok=True)
             self.console.close()
             document = self.save(status)
+        return self._tell_profile(document)
+
+    def _tell_profile(self, document: OptimizeDocument) -> OptimizeDocument:
+        """The report of the profile shows what was measured beside what it promised."""
+        gains = gains_of_causes(self.rows, self.options.objective)
+        if self.profile is None or not gains:
+            return document
+        try:
+            with locked(self.profile.folder, self.console.say):
+                write_json(self.profile.folder / MEASURED_GAINS_FILE, gains)
+                write_reports(self.profile.folder)
+        except (ProfilingError, OSError) as error:
+            self.notes.append(f"the report of the profile does not show the measured gains: {error}")
+            return self.save(document.status)
         return document
 
     def _open_start(self) -> None:

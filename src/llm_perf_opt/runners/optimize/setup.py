@@ -131,7 +131,11 @@ def read_profile(folder: Path) -> Profile:
     manifest = read_manifest(folder)
     files = read_run_files(manifest, folder)
     facts = gather(files, joined_ncu(files))
-    diagnosis = diagnose_run(facts, files.capture.content if isinstance(files.capture, Found) else None)
+    diagnosis = diagnose_run(
+        facts,
+        files.capture.content if isinstance(files.capture, Found) else None,
+        files.trace.content if isinstance(files.trace, Found) else None,
+    )
     return Profile(folder=folder, manifest=manifest, facts=facts, findings=diagnosis.claims)
 
 
