@@ -27,7 +27,10 @@ PLACE_NAME = re.compile(r"(SOCK|SOCKET|FILE|PATH|DIR|HOME|AUTHORITY|LD_PRELOAD)$
 _PUBLIC_NAME = re.compile(
     r"^LD_PRELOAD$|SHA\d*$|COMMIT|REVISION|DIGEST|HASH|VISIBLE_DEVICES|UUID|INVOCATION_ID|BUILD_ID|HOSTNAME"
 )
-_PREFIXES = r"hf_(?=[A-Za-z0-9]{8})|sk-|gh[pousr]_|github_pat_|glpat-|xox[abeoprs]-|AKIA|ASIA|eyJ|nvapi-|AIza|npm_|pypi-|[sr]k_live_|whsec_"
+_PREFIXES = (
+    r"hf_(?=[A-Za-z0-9]{8})|sk-|gh[pousr]_|github_pat_|glpat-|xox[abeoprs]-|AKIA|ASIA|eyJ|nvapi-|AIza|npm_|pypi-"
+    r"|[sr]k_live_|whsec_"
+)
 _STARTS_LIKE_A_TOKEN = re.compile(rf"^(?:{_PREFIXES})[A-Za-z0-9_.-]{{8}}")
 # The names of flags and settings that hold a secret; `max_tokens` and `eos_token` do not.
 _SETTING = (
