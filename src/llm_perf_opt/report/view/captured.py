@@ -70,7 +70,7 @@ def captured_tiles(capture: Found[CaptureAnalysis]) -> tuple[Tile, ...]:
 
 def captured_split(diagnosis: Diagnosis) -> TimeSplit | None:
     """The ledger of the steady state, or of the whole capture: the largest cells by name."""
-    scope = diagnosis.scope("steady") or diagnosis.scope("capture")
+    scope = diagnosis.scope("steady") or diagnosis.scope("capture") or diagnosis.scope("program")
     if scope is None or not scope.wall_ns:
         return None
     parts: dict[tuple[str, str], int] = {}
@@ -79,7 +79,7 @@ def captured_split(diagnosis: Diagnosis) -> TimeSplit | None:
         parts[key] = parts.get(key, 0) + cell.time_ns
     shown = sorted(parts.items(), key=lambda item: (item[0][1] != "work", -item[1]))
     return TimeSplit(
-        what="the steady state" if scope.id == "steady" else "the capture",
+        what=scope.place if scope.kind == "program" else "the steady state" if scope.id == "steady" else "the capture",
         total=format_ms(scope.wall_ns / 1e6),
         parts=tuple(
             TimePart(label=label, kind=kind, share=ns / scope.wall_ns) for (label, kind), ns in shown if ns > 0

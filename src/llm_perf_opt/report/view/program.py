@@ -162,6 +162,9 @@ def _of_ran_program(head: HeadlineView, files: RunFiles, facts: RunFacts, comman
     why = "Its phases are ranges that only profilers see" if maps_phases(files) else "It marks no decode steps"
     if isinstance(wall, Known) and not any(tile.key == "tpot" for tile in tiles):
         text = f"It ran {wall.value / 1e3:.3g} s without a profiler. {why}, so no latency is known."
+        if isinstance(files.host, Found):
+            # Its stacks say where the time went: that answer needs no marks.
+            return replace(head, verdict=f"{head.verdict} It ran {wall.value / 1e3:.3g} s without a profiler.")
         # What its capture tells comes first, where that is a finding.
         return replace(head, verdict=text if head.promised is None else f"{head.verdict} {text}")
     if not tiles and isinstance(files.metrics, Found):
