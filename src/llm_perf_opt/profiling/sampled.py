@@ -30,8 +30,12 @@ LINE_LENGTH = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """One run of the program behind the sampler; `wall_s` and `cpu_s` are None where it did not end by itself."""
+    """One run of the program behind the sampler: its first `process` and the stacks of it and its children.
 
+    `cpu_s` is None where it did not end by itself.
+    """
+
+    process: int
     stacks: tuple[Stack, ...]
     duration_s: float
     cpu_s: float | None
@@ -61,7 +65,7 @@ def sample_program(ctx: StageContext, *, rate_hz: int, timeout_s: float, holds_g
     if sampler is None:
         raise SamplerFailed("py-spy is not installed: pip install py-spy")
     looked = _run(ctx, sampler[0], "stacks.txt", rate_hz=rate_hz, timeout_s=timeout_s, only_gil=False)
-    main = [stack for stack in looked.stacks if stack.is_main and stack.process == looked.stacks[0].process]
+    main = [stack for stack in looked.stacks if stack.is_main and stack.process == looked.process]
     others = [stack for stack in looked.stacks if stack not in main]
     total = sum(stack.samples for stack in main)
     lines = _lines(ctx)
@@ -71,7 +75,7 @@ def sample_program(ctx: StageContext, *, rate_hz: int, timeout_s: float, holds_g
     )
     notes: tuple[str, ...] = ()
     gil = None
-    beside = {f"{stack.process}/{stack.thread}" for stack in others if stack.process == looked.stacks[0].process}
+    beside = {f"{stack.process}/{stack.thread}" for stack in others if stack.process == looked.process}
     if holds_gil and any(t.name in beside and t.samples >= BUSY_SHARE * total for t in threads):
         try:
             gil = _gil(ctx, sampler[0], rate_hz=rate_hz, timeout_s=timeout_s)
@@ -93,8 +97,7 @@ def sample_program(ctx: StageContext, *, rate_hz: int, timeout_s: float, holds_g
 def _gil(ctx: StageContext, program: str, *, rate_hz: int, timeout_s: float) -> HostGil:
     held = _run(ctx, program, "gil.txt", rate_hz=rate_hz, timeout_s=timeout_s, only_gil=True)
     looks = max(held.duration_s * rate_hz, 1.0)
-    process = held.stacks[0].process
-    ours = [stack for stack in held.stacks if stack.process == process]
+    ours = [stack for stack in held.stacks if stack.process == held.process]
     others = [stack for stack in ours if not stack.is_main]
     return HostGil(
         main_share=min(1.0, sum(stack.samples for stack in ours if stack.is_main) / looks),
@@ -132,11 +135,11 @@ def _run(ctx: StageContext, program: str, name: str, *, rate_hz: int, timeout_s:
             f"{program_title(workload.command or ())} ended with exit code {code} while its stacks were sampled: "
             f"{last} (log: {result.log})"
         )
-    stacks = of_program(read_stacks(_text(raw)), ended.get("launcher"))
+    process, stacks = of_program(read_stacks(_text(raw)), ended.get("launcher"))
     if not stacks:
         raise SamplerFailed(_why_nothing(result.tail, result.exit_code))
     duration_s = float(ended.get("wall_s", min(result.duration_s, limit_s)))
-    return Pass(stacks=stacks, duration_s=duration_s, cpu_s=ended.get("cpu_s"))
+    return Pass(process=process, stacks=stacks, duration_s=duration_s, cpu_s=ended.get("cpu_s"))
 
 
 def _text(path: Path) -> str:

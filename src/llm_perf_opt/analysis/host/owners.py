@@ -15,7 +15,7 @@ PYTHON, IMPORTS, INTERPRETER = "host.work.python", "host.startup.imports", "host
 # Comprehensions and lambdas have no name a reader knows: the function around them has.
 _NAMELESS = re.compile(r"<(listcomp|setcomp|dictcomp|genexpr|lambda)>")
 _LIBRARY = re.compile(r"(^|/)(site|dist)-packages/|(^|/)lib/python\d|^<")
-_PACKAGE = re.compile(r"(?:site|dist)-packages/([^/]+?)(?:/|\.py$|\.)|lib/python\d[\d.]*/(?:lib-dynload/)?([^/]+?)(?:/|\.py$|\.)")
+_PACKAGE = re.compile(r"(?:site|dist)-packages/([^/]+?)(?:/|\.py$|\.)|lib/python\d[\d.]*/(?!(?:site|dist)-packages)(?:lib-dynload/)?([^/]+?)(?:/|\.py$|\.)")
 _MACHINERY = "<frozen"
 
 Lines = Callable[[str, int], str]

@@ -77,15 +77,15 @@ def _parts(body: str) -> Iterable[str]:
     yield from rest.split(";")
 
 
-def of_program(stacks: Sequence[Stack], launcher: int | None) -> tuple[Stack, ...]:
-    """The stacks of the program's first process that showed Python, without those of what launched it."""
+def of_program(stacks: Sequence[Stack], launcher: int | None) -> tuple[int, tuple[Stack, ...]]:
+    """The program's first process that showed Python, and the stacks of it and its children, not of its launcher."""
     ours = [stack for stack in stacks if stack.process != launcher]
     if not ours:
-        return ()
+        return 0, ()
     depth = min(len(stack.processes) for stack in ours)
     at_top: dict[int, int] = {}
     for stack in ours:
         if len(stack.processes) == depth:
             at_top[stack.process] = at_top.get(stack.process, 0) + stack.samples
     first = max(at_top, key=lambda pid: at_top[pid])
-    return tuple(stack for stack in ours if first in stack.processes)
+    return first, tuple(stack for stack in ours if first in stack.processes)

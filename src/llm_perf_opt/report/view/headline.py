@@ -13,6 +13,7 @@ from llm_perf_opt.core.units import digits, format_factor, format_ms, format_per
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis, VerdictKind
 from llm_perf_opt.diagnosis.facts import Known, Quantity, RunFacts, Unknown
+from llm_perf_opt.diagnosis.host_scope import PROGRAM
 from llm_perf_opt.diagnosis.run import REQUEST
 from llm_perf_opt.diagnosis.verdict import MIN_HEADLINE, WEAK
 from llm_perf_opt.diagnosis.waterfall import Waterfall
@@ -93,6 +94,10 @@ def headline(files: RunFiles, facts: RunFacts, waterfalls: tuple[Waterfall, ...]
         split = captured_split(diagnosis) or host_alone_split(capture.content)
     if best is not None and best.phase == REQUEST:
         split = request_split(files, facts) or split
+    if capture is None and diagnosis.verdict.scope == PROGRAM:
+        split = captured_split(diagnosis)
+        if best is None:
+            verdict, tone = diagnosis.verdict.text, TONES[diagnosis.verdict.kind]
     tiles = _tiles(files, facts) if capture is None else captured_tiles(capture)
     if isinstance(files.ncu, Found) and isinstance(files.capture, Unknown) and _is_nothing_else(files, facts):
         tiles, verdict, tone = ncu_tiles(files.ncu), ncu_verdict(files.ncu.content), "unknown"
