@@ -10,6 +10,7 @@ installed are left out (`pip install pyinstrument`; py-spy comes with llm-perf).
 import argparse
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -86,12 +87,15 @@ def ask_py_spy(planted: Planted, folder: Path) -> Answer:
     _run(["py-spy", "record", "-s", "-f", "raw", "-o", str(raw), "--", sys.executable, str(planted.program)])
     seconds = time.monotonic() - start
     own: Counter[str] = Counter()
-    for line in raw.read_text(encoding="utf-8").splitlines() if raw.is_file() else ():
+    text = raw.read_text(encoding="utf-8").rstrip("\n") if raw.is_file() else ""
+    # A command line may hold line breaks.
+    for line in re.split(r"(?<=\d)\n(?=process \d+:)", text) if text else ():
         stack, _, count = line.rpartition(" ")
         frames = [frame for frame in stack.split(";") if not frame.startswith(("process ", "thread "))]
         # The planted function counts also where a library it called stands below it.
         inner = next((f for f in reversed(frames) if f"{planted.name}.py" in f), frames[-1] if frames else "nothing")
-        own[inner.partition(" (")[0] + (f" in {frames[0]}" if planted.peer == "torch" else "")] += int(count)
+        is_import = planted.peer == "torch" and "torch/__init__.py" in stack
+        own["torch" if is_import else inner.partition(" (")[0]] += int(count)
     said = own.most_common(1)[0][0] if own else "no samples"
     return Answer(said=said, is_right=planted.function in said, seconds=seconds)
 

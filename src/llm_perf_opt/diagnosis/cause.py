@@ -40,7 +40,8 @@ class Advice:
 class Cause:
     """`cells` are what it may explain: it is judged where they hold `min_share` of the scope on the critical path.
 
-    `judged_by` names the module for a cause whose cells are all its evidence. `needs` is what the scope must have besides (`Scope.has`).
+    `judged_by` names the module for a cause whose cells are all its evidence.
+    `needs` is what the scope must have besides (`Scope.has`).
 
     Of two claims on one cell that of the larger `specificity` wins: 1 names a cell, 2 an activity, 3 a mechanism.
     """

@@ -209,7 +209,9 @@ def _rest_of_program(scope: Scope) -> str:
     largest = max(scope.ledger.cells, key=lambda cell: cell.time_ns)
     where = f" ({largest.owner[0]})" if largest.owner else ""
     share = format_percent(largest.time_ns / scope.wall_ns)
-    return f"The program ran {format_ms(scope.wall_ns / 1e6)}. The largest part: {cell_name(largest.id)}{where}, {share}."
+    return (
+        f"The program ran {format_ms(scope.wall_ns / 1e6)}. The largest part: {cell_name(largest.id)}{where}, {share}."
+    )
 
 
 def _together(cells: Sequence[Cell]) -> list[Cell]:

@@ -113,10 +113,10 @@ def _run(ctx: StageContext, program: str, name: str, *, rate_hz: int, timeout_s:
     for old in (raw, ending):
         old.unlink(missing_ok=True)
     limit_s = workload.duration_s or timeout_s
-    argv = [program, "record", "--format", "raw", "--threads", "--subprocesses", "--nonblocking", "--full-filenames"]
+    argv = [sys.executable, "-I", "-S", str(LAUNCHER), str(ending), program, "record", "--format", "raw", "--threads"]
+    argv += ["--subprocesses", "--nonblocking", "--full-filenames", "--gil" if only_gil else "--idle"]
     argv += ["--rate", str(rate_hz), "--duration", str(math.ceil(limit_s)), "--output", str(raw)]
-    argv += ["--gil" if only_gil else "--idle", "--", sys.executable]
-    argv += ["-I", "-S", str(LAUNCHER), str(ending), *(workload.command or ())]
+    argv += ["--", *(workload.command or ())]
     suffix = "-gil" if only_gil else ""
     result = ctx.run_command(
         argv,
@@ -135,7 +135,7 @@ def _run(ctx: StageContext, program: str, name: str, *, rate_hz: int, timeout_s:
             f"{program_title(workload.command or ())} ended with exit code {code} while its stacks were sampled: "
             f"{last} (log: {result.log})"
         )
-    process, stacks = of_program(read_stacks(_text(raw)), ended.get("launcher"))
+    process, stacks = of_program(read_stacks(_text(raw)))
     if not stacks:
         raise SamplerFailed(_why_nothing(result.tail, result.exit_code))
     duration_s = float(ended.get("wall_s", min(result.duration_s, limit_s)))

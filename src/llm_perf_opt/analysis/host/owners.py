@@ -15,7 +15,9 @@ PYTHON, IMPORTS, INTERPRETER = "host.work.python", "host.startup.imports", "host
 # Comprehensions and lambdas have no name a reader knows: the function around them has.
 _NAMELESS = re.compile(r"<(listcomp|setcomp|dictcomp|genexpr|lambda)>")
 _LIBRARY = re.compile(r"(^|/)(site|dist)-packages/|(^|/)lib/python\d|^<")
-_PACKAGE = re.compile(r"(?:site|dist)-packages/([^/]+?)(?:/|\.py$|\.)|lib/python\d[\d.]*/(?!(?:site|dist)-packages)(?:lib-dynload/)?([^/]+?)(?:/|\.py$|\.)")
+_PACKAGE = re.compile(
+    r"(?:site|dist)-packages/([^/]+?)(?:/|\.py$|\.)|lib/python\d[\d.]*/(?!(?:site|dist)-packages)(?:lib-dynload/)?([^/]+?)(?:/|\.py$|\.)"
+)
 _MACHINERY = "<frozen"
 
 Lines = Callable[[str, int], str]
@@ -102,7 +104,8 @@ def owned(stack: Stack, line_of: Lines) -> tuple[str, Frame, str]:
 
 def cell_of(frames: Sequence[Frame], line: str) -> str:
     """Of the first rule that fits; what fits none is work in Python."""
-    names = [f"{frame.file}: {frame.function}" for frame in frames]
+    # From Python 3.11 on a method's name begins with its class.
+    names = [f"{frame.file}: {frame.function.rpartition('.')[2]}" for frame in frames]
     return next((rule.cell for rule in _rules() if rule.fits(names, line)), PYTHON)
 
 
@@ -151,9 +154,7 @@ def busiest(stacks: Iterable[Stack], line_of: Lines) -> Mapping[str, tuple[int, 
     for stack in stacks:
         if stack.frames and not owned(stack, line_of)[0].startswith(("host.wait", "host.exit")):
             found.setdefault(f"{stack.process}/{stack.thread}", []).append(stack)
-    return {
-        name: (sum(stack.samples for stack in mine), top_place(mine, line_of)) for name, mine in found.items()
-    }
+    return {name: (sum(stack.samples for stack in mine), top_place(mine, line_of)) for name, mine in found.items()}
 
 
 def top_place(stacks: Sequence[Stack], line_of: Lines) -> str:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 _PROCESS = re.compile(r'process (\d+):"(.*)"', re.DOTALL)
 _THREAD = re.compile(r"thread \((?:0x)?([0-9A-Fa-f]+)\)(?:: (.*))?")
+# A command line may hold line breaks: a record ends where the next one begins.
+_RECORDS = re.compile(r"(?<=\d)\n(?=process \d+:\"|thread \()")
 _FRAME = re.compile(r"(.*) \((.*):(\d+)\)")
 
 
@@ -35,7 +37,7 @@ class Stack:
 
 def read_stacks(text: str) -> tuple[Stack, ...]:
     """All stacks of a file; a last line that was cut off has no count and is left out."""
-    found = (_read(line) for line in text.splitlines())
+    found = (_read(record) for record in _RECORDS.split(text.rstrip("\n")))
     return tuple(stack for stack in found if stack is not None)
 
 
@@ -57,15 +59,13 @@ def _read(line: str) -> Stack | None:
             frames.append(Frame(function=part, file=""))
     # On Linux the main thread has the number of its process.
     is_main = thread == "MainThread" or (bool(processes) and number == str(processes[-1]))
-    return Stack(
-        processes=tuple(processes), thread=thread, is_main=is_main, frames=tuple(frames), samples=int(count)
-    )
+    return Stack(processes=tuple(processes), thread=thread, is_main=is_main, frames=tuple(frames), samples=int(count))
 
 
 def _parts(body: str) -> Iterable[str]:
     """Split at semicolons, but for those inside a command line."""
     rest = body
-    while rest.startswith('process '):
+    while rest.startswith("process "):
         end = rest.find('";')
         if end < 0:
             break
@@ -77,15 +77,14 @@ def _parts(body: str) -> Iterable[str]:
     yield from rest.split(";")
 
 
-def of_program(stacks: Sequence[Stack], launcher: int | None) -> tuple[int, tuple[Stack, ...]]:
-    """The program's first process that showed Python, and the stacks of it and its children, not of its launcher."""
-    ours = [stack for stack in stacks if stack.process != launcher]
-    if not ours:
+def of_program(stacks: Sequence[Stack]) -> tuple[int, tuple[Stack, ...]]:
+    """The program's first process that showed Python, and the stacks of it and its children."""
+    if not stacks:
         return 0, ()
-    depth = min(len(stack.processes) for stack in ours)
+    depth = min(len(stack.processes) for stack in stacks)
     at_top: dict[int, int] = {}
-    for stack in ours:
+    for stack in stacks:
         if len(stack.processes) == depth:
             at_top[stack.process] = at_top.get(stack.process, 0) + stack.samples
     first = max(at_top, key=lambda pid: at_top[pid])
-    return first, tuple(stack for stack in ours if first in stack.processes)
+    return first, tuple(stack for stack in stacks if first in stack.processes or not stack.processes)
