@@ -17,6 +17,8 @@ CLEAN_PASS_ORDER = (TORCH_PROFILER, DIRECT_INFERENCE)
 # A report names those of these that did not run; direct_inference adds no section to it.
 OFFERED = (STATIC_ANALYSIS, TORCH_PROFILER, NSYS, NCU)
 
+# The scope of a whole program's wall time.
+PROGRAM: Final = "program"
 PREFILL: Final = "prefill"
 DECODE: Final = "decode"
 PHASES = (PREFILL, DECODE)

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from llm_perf_opt.analysis.host.owners import IMPORTS, INTERPRETER, PYTHON, place_of
 from llm_perf_opt.core.documents import HostDocument, HostRow
+from llm_perf_opt.core.names import PROGRAM
 from llm_perf_opt.diagnosis.facts import HostFacts, Known
 from llm_perf_opt.diagnosis.ledger import Cell, balanced, fitted
 from llm_perf_opt.diagnosis.scope import Scope
 
-PROGRAM = "program"
 GIL, BLOCKED = "host.wait.gil", "host.wait.other"
 WORK = ("host.work", "host.disk")
 # From these parts of the pass on, other threads keep the main thread from running.
