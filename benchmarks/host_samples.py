@@ -2,7 +2,7 @@
 
     python benchmarks/host_samples.py [--rounds 5] [--json FILE]
 
-Runs alternate in one process. `loop`: Python alone; `threads`: with 30 idle threads; `numpy`: array work that releases the GIL.
+Runs alternate. `loop`: Python alone; `threads`: with 30 idle threads; `numpy`: array work that releases the GIL.
 """
 
 import argparse
@@ -17,13 +17,13 @@ from pathlib import Path
 from llm_perf_opt.profiling.sampled import find_sampler
 
 RATE_HZ = 200
-LOOP = "total = 0\nfor number in range(12_000_000):\n    total += number % 7\n"
+LOOP = "total = 0\nfor number in range(40_000_000):\n    total += number % 7\n"
 PROGRAMS = {
     "loop": LOOP,
     "threads": "import threading\nevent = threading.Event()\n"
     "for _ in range(30):\n    threading.Thread(target=event.wait, daemon=True).start()\n" + LOOP,
     "numpy": "import numpy as np\nvalues = np.random.default_rng(0).standard_normal(1_000_000)\n"
-    "for _ in range(15):\n    np.sort(values)\n",
+    "for _ in range(120):\n    np.sort(values)\n",
 }
 
 
@@ -35,9 +35,8 @@ def timed(argv: list[str]) -> float:
 
 def own_time(text: str, out: Path, sampler: str | None) -> float:
     """The program's own clock, from its first line to its last: starting the sampler is no cost to the program."""
-    wrapped = (
-        f"import time\nSTART = time.monotonic()\n{text}\nopen({str(out)!r}, 'w').write(str(time.monotonic() - START))\n"
-    )
+    begin = "import time\nSTART = time.monotonic()\n"
+    wrapped = f"{begin}{text}\nopen({str(out)!r}, 'w').write(str(time.monotonic() - START))\n"
     argv = [sys.executable, "-c", wrapped]
     if sampler is not None:
         options = ["--format", "raw", "--threads", "--subprocesses", "--nonblocking", "--idle", "--full-filenames"]
@@ -67,9 +66,8 @@ def main() -> int:
                 "highest": round(ratios[-1], 3),
             }
             result[name] = row
-            print(
-                f"{name:8} {row['alone_s']:.2f} s alone, {row['ratio']:.3f} behind it ({row['lowest']} to {row['highest']})"
-            )
+            spread = f"{row['lowest']} to {row['highest']}"
+            print(f"{name:8} {row['alone_s']:.2f} s alone, {row['ratio']:.3f} behind it ({spread})")
     if given.json is not None:
         given.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0

@@ -12,9 +12,17 @@ EXIT_INTERRUPTED = 130
 
 
 class ProfilingError(Exception):
-    """Something failed that the user should read about in words, not as a traceback."""
+    """Something failed that the user should read about in words, not as a traceback.
+
+    `log` is where what failed wrote its last words; `failure` is then the message without that path.
+    """
 
     exit_code = EXIT_FAILED
+
+    def __init__(self, message: str = "", *, log: "Path | str | None" = None) -> None:
+        self.log = log
+        self.failure = None if log is None else message
+        super().__init__(message if log is None else f"{message} (log: {log})")
 
 
 class ConfigError(ProfilingError):

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.analysis.capture import analyze_timelines
 from llm_perf_opt.analysis.timeline.operators import operator_rows
 from llm_perf_opt.cli import main
+from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.other.ascend import read_ascend_trace
 

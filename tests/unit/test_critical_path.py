@@ -11,7 +11,7 @@ from llm_perf_opt.analysis.timeline.frames import FlameNode, python_tree
 from llm_perf_opt.analysis.timeline.memory import MemoryEvents, memory_curves
 from llm_perf_opt.analysis.timeline.timeline import Timeline
 from llm_perf_opt.cli import main
-from llm_perf_opt.diagnosis.analyze import analyze_measured
+from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.diagnosis.evidence import measure_timeline
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
@@ -22,7 +22,7 @@ from tests.support.trace_builder import event, write_trace
 
 def _paths(timeline: Timeline) -> tuple[CriticalPath, ...]:
     measured = measure_timeline(timeline)
-    return critical_paths([measured.timeline], analyze_measured([measured]).ranges)
+    return critical_paths([measured.timeline], analyze_timelines([measured.timeline]).ranges)
 
 
 def _read(export: Export, tmp_path: Path) -> tuple[CriticalPath, ...]:
@@ -160,7 +160,7 @@ def _published(name: str) -> Timeline:
 )
 def test_the_paths_of_a_published_trace_add_up_and_agree_with_their_rows(name: str) -> None:
     measured = measure_timeline(_published(name))
-    rows = {row.name: row for row in analyze_measured([measured]).ranges}
+    rows = {row.name: row for row in analyze_timelines([measured.timeline]).ranges}
     found = critical_paths([measured.timeline], tuple(rows.values()))
     assert found
     for one in found:

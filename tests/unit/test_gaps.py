@@ -1,6 +1,5 @@
 """What the host did while no kernel ran, and what a capture alone is told: one small capture per lesson."""
 
-import dataclasses
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.findings.finding import FindingRecord, confidence_of, may_be_headline
 from llm_perf_opt.analysis.gaps.iterations import Iterations, Outlier
 from llm_perf_opt.analysis.gaps.queue import Queue
 from llm_perf_opt.analysis.gaps.report import IdleReport
@@ -16,10 +14,12 @@ from llm_perf_opt.analysis.gaps.verdict import HostCost, Judged, Verdict, judge
 from llm_perf_opt.analysis.gaps.waits import WaitRow
 from llm_perf_opt.analysis.timeline.streams import StreamRow
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
+from llm_perf_opt.diagnosis.claim import confidence_of
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.profiling.idle_sections import idle_sections
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+from tests.support.answers import cells_of, claim_of, diagnosis_of, owner_of, rules
 from tests.support.nsys_builder import OTHER_THREAD, PID, THREAD, Export
 from tests.support.trace_builder import event, write_trace
 
@@ -38,10 +38,6 @@ def _torch(events: list[str], tmp_path: Path) -> CaptureAnalysis:
 def _idle(analysis: CaptureAnalysis) -> IdleReport:
     assert isinstance(analysis.idle, IdleReport)
     return analysis.idle
-
-
-def _titles(analysis: CaptureAnalysis) -> list[tuple[str, str]]:
-    return [(finding.rule, finding.title) for finding in analysis.findings]
 
 
 def _kernel(events: list[str], number: int, launch_us: int, start_us: int, length_us: int) -> None:
@@ -63,15 +59,15 @@ def _slow_batches(frame: str, tmp_path: Path, cat: str = "python_function") -> C
 
 def test_a_gap_in_a_data_loader_is_loading_and_not_launch_bound(tmp_path: Path) -> None:
     analysis = _slow_batches("torch/utils/data/dataloader.py(733): __next__", tmp_path)
-    assert _titles(analysis) == [
-        (
-            "data_loading",
-            "Loading data keeps the GPU idle, 87% of the capture (most: torch/utils/data/dataloader.py(733): __next__)",
-        )
-    ]
     (finding,) = analysis.findings
-    # Three gaps of 22.5 ms less what the launch itself takes, of a span of 77.5 ms; kernels take 10 ms of it.
-    assert finding.max_gain == pytest.approx(77.5 / (77.5 - 3 * 22.495), rel=1e-6)
+    assert (finding.rule, finding.stake_ns) == ("data_loading", 3 * 22_495_000)
+    assert owner_of(analysis, "idle.data_loading") == (
+        "torch/utils/data/dataloader.py(733): __next__",
+        "train.py(7): main",
+    )
+    # Three gaps of 22.5 ms less what the launch itself takes, of a span of 77.5 ms; one worker hides behind them what
+    # is not loading.
+    assert finding.max_gain == pytest.approx(77.5 / (3 * 22.495), rel=1e-6)
     assert finding.confidence == "high"
     assert "num_workers" in finding.remedy
 
@@ -85,13 +81,14 @@ def test_a_gap_in_a_data_loader_is_loading_and_not_launch_bound(tmp_path: Path) 
         ("torch/distributed/distributed_c10d.py(3900): barrier", "python_function", "rank_wait"),
         ("server/scheduler.py(12): pick_requests", "python_function", "host_work"),
         ("aten::nonzero", "cpu_op", "host_work"),
-        ("cudaMalloc", "cuda_runtime", "host_work"),
+        ("cudaMalloc", "cuda_runtime", "allocation"),
     ],
 )
 def test_a_long_gap_is_judged_by_what_the_host_was_in(tmp_path: Path, name: str, cat: str, rule: str) -> None:
     analysis = _slow_batches(name, tmp_path, cat)
-    assert [(finding.rule, f"(most: {name})" in finding.title) for finding in analysis.findings] == [(rule, True)]
-    assert "CUDA graph" not in analysis.findings[0].remedy
+    (finding,) = analysis.findings
+    assert (finding.rule, name in finding.title, "CUDA graph" in finding.remedy) == (rule, True, False)
+    assert owner_of(analysis, next(iter(finding.cells)))[0] == name
 
 
 def test_a_script_that_is_called_after_one_thing_may_do_others() -> None:
@@ -106,8 +103,10 @@ def test_a_first_launch_that_takes_long_is_set_up(tmp_path: Path) -> None:
         at = i * 20 * MS
         export.call(at, at + 15 * MS, i + 1)
         export.kernel("k", at + 15 * MS + 2_000, at + 19 * MS, i + 1)
-    (finding,) = _nsys(export, tmp_path).findings
-    assert (finding.rule, "(most: cudaLaunchKernel)" in finding.title) == ("compilation", True)
+    analysis = _nsys(export, tmp_path)
+    assert rules(analysis) == ["compilation"]
+    assert claim_of(analysis, "compilation").is_one_time
+    assert owner_of(analysis, "idle.startup") == ("cudaLaunchKernel",)
 
 
 def test_a_thread_that_only_waits_for_work_explains_no_gap(tmp_path: Path) -> None:
@@ -116,8 +115,9 @@ def test_a_thread_that_only_waits_for_work_explains_no_gap(tmp_path: Path) -> No
         _kernel(events, i + 1, 20_000 * i, 20_000 * i + 10, 5_000)
     (finding,) = _torch(events, tmp_path).findings
     # Nobody knows what it was, and it is most of the capture: no factor is promised.
-    assert (finding.rule, finding.confidence, finding.max_gain) == ("host_work", "low", None)
-    assert finding.title == "The GPU idles in long gaps in which nothing of the host was recorded, 69% of the capture"
+    assert (finding.rule, finding.confidence, finding.max_gain) == ("not_recorded", "low", None)
+    assert finding.share == pytest.approx(0.692, abs=0.001)
+    assert "with_stack=True" in finding.remedy
 
 
 def test_running_what_was_compiled_is_not_compiling() -> None:
@@ -135,9 +135,10 @@ def test_an_operator_that_takes_long_once_sets_something_up(tmp_path: Path) -> N
         length = 50_020 if i == 10 else 20
         events.append(event("cpu_op", "aten::convolution", f"{100 * i + late - (length - 20)}", f"{length}"))
         _kernel(events, i + 1, 100 * i + late + 10, 100 * i + late + 16, 80)
-    (finding,) = _torch(events, tmp_path).findings
+    analysis = _torch(events, tmp_path)
+    (finding,) = analysis.findings
     assert (finding.rule, finding.is_one_time) == ("compilation", True)
-    assert "(most: aten::convolution)" in finding.title
+    assert owner_of(analysis, "idle.startup.first_use") == ("aten::convolution",)
 
 
 def _stalled(stall: tuple[tuple[str, str], ...], tmp_path: Path, *, every: int = 1, until: int = 12) -> CaptureAnalysis:
@@ -169,24 +170,23 @@ COMPILES = (("cpu_op", "_compile.compile_inner (dynamo_timed)"),)
 
 
 @pytest.mark.parametrize(
-    ("stall", "every", "rule", "title", "says"),
+    ("stall", "every", "rule", "owners", "says"),
     [
-        (COMPILES, 1, "compilation", "Compiling or loading code again and again keeps the GPU idle", "TORCH_LOGS"),
-        (OPERATORS, 2, "host_work", "Stalls of the host in different operators keep the GPU idle again", "gc.disable"),
-        (OPERATORS[:1], 2, "host_work", "Stalls of the host keep the GPU idle again and again", "a checkpoint"),
-        ((("", ""),), 2, "host_work", "Stalls of the host keep the GPU idle again and again", "a checkpoint"),
+        (COMPILES, 1, "recompilation", {("_compile.compile_inner (dynamo_timed)",)}, "TORCH_LOGS"),
+        (OPERATORS, 2, "stalls", {("aten::mm",), ("aten::add",)}, "gc.freeze"),
+        (OPERATORS[:1], 2, "stalls", {("aten::mm",)}, "a checkpoint"),
+        ((("", ""),), 2, "stalls", {("train_step",)}, "a checkpoint"),
     ],
 )
 def test_what_comes_to_the_end_of_a_capture_is_not_paid_once(
-    tmp_path: Path, stall: tuple[tuple[str, str], ...], every: int, rule: str, title: str, says: str
+    tmp_path: Path, stall: tuple[tuple[str, str], ...], every: int, rule: str, owners: set[tuple[str, ...]], says: str
 ) -> None:
-    (finding,) = _stalled(stall, tmp_path, every=every).findings
-    assert (finding.rule, finding.title[: len(title)], finding.is_one_time) == (rule, title, False)
-    assert says in finding.remedy
-    assert finding.evidence[0].endswith(
-        "of at least 0.5 ms, which no launch takes; they come to the end of the capture, before kernels that had run "
-        "already"
-    )
+    analysis = _stalled(stall, tmp_path, every=every)
+    (finding,) = analysis.findings
+    assert (finding.rule, finding.is_one_time, says in finding.remedy) == (rule, False, True)
+    assert {cell.owner for cell in cells_of(analysis, f"idle.{rule}")} == owners
+    # Compiling is asked for by the program, how much of it must remain nobody knows; a typical step does not stall.
+    assert finding.floor_ns == (None if rule == "recompilation" else 0)
 
 
 def test_code_that_is_loaded_for_new_kernels_is_not_loaded_again(tmp_path: Path) -> None:
@@ -221,39 +221,29 @@ def _short_steps(frame: str | None, tmp_path: Path, *, steps: int, wait_us: int,
 
 
 @pytest.mark.parametrize(
-    ("frame", "title"),
-    [
-        (
-            "torch/utils/data/dataloader.py(733): __next__",
-            "Loading data keeps the GPU idle, 47% of the capture (most: torch/utils/data/dataloader.py(733): __next__)",
-        ),
-        (
-            "server/scheduler.py(12): pick",
-            "Host work between launches keeps the GPU idle, 47% of the capture (most: server/scheduler.py(12): pick)",
-        ),
-    ],
+    ("frame", "rule"),
+    [("torch/utils/data/dataloader.py(733): __next__", "data_loading"), ("server/scheduler.py(12): pick", "host_work")],
 )
-def test_a_short_gap_in_every_step_that_holds_the_waiting_is_looked_into(
-    tmp_path: Path, frame: str, title: str
-) -> None:
-    (finding,) = _short_steps(frame, tmp_path, steps=50, wait_us=450).findings
-    assert finding.title == title
+def test_a_short_gap_in_every_step_that_holds_the_waiting_is_looked_into(tmp_path: Path, frame: str, rule: str) -> None:
+    analysis = _short_steps(frame, tmp_path, steps=50, wait_us=450)
+    (finding,) = analysis.findings
     # The kernels of a step end 450 µs before the next step's, less the launch itself.
-    assert finding.evidence[0] == ("21.95 ms of 47.05 ms in 49 gap(s) of at least 0.2 ms, which no launch takes")
+    assert (finding.rule, finding.stake_ns) == (rule, 49 * 448_000)
+    (cell,) = cells_of(analysis, next(iter(finding.cells)))
+    assert (cell.count, cell.owner) == (49, (frame,))
 
 
 def test_gaps_that_are_all_alike_are_launches_whatever_the_host_is_in(tmp_path: Path) -> None:
     analysis = _short_steps("model.py(1): forward", tmp_path, steps=50, wait_us=250, gap_us=30)
     (finding,) = analysis.findings
-    assert (finding.rule, "in gaps under 0.5 ms: 499 such gaps" in finding.evidence[0]) == ("launch_bound", True)
+    assert (finding.rule, cells_of(analysis, "idle.launch")[0].count) == ("launch_bound", 499)
 
 
 def test_the_rest_of_very_many_gaps_is_told_by_a_sample_of_it(tmp_path: Path) -> None:
-    (finding,) = _short_steps("server/scheduler.py(12): pick", tmp_path, steps=601, wait_us=700).findings
-    assert finding.evidence == (
-        "418.80 ms of 720.50 ms in 600 gap(s) of at least 0.5 ms, which no launch takes",
-        "Python frame server/scheduler.py(12): pick: 418.80 ms in 600 gap(s)",
-    )
+    analysis = _short_steps("server/scheduler.py(12): pick", tmp_path, steps=601, wait_us=700)
+    assert rules(analysis) == ["host_work"]
+    (cell,) = cells_of(analysis, "idle.host")
+    assert (cell.time_ns, cell.count, cell.owner) == (600 * 698_000, 600, ("server/scheduler.py(12): pick",))
 
 
 def test_an_allocator_that_frees_in_the_loop_is_told_to_keep_its_memory(tmp_path: Path) -> None:
@@ -270,19 +260,20 @@ def test_an_allocator_that_frees_in_the_loop_is_told_to_keep_its_memory(tmp_path
         _kernel(events, 100 * step + 60, at + 3_700, at + 3_710, 100)
     analysis = _torch(events, tmp_path)
     (finding,) = analysis.findings
+    assert (finding.rule, finding.stake_ns, finding.floor_ns) == ("allocator_flush", 18_790_000, 0)
     # cudaFree ends when the GPU is idle: what it takes from then on is the driver's work, and no wait for the GPU.
-    assert finding.title == "Host work between launches keeps the GPU idle, 42% of the capture (most: cudaFree)"
-    assert finding.evidence[1:] == (
-        "runtime call cudaFree: 11.80 ms in 10 gap(s), inside train_step",
-        "runtime call cudaMalloc: 5.05 ms in 10 gap(s), inside train_step",
-    )
+    assert [(cell.owner, cell.time_ns, cell.count) for cell in cells_of(analysis, "idle.allocation")] == [
+        (("cudaFree", "aten::empty"), 11_800_000, 10),
+        (("cudaMalloc", "aten::empty"), 5_050_000, 10),
+    ]
     assert "expandable_segments:True" in finding.remedy
     assert _idle(analysis).waits == ()
 
 
 def test_an_allocator_that_grows_a_few_times_is_not_called_full(tmp_path: Path) -> None:
     (finding,) = _slow_batches("cudaMalloc", tmp_path, "cuda_runtime").findings
-    assert finding.remedy.startswith("allocate once and keep it")
+    assert finding.rule == "allocation"
+    assert "empty_cache" not in finding.remedy
 
 
 def _eager(export: Export, *, count: int, every_ns: int, first: int = 0, name: str = "cudaLaunchKernel") -> None:
@@ -297,10 +288,9 @@ def test_many_short_gaps_are_launch_bound_without_any_range(tmp_path: Path) -> N
     _eager(export, count=100, every_ns=30_000)
     analysis = _nsys(export, tmp_path)
     # One kernel again and again: nothing says that one launch passes on to the next what it writes.
-    assert _titles(analysis) == [
-        ("launch_bound", "The capture is launch-bound: the GPU waits for launches for 90% of it"),
-    ]
-    assert "torch.compile" in analysis.findings[0].remedy
+    (finding,) = analysis.findings
+    assert (finding.rule, finding.floor_ns, finding.max_gain) == ("launch_bound", 0, pytest.approx(9.91))
+    assert "torch.compile" in finding.remedy
     assert _idle(analysis).queue == Queue(
         launches=100,
         call_ns=400_000,
@@ -344,15 +334,12 @@ def test_waits_that_empty_the_queue_are_named_before_a_graph_that_cannot_be_capt
         if waits and i % 4 == 3:
             events.append(event("cpu_op", "aten::nonzero", f"{at + 7}", "20"))
             events.append(event("cuda_runtime", "cudaStreamSynchronize", f"{at + 8}", "15", correlation=2 * i + 2))
-    finding = _torch(events, tmp_path).findings[0]
-    named = ", with 25 waits in between (most: cudaStreamSynchronize)" if waits else ""
-    assert finding.title.endswith(f"of it{named}")
-    text = (
-        "over the capture 1.08 ms of this follow directly on 25 waits for the GPU, most in cudaStreamSynchronize in "
-        "aten::nonzero in decode: the queue is empty then"
-    )
-    assert (text in finding.evidence) == waits
-    assert finding.remedy.startswith("first do without the waits named") == waits
+    analysis = _torch(events, tmp_path)
+    finding = analysis.findings[0]
+    assert (finding.rule, "25 synchronizations" in finding.title) == ("launch_bound", waits)
+    assert any("1.080 ms" in text and "aten::nonzero in decode" in text for text in finding.evidence) == waits
+    assert (finding.hint == "Removing synchronizations from the loop") == waits
+    assert rules(analysis) == ["launch_bound", *(["wait_bound"] if waits else [])]
 
 
 def test_launch_calls_side_by_side_are_no_share_of_the_capture(tmp_path: Path) -> None:
@@ -365,10 +352,8 @@ def test_launch_calls_side_by_side_are_no_share_of_the_capture(tmp_path: Path) -
     queue = _idle(analysis).queue
     assert queue is not None and queue.call_ns > (analysis.gpu.span_ns or 0)
     finding = analysis.findings[0]
-    assert (finding.rule, finding.evidence[-1]) == (
-        "launch_bound",
-        "over the capture 100% of the launches found the GPU's queue empty (median depth 0)",
-    )
+    assert (finding.rule, finding.share) == ("launch_bound", pytest.approx(1813 / 1963))
+    assert queue.empty_share == 1.0
     (launches,) = [section for section in idle_sections(analysis) if section.title == "Launches, waits and steps"]
     assert launches.paragraphs[0].startswith("100 calls that launched kernels or graphs took 3.000 ms. Work started")
 
@@ -382,13 +367,12 @@ def test_a_gap_of_two_parts_is_told_by_both(tmp_path: Path) -> None:
         export.call(at + 40 * MS, at + 40 * MS + 4_000, i + 1)
         export.kernel("k", at + 40 * MS + 6_000, at + 50 * MS, i + 1)
         export.range("postprocess", at + 50 * MS, at + 100 * MS)
-    (finding,) = _nsys(export, tmp_path).findings
-    assert finding.title.endswith("(most: postprocess)")
-    assert finding.evidence == (
-        "270.01 ms of 309.99 ms in 3 gap(s) of at least 0.5 ms, which no launch takes",
-        "range postprocess: 150.00 ms in 3 gap(s)",
-        "range preprocess: 120.01 ms in 3 gap(s)",
-    )
+    analysis = _nsys(export, tmp_path)
+    assert rules(analysis) == ["host_work"]
+    assert [(cell.owner, cell.time_ns, cell.count) for cell in cells_of(analysis, "idle.host")] == [
+        (("postprocess",), 150_000_000, 3),
+        (("preprocess",), 120_012_000, 3),
+    ]
 
 
 def test_a_graph_traced_as_a_whole_counts_by_its_time(tmp_path: Path) -> None:
@@ -405,8 +389,7 @@ def test_a_graph_traced_as_a_whole_counts_by_its_time(tmp_path: Path) -> None:
     queue = _idle(analysis).queue
     assert queue is not None
     assert (queue.graph_share, queue.graph_time_share) == (pytest.approx(1 / 3), pytest.approx(100 / 104))
-    assert analysis.findings[0].rule == "launch_bound"
-    assert analysis.findings[0].remedy.startswith("the program replays graphs already")
+    assert (analysis.findings[0].rule, analysis.findings[0].hint) == ("launch_bound", "Larger graphs")
 
 
 def test_a_step_that_is_a_graph_is_not_told_to_become_one(tmp_path: Path) -> None:
@@ -431,7 +414,7 @@ def test_a_range_whose_gpu_work_runs_on_after_it_is_not_judged(tmp_path: Path) -
     for i in range(50):
         export.call(900_000 + 1_000 * i, 900_500 + 1_000 * i, i + 1)
         export.kernel("k", 950_000 + 40_000 * i, 990_000 + 40_000 * i, i + 1)
-    assert _titles(_nsys(export, tmp_path)) == []
+    assert rules(_nsys(export, tmp_path)) == []
 
 
 def test_what_saves_less_than_a_hundredth_of_the_capture_is_not_listed(tmp_path: Path) -> None:
@@ -440,7 +423,7 @@ def test_what_saves_less_than_a_hundredth_of_the_capture_is_not_listed(tmp_path:
     _eager(export, count=20, every_ns=30_000)
     export.call(610_000, 611_000, 900)
     export.kernel("long", 612_000, 100 * MS, 900)
-    assert _titles(_nsys(export, tmp_path)) == []
+    assert rules(_nsys(export, tmp_path)) == []
 
 
 def test_copies_are_the_story_where_they_fill_the_capture(tmp_path: Path) -> None:
@@ -453,17 +436,16 @@ def test_copies_are_the_story_where_they_fill_the_capture(tmp_path: Path) -> Non
         export.kernel("k", at + 9 * MS, at + 10 * MS, 2 * i + 2)
     analysis = _nsys(export, tmp_path)
     (finding,) = analysis.findings
-    assert (finding.rule, finding.title) == (
-        "wait_bound",
-        "No kernel runs while copies do, for 90% of the capture (most: Copy Host-to-Device)",
+    assert (finding.rule, finding.stake_ns, finding.cells) == (
+        "exposed_memcpy",
+        89_980_000,
+        {"gpu.copy.h2d": 89_980_000},
     )
-    assert finding.evidence[1:] == (
-        "Copy Host-to-Device: 10 in 89.98 ms, 360.0 MB at 4.0 GB/s",
-        "Copy Host-to-Device: 4.0 GB/s is 25% of what PCIe 3.0 x16 carries (15.8 GB/s): pageable host memory copies so "
-        "slowly, pinned memory does not",
-        "beside the kernels they could hide for 10.00 ms at most; the rest is saved only by copying less or faster",
-    )
-    assert finding.max_gain == pytest.approx((100 * MS - 2_000) / (10 * MS + 9 * 2_000))
+    # A quarter of what an old bus carries; kernels could hide 10 ms, and how few copies are needed nobody knows.
+    assert "360 MB at 4.0 GB/s" in finding.evidence[1]
+    assert "25 % of what PCIe 3.0 x16 carries" in finding.evidence[2]
+    assert "at most 10.00 ms" in finding.evidence[3]
+    assert (finding.floor_ns, finding.max_gain) == (None, None)
 
 
 def _copying(tmp_path: Path, kind: int, memory: int) -> CaptureAnalysis:
@@ -489,15 +471,16 @@ def _copying(tmp_path: Path, kind: int, memory: int) -> CaptureAnalysis:
 
 def test_a_slow_copy_of_pinned_memory_is_not_called_pageable(tmp_path: Path) -> None:
     (finding,) = _copying(tmp_path, kind=1, memory=1).findings
-    assert finding.title.endswith("(most: Copy Host-to-Device (Pinned))")
-    assert "the memory is pinned, so look at the link" in finding.evidence[2]
-    assert "pageable" not in " ".join(finding.evidence)
+    assert list(finding.cells) == ["gpu.copy.h2d.pinned"]
+    assert finding.evidence[2].endswith("check the link")
+    assert "pageable" not in " ".join((*finding.evidence, finding.remedy))
 
 
 def test_copies_on_the_device_get_no_advice_about_host_memory(tmp_path: Path) -> None:
     (finding,) = _copying(tmp_path, kind=8, memory=2).findings
-    assert finding.title.endswith("(most: Copy Device-to-Device)")
-    assert finding.remedy.startswith("copy less on the device")
+    assert (finding.rule, finding.confidence, list(finding.cells)) == ("device_copies", "high", ["gpu.copy.d2d"])
+    assert "10 copies or sets in 89.98 ms, 360 MB at 4.0 GB/s" in finding.evidence[1]
+    assert finding.hint == "Copying less on the device"
     assert "PCIe" not in " ".join(finding.evidence)
 
 
@@ -511,8 +494,7 @@ def test_a_range_that_waits_for_copies_is_told_with_what_was_copied(tmp_path: Pa
         export.call(at + 3_000, at + 4_000, 2 * i + 2)
         export.kernel("k", at + 9 * MS, at + 10 * MS, 2 * i + 2)
     (finding,) = _nsys(export, tmp_path).findings
-    assert finding.range_name is None
-    assert "range load: 9.00 ms of its 10.00 ms (median of 10 instance(s))" in finding.evidence
+    assert "started in load: 10 copies, 89.98 ms" in finding.evidence
 
 
 def _softmax_model(tmp_path: Path, middle: tuple[str, ...]) -> CaptureAnalysis:
@@ -532,8 +514,9 @@ def test_a_softmax_between_two_products_is_attention_in_pieces(tmp_path: Path) -
     softmax = "void (anonymous namespace)::cunn_SoftMaxForward<8, float>(float*)"
     mask = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >(int)"
     found = [f for f in _softmax_model(tmp_path, (mask, softmax)).findings if f.rule == "unfused_attention"]
-    assert [f.title for f in found] == ["Attention is computed in pieces, 80% of the capture's kernel time"]
-    assert found[0].evidence[1].startswith("products 2.000 ms, softmax 1.000 ms, between them")
+    # Two products of 50 µs remain of each four kernels.
+    assert [(f.share, f.floor_ns) for f in found] == [(pytest.approx(0.8), 2_000_000)]
+    assert found[0].max_gain == pytest.approx(5 / 3)
     assert "scaled_dot_product_attention" in found[0].remedy
 
 
@@ -615,7 +598,7 @@ def test_the_softmax_that_ends_a_batch_belongs_to_no_product_of_the_next(
 @pytest.mark.parametrize(
     ("mark", "advice"),
     [
-        (event("python_function", "vllm/v1/worker/gpu_model_runner.py(1): execute", "0", "9900"), "--enforce-eager"),
+        (event("python_function", "vllm/v1/worker/gpu_model_runner.py(1): execute", "0", "9900"), "enforce_eager"),
         (event("python_function", "/opt/sglang/srt/model.py(1): f", "0", "9900"), "--disable-cuda-graph"),
         (event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", "0", "9"), "larger micro-batch"),
         (event("cpu_op", "aten::conv2d", "0", "9"), "torch.cuda.graph, with fixed shapes"),
@@ -638,8 +621,9 @@ def test_a_capture_of_copies_alone_promises_no_speed_up(tmp_path: Path) -> None:
         export.copy(MS * i + 2_000, MS * i + 900_000, i + 1, size_bytes=8 * MS, kind=1)
     analysis = _nsys(export, tmp_path)
     (finding,) = analysis.findings
-    assert finding.title == "Only copies run, no kernel at all: 91% of the capture (most: Copy Host-to-Device)"
-    assert finding.max_gain is None
+    assert (finding.rule, finding.max_gain) == ("exposed_memcpy", None)
+    assert finding.share == pytest.approx(0.907, abs=0.001)
+    assert "no kernel" in finding.title
     assert analysis.notes == ("capture.sqlite: no GPU kernel was recorded, only copies and sets",)
 
 
@@ -652,20 +636,21 @@ def test_many_small_copies_are_counted_and_go_over_the_bus_whatever_rocm_calls_t
         events.append(
             event("gpu_memcpy", "CopyDeviceToHost", f"{100 * i + 40}", "40", correlation=1000 + i, bytes="64", **where)
         )
-    found = [f for f in _torch(events, tmp_path).findings if f.title.endswith("(most: CopyDeviceToHost)")]
-    assert [f.evidence[1] for f in found] == [
-        "CopyDeviceToHost: 50 in 2.00 ms, 64.00 B each: their number costs the time, not their size"
-    ]
-    assert "pinned" in found[0].remedy
+    found = claim_of(_torch(events, tmp_path), "exposed_memcpy")
+    assert list(found.cells) == ["gpu.copy.d2h"]
+    assert "50 copies in 2.000 ms, 64.00 B each" in found.evidence[1]
+    assert found.hint == "Fewer small copies"
 
 
 def test_idle_time_without_recorded_launches_is_told_as_unexplained(tmp_path: Path) -> None:
     events = [event("kernel", "gemm", f"{100 * i}", "20", pid=0, tid=7) for i in range(60)]
-    (finding,) = _torch(events, tmp_path).findings
-    assert finding.title == (
-        "The GPU idles for 80% of the capture, and the calls that launch its work were not recorded"
-    )
-    assert (finding.confidence, may_be_headline(finding.finding())) == ("low", False)
+    analysis = _torch(events, tmp_path)
+    (finding,) = analysis.findings
+    assert (finding.rule, finding.cells) == ("not_recorded", {"idle.unrecorded_launch": 4_720_000})
+    assert (finding.confidence, finding.max_gain) == ("low", None)
+    # Nothing recorded is an answer: with the command that records it.
+    assert diagnosis_of(analysis).verdict.kind == "not_recorded"
+    assert "ProfilerActivity.CPU" in finding.remedy
 
 
 def test_one_kernel_over_and_over_is_a_loop_where_there_is_no_other(tmp_path: Path) -> None:
@@ -687,10 +672,10 @@ def test_several_calls_explain_a_gap_together(tmp_path: Path) -> None:
         export.call(at + 2 * MS, at + 2 * MS + 5_000, i + 1)
         export.kernel("k", at + 2 * MS + 8_000, at + 3 * MS, i + 1)
         export.call(at + 3 * MS, at + 4 * MS, 800 + i, "cudaHostAlloc_v3020")
-    titles = _titles(_nsys(export, tmp_path))
-    assert titles == [
-        ("host_work", "Host work between launches keeps the GPU idle, 80% of the capture (most: cudaMalloc)")
-    ]
+    analysis = _nsys(export, tmp_path)
+    assert rules(analysis) == ["allocation"]
+    assert claim_of(analysis, "allocation").share == pytest.approx(0.797, abs=0.001)
+    assert owner_of(analysis, "idle.allocation") == ("cudaMalloc",)
 
 
 def test_graphs_traced_as_a_whole_wait_for_launches_like_kernels(tmp_path: Path) -> None:
@@ -699,8 +684,8 @@ def test_graphs_traced_as_a_whole_wait_for_launches_like_kernels(tmp_path: Path)
         export.call(2 * MS * i, 2 * MS * i + 30_000, i + 1, "cudaGraphLaunch_v10000")
         export.graph(2 * MS * i + 40_000, 2 * MS * i + 1_800_000, i + 1)
     (finding,) = _nsys(export, tmp_path).findings
-    assert finding.title == "The GPU waits for launches for 12% of the capture"
-    assert finding.remedy.startswith("the program replays graphs already")
+    assert (finding.rule, finding.hint) == ("launch_bound", "Larger graphs")
+    assert finding.share == pytest.approx(0.118, abs=0.001)
 
 
 def _gaps_before(kernel: str, tmp_path: Path, *, loads: bool, times: int) -> CaptureAnalysis:
@@ -724,22 +709,24 @@ def _gaps_before(kernel: str, tmp_path: Path, *, loads: bool, times: int) -> Cap
 
 
 @pytest.mark.parametrize(
-    ("kernel", "loads", "times", "rule", "title", "once"),
+    ("kernel", "loads", "times", "rule"),
     [
-        ("cudnn_generated_fort_native_sdpa_sm90", True, 12, "compilation", "Building attention kernels", False),
-        ("cudnn_generated_fort_native_sdpa_sm90", True, 3, "compilation", "Set-up (loading, compiling", True),
-        ("cudnn_generated_fort_native_sdpa_sm90", False, 12, "host_work", "The GPU idles in long gaps", False),
-        ("triton_poi_fused_add_0", True, 12, "compilation", "Compiling or loading code again and again", False),
-        ("triton_poi_fused_add_0", True, 3, "compilation", "Set-up (loading, compiling", True),
-        ("gather_kernel", True, 12, "host_work", "The GPU idles in long gaps", False),
+        ("cudnn_generated_fort_native_sdpa_sm90", True, 12, "recompilation"),
+        ("cudnn_generated_fort_native_sdpa_sm90", True, 3, "compilation"),
+        ("cudnn_generated_fort_native_sdpa_sm90", False, 12, "not_recorded"),
+        ("triton_poi_fused_add_0", True, 12, "recompilation"),
+        ("triton_poi_fused_add_0", True, 3, "compilation"),
+        ("gather_kernel", True, 12, "not_recorded"),
     ],
 )
 def test_a_gap_that_ends_with_code_being_loaded_is_no_riddle(
-    tmp_path: Path, kernel: str, loads: bool, times: int, rule: str, title: str, once: bool
+    tmp_path: Path, kernel: str, loads: bool, times: int, rule: str
 ) -> None:
-    first = _gaps_before(kernel, tmp_path, loads=loads, times=times).findings[0]
-    assert (first.rule, first.title[: len(title)], first.is_one_time) == (rule, title, once)
-    assert any(text.startswith(f"kernel {kernel}: ") for text in first.evidence) == (rule == "compilation")
+    analysis = _gaps_before(kernel, tmp_path, loads=loads, times=times)
+    first = analysis.findings[0]
+    assert (first.rule, first.is_one_time) == (rule, rule == "compilation")
+    (cell,) = cells_of(analysis, next(iter(first.cells)))
+    assert cell.owner == (() if rule == "not_recorded" else (kernel,))
 
 
 @pytest.mark.parametrize(
@@ -790,11 +777,7 @@ def test_launched_work_that_does_not_start_is_not_the_host_s_fault(tmp_path: Pat
         export.call(launched, launched + 1_000, i + 1)
         export.kernel("ncclDevKernel_AllReduce", at + 6 * MS, at + 9 * MS, i + 1)
     (finding,) = _nsys(export, tmp_path).findings
-    assert (finding.rule, finding.title, finding.confidence) == (
-        "late_starts",
-        "Launched work does not start while the GPU idles, 65% of the capture",
-        "medium",
-    )
+    assert (finding.rule, finding.share, finding.confidence) == ("late_starts", pytest.approx(28 / 43), "medium")
 
 
 def test_steps_are_found_by_the_kernels_that_repeat_with_their_outliers(tmp_path: Path) -> None:
@@ -839,22 +822,6 @@ def test_confidence_follows_from_instances_spread_and_evidence() -> None:
     assert confidence_of(10, share=0.9, spread=0.8) == "medium"
 
 
-def test_a_trifle_and_a_guess_are_no_headline() -> None:
-    record = FindingRecord(
-        rule="host_work",
-        title="t",
-        evidence=("e",),
-        remedy="r",
-        max_gain=1.5,
-        confidence="medium",
-        source="s",
-        capture_share=0.3,
-    )
-    assert may_be_headline(record.finding())
-    assert not may_be_headline(dataclasses.replace(record, capture_share=0.04).finding())
-    assert not may_be_headline(dataclasses.replace(record, confidence="low").finding())
-
-
 def test_a_single_late_start_promises_nothing(tmp_path: Path) -> None:
     export = Export()
     for number, start in ((1, 10_000), (2, 463 * MS)):
@@ -878,11 +845,9 @@ def test_a_system_call_of_the_thread_that_launches_explains_a_gap(tmp_path: Path
     for i in range(4):
         export.system_call("read", i * 10 * MS + 2 * MS, (i + 1) * 10 * MS - 1_000)
         export.system_call("poll", i * 10 * MS, (i + 1) * 10 * MS, tid=OTHER_THREAD)
-    (finding,) = _nsys(export, tmp_path).findings
-    assert (finding.rule, finding.title) == (
-        "data_loading",
-        "Loading data keeps the GPU idle, 88% of the capture (most: read)",
-    )
+    analysis = _nsys(export, tmp_path)
+    assert rules(analysis) == ["data_loading"]
+    assert owner_of(analysis, "idle.data_loading") == ("read",)
 
 
 def test_an_allocation_is_kept_where_it_is_long_enough_to_explain_a_gap(tmp_path: Path) -> None:
@@ -892,10 +857,8 @@ def test_an_allocation_is_kept_where_it_is_long_enough_to_explain_a_gap(tmp_path
         export.call(i * 10 * MS + 1_500, i * 10 * MS + 1_600, 200 + i, "cudaMalloc_v3020")
     analysis = _nsys(export, tmp_path)
     (finding,) = analysis.findings
-    assert (finding.rule, finding.title) == (
-        "host_work",
-        "Host work between launches keeps the GPU idle, 88% of the capture (most: cudaMalloc)",
-    )
+    assert (finding.rule, finding.share) == ("allocation", pytest.approx(36_004 / 40_999))
+    assert owner_of(analysis, "idle.allocation") == ("cudaMalloc",)
     assert "cudaMallocAsync" in finding.remedy
     # A call that only prepares is no launch, however long it is kept.
     queue = _idle(analysis).queue
@@ -943,9 +906,10 @@ def test_a_kernel_that_only_a_tuner_runs_tells_that_the_gap_is_tuning(tmp_path: 
     for i in range(6):
         export.call(i * 10 * MS, i * 10 * MS + 1_000, i + 1)
         export.kernel("gemm" if i % 2 else "redzone_checker", i * 10 * MS + 1_000, i * 10 * MS + MS, i + 1)
-    (finding,) = _nsys(export, tmp_path).findings
+    analysis = _nsys(export, tmp_path)
+    (finding,) = analysis.findings
     assert (finding.rule, finding.is_one_time) == ("compilation", True)
-    assert "(most: redzone_checker)" in finding.title
+    assert owner_of(analysis, "idle.startup.autotuning") == ("redzone_checker",)
 
 
 def _two_streams(*, overlap: bool, streams: tuple[int, int] = (7, 13)) -> Export:
@@ -960,13 +924,10 @@ def _two_streams(*, overlap: bool, streams: tuple[int, int] = (7, 13)) -> Export
 
 def test_streams_that_run_one_after_the_other_are_told(tmp_path: Path) -> None:
     analysis = _nsys(_two_streams(overlap=False), tmp_path)
-    (finding,) = analysis.findings
-    assert (finding.rule, finding.title, finding.confidence) == (
-        "serial_streams",
-        "Work on 2 streams runs one after the other: launched work waits for another stream for 50% of the capture",
-        "low",
-    )
-    assert finding.max_gain == 2.0
+    finding = claim_of(analysis, "serial_streams")
+    # How much of the GPU these kernels fill is not known: no factor.
+    assert (finding.confidence, finding.max_gain) == ("low", None)
+    assert "2 streams" in finding.title and "50 %" in finding.title
     assert analysis.streams is not UNSET
     assert analysis.streams.rows == tuple(
         StreamRow(
@@ -985,8 +946,7 @@ def test_streams_that_run_one_after_the_other_are_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("export", [_two_streams(overlap=True), _two_streams(overlap=False, streams=(7, 7))])
 def test_streams_that_overlap_and_single_ones_raise_no_alarm(tmp_path: Path, export: Export) -> None:
-    analysis = _nsys(export, tmp_path)
-    assert analysis.findings == ()
+    assert rules(_nsys(export, tmp_path)) == []
 
 
 def test_a_program_with_one_stream_has_no_table_of_streams(tmp_path: Path) -> None:
@@ -1053,12 +1013,11 @@ def test_a_server_that_waits_for_requests_is_promised_nothing(tmp_path: Path) ->
     export = _gaps_of_9_ms()
     for i in range(4):
         export.system_call("epoll_wait", i * 10 * MS + 2 * MS, (i + 1) * 10 * MS - 1_000)
-    (finding,) = _nsys(export, tmp_path).findings
-    assert (finding.title, finding.max_gain, finding.confidence) == (
-        "The host itself waits while the GPU idles, 88% of the capture (most: epoll_wait)",
-        None,
-        "low",
-    )
+    analysis = _nsys(export, tmp_path)
+    (finding,) = analysis.findings
+    assert (finding.rule, finding.max_gain) == ("host_blocked", None)
+    assert owner_of(analysis, "idle.blocked") == ("epoll_wait",)
+    assert "a server without requests" in finding.remedy
 
 
 def test_an_early_export_without_processes_still_finds_the_launches(tmp_path: Path) -> None:
@@ -1085,7 +1044,13 @@ def test_processes_that_share_a_gpu_are_said_to_do_so(tmp_path: Path) -> None:
     )
 
 
-def test_communication_beside_which_nothing_runs_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ahead", "stake_ns", "gain"), [(True, 40_000_000, 99.998 / 59.998), (False, 4_013_500, 99.998 / 95.9845)]
+)
+def test_communication_beside_which_nothing_runs_is_told(
+    tmp_path: Path, ahead: bool, stake_ns: int, gain: float
+) -> None:
+    """Launched ahead, or 1 ms before the work of a step: then the host is what the next step waits for."""
     export = Export()
     for i in range(10):
         at = i * 10 * MS
@@ -1093,15 +1058,17 @@ def test_communication_beside_which_nothing_runs_is_told(tmp_path: Path) -> None
             [("gemm", 0, 6 * MS, 7), ("ncclDevKernel_AllReduce_Sum_bf16", 5 * MS, 10 * MS, 20)]
         ):
             call = 2 * i + number + 1
-            launched = max(at - MS, 0) + 1_000 * number
+            launched = 1_000 * call if ahead else max(at - MS, 0) + 1_000 * number
             export.call(launched, launched + 500, call)
             export.kernel(name, at + start + 2_000, at + end, call, stream=stream)
-    (finding,) = _nsys(export, tmp_path).findings
-    assert (finding.rule, finding.title) == (
-        "exposed_communication",
-        "Communication runs with nothing beside it for 40% of the capture",
-    )
-    assert finding.max_gain == pytest.approx(99.998 / 59.998)
+    analysis = _nsys(export, tmp_path)
+    (finding,) = analysis.findings
+    assert finding.rule == "exposed_communication"
+    (cell,) = cells_of(analysis, "gpu.communication")
+    assert cell.time_ns == 40_000_000
+    assert (finding.stake_ns, finding.floor_ns) == (stake_ns, 0)
+    assert finding.max_gain == pytest.approx(gain, rel=1e-3)
+    assert (finding.caveat is not None and "hidden behind the host" in finding.caveat) == (not ahead)
 
 
 def test_a_wait_for_launched_work_that_does_not_start_is_a_wait_and_promises_nothing(tmp_path: Path) -> None:
@@ -1120,11 +1087,9 @@ def test_a_wait_for_launched_work_that_does_not_start_is_a_wait_and_promises_not
     assert analysis.gpu.idle is not None
     assert analysis.gpu.idle.waiting_for_copy_or_sync_ns > 0.99 * (analysis.gpu.idle_ns or 0)
     (finding,) = analysis.findings
-    assert (finding.title, finding.max_gain, finding.confidence) == (
-        "The host waits in hipMemcpyWithStream for work that does not run here, 98% of the capture",
-        None,
-        "low",
-    )
+    assert (finding.rule, finding.max_gain, finding.confidence) == ("held_sync", None, "low")
+    assert (finding.is_one_time, "hipMemcpyWithStream" in finding.title) == (False, True)
+    assert finding.share == pytest.approx(0.98, abs=0.001)
 
 
 def test_copies_are_no_launches_and_a_graph_is_one(tmp_path: Path) -> None:
@@ -1149,7 +1114,7 @@ def test_kernels_a_compiler_has_fused_are_not_told_to_be_fused(tmp_path: Path) -
         for i in range(120):
             export.call(i * 2_000, i * 2_000 + 1_000, i + 1)
             export.kernel(name if i % 3 else "nvjet_tst_128x64", i * 20_000 + 5_000, i * 20_000 + 24_000, i + 1)
-        return [f.rule for f in _nsys(export, tmp_path).findings]
+        return rules(_nsys(export, tmp_path))
 
     assert chains("void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor>") == [
         "unfused_elementwise"
@@ -1167,5 +1132,5 @@ def test_late_starts_in_a_job_of_several_ranks_name_the_other_ranks(tmp_path: Pa
     job = '"distributedInfo": {"rank": 0, "world_size": 128}'
     path = write_trace(tmp_path / "t.json", events, after=job)
     found = [f for f in analyze_timelines([read_torch_trace(path).timeline]).findings if f.rule == "late_starts"]
-    assert "one of 128 ranks was recorded here" in found[0].evidence[-1]
+    assert len(found) == 1
     assert "captures of the other ranks" in found[0].remedy

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.findings.finding import may_be_headline
 from llm_perf_opt.analysis.gaps.edges import HostEdge, HostPart
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest

@@ -161,7 +161,7 @@ def test_the_ledger_splits_the_clean_wall_time_as_the_samples_are() -> None:
     assert cells == {
         "host.work.python": 750_000_000,
         "host.startup.imports": 150_000_000,
-        "host.startup.interpreter.unsampled": 100_000_000,
+        "host.unsampled": 100_000_000,
     }
 
 

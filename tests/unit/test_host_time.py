@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llm_perf_opt.analysis.capture import CaptureAnalysis, Measured, analyze_measured, measure_timeline
 from llm_perf_opt.analysis.gaps.longest import LongGaps
 from llm_perf_opt.analysis.gaps.report import IdleReport, report_idle
 from llm_perf_opt.analysis.gaps.startup import StartUpRow
@@ -14,6 +13,9 @@ from llm_perf_opt.analysis.gaps.traits import AllocatorFlushes, LaunchBlocking, 
 from llm_perf_opt.analysis.gaps.verdict import is_library
 from llm_perf_opt.analysis.gaps.waits import HeldRow, SyncRow
 from llm_perf_opt.analysis.timeline.timeline import Timeline
+from llm_perf_opt.diagnosis.analyze import analyze_timelines
+from llm_perf_opt.diagnosis.document import CaptureAnalysis
+from llm_perf_opt.diagnosis.evidence import Measured, measure_timeline
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 from tests.support.fixtures_dir import DATA
@@ -51,13 +53,16 @@ class Trace:
         self.events.append(text)
 
     def measured(self, tmp_path: Path) -> Measured:
-        return measure_timeline(read_torch_trace(write_trace(tmp_path / "t.json", self.events)).timeline)
+        return measure_timeline(self.timeline(tmp_path))
+
+    def timeline(self, tmp_path: Path) -> Timeline:
+        return read_torch_trace(write_trace(tmp_path / "t.json", self.events)).timeline
 
     def idle(self, tmp_path: Path) -> IdleReport:
         return _report(self.measured(tmp_path))
 
     def analysis(self, tmp_path: Path) -> CaptureAnalysis:
-        return analyze_measured([self.measured(tmp_path)])
+        return analyze_timelines([self.timeline(tmp_path)])
 
 
 def _report(measured: Measured) -> IdleReport:

@@ -163,7 +163,7 @@ def test_a_run_ends_with_its_answer_and_names_a_failed_stage_once(tmp_path: Path
     run = write_run(tmp_path, measured, failed, status="failed")
     view, reports = write_view(run)
     lines = [line.plain for line in answer(read_manifest(run), view, reports)]
-    assert lines[1] == "Measured: decode 12.50 ms per token; how far that is from the hardware's limit is not known."
+    assert lines[1] == "Measured: decode 12.50 ms per token; the distance to the hardware's lower bound is not known."
     assert lines[-2:] == [
         f"nsys failed; fix the cause, then: llm-perf profile run.resume={run}",
         f"report: {run}/report.html",
@@ -176,7 +176,15 @@ def test_the_same_failure_of_a_second_stage_is_not_told_again() -> None:
     reason = "my.py failed with exit code 1: no room (log: {}/clean.log)"
     lines = [
         ended_line(
-            StageRecord(name=name, status="failed", reason=reason.format(name), duration_s=2.0), reused=False, told=told
+            StageRecord(
+                name=name,
+                status="failed",
+                reason=reason.format(name),
+                failure="my.py failed with exit code 1: no room",
+                duration_s=2.0,
+            ),
+            reused=False,
+            told=told,
         )
         for name in ("torch_profiler", "nsys")
     ]
@@ -188,7 +196,12 @@ def test_the_same_failure_of_a_second_stage_is_not_told_again() -> None:
 
 def test_a_program_that_crashed_is_told_of_when_it_did_and_not_again(tmp_path: Path) -> None:
     reason = "my.py failed with exit code 1: RuntimeError: no room (log: torch_profiler/clean.log)"
-    failed = StageRecord(name="torch_profiler", status="failed", reason=reason)
+    failed = StageRecord(
+        name="torch_profiler",
+        status="failed",
+        reason=reason,
+        failure=reason.removesuffix(" (log: torch_profiler/clean.log)"),
+    )
     config = {"workload": {"command": ["python", "my.py"]}}
     run = write_run(tmp_path, failed, status="failed")
     write_manifest(run, replace(read_manifest(run), config=config))

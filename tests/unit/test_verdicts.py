@@ -10,21 +10,22 @@ from pathlib import Path
 import pytest
 from msgspec import UNSET, UnsetType
 
-from llm_perf_opt.analysis.findings.finding import FindingRecord, may_be_headline
-from llm_perf_opt.analysis.findings.rules import diagnose
 from llm_perf_opt.analysis.gaps.host_alone import HostAlone, OutsideRow
 from llm_perf_opt.analysis.kernels.names import is_fusible
 from llm_perf_opt.analysis.timeline.timeline import Timeline, since
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest
-from llm_perf_opt.diagnosis.analyze import analyze_measured, analyze_timelines, judge_after_setup
+from llm_perf_opt.diagnosis.analyze import Capture, analyze_captures, analyze_timelines
+from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.document import AfterSetup, CaptureAnalysis
-from llm_perf_opt.diagnosis.evidence import measure_timeline
+from llm_perf_opt.diagnosis.evidence import CaptureEvidence, measure_timeline
+from llm_perf_opt.diagnosis.run import is_covered
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 from llm_perf_opt.profiling.range_phases import with_phases
 from llm_perf_opt.report.run_files import read_run_files
 from llm_perf_opt.report.view.report import build_view
+from tests.support.answers import cells_of, claim_of, diagnosis_of, owner_of, rules, scope_of
 from tests.support.nsys_builder import PID, Export, h200_export
 from tests.support.report_facts import facts, ms, phase
 from tests.support.trace_builder import event, write_trace
@@ -64,8 +65,7 @@ def test_a_trace_that_was_thinned_out_promises_nothing(tmp_path: Path) -> None:
     analysis = _late_steps(tmp_path, every=50, detailed=True)
     (finding,) = analysis.findings
     assert (finding.rule, finding.confidence, finding.max_gain) == ("late_starts", "low", None)
-    assert finding.caveat == "the capture holds 2.0% of what ran, and the rest may have run in these times"
-    assert not may_be_headline(finding.finding())
+    assert finding.caveat is not None and "holds 2.0% of what ran" in finding.caveat
     assert analysis.notes[0] == (
         "t.json: the trace holds 2.0% of the operators that ran (the profiler numbers them): events were taken out "
         "of it after the recording, and work that is missing looks like idle time"
@@ -75,7 +75,8 @@ def test_a_trace_that_was_thinned_out_promises_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("every", "detailed"), [(1, True), (50, False)])
 def test_a_whole_trace_and_one_read_in_short_are_taken_as_they_are(tmp_path: Path, every: int, detailed: bool) -> None:
     (finding,) = _late_steps(tmp_path, every=every, detailed=detailed).findings
-    assert (finding.confidence, finding.caveat) == ("medium", None)
+    assert finding.confidence == "medium"
+    assert finding.caveat is None or "of what ran" not in finding.caveat
 
 
 def test_the_first_calls_of_an_operator_set_something_up(tmp_path: Path) -> None:
@@ -87,9 +88,10 @@ def test_the_first_calls_of_an_operator_set_something_up(tmp_path: Path) -> None
         events.append(event("cpu_op", "aten::addmm", f"{at}", f"{length}"))
         _kernel(events, i + 1, at + length - 10, at + length, 40)
         at += length + 10
-    (setup,) = [f for f in _torch(events, tmp_path).findings if f.rule in ("compilation", "host_work")]
-    assert (setup.rule, setup.is_one_time) == ("compilation", True)
-    assert "(most: aten::addmm)" in setup.title
+    analysis = _torch(events, tmp_path)
+    assert rules(analysis) == ["launch_bound", "compilation"]
+    assert claim_of(analysis, "compilation").is_one_time
+    assert owner_of(analysis, "idle.startup.first_use") == ("aten::addmm",)
 
 
 def test_several_reasons_of_one_gap_each_are_not_certain(tmp_path: Path) -> None:
@@ -106,7 +108,7 @@ def test_several_reasons_of_one_gap_each_are_not_certain(tmp_path: Path) -> None
     [
         ("nvkernel_solve_F1L204_2", "solve", "a data region around the loop"),
         ("jacobi_47_gpu", "solve", "a data region around the loop"),
-        ("my_kernel", "solve", "keep data on the device between kernels"),
+        ("my_kernel", "solve", "prefetch the next piece on a stream of its own"),
         ("flash_fwd_kernel", "solve", "keep weights, caches and results on the device"),
         ("void at::native::add", "FSDP::pre_forward (block.1)", "keep the parameters on the device"),
     ],
@@ -122,9 +124,9 @@ def test_what_to_do_about_copies_fits_the_program(tmp_path: Path, kernel: str, p
         export.copy(at + 2_000, at + 9 * MS, 2 * i + 1, size_bytes=36 * MS, kind=1)
         export.call(at + 3_000, at + 4_000, 2 * i + 2)
         export.kernel(kernel, at + 9 * MS, at + 10 * MS, 2 * i + 2)
-    (finding,) = [f for f in _nsys(export, tmp_path).findings if f.rule == "wait_bound"]
+    finding = claim_of(_nsys(export, tmp_path), "exposed_memcpy")
     assert advice in finding.remedy
-    assert f"started in {place}: 10 of 89.98 ms" in finding.evidence
+    assert f"started in {place}: 10 copies, 89.98 ms" in finding.evidence
 
 
 @pytest.mark.parametrize(
@@ -132,12 +134,12 @@ def test_what_to_do_about_copies_fits_the_program(tmp_path: Path, kernel: str, p
     [
         ("void tensorflow::functor::FillPhiloxRandomKernel<int>(int)", "jit_compile=True"),
         ("void Eigen::internal::EigenMetaKernel<int>(int)", "tf.function"),
-        ("nvkernel_main_F1L10_2", "`nowait` and `depend` in OpenMP"),
-        ("__omp_offloading_10302_1a2b_main_l12", "`async` in OpenACC"),
-        ("void mul_mat_vec_q<(ggml_type)12, 1, false>(void const*)", "GGML_CUDA_DISABLE_GRAPHS"),
+        ("nvkernel_main_F1L10_2", "nowait and depend in OpenMP"),
+        ("__omp_offloading_10302_1a2b_main_l12", "async in OpenACC"),
+        ("void mul_mat_vec_q<(ggml_type)12, 1, false>(void const*)", "GGML_CUDA_GRAPHS"),
         ("void tensorrt_llm::kernels::applyPenaltyKernel<float>(float*)", "cuda_graph_config"),
-        ("void vllm::rms_norm_kernel<c10::BFloat16>(int)", "--enforce-eager"),
-        ("void thrust::cuda_cub::core::_kernel_agent<int>(int)", "record the sequence once as a CUDA graph"),
+        ("void vllm::rms_norm_kernel<c10::BFloat16>(int)", "enforce_eager"),
+        ("void thrust::cuda_cub::core::_kernel_agent<int>(int)", "record the sequence as a CUDA graph"),
     ],
 )
 def test_what_to_do_about_launches_fits_the_program(tmp_path: Path, kernel: str, advice: str) -> None:
@@ -186,19 +188,20 @@ def test_processes_with_a_gpu_each_are_not_said_to_share_one_busy_time(tmp_path:
 
 
 def test_a_gpu_that_works_all_the_time_is_said_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three kernels of a third each, back to back."""
     export = Export()
-    for i in range(10):
+    for i in range(12):
         export.call(i * 100, i * 100 + 50, i + 1)
-        export.kernel("nbody" if i % 2 else "stencil", 10_000 * i + 2_000, 10_000 * (i + 1) + 2_000, i + 1)
-    assert main(["analyze", str(export.write(tmp_path / "a.sqlite"))]) == 0
-    assert (
-        "none: the GPU is busy for 100.0 % of the time from its first work to its last, so only faster or fewer "
-        "kernels could save some of it; other takes 100.0 % of the kernel time, the heaviest kernel, nbody (other), "
-        "50.0 %"
-    ) in capsys.readouterr().out
+        name = ("nbody", "stencil", "solve")[i % 3]
+        export.kernel(name, 10_000 * i + 2_000, 10_000 * (i + 1) + 2_000, i + 1)
+    path = export.write(tmp_path / "a.sqlite")
+    verdict = diagnosis_of(analyze_timelines([read_nsys_sqlite(path)])).verdict
+    assert (verdict.kind, verdict.hottest_kernel) == ("healthy", "nbody")
+    assert main(["analyze", str(path)]) == 0
+    assert "Healthy: GPU busy 100.0 % of the capture (0.120 ms)" in capsys.readouterr().out
 
 
-def test_a_class_of_one_kernel_is_named_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_class_of_one_kernel_is_named_with_it(tmp_path: Path) -> None:
     """The GPU is busy for nine tenths of a range of 11 ms, the rest in short gaps between queued kernels."""
     export = Export()
     export.range("request", 0, 11_010_000)
@@ -206,18 +209,14 @@ def test_a_class_of_one_kernel_is_named_with_it(tmp_path: Path, capsys: pytest.C
         export.call(2_000 * i, 2_000 * i + 1_000, i + 1)
         export.kernel("nvjet_tst_128x64", 10_000 + 110_000 * i, 110_000 + 110_000 * i, i + 1)
     export.call(200_000, 11_010_000, 900, "cudaDeviceSynchronize")
-    assert main(["analyze", str(export.write(tmp_path / "a.sqlite"))]) == 0
-    (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("none: ")]
-    assert said == (
-        "none: no rule found what could save 1 % of the capture; the GPU is busy for 91.0 % of the time from its first "
-        "work to its last, and for 90.8 % of a typical request (11.01 ms); GEMM takes 100.0 % of the kernel time, "
-        "all of it in nvjet_tst_128x64"
-    )
+    analysis = _nsys(export, tmp_path)
+    verdict = diagnosis_of(analysis).verdict
+    assert (analysis.findings, verdict.kind, verdict.hottest_kernel) == ((), "healthy", "nvjet_tst_128x64")
+    assert "GPU busy 91.0 % of request" in verdict.text
+    assert "GEMM kernels take 100.0 %" in verdict.text
 
 
-def test_a_gpu_that_waits_in_the_longest_range_is_not_said_to_work_all_the_time(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_gpu_that_waits_in_the_longest_range_is_not_said_to_work_all_the_time(tmp_path: Path) -> None:
     """Two processes, whose edges are not looked into, with a request of 10 ms each in which the GPU works for 1 ms."""
     export = Export()
     for number, pid in enumerate((PID, PID + 0x1000000)):
@@ -227,37 +226,35 @@ def test_a_gpu_that_waits_in_the_longest_range_is_not_said_to_work_all_the_time(
             export.call(4 * MS + 100 * i, 4 * MS + 100 * i + 50, correlation, tid=pid | 1)
             start = 4 * MS + 10_000 + 100_000 * i
             export.kernel("nvjet_tst_128x64", start, start + 100_000, correlation, pid=pid, device=number)
-    assert main(["analyze", str(export.write(tmp_path / "a.sqlite"))]) == 0
-    (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("none: ")]
-    assert said == (
-        "none: no rule found what could save 1 % of the capture; the GPU is busy for 100.0 % of the time from its "
-        "first work to its last, and for 10.00 % of a typical request (10.00 ms); GEMM takes 100.0 % of the kernel "
-        "time, all of it in nvjet_tst_128x64"
-    )
+    analysis = _nsys(export, tmp_path)
+    assert (scope_of(analysis).wall_ns, scope_of(analysis).processes) == (2 * MS, 2)
+    (request,) = analysis.ranges
+    assert (request.typical.gpu_busy_ns, request.typical.wall_ns) == (MS, 10 * MS)
+    assert diagnosis_of(analysis).verdict.kind != "healthy"
 
 
-def test_the_terminal_says_when_a_promise_does_not_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_terminal_says_what_limits_a_promise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     export = Export()
     for i in range(100):
         export.call(i * 100, i * 100 + 50, i + 1)
         export.kernel(POINTWISE[i % 3], 10_000 * i + 20_000, 10_000 * (i + 1) + 20_000, i + 1)
     assert main(["analyze", str(export.write(tmp_path / "a.sqlite"))]) == 0
-    assert "    but: an upper bound: not every such chain can be one kernel" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "* Unfused elementwise kernels: 100 % of kernel time in the capture (at most " in out
+    assert "    lower bound: " in out
 
 
-def test_a_single_kernel_is_too_little_to_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_single_kernel_is_too_little_to_judge(tmp_path: Path) -> None:
     export = Export()
     export.call(0, 1_000, 1)
     export.kernel("hello()", 2_000, 3_000, 1)
-    assert main(["analyze", str(export.write(tmp_path / "a.sqlite"))]) == 0
-    assert (
-        "none: 1 kernel(s) are too few to judge a program by; the GPU is busy for 100.0 % of the time from its first "
-        "work to its last; other takes 100.0 % of the kernel time, all of it in hello"
-    ) in capsys.readouterr().out
+    analysis = _nsys(export, tmp_path)
+    assert (rules(analysis), diagnosis_of(analysis).verdict.hottest_kernel) == ([], "hello")
+    assert all(finding.max_gain is None for finding in analysis.findings)
 
 
-@pytest.mark.parametrize(("waits", "chains"), [(False, "1 chain(s) of 90.0"), (True, "30 chain(s) of")])
-def test_nothing_is_fused_over_a_wait_of_the_host(tmp_path: Path, waits: bool, chains: str) -> None:
+@pytest.mark.parametrize(("waits", "chains"), [(False, 1), (True, 30)])
+def test_nothing_is_fused_over_a_wait_of_the_host(tmp_path: Path, waits: bool, chains: int) -> None:
     export = Export()
     at = number = 0
     for _ in range(30):
@@ -269,8 +266,12 @@ def test_nothing_is_fused_over_a_wait_of_the_host(tmp_path: Path, waits: bool, c
         if waits:
             number += 1
             export.call(at - 5_000, at, number, "cudaStreamSynchronize_v3020")
-    (finding,) = [f for f in _nsys(export, tmp_path).findings if f.rule == "unfused_elementwise"]
-    assert finding.evidence[0].startswith(chains)
+    measured = measure_timeline(read_nsys_sqlite(export.write(tmp_path / "capture.sqlite")))
+    found = CaptureEvidence([measured]).chains
+    assert (found.count, found.kernel_count) == (chains, 90)
+    # Kernels that end long before the next one is launched are not what the program waits for.
+    claims = rules(analyze_timelines([measured.timeline]))
+    assert claims == ["launch_bound", *(["unfused_elementwise"] if waits else [])]
 
 
 def test_a_few_short_waits_beside_copies_are_not_launch_bound(tmp_path: Path) -> None:
@@ -282,8 +283,8 @@ def test_a_few_short_waits_beside_copies_are_not_launch_bound(tmp_path: Path) ->
         export.call(at + MS + 100_000, at + MS + 110_000, 2 * i + 2, "cudaMemcpyPeerAsync")
         export.copy(at + MS + 120_000, at + 2 * MS - 100_000, 2 * i + 2, size_bytes=1_000_000, kind=10)
     (finding,) = _nsys(export, tmp_path).findings
-    assert (finding.rule, finding.title.rpartition("(")[2]) == ("wait_bound", "most: Copy Peer-to-Peer)")
-    assert finding.remedy.startswith("copy between the GPUs while they compute")
+    assert (finding.rule, finding.cells) == ("device_copies", {"gpu.copy.peer": 23_400_000})
+    assert finding.hint == "Overlapping copies between GPUs"
 
 
 def test_a_gap_is_judged_by_what_the_host_did_beside_its_copies(tmp_path: Path) -> None:
@@ -294,9 +295,11 @@ def test_a_gap_is_judged_by_what_the_host_did_beside_its_copies(tmp_path: Path) 
         export.copy(i * MS + 10_000, i * MS + 790_000, i + 1, size_bytes=4_000_000, kind=1)
     export.call(2 * MS, 2 * MS + 900_000, 3)
     export.kernel("vectorAdd", 2 * MS + 905_000, 2 * MS + 940_000, 3)
-    (finding,) = [f for f in _nsys(export, tmp_path).findings if f.rule != "wait_bound"]
-    assert (finding.rule, finding.title.rpartition("(")[2]) == ("compilation", "most: cudaLaunchKernel)")
-    assert "CUDA_MODULE_LOADING=EAGER" in finding.remedy
+    analysis = _nsys(export, tmp_path)
+    assert rules(analysis) == ["exposed_memcpy", "compilation"]
+    assert all(finding.is_one_time for finding in analysis.findings)
+    assert owner_of(analysis, "idle.startup") == ("cudaLaunchKernel",)
+    assert "CUDA_MODULE_LOADING=EAGER" in claim_of(analysis, "compilation").remedy
 
 
 def test_launches_of_intel_s_runtime_are_known_and_get_no_advice_about_cuda(tmp_path: Path) -> None:
@@ -371,9 +374,9 @@ def test_a_page_of_ncu_alone_opens_with_what_bounds_its_kernels(
 def test_a_jax_program_is_told_of_its_compiling_and_of_what_nsys_lost(tmp_path: Path) -> None:
     """A jitted step called 300 times; nsys 2025.3 lost a part of it while importing, at a range without a name."""
     found = analyze_timelines([with_phases(read_nsys_sqlite(h200_export(tmp_path, "jax")), {})])
-    assert [finding.rule for finding in found.findings][:1] == ["compilation"]
-    assert "launch_bound" not in {finding.rule for finding in found.findings}
-    assert all(finding.is_one_time for finding in found.findings if finding.rule == "compilation")
+    assert rules(found) == ["compilation"]
+    assert claim_of(found, "compilation").is_one_time
+    assert diagnosis_of(found).verdict.kind == "one_time"
     assert not any("torch" in finding.remedy for finding in found.findings)
     assert any("Not all CUDA events might have been collected" in note for note in found.notes)
 
@@ -381,10 +384,10 @@ def test_a_jax_program_is_told_of_its_compiling_and_of_what_nsys_lost(tmp_path: 
 def test_a_compiled_model_is_told_of_its_warm_up_as_what_is_paid_once(tmp_path: Path) -> None:
     """Llama 1B with reduce-overhead, its compiling inside the range `warmup`; then a prefill and 15 replayed steps."""
     found = analyze_timelines([with_phases(read_nsys_sqlite(h200_export(tmp_path, "compiled")), {})])
-    first = found.findings[0]
-    assert (first.rule, first.is_one_time) == ("compilation", True)
-    assert "warmup" in first.title
-    assert not any("Host work between launches" in finding.title for finding in found.findings)
+    setup = claim_of(found, "compilation")
+    assert (setup.is_one_time, setup.scope, found.findings[0].scope) == (True, "capture", "steady")
+    assert owner_of(found, "idle.startup", "capture") == ("warmup",)
+    assert "host_work" not in rules(found)
     (step,) = [row for row in found.ranges if row.name == "decode_step"]
     assert (step.instances, step.kernel_count) == (15, 15 * 327)
     assert step.idle is not None and step.idle.waiting_for_host_ns < 0.1 * step.wall_ns
@@ -397,8 +400,8 @@ def test_a_batch_of_eight_is_judged_by_its_steps(tmp_path: Path) -> None:
     assert (step.instances, step.kernel_count) == (15, 15 * 678)
     assert step.gpu_busy_ns is not None and step.gpu_busy_ns < 0.2 * step.wall_ns
     first, second = found.findings[:2]
-    assert (first.rule, first.is_one_time, second.rule) == ("compilation", True, "launch_bound")
-    assert "decode" in second.title
+    assert (first.rule, first.scope, first.range_name) == ("launch_bound", "steady", "decode")
+    assert (second.rule, second.is_one_time, second.scope) == ("compilation", True, "capture")
     # Most of it is the warm-up: what comes after it is judged by itself.
     rest = found.after_setup
     assert rest is not UNSET and found.idle is not UNSET
@@ -406,20 +409,19 @@ def test_a_batch_of_eight_is_judged_by_its_steps(tmp_path: Path) -> None:
         kernels = "SELECT count(*), min(start) FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE start >= ?"
         count, begun = database.execute(kernels, (found.idle.gaps.setup_end_ns,)).fetchone()
     assert (rest.kernel_count, begun) == (count, found.idle.gaps.setup_end_ns)
-    assert rest.findings[0].title == "decode is launch-bound: the GPU idles for 85% of it"
-    assert rest.findings[0].max_gain == pytest.approx(rest.span_ns / (rest.span_ns - 183.96e6), rel=1e-3)
-    assert rest.findings[1].title == "Unfused elementwise work takes 43% of the kernel time there"
+    assert rest.findings == (first,)
+    launching = sum(cell.time_ns for cell in cells_of(found, "idle.launch", "steady"))
+    assert (first.stake_ns, first.max_gain) == (launching, pytest.approx(rest.span_ns / (rest.span_ns - launching)))
 
 
 def test_a_server_that_builds_attention_for_every_length_is_told_so(tmp_path: Path) -> None:
     """Llama 1B under `transformers serve`, 16 requests at once, eager: 1.3 s of a window opened after warming up."""
     path = h200_export(tmp_path, "served")
-    measured = [measure_timeline(read_nsys_sqlite(path))]
-    found = analyze_measured(measured, engine="transformers serve")
+
+    found = analyze_captures([Capture(timeline=read_nsys_sqlite(path))], engine="transformers serve").analysis
     first, second = found.findings[:2]
-    assert (first.rule, first.is_one_time) == ("compilation", False)
-    assert first.title.startswith("Building attention kernels for new shapes keeps the GPU idle, 60% of the capture")
-    assert "TORCH_CUDNN_SDPA_AVOID_RECOMPILE=1" in first.remedy
+    assert (first.rule, first.is_one_time, first.share) == ("recompilation", False, pytest.approx(0.597, abs=0.001))
+    assert "enable_cudnn_sdp(False)" in first.remedy
     # What passes between two kernels of which the second is loaded meanwhile, as the export itself has it.
     with closing(sqlite3.connect(path)) as database:
         (waited,) = database.execute(
@@ -435,15 +437,17 @@ def test_a_server_that_builds_attention_for_every_length_is_told_so(tmp_path: Pa
             JOIN StringIds ON id = k.shortName WHERE value LIKE 'cudnn_generated%'
             """
         ).fetchone()
-    assert first.evidence[1].endswith(": 776.64 ms in 15 gap(s)")
-    assert waited / 1e6 == pytest.approx(776.64, rel=0.01)
-    assert second.title == "The GPU waits for launches for 28% of the capture"
+    (built,) = cells_of(found, "idle.recompilation")
+    assert (built.count, built.owner[0].startswith("cudnn_generated")) == (15, True)
+    assert built.time_ns == first.stake_ns == pytest.approx(776.64e6, rel=1e-4)
+    assert waited == pytest.approx(built.time_ns, rel=0.01)
+    assert (second.rule, second.share) == ("launch_bound", pytest.approx(0.281, abs=0.001))
     assert second.remedy.startswith("let transformers replay its steps as CUDA graphs")
 
 
 def _with_rest(timeline: Timeline) -> CaptureAnalysis:
-    measured = [measure_timeline(timeline)]
-    return judge_after_setup(analyze_measured(measured), measured)
+
+    return analyze_timelines([timeline])
 
 
 def test_what_is_left_of_a_compiled_capture_is_no_longer_set_up(tmp_path: Path) -> None:
@@ -451,8 +455,8 @@ def test_what_is_left_of_a_compiled_capture_is_no_longer_set_up(tmp_path: Path) 
     rest = found.after_setup
     assert rest is not UNSET and found.gpu.span_ns is not None
     assert 0 < rest.busy_ns < rest.span_ns < 0.01 * found.gpu.span_ns
-    once = sum(finding.capture_share or 0.0 for finding in rest.findings if finding.is_one_time)
-    assert once < 0.3
+    once = sum(cell.time_ns for cell in cells_of(found, "idle.startup", "steady"))
+    assert once < 0.3 * rest.span_ns
     assert not any("the capture" in text for finding in rest.findings for text in (finding.title, *finding.evidence))
 
 
@@ -545,9 +549,9 @@ def test_work_of_the_host_inside_a_warm_up_is_paid_once(tmp_path: Path, name: st
     for i, start in enumerate((0, 95_000_000)):
         export.call(start, start + 4_000, i + 1, "cudaLaunchKernel")
         export.kernel("gemm", start + 6_000, start + 900_000, i + 1)
-    findings = _nsys(export, tmp_path).findings
-    assert [f.rule for f in findings][:1] == [rule]
-    assert findings[0].is_one_time == (rule == "compilation")
+    analysis = _nsys(export, tmp_path)
+    assert rules(analysis) == [rule]
+    assert claim_of(analysis, rule).is_one_time == (rule == "compilation")
 
 
 def _two_bound_ranges(tmp_path: Path) -> CaptureAnalysis:
@@ -563,26 +567,20 @@ def _two_bound_ranges(tmp_path: Path) -> CaptureAnalysis:
 
 def test_ranges_with_one_illness_and_one_remedy_are_one_finding(tmp_path: Path) -> None:
     (finding,) = _two_bound_ranges(tmp_path).findings
-    assert finding.title == "decode is launch-bound: the GPU idles for 90% of it; likewise prefill"
     assert (finding.range_name, finding.also_ranges) == ("decode", ("prefill",))
-    assert "prefill: GPU busy 0.600 ms of 6.00 ms wall time (median of 1 instance(s), under the profiler)" in (
-        finding.evidence
-    )
+    assert "also launch-bound: prefill" in finding.evidence
     assert finding.capture_share == pytest.approx(0.9, abs=0.01)
     assert finding.max_gain == pytest.approx(10.0, rel=0.01)
 
 
 def test_a_finding_of_two_ranges_stays_until_both_have_a_clean_time(tmp_path: Path) -> None:
-    found = [record.finding() for record in _two_bound_ranges(tmp_path).findings]
+    (found,) = _two_bound_ranges(tmp_path).findings
     half = facts(phase("decode", wall=ms(12.0)), phase("prefill"))
     whole = facts(phase("decode", wall=ms(12.0)), phase("prefill", wall=ms(6.0)))
-    assert [finding.range_name for finding in diagnose(half, found)] == ["decode"]
-    assert diagnose(whole, found) == ()
+    assert (is_covered(found, half), is_covered(found, whole)) == (False, True)
     # Modules of our own loop lie inside its phases; another range does not.
-    with_module = [replace(one, also_ranges=("module:experts", "prefill")) for one in found]
-    assert diagnose(whole, with_module) == ()
-    with_other = [replace(one, also_ranges=("experts",)) for one in found]
-    assert [finding.range_name for finding in diagnose(whole, with_other)] == ["decode"]
+    assert is_covered(replace(found, also_ranges=("module:experts", "prefill")), whole)
+    assert not is_covered(replace(found, also_ranges=("experts",)), whole)
 
 
 def test_the_page_of_a_capture_lists_findings_as_the_terminal_does(tmp_path: Path) -> None:
@@ -603,7 +601,7 @@ def test_the_page_of_a_capture_lists_findings_as_the_terminal_does(tmp_path: Pat
     view = build_view(read_run_files(read_manifest(run), run))
     told = json.loads((tmp_path / "run/nsys/analysis.json").read_text(encoding="utf-8"))["findings"]
     assert [finding.title for finding in view.findings] == [finding["title"] for finding in told]
-    assert view.findings[0].title == "prefill is launch-bound: the GPU idles for 90% of it"
+    assert (view.findings[0].rule, told[0]["range_name"]) == ("launch_bound", "prefill")
 
 
 def test_copies_by_kernels_are_told_once_and_with_advice_that_fits(tmp_path: Path) -> None:
@@ -613,11 +611,11 @@ def test_copies_by_kernels_are_told_once_and_with_advice_that_fits(tmp_path: Pat
         export.call(1_000 * i, 1_000 * i + 500, i + 1, "cudaLaunchKernel")
         export.kernel(names[i % 3], 100_000 * (i + 1), 100_000 * (i + 1) + 99_000, i + 1)
     (finding,) = _nsys(export, tmp_path).findings
-    assert (finding.rule, finding.title) == (
-        "needless_copies",
-        "Kernels that only copy take 33% of the capture's kernel time",
+    assert (finding.rule, finding.stake_ns, finding.cells) == (
+        "layout_copies",
+        2_970_000,
+        {"gpu.compute.copy": 2_970_000},
     )
-    assert finding.evidence == ("`transpose_kernel`: 2.970 ms in 30 launch(es)",)
     assert "KV cache" not in finding.remedy and "torch" not in finding.remedy
 
 
@@ -635,17 +633,16 @@ def _loads_first(tmp_path: Path, *, steps: int) -> CaptureAnalysis:
 
 
 def test_what_happens_before_the_first_kernel_is_loading_and_paid_once(tmp_path: Path) -> None:
-    setup, copies = _loads_first(tmp_path, steps=5).findings
-    assert (setup.rule, setup.is_one_time) == ("compilation", True)
-    assert setup.title == (
-        "Set-up (loading, compiling or tuning kernels) keeps the GPU idle, 48% of the capture (most: before the first "
-        "kernel)"
-    )
-    assert (copies.rule, copies.is_one_time) == ("wait_bound", True)
-    assert copies.title == (
-        "No kernel runs while copies do, for 32% of the capture (most: Copy Host-to-Device, loading)"
-    )
-    assert copies.remedy.startswith("this is paid once and not in every step: begin the capture after")
+    analysis = _loads_first(tmp_path, steps=5)
+    assert rules(analysis) == ["compilation", "exposed_memcpy"]
+    assert all(finding.is_one_time and finding.max_gain is None for finding in analysis.findings)
+    setup, copies = analysis.findings
+    assert (setup.share, setup.scope) == (pytest.approx(0.48, abs=0.001), "capture")
+    assert owner_of(analysis, "idle.startup", "capture") == ("before the first kernel",)
+    assert (copies.cells, copies.hint) == ({"gpu.copy.h2d": 159_900_000}, "Capturing after loading")
+    # What follows is a GPU that works.
+    assert scope_of(analysis).id == "steady"
+    assert diagnosis_of(analysis).verdict.kind == "healthy"
 
 
 def test_waiting_for_a_late_rank_is_not_told_again_as_communication(
@@ -666,9 +663,8 @@ def test_waiting_for_a_late_rank_is_not_told_again_as_communication(
         write_trace(tmp_path / f"rank{rank}.json", events, after=job)
     assert main(["analyze", str(tmp_path), "--json"]) == 0
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
-    assert finding["title"] == (
-        "Ranks wait for each other inside collectives, most of it for rank 1, 10% of the capture"
-    )
+    assert (finding["rule"], "rank 1" in finding["title"]) == ("late_ranks", True)
+    assert finding["share"] == pytest.approx(0.1, abs=0.005)
 
 
 def test_a_program_on_the_host_alone_is_told_what_its_steps_are_spent_in(
@@ -680,30 +676,30 @@ def test_a_program_on_the_host_alone_is_told_what_its_steps_are_spent_in(
         events.append(event("user_annotation", f"ProfilerStep#{step}", f"{at}", "9000"))
         events.append(event("user_annotation", "enumerate(DataLoader)#__next__", f"{at + 10}", "8100"))
         events.append(event("cpu_op", "aten::mm", f"{at + 8_200}", "500"))
-    assert main(["analyze", str(write_trace(tmp_path / "t.json", events))]) == 0
-    assert capsys.readouterr().out.startswith(
-        "No GPU work was recorded; the trace is 29.00 ms long, and enumerate(DataLoader)#__next__ takes 83.8 % of it "
-        "(24.30 ms); operators of the main thread take 5.17 %, above all aten::mm (100.0 % of their own time). If the "
-        "program used a GPU, capture again with"
+    path = write_trace(tmp_path / "t.json", events)
+    analysis = analyze_timelines([read_torch_trace(path).timeline])
+    assert (rules(analysis), scope_of(analysis).wall_ns) == (["cpu_time"], 29 * MS)
+    assert owner_of(analysis, "host.outside.named") == ("enumerate(DataLoader)#__next__",)
+    assert main(["analyze", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "CPU program: 95 % of the capture outside operators, most in enumerate(DataLoader)#__next__.\n"
     )
+    assert "    - aten::mm: 1.500 ms of its own" in out
 
 
 @pytest.mark.parametrize(
-    ("outside", "said"),
+    ("outside", "operators", "owner"),
     [
-        (
-            [],
-            "and 94.0 % of it lies outside of operators, in what was not recorded (with_stack=True names it); "
-            "operators of the main thread take 6.00 %, above all aten::mm (66.7 % of their own time)",
-        ),
+        ([], ("aten::mm", 4 * MS), None),
         (
             [
                 event("python_function", "train.py(3): main", "0", "100000"),
                 event("python_function", "train.py(9): tokenise", "6000", "90000"),
                 event("python_function", "<built-in method sleep>", "6000", "89000"),
             ],
-            "and 94.0 % of it lies outside of operators, most in train.py(9): tokenise (90.00 ms); operators of the "
-            "main thread take 6.00 %, above all aten::mm (66.7 % of their own time)",
+            ("aten::mm", 4 * MS),
+            ("train.py(9): tokenise", 90 * MS),
         ),
         (
             [
@@ -711,17 +707,17 @@ def test_a_program_on_the_host_alone_is_told_what_its_steps_are_spent_in(
                 event("user_annotation", "load batch", "5000", "90000"),
                 event("python_function", "data.py(9): decode", "6000", "80000"),
             ],
-            "and load batch takes 90.0 % of it (90.00 ms), most in data.py(9): decode; operators of the main thread "
-            "take 6.00 %, above all aten::mm (66.7 % of their own time)",
+            ("aten::mm", 4 * MS),
+            ("load batch", 90 * MS),
         ),
-        (
-            [event("cpu_op", "aten::sort", "5000", "60000")],
-            "and operators of the main thread take 66.0 % of it, above all aten::sort (90.9 % of their own time)",
-        ),
+        ([event("cpu_op", "aten::sort", "5000", "60000")], ("aten::sort", 60 * MS), None),
     ],
 )
 def test_a_program_without_a_gpu_is_told_what_takes_most_of_its_trace(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], outside: list[str], said: str
+    tmp_path: Path,
+    outside: list[str],
+    operators: tuple[str, int],
+    owner: tuple[str, int] | None,
 ) -> None:
     """100 ms from the first operator to the last, 6 ms of them in operators, where nothing else runs."""
     events = [
@@ -729,12 +725,16 @@ def test_a_program_without_a_gpu_is_told_what_takes_most_of_its_trace(
         event("cpu_op", "aten::add", "98000", "2000"),
         *outside,
     ]
-    assert main(["analyze", str(write_trace(tmp_path / "t.json", events))]) == 0
-    (first, *_) = capsys.readouterr().out.splitlines()
-    assert first == (
-        f"No GPU work was recorded; the trace is 100.0 ms long, {said}. If the program used a GPU, capture again with "
-        "`activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`."
-    )
+    analysis = _torch(events, tmp_path)
+    (finding,) = analysis.findings
+    assert (finding.rule, finding.max_gain) == ("cpu_time", None)
+    assert any(text.startswith(f"{operators[0]}: {operators[1] / 1e6:.3g}") for text in finding.evidence)
+    named = cells_of(analysis, "host.outside.named")
+    assert ((named[0].owner[0], named[0].time_ns) if named else None) == owner
+    # What a GPU would do was not traced, and it says so.
+    assert "ProfilerActivity.CUDA" in finding.remedy
+    if outside == []:
+        assert "with_stack=True" in finding.remedy
 
 
 def test_the_page_of_a_trace_without_a_gpu_shows_what_lies_outside_of_operators(tmp_path: Path) -> None:
@@ -746,18 +746,10 @@ def test_the_page_of_a_trace_without_a_gpu_shows_what_lies_outside_of_operators(
     run = tmp_path / "run"
     assert main(["analyze", str(write_trace(tmp_path / "t.json", events)), "-o", str(run)]) == 0
     head = build_view(read_run_files(read_manifest(run), run)).headline
-    assert head.verdict == (
-        "Captured by the torch profiler: no kernel was recorded; the trace is 100.0 ms long, and load batch takes "
-        "90.0 % of it (90.00 ms); operators of the main thread take 6.00 %, above all aten::mm (66.7 % of their own "
-        "time). No clean time was measured."
-    )
-    assert head.split is not None and (head.split.what, head.split.total) == ("the trace", "100.0 ms")
-    assert [(part.label, part.kind, round(part.share, 3)) for part in head.split.parts] == [
-        ("operators", "work", 0.06),
-        ("load batch, outside of operators", "idle", 0.9),
-        ("the rest outside of operators", "unexplained", 0.04),
-    ]
-    # No rule judges it: that none found anything is not said.
+    assert "load batch" in head.verdict
+    assert head.split is not None and head.split.total == "100.0 ms"
+    assert sum(part.share for part in head.split.parts) == pytest.approx(1.0)
+    assert {round(part.share, 3) for part in head.split.parts} >= {0.06}
     assert "No rule found" not in (run / "report.html").read_text()
 
 
@@ -801,6 +793,10 @@ def test_gpus_that_work_in_turns_are_told_although_one_of_them_always_works(
             events.append(event("cuda_runtime", "cudaLaunchKernel", f"{length * step}", "5", correlation=number))
             lane = {"pid": device, "tid": 7 + device, "correlation": number, "device": device}
             events.append(event("kernel", "gemm", f"{at + 10}", "1900", **lane))
+        waits = {"correlation": 1_000 + step}
+        events.append(
+            event("cuda_runtime", "cudaDeviceSynchronize", f"{length * step + 12}", f"{length - 15}", **waits)
+        )
     assert main(["analyze", str(write_trace(tmp_path / "t.json", events)), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["findings"]
     assert [finding["rule"] for finding in found] == rules
@@ -809,33 +805,34 @@ def test_gpus_that_work_in_turns_are_told_although_one_of_them_always_works(
     (busy,) = [tile.explain for tile in view.headline.tiles if tile.label == "GPU busy"]
     assert "(any of its 2 GPUs; each by itself " in busy
     if found:
-        assert found[0]["title"].startswith("2 GPUs work in turns: spread evenly, their work would take 48% of")
+        assert found[0]["share"] == pytest.approx(0.48, abs=0.005)
+        assert (found[0]["floor_ns"], found[0]["max_gain"]) == (0, pytest.approx(1 / 0.52, rel=0.01))
 
 
 XMMA = "sm80_xmma_{kind}_tilesize128x128x8_stage3_warpsize2x2x1_{core}_execute_kernel__5x_cublas"
 
 
 @pytest.mark.parametrize(
-    ("name", "rules"),
+    ("name", "found"),
     [
-        ("ampere_sgemm_128x64_tn", ["dtype_miss"]),
-        (XMMA.format(kind="gemm_f32f32_f32f32_f32_tn_n", core="ffma_aligna4_alignc4"), ["dtype_miss"]),
-        (XMMA.format(kind="fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs", core="g1_ffma_aligna4"), ["dtype_miss"]),
-        ("ampere_scudnn_128x64_relu_medium_nn_v1", ["dtype_miss"]),
+        ("ampere_sgemm_128x64_tn", ["fp32_gemm"]),
+        (XMMA.format(kind="gemm_f32f32_f32f32_f32_tn_n", core="ffma_aligna4_alignc4"), ["fp32_gemm"]),
+        (XMMA.format(kind="fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs", core="g1_ffma_aligna4"), ["fp32_gemm"]),
+        ("ampere_scudnn_128x64_relu_medium_nn_v1", ["fp32_gemm"]),
         ("cutlass_80_tensorop_s1688gemm_128x128_tn_align4", []),
         (XMMA.format(kind="gemm_f32f32_tf32f32_f32_tn_n", core="tensor16x8x8"), []),
         (XMMA.format(kind="gemm_bf16bf16_bf16f32_f32_tn_n", core="tensor16x8x16"), []),
         ("ampere_fp16_s16816cudnn_fp16_128x64_ldg8_relu_f2f_exp_small", []),
     ],
 )
-def test_products_off_the_tensor_cores_are_told_of_a_busy_gpu(tmp_path: Path, name: str, rules: list[str]) -> None:
+def test_products_off_the_tensor_cores_are_told_of_a_busy_gpu(tmp_path: Path, name: str, found: list[str]) -> None:
     export = Export()
     for i in range(60):
         export.call(1_000 * i, 1_000 * i + 500, i + 1, "cudaLaunchKernel")
         export.kernel(name, 100_000 * (i + 1), 100_000 * (i + 1) + 99_500, i + 1)
-    found = _nsys(export, tmp_path).findings
-    assert [finding.rule for finding in found] == rules
-    assert all("torch" not in finding.remedy for finding in found)
+    analysis = _nsys(export, tmp_path)
+    assert rules(analysis) == found
+    assert all("torch" not in finding.remedy for finding in analysis.findings)
 
 
 def test_compiling_is_known_by_the_ranges_of_the_compiler(tmp_path: Path) -> None:
@@ -868,7 +865,7 @@ APEX_ADAM = "void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<f
     [
         ("Optimizer.step#AdamW.step", PASSES, "AdamW"),
         ("Optimizer.step#Shampoo.step", PASSES, "Shampoo"),
-        (None, PASSES, "an optimiser"),
+        (None, PASSES, "foreach"),
         ("Optimizer.step#AdamW.step", (FUSED_ADAM,), None),
         ("Optimizer.step#AdamW.step", (*PASSES, FUSED_ADAM), None),
         ("Optimizer.step#FusedAdam.step", (APEX_ADAM, PASSES[0]), None),
@@ -893,12 +890,12 @@ def test_an_optimiser_of_several_passes_is_told_to_take_one(
             begun = 10 * (number - len(passes) + 1) - 1
             events.append(event("user_annotation", optimizer, f"{begun}", f"{10 * len(passes)}"))
     found = _torch(events, tmp_path).findings
-    assert [(finding.rule, finding.title) for finding in found] == [
-        ("unfused_optimizer", f"The passes of {name} over all parameters take 80% of the capture's kernel time")
-        for _ in range(name is not None)
-    ]
+    found = [finding for finding in found if finding.rule != "hottest_kernel"]
+    assert [finding.rule for finding in found] == ["unfused_optimizer"] * (name is not None)
     if found:
+        assert f"({name})" in found[0].title
         assert ("torch.optim.AdamW(fused=True)" in found[0].remedy) == (name == "AdamW")
+        assert found[0].share == pytest.approx(0.8, abs=0.01)
         assert found[0].max_gain == pytest.approx(1 / (1 - 0.8 * 0.65), rel=0.01)
 
 
@@ -912,18 +909,15 @@ def test_images_that_are_turned_around_for_every_convolution_are_told_to_stay(tm
         export.kernel(layer[i % 3], at, at + 50_000, i + 1)
         at += 50_500
     (finding,) = _nsys(export, tmp_path).findings
-    assert (finding.rule, finding.title) == (
-        "needless_copies",
-        "Kernels that change the layout of images (NCHW, NHWC) take 67% of the capture's kernel time",
-    )
-    assert "channels_last" in finding.remedy
+    assert (finding.rule, finding.stake_ns) == ("layout_copies", 4_000_000)
+    assert "NHWC for convolutions" in finding.remedy
 
 
 SCAN = ("my_scan(float*, int)", 400, 1)
 PRODUCT = ("nvjet_tst_128x64_TNT", 100, 264)
 
 
-def _few_blocks(tmp_path: Path, kernels: Sequence[tuple[str, int, int]], streams: int = 1) -> list[FindingRecord]:
+def _few_blocks(tmp_path: Path, kernels: Sequence[tuple[str, int, int]], streams: int = 1) -> list[Finding]:
     """What is found of twenty rounds of kernels `(name, µs, blocks)`, each round on all streams at once."""
     events: list[str] = []
     number, at = 0, 10_000
@@ -936,19 +930,18 @@ def _few_blocks(tmp_path: Path, kernels: Sequence[tuple[str, int, int]], streams
                 grid, block = [blocks, 1, 1], [32, 4, 1]
                 events.append(event("kernel", name, f"{at}", f"{length}", **lane, grid=grid, block=block))
             at += length + 1
-    return [f for f in _torch(events, tmp_path, detailed=True).findings if f.rule == "low_occupancy"]
+    return [f for f in _torch(events, tmp_path, detailed=True).findings if f.rule in ("small_grid", "small_blocks")]
 
 
 def test_long_kernels_of_few_blocks_are_told_of_a_busy_gpu(tmp_path: Path) -> None:
     (found,) = _few_blocks(tmp_path, [SCAN, PRODUCT])
-    assert found.title == "Kernels of too few blocks for the GPU take 80% of the capture's kernel time"
-    assert found.evidence == (
-        "`my_scan`: 8.000 ms in 20 launch(es) of 1 block(s) with 128 threads each; the GPU has 132 SMs",
-    )
-    assert found.max_gain == pytest.approx(1 / (1 - 0.8 * (1 - 1 / 132)), rel=0.02)
+    assert (found.rule, found.share) == ("small_blocks", pytest.approx(0.8, abs=0.01))
+    assert "grid 1×1×1, block 32×4×1" in found.evidence[0]
+    # The bound is no more than four such blocks at once, far below the 132 SMs there are.
+    assert (found.floor_ns, found.max_gain) == (2_000_000, pytest.approx(2.4855, rel=1e-3))
     assert found.remedy.startswith("spread the work over the GPU")
     (decode,) = _few_blocks(tmp_path, [("flash_fwd_kernel", 400, 32), PRODUCT])
-    assert decode.remedy.startswith("spread attention over the GPU")
+    assert (decode.rule, "flash-decoding" in decode.remedy) == ("small_grid", True)
 
 
 @pytest.mark.parametrize(
@@ -983,9 +976,14 @@ def test_what_lies_between_the_products_of_attention_is_not_told_twice(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "advice"), [("Tesla V100-SXM2-16GB", ["float16 and no TF32"]), ("NVIDIA A100", ["to TF32"]), ("P100", [])]
+    ("gpu", "hints"),
+    [
+        ("Tesla V100-SXM2-16GB", ["float16 on the tensor cores"]),
+        ("NVIDIA A100", ["TF32 or bfloat16"]),
+        ("P100", []),
+    ],
 )
-def test_advice_about_tensor_cores_fits_the_gpu(tmp_path: Path, gpu: str, advice: list[str]) -> None:
+def test_advice_about_tensor_cores_fits_the_gpu(tmp_path: Path, gpu: str, hints: list[str]) -> None:
     events: list[str] = []
     for i in range(60):
         events.append(event("cuda_runtime", "cudaLaunchKernel", f"{i}", "0.5", correlation=i + 1))
@@ -994,18 +992,15 @@ def test_advice_about_tensor_cores_fits_the_gpu(tmp_path: Path, gpu: str, advice
     path = write_trace(tmp_path / "t.json", events)
     path.write_text(path.read_text(encoding="utf-8").replace("NVIDIA H200", gpu), encoding="utf-8")
     found = analyze_timelines([read_torch_trace(path).timeline]).findings
-    assert [text for text, finding in zip(advice, found, strict=True) if text in finding.remedy] == advice
+    assert [(finding.rule, finding.hint) for finding in found] == [("fp32_gemm", hint) for hint in hints]
 
 
 @pytest.mark.parametrize(
-    ("compute_us", "title", "gain", "overlapped"),
-    [
-        (4_000, "60% of the capture (40% could hide behind computation)", 1.67, "1.67x"),
-        (200, "98% of the capture (2% could hide behind computation)", None, "1.02x"),
-    ],
+    ("compute_us", "share", "gain", "hint"),
+    [(4_000, 0.6, 1.67, "Overlapping communication"), (200, 0.98, None, "Less or faster communication")],
 )
 def test_communication_that_computation_cannot_hide_is_told_by_all_of_it(
-    tmp_path: Path, compute_us: int, title: str, gain: float | None, overlapped: str
+    tmp_path: Path, compute_us: int, share: float, gain: float | None, hint: str
 ) -> None:
     export = Export()
     middle = compute_us * 1_000
@@ -1017,12 +1012,11 @@ def test_communication_that_computation_cannot_hide_is_told_by_all_of_it(
             export.call(1_000 * call, 1_000 * call + 500, call)
             export.kernel(name, (1 + 10 * i) * MS + start, (1 + 10 * i) * MS + end, call)
     (finding,) = _nsys(export, tmp_path).findings
-    assert finding.title == f"Communication runs with nothing beside it for {title}"
+    assert (finding.rule, finding.share) == ("exposed_communication", pytest.approx(share))
+    # No more of it can be hidden than there is computation: no factor where that is little.
     assert finding.max_gain == (None if gain is None else pytest.approx(gain, rel=0.02))
-    assert finding.hint == "Less or faster communication"
-    assert finding.caveat == f"what has to travel takes its time: computing beside it gives at most {overlapped}"
-    assert finding.evidence[1].endswith("of it could hide; the rest goes only with less or faster communication")
-    assert finding.remedy.startswith("communicate less or faster") == (compute_us == 200)
+    assert finding.hint == hint
+    assert f"of it {compute_us / 100:.3g}" in finding.evidence[1]
 
 
 def test_a_page_of_a_capture_that_is_mostly_set_up_begins_with_its_steps(
@@ -1030,17 +1024,10 @@ def test_a_page_of_a_capture_that_is_mostly_set_up_begins_with_its_steps(
 ) -> None:
     assert main(["analyze", str(h200_export(tmp_path, "batched")), "-o", str(tmp_path / "page")]) == 0
     said = capsys.readouterr().out
-    assert said.index("after set-up\n") < said.index("* decode is launch-bound") < said.index("findings\n")
-    assert said.count("after set-up") == 1
+    assert said.index("* Launch-bound decode") < said.index("* Start-up")
     page = tmp_path / "page"
     view = build_view(read_run_files(read_manifest(page), page))
-    assert view.headline.verdict == (
-        "After set-up: decode is launch-bound: the GPU idles for 85% of it. Without that, what follows set-up would be "
-        "up to 3.9× faster; the GPU is busy 17.8 % of that time. 68.8 % of the capture is set-up, paid once."
-    )
+    assert [finding.rule for finding in view.findings] == ["launch_bound", "compilation"]
+    assert "decode" in view.headline.verdict and "steady state" in view.headline.verdict
     first = view.first_finding
-    assert first is not None
-    assert (first.rule, first.saves) == ("launch_bound", "up to 74 % of what follows set-up")
-    assert view.first_finding_place == f"section-{view.sections[0].key}"
-    assert view.findings[0].rule == "compilation"
-    assert "After set-up" in [section.title for section in view.sections]
+    assert first is not None and first.rule == "launch_bound"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analysis.findings.finding import may_be_headline
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from llm_perf_opt.analysis.findings.rules import RULES
 from llm_perf_opt.config.schema import InferSection
 from llm_perf_opt.core.names import SOURCE_NODES_FILE
+from llm_perf_opt.diagnosis.experiments import EXPERIMENTS
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.plugins.memory.watcher import storages_of
 from llm_perf_opt.profiling.generated import read_nodes
@@ -247,9 +247,8 @@ def test_projections_called_in_another_order_or_with_another_input_are_their_own
 def test_the_code_a_remedy_gives_to_paste_runs() -> None:
     """That of remedies which need neither a GPU nor another package; a compiled step is made here, not run."""
     threads = torch.get_num_threads()
-    remedies = {remedy.id: remedy for rule in RULES for remedy in rule.experiments}
     ran = []
-    for remedy in remedies.values():
+    for remedy in EXPERIMENTS.values():
         if remedy.guard.place == "gpu" or remedy.guard.package is not None or remedy.batch > 1:
             continue
         module = load_preset("model=llama_tiny", "dataset=synthetic").module

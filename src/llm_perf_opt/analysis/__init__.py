@@ -6,11 +6,13 @@ hardware  peaks and bandwidths, measured ceilings, roofline
 memory    snapshots of torch's allocator
 static    FLOPs, bytes and memory of a model, counted twice
 ranks     several GPUs, processes or ranks: communication, overlap, who waited for whom
-findings  what to change first: facts of a run, the waterfall, one module per rule
+gaps      what happened while no kernel ran
+families, estimate  closed forms by model family, and what a deployment would take
+compare, optimize   two sides compared, and which experiment to try next
 
-Sub-packages import each other only from right to left, `capture` puts a timeline and its findings into one analysis:
-`kernels`, `hardware` <- `timeline`, `static` <- `ranks` <- `findings` <- `capture`. Called by `profiling`, `report`,
-`runners`.
+This is evidence: what a capture holds and what a model needs. The judgement of it is `llm_perf_opt.diagnosis`, which
+only `compare` and `optimize` here know. Sub-packages import each other only from right to left: `kernels`, `hardware`
+<- `timeline`, `static` <- `gaps`, `ranks`. Called by `diagnosis`, `profiling`, `report`, `runners`.
 """
 
 import os

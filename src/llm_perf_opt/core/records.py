@@ -190,6 +190,8 @@ class StageOutput:
 class StageRecord:
     """One stage in the manifest. `reason` is set for every status but ok; `fingerprint` decides about reuse.
 
+    `failure` is the reason without the path of a log, where that names one.
+
     `traits` is None in manifests of runs that did not record them.
     """
 
@@ -205,6 +207,12 @@ class StageRecord:
     notes: tuple[str, ...] = ()
     traits: StageTraits | None = None
     sections: tuple[Section, ...] = ()
+    failure: str | None = None
+
+    @property
+    def said(self) -> str:
+        """The reason without where the log is: what a page says that links the log."""
+        return self.failure or self.reason or ""
 
     @property
     def declared(self) -> StageTraits:

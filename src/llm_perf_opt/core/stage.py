@@ -152,7 +152,7 @@ class StageContext:
     earlier: Mapping[str, StageRecord]
     say: Callable[[str], None]
     clean_stages: tuple[str, ...] = CLEAN_PASS_ORDER
-    program_failures: dict[tuple[str, ...], str] = field(default_factory=dict)
+    program_failures: dict[tuple[str, ...], ProfilingError] = field(default_factory=dict)
 
 
 class Stage(Protocol):

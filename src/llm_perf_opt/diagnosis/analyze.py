@@ -47,7 +47,7 @@ ENOUGH_TO_JUDGE, LEAST_WORK, MOST_TUNING = 50, 0.2, 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Capture:
+class RecordedCapture:
     """One capture as it was read. `operators`, `modules`, `counters` and `detail` are those of a torch trace."""
 
     timeline: Timeline
@@ -68,11 +68,11 @@ class Analyzed:
 
 def analyze_timelines(timelines: Sequence[Timeline]) -> CaptureAnalysis:
     """Analyze one capture, or several repetitions of one."""
-    return analyze_captures([Capture(timeline=timeline) for timeline in timelines]).analysis
+    return analyze_captures([RecordedCapture(timeline=timeline) for timeline in timelines]).analysis
 
 
 def analyze_captures(
-    captures: Sequence[Capture],
+    captures: Sequence[RecordedCapture],
     *,
     files_are: Kind | None = None,
     engine: str | None = None,
@@ -152,13 +152,11 @@ def _diagnose(
 
 
 def _scopes(evidence: CaptureEvidence, steady: CaptureEvidence | None, ncu: NcuAnalysis | None) -> list[Scope]:
-    """The whole capture for one-time costs, and the steady state for those that recur."""
+    """The whole capture for one-time costs, and the steady state for those that recur; one scope where both are one."""
     kernels = () if ncu is None else ncu.kernels
-    whole = capture_scope(evidence, "capture", kernels)
-    return [
-        whole,
-        capture_scope(steady if steady is not None else evidence, "steady", kernels, is_whole=steady is None),
-    ]
+    if steady is None:
+        return [capture_scope(evidence, "steady", kernels)]
+    return [capture_scope(evidence, "capture", kernels), capture_scope(steady, "steady", kernels, is_whole=False)]
 
 
 def _steady(evidence: CaptureEvidence) -> CaptureEvidence | None:
@@ -202,7 +200,7 @@ def _after_setup(steady: CaptureEvidence, findings: Sequence[Finding]) -> AfterS
     )
 
 
-def _shapes(captures: Sequence[Capture], timelines: Sequence[Timeline]) -> ShapesAnalysis | None:
+def _shapes(captures: Sequence[RecordedCapture], timelines: Sequence[Timeline]) -> ShapesAnalysis | None:
     """What the shapes of operators say, where they were recorded."""
     sums = [sum_shapes(t, c.detail) for c, t in zip(captures, timelines, strict=True) if c.detail is not None]
     if not any(one.found for one in sums):
@@ -211,7 +209,7 @@ def _shapes(captures: Sequence[Capture], timelines: Sequence[Timeline]) -> Shape
     return shape_rows(sums, roof_of(", ".join(devices) or None, hardware_of(timelines)))
 
 
-def _tables(evidence: CaptureEvidence, captures: Sequence[Capture]) -> CaptureAnalysis:
+def _tables(evidence: CaptureEvidence, captures: Sequence[RecordedCapture]) -> CaptureAnalysis:
     """Everything but the findings."""
     timelines, seen = evidence.timelines, evidence.has_gpu_work
     report = evidence.report if seen else None
@@ -247,7 +245,7 @@ def _tables(evidence: CaptureEvidence, captures: Sequence[Capture]) -> CaptureAn
 
 
 def _with_trace_tables(
-    tables: CaptureAnalysis, captures: Sequence[Capture], timelines: Sequence[Timeline]
+    tables: CaptureAnalysis, captures: Sequence[RecordedCapture], timelines: Sequence[Timeline]
 ) -> CaptureAnalysis:
     """With what only torch traces have: operators, modules, memory and Python."""
     pairs = list(zip(captures, timelines, strict=True))

@@ -22,7 +22,7 @@ SCOPES: tuple[Kind, ...] = ("steady", "phase")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Advice:
+class AdviceRow:
     """What to do where all of `when` and none of `unless` is true of program and claim."""
 
     text: str
@@ -50,7 +50,7 @@ class Cause:
     titles: Mapping[str, str]
     plain_words: str
     refutes: str
-    advice: tuple[Advice, ...]
+    advice: tuple[AdviceRow, ...]
     cells: tuple[str, ...] = ()
     min_share: float = 0.01
     scopes: tuple[Kind, ...] = SCOPES
@@ -67,7 +67,7 @@ class Cause:
 
     def applies_to(self, scope: Scope) -> bool:
         """Whether to judge a scope at all, by its kind and its ledger."""
-        if scope.kind not in self.scopes:
+        if not scope.kinds & set(self.scopes):
             return False
         return self.needs <= scope.has and (not self.cells or scope.at_stake(self.cells) >= self.min_share)
 
@@ -77,7 +77,7 @@ class Cause:
             return cast("Claim | None", module.judge_cells(scope, self))
         return cast("Judge", module.judge)(scope, program)
 
-    def advise(self, traits: frozenset[str]) -> Advice:
+    def advise(self, traits: frozenset[str]) -> AdviceRow:
         """The first row that fits; the last of a cause fits always."""
         return next(row for row in self.advice if row.fits(traits))
 
@@ -107,7 +107,7 @@ def _load(path: Path) -> Cause:
         plain_words=data["plain_words"],
         refutes=data["refutes"],
         advice=tuple(
-            Advice(
+            AdviceRow(
                 text=row["text"],
                 when=frozenset(row.get("when", ())),
                 unless=frozenset(row.get("unless", ())),

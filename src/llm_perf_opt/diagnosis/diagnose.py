@@ -15,6 +15,8 @@ MIN_LISTED = 0.01
 MIN_LEFT = 0.3
 # A guess counts half, and so does work of the GPU of which nobody knows how much must remain.
 LOW_WEIGHT, WORK_WEIGHT = 0.5, 0.5
+# A capture of so few kernels, of which start-up takes this part, has no steady state to judge.
+FEW_KERNELS, MOSTLY = 50, 0.5
 UNDER_PROFILER = "measured under a profiler, which slows the host: the split of host time is an upper bound"
 
 
@@ -56,14 +58,26 @@ class _Granted:
 
 
 def judge(scopes: Iterable[Scope], program: Program) -> tuple[Finding, ...]:
-    """All findings of some scopes: recurring costs by time before one-time costs by time."""
-    found: list[tuple[tuple[bool, float, str], Finding]] = []
-    for scope in scopes:
-        for granted in grant(_claims(scope, program), scope):
-            finding = _finding(granted, program)
-            if finding is not None:
-                found.append(((finding.is_one_time, -_order(granted), finding.title), finding))
+    """All findings of some scopes: recurring costs by time before one-time costs by time.
+
+    Of a capture that is little else than its start-up, with too few kernels after it for a steady state, start-up
+    comes first.
+    """
+    granted = [one for scope in scopes for one in grant(_claims(scope, program), scope)]
+    is_start = _is_start(granted)
+    found = [
+        ((finding.is_one_time is not is_start, -_order(one), finding.title), finding)
+        for one in granted
+        if (finding := _finding(one, program)) is not None
+    ]
     return tuple(finding for _, finding in sorted(found, key=lambda item: item[0]))
+
+
+def _is_start(granted: Sequence[_Granted]) -> bool:
+    """Whether a capture of few kernels is mostly one-time costs."""
+    few = [g for g in granted if g.scope.evidence is not None and 0 < g.scope.evidence.kernel_count < FEW_KERNELS]
+    once = sum(g.granted_ns for g in few if g.claim.is_one_time)
+    return bool(few) and once >= MOSTLY * few[0].scope.wall_ns
 
 
 def _order(granted: _Granted) -> float:
@@ -173,11 +187,11 @@ def _caveat(granted: _Granted, own: str | None) -> str | None:
     """What limits the promise: events taken out of the capture, or work of the host that hides that of the GPU."""
     evidence, scope = granted.scope.evidence, granted.scope
     if evidence is not None and evidence.kept_share is not None:
-        return f"the capture holds {evidence.kept_share:.1%} of what ran; the rest may have run in these times"
+        return f"the capture holds {100 * evidence.kept_share:.1f} % of what ran; the rest may have run in these times"
     hidden = granted.granted_ns - granted.stake_ns
     if hidden and hidden >= MIN_LEFT * granted.granted_ns:
-        part = hidden / max(granted.granted_ns, 1)
-        return f"{part:.0%} of this GPU time is hidden behind the host, which launches too late for it to matter"
+        part = 100 * hidden / max(granted.granted_ns, 1)
+        return f"{part:.0f} % of this GPU time is hidden behind the host, which launches too late for it to matter"
     return own if own is not None else UNDER_PROFILER if not scope.clean else None
 
 

@@ -42,7 +42,8 @@ class Remedy:
     `is_lossy`: outputs may differ by more than rounding. `phases` are those it can shorten at all. `batch` multiplies
     the batch: each step then serves so many times the sequences, at best in the same time. `lowers_bound`: fewer bytes
     have to be moved, so the bound of the run as it is does not limit it. `removes_idle`: all time without work may go
-    with it, also what is too little for a finding of its own. `compile_s` is what preparing takes, roughly.
+    with it, also what is too little for a finding of its own. `changes_kernels`: other kernels run with it, so the
+    time of the recorded ones does not limit it. `compile_s` is what preparing takes, roughly.
     `code` does the same in a program of one's own.
     """
 
@@ -56,6 +57,7 @@ class Remedy:
     batch: int = 1
     lowers_bound: bool = False
     removes_idle: bool = False
+    changes_kernels: bool = False
     compile_s: float = 0.0
     code: str = ""
 
@@ -75,6 +77,7 @@ REDUCE_OVERHEAD = Remedy(
     phases=(DECODE,),
     compile_s=25.0,
     removes_idle=True,
+    changes_kernels=True,
     code=f"""\
 {_STATIC}
 step = torch.compile(model.forward, mode="reduce-overhead", dynamic=False)
@@ -104,6 +107,7 @@ COMPILE = Remedy(
     phases=(DECODE,),
     compile_s=20.0,
     removes_idle=True,
+    changes_kernels=True,
     code=f"{_STATIC}\nstep = torch.compile(model.forward, dynamic=False)",
 )
 MAX_AUTOTUNE = Remedy(
@@ -114,6 +118,7 @@ MAX_AUTOTUNE = Remedy(
     phases=(DECODE,),
     compile_s=150.0,
     removes_idle=True,
+    changes_kernels=True,
     code=f'{_STATIC}\nstep = torch.compile(model.forward, mode="max-autotune", dynamic=False)',
 )
 JOINED_PROJECTIONS = Remedy(
@@ -123,6 +128,7 @@ JOINED_PROJECTIONS = Remedy(
     guard=_TEXT_LOOP,
     # Fewer launches too.
     removes_idle=True,
+    changes_kernels=True,
     code="""\
 from llm_perf_opt.workload.models.joined import join_projections  # torch.cat of the weights, one linear, split
 join_projections(model)""",
@@ -161,6 +167,7 @@ SDPA = Remedy(
     title="attention by torch's scaled_dot_product_attention",
     sets={"model.attention": "sdpa"},
     guard=Guard(own_loop=True, text_model=True, kernel_class="attention"),
+    changes_kernels=True,
     code='model.set_attn_implementation("sdpa")',
 )
 FLASH_ATTENTION = Remedy(
@@ -168,6 +175,7 @@ FLASH_ATTENTION = Remedy(
     title="attention by flash_attn",
     sets={"model.attention": "flash_attention_2"},
     guard=Guard(own_loop=True, text_model=True, place="gpu", package="flash_attn", kernel_class="attention"),
+    changes_kernels=True,
     code='model.set_attn_implementation("flash_attention_2")',
 )
 FLEX_ATTENTION = Remedy(
@@ -176,6 +184,7 @@ FLEX_ATTENTION = Remedy(
     sets={"model.attention": "flex_attention"},
     guard=Guard(own_loop=True, text_model=True, place="gpu", kernel_class="attention"),
     compile_s=20.0,
+    changes_kernels=True,
     code='model.set_attn_implementation("flex_attention")',
 )
 LARGER_BATCH = Remedy(

@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
-from llm_perf_opt.analysis.host.owners import IMPORTS, INTERPRETER, PYTHON, place_of
+from llm_perf_opt.analysis.host.owners import IMPORTS, PYTHON, place_of
 from llm_perf_opt.core.documents import HostDocument, HostRow
 from llm_perf_opt.core.names import PROGRAM
 from llm_perf_opt.diagnosis.facts import HostFacts, Known
 from llm_perf_opt.diagnosis.ledger import Cell, balanced, fitted
 from llm_perf_opt.diagnosis.scope import Scope
 
-GIL, BLOCKED = "host.wait.gil", "host.wait.other"
+GIL, BLOCKED, UNSAMPLED = "host.wait.gil", "host.wait.other", "host.unsampled"
 WORK = ("host.work", "host.disk")
 # From these parts of the pass on, other threads keep the main thread from running.
 GIL_HELD, GIL_TAKEN = 0.8, 0.3
@@ -32,7 +32,7 @@ def program_scope(host: HostFacts) -> Scope | None:
         Cell(id=row.cell, time_ns=parts[str(index)], count=row.samples, owner=_owner(row))
         for index, row in enumerate(rows)
     ]
-    unsampled = Cell(id=f"{INTERPRETER}.unsampled", time_ns=parts["unsampled"])
+    unsampled = Cell(id=UNSAMPLED, time_ns=parts["unsampled"])
     return Scope(
         id=PROGRAM,
         kind="program",

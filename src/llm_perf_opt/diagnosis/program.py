@@ -5,11 +5,12 @@ Patterns of names are data: `program.toml`.
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from llm_perf_opt.diagnosis.document import ProgramRecord
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence
@@ -33,16 +34,35 @@ class Program:
         return self.traits.issuperset(traits)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """One thing a capture may show: patterns of names in it, and of its devices."""
+
+    name: str
+    names: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Patterns:
+    """What `program.toml` holds."""
+
+    engine: tuple[_Row, ...]
+    framework: tuple[_Row, ...]
+    trait: tuple[_Row, ...]
+
+
 @cache
-def _patterns() -> Mapping[str, Any]:
-    return tomllib.loads(Path(__file__).with_name("program.toml").read_text(encoding="utf-8"))
+def _patterns() -> _Patterns:
+    text = Path(__file__).with_name("program.toml").read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text), _Patterns)
 
 
 def program_of(evidence: CaptureEvidence) -> Program:
     """By the names, kernels and calls of its captures; a server that was started for it is known by name."""
     names = _Names(evidence)
-    framework = "torch" if names.is_torch_trace else names.first("framework") or OTHER
-    engine = evidence.engine or names.first("engine")
+    framework = "torch" if names.is_torch_trace else names.first(_patterns().framework) or OTHER
+    engine = evidence.engine or names.first(_patterns().engine)
     return Program(
         framework=framework,
         engine=engine,
@@ -61,16 +81,16 @@ class _Names:
         self._devices = {device.name for timeline in evidence.timelines for device in timeline.devices}
         self.is_torch_trace = any(timeline.kind == "torch" for timeline in evidence.timelines)
 
-    def first(self, table: str) -> str | None:
-        """The first row of a table of which a pattern is found."""
-        return next((row["name"] for row in _patterns()[table] if self.has(row)), None)
+    def first(self, rows: Sequence[_Row]) -> str | None:
+        """The first row of which a pattern is found."""
+        return next((row.name for row in rows if self.has(row)), None)
 
-    def has(self, row: Mapping[str, Any]) -> bool:
-        found = ((row.get("names"), self._names), (row.get("devices"), self._devices))
-        return any(_matches(tuple(patterns), texts) for patterns, texts in found if patterns)
+    def has(self, row: _Row) -> bool:
+        found = ((row.names, self._names), (row.devices, self._devices))
+        return any(_matches(patterns, texts) for patterns, texts in found if patterns)
 
     def traits(self) -> list[str]:
-        return [row["name"] for row in _patterns()["trait"] if self.has(row)]
+        return [row.name for row in _patterns().trait if self.has(row)]
 
 
 def _matches(patterns: Sequence[str], texts: set[str]) -> bool:
@@ -91,6 +111,7 @@ def _traits(evidence: CaptureEvidence, names: _Names, framework: str, engine: st
         "attention": "attention" in classes,
         "decoder": "attention" in classes and not trains,
         "convolution": "convolution" in classes,
+        "frees_memory": any("free" in row.call.lower() for row in evidence.report.memory),
         "several_ranks": evidence.world_size > 1,
         "system_calls": any(len(t.system) for t in timelines),
         "frames": any(len(t.frames) for t in timelines),

@@ -45,6 +45,10 @@ CELL_OF: Mapping[Verdict, str] = {
 WITH_COSTS = (cells.STARTUP, "idle.blocked")
 # New shapes that come this often come in every step.
 FEW_GAPS = 10
+# What lies inside all Python functions.
+INNERMOST = ("runtime call", "operator", "system call", "kernel")
+# Functions of C as torch's profiler writes them.
+_BUILT_IN = re.compile(r"^<built-in (?:function|method) (\w+).*>$")
 _NOT_LETTERS = re.compile(r"[^a-z]")
 
 
@@ -74,6 +78,12 @@ class Scope:
     phase: PhaseFacts | None = None
     run: RunFacts | None = None
     already: frozenset[str] = frozenset()
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """What it is judged as: a capture without a start-up to speak of is its own steady state."""
+        is_both = self.kind == "steady" and self.id == "capture"
+        return frozenset({"capture", "steady"}) if is_both else frozenset({self.kind})
 
     @property
     def kernel_ns(self) -> int:
@@ -288,13 +298,13 @@ def cell_of(reason: Reason, reasons: Sequence[Reason]) -> str:
 
 
 def owner_of(reason: Reason) -> tuple[str, ...]:
-    """The user's function first, then the library's leaf, else the operator, call or range."""
-    chain = tuple(name for name in reason.owner if not name.startswith("<built-in"))
-    if reason.user_code is not None:
-        return (reason.user_code, *(name for name in chain[:1] if name != reason.user_code))
-    if chain:
-        return chain[:2]
-    return tuple(name for name in (reason.name, reason.where) if name is not None)
+    """The innermost first: the call or operator, or the leaf of the Python stack, and the user's function around it."""
+    names = tuple(_BUILT_IN.sub(r"\1", name) for name in reason.owner[: 1 if reason.user_code is not None else 2])
+    if reason.name is not None and reason.kind in INNERMOST and reason.name not in reason.owner:
+        names = (reason.name, *names[:1])
+    if not names:
+        return tuple(name for name in (reason.name, reason.where) if name is not None)
+    return tuple(dict.fromkeys((*names, *(() if reason.user_code is None else (reason.user_code,)))))
 
 
 def _edges(evidence: CaptureEvidence) -> list[Cell]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from llm_perf_opt.analysis.timeline.rows import RangeRow
 from llm_perf_opt.core.units import format_factor, format_ms, format_percent
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.document import (
@@ -13,7 +14,7 @@ from llm_perf_opt.diagnosis.document import (
     Verdict,
     VerdictKind,
 )
-from llm_perf_opt.diagnosis.evidence import CaptureEvidence
+from llm_perf_opt.diagnosis.evidence import CaptureEvidence, runs_on
 from llm_perf_opt.diagnosis.ledger import COMMUNICATION, COMPUTE, NOT_RECORDED, Cell
 from llm_perf_opt.diagnosis.program import Program
 from llm_perf_opt.diagnosis.scope import Scope
@@ -24,6 +25,8 @@ MIN_HEADLINE = 0.05
 WEAK = ("low",)
 # A GPU that is busy for this part of a time waits for nothing worth a finding.
 BUSY = 0.9
+# A range so much longer than the time from the first GPU work to the last is what the program makes wait.
+AROUND = 1.05
 KERNELS_KEPT = 20
 RECORD = {
     "torch_trace": "`activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`",
@@ -75,7 +78,8 @@ CELL_NAMES = {
     "host.startup.imports": "imports",
     "host.startup.model": "model construction",
     "host.startup.compile": "compilation",
-    "host.startup.interpreter": "interpreter start and exit",
+    "host.startup.interpreter": "interpreter start",
+    "host.unsampled": "not sampled",
 }
 
 
@@ -164,7 +168,21 @@ def _no_gpu_work(program: Program, coverage: Coverage) -> str:
 
 
 def _busy(scope: Scope) -> bool:
-    return scope.ledger.share(COMPUTE, COMMUNICATION) >= BUSY
+    return scope.ledger.share(COMPUTE, COMMUNICATION) >= BUSY and _range_around(scope) is None
+
+
+def _range_around(scope: Scope) -> RangeRow | None:
+    """A range with GPU work that lasts longer than all of the scope, and in which the GPU mostly waits."""
+    rows = () if scope.evidence is None else scope.evidence.ranges
+    return next(
+        (
+            row
+            for row in rows
+            if row.kernel_count and row.wall_ns > AROUND * scope.wall_ns and not runs_on(row)
+            if (row.typical.gpu_busy_ns or 0) < BUSY * row.typical.wall_ns
+        ),
+        None,
+    )
 
 
 def _is_healthy(scope: Scope, first: Finding) -> bool:
@@ -199,6 +217,13 @@ def _rest(scope: Scope) -> str:
         total = sum(classes.values())
         text += f"; {name} kernels take {format_percent(time_ns / total)} of kernel time, the hottest is "
         text += f"{hottest.short_name} ({format_percent(hottest.time_ns / total)})"
+    reached = _of_peak(scope)
+    if reached is not None:
+        text += f", at {format_percent(reached)} of peak by the shapes of its operators"
+    around = _range_around(scope)
+    if around is not None:
+        part = format_percent((around.typical.gpu_busy_ns or 0) / around.typical.wall_ns)
+        return f"{text}. Of a typical {around.name} ({format_ms(around.typical.wall_ns / 1e6)}) it is busy {part}."
     if busy >= BUSY:
         return f"Healthy: {text}. No idle time to speak of: only faster or fewer kernels save time."
     largest = max(_together(scope.ledger.cells), key=lambda cell: cell.time_ns)
@@ -212,6 +237,16 @@ def _rest_of_program(scope: Scope) -> str:
     return (
         f"The program ran {format_ms(scope.wall_ns / 1e6)}. The largest part: {cell_name(largest.id)}{where}, {share}."
     )
+
+
+def _of_peak(scope: Scope) -> float | None:
+    """How near the work comes to the GPU's peaks, where shapes say it of most of the kernel time."""
+    shapes = scope.evidence.shapes if scope.evidence is not None else None
+    known = [(row.time_ns, row.roof_pct) for row in shapes.rows if row.roof_pct is not None] if shapes else []
+    time_ns = sum(time for time, _ in known)
+    if shapes is None or 2 * time_ns < shapes.kernel_ns:
+        return None
+    return sum(time * roof for time, roof in known) / time_ns / 100
 
 
 def _together(cells: Sequence[Cell]) -> list[Cell]:

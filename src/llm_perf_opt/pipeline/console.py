@@ -64,9 +64,8 @@ def ended_line(record: StageRecord, *, reused: bool, told: set[str]) -> str:
     line = f"{record.name}: reused" if reused else f"{record.name}: {record.status}{time}"
     if not record.reason:
         return line
-    reason = record.reason.partition(" (log: ")[0]
-    is_old = reason in told
-    told.add(reason)
+    is_old = record.said in told
+    told.add(record.said)
     return f"{line} — {'for the same reason' if is_old else record.reason}"
 
 
@@ -177,10 +176,8 @@ def progress_text(turn: StageTurn, elapsed_s: float, told: Progress | None, *, l
 
 def answer(manifest: RunManifest, view: "ReportView", reports: Sequence[Path]) -> list[Text]:
     """The lines a run ends with. A stage that failed was told of when it did; here it is only counted."""
-    from llm_perf_opt.report.view.program import without_log
-
     failed = [stage for stage in manifest.stages if stage.status == "failed"]
-    told = any(stage.reason and without_log(stage.reason) in view.headline.verdict for stage in failed)
+    told = any(stage.said and stage.said in view.headline.verdict for stage in failed)
     lines = [Text(), *verdict_lines(view)[int(told) :]]
     lines += _next_step(view, reports[0].parent)
     if failed:

@@ -47,7 +47,7 @@ def stage_context(
     clean_stages: tuple[str, ...],
     records: list[CommandRecord],
     redactor: Redactor,
-    program_failures: dict[tuple[str, ...], str],
+    program_failures: dict[tuple[str, ...], ProfilingError],
 ) -> StageContext:
     """All a stage may touch; makes its directories. Every command it runs is appended to `records`."""
     commands = CommandRunner(
@@ -94,7 +94,7 @@ class RunInput:
     redactor: Redactor = field(default_factory=Redactor)
     free_room: Callable[[], None] = lambda: None
     so_far: Callable[[], Sequence[Text]] | None = None
-    program_failures: dict[tuple[str, ...], str] = field(default_factory=dict)
+    program_failures: dict[tuple[str, ...], ProfilingError] = field(default_factory=dict)
     begun: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
@@ -212,6 +212,7 @@ def _run_stage(
         name=step.name,
         status=status,
         reason=reason,
+        failure=result.failure if isinstance(result, ProfilingError) else None,
         started_at=started.isoformat(timespec="seconds"),
         duration_s=round(time.monotonic() - clock, 3),
         fingerprint={**marks, **earlier.marks()},

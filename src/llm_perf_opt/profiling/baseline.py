@@ -101,7 +101,7 @@ def require_success(result: CommandResult, what: str, *, stage: str) -> None:
     else:
         ending = f"failed with exit code {result.exit_code}"
     last = last_words(result.tail)
-    raise CommandFailed(f"{what} {ending}: {last or 'it printed nothing'} (log: {result.log})")
+    raise CommandFailed(f"{what} {ending}: {last or 'it printed nothing'}", log=result.log)
 
 
 def last_words(tail: str) -> str:
@@ -405,9 +405,9 @@ def _run_program(ctx: StageContext, folder: Path, timeout_s: float) -> tuple[Met
 
 def refuse_failed_program(ctx: StageContext) -> None:
     """Not a second time what ended badly by itself in an earlier stage of this run."""
-    reason = ctx.program_failures.get(ctx.config.workload.command or ())
-    if reason is not None:
-        raise CommandFailed(reason)
+    first = ctx.program_failures.get(ctx.config.workload.command or ())
+    if first is not None:
+        raise CommandFailed(first.failure or str(first), log=first.log)
 
 
 def require_program(ctx: StageContext, result: CommandResult) -> None:
@@ -416,7 +416,7 @@ def require_program(ctx: StageContext, result: CommandResult) -> None:
     try:
         require_success(result, program_title(command), stage=ctx.out_dir.name)
     except CommandFailed as error:
-        ctx.program_failures[command] = str(error)
+        ctx.program_failures[command] = error
         raise
 
 

@@ -162,7 +162,7 @@ def write_trace_files(
     from llm_perf_opt.analysis.timeline.memory import memory_counters
     from llm_perf_opt.analysis.timeline.operators import ProfiledOperators, module_shares, module_tree
     from llm_perf_opt.analysis.timeline.window import OperatorInputs, timeline_window
-    from llm_perf_opt.diagnosis.analyze import Capture, analyze_captures
+    from llm_perf_opt.diagnosis.analyze import RecordedCapture, analyze_captures
     from llm_perf_opt.profiling import trace_tables
     from llm_perf_opt.profiling.capture_files import write_capture, write_timeline
     from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
@@ -180,7 +180,7 @@ def write_trace_files(
     trace_tables.write_operator_md(folder / OPERATORS_MD, by_name, rows, recorded, pass_note=pass_note)
     if has_device:
         trace_tables.write_kernel_csv(folder / KERNELS_CSV, timeline)
-    capture = Capture(
+    capture = RecordedCapture(
         timeline=timeline,
         operators=found.operators,
         modules=found.modules,

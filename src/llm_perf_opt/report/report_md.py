@@ -43,7 +43,10 @@ def _inside(view: ReportView, notes: Footnotes) -> list[str]:
         "memory": lambda: _memory(view, notes),
         "timeline": lambda: _timeline(view),
     }
-    return [line for part, render in parts.items() if part in view.parts for line in render()]
+    lines = {part: render() for part, render in parts.items() if part in view.parts}
+    ledger = [] if view.ledger is None else _section(view.ledger, notes)
+    first = [line for part in ("waterfall", "findings") for line in lines.pop(part, [])]
+    return [*first, *ledger, *(line for rest in lines.values() for line in rest)]
 
 
 def _headline(view: ReportView, notes: Footnotes) -> list[str]:
@@ -98,21 +101,25 @@ def _bar_row(row: BarRow, notes: Footnotes) -> tuple[str, ...]:
 
 
 def _findings(findings: tuple[FindingView, ...]) -> list[str]:
-    lines = ["", "## Findings, by the time they could save", ""]
+    lines = ["", "## Findings, by the time at stake", ""]
     if not findings:
-        return [*lines, "No rule found anything in what was measured."]
+        return [*lines, "No cause explains time worth saving in what was measured."]
     for finding in findings:
         gain = f", up to {finding.gain}" if finding.gain else ""
         each = f" ({finding.saves_each})" if finding.saves_each else ""
         lines += [f"### {finding.rank}. {escape(finding.title)}", ""]
         lines += [
-            f"{escape(finding.saves)}{each}{gain} · confidence {finding.confidence} · rule {code(finding.rule)}",
+            f"{escape(finding.saves)}{each}{gain} · confidence {finding.confidence} · cause {code(finding.rule)}",
             "",
         ]
         lines += [f"- Also: {escape(title)}" for title in finding.also]
         lines += [f"- {escape(item.text)} ({code(item.source)})" for item in finding.evidence]
-        lines += [f"- **Fix:** {escape(finding.remedy)}"]
+        more = f" ({link('documentation', finding.doc)})" if finding.doc else ""
+        lines += [f"- **Fix:** {escape(finding.remedy)}{more}"]
+        lines += [f"- Lower bound: {escape(finding.floor)}"] if finding.floor else []
+        lines += [f"- Measured by `llm-perf optimize`: {escape(finding.measured)}"] if finding.measured else []
         lines += [f"- Caveat: {escape(finding.caveat)}"] if finding.caveat else []
+        lines += [f"- What would refute it: {escape(finding.refutes)}"] if finding.refutes else []
         lines.append("")
     return lines
 
@@ -233,7 +240,8 @@ def _timeline(view: ReportView) -> list[str]:
 
 
 def _section(view: SectionView, notes: Footnotes) -> list[str]:
-    lines = ["", f"## {plain(view.title)}", "", f"From stage {escape(view.stage)}.", ""]
+    lines = ["", f"## {plain(view.title)}", ""]
+    lines += [f"From stage {escape(view.stage)}.", ""] if view.stage else []
     for text in view.paragraphs:
         lines += [plain(text), ""]
     if view.metrics:

@@ -327,11 +327,6 @@ def runs_a_program(manifest: RunManifest) -> bool:
     return isinstance(workload, Mapping) and bool(workload.get("command"))
 
 
-def is_program_without_model(files: "RunFiles") -> bool:
-    """Whether a program of the user's own ran and nobody said which model it runs."""
-    return runs_a_program(files.manifest) and files.manifest.stage(STATIC_ANALYSIS) is None
-
-
 def _earlier(manifest: RunManifest, root: Path) -> tuple[EarlierRun, ...]:
     """The last runs before this one in its folder that did the same on the same machine."""
     kind = _what_ran(manifest)

@@ -17,6 +17,7 @@ from llm_perf_opt.analysis.gaps.verdict import (
     is_built_per_shape,
     is_launch,
     is_tuning,
+    means,
     readable,
 )
 from llm_perf_opt.analysis.kernels.names import short_kernel_name
@@ -289,6 +290,8 @@ def _look_into(
             is_shape = activity.verdict in ("compilation", "stalls") and is_built_per_shape(after)
             if is_shape and not record.is_warming_up(since, until, thread):
                 activity = replace(activity, verdict="new_shapes", cost="new_shapes", kind=KERNEL, name=after)
+            if activity.verdict == "host_work" and means(activity.name, "runs_compiled") and around.runs_first(end):
+                activity = replace(activity, verdict="compilation", cost="jit_compilation")
         tuner = next((name for name in (before, after) if is_tuning(name)), None)
         if tuner is not None and activity.verdict in ("host_work", "unknown"):
             activity = replace(activity, verdict="compilation", cost="autotuning", kind=KERNEL, name=tuner)
@@ -496,6 +499,11 @@ class _Neighbours:
         following = int(np.searchsorted(self._start, end, side="left"))
         soon = range(following, min(following + SOON, len(self._start)))
         return next((self._short(i) for i in soon if is_built(self._short(i))), None)
+
+    def runs_first(self, end: int) -> bool:
+        """Whether the kernel that follows on a gap is the first of its name."""
+        following = int(np.searchsorted(self._start, end, side="left"))
+        return following < len(self._start) and int(self._first[self._name[following]]) == following
 
     def is_early(self, at: int) -> bool:
         """Whether less than half of the work lies before a moment."""

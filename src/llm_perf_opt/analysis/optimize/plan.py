@@ -15,6 +15,7 @@ from llm_perf_opt.core.units import format_factor, format_ms
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.experiments import EXPERIMENTS, THROUGHPUT, Remedy
 from llm_perf_opt.diagnosis.facts import GpuFacts, Known, PhaseFacts, RunFacts
+from llm_perf_opt.diagnosis.scope import LAUNCH_BOUND_IDLE
 
 # What is not known before the first start: of the process with its imports and weights.
 START_S = {"gpu": 20.0, "cpu": 12.0}
@@ -338,6 +339,9 @@ def _left_ms(phase: PhaseFacts, findings: Sequence[Finding], remedies: Sequence[
         saved = max(saved, wall - work + saved_work)
         text = f"{phase.name} {format_ms(wall)} less {format_ms(wall - work)} without work"
         text += f" and {format_ms(saved_work)} of work" if saved_work else ""
+    if findings and _hides_kernels(phase) and any(remedy.changes_kernels for remedy in remedies):
+        # No finding says how much shorter kernels could be that the launches hide.
+        saved, text = wall, f"{phase.name} {format_ms(wall)}, its kernels replaced by others"
     left = max(wall - saved, 0.0)
     floor = next((q.value for q in (phase.achievable, phase.datasheet) if isinstance(q, Known)), None)
     if floor is not None and left < floor and not any(remedy.lowers_bound for remedy in remedies):
@@ -351,6 +355,13 @@ def _work_ms(phase: PhaseFacts) -> float | None:
     if isinstance(phase.gpu, GpuFacts):
         return min(phase.gpu.busy_ms, phase.wall.value)
     return phase.operators.value if phase.is_cpu and isinstance(phase.operators, Known) else None
+
+
+def _hides_kernels(phase: PhaseFacts) -> bool:
+    """Whether the host launches so slowly that the time of kernels decides nothing."""
+    if not isinstance(phase.gpu, GpuFacts) or not isinstance(phase.wall, Known):
+        return False
+    return phase.wall.value - phase.gpu.busy_ms >= LAUNCH_BOUND_IDLE * phase.wall.value
 
 
 def _settings(remedy: Remedy, situation: Situation) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.diagnosis.claim import Claim, Fact, confidence_of
+from llm_perf_opt.diagnosis.claim import CERTAIN_INSTANCES, Claim, Confidence, Fact, confidence_of
 from llm_perf_opt.diagnosis.scope import Scope
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def judge_cells(scope: Scope, cause: "Cause") -> Claim | None:
     gaps = sum(cell.count for cell in cells)
     return Claim(
         title="named" if named and "named" in cause.titles else "title",
-        values={"owner": named[0].owner[0] if named else "", "gaps": gaps, "time": total},
+        values={"owner": " ← ".join(named[0].owner) if named else "", "gaps": gaps, "time": total},
         cells=wanted,
         floor_ns=floor_ns,
         floor=floor,
@@ -44,9 +44,17 @@ def judge_cells(scope: Scope, cause: "Cause") -> Claim | None:
                 for cell in named[:SHOWN]
             ),
         ),
-        confidence=confidence_of(gaps, share=told / total) if named else "low",
+        # Many gaps with a reason each are not one reason that recurs.
+        confidence=_confidence(max(cell.count for cell in named or cells), told / total),
         is_one_time=cause.is_one_time,
     )
+
+
+def _confidence(gaps: int, told: float) -> Confidence:
+    """Time without a name that comes again and again is certain, though not what it is spent in."""
+    if not told:
+        return "medium" if gaps >= CERTAIN_INSTANCES else "low"
+    return confidence_of(gaps, share=told)
 
 
 def _floor(cause: "Cause", total_ns: int, wall_ns: int) -> tuple[str | None, int | None]:

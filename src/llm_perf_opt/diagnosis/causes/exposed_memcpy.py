@@ -39,22 +39,30 @@ def _crosses(cell: str) -> bool:
     return cell.split(".")[2] in (*CROSSING, "all")
 
 
-def _of_capture(scope: Scope, evidence: CaptureEvidence, cells: dict[str, int]) -> Claim:
+def _of_capture(scope: Scope, evidence: CaptureEvidence, cells: dict[str, int]) -> Claim | None:
     total = sum(cells.values())
+    loading_ns = min(total, sum(gap.copy_ns for gap in evidence.report.gaps.longest if gap.is_first))
+    is_loading = evidence.kernel_count > 0 and loading_ns >= MOSTLY * total
+    # What a program loads before its first kernel is a cost of the whole capture, and only that.
+    if scope.id == "capture" and is_loading != (scope.kind == "capture"):
+        return None
     rows = [row for row in evidence.copies if copy_kind(row.kind).split(".")[0] in CROSSING]
     rows.sort(key=lambda row: -row.total_ns)
     most = max(cells, key=lambda cell: (cells[cell], cell)).split(".")
     kind = NAMES[most[2]] + (f" ({most[3]})" if len(most) > 3 else "")
     busy = scope.ledger.busy_ns
-    loading_ns = min(total, sum(gap.copy_ns for gap in evidence.report.gaps.longest if gap.is_first))
-    is_loading = evidence.kernel_count > 0 and loading_ns >= MOSTLY * total
     places = [
         place for place in evidence.copy_places if place.time_ns >= MIN_PLACE_SHARE * sum(r.total_ns for r in rows)
     ]
     is_offload = bool(places) and _OFFLOADS.search(places[0].name) is not None
     # Copies that take longer than all kernels cannot hide behind them, and how few are needed nobody knows.
     can_hide = total <= busy
-    traits = (("loading", is_loading), ("offload", is_offload), ("pageable", most[-1] == "pageable"))
+    traits = (
+        ("loading", is_loading),
+        ("offload", is_offload),
+        ("small", bool(rows) and 0 < _mean_bytes(rows[0]) < SMALL_COPY_BYTES),
+        ("pageable", most[-1] == "pageable"),
+    )
     return Claim(
         title="alone" if not evidence.kernel_count else "loading" if is_loading else "title",
         values={"kind": kind},
@@ -63,7 +71,7 @@ def _of_capture(scope: Scope, evidence: CaptureEvidence, cells: dict[str, int]) 
         floor="overlap" if can_hide else None,
         evidence=(
             Fact(key="time", values={"time": total}),
-            *(Fact(key="kind", values=_sizes(row)) for row in rows[:SHOWN]),
+            *kinds_of_copies(rows),
             *_slow(rows[:SHOWN]),
             *(
                 Fact(key="place", values={"owner": place.name, "count": place.count, "time": place.time_ns})
@@ -77,10 +85,19 @@ def _of_capture(scope: Scope, evidence: CaptureEvidence, cells: dict[str, int]) 
     )
 
 
+def kinds_of_copies(rows: list[CopyRow]) -> tuple[Fact, ...]:
+    """Number, time and size of copies by kind."""
+    return tuple(Fact(key="kind", values=_sizes(row)) for row in rows[:SHOWN])
+
+
+def _mean_bytes(row: CopyRow) -> float:
+    return (row.size_bytes or 0) / max(row.instances, 1)
+
+
 def _sizes(row: CopyRow) -> dict[str, str | int | float]:
     size = ""
     if row.size_bytes is not None and row.total_ns:
-        mean = row.size_bytes / max(row.instances, 1)
+        mean = _mean_bytes(row)
         size = f", {format_bytes(row.size_bytes)} at {row.size_bytes / row.total_ns:.1f} GB/s"
         if 0 < mean < SMALL_COPY_BYTES:
             size = f", {format_bytes(mean)} each: their number costs the time, not their size"

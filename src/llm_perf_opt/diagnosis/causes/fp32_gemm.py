@@ -25,6 +25,9 @@ def judge(scope: Scope, program: Program) -> Claim | None:
     generation = _generation(scope, program)
     tf32 = None if generation is None else generation.ratio_tf32
     wide = None if generation is None else generation.ratio_16
+    if generation is not None and not generation.has_tensor_cores and meant is None and (wide or 0.0) <= 1.2:
+        # There is no faster format on this GPU.
+        return None
     # The cheaper change where it helps: TF32 keeps the operands as they are.
     target, ratio = ("TF32", tf32) if tf32 is not None and tf32 > 1.2 and meant is None else ("16 bits", wide)
     only_fp32 = all(precisions[kernel.name] == "fp32" for kernel in rows)

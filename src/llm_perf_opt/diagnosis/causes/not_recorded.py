@@ -12,7 +12,7 @@ def judge(scope: Scope, program: Program) -> Claim | None:
     evidence = [Fact(key=key, values={"time": ns}) for key, ns in (("gaps", host), ("launches", launches)) if ns]
     return Claim(
         title="launches" if launches > host else "title",
-        cells={UNRECORDED_HOST: host, UNRECORDED_LAUNCH: launches},
+        cells={cell: ns for cell, ns in ((UNRECORDED_HOST, host), (UNRECORDED_LAUNCH, launches)) if ns},
         evidence=tuple(evidence),
         traits=frozenset({"launches_missing"}) if launches > host else frozenset(),
         confidence="low",

@@ -184,7 +184,7 @@ def _attempt(
     """One run under ncu: its report, or None where no launch passed the filters. Raises ToolError for all else."""
     log, result, ended = _run(plan, work_argv, ctx, timeout_s, suffix=suffix)
     if log.outcome == "failed":
-        raise ToolError(f"{log.problem} — {log.remedy} (log: {ctx.out_dir / f'log{suffix}.txt'})")
+        raise ToolError(f"{log.problem} — {log.remedy}", log=ctx.out_dir / f"log{suffix}.txt")
     if log.outcome == "nothing":
         return None
     report = _report(plan, ctx)

@@ -223,8 +223,9 @@ def _require_reports(
         raise ToolError(_too_long(options, code, log))
     if code is not None and code != 0:
         raise CommandFailed(
-            f"the workload failed under nsys with exit code {code} (nsys itself: {result.exit_code}): {said} "
-            f"(log: {log}); run it without nsys first"
+            f"the workload failed under nsys with exit code {code} (nsys itself: {result.exit_code}): {said}; "
+            "run it without nsys first",
+            log=log,
         )
     if reports:
         return
@@ -234,13 +235,14 @@ def _require_reports(
         raise ToolError(
             f"nsys left {name} and no report: it found no working QdstrmImporter. On Debian fix it with `ln -s "
             "/usr/lib/nsight-systems/host-linux-x64 /usr/lib/x86_64-linux-gnu/nsight-systems/host-linux-x64`, "
-            f"elsewhere install the host part of Nsight Systems (log: {log})"
+            "elsewhere install the host part of Nsight Systems",
+            log=log,
         )
     refused = _refusal(log)
     if refused is not None:
         raise ToolError(
-            f"nsys refused its command line: {refused} (log: {log}); look at pipeline.nsys.trace and "
-            "pipeline.nsys.extra_args"
+            f"nsys refused its command line: {refused}; look at pipeline.nsys.trace and pipeline.nsys.extra_args",
+            log=log,
         )
     if options.capture_range != "none" and (code == 0 or result.exit_code == 0):
         raise ProfilingError(_never_opened(ctx, options, raw))
@@ -249,7 +251,7 @@ def _require_reports(
         "that was killed can leave /dev/shm/NSys-* locked, which may be removed while no nsys runs"
     )
     remedy = lost if LOST_AGENT.search(said) else ""
-    raise ToolError(f"nsys ended with exit code {result.exit_code} and wrote no report: {said}{remedy} (log: {log})")
+    raise ToolError(f"nsys ended with exit code {result.exit_code} and wrote no report: {said}{remedy}", log=log)
 
 
 def _whole_tail(result: CommandResult) -> str:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +11,6 @@ from msgspec import UNSET
 
 from llm_perf_opt.analysis.ranks.identify import RANKS
 from llm_perf_opt.analysis.ranks.traffic import measure_traffic
-from llm_perf_opt.analysis.timeline.timeline import Timeline
 from llm_perf_opt.config.schema import AUTO
 from llm_perf_opt.core.documents import MetricsDocument
 from llm_perf_opt.core.names import METRICS_FILE
@@ -19,7 +18,7 @@ from llm_perf_opt.core.records import Metric, StageFile, StageOutput
 from llm_perf_opt.core.sections import Section
 from llm_perf_opt.core.slowdown import no_slowdown
 from llm_perf_opt.core.stage import StageContext
-from llm_perf_opt.diagnosis.analyze import Capture, analyze_captures
+from llm_perf_opt.diagnosis.analyze import Analyzed, RecordedCapture, analyze_captures
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.errors import ProfilingError
 from llm_perf_opt.profiling.baseline import (
@@ -61,15 +60,8 @@ def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
     with raw_folder(ctx, ctx.host.tool("nsys")) as raw:
         captures, exports, notes = _capture_all(cfg, ctx, raw)
     phases = chosen_phases(ctx.config.workload.phase_preset, ctx.config.workload.phases)
-    recorded = [read_nsys_sqlite(path) for path in exports]
-    several = (ctx.config.run.ranks or 1) > 1
-    # The figures of the stage are those of rank 0; the sections on ranks have all.
-    analyzed = analyze_captures(
-        [Capture(timeline=with_phases(timeline, phases)) for timeline in (recorded[:1] if several else recorded)],
-        files_are=RANKS if several else None,
-        ranks_from=recorded if several else None,
-    )
-    analysis = _with_traffic(analyzed.analysis, recorded if several else [])
+    analyzed = analyze_exports(exports, phases, are_ranks=(ctx.config.run.ranks or 1) > 1)
+    analysis = analyzed.analysis
     child = _child_metrics(ctx)
     _require_kernels(cfg, analysis, child)
     files = write_analysis(ctx.out_dir, analysis, analyzed.measured)
@@ -96,10 +88,21 @@ def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
     )
 
 
-def _with_traffic(analysis: CaptureAnalysis, timelines: Sequence[Timeline]) -> CaptureAnalysis:
-    """With what the ranks sent each other, where there are several."""
-    traffic = measure_traffic(timelines, range(len(timelines))) if timelines else ()
-    return replace(analysis, traffic=traffic or UNSET)
+def analyze_exports(
+    exports: Sequence[Path], phases: Mapping[str, tuple[str, ...]], *, are_ranks: bool = False
+) -> Analyzed:
+    """The analysis of exports of one program; of several ranks that of rank 0, with what all ranks sent each other."""
+    recorded = [read_nsys_sqlite(path) for path in exports]
+    analyzed = analyze_captures(
+        [
+            RecordedCapture(timeline=with_phases(timeline, phases))
+            for timeline in (recorded[:1] if are_ranks else recorded)
+        ],
+        files_are=RANKS if are_ranks else None,
+        ranks_from=recorded if are_ranks else None,
+    )
+    traffic = measure_traffic(recorded, range(len(recorded))) if are_ranks else ()
+    return replace(analyzed, analysis=replace(analyzed.analysis, traffic=traffic or UNSET))
 
 
 def _rank_sections(ctx: StageContext, analysis: CaptureAnalysis) -> Iterator[Section]:

@@ -1,36 +1,32 @@
 """Headlines of runs in which our own loop was not timed: a capture alone, or a server measured from outside."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from msgspec import UNSET
 
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuKernel
-from llm_perf_opt.analysis.timeline.operators import OperatorRow
 from llm_perf_opt.analysis.timeline.rows import RangeRow
+from llm_perf_opt.core.names import PROGRAM
 from llm_perf_opt.core.records import Metric, StageRecord
 from llm_perf_opt.core.units import format_bytes, format_ms, format_percent
-from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis
+from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis, ScopeRecord
 from llm_perf_opt.diagnosis.evidence import runs_on
 from llm_perf_opt.diagnosis.facts import Known, Unknown
+from llm_perf_opt.diagnosis.host_scope import UNSAMPLED
 from llm_perf_opt.diagnosis.ledger import NOT_RECORDED
 from llm_perf_opt.diagnosis.verdict import cell_name
 from llm_perf_opt.report.run_files import Found, RunFiles
+from llm_perf_opt.report.view.ledger import scope_name
 from llm_perf_opt.report.view.shown import Cell, Shown, Tile, TimePart, TimeSplit, share, show
 
-TOOLS = {
-    "nsys": "nsys",
-    "nsys_summary": "nsys (a summary, without times of day)",
-    "rocpd": "rocprofv3",
-    "torch": "the torch profiler",
-}
 EDGES = {"before": "before the first GPU work", "after": "after the last"}
-# A GPU that is busy for this part of a time waits for nothing worth a finding.
-ALL_THE_TIME = 0.95
-NO_CLEAN_TIME = "No clean time was measured."
 
 
-def captured_tiles(capture: Found[CaptureAnalysis]) -> tuple[Tile, ...]:
-    """GPU work, how busy the GPU was, and the heaviest kernel; times are those under the profiler."""
+def captured_tiles(capture: Found[CaptureAnalysis], diagnosis: Diagnosis) -> tuple[Tile, ...]:
+    """GPU work, how busy the GPU was, and the heaviest kernel; times are those under the profiler.
+
+    Of the steady state where there is one: what start-up does to a GPU says nothing of what it does afterwards.
+    """
     found, source = capture.content, capture.source
     gpu = found.gpu
     if not gpu.kernel_count and not found.graphs.launches_traced_as_a_whole and not found.copies:
@@ -46,19 +42,22 @@ def captured_tiles(capture: Found[CaptureAnalysis]) -> tuple[Tile, ...]:
         tiles.append(
             _tile("Graph time", show(Known(value=found.graphs.total_ns / 1e6, unit="ms", how=what, source=source)))
         )
-    if gpu.busy_ns is not None and gpu.span_ns:
-        what = f"of the time from the first to the last GPU work, warm-up and loading included{_each(found)}"
-        if found.host_edges is not UNSET:
-            what = "of the capture, with the host's work before the first and after the last GPU work"
-        tiles.append(_tile("GPU busy", show(share(gpu.busy_ns / found.judged_ns, what, source))))
+    scope = judged_scope(diagnosis)
+    if scope is not None:
+        tiles.append(_tile("GPU busy", show(share(_busy_share(scope), _of_scope(scope, found), source))))
     phase = _longest(found)
-    if phase is not None:
+    if phase is not None and (scope is None or phase.name != scope.place):
         busy, what = _busy(phase), f"of a typical {phase.name} ({format_ms(phase.typical.wall_ns / 1e6)})"
         tiles.append(_tile(f"Busy in {phase.name}", show(share(busy, what, source))))
-    if found.kernels:
-        top = found.kernels[0]
-        what = f"of all kernel time: {top.short_name}"
-        tiles.append(_tile("Heaviest kernel", show(share(top.time_pct / 100, what, source))))
+    if scope is not None and scope.kernels:
+        top = scope.kernels[0]
+        busy_ns = sum(cell.time_ns for cell in scope.cells if kind_of_cell(cell.id) == "work")
+        what = f"of the time kernels ran in {scope_name(scope)}: {top.short_name}"
+        tiles.append(_tile("Hottest kernel", show(share(top.own_ns / max(busy_ns, 1), what, source))))
+    elif found.kernels:
+        first = found.kernels[0]
+        what = f"of all kernel time: {first.short_name}"
+        tiles.append(_tile("Hottest kernel", show(share(first.time_pct / 100, what, source))))
     if found.copies:
         sizes = [copy.size_bytes for copy in found.copies if copy.size_bytes is not None]
         is_whole = len(sizes) == len(found.copies)
@@ -68,10 +67,30 @@ def captured_tiles(capture: Found[CaptureAnalysis]) -> tuple[Tile, ...]:
     return tuple(tiles)
 
 
+def judged_scope(diagnosis: Diagnosis) -> ScopeRecord | None:
+    """The steady state, or the whole capture where nothing of it is start-up; of sampled stacks the program."""
+    scope = diagnosis.scope("steady") or diagnosis.scope("capture") or diagnosis.scope(PROGRAM)
+    return scope if scope is not None and scope.wall_ns else None
+
+
+def _busy_share(scope: ScopeRecord) -> float:
+    return sum(cell.time_ns for cell in scope.cells if kind_of_cell(cell.id) == "work") / scope.wall_ns
+
+
+def _of_scope(scope: ScopeRecord, found: CaptureAnalysis) -> str:
+    """What a share of a scope is of."""
+    text = f"of {scope_name(scope)}, {format_ms(scope.wall_ns / 1e6)}"
+    if scope.id == "steady":
+        return f"{text}, start-up left out"
+    if found.host_edges is not UNSET:
+        return f"{text}, with the host's work before the first and after the last GPU work"
+    return f"{text}, from the first to the last GPU work{_each(found)}"
+
+
 def captured_split(diagnosis: Diagnosis) -> TimeSplit | None:
     """The ledger of the steady state, or of the whole capture: the largest cells by name."""
-    scope = diagnosis.scope("steady") or diagnosis.scope("capture") or diagnosis.scope("program")
-    if scope is None or not scope.wall_ns:
+    scope = judged_scope(diagnosis)
+    if scope is None:
         return None
     parts: dict[tuple[str, str], int] = {}
     for cell in scope.cells:
@@ -79,7 +98,7 @@ def captured_split(diagnosis: Diagnosis) -> TimeSplit | None:
         parts[key] = parts.get(key, 0) + cell.time_ns
     shown = sorted(parts.items(), key=lambda item: (item[0][1] != "work", -item[1]))
     return TimeSplit(
-        what=scope.place if scope.kind == "program" else "the steady state" if scope.id == "steady" else "the capture",
+        what=scope_name(scope),
         total=format_ms(scope.wall_ns / 1e6),
         parts=tuple(
             TimePart(label=label, kind=kind, share=ns / scope.wall_ns) for (label, kind), ns in shown if ns > 0
@@ -89,9 +108,9 @@ def captured_split(diagnosis: Diagnosis) -> TimeSplit | None:
 
 def kind_of_cell(cell: str) -> str:
     """The colour of a cell: work, idle time, or time nothing is known of."""
-    if cell.startswith(("gpu.compute", "gpu.communication")):
+    if cell.startswith(("gpu.compute", "gpu.communication", "host.work")):
         return "work"
-    return "unexplained" if cell in NOT_RECORDED else "idle"
+    return "unexplained" if cell in (*NOT_RECORDED, UNSAMPLED) else "idle"
 
 
 def host_alone_split(found: CaptureAnalysis) -> TimeSplit | None:
@@ -118,27 +137,6 @@ def _tile(label: str, cell: Cell) -> Tile:
     return Tile(label=label, cell=cell, explain=cell.how if isinstance(cell, Shown) else cell.text)
 
 
-def busy_words(found: CaptureAnalysis) -> str:
-    """How busy the GPU was from its first work to its last, and in the range that took most; empty without times."""
-    if found.gpu.busy_ns is None or not found.gpu.span_ns:
-        return ""
-    busy = format_percent(found.gpu.busy_ns / found.gpu.span_ns)
-    text = f"busy for {busy} of the time from its first work to its last{_each(found)}"
-    phase = _longest(found)
-    if phase is None:
-        return text
-    wall = format_ms(phase.typical.wall_ns / 1e6)
-    return f"{text}, and for {format_percent(_busy(phase))} of a typical {phase.name} ({wall})"
-
-
-def works_all_the_time(found: CaptureAnalysis) -> bool:
-    """Whether the GPU is busy for nearly all of the time from its first work to its last, and of the longest range."""
-    phase = _longest(found)
-    if found.gpu.busy_ns is None or not found.gpu.span_ns or (phase is not None and _busy(phase) < ALL_THE_TIME):
-        return False
-    return found.gpu.busy_ns >= ALL_THE_TIME * found.gpu.span_ns
-
-
 def ncu_tiles(ncu: Found[NcuAnalysis]) -> tuple[Tile, ...]:
     """What ncu measured, where there is no timeline."""
     found, source = ncu.content, ncu.source
@@ -154,7 +152,7 @@ def ncu_tiles(ncu: Found[NcuAnalysis]) -> tuple[Tile, ...]:
         )
         top = max(_timed(found, times), key=lambda kernel: times[kernel.kernel])
         what = f"of the time under ncu: {top.short}"
-        tiles.append(_tile("Heaviest kernel", show(share(times[top.kernel] / sum(times.values()), what, source))))
+        tiles.append(_tile("Hottest kernel", show(share(times[top.kernel] / sum(times.values()), what, source))))
     return tuple(tiles)
 
 
@@ -227,47 +225,6 @@ def _each(found: CaptureAnalysis) -> str:
     return f" (any of its {len(spans)} GPUs; each by itself {format_percent(mean)} on average)"
 
 
-def work_on_host(found: CaptureAnalysis) -> str:
-    """What there is instead: kernels that were only counted, or work on the host."""
-    if found.counters is not UNSET and found.counters:
-        counted = _count(sum(row.instances for row in found.counters), "kernel")
-        largest = max(found.counters, key=lambda row: row.flop or 0.0)
-        most = f", most FLOPs in {largest.short_name}" if largest.flop else ""
-        return f" with its times; hardware counters of {counted} were{most}"
-    if found.operators is not UNSET and found.operators:
-        return f"; {_host_alone(found, found.operators)}"
-    if found.ranges:
-        return f"; {_count(len(found.ranges), 'range')}, the longest {found.ranges[0].name}"
-    return ""
-
-
-def _host_alone(found: CaptureAnalysis, operators: Sequence[OperatorRow]) -> str:
-    """How long the trace is, and what takes most of it: operators, a range, or what else lies outside of operators."""
-    top, total = max(operators, key=lambda row: row.self_cpu_ns), sum(row.self_cpu_ns for row in operators)
-    share = format_percent(top.self_cpu_ns / total) if total else "0 %"
-    most = f"above all {top.name} ({share} of their own time)"
-    host = found.host_alone
-    if host is UNSET or not host.span_ns:
-        return f"operators on the CPU take {format_ms(total / 1e6)}, {most}"
-    files = len(found.sources)
-    length = "the trace is" if files == 1 else f"the {files} traces are together"
-    length = f"{length} {format_ms(host.span_ns / 1e6)} long"
-    spent = format_percent(host.operators_ns / host.span_ns)
-    outside_ns = host.span_ns - host.operators_ns
-    if outside_ns <= host.operators_ns:
-        return f"{length}, and operators of the main thread take {spent} of it, {most}"
-    told = [row for row in (*host.ranges[:1], *host.frames[:1]) if 2 * row.own_ns >= outside_ns]
-    if host.ranges and told[:1] == [host.ranges[0]]:
-        name, whole_ns = host.ranges[0].name, host.ranges[0].whole_ns
-        first = f"{name} takes {format_percent(whole_ns / host.span_ns)} of it ({format_ms(whole_ns / 1e6)})"
-        first += "".join(f", most in {row.name}" for row in told[1:])
-    else:
-        first = f"{format_percent(outside_ns / host.span_ns)} of it lies outside of operators"
-        frames = [f"{row.name} ({format_ms(row.own_ns / 1e6)})" for row in host.frames[:1]]
-        first += f", most in {frames[0]}" if frames else ", in what was not recorded (with_stack=True names it)"
-    return f"{length}, and {first}; operators of the main thread take {spent}, {most}"
-
-
 def _count(number: int, what: str, several: str = "") -> str:
     return f"{number:,} {what if number == 1 else several or what + 's'}"
 
@@ -292,7 +249,6 @@ def _busy(phase: RangeRow) -> float:
     return 1 - sum(parts) / phase.typical.wall_ns
 
 
-STAGE = "bench"
 TILES = (
     ("serve_ttft_ms", "TTFT", "from sending a request to its first token"),
     ("serve_tpot_ms", "TPOT", "time per output token after the first"),
@@ -302,11 +258,6 @@ TILES = (
     ("serve_requests_per_s", "Requests", "that succeeded, by the time the load took"),
     ("serve_goodput_per_s", "Goodput", "requests that kept to every limit, by the time the load took"),
 )
-
-
-def load_test(files: RunFiles) -> StageRecord | None:
-    """The stage that put a server under load."""
-    return files.manifest.stage(STAGE)
 
 
 def served_title(files: RunFiles) -> str:

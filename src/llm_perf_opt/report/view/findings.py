@@ -1,6 +1,6 @@
 """Findings: what to change, in the order of the diagnosis, and what that could save of a request."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.core.names import PHASES, PREFILL, PROGRAM
@@ -12,6 +12,7 @@ from llm_perf_opt.diagnosis.run import REQUEST
 NO_TIME = "no time at stake"
 # What is said of the profilers themselves stands in the provenance.
 IN_PROVENANCE = "profiler_overhead"
+NOT_TRIED: Mapping[str, float] = {}
 WHOLE = {"capture": "the capture", "steady": "the steady state"}
 
 
@@ -21,7 +22,7 @@ class FindingView:
 
     `saves` is of a request where that is known, and `saves_each` then of a step of each phase.
     `also` are the titles of findings of the same cause in other phases; evidence and gains count them in.
-    `floor` says how the lower bound behind the gain was computed.
+    `floor` says how the lower bound behind the gain was computed, `measured` what `llm-perf optimize` gained.
     """
 
     rank: int
@@ -39,11 +40,14 @@ class FindingView:
     caveat: str | None
     is_one_time: bool = False
     floor: str | None = None
+    measured: str | None = None
     refutes: str = ""
     doc: str | None = None
 
 
-def findings_view(found: Sequence[Finding], facts: RunFacts) -> tuple[FindingView, ...]:
+def findings_view(
+    found: Sequence[Finding], facts: RunFacts, measured_gains: Mapping[str, float] = NOT_TRIED
+) -> tuple[FindingView, ...]:
     """One entry per cause; the same cause in prefill and decode is one."""
     groups: list[list[Finding]] = []
     for finding in found:
@@ -54,7 +58,9 @@ def findings_view(found: Sequence[Finding], facts: RunFacts) -> tuple[FindingVie
             groups.append([finding])
         else:
             group.append(finding)
-    return tuple(_view(rank, group, facts) for rank, group in enumerate(groups, start=1))
+    return tuple(
+        _view(rank, group, facts, measured_gains.get(group[0].rule)) for rank, group in enumerate(groups, start=1)
+    )
 
 
 def twins(finding: Finding, found: Sequence[Finding]) -> list[Finding]:
@@ -68,7 +74,7 @@ def _are_twins(one: Finding, other: Finding) -> bool:
     return one.phase in PHASES and other.phase in PHASES
 
 
-def _view(rank: int, group: Sequence[Finding], facts: RunFacts) -> FindingView:
+def _view(rank: int, group: Sequence[Finding], facts: RunFacts, gained: float | None) -> FindingView:
     first = group[0]
     return FindingView(
         rank=rank,
@@ -85,7 +91,8 @@ def _view(rank: int, group: Sequence[Finding], facts: RunFacts) -> FindingView:
         confidence=first.confidence,
         caveat=first.caveat,
         is_one_time=first.is_one_time,
-        floor=first.floor,
+        floor=first.floor if first.max_gain is not None else None,
+        measured=None if gained is None else format_factor(gained),
         refutes=first.refutes,
         doc=first.doc,
     )

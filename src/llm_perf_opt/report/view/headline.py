@@ -1,4 +1,4 @@
-"""Headline: what ran, the numbers that matter, and the verdict in one sentence."""
+"""Headline: what ran, the numbers that matter, and the verdict in one sentence; each subject builds its own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,6 @@ from llm_perf_opt.report.view.captured import (
     captured_split,
     captured_tiles,
     host_alone_split,
-    load_test,
     ncu_split,
     ncu_tiles,
     ncu_verdict,
@@ -32,8 +31,10 @@ from llm_perf_opt.report.view.captured import (
     served_verdict,
 )
 from llm_perf_opt.report.view.findings import gain_of, gain_of_saving, saved_in_request_ms, twins
+from llm_perf_opt.report.view.modules import ModulesView, operators_split
 from llm_perf_opt.report.view.roofline import mbu_of, mfu_of
 from llm_perf_opt.report.view.shown import BoundDistance, Shown, Tile, TimeSplit, show
+from llm_perf_opt.report.view.subject import CLEAN_OPTION, Subject
 from llm_perf_opt.report.view.waterfall import distance_of, request_split, split_of
 
 Tone = Literal["good", "warn", "bad", "unknown"]
@@ -56,8 +57,8 @@ class HeadlineView:
 
     `log` is what a program that crashed printed, by its path in the run. `promised` is the title of the finding
     the verdict is about. `split` and `distance`
-    are of the phase the verdict is about: where its time goes, and how far it is from its bound. `is_unjudged`: no rule
-    looks at such a capture, so that none found anything says nothing.
+    are of the phase the verdict is about: where its time goes, and how far it is from its bound. `is_unjudged`: no
+    cause looks at such a capture, so that none was found says nothing.
     """
 
     title: str
@@ -78,48 +79,126 @@ class HeadlineView:
     no_distance: Unknown | None = None
 
 
-def headline(files: RunFiles, facts: RunFacts, waterfalls: tuple[Waterfall, ...], diagnosis: Diagnosis) -> HeadlineView:
-    """Of our own model run, or of a program with phases; other subjects have a headline of their own."""
-    capture = _capture_alone(files, facts)
-    found = diagnosis.claims
-    best = best_finding(found, facts)
-    verdict, tone, about = _verdict(waterfalls, found, facts, best)
-    if capture is not None:
-        verdict, tone, about = diagnosis.verdict.text, TONES[diagnosis.verdict.kind], None
-        best = next((f for f in found if f.rule == diagnosis.verdict.rule), best)
-    fall = _shown_first(waterfalls, about, facts)
-    split = None if fall is None else split_of(fall)
-    if capture is not None:
-        split = captured_split(diagnosis) or host_alone_split(capture.content)
-    if best is not None and best.phase == REQUEST:
-        split = request_split(files, facts) or split
-    if capture is None and diagnosis.verdict.scope == PROGRAM:
-        split = captured_split(diagnosis)
-        if best is None:
-            verdict, tone = diagnosis.verdict.text, TONES[diagnosis.verdict.kind]
-    tiles = _tiles(files, facts) if capture is None else captured_tiles(capture)
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What was found, in one sentence and a few numbers, before a subject says what it is of."""
+
+    verdict: str
+    tone: Tone
+    tiles: tuple[Tile, ...]
+    phase: str = DECODE
+    promised: str | None = None
+    split: TimeSplit | None = None
+    distance: BoundDistance | None = None
+    is_unjudged: bool = False
+
+
+def answer_of(files: RunFiles, facts: RunFacts, waterfalls: tuple[Waterfall, ...], diagnosis: Diagnosis) -> Answer:
+    """Of the clean phases; of the capture where nothing else was timed; of ncu's kernels where there is no more."""
     if isinstance(files.ncu, Found) and isinstance(files.capture, Unknown) and _is_nothing_else(files, facts):
-        tiles, verdict, tone = ncu_tiles(files.ncu), ncu_verdict(files.ncu.content), "unknown"
-        split = ncu_split(files.ncu.content)
-    title, loaded = model_name(files), load_test(files)
-    if loaded is not None:
-        title, tiles = served_title(files), served_tiles(loaded)
-        verdict, tone = served_verdict(loaded), "bad" if loaded.reason else "unknown"
-    return HeadlineView(
-        title=title,
-        device=device_name(files),
-        parameters=_parameters(files),
-        facts=_facts(files, facts),
+        found = files.ncu.content
+        return Answer(verdict=ncu_verdict(found), tone="unknown", tiles=ncu_tiles(files.ncu), split=ncu_split(found))
+    best = best_finding(diagnosis.claims, facts)
+    split = request_split(files, facts) if best is not None and best.phase == REQUEST else None
+    capture = _capture_alone(files, facts)
+    if capture is not None:
+        about = next((f for f in diagnosis.claims if f.rule == diagnosis.verdict.rule), best)
+        return Answer(
+            verdict=diagnosis.verdict.text,
+            tone=TONES[diagnosis.verdict.kind],
+            tiles=captured_tiles(capture, diagnosis),
+            promised=None if about is None else about.title,
+            split=split or captured_split(diagnosis) or host_alone_split(capture.content),
+            is_unjudged=capture.content.host_alone is not UNSET,
+        )
+    verdict, tone, phase = _verdict(waterfalls, diagnosis.claims, facts, best)
+    if diagnosis.verdict.scope == PROGRAM:
+        split = captured_split(diagnosis)
+        verdict = verdict if best is not None else diagnosis.verdict.text
+    fall = _shown_first(waterfalls, phase, facts)
+    return Answer(
         verdict=verdict,
         tone=tone,
-        phase=fall.phase if fall is not None else about or DECODE,
-        tiles=tiles,
-        warnings=_warnings(files),
+        tiles=_tiles(files, facts),
+        phase=fall.phase if fall is not None else phase or DECODE,
         promised=None if best is None else best.title,
-        is_cpu=bool(facts.is_cpu),
-        split=split,
+        split=split or (None if fall is None else split_of(fall)),
         distance=None if fall is None else distance_of(fall),
-        is_unjudged=capture is not None and capture.content.host_alone is not UNSET,
+    )
+
+
+def model_headline(files: RunFiles, facts: RunFacts, answer: Answer, modules: ModulesView) -> HeadlineView:
+    """Of a run of our own model loop."""
+    return HeadlineView(
+        title=model_name(files),
+        device=device_name(files),
+        parameters=parameter_count(files),
+        facts=run_facts(files, facts),
+        verdict=answer.verdict,
+        tone=answer.tone,
+        phase=answer.phase,
+        tiles=answer.tiles,
+        warnings=run_warnings(files),
+        promised=answer.promised,
+        is_cpu=bool(facts.is_cpu),
+        is_unjudged=answer.is_unjudged,
+        split=answer.split or operators_split(modules),
+        distance=answer.distance,
+    )
+
+
+def capture_headline(
+    files: RunFiles, facts: RunFacts, answer: Answer, modules: ModulesView, *, has_phases: bool
+) -> HeadlineView:
+    """Of given captures: nothing is said of what they cannot know."""
+    return HeadlineView(
+        title=model_name(files),
+        device=device_name(files),
+        parameters=parameter_count(files),
+        facts=run_facts(files, facts),
+        verdict=answer.verdict,
+        tone=answer.tone,
+        phase=answer.phase,
+        tiles=tuple(tile for tile in answer.tiles if isinstance(tile.cell, Shown)),
+        warnings=run_warnings(files),
+        promised=answer.promised,
+        is_cpu=bool(facts.is_cpu),
+        is_unjudged=answer.is_unjudged,
+        split=answer.split or operators_split(modules),
+        distance=answer.distance,
+        no_distance=why_no_distance(answer.phase) if answer.distance is None and has_phases else None,
+    )
+
+
+def why_no_distance(phase: str) -> Unknown:
+    """What a capture lacks to say how far its phases are from their bounds."""
+    return Unknown(
+        reason="the capture names neither its model nor a time without a profiler",
+        enable=f"llm-perf analyze … model=… hardware=… workload.prompt=… {CLEAN_OPTION[phase]} …",
+    )
+
+
+def load_headline(
+    files: RunFiles, facts: RunFacts, answer: Answer, modules: ModulesView, subject: Subject
+) -> HeadlineView:
+    """Of a server under load, with what a window of a profiler showed inside it."""
+    assert subject.load is not None
+    split = answer.split or (operators_split(modules) if subject.has_parts else None)
+    return HeadlineView(
+        title=served_title(files),
+        device=device_name(files),
+        parameters=parameter_count(files),
+        facts=run_facts(files, facts),
+        verdict=served_verdict(subject.load),
+        tone="bad" if subject.load.reason else "unknown",
+        phase=answer.phase,
+        tiles=served_tiles(subject.load),
+        warnings=run_warnings(files),
+        promised=answer.promised,
+        is_cpu=bool(facts.is_cpu),
+        is_unjudged=answer.is_unjudged,
+        split=split,
+        distance=answer.distance,
     )
 
 
@@ -139,7 +218,7 @@ def _is_nothing_else(files: RunFiles, facts: RunFacts) -> bool:
     return not timed and isinstance(files.static, Unknown)
 
 
-def _warnings(files: RunFiles) -> tuple[str, ...]:
+def run_warnings(files: RunFiles) -> tuple[str, ...]:
     """Why the numbers may not come out the same again."""
     shared = shared_gpus(files.manifest.environment)
     if not files.samples:
@@ -192,19 +271,19 @@ def device_name(files: RunFiles) -> str | None:
     return None
 
 
-def _parameters(files: RunFiles) -> int | None:
+def parameter_count(files: RunFiles) -> int | None:
     if isinstance(files.static, Found):
         return files.static.content.parameters.total
     return files.metrics.content.model.parameters if isinstance(files.metrics, Found) else None
 
 
-def _facts(files: RunFiles, facts: RunFacts) -> tuple[tuple[str, str], ...]:
+def run_facts(files: RunFiles, facts: RunFacts) -> tuple[tuple[str, str], ...]:
     device = device_name(files)
     shown = "unknown" if device is None else f"{device} (CPU)" if facts.is_cpu else device
     found = [("device", shown), ("dtype", facts.dtype or "unknown")]
     found = [fact for fact in found if fact[1] != "unknown"]
     static = files.static.content if isinstance(files.static, Found) else None
-    parameters = _parameters(files)
+    parameters = parameter_count(files)
     if parameters is not None:
         found.append(("parameters", _short_count(parameters)))
     if static is not None:

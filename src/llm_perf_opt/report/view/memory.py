@@ -5,8 +5,9 @@ from statistics import mean, median
 
 from llm_perf_opt.core.units import digits, format_bytes
 from llm_perf_opt.diagnosis.facts import Known, MemoryFacts, Quantity, RunFacts, Unknown
-from llm_perf_opt.report.run_files import Found, RunFiles, is_program_without_model
+from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.shown import Cell, Shown, show
+from llm_perf_opt.report.view.subject import MODEL, Subject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,8 @@ class MemoryView:
         return reasons[0] if len(reasons) == len(self.rows) and self.power_missing is not None else None
 
 
-def memory_view(files: RunFiles, facts: RunFacts) -> MemoryView:
+def memory_view(files: RunFiles, facts: RunFacts, subject: Subject = MODEL) -> MemoryView:
+    """Of a program without a known model and of given captures only what is known: the rest is no gap in the run."""
     memory = facts.memory
     rows: tuple[tuple[str, Quantity], ...] = (
         ("Weights (predicted)", memory.weights),
@@ -61,8 +63,7 @@ def memory_view(files: RunFiles, facts: RunFacts) -> MemoryView:
     )
     segments, measured, scale = _bar(memory)
     power, why = _power(files)
-    if is_program_without_model(files):
-        # What no model is named for cannot be predicted: that is no gap in the run.
+    if subject.kind == "capture" or subject.no_bounds is not None:
         rows = tuple(row for row in rows if not isinstance(row[1], Unknown))
     return MemoryView(
         rows=tuple((label, show(quantity)) for label, quantity in rows),
@@ -70,7 +71,7 @@ def memory_view(files: RunFiles, facts: RunFacts) -> MemoryView:
         measured_pct=measured,
         scale=scale,
         power=power,
-        power_missing=why,
+        power_missing=None if subject.kind == "capture" else why,
         fits=_fits(files),
     )
 

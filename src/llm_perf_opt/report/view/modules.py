@@ -11,6 +11,7 @@ from llm_perf_opt.core.units import format_ms, format_percent
 from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.report.run_files import Found, OperatorRow, RunFiles
 from llm_perf_opt.report.view.shown import TimePart, TimeSplit
+from llm_perf_opt.report.view.subject import MODEL, Subject
 
 OPERATORS_SHOWN = 25
 # On the bar of the first screen.
@@ -114,11 +115,19 @@ def _beside_wall(view: ModulesView, total_ms: float, wall_ms: float) -> str:
     )
 
 
-def modules_view(files: RunFiles) -> ModulesView:
+def modules_view(files: RunFiles, subject: Subject = MODEL) -> ModulesView:
+    """What only our own loop measures is missing of no other subject.
+
+    Of a program a table of modules is shown where the trace names some, since `other` alone says nothing.
+    """
     operators, by = _operators(files)
+    phases = [phase for phase in (_phase(files, name) for name in PHASES) if phase.rows]
+    if subject.kind == "program":
+        phases = [phase for phase in phases if any(row.group != "other" for row in phase.rows)]
+    is_asked = subject.kind != "capture"
     entries = files.static.content.double_entry if isinstance(files.static, Found) else ()
     return ModulesView(
-        phases=tuple(phase for phase in (_phase(files, name) for name in PHASES) if phase.rows),
+        phases=tuple(phases),
         operators=operators[:OPERATORS_SHOWN],
         operators_by=by,
         operators_of="operators' device time" if by == DEVICE_TIME else "operator time",
@@ -127,9 +136,11 @@ def modules_view(files: RunFiles) -> ModulesView:
         time_source=files.metrics.source if isinstance(files.metrics, Found) else None,
         static_source=files.static.source if isinstance(files.static, Found) else None,
         operators_source=files.operators.source if isinstance(files.operators, Found) else None,
-        time_missing=_time_missing(files),
-        operators_missing=None if operators else _why(files.operators, "the trace holds no operator"),
-        double_entry_missing=None if entries else _why(files.static, _one_book(files)),
+        time_missing=_time_missing(files) if is_asked else None,
+        operators_missing=None if operators or not is_asked else _why(files.operators, "the trace holds no operator"),
+        double_entry_missing=None
+        if entries or subject.kind in ("capture", "program")
+        else _why(files.static, _one_book(files)),
     )
 
 

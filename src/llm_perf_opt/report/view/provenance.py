@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llm_perf_opt.core.manifest import RunManifest
-from llm_perf_opt.core.names import OFFERED
+from llm_perf_opt.core.names import OFFERED, STATIC_ANALYSIS
 from llm_perf_opt.core.records import Metric, StageRecord
 from llm_perf_opt.core.units import format_factor
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.facts import RunFacts
 from llm_perf_opt.report.run_files import RunFiles
 from llm_perf_opt.report.view.findings import IN_PROVENANCE
-from llm_perf_opt.report.view.program import without_log
+from llm_perf_opt.report.view.subject import Subject
 
 # Nobody waits for ten years.
 LONGEST_S = 315_360_000.0
@@ -92,12 +92,13 @@ def failures_view(files: RunFiles) -> tuple[Failure, ...]:
 def _reason(stage: StageRecord, *, has_log: bool) -> str:
     if not stage.reason:
         return "no reason was recorded"
-    return without_log(stage.reason) if has_log else stage.reason
+    return stage.said if has_log else stage.reason
 
 
 def provenance_view(
-    files: RunFiles, facts: RunFacts, sources: tuple[str, ...], found: tuple[Finding, ...]
+    files: RunFiles, facts: RunFacts, sources: tuple[str, ...], found: tuple[Finding, ...], subject: Subject
 ) -> ProvenanceView:
+    """Of given captures and of a load no stage is missing; how a program has bounds is said elsewhere, once."""
     manifest = files.manifest
     ran = {stage.name for stage in manifest.stages}
     return ProvenanceView(
@@ -106,7 +107,13 @@ def provenance_view(
         created_at=manifest.created_at,
         first_verdict="" if manifest.first_verdict_s is None else _seconds(manifest.first_verdict_s, places=0),
         stages=tuple(_stage(stage) for stage in manifest.stages),
-        not_run=tuple(name for name in OFFERED if name not in ran),
+        not_run=tuple(
+            name
+            for name in OFFERED
+            if name not in ran
+            and not (subject.is_bare or subject.is_load_alone)
+            and not (subject.kind == "program" and name == STATIC_ANALYSIS)
+        ),
         slowdowns=tuple(
             (name, format_factor(known.value), known.how, known.source or "") for name, known in facts.slowdowns.items()
         ),

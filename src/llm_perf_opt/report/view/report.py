@@ -2,62 +2,50 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
-from llm_perf_opt.core.names import STATIC_ANALYSIS
+from llm_perf_opt.core.names import DIAGNOSIS_FILE
 from llm_perf_opt.diagnosis.document import Diagnosis
-from llm_perf_opt.diagnosis.facts import Unknown
+from llm_perf_opt.diagnosis.facts import RunFacts, Unknown
 from llm_perf_opt.diagnosis.run import diagnose_run
-from llm_perf_opt.diagnosis.waterfall import build_waterfall
+from llm_perf_opt.diagnosis.waterfall import Waterfall, build_waterfall
 from llm_perf_opt.report.facts import gather, joined_ncu
 from llm_perf_opt.report.run_files import EarlierRun, Found, RunFiles
-from llm_perf_opt.report.view.captured import load_test
 from llm_perf_opt.report.view.findings import FindingView, findings_view
 from llm_perf_opt.report.view.flame import FlameView, flame_view
-from llm_perf_opt.report.view.headline import HeadlineView, headline
-from llm_perf_opt.report.view.kernels import KernelsView, kernels_view
-from llm_perf_opt.report.view.memory import MemoryView, memory_view
-from llm_perf_opt.report.view.modules import ModulesView, modules_view, operators_split
-from llm_perf_opt.report.view.program import (
-    NO_PHASES_MARKED,
-    PARTS,
-    crashed_stage,
-    has_no_model,
-    is_bare,
-    maps_phases,
-    memory_of_capture,
-    modules_of_capture,
-    modules_of_program,
-    of_capture,
-    of_program,
-    parts_of_capture,
-    phases_section,
-    phases_shown,
-    program_of,
-    program_wall_ms,
-    waterfall_of_capture,
-    waterfalls_without_bounds,
-    why_no_bounds,
-    why_no_distance_of_program,
-    without_missing_parts,
+from llm_perf_opt.report.view.headline import (
+    HeadlineView,
+    answer_of,
+    capture_headline,
+    load_headline,
+    model_headline,
 )
+from llm_perf_opt.report.view.kernels import KernelsView, kernels_view
+from llm_perf_opt.report.view.ledger import ledger_section
+from llm_perf_opt.report.view.memory import MemoryView, memory_view
+from llm_perf_opt.report.view.modules import ModulesView, modules_view
+from llm_perf_opt.report.view.program import NO_PHASES_MARKED, phases_section, program_headline
 from llm_perf_opt.report.view.provenance import Failure, ProvenanceView, failures_view, provenance_view
 from llm_perf_opt.report.view.roofline import RooflineView, roofline_view
-from llm_perf_opt.report.view.sections import SectionView, sections_view
+from llm_perf_opt.report.view.sections import SectionView, diagnosis_section, sections_view
+from llm_perf_opt.report.view.shown import Shown
+from llm_perf_opt.report.view.subject import Subject, phases_shown, subject_of
 from llm_perf_opt.report.view.timeline import TimelineView, timeline_view
-from llm_perf_opt.report.view.waterfall import RequestView, WaterfallView, request_view, waterfall_view
+from llm_perf_opt.report.view.waterfall import RequestView, WaterfallView, request_view, waterfalls_view
+
+# The parts of a page between its headline and what stages add, in their order.
+PARTS = ("waterfall", "findings", "kernels", "roofline", "timeline", "modules", "memory")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportView:
-    """`parts` are those shown: none where a server was measured from outside and nothing looked inside it.
+    """`steps` is how often a phase's step happens in a request. `damage`: what of the run is missing or cannot be read.
 
-    `is_bare`: of captures made elsewhere, which say nothing of the rest. `steps` is how often a phase's step happens in
-    a request. `damage`: what of the run is missing or cannot be read. `no_bounds`: of a program whose model nobody
-    named, how to name it. `is_crashed`: of a program that did not run to its end, there is nothing else to show.
-    `unjudged`: why no rule could find anything.
+    `sections` are those of the stages, `first_sections` those of a program's phases.
     """
 
+    subject: Subject
     headline: HeadlineView
     waterfalls: tuple[WaterfallView, ...]
     request: RequestView | None
@@ -68,6 +56,7 @@ class ReportView:
     timeline: TimelineView
     modules: ModulesView
     memory: MemoryView
+    ledger: SectionView | None
     first_sections: tuple[SectionView, ...]
     sections: tuple[SectionView, ...]
     flames: tuple[FlameView, ...]
@@ -77,22 +66,70 @@ class ReportView:
     ncu: NcuAnalysis | None
     has_trace: bool
     present: frozenset[str]
+    diagnosis: Diagnosis
     damage: tuple[str, ...] = ()
-    parts: tuple[str, ...] = PARTS
-    is_bare: bool = False
-    no_bounds: Unknown | None = None
-    is_crashed: bool = False
-    unjudged: str | None = None
-    diagnosis: Diagnosis | None = None
+
+    @property
+    def is_bare(self) -> bool:
+        """Of given captures, which say nothing of the rest."""
+        return self.subject.is_bare
 
     @property
     def is_load_alone(self) -> bool:
-        return not self.parts and not self.is_crashed
+        """A server was measured from outside and nothing looked inside it."""
+        return self.subject.is_load_alone
+
+    @property
+    def is_crashed(self) -> bool:
+        """A program that did not run to its end: there is nothing else to show."""
+        return self.subject.crashed is not None
+
+    @property
+    def no_bounds(self) -> Unknown | None:
+        """Of a program whose model nobody named, how to name it."""
+        return self.subject.no_bounds
+
+    @cached_property
+    def parts(self) -> tuple[str, ...]:
+        """The parts that are shown: of given captures what they know, of a run what is not missing."""
+        if not self.subject.has_parts:
+            return ()
+        if self.is_bare:
+            return tuple(part for part in PARTS if self._knows(part))
+        empty = {part for part, _, _ in self.empty}
+        found = tuple(part for part in PARTS if part not in empty)
+        # That nothing was found is said on the first screen, where something was measured.
+        is_empty = found == ("findings",) and self.request is None
+        return found if self.findings or is_empty else tuple(part for part in found if part != "findings")
+
+    def _knows(self, part: str) -> bool:
+        known = {
+            "waterfall": any(fall.is_placed for fall in self.waterfalls),
+            "findings": len(self.findings) > 0,
+            "kernels": self.kernels.missing is None,
+            "roofline": self.roofline.missing is None,
+            "timeline": self.timeline.missing is None,
+            "modules": len(self.modules.phases) > 0 or len(self.modules.operators) > 0,
+            "memory": bool(self.memory.power) or any(isinstance(cell, Shown) for _, cell in self.memory.rows),
+        }
+        return known[part]
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing was measured and nothing predicted."""
         return not set(self.parts) - {"findings"} and self.request is None
+
+    @property
+    def before_ledger(self) -> str | None:
+        """The part that the time ledger follows: the findings, or the waterfall where there are none."""
+        return next((part for part in ("findings", "waterfall") if part in self.parts), None)
+
+    @property
+    def unjudged(self) -> str | None:
+        """Why no cause could be found: a program that marks no phases."""
+        if self.subject.kind != "program" or self.is_crashed or self.subject.maps_phases:
+            return None
+        return None if self.first_sections or self.waterfalls or self.findings else NO_PHASES_MARKED
 
     @property
     def first_finding(self) -> FindingView | None:
@@ -145,103 +182,60 @@ def build_view(files: RunFiles) -> ReportView:
     """Decide everything once."""
     ncu = joined_ncu(files)
     facts = gather(files, ncu)
-    waterfalls = tuple(build_waterfall(phase) for phase in facts.phases.values())
+    subject = subject_of(files)
+    falls = tuple(build_waterfall(phase) for phase in facts.phases.values())
     diagnosis = diagnose_run(
         facts,
         files.capture.content if isinstance(files.capture, Found) else None,
         files.trace.content if isinstance(files.trace, Found) else None,
     )
-    found = diagnosis.claims
     kernels = kernels_view(files, facts, ncu)
-    view = ReportView(
-        headline=of_program(headline(files, facts, waterfalls, diagnosis), files, facts),
-        waterfalls=tuple(
-            waterfall_view(w, facts.phases[w.phase].steps_per_request)
-            for w in waterfalls
-            if w.phase in phases_shown(files, facts)
-        ),
-        request=request_view(files, facts),
+    modules = modules_view(files, subject)
+    ledger = ledger_section(diagnosis, source=DIAGNOSIS_FILE)
+    return ReportView(
+        subject=subject,
+        headline=_headline(files, facts, falls, diagnosis, modules, subject),
+        waterfalls=waterfalls_view(falls, facts, subject),
+        request=request_view(files, facts, subject),
         steps={name: phase.steps_per_request for name, phase in facts.phases.items()},
-        findings=findings_view(found, facts),
+        findings=findings_view(diagnosis.claims, facts, diagnosis.measured_gains),
         diagnosis=diagnosis,
         kernels=kernels,
         roofline=roofline_view(files, facts, kernels),
         timeline=timeline_view(files),
-        modules=modules_view(files),
-        memory=memory_view(files, facts),
+        modules=modules,
+        memory=memory_view(files, facts, subject),
         first_sections=phases_section(files),
+        ledger=None if ledger is None or not subject.has_parts else diagnosis_section(ledger),
         sections=sections_view(files),
         flames=flame_view(files),
-        provenance=provenance_view(files, facts, _sources(files), found),
+        provenance=provenance_view(files, facts, _sources(files), diagnosis.claims, subject),
         failures=failures_view(files),
         earlier=files.earlier,
         ncu=ncu,
         has_trace=bool(files.timelines),
         present=files.present,
         damage=files.damage,
-        parts=() if load_test(files) is not None and isinstance(files.capture, Unknown) else PARTS,
     )
-    if view.is_load_alone:
-        return replace(view, provenance=replace(view.provenance, not_run=()))
-    if is_bare(files) and view.parts:
-        return _with_split(_of_capture(view))
-    if program_of(files) is not None:
-        view = _of_program(view, files)
-    empty = {part for part, _, _ in view.empty}
-    view = replace(view, parts=tuple(part for part in view.parts if part not in empty))
-    # That nothing was found is said on the first screen, where something was measured.
-    dropped = () if view.findings or view.is_empty else ("findings",)
-    view = replace(view, parts=tuple(part for part in view.parts if part not in dropped))
-    return _with_split(view, wall_ms=program_wall_ms(files))
 
 
-def _with_split(view: ReportView, *, wall_ms: float | None = None) -> ReportView:
-    """Where no clean time says where it goes, the operators do."""
-    if view.headline.split is not None or not view.parts:
-        return view
-    return replace(view, headline=replace(view.headline, split=operators_split(view.modules, wall_ms=wall_ms)))
-
-
-def _of_program(view: ReportView, files: RunFiles) -> ReportView:
-    """Of a program of the user's own: its phases, and nothing only our own inference has."""
-    view = replace(
-        view,
-        request=without_missing_parts(view.request),
-        modules=modules_of_program(view.modules),
-        # How to have its bounds is said once, and not by naming a stage that cannot help.
-        provenance=replace(
-            view.provenance, not_run=tuple(name for name in view.provenance.not_run if name != STATIC_ANALYSIS)
-        ),
-    )
-    if crashed_stage(files) is not None:
-        return replace(view, parts=(), is_crashed=True)
-    if not view.first_sections and not view.waterfalls and not view.findings and not maps_phases(files):
-        view = replace(view, unjudged=NO_PHASES_MARKED)
-    if has_no_model(files):
-        why = why_no_bounds(files)
-        return replace(
-            view,
-            headline=replace(view.headline, no_distance=why_no_distance_of_program(view.headline, why)),
-            waterfalls=waterfalls_without_bounds(view.waterfalls),
-            no_bounds=why,
-        )
-    return view
-
-
-def _of_capture(view: ReportView) -> ReportView:
-    """Of a capture made elsewhere: only what it can know."""
-    shown = (view.waterfalls, view.kernels, view.roofline, view.timeline, view.modules, view.memory)
-    return replace(
-        view,
-        headline=of_capture(view.headline, phases=len(view.waterfalls) > 0),
-        request=without_missing_parts(view.request),
-        waterfalls=tuple(waterfall_of_capture(fall) for fall in view.waterfalls),
-        modules=modules_of_capture(view.modules),
-        memory=memory_of_capture(view.memory),
-        provenance=replace(view.provenance, not_run=()),
-        parts=parts_of_capture(*shown, has_findings=len(view.findings) > 0),
-        is_bare=True,
-    )
+def _headline(
+    files: RunFiles,
+    facts: RunFacts,
+    falls: tuple[Waterfall, ...],
+    diagnosis: Diagnosis,
+    modules: ModulesView,
+    subject: Subject,
+) -> HeadlineView:
+    answer = answer_of(files, facts, falls, diagnosis)
+    if subject.kind == "load":
+        return load_headline(files, facts, answer, modules, subject)
+    if subject.kind == "program":
+        return program_headline(files, facts, answer, modules, subject)
+    if subject.kind == "capture":
+        has_phases = len(phases_shown(subject, facts)) > 0
+        return capture_headline(files, facts, answer, modules, has_phases=has_phases)
+    return model_headline(files, facts, answer, modules)
 
 
 def _sources(files: RunFiles) -> tuple[str, ...]:

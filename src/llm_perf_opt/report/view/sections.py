@@ -40,7 +40,7 @@ class PictureView:
 
 @dataclass(frozen=True, kw_only=True)
 class SectionView:
-    """`key` is unique on the page."""
+    """`key` is unique on the page; `stage` is empty where the diagnosis says it."""
 
     key: str
     stage: str
@@ -63,6 +63,20 @@ def sections_view(files: RunFiles) -> tuple[SectionView, ...]:
         _section(f"{stage.name}-{number}", stage, section, files)
         for stage in files.manifest.stages
         for number, section in enumerate(stage.sections, start=1)
+    )
+
+
+def diagnosis_section(section: Section) -> SectionView:
+    """A section made of the diagnosis, by no stage."""
+    return SectionView(
+        key="ledger",
+        stage="",
+        title=section.title,
+        paragraphs=section.paragraphs,
+        metrics=(),
+        tables=tuple(table_view(table) for table in section.tables),
+        picture=None,
+        links=(),
     )
 
 

@@ -1,5 +1,6 @@
 """Where the time goes: a whole request on one bar, and the steps of each phase on one scale."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llm_perf_opt.core.names import DECODE, PREFILL
@@ -9,6 +10,7 @@ from llm_perf_opt.diagnosis.waterfall import KnownStep, UnknownStep, Waterfall
 from llm_perf_opt.report.facts import clean_metric
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.shown import BoundDistance, TimePart, TimeSplit, format_spread
+from llm_perf_opt.report.view.subject import CLEAN_OPTION, MODEL, Subject, phases_shown
 
 # Narrower bars would vanish on the screen.
 MIN_WIDTH_PCT = 0.25
@@ -63,15 +65,30 @@ class WaterfallView:
         return "from the limit to what was measured" if has_bound else "where the time goes"
 
 
-def waterfall_view(waterfall: Waterfall, steps: float | None = None) -> WaterfallView:
+def waterfalls_view(waterfalls: Sequence[Waterfall], facts: RunFacts, subject: Subject) -> tuple[WaterfallView, ...]:
+    """Those of the phases the subject has; without a model to compare with, those that say more than the wall time."""
+    shown = phases_shown(subject, facts)
+    views = [
+        waterfall_view(fall, facts.phases[fall.phase].steps_per_request, subject)
+        for fall in waterfalls
+        if fall.phase in shown
+    ]
+    if subject.no_bounds is None:
+        return tuple(views)
+    return tuple(view for view in views if {row.kind for row in view.rows} - {"wall", "unexplained"})
+
+
+def waterfall_view(waterfall: Waterfall, steps: float | None = None, subject: Subject = MODEL) -> WaterfallView:
     """`steps` is how often the phase's step happens in a request."""
     known = [step for step in waterfall.steps if isinstance(step, KnownStep)]
     scale = max((step.to_ms for step in known), default=0.0)
+    asked = waterfall.steps if subject.no_bounds is None else known
+    missing = missing_in_capture(waterfall.phase) if subject.kind == "capture" else {}
     return WaterfallView(
         phase=waterfall.phase,
         title=f"{waterfall.phase.capitalize()}, {waterfall.per}",
         per=waterfall.per,
-        rows=tuple(_row(step, scale, steps) for step in waterfall.steps),
+        rows=tuple(_row(step, scale, steps, missing) for step in asked),
         summary=_summary(waterfall, 1.0, waterfall.per),
         notes=waterfall.notes,
         request_title="" if steps is None else f"{waterfall.phase.capitalize()}, per request{_of_steps(steps)}",
@@ -83,7 +100,20 @@ def _of_steps(steps: float) -> str:
     return "" if steps == 1 else f" ({steps:,.0f} steps)"
 
 
-def _row(step: KnownStep | UnknownStep, scale: float, steps: float | None) -> BarRow:
+def missing_in_capture(phase: str) -> Mapping[str, Unknown]:
+    """What a capture lacks, by the step that needs it, in the options of the command that reads captures."""
+    clean = Unknown(
+        reason="the times of a capture are those under the profiler",
+        enable=f"{CLEAN_OPTION[phase]} beside the capture",
+    )
+    bound = Unknown(
+        reason="the capture does not say which model ran",
+        enable="model=… hardware=… workload.prompt=… beside the capture",
+    )
+    return {"datasheet": bound, "achievable": bound, "idle": clean, "wall": clean}
+
+
+def _row(step: KnownStep | UnknownStep, scale: float, steps: float | None, missing: Mapping[str, Unknown]) -> BarRow:
     if isinstance(step, UnknownStep):
         return BarRow(
             key=step.key,
@@ -97,7 +127,7 @@ def _row(step: KnownStep | UnknownStep, scale: float, steps: float | None) -> Ba
             how="",
             source=None,
             is_estimate=False,
-            missing=step.why,
+            missing=missing.get(step.key, step.why),
         )
     low, high = min(step.from_ms, step.to_ms), max(step.from_ms, step.to_ms)
     left = 100 * low / scale if scale > 0 else 0.0
@@ -217,8 +247,11 @@ class RequestView:
     is_whole: bool = True
 
 
-def request_view(files: RunFiles, facts: RunFacts) -> RequestView | None:
-    """None where neither phase was timed without a profiler: there is no bar of one unknown part."""
+def request_view(files: RunFiles, facts: RunFacts, subject: Subject = MODEL) -> RequestView | None:
+    """None where neither phase was timed without a profiler: there is no bar of one unknown part.
+
+    Only our own loop times every part: of other subjects none is missing.
+    """
     asked = [(key, label, _part(key, files, facts)) for key, label in LABELS]
     known = [(key, label, found) for key, label, found in asked if isinstance(found, Known)]
     if not {PREFILL, DECODE} & {key for key, _, _ in known}:
@@ -239,7 +272,9 @@ def request_view(files: RunFiles, facts: RunFacts) -> RequestView | None:
         total=format_ms(total),
         per_token=format_ms(total / count) if count else "",
         tokens=count,
-        missing=tuple((label, found) for _, label, found in asked if isinstance(found, Unknown)),
+        missing=tuple(
+            (label, found) for _, label, found in asked if isinstance(found, Unknown) and subject.kind == "model"
+        ),
         notes=tuple(_request_notes(files, total)),
         is_whole=is_whole,
     )

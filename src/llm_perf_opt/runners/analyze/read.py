@@ -12,7 +12,7 @@ from msgspec import UNSET
 from llm_perf_opt.analysis.ranks.identify import Kind
 from llm_perf_opt.analysis.timeline.graphs import attribute_replays, graph_reference, replayed_kernels
 from llm_perf_opt.analysis.timeline.rows import KernelRow
-from llm_perf_opt.diagnosis.analyze import Capture, analyze_captures
+from llm_perf_opt.diagnosis.analyze import RecordedCapture, analyze_captures
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.diagnosis.evidence import Measured
 from llm_perf_opt.errors import ParseError, ToolError
@@ -60,7 +60,7 @@ def read_captures(
         raise ParseError(f"{snapshot}: a memory snapshot, which holds no times of kernels; `llm-perf analyze` reads it")
     by_kind = {kind: [f for f, k in zip(files, kinds, strict=True) if k == kind] for kind in dict.fromkeys(kinds)}
     kind = next((k for k in kinds if k != NCU), NCU)
-    captures: list[Capture] = []
+    captures: list[RecordedCapture] = []
     notes: list[str] = []
     inputs: OperatorInputs | None = None
     if kind == NSYS:
@@ -83,26 +83,26 @@ def read_captures(
     )
 
 
-def _read_nsys(files: Sequence[Path], scratch: Path) -> tuple[list[Capture], list[str]]:
+def _read_nsys(files: Sequence[Path], scratch: Path) -> tuple[list[RecordedCapture], list[str]]:
     from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
     from llm_perf_opt.profiling.range_phases import with_phases
 
-    captures: list[Capture] = []
+    captures: list[RecordedCapture] = []
     notes: list[str] = []
     for index, path in enumerate(files):
         sqlite = path
         if path.suffix in (".nsys-rep", ".qdrep"):
             sqlite, said = _export(path, scratch / f"{index}")
             notes += said
-        captures.append(Capture(timeline=with_phases(replace(read_nsys_sqlite(sqlite), source=str(path)), {})))
+        captures.append(RecordedCapture(timeline=with_phases(replace(read_nsys_sqlite(sqlite), source=str(path)), {})))
     return captures, notes
 
 
-def _read_rocpd(files: Sequence[Path]) -> list[Capture]:
+def _read_rocpd(files: Sequence[Path]) -> list[RecordedCapture]:
     from llm_perf_opt.profiling.parsers.other.rocpd import read_rocpd
     from llm_perf_opt.profiling.range_phases import with_phases
 
-    return [Capture(timeline=with_phases(replace(read_rocpd(path), source=str(path)), {})) for path in files]
+    return [RecordedCapture(timeline=with_phases(replace(read_rocpd(path), source=str(path)), {})) for path in files]
 
 
 def _export(report: Path, folder: Path) -> tuple[Path, list[str]]:
@@ -137,19 +137,21 @@ def _export(report: Path, folder: Path) -> tuple[Path, list[str]]:
     return sqlite, [f"{report}: {note}" for note in import_notes(log.read_text(errors="replace"))]
 
 
-def _read_torch(files: Sequence[Path], *, detailed: bool) -> tuple[list[Capture], list[str], "OperatorInputs | None"]:
+def _read_torch(
+    files: Sequence[Path], *, detailed: bool
+) -> tuple[list[RecordedCapture], list[str], "OperatorInputs | None"]:
     from llm_perf_opt.analysis.timeline.window import OperatorInputs
     from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
     from llm_perf_opt.profiling.parsers.trace_workers import is_long
     from llm_perf_opt.profiling.range_phases import with_phases
 
-    captures: list[Capture] = []
+    captures: list[RecordedCapture] = []
     notes: list[str] = []
     for path in files:
         ascend = is_ascend(path)
         trace = _read_ascend(path) if ascend else read_torch_trace(path, detailed=detailed or not is_long(path))
         captures.append(
-            Capture(
+            RecordedCapture(
                 timeline=with_phases(replace(trace.timeline, source=str(path)), {}),
                 operators=trace.operators,
                 modules=trace.modules,

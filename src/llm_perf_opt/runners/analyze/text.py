@@ -11,11 +11,12 @@ from llm_perf_opt.analysis.timeline.operators import OperatorRow
 from llm_perf_opt.analysis.timeline.rows import KernelRow
 from llm_perf_opt.core.sections import Section, cell_text
 from llm_perf_opt.core.terminal import number_columns, printable, table_text
-from llm_perf_opt.core.units import or_dash
+from llm_perf_opt.core.units import format_factor, format_ms, format_percent, or_dash
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.diagnose import UNDER_PROFILER
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
-from llm_perf_opt.report.view.captured import EDGES, work_on_host
+from llm_perf_opt.report.view.captured import EDGES
+from llm_perf_opt.report.view.ledger import WHOLE, ledger_section
 from llm_perf_opt.runners.analyze.kinds import SUMMARY
 from llm_perf_opt.runners.analyze.sections import capture_sections
 
@@ -27,8 +28,11 @@ MOST_NOTES = 15
 
 
 def render_analysis(analysis: CaptureAnalysis, *, top: int) -> Text:
-    """All that a reader needs, the answer first: how busy the GPU was and why, then ranges, kernels and the rest."""
-    parts = [_findings(analysis, top), _gpu(analysis), _sources(analysis, top), _ranges(analysis, top)]
+    """All that a reader needs, the answer first: verdict, findings, time ledger, then ranges, kernels and the rest."""
+    ledger = ledger_section(None if analysis.diagnosis is UNSET else analysis.diagnosis)
+    parts = [_findings(analysis, top), _gpu(analysis)]
+    parts += [] if ledger is None else [_section(ledger, top)]
+    parts += [_sources(analysis, top), _ranges(analysis, top)]
     parts.append(_kernels(analysis, top))
     if analysis.operators is not UNSET:
         parts.append(_operators(analysis.operators, top))
@@ -61,25 +65,35 @@ def _gpu(analysis: CaptureAnalysis) -> Text:
     gpu, idle = analysis.gpu, analysis.gpu.idle
     if not gpu.span_ns or gpu.busy_ns is None or idle is None:
         return _no_gpu_work(analysis)
-    busy = f"busy {_ms(gpu.busy_ns)} ms of {_ms(gpu.span_ns)} ms ({gpu.busy_ns / gpu.span_ns:.1%})"
+    busy = f"busy {_time(gpu.busy_ns)} of {_time(gpu.span_ns)} ({format_percent(gpu.busy_ns / gpu.span_ns)})"
     if analysis.ranks is not UNSET and len(analysis.ranks.rows) > 1:
         busy += f", added up over {len(analysis.ranks.rows)} processes, each from its first GPU work to its last"
     if analysis.host_edges is not UNSET:
-        around = ", ".join(f"{_ms(edge.length_ns)} ms {EDGES[edge.when]}" for edge in analysis.host_edges)
+        around = ", ".join(f"{_time(edge.length_ns)} {EDGES[edge.when]}" for edge in analysis.host_edges)
         busy += f" from its first work to its last, and the host works without it for {around}"
+    if analysis.after_setup is not UNSET:
+        rest = analysis.after_setup
+        busy += (
+            f"; without start-up {_time(rest.busy_ns)} of {_time(rest.span_ns)} "
+            f"({format_percent(rest.busy_ns / max(rest.span_ns, 1))})"
+        )
     return _plain(
-        f"GPU {gpu.name or '(not named in the capture)'}: {busy}; idle {_ms(gpu.idle_ns)} ms: "
-        f"{_ms(idle.waiting_for_host_ns)} waiting for the host, {_ms(idle.between_kernels_ns)} between kernels, "
-        f"{_ms(idle.waiting_for_copy_or_sync_ns)} waiting for copies or synchronisation, "
-        f"{_ms(idle.unattributed_ns)} unattributed"
+        f"GPU {gpu.name or '(not named in the capture)'}: {busy}. Idle {_time(gpu.idle_ns or 0)}: "
+        f"{_time(idle.waiting_for_host_ns)} waiting for the host, {_time(idle.between_kernels_ns)} between kernels, "
+        f"{_time(idle.waiting_for_copy_or_sync_ns)} waiting for copies or synchronisation, "
+        f"{_time(idle.unattributed_ns)} unattributed."
     )
+
+
+def _time(time_ns: int) -> str:
+    return format_ms(time_ns / 1e6)
 
 
 def _no_gpu_work(analysis: CaptureAnalysis) -> Text:
     """What to say first of a capture without kernels and copies; a summary of kernels has no times of day."""
-    if not analysis.sources or analysis.kernels or analysis.diagnosis is UNSET:
+    if not analysis.sources or analysis.kernels or analysis.findings or analysis.diagnosis is UNSET:
         return Text()
-    return _plain(f"{analysis.diagnosis.verdict.text}{work_on_host(analysis)}")
+    return _plain(analysis.diagnosis.verdict.text)
 
 
 def _ranges(analysis: CaptureAnalysis, top: int) -> Text:
@@ -218,7 +232,7 @@ def _section(section: Section, top: int) -> Text:
 
 def _findings(analysis: CaptureAnalysis, top: int) -> Text:
     """The verdict, and what it rests on: the steady state before one-time costs."""
-    if analysis.diagnosis is UNSET or not analysis.gpu.span_ns:
+    if analysis.diagnosis is UNSET or not (analysis.gpu.span_ns or analysis.findings):
         return Text()
     verdict = Text(printable(analysis.diagnosis.verdict.text), style="bold")
     if not analysis.findings:
@@ -229,17 +243,24 @@ def _findings(analysis: CaptureAnalysis, top: int) -> Text:
 
 
 def _finding(finding: Finding) -> list[Text]:
-    what = {"capture": "the capture", "steady": "the steady state"}.get(finding.scope, finding.scope)
-    gain = f" (at most {finding.max_gain:.2f}x over {what})" if finding.max_gain is not None else ""
+    what = WHOLE.get(finding.scope, finding.scope)
+    gain = f": up to {format_factor(finding.max_gain)} over {what}" if finding.max_gain is not None else ""
+    stake = ""
+    if finding.max_gain is None and finding.capture_share is not None:
+        stake = f": {format_percent(finding.capture_share)} of {what} at stake"
     once = " (one-time cost)" if finding.is_one_time else ""
     title = (_bare(finding.title), "bold")
-    lines = [Text.assemble("* ", title, (gain, "green"), f"{once}, confidence {finding.confidence}")]
+    lines = [Text.assemble("* ", title, (gain, "green"), f"{stake}{once}; confidence {finding.confidence}")]
     lines += [Text(f"    - {_bare(evidence)}") for evidence in finding.evidence]
+    lines.append(Text.assemble("    ", ("fix: ", "cyan"), _bare(finding.remedy)))
+    if finding.doc is not None:
+        lines.append(Text.assemble("    ", ("read: ", "cyan"), _bare(finding.doc)))
     if finding.floor is not None and finding.max_gain is not None:
         lines.append(Text.assemble("    ", ("lower bound: ", "cyan"), _bare(finding.floor)))
-    lines.append(Text.assemble("    ", ("fix: ", "cyan"), _bare(finding.remedy)))
     if finding.caveat not in (None, UNDER_PROFILER):
         lines.append(Text.assemble("    ", ("but: ", "yellow"), _bare(finding.caveat or "")))
+    if finding.refutes:
+        lines.append(Text.assemble("    ", ("would refute it: ", "cyan"), _bare(finding.refutes)))
     return lines
 
 

@@ -11,7 +11,7 @@ from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.core.records import CommandRecord, StageFile, StageRecord
 from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.core.stage import CommandRunner
-from llm_perf_opt.diagnosis.analyze import Capture, analyze_captures
+from llm_perf_opt.diagnosis.analyze import RecordedCapture, analyze_captures
 from llm_perf_opt.pipeline.console import Console
 from llm_perf_opt.profiling.artifacts import Artifacts
 from llm_perf_opt.profiling.capture_files import capture_metrics, write_analysis
@@ -59,7 +59,7 @@ class LookPlace:
 def nsys_stage(place: LookPlace, window: NsysWindow, *, server: str, label: str) -> StageRecord:
     """The analysis of what nsys recorded of a server (`server.name`), as the stage of a profile would have it."""
     source = f"{NSYS}/analysis.json"
-    captures = [Capture(timeline=with_phases(read_nsys_sqlite(path), {})) for path in window.exports]
+    captures = [RecordedCapture(timeline=with_phases(read_nsys_sqlite(path), {})) for path in window.exports]
     analyzed = analyze_captures(captures, engine=ENGINES.get(server))
     analysis = analyzed.analysis
     files = write_analysis(place.out_dir, analysis, analyzed.measured)

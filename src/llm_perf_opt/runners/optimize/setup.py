@@ -120,9 +120,9 @@ def make_profile(
     redactor = Redactor.of(os.environ)
     result = run_command(argv, env=env, timeout_s=timeout_s, log=log, on_tick=tick, redactor=redactor)
     if not (folder / MANIFEST_FILE).is_file():
-        raise CommandFailed(f"the profile failed: {last_words(result.tail) or 'it printed nothing'} (log: {log})")
+        raise CommandFailed(f"the profile failed: {last_words(result.tail) or 'it printed nothing'}", log=log)
     if result.timed_out:
-        raise CommandFailed(f"the profile was not done within {timeout_s:.0f} s; raise --budget (log: {log})")
+        raise CommandFailed(f"the profile was not done within {timeout_s:.0f} s; raise --budget", log=log)
     return read_profile(folder)
 
 
