@@ -18,6 +18,7 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -145,7 +146,7 @@ def main() -> int:
     unknown = set(given.names) - {row.name for row in planted}
     if unknown:
         parser.error(f"no such program: {', '.join(sorted(unknown))} (see {HERE / 'expected.toml'})")
-    tools = {"llm-perf run": ask_llm_perf}
+    tools: dict[str, Callable[[Planted, Path], Answer]] = {"llm-perf run": ask_llm_perf}
     if not given.no_peers and importlib.util.find_spec("pyinstrument") is not None:
         tools["pyinstrument"] = ask_pyinstrument
     if not given.no_peers and shutil.which("py-spy") is not None:

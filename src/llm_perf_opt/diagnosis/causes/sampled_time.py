@@ -1,4 +1,7 @@
-"""Causes of a program's wall time whose evidence is samples of its stacks: the time in their cells, by owner."""
+"""Causes of a program's wall time whose evidence is samples of its stacks: the time in their cells, by owner.
+
+Samples say how long something took, not how long it must take: no lower bound is known, so no factor is promised.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -24,7 +27,6 @@ def judge_cells(scope: Scope, cause: "Cause") -> Claim | None:
     for cell in cells:
         wanted[cell.id] = wanted.get(cell.id, 0) + cell.time_ns
     samples = sum(cell.count for cell in cells)
-    overlaps = "overlap" in cause.floors
     return Claim(
         title="named" if named else "title",
         values={
@@ -34,8 +36,6 @@ def judge_cells(scope: Scope, cause: "Cause") -> Claim | None:
             "samples": samples,
         },
         cells=wanted,
-        floor_ns=max(0, 2 * total - scope.wall_ns) if overlaps else None,
-        floor="overlap" if overlaps else None,
         evidence=(
             Fact(key="time"),
             *(
