@@ -202,8 +202,8 @@ def test_without_a_clean_time_the_sampled_pass_is_the_wall_time() -> None:
     assert scope is not None and (scope.wall_ns, scope.clean) == (2_000_000_000, False)
 
 
-def test_without_samples_there_is_no_scope() -> None:
-    assert program_scope(facts(document())) is None
+def test_a_few_samples_make_no_scope() -> None:
+    assert program_scope(facts(document(row("host.work.python", 19)))) is None
 
 
 def test_every_cell_of_the_patterns_has_a_cause_but_the_exit() -> None:

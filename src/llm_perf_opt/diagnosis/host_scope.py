@@ -15,12 +15,13 @@ WORK = ("host.work", "host.disk")
 GIL_HELD, GIL_TAKEN = 0.8, 0.3
 # Work that uses less processor time than this part of it is a wait that no pattern names.
 COMPUTES = 0.5
+FEW_SAMPLES = 20
 
 
 def program_scope(host: HostFacts) -> Scope | None:
     """The clean wall time, split as the sampled pass is; the sampled pass itself where no clean time is known."""
     found = host.samples
-    if not found.samples or found.wall_s <= 0:
+    if not is_enough(found):
         return None
     clean = host.wall if isinstance(host.wall, Known) and host.wall.value > 0 else None
     wall_ns = round(clean.value * 1e6) if clean is not None else round(found.wall_s * 1e9)
@@ -44,6 +45,11 @@ def program_scope(host: HostFacts) -> Scope | None:
         ledger=balanced(wall_ns, [*cells, unsampled]),
         source=host.source,
     )
+
+
+def is_enough(found: HostDocument) -> bool:
+    """Of a program that ended within a few samples nothing can be said."""
+    return found.samples >= FEW_SAMPLES and found.wall_s > 0
 
 
 def _owner(row: HostRow) -> tuple[str, ...]:
