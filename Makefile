@@ -1,4 +1,4 @@
-# make demo | test | test-quick | test-long | test-cluster | test-lowest | coverage | fuzz | drill | soak | lock | audit | lint | format | docs — each sets up its environment by itself. Needs Python 3.11+ and make.
+# make demo | test | test-quick | test-long | test-cluster | test-lowest | coverage | fuzz | drill | soak | lock | relock | audit | lint | format | docs | workflows | release-check — each sets up its environment by itself. Needs Python 3.11+ and make.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,12 +7,17 @@ RUN_STAMP := $(VENV)/.installed-run
 # Two workers: the machine the suite is sized for has two cores.
 WORKERS ?= 2
 
-.PHONY: demo test test-quick test-long test-cluster test-lowest coverage fuzz drill soak lock audit lint format docs clean
+.PHONY: demo test test-quick test-long test-cluster test-lowest coverage fuzz drill soak lock relock audit lint format docs workflows release-check clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
+ifeq ($(LOCKED),1)
+	$(BIN)/pip install --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	$(BIN)/pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
+else
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+endif
 	@touch $@
 
 # What the demo needs and no tool of development; pip shows how far it is.
@@ -80,6 +85,11 @@ lock: $(STAMP)
 	$(BIN)/pip check
 	$(BIN)/python scripts/check_lock.py
 
+# Every package that comes along, by its hash: for CI (LOCKED=1), and the release. Needs uv.
+relock:
+	uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-annotate --no-header --no-emit-index-url -c constraints.txt --extra dev pyproject.toml -o requirements/dev.txt
+	uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-annotate --no-header --no-emit-index-url requirements/release.in -o requirements/release.txt
+
 # And has no known hole. Where nobody can be asked that is a failure, unless: make audit AUDIT_ARGS=--may-skip
 audit: lock
 	-$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt pip-audit
@@ -100,5 +110,19 @@ docs:
 	$(VENV)-docs/bin/pip install --quiet --disable-pip-version-check -c constraints.txt mkdocs
 	$(VENV)-docs/bin/mkdocs build --strict --site-dir site
 
+RELEASE_STAMP := $(VENV)-release/.installed
+$(RELEASE_STAMP): requirements/release.txt
+	$(PYTHON) -m venv $(VENV)-release
+	$(VENV)-release/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/release.txt
+	@touch $@
+
+# The workflows: pinned actions, least rights, nothing of strangers in a shell.
+workflows: $(RELEASE_STAMP)
+	$(VENV)-release/bin/zizmor --offline --min-severity medium .github
+
+# What a release does, as far as it can be done here: see RELEASING.md.
+release-check: $(RELEASE_STAMP)
+	$(VENV)-release/bin/python scripts/release.py check
+
 clean:
-	rm -rf $(VENV) $(VENV)-docs $(VENV)-lowest $(VENV)-ray build dist site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-release $(VENV)-docs $(VENV)-lowest $(VENV)-ray build dist site .pytest_cache .mypy_cache .ruff_cache

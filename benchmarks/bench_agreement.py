@@ -1,6 +1,6 @@
 """Whether `llm-perf bench` and `vllm bench serve` measure the same: one server, the same prompts, at the same time.
 
-    python benchmarks/bench_agreement.py VLLM_BIN [--rates 1.5,2.5] [--requests 200]
+    python benchmarks/bench_agreement.py VLLM_BIN [--rates 1.5,2.5] [--requests 200] [--concurrency 1,8,32 [--rounds 3]]
 
 VLLM_BIN is the bin folder of an environment with vLLM and pandas, for the CPU or a GPU; a tiny random model is served.
 Both clients load it side by side, with the same prompts and request bodies and Poisson arrivals of the same rate, each
@@ -9,18 +9,25 @@ one, then the other, a machine whose speed moves by a tenth within a minute cann
 caching is off. Rates are those of one client; both together should leave the server idle half of the time, because a
 queue makes a small difference large.
 
-Printed and written to benchmarks/results/bench_agreement.json, each difference of medians with its 95 % interval
+With --concurrency both clients load the server in turns instead, in closed loops of these streams, because two closed
+loops at once would be a load of both. As root, the server runs with real-time priority and the clients with a higher
+one (`chrt`): on two cores a client without it loses the CPU to vLLM for up to a second at a time, ours and theirs, and
+whatever else the machine does would be in the differences.
+
+Printed and written to benchmarks/results/bench_agreement.json (with --concurrency to
+bench_agreement_concurrency.json), each difference of medians with its 95 % interval
 (bootstrap over requests); exit code 1 where a median differs by more than 5 %. Takes about five minutes.
 """
 
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -35,7 +42,7 @@ sys.path.insert(0, str(REPO))
 from llm_perf_opt.core.redact import Redactor  # noqa: E402
 from llm_perf_opt.serving.config import ServerSection  # noqa: E402
 from llm_perf_opt.serving.engine import ServerPlace, running_server  # noqa: E402
-from llm_perf_opt.serving.prompts import made_up  # noqa: E402
+from llm_perf_opt.serving.traffic.synthetic import made_up  # noqa: E402
 from tests.support.tiny_snapshot import write_tiny_snapshot  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "bench_agreement.json"
@@ -47,6 +54,7 @@ DRAWINGS = 1000
 START_TIMEOUT_S = 180
 SIDE_TIMEOUT_S = 900
 FloatArray = npt.NDArray[np.float64]
+Sides = dict[str, "Seen"]
 
 
 @dataclass(kw_only=True)
@@ -58,6 +66,10 @@ class Seen:
     itl: list[float] = field(default_factory=list)
     e2el: list[float] = field(default_factory=list)
     tokens_per_s: list[float] = field(default_factory=list)
+
+    def extend(self, other: "Seen") -> None:
+        for one in fields(self):
+            getattr(self, one.name).extend(getattr(other, one.name))
 
     def add(self, ttft_s: float, gaps_s: list[float], tokens: int) -> None:
         self.ttft.append(1e3 * ttft_s)
@@ -74,6 +86,28 @@ class Setup:
     url: str
     model: Path
     root: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """A rate or a concurrency, as each client is told it."""
+
+    rate: float | None = None
+    concurrency: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"rate-{self.rate:g}" if self.rate is not None else f"concurrency-{self.concurrency}"
+
+    @property
+    def ours(self) -> str:
+        return f"load.rate={self.rate}" if self.rate is not None else f"load.concurrency={self.concurrency}"
+
+    @property
+    def theirs(self) -> list[str]:
+        if self.rate is not None:
+            return ["--request-rate", str(self.rate)]
+        return ["--max-concurrency", str(self.concurrency)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,22 +139,26 @@ def serve(vllm_bin: Path, model: Path, folder: Path) -> Iterator[str]:
         redactor=Redactor(),
         say=lambda text: print(text, file=sys.stderr, flush=True),
     )
-    with running_server(section, place) as server:
+    with running_server(section, place, prefix=realtime(1)) as server:
         yield server.target.url
 
 
-def start_ours(setup: Setup, prompts: Path, rate: float, count: int, folder: Path) -> Client:
+def realtime(priority: int) -> list[str]:
+    return ["chrt", "-r", str(priority)] if os.geteuid() == 0 and shutil.which("chrt") else []
+
+
+def start_ours(setup: Setup, prompts: Path, load: "Load", count: int, folder: Path) -> Client:
     words = [f"server.url={setup.url}", "server.ignore_eos=true", "dataset=prompts", f"dataset.file={prompts}"]
-    words += [f"load.rate={rate}", f"load.requests={count}", f"load.duration_s={2 * count / rate}"]
+    words += [load.ours, f"load.requests={count}", f"load.duration_s={SIDE_TIMEOUT_S}"]
     words += ["load.warmup_requests=2", f"load.output_tokens={OUTPUT_TOKENS}", f"artifacts.runs_dir={folder}"]
-    return _start([sys.executable, "-m", "llm_perf_opt.cli", "bench", *words], folder, "requests/s: started")
+    return _start([sys.executable, "-m", "llm_perf_opt.cli", "bench", *words], folder, ": started")
 
 
-def start_theirs(setup: Setup, prompts: Path, rate: float, count: int, folder: Path) -> Client:
+def start_theirs(setup: Setup, prompts: Path, load: "Load", count: int, folder: Path) -> Client:
     command = [str(setup.vllm_bin / "vllm"), "bench", "serve", "--backend", "openai", "--base-url", setup.url]
     command += ["--model", str(setup.model), "--dataset-name", "custom", "--dataset-path", str(prompts)]
     command += ["--custom-output-len", str(OUTPUT_TOKENS), "--skip-chat-template", "--disable-shuffle"]
-    command += ["--num-prompts", str(count), "--request-rate", str(rate), "--ignore-eos", "--disable-tqdm"]
+    command += ["--num-prompts", str(count), *load.theirs, "--ignore-eos", "--disable-tqdm"]
     command += ["--temperature", "0", "--extra-body", '{"seed": 0}', "--num-warmups", "2"]
     command += ["--save-result", "--save-detailed", "--result-dir", str(folder), "--result-filename", "theirs.json"]
     return _start(command, folder, "Starting main benchmark run")
@@ -129,6 +167,7 @@ def start_theirs(setup: Setup, prompts: Path, rate: float, count: int, folder: P
 def _start(command: list[str], folder: Path, is_ready: str) -> Client:
     """Come back when it is about to send: both take seconds to start."""
     log = folder.with_suffix(".log")
+    command = [*realtime(2), *command]
     environ = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     with log.open("w") as file:
         process = subprocess.Popen(
@@ -161,13 +200,14 @@ def read_theirs(folder: Path, count: int) -> Seen:
     return seen
 
 
-def measure(setup: Setup, rate: float, count: int) -> dict[str, Seen]:
-    """Both clients at this rate, at the same time."""
-    prompts = setup.root / f"prompts-{rate:g}.jsonl"
-    texts = [made_up(PROMPT_WORDS, f"{rate}-{n}") for n in range(count)]
+def measure(setup: Setup, load: Load, count: int, *, sides: Sequence[str] = ("theirs", "ours"), tag: str = "") -> Sides:
+    """These clients under this load, at the same time."""
+    name = f"{load.name}{tag}"
+    prompts = setup.root / f"prompts-{name}.jsonl"
+    texts = [made_up(PROMPT_WORDS, f"{name}-{n}") for n in range(count)]
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
-    folders = {side: setup.root / f"{side}-{rate:g}" for side in ("ours", "theirs")}
-    clients = [start(setup, prompts, rate, count, folders[side]) for side, start in STARTS.items()]
+    folders = {side: setup.root / f"{side}-{name}" for side in sides}
+    clients = [STARTS[side](setup, prompts, load, count, folders[side]) for side in sides]
     try:
         for client in clients:
             code = client.process.wait(timeout=SIDE_TIMEOUT_S)
@@ -176,21 +216,30 @@ def measure(setup: Setup, rate: float, count: int) -> dict[str, Seen]:
     finally:
         for client in clients:
             client.process.kill()
-    return {"ours": read_ours(folders["ours"]), "theirs": read_theirs(folders["theirs"], count)}
+    return {side: read_ours(folders[side]) if side == "ours" else read_theirs(folders[side], count) for side in sides}
+
+
+def measure_in_turns(setup: Setup, load: Load, count: int, rounds: int) -> Sides:
+    """One client after the other, the order reversed from round to round."""
+    found: Sides = {"ours": Seen(), "theirs": Seen()}
+    for number in range(rounds):
+        for side in sorted(found, reverse=bool(number % 2)):
+            found[side].extend(measure(setup, load, count, sides=(side,), tag=f"-{number}")[side])
+    return found
 
 
 # Theirs takes longer to start.
 STARTS = {"theirs": start_theirs, "ours": start_ours}
 
 
-def compare(rate: float, sides: dict[str, Seen]) -> dict[str, Any]:
+def compare(load: Load, sides: Sides) -> dict[str, Any]:
     medians: dict[str, dict[str, Any]] = {}
     for name in (one.name for one in fields(Seen)):
         a, b = (np.array(getattr(sides[side], name)) for side in ("ours", "theirs"))
         row = {"ours": round(float(np.median(a)), 3), "theirs": round(float(np.median(b)), 3)}
         medians[name] = {**row, "difference": round(row["ours"] / row["theirs"] - 1, 4), "interval": interval(a, b)}
     requests = {side: len(seen.ttft) for side, seen in sides.items()}
-    return {"rate": rate, "requests": requests, "medians": medians}
+    return {"load": load.name, "requests": requests, "medians": medians}
 
 
 def interval(a: FloatArray, b: FloatArray) -> list[float] | None:
@@ -203,10 +252,18 @@ def interval(a: FloatArray, b: FloatArray) -> list[float] | None:
     return [round(float(low), 4), round(float(high), 4)]
 
 
+def loads_of(args: argparse.Namespace) -> list[Load]:
+    if args.concurrency:
+        return [Load(concurrency=int(text)) for text in args.concurrency.split(",")]
+    return [Load(rate=float(text)) for text in args.rates.split(",")]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("vllm_bin", type=Path)
     parser.add_argument("--rates", default="1.5,2.5")
+    parser.add_argument("--concurrency", help="streams of closed loops, with commas, in place of rates")
+    parser.add_argument("--rounds", type=int, default=3, help="of each client at each concurrency")
     parser.add_argument("--requests", type=int, default=200, help="of each client at each rate")
     args = parser.parse_args()
     levels = []
@@ -218,8 +275,12 @@ def main() -> int:
         (model / "config.json").write_text(json.dumps({**config, "num_hidden_layers": LAYERS}))
         with serve(vllm_bin, model, root) as url:
             setup = Setup(vllm_bin=vllm_bin, url=url, model=model, root=root)
-            for rate in (float(text) for text in args.rates.split(",")):
-                levels.append(compare(rate, measure(setup, rate, args.requests)))
+            for load in loads_of(args):
+                if load.rate is not None:
+                    sides = measure(setup, load, args.requests)
+                else:
+                    sides = measure_in_turns(setup, load, args.requests, args.rounds)
+                levels.append(compare(load, sides))
                 print(json.dumps(levels[-1]), file=sys.stderr, flush=True)
     worst = max(abs(row["difference"]) for level in levels for row in level["medians"].values())
     document = {
@@ -231,7 +292,8 @@ def main() -> int:
         "levels": levels,
     }
     print(json.dumps(document, indent=2))
-    RESULTS.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    results = RESULTS.with_stem(f"{RESULTS.stem}_concurrency") if args.concurrency else RESULTS
+    results.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return 0 if worst <= AIM else 1
 
 

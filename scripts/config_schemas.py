@@ -26,7 +26,7 @@ from llm_perf_opt.config.schema import (
 )
 from llm_perf_opt.core.names import BUILT_IN
 from llm_perf_opt.pipeline.plan import find_entry_points, load_registry
-from llm_perf_opt.serving.config import LoadSection, ServerSection, WindowSection
+from llm_perf_opt.serving.config import LoadSection, ServerSection, TrafficSection, WindowSection
 from llm_perf_opt.workload.models.registry import load_adapter
 
 REPO = Path(__file__).parents[1]
@@ -43,7 +43,8 @@ def sections_of(name: str) -> dict[str, tuple[type[Any], ...]]:
     """The classes behind each section; where there are several, a file may hold the keys of one of them."""
     shared: dict[str, tuple[type[Any], ...]] = {"dataset": (DatasetSection,), "artifacts": (ArtifactsSection,)}
     if name == "bench":
-        return {"server": (ServerSection,), "load": (LoadSection,), "capture": (WindowSection,), **shared}
+        own = {"server": ServerSection, "load": LoadSection, "traffic": TrafficSection, "capture": WindowSection}
+        return {**{name: (section,) for name, section in own.items()}, **shared}
     adapters = [load_adapter(path) for path in ADAPTERS]
     return {
         "run": (RunSection,),

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from llm_perf_opt.analysis.bisect.document import BisectDocument
 from llm_perf_opt.analysis.compare.comparison import CompareDocument
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.memory.snapshot import SnapshotDocument
@@ -43,6 +44,7 @@ DOCUMENTS: dict[str, Any] = {
     "bench": BenchDocument,
     "compare": CompareDocument,
     "diagnosis": Diagnosis,
+    "bisect": BisectDocument,
     "gallery_info": GalleryInfo,
     "gpu_samples": ClockDocument,
     "kernels": NcuAnalysis,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.core.process import CommandResult
     from llm_perf_opt.core.records import CommandRecord, Metric, StageFile, StageOutput, StageRecord, StageTraits
     from llm_perf_opt.core.sections import Link, Picture, Section, SectionTable
-    from llm_perf_opt.core.stage import CommandRunner, Obstacle, Stage, StageContext, StageFailed
+    from llm_perf_opt.core.stage import CommandRunner, Obstacle, Preview, Stage, StageContext, StageFailed
     from llm_perf_opt.errors import CommandFailed, ConfigError, ParseError, ProfilingError, StageSkipped, ToolError
     from llm_perf_opt.marks import mark_warmup, phase, request
     from llm_perf_opt.pipeline.loaded_run import LoadedRun, RunTable, load_run
@@ -52,6 +52,7 @@ __all__ = [
     "Obstacle",
     "ParseError",
     "Picture",
+    "Preview",
     "Problem",
     "ProfilingError",
     "RunManifest",
@@ -93,7 +94,7 @@ _HOMES = {
     "core.process": ("CommandResult",),
     "core.records": ("CommandRecord", "Metric", "StageFile", "StageOutput", "StageRecord", "StageTraits"),
     "core.sections": ("Link", "Picture", "Section", "SectionTable"),
-    "core.stage": ("CommandRunner", "Obstacle", "Stage", "StageContext", "StageFailed"),
+    "core.stage": ("CommandRunner", "Obstacle", "Preview", "Stage", "StageContext", "StageFailed"),
     "errors": ("CommandFailed", "ConfigError", "ParseError", "ProfilingError", "StageSkipped", "ToolError"),
     "marks": ("mark_warmup", "phase", "request"),
     "pipeline.loaded_run": ("LoadedRun", "RunTable", "load_run"),

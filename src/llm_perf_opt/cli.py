@@ -38,6 +38,7 @@ COMMANDS = {
     "plan": Command("plan.cli", "[OVERRIDE ...]", "which device, how many, which batch", *_PREDICT),
     "analyze": Command("analyze.cli", "FILE ...", "captures made elsewhere: nsys, ncu, torch"),
     "compare": Command("compare.cli", "BASE CANDIDATE", "did it help? --gate for CI"),
+    "bisect": Command("bisect.cli", "GOOD BAD -- PROGRAM", "the commit or version that made it slower"),
     "optimize": Command("optimize.cli", "[OVERRIDE ...]", "try what the findings advise, verify it", *_RUN),
     "open": Command("report", "[RUN_DIR]", "show a report, by default the newest", function="main_open"),
     "report": Command("report", "RUN_DIR", "render a run's reports again"),

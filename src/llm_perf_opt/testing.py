@@ -90,8 +90,8 @@ def scratch_context(
     console = _Listener([] if said is None else said)
     commands = CommandRunner(
         stage=stage,
-        out_dir=artifacts.out_dir(stage),
-        tmp_dir=artifacts.tmp_dir(stage),
+        out_dir=artifacts.made(stage),
+        tmp_dir=artifacts.made(f"tmp/{stage}"),
         environment={**allowed_environment(os.environ), **(env or {})},
         on_tick=console.tick,
         records=[],

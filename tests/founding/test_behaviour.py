@@ -1,6 +1,7 @@
 """What a run does: gating by cudaProfilerApi, outputs of a captured workload, the device it uses."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -199,3 +200,31 @@ def test_214_the_made_up_page_of_a_warm_up_lies_in_the_scratch_directory(tmp_pat
     page = synthetic_like(first_good_sample(session), session).image
     assert page == tmp_path / "tmp" / "torch_profiler" / "warmup.png"
     assert page.is_file()
+
+
+@pytest.mark.parametrize(
+    ("keys", "gate"),
+    [
+        ({}, "captures the whole workload: gating_nvtx has no effect without capture_range=nvtx"),
+        (
+            {"capture_range": "nvtx", "nvtx_capture": "decode"},
+            "captures the NVTX range decode (capture_range=nvtx, gating_nvtx=true)",
+        ),
+        (
+            {"capture_range": "nvtx", "gating_nvtx": False},
+            "captures the whole workload: gating_nvtx=false switches capture_range=nvtx off",
+        ),
+        (
+            {"capture_range": "cudaProfilerApi"},
+            "captures what capture_range=cudaProfilerApi opens; gating_nvtx has no effect on it",
+        ),
+    ],
+)
+def test_028_the_plan_says_what_gates_the_capture(tmp_path: Path, keys: dict[str, Any], gate: str) -> None:
+    """000:119, 000:197"""
+    preview = nsys.STAGE.preview(NsysConfig(enable=True, **keys), scratch_context("nsys", tmp_path / "run"))
+    assert preview.text == gate
+    (command,) = preview.commands
+    assert command[:3] == ("nsys", "profile", f"--output={tmp_path}/run/nsys/run")
+    ranges = [word.partition("=")[2] for word in command if word.startswith("--capture-range=")]
+    assert ranges == ([keys["capture_range"]] if gate.startswith("captures what") or "the NVTX range" in gate else [])

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.artifacts import Artifacts
 from llm_perf_opt.profiling.stages.ncu import supported
-from llm_perf_opt.profiling.vendor.ncu import _filter_metrics, build_ncu_cmd
+from llm_perf_opt.profiling.vendor.ncu import _filter_metrics, build_ncu_cmd, filter_metrics
 from tests.founding.composing import TINY, stage, typed, write
 from tests.support.fake_ncu import install
 from tests.support.fixtures_dir import REPO
@@ -25,9 +26,11 @@ COUNTERS = ["gpu__time_duration", "sm__throughput", "dram__throughput"]
 def test_199_set_root_makes_the_path_absolute_and_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """004:37-39, 004:96-103"""
     monkeypatch.chdir(tmp_path)
-    artifacts = Artifacts("elsewhere")
+    artifacts = Artifacts()
+    with pytest.raises(ConfigError, match=r"no run directory is set; call set_root\(root\) first"):
+        artifacts.out_dir("nsys")
     artifacts.set_root("run")
-    assert artifacts.root == tmp_path / "run"
+    assert (artifacts.root, artifacts.m_root) == (tmp_path / "run", tmp_path / "run")
     assert not artifacts.root.exists()
     assert artifacts.tmp_dir("workload") == tmp_path / "run" / "tmp" / "workload"
 
@@ -79,10 +82,11 @@ def test_133_build_ncu_cmd_as_document_002_calls_it() -> None:
 @pytest.mark.parametrize("kind", [list, ",".join])
 def test_126_127_metrics_ncu_does_not_know_are_filtered_from_strings_and_lists(kind: type) -> None:
     """002:79-84, 002:122"""
-    kept, left = _filter_metrics(kind(SEED_METRICS), COUNTERS)
-    assert kept == kind(SEED_METRICS[2:])
-    assert left == ("flop_count_hp", "flop_count_sp")
-    assert _filter_metrics(None, COUNTERS) == (None, ())
+    kept = kind(SEED_METRICS[2:])
+    assert filter_metrics(kind(SEED_METRICS), COUNTERS) == (kept, ("flop_count_hp", "flop_count_sp"))
+    assert _filter_metrics(kind(SEED_METRICS), COUNTERS) == kept
+    assert _filter_metrics(kind(SEED_METRICS)) == kind(SEED_METRICS)
+    assert (_filter_metrics(None), _filter_metrics(None, COUNTERS)) == (None, None)
 
 
 def test_126_the_example_preset_keeps_the_metrics_ncu_knows_and_notes_each_other(tmp_path: Path) -> None:

@@ -214,11 +214,11 @@ def test_137_keys_an_old_preset_leaves_out_are_set_by_their_new_names(tmp_path: 
         "llm_perf_opt.cli",
         *("profile", "experiment=demo", "runner=stage2", "--config-dir", ".", "profiling/ncu@pipeline.ncu=old"),
         *("pipeline.nsys.enable=false", "pipeline.ncu.ncu_cli.set=full", "pipeline.ncu.max_kernels=2"),
-        "run.dry_run=true",
+        *("run.dry_run=true", "run.plan_file=plan.json"),
         cwd=tmp_path,
     )
     assert done.returncode == dry_code_of_ncu(), done.stderr
-    (plan,) = (tmp_path / "tmp" / "runs").glob("*/plan.json")
+    plan = tmp_path / "plan.json"
     (planned,) = json.loads(plan.read_text())["stages"]
     cli = planned["settings"]["ncu_cli"]
     assert (planned["settings"]["max_kernels"], cli["set"], cli["nvtx"]) == (2, "full", {"include": "prefill"})

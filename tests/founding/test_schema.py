@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+import yaml
 from omegaconf import OmegaConf
 
-from llm_perf_opt.pipeline.compose import compose_config
+from llm_perf_opt.config.legacy import translate
+from llm_perf_opt.pipeline.compose import ConfigEntry, compose_config
 from llm_perf_opt.profiling.artifacts import Artifacts
 from llm_perf_opt.profiling.nsys.capture import workload_argv
 from llm_perf_opt.profiling.vendor.launch import INFERENCE_RUNNER, PROFILE_RUNNER, build_work_argv
@@ -131,6 +133,35 @@ def test_the_call_of_document_000_builds_an_nsys_command() -> None:
         *("--cpuctxsw=none", "--cuda-graph-trace=node", "--capture-range=nvtx", "--capture-range-end=repeat:2"),
         *("--nvtx-capture=decode", "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0", "work"),
     ]
+
+
+def test_the_call_of_document_000_without_gating_applies_no_gate() -> None:
+    """000:194-201: `nvtx_capture="none"` is passed when `gating_nvtx` is false, whatever `capture_range` is."""
+    argv = build_nsys_cmd(
+        Path("/run/nsys/run"),
+        ["work"],
+        nvtx_capture="none",
+        trace=["cuda", "nvtx"],
+        sample="none",
+        capture="nvtx",
+        capture_end=None,
+    )
+    assert argv == build_nsys_cmd(Path("/run/nsys/run"), ["work"], trace="cuda,nvtx")
+
+
+def test_the_defaults_lists_of_document_003_compose_as_written(tmp_path: Path) -> None:
+    """003:64-65, in a file and on the command line, with and without a plus"""
+    general = f"output/torch@{TORCH}.output"
+    mounts = {general: "default", f"model/deepseek_ocr/{general}.extra.deepseek_ocr": "default"}
+    listed = ["config", *({key: value} for key, value in mounts.items()), "_self_"]
+    (tmp_path / "entry.yaml").write_text(yaml.safe_dump({"defaults": listed}))
+    expected = OmegaConf.to_container(compose_config([]).pipeline.torch_profiler.output)
+    words = [f"{key}={value}" for key, value in mounts.items()]
+    from_file = compose_config([], ConfigEntry(name="entry", extra_dir=tmp_path))
+    from_words = [compose_config(translate(given).overrides) for given in (words, [f"+{word}" for word in words])]
+    for composed in (from_file, *from_words):
+        assert OmegaConf.to_container(composed.pipeline.torch_profiler.output) == expected
+    assert translate(words).notice is None
 
 
 def test_the_workload_under_nsys_is_the_run_s_own(tmp_path: Path) -> None:

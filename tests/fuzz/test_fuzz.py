@@ -3,7 +3,12 @@
 `LLM_PERF_FUZZ_CASES` is how many cases all tests here make together: 2,000 with the suite, 100,000 with `make fuzz`.
 """
 
+import csv
+import io
 import json
+import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +112,125 @@ def test_an_export_of_nsys(folder: Path, export: bytes, draw: st.DataObject) -> 
     path.write_bytes(draw.draw(damaged(export)))
     answers(lambda: read_nsys_sqlite(path))
     answers(lambda: scrub_export(path))
+
+
+@pytest.fixture(scope="module")
+def full_export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export with a row in every table that is read."""
+    made = Export()
+    made.range("decode", 0, 100)
+    made.registered_range("prefill", 100, 200)
+    made.call(5, 6, 1)
+    made.kernel("gemm", 10, 20, 1)
+    made.copy(30, 40, 2)
+    made.graph(50, 60, 3)
+    made.system_call("poll", 61, 70)
+    made.pause("buffer flush", 71, 72)
+    path = made.write(tmp_path_factory.mktemp("export") / "full.sqlite")
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("CREATE TABLE IF NOT EXISTS ThreadNames (nameId, priority, globalTid)")
+        database.execute("INSERT INTO ThreadNames VALUES (1, 20, 16777217)")
+        database.execute("CREATE TABLE IF NOT EXISTS ProcessStreams (globalPid, filenameId, contentId)")
+        database.execute("INSERT INTO ProcessStreams VALUES (16777216, 1, 2)")
+    return path
+
+
+# What a column may hold in a file somebody joined, edited or cut, whatever its type is.
+VALUES = st.one_of(
+    st.none(),
+    st.sampled_from(("", "nan", "1e999", "-1", "0x10", b"", b"\x00\xff", 1.5, -1.0, float("inf"), 2**63 - 1, -(2**63))),
+    st.integers(-(2**63), 2**63 - 1),
+    st.text(max_size=8),
+)
+
+
+@cases(SLOW)
+@given(draw=st.data())
+def test_an_export_of_nsys_with_values_of_another_type_in_any_column(
+    folder: Path, full_export: Path, draw: st.DataObject
+) -> None:
+    path = folder / "typed.sqlite"
+    shutil.copy(full_export, path)
+    with closing(sqlite3.connect(path)) as database, database:
+        columns = [(table, column) for table, names in _tables(database) for column in names]
+        # Each alone: what is wrong in the first table that is read hides the others.
+        for table, column in draw.draw(st.lists(st.sampled_from(columns), min_size=1, max_size=2)):
+            # A type is a wish in SQLite but for a primary key.
+            database.execute(f'CREATE TABLE new AS SELECT * FROM "{table}"')
+            database.execute(f'DROP TABLE "{table}"')
+            database.execute(f'ALTER TABLE new RENAME TO "{table}"')
+            database.execute(f'UPDATE "{table}" SET "{column}" = ?', (draw.draw(VALUES),))
+    answers(lambda: read_nsys_sqlite(path))
+    answers(lambda: scrub_export(path))
+    answers(lambda: read_nsys_sqlite(path))
+
+
+def _tables(database: sqlite3.Connection) -> list[tuple[str, list[str]]]:
+    names = [str(name) for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    return [(name, [str(row[1]) for row in database.execute(f'PRAGMA table_info("{name}")')]) for name in names]
+
+
+CELL = st.sampled_from(("", "nan", "n/a", "inf", "-1", "1,000", "1e999", "0x10", "9" * 30, "\x00")) | st.text(
+    max_size=6
+)
+
+
+@st.composite
+def ragged(draw: st.DrawFn, original: str) -> str:
+    """A CSV file some of whose cells hold something else, and some of whose rows are longer or shorter."""
+    rows = list(csv.reader(io.StringIO(original)))
+    for _ in range(draw(st.integers(1, 4))):
+        row = draw(st.sampled_from(rows))
+        kind = draw(st.sampled_from(("cell", "longer", "shorter", "double")))
+        if kind == "cell" and row:
+            row[draw(st.integers(0, len(row) - 1))] = draw(CELL)
+        elif kind == "longer":
+            row.append(draw(CELL))
+        elif kind == "shorter" and row:
+            row.pop(draw(st.integers(0, len(row) - 1)))
+        else:
+            rows.insert(draw(st.integers(0, len(rows))), list(row))
+    out = io.StringIO()
+    csv.writer(out, quoting=csv.QUOTE_ALL).writerows(rows)
+    return out.getvalue()
+
+
+NCU_RAW = (
+    '"ID","Process ID","Kernel Name","Block Size","gpu__time_duration.sum"\n"","","","","us"\n'
+    '"0","1","f","(1, 1, 1)","1,000.5"\n"1","1","g","(2, 1, 1)","3"\n'
+)
+
+
+@cases(CHEAP)
+@given(text=ragged(NCU_RAW) | ragged(NCU.decode()) | ragged((DATA / "ncu_decode_kern_sum.csv").read_text()))
+def test_a_page_of_ncu_with_rows_of_another_length(text: str) -> None:
+    answers(lambda: parse_ncu_csv(text, source="x.csv"))
+
+
+@cases(CHEAP)
+@given(text=ragged(STATS.decode()))
+def test_a_summary_of_nsys_with_rows_of_another_length(text: str) -> None:
+    answers(lambda: parse_stats(text, source="x.csv"))
+
+
+TYPED = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.lists(st.integers(), max_size=2)
+)
+
+
+@cases(CHEAP)
+@given(draw=st.data())
+def test_a_torch_trace_with_values_of_another_type(folder: Path, draw: st.DataObject) -> None:
+    whole = json.loads(TRACE)
+    for _ in range(draw.draw(st.integers(1, 4))):
+        one = draw.draw(st.sampled_from(whole["traceEvents"]))
+        inner = one["args"] if one.get("args") and draw.draw(st.booleans()) else one
+        inner[draw.draw(st.sampled_from(sorted(inner)))] = draw.draw(TYPED)
+        if not isinstance(one.get("args"), dict):
+            one.pop("args", None)
+    path = folder / "typed.json"
+    path.write_text(json.dumps(whole))
+    answers(lambda: read_torch_trace(path, processes=1))
 
 
 @cases(CHEAP)

@@ -1,7 +1,7 @@
 """An OpenAI-compatible server that behaves as told: in a thread for quick tests, or as a program of its own.
 
 `python fake_server.py --port N --host H [--fault F]`; faults: never_ready, dies_on_start, dies_under_load,
-every_tenth_500, stalls, ignores_sigterm, tells_all.
+every_tenth_500, stalls, busy, echoes, ignores_sigterm, tells_all.
 """
 
 import argparse
@@ -53,6 +53,8 @@ class FakeServer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # As real servers do: else a token waits up to 40 ms for the client's acknowledgement of the one before.
+    disable_nagle_algorithm = True
     server: FakeServer
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -63,6 +65,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(503 if self.server.fault == "never_ready" else 200, b"")
         elif self.path == "/v1/models":
             self._answer(200, json.dumps({"data": [{"id": "fake"}]}).encode())
+        elif self.path == "/version":
+            self._answer(200, b'{"version": "0.1-fake"}')
         elif self.path == "/metrics":
             self._answer(200, METRICS.encode())
         else:
@@ -83,6 +87,12 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if fault == "tells_all" and number > 3:
             self._answer(401, json.dumps({"error": f"wrong key: {self.headers['Authorization']}"}).encode())
+            return
+        if fault == "busy" and number == 1:
+            self._answer(429, b'{"error": "busy"}', retry_after_s=1)
+            return
+        if fault == "echoes":
+            self._answer(401, f"{body['prompt']} wrong key: {self.headers['Authorization']}".encode())
             return
         if fault == "dies_under_load" and number > 20:
             print("fake: RuntimeError: out of memory", file=sys.stderr, flush=True)
@@ -130,8 +140,10 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:
             self.close_connection = True
 
-    def _answer(self, status: int, data: bytes) -> None:
+    def _answer(self, status: int, data: bytes, *, retry_after_s: int | None = None) -> None:
         self.send_response(status)
+        if retry_after_s is not None:
+            self.send_header("Retry-After", str(retry_after_s))
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)

@@ -76,12 +76,13 @@ def test_a_server_is_started_loaded_and_ended_and_the_page_says_what_came(tmp_pa
     assert sorted({line["level"] for line in lines}) == ["rate=100", "rate=200"] and len(lines) == 80
     text = (run / "report.md").read_text()
     titles = re.findall(r"^## (.*)$", text, re.M)
-    assert titles == [
+    # There only for a load of seconds, which this is on a busy machine.
+    assert [title for title in titles if title != "Requests in the server over time"] == [
         "Serving under load",
         "Throughput and latency",
-        "Latency over time, 100 requests/s",
-        "Latency over time, 200 requests/s",
+        "Latency over time",
         "Counters",
+        "The server about itself",
         "Provenance",
     ]
     page = (run / "report.html").read_text()
@@ -132,13 +133,13 @@ def test_a_server_that_runs_is_used_and_stays(tmp_path: Path) -> None:
         (
             "dies_under_load",
             (),
-            "1 at once: the server ended under load with exit code 3: fake: RuntimeError: out of memory",
+            "concurrency 1: the server ended under load with exit code 3: fake: RuntimeError: out of memory",
             1,
         ),
         (
             "every_tenth_500",
             (),
-            "1 at once: 4 failed and 0 unfinished of 40 requests, more than load.max_failed_share=0.05 allows; "
+            "concurrency 1: 4 failed and 0 unfinished of 40 requests, more than load.max_failed_share=0.05 allows; "
             'most often: HTTP 500: {"error": "out of luck"}',
             1,
         ),
@@ -184,7 +185,7 @@ def test_an_interrupt_ends_the_server_and_keeps_the_results(tmp_path: Path) -> N
     try:
         assert process.stderr is not None
         for line in process.stderr:
-            if b"bench, 1 at once: started" in line:
+            if b"bench, concurrency 1: started" in line:
                 break
         time.sleep(1.0)
         process.send_signal(signal.SIGTERM)
@@ -199,24 +200,29 @@ def test_an_interrupt_ends_the_server_and_keeps_the_results(tmp_path: Path) -> N
 
 def test_two_loads_are_compared_under_the_last_level_both_have(tmp_path: Path) -> None:
     loads = {"base": "1,4", "candidate": "4,8", "other": "2"}
-    with fake_server() as server:
+    # Tokens so far apart that they do not arrive as one on a busy machine: a TPOT of 0 cannot be compared.
+    with fake_server(gap_s=0.01) as server:
         for name, levels in loads.items():
             words = (f"server.url={server.url}", f"load.concurrency={levels}", f"artifacts.runs_dir={tmp_path / name}")
             assert _bench(tmp_path, *words, *QUICK).code == 0
-    found = llm_perf("compare", "base", "candidate", "--json", "--gate", "ttft_ms<=60000", cwd=tmp_path)
+    compared = ("compare", "base", "candidate", "--json", "--gate", "ttft_ms<=60000")
+    # One load of each side says nothing of the next one, unless its variation is stated.
+    assert llm_perf(*compared, cwd=tmp_path).code == 3
+    found = llm_perf(*compared, "--start-variation", "5", cwd=tmp_path)
     assert found.code == 0, found.err
     document = json.loads(found.out)
     rows = {row["metric"]: row for row in document["metrics"]}
-    assert list(rows) == ["ttft_ms", "tpot_ms", "e2e_ms", "output_tokens_per_s"]
+    whole = ["output_tokens_per_s", "requests_per_s", "ttft_p99_ms", "tpot_p99_ms", "e2e_p99_ms"]
+    assert list(rows) == ["ttft_ms", "tpot_ms", "e2e_ms", *whole]
     level = valid_file("bench", tmp_path / "base" / "bench" / "bench.json")["levels"][1]
     assert rows["ttft_ms"]["base"]["median"] == pytest.approx(level["latencies"]["ttft"]["median_ms"])
     assert (rows["ttft_ms"]["base"]["n"], rows["ttft_ms"]["low"] is None) == (40, False)
     assert rows["output_tokens_per_s"]["base"]["median"] == level["output_tokens_per_s"]
     assert rows["output_tokens_per_s"]["lower_is_better"] is False
-    assert document["notes"][0] == "both under 4 at once, 4 requests that follow each other are one repeat"
+    assert document["notes"][0] == "both under concurrency 4, 4 consecutive requests are one repeat"
     refused = llm_perf("compare", "base", "other", cwd=tmp_path)
     assert refused.code == 2
-    assert "not measured under the same load (got 1 at once, 4 at once and 2 at once)" in refused.err
+    assert "not measured under the same load (got concurrency 1, concurrency 4 and concurrency 2)" in refused.err
 
 
 @pytest.mark.long
@@ -229,7 +235,7 @@ def test_nsys_records_a_window_of_a_server_that_is_started_once_more(tmp_path: P
     run = only_run(tmp_path)
     stages = valid_manifest(run)["stages"]
     assert [(stage["name"], stage["status"]) for stage in stages] == [("bench", "ok"), ("nsys", "ok")]
-    assert stages[1]["notes"][0] == "a window of the server under 1 at once, opened after warming up"
+    assert stages[1]["notes"][0] == "a window of the server under concurrency 1, opened after warming up"
     assert (run / "nsys" / "run.sqlite").is_file() and not list((run / "nsys").glob("*.nsys-rep"))
     # Measured was the server without nsys: what it printed, and was started with, stands in a file of its own.
     assert (run / "bench" / "server.cmd.txt").read_text().startswith("cd ")

@@ -8,7 +8,7 @@ import pytest
 from llm_perf_opt.cli import main
 from tests.support.browser import Browser, chromium
 from tests.support.fixtures_dir import DATA
-from tests.unit.test_compare_command import SLOWER, STEADY, run_of
+from tests.unit.test_compare_command import SLOWER, STEADY, passes_of
 from tests.unit.test_many_runs import timed_run
 
 pytestmark = pytest.mark.browser
@@ -37,7 +37,7 @@ def opened(browser: Browser, page: Path) -> None:
 
 
 def test_a_comparison_of_runs(browser: Browser, tmp_path: Path) -> None:
-    base, slower = run_of(tmp_path / "base", STEADY), run_of(tmp_path / "slower", SLOWER)
+    base, slower = passes_of(tmp_path / "base", STEADY), passes_of(tmp_path / "slower", SLOWER)
     assert main(["compare", str(base), str(slower), "-o", str(tmp_path), "--gate", "tpot_ms<=+5%"]) == 1
     opened(browser, tmp_path / "compare.html")
     assert browser.text("#verdict").startswith("ttft_ms 50.00 ms → 60.00 ms, +20.0 %")

@@ -26,6 +26,7 @@ from llm_perf_opt.pipeline.compose import compose_config, type_config
 from llm_perf_opt.pipeline.plan import find_entry_points, open_plugin_keys
 from llm_perf_opt.runners.arguments import parse_arguments
 from llm_perf_opt.runners.bench.cli import read_config
+from llm_perf_opt.runners.bisect import cli as bisect
 from llm_perf_opt.runners.compare.interleave import parse_experiment
 from llm_perf_opt.runners.optimize import cli as optimize
 from llm_perf_opt.runners.profile_orchestrator import INFER_OVERRIDES
@@ -170,6 +171,10 @@ def _check(words: list[str]) -> None:
         args = optimize._parser().parse_intermixed_args(given)
         optimize._options(args, is_program=bool(command))
         _compose([word for word in args.words if not word.startswith("run=")])
+    elif name == "bisect":
+        given, _, command = (list(part) for part in _around(rest, "--"))
+        args = bisect._parser().parse_intermixed_args(given)
+        assert args.resume is not None or bisect._check(args, command) == ()
     elif name == "compare" and "--" in rest:
         found = parse_experiment(rest[rest.index("--") + 1 :])
         for overrides in found.overrides.values():

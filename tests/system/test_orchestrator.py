@@ -159,12 +159,15 @@ def test_no_stage_at_all_is_bad_input(tmp_path: Path) -> None:
     )
 
 
-def test_a_dry_run_writes_the_plan_and_nothing_else(tmp_path: Path) -> None:
-    done = llm_perf_here("profile", *OFF, ALPHA, BETA, "pipeline.beta.fail=preflight", "run.dry_run=true", cwd=tmp_path)
+def test_a_dry_run_leaves_nothing_but_the_plan_that_was_asked_for(tmp_path: Path) -> None:
+    words = (*OFF, ALPHA, BETA, "pipeline.beta.fail=preflight", "run.dry_run=true")
+    done = llm_perf_here("profile", *words, cwd=tmp_path)
+    assert (done.code, [*tmp_path.iterdir()]) == (2, [])
+    assert done.err.endswith("\nalpha: would run\nbeta: would run\nnothing was run; it cannot run as it is (beta)\n")
+    done = llm_perf_here("profile", *words, "run.plan_file=out/plan.json", cwd=tmp_path)
     assert done.code == 2
-    run_dir = only_run(tmp_path)
-    assert [p.name for p in run_dir.rglob("*")] == ["plan.json"]
-    plan = valid_file("plan", run_dir / "plan.json")
+    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["plan.json"]
+    plan = valid_file("plan", tmp_path / "out/plan.json")
     assert [(s["name"], [f["what"] for f in s["findings"]]) for s in plan["stages"]] == [
         ("alpha", ["it is only a recorder"]),
         ("beta", ["the probe is missing"]),
@@ -189,8 +192,8 @@ def test_the_configuration_written_down_is_what_ran(tmp_path: Path) -> None:
     }
     assert written["pipeline"]["alpha"] == {"enable": True}
     dry = llm_perf_here("profile", *OFF, *light, "pipeline.ncu.enable=true", "run.dry_run=true", cwd=tmp_path)
-    (settings,) = [line.split() for line in dry.err.splitlines() if line.startswith("  pipeline.ncu: ")]
-    assert "max_launches_per_kernel=1" in settings
+    (ncu,) = [line.split() for line in dry.err.splitlines() if " && " in line]
+    assert ncu[:2] == ["mkdir", "-p"] and "++infer.max_new_tokens=16" in ncu
 
 
 def test_two_runs_of_the_same_second_get_different_directories(tmp_path: Path) -> None:
@@ -237,7 +240,8 @@ def test_a_directory_with_files_of_the_users_own_is_refused_and_left_as_it_was(t
 
 
 def test_what_a_plan_a_log_or_a_killed_run_left_is_no_obstacle(tmp_path: Path) -> None:
-    assert llm_perf_here("profile", *OFF, ALPHA, "hydra.run.dir=r", "run.dry_run=true", cwd=tmp_path).code == 0
+    words = ("hydra.run.dir=r", "run.dry_run=true", "run.plan_file=r/plan.json")
+    assert llm_perf_here("profile", *OFF, ALPHA, *words, cwd=tmp_path).code == 0
     (tmp_path / "r/mine.log").write_text("")
     assert llm_perf_here("profile", *OFF, ALPHA, "hydra.run.dir=r", cwd=tmp_path).code == 0
     (tmp_path / "killed").mkdir()
@@ -443,11 +447,12 @@ def test_old_entry_points_plan_the_same_orchestrator_with_one_notice(
     tmp_path: Path, module: str, stages: set[str]
 ) -> None:
     args = [command()[0], "-m", f"llm_perf_opt.runners.{module}", *OFF, ALPHA, "run.dry_run=true", "device=cpu"]
+    args.append("run.plan_file=plan.json")
     done = subprocess.run(
         args, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == (dry_code_of_ncu() if "ncu" in stages else 0), done.stderr
-    plan = valid_file("plan", only_run(tmp_path) / "plan.json")
+    plan = valid_file("plan", tmp_path / "plan.json")
     assert {stage["name"] for stage in plan["stages"]} == stages
     assert len(re.findall("^deprecated: ", done.stderr, re.MULTILINE)) == 1
     assert "INFO: old keys translated (see docs/migration.md): device -> run.device" in done.stderr

@@ -86,10 +86,7 @@ def test_a_comparison_that_is_ended_leaves_neither_processes_nor_checkouts(tmp_p
     _, err = run.communicate(timeout=60)
     assert run.returncode == 130
     folder = tmp_path / "out"
-    assert err.splitlines()[-1] == (
-        "interrupted: every process was ended; the runs so far are kept, and where both sides have some `llm-perf "
-        f"compare --pairs {folder / 'base'} {folder / 'candidate'}` compares them"
-    )
+    assert err.splitlines()[-1] == f"interrupted: all processes were ended; go on: llm-perf compare --resume {folder}"
     assert psutil.wait_procs(started, timeout=20)[1] == []
     assert valid_manifest(folder / "base/1")["status"] == "interrupted"
     checkouts = subprocess.run([*git, "worktree", "list"], check=True, capture_output=True, text=True).stdout

@@ -1,4 +1,4 @@
-"""Forty secrets of a user's shell, configuration and command line, and every byte a run leaves behind."""
+"""Sixty secrets of a user's shell, configuration and command line, and every byte a run leaves behind."""
 
 import base64
 import bz2
@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from llm_perf_opt.core.redact import REDACTED, Redactor
+from llm_perf_opt.core.redact import Redactor
+from llm_perf_opt.core.secrets.shapes import REDACTED
 from llm_perf_opt.profiling.parsers.ncu_report import load_ncu
 from tests.support import fake_nsys
 from tests.support.fixtures_dir import REPO
+from tests.support.nsys_builder import Export
 from tests.support.orchestrator import ALPHA, OFF, llm_perf, llm_perf_here, only_run, valid_manifest
 
 PRIVATE = "MIIEowIBAAKCAQEAx7Qw9ZpLk2Xv4Rt8Wn3Bm6Yh5Gj1Fd0Sa"
@@ -63,13 +65,75 @@ VALUES = {
     "TORCH_UPLOAD": "tk9Qx2Lm4Np6Rr8St0Uv",
     "CUDA_CLOUD": "cl0ud-Zx8Yw7Vu6Ts5Rq4Pp",
 }
-IN_ARGUMENTS = {"flag": "letmein-argument-1", "assigned": "letmein-argument-2"}
+# As people store them; programs print a form of their own.
+STORED = {
+    "STRIPPED_PASSWORD": "Nl-Leak-pass99\n",
+    "QUOTED_PASSWORD": '"Qu0tedLeak-pw"',
+    "PG_URL": "postgres://app:p%40ss%23L3ak@db/x",
+    "API_KEYS": "first-leak-key,second-leak-key",
+    "CREDS": "AKIA" + "LEAKODNN7EXAMPLE:pairLeak/secret9",
+    "OTEL_EXPORTER_OTLP_HEADERS": "x-team=hcaLeakik_01h2q,authorization=Bearer headerLeak12345",
+    "PIN_PASSWORD": "84726153",
+    "DB_PASS": "hunterz",
+    "REDIS_AUTH": "dragonfl",
+    "SERVICE_TOKEN": "tokLeak-Abcdef12345",
+}
+PRINTED = {
+    "stripped": "Nl-Leak-pass99",
+    "unquoted": "Qu0tedLeak-pw",
+    "decoded": "p@ss#L3ak",
+    "first of a list": "first-leak-key",
+    "second of a list": "second-leak-key",
+    "first of a pair": "AKIA" + "LEAKODNN7EXAMPLE",
+    "second of a pair": "pairLeak/secret9",
+    "value of a header": "hcaLeakik_01h2q",
+    "bearer of a header": "headerLeak12345",
+    "number": "84726153",
+    "word": "hunterz",
+    "other word": "dragonfl",
+    "token": "tokLeak-Abcdef12345",
+}
+# In files below the home and the working directory; nothing in the environment holds them.
+FILES = {
+    "home/.netrc": "machine x.org login bob password netrcLeakword9\n",
+    "home/.cache/huggingface/token": "hf_" + "FromTokenFileAbCdEfGhIj\n",
+    "home/.pgpass": "db:5432:prod:app:pgpassLeak77\n",
+    "home/.aws/credentials": "[default]\naws_secret_access_key = awsLeak/abcd+efgh12\n",
+    ".env": "export DOTENV_PASSWORD='dotenvLeakpw1'\nSITE=public-site-name\n",
+}
+IN_FILES = {
+    "netrc": "netrcLeakword9",
+    "token file": "hf_" + "FromTokenFileAbCdEfGhIj",
+    "pgpass": "pgpassLeak77",
+    "aws": "awsLeak/abcd+efgh12",
+    ".env": "dotenvLeakpw1",
+}
+# Nowhere but in the program itself: known by what they look like.
+BY_SHAPE = {
+    "dsn": "dsnL3ak99x",
+    "range": "ghp_" + "RangeLeak1234567890abcdefghij",
+    "raised": "sk-" + "RaisedLeak1234567890abcd",
+    "query": "aB2Fqu3ryL3ak",
+}
+IN_ARGUMENTS = {"flag": "letmein-argument-1", "assigned": "letmein-argument-2", "user": "Us3rLeak-argument"}
 FROM_CONFIG = {"MY_SETTING": "mellon-from-oc-env"}
 PROGRAM = """
 import os, sys
 for name, value in sorted(os.environ.items()):
     print(name, value)
 print(sys.argv)
+import base64, json, pathlib
+here = pathlib.Path(__file__)
+for path in ("home/.netrc", "home/.cache/huggingface/token", "home/.pgpass", "home/.aws/credentials", ".env"):
+    print(path, (here.parent / path).read_text())
+told = json.loads(here.with_name("told.json").read_text())
+print("forms", told["forms"])
+for before in range(3):
+    text = ("u" * before + ":" + told["token"] + ":").encode()
+    print("auth", base64.b64encode(text).decode(), base64.urlsafe_b64encode(text).decode())
+print("postgresql://svc:" + told["dsn"] + "@h/x https://x.blob/y?sv=1&sig=" + told["query"], told["range"])
+print(repr(ValueError("refused: " + told["raised"])))
+print("site public-site-name, mailers, 1234567890 tokens, x-team")
 print("PASSED", os.environ["HF_TOKEN"][:3], os.environ["DB_PASSWORD"][:5], sys.argv[2][:7], sys.argv[4][:6])
 open(os.environ["HOME"] + "/seen.txt", "w").write(os.environ["HF_TOKEN"] + sys.argv[2] + sys.argv[4])
 """
@@ -79,7 +143,8 @@ UNPACKERS = {".gz": gzip.decompress, ".xz": lzma.decompress, ".bz2": bz2.decompr
 
 
 def _secrets() -> dict[str, str]:
-    pieces = {"DEPLOY line": PRIVATE, "DATABASE_URL password": "dbpw77xyz", "NCCL password": "ncclpw4242"}
+    given = {**PRINTED, **IN_FILES, **BY_SHAPE}
+    pieces = {**given, "DEPLOY line": PRIVATE, "DATABASE_URL password": "dbpw77xyz", "NCCL password": "ncclpw4242"}
     whole = {name: value for name, value in VALUES.items() if name != "DEPLOY"}
     return {**whole, **pieces, **IN_ARGUMENTS, **FROM_CONFIG}
 
@@ -105,11 +170,15 @@ def _profile(tmp_path: Path, *overrides: str, **extra: str) -> tuple[Path, str]:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     words = [sys.executable, str(program), "--api-key", IN_ARGUMENTS["flag"], f"--token={IN_ARGUMENTS['assigned']}"]
-    words = [*words, "${oc.env:MY_SETTING}"]
+    words = [*words, "${oc.env:MY_SETTING}", "-u", f"bob:{IN_ARGUMENTS['user']}"]
     command = "workload.command=[" + ",".join(f"'{word}'" for word in words) + "]"
     home = tmp_path / "home"
-    home.mkdir(exist_ok=True)
-    environ = {**VALUES, **FROM_CONFIG, "HOME": str(home), **extra}
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    told = {**BY_SHAPE, "forms": list(PRINTED.values()), "token": STORED["SERVICE_TOKEN"]}
+    (tmp_path / "told.json").write_text(json.dumps(told))
+    environ = {**VALUES, **STORED, **FROM_CONFIG, "HOME": str(home), "PWD": str(tmp_path), **extra}
     done = llm_perf(
         "profile",
         *OFF,
@@ -126,21 +195,29 @@ def _profile(tmp_path: Path, *overrides: str, **extra: str) -> tuple[Path, str]:
     return only_run(tmp_path), done.out + done.err
 
 
-def test_no_byte_of_a_run_holds_any_of_forty_secrets(tmp_path: Path) -> None:
+def test_no_byte_of_a_run_holds_any_of_sixty_secrets(tmp_path: Path) -> None:
     fake_nsys.install(tmp_path / "bin")
     run_dir, said = _profile(tmp_path, PATH=f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    assert len(_secrets()) >= 40
+    assert len(_secrets()) >= 60
     assert _found(run_dir) == []
     assert [name for name, value in _secrets().items() if value in said] == []
     log = (run_dir / "nsys/log.txt").read_text()
     assert f"HF_TOKEN {REDACTED}\n" in log
+    assert "site public-site-name, mailers, 1234567890 tokens, x-team\n" in log
     # The run itself got the values.
     assert "PASSED hf_ sword letmein mellon" in log
     seen = (tmp_path / "home/seen.txt").read_text()
     assert seen == VALUES["HF_TOKEN"] + IN_ARGUMENTS["flag"] + FROM_CONFIG["MY_SETTING"]
     manifest = valid_manifest(run_dir)
     written = yaml.safe_load((run_dir / "config.yaml").read_text())["workload"]["command"]
-    assert written[2:] == ["--api-key", REDACTED, f"--token={REDACTED}", "${oc.env:MY_SETTING}"]
+    assert written[2:] == [
+        "--api-key",
+        REDACTED,
+        f"--token={REDACTED}",
+        "${oc.env:MY_SETTING}",
+        "-u",
+        f"bob:{REDACTED}",
+    ]
     assert manifest["config"]["workload"]["command"] == written
     assert REDACTED in (run_dir / "nsys/cmd.txt").read_text().splitlines()[0]
     # Another stage has to find the clean pass of this program again.
@@ -154,12 +231,12 @@ def test_no_byte_of_a_run_holds_any_of_forty_secrets(tmp_path: Path) -> None:
 
 
 @pytest.mark.real_nsys
-@pytest.mark.parametrize("keep", ["false", "true"])
+@pytest.mark.parametrize("keep", ["never", "clean"])
 def test_the_real_nsys_leaves_none_of_them_either(tmp_path: Path, keep: str) -> None:
     run_dir, _ = _profile(tmp_path, f"pipeline.nsys.keep_report={keep}")
     assert _found(run_dir) == []
     assert (run_dir / "nsys/run.sqlite").is_file()
-    assert keep == "true" or not (run_dir / "nsys/run.nsys-rep").exists()
+    assert keep == "clean" or not (run_dir / "nsys/run.nsys-rep").exists()
 
 
 @pytest.mark.long
@@ -279,3 +356,18 @@ def test_a_search_writes_no_secret_either(tmp_path: Path) -> None:
     assert document["recommendation"]["command"] == (
         f"SERVICE_PASS='{REDACTED}' SETTING='{REDACTED}' SIZE=4 {sys.executable} {program} '--token={REDACTED}'"
     )
+
+
+def test_the_page_of_a_capture_holds_no_token_of_the_names_in_it(tmp_path: Path) -> None:
+    export = Export()
+    export.registered_range(f"load {BY_SHAPE['range']} password={BY_SHAPE['dsn']}", 0, 1000)
+    export.call(5, 6, 1)
+    export.kernel("gemm", 10, 500, 1)
+    path = export.write(tmp_path / "capture.sqlite")
+    done = llm_perf_here("analyze", str(path), "-o", "out", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert _found(tmp_path / "out") == []
+    names = json.loads((tmp_path / "out/nsys/analysis.json").read_text())["ranges"]
+    assert [row["name"] for row in names] == [
+        f"load {'x' * len(BY_SHAPE['range'])} password={'x' * len(BY_SHAPE['dsn'])}"
+    ]

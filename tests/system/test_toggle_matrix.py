@@ -84,5 +84,6 @@ def test_every_combination_of_stages(enabled: tuple[bool, ...], tmp_path: Path) 
     runs_the_model = {"torch_profiler", "nsys", *(["ncu"] if has_gpu else [])} & set(chosen)
     inputs = {"inputs.yaml"} if runs_the_model else set()
     assert PROVENANCE | REPORTS | inputs <= files
+    assert (run_dir / "nsys" / "run.nsys-rep").exists() == ("nsys" in chosen)
     for stage in manifest["stages"]:
         assert [f["path"] for f in stage["files"] if not (run_dir / f["path"]).exists()] == []

@@ -49,6 +49,7 @@ def test_two_runs_are_compared_with_every_gate(tmp_path: Path) -> None:
     code, words, _ = run_action(tmp_path, base="runs/a b", candidate="$(touch owned)", gates=gates)
     assert (code, words) == (0, [
         "compare", "runs/a b", "$(touch owned)", "-o", "llm-perf-compare",
+        "--github", "--junit", "llm-perf-compare.junit.xml",
         "--gate", "tpot_ms<=+5%", "--gate", "ttft_ms<=50",
     ])  # fmt: skip
     assert (tmp_path / "output").read_text() == "code=0\n"
@@ -56,10 +57,16 @@ def test_two_runs_are_compared_with_every_gate(tmp_path: Path) -> None:
     assert not (tmp_path / "owned").exists()
 
 
-def test_pairs_are_made_of_the_words(tmp_path: Path) -> None:
-    code, words, _ = run_action(tmp_path, interleave="5", words="experiment=demo base.ref=main")
+def test_pairs_are_made_as_the_overrides_say(tmp_path: Path) -> None:
+    code, words, _ = run_action(tmp_path, interleave="5", overrides="experiment=demo base.ref=main")
     tail = ["--interleave", "5", "--", "experiment=demo", "base.ref=main"]
-    assert (code, words) == (0, ["compare", "-o", "llm-perf-compare", *tail])
+    common = ["compare", "-o", "llm-perf-compare", "--github", "--junit", "llm-perf-compare.junit.xml"]
+    assert (code, words) == (0, [*common, *tail])
+
+
+def test_the_former_name_of_the_overrides_still_works(tmp_path: Path) -> None:
+    _, words, _ = run_action(tmp_path, interleave="5", words="experiment=demo base.ref=main")
+    assert words[-3:] == ["--", "experiment=demo", "base.ref=main"]
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_a_real_bash_completes_behind_the_signs_it_splits_words_at(tmp_path: Pat
         "profile predict",
         "qwen3_30b_a3b qwen3_8b qwen3_moe_tiny",
         "ncu.h200 ncu.high",
-        "h200,mi300x h200,mi325x h200,mi355x",
+        "h200,mi300x h200,mi325x h200,mi350x h200,mi355x",
         "complete -o default -F _llm_perf_complete llm-perf",
     ]
 

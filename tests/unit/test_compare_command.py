@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -46,8 +47,17 @@ STEADY = (10.0, 10.01, 9.99, 10.0)
 SLOWER = tuple(1.2 * value for value in STEADY)
 
 
-def test_a_slower_run_is_told_with_interval_and_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    base, slower = run_of(tmp_path / "base", STEADY), run_of(tmp_path / "slower", SLOWER)
+def passes_of(folder: Path, tpot_ms: Sequence[float], **parts: Any) -> Path:
+    """A directory of runs, a start for each of these times."""
+    for number, value in enumerate(tpot_ms, start=1):
+        run_of(folder / str(number), (value, value), **parts)
+    return folder
+
+
+def test_slower_passes_are_reported_with_interval_and_exit_codes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, slower = passes_of(tmp_path / "base", STEADY), passes_of(tmp_path / "slower", SLOWER)
     assert main(["compare", str(base), str(slower)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"WORSE: {base} → {slower}"
@@ -56,25 +66,186 @@ def test_a_slower_run_is_told_with_interval_and_exit_codes(tmp_path: Path, capsy
     assert main(["compare", str(base), str(slower), "--gate", "tpot_ms<=+5%"]) == 1
     assert "gate tpot_ms<=+5%: failed (+20.0 %, " in capsys.readouterr().out
     assert main(["compare", str(base), str(slower), "--gate", "tpot_ms<=+25%", "--gate", "ttft_ms<=70"]) == 0
-    assert main(["compare", str(base), str(slower), "--gate", "unheard_ms<=5%"]) == 3
+    # Known, and not measured here.
+    assert main(["compare", str(base), str(slower), "--gate", "post_ms<=5%"]) == 3
+
+
+def test_one_run_each_observes_a_difference_and_gates_are_inconclusive(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, slower = run_of(tmp_path / "base", STEADY), run_of(tmp_path / "slower", SLOWER)
+    assert main(["compare", str(base), str(slower), "--gate", "tpot_ms<=+5%"]) == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"DIFFERENCE OBSERVED, ONE START EACH: {base} → {slower}"
+    assert lines[3].startswith("gate tpot_ms<=+5%: inconclusive (+20.0 %, +19.")
+    assert main(["compare", str(base), str(slower), "--gate", "tpot_ms<=+5%", "--start-variation", "2"]) == 1
+    assert "start-to-start variation 2 % from --start-variation" not in capsys.readouterr().err
+
+
+def test_earlier_runs_of_the_same_work_give_the_variation_of_a_single_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(name: str, level: float, **parts: Any) -> Path:
+        folder = run_of(tmp_path / name, [level * value for value in STEADY], **parts)
+        manifest = read_manifest(folder)
+        record = replace(manifest.stages[0], metrics={"tpot_ms": Metric(value=10 * level, unit="ms", how="clean")})
+        write_manifest(folder, replace(manifest, stages=(record,)))
+        return folder
+
+    base, slower = run("base", 1.0), run("slower", 1.2)
+    for number, level in enumerate((1.01, 0.99, 1.02, 1.0)):
+        # The candidate's configuration is another, so these are starts of the base alone.
+        run(f"earlier{number}", level)
+    other = {"model": {"name": "tiny"}, "infer": {"max_new_tokens": 8}, "run": {"quiet": True}}
+    slower = run("slower", 1.2, config=other)
+    assert main(["compare", str(base), str(slower), "--gate", "tpot_ms<=+5%", "-o", str(tmp_path / "out")]) == 1
+    found = valid_file("compare", tmp_path / "out" / "compare.json")
+    [how] = [row["how"] for row in found["metrics"] if row["metric"] == "tpot_ms"]
+    assert how.endswith("; start-to-start variation 1.1 % from 5 runs of the same work")
+    assert "one start on a side" not in capsys.readouterr().out
+
+
+def test_a_slip_in_a_gate_is_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, slower = run_of(tmp_path / "base", STEADY), run_of(tmp_path / "slower", SLOWER)
+    assert main(["compare", str(base), str(slower), "--gate", "tpot<=+5%"]) == 2
+    assert capsys.readouterr().err == "error: --gate: unknown metric 'tpot'; did you mean tpot_ms?\n"
+    # Before the first run.
+    words = ["--interleave", "2", "-o", str(tmp_path / "out"), "--", "candidate.overrides=run.seed=0"]
+    assert main(["compare", "--gate", "tpot<=+5%", *words]) == 2
+    assert not (tmp_path / "out").exists()
 
 
 def test_everything_is_written_and_the_json_obeys_its_schema(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    base, slower = run_of(tmp_path / "base", STEADY), run_of(tmp_path / "slower", SLOWER)
+    base, slower = passes_of(tmp_path / "base", STEADY), passes_of(tmp_path / "slower", SLOWER)
     out = tmp_path / "out"
     assert main(["compare", str(base), str(slower), "-o", str(out), "--json", "--gate", "tpot_ms<=+5%"]) == 1
     printed = valid("compare", json.loads(capsys.readouterr().out))
     assert printed == valid_file("compare", out / "compare.json")
     assert (printed["verdict"], [g["status"] for g in printed["gates"]]) == ("worse", ["failed"])
     assert [row["metric"] for row in printed["metrics"]] == ["ttft_ms", "tpot_ms", "e2e_ms", "peak_memory_bytes"]
-    assert [fall["title"] for fall in printed["waterfalls"]] == ["decode"]
+    # No trace was recorded, so nothing explains the difference.
+    assert printed["waterfalls"] == []
     assert (out / "compare.md").read_text().startswith("### llm-perf compare: worse\n")
     page = (out / "compare.html").read_text()
     assert 'id="gates"' in page and 'id="metrics"' in page and "http" not in page.replace("http-equiv", "")
     assert main(["compare", str(base), str(slower), "--markdown"]) == 0
     assert "| tpot_ms | 10.00 ms | 12.00 ms | +20.0 % |" in capsys.readouterr().out
+
+
+def test_page_and_markdown_say_what_was_compared(tmp_path: Path) -> None:
+    def run(name: str, commit: str, gpu: str) -> Path:
+        environment = {
+            "gpus": [{"name": gpu, "driver": "580.1"}], "git": {"commit": commit, "changed": True}, "python": "3.12",
+            "packages": {"torch": "2.11"}, "hostname": "node1",
+        }  # fmt: skip
+        config = {**CONFIG, "run": {"device": "cuda:0"}}
+        overrides = ("model=tiny", "artifacts.runs_dir=/x")
+        return run_of(tmp_path / name, STEADY, config=config, environment=environment, overrides=overrides)
+
+    sides = run("base", "0" * 40, "NVIDIA A100-SXM4-80GB"), run("other", "1" * 40, "NVIDIA H200")
+    assert main(["compare", *map(str, sides), "-o", str(tmp_path / "out")]) == 0
+    found = valid_file("compare", tmp_path / "out" / "compare.json")
+    assert found["what"] == "tiny on NVIDIA A100-SXM4-80GB → NVIDIA H200"
+    assert found["candidate"]["about"] == [
+        {"label": "workload", "text": "tiny"},
+        {"label": "device", "text": "NVIDIA H200"},
+        {"label": "GPU driver", "text": "580.1"},
+        {"label": "command", "text": "model=tiny"},
+        {"label": "commit", "text": "111111111111 with uncommitted changes"},
+        {"label": "date", "text": "2025-01-01 00:00"},
+        {"label": "software", "text": "Python 3.12, torch 2.11"},
+        {"label": "host", "text": "node1"},
+    ]
+    # Another GPU is named, with what the data sheets allow, and not refused.
+    assert found["notes"][0] == (
+        "different device: NVIDIA A100-SXM4-80GB → NVIDIA H200; peak memory bandwidth 2,039 → 4,800 GB/s (bound of a "
+        "memory-bound run: ×0.42); peak bf16 rate 312 → 989 TFLOP/s (bound of a compute-bound run: ×0.32)"
+    )
+    page = (tmp_path / "out" / "compare.html").read_text()
+    assert "tiny on NVIDIA A100-SXM4-80GB → NVIDIA H200 · llm-perf compare</title>" in page
+    assert all(text in page for text in ("111111111111 with uncommitted changes", "Python 3.12, torch 2.11"))
+    assert (
+        "| commit | `000000000000 with uncommitted changes` | `111111111111 with uncommitted changes` |"
+        in (tmp_path / "out" / "compare.md").read_text()
+    )
+
+
+def test_gates_are_written_for_junit_and_github(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, slower = passes_of(tmp_path / "base", STEADY), passes_of(tmp_path / "slower", SLOWER)
+    gates = ["--gate", "tpot_ms<=+5%", "--gate", "ttft_ms<=+30%", "--gate", "post_ms<=+5%"]
+    report = tmp_path / "gates.xml"
+    assert main(["compare", str(base), str(slower), *gates, "--junit", str(report), "--github"]) == 1
+    suite = ElementTree.parse(report).getroot()
+    assert {name: suite.get(name) for name in ("tests", "failures", "errors")} == {
+        "tests": "3", "failures": "1", "errors": "1",
+    }  # fmt: skip
+    assert [(case.get("name"), [part.tag for part in case]) for case in suite.iter("testcase")] == [
+        ("tpot_ms<=+5%", ["failure"]),
+        ("ttft_ms<=+30%", []),
+        ("post_ms<=+5%", ["error"]),
+    ]
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition("::")[0] + line.split("::")[1].partition(" ")[0] for line in said] == [
+        "error", "notice", "warning",
+    ]  # fmt: skip
+    assert said[0].startswith("::error title=llm-perf compare%3A tpot_ms<=+5%25 failed::+20.0 %25, ")
+    # Without gates the verdict is the case.
+    assert main(["compare", str(base), str(slower), "--junit", str(report), "--github"]) == 0
+    assert capsys.readouterr().err.startswith("::notice title=llm-perf compare%3A worse::")
+
+
+def test_a_program_and_a_model_run_are_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, program = run_of(tmp_path / "model", STEADY), program_of(tmp_path / "program", [100.0, 101.0])
+    assert main(["compare", str(model), str(program)]) == 2
+    assert capsys.readouterr().err == (
+        f"error: compare: {model} is a model run, {program} is a program: they did different work; give two of one "
+        "kind\n"
+    )
+    load, trace = vllm_result(tmp_path / "a.json", rate=5.0, tpot_ms=10.0), DATA / "h200" / "llama.trace.json.gz"
+    assert main(["compare", str(load), str(trace)]) == 2
+    assert f"error: compare: {load} is a load on a server, {trace} is a capture: " in capsys.readouterr().err
+
+
+def vllm_result(path: Path, *, rate: float, tpot_ms: float, completed: int = 400) -> Path:
+    data = {
+        "request_rate": "inf", "max_concurrency": 4, "num_prompts": 400, "completed": completed,
+        "failed": 400 - completed,
+        "request_throughput": rate, "output_throughput": 100 * rate, "model_id": "opt", "duration": 10.0,
+        "median_ttft_ms": 50.0, "std_ttft_ms": 1.0, "p99_ttft_ms": 80.0,
+        "median_tpot_ms": tpot_ms, "std_tpot_ms": 0.4, "p99_tpot_ms": 2 * tpot_ms,
+    }  # fmt: skip
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_results_of_a_load_generator_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = vllm_result(tmp_path / "a.json", rate=5.0, tpot_ms=10.0)
+    after = vllm_result(tmp_path / "b.json", rate=8.0, tpot_ms=12.0)
+    assert main(["compare", str(before), str(after), "-o", str(tmp_path / "out")]) == 0
+    found = valid_file("compare", tmp_path / "out" / "compare.json")
+    assert (found["what"], found["verdict"]) == ("opt", "difference observed")
+    assert {row["metric"]: row["verdict"] for row in found["metrics"]} == {
+        "ttft_ms": "no difference observed",
+        "tpot_ms": "difference observed",
+        "output_tokens_per_s": "difference observed",
+        "requests_per_s": "difference observed",
+        "ttft_p99_ms": "inconclusive",
+        "tpot_p99_ms": "inconclusive",
+    }
+    # Several results in a directory are several starts.
+    for number in range(4):
+        vllm_result(tmp_path / "old" / f"{number}.json", rate=5.0 + number / 100, tpot_ms=10.0 + number / 100)
+        vllm_result(tmp_path / "new" / f"{number}.json", rate=8.0 + number / 100, tpot_ms=12.0 + number / 100)
+    gates = ["--gate", "tpot_ms<=+5%", "--gate", "output_tokens_per_s>=+50%"]
+    assert main(["compare", str(tmp_path / "old"), str(tmp_path / "new"), *gates]) == 1
+    out = capsys.readouterr().out
+    assert "gate tpot_ms<=+5%: failed" in out and "gate output_tokens_per_s>=+50%: passed" in out
+    failed = vllm_result(tmp_path / "c.json", rate=0.0, tpot_ms=0.0, completed=0)
+    assert main(["compare", str(before), str(failed)]) == 1
+    assert "FAILED" in capsys.readouterr().out
 
 
 def program_of(folder: Path, wall_ms: Sequence[float], *, steps_ms: Sequence[float] = (), old: bool = False) -> Path:
@@ -100,13 +271,14 @@ def test_programs_without_phases_are_compared_by_their_wall_time(
     slower = program_of(tmp_path / "slower", [1200.0, 1201.0, 1199.0, 1200.0])
     assert main(["compare", str(base), str(slower), "--gate", "wall_ms<=+5%"]) == 1
     out = capsys.readouterr().out
-    assert out.splitlines()[:3] == [
+    assert out.splitlines()[:4] == [
         f"WORSE: {base} → {slower}",
         "wall_ms 1,000 ms → 1,200 ms, +20.0 % (95 %: +19.7 to +20.3 %).",
+        "compared: gen.py",
         "gate wall_ms<=+5%: failed (+20.0 %, +19.7 % to +20.3 %: none of the 95 % interval is within the limit)",
     ]
     # Other repeats are no other work; and each is a start of its own, so that nothing is said of one start alone.
-    assert "workload.repeats: 3 → 4" in out and "one pass on a side" not in out
+    assert "workload.repeats: 3 → 4" in out and "one start" not in out
     assert main(["runs", str(tmp_path)]) == 0
     assert [line.split()[6:8] for line in capsys.readouterr().out.splitlines()] == [
         ["TPOT", "wall"],
@@ -200,7 +372,7 @@ def test_a_run_interrupted_after_its_clean_pass_is_compared(tmp_path: Path, caps
     base = run_of(tmp_path / "base", STEADY)
     stopped = run_of(tmp_path / "stopped", SLOWER, status="interrupted")
     assert main(["compare", str(base), str(stopped)]) == 0
-    assert capsys.readouterr().out.startswith(f"WORSE: {base} → {stopped}\n")
+    assert capsys.readouterr().out.startswith(f"DIFFERENCE OBSERVED, ONE START EACH: {base} → {stopped}\n")
     early = write_run(tmp_path / "early", StageRecord(name="torch_profiler", status="skipped", reason="interrupted"))
     write_manifest(early, replace(read_manifest(early), status="interrupted"))
     assert main(["compare", str(base), str(early), "--force"]) == 1
@@ -255,7 +427,8 @@ def test_captures_of_one_kind_are_compared_and_their_timelines_drawn(
     assert sum(k["difference_ns"] for k in found["kernels"]) == 0
     assert "Timelines" in (out / "compare.html").read_text()
     assert main(["compare", str(trace), str(trace)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith("note: captures hold no clean times")
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("SAME: ") and said[-2].startswith("note: captures hold no clean times")
 
 
 def test_a_capture_beside_one_of_another_kind_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -372,6 +545,42 @@ def test_auto_makes_pairs_until_the_gate_has_an_answer(
     words = ["--gate", "tpot_ms<=+1%", "--json", "-o", str(tmp_path / "out"), "--", "candidate.overrides=run.seed=0"]
     assert main(["compare", "--interleave", "auto", *words]) == (1 if slower > 1 else 3)
     assert len(list((tmp_path / "out" / "candidate").iterdir())) == pairs
+
+
+def test_an_interrupted_comparison_compares_its_whole_pairs_and_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made: list[str] = []
+
+    def run(experiment: Experiment, side: str, folder: Path, place: Path | None) -> bool:
+        made.append(f"{side}{folder.name}")
+        if len(made) == 4:
+            run_of(folder, [], status="interrupted")
+            raise KeyboardInterrupt
+        run_of(folder, [2.0 if side == "candidate" else 1.0] * 2)
+        return True
+
+    monkeypatch.setattr(interleave, "_run", run)
+    words = ["--gate", "tpot_ms<=+5%", "-o", "out", "--", "candidate.overrides=run.seed=0"]
+    assert main(["compare", "--interleave", "3", *words]) == 130
+    said = capsys.readouterr().err.splitlines()[-2:]
+    out = tmp_path / "out"
+    assert said == [
+        f"interrupted: all processes were ended; go on: llm-perf compare --resume {out}",
+        f"finished so far: 1 pair; compare them: llm-perf compare --pairs {out / 'base'} {out / 'candidate'}",
+    ]
+    # Both commands work as they are printed.
+    assert main(said[1].partition("llm-perf ")[2].split()) == 0
+    made += ["resumed"]
+    report = tmp_path / "gates.xml"
+    assert main([*said[0].partition("llm-perf ")[2].split(), "--junit", str(report)]) == 1
+    assert ElementTree.parse(report).getroot().get("failures") == "1"
+    assert made == ["base1", "candidate1", "candidate2", "base2", "resumed", "base2", "base3", "candidate3"]
+    found = valid_file("compare", out / "compare.json")
+    assert (found["base"]["passes"], found["gates"][0]["status"]) == (3, "failed")
+    assert main(["compare", "--resume", str(tmp_path)]) == 2
+    assert main(["compare", "--resume", str(out), "a"]) == 2
 
 
 @pytest.mark.slow

@@ -136,6 +136,14 @@ def test_the_run_wide_file_list_is_the_data_sets() -> None:
     assert typed("run.dataset_subset_filelist=/l.txt").dataset.subset_filelist == Path("/l.txt")
 
 
+@pytest.mark.parametrize("key", ["run.dataset_subset_filelist", "+dataset.subset_filelist"])
+def test_a_file_list_is_refused_where_the_data_set_reads_none(key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        typed("dataset=synthetic", f"{key}=/nope.txt")
+    text = "dataset.kind=synthetic reads no list of files (got /nope.txt), allowed: null, or dataset=omnidocbench"
+    assert str(caught.value) == f"{key.lstrip('+')}: {text}"
+
+
 def test_every_problem_is_reported_at_once_with_key_value_and_choices() -> None:
     assert problems(
         *TINY,
@@ -373,7 +381,7 @@ def test_every_documented_key_is_known_and_every_key_is_documented() -> None:
         ours["pipeline"][name] = asdict(stage.config_cls())
     _assert_documented(before, ours)
     entry = _plain(compose_config([], ConfigEntry(name="bench", is_of_a_run=False)))
-    _assert_documented(bench, {name: entry[name] for name in ("server", "load", "capture")})
+    _assert_documented(bench, {name: entry[name] for name in ("server", "load", "traffic", "capture")})
 
 
 def _assert_documented(text: str, config: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Estimates: against what one H200 was measured to take, and the rules they are made of."""
 
+import itertools
 import json
 import statistics
 from dataclasses import replace
@@ -8,17 +9,19 @@ from typing import Any
 
 import pytest
 
+from llm_perf_opt.analysis.estimate.bands import OWN
 from llm_perf_opt.analysis.estimate.efficiency import MEASURED, TRANSFERRED, rates_of
-from llm_perf_opt.analysis.estimate.forecast import (
-    BAND_MEASURED,
+from llm_perf_opt.analysis.estimate.engine import ENGINES
+from llm_perf_opt.analysis.estimate.parallel import Layout, Wire, link_of
+from llm_perf_opt.analysis.estimate.requests import (
+    ArrivalRate,
     Load,
-    Setting,
     forecast,
+    forecast_arrivals,
     prompt_ms,
-    step_estimate,
     tokens_per_check,
 )
-from llm_perf_opt.analysis.estimate.parallel import Layout, Wire, link_of
+from llm_perf_opt.analysis.estimate.steps import Setting, step_estimate
 from llm_perf_opt.analysis.hardware.hardware import load_catalogue
 from llm_perf_opt.analysis.hardware.work import Dtypes, Step
 from llm_perf_opt.config.paths import conf_dir
@@ -82,7 +85,7 @@ def test_wall_times_of_graphs_are_within_twelve_percent_and_nine_of_ten_in_the_b
     found = errors("wall")
     assert len(found) == 27
     assert statistics.median(map(abs, found)) <= 0.12
-    inside = [e for e in found if 1 / BAND_MEASURED <= 1 + e <= BAND_MEASURED]
+    inside = [e for e in found if 1 / OWN.slower <= 1 + e <= OWN.faster]
     assert len(inside) >= 0.9 * len(found)
 
 
@@ -126,6 +129,56 @@ def test_drafts_yield_the_run_of_kept_tokens_and_one_more() -> None:
     assert tokens_per_check(1.0, 4) == 5
 
 
+def test_littles_law_holds_over_layouts_loads_and_engines() -> None:
+    """Requests in flight are requests per second times the seconds of one, however they are spread."""
+    seen = 0
+    for tp, pp, dp, concurrency, output, places, engine in itertools.product(
+        (1, 2), (1, 2, 8), (1, 3), (1, 2, 7, 300), (1, 2, 256), (None, 4), ("server", "graph")
+    ):
+        layout = Layout(tp=tp, pp=pp, dp=dp)
+        load = Load(prompt=512, output=output, concurrency=concurrency, places=places)
+        found = forecast(setting(engine=engine, layout=layout), load)
+        assert found is not None
+        seen += 1
+        per_s = found.output_tokens_per_s / output
+        assert per_s * found.request_ms / 1e3 == pytest.approx(concurrency)
+        assert found.request_ms == pytest.approx(found.ttft_ms + (output - 1) * found.tpot_ms)
+        assert found.ttft_ms <= found.ttft_p95_ms
+    assert seen == 2 * 3 * 2 * 4 * 3 * 2 * 2
+
+
+def test_a_pipeline_serves_one_request_no_faster_than_one_device() -> None:
+    alone = Load(prompt=1024, output=256)
+    one, eight = (forecast(setting("llama3_70b", engine="server", layout=Layout(pp=n)), alone) for n in (1, 8))
+    assert one is not None and eight is not None
+    assert 0.8 * one.output_tokens_per_s < eight.output_tokens_per_s <= one.output_tokens_per_s
+    # Many requests fill the stages, less what micro-batches and bubbles cost.
+    many = Load(prompt=1024, output=256, concurrency=512)
+    full, staged = (forecast(setting("llama3_70b", engine="server", layout=Layout(pp=n)), many) for n in (1, 8))
+    assert full is not None and staged is not None
+    assert 1.5 < staged.output_tokens_per_s / full.output_tokens_per_s < 7
+
+
+def test_arrivals_fill_the_engine_until_it_cannot_keep_up() -> None:
+    server = setting(engine="server")
+    load = Load(prompt=1024, output=128)
+    rates = [forecast_arrivals(server, load, ArrivalRate(per_s=rate)) for rate in (0.1, 5, 20, 30)]
+    firsts = [(found.ttft_ms, found.ttft_p95_ms, found.tpot_ms, found.in_flight) for found in rates if found]
+    assert len(firsts) == 4
+    assert firsts == sorted(firsts)
+    for found, rate in zip(rates, (0.1, 5, 20, 30), strict=True):
+        assert found is not None
+        assert found.in_flight == pytest.approx(rate * found.request_ms / 1e3)
+        assert found.output_tokens_per_s == pytest.approx(rate * 128)
+    assert forecast_arrivals(server, load, ArrivalRate(per_s=200)) is None
+    # Two replicas take twice the arrivals in the same time.
+    twice = forecast_arrivals(setting(engine="server", layout=Layout(dp=2)), load, ArrivalRate(per_s=40))
+    assert twice is not None and rates[2] is not None
+    assert twice.ttft_p95_ms == pytest.approx(rates[2].ttft_p95_ms)
+    bursts = forecast_arrivals(server, load, ArrivalRate(per_s=20, burstiness=0.25))
+    assert bursts is not None and bursts.ttft_p95_ms > rates[2].ttft_p95_ms
+
+
 def test_requests_in_flight_share_steps_and_prompts() -> None:
     load = Load(prompt=1024, output=256, concurrency=16)
     found = forecast(setting(engine="server"), load)
@@ -135,12 +188,17 @@ def test_requests_in_flight_share_steps_and_prompts() -> None:
     # Eight prompts fit into one forward of 8192 tokens.
     eight = prompt_ms(setting(engine="server"), replace(load, chunk=None), batch=8)
     assert eight is not None and eight < 8 * first
-    assert found.tpot_ms == pytest.approx(step.mid_ms + 16 / 256 * eight / 8)
-    assert found.output_tokens_per_s == pytest.approx(16 / found.tpot_ms * 1e3)
-    assert found.request_ms == pytest.approx(first + 255 * found.tpot_ms)
+    host = ENGINES["server"].host
+    arrival = host.arrival_ms + host.prompt_token_us * 1024 / 1e3
+    # While one request runs, each of the other fifteen has its prompt worked in once.
+    each = eight / 8 + host.request_us / 1e3
+    whole = arrival + first + host.request_us / 1e3 + 15 * each + 255 * step.mid_ms
+    assert found.request_ms == pytest.approx(whole)
+    assert found.output_tokens_per_s == pytest.approx(16 * 256 / whole * 1e3)
+    assert found.tpot_ms == pytest.approx((whole - found.ttft_ms) / 255)
     assert found.cost is None
     priced = replace(setting(engine="server"), hardware=replace(hardware("h200"), price_per_hour=3.6))
-    twice = forecast(replace(priced, layout=Layout(dp=2)), load)
+    twice = forecast(replace(priced, layout=Layout(dp=2)), replace(load, concurrency=32))
     assert twice is not None and twice.cost is not None
     # Two replicas cost twice as much and yield twice as much.
     assert twice.output_tokens_per_s == pytest.approx(2 * found.output_tokens_per_s)

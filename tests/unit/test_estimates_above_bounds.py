@@ -7,7 +7,6 @@ import pytest
 
 from llm_perf_opt.analysis.estimate.engine import EngineName
 from llm_perf_opt.analysis.estimate.parallel import Layout
-from llm_perf_opt.analysis.estimate.serving_bound import Requests, batch_bound_ms, serving_bound_tokens_per_s
 from llm_perf_opt.analysis.hardware.hardware import CPU, Resolved, load_catalogue
 from llm_perf_opt.analysis.hardware.roofline import datasheet_ceilings
 from llm_perf_opt.analysis.static.forms import MLA_MODES
@@ -17,6 +16,7 @@ from llm_perf_opt.config.schema import HardwareSection
 from llm_perf_opt.runners.predict.cli import Subject, predict_row, subjects
 from llm_perf_opt.runners.predict.request import Case, parse_request
 from llm_perf_opt.runners.predict.row import Row, bound_ms
+from tests.support.serving_bound import Requests, batch_bound_ms, serving_bound_tokens_per_s
 
 pytestmark = pytest.mark.slow
 

@@ -175,7 +175,7 @@ def test_an_optimiser_in_one_pass_reads_and_writes_its_state_once() -> None:
         kinds=5,
         instances=50,
         time_ns=1_500,
-        kernels=tuple(row.short_name for row in sorted(rows, key=lambda row: (-row.total_ns, row.name))),
+        names=tuple(row.name for row in sorted(rows, key=lambda row: (-row.total_ns, row.name))),
         moved=15,
         least_moved=7,
         floor_ns=700,

@@ -117,7 +117,7 @@ def test_a_library_that_starts_up_before_the_first_kernel_is_no_work_of_the_host
     analysis = trace.analysis(tmp_path)
     assert [(finding.rule, finding.is_one_time) for finding in analysis.findings] == [
         ("launch_bound", False),
-        ("host_edges", True),
+        ("compilation", True),
     ]
     assert isinstance(analysis.host_edges, tuple)
     (edge,) = analysis.host_edges

@@ -121,6 +121,77 @@ def test_a_name_no_run_knows_is_bad_input(
     assert not (runs_dir / "sweep.json").exists()
 
 
+def test_a_number_is_compared_with_a_number(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", str(runs_dir), "--where", "tpot_ms=lt20"]) == 2
+    assert capsys.readouterr().err == (
+        "error: --where: tpot_ms is a number (got tpot_ms=lt20), allowed: such as 'tpot_ms<20'\n"
+    )
+
+
+def bench_run(folder: Path, **server: Any) -> Path:
+    values = {
+        "serve_ttft_ms": 50.0,
+        "serve_tpot_ms": 9.0,
+        "serve_ttft_p99_ms": 80.0,
+        "serve_output_tokens_per_s": 400.0,
+    }
+    metrics = {name: Metric(value=value, unit="ms", how="8 requests") for name, value in values.items()}
+    write_run(folder, StageRecord(name="bench", status="ok", metrics=metrics))
+    environment = {"cpu": "EPYC", "gpus": [{"name": "NVIDIA L4"}]}
+    config = {"server": {"name": "vllm", **server}}
+    manifest = replace(read_manifest(folder), run_id=folder.name, environment=environment, config=config)
+    write_manifest(folder, manifest)
+    return folder
+
+
+def test_runs_of_every_kind_show_their_numbers_and_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    timed_run(tmp_path / "model", 10.0)
+    bench_run(tmp_path / "load", url="http://127.0.0.1:8000")
+    bench_run(tmp_path / "remote", url="http://gpu7:8000")
+    program = write_run(
+        tmp_path / "program",
+        StageRecord(name="torch_profiler", status="ok", metrics={"wall_ms": Metric(value=900.0, unit="ms", how="x")}),
+    )
+    write_manifest(program, replace(read_manifest(program), run_id="program"))
+    # A dry run leaves a plan and is no run.
+    (tmp_path / "dry").mkdir()
+    (tmp_path / "dry" / "plan.json").write_text("{}")
+    assert main(["runs", str(tmp_path), "--json"]) == 0
+    found = {row["run_id"]: row for row in json.loads(capsys.readouterr().out)}
+    names = ("device", "ttft_ms", "tpot_ms", "tokens_per_s", "ttft_p99_ms", "wall_ms")
+    assert {run: tuple(row[name] for name in names) for run, row in found.items()} == {
+        "model": ("NVIDIA H200", None, 10.0, 100.0, None, None),
+        "load": ("NVIDIA L4", 50.0, 9.0, 400.0, 80.0, None),
+        "remote": ("", 50.0, 9.0, 400.0, 80.0, None),
+        "program": ("", None, None, None, None, 900.0),
+    }
+    assert main(["runs", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[0].split()[5:-1] == ["TTFT", "TPOT", "tokens/s", "TTFT", "P99", "wall"]
+    page = tmp_path / "trend.html"
+    assert main(["runs", str(tmp_path), "--html", str(page), "--columns", "run,model,wall_ms"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].split() == ["run", "date", "model", "device", "wall_ms"]
+    assert main(["runs", str(tmp_path), "--html", str(page)]) == 0
+    assert [name for name in ("tokens_per_s", "ttft_p99_ms", "wall_ms") if f">{name}<" in page.read_text()] == [
+        "tokens_per_s", "ttft_p99_ms", "wall_ms",
+    ]  # fmt: skip
+
+
+def test_the_runs_of_a_sweep_are_named_by_what_was_swept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    timed_run(tmp_path / "sweep" / "0", 10.0, batch=1)
+    timed_run(tmp_path / "sweep" / "1", 20.0, batch=2)
+    timed_run(tmp_path / "7", 30.0)
+    for side in ("base", "candidate"):
+        timed_run(tmp_path / side / "1", 10.0)
+        timed_run(tmp_path / side / "2", 10.0)
+    assert main(["runs", str(tmp_path), "--columns", "tpot_ms"]) == 0
+    names = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines() if "llama3_1b" in line]
+    passes = ["base/1", "base/2", "candidate/1", "candidate/2"]
+    assert names == ["7", *passes, "0 batch=1", "1 batch=2"]
+
+
 def test_a_known_name_without_a_value_is_none(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", str(runs_dir), "--columns", "ttft_ms", "--where", "workload.duration_s="]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2 + 3

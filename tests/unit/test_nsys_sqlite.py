@@ -19,6 +19,7 @@ from llm_perf_opt.diagnosis.document import CaptureAnalysis, GpuIdle, GraphTotal
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.parsers.nsys_summary import summarize_kernels
+from tests.support.answers import claim_of, scope_of
 from tests.support.nsys_builder import OTHER_THREAD, Export, h200_export
 
 
@@ -63,11 +64,12 @@ def test_the_last_prefill_and_decode_of_the_h200_are_as_counted_by_hand(analysis
 
 
 def test_decode_on_the_h200_is_found_launch_bound(analysis: CaptureAnalysis) -> None:
-    finding = next(f for f in analysis.findings if f.title.startswith("decode "))
-    assert finding.rule == "launch_bound"
-    assert finding.title == "decode is launch-bound: the GPU idles for 92% of it; likewise prefill"
-    assert finding.evidence[0].startswith("GPU busy 15.603 ms of 189.45 ms wall time")
+    finding = claim_of(analysis, "launch_bound")
+    assert (finding.scope, scope_of(analysis).place) == ("steady", "decode_step")
+    assert (finding.share, finding.max_gain) == (pytest.approx(0.896, abs=0.001), pytest.approx(9.637, abs=0.001))
     assert "CUDA graph" in finding.remedy
+    decode = next(row for row in analysis.ranges if row.name == "decode")
+    assert (decode.last.gpu_busy_ns, decode.last.wall_ns) == (15_602_626, pytest.approx(189.45e6, rel=1e-4))
 
 
 # Twice: a prefill of 12 kernels, then 10 steps, each a graph of the same 12 and one kernel beside it.

@@ -18,7 +18,9 @@ from urllib.parse import quote, quote_plus
 import pytest
 
 from llm_perf_opt.core import redact
-from llm_perf_opt.core.redact import REDACTED, Redactor, is_secret, without_shapes
+from llm_perf_opt.core.redact import Redactor, given_secrets
+from llm_perf_opt.core.secrets.shapes import REDACTED, is_secret, shape_spans, without_shapes
+from tests.support.fixtures_dir import REPO
 
 PRIVATE = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow1Bq8zXcVbNmAsDfGhJkL\nQwErTyUiOp23\n-----END RSA PRIVATE KEY-----"
 
@@ -217,3 +219,118 @@ def test_of_a_long_log_the_two_ends_are_kept_and_no_half_of_a_secret(
                 assert int(told[1].replace(",", "")) == len(text)
                 assert abs(len(text) - int(told[0].replace(",", "")) - len(found)) < 200
                 assert 2 * (kept - len(secret)) - 1000 < len(found) < 2 * kept + 200
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "printed"),
+    [
+        ("DB_PASSWORD", "Nl-Leak-pass99\n", "Nl-Leak-pass99"),
+        ("APP_PASSWORD", '"QuotedPw77x"', "QuotedPw77x"),
+        ("DATABASE_URL", "postgres://app:p%40ssw%23rd9@db/x", "p@ssw#rd9"),
+        ("API_KEYS", "first-key-one,secondkeytwo", "secondkeytwo"),
+        ("CREDS", "AKIAIOSFODNN7EXAMPLE:wJalrXUt/secret9", "wJalrXUt/secret9"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "x-team=hcaik_01h2q,b=Bearer abcdef12345678", "hcaik_01h2q"),
+        ("GCP_CREDENTIALS", '{"user": "someone", "password": "plainword9"}', "plainword9"),
+        ("PIN_PASSWORD", "84726153", "84726153"),
+        ("DB_PASS", "hunterz", "hunterz"),
+        ("REDIS_AUTH", "dragonfl", "dragonfl"),
+    ],
+)
+def test_a_part_of_a_value_is_known_in_the_form_programs_print_it(name: str, value: str, printed: str) -> None:
+    assert Redactor.of({name: value}).text(f"got [{printed}]") == f"got [{REDACTED}]"
+
+
+def test_base64_is_found_wherever_it_begins_and_in_both_alphabets() -> None:
+    redactor = Redactor.of({"SERVICE_TOKEN": "tok?>Abcdef12345"})
+    for before in range(6):
+        text = ("u" * before + ":tok?>Abcdef12345:and more").encode()
+        for coded in (base64.b64encode(text).decode(), base64.urlsafe_b64encode(text).decode()):
+            clean = redactor.text(coded)
+            assert REDACTED in clean
+            # Of both ends as much as two letters tell.
+            assert len(clean) - len(REDACTED) <= len(coded) - 16
+
+
+def test_ordinary_text_beside_short_secrets_stays() -> None:
+    environ = {"DB_PASS": "hunterz", "PIN_PASSWORD": "84726153", "DB_PASSWORD": "decode", "KEYMAP": "default"}
+    texts = [
+        "hunterzes and dragonflies",
+        "18472615300 tokens, 0.84726153 s",
+        "decode_step default",
+        "x-team: a, user=bob",
+    ]
+    redactor = Redactor.of(environ)
+    assert [redactor.text(text) for text in texts] == texts
+
+
+@pytest.mark.parametrize(
+    ("argv", "clean"),
+    [
+        (["curl", "-u", "bob:Secret1x", "http://h"], ["curl", "-u", f"bob:{REDACTED}", "http://h"]),
+        (["curl", "-ubob:Secret1x"], ["curl", f"-ubob:{REDACTED}"]),
+        (["mysql", "-uroot", "-phunter22", "db"], ["mysql", "-uroot", f"-p{REDACTED}", "db"]),
+        (["sshpass", "-p", "hunter22", "ssh"], ["sshpass", "-p", REDACTED, "ssh"]),
+        (["./bench", "-pHunter2pass"], ["./bench", f"-p{REDACTED}"]),
+    ],
+)
+def test_flags_of_other_programs_lose_their_passwords(argv: list[str], clean: list[str]) -> None:
+    assert Redactor().words(argv) == tuple(clean)
+    # And what they were is known wherever the program prints it.
+    (secret,) = given_secrets(argv)
+    assert Redactor.of({}, more=[secret]).text(f"login with {secret}!") == f"login with {REDACTED}!"
+
+
+def test_flags_that_hold_no_password_stay() -> None:
+    argv = ["docker", "run", "-p", "8080:80", "-p8080", "-u", "1000:1000", "-u", "root:root", "-pno:xdist", "-pA100"]
+    assert Redactor().words(argv) == tuple(argv)
+    assert given_secrets(argv) == []
+
+
+def test_what_files_of_programs_hold_is_known(tmp_path: Path) -> None:
+    files = {
+        ".netrc": "machine x login bob password netrcword9\n",
+        ".cache/huggingface/token": "plaintokenvalue\n",
+        ".pgpass": "db:5432:prod:app:pgpassword77\n",
+        ".aws/credentials": "[default]\naws_secret_access_key = aws/abcd+efgh12\nregion = eu-central-1\n",
+        ".docker/config.json": json.dumps({"auths": {"r.io": {"auth": "dXNlcjpkb2NrZXJwdw=="}}}),
+        "work/.env": "# mine\nexport APP_PASSWORD='dotenvpw11'\nSITE=public-site\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    redactor = Redactor.of({"HOME": str(tmp_path), "PWD": str(tmp_path / "work")})
+    held = ["netrcword9", "plaintokenvalue", "pgpassword77", "aws/abcd+efgh12", "dXNlcjpkb2NrZXJwdw==", "dotenvpw11"]
+    assert redactor.text(" ".join(held)) == " ".join([REDACTED] * len(held))
+    assert (
+        redactor.text("public-site eu-central-1 default machine bob") == "public-site eu-central-1 default machine bob"
+    )
+
+
+def test_what_looks_like_a_secret_is_overwritten_in_texts_and_packed_texts(tmp_path: Path) -> None:
+    token = "hf_" + "AbCdEfGhIjKlMnOpQrStUv"
+    data = json.dumps(
+        {"name": f"load {token} ä", "token": 123456789012, "url": "pg://u:pässw0rd@h"}, ensure_ascii=False
+    )
+    (tmp_path / "a.json").write_text(data)
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(data.encode()))
+    (tmp_path / "code.py").write_text(f"token = picker_of_words\nkey = '{token}'\n")
+    binary = b"\0\1name" + token.encode() + b"Jmore"
+    (tmp_path / "a.ncu-rep").write_bytes(binary)
+    Redactor().folder(tmp_path)
+    clean = data.replace(token, "x" * len(token)).replace("u:pässw0rd", "x" * len("u:pässw0rd".encode()))
+    assert (tmp_path / "a.json").read_text() == clean
+    assert json.loads(clean)["token"] == 123456789012
+    assert gzip.decompress((tmp_path / "a.json.gz").read_bytes()).decode() == clean
+    assert (tmp_path / "code.py").read_text() == f"token = picker_of_words\nkey = '{'x' * len(token)}'\n"
+    # Where a value ends there is not known: the next byte may be the format's own.
+    assert (tmp_path / "a.ncu-rep").read_bytes() == binary
+
+
+def test_no_trace_report_or_page_of_ours_is_damaged() -> None:
+    """Kernels, operators, options and prose; what real files hold."""
+    files = [path for folder in ("docs", "tests/data") for path in (REPO / folder).rglob("*")]
+    files = [path for path in files if path.suffix in (".md", ".json", ".csv", ".html") and path.is_file()]
+    texts = {path.name: path.read_text("utf-8", "surrogateescape") for path in files}
+    found = {name: [text[start:end] for start, end in shape_spans(text)] for name, text in texts.items()}
+    assert len(files) > 60
+    assert {name: spans for name, spans in found.items() if spans} == {}

@@ -15,25 +15,42 @@ from llm_perf_opt.cli import main
 from llm_perf_opt.core.sections import SectionTable
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.runners.bench.cli import read_config
-from llm_perf_opt.serving.client import Ask, EventStream
+from llm_perf_opt.serving.client.lag import LoopLag
+from llm_perf_opt.serving.client.request import RequestTemplate
 from llm_perf_opt.serving.config import LoadLevel, LoadSection, ServerSection, SloSection
 from llm_perf_opt.serving.counters import CounterSample, ServerCounter, parse_counters, summarise_counters
 from llm_perf_opt.serving.engine import build_server_cmd, model_in, server_environment, with_program
 from llm_perf_opt.serving.load import Target, run_level, send_one_by_one
-from llm_perf_opt.serving.prompts import LoadPrompts, made_up, words_for
 from llm_perf_opt.serving.records import LoadRun, RequestRecord
-from llm_perf_opt.serving.results import BenchDocument, LatencyFigures, keeps_to, latency_figures, level_result
+from llm_perf_opt.serving.results import (
+    BenchDocument,
+    LatencyFigures,
+    LevelResult,
+    keeps_to,
+    latency_figures,
+    level_result,
+)
 from llm_perf_opt.serving.schedule import arrival_times
-from llm_perf_opt.serving.sections import bench_metrics, bench_sections, busiest
+from llm_perf_opt.serving.sections import bench_metrics, bench_sections, shown_level
+from llm_perf_opt.serving.traffic.sessions import Turn
+from llm_perf_opt.serving.traffic.synthetic import SyntheticTraffic, made_up, words_for
+from llm_perf_opt.serving.traffic.trace import TraceSession, TraceTraffic, TraceTurn
 from tests.support.fake_server import METRICS, FakeServer, fake_server
 
 pytestmark = pytest.mark.slow
 
-ASK = Ask(model="fake", api="completions", output_tokens=5, temperature=0.0, seed=0, ignore_eos=True)
+ASK = RequestTemplate(model="fake", api="completions", output_tokens=5, temperature=0.0, seed=0, ignore_eos=True)
 
 
 def _target(server: FakeServer, trouble: Callable[[], str | None] = lambda: None) -> Target:
     return Target(url=server.url, headers={}, metrics_path="/metrics", trouble=trouble)
+
+
+def _one_by_one(
+    server: FakeServer, texts: list[str], *, stall_s: float, template: RequestTemplate = ASK
+) -> list[RequestRecord]:
+    turns = [Turn(text=text) for text in texts]
+    return send_one_by_one(_target(server), template, turns, stall_s=stall_s, most_s=60)
 
 
 def _ok(index: int, started_s: float, ttft_s: float, gaps_s: tuple[float, ...], tokens: int) -> RequestRecord:
@@ -150,10 +167,10 @@ def test_tokens_that_come_in_bursts_are_told() -> None:
         said[name] = [text for text in paragraphs if "bursts" in text]
     assert said["even"] == said["short tail"] == []
     assert said["whole"][0].startswith(
-        "1 at once: tokens of a stream arrive in bursts (half of the gaps are under 13.0 µs, their mean is 13.0 µs)"
+        "concurrency 1: tokens of a stream arrive in bursts (half of the gaps are under 13.0 µs, their mean is 13.0 µs)"
     )
     assert said["burst"][0].startswith(
-        "1 at once: tokens of a stream arrive in bursts (half of the gaps are under 10.0"
+        "concurrency 1: tokens of a stream arrive in bursts (half of the gaps are under 10.0"
     )
 
 
@@ -167,27 +184,32 @@ def test_an_address_may_end_in_v1(
         assert json.loads((tmp_path / "r/bench/bench.json").read_bytes())["server"] == server.url
 
 
-def test_a_client_that_had_too_much_to_do_says_so() -> None:
-    run = LoadRun(level=LoadLevel(rate=2.0), records=RECORDS[:3], duration_s=4.0, client_cpu_s=3.0)
-    late = level_result(run, SloSection())
-    fine = level_result(LoadRun(level=run.level, records=run.records, duration_s=4.0, client_cpu_s=2.0), SloSection())
-    assert [(level.client_busy, level.is_late) for level in (late, fine)] == [(0.75, True), (0.5, False)]
-    said = [bench_sections(BenchDocument(levels=(level,)), source="")[0].paragraphs[2:] for level in (late, fine)]
-    assert said == [
-        (
-            "2 requests/s: reading the streams kept this client busy for 75 % of the time, so its latencies hold "
-            "delays of its own. Ask for less at once, or measure from a faster machine.",
-        ),
-        (),
+def test_a_level_whose_client_was_late_is_invalid() -> None:
+    # The median TTFT is 200 ms, so that 10 ms are 5 %.
+    def level(lag_s: float, records: list[RequestRecord]) -> LevelResult:
+        lag = LoopLag(mean_s=lag_s, p99_s=0.3, most_s=0.4, n=100)
+        return level_result(LoadRun(level=LoadLevel(rate=2.0), records=records, duration_s=4.0, lag=lag), SloSection())
+
+    sent_late = [replace(record, late_s=0.011) for record in RECORDS[:3]]
+    levels = (level(0.0099, RECORDS[:3]), level(0.0101, RECORDS[:3]), level(0.0, sent_late))
+    reasons = [
+        None,
+        "the client's event loop was late by 10.10 ms (p99 300.0 ms), more than 5 % of the median TTFT (200.0 ms)",
+        "requests were sent 11.00 ms after their time, more than 5 % of the median TTFT (200.0 ms)",
     ]
+    assert [one.invalid for one in levels] == reasons
+    said = [bench_sections(BenchDocument(levels=(one,)), source="")[0].paragraphs[2:] for one in levels]
+    advice = "Use more load.processes, less load, or another machine for the client."
+    assert said == [(), *((f"2 requests/s: invalid, because {reason}. {advice}",) for reason in reasons[1:])]
 
 
 def test_prompts_differ_by_number_and_come_back_for_the_same_seed() -> None:
-    prompts = LoadPrompts(words=20, seed="7")
-    assert prompts.text(3) == LoadPrompts(words=20, seed="7").text(3)
+    prompts = SyntheticTraffic(words=20, seed="7")
+    assert prompts.text(3) == SyntheticTraffic(words=20, seed="7").text(3)
     assert len({prompts.text(n) for n in range(50)}) == 50
     assert len(prompts.text(0).split()) == 20
-    assert LoadPrompts(texts=("a", "b")).text(3) == "b"
+    recorded = TraceTraffic(sessions=[TraceSession(turns=(TraceTurn(text=text),)) for text in ("a", "b")])
+    assert recorded.session(3).turns[0].text == "b"
     assert words_for(1000, probe_tokens=128) == 500
     assert words_for(1000, probe_tokens=None) == 1000
 
@@ -205,7 +227,7 @@ def test_the_page_of_counters_is_read_for_all_engines_of_a_server() -> None:
 def test_a_closed_loop_sends_what_was_asked_and_counts_what_came() -> None:
     load = LoadSection(concurrency=(4,), requests=20, duration_s=60, output_tokens=5)
     with fake_server() as server:
-        run = run_level(LoadRun(level=LoadLevel(concurrency=4)), _target(server), ASK, LoadPrompts(words=10), load)
+        run = run_level(LoadRun(level=LoadLevel(concurrency=4)), _target(server), ASK, SyntheticTraffic(words=10), load)
         asked = server.asked
     assert sorted(r.index for r in run.records) == list(range(20))
     assert {(r.status, r.output_tokens, r.prompt_tokens, r.counted_by, len(r.gaps_s)) for r in run.records} == {
@@ -225,13 +247,13 @@ def test_a_closed_loop_sends_what_was_asked_and_counts_what_came() -> None:
         "stream_options": {"include_usage": True},
         "ignore_eos": True,
     }
-    assert {one["prompt"] for one in asked} == {LoadPrompts(words=10).text(n) for n in range(20)}
+    assert {one["prompt"] for one in asked} == {SyntheticTraffic(words=10).text(n) for n in range(20)}
 
 
 def test_an_open_loop_does_not_wait_for_answers() -> None:
     load = LoadSection(rate=(100.0,), arrival="constant", requests=12, duration_s=60)
     with fake_server(gap_s=0.1) as server:
-        run = run_level(LoadRun(level=LoadLevel(rate=100.0)), _target(server), ASK, LoadPrompts(words=4), load)
+        run = run_level(LoadRun(level=LoadLevel(rate=100.0)), _target(server), ASK, SyntheticTraffic(words=4), load)
     result = level_result(run, SloSection())
     assert (result.completed, result.most_at_once) == (12, 12)
 
@@ -239,38 +261,21 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
 def test_requests_use_connections_that_are_open_already() -> None:
     texts = [f"prompt {n}" for n in range(5)]
     with fake_server() as server:
-        records = send_one_by_one(_target(server), ASK, texts, stall_s=5)
+        records = _one_by_one(server, texts, stall_s=5)
         assert (len(records), server.connections) == (5, 1)
 
 
 def test_a_stream_that_said_its_last_word_and_stays_open_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llm_perf_opt.serving.client.CLOSING_S", 0.05)
+    monkeypatch.setattr("llm_perf_opt.serving.client.request.CLOSING_S", 0.05)
     with fake_server(fault="stays_open") as server:
-        records = send_one_by_one(_target(server), ASK, ["a", "b"], stall_s=5)
+        records = _one_by_one(server, ["a", "b"], stall_s=5)
     assert [(r.status, r.error, r.output_tokens) for r in records] == [("ok", None, 5)] * 2
-
-
-@pytest.mark.parametrize("size", [1, 7, 4096])
-def test_a_stream_is_read_however_it_is_cut(size: int) -> None:
-    lines = ['data: {"choices": [{"text": "\\u00e9\u00e9"}]}\r', "\r", ": a comment", "", "event: x"]
-    lines += ['data:{"choices": [{"text": ""}]}', "", 'data: {"choices": [], "usage": {"completion_tokens": 2}}']
-    data = "\n".join(lines).encode()
-    stream = EventStream(iter([0.0, 1.0, 3.0]).__next__)
-    assert not any(stream.feed(data[at : at + size]) for at in range(0, len(data), size))
-    stream.end()
-    assert (stream.ttft, stream.gaps, stream.prompt_tokens, stream.output_tokens) == (1.0, [2.0], None, 2)
-    assert stream.feed(b"\ndata: [DONE]\n")
-
-
-def test_a_line_without_an_end_is_refused() -> None:
-    with pytest.raises(ValueError, match="a line of more than 8 MiB"):
-        EventStream(lambda: 0.0).feed(b"data: " + b"x" * (8 << 20))
 
 
 def test_a_chat_is_timed_from_its_first_word_on() -> None:
     chat = replace(ASK, api="chat", ignore_eos=False)
     with fake_server(usage=False) as server:
-        (record,) = send_one_by_one(_target(server), chat, ["hello"], stall_s=5)
+        (record,) = _one_by_one(server, ["hello"], stall_s=5, template=chat)
         asked = server.asked[0]
     assert (record.status, record.output_tokens, record.counted_by, len(record.gaps_s)) == ("ok", 5, "events", 4)
     assert asked["messages"] == [{"role": "user", "content": "hello"}]
@@ -280,7 +285,7 @@ def test_a_chat_is_timed_from_its_first_word_on() -> None:
 def test_a_tenth_of_errors_is_counted_and_the_rest_measured() -> None:
     load = LoadSection(concurrency=(2,), requests=50, duration_s=60)
     with fake_server(fault="every_tenth_500", gap_s=0) as server:
-        run = run_level(LoadRun(level=LoadLevel(concurrency=2)), _target(server), ASK, LoadPrompts(words=4), load)
+        run = run_level(LoadRun(level=LoadLevel(concurrency=2)), _target(server), ASK, SyntheticTraffic(words=4), load)
     result = level_result(run, SloSection())
     assert (result.completed, result.failed) == (45, 5)
     assert result.errors == {'HTTP 500: {"error": "out of luck"}': 5}
@@ -288,7 +293,7 @@ def test_a_tenth_of_errors_is_counted_and_the_rest_measured() -> None:
 
 def test_a_stream_that_stalls_is_a_failure_in_words() -> None:
     with fake_server(fault="stalls", gap_s=0) as server:
-        records = send_one_by_one(_target(server), ASK, ["a"] * 4, stall_s=0.3)
+        records = _one_by_one(server, ["a"] * 4, stall_s=0.3)
     assert [record.status for record in records] == ["ok", "ok", "ok", "failed"]
     assert records[-1].error == "silent for longer than load.stall_s in the middle of the stream"
 
@@ -296,9 +301,9 @@ def test_a_stream_that_stalls_is_a_failure_in_words() -> None:
 def test_a_load_ends_in_time_when_streams_do_not() -> None:
     load = LoadSection(concurrency=(3,), requests=50, duration_s=0.2, drain_s=0.5, stall_s=60)
     with fake_server(gap_s=20) as server:
-        run = run_level(LoadRun(level=LoadLevel(concurrency=3)), _target(server), ASK, LoadPrompts(words=4), load)
+        run = run_level(LoadRun(level=LoadLevel(concurrency=3)), _target(server), ASK, SyntheticTraffic(words=4), load)
     assert [(r.status, r.error) for r in run.records] == [("unfinished", "under way when the load ended")] * 3
-    assert run.stopped == "3 request(s) had not ended 0.5 s (load.drain_s) after the last was sent"
+    assert run.stopped == "3 requests had not ended 0.5 s (load.drain_s) after the last was sent"
 
 
 def test_a_server_that_dies_ends_the_load_and_keeps_what_was_measured() -> None:
@@ -311,7 +316,7 @@ def test_a_server_that_dies_ends_the_load_and_keeps_what_was_measured() -> None:
 
     with fake_server() as server:
         run = run_level(
-            LoadRun(level=LoadLevel(concurrency=2)), _target(server, trouble), ASK, LoadPrompts(words=4), load
+            LoadRun(level=LoadLevel(concurrency=2)), _target(server, trouble), ASK, SyntheticTraffic(words=4), load
         )
     assert run.stopped == "the server ended"
     assert 10 <= sum(record.status == "ok" for record in run.records) < 5000
@@ -321,22 +326,24 @@ def test_a_server_that_dies_ends_the_load_and_keeps_what_was_measured() -> None:
 def test_nobody_at_the_address_ends_the_load_soon() -> None:
     load = LoadSection(concurrency=(4,), requests=100_000, duration_s=60)
     target = Target(url="http://127.0.0.1:9", headers={}, metrics_path=None, trouble=lambda: None)
-    run = run_level(LoadRun(level=LoadLevel(concurrency=4)), target, ASK, LoadPrompts(words=4), load)
-    assert run.stopped is not None and "requests all failed (the connection failed (ConnectError" in run.stopped
+    run = run_level(LoadRun(level=LoadLevel(concurrency=4)), target, ASK, SyntheticTraffic(words=4), load)
+    assert (
+        run.stopped is not None and "requests all failed (the connection failed (ClientConnectorError: " in run.stopped
+    )
     assert {record.status for record in run.records} <= {"failed", "unfinished"}
 
 
 def test_no_redirect_leads_a_request_to_another_address() -> None:
     with fake_server(fault="redirects") as server:
-        (record,) = send_one_by_one(_target(server), ASK, ["a"], stall_s=5)
+        (record,) = _one_by_one(server, ["a"], stall_s=5)
     assert (record.status, record.error) == ("failed", "HTTP 307")
 
 
-def test_the_report_names_levels_latencies_errors_and_the_busiest() -> None:
+def test_the_report_names_levels_latencies_errors_and_the_shown_level() -> None:
     slow = level_result(LoadRun(level=LoadLevel(rate=1.0), records=RECORDS[:2], duration_s=4.0), SloSection())
     fast = level_result(LoadRun(level=LoadLevel(rate=2.0), records=RECORDS, duration_s=2.0), SloSection())
     document = BenchDocument(server="http://127.0.0.1:1", model="m", levels=(slow, fast))
-    assert busiest(document) == fast
+    assert shown_level(document) == fast
     metrics = bench_metrics(document, source="bench/bench.json")
     assert metrics["serve_output_tokens_per_s"].value == 4.0
     assert metrics["serve_output_tokens_per_s[rate=1]"].value == 1.75
@@ -415,7 +422,7 @@ def test_a_server_gets_its_own_variables_and_no_secret() -> None:
         (["server=vlm"], "server: no such choice (got 'vlm')"),
         (["server.url=http://a", "dataset=omnidocbench"], "dataset: pages are not sent to servers"),
         (["server.url=http://a", "capture.tool=nsys"], "capture.tool: nsys cannot look into a server it did not start"),
-        (["--sweep"], "--sweep: no flag of this command"),
+        (["--sweep"], "--sweep: no argument of this command"),
     ],
 )
 def test_bad_input_is_told_by_its_key(overrides: list[str], problem: str, tmp_path: Path) -> None:

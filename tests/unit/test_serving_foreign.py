@@ -94,7 +94,7 @@ def test_a_result_of_aiperf_is_a_level_of_ours_and_its_itl_our_tpot(tmp_path: Pa
     path = _write(tmp_path / "profile_export_aiperf.json", AIPERF)
     assert kind_of(path) == LOAD
     (level,) = read_results([path]).levels
-    assert (level.label, level.completed, level.failed, level.duration_s) == ("8 at once", 10, 1, 4.0)
+    assert (level.label, level.completed, level.failed, level.duration_s) == ("concurrency 8", 10, 1, 4.0)
     assert level.latencies == {
         "ttft": LatencyFigures(mean_ms=21.0, median_ms=20.0, p90_ms=30.0, p99_ms=40.0),
         "tpot": LatencyFigures(mean_ms=2.1, median_ms=2.0, p90_ms=3.0, p99_ms=4.0),
@@ -139,7 +139,7 @@ def test_appended_results_and_several_files_are_a_sweep(tmp_path: Path) -> None:
     path = tmp_path / "all.json"
     path.write_text("\n".join(json.dumps({**VLLM, "request_rate": rate}) for rate in (1.0, "inf")) + "\n")
     other = _write(tmp_path / "aiperf.json", AIPERF)
-    assert [level.label for level in read_results([path, other]).levels] == ["1 requests/s", "all", "8 at once"]
+    assert [level.label for level in read_results([path, other]).levels] == ["1 requests/s", "all", "concurrency 8"]
 
 
 def test_analyze_prints_them_and_writes_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

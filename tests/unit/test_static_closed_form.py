@@ -1,5 +1,6 @@
 """The closed form: whole values of well-known models, and the rules it is made of. No torch here."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -341,9 +342,12 @@ def test_largest_batch_and_context_just_fit() -> None:
     def peak(batch: int, context: int) -> float:
         return memory_need(model, batch=batch, context=context, **shape).peak_bytes
 
-    assert fit.largest_context is not None
     assert peak(fit.largest_batch, 1024) <= 77.6e9 < peak(fit.largest_batch + 1, 1024)
-    assert peak(1, fit.largest_context) <= 77.6e9 < peak(1, fit.largest_context + 1)
+    # No more than its positions, however much room there is.
+    assert fit.largest_context == model.longest == 8192
+    endless = memory_fit(replace(model, longest=None), 80e9, batch=1, context=1024, **shape)
+    assert endless.largest_context is not None
+    assert peak(1, endless.largest_context) <= 77.6e9 < peak(1, endless.largest_context + 1)
     assert memory_fit(model, 10e9, batch=1, context=1024, **shape).largest_batch == 0
     windowed = small("mistral", sliding_window=16)
     assert memory_fit(windowed, 80e9, batch=1, context=1024, **shape).largest_context is None

@@ -69,13 +69,29 @@ def small_meta(model_type: str) -> tuple[dict[str, Any], Any]:
     config = transformers.AutoConfig.for_model(model_type, **{**SMALL, **FAMILY_CASES[model_type]})
     with torch.device("meta"):
         module = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    if model_type in OWN_FIELDS:
+        return {**SMALL, **FAMILY_CASES[model_type], "model_type": model_type}, module
     return config.to_dict(), module
 
 
+# Their files have other fields than the configuration that transformers makes of them.
+OWN_FIELDS = {"gemma4_text", "mimo_v2_flash"}
 # Parameters alone can be compared: transformers runs all experts of Llama 4 for every token, works on states in chunks
-# that cost more than they must, has no cache of the usual kind in Mamba 2; GPT-2 and DBRX ask the device for values.
+# that cost more than they must, scores keys that an indexer left out, has no cache of the usual kind in Mamba 2; GPT-2
+# and DBRX ask the device for values.
 NOT_COUNTED = {"gpt2", "llama4_text", "mamba2", "qwen3_next", "bamba", "falcon_h1", "granitemoehybrid", "nemotron_h"}
-NOT_COUNTED |= {"dbrx", "jamba", "lfm2", "mamba", "qwen3_5_moe_text", "qwen3_5_text"}
+NOT_COUNTED |= {
+    "deepseek_v32",
+    "gemma4_text",
+    "glm_moe_dsa",
+    "mimo_v2_flash",
+    "dbrx",
+    "jamba",
+    "lfm2",
+    "mamba",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
+}
 # At this size biases, positions and scores that are not fused are more than a hundredth of a group's bytes.
 FLOPS_ALONE = {"bloom", "gpt_bigcode", "gptj", "granitemoeshared", "opt", "phi", "phimoe"}
 

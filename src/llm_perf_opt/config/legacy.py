@@ -45,6 +45,8 @@ _RUNNER = {
 }
 # Hydra knows a group mounted where its path says by its path alone.
 _SAMPLING = "dataset/sampling"
+# Presets under the names of document 003; conf/config.yaml mounts them under shorter ones.
+_TORCH_OUTPUT = re.compile(r"(?:model/\w+/)?output/torch@[^=]+")
 _ENABLED = re.compile(r"(pipeline\.(?:static_analysis|torch_profiler|nsys|ncu))\.enabled")
 _OVERRIDE = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[\w./@-]+)(?:=(?P<value>.*))?", re.DOTALL)
 
@@ -79,6 +81,9 @@ def translate(overrides: Sequence[str]) -> Translation:
     rest: list[str] = []
     changed: list[tuple[str, str]] = []
     for override in overrides:
+        if _TORCH_OUTPUT.fullmatch(override.partition("=")[0]):
+            rest.append(f"+{override}")
+            continue
         new = _translate_one(override)
         if new == (override,):
             rest.append(override)

@@ -34,7 +34,7 @@ from llm_perf_opt.core.files import LARGEST_NUMBER, SMALLEST_NUMBER, is_absurd
 from llm_perf_opt.errors import ConfigError
 
 _PATH_KEYS = {
-    "run": ("dataset_subset_filelist", "resume"),
+    "run": ("dataset_subset_filelist", "plan_file", "resume"),
     "dataset": ("root", "subset_filelist", "file"),
     "model": ("path",),
 }
@@ -193,6 +193,7 @@ def _check(
     )
     problems += found
     problems += _device_problem(raw.get("run"))
+    problems += _list_problems(typed.get("run"), typed.get("dataset"))
     problems += _rank_problems(typed.get("run"), typed.get("infer"), typed.get("workload"))
     told = {problem.key for problem in problems}
     # A value taken from another key is told once, where it was set.
@@ -205,6 +206,17 @@ def _device_problem(run: Any) -> list[Problem]:
     if not isinstance(device, str) or _DEVICE.fullmatch(device):
         return []
     return [Problem(key="run.device", text=f"not a device (got {device!r}), allowed: auto, cpu or cuda:N")]
+
+
+def _list_problems(run: Any, dataset: Any) -> list[Problem]:
+    """A list of files for a data set that has none would have no effect."""
+    if not isinstance(dataset, DatasetSection) or dataset.kind == "omnidocbench":
+        return []
+    given = {"dataset.subset_filelist": dataset.subset_filelist}
+    if isinstance(run, RunSection):
+        given["run.dataset_subset_filelist"] = run.dataset_subset_filelist
+    text = f"dataset.kind={dataset.kind} reads no list of files (got {{path}}), allowed: null, or dataset=omnidocbench"
+    return [Problem(key=key, text=text.format(path=path)) for key, path in given.items() if path is not None]
 
 
 def _rank_problems(run: Any, infer: Any, workload: Any) -> list[Problem]:

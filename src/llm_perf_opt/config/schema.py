@@ -47,6 +47,7 @@ class RunSection:
     representative_max_new_tokens: PositiveInt | None = None
     on_failure: Literal["continue", "stop"] = "continue"
     dry_run: bool = False
+    plan_file: Path | None = None
     exclusive: Literal["device", "node"] | None = None
     ranks: PositiveInt | None = None
     nodes: PositiveInt = 1

@@ -21,6 +21,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TypeGuard
 
+from llm_perf_opt.core.terminal import printable
+
 # Real captures pack to about a fiftieth at best; a large one that unpacks to a hundred times its size is a trap.
 LARGEST_RATIO = 100
 UNPACKED_ALWAYS_BYTES = 256 << 20
@@ -159,6 +161,11 @@ def write_whole(path: Path, data: bytes) -> Path:
         # Of an open file the system does not say which it was.
         raise OSError(error.errno, error.strerror, str(path)) from error
     return path
+
+
+def write_page(path: Path, text: str) -> Path:
+    """Write what people read, as a whole; names of others in it cannot steer a terminal or turn the text around."""
+    return write_whole(path, printable(text).encode("utf-8", "backslashreplace"))
 
 
 def move_whole(source: Path, target: Path) -> Path:

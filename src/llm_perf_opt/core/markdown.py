@@ -9,6 +9,11 @@ def escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 
+def heading(text: str) -> str:
+    """Text of others in a heading or a sentence: no link, no picture and no tag can begin in it."""
+    return re.sub(r"([\\`<>\[\]])", r"\\\1", " ".join(text.split()))
+
+
 def plain(text: str) -> str:
     """Text of others, such as a kernel's name or advice of a tool, in which no character may start markup."""
     return re.sub(r"([|\\`*_<>\[\]])", r"\\\1", " ".join(text.split()))

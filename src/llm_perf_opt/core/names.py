@@ -10,6 +10,8 @@ NSYS: Final = "nsys"
 NCU: Final = "ncu"
 HOST_SAMPLES: Final = "host_samples"
 BUILT_IN = (STATIC_ANALYSIS, HOST_SAMPLES, TORCH_PROFILER, DIRECT_INFERENCE, NSYS, NCU)
+# The entry points by which stages are found.
+STAGE_GROUP: Final = "llm_perf_opt.stages"
 # Clean times given by hand to `llm-perf analyze` stand in the manifest as a stage of this name.
 GIVEN: Final = "given"
 # Whose clean pass is taken where several were made, the better-informed one first; other stages' come after these.
@@ -93,6 +95,7 @@ Role = Literal[
     "ncu_details",
     "ncu_kernels_csv",
     "ncu_kernels_json",
+    "memory_snapshot_json",
     "generated_kernels",
     "host_samples",
     "host_stacks",
@@ -101,6 +104,7 @@ Role = Literal[
     "picture",
     "bench_json",
     "bench_requests",
+    "vllm_bench_json",
 ]
 # The stages a report looks to first for a role, and names when nobody wrote a file of it.
 ROLE_WRITERS: dict[Role, tuple[str, ...]] = {

@@ -26,7 +26,8 @@ from typing import BinaryIO, Self
 import psutil
 
 from llm_perf_opt.core.records import Progress, read_progress
-from llm_perf_opt.core.redact import REDACTED, SECRET_NAME, Redactor
+from llm_perf_opt.core.redact import Redactor
+from llm_perf_opt.core.secrets.shapes import REDACTED, SECRET_NAME
 from llm_perf_opt.errors import ToolError
 
 MARKER = "LLM_PERF_COMMAND_ID"

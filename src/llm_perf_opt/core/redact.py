@@ -1,36 +1,41 @@
-"""Takes secrets out of what is written: by the name of a variable or flag, by value, and by the shape of a value.
+"""Takes secrets out of texts, commands, data and files: known values (`secrets.known`) and what looks like one.
 
-What runs gets the real values; only files, messages and recorded commands pass through here. Known values are those of
-the environment we were started with that are secrets by name, by shape or because no word looks like them. Shapes are
-looked for in words of ours and in logs, known values in every file of a run. In place of a secret stands `REDACTED`.
+What runs gets the real values; only files, messages and recorded commands pass through here. In place of a secret
+stands `REDACTED`, in a file whose format must hold as many `x`.
 """
 
-import base64
 import bz2
 import gzip
-import html
 import io
-import json
 import lzma
-import math
 import re
 import zlib
-from collections import Counter
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
-from urllib.parse import quote, quote_plus
 
-REDACTED = "(redacted)"
-SHORTEST_SECRET = 5
-# A shorter value may be a word of anybody's text, and would be taken out of it everywhere.
-SHORTEST_KNOWN = 6
-# Fewer bytes are too few letters of base64 to be told from any others.
-SHORTEST_CODED = 9
+from llm_perf_opt.core.secrets.known import known_values
+from llm_perf_opt.core.secrets.shapes import (
+    MARKS,
+    REDACTED,
+    hidden_in,
+    is_plain,
+    is_secret,
+    merged,
+    names_a_setting,
+    shape_spans,
+    without_shapes,
+)
+
 BLOCK_BYTES = 1 << 20
+# Text holds no zero byte; so much of a file is looked at.
+HEAD_BYTES = 1 << 13
+# Which secrets are known in a file by their shape.
+NONE, OF_CODE, ALL = "none", "code", "all"
 # The longest secret that is found where two blocks of a file meet.
 OVERLAP_BYTES = 1 << 14
 # Of a log that is longer, so much of its beginning and of its end is kept.
@@ -45,156 +50,61 @@ _PACKED: tuple[tuple[bytes, Callable[..., Any]], ...] = (
 # What ends a packed file; one that was cut off is cut off again here.
 _ENDING_BYTES = 8
 
-# nsys and ncu mark the processes they watch with session ids and tokens of their own, which are no secrets.
-_OF_THE_TOOLS = r"NSYS_|NV_TPS_|NV_NSIGHT_"
-_WORDS = (
-    r"TOKEN(?!IZ)",  # tokenizers have none
-    r"(?<!BY)PASS(?!ES|IVE|THROUGH|_PLUGIN)",  # passes of a compiler have none
-    r"AUTH(?!OR(?!I[SZ]))",  # an author is none, an authorization is
-    r"_PWD$",
-    r"_PAT$",
-    *("SECRET", "CREDENTIAL", "KEY", "JWT", "COOKIE", "SESSION_ID"),
-)
-SECRET_NAME = re.compile(rf"^(?!{_OF_THE_TOOLS}).*({'|'.join(_WORDS)})", re.IGNORECASE)
-PLACE_NAME = re.compile(r"(SOCK|SOCKET|FILE|PATH|DIR|HOME|AUTHORITY)$", re.IGNORECASE)
-# Long and random, and meant to be read: commits, digests, devices.
-_PUBLIC_NAME = re.compile(r"SHA\d*$|COMMIT|REVISION|DIGEST|HASH|VISIBLE_DEVICES|UUID|INVOCATION_ID|BUILD_ID|HOSTNAME")
-_PREFIXES = (
-    r"hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abeoprs]-|AKIA|ASIA|eyJ|nvapi-|AIza|npm_|pypi-|[sr]k_live_|whsec_"
-)
-_STARTS_LIKE_A_TOKEN = re.compile(rf"^(?:{_PREFIXES})[A-Za-z0-9_.-]{{8}}")
-# The names of flags and settings that hold a secret; `max_tokens` and `eos_token` do not.
-_SETTING = (
-    r"(?:[A-Za-z0-9]{1,30}[_.-]){0,6}?(?:api[_-]?key|apikey|(?:access|account|private|secret|signing|encryption)[_-]?key"
-    r"|(?:api|access|auth|hf|bearer|refresh|session|security|id|github|gitlab|hub|web)[_-]?token|(?<![A-Za-z0-9_])(?<![A-Za-z0-9]-)token"
-    r"|secret|passw(?:or)?d|passphrase|pwd|credentials?|authorization|cookie|dsn|webhook(?:[_-]?url)?)"
-)
-_FLAG = re.compile(rf"--?{_SETTING}", re.IGNORECASE)
-_SETTING_NAME = re.compile(_SETTING, re.IGNORECASE)
-_NUMBER = re.compile(r"[\d.,_]{1,9}|true|false|null|none|auto|bearer|basic", re.IGNORECASE)
-_VALUE = r"[^\s\"'`,;&)\]}\\]{6,4096}"
-
-_PRIVATE_KEY = re.compile(
-    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----.{0,16000}?(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY-----|\Z)", re.DOTALL
-)
-_TOKEN = re.compile(rf"(?<![A-Za-z0-9_-])(?:{_PREFIXES}|SG\.|ya29\.|dop_v1_)[A-Za-z0-9_.-]{{12,4096}}")
-_URL_USER = re.compile(
-    r"(?<![a-zA-Z])([a-zA-Z][a-zA-Z0-9+.-]{1,20}://)([^/\s:@'\"]{0,256}:[^/\s'\"]{1,512}|[^/\s:@'\"]{16,512})@"
-)
-_WEBHOOK = re.compile(
-    r"(https?://(?:hooks\.slack\.com/services|(?:\w+\.)?discord(?:app)?\.com/api/webhooks|[\w.-]{1,80}\.webhook\.office\.com"
-    r"|outlook\.office\.com/webhook)/)[^\s'\"]{1,2048}"
-)
-_QUERY = re.compile(
-    r"([?&;](?:sig|signature|x-amz-signature|key|code|token|[a-z_-]{0,20}(?:token|secret|password|apikey|api_key))=)"
-    r"[^&;\s'\"]{6,4096}",
-    re.IGNORECASE,
-)
-_AUTH = re.compile(r"(\b(?i:bearer|basic)\s+)(?=[A-Za-z._~+/=-]{0,200}[0-9A-Z])[A-Za-z0-9._~+/=-]{12,4096}")
-_ASSIGNED = re.compile(rf"((?<![A-Za-z0-9_]){_SETTING}[\"']?\s{{0,4}}[=:]\s{{0,4}}[\"']?)({_VALUE})", re.IGNORECASE)
-_GIVEN = re.compile(
-    rf"(--?{_SETTING}[\"'\\]{{0,3}}(?:\s{{0,4}},\s{{0,4}}|\s{{1,4}})[\"'\\]{{0,3}})({_VALUE})", re.IGNORECASE
-)
-_VARIABLE = re.compile(r"(?<![A-Za-z0-9_])([A-Z][A-Z0-9_]{2,80})=([\"']?)([^\s\"';]{5,4096})")
-# A text without any of these holds no secret by its shape; looking for them is much faster than the patterns are.
-_MARKS = (
-    *("hf_", "sk-", "gh", "glpat-", "xox", "akia", "asia", "eyj", "nvapi-", "aiza", "npm_", "pypi-", "k_live_"),
-    *("whsec_", "sg.", "ya29.", "dop_v1_", "://", "bearer", "basic", "private key", "key", "token", "secret", "pass"),
-    *("pwd", "credential", "auth", "cookie", "dsn", "webhook", "_pat=", "jwt", "session_id"),
-)
-
-
-def is_secret(name: str, value: str) -> bool:
-    """Whether a variable looks like a secret by its name or by its value."""
-    if len(value) < SHORTEST_SECRET:
-        return False
-    # SSH_AUTH_SOCK, XAUTHORITY and the like name a place, and a place is no secret.
-    is_place = value.startswith("/") and PLACE_NAME.search(name)
-    if SECRET_NAME.search(name) and not is_place:
-        return True
-    return bool(_STARTS_LIKE_A_TOKEN.search(value)) or without_shapes(value) != value or _is_random(name, value)
-
-
-def without_shapes(text: str) -> str:
-    """A text without what looks like a secret by itself or by the word before it."""
-    lower = text.lower()
-    if not any(mark in lower for mark in _MARKS):
-        return text
-    text = _PRIVATE_KEY.sub(REDACTED, text)
-    text = _URL_USER.sub(rf"\1{REDACTED}@", text)
-    for pattern in (_WEBHOOK, _QUERY, _AUTH):
-        text = pattern.sub(rf"\1{REDACTED}", text)
-    text = _TOKEN.sub(REDACTED, text)
-    for pattern in (_ASSIGNED, _GIVEN):
-        text = pattern.sub(lambda m: m[0] if _is_plain(m[2]) else f"{m[1]}{REDACTED}", text)
-    return _VARIABLE.sub(_without_value, text)
-
-
-def _without_value(found: re.Match[str]) -> str:
-    name, sign, value = found.groups()
-    is_place = value.startswith("/") and PLACE_NAME.search(name)
-    if not SECRET_NAME.search(name) or is_place or _is_plain(value):
-        return found[0]
-    return f"{name}={sign}{REDACTED}"
-
-
-def _is_plain(value: str) -> bool:
-    return value.startswith(REDACTED[:-1]) or bool(_NUMBER.fullmatch(value))
-
-
-def _is_random(name: str, value: str) -> bool:
-    """Whether a value is so mixed that it was made by a generator: long runs, or short ones full of signs."""
-    if _PUBLIC_NAME.search(name):
-        return False
-    if any(_is_mixed(run) for run in re.findall(r"[A-Za-z0-9+=_-]{20,4096}", value)):
-        return True
-    signs = len(re.findall(r"[!#$%^&*?~]", value))
-    kinds = sum(bool(re.search(kind, value)) for kind in (r"[a-z]", r"[A-Z]", r"\d"))
-    return len(value) >= 10 and signs >= 2 and kinds >= 2 and not re.search(r"[\s/:;\\]", value)
-
-
-def _is_mixed(run: str) -> bool:
-    """Letters and digits in turn, as no name has them."""
-    kinds = ["d" if c.isdigit() else "u" if c.isupper() else "l" for c in run if c.isalnum()]
-    turns = sum(before != after for before, after in pairwise(kinds))
-    counts = Counter(run)
-    entropy = -sum(n / len(run) * math.log2(n / len(run)) for n in counts.values())
-    return "d" in kinds and len(set(kinds)) > 1 and turns >= len(run) / 6 and entropy >= 3.0
+_MARK_BYTES = tuple(mark.encode("ascii") for mark in MARKS)
+# So much before and behind a mark is looked at in a file, and behind it to the end of what stands there.
+_BEFORE, _BEHIND, _LONGEST_VALUE = 320, 320, 4608
+_NO_VALUE = re.compile(rb"[\s\"'\x00-\x1f]")
+# Files of code, where `token = next_word(text)` is no assignment of a secret.
+_CODE_SUFFIXES = frozenset((".py", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".ll", ".llir", ".ptx", ".ttir", ".ttgir"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Redactor:
-    """Knows the secrets of one run. `values` are taken out wherever they stand, longest first."""
+    """Knows the secrets of one run. `values` are taken out wherever they stand, longest first.
+
+    A value that is a short word or number is one only where it stands by itself.
+    """
 
     values: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, environ: Mapping[str, str], more: Sequence[str] = ()) -> "Redactor":
-        """One that knows the secrets of an environment, and `more` values that are to be hidden."""
-        whole = [value for name, value in environ.items() if is_secret(name, value) and not is_word(name, value)]
-        known = {piece for value in (*whole, *more) for piece in _pieces(value) if _is_worth_hiding(piece)}
-        forms = {form for piece in known for form in _forms(piece)}
-        return cls(values=tuple(sorted(forms, key=lambda value: (-len(value), value))))
+        """One that knows the secrets of an environment, of the files programs keep secrets in, and `more` values."""
+        return cls(values=known_values(environ, more))
 
-    @cached_property
-    def _known(self) -> re.Pattern[str] | None:
-        return re.compile("|".join(map(re.escape, self.values))) if self.values else None
+    def without_known(self, text: str) -> str:
+        present = [value for value in self.values if value in text]
+        if not present:
+            return text
+        return re.compile("|".join(map(_standing, present))).sub(REDACTED, text)
 
     def text(self, text: str) -> str:
         """A text without known values and without what looks like a secret."""
         return without_shapes(self.without_known(text))
 
-    def without_known(self, text: str) -> str:
-        return text if self._known is None else self._known.sub(REDACTED, text)
+    def changed(self, texts: Sequence[str]) -> dict[str, str]:
+        """Of many texts those that hold a secret, and what they are without."""
+        if not texts:
+            return {}
+        data = bytearray("\0".join(texts).encode("utf-8", "surrogateescape"))
+        ends = list(accumulate(len(text.encode("utf-8", "surrogateescape")) + 1 for text in texts))
+        places = [*_places(data, self._coded, in_file=False), *_shape_places(data, ALL, in_file=False)]
+        held = {texts[bisect_right(ends, start)] for start, _ in places}
+        return {text: clean for text in held if (clean := self.text(text)) != text}
+
+    def found_in(self, texts: Sequence[str]) -> tuple[str, ...]:
+        """The secrets that stand in these texts, longest first."""
+        found = {value for text in texts for value in self.values if value in text}
+        found |= {text[start:end] for text in texts for start, end in shape_spans(text)}
+        return tuple(sorted(found, key=lambda value: (-len(value), value)))
 
     def words(self, argv: Sequence[str]) -> tuple[str, ...]:
-        """A command without secrets: `--api-key X` and `--api-key=X` lose their X."""
-        out: list[str] = []
-        is_value = False
-        for word in argv:
-            hide = is_value and not _is_plain(word) and not word.startswith("-")
-            out.append(REDACTED if hide else self.text(word))
-            is_value = bool(_FLAG.fullmatch(word))
+        """A command without secrets: `--api-key X` and `--api-key=X` lose their X, `-u USER:X` and `-pX` too."""
+        out = [self.text(word) for word in argv]
+        for index, start, end in hidden_in(argv):
+            word = argv[index]
+            # What stands before it in the same word may hold another one.
+            out[index] = self.text(word[:start]) + REDACTED + self.text(word[end:])
         return tuple(out)
 
     def tree(self, value: Any) -> Any:
@@ -214,9 +124,9 @@ class Redactor:
         return self.without_known(key) if isinstance(key, str) else key
 
     def _setting(self, name: str, value: Any) -> Any:
-        if not isinstance(value, str) or not value or _is_plain(value):
+        if not isinstance(value, str) or not value or is_plain(value):
             return self.tree(value)
-        is_named = _SETTING_NAME.fullmatch(name) or (name.isupper() and is_secret(name, value))
+        is_named = names_a_setting(name) or (name.isupper() and is_secret(name, value))
         return REDACTED if is_named else self.text(value)
 
     def log(self, path: Path) -> None:
@@ -265,21 +175,32 @@ class Redactor:
         return True
 
     def folder(self, folder: Path) -> None:
-        """Overwrite known values in every file below a folder with as many `x`, so that no format breaks.
+        """Overwrite known values in every file below a folder, and in texts what looks like a secret, with as many `x`.
 
-        Of a packed file (gzip, xz, bzip2) also in what it unpacks to.
+        In a binary file a value may be followed by the file's own bytes, so only what is known is overwritten there. Of
+        a packed file (gzip, xz, bzip2) also what it unpacks to.
         """
-        for path in sorted(folder.rglob("*")) if self.values else ():
+        for path in sorted(folder.rglob("*")):
             if path.is_file() and not path.is_symlink():
-                opener = _opener_of(path)
-                if opener is None:
-                    self._in_place(path)
-                else:
-                    self._in_packed(path, opener)
+                self.file(path)
+
+    def file(self, path: Path) -> None:
+        """The same for one file."""
+        opener = _opener_of(path)
+        if opener is None:
+            self._in_place(path)
+        else:
+            self._in_packed(path, opener)
+
+    def holds(self, path: Path) -> bool:
+        """Whether a file holds a known value or what looks like a secret, as plain bytes."""
+        with path.open("rb") as file:
+            return any(found for _, found in _blocks_with(file, self._coded, shapes=ALL))
 
     def _in_place(self, path: Path) -> None:
-        if self.values:
-            _overwrite(path, self._coded)
+        with path.open("rb") as source:
+            shapes = _shapes_in(source, path)
+        _overwrite(path, self._coded, shapes=shapes)
 
     @cached_property
     def _coded(self) -> tuple[bytes, ...]:
@@ -287,8 +208,10 @@ class Redactor:
 
     def _in_packed(self, path: Path, opener: Callable[..., Any]) -> None:
         with opener(path, "rb") as source:
+            shapes = _shapes_in(_Readable(source), path)
+        with opener(path, "rb") as source:
             readable = _Readable(source)
-            is_clean = not any(found for _, found in _blocks_with(readable, self._coded))
+            is_clean = not any(found for _, found in _blocks_with(readable, self._coded, shapes=shapes))
         if is_clean:
             if readable.is_damaged:
                 # What cannot be unpacked may hold one as it is; in a whole file that would break its check sum.
@@ -298,7 +221,7 @@ class Redactor:
         try:
             with opener(path, "rb") as source, opener(scratch, "wb") as target:
                 readable = _Readable(source)
-                for block, found in _blocks_with(readable, self._coded):
+                for block, found in _blocks_with(readable, self._coded, shapes=shapes):
                     target.write(_without(block, found))
             if readable.is_damaged:
                 with scratch.open("r+b") as file:
@@ -313,50 +236,22 @@ class Redactor:
 
 
 def given_secrets(argv: Sequence[str]) -> list[str]:
-    """The values a command's secret flags are given, as `--api-key X` or `--api-key=X`."""
-    pairs = [*pairwise(argv), *((flag, value) for flag, sign, value in (word.partition("=") for word in argv) if sign)]
-    return [value for flag, value in pairs if _FLAG.fullmatch(flag) and not _is_plain(value) and value[:1] != "-"]
+    """The values a command's words hold that are secrets: `--api-key X`, `-u USER:X`, the password of a URL."""
+    found = [argv[index][start:end] for index, start, end in hidden_in(argv)]
+    return [*found, *(word[start:end] for word in argv for start, end in shape_spans(word))]
 
 
-def _pieces(value: str) -> Iterator[str]:
-    """A value as a whole, and what of it somebody may print alone: its lines, the password of a URL, a bare token."""
-    yield value
-    lines = value.splitlines()
-    yield from (line for line in lines if len(lines) > 1 and len(line) >= 20 and not line.startswith("-----"))
-    found = re.search(r"://[^/\s:@]*:([^/\s]+)@", value)
-    if found:
-        yield found[1]
-    words = value.split()
-    yield from (word for word in words if len(words) > 1 and len(word) >= 16)
-    # Of a JSON file with keys, or a connection string: what somebody may take out of it. JSON writes a line's end so.
-    runs = re.findall(r"[A-Za-z0-9+/=_-]{20,4096}", value.replace("\\n", "\n"))
-    yield from (run for run in runs if run != value and _is_mixed(run))
+def _standing(value: str) -> str:
+    """The pattern of a known value: a short word or number counts only where it stands by itself."""
+    if _is_short_word(value):
+        return rf"(?<![A-Za-z]){value}(?![a-z])"
+    if value.isdigit():
+        return rf"(?<![\d.]){value}(?![\d.])"
+    return re.escape(value)
 
 
-def _forms(piece: str) -> Iterator[str]:
-    """A piece as programs write it: as it is, escaped for JSON, Python, a page or an address, and in base64."""
-    yield piece
-    yield json.dumps(piece)[1:-1]
-    yield json.dumps(piece, ensure_ascii=False)[1:-1]
-    yield repr(piece)[1:-1]
-    yield html.escape(piece)
-    yield quote(piece, safe="")
-    yield quote_plus(piece)
-    data = piece.encode("utf-8", "surrogateescape")
-    if len(data) >= SHORTEST_CODED:
-        # Without its last letters, which depend on what follows.
-        yield base64.b64encode(data[: len(data) // 3 * 3]).decode("ascii")
-
-
-def is_word(name: str, value: str) -> bool:
-    """Whether a value is a word that other texts may hold for their own reasons: `KEYMAP=default`."""
-    if re.search(r"PASSW|PASSPHRASE|SECRET|TOKEN$", name, re.IGNORECASE):
-        return value.lower() in ("default", "disabled", "enabled", "required", "optional", "public", "manual", "always")
-    return bool(re.fullmatch(r"[a-z]{1,8}", value))
-
-
-def _is_worth_hiding(value: str) -> bool:
-    return len(value) >= SHORTEST_KNOWN and not _NUMBER.fullmatch(value) and value.strip() != ""
+def _is_short_word(value: str) -> bool:
+    return value.isascii() and value.isalpha() and value.islower() and len(value) <= 8
 
 
 def _blocks(source: Any) -> Iterator[bytes]:
@@ -397,10 +292,17 @@ class _Readable:
             return b""
 
 
-def _overwrite(path: Path, values: Sequence[bytes]) -> None:
+def _shapes_in(source: BinaryIO | _Readable, path: Path) -> str:
+    """What is looked for in a file besides known values, by its beginning and its name."""
+    if b"\0" in source.read(HEAD_BYTES):
+        return NONE
+    return OF_CODE if path.suffix in _CODE_SUFFIXES else ALL
+
+
+def _overwrite(path: Path, values: Sequence[bytes], *, shapes: str) -> None:
     at, places = 0, []
     with path.open("rb") as source:
-        for block, found in _blocks_with(source, values):
+        for block, found in _blocks_with(source, values, shapes=shapes):
             places += [(at + start, size) for start, size in found]
             at += len(block)
     if places:
@@ -411,30 +313,70 @@ def _overwrite(path: Path, values: Sequence[bytes]) -> None:
 
 
 def _blocks_with(
-    source: BinaryIO | _Readable, values: Sequence[bytes]
+    source: BinaryIO | _Readable, values: Sequence[bytes], *, shapes: str
 ) -> Iterator[tuple[bytearray, list[tuple[int, int]]]]:
-    """A file in pieces, and where in each values or parts of them stand, and how long those are."""
-    longest = max(map(len, values))
+    """A file in pieces, and where in each secrets or parts of them stand, and how long those are."""
+    longest = max(map(len, values), default=0)
     data, over = bytearray(), list[tuple[int, int]]()
     while block := source.read(BLOCK_BYTES):
         data += block
         # What may go on in the next block is looked at with it.
-        cut = max(0, len(data) - longest + 1)
-        found = [*over, *_places(data, values)]
+        cut = max(0, len(data) - max(longest, OVERLAP_BYTES) + 1)
+        if not cut:
+            continue
+        found = [*over, *_places(data, values, in_file=True), *_shape_places(data, shapes, in_file=True)]
         yield data[:cut], [(start, min(size, cut - start)) for start, size in found if start < cut]
         over = [(max(0, start - cut), start + size - max(cut, start)) for start, size in found if start + size > cut]
         del data[:cut]
-    yield data, over
+    found = [*over, *_places(data, values, in_file=True), *_shape_places(data, shapes, in_file=True)]
+    yield data, found
 
 
-def _places(data: bytearray, values: Sequence[bytes]) -> list[tuple[int, int]]:
-    places = []
+def _places(data: bytearray, values: Sequence[bytes], *, in_file: bool) -> Iterator[tuple[int, int]]:
     for value in values:
         start = data.find(value)
-        while start >= 0:
-            places.append((start, len(value)))
-            start = data.find(value, start + len(value))
-    return places
+        if start < 0:
+            continue
+        # Written out again as text, a short word or number would be looked for as one; here as bytes.
+        text = value.decode("utf-8", "surrogateescape")
+        if _is_short_word(text):
+            yield from ((found.start(), len(value)) for found in re.finditer(_standing(text).encode(), data))
+        elif value.isdigit() and in_file:
+            # As a number it is a figure of somebody's, and a file with one of them overwritten could not be read.
+            alone = rb"(?<![\d.:,\[])(?<![:,\[] )" + value + rb"(?![\d.]|\s*[,\]}])"
+            yield from ((found.start(), len(value)) for found in re.finditer(alone, data))
+        else:
+            while start >= 0:
+                yield start, len(value)
+                start = data.find(value, start + len(value))
+
+
+def _shape_places(data: bytearray, shapes: str, *, in_file: bool) -> Iterator[tuple[int, int]]:
+    """Where what looks like a secret stands in the bytes of a file; only what is near a mark is looked at closely."""
+    lower = data.lower()
+    marks: list[tuple[int, int]] = []
+    for mark in () if shapes == NONE else _MARK_BYTES:
+        at = lower.find(mark)
+        while at >= 0:
+            marks.append((max(0, at - _BEFORE), _end_of_value(data, at, mark)))
+            at = lower.find(mark, at + len(mark))
+    for first, last in merged(marks):
+        text = data[first:last].decode("utf-8", "surrogateescape")
+        is_ascii = text.isascii()
+        for start, end in shape_spans(text, is_code=shapes == OF_CODE, in_file=in_file):
+            if is_ascii:
+                yield first + start, end - start
+            else:
+                before = len(text[:start].encode("utf-8", "surrogateescape"))
+                yield first + before, len(text[start:end].encode("utf-8", "surrogateescape"))
+
+
+def _end_of_value(data: bytearray, at: int, mark: bytes) -> int:
+    """Where a value that belongs to a mark ends at the latest: only a private key goes over blanks and quotes."""
+    if mark == b"private key":
+        return min(len(data), at + OVERLAP_BYTES)
+    found = _NO_VALUE.search(data, at + _BEHIND, at + _LONGEST_VALUE)
+    return min(len(data), at + _LONGEST_VALUE) if found is None else found.start()
 
 
 def _without(data: bytearray, places: Sequence[tuple[int, int]]) -> bytearray:

@@ -51,10 +51,14 @@ def cell_text(value: Cell) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A file inside the run directory, by its path from there, and what it shows for those who cannot see it."""
+    """A file inside the run directory, by its path from there, and what it shows for those who cannot see it.
+
+    `label` names it where it is one of several.
+    """
 
     path: str
     shows: str
+    label: str = ""
 
     def __post_init__(self) -> None:
         _require_inside(self.path)
@@ -76,18 +80,29 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """One section of the report. `metrics` names numbers of the same stage, shown with unit, how and source."""
+    """One section of the report. `metrics` names numbers of the same stage, shown with unit, how and source.
+
+    `others` are pictures in place of `picture`, of which the page shows one at a time, chosen by its label.
+    """
 
     title: str
     paragraphs: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
     tables: tuple[SectionTable, ...] = ()
     picture: Picture | None = None
+    others: tuple[Picture, ...] = ()
     links: tuple[Link, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.title.strip():
             raise ValueError("a section needs a title")
+        if self.others and self.picture is None:
+            raise ValueError("other pictures need a first one")
+
+    @property
+    def pictures(self) -> tuple[Picture, ...]:
+        """The first picture and the others."""
+        return () if self.picture is None else (self.picture, *self.others)
 
 
 def _require_inside(path: str) -> None:

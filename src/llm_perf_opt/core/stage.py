@@ -40,6 +40,14 @@ class Obstacle:
         return f"{self.what} — {self.remedy}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Preview:
+    """What a stage would do, for a dry run: in a few words, and the commands it would start."""
+
+    text: str = ""
+    commands: tuple[tuple[str, ...], ...] = ()
+
+
 class StageFailed(ProfilingError):
     """A stage failed but has something to show all the same: `output` is recorded with the failure."""
 
@@ -158,7 +166,8 @@ class StageContext:
 class Stage(Protocol):
     """One step of the pipeline, found through the entry-point group `llm_perf_opt.stages`.
 
-    The three traits (see `StageTraits`) are False for a stage that does not declare them.
+    The three traits (see `StageTraits`) are False for a stage that does not declare them. A stage may have a method
+    `preview(cfg, ctx)` that gives a `Preview`; it makes no files.
     """
 
     @property
@@ -189,6 +198,13 @@ class Stage(Protocol):
     def preflight(self, cfg: Any, host: Host) -> Sequence[Obstacle]: ...
 
     def run(self, cfg: Any, ctx: StageContext) -> StageOutput: ...
+
+
+def preview_of(stage: Stage, cfg: StageConfig, ctx: StageContext) -> Preview:
+    """What a stage says it would do; a plug-in need not say anything."""
+    preview = getattr(stage, "preview", None)
+    found = preview(cfg, ctx) if callable(preview) else None
+    return found if isinstance(found, Preview) else Preview()
 
 
 def traits_of(stage: Stage) -> StageTraits:

@@ -100,21 +100,18 @@ def _end_all() -> None:
 
 def _clean(log: str, known: int) -> None:
     """Take the secrets out of a log, as our process would have when the command had ended."""
-    import importlib.util
     import json
     from pathlib import Path
 
-    # The module beside this one, by its file: nothing of ours can be imported here.
-    spec = importlib.util.spec_from_file_location("redact", Path(__file__).with_name("redact.py"))
-    if spec is None or spec.loader is None:
-        return
-    redact = sys.modules["redact"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(redact)
+    # Nothing that is installed is found here; what is imported needs the standard library alone.
+    sys.path.append(str(Path(__file__).parents[2]))
+    from llm_perf_opt.core.redact import Redactor
+
     with open(known, "rb") as file:
         file.seek(0)
         values = json.load(file)
     try:
-        redact.Redactor(values=tuple(values)).log(Path(log))
+        Redactor(values=tuple(values)).log(Path(log))
     except OSError:
         # Nobody is left to be told, and a log on a full disk keeps what it has.
         return

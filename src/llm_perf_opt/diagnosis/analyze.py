@@ -197,6 +197,8 @@ def _after_setup(steady: CaptureEvidence, findings: Sequence[Finding]) -> AfterS
         kernel_count=sum(len(t.kernels) for t in steady.timelines),
         graph_count=sum(len(t.graphs) for t in steady.timelines),
         findings=tuple(finding for finding in findings if finding.scope == "steady"),
+        idle=steady.report,
+        streams=UNSET if steady.streams is None else steady.streams,
     )
 
 

@@ -8,7 +8,7 @@ time.
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -18,6 +18,8 @@ from llm_perf_opt.diagnosis.program import Program
 from llm_perf_opt.diagnosis.scope import Kind, Scope
 
 FOLDER = Path(__file__).parent / "causes"
+# The rows of advice end a file.
+ADVICE = "\n[[advice]]\n"
 SCOPES: tuple[Kind, ...] = ("steady", "phase")
 
 
@@ -50,7 +52,7 @@ class Cause:
     titles: Mapping[str, str]
     plain_words: str
     refutes: str
-    advice: tuple[AdviceRow, ...]
+    advice_toml: str
     cells: tuple[str, ...] = ()
     min_share: float = 0.01
     scopes: tuple[Kind, ...] = SCOPES
@@ -64,6 +66,21 @@ class Cause:
     needs: frozenset[str] = frozenset()
     has_judge: bool = False
     judged_by: str = "cell_alone"
+
+    @cached_property
+    def advice(self) -> tuple[AdviceRow, ...]:
+        """The rows in order, read only of a cause that is found: they are half of its file."""
+        return tuple(
+            AdviceRow(
+                text=row["text"],
+                when=frozenset(row.get("when", ())),
+                unless=frozenset(row.get("unless", ())),
+                hint=row.get("hint"),
+                doc=row.get("doc"),
+                experiments=tuple(row.get("experiments", ())),
+            )
+            for row in tomllib.loads(self.advice_toml)["advice"]
+        )
 
     def applies_to(self, scope: Scope) -> bool:
         """Whether to judge a scope at all, by its kind and its ledger."""
@@ -100,23 +117,14 @@ def cause_by_id() -> Mapping[str, Cause]:
 
 
 def _load(path: Path) -> Cause:
-    data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    own, table, rows = path.read_text(encoding="utf-8").partition(ADVICE)
+    data: dict[str, Any] = tomllib.loads(own)
     return Cause(
         id=path.stem,
         titles={"title": data["title"], **data.get("titles", {})},
         plain_words=data["plain_words"],
         refutes=data["refutes"],
-        advice=tuple(
-            AdviceRow(
-                text=row["text"],
-                when=frozenset(row.get("when", ())),
-                unless=frozenset(row.get("unless", ())),
-                hint=row.get("hint"),
-                doc=row.get("doc"),
-                experiments=tuple(row.get("experiments", ())),
-            )
-            for row in data["advice"]
-        ),
+        advice_toml=table + rows,
         cells=tuple(data.get("cells", ())),
         min_share=data.get("min_share", 0.01),
         scopes=tuple(data.get("scopes", SCOPES)),

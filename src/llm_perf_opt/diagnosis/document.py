@@ -181,13 +181,18 @@ class GraphTotals:
 
 @dataclass(frozen=True, kw_only=True)
 class AfterSetup:
-    """What came after a capture's set-up, judged by itself. Shares and gains of its findings are of this part alone."""
+    """What came after a capture's start-up, judged by itself: shares and gains of its findings are of this part alone.
+
+    `idle` and `streams` are of this part as well.
+    """
 
     span_ns: int
     busy_ns: int
     kernel_count: int
     graph_count: int
     findings: tuple[Finding, ...]
+    idle: IdleReport | UnsetType = UNSET
+    streams: StreamReport | UnsetType = UNSET
 
 
 @dataclass(frozen=True, kw_only=True)

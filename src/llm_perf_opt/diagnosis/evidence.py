@@ -15,7 +15,7 @@ from llm_perf_opt.analysis.hardware.gpu_generation import GpuGeneration, gpu_gen
 from llm_perf_opt.analysis.kernels.names import is_fusible
 from llm_perf_opt.analysis.ranks.analysis import RanksAnalysis
 from llm_perf_opt.analysis.timeline.copy_kernels import CopyKernelRow, copy_kernel_rows
-from llm_perf_opt.analysis.timeline.floors import CopyFloor, OptimizerPasses, copy_floors, optimizer_passes
+from llm_perf_opt.analysis.timeline.floors import CopyFloor, copy_floors
 from llm_perf_opt.analysis.timeline.fusion import AttentionInPieces, Chains, attention_in_pieces, chains_of
 from llm_perf_opt.analysis.timeline.gemms import MisalignedGemms, misaligned_gemms
 from llm_perf_opt.analysis.timeline.idle import IdleMap, map_idle
@@ -218,10 +218,6 @@ class CaptureEvidence:
     def copy_floors(self) -> Mapping[str, CopyFloor]:
         """The least time of all copies of a kind."""
         return {row.kind: row for row in copy_floors(self.copies, self.generation, self.hardware)}
-
-    @cached_property
-    def optimizer_passes(self) -> OptimizerPasses | None:
-        return optimizer_passes(self.kernels)
 
     @cached_property
     def misaligned(self) -> MisalignedGemms | None:

@@ -308,11 +308,17 @@ def owner_of(reason: Reason) -> tuple[str, ...]:
 
 
 def _edges(evidence: CaptureEvidence) -> list[Cell]:
+    """What the host does before the first GPU work and after the last, by what it was in; waiting is no work."""
     found = []
     for edge in evidence.edges:
         side = cells.BEFORE if edge.when == "before" else cells.AFTER
-        owner = tuple(part.name for part in edge.parts[:1])
-        found.append(Cell(id="host.startup" if edge.sets_up else side, time_ns=edge.length_ns, owner=owner))
+        key = "host.startup" if edge.sets_up else "idle.blocked" if edge.verdict == "host_wait" else side
+        left = edge.length_ns
+        for part in edge.parts:
+            time_ns = min(part.time_ns, left)
+            found.append(Cell(id=key, time_ns=time_ns, count=1, owner=(part.name,)))
+            left -= time_ns
+        found.append(Cell(id=key, time_ns=left, count=0 if edge.parts else 1))
     return found
 
 

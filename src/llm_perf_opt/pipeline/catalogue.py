@@ -22,7 +22,7 @@ from llm_perf_opt.pipeline.index import IndexedRun, index_manifest
 
 INDEX_FILE = ".llm-perf-runs.parquet"
 # Another number makes every index anew.
-FORMAT = 2
+FORMAT = 3
 # Fewer runs than this are read as fast as an index of them is written.
 WORTH = 64
 TAKES_LONG = 1000
@@ -33,7 +33,10 @@ _COLUMNS = "{format: 'INTEGER', place: 'VARCHAR', stamp: 'VARCHAR', row: 'VARCHA
 
 @dataclass(frozen=True, kw_only=True)
 class RunRow:
-    """One line of the table. `failed`: stages that are not ok; `note`: why the run cannot be read as it is."""
+    """One line of the table. `failed`: stages that are not ok; `note`: why the run cannot be read as it is.
+
+    `ttft_p99_ms` is of a load on a server, `wall_ms` of a program.
+    """
 
     run_id: str
     path: str
@@ -46,6 +49,9 @@ class RunRow:
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     wall_ms: float | None = None
+    tokens_per_s: float | None = None
+    ttft_p99_ms: float | None = None
+    overrides: tuple[str, ...] = ()
     note: str = ""
 
 
@@ -199,7 +205,10 @@ def list_runs(
 
 
 def as_row(run: IndexedRun) -> RunRow:
-    ttft, tpot, wall = (run.value(name) for name in ("ttft_ms", "tpot_ms", "wall_ms"))
+    def number(name: str) -> float | None:
+        value = run.value(name)
+        return value if isinstance(value, float) else None
+
     return RunRow(
         run_id=short(run.run_id),
         path=run.path,
@@ -209,9 +218,12 @@ def as_row(run: IndexedRun) -> RunRow:
         status=run.status,
         stages=short(", ".join(f"{name} {status}" for name, status in run.stages.items())),
         failed=short(", ".join(f"{name} {status}" for name, status in run.stages.items() if status != "ok")),
-        ttft_ms=ttft if isinstance(ttft, float) else None,
-        tpot_ms=tpot if isinstance(tpot, float) else None,
-        wall_ms=wall if isinstance(wall, float) else None,
+        ttft_ms=number("ttft_ms"),
+        tpot_ms=number("tpot_ms"),
+        wall_ms=number("wall_ms"),
+        tokens_per_s=number("tokens_per_s"),
+        ttft_p99_ms=number("ttft_p99_ms"),
+        overrides=tuple(map(short, run.overrides)),
     )
 
 

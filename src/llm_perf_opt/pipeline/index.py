@@ -2,10 +2,11 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from llm_perf_opt.config.schema import AUTO
 from llm_perf_opt.core.manifest import RunManifest, read_manifest
@@ -14,6 +15,11 @@ from llm_perf_opt.core.process import program_title
 from llm_perf_opt.core.records import Metric
 from llm_perf_opt.errors import ConfigError
 
+# Numbers that runs of several kinds have under names of their own: a load's are those of its busiest level.
+SERVED = "serve_"
+TOKENS_PER_S = "tokens_per_s"
+_RATES = ("decode_tokens_per_s", f"{SERVED}output_tokens_per_s")
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 LABELS = ("run", "date", "model", "device", "gpu", "status", "commit")
 _FILTER = re.compile(r"(?P<key>[\w.@/-]+)\s*(?P<sign><=|>=|!=|=|<|>)\s*(?P<value>.*)", re.DOTALL)
 
@@ -39,10 +45,22 @@ class IndexedRun:
         """A column by its name: a label, a number, or a key of the configuration; None: the run has none."""
         if column in self.labels:
             return self.labels[column]
-        if column in self.numbers:
-            value = self.numbers[column].value
-            return float(value) if isinstance(value, int | float) else value
+        metric = self.metric(column)
+        if metric is not None:
+            return float(metric.value) if isinstance(metric.value, int | float) else metric.value
         return self.keys.get(column)
+
+    def metric(self, name: str) -> Metric | None:
+        """A number by its name; of a load also without its prefix, and `tokens_per_s` of a model run or a load."""
+        names = (name, f"{SERVED}{name}", *(_RATES if name == TOKENS_PER_S else ()))
+        return next((self.numbers[one] for one in names if one in self.numbers), None)
+
+    @property
+    def columns(self) -> set[str]:
+        """Every name that `value` knows."""
+        short = {name.removeprefix(SERVED) for name in self.numbers}
+        rate = {TOKENS_PER_S} if self.metric(TOKENS_PER_S) is not None else set()
+        return {*self.labels, *self.numbers, *self.keys, *short, *rate}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +89,17 @@ def parse_filter(text: str) -> Filter:
     if match["sign"] not in ("=", "!=") and _number(match["value"]) is None:
         raise ConfigError(f"--where: {match['value']!r} is no number (got {text!r}), allowed: such as 'tpot_ms<20'")
     return Filter(key=match["key"], sign=match["sign"], value=match["value"].strip())
+
+
+def require_numbers(filters: Sequence[Filter], runs: Sequence[IndexedRun]) -> None:
+    """A number that is compared with a word keeps nothing, which looks like an answer."""
+    problems = [
+        f"--where: {one.key} is a number (got {one.key}{one.sign}{one.value}), allowed: such as '{one.key}<20'"
+        for one in filters
+        if one.value and _number(one.value) is None and any(isinstance(run.value(one.key), float) for run in runs)
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def index_run(path: Path) -> IndexedRun:
@@ -165,12 +194,24 @@ def _device(manifest: RunManifest, keys: Mapping[str, str]) -> str:
     """The device's own name: as a stage recorded it, else what this machine has of what was asked for."""
     names = [s.metrics["device_name"].value for s in manifest.stages if "device_name" in s.metrics]
     asked, gpus, cpu = keys.get("run.device", ""), _gpus(manifest), manifest.environment.get("cpu")
-    if names or not asked:
-        return str(names[0]) if names else ""
+    if names:
+        return str(names[0])
+    if not asked:
+        return _server_device(manifest, keys)
     if asked == "cpu" or (asked == AUTO and not gpus):
         return str(cpu or asked)
     number = int(asked.removeprefix("cuda:")) if asked.removeprefix("cuda:").isdecimal() else 0
     return gpus[number] if number < len(gpus) else asked
+
+
+def _server_device(manifest: RunManifest, keys: Mapping[str, str]) -> str:
+    """What a server of this machine runs on; of one elsewhere nothing is known."""
+    if not any(key.startswith("server.") for key in keys):
+        return ""
+    url = keys.get("server.url")
+    if url is not None and urlsplit(url).hostname not in LOCAL_HOSTS:
+        return ""
+    return ", ".join(dict.fromkeys(_gpus(manifest))) or str(manifest.environment.get("cpu") or "")
 
 
 def _program(manifest: RunManifest) -> str | None:

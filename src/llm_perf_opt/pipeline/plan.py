@@ -11,7 +11,7 @@ from typing import Any
 
 from llm_perf_opt.config.schema import AppConfig, StageConfig
 from llm_perf_opt.core.host import Host
-from llm_perf_opt.core.names import BUILT_IN, STATIC_ANALYSIS
+from llm_perf_opt.core.names import BUILT_IN, STAGE_GROUP, STATIC_ANALYSIS
 from llm_perf_opt.core.records import StageTraits
 from llm_perf_opt.core.stage import Obstacle, Stage, traits_of
 from llm_perf_opt.errors import ConfigError
@@ -53,10 +53,17 @@ class Plan:
 
     stages: tuple[PlannedStage, ...]
 
-    def document(self) -> "PlanDocument":
+    def document(self, commands: Mapping[str, Sequence[Sequence[str]]]) -> "PlanDocument":
+        """For a file, with the commands each stage would start."""
         return PlanDocument(
             stages=tuple(
-                PlanDocumentStage(name=step.name, settings=asdict(step.config), skip=step.skip, findings=step.obstacles)
+                PlanDocumentStage(
+                    name=step.name,
+                    settings=asdict(step.config),
+                    skip=step.skip,
+                    findings=step.obstacles,
+                    commands=tuple(tuple(argv) for argv in commands.get(step.name, ())),
+                )
                 for step in self.stages
             )
         )
@@ -64,12 +71,16 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanDocumentStage:
-    """One stage that would run; `skip` says why it would not, `findings` what its preflight found in the way."""
+    """One stage that would run; `skip` says why it would not, `findings` what its preflight found in the way.
+
+    `commands`: what it would start, word by word.
+    """
 
     name: str
     settings: Mapping[str, Any]
     skip: str | None
     findings: tuple[Obstacle, ...]
+    commands: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +131,7 @@ def order(after: Mapping[str, tuple[str, ...]]) -> list[str]:
     return result
 
 
-GROUP = "llm_perf_opt.stages"
+GROUP = STAGE_GROUP
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,8 @@ from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.process import allowed_environment, run_quick
-from llm_perf_opt.core.redact import Redactor, given_secrets, is_secret
+from llm_perf_opt.core.redact import Redactor, given_secrets
+from llm_perf_opt.core.secrets.shapes import is_secret
 from llm_perf_opt.errors import ManifestError, ProfilingError
 
 ENVIRONMENT_FILE, CONFIG_FILE, INPUTS_FILE = "env.json", "config.yaml", "inputs.yaml"

@@ -30,7 +30,8 @@ from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import RunManifest, read_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE, PLAN_FILE, SYNC_FILE
 from llm_perf_opt.core.records import StageRecord
-from llm_perf_opt.core.redact import REDACTED, Redactor
+from llm_perf_opt.core.redact import Redactor
+from llm_perf_opt.core.secrets.shapes import REDACTED
 from llm_perf_opt.core.stage import Stage
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.lock import LOCK_FILE, RunInUse, is_locked, release_lock, take_lock

@@ -52,8 +52,8 @@ def stage_context(
     """All a stage may touch; makes its directories. Every command it runs is appended to `records`."""
     commands = CommandRunner(
         stage=name,
-        out_dir=artifacts.out_dir(name),
-        tmp_dir=artifacts.tmp_dir(name),
+        out_dir=artifacts.made(name),
+        tmp_dir=artifacts.made(f"tmp/{name}"),
         environment=allowed_environment(environ, config.run.env_passthrough) | _for_our_processes(config, environ),
         on_tick=console.tick,
         records=records,
@@ -251,7 +251,7 @@ def _tell_so_far(run: RunInput) -> float | None:
 def _write_trace(name: str, run: RunInput, text: str) -> str:
     """Write the trace of a bug down; where it is, or why it is not there."""
     try:
-        path = run.artifacts.out_dir(name) / "error.txt"
+        path = run.artifacts.made(name) / "error.txt"
         write_whole(path, run.redactor.text(text).encode("utf-8", "backslashreplace"))
     except OSError as error:
         return f"no traceback was written: {error.strerror or error}"

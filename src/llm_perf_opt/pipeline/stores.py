@@ -19,7 +19,7 @@ import msgspec
 from llm_perf_opt.core.files import read_limited
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import MANIFEST_FILE, SYNC_FILE
-from llm_perf_opt.core.redact import without_shapes
+from llm_perf_opt.core.secrets.shapes import without_shapes
 from llm_perf_opt.errors import ConfigError, ManifestError, ProfilingError
 from llm_perf_opt.pipeline.catalogue import INDEX_FILE, LEVELS
 from llm_perf_opt.pipeline.jobs.record import JOBS_FILE

@@ -15,6 +15,7 @@ from llm_perf_opt.analysis.timeline.window import OperatorInputs, TimelineWindow
 from llm_perf_opt.core.manifest import strict_json, write_json
 from llm_perf_opt.core.names import ANALYSIS_FILE, DECODE_STEP, PHASES, TIMELINE_FILE
 from llm_perf_opt.core.records import Metric, StageFile
+from llm_perf_opt.core.terminal import printable
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.diagnosis.evidence import Measured
 from llm_perf_opt.profiling.parsers.nsys_summary import write_kernel_summary
@@ -146,5 +147,5 @@ def _write(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
-        writer.writerows(rows)
+        writer.writerows([printable(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
     return path

@@ -1,6 +1,7 @@
 """What a capture says of idle time, launches, waits, steps and streams, as sections of the report."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 
 from msgspec import UNSET
@@ -33,34 +34,63 @@ VERDICTS = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Judged:
+    """The part of a capture that the sections describe: the steady state, or all of it."""
+
+    place: str
+    span_ns: int
+    idle_ns: int
+    idle: IdleReport | None
+    streams: StreamReport | None
+
+
 def idle_sections(analysis: CaptureAnalysis, *, source: str | None = None) -> Iterator[Section]:
     """Those that have something to show. `source` is the file of a run that holds the numbers."""
-    span_ns = analysis.gpu.span_ns
-    if analysis.idle is not UNSET and span_ns:
-        idle = analysis.idle
-        files = _files(analysis)
-        if idle.gaps.longest:
-            yield _gaps(idle.gaps, analysis, span_ns, files, source)
-        if idle.queue is not None or idle.waits or idle.iterations is not None:
-            yield _launches(idle, span_ns, files, source)
-    if analysis.streams is not UNSET:
-        yield _streams(analysis.streams, analysis, source)
+    judged = _judged(analysis)
+    files = _files(analysis)
+    if judged.idle is not None and judged.span_ns:
+        if judged.idle.gaps.longest:
+            yield _gaps(judged.idle.gaps, judged, files, source)
+        if judged.idle.queue is not None or judged.idle.waits or judged.idle.iterations is not None:
+            yield _launches(judged.idle, judged, files, source)
+    if judged.streams is not None:
+        yield _streams(judged.streams, analysis, source)
 
 
-def _gaps(
-    gaps: LongGaps, analysis: CaptureAnalysis, span_ns: int, files: Sequence[str | None], source: str | None
-) -> Section:
-    idle_ns = analysis.gpu.idle_ns or 0
+def _judged(analysis: CaptureAnalysis) -> _Judged:
+    """What start-up does to the GPU hides what it does afterwards, so it is left out where that is known."""
+    rest = analysis.after_setup
+    if rest is not UNSET and rest.idle is not UNSET:
+        streams = None if rest.streams is UNSET else rest.streams
+        return _Judged(
+            place="the steady state",
+            span_ns=rest.span_ns,
+            idle_ns=rest.span_ns - rest.busy_ns,
+            idle=rest.idle,
+            streams=streams,
+        )
+    return _Judged(
+        place="the capture",
+        span_ns=analysis.gpu.span_ns or 0,
+        idle_ns=analysis.gpu.idle_ns or 0,
+        idle=None if analysis.idle is UNSET else analysis.idle,
+        streams=None if analysis.streams is UNSET else analysis.streams,
+    )
+
+
+def _gaps(gaps: LongGaps, judged: _Judged, files: Sequence[str | None], source: str | None) -> Section:
     long = f"{gaps.long_from_ns / 1e6:.2g} ms"
+    rest = ", start-up left out" if judged.place == "the steady state" else ""
     text = (
-        f"No kernel ran for {_ms(idle_ns)}, {format_percent(idle_ns / span_ns)} of the time from the first GPU work to "
-        f"the last ({_ms(span_ns)}). {_count(gaps.long_count, 'gap')} of at least {long} "
-        f"{'holds' if gaps.long_count == 1 else 'hold'} {_ms(gaps.long_ns)} of it, "
+        f"No kernel ran for {_ms(judged.idle_ns)}, {format_percent(judged.idle_ns / judged.span_ns)} of the time from "
+        f"the first GPU work to the last ({_ms(judged.span_ns)}{rest}). {_count(gaps.long_count, 'gap')} of at least "
+        f"{long} {'holds' if gaps.long_count == 1 else 'hold'} {_ms(gaps.long_ns)} of it, "
         f"{_count(gaps.short_count, 'shorter one')} the rest."
     )
     reasons = SectionTable(
         title=f"What the host did in gaps of at least {long} while the GPU waited for it",
-        columns=("kind", "most of it in", "inside", "gaps", "ms", "% of the capture"),
+        columns=("kind", "most of it in", "inside", "gaps", "ms", f"% of {judged.place}"),
         rows=tuple(
             (
                 VERDICTS[reason.verdict],
@@ -68,7 +98,7 @@ def _gaps(
                 _cut(reason.where),
                 reason.gaps,
                 reason.host_ns / 1e6,
-                100.0 * reason.host_ns / span_ns,
+                100.0 * reason.host_ns / judged.span_ns,
             )
             for reason in gaps.reasons[:ROWS]
         ),
@@ -101,10 +131,10 @@ def _causes(gaps: Sequence[Gap]) -> dict[str, list[Cell]]:
     return {name: [ns / 1e6 for ns in values] for name, values in columns.items() if any(values)}
 
 
-def _launches(idle: IdleReport, span_ns: int, files: Sequence[str | None], source: str | None) -> Section:
+def _launches(idle: IdleReport, judged: _Judged, files: Sequence[str | None], source: str | None) -> Section:
     texts, tables = [], []
     if idle.queue is not None:
-        texts.append(_queue(idle.queue, span_ns))
+        texts.append(_queue(idle.queue, judged))
     if idle.iterations is not None:
         texts.append(_steps(idle.iterations))
         if idle.iterations.outliers:
@@ -114,9 +144,11 @@ def _launches(idle: IdleReport, span_ns: int, files: Sequence[str | None], sourc
     return Section(title="Launches, waits and steps", paragraphs=tuple(texts), tables=tuple(tables))
 
 
-def _queue(queue: Queue, span_ns: int) -> str:
+def _queue(queue: Queue, judged: _Judged) -> str:
     # Threads may launch side by side, and what was launched before the first kernel ran lies outside of the span.
-    share = f" ({format_percent(queue.call_ns / span_ns)} of the capture)" if queue.call_ns <= span_ns else ""
+    share = ""
+    if queue.call_ns <= judged.span_ns:
+        share = f" ({format_percent(queue.call_ns / judged.span_ns)} of {judged.place})"
     return (
         f"{_count(queue.launches, 'call')} that launched kernels or graphs took {_ms(queue.call_ns)}{share}. "
         f"Work started {_ms(queue.delay_median_ns)} after its launch call had returned (median; 90 % within "

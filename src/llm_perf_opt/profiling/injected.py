@@ -155,6 +155,8 @@ def _with_trace(
     by_shape = cfg.group_by_input_shape and cfg.record_shapes
     pass_note = "From one run of the program under torch.profiler, which slows it down: use these times for shares."
     phases = chosen_phases(ctx.config.workload.phase_preset, ctx.config.workload.phases)
+    # Before any name of it is shortened: half a secret is not known as one.
+    ctx.run_command.redactor.file(ctx.out_dir / TRACE_FILE)
     traced = write_trace_files(ctx.out_dir / TRACE_FILE, by_shape=by_shape, pass_note=pass_note, phases=phases)
     if not traced.has_operators:
         notes.insert(0, NO_OPERATOR)

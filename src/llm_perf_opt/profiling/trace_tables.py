@@ -18,6 +18,7 @@ from llm_perf_opt.core.documents import MetricsDocument
 from llm_perf_opt.core.markdown import code, table
 from llm_perf_opt.core.names import KERNELS_CSV, OPERATORS_CSV, OPERATORS_MD
 from llm_perf_opt.core.records import StageFile
+from llm_perf_opt.core.terminal import printable
 
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.timeline.operators import ModuleShares
@@ -72,7 +73,7 @@ def write_operator_md(
                 f"By device time{suffix}", "of operators' device time", listed, lambda r: r.self_device_ns, recorded
             )
         parts += _section(f"By CPU time{suffix}", "of operator time", listed, lambda r: r.self_cpu_ns, recorded)
-    path.write_text("\n".join(parts), encoding="utf-8")
+    path.write_text(printable("\n".join(parts)), encoding="utf-8")
     return path
 
 
@@ -80,7 +81,7 @@ def _write(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) 
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(header)
-        writer.writerows(rows)
+        writer.writerows([printable(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
     return path
 
 

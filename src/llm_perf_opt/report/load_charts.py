@@ -21,11 +21,17 @@ class LoadPoint:
     label: str
 
 
-def over_time_svg(points: Mapping[str, Sequence[tuple[float, float]]], *, title: str) -> str:
-    """Seconds since the start against milliseconds, a dot for every request, by name."""
+def over_time_svg(
+    points: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    title: str,
+    unit: str = "ms",
+    x_text: str = "seconds since the start of the load, when the request was sent",
+) -> str:
+    """Seconds since the start against milliseconds (or another unit), a dot for every request, by name."""
     every = [point for group in points.values() for point in group]
     axes = _Linear.up_to(max((x for x, _ in every), default=1.0), max((y for _, y in every), default=1.0))
-    body = axes.grid(x_text="seconds since the start of the load, when the request was sent")
+    body = axes.grid(x_text=x_text, unit=unit)
     for index, group in enumerate(points.values()):
         colour = COLOURS[index % len(COLOURS)]
         body += [
@@ -87,12 +93,12 @@ class _Linear:
     def y(self, value_ms: float) -> float:
         return HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * value_ms / (self.y_step * self.y_count)
 
-    def grid(self, *, x_text: str) -> list[str]:
+    def grid(self, *, x_text: str, unit: str = "ms") -> list[str]:
         bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
         body = []
         for part in range(self.y_count + 1):
             y = self.y(self.y_step * part)
-            text = f"{self.y_step * part:,g} ms"
+            text = f"{self.y_step * part:,g} {unit}".strip()
             body.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" stroke="#ddd"/>')
             body.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
         for part in range(self.x_count + 1):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from llm_perf_opt.core.markdown import code, escape, link, plain, table
+from llm_perf_opt.core.markdown import code, escape, heading, link, plain, table
 from llm_perf_opt.core.units import digits, format_ms, format_percent
 from llm_perf_opt.report.kernel_columns import MEASURED, show_value
 from llm_perf_opt.report.markdown import Footnotes, format_metric
@@ -54,7 +54,7 @@ def _headline(view: ReportView, notes: Footnotes) -> list[str]:
     facts = " · ".join(f"{name} {escape(value)}" for name, value in head.facts)
     rows = [(tile.label, notes.cell(tile.cell), escape(tile.explain)) for tile in head.tiles]
     return [
-        f"# {escape(head.title)}",
+        f"# {heading(head.title)}",
         "",
         facts,
         "",
@@ -108,8 +108,9 @@ def _findings(findings: tuple[FindingView, ...]) -> list[str]:
         gain = f", up to {finding.gain}" if finding.gain else ""
         each = f" ({finding.saves_each})" if finding.saves_each else ""
         lines += [f"### {finding.rank}. {escape(finding.title)}", ""]
+        once = " · one-time cost" if finding.is_one_time else ""
         lines += [
-            f"{escape(finding.saves)}{each}{gain} · confidence {finding.confidence} · cause {code(finding.rule)}",
+            f"{escape(finding.saves)}{each}{gain}{once} · confidence {finding.confidence} · cause {code(finding.rule)}",
             "",
         ]
         lines += [f"- Also: {escape(title)}" for title in finding.also]
@@ -253,10 +254,11 @@ def _section(view: SectionView, notes: Footnotes) -> list[str]:
         lines += [f"**{plain(shown.title)}**", ""] if shown.title else []
         lines += [*table(header, rows, right=[header[index] for index in shown.numeric]), ""]
         lines += [f"Source: {code(shown.source)}.", ""] if shown.source else []
-    if view.picture is not None and view.picture.missing is not None:
-        lines += [f"Picture unknown: {escape(view.picture.missing.text)}.", ""]
-    elif view.picture is not None:
-        lines += [f"!{link(view.picture.shows, view.picture.path)}", ""]
+    for picture in view.pictures:
+        if picture.missing is not None:
+            lines += [f"Picture unknown: {escape(picture.missing.text)}.", ""]
+        else:
+            lines += [f"!{link(picture.shows, picture.path)}", ""]
     return lines + [f"- {link(item.text, item.target)}" for item in view.links]
 
 

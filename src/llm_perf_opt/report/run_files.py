@@ -135,10 +135,10 @@ def read_run_files(manifest: RunManifest, run_dir: Path) -> RunFiles:
         host=reader.first("host_samples", HostDocument),
         counters=reader.all("counters", CounterDocument),
         pictures={
-            section.picture.path: reader.picture(section.picture.path)
+            picture.path: reader.picture(picture.path)
             for stage in manifest.stages
             for section in stage.sections
-            if section.picture is not None
+            for picture in section.pictures
         },
         present=reader.present(),
         logs=reader.logs(),

@@ -1,6 +1,6 @@
 """stakeholder_summary.md: one page for people who do not profile."""
 
-from llm_perf_opt.core.markdown import escape
+from llm_perf_opt.core.markdown import escape, heading
 from llm_perf_opt.core.units import format_ms
 from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.report.view.findings import FindingView
@@ -32,7 +32,7 @@ def render_summary_md(view: ReportView) -> str:
     if view.is_load_alone:
         return "\n".join(["# Summary", "", *_served(view)]) + "\n"
     if view.is_crashed:
-        return f"# Summary\n\n**{escape(view.headline.title)}**: {escape(view.headline.verdict)}\n"
+        return f"# Summary\n\n**{heading(view.headline.title)}**: {escape(view.headline.verdict)}\n"
     lines = ["# Summary", "", *_measured(view), ""]
     lines += [line for text in view.damage[:1] for line in (f"Caution: {escape(text)}.", "")]
     lines += [line for text in view.headline.warnings[:1] for line in (f"Caution: {escape(text)}.", "")]
@@ -45,7 +45,7 @@ def render_summary_md(view: ReportView) -> str:
 def _served(view: ReportView) -> list[str]:
     """A server seen from outside: how fast it answered, and no word about why."""
     head = view.headline
-    lines = [f"**{escape(head.title)}** was put under load. {escape(head.verdict)}", ""]
+    lines = [f"**{heading(head.title)}** was put under load. {escape(head.verdict)}", ""]
     lines += [f"- {tile.label}: {escape(tile.cell.text)}, {escape(tile.explain)}." for tile in head.tiles]
     return lines
 
@@ -60,7 +60,7 @@ def _measured(view: ReportView) -> list[str]:
         if isinstance(tile.cell, Shown)
     }
     parts = [text.format(shown[key]) for key, text in SPEEDS.items() if key in shown]
-    text = f"**{escape(head.title)}**{size} was examined{where}."
+    text = f"**{heading(head.title)}**{size} was examined{where}."
     if not parts and view.failures:
         failed = view.failures[0]
         return [f"{text} Nothing was measured: {escape(failed.reason)}."]

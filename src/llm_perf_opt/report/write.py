@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from llm_perf_opt.core.files import write_whole
+from llm_perf_opt.core.files import write_page, write_whole
 from llm_perf_opt.core.manifest import read_manifest, write_json
 from llm_perf_opt.core.names import DIAGNOSIS_FILE, MANIFEST_FILE
 from llm_perf_opt.errors import numbers_of
@@ -45,7 +45,7 @@ def write_view(run_dir: Path) -> tuple[ReportView, list[Path]]:
         view = build_view(files)
         pages = [(name, render(view)) for name, render in RENDERERS]
         content = render_perfetto(files)
-    paths = [write_whole(run_dir / name, page.encode("utf-8", "backslashreplace")) for name, page in pages]
+    paths = [write_page(run_dir / name, page) for name, page in pages]
     if view.diagnosis is not None:
         write_json(run_dir / DIAGNOSIS_FILE, msgspec.to_builtins(view.diagnosis))
     trace = run_dir / TRACE

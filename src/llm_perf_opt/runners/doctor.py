@@ -1,6 +1,7 @@
 """`llm-perf doctor`: what this machine can do, and the remedy for what it cannot."""
 
 import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,6 +44,7 @@ def diagnose(host: Host) -> list[Check]:
         _tool(host.tool("ncu")),
         _counters(host),
         _nvtx(host),
+        scratch_check(Path(tempfile.gettempdir())),
         Check(
             name="disk",
             ok=free >= MIN_FREE_BYTES,
@@ -102,13 +104,24 @@ def _counters(host: Host) -> Check:
     return Check(name="gpu counters", ok=True, value="allowed")
 
 
+def scratch_check(folder: Path, flags: int | None = None) -> Check:
+    """Whether programs may run from the directory of temporary files, as ncu's and torch.compile's do."""
+    name, flags = "temporary files", os.statvfs(folder).f_flag if flags is None else flags
+    if flags & os.ST_NOEXEC:
+        remedy = f"{folder} is mounted noexec: set TMPDIR to a directory that may hold programs"
+        return Check(name=name, ok=False, value=str(folder), remedy=remedy)
+    return Check(name=name, ok=True, value=str(folder))
+
+
 def _nvtx(host: Host) -> Check:
     """PyPI nvtx from 0.2.12 on is not recorded by older nsys; a CUDA build of torch brings its own."""
     version = host.packages.get("nvtx")
     if version is None:
         return Check(name="nvtx", ok=False, value="not installed", remedy="pip install 'nvtx<0.2.12'")
     numbers = tuple(int(part) for part in version.split(".") if part.isdigit())
-    if numbers >= (0, 2, 12) and not host.gpus:
+    nsys = host.tool("nsys").version
+    is_old = nsys is not None and int(nsys.partition(".")[0]) < 2024
+    if numbers >= (0, 2, 12) and is_old and not host.gpus:
         remedy = "pip install 'nvtx<0.2.12': ranges of newer ones are not recorded by nsys 2022.4 and 2023.4"
         return Check(name="nvtx", ok=False, value=version, remedy=remedy)
     return Check(name="nvtx", ok=True, value=version)

@@ -12,15 +12,16 @@ from typing import Any
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.files import in_words
 from llm_perf_opt.core.host import Host
-from llm_perf_opt.core.manifest import RunManifest, read_manifest, write_json, write_manifest
-from llm_perf_opt.core.names import BUSY_GPUS, MANIFEST_FILE, PLAN_FILE
+from llm_perf_opt.core.manifest import RunManifest, read_manifest, strict_json, write_json, write_manifest
+from llm_perf_opt.core.names import BUSY_GPUS, MANIFEST_FILE
 from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.core.redact import Redactor
+from llm_perf_opt.core.stage import CommandRunner, StageContext, preview_of
 from llm_perf_opt.core.units import format_bytes
 from llm_perf_opt.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK, ConfigError, ProfilingError
 from llm_perf_opt.pipeline.console import Console, answer, make_console, verdict_lines
 from llm_perf_opt.pipeline.jobs.turns import CPU, devices_of, turn
-from llm_perf_opt.pipeline.plan import Plan, build_plan, find_entry_points, load_registry
+from llm_perf_opt.pipeline.plan import Plan, PlannedStage, build_plan, find_entry_points, load_registry
 from llm_perf_opt.pipeline.preflight import (
     MemoryCheck,
     check_memory,
@@ -36,7 +37,7 @@ from llm_perf_opt.pipeline.provenance import (
     remove_strays,
     write_provenance,
 )
-from llm_perf_opt.pipeline.resume import NO_REPORTS, Carried, carry_over, flat_keys
+from llm_perf_opt.pipeline.resume import NO_REPORTS, Carried, carry_over
 from llm_perf_opt.pipeline.run import RunInput, execute, why_again
 from llm_perf_opt.pipeline.stores import SyncDocument, check_url, claim, upload
 from llm_perf_opt.pipeline.trust import sign
@@ -115,17 +116,64 @@ class Job:
             free_room=free_room,
         )
 
-    def run(self) -> int:
-        """Run it, or only show the plan; returns the exit code. A plan that cannot be run as it is, is bad input."""
+    def show(self, plan_file: Path | None) -> int:
+        """Show what would be run, and write it to a file where one is asked for; returns the exit code.
+
+        A plan that cannot be run as it is, is bad input.
+        """
         self._show_plan()
-        if self.config.run.dry_run:
-            path = write_json(self.artifacts.path(PLAN_FILE), self.redactor.tree(self.plan.document()))
-            blocked = [step.name for step in self.plan.stages if step.will_fail]
-            cannot = (
-                f"; it cannot run as it is ({', '.join(blocked) or 'see above'})" if blocked or self.problems else ""
-            )
-            self.console.say(f"nothing was run; the plan is in {path}{cannot}")
-            return EXIT_BAD_INPUT if cannot else EXIT_OK
+        commands: dict[str, tuple[tuple[str, ...], ...]] = {}
+        for step in self.plan.stages:
+            if step.skip is not None:
+                continue
+            preview = preview_of(step.stage, step.config, self._planned_context(step))
+            commands[step.name] = tuple(self.redactor.words(argv) for argv in preview.commands)
+            self.console.say(f"{step.name}: {self._would_run(step)}{f': {preview.text}' if preview.text else ''}")
+            for argv in commands[step.name]:
+                folder = shlex.quote(str(self.artifacts.root / step.name))
+                self.console.say(f"  mkdir -p {folder} && {shlex.join(argv)}")
+        written = ""
+        if plan_file is not None:
+            document = json.loads(strict_json(self.plan.document(commands)))
+            written = f"; the plan is in {write_json(plan_file, self.redactor.tree(document))}"
+        blocked = [step.name for step in self.plan.stages if step.will_fail]
+        cannot = f"; it cannot run as it is ({', '.join(blocked) or 'see above'})" if blocked or self.problems else ""
+        self.console.say(f"nothing was run{written}{cannot}")
+        return EXIT_BAD_INPUT if cannot else EXIT_OK
+
+    def _would_run(self, step: PlannedStage) -> str:
+        if self.previous is None:
+            return "would run"
+        reason = why_again(step, self._input({}), self.previous)
+        return "would be reused" if reason is None else f"would run, because {reason}"
+
+    def _planned_context(self, step: PlannedStage) -> StageContext:
+        """What a stage would be given; its directories are not made."""
+        root = self.artifacts.root
+        commands = CommandRunner(
+            stage=step.name,
+            out_dir=root / step.name,
+            tmp_dir=root / "tmp" / step.name,
+            environment=allowed_environment(os.environ, self.config.run.env_passthrough),
+            on_tick=self.console.tick,
+            records=[],
+            redactor=self.redactor,
+        )
+        return StageContext(
+            config=self.config,
+            host=self.host,
+            run_dir=root,
+            out_dir=commands.out_dir,
+            tmp_dir=commands.tmp_dir,
+            workload_dir=root / "tmp" / "workload",
+            run_command=commands,
+            earlier={} if self.previous is None else {stage.name: stage for stage in self.previous.stages},
+            say=self.console.say,
+        )
+
+    def run(self) -> int:
+        """Run it; returns the exit code."""
+        self._show_plan()
         root = self.artifacts.root
         sync = self.config.artifacts.sync
         place = None if sync is None else claim(sync, root)
@@ -260,16 +308,6 @@ class Job:
                 continue
             for obstacle in step.obstacles:
                 self.console.say(f"{step.name}: {'cannot run' if obstacle.blocking else 'note'}: {obstacle}")
-            if self.config.run.dry_run and self.previous is not None:
-                reason = why_again(step, self._input({}), self.previous)
-                self.console.say(
-                    f"  {step.name}: {'would be reused' if reason is None else f'would run, because {reason}'}"
-                )
-            if self.config.run.dry_run:
-                section = self.redactor.tree(self.config.resolved["pipeline"].get(step.name, {}))
-                leaves = flat_keys(section).items()
-                settings = "  ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in leaves)
-                self.console.say(f"  pipeline.{step.name}: {settings}")
 
 
 def _is_uuid(given: str, uuid: str) -> bool:

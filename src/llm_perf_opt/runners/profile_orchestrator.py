@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.core.names import BUILT_IN, MANIFEST_FILE
+from llm_perf_opt.core.names import BUILT_IN, MANIFEST_FILE, PLAN_FILE
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, ProfilingError, print_error
 from llm_perf_opt.runners.arguments import Arguments, parse_arguments
 from llm_perf_opt.runners.program import LastResort, run_safely
@@ -187,7 +187,11 @@ def run_job(cfg: "DictConfig", given: "Given", *, opens: bool = False) -> int:
                 # A job of a sweep that is done again, by `sweep resume` or by a scheduler that put it back.
                 config = replace(config, run=replace(config.run, resume=run_dir))
             job = Job.prepare(config, run_dir, overrides, created_at=datetime.now(UTC), free_room=lock.free_room)
-            code = job.run()
+            if config.run.dry_run:
+                # The states of a sweep's jobs are read from their directories.
+                code = job.show(run_dir / PLAN_FILE if is_sweep else config.run.plan_file)
+            else:
+                code = job.run()
         page = run_dir / PAGE
         if opens and page.is_file():
             show_page(page)
@@ -197,6 +201,8 @@ def run_job(cfg: "DictConfig", given: "Given", *, opens: bool = False) -> int:
         if not (run_dir / MANIFEST_FILE).exists():
             note_failure(str(error))
     _remove_if_empty(run_dir)
+    if cfg.run.get("dry_run") and not is_sweep:
+        _remove_empty_parents(run_dir, Path(hydra_config.runtime.cwd))
     return code
 
 
@@ -212,6 +218,15 @@ def _remove_if_empty(run_dir: Path) -> None:
     if run_dir.is_dir() and not any(run_dir.iterdir()):
         os.chdir(run_dir.parent)
         run_dir.rmdir()
+
+
+def _remove_empty_parents(run_dir: Path, user_dir: Path) -> None:
+    """A dry run leaves none of the directories that Hydra made for it below the one the user stands in."""
+    for folder in run_dir.parents:
+        if run_dir.exists() or user_dir not in folder.parents or any(folder.iterdir()):
+            return
+        os.chdir(folder.parent)
+        folder.rmdir()
 
 
 @contextmanager

@@ -64,7 +64,8 @@ class LastResort:
 
         redactor = Redactor.of(os.environ)
         said = "not enough memory for it" if isinstance(error, MemoryError) else str(error)
-        text = redactor.text(" ".join(said.split())[:LONGEST_LINE])
+        # Cut afterwards: half a secret is not known as one.
+        text = redactor.text(" ".join(said.split()))[:LONGEST_LINE]
         trace_text = redactor.text("".join(traceback.format_exception(error)))
         if self._in_log:
             print(trace_text, end="", file=sys.stderr)

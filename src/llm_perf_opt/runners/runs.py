@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,10 +18,13 @@ if TYPE_CHECKING:
     from llm_perf_opt.pipeline.index import IndexedRun
 
 DEFAULT_DIR = Path("tmp/runs")
-# Shown where no columns are named.
-TREND = ("ttft_ms", "tpot_ms", "decode_tokens_per_s", "peak_memory_bytes")
+# Shown where no columns are named, as far as any run has them.
+TREND = ("ttft_ms", "tpot_ms", "tokens_per_s", "ttft_p99_ms", "wall_ms", "peak_memory_bytes")
+FIXED = ("run", "date", "model", "device")
 ALLOWED = "allowed: a label such as model, a number such as tpot_ms, or a key of the configuration in full"
 OLD_LAYOUT = ("tmp/stage2/*/nsys", "tmp/stage2/*/ncu", "tmp/stage2/*/stage1", "stage1")
+# The columns TTFT and TPOT are there in any case.
+ALWAYS = 2
 # Narrower terminals do without the date.
 WIDE = 110
 MIGRATE = "old layout: python scripts/migrate-run-layout.py --dry-run {path}"
@@ -106,16 +109,17 @@ def _folder(text: str) -> RunFolder:
 def _chosen(folder: RunFolder, args: argparse.Namespace) -> int:
     """Runs filtered, sorted and with columns of choice; those that cannot be read are left out and counted."""
     from llm_perf_opt.core.terminal import terminal_table
-    from llm_perf_opt.pipeline.index import parse_filter, sorted_runs
+    from llm_perf_opt.pipeline.index import parse_filter, require_numbers, sorted_runs
 
     filters = [parse_filter(text) for text in args.where]
     listed = list_runs(folder, kind="run", say=_say)
     columns = [name.strip() for name in (args.columns or "").split(",") if name.strip()]
     asked = {"--where": [one.key for one in filters], "--sort": [args.sort] if args.sort else [], "--columns": columns}
     _require_known(asked, [*listed.runs.values()])
+    require_numbers(filters, [*listed.runs.values()])
     runs = [run for run in listed.runs.values() if all(one.keeps(run) for one in filters)]
     runs = sorted_runs(runs, args.sort, reverse=args.reverse) if args.sort else runs
-    chosen = columns or list(TREND)
+    chosen = [name for name in columns if name not in FIXED] if columns else _known_trend(runs)
     unknown = [name for name in chosen if runs and all(run.value(name) is None for run in runs)]
     if args.columns and unknown:
         print(f"note: no run has {', '.join(unknown)}", file=sys.stderr)
@@ -129,17 +133,21 @@ def _chosen(folder: RunFolder, args: argparse.Namespace) -> int:
         print(strict_json(found, indent=2, ensure_ascii=True))
         return 0
     lines = [[printable(cell) for cell in line] for line in _lines(runs, chosen)]
-    print(terminal_table(("run", "date", "model", "device", *chosen), lines, right=range(4, 4 + len(chosen))))
+    print(terminal_table((*FIXED, *chosen), lines, right=range(4, 4 + len(chosen))))
     if listed.unread:
         print(f"note: {len(listed.unread)} run(s) cannot be read as they are; `llm-perf runs` says why")
     return 0
+
+
+def _known_trend(runs: "Sequence[IndexedRun]") -> list[str]:
+    return [name for name in TREND if any(isinstance(run.value(name), float) for run in runs)] or list(TREND[:2])
 
 
 def _require_known(asked: Mapping[str, Sequence[str]], runs: "Sequence[IndexedRun]") -> None:
     """A name no run has and no run can have is a slip, and would be answered with nothing."""
     if not runs:
         return
-    known = {*TREND, *(name for run in runs for name in (*run.labels, *run.numbers, *run.keys))}
+    known = {*TREND, *(name for run in runs for name in run.columns)}
     unknown = [(option, name) for option, names in asked.items() for name in names if name not in known]
     if not unknown:
         return
@@ -157,10 +165,39 @@ def _require_known(asked: Mapping[str, Sequence[str]], runs: "Sequence[IndexedRu
 
 
 def _lines(runs: "Sequence[IndexedRun]", chosen: Sequence[str]) -> list[tuple[str, ...]]:
+    names = readable_names([(run.path, run.labels["run"], run.overrides) for run in runs])
     return [
-        (*(short(run.labels[name]) for name in ("run", "date", "model", "device")), *(_cell(run, n) for n in chosen))
-        for run in runs
+        (
+            short(name),
+            *(short(run.labels[label]) for label in FIXED[1:]),
+            *(_cell(run, number) for number in chosen),
+        )
+        for name, run in zip(names, runs, strict=True)
     ]
+
+
+def readable_names(runs: Sequence[tuple[str, str, Sequence[str]]]) -> list[str]:
+    """Each run (path, name, overrides) by its name; of a sweep, whose runs are numbered, with what was swept."""
+    sweeps: dict[str, list[Sequence[str]]] = {}
+    for path, name, overrides in runs:
+        if name.isdigit():
+            sweeps.setdefault(path.rpartition("/")[0], []).append(overrides)
+    return [_readable(path, name, overrides, sweeps.get(path.rpartition("/")[0], ())) for path, name, overrides in runs]
+
+
+def _readable(path: str, name: str, overrides: Sequence[str], members: Sequence[Sequence[str]]) -> str:
+    if not name.isdigit() or len(members) < 2:
+        return name
+    swept = [word for word in overrides if any(word not in other for other in members) and not _is_place(word)]
+    if not swept:
+        # A pass of a comparison: the folder says of which side.
+        return "/".join(path.split("/")[-2:])
+    parts = (word.lstrip("+~").partition("=") for word in swept)
+    return " ".join([name, *(f"{key.rpartition('.')[2]}={value}" for key, _, value in parts)])
+
+
+def _is_place(word: str) -> bool:
+    return word.startswith(("artifacts.", "hydra."))
 
 
 def _cell(run: "IndexedRun", name: str) -> str:
@@ -169,8 +206,9 @@ def _cell(run: "IndexedRun", name: str) -> str:
     value = run.value(name)
     if value is None:
         return "—"
-    if isinstance(value, float):
-        return format_quantity(value, run.numbers[name].unit)
+    metric = run.metric(name)
+    if isinstance(value, float) and metric is not None:
+        return format_quantity(value, metric.unit)
     return short(value)
 
 
@@ -180,24 +218,27 @@ def _trend_page(runs: "Sequence[IndexedRun]", chosen: Sequence[str], page: Path)
 
     charts = []
     for name in chosen:
-        shown = sorted((run for run in runs if isinstance(run.value(name), float)), key=lambda run: run.created_at)
-        points = []
-        for run in shown:
-            metric, spread = run.numbers[name], run.numbers[name].spread
-            points.append(
-                ChartPoint(
-                    x=run.labels["date"],
-                    y=float(metric.value) if isinstance(metric.value, int | float) else 0.0,
-                    low=None if spread is None else spread.p10,
-                    high=None if spread is None else spread.p90,
-                    group=f"{run.labels['model']} on {run.labels['device']}",
-                    text=f"{run.run_id} {run.labels['commit']}: {_cell(run, name)}",
-                )
+        known = [(run, metric) for run in runs if (metric := run.metric(name)) is not None]
+        shown = [
+            (run, metric, float(metric.value))
+            for run, metric in sorted(known, key=lambda one: one[0].created_at)
+            if isinstance(metric.value, int | float)
+        ]
+        points = [
+            ChartPoint(
+                x=run.labels["date"],
+                y=value,
+                low=None if metric.spread is None else metric.spread.p10,
+                high=None if metric.spread is None else metric.spread.p90,
+                group=f"{run.labels['model']} on {run.labels['device']}",
+                text=f"{run.run_id} {run.labels['commit']}: {_cell(run, name)}",
             )
+            for run, metric, value in shown
+        ]
         if points:
-            unit = shown[0].numbers[name].unit
+            unit = shown[0][1].unit
             charts.append(Chart(title=name, x_label="date", y_unit=unit, points=tuple(points)))
-    columns = ("run", "date", "model", "device", *chosen)
+    columns = (*FIXED, *chosen)
     return render_runs_page(
         title="Runs",
         sentence=f"{len(runs)} runs; points are medians, bars go from p10 to p90.",
@@ -213,19 +254,26 @@ def _trend_page(runs: "Sequence[IndexedRun]", chosen: Sequence[str], page: Path)
 
 def _print_table(rows: Sequence[RunRow]) -> None:
     from llm_perf_opt.core.terminal import screen_width, show, table_text
-    from llm_perf_opt.core.units import format_ms
+    from llm_perf_opt.core.units import digits, format_ms
 
-    # Of a program that marks no phases nothing else is known.
-    has_wall = any(row.wall_ms is not None and row.ttft_ms is None and row.tpot_ms is None for row in rows)
-    times = ["TTFT", "TPOT", *(["wall"] if has_wall else [])]
+    columns: list[tuple[str, list[float | None], Callable[[float], str]]] = [
+        ("TTFT", [row.ttft_ms for row in rows], format_ms),
+        ("TPOT", [row.tpot_ms for row in rows], format_ms),
+        ("tokens/s", [row.tokens_per_s for row in rows], digits),
+        ("TTFT P99", [row.ttft_p99_ms for row in rows], format_ms),
+        ("wall", [row.wall_ms for row in rows], format_ms),
+    ]
+    shown = [one for number, one in enumerate(columns) if number < ALWAYS or any(v is not None for v in one[1])]
+    times = [name for name, _, _ in shown]
     header = ["run", "date", "model", "device", "status", *times, "stages"]
+    names = readable_names([(row.path, row.run_id, row.overrides) for row in rows])
     cells = [
         [
-            *(row.run_id, row.date, row.model, row.device, row.status),
-            *("–" if ms is None else format_ms(ms) for ms in (row.ttft_ms, row.tpot_ms, row.wall_ms)[: len(times)]),
+            *(names[number], row.date, row.model, row.device, row.status),
+            *("–" if (value := values[number]) is None else form(value) for _, values, form in shown),
             row.note or row.failed or row.stages,
         ]
-        for row in rows
+        for number, row in enumerate(rows)
     ]
     width = screen_width()
     if width is not None and width < WIDE:

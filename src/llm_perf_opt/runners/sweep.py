@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from llm_perf_opt.core.files import real_path, write_whole
+from llm_perf_opt.core.files import real_path, write_page
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.markdown import escape, table
 from llm_perf_opt.core.names import MANIFEST_FILE
-from llm_perf_opt.core.redact import REDACTED
+from llm_perf_opt.core.secrets.shapes import REDACTED
 from llm_perf_opt.core.terminal import printable, terminal_table
 from llm_perf_opt.core.units import format_quantity
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_OK, ConfigError, ManifestError, did_you_mean
@@ -58,7 +58,7 @@ def _report(args: argparse.Namespace) -> int:
         ("sweep.md", render_md(found, read.notes)),
         ("sweep.html", render_html(found, read.notes, args.dir / "sweep.html")),
     ):
-        write_whole(args.dir / name, text.encode("utf-8", "backslashreplace"))
+        write_page(args.dir / name, text)
     if args.json:
         import msgspec
 

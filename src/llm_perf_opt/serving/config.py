@@ -1,4 +1,4 @@
-"""What `llm-perf bench` can be told: the server, the load and the capture."""
+"""The configuration of `llm-perf bench`: the server, the load, the traffic and the capture."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -48,9 +48,8 @@ class ServerSection:
             text = "needed because no server is started, allowed: http://127.0.0.1:8000, or server=vllm to start one"
             found.append(Problem(key="server.url", text=text))
         if self.url is not None:
-            parts = urlsplit(self.url)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
-                text = f"not an address (got {self.url!r}), allowed: such as http://127.0.0.1:8000"
+            if not is_address(self.url):
+                text = f"not an address (got {self.url!r}), allowed: such as http://127.0.0.1:8000 or http://[::1]:8000"
                 found.append(Problem(key="server.url", text=text))
             if self.command:
                 text = (
@@ -68,33 +67,60 @@ class ServerSection:
         return tuple(found)
 
 
+def is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        # A port that is no number, or half of a bracket of IPv6.
+        return False
+
+
 @dataclass(frozen=True, kw_only=True)
 class SloSection:
-    """`load.slo.*`: what a good request keeps to, in milliseconds; None: no limit."""
+    """`load.slo.*`: limits of a good request in milliseconds (None: no limit), and the share of requests to be good.
+
+    A level meets the SLO when at least `share` of its requests keep to every limit.
+    """
 
     __pydantic_config__: ClassVar = FORBID_UNKNOWN
     ttft_ms: PositiveFloat | None = None
     tpot_ms: PositiveFloat | None = None
     e2el_ms: PositiveFloat | None = None
+    share: Annotated[float, Interval(gt=0.0, le=1.0)] = 0.9
 
     @property
     def is_set(self) -> bool:
         return any(limit is not None for limit in (self.ttft_ms, self.tpot_ms, self.e2el_ms))
+
+    @property
+    def text(self) -> str:
+        """`TTFT ≤ 200 ms, TPOT ≤ 30 ms`."""
+        limits = {"TTFT": self.ttft_ms, "TPOT": self.tpot_ms, "E2EL": self.e2el_ms}
+        return ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in limits.items() if limit is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadSection:
     """`load.*`: how much, for how long, and when to give up. Several rates or concurrencies are a sweep.
 
-    `requests` and `duration_s` bound each level: whichever is reached first ends it; what is under way then has
-    `drain_s` to finish. `stall_s` is the longest a stream may be silent. More than `max_failed_share` of failed
-    requests fail the run.
+    `requests` and `duration_s` bound each level: whichever is reached first ends it; requests under way then have
+    `drain_s` to finish. The load grows to its level during `ramp_up_s`; requests of that time are not counted.
+    `stall_s` is the longest a stream may be silent. More than `max_failed_share` of failed requests fail the run.
+    `search` finds the highest rate or concurrency that meets `slo` in place of given levels. `max_concurrency` limits
+    the requests under way at a rate. `processes` None: as many as the level needs.
     """
 
     __pydantic_config__: ClassVar = FORBID_UNKNOWN
     rate: Annotated[tuple[PositiveFloat, ...], MinLen(1)] | None = None
     concurrency: Annotated[tuple[PositiveInt, ...], MinLen(1)] | None = None
-    arrival: Literal["poisson", "constant"] = "poisson"
+    arrival: Literal["poisson", "gamma", "constant", "recorded"] = "poisson"
+    burstiness: PositiveFloat = 1.0
+    ramp_up_s: Annotated[float, Ge(0.0)] = 0.0
+    max_concurrency: PositiveInt | None = None
+    processes: Annotated[int, Interval(ge=1, le=256)] | None = None
+    search: Literal["none", "capacity"] = "none"
+    search_by: Literal["rate", "concurrency"] = "rate"
     requests: PositiveInt = 1000
     duration_s: Seconds = 60.0
     drain_s: Seconds = 60.0
@@ -109,10 +135,28 @@ class LoadSection:
     slo: SloSection = field(default_factory=SloSection)
 
     def problems(self) -> tuple[Problem, ...]:
-        if self.rate is None or self.concurrency is None:
-            return ()
-        text = "load.rate sends at a rate, whatever is under way, allowed: one of the two"
-        return (Problem(key="load.concurrency", text=text),)
+        found = []
+        if self.rate is not None and self.concurrency is not None:
+            text = "load.rate sends at a rate, whatever is under way, allowed: one of the two, or load.max_concurrency"
+            found.append(Problem(key="load.concurrency", text=text))
+        if self.concurrency is not None and self.max_concurrency is not None:
+            text = "limits the requests under way at a rate, allowed: load.rate with it, or load.concurrency alone"
+            found.append(Problem(key="load.max_concurrency", text=text))
+        if self.search == "capacity":
+            found += self._search_problems()
+        if self.arrival == "recorded" and self.ramp_up_s:
+            found.append(Problem(key="load.ramp_up_s", text="recorded arrivals have no ramp-up, allowed: 0"))
+        return tuple(found)
+
+    def _search_problems(self) -> list[Problem]:
+        found = []
+        if not self.slo.is_set:
+            text = "needs limits that the load has to meet, allowed: with load.slo.ttft_ms, tpot_ms or e2el_ms"
+            found.append(Problem(key="load.search", text=text))
+        if self.rate is not None or self.concurrency is not None or self.arrival == "recorded":
+            text = "chooses the loads itself, allowed: without load.rate, load.concurrency and load.arrival=recorded"
+            found.append(Problem(key="load.search", text=text))
+        return found
 
     def levels(self) -> tuple["LoadLevel", ...]:
         """What is measured one after the other."""
@@ -122,15 +166,56 @@ class LoadSection:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrafficSection:
+    """`traffic.*`: recorded traffic, or how synthetic requests hang together.
+
+    `format` None: prompts come from `dataset`. `turns` are those of a synthetic session, or the most that are sent of a
+    recorded one (None: all of them).
+    """
+
+    __pydantic_config__: ClassVar = FORBID_UNKNOWN
+    format: Literal["sharegpt", "mooncake", "otel", "jsonl"] | None = None
+    path: str | None = None
+    turns: PositiveInt | None = 1
+    think_s: Annotated[float, Ge(0.0)] = 0.0
+    shared_prefix_tokens: Annotated[int, Ge(0)] = 0
+    shared_prefix_groups: PositiveInt = 1
+    images: Annotated[int, Interval(ge=0, le=64)] = 0
+    image_size: Annotated[int, Interval(ge=16, le=4096)] = 512
+
+    def problems(self, load: LoadSection) -> tuple[Problem, ...]:
+        found = []
+        if (self.format is None) != (self.path is None):
+            text = f"needs traffic.path too (got {self.format} and {self.path}), allowed: both or none"
+            found.append(Problem(key="traffic.format", text=text))
+        if self.images and load.api != "chat":
+            found.append(Problem(key="traffic.images", text="only a chat has images, allowed: load.api=chat"))
+        if load.arrival == "recorded" and self.format not in ("mooncake", "otel", "jsonl"):
+            text = "needs recorded times, allowed: traffic.format=mooncake, otel or jsonl"
+            found.append(Problem(key="load.arrival", text=text))
+        if load.arrival == "recorded" and load.concurrency is not None:
+            text = "recorded arrivals are sent at their times, allowed: load.rate, or neither for the recorded rate"
+            found.append(Problem(key="load.concurrency", text=text))
+        if self.format is None and self.turns is None:
+            found.append(Problem(key="traffic.turns", text="a synthetic session needs a number of turns"))
+        for name in ("shared_prefix_tokens", "images", "think_s"):
+            if self.format is not None and getattr(self, name):
+                found.append(
+                    Problem(key=f"traffic.{name}", text="only for synthetic prompts, allowed: traffic.format=null")
+                )
+        return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoadLevel:
-    """One load: requests at a rate, or so many at once."""
+    """One load: requests at a rate, or at a concurrency."""
 
     rate: float | None = None
     concurrency: int | None = None
 
     @property
     def label(self) -> str:
-        return f"{self.rate:g} requests/s" if self.rate is not None else f"{self.concurrency} at once"
+        return f"{self.rate:g} requests/s" if self.rate is not None else f"concurrency {self.concurrency}"
 
     @property
     def key(self) -> str:

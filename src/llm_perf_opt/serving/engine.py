@@ -3,6 +3,8 @@
 Whatever happens in between, everything a started server has started is ended.
 """
 
+import base64
+import json
 import shutil
 import socket
 import sys
@@ -10,21 +12,30 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from itertools import pairwise
 from pathlib import Path
-
-import httpx
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from llm_perf_opt.core.process import Service, allowed_environment
 from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import CommandFailed, ConfigError, ToolError
+from llm_perf_opt.serving.client.exchange import NoAnswer, exchange
 from llm_perf_opt.serving.config import ServerSection
+from llm_perf_opt.serving.counters import parse_info
 from llm_perf_opt.serving.load import Target
 
 POLL_S = 0.5
 ANSWER_S = 5.0
 TAIL_LINES = 12
 MODELS_PATH = "/v1/models"
+LIST_S = 30.0
+LONGEST_ANSWER = 1 << 20
+LONGEST_LIST = 4 << 20
+LONGEST_NAME = 1000
+# Kept of what a server says about itself.
+MOST_SAID = 200
+LONGEST_SAID = 200
 MODEL_FLAGS = ("--model", "--model-path")
 
 
@@ -72,9 +83,14 @@ def running_server(
     """
     headers = auth_headers(section, place.environ)
     if section.url is not None:
-        # Clients of OpenAI's are given the address with /v1; every path of ours begins with it.
-        address = section.url.rstrip("/").removesuffix("/v1")
-        target = Target(url=address, headers=headers, metrics_path=section.metrics_path, trouble=lambda: None)
+        address, login = server_address(section.url)
+        target = Target(
+            url=address,
+            headers={**login, **headers},
+            metrics_path=section.metrics_path,
+            trouble=lambda: None,
+            redactor=place.redactor,
+        )
         _wait_until_ready(section, target, None)
         yield RunningServer(section=section, target=target, model=find_model(section, target), service=None)
         return
@@ -91,10 +107,11 @@ def running_server(
     )
     with service:
         target = Target(
-            url=f"http://{section.host}:{port}",
+            url=f"http://[{section.host}]:{port}" if ":" in section.host else f"http://{section.host}:{port}",
             headers=headers,
             metrics_path=section.metrics_path,
             trouble=lambda: _death(service),
+            redactor=place.redactor,
         )
         place.say(f"{section.name}: started at {target.url}, waiting until it answers (log: {service.log})")
         _wait_until_ready(section, target, service)
@@ -148,8 +165,22 @@ def auth_headers(section: ServerSection, environ: Mapping[str, str]) -> dict[str
     return {"Authorization": f"Bearer {environ[section.api_key_env]}"}
 
 
+def server_address(url: str) -> tuple[str, dict[str, str]]:
+    """The address without user and password, and the header that carries them.
+
+    Clients of OpenAI's API are given the address with /v1; every path of ours begins with it.
+    """
+    parts = urlsplit(url)
+    user, at, host = parts.netloc.rpartition("@")
+    bare = urlunsplit((parts.scheme, host, parts.path.rstrip("/").removesuffix("/v1"), "", ""))
+    if not at:
+        return bare, {}
+    login = base64.b64encode(unquote(user).encode()).decode()
+    return bare, {"Authorization": f"Basic {login}"}
+
+
 def free_port(host: str) -> int:
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
@@ -159,15 +190,42 @@ def find_model(section: ServerSection, target: Target) -> str:
     started = model_in(section.args) if section.model_from == "args" else None
     if section.model is not None or started is not None:
         return section.model or started or ""
+    url = target.url.rstrip("/") + MODELS_PATH
     try:
-        answer = httpx.get(target.url.rstrip("/") + MODELS_PATH, headers=target.headers, timeout=30.0, trust_env=False)
-        listed = answer.json()["data"]
-        return str(listed[0]["id"])
-    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-        raise ToolError(
-            f"{target.url}{MODELS_PATH} names no model ({type(error).__name__}); say which one to ask for with "
-            "server.model=…"
-        ) from error
+        answer = exchange(url, headers=target.headers, timeout_s=LIST_S, most_bytes=LONGEST_LIST)
+        name = str(json.loads(answer.body)["data"][0]["id"])
+    except (NoAnswer, ValueError, LookupError, TypeError, RecursionError) as error:
+        why = str(error) if isinstance(error, NoAnswer) else type(error).__name__
+        raise ToolError(f"{url} names no model ({why}); say which one to ask for with server.model=…") from error
+    if len(name) > LONGEST_NAME:
+        raise ToolError(f"{url} names a model with {len(name):,} characters; give its name with server.model=…")
+    return name
+
+
+def server_report(target: Target) -> dict[str, str]:
+    """What a server says about itself: its version, its `/server_info` (SGLang), labels of its metrics."""
+    found: dict[str, str] = {}
+    for path in ("/version", "/server_info"):
+        body = _page(target, path)
+        try:
+            said = json.loads(body) if body else {}
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(said, dict):
+            found.update({str(k): str(v) for k, v in said.items() if isinstance(v, str | int | float | bool)})
+    if target.metrics_path is not None:
+        found.update(parse_info(_page(target, target.metrics_path).decode("utf-8", "replace")))
+    short = {key[:LONGEST_SAID]: value[:LONGEST_SAID] for key, value in list(found.items())[:MOST_SAID]}
+    return {target.redactor.text(key): target.redactor.text(value) for key, value in short.items()}
+
+
+def _page(target: Target, path: str) -> bytes:
+    url = target.url.rstrip("/") + path
+    try:
+        answer = exchange(url, headers=target.headers, timeout_s=ANSWER_S, most_bytes=LONGEST_LIST)
+    except NoAnswer:
+        return b""
+    return answer.body if answer.status == HTTPStatus.OK else b""
 
 
 def model_in(args: Sequence[str]) -> str | None:
@@ -191,15 +249,15 @@ def _wait_until_ready(section: ServerSection, target: Target, service: Service |
                 said=service.tail(),
             )
         try:
-            answer = httpx.get(url, headers=target.headers, timeout=ANSWER_S, trust_env=False)
-            if answer.status_code == httpx.codes.OK:
+            answer = exchange(url, headers=target.headers, timeout_s=ANSWER_S, most_bytes=LONGEST_ANSWER)
+            if answer.status == HTTPStatus.OK:
                 return
-            said = f"it answers HTTP {answer.status_code}"
-            if service is None and answer.status_code == httpx.codes.NOT_FOUND:
-                # A server without such a page: it answers, which is all that was asked.
+            said = f"it answers HTTP {answer.status}"
+            if service is None and answer.status == HTTPStatus.NOT_FOUND:
+                # A server without such a page: it answers, which is enough.
                 return
-        except httpx.HTTPError as error:
-            said = f"nothing answers ({type(error).__name__})"
+        except NoAnswer as error:
+            said = f"nothing answers ({error})"
         time.sleep(POLL_S)
     waited = f"{url}: not ready within {section.ready_timeout_s:g} s (server.ready_timeout_s), {said}"
     if service is None:

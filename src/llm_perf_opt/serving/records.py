@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from llm_perf_opt.serving.client.lag import LoopLag
 from llm_perf_opt.serving.config import LoadLevel
 from llm_perf_opt.serving.counters import CounterSample
 
@@ -11,10 +12,11 @@ RequestStatus = Literal["ok", "failed", "unfinished"]
 
 @dataclass(frozen=True, kw_only=True)
 class RequestRecord:
-    """What came of one request. Times are seconds; `started_s` counts from the start of the load.
+    """The result of one request. Times are seconds; `started_s` counts from the start of the load.
 
-    `gaps_s` are the times between one token's arrival and the next. `counted_by` is `usage` where the server said how
-    many tokens there were, else `events`.
+    `gaps_s` are the times between one token's arrival and the next. `counted_by` is `usage` where the server reported
+    the number of tokens, else `events`. `late_s` is how long after its scheduled time the request was sent. `is_ramp`:
+    sent while the load was still growing, and not part of the figures. `turn` counts the requests of a session.
     """
 
     index: int
@@ -27,15 +29,25 @@ class RequestRecord:
     prompt_tokens: int | None = None
     output_tokens: int = 0
     counted_by: Literal["usage", "events"] = "events"
+    late_s: float | None = None
+    turn: int = 0
+    is_ramp: bool = False
 
 
 @dataclass(kw_only=True)
 class LoadRun:
-    """One level while it runs, and what is left of it. `stopped` is why it ended early, `client_cpu_s` our own work."""
+    """One level while it runs, and its records. `stopped` is why it ended early.
+
+    `duration_s` counts from the end of the ramp-up to `ended_s` after the start. `client_cpu_s` is the CPU time of the
+    busiest of `processes` client processes, `lag` how late their event loops were.
+    """
 
     level: LoadLevel
     records: list[RequestRecord] = field(default_factory=list)
     counters: list[CounterSample] = field(default_factory=list)
     duration_s: float = 0.0
+    ended_s: float | None = None
     client_cpu_s: float = 0.0
+    lag: LoopLag | None = None
+    processes: int = 1
     stopped: str | None = None

@@ -6,8 +6,10 @@ from llm_perf_opt.core.records import Metric
 from llm_perf_opt.core.sections import Cell, Section, SectionTable
 from llm_perf_opt.core.units import format_ms
 from llm_perf_opt.serving.results import LATENCIES, BenchDocument, LatencyFigures, LevelResult
+from llm_perf_opt.serving.saturation import recommended, verdict
 
 LATENCY, OVER_TIME, TRADE, COUNTERS = "Serving under load", "Latency over time", "Throughput and latency", "Counters"
+GPUS, REPORTED, COUNTERS_OVER_TIME = "GPUs under load", "The server about itself", "Requests in the server over time"
 WORDS = {
     "ttft": "TTFT: from sending a request to its first token",
     "tpot": "TPOT: time per output token after the first, (end-to-end - TTFT) / (tokens - 1)",
@@ -31,18 +33,50 @@ def bench_sections(document: BenchDocument, *, source: str) -> tuple[Section, ..
     ]
     if any(level.counters for level in document.levels):
         found.append(_counters(document.levels, source))
+    if any(level.gpus for level in document.levels):
+        found.append(_gpus(document.levels, source))
+    if document.reported:
+        rows = tuple(sorted(document.reported.items()))
+        table = SectionTable(columns=("setting", "value"), rows=rows, source=source)
+        found.append(Section(title=REPORTED, paragraphs=("What the server says about itself.",), tables=(table,)))
     return tuple(found)
+
+
+def _gpus(levels: Sequence[LevelResult], source: str) -> Section:
+    rows = tuple(
+        (
+            level.label,
+            gpu.device,
+            gpu.mean_power_w,
+            gpu.energy_j,
+            level.joules_per_output_token,
+            gpu.utilisation_pct,
+            None if gpu.most_memory_bytes is None else gpu.most_memory_bytes / 2**30,
+        )
+        for level in levels
+        for gpu in level.gpus
+    )
+    columns = ("load", "GPU", "mean power W", "energy J", "J per output token", "utilisation %", "peak memory GiB")
+    text = (
+        "GPUs of this machine that worked during the load, sampled through the driver each 0.1 s. Utilisation is the "
+        "share of the time with a kernel running; energy per output token counts all of these GPUs."
+    )
+    table = SectionTable(columns=columns, rows=rows, source=source)
+    return Section(title=GPUS, paragraphs=(text,), tables=(table,))
 
 
 def _paragraphs(document: BenchDocument) -> tuple[str, ...]:
     who = " ".join(text for text in (document.model, f"at {document.server}" if document.server else None) if text)
     texts = [f"Measured by {document.made_by}{f': {who}' if who else ''}. Only requests that succeeded are timed."]
     texts.append("; ".join(WORDS[name] for name in LATENCIES) + ".")
-    slo = document.slo
-    if slo.is_set:
-        limits = {"TTFT": slo.ttft_ms, "TPOT": slo.tpot_ms, "E2EL": slo.e2el_ms}
-        named = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in limits.items() if limit is not None)
-        texts.append(f"Goodput counts requests with {named}.")
+    said = verdict(document)
+    if said is not None:
+        texts.insert(0, said)
+    if document.slo.is_set:
+        texts.append(f"Goodput counts requests with {document.slo.text}.")
+    failed = [level.label for level in document.levels if level.sent and not level.completed]
+    if failed:
+        texts.append(f"Every request failed at {', '.join(failed)}: there are no latencies.")
     texts += [f"{level.label}: ended early, because {level.stopped}." for level in document.levels if level.stopped]
     texts += [
         f"{level.label}: the server did not keep up. The last requests took {level.growth:.1f} times as long as the "
@@ -51,10 +85,10 @@ def _paragraphs(document: BenchDocument) -> tuple[str, ...]:
         if level.is_overloaded
     ]
     texts += [
-        f"{level.label}: reading the streams kept this client busy for {100 * (level.client_busy or 0.0):.0f} % of the "
-        "time, so its latencies hold delays of its own. Ask for less at once, or measure from a faster machine."
+        f"{level.label}: invalid, because {level.invalid}. Use more load.processes, less load, or another machine for "
+        "the client."
         for level in document.levels
-        if level.is_late
+        if level.invalid is not None
     ]
     texts += [
         f"{level.label}: tokens of a stream arrive in bursts (half of the gaps are under "
@@ -78,7 +112,8 @@ def _throughput(document: BenchDocument, source: str) -> SectionTable:
         "output tokens/s": [level.output_tokens_per_s for level in document.levels],
         "all tokens/s": [level.total_tokens_per_s for level in document.levels],
         "goodput/s": [level.goodput_per_s for level in document.levels],
-        "most at once": [level.most_at_once for level in document.levels],
+        "peak concurrency": [level.most_at_once for level in document.levels],
+        "client lag ms": [level.client_lag_mean_ms for level in document.levels],
     }
     kept = {name: cells for name, cells in columns.items() if any(cell is not None for cell in cells)}
     rows = tuple(zip(*kept.values(), strict=True))
@@ -110,23 +145,24 @@ def _counters(levels: Sequence[LevelResult], source: str) -> Section:
         for level in levels
         for row in level.counters
     )
-    columns = ("load", "counter", "mean", "most", "at the end, or by how much it grew")
-    text = "What the server counted itself, from its Prometheus page, looked at once a second during the load."
+    columns = ("load", "counter", "mean", "maximum", "last value, or growth of a total")
+    text = "The server's own counters, from its Prometheus page, read once a second during the load."
     return Section(
         title=COUNTERS, paragraphs=(text,), tables=(SectionTable(columns=columns, rows=rows, source=source),)
     )
 
 
-def busiest(document: BenchDocument) -> LevelResult | None:
-    """The level with the most output tokens per second, whose figures the headline shows."""
+def shown_level(document: BenchDocument) -> LevelResult | None:
+    """The level whose figures the headline shows: the recommended one, else the one with the most output tokens."""
+    best = recommended(document) if len(document.levels) > 1 else None
     done = [level for level in document.levels if level.completed]
-    return max(done, key=lambda level: level.output_tokens_per_s or level.requests_per_s or 0.0, default=None)
+    return best or max(done, key=lambda level: level.output_tokens_per_s or level.requests_per_s or 0.0, default=None)
 
 
 def bench_metrics(document: BenchDocument, *, source: str) -> dict[str, Metric]:
-    """Medians and throughput: by their plain name those of the busiest level, of a sweep also every level's own."""
+    """Medians and throughput: by their plain name those of the level shown, of a sweep also every level's own."""
     metrics: dict[str, Metric] = {}
-    top = busiest(document)
+    top = shown_level(document)
     if top is not None:
         metrics |= _metrics(top, "", source)
     if len(document.levels) > 1:
@@ -147,6 +183,7 @@ def _metrics(level: LevelResult, suffix: str, source: str) -> dict[str, Metric]:
         "serve_output_tokens_per_s": (level.output_tokens_per_s, "tokens/s"),
         "serve_total_tokens_per_s": (level.total_tokens_per_s, "tokens/s"),
         "serve_goodput_per_s": (level.goodput_per_s, "requests/s"),
+        "serve_joules_per_output_token": (level.joules_per_output_token, "J"),
     }
     for name, (value, unit) in rates.items():
         if value is not None:

@@ -7,9 +7,8 @@ slower also while nothing is recorded.
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from pathlib import Path
-
-import httpx
 
 from llm_perf_opt.core.host import Tool
 from llm_perf_opt.core.stage import CommandPlace
@@ -22,10 +21,12 @@ from llm_perf_opt.profiling.vendor.nsys import (
     build_nsys_stop_cmd,
     find_reports,
 )
+from llm_perf_opt.serving.client.exchange import NoAnswer, TooLate, exchange
 from llm_perf_opt.serving.config import ServerSection, WindowSection
 from llm_perf_opt.serving.engine import NeverReady, RunningServer, ServerPlace, running_server
 
 START, STOP = "/start_profile", "/stop_profile"
+LONGEST_ANSWER = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,13 @@ def record_with_nsys(
             raise ToolError(f"nsys wrote no report of the window (log: {commands.out_dir / 'stop.log'})")
         exports = [
             publish_report(
-                commands, nsys, report, keep_report=window.keep_report, timeout_s=window.timeout_s, notes=notes
+                commands,
+                nsys,
+                report,
+                keep="clean" if window.keep_report else "never",
+                timeout_s=window.timeout_s,
+                notes=notes,
+                setting=None,
             )
             for report in reports
         ]
@@ -123,17 +130,24 @@ def _post(server: RunningServer, window: WindowSection, path: str, body: str) ->
     url = server.target.url.rstrip("/") + path
     headers = {**server.target.headers, "Content-Type": "application/json"}
     try:
-        answer = httpx.post(url, content=body, headers=headers, timeout=window.timeout_s, trust_env=False)
-    except httpx.ReadTimeout as error:
+        answer = exchange(
+            url,
+            headers=headers,
+            timeout_s=window.timeout_s,
+            most_bytes=LONGEST_ANSWER,
+            method="POST",
+            body=body.encode(),
+        )
+    except TooLate as error:
         # It answers when its trace is written, which takes long for a busy server.
         raise ToolError(
             f"capture.tool=engine: {url} did not answer within {window.timeout_s:g} s (capture.timeout_s); a shorter "
             "window (capture.duration_s) leaves less to write"
         ) from error
-    except httpx.HTTPError as error:
-        raise ToolError(f"capture.tool=engine: {url} did not answer ({type(error).__name__})") from error
-    if answer.status_code != httpx.codes.OK:
+    except NoAnswer as error:
+        raise ToolError(f"capture.tool=engine: {url} did not answer ({error})") from error
+    if answer.status != HTTPStatus.OK:
         raise ToolError(
-            f"capture.tool=engine: {url} answers HTTP {answer.status_code}: this server offers no profiler of its own, "
+            f"capture.tool=engine: {url} answers HTTP {answer.status}: this server offers no profiler of its own, "
             "or was not started with it; use capture.tool=nsys"
         )

@@ -34,12 +34,13 @@ AT_HAND = {
     and not name.startswith("h200/")
     and not any(part in name for part in NOT_READ)
 }
-MARKS = {"tests": (), "planted": pytest.mark.slow}
+MARKS: Mapping[str, tuple[pytest.MarkDecorator, ...]] = {"tests": (), "planted": (pytest.mark.slow,)}
+LONG = (pytest.mark.long,)
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=MARKS.get(name.split("/")[0], pytest.mark.long)) for name in AT_HAND],
+    [pytest.param(name, marks=MARKS.get(name.split("/")[0], LONG)) for name in AT_HAND],
 )
 def test_every_entry_point_gives_the_same_answer_for_a_capture(name: str, tmp_path: Path) -> None:
     path = _unpacked(AT_HAND[name], tmp_path)

@@ -291,7 +291,9 @@ def phase_waterfall(
         steps = [*_kernel_steps(_range_kernels(base, candidate)), *_range_idle(base, candidate, clean_ms)]
     seen = math.fsum(step.difference_ms for step in steps)
     rest = clean_ms[1] - clean_ms[0] - seen
-    label = "not in the captures: overlap, what the profiler changed" if steps else "no capture says where"
+    label = (
+        "not in the captures: overlap, what the profiler changed" if steps else "unattributed: no trace was recorded"
+    )
     steps.append(WaterfallStep(label=label, kind="rest", difference_ms=rest))
     return DifferenceWaterfall(title=name, base_ms=clean_ms[0], candidate_ms=clean_ms[1], steps=_largest_first(steps))
 
@@ -398,7 +400,7 @@ def table_changes(
         "copies": rows_by_name(
             *({r.kind: once(r.instances, r.total_ns) for r in side.copies} for side in sides), threshold=threshold
         ),
-        "ranges": rows_by_name(*({r.name: _of_range(r) for r in side.ranges} for side in sides), threshold=threshold),
+        "ranges": rows_by_name(*(_ranges(side.ranges) for side in sides), threshold=threshold),
         "idle": idle_changes(base, candidate),
     }
     if base.operators is not UNSET and candidate.operators is not UNSET:
@@ -434,11 +436,26 @@ def over_passes(passes: Sequence[tuple[int, int]]) -> TableRow:
 
 
 def _of_range(row: RangeRow) -> TableRow:
-    """The median instance; its error from the middle half of the instances, as of a normal distribution."""
-    typical, error = float(row.typical.wall_ns), None
-    if row.instances >= FEWEST_INSTANCES:
-        error = MEDIAN_BY_MEAN * row.wall_spread * typical / MIDDLE_HALF / math.sqrt(row.instances)
-    return TableRow(count=row.instances, time=row.wall_ns, typical=typical, error=error, samples=row.instances)
+    """The median instance and its standard error."""
+    typical = float(row.typical.wall_ns)
+    return TableRow(
+        count=row.instances, time=row.wall_ns, typical=typical, error=range_error(row), samples=row.instances
+    )
+
+
+def range_error(row: RangeRow) -> float | None:
+    """The standard error of the median instance, from the middle half of all as of a normal distribution."""
+    if row.instances < FEWEST_INSTANCES:
+        return None
+    return MEDIAN_BY_MEAN * row.wall_spread * row.typical.wall_ns / MIDDLE_HALF / math.sqrt(row.instances)
+
+
+# PyTorch names the range of a data loader by the class of its iterator, which changes with the number of workers.
+_LOADER, LOADING = "enumerate(DataLoader)#", "data loading (DataLoader)"
+
+
+def _ranges(rows: Sequence[RangeRow]) -> dict[str, TableRow]:
+    return {LOADING if row.name.startswith(_LOADER) else row.name: _of_range(row) for row in rows}
 
 
 def rows_by_name(

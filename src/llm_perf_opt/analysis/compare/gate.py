@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from llm_perf_opt.analysis.compare.stability import CONFIDENCE
-from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from llm_perf_opt.analysis.compare.statistics import ChangeEstimate, Pass
+    from llm_perf_opt.analysis.compare.statistics import ChangeEstimate, Pass, StartVariation
 
 GateStatus = Literal["passed", "failed", "inconclusive"]
 EXIT_PASSED, EXIT_REGRESSION, EXIT_INCONCLUSIVE = 0, 1, 3
 _CONDITION = re.compile(
-    r"\s*(?P<metric>[A-Za-z_]\w*)\s*(?P<sign><=|>=)\s*(?P<limit>[+-]?\d+(?:\.\d+)?)\s*(?P<percent>%)?\s*"
+    r"\s*(?P<metric>[A-Za-z_][\w #.:/-]*?)\s*(?P<sign><=|>=)\s*(?P<limit>[+-]?\d+(?:\.\d+)?)\s*(?P<percent>%)?\s*"
 )
 _ALLOWED = "allowed: such as 'tpot_ms<=+5%' (against the base) or 'ttft_ms<=50' (on its own)"
 
@@ -64,24 +64,62 @@ def parse_condition(text: str, option: str = "--gate") -> Condition:
     )
 
 
+ONE_START = (
+    "one start: how much one start differs from the next is unknown; use --interleave, several passes or "
+    "--start-variation"
+)
+
+
+def gate_metrics(conditions: Sequence[Condition], *, known: Sequence[str], option: str = "--gate") -> None:
+    """Refuse conditions on metrics that are unknown."""
+    problems = [
+        f"{option}: unknown metric {one.metric!r}{did_you_mean(one.metric, known) or f', allowed: {_listed(known)}'}"
+        for one in conditions
+        if one.metric not in known
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _listed(known: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(known))
+
+
 def check_condition(
-    condition: Condition, found: "ChangeEstimate | None", candidate: "Sequence[Pass]", *, spent: float = 1.0
+    condition: Condition,
+    found: "ChangeEstimate | None",
+    candidate: "Sequence[Pass]",
+    *,
+    spent: float = 1.0,
+    repeats_start: bool = False,
+    variation: "StartVariation | None" = None,
+    is_exact: bool = False,
 ) -> GateResult:
-    """Whether a condition holds. `found` is None where the metric is not on both sides; `spent` as of a verdict."""
+    """Whether a condition holds. `found` is None where the metric is not on both sides; `spent` as of a verdict.
+
+    One start whose variation is not known decides nothing, unless the metric is exact.
+    """
     confidence = 1 - spent * (1 - CONFIDENCE)
     if condition.is_relative:
         if found is None:
             return _without(condition, f"{condition.metric} was not measured on both sides")
         bounds, measured = found.interval_at(confidence), found.ratio
+        if bounds is not None and not found.knows_starts and not is_exact:
+            return _result(condition, "inconclusive", measured, bounds, ONE_START)
     else:
         if not any(candidate):
             return _without(condition, f"{condition.metric} was not measured in the candidate")
         # numpy is behind it, and a condition is parsed before anything is computed.
         from llm_perf_opt.analysis.compare.statistics import level_interval, level_of
 
-        bounds, measured = level_interval(candidate, confidence=confidence), level_of(candidate).median
+        measured = level_of(candidate).median
+        bounds = level_interval(candidate, confidence=confidence, repeats_start=repeats_start, variation=variation)
+        if bounds is None and is_exact:
+            bounds = measured, measured
+        if bounds is None:
+            return _result(condition, "inconclusive", measured, None, ONE_START)
     if bounds is None:
-        return _result(condition, "inconclusive", measured, None, "nothing was repeated, so its spread is not known")
+        return _result(condition, "inconclusive", measured, None, "nothing was repeated, so the spread is unknown")
     inside = [value <= condition.limit if condition.at_most else value >= condition.limit for value in bounds]
     status: GateStatus = "passed" if all(inside) else "inconclusive" if any(inside) else "failed"
     part = {"passed": "all", "failed": "none", "inconclusive": "only a part"}[status]

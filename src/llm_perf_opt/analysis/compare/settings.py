@@ -31,10 +31,11 @@ SAME_WORK = (
     "infer.batch",
     "infer.max_new_tokens",
     "infer.ignore_eos",
-    "run.device",
     "run.seed",
     "run.mode",
 )
+# What a program of the user's own has in its configuration without using it, unless it was given.
+UNUSED_BY_PROGRAMS = ("model", "dataset", "infer")
 # How often it was measured is not what: more repeats say the same, and are more certain of it.
 NO_OTHER_WORK = ("workload.repeats",)
 # Where a run was written, how it went on, and what it was asked to do besides, says nothing about what it measured.
@@ -51,7 +52,8 @@ IGNORED = (
     # Told by itself: it is no setting.
     f"environment.{BUSY_GPUS}.*",
 )
-GPU_KEYS = ("environment.gpus.*.name", "environment.cpu", "device")
+# Another machine is another result of the same work: a difference that is named, and no reason to refuse.
+DEVICE_KEYS = ("environment.gpus.*.name", "environment.cpu", "device", "run.device")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +80,23 @@ def setting_changes(
         values = sides[0].get(key), sides[1].get(key)
         if values[0] == values[1] or _one_of(key, IGNORED):
             continue
-        matters = _one_of(key, (*SAME_WORK, *GPU_KEYS)) and key not in (*meant, *NO_OTHER_WORK)
+        if _is_unused(key, base) and _is_unused(key, candidate):
+            continue
+        matters = _one_of(key, SAME_WORK) and key not in (*meant, *NO_OTHER_WORK)
         found.append(SettingChange(key=key, base=values[0], candidate=values[1], matters=matters))
-    return tuple(sorted(found, key=lambda change: (not change.matters, change.key)))
+    return tuple(
+        sorted(found, key=lambda change: (not change.matters, not _one_of(change.key, DEVICE_KEYS), change.key))
+    )
+
+
+def _is_unused(key: str, manifest: RunManifest) -> bool:
+    """Whether a run of a program only carries this key's default."""
+    workload = manifest.config.get("workload")
+    if not isinstance(workload, Mapping) or not workload.get("command"):
+        return False
+    group = key.partition(".")[0]
+    given = {word.lstrip("+~").partition("=")[0].partition(".")[0] for word in manifest.overrides}
+    return group in UNUSED_BY_PROGRAMS and group not in given
 
 
 def incomparable(changes: tuple[SettingChange, ...]) -> tuple[str, ...]:

@@ -11,12 +11,16 @@ answers counts, corrected for having asked twice; it is never narrower than what
 
 The interval is Student's with as many degrees of freedom as there are passes (or repeats, or samples) to draw from:
 percentiles of a bootstrap over five passes would be too narrow by a third.
+
+Two starts of one program differ by more than the repeats inside them show. With one start on a side this variation is
+taken from where it is known (`StartVariation`: the passes of the other side, earlier runs, or the user); where it is
+not, `judge` says at most that a difference was observed.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import median, stdev
 from typing import Any, Literal
 
 import numpy as np
@@ -40,26 +44,46 @@ MEDIAN_BY_MEAN, MIDDLE_HALF = math.sqrt(math.pi / 2), 1.349
 # What rounding alone gives.
 NO_NOISE = 1e-12
 
-Verdict = Literal["better", "worse", "same", "inconclusive"]
+# Verdicts of one start each: what the two starts show, without a claim about the next two.
+Verdict = Literal["better", "worse", "same", "inconclusive", "difference observed", "no difference observed"]
+OBSERVED: Verdict = "difference observed"
+NOT_OBSERVED: Verdict = "no difference observed"
 Pass = Sequence[RepeatedValue]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """What one side measured: the median of all values, and where eight of ten lie."""
+    """What one side measured: the median of all values, and where eight of ten lie where that is known."""
 
     median: float
-    p10: float
-    p90: float
+    p10: float | None
+    p90: float | None
     n: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartVariation:
+    """How much the median of a run varies from one start to the next: a standard deviation, as a share of the median.
+
+    `freedom` is how well it is known; `source` says from what.
+    """
+
+    share: float
+    freedom: int
+    source: str
+
+
+# The degrees of freedom of a variation that the user states: as good as known.
+GIVEN = 500
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeEstimate:
     """The difference of two sides as the logarithm of candidate by base, and its standard error.
 
-    `error` is None where nothing was repeated. `units` is how many things were drawn from on each side, `ways` in how
-    many ways the uncertainty was asked for before this one was taken.
+    `base` and `candidate` are the levels as measured. `error` is None where nothing was repeated. `units` is how many
+    things were drawn from on each side, `ways` in how many ways the uncertainty was computed before the narrowest was
+    taken. `knows_starts`: the error contains what one start differs from the next.
     """
 
     base: Level
@@ -70,6 +94,7 @@ class ChangeEstimate:
     units: int
     how: str
     ways: int = 1
+    knows_starts: bool = True
 
     def half_width(self, confidence: float = CONFIDENCE) -> float | None:
         if self.error is None or self.freedom < 1:
@@ -79,6 +104,16 @@ class ChangeEstimate:
     @property
     def ratio(self) -> float:
         return math.exp(self.log_ratio)
+
+    @property
+    def typical(self) -> tuple[float, float]:
+        """Base and candidate by this estimator: their quotient is `ratio`, their geometric mean that of the medians.
+
+        They are the measured medians wherever the estimate is the ratio of these.
+        """
+        middle = math.sqrt(self.base.median * self.candidate.median)
+        half = math.exp(self.log_ratio / 2)
+        return middle / half, middle * half
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -98,6 +133,17 @@ class ChangeEstimate:
             return 1.0 if abs(self.log_ratio) < NO_NOISE else 0.0
         return min(1.0, self.ways * two_sided_p(self.log_ratio / self.error, self.freedom))
 
+    def p_beyond(self, threshold: float) -> float | None:
+        """The p-value of "the change is within the threshold": below 5 % the 95 % interval lies beyond it."""
+        if self.error is None or self.freedom < 1:
+            return None
+        beyond = abs(self.log_ratio) - math.log1p(threshold)
+        if beyond <= NO_NOISE:
+            return 1.0
+        if self.error < NO_NOISE:
+            return 0.0
+        return min(1.0, self.ways * two_sided_p(beyond / self.error, self.freedom))
+
 
 def level_of(passes: Sequence[Pass]) -> Level:
     """All values of a side together, as headline numbers are."""
@@ -106,8 +152,63 @@ def level_of(passes: Sequence[Pass]) -> Level:
     return Level(median=p50, p10=p10, p90=p90, n=len(values))
 
 
-def estimate(base: Sequence[Pass], candidate: Sequence[Pass], *, paired: bool = False, seed: int = 0) -> ChangeEstimate:
-    """Compare two sides that both hold positive values."""
+def estimate(
+    base: Sequence[Pass],
+    candidate: Sequence[Pass],
+    *,
+    paired: bool = False,
+    seed: int = 0,
+    repeats_start: bool = False,
+    variation: StartVariation | None = None,
+) -> ChangeEstimate:
+    """Compare two sides that both hold positive values.
+
+    `repeats_start`: each repeat of a pass is a start of its own. `variation` is used where a side has one start.
+    """
+    found = _measured(base, candidate, paired=paired, seed=seed)
+    starts = [_starts(side, repeats_start=repeats_start) for side in (base, candidate)]
+    if min(starts) > 1:
+        return found
+    known = _from_passes(base, candidate) if max(starts) > 1 and not repeats_start else None
+    return _with_starts(found, starts, known or variation)
+
+
+def _starts(side: Sequence[Pass], *, repeats_start: bool) -> int:
+    return sum(_repeats(one) for one in side) if repeats_start else len(side)
+
+
+def start_variation(medians: Sequence[float], *, source: str) -> StartVariation | None:
+    """From the medians of several starts of the same work; None of fewer than two."""
+    if len(medians) < 2:
+        return None
+    logs = [math.log(value) for value in medians]
+    return StartVariation(share=stdev(logs), freedom=len(logs) - 1, source=source)
+
+
+def _from_passes(base: Sequence[Pass], candidate: Sequence[Pass]) -> StartVariation | None:
+    """The variation of the side that was started several times; the other, started once, is taken to vary alike."""
+    many = base if len(base) > len(candidate) else candidate
+    return start_variation([level_of([one]).median for one in many], source=f"the {len(many)} passes of the other side")
+
+
+def _with_starts(found: ChangeEstimate, starts: Sequence[int], variation: StartVariation | None) -> ChangeEstimate:
+    """The estimate with what one start differs from the next; marked where that is not known."""
+    if variation is None:
+        return replace(found, knows_starts=False)
+    inside = found.error or 0.0
+    between = variation.share * math.sqrt(sum(1 / count for count in starts))
+    # Medians of starts already contain what differs inside them; a stated deviation may not, so both are added.
+    error = math.hypot(inside, between) if variation.freedom >= GIVEN else max(inside, between)
+    return replace(
+        found,
+        error=error,
+        freedom=variation.freedom,
+        units=min(starts),
+        how=f"{found.how}; start-to-start variation {100 * variation.share:.2g} % from {variation.source}",
+    )
+
+
+def _measured(base: Sequence[Pass], candidate: Sequence[Pass], *, paired: bool, seed: int) -> ChangeEstimate:
     random = np.random.default_rng(seed)
     levels = level_of(base), level_of(candidate)
     base, candidate = _by_sample(base, candidate)
@@ -137,15 +238,24 @@ def estimate(base: Sequence[Pass], candidate: Sequence[Pass], *, paired: bool = 
 
 
 def level_interval(
-    side: Sequence[Pass], *, seed: int = 0, confidence: float = CONFIDENCE
+    side: Sequence[Pass],
+    *,
+    seed: int = 0,
+    confidence: float = CONFIDENCE,
+    repeats_start: bool = False,
+    variation: StartVariation | None = None,
 ) -> tuple[float, float] | None:
-    """The confidence interval of the median of one side; None where nothing was repeated."""
+    """The confidence interval of the median of one side; None where it is not known how starts or repeats vary."""
     units = len(side) if len(side) > 1 else _repeats(side[0])
-    if units < 2:
-        return None
-    draws = np.log(np.median(_drawn(_cube(side), np.random.default_rng(seed)), axis=1))
-    error = float(np.std(draws)) * math.sqrt(units / (units - 1))
-    width = t_quantile(0.5 + confidence / 2, units - 1) * error
+    error, freedom = 0.0, units - 1
+    if units > 1:
+        draws = np.log(np.median(_drawn(_cube(side), np.random.default_rng(seed)), axis=1))
+        error = float(np.std(draws)) * math.sqrt(units / (units - 1))
+    if _starts(side, repeats_start=repeats_start) < 2:
+        if variation is None:
+            return None
+        error, freedom = math.hypot(error, variation.share), variation.freedom
+    width = t_quantile(0.5 + confidence / 2, freedom) * error
     middle = level_of(side).median
     return middle * math.exp(-width), middle * math.exp(width)
 
@@ -324,18 +434,23 @@ def judge(
     threshold: float = THRESHOLD,
     spent: float = 1.0,
 ) -> Verdict:
-    """Better or worse: not by chance, and by more than the threshold. Same: the whole interval lies within it.
+    """Better or worse: the whole interval lies beyond the threshold. Same: the whole interval lies within it.
 
-    `spent` is the part of the chance to err that this look may take, where there are several.
+    `p_adjusted` is the corrected p-value of the change. `spent` is the part of the chance to err that this look may
+    take, where there are several. Of one start each, whose variation is not known, a difference is at most observed.
     """
     chance = spent * (1 - CONFIDENCE)
     width = found.half_width(1 - chance)
+    limit, moved = math.log1p(threshold), abs(found.log_ratio)
     if width is None or p_adjusted is None:
         return "inconclusive"
-    limit = math.log1p(threshold)
-    if p_adjusted < chance and abs(found.log_ratio) > limit:
+    if p_adjusted < chance and moved - width > limit:
+        if not found.knows_starts:
+            return OBSERVED
         return "better" if (found.log_ratio < 0) == lower_is_better else "worse"
-    return "same" if abs(found.log_ratio) + width <= limit else "inconclusive"
+    if moved + width <= limit:
+        return "same" if found.knows_starts else NOT_OBSERVED
+    return "inconclusive"
 
 
 def repeats_needed(found: ChangeEstimate, *, threshold: float = THRESHOLD) -> int | None:
@@ -344,6 +459,5 @@ def repeats_needed(found: ChangeEstimate, *, threshold: float = THRESHOLD) -> in
     if width is None:
         return None
     limit = math.log1p(threshold)
-    room = abs(limit - abs(found.log_ratio))
-    wanted = max(0.9 * abs(found.log_ratio) if abs(found.log_ratio) > limit else room, limit / 10)
+    wanted = max(0.9 * abs(limit - abs(found.log_ratio)), limit / 10)
     return min(MOST_REPEATS, max(found.units + 1, math.ceil(found.units * (width / wanted) ** 2)))

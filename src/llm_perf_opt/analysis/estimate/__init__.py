@@ -1,8 +1,9 @@
-"""From steps to requests: what serving a model takes, at best and in all likelihood.
+"""From steps to requests: what serving a model takes in all likelihood.
 
-`serving_bound` puts the bounds of single steps together over whole requests. `efficiency` is how much of a device's
-ceilings operators reach, `engine` adds up the operators of a forward under a way of running, `parallel` what several
-devices save and what bringing results together costs. `forecast` makes requests, throughput and cost of it.
+`efficiency` is how much of a device's ceilings operators reach, `engine` adds up the operators of a forward under a way
+of running, `parallel` what several devices save and what bringing results together costs. `steps` is the time of one
+forward with the band of `bands`; `queueing` is what requests that share an engine make of such times, `requests`
+latency, throughput and cost of a load by the estimates, `measured` the same by what a server was measured to take.
 
-Reading order: efficiency, engine, parallel, forecast, serving_bound.
+Reading order: efficiency, engine, parallel, bands, steps, queueing, requests, measured.
 """

@@ -179,6 +179,8 @@ def read_nemotron_h(f: Fields, model_type: str) -> Decoder:
             norms=1,
         ),
     }
+    if f.has("n_routed_experts"):
+        blocks["moe"] = Layer(attention=NO_MIXER, feed_forward=_nemotron_experts(f, model_type), norms=1)
     named = f.texts("layers_block_type") or tuple(f.text("hybrid_override_pattern"))
     kinds = [_PATTERN.get(name, name) for name in named]
     odd = sorted(set(kinds) - set(blocks))
@@ -188,6 +190,24 @@ def read_nemotron_h(f: Fields, model_type: str) -> Decoder:
             what=f"{model_type} with {odd[0]}",
         )
     return build_decoder(f, model_type, [blocks[kind] for kind in kinds], tied=False)
+
+
+def _nemotron_experts(f: Fields, model_type: str) -> Moe:
+    """Plain blocks of two matrices, and one for every token."""
+    if f.has("moe_latent_size"):
+        raise NotInClosedForm(
+            f"{f.where}: moe_latent_size: experts on a latent are not known to the closed form",
+            what=f"{model_type} with moe_latent_size",
+        )
+    shared = f.count("n_shared_experts", 1)
+    return Moe(
+        experts=f.integer("n_routed_experts"),
+        top_k=f.integer("num_experts_per_tok"),
+        width=f.integer("moe_intermediate_size"),
+        shared_width=f.integer("moe_shared_expert_intermediate_size") if shared else 0,
+        is_router_float32=True,
+        is_gated=False,
+    )
 
 
 def read_qwen3_next(f: Fields, model_type: str) -> Decoder:

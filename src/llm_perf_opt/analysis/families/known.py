@@ -38,7 +38,13 @@ from llm_perf_opt.analysis.families.older import (
     read_phi,
     read_stablelm,
 )
-from llm_perf_opt.analysis.families.routed import read_glm4_moe, read_llama4, read_minimax_m2
+from llm_perf_opt.analysis.families.routed import (
+    read_gemma4,
+    read_glm4_moe,
+    read_llama4,
+    read_mimo_v2,
+    read_minimax_m2,
+)
 from llm_perf_opt.analysis.families.variants import (
     read_dbrx,
     read_dots1,
@@ -52,7 +58,7 @@ from llm_perf_opt.analysis.families.variants import (
     read_seed_oss,
     read_windowed,
 )
-from llm_perf_opt.analysis.families.wrapped import known_type, refuse_encoders, text_fields
+from llm_perf_opt.analysis.families.wrapped import known_type, longest_context, refuse_encoders, text_fields
 from llm_perf_opt.analysis.static.config_json import (
     FULL,
     SLIDING,
@@ -75,6 +81,7 @@ from llm_perf_opt.analysis.static.parts import (
     Model,
     Moe,
 )
+from llm_perf_opt.errors import ParseError
 
 
 def read_llama(f: Fields, model_type: str) -> Decoder:
@@ -268,7 +275,10 @@ def read_gpt_oss(f: Fields, model_type: str) -> Decoder:
 
 
 def read_deepseek(f: Fields, model_type: str) -> Decoder:
-    """DeepSeek-V2 and V3: latent attention (plain where `use_mla` is false) and experts after the first layers."""
+    """DeepSeek-V2 and V3: latent attention (plain where `use_mla` is false) and experts after the first layers.
+
+    DeepSeek-V3.2 and GLM-5 also have an indexer that picks the keys a query sees; GLM-5.2 shares it between layers.
+    """
     attention = _deepseek_attention(f)
     mlp_bias = f.boolean("mlp_bias", False)
     shared = f.count("n_shared_experts")
@@ -287,11 +297,22 @@ def read_deepseek(f: Fields, model_type: str) -> Decoder:
         )
     first = f.count("first_k_dense_replace")
     dense = read_dense_mlp(f, bias=mlp_bias and model_type == "deepseek_v2")
-    layers = [
-        Layer(attention=attention, feed_forward=dense if i < first else moe)
-        for i in range(f.integer("num_hidden_layers"))
-    ]
+    count = f.integer("num_hidden_layers")
+    attentions = [attention] * count
+    if model_type in INDEXED and isinstance(attention, LatentAttention):
+        attentions = _indexed(f, attention, count)
+    layers = [Layer(attention=attentions[i], feed_forward=dense if i < first else moe) for i in range(count)]
     return build_decoder(f, model_type, layers, tied=False)
+
+
+def _indexed(f: Fields, attention: LatentAttention, count: int) -> list[Attention]:
+    """Every layer picks keys; those of type `shared` by the indexer of an earlier one."""
+    sparse = replace(attention, index_topk=f.integer("index_topk"))
+    full = replace(sparse, index_heads=f.integer("index_n_heads"), index_dim=f.integer("index_head_dim"))
+    types = f.texts("indexer_types")
+    if types is not None and (len(types) != count or set(types) - {"full", "shared"}):
+        raise ParseError(f"{f.where}: indexer_types: not {count} of full, shared (got {len(types)})")
+    return [full if types is None or types[i] == "full" else sparse for i in range(count)]
 
 
 def _deepseek_attention(f: Fields) -> Attention:
@@ -310,15 +331,20 @@ def _deepseek_attention(f: Fields) -> Attention:
     )
 
 
+# Latent attention with an indexer.
+INDEXED = ("deepseek_v32", "glm_moe_dsa")
 FAMILIES: dict[str, Callable[[Fields, str], Decoder]] = {
     "bamba": read_bamba,
     "cohere": read_cohere,
     "cohere2": read_cohere,
     "deepseek_v2": read_deepseek,
     "deepseek_v3": read_deepseek,
+    "deepseek_v32": read_deepseek,
+    "glm_moe_dsa": read_deepseek,
     "gemma": read_gemma,
     "gemma2": read_gemma,
     "gemma3_text": read_gemma,
+    "gemma4_text": read_gemma4,
     "gpt_oss": read_gpt_oss,
     "granite": read_llama,
     "granitemoehybrid": read_granite_hybrid,
@@ -339,6 +365,7 @@ FAMILIES: dict[str, Callable[[Fields, str], Decoder]] = {
     "gpt2": read_gpt2,
     "llama4_text": read_llama4,
     "mamba2": read_mamba2,
+    "mimo_v2_flash": read_mimo_v2,
     "minimax_m2": read_minimax_m2,
     "nemotron_h": read_nemotron_h,
     "olmo3": read_olmo3,
@@ -397,4 +424,5 @@ def read_decoder(fields: Fields) -> Decoder:
 def read_text_model(data: Mapping[str, Any], *, where: str) -> Model:
     """The parts of the text model that `data` describes; `where` is the file or key it came from."""
     refuse_encoders(data, where=where)
-    return Model(decoder=read_decoder(text_fields(data, where)))
+    fields = text_fields(data, where)
+    return Model(decoder=read_decoder(fields), longest=longest_context(fields))

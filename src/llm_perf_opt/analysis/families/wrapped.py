@@ -9,6 +9,8 @@ from llm_perf_opt.analysis.static.config_json import Fields, NotADecoder
 ALIASES = {
     "kimi_k2": "deepseek_v3",
     "llama4": "llama4_text",
+    # Qwen2 with layers that predict further tokens.
+    "mimo": "qwen2",
     "glm4v_text": "glm4",
     "glm4v_moe_text": "glm4_moe",
     "qwen2_vl": "qwen2",
@@ -46,6 +48,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8,
     },
 }
+# What configurations call the longest context a model was made for.
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 _TEXT_KEYS = ("text_config", "llm_config", "language_config", "thinker_config")
 _ENCODERS = (
     *("t5", "mt5", "umt5", "t5gemma", "bart", "mbart", "pegasus", "marian", "m2m_100", "whisper", "led", "prophetnet"),
@@ -68,6 +72,12 @@ def text_fields(data: Mapping[str, Any], where: str) -> Fields:
         known = {k: v for k, v in inner.items() if v is not None}
         return text_fields({**defaults, **size, **known, **tied}, where)
     return Fields(data, where)
+
+
+def longest_context(fields: Fields) -> int | None:
+    """The most positions a configuration names for its text model."""
+    found = (fields.data.get(name) for name in _POSITIONS)
+    return next((value for value in found if isinstance(value, int) and not isinstance(value, bool)), None)
 
 
 def is_wrapped(data: Mapping[str, Any]) -> bool:

@@ -207,8 +207,9 @@ def _outermost(
     picked = np.flatnonzero(keeps)
     tree = nest(events.thread[picked], events.start_ns[picked], events.end_ns[picked])
     picked = picked[tree.parent < 0]
-    own = [code for code in distinct(events.name[picked]).tolist() if means(timeline.names[code], "profiles")]
-    picked = picked[~np.isin(events.name[picked], own)]
+    own = np.zeros(len(timeline.names), np.bool_)
+    own[[code for code in distinct(events.name[picked]).tolist() if means(timeline.names[code], "profiles")]] = True
+    picked = picked[~own[events.name[picked]]]
     return HostEvents(
         start_ns=np.maximum(events.start_ns[picked], start_ns),
         end_ns=np.minimum(events.end_ns[picked], end_ns),

@@ -15,7 +15,7 @@ from llm_perf_opt.analysis.static.closed_form import (
 )
 from llm_perf_opt.analysis.static.double_entry import Entry, double_entry
 from llm_perf_opt.analysis.static.forms import MLA_MODES, MlaMode, expected_experts
-from llm_perf_opt.analysis.static.memory import Fit, MemoryNeed, memory_fit, memory_need
+from llm_perf_opt.analysis.static.memory import Fit, InMemory, MemoryNeed, memory_fit, memory_need
 from llm_perf_opt.analysis.static.operator_count import Count
 from llm_perf_opt.analysis.static.parts import LatentAttention, Model, Moe
 from llm_perf_opt.analysis.static.prediction import (
@@ -66,11 +66,12 @@ def analyse(
     estimator: Estimator | None = None,
     chunk: int | None = None,
     spread: DeviceShare = ONE_DEVICE,
+    held: InMemory | None = None,
 ) -> Analysis:
     """`capacity_bytes` is the device's own figure where it could be asked; else the data sheet's.
 
     `estimator` is a way of running that is asked about; `chunk`: prompts go in pieces of so many tokens; `spread`:
-    devices that share the work of a forward.
+    devices that share the work of a forward; `held`: requests in flight, where memory holds more than the batch.
     """
     phases = _phases(model, shape, dtypes, mla_mode)
     counted = counts or {}
@@ -101,8 +102,9 @@ def analyse(
             views=shape.views,
             chunk=chunk,
             spread=spread,
+            held=held,
         ),
-        fit=_fit(model, shape, dtypes, hardware, capacity_bytes, mla_mode, chunk, spread),
+        fit=_fit(model, shape, dtypes, hardware, capacity_bytes, mla_mode, chunk, spread, held),
         latent_modes=_latent_modes(model, shape, dtypes),
         experts=_experts(model, shape),
     )
@@ -170,6 +172,7 @@ def _fit(
     mla_mode: MlaMode,
     chunk: int | None,
     spread: DeviceShare,
+    held: InMemory | None,
 ) -> Fit | None:
     if capacity_bytes is None and hardware is not None and hardware.memory_gb is not None:
         capacity_bytes = hardware.memory_gb * 1e9
@@ -186,6 +189,7 @@ def _fit(
         views=shape.views,
         chunk=chunk,
         spread=spread,
+        held=held,
     )
 
 

@@ -126,6 +126,8 @@ def weight_bytes(model: Model, dtypes: Dtypes, *, sharing: int = 1) -> float:
 
     `sharing` replicas hold the routed experts together: the part of one is given.
     """
+    if model.stored is not None:
+        return model.stored.total_bytes - (1 - 1 / sharing) * model.stored.experts_bytes
     decoder = model.decoder
     around = sum(count * attention_matrix_elements(layer.attention, decoder.hidden) for layer, count in decoder.blocks)
     inside = sum(count * matrix_elements(layer.feed_forward, decoder.hidden) for layer, count in decoder.blocks)
@@ -138,7 +140,7 @@ def weight_bytes(model: Model, dtypes: Dtypes, *, sharing: int = 1) -> float:
 def routed_elements(decoder: Decoder) -> int:
     """Elements of the routed experts' matrices."""
     return sum(
-        count * 3 * decoder.hidden * layer.feed_forward.experts * layer.feed_forward.width
+        count * layer.feed_forward.matrices * decoder.hidden * layer.feed_forward.experts * layer.feed_forward.width
         for layer, count in decoder.blocks
         if isinstance(layer.feed_forward, Moe)
     )

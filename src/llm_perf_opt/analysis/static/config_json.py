@@ -15,6 +15,8 @@ _MISSING = object()
 LARGEST_SIZE = 1 << 31
 MOST_LAYERS = 10_000
 LARGEST_FILE_BYTES = 16 << 20
+# Where NVIDIA's ModelOpt says how it quantised a checkpoint; vLLM, SGLang and TensorRT-LLM read it.
+MODELOPT_FILE = "hf_quant_config.json"
 
 
 class NotInClosedForm(ParseError):
@@ -135,13 +137,17 @@ def build_decoder(
     f: Fields, model_type: str, layers: Iterable[Layer], *, tied: bool, norm_has_bias: bool = False
 ) -> Decoder:
     """`tied` is what a file without `tie_word_embeddings` means."""
+    listed = list(layers)
+    blocks = Counter(listed)
+    places = {layer: index for index, layer in enumerate(blocks)}
     return Decoder(
         model_type=model_type,
         hidden=f.integer("hidden_size"),
         vocab=f.integer("vocab_size"),
         is_tied=f.boolean("tie_word_embeddings", tied),
-        blocks=tuple(Counter(layers).items()),
+        blocks=tuple(blocks.items()),
         norm_has_bias=norm_has_bias,
+        order=tuple(places[layer] for layer in listed),
     )
 
 
@@ -180,12 +186,26 @@ def read_dense_mlp(f: Fields, *, bias: bool = False) -> DenseMlp:
 
 
 def read_config_json(path: Path) -> dict[str, Any]:
-    """`config.json` of a model's folder, or the file itself."""
+    """`config.json` of a model's folder, or the file itself, with what ModelOpt wrote about formats beside it."""
     file = path / "config.json" if path.is_dir() else path
     try:
-        data = json.loads(read_limited(file, LARGEST_FILE_BYTES))
+        data = dict(_read_object(file))
     except FileNotFoundError as error:
         raise ParseError(f"{file}: not found; give the folder of a model that holds a config.json") from error
+    beside = file.with_name(MODELOPT_FILE)
+    if file.name == "config.json" and "quantization_config" not in data and beside.is_file():
+        formats = _read_object(beside).get("quantization")
+        if not isinstance(formats, Mapping):
+            raise ParseError(f"{beside}: quantization: not a mapping (got {formats!r})")
+        data["quantization_config"] = {**formats, "quant_method": "modelopt"}
+    return data
+
+
+def _read_object(file: Path) -> Any:
+    try:
+        data = json.loads(read_limited(file, LARGEST_FILE_BYTES))
+    except FileNotFoundError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise ParseError(f"{file}: cannot be read as JSON ({error})") from error
     if not isinstance(data, dict):

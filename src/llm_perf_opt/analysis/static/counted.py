@@ -7,7 +7,7 @@ and estimates, what attention's mask throws away, bytes that no fusion can spare
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from llm_perf_opt.analysis.hardware.roofline import Estimate, launch_band
+from llm_perf_opt.analysis.hardware.roofline import launch_band
 from llm_perf_opt.analysis.hardware.work import Dtypes, Shape
 from llm_perf_opt.analysis.static.document import (
     PhaseBound,
@@ -38,7 +38,9 @@ PER = {PREFILL: "prompt", DECODE: "decode step"}
 class CountedAnalysis:
     """`reason` says what the closed form does not know; `parameters` and `counts` are by module group and by phase.
 
-    `beside`: parameters by group of parts that are held in memory and were not run.
+    `beside`: parameters by group of parts that are held in memory and were not run. `least_read_bytes`: of weights, by
+    every forward, on all `devices` together. `stored_bytes` and `stored_format`: of a quantised checkpoint, whose times
+    are not reckoned from a count.
     """
 
     name: str
@@ -51,6 +53,10 @@ class CountedAnalysis:
     parameters: Mapping[str, int]
     counts: Mapping[str, Count]
     beside: Mapping[str, int] = field(default_factory=dict)
+    least_read_bytes: float = 0.0
+    devices: int = 1
+    stored_bytes: float | None = None
+    stored_format: str | None = None
 
     @property
     def total(self) -> int:
@@ -63,7 +69,7 @@ class CountedAnalysis:
 
     @property
     def weights_bytes(self) -> float:
-        return self.total * self.dtypes.weight_bytes
+        return self.total * self.dtypes.weight_bytes if self.stored_bytes is None else self.stored_bytes
 
     def launch_ms(self, phase: str) -> float:
         launch_us = self.hardware.launch_us if self.hardware is not None else None
@@ -102,15 +108,17 @@ def counted_document(
             weights_bytes=analysis.weights_bytes, capacity_bytes=analysis.capacity_bytes, reason=analysis.reason
         ),
         phases={
-            name: _phase(analysis, name, count, None if predictions is None else predictions[name].estimate)
+            name: _phase(analysis, name, count, None if predictions is None else predictions[name])
             for name, count in analysis.counts.items()
         },
         notes=notes,
     )
 
 
-def _phase(analysis: CountedAnalysis, name: str, count: Count, expected: Estimate | None) -> StaticPhase:
+def _phase(analysis: CountedAnalysis, name: str, count: Count, predicted: PhasePrediction | None) -> StaticPhase:
     shape, total = analysis.shape, count.total
+    expected = predicted.estimate if predicted else None
+    weights = predicted.datasheet if predicted else None
     return StaticPhase(
         flops=None,
         flops_needed=None,
@@ -124,9 +132,9 @@ def _phase(analysis: CountedAnalysis, name: str, count: Count, expected: Estimat
         operators_how="counted",
         groups={group: _group(analysis, group, count.groups[group]) for group in in_order(count.groups)},
         bound_ms=PhaseBound(
-            datasheet=None,
+            datasheet=weights.ms if weights else None,
             achievable=None,
-            datasheet_reason=analysis.reason,
+            datasheet_reason=None if weights else analysis.reason,
             achievable_reason=analysis.reason,
         ),
         launch_ms=analysis.launch_ms(name),

@@ -193,7 +193,11 @@ class StaticPhase:
 
 @dataclass(frozen=True, kw_only=True)
 class ServingForecast:
-    """Requests under a way of running: ms of a request, tokens per second of all replicas, cost of a million tokens."""
+    """Requests under a way of running: ms of a request, tokens per second of all replicas, cost of a million tokens.
+
+    `concurrency`: requests in flight over all replicas. `ttft_ms` is the median. `band`: why low and high are that far
+    apart. `fits`: whether all requests in flight fit into the memory; null: not known.
+    """
 
     engine: str
     tp: int
@@ -202,11 +206,17 @@ class ServingForecast:
     dp: int
     output_tokens: int | None = None
     concurrency: int | None = None
+    arrivals_per_s: float | None = None
     ttft_ms: float | None = None
+    ttft_p95_ms: float | None = None
     tpot_ms: float | None = None
     request_ms: float | None = None
     output_tokens_per_s: float | None = None
+    output_tokens_per_s_low: float | None = None
+    output_tokens_per_s_high: float | None = None
+    band: str | None = None
     cost_per_million_tokens: float | None = None
+    fits: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,7 +89,7 @@ def _sum_grouped(decoder: Decoder, of: Callable[[GroupedAttention], float]) -> f
 
 def _copied(a: GroupedAttention, step: Step, size: float) -> float:
     """Bytes of keys and values that the product reads for the heads that share them."""
-    return step.batch * keys_seen(step, a.window) * 2 * (a.heads - a.kv_heads) * a.head_dim * size
+    return step.batch * keys_seen(step, a.window) * (a.heads - a.kv_heads) * (a.head_dim + a.value_dim) * size
 
 
 def _rotary(decoder: Decoder, step: Step, size: float) -> float:
@@ -107,8 +107,10 @@ def _routed(decoder: Decoder, step: Step, size: float) -> tuple[float, float]:
             continue
         expected = expected_experts(moe.experts, moe.top_k, step.rows)
         beyond = min(moe.experts, step.rows * moe.top_k) - expected
-        more += count * beyond * 3 * decoder.hidden * moe.width * size
-        biases += count * expected * (2 * moe.width + decoder.hidden) * size if moe.expert_bias else 0.0
+        more += count * beyond * moe.matrices * decoder.hidden * moe.width * size
+        biases += (
+            count * expected * ((moe.matrices - 1) * moe.width + decoder.hidden) * size if moe.expert_bias else 0.0
+        )
     return more, biases
 
 

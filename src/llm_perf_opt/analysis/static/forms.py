@@ -16,6 +16,8 @@ from llm_perf_opt.analysis.static.parts import (
 # cached: keys and values of all heads are cached. latent-expand: the latent is cached and all keys and values are
 # projected up again every step, which is what transformers does. absorbed: scores are taken on the latent itself.
 MlaMode = Literal["cached", "latent-expand", "absorbed"]
+# An indexer's key is kept in 8 bits.
+INDEX_BYTES = 1.0
 MLA_MODES: tuple[MlaMode, ...] = ("cached", "latent-expand", "absorbed")
 
 
@@ -26,9 +28,9 @@ def attention_params(a: Attention, hidden: int) -> int:
         conv = a.conv_channels * (a.conv_kernel + (1 if a.conv_bias else 0))
         projections = linear_params(hidden, a.in_width, bias=a.bias) + linear_params(a.out_width, hidden, bias=a.bias)
         return projections + conv + a.inner_elements + a.other_params
-    width = (_query_heads(a) + 2 * a.kv_heads) * a.head_dim
+    width = (_query_heads(a) + a.kv_heads) * a.head_dim + (a.kv_heads * a.value_dim if a.has_values else 0)
     projections = linear_params(hidden, width, bias=a.qkv_bias)
-    out = linear_params(a.heads * a.head_dim, hidden, bias=a.out_bias)
+    out = linear_params(a.heads * a.value_dim, hidden, bias=a.out_bias)
     return projections + out + a.norm_elements + a.sinks
 
 
@@ -42,11 +44,13 @@ def attention_matrix_elements(a: Attention, hidden: int) -> int:
     if isinstance(a, StateMixer):
         return hidden * (a.in_width + a.out_width) + a.inner_elements
     if isinstance(a, GroupedAttention):
-        return hidden * (_query_heads(a) + a.heads + 2 * a.kv_heads) * a.head_dim
+        values = a.heads + (a.kv_heads if a.has_values else 0)
+        return hidden * ((_query_heads(a) + a.kv_heads) * a.head_dim + values * a.value_dim)
     q_width = a.heads * a.qk_dim
     query = hidden * q_width if a.q_rank is None else (hidden + q_width) * a.q_rank
     up = a.kv_rank * a.heads * (a.nope_dim + a.v_dim)
-    return query + hidden * a.latent + up + a.heads * a.v_dim * hidden
+    indexer = ((a.q_rank or hidden) * a.index_heads + hidden) * a.index_dim if a.index_heads else 0
+    return query + hidden * a.latent + up + a.heads * a.v_dim * hidden + indexer
 
 
 def kv_elements(a: Attention, mode: MlaMode) -> int:
@@ -54,8 +58,8 @@ def kv_elements(a: Attention, mode: MlaMode) -> int:
     if isinstance(a, StateMixer):
         return 0
     if isinstance(a, GroupedAttention):
-        return 2 * a.kv_heads * a.head_dim
-    return a.heads * (a.qk_dim + a.v_dim) if mode == "cached" else a.latent
+        return a.kv_heads * (a.head_dim + a.value_dim)
+    return (a.heads * (a.qk_dim + a.v_dim) if mode == "cached" else a.latent) + (a.index_dim if a.index_heads else 0)
 
 
 def cache_copies(a: Attention, mode: MlaMode, tp: int) -> float:
@@ -95,13 +99,17 @@ def attention_work(a: Attention, hidden: int, step: Step, dtypes: Dtypes, mode: 
         projections = q + kv + shared_input
     else:
         q = linear(step.rows, hidden, q_width, dtypes, bias=a.qkv_bias)
-        kv = linear(step.rows, hidden, kv_width, dtypes, bias=a.qkv_bias, writes_kv=True)
-        projections = q + kv + kv
-    out = linear(step.rows, q_width, hidden, dtypes, bias=a.out_bias)
+        k = linear(step.rows, hidden, kv_width, dtypes, bias=a.qkv_bias, writes_kv=True)
+        v_width = a.kv_heads * a.value_dim
+        v = Work(kv_write_bytes=step.rows * v_width * dtypes.kv_bytes)
+        if a.has_values:
+            v = linear(step.rows, hidden, v_width, dtypes, bias=a.qkv_bias, writes_kv=True)
+        projections = q + k + v
+    out = linear(step.rows, a.heads * a.value_dim, hidden, dtypes, bias=a.out_bias)
     keys = keys_seen(step, a.window)
-    scores = _scores(a.heads, a.head_dim, a.head_dim, keys, step, a.window)
-    kv_read = step.batch * keys * 2 * kv_width * dtypes.kv_bytes
-    in_and_out = 2 * step.rows * q_width * dtypes.compute_bytes
+    scores = _scores(a.heads, a.head_dim, a.value_dim, keys, step, a.window)
+    kv_read = step.batch * keys * a.kv_heads * (a.head_dim + a.value_dim) * dtypes.kv_bytes
+    in_and_out = step.rows * a.heads * (a.head_dim + a.value_dim) * dtypes.compute_bytes
     return projections + gate + scores + Work(kv_read_bytes=kv_read, activation_bytes=in_and_out) + out
 
 
@@ -155,7 +163,39 @@ def _latent_params(a: LatentAttention, hidden: int) -> int:
         query = linear_params(hidden, a.q_rank, bias=a.bias) + a.q_rank + linear_params(a.q_rank, q_width)
     down = linear_params(hidden, a.latent, bias=a.bias) + a.kv_rank
     up = linear_params(a.kv_rank, a.heads * (a.nope_dim + a.v_dim))
-    return query + down + up + linear_params(a.heads * a.v_dim, hidden, bias=a.bias)
+    return query + down + up + linear_params(a.heads * a.v_dim, hidden, bias=a.bias) + _indexer_params(a, hidden)
+
+
+def _indexer_params(a: LatentAttention, hidden: int) -> int:
+    """Queries from the query's latent, one key, its norm with a bias, and a weight for each head."""
+    if not a.index_heads:
+        return 0
+    queries = linear_params(a.q_rank or hidden, a.index_heads * a.index_dim)
+    return queries + linear_params(hidden, a.index_dim) + 2 * a.index_dim + linear_params(hidden, a.index_heads)
+
+
+def _indexer_work(a: LatentAttention, hidden: int, step: Step, dtypes: Dtypes) -> Work:
+    """Scores of every key, in the weights' format: engines run the indexer as narrow as the matrices."""
+    if not a.index_heads:
+        return Work()
+    pairs = step.batch * needed_pairs(step.new, step.past)
+    flops = 2 * pairs * a.index_heads * a.index_dim
+    keys = (step.past + step.new) * a.index_dim * INDEX_BYTES
+    scores = Work(
+        flops=flops,
+        flops_quantised=flops if dtypes.weight != dtypes.compute else 0,
+        kv_read_bytes=step.batch * keys,
+        kv_write_bytes=step.rows * a.index_dim * INDEX_BYTES,
+    )
+    queries = linear(step.rows, a.q_rank or hidden, a.index_heads * a.index_dim, dtypes)
+    key = linear(step.rows, hidden, a.index_dim, dtypes)
+    return queries + key + linear(step.rows, hidden, a.index_heads, dtypes, is_quantised=False) + scores
+
+
+def _keys_picked(a: LatentAttention, step: Step) -> int:
+    """Keys a query is multiplied with where an indexer picks them."""
+    keys = step.past + step.new
+    return keys if a.index_topk is None else min(keys, a.index_topk)
 
 
 def _latent_work(a: LatentAttention, hidden: int, step: Step, dtypes: Dtypes, mode: MlaMode) -> Work:
@@ -163,7 +203,7 @@ def _latent_work(a: LatentAttention, hidden: int, step: Step, dtypes: Dtypes, mo
     out = linear(step.rows, a.heads * a.v_dim, hidden, dtypes, bias=a.bias)
     down = linear(step.rows, hidden, a.latent, dtypes, bias=a.bias, writes_kv=mode != "cached")
     core = {"cached": _cached_core, "latent-expand": _expanding_core, "absorbed": _absorbed_core}[mode]
-    return query + down + core(a, step, dtypes) + out
+    return query + down + core(a, step, dtypes) + out + _indexer_work(a, hidden, step, dtypes)
 
 
 def _latent_query(a: LatentAttention, hidden: int, step: Step, dtypes: Dtypes) -> Work:
@@ -181,11 +221,11 @@ def _cached_core(a: LatentAttention, step: Step, dtypes: Dtypes) -> Work:
     # The shared rotary part is stored once per head beside what the product writes.
     rotary = step.rows * a.heads * a.rope_dim * dtypes.kv_bytes
     moved = Work(
-        kv_read_bytes=step.batch * keys * elements * dtypes.kv_bytes,
+        kv_read_bytes=step.batch * _keys_picked(a, step) * elements * dtypes.kv_bytes,
         kv_write_bytes=rotary,
         activation_bytes=step.rows * elements * dtypes.compute_bytes,
     )
-    return up + _scores(a.heads, a.qk_dim, a.v_dim, keys, step) + moved
+    return up + _scores(a.heads, a.qk_dim, a.v_dim, keys, step, a.index_topk) + moved
 
 
 def _expanding_core(a: LatentAttention, step: Step, dtypes: Dtypes) -> Work:
@@ -199,11 +239,11 @@ def _expanding_core(a: LatentAttention, step: Step, dtypes: Dtypes) -> Work:
         kv_read_bytes=rows * a.latent * dtypes.kv_bytes,
         activation_bytes=(rows + step.rows) * elements * dtypes.compute_bytes - latent_read,
     )
-    return up + _scores(a.heads, a.qk_dim, a.v_dim, keys, step) + moved
+    return up + _scores(a.heads, a.qk_dim, a.v_dim, keys, step, a.index_topk) + moved
 
 
 def _absorbed_core(a: LatentAttention, step: Step, dtypes: Dtypes) -> Work:
-    keys = step.past + step.new
+    keys = _keys_picked(a, step)
     flops = 2 * step.rows * a.heads * a.kv_rank * (a.nope_dim + a.v_dim)
     weights = a.kv_rank * a.heads * (a.nope_dim + a.v_dim) * dtypes.weight_bytes
     per_row = a.heads * (a.qk_dim + 2 * a.latent + 2 * a.kv_rank + a.v_dim)
@@ -214,7 +254,9 @@ def _absorbed_core(a: LatentAttention, step: Step, dtypes: Dtypes) -> Work:
         kv_read_bytes=step.batch * keys * a.latent * dtypes.kv_bytes,
         activation_bytes=step.rows * per_row * dtypes.compute_bytes,
     )
-    return moved + _scores(a.heads, a.latent, a.kv_rank, keys, step)
+    # A prompt's queries pick different keys, so it is reckoned as one block of all of them.
+    multiplied = keys if step.new == 1 else step.past + step.new
+    return moved + _scores(a.heads, a.latent, a.kv_rank, multiplied, step, a.index_topk)
 
 
 def dense_params(mlp: DenseMlp, hidden: int) -> int:
@@ -240,11 +282,13 @@ def expected_experts(experts: int, top_k: int, tokens: int) -> float:
 def expert_params(moe: Moe, hidden: int) -> int:
     """One routed expert."""
     bias = moe.expert_bias
-    return linear_params(hidden, 2 * moe.width, bias=bias) + linear_params(moe.width, hidden, bias=bias)
+    up = linear_params(hidden, (moe.matrices - 1) * moe.width, bias=bias)
+    return up + linear_params(moe.width, hidden, bias=bias)
 
 
 def router_params(moe: Moe, hidden: int) -> int:
-    return linear_params(hidden, moe.experts, bias=moe.router_bias) + (hidden if moe.has_shared_gate else 0)
+    gate = hidden if moe.has_shared_gate else 0
+    return linear_params(hidden, moe.experts, bias=moe.router_bias) + gate + moe.router_extra
 
 
 def shared_params(moe: Moe, hidden: int) -> int:
@@ -254,7 +298,7 @@ def shared_params(moe: Moe, hidden: int) -> int:
 def matrix_elements(block: FeedForward, hidden: int) -> int:
     """Elements of the matrices alone, router excluded: what a quantised checkpoint stores in its narrow format."""
     if isinstance(block, Moe):
-        return 3 * hidden * (block.experts * block.width + block.shared_width)
+        return block.matrices * hidden * (block.experts * block.width + block.shared_width)
     return (3 if block.is_gated else 2) * hidden * block.width
 
 
@@ -271,10 +315,10 @@ def experts_work(moe: Moe, hidden: int, rows: int, dtypes: Dtypes, *, touched: f
     hit, where that is known better than by even picking.
     """
     picked = rows * moe.top_k
-    up = linear(picked, hidden, 2 * moe.width, dtypes)
+    up = linear(picked, hidden, (moe.matrices - 1) * moe.width, dtypes)
     down = linear(picked, moe.width, hidden, dtypes)
-    matrices = hidden * 3 * moe.width * dtypes.weight_bytes
-    biases = (2 * moe.width + hidden) * dtypes.compute_bytes if moe.expert_bias else 0
+    matrices = hidden * moe.matrices * moe.width * dtypes.weight_bytes
+    biases = ((moe.matrices - 1) * moe.width + hidden) * dtypes.compute_bytes if moe.expert_bias else 0
     touched = expected_experts(moe.experts, moe.top_k, rows) if touched is None else touched
     # `linear` counted the weights of one expert.
     routed = up + down + Work(weight_bytes=touched * (matrices + biases) - matrices)
@@ -283,4 +327,4 @@ def experts_work(moe: Moe, hidden: int, rows: int, dtypes: Dtypes, *, touched: f
 
 
 def _shared(moe: Moe) -> DenseMlp:
-    return DenseMlp(width=moe.shared_width, bias=moe.shared_bias)
+    return DenseMlp(width=moe.shared_width, bias=moe.shared_bias, is_gated=moe.is_gated)

@@ -25,6 +25,29 @@ LONGEST = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
+class InMemory:
+    """What memory holds at once beyond one batch's forward: requests in flight and a draft model.
+
+    `context` is the length of each sequence's cache. `draft_share`: weights and cache of a draft model, as a share of
+    the model's own. `reserve`: the share of the capacity that an engine leaves alone.
+    """
+
+    sequences: int
+    context: int
+    draft_share: float = 0.0
+    reserve: float = RESERVE
+
+
+def held_context(prompt: int, output: int, sequences: int) -> int:
+    """The cache of a request in flight: one alone must fit at its end, many are three quarters through their answers.
+
+    Half-way would be the mean of requests that come evenly; those that started together end together. An H100 with
+    vLLM 0.30 stopped gaining throughput between the two (tests/data/published_serving.csv).
+    """
+    return prompt + (output if sequences == 1 else 3 * output // 4)
+
+
+@dataclass(frozen=True, kw_only=True)
 class MemoryNeed:
     """Bytes at one batch and context."""
 
@@ -58,6 +81,7 @@ def memory_need(
     views: tuple[View, ...] = (),
     chunk: int | None = None,
     spread: DeviceShare = ONE_DEVICE,
+    held: InMemory | None = None,
 ) -> MemoryNeed:
     """`views` are those of all sequences of the batch, as the image side gets them.
 
@@ -67,9 +91,11 @@ def memory_need(
     """
     images = model.images.peak_bytes(views, dtypes) if model.images is not None else 0.0
     alive = batch * prompt if chunk is None else min(batch * prompt, chunk)
+    held = held or InMemory(sequences=batch, context=max(context, prompt))
+    drafted = 1 + held.draft_share
     return MemoryNeed(
-        weights_bytes=weight_bytes(model, dtypes, sharing=spread.sharing),
-        kv_cache_bytes=batch * kv_bytes(model, max(context, prompt), dtypes, mla_mode, tp=spread.tp),
+        weights_bytes=drafted * weight_bytes(model, dtypes, sharing=spread.sharing),
+        kv_cache_bytes=drafted * held.sequences * kv_bytes(model, held.context, dtypes, mla_mode, tp=spread.tp),
         activations_bytes=max(alive * _widest_row(model) * dtypes.compute_bytes, images),
     )
 
@@ -86,9 +112,11 @@ def memory_fit(
     views: tuple[View, ...] = (),
     chunk: int | None = None,
     spread: DeviceShare = ONE_DEVICE,
+    held: InMemory | None = None,
 ) -> Fit:
-    """The largest batch at this context, and the largest context at this batch."""
-    usable = capacity_bytes * (1 - RESERVE)
+    """The largest batch at this context, and the largest context at this batch: of requests in flight, if `held`."""
+    usable = capacity_bytes * (1 - (held.reserve if held else RESERVE))
+    drafted = 1 + (held.draft_share if held else 0.0)
 
     def need(sequences: int) -> MemoryNeed:
         own = tuple(replace(view, count=view.count // batch * sequences) for view in views)
@@ -102,15 +130,17 @@ def memory_fit(
             views=own,
             chunk=chunk,
             spread=spread,
+            held=None if held is None else replace(held, sequences=sequences),
         )
 
     asked = need(batch)
     room = usable - asked.weights_bytes - asked.activations_bytes
+    sequences = held.sequences if held else batch
     return Fit(
         capacity_bytes=capacity_bytes,
         usable_bytes=usable,
         largest_batch=largest(lambda sequences: need(sequences).peak_bytes <= usable),
-        largest_context=_largest_context(model, room / batch, dtypes, mla_mode, spread.tp),
+        largest_context=_largest_context(model, room / sequences / drafted, dtypes, mla_mode, spread.tp),
     )
 
 
@@ -129,11 +159,11 @@ def largest(fits: Callable[[int], bool]) -> int:
 
 
 def _largest_context(model: Model, room: float, dtypes: Dtypes, mla_mode: MlaMode, tp: int) -> int | None:
-    """None: sliding windows are full before the memory is."""
+    """No more than the model's positions. None: sliding windows are full before the memory is."""
     if kv_bytes(model, 1, dtypes, mla_mode, tp=tp) > room:
         return 0
-    if kv_bytes(model, LONGEST, dtypes, mla_mode, tp=tp) <= room:
-        return None
+    if kv_bytes(model, model.longest or LONGEST, dtypes, mla_mode, tp=tp) <= room:
+        return model.longest
     return largest(lambda context: kv_bytes(model, context, dtypes, mla_mode, tp=tp) <= room)
 
 
@@ -147,7 +177,7 @@ def _widest_row(model: Model) -> int:
 def _attention_row(layer: Layer) -> int:
     a = layer.attention
     if isinstance(a, GroupedAttention):
-        return (2 * a.heads + 2 * a.kv_heads) * a.head_dim
+        return (a.heads + a.kv_heads) * (a.head_dim + a.value_dim)
     if isinstance(a, StateMixer):
         return a.in_width + a.conv_channels + a.out_width
     return a.heads * (2 * a.qk_dim + 2 * a.v_dim) + a.latent
@@ -163,4 +193,4 @@ def _feed_forward_row(layer: Layer, hidden: int) -> int:
 
 def _routed_row(moe: Moe, hidden: int) -> int:
     """Every token is copied once per expert it goes to."""
-    return moe.top_k * (hidden + 3 * moe.width)
+    return moe.top_k * (hidden + moe.matrices * moe.width)

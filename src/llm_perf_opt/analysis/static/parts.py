@@ -1,7 +1,7 @@
 """A model's parts as sizes: what the closed form needs to know, and nothing of any framework."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from llm_perf_opt.analysis.hardware.work import Dtypes, View, Work
@@ -16,12 +16,15 @@ class GroupedAttention:
     """Attention with `kv_heads` shared by `heads` (equal: MHA, one: MQA). `window` None: every earlier token is seen.
 
     `norm_elements` are the weights of query and key norms, `sinks` learned scores per head. `has_gate`: the query's
-    projection is twice as wide and its second half gates the result.
+    projection is twice as wide and its second half gates the result. `v_dim`: values of another width than keys;
+    `has_values`: else they are made of what the keys are made of, without a projection of their own.
     """
 
     heads: int
     kv_heads: int
     head_dim: int
+    v_dim: int | None = None
+    has_values: bool = True
     window: int | None = None
     qkv_bias: bool = False
     out_bias: bool = False
@@ -30,10 +33,18 @@ class GroupedAttention:
     sinks: int = 0
     has_gate: bool = False
 
+    @property
+    def value_dim(self) -> int:
+        return self.head_dim if self.v_dim is None else self.v_dim
+
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttention:
-    """Multi-head latent attention: keys and values are projected up from a latent of `kv_rank` + `rope_dim`."""
+    """Multi-head latent attention: keys and values are projected up from a latent of `kv_rank` + `rope_dim`.
+
+    `index_topk`: a query sees only so many keys, those an indexer scores highest, with `index_heads` queries against
+    one key of `index_dim` a token (no heads: the layer takes the choice of an earlier one).
+    """
 
     heads: int
     q_rank: int | None
@@ -42,6 +53,9 @@ class LatentAttention:
     rope_dim: int
     v_dim: int
     bias: bool = False
+    index_topk: int | None = None
+    index_heads: int = 0
+    index_dim: int = 0
 
     @property
     def qk_dim(self) -> int:
@@ -88,7 +102,10 @@ class DenseMlp:
 
 @dataclass(frozen=True, kw_only=True)
 class Moe:
-    """`top_k` of `experts` gated blocks a token, and one shared block of `shared_width` (0: none) for every token."""
+    """`top_k` of `experts` blocks a token, and one shared block of `shared_width` (0: none) for every token.
+
+    `is_gated`: three matrices, else two. `router_extra`: weights of the router beside its matrix.
+    """
 
     experts: int
     top_k: int
@@ -99,6 +116,13 @@ class Moe:
     router_bias: bool = False
     expert_bias: bool = False
     is_router_float32: bool = False
+    is_gated: bool = True
+    router_extra: int = 0
+
+    @property
+    def matrices(self) -> int:
+        """Matrices of one block."""
+        return 3 if self.is_gated else 2
 
 
 Attention = GroupedAttention | LatentAttention | StateMixer
@@ -119,7 +143,7 @@ class Decoder:
     """A decoder-only model; `blocks` are its distinct layers with how often each occurs.
 
     `positions`: how many learned positions there are, 0 where they are worked out. `outer_norms` stand outside the
-    layers; `norm_is_bare`: norms have no weights.
+    layers; `norm_is_bare`: norms have no weights. `order`: the block of each layer, where it is known.
     """
 
     model_type: str
@@ -132,6 +156,7 @@ class Decoder:
     outer_norms: int = 1
     norm_is_bare: bool = False
     head_bias: bool = False
+    order: tuple[int, ...] = field(default=(), repr=False)
 
     @property
     def norm_elements(self) -> int:
@@ -167,15 +192,26 @@ class ImageSide(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoredWeights:
+    """Bytes of a checkpoint as it is stored, scales included, and of the routed experts among them."""
+
+    total_bytes: float
+    experts_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Model:
     """A decoder, and what stands before it for a model that reads images.
 
-    `beside`: parameters by group of parts that are held in memory and whose work is not reckoned.
+    `beside`: parameters by group of parts that are held in memory and whose work is not reckoned. `longest`: the most
+    positions its configuration names. `stored`: what memory holds of the weights, where a checkpoint is taken as it is.
     """
 
     decoder: Decoder
     images: ImageSide | None = None
     beside: tuple[tuple[str, int], ...] = ()
+    longest: int | None = None
+    stored: StoredWeights | None = None
 
 
 def in_order(groups: Iterable[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The least time of an optimiser's passes over all parameters, and of copies between host and device."""
+"""The least time of an optimizer's passes over all parameters, and of copies between host and device."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.config.schema import HardwareSection
 
 # Torch's foreach functions: the functor's type, how many lists of tensors it is given, how many it reads, which it
-# writes. Fused optimisers, torch's and those of Apex and Megatron, are given by a functor of their own.
+# writes. Fused optimizers, torch's and those of Apex and Megatron, are given by a functor of their own.
 _FOREACH = re.compile(
     r"multi_tensor_apply_kernel<.*\b(?:Unary|Binary|Pointwise|Ternary)Op\w*Functor<"
     r"(?:[^<>]*?, ?(?:\(int\))?(\d+), ?(?:\(int\))?(\d+), ?(?:\(int\))?(\d+))?"
@@ -34,7 +34,7 @@ _ON_DEVICE = re.compile(r"dev.*to.*dev|dtod", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerPasses:
-    """Passes of an optimiser over all parameters, one for each operation.
+    """Passes of an optimizer over all parameters, one for each operation.
 
     `moved` counts the numbers all kinds of passes read and write for each parameter, `least_moved` those of one pass
     that does it all; `floor_ns` is the part of `time_ns` that follows.
@@ -44,7 +44,7 @@ class OptimizerPasses:
     kinds: int
     instances: int
     time_ns: int
-    kernels: tuple[str, ...]
+    names: tuple[str, ...]
     moved: int
     least_moved: int
     floor_ns: int
@@ -52,9 +52,9 @@ class OptimizerPasses:
 
 
 def optimizer_passes(rows: Sequence[KernelRow], optimizer: str | None = None) -> OptimizerPasses | None:
-    """The foreach kernels among some rows; None where there are none, or where a fused optimiser runs.
+    """The foreach kernels among some rows; None where there are none, or where a fused optimizer runs.
 
-    `optimizer` is the name of torch's class where a range gives it. Whether they are an optimiser at all is not said:
+    `optimizer` is the name of torch's class where a range gives it. Whether they are an optimizer at all is not said:
     clipping and averages of weights are foreach kernels too.
     """
     if any(_FUSED.search(row.name) for row in rows):
@@ -67,13 +67,13 @@ def optimizer_passes(rows: Sequence[KernelRow], optimizer: str | None = None) ->
     moved = sum(int(match[2]) + 1 if match[2] else 2 for _, match in found)
     least = min(ONE_PASS.get(optimizer or "", LEAST_PASS), moved)
     time_ns = sum(row.total_ns for row, _ in found)
-    named = optimizer if optimizer in ONE_PASS else "any optimiser"
+    named = optimizer if optimizer in ONE_PASS else "any optimizer"
     return OptimizerPasses(
         optimizer=optimizer,
         kinds=len(found),
         instances=sum(row.instances for row, _ in found),
         time_ns=time_ns,
-        kernels=tuple(row.short_name for row, _ in found),
+        names=tuple(row.name for row, _ in found),
         moved=moved,
         least_moved=least,
         floor_ns=round(time_ns * least / moved),

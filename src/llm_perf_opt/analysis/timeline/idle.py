@@ -231,7 +231,7 @@ def _map(compute: Activities, copies: Activities, calls: Calls, window: tuple[in
     between = Intervals(start=launched[queued], end=gaps.end[queued])
     held = _waiting(after, known & (gaps.end - launched >= LONG_GAP_NS), calls)
     if len(held.start):
-        between = without(between, held)
+        between, starting = without(between, held), without(starting, held)
         waiting = union(np.concatenate((waiting.start, held.start)), np.concatenate((waiting.end, held.end)))
     return IdleMap(
         span=span,

@@ -26,6 +26,8 @@ COMMUNICATION = "communication"
 # A kernel on a quarter of the SMs can use neither the GPU's units nor its memory; a short one has no work for more.
 FEW_BLOCKS_SHARE, LONG_KERNEL_NS = 0.25, 20_000
 WARP = 32
+# No kernel that does anything is much shorter.
+SHORTEST_KERNEL_NS = 2_000
 # The blocks and the threads an SM can hold at once (CUDA C++ Programming Guide, compute capabilities).
 _RESIDENT = {
     "6.0": (32, 2048), "6.1": (32, 2048), "7.0": (32, 2048), "7.2": (32, 2048), "7.5": (16, 1024), "8.0": (32, 2048),
@@ -206,9 +208,12 @@ def _one_block(timeline: Timeline, length: Ints) -> tuple[int | None, str]:
     if sm_count is None:
         return None, "unknown: the capture does not say how many SMs the GPU has"
     every = timeline.kernels.end_ns - timeline.kernels.start_ns
-    shortest = int(every[every > 0].min())
+    shortest, what = int(every[every > 0].min()), "the shortest kernel of the capture"
+    if shortest >= int(length.min()):
+        # No other kernel shows how short one can be.
+        shortest, what = SHORTEST_KERNEL_NS, f"{SHORTEST_KERNEL_NS / 1e3:g} µs"
     floor_ns = int(np.minimum(length, np.maximum(length // sm_count, shortest)).sum())
-    return floor_ns, f"the same work shared by all {sm_count} SMs, and no less than the shortest kernel of the capture"
+    return floor_ns, f"the same work shared by all {sm_count} SMs, and no less than {what}"
 
 
 def _small_blocks(timeline: Timeline, shape: LaunchShape, time_ns: int) -> tuple[int | None, str]:

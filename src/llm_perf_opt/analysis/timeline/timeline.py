@@ -174,7 +174,8 @@ class Timeline:
     `operators` are those of a framework; `frames` (of Python) and `system` (calls of the operating system) hold only
     what took long enough to explain a gap, `pauses` when the profiler itself held the program up. `kept_share` is the
     part of what ran that is still in a capture from which somebody took events out. `lost_launches` counts launch calls
-    whose kernels were not recorded. `page_faults` is None where the capture did not record them.
+    whose kernels were not recorded; `may_lack_gpu_work`: the profiler says that it lost some. `page_faults` is None
+    where the capture did not record them.
     """
 
     source: str
@@ -199,6 +200,7 @@ class Timeline:
     thread_names: tuple[str, ...] = ()
     kept_share: float | None = None
     lost_launches: int = 0
+    may_lack_gpu_work: bool = False
     page_faults: PageFaults | None = None
 
     @property

@@ -43,8 +43,8 @@ def _of_capture(scope: Scope, evidence: CaptureEvidence, cells: dict[str, int]) 
     total = sum(cells.values())
     loading_ns = min(total, sum(gap.copy_ns for gap in evidence.report.gaps.longest if gap.is_first))
     is_loading = evidence.kernel_count > 0 and loading_ns >= MOSTLY * total
-    # What a program loads before its first kernel is a cost of the whole capture, and only that.
-    if scope.id == "capture" and is_loading != (scope.kind == "capture"):
+    # Of a capture whose steady state is judged apart, only what it loads before its first kernel is left to say.
+    if scope.kind == "capture" and not is_loading:
         return None
     rows = [row for row in evidence.copies if copy_kind(row.kind).split(".")[0] in CROSSING]
     rows.sort(key=lambda row: -row.total_ns)
@@ -73,6 +73,7 @@ def _of_capture(scope: Scope, evidence: CaptureEvidence, cells: dict[str, int]) 
             Fact(key="time", values={"time": total}),
             *kinds_of_copies(rows),
             *_slow(rows[:SHOWN]),
+            *_at_peak(rows[:SHOWN], evidence),
             *(
                 Fact(key="place", values={"owner": place.name, "count": place.count, "time": place.time_ns})
                 for place in places[:SHOWN]
@@ -88,6 +89,16 @@ def _of_capture(scope: Scope, evidence: CaptureEvidence, cells: dict[str, int]) 
 def kinds_of_copies(rows: list[CopyRow]) -> tuple[Fact, ...]:
     """Number, time and size of copies by kind."""
     return tuple(Fact(key="kind", values=_sizes(row)) for row in rows[:SHOWN])
+
+
+def _at_peak(rows: list[CopyRow], evidence: CaptureEvidence) -> tuple[Fact, ...]:
+    """How long the same bytes take at the peak of the way they take."""
+    floors = [evidence.copy_floors[row.kind] for row in rows]
+    return tuple(
+        Fact(key="peak", values={"kind": floor.kind, "time": floor.floor_ns, "how": floor.how})
+        for floor in floors
+        if floor.floor_ns is not None
+    )
 
 
 def _mean_bytes(row: CopyRow) -> float:

@@ -2,45 +2,48 @@
 
 import re
 
+from llm_perf_opt.analysis.timeline.floors import optimizer_passes
 from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.program import Program
 from llm_perf_opt.diagnosis.scope import Scope
 
-# Torch's foreach functions do one operation on many tensors; fused optimizers, torch's and those of Apex and Megatron,
-# are recognized by their own functor.
-FOREACH = re.compile(r"multi_tensor_apply_kernel<.*\b(Unary|Binary|Pointwise|Ternary)Op\w*Functor<")
-FUSED = re.compile(r"multi_tensor_apply_kernel<.*\b(Fused\w+|(Adam|SGD|LAMB|Novograd)\w*)Functor", re.I)
 STEP_RANGE = re.compile(r"Optimizer\.step#(\w+)\.step")
 # Clipping is one operation, averages of weights are a few more: without such a range only many are an optimizer.
 SOME_PASSES, MANY_PASSES, MIN_SHARE, SHOWN = 2, 4, 0.1, 4
-# Adam in one pass reads and writes 7 numbers for each parameter, where its eight passes move about 20.
-LEAST_LEFT = 0.35
 WITH_FUSED_FORM = ("Adam", "AdamW", "SGD", "Adagrad")
 
 
 def judge(scope: Scope, program: Program) -> Claim | None:
     del program
-    rows = [kernel for kernel in scope.kernels if FOREACH.search(kernel.name)]
-    if scope.evidence is None or len(rows) < SOME_PASSES:
+    if scope.evidence is None:
         return None
     steps = [(row, named) for row in scope.evidence.ranges if (named := STEP_RANGE.search(row.name)) is not None]
     step, named = max(steps, key=lambda pair: pair[0].gpu_busy_ns or 0, default=(None, None))
-    spent, total = sum(row.own_ns for row in rows), scope.kernel_ns
+    here = {kernel.name for kernel in scope.kernels}
+    rows_here = [row for row in scope.evidence.kernels if row.name in here]
+    passes = optimizer_passes(rows_here, None if named is None else named[1])
+    if passes is None or passes.kinds < (MANY_PASSES if step is None else SOME_PASSES):
+        return None
+    rows = [kernel for kernel in scope.kernels if kernel.name in set(passes.names)]
+    spent = sum(row.own_ns for row in rows)
     part = 1.0
     if step is not None and step.gpu_busy_ns is not None and spent:
         part = min(1.0, step.gpu_busy_ns / spent)
-    least = MANY_PASSES if step is None else SOME_PASSES
-    if len(rows) < least or any(FUSED.search(k.name) for k in scope.kernels) or spent * part < MIN_SHARE * total:
+    if spent * part < MIN_SHARE * scope.kernel_ns:
         return None
-    name = "foreach" if named is None else named[1]
+    name = passes.optimizer or "foreach"
     wanted = {row.name: round(row.own_ns * part) for row in rows}
     return Claim(
-        values={"optimizer": name, "kernel_share": spent * part / total},
+        values={"optimizer": name, "kernel_share": spent * part / scope.kernel_ns},
         kernels=wanted,
-        floor_ns=round(sum(wanted.values()) * LEAST_LEFT),
+        floor_ns=round(sum(wanted.values()) * passes.least_moved / passes.moved),
         floor="bytes",
         evidence=(
-            Fact(key="passes", values={"kinds": len(rows), "time": round(spent * part), "kernel_time": total}),
+            Fact(
+                key="passes",
+                values={"kinds": passes.kinds, "time": round(spent * part), "kernel_time": scope.kernel_ns},
+            ),
+            Fact(key="least", values={"how": passes.how}),
             *(
                 Fact(key="kernel", values={"kernel": row.short_name, "time": row.time_ns, "count": row.count})
                 for row in rows[:SHOWN]

@@ -19,6 +19,7 @@ from llm_perf_opt.core.names import NCU
 from llm_perf_opt.core.records import Metric, StageFile
 from llm_perf_opt.core.slowdown import no_slowdown
 from llm_perf_opt.core.stage import StageContext
+from llm_perf_opt.core.terminal import printable
 from llm_perf_opt.errors import ProfilingError, ToolError
 from llm_perf_opt.profiling.baseline import NOT_TIMED, clean_baseline, read_metrics, slowdown_between
 from llm_perf_opt.profiling.ncu.capture import NcuCaptured
@@ -69,7 +70,7 @@ def write_kernels(analysis: NcuAnalysis, out_dir: Path) -> list[StageFile]:
     """kernels.json (everything) and kernels.csv (one row per kernel, plain columns)."""
     json_path = write_json(out_dir / "kernels.json", msgspec.to_builtins(analysis))
     csv_path = out_dir / "kernels.csv"
-    csv_path.write_text(kernels_csv(analysis.kernels), encoding="utf-8")
+    csv_path.write_text(printable(kernels_csv(analysis.kernels)), encoding="utf-8")
     return [StageFile(role="ncu_kernels_csv", path=csv_path), StageFile(role="ncu_kernels_json", path=json_path)]
 
 
@@ -127,7 +128,7 @@ def write_regions(launches: Sequence[NcuLaunch], out_dir: Path) -> list[StageFil
         folder.mkdir(parents=True, exist_ok=True)
         analysis = replace(analyze_ncu(group), label=label)
         text = "\n".join(render_region_md(label, row) for row in analysis.kernels)
-        (folder / "report.md").write_text(text, encoding="utf-8")
+        (folder / "report.md").write_text(printable(text), encoding="utf-8")
         write_json(folder / "report.json", msgspec.to_builtins(analysis))
         files += [StageFile(role="region", path=folder / name) for name in ("report.md", "report.json")]
     return files

@@ -140,9 +140,9 @@ def run_capture(ctx: StageContext, options: CaptureOptions, raw: RawFolder, base
         ctx.out_dir / f"cmd{suffix}.txt", by_hand, cwd=cwd or ctx.tmp_dir, env={}, redactor=ctx.run_command.redactor
     )
     limit = options.stop_after_phases or ctx.config.workload.stop_after_phases
+    command = _command(options, out_base, work, ctx.config.run)
     capture = partial(
         ctx.run_command,
-        _command(options, out_base, work, ctx.config.run),
         timeout_s=options.timeout_s,
         log=f"log{suffix}.txt",
         cmd_file=None,
@@ -151,11 +151,11 @@ def run_capture(ctx: StageContext, options: CaptureOptions, raw: RawFolder, base
         remove=[raw.scratch],
         label="nsys" if options.nvtx_capture is None else f"nsys {options.nvtx_capture}",
     )
-    result = capture()
+    result = capture([*raw.wrapper, *command])
     has_begun = result.timed_out or find_reports(out_base) or code_file.exists()
     if not has_begun and (lost := lost_agent(result.tail)):
         ctx.say(f"nsys: it lost its agent ({lost}); trying once more")
-        result = capture()
+        result = capture([*raw.wrapper, *command])
     # What ends a program because the window is over is no failure of the program.
     is_over = options.duration_s is not None and result.duration_s >= options.delay_s + options.duration_s
     code = None if is_over else _read_code(code_file)
@@ -168,6 +168,14 @@ def run_capture(ctx: StageContext, options: CaptureOptions, raw: RawFolder, base
         notes=_capture_notes(options, result, code),
         torn_by_ranges=lost_strings(_whole_tail(result)),
     )
+
+
+def command_line(ctx: StageContext, options: CaptureOptions, base: str) -> list[str]:
+    """The capture as a person would start it, its report in the stage's directory."""
+    work = workload_argv(
+        ctx, cuda_profiler_range=options.cuda_profiler_range, output=options.output, repeats=options.repeats
+    )
+    return _command(options, ctx.out_dir / base, work, ctx.config.run)
 
 
 def without_nsys_lines(tail: str) -> str:

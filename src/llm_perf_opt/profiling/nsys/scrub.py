@@ -16,19 +16,21 @@ import mmap
 import re
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llm_perf_opt.core.files import move_whole
 from llm_perf_opt.core.host import Tool
-from llm_perf_opt.core.redact import Redactor, is_secret, is_word
+from llm_perf_opt.core.redact import Redactor
+from llm_perf_opt.core.secrets.known import is_word, values_of
+from llm_perf_opt.core.secrets.shapes import is_secret
 from llm_perf_opt.core.stage import CommandPlace
 from llm_perf_opt.errors import ParseError, ProfilingError, ToolError
 from llm_perf_opt.profiling.nsys.sessions import share_lock
 from llm_perf_opt.profiling.parsers.nsys_log import failure_words
-from llm_perf_opt.profiling.vendor.nsys import build_nsys_export_cmd, find_reports, find_unimported
+from llm_perf_opt.profiling.vendor.nsys import KeepReport, build_nsys_export_cmd, find_reports, find_unimported
 
 REMOVED = "(environment removed)"
 PRINTED = "(long output removed: see log.txt)"
@@ -38,6 +40,7 @@ _ASSIGNMENT = re.compile(r"[^=\x00-\x20]{1,256}=")
 _RAW_ASSIGNMENT = re.compile(rb"([A-Za-z_][A-Za-z0-9_]{2,127})=([^\x00-\x08\x0b\x0c\x0e-\x1f]{5,16384})")
 HEADER_BYTES = 256
 PIECE_BYTES = 8
+TEXTS_AT_ONCE = 10_000
 _BLOCK_TABLES = frozenset({"TARGET_INFO_SYSTEM_ENV", "META_DATA_CAPTURE"})
 _NAMED_BY = (
     ("NVTX_EVENTS", "textId"),
@@ -50,14 +53,22 @@ _NAMED_BY = (
 
 @dataclass(frozen=True, kw_only=True)
 class Environments:
-    """What an export held, as it stood there."""
+    """What an export held, as it stood there: environments, and the secrets of `texts` other texts."""
 
     blocks: tuple[str, ...]
+    in_texts: tuple[str, ...] = ()
+    texts: int = 0
 
     @property
     def secrets(self) -> tuple[str, ...]:
         """What looks like a secret by its name or by itself, and what of it may stand alone, longest first."""
-        return Redactor.of({}, more=sorted({value for _, value in self._found()})).values
+        return tuple(dict.fromkeys((*values_of(self._found()), *self.in_texts)))
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether no secret is left but as a row of `x`."""
+        values = [*(value for _, value in self._found()), *self.in_texts]
+        return all(set(value) <= {"x"} for value in values)
 
     @property
     def secret_names(self) -> tuple[str, ...]:
@@ -75,14 +86,15 @@ class Environments:
         return ((name, value) for name, value in found if not is_word(name, value))
 
 
-def scrub_export(sqlite: Path, known: Sequence[str] = ()) -> Environments:
-    """Overwrite every recorded environment in an export, `known` values and long outputs; returns the environments.
+def scrub_export(sqlite: Path, redactor: Redactor | None = None) -> Environments:
+    """Take every recorded environment out of an export, secrets out of all its texts (names of ranges and what programs
+    printed among them), and long outputs; returns what was there.
 
     The file is rewritten whole.
     """
     try:
         with closing(sqlite3.connect(sqlite, isolation_level=None)) as connection:
-            return _scrub(connection, known)
+            return _scrub(connection, redactor or Redactor())
     except sqlite3.Error as error:
         raise ParseError(f"{sqlite}: the recorded environments could not be removed ({error})") from error
 
@@ -127,7 +139,7 @@ def _overwrite(data: mmap.mmap, value: bytes) -> bool:
     return found
 
 
-def _scrub(connection: sqlite3.Connection, known: Sequence[str]) -> Environments:
+def _scrub(connection: sqlite3.Connection, redactor: Redactor) -> Environments:
     # What is not UTF-8 keeps its bytes: a secret may stand in the same text.
     connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
     connection.execute("PRAGMA secure_delete = ON")
@@ -145,10 +157,12 @@ def _scrub(connection: sqlite3.Connection, known: Sequence[str]) -> Environments
     if "StringIds" in tables:
         blocks += _scrub_strings(connection, tables, blocks)
     environments = Environments(blocks=tuple(dict.fromkeys(blocks)))
-    _replace_values(connection, tables, tuple(dict.fromkeys((*known, *environments.secrets))))
+    values = sorted({*redactor.values, *environments.secrets}, key=len, reverse=True)
+    known = Redactor(values=tuple(values))
+    texts = _clean_texts(connection, tables, known)
     connection.execute("COMMIT")
     connection.execute("VACUUM")
-    return environments
+    return replace(environments, in_texts=known.found_in(texts), texts=len(texts))
 
 
 def _drop_long_output(connection: sqlite3.Connection) -> None:
@@ -159,29 +173,41 @@ def _drop_long_output(connection: sqlite3.Connection) -> None:
     )
 
 
-def _replace_values(connection: sqlite3.Connection, tables: set[str], secrets: Sequence[str]) -> None:
-    """Secrets that stand elsewhere too: in a command line, in a range's name. A long text lies on several pages of the
-    file, where no search of its bytes would find one."""
-    secrets = sorted(secrets, key=len, reverse=True)
-    redactor = Redactor(values=tuple(secrets))
-    for table in sorted(tables) if secrets else ():
-        columns = [row[1] for row in connection.execute(f'PRAGMA table_info("{table}")') if row[2].upper() == "TEXT"]
-        for column in columns:
-            values = connection.execute(f'SELECT DISTINCT "{column}" FROM "{table}"').fetchall()
-            held = [text for (text,) in values if isinstance(text, str) and any(one in text for one in secrets)]
-            clean = [(_as_bytes(redactor.without_known(text)), _as_bytes(text)) for text in held]
+def _clean_texts(connection: sqlite3.Connection, tables: set[str], redactor: Redactor) -> tuple[str, ...]:
+    """Secrets that stand elsewhere too: in a command line, in a range's name, in what was printed; the texts as they
+    were. A long text lies on several pages of the file, where no search of its bytes would find one."""
+    found: list[str] = []
+    for table in sorted(tables):
+        for column in _text_columns(connection, table):
+            rows = connection.execute(f'SELECT DISTINCT "{column}" FROM "{table}" WHERE typeof("{column}") = \'text\'')
+            changes: dict[str, str] = {}
+            while texts := [str(text) for (text,) in rows.fetchmany(TEXTS_AT_ONCE)]:
+                changes |= redactor.changed(texts)
             connection.executemany(
-                f'UPDATE "{table}" SET "{column}" = CAST(? AS TEXT) WHERE CAST("{column}" AS BLOB) = ?', clean
+                f'UPDATE "{table}" SET "{column}" = CAST(? AS TEXT) WHERE CAST("{column}" AS BLOB) = ?',
+                [(_as_bytes(new), _as_bytes(old)) for old, new in changes.items()],
             )
+            found += changes
+    return tuple(dict.fromkeys(found))
 
 
 def _as_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
+def _text_columns(connection: sqlite3.Connection, table: str) -> list[str]:
+    """Columns that may hold text, whatever their declared type says."""
+    rows = connection.execute(f'PRAGMA table_info("{table}")').fetchall()
+    return [str(row[1]) for row in rows if not re.search(r"INT|REAL|FLOA|DOUB|BLOB", str(row[2]).upper())]
+
+
 def _scrub_strings(connection: sqlite3.Connection, tables: set[str], known: Iterable[str]) -> list[str]:
     """Whole environments, and single variables named in one of them that name nothing on the timeline."""
-    rows = connection.execute("SELECT id, value FROM StringIds WHERE instr(value, '=') > 0")
+    # Of a damaged export any column may hold anything.
+    rows = connection.execute(
+        "SELECT id, value FROM StringIds WHERE instr(value, '=') > 0 AND typeof(id) = 'integer' "
+        "AND typeof(value) = 'text'"
+    )
     strings = [(int(i), str(v)) for i, v in rows]
     blocks = [(i, v) for i, v in strings if _is_block("", v)]
     names = {name for value in (*known, *(v for _, v in blocks)) for name in _variable_names(value)}
@@ -198,8 +224,8 @@ def _ids_in_use(connection: sqlite3.Connection, tables: set[str]) -> set[int]:
     for table, column in _NAMED_BY:
         if table not in tables or column not in {row[1] for row in connection.execute(f'PRAGMA table_info("{table}")')}:
             continue
-        rows = connection.execute(f'SELECT DISTINCT "{column}" FROM "{table}"')
-        used |= {int(i) for (i,) in rows if i is not None}
+        rows = connection.execute(f'SELECT DISTINCT "{column}" FROM "{table}" WHERE typeof("{column}") = \'integer\'')
+        used |= {int(i) for (i,) in rows}
     return used
 
 
@@ -229,14 +255,22 @@ EARLIER = (
 
 @dataclass(frozen=True, kw_only=True)
 class RawFolder:
-    """`reports` is where captures go, `scratch` where nsys keeps them while they grow."""
+    """`reports` is where captures go, `scratch` where nsys keeps them while they grow.
+
+    `wrapper` starts nsys where it sees no process of others.
+    """
 
     reports: Path
     scratch: Path
+    wrapper: tuple[str, ...] = ()
+
+    @property
+    def isolated(self) -> bool:
+        return bool(self.wrapper)
 
 
 @contextmanager
-def raw_folder(ctx: CommandPlace, nsys: Tool) -> Iterator[RawFolder]:
+def raw_folder(ctx: CommandPlace, nsys: Tool, *, wrapper: tuple[str, ...] = ()) -> Iterator[RawFolder]:
     """Both folders, empty; and an output directory without the files of an earlier attempt."""
     for pattern in EARLIER:
         for old in ctx.out_dir.glob(pattern):
@@ -248,7 +282,7 @@ def raw_folder(ctx: CommandPlace, nsys: Tool) -> Iterator[RawFolder]:
         reports.mkdir()
         if nsys.version is not None:
             share_lock(Path(scratch), nsys.version)
-        yield RawFolder(reports=reports, scratch=Path(scratch))
+        yield RawFolder(reports=reports, scratch=Path(scratch), wrapper=wrapper)
 
 
 def export_report(ctx: CommandPlace, nsys: str, report: Path, sqlite: Path, timeout_s: float) -> Path:
@@ -280,53 +314,80 @@ def export_problem(report: Path, timed_out: bool, exit_code: int | None, tail: s
 
 
 def publish_report(
-    ctx: CommandPlace, nsys: str, report: Path, *, keep_report: bool, timeout_s: float, notes: list[str]
+    ctx: CommandPlace,
+    nsys: str,
+    report: Path,
+    *,
+    keep: KeepReport,
+    timeout_s: float,
+    notes: list[str],
+    isolated: bool = False,
+    setting: str | None = "pipeline.nsys.keep_report=always",
 ) -> Path:
-    """The export without environments, in the run directory; the report goes with it if wanted and made safe."""
+    """The export without secrets, in the run directory; the report goes with it as `keep` says.
+
+    `isolated`: nsys could read no process but those it started. `setting` is what keeps a report in any case.
+    """
     sqlite = export_report(ctx, nsys, report, report.with_suffix(".sqlite"), timeout_s)
-    environments = scrub_export(sqlite, ctx.run_command.redactor.values)
-    if keep_report:
-        secrets = environments.secrets
-        overwrite_secrets(report, secrets)
-        if not secrets or _is_clean(ctx, nsys, report, secrets, timeout_s):
-            move_whole(report, ctx.out_dir / report.name)
-            names = {name for name, _ in environments.variables()}
+    redactor = ctx.run_command.redactor
+    held = scrub_export(sqlite, redactor)
+    if keep == "always" or (keep == "clean" and _made_clean(ctx, nsys, report, held, timeout_s)):
+        move_whole(report, ctx.out_dir / report.name)
+        if not isolated:
+            count = len({name for name, _ in held.variables()})
+            left = "what looked like a secret was overwritten, " if keep == "clean" else ""
             notes.append(
-                f"{report.name} holds the environments of every process nsys could read, {len(names)} variables by "
-                "name; what looked like a secret was overwritten, other values are as they were: share "
-                f"{sqlite.name} instead"
+                f"{report.name} holds the environments of every process nsys could read, {count} variables by name; "
+                f"{left}other values are as they were"
             )
-        else:
-            notes.append(
-                f"{report.name} was deleted: nsys records the environment of every running process, here with "
-                f"{', '.join(environments.secret_names)}, which could not be removed from the report; the export "
-                f"{sqlite.name} is clean and complete. Unset them in the processes that hold them to keep the report"
-            )
+    elif keep == "clean":
+        notes.append(
+            f"{report.name} was removed: it holds {_named(held)}{'' if setting is None else f'; {setting} keeps it'}. "
+            f"The export {sqlite.name} is clean and complete"
+        )
     return move_whole(sqlite, ctx.out_dir / sqlite.name)
 
 
-def publish_leftovers(ctx: CommandPlace, nsys: str, out_base: Path, *, keep_report: bool, timeout_s: float) -> None:
-    """What a failed capture left: its export without environments, and the rest only where reports are wanted."""
+def _named(held: Environments) -> str:
+    """What a report holds that must not be passed on, in words."""
+    words = [f"the values of {', '.join(held.secret_names)}"] if held.secret_names else []
+    if held.texts:
+        words.append(f"secrets in {held.texts} of its texts (names of ranges, what was printed)")
+    return " and ".join(words) or "bytes that look like a secret"
+
+
+def publish_leftovers(
+    ctx: CommandPlace, nsys: str, out_base: Path, *, keep: KeepReport, timeout_s: float, isolated: bool = False
+) -> None:
+    """What a failed capture left: its export without secrets, and the rest only where reports are wanted."""
     for raw in find_unimported(out_base):
-        if not keep_report:
-            ctx.say(f"nsys: {raw.name} holds environments and was not kept; pipeline.nsys.keep_report=true keeps it")
-            continue
         overwrite_assignments(raw)
-        move_whole(raw, ctx.out_dir / raw.name)
+        if keep == "always" or (keep == "clean" and not ctx.run_command.redactor.holds(raw)):
+            move_whole(raw, ctx.out_dir / raw.name)
+        else:
+            why = "holds what looks like a secret and " if keep == "clean" else ""
+            ctx.say(f"nsys: {raw.name} {why}was not kept; pipeline.nsys.keep_report=always keeps it")
     for report in find_reports(out_base):
         try:
-            publish_report(ctx, nsys, report, keep_report=keep_report, timeout_s=timeout_s, notes=[])
+            publish_report(ctx, nsys, report, keep=keep, timeout_s=timeout_s, notes=[], isolated=isolated)
         except ProfilingError as error:
             ctx.say(f"nsys: {report.name} of the failed capture was not kept ({error})")
 
 
-def _is_clean(ctx: CommandPlace, nsys: str, report: Path, secrets: Sequence[str], timeout_s: float) -> bool:
-    """Whether an overwritten report can still be read and holds none of the secrets."""
+def _made_clean(ctx: CommandPlace, nsys: str, report: Path, held: Environments, timeout_s: float) -> bool:
+    """Whether a report can be read and holds no secret, once those that stand in it as plain bytes are overwritten."""
+    redactor = ctx.run_command.redactor
+    secrets = held.secrets
+    if not secrets:
+        return not redactor.holds(report)
+    overwrite_secrets(report, secrets)
     check = report.with_name("check.sqlite")
     try:
         export_report(ctx, nsys, report, check, timeout_s)
-        return not holds_any(check, secrets) and not holds_any(report, secrets)
-    except ToolError:
+        if holds_any(check, secrets) or holds_any(report, secrets) or redactor.holds(report):
+            return False
+        return scrub_export(check, redactor).is_clean
+    except ProfilingError:
         (ctx.out_dir / f"export-{report.name}.log").unlink(missing_ok=True)
         return False
     finally:

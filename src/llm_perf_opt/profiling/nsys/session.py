@@ -34,6 +34,7 @@ from llm_perf_opt.profiling.capture_files import capture_metrics, write_analysis
 from llm_perf_opt.profiling.generated import collect_generated
 from llm_perf_opt.profiling.idle_sections import idle_sections
 from llm_perf_opt.profiling.nsys.capture import WORK_DIR, CaptureOptions, NsysCaptured, run_capture
+from llm_perf_opt.profiling.nsys.isolation import isolation
 from llm_perf_opt.profiling.nsys.scrub import RawFolder, publish_leftovers, publish_report, raw_folder
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.range_phases import chosen_phases, with_phases
@@ -48,8 +49,6 @@ LONGEST_BASE = 100
 WINDOW_SHARE = 0.8
 # nsys needs a second or two to end and write, however short the window.
 WRITING_S = 5.0
-# What nsys notes in a capture that lacks GPU work.
-LOST_GPU_WORK = "Not all CUDA events might have been collected"
 # The file of a capture without ranges, made because ranges tore the first.
 NO_RANGES = "run-no-ranges"
 
@@ -57,7 +56,10 @@ NO_RANGES = "run-no-ranges"
 def run_nsys(cfg: "NsysConfig", ctx: StageContext) -> StageOutput:
     """Capture each range asked for, then analyse all reports together."""
     baseline = clean_baseline(ctx, cfg.timeout_s)
-    with raw_folder(ctx, ctx.host.tool("nsys")) as raw:
+    wrapper = (
+        isolation(ctx.config, (cfg.sample, cfg.cpuctxsw), ctx.run_command.environment) if cfg.isolate == "auto" else []
+    )
+    with raw_folder(ctx, ctx.host.tool("nsys"), wrapper=tuple(wrapper)) as raw:
         captures, exports, notes = _capture_all(cfg, ctx, raw)
     phases = chosen_phases(ctx.config.workload.phase_preset, ctx.config.workload.phases)
     analyzed = analyze_exports(exports, phases, are_ranks=(ctx.config.run.ranks or 1) > 1)
@@ -130,12 +132,12 @@ def _capture_all(
             try:
                 captures.append(run_capture(ctx, options, raw, base))
             except ProfilingError:
-                publish_leftovers(ctx, nsys, raw.reports / base, keep_report=cfg.keep_report, timeout_s=cfg.timeout_s)
+                publish_leftovers(
+                    ctx, nsys, raw.reports / base, keep=cfg.report_kept, timeout_s=cfg.timeout_s, isolated=raw.isolated
+                )
                 raise
             for report in captures[-1].reports:
-                exports.append(
-                    publish_report(ctx, nsys, report, keep_report=cfg.keep_report, timeout_s=cfg.timeout_s, notes=notes)
-                )
+                exports.append(_publish(cfg, ctx, raw, report, notes))
             notes += captures[-1].notes
             if captures[-1].torn_by_ranges and len(planned) == 1 and len(exports) == 1:
                 exports, said = _without_ranges(cfg, ctx, raw, options, exports)
@@ -146,6 +148,18 @@ def _capture_all(
     return captures, exports, notes
 
 
+def _publish(cfg: "NsysConfig", ctx: StageContext, raw: RawFolder, report: Path, notes: list[str]) -> Path:
+    return publish_report(
+        ctx,
+        ctx.host.tool("nsys").path or "nsys",
+        report,
+        keep=cfg.report_kept,
+        timeout_s=cfg.timeout_s,
+        notes=notes,
+        isolated=raw.isolated,
+    )
+
+
 def _without_ranges(
     cfg: "NsysConfig", ctx: StageContext, raw: RawFolder, options: CaptureOptions, torn: list[Path]
 ) -> tuple[list[Path], list[str]]:
@@ -154,17 +168,13 @@ def _without_ranges(
     JAX programs do that to nsys 2025.3: what is left of the first can be a single kernel, or all of them.
     """
     trace = [kind for kind in options.trace.split(",") if kind != "nvtx"]
-    has_lost = any(LOST_GPU_WORK in note for note in read_nsys_sqlite(torn[0]).notes)
-    if not has_lost or "cuda" not in trace or options.capture_range != "none":
+    if not read_nsys_sqlite(torn[0]).may_lack_gpu_work or "cuda" not in trace or options.capture_range != "none":
         return torn, []
     ctx.say("nsys: names of ranges kept it from importing all of the capture; once more without ranges")
     notes: list[str] = []
     try:
         second = run_capture(ctx, replace(options, trace=",".join(trace)), raw, NO_RANGES)
-        (whole,) = (
-            publish_report(ctx, options.nsys, report, keep_report=cfg.keep_report, timeout_s=cfg.timeout_s, notes=notes)
-            for report in second.reports
-        )
+        (whole,) = (_publish(cfg, ctx, raw, report, notes) for report in second.reports)
     except ProfilingError as error:
         return torn, [f"a second capture, without ranges, failed: {error}"]
     before, after = (len(read_nsys_sqlite(path).kernels) for path in (*torn, whole))
@@ -290,7 +300,7 @@ def _notes(cfg: "NsysConfig", ctx: StageContext, analysis: CaptureAnalysis) -> l
     if not ctx.host.gpus and not analysis.gpu.kernel_count:
         notes.append("no kernels were recorded because this machine has no GPU")
     passed = ctx.config.run.env_passthrough
-    if passed and cfg.keep_report:
+    if passed and cfg.report_kept == "always":
         notes.append(
             f"nsys records environments: run.env_passthrough ({', '.join(passed)}) may be readable in the report"
         )

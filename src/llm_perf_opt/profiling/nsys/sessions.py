@@ -17,7 +17,9 @@ import psutil
 
 AGENT_FAILED = "Agent launcher failed"
 # What nsys says when it does not reach its agent, as on a machine with much else to do.
-LOST_AGENT = re.compile(rf"{AGENT_FAILED}|Local Endpoint is not available|End of file|Connection reset by peer")
+LOST_AGENT = re.compile(
+    rf"{AGENT_FAILED}|Local Endpoint is not available|End of file|Connection (?:reset by peer|to the Agent lost)"
+)
 SHARED_MEMORY = Path("/dev/shm")
 COMMON_TMP = Path("/tmp")
 _LOCK_FOLDER = Path("nvidia", "nsight_systems")

@@ -288,7 +288,7 @@ def _wide(header: list[str], body: list[list[str]], source: str) -> list[NcuLaun
     fixed = {*_IDENTITY, *_IDENTITY_NEW, *(h for h in header if _is_nvtx(h))}
     units = [""] * len(header)
     if body and not body[0][0].strip():
-        units = body[0] + [""] * (len(header) - len(body[0]))
+        units = [*body[0], *[""] * len(header)][: len(header)]
         body = body[1:]
     launches = []
     for row in body:

@@ -97,6 +97,13 @@ def diagnostic_notes(db: NsysDatabase) -> list[str]:
     return [*quoted, f"nsys says {more} more such things (table {DIAGNOSTICS})"] if more > 0 else quoted
 
 
+def lost_cuda_events(db: NsysDatabase) -> bool:
+    """Whether nsys says that it may have lost events of CUDA."""
+    if not db.has(DIAGNOSTICS) or "text" not in db.columns(DIAGNOSTICS):
+        return False
+    return bool(db.query(f"SELECT 1 FROM \"{DIAGNOSTICS}\" WHERE text LIKE 'Not all CUDA events%' LIMIT 1"))
+
+
 def read_devices(db: NsysDatabase, notes: list[str]) -> tuple[CapturedGpu, ...]:
     """The GPUs, from TARGET_INFO_GPU or, where that is missing, the GpuInfo row of the system environment.
 
@@ -297,6 +304,7 @@ def _read(db: NsysDatabase) -> Timeline:
         launch_shapes=shapes,
         thread_names=_thread_names(db, threads),
         lost_launches=lost,
+        may_lack_gpu_work=lost_cuda_events(db),
         page_faults=faults,
     )
 
@@ -322,7 +330,11 @@ def _thread_names(db: NsysDatabase, threads: Ints) -> tuple[str, ...]:
     """`name (id)` of each thread, where any has a name."""
     if not db.has("ThreadNames") or not {"nameId", "globalTid"} <= set(db.columns("ThreadNames")):
         return ()
-    rows = [(int(t), int(n)) for t, n in db.query("SELECT globalTid, nameId FROM ThreadNames") if t and n is not None]
+    # Of a damaged export a column may hold anything.
+    rows = db.query(
+        "SELECT globalTid, nameId FROM ThreadNames WHERE typeof(globalTid) = 'integer' AND typeof(nameId) = 'integer'"
+    )
+    rows = [(int(t), int(n)) for t, n in rows if t]
     names = dict(zip((t for t, _ in rows), db.strings([n for _, n in rows]), strict=True))
     return tuple(f"{names.get(int(t), 'thread')} ({int(t) & PID_BITS})" for t in threads)
 

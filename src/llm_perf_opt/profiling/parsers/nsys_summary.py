@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from llm_perf_opt.analysis import load_numpy
 from llm_perf_opt.analysis.kernels.names import classify_kernel, short_kernel_name
 from llm_perf_opt.analysis.timeline.rows import KernelRow, ranked
+from llm_perf_opt.core.terminal import printable
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.nsys_stats import SummaryRow
 
@@ -103,7 +104,7 @@ def write_kernel_summary(path: Path, kernels: Sequence[KernelRow]) -> Path:
                     k.min_ns,
                     k.max_ns,
                     "" if k.stddev_ns is None else f"{k.stddev_ns:.1f}",
-                    k.name,
+                    printable(k.name),
                 )
             )
     return path

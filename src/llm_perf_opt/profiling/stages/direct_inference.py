@@ -11,7 +11,7 @@ from llm_perf_opt.config.schema import PositiveInt, Problem, StageConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.names import DIRECT_INFERENCE, METRICS_FILE
 from llm_perf_opt.core.records import StageOutput
-from llm_perf_opt.core.stage import Obstacle, StageContext
+from llm_perf_opt.core.stage import Obstacle, Preview, StageContext
 from llm_perf_opt.profiling.baseline import (
     clean_metrics,
     existing_files,
@@ -71,13 +71,16 @@ class DirectInferenceStage:
     def preflight(self, cfg: DirectInferenceConfig, host: Host) -> Sequence[Obstacle]:
         return torch_obstacles(host)
 
+    def preview(self, cfg: DirectInferenceConfig, ctx: StageContext) -> Preview:
+        command = ctx.config.workload.command
+        return Preview(commands=(tuple(_work_argv(cfg, ctx)) if command is None else tuple(command),))
+
     def run(self, cfg: DirectInferenceConfig, ctx: StageContext) -> StageOutput:
         """Run inference in a child and report what it wrote; a program of the user's own as it is."""
         if ctx.config.workload.command is not None:
             return self._run_program(cfg, ctx)
-        overrides = [*workload_overrides(ctx.config), *stage_overrides(self.name, asdict(cfg))]
         forget_results(ctx.out_dir)
-        argv = launch_ranks(build_work_argv(INFERENCE_RUNNER, overrides, hydra_run_dir=ctx.out_dir), ctx.config.run)
+        argv = _work_argv(cfg, ctx)
         result = ctx.run_command(argv, timeout_s=cfg.timeout_s, label=self.name)
         require_success(result, "the workload", stage=self.name)
         data = read_metrics(ctx.out_dir)
@@ -98,6 +101,11 @@ class DirectInferenceStage:
             files=existing_files(ctx.out_dir),
             notes=notes_of(data),
         )
+
+
+def _work_argv(cfg: DirectInferenceConfig, ctx: StageContext) -> list[str]:
+    overrides = [*workload_overrides(ctx.config), *stage_overrides(DIRECT_INFERENCE, asdict(cfg))]
+    return launch_ranks(build_work_argv(INFERENCE_RUNNER, overrides, hydra_run_dir=ctx.out_dir), ctx.config.run)
 
 
 STAGE = DirectInferenceStage()

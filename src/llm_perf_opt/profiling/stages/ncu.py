@@ -12,10 +12,10 @@ from annotated_types import Ge, Gt, Le
 
 from llm_perf_opt.config.schema import FORBID_UNKNOWN, AppConfig, InferSection, PositiveInt, Problem, StageConfig
 from llm_perf_opt.core.host import Host
-from llm_perf_opt.core.names import DECODE_RANGES, NCU
+from llm_perf_opt.core.names import DECODE_RANGES, NCU, NSYS
 from llm_perf_opt.core.process import allowed_environment, run_quick
 from llm_perf_opt.core.records import StageOutput
-from llm_perf_opt.core.stage import Obstacle, StageContext
+from llm_perf_opt.core.stage import Obstacle, Preview, StageContext
 from llm_perf_opt.errors import StageSkipped, ToolError
 from llm_perf_opt.profiling.baseline import forget_results, used_samples
 from llm_perf_opt.profiling.ncu.capture import check_metrics, check_sections, check_set
@@ -208,6 +208,20 @@ class NcuStage:
             remedy = "run as root, in a container with CAP_SYS_ADMIN, or set NVreg_RestrictProfilingToAdminUsers=0"
             found.append(Obstacle(what=what, remedy=remedy, blocking=False))
         return tuple(found)
+
+    def preview(self, cfg: NcuConfig, ctx: StageContext) -> Preview:
+        from llm_perf_opt.profiling.ncu.session import prepare
+
+        tool = ctx.host.tool("ncu")
+        cfg = to_the_end(cfg)
+        if tool.path is not None and tool.usable:
+            cfg, _ = supported(cfg, tool.path, ctx.config.run.env_passthrough)
+        prepared = prepare(cfg, ctx, tool.path or "ncu")
+        chosen = prepared.window or prepared.capture
+        workload = cfg.workload if prepared.window is None else prepared.workload
+        is_later = NSYS in ctx.config.stages and prepared.source is None
+        text = "the kernels are chosen when nsys/run.sqlite is there, and added to this command" if is_later else ""
+        return Preview(text=text, commands=(tuple(chosen.argv(ctx.out_dir, work_argv(ctx, workload))),))
 
     def run(self, cfg: NcuConfig, ctx: StageContext) -> StageOutput:
         # numpy is imported only when the stage runs.

@@ -12,9 +12,9 @@ from llm_perf_opt.config.schema import PositiveInt, Problem, StageConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.names import NSYS
 from llm_perf_opt.core.records import StageOutput
-from llm_perf_opt.core.stage import Obstacle, StageContext
+from llm_perf_opt.core.stage import Obstacle, Preview, StageContext
 from llm_perf_opt.profiling.baseline import forget_results, used_samples
-from llm_perf_opt.profiling.vendor.nsys import CAPTURE_ENDS, CAPTURE_ENDS_WORDS
+from llm_perf_opt.profiling.vendor.nsys import CAPTURE_ENDS, CAPTURE_ENDS_WORDS, KeepReport
 from llm_perf_opt.workload.outputs import output_problems
 
 SCOPES = ("none", "process-tree", "system-wide")
@@ -50,8 +50,16 @@ class NsysConfig(StageConfig):
     stop_after_phases: PositiveInt | None = None
     stop_after_repeats: PositiveInt | None = 1
     extra_args: tuple[str, ...] = ()
-    keep_report: bool = False
+    # true and false are what it was before 0.3: clean and never.
+    keep_report: KeepReport | bool = "clean"
+    isolate: Literal["auto", "never"] = "auto"
     output: OutputConfig = field(default_factory=_no_output)
+
+    @property
+    def report_kept(self) -> KeepReport:
+        if isinstance(self.keep_report, bool):
+            return "clean" if self.keep_report else "never"
+        return self.keep_report
 
     @property
     def capture_names(self) -> tuple[str, ...]:
@@ -63,6 +71,17 @@ class NsysConfig(StageConfig):
     def capture_in_force(self) -> str:
         """`gating_nvtx: false` turns gating by NVTX off and nothing else."""
         return "none" if self.capture_range == "nvtx" and not self.gating_nvtx else self.capture_range
+
+    @property
+    def gate(self) -> str:
+        """What starts and ends the capture, in words."""
+        if self.capture_in_force == "nvtx":
+            return f"captures the NVTX range {', '.join(self.capture_names)} (capture_range=nvtx, gating_nvtx=true)"
+        if self.capture_range == "nvtx":
+            return "captures the whole workload: gating_nvtx=false switches capture_range=nvtx off"
+        if self.capture_range == "none":
+            return "captures the whole workload: gating_nvtx has no effect without capture_range=nvtx"
+        return f"captures what capture_range={self.capture_range} opens; gating_nvtx has no effect on it"
 
     @property
     def repeats(self) -> int | None:
@@ -215,6 +234,16 @@ class NsysStage:
                 )
             )
         return tuple(found)
+
+    def preview(self, cfg: NsysConfig, ctx: StageContext) -> Preview:
+        from llm_perf_opt.profiling.nsys.capture import command_line
+        from llm_perf_opt.profiling.nsys.session import plan_captures
+
+        workload = ctx.config.workload
+        nsys = ctx.host.tool("nsys").path or "nsys"
+        planned = plan_captures(cfg, nsys, is_own=workload.command is None, ends_after_s=workload.duration_s)
+        commands = tuple(tuple(command_line(ctx, options, base)) for base, options in planned)
+        return Preview(text=cfg.gate, commands=commands)
 
     def run(self, cfg: NsysConfig, ctx: StageContext) -> StageOutput:
         # numpy is imported only when the stage runs.

@@ -13,9 +13,9 @@ from llm_perf_opt.config.schema import AppConfig, PositiveInt, Problem, StageCon
 from llm_perf_opt.core.documents import MetricsDocument
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import write_json
-from llm_perf_opt.core.names import HOST_SAMPLES, METRICS_FILE, TORCH_PROFILER
+from llm_perf_opt.core.names import HOST_SAMPLES, METRICS_FILE, TORCH_PROFILER, TRACE_FILE
 from llm_perf_opt.core.records import StageFile, StageOutput
-from llm_perf_opt.core.stage import Obstacle, StageContext
+from llm_perf_opt.core.stage import Obstacle, Preview, StageContext
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.baseline import (
     clean_metrics,
@@ -84,17 +84,22 @@ class TorchProfilerStage:
     def preflight(self, cfg: TorchProfilerConfig, host: Host) -> Sequence[Obstacle]:
         return torch_obstacles(host)
 
+    def preview(self, cfg: TorchProfilerConfig, ctx: StageContext) -> Preview:
+        command = ctx.config.workload.command
+        return Preview(commands=(tuple(_work_argv(cfg, ctx)) if command is None else tuple(command),))
+
     def run(self, cfg: TorchProfilerConfig, ctx: StageContext) -> StageOutput:
         """Run both passes in a child and report what it wrote."""
         if ctx.config.workload.command is not None:
             return profile_program(cfg, ctx)
-        overrides = [*workload_overrides(ctx.config), *stage_overrides(self.name, asdict(cfg))]
         forget_results(ctx.out_dir)
-        argv = launch_ranks(build_work_argv(PROFILE_RUNNER, overrides, hydra_run_dir=ctx.out_dir), ctx.config.run)
+        argv = _work_argv(cfg, ctx)
         index = gpu_index(ctx.config.run.device, os.environ) if ctx.host.gpus else None
         with sample_gpu(index) as sampled:
             result = ctx.run_command(argv, timeout_s=cfg.timeout_s, label=self.name)
         require_success(result, "the profiled workload", stage=self.name)
+        # Before any name of it is shortened: half a secret is not known as one.
+        ctx.run_command.redactor.file(ctx.out_dir / TRACE_FILE)
         data, traced = describe_trace(cfg, ctx.out_dir, tokens=cfg.token_budget(ctx.config.infer.max_new_tokens))
         source = f"{self.name}/{METRICS_FILE}"
         generated, sections = collect_generated(ctx.run_dir, ctx.out_dir)
@@ -114,12 +119,17 @@ class TorchProfilerStage:
         )
 
 
+def _work_argv(cfg: TorchProfilerConfig, ctx: StageContext) -> list[str]:
+    overrides = [*workload_overrides(ctx.config), *stage_overrides(TORCH_PROFILER, asdict(cfg))]
+    return launch_ranks(build_work_argv(PROFILE_RUNNER, overrides, hydra_run_dir=ctx.out_dir), ctx.config.run)
+
+
 def describe_trace(
     cfg: TorchProfilerConfig, out_dir: Path, *, tokens: int
 ) -> tuple[MetricsDocument, tuple[StageFile, ...]]:
     """Read the trace the child left; metrics.json with the modules' shares in it, and the files a report reads."""
     # numpy is imported only when there is a trace to read.
-    from llm_perf_opt.profiling.trace_tables import TRACE_FILE, write_trace_files
+    from llm_perf_opt.profiling.trace_tables import write_trace_files
 
     data = read_metrics(out_dir)
     by_shape = cfg.group_by_input_shape and cfg.record_shapes

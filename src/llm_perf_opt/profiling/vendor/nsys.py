@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from llm_perf_opt.core.names import RANK_PREFIX
 from llm_perf_opt.errors import ConfigError
@@ -19,6 +20,8 @@ _KEEP_EXIT_CODE = (
 )
 
 
+# What becomes of a report: kept if no secret is in it, kept whatever is in it, or removed once it was exported.
+KeepReport = Literal["clean", "always", "never"]
 RANK_SUFFIX = f".{RANK_PREFIX}%q{{RANK}}"
 # Two nsys that start in the same moment can lose their agents ("Agent launcher failed"); later ones do not disturb.
 _IN_TURN = 'sleep "$((LOCAL_RANK * 3))"; exec "$@"'
@@ -29,7 +32,7 @@ def build_nsys_cmd(
     work_argv: Sequence[str],
     *,
     nsys: str = "nsys",
-    trace: str = "cuda,nvtx,osrt",
+    trace: str | Sequence[str] = "cuda,nvtx,osrt",
     sample: str = "none",
     cpuctxsw: str = "none",
     capture: str = "none",
@@ -45,8 +48,12 @@ def build_nsys_cmd(
 ) -> list[str]:
     """`nsys profile` around a workload. Writes `<out_base>.nsys-rep`, or `<out_base>.N.nsys-rep` when repeating.
 
-    `per_rank`: it is one of several that torchrun starts, and its report carries the number of the rank.
+    `nvtx_capture="none"` applies no gate, whatever `capture` says. `per_rank`: it is one of several that torchrun
+    starts, and its report carries the number of the rank.
     """
+    trace = trace if isinstance(trace, str) else ",".join(trace)
+    if capture == "nvtx" and nvtx_capture == "none":
+        capture = "none"
     if capture == "nvtx" and not (nvtx_capture or "").strip():
         raise ConfigError("nvtx_capture: needed because capture_range is nvtx, allowed: the name of an NVTX range")
     argv = [

@@ -16,17 +16,20 @@ from llm_perf_opt.report.compare.text import (
     FORCED,
     KERNEL_COLUMNS,
     ROW_COLUMNS,
+    about_rows,
     changed_kernels,
     gate_words,
     kernel_cells,
     metric_notes,
     metric_table,
     row_cells,
+    value_notes,
+    verdict_words,
 )
 from llm_perf_opt.report.page.glossary import heading, upper_first, words
 
 PACKAGE = "llm_perf_opt.report"
-TONE = {"better": "good", "same": "good", "worse": "bad", "failed": "bad", "mixed": "warn", "inconclusive": "warn"}
+TONE = {"better": "good", "same": "good", "worse": "bad", "failed": "bad"}
 KERNELS, ROWS = 200, 40
 # Of a timeline; a page with more rectangles scrolls badly.
 MOST_KERNELS = 4000
@@ -79,11 +82,14 @@ def render_page(found: CompareDocument, timelines: tuple[TimelineWindow | None, 
         .get_template("compare.html.j2")
         .render(
             found=found,
-            tone=TONE[found.verdict],
+            tone=TONE.get(found.verdict, "warn"),
+            verdict=verdict_words(found),
+            title=page_title(found),
+            about=about_rows(found),
             forced=FORCED,
             metrics=interval_bars(found.metrics),
             metric_columns=metric_table(found.metrics)[0],
-            metric_notes=metric_notes(found.metrics),
+            metric_notes=[*value_notes(found.metrics), *metric_notes(found.metrics)],
             gates=[(gate, gate_words(gate)) for gate in found.gates],
             waterfalls=[waterfall_bars(w) for w in found.waterfalls],
             kernel_columns=KERNEL_COLUMNS,
@@ -95,6 +101,11 @@ def render_page(found: CompareDocument, timelines: tuple[TimelineWindow | None, 
             style=style_sheet(),
         )
     )
+
+
+def page_title(found: CompareDocument) -> str:
+    """What a tab or a subject line needs: the verdict of what."""
+    return f"{verdict_words(found)}: {found.what or found.candidate.name}"
 
 
 def page_environment() -> Environment:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from llm_perf_opt.analysis.compare.comparison import CompareDocument, MetricComparison, unit_of
+from llm_perf_opt.analysis.compare.comparison import CompareDocument, MetricComparison, departs, unit_of
 from llm_perf_opt.analysis.compare.differences import DifferenceWaterfall, KernelChange, RowChange
 from llm_perf_opt.analysis.compare.gate import GateResult
 from llm_perf_opt.core.markdown import code, escape, table
@@ -18,12 +18,14 @@ FORCED = "compared by force although these differ"
 
 def render_terminal(found: CompareDocument, *, top: int = KERNELS) -> str:
     """Verdict first, then why."""
-    lines = [f"{found.verdict.upper()}: {found.base.name} → {found.candidate.name}", found.sentence]
+    lines = [f"{verdict_words(found).upper()}: {found.base.name} → {found.candidate.name}", found.sentence]
+    lines += [f"compared: {found.what}"] if found.what else []
     lines += [f"FORCED, {FORCED}: {'; '.join(found.forced)}"] if found.forced else []
     lines += [f"gate {gate.condition}: {gate.status} ({gate_words(gate)})" for gate in found.gates]
     if found.metrics:
         columns, rows = metric_table(found.metrics)
         lines += ["", terminal_table(columns, rows, right=(1, 2, 3))]
+        lines += [f"note: {note}" for note in value_notes(found.metrics)]
     for waterfall in found.waterfalls:
         rows = [(label, ms) for label, ms in waterfall_cells(waterfall)]
         lines += ["", f"where it went: {waterfall.title}", terminal_table(("step", "ms"), rows, right=(1,), rule=False)]
@@ -45,9 +47,27 @@ def render_terminal(found: CompareDocument, *, top: int = KERNELS) -> str:
     return "\n".join([*lines, *(f"note: {note}" for note in found.notes)])
 
 
+def verdict_words(found: CompareDocument) -> str:
+    """The verdict as it is shown: of one start each, that is part of it."""
+    one_start = min(found.base.starts, found.candidate.starts) == 1
+    return f"{found.verdict}, one start each" if found.verdict.endswith("observed") and one_start else found.verdict
+
+
+def about_rows(found: CompareDocument) -> list[tuple[str, str, str]]:
+    """What each side is: one row a fact, both sides."""
+    sides = [{fact.label: fact.text for fact in side.about} for side in (found.base, found.candidate)]
+    rows = [(label, sides[0].get(label, "—"), sides[1].get(label, "—")) for label in {**sides[0], **sides[1]}]
+    passes = found.base.passes, found.candidate.passes
+    starts = found.base.starts, found.candidate.starts
+    rows += [("passes", str(passes[0]), str(passes[1]))] if any(passes) else []
+    rows += [("starts", str(starts[0]), str(starts[1]))] if starts != passes else []
+    return [("path", found.base.name, found.candidate.name), *rows]
+
+
 def render_markdown(found: CompareDocument) -> str:
     """For a comment under a pull request; details are folded."""
-    lines = [f"### llm-perf compare: {found.verdict}", "", f"**{escape(found.sentence)}**", ""]
+    lines = [f"### llm-perf compare: {verdict_words(found)}", "", f"**{escape(found.sentence)}**", ""]
+    lines += [f"Compared: {escape(found.what)}", ""] if found.what else []
     if found.forced:
         lines += [f"> ⚠️ **Forced**, {FORCED}: {escape('; '.join(found.forced))}", ""]
     if found.gates:
@@ -57,6 +77,9 @@ def render_markdown(found: CompareDocument) -> str:
         columns, metrics = metric_table(found.metrics)
         cells = [[escape(cell) for cell in row] for row in metrics]
         lines += [*table(columns, cells, right=("base", "candidate", "change")), ""]
+        lines += (
+            [*(f"- {escape(note)}" for note in value_notes(found.metrics)), ""] if value_notes(found.metrics) else []
+        )
     for waterfall in found.waterfalls:
         steps = [(escape(label), ms) for label, ms in waterfall_cells(waterfall)]
         lines += _folded(f"Where it went: {waterfall.title}", table(("step", "ms"), steps, right=("ms",)))
@@ -76,7 +99,8 @@ def render_markdown(found: CompareDocument) -> str:
         settings = [f"- {'**' if c.matters else ''}{escape(c.text)}{'**' if c.matters else ''}" for c in found.settings]
         lines += _folded(f"What else changed ({len(found.settings)})", settings)
     lines += [f"- {escape(note)}" for note in found.notes]
-    lines += ["", f"Base {code(found.base.name)}, candidate {code(found.candidate.name)}."]
+    about = [(escape(label), code(base), code(candidate)) for label, base, candidate in about_rows(found)]
+    lines += ["", *_folded("What was compared", table(("", "base", "candidate"), about))]
     return "\n".join(lines) + "\n"
 
 
@@ -96,6 +120,17 @@ def metric_notes(metrics: Sequence[MetricComparison]) -> list[str]:
     return [f"{', '.join(names)}: {how}" for how, names in found.items()]
 
 
+def value_notes(metrics: Sequence[MetricComparison]) -> list[str]:
+    """Where base and candidate are not the plain medians, these."""
+    return [
+        f"{row.metric}: values of the estimator, which compares each sample with itself; the medians of all values are "
+        f"{format_quantity(row.base.median, unit_of(row.metric))} and "
+        f"{format_quantity(row.candidate.median, unit_of(row.metric))}"
+        for row in metrics
+        if departs(row)
+    ]
+
+
 def _values(count: int) -> str:
     return "1 value" if count == 1 else f"{count} values"
 
@@ -103,8 +138,9 @@ def _values(count: int) -> str:
 def metric_cells(row: MetricComparison) -> tuple[str, ...]:
     unit = unit_of(row.metric)
     interval = "unknown" if row.low is None or row.high is None else f"{percent(row.low)} to {percent(row.high)}"
+    interval += "" if row.knows_starts or row.low is None else " (one start)"
     more = "" if row.repeats_needed is None else f"about {row.repeats_needed} repeats"
-    values = [format_quantity(level.median, unit) for level in (row.base, row.candidate)]
+    values = [format_quantity(value, unit) for value in (row.base_value, row.candidate_value)]
     return (row.metric, *values, percent(row.ratio), interval, row.verdict, more)
 
 

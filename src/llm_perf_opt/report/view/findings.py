@@ -145,8 +145,7 @@ def _saves(group: Sequence[Finding], facts: RunFacts) -> str:
     first = group[0]
     whole = WHOLE.get(first.scope)
     if first.capture_share is not None and whole is not None:
-        once = ", a one-time cost" if first.is_one_time else ""
-        return f"{format_percent(first.capture_share)} of {whole} at stake{once}"
+        return f"{format_percent(first.capture_share)} of {whole} at stake"
     if first.saves_ms is None:
         return NO_TIME
     if first.scope == PROGRAM and first.floor_ns is None:

@@ -34,7 +34,7 @@ from llm_perf_opt.report.view.findings import gain_of, gain_of_saving, saved_in_
 from llm_perf_opt.report.view.modules import ModulesView, operators_split
 from llm_perf_opt.report.view.roofline import mbu_of, mfu_of
 from llm_perf_opt.report.view.shown import BoundDistance, Shown, Tile, TimeSplit, show
-from llm_perf_opt.report.view.subject import CLEAN_OPTION, Subject
+from llm_perf_opt.report.view.subject import CLEAN_OPTION, PageSubject
 from llm_perf_opt.report.view.waterfall import distance_of, request_split, split_of
 
 Tone = Literal["good", "warn", "bad", "unknown"]
@@ -80,8 +80,11 @@ class HeadlineView:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What was found, in one sentence and a few numbers, before a subject says what it is of."""
+class HeadlineAnswer:
+    """What was found, in one sentence and a few numbers, before a subject says what it is of.
+
+    `is_answer`: the sentence says where time goes, not only that nothing is known of it.
+    """
 
     verdict: str
     tone: Tone
@@ -91,43 +94,50 @@ class Answer:
     split: TimeSplit | None = None
     distance: BoundDistance | None = None
     is_unjudged: bool = False
+    is_answer: bool = False
 
 
-def answer_of(files: RunFiles, facts: RunFacts, waterfalls: tuple[Waterfall, ...], diagnosis: Diagnosis) -> Answer:
+def answer_of(
+    files: RunFiles, facts: RunFacts, waterfalls: tuple[Waterfall, ...], diagnosis: Diagnosis
+) -> HeadlineAnswer:
     """Of the clean phases; of the capture where nothing else was timed; of ncu's kernels where there is no more."""
     if isinstance(files.ncu, Found) and isinstance(files.capture, Unknown) and _is_nothing_else(files, facts):
         found = files.ncu.content
-        return Answer(verdict=ncu_verdict(found), tone="unknown", tiles=ncu_tiles(files.ncu), split=ncu_split(found))
+        return HeadlineAnswer(
+            verdict=ncu_verdict(found), tone="unknown", tiles=ncu_tiles(files.ncu), split=ncu_split(found)
+        )
     best = best_finding(diagnosis.claims, facts)
     split = request_split(files, facts) if best is not None and best.phase == REQUEST else None
     capture = _capture_alone(files, facts)
     if capture is not None:
         about = next((f for f in diagnosis.claims if f.rule == diagnosis.verdict.rule), best)
-        return Answer(
+        return HeadlineAnswer(
             verdict=diagnosis.verdict.text,
             tone=TONES[diagnosis.verdict.kind],
             tiles=captured_tiles(capture, diagnosis),
             promised=None if about is None else about.title,
             split=split or captured_split(diagnosis) or host_alone_split(capture.content),
-            is_unjudged=capture.content.host_alone is not UNSET,
+            is_unjudged=capture.content.host_alone is not UNSET and not diagnosis.claims,
+            is_answer=diagnosis.verdict.kind not in ("no_gpu_work", "nothing_measured"),
         )
     verdict, tone, phase = _verdict(waterfalls, diagnosis.claims, facts, best)
     if diagnosis.verdict.scope == PROGRAM:
         split = captured_split(diagnosis)
         verdict = verdict if best is not None else diagnosis.verdict.text
     fall = _shown_first(waterfalls, phase, facts)
-    return Answer(
+    return HeadlineAnswer(
         verdict=verdict,
         tone=tone,
         tiles=_tiles(files, facts),
         phase=fall.phase if fall is not None else phase or DECODE,
         promised=None if best is None else best.title,
+        is_answer=best is not None,
         split=split or (None if fall is None else split_of(fall)),
         distance=None if fall is None else distance_of(fall),
     )
 
 
-def model_headline(files: RunFiles, facts: RunFacts, answer: Answer, modules: ModulesView) -> HeadlineView:
+def model_headline(files: RunFiles, facts: RunFacts, answer: HeadlineAnswer, modules: ModulesView) -> HeadlineView:
     """Of a run of our own model loop."""
     return HeadlineView(
         title=model_name(files),
@@ -148,7 +158,7 @@ def model_headline(files: RunFiles, facts: RunFacts, answer: Answer, modules: Mo
 
 
 def capture_headline(
-    files: RunFiles, facts: RunFacts, answer: Answer, modules: ModulesView, *, has_phases: bool
+    files: RunFiles, facts: RunFacts, answer: HeadlineAnswer, modules: ModulesView, *, has_phases: bool
 ) -> HeadlineView:
     """Of given captures: nothing is said of what they cannot know."""
     return HeadlineView(
@@ -179,7 +189,7 @@ def why_no_distance(phase: str) -> Unknown:
 
 
 def load_headline(
-    files: RunFiles, facts: RunFacts, answer: Answer, modules: ModulesView, subject: Subject
+    files: RunFiles, facts: RunFacts, answer: HeadlineAnswer, modules: ModulesView, subject: PageSubject
 ) -> HeadlineView:
     """Of a server under load, with what a window of a profiler showed inside it."""
     assert subject.load is not None

@@ -7,7 +7,7 @@ from llm_perf_opt.core.units import digits, format_bytes
 from llm_perf_opt.diagnosis.facts import Known, MemoryFacts, Quantity, RunFacts, Unknown
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.shown import Cell, Shown, show
-from llm_perf_opt.report.view.subject import MODEL, Subject
+from llm_perf_opt.report.view.subject import MODEL, PageSubject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class MemoryView:
         return reasons[0] if len(reasons) == len(self.rows) and self.power_missing is not None else None
 
 
-def memory_view(files: RunFiles, facts: RunFacts, subject: Subject = MODEL) -> MemoryView:
+def memory_view(files: RunFiles, facts: RunFacts, subject: PageSubject = MODEL) -> MemoryView:
     """Of a program without a known model and of given captures only what is known: the rest is no gap in the run."""
     memory = facts.memory
     rows: tuple[tuple[str, Quantity], ...] = (

@@ -11,7 +11,7 @@ from llm_perf_opt.core.units import format_ms, format_percent
 from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.report.run_files import Found, OperatorRow, RunFiles
 from llm_perf_opt.report.view.shown import TimePart, TimeSplit
-from llm_perf_opt.report.view.subject import MODEL, Subject
+from llm_perf_opt.report.view.subject import MODEL, PageSubject
 
 OPERATORS_SHOWN = 25
 # On the bar of the first screen.
@@ -115,7 +115,7 @@ def _beside_wall(view: ModulesView, total_ms: float, wall_ms: float) -> str:
     )
 
 
-def modules_view(files: RunFiles, subject: Subject = MODEL) -> ModulesView:
+def modules_view(files: RunFiles, subject: PageSubject = MODEL) -> ModulesView:
     """What only our own loop measures is missing of no other subject.
 
     Of a program a table of modules is shown where the trace names some, since `other` alone says nothing.

@@ -8,7 +8,7 @@ from llm_perf_opt.diagnosis.host_scope import is_enough
 from llm_perf_opt.report.facts import clean_metric
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.headline import (
-    Answer,
+    HeadlineAnswer,
     HeadlineView,
     Tone,
     device_name,
@@ -19,7 +19,7 @@ from llm_perf_opt.report.view.headline import (
 from llm_perf_opt.report.view.modules import ModulesView, operators_split
 from llm_perf_opt.report.view.sections import SectionView, table_view
 from llm_perf_opt.report.view.shown import Shown, Tile, show
-from llm_perf_opt.report.view.subject import Subject, program_of
+from llm_perf_opt.report.view.subject import PageSubject, program_of
 
 # Measured ceilings are exact to some percent; what is faster than this share of a bound was not bound by it.
 BEATEN = 0.9
@@ -36,7 +36,7 @@ NO_PHASES = ("wall_ms", "ttft_ms", "itl_ms")
 
 
 def program_headline(
-    files: RunFiles, facts: RunFacts, answer: Answer, modules: ModulesView, subject: Subject
+    files: RunFiles, facts: RunFacts, answer: HeadlineAnswer, modules: ModulesView, subject: PageSubject
 ) -> HeadlineView:
     """Its own name, its end, and what is known of it."""
     wall = clean_metric(files.manifest, "wall_ms")
@@ -70,7 +70,12 @@ def program_headline(
 
 
 def _verdict(
-    files: RunFiles, facts: RunFacts, answer: Answer, subject: Subject, wall: Quantity, tiles: tuple[Tile, ...]
+    files: RunFiles,
+    facts: RunFacts,
+    answer: HeadlineAnswer,
+    subject: PageSubject,
+    wall: Quantity,
+    tiles: tuple[Tile, ...],
 ) -> tuple[str, Tone]:
     if subject.crashed is not None:
         return f"The program did not run to its end: {subject.crashed.said}", "bad"
@@ -80,8 +85,8 @@ def _verdict(
         if isinstance(files.host, Found) and is_enough(files.host.content):
             # Its stacks say where the time went: that answer needs no marks.
             return f"{answer.verdict} It ran {wall.value / 1e3:.3g} s without a profiler.", answer.tone
-        # What its capture tells comes first, where that is a finding.
-        return text if answer.promised is None else f"{answer.verdict} {text}", answer.tone
+        # What its capture tells comes first.
+        return f"{answer.verdict} {text}" if answer.is_answer else text, answer.tone
     if not tiles and isinstance(files.metrics, Found):
         if isinstance(files.host, Found) and is_enough(files.host.content):
             return f"{answer.verdict} It did not end by itself and was ended.", answer.tone
@@ -90,7 +95,7 @@ def _verdict(
     return (answer.verdict, answer.tone) if wrong is None else (wrong, "bad")
 
 
-def _why_no_distance(tiles: tuple[Tile, ...], subject: Subject) -> Unknown | None:
+def _why_no_distance(tiles: tuple[Tile, ...], subject: PageSubject) -> Unknown | None:
     """Of a program whose model nobody named; of one that marks no steps, that too."""
     why = subject.no_bounds
     if why is None or any(tile.key == "tpot" for tile in tiles):
@@ -166,7 +171,7 @@ def phases_section(files: RunFiles) -> tuple[SectionView, ...]:
         paragraphs=(text,),
         metrics=(),
         tables=(table_view(table),),
-        picture=None,
+        pictures=(),
         links=(),
     )
     return (view,)

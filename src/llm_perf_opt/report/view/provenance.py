@@ -13,7 +13,7 @@ from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.facts import RunFacts
 from llm_perf_opt.report.run_files import RunFiles
 from llm_perf_opt.report.view.findings import IN_PROVENANCE
-from llm_perf_opt.report.view.subject import Subject
+from llm_perf_opt.report.view.subject import PageSubject
 
 # Nobody waits for ten years.
 LONGEST_S = 315_360_000.0
@@ -96,7 +96,7 @@ def _reason(stage: StageRecord, *, has_log: bool) -> str:
 
 
 def provenance_view(
-    files: RunFiles, facts: RunFacts, sources: tuple[str, ...], found: tuple[Finding, ...], subject: Subject
+    files: RunFiles, facts: RunFacts, sources: tuple[str, ...], found: tuple[Finding, ...], subject: PageSubject
 ) -> ProvenanceView:
     """Of given captures and of a load no stage is missing; how a program has bounds is said elsewhere, once."""
     manifest = files.manifest

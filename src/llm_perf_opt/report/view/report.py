@@ -30,7 +30,7 @@ from llm_perf_opt.report.view.provenance import Failure, ProvenanceView, failure
 from llm_perf_opt.report.view.roofline import RooflineView, roofline_view
 from llm_perf_opt.report.view.sections import SectionView, diagnosis_section, sections_view
 from llm_perf_opt.report.view.shown import Shown
-from llm_perf_opt.report.view.subject import Subject, phases_shown, subject_of
+from llm_perf_opt.report.view.subject import PageSubject, phases_shown, subject_of
 from llm_perf_opt.report.view.timeline import TimelineView, timeline_view
 from llm_perf_opt.report.view.waterfall import RequestView, WaterfallView, request_view, waterfalls_view
 
@@ -45,7 +45,7 @@ class ReportView:
     `sections` are those of the stages, `first_sections` those of a program's phases.
     """
 
-    subject: Subject
+    subject: PageSubject
     headline: HeadlineView
     waterfalls: tuple[WaterfallView, ...]
     request: RequestView | None
@@ -225,7 +225,7 @@ def _headline(
     falls: tuple[Waterfall, ...],
     diagnosis: Diagnosis,
     modules: ModulesView,
-    subject: Subject,
+    subject: PageSubject,
 ) -> HeadlineView:
     answer = answer_of(files, facts, falls, diagnosis)
     if subject.kind == "load":

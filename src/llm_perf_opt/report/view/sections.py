@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.records import Metric, StageRecord
-from llm_perf_opt.core.sections import PICTURES, Link, Section, SectionTable, cell_text
+from llm_perf_opt.core.sections import PICTURES, Link, Picture, Section, SectionTable, cell_text
 from llm_perf_opt.core.units import format_quantity
 from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.report.run_files import RunFiles
@@ -35,6 +35,7 @@ class PictureView:
     path: str
     shows: str
     data_uri: str
+    label: str = ""
     missing: Unknown | None = None
 
 
@@ -48,13 +49,13 @@ class SectionView:
     paragraphs: tuple[str, ...]
     metrics: tuple[tuple[str, Cell], ...]
     tables: tuple[TableView, ...]
-    picture: PictureView | None
+    pictures: tuple[PictureView, ...]
     links: tuple[Link, ...]
 
     @property
     def is_picture(self) -> bool:
         """Whether a picture is all there is, so that two fit beside each other."""
-        return self.picture is not None and not (self.paragraphs or self.metrics or self.tables or self.links)
+        return bool(self.pictures) and not (self.paragraphs or self.metrics or self.tables or self.links)
 
 
 def sections_view(files: RunFiles) -> tuple[SectionView, ...]:
@@ -75,7 +76,7 @@ def diagnosis_section(section: Section) -> SectionView:
         paragraphs=section.paragraphs,
         metrics=(),
         tables=tuple(table_view(table) for table in section.tables),
-        picture=None,
+        pictures=(),
         links=(),
     )
 
@@ -88,7 +89,7 @@ def _section(key: str, stage: StageRecord, section: Section, files: RunFiles) ->
         paragraphs=section.paragraphs,
         metrics=tuple((name, _metric(name, stage)) for name in section.metrics),
         tables=tuple(table_view(table) for table in section.tables),
-        picture=_picture(section, files),
+        pictures=tuple(_picture(picture, files) for picture in section.pictures),
         links=section.links,
     )
 
@@ -128,14 +129,11 @@ def table_view(table: SectionTable) -> TableView:
     )
 
 
-def _picture(section: Section, files: RunFiles) -> PictureView | None:
-    if section.picture is None:
-        return None
-    path, shows = section.picture.path, section.picture.shows
+def _picture(picture: Picture, files: RunFiles) -> PictureView:
+    path, shows = picture.path, picture.shows
     found = files.pictures[path]
     if isinstance(found, Unknown):
-        return PictureView(path=path, shows=shows, data_uri="", missing=found)
+        return PictureView(path=path, shows=shows, data_uri="", label=picture.label, missing=found)
     kind = PICTURES[PurePosixPath(path).suffix.lower()]
-    return PictureView(
-        path=path, shows=shows, data_uri=f"data:{kind};base64,{base64.b64encode(found.content).decode()}"
-    )
+    data_uri = f"data:{kind};base64,{base64.b64encode(found.content).decode()}"
+    return PictureView(path=path, shows=shows, data_uri=data_uri, label=picture.label)

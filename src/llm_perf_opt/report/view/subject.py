@@ -19,7 +19,7 @@ LOAD_STAGE = "bench"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class PageSubject:
     """`command` is the program's own, `crashed` the stage whose clean pass it did not survive.
 
     `has_model`: it is known which model ran, so that there can be bounds. `has_capture`: a profiler looked inside.
@@ -59,10 +59,10 @@ class Subject:
         )
 
 
-MODEL = Subject(kind="model")
+MODEL = PageSubject(kind="model")
 
 
-def subject_of(files: RunFiles) -> Subject:
+def subject_of(files: RunFiles) -> PageSubject:
     """By the manifest and the files there are."""
     command = program_of(files)
     load = files.manifest.stage(LOAD_STAGE)
@@ -73,7 +73,7 @@ def subject_of(files: RunFiles) -> Subject:
         kind = "capture"
     elif command:
         kind = "program"
-    return Subject(
+    return PageSubject(
         kind=kind,
         command=command,
         crashed=_crashed_stage(files) if kind == "program" else None,
@@ -113,7 +113,7 @@ def _failed_under_torch(files: RunFiles) -> bool:
     return bool(stage.commands) and stage.commands[-1].exit_code != 0
 
 
-def phases_shown(subject: Subject, facts: RunFacts) -> tuple[str, ...]:
+def phases_shown(subject: PageSubject, facts: RunFacts) -> tuple[str, ...]:
     """The phases a page has: both for our own inference, of a program those timed, of a capture those in it."""
     if subject.kind == "capture":
         return tuple(name for name, phase in facts.phases.items() if _is_known(phase))

@@ -10,7 +10,7 @@ from llm_perf_opt.diagnosis.waterfall import KnownStep, UnknownStep, Waterfall
 from llm_perf_opt.report.facts import clean_metric
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.shown import BoundDistance, TimePart, TimeSplit, format_spread
-from llm_perf_opt.report.view.subject import CLEAN_OPTION, MODEL, Subject, phases_shown
+from llm_perf_opt.report.view.subject import CLEAN_OPTION, MODEL, PageSubject, phases_shown
 
 # Narrower bars would vanish on the screen.
 MIN_WIDTH_PCT = 0.25
@@ -65,7 +65,9 @@ class WaterfallView:
         return "from the limit to what was measured" if has_bound else "where the time goes"
 
 
-def waterfalls_view(waterfalls: Sequence[Waterfall], facts: RunFacts, subject: Subject) -> tuple[WaterfallView, ...]:
+def waterfalls_view(
+    waterfalls: Sequence[Waterfall], facts: RunFacts, subject: PageSubject
+) -> tuple[WaterfallView, ...]:
     """Those of the phases the subject has; without a model to compare with, those that say more than the wall time."""
     shown = phases_shown(subject, facts)
     views = [
@@ -78,7 +80,7 @@ def waterfalls_view(waterfalls: Sequence[Waterfall], facts: RunFacts, subject: S
     return tuple(view for view in views if {row.kind for row in view.rows} - {"wall", "unexplained"})
 
 
-def waterfall_view(waterfall: Waterfall, steps: float | None = None, subject: Subject = MODEL) -> WaterfallView:
+def waterfall_view(waterfall: Waterfall, steps: float | None = None, subject: PageSubject = MODEL) -> WaterfallView:
     """`steps` is how often the phase's step happens in a request."""
     known = [step for step in waterfall.steps if isinstance(step, KnownStep)]
     scale = max((step.to_ms for step in known), default=0.0)
@@ -247,7 +249,7 @@ class RequestView:
     is_whole: bool = True
 
 
-def request_view(files: RunFiles, facts: RunFacts, subject: Subject = MODEL) -> RequestView | None:
+def request_view(files: RunFiles, facts: RunFacts, subject: PageSubject = MODEL) -> RequestView | None:
     """None where neither phase was timed without a profiler: there is no bar of one unknown part.
 
     Only our own loop times every part: of other subjects none is missing.

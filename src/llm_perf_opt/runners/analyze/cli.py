@@ -229,9 +229,7 @@ def _analyze(args: argparse.Namespace, kinds: list[str], context: CaptureContext
     # numpy is imported only now, so that --help and a wrong file name answer at once.
     import msgspec
 
-    from llm_perf_opt.core.terminal import show
     from llm_perf_opt.runners.analyze.read import read_captures
-    from llm_perf_opt.runners.analyze.text import render_analysis
 
     if args.output is not None:
         from llm_perf_opt.runners.analyze.run import require_free, write_run
@@ -251,6 +249,9 @@ def _analyze(args: argparse.Namespace, kinds: list[str], context: CaptureContext
     if args.json:
         print_json(msgspec.to_builtins(analysis))
         return EXIT_OK
+    from llm_perf_opt.core.terminal import show
+    from llm_perf_opt.runners.analyze.text import render_analysis
+
     show(render_analysis(analysis, top=max(1, args.top)))
     if args.output is not None:
         print(f"\nwritten: {args.output / 'report.html'}")

@@ -1,14 +1,13 @@
-"""Draws what sections of a capture show: files in the run directory, by the title of their section."""
+"""Draws what sections of a capture show: files in the run directory, by the key of their section."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import UNSET
 
 from llm_perf_opt.analysis.timeline.memory import MemoryCurve
 from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis
-from llm_perf_opt.core.sections import Picture, Section
+from llm_perf_opt.core.sections import Picture
 from llm_perf_opt.core.units import digits
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.report.charts import ScatterPoint, scatter_svg, steps_svg
@@ -26,14 +25,10 @@ def write_pictures(run_dir: Path, stage: str, analysis: CaptureAnalysis) -> dict
     if analysis.memory is not UNSET:
         drawn[MEMORY] = ("memory.svg", _memory(analysis.memory), "bytes held by torch's allocator over the trace")
     found = {}
-    for title, (name, text, shows) in drawn.items():
+    for key, (name, text, shows) in drawn.items():
         (run_dir / stage / name).write_text(text, encoding="utf-8")
-        found[title] = Picture(path=f"{stage}/{name}", shows=shows)
+        found[key] = Picture(path=f"{stage}/{name}", shows=shows)
     return found
-
-
-def with_pictures(sections: Sequence[Section], pictures: Mapping[str, Picture]) -> tuple[Section, ...]:
-    return tuple(replace(s, picture=pictures[s.title]) if s.title in pictures else s for s in sections)
 
 
 def _shapes(shapes: ShapesAnalysis) -> str:

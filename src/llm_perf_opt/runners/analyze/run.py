@@ -12,12 +12,13 @@ from llm_perf_opt.core.files import real_path
 from llm_perf_opt.core.manifest import RunManifest, write_manifest
 from llm_perf_opt.core.names import ANALYSIS_FILE, NSYS, OPERATORS_CSV, TORCH_PROFILER
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord
+from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.capture_files import capture_metrics, write_analysis, write_operators
 from llm_perf_opt.report.write import write_reports
 from llm_perf_opt.runners.analyze.cli import CaptureContext, context_stages
 from llm_perf_opt.runners.analyze.kinds import NCU, TORCH
-from llm_perf_opt.runners.analyze.pictures import with_pictures, write_pictures
+from llm_perf_opt.runners.analyze.pictures import write_pictures
 from llm_perf_opt.runners.analyze.read import AnalyzedCaptures
 from llm_perf_opt.runners.analyze.sections import capture_sections
 
@@ -66,7 +67,10 @@ def write_run(output: Path, files: Sequence[Path], found: AnalyzedCaptures, cont
         overrides=context.overrides,
         stages=tuple(stages),
     )
-    write_manifest(run_dir, manifest)
+    # A page of somebody's capture is made to be shared; names in it may hold a token.
+    redactor = Redactor.of(os.environ)
+    redactor.folder(run_dir)
+    write_manifest(run_dir, manifest, redactor)
     write_reports(run_dir)
 
 
@@ -86,7 +90,7 @@ def _timeline_stage(run_dir: Path, found: AnalyzedCaptures, now: str) -> StageRe
         files=tuple(files),
         metrics=capture_metrics(found.analysis, source=f"{name}/{ANALYSIS_FILE}", kind=found.kind),
         notes=found.analysis.notes,
-        sections=with_pictures(capture_sections(found.analysis, source=f"{name}/{ANALYSIS_FILE}"), pictures),
+        sections=capture_sections(found.analysis, source=f"{name}/{ANALYSIS_FILE}", pictures=pictures),
     )
 
 

@@ -1,6 +1,6 @@
 """What a capture says beyond ranges, kernels and findings, as sections: the same on the terminal and on the page."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import UNSET
 
@@ -10,7 +10,7 @@ from llm_perf_opt.analysis.timeline.graphs import GraphReplays
 from llm_perf_opt.analysis.timeline.memory import MemoryCurve
 from llm_perf_opt.analysis.timeline.rows import CopyRow, CounterRow
 from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis
-from llm_perf_opt.core.sections import Cell, Section, SectionTable
+from llm_perf_opt.core.sections import Cell, Picture, Section, SectionTable
 from llm_perf_opt.core.units import format_bytes, format_percent
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.profiling.idle_sections import idle_sections
@@ -19,17 +19,20 @@ from llm_perf_opt.profiling.rank_sections import filled, rank_sections
 # On the page; the terminal shows fewer, analysis.json all.
 ROWS = 60
 PYTHON_ROWS = 25
-SHAPES = "Shapes"
-MEMORY = "Allocated memory"
+# The sections that have a picture, by key.
+SHAPES, MEMORY = "shapes", "memory"
+NO_PICTURES: Mapping[str, Picture] = {}
 NO_BREAK = "\u00a0"
 
 
-def capture_sections(analysis: CaptureAnalysis, *, source: str | None = None) -> tuple[Section, ...]:
+def capture_sections(
+    analysis: CaptureAnalysis, *, source: str | None = None, pictures: Mapping[str, Picture] = NO_PICTURES
+) -> tuple[Section, ...]:
     """The sections that have something to show. `source` is the file of a run that holds the numbers."""
-    return tuple(_sections(analysis, source))
+    return tuple(_sections(analysis, source, pictures))
 
 
-def _sections(analysis: CaptureAnalysis, source: str | None) -> Iterator[Section]:
+def _sections(analysis: CaptureAnalysis, source: str | None, pictures: Mapping[str, Picture]) -> Iterator[Section]:
     yield from idle_sections(analysis, source=source)
     if analysis.copies:
         yield _copies(analysis.copies, source)
@@ -38,13 +41,13 @@ def _sections(analysis: CaptureAnalysis, source: str | None) -> Iterator[Section
     if analysis.ranks is not UNSET:
         yield from rank_sections(analysis.ranks, source)
     if analysis.shapes is not UNSET:
-        yield _shapes(analysis.shapes, source)
+        yield _shapes(analysis.shapes, source, pictures.get(SHAPES))
     if analysis.graph_replays is not UNSET:
         yield _replays(analysis.graph_replays, source)
     if analysis.critical_paths is not UNSET:
         yield _critical(analysis.critical_paths, source)
     if analysis.memory is not UNSET:
-        yield _memory(analysis.memory, source)
+        yield _memory(analysis.memory, source, pictures.get(MEMORY))
     if analysis.python is not UNSET:
         yield _python(analysis.python, source)
 
@@ -97,7 +100,7 @@ def _counters(rows: Sequence[CounterRow], source: str | None) -> Section:
     return Section(title="Hardware counters", paragraphs=(text,), tables=(table,))
 
 
-def _shapes(shapes: ShapesAnalysis, source: str | None) -> Section:
+def _shapes(shapes: ShapesAnalysis, source: str | None, picture: Picture | None) -> Section:
     rows = shapes.rows[:ROWS]
     covered = format_percent(shapes.covered_ns / shapes.kernel_ns) if shapes.kernel_ns else "none"
     texts = [
@@ -118,7 +121,7 @@ def _shapes(shapes: ShapesAnalysis, source: str | None) -> Section:
         "bound": [row.bound for row in rows],
         "GFLOP": [None if row.flops is None else row.flops / 1e9 for row in rows],
     }
-    return Section(title=SHAPES, paragraphs=tuple(texts), tables=(filled("", columns, source),))
+    return Section(title="Shapes", paragraphs=tuple(texts), tables=(filled("", columns, source),), picture=picture)
 
 
 def _replays(captures: Sequence[GraphReplays], source: str | None) -> Section:
@@ -171,7 +174,7 @@ def _critical(paths: Sequence[CriticalPath], source: str | None) -> Section:
     return Section(title="Critical path", paragraphs=(text,), tables=(filled("", columns, source),))
 
 
-def _memory(curves: Sequence[MemoryCurve], source: str | None) -> Section:
+def _memory(curves: Sequence[MemoryCurve], source: str | None, picture: Picture | None) -> Section:
     table = SectionTable(
         columns=("device", "events", "first", "peak", "peak at ms", "last", "largest allocation"),
         rows=tuple(
@@ -189,7 +192,7 @@ def _memory(curves: Sequence[MemoryCurve], source: str | None) -> Section:
         source=source,
     )
     text = "What torch's allocator held, by its own events; times since the first of them."
-    return Section(title=MEMORY, paragraphs=(text,), tables=(table,))
+    return Section(title="Allocated memory", paragraphs=(text,), tables=(table,), picture=picture)
 
 
 def _python(trees: Sequence[PythonTree], source: str | None) -> Section:

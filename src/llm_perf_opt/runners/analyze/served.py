@@ -1,5 +1,6 @@
 """Results of load generators given to `llm-perf analyze`: a table, JSON, or a run directory with its report."""
 
+import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,6 +10,7 @@ import msgspec
 from llm_perf_opt.core.files import real_path
 from llm_perf_opt.core.manifest import RunManifest, write_json, write_manifest
 from llm_perf_opt.core.records import StageFile, StageRecord
+from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.core.sections import SectionTable, cell_text
 from llm_perf_opt.core.terminal import number_columns, terminal_table
 from llm_perf_opt.report.write import write_reports
@@ -46,7 +48,7 @@ def _write_run(run_dir: Path, files: Sequence[Path], document: BenchDocument) ->
     path = write_json(run_dir / source, document)
     drawn = draw_trade(run_dir, document)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    pictures = [StageFile(role="picture", path=run_dir / s.picture.path) for s in drawn if s.picture is not None]
+    pictures = [StageFile(role="picture", path=run_dir / picture.path) for s in drawn for picture in s.pictures]
     stage = StageRecord(
         name=BENCH,
         status="ok",
@@ -64,5 +66,8 @@ def _write_run(run_dir: Path, files: Sequence[Path], document: BenchDocument) ->
         environment={},
         stages=(stage,),
     )
-    write_manifest(run_dir, manifest)
+    # A page of somebody's capture is made to be shared; names in it may hold a token.
+    redactor = Redactor.of(os.environ)
+    redactor.folder(run_dir)
+    write_manifest(run_dir, manifest, redactor)
     write_reports(run_dir)

@@ -64,7 +64,7 @@ def _sources(analysis: CaptureAnalysis, top: int) -> Text:
 def _gpu(analysis: CaptureAnalysis) -> Text:
     gpu, idle = analysis.gpu, analysis.gpu.idle
     if not gpu.span_ns or gpu.busy_ns is None or idle is None:
-        return _no_gpu_work(analysis)
+        return Text()
     busy = f"busy {_time(gpu.busy_ns)} of {_time(gpu.span_ns)} ({format_percent(gpu.busy_ns / gpu.span_ns)})"
     if analysis.ranks is not UNSET and len(analysis.ranks.rows) > 1:
         busy += f", added up over {len(analysis.ranks.rows)} processes, each from its first GPU work to its last"
@@ -89,11 +89,9 @@ def _time(time_ns: int) -> str:
     return format_ms(time_ns / 1e6)
 
 
-def _no_gpu_work(analysis: CaptureAnalysis) -> Text:
-    """What to say first of a capture without kernels and copies; a summary of kernels has no times of day."""
-    if not analysis.sources or analysis.kernels or analysis.findings or analysis.diagnosis is UNSET:
-        return Text()
-    return _plain(analysis.diagnosis.verdict.text)
+def _is_timed(analysis: CaptureAnalysis) -> bool:
+    """Whether there is a timeline: neither ncu files nor a summary of kernels have one."""
+    return any(source.kind != SUMMARY for source in analysis.sources)
 
 
 def _ranges(analysis: CaptureAnalysis, top: int) -> Text:
@@ -117,8 +115,7 @@ def _ranges(analysis: CaptureAnalysis, top: int) -> Text:
         "last: busy ms",
     )  # fmt: skip
     if not rows:
-        has_ranges = any(source.kind != SUMMARY for source in analysis.sources)
-        return Text("no NVTX or user ranges in the capture" if has_ranges else "")
+        return Text("no NVTX or user ranges in the capture" if _is_timed(analysis) else "")
     table = _table(head, rows) + _more(len(analysis.ranges), top, "ranges")
     summed = [row for row in analysis.ranges[:top] if row.processes > 1]
     if not summed:
@@ -232,7 +229,7 @@ def _section(section: Section, top: int) -> Text:
 
 def _findings(analysis: CaptureAnalysis, top: int) -> Text:
     """The verdict, and what it rests on: the steady state before one-time costs."""
-    if analysis.diagnosis is UNSET or not (analysis.gpu.span_ns or analysis.findings):
+    if analysis.diagnosis is UNSET or not _is_timed(analysis):
         return Text()
     verdict = Text(printable(analysis.diagnosis.verdict.text), style="bold")
     if not analysis.findings:

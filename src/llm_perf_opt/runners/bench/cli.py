@@ -10,14 +10,15 @@ from llm_perf_opt.config.load import asked_of_environment, resolve, validate
 from llm_perf_opt.config.schema import ArtifactsSection, DatasetSection
 from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError
-from llm_perf_opt.serving.config import LoadSection, ServerSection, WindowSection
+from llm_perf_opt.runners.bench.vllm_flags import translate_flags
+from llm_perf_opt.serving.config import LoadSection, ServerSection, TrafficSection, WindowSection
 
 T = TypeVar("T")
 ENTRY = "bench"
 SWEPT = ("rate", "concurrency")
 WORD_LISTS = ("args", "command", "profile_args")
 HELP = """\
-llm-perf bench [OVERRIDE ...]
+llm-perf bench [URL] [OVERRIDE ...] [ARGUMENTS OF vllm bench serve]
 
 Puts a server under load and writes what a client sees: TTFT, TPOT, ITL,
 end-to-end latency, throughput, goodput.
@@ -25,15 +26,19 @@ end-to-end latency, throughput, goodput.
 examples:
   llm-perf bench server.url=http://127.0.0.1:8000 load.concurrency=1,8,32
   llm-perf bench server=vllm 'server.args=[/models/Qwen3-8B]' load.rate=1,2,4
+  llm-perf bench http://127.0.0.1:8000 --model M --request-rate 4
+      --max-concurrency 64 --num-prompts 200 --random-input-len 512
 
   server=vllm              start one: vllm, sglang, transformers, tensorrt_llm
   server.url=http://…      or use one that runs (server=openai, the default)
   load.rate=1,2,4          requests per second, Poisson; several are a sweep
-  load.concurrency=1,8     or so many at once
+  load.concurrency=1,8     or that many under way, a new one for each that ended
   load.duration_s=60       a level ends after so long, or after load.requests
   load.slo.ttft_ms=200     limits for goodput; also tpot_ms, e2el_ms
   dataset.prompt_tokens=…  synthetic prompts of about so many tokens, or
   dataset=prompts          your own: dataset.file=prompts.jsonl
+  traffic.format=sharegpt  recorded: sharegpt, mooncake, otel, jsonl with
+  traffic.path=F           load.arrival=recorded for the recorded times
   load.output_tokens=128   length of the answers; load.ignore_eos=true
   capture.tool=nsys        another start under nsys, with a window
   capture.tool=engine      the server's own /start_profile
@@ -44,13 +49,14 @@ Requests go to the given address alone. Every key: docs/serving.md.
 
 @dataclass(frozen=True, kw_only=True)
 class BenchConfig:
-    """Everything `llm-perf bench` was told.
+    """The configuration of one `llm-perf bench`.
 
     `resolved` is what config.yaml records, but for `from_environment`: the keys set with `${oc.env:NAME}`, as written.
     """
 
     server: ServerSection
     load: LoadSection
+    traffic: TrafficSection
     capture: WindowSection
     dataset: DatasetSection
     run_dir: Path
@@ -89,10 +95,7 @@ def read_config(argv: Sequence[str], *, user_dir: Path) -> BenchConfig:
     )
     from llm_perf_opt.runners.arguments import parse_arguments
 
-    flags = [word for word in argv if word.startswith("-") and word != "--"]
-    if flags:
-        raise ConfigError([f"{flag}: no flag of this command, allowed: key=value, --help" for flag in flags])
-    overrides = parse_arguments(argv).overrides
+    overrides = parse_arguments(translate_flags(argv)).overrides
     entry = ConfigEntry(name=ENTRY, is_of_a_run=False)
     try:
         composed = compose_config(overrides, entry)
@@ -115,10 +118,14 @@ def type_bench(raw: dict[str, Any], *, user_dir: Path, overrides: tuple[str, ...
     file = raw["dataset"].get("file") if isinstance(raw["dataset"], dict) else None
     if isinstance(file, str):
         raw["dataset"]["file"] = str(user_dir / Path(file).expanduser())
+    path = raw["traffic"].get("path") if isinstance(raw.get("traffic"), dict) else None
+    if isinstance(path, str):
+        raw["traffic"]["path"] = str(user_dir / Path(path).expanduser())
     problems: list[str] = []
     typed = {
         "server": _section(ServerSection, raw, "server", problems),
         "load": _section(LoadSection, raw, "load", problems),
+        "traffic": _section(TrafficSection, raw, "traffic", problems),
         "capture": _section(WindowSection, raw, "capture", problems),
         "dataset": _section(DatasetSection, raw, "dataset", problems),
         "artifacts": _section(ArtifactsSection, raw, "artifacts", problems),
@@ -127,12 +134,15 @@ def type_bench(raw: dict[str, Any], *, user_dir: Path, overrides: tuple[str, ...
         problems += [str(problem) for problem in typed["server"].problems()]
     if typed["load"] is not None:
         problems += [str(problem) for problem in typed["load"].problems()]
+    if typed["traffic"] is not None and typed["load"] is not None:
+        problems += [str(problem) for problem in typed["traffic"].problems(typed["load"])]
     problems += _cross_problems(typed)
     if problems:
         raise ConfigError(problems)
     return BenchConfig(
         server=typed["server"],
         load=typed["load"],
+        traffic=typed["traffic"],
         capture=typed["capture"],
         dataset=typed["dataset"],
         run_dir=user_dir / typed["artifacts"].runs_dir,
@@ -144,7 +154,7 @@ def type_bench(raw: dict[str, Any], *, user_dir: Path, overrides: tuple[str, ...
 
 
 def _section(cls: type[T], raw: Mapping[str, Any], name: str, problems: list[str]) -> Any:
-    """The section, or None and its problems told."""
+    """The section, or None with its problems added to the list."""
     typed, found = validate(cls, raw.get(name) or {}, name)
     problems += [str(problem) for problem in found]
     return cast(Any, typed)

@@ -9,33 +9,49 @@ from llm_perf_opt.core.sections import Picture, Section
 from llm_perf_opt.report.load_charts import LoadPoint, over_time_svg, trade_svg
 from llm_perf_opt.serving.records import LoadRun, RequestRecord
 from llm_perf_opt.serving.results import BENCH, BenchDocument, LevelResult
-from llm_perf_opt.serving.sections import OVER_TIME, TRADE
+from llm_perf_opt.serving.sections import COUNTERS_OVER_TIME, OVER_TIME, TRADE
 
-MOST_DOTS = 4000
-MOST_LEVELS = 3
+# On all charts of a page together.
+MOST_DOTS = 6000
 
 
 def draw_runs(run_dir: Path, runs: Sequence[LoadRun]) -> tuple[Section, ...]:
-    """End-to-end latency and TTFT of each request over time; of a long sweep the first, middle and last level."""
-    found = []
+    """Each level's requests over time, and the server's counters: one chart each, with a choice of the level."""
     done = [run for run in runs if any(record.status == "ok" for record in run.records)]
-    for number, run in _some(done):
-        good = [record for record in run.records if record.status == "ok"][:MOST_DOTS]
-        dots = {"end-to-end": [_dot(r, r.latency_s) for r in good], "TTFT": [_dot(r, r.ttft_s) for r in good]}
-        name = f"over_time_{number}.svg" if len(done) > 1 else "over_time.svg"
-        text = over_time_svg(dots, title=f"{OVER_TIME}, {run.level.label}")
-        write_whole(run_dir / BENCH / name, text.encode())
-        shows = f"end-to-end latency and TTFT of each request against when it was sent, {run.level.label}"
-        title = OVER_TIME if len(done) == 1 else f"{OVER_TIME}, {run.level.label}"
-        found.append(Section(title=title, picture=Picture(path=f"{BENCH}/{name}", shows=shows)))
-    return tuple(found)
+    latencies = [_latencies(run_dir, number, run, len(done)) for number, run in enumerate(done, start=1)]
+    counted = [run for run in done if len(run.counters) > 2]
+    counters = [_counters(run_dir, number, run) for number, run in enumerate(counted, start=1)]
+    return tuple(
+        Section(title=title, picture=pictures[0], others=tuple(pictures[1:]))
+        for title, pictures in ((OVER_TIME, latencies), (COUNTERS_OVER_TIME, counters))
+        if pictures
+    )
 
 
-def _some(runs: Sequence[LoadRun]) -> list[tuple[int, LoadRun]]:
-    numbered = list(enumerate(runs, start=1))
-    if len(numbered) <= MOST_LEVELS:
-        return numbered
-    return [numbered[0], numbered[len(numbered) // 2], numbered[-1]]
+def _latencies(run_dir: Path, number: int, run: LoadRun, levels: int) -> Picture:
+    good = [record for record in run.records if record.status == "ok"]
+    # Evenly thinned, so that a page of many levels stays small.
+    good = good[:: max(1, len(good) * levels // MOST_DOTS)]
+    dots = {"end-to-end": [_dot(r, r.latency_s) for r in good], "TTFT": [_dot(r, r.ttft_s) for r in good]}
+    name = f"{BENCH}/over_time_{number}.svg"
+    text = over_time_svg(dots, title=f"{OVER_TIME}, {run.level.label}")
+    write_whole(run_dir / name, text.encode())
+    shows = f"end-to-end latency and TTFT of each request against when it was sent, {run.level.label}"
+    return Picture(path=name, shows=shows, label=run.level.label)
+
+
+def _counters(run_dir: Path, number: int, run: LoadRun) -> Picture:
+    dots = {
+        shown: [(sample.at_s, sample.values[shown]) for sample in run.counters if shown in sample.values]
+        for shown in ("running", "waiting")
+    }
+    name = f"{BENCH}/counters_{number}.svg"
+    title = f"{COUNTERS_OVER_TIME}, {run.level.label}"
+    x_text = "seconds since the start of the load"
+    text = over_time_svg({k: v for k, v in dots.items() if v}, title=title, unit="", x_text=x_text)
+    write_whole(run_dir / name, text.encode())
+    shows = f"requests that run and that wait in the server over time, {run.level.label}"
+    return Picture(path=name, shows=shows, label=run.level.label)
 
 
 def _dot(record: RequestRecord, seconds: float | None) -> tuple[float, float]:

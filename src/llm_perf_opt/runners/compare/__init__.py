@@ -1,4 +1,5 @@
-"""`llm-perf compare`: `cli` reads the words, `sides` the runs or captures, `interleave` makes runs A B B A …
+"""`llm-perf compare`: `cli` reads the arguments, `sides` runs, captures and loads (`served`), `about` what they are.
 
-The comparison itself is `analysis/compare`; what is shown is `report/compare`.
+`interleave` makes runs in the order A B B A … and resumes them. The comparison itself is `analysis/compare`; what is
+shown is `report/compare`.
 """

@@ -4,13 +4,17 @@ Each run is a process of its own. Unless told otherwise it is a clean pass alone
 """
 
 import os
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
-from llm_perf_opt.core.manifest import read_manifest
+import msgspec
+
+from llm_perf_opt.core.manifest import read_manifest, write_json
 from llm_perf_opt.core.names import BUILT_IN
 from llm_perf_opt.core.process import allowed_environment, run_command, run_quick
 from llm_perf_opt.core.redact import Redactor
@@ -24,6 +28,7 @@ CLEAN_PASS_ALONE = (
     "pipeline.direct_inference.enable=true",
 )
 RUN_TIMEOUT_S = 4 * 3600.0
+PLAN_FILE = "experiment.json"
 _ALLOWED = (
     "allowed: overrides of both sides, base.overrides=KEY=VALUE, candidate.overrides=…, base.ref=, candidate.ref="
 )
@@ -37,11 +42,47 @@ class Experiment:
     overrides: dict[str, tuple[str, ...]]
     refs: dict[str, str]
 
+    def fixed(self) -> "Experiment":
+        """With commits in place of names, which may move before the last run."""
+        env = allowed_environment(os.environ)
+        refs = {}
+        for side, ref in self.refs.items():
+            code, text = run_quick(["git", "rev-parse", "--verify", f"{ref}^{{commit}}"], env=env)
+            if code != 0:
+                raise ConfigError(f"compare --interleave: {side}.ref={ref}: no such commit here: {text.strip()}")
+            refs[side] = text.strip()
+        return replace(self, refs=refs)
+
     @property
     def meant(self) -> frozenset[str]:
         """The keys that were changed on purpose."""
         words = [word for side in SIDES for word in self.overrides[side]]
         return frozenset(word.lstrip("+~").partition("=")[0] for word in words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedExperiment:
+    """`experiment.json`: what was asked, so that an interrupted comparison can be resumed."""
+
+    schema_version: Literal[1] = 1
+    options: tuple[str, ...]
+    user_dir: str
+    experiment: Experiment
+
+
+def write_plan(folder: Path, options: Sequence[str], experiment: Experiment) -> None:
+    planned = PlannedExperiment(options=tuple(options), user_dir=str(Path.cwd()), experiment=experiment)
+    write_json(folder / PLAN_FILE, planned)
+
+
+def read_plan(folder: Path) -> PlannedExperiment:
+    try:
+        return msgspec.json.decode((folder / PLAN_FILE).read_bytes(), type=PlannedExperiment)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(
+            f"--resume: {folder / PLAN_FILE} cannot be read ({error}); give the directory of an interrupted "
+            "compare --interleave"
+        ) from error
 
 
 def parse_experiment(words: Sequence[str]) -> Experiment:
@@ -129,6 +170,8 @@ def run_pairs(
             # The order changes with every pair, so that being first is no advantage.
             for side in SIDES if number % 2 else reversed(SIDES):
                 folder = out_dir / side / str(number)
+                if _is_done(folder):
+                    continue
                 most = "" if len(looks) == 1 else "at most "
                 say(f"pair {number} of {most}{looks[-1]}: {side}")
                 if not _run(experiment, side, folder, places[side]):
@@ -138,31 +181,46 @@ def run_pairs(
                 return
 
 
+def _is_done(folder: Path) -> bool:
+    """Whether an earlier start made this run; what it left unfinished is removed."""
+    with suppress(ManifestError):
+        if read_manifest(folder).status == "ok":
+            return True
+    shutil.rmtree(folder, ignore_errors=True)
+    return False
+
+
 def _run(experiment: Experiment, side: str, folder: Path, place: Path | None) -> bool:
-    argv = [
-        sys.executable,
-        "-m",
-        "llm_perf_opt.cli",
-        "profile",
-        *CLEAN_PASS_ALONE,
-        *experiment.common,
-        *experiment.overrides[side],
-        f"artifacts.runs_dir={quote(str(folder))}",
-        f"hydra.run.dir={quote(str(folder))}",
-    ]
     # It is this program once more, which keeps secrets from its own children and files.
     env = dict(os.environ)
     if place is not None:
         # What is in the checkout is found before what is installed.
         paths = [str(place / "src"), str(place), *filter(None, [env.get("PYTHONPATH")])]
         env["PYTHONPATH"] = os.pathsep.join(paths)
+    words = [*CLEAN_PASS_ALONE, *experiment.common, *experiment.overrides[side]]
+    return llm_perf("profile", words, folder, env=env, cwd=place, what=f"the {side}")
+
+
+def llm_perf(
+    command: str,
+    words: Sequence[str],
+    folder: Path,
+    *,
+    env: Mapping[str, str],
+    cwd: Path | None,
+    what: str = "a run",
+    timeout_s: float = RUN_TIMEOUT_S,
+) -> bool:
+    """Run a command of ours in a process of its own, its run in `folder`; whether it ended well."""
+    argv = [sys.executable, "-m", "llm_perf_opt.cli", command]
+    argv += [f"artifacts.runs_dir={quote(str(folder))}", f"hydra.run.dir={quote(str(folder))}", *words]
     log = folder.with_name(f"{folder.name}.log")
-    result = run_command(argv, env=env, timeout_s=RUN_TIMEOUT_S, log=log, cwd=place, redactor=Redactor.of(os.environ))
+    result = run_command(argv, env=env, timeout_s=timeout_s, log=log, cwd=cwd, redactor=Redactor.of(os.environ))
     try:
         read_manifest(folder)
     except ManifestError as error:
         raise CommandFailed(
-            f"the {side} could not be started: {result.tail.strip() or 'it printed nothing'} (log: {log})"
+            f"{what} could not be started: {result.tail.strip() or 'it printed nothing'} (log: {log})"
         ) from error
     return result.ok
 
@@ -175,6 +233,9 @@ def _checkouts(experiment: Experiment, out_dir: Path) -> Iterator[dict[str, Path
     try:
         for side, ref in experiment.refs.items():
             place = out_dir / f"{side}-checkout"
+            if place.exists():
+                # Left by a start that was killed.
+                run_quick(["git", "worktree", "remove", "--force", str(place)], env=env, timeout_s=300)
             code, text = run_quick(["git", "worktree", "add", "--detach", str(place), ref], env=env, timeout_s=300)
             if code != 0:
                 raise ConfigError(f"compare --interleave: {side}.ref={ref}: no checkout could be made: {text.strip()}")

@@ -53,7 +53,7 @@ from llm_perf_opt.analysis.optimize.verdict import (
     is_settled,
     judge_experiment,
 )
-from llm_perf_opt.core.files import write_whole
+from llm_perf_opt.core.files import write_page, write_whole
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.diagnosis.facts import Known
@@ -579,5 +579,5 @@ class Optimizer:
 def write_document(folder: Path, document: OptimizeDocument) -> None:
     """optimize.json first: pages can be made of it again."""
     write_json(folder / JSON_FILE, document)
-    write_whole(folder / MARKDOWN_FILE, render_markdown(document).encode("utf-8", "backslashreplace"))
+    write_page(folder / MARKDOWN_FILE, render_markdown(document))
     write_whole(folder / PAGE_FILE, render_page(document).encode("utf-8", "backslashreplace"))

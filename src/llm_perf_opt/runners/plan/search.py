@@ -1,25 +1,146 @@
-"""What meets the limits, what is cheapest of it, and what nothing else beats: the Pareto front."""
+"""What meets the limits and what is cheapest of it: layouts, requests in flight, and replicas for a demand.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+For each layout the most requests in flight (or arrivals) that keep the limits are found by bisection; a demand divided
+by that is the number of replicas. `Evaluate` is the prediction of one case, so nothing here composes or reads files.
+"""
 
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from llm_perf_opt.analysis.estimate.parallel import Layout, layout_problem
+from llm_perf_opt.analysis.static.parts import Model, Moe
+from llm_perf_opt.runners.predict.request import Case
 from llm_perf_opt.runners.predict.row import Row
+
+POWERS = (1, 2, 4, 8, 16, 32, 64)
+LARGEST_BATCH = 1024
+# The most requests in flight are found to within this share.
+CLOSE = 1 / 32
+LEAST_PER_S = 1e-4
+Evaluate = Callable[[Case], Row]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Milliseconds to the first token and for each one after it; None: no limit."""
+    """Milliseconds to the first token and for each further one; None: no limit. `is_median`: else 95th percentile."""
 
     ttft_ms: float | None
     tpot_ms: float | None
+    is_median: bool = False
+
+    def first_ms(self, row: Row) -> float | None:
+        found = row.forecast
+        return None if found is None else found.ttft_ms if self.is_median else found.ttft_p95_ms
 
     def allow(self, row: Row) -> bool:
         """A row that fits into the memory and keeps both limits."""
-        found = row.forecast
-        if found is None or row.fits is not True:
+        found, first = row.forecast, self.first_ms(row)
+        if found is None or first is None or row.fits is not True:
             return False
-        in_time = self.ttft_ms is None or found.ttft_ms <= self.ttft_ms
+        in_time = self.ttft_ms is None or first <= self.ttft_ms
         return in_time and (self.tpot_ms is None or found.tpot_ms <= self.tpot_ms)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """What has to be served: users that wait for each answer, or requests per second. `headroom`: a share on top."""
+
+    users: int | None = None
+    per_s: float | None = None
+    headroom: float = 0.0
+
+
+def layouts(model: Model, most: int) -> list[Layout]:
+    """The ways to spread one replica over up to so many devices that engines run."""
+    has_experts = any(isinstance(layer.feed_forward, Moe) for layer, _ in model.decoder.blocks)
+    found = []
+    for tp in POWERS:
+        for other in POWERS:
+            if tp * other > most:
+                continue
+            found.append(Layout(tp=tp, pp=other))
+            if has_experts and tp * other > 1:
+                # Attention on each device or group of `tp`, experts over all of them.
+                found.append(Layout(tp=tp, dp=other, ep=tp * other))
+    return [layout for layout in found if layout_problem(model.decoder, layout) is None]
+
+
+def batches(evaluate: Evaluate, case: Case, limits: Limits) -> Iterator[Row]:
+    """Requests in flight in powers of two until they do not fit, and between those the most that keep the limits."""
+
+    def at(batch: int) -> Row:
+        return evaluate(replace(case, batch=batch, concurrency=batch * case.layout.dp))
+
+    best, refused = 0, None
+    batch = 1
+    while batch <= LARGEST_BATCH:
+        row = at(batch)
+        yield row
+        if limits.allow(row):
+            best = batch
+        elif refused is None and best:
+            refused = batch
+        if row.fits is not True:
+            break
+        batch *= 2
+    while best and refused is not None and refused - best > max(1, best * CLOSE):
+        middle = (best + refused) // 2
+        row = at(middle)
+        yield row
+        best, refused = (middle, refused) if limits.allow(row) else (best, middle)
+
+
+def serve(evaluate: Evaluate, rows: Sequence[Row], limits: Limits, demand: Demand) -> Row | None:
+    """The demand on as many copies of a layout as it takes. None: no arrival at all is served within the limits.
+
+    `rows`: the layout with more and more requests in flight. Users are taken in a steady state: as many arrivals as
+    keep that many requests in flight.
+    """
+    case = rows[0].case
+    # No layout takes more arrivals than it completes with all requests in flight that fit.
+    highest = max((row.forecast.output_tokens_per_s / (case.output or 1) for row in rows if row.forecast), default=0.0)
+    most = _most(lambda per_s: evaluate(replace(case, concurrency=None, rate=per_s)), limits, 1.2 * highest)
+    if most is None or most.forecast is None or most.case.rate is None:
+        return None
+    share = 1 + demand.headroom
+    if demand.per_s is not None:
+        copies = math.ceil(demand.per_s * share / most.case.rate)
+        found = _at_rate(evaluate, case, copies, demand.per_s)
+        return found if limits.allow(found) else None
+    users = demand.users or 0
+    copies = math.ceil(users * share / most.forecast.in_flight)
+    low, high = 0.0, copies * most.case.rate
+    while high - low > CLOSE / 4 * high:
+        middle = (low + high) / 2
+        found = _at_rate(evaluate, case, copies, middle)
+        is_short = found.forecast is not None and found.forecast.in_flight < users
+        low, high = (middle, high) if is_short else (low, middle)
+    found = _at_rate(evaluate, case, copies, low)
+    return found if limits.allow(found) else None
+
+
+def _most(evaluate: Callable[[float], Row], limits: Limits, highest: float) -> Row | None:
+    """The most arrivals per second that keep the limits."""
+    low, high, best = 0.0, highest, None
+    while high - low > CLOSE * high and high > LEAST_PER_S:
+        middle = (low + high) / 2
+        found = evaluate(middle)
+        if limits.allow(found):
+            low, best = middle, found
+        else:
+            high = middle
+    return best
+
+
+def _at_rate(evaluate: Evaluate, case: Case, copies: int, per_s: float) -> Row:
+    """A rate on copies of a layout; `batch` is what one engine has to allow for, twice the spread above the mean."""
+    layout = replace(case.layout, dp=case.layout.dp * copies)
+    found = evaluate(replace(case, layout=layout, concurrency=None, rate=per_s))
+    if found.forecast is None:
+        return found
+    each = found.forecast.in_flight / layout.dp
+    return evaluate(replace(found.case, batch=math.ceil(each + 2 * math.sqrt(each))))
 
 
 def rate_per_device(row: Row) -> float:
@@ -27,23 +148,31 @@ def rate_per_device(row: Row) -> float:
     return 0.0 if row.forecast is None else row.forecast.output_tokens_per_s / row.case.layout.devices
 
 
-def price(row: Row) -> float:
-    """What is to be small: the cost of a token where prices are known, else the devices a token takes."""
+def price(row: Row) -> tuple[bool, float]:
+    """What is to be small: the cost of a token, else, behind all that have a price, the devices a token takes."""
     found = row.forecast
     if found is not None and found.cost is not None:
-        return found.cost
+        return False, found.cost
     rate = rate_per_device(row)
-    return 1 / rate if rate else float("inf")
+    return True, 1 / rate if rate else float("inf")
 
 
-def cheapest(rows: Sequence[Row]) -> list[Row]:
-    """The cheapest row of each device, the cheapest device first."""
+def bill(row: Row) -> tuple[bool, float, float]:
+    """What is to be small for a demand: the price of an hour, else the devices, and then the time to first token."""
+    found, hardware, count = row.forecast, row.analysis.hardware, row.case.layout.devices
+    hourly = None if hardware is None else hardware.price_per_hour
+    first = 0.0 if found is None else found.ttft_p95_ms
+    return (True, count, first) if hourly is None else (False, hourly * count, first)
+
+
+def best_of_each(rows: Sequence[Row], key: Callable[[Row], tuple[float, ...]]) -> list[Row]:
+    """The best row of each device, the best device first."""
     best: dict[str, Row] = {}
     for row in rows:
         name = row.analysis.hardware.name if row.analysis.hardware else ""
-        if name not in best or price(row) < price(best[name]):
+        if name not in best or key(row) < key(best[name]):
             best[name] = row
-    return sorted(best.values(), key=price)
+    return sorted(best.values(), key=key)
 
 
 def front(rows: Sequence[Row]) -> list[Row]:

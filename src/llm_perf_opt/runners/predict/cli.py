@@ -1,18 +1,29 @@
 """`llm-perf predict`: what hardware allows for a model, from its configuration; torch counts unknown families only."""
 
 import json
+import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from llm_perf_opt.analysis.estimate.forecast import Forecast, Load, Setting, forecast, step_estimate
+from llm_perf_opt.analysis.estimate.engine import ENGINES
 from llm_perf_opt.analysis.estimate.parallel import layout_problem
-from llm_perf_opt.analysis.families.wrapped import is_wrapped, text_fields
+from llm_perf_opt.analysis.estimate.requests import (
+    DRAFT_COST,
+    PROMPT_TOKENS,
+    ArrivalRate,
+    Forecast,
+    Load,
+    forecast,
+    forecast_arrivals,
+)
+from llm_perf_opt.analysis.estimate.steps import Setting, step_estimate
+from llm_perf_opt.analysis.families.wrapped import is_wrapped, longest_context, text_fields
 from llm_perf_opt.analysis.hardware.calibrate import cache_dir, read_calibration
 from llm_perf_opt.analysis.hardware.hardware import (
     AUTO,
@@ -27,8 +38,7 @@ from llm_perf_opt.analysis.hardware.hardware import (
 )
 from llm_perf_opt.analysis.hardware.roofline import uncounted_products
 from llm_perf_opt.analysis.hardware.work import DeviceShare, Dtypes, Shape, short_dtype
-from llm_perf_opt.analysis.static.analysis import analyse
-from llm_perf_opt.analysis.static.closed_form import DEFAULT_MLA_MODE
+from llm_perf_opt.analysis.static.analysis import Analysis, analyse
 from llm_perf_opt.analysis.static.config_json import Fields, NotADecoder, NotInClosedForm, read_config_json
 from llm_perf_opt.analysis.static.counted import CountedAnalysis, counted_document
 from llm_perf_opt.analysis.static.document import (
@@ -37,12 +47,14 @@ from llm_perf_opt.analysis.static.document import (
     StaticDocument,
     build_document,
 )
-from llm_perf_opt.analysis.static.parts import Model, Moe
-from llm_perf_opt.analysis.static.quantised import Quantised, read_quantised, run_dtypes
+from llm_perf_opt.analysis.static.memory import RESERVE, InMemory, held_context
+from llm_perf_opt.analysis.static.parts import Model
+from llm_perf_opt.analysis.static.quantised import Quantised, read_quantised, run_dtypes, stored_weights
 from llm_perf_opt.config.load import load_config
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import AppConfig, HardwareSection
 from llm_perf_opt.core.manifest import strict_json
+from llm_perf_opt.core.terminal import screen_width
 from llm_perf_opt.errors import EXIT_OK, ConfigError
 from llm_perf_opt.profiling.static_child import shape_from_config
 from llm_perf_opt.runners.predict.beside import Beside, count_beside
@@ -52,7 +64,7 @@ from llm_perf_opt.runners.predict.machine import this_cpu, this_device
 from llm_perf_opt.runners.predict.request import Case, Request, parse_request
 from llm_perf_opt.runners.predict.row import BY_KEY, Row, sorted_rows
 from llm_perf_opt.runners.predict.source import fetch_config, find_config
-from llm_perf_opt.runners.predict.table import render_table
+from llm_perf_opt.runners.predict.table import WIDTH, render_table
 from llm_perf_opt.workload.dataset import PAGES
 from llm_perf_opt.workload.models.base import ModelAdapter
 from llm_perf_opt.workload.models.registry import choose_dtype, load_adapter
@@ -82,9 +94,11 @@ examples:
   workload.weight_dtype=fp8,int4      weights of the layers: bf16, fp16, fp32, fp8, int8, int4, nvfp4, mxfp4
   workload.kv_dtype=fp8               the KV cache; workload.activation_dtype: what products get beside weights
   workload.mla_mode=absorbed          latent attention: cached, latent-expand (what transformers does), absorbed
-  workload.concurrency=32             requests in flight (default: the batch)
+  workload.concurrency=32             requests in flight over all replicas (default: the batch of each)
+  workload.rate=20                    or requests that arrive per second; workload.burstiness=1: Poisson
   workload.prefill_chunk=2048         prompts go in pieces; workload.prefix_hit=0.5: share of the prompt cached
   workload.acceptance=0.7             speculative decoding: share of drafts kept; workload.draft_tokens=4
+                                      (a draft costs a tenth of a step and of the memory)
   dataset.page_width=… page_height=…  the page of a model that reads pages
   hardware.peak_tflops.bf16=…         peaks of your own, with hardware.memory_bandwidth_gb_s
   hardware.price_per_hour=…           of one device, for the cost of a million tokens
@@ -94,15 +108,13 @@ combination. Columns to sort by are the names in the header of the CSV file.
 """
 
 
-MANY = 64
-# What configurations call the longest context a model was made for.
-POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+# Cards that run above the boost clock of their data sheet while power and temperature allow it, and by how much:
+# the sheets say 1.7 to 2.6 GHz, the cards reach 1.95 to 2.9. A published run came to 98 % of such a bound.
+BOOSTS, BOOST = "NVIDIA GeForce", 0.15
+# What serving engines leave of a device's memory by default (vLLM's gpu_memory_utilization of 0.9).
+SERVER_RESERVE = 0.1
 # What they call layers that predict tokens beyond the next one.
 FURTHER = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
-FULL_LOAD = (
-    "models with experts under full load come out fast: published runs reached about two thirds of such estimates "
-    "(docs/accuracy.md)"
-)
 SERVED_NEEDS = "; it needs workload.output=…"
 SORT_NEEDS = {
     "cost": f"{SERVED_NEEDS} and hardware.price_per_hour=…",
@@ -126,7 +138,7 @@ def main(argv: Sequence[str]) -> int:
     if "--json" in request.flags:
         print_json(rows)
     else:
-        print(render_table(rows, is_wide="--wide" in request.flags), end="")
+        print(render_table(rows, is_wide="--wide" in request.flags, width=screen_width() or WIDTH), end="")
     return EXIT_OK
 
 
@@ -154,13 +166,23 @@ def _document(row: Row) -> StaticDocument:
         ep=layout.ep,
         dp=layout.dp,
         output_tokens=case.output,
-        concurrency=case.concurrency or case.batch,
-        ttft_ms=found.ttft_ms if found else None,
-        tpot_ms=found.tpot_ms if found else None,
-        request_ms=found.request_ms if found else None,
-        output_tokens_per_s=found.output_tokens_per_s if found else None,
-        cost_per_million_tokens=found.cost if found else None,
+        concurrency=None if case.rate is not None else case.in_flight,
+        arrivals_per_s=case.rate,
+        fits=row.fits,
     )
+    if found is not None:
+        serving = replace(
+            serving,
+            ttft_ms=found.ttft_ms,
+            ttft_p95_ms=found.ttft_p95_ms,
+            tpot_ms=found.tpot_ms,
+            request_ms=found.request_ms,
+            output_tokens_per_s=found.output_tokens_per_s,
+            output_tokens_per_s_low=found.output_tokens_per_s / found.band.slower,
+            output_tokens_per_s_high=found.output_tokens_per_s * found.band.faster,
+            band=found.band.why,
+            cost_per_million_tokens=found.cost,
+        )
     analysis = row.analysis
     if isinstance(analysis, CountedAnalysis):
         return counted_document(analysis, notes=row.notes, predictions=row.predictions)
@@ -186,8 +208,7 @@ class Subject:
 
     @property
     def longest(self) -> int | None:
-        found = (self.text.data.get(name) for name in POSITIONS)
-        return next((value for value in found if isinstance(value, int)), None)
+        return longest_context(self.text)
 
 
 def subjects(request: Request) -> Iterator[Subject]:
@@ -241,7 +262,7 @@ def _predict(subject: Subject, request: Request) -> Iterator[Row]:
 
 
 def predict_row(subject: Subject, case: Case, device: Device | None, resolved: Resolved) -> Row:
-    dtypes, notes = _dtypes(subject, resolved, device, case)
+    dtypes, quantised, notes = _dtypes(subject, resolved, device, case)
     section = _with_cached_calibration(resolved.section, device, dtypes.compute)
     shape = _shape(subject, case)
     capacity = _memory_of(device, section)
@@ -256,11 +277,16 @@ def predict_row(subject: Subject, case: Case, device: Device | None, resolved: R
             section,
             name=subject.label,
             hardware_reason=reason,
-            capacity_bytes=capacity,
+            capacity_bytes=None if capacity is None else capacity * case.layout.model_devices,
             beside=subject.beside.params,
+            stored=None if quantised is None else quantised.stored,
+            weight_format=None if quantised is None else quantised.weight,
+            devices=case.layout.model_devices,
         )
         said = (*notes, *_subject_notes(subject, shape, case, None), *_counted_notes(subject.label, model, case))
         return Row(analysis=counted, case=case, forecast=None, notes=said)
+    if quantised is not None:
+        model = replace(model, stored=stored_weights(model, quantised, wide_bytes=dtypes.compute_bytes))
     setting = None
     problem = layout_problem(model.decoder, case.layout)
     is_reckoned = section is not None and section.name != CPU and model.images is None
@@ -273,29 +299,77 @@ def predict_row(subject: Subject, case: Case, device: Device | None, resolved: R
             layout=case.layout,
             mla_mode=case.mla_mode,
         )
-    analysis = analyse(
-        model,
-        shape,
-        dtypes,
-        section,
-        name=subject.label,
-        hardware_reason=reason,
-        capacity_bytes=None if capacity is None else capacity * case.layout.model_devices,
-        mla_mode=case.mla_mode or DEFAULT_MLA_MODE,
-        estimator=(lambda step: None if setting is None else step_estimate(setting, step)) if is_reckoned else None,
-        chunk=case.prefill_chunk,
-        spread=case.layout.spread if problem is None else DeviceShare(tp=case.layout.tp),
-    )
+    held = _held(case, shape)
+
+    def analysed(held: InMemory | None) -> Analysis:
+        return analyse(
+            model,
+            shape,
+            dtypes,
+            section,
+            name=subject.label,
+            hardware_reason=reason,
+            capacity_bytes=None if capacity is None else capacity * case.layout.model_devices,
+            mla_mode=case.mla_mode or ENGINES[case.engine].mla_decode,
+            estimator=(lambda step: None if setting is None else step_estimate(setting, step)) if is_reckoned else None,
+            chunk=case.prefill_chunk if held is None else case.prefill_chunk or max(shape.prompt, PROMPT_TOKENS),
+            spread=case.layout.spread if problem is None else DeviceShare(tp=case.layout.tp),
+            held=held,
+        )
+
+    analysis = analysed(held)
+    places = analysis.fit.largest_batch if analysis.fit is not None and held is not None else None
+    served = _forecast(setting, case, shape, places or None)
+    if held is not None and served is not None and case.rate is not None:
+        # How many arrivals are in flight follows from how long they take.
+        analysis = analysed(replace(held, sequences=max(1, math.ceil(served.in_flight / case.layout.dp))))
     return Row(
         analysis=analysis,
         case=case,
-        forecast=_forecast(setting, case, shape),
-        notes=(*notes, *_subject_notes(subject, shape, case, problem), *_format_notes(section, dtypes)),
+        forecast=served,
+        notes=(
+            *notes,
+            *_subject_notes(subject, shape, case, problem),
+            *_load_notes(subject.label, case, served, places),
+            *_format_notes(section, dtypes),
+        ),
     )
 
 
-def _has_experts(model: Model | MetaModel) -> bool:
-    return isinstance(model, Model) and any(isinstance(layer.feed_forward, Moe) for layer, _ in model.decoder.blocks)
+def _held(case: Case, shape: Shape) -> InMemory | None:
+    """Requests in flight as memory holds them, half-way through their answers; None: a single batch."""
+    if case.output is None:
+        return None
+    sequences = -(-case.in_flight // case.layout.dp)
+    return InMemory(
+        sequences=sequences,
+        context=held_context(shape.prompt, case.output, sequences),
+        draft_share=DRAFT_COST if case.acceptance is not None else 0.0,
+        reserve=SERVER_RESERVE if case.engine == "server" else RESERVE,
+    )
+
+
+def _load_notes(label: str, case: Case, served: Forecast | None, places: int | None) -> tuple[str, ...]:
+    found = []
+    if served is None and case.rate is not None and places:
+        found.append(f"{label}: {case.rate:g} requests per second are more than {_devices(case)} can keep up with")
+    per_replica = -(-case.in_flight // case.layout.dp)
+    if case.rate is None and case.output is not None and places and per_replica > places:
+        found.append(
+            f"{label}: of {per_replica:,} requests in flight on a replica {places:,} fit into the memory, the others "
+            "wait"
+        )
+    if case.prefix_hit:
+        found.append(
+            "prefix_hit: each request in flight holds its whole prompt, cached or not; prefixes kept for later "
+            "requests need more memory"
+        )
+    return tuple(found)
+
+
+def _devices(case: Case) -> str:
+    count = case.layout.devices
+    return "one device" if count == 1 else f"{count} devices"
 
 
 def _format_notes(section: HardwareSection | None, dtypes: Dtypes) -> tuple[str, ...]:
@@ -303,6 +377,11 @@ def _format_notes(section: HardwareSection | None, dtypes: Dtypes) -> tuple[str,
     if section is None or section.name == CPU:
         return ()
     found = [text] if (text := uncounted_products(section, dtypes)) is not None else []
+    if any(name.startswith(BOOSTS) for name in section.device_names):
+        found.append(
+            f"{section.name} boosts above the clock of its data sheet: compute-bound runs may be up to {BOOST:.0%} "
+            "faster than the bound"
+        )
     is_widened = dtypes.weight != dtypes.compute and dtypes.engine_product(section.peak_tflops) == dtypes.compute
     if is_widened and dtypes.weight != "int4" and section.peak_tflops:
         found.append(
@@ -315,30 +394,34 @@ def _format_notes(section: HardwareSection | None, dtypes: Dtypes) -> tuple[str,
 def _counted_notes(label: str, model: MetaModel, case: Case) -> tuple[str, ...]:
     """What a count does not say, and what was asked for in vain."""
     found = [
-        f"{label}: {model.reason}; its operators were counted with torch (slower): an eager run of one device, no "
-        "bounds, of memory the weights alone"
+        f"{label}: {model.reason}; its operators were counted with torch (slower): an eager run of one device; "
+        "bounds are the reading of the weights alone, and so is the memory"
     ]
     asked = [name for name in ("weight_dtype", "kv_dtype", "activation_dtype", "output") if getattr(case, name)]
     if asked or case.layout.devices > 1 or case.engine != "eager":
-        found.append(f"{label}: formats, engines, several devices and requests are not reckoned from a count")
+        found.append(
+            f"{label}: times of other formats and engines, of several devices and of requests are not reckoned from a "
+            "count: times are one device's, memory is held against all"
+        )
     return tuple(found)
 
 
-def _forecast(setting: Setting | None, case: Case, shape: Shape) -> Forecast | None:
+def _forecast(setting: Setting | None, case: Case, shape: Shape, places: int | None) -> Forecast | None:
     if setting is None or case.output is None:
         return None
-    return forecast(
-        setting,
-        Load(
-            prompt=shape.prompt,
-            output=case.output,
-            concurrency=case.concurrency or case.batch,
-            prefix_hit=case.prefix_hit,
-            chunk=case.prefill_chunk,
-            acceptance=case.acceptance,
-            draft=case.draft_tokens,
-        ),
+    load = Load(
+        prompt=shape.prompt,
+        output=case.output,
+        concurrency=case.in_flight,
+        places=places,
+        prefix_hit=case.prefix_hit,
+        chunk=case.prefill_chunk,
+        acceptance=case.acceptance,
+        draft=case.draft_tokens,
     )
+    if case.rate is None:
+        return forecast(setting, load)
+    return forecast_arrivals(setting, load, ArrivalRate(per_s=case.rate, burstiness=case.burstiness))
 
 
 def _subject_notes(subject: Subject, shape: Shape, case: Case, problem: str | None) -> tuple[str, ...]:
@@ -347,8 +430,6 @@ def _subject_notes(subject: Subject, shape: Shape, case: Case, problem: str | No
     reach = max(shape.prompt + (case.output or 0), shape.context)
     if longest is not None and reach > longest:
         found.append(f"{subject.label}: {reach:,} tokens are beyond its max_position_embeddings of {longest:,}")
-    if case.output is not None and max(case.concurrency or 1, case.batch) >= MANY and _has_experts(subject.model):
-        found.append(FULL_LOAD)
     further = next((key for key in FURTHER if subject.text.data.get(key)), None)
     if further is not None:
         found.append(
@@ -398,9 +479,13 @@ def _geometry(config: AppConfig, path: Path | None) -> tuple[Any, str]:
     if path is not None and path.name != "config.json":
         return read_config_json(path), str(path)
     if model.path is not None and (path is not None or (model.path / "config.json").is_file()):
-        read_config_json(model.path)
+        data = read_config_json(model.path)
         adapter = load_adapter(model.adapter)
-        return adapter.geometry(replace(model, weights="snapshot")), str(model.path / "config.json")
+        found = adapter.geometry(replace(model, weights="snapshot"))
+        if "quantization_config" in data and isinstance(found, Mapping):
+            # It may stand in a file of its own beside config.json.
+            found = {**found, "quantization_config": data["quantization_config"]}
+        return found, str(model.path / "config.json")
     if model.geometry is None:
         raise ConfigError(
             "model.path: missing, give the folder of a Hugging Face model, or a preset as model=llama3_8b"
@@ -422,8 +507,13 @@ def find_hardware(name: str, request: Request) -> tuple[Device | None, Resolved]
     return device, resolve_hardware(section, device, catalogue)
 
 
-def _dtypes(subject: Subject, resolved: Resolved, device: Device | None, case: Case) -> tuple[Dtypes, tuple[str, ...]]:
-    """The formats a run would use there: `auto` is bfloat16 on GPUs (float16 before Ampere) and float32 on CPUs."""
+def _dtypes(
+    subject: Subject, resolved: Resolved, device: Device | None, case: Case
+) -> tuple[Dtypes, Quantised | None, tuple[str, ...]]:
+    """The formats a run would use there: `auto` is bfloat16 on GPUs (float16 before Ampere) and float32 on CPUs.
+
+    And what the checkpoint says of its formats, where it is taken as it is.
+    """
     section, model = resolved.section, subject.config.model
     on_cpu = (device is not None and device.is_cpu) or (section is not None and section.name == CPU)
     chosen = choose_dtype(model.dtype, device="cpu" if on_cpu else "cuda:0", stored=None)
@@ -440,7 +530,7 @@ def _dtypes(subject: Subject, resolved: Resolved, device: Device | None, case: C
         stored = read_quantised({**text, "quantization_config": outer} if outer else text, where=subject.where)
     found = run_dtypes(compute, stored)
     weight, kv = case.weight_dtype or found.weight, case.kv_dtype or found.kv
-    return replace(found, weight=weight, kv=kv, activation=case.activation_dtype), notes
+    return replace(found, weight=weight, kv=kv, activation=case.activation_dtype), stored, notes
 
 
 def _with_cached_calibration(

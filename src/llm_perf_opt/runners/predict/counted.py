@@ -1,7 +1,8 @@
 """A model the closed form has no rule for: built on the meta device and counted by operators, seconds for each row.
 
 What comes of it is an estimate of an eager run on one device: each module group at its own roofline, and the host that
-starts every operator. There are no bounds, because a count knows what this code does and not the least it could do.
+starts every operator. The bound is the reading of the weights alone: a count knows what this code does and not the
+least it could compute.
 """
 
 from collections.abc import Mapping
@@ -11,16 +12,21 @@ from typing import Any
 
 from llm_perf_opt.analysis.estimate.efficiency import MEASURED, rates_of
 from llm_perf_opt.analysis.hardware.hardware import CPU
-from llm_perf_opt.analysis.hardware.roofline import estimate
-from llm_perf_opt.analysis.hardware.work import Dtypes, Shape, Work
+from llm_perf_opt.analysis.hardware.roofline import Bound, estimate
+from llm_perf_opt.analysis.hardware.work import BYTES, Dtypes, Shape, Work
 from llm_perf_opt.analysis.static.counted import CountedAnalysis, unknown_text
 from llm_perf_opt.analysis.static.operator_count import Count, count_module_parameters
+from llm_perf_opt.analysis.static.parts import OTHER
 from llm_perf_opt.analysis.static.prediction import Operators, PhasePrediction
+from llm_perf_opt.analysis.static.stored import Stored, tensor_bytes
 from llm_perf_opt.config.schema import HardwareSection, ModelSection
 from llm_perf_opt.core.names import PREFILL
 from llm_perf_opt.errors import ConfigError, ParseError
 from llm_perf_opt.workload.models.base import ModelAdapter
 
+# What configurations call their routed experts, and how many a token goes to.
+_EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
+_PICKED = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k")
 # Torch and transformers refuse what they cannot build or run in many ways; all of them mean the same here.
 REFUSALS = (ConfigError, ImportError, OSError, RuntimeError, ValueError, TypeError, AttributeError, LookupError)
 
@@ -32,11 +38,29 @@ class MetaModel:
         # The file's own sizes, wherever it lies: nothing but them is needed on meta.
         self._model = replace(model, weights="random", path=None, geometry=dict(geometry), dtype="bfloat16")
         self._adapter, self.what = adapter, what
+        self._experts_read = _share_of_experts(geometry)
         self.count = cache(self._count)
 
     @property
     def reason(self) -> str:
         return unknown_text(self.what)
+
+    def stored_bytes(self, stored: Stored, *, wide_bytes: float) -> float:
+        """What a quantised checkpoint of this model takes, tensor by tensor."""
+        return sum(
+            tensor_bytes(name, tensor.numel(), tensor.dim(), stored, wide=wide_bytes)
+            for name, tensor in self._module().named_parameters()
+        )
+
+    def least_read(self, parameters: Mapping[str, int]) -> float:
+        """Parameters that every forward reads, at the least.
+
+        Not the embedding's table unless it is the output matrix, of routed experts those of one token, and nothing of
+        parts that were not told apart.
+        """
+        left_out = {OTHER, "embedding"} if parameters.get("lm_head") else {OTHER}
+        plain = sum(count for group, count in parameters.items() if group not in {*left_out, "experts"})
+        return plain + parameters.get("experts", 0) * self._experts_read
 
     def _count(self, batch: int, prompt: int, context: int) -> tuple[Mapping[str, int], Mapping[str, Count]]:
         from llm_perf_opt.runners.static_runner import count_phases
@@ -68,8 +92,15 @@ def count_model(
     hardware_reason: str | None,
     capacity_bytes: float | None,
     beside: Mapping[str, int],
+    stored: Stored | None = None,
+    weight_format: str | None = None,
+    devices: int = 1,
 ) -> CountedAnalysis:
     parameters, counts = source.count(shape.batch, shape.prompt, shape.context)
+    wide = dtypes.compute_bytes
+    held = None
+    if stored is not None:
+        held = source.stored_bytes(stored, wide_bytes=wide) + sum(beside.values()) * wide
     return CountedAnalysis(
         name=name,
         reason=source.reason,
@@ -81,7 +112,27 @@ def count_model(
         parameters=parameters,
         counts=counts,
         beside=beside,
+        least_read_bytes=source.least_read(parameters) * (BYTES[weight_format] if weight_format else wide),
+        devices=devices,
+        stored_bytes=held,
+        stored_format=weight_format if held is not None else None,
     )
+
+
+def _share_of_experts(geometry: Mapping[str, Any]) -> float:
+    """The share of the routed experts that one token goes to; 0 where the configuration does not say."""
+    total = next((geometry[key] for key in _EXPERTS if isinstance(geometry.get(key), int)), 0)
+    picked = next((geometry[key] for key in _PICKED if isinstance(geometry.get(key), int)), 0)
+    return min(1.0, picked / total) if total > 0 and picked > 0 else 0.0
+
+
+def _weights_bound(analysis: CountedAnalysis) -> Bound | None:
+    """All devices together read the weights once."""
+    hardware = analysis.hardware
+    if hardware is None or hardware.memory_bandwidth_gb_s is None or hardware.name == CPU:
+        return None
+    moved_ms = analysis.least_read_bytes / (hardware.memory_bandwidth_gb_s * 1e9 * analysis.devices) * 1e3
+    return Bound(compute_ms=0.0, memory_ms=moved_ms)
 
 
 def counted_predictions(analysis: CountedAnalysis) -> dict[str, PhasePrediction]:
@@ -106,7 +157,7 @@ def _prediction(analysis: CountedAnalysis, name: str, count: Count) -> PhasePred
         found = replace(found, label=rates.label if hardware.name != CPU else MEASURED)
     return PhasePrediction(
         tokens=shape.batch * (shape.prompt if name == PREFILL else 1),
-        datasheet=None,
+        datasheet=_weights_bound(analysis),
         datasheet_reason=analysis.reason,
         achievable=None,
         achievable_reason=analysis.reason,

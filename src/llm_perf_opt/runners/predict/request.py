@@ -28,6 +28,8 @@ NUMBERS = (
     "batch",
 )
 SHARES = ("prefix_hit", "acceptance")
+# Numbers that need not be whole.
+RATES = ("rate", "burstiness")
 CHOICES: dict[str, tuple[str, ...]] = {
     "weight_dtype": tuple(BYTES),
     "kv_dtype": tuple(BYTES),
@@ -35,7 +37,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "mla_mode": MLA_MODES,
     "engine": tuple(ENGINES),
 }
-KEYS = tuple(f"workload.{name}" for name in (*CHOICES, *SHARES, *NUMBERS))
+KEYS = tuple(f"workload.{name}" for name in (*CHOICES, *SHARES, *RATES, *NUMBERS))
 # How a run says what is called otherwise here: ignored, they would answer another question than was asked.
 OF_RUNS = {
     "infer.batch": "workload.batch",
@@ -62,6 +64,8 @@ class Case:
     output: int | None = None
     batch: int = 1
     concurrency: int | None = None
+    rate: float | None = None
+    burstiness: float = 1.0
     prefill_chunk: int | None = None
     prefix_hit: float = 0.0
     acceptance: float | None = None
@@ -72,6 +76,11 @@ class Case:
     mla_mode: MlaMode | None = None
     engine: str = "eager"
     layout: Layout
+
+    @property
+    def in_flight(self) -> int:
+        """Requests in flight over all replicas."""
+        return self.concurrency or self.batch * self.layout.dp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +101,7 @@ class Request:
 
     def cases(self) -> Iterator[Case]:
         """Every combination of the lists."""
-        names = [name for name in (*CHOICES, *SHARES, *NUMBERS) if name in self.lists]
+        names = [name for name in (*CHOICES, *SHARES, *RATES, *NUMBERS) if name in self.lists]
         for values in itertools.product(*(self.lists[name] for name in names)):
             yield _case(dict(zip(names, values, strict=True)))
 
@@ -108,6 +117,8 @@ def _case(values: Mapping[str, str]) -> Case:
         output=number("output"),
         batch=number("batch") or 1,
         concurrency=number("concurrency"),
+        rate=float(values["rate"]) if "rate" in values else None,
+        burstiness=float(values.get("burstiness", 1.0)),
         prefill_chunk=number("prefill_chunk"),
         prefix_hit=float(values.get("prefix_hit", 0.0)),
         acceptance=float(values["acceptance"]) if "acceptance" in values else None,
@@ -135,7 +146,7 @@ def parse_request(
             lists[key.removeprefix("workload.")] = _values(key, given[key], problems)
     known = {"model", "model.path", "hardware", *KEYS}
     rest = {key: value for key, value in given.items() if key not in known}
-    problems += [*_unknown_keys(rest), *_unwritable(options)]
+    problems += [*_unknown_keys(rest), *_unwritable(options), *_load_problems(lists, options)]
     if problems:
         raise ConfigError(problems)
     return Request(
@@ -147,6 +158,18 @@ def parse_request(
         flags=frozenset(flags),
         options=options,
     )
+
+
+def _load_problems(lists: Mapping[str, tuple[str, ...]], options: Mapping[str, str]) -> list[str]:
+    """Loads that are given twice or not whole."""
+    found = []
+    if "rate" in lists and "concurrency" in lists:
+        found.append("workload.rate and workload.concurrency: two loads; give the one that is known")
+    if "rate" in lists and "output" not in lists and "--output" not in options:
+        found.append("workload.rate: needs workload.output=…, the tokens of an answer")
+    if "burstiness" in lists and "rate" not in lists:
+        found.append("workload.burstiness: has no effect without workload.rate")
+    return found
 
 
 def _split(
@@ -213,6 +236,11 @@ def _values(key: str, text: str, problems: list[str]) -> tuple[str, ...]:
             problems.append(f"{key}: not one of the choices (got {part!r}), allowed: {', '.join(CHOICES[name])}")
         elif name in SHARES and not _is_share(part):
             problems.append(f"{key}: not a share from 0 to 1 (got {part!r}), allowed: numbers separated by commas")
+        elif name in RATES and not _is_rate(part):
+            problems.append(
+                f"{key}: not a number above 0 and up to {LARGEST_NUMBER:,} (got {part[:40]!r}), allowed: numbers "
+                "separated by commas"
+            )
         elif name in NUMBERS and not _is_count(part):
             problems.append(
                 f"{key}: not a whole number from 1 to {LARGEST_NUMBER:,} (got {part[:40]!r}), allowed: numbers "
@@ -226,6 +254,13 @@ def _values(key: str, text: str, problems: list[str]) -> tuple[str, ...]:
 def _is_count(text: str) -> bool:
     is_short = len(text) <= len(str(LARGEST_NUMBER))
     return text.isascii() and text.isdecimal() and is_short and 1 <= int(text) <= LARGEST_NUMBER
+
+
+def _is_rate(text: str) -> bool:
+    try:
+        return 0 < float(text) <= LARGEST_NUMBER
+    except ValueError:
+        return False
 
 
 def _is_share(text: str) -> bool:

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from llm_perf_opt.analysis.estimate.forecast import Forecast
+from llm_perf_opt.analysis.estimate.requests import Forecast
 from llm_perf_opt.analysis.static.analysis import Analysis
+from llm_perf_opt.analysis.static.closed_form import kv_bytes
 from llm_perf_opt.analysis.static.counted import CountedAnalysis
 from llm_perf_opt.analysis.static.prediction import PhasePrediction
 from llm_perf_opt.core.names import DECODE, PREFILL
@@ -49,16 +50,16 @@ class Row:
 
     @property
     def memory_bytes(self) -> float:
-        """Of a counted model the weights alone."""
-        found = self.analysis
-        return found.weights_bytes if isinstance(found, CountedAnalysis) else found.memory.peak_bytes
+        """Over all devices; of a counted model the weights alone."""
+        found, replicas = self.analysis, self.case.layout.dp
+        return found.weights_bytes if isinstance(found, CountedAnalysis) else found.memory.peak_bytes * replicas
 
     @property
     def kv_sequence_bytes(self) -> float | None:
         found = self.analysis
         if isinstance(found, CountedAnalysis):
             return None
-        return found.memory.kv_cache_bytes / found.shape.batch
+        return kv_bytes(found.model, max(found.shape.longest, found.shape.prompt), found.dtypes, found.mla_mode)
 
     @property
     def largest_batch(self) -> int | None:
@@ -69,7 +70,9 @@ class Row:
     def formats(self) -> str:
         d = self.analysis.dtypes
         parts = [d.compute]
-        parts += [f"w{d.weight}"] if d.weight != d.compute else []
+        stored = self.analysis.stored_format if isinstance(self.analysis, CountedAnalysis) else None
+        weight = stored or d.weight
+        parts += [f"w{weight}"] if weight != d.compute else []
         parts += [f"kv{d.kv}"] if d.kv != d.compute else []
         parts += [f"a{d.activation}"] if d.activation is not None else []
         return " ".join(parts)
@@ -120,6 +123,8 @@ COLUMNS: tuple[Column, ...] = (
     Column(key="context", header="context", value=lambda r: r.analysis.shape.context, is_question=True),
     Column(key="output", header="output", value=lambda r: r.case.output, is_question=True),
     Column(key="concurrency", header="conc", value=lambda r: r.case.concurrency, is_question=True),
+    Column(key="rate", header="req/s", value=lambda r: r.case.rate, is_question=True),
+    Column(key="burstiness", header="burst", value=lambda r: r.case.burstiness, is_question=True),
     Column(key="prefill_chunk", header="chunk", value=lambda r: r.case.prefill_chunk, is_question=True),
     Column(key="prefix_hit", header="hit", value=lambda r: r.case.prefix_hit, is_question=True),
     Column(key="acceptance", header="accept", value=lambda r: r.case.acceptance, is_question=True),
@@ -131,6 +136,7 @@ COLUMNS: tuple[Column, ...] = (
     Column(key="tokens_per_s_bound", header="tok/s ≤", value=lambda r: _rate(r, bound_ms(r.decode)), falls=True),
     Column(key="tokens_per_s", header="tok/s", value=lambda r: _rate(r, middle_ms(r.decode)), falls=True),
     Column(key="ttft_ms", header="ttft ms", value=lambda r: r.forecast.ttft_ms if r.forecast else None),
+    Column(key="ttft_p95_ms", header="p95", value=lambda r: r.forecast.ttft_p95_ms if r.forecast else None),
     Column(key="tpot_ms", header="tpot ms", value=lambda r: r.forecast.tpot_ms if r.forecast else None),
     Column(key="request_ms", header="request ms", value=lambda r: r.forecast.request_ms if r.forecast else None),
     Column(
@@ -139,9 +145,22 @@ COLUMNS: tuple[Column, ...] = (
         value=lambda r: r.forecast.output_tokens_per_s if r.forecast else None,
         falls=True,
     ),
+    Column(
+        key="throughput_low",
+        header="at least",
+        value=lambda r: r.forecast.output_tokens_per_s / r.forecast.band.slower if r.forecast else None,
+        falls=True,
+    ),
+    Column(
+        key="throughput_high",
+        header="at most",
+        value=lambda r: r.forecast.output_tokens_per_s * r.forecast.band.faster if r.forecast else None,
+        falls=True,
+    ),
     Column(key="cost", header="cost/M", value=lambda r: r.forecast.cost if r.forecast else None),
     Column(key="limit", header="limit p/d", value=lambda r: f"{r.prefill.limit or '–'}/{r.decode.limit or '–'}"),
     Column(key="memory_bytes", header="memory", value=lambda r: r.memory_bytes),
+    Column(key="fits", header="fits", value=lambda r: None if r.fits is None else ("no", "yes")[r.fits]),
     Column(
         key="kv_bytes_at_context",
         header="KV/seq",

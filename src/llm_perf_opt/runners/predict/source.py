@@ -7,10 +7,12 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
+from llm_perf_opt.analysis.static.config_json import MODELOPT_FILE
 from llm_perf_opt.errors import ConfigError, ParseError
 
 HUB = "https://huggingface.co"
 TIMEOUT_S = 15.0
+NOT_FOUND = 404
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -32,14 +34,27 @@ def fetch_config(name: str, environ: Mapping[str, str]) -> Path:
     where = f"model.path: {name!r} is no file or folder here"
     if environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
         raise ConfigError(f"{where}, and HF_HUB_OFFLINE keeps it from being looked up on the hub")
-    address = f"{environ.get('HF_ENDPOINT', HUB).rstrip('/')}/{name}/resolve/main/config.json"
-    headers = {"User-Agent": "llm-perf"}
+    address = f"{environ.get('HF_ENDPOINT', HUB).rstrip('/')}/{name}/resolve/main"
     try:
-        with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=TIMEOUT_S) as answer:
-            content = answer.read()
+        content = _fetch(f"{address}/config.json")
     except (urllib.error.URLError, OSError, ValueError) as error:
-        raise ConfigError(f"{where}, and {address} could not be read ({error}); download its config.json") from error
+        raise ConfigError(
+            f"{where}, and {address}/config.json could not be read ({error}); download its config.json"
+        ) from error
     folder = Path(tempfile.mkdtemp(prefix="llm-perf-")) / name.replace("/", "--")
     folder.mkdir()
     (folder / "config.json").write_bytes(content)
+    if b'"quantization_config"' not in content:
+        try:
+            (folder / MODELOPT_FILE).write_bytes(_fetch(f"{address}/{MODELOPT_FILE}"))
+        except urllib.error.HTTPError as error:
+            # Most models have none.
+            if error.code != NOT_FOUND:
+                raise ConfigError(f"{where}, and {address}/{MODELOPT_FILE} could not be read ({error})") from error
     return folder / "config.json"
+
+
+def _fetch(address: str) -> bytes:
+    request = urllib.request.Request(address, headers={"User-Agent": "llm-perf"})
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+        return bytes(answer.read())

@@ -1,4 +1,4 @@
-"""The table `llm-perf predict` prints: one line for each combination, 80 columns, what it means below it."""
+"""The table `llm-perf predict` prints: one line for each combination, as wide as the terminal, what it means below."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -14,23 +14,36 @@ from llm_perf_opt.runners.predict.row import BY_KEY, COLUMNS, Column, Row, Value
 WIDTH = 80
 # What a narrow table shows of the results, the least wanted last.
 RESULTS = ("prefill_ms", "decode_ms", "tokens_per_s", "memory_bytes", "tokens_per_s_bound", "max_batch", "limit")
-SERVED = ("ttft_ms", "tpot_ms", "throughput", "cost", "memory_bytes", "request_ms", "max_batch")
+SERVED = ("ttft_ms", "ttft_p95_ms", "tpot_ms", "throughput", "cost", "memory_bytes", "request_ms", "max_batch")
+# Where what does not fit is marked, so that nobody takes such a figure for a run that could be made.
+MARKED = ("memory_bytes", "throughput", "tokens_per_s")
 ALWAYS = ("model", "hardware")
 # Questions that say nothing while they have these values.
-PLAIN: dict[str, Value] = {"tp": 1, "pp": 1, "ep": 1, "dp": 1, "prefix_hit": 0.0, "draft_tokens": 4}
+PLAIN: dict[str, Value] = {
+    "tp": 1,
+    "pp": 1,
+    "ep": 1,
+    "dp": 1,
+    "prefix_hit": 0.0,
+    "draft_tokens": 4,
+    "burstiness": 1.0,
+}
 # What columns mean, told where one of them is shown.
 LEGEND: dict[tuple[str, ...], str] = {
     ("prefill_ms", "decode_ms"): "prefill, decode ms: what to expect of one prompt batch and one step.",
-    ("ttft_ms", "tpot_ms", "request_ms"): "ttft, tpot, request ms: what to expect of one request among those in "
-    "flight, without waiting for a place.",
+    ("ttft_ms", "tpot_ms", "request_ms"): "ttft, tpot, request ms: of one request among those in flight; ttft is the "
+    "median.",
+    ("ttft_p95_ms",): "p95: 95th percentile of ttft, of requests that start together (workload.concurrency) or of all "
+    "that arrive (workload.rate).",
     ("throughput",): "served tok/s: output tokens of all requests in flight, prompts included in the time.",
     ("cost",): "cost/M: of a million output tokens, in the currency of hardware.price_per_hour.",
     ("tokens_per_s",): "tok/s: decode, all sequences.",
     ("prefill_bound_ms", "decode_bound_ms", "tokens_per_s_bound"): "≥, ≤: at data-sheet peaks (this machine's CPU: at "
     "measured ones), no run can be faster.",
     ("limit",): "limit: what takes longest in prefill / decode.",
-    ("memory_bytes",): "memory: weights + KV cache + activations over all devices, ! where it does not fit.",
-    ("max_batch",): "max batch: leaves 3 % of the memory free.",
+    ("memory_bytes",): "memory: weights + KV cache of all requests in flight + activations over all devices.",
+    MARKED: "! where it does not fit.",
+    ("max_batch",): "max batch: sequences that fit, with 3 % of the memory left free (served: 10 %).",
 }
 ASSUMPTIONS = (
     "assumed: bounds multiply at the fastest rate the formats allow (4-bit weights also at 8-bit peaks), estimates as "
@@ -44,11 +57,12 @@ ENGINES = {
 }
 
 
-def render_table(rows: Sequence[Row], *, is_wide: bool = False) -> str:
-    columns = list(COLUMNS) if is_wide else _narrow(rows)
-    lines = [*_models(rows)]
+def render_table(rows: Sequence[Row], *, is_wide: bool = False, width: int = WIDTH) -> str:
+    """`width`: columns of the terminal; a narrow table leaves out results that have no room."""
+    columns = list(COLUMNS) if is_wide else _narrow(rows, width)
+    lines = [*_models(rows, width)]
     shared = [] if is_wide else _shared(rows, columns)
-    lines += [*(textwrap.fill(", ".join(shared), WIDTH).splitlines() if shared else []), ""]
+    lines += [*(textwrap.fill(", ".join(shared), width).splitlines() if shared else []), ""]
     cells = [tuple(_cell(column, row) for column in columns) for row in rows]
     right = [i for i, column in enumerate(columns) if not _is_text(column, rows)]
     lines.append(terminal_table([column.header for column in columns], cells, right=right, rule=False))
@@ -61,7 +75,7 @@ def render_table(rows: Sequence[Row], *, is_wide: bool = False) -> str:
         *ASSUMPTIONS,
         *(f"note: {text}" for text in _notes(rows)),
     ]
-    lines += ["", *(line for text in texts for line in _filled(text, is_wide))]
+    lines += ["", *(line for text in texts for line in _filled(text, is_wide, width))]
     return "\n".join(lines) + "\n"
 
 
@@ -70,16 +84,16 @@ def _legend(columns: Sequence[Column]) -> str:
     return " ".join(text for keys, text in LEGEND.items() if shown & set(keys))
 
 
-def _filled(text: str, is_wide: bool) -> list[str]:
-    return [text] if is_wide else textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+def _filled(text: str, is_wide: bool, width: int) -> list[str]:
+    return [text] if is_wide else textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
-def _narrow(rows: Sequence[Row]) -> list[Column]:
+def _narrow(rows: Sequence[Row], width: int) -> list[Column]:
     """Names, what differs between rows, and as many results as fit into the width."""
     asked = [c for c in COLUMNS if c.is_question and (c.key in ALWAYS or _varies(c, rows))]
     chosen = list(asked)
     for column in _wanted(rows):
-        if _width([*chosen, column], rows) <= WIDTH:
+        if _width([*chosen, column], rows) <= width:
             chosen.append(column)
     return chosen
 
@@ -128,17 +142,15 @@ def _cell(column: Column, row: Row) -> str:
     value = column.value(row)
     if value is None or isinstance(value, str):
         return value or "–"
-    if column.key == "memory_bytes":
-        # A mark where the peak does not fit, so that nobody takes the times beside it for a run that could be made.
-        return f"! {si(value, 'B', count=3)}" if row.fits is False else si(value, "B", count=3)
-    if column.key == "kv_bytes_at_context":
-        return si(value, "B", count=3)
+    mark = "! " if column.key in MARKED and row.fits is False else ""
+    if column.key in ("memory_bytes", "kv_bytes_at_context"):
+        return mark + si(value, "B", count=3)
     if isinstance(value, int):
         return str(value) if column.is_question else f"{value:,}"
-    return or_dash(value, "{:,.0f}" if value >= 1000 else "{:.3g}", dash="–")
+    return mark + or_dash(value, "{:,.0f}" if value >= 1000 else "{:.3g}", dash="–")
 
 
-def _models(rows: Sequence[Row]) -> list[str]:
+def _models(rows: Sequence[Row], width: int) -> list[str]:
     """One line or two for each model: what does not depend on the hardware."""
     seen: dict[str, str] = {}
     for row in rows:
@@ -153,7 +165,7 @@ def _models(rows: Sequence[Row]) -> list[str]:
             active += f", {p.activated:,} a token ({p.activated_inside:,} without embeddings)"
         text = f"{analysis.name}: {p.total:,} parameters{active}, {analysis.kv_bytes_per_token:,.0f} KV bytes a token"
         seen[analysis.name] = text + _windowed(analysis)
-    return [line for text in seen.values() for line in textwrap.wrap(text, WIDTH)]
+    return [line for text in seen.values() for line in textwrap.wrap(text, width)]
 
 
 def _parts(total: int, beside: Mapping[str, int]) -> str:
@@ -203,6 +215,13 @@ def _bands(rows: Sequence[Row]) -> list[str]:
             band = f"{estimate.low_ms:.3g} – {estimate.high_ms:.3g} ms"
             name = row.analysis.hardware.name if row.analysis.hardware else "unknown"
             found.setdefault(estimate.label, f"rates {estimate.label}: {name} decode {estimate.mid_ms:.3g} ms, {band}.")
+        if row.forecast is not None:
+            served, width = row.forecast.output_tokens_per_s, row.forecast.band
+            found.setdefault(
+                width.why,
+                f"served {served:,.0f} tok/s may be {served / width.slower:,.0f} to {served * width.faster:,.0f} "
+                f"({width.why}).",
+            )
     return list(found.values())
 
 

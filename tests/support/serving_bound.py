@@ -36,17 +36,17 @@ def batch_bound_ms(model: Model, requests: Requests, dtypes: Dtypes, ceilings: C
             ).ms
         )
     )
-    return first + over_steps(
-        requests,
-        lambda context: lowest_of_modes(
-            lambda mode: (
-                bound(
-                    decode_phase(model, batch=batch, context=context, dtypes=dtypes, mla_mode=mode).total,
-                    dtypes,
-                    ceilings,
-                ).ms
-            )
-        ),
+    return first + over_steps(requests, lambda context: step_bound_ms(model, dtypes, ceilings, batch, context))
+
+
+def step_bound_ms(model: Model, dtypes: Dtypes, ceilings: Ceilings, batch: int, context: int) -> float:
+    """One more token for each sequence of a batch."""
+    return lowest_of_modes(
+        lambda mode: (
+            bound(
+                decode_phase(model, batch=batch, context=context, dtypes=dtypes, mla_mode=mode).total, dtypes, ceilings
+            ).ms
+        )
     )
 
 
@@ -81,7 +81,7 @@ def serving_bound_tokens_per_s(
     def request_s(mode: MlaMode) -> float:
         prompt = prefill_phase(model, batch=1, prompt=requests.prompt, dtypes=dtypes, mla_mode=mode).total
         step = decode_phase(model, batch=at_once, context=mean, dtypes=dtypes, mla_mode=mode).total
-        share = requests.output / at_once
+        share = (requests.output - 1) / at_once
         products = compute_s(prompt, dtypes, ceilings) + share * compute_s(step, dtypes, ceilings)
         moved = prompt.kv_write_bytes + share * step.bytes_needed
         return max(products, moved / ceilings.bytes_per_s)

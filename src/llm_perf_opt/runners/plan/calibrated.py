@@ -1,0 +1,222 @@
+"""`llm-perf plan --calibrate-from`: limits and demands answered by what a server was measured to take.
+
+A run of `llm-perf bench` with several numbers of requests in flight is the calibration. Nothing beyond it is answered:
+not more requests in flight than were measured, no other lengths, no other server. More servers of the kind may be.
+"""
+
+import math
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from llm_perf_opt.analysis.estimate.measured import MeasuredLevel, MeasuredPace, left_out_errors, median_error
+from llm_perf_opt.analysis.estimate.queueing import LoadTimes, closed_load, open_load
+from llm_perf_opt.core.files import read_limited
+from llm_perf_opt.core.terminal import screen_width, terminal_table
+from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.runners.plan.search import CLOSE, Demand, Limits
+from llm_perf_opt.runners.predict.table import WIDTH
+from llm_perf_opt.serving.results import BENCH, BENCH_FILE, BenchDocument, LevelResult
+
+OPTION = "--calibrate-from"
+LARGEST_BYTES = 64 << 20
+# Lengths that may differ from the measured ones and still be the same requests.
+NEAR = 0.1
+# Beyond this median error of levels that were left out, the levels do not describe the server.
+LARGEST_ERROR = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredServer:
+    """What was measured, and where."""
+
+    pace: MeasuredPace
+    name: str
+    file: Path
+
+
+def read_server(text: str) -> MeasuredServer:
+    """A run directory of `bench`, or its bench.json."""
+    path = Path(text).expanduser()
+    file = path / BENCH / BENCH_FILE if path.is_dir() else path
+    try:
+        document = msgspec.json.decode(read_limited(file, LARGEST_BYTES), type=BenchDocument)
+    except OSError as error:
+        raise ConfigError(
+            f"{OPTION}: {file} cannot be read ({error.strerror}); give a run of llm-perf bench"
+        ) from error
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{OPTION}: {file} is no bench.json ({error}); give a run of llm-perf bench") from error
+    levels = [level for level in document.levels if level.concurrency is not None and level.completed]
+    problems = _problems(levels, file)
+    if problems:
+        raise ConfigError(problems)
+    prompts, outputs = zip(*(_lengths(level) for level in levels), strict=True)
+    found = [_level(level) for level in sorted(levels, key=lambda level: level.concurrency or 0)]
+    pace = MeasuredPace(
+        levels=tuple(found),
+        prompt=round(sum(prompts) / len(prompts)),
+        output=round(sum(outputs) / len(outputs)),
+    )
+    name = " · ".join(part for part in (document.server, document.model) if part) or file.parent.name
+    return MeasuredServer(pace=pace, name=name, file=file)
+
+
+def _problems(levels: list[LevelResult], file: Path) -> list[str]:
+    counts = sorted({level.concurrency or 0 for level in levels})
+    if len(counts) < 2 or len(counts) != len(levels):
+        return [
+            f"{OPTION}: {file} has {len(counts)} different numbers of requests in flight; at least 2 are needed, such "
+            "as load.concurrency=1,4,16"
+        ]
+    missing = [
+        level.label
+        for level in levels
+        if not level.input_tokens
+        or not level.output_tokens_per_s
+        or any(level.latencies.get(name) is None or level.latencies[name].median_ms is None for name in ("ttft", "itl"))
+    ]
+    if missing:
+        return [f"{OPTION}: {file}: no tokens, throughput or latencies of {', '.join(missing)}"]
+    lengths = [_lengths(level) for level in levels]
+    if any(max(values) > (1 + NEAR) * min(values) for values in zip(*lengths, strict=True)):
+        return [f"{OPTION}: {file}: prompts or answers of its levels differ in length by more than {NEAR:.0%}"]
+    if min(output for _, output in lengths) < 2:
+        return [f"{OPTION}: {file}: answers of a single token say nothing about steps"]
+    return []
+
+
+def _lengths(level: LevelResult) -> tuple[float, float]:
+    return (level.input_tokens or 0) / level.completed, (level.output_tokens or 0) / level.completed
+
+
+def _level(level: LevelResult) -> MeasuredLevel:
+    return MeasuredLevel(
+        concurrency=level.concurrency or 0,
+        ttft_ms=level.latencies["ttft"].median_ms or 0.0,
+        gap_ms=level.latencies["itl"].median_ms or 0.0,
+        output_tokens_per_s=level.output_tokens_per_s or 0.0,
+    )
+
+
+def length_problems(server: MeasuredServer, *, prompt: int | None, output: int | None) -> list[str]:
+    """Lengths asked for that were not measured."""
+    found = []
+    for what, asked, measured in (("prompts", prompt, server.pace.prompt), ("answers", output, server.pace.output)):
+        if asked is not None and not measured / (1 + NEAR) <= asked <= measured * (1 + NEAR):
+            found.append(
+                f"{OPTION}: {what} of {asked:,} tokens were not measured, those of {server.file} have {measured:,}; "
+                "measure them with llm-perf bench"
+            )
+    return found
+
+
+def most_in_flight(pace: MeasuredPace, limits: Limits) -> tuple[int, LoadTimes] | None:
+    """The most requests in flight, of those measured, that keep the limits."""
+    best = None
+    for sequences in range(pace.least, pace.most + 1):
+        times = closed_load(pace, sequences, output=pace.output, places=None)
+        if _keeps(times, limits):
+            best = sequences, times
+    return best
+
+
+def most_arrivals(pace: MeasuredPace, limits: Limits, burstiness: float) -> tuple[float, LoadTimes] | None:
+    """The most arrivals per second on one server that keep the limits with no more in flight than were measured."""
+    low, high, best = 0.0, pace.tokens_per_s(pace.most) / pace.output, None
+    while high - low > CLOSE * high and high > 1e-6:
+        middle = (low + high) / 2
+        times = open_load(pace, middle / 1e3, output=pace.output, places=pace.most, burstiness=burstiness)
+        if times is not None and _keeps(times, limits) and middle / 1e3 * times.request_ms <= pace.most:
+            low, best = middle, (middle, times)
+        else:
+            high = middle
+    return best
+
+
+def _keeps(times: LoadTimes, limits: Limits) -> bool:
+    first = times.ttft_ms if limits.is_median else times.ttft_p95_ms
+    return (limits.ttft_ms is None or first <= limits.ttft_ms) and (
+        limits.tpot_ms is None or times.tpot_ms <= limits.tpot_ms
+    )
+
+
+def render_calibrated(server: MeasuredServer, limits: Limits, demand: Demand | None, *, burstiness: float) -> str:
+    pace = server.pace
+    errors = left_out_errors(pace)
+    off = dict(errors)
+    rows = []
+    for level in pace.levels:
+        times = closed_load(pace, level.concurrency, output=pace.output, places=None)
+        rows.append(
+            (
+                str(level.concurrency),
+                f"{level.output_tokens_per_s:,.4g}",
+                f"{off[level.concurrency]:+.1%}" if level.concurrency in off else "–",
+                f"{level.ttft_ms:,.4g}",
+                f"{times.ttft_ms:,.4g}",
+                f"{times.ttft_p95_ms:,.4g}",
+                f"{times.tpot_ms:,.4g}",
+            )
+        )
+    header = ("in flight", "tok/s", "left out", "ttft ms", "fitted", "fitted p95", "tpot ms")
+    lines = [
+        *_filled(f"{server.name}: {pace.prompt:,} + {pace.output:,} tokens, measured in {server.file}"),
+        "",
+        terminal_table(header, rows, right=range(len(header)), rule=False),
+        "",
+    ]
+    error = median_error(errors)
+    if error is None:
+        lines += _filled("Two levels say nothing about loads between them: measure three or more to know the error.")
+    else:
+        lines += _filled(f"left out: each level by the others alone; median error {error:.1%} in tokens per second.")
+        if not is_steady(server):
+            lines += _filled(
+                f"The error is above {LARGEST_ERROR:.0%}: the levels scatter too much to plan with. Measure longer, on "
+                "a machine that does nothing else."
+            )
+            return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *_answer(server, limits, demand, burstiness)]) + "\n"
+
+
+def is_steady(server: MeasuredServer) -> bool:
+    """Whether levels that are left out can be worked out from the others; nothing is known of two levels."""
+    error = median_error(left_out_errors(server.pace))
+    return error is None or error <= LARGEST_ERROR
+
+
+def _answer(server: MeasuredServer, limits: Limits, demand: Demand | None, burstiness: float) -> list[str]:
+    pace = server.pace
+    if demand is None:
+        most = most_in_flight(pace, limits)
+        if most is None:
+            return _filled("No number of requests in flight that was measured keeps the limits.")
+        sequences, times = most
+        beyond = " (the most that was measured: more may do)" if sequences == pace.most else ""
+        return _filled(
+            f"Up to {sequences} requests in flight keep the limits{beyond}: first token in {times.ttft_ms:,.4g} ms "
+            f"(median), {times.ttft_p95_ms:,.4g} ms (95th percentile of requests that start together), "
+            f"{times.tpot_ms:,.4g} ms a token, {pace.tokens_per_s(sequences):,.4g} tokens per second."
+        )
+    arrivals = most_arrivals(pace, limits, burstiness)
+    if arrivals is None:
+        return _filled("No rate of arrivals keeps the limits with as many in flight as were measured.")
+    per_s, times = arrivals
+    share = 1 + demand.headroom
+    held = per_s * times.request_ms / 1e3
+    if demand.per_s is not None:
+        servers, what = math.ceil(demand.per_s * share / per_s), f"{demand.per_s:g} requests per second"
+    else:
+        servers, what = math.ceil((demand.users or 0) * share / held), f"{demand.users:,} users"
+    return _filled(
+        f"{what}: {servers} such servers. One keeps the limits up to {per_s:.3g} requests per second, {held:.3g} in "
+        f"flight: first token in {times.ttft_ms:,.4g} ms (median), {times.ttft_p95_ms:,.4g} ms (95th percentile), "
+        f"{times.tpot_ms:,.4g} ms a token."
+    )
+
+
+def _filled(text: str) -> list[str]:
+    return textwrap.wrap(text, screen_width() or WIDTH, break_long_words=False, break_on_hyphens=False)

@@ -1,0 +1,218 @@
+"""What `llm-perf plan` prints: the cheapest of each device, what nothing else beats, and how to start the cheapest."""
+
+import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llm_perf_opt.analysis.estimate.parallel import Layout
+from llm_perf_opt.core.terminal import screen_width, terminal_table
+from llm_perf_opt.runners.plan.disaggregate import Pools
+from llm_perf_opt.runners.plan.launch import as_lines, sglang_command, vllm_command
+from llm_perf_opt.runners.plan.search import Demand, Limits, best_of_each, bill, front, price, rate_per_device
+from llm_perf_opt.runners.predict.row import Row
+from llm_perf_opt.runners.predict.table import WIDTH
+
+ACCURACY = (
+    "fp8 weights made from a checkpoint in bf16 change its answers a little: measure the accuracy of your task (such "
+    "as with lm-eval) before you deploy them, or plan with workload.weight_dtype=bf16"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanResult:
+    """`rows`: all that was tried; `kept`: what meets the limits, with a demand the replicas that serve it.
+
+    `pools`: the same demand with prompts and decoding on different devices. `quantised`: fp8 was tried that the
+    checkpoint does not hold.
+    """
+
+    rows: tuple[Row, ...]
+    kept: tuple[Row, ...]
+    pools: tuple[Pools, ...]
+    quantised: bool
+
+
+def render_plan(
+    answer: PlanResult, limits: Limits, demand: Demand | None, *, prompt: int, output: int, model: str
+) -> str:
+    asked = [f"{prompt:,} + {output:,} tokens"]
+    if limits.ttft_ms is not None:
+        asked.append(f"first token in {limits.ttft_ms:g} ms ({'median' if limits.is_median else '95th percentile'})")
+    asked += [f"{limits.tpot_ms:g} ms a token"] if limits.tpot_ms is not None else []
+    if demand is not None:
+        asked.append(f"{demand.users:,} users" if demand.users is not None else f"{demand.per_s:g} requests per second")
+        asked += [f"{demand.headroom:.0%} headroom"] if demand.headroom else []
+    allowed = sum(map(limits.allow, answer.rows))
+    lines = [*_filled("; ".join(asked) + ":"), f"{allowed} of {len(answer.rows)} combinations meet the limits.", ""]
+    if not answer.kept:
+        return "\n".join([*lines, *_nearest(answer.rows, limits)]) + "\n"
+    if demand is None:
+        best = best_of_each(answer.kept, price)
+        lines += ["Cheapest of each device:", _table(best, limits), "", "What nothing else beats (Pareto front):"]
+        lines += [_table(front(answer.kept), limits), ""]
+    else:
+        best = best_of_each(answer.kept, bill)
+        lines += ["Cheapest of each device:", _bill(best, limits, demand), ""]
+        lines += _pools(answer.pools, best[0])
+    return "\n".join([*lines, *_launch(best[0], demand, model), "", *_footer(answer, best, demand)]) + "\n"
+
+
+def spread(layout: Layout, replicas: int = 1) -> str:
+    """`tp4`, `tp2 pp2`, `dp8 ep8`: one replica's."""
+    parts = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp // replicas, "ep": layout.ep}
+    return " ".join(f"{name}{count}" for name, count in parts.items() if count > 1) or "–"
+
+
+def replicas_of(row: Row) -> int:
+    """How many copies of the smallest group that engines run a row's layout is made of."""
+    layout = row.case.layout
+    return layout.dp // max(1, layout.ep // layout.tp)
+
+
+def _table(rows: Sequence[Row], limits: Limits) -> str:
+    header = ("hardware", "n", "spread", "dtype", "batch", _first(limits), "tpot ms", "tok/s", "each", "cost/M")
+    cells = []
+    for row in rows:
+        found, hardware = row.forecast, row.analysis.hardware
+        if found is None or hardware is None:
+            continue
+        cells.append(
+            (
+                hardware.name,
+                str(row.case.layout.devices),
+                spread(row.case.layout),
+                row.formats,
+                str(row.case.in_flight),
+                f"{limits.first_ms(row):,.0f}",
+                f"{found.tpot_ms:.3g}",
+                f"{found.output_tokens_per_s:,.0f}",
+                f"{rate_per_device(row):,.0f}",
+                "–" if found.cost is None else f"{found.cost:.3g}",
+            )
+        )
+    return terminal_table(header, cells, right=(1, 4, 5, 6, 7, 8, 9), rule=False)
+
+
+def _bill(rows: Sequence[Row], limits: Limits, demand: Demand) -> str:
+    header = (
+        "hardware",
+        "n",
+        "replicas",
+        "spread",
+        "dtype",
+        "in flight",
+        _first(limits),
+        "tpot ms",
+        "tok/s",
+        "per hour",
+    )
+    cells = []
+    for row in rows:
+        found, hardware, layout = row.forecast, row.analysis.hardware, row.case.layout
+        if found is None or hardware is None:
+            continue
+        copies = replicas_of(row)
+        hourly = None if hardware.price_per_hour is None else hardware.price_per_hour * layout.devices
+        cells.append(
+            (
+                hardware.name,
+                str(layout.devices),
+                f"{copies} to {math.ceil(copies * found.band.slower)}",
+                spread(layout, copies),
+                row.formats,
+                f"{found.in_flight / copies:,.3g} each",
+                f"{limits.first_ms(row):,.0f}",
+                f"{found.tpot_ms:.3g}",
+                f"{found.output_tokens_per_s:,.0f}",
+                "–" if hourly is None else f"{hourly:,.4g}",
+            )
+        )
+    return terminal_table(header, cells, right=(1, 2, 5, 6, 7, 8, 9), rule=False)
+
+
+def _first(limits: Limits) -> str:
+    return "ttft ms" if limits.is_median else "ttft p95"
+
+
+def _pools(pools: Sequence[Pools], best: Row) -> list[str]:
+    """Prompts and decoding apart, where that takes fewer devices of the kind than together."""
+    hardware = best.analysis.hardware
+    same = [found for found in pools if hardware is not None and found.hardware == hardware.name]
+    found = min(same, key=lambda each: each.devices, default=None)
+    if found is None or found.devices >= best.case.layout.devices:
+        return [*_filled("Prompts and decoding on different devices take no fewer devices here."), ""]
+    cost = "" if found.price_per_hour is None else f", {found.price_per_hour:,.4g} per hour"
+    text = (
+        f"Prompts and decoding on different devices take {found.devices} {found.hardware}{cost}: {found.prompts} × "
+        f"{spread(found.prompt_layout)} for prompts, {found.decoders} × {spread(found.decode_layout)} with "
+        f"{found.batch} requests each for decoding, weights {found.weight_dtype or 'as stored'}; first token in "
+        f"{found.ttft_p95_ms:,.0f} ms (95th percentile), {found.tpot_ms:.3g} ms a token."
+    ).replace("× –", "× one device")
+    return [*_filled(text), ""]
+
+
+def _launch(row: Row, demand: Demand | None, model: str) -> list[str]:
+    """How to start one replica of the cheapest plan."""
+    copies = replicas_of(row) if demand is not None else 1
+    if row.case.engine != "server":
+        return []
+    name = row.analysis.hardware.name if row.analysis.hardware is not None else ""
+    what = f"one of {copies} replicas" if copies > 1 else "it"
+    return [
+        *_filled(
+            f"To start {what} on {name} ({spread(row.case.layout, copies)}), with vLLM or with SGLang:".replace(
+                " (–)", ""
+            )
+        ),
+        *as_lines(vllm_command(row, model=model, replicas=copies)),
+        *as_lines(sglang_command(row, model=model, replicas=copies)),
+    ]
+
+
+def _nearest(rows: Sequence[Row], limits: Limits) -> list[str]:
+    """What came nearest, so that the limit to give way on is known."""
+    if all(row.forecast is None for row in rows):
+        why = dict.fromkeys(text for row in rows for text in (*row.notes, row.analysis.hardware_reason or "") if text)
+        return [
+            "Nothing could be estimated: plans are made for text models on GPUs whose figures are known.",
+            *(line for text in why for line in _filled(f"note: {text}")),
+        ]
+    fitting = [row for row in rows if row.fits is True and row.forecast is not None]
+    if not fitting:
+        return ["None fits into the memory: allow more devices (--devices), or a narrower workload.weight_dtype."]
+    quick = min(fitting, key=lambda r: limits.first_ms(r) or 0.0)
+    smooth = min(fitting, key=lambda r: r.forecast.tpot_ms if r.forecast else 0.0)
+    if quick is smooth:
+        return [
+            "Nearest: the shortest time to first token, which has the shortest per token too.",
+            _table([quick], limits),
+        ]
+    return [
+        "Nearest: the shortest time to first token, and the shortest time per token.",
+        _table([quick, smooth], limits),
+    ]
+
+
+def _footer(answer: PlanResult, best: Sequence[Row], demand: Demand | None) -> list[str]:
+    found = best[0].forecast
+    texts = ["n: devices. spread: tensor, pipeline, data and expert parallel of one replica."]
+    if demand is None:
+        texts.append(
+            "batch: requests in flight; ttft p95 is of requests that start together. each: tok/s of one device."
+        )
+    else:
+        texts.append("replicas: by the middle of the estimate, and at the slow end of its band.")
+    texts.append("cost/M: per million output tokens, in the currency of --price; – without one.")
+    if found is not None:
+        texts.append(
+            f"The rate of the cheapest may be {found.output_tokens_per_s / found.band.slower:,.0f} to "
+            f"{found.output_tokens_per_s * found.band.faster:,.0f} tok/s ({found.band.why}; docs/accuracy.md)."
+        )
+    notes = dict.fromkeys(text for row in best for text in row.notes)
+    notes |= dict.fromkeys([ACCURACY] if answer.quantised else [])
+    return [line for text in (*texts, *(f"note: {text}" for text in notes)) for line in _filled(text)]
+
+
+def _filled(text: str) -> list[str]:
+    return textwrap.wrap(text, screen_width() or WIDTH, break_long_words=False, break_on_hyphens=False)

@@ -1,0 +1,189 @@
+"""Causes of idle time that have a mechanism of their own: what they claim, what must remain, and what they advise."""
+
+from pathlib import Path
+
+import pytest
+
+from llm_perf_opt.diagnosis.analyze import analyze_timelines
+from llm_perf_opt.diagnosis.document import CaptureAnalysis
+from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
+from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+from tests.support.answers import cells_of, claim_of, diagnosis_of, owner_of, rules
+from tests.support.nsys_builder import Export
+from tests.support.trace_builder import event, write_trace
+from tests.support.verdicts import analyze, captures
+
+MS = 1_000_000
+AT_HAND = dict(captures())
+
+
+def _planted(name: str) -> CaptureAnalysis:
+    path = AT_HAND.get(name)
+    if path is None:
+        pytest.skip(f"{name} is not at hand")
+    return analyze(path)
+
+
+def _nsys(export: Export, tmp_path: Path) -> CaptureAnalysis:
+    return analyze_timelines([read_nsys_sqlite(export.write(tmp_path / "capture.sqlite"))])
+
+
+def _torch(events: list[str], tmp_path: Path) -> CaptureAnalysis:
+    return analyze_timelines([read_torch_trace(write_trace(tmp_path / "t.json", events)).timeline])
+
+
+@pytest.mark.parametrize(("blocks", "found"), [(True, "launch_blocking"), (False, "launch_bound")])
+def test_launches_that_wait_for_their_kernel_are_no_launch_overhead(tmp_path: Path, blocks: bool, found: str) -> None:
+    """A hundred kernels of 15 of every 50 µs; their calls return after them, or long before."""
+    export = Export()
+    for i in range(100):
+        at = 50_000 * i
+        export.call(at, at + (20_000 if blocks else 4_000), i + 1)
+        export.kernel("gemm", at + 3_000, at + 18_000, i + 1)
+    analysis = _nsys(export, tmp_path)
+    assert rules(analysis) == [found]
+    claim = claim_of(analysis, found)
+    assert set(claim.cells) == {"idle.launch"}
+    assert (claim.hint == "Unsetting CUDA_LAUNCH_BLOCKING") == blocks
+    # Without the variable launches cost what launches cost: how much nobody knows.
+    assert (claim.max_gain is None) == blocks
+
+
+@pytest.mark.parametrize("ending", [".json.gz", ".sqlite.xz"])
+@pytest.mark.parametrize(
+    ("name", "rule", "least"),
+    [
+        ("launch_blocking", "launch_blocking", 0.8),
+        ("empty_cache", "allocator_flush", 0.2),
+        ("recompile", "recompilation", 0.8),
+    ],
+)
+def test_a_planted_cause_of_idle_time_is_the_first_finding(name: str, rule: str, least: float, ending: str) -> None:
+    analysis = _planted(f"planted/{name}{ending}")
+    first = analysis.findings[0]
+    assert (first.rule, first.is_one_time, diagnosis_of(analysis).verdict.rule) == (rule, False, rule)
+    assert first.share is not None and first.share >= least
+
+
+def test_flushes_take_the_launch_gaps_behind_them(tmp_path: Path) -> None:
+    """Ten steps of ten kernels of 100 µs, then a free that waits, an allocation 40 µs later, a launch 50 µs later."""
+    events: list[str] = []
+    number = at = busy = 0
+    for _ in range(11):
+        for i in range(10):
+            number += 1
+            events.append(event("cuda_runtime", "cudaLaunchKernel", f"{at + 10 * i}", "5", correlation=number))
+            start = max(at + 10 * i + 7, busy)
+            busy = start + 100
+            lane = {"pid": 0, "tid": 7, "device": 0, "correlation": number}
+            events.append(event("kernel", "gemm", f"{start}", "100", **lane))
+        events.append(event("cuda_runtime", "cudaFree", f"{at + 100}", "957", correlation=1_000 + number))
+        events.append(event("cuda_runtime", "cudaMalloc", f"{at + 1_097}", "60", correlation=2_000 + number))
+        at += 1_200
+    analysis = _torch(events, tmp_path)
+    assert rules(analysis) == ["allocator_flush"]
+    claim = claim_of(analysis, "allocator_flush")
+    # From the end of the last kernel of a step to the first of the next one; the last step has no next one.
+    assert (claim.stake_ns, claim.floor_ns, claim.experiments) == (10 * 200_000, 0, ("expandable_segments",))
+    assert "empty_cache" in claim.remedy
+
+
+@pytest.mark.parametrize(("kernels", "is_loading"), [(("a", "b", "c", "d", "e"), True), (("a",) * 5, False)])
+def test_a_wait_for_work_that_does_not_start_loads_code_only_before_new_kernels(
+    tmp_path: Path, kernels: tuple[str, ...], is_loading: bool
+) -> None:
+    """After each launch the host synchronizes, and the kernel begins 3 ms later."""
+    export = Export()
+    for i, name in enumerate(kernels):
+        at = 10 * MS * i
+        export.call(at, at + 5_000, 2 * i + 1)
+        export.call(at + 6_000, at + 8 * MS, 2 * i + 2, "cudaDeviceSynchronize")
+        export.kernel(name, at + 3 * MS, at + 8 * MS - 1_000, 2 * i + 1)
+    analysis = _nsys(export, tmp_path)
+    claim = claim_of(analysis, "held_sync")
+    assert (claim.is_one_time, claim.confidence) == (is_loading, "medium")
+    # What holds the work back must end some time: no factor.
+    assert (claim.max_gain, claim.floor_ns) == (None, None)
+    # The first kernel has no idle time before it.
+    assert claim.stake_ns == pytest.approx(4 * 3 * MS, rel=0.01)
+
+
+def test_time_of_which_nothing_is_known_is_the_answer_with_the_command_that_records_it(tmp_path: Path) -> None:
+    export = Export()
+    for i in range(10):
+        export.call(10 * MS * i, 10 * MS * i + 5_000, i + 1)
+        export.kernel("gemm", 10 * MS * i + 6_000, 10 * MS * i + 1 * MS, i + 1)
+    analysis = _nsys(export, tmp_path)
+    claim = claim_of(analysis, "not_recorded")
+    assert (claim.max_gain, claim.confidence, list(claim.cells)) == (None, "low", ["idle.unrecorded_host"])
+    assert "nsys profile" in claim.remedy
+    diagnosis = diagnosis_of(analysis)
+    assert (diagnosis.verdict.kind, diagnosis.verdict.rule) == ("not_recorded", "not_recorded")
+    assert diagnosis.coverage.unrecorded_share == pytest.approx(claim.share)
+
+
+def _loading(tmp_path: Path, *, load_us: int) -> CaptureAnalysis:
+    """Ten steps: a batch is read, then the GPU computes for 10 ms."""
+    events: list[str] = []
+    at = 0
+    for step in range(10):
+        events.append(event("python_function", "torch/utils/data/dataloader.py(733): __next__", f"{at}", f"{load_us}"))
+        at += load_us
+        for i in range(20):
+            number = 20 * step + i + 1
+            events.append(event("cuda_runtime", "cudaLaunchKernel", f"{at + 10 * i}", "5", correlation=number))
+            lane = {"pid": 0, "tid": 7, "device": 0, "correlation": number}
+            events.append(event("kernel", "gemm", f"{at + 10 + 500 * i}", "500", **lane))
+        at += 10_010
+    return _torch(events, tmp_path)
+
+
+@pytest.mark.parametrize(("load_us", "gain"), [(5_000, 1.45), (30_000, 1.37)])
+def test_loading_ahead_hides_what_is_shorter(tmp_path: Path, load_us: int, gain: float) -> None:
+    """One worker that loads ahead: the longer of loading and computing remains."""
+    analysis = _loading(tmp_path, load_us=load_us)
+    claim = claim_of(analysis, "data_loading")
+    assert claim.stake_ns is not None and claim.floor_ns is not None
+    wall = cells_of(analysis, "gpu.compute")[0].time_ns + claim.stake_ns
+    assert claim.floor_ns == pytest.approx(max(0, 2 * claim.stake_ns - wall), abs=MS)
+    assert claim.max_gain == pytest.approx(gain, abs=0.01)
+    assert owner_of(analysis, "idle.data_loading") == ("torch/utils/data/dataloader.py(733): __next__",)
+
+
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [("wild3/s02_managed_softmax_t4.sqlite.xz", 0.663), ("wild3/s03_managed_prefetch_t4.sqlite.xz", 0.317)],
+)
+def test_migrations_of_pages_are_told_with_the_stretch_they_lie_in(name: str, share: float) -> None:
+    analysis = _planted(name)
+    claim = claim_of(analysis, "page_migrations")
+    assert (claim.share, claim.max_gain) == (pytest.approx(share, abs=0.01), None)
+    assert "gpu.copy.page_migration" in claim.cells
+    assert "Prefetch" in claim.remedy
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_slices_of_another_process_are_claimed_from_the_kernels_they_stretch(tmp_path: Path, shared: bool) -> None:
+    """Of sixty launches in a row every tenth kernel waits for 2.4 ms, and every tenth other is stopped for so long."""
+    export = Export()
+    at = 0
+    for i in range(60):
+        export.call(1_000 * i, 1_000 * i + 500, i + 1)
+        at += 2_400_000 if shared and i % 10 == 5 else 0
+        length = 20_000 + (2_420_000 if shared and i % 10 == 8 else 0)
+        export.kernel("gemm", 100_000 + at, 100_000 + at + length, i + 1)
+        at += length + 1_000
+    analysis = _nsys(export, tmp_path)
+    assert ("shared_gpu" in rules(analysis)) == shared
+    if shared:
+        claim = claim_of(analysis, "shared_gpu")
+        assert claim.stake_ns == 6 * (2_401_000 + 2_420_000)
+        assert {"gpu.compute.GEMM", "idle.late_starts"} <= set(claim.cells)
+        assert (claim.floor_ns, claim.confidence) == (0, "high")
+        # The same time is not told again as work that does not start.
+        assert "late_starts" not in rules(analysis)
+
+
+def test_a_shared_gpu_is_found_in_a_published_trace() -> None:
+    claim = claim_of(_planted("wild3/s09_shared_gpu_a100.json.gz"), "shared_gpu")
+    assert (claim.scope, claim.share) == ("steady", pytest.approx(0.489, abs=0.01))

@@ -1,0 +1,140 @@
+"""`llm-perf plan --calibrate-from`: a measured server answers for itself and refuses to extrapolate."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_perf_opt.analysis.estimate.measured import MeasuredLevel, MeasuredPace, left_out_errors, median_error
+from llm_perf_opt.cli import main
+from tests.support.fixtures_dir import REPO
+
+
+def published(weight: str, prompt: int, output: int, most: int) -> MeasuredPace:
+    """vLLM 0.30 on an H100 as it was published, without times to first token at rest but the first."""
+    with (REPO / "tests" / "data" / "published_serving.csv").open(newline="") as file:
+        rows = [
+            row
+            for row in csv.DictReader(file)
+            if (row["weight"], int(row["prompt"]), int(row["output"])) == (weight, prompt, output)
+            and int(row["concurrency"]) <= most
+        ]
+    levels = tuple(
+        MeasuredLevel(
+            concurrency=int(row["concurrency"]),
+            ttft_ms=float(row["ttft_p95_ms"]),
+            gap_ms=float(row["itl_median_ms"]),
+            output_tokens_per_s=float(row["output_tokens_per_s"]),
+        )
+        for row in rows
+    )
+    return MeasuredPace(levels=levels, prompt=prompt, output=output)
+
+
+@pytest.mark.parametrize(
+    ("weight", "prompt", "output", "most"),
+    [("fp8", 1024, 128, 256), ("fp8", 128, 1024, 384), ("fp8", 2048, 2048, 64), ("bf16", 8192, 512, 32)],
+)
+def test_loads_that_were_left_out_are_within_ten_percent_in_the_middle(
+    weight: str, prompt: int, output: int, most: int
+) -> None:
+    errors = left_out_errors(published(weight, prompt, output, most))
+    assert len(errors) >= 4
+    found = median_error(errors)
+    assert found is not None and found <= 0.10
+
+
+def bench(folder: Path, levels: list[dict[str, Any]]) -> Path:
+    file = folder / "bench.json"
+    file.write_text(json.dumps({"schema_version": 1, "server": "vllm", "model": "tiny", "levels": levels}))
+    return file
+
+
+def level(
+    concurrency: int, tokens_per_s: float, *, prompt: int = 100, output: int = 50, gap: float = 10
+) -> dict[str, Any]:
+    return {
+        "label": f"concurrency {concurrency}",
+        "concurrency": concurrency,
+        "completed": 10,
+        "input_tokens": 10 * prompt,
+        "output_tokens": 10 * output,
+        "output_tokens_per_s": tokens_per_s,
+        "latencies": {"ttft": {"median_ms": 30.0}, "itl": {"median_ms": gap}},
+    }
+
+
+# 500 ms a request alone, 200 ms more for each other one.
+LEVELS = [level(1, 100), level(2, 2 * 50 / 0.7), level(4, 4 * 50 / 1.1), level(8, 8 * 50 / 1.9)]
+
+
+def test_the_most_requests_in_flight_are_among_those_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = bench(tmp_path, LEVELS)
+    assert main(["plan", "--calibrate-from", str(file), "--tpot-ms", "1000"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Up to 8 requests in flight keep the limits (the most that was measured: more may do)" in out
+    assert "median error 0.0% in tokens per second" in out
+    assert main(["plan", "--calibrate-from", str(tmp_path / "bench.json"), "--tpot-ms", "25"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    # 1.3 s for 50 tokens with five in flight, of which the first takes some.
+    assert "Up to 5 requests in flight keep the limits: " in out
+    assert "192.3 tokens per second" in out
+    assert main(["plan", "--calibrate-from", str(file), "--tpot-ms", "1"]) == 0
+    assert "No number of requests in flight that was measured keeps the limits." in capsys.readouterr().out
+
+
+def test_levels_that_scatter_are_no_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scattered = [LEVELS[0], level(2, 40), level(3, 160), LEVELS[2], LEVELS[3]]
+    assert main(["plan", "--calibrate-from", str(bench(tmp_path, scattered))]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "The error is above 10%: the levels scatter too much to plan with." in out
+    assert "requests in flight keep" not in out
+
+
+def test_a_demand_is_answered_by_more_servers_of_the_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = bench(tmp_path, LEVELS)
+
+    def servers(*demand: str) -> int:
+        assert main(["plan", "--calibrate-from", str(file), *demand]) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        return int(out.split(" such servers")[0].split()[-1])
+
+    ten = servers("--rate", "10/s")
+    # At most 8 in flight and 4.2 requests per second were measured.
+    assert 3 <= ten <= 5
+    assert servers("--rate", "100/s") == pytest.approx(10 * ten, abs=9)
+    assert 13 <= servers("--users", "100") <= 30
+
+
+@pytest.mark.parametrize(
+    ("levels", "argv", "message"),
+    [
+        (LEVELS, ["--context", "1000"], "prompts of 950 tokens were not measured, those of"),
+        (LEVELS, ["--context", "400", "--output", "300"], "answers of 300 tokens were not measured"),
+        (LEVELS, ["workload.tp=2"], "workload.tp: has no effect with --calibrate-from"),
+        (LEVELS, ["model=llama3_8b"], "model: has no effect with --calibrate-from"),
+        (LEVELS[:1], [], "has 1 different numbers of requests in flight; at least 2 are needed"),
+        ([*LEVELS, level(16, 300, prompt=200)], [], "prompts or answers of its levels differ in length"),
+        ([level(1, 10, output=1), level(2, 20, output=1)], [], "answers of a single token say nothing about steps"),
+        ([{**LEVELS[0], "latencies": {}}, LEVELS[1]], [], "no tokens, throughput or latencies of concurrency 1"),
+    ],
+)
+def test_what_was_not_measured_is_refused(
+    levels: list[dict[str, Any]], argv: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--calibrate-from", str(bench(tmp_path, levels)), *argv]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_file_that_is_no_run_of_bench_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "other.json").write_text("[]")
+    assert main(["plan", "--calibrate-from", str(tmp_path / "other.json")]) == 2
+    assert "other.json is no bench.json" in " ".join(capsys.readouterr().err.split())
+    assert main(["plan", "--calibrate-from", str(tmp_path)]) == 2
+    assert "cannot be read (No such file or directory); give a run of llm-perf bench" in " ".join(
+        capsys.readouterr().err.split()
+    )
