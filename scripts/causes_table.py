@@ -11,7 +11,14 @@ from llm_perf_opt.diagnosis.cause import Cause, load_causes
 
 PAGE = Path("docs") / "report.md"
 BEGIN, END = "<!-- causes: made by scripts/causes_table.py -->", "<!-- end of causes -->"
-SCOPES = {"steady": "captures", "phase": "phases", "capture": "start-up", "request": "requests", "run": "the run"}
+SCOPES = {
+    "steady": "captures",
+    "phase": "phases",
+    "program": "programs",
+    "capture": "start-up",
+    "request": "requests",
+    "run": "the run",
+}
 
 
 def table() -> str:

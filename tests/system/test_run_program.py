@@ -96,7 +96,7 @@ def test_a_crashed_program_is_reported_by_the_line_that_matters(tmp_path: Path) 
     assert page.splitlines()[0] == "# script.py"
     said = "script.py failed with exit code 1: ValueError: no such model"
     assert page.splitlines()[4] == f"**The program did not run to its end: {said}**"
-    assert page.splitlines()[6] == "What it printed: [torch\\_profiler/clean.log](<torch_profiler/clean.log>)"
+    assert page.splitlines()[6] == "What it printed: [host\\_samples/clean.log](<host_samples/clean.log>)"
     assert "Findings" not in page
     assert "from the limit to what was measured" not in page
     assert "pipeline.static_analysis.enable=true" not in page
@@ -210,7 +210,11 @@ def test_a_crashed_program_is_run_once_for_all_stages(tmp_path: Path) -> None:
     done = llm_perf("run", *NO_NSYS, "pipeline.direct_inference.enable=true", *program(tmp_path, text), cwd=tmp_path)
     assert (done.code, (tmp_path / "starts").read_text()) == (1, "x")
     manifest = valid_manifest(only_run(tmp_path))
-    assert statuses(manifest) == {"torch_profiler": "failed", "direct_inference": "failed"}
+    assert statuses(manifest) == {
+        "host_samples": "failed",
+        "torch_profiler": "failed",
+        "direct_inference": "failed",
+    }
     found = manifest["stages"]
     assert {s["reason"].partition(" (log: ")[0] for s in found} == {
         "script.py failed with exit code 1: ValueError: no such model"

@@ -167,6 +167,7 @@ def test_run_stands_for_a_profile_of_the_command_with_every_stage_that_is_here()
         'workload.command=["python","a b.py","--","-x"]',
         "pipeline.static_analysis.enable=true",
         "pipeline.torch_profiler.enable=true",
+        "pipeline.host_samples.enable=true",
         "pipeline.nsys.enable=true",
         "pipeline.ncu.enable=false",
     ]

@@ -254,3 +254,59 @@ class CounterDocument:
     title: str
     tracks: tuple[CounterTrack, ...]
     spans: tuple[CounterSpan, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostRow:
+    """Samples of the main thread in one cell of the time ledger, with the user's function that owns them.
+
+    `line` is the one that was seen most, `text` its source code, `leaf` the function of a library behind it.
+    """
+
+    cell: str
+    function: str
+    file: str
+    line: int
+    leaf: str
+    text: str
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostThread:
+    """Another thread, or a thread of a child process, by its samples outside of waits, and what it was most in."""
+
+    name: str
+    samples: int
+    owner: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostGil:
+    """Who held the interpreter's lock, in a pass of its own: parts of the pass, by main thread and others."""
+
+    main_share: float
+    others_share: float
+    holder: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostDocument:
+    """Samples of a program's Python stacks: `wall_s` is the pass they were taken in, `samples` those of the main
+    thread, `cpu_s` the processor time of all its processes.
+    """
+
+    schema_version: Literal[1] = 1
+    sampler: str
+    rate_hz: int
+    wall_s: float
+    samples: int
+    cpu_s: float | None
+    rows: tuple[HostRow, ...]
+    threads: tuple[HostThread, ...] = ()
+    gil: HostGil | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _refuse_negative("samples of the host", (self.wall_s, self.samples, *(row.samples for row in self.rows)))

@@ -8,7 +8,8 @@ TORCH_PROFILER: Final = "torch_profiler"
 DIRECT_INFERENCE: Final = "direct_inference"
 NSYS: Final = "nsys"
 NCU: Final = "ncu"
-BUILT_IN = (STATIC_ANALYSIS, TORCH_PROFILER, DIRECT_INFERENCE, NSYS, NCU)
+HOST_SAMPLES: Final = "host_samples"
+BUILT_IN = (STATIC_ANALYSIS, HOST_SAMPLES, TORCH_PROFILER, DIRECT_INFERENCE, NSYS, NCU)
 # The entry points by which stages are found.
 STAGE_GROUP: Final = "llm_perf_opt.stages"
 # Clean times given by hand to `llm-perf analyze` stand in the manifest as a stage of this name.
@@ -18,6 +19,8 @@ CLEAN_PASS_ORDER = (TORCH_PROFILER, DIRECT_INFERENCE)
 # A report names those of these that did not run; direct_inference adds no section to it.
 OFFERED = (STATIC_ANALYSIS, TORCH_PROFILER, NSYS, NCU)
 
+# The scope of a whole program's wall time.
+PROGRAM: Final = "program"
 PREFILL: Final = "prefill"
 DECODE: Final = "decode"
 PHASES = (PREFILL, DECODE)
@@ -60,6 +63,7 @@ AFTER_SETUP: Final = "After set-up"
 # Of the environment: percent by GPU, where one was busy with other work before a run began.
 BUSY_GPUS: Final = "gpu_busy_pct"
 GENERATED_FILE: Final = "generated.json"
+HOST_SAMPLES_FILE: Final = "host_samples.json"
 # Below tmp/ of a run: where torch.compile keeps what it wrote, shared by all stages.
 INDUCTOR_DIR: Final = "inductor"
 # There, one line for each compiled graph: the module of every operation.
@@ -95,6 +99,8 @@ Role = Literal[
     "ncu_kernels_json",
     "memory_snapshot_json",
     "generated_kernels",
+    "host_samples",
+    "host_stacks",
     "roofline_svg",
     "region",
     "picture",
@@ -109,5 +115,6 @@ ROLE_WRITERS: dict[Role, tuple[str, ...]] = {
     "analysis_json": (NSYS, TORCH_PROFILER),
     "ncu_kernels_json": (NCU,),
     "gpu_samples": (TORCH_PROFILER,),
+    "host_samples": (HOST_SAMPLES,),
     "generated_kernels": (TORCH_PROFILER, DIRECT_INFERENCE, NSYS),
 }

@@ -7,6 +7,7 @@ evidence     what was recorded in the captures of one program, found out when fi
 device_time  which kernel owns the GPU at each moment, and what of its time no work of the host hides
 facts        a run's figures, each known with its source or unknown with a reason; `waterfall` stacks them by phase
 scope        the stretches of time that are judged: capture, steady state, phases, request
+host_scope   the scope of a program's wall time, from samples of its stacks
 program      what is known about the program observed: framework, engine, training or inference, traits
 claim        what a cause says of a scope, and the finding made of it
 cause        causes as data: `causes/<id>.toml` has cells, words and advice, `causes/<id>.py` the judge where needed

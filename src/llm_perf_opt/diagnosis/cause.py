@@ -42,6 +42,7 @@ class AdviceRow:
 class Cause:
     """`cells` are what it may explain: it is judged where they hold `min_share` of the scope on the critical path.
 
+    `judged_by` names the module for a cause whose cells are all its evidence.
     `needs` is what the scope must have besides (`Scope.has`).
 
     Of two claims on one cell that of the larger `specificity` wins: 1 names a cell, 2 an activity, 3 a mechanism.
@@ -64,6 +65,7 @@ class Cause:
     is_one_time: bool = False
     needs: frozenset[str] = frozenset()
     has_judge: bool = False
+    judged_by: str = "cell_alone"
 
     @cached_property
     def advice(self) -> tuple[AdviceRow, ...]:
@@ -87,7 +89,7 @@ class Cause:
         return self.needs <= scope.has and (not self.cells or scope.at_stake(self.cells) >= self.min_share)
 
     def judge(self, scope: Scope, program: Program) -> Claim | None:
-        module = import_module(f"{__package__}.causes.{self.id if self.has_judge else 'cell_alone'}")
+        module = import_module(f"{__package__}.causes.{self.id if self.has_judge else self.judged_by}")
         if not self.has_judge:
             return cast("Claim | None", module.judge_cells(scope, self))
         return cast("Judge", module.judge)(scope, program)
@@ -134,5 +136,6 @@ def _load(path: Path) -> Cause:
         is_idle=data.get("is_idle", False),
         is_one_time=data.get("is_one_time", False),
         needs=frozenset(data.get("needs", ())),
+        judged_by=data.get("judged_by", "cell_alone"),
         has_judge=(path.with_suffix(".py")).is_file(),
     )

@@ -158,7 +158,7 @@ def _finding(granted: _Granted, program: Program) -> Finding | None:
         caveat=_caveat(granted, caveat),
         also_ranges=claim.also_ranges,
         scope=scope.id,
-        phase=None if is_capture or scope.kind == "run" else scope.id,
+        phase=None if is_capture or scope.kind in ("run", "program") else scope.id,
         share=None if claim.is_timeless else stake / max(wall, 1),
         saves_ms=None if claim.is_timeless else (stake if saved is None else saved) / 1e6,
         stake_ns=None if claim.is_timeless else stake,

@@ -88,12 +88,16 @@ class Coverage:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The answer in one or two sentences. `rule` is the finding it is about, `hottest_kernel` is always named."""
+    """The answer in one or two sentences. `rule` is the finding it is about, `scope` the time it is about.
+
+    `hottest_kernel` is always named.
+    """
 
     kind: VerdictKind
     text: str
     rule: str | None = None
     hottest_kernel: str | None = None
+    scope: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

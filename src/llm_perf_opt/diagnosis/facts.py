@@ -9,7 +9,7 @@ from llm_perf_opt.analysis.timeline.rows import Idle
 from llm_perf_opt.core.names import DECODE, PREFILL
 
 if TYPE_CHECKING:
-    from llm_perf_opt.core.documents import Deployment
+    from llm_perf_opt.core.documents import Deployment, HostDocument
     from llm_perf_opt.core.records import Spread
 
 # What a deployment can do already; advice to do it is not given again.
@@ -171,6 +171,15 @@ class ClockFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostFacts:
+    """Samples of a program's stacks, the file they are in, and how long the program ran without a profiler."""
+
+    samples: "HostDocument"
+    source: str
+    wall: Quantity
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunFacts:
     """Everything the rules may look at.
 
@@ -199,6 +208,7 @@ class RunFacts:
     prepare: Quantity = Unknown(reason="no clean pass was run")
     deployment: "Deployment | None" = None
     is_compiled: bool = False
+    host: HostFacts | None = None
 
     def already(self, phase: str | None) -> frozenset[str]:
         """What the run does already in a phase, in the words of `Suggestion.done`; ours compiles decode steps alone."""

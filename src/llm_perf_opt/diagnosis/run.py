@@ -11,6 +11,7 @@ from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.diagnose import judge
 from llm_perf_opt.diagnosis.document import CaptureAnalysis, Coverage, Diagnosis
 from llm_perf_opt.diagnosis.facts import GpuFacts, Known, RunFacts
+from llm_perf_opt.diagnosis.host_scope import program_scope
 from llm_perf_opt.diagnosis.ledger import Cell, Ledger, balanced
 from llm_perf_opt.diagnosis.program import program_of_record, program_of_run
 from llm_perf_opt.diagnosis.scope import Scope, phase_scope
@@ -42,7 +43,8 @@ def diagnose_run(
     findings = judge(scopes, program)
     more = () if captured is None else tuple(f for f in captured.findings if not is_covered(f, facts))
     timed = any(scope.kind == "phase" for scope in scopes)
-    if not timed and captured is not None and known is not None:
+    sampled = any(scope.kind == "program" for scope in scopes)
+    if not timed and not (sampled and not _saw_gpu(captured)) and captured is not None and known is not None:
         # The capture is all there is to judge: its own answer stands.
         return Diagnosis(
             verdict=known.verdict,
@@ -73,7 +75,8 @@ def _saw_gpu(captured: CaptureAnalysis | None) -> bool:
 def run_scopes(facts: RunFacts) -> list[Scope]:
     """The request, its phases, and the run as a whole, of which no wall time is asked."""
     phases = [phase_scope(phase, facts, _ncu_of(facts, phase.name)) for phase in facts.phases.values()]
-    found = [_request(facts), *phases]
+    program = None if facts.host is None else program_scope(facts.host)
+    found = [program, _request(facts), *phases]
     run = Scope(
         id="run",
         kind="run",

@@ -22,7 +22,7 @@ from llm_perf_opt.diagnosis.facts import GpuFacts, Known, PhaseFacts, RunFacts
 from llm_perf_opt.diagnosis.ledger import Cell, Ledger, balanced, fitted
 from llm_perf_opt.diagnosis.waterfall import split_idle
 
-Kind = Literal["capture", "steady", "phase", "request", "run"]
+Kind = Literal["capture", "steady", "phase", "request", "program", "run"]
 # A range that holds this part of a scope's wall time is the scope, under the name the program gives it.
 HOLDS = 0.9
 # From this part of a phase on that waits for launches, its kernels decide nothing.

@@ -58,6 +58,28 @@ CELL_NAMES = {
     "host.after": "host work after the last kernel",
     "host.operators": "operators",
     "host.outside": "outside operators",
+    "host.work": "other work on the host",
+    "host.work.python": "Python",
+    "host.work.operators": "array operations",
+    "host.work.json": "serialisation",
+    "host.work.logging": "logging",
+    "host.work.regex": "regular expressions",
+    "host.work.tokenise": "tokenisation",
+    "host.work.gc": "garbage collection",
+    "host.data_loading": "data loading",
+    "host.disk": "files",
+    "host.wait": "waiting",
+    "host.wait.sleep": "sleep",
+    "host.wait.lock": "waiting for a thread",
+    "host.wait.gil": "waiting for the GIL",
+    "host.wait.process": "waiting for a process",
+    "host.wait.network": "network",
+    "host.exit": "exit",
+    "host.startup.imports": "imports",
+    "host.startup.model": "model construction",
+    "host.startup.compile": "compilation",
+    "host.startup.interpreter": "interpreter start",
+    "host.unsampled": "not sampled",
 }
 
 
@@ -116,11 +138,12 @@ def verdict_of(findings: Sequence[Finding], scopes: Sequence[Scope], program: Pr
     kernel = hottest.short_name if hottest is not None else None
     first = next((f for f in findings if (f.share or 0.0) >= MIN_HEADLINE), None)
     if first is None or _is_healthy(steady, first):
-        return Verdict(kind="healthy" if _busy(steady) else "largest_cell", text=_rest(steady), hottest_kernel=kernel)
+        rest: VerdictKind = "healthy" if _busy(steady) else "largest_cell"
+        return Verdict(kind=rest, text=_rest(steady), hottest_kernel=kernel, scope=steady.id)
     kind: VerdictKind = (
         "one_time" if first.is_one_time else "not_recorded" if first.rule == "not_recorded" else "finding"
     )
-    return Verdict(kind=kind, text=promise(first, steady), rule=first.rule, hottest_kernel=kernel)
+    return Verdict(kind=kind, text=promise(first, steady), rule=first.rule, hottest_kernel=kernel, scope=steady.id)
 
 
 def _no_gpu_work(program: Program, coverage: Coverage) -> str:
@@ -181,6 +204,8 @@ def promise(finding: Finding, scope: Scope) -> str:
 
 def _rest(scope: Scope) -> str:
     """Where the time goes of a scope in which no cause explains much."""
+    if scope.kind == "program":
+        return _rest_of_program(scope)
     busy = scope.ledger.share(COMPUTE, COMMUNICATION)
     hottest = scope.kernels[0] if scope.kernels else None
     text = f"GPU busy {format_percent(busy)} of {scope.place} ({format_ms(scope.wall_ns / 1e6)})"
@@ -203,6 +228,15 @@ def _rest(scope: Scope) -> str:
         return f"Healthy: {text}. No idle time to speak of: only faster or fewer kernels save time."
     largest = max(_together(scope.ledger.cells), key=lambda cell: cell.time_ns)
     return f"{text}. The largest part: {cell_name(largest.id)}, {format_percent(largest.time_ns / scope.wall_ns)}."
+
+
+def _rest_of_program(scope: Scope) -> str:
+    largest = max(scope.ledger.cells, key=lambda cell: cell.time_ns)
+    where = f" ({largest.owner[0]})" if largest.owner else ""
+    share = format_percent(largest.time_ns / scope.wall_ns)
+    return (
+        f"The program ran {format_ms(scope.wall_ns / 1e6)}. The largest part: {cell_name(largest.id)}{where}, {share}."
+    )
 
 
 def _of_peak(scope: Scope) -> float | None:

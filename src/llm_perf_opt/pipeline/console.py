@@ -4,6 +4,7 @@ On a terminal one live line tells the stage, how far it is and how long the rest
 lines. The answer is the report's own: the verdict, what to change first, and where to read on.
 """
 
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,6 +16,7 @@ from rich.status import Status
 from rich.text import Text
 
 from llm_perf_opt.core.manifest import RunManifest
+from llm_perf_opt.core.names import PROGRAM
 from llm_perf_opt.core.records import Progress, StageRecord
 from llm_perf_opt.core.terminal import printable, rich_console, show
 
@@ -177,11 +179,24 @@ def answer(manifest: RunManifest, view: "ReportView", reports: Sequence[Path]) -
     failed = [stage for stage in manifest.stages if stage.status == "failed"]
     told = any(stage.said and stage.said in view.headline.verdict for stage in failed)
     lines = [Text(), *verdict_lines(view)[int(told) :]]
+    lines += _next_step(view, reports[0].parent)
     if failed:
         names = ", ".join(stage.name for stage in failed)
         what = f"{names} failed; fix the cause, then: llm-perf profile run.resume={reports[0].parent}"
         lines.append(Text(printable(what), style="red"))
     return [*lines, Text.assemble(("report: ", "bold"), printable(str(reports[0])))]
+
+
+def _next_step(view: "ReportView", run_dir: Path) -> list[Text]:
+    """Of a program whose stacks were sampled: what to change, and the command that shows what it gained."""
+    first = next((f for f in view.findings if f.rule == view.diagnosis.verdict.rule), None)
+    if first is None or view.diagnosis.verdict.scope != PROGRAM:
+        return []
+    after = f"run the same command again, then: llm-perf compare {shlex.quote(str(run_dir))} NEW_RUN"
+    return [
+        Text.assemble(("  fix: ", "bold"), printable(first.remedy)),
+        Text.assemble(("  next: ", "bold"), printable(after)),
+    ]
 
 
 def verdict_lines(view: "ReportView", *, findings: int = FINDINGS_SHOWN) -> list[Text]:

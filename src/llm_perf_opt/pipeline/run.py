@@ -19,7 +19,7 @@ from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.files import in_words, is_full_disk, write_whole
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import RunManifest, write_manifest
-from llm_perf_opt.core.names import BUILT_IN, CLEAN_PASS_ORDER
+from llm_perf_opt.core.names import BUILT_IN, CLEAN_PASS_ORDER, HOST_SAMPLES
 from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.core.records import CommandRecord, StageFile, StageOutput, StageRecord, StageStatus
 from llm_perf_opt.core.redact import Redactor
@@ -115,7 +115,8 @@ def execute(run: RunInput) -> RunManifest:
             write_inputs(run.artifacts.root, samples)
             # What is reused was told when it was measured.
             is_new = run.previous is None or record is not run.previous.stage(step.name)
-            is_clean = is_new and record.status == "ok" and record.declared.gives_clean_pass
+            answers = record.declared.gives_clean_pass or record.name == HOST_SAMPLES
+            is_clean = is_new and record.status == "ok" and answers
             if is_clean and manifest.first_verdict_s is None and step is not run.plan.stages[-1]:
                 manifest = replace(manifest, first_verdict_s=_tell_so_far(run))
             if record.status == "failed" and run.config.run.on_failure == "stop":

@@ -36,6 +36,7 @@ from llm_perf_opt.diagnosis.facts import (
     ClockFacts,
     CopyFacts,
     GpuFacts,
+    HostFacts,
     KernelFacts,
     Known,
     MemoryFacts,
@@ -298,6 +299,11 @@ def gather(files: RunFiles, ncu: NcuAnalysis | None) -> RunFacts:
         request_ms=value_of(clean_metric(files.manifest, "e2e_ms")),
         prepare=clean_metric(files.manifest, "prepare_ms"),
         deployment=files.metrics.content.deployment if isinstance(files.metrics, Found) else None,
+        host=None
+        if isinstance(files.host, Unknown)
+        else HostFacts(
+            samples=files.host.content, source=files.host.source, wall=clean_metric(files.manifest, "wall_ms")
+        ),
         is_compiled=isinstance(files.generated, Found) and bool(files.generated.content.kernels),
     )
 

@@ -15,7 +15,7 @@ import msgspec
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.static.document import StaticDocument
 from llm_perf_opt.analysis.timeline.window import TimelineWindow
-from llm_perf_opt.core.documents import ClockDocument, CounterDocument, GeneratedDocument, MetricsDocument
+from llm_perf_opt.core.documents import ClockDocument, CounterDocument, GeneratedDocument, HostDocument, MetricsDocument
 from llm_perf_opt.core.files import read_limited, real_path, refuse_absurd_numbers
 from llm_perf_opt.core.manifest import RunManifest, read_manifest
 from llm_perf_opt.core.names import (
@@ -51,10 +51,12 @@ PAGE_ROLES = (
     "counters",
     "ncu_kernels_json",
     "generated_kernels",
+    "host_samples",
     "bench_json",
 )
 FILES_NAMED = 4
 MOST_BESIDE, SHOWN_EARLIER = 100, 5
+NOT_SAMPLED = Unknown(reason="the program's stacks were not sampled", enable="pipeline.host_samples.enable=true")
 TPOT = WALL_METRIC[DECODE]
 
 
@@ -107,6 +109,7 @@ class RunFiles:
     generated: Found[GeneratedDocument] | Unknown
     counters: tuple[Found[CounterDocument], ...]
     pictures: Mapping[str, Found[bytes] | Unknown]
+    host: Found[HostDocument] | Unknown = NOT_SAMPLED
     present: frozenset[str] = frozenset()
     logs: Mapping[str, Found[str]] = field(default_factory=dict)
     earlier: tuple[EarlierRun, ...] = ()
@@ -131,6 +134,7 @@ def read_run_files(manifest: RunManifest, run_dir: Path) -> RunFiles:
         timelines=reader.all("timeline_json", TimelineWindow),
         clocks=reader.first("gpu_samples", ClockDocument),
         generated=reader.first("generated_kernels", GeneratedDocument),
+        host=reader.first("host_samples", HostDocument),
         counters=reader.all("counters", CounterDocument),
         pictures={
             picture.path: reader.picture(picture.path)

@@ -102,6 +102,7 @@ def implied_overrides(given: Sequence[str], command: Sequence[str], *, missing: 
         f"workload.command={quote(list(command))}",
         f"pipeline.static_analysis.enable={'true' if declared else 'false'}",
         "pipeline.torch_profiler.enable=true",
+        "pipeline.host_samples.enable=true",
         *on,
     ]
 

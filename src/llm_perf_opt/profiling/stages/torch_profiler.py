@@ -13,7 +13,7 @@ from llm_perf_opt.config.schema import AppConfig, PositiveInt, Problem, StageCon
 from llm_perf_opt.core.documents import MetricsDocument
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import write_json
-from llm_perf_opt.core.names import METRICS_FILE, TORCH_PROFILER, TRACE_FILE
+from llm_perf_opt.core.names import HOST_SAMPLES, METRICS_FILE, TORCH_PROFILER, TRACE_FILE
 from llm_perf_opt.core.records import StageFile, StageOutput
 from llm_perf_opt.core.stage import Obstacle, Preview, StageContext
 from llm_perf_opt.errors import ConfigError
@@ -75,7 +75,7 @@ class TorchProfilerStage:
 
     name = TORCH_PROFILER
     config_cls = TorchProfilerConfig
-    after: tuple[str, ...] = ("static_analysis",)
+    after: tuple[str, ...] = ("static_analysis", HOST_SAMPLES)
     tools: tuple[str, ...] = ()
     runs_model = True
     gives_clean_pass = True

@@ -6,11 +6,13 @@ from msgspec import UNSET
 
 from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuKernel
 from llm_perf_opt.analysis.timeline.rows import RangeRow
+from llm_perf_opt.core.names import PROGRAM
 from llm_perf_opt.core.records import Metric, StageRecord
 from llm_perf_opt.core.units import format_bytes, format_ms, format_percent
 from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis, ScopeRecord
 from llm_perf_opt.diagnosis.evidence import runs_on
 from llm_perf_opt.diagnosis.facts import Known, Unknown
+from llm_perf_opt.diagnosis.host_scope import UNSAMPLED
 from llm_perf_opt.diagnosis.ledger import NOT_RECORDED
 from llm_perf_opt.diagnosis.verdict import cell_name
 from llm_perf_opt.report.run_files import Found, RunFiles
@@ -66,8 +68,8 @@ def captured_tiles(capture: Found[CaptureAnalysis], diagnosis: Diagnosis) -> tup
 
 
 def judged_scope(diagnosis: Diagnosis) -> ScopeRecord | None:
-    """The steady state, or the whole capture where nothing of it is start-up."""
-    scope = diagnosis.scope("steady") or diagnosis.scope("capture")
+    """The steady state, or the whole capture where nothing of it is start-up; of sampled stacks the program."""
+    scope = diagnosis.scope("steady") or diagnosis.scope("capture") or diagnosis.scope(PROGRAM)
     return scope if scope is not None and scope.wall_ns else None
 
 
@@ -106,9 +108,9 @@ def captured_split(diagnosis: Diagnosis) -> TimeSplit | None:
 
 def kind_of_cell(cell: str) -> str:
     """The colour of a cell: work, idle time, or time nothing is known of."""
-    if cell.startswith(("gpu.compute", "gpu.communication")):
+    if cell.startswith(("gpu.compute", "gpu.communication", "host.work")):
         return "work"
-    return "unexplained" if cell in NOT_RECORDED else "idle"
+    return "unexplained" if cell in (*NOT_RECORDED, UNSAMPLED) else "idle"
 
 
 def host_alone_split(found: CaptureAnalysis) -> TimeSplit | None:

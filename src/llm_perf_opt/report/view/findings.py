@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.core.names import PHASES, PREFILL
+from llm_perf_opt.core.names import PHASES, PREFILL, PROGRAM
 from llm_perf_opt.core.units import format_factor, format_ms, format_percent
 from llm_perf_opt.diagnosis.claim import Evidence, Finding
 from llm_perf_opt.diagnosis.facts import PER, Known, RunFacts
@@ -148,6 +148,9 @@ def _saves(group: Sequence[Finding], facts: RunFacts) -> str:
         return f"{format_percent(first.capture_share)} of {whole} at stake"
     if first.saves_ms is None:
         return NO_TIME
+    if first.scope == PROGRAM and first.floor_ns is None:
+        once = ", a one-time cost" if first.is_one_time else ""
+        return f"{format_ms(first.saves_ms)} at stake{once}"
     request = _in_requests(group, facts)
     return f"up to {_steps(group)}" if request is None else f"up to {format_ms(request)} per request"
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET
 
-from llm_perf_opt.core.names import BUSY_GPUS, DECODE
+from llm_perf_opt.core.names import BUSY_GPUS, DECODE, PROGRAM
 from llm_perf_opt.core.units import digits, format_factor, format_ms, format_percent
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis, VerdictKind
@@ -121,6 +121,9 @@ def answer_of(
             is_answer=diagnosis.verdict.kind not in ("no_gpu_work", "nothing_measured"),
         )
     verdict, tone, phase = _verdict(waterfalls, diagnosis.claims, facts, best)
+    if diagnosis.verdict.scope == PROGRAM:
+        split = captured_split(diagnosis)
+        verdict = verdict if best is not None else diagnosis.verdict.text
     fall = _shown_first(waterfalls, phase, facts)
     return HeadlineAnswer(
         verdict=verdict,

@@ -4,6 +4,7 @@ from llm_perf_opt.core.process import program_title
 from llm_perf_opt.core.sections import SectionTable
 from llm_perf_opt.core.units import format_ms
 from llm_perf_opt.diagnosis.facts import Known, Quantity, RunFacts, Unknown
+from llm_perf_opt.diagnosis.host_scope import is_enough
 from llm_perf_opt.report.facts import clean_metric
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.headline import (
@@ -81,9 +82,14 @@ def _verdict(
     why = "Its phases are ranges that only profilers see" if subject.maps_phases else "It marks no decode steps"
     if isinstance(wall, Known) and not any(tile.key == "tpot" for tile in tiles):
         text = f"It ran {wall.value / 1e3:.3g} s without a profiler. {why}, so no latency is known."
+        if isinstance(files.host, Found) and is_enough(files.host.content):
+            # Its stacks say where the time went: that answer needs no marks.
+            return f"{answer.verdict} It ran {wall.value / 1e3:.3g} s without a profiler.", answer.tone
         # What its capture tells comes first.
         return f"{answer.verdict} {text}" if answer.is_answer else text, answer.tone
     if not tiles and isinstance(files.metrics, Found):
+        if isinstance(files.host, Found) and is_enough(files.host.content):
+            return f"{answer.verdict} It did not end by itself and was ended.", answer.tone
         return f"It did not end by itself and was ended. {why}, so no latency is known.", answer.tone
     wrong = faster_than_possible(facts, files.static.content.model) if isinstance(files.static, Found) else None
     return (answer.verdict, answer.tone) if wrong is None else (wrong, "bad")

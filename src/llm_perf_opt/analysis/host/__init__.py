@@ -1,0 +1,7 @@
+"""What a program did on the host, from samples of its Python stacks.
+
+stacks  py-spy's collapsed stacks as records: process, thread, frames, count
+owners  the cell of the time ledger each stack belongs to, and the user's function and line that own it
+
+Patterns are data: `owners.toml`. Called by `profiling.stages.host_samples`.
+"""

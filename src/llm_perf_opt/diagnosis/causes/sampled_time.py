@@ -1,0 +1,48 @@
+"""Causes of a program's wall time whose evidence is samples of its stacks: the time in their cells, by owner.
+
+Samples say how long something took, not how long it must take: no lower bound is known, so no factor is promised.
+"""
+
+from typing import TYPE_CHECKING
+
+from llm_perf_opt.diagnosis.claim import Claim, Fact
+from llm_perf_opt.diagnosis.scope import Scope
+
+if TYPE_CHECKING:
+    from llm_perf_opt.diagnosis.cause import Cause
+
+SHOWN = 4
+# Fewer samples than these are a guess; from so many on a share is known to a few per cent.
+FEW, MANY = 20, 200
+
+
+def judge_cells(scope: Scope, cause: "Cause") -> Claim | None:
+    """All time of the cells; the owner with the most of it stands in the title."""
+    cells = [cell for prefix in cause.cells for cell in scope.ledger.below(prefix)]
+    total = sum(cell.time_ns for cell in cells)
+    if not total:
+        return None
+    named = sorted((cell for cell in cells if cell.owner), key=lambda cell: -cell.time_ns)
+    wanted: dict[str, int] = {}
+    for cell in cells:
+        wanted[cell.id] = wanted.get(cell.id, 0) + cell.time_ns
+    samples = sum(cell.count for cell in cells)
+    return Claim(
+        title="named" if named else "title",
+        values={
+            "owner": named[0].owner[0] if named else "",
+            "owner_share": named[0].time_ns / scope.wall_ns if named else 0.0,
+            "time": total,
+            "samples": samples,
+        },
+        cells=wanted,
+        evidence=(
+            Fact(key="time"),
+            *(
+                Fact(key="owner", values={"owner": " ← ".join(cell.owner), "time": cell.time_ns})
+                for cell in named[:SHOWN]
+            ),
+        ),
+        confidence="low" if samples < FEW else "high" if samples >= MANY else "medium",
+        is_one_time=cause.is_one_time,
+    )

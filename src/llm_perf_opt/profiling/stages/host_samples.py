@@ -1,0 +1,79 @@
+"""Stage host_samples: the Python stacks of a program of the user's own, in a pass of its own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Interval
+
+from llm_perf_opt.config.schema import StageConfig
+from llm_perf_opt.core.documents import HostDocument
+from llm_perf_opt.core.host import Host
+from llm_perf_opt.core.manifest import write_json
+from llm_perf_opt.core.names import HOST_SAMPLES, HOST_SAMPLES_FILE, STATIC_ANALYSIS
+from llm_perf_opt.core.records import Metric, StageFile, StageOutput
+from llm_perf_opt.core.stage import Obstacle, StageContext
+from llm_perf_opt.errors import StageSkipped
+from llm_perf_opt.profiling.baseline import clean_baseline, own_clean_pass, refuse_failed_program
+from llm_perf_opt.profiling.sampled import SamplerFailed, find_sampler, sample_program
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSamplesConfig(StageConfig):
+    """`pipeline.host_samples.*`: samples a second, and whether a second pass looks at who holds the GIL."""
+
+    rate_hz: Annotated[int, Interval(ge=1, le=1000)] = 200
+    gil: bool = True
+
+
+class HostSamplesStage:
+    """See the module."""
+
+    name = HOST_SAMPLES
+    config_cls = HostSamplesConfig
+    # First of those that run the program, so that its answer is there before any profiler starts.
+    after: tuple[str, ...] = (STATIC_ANALYSIS,)
+    tools: tuple[str, ...] = ()
+    runs_model = True
+    gives_clean_pass = False
+    needs_our_model = False
+
+    def preflight(self, cfg: HostSamplesConfig, host: Host) -> Sequence[Obstacle]:
+        if find_sampler() is not None:
+            return ()
+        return (Obstacle(what="py-spy is not installed", remedy="pip install py-spy", blocking=False),)
+
+    def run(self, cfg: HostSamplesConfig, ctx: StageContext) -> StageOutput:
+        """Sample the program; a sampler that fails takes nothing away from what was measured before."""
+        if ctx.config.workload.command is None:
+            raise StageSkipped("it samples a program of your own: llm-perf run -- python prog.py")
+        refuse_failed_program(ctx)
+        clean_baseline(ctx, cfg.timeout_s)
+        metrics, files = own_clean_pass(ctx)
+        try:
+            found = sample_program(ctx, rate_hz=cfg.rate_hz, timeout_s=cfg.timeout_s, holds_gil=cfg.gil)
+        except SamplerFailed as error:
+            ctx.say(f"{self.name}: no host stacks: {error}")
+            return StageOutput(metrics=metrics, files=files, notes=(f"no host stacks: {error}",))
+        path = write_json(ctx.out_dir / HOST_SAMPLES_FILE, found)
+        return StageOutput(
+            metrics={**metrics, **_metrics(found, f"{self.name}/{HOST_SAMPLES_FILE}")},
+            files=(
+                *files,
+                StageFile(role="host_samples", path=path),
+                StageFile(role="host_stacks", path=ctx.out_dir / "stacks.txt"),
+            ),
+            notes=found.notes,
+        )
+
+
+def _metrics(found: HostDocument, source: str) -> dict[str, Metric]:
+    how = f"{found.sampler}, {found.rate_hz} samples a second, main thread"
+    metrics = {"host_samples": Metric(value=found.samples, unit="samples", how=how, source=source)}
+    if found.cpu_s is not None:
+        how = "processor time of all its processes, pass with sampled stacks"
+        metrics["cpu_time_s"] = Metric(value=round(found.cpu_s, 3), unit="s", how=how, source=source)
+    return metrics
+
+
+STAGE = HostSamplesStage()

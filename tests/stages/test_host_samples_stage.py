@@ -1,0 +1,109 @@
+"""The stage host_samples keeps the contract; a sampler that fails takes nothing away from the clean pass."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from llm_perf_opt.config.schema import WorkloadSection
+from llm_perf_opt.core.documents import HostDocument
+from llm_perf_opt.core.records import StageOutput
+from llm_perf_opt.profiling import sampled
+from llm_perf_opt.profiling.stages.host_samples import STAGE, HostSamplesConfig
+from llm_perf_opt.testing import StageCase, StageContract, plain_config, scratch_context
+
+BUSY = """
+import threading, time
+def spin(end):
+    count = 0
+    while time.monotonic() < end:
+        count += 1
+def other(end):
+    count = 0
+    while time.monotonic() < end:
+        count += 1
+end = time.monotonic() + 0.8
+"""
+ALONE = BUSY + "spin(end)\n"
+BOTH = BUSY + "thread = threading.Thread(target=other, args=(end,))\nthread.start()\nspin(end)\nthread.join()\n"
+
+
+def case(folder: Path, text: str, **workload: float) -> StageCase:
+    program = folder / "busy.py"
+    program.write_text(text, encoding="utf-8")
+    section = replace(WorkloadSection(), command=(sys.executable, str(program)), **workload)  # type: ignore[arg-type]
+    config = plain_config(folder, workload=section)
+    return StageCase(settings=HostSamplesConfig(enable=True, timeout_s=60.0), config=config)
+
+
+def run(given: StageCase, folder: Path, said: list[str] | None = None) -> StageOutput:
+    ctx = scratch_context("host_samples", folder / "run", config=given.config, said=said)
+    assert isinstance(given.settings, HostSamplesConfig)
+    return STAGE.run(given.settings, ctx)
+
+
+def document(output: StageOutput) -> HostDocument:
+    path = next(file.path for file in output.files if file.role == "host_samples")
+    return msgspec.json.decode(path.read_bytes(), type=HostDocument)
+
+
+class TestHostSamples(StageContract):
+    stage = STAGE
+
+    def success(self, folder: Path) -> StageCase:
+        return case(folder, ALONE)
+
+    def failure(self, folder: Path) -> StageCase:
+        return case(folder, "raise SystemExit('no data')")
+
+    def skip(self, folder: Path) -> StageCase:
+        return replace(case(folder, ""), config=plain_config(folder))
+
+    def timeout(self, folder: Path) -> None:
+        # A program that does not end in time is ended, and what was sampled stays.
+        return None
+
+
+def test_the_busiest_function_and_its_line_are_named(tmp_path: Path) -> None:
+    output = run(case(tmp_path, ALONE), tmp_path)
+    found = document(output)
+    assert (found.rows[0].cell, found.rows[0].function) == ("host.work.python", "spin")
+    assert found.rows[0].line in (5, 6)
+    assert output.metrics["wall_ms"].source == "tmp/workload/clean/metrics.json"
+    assert found.gil is None
+
+
+def test_a_second_pass_says_who_holds_the_gil_where_threads_compete(tmp_path: Path) -> None:
+    found = document(run(case(tmp_path, BOTH), tmp_path))
+    assert found.gil is not None
+    assert found.gil.holder.startswith("other() at busy.py:")
+    assert found.gil.main_share + found.gil.others_share > 0.5
+
+
+def test_a_program_that_does_not_end_is_sampled_and_ended(tmp_path: Path) -> None:
+    found = document(run(case(tmp_path, "import time\ntime.sleep(600)\n", duration_s=1.0), tmp_path))
+    assert (found.rows[0].cell, found.rows[0].text) == ("host.wait.sleep", "time.sleep(600)")
+
+
+def test_a_sampler_that_fails_leaves_the_clean_pass_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = tmp_path / "py-spy"
+    refused.write_text("#!/bin/sh\necho 'Permission Denied: try sudo'\nexit 1\n", encoding="utf-8")
+    refused.chmod(0o755)
+    monkeypatch.setattr(sampled, "find_sampler", lambda: (str(refused), "py-spy"))
+    said: list[str] = []
+    output = run(case(tmp_path, ALONE), tmp_path, said)
+    assert "wall_ms" in output.metrics
+    assert len(output.notes) == 1 and "--cap-add SYS_PTRACE" in output.notes[0]
+    assert said == [f"host_samples: {output.notes[0]}"]
+
+
+def test_secrets_in_source_lines_are_not_written_down(tmp_path: Path) -> None:
+    secret = "hf_" + "a1B2c3D4" * 5
+    text = f'import time\ntime.sleep(0.5 if "{secret}" else 0)\n'
+    output = run(case(tmp_path, text), tmp_path)
+    assert secret not in json.dumps(msgspec.to_builtins(document(output)))

@@ -1,0 +1,213 @@
+"""Sampled stacks of a program become cells of its time ledger, each with the user's function and line."""
+
+from collections.abc import Callable
+
+import pytest
+
+from llm_perf_opt.analysis.host.owners import busiest, host_rows, place_of
+from llm_perf_opt.analysis.host.stacks import Frame, Stack, of_program, read_stacks
+from llm_perf_opt.core.documents import HostDocument, HostGil, HostRow
+from llm_perf_opt.diagnosis.cause import load_causes
+from llm_perf_opt.diagnosis.diagnose import judge
+from llm_perf_opt.diagnosis.facts import HostFacts, Known, Unknown
+from llm_perf_opt.diagnosis.host_scope import program_scope
+from llm_perf_opt.diagnosis.program import Program
+
+LIB = "/usr/lib/python3.11"
+SITE = f"{LIB}/site-packages"
+MAIN = Frame(function="<module>", file="/home/slow.py", line=30)
+PLAIN = Program(framework="other", engine=None, gpu_name=None, world_size=1, ranks_given=1, traits=frozenset())
+
+
+def stack(*frames: Frame, samples: int = 1, process: int = 7, thread: str = "MainThread") -> Stack:
+    return Stack(processes=(process,), thread=thread, is_main=thread == "MainThread", frames=frames, samples=samples)
+
+
+def lines(**known: str) -> Callable[[str, int], str]:
+    return lambda file, line: known.get(f"L{line}", "") if file.startswith("/home/") else ""
+
+
+def test_a_record_of_py_spy_is_read_with_its_processes_thread_and_frames() -> None:
+    text = (
+        'process 5:"python launch.py";process 7:"python -c import a;\nrun("x")";thread (7): MainThread;'
+        "<module> (/home/slow.py:30);tidy (/home/slow.py:7) 12\n"
+        'process 5:"python launch.py";thread (5): MainThread;wait (subprocess.py:9) 40\n'
+    )
+    assert read_stacks(text) == (
+        Stack(
+            processes=(5, 7),
+            thread="MainThread",
+            is_main=True,
+            frames=(MAIN, Frame(function="tidy", file="/home/slow.py", line=7)),
+            samples=12,
+        ),
+        Stack(
+            processes=(5,),
+            thread="MainThread",
+            is_main=True,
+            frames=(Frame(function="wait", file="subprocess.py", line=9),),
+            samples=40,
+        ),
+    )
+
+
+def test_a_record_that_was_cut_off_is_left_out() -> None:
+    assert read_stacks('process 5:"p";thread (5): MainThread;tidy (a.py:7)') == ()
+
+
+def test_the_program_is_the_first_process_that_shows_python() -> None:
+    mine = Stack(processes=(5, 7), thread="MainThread", is_main=True, frames=(MAIN,), samples=3)
+    child = Stack(processes=(5, 7, 9), thread="MainThread", is_main=True, frames=(MAIN,), samples=9)
+    assert of_program((child, mine)) == (7, (child, mine))
+    assert of_program(()) == (0, ())
+
+
+@pytest.mark.parametrize(
+    ("leaf", "line", "cell"),
+    [
+        (Frame(function="tidy", file="/home/slow.py", line=7), "total += ord(c)", "host.work.python"),
+        (Frame(function="poll", file="/home/slow.py", line=7), "time.sleep(0.1)", "host.wait.sleep"),
+        (Frame(function="update", file="/home/slow.py", line=7), "guard.acquire()", "host.wait.lock"),
+        (Frame(function="update", file="/home/slow.py", line=7), "with self.lock:", "host.wait.lock"),
+        (Frame(function="fetch", file="/home/slow.py", line=7), "data = client.recv(64)", "host.wait.network"),
+        (Frame(function="store", file="/home/slow.py", line=7), "os.fsync(file.fileno())", "host.disk"),
+        (Frame(function="sample", file="/home/slow.py", line=7), "np.argsort(logits)", "host.work.operators"),
+        (Frame(function="step", file="/home/slow.py", line=7), "gc.collect()", "host.work.gc"),
+        (Frame(function="Popen._try_wait", file=f"{LIB}/subprocess.py", line=9), "", "host.wait.process"),
+        (Frame(function="Condition.wait", file=f"{LIB}/threading.py", line=9), "", "host.wait.lock"),
+        (Frame(function="JSONEncoder.iterencode", file=f"{LIB}/json/encoder.py", line=9), "", "host.work.json"),
+        (Frame(function="Logger._log", file=f"{LIB}/logging/__init__.py", line=9), "", "host.work.logging"),
+        (Frame(function="sub", file=f"{LIB}/re/__init__.py", line=9), "", "host.work.regex"),
+        (Frame(function="fetch", file=f"{SITE}/torch/utils/data/_utils/fetch.py", line=9), "", "host.data_loading"),
+        (Frame(function="_shutdown", file=f"{LIB}/threading.py", line=9), "", "host.exit"),
+    ],
+)
+def test_a_stack_belongs_to_the_cell_of_what_its_leaf_does(leaf: Frame, line: str, cell: str) -> None:
+    (row,) = host_rows([stack(MAIN, leaf)], lines(L7=line))
+    assert row.cell == cell
+
+
+def test_the_users_function_owns_what_a_library_does_for_it() -> None:
+    step = Frame(function="step", file="/home/slow.py", line=12)
+    again = Frame(function="step", file="/home/slow.py", line=13)
+    dumps = Frame(function="dumps", file=f"{LIB}/json/__init__.py", line=238)
+    rows = host_rows(
+        [stack(MAIN, step, dumps, samples=30), stack(MAIN, again, samples=4), stack(MAIN, again, dumps, samples=2)],
+        lines(L12="json.dumps(state)"),
+    )
+    assert rows == (
+        HostRow(
+            cell="host.work.json",
+            function="step",
+            file="/home/slow.py",
+            line=12,
+            leaf="dumps() at json/__init__.py:238",
+            text="json.dumps(state)",
+            samples=32,
+        ),
+        HostRow(cell="host.work.python", function="step", file="/home/slow.py", line=13, leaf="", text="", samples=4),
+    )
+
+
+def test_an_import_is_owned_by_the_package_it_loads() -> None:
+    frozen = Frame(function="_find_and_load", file="<frozen importlib._bootstrap>", line=1)
+    torch = Frame(function="<module>", file=f"{SITE}/torch/__init__.py", line=40)
+    numpy = Frame(function="<module>", file=f"{SITE}/numpy/__init__.py", line=40)
+    (row,) = host_rows([stack(MAIN, frozen, torch, frozen, numpy)], lines())
+    assert (row.cell, row.function, row.file) == ("host.startup.imports", "torch", "")
+
+
+def test_a_comprehension_is_named_by_the_function_around_it() -> None:
+    tidy = Frame(function="tidy", file="/home/slow.py", line=7)
+    (row,) = host_rows([stack(MAIN, tidy, Frame(function="<listcomp>", file="/home/slow.py", line=7))], lines())
+    assert place_of(row.function, row.file, row.line) == "tidy() at slow.py:7"
+
+
+def test_threads_that_only_wait_are_not_busy() -> None:
+    work = Frame(function="decode", file="/home/slow.py", line=7)
+    wait = Frame(function="Event.wait", file=f"{LIB}/threading.py", line=9)
+    found = busiest([stack(work, samples=5, thread="A"), stack(wait, samples=9, thread="B")], lines())
+    assert found == {"7/A": (5, "decode() at slow.py:7")}
+
+
+def document(*rows: HostRow, cpu_s: float | None = 2.0, gil: HostGil | None = None) -> HostDocument:
+    return HostDocument(
+        sampler="py-spy",
+        rate_hz=100,
+        wall_s=2.0,
+        samples=sum(row.samples for row in rows),
+        cpu_s=cpu_s,
+        rows=rows,
+        gil=gil,
+    )
+
+
+def row(cell: str, samples: int, function: str = "tidy") -> HostRow:
+    return HostRow(cell=cell, function=function, file="/home/slow.py", line=3, leaf="", text="", samples=samples)
+
+
+CLEAN = Known(value=1000.0, unit="ms", how="clean pass", source="clean.json")
+
+
+def facts(found: HostDocument) -> HostFacts:
+    return HostFacts(samples=found, source="host_samples/host_samples.json", wall=CLEAN)
+
+
+def test_the_ledger_splits_the_clean_wall_time_as_the_samples_are() -> None:
+    scope = program_scope(facts(document(row("host.work.python", 150), row("host.startup.imports", 30))))
+    assert scope is not None
+    cells = {cell.id: cell.time_ns for cell in scope.ledger.cells}
+    assert (scope.wall_ns, scope.clean) == (1_000_000_000, True)
+    assert cells == {
+        "host.work.python": 750_000_000,
+        "host.startup.imports": 150_000_000,
+        "host.unsampled": 100_000_000,
+    }
+
+
+def test_the_first_finding_names_function_and_line_and_promises_no_factor() -> None:
+    scope = program_scope(facts(document(row("host.work.python", 186), row("host.wait.sleep", 14, "nap"))))
+    assert scope is not None
+    found = judge([scope], PLAIN)
+    assert [(f.rule, f.title, f.max_gain) for f in found] == [
+        ("host_python", "Python on the host: 93 % of the program in tidy() at slow.py:3", None),
+        ("host_sleep", "Sleep: 7.00 % of the program in nap() at slow.py:3", None),
+    ]
+
+
+def test_a_line_that_uses_no_processor_time_is_a_wait() -> None:
+    scope = program_scope(facts(document(row("host.work.python", 200), cpu_s=0.1)))
+    assert scope is not None and [cell.id for cell in scope.ledger.cells] == ["host.wait.other"]
+
+
+def test_work_while_other_threads_hold_the_gil_is_a_wait_for_it() -> None:
+    gil = HostGil(main_share=0.25, others_share=0.75, holder="heartbeat() at slow.py:9", source="gil.txt")
+    scope = program_scope(facts(document(row("host.work.python", 200), gil=gil)))
+    assert scope is not None
+    assert {cell.id: (cell.time_ns, cell.owner[0]) for cell in scope.ledger.cells} == {
+        "host.wait.gil": (750_000_000, "heartbeat() at slow.py:9"),
+        "host.work.python": (250_000_000, "tidy() at slow.py:3"),
+    }
+
+
+def test_threads_that_hold_the_gil_for_little_of_the_time_change_nothing() -> None:
+    gil = HostGil(main_share=0.4, others_share=0.2, holder="heartbeat() at slow.py:9", source="gil.txt")
+    scope = program_scope(facts(document(row("host.work.python", 200), gil=gil)))
+    assert scope is not None and [cell.id for cell in scope.ledger.cells] == ["host.work.python"]
+
+
+def test_without_a_clean_time_the_sampled_pass_is_the_wall_time() -> None:
+    host = HostFacts(samples=document(row("host.work.python", 200)), source="s", wall=Unknown(reason="it was ended"))
+    scope = program_scope(host)
+    assert scope is not None and (scope.wall_ns, scope.clean) == (2_000_000_000, False)
+
+
+def test_a_few_samples_make_no_scope() -> None:
+    assert program_scope(facts(document(row("host.work.python", 19)))) is None
+
+
+def test_every_cell_of_the_patterns_has_a_cause_but_the_exit() -> None:
+    from llm_perf_opt.analysis.host.owners import _rules
+
+    claimed = {cell for cause in load_causes() if "program" in cause.scopes for cell in cause.cells}
+    assert {rule.cell for rule in _rules()} - claimed == {"host.exit"}
