@@ -1,4 +1,4 @@
-# make demo | test | test-quick | test-long | test-cluster | test-lowest | coverage | fuzz | drill | soak | lock | relock | audit | lint | format | docs | workflows | release-check — each sets up its environment by itself. Needs Python 3.11+ and make.
+# make demo | test | test-quick | test-long | test-cluster | test-lowest | verdicts | coverage | fuzz | drill | soak | lock | relock | audit | lint | format | docs | workflows | release-check — each sets up its environment by itself. Needs Python 3.11+ and make.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ RUN_STAMP := $(VENV)/.installed-run
 # Two workers: the machine the suite is sized for has two cores.
 WORKERS ?= 2
 
-.PHONY: demo test test-quick test-long test-cluster test-lowest coverage fuzz drill soak lock relock audit lint format docs workflows release-check clean
+.PHONY: demo test test-quick test-long test-cluster test-lowest verdicts coverage fuzz drill soak lock relock audit lint format docs workflows release-check clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12")'
@@ -49,6 +49,10 @@ $(RAY_STAMP): pyproject.toml constraints.txt
 # Sweeps on a real Slurm of one node on loopback (needs slurm-wlm and munge, and root) and on a real Ray.
 test-cluster: $(STAMP) $(RAY_STAMP)
 	LLM_PERF_TEST_RAY=$(abspath $(VENV)-ray/bin/python) $(BIN)/python -m pytest -m cluster tests/system/test_cluster.py $(PYTEST_ARGS)
+
+# The verdicts of all captures at hand against the table that is agreed; `VERDICTS=--write` agrees on what is said now.
+verdicts: $(STAMP)
+	$(BIN)/python -m tests.support.verdicts $(VERDICTS)
 
 # A program with the oldest transformers serving images carry. The rest of the environment is that of the other tests; the
 # oldest torch comes to Linux from PyPI with gigabytes of CUDA alone, so the job `lowest` of GitHub takes it from PyTorch's index.
