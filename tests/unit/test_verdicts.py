@@ -896,7 +896,9 @@ def test_an_optimiser_of_several_passes_is_told_to_take_one(
         assert f"({name})" in found[0].title
         assert ("torch.optim.AdamW(fused=True)" in found[0].remedy) == (name == "AdamW")
         assert found[0].share == pytest.approx(0.8, abs=0.01)
-        assert found[0].max_gain == pytest.approx(1 / (1 - 0.8 * 0.65), rel=0.01)
+        # One pass of AdamW moves 7 numbers for each parameter, of another at least 3; these four move 11.
+        left = (7 if name == "AdamW" else 3) / 11
+        assert found[0].max_gain == pytest.approx(1 / (1 - 0.8 * (1 - left)), rel=0.01)
 
 
 def test_images_that_are_turned_around_for_every_convolution_are_told_to_stay(tmp_path: Path) -> None:
