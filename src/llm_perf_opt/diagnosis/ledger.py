@@ -17,6 +17,7 @@ LAUNCH, SYNC, HELD_SYNC, DEVICE_GAPS, LATE_STARTS = (
     "idle.late_starts",
 )
 STARTUP, UNRECORDED_LAUNCH, UNRECORDED_HOST = "idle.startup", "idle.unrecorded_launch", "idle.unrecorded_host"
+ALLOCATION = "idle.allocation"
 OPERATORS, OUTSIDE = "host.operators", "host.outside"
 BEFORE, AFTER = "host.before", "host.after"
 # What a longer run would not pay again.

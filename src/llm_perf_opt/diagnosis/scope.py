@@ -34,7 +34,7 @@ CELL_OF: Mapping[Verdict, str] = {
     "recompilation": "idle.recompilation",
     "stalls": "idle.stalls",
     "data_loading": "idle.data_loading",
-    "allocation": "idle.allocation",
+    "allocation": cells.ALLOCATION,
     "rank_wait": "idle.rank_wait",
     "profiler": "idle.profiler",
     "host_wait": "idle.blocked",
@@ -255,19 +255,22 @@ _WAYS = {"h2d": ("hosttodevice", "htod"), "d2h": ("devicetohost", "dtoh"), "d2d"
 def _idle(evidence: CaptureEvidence, idle: Idle) -> list[Cell]:
     gaps = evidence.report.gaps
     late = min(gaps.held_ns, idle.between_kernels_ns - idle.starting_ns)
+    long = _long(gaps.reasons, idle.long_gaps_ns)
+    launching_ns = idle.waiting_for_host_ns - idle.long_gaps_ns + idle.starting_ns
+    # The short gaps of a flush are its own, not the launches' that follow it.
+    flushes = evidence.report.flushes
+    in_long = sum(cell.time_ns for cell in long if cell.id == cells.ALLOCATION)
+    flushed_ns = 0 if flushes is None else min(launching_ns, max(0, flushes.gpu_idle_ns - in_long))
     found = [
-        Cell(
-            id=cells.LAUNCH,
-            time_ns=idle.waiting_for_host_ns - idle.long_gaps_ns + idle.starting_ns,
-            count=gaps.short_count,
-        ),
+        Cell(id=cells.LAUNCH, time_ns=launching_ns - flushed_ns, count=gaps.short_count),
+        Cell(id=cells.ALLOCATION, time_ns=flushed_ns, count=0 if flushes is None else flushes.flushes),
         Cell(id=cells.SYNC, time_ns=idle.sync_ns - idle.held_ns),
         Cell(id=cells.HELD_SYNC, time_ns=idle.held_ns),
         Cell(id=cells.LATE_STARTS, time_ns=late, count=gaps.held_count),
         Cell(id=cells.DEVICE_GAPS, time_ns=idle.between_kernels_ns - idle.starting_ns - late),
         Cell(id=cells.UNRECORDED_LAUNCH, time_ns=idle.unattributed_ns),
     ]
-    return [*found, *_long(gaps.reasons, idle.long_gaps_ns)]
+    return [*found, *long]
 
 
 def _long(reasons: Sequence[Reason], total_ns: int) -> list[Cell]:
