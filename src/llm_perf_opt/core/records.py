@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from llm_perf_opt.core.names import DIRECT_INFERENCE, GIVEN, NCU, NSYS, STATIC_ANALYSIS, TORCH_PROFILER
+from llm_perf_opt.core.names import DIRECT_INFERENCE, GIVEN, HOST_SAMPLES, NCU, NSYS, STATIC_ANALYSIS, TORCH_PROFILER
 from llm_perf_opt.core.sections import Section
 
 _PROGRESS = re.compile(r"llm-perf(?: (?P<done>\d+)/(?P<of>\d+))?: (?P<text>.*)")
@@ -168,6 +168,7 @@ _UNRECORDED_TRAITS = {
     DIRECT_INFERENCE: StageTraits(runs_model=True, gives_clean_pass=True),
     NSYS: StageTraits(runs_model=True),
     NCU: StageTraits(runs_model=True),
+    HOST_SAMPLES: StageTraits(runs_model=True),
     GIVEN: StageTraits(gives_clean_pass=True),
 }
 

@@ -21,7 +21,7 @@ STATE, CPU, START, STATUS = 0, slice(11, 15), 19, 49
 def main() -> int:
     file, *command = sys.argv[1:]
     sampler = subprocess.Popen(command)
-    seen: dict[str, object] = {}
+    seen: dict[str, float] = {}
     while True:
         ended = sampler.poll() is not None
         if "exit_code" not in seen and (child := _child(sampler.pid)) is not None:
@@ -29,7 +29,7 @@ def main() -> int:
         if ended:
             break
         time.sleep(POLL_S)
-    Path(file).write_text(json.dumps(seen), encoding="ascii")
+    Path(file).write_text(json.dumps(seen, allow_nan=False), encoding="ascii")
     return sampler.returncode
 
 
@@ -46,14 +46,14 @@ def _child(pid: int) -> int | None:
     return None
 
 
-def _look(pid: int) -> dict[str, object]:
+def _look(pid: int) -> dict[str, float]:
     """Processor time and age of a process; of one that has ended and is not waited for yet, its exit code too."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         return {}
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
-    seen: dict[str, object] = {
+    seen: dict[str, float] = {
         "pid": pid,
         "cpu_s": sum(int(text) for text in fields[CPU]) / TICKS,
         "wall_s": max(0.0, now - int(fields[START]) / TICKS),
