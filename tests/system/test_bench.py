@@ -198,6 +198,7 @@ def test_an_interrupt_ends_the_server_and_keeps_the_results(tmp_path: Path) -> N
     assert _results(tmp_path)["levels"][0]["completed"] > 5
 
 
+@pytest.mark.long
 def test_two_loads_are_compared_under_the_last_level_both_have(tmp_path: Path) -> None:
     loads = {"base": "1,4", "candidate": "4,8", "other": "2"}
     # Tokens so far apart that they do not arrive as one on a busy machine: a TPOT of 0 cannot be compared.

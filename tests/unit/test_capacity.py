@@ -32,6 +32,7 @@ def _true_ratio(level: LoadLevel, slo: SloSection) -> float:
     return quantile(ratios_of(simulate(level, LONG, seed=99), slo), slo.share)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("slo", "limit", "knee"), [(TTFT, "TTFT", 37.9), (TPOT, "TPOT", 26.1)], ids=["ttft", "tpot"])
 def test_the_capacity_is_found_within_5_percent_for_every_seed(slo: SloSection, limit: str, knee: float) -> None:
     # What is true of the simulated server, by 40,000 requests on each side.
