@@ -328,8 +328,9 @@ def test_what_looks_like_a_secret_is_overwritten_in_texts_and_packed_texts(tmp_p
 
 def test_no_trace_report_or_page_of_ours_is_damaged() -> None:
     """Kernels, operators, options and prose; what real files hold."""
-    files = [path for folder in ("docs", "tests/data") for path in (REPO / folder).rglob("*")]
-    files = [path for path in files if path.suffix in (".md", ".json", ".csv", ".html") and path.is_file()]
+    folders = ("docs", "tests/data", "src/llm_perf_opt/diagnosis/causes")
+    files = [path for folder in folders for path in (REPO / folder).rglob("*")]
+    files = [path for path in files if path.suffix in (".md", ".json", ".csv", ".html", ".toml") and path.is_file()]
     texts = {path.name: path.read_text("utf-8", "surrogateescape") for path in files}
     found = {name: [text[start:end] for start, end in shape_spans(text)] for name, text in texts.items()}
     assert len(files) > 60
