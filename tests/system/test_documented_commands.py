@@ -55,6 +55,11 @@ ELSEWHERE = {
     "resume": "starts the jobs of a sweep: test_sweep_jobs.py",
     "mlflow": "needs MLflow: test_export.py",
     "wandb": "needs W&B: test_export.py",
+    "rocprofv3.db": "a database of rocprofv3: test_rocpd.py",
+    "22_results.db": "a database of rocprofv3: test_rocpd.py",
+    "snapshot.pickle": "a memory snapshot: test_memory_snapshot.py",
+    "--prices": "a file of prices: test_plan.py",
+    "--calibrate-from": "a run of bench with several levels: test_calibrated.py",
     "artifacts/profile_export_aiperf.json": "a result of aiperf: test_serving_foreign.py",
 }
 STORE = "s3://"
