@@ -278,20 +278,10 @@ def _look_into(
             # What the host does beside copies, waits, and the start of what it launched is what keeps the GPU idle.
             since, until = _longest_part(one.long, start, end) if long_ns > 0 else (start, end)
             thread = int(calls.thread[call])
-            activity = told = record.during(since, until, thread)
+            told = record.during(since, until, thread)
             rests = record.rests(told, since, until, thread, one.long_from_ns)
             pieces = [(record.during(*rest, thread), rest) for rest in rests]
-            is_silent = activity.verdict == "unknown" or record.is_only_inside(activity, since, until, thread)
-            if is_silent and record.has_loaded(start, end, thread):
-                # Where nothing else says what the host did before it loaded such a kernel, it built it.
-                built = around.built_soon(end)
-                if built is not None:
-                    activity = replace(activity, verdict="compilation", cost="jit_compilation", kind=KERNEL, name=built)
-            is_shape = activity.verdict in ("compilation", "stalls") and is_built_per_shape(after)
-            if is_shape and not record.is_warming_up(since, until, thread):
-                activity = replace(activity, verdict="new_shapes", cost="new_shapes", kind=KERNEL, name=after)
-            if activity.verdict == "host_work" and means(activity.name, "runs_compiled") and around.runs_first(end):
-                activity = replace(activity, verdict="compilation", cost="jit_compilation")
+            activity = _by_neighbours(told, record, around, gap=(start, end), part=(since, until), thread=thread)
         tuner = next((name for name in (before, after) if is_tuning(name)), None)
         if tuner is not None and activity.verdict in ("host_work", "unknown"):
             activity = replace(activity, verdict="compilation", cost="autotuning", kind=KERNEL, name=tuner)
@@ -323,6 +313,32 @@ def _look_into(
         )
         found.append(_Looked(gap=gap, weight=weights[i], parts=parts, is_sample=i >= MAX_LOOKED_INTO))
     return found
+
+
+def _by_neighbours(
+    activity: HostActivity,
+    record: HostRecord,
+    around: "_Neighbours",
+    *,
+    gap: tuple[int, int],
+    part: tuple[int, int],
+    thread: int,
+) -> HostActivity:
+    """What the host did in a part of a gap, corrected by the kernels around it: it built or compiled the next one."""
+    start, end = gap
+    is_silent = activity.verdict == "unknown" or record.is_only_inside(activity, *part, thread)
+    if is_silent and record.has_loaded(start, end, thread):
+        # Where nothing else says what the host did before it loaded such a kernel, it built it.
+        built = around.built_soon(end)
+        if built is not None:
+            activity = replace(activity, verdict="compilation", cost="jit_compilation", kind=KERNEL, name=built)
+    after = around.of(start, end)[1]
+    is_shape = activity.verdict in ("compilation", "stalls") and is_built_per_shape(after)
+    if is_shape and not record.is_warming_up(*part, thread):
+        activity = replace(activity, verdict="new_shapes", cost="new_shapes", kind=KERNEL, name=after)
+    if activity.verdict == "host_work" and means(activity.name, "runs_compiled") and around.runs_first(end):
+        activity = replace(activity, verdict="compilation", cost="jit_compilation")
+    return activity
 
 
 def _without_ends(window: tuple[int, int], ends: Sequence[tuple[int, int]]) -> tuple[int, int]:

@@ -85,27 +85,7 @@ def _of_capture(
             "each": f"each {main.name}" if main.instances > 1 else "it",
             "idle": (one.gpu_idle_ns or 0) / one.wall_ns,
         }
-        busy = one.gpu_busy_ns or 0
-        facts = [
-            Fact(
-                key="range",
-                values={
-                    "range": main.name,
-                    "busy": busy,
-                    "range_wall": one.wall_ns,
-                    "instances": main.instances,
-                },
-            ),
-            Fact(
-                key="each",
-                values={
-                    "kernels": one.kernel_count,
-                    "mean": busy / one.kernel_count,
-                    "every": one.wall_ns / one.kernel_count,
-                },
-            ),
-            *facts,
-        ]
+        facts = [*_range_facts(main), *facts]
         if len(rows) > 1:
             facts.append(Fact(key="also", values={"ranges": ", ".join(row.name for row in rows[1 : 1 + SHOWN])}))
     if waits:
@@ -137,6 +117,24 @@ def _of_capture(
         range_name=None if main is None else main.name,
         also_ranges=tuple(row.name for row in rows[1:]) if main is not None else (),
     )
+
+
+def _range_facts(row: RangeRow) -> tuple[Fact, Fact]:
+    """The kernels of a range, and how often one starts in its typical instance."""
+    typical = row.typical
+    busy = typical.gpu_busy_ns or 0
+    of_range: dict[str, str | int | float] = {
+        "range": row.name,
+        "busy": busy,
+        "range_wall": typical.wall_ns,
+        "instances": row.instances,
+    }
+    of_kernel = {
+        "kernels": typical.kernel_count,
+        "mean": busy / typical.kernel_count,
+        "every": typical.wall_ns / typical.kernel_count,
+    }
+    return Fact(key="range", values=of_range), Fact(key="each", values=of_kernel)
 
 
 def _launching(idle: Idle) -> int:

@@ -94,13 +94,7 @@ def main(argv: Sequence[str]) -> int:
     settings = changes_between(base, candidate, meant=frozenset() if experiment is None else experiment.meant)
     reasons = incomparable(settings)
     if reasons and not args.force:
-        raise ConfigError(
-            [
-                *(f"compare: {reason}" for reason in reasons[:REASONS]),
-                *([f"compare: … and {len(reasons) - REASONS} more settings"] if len(reasons) > REASONS else []),
-                "compare: these runs did not do the same work; --force compares them and says so on every output",
-            ]
-        )
+        raise _different_work(reasons)
     found = compare_sides(
         base.input,
         candidate.input,
@@ -117,6 +111,21 @@ def main(argv: Sequence[str]) -> int:
     if out_dir is not None:
         with written_by("-o", out_dir):
             _write(found, base, candidate, out_dir)
+    return _gated(found, args)
+
+
+def _different_work(reasons: Sequence[str]) -> ConfigError:
+    return ConfigError(
+        [
+            *(f"compare: {reason}" for reason in reasons[:REASONS]),
+            *([f"compare: … and {len(reasons) - REASONS} more settings"] if len(reasons) > REASONS else []),
+            "compare: these runs did not do the same work; --force compares them and says so on every output",
+        ]
+    )
+
+
+def _gated(found: "CompareDocument", args: argparse.Namespace) -> int:
+    """What a CI system reads: JUnit, annotations and the exit code."""
     if args.junit is not None:
         from llm_perf_opt.report.compare.gates import junit_xml
 
