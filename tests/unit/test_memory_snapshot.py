@@ -25,8 +25,8 @@ def _frames(line: int) -> Rows:
     return [
         {"name": "c10::alloc", "filename": "??", "line": 0},
         {"name": "forward", "filename": "/usr/lib/python3.11/site-packages/torch/nn/modules/linear.py", "line": 134},
-        {"name": "step", "filename": "/home/me/work/train.py", "line": line},
-        {"name": "<module>", "filename": "/home/me/work/main.py", "line": 1},
+        {"name": "step", "filename": "/srv/me/train.py", "line": line},
+        {"name": "<module>", "filename": "/srv/me/main.py", "line": 1},
     ]
 
 
@@ -86,12 +86,12 @@ def test_the_peak_and_what_was_live_at_it_follow_from_the_events(tmp_path: Path,
     assert device.rounding_bytes == 36
     leaf = "forward (modules/linear.py:134)"
     assert device.owners == (
-        OwnerRow(owner="step (work/train.py:9)", leaf=leaf, blocks=1, size_bytes=3000, largest_bytes=3000),
-        OwnerRow(owner="step (work/train.py:7)", leaf=leaf, blocks=1, size_bytes=1000, largest_bytes=1000),
+        OwnerRow(owner="step (me/train.py:9)", leaf=leaf, blocks=1, size_bytes=3000, largest_bytes=3000),
+        OwnerRow(owner="step (me/train.py:7)", leaf=leaf, blocks=1, size_bytes=1000, largest_bytes=1000),
         OwnerRow(owner=BEFORE, leaf=BEFORE, blocks=1, size_bytes=500, largest_bytes=500),
     )
     assert device.ran_out == (
-        OutOfMemoryRow(at_ns=5_000, requested_bytes=9000, allocated_bytes=4500, owner="step (work/train.py:11)"),
+        OutOfMemoryRow(at_ns=5_000, requested_bytes=9000, allocated_bytes=4500, owner="step (me/train.py:11)"),
     )
     assert device.points[0] == (0, 600, MIB) and (4_000, 4500, 3 * MIB) in device.points
 
@@ -202,8 +202,8 @@ def test_analyze_reads_a_snapshot_whatever_it_is_called(tmp_path: Path, capsys: 
     assert main(["analyze", str(path)]) == 0
     said = capsys.readouterr().out
     assert said.startswith("Memory of device 0\nPeak allocated 4.50 kB at 4.00 µs of 9.00 µs, with 3.15 MB reserved")
-    assert "step (work/train.py:9)" in said and "fragmentation 25.0 %" in said
-    assert "Out of memory: step (work/train.py:11) asked for 9.00 kB with 4.50 kB allocated." in said
+    assert "step (me/train.py:9)" in said and "fragmentation 25.0 %" in said
+    assert "Out of memory: step (me/train.py:11) asked for 9.00 kB with 4.50 kB allocated." in said
 
 
 def test_json_and_the_run_directory_hold_the_same_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,5 +231,20 @@ def test_blocks_from_before_whose_stack_nobody_recorded_are_called_so(tmp_path: 
     found = read_memory_snapshot(_write(tmp_path / "a.pickle", {"segments": [], "device_traces": [events]}))
     assert [(row.owner, row.size_bytes) for row in found.devices[0].owners] == [
         (BEFORE, 90),
-        ("step (work/train.py:1)", 10),
+        ("step (me/train.py:1)", 10),
     ]
+
+
+def test_a_page_of_a_snapshot_holds_no_token_of_its_frames(tmp_path: Path) -> None:
+    token = "hf_" + "aB3dE5gH7jK9" * 3
+    data = _snapshot()
+    frames = [{"name": "load", "filename": f"/srv/{token}/train.py", "line": 1}]
+    for segment in data["segments"]:
+        for block in segment["blocks"]:
+            block["frames"] = frames
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(data))
+    assert main(["analyze", str(path), "-o", str(tmp_path / "run")]) == 0
+    written = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
+    assert len(written) > 3
+    assert [file.name for file in written if token in file.read_text("utf-8", "replace")] == []

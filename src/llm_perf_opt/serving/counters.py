@@ -25,7 +25,9 @@ KNOWN: Mapping[str, tuple[str, ...]] = {
     "draft tokens": ("vllm:spec_decode_num_draft_tokens_total",),
     "accepted draft tokens": ("vllm:spec_decode_num_accepted_tokens_total",),
 }
-_TOTALS = frozenset({"preemptions", *list(KNOWN)[6:]})
+_TOTALS = frozenset(
+    {"preemptions", "prefix cache tokens asked", "prefix cache tokens found", "draft tokens", "accepted draft tokens"}
+)
 # Shares and means are averaged over the engines of a server, the rest is added up.
 _MEANS = frozenset({"KV cache use", "prefix cache hits", "speculative accept length"})
 # Shares of two totals: what is shown, the part and the whole.

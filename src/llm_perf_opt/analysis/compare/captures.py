@@ -27,10 +27,14 @@ NAMED = 2
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureMetric:
-    """What two captures measured several times each. `doubt` says why the estimate must not decide."""
+    """What two captures measured several times each.
+
+    `doubt` says why the estimate must not decide; `step` is the range it is the wall time of.
+    """
 
     metric: str
     estimate: ChangeEstimate
+    step: str | None = None
     doubt: str | None = None
 
 
@@ -73,6 +77,7 @@ def _of_step(base: RangeRow, candidate: RangeRow) -> CaptureMetric:
     counts = [row.instances for row in rows]
     return CaptureMetric(
         metric=f"{base.name} wall_ms",
+        step=base.name,
         estimate=ChangeEstimate(
             base=levels[0],
             candidate=levels[1],

@@ -208,7 +208,7 @@ def compare_sides(
         kernels = kernel_changes(base.capture.kernels, candidate.capture.kernels, threshold=threshold)
         tables = table_changes(base.capture, candidate.capture, threshold=threshold)
         seen = capture_metrics(base.capture, candidate.capture, kernels)
-        step = next((one.metric.removesuffix(f" {WALL}") for one in seen if one.metric != KERNEL_TIME), None)
+        step = next((one.step for one in seen if one.step is not None), None)
         moves = largest_moves(base.capture, candidate.capture, kernels, tables, step=step)
     metrics = compare_metrics(
         base, candidate, paired=paired, threshold=threshold, spent=spent, variation=variation, seen=seen

@@ -8,7 +8,7 @@ the reasons. `queue` measures how far launches run ahead of the GPU, `waits` wha
 and where, `traits` what the timing shows of the whole program (launches that block, allocator flushes, a shared GPU).
 `iterations` finds the steps of a loop that nobody marked, `edges` what the host does before the first GPU work and
 after the last, `host_alone` where the time goes of a program that has none. `report` puts them together: the part
-`idle` of `analysis.json`, and the ground on which `findings/rules` judge a capture.
+`idle` of `analysis.json`, which the causes of `llm_perf_opt.diagnosis` judge a capture by.
 
 Short gaps are only counted: an eager framework leaves one behind every kernel, and they all have the same reason. Read
 `analysis/timeline/idle.py` first, then `host`, `verdict`, `longest`.

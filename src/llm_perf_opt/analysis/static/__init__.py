@@ -1,14 +1,15 @@
 """What a model has to do, worked out before anything runs. No process, no GPU; torch only inside the operator count.
 
-Two books are kept. The closed form adds up a model's parts: `work` (number formats, shapes, FLOPs and bytes of a piece)
-and `parts` (a model as sizes) are its words, `forms` and `vision` its formulas for a decoder layer and an image side,
+Two books are kept. The closed form adds up a model's parts: `hardware.work` (dtypes, shapes, FLOPs, bytes of a piece)
+and `parts` (a model as sizes) are its terms, `forms` and `vision` its formulas for a decoder layer and an image side,
 `closed_form` and `memory` the whole model. `config_json` reads a configuration field by field and `quantised` its
-number formats; the rules by family are in `analysis/families`, and an adapter may bring parts of its own. The other
+number formats, `stored` the files of a checkpoint;
+the rules by family are in `analysis/families`, and an adapter may bring parts of its own. The other
 book is `operator_count`, which runs the model on the meta device; `double_entry` compares both and explains what
 differs.
 
 `prediction` puts one phase on one device. `analysis` holds everything about one model at one shape on one device, and
 `document` and `markdown` write it down. `counted` stands in for the last three where the closed form has no rule.
 
-Reading order: work, parts, forms, closed_form, operator_count, double_entry, prediction, analysis, document.
+Reading order: parts, forms, closed_form, operator_count, double_entry, prediction, analysis, document.
 """

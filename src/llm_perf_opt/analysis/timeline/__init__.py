@@ -8,8 +8,8 @@ operators under the GPU's roof, `critical` finds what decides when a range is do
 `graphs` names what graphs replay. `streams` finds streams that wait for each other, `fusion` kernels that one kernel
 would do, `exclusive` gives each busy instant of a GPU to one kernel, `copy_kernels` says what kernels that only move
 data do, `gemms` in which precision products run, `launch_shapes` which launches leave most of a GPU empty, `floors`
-what optimisers and copies need at least.
+what optimizers and copies need at least.
 
-Read `timeline`, then `ranges`; `analysis.capture` calls them all. `rows` stays free of numpy: a kernel summary
-starts without it.
+Read `timeline`, then `ranges`; `llm_perf_opt.diagnosis.evidence` calls them all. `rows` stays free of numpy: a kernel
+summary starts without it.
 """

@@ -1,5 +1,6 @@
 """Memory snapshots of torch given to `llm-perf analyze`: tables, JSON, or a run directory with its report."""
 
+import os
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
@@ -10,6 +11,7 @@ from llm_perf_opt.analysis.memory.snapshot import DeviceMemory, MemorySnapshot, 
 from llm_perf_opt.core.files import real_path
 from llm_perf_opt.core.manifest import RunManifest, write_json, write_manifest
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord
+from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.core.sections import Picture, Section, SectionTable, cell_text
 from llm_perf_opt.core.terminal import number_columns, printable, terminal_table
 from llm_perf_opt.core.units import format_bytes, format_ms, format_percent
@@ -157,7 +159,10 @@ def _write_run(run_dir: Path, files: Sequence[Path], document: SnapshotDocument)
         environment={},
         stages=(stage,),
     )
-    write_manifest(run_dir, manifest)
+    # As of every page that is made to be shared: frames and paths in a snapshot may hold a token.
+    redactor = Redactor.of(os.environ)
+    redactor.folder(run_dir)
+    write_manifest(run_dir, manifest, redactor)
     write_reports(run_dir)
 
 
