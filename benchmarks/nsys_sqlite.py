@@ -52,7 +52,7 @@ print(sum(k.instances for k in kernels), sum(k.total_ns for k in kernels))
 """
 RANGES_OURS = """
 import sys; from pathlib import Path
-from llm_perf_opt.analysis import load_numpy; load_numpy()
+from llm_perf_opt.system.arrays import load_numpy; load_numpy()
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 analysis = analyze_timelines([read_nsys_sqlite(Path(sys.argv[1]))])

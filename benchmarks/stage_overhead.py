@@ -25,7 +25,6 @@ from typing import Any
 
 from llm_perf_opt import StageContext, StepOutput, WorkloadSpan, run_workload
 from llm_perf_opt.core.names import CLEAN_PASS_ORDER
-from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.pipeline.compose import compose_config, type_config
 from llm_perf_opt.pipeline.console import PlainConsole
 from llm_perf_opt.pipeline.run import stage_context
@@ -36,6 +35,7 @@ from llm_perf_opt.plugins.memory.stage import MemoryConfig
 from llm_perf_opt.plugins.memory.watcher import MemoryWatcher
 from llm_perf_opt.profiling.artifacts import Artifacts
 from llm_perf_opt.profiling.vendor.tools import probe_host
+from llm_perf_opt.system.redact import Redactor
 
 PHASES = ("prefill", "decode")
 # Starting and ending the readers of meters takes a moment that is neither the one arm nor the other.

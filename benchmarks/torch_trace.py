@@ -43,7 +43,7 @@ AIM_SPEED, AIM_MEMORY, AIM_LONG_MB = 25.0, 1 / 8, 1000
 
 OURS = """
 import sys; from pathlib import Path
-from llm_perf_opt.analysis import load_numpy; load_numpy()
+from llm_perf_opt.system.arrays import load_numpy; load_numpy()
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.analysis.timeline.operators import operator_rows
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace

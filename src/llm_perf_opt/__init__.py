@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from llm_perf_opt.core.documents import ClockSample, CounterDocument, CounterSpan, CounterTrack
     from llm_perf_opt.core.host import Gpu, Host, Tool
     from llm_perf_opt.core.manifest import RunManifest, read_manifest
-    from llm_perf_opt.core.process import CommandResult
     from llm_perf_opt.core.records import CommandRecord, Metric, StageFile, StageOutput, StageRecord, StageTraits
     from llm_perf_opt.core.sections import Link, Picture, Section, SectionTable
     from llm_perf_opt.core.stage import CommandRunner, Obstacle, Preview, Stage, StageContext, StageFailed
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from llm_perf_opt.profiling.nvml import GpuSamples, sample_gpus
     from llm_perf_opt.profiling.workload_run import WorkloadRun, WorkloadSpan, run_workload
     from llm_perf_opt.report.charts import ChartBand, draw_chart
+    from llm_perf_opt.system.process import CommandResult
     from llm_perf_opt.workload.models.base import LoadedModel, ModelAdapter, Sample, StepOutput
     from llm_perf_opt.workload.watcher import WorkloadWatcher
 

@@ -26,12 +26,12 @@ from llm_perf_opt.config.schema import (
 )
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import RunManifest, read_manifest, write_manifest
-from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.core.records import StageOutput, StageRecord, StageTraits
 from llm_perf_opt.core.stage import CommandRunner, Obstacle, Stage, StageContext, traits_of
 from llm_perf_opt.errors import ProfilingError, StageSkipped
 from llm_perf_opt.pipeline.console import PlainConsole
 from llm_perf_opt.profiling.artifacts import Artifacts
+from llm_perf_opt.system.process import allowed_environment
 
 # In the environment of all that a case starts.
 MARK = "LLM_PERF_CONTRACT"

@@ -21,8 +21,6 @@ from llm_perf_opt.analysis.families.known import read_text_model
 from llm_perf_opt.analysis.static.config_json import read_config_json
 from llm_perf_opt.config.load import load_config
 from llm_perf_opt.core.manifest import read_manifest
-from llm_perf_opt.core.redact import Redactor
-from llm_perf_opt.core.terminal import printable
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.compose import COMPOSITION_ERRORS, compose_config, explain_composition_error
 from llm_perf_opt.pipeline.plan import find_entry_points, load_registry
@@ -35,6 +33,8 @@ from llm_perf_opt.profiling.parsers.nsys_stats import parse_stats
 from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 from llm_perf_opt.runners.analyze.kinds import kind_of
 from llm_perf_opt.runners.arguments import parse_arguments
+from llm_perf_opt.system.redact import Redactor
+from llm_perf_opt.system.terminal import printable
 from llm_perf_opt.workload.models.snapshot import read_config
 from tests.fuzz.made_up import CHEAP, JSON, SLOW, SLOWEST, answers, cases, damaged
 from tests.support.fixtures_dir import DATA

@@ -20,8 +20,6 @@ import pytest
 from llm_perf_opt.config.schema import WorkloadSection
 from llm_perf_opt.core.host import Tool
 from llm_perf_opt.core.records import StageOutput
-from llm_perf_opt.core.redact import Redactor
-from llm_perf_opt.core.secrets.shapes import is_secret
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed, ProfilingError, ToolError
 from llm_perf_opt.profiling.nsys import sessions
@@ -37,6 +35,8 @@ from llm_perf_opt.profiling.nsys.sessions import remove_abandoned, share_lock
 from llm_perf_opt.profiling.stages.nsys import STAGE, NsysConfig
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd
 from llm_perf_opt.profiling.vendor.tools import probe_nsys
+from llm_perf_opt.system.redact import Redactor
+from llm_perf_opt.system.secrets.shapes import is_secret
 from llm_perf_opt.testing import plain_config, plain_host, scratch_context
 from tests.support.nsys_builder import Export
 from tests.support.orchestrator import OFF, Outcome, llm_perf, llm_perf_here

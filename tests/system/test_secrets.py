@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from llm_perf_opt.core.redact import Redactor
-from llm_perf_opt.core.secrets.shapes import REDACTED
 from llm_perf_opt.profiling.parsers.ncu_report import load_ncu
+from llm_perf_opt.system.redact import Redactor
+from llm_perf_opt.system.secrets.shapes import REDACTED
 from tests.support import fake_nsys
 from tests.support.fixtures_dir import REPO
 from tests.support.nsys_builder import Export

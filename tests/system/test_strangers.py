@@ -238,7 +238,7 @@ def test_a_pipe_is_no_capture(tmp_path: Path, name: str, capsys: pytest.CaptureF
 def test_a_bomb_is_refused_before_it_fills_the_memory(
     tmp_path: Path, name: str, opened: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("llm_perf_opt.core.files.UNPACKED_ALWAYS_BYTES", 8 << 20)
+    monkeypatch.setattr("llm_perf_opt.system.files.UNPACKED_ALWAYS_BYTES", 8 << 20)
     member = gzip.compress(b'{"ph": "X", "name": "a", "ts": 1, "dur": 1, "pid": 1, "tid": 1},\n' * (1 << 14))
     (tmp_path / name).write_bytes(gzip.compress(opened) + member * 12)
     assert main(["analyze", str(tmp_path / name)]) == 2
@@ -351,7 +351,7 @@ def test_a_comparison_and_a_sweep_replace_links_instead_of_following_them(tmp_pa
 def test_two_prepared_captures_are_not_compared_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("llm_perf_opt.core.files.UNPACKED_ALWAYS_BYTES", 8 << 20)
+    monkeypatch.setattr("llm_perf_opt.system.files.UNPACKED_ALWAYS_BYTES", 8 << 20)
     good = run_of(tmp_path / "good", STEADY)
     os.mkfifo(tmp_path / "run.sqlite")
     (tmp_path / "deep.json").write_text('{"x": ' + "[" * 200_000 + "]" * 200_000 + ', "traceEvents": [{}]}')

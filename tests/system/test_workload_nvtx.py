@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.core.process import allowed_environment, run_command
+from llm_perf_opt.system.process import allowed_environment, run_command
 from llm_perf_opt.workload.nvtx import choose_emitter, package_note
 from tests.support.fixtures_dir import REPO
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.analysis.timeline.rows import CopyRow
-from llm_perf_opt.core.files import write_whole
 from llm_perf_opt.core.manifest import strict_json
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.artifacts import Artifacts
 from llm_perf_opt.profiling.baseline import FILES
+from llm_perf_opt.system.files import write_whole
 from tests.support.fixtures_dir import REPO
 
 
@@ -82,7 +82,7 @@ def test_a_pipe_is_written_to_and_stays_one_and_a_link_is_followed_only_among_th
     target.write_bytes(b"mine")
     link.symlink_to(target)
     with monkeypatch.context() as streams:
-        streams.setattr("llm_perf_opt.core.files.STREAMS", (tmp_path,))
+        streams.setattr("llm_perf_opt.system.files.STREAMS", (tmp_path,))
         write_whole(link, b"said")
         assert (target.read_bytes(), link.is_symlink()) == (b"said", True)
     write_whole(link, b"ours")

@@ -57,8 +57,8 @@ def test_the_second_listing_reads_no_manifest_and_says_the_same(root: Path, monk
 
 def test_an_index_that_unpacks_to_more_than_it_should_is_not_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = rows(root)
-    monkeypatch.setattr("llm_perf_opt.core.files.UNPACKED_ALWAYS_BYTES", 1 << 10)
-    monkeypatch.setattr("llm_perf_opt.core.files.LARGEST_RATIO", 2)
+    monkeypatch.setattr("llm_perf_opt.system.files.UNPACKED_ALWAYS_BYTES", 1 << 10)
+    monkeypatch.setattr("llm_perf_opt.system.files.LARGEST_RATIO", 2)
     values = f"{FORMAT} AS format, 'p' || i AS place, 's' AS stamp, repeat('x', 1000) AS row, repeat('y', 1000) AS run"
     more = f"SELECT * FROM read_parquet('{root / INDEX_FILE}') UNION ALL SELECT {values} FROM range(1000) t(i)"
     duckdb.execute(f"COPY ({more}) TO '{root / 'bomb'}' (FORMAT parquet)")

@@ -3,8 +3,8 @@
 import pytest
 
 from llm_perf_opt.core.markdown import code, escape, link, plain, table
-from llm_perf_opt.core.terminal import number_columns, terminal_table
 from llm_perf_opt.core.units import or_dash, si
+from llm_perf_opt.system.terminal import number_columns, terminal_table
 
 
 @pytest.mark.parametrize(

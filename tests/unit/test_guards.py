@@ -16,7 +16,7 @@ from tests.support.fixtures_dir import REPO
 SOURCE = REPO / "src" / "llm_perf_opt"
 # Each layer may import from itself and from those left of it.
 LAYERS = (
-    {"errors", "config", "core", "marks", "__init__"},
+    {"errors", "config", "core", "system", "marks", "__init__"},
     {"profiling", "workload", "serving", "analysis", "diagnosis", "report"},
     {"pipeline"},
     {"runners", "cli", "completion", "testing"},
@@ -134,7 +134,7 @@ def test_only_one_module_starts_programs() -> None:
         if re.search(r"^\s*(import|from) subprocess", p.read_text(), re.M)
     ]
     # The launcher of sampled programs is a program of its own, which imports nothing of ours.
-    assert users == ["core/process.py", "profiling/launch_sampled.py"]
+    assert users == ["profiling/launch_sampled.py", "system/process.py"]
     assert _imports(SOURCE / "profiling/launch_sampled.py") == set()
 
 
@@ -159,8 +159,8 @@ def test_there_is_one_broad_except_and_no_silent_one() -> None:
 
 # What is written here is no document: texts put in quotes, keys of a signature, settings of a child, a request.
 JSON_OF_TEXTS = {
-    "config/legacy.py", "config/load.py", "core/process.py", "core/secrets/known.py", "pipeline/compose.py",
-    "pipeline/jobs/record.py", "pipeline/lock.py", "pipeline/resume.py", "pipeline/trust.py", "profiling/injected.py",
+    "config/legacy.py", "config/load.py", "system/process.py", "system/secrets/known.py", "pipeline/compose.py",
+    "pipeline/jobs/record.py", "system/lock.py", "pipeline/resume.py", "system/trust.py", "profiling/injected.py",
     "profiling/vendor/launch.py", "profiling/workload_run.py", "runners/bench/vllm_flags.py",
     "runners/predict/cli.py", "serving/window.py", "workload/models/compiled_nodes.py", "workload/outputs.py",
 }  # fmt: skip

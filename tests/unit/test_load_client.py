@@ -4,7 +4,6 @@ import time
 
 import pytest
 
-from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.serving.client.exchange import NoAnswer, exchange
 from llm_perf_opt.serving.client.lag import LagMeter, LoopLag, joined
@@ -17,6 +16,7 @@ from llm_perf_opt.serving.records import LoadRun, RequestRecord
 from llm_perf_opt.serving.traffic.sessions import Turn
 from llm_perf_opt.serving.traffic.synthetic import SyntheticTraffic
 from llm_perf_opt.serving.traffic.trace import TraceSession, TraceTraffic, TraceTurn
+from llm_perf_opt.system.redact import Redactor
 from tests.support.fake_server import fake_server
 from tests.support.hostile_server import STREAMS, hostile_server
 

@@ -558,7 +558,7 @@ def test_a_copy_that_does_not_say_its_size_makes_the_sum_unknown_not_smaller(tmp
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are counted in /proc")
 def test_numpy_comes_without_threads_and_the_environment_stays_as_it_was() -> None:
     code = (
-        "import os; from llm_perf_opt.analysis import load_numpy\n"
+        "import os; from llm_perf_opt.system.arrays import load_numpy\n"
         "before = dict(os.environ); load_numpy(); assert dict(os.environ) == before\n"
         "print(len(os.listdir('/proc/self/task')))"
     )

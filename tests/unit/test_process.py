@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from llm_perf_opt.core import process
-from llm_perf_opt.core.process import Service, allowed_environment, run_command, run_quick
 from llm_perf_opt.core.records import STEPS_FILE, CommandStep, Progress, begin_step, read_steps
-from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import ToolError
+from llm_perf_opt.system import process
+from llm_perf_opt.system.process import Service, allowed_environment, run_command, run_quick
+from llm_perf_opt.system.redact import Redactor
 from llm_perf_opt.testing import scratch_context
 
 pytestmark = pytest.mark.slow
@@ -217,7 +217,7 @@ time.sleep(120)
 RUNS_IT = """
 import sys
 from pathlib import Path
-from llm_perf_opt.core.process import run_command
+from llm_perf_opt.system.process import run_command
 run_command([sys.executable, "-c", sys.argv[2], sys.argv[1]], env={}, timeout_s=100, log=Path(sys.argv[1] + ".log"))
 """
 
@@ -245,8 +245,8 @@ time.sleep(120)
 RUNS_A_TALKER = """
 import sys
 from pathlib import Path
-from llm_perf_opt.core.process import run_command
-from llm_perf_opt.core.redact import Redactor
+from llm_perf_opt.system.process import run_command
+from llm_perf_opt.system.redact import Redactor
 log, program, secret = sys.argv[1:]
 redactor = Redactor.of({}, more=[secret])
 run_command([sys.executable, "-c", program, secret], env={}, timeout_s=100, log=Path(log), redactor=redactor)

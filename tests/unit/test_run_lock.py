@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from llm_perf_opt.pipeline.lock import LOCK_FILE, is_locked, remove_left_lock
+from llm_perf_opt.system.lock import LOCK_FILE, is_locked, remove_left_lock
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from llm_perf_opt.pipeline.lock import take_lock
+from llm_perf_opt.system.lock import take_lock
 take_lock(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)

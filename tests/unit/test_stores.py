@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from llm_perf_opt.cli import main
-from llm_perf_opt.core.files import write_whole
 from llm_perf_opt.errors import ConfigError, ProfilingError
 from llm_perf_opt.pipeline.stores import check_url, claim, upload
+from llm_perf_opt.system.files import write_whole
 from tests.support.schemas import valid_file
 from tests.unit.test_many_runs import timed_run
 

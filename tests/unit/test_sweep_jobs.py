@@ -16,8 +16,8 @@ from llm_perf_opt.pipeline.jobs.launchers import describe, wait
 from llm_perf_opt.pipeline.jobs.record import JobEntry, JobsDocument, read_jobs, require_own, write_jobs
 from llm_perf_opt.pipeline.jobs.states import JobState, SchedulerQueue, ask_slurm, job_states
 from llm_perf_opt.pipeline.jobs.turns import devices_of, turn
-from llm_perf_opt.pipeline.lock import locked
 from llm_perf_opt.runners.sweep import main
+from llm_perf_opt.system.lock import locked
 from tests.support.report_runs import write_run
 from tests.support.schemas import valid_file
 

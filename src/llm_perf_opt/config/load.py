@@ -30,8 +30,8 @@ from llm_perf_opt.config.schema import (
     StageConfig,
     WorkloadSection,
 )
-from llm_perf_opt.core.files import LARGEST_NUMBER, SMALLEST_NUMBER, is_absurd
 from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.system.files import LARGEST_NUMBER, SMALLEST_NUMBER, is_absurd
 
 _PATH_KEYS = {
     "run": ("dataset_subset_filelist", "plan_file", "resume"),

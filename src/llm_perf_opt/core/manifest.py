@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from llm_perf_opt.core.files import read_limited, real_path, refuse_absurd_numbers, write_whole
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.core.records import RunStatus, StageFile, StageRecord
-from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import ManifestError
+from llm_perf_opt.system.files import read_limited, real_path, refuse_absurd_numbers, write_whole
+from llm_perf_opt.system.redact import Redactor
 
 SCHEMA_VERSION = 1
 LARGEST_BYTES = 64 << 20
@@ -25,7 +25,7 @@ LONGEST_PATH, LONGEST_NAME = 4096, 255
 class RunManifest:
     """One run. Paths of files are relative to the run directory, so a run can be moved or zipped.
 
-    `signature` tells whose run it is (`pipeline/trust.py`); empty in runs that have none. `first_verdict_s` is when the
+    `signature` tells whose run it is (`system/trust.py`); empty in runs that have none. `first_verdict_s` is when the
     first verdict was told, counted from the start of the run; None where none was.
     """
 

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from llm_perf_opt.config.schema import AppConfig, StageConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.names import CLEAN_PASS_ORDER
-from llm_perf_opt.core.process import GRACE_S, CommandResult, run_command, write_cmd_file
 from llm_perf_opt.core.records import (
     STEPS_FILE,
     CommandRecord,
@@ -20,8 +19,9 @@ from llm_perf_opt.core.records import (
     read_progress,
     read_steps,
 )
-from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import ProfilingError
+from llm_perf_opt.system.process import GRACE_S, CommandResult, run_command, write_cmd_file
+from llm_perf_opt.system.redact import Redactor
 
 
 @dataclass(frozen=True, kw_only=True)

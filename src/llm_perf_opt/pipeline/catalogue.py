@@ -14,11 +14,11 @@ from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
-from llm_perf_opt.core.files import open_regular, read_limited, unpacked_limit_bytes, write_whole
 from llm_perf_opt.core.manifest import LARGEST_BYTES, decode_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.errors import ManifestError
 from llm_perf_opt.pipeline.index import IndexedRun, index_manifest
+from llm_perf_opt.system.files import open_regular, read_limited, unpacked_limit_bytes, write_whole
 
 INDEX_FILE = ".llm-perf-runs.parquet"
 # Another number makes every index anew.

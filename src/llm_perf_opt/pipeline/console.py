@@ -18,7 +18,7 @@ from rich.text import Text
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.names import PROGRAM
 from llm_perf_opt.core.records import Progress, StageRecord
-from llm_perf_opt.core.terminal import printable, rich_console, show
+from llm_perf_opt.system.terminal import printable, rich_console, show
 
 if TYPE_CHECKING:
     from llm_perf_opt.report.view.report import ReportView

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 from llm_perf_opt.config.schema import AUTO
 from llm_perf_opt.core.manifest import RunManifest, read_manifest
 from llm_perf_opt.core.names import CLEAN_PASS_ORDER
-from llm_perf_opt.core.process import program_title
 from llm_perf_opt.core.records import Metric
 from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.system.process import program_title
 
 # Numbers that runs of several kinds have under names of their own: a load's are those of its busiest level.
 SERVED = "serve_"

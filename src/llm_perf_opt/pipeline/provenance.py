@@ -9,14 +9,14 @@ from typing import Any
 import yaml
 
 from llm_perf_opt.config.schema import AppConfig
-from llm_perf_opt.core.files import read_limited, write_whole
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import MANIFEST_FILE
-from llm_perf_opt.core.process import allowed_environment, run_quick
-from llm_perf_opt.core.redact import Redactor, given_secrets
-from llm_perf_opt.core.secrets.shapes import is_secret
 from llm_perf_opt.errors import ManifestError, ProfilingError
+from llm_perf_opt.system.files import read_limited, write_whole
+from llm_perf_opt.system.process import allowed_environment, run_quick
+from llm_perf_opt.system.redact import Redactor, given_secrets
+from llm_perf_opt.system.secrets.shapes import is_secret
 
 ENVIRONMENT_FILE, CONFIG_FILE, INPUTS_FILE = "env.json", "config.yaml", "inputs.yaml"
 LARGEST_INPUTS = 64 << 20

@@ -25,18 +25,18 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from llm_perf_opt.config.legacy import override_key
 from llm_perf_opt.config.load import validate
 from llm_perf_opt.config.schema import AppConfig, StageConfig
-from llm_perf_opt.core.files import odd_entries, real_path
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import RunManifest, read_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE, PLAN_FILE, SYNC_FILE
 from llm_perf_opt.core.records import StageRecord
-from llm_perf_opt.core.redact import Redactor
-from llm_perf_opt.core.secrets.shapes import REDACTED
 from llm_perf_opt.core.stage import Stage
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.pipeline.lock import LOCK_FILE, RunInUse, is_locked, release_lock, take_lock
 from llm_perf_opt.pipeline.provenance import write_yaml
-from llm_perf_opt.pipeline.trust import is_own, recorded_command
+from llm_perf_opt.system.files import odd_entries, real_path
+from llm_perf_opt.system.lock import LOCK_FILE, RunInUse, is_locked, release_lock, take_lock
+from llm_perf_opt.system.redact import Redactor
+from llm_perf_opt.system.secrets.shapes import REDACTED
+from llm_perf_opt.system.trust import is_own, recorded_command
 
 # Knobs that change how long we wait, not what is measured.
 _NOT_SETTINGS = ("enable", "timeout_s")

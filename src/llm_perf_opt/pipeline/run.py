@@ -16,13 +16,10 @@ from rich.text import Text
 
 from llm_perf_opt.analysis.hardware.calibrate import cache_dir
 from llm_perf_opt.config.schema import AppConfig
-from llm_perf_opt.core.files import in_words, is_full_disk, write_whole
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import RunManifest, write_manifest
 from llm_perf_opt.core.names import BUILT_IN, CLEAN_PASS_ORDER, HOST_SAMPLES
-from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.core.records import CommandRecord, StageFile, StageOutput, StageRecord, StageStatus
-from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.core.stage import CommandRunner, StageContext, StageFailed
 from llm_perf_opt.errors import ProfilingError, StageSkipped
 from llm_perf_opt.pipeline.console import Console, StageTurn
@@ -31,6 +28,9 @@ from llm_perf_opt.pipeline.provenance import recorded_inputs, remove_strays, wri
 from llm_perf_opt.pipeline.resume import COULD_NOT_GO_ON, EarlierRecords, fingerprint, why_run
 from llm_perf_opt.profiling.artifacts import Artifacts
 from llm_perf_opt.profiling.vendor.launch import bytecode_environment
+from llm_perf_opt.system.files import in_words, is_full_disk, write_whole
+from llm_perf_opt.system.process import allowed_environment
+from llm_perf_opt.system.redact import Redactor
 
 T = TypeVar("T")
 

@@ -16,15 +16,15 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from llm_perf_opt.core.files import read_limited
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import MANIFEST_FILE, SYNC_FILE
-from llm_perf_opt.core.secrets.shapes import without_shapes
 from llm_perf_opt.errors import ConfigError, ManifestError, ProfilingError
 from llm_perf_opt.pipeline.catalogue import INDEX_FILE, LEVELS
 from llm_perf_opt.pipeline.jobs.record import JOBS_FILE
-from llm_perf_opt.pipeline.lock import LOCK_FILE
 from llm_perf_opt.pipeline.run import guarded
+from llm_perf_opt.system.files import read_limited
+from llm_perf_opt.system.lock import LOCK_FILE
+from llm_perf_opt.system.secrets.shapes import without_shapes
 
 T = TypeVar("T")
 # Object stores have no folders, and making one may make a bucket.

@@ -6,9 +6,9 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from llm_perf_opt.core.files import real_path
 from llm_perf_opt.core.names import BUILT_IN, STAGE_GROUP
 from llm_perf_opt.errors import ConfigError, did_you_mean
+from llm_perf_opt.system.files import real_path
 
 # Scratch of what nsys and ncu watch; no stage.
 WORKLOAD = "workload"

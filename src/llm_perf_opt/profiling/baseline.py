@@ -18,7 +18,6 @@ import msgspec
 
 from llm_perf_opt.config.output import OutputConfig
 from llm_perf_opt.core.documents import MetricsDocument, Stats
-from llm_perf_opt.core.files import write_whole
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import (
@@ -36,7 +35,6 @@ from llm_perf_opt.core.names import (
     WALL_METRIC,
     Role,
 )
-from llm_perf_opt.core.process import CommandResult, program_title
 from llm_perf_opt.core.records import Metric, Spread, StageFile, StageOutput
 from llm_perf_opt.core.slowdown import TimedSample, matched_ratios, slowdown
 from llm_perf_opt.core.stage import Obstacle, StageContext
@@ -58,6 +56,8 @@ from llm_perf_opt.profiling.vendor.launch import (
     stage_overrides,
     workload_overrides,
 )
+from llm_perf_opt.system.files import write_whole
+from llm_perf_opt.system.process import CommandResult, program_title
 from llm_perf_opt.workload.gallery import GALLERY_FILE
 from llm_perf_opt.workload.outputs import PREDICTIONS_FILE, resolve_dirs
 

@@ -15,10 +15,10 @@ from llm_perf_opt.analysis.timeline.window import OperatorInputs, TimelineWindow
 from llm_perf_opt.core.manifest import strict_json, write_json
 from llm_perf_opt.core.names import ANALYSIS_FILE, DECODE_STEP, PHASES, TIMELINE_FILE
 from llm_perf_opt.core.records import Metric, StageFile
-from llm_perf_opt.core.terminal import printable
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.diagnosis.evidence import Measured
 from llm_perf_opt.profiling.parsers.nsys_summary import write_kernel_summary
+from llm_perf_opt.system.terminal import printable
 
 # One row per range instance is useful up to a point; beyond it the file would be larger than the capture.
 MAX_IDLE_ROWS = 100_000

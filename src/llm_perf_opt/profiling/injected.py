@@ -14,7 +14,6 @@ from llm_perf_opt.config.schema import FORBID_UNKNOWN, MOST, PositiveInt, Second
 from llm_perf_opt.core.documents import MetricsDocument
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import METRICS_FILE, TORCH_PROFILER, TRACE_FILE
-from llm_perf_opt.core.process import program_title
 from llm_perf_opt.core.records import StageFile, StageOutput
 from llm_perf_opt.core.slowdown import no_slowdown
 from llm_perf_opt.core.stage import StageContext, StageFailed
@@ -28,6 +27,7 @@ from llm_perf_opt.profiling.baseline import (
     require_success,
 )
 from llm_perf_opt.profiling.program import is_python, phase_limit
+from llm_perf_opt.system.process import program_title
 
 if TYPE_CHECKING:
     from llm_perf_opt.profiling.stages.torch_profiler import TorchProfilerConfig

@@ -14,8 +14,8 @@ import msgspec
 
 from llm_perf_opt.core.documents import CleanPass, Methods, MetricsDocument, RanModel, Stats
 from llm_perf_opt.core.names import DECODE_STEP, PREFILL
-from llm_perf_opt.core.process import program_title
 from llm_perf_opt.marks import STOP_AFTER
+from llm_perf_opt.system.process import program_title
 from llm_perf_opt.workload.results import PERCENTILE_METHOD, STD_METHOD, summarise
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)*)?")

@@ -13,10 +13,10 @@ from typing import Any
 from llm_perf_opt.analysis.host.owners import busiest, host_rows, top_place
 from llm_perf_opt.analysis.host.stacks import Stack, of_program, read_stacks
 from llm_perf_opt.core.documents import HostDocument, HostGil, HostThread
-from llm_perf_opt.core.process import program_title
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed
 from llm_perf_opt.profiling.program import phase_limit
+from llm_perf_opt.system.process import program_title
 
 LAUNCHER = Path(__file__).with_name("launch_sampled.py")
 SAMPLER = "py-spy"

@@ -18,7 +18,7 @@ from llm_perf_opt.core.documents import MetricsDocument
 from llm_perf_opt.core.markdown import code, table
 from llm_perf_opt.core.names import KERNELS_CSV, OPERATORS_CSV, OPERATORS_MD
 from llm_perf_opt.core.records import StageFile
-from llm_perf_opt.core.terminal import printable
+from llm_perf_opt.system.terminal import printable
 
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.timeline.operators import ModuleShares

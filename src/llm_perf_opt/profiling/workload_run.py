@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from llm_perf_opt.core.names import DECODE, DECODE_STEP, METRICS_FILE, PREFILL, SAMPLES_FILE
-from llm_perf_opt.core.process import CommandResult, program_title
 from llm_perf_opt.core.records import Metric, StageFile
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import ParseError
@@ -33,6 +32,7 @@ from llm_perf_opt.profiling.baseline import (
 )
 from llm_perf_opt.profiling.program import Mark, phase_limit, read_marks
 from llm_perf_opt.profiling.vendor.launch import INFERENCE_RUNNER, build_work_argv, workload_overrides
+from llm_perf_opt.system.process import CommandResult, program_title
 from llm_perf_opt.workload.watcher import WATCHER, WATCHER_DIR, WATCHER_SETTINGS
 
 REQUEST = "request"

@@ -16,7 +16,6 @@ from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.static.document import StaticDocument
 from llm_perf_opt.analysis.timeline.window import TimelineWindow
 from llm_perf_opt.core.documents import ClockDocument, CounterDocument, GeneratedDocument, HostDocument, MetricsDocument
-from llm_perf_opt.core.files import read_limited, real_path, refuse_absurd_numbers
 from llm_perf_opt.core.manifest import RunManifest, read_manifest
 from llm_perf_opt.core.names import (
     DECODE,
@@ -33,6 +32,7 @@ from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.errors import ManifestError, ParseError
 from llm_perf_opt.report.samples import SampleLine, parse_samples, samples_file
+from llm_perf_opt.system.files import read_limited, real_path, refuse_absurd_numbers
 
 T = TypeVar("T")
 LARGEST_PICTURE = 8 << 20

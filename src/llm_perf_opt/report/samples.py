@@ -14,10 +14,10 @@ from llm_perf_opt.analysis.compare.stability import (
     machine_warnings,
 )
 from llm_perf_opt.core.documents import ClockDocument, MetricsDocument
-from llm_perf_opt.core.files import is_absurd
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.names import CLEAN_PASS_ORDER, WALL_METRIC
 from llm_perf_opt.errors import ParseError
+from llm_perf_opt.system.files import is_absurd
 
 CLEAN_PASS = "clean"
 # Above this the GPU was at work, and its clock says how fast.

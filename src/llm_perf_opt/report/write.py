@@ -5,7 +5,6 @@ from pathlib import Path
 
 import msgspec
 
-from llm_perf_opt.core.files import write_page, write_whole
 from llm_perf_opt.core.manifest import read_manifest, write_json
 from llm_perf_opt.core.names import DIAGNOSIS_FILE, MANIFEST_FILE
 from llm_perf_opt.errors import numbers_of
@@ -16,6 +15,7 @@ from llm_perf_opt.report.report_md import render_report_md
 from llm_perf_opt.report.run_files import read_run_files
 from llm_perf_opt.report.summary_md import render_summary_md
 from llm_perf_opt.report.view.report import ReportView, build_view
+from llm_perf_opt.system.files import write_page, write_whole
 
 TRACE = "trace.perfetto.json.gz"
 # The main report first.

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from llm_perf_opt.core.host import Host, Tool
 from llm_perf_opt.core.manifest import strict_json
-from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.pipeline.preflight import RUN_EXTRA, too_old
 from llm_perf_opt.profiling.vendor.tools import importer_trouble, probe_host
 from llm_perf_opt.runners.arguments import command_parser
+from llm_perf_opt.system.process import allowed_environment
 
 MIN_FREE_BYTES = 5 * 1024**3
 COUNTERS_REMEDY = (
@@ -148,7 +148,7 @@ def main(argv: Sequence[str]) -> int:
 def _print(checks: Sequence[Check]) -> None:
     from rich.text import Text
 
-    from llm_perf_opt.core.terminal import printable, show
+    from llm_perf_opt.system.terminal import printable, show
 
     width = max(len(check.name) for check in checks)
     for check in checks:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from llm_perf_opt.core.files import write_whole
 from llm_perf_opt.errors import EXIT_OK, ConfigError, ToolError
 from llm_perf_opt.pipeline.index import IndexedRun, index_run
 from llm_perf_opt.report.openmetrics import render_openmetrics
 from llm_perf_opt.runners.arguments import command_parser, written_by
+from llm_perf_opt.system.files import write_whole
 
 TEXTS = ("prometheus", "openmetrics")
 PACKAGES = {"mlflow": "mlflow", "wandb": "wandb"}

@@ -10,12 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.config.schema import AppConfig
-from llm_perf_opt.core.files import in_words
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import RunManifest, read_manifest, strict_json, write_json, write_manifest
 from llm_perf_opt.core.names import BUSY_GPUS, MANIFEST_FILE
-from llm_perf_opt.core.process import allowed_environment
-from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.core.stage import CommandRunner, StageContext, preview_of
 from llm_perf_opt.core.units import format_bytes
 from llm_perf_opt.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK, ConfigError, ProfilingError
@@ -40,12 +37,15 @@ from llm_perf_opt.pipeline.provenance import (
 from llm_perf_opt.pipeline.resume import NO_REPORTS, Carried, carry_over
 from llm_perf_opt.pipeline.run import RunInput, execute, why_again
 from llm_perf_opt.pipeline.stores import SyncDocument, check_url, claim, upload
-from llm_perf_opt.pipeline.trust import sign
 from llm_perf_opt.profiling.artifacts import Artifacts
 from llm_perf_opt.profiling.vendor.tools import busy_gpus, probe_host
 from llm_perf_opt.report.view.headline import shared_gpus
 from llm_perf_opt.report.view.report import ReportView
 from llm_perf_opt.report.write import view_run, write_view
+from llm_perf_opt.system.files import in_words
+from llm_perf_opt.system.process import allowed_environment
+from llm_perf_opt.system.redact import Redactor
+from llm_perf_opt.system.trust import sign
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -151,8 +151,8 @@ def note_failure(text: str) -> None:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from llm_perf_opt.core.redact import Redactor
     from llm_perf_opt.pipeline.jobs.record import ERROR_FILE
+    from llm_perf_opt.system.redact import Redactor
 
     hydra_config = HydraConfig.get()
     if hydra_config.mode == RunMode.MULTIRUN:
@@ -166,9 +166,9 @@ def run_job(cfg: "DictConfig", given: "Given", *, opens: bool = False) -> int:
     from hydra.types import RunMode
 
     from llm_perf_opt.pipeline.compose import translate_files, type_config
-    from llm_perf_opt.pipeline.lock import locked
     from llm_perf_opt.pipeline.resume import refuse_foreign
     from llm_perf_opt.runners.job import Job
+    from llm_perf_opt.system.lock import locked
 
     hydra_config = HydraConfig.get()
     run_dir = Path(hydra_config.runtime.output_dir)

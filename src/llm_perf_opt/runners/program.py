@@ -14,8 +14,8 @@ from io import TextIOWrapper
 from types import TracebackType
 from typing import Self, TextIO, cast
 
-from llm_perf_opt.core.terminal import PrintableStream
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_OK
+from llm_perf_opt.system.terminal import PrintableStream
 
 LONGEST_LINE = 300
 
@@ -60,7 +60,7 @@ class LastResort:
     ) -> bool:
         if not isinstance(error, Exception):
             return False
-        from llm_perf_opt.core.redact import Redactor
+        from llm_perf_opt.system.redact import Redactor
 
         redactor = Redactor.of(os.environ)
         said = "not enough memory for it" if isinstance(error, MemoryError) else str(error)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from llm_perf_opt.core.files import real_path
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.errors import EXIT_OK, ConfigError
 from llm_perf_opt.runners.arguments import command_parser
+from llm_perf_opt.system.files import real_path
 
 PAGE = "report.html"
 RUNS_DIR = Path("tmp/runs")
@@ -23,8 +23,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--open", action="store_true", help="show the report afterwards")
     args = parser.parse_args(argv)
     from llm_perf_opt.core.manifest import read_manifest
-    from llm_perf_opt.pipeline.lock import locked
     from llm_perf_opt.report.write import write_view
+    from llm_perf_opt.system.lock import locked
 
     read_manifest(args.run_dir)
     with locked(args.run_dir, partial(print, file=sys.stderr)):

@@ -7,12 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.core.files import write_whole
 from llm_perf_opt.core.manifest import strict_json
-from llm_perf_opt.core.terminal import printable
 from llm_perf_opt.errors import ConfigError, did_you_mean
 from llm_perf_opt.pipeline.catalogue import LocalFolder, RunFolder, RunRow, list_runs, short
 from llm_perf_opt.runners.arguments import command_parser, written_by
+from llm_perf_opt.system.files import write_whole
+from llm_perf_opt.system.terminal import printable
 
 if TYPE_CHECKING:
     from llm_perf_opt.pipeline.index import IndexedRun
@@ -108,8 +108,8 @@ def _folder(text: str) -> RunFolder:
 
 def _chosen(folder: RunFolder, args: argparse.Namespace) -> int:
     """Runs filtered, sorted and with columns of choice; those that cannot be read are left out and counted."""
-    from llm_perf_opt.core.terminal import terminal_table
     from llm_perf_opt.pipeline.index import parse_filter, require_numbers, sorted_runs
+    from llm_perf_opt.system.terminal import terminal_table
 
     filters = [parse_filter(text) for text in args.where]
     listed = list_runs(folder, kind="run", say=_say)
@@ -253,8 +253,8 @@ def _trend_page(runs: "Sequence[IndexedRun]", chosen: Sequence[str], page: Path)
 
 
 def _print_table(rows: Sequence[RunRow]) -> None:
-    from llm_perf_opt.core.terminal import screen_width, show, table_text
     from llm_perf_opt.core.units import digits, format_ms
+    from llm_perf_opt.system.terminal import screen_width, show, table_text
 
     columns: list[tuple[str, list[float | None], Callable[[float], str]]] = [
         ("TTFT", [row.ttft_ms for row in rows], format_ms),

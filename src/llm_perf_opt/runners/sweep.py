@@ -6,22 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from llm_perf_opt.core.files import real_path, write_page
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.markdown import escape, table
 from llm_perf_opt.core.names import MANIFEST_FILE
-from llm_perf_opt.core.secrets.shapes import REDACTED
-from llm_perf_opt.core.terminal import printable, terminal_table
 from llm_perf_opt.core.units import format_quantity
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_OK, ConfigError, ManifestError, did_you_mean
 from llm_perf_opt.pipeline.index import IndexedRun, index_run
 from llm_perf_opt.pipeline.jobs.launchers import describe
 from llm_perf_opt.pipeline.jobs.record import JobsDocument, read_jobs, require_own
 from llm_perf_opt.pipeline.jobs.states import JobState, job_states, remove_pickles
-from llm_perf_opt.pipeline.lock import is_locked, remove_left_lock
 from llm_perf_opt.pipeline.sweep import METRICS, OBJECTIVES, SweepDocument, SweptRun, build_sweep, is_near_front
 from llm_perf_opt.report.compare.trends import Chart, ChartPoint, RunsTable, render_runs_page, report_link
 from llm_perf_opt.runners.arguments import command_parser
+from llm_perf_opt.system.files import real_path, write_page
+from llm_perf_opt.system.lock import is_locked, remove_left_lock
+from llm_perf_opt.system.secrets.shapes import REDACTED
+from llm_perf_opt.system.terminal import printable, terminal_table
 
 FRONT = "★"
 

@@ -17,13 +17,13 @@ from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from llm_perf_opt.core.process import Service, allowed_environment
-from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import CommandFailed, ConfigError, ToolError
 from llm_perf_opt.serving.client.exchange import NoAnswer, exchange
 from llm_perf_opt.serving.config import ServerSection
 from llm_perf_opt.serving.counters import parse_info
 from llm_perf_opt.serving.load import Target
+from llm_perf_opt.system.process import Service, allowed_environment
+from llm_perf_opt.system.redact import Redactor
 
 POLL_S = 0.5
 ANSWER_S = 5.0

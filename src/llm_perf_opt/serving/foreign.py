@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.core.files import read_limited
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.serving.config import LoadLevel
 from llm_perf_opt.serving.results import LATENCIES, BenchDocument, LatencyFigures, LevelResult
+from llm_perf_opt.system.files import read_limited
 
 LARGEST = 1 << 30
 _TO_MS = {"ms": 1.0, "s": 1e3, "sec": 1e3, "us": 1e-3, "ns": 1e-6}

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.serving.client.exchange import NoAnswer, exchange, open_session
 from llm_perf_opt.serving.client.lag import LoopLag, joined
@@ -38,6 +37,7 @@ from llm_perf_opt.serving.counters import CounterSample, parse_counters
 from llm_perf_opt.serving.records import LoadRun, RequestRecord
 from llm_perf_opt.serving.schedule import session_arrivals
 from llm_perf_opt.serving.traffic.sessions import Traffic, Turn
+from llm_perf_opt.system.redact import Redactor
 
 WATCH_S = 0.25
 DYING_S = 0.3

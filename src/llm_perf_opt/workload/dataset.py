@@ -12,8 +12,8 @@ from typing import Any
 
 from llm_perf_opt.config.schema import DatasetSection, SamplingSection
 from llm_perf_opt.core.documents import InputSample
-from llm_perf_opt.core.files import read_limited
 from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.system.files import read_limited
 from llm_perf_opt.workload.models.base import Sample
 from llm_perf_opt.workload.pages import PageStyle, write_page
 

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from llm_perf_opt.core.names import ANALYSIS_FILE, DIAGNOSIS_FILE
-from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis
 from llm_perf_opt.pipeline.console import PlainConsole
 from llm_perf_opt.profiling.nsys.session import analyze_exports
@@ -23,6 +22,7 @@ from llm_perf_opt.runners.analyze.read import read_captures
 from llm_perf_opt.runners.analyze.run import write_run
 from llm_perf_opt.runners.bench.look import LookPlace, nsys_stage
 from llm_perf_opt.serving.window import NsysWindow
+from llm_perf_opt.system.redact import Redactor
 from tests.support.verdicts import captures
 
 # No stage records on an Ascend NPU, and a trace made from an nsys export is refused by all.

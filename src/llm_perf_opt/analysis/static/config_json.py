@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from llm_perf_opt.analysis.static.parts import Decoder, DenseMlp, Layer
-from llm_perf_opt.core.files import read_limited
 from llm_perf_opt.errors import ParseError
+from llm_perf_opt.system.files import read_limited
 
 T = TypeVar("T")
 _MISSING = object()

@@ -13,10 +13,10 @@ from typing import Literal
 
 import msgspec
 
-from llm_perf_opt.core.files import read_limited
 from llm_perf_opt.core.manifest import LARGEST_BYTES, write_json
 from llm_perf_opt.errors import ConfigError, ManifestError
-from llm_perf_opt.pipeline.trust import user_key
+from llm_perf_opt.system.files import read_limited
+from llm_perf_opt.system.trust import user_key
 
 JOBS_FILE = "jobs.json"
 ERROR_FILE = "error.txt"

@@ -12,13 +12,13 @@ from typing import Literal
 
 import psutil
 
-from llm_perf_opt.core.files import read_limited
 from llm_perf_opt.core.manifest import RunManifest, read_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE, PLAN_FILE
-from llm_perf_opt.core.process import allowed_environment, run_quick
 from llm_perf_opt.errors import ManifestError
 from llm_perf_opt.pipeline.jobs.record import ERROR_FILE, JobEntry, JobsDocument, read_jobs
-from llm_perf_opt.pipeline.lock import is_locked
+from llm_perf_opt.system.files import read_limited
+from llm_perf_opt.system.lock import is_locked
+from llm_perf_opt.system.process import allowed_environment, run_quick
 
 SLURM = "submitit_slurm"
 LOCAL = "submitit_local"

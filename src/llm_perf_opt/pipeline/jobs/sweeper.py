@@ -14,7 +14,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, OmegaConf
 
-from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.pipeline.jobs.launchers import PLUGINS, REPLACED, waiting_launcher
 from llm_perf_opt.pipeline.jobs.record import (
     ASKED,
@@ -27,6 +26,7 @@ from llm_perf_opt.pipeline.jobs.record import (
     write_jobs,
 )
 from llm_perf_opt.pipeline.jobs.states import job_states
+from llm_perf_opt.system.redact import Redactor
 
 BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 

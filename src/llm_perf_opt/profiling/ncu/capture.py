@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llm_perf_opt.core.process import CommandResult
 from llm_perf_opt.core.records import read_progress
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import ToolError
@@ -24,6 +23,7 @@ from llm_perf_opt.profiling.vendor.ncu import (
     parse_listing,
     pick_set,
 )
+from llm_perf_opt.system.process import CommandResult
 
 # A program that is to be ended after so many seconds is done when ncu has said nothing for so many more. Until its
 # first launch it may take several times as long as without ncu.

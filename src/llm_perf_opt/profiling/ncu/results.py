@@ -19,7 +19,6 @@ from llm_perf_opt.core.names import NCU
 from llm_perf_opt.core.records import Metric, StageFile
 from llm_perf_opt.core.slowdown import no_slowdown
 from llm_perf_opt.core.stage import StageContext
-from llm_perf_opt.core.terminal import printable
 from llm_perf_opt.errors import ProfilingError, ToolError
 from llm_perf_opt.profiling.baseline import NOT_TIMED, clean_baseline, read_metrics, slowdown_between
 from llm_perf_opt.profiling.ncu.capture import NcuCaptured
@@ -29,6 +28,7 @@ from llm_perf_opt.profiling.parsers.ncu_report import IMPORT_TIMEOUT_S, load_ncu
 from llm_perf_opt.profiling.vendor.ncu import build_ncu_import_cmd
 from llm_perf_opt.report.kernels_md import render_region_md
 from llm_perf_opt.report.svg import roofline_svg
+from llm_perf_opt.system.terminal import printable
 
 _NOT_IN_CSV = (
     *("advice", "missing", "peak_flop_per_s", "flop_per_s_by_pipe", "stalls_pct"),

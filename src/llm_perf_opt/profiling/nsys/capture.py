@@ -10,7 +10,6 @@ from typing import Any
 from llm_perf_opt.config.output import OutputConfig
 from llm_perf_opt.config.schema import AppConfig, RunSection
 from llm_perf_opt.core.names import DIRECT_INFERENCE, TORCH_PROFILER
-from llm_perf_opt.core.process import CommandResult, read_tail, write_cmd_file
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed, ProfilingError, ToolError
 from llm_perf_opt.profiling.baseline import last_words, quiet_inference
@@ -32,6 +31,7 @@ from llm_perf_opt.profiling.vendor.nsys import (
     keep_exit_code,
     start_in_turn,
 )
+from llm_perf_opt.system.process import CommandResult, read_tail, write_cmd_file
 from llm_perf_opt.workload.session import WHOLE_PASS
 
 LOOK_SECONDS = 120

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
 
 from llm_perf_opt.config.schema import AppConfig
-from llm_perf_opt.core.process import run_quick
+from llm_perf_opt.system.process import run_quick
 
 # As root, and as any other user.
 _KINDS: tuple[tuple[str, ...], ...] = (

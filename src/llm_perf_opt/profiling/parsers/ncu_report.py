@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from llm_perf_opt.analysis.kernels.ncu_records import NcuLaunch, NcuRule, NcuValue, base_unit
-from llm_perf_opt.core.files import decode_text, read_unpacked
-from llm_perf_opt.core.process import allowed_environment, run_quick
 from llm_perf_opt.errors import ParseError, ToolError
 from llm_perf_opt.profiling.parsers.ncu_csv import dims, merge_launches, parse_ncu_csv, require_known_units
 from llm_perf_opt.profiling.vendor.ncu import build_ncu_import_cmd
+from llm_perf_opt.system.files import decode_text, read_unpacked
+from llm_perf_opt.system.process import allowed_environment, run_quick
 
 MODULE = "ncu_report"
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from llm_perf_opt.analysis import keep_freed_memory
 from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
-from llm_perf_opt.core.files import real_path
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.sqlite_pages import NotPlain, OutOfOrder, PageReader, Rows
+from llm_perf_opt.system.arrays import keep_freed_memory
+from llm_perf_opt.system.files import real_path
 
 MAGIC = b"SQLite format 3\x00"
 # Above this many ids the whole string table is read instead of asking for each.

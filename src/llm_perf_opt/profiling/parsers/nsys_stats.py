@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from math import isfinite, nan
 from pathlib import Path
 
-from llm_perf_opt.core.files import decode_text
 from llm_perf_opt.errors import ParseError
+from llm_perf_opt.system.files import decode_text
 
 # Nanoseconds of ten years have eighteen.
 MOST_DIGITS = 18

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.analysis import load_numpy
 from llm_perf_opt.analysis.kernels.names import classify_kernel, short_kernel_name
 from llm_perf_opt.analysis.timeline.rows import KernelRow, ranked
-from llm_perf_opt.core.terminal import printable
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.nsys_stats import SummaryRow
+from llm_perf_opt.system.arrays import load_numpy
+from llm_perf_opt.system.terminal import printable
 
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.timeline.intervals import Ints

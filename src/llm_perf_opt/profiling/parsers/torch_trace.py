@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from llm_perf_opt.analysis import keep_freed_memory
 from llm_perf_opt.analysis.kernels.names import as_utf8
 from llm_perf_opt.analysis.timeline.intervals import Ints
 from llm_perf_opt.analysis.timeline.memory import MemoryEvents
@@ -54,6 +53,7 @@ from llm_perf_opt.profiling.parsers.trace_decode import (
 from llm_perf_opt.profiling.parsers.trace_rare import categories_of, not_from_torch, read_counters
 from llm_perf_opt.profiling.parsers.trace_text import TraceText, read_with_cuts
 from llm_perf_opt.profiling.parsers.trace_workers import processes_for, read_pieces
+from llm_perf_opt.system.arrays import keep_freed_memory
 
 MAX_NAME = 4096
 # The profiler numbers operators one after the other. A trace of so many that holds less than half was thinned out.

@@ -19,8 +19,8 @@ from typing import Any, TypeVar, cast
 import msgspec
 from isal import igzip, isal_zlib
 
-from llm_perf_opt.core.files import open_regular, too_much, unpacked_limit_bytes
 from llm_perf_opt.errors import ParseError
+from llm_perf_opt.system.files import open_regular, too_much, unpacked_limit_bytes
 
 T = TypeVar("T")
 

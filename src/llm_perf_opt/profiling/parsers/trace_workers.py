@@ -17,8 +17,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from llm_perf_opt.analysis import BLAS_THREADS
 from llm_perf_opt.profiling.parsers.trace_decode import Piece, PieceDecoder
+from llm_perf_opt.system.arrays import BLAS_THREADS
 
 if TYPE_CHECKING:
     from llm_perf_opt.profiling.parsers.trace_text import TraceText
@@ -155,7 +155,7 @@ class _DecodeWorker:
         # Here, for short traces and single cores need no helpers.
         import tempfile
 
-        from llm_perf_opt.core.process import Worker, allowed_environment
+        from llm_perf_opt.system.process import Worker, allowed_environment
 
         with ExitStack() as files:
             memory = files.enter_context(tempfile.TemporaryFile())

@@ -13,7 +13,6 @@ from annotated_types import Ge, Gt, Le
 from llm_perf_opt.config.schema import FORBID_UNKNOWN, AppConfig, InferSection, PositiveInt, Problem, StageConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.names import DECODE_RANGES, NCU, NSYS
-from llm_perf_opt.core.process import allowed_environment, run_quick
 from llm_perf_opt.core.records import StageOutput
 from llm_perf_opt.core.stage import Obstacle, Preview, StageContext
 from llm_perf_opt.errors import StageSkipped, ToolError
@@ -21,6 +20,7 @@ from llm_perf_opt.profiling.baseline import forget_results, used_samples
 from llm_perf_opt.profiling.ncu.capture import check_metrics, check_sections, check_set
 from llm_perf_opt.profiling.vendor.launch import INFERENCE_RUNNER, build_work_argv, capture_overrides, quote
 from llm_perf_opt.profiling.vendor.ncu import check_nvtx_include
+from llm_perf_opt.system.process import allowed_environment, run_quick
 
 WORK_DIR = NCU
 INSTALL = "install Nsight Compute and put ncu on PATH"

@@ -36,7 +36,6 @@ from llm_perf_opt.config.schema import AppConfig, HardwareSection, StageConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import STATIC_ANALYSIS, STATIC_JSON, STATIC_MD
-from llm_perf_opt.core.process import CommandResult
 from llm_perf_opt.core.records import StageFile, StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.errors import CommandFailed, ProfilingError, StageSkipped
@@ -51,6 +50,7 @@ from llm_perf_opt.profiling.static_child import (
     shape_from_config,
 )
 from llm_perf_opt.profiling.vendor.launch import build_work_argv, stage_overrides, workload_overrides
+from llm_perf_opt.system.process import CommandResult
 from llm_perf_opt.workload.models.base import ModelAdapter
 from llm_perf_opt.workload.models.registry import choose_dtype, load_adapter
 

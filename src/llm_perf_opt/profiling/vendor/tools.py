@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 
 from llm_perf_opt.core.host import Gpu, Host, Tool
-from llm_perf_opt.core.process import run_quick
 from llm_perf_opt.core.stage import Obstacle
+from llm_perf_opt.system.process import run_quick
 
 PACKAGES = ("llm-perf-opt", "torch", "transformers", "hydra-core", "nvtx", "duckdb", "numpy")
 # Of NVIDIA's driver, of ROCm's, and of Windows' under WSL.

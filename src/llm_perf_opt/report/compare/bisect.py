@@ -2,8 +2,8 @@
 
 from llm_perf_opt.analysis.bisect.document import BisectDocument, MovedPart, moved_words, percent
 from llm_perf_opt.core.markdown import code, escape, table
-from llm_perf_opt.core.terminal import terminal_table
 from llm_perf_opt.core.units import format_quantity
+from llm_perf_opt.system.terminal import terminal_table
 
 COLUMNS = ("point", "state", "change", "95 % interval", "pairs", "probability")
 MOVED_COLUMNS = ("what", "before", "after", "change")

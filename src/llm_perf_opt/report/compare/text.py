@@ -6,8 +6,8 @@ from llm_perf_opt.analysis.compare.comparison import CompareDocument, MetricComp
 from llm_perf_opt.analysis.compare.differences import DifferenceWaterfall, KernelChange, RowChange
 from llm_perf_opt.analysis.compare.gate import GateResult
 from llm_perf_opt.core.markdown import code, escape, table
-from llm_perf_opt.core.terminal import terminal_table
 from llm_perf_opt.core.units import format_ms, format_quantity
+from llm_perf_opt.system.terminal import terminal_table
 
 KERNELS, ROWS, SETTINGS = 15, 8, 20
 METRIC_COLUMNS = ("metric", "base", "candidate", "change", "95 % interval", "verdict", "to settle it")

@@ -12,8 +12,8 @@ from llm_perf_opt.analysis.optimize.document import (
 )
 from llm_perf_opt.analysis.optimize.plan import ExperimentPlan
 from llm_perf_opt.core.markdown import code, escape, table
-from llm_perf_opt.core.terminal import terminal_table
 from llm_perf_opt.core.units import digits, format_bytes, format_factor, format_quantity
+from llm_perf_opt.system.terminal import terminal_table
 
 WIDTH = 79
 LEFT_SHOWN = 3

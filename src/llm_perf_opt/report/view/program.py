@@ -1,6 +1,5 @@
 """The page of a user's own program: its name, its end, its phases, and what is known of it."""
 
-from llm_perf_opt.core.process import program_title
 from llm_perf_opt.core.sections import SectionTable
 from llm_perf_opt.core.units import format_ms
 from llm_perf_opt.diagnosis.facts import Known, Quantity, RunFacts, Unknown
@@ -20,6 +19,7 @@ from llm_perf_opt.report.view.modules import ModulesView, operators_split
 from llm_perf_opt.report.view.sections import SectionView, table_view
 from llm_perf_opt.report.view.shown import Shown, Tile, show
 from llm_perf_opt.report.view.subject import PageSubject, program_of
+from llm_perf_opt.system.process import program_title
 
 # Measured ceilings are exact to some percent; what is faster than this share of a bound was not bound by it.
 BEATEN = 0.9

@@ -19,12 +19,12 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.analysis import load_numpy
 from llm_perf_opt.core.names import GIVEN, STATIC_ANALYSIS, STATIC_JSON
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord, StageTraits
 from llm_perf_opt.errors import EXIT_OK, ConfigError
 from llm_perf_opt.runners.analyze.kinds import LOAD, NCU, NSYS, ROCPD, SNAPSHOT, SUMMARY, TORCH, capture_files, kind_of
 from llm_perf_opt.runners.arguments import command_parser
+from llm_perf_opt.system.arrays import load_numpy
 
 # Option to what it means; the figures keep the names of the workload's own metrics.
 CLEAN = {"prefill": "median time of one prefill", "tpot": "median time per output token"}
@@ -249,8 +249,8 @@ def _analyze(args: argparse.Namespace, kinds: list[str], context: CaptureContext
     if args.json:
         print_json(msgspec.to_builtins(analysis))
         return EXIT_OK
-    from llm_perf_opt.core.terminal import show
     from llm_perf_opt.runners.analyze.text import render_analysis
+    from llm_perf_opt.system.terminal import show
 
     show(render_analysis(analysis, top=max(1, args.top)))
     if args.output is not None:

@@ -7,7 +7,6 @@ import zlib
 from pathlib import Path
 
 from llm_perf_opt.analysis.kernels.names import as_utf8
-from llm_perf_opt.core.files import decode_text, open_regular, real_path
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.parsers.nsys_stats import MAKE_ONE, looks_like_stats
@@ -25,6 +24,7 @@ from llm_perf_opt.runners.analyze.foreign import (
     refuse_table,
     unknown,
 )
+from llm_perf_opt.system.files import decode_text, open_regular, real_path
 
 NSYS, SUMMARY, TORCH, NCU, LOAD, ROCPD = "nsys", "nsys_summary", "torch", "ncu", "load", "rocpd"
 SNAPSHOT = "memory_snapshot"

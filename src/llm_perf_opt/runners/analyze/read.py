@@ -107,10 +107,10 @@ def _read_rocpd(files: Sequence[Path]) -> list[RecordedCapture]:
 
 def _export(report: Path, folder: Path) -> tuple[Path, list[str]]:
     """Export a report with nsys; without nsys, an export beside it that is not older is used and said."""
-    from llm_perf_opt.core.process import allowed_environment, run_command
     from llm_perf_opt.profiling.nsys.scrub import export_problem
     from llm_perf_opt.profiling.parsers.nsys_log import import_notes
     from llm_perf_opt.profiling.vendor.nsys import build_nsys_export_cmd
+    from llm_perf_opt.system.process import allowed_environment, run_command
 
     nsys = shutil.which("nsys")
     beside = report.with_suffix(".sqlite")

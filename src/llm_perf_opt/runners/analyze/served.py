@@ -7,12 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from llm_perf_opt.core.files import real_path
 from llm_perf_opt.core.manifest import RunManifest, write_json, write_manifest
 from llm_perf_opt.core.records import StageFile, StageRecord
-from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.core.sections import SectionTable, cell_text
-from llm_perf_opt.core.terminal import number_columns, terminal_table
 from llm_perf_opt.report.write import write_reports
 from llm_perf_opt.runners.analyze.cli import print_json
 from llm_perf_opt.runners.analyze.run import require_free
@@ -20,6 +17,9 @@ from llm_perf_opt.runners.bench.pictures import draw_trade, with_pictures
 from llm_perf_opt.serving.foreign import read_results
 from llm_perf_opt.serving.results import BENCH, BENCH_FILE, BenchDocument
 from llm_perf_opt.serving.sections import bench_metrics, bench_sections
+from llm_perf_opt.system.files import real_path
+from llm_perf_opt.system.redact import Redactor
+from llm_perf_opt.system.terminal import number_columns, terminal_table
 
 
 def analyze_results(files: Sequence[Path], output: Path | None, *, as_json: bool) -> None:

@@ -10,7 +10,6 @@ from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.timeline.operators import OperatorRow
 from llm_perf_opt.analysis.timeline.rows import KernelRow
 from llm_perf_opt.core.sections import Section, cell_text
-from llm_perf_opt.core.terminal import number_columns, printable, table_text
 from llm_perf_opt.core.units import format_factor, format_ms, format_percent, or_dash
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.diagnose import UNDER_PROFILER
@@ -19,6 +18,7 @@ from llm_perf_opt.report.view.captured import EDGES
 from llm_perf_opt.report.view.ledger import WHOLE, ledger_section
 from llm_perf_opt.runners.analyze.kinds import SUMMARY
 from llm_perf_opt.runners.analyze.sections import capture_sections
+from llm_perf_opt.system.terminal import number_columns, printable, table_text
 
 NAME_WIDTH = 60
 # Rows of a table of details, of which there are many: a third of those of the others, but so many.

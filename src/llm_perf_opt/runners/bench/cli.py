@@ -8,10 +8,10 @@ from typing import Any, TypeVar, cast
 
 from llm_perf_opt.config.load import asked_of_environment, resolve, validate
 from llm_perf_opt.config.schema import ArtifactsSection, DatasetSection
-from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError
 from llm_perf_opt.runners.bench.vllm_flags import translate_flags
 from llm_perf_opt.serving.config import LoadSection, ServerSection, TrafficSection, WindowSection
+from llm_perf_opt.system.redact import Redactor
 
 T = TypeVar("T")
 ENTRY = "bench"

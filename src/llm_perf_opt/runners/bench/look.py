@@ -7,9 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from llm_perf_opt.core.names import NSYS
-from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.core.records import CommandRecord, StageFile, StageRecord
-from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.core.stage import CommandRunner
 from llm_perf_opt.diagnosis.analyze import RecordedCapture, analyze_captures
 from llm_perf_opt.pipeline.console import Console
@@ -19,6 +17,8 @@ from llm_perf_opt.profiling.idle_sections import idle_sections
 from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.range_phases import with_phases
 from llm_perf_opt.serving.window import NsysWindow
+from llm_perf_opt.system.process import allowed_environment
+from llm_perf_opt.system.redact import Redactor
 
 # The servers of conf/server whose work advice can name: a window of nsys does not always tell which one it is of.
 ENGINES: Mapping[str, str] = {

@@ -16,16 +16,12 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from llm_perf_opt.core.files import write_whole
 from llm_perf_opt.core.manifest import RunManifest, write_json, write_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE
-from llm_perf_opt.core.process import allowed_environment
 from llm_perf_opt.core.records import CommandRecord, Progress, RunStatus, StageFile, StageRecord, StageTraits
-from llm_perf_opt.core.redact import Redactor, given_secrets
 from llm_perf_opt.core.units import format_bytes
 from llm_perf_opt.errors import ConfigError, ProfilingError, ToolError
 from llm_perf_opt.pipeline.console import Console, StageTurn, make_console
-from llm_perf_opt.pipeline.lock import locked
 from llm_perf_opt.pipeline.provenance import (
     as_written,
     describe_environment,
@@ -62,6 +58,10 @@ from llm_perf_opt.serving.telemetry import gpu_figures, is_local, sampled_gpus
 from llm_perf_opt.serving.traffic.trace import TraceSession
 from llm_perf_opt.serving.vllm_file import vllm_json
 from llm_perf_opt.serving.window import profile_args, record_with_engine, record_with_nsys
+from llm_perf_opt.system.files import write_whole
+from llm_perf_opt.system.lock import locked
+from llm_perf_opt.system.process import allowed_environment
+from llm_perf_opt.system.redact import Redactor, given_secrets
 
 SOURCE = f"{BENCH}/{BENCH_FILE}"
 

@@ -213,7 +213,7 @@ def _limit(args: argparse.Namespace) -> float:
 
 
 def _line(args: argparse.Namespace, program: Sequence[str], folder: Path) -> "Line":
-    from llm_perf_opt.core.process import allowed_environment
+    from llm_perf_opt.system.process import allowed_environment
 
     env = allowed_environment(os.environ, args.env)
     if args.flags is not None:
@@ -270,9 +270,9 @@ def _run(
 
 
 def _show(document: "BisectDocument", folder: Path, *, as_json: bool) -> None:
-    from llm_perf_opt.core.files import write_whole
     from llm_perf_opt.core.manifest import write_json
     from llm_perf_opt.report.compare.bisect import render_markdown, render_terminal
+    from llm_perf_opt.system.files import write_whole
 
     write_json(folder / JSON_FILE, document)
     write_whole(folder / MARKDOWN_FILE, render_markdown(document).encode("utf-8", "backslashreplace"))

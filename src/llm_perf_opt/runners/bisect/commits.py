@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llm_perf_opt.analysis.bisect.document import Kind
-from llm_perf_opt.core.process import allowed_environment, run_command, run_quick
-from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.runners.bisect.line import PointFails, PointName, RunPlace
+from llm_perf_opt.system.process import allowed_environment, run_command, run_quick
+from llm_perf_opt.system.redact import Redactor
 
 GIT_TIMEOUT_S = 600.0
 SETUP_TIMEOUT_S = 4 * 3600.0

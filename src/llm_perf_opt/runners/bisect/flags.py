@@ -9,9 +9,9 @@ import yaml
 
 from llm_perf_opt.analysis.bisect.document import Kind
 from llm_perf_opt.analysis.compare.comparison import WALL
-from llm_perf_opt.core.files import read_limited
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.runners.bisect.line import PointName, RunPlace
+from llm_perf_opt.system.files import read_limited
 
 LARGEST_BYTES = 1 << 20
 NONE = "none of the settings"

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from llm_perf_opt.analysis.compare.comparison import WALL
 from llm_perf_opt.core.manifest import read_manifest
-from llm_perf_opt.core.process import run_command
-from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.diagnosis.facts import Known
 from llm_perf_opt.errors import CommandFailed, ManifestError, ToolError
 from llm_perf_opt.profiling.vendor.launch import quote
 from llm_perf_opt.report.facts import clean_metric
 from llm_perf_opt.runners.bisect.line import PointFails, RunPlace
 from llm_perf_opt.runners.compare.interleave import CLEAN_PASS_ALONE, llm_perf
+from llm_perf_opt.system.process import run_command
+from llm_perf_opt.system.redact import Redactor
 
 LAST_LINES = 300
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from llm_perf_opt.analysis.bisect.document import LISTED, MovedPart, Neighbours
 from llm_perf_opt.analysis.compare.comparison import CompareDocument, compare_sides
-from llm_perf_opt.core.files import write_whole
-from llm_perf_opt.core.process import run_command
-from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import ProfilingError
 from llm_perf_opt.report.compare.page import render_page
 from llm_perf_opt.runners.bisect.line import Line, PointFails, RunPlace
 from llm_perf_opt.runners.compare.interleave import llm_perf
 from llm_perf_opt.runners.compare.sides import changes_between, read_sides
+from llm_perf_opt.system.files import write_whole
+from llm_perf_opt.system.process import run_command
+from llm_perf_opt.system.redact import Redactor
 
 PAGE_FILE = "neighbours.html"
 SIDES = ("base", "candidate")

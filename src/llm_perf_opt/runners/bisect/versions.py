@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llm_perf_opt.analysis.bisect.document import Kind
-from llm_perf_opt.core.process import run_command, run_quick
-from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.runners.bisect.line import PointFails, PointName, RunPlace
+from llm_perf_opt.system.process import run_command, run_quick
+from llm_perf_opt.system.redact import Redactor
 
 INSTALL_TIMEOUT_S = 3600.0
 INDEX_TIMEOUT_S = 120.0

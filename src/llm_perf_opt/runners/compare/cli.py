@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_perf_opt.analysis.compare.gate import Condition, exit_code, gate_metrics, parse_condition
-from llm_perf_opt.core.files import write_whole
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, did_you_mean
 from llm_perf_opt.runners.arguments import command_parser, written_by
+from llm_perf_opt.system.files import write_whole
 
 if TYPE_CHECKING:
     from llm_perf_opt.analysis.compare.comparison import CompareDocument

@@ -16,10 +16,10 @@ import msgspec
 
 from llm_perf_opt.core.manifest import read_manifest, write_json
 from llm_perf_opt.core.names import BUILT_IN
-from llm_perf_opt.core.process import allowed_environment, run_command, run_quick
-from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.errors import CommandFailed, ConfigError, ManifestError
 from llm_perf_opt.profiling.vendor.launch import quote
+from llm_perf_opt.system.process import allowed_environment, run_command, run_quick
+from llm_perf_opt.system.redact import Redactor
 
 SIDES = ("base", "candidate")
 CLEAN_PASS_ALONE = (

@@ -14,11 +14,11 @@ import msgspec
 
 from llm_perf_opt.analysis.compare.stability import RepeatedValue
 from llm_perf_opt.analysis.compare.statistics import MEDIAN_BY_MEAN
-from llm_perf_opt.core.files import read_limited
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.serving.foreign import read_results
 from llm_perf_opt.serving.results import BenchDocument, LevelResult
+from llm_perf_opt.system.files import read_limited
 
 # So many requests are one repeat where nothing says how many are under way at once.
 BLOCK = 16

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from llm_perf_opt.analysis.compare.gate import parse_condition
 from llm_perf_opt.analysis.optimize.document import OBJECTIVES, UNITS, OptimizeDocument
-from llm_perf_opt.core.files import real_path
 from llm_perf_opt.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError
 from llm_perf_opt.runners.arguments import CommandParser, written_by
+from llm_perf_opt.system.files import real_path
 
 if TYPE_CHECKING:
     from llm_perf_opt.diagnosis.experiments import Remedy
@@ -153,7 +153,6 @@ def _optimize_model(args: argparse.Namespace, options: "OptimizeOptions") -> int
     from functools import partial
 
     from llm_perf_opt.pipeline.console import StageTurn, make_console
-    from llm_perf_opt.pipeline.lock import locked
     from llm_perf_opt.pipeline.provenance import make_redactor
     from llm_perf_opt.profiling.nvml import gpu_index
     from llm_perf_opt.report.optimize.text import render_plan, render_terminal
@@ -169,6 +168,7 @@ def _optimize_model(args: argparse.Namespace, options: "OptimizeOptions") -> int
         read_subject,
     )
     from llm_perf_opt.runners.optimize.situation import plan_for, situation_of
+    from llm_perf_opt.system.lock import locked
 
     began = time.monotonic()
     # Hydra may go back to where the run was started, and so may relative names.
@@ -237,15 +237,15 @@ def _optimize_program(args: argparse.Namespace, options: "OptimizeOptions", comm
     from functools import partial
 
     from llm_perf_opt.analysis.optimize.plan import Costs, Situation, build_plan
-    from llm_perf_opt.core.process import allowed_environment
-    from llm_perf_opt.core.redact import Redactor, given_secrets
     from llm_perf_opt.pipeline.console import make_console
-    from llm_perf_opt.pipeline.lock import locked
     from llm_perf_opt.profiling.vendor.tools import probe_host
     from llm_perf_opt.report.optimize.text import render_plan, render_terminal
     from llm_perf_opt.runners.optimize.given import read_experiments, secrets_of
     from llm_perf_opt.runners.optimize.program import ProgramBench
     from llm_perf_opt.runners.optimize.run import Optimizer
+    from llm_perf_opt.system.lock import locked
+    from llm_perf_opt.system.process import allowed_environment
+    from llm_perf_opt.system.redact import Redactor, given_secrets
 
     problems = []
     if args.experiments is None:

@@ -13,8 +13,6 @@ from llm_perf_opt.analysis.optimize.document import OutputCheck
 from llm_perf_opt.analysis.optimize.plan import TrialSet
 from llm_perf_opt.analysis.optimize.verdict import LossLimits
 from llm_perf_opt.core.host import Host
-from llm_perf_opt.core.process import allowed_environment, program_title, run_command
-from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.errors import CommandFailed
 from llm_perf_opt.marks import MARKS_DIR
@@ -22,6 +20,8 @@ from llm_perf_opt.profiling.baseline import last_words
 from llm_perf_opt.profiling.program import phase_metrics, read_marks
 from llm_perf_opt.runners.optimize.protocol import WorkerReady
 from llm_perf_opt.runners.optimize.workers import ExperimentWorker, OutOfTime, Tick, WorkerPass
+from llm_perf_opt.system.process import allowed_environment, program_title, run_command
+from llm_perf_opt.system.redact import Redactor
 
 STDOUT = "stdout"
 # What phases of a program are called in optimize.json.

@@ -54,14 +54,11 @@ from llm_perf_opt.analysis.optimize.verdict import (
     is_settled,
     judge_experiment,
 )
-from llm_perf_opt.core.files import write_page, write_whole
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import MEASURED_GAINS_FILE
-from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.diagnosis.facts import Known
 from llm_perf_opt.errors import CommandFailed, ConfigError, ProfilingError, ToolError
 from llm_perf_opt.pipeline.console import Console, StageTurn
-from llm_perf_opt.pipeline.lock import locked
 from llm_perf_opt.report.optimize.page import render_page
 from llm_perf_opt.report.optimize.text import render_markdown
 from llm_perf_opt.report.write import write_reports
@@ -69,6 +66,9 @@ from llm_perf_opt.runners.optimize.metered import metered_pass
 from llm_perf_opt.runners.optimize.protocol import WorkerReady
 from llm_perf_opt.runners.optimize.setup import Profile
 from llm_perf_opt.runners.optimize.workers import Bench, ExperimentWorker, OutOfMemory, OutOfTime
+from llm_perf_opt.system.files import write_page, write_whole
+from llm_perf_opt.system.lock import locked
+from llm_perf_opt.system.redact import Redactor
 
 START = "start"
 ENERGY = "joules_per_token"

@@ -11,11 +11,8 @@ from llm_perf_opt.analysis.optimize.plan import TrialSet
 from llm_perf_opt.analysis.optimize.recommend import EXPERIMENT, experiment_yaml
 from llm_perf_opt.config.legacy import override_key
 from llm_perf_opt.config.schema import AppConfig
-from llm_perf_opt.core.files import real_path, write_whole
 from llm_perf_opt.core.manifest import RunManifest, read_manifest
 from llm_perf_opt.core.names import BUILT_IN, DIRECT_INFERENCE, MANIFEST_FILE
-from llm_perf_opt.core.process import run_command
-from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.facts import RunFacts
 from llm_perf_opt.diagnosis.run import diagnose_run
@@ -36,6 +33,9 @@ from llm_perf_opt.profiling.vendor.launch import quote
 from llm_perf_opt.report.facts import gather, joined_ncu
 from llm_perf_opt.report.run_files import Found, read_run_files
 from llm_perf_opt.runners.optimize.workers import ExperimentWorker, ModelWorker, Tick
+from llm_perf_opt.system.files import real_path, write_whole
+from llm_perf_opt.system.process import run_command
+from llm_perf_opt.system.redact import Redactor
 
 RUN = "run"
 PROFILE_DIR = "profile"

@@ -18,14 +18,14 @@ from llm_perf_opt.analysis.optimize.document import OutputCheck
 from llm_perf_opt.analysis.optimize.plan import TrialSet
 from llm_perf_opt.analysis.optimize.verdict import LossLimits, check_outputs
 from llm_perf_opt.config.schema import AppConfig
-from llm_perf_opt.core.process import Service, allowed_environment, read_tail
 from llm_perf_opt.core.records import Progress, read_progress
-from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.errors import CommandFailed
 from llm_perf_opt.profiling.baseline import last_words
 from llm_perf_opt.profiling.vendor.launch import build_work_argv, bytecode_environment, workload_overrides
 from llm_perf_opt.runners.optimize.protocol import SOCKET, Answer, PassSample, WorkerAsk, WorkerReady
+from llm_perf_opt.system.process import Service, allowed_environment, read_tail
+from llm_perf_opt.system.redact import Redactor
 
 WORKER = "llm_perf_opt.runners.optimize.worker"
 POLL_S = 0.2

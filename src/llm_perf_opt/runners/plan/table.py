@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llm_perf_opt.analysis.estimate.parallel import Layout
-from llm_perf_opt.core.terminal import screen_width, terminal_table
 from llm_perf_opt.runners.plan.disaggregate import Pools
 from llm_perf_opt.runners.plan.launch import as_lines, sglang_command, vllm_command
 from llm_perf_opt.runners.plan.search import Demand, Limits, best_of_each, bill, front, price, rate_per_device
 from llm_perf_opt.runners.predict.row import Row
 from llm_perf_opt.runners.predict.table import WIDTH
+from llm_perf_opt.system.terminal import screen_width, terminal_table
 
 ACCURACY = (
     "fp8 weights made from a checkpoint in bf16 change its answers a little: measure the accuracy of your task (such "

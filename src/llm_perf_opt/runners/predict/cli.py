@@ -54,7 +54,6 @@ from llm_perf_opt.config.load import load_config
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import AppConfig, HardwareSection
 from llm_perf_opt.core.manifest import strict_json
-from llm_perf_opt.core.terminal import screen_width
 from llm_perf_opt.errors import EXIT_OK, ConfigError
 from llm_perf_opt.profiling.static_child import shape_from_config
 from llm_perf_opt.runners.predict.beside import Beside, count_beside
@@ -65,6 +64,7 @@ from llm_perf_opt.runners.predict.request import Case, Request, parse_request
 from llm_perf_opt.runners.predict.row import BY_KEY, Row, sorted_rows
 from llm_perf_opt.runners.predict.source import fetch_config, find_config
 from llm_perf_opt.runners.predict.table import WIDTH, render_table
+from llm_perf_opt.system.terminal import screen_width
 from llm_perf_opt.workload.dataset import PAGES
 from llm_perf_opt.workload.models.base import ModelAdapter
 from llm_perf_opt.workload.models.registry import choose_dtype, load_adapter

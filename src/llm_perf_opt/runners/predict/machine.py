@@ -9,8 +9,8 @@ from typing import Any
 
 from llm_perf_opt.analysis.hardware.calibrate import cpu_driver
 from llm_perf_opt.analysis.hardware.hardware import Device
-from llm_perf_opt.core.process import run_quick
 from llm_perf_opt.profiling.vendor.tools import probe_gpus
+from llm_perf_opt.system.process import run_quick
 from llm_perf_opt.workload.device import CPUINFO, cpu_name
 
 _UNITS = {"MB": 1024**2, "MIB": 1024**2, "GB": 1024**3, "GIB": 1024**3, "B": 1}

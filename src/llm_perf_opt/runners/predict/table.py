@@ -7,9 +7,9 @@ from llm_perf_opt.analysis.static.analysis import Analysis
 from llm_perf_opt.analysis.static.closed_form import kv_bytes
 from llm_perf_opt.analysis.static.counted import CountedAnalysis
 from llm_perf_opt.analysis.static.forms import state_elements
-from llm_perf_opt.core.terminal import terminal_table
 from llm_perf_opt.core.units import or_dash, si
 from llm_perf_opt.runners.predict.row import BY_KEY, COLUMNS, Column, Row, Value
+from llm_perf_opt.system.terminal import terminal_table
 
 WIDTH = 80
 # What a narrow table shows of the results, the least wanted last.

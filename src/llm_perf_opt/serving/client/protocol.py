@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from llm_perf_opt.core.redact import Redactor
 from llm_perf_opt.serving.client.lag import LoopLag
 from llm_perf_opt.serving.client.request import RequestTemplate
 from llm_perf_opt.serving.config import LoadLevel, LoadSection
 from llm_perf_opt.serving.records import RequestRecord
 from llm_perf_opt.serving.traffic.sessions import Traffic
+from llm_perf_opt.system.redact import Redactor
 
 READY, RECORDS, ENDED, GO, STOP = b"y", b"r", b"e", b"g", b"s"
 

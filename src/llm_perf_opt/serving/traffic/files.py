@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from llm_perf_opt.core.files import read_limited
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.serving.traffic.trace import TraceSession, TraceTurn
+from llm_perf_opt.system.files import read_limited
 
 LARGEST_BYTES = 2 << 30
 TrafficFormat = Literal["sharegpt", "mooncake", "otel", "jsonl"]

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.core.files import read_limited
 from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.system.files import read_limited
 
 CONFIG_FILE = "config.json"
 LARGEST_CONFIG_BYTES = 16 << 20

@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from llm_perf_opt.analysis import keep_freed_memory
 from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
 from llm_perf_opt.analysis.timeline.timeline import (
     Activities,
@@ -32,6 +31,7 @@ from llm_perf_opt.profiling.parsers.torch_trace import MARKED_BY_TORCH, MAX_NAME
 from llm_perf_opt.profiling.parsers.trace_decode import LATEST_NS, MODULE_PREFIX, digits_to_ns
 from llm_perf_opt.profiling.parsers.trace_rare import categories_of, not_from_torch
 from llm_perf_opt.profiling.parsers.trace_text import TraceText, read_chunks, read_with_cuts
+from llm_perf_opt.system.arrays import keep_freed_memory
 
 HARDWARE, COLLECTIVES, CANN = "Ascend Hardware", ("HCCL", "Communication"), "CANN"
 # Work of the cores, as far as it was seen or is described; the rest waits, marks or belongs to a collective.

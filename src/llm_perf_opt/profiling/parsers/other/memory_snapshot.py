@@ -22,8 +22,8 @@ from llm_perf_opt.analysis.memory.snapshot import (
     SnapshotEvent,
     measure_device,
 )
-from llm_perf_opt.core.files import open_regular
 from llm_perf_opt.errors import ParseError
+from llm_perf_opt.system.files import open_regular
 
 # 150,000 events in 19 MiB took 3.4 s, and in 62 MiB (frames not shared) 12 s and 0.9 GB.
 MOST_BYTES = 512 << 20

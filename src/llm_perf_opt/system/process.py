@@ -26,9 +26,9 @@ from typing import BinaryIO, Self
 import psutil
 
 from llm_perf_opt.core.records import Progress, read_progress
-from llm_perf_opt.core.redact import Redactor
-from llm_perf_opt.core.secrets.shapes import REDACTED, SECRET_NAME
 from llm_perf_opt.errors import ToolError
+from llm_perf_opt.system.redact import Redactor
+from llm_perf_opt.system.secrets.shapes import REDACTED, SECRET_NAME
 
 MARKER = "LLM_PERF_COMMAND_ID"
 POLL_S = 0.2

@@ -105,7 +105,7 @@ def _clean(log: str, known: int) -> None:
 
     # Nothing that is installed is found here; what is imported needs the standard library alone.
     sys.path.append(str(Path(__file__).parents[2]))
-    from llm_perf_opt.core.redact import Redactor
+    from llm_perf_opt.system.redact import Redactor
 
     with open(known, "rb") as file:
         file.seek(0)

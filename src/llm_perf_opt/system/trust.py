@@ -13,8 +13,8 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from llm_perf_opt.core.files import read_limited
 from llm_perf_opt.core.manifest import RunManifest
+from llm_perf_opt.system.files import read_limited
 
 KEY_BYTES = 32
 KEY_FILE = "llm-perf/run.key"

@@ -20,8 +20,8 @@ from typing import Any
 
 import msgspec
 
-from llm_perf_opt.core.files import real_path
 from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.system.files import real_path
 
 LOCK_FILE = ".lock"
 ROOM_BYTES = 1 << 18

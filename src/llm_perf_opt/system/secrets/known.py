@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
-from llm_perf_opt.core.secrets.shapes import SECRET_NAME, is_mixed, is_secret, names_a_setting, shape_spans
+from llm_perf_opt.system.secrets.shapes import SECRET_NAME, is_mixed, is_secret, names_a_setting, shape_spans
 
 # A shorter value may be a word of anybody's text, and would be taken out of it everywhere.
 SHORTEST_KNOWN = 6

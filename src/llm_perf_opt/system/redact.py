@@ -18,8 +18,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from llm_perf_opt.core.secrets.known import known_values
-from llm_perf_opt.core.secrets.shapes import (
+from llm_perf_opt.system.secrets.known import known_values
+from llm_perf_opt.system.secrets.shapes import (
     MARKS,
     REDACTED,
     hidden_in,

@@ -21,7 +21,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TypeGuard
 
-from llm_perf_opt.core.terminal import printable
+from llm_perf_opt.system.terminal import printable
 
 # Real captures pack to about a fiftieth at best; a large one that unpacks to a hundred times its size is a trap.
 LARGEST_RATIO = 100
