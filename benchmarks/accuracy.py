@@ -28,8 +28,8 @@ from llm_perf_opt.analysis.estimate.steps import Setting, step_estimate  # noqa:
 from llm_perf_opt.analysis.families.known import read_text_model  # noqa: E402
 from llm_perf_opt.analysis.hardware.hardware import load_catalogue  # noqa: E402
 from llm_perf_opt.analysis.hardware.work import Dtypes, Step  # noqa: E402
-from llm_perf_opt.analysis.kernels.names import classify_kernel  # noqa: E402
 from llm_perf_opt.analysis.static.parts import Model  # noqa: E402
+from llm_perf_opt.capture.kernels.names import classify_kernel  # noqa: E402
 from tests.unit.test_estimate import touched  # noqa: E402
 from tests.unit.test_published import (  # noqa: E402
     estimated_rate,

@@ -22,11 +22,11 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llm_perf_opt.analysis.kernels.names import OTHER, classify_kernel  # noqa: E402
+from llm_perf_opt.capture.kernels.names import OTHER, classify_kernel  # noqa: E402
+from llm_perf_opt.capture.readers.nsys_stats import read_kernel_summary  # noqa: E402
+from llm_perf_opt.capture.readers.nsys_summary import summarize_kernels  # noqa: E402
+from llm_perf_opt.capture.readers.torch_trace import read_torch_trace  # noqa: E402
 from llm_perf_opt.errors import ParseError  # noqa: E402
-from llm_perf_opt.profiling.parsers.nsys_stats import read_kernel_summary  # noqa: E402
-from llm_perf_opt.profiling.parsers.nsys_summary import summarize_kernels  # noqa: E402
-from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace  # noqa: E402
 from tests.support.fixtures_dir import DATA, shared_fixtures  # noqa: E402
 
 LABELS = DATA / "kernel_labels.csv"

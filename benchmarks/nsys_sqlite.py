@@ -46,7 +46,7 @@ AIM_GROWTH = 2.3
 
 SUMMARY_OURS = """
 import sys; from pathlib import Path
-from llm_perf_opt.profiling.parsers.nsys_summary import summarize_kernels
+from llm_perf_opt.capture.readers.nsys_summary import summarize_kernels
 kernels, _ = summarize_kernels(Path(sys.argv[1]))
 print(sum(k.instances for k in kernels), sum(k.total_ns for k in kernels))
 """
@@ -54,7 +54,7 @@ RANGES_OURS = """
 import sys; from pathlib import Path
 from llm_perf_opt.system.arrays import load_numpy; load_numpy()
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
-from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
+from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
 analysis = analyze_timelines([read_nsys_sqlite(Path(sys.argv[1]))])
 rows = [r for r in analysis.ranges if r.name in ("prefill", "decode_step")]
 print(sum(r.kernel_count for r in rows), sum(r.kernel_ns for r in rows))

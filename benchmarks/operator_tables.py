@@ -33,8 +33,8 @@ def record(passes: int) -> Any:
 
 def ours(path: Path) -> dict[tuple[str, str | None], tuple[int, int, int]]:
     """Name and shapes to calls, self and total CPU time."""
-    from llm_perf_opt.analysis.timeline.operators import ProfiledOperators
-    from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+    from llm_perf_opt.capture.operators import ProfiledOperators
+    from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 
     trace = read_torch_trace(path, detailed=True)
     assert trace.detail is not None

@@ -45,8 +45,8 @@ OURS = """
 import sys; from pathlib import Path
 from llm_perf_opt.system.arrays import load_numpy; load_numpy()
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
-from llm_perf_opt.analysis.timeline.operators import operator_rows
-from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+from llm_perf_opt.capture.operators import operator_rows
+from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 trace = read_torch_trace(Path(sys.argv[1]))
 analysis = analyze_timelines([trace.timeline])
 operators = operator_rows(trace.timeline, trace.operators)

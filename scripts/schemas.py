@@ -19,11 +19,11 @@ import msgspec
 
 from llm_perf_opt.analysis.bisect.document import BisectDocument
 from llm_perf_opt.analysis.compare.comparison import CompareDocument
-from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
-from llm_perf_opt.analysis.memory.snapshot import SnapshotDocument
 from llm_perf_opt.analysis.optimize.document import OptimizeDocument
 from llm_perf_opt.analysis.static.document import PredictionsDocument, StaticDocument
-from llm_perf_opt.analysis.timeline.window import TimelineWindow
+from llm_perf_opt.capture.allocations import SnapshotDocument
+from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis
+from llm_perf_opt.capture.window import TimelineWindow
 from llm_perf_opt.core.documents import ClockDocument, InputSample, MetricsDocument
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis

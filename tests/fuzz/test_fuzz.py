@@ -19,6 +19,11 @@ from omegaconf import OmegaConf
 
 from llm_perf_opt.analysis.families.known import read_text_model
 from llm_perf_opt.analysis.static.config_json import read_config_json
+from llm_perf_opt.capture.readers.ncu_csv import parse_ncu_csv
+from llm_perf_opt.capture.readers.ncu_log import parse_ncu_log
+from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
+from llm_perf_opt.capture.readers.nsys_stats import parse_stats
+from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.config.load import load_config
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.errors import ConfigError
@@ -26,11 +31,6 @@ from llm_perf_opt.pipeline.compose import COMPOSITION_ERRORS, compose_config, ex
 from llm_perf_opt.pipeline.plan import find_entry_points, load_registry
 from llm_perf_opt.pipeline.provenance import recorded_inputs
 from llm_perf_opt.profiling.nsys.scrub import scrub_export
-from llm_perf_opt.profiling.parsers.ncu_csv import parse_ncu_csv
-from llm_perf_opt.profiling.parsers.ncu_log import parse_ncu_log
-from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
-from llm_perf_opt.profiling.parsers.nsys_stats import parse_stats
-from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 from llm_perf_opt.runners.analyze.kinds import kind_of
 from llm_perf_opt.runners.arguments import parse_arguments
 from llm_perf_opt.system.redact import Redactor

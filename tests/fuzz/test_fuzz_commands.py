@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_perf_opt.analysis.compare.gate import parse_condition
+from llm_perf_opt.capture.readers.nsys_log import failure_words, import_notes
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import DatasetSection
 from llm_perf_opt.pipeline.catalogue import as_row
 from llm_perf_opt.pipeline.index import index_run, parse_filter
-from llm_perf_opt.profiling.parsers.nsys_log import failure_words, import_notes
 from llm_perf_opt.report.openmetrics import render_openmetrics
 from llm_perf_opt.report.samples import parse_samples
 from llm_perf_opt.report.write import write_view

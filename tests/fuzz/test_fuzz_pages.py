@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llm_perf_opt.capture.readers.nsys_database import open_nsys_database
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.profiling.parsers.nsys_database import open_nsys_database
 from tests.fuzz.made_up import SLOW, cases
 
 KINDS = ("INTEGER", "INT", "BIGINT", "TEXT", "REAL", "BLOB", "INTEGER DEFAULT 7", "")

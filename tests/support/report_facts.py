@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
-from llm_perf_opt.analysis.timeline.rows import Idle
+from llm_perf_opt.capture.kernels.ncu_records import NcuKernel
+from llm_perf_opt.capture.rows import Idle
 from llm_perf_opt.diagnosis.facts import (
     GpuFacts,
     KernelFacts,

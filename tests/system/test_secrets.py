@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from llm_perf_opt.profiling.parsers.ncu_report import load_ncu
+from llm_perf_opt.capture.readers.ncu_report import load_ncu
 from llm_perf_opt.system.redact import Redactor
 from llm_perf_opt.system.secrets.shapes import REDACTED
 from tests.support import fake_nsys

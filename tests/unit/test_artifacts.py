@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analysis.timeline.rows import CopyRow
+from llm_perf_opt.capture.rows import CopyRow
 from llm_perf_opt.core.manifest import strict_json
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.artifacts import Artifacts

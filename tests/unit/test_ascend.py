@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.analysis.timeline.operators import operator_rows
+from llm_perf_opt.capture.operators import operator_rows
+from llm_perf_opt.capture.readers.ascend import read_ascend_trace
 from llm_perf_opt.cli import main
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.profiling.parsers.other.ascend import read_ascend_trace
 
 HOST, HARDWARE, HCCL, CANN = 7, 100, 200, 300
 BASE_US = 1_736_405_443_880_000

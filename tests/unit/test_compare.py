@@ -43,11 +43,11 @@ from llm_perf_opt.analysis.compare.statistics import (
     shared_among,
     start_variation,
 )
-from llm_perf_opt.analysis.timeline.rows import Idle, RangeInstance, RangeRow
+from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
+from llm_perf_opt.capture.rows import Idle, RangeInstance, RangeRow
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.errors import ConfigError
-from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 from llm_perf_opt.runners.compare.cli import AUTO_LOOKS
 from tests.support.fixtures_dir import shared_fixtures
 from tests.support.report_runs import capture

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.analysis.kernels.copies import COPY_KINDS, copy_kind, copy_rules, kind_of_operator
-from llm_perf_opt.analysis.timeline.copy_kernels import CopyKernelRow, appending_cats, copy_kernel_rows
-from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
-from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+from llm_perf_opt.capture.copy_kernels import CopyKernelRow, appending_cats, copy_kernel_rows
+from llm_perf_opt.capture.kernels.copies import COPY_KINDS, copy_kind, copy_rules, kind_of_operator
+from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
+from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from tests.support.fixtures_dir import DATA, shared_fixtures
 from tests.support.trace_builder import event, write_trace
 

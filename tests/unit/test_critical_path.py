@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llm_perf_opt.analysis.timeline.critical import CriticalPath, critical_paths
-from llm_perf_opt.analysis.timeline.frames import FlameNode, python_tree
-from llm_perf_opt.analysis.timeline.memory import MemoryEvents, memory_curves
-from llm_perf_opt.analysis.timeline.timeline import Timeline
+from llm_perf_opt.capture.critical import CriticalPath, critical_paths
+from llm_perf_opt.capture.frames import FlameNode, python_tree
+from llm_perf_opt.capture.memory import MemoryEvents, memory_curves
+from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
+from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
+from llm_perf_opt.capture.timeline import Timeline
 from llm_perf_opt.cli import main
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.diagnosis.evidence import measure_timeline
-from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
-from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 from tests.support.fixtures_dir import shared_fixtures
 from tests.support.nsys_builder import OTHER_THREAD, THREAD, Export
 from tests.support.trace_builder import event, write_trace

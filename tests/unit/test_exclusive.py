@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llm_perf_opt.analysis.timeline.exclusive import busy_by_gpu, exclusive_ns
-from llm_perf_opt.analysis.timeline.tables import communication_kernels
-from llm_perf_opt.analysis.timeline.timeline import Activities, Timeline
-from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
-from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+from llm_perf_opt.capture.exclusive import busy_by_gpu, exclusive_ns
+from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
+from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
+from llm_perf_opt.capture.tables import communication_kernels
+from llm_perf_opt.capture.timeline import Activities, Timeline
 from tests.support.fixtures_dir import DATA, shared_fixtures
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from llm_perf_opt.analysis.hardware.gpu_generation import gpu_generation
 from llm_perf_opt.analysis.hardware.hardware import find_by_device_name, load_catalogue
-from llm_perf_opt.analysis.kernels.names import is_fusible
-from llm_perf_opt.analysis.timeline.floors import OptimizerPasses, copy_floors, optimizer_passes
-from llm_perf_opt.analysis.timeline.fusion import (
+from llm_perf_opt.capture.floors import OptimizerPasses, copy_floors, optimizer_passes
+from llm_perf_opt.capture.fusion import (
     FUSED_FLOOR,
     PRODUCTS_REMAIN,
     Chains,
@@ -20,9 +19,10 @@ from llm_perf_opt.analysis.timeline.fusion import (
     chain_floors,
     chains_of,
 )
-from llm_perf_opt.analysis.timeline.rows import CopyRow, KernelRow
-from llm_perf_opt.analysis.timeline.shapes import least_fused_ns, roof_of
-from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+from llm_perf_opt.capture.kernels.names import is_fusible
+from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
+from llm_perf_opt.capture.rows import CopyRow, KernelRow
+from llm_perf_opt.capture.shapes import least_fused_ns, roof_of
 from tests.support.fixtures_dir import DATA, REPO
 from tests.support.trace_builder import event, write_trace
 

@@ -7,12 +7,13 @@ import pytest
 
 from llm_perf_opt.analysis.hardware.gpu_generation import GpuGeneration, built_for, gpu_generation
 from llm_perf_opt.analysis.hardware.hardware import find_by_device_name, load_catalogue
-from llm_perf_opt.analysis.kernels.gemm_names import GemmTraits, gemm_traits
-from llm_perf_opt.analysis.timeline.gemms import GemmPrecisionRow, MisalignedKernel, gemm_precisions, misaligned_gemms
-from llm_perf_opt.analysis.timeline.intervals import Ints
-from llm_perf_opt.analysis.timeline.launch_shapes import hottest_kernel
-from llm_perf_opt.analysis.timeline.rows import KernelRow
-from llm_perf_opt.analysis.timeline.shapes import (
+from llm_perf_opt.capture.gemms import GemmPrecisionRow, MisalignedKernel, gemm_precisions, misaligned_gemms
+from llm_perf_opt.capture.intervals import Ints
+from llm_perf_opt.capture.kernels.gemm_names import GemmTraits, gemm_traits
+from llm_perf_opt.capture.launch_shapes import hottest_kernel
+from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
+from llm_perf_opt.capture.rows import KernelRow
+from llm_perf_opt.capture.shapes import (
     ShapesAnalysis,
     below_peak,
     least_fused_ns,
@@ -20,8 +21,7 @@ from llm_perf_opt.analysis.timeline.shapes import (
     shape_rows,
     sum_shapes,
 )
-from llm_perf_opt.analysis.timeline.tables import kernel_rows
-from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+from llm_perf_opt.capture.tables import kernel_rows
 from tests.support.fixtures_dir import DATA, REPO
 
 GEMV = "void gemv2T_kernel_val<int, int, {0}, {0}, {0}, float, 128, 16, 4, 4, false>(cublasGemvParamsEx<int>)"

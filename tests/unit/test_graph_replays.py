@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analysis.timeline.graphs import (
+from llm_perf_opt.capture.graphs import (
     GraphReplays,
     GraphRow,
     attribute_replays,
     graph_reference,
     replayed_kernels,
 )
+from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.cli import main
-from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 from tests.support.fixtures_dir import DATA
 from tests.support.trace_builder import event, write_trace
 

@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from llm_perf_opt.analysis.kernels.names import (
+from llm_perf_opt.capture.kernels.names import (
     CLASSES,
     class_rules,
     classify_kernel,

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analysis.kernels.ncu_records import NsysKernel
-from llm_perf_opt.analysis.timeline.operators import all_kernels, range_kernels
+from llm_perf_opt.capture.kernels.ncu_records import NsysKernel
+from llm_perf_opt.capture.operators import all_kernels, range_kernels
+from llm_perf_opt.capture.readers.ncu_csv import parse_ncu_csv
 from llm_perf_opt.core.records import StageFile, StageRecord
 from llm_perf_opt.errors import ParseError
 from llm_perf_opt.profiling.ncu.select import (
@@ -27,7 +28,6 @@ from llm_perf_opt.profiling.ncu.select import (
     summary_kernels,
     timeline_kernels,
 )
-from llm_perf_opt.profiling.parsers.ncu_csv import parse_ncu_csv
 from tests.support.fixtures_dir import DATA
 from tests.support.nsys_builder import Export, h200_export
 
@@ -156,7 +156,7 @@ def test_the_plan_multiplies_kernels_launches_and_passes() -> None:
 
 
 def test_the_kernels_of_decode_are_those_launched_inside_it(tmp_path: Path) -> None:
-    from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
+    from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
 
     timeline = read_nsys_sqlite(h200_export(tmp_path))
     inside = range_kernels(timeline, lambda name: name in ("decode", "decode_step"))

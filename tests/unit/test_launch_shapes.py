@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llm_perf_opt.analysis.timeline.exclusive import alone_ns
-from llm_perf_opt.analysis.timeline.launch_shapes import (
+from llm_perf_opt.capture.exclusive import alone_ns
+from llm_perf_opt.capture.launch_shapes import (
     FewBlocks,
     FewBlocksRow,
     HottestKernel,
@@ -18,9 +18,9 @@ from llm_perf_opt.analysis.timeline.launch_shapes import (
     hottest_kernel,
     small_launches,
 )
-from llm_perf_opt.analysis.timeline.tables import kernel_rows
-from llm_perf_opt.analysis.timeline.timeline import Activities, CapturedGpu, Timeline
-from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
+from llm_perf_opt.capture.tables import kernel_rows
+from llm_perf_opt.capture.timeline import Activities, CapturedGpu, Timeline
 from tests.support.trace_builder import event, write_trace
 
 Kernel = tuple[str, int, list[int], list[int]]

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import pytest
 
-from llm_perf_opt.analysis.kernels.match import base_name, match_kernels, normalise, tolerant_regex
-from llm_perf_opt.analysis.kernels.ncu import analyze_ncu, bound_class, headroom_by_name, join_nsys, occupancy_limiter
-from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuLaunch, NcuRule, NcuValue, NsysKernel
+from llm_perf_opt.capture.kernels.match import base_name, match_kernels, normalise, tolerant_regex
+from llm_perf_opt.capture.kernels.ncu import analyze_ncu, bound_class, headroom_by_name, join_nsys, occupancy_limiter
+from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis, NcuLaunch, NcuRule, NcuValue, NsysKernel
+from llm_perf_opt.capture.readers.ncu_csv import merge_launches, parse_ncu_csv
+from llm_perf_opt.capture.readers.ncu_report import load_ncu_dir
 from llm_perf_opt.core.manifest import strict_json
 from llm_perf_opt.profiling.ncu.results import kernels_csv
-from llm_perf_opt.profiling.parsers.ncu_csv import merge_launches, parse_ncu_csv
-from llm_perf_opt.profiling.parsers.ncu_report import load_ncu_dir
 from llm_perf_opt.report.kernels_md import render_kernels_md
 from llm_perf_opt.report.svg import roofline_svg
 from llm_perf_opt.report.view.captured import ncu_verdict

@@ -7,11 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from llm_perf_opt.analysis.kernels.ncu import analyze_ncu
-from llm_perf_opt.analysis.kernels.ncu_records import NcuLaunch, NcuRule, NcuValue, base_unit, parse_number, parse_value
-from llm_perf_opt.errors import ParseError, ToolError
-from llm_perf_opt.profiling.parsers import ncu_report
-from llm_perf_opt.profiling.parsers.ncu_csv import (
+from llm_perf_opt.capture.kernels.ncu import analyze_ncu
+from llm_perf_opt.capture.kernels.ncu_records import NcuLaunch, NcuRule, NcuValue, base_unit, parse_number, parse_value
+from llm_perf_opt.capture.readers import ncu_report
+from llm_perf_opt.capture.readers.ncu_csv import (
     csv_table,
     merge_launches,
     metric_name,
@@ -19,8 +18,9 @@ from llm_perf_opt.profiling.parsers.ncu_csv import (
     parse_ncu_csv,
     section_tables,
 )
-from llm_perf_opt.profiling.parsers.ncu_log import parse_ncu_log
-from llm_perf_opt.profiling.parsers.ncu_report import _value, load_ncu, load_ncu_dir, plain, read_report, report_module
+from llm_perf_opt.capture.readers.ncu_log import parse_ncu_log
+from llm_perf_opt.capture.readers.ncu_report import _value, load_ncu, load_ncu_dir, plain, read_report, report_module
+from llm_perf_opt.errors import ParseError, ToolError
 from tests.support.fixtures_dir import DATA, shared_fixtures
 
 EXAMPLE = Path("/usr/share/doc/nsight-compute/examples/uncoalescedGlobalAccesses/addConstDouble.ncu-rep")

@@ -5,23 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.diagnosis.analyze import analyze_timelines
-from llm_perf_opt.errors import ParseError
-from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
-from llm_perf_opt.profiling.parsers.nsys_stats import (
+from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
+from llm_perf_opt.capture.readers.nsys_stats import (
     KernelSummary,
     SummaryRow,
     parse_kernel_summary,
     parse_stats,
     read_kernel_summary,
 )
-from llm_perf_opt.profiling.parsers.nsys_summary import (
+from llm_perf_opt.capture.readers.nsys_summary import (
     COLUMNS,
     find_kernel_summary,
     summary_notes,
     to_kernel_rows,
     write_kernel_summary,
 )
+from llm_perf_opt.diagnosis.analyze import analyze_timelines
+from llm_perf_opt.errors import ParseError
 from tests.support.fixtures_dir import shared_fixtures
 from tests.support.nsys_builder import Export
 

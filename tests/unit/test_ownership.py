@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llm_perf_opt.analysis.timeline.idle import map_idle
-from llm_perf_opt.analysis.timeline.operators import module_rows, module_shares, module_tree, operator_rows
-from llm_perf_opt.analysis.timeline.ownership import find_ownership, place_unlaunched
-from llm_perf_opt.analysis.timeline.ranges import measure_ranges
-from llm_perf_opt.analysis.timeline.rows import RangeRow
-from llm_perf_opt.analysis.timeline.timeline import Timeline
+from llm_perf_opt.capture.idle import map_idle
+from llm_perf_opt.capture.operators import module_rows, module_shares, module_tree, operator_rows
+from llm_perf_opt.capture.ownership import find_ownership, place_unlaunched
+from llm_perf_opt.capture.ranges import measure_ranges
+from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
+from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
+from llm_perf_opt.capture.rows import RangeRow
+from llm_perf_opt.capture.timeline import Timeline
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
-from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
-from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 from tests.support.fixtures_dir import shared_fixtures
 from tests.support.nsys_builder import OTHER_THREAD, PID, THREAD, Export
 from tests.support.trace_builder import event, write_trace

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llm_perf_opt.analysis.timeline.timeline import Ranges, Timeline, no_activities, no_calls
+from llm_perf_opt.capture.timeline import Ranges, Timeline, no_activities, no_calls
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.profiling.baseline import clean_metrics, last_words
 from llm_perf_opt.profiling.injected import INJECT_DIR, injected_environment

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analysis.timeline.ranges import merged_names
-from llm_perf_opt.analysis.timeline.rows import CopyRow, CounterRow
+from llm_perf_opt.capture.ranges import merged_names
+from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
+from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
+from llm_perf_opt.capture.rows import CopyRow, CounterRow
 from llm_perf_opt.cli import main
 from llm_perf_opt.diagnosis.analyze import RANGES_KEPT, analyze_timelines
-from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
-from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 from tests.support.fixtures_dir import shared_fixtures
 from tests.support.nsys_builder import Export
 from tests.support.trace_builder import event, write_trace

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llm_perf_opt.analysis.ranks.traffic import TrafficRow, bus_gb_s, measure_traffic
-from llm_perf_opt.analysis.timeline.timeline import Timeline
+from llm_perf_opt.capture.ranks.traffic import TrafficRow, bus_gb_s, measure_traffic
+from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
+from llm_perf_opt.capture.timeline import Timeline
 from llm_perf_opt.config.schema import RunSection
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.pipeline.compose import compose_config, type_config
 from llm_perf_opt.profiling.clean_ranks import clean_ranks
-from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.profiling.rank_sections import traffic_section
 from llm_perf_opt.profiling.vendor.launch import launch_ranks
 from llm_perf_opt.profiling.vendor.nsys import build_nsys_cmd, find_reports, start_in_turn

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analysis.timeline.timeline import CapturedGpu, LaunchShape
+from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
+from llm_perf_opt.capture.readers.rocpd import read_rocpd
+from llm_perf_opt.capture.timeline import CapturedGpu, LaunchShape
 from llm_perf_opt.cli import main
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.diagnosis.document import GpuIdle
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
-from llm_perf_opt.profiling.parsers.other.rocpd import read_rocpd
 from llm_perf_opt.runners.analyze.kinds import NSYS, ROCPD, kind_of
 from tests.support.rocpd_builder import OTHER_GUID, Rocpd
 

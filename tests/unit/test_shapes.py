@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.analysis.kernels.operator_work import OperatorWork, operator_work
-from llm_perf_opt.analysis.ranks.analysis import analyze_ranks
-from llm_perf_opt.analysis.ranks.collectives import recorded_args
+from llm_perf_opt.capture.kernels.operator_work import OperatorWork, operator_work
+from llm_perf_opt.capture.ranks.analysis import analyze_ranks
+from llm_perf_opt.capture.ranks.collectives import recorded_args
+from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest
-from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 from tests.support.fixtures_dir import DATA, shared_fixtures
 from tests.support.trace_builder import event, write_trace
 
@@ -127,7 +127,7 @@ def test_products_of_one_shape_are_one_row_under_the_roof_of_the_gpu(
 
 def test_a_real_trace_has_the_products_of_its_model() -> None:
     """Llama 3.2 1B on an H200: the up and gate projections of a prompt of 1024 tokens, in 16 layers."""
-    from llm_perf_opt.analysis.timeline.shapes import roof_of, shape_rows, sum_shapes
+    from llm_perf_opt.capture.shapes import roof_of, shape_rows, sum_shapes
 
     trace = read_torch_trace(DATA / "h200" / "llama.trace.json.gz", detailed=True)
     assert trace.detail is not None

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analysis.timeline.intervals import Flags, Ints
+from llm_perf_opt.capture.intervals import Flags, Ints
+from llm_perf_opt.capture.readers import sqlite_pages
+from llm_perf_opt.capture.readers.nsys_database import open_nsys_database
+from llm_perf_opt.capture.readers.sqlite_pages import NotPlain, PageReader
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.profiling.parsers import sqlite_pages
-from llm_perf_opt.profiling.parsers.nsys_database import open_nsys_database
-from llm_perf_opt.profiling.parsers.sqlite_pages import NotPlain, PageReader
 
 EDGES = (0, 1, -1, 2, 127, -128, 128, 2**15, -(2**15) - 1, 2**23, 2**31 - 1, -(2**31), 2**47, -(2**47) - 1, 2**63 - 1)
 Table = list[tuple[object, ...]]

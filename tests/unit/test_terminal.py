@@ -12,10 +12,10 @@ from typing import TextIO
 import pytest
 from rich.text import Text
 
+from llm_perf_opt.capture.readers.ncu_log import read_ncu_progress
 from llm_perf_opt.core.manifest import read_manifest, write_manifest
 from llm_perf_opt.core.records import Progress, StageRecord, read_progress
 from llm_perf_opt.pipeline.console import Pace, StageTurn, answer, ended_line, progress_text, verdict_lines
-from llm_perf_opt.profiling.parsers.ncu_log import read_ncu_progress
 from llm_perf_opt.report.view.findings import FindingView
 from llm_perf_opt.report.write import write_view
 from llm_perf_opt.runners.program import run_safely

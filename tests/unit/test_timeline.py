@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llm_perf_opt.analysis.timeline.intervals import Ints, innermost, intersect, nest, segment_union, union
-from llm_perf_opt.analysis.timeline.rows import Idle, RangeRow
-from llm_perf_opt.analysis.timeline.tables import group_statistics
-from llm_perf_opt.analysis.timeline.timeline import distinct, grouped, percentile
+from llm_perf_opt.capture.intervals import Ints, innermost, intersect, nest, segment_union, union
+from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
+from llm_perf_opt.capture.rows import Idle, RangeRow
+from llm_perf_opt.capture.tables import group_statistics
+from llm_perf_opt.capture.timeline import distinct, grouped, percentile
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.diagnosis.document import CaptureAnalysis, GraphTotals
-from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from tests.support.nsys_builder import OTHER_THREAD, PID, Export
 
 

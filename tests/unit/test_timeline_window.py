@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from llm_perf_opt.analysis.timeline.memory import memory_counters
-from llm_perf_opt.analysis.timeline.operators import TreeRow, module_tree
-from llm_perf_opt.analysis.timeline.window import TimelineWindow, timeline_window
-from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
-from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+from llm_perf_opt.capture.memory import memory_counters
+from llm_perf_opt.capture.operators import TreeRow, module_tree
+from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
+from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
+from llm_perf_opt.capture.window import TimelineWindow, timeline_window
 from llm_perf_opt.profiling.trace_tables import write_trace_files
 from tests.support.fixtures_dir import DATA
 from tests.support.nsys_builder import Export, h200_export

@@ -14,16 +14,16 @@ import numpy as np
 import psutil
 import pytest
 
-from llm_perf_opt.analysis.timeline.operators import ModuleRow, OperatorRow, merge_operators, module_rows, operator_rows
-from llm_perf_opt.analysis.timeline.rows import Idle
-from llm_perf_opt.analysis.timeline.timeline import CapturedGpu
+from llm_perf_opt.capture.operators import ModuleRow, OperatorRow, merge_operators, module_rows, operator_rows
+from llm_perf_opt.capture.readers import trace_text as trace_chunks
+from llm_perf_opt.capture.readers import trace_workers as trace_pieces
+from llm_perf_opt.capture.readers.torch_trace import TorchTrace, read_torch_trace
+from llm_perf_opt.capture.readers.trace_decode import digits_to_ns
+from llm_perf_opt.capture.readers.trace_workers import SLOT_BYTES, Slots
+from llm_perf_opt.capture.rows import Idle
+from llm_perf_opt.capture.timeline import CapturedGpu
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.profiling.parsers import trace_text as trace_chunks
-from llm_perf_opt.profiling.parsers import trace_workers as trace_pieces
-from llm_perf_opt.profiling.parsers.torch_trace import TorchTrace, read_torch_trace
-from llm_perf_opt.profiling.parsers.trace_decode import digits_to_ns
-from llm_perf_opt.profiling.parsers.trace_workers import SLOT_BYTES, Slots
 from tests.support.fixtures_dir import DATA
 from tests.support.trace_builder import event, step, write_trace
 
@@ -306,8 +306,8 @@ def test_events_of_unknown_phase_or_none_are_skipped(tmp_path: Path) -> None:
 def test_an_endless_event_is_refused_before_it_fills_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llm_perf_opt.profiling.parsers.trace_text.CHUNK_BYTES", 1 << 12)
-    monkeypatch.setattr("llm_perf_opt.profiling.parsers.trace_text.EVENT_LIMIT", 1 << 16)
+    monkeypatch.setattr("llm_perf_opt.capture.readers.trace_text.CHUNK_BYTES", 1 << 12)
+    monkeypatch.setattr("llm_perf_opt.capture.readers.trace_text.EVENT_LIMIT", 1 << 16)
     path = tmp_path / "t.json"
     for middle in (b" ", b'{"name": "'):
         path.write_bytes(b'{"traceEvents": [' + middle + b" " * (1 << 20))
@@ -572,6 +572,6 @@ def test_only_long_traces_are_shared_and_only_by_several_cores(tmp_path: Path) -
     ],
 )
 def test_reading_a_trace_loads_no_library_it_does_not_use(module: str, unused: set[str]) -> None:
-    code = f"import sys, llm_perf_opt.profiling.parsers.{module}; print(sorted({unused!r} & set(sys.modules)))"
+    code = f"import sys, llm_perf_opt.capture.readers.{module}; print(sorted({unused!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "[]\n"

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
-from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
 from tests.support.nsys_builder import h200_export
 
 

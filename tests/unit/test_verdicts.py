@@ -11,8 +11,10 @@ import pytest
 from msgspec import UNSET, UnsetType
 
 from llm_perf_opt.analysis.gaps.host_alone import HostAlone, OutsideRow
-from llm_perf_opt.analysis.kernels.names import is_fusible
-from llm_perf_opt.analysis.timeline.timeline import Timeline, since
+from llm_perf_opt.capture.kernels.names import is_fusible
+from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
+from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
+from llm_perf_opt.capture.timeline import Timeline, since
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest
 from llm_perf_opt.diagnosis.analyze import RecordedCapture, analyze_captures, analyze_timelines
@@ -20,8 +22,6 @@ from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.document import AfterSetup, CaptureAnalysis
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence, measure_timeline
 from llm_perf_opt.diagnosis.run import is_covered
-from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
-from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 from llm_perf_opt.profiling.range_phases import with_phases
 from llm_perf_opt.report.run_files import read_run_files
 from llm_perf_opt.report.view.report import build_view

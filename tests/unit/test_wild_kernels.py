@@ -4,9 +4,9 @@ from collections import defaultdict
 
 import pytest
 
-from llm_perf_opt.analysis.timeline.rows import KernelRow
-from llm_perf_opt.analysis.timeline.tables import kernel_rows
-from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
+from llm_perf_opt.capture.rows import KernelRow
+from llm_perf_opt.capture.tables import kernel_rows
 from tests.support.fixtures_dir import shared_fixtures
 
 SHARED = shared_fixtures()

@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from llm_perf_opt.analysis.timeline.operators import (
+from llm_perf_opt.capture.operators import (
     ModuleShares,
     ProfiledOperators,
     ProfiledRow,
     module_shares,
     operator_rows,
 )
+from llm_perf_opt.capture.readers import trace_text as trace_chunks
+from llm_perf_opt.capture.readers.torch_trace import TorchTrace, read_torch_trace
 from llm_perf_opt.core.documents import CleanPass, MetricsDocument, RanModel
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.profiling.parsers import trace_text as trace_chunks
-from llm_perf_opt.profiling.parsers.torch_trace import TorchTrace, read_torch_trace
 from llm_perf_opt.profiling.trace_tables import write_trace_files
 from llm_perf_opt.workload.models.base import Sample
 from llm_perf_opt.workload.profiled import module_ranges

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from llm_perf_opt.analysis.kernels.ncu import analyze_ncu
-from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuKernel
+from llm_perf_opt.capture.kernels.ncu import analyze_ncu
+from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis, NcuKernel
+from llm_perf_opt.capture.readers.ncu_report import load_ncu_dir
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.errors import ProfilingError
 from llm_perf_opt.profiling.ncu.results import kernels_csv
-from llm_perf_opt.profiling.parsers.ncu_report import load_ncu_dir
 from llm_perf_opt.report.kernels_md import render_kernels_md
 from llm_perf_opt.report.svg import histograms_svg, roofline_svg
 

@@ -8,16 +8,16 @@ from msgspec import UNSET
 
 from llm_perf_opt.analysis.gaps.host_alone import sum_host_alone
 from llm_perf_opt.analysis.gaps.verdict import is_tuning
-from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
-from llm_perf_opt.analysis.ranks.analysis import analyze_ranks, is_alone
-from llm_perf_opt.analysis.ranks.collectives import recorded_args
-from llm_perf_opt.analysis.ranks.identify import Kind
-from llm_perf_opt.analysis.timeline.critical import critical_paths
-from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS
-from llm_perf_opt.analysis.timeline.ranges import RangeInstances
-from llm_perf_opt.analysis.timeline.rows import CounterRow, KernelRow, RangeRow
-from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis, roof_of, shape_rows, sum_shapes
-from llm_perf_opt.analysis.timeline.timeline import HostEvents, Timeline, distinct, since
+from llm_perf_opt.capture.critical import critical_paths
+from llm_perf_opt.capture.idle import LONG_GAP_NS
+from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis
+from llm_perf_opt.capture.ranges import RangeInstances
+from llm_perf_opt.capture.ranks.analysis import analyze_ranks, is_alone
+from llm_perf_opt.capture.ranks.collectives import recorded_args
+from llm_perf_opt.capture.ranks.identify import Kind
+from llm_perf_opt.capture.rows import CounterRow, KernelRow, RangeRow
+from llm_perf_opt.capture.shapes import ShapesAnalysis, roof_of, shape_rows, sum_shapes
+from llm_perf_opt.capture.timeline import HostEvents, Timeline, distinct, since
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.diagnose import judge
 from llm_perf_opt.diagnosis.document import (
@@ -36,7 +36,7 @@ from llm_perf_opt.diagnosis.scope import Scope, capture_scope, host_scope
 from llm_perf_opt.diagnosis.verdict import coverage_of, diagnosis_of
 
 if TYPE_CHECKING:
-    from llm_perf_opt.analysis.timeline.operators import TraceDetail
+    from llm_perf_opt.capture.operators import TraceDetail
 
 # Ranges of more names than this are for no reader, and would make the answer larger than the capture.
 RANGES_KEPT = 500
@@ -131,8 +131,8 @@ def joined(ncu: NcuAnalysis, kernels: Sequence[KernelRow]) -> NcuAnalysis:
     """What ncu measured, joined with the kernels of a timeline, if there is one."""
     if not kernels:
         return ncu
-    from llm_perf_opt.analysis.kernels.ncu import join_nsys
-    from llm_perf_opt.analysis.kernels.ncu_records import NsysKernel
+    from llm_perf_opt.capture.kernels.ncu import join_nsys
+    from llm_perf_opt.capture.kernels.ncu_records import NsysKernel
 
     return join_nsys(ncu, [NsysKernel(name=k.name, instances=k.instances, total_ns=k.total_ns) for k in kernels])
 
@@ -253,7 +253,7 @@ def _with_trace_tables(
     pairs = list(zip(captures, timelines, strict=True))
     operators = [(c.operators, t) for c, t in pairs if c.operators is not None]
     if operators:
-        from llm_perf_opt.analysis.timeline.operators import (
+        from llm_perf_opt.capture.operators import (
             merge_modules,
             merge_operators,
             module_rows,
@@ -268,8 +268,8 @@ def _with_trace_tables(
         )
     details = [(c.detail, t) for c, t in pairs if c.detail is not None]
     if details:
-        from llm_perf_opt.analysis.timeline.frames import python_tree
-        from llm_perf_opt.analysis.timeline.memory import memory_curves
+        from llm_perf_opt.capture.frames import python_tree
+        from llm_perf_opt.capture.memory import memory_curves
 
         curves = tuple(curve for detail, t in details for curve in memory_curves(detail.memory, t.source))
         trees = tuple(tree for detail, t in details if (tree := python_tree(t, detail.frames)) is not None)

@@ -6,12 +6,12 @@ from functools import cached_property
 
 import numpy as np
 
-from llm_perf_opt.analysis.kernels.names import classify_kernel, short_kernel_name
-from llm_perf_opt.analysis.timeline.exclusive import owned_ns
-from llm_perf_opt.analysis.timeline.idle import IdleMap
-from llm_perf_opt.analysis.timeline.intervals import Ints, union
-from llm_perf_opt.analysis.timeline.tables import communication_kernels
-from llm_perf_opt.analysis.timeline.timeline import Timeline, join, take
+from llm_perf_opt.capture.exclusive import owned_ns
+from llm_perf_opt.capture.idle import IdleMap
+from llm_perf_opt.capture.intervals import Ints, union
+from llm_perf_opt.capture.kernels.names import classify_kernel, short_kernel_name
+from llm_perf_opt.capture.tables import communication_kernels
+from llm_perf_opt.capture.timeline import Timeline, join, take
 
 GRAPH = "CUDA graph traced as a whole"
 

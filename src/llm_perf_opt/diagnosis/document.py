@@ -9,18 +9,18 @@ from msgspec import UNSET, UnsetType
 from llm_perf_opt.analysis.gaps.edges import HostEdge
 from llm_perf_opt.analysis.gaps.host_alone import HostAlone
 from llm_perf_opt.analysis.gaps.report import IdleReport
-from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
-from llm_perf_opt.analysis.ranks.analysis import RanksAnalysis
-from llm_perf_opt.analysis.ranks.traffic import TrafficRow
-from llm_perf_opt.analysis.timeline.critical import CriticalPath
-from llm_perf_opt.analysis.timeline.frames import PythonTree
-from llm_perf_opt.analysis.timeline.graphs import GraphReplays
-from llm_perf_opt.analysis.timeline.memory import MemoryCurve
-from llm_perf_opt.analysis.timeline.operators import ModuleRow, ModuleTree, OperatorRow
-from llm_perf_opt.analysis.timeline.rows import CopyRow, CounterRow, KernelRow, RangeRow
-from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis
-from llm_perf_opt.analysis.timeline.streams import StreamReport
-from llm_perf_opt.analysis.timeline.timeline import CapturedGpu
+from llm_perf_opt.capture.critical import CriticalPath
+from llm_perf_opt.capture.frames import PythonTree
+from llm_perf_opt.capture.graphs import GraphReplays
+from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis
+from llm_perf_opt.capture.memory import MemoryCurve
+from llm_perf_opt.capture.operators import ModuleRow, ModuleTree, OperatorRow
+from llm_perf_opt.capture.ranks.analysis import RanksAnalysis
+from llm_perf_opt.capture.ranks.traffic import TrafficRow
+from llm_perf_opt.capture.rows import CopyRow, CounterRow, KernelRow, RangeRow
+from llm_perf_opt.capture.shapes import ShapesAnalysis
+from llm_perf_opt.capture.streams import StreamReport
+from llm_perf_opt.capture.timeline import CapturedGpu
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.ledger import Cell
 

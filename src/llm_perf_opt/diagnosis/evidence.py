@@ -12,15 +12,14 @@ from llm_perf_opt.analysis.gaps.report import IdleReport, judge_by_ranges, repor
 from llm_perf_opt.analysis.gaps.startup import StartUp, find_start_up
 from llm_perf_opt.analysis.gaps.waits import CopyPlace, copy_places
 from llm_perf_opt.analysis.hardware.gpu_generation import GpuGeneration, gpu_generation
-from llm_perf_opt.analysis.kernels.names import is_fusible
-from llm_perf_opt.analysis.ranks.analysis import RanksAnalysis
-from llm_perf_opt.analysis.timeline.copy_kernels import CopyKernelRow, copy_kernel_rows
-from llm_perf_opt.analysis.timeline.floors import CopyFloor, copy_floors
-from llm_perf_opt.analysis.timeline.fusion import AttentionInPieces, Chains, attention_in_pieces, chains_of
-from llm_perf_opt.analysis.timeline.gemms import MisalignedGemms, misaligned_gemms
-from llm_perf_opt.analysis.timeline.idle import IdleMap, map_idle
-from llm_perf_opt.analysis.timeline.intervals import nest
-from llm_perf_opt.analysis.timeline.launch_shapes import (
+from llm_perf_opt.capture.copy_kernels import CopyKernelRow, copy_kernel_rows
+from llm_perf_opt.capture.floors import CopyFloor, copy_floors
+from llm_perf_opt.capture.fusion import AttentionInPieces, Chains, attention_in_pieces, chains_of
+from llm_perf_opt.capture.gemms import MisalignedGemms, misaligned_gemms
+from llm_perf_opt.capture.idle import IdleMap, map_idle
+from llm_perf_opt.capture.intervals import nest
+from llm_perf_opt.capture.kernels.names import is_fusible
+from llm_perf_opt.capture.launch_shapes import (
     FewBlocks,
     HottestKernel,
     LaunchShapeRow,
@@ -28,18 +27,19 @@ from llm_perf_opt.analysis.timeline.launch_shapes import (
     hottest_kernel,
     small_launches,
 )
-from llm_perf_opt.analysis.timeline.ranges import RangeInstances, measure_ranges, merge_range_names
-from llm_perf_opt.analysis.timeline.rows import PUSH_POP, CopyRow, Idle, KernelRow, RangeRow
-from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis, least_fused_ns
-from llm_perf_opt.analysis.timeline.streams import StreamReport, report_streams
-from llm_perf_opt.analysis.timeline.tables import idle_of, range_rows, sum_idle
-from llm_perf_opt.analysis.timeline.timeline import Timeline, distinct
+from llm_perf_opt.capture.ranges import RangeInstances, measure_ranges, merge_range_names
+from llm_perf_opt.capture.ranks.analysis import RanksAnalysis
+from llm_perf_opt.capture.rows import PUSH_POP, CopyRow, Idle, KernelRow, RangeRow
+from llm_perf_opt.capture.shapes import ShapesAnalysis, least_fused_ns
+from llm_perf_opt.capture.streams import StreamReport, report_streams
+from llm_perf_opt.capture.tables import idle_of, range_rows, sum_idle
+from llm_perf_opt.capture.timeline import Timeline, distinct
 from llm_perf_opt.diagnosis.device_time import DeviceTime
 from llm_perf_opt.diagnosis.tables import kernel_and_copy_rows
 
 if TYPE_CHECKING:
     # A capture without GPU names needs no catalogue.
-    from llm_perf_opt.analysis.timeline.operators import TraceDetail
+    from llm_perf_opt.capture.operators import TraceDetail
     from llm_perf_opt.config.schema import HardwareSection
 
 # Kernels of a range that run for this much longer than the GPU is busy inside it run on after it: its wall time is not

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
-from llm_perf_opt.analysis.timeline.rows import Idle
+from llm_perf_opt.capture.kernels.ncu_records import NcuKernel
+from llm_perf_opt.capture.rows import Idle
 from llm_perf_opt.core.names import DECODE, PREFILL
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
+from llm_perf_opt.capture.kernels.ncu_records import NcuKernel
 from llm_perf_opt.core.names import DECODE, DECODE_STEP, MODULE_PREFIX, PHASES
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.diagnose import judge

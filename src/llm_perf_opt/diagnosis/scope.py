@@ -13,8 +13,8 @@ from typing import Literal
 from llm_perf_opt.analysis.gaps.host_alone import HostAlone
 from llm_perf_opt.analysis.gaps.longest import Reason
 from llm_perf_opt.analysis.gaps.verdict import Verdict
-from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
-from llm_perf_opt.analysis.timeline.rows import CopyRow, Idle, RangeRow
+from llm_perf_opt.capture.kernels.ncu_records import NcuKernel
+from llm_perf_opt.capture.rows import CopyRow, Idle, RangeRow
 from llm_perf_opt.diagnosis import ledger as cells
 from llm_perf_opt.diagnosis.device_time import KernelTime
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence, runs_on

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llm_perf_opt.analysis.timeline.rows import CopyRow, KernelRow, rate
-from llm_perf_opt.analysis.timeline.tables import copy_rows, kernel_rows
-from llm_perf_opt.analysis.timeline.timeline import Timeline
+from llm_perf_opt.capture.rows import CopyRow, KernelRow, rate
+from llm_perf_opt.capture.tables import copy_rows, kernel_rows
+from llm_perf_opt.capture.timeline import Timeline
 
 
 def kernel_and_copy_rows(timelines: Sequence[Timeline]) -> tuple[tuple[KernelRow, ...], tuple[CopyRow, ...]]:

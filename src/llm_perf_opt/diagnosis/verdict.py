@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from llm_perf_opt.analysis.timeline.rows import RangeRow
+from llm_perf_opt.capture.rows import RangeRow
 from llm_perf_opt.core.units import format_factor, format_ms, format_percent
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.document import (

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from llm_perf_opt.analysis.timeline.rows import Idle
+from llm_perf_opt.capture.rows import Idle
 from llm_perf_opt.diagnosis.facts import GpuFacts, Known, PhaseFacts, Quantity, Unknown
 
 Kind = Literal["bound", "work", "idle", "unexplained", "wall"]

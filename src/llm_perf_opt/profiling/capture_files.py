@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from llm_perf_opt.analysis.timeline.operators import OperatorRow
-from llm_perf_opt.analysis.timeline.window import OperatorInputs, TimelineWindow, timeline_window
+from llm_perf_opt.capture.operators import OperatorRow
+from llm_perf_opt.capture.readers.nsys_summary import write_kernel_summary
+from llm_perf_opt.capture.window import OperatorInputs, TimelineWindow, timeline_window
 from llm_perf_opt.core.manifest import strict_json, write_json
 from llm_perf_opt.core.names import ANALYSIS_FILE, DECODE_STEP, PHASES, TIMELINE_FILE
 from llm_perf_opt.core.records import Metric, StageFile
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.diagnosis.evidence import Measured
-from llm_perf_opt.profiling.parsers.nsys_summary import write_kernel_summary
 from llm_perf_opt.system.terminal import printable
 
 # One row per range instance is useful up to a point; beyond it the file would be larger than the capture.

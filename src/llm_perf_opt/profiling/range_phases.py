@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from llm_perf_opt.analysis.timeline.timeline import Timeline, distinct
+from llm_perf_opt.capture.timeline import Timeline, distinct
 from llm_perf_opt.core.names import DECODE_STEP, PREFILL
 
 # What the engines call one forward, under nsys or in a torch trace. A step with prompts in it counts as prefill.

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
-from llm_perf_opt.analysis.ranks.analysis import DeviceRow, RankRow, RanksAnalysis
-from llm_perf_opt.analysis.ranks.collectives import CollectiveRow, LongestCollective
-from llm_perf_opt.analysis.ranks.identify import REPEATS
-from llm_perf_opt.analysis.ranks.overlap import Split
-from llm_perf_opt.analysis.ranks.traffic import TrafficRow, bus_gb_s
+from llm_perf_opt.capture.ranks.analysis import DeviceRow, RankRow, RanksAnalysis
+from llm_perf_opt.capture.ranks.collectives import CollectiveRow, LongestCollective
+from llm_perf_opt.capture.ranks.identify import REPEATS
+from llm_perf_opt.capture.ranks.overlap import Split
+from llm_perf_opt.capture.ranks.traffic import TrafficRow, bus_gb_s
 from llm_perf_opt.core.sections import Cell, Section, SectionTable
 from llm_perf_opt.core.units import format_bytes, format_ms, format_percent
 

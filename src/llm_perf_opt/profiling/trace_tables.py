@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llm_perf_opt.analysis.timeline.operators import ProfiledRow
-from llm_perf_opt.analysis.timeline.tables import group_statistics
-from llm_perf_opt.analysis.timeline.timeline import Timeline
+from llm_perf_opt.capture.operators import ProfiledRow
+from llm_perf_opt.capture.tables import group_statistics
+from llm_perf_opt.capture.timeline import Timeline
 from llm_perf_opt.core.documents import MetricsDocument
 from llm_perf_opt.core.markdown import code, table
 from llm_perf_opt.core.names import KERNELS_CSV, OPERATORS_CSV, OPERATORS_MD
@@ -21,7 +21,7 @@ from llm_perf_opt.core.records import StageFile
 from llm_perf_opt.system.terminal import printable
 
 if TYPE_CHECKING:
-    from llm_perf_opt.analysis.timeline.operators import ModuleShares
+    from llm_perf_opt.capture.operators import ModuleShares
 
 
 SHOWN = 40
@@ -160,13 +160,13 @@ def write_trace_files(
 ) -> TraceFiles:
     """Beside the trace: operators.csv and .md, kernels.csv, analysis.json with the tree of modules, timeline.json."""
     # numpy is imported only when a stage has run.
-    from llm_perf_opt.analysis.timeline.memory import memory_counters
-    from llm_perf_opt.analysis.timeline.operators import ProfiledOperators, module_shares, module_tree
-    from llm_perf_opt.analysis.timeline.window import OperatorInputs, timeline_window
+    from llm_perf_opt.capture.memory import memory_counters
+    from llm_perf_opt.capture.operators import ProfiledOperators, module_shares, module_tree
+    from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
+    from llm_perf_opt.capture.window import OperatorInputs, timeline_window
     from llm_perf_opt.diagnosis.analyze import RecordedCapture, analyze_captures
     from llm_perf_opt.profiling import trace_tables
     from llm_perf_opt.profiling.capture_files import write_capture, write_timeline
-    from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
     from llm_perf_opt.profiling.range_phases import with_phases
 
     found = read_torch_trace(trace, detailed=True)

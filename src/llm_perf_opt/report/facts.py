@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.kernels.ncu import join_nsys
-from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuKernel, NsysKernel
 from llm_perf_opt.analysis.static.document import StaticDocument, StaticPhase
-from llm_perf_opt.analysis.timeline.rows import Idle, RangeRow
+from llm_perf_opt.capture.kernels.ncu import join_nsys
+from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis, NcuKernel, NsysKernel
+from llm_perf_opt.capture.rows import Idle, RangeRow
 from llm_perf_opt.core.documents import ClockDocument, ClockSample
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.core.names import (

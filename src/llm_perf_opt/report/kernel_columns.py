@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
+from llm_perf_opt.capture.kernels.ncu_records import NcuKernel
 from llm_perf_opt.core.units import digits, format_bytes, format_count, format_ms, format_percent
 from llm_perf_opt.report.view.kernels import VIEWS, KernelRowView
 

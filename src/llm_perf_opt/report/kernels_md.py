@@ -8,7 +8,7 @@ report.md of one profiled region (range replay): what ncu measured over the whol
 import re
 from collections.abc import Sequence
 
-from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuKernel
+from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis, NcuKernel
 from llm_perf_opt.core.markdown import code, escape, plain, table
 from llm_perf_opt.core.units import or_dash
 from llm_perf_opt.report.report_md import kernel_table

@@ -18,8 +18,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.timeline.timeline import LaunchShape
-from llm_perf_opt.analysis.timeline.window import CALL, LAUNCH, OPERATOR, WAIT, TimelineWindow
+from llm_perf_opt.capture.timeline import LaunchShape
+from llm_perf_opt.capture.window import CALL, LAUNCH, OPERATOR, WAIT, TimelineWindow
 from llm_perf_opt.core.documents import ClockDocument, CounterDocument
 from llm_perf_opt.core.names import MODULE_PREFIX, PREFILL
 from llm_perf_opt.report.run_files import Found, RunFiles

@@ -12,9 +12,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.analysis.static.document import StaticDocument
-from llm_perf_opt.analysis.timeline.window import TimelineWindow
+from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis
+from llm_perf_opt.capture.window import TimelineWindow
 from llm_perf_opt.core.documents import ClockDocument, CounterDocument, GeneratedDocument, HostDocument, MetricsDocument
 from llm_perf_opt.core.manifest import RunManifest, read_manifest
 from llm_perf_opt.core.names import (

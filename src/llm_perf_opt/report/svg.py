@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape, quoteattr
 
-from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
+from llm_perf_opt.capture.kernels.ncu_records import NcuKernel
 from llm_perf_opt.core.units import si
 
 WIDTH, HEIGHT = 860, 520

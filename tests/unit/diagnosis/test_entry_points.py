@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from llm_perf_opt.capture.readers import trace_workers
 from llm_perf_opt.core.names import ANALYSIS_FILE, DIAGNOSIS_FILE
 from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis
 from llm_perf_opt.pipeline.console import PlainConsole
 from llm_perf_opt.profiling.nsys.session import analyze_exports
-from llm_perf_opt.profiling.parsers import trace_workers
 from llm_perf_opt.profiling.trace_tables import write_trace_files
 from llm_perf_opt.report.write import view_run
 from llm_perf_opt.runners.analyze.cli import CaptureContext

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
-from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 from tests.support.answers import claim_of, diagnosis_of, rules
 from tests.support.trace_builder import event, write_trace
 from tests.support.verdicts import analyze, captures

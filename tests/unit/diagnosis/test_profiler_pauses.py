@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
-from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
 from tests.support.trace_builder import event, write_trace
 
 

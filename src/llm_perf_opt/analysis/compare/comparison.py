@@ -38,7 +38,7 @@ from llm_perf_opt.analysis.compare.statistics import (
     judge,
     repeats_needed,
 )
-from llm_perf_opt.analysis.timeline.rows import RangeRow
+from llm_perf_opt.capture.rows import RangeRow
 from llm_perf_opt.core.names import PHASE_RANGE, PHASES, WALL_METRIC
 from llm_perf_opt.core.units import format_quantity
 from llm_perf_opt.diagnosis.document import CaptureAnalysis

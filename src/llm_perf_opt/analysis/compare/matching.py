@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from llm_perf_opt.analysis.kernels.match import normalise
+from llm_perf_opt.capture.kernels.match import normalise
 
 MatchedBy = Literal["name", "demangling", "numbers", "place", "none"]
 

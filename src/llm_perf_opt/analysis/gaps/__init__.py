@@ -11,5 +11,5 @@ after the last, `host_alone` where the time goes of a program that has none. `re
 `idle` of `analysis.json`, which the causes of `llm_perf_opt.diagnosis` judge a capture by.
 
 Short gaps are only counted: an eager framework leaves one behind every kernel, and they all have the same reason. Read
-`analysis/timeline/idle.py` first, then `host`, `verdict`, `longest`.
+`capture/idle.py` first, then `host`, `verdict`, `longest`.
 """

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from llm_perf_opt.analysis.gaps.verdict import readable
-from llm_perf_opt.analysis.timeline.intervals import Intervals, Ints, nest, union, without
-from llm_perf_opt.analysis.timeline.timeline import HostEvents, Timeline, grouped
+from llm_perf_opt.capture.intervals import Intervals, Ints, nest, union, without
+from llm_perf_opt.capture.timeline import HostEvents, Timeline, grouped
 
 SHOWN = 5
 # Frames of the interpreter itself tell less than their caller.

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.analysis.kernels.names import short_kernel_name
-from llm_perf_opt.analysis.timeline.intervals import Ints
-from llm_perf_opt.analysis.timeline.timeline import Timeline, distinct, grouped, percentile
+from llm_perf_opt.capture.intervals import Ints
+from llm_perf_opt.capture.kernels.names import short_kernel_name
+from llm_perf_opt.capture.timeline import Timeline, distinct, grouped, percentile
 
 MIN_ITERATIONS = 3
 # A loop shows in the first kernels of a capture; more of them only take time.

@@ -20,10 +20,10 @@ from llm_perf_opt.analysis.gaps.verdict import (
     means,
     readable,
 )
-from llm_perf_opt.analysis.kernels.names import short_kernel_name
-from llm_perf_opt.analysis.timeline.idle import LONG_GAP_NS, IdleMap
-from llm_perf_opt.analysis.timeline.intervals import Flags, Intervals, Ints, intersect, union
-from llm_perf_opt.analysis.timeline.timeline import Activities, Timeline, distinct, join, take
+from llm_perf_opt.capture.idle import LONG_GAP_NS, IdleMap
+from llm_perf_opt.capture.intervals import Flags, Intervals, Ints, intersect, union
+from llm_perf_opt.capture.kernels.names import short_kernel_name
+from llm_perf_opt.capture.timeline import Activities, Timeline, distinct, join, take
 
 # So many of the longest are looked into, and so many of the rest, which stand for all of it: each is a search.
 MAX_LOOKED_INTO, SAMPLED = 200, 100

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.analysis.timeline.intervals import Ints
-from llm_perf_opt.analysis.timeline.timeline import Timeline, join, percentile
+from llm_perf_opt.capture.intervals import Ints
+from llm_perf_opt.capture.timeline import Timeline, join, percentile
 
 # Launches looked at, evenly over the capture: enough for every percentile, and a bound on the time it takes.
 SAMPLE = 50_000

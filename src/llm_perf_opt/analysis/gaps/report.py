@@ -18,9 +18,9 @@ from llm_perf_opt.analysis.gaps.traits import (
 )
 from llm_perf_opt.analysis.gaps.verdict import readable
 from llm_perf_opt.analysis.gaps.waits import HeldRow, SyncRow, WaitRow, held_rows, memory_rows, sync_rows, wait_rows
-from llm_perf_opt.analysis.timeline.idle import IdleMap
-from llm_perf_opt.analysis.timeline.rows import RangeRow
-from llm_perf_opt.analysis.timeline.timeline import Timeline
+from llm_perf_opt.capture.idle import IdleMap
+from llm_perf_opt.capture.rows import RangeRow
+from llm_perf_opt.capture.timeline import Timeline
 
 # A range of so many instances, of which the typical one has no long gap, had it in single ones.
 FEW_INSTANCES = 3

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from llm_perf_opt.analysis.timeline.intervals import Flags
+from llm_perf_opt.capture.intervals import Flags
 
 Verdict = Literal[
     "compilation",

@@ -2,7 +2,7 @@
 
 import re
 
-from llm_perf_opt.analysis.timeline.shapes import ShapeRow
+from llm_perf_opt.capture.shapes import ShapeRow
 from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.ledger import COMPUTE
 from llm_perf_opt.diagnosis.program import Program

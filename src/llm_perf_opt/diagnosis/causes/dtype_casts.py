@@ -1,6 +1,6 @@
 """Kernels that convert from one dtype to another."""
 
-from llm_perf_opt.analysis.kernels.copies import CAST
+from llm_perf_opt.capture.kernels.copies import CAST
 from llm_perf_opt.diagnosis.causes.moving_data import claim_moves
 from llm_perf_opt.diagnosis.claim import Claim
 from llm_perf_opt.diagnosis.program import Program

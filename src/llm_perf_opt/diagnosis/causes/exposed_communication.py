@@ -1,6 +1,6 @@
 """Communication between GPUs with no computation overlapped."""
 
-from llm_perf_opt.analysis.ranks.collectives import SEND_RECEIVE, kind_of_collective
+from llm_perf_opt.capture.ranks.collectives import SEND_RECEIVE, kind_of_collective
 from llm_perf_opt.core.units import format_bytes
 from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.ledger import COMMUNICATION, COMPUTE

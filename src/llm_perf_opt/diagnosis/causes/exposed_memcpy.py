@@ -2,7 +2,7 @@
 
 import re
 
-from llm_perf_opt.analysis.timeline.rows import CopyRow
+from llm_perf_opt.capture.rows import CopyRow
 from llm_perf_opt.core.units import format_bytes
 from llm_perf_opt.diagnosis.claim import Claim, Fact, confidence_of
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence

@@ -1,7 +1,7 @@
 """GEMMs and convolutions in a wider format than the GPU computes fast, or than the model means."""
 
 from llm_perf_opt.analysis.hardware.gpu_generation import GpuGeneration, gpu_generation
-from llm_perf_opt.analysis.kernels.gemm_names import gemm_traits
+from llm_perf_opt.capture.kernels.gemm_names import gemm_traits
 from llm_perf_opt.diagnosis.claim import Claim, Fact, Value
 from llm_perf_opt.diagnosis.device_time import KernelTime
 from llm_perf_opt.diagnosis.program import Program

@@ -1,6 +1,6 @@
 """Concatenation kernels, above all of a KV cache that grows with every token."""
 
-from llm_perf_opt.analysis.kernels.copies import CAT
+from llm_perf_opt.capture.kernels.copies import CAT
 from llm_perf_opt.diagnosis.causes.moving_data import claim_moves
 from llm_perf_opt.diagnosis.claim import Claim
 from llm_perf_opt.diagnosis.program import Program

@@ -1,6 +1,6 @@
 """Kernels that ncu found with few resident warps and far from both rooflines."""
 
-from llm_perf_opt.analysis.kernels.ncu_records import NcuKernel
+from llm_perf_opt.capture.kernels.ncu_records import NcuKernel
 from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.program import Program
 from llm_perf_opt.diagnosis.scope import Scope

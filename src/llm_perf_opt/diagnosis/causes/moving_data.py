@@ -1,6 +1,6 @@
 """Kernels that only move data, by what they do: shared by the causes of each kind."""
 
-from llm_perf_opt.analysis.kernels.copies import copy_kind
+from llm_perf_opt.capture.kernels.copies import copy_kind
 from llm_perf_opt.diagnosis.claim import Claim, Confidence, Fact, Value
 from llm_perf_opt.diagnosis.scope import Scope
 

@@ -1,6 +1,6 @@
 """Scatter kernels whose indices collide: atomics on one address run one after the other."""
 
-from llm_perf_opt.analysis.kernels.copies import COLLIDING
+from llm_perf_opt.capture.kernels.copies import COLLIDING
 from llm_perf_opt.diagnosis.causes.moving_data import claim_moves
 from llm_perf_opt.diagnosis.claim import Claim
 from llm_perf_opt.diagnosis.program import Program

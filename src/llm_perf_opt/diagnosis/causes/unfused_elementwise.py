@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from llm_perf_opt.analysis.kernels.names import is_fusible
+from llm_perf_opt.capture.kernels.names import is_fusible
 from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.device_time import KernelTime
 from llm_perf_opt.diagnosis.program import Program

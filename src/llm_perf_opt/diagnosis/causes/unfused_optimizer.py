@@ -2,7 +2,7 @@
 
 import re
 
-from llm_perf_opt.analysis.timeline.floors import optimizer_passes
+from llm_perf_opt.capture.floors import optimizer_passes
 from llm_perf_opt.diagnosis.claim import Claim, Fact
 from llm_perf_opt.diagnosis.program import Program
 from llm_perf_opt.diagnosis.scope import Scope

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from llm_perf_opt.capture.readers.ncu_log import NcuLog, parse_ncu_log, read_ncu_progress
 from llm_perf_opt.core.records import read_progress
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import ToolError
 from llm_perf_opt.profiling.nsys.capture import workload_cwd
-from llm_perf_opt.profiling.parsers.ncu_log import NcuLog, parse_ncu_log, read_ncu_progress
 from llm_perf_opt.profiling.program import phase_limit
 from llm_perf_opt.profiling.vendor.ncu import (
     REPORT_SUFFIX,

@@ -13,13 +13,13 @@ from typing import Literal
 
 import msgspec
 
-from llm_perf_opt.analysis.kernels.match import base_name, normalise, tolerant_regex
-from llm_perf_opt.analysis.kernels.ncu import headroom_by_name
-from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NsysKernel
+from llm_perf_opt.capture.kernels.match import base_name, normalise, tolerant_regex
+from llm_perf_opt.capture.kernels.ncu import headroom_by_name
+from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis, NsysKernel
+from llm_perf_opt.capture.readers.nsys_stats import read_kernel_summary
 from llm_perf_opt.core.names import PREFILL
 from llm_perf_opt.core.records import StageRecord
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.profiling.parsers.nsys_stats import read_kernel_summary
 
 NameBase = Literal["function", "demangled", "mangled"]
 
@@ -216,8 +216,8 @@ def timeline_kernels(
 
 def launch_sequence(record: StageRecord | None, include: str | Sequence[str] | None) -> list[str]:
     """The kernels of the first wanted range in the order of their launches; empty where that is not known."""
-    from llm_perf_opt.analysis.timeline.operators import first_range_sequence
-    from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
+    from llm_perf_opt.capture.operators import first_range_sequence
+    from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
 
     wanted = range_filter(include)
     if wanted is None or record is None or record.status != "ok":
@@ -257,8 +257,8 @@ def earlier_headroom(path: Path) -> tuple[dict[str, float], float | None]:
 
 
 def _from_export(path: Path, wanted: Callable[[str], bool] | None) -> tuple[list[NsysKernel], bool]:
-    from llm_perf_opt.analysis.timeline.operators import all_kernels, range_kernels
-    from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
+    from llm_perf_opt.capture.operators import all_kernels, range_kernels
+    from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
 
     timeline = read_nsys_sqlite(path)
     inside = range_kernels(timeline, wanted) if wanted is not None else []

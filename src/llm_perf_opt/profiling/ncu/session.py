@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.analysis.kernels.match import normalise
-from llm_perf_opt.analysis.kernels.ncu import analyze_ncu, join_nsys
-from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuLaunch, NsysKernel
+from llm_perf_opt.capture.kernels.match import normalise
+from llm_perf_opt.capture.kernels.ncu import analyze_ncu, join_nsys
+from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis, NcuLaunch, NsysKernel
 from llm_perf_opt.config.schema import InferSection
 from llm_perf_opt.core.names import DECODE, DECODE_RANGES, NSYS, PREFILL
 from llm_perf_opt.core.records import StageFile, StageOutput

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from llm_perf_opt.capture.readers.nsys_log import import_notes, lost_strings
 from llm_perf_opt.config.output import OutputConfig
 from llm_perf_opt.config.schema import AppConfig, RunSection
 from llm_perf_opt.core.names import DIRECT_INFERENCE, TORCH_PROFILER
@@ -15,7 +16,6 @@ from llm_perf_opt.errors import CommandFailed, ProfilingError, ToolError
 from llm_perf_opt.profiling.baseline import last_words, quiet_inference
 from llm_perf_opt.profiling.nsys.scrub import RawFolder, export_report
 from llm_perf_opt.profiling.nsys.sessions import LOST_AGENT, lost_agent
-from llm_perf_opt.profiling.parsers.nsys_log import import_notes, lost_strings
 from llm_perf_opt.profiling.program import phase_limit
 from llm_perf_opt.profiling.vendor.launch import (
     INFERENCE_RUNNER,
@@ -331,7 +331,7 @@ def _around(ctx: StageContext, options: CaptureOptions) -> str:
 
 def _look(ctx: StageContext, options: CaptureOptions, raw: RawFolder) -> list[str]:
     """The names of the ranges the workload opens, from a short capture without a gate."""
-    from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
+    from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
 
     ctx.say(f"nsys: the range {options.nvtx_capture!r} never opened; looking which ranges there are")
     base = raw.reports / "look"

@@ -21,11 +21,11 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from llm_perf_opt.capture.readers.nsys_log import failure_words
 from llm_perf_opt.core.host import Tool
 from llm_perf_opt.core.stage import CommandPlace
 from llm_perf_opt.errors import ParseError, ProfilingError, ToolError
 from llm_perf_opt.profiling.nsys.sessions import share_lock
-from llm_perf_opt.profiling.parsers.nsys_log import failure_words
 from llm_perf_opt.profiling.vendor.nsys import KeepReport, build_nsys_export_cmd, find_reports, find_unimported
 from llm_perf_opt.system.files import move_whole
 from llm_perf_opt.system.redact import Redactor

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuKernel
-from llm_perf_opt.analysis.timeline.rows import RangeRow
+from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis, NcuKernel
+from llm_perf_opt.capture.rows import RangeRow
 from llm_perf_opt.core.names import PROGRAM
 from llm_perf_opt.core.records import Metric, StageRecord
 from llm_perf_opt.core.units import format_bytes, format_ms, format_percent

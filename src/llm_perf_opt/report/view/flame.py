@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.timeline.frames import FlameNode, PythonTree
+from llm_perf_opt.capture.frames import FlameNode, PythonTree
 from llm_perf_opt.core.names import PHASES
 from llm_perf_opt.core.units import format_ms, format_percent
 from llm_perf_opt.report.run_files import Found, RunFiles

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.kernels.names import classify_kernel, short_kernel_name
-from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis, NcuKernel
-from llm_perf_opt.analysis.timeline.timeline import LaunchShape
+from llm_perf_opt.capture.kernels.names import classify_kernel, short_kernel_name
+from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis, NcuKernel
+from llm_perf_opt.capture.timeline import LaunchShape
 from llm_perf_opt.core.documents import GeneratedKernel
 from llm_perf_opt.diagnosis.facts import GpuFacts, KernelFacts, PhaseKernel, RunFacts, Unknown
 from llm_perf_opt.report.run_files import Found, RunFiles

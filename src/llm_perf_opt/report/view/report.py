@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
+from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.core.names import DIAGNOSIS_FILE
 from llm_perf_opt.diagnosis.document import Diagnosis
 from llm_perf_opt.diagnosis.facts import RunFacts, Unknown

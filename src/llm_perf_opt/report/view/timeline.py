@@ -4,9 +4,9 @@ import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.analysis.kernels.names import short_kernel_name
-from llm_perf_opt.analysis.timeline.timeline import LaunchShape
-from llm_perf_opt.analysis.timeline.window import Event, TimelineWindow
+from llm_perf_opt.capture.kernels.names import short_kernel_name
+from llm_perf_opt.capture.timeline import LaunchShape
+from llm_perf_opt.capture.window import Event, TimelineWindow
 from llm_perf_opt.core.names import DECODE, DECODE_STEP, PHASE_RANGE
 from llm_perf_opt.core.units import format_bytes
 from llm_perf_opt.diagnosis.facts import Unknown

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
+from llm_perf_opt.capture.readers.nsys_stats import MAKE_ONE
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.profiling.parsers.nsys_stats import MAKE_ONE
 
 GZIP = b"\x1f\x8b"
 SQLITE = b"SQLite format 3"

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from llm_perf_opt.capture.readers.nsys_summary import summarize_kernels
 from llm_perf_opt.core.units import or_dash
 from llm_perf_opt.errors import EXIT_OK, ConfigError
-from llm_perf_opt.profiling.parsers.nsys_summary import summarize_kernels
 from llm_perf_opt.runners.analyze.cli import print_json
 
 

@@ -6,10 +6,10 @@ import sys
 import zlib
 from pathlib import Path
 
-from llm_perf_opt.analysis.kernels.names import as_utf8
+from llm_perf_opt.capture.kernels.names import as_utf8
+from llm_perf_opt.capture.readers.nsys_stats import MAKE_ONE, looks_like_stats
 from llm_perf_opt.core.names import MANIFEST_FILE
 from llm_perf_opt.errors import ParseError
-from llm_perf_opt.profiling.parsers.nsys_stats import MAKE_ONE, looks_like_stats
 from llm_perf_opt.runners.analyze.foreign import (
     GZIP,
     NCU_REPORT,
@@ -47,7 +47,7 @@ def capture_files(path: Path) -> tuple[Path, ...]:
     """The file itself; of a directory the kernel summary of an old run, or all captures in it: the ranks of a job."""
     if not path.is_dir():
         return (path,)
-    from llm_perf_opt.profiling.parsers.nsys_summary import find_kernel_summary
+    from llm_perf_opt.capture.readers.nsys_summary import find_kernel_summary
 
     if (path / MANIFEST_FILE).exists():
         raise ParseError(

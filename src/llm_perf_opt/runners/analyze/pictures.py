@@ -5,8 +5,8 @@ from pathlib import Path
 
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.timeline.memory import MemoryCurve
-from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis
+from llm_perf_opt.capture.memory import MemoryCurve
+from llm_perf_opt.capture.shapes import ShapesAnalysis
 from llm_perf_opt.core.sections import Picture
 from llm_perf_opt.core.units import digits
 from llm_perf_opt.diagnosis.document import CaptureAnalysis

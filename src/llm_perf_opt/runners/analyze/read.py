@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.ranks.identify import Kind
-from llm_perf_opt.analysis.timeline.graphs import attribute_replays, graph_reference, replayed_kernels
-from llm_perf_opt.analysis.timeline.rows import KernelRow
+from llm_perf_opt.capture.graphs import attribute_replays, graph_reference, replayed_kernels
+from llm_perf_opt.capture.ranks.identify import Kind
+from llm_perf_opt.capture.rows import KernelRow
 from llm_perf_opt.diagnosis.analyze import RecordedCapture, analyze_captures
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.diagnosis.evidence import Measured
@@ -19,9 +19,9 @@ from llm_perf_opt.errors import ParseError, ToolError
 from llm_perf_opt.runners.analyze.kinds import NCU, NSYS, ROCPD, SNAPSHOT, SUMMARY, TORCH, is_ascend
 
 if TYPE_CHECKING:
-    from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
-    from llm_perf_opt.analysis.timeline.window import OperatorInputs
-    from llm_perf_opt.profiling.parsers.torch_trace import TorchTrace
+    from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis
+    from llm_perf_opt.capture.readers.torch_trace import TorchTrace
+    from llm_perf_opt.capture.window import OperatorInputs
 
 
 EXPORT_TIMEOUT_S = 1800.0
@@ -84,7 +84,7 @@ def read_captures(
 
 
 def _read_nsys(files: Sequence[Path], scratch: Path) -> tuple[list[RecordedCapture], list[str]]:
-    from llm_perf_opt.profiling.parsers.nsys_sqlite import read_nsys_sqlite
+    from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
     from llm_perf_opt.profiling.range_phases import with_phases
 
     captures: list[RecordedCapture] = []
@@ -99,7 +99,7 @@ def _read_nsys(files: Sequence[Path], scratch: Path) -> tuple[list[RecordedCaptu
 
 
 def _read_rocpd(files: Sequence[Path]) -> list[RecordedCapture]:
-    from llm_perf_opt.profiling.parsers.other.rocpd import read_rocpd
+    from llm_perf_opt.capture.readers.rocpd import read_rocpd
     from llm_perf_opt.profiling.range_phases import with_phases
 
     return [RecordedCapture(timeline=with_phases(replace(read_rocpd(path), source=str(path)), {})) for path in files]
@@ -107,8 +107,8 @@ def _read_rocpd(files: Sequence[Path]) -> list[RecordedCapture]:
 
 def _export(report: Path, folder: Path) -> tuple[Path, list[str]]:
     """Export a report with nsys; without nsys, an export beside it that is not older is used and said."""
+    from llm_perf_opt.capture.readers.nsys_log import import_notes
     from llm_perf_opt.profiling.nsys.scrub import export_problem
-    from llm_perf_opt.profiling.parsers.nsys_log import import_notes
     from llm_perf_opt.profiling.vendor.nsys import build_nsys_export_cmd
     from llm_perf_opt.system.process import allowed_environment, run_command
 
@@ -140,9 +140,9 @@ def _export(report: Path, folder: Path) -> tuple[Path, list[str]]:
 def _read_torch(
     files: Sequence[Path], *, detailed: bool
 ) -> tuple[list[RecordedCapture], list[str], "OperatorInputs | None"]:
-    from llm_perf_opt.analysis.timeline.window import OperatorInputs
-    from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
-    from llm_perf_opt.profiling.parsers.trace_workers import is_long
+    from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
+    from llm_perf_opt.capture.readers.trace_workers import is_long
+    from llm_perf_opt.capture.window import OperatorInputs
     from llm_perf_opt.profiling.range_phases import with_phases
 
     captures: list[RecordedCapture] = []
@@ -175,17 +175,17 @@ def _read_torch(
 
 
 def _read_ascend(path: Path) -> "TorchTrace":
-    from llm_perf_opt.profiling.parsers.other.ascend import read_ascend_trace
+    from llm_perf_opt.capture.readers.ascend import read_ascend_trace
 
     return read_ascend_trace(path)
 
 
 def _from_summary(empty: CaptureAnalysis, path: Path, ncu: "NcuAnalysis | None") -> CaptureAnalysis:
     """A kernel summary has kernels and nothing else."""
+    from llm_perf_opt.capture.readers.nsys_stats import read_stats
+    from llm_perf_opt.capture.readers.nsys_summary import summary_notes, to_kernel_rows
     from llm_perf_opt.diagnosis.analyze import joined
     from llm_perf_opt.diagnosis.document import SourceRow
-    from llm_perf_opt.profiling.parsers.nsys_stats import read_stats
-    from llm_perf_opt.profiling.parsers.nsys_summary import summary_notes, to_kernel_rows
 
     summary = read_stats(path)
     kernels: tuple[KernelRow, ...] = to_kernel_rows(summary.rows, source=str(path))
@@ -217,9 +217,9 @@ def _from_summary(empty: CaptureAnalysis, path: Path, ncu: "NcuAnalysis | None")
 
 
 def _read_ncu(files: Sequence[Path]) -> "NcuAnalysis":
-    from llm_perf_opt.analysis.kernels.ncu import analyze_ncu
-    from llm_perf_opt.profiling.parsers.ncu_csv import merge_launches
-    from llm_perf_opt.profiling.parsers.ncu_report import load_ncu
+    from llm_perf_opt.capture.kernels.ncu import analyze_ncu
+    from llm_perf_opt.capture.readers.ncu_csv import merge_launches
+    from llm_perf_opt.capture.readers.ncu_report import load_ncu
 
     return analyze_ncu(merge_launches(load_ncu(path) for path in files))
 
@@ -235,7 +235,7 @@ def add_graph_replays(
             "graph's capture, or of a run without graphs, given as --graphs-from says to which"
             for timeline, count in replayed
         ]
-    from llm_perf_opt.profiling.parsers.torch_trace import read_torch_trace
+    from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 
     trace = read_torch_trace(reference)
     known = graph_reference(replace(trace.timeline, source=str(reference)), trace.modules)

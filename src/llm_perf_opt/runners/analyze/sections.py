@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.timeline.critical import CriticalPath
-from llm_perf_opt.analysis.timeline.frames import PythonTree
-from llm_perf_opt.analysis.timeline.graphs import GraphReplays
-from llm_perf_opt.analysis.timeline.memory import MemoryCurve
-from llm_perf_opt.analysis.timeline.rows import CopyRow, CounterRow
-from llm_perf_opt.analysis.timeline.shapes import ShapesAnalysis
+from llm_perf_opt.capture.critical import CriticalPath
+from llm_perf_opt.capture.frames import PythonTree
+from llm_perf_opt.capture.graphs import GraphReplays
+from llm_perf_opt.capture.memory import MemoryCurve
+from llm_perf_opt.capture.rows import CopyRow, CounterRow
+from llm_perf_opt.capture.shapes import ShapesAnalysis
 from llm_perf_opt.core.sections import Cell, Picture, Section, SectionTable
 from llm_perf_opt.core.units import format_bytes, format_percent
 from llm_perf_opt.diagnosis.document import CaptureAnalysis

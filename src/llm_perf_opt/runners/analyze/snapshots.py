@@ -7,12 +7,12 @@ from pathlib import Path, PurePath
 
 import msgspec
 
-from llm_perf_opt.analysis.memory.snapshot import DeviceMemory, MemorySnapshot, SnapshotDocument
+from llm_perf_opt.capture.allocations import DeviceMemory, MemorySnapshot, SnapshotDocument
+from llm_perf_opt.capture.readers.memory_snapshot import read_memory_snapshot
 from llm_perf_opt.core.manifest import RunManifest, write_json, write_manifest
 from llm_perf_opt.core.records import Metric, StageFile, StageRecord
 from llm_perf_opt.core.sections import Picture, Section, SectionTable, cell_text
 from llm_perf_opt.core.units import format_bytes, format_ms, format_percent
-from llm_perf_opt.profiling.parsers.other.memory_snapshot import read_memory_snapshot
 from llm_perf_opt.report.charts import steps_svg
 from llm_perf_opt.report.write import write_reports
 from llm_perf_opt.runners.analyze.cli import print_json

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from msgspec import UNSET
 from rich.text import Text
 
-from llm_perf_opt.analysis.kernels.ncu_records import NcuAnalysis
-from llm_perf_opt.analysis.timeline.operators import OperatorRow
-from llm_perf_opt.analysis.timeline.rows import KernelRow
+from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis
+from llm_perf_opt.capture.operators import OperatorRow
+from llm_perf_opt.capture.rows import KernelRow
 from llm_perf_opt.core.sections import Section, cell_text
 from llm_perf_opt.core.units import format_factor, format_ms, format_percent, or_dash
 from llm_perf_opt.diagnosis.claim import Finding

@@ -1,0 +1,295 @@
+"""The critical path of a range: what decides when its work is done, walked back from its end.
+
+The walk begins where the range ends on the host or where the last GPU work launched inside it ends, whichever is later.
+From the host it goes back along the thread to the last wait for the GPU, and from there to the GPU work that ended the
+wait; from a piece of GPU work to the work before it, if that was still running when the launch call had returned, and
+otherwise to the launch call, and so back to the host. Calls that other threads made for the range while its thread was
+blocked (autograd's backward, data-parallel workers: see `ownership`) count as calls of its thread, so the path leads
+through the same work that the row of the range counts. Every nanosecond belongs to one part, so the parts say what
+would have to shrink: making anything that is not on the path faster changes nothing. Nor does a faster host where the
+GPU never idles: what host, launch and delay could save is at most the GPU's idle time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from llm_perf_opt.capture.intervals import Flags, Intervals, Ints, union
+from llm_perf_opt.capture.kernels.names import short_kernel_name
+from llm_perf_opt.capture.ownership import Ownership, Unlaunched, find_ownership, place_unlaunched
+from llm_perf_opt.capture.rows import START_END, RangeRow
+from llm_perf_opt.capture.tables import communication_kernels
+from llm_perf_opt.capture.timeline import Activities, Timeline, join
+
+RANGES = 10
+# A range with more work than this is not walked: it would take seconds.
+MOST_WORK = 100_000
+KERNELS_NAMED = 3
+BLOCKING_NS = 50_000
+HOST, LAUNCH, DELAY, WAIT, COMPUTE, COMMUNICATION, COPY, BETWEEN = range(8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticalPath:
+    """One instance of a range, that of median wall time; the parts add up to `length_ns`.
+
+    On the host: its own work, launch calls, and returning from waits. Between host and GPU: the delay from the return
+    of a launch to the start. On the GPU: computation, communication, copies, and the time between one and the next.
+    `gpu_idle_ns` is when no kernel ran, on the path or not. `shrink` names what could save most: host, launch, start
+    delay, GPU, communication or copies.
+    """
+
+    range_name: str
+    length_ns: int
+    host_ns: int
+    launch_ns: int
+    start_delay_ns: int
+    wait_return_ns: int
+    computation_ns: int
+    communication_ns: int
+    copy_ns: int
+    between_ns: int
+    gpu_idle_ns: int
+    shrink: str
+    kernels: tuple[str, ...]
+
+
+def critical_paths(timelines: Sequence[Timeline], rows: Sequence[RangeRow]) -> tuple[CriticalPath, ...]:
+    """Of the ranges with GPU work that take most time."""
+    wanted = [row for row in rows if row.kernel_count and row.typical.kernel_count <= MOST_WORK][:RANGES]
+    found = []
+    captures: dict[int, _Capture] = {}
+    for row in wanted:
+        timeline = timelines[row.typical.source]
+        start_ns, end_ns = row.typical.start_ns, row.typical.start_ns + row.typical.wall_ns
+        ranges = timeline.ranges
+        same = (ranges.start_ns == start_ns) & (ranges.end_ns == end_ns)
+        same &= ranges.process_wide == (row.style == START_END)
+        at = [i for i in np.flatnonzero(same).tolist() if timeline.names[ranges.name[i]] == row.name]
+        if at:
+            if row.typical.source not in captures:
+                captures[row.typical.source] = _capture(timeline)
+            found.append(_path(row.name, _Walk(captures[row.typical.source], at[0])))
+    return tuple(found)
+
+
+def _path(name: str, walk: "_Walk") -> CriticalPath:
+    part = walk.walk()
+    idle = walk.idle_ns()
+    groups = {
+        "host": min(part[HOST] + part[WAIT], idle),
+        "launch": min(part[LAUNCH], idle),
+        "start delay": min(part[DELAY], idle),
+        "GPU": part[COMPUTE] + part[BETWEEN],
+        "communication": part[COMMUNICATION],
+        "copies": part[COPY],
+    }
+    return CriticalPath(
+        range_name=name,
+        length_ns=walk.end_ns - walk.start_ns,
+        host_ns=part[HOST],
+        launch_ns=part[LAUNCH],
+        start_delay_ns=part[DELAY],
+        wait_return_ns=part[WAIT],
+        computation_ns=part[COMPUTE],
+        communication_ns=part[COMMUNICATION],
+        copy_ns=part[COPY],
+        between_ns=part[BETWEEN],
+        gpu_idle_ns=idle,
+        shrink=max(groups, key=lambda key: groups[key]),
+        kernels=walk.heaviest(),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Capture:
+    """A timeline with its GPU work in one table, the kind of each piece, and the calls that wait.
+
+    `thread` is the one for which each call was made; `caused_range` is a range of another thread that owns
+    `caused_call`. A long launch call that returns after its own work has ended waited for it: a copy to memory that is
+    not pinned.
+    """
+
+    timeline: Timeline
+    work: Activities
+    kind: Ints
+    waits: Flags
+    ownership: Ownership
+    thread: Ints
+    caused_call: Ints
+    caused_range: Ints
+    unlaunched: Unlaunched
+
+    def owned(self, index: int) -> Flags:
+        """The GPU work of a range, as its row counts it."""
+        ranges, calls = self.timeline.ranges, self.timeline.calls
+        start_ns, end_ns, thread = (int(c[index]) for c in (ranges.start_ns, ranges.end_ns, ranges.thread))
+        made = (calls.start_ns >= start_ns) & (calls.start_ns < end_ns)
+        if ranges.process_wide[index]:
+            process = self.timeline.thread_process
+            made &= process[calls.thread] == process[thread]
+        else:
+            made &= calls.thread == thread
+            made[self.caused_call[self.caused_range == index]] = True
+        owned = np.zeros(len(self.work), np.bool_)
+        known = np.flatnonzero(self.work.call >= 0)
+        owned[known] = made[self.work.call[known]]
+        if self.unlaunched.placed and not ranges.process_wide[index]:
+            position, owner = self.ownership.with_ancestors(self.unlaunched.owner)
+            owned[self.unlaunched.index[position[owner == index]]] = True
+        return owned
+
+    def works_for(self, index: int) -> int:
+        """The thread on which a range is waited for: its own, or the one for which that works."""
+        while (parent := int(self.ownership.parent[index])) >= 0:
+            index = parent
+        return int(self.timeline.ranges.thread[index])
+
+
+def _capture(timeline: Timeline) -> _Capture:
+    work, calls = join([timeline.kernels, timeline.graphs, timeline.copies]), timeline.calls
+    known = np.flatnonzero(work.call >= 0)
+    call = work.call[known]
+    waits = calls.waits.copy()
+    waits[call[(calls.end_ns - calls.start_ns >= BLOCKING_NS)[call] & (work.end_ns[known] <= calls.end_ns[call])]] = (
+        True
+    )
+    kind = (
+        np.where(communication_kernels(timeline), COMMUNICATION, COMPUTE),
+        np.full(len(timeline.graphs), COMPUTE),
+        np.full(len(timeline.copies), COPY),
+    )
+    ownership = find_ownership(timeline)
+    none = np.zeros(0, np.int64)
+    call, owner = (none, none) if ownership.cause is None else ownership.with_ancestors(ownership.cause)
+    return _Capture(
+        timeline=timeline,
+        work=work,
+        kind=np.concatenate(kind),
+        waits=waits,
+        ownership=ownership,
+        thread=ownership.working_thread(timeline),
+        caused_call=call,
+        caused_range=owner,
+        unlaunched=place_unlaunched(timeline, work, ownership),
+    )
+
+
+class _Walk:
+    """The work and calls around one window, in the order the walk needs them."""
+
+    def __init__(self, capture: _Capture, index: int) -> None:
+        ranges = capture.timeline.ranges
+        self.start_ns = start_ns = int(ranges.start_ns[index])
+        self._host_end_ns = end_ns = int(ranges.end_ns[index])
+        self._timeline, self._calls_wait = capture.timeline, capture.waits
+        self._made_for, self._thread = capture.thread, capture.works_for(index)
+        work = capture.work
+        mine = work.process == capture.timeline.thread_process[self._thread]
+        self.end_ns = max(end_ns, int(work.end_ns[capture.owned(index)].max(initial=end_ns)))
+        pick = np.flatnonzero(mine & (work.end_ns > start_ns) & (work.start_ns < self.end_ns))
+        pick = pick[np.argsort(work.end_ns[pick], kind="stable")]
+        self._start, self._end = work.start_ns[pick], work.end_ns[pick]
+        self._call, self._kind, self._name = work.call[pick], capture.kind[pick], work.name[pick]
+        self._launches: dict[int, Intervals] = {}
+        self._waits: dict[int, tuple[Ints, Ints]] = {}
+        self._part = [0] * 8
+        self._on_path: dict[int, int] = {}
+
+    def walk(self) -> list[int]:
+        """Nanoseconds of each part."""
+        at, thread, work = self.end_ns, self._thread, -1
+        if self.end_ns > self._host_end_ns:
+            work = int(np.searchsorted(self._end, self.end_ns, side="right")) - 1
+        # Each turn ends one piece of work or one wait, or goes from the GPU to the host.
+        for _ in range(3 * len(self._start) + 3 * len(self._timeline.calls) + 3):
+            if at <= self.start_ns:
+                break
+            if work >= 0:
+                at, thread, work = self._from_work(work, at, thread)
+            else:
+                at, work = self._from_host(at, thread)
+        return self._part
+
+    def idle_ns(self) -> int:
+        """When no kernel or graph ran."""
+        runs = self._kind != COPY
+        busy = union(self._start[runs], self._end[runs])
+        inside = busy.covered_before(np.array([self.start_ns, self.end_ns]))
+        return self.end_ns - self.start_ns - int(inside[1] - inside[0])
+
+    def heaviest(self) -> tuple[str, ...]:
+        """The kernels that take most of the path."""
+        names = sorted(self._on_path, key=lambda name: -self._on_path[name])[:KERNELS_NAMED]
+        return tuple(dict.fromkeys(short_kernel_name(self._timeline.names[name]) for name in names))
+
+    def _add(self, part: int, start: int, end: int) -> int:
+        """Count a stretch, cut at the range's start, and go to where it began."""
+        start = max(start, self.start_ns)
+        self._part[part] += max(end - start, 0)
+        return min(start, end)
+
+    def _from_host(self, at: int, thread: int) -> tuple[int, int]:
+        """Back to the last wait on the thread, and to the work it waited for."""
+        starts, ends = self._waits_of(thread)
+        index = int(np.searchsorted(ends, at, side="right")) - 1
+        if index < 0 or ends[index] <= self.start_ns:
+            return self._host(self.start_ns, at, thread), -1
+        begin, end = int(starts[index]), int(ends[index])
+        at = self._host(end, at, thread)
+        work = int(np.searchsorted(self._end, at, side="right")) - 1
+        if work >= 0 and self._end[work] > begin:
+            return self._add(WAIT, int(self._end[work]), at), work
+        # It found nothing to wait for, and is a call like others.
+        return self._add(HOST, begin, at), -1
+
+    def _host(self, start: int, end: int, thread: int) -> int:
+        """Count host time, launch calls apart."""
+        start = max(start, self.start_ns)
+        inside = self._launches_of(thread).covered_before(np.array([start, end]))
+        launch = int(inside[1] - inside[0])
+        self._part[LAUNCH] += launch
+        self._part[HOST] += max(end - start, 0) - launch
+        return min(start, end)
+
+    def _from_work(self, work: int, at: int, thread: int) -> tuple[int, int, int]:
+        """Back to the start of a piece of work, then to the work before it or to its launch."""
+        before_at, begin = at, int(self._start[work])
+        at = self._add(int(self._kind[work]), begin, at)
+        name = int(self._name[work])
+        self._on_path[name] = self._on_path.get(name, 0) + before_at - at
+        if at <= self.start_ns:
+            return at, thread, -1
+        call = int(self._call[work])
+        calls = self._timeline.calls
+        # A call that waits for its own work can start it as soon as it is made.
+        ready = int((calls.start_ns if self._calls_wait[call] else calls.end_ns)[call]) if call >= 0 else self.start_ns
+        before = int(np.searchsorted(self._end, at, side="right")) - 1
+        while before >= 0 and (before == work or self._start[before] >= begin):
+            before -= 1
+        if before >= 0 and (call < 0 or self._end[before] >= ready):
+            return self._add(BETWEEN, int(self._end[before]), at), thread, before
+        if call < 0:
+            return self._add(BETWEEN, self.start_ns, at), thread, -1
+        at = self._add(DELAY, ready, at) if ready < at else at
+        began = int(calls.start_ns[call])
+        return (self._add(LAUNCH, began, at) if began < at else at), int(self._made_for[call]), -1
+
+    def _launches_of(self, thread: int) -> Intervals:
+        if thread not in self._launches:
+            calls = self._timeline.calls
+            mine = np.flatnonzero((self._made_for == thread) & calls.launches & ~self._calls_wait)
+            self._launches[thread] = union(calls.start_ns[mine], calls.end_ns[mine])
+        return self._launches[thread]
+
+    def _waits_of(self, thread: int) -> tuple[Ints, Ints]:
+        """Starts and ends of the waits of a thread, by end."""
+        if thread not in self._waits:
+            calls = self._timeline.calls
+            # What took no time waited for nothing: a trace in whole microseconds has such calls.
+            waited = self._calls_wait & (calls.end_ns > calls.start_ns)
+            mine = np.flatnonzero((self._made_for == thread) & waited & (calls.end_ns > self.start_ns))
+            mine = mine[np.argsort(calls.end_ns[mine], kind="stable")]
+            self._waits[thread] = (calls.start_ns[mine], calls.end_ns[mine])
+        return self._waits[thread]

@@ -1,0 +1,243 @@
+"""Opens an nsys export read-only and hands out its columns; whatever is wrong with it becomes a ParseError."""
+
+import sqlite3
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from io import FileIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llm_perf_opt.capture.intervals import Flags, Ints
+from llm_perf_opt.capture.readers.sqlite_pages import NotPlain, OutOfOrder, PageReader, Rows
+from llm_perf_opt.errors import ParseError
+from llm_perf_opt.system.arrays import keep_freed_memory
+from llm_perf_opt.system.files import real_path
+
+MAGIC = b"SQLite format 3\x00"
+# Above this many ids the whole string table is read instead of asking for each.
+MANY_IDS = 20_000
+# Longer names are cut: a name is for reading, and a report must stay a report.
+MAX_NAME = 4096
+# A century and a half from 1970; the difference of two such times still is a 64-bit number.
+LATEST_NS = 2**62
+# The first letters of a table or view only their databases have.
+_OTHER_TOOLS = {
+    "CUPTI_ACTIVITY_KIND_DRIVER": "nvprof, which is not read: capture the program with nsys",
+    "StringTable": "nvprof, which is not read: capture the program with nsys",
+    "rocpd_op": "rocmProfileData (RPD), which is not read: record with `rocprofv3 --sys-trace`, or with torch.profiler",
+    "rocpd_": "rocprofv3 (rocpd), which is no export of nsys: give it to `llm-perf analyze`",
+    "CANN_API": "torch_npu's or msprof's for Ascend, which is not read: give its trace_view.json",
+    "NPU_INFO": "torch_npu's or msprof's for Ascend, which is not read: give its trace_view.json",
+}
+ROWS_AT_ONCE = 20_000
+# Less than any id of a row.
+ROW_ID_NAMES = ("rowid", "_rowid_", "oid")
+BEFORE_ALL = -(2**63) - 1
+
+
+class NsysDatabase:
+    """An open export. Small questions go to sqlite3, large tables of integers are read from the file's pages."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, file: FileIO) -> None:
+        self.path = path
+        self._connection = connection
+        # Held until it is closed: nobody may write while pages are read.
+        self.query("BEGIN")
+        rows = self.query("SELECT name, rootpage FROM sqlite_master WHERE type = 'table'")
+        self._roots = {str(name): int(root) for name, root in rows}
+        self._columns: dict[str, tuple[str, ...]] = {}
+        keep_freed_memory()
+        try:
+            self._pages: PageReader | None = PageReader(file)
+        except NotPlain:
+            self._pages = None
+
+    def has(self, table: str) -> bool:
+        return table in self._roots
+
+    def columns(self, table: str) -> tuple[str, ...]:
+        if table not in self._columns:
+            self._columns[table] = tuple(str(row[1]) for row in self.query(f"PRAGMA table_info({quoted(table)})"))
+        return self._columns[table]
+
+    def require(self, table: str, columns: Sequence[str]) -> None:
+        missing = [c for c in columns if c not in self.columns(table)]
+        if missing:
+            raise ParseError(
+                f"{self.path}: table {table} has no column {', '.join(missing)} (it has "
+                f"{', '.join(self.columns(table))}); export the report again with the nsys that made it"
+            )
+
+    def column_or(self, table: str, column: str, other: str) -> str:
+        """The column where the table has it, otherwise the SQL given."""
+        return quoted(column) if column in self.columns(table) else other
+
+    def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """A small question."""
+        return [row for part in self.select(sql, values) for row in part]
+
+    def select(self, sql: str, values: Sequence[Any] = ()) -> Iterator[list[tuple[Any, ...]]]:
+        """A question with a long answer, some rows at a time."""
+        try:
+            cursor = self._connection.execute(sql, values)
+            while rows := cursor.fetchmany(ROWS_AT_ONCE):
+                yield rows
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # its message may quote a damaged schema
+            raise broken(self.path, str(error)) from error
+
+    def strings(self, ids: Sequence[int]) -> list[str]:
+        """The strings behind ids of StringIds; one that is missing is named by its id."""
+        found: dict[int, str] = {}
+        if self.has("StringIds"):
+            sql = f"SELECT id, substr(value, 1, {MAX_NAME}), length(value) FROM StringIds"
+            if len(ids) > MANY_IDS:
+                rows = self.query(sql)
+            else:
+                rows = [row for i in ids for row in self.query(sql + " WHERE id = ?", [int(i)])]
+            found = {int(i): str(v) + ("…" if int(n) > MAX_NAME else "") for i, v, n in rows if v is not None}
+        return [found[int(i)] if int(i) in found else f"(no name, string {int(i)})" for i in ids]
+
+    def rows(self, table: str, columns: Sequence[str]) -> Iterator[Rows]:
+        """Integer columns of all rows in their order, some at a time; NULL is -1 and flagged."""
+        done = 0
+        try:
+            for rows in self._all_rows(table, columns):
+                yield rows
+                done += len(rows)
+        except OutOfOrder as error:
+            why = f"table {table} is damaged: only {done + error.before} of its rows are in order"
+            raise broken(self.path, why) from error
+
+    def _all_rows(self, table: str, columns: Sequence[str]) -> Iterator[Rows]:
+        left_after = yield from self._from_pages(table, columns)
+        if left_after is not None:
+            yield from self._fetched(table, columns, left_after)
+
+    def _from_pages(self, table: str, columns: Sequence[str]) -> Generator[Rows, None, int | None]:
+        """As many rows as the pages plainly hold; returns the id after which SQLite has to go on, None for nowhere."""
+        after, places = BEFORE_ALL, self._places(table, columns)
+        if self._pages is None or places is None:
+            return after
+        try:
+            for rows in self._pages.read(self._roots[table], places):
+                yield rows
+                after = rows.last_id
+        except NotPlain:
+            return after
+        return None
+
+    def _places(self, table: str, columns: Sequence[str]) -> list[int] | None:
+        """The places of columns in a row, or None where one may be kept elsewhere or as something else."""
+        rows = self.query(f"PRAGMA table_xinfo({quoted(table)})")
+        plain = {str(name): int(n) for n, name, kind, _, _, key, _ in rows if "INT" in str(kind).upper() and not key}
+        if any(hidden for *_, hidden in rows) or not set(columns) <= plain.keys():
+            return None
+        return [plain[name] for name in columns]
+
+    def _fetched(self, table: str, columns: Sequence[str], after: int) -> Iterator[Rows]:
+        """The rows behind an id, from SQLite itself."""
+        wanted = ", ".join(quoted(name) for name in columns)
+        hidden = {name.lower() for name in self.columns(table)}
+        row_id = next((name for name in ROW_ID_NAMES if name not in hidden), None)
+        if row_id is None:
+            raise broken(self.path, f"table {table} has columns in the place of its row ids")
+        # SQLite takes the number before all ids for a fraction, which equals the first of them.
+        behind = "" if after == BEFORE_ALL else f" WHERE {row_id} > {after}"
+        for rows in self.select(f"SELECT {row_id}, {wanted} FROM {quoted(table)}{behind}"):
+            ids, *found = zip(*rows, strict=True)
+            for before, (one, other) in enumerate(pairwise((after, *ids))):
+                if other <= one:
+                    raise OutOfOrder(before)
+            after = ids[-1]
+            columns_found = [self.integers(table, values) for values in found]
+            values, null = zip(*columns_found, strict=True)
+            yield Rows(values=values, null=null, last_id=after)
+
+    def integers(self, table: str, values: Sequence[Any]) -> tuple[Ints, Flags | None]:
+        """A column of what must be integers, -1 for NULL, and where it is NULL (None: nowhere)."""
+        kinds = set(map(type, values))
+        if not kinds <= {int, type(None)}:
+            raise broken(self.path, f"table {table} holds something else where an integer belongs")
+        if type(None) not in kinds:
+            return np.array(values, np.int64), None
+        null = np.array([value is None for value in values], np.bool_)
+        return np.array([-1 if value is None else value for value in values], np.int64), null
+
+
+@contextmanager
+def open_nsys_database(path: Path) -> Iterator[NsysDatabase]:
+    """Check that a file is a readable export of nsys and open it."""
+    with open_database(path) as database:
+        _require_export(path, database)
+        yield database
+
+
+@contextmanager
+def open_database(path: Path) -> Iterator[NsysDatabase]:
+    """Open a readable SQLite file of any tool."""
+    _check_header(path)
+    real = real_path(path)
+    try:
+        connection = sqlite3.connect(f"{real.as_uri()}?mode=ro", uri=True, timeout=2.0)
+    except sqlite3.Error as error:
+        raise broken(path, str(error)) from error
+    # nsys on Windows writes names of zones and paths in the code page of the machine.
+    connection.text_factory = as_text
+    try:
+        with FileIO(real) as file:
+            yield NsysDatabase(real, connection, file)
+    finally:
+        connection.close()
+
+
+def _require_export(path: Path, database: NsysDatabase) -> None:
+    """Refuse the databases of other tools by their names."""
+    if any(database.has(table) for table in ("StringIds", "META_DATA_EXPORT", "EXPORT_META_DATA")):
+        return
+    names = [str(name) for (name,) in database.query("SELECT name FROM sqlite_master")]
+    made_by = next((tool for mark, tool in _OTHER_TOOLS.items() if any(n.startswith(mark) for n in names)), None)
+    if made_by is not None:
+        raise ParseError(f"{path}: a SQLite file of {made_by}")
+    raise ParseError(
+        f"{path}: a SQLite file, but not an export of nsys (no table StringIds); make one with "
+        "`nsys export --type sqlite REPORT.nsys-rep`"
+    )
+
+
+def _check_header(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            head = file.read(100)
+            file.seek(0, 2)
+            size = file.tell()
+    except OSError as error:
+        raise ParseError(f"{path}: could not be read ({error.strerror or error})") from error
+    if not head:
+        raise ParseError(f"{path}: the file is empty; export the report again")
+    if not head.startswith(MAGIC):
+        raise ParseError(
+            f"{path}: not a SQLite file; make one with `nsys export --type sqlite REPORT.nsys-rep` and give that"
+        )
+    page = int.from_bytes(head[16:18], "big") or 0
+    expected = (65536 if page == 1 else page) * int.from_bytes(head[28:32], "big")
+    if size < expected:
+        raise ParseError(f"{path}: truncated ({size} of {expected} bytes); copy or export it again")
+
+
+def broken(path: Path, why: str) -> ParseError:
+    """What sqlite or duckdb said, as an error for the user."""
+    if "locked" in why:
+        return ParseError(f"{path}: locked by another program ({why}); wait until it has finished writing")
+    return ParseError(f"{path}: could not be read ({why}); the file may be damaged, export the report again")
+
+
+def as_text(data: bytes) -> str:
+    """A text of an export; what is not UTF-8 in it becomes a replacement character."""
+    return data.decode("utf-8", "replace")
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
