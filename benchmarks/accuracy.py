@@ -20,16 +20,16 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from llm_perf_opt.analysis.estimate import engine as engine_module  # noqa: E402
-from llm_perf_opt.analysis.estimate.bands import OTHER, OWN, Band, band_of  # noqa: E402
-from llm_perf_opt.analysis.estimate.parallel import Layout  # noqa: E402
-from llm_perf_opt.analysis.estimate.requests import label_of  # noqa: E402
-from llm_perf_opt.analysis.estimate.steps import Setting, step_estimate  # noqa: E402
-from llm_perf_opt.analysis.families.known import read_text_model  # noqa: E402
-from llm_perf_opt.analysis.hardware.hardware import load_catalogue  # noqa: E402
-from llm_perf_opt.analysis.hardware.work import Dtypes, Step  # noqa: E402
-from llm_perf_opt.analysis.static.parts import Model  # noqa: E402
 from llm_perf_opt.capture.kernels.names import classify_kernel  # noqa: E402
+from llm_perf_opt.model.estimate import engine as engine_module  # noqa: E402
+from llm_perf_opt.model.estimate.bands import OTHER, OWN, Band, band_of  # noqa: E402
+from llm_perf_opt.model.estimate.parallel import Layout  # noqa: E402
+from llm_perf_opt.model.estimate.requests import label_of  # noqa: E402
+from llm_perf_opt.model.estimate.steps import Setting, step_estimate  # noqa: E402
+from llm_perf_opt.model.families.known import read_text_model  # noqa: E402
+from llm_perf_opt.model.hardware.hardware import load_catalogue  # noqa: E402
+from llm_perf_opt.model.hardware.work import Dtypes, Step  # noqa: E402
+from llm_perf_opt.model.static.parts import Model  # noqa: E402
 from tests.unit.test_estimate import touched  # noqa: E402
 from tests.unit.test_published import (  # noqa: E402
     estimated_rate,

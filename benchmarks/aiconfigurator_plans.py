@@ -23,8 +23,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from llm_perf_opt.analysis.estimate.parallel import Layout  # noqa: E402
 from llm_perf_opt.config.paths import conf_dir  # noqa: E402
+from llm_perf_opt.model.estimate.parallel import Layout  # noqa: E402
 from llm_perf_opt.runners.plan.search import Limits, batches, layouts, rate_per_device  # noqa: E402
 from llm_perf_opt.runners.plan.table import spread  # noqa: E402
 from llm_perf_opt.runners.predict.cli import find_hardware, predict_row, subjects  # noqa: E402

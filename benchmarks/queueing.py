@@ -18,8 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from llm_perf_opt.analysis.estimate.engine import ENGINES  # noqa: E402
-from llm_perf_opt.analysis.estimate.requests import (  # noqa: E402
+from llm_perf_opt.model.estimate.engine import ENGINES  # noqa: E402
+from llm_perf_opt.model.estimate.requests import (  # noqa: E402
     PROMPT_TOKENS,
     ArrivalRate,
     Load,
@@ -27,8 +27,8 @@ from llm_perf_opt.analysis.estimate.requests import (  # noqa: E402
     prompt_ms,
     token_ms,
 )
-from llm_perf_opt.analysis.estimate.steps import Setting  # noqa: E402
-from llm_perf_opt.analysis.hardware.work import Dtypes  # noqa: E402
+from llm_perf_opt.model.estimate.steps import Setting  # noqa: E402
+from llm_perf_opt.model.hardware.work import Dtypes  # noqa: E402
 from tests.unit.test_published import catalogue, model_of  # noqa: E402
 
 RESULT = ROOT / "benchmarks" / "results" / "queueing.json"

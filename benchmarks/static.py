@@ -39,9 +39,9 @@ def geometry(model: str) -> dict[str, Any]:
 
 
 def closed_form(model: str) -> Callable[[], float]:
-    from llm_perf_opt.analysis.families.known import read_text_model
-    from llm_perf_opt.analysis.hardware.work import Dtypes
-    from llm_perf_opt.analysis.static.closed_form import prefill_phase
+    from llm_perf_opt.model.families.known import read_text_model
+    from llm_perf_opt.model.hardware.work import Dtypes
+    from llm_perf_opt.model.static.closed_form import prefill_phase
 
     data = geometry(model)
     bf16 = Dtypes.uniform("bf16")
@@ -68,7 +68,7 @@ def operator_count(model: str) -> Callable[[], float]:
     import torch
     from transformers import AutoModelForCausalLM  # noqa: F401 - an import, not work
 
-    from llm_perf_opt.analysis.static.operator_count import count_operators
+    from llm_perf_opt.model.static.operator_count import count_operators
     from llm_perf_opt.workload.models.module_groups import group_modules
 
     def work() -> float:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analysis.hardware.hardware import Device
-from llm_perf_opt.analysis.hardware.work import Shape
-from llm_perf_opt.analysis.static.operator_count import Count, Tally
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.stage import StageContext
 from llm_perf_opt.errors import CommandFailed
+from llm_perf_opt.model.hardware.hardware import Device
+from llm_perf_opt.model.hardware.work import Shape
+from llm_perf_opt.model.static.operator_count import Count, Tally
 from llm_perf_opt.pipeline.compose import compose_config, type_config
 from llm_perf_opt.profiling.stages.static_analysis import STAGE, StaticAnalysisConfig
 from llm_perf_opt.profiling.static_child import Facts, write_counts, write_facts

@@ -7,11 +7,11 @@ the ceilings given.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.hardware.roofline import Ceilings, bound, compute_s
-from llm_perf_opt.analysis.hardware.work import Dtypes
-from llm_perf_opt.analysis.static.closed_form import decode_phase, kv_bytes, prefill_phase, weight_bytes
-from llm_perf_opt.analysis.static.forms import MLA_MODES, MlaMode
-from llm_perf_opt.analysis.static.parts import Model
+from llm_perf_opt.model.hardware.roofline import Ceilings, bound, compute_s
+from llm_perf_opt.model.hardware.work import Dtypes
+from llm_perf_opt.model.static.closed_form import decode_phase, kv_bytes, prefill_phase, weight_bytes
+from llm_perf_opt.model.static.forms import MLA_MODES, MlaMode
+from llm_perf_opt.model.static.parts import Model
 
 # A step's bound bends upwards with the context, so the middle of a piece never overstates the piece.
 PIECES = 16

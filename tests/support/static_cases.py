@@ -4,7 +4,7 @@ from typing import Any
 
 import yaml
 
-from llm_perf_opt.analysis.static.parts import Model
+from llm_perf_opt.model.static.parts import Model
 from llm_perf_opt.workload.models.registry import load_adapter
 from tests.support.fixtures_dir import REPO
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.analysis.estimate.measured import MeasuredLevel, MeasuredPace, left_out_errors, median_error
 from llm_perf_opt.cli import main
+from llm_perf_opt.model.estimate.measured import MeasuredLevel, MeasuredPace, left_out_errors, median_error
 from tests.support.fixtures_dir import REPO
 
 

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.analysis.estimate.bands import OWN
-from llm_perf_opt.analysis.estimate.efficiency import MEASURED, TRANSFERRED, rates_of
-from llm_perf_opt.analysis.estimate.engine import ENGINES
-from llm_perf_opt.analysis.estimate.parallel import Layout, Wire, link_of
-from llm_perf_opt.analysis.estimate.requests import (
+from llm_perf_opt.config.paths import conf_dir
+from llm_perf_opt.config.schema import HardwareSection
+from llm_perf_opt.model.estimate.bands import OWN
+from llm_perf_opt.model.estimate.efficiency import MEASURED, TRANSFERRED, rates_of
+from llm_perf_opt.model.estimate.engine import ENGINES
+from llm_perf_opt.model.estimate.parallel import Layout, Wire, link_of
+from llm_perf_opt.model.estimate.requests import (
     ArrivalRate,
     Load,
     forecast,
@@ -21,11 +23,9 @@ from llm_perf_opt.analysis.estimate.requests import (
     prompt_ms,
     tokens_per_check,
 )
-from llm_perf_opt.analysis.estimate.steps import Setting, step_estimate
-from llm_perf_opt.analysis.hardware.hardware import load_catalogue
-from llm_perf_opt.analysis.hardware.work import Dtypes, Step
-from llm_perf_opt.config.paths import conf_dir
-from llm_perf_opt.config.schema import HardwareSection
+from llm_perf_opt.model.estimate.steps import Setting, step_estimate
+from llm_perf_opt.model.hardware.hardware import load_catalogue
+from llm_perf_opt.model.hardware.work import Dtypes, Step
 from llm_perf_opt.runners.predict.machine import parse_amd_smi, parse_rocm_smi
 from tests.support.fixtures_dir import REPO
 from tests.support.static_cases import preset_model

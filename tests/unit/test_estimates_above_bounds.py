@@ -5,14 +5,14 @@ from typing import Any, get_args
 
 import pytest
 
-from llm_perf_opt.analysis.estimate.engine import EngineName
-from llm_perf_opt.analysis.estimate.parallel import Layout
-from llm_perf_opt.analysis.hardware.hardware import CPU, Resolved, load_catalogue
-from llm_perf_opt.analysis.hardware.roofline import datasheet_ceilings
-from llm_perf_opt.analysis.static.forms import MLA_MODES
-from llm_perf_opt.analysis.static.parts import Model
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import HardwareSection
+from llm_perf_opt.model.estimate.engine import EngineName
+from llm_perf_opt.model.estimate.parallel import Layout
+from llm_perf_opt.model.hardware.hardware import CPU, Resolved, load_catalogue
+from llm_perf_opt.model.hardware.roofline import datasheet_ceilings
+from llm_perf_opt.model.static.forms import MLA_MODES
+from llm_perf_opt.model.static.parts import Model
 from llm_perf_opt.runners.predict.cli import Subject, predict_row, subjects
 from llm_perf_opt.runners.predict.request import Case, parse_request
 from llm_perf_opt.runners.predict.row import Row, bound_ms

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.analysis.hardware.gpu_generation import gpu_generation
-from llm_perf_opt.analysis.hardware.hardware import find_by_device_name, load_catalogue
 from llm_perf_opt.capture.floors import OptimizerPasses, copy_floors, optimizer_passes
 from llm_perf_opt.capture.fusion import (
     FUSED_FLOOR,
@@ -23,6 +21,8 @@ from llm_perf_opt.capture.kernels.names import is_fusible
 from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.capture.rows import CopyRow, KernelRow
 from llm_perf_opt.capture.shapes import least_fused_ns, roof_of
+from llm_perf_opt.model.hardware.gpu_generation import gpu_generation
+from llm_perf_opt.model.hardware.hardware import find_by_device_name, load_catalogue
 from tests.support.fixtures_dir import DATA, REPO
 from tests.support.trace_builder import event, write_trace
 

@@ -5,8 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llm_perf_opt.analysis.hardware.gpu_generation import GpuGeneration, built_for, gpu_generation
-from llm_perf_opt.analysis.hardware.hardware import find_by_device_name, load_catalogue
 from llm_perf_opt.capture.gemms import GemmPrecisionRow, MisalignedKernel, gemm_precisions, misaligned_gemms
 from llm_perf_opt.capture.intervals import Ints
 from llm_perf_opt.capture.kernels.gemm_names import GemmTraits, gemm_traits
@@ -22,6 +20,8 @@ from llm_perf_opt.capture.shapes import (
     sum_shapes,
 )
 from llm_perf_opt.capture.tables import kernel_rows
+from llm_perf_opt.model.hardware.gpu_generation import GpuGeneration, built_for, gpu_generation
+from llm_perf_opt.model.hardware.hardware import find_by_device_name, load_catalogue
 from tests.support.fixtures_dir import DATA, REPO
 
 GEMV = "void gemv2T_kernel_val<int, int, {0}, {0}, {0}, float, 128, 16, 4, 4, false>(cublasGemvParamsEx<int>)"

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from llm_perf_opt.analysis.hardware.calibrate import (
+from llm_perf_opt.cli import main
+from llm_perf_opt.config.load import validate
+from llm_perf_opt.config.paths import conf_dir
+from llm_perf_opt.config.schema import HardwareSection
+from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.model.hardware.calibrate import (
     MATMUL_SIDES,
     better,
     cache_dir,
@@ -17,7 +22,7 @@ from llm_perf_opt.analysis.hardware.calibrate import (
     read_calibration,
     write_calibration,
 )
-from llm_perf_opt.analysis.hardware.hardware import (
+from llm_perf_opt.model.hardware.hardware import (
     GIVEN,
     PEAK_NAMES,
     Calibration,
@@ -28,7 +33,7 @@ from llm_perf_opt.analysis.hardware.hardware import (
     resolve_hardware,
     with_calibration,
 )
-from llm_perf_opt.analysis.hardware.roofline import (
+from llm_perf_opt.model.hardware.roofline import (
     Ceilings,
     achievable_ceilings,
     bound,
@@ -39,12 +44,7 @@ from llm_perf_opt.analysis.hardware.roofline import (
     mfu,
     missing_ceiling,
 )
-from llm_perf_opt.analysis.hardware.work import Dtypes, Work
-from llm_perf_opt.cli import main
-from llm_perf_opt.config.load import validate
-from llm_perf_opt.config.paths import conf_dir
-from llm_perf_opt.config.schema import HardwareSection
-from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.model.hardware.work import Dtypes, Work
 from llm_perf_opt.pipeline.compose import compose_config, type_config
 from tests.support.fixtures_dir import REPO
 
@@ -467,6 +467,6 @@ def test_other_formats_of_a_calibration_are_ceilings_of_their_own() -> None:
 def test_products_in_narrow_formats_can_be_timed() -> None:
     """On the CPU, where torch has the same calls; the rate itself is the machine's."""
     pytest.importorskip("torch")
-    from llm_perf_opt.analysis.hardware.calibrate import _square_tflops
+    from llm_perf_opt.model.hardware.calibrate import _square_tflops
 
     assert [_square_tflops("cpu", name, 64, lambda: None) > 0 for name in ("bf16", "fp16", "fp8", "int8")] == [True] * 4

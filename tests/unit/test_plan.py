@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analysis.estimate.requests import Load, prompt_ms, token_ms
-from llm_perf_opt.analysis.estimate.steps import Setting
-from llm_perf_opt.analysis.hardware.hardware import load_catalogue
-from llm_perf_opt.analysis.hardware.work import Dtypes
 from llm_perf_opt.cli import main
 from llm_perf_opt.config.paths import conf_dir
+from llm_perf_opt.model.estimate.requests import Load, prompt_ms, token_ms
+from llm_perf_opt.model.estimate.steps import Setting
+from llm_perf_opt.model.hardware.hardware import load_catalogue
+from llm_perf_opt.model.hardware.work import Dtypes
 from llm_perf_opt.runners.plan.disaggregate import PoolOption, best_pools
 from llm_perf_opt.runners.plan.search import Demand, Limits
 from tests.support.static_cases import preset_model

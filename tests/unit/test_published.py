@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.analysis.estimate.bands import EXPERTS, EXPERTS_SPREAD, OTHER, SPREAD, STAGES, band_of
-from llm_perf_opt.analysis.estimate.parallel import Layout
-from llm_perf_opt.analysis.estimate.requests import (
+from llm_perf_opt.config.paths import conf_dir
+from llm_perf_opt.config.schema import HardwareSection
+from llm_perf_opt.model.estimate.bands import EXPERTS, EXPERTS_SPREAD, OTHER, SPREAD, STAGES, band_of
+from llm_perf_opt.model.estimate.parallel import Layout
+from llm_perf_opt.model.estimate.requests import (
     PROMPT_TOKENS,
     Forecast,
     Load,
@@ -24,15 +26,13 @@ from llm_perf_opt.analysis.estimate.requests import (
     prompt_ms,
     token_ms,
 )
-from llm_perf_opt.analysis.estimate.steps import Setting
-from llm_perf_opt.analysis.families.known import read_text_model
-from llm_perf_opt.analysis.hardware.hardware import load_catalogue
-from llm_perf_opt.analysis.hardware.roofline import Ceilings, datasheet_ceilings, missing_ceiling
-from llm_perf_opt.analysis.hardware.work import Dtypes
-from llm_perf_opt.analysis.static.memory import InMemory, held_context, memory_fit
-from llm_perf_opt.analysis.static.parts import Model
-from llm_perf_opt.config.paths import conf_dir
-from llm_perf_opt.config.schema import HardwareSection
+from llm_perf_opt.model.estimate.steps import Setting
+from llm_perf_opt.model.families.known import read_text_model
+from llm_perf_opt.model.hardware.hardware import load_catalogue
+from llm_perf_opt.model.hardware.roofline import Ceilings, datasheet_ceilings, missing_ceiling
+from llm_perf_opt.model.hardware.work import Dtypes
+from llm_perf_opt.model.static.memory import InMemory, held_context, memory_fit
+from llm_perf_opt.model.static.parts import Model
 from tests.support.fixtures_dir import REPO
 from tests.support.serving_bound import Requests, batch_bound_ms, over_steps, serving_bound_tokens_per_s, step_bound_ms
 from tests.support.static_cases import preset_geometry

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analysis.hardware.hardware import find_by_device_name, load_catalogue
 from llm_perf_opt.capture.ranks.analysis import RanksAnalysis, analyze_ranks
 from llm_perf_opt.capture.ranks.collectives import (
     Arrivals,
@@ -21,6 +20,7 @@ from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.capture.timeline import Origin
 from llm_perf_opt.cli import main
 from llm_perf_opt.core.manifest import read_manifest
+from llm_perf_opt.model.hardware.hardware import find_by_device_name, load_catalogue
 from tests.support.fixtures_dir import REPO, shared_fixtures
 from tests.support.nsys_builder import PID, Export
 from tests.support.trace_builder import event, write_trace

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.analysis.families.known import FAMILIES, read_text_model
-from llm_perf_opt.analysis.families.wrapped import is_wrapped
-from llm_perf_opt.analysis.hardware.roofline import Ceilings, bound
-from llm_perf_opt.analysis.hardware.work import Dtypes, View, short_dtype
-from llm_perf_opt.analysis.static.closed_form import (
+from llm_perf_opt.errors import ConfigError, ParseError
+from llm_perf_opt.model.families.known import FAMILIES, read_text_model
+from llm_perf_opt.model.families.wrapped import is_wrapped
+from llm_perf_opt.model.hardware.roofline import Ceilings, bound
+from llm_perf_opt.model.hardware.work import Dtypes, View, short_dtype
+from llm_perf_opt.model.static.closed_form import (
     count_parameters,
     decode_phase,
     kv_bytes,
@@ -18,14 +19,13 @@ from llm_perf_opt.analysis.static.closed_form import (
     prefill_phase,
     weight_bytes,
 )
-from llm_perf_opt.analysis.static.config_json import NotInClosedForm, read_config_json
-from llm_perf_opt.analysis.static.double_entry import COPIED, UNEXPLAINED, Entry, double_entry
-from llm_perf_opt.analysis.static.forms import MlaMode, expected_experts, needed_pairs
-from llm_perf_opt.analysis.static.memory import memory_fit, memory_need
-from llm_perf_opt.analysis.static.operator_count import Count, Tally
-from llm_perf_opt.analysis.static.parts import Model
-from llm_perf_opt.analysis.static.quantised import Quantised, read_quantised, run_dtypes
-from llm_perf_opt.errors import ConfigError, ParseError
+from llm_perf_opt.model.static.config_json import NotInClosedForm, read_config_json
+from llm_perf_opt.model.static.double_entry import COPIED, UNEXPLAINED, Entry, double_entry
+from llm_perf_opt.model.static.forms import MlaMode, expected_experts, needed_pairs
+from llm_perf_opt.model.static.memory import memory_fit, memory_need
+from llm_perf_opt.model.static.operator_count import Count, Tally
+from llm_perf_opt.model.static.parts import Model
+from llm_perf_opt.model.static.quantised import Quantised, read_quantised, run_dtypes
 from tests.support.static_cases import FAMILY_CASES, SMALL, preset_model
 
 BF16 = Dtypes.uniform("bf16")

@@ -4,17 +4,17 @@ import pytest
 
 pytest.importorskip("torch")
 
-from llm_perf_opt.analysis.hardware.work import Dtypes, Shape
-from llm_perf_opt.analysis.static.closed_form import count_parameters
-from llm_perf_opt.analysis.static.config_json import NotInClosedForm
-from llm_perf_opt.analysis.static.counted import (
+from llm_perf_opt.model.hardware.work import Dtypes, Shape
+from llm_perf_opt.model.static.closed_form import count_parameters
+from llm_perf_opt.model.static.config_json import NotInClosedForm
+from llm_perf_opt.model.static.counted import (
     CountedAnalysis,
     counted_document,
     counted_markdown,
     counted_metrics,
     unknown_text,
 )
-from llm_perf_opt.analysis.static.operator_count import Count, Tally, count_module_parameters
+from llm_perf_opt.model.static.operator_count import Count, Tally, count_module_parameters
 from llm_perf_opt.runners.static_runner import count_phases
 from tests.support.model_presets import adapter_of, compose_preset
 

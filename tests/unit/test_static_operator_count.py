@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.analysis.hardware.work import View
-from llm_perf_opt.analysis.static.closed_form import Phase
-from llm_perf_opt.analysis.static.operator_count import Count
-from llm_perf_opt.analysis.static.parts import Model
+from llm_perf_opt.model.hardware.work import View
+from llm_perf_opt.model.static.closed_form import Phase
+from llm_perf_opt.model.static.operator_count import Count
+from llm_perf_opt.model.static.parts import Model
 from tests.support.static_cases import FAMILY_CASES, SMALL, preset_geometry, preset_model
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from llm_perf_opt.analysis.families.known import read_text_model  # noqa: E402
-from llm_perf_opt.analysis.hardware.work import Dtypes  # noqa: E402
-from llm_perf_opt.analysis.static.closed_form import count_parameters, decode_phase, prefill_phase  # noqa: E402
-from llm_perf_opt.analysis.static.double_entry import UNEXPLAINED, disagreements, double_entry  # noqa: E402
-from llm_perf_opt.analysis.static.operator_count import count_operators, operator_cost  # noqa: E402
-from llm_perf_opt.analysis.static.prediction import estimate_operators  # noqa: E402
 from llm_perf_opt.core.names import DECODE, PREFILL  # noqa: E402
+from llm_perf_opt.model.families.known import read_text_model  # noqa: E402
+from llm_perf_opt.model.hardware.work import Dtypes  # noqa: E402
+from llm_perf_opt.model.static.closed_form import count_parameters, decode_phase, prefill_phase  # noqa: E402
+from llm_perf_opt.model.static.double_entry import UNEXPLAINED, disagreements, double_entry  # noqa: E402
+from llm_perf_opt.model.static.operator_count import count_operators, operator_cost  # noqa: E402
+from llm_perf_opt.model.static.prediction import estimate_operators  # noqa: E402
 from llm_perf_opt.workload.models.causal_lm_torch import build_on_meta  # noqa: E402
 from llm_perf_opt.workload.models.deepseek_ocr.adapter import SamGeometry  # noqa: E402
 from llm_perf_opt.workload.models.deepseek_ocr.vision import SamEncoder  # noqa: E402

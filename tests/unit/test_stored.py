@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from llm_perf_opt.analysis.families.known import read_text_model
-from llm_perf_opt.analysis.static.config_json import read_config_json
-from llm_perf_opt.analysis.static.quantised import read_quantised, stored_weights
-from llm_perf_opt.analysis.static.stored import ModuleRule, parse_rule
 from llm_perf_opt.cli import main
 from llm_perf_opt.errors import ParseError
+from llm_perf_opt.model.families.known import read_text_model
+from llm_perf_opt.model.static.config_json import read_config_json
+from llm_perf_opt.model.static.quantised import read_quantised, stored_weights
+from llm_perf_opt.model.static.stored import ModuleRule, parse_rule
 from tests.support.fixtures_dir import REPO
 
 PUBLISHED = json.loads((REPO / "tests" / "data" / "published_models.json").read_text())

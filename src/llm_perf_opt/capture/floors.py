@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.analysis.hardware.gpu_generation import GpuGeneration
 from llm_perf_opt.capture.rows import CopyRow, KernelRow
+from llm_perf_opt.model.hardware.gpu_generation import GpuGeneration
 
 if TYPE_CHECKING:
     # A capture without a named GPU needs no catalogue.

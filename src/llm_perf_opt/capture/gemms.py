@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.hardware.gpu_generation import GpuGeneration
 from llm_perf_opt.capture.kernels.gemm_names import GemmTraits, gemm_traits
 from llm_perf_opt.capture.rows import KernelRow
 from llm_perf_opt.capture.shapes import ShapeRow
+from llm_perf_opt.model.hardware.gpu_generation import GpuGeneration
 
 NAMED = 3
 

@@ -11,7 +11,6 @@ from llm_perf_opt.analysis.gaps.edges import HostEdge, find_edges
 from llm_perf_opt.analysis.gaps.report import IdleReport, judge_by_ranges, report_idle
 from llm_perf_opt.analysis.gaps.startup import StartUp, find_start_up
 from llm_perf_opt.analysis.gaps.waits import CopyPlace, copy_places
-from llm_perf_opt.analysis.hardware.gpu_generation import GpuGeneration, gpu_generation
 from llm_perf_opt.capture.copy_kernels import CopyKernelRow, copy_kernel_rows
 from llm_perf_opt.capture.floors import CopyFloor, copy_floors
 from llm_perf_opt.capture.fusion import AttentionInPieces, Chains, attention_in_pieces, chains_of
@@ -36,6 +35,7 @@ from llm_perf_opt.capture.tables import idle_of, range_rows, sum_idle
 from llm_perf_opt.capture.timeline import Timeline, distinct
 from llm_perf_opt.diagnosis.device_time import DeviceTime
 from llm_perf_opt.diagnosis.tables import kernel_and_copy_rows
+from llm_perf_opt.model.hardware.gpu_generation import GpuGeneration, gpu_generation
 
 if TYPE_CHECKING:
     # A capture without GPU names needs no catalogue.
@@ -314,8 +314,8 @@ def hardware_of(timelines: Sequence[Timeline]) -> "HardwareSection | None":
     if not devices:
         return None
     # Here, for most captures need no catalogue, nor the configuration it is checked by.
-    from llm_perf_opt.analysis.hardware.hardware import find_by_device_name, load_catalogue
     from llm_perf_opt.config.paths import conf_dir
+    from llm_perf_opt.model.hardware.hardware import find_by_device_name, load_catalogue
 
     return find_by_device_name(load_catalogue(conf_dir() / "hardware"), ", ".join(devices))
 

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from llm_perf_opt.analysis.hardware.work import DeviceShare, short_dtype
-from llm_perf_opt.analysis.static.closed_form import DEFAULT_MLA_MODE
-from llm_perf_opt.analysis.static.config_json import NotInClosedForm
-from llm_perf_opt.analysis.static.memory import RESERVE, memory_need
-from llm_perf_opt.analysis.static.parts import GroupedAttention
-from llm_perf_opt.analysis.static.quantised import Quantised, read_quantised, run_dtypes
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.host import Gpu, Host
 from llm_perf_opt.core.stage import Stage, traits_of
 from llm_perf_opt.core.units import si
 from llm_perf_opt.errors import ConfigError, ParseError
+from llm_perf_opt.model.hardware.work import DeviceShare, short_dtype
+from llm_perf_opt.model.static.closed_form import DEFAULT_MLA_MODE
+from llm_perf_opt.model.static.config_json import NotInClosedForm
+from llm_perf_opt.model.static.memory import RESERVE, memory_need
+from llm_perf_opt.model.static.parts import GroupedAttention
+from llm_perf_opt.model.static.quantised import Quantised, read_quantised, run_dtypes
 from llm_perf_opt.profiling.static_child import shape_from_config
 from llm_perf_opt.workload.dataset import PAGES, TOKENS, list_samples, vocabulary_of
 from llm_perf_opt.workload.models.base import ModelAdapter

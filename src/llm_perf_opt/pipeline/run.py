@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 from rich.text import Text
 
-from llm_perf_opt.analysis.hardware.calibrate import cache_dir
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.core.manifest import RunManifest, write_manifest
@@ -22,6 +21,7 @@ from llm_perf_opt.core.names import BUILT_IN, CLEAN_PASS_ORDER, HOST_SAMPLES
 from llm_perf_opt.core.records import CommandRecord, StageFile, StageOutput, StageRecord, StageStatus
 from llm_perf_opt.core.stage import CommandRunner, StageContext, StageFailed
 from llm_perf_opt.errors import ProfilingError, StageSkipped
+from llm_perf_opt.model.hardware.calibrate import cache_dir
 from llm_perf_opt.pipeline.console import Console, StageTurn
 from llm_perf_opt.pipeline.plan import Plan, PlannedStage
 from llm_perf_opt.pipeline.provenance import recorded_inputs, remove_strays, write_inputs

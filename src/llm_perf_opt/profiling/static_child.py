@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from llm_perf_opt.analysis.hardware.hardware import Calibration, Device
-from llm_perf_opt.analysis.hardware.work import Shape
-from llm_perf_opt.analysis.static.operator_count import Count
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.errors import ParseError
+from llm_perf_opt.model.hardware.hardware import Calibration, Device
+from llm_perf_opt.model.hardware.work import Shape
+from llm_perf_opt.model.static.operator_count import Count
 from llm_perf_opt.workload.dataset import PAGES
 from llm_perf_opt.workload.models.base import ModelAdapter
 

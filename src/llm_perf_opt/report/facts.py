@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.static.document import StaticDocument, StaticPhase
 from llm_perf_opt.capture.kernels.ncu import join_nsys
 from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis, NcuKernel, NsysKernel
 from llm_perf_opt.capture.rows import Idle, RangeRow
@@ -48,6 +47,7 @@ from llm_perf_opt.diagnosis.facts import (
     value_of,
 )
 from llm_perf_opt.diagnosis.waterfall import ENABLE_CLEAN
+from llm_perf_opt.model.static.document import StaticDocument, StaticPhase
 from llm_perf_opt.report.run_files import Found, RunFiles
 
 ON_CPU = Unknown(reason="the model ran on the CPU: there are no GPU kernels")

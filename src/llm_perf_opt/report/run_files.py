@@ -12,7 +12,6 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from llm_perf_opt.analysis.static.document import StaticDocument
 from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.capture.window import TimelineWindow
 from llm_perf_opt.core.documents import ClockDocument, CounterDocument, GeneratedDocument, HostDocument, MetricsDocument
@@ -31,6 +30,7 @@ from llm_perf_opt.core.records import StageRecord
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.diagnosis.facts import Unknown
 from llm_perf_opt.errors import ManifestError, ParseError
+from llm_perf_opt.model.static.document import StaticDocument
 from llm_perf_opt.report.samples import SampleLine, parse_samples, samples_file
 from llm_perf_opt.system.files import read_limited, real_path, refuse_absurd_numbers
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.analysis.hardware.calibrate import cache_dir, cpu_driver, read_calibration, write_calibration
-from llm_perf_opt.analysis.hardware.hardware import Calibration, Device
-from llm_perf_opt.analysis.hardware.work import Shape, short_dtype
-from llm_perf_opt.analysis.static.operator_count import Count, count_module_parameters, count_operators
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.names import DECODE, PREFILL, STATIC_ANALYSIS
 from llm_perf_opt.core.records import Progress, begin_step
 from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.model.hardware.calibrate import cache_dir, cpu_driver, read_calibration, write_calibration
+from llm_perf_opt.model.hardware.hardware import Calibration, Device
+from llm_perf_opt.model.hardware.work import Shape, short_dtype
+from llm_perf_opt.model.static.operator_count import Count, count_module_parameters, count_operators
 from llm_perf_opt.profiling.stages.static_analysis import StaticAnalysisConfig
 from llm_perf_opt.profiling.static_child import (
     Facts,
@@ -95,7 +95,7 @@ def describe_device(torch_device: str) -> Device:
 
 def _calibration(device: Device, torch_device: str, dtype: str) -> Calibration:
     """From the cache, or measured and kept. A CPU is measured every time, because others may have kept it busy."""
-    from llm_perf_opt.analysis.hardware.calibrate import better, calibrate
+    from llm_perf_opt.model.hardware.calibrate import better, calibrate
 
     folder = cache_dir(os.environ)
     known = read_calibration(folder, device, dtype)

@@ -1,11 +1,11 @@
 """GEMMs and convolutions in a wider format than the GPU computes fast, or than the model means."""
 
-from llm_perf_opt.analysis.hardware.gpu_generation import GpuGeneration, gpu_generation
 from llm_perf_opt.capture.kernels.gemm_names import gemm_traits
 from llm_perf_opt.diagnosis.claim import Claim, Fact, Value
 from llm_perf_opt.diagnosis.device_time import KernelTime
 from llm_perf_opt.diagnosis.program import Program
 from llm_perf_opt.diagnosis.scope import Scope
+from llm_perf_opt.model.hardware.gpu_generation import GpuGeneration, gpu_generation
 
 # Of a capture, whose program may mean fp32, from this part of the kernel time on; where another dtype was meant, less.
 MIN_CAPTURE_SHARE, MIN_MEANT_SHARE, SHOWN = 0.15, 0.01, 3

@@ -5,32 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from llm_perf_opt.analysis.hardware.calibrate import cpu_driver
-from llm_perf_opt.analysis.hardware.hardware import (
-    AUTO,
-    CPU,
-    Device,
-    Resolved,
-    load_catalogue,
-    resolve_hardware,
-    with_calibration,
-)
-from llm_perf_opt.analysis.hardware.work import Dtypes, short_dtype
-from llm_perf_opt.analysis.static.analysis import Analysis, analyse
-from llm_perf_opt.analysis.static.config_json import NotInClosedForm
-from llm_perf_opt.analysis.static.counted import (
-    CountedAnalysis,
-    counted_document,
-    counted_markdown,
-    counted_metrics,
-    unknown_text,
-)
-from llm_perf_opt.analysis.static.document import StaticDocument, build_document, static_metrics
-from llm_perf_opt.analysis.static.double_entry import disagreements
-from llm_perf_opt.analysis.static.markdown import render_markdown
-from llm_perf_opt.analysis.static.operator_count import Count
-from llm_perf_opt.analysis.static.parts import Model
-from llm_perf_opt.analysis.static.quantised import Quantised, read_quantised, run_dtypes
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import AppConfig, HardwareSection, StageConfig
 from llm_perf_opt.core.host import Host
@@ -39,6 +13,32 @@ from llm_perf_opt.core.names import STATIC_ANALYSIS, STATIC_JSON, STATIC_MD
 from llm_perf_opt.core.records import StageFile, StageOutput
 from llm_perf_opt.core.stage import Obstacle, StageContext
 from llm_perf_opt.errors import CommandFailed, ProfilingError, StageSkipped
+from llm_perf_opt.model.hardware.calibrate import cpu_driver
+from llm_perf_opt.model.hardware.hardware import (
+    AUTO,
+    CPU,
+    Device,
+    Resolved,
+    load_catalogue,
+    resolve_hardware,
+    with_calibration,
+)
+from llm_perf_opt.model.hardware.work import Dtypes, short_dtype
+from llm_perf_opt.model.static.analysis import Analysis, analyse
+from llm_perf_opt.model.static.config_json import NotInClosedForm
+from llm_perf_opt.model.static.counted import (
+    CountedAnalysis,
+    counted_document,
+    counted_markdown,
+    counted_metrics,
+    unknown_text,
+)
+from llm_perf_opt.model.static.document import StaticDocument, build_document, static_metrics
+from llm_perf_opt.model.static.double_entry import disagreements
+from llm_perf_opt.model.static.markdown import render_markdown
+from llm_perf_opt.model.static.operator_count import Count
+from llm_perf_opt.model.static.parts import Model
+from llm_perf_opt.model.static.quantised import Quantised, read_quantised, run_dtypes
 from llm_perf_opt.profiling.static_child import (
     COUNTS_FILE,
     FACTS_FILE,

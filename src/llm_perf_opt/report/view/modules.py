@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.static.document import StaticGroup
-from llm_perf_opt.analysis.static.double_entry import Entry
 from llm_perf_opt.core.names import PHASES
 from llm_perf_opt.core.units import format_ms, format_percent
 from llm_perf_opt.diagnosis.facts import Unknown
+from llm_perf_opt.model.static.document import StaticGroup
+from llm_perf_opt.model.static.double_entry import Entry
 from llm_perf_opt.report.run_files import Found, OperatorRow, RunFiles
 from llm_perf_opt.report.view.shown import TimePart, TimeSplit
 from llm_perf_opt.report.view.subject import MODEL, PageSubject

@@ -4,14 +4,14 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.hardware.roofline import mbu, mfu
-from llm_perf_opt.analysis.hardware.work import BYTES, short_dtype
-from llm_perf_opt.analysis.static.document import StaticDocument
 from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis, NcuKernel
 from llm_perf_opt.core.records import Spread
 from llm_perf_opt.core.units import format_ms, format_rate
 from llm_perf_opt.diagnosis.facts import Known, PhaseFacts, Quantity, RunFacts, Unknown
 from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.model.hardware.roofline import mbu, mfu
+from llm_perf_opt.model.hardware.work import BYTES, short_dtype
+from llm_perf_opt.model.static.document import StaticDocument
 from llm_perf_opt.report.run_files import Found, RunFiles
 from llm_perf_opt.report.view.kernels import KernelRowView, KernelsView
 

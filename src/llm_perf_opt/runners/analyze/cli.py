@@ -66,9 +66,9 @@ def context_stages(context: CaptureContext, run_dir: Path, now: str) -> list[Sta
 def _static(context: CaptureContext, run_dir: Path, now: str) -> list[StageRecord]:
     if not context.overrides:
         return []
-    from llm_perf_opt.analysis.static.counted import CountedAnalysis, counted_document, counted_metrics
-    from llm_perf_opt.analysis.static.document import build_document, static_metrics
     from llm_perf_opt.core.manifest import write_json
+    from llm_perf_opt.model.static.counted import CountedAnalysis, counted_document, counted_metrics
+    from llm_perf_opt.model.static.document import build_document, static_metrics
     from llm_perf_opt.runners.predict.cli import predictions
 
     rows = predictions(context.overrides)

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from llm_perf_opt.analysis.compare.comparison import DEVICE, WORKLOAD, SideFact
-from llm_perf_opt.analysis.hardware.hardware import find_by_device_name, load_catalogue
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import HardwareSection
 from llm_perf_opt.core.manifest import RunManifest
+from llm_perf_opt.model.hardware.hardware import find_by_device_name, load_catalogue
 from llm_perf_opt.pipeline.index import index_manifest
 
 COMMIT_SHOWN = 12

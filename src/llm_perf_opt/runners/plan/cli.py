@@ -7,13 +7,13 @@ from pathlib import Path
 
 import yaml
 
-from llm_perf_opt.analysis.estimate.parallel import Layout
-from llm_perf_opt.analysis.estimate.requests import PROMPT_TOKENS, Load
-from llm_perf_opt.analysis.estimate.steps import Setting
-from llm_perf_opt.analysis.static.analysis import Analysis
-from llm_perf_opt.analysis.static.parts import Model
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.errors import EXIT_FAILED, EXIT_OK, ConfigError
+from llm_perf_opt.model.estimate.parallel import Layout
+from llm_perf_opt.model.estimate.requests import PROMPT_TOKENS, Load
+from llm_perf_opt.model.estimate.steps import Setting
+from llm_perf_opt.model.static.analysis import Analysis
+from llm_perf_opt.model.static.parts import Model
 from llm_perf_opt.runners.plan.calibrated import (
     OPTION,
     MeasuredServer,

@@ -8,11 +8,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.analysis.estimate.engine import ENGINES
-from llm_perf_opt.analysis.estimate.parallel import Layout
-from llm_perf_opt.analysis.estimate.requests import Load, prompt_ms, token_ms
-from llm_perf_opt.analysis.estimate.steps import Setting
-from llm_perf_opt.analysis.static.closed_form import kv_bytes
+from llm_perf_opt.model.estimate.engine import ENGINES
+from llm_perf_opt.model.estimate.parallel import Layout
+from llm_perf_opt.model.estimate.requests import Load, prompt_ms, token_ms
+from llm_perf_opt.model.estimate.steps import Setting
+from llm_perf_opt.model.static.closed_form import kv_bytes
 from llm_perf_opt.runners.plan.search import Demand, Limits
 
 # Bytes per second between pools: one 400 Gbit/s adapter a device.

@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.analysis.estimate.parallel import Layout, layout_problem
-from llm_perf_opt.analysis.static.parts import Model, Moe
+from llm_perf_opt.model.estimate.parallel import Layout, layout_problem
+from llm_perf_opt.model.static.parts import Model, Moe
 from llm_perf_opt.runners.predict.request import Case
 from llm_perf_opt.runners.predict.row import Row
 

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.estimate.parallel import Layout
+from llm_perf_opt.model.estimate.parallel import Layout
 from llm_perf_opt.runners.plan.disaggregate import Pools
 from llm_perf_opt.runners.plan.launch import as_lines, sglang_command, vllm_command
 from llm_perf_opt.runners.plan.search import Demand, Limits, best_of_each, bill, front, price, rate_per_device

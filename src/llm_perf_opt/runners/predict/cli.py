@@ -11,9 +11,14 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from llm_perf_opt.analysis.estimate.engine import ENGINES
-from llm_perf_opt.analysis.estimate.parallel import layout_problem
-from llm_perf_opt.analysis.estimate.requests import (
+from llm_perf_opt.config.load import load_config
+from llm_perf_opt.config.paths import conf_dir
+from llm_perf_opt.config.schema import AppConfig, HardwareSection
+from llm_perf_opt.core.manifest import strict_json
+from llm_perf_opt.errors import EXIT_OK, ConfigError
+from llm_perf_opt.model.estimate.engine import ENGINES
+from llm_perf_opt.model.estimate.parallel import layout_problem
+from llm_perf_opt.model.estimate.requests import (
     DRAFT_COST,
     PROMPT_TOKENS,
     ArrivalRate,
@@ -22,10 +27,10 @@ from llm_perf_opt.analysis.estimate.requests import (
     forecast,
     forecast_arrivals,
 )
-from llm_perf_opt.analysis.estimate.steps import Setting, step_estimate
-from llm_perf_opt.analysis.families.wrapped import is_wrapped, longest_context, text_fields
-from llm_perf_opt.analysis.hardware.calibrate import cache_dir, read_calibration
-from llm_perf_opt.analysis.hardware.hardware import (
+from llm_perf_opt.model.estimate.steps import Setting, step_estimate
+from llm_perf_opt.model.families.wrapped import is_wrapped, longest_context, text_fields
+from llm_perf_opt.model.hardware.calibrate import cache_dir, read_calibration
+from llm_perf_opt.model.hardware.hardware import (
     AUTO,
     CPU,
     Device,
@@ -36,25 +41,20 @@ from llm_perf_opt.analysis.hardware.hardware import (
     resolve_hardware,
     with_calibration,
 )
-from llm_perf_opt.analysis.hardware.roofline import uncounted_products
-from llm_perf_opt.analysis.hardware.work import DeviceShare, Dtypes, Shape, short_dtype
-from llm_perf_opt.analysis.static.analysis import Analysis, analyse
-from llm_perf_opt.analysis.static.config_json import Fields, NotADecoder, NotInClosedForm, read_config_json
-from llm_perf_opt.analysis.static.counted import CountedAnalysis, counted_document
-from llm_perf_opt.analysis.static.document import (
+from llm_perf_opt.model.hardware.roofline import uncounted_products
+from llm_perf_opt.model.hardware.work import DeviceShare, Dtypes, Shape, short_dtype
+from llm_perf_opt.model.static.analysis import Analysis, analyse
+from llm_perf_opt.model.static.config_json import Fields, NotADecoder, NotInClosedForm, read_config_json
+from llm_perf_opt.model.static.counted import CountedAnalysis, counted_document
+from llm_perf_opt.model.static.document import (
     PredictionsDocument,
     ServingForecast,
     StaticDocument,
     build_document,
 )
-from llm_perf_opt.analysis.static.memory import RESERVE, InMemory, held_context
-from llm_perf_opt.analysis.static.parts import Model
-from llm_perf_opt.analysis.static.quantised import Quantised, read_quantised, run_dtypes, stored_weights
-from llm_perf_opt.config.load import load_config
-from llm_perf_opt.config.paths import conf_dir
-from llm_perf_opt.config.schema import AppConfig, HardwareSection
-from llm_perf_opt.core.manifest import strict_json
-from llm_perf_opt.errors import EXIT_OK, ConfigError
+from llm_perf_opt.model.static.memory import RESERVE, InMemory, held_context
+from llm_perf_opt.model.static.parts import Model
+from llm_perf_opt.model.static.quantised import Quantised, read_quantised, run_dtypes, stored_weights
 from llm_perf_opt.profiling.static_child import shape_from_config
 from llm_perf_opt.runners.predict.beside import Beside, count_beside
 from llm_perf_opt.runners.predict.counted import MetaModel, count_model

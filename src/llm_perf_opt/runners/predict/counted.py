@@ -10,18 +10,18 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from llm_perf_opt.analysis.estimate.efficiency import MEASURED, rates_of
-from llm_perf_opt.analysis.hardware.hardware import CPU
-from llm_perf_opt.analysis.hardware.roofline import Bound, estimate
-from llm_perf_opt.analysis.hardware.work import BYTES, Dtypes, Shape, Work
-from llm_perf_opt.analysis.static.counted import CountedAnalysis, unknown_text
-from llm_perf_opt.analysis.static.operator_count import Count, count_module_parameters
-from llm_perf_opt.analysis.static.parts import OTHER
-from llm_perf_opt.analysis.static.prediction import Operators, PhasePrediction
-from llm_perf_opt.analysis.static.stored import Stored, tensor_bytes
 from llm_perf_opt.config.schema import HardwareSection, ModelSection
 from llm_perf_opt.core.names import PREFILL
 from llm_perf_opt.errors import ConfigError, ParseError
+from llm_perf_opt.model.estimate.efficiency import MEASURED, rates_of
+from llm_perf_opt.model.hardware.hardware import CPU
+from llm_perf_opt.model.hardware.roofline import Bound, estimate
+from llm_perf_opt.model.hardware.work import BYTES, Dtypes, Shape, Work
+from llm_perf_opt.model.static.counted import CountedAnalysis, unknown_text
+from llm_perf_opt.model.static.operator_count import Count, count_module_parameters
+from llm_perf_opt.model.static.parts import OTHER
+from llm_perf_opt.model.static.prediction import Operators, PhasePrediction
+from llm_perf_opt.model.static.stored import Stored, tensor_bytes
 from llm_perf_opt.workload.models.base import ModelAdapter
 
 # What configurations call their routed experts, and how many a token goes to.

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llm_perf_opt.analysis.estimate.engine import ENGINES
-from llm_perf_opt.analysis.estimate.parallel import Layout
-from llm_perf_opt.analysis.hardware.work import BYTES
-from llm_perf_opt.analysis.static.forms import MLA_MODES, MlaMode
 from llm_perf_opt.config.load import nearest_key
 from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.model.estimate.engine import ENGINES
+from llm_perf_opt.model.estimate.parallel import Layout
+from llm_perf_opt.model.hardware.work import BYTES
+from llm_perf_opt.model.static.forms import MLA_MODES, MlaMode
 
 # The order is that of the rows: what stands last changes first.
 NUMBERS = (

@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from llm_perf_opt.analysis.estimate.requests import Forecast
-from llm_perf_opt.analysis.static.analysis import Analysis
-from llm_perf_opt.analysis.static.closed_form import kv_bytes
-from llm_perf_opt.analysis.static.counted import CountedAnalysis
-from llm_perf_opt.analysis.static.prediction import PhasePrediction
 from llm_perf_opt.core.names import DECODE, PREFILL
 from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.model.estimate.requests import Forecast
+from llm_perf_opt.model.static.analysis import Analysis
+from llm_perf_opt.model.static.closed_form import kv_bytes
+from llm_perf_opt.model.static.counted import CountedAnalysis
+from llm_perf_opt.model.static.prediction import PhasePrediction
 from llm_perf_opt.runners.predict.counted import counted_predictions
 from llm_perf_opt.runners.predict.request import Case
 

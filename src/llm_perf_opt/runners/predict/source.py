@@ -7,8 +7,8 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from llm_perf_opt.analysis.static.config_json import MODELOPT_FILE
 from llm_perf_opt.errors import ConfigError, ParseError
+from llm_perf_opt.model.static.config_json import MODELOPT_FILE
 
 HUB = "https://huggingface.co"
 TIMEOUT_S = 15.0

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from llm_perf_opt.analysis.hardware.work import PagePrompt, Shape
-from llm_perf_opt.analysis.static.parts import Model
 from llm_perf_opt.config.schema import InferSection, ModelSection
+from llm_perf_opt.model.hardware.work import PagePrompt, Shape
+from llm_perf_opt.model.static.parts import Model
 
 # Opens a named range (NVTX and clock) around a part of prefill; the session provides it.
 RangeFactory = Callable[[str], AbstractContextManager[None]]

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from llm_perf_opt.analysis.families.known import read_text_model
-from llm_perf_opt.analysis.hardware.work import PagePrompt, Shape
-from llm_perf_opt.analysis.static.parts import Model
 from llm_perf_opt.config.schema import InferSection, ModelSection
 from llm_perf_opt.core.records import begin_step
 from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.model.families.known import read_text_model
+from llm_perf_opt.model.hardware.work import PagePrompt, Shape
+from llm_perf_opt.model.static.parts import Model
 from llm_perf_opt.workload.models.base import LoadedModel
 from llm_perf_opt.workload.models.meta_run import text_decode, text_prefill
 from llm_perf_opt.workload.models.module_groups import group_modules

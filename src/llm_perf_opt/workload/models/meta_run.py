@@ -3,7 +3,7 @@
 import inspect
 from typing import Any
 
-from llm_perf_opt.analysis.hardware.work import Shape
+from llm_perf_opt.model.hardware.work import Shape
 
 
 def text_prefill(module: Any, shape: Shape) -> Any:

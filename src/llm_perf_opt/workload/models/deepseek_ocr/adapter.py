@@ -8,15 +8,15 @@ from annotated_types import Interval, MultipleOf
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from llm_perf_opt.analysis.families.known import read_decoder
-from llm_perf_opt.analysis.hardware.work import PagePrompt, Shape, View
-from llm_perf_opt.analysis.static.config_json import Fields
-from llm_perf_opt.analysis.static.parts import Model
-from llm_perf_opt.analysis.static.vision import ClipTower, SamClipImages, SamTower
 from llm_perf_opt.config.load import validate
 from llm_perf_opt.config.schema import FORBID_UNKNOWN, InferSection, ModelSection, PositiveInt
 from llm_perf_opt.core.records import begin_step
 from llm_perf_opt.errors import ConfigError
+from llm_perf_opt.model.families.known import read_decoder
+from llm_perf_opt.model.hardware.work import PagePrompt, Shape, View
+from llm_perf_opt.model.static.config_json import Fields
+from llm_perf_opt.model.static.parts import Model
+from llm_perf_opt.model.static.vision import ClipTower, SamClipImages, SamTower
 from llm_perf_opt.workload.models.base import LoadedModel
 from llm_perf_opt.workload.models.deepseek_ocr.preprocess import (
     IMAGE_MARK,

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import torch
 
-from llm_perf_opt.analysis.hardware.work import Shape
 from llm_perf_opt.config.schema import InferSection
 from llm_perf_opt.errors import ProfilingError
+from llm_perf_opt.model.hardware.work import Shape
 from llm_perf_opt.workload.models.base import RangeFactory, Sample, StepOutput
 from llm_perf_opt.workload.models.deepseek_ocr.network import Views
 from llm_perf_opt.workload.models.deepseek_ocr.preprocess import (

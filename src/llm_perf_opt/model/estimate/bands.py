@@ -1,0 +1,41 @@
+"""How far estimates may be off, by what is estimated: factors that contain nine of ten measured or published runs.
+
+docs/accuracy.md has the runs; a test asserts the share of them inside. Bands are wider where less was measured: rates
+transferred from another device, serving engines, several devices, experts.
+"""
+
+from dataclasses import dataclass
+
+from llm_perf_opt.model.estimate.efficiency import MEASURED
+from llm_perf_opt.model.estimate.parallel import Layout
+from llm_perf_opt.model.static.parts import Model, Moe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """A time may be up to `slower` times as long as estimated, or as short as a `faster`-th. `why` it is that wide."""
+
+    slower: float
+    faster: float
+    why: str
+
+
+OWN = Band(slower=1.18, faster=1.18, why="rates and engine measured on this device")
+OTHER = Band(slower=1.45, faster=1.45, why="rates transferred, or a serving engine: dense models on one device")
+SPREAD = Band(slower=1.65, faster=1.45, why="tensor parallel: communication was not measured")
+STAGES = Band(slower=2.1, faster=2.1, why="pipeline parallel: bubbles depend on how an engine mixes micro-batches")
+EXPERTS = Band(slower=2.2, faster=1.35, why="experts: routing is uneven, engines' grouped kernels were not measured")
+EXPERTS_SPREAD = Band(slower=2.4, faster=2.4, why="experts on several devices: balance and layout differ by engine")
+
+
+def band_of(model: Model, engine: str, layout: Layout, label: str) -> Band:
+    has_experts = any(isinstance(layer.feed_forward, Moe) for layer, _ in model.decoder.blocks)
+    if has_experts and layout.model_devices * layout.sharing > 1:
+        return EXPERTS_SPREAD
+    if layout.pp > 1:
+        return STAGES
+    if layout.tp > 1:
+        return SPREAD
+    if label == MEASURED and engine != "server":
+        return OWN
+    return EXPERTS if has_experts else OTHER

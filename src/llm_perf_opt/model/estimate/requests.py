@@ -1,0 +1,245 @@
+"""Requests in flight: latency, throughput and cost of a load, from the times of single steps.
+
+Times of prompts and tokens on one replica are the estimates of `steps`; what requests make of each other is
+`queueing`.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from llm_perf_opt.config.schema import HardwareSection
+from llm_perf_opt.model.estimate.bands import Band, band_of
+from llm_perf_opt.model.estimate.efficiency import TRANSFERRED, rates_of
+from llm_perf_opt.model.estimate.engine import ENGINES, HostShare
+from llm_perf_opt.model.estimate.queueing import LoadTimes, closed_load, open_load
+from llm_perf_opt.model.estimate.steps import Setting, step_estimate
+from llm_perf_opt.model.hardware.work import Step
+
+# As many tokens of prompts as serving engines take into one forward unless told otherwise.
+PROMPT_TOKENS = 8192
+MOST_PIECES = 256
+# A draft model's share of a step's time and of the memory, where nothing else is said.
+DRAFT_COST = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Requests of one length. `concurrency`: in flight over all replicas; `chunk`: prompts go in such pieces.
+
+    `places`: how many sequences one replica holds at once, the others wait (None: all of them). `prefix_hit`: the share
+    of the prompt that a cache of prefixes holds already. `acceptance` and `draft`: the share of drafted tokens that are
+    kept, and how many are drafted at a time; a draft costs `draft_cost` of a step.
+    """
+
+    prompt: int
+    output: int
+    concurrency: int = 1
+    places: int | None = None
+    prefix_hit: float = 0.0
+    chunk: int | None = None
+    acceptance: float | None = None
+    draft: int = 4
+    draft_cost: float = DRAFT_COST
+
+    @property
+    def cached(self) -> int:
+        return int(self.prompt * self.prefix_hit)
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens of the prompt that are computed."""
+        return max(1, self.prompt - self.cached)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrivalRate:
+    """Requests per second over all replicas. `burstiness`: the shape of gamma-distributed gaps, as in vLLM's benchmark.
+
+    1: a Poisson process; below 1: bursts; infinite: evenly spaced.
+    """
+
+    per_s: float
+    burstiness: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """Milliseconds of a request and tokens per second of all replicas; `cost` per million output tokens, if priced.
+
+    `ttft_ms` is the median. `ttft_p95_ms`: of requests in flight, the 95th percentile of requests that start together;
+    of arrivals, the 95th percentile of all. `in_flight` counts waiting requests, over all replicas.
+    """
+
+    ttft_ms: float
+    ttft_p95_ms: float
+    tpot_ms: float
+    request_ms: float
+    output_tokens_per_s: float
+    in_flight: float
+    cost: float | None
+    label: str
+    band: Band
+
+
+def prompt_ms(setting: Setting, load: Load, *, batch: int = 1) -> float | None:
+    """The prompt, less what a prefix cache holds, in chunks where asked for."""
+    held, left = load.cached, load.new_tokens
+    piece = left if load.chunk is None else max(1, min(left, load.chunk // batch))
+    starts = range(0, left, piece)
+    # A piece takes a little longer than the one before it, so of very many some stand for their neighbours.
+    stride = -(-len(starts) // MOST_PIECES)
+    seen = starts[stride // 2 :: stride]
+    total = 0.0
+    for done in seen:
+        found = step_estimate(setting, Step(batch=batch, new=min(piece, left - done), past=held + done))
+        if found is None:
+            return None
+        total += found.mid_ms
+    return total * len(starts) / len(seen)
+
+
+def token_ms(setting: Setting, load: Load, *, batch: int) -> float | None:
+    """Time per token half-way through the output; with drafts, the verified step's time over the tokens it yields."""
+    context = load.prompt + load.output // 2
+    plain = step_estimate(setting, Step(batch=batch, new=1, past=context))
+    if plain is None or load.acceptance is None:
+        return None if plain is None else plain.mid_ms
+    checked = step_estimate(setting, Step(batch=batch, new=load.draft + 1, past=context))
+    if checked is None:
+        return None
+    # A cache of that length is read once by the check as by a plain step, so it is never cheaper than one.
+    verify = max(checked.mid_ms, plain.mid_ms)
+    return (verify + load.draft * load.draft_cost * plain.mid_ms) / tokens_per_check(load.acceptance, load.draft)
+
+
+def tokens_per_check(acceptance: float, draft: int) -> float:
+    """Tokens a verified step yields when each draft is kept with this probability: those kept in a row, and one."""
+    if acceptance >= 1:
+        return draft + 1.0
+    return float((1 - acceptance ** (draft + 1)) / (1 - acceptance))
+
+
+def forecast(setting: Setting, load: Load) -> Forecast | None:
+    """`load.concurrency` requests in flight: each that ends is followed by the next. None: no estimate of a step."""
+    if step_estimate(setting, Step(batch=1, new=1, past=load.prompt)) is None:
+        return None
+    # The fullest replica sets the pace; with fewer requests than replicas some have nothing to do.
+    sequences = -(-load.concurrency // setting.layout.dp)
+    times = closed_load(ReplicaPace(setting=setting, load=load), sequences, output=load.output, places=load.places)
+    per_s = load.concurrency / times.request_ms * 1e3
+    return _forecast(setting, load, times, per_s=per_s, in_flight=float(load.concurrency))
+
+
+def forecast_arrivals(setting: Setting, load: Load, arrivals: ArrivalRate) -> Forecast | None:
+    """Requests that arrive by themselves. None: no estimate of a step, or more than the replicas can keep up with."""
+    if step_estimate(setting, Step(batch=1, new=1, past=load.prompt)) is None:
+        return None
+    times = open_load(
+        ReplicaPace(setting=setting, load=load),
+        arrivals.per_s / 1e3 / setting.layout.dp,
+        output=load.output,
+        places=load.places,
+        burstiness=arrivals.burstiness,
+    )
+    if times is None:
+        return None
+    return _forecast(setting, load, times, per_s=arrivals.per_s, in_flight=arrivals.per_s * times.request_ms / 1e3)
+
+
+def _forecast(setting: Setting, load: Load, times: LoadTimes, *, per_s: float, in_flight: float) -> Forecast:
+    rate, label = per_s * load.output, label_of(setting.hardware)
+    return Forecast(
+        ttft_ms=times.ttft_ms,
+        ttft_p95_ms=times.ttft_p95_ms,
+        tpot_ms=times.tpot_ms,
+        request_ms=times.request_ms,
+        output_tokens_per_s=rate,
+        in_flight=in_flight,
+        cost=cost_per_million(setting, rate),
+        label=label,
+        band=band_of(setting.model, setting.engine, setting.layout, label),
+    )
+
+
+@dataclass(frozen=True)
+class ReplicaPace:
+    """Times on one copy of the model, whose pipeline stages work on micro-batches of what is in flight."""
+
+    setting: Setting
+    load: Load
+
+    @property
+    def host(self) -> HostShare:
+        return ENGINES[self.setting.engine].host
+
+    @property
+    def arrival_ms(self) -> float:
+        return self.host.arrival_ms + self.host.prompt_token_us * self.load.prompt / 1e3
+
+    @property
+    def most_together(self) -> int:
+        return max(1, (self.load.chunk or PROMPT_TOKENS) // self.load.new_tokens)
+
+    def together(self, sequences: int) -> int:
+        """Prompts that go into one iteration."""
+        return max(1, min(sequences, self.most_together))
+
+    @cached_property
+    def own_prompt_ms(self) -> float:
+        return _known(prompt_ms(self.setting, self.load)) + self.host.request_us / 1e3
+
+    def others_prompt_ms(self, sequences: int) -> float:
+        """How long another request's prompt holds up this one, where so many are in flight."""
+        return self.prompt_ms_each(self.together(sequences), sequences)
+
+    def prompt_ms_each(self, together: int, sequences: int) -> float:
+        """The time of a prompt among so many in one iteration."""
+        packed = self.load if together == 1 else replace(self.load, chunk=None)
+        each = _known(prompt_ms(self.setting, packed, batch=together)) / together
+        return each * self._stage_share_of_prompts(sequences) + self.host.request_us / 1e3
+
+    def step_ms(self, sequences: int) -> float:
+        """A token for each of so many sequences. A pipeline holds as many micro-batches as it has stages.
+
+        A micro-batch passes all stages before its next token; a stage that is longer than its share sets the pace.
+        """
+        parts = min(self.setting.layout.pp, sequences)
+        through = _known(token_ms(self.setting, self.load, batch=-(-sequences // parts)))
+        return through * max(1.0, parts * self._longest_stage)
+
+    @property
+    def _longest_stage(self) -> float:
+        """The share of the layers in the longest stage."""
+        layers, pp = self.setting.model.decoder.layers, self.setting.layout.pp
+        return -(-layers // pp) / layers
+
+    def _stage_share_of_prompts(self, sequences: int) -> float:
+        """How much of a prompt's time others wait for it: a stage's share, and the bubbles in the other stages.
+
+        A micro-batch with a prompt takes longer than those without, which wait for it at every stage. The more prompts
+        there are in the time of a token, the more evenly they lie over the micro-batches: the fullest one of `pp` is
+        taken from the spread of random arrivals.
+        """
+        pp = self.setting.layout.pp
+        if pp == 1:
+            return 1.0
+        pieces = max(1.0, self.load.new_tokens / (self.load.chunk or PROMPT_TOKENS))
+        per_step = sequences / self.load.output * pieces
+        return min(1.0, self._longest_stage + math.sqrt(2 * math.log(pp) / (pp * per_step)))
+
+
+def _known(value: float | None) -> float:
+    """A time of which it was asked before whether the device's rates are known."""
+    assert value is not None
+    return value
+
+
+def label_of(hardware: HardwareSection) -> str:
+    rates = rates_of(hardware)
+    return TRANSFERRED if rates is None else rates.label
+
+
+def cost_per_million(setting: Setting, tokens_per_s: float) -> float | None:
+    price = setting.hardware.price_per_hour
+    return None if price is None else price * setting.layout.devices / (tokens_per_s * 3600) * 1e6
