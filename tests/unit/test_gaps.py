@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.gaps.iterations import Iterations, Outlier
-from llm_perf_opt.analysis.gaps.queue import Queue
-from llm_perf_opt.analysis.gaps.report import IdleReport
-from llm_perf_opt.analysis.gaps.verdict import HostCost, Judged, Verdict, judge
-from llm_perf_opt.analysis.gaps.waits import WaitRow
 from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.capture.streams import StreamRow
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.diagnosis.claim import confidence_of
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
+from llm_perf_opt.diagnosis.gaps.iterations import Iterations, Outlier
+from llm_perf_opt.diagnosis.gaps.queue import Queue
+from llm_perf_opt.diagnosis.gaps.report import IdleReport
+from llm_perf_opt.diagnosis.gaps.verdict import HostCost, Judged, Verdict, judge
+from llm_perf_opt.diagnosis.gaps.waits import WaitRow
 from llm_perf_opt.profiling.idle_sections import idle_sections
 from tests.support.answers import cells_of, claim_of, diagnosis_of, owner_of, rules
 from tests.support.nsys_builder import OTHER_THREAD, PID, THREAD, Export

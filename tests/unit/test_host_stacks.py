@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
-from llm_perf_opt.analysis.host.owners import busiest, host_rows, place_of
-from llm_perf_opt.analysis.host.stacks import Frame, Stack, of_program, read_stacks
 from llm_perf_opt.core.documents import HostDocument, HostGil, HostRow
 from llm_perf_opt.diagnosis.cause import load_causes
 from llm_perf_opt.diagnosis.diagnose import judge
 from llm_perf_opt.diagnosis.facts import HostFacts, Known, Unknown
+from llm_perf_opt.diagnosis.host.owners import busiest, host_rows, place_of
+from llm_perf_opt.diagnosis.host.stacks import Frame, Stack, of_program, read_stacks
 from llm_perf_opt.diagnosis.host_scope import program_scope
 from llm_perf_opt.diagnosis.program import Program
 
@@ -207,7 +207,7 @@ def test_a_few_samples_make_no_scope() -> None:
 
 
 def test_every_cell_of_the_patterns_has_a_cause_but_the_exit() -> None:
-    from llm_perf_opt.analysis.host.owners import _rules
+    from llm_perf_opt.diagnosis.host.owners import _rules
 
     claimed = {cell for cause in load_causes() if "program" in cause.scopes for cell in cause.cells}
     assert {rule.cell for rule in _rules()} - claimed == {"host.exit"}

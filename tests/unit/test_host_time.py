@@ -6,18 +6,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llm_perf_opt.analysis.gaps.longest import LongGaps
-from llm_perf_opt.analysis.gaps.report import IdleReport, report_idle
-from llm_perf_opt.analysis.gaps.startup import StartUpRow
-from llm_perf_opt.analysis.gaps.traits import AllocatorFlushes, LaunchBlocking, TimeSlices
-from llm_perf_opt.analysis.gaps.verdict import is_library
-from llm_perf_opt.analysis.gaps.waits import HeldRow, SyncRow
 from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
 from llm_perf_opt.capture.timeline import Timeline
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
 from llm_perf_opt.diagnosis.evidence import Measured, measure_timeline
+from llm_perf_opt.diagnosis.gaps.longest import LongGaps
+from llm_perf_opt.diagnosis.gaps.report import IdleReport, report_idle
+from llm_perf_opt.diagnosis.gaps.startup import StartUpRow
+from llm_perf_opt.diagnosis.gaps.traits import AllocatorFlushes, LaunchBlocking, TimeSlices
+from llm_perf_opt.diagnosis.gaps.verdict import is_library
+from llm_perf_opt.diagnosis.gaps.waits import HeldRow, SyncRow
 from tests.support.fixtures_dir import DATA
 from tests.support.nsys_builder import Export, h200_export
 from tests.support.trace_builder import event, write_trace

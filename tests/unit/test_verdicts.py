@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from msgspec import UNSET, UnsetType
 
-from llm_perf_opt.analysis.gaps.host_alone import HostAlone, OutsideRow
 from llm_perf_opt.capture.kernels.names import is_fusible
 from llm_perf_opt.capture.readers.nsys_sqlite import read_nsys_sqlite
 from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
@@ -21,6 +20,7 @@ from llm_perf_opt.diagnosis.analyze import RecordedCapture, analyze_captures, an
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.document import AfterSetup, CaptureAnalysis
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence, measure_timeline
+from llm_perf_opt.diagnosis.gaps.host_alone import HostAlone, OutsideRow
 from llm_perf_opt.diagnosis.run import is_covered
 from llm_perf_opt.profiling.range_phases import with_phases
 from llm_perf_opt.report.run_files import read_run_files

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.gaps.host_alone import sum_host_alone
-from llm_perf_opt.analysis.gaps.verdict import is_tuning
 from llm_perf_opt.capture.critical import critical_paths
 from llm_perf_opt.capture.idle import LONG_GAP_NS
 from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis
@@ -30,6 +28,8 @@ from llm_perf_opt.diagnosis.document import (
     SourceRow,
 )
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence, Measured, hardware_of, measure_timeline
+from llm_perf_opt.diagnosis.gaps.host_alone import sum_host_alone
+from llm_perf_opt.diagnosis.gaps.verdict import is_tuning
 from llm_perf_opt.diagnosis.ledger import ONE_TIME
 from llm_perf_opt.diagnosis.program import program_of
 from llm_perf_opt.diagnosis.scope import Scope, capture_scope, host_scope

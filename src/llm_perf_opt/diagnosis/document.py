@@ -6,9 +6,6 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from llm_perf_opt.analysis.gaps.edges import HostEdge
-from llm_perf_opt.analysis.gaps.host_alone import HostAlone
-from llm_perf_opt.analysis.gaps.report import IdleReport
 from llm_perf_opt.capture.critical import CriticalPath
 from llm_perf_opt.capture.frames import PythonTree
 from llm_perf_opt.capture.graphs import GraphReplays
@@ -22,6 +19,9 @@ from llm_perf_opt.capture.shapes import ShapesAnalysis
 from llm_perf_opt.capture.streams import StreamReport
 from llm_perf_opt.capture.timeline import CapturedGpu
 from llm_perf_opt.diagnosis.claim import Finding
+from llm_perf_opt.diagnosis.gaps.edges import HostEdge
+from llm_perf_opt.diagnosis.gaps.host_alone import HostAlone
+from llm_perf_opt.diagnosis.gaps.report import IdleReport
 from llm_perf_opt.diagnosis.ledger import Cell
 
 VerdictKind = Literal[

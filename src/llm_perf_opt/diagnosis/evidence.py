@@ -7,10 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llm_perf_opt.analysis.gaps.edges import HostEdge, find_edges
-from llm_perf_opt.analysis.gaps.report import IdleReport, judge_by_ranges, report_idle
-from llm_perf_opt.analysis.gaps.startup import StartUp, find_start_up
-from llm_perf_opt.analysis.gaps.waits import CopyPlace, copy_places
 from llm_perf_opt.capture.copy_kernels import CopyKernelRow, copy_kernel_rows
 from llm_perf_opt.capture.floors import CopyFloor, copy_floors
 from llm_perf_opt.capture.fusion import AttentionInPieces, Chains, attention_in_pieces, chains_of
@@ -34,6 +30,10 @@ from llm_perf_opt.capture.streams import StreamReport, report_streams
 from llm_perf_opt.capture.tables import idle_of, range_rows, sum_idle
 from llm_perf_opt.capture.timeline import Timeline, distinct
 from llm_perf_opt.diagnosis.device_time import DeviceTime
+from llm_perf_opt.diagnosis.gaps.edges import HostEdge, find_edges
+from llm_perf_opt.diagnosis.gaps.report import IdleReport, judge_by_ranges, report_idle
+from llm_perf_opt.diagnosis.gaps.startup import StartUp, find_start_up
+from llm_perf_opt.diagnosis.gaps.waits import CopyPlace, copy_places
 from llm_perf_opt.diagnosis.tables import kernel_and_copy_rows
 from llm_perf_opt.model.hardware.gpu_generation import GpuGeneration, gpu_generation
 

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from llm_perf_opt.analysis.host.owners import IMPORTS, PYTHON, place_of
 from llm_perf_opt.core.documents import HostDocument, HostRow
 from llm_perf_opt.core.names import PROGRAM
 from llm_perf_opt.diagnosis.facts import HostFacts, Known
+from llm_perf_opt.diagnosis.host.owners import IMPORTS, PYTHON, place_of
 from llm_perf_opt.diagnosis.ledger import Cell, balanced, fitted
 from llm_perf_opt.diagnosis.scope import Scope
 

@@ -6,15 +6,15 @@ from pathlib import PurePath
 
 from msgspec import UNSET
 
-from llm_perf_opt.analysis.gaps.iterations import Iterations
-from llm_perf_opt.analysis.gaps.longest import Gap, LongGaps
-from llm_perf_opt.analysis.gaps.queue import Queue
-from llm_perf_opt.analysis.gaps.report import IdleReport
-from llm_perf_opt.analysis.gaps.waits import WaitRow
 from llm_perf_opt.capture.streams import StreamReport, StreamRow
 from llm_perf_opt.core.sections import Cell, Section, SectionTable
 from llm_perf_opt.core.units import format_ms, format_percent
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
+from llm_perf_opt.diagnosis.gaps.iterations import Iterations
+from llm_perf_opt.diagnosis.gaps.longest import Gap, LongGaps
+from llm_perf_opt.diagnosis.gaps.queue import Queue
+from llm_perf_opt.diagnosis.gaps.report import IdleReport
+from llm_perf_opt.diagnosis.gaps.waits import WaitRow
 
 ROWS = 60
 NAME_WIDTH = 90

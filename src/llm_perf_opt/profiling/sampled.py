@@ -10,10 +10,10 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-from llm_perf_opt.analysis.host.owners import busiest, host_rows, top_place
-from llm_perf_opt.analysis.host.stacks import Stack, of_program, read_stacks
 from llm_perf_opt.core.documents import HostDocument, HostGil, HostThread
 from llm_perf_opt.core.stage import StageContext
+from llm_perf_opt.diagnosis.host.owners import busiest, host_rows, top_place
+from llm_perf_opt.diagnosis.host.stacks import Stack, of_program, read_stacks
 from llm_perf_opt.errors import CommandFailed
 from llm_perf_opt.profiling.program import phase_limit
 from llm_perf_opt.system.process import program_title

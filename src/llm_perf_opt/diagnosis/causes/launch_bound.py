@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from llm_perf_opt.analysis.gaps.verdict import allocates
-from llm_perf_opt.analysis.gaps.waits import WaitRow
 from llm_perf_opt.capture.rows import Idle, RangeRow
 from llm_perf_opt.diagnosis.claim import Claim, Fact, confidence_of
 from llm_perf_opt.diagnosis.evidence import CaptureEvidence, replays_graphs, runs_on
 from llm_perf_opt.diagnosis.facts import GRAPHS, GpuFacts, Known
+from llm_perf_opt.diagnosis.gaps.verdict import allocates
+from llm_perf_opt.diagnosis.gaps.waits import WaitRow
 from llm_perf_opt.diagnosis.ledger import LAUNCH
 from llm_perf_opt.diagnosis.program import Program
 from llm_perf_opt.diagnosis.scope import Scope

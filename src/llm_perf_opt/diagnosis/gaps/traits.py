@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.analysis.gaps.queue import in_order
-from llm_perf_opt.analysis.gaps.startup import StartUp, goes_on
-from llm_perf_opt.analysis.gaps.verdict import flags_of
 from llm_perf_opt.capture.idle import IdleMap
 from llm_perf_opt.capture.intervals import Flags, Intervals, Ints, union
 from llm_perf_opt.capture.kernels.names import classify_kernel
 from llm_perf_opt.capture.timeline import Activities, Timeline, distinct
+from llm_perf_opt.diagnosis.gaps.queue import in_order
+from llm_perf_opt.diagnosis.gaps.startup import StartUp, goes_on
+from llm_perf_opt.diagnosis.gaps.verdict import flags_of
 
 # Launches looked at, evenly over the capture.
 SAMPLE = 50_000

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.analysis.gaps.verdict import HostCost, codes_of, flags_of, readable
 from llm_perf_opt.capture.idle import IdleMap
 from llm_perf_opt.capture.intervals import Flags, Intervals, Ints, innermost, nest, union
 from llm_perf_opt.capture.timeline import Calls, HostEvents, Timeline, distinct, join
+from llm_perf_opt.diagnosis.gaps.verdict import HostCost, codes_of, flags_of, readable
 
 # Shorter calls start nothing up that anybody notices; one that is only asked for the first time takes this long on an
 # H200 and an RTX 4090 where it loads a module (0.2 to 20 ms), and 1 to 20 µs later.

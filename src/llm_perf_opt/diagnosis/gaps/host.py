@@ -5,10 +5,10 @@ from functools import cached_property
 
 import numpy as np
 
-from llm_perf_opt.analysis.gaps.owners import LONGEST_CHAIN, HostOwner, owner_of
-from llm_perf_opt.analysis.gaps.verdict import HostCost, Judged, Verdict, flags_of, judge, judge_overhead, readable
 from llm_perf_opt.capture.intervals import Flags, Ints
 from llm_perf_opt.capture.timeline import HostEvents, Timeline, grouped, is_warmup
+from llm_perf_opt.diagnosis.gaps.owners import LONGEST_CHAIN, HostOwner, owner_of
+from llm_perf_opt.diagnosis.gaps.verdict import HostCost, Judged, Verdict, flags_of, judge, judge_overhead, readable
 
 CALL, OPERATOR, FRAME, SYSTEM, RANGE = "runtime call", "operator", "Python frame", "system call", "range"
 OVERHEAD, KERNEL = "overhead", "kernel"

@@ -6,9 +6,13 @@ from functools import cached_property
 
 import numpy as np
 
-from llm_perf_opt.analysis.gaps.host import CALL, KERNEL, NOTHING, OPERATOR, HostActivity, HostRecord
-from llm_perf_opt.analysis.gaps.startup import RECURRING, StartUp, find_start_up, goes_on
-from llm_perf_opt.analysis.gaps.verdict import (
+from llm_perf_opt.capture.idle import LONG_GAP_NS, IdleMap
+from llm_perf_opt.capture.intervals import Flags, Intervals, Ints, intersect, union
+from llm_perf_opt.capture.kernels.names import short_kernel_name
+from llm_perf_opt.capture.timeline import Activities, Timeline, distinct, join, take
+from llm_perf_opt.diagnosis.gaps.host import CALL, KERNEL, NOTHING, OPERATOR, HostActivity, HostRecord
+from llm_perf_opt.diagnosis.gaps.startup import RECURRING, StartUp, find_start_up, goes_on
+from llm_perf_opt.diagnosis.gaps.verdict import (
     START_UP,
     HostCost,
     Verdict,
@@ -20,10 +24,6 @@ from llm_perf_opt.analysis.gaps.verdict import (
     means,
     readable,
 )
-from llm_perf_opt.capture.idle import LONG_GAP_NS, IdleMap
-from llm_perf_opt.capture.intervals import Flags, Intervals, Ints, intersect, union
-from llm_perf_opt.capture.kernels.names import short_kernel_name
-from llm_perf_opt.capture.timeline import Activities, Timeline, distinct, join, take
 
 # So many of the longest are looked into, and so many of the rest, which stand for all of it: each is a search.
 MAX_LOOKED_INTO, SAMPLED = 200, 100

@@ -3,12 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from llm_perf_opt.analysis.gaps.host import RANGE
-from llm_perf_opt.analysis.gaps.iterations import Iterations, find_iterations
-from llm_perf_opt.analysis.gaps.longest import LongGaps, Reason, find_long_gaps, merge_long_gaps
-from llm_perf_opt.analysis.gaps.queue import Queue, measure_queue
-from llm_perf_opt.analysis.gaps.startup import StartUp, StartUpRow, find_start_up, start_up_rows
-from llm_perf_opt.analysis.gaps.traits import (
+from llm_perf_opt.capture.idle import IdleMap
+from llm_perf_opt.capture.rows import RangeRow
+from llm_perf_opt.capture.timeline import Timeline
+from llm_perf_opt.diagnosis.gaps.host import RANGE
+from llm_perf_opt.diagnosis.gaps.iterations import Iterations, find_iterations
+from llm_perf_opt.diagnosis.gaps.longest import LongGaps, Reason, find_long_gaps, merge_long_gaps
+from llm_perf_opt.diagnosis.gaps.queue import Queue, measure_queue
+from llm_perf_opt.diagnosis.gaps.startup import StartUp, StartUpRow, find_start_up, start_up_rows
+from llm_perf_opt.diagnosis.gaps.traits import (
     AllocatorFlushes,
     LaunchBlocking,
     TimeSlices,
@@ -16,11 +19,8 @@ from llm_perf_opt.analysis.gaps.traits import (
     find_launch_blocking,
     find_time_slices,
 )
-from llm_perf_opt.analysis.gaps.verdict import readable
-from llm_perf_opt.analysis.gaps.waits import HeldRow, SyncRow, WaitRow, held_rows, memory_rows, sync_rows, wait_rows
-from llm_perf_opt.capture.idle import IdleMap
-from llm_perf_opt.capture.rows import RangeRow
-from llm_perf_opt.capture.timeline import Timeline
+from llm_perf_opt.diagnosis.gaps.verdict import readable
+from llm_perf_opt.diagnosis.gaps.waits import HeldRow, SyncRow, WaitRow, held_rows, memory_rows, sync_rows, wait_rows
 
 # A range of so many instances, of which the typical one has no long gap, had it in single ones.
 FEW_INSTANCES = 3

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePath
 
-from llm_perf_opt.analysis.host.stacks import Frame, Stack
 from llm_perf_opt.core.documents import HostRow
+from llm_perf_opt.diagnosis.host.stacks import Frame, Stack
 
 PYTHON, IMPORTS, INTERPRETER = "host.work.python", "host.startup.imports", "host.startup.interpreter"
 # Comprehensions and lambdas have no name a reader knows: the function around them has.

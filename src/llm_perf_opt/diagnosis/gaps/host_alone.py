@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from llm_perf_opt.analysis.gaps.verdict import readable
 from llm_perf_opt.capture.intervals import Intervals, Ints, nest, union, without
 from llm_perf_opt.capture.timeline import HostEvents, Timeline, grouped
+from llm_perf_opt.diagnosis.gaps.verdict import readable
 
 SHOWN = 5
 # Frames of the interpreter itself tell less than their caller.

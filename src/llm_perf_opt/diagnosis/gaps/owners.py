@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llm_perf_opt.analysis.gaps.verdict import is_library, means, readable
 from llm_perf_opt.capture.intervals import Ints, union
 from llm_perf_opt.capture.timeline import HostEvents, grouped
+from llm_perf_opt.diagnosis.gaps.verdict import is_library, means, readable
 
 # A function that takes this part of a time owns it, in one call or in many.
 OWNS = 0.5
