@@ -22,8 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from llm_perf_opt.analysis.compare.stability import RepeatedValue
-from llm_perf_opt.analysis.compare.statistics import (
+from llm_perf_opt.compare.stability import RepeatedValue
+from llm_perf_opt.compare.statistics import (
     GIVEN,
     THRESHOLD,
     StartVariation,

@@ -17,12 +17,12 @@ from typing import Any
 
 import msgspec
 
-from llm_perf_opt.analysis.bisect.document import BisectDocument
-from llm_perf_opt.analysis.compare.comparison import CompareDocument
 from llm_perf_opt.analysis.optimize.document import OptimizeDocument
 from llm_perf_opt.capture.allocations import SnapshotDocument
 from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.capture.window import TimelineWindow
+from llm_perf_opt.compare.bisect.document import BisectDocument
+from llm_perf_opt.compare.comparison import CompareDocument
 from llm_perf_opt.core.documents import ClockDocument, InputSample, MetricsDocument
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.diagnosis.document import CaptureAnalysis, Diagnosis

@@ -11,8 +11,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_perf_opt.analysis.compare.gate import parse_condition
 from llm_perf_opt.capture.readers.nsys_log import failure_words, import_notes
+from llm_perf_opt.compare.gate import parse_condition
 from llm_perf_opt.config.paths import conf_dir
 from llm_perf_opt.config.schema import DatasetSection
 from llm_perf_opt.pipeline.catalogue import as_row

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analysis.bisect.search import BisectSearch, PairsRequest
 from llm_perf_opt.cli import main
+from llm_perf_opt.compare.bisect.search import BisectSearch, PairsRequest
 from llm_perf_opt.errors import ConfigError
 from llm_perf_opt.runners.bisect import measure
 from llm_perf_opt.runners.bisect.flags import flag_line

@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llm_perf_opt.analysis.compare.comparison import (
+from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
+from llm_perf_opt.capture.rows import Idle, RangeInstance, RangeRow
+from llm_perf_opt.compare.comparison import (
     CompareDocument,
     SideInput,
     compare_sides,
     overall,
     refuse_unknown_metrics,
 )
-from llm_perf_opt.analysis.compare.differences import (
+from llm_perf_opt.compare.differences import (
     capture_waterfall,
     kernel_changes,
     once,
@@ -27,11 +29,11 @@ from llm_perf_opt.analysis.compare.differences import (
     phase_waterfall,
     rows_by_name,
 )
-from llm_perf_opt.analysis.compare.gate import GateResult, check_condition, exit_code, parse_condition
-from llm_perf_opt.analysis.compare.matching import NameMatch, match_names, without_numbers
-from llm_perf_opt.analysis.compare.settings import incomparable, setting_changes
-from llm_perf_opt.analysis.compare.stability import RepeatedValue
-from llm_perf_opt.analysis.compare.statistics import (
+from llm_perf_opt.compare.gate import GateResult, check_condition, exit_code, parse_condition
+from llm_perf_opt.compare.matching import NameMatch, match_names, without_numbers
+from llm_perf_opt.compare.settings import incomparable, setting_changes
+from llm_perf_opt.compare.stability import RepeatedValue
+from llm_perf_opt.compare.statistics import (
     GIVEN,
     ChangeEstimate,
     StartVariation,
@@ -43,8 +45,6 @@ from llm_perf_opt.analysis.compare.statistics import (
     shared_among,
     start_variation,
 )
-from llm_perf_opt.capture.readers.torch_trace import read_torch_trace
-from llm_perf_opt.capture.rows import Idle, RangeInstance, RangeRow
 from llm_perf_opt.core.manifest import RunManifest
 from llm_perf_opt.diagnosis.analyze import analyze_timelines
 from llm_perf_opt.errors import ConfigError

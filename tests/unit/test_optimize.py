@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from llm_perf_opt.analysis.compare.gate import parse_condition
-from llm_perf_opt.analysis.compare.stability import RepeatedValue
 from llm_perf_opt.analysis.optimize.document import (
     Agreement,
     ExperimentRow,
@@ -43,6 +41,8 @@ from llm_perf_opt.analysis.optimize.verdict import (
     is_hopeless,
     judge_experiment,
 )
+from llm_perf_opt.compare.gate import parse_condition
+from llm_perf_opt.compare.stability import RepeatedValue
 from llm_perf_opt.diagnosis.cause import load_causes
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.diagnosis.experiments import (

@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from llm_perf_opt.analysis.compare.statistics import shared_among
 from llm_perf_opt.analysis.optimize.document import ExperimentRow, ExperimentStatus, Objective, PredictedBound
+from llm_perf_opt.compare.statistics import shared_among
 from llm_perf_opt.core.names import DECODE, PHASES, PREFILL
 from llm_perf_opt.core.units import format_factor, format_ms
 from llm_perf_opt.diagnosis.claim import Finding

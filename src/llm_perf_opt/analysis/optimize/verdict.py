@@ -11,8 +11,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from llm_perf_opt.analysis.compare.gate import Condition
-from llm_perf_opt.analysis.compare.statistics import THRESHOLD, ChangeEstimate, Pass, Verdict, estimate, judge
 from llm_perf_opt.analysis.optimize.document import (
     HIGHER_IS_BETTER,
     UNITS,
@@ -24,6 +22,8 @@ from llm_perf_opt.analysis.optimize.document import (
     OutputCheck,
     RuleCalibration,
 )
+from llm_perf_opt.compare.gate import Condition
+from llm_perf_opt.compare.statistics import THRESHOLD, ChangeEstimate, Pass, Verdict, estimate, judge
 from llm_perf_opt.core.units import digits, format_factor
 
 ROUNDING = 8.0

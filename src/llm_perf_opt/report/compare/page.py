@@ -7,10 +7,10 @@ from importlib.resources import files
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from llm_perf_opt.analysis.compare.comparison import CompareDocument, MetricComparison
-from llm_perf_opt.analysis.compare.differences import DifferenceWaterfall, StepKind
 from llm_perf_opt.capture.kernels.names import short_kernel_name
 from llm_perf_opt.capture.window import TimelineWindow
+from llm_perf_opt.compare.comparison import CompareDocument, MetricComparison
+from llm_perf_opt.compare.differences import DifferenceWaterfall, StepKind
 from llm_perf_opt.core.units import format_ms
 from llm_perf_opt.report.compare.text import (
     FORCED,

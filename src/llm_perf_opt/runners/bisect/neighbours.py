@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llm_perf_opt.analysis.bisect.document import LISTED, MovedPart, Neighbours
-from llm_perf_opt.analysis.compare.comparison import CompareDocument, compare_sides
+from llm_perf_opt.compare.bisect.document import LISTED, MovedPart, Neighbours
+from llm_perf_opt.compare.comparison import CompareDocument, compare_sides
 from llm_perf_opt.errors import ProfilingError
 from llm_perf_opt.report.compare.page import render_page
 from llm_perf_opt.runners.bisect.line import Line, PointFails, RunPlace

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from statistics import median, variance
 
-from llm_perf_opt.analysis.compare.comparison import PEAK_MEMORY, WALL, SideInput, Variations
-from llm_perf_opt.analysis.compare.settings import SettingChange, setting_changes
-from llm_perf_opt.analysis.compare.stability import RepeatedValue
-from llm_perf_opt.analysis.compare.statistics import GIVEN, StartVariation
 from llm_perf_opt.capture.kernels.names import classify_kernel
 from llm_perf_opt.capture.kernels.ncu_records import NcuAnalysis
 from llm_perf_opt.capture.rows import KernelRow
 from llm_perf_opt.capture.window import TimelineWindow, timeline_window
+from llm_perf_opt.compare.comparison import PEAK_MEMORY, WALL, SideInput, Variations
+from llm_perf_opt.compare.settings import SettingChange, setting_changes
+from llm_perf_opt.compare.stability import RepeatedValue
+from llm_perf_opt.compare.statistics import GIVEN, StartVariation
 from llm_perf_opt.core.manifest import RunManifest, read_manifest
 from llm_perf_opt.core.names import MANIFEST_FILE, WALL_METRIC
 from llm_perf_opt.diagnosis.document import CaptureAnalysis

@@ -9,8 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_perf_opt.analysis.compare.gate import parse_condition
 from llm_perf_opt.analysis.optimize.document import OBJECTIVES, UNITS, OptimizeDocument
+from llm_perf_opt.compare.gate import parse_condition
 from llm_perf_opt.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError
 from llm_perf_opt.runners.arguments import CommandParser, written_by
 from llm_perf_opt.system.files import real_path

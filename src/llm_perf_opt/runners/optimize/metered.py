@@ -2,7 +2,7 @@
 
 import time
 
-from llm_perf_opt.analysis.compare.stability import RepeatedValue
+from llm_perf_opt.compare.stability import RepeatedValue
 from llm_perf_opt.errors import ConfigError, ToolError
 from llm_perf_opt.profiling.nvml import sample_gpu
 from llm_perf_opt.runners.optimize.workers import ExperimentWorker

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from llm_perf_opt.analysis.compare.stability import RepeatedValue
 from llm_perf_opt.analysis.optimize.document import OutputCheck
 from llm_perf_opt.analysis.optimize.plan import TrialSet
 from llm_perf_opt.analysis.optimize.verdict import LossLimits
+from llm_perf_opt.compare.stability import RepeatedValue
 from llm_perf_opt.core.host import Host
 from llm_perf_opt.diagnosis.claim import Finding
 from llm_perf_opt.errors import CommandFailed

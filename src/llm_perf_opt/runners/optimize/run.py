@@ -7,9 +7,6 @@ from pathlib import Path
 
 import msgspec
 
-from llm_perf_opt.analysis.compare.gate import Condition
-from llm_perf_opt.analysis.compare.stability import RepeatedValue
-from llm_perf_opt.analysis.compare.statistics import Pass, level_of
 from llm_perf_opt.analysis.optimize.document import (
     ExperimentRow,
     ExperimentStatus,
@@ -54,6 +51,9 @@ from llm_perf_opt.analysis.optimize.verdict import (
     is_settled,
     judge_experiment,
 )
+from llm_perf_opt.compare.gate import Condition
+from llm_perf_opt.compare.stability import RepeatedValue
+from llm_perf_opt.compare.statistics import Pass, level_of
 from llm_perf_opt.core.manifest import write_json
 from llm_perf_opt.core.names import MEASURED_GAINS_FILE
 from llm_perf_opt.diagnosis.facts import Known

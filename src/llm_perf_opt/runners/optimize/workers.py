@@ -12,10 +12,10 @@ from typing import Protocol
 
 import msgspec
 
-from llm_perf_opt.analysis.compare.stability import RepeatedValue
 from llm_perf_opt.analysis.optimize.document import OutputCheck
 from llm_perf_opt.analysis.optimize.plan import TrialSet
 from llm_perf_opt.analysis.optimize.verdict import LossLimits, check_outputs
+from llm_perf_opt.compare.stability import RepeatedValue
 from llm_perf_opt.config.schema import AppConfig
 from llm_perf_opt.core.records import Progress, read_progress
 from llm_perf_opt.diagnosis.claim import Finding

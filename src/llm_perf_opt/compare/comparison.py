@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from llm_perf_opt.analysis.compare.captures import KERNEL_TIME, CaptureMetric, Moved, capture_metrics, largest_moves
-from llm_perf_opt.analysis.compare.differences import (
+from llm_perf_opt.capture.rows import RangeRow
+from llm_perf_opt.compare.captures import KERNEL_TIME, CaptureMetric, Moved, capture_metrics, largest_moves
+from llm_perf_opt.compare.differences import (
     DifferenceWaterfall,
     KernelChange,
     KernelVerdict,
@@ -20,10 +21,10 @@ from llm_perf_opt.analysis.compare.differences import (
     rows_by_name,
     table_changes,
 )
-from llm_perf_opt.analysis.compare.gate import Condition, GateResult, check_condition, failed_run, gate_metrics
-from llm_perf_opt.analysis.compare.settings import SettingChange
-from llm_perf_opt.analysis.compare.stability import RepeatedValue
-from llm_perf_opt.analysis.compare.statistics import (
+from llm_perf_opt.compare.gate import Condition, GateResult, check_condition, failed_run, gate_metrics
+from llm_perf_opt.compare.settings import SettingChange
+from llm_perf_opt.compare.stability import RepeatedValue
+from llm_perf_opt.compare.statistics import (
     GIVEN,
     NOT_OBSERVED,
     OBSERVED,
@@ -38,7 +39,6 @@ from llm_perf_opt.analysis.compare.statistics import (
     judge,
     repeats_needed,
 )
-from llm_perf_opt.capture.rows import RangeRow
 from llm_perf_opt.core.names import PHASE_RANGE, PHASES, WALL_METRIC
 from llm_perf_opt.core.units import format_quantity
 from llm_perf_opt.diagnosis.document import CaptureAnalysis
